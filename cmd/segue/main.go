@@ -1,0 +1,34 @@
+// Command segue is a load-aware layer-4 load balancer for Linux.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newRoot().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "segue:", err)
+		os.Exit(1)
+	}
+}
+
+// newRoot assembles the command tree. Commands write to cmd.OutOrStdout, so that
+// tests run them in-process.
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "segue",
+		Short:         "Load-aware layer-4 load balancer",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	return root
+}

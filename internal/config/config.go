@@ -1,0 +1,185 @@
+// Package config holds the configuration files of the balancer and the agent:
+// their schema, how they are read, and every rule that they must satisfy before
+// anything on the machine is touched.
+package config
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Balancer is the configuration file of `segue lb`.
+type Balancer struct {
+	Node     BalancerNode `yaml:"node"`
+	Metrics  Metrics      `yaml:"metrics"`
+	Services []Service    `yaml:"services"`
+}
+
+// BalancerNode describes the host that a balancer runs on.
+type BalancerNode struct {
+	// Instance names the balancer on its host and its pins under
+	// /sys/fs/bpf/segue/<instance>. Default "default".
+	Instance string `yaml:"instance"`
+	// Interface receives the packets for the VIPs.
+	Interface string `yaml:"interface"`
+	// Locator is the balancer's own /64, the sender in every segment list. It is
+	// required when a service uses an SRv6 encapsulation.
+	Locator netip.Prefix `yaml:"locator"`
+	// Addresses are the outer sources of gre and ipip packets: at most one IPv4
+	// and one IPv6, each required when a server has an address of that family.
+	Addresses []netip.Addr `yaml:"addresses"`
+	// Seed selects the buckets of all flows. Balancers that share services must
+	// share it; a secret one keeps clients from choosing their server. Default 0.
+	Seed uint64 `yaml:"seed"`
+	// Limits size the tables in the kernel; a change needs a restart.
+	Limits Limits `yaml:"limits"`
+}
+
+// Limits are the capacities of the tables in the kernel.
+type Limits struct {
+	// Flows is how many flows the flow table holds, 1024 to 100 million.
+	// Default 1,048,576.
+	Flows uint32 `yaml:"flows"`
+	// Servers is how many servers all services together may have, 1 to 65535.
+	// Default 4096.
+	Servers uint32 `yaml:"servers"`
+}
+
+// Metrics is where Prometheus metrics are served; no address, no server.
+type Metrics struct {
+	// Listen is a TCP address such as "127.0.0.1:9188".
+	Listen string `yaml:"listen"`
+}
+
+// Placement decides which server gets a new connection.
+type Placement string
+
+// Persistence decides how later packets find that server.
+type Persistence string
+
+// Encapsulation is how packets travel from the balancer to the server.
+type Encapsulation string
+
+// The values that a service may name.
+const (
+	PlacementHash Placement = "hash"
+
+	PersistenceTable Persistence = "table"
+
+	SRv6Insert Encapsulation = "srv6-insert"
+	SRv6Encap  Encapsulation = "srv6-encap"
+	GRE        Encapsulation = "gre"
+	IPIP       Encapsulation = "ipip"
+)
+
+// Protocol is a transport protocol.
+type Protocol string
+
+// The protocols that services balance.
+const (
+	TCP Protocol = "tcp"
+	UDP Protocol = "udp"
+)
+
+// AllPorts is the Port of a service that takes every port of its VIP which no
+// other service names; "all" in the file.
+const AllPorts Port = 0
+
+// Port is a transport port, 1 to 65535, or AllPorts.
+type Port uint16
+
+// Service is a VIP, port and protocol with the servers behind it.
+type Service struct {
+	Name          string        `yaml:"name"`
+	VIP           netip.Addr    `yaml:"vip"`
+	Port          Port          `yaml:"port"`
+	Protocol      Protocol      `yaml:"protocol"`
+	Placement     Placement     `yaml:"placement"`     // default hash
+	Persistence   Persistence   `yaml:"persistence"`   // default table
+	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
+	// Candidates is how many servers a bucket lists, 1 to 8. Default 1, and
+	// always 1 for placement hash.
+	Candidates int `yaml:"candidates"`
+	// Buckets is the size of the consistent-hash table: a prime or a power of
+	// two, more than the servers. Default 65537.
+	Buckets  int      `yaml:"buckets"`
+	Timeouts Timeouts `yaml:"timeouts"`
+	// Health takes servers that fail it out of placement; nil checks nothing.
+	Health  *Health  `yaml:"health"`
+	Servers []Server `yaml:"servers"`
+}
+
+// Timeouts are how long the flow table keeps a flow after its last packet. The
+// granularity is 4.3 s, the longest four hours.
+type Timeouts struct {
+	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
+	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
+	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s
+}
+
+// Health is an active check of every server of a service. Exactly one of HTTP
+// and TCP is set.
+type Health struct {
+	HTTP     *HTTPCheck    `yaml:"http"`
+	TCP      *TCPCheck     `yaml:"tcp"`
+	Interval time.Duration `yaml:"interval"` // default 1s
+	Timeout  time.Duration `yaml:"timeout"`  // default the interval
+	Rise     int           `yaml:"rise"`     // successes that bring a server back; default 2
+	Fall     int           `yaml:"fall"`     // failures that take it out; default 3
+}
+
+// HTTPCheck succeeds on a status from 200 to 399.
+type HTTPCheck struct {
+	Path string `yaml:"path"` // default "/"
+	Port uint16 `yaml:"port"` // default the service's; required when that is all
+}
+
+// TCPCheck succeeds when a connection opens.
+type TCPCheck struct {
+	Port uint16 `yaml:"port"` // default the service's; required when that is all
+}
+
+// Server is one application instance's host.
+type Server struct {
+	Name string `yaml:"name"`
+	// Locator is the server's /64; its SIDs are in it. SRv6 encapsulations only.
+	Locator netip.Prefix `yaml:"locator"`
+	// Address is the tunnel's far end. gre and ipip only.
+	Address netip.Addr `yaml:"address"`
+	// Host is where health checks connect to. Default the address, or ::1 in the
+	// locator.
+	Host netip.Addr `yaml:"host"`
+	// Weight is the server's share of new flows relative to the others', 0 to
+	// 1000. Default 1. A server of weight 0 keeps its flows and gets no new ones.
+	Weight *uint32 `yaml:"weight"`
+}
+
+// Agent is the configuration file of `segue agent`.
+type Agent struct {
+	Node     AgentNode      `yaml:"node"`
+	Metrics  Metrics        `yaml:"metrics"`
+	Services []AgentService `yaml:"services"`
+}
+
+// AgentNode describes a server.
+type AgentNode struct {
+	Instance  string       `yaml:"instance"`  // as the balancer's
+	Interface string       `yaml:"interface"` // where the balancers' packets arrive and replies leave
+	Locator   netip.Prefix `yaml:"locator"`   // required when a service uses an SRv6 encapsulation
+	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
+	// MTU is the largest packet that travels from the balancers to here, 1280 to
+	// 65535 bytes. Default the interface's.
+	MTU int `yaml:"mtu"`
+	// AssignVIPs makes the agent put the VIPs on the loopback interface, and take
+	// them away when it is detached. Default true.
+	AssignVIPs *bool `yaml:"assign-vips"`
+}
+
+// AgentService is a service that this server takes part in.
+type AgentService struct {
+	Name          string        `yaml:"name"`
+	VIP           netip.Addr    `yaml:"vip"`
+	Port          Port          `yaml:"port"`
+	Protocol      Protocol      `yaml:"protocol"`
+	Encapsulation Encapsulation `yaml:"encapsulation"`
+}
