@@ -18,7 +18,7 @@ type Balancer struct {
 // BalancerNode describes the host that a balancer runs on.
 type BalancerNode struct {
 	// Instance names the balancer on its host and its pins under
-	// /sys/fs/bpf/segue/<instance>. Default "default".
+	// /sys/fs/bpf/segue/<instance>. Default "lb".
 	Instance string `yaml:"instance"`
 	// Interface receives the packets for the VIPs.
 	Interface string `yaml:"interface"`
@@ -163,7 +163,7 @@ type Agent struct {
 
 // AgentNode describes a server.
 type AgentNode struct {
-	Instance  string       `yaml:"instance"`  // as the balancer's
+	Instance  string       `yaml:"instance"`  // as the balancer's; default "agent"
 	Interface string       `yaml:"interface"` // where the balancers' packets arrive and replies leave
 	Locator   netip.Prefix `yaml:"locator"`   // required when a service uses an SRv6 encapsulation
 	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
