@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The four ways to wrap a packet for its server. What each costs, in bytes, for
+ * n segments:
+ *
+ *	srv6-insert	8 + 16 (n + 2)			RFC 8754; 56 for one, 72 for two
+ *	srv6-encap	40, and 8 + 16 (n - 1) if n > 1	RFC 8986 section 5.2; 40, 64
+ *	gre		4 + outer header		RFC 2784, RFC 7676; 44 over IPv6
+ *	ipip		outer header			RFC 2003, RFC 2473; 40 over IPv6
+ *
+ * Outer headers copy DSCP (RFC 2983, the uniform model) and ECN (RFC 6040
+ * section 4.1), and take their flow label from the flow's hash (RFC 6438).
+ */
+#ifndef SEGUE_ENCAP_H
+#define SEGUE_ENCAP_H
+
+#include "maps.h"
+#include "parse.h"
+#include "place.h"
+#include "srv6.h"
+
+#define OUTER_HOP_LIMIT 64
+#define FLOW_LABEL_MASK 0xfffff
+#define IP_FLAG_DF 0x4000
+#define MAX_HOP_BY_HOP 2048
+
+struct gre_header {
+	__be16 flags; /* no checksum, key or sequence; version 0 */
+	__be16 protocol;
+};
+
+/* What there is to write, and where from. */
+struct encap {
+	const struct packet *pkt;
+	const struct segments *segments;
+	const struct server *server; /* the first to be visited */
+	__u32 flow_label;
+	__u32 size; /* bytes that the packet grows by */
+};
+
+static __always_inline __u32 outer_size(const struct server *server)
+{
+	return server->flags & SERVER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+}
+
+static __always_inline __u32 encap_size(enum encapsulation kind, const struct segments *segments,
+					const struct server *server)
+{
+	switch (kind) {
+	case ENCAP_SRV6_INSERT:
+		return srh_size(segments->count + 2);
+	case ENCAP_SRV6_ENCAP:
+		return sizeof(struct ipv6hdr) +
+		       (segments->count > 1 ? srh_size(segments->count - 1) : 0);
+	case ENCAP_GRE:
+		return outer_size(server) + sizeof(struct gre_header);
+	case ENCAP_IPIP:
+		return outer_size(server);
+	}
+	return 0;
+}
+
+/* The balancer forwards, so it takes one hop: RFC 8986 section 5, RFC 2473
+ * section 3.1, RFC 2003 section 3.1. IPv4's checksum follows by RFC 1624. */
+static __always_inline bool take_hop(const struct xdp_md *ctx, const struct packet *pkt)
+{
+	void *layer3 = frame_start(ctx) + ETH_HLEN;
+
+	if (pkt->ethertype == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = layer3;
+
+		if ((void *)(ip + 1) > frame_end(ctx))
+			return false;
+		ip->hop_limit--;
+	} else {
+		struct iphdr *ip = layer3;
+		__u32 sum;
+
+		if ((void *)(ip + 1) > frame_end(ctx))
+			return false;
+		sum = ip->check + bpf_htons(0x0100);
+		ip->check = sum + (sum >= 0xffff);
+		ip->ttl--;
+	}
+	return true;
+}
+
+static __always_inline __u8 inner_protocol(const struct packet *pkt)
+{
+	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? IPPROTO_IPV6 : IPPROTO_IPIP;
+}
+
+/* Writes segments n..skip+1, in the header's order: the last one first. */
+static __always_inline bool write_segments(struct in6_addr *out, const void *end,
+					   const struct segments *segments, __u32 skip)
+{
+	for (__u32 i = 0; i < MAX_CANDIDATES; i++) {
+		__u32 left = segments->count - i;
+		const struct server *server;
+		__u32 number;
+
+		if (left <= skip || left > MAX_CANDIDATES)
+			return true;
+		number = segments->server[(left - 1) & (MAX_CANDIDATES - 1)];
+		server = bpf_map_lookup_elem(&servers, &number);
+		if (!server || (void *)(out + 1) > end)
+			return false;
+		write_sid(out++, &server->address, segments->function);
+	}
+	return true;
+}
+
+static __always_inline void start_srh(struct segment_routing_header *srh, __u8 next_header,
+				      __u32 entries, __u32 segments_left)
+{
+	srh->next_header = next_header;
+	srh->length = entries * 2;
+	srh->type = ROUTING_TYPE_SRH;
+	srh->segments_left = segments_left;
+	srh->last_entry = entries - 1;
+	srh->flags = 0;
+	srh->tag = 0;
+}
+
+/*
+ * Moves hop-by-hop options, which stay right behind the IPv6 header, `distance`
+ * bytes towards the front. Returns 0, or -1 when they do not fit the frame. Not
+ * inlined: the verifier walks the loop once, and almost no packet has any.
+ */
+__noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
+{
+	void *options = frame_start(ctx) + ETH_HLEN + sizeof(struct ipv6hdr);
+
+	for (__u32 i = 0; i < MAX_HOP_BY_HOP && i < size; i += sizeof(__u64)) {
+		__u64 *to = options + i;
+		__u64 *from = (void *)to + (distance & 0xff);
+
+		if ((void *)(to + 1) > frame_end(ctx) || (void *)(from + 1) > frame_end(ctx))
+			return -1;
+		*to = *from;
+	}
+	return 0;
+}
+
+/* (lb, s1, ..., sn, VIP) between the IPv6 header and the rest; the source stays
+ * the client's, and the balancer is the segment that was visited already. */
+static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
+{
+	const void *end = frame_end(ctx);
+	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+	struct ipv6hdr *old = (void *)ip + (encap->size & 0xff);
+	__u32 options = encap->pkt->hop_by_hop & (2 * MAX_HOP_BY_HOP - 1);
+	__u32 count = encap->segments->count;
+	struct segment_routing_header *srh;
+	struct in6_addr *segment;
+	__u8 *next_header;
+
+	if ((void *)(old + 1) > end)
+		return false;
+	*ip = *old;
+	next_header = &ip->nexthdr;
+	if (options) {
+		if (move_hop_by_hop(ctx, encap->size, options))
+			return false;
+		end = frame_end(ctx);
+		ip = frame_start(ctx) + ETH_HLEN;
+		if ((void *)(ip + 1) + sizeof(struct extension_header) > end)
+			return false;
+		next_header = &((struct extension_header *)(ip + 1))->next_header;
+	}
+	srh = (void *)(ip + 1) + options;
+	if ((void *)srh + srh_size(1) > end)
+		return false;
+	start_srh(srh, *next_header, count + 2, count);
+	*next_header = IPPROTO_ROUTING;
+	srh->segment[0] = ip->daddr;
+	if (!write_segments(&srh->segment[1], end, encap->segments, 0))
+		return false;
+	segment = &srh->segment[(count & (2 * MAX_CANDIDATES - 1)) + 1];
+	if ((void *)(segment + 1) > end)
+		return false;
+	*segment = encap->server->source;
+	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
+	write_sid(&ip->daddr, &encap->server->address, encap->segments->function);
+	return true;
+}
+
+/* An outer IPv6 header in front of the packet; the addresses are the caller's. */
+static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct encap *encap,
+					     __u8 next_header)
+{
+	__u8 class = encap->pkt->traffic_class;
+
+	*(__be32 *)ip = bpf_htonl(6 << 28 | (__u32)class << 20 | encap->flow_label);
+	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
+	ip->nexthdr = next_header;
+	ip->hop_limit = OUTER_HOP_LIMIT;
+	ip->saddr = encap->server->source;
+}
+
+/* H.Encaps.Red: the first segment is the outer destination and nowhere else. */
+static __always_inline bool write_srv6_encap(struct xdp_md *ctx, const struct encap *encap)
+{
+	const void *end = frame_end(ctx);
+	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+	struct segment_routing_header *srh = (void *)(ip + 1);
+	__u32 count = encap->segments->count;
+
+	if ((void *)(ip + 1) > end)
+		return false;
+	start_outer_ipv6(ip, encap, count > 1 ? IPPROTO_ROUTING : inner_protocol(encap->pkt));
+	write_sid(&ip->daddr, &encap->server->address, encap->segments->function);
+	if (count <= 1)
+		return true;
+	if ((void *)(srh + 1) > end)
+		return false;
+	start_srh(srh, inner_protocol(encap->pkt), count - 1, count - 1);
+	return write_segments(srh->segment, end, encap->segments, 1);
+}
+
+static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
+{
+	const __u16 *half = (const __u16 *)ip;
+	__u32 sum = 0;
+
+#pragma unroll
+	for (int i = 0; i < sizeof(*ip) / 2; i++)
+		sum += half[i];
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~((sum & 0xffff) + (sum >> 16));
+}
+
+/* Never fragmented on the way, so the identification may be 0: RFC 6864. */
+static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct encap *encap,
+					     __u8 protocol)
+{
+	struct iphdr outer = {
+		.version = 4,
+		.ihl = 5,
+		.tos = encap->pkt->traffic_class,
+		.tot_len = bpf_htons(encap->pkt->length + encap->size),
+		.frag_off = bpf_htons(IP_FLAG_DF),
+		.ttl = OUTER_HOP_LIMIT,
+		.protocol = protocol,
+		.saddr = encap->server->source.s6_addr32[3],
+		.daddr = encap->server->address.s6_addr32[3],
+	};
+
+	outer.check = ipv4_checksum(&outer);
+	*ip = outer;
+}
+
+/* Writes the outer header of a tunnel; NULL when it does not fit, else where
+ * the rest goes. */
+static __always_inline void *write_outer(struct xdp_md *ctx, const struct encap *encap,
+					 __u8 protocol)
+{
+	void *layer3 = frame_start(ctx) + ETH_HLEN;
+
+	if (encap->server->flags & SERVER_IPV4) {
+		struct iphdr *ip = layer3;
+
+		if ((void *)(ip + 1) > frame_end(ctx))
+			return NULL;
+		write_outer_ipv4(ip, encap, protocol);
+		return ip + 1;
+	} else {
+		struct ipv6hdr *ip = layer3;
+
+		if ((void *)(ip + 1) > frame_end(ctx))
+			return NULL;
+		start_outer_ipv6(ip, encap, protocol);
+		ip->daddr = encap->server->address;
+		return ip + 1;
+	}
+}
+
+static __always_inline bool write_gre(struct xdp_md *ctx, const struct encap *encap)
+{
+	struct gre_header *gre = write_outer(ctx, encap, IPPROTO_GRE);
+
+	if (!gre || (void *)(gre + 1) > frame_end(ctx))
+		return false;
+	gre->flags = 0;
+	gre->protocol = encap->pkt->ethertype;
+	return true;
+}
+
+static __always_inline bool write_ipip(struct xdp_md *ctx, const struct encap *encap)
+{
+	return write_outer(ctx, encap, inner_protocol(encap->pkt));
+}
+
+static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation kind,
+					  const struct encap *encap)
+{
+	switch (kind) {
+	case ENCAP_SRV6_INSERT:
+		return write_srv6_insert(ctx, encap);
+	case ENCAP_SRV6_ENCAP:
+		return write_srv6_encap(ctx, encap);
+	case ENCAP_GRE:
+		return write_gre(ctx, encap);
+	case ENCAP_IPIP:
+		return write_ipip(ctx, encap);
+	}
+	return false;
+}
+
+/* Grows the frame by encap->size and writes all headers but Ethernet's. False
+ * when the driver left no room; the frame is then fit for nothing. */
+static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation kind,
+					const struct encap *encap)
+{
+	return take_hop(ctx, encap->pkt) && !bpf_xdp_adjust_head(ctx, -(int)encap->size) &&
+	       write_headers(ctx, kind, encap);
+}
+
+/* Addresses the frame to the next hop. */
+static __always_inline bool write_ethernet(struct xdp_md *ctx, __u64 next_hop,
+					   const struct port *port, __be16 ethertype)
+{
+	struct ethhdr *ethernet = frame_start(ctx);
+
+	if ((void *)(ethernet + 1) > frame_end(ctx))
+		return false;
+	__builtin_memcpy(ethernet->h_dest, &next_hop, ETH_ALEN);
+	__builtin_memcpy(ethernet->h_source, port->mac, ETH_ALEN);
+	ethernet->h_proto = ethertype;
+	return true;
+}
+
+#endif

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The flow table: set-associative, one cache line a bucket, eight flows of 64
+ * bits in it, shared by all cores without locks. Readers load an entry once;
+ * writers exchange it whole with compare-and-swap, and who loses leaves it be.
+ *
+ *      63                    30 29            14 13  12 11          0
+ *     +------------------------+----------------+------+-------------+
+ *     |       signature        |     server     | state|  last seen  |
+ *     +------------------------+----------------+------+-------------+
+ *
+ * The bucket's number and the signature come from independent hashes, so a
+ * lookup mistakes another flow for its own with probability at most 8 / 2^34,
+ * less than one in two billion (docs/flow-table.md).
+ */
+#ifndef SEGUE_FLOWTABLE_H
+#define SEGUE_FLOWTABLE_H
+
+#include "hash.h"
+
+#define FLOWS_PER_BUCKET 8
+#define FLOW_SERVER_SHIFT 14
+#define FLOW_STATE_SHIFT 12
+#define FLOW_SIGNATURE_SHIFT 30
+#define FLOW_TIME_MASK 0xfffULL
+/* One tick of `last seen` is 2^32 ns, 4.3 s; twelve bits reach 4.9 hours. */
+#define FLOW_TICK_SHIFT 32
+/* An established flow yields its entry to a new one only when idle as long. */
+#define FLOW_MIN_IDLE 15 /* ticks: 64 s */
+
+enum flow_state {
+	FLOW_FREE,
+	FLOW_NEW,	  /* one packet seen: perhaps a flood's */
+	FLOW_ESTABLISHED,
+	FLOW_CLOSING,	  /* the client sent FIN or RST */
+};
+
+struct flow_bucket {
+	__u64 entry[FLOWS_PER_BUCKET];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_bucket);
+} flows SEC(".maps");
+
+/* Secret, random, and kept as long as the table: set at load. */
+const volatile __u64 flow_bucket_keys[HASH_KEYS];
+const volatile __u64 flow_signature_keys[HASH_KEYS];
+const volatile __u32 flow_bucket_mask;
+
+/* Where a flow is, or would be. */
+struct flow_slot {
+	struct flow_bucket *bucket;
+	__u64 signature; /* in its place in an entry */
+	__u64 *entry;	 /* the flow's; NULL: not in the table */
+	__u64 value;	 /* what *entry was when read */
+};
+
+static __always_inline __u64 flow_now(void)
+{
+	return (bpf_ktime_get_coarse_ns() >> FLOW_TICK_SHIFT) & FLOW_TIME_MASK;
+}
+
+static __always_inline __u32 flow_server(__u64 value)
+{
+	return (value >> FLOW_SERVER_SHIFT) & 0xffff;
+}
+
+static __always_inline enum flow_state flow_state(__u64 value)
+{
+	return (value >> FLOW_STATE_SHIFT) & 3;
+}
+
+static __always_inline __u64 flow_age(__u64 value, __u64 now)
+{
+	return (now - value) & FLOW_TIME_MASK;
+}
+
+static __always_inline __u64 flow_value(__u64 signature, __u32 server, enum flow_state state,
+					__u64 now)
+{
+	return signature | (__u64)server << FLOW_SERVER_SHIFT | (__u64)state << FLOW_STATE_SHIFT |
+	       now;
+}
+
+/* Signatures of all zeros are fine: a free entry is told by its state. */
+static __always_inline void flow_lookup(const struct flow_key *key, struct flow_slot *slot)
+{
+	__u32 place = hash_flow(key, flow_bucket_keys);
+	__u32 number = place & flow_bucket_mask;
+
+	/* The place's two highest bits widen the signature: 2^30 buckets at most. */
+	slot->signature = (__u64)hash_flow(key, flow_signature_keys) << (FLOW_SIGNATURE_SHIFT + 2) |
+			  (__u64)(place >> 30) << FLOW_SIGNATURE_SHIFT;
+	slot->entry = NULL;
+	slot->bucket = bpf_map_lookup_elem(&flows, &number);
+	if (!slot->bucket)
+		return;
+#pragma unroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		__u64 value = *(volatile __u64 *)&slot->bucket->entry[i];
+
+		if ((value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0 && flow_state(value)) {
+			slot->entry = &slot->bucket->entry[i];
+			slot->value = value;
+			return;
+		}
+	}
+}
+
+/* Notes that the flow was seen. Writes only what changed, and not twice a tick,
+ * to leave the line shared between cores. */
+static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state state, __u64 now)
+{
+	__u64 value = flow_value(slot->signature, flow_server(slot->value), state, now);
+
+	if (value != slot->value)
+		__sync_val_compare_and_swap(slot->entry, slot->value, value);
+}
+
+/* How readily an entry yields its place; 0: not at all. */
+static __always_inline __u64 flow_rank(__u64 value, __u64 now)
+{
+	__u64 age = flow_age(value, now);
+
+	switch (flow_state(value)) {
+	case FLOW_FREE:
+		return 3 * (FLOW_TIME_MASK + 1);
+	case FLOW_ESTABLISHED:
+		return age < FLOW_MIN_IDLE ? 0 : age;
+	default: /* at least 1, also in the tick it was seen */
+		return FLOW_TIME_MASK + 1 + age;
+	}
+}
+
+/* Enters a flow, over its own old entry or the one that yields most readily:
+ * free, then the oldest that is new or closing, then the oldest idle. False
+ * when all are in use, or another core was faster. */
+static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, enum flow_state state,
+					__u64 now)
+{
+	__u64 value = flow_value(slot->signature, server, state, now);
+	__u64 best = 0;
+
+	if (!slot->bucket)
+		return false;
+	if (slot->entry)
+		return __sync_val_compare_and_swap(slot->entry, slot->value, value) == slot->value;
+#pragma unroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		__u64 old = *(volatile __u64 *)&slot->bucket->entry[i];
+		__u64 rank = flow_rank(old, now);
+
+		if (rank > best) {
+			best = rank;
+			slot->entry = &slot->bucket->entry[i];
+			slot->value = old;
+		}
+	}
+	return best && __sync_val_compare_and_swap(slot->entry, slot->value, value) == slot->value;
+}
+
+#endif

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The balancer's tables. User space writes all of them but the flow table and
+ * the counters. Sizes marked "set at load" are placeholders.
+ */
+#ifndef SEGUE_MAPS_H
+#define SEGUE_MAPS_H
+
+#include "types.h"
+
+/* Services by VIP, port and protocol. Not preallocated: an update swaps the
+ * element whole, and the old one outlives every packet that still reads it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct service);
+} services SEC(".maps");
+
+/* Which addresses are VIPs, for packets that match no service. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} vips SEC(".maps");
+
+/* Consistent-hash tables. A new one is built beside the old under a number of
+ * its own; the service then names it in one update. */
+struct candidate_table {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_INNER_MAP);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct candidates));
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 65536);
+	__type(key, __u32);
+	__array(values, struct candidate_table);
+} tables SEC(".maps");
+
+/* Mapped memory starts on a page, so that a server is one cache line. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct server);
+} servers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__type(key, __u32);
+	__type(value, struct server_counter);
+} server_counters SEC(".maps");
+
+/* What user space must find again after a restart; no program reads it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct identity);
+} identity SEC(".maps");
+
+/* Which server of which service a slot is. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct label);
+} server_labels SEC(".maps");
+
+/* The names of services, by their number. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct label);
+} service_labels SEC(".maps");
+
+#define MAX_PORTS 256
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_PORTS);
+	__type(key, __u32);
+	__type(value, struct port);
+} ports SEC(".maps");
+
+#endif

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From the wire to a flow key. Every access is bounded by the frame *and* by
+ * the length that the IP header states, so that Ethernet padding is never read
+ * as a header.
+ */
+#ifndef SEGUE_PARSE_H
+#define SEGUE_PARSE_H
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include "types.h"
+
+#define IP_FLAG_MF 0x2000
+#define IP_OFFSET_MASK 0x1fff
+#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* RFC 8200 section 4.5 */
+
+/* Longer chains exist only to confuse middleboxes (RFC 9288 section 3.5). */
+#define MAX_EXTENSION_HEADERS 8
+
+enum tcp_flag {
+	TCP_FIN = 0x01,
+	TCP_SYN = 0x02,
+	TCP_RST = 0x04,
+	TCP_ACK = 0x10,
+};
+
+/* Why a packet could not be parsed to the end; 0: it could. */
+enum parse_error {
+	PARSE_OK,
+	PARSE_NOT_IP,	       /* another EtherType, or too short to tell */
+	PARSE_IP_HEADER,       /* version, header length or total length */
+	PARSE_EXTENSION,       /* IPv6 chain: truncated or too long */
+	PARSE_ROUTING_HEADER,  /* not at the last of its segments yet */
+	PARSE_FRAGMENT,	       /* has no transport header, or not all of it */
+	PARSE_PROTOCOL,	       /* neither TCP nor UDP */
+	PARSE_TRANSPORT,       /* transport header truncated or inconsistent */
+};
+
+struct packet {
+	struct flow_key key;
+	__be16 ethertype;     /* 0 until the IP header's addresses are known */
+	__u16 length;	      /* of layer 3 */
+	__u16 hop_by_hop;     /* bytes of IPv6 hop-by-hop options */
+	__u16 transport;      /* offset of the transport header in the frame */
+	__u8 traffic_class;   /* IPv4 TOS or IPv6 traffic class: DSCP and ECN */
+	__u8 hop_limit;
+	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
+};
+
+/*
+ * A position in a frame. `left` is what the IP header says there still is; the
+ * verifier cannot follow it, so `end` (the frame's) is checked as well.
+ */
+struct cursor {
+	void *pos;
+	void *end;
+	__u32 left;
+};
+
+struct extension_header {
+	__u8 next_header;
+	__u8 length; /* units of 8 bytes beyond the first 8 */
+	__u8 type;
+	__u8 segments_left; /* in a routing header */
+};
+
+struct fragment_header {
+	__u8 next_header;
+	__u8 reserved;
+	__be16 offset;
+	__be32 identification;
+};
+
+static __always_inline void *frame_start(const struct xdp_md *ctx)
+{
+	return (void *)(long)ctx->data;
+}
+
+static __always_inline void *frame_end(const struct xdp_md *ctx)
+{
+	return (void *)(long)ctx->data_end;
+}
+
+static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
+{
+	out->s6_addr32[0] = 0;
+	out->s6_addr32[1] = 0;
+	out->s6_addr32[2] = bpf_htonl(0xffff);
+	out->s6_addr32[3] = address;
+}
+
+static __always_inline bool same_address(const struct in6_addr *a, const struct in6_addr *b)
+{
+	return a->s6_addr32[0] == b->s6_addr32[0] && a->s6_addr32[1] == b->s6_addr32[1] &&
+	       a->s6_addr32[2] == b->s6_addr32[2] && a->s6_addr32[3] == b->s6_addr32[3];
+}
+
+static __always_inline __u8 ipv6_traffic_class(const struct ipv6hdr *ip)
+{
+	return ip->priority << 4 | ip->flow_lbl[0] >> 4;
+}
+
+/* Whether `size` bytes can be read at the cursor. */
+static __always_inline bool has(const struct cursor *at, __u32 size)
+{
+	return at->pos + size <= at->end && size <= at->left;
+}
+
+static __always_inline void skip(struct cursor *at, __u32 size)
+{
+	at->pos += size;
+	at->left -= size;
+}
+
+/* Starts layer 3 here; false when the frame is shorter than `length`. */
+static __always_inline bool limit(struct cursor *at, __u32 length)
+{
+	at->left = length;
+	return at->pos + length <= at->end;
+}
+
+static __always_inline enum parse_error parse_transport(struct cursor *at, struct packet *pkt)
+{
+	if (pkt->key.protocol == IPPROTO_TCP) {
+		struct tcphdr *tcp = at->pos;
+
+		if (!has(at, sizeof(*tcp)) || tcp->doff < 5)
+			return PARSE_TRANSPORT;
+		pkt->key.source_port = tcp->source;
+		pkt->key.destination_port = tcp->dest;
+		pkt->tcp_flags = ((__u8 *)tcp)[13];
+		return PARSE_OK;
+	}
+	if (pkt->key.protocol == IPPROTO_UDP) {
+		struct udphdr *udp = at->pos;
+
+		if (!has(at, sizeof(*udp)) || bpf_ntohs(udp->len) < sizeof(*udp))
+			return PARSE_TRANSPORT;
+		pkt->key.source_port = udp->source;
+		pkt->key.destination_port = udp->dest;
+		return PARSE_OK;
+	}
+	return PARSE_PROTOCOL;
+}
+
+static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct packet *pkt)
+{
+	struct iphdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return PARSE_IP_HEADER;
+	map_ipv4(&pkt->key.source, ip->saddr);
+	map_ipv4(&pkt->key.destination, ip->daddr);
+	pkt->ethertype = bpf_htons(ETH_P_IP);
+	pkt->length = bpf_ntohs(ip->tot_len);
+	pkt->traffic_class = ip->tos;
+	pkt->hop_limit = ip->ttl;
+	pkt->key.protocol = ip->protocol;
+	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 ||
+	    !limit(at, pkt->length))
+		return PARSE_IP_HEADER;
+	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
+		return PARSE_FRAGMENT;
+	skip(at, ip->ihl * 4);
+	return PARSE_OK;
+}
+
+/*
+ * Walks the extension headers to the transport header. An atomic fragment
+ * (offset 0, no more to come) is a whole packet (RFC 6946).
+ */
+static __always_inline enum parse_error parse_extensions(struct cursor *at, struct packet *pkt)
+{
+	__u8 next = pkt->key.protocol;
+
+	for (int i = 0; i < MAX_EXTENSION_HEADERS; i++) {
+		struct extension_header *header = at->pos;
+		__u32 size;
+
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
+		    next != IPPROTO_FRAGMENT) {
+			pkt->key.protocol = next;
+			return PARSE_OK;
+		}
+		if (!has(at, sizeof(struct fragment_header)))
+			return PARSE_EXTENSION;
+		size = (header->length + 1) * 8;
+		if (next == IPPROTO_FRAGMENT) {
+			struct fragment_header *fragment = at->pos;
+
+			if (fragment->offset & bpf_htons(IP6_FRAGMENT_OFFSET_OR_MORE))
+				return PARSE_FRAGMENT;
+			size = sizeof(*fragment);
+		} else if (next == IPPROTO_HOPOPTS) {
+			if (i > 0) /* RFC 8200 section 4.1: only right behind the IPv6 header */
+				return PARSE_EXTENSION;
+			pkt->hop_by_hop = size;
+		} else if (next == IPPROTO_ROUTING && header->segments_left > 0) {
+			return PARSE_ROUTING_HEADER;
+		}
+		if (size > at->left)
+			return PARSE_EXTENSION;
+		next = header->next_header;
+		skip(at, size);
+	}
+	return PARSE_EXTENSION;
+}
+
+static __always_inline enum parse_error parse_ipv6(struct cursor *at, struct packet *pkt)
+{
+	struct ipv6hdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return PARSE_IP_HEADER;
+	pkt->key.source = ip->saddr;
+	pkt->key.destination = ip->daddr;
+	pkt->ethertype = bpf_htons(ETH_P_IPV6);
+	pkt->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	pkt->traffic_class = ipv6_traffic_class(ip);
+	pkt->hop_limit = ip->hop_limit;
+	pkt->key.protocol = ip->nexthdr;
+	/* A length beyond 65,535 wraps to less than the header's own. */
+	if (ip->version != 6 || pkt->length < sizeof(*ip) || !limit(at, pkt->length))
+		return PARSE_IP_HEADER;
+	skip(at, sizeof(*ip));
+	return parse_extensions(at, pkt);
+}
+
+/* Reads a frame up to its transport header. `pkt` must be zero. */
+static __always_inline enum parse_error parse(const struct xdp_md *ctx, struct packet *pkt)
+{
+	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
+	struct ethhdr *ethernet = at.pos;
+	enum parse_error error;
+
+	if ((void *)(ethernet + 1) > at.end)
+		return PARSE_NOT_IP;
+	at.pos = ethernet + 1;
+	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
+		error = parse_ipv4(&at, pkt);
+	else if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
+		error = parse_ipv6(&at, pkt);
+	else
+		return PARSE_NOT_IP;
+	if (error)
+		return error;
+	pkt->transport = at.pos - frame_start(ctx);
+	return parse_transport(&at, pkt);
+}
+
+#endif

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Persistence: how the packets of a flow that was placed find its server again.
+ */
+#ifndef SEGUE_PERSIST_H
+#define SEGUE_PERSIST_H
+
+#include "flowtable.h"
+#include "maps.h"
+#include "place.h"
+
+/* Opens a connection: nothing of the flow can be known by right. */
+static __always_inline bool starts_connection(const struct packet *pkt)
+{
+	return (pkt->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+static __always_inline bool ends_connection(const struct packet *pkt)
+{
+	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
+}
+
+/*
+ * What a flow's entry says after another packet of it. A repeated SYN confirms
+ * nothing, or a flood of them would; every other second packet does.
+ */
+static __always_inline enum flow_state next_state(const struct packet *pkt, enum flow_state state)
+{
+	if (ends_connection(pkt))
+		return FLOW_CLOSING;
+	if (state == FLOW_NEW && !starts_connection(pkt))
+		return FLOW_ESTABLISHED;
+	return state;
+}
+
+/*
+ * A flow stays with its server as long as that is configured. A new connection
+ * that reuses the ports of one that closed, or whose server takes no new ones,
+ * is placed afresh.
+ */
+static __always_inline bool keeps_server(const struct packet *pkt, const struct server *server,
+					 enum flow_state state)
+{
+	if (!(server->flags & SERVER_IN_USE))
+		return false;
+	return !starts_connection(pkt) ||
+	       (state != FLOW_CLOSING && !(server->flags & SERVER_NO_NEW));
+}
+
+/* Fills in the server of a known flow; false: place it. */
+static __always_inline bool persist(const struct packet *pkt, struct flow_slot *slot, __u64 now,
+				    struct segments *segments)
+{
+	enum flow_state state;
+	struct server *server;
+	__u32 number;
+
+	flow_lookup(&pkt->key, slot);
+	if (!slot->entry)
+		return false;
+	number = flow_server(slot->value);
+	state = flow_state(slot->value);
+	server = bpf_map_lookup_elem(&servers, &number);
+	if (!server || !keeps_server(pkt, server, state))
+		return false;
+	flow_touch(slot, next_state(pkt, state), now);
+	segments->count = 1;
+	segments->function = SID_DELIVER;
+	segments->server[0] = number;
+	return true;
+}
+
+/* Remembers where a flow was placed. A flow that finds no room is placed again
+ * by every packet of it, and still keeps its server while the table does. */
+static __always_inline bool remember(const struct packet *pkt, struct flow_slot *slot, __u64 now,
+				     const struct segments *segments)
+{
+	return flow_insert(slot, segments->server[0],
+			   ends_connection(pkt) ? FLOW_CLOSING : FLOW_NEW, now);
+}
+
+#endif

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Segment identifiers: locator (64 bits) : function (16) : argument (48), as
+ * RFC 8986 section 3.1 LOC:FUNCT:ARG, and the header that lists them (RFC 8754).
+ */
+#ifndef SEGUE_SRV6_H
+#define SEGUE_SRV6_H
+
+#include "types.h"
+
+#define ROUTING_TYPE_SRH 4 /* RFC 8754 section 8.1 */
+
+/* What a segment asks of the host that its locator names; docs/protocol.md. */
+enum sid_function {
+	SID_HOST = 0x0000,    /* no function: the host itself */
+	SID_DELIVER = 0x0005, /* deliver to the service */
+};
+
+struct segment_routing_header {
+	__u8 next_header;
+	__u8 length; /* units of 8 bytes beyond the first 8 */
+	__u8 type;
+	__u8 segments_left;
+	__u8 last_entry;
+	__u8 flags;
+	__be16 tag;
+	struct in6_addr segment[]; /* the last one to be visited comes first */
+};
+
+static __always_inline void write_sid(struct in6_addr *out, const struct in6_addr *locator,
+				      enum sid_function function)
+{
+	out->s6_addr32[0] = locator->s6_addr32[0];
+	out->s6_addr32[1] = locator->s6_addr32[1];
+	out->s6_addr32[2] = bpf_htonl((__u32)function << 16);
+	out->s6_addr32[3] = 0;
+}
+
+static __always_inline bool in_locator(const struct in6_addr *address,
+				       const struct in6_addr *locator)
+{
+	return address->s6_addr32[0] == locator->s6_addr32[0] &&
+	       address->s6_addr32[1] == locator->s6_addr32[1];
+}
+
+static __always_inline enum sid_function sid_function(const struct in6_addr *sid)
+{
+	return bpf_ntohs(sid->s6_addr16[4]);
+}
+
+static __always_inline __u32 srh_size(__u32 segments)
+{
+	return sizeof(struct segment_routing_header) + segments * sizeof(struct in6_addr);
+}
+
+#endif

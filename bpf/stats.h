@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Every packet leaves the balancer for exactly one reason, and every reason is
+ * counted. The names become the `reason` label of segue_lb_packets_total:
+ * REASON_DROP_FRAGMENT is drop_fragment. Keep the groups together: the prefix
+ * says what happens to the packet.
+ */
+#ifndef SEGUE_STATS_H
+#define SEGUE_STATS_H
+
+#include "parse.h"
+
+enum reason {
+	REASON_NONE, /* still on its way */
+
+	/* Not ours: up the host's own stack, untouched. */
+	REASON_PASS_NOT_IP,
+	REASON_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
+	REASON_PASS_NOT_VIP,
+
+	/* On to a server. */
+	REASON_FORWARD_KNOWN,	/* the flow table named the server */
+	REASON_FORWARD_NEW,	/* placed; in the flow table from now on */
+	REASON_FORWARD_RECOVER, /* not a first packet, yet unknown: placed again */
+	REASON_FORWARD_NO_ROOM, /* placed; the flow table had no room for it */
+
+	/* For a VIP, but not to be forwarded. */
+	REASON_DROP_IP_HEADER,
+	REASON_DROP_EXTENSION,
+	REASON_DROP_ROUTING_HEADER,
+	REASON_DROP_FRAGMENT,
+	REASON_DROP_PROTOCOL,
+	REASON_DROP_TRANSPORT,
+	REASON_DROP_NO_SERVICE, /* no service of the VIP has this port */
+	REASON_DROP_HOP_LIMIT,
+	REASON_DROP_NO_SERVER,	/* the service has none to place on */
+	REASON_DROP_NO_NEXT_HOP,
+	REASON_DROP_TOO_BIG,	/* longer than the way to the server allows */
+	REASON_DROP_NO_HEADROOM, /* the driver left no room for the headers */
+
+	REASON_COUNT,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASON_COUNT);
+	__type(key, __u32);
+	__type(value, struct counter);
+} reasons SEC(".maps");
+
+static __always_inline enum reason reason_of(enum parse_error error)
+{
+	switch (error) {
+	case PARSE_OK:
+		return REASON_NONE;
+	case PARSE_NOT_IP:
+		return REASON_PASS_NOT_IP;
+	case PARSE_IP_HEADER:
+		return REASON_DROP_IP_HEADER;
+	case PARSE_EXTENSION:
+		return REASON_DROP_EXTENSION;
+	case PARSE_ROUTING_HEADER:
+		return REASON_DROP_ROUTING_HEADER;
+	case PARSE_FRAGMENT:
+		return REASON_DROP_FRAGMENT;
+	case PARSE_PROTOCOL:
+		return REASON_DROP_PROTOCOL;
+	case PARSE_TRANSPORT:
+		return REASON_DROP_TRANSPORT;
+	}
+	return REASON_DROP_IP_HEADER;
+}
+
+static __always_inline void count(enum reason why, const struct packet *pkt)
+{
+	__u32 key = why;
+	struct counter *counter = bpf_map_lookup_elem(&reasons, &key);
+
+	if (!counter)
+		return;
+	counter->packets++;
+	counter->bytes += pkt->length;
+}
+
+#endif

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Types that the programs share with user space. Go sees them through bpf2go,
+ * so nothing is kept in sync by hand; padding is explicit everywhere.
+ */
+#ifndef SEGUE_TYPES_H
+#define SEGUE_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <linux/bpf.h>
+#include <linux/in6.h>
+#include <linux/types.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define CACHE_LINE 64
+/* The longest list of candidates a packet can be offered to. */
+#define MAX_CANDIDATES 8
+
+/*
+ * IPv4 addresses are held in their IPv4-mapped form (RFC 4291 section 2.5.5.2),
+ * so that one key, one hash and one table serve both families.
+ */
+struct flow_key {
+	struct in6_addr source;
+	struct in6_addr destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+struct service_key {
+	struct in6_addr vip;
+	__be16 port; /* 0: every port that no other service of the VIP names */
+	__u8 protocol;
+	__u8 pad;
+};
+
+enum placement {
+	PLACEMENT_HASH,
+};
+
+enum persistence {
+	PERSISTENCE_TABLE,
+};
+
+enum encapsulation {
+	ENCAP_SRV6_INSERT,
+	ENCAP_SRV6_ENCAP,
+	ENCAP_GRE,
+	ENCAP_IPIP,
+};
+
+struct service {
+	__u32 id;
+	__u32 table;   /* its consistent-hash table: index into `tables` */
+	__u32 buckets; /* rows of that table; 0: no server to place on */
+	__u8 candidates;
+	__u8 placement;	    /* enum placement */
+	__u8 persistence;   /* enum persistence */
+	__u8 encapsulation; /* enum encapsulation */
+};
+
+/*
+ * Candidates are packed four to a word because the kernel rounds the elements
+ * of an array up to eight bytes: candidate i of row r is number r * C + i.
+ */
+#define CANDIDATES_PER_WORD 4
+struct candidates {
+	__u16 server[CANDIDATES_PER_WORD];
+};
+
+enum server_flags {
+	SERVER_IN_USE = 1 << 0, /* keeps its flows; without it the slot is free */
+	SERVER_NO_NEW = 1 << 1, /* drained or failing: gets no new flow */
+	SERVER_IPV4 = 1 << 2,	/* the tunnel's outer header is IPv4 */
+};
+
+/*
+ * A server of one service. Its number (`slot`) is what flow entries and tables
+ * hold. One cache line, all that a packet needs to leave. Addresses never
+ * change while the slot is in use; next_hop is replaced by a single store.
+ */
+struct server {
+	__u64 next_hop; /* NEXT_HOP_*; 0: not resolved */
+	__u32 flags;	/* enum server_flags */
+	__u32 pad;
+	struct in6_addr address; /* locator, or the tunnel's far end */
+	struct in6_addr source;	 /* the balancer, as the server sees it */
+	__u8 reserved[16];
+};
+
+/* A next hop in one word: the MAC address in memory order, then the port. */
+#define NEXT_HOP_PORT(next_hop) ((next_hop) >> 48)
+
+/* An interface that packets leave by. Never changed while a next hop names it. */
+struct port {
+	__u32 ifindex; /* 0: not in use */
+	__u16 mtu;     /* bytes of layer 3 */
+	__u8 mac[6];
+	__u32 hairpin; /* may be sent back on by XDP_TX when received there */
+};
+
+/* The words of a flow's key, and one key more: see hash.h. */
+#define FLOW_KEY_WORDS (sizeof(struct flow_key) / sizeof(__u32))
+#define HASH_KEYS (FLOW_KEY_WORDS + 1)
+
+/* The hash keys of the flow table, which live as long as it does. */
+struct identity {
+	__u64 flow_bucket_keys[HASH_KEYS];
+	__u64 flow_signature_keys[HASH_KEYS];
+};
+
+#define NAME_SIZE 64
+struct label {
+	char service[NAME_SIZE]; /* zero-terminated */
+	char server[NAME_SIZE];	 /* empty for a service */
+};
+
+struct counter {
+	__u64 packets;
+	__u64 bytes; /* of layer 3, as received */
+};
+
+struct server_counter {
+	__u64 packets;
+	__u64 bytes; /* of layer 3, as received */
+	__u64 flows; /* placed here */
+	__u64 pad;
+};
+
+#endif
