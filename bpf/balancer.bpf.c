@@ -13,6 +13,16 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+/* Makes the compiler describe to user space what no map's type mentions. */
+const union {
+	enum placement placement;
+	enum persistence persistence;
+	enum encapsulation encapsulation;
+	enum server_flags server_flags;
+	enum flow_state flow_state;
+	enum reason reason;
+} *shared_types __attribute__((unused));
+
 /* The interface's MAC address, in memory order: kept true by user space. */
 volatile __u64 host_mac;
 

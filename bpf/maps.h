@@ -8,11 +8,14 @@
 
 #include "types.h"
 
+/* Each service has two tables: the one in use, and the next or the last. */
+#define MAX_SERVICES 32768
+
 /* Services by VIP, port and protocol. Not preallocated: an update swaps the
  * element whole, and the old one outlives every packet that still reads it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, MAX_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, struct service);
@@ -21,14 +24,14 @@ struct {
 /* Which addresses are VIPs, for packets that match no service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, MAX_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct in6_addr);
 	__type(value, __u32);
 } vips SEC(".maps");
 
-/* Consistent-hash tables. A new one is built beside the old under a number of
- * its own; the service then names it in one update. */
+/* Consistent-hash tables. A new one is built beside the old; the service then
+ * names it in one update, and the old one stays for packets on their way. */
 struct candidate_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -39,7 +42,7 @@ struct candidate_table {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 2 * MAX_SERVICES);
 	__type(key, __u32);
 	__array(values, struct candidate_table);
 } tables SEC(".maps");
@@ -80,7 +83,7 @@ struct {
 /* The names of services, by their number. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, MAX_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
 	__type(value, struct label);

@@ -57,7 +57,7 @@ enum encapsulation {
 
 struct service {
 	__u32 id;
-	__u32 table;   /* its consistent-hash table: index into `tables` */
+	__u32 table;   /* its consistent-hash table: 2 id or 2 id + 1 */
 	__u32 buckets; /* rows of that table; 0: no server to place on */
 	__u8 candidates;
 	__u8 placement;	    /* enum placement */
@@ -109,16 +109,17 @@ struct port {
 #define FLOW_KEY_WORDS (sizeof(struct flow_key) / sizeof(__u32))
 #define HASH_KEYS (FLOW_KEY_WORDS + 1)
 
-/* The hash keys of the flow table, which live as long as it does. */
+/* The hash keys; those of the flow table live as long as it does. */
 struct identity {
 	__u64 flow_bucket_keys[HASH_KEYS];
 	__u64 flow_signature_keys[HASH_KEYS];
+	__u64 bucket_keys[HASH_KEYS]; /* from the configured seed */
 };
 
 #define NAME_SIZE 64
 struct label {
-	char service[NAME_SIZE]; /* zero-terminated */
-	char server[NAME_SIZE];	 /* empty for a service */
+	__u8 service[NAME_SIZE]; /* zero-terminated */
+	__u8 server[NAME_SIZE];	 /* empty for a service */
 };
 
 struct counter {

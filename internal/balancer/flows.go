@@ -1,0 +1,121 @@
+package balancer
+
+import (
+	"fmt"
+	"math/bits"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	flowsPerBucket = 8
+	// flowLoad is how full the table is at its stated capacity, in flows per
+	// bucket: half, so that few buckets overflow (docs/flow-table.md).
+	flowLoad = flowsPerBucket / 2
+
+	flowTick     = 1 << 32 // ns; FLOW_TICK_SHIFT in bpf/flowtable.h
+	flowTimeMask = 0xfff
+	// maxFlowTicks leaves the sweeper time before the clock wraps around.
+	maxFlowTicks = flowTimeMask - 64
+)
+
+// flowBuckets is how many buckets hold the given number of flows: a power of two.
+func flowBuckets(flows uint32) uint32 {
+	needed := max(1, (uint64(flows)+flowLoad-1)/flowLoad)
+	return 1 << bits.Len64(needed-1)
+}
+
+// flowTable is the kernel's flow table, mapped into this process.
+type flowTable struct {
+	memory  []byte
+	entries []uint64
+}
+
+// mapFlows maps a flow table, for reading only when it is not to be swept.
+func mapFlows(m *ebpf.Map, protection int) (*flowTable, error) {
+	size := int(m.MaxEntries()) * int(m.ValueSize())
+	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the flow table: %w", err)
+	}
+	entries := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(memory))), size/8)
+	return &flowTable{memory: memory, entries: entries}, nil
+}
+
+func (t *flowTable) close() error {
+	return unix.Munmap(t.memory)
+}
+
+// flowEntry is an entry of the flow table; bpf/flowtable.h has its layout.
+type flowEntry uint64
+
+func (e flowEntry) signature() uint64       { return uint64(e) >> 30 }
+func (e flowEntry) server() uint32          { return uint32(e>>14) & 0xffff }
+func (e flowEntry) state() balancerFlowState { return balancerFlowState(e >> 12 & 3) }
+
+// age is the time since the flow was seen, in ticks.
+func (e flowEntry) age(now uint16) uint16 {
+	return (now - uint16(e)) & flowTimeMask
+}
+
+// flowClock is the time in ticks, as the data path reads it.
+func flowClock() (uint16, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return uint16(now.Nano()/flowTick) & flowTimeMask, nil
+}
+
+// ticks rounds a timeout up to ticks of the flow clock.
+func ticks(d time.Duration) uint16 {
+	return uint16(min((d.Nanoseconds()+flowTick-1)/flowTick, maxFlowTicks))
+}
+
+// flowCounts counts flows by server slot and state.
+type flowCounts map[uint32]*[4]uint64
+
+func (c flowCounts) add(e flowEntry) {
+	states := c[e.server()]
+	if states == nil {
+		states = new([4]uint64)
+		c[e.server()] = states
+	}
+	states[e.state()]++
+}
+
+// sweep frees the entries that are not to be kept and counts the others. Traffic
+// goes on meanwhile: an entry that changes under the sweep is left alone.
+func (t *flowTable) sweep(keep func(flowEntry) bool) flowCounts {
+	counts := flowCounts{}
+	for i := range t.entries {
+		value := atomic.LoadUint64(&t.entries[i])
+		entry := flowEntry(value)
+		if entry.state() == balancerFlowStateFLOW_FREE {
+			continue
+		}
+		if !keep(entry) && atomic.CompareAndSwapUint64(&t.entries[i], value, 0) {
+			continue
+		}
+		counts.add(entry)
+	}
+	return counts
+}
+
+// find looks a flow up as the data path does. No entry is zero.
+func (t *flowTable) find(flow Flow, identity *balancerIdentity) flowEntry {
+	place := flow.hash(&identity.FlowBucketKeys)
+	signature := uint64(flow.hash(&identity.FlowSignatureKeys))<<2 | uint64(place>>30)
+	bucket := int(place) & (len(t.entries)/flowsPerBucket - 1)
+	for i := range flowsPerBucket {
+		entry := flowEntry(atomic.LoadUint64(&t.entries[bucket*flowsPerBucket+i]))
+		if entry.signature() == signature && entry.state() != balancerFlowStateFLOW_FREE {
+			return entry
+		}
+	}
+	return 0
+}

@@ -1,0 +1,241 @@
+package balancer
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// programPin is the name of the program's pin, by which other tools find it.
+const programPin = "xdp_lb"
+
+// linkPin is the name of the pin that keeps the program attached.
+const linkPin = "link"
+
+// kernel is the data path: the program and the tables that it reads.
+type kernel struct {
+	dir     string
+	objects balancerObjects
+	tables  *ebpf.MapSpec // of the inner maps
+	flows   *flowTable
+	servers *serverTable
+}
+
+// openKernel loads the program and opens the tables that an earlier process left
+// pinned, or makes them. Nothing is attached yet, and nothing changed in a table.
+func openKernel(cfg *config.Balancer) (*kernel, error) {
+	dir, err := datapath.MakeDir(cfg.Node.Instance)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := loadBalancer()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range []string{
+		balancerMapFlows, balancerMapIdentity, balancerMapPorts, balancerMapReasons,
+		balancerMapServerCounters, balancerMapServerLabels, balancerMapServers,
+		balancerMapServiceLabels, balancerMapServices, balancerMapTables, balancerMapVips,
+	} {
+		spec.Maps[m].Pinning = ebpf.PinByName
+	}
+	spec.Maps[balancerMapFlows].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
+	spec.Maps[balancerMapServers].MaxEntries = cfg.Node.Limits.Servers
+	spec.Maps[balancerMapServerCounters].MaxEntries = cfg.Node.Limits.Servers
+
+	k := &kernel{dir: dir, tables: spec.Maps[balancerMapTables].InnerMap}
+	if err := k.load(spec, cfg.Node.Seed); err != nil {
+		_ = k.objects.Close()
+		return nil, k.explain(err, cfg.Node.Instance)
+	}
+	return k, nil
+}
+
+func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64) error {
+	options := ebpf.MapOptions{PinPath: k.dir}
+	identity, err := openIdentity(spec.Maps[balancerMapIdentity], options, seed)
+	if err != nil {
+		return err
+	}
+	for name, value := range map[string]any{
+		balancerVarFlowBucketKeys:    identity.FlowBucketKeys,
+		balancerVarFlowSignatureKeys: identity.FlowSignatureKeys,
+		balancerVarFlowBucketMask:    spec.Maps[balancerMapFlows].MaxEntries - 1,
+		balancerVarBucketKeys:        identity.BucketKeys,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{Maps: options}); err != nil {
+		return err
+	}
+	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	k.servers, err = mapServers(k.objects.Servers)
+	return err
+}
+
+// explain says what to do about pins that another build or other limits left.
+func (k *kernel) explain(err error, instance string) error {
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		return fmt.Errorf("the kernel refuses the program: %+v", verifier)
+	}
+	if errors.Is(err, ebpf.ErrMapIncompatible) {
+		return fmt.Errorf("the tables in %s have another layout or other limits, and flows in them: "+
+			"`segue lb detach %s` drops them: %w", k.dir, instance, err)
+	}
+	return fmt.Errorf("load the data path: %w", err)
+}
+
+// openIdentity returns the hash keys: those of the flow table that exists, or
+// fresh ones.
+func openIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*balancerIdentity, error) {
+	m, err := ebpf.NewMapWithOptions(spec, options)
+	if err != nil {
+		return nil, err
+	}
+	defer m.Close()
+	var identity balancerIdentity
+	if err := m.Lookup(uint32(0), &identity); err != nil {
+		return nil, fmt.Errorf("read identity: %w", err)
+	}
+	if identity.FlowBucketKeys == (hashKeys{}) {
+		for _, keys := range []*hashKeys{&identity.FlowBucketKeys, &identity.FlowSignatureKeys} {
+			if err := binary.Read(rand.Reader, binary.NativeEndian, keys); err != nil {
+				return nil, fmt.Errorf("make hash keys: %w", err)
+			}
+		}
+	}
+	identity.BucketKeys = bucketKeys(seed)
+	if err := m.Put(uint32(0), &identity); err != nil {
+		return nil, fmt.Errorf("write identity: %w", err)
+	}
+	return &identity, nil
+}
+
+// attach puts the program on an interface, in the place of an earlier build's.
+func (k *kernel) attach(ifindex int) (datapath.Mode, error) {
+	if err := datapath.PinProgram(k.objects.XdpLb, filepath.Join(k.dir, programPin)); err != nil {
+		return "", err
+	}
+	return datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, linkPin))
+}
+
+// close lets go of the data path; what is pinned works on.
+func (k *kernel) close() error {
+	return errors.Join(k.flows.close(), k.servers.close(), k.objects.Close())
+}
+
+// setHostMAC tells the program which frames are for this host.
+func (k *kernel) setHostMAC(mac [6]byte) error {
+	if err := k.objects.HostMac.Set(macWord(mac)); err != nil {
+		return fmt.Errorf("set the interface's address: %w", err)
+	}
+	return nil
+}
+
+// macWord is a MAC address in memory order, in the low 48 bits.
+func macWord(mac [6]byte) uint64 {
+	var word [8]byte
+	copy(word[:], mac[:])
+	return binary.LittleEndian.Uint64(word[:])
+}
+
+// serverTable is the kernel's server table, mapped into this process, so that
+// single words are replaced without a packet seeing half of one.
+type serverTable struct {
+	memory  []byte
+	servers []balancerServer
+}
+
+func mapServers(m *ebpf.Map) (*serverTable, error) {
+	size := int(m.MaxEntries()) * int(m.ValueSize())
+	memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the server table: %w", err)
+	}
+	first := (*balancerServer)(unsafe.Pointer(unsafe.SliceData(memory)))
+	return &serverTable{memory, unsafe.Slice(first, m.MaxEntries())}, nil
+}
+
+func (t *serverTable) close() error {
+	return unix.Munmap(t.memory)
+}
+
+// put fills a free slot. Its flags, which bring it to life, come last.
+func (t *serverTable) put(slot uint32, address, source netip.Addr, flags balancerServerFlags) {
+	server := &t.servers[slot]
+	atomic.StoreUint64(&server.NextHop, 0)
+	server.Address = in6(address)
+	server.Source = in6(source)
+	t.setFlags(slot, flags)
+}
+
+func (t *serverTable) flags(slot uint32) balancerServerFlags {
+	return balancerServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
+}
+
+func (t *serverTable) setFlags(slot uint32, flags balancerServerFlags) {
+	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
+}
+
+// setNextHop names the MAC address and port by which a server is reached.
+func (t *serverTable) setNextHop(slot uint32, mac [6]byte, port uint16) {
+	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
+}
+
+func (t *serverTable) clearNextHop(slot uint32) {
+	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
+}
+
+// in6 is an address as the data path holds it: IPv4 in its IPv4-mapped form.
+func in6(address netip.Addr) (out balancerIn6Addr) {
+	out.In6U.U6Addr8 = address.As16()
+	return out
+}
+
+// addrOf is the reverse of in6.
+func addrOf(in balancerIn6Addr) netip.Addr {
+	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
+}
+
+// install writes a candidate table under a number that no service names yet.
+func (k *kernel) install(number uint32, rows []uint16) error {
+	const perWord = 4
+	words := make([]uint64, max(1, (len(rows)+perWord-1)/perWord))
+	keys := make([]uint32, len(words))
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	packed := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*perWord)
+	copy(packed, rows)
+	spec := k.tables.Copy()
+	spec.MaxEntries = uint32(len(words))
+	table, err := ebpf.NewMap(spec)
+	if err != nil {
+		return fmt.Errorf("make a table of %d candidates: %w", len(rows), err)
+	}
+	defer table.Close()
+	if _, err := table.BatchUpdate(keys, words, nil); err != nil {
+		return fmt.Errorf("fill a table of %d candidates: %w", len(rows), err)
+	}
+	if err := k.objects.Tables.Put(number, table); err != nil {
+		return fmt.Errorf("install table %d: %w", number, err)
+	}
+	return nil
+}
+

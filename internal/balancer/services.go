@@ -1,0 +1,355 @@
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// member is a server of a service as the data path has it.
+type member struct {
+	config.Server
+	slot    uint32
+	healthy bool
+}
+
+// flags are what the data path is told of the member.
+func (m *member) flags() balancerServerFlags {
+	flags := balancerServerFlagsSERVER_IN_USE
+	if !m.Address.IsValid() || m.Address.Is6() {
+		// IPv6 outside, whatever is inside.
+	} else {
+		flags |= balancerServerFlagsSERVER_IPV4
+	}
+	if *m.Weight == 0 || !m.healthy {
+		flags |= balancerServerFlagsSERVER_NO_NEW
+	}
+	return flags
+}
+
+// service is a service as the data path has it.
+type service struct {
+	config.Service
+	id      uint32
+	table   uint32
+	members []*member
+}
+
+// services applies a configuration to the data path.
+type services struct {
+	kernel *kernel
+	slots  *slots
+	byName map[string]*service
+}
+
+// loadServices reads what an earlier process has left; their members and
+// configuration come with the first apply.
+func loadServices(k *kernel, slots *slots) (*services, error) {
+	s := &services{kernel: k, slots: slots, byName: map[string]*service{}}
+	byID := map[uint32]*service{}
+	var id uint32
+	var label balancerLabel
+	labels := k.objects.ServiceLabels.Iterate()
+	for labels.Next(&id, &label) {
+		name := text(label.Service[:])
+		byID[id] = &service{Service: config.Service{Name: name}, id: id}
+		s.byName[name] = byID[id]
+	}
+	if err := labels.Err(); err != nil {
+		return nil, fmt.Errorf("read the labels of services: %w", err)
+	}
+	var key balancerServiceKey
+	var value balancerService
+	entries := k.objects.Services.Iterate()
+	for entries.Next(&key, &value) {
+		if known := byID[value.Id]; known != nil {
+			known.table = value.Table
+			known.VIP, known.Port, known.Protocol = fromKey(key)
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read the services: %w", err)
+	}
+	return s, nil
+}
+
+// apply makes the data path follow a configuration. Servers come before the
+// tables that name them, and go after.
+func (s *services) apply(cfg *config.Balancer) error {
+	wanted := map[string]bool{}
+	for i := range cfg.Services {
+		wanted[cfg.Services[i].Name] = true
+		if err := s.applyService(&cfg.Services[i], &cfg.Node); err != nil {
+			return fmt.Errorf("service %s: %w", cfg.Services[i].Name, err)
+		}
+	}
+	for name, old := range s.byName {
+		if wanted[name] {
+			continue
+		}
+		if err := s.remove(old); err != nil {
+			return fmt.Errorf("remove service %s: %w", name, err)
+		}
+	}
+	if err := s.applyVIPs(); err != nil {
+		return err
+	}
+	s.retireSlots()
+	return nil
+}
+
+func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) error {
+	svc := s.byName[cfg.Name]
+	if svc == nil {
+		var err error
+		if svc, err = s.add(cfg.Name); err != nil {
+			return err
+		}
+	}
+	old := svc.Service
+	members, err := s.claimMembers(svc, cfg, node)
+	if err != nil {
+		return err
+	}
+	svc.Service, svc.members = *cfg, members
+	if err := s.place(svc); err != nil {
+		return err
+	}
+	if old.VIP.IsValid() && keyOf(&old) != keyOf(cfg) {
+		return s.deleteKey(keyOf(&old))
+	}
+	return nil
+}
+
+// add gives a service a number.
+func (s *services) add(name string) (*service, error) {
+	taken := map[uint32]bool{}
+	for _, svc := range s.byName {
+		taken[svc.id] = true
+	}
+	id := uint32(0)
+	for taken[id] {
+		id++
+	}
+	var label balancerLabel
+	copy(label.Service[:], name)
+	if err := s.kernel.objects.ServiceLabels.Put(id, &label); err != nil {
+		return nil, fmt.Errorf("label service %d: %w", id, err)
+	}
+	svc := &service{Service: config.Service{Name: name}, id: id, table: 2 * id}
+	s.byName[name] = svc
+	return svc, nil
+}
+
+// claimMembers gives the configured servers their slots. A server that was there
+// before keeps what the health checks found.
+func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.BalancerNode) ([]*member, error) {
+	members := make([]*member, 0, len(cfg.Servers))
+	for _, server := range cfg.Servers {
+		m := &member{Server: server, healthy: true}
+		key := keyOfServer(cfg, &server, node)
+		if old := svc.memberBySlot(s.slots.byKey, key); old != nil && cfg.Health != nil {
+			m.healthy = old.healthy
+		}
+		slot, err := s.slots.claim(key, m.flags())
+		if err != nil {
+			return nil, fmt.Errorf("server %s: %w", server.Name, err)
+		}
+		m.slot = slot
+		members = append(members, m)
+	}
+	return members, nil
+}
+
+func (svc *service) memberBySlot(byKey map[serverKey]uint32, key serverKey) *member {
+	slot, ok := byKey[key]
+	if !ok {
+		return nil
+	}
+	for _, m := range svc.members {
+		if m.slot == slot {
+			return m
+		}
+	}
+	return nil
+}
+
+// keyOfServer says between which addresses a server's packets travel.
+func keyOfServer(svc *config.Service, server *config.Server, node *config.BalancerNode) serverKey {
+	key := serverKey{service: svc.Name, server: server.Name}
+	if server.Locator.IsValid() {
+		key.address, key.source = server.Locator.Addr(), node.Locator.Addr()
+		return key
+	}
+	key.address = server.Address
+	for _, source := range node.Addresses {
+		if source.Is4() == server.Address.Is4() {
+			key.source = source
+		}
+	}
+	return key
+}
+
+// place builds a service's table from the servers that take new flows, and swaps
+// it in. When every server fails its checks the checks are the likelier culprit:
+// all of them are used.
+func (s *services) place(svc *service) error {
+	usable := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.healthy })
+	if len(usable) == 0 {
+		usable = svc.members
+	}
+	servers := make([]tables.Server, len(usable))
+	for i, m := range usable {
+		servers[i] = tables.Server{Name: m.Name, Weight: *m.Weight}
+	}
+	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
+	if err != nil {
+		return err
+	}
+	rows := table.Rows
+	for i, server := range rows {
+		rows[i] = uint16(usable[server].slot)
+	}
+	next := 2*svc.id + 1 - svc.table%2
+	if err := s.kernel.install(next, rows); err != nil {
+		return err
+	}
+	value := balancerService{
+		Id:            svc.id,
+		Table:         next,
+		Candidates:    uint8(table.Candidates),
+		Placement:     uint8(placements[svc.Placement]),
+		Persistence:   uint8(persistences[svc.Persistence]),
+		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
+	}
+	if table.Candidates > 0 {
+		value.Buckets = uint32(table.Buckets)
+	}
+	if err := s.kernel.objects.Services.Put(keyOf(&svc.Service), &value); err != nil {
+		return fmt.Errorf("write the service: %w", err)
+	}
+	svc.table = next
+	return nil
+}
+
+var placements = map[config.Placement]balancerPlacement{
+	config.PlacementHash: balancerPlacementPLACEMENT_HASH,
+}
+
+var persistences = map[config.Persistence]balancerPersistence{
+	config.PersistenceTable: balancerPersistencePERSISTENCE_TABLE,
+}
+
+var encapsulations = map[config.Encapsulation]balancerEncapsulation{
+	config.SRv6Insert: balancerEncapsulationENCAP_SRV6INSERT,
+	config.SRv6Encap:  balancerEncapsulationENCAP_SRV6ENCAP,
+	config.GRE:        balancerEncapsulationENCAP_GRE,
+	config.IPIP:       balancerEncapsulationENCAP_IPIP,
+}
+
+// remove takes a service out of the data path, then its number.
+func (s *services) remove(svc *service) error {
+	if svc.VIP.IsValid() {
+		if err := s.deleteKey(keyOf(&svc.Service)); err != nil {
+			return err
+		}
+	}
+	err := s.kernel.objects.ServiceLabels.Delete(svc.id)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	delete(s.byName, svc.Name)
+	return nil
+}
+
+// deleteKey deletes a service's entry, unless another service has taken it over.
+func (s *services) deleteKey(key balancerServiceKey) error {
+	for _, svc := range s.byName {
+		if svc.members != nil && keyOf(&svc.Service) == key {
+			return nil
+		}
+	}
+	err := s.kernel.objects.Services.Delete(key)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}
+
+// applyVIPs makes the set of VIPs follow the services.
+func (s *services) applyVIPs() error {
+	wanted := map[balancerIn6Addr]bool{}
+	for _, svc := range s.byName {
+		wanted[in6(svc.VIP)] = true
+	}
+	var stale []balancerIn6Addr
+	var vip balancerIn6Addr
+	var value uint32
+	entries := s.kernel.objects.Vips.Iterate()
+	for entries.Next(&vip, &value) {
+		if !wanted[vip] {
+			stale = append(stale, vip)
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read the VIPs: %w", err)
+	}
+	for vip := range wanted {
+		if err := s.kernel.objects.Vips.Put(vip, uint32(1)); err != nil {
+			return fmt.Errorf("write VIP %s: %w", addrOf(vip), err)
+		}
+	}
+	for _, vip := range stale {
+		if err := s.kernel.objects.Vips.Delete(vip); err != nil {
+			return fmt.Errorf("remove VIP %s: %w", addrOf(vip), err)
+		}
+	}
+	return nil
+}
+
+// retireSlots retires the slots that no member holds any more.
+func (s *services) retireSlots() {
+	held := map[uint32]bool{}
+	for _, m := range s.members() {
+		held[m.slot] = true
+	}
+	for slot := range s.slots.bySlot {
+		if _, retired := s.slots.retired[slot]; !held[slot] && !retired {
+			s.slots.retire(slot)
+		}
+	}
+}
+
+// members lists the members of all services.
+func (s *services) members() []*member {
+	var all []*member
+	for _, svc := range s.byName {
+		all = append(all, svc.members...)
+	}
+	return all
+}
+
+// keyOf is the key of a service in the data path.
+func keyOf(svc *config.Service) balancerServiceKey {
+	return balancerServiceKey{
+		Vip:      in6(svc.VIP),
+		Port:     bits.ReverseBytes16(uint16(svc.Port)),
+		Protocol: protocolNumber(svc.Protocol),
+	}
+}
+
+// fromKey is the reverse of keyOf.
+func fromKey(key balancerServiceKey) (netip.Addr, config.Port, config.Protocol) {
+	protocol := config.TCP
+	if key.Protocol == protocolNumber(config.UDP) {
+		protocol = config.UDP
+	}
+	return addrOf(key.Vip), config.Port(bits.ReverseBytes16(key.Port)), protocol
+}

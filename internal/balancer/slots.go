@@ -1,0 +1,143 @@
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+)
+
+// identity of a server of a service: flows stay with it as long as all of this
+// stays the same.
+type serverKey struct {
+	service, server string
+	address, source netip.Addr
+}
+
+// slots gives every server of every service a number, which flow entries and
+// candidate tables hold. The numbers outlive the process: labels in the kernel
+// say whose they are.
+type slots struct {
+	kernel  *kernel
+	byKey   map[serverKey]uint32
+	bySlot  map[uint32]serverKey
+	retired map[uint32]int // slots without a server, and how many sweeps they have seen
+}
+
+// sweepsToRelease is how many sweeps of the flow table must find a slot retired
+// before it is given to another server: a packet on its way during the first may
+// still enter a flow for it.
+const sweepsToRelease = 2
+
+// loadSlots reads which slots an earlier process has given out.
+func loadSlots(k *kernel) (*slots, error) {
+	s := &slots{
+		kernel:  k,
+		byKey:   map[serverKey]uint32{},
+		bySlot:  map[uint32]serverKey{},
+		retired: map[uint32]int{},
+	}
+	var slot uint32
+	var label balancerLabel
+	labels := k.objects.ServerLabels.Iterate()
+	for labels.Next(&slot, &label) {
+		server := &k.servers.servers[slot]
+		key := serverKey{
+			service: text(label.Service[:]),
+			server:  text(label.Server[:]),
+			address: addrOf(server.Address),
+			source:  addrOf(server.Source),
+		}
+		s.byKey[key], s.bySlot[slot] = slot, key
+		if k.servers.flags(slot)&balancerServerFlagsSERVER_IN_USE == 0 {
+			s.retired[slot] = 0
+		}
+	}
+	if err := labels.Err(); err != nil {
+		return nil, fmt.Errorf("read the labels of servers: %w", err)
+	}
+	return s, nil
+}
+
+// claim returns the slot of a server: the one it has, or a free one. A slot that
+// was retired takes up its flows again.
+func (s *slots) claim(key serverKey, flags balancerServerFlags) (uint32, error) {
+	slot, ok := s.byKey[key]
+	if ok {
+		delete(s.retired, slot)
+		s.kernel.servers.setFlags(slot, flags)
+		return slot, nil
+	}
+	slot, err := s.free()
+	if err != nil {
+		return 0, err
+	}
+	label := balancerLabel{}
+	copy(label.Service[:], key.service)
+	copy(label.Server[:], key.server)
+	if err := s.kernel.objects.ServerLabels.Put(slot, &label); err != nil {
+		return 0, fmt.Errorf("label slot %d: %w", slot, err)
+	}
+	s.kernel.servers.put(slot, key.address, key.source, flags)
+	s.byKey[key], s.bySlot[slot] = slot, key
+	return slot, nil
+}
+
+// free finds a slot that nobody has.
+func (s *slots) free() (uint32, error) {
+	for slot := range uint32(len(s.kernel.servers.servers)) {
+		if _, taken := s.bySlot[slot]; !taken {
+			return slot, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d slots for servers are taken, %d of them until their flows are swept: "+
+		"node.limits.servers is too low", len(s.kernel.servers.servers), len(s.retired))
+}
+
+// retire takes the server off a slot. Its flows are placed anew by their next
+// packets.
+func (s *slots) retire(slot uint32) {
+	s.kernel.servers.setFlags(slot, 0)
+	s.kernel.servers.clearNextHop(slot)
+	s.retired[slot] = 0
+}
+
+// swept notes that the flow table holds no flow of the retired slots any more,
+// and frees those that have seen it often enough.
+func (s *slots) swept() error {
+	for slot := range s.retired {
+		if s.retired[slot]++; s.retired[slot] < sweepsToRelease {
+			continue
+		}
+		if err := s.release(slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *slots) release(slot uint32) error {
+	zero := make([]balancerServerCounter, ebpf.MustPossibleCPU())
+	if err := s.kernel.objects.ServerCounters.Put(slot, zero); err != nil {
+		return fmt.Errorf("clear the counters of slot %d: %w", slot, err)
+	}
+	err := s.kernel.objects.ServerLabels.Delete(slot)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("free slot %d: %w", slot, err)
+	}
+	delete(s.byKey, s.bySlot[slot])
+	delete(s.bySlot, slot)
+	delete(s.retired, slot)
+	return nil
+}
+
+// text is a zero-terminated name.
+func text(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}
