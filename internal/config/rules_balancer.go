@@ -196,23 +196,16 @@ func (d *document) checkTunnelsNeeded(b *Balancer) {
 
 // checkVIPs reports VIPs that are other things as well.
 func (d *document) checkVIPs(b *Balancer, all vips) {
-	locators := map[netip.Prefix]string{b.Node.Locator: "the balancer"}
+	locators := locatorsOf(b)
 	own := make(map[netip.Addr]bool)
-	for i, s := range b.Services {
-		for j, server := range s.Servers {
-			if _, ok := locators[server.Locator]; !ok {
-				locators[server.Locator] = item(child(item("services", i), "servers"), j)
-			}
-		}
-	}
 	for i, address := range b.Node.Addresses {
 		own[address] = true
 		all.checkNot(d, item("node.addresses", i), address)
 	}
 	for i, s := range b.Services {
 		path := item("services", i)
-		if locator, err := s.VIP.Prefix(64); err == nil && locators[locator] != "" {
-			d.failf(child(path, "vip"), "is in the locator of %s", locators[locator])
+		if prefix, err := s.VIP.Prefix(64); err == nil && locators[prefix] != "" {
+			d.failf(child(path, "vip"), "is in the locator of %s", locators[prefix])
 		}
 		for j, server := range s.Servers {
 			at := item(child(path, "servers"), j)
@@ -225,4 +218,19 @@ func (d *document) checkVIPs(b *Balancer, all vips) {
 			}
 		}
 	}
+}
+
+// locatorsOf returns whose each locator is.
+func locatorsOf(b *Balancer) map[netip.Prefix]string {
+	locators := make(map[netip.Prefix]string)
+	for i, s := range b.Services {
+		for j, server := range s.Servers {
+			if _, ok := locators[server.Locator]; !ok {
+				locators[server.Locator] = item(child(item("services", i), "servers"), j)
+			}
+		}
+	}
+	locators[b.Node.Locator] = "the balancer"
+	delete(locators, netip.Prefix{})
+	return locators
 }
