@@ -30,5 +30,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.AddCommand(newCheck())
+	root.AddCommand(newLB())
 	return root
 }

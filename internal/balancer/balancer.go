@@ -291,8 +291,7 @@ func (b *Balancer) timeouts() map[uint32][4]uint16 {
 	return timeouts
 }
 
-// deliverSID is the SID that asks a server to deliver: function 5 of DESIGN's
-// wire format, as SID_DELIVER in bpf/srv6.h.
+// deliverSID is the SID that asks a server to deliver: SID_DELIVER in bpf/srv6.h.
 func deliverSID(locator netip.Prefix) netip.Addr {
 	sid := locator.Addr().As16()
 	sid[9] = 0x05

@@ -53,8 +53,8 @@ func (t *flowTable) close() error {
 // flowEntry is an entry of the flow table; bpf/flowtable.h has its layout.
 type flowEntry uint64
 
-func (e flowEntry) signature() uint64       { return uint64(e) >> 30 }
-func (e flowEntry) server() uint32          { return uint32(e>>14) & 0xffff }
+func (e flowEntry) signature() uint64        { return uint64(e) >> 30 }
+func (e flowEntry) server() uint32           { return uint32(e>>14) & 0xffff }
 func (e flowEntry) state() balancerFlowState { return balancerFlowState(e >> 12 & 3) }
 
 // age is the time since the flow was seen, in ticks.

@@ -239,3 +239,7 @@ func (k *kernel) install(number uint32, rows []uint16) error {
 	return nil
 }
 
+// Detach takes the data path of an instance out of the kernel, with all flows.
+func Detach(instance string) error {
+	return datapath.RemoveDir(instance)
+}

@@ -23,9 +23,7 @@ type member struct {
 // flags are what the data path is told of the member.
 func (m *member) flags() balancerServerFlags {
 	flags := balancerServerFlagsSERVER_IN_USE
-	if !m.Address.IsValid() || m.Address.Is6() {
-		// IPv6 outside, whatever is inside.
-	} else {
+	if m.Address.Is4() {
 		flags |= balancerServerFlagsSERVER_IPV4
 	}
 	if *m.Weight == 0 || !m.healthy {

@@ -5,6 +5,7 @@ package config
 
 import (
 	"net/netip"
+	"strconv"
 	"time"
 )
 
@@ -18,7 +19,8 @@ type Balancer struct {
 // BalancerNode describes the host that a balancer runs on.
 type BalancerNode struct {
 	// Instance names the balancer on its host and its pins under
-	// /sys/fs/bpf/segue/<instance>. Default "lb".
+	// /sys/fs/bpf/segue/<instance>: 1 to 63 letters, digits, - and _ (the BPF
+	// file system refuses dots). Default "lb".
 	Instance string `yaml:"instance"`
 	// Interface receives the packets for the VIPs.
 	Interface string `yaml:"interface"`
@@ -88,6 +90,22 @@ const AllPorts Port = 0
 // Port is a transport port, 1 to 65535, or AllPorts.
 type Port uint16
 
+// String returns the port as configuration files write it.
+func (p Port) String() string {
+	if p == AllPorts {
+		return "all"
+	}
+	return strconv.Itoa(int(p))
+}
+
+// MarshalYAML lets the yaml package write what this one reads.
+func (p Port) MarshalYAML() (any, error) {
+	if p == AllPorts {
+		return "all", nil
+	}
+	return uint16(p), nil
+}
+
 // Service is a VIP, port and protocol with the servers behind it.
 type Service struct {
 	Name          string        `yaml:"name"`
@@ -110,7 +128,7 @@ type Service struct {
 }
 
 // Timeouts are how long the flow table keeps a flow after its last packet. The
-// granularity is 4.3 s, the longest four hours.
+// granularity is 4.3 s, the shortest 5 s, the longest four hours.
 type Timeouts struct {
 	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
 	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
@@ -122,10 +140,10 @@ type Timeouts struct {
 type Health struct {
 	HTTP     *HTTPCheck    `yaml:"http"`
 	TCP      *TCPCheck     `yaml:"tcp"`
-	Interval time.Duration `yaml:"interval"` // default 1s
-	Timeout  time.Duration `yaml:"timeout"`  // default the interval
-	Rise     int           `yaml:"rise"`     // successes that bring a server back; default 2
-	Fall     int           `yaml:"fall"`     // failures that take it out; default 3
+	Interval time.Duration `yaml:"interval"` // at least 100ms; default 1s
+	Timeout  time.Duration `yaml:"timeout"`  // 1ms to the interval; default the interval
+	Rise     int           `yaml:"rise"`     // successes that bring a server back, 1 to 1000; default 2
+	Fall     int           `yaml:"fall"`     // failures that take it out, 1 to 1000; default 3
 }
 
 // HTTPCheck succeeds on a status from 200 to 399.
@@ -169,7 +187,7 @@ type AgentNode struct {
 	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
 	// MTU is the largest packet that travels from the balancers to here, 1280 to
 	// 65535 bytes. Default the interface's.
-	MTU int `yaml:"mtu"`
+	MTU int `yaml:"mtu,omitempty"`
 	// AssignVIPs makes the agent put the VIPs on the loopback interface, and take
 	// them away when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// newCheck returns the command that validates a configuration file and touches nothing else.
+func newCheck() *cobra.Command {
+	var file, role string
+	cmd := &cobra.Command{
+		Use:   "check -c FILE",
+		Short: "Validate a configuration file",
+		Long: `Check reads a configuration file of a balancer or an agent and prints every
+problem in it, one a line, as FILE:LINE: FIELD "VALUE": PROBLEM. It touches
+nothing on the machine, so it may run anywhere and as any user.
+
+Without --role, a file in which a service lists servers is a balancer's, and any
+other an agent's.
+
+The exit code is 0 if the file is valid and 1 if it is not.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return check(cmd, file, role)
+		},
+	}
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
+	cmd.Flags().StringVar(&role, "role", "", "what the file is for: lb or agent")
+	cobra.CheckErr(cmd.MarkFlagRequired("config"))
+	return cmd
+}
+
+func check(cmd *cobra.Command, file, role string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if role == "" {
+		role = "agent"
+		if config.HasServers(data) {
+			role = "lb"
+		}
+	}
+	var kind, content string
+	switch role {
+	case "lb":
+		kind = "balancer"
+		var b *config.Balancer
+		if b, err = config.ParseBalancer(data); err == nil {
+			content = count(len(b.Services), "service") + ", " + count(servers(b), "server")
+		}
+	case "agent":
+		kind = "agent"
+		var a *config.Agent
+		if a, err = config.ParseAgent(data); err == nil {
+			content = count(len(a.Services), "service")
+		}
+	default:
+		return fmt.Errorf("--role %q: must be lb or agent", role)
+	}
+	var problems config.Errors
+	if errors.As(err, &problems) {
+		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
+		return fmt.Errorf("%s: no valid %s configuration: %s", file, kind, count(len(problems), "problem"))
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%s: valid %s configuration: %s\n", file, kind, content)
+	return nil
+}
+
+// servers counts a server once for each service that it is in.
+func servers(b *config.Balancer) int {
+	n := 0
+	for _, s := range b.Services {
+		n += len(s.Servers)
+	}
+	return n
+}
+
+func count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/daemon"
+)
+
+func newLB() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "lb -c FILE",
+		Short: "Run a balancer",
+		Long: `Run a balancer in the foreground.
+
+SIGHUP reads the configuration again; a bad one changes nothing. When the
+process ends the data path stays in the kernel and goes on steering; the next
+start takes it over without losing a packet. "segue lb detach" takes it away.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			return runLB(cmd.Context(), file, log)
+		},
+	}
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
+	_ = cmd.MarkFlagRequired("config")
+	cmd.AddCommand(newDetach("balancer", balancer.Detach))
+	return cmd
+}
+
+func runLB(ctx context.Context, file string, log *slog.Logger) error {
+	cfg, err := config.LoadBalancer(file)
+	if err != nil {
+		return err
+	}
+	lock, err := daemon.Lock(cfg.Node.Instance)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	b, err := balancer.New(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	reload := func(ctx context.Context) error {
+		cfg, err := config.LoadBalancer(file)
+		if err != nil {
+			return err
+		}
+		return b.Reload(ctx, cfg)
+	}
+	return daemon.Serve(ctx, b, reload, log)
+}
+
+// newDetach is the command that takes an instance's data path away.
+func newDetach(role string, detach func(instance string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:   "detach INSTANCE",
+		Short: "Take the data path of a stopped " + role + " out of the kernel",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			instance := args[0]
+			lock, err := daemon.Lock(instance)
+			if err != nil {
+				return fmt.Errorf("stop it first: %w", err)
+			}
+			if err := detach(instance); err != nil {
+				_ = lock.Close()
+				return err
+			}
+			return daemon.Unlock(lock)
+		},
+	}
+}

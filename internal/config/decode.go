@@ -1,0 +1,309 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// document is what a file holds and where, and the problems found in it so far. The library's own
+// decoder would stop at the names of Go types and lines; this one reports every problem with the
+// field's path, and lets the rules that follow do so too.
+type document struct {
+	fields   map[string]field // by path; a field that is null or empty is not there
+	problems Errors
+}
+
+// field is where a document holds a value.
+type field struct {
+	line int
+	text string // of a scalar, as written
+	bad  bool   // could not be decoded, and is reported already
+}
+
+// decode reads the only document in data into the struct that into points to. Fields that data
+// does not name keep their values.
+func decode(data []byte, into any) *document {
+	d := &document{fields: make(map[string]field)}
+	var root yaml.Node
+	if err := yaml.Load(data, &root); err != nil {
+		d.syntaxError(err)
+		return d
+	}
+	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
+	return d
+}
+
+// syntaxError reports that the file is not a YAML document, which makes all of it bad.
+func (d *document) syntaxError(err error) {
+	problem := Error{Problem: err.Error()}
+	var load *yaml.LoadError
+	if errors.As(err, &load) {
+		problem.Line = load.Mark.Line
+		problem.Problem = strings.TrimPrefix(load.Message, "yaml: ")
+		if load.ContextMsg != "" {
+			problem.Problem = load.ContextMsg + ": " + problem.Problem
+		}
+	}
+	d.problems = append(d.problems, &problem)
+	d.fields[""] = field{bad: true}
+}
+
+// has tells whether the file gives the field a value, good or bad.
+func (d *document) has(path string) bool {
+	_, ok := d.fields[path]
+	return ok
+}
+
+// bad tells whether the field, or one that it is part of, could not be decoded.
+func (d *document) bad(path string) bool {
+	for {
+		if d.fields[path].bad {
+			return true
+		}
+		if path == "" {
+			return false
+		}
+		path = parent(path)
+	}
+}
+
+// failf reports a problem with a field that was decoded, and nothing about one that was not: the
+// real problem of that is reported already.
+func (d *document) failf(path, format string, args ...any) {
+	if d.bad(path) {
+		return
+	}
+	d.report(path, fmt.Sprintf(format, args...))
+}
+
+// badf reports that a field cannot be decoded.
+func (d *document) badf(path, format string, args ...any) {
+	d.report(path, fmt.Sprintf(format, args...))
+	f := d.fields[path]
+	f.bad = true
+	d.fields[path] = f
+}
+
+// report adds a problem at the field's line, or at that of what should hold the field.
+func (d *document) report(path, problem string) {
+	at := path
+	for !d.has(at) && at != "" {
+		at = parent(at)
+	}
+	d.reportAt(d.fields[at].line, path, d.fields[path].text, problem)
+}
+
+func (d *document) reportAt(line int, path, value, problem string) {
+	d.problems = append(d.problems, &Error{Line: line, Path: path, Value: value, Problem: problem})
+}
+
+// parent returns the path of what a field is part of: a.b[1] is part of a.b, and that of a.
+func parent(path string) string {
+	return path[:max(strings.LastIndexAny(path, ".["), 0)]
+}
+
+// child returns the path of a struct's field.
+func child(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// item returns the path of an element of a list.
+func item(path string, i int) string {
+	return path + "[" + strconv.Itoa(i) + "]"
+}
+
+// value decodes one node. The files' schema is not recursive, so that neither are aliases which
+// refer to what they are part of: the second level does not fit the first one's type.
+func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
+	line := node.Line
+	for node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	if node.Kind == yaml.ScalarNode && (node.Tag == "!!null" || node.Value == "" && isAddress(into)) {
+		return
+	}
+	d.fields[path] = field{line: line, text: node.Value}
+	switch {
+	case into.Kind() == reflect.Pointer:
+		into.Set(reflect.New(into.Type().Elem()))
+		d.value(path, node, into.Elem())
+	case into.Kind() == reflect.Struct && !isAddress(into):
+		d.mapping(path, node, into)
+	case into.Kind() == reflect.Slice:
+		d.list(path, node, into)
+	case node.Kind != yaml.ScalarNode:
+		d.badf(path, "must be a single value")
+	default:
+		if problem := setScalar(node.Value, into); problem != "" {
+			d.badf(path, "%s", problem)
+		}
+	}
+}
+
+// isAddress tells whether a value is an IP address or prefix, for which, as for the types
+// themselves, an empty text means none.
+func isAddress(v reflect.Value) bool {
+	switch v.Interface().(type) {
+	case netip.Addr, netip.Prefix:
+		return true
+	}
+	return false
+}
+
+// mapping decodes the fields of a struct, whose names are in the yaml tags.
+func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
+	if node.Kind != yaml.MappingNode {
+		d.badf(path, "must be a mapping of field names to values")
+		return
+	}
+	var known []string
+	index := make(map[string]int)
+	for i := range into.NumField() {
+		name, _, _ := strings.Cut(into.Type().Field(i).Tag.Get("yaml"), ",")
+		known = append(known, name)
+		index[name] = i
+	}
+	seen := make(map[string]int)
+	for i := 0; i < len(node.Content); i += 2 {
+		key, value := node.Content[i], node.Content[i+1]
+		n, ok := index[key.Value]
+		first, duplicate := seen[key.Value]
+		switch {
+		case key.Kind != yaml.ScalarNode:
+			d.reportAt(key.Line, path, "", "a field name must be a plain word")
+		case !ok:
+			d.reportAt(key.Line, child(path, plain(key.Value)), "",
+				"unknown field; known: "+strings.Join(known, ", "))
+		case duplicate:
+			d.reportAt(key.Line, child(path, key.Value), "", fmt.Sprintf("given twice, first in line %d", first))
+		default:
+			seen[key.Value] = key.Line
+			d.value(child(path, key.Value), value, into.Field(n))
+		}
+	}
+}
+
+// plain quotes a name that would make its path ambiguous.
+func plain(name string) string {
+	if isPlain(name) {
+		return name
+	}
+	return quote(name)
+}
+
+// isPlain tells whether a name is made of letters, digits, - and _.
+func isPlain(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
+	})
+}
+
+func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
+	if node.Kind != yaml.SequenceNode {
+		d.badf(path, "must be a list")
+		return
+	}
+	if len(node.Content) == 0 {
+		return
+	}
+	into.Set(reflect.MakeSlice(into.Type(), len(node.Content), len(node.Content)))
+	for i, element := range node.Content {
+		at := item(path, i)
+		d.value(at, element, into.Index(i))
+		if !d.has(at) {
+			d.fields[at] = field{line: element.Line}
+			d.badf(at, "empty list element")
+		}
+	}
+}
+
+// setScalar parses text into a value of one of the types that configurations use. It returns what
+// is wrong with the text, or nothing.
+func setScalar(text string, into reflect.Value) (problem string) {
+	var err error
+	switch v := into.Addr().Interface().(type) {
+	case *netip.Addr:
+		if *v, err = netip.ParseAddr(text); err != nil {
+			return "must be an IP address"
+		}
+	case *netip.Prefix:
+		if *v, err = netip.ParsePrefix(text); err != nil {
+			return "must be a prefix such as fd00:5:0:1::/64"
+		}
+	case *time.Duration:
+		if *v, err = time.ParseDuration(text); err != nil {
+			return "must be a duration with its unit, such as 500ms, 30s or 2h"
+		}
+	case *Port:
+		if text == "all" {
+			*v = AllPorts
+			return ""
+		}
+		number, err := parseUint(text, 16)
+		if *v = Port(number); err != nil || number == 0 {
+			return "must be a port from 1 to 65535, or all"
+		}
+	default:
+		return setBasic(text, into)
+	}
+	return ""
+}
+
+// setBasic is setScalar for Go's own types. Strings take the text of any scalar as it is written,
+// which spares names like 1 and no their quotes.
+func setBasic(text string, into reflect.Value) (problem string) {
+	switch {
+	case into.Kind() == reflect.String:
+		into.SetString(text)
+	case into.Kind() == reflect.Bool:
+		if text != "true" && text != "false" {
+			return "must be true or false"
+		}
+		into.SetBool(text == "true")
+	case into.CanUint():
+		number, err := parseUint(text, into.Type().Bits())
+		if err != nil {
+			return fmt.Sprintf("must be a whole number from 0 to %d", ^uint64(0)>>(64-into.Type().Bits()))
+		}
+		into.SetUint(number)
+	case into.CanInt():
+		number, err := parseInt(text, into.Type().Bits())
+		if err != nil {
+			return "must be a whole number"
+		}
+		into.SetInt(number)
+	default:
+		panic(fmt.Sprintf("config: no way to read a %s", into.Type()))
+	}
+	return ""
+}
+
+// parseUint parses decimal numbers and, with their prefixes, hexadecimal, octal and binary ones;
+// underscores may group digits. A leading zero alone is octal in YAML 1.1 and decimal in YAML 1.2:
+// refused.
+func parseUint(text string, bits int) (uint64, error) {
+	if len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9' {
+		return 0, strconv.ErrSyntax
+	}
+	return strconv.ParseUint(text, 0, bits)
+}
+
+// parseInt is parseUint for numbers that may be negative, which rules then refuse with their range.
+func parseInt(text string, bits int) (int64, error) {
+	digits, negative := strings.CutPrefix(text, "-")
+	number, err := parseUint(digits, bits-1)
+	if negative {
+		return -int64(number), err
+	}
+	return int64(number), err
+}

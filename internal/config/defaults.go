@@ -1,0 +1,83 @@
+package config
+
+import (
+	"net/netip"
+	"time"
+)
+
+// setDefault sets a field that the file gives no value. A value of zero in the file is a value.
+func setDefault[T any](d *document, path string, field *T, value T) {
+	if !d.has(path) {
+		*field = value
+	}
+}
+
+func (b *Balancer) setDefaults(d *document) {
+	setDefault(d, "node.instance", &b.Node.Instance, "lb")
+	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, 1<<20)
+	setDefault(d, "node.limits.servers", &b.Node.Limits.Servers, 4096)
+	for i := range b.Services {
+		b.Services[i].setDefaults(d, item("services", i))
+	}
+}
+
+func (s *Service) setDefaults(d *document, path string) {
+	setDefault(d, child(path, "placement"), &s.Placement, PlacementHash)
+	setDefault(d, child(path, "persistence"), &s.Persistence, PersistenceTable)
+	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	setDefault(d, child(path, "candidates"), &s.Candidates, 1)
+	setDefault(d, child(path, "buckets"), &s.Buckets, 65537)
+	s.Timeouts.setDefaults(d, child(path, "timeouts"), s.Protocol)
+	if s.Health != nil {
+		s.Health.setDefaults(d, child(path, "health"), s.Port)
+	}
+	for i := range s.Servers {
+		s.Servers[i].setDefaults(d, item(child(path, "servers"), i))
+	}
+}
+
+func (t *Timeouts) setDefaults(d *document, path string, protocol Protocol) {
+	unconfirmed, established := time.Minute, time.Hour
+	if protocol == UDP {
+		unconfirmed, established = 30*time.Second, 2*time.Minute
+	}
+	setDefault(d, child(path, "new"), &t.New, unconfirmed)
+	setDefault(d, child(path, "established"), &t.Established, established)
+	setDefault(d, child(path, "closing"), &t.Closing, time.Minute)
+}
+
+// setDefaults leaves a check's port 0 for a service of all ports.
+func (h *Health) setDefaults(d *document, path string, port Port) {
+	setDefault(d, child(path, "interval"), &h.Interval, time.Second)
+	setDefault(d, child(path, "timeout"), &h.Timeout, h.Interval)
+	setDefault(d, child(path, "rise"), &h.Rise, 2)
+	setDefault(d, child(path, "fall"), &h.Fall, 3)
+	if h.HTTP != nil {
+		setDefault(d, child(path, "http.path"), &h.HTTP.Path, "/")
+		setDefault(d, child(path, "http.port"), &h.HTTP.Port, uint16(port))
+	}
+	if h.TCP != nil {
+		setDefault(d, child(path, "tcp.port"), &h.TCP.Port, uint16(port))
+	}
+}
+
+func (s *Server) setDefaults(d *document, path string) {
+	one := uint32(1)
+	setDefault(d, child(path, "weight"), &s.Weight, &one)
+	host := s.Address
+	if !host.IsValid() && s.Locator.IsValid() {
+		bytes := s.Locator.Addr().As16()
+		bytes[15] = 1
+		host = netip.AddrFrom16(bytes)
+	}
+	setDefault(d, child(path, "host"), &s.Host, host)
+}
+
+func (a *Agent) setDefaults(d *document) {
+	setDefault(d, "node.instance", &a.Node.Instance, "agent")
+	yes := true
+	setDefault(d, "node.assign-vips", &a.Node.AssignVIPs, &yes)
+	for i := range a.Services {
+		setDefault(d, child(item("services", i), "encapsulation"), &a.Services[i].Encapsulation, SRv6Encap)
+	}
+}

@@ -1,0 +1,89 @@
+package config
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Error is one problem of a configuration.
+type Error struct {
+	File    string // empty for a configuration that was not read from one
+	Line    int    // from 1; 0 when the problem is not of a place in a file
+	Path    string // of the field, such as services[2].servers[0].locator; empty for the whole file
+	Value   string // as written in the file; empty when there is none
+	Problem string
+}
+
+// Error returns the problem on one line, as FILE:LINE: PATH "VALUE": PROBLEM without the parts
+// that are empty.
+func (e *Error) Error() string {
+	var s strings.Builder
+	line := strconv.Itoa(e.Line)
+	switch {
+	case e.File != "" && e.Line > 0:
+		s.WriteString(e.File + ":" + line + ": ")
+	case e.File != "":
+		s.WriteString(e.File + ": ")
+	case e.Line > 0:
+		s.WriteString("line " + line + ": ")
+	}
+	if e.Path != "" {
+		s.WriteString(e.Path)
+		if e.Value != "" {
+			s.WriteString(" " + quote(e.Value))
+		}
+		s.WriteString(": ")
+	}
+	s.WriteString(e.Problem)
+	return s.String()
+}
+
+// quote keeps values from breaking the line or filling the screen.
+func quote(value string) string {
+	const longest = 80
+	if runes := []rune(value); len(runes) > longest {
+		return strconv.Quote(string(runes[:longest])) + "..."
+	}
+	return strconv.Quote(value)
+}
+
+// Errors are all problems of a configuration in the order of the file's lines. The functions of
+// this package return it only with at least one.
+type Errors []*Error
+
+// Error returns one problem per line.
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, problem := range e {
+		lines[i] = problem.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// In names the file that the problems are in, and returns them.
+func (e Errors) In(file string) Errors {
+	for _, problem := range e {
+		problem.File = file
+	}
+	return e
+}
+
+// Unwrap gives errors.As and errors.Is the single problems.
+func (e Errors) Unwrap() []error {
+	errs := make([]error, len(e))
+	for i, problem := range e {
+		errs[i] = problem
+	}
+	return errs
+}
+
+// orNil sorts the problems; without any it returns an untyped nil.
+func (e Errors) orNil() error {
+	if len(e) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(e, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
+	return e
+}

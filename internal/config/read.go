@@ -1,0 +1,74 @@
+package config
+
+import (
+	"errors"
+	"os"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// LoadBalancer reads a balancer's configuration file. What it returns has its defaults filled in
+// and obeys all rules. The error is of type Errors, or that of reading the file.
+func LoadBalancer(path string) (*Balancer, error) {
+	return load(path, ParseBalancer)
+}
+
+// LoadAgent reads an agent's configuration file, as LoadBalancer a balancer's.
+func LoadAgent(path string) (*Agent, error) {
+	return load(path, ParseAgent)
+}
+
+func load[T any](path string, parse func([]byte) (*T, error)) (*T, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	config, err := parse(data)
+	var problems Errors
+	if errors.As(err, &problems) {
+		return nil, problems.In(path)
+	}
+	return config, err
+}
+
+// ParseBalancer is LoadBalancer for a file's content.
+func ParseBalancer(data []byte) (*Balancer, error) {
+	var b Balancer
+	d := decode(data, &b)
+	b.setDefaults(d)
+	d.checkBalancer(&b)
+	if err := d.problems.orNil(); err != nil {
+		return nil, err
+	}
+	return &b, nil
+}
+
+// ParseAgent is LoadAgent for a file's content.
+func ParseAgent(data []byte) (*Agent, error) {
+	var a Agent
+	d := decode(data, &a)
+	a.setDefaults(d)
+	d.checkAgent(&a)
+	if err := d.problems.orNil(); err != nil {
+		return nil, err
+	}
+	return &a, nil
+}
+
+// HasServers tells whether a service in the file lists servers. All valid balancers' files do, and
+// no valid agent's.
+func HasServers(data []byte) bool {
+	var file struct {
+		Services []struct {
+			Servers []any `yaml:"servers"`
+		} `yaml:"services"`
+	}
+	// An invalid file is read as far as it goes; its problems are for the real readers to report.
+	_ = yaml.Load(data, &file, yaml.WithUniqueKeys(false))
+	for _, service := range file.Services {
+		if len(service.Servers) > 0 {
+			return true
+		}
+	}
+	return false
+}

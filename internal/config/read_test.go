@@ -1,0 +1,317 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v4"
+)
+
+// exact compares addresses as values; the other types have no unexported fields.
+var exact = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
+
+func TestBalancerDefaults(t *testing.T) {
+	got, err := ParseBalancer([]byte(`
+node: {interface: eth0, locator: "fd00:6c:0:1::/64", addresses: [192.0.2.1]}
+services:
+  - name: web
+    vip: 2001:db8:80::1
+    port: 443
+    protocol: tcp
+    health: {http: {}}
+    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+  - name: dns
+    vip: 192.0.2.53
+    port: 53
+    protocol: udp
+    encapsulation: ipip
+    health: {tcp: {}, interval: 5s}
+    timeouts: {closing: 5s}
+    servers: [{name: d1, address: 192.0.2.7}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := uint32(1)
+	want := &Balancer{
+		Node: BalancerNode{
+			Instance:  "lb",
+			Interface: "eth0",
+			Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
+			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+			Limits:    Limits{Flows: 1048576, Servers: 4096},
+		},
+		Services: []Service{{
+			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: TCP,
+			Placement: "hash", Persistence: "table", Encapsulation: "srv6-encap", Candidates: 1, Buckets: 65537,
+			Timeouts: Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
+			Health: &Health{
+				HTTP:     &HTTPCheck{Path: "/", Port: 443},
+				Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
+			},
+			Servers: []Server{{
+				Name: "s1", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
+				Host: netip.MustParseAddr("fd00:5:0:1::1"), Weight: &one,
+			}},
+		}, {
+			Name: "dns", VIP: netip.MustParseAddr("192.0.2.53"), Port: 53, Protocol: UDP,
+			Placement: "hash", Persistence: "table", Encapsulation: "ipip", Candidates: 1, Buckets: 65537,
+			Timeouts: Timeouts{New: 30 * time.Second, Established: 2 * time.Minute, Closing: 5 * time.Second},
+			Health: &Health{
+				TCP:      &TCPCheck{Port: 53},
+				Interval: 5 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
+			},
+			Servers: []Server{{
+				Name: "d1", Address: netip.MustParseAddr("192.0.2.7"),
+				Host: netip.MustParseAddr("192.0.2.7"), Weight: &one,
+			}},
+		}},
+	}
+	if diff := cmp.Diff(want, got, exact); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestAgentDefaults(t *testing.T) {
+	got, err := ParseAgent([]byte(`
+node: {interface: eth0, locator: "fd00:5:0:1::/64"}
+services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	yes := true
+	want := &Agent{
+		Node: AgentNode{
+			Instance: "agent", Interface: "eth0", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"), AssignVIPs: &yes,
+		},
+		Services: []AgentService{{
+			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: AllPorts, Protocol: TCP, Encapsulation: SRv6Encap,
+		}},
+	}
+	if diff := cmp.Diff(want, got, exact); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// TestErrors covers what the mutations of single rules do not: the lines, the values, the order,
+// and that a field which cannot be read causes one problem only.
+func TestErrors(t *testing.T) {
+	tests := []struct {
+		name, file, want string
+	}{
+		{"empty", "", "no documents in stream"},
+		{"two documents", "node: {}\n---\nnode: {}\n", "expected single document, found multiple"},
+		{"syntax", "node:\n  interface: [eth0\nservices: []\n",
+			"line 3: while parsing a flow sequence: did not find expected ',' or ']'"},
+		{"no mapping", "- node\n", "line 1: must be a mapping of field names to values"},
+		{"all at once", `node:
+  interfaces: eth0
+  interface: eth0
+  interface: eth1
+  seed: -1
+  limits: 5
+  addresses: 192.0.2.1
+services:
+  - name: [web]
+    vip: 192.0.2.300
+    port: 0x1_0000
+    protocol: tcp
+    [a]: b
+    "a.b\n": c
+    servers:
+      -
+      - {name: s1, locator: 10}
+      - name: s2
+  - 1
+`, `line 2: node.interfaces: unknown field; known: instance, interface, locator, addresses, seed, limits
+line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
+line 4: node.interface: given twice, first in line 3
+line 5: node.seed "-1": must be a whole number from 0 to 18446744073709551615
+line 6: node.limits "5": must be a mapping of field names to values
+line 7: node.addresses "192.0.2.1": must be a list
+line 9: services[0].name: must be a single value
+line 10: services[0].vip "192.0.2.300": must be an IP address
+line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
+line 13: services[0]: a field name must be a plain word
+line 14: services[0]."a.b\n": unknown field; known: name, vip, port, protocol, placement, persistence, ` +
+			`encapsulation, candidates, buckets, timeouts, health, servers
+line 16: services[0].servers[0]: empty list element
+line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
+line 18: services[0].servers[2].locator: required by encapsulation srv6-encap
+line 19: services[1] "1": must be a mapping of field names to values`},
+		{"an alias is no loop", "node: {interface: eth0}\nservices: &s\n  - name: web\n    servers: *s\n",
+			`line 1: node.locator: required by services[0], whose encapsulation is srv6-encap
+line 3: services[0].vip: required
+line 3: services[0].port: required
+line 3: services[0].protocol: required
+line 3: services[0].servers[0].locator: required by encapsulation srv6-encap
+line 4: services[0].servers[0].servers: unknown field; known: name, locator, address, host, weight`},
+		{"null is absent", `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
+services:
+  - name: web
+    vip: 2001:db8:80::1
+    port: 443
+    protocol: tcp
+    health:
+      tcp:
+    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+`, "line 8: services[0].health: must have exactly one of http and tcp; tcp: {} has all its defaults"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			_, err := ParseBalancer([]byte(test.file))
+			if err == nil {
+				t.Fatal("valid")
+			}
+			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLongValueIsCut(t *testing.T) {
+	err := &Error{Line: 1, Path: "a", Value: string(make([]byte, 10000)), Problem: "long"}
+	if n := len(err.Error()); n > 400 {
+		t.Errorf("the error has %d bytes", n)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := LoadBalancer(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	file := filepath.Join(dir, "agent.yaml")
+	if err := os.WriteFile(file, []byte("\nnode: 1\nservices: 2\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := LoadAgent(file)
+	want := file + ":2: node \"1\": must be a mapping of field names to values\n" +
+		file + ":3: services \"2\": must be a list"
+	if err == nil || err.Error() != want {
+		t.Errorf("got:\n%v\nwant:\n%s", err, want)
+	}
+	var first *Error
+	if !errors.As(err, &first) || first.Path != "node" || first.Line != 2 || first.File != file {
+		t.Errorf("first error: %+v", first)
+	}
+}
+
+// The examples are what docs/configuration.md shows and deployments start from.
+const examples = "../../docs/examples/"
+
+func TestExamples(t *testing.T) {
+	b, err := LoadBalancer(examples + "lb.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkRoundTrip(t, b, ParseBalancer)
+	a, err := LoadAgent(examples + "agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkRoundTrip(t, a, ParseAgent)
+
+	// The agent is that of the balancer's server s1, which says the same of its services.
+	for _, as := range a.Services {
+		found := false
+		for _, bs := range b.Services {
+			found = found || as == AgentService{bs.Name, bs.VIP, bs.Port, bs.Protocol, bs.Encapsulation}
+		}
+		if !found {
+			t.Errorf("the balancer's example has no service %+v", as)
+		}
+	}
+}
+
+func TestHasServers(t *testing.T) {
+	lb, err := os.ReadFile(examples + "lb.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent, err := os.ReadFile(examples + "agent.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := map[string]struct {
+		file string
+		want bool
+	}{
+		"balancer":         {string(lb), true},
+		"agent":            {string(agent), false},
+		"invalid balancer": {"services: [1, {port: x, port: [], servers: [1]}]", true},
+		"no servers":       {"services: [{servers: []}]", false},
+		"no YAML":          {"services: [", false},
+	}
+	for name, test := range tests {
+		if got := HasServers([]byte(test.file)); got != test.want {
+			t.Errorf("%s: got %v", name, got)
+		}
+	}
+}
+
+// checkRoundTrip writes a configuration and reads it again.
+func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, error)) {
+	t.Helper()
+	data, err := yaml.Dump(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := parse(data)
+	if err != nil {
+		t.Fatalf("not valid when written:\n%v\n%s", err, data)
+	}
+	if !reflect.DeepEqual(want, got) {
+		t.Errorf("-want +got:\n%s", cmp.Diff(want, got, exact))
+	}
+}
+
+func FuzzParseBalancer(f *testing.F) {
+	f.Add([]byte(validBalancer))
+	fuzzParse(f, "lb.yaml", ParseBalancer)
+}
+
+func FuzzParseAgent(f *testing.F) {
+	f.Add([]byte(validAgent))
+	fuzzParse(f, "agent.yaml", ParseAgent)
+}
+
+// fuzzParse checks that no file panics, that every invalid one says why on lines of their own, and
+// that every valid one is the same when written and read again.
+func fuzzParse[T any](f *testing.F, example string, parse func([]byte) (*T, error)) {
+	data, err := os.ReadFile(examples + example)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		config, err := parse(data)
+		if err == nil {
+			checkRoundTrip(t, config, parse)
+			return
+		}
+		var problems Errors
+		if !errors.As(err, &problems) || len(problems) == 0 {
+			t.Fatalf("error of type %T: %v", err, err)
+		}
+		for _, problem := range problems {
+			for _, r := range problem.Error() {
+				if r == '\n' {
+					t.Fatalf("problem of two lines: %q", problem.Error())
+				}
+			}
+		}
+	})
+}

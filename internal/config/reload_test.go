@@ -1,0 +1,53 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestReloadableFrom(t *testing.T) {
+	balancer := func(from, to string) *Balancer { return mustParse(t, validBalancer, from, to, ParseBalancer) }
+	agent := func(from, to string) *Agent { return mustParse(t, validAgent, from, to, ParseAgent) }
+	oldBalancer, oldAgent := balancer("", ""), agent("", "")
+	tests := []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"same", balancer("", "").ReloadableFrom(oldBalancer), ""},
+		{"weight", balancer("weight: 1000", "weight: 10").ReloadableFrom(oldBalancer), ""},
+		{"name", balancer("name: dns", "name: ns").ReloadableFrom(oldBalancer), ""},
+		{"instance", balancer("edge-1", "edge-2").ReloadableFrom(oldBalancer),
+			`node.instance "edge-2": a change from "edge-1" needs a restart`},
+		{"several", balancer("eth0", "eth1").ReloadableFrom(&Balancer{}),
+			`node.instance "edge-1": a change from "" needs a restart
+node.interface "eth1": a change from "" needs a restart
+node.limits.flows "1024": a change from "0" needs a restart
+node.limits.servers "5": a change from "0" needs a restart
+metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
+		{"agent same", agent("", "").ReloadableFrom(oldAgent), ""},
+		{"agent MTU", agent("mtu: 1500", "mtu: 9000").ReloadableFrom(oldAgent), ""},
+		{"agent several", agent("eth0", "eth1").ReloadableFrom(&Agent{}),
+			`node.instance "server": a change from "" needs a restart
+node.interface "eth1": a change from "" needs a restart
+metrics.listen ":9189": a change from "" needs a restart`},
+	}
+	for _, test := range tests {
+		got := ""
+		if test.err != nil {
+			got = test.err.Error()
+		}
+		if got != test.want {
+			t.Errorf("%s: got:\n%s\nwant:\n%s", test.name, got, test.want)
+		}
+	}
+}
+
+func mustParse[T any](t *testing.T, file, from, to string, parse func([]byte) (*T, error)) *T {
+	t.Helper()
+	config, err := parse([]byte(strings.Replace(file, from, to, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return config
+}

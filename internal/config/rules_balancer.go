@@ -1,0 +1,236 @@
+package config
+
+import (
+	"fmt"
+	"math/big"
+	"net/netip"
+	"net/url"
+	"time"
+)
+
+// maxBuckets is the largest prime below 2^24.
+const maxBuckets = 16777213
+
+// checkBalancer reports every rule that a decoded balancer breaks.
+func (d *document) checkBalancer(b *Balancer) {
+	d.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
+	d.checkTunnelSources(b.Node.Addresses)
+	checkRange(d, "node.limits.flows", b.Node.Limits.Flows, 1024, 100_000_000)
+	checkRange(d, "node.limits.servers", b.Node.Limits.Servers, 1, 65535)
+	d.checkListen(b.Metrics.Listen)
+
+	common := make([]AgentService, len(b.Services))
+	for i, s := range b.Services {
+		common[i] = AgentService{s.Name, s.VIP, s.Port, s.Protocol, s.Encapsulation}
+	}
+	d.checkServices(common)
+	d.checkLocatorNeeded(common, b.Node.Locator)
+	total := 0
+	for i := range b.Services {
+		d.checkService(item("services", i), &b.Services[i])
+		d.checkServers(item("services", i), &b.Services[i], b.Node.Locator)
+		total += len(b.Services[i].Servers)
+	}
+	if limit := b.Node.Limits.Servers; total > int(limit) {
+		d.failf("node.limits.servers", "the services have %d servers together, more than %d", total, limit)
+	}
+	d.checkTunnelsNeeded(b)
+	d.checkVIPs(b, newVIPs(common))
+}
+
+// checkTunnelSources allows one source address of each family.
+func (d *document) checkTunnelSources(addresses []netip.Addr) {
+	first := make(map[string]string)
+	for i, address := range addresses {
+		at := item("node.addresses", i)
+		if other, ok := first[family(address)]; ok {
+			d.failf(at, "a second %s address, after %s", family(address), other)
+		} else if address.IsValid() {
+			first[family(address)] = at
+		}
+	}
+}
+
+// checkService checks what only balancers say of a service, except its servers.
+func (d *document) checkService(path string, s *Service) {
+	checkKnown(d, child(path, "placement"), s.Placement, PlacementHash)
+	checkKnown(d, child(path, "persistence"), s.Persistence, PersistenceTable)
+	at := child(path, "candidates")
+	checkRange(d, at, s.Candidates, 1, 8)
+	if s.Placement == PlacementHash && s.Candidates > 1 && s.Candidates <= 8 {
+		d.failf(at, "must be 1 for placement %s", s.Placement)
+	}
+	at = child(path, "buckets")
+	if problem := bucketsProblem(s.Buckets); problem != "" {
+		d.failf(at, "%s", problem)
+	} else if s.Buckets <= len(s.Servers) {
+		d.failf(at, "%d must be more than the %d servers", s.Buckets, len(s.Servers))
+	}
+	at = child(path, "timeouts")
+	checkRange(d, child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
+	checkRange(d, child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)
+	checkRange(d, child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
+	if s.Health != nil {
+		d.checkHealth(child(path, "health"), s)
+	}
+}
+
+func bucketsProblem(buckets int) string {
+	switch {
+	case buckets < 2 || buckets > maxBuckets:
+		return fmt.Sprintf("must be 2 to %d", maxBuckets)
+	case buckets&(buckets-1) != 0 && !big.NewInt(int64(buckets)).ProbablyPrime(0): // exact below 2^64
+		return "must be a prime or a power of two"
+	}
+	return ""
+}
+
+func (d *document) checkHealth(path string, s *Service) {
+	h := s.Health
+	if (h.HTTP == nil) == (h.TCP == nil) {
+		d.failf(path, "must have exactly one of http and tcp; tcp: {} has all its defaults")
+	}
+	// A port that the service has, but unreadable, is no news.
+	all := s.Port == AllPorts && d.decoded(child(parent(path), "port"))
+	if h.HTTP != nil {
+		at := child(path, "http")
+		if _, err := url.ParseRequestURI(h.HTTP.Path); err != nil || h.HTTP.Path[0] != '/' {
+			d.failf(child(at, "path"), "must be the path of a URL, beginning with /")
+		}
+		d.checkHealthPort(child(at, "port"), h.HTTP.Port, all)
+	}
+	if h.TCP != nil {
+		d.checkHealthPort(child(child(path, "tcp"), "port"), h.TCP.Port, all)
+	}
+	if h.Interval < 100*time.Millisecond {
+		d.failf(child(path, "interval"), "must be at least 100ms")
+	} else {
+		checkRange(d, child(path, "timeout"), h.Timeout, time.Millisecond, h.Interval)
+	}
+	checkRange(d, child(path, "rise"), h.Rise, 1, 1000)
+	checkRange(d, child(path, "fall"), h.Fall, 1, 1000)
+}
+
+func (d *document) checkHealthPort(path string, port uint16, all bool) {
+	switch {
+	case port != 0:
+	case d.has(path):
+		d.failf(path, "must be a port from 1 to 65535")
+	case all:
+		d.failf(path, "required for a service of all ports")
+	}
+}
+
+// checkServers checks the servers of a service, except for what other services may say.
+func (d *document) checkServers(path string, s *Service, own netip.Prefix) {
+	if len(s.Servers) == 0 {
+		d.failf(child(path, "servers"), "at least one is required")
+	}
+	names := make(map[string]string)
+	locators := make(map[netip.Prefix]string)
+	addresses := make(map[netip.Addr]string)
+	for i, server := range s.Servers {
+		at := item(child(path, "servers"), i)
+		d.checkName(child(at, "name"), server.Name)
+		checkUnique(d, names, server.Name, child(at, "name"))
+
+		d.checkPresence(child(at, "locator"), s.Encapsulation.isSRv6(), s.Encapsulation)
+		d.checkLocator(child(at, "locator"), server.Locator)
+		checkUnique(d, locators, server.Locator, child(at, "locator"))
+		if server.Locator.IsValid() && server.Locator == own {
+			d.failf(child(at, "locator"), "is the balancer's own")
+		}
+
+		d.checkPresence(child(at, "address"), s.Encapsulation.isTunnel(), s.Encapsulation)
+		d.checkAddress(child(at, "address"), server.Address)
+		checkUnique(d, addresses, server.Address, child(at, "address"))
+
+		if d.has(child(at, "host")) {
+			d.checkCheckedHost(child(at, "host"), server.Host)
+		}
+		if server.Weight != nil {
+			checkRange(d, child(at, "weight"), *server.Weight, 0, 1000)
+		}
+	}
+}
+
+// checkPresence checks that a field is there where an encapsulation needs it, and only there.
+func (d *document) checkPresence(path string, needed bool, e Encapsulation) {
+	switch {
+	case !e.isSRv6() && !e.isTunnel():
+	case needed && !d.has(path):
+		d.failf(path, "required by encapsulation %s", e)
+	case !needed && d.has(path):
+		d.failf(path, "not used by encapsulation %s", e)
+	}
+}
+
+// checkCheckedHost checks an address that only this host must reach.
+func (d *document) checkCheckedHost(path string, host netip.Addr) {
+	switch {
+	case host.Is4In6():
+		d.failf(path, "is IPv4-mapped; write it as %s", host.Unmap())
+	case host.IsUnspecified() || host.IsMulticast():
+		d.failf(path, "is %s; must be a unicast address", kind(host))
+	}
+}
+
+// checkTunnelsNeeded reports a missing source address once for each family, naming the first
+// server that needs it.
+func (d *document) checkTunnelsNeeded(b *Balancer) {
+	have := make(map[string]bool)
+	for _, address := range b.Node.Addresses {
+		have[family(address)] = true
+	}
+	for i, s := range b.Services {
+		for j, server := range s.Servers {
+			if !s.Encapsulation.isTunnel() || !server.Address.IsValid() || have[family(server.Address)] {
+				continue
+			}
+			have[family(server.Address)] = true
+			d.failf("node.addresses", "no %s address, the family of %s.address", family(server.Address),
+				item(child(item("services", i), "servers"), j))
+		}
+	}
+}
+
+// checkVIPs reports VIPs that are other things as well.
+func (d *document) checkVIPs(b *Balancer, all vips) {
+	locators := locatorsOf(b)
+	own := make(map[netip.Addr]bool)
+	for i, address := range b.Node.Addresses {
+		own[address] = true
+		all.checkNot(d, item("node.addresses", i), address)
+	}
+	for i, s := range b.Services {
+		path := item("services", i)
+		if prefix, err := s.VIP.Prefix(64); err == nil && locators[prefix] != "" {
+			d.failf(child(path, "vip"), "is in the locator of %s", locators[prefix])
+		}
+		for j, server := range s.Servers {
+			at := item(child(path, "servers"), j)
+			all.checkNot(d, child(at, "address"), server.Address)
+			if d.has(child(at, "host")) {
+				all.checkNot(d, child(at, "host"), server.Host)
+			}
+			if own[server.Address] {
+				d.failf(child(at, "address"), "is the balancer's own")
+			}
+		}
+	}
+}
+
+// locatorsOf returns whose each locator is.
+func locatorsOf(b *Balancer) map[netip.Prefix]string {
+	locators := make(map[netip.Prefix]string)
+	for i, s := range b.Services {
+		for j, server := range s.Servers {
+			if _, ok := locators[server.Locator]; !ok {
+				locators[server.Locator] = item(child(item("services", i), "servers"), j)
+			}
+		}
+	}
+	locators[b.Node.Locator] = "the balancer"
+	delete(locators, netip.Prefix{})
+	return locators
+}

@@ -1,0 +1,357 @@
+package config
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const validBalancer = `node:
+  instance: edge-1
+  interface: eth0
+  locator: "fd00:6c:0:1::/64"
+  addresses: [192.0.2.10, "2001:db8::10"]
+  seed: 0x10
+  limits: {flows: 1024, servers: 5}
+metrics: {listen: "127.0.0.1:9188"}
+services:
+  - name: web
+    vip: 2001:db8:80::1
+    port: 80
+    protocol: tcp
+    placement: hash
+    persistence: table
+    encapsulation: srv6-insert
+    candidates: 1
+    buckets: 1021
+    timeouts: {new: 5s, established: 4h, closing: 10s}
+    health: {http: {path: /healthz, port: 8080}, interval: 100ms, timeout: 100ms, rise: 1, fall: 1}
+    servers:
+      - {name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1", weight: 0}
+      - {name: s2, locator: "fd00:5:0:2::/64", weight: 1000}
+  - name: dns
+    vip: 198.51.100.53
+    port: all
+    protocol: udp
+    encapsulation: gre
+    health: {tcp: {port: 53}}
+    servers:
+      - {name: d1, address: 192.0.2.53}
+      - {name: d2, address: "2001:db8::53"}
+`
+
+const validAgent = `node:
+  instance: server
+  interface: eth0
+  locator: "fd00:5:0:1::/64"
+  addresses: [192.0.2.53]
+  mtu: 1500
+  assign-vips: false
+metrics: {listen: ":9189"}
+services:
+  - name: web
+    vip: 2001:db8:80::1
+    port: 80
+    protocol: tcp
+  - name: dns
+    vip: 198.51.100.53
+    port: all
+    protocol: udp
+    encapsulation: gre
+`
+
+// problem is what a test expects of an Error.
+type problem struct {
+	Path, Problem string
+}
+
+// mutation replaces a text that the valid file has exactly once.
+type mutation struct {
+	name     string
+	from, to string
+	want     []problem
+}
+
+func one(path, text string) []problem { return []problem{{path, text}} }
+
+func checkMutations[T any](t *testing.T, valid string, parse func([]byte) (*T, error), mutations []mutation) {
+	t.Helper()
+	if _, err := parse([]byte(valid)); err != nil {
+		t.Fatalf("the file to mutate is not valid:\n%v", err)
+	}
+	for _, m := range mutations {
+		t.Run(m.name, func(t *testing.T) {
+			if n := strings.Count(valid, m.from); n != 1 {
+				t.Fatalf("%q is in the valid file %d times", m.from, n)
+			}
+			_, err := parse([]byte(strings.Replace(valid, m.from, m.to, 1)))
+			var problems Errors
+			if err != nil && !errors.As(err, &problems) {
+				t.Fatalf("error of type %T: %v", err, err)
+			}
+			var got []problem
+			for _, p := range problems {
+				got = append(got, problem{p.Path, p.Problem})
+			}
+			if diff := cmp.Diff(m.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+const (
+	unreachable = "; must be a unicast address that other hosts reach"
+	timeRange   = "must be 5s to 4h0m0s"
+	nameRange   = "must have 1 to 63 bytes, not "
+	listenForm  = "must be an address and a port, such as 127.0.0.1:9188 or [::1]:9188"
+	ifaceForm   = "must be an interface's name: 1 to 15 bytes without / : and spaces"
+	plainForm   = "must be 1 to 63 letters, digits, - and _"
+)
+
+func TestBalancerNodeRules(t *testing.T) {
+	checkMutations(t, validBalancer, ParseBalancer, []mutation{
+		{"interface missing", "interface: eth0", "", one("node.interface", "required")},
+		{"interface empty", "interface: eth0", `interface: ""`, one("node.interface", ifaceForm)},
+		{"interface long", "interface: eth0", "interface: a23456789012345x", one("node.interface", ifaceForm)},
+		{"interface longest", "interface: eth0", "interface: a23456789012345", nil},
+		{"interface slash", "interface: eth0", "interface: eth/0", one("node.interface", ifaceForm)},
+		{"interface dots", "interface: eth0", "interface: ..", one("node.interface", ifaceForm)},
+		{"interface space", "interface: eth0", "interface: eth 0", one("node.interface", ifaceForm)},
+		{"instance slash", "instance: edge-1", "instance: a/b", one("node.instance", plainForm)},
+		{"instance dot", "instance: edge-1", "instance: a.b", one("node.instance", plainForm)},
+		{"instance empty", "instance: edge-1", `instance: ""`, one("node.instance", plainForm)},
+		{"instance long", "instance: edge-1", "instance: " + strings.Repeat("a", 64), one("node.instance", plainForm)},
+
+		{"locator missing", `locator: "fd00:6c:0:1::/64"`, "",
+			one("node.locator", "required by services[0], whose encapsulation is srv6-insert")},
+		{"locator /48", `"fd00:6c:0:1::/64"`, `"fd00:6c::/48"`, one("node.locator", "must be an IPv6 /64")},
+		{"locator IPv4", `"fd00:6c:0:1::/64"`, `10.0.0.0/8`, one("node.locator", "must be an IPv6 /64")},
+		{"locator host bits", `"fd00:6c:0:1::/64"`, `"fd00:6c:0:1::1/64"`,
+			one("node.locator", "has bits set after the first 64; the prefix is fd00:6c:0:1::/64")},
+		{"locator multicast", `"fd00:6c:0:1::/64"`, `"ff05::/64"`,
+			one("node.locator", "must be a unicast prefix that other hosts reach")},
+		{"locator of IPv4-mapped addresses", `"fd00:6c:0:1::/64"`, `"::/64"`,
+			one("node.locator", "must be a unicast prefix that other hosts reach")},
+		{"locator no prefix", `"fd00:6c:0:1::/64"`, `"fd00:6c:0:1::"`,
+			one("node.locator", "must be a prefix such as fd00:5:0:1::/64")},
+
+		{"no IPv4 source", "192.0.2.10, ", "",
+			one("node.addresses", "no IPv4 address, the family of services[1].servers[0].address")},
+		{"no IPv6 source", `, "2001:db8::10"`, "",
+			one("node.addresses", "no IPv6 address, the family of services[1].servers[1].address")},
+		{"two IPv4 sources", "192.0.2.10, ", "192.0.2.10, 192.0.2.11, ",
+			one("node.addresses[1]", "a second IPv4 address, after node.addresses[0]")},
+		{"source mapped", "192.0.2.10, ", `"::ffff:192.0.2.10", `,
+			one("node.addresses[0]", "is IPv4-mapped; write it as 192.0.2.10")},
+		{"source link-local", `"2001:db8::10"`, `"fe80::1%eth0"`,
+			one("node.addresses[1]", "is link-local"+unreachable)},
+		{"source zone", `"2001:db8::10"`, `"2001:db8::10%eth0"`,
+			one("node.addresses[1]", "must not have a zone")},
+		{"source is VIP", "192.0.2.10, ", "198.51.100.53, ",
+			one("node.addresses[0]", "is the VIP of services[1]")},
+		{"source is server", "192.0.2.10, ", "192.0.2.53, ",
+			one("services[1].servers[0].address", "is the balancer's own")},
+
+		{"flows few", "flows: 1024", "flows: 1023", one("node.limits.flows", "must be 1024 to 100000000")},
+		{"flows many", "flows: 1024", "flows: 100_000_001", one("node.limits.flows", "must be 1024 to 100000000")},
+		{"flows most", "flows: 1024", "flows: 100_000_000", nil},
+		{"servers none", "servers: 5}", "servers: 0}", []problem{
+			{"node.limits.servers", "must be 1 to 65535"},
+			{"node.limits.servers", "the services have 4 servers together, more than 0"},
+		}},
+		{"servers many", "servers: 5}", "servers: 65536}", one("node.limits.servers", "must be 1 to 65535")},
+		{"servers just enough", "servers: 5}", "servers: 4}", nil},
+		{"servers too many", "servers: 5}", "servers: 3}",
+			one("node.limits.servers", "the services have 4 servers together, more than 3")},
+
+		{"listen no port", `"127.0.0.1:9188"`, `"127.0.0.1"`, one("metrics.listen", listenForm)},
+		{"listen port 0", `"127.0.0.1:9188"`, `"127.0.0.1:0"`, one("metrics.listen", listenForm)},
+		{"listen port name", `"127.0.0.1:9188"`, `"127.0.0.1:http"`, one("metrics.listen", listenForm)},
+		{"listen port large", `"127.0.0.1:9188"`, `"127.0.0.1:65536"`, one("metrics.listen", listenForm)},
+		{"listen IPv6 bare", `"127.0.0.1:9188"`, `"::1:9188"`, one("metrics.listen", listenForm)},
+		{"listen not a host", `"127.0.0.1:9188"`, `"a b:9188"`, one("metrics.listen", listenForm)},
+		{"listen host name", `"127.0.0.1:9188"`, `"localhost:9188"`, nil},
+		{"listen IPv6", `"127.0.0.1:9188"`, `"[::1]:9188"`, nil},
+	})
+}
+
+func TestServiceRules(t *testing.T) {
+	vip := "vip: 2001:db8:80::1"
+	checkMutations(t, validBalancer, ParseBalancer, []mutation{
+		{"name missing", "name: web\n    vip", "vip", one("services[0].name", "required")},
+		{"name empty", "name: web", `name: ""`, one("services[0].name", nameRange+"0")},
+		{"name long", "name: web", "name: " + strings.Repeat("é", 32), one("services[0].name", nameRange+"64")},
+		{"name longest", "name: web", "name: " + strings.Repeat("a", 63), nil},
+		{"name space", "name: web", "name: my web", one("services[0].name", "must be printable and have no spaces")},
+		{"name control", "name: web", `name: "a\x7f"`, one("services[0].name", "must be printable and have no spaces")},
+		{"name used", "name: dns", "name: web", one("services[1].name", "is that of services[0].name too")},
+
+		{"VIP missing", vip, "vip:", one("services[0].vip", "required")},
+		{"VIP empty", vip, `vip: ""`, one("services[0].vip", "required")},
+		{"VIP a name", vip, "vip: example.com", one("services[0].vip", "must be an IP address")},
+		{"VIP multicast", vip, "vip: ff02::1", one("services[0].vip", "is multicast"+unreachable)},
+		{"VIP unspecified", vip, "vip: '::'", one("services[0].vip", "is unspecified"+unreachable)},
+		{"VIP loopback", vip, "vip: '::1'", one("services[0].vip", "is loopback"+unreachable)},
+		{"VIP IPv4 loopback", "198.51.100.53", "127.0.0.5", one("services[1].vip", "is loopback"+unreachable)},
+		{"VIP broadcast", "198.51.100.53", "255.255.255.255", one("services[1].vip", "is broadcast"+unreachable)},
+		{"VIP mapped", "198.51.100.53", "'::ffff:198.51.100.53'",
+			one("services[1].vip", "is IPv4-mapped; write it as 198.51.100.53")},
+		{"VIP IPv4 in srv6-insert", vip, "vip: 192.0.2.1",
+			one("services[0].vip", "must be IPv6 for encapsulation srv6-insert; IPv4 needs srv6-encap")},
+		{"VIP in own locator", vip, "vip: fd00:6c:0:1::80", one("services[0].vip", "is in the locator of the balancer")},
+		{"VIP in server's locator", vip, "vip: fd00:5:0:2::80",
+			one("services[0].vip", "is in the locator of services[0].servers[1]")},
+
+		{"port missing", "port: 80\n", "\n", one("services[0].port", "required")},
+		{"port 0", "port: 80\n", "port: 0\n", one("services[0].port", "must be a port from 1 to 65535, or all")},
+		{"port large", "port: 80\n", "port: 65536\n", one("services[0].port", "must be a port from 1 to 65535, or all")},
+		{"port octal", "port: 80\n", "port: 080\n", one("services[0].port", "must be a port from 1 to 65535, or all")},
+		{"port name", "port: all", "port: any", one("services[1].port", "must be a port from 1 to 65535, or all")},
+		{"port quoted", "port: 80\n", "port: '80'\n", nil},
+		{"protocol missing", "protocol: tcp", "", one("services[0].protocol", "required")},
+		{"protocol unknown", "protocol: tcp", "protocol: sctp", one("services[0].protocol", "not available; known: tcp, udp")},
+		{"placement unknown", "placement: hash", "placement: hunt", one("services[0].placement", "not available; known: hash")},
+		{"persistence unknown", "persistence: table", "persistence: stateless",
+			one("services[0].persistence", "not available; known: table")},
+		{"encapsulation unknown", "encapsulation: gre", "encapsulation: vxlan",
+			one("services[1].encapsulation", "not available; known: srv6-insert, srv6-encap, gre, ipip")},
+
+		{"candidates 0", "candidates: 1", "candidates: 0", one("services[0].candidates", "must be 1 to 8")},
+		{"candidates 2", "candidates: 1", "candidates: 2", one("services[0].candidates", "must be 1 for placement hash")},
+		{"candidates 9", "candidates: 1", "candidates: 9", one("services[0].candidates", "must be 1 to 8")},
+		{"candidates -1", "candidates: 1", "candidates: -1", one("services[0].candidates", "must be 1 to 8")},
+		{"buckets neither", "buckets: 1021", "buckets: 1000", one("services[0].buckets", "must be a prime or a power of two")},
+		{"buckets Carmichael", "buckets: 1021", "buckets: 561", one("services[0].buckets", "must be a prime or a power of two")},
+		{"buckets power", "buckets: 1021", "buckets: 1024", nil},
+		{"buckets 1", "buckets: 1021", "buckets: 1", one("services[0].buckets", "must be 2 to 16777213")},
+		{"buckets few", "buckets: 1021", "buckets: 2", one("services[0].buckets", "2 must be more than the 2 servers")},
+		{"buckets enough", "buckets: 1021", "buckets: 3", nil},
+		{"buckets most", "buckets: 1021", "buckets: 16777213", nil},
+		{"buckets many", "buckets: 1021", "buckets: 16777216", one("services[0].buckets", "must be 2 to 16777213")},
+
+		{"same service", "vip: 198.51.100.53\n    port: all\n    protocol: udp",
+			"vip: 2001:db8:80:0::1\n    port: 80\n    protocol: tcp",
+			one("services[1]", "tcp port 80 of 2001:db8:80::1 is that of services[0] too")},
+		{"other protocol", "vip: 198.51.100.53\n    port: all", "vip: 2001:db8:80::1\n    port: 80", nil},
+		{"all ports beside one", "vip: 198.51.100.53\n    port: all\n    protocol: udp",
+			"vip: 2001:db8:80::1\n    port: all\n    protocol: tcp", nil},
+	})
+}
+
+func TestTimeoutAndHealthRules(t *testing.T) {
+	checkMutations(t, validBalancer, ParseBalancer, []mutation{
+		{"new short", "new: 5s", "new: 4999ms", one("services[0].timeouts.new", timeRange)},
+		{"new zero", "new: 5s", "new: 0s", one("services[0].timeouts.new", timeRange)},
+		{"established long", "established: 4h", "established: 4h0m1s", one("services[0].timeouts.established", timeRange)},
+		{"closing negative", "closing: 10s", "closing: -10s", one("services[0].timeouts.closing", timeRange)},
+		{"no unit", "closing: 10s", "closing: 10",
+			one("services[0].timeouts.closing", "must be a duration with its unit, such as 500ms, 30s or 2h")},
+		{"no check", "{http: {path: /healthz, port: 8080}, ", "{",
+			one("services[0].health", "must have exactly one of http and tcp; tcp: {} has all its defaults")},
+		{"two checks", "{tcp: {port: 53}}", "{tcp: {port: 53}, http: {port: 53}}",
+			one("services[1].health", "must have exactly one of http and tcp; tcp: {} has all its defaults")},
+		{"tcp without port", "{tcp: {port: 53}}", "{tcp: {}}",
+			one("services[1].health.tcp.port", "required for a service of all ports")},
+		{"http without port", "{tcp: {port: 53}}", "{http: {}}",
+			one("services[1].health.http.port", "required for a service of all ports")},
+		{"check port 0", "port: 8080", "port: 0", one("services[0].health.http.port", "must be a port from 1 to 65535")},
+		{"check port large", "port: 8080", "port: 65536",
+			one("services[0].health.http.port", "must be a whole number from 0 to 65535")},
+		{"relative path", "/healthz", "healthz",
+			one("services[0].health.http.path", "must be the path of a URL, beginning with /")},
+		{"whole URL", "/healthz", "'http://a/'",
+			one("services[0].health.http.path", "must be the path of a URL, beginning with /")},
+		{"control in path", "/healthz", `"/a\r\nb"`,
+			one("services[0].health.http.path", "must be the path of a URL, beginning with /")},
+		{"empty path", "/healthz", `""`,
+			one("services[0].health.http.path", "must be the path of a URL, beginning with /")},
+		{"interval short", "interval: 100ms, timeout: 100ms", "interval: 99ms",
+			one("services[0].health.interval", "must be at least 100ms")},
+		{"timeout long", "timeout: 100ms", "timeout: 101ms", one("services[0].health.timeout", "must be 1ms to 100ms")},
+		{"timeout zero", "timeout: 100ms", "timeout: 0s", one("services[0].health.timeout", "must be 1ms to 100ms")},
+		{"rise 0", "rise: 1", "rise: 0", one("services[0].health.rise", "must be 1 to 1000")},
+		{"fall 0", "fall: 1", "fall: 0", one("services[0].health.fall", "must be 1 to 1000")},
+	})
+}
+
+func TestServerRules(t *testing.T) {
+	s1 := `{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1", weight: 0}`
+	checkMutations(t, validBalancer, ParseBalancer, []mutation{
+		{"no servers", "      - " + s1 + "\n      - {name: s2, locator: \"fd00:5:0:2::/64\", weight: 1000}\n", "",
+			one("services[0].servers", "at least one is required")},
+		{"name missing", "name: s1, ", "", one("services[0].servers[0].name", "required")},
+		{"name space", "name: s1, ", "name: s 1, ", one("services[0].servers[0].name", "must be printable and have no spaces")},
+		{"name used", "name: s2", "name: s1",
+			one("services[0].servers[1].name", "is that of services[0].servers[0].name too")},
+		{"name used by another service", "name: d1", "name: s1", nil},
+		{"locator missing", `locator: "fd00:5:0:1::/64", `, "",
+			one("services[0].servers[0].locator", "required by encapsulation srv6-insert")},
+		{"locator /56", `"fd00:5:0:1::/64"`, `"fd00:5::/56"`, one("services[0].servers[0].locator", "must be an IPv6 /64")},
+		{"locator used", `"fd00:5:0:2::/64"`, `"fd00:5:0:1::/64"`,
+			one("services[0].servers[1].locator", "is that of services[0].servers[0].locator too")},
+		{"locator balancer's", `"fd00:5:0:1::/64"`, `"fd00:6c:0:1::/64"`,
+			one("services[0].servers[0].locator", "is the balancer's own")},
+		{"address for SRv6", s1, `{name: s1, locator: "fd00:5:0:1::/64", address: "2001:db8::5"}`,
+			one("services[0].servers[0].address", "not used by encapsulation srv6-insert")},
+		{"address missing", "address: 192.0.2.53", "",
+			one("services[1].servers[0].address", "required by encapsulation gre")},
+		{"address multicast", "192.0.2.53", "224.0.0.1", one("services[1].servers[0].address", "is multicast"+unreachable)},
+		{"address mapped", "192.0.2.53", "'::ffff:192.0.2.53'",
+			one("services[1].servers[0].address", "is IPv4-mapped; write it as 192.0.2.53")},
+		{"address used", "192.0.2.53", `"2001:db8::53"`,
+			one("services[1].servers[1].address", "is that of services[1].servers[0].address too")},
+		{"address a VIP", "192.0.2.53", "198.51.100.53", one("services[1].servers[0].address", "is the VIP of services[1]")},
+		{"locator for gre", "address: 192.0.2.53", `address: 192.0.2.53, locator: "fd00:5:0:3::/64"`,
+			one("services[1].servers[0].locator", "not used by encapsulation gre")},
+		{"host a VIP", `host: "2001:db8:0:5::1"`, "host: 198.51.100.53",
+			one("services[0].servers[0].host", "is the VIP of services[1]")},
+		{"host mapped", `host: "2001:db8:0:5::1"`, "host: '::ffff:1.2.3.4'",
+			one("services[0].servers[0].host", "is IPv4-mapped; write it as 1.2.3.4")},
+		{"host multicast", `host: "2001:db8:0:5::1"`, "host: 'ff02::1'",
+			one("services[0].servers[0].host", "is multicast; must be a unicast address")},
+		{"host loopback", `host: "2001:db8:0:5::1"`, "host: 127.0.0.1", nil},
+		{"weight large", "weight: 1000", "weight: 1001", one("services[0].servers[1].weight", "must be 0 to 1000")},
+		{"weight negative", "weight: 1000", "weight: -1",
+			one("services[0].servers[1].weight", "must be a whole number from 0 to 4294967295")},
+		{"weight fraction", "weight: 1000", "weight: 0.5",
+			one("services[0].servers[1].weight", "must be a whole number from 0 to 4294967295")},
+		{"SRv6 servers for gre", "encapsulation: srv6-insert", "encapsulation: gre", []problem{
+			{"services[0].servers[0].locator", "not used by encapsulation gre"},
+			{"services[0].servers[0].address", "required by encapsulation gre"},
+			{"services[0].servers[1].locator", "not used by encapsulation gre"},
+			{"services[0].servers[1].address", "required by encapsulation gre"},
+		}},
+	})
+}
+
+func TestAgentRules(t *testing.T) {
+	checkMutations(t, validAgent, ParseAgent, []mutation{
+		{"interface missing", "interface: eth0", "", one("node.interface", "required")},
+		{"instance dot", "instance: server", "instance: .", one("node.instance", plainForm)},
+		{"locator missing", `locator: "fd00:5:0:1::/64"`, "",
+			one("node.locator", "required by services[0], whose encapsulation is srv6-encap")},
+		{"locator /63", "1::/64", "0::/63", one("node.locator", "must be an IPv6 /64")},
+		{"addresses missing", "addresses: [192.0.2.53]", "",
+			one("node.addresses", "required by services[1], whose encapsulation is gre")},
+		{"address used", "[192.0.2.53]", "[192.0.2.53, 192.0.2.53]",
+			one("node.addresses[1]", "is that of node.addresses[0] too")},
+		{"two IPv4 addresses", "[192.0.2.53]", "[192.0.2.53, 192.0.2.54]", nil},
+		{"address a VIP", "[192.0.2.53]", "[198.51.100.53]", one("node.addresses[0]", "is the VIP of services[1]")},
+		{"MTU small", "mtu: 1500", "mtu: 1279", one("node.mtu", "must be 1280 to 65535")},
+		{"MTU zero", "mtu: 1500", "mtu: 0", one("node.mtu", "must be 1280 to 65535")},
+		{"MTU large", "mtu: 1500", "mtu: 65536", one("node.mtu", "must be 1280 to 65535")},
+		{"assign-vips number", "assign-vips: false", "assign-vips: 0", one("node.assign-vips", "must be true or false")},
+		{"listen", `":9189"`, `":"`, one("metrics.listen", listenForm)},
+		{"no services", validAgent[strings.Index(validAgent, "services:"):], "services: []",
+			one("services", "at least one is required")},
+		{"VIP in locator", "2001:db8:80::1", "fd00:5:0:1::80", one("services[0].vip", "is in the locator of the agent")},
+		{"same service", "vip: 198.51.100.53\n    port: all\n    protocol: udp",
+			"vip: 2001:db8:80::1\n    port: 80\n    protocol: tcp",
+			one("services[1]", "tcp port 80 of 2001:db8:80::1 is that of services[0] too")},
+		{"field of a balancer", "protocol: tcp", "protocol: tcp\n    buckets: 7",
+			one("services[0].buckets", "unknown field; known: name, vip, port, protocol, encapsulation")},
+	})
+}

@@ -1,0 +1,40 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// runDir holds what lives as long as the machine is up.
+const runDir = "/run/segue"
+
+// Lock makes sure that one process at a time runs an instance. The lock is held
+// until the returned file is closed, or the process ends.
+func Lock(instance string) (*os.File, error) {
+	if err := os.MkdirAll(runDir, 0o755); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(runDir, instance+".lock")
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		return file, nil
+	}
+	_ = file.Close()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("instance %q is running already (%s is locked)", instance, path)
+	}
+	return nil, fmt.Errorf("lock %s: %w", path, err)
+}
+
+// Unlock removes the lock file of an instance that is gone for good.
+func Unlock(lock *os.File) error {
+	return errors.Join(os.Remove(lock.Name()), lock.Close())
+}

@@ -1,0 +1,52 @@
+package tables
+
+import (
+	"fmt"
+	"slices"
+)
+
+// FailureRate returns the share of flows, 0 to 1, that a change of servers breaks, by section III-B1
+// of 6LB. The flows of a bucket are with any of its candidates, equally likely. Each entry before
+// whose server is also placed after stands for flows that could live on; it is a failure if the
+// server is no longer in the bucket's row, wherever in it. Entries of servers that are gone do not
+// count. Servers are matched by name.
+//
+// It fails if the tables differ in their number of buckets.
+func FailureRate(before, after *Table) (float64, error) {
+	if before.Buckets != after.Buckets {
+		return 0, fmt.Errorf("failure rate from %d to %d buckets: they must be equal",
+			before.Buckets, after.Buckets)
+	}
+	const gone = -1
+	byName := make(map[string]int, len(after.Servers))
+	for i, s := range after.Servers {
+		if s.Weight > 0 {
+			byName[s.Name] = i
+		}
+	}
+	moved := make([]int, len(before.Servers)) // from an index before to the one after
+	for i, s := range before.Servers {
+		moved[i] = gone
+		if j, ok := byName[s.Name]; ok {
+			moved[i] = j
+		}
+	}
+
+	failures, flows := 0, 0
+	for b := range before.Buckets {
+		for _, server := range before.Row(b) {
+			now := moved[server]
+			if now == gone {
+				continue
+			}
+			flows++
+			if !slices.Contains(after.Row(b), uint16(now)) {
+				failures++
+			}
+		}
+	}
+	if flows == 0 {
+		return 0, nil
+	}
+	return float64(failures) / float64(flows), nil
+}
