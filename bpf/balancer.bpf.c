@@ -68,7 +68,7 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 {
 	__u64 now = flow_now();
 
-	if (persist(pkt, flow, now, segments))
+	if (persist(pkt, service, flow, now, segments))
 		return REASON_FORWARD_KNOWN;
 	if (!place(&pkt->key, service, segments))
 		return REASON_DROP_NO_SERVER;

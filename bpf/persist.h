@@ -36,20 +36,21 @@ static __always_inline enum flow_state next_state(const struct packet *pkt, enum
 /*
  * A flow stays with its server as long as that is configured. A new connection
  * that reuses the ports of one that closed, or whose server takes no new ones,
- * is placed afresh.
+ * is placed afresh. A server of another service is the mark of a signature that
+ * two flows share: those never meet.
  */
-static __always_inline bool keeps_server(const struct packet *pkt, const struct server *server,
-					 enum flow_state state)
+static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
+					 const struct server *server, enum flow_state state)
 {
-	if (!(server->flags & SERVER_IN_USE))
+	if (!(server->flags & SERVER_IN_USE) || server->service != service->id)
 		return false;
 	return !starts_connection(pkt) ||
 	       (state != FLOW_CLOSING && !(server->flags & SERVER_NO_NEW));
 }
 
 /* Fills in the server of a known flow; false: place it. */
-static __always_inline bool persist(const struct packet *pkt, struct flow_slot *slot, __u64 now,
-				    struct segments *segments)
+static __always_inline bool persist(const struct packet *pkt, const struct service *service,
+				    struct flow_slot *slot, __u64 now, struct segments *segments)
 {
 	enum flow_state state;
 	struct server *server;
@@ -61,7 +62,7 @@ static __always_inline bool persist(const struct packet *pkt, struct flow_slot *
 	number = flow_server(slot->value);
 	state = flow_state(slot->value);
 	server = bpf_map_lookup_elem(&servers, &number);
-	if (!server || !keeps_server(pkt, server, state))
+	if (!server || !keeps_server(pkt, service, server, state))
 		return false;
 	flow_touch(slot, next_state(pkt, state), now);
 	segments->count = 1;

@@ -177,8 +177,9 @@ func (t *serverTable) close() error {
 }
 
 // put fills a free slot. Its flags, which bring it to life, come last.
-func (t *serverTable) put(slot uint32, address, source netip.Addr, flags balancerServerFlags) {
+func (t *serverTable) put(slot, service uint32, address, source netip.Addr, flags balancerServerFlags) {
 	server := &t.servers[slot]
+	server.Service = service
 	atomic.StoreUint64(&server.NextHop, 0)
 	server.Address = in6(address)
 	server.Source = in6(source)

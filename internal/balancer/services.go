@@ -156,7 +156,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 		if old := svc.memberBySlot(s.slots.byKey, key); old != nil && cfg.Health != nil {
 			m.healthy = old.healthy
 		}
-		slot, err := s.slots.claim(key, m.flags())
+		slot, err := s.slots.claim(key, svc.id, m.flags())
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
 		}

@@ -61,11 +61,13 @@ func loadSlots(k *kernel) (*slots, error) {
 }
 
 // claim returns the slot of a server: the one it has, or a free one. A slot that
-// was retired takes up its flows again.
-func (s *slots) claim(key serverKey, flags balancerServerFlags) (uint32, error) {
+// was retired takes up its flows again. The service is told by its id, too, which
+// changes when the service goes and comes back.
+func (s *slots) claim(key serverKey, service uint32, flags balancerServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
 		delete(s.retired, slot)
+		s.kernel.servers.servers[slot].Service = service
 		s.kernel.servers.setFlags(slot, flags)
 		return slot, nil
 	}
@@ -79,7 +81,7 @@ func (s *slots) claim(key serverKey, flags balancerServerFlags) (uint32, error) 
 	if err := s.kernel.objects.ServerLabels.Put(slot, &label); err != nil {
 		return 0, fmt.Errorf("label slot %d: %w", slot, err)
 	}
-	s.kernel.servers.put(slot, key.address, key.source, flags)
+	s.kernel.servers.put(slot, service, key.address, key.source, flags)
 	s.byKey[key], s.bySlot[slot] = slot, key
 	return slot, nil
 }
