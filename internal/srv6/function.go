@@ -1,0 +1,58 @@
+package srv6
+
+import "fmt"
+
+// Function is the code of what a host does with a packet whose destination is one of its SIDs.
+type Function uint16
+
+// Host is no function: an address of a locator that names the host itself, such as the sender in a
+// segment list.
+const Host Function = 0
+
+// The functions of an agent.
+const (
+	// ConnectAvail offers a new connection: take it, or pass it to the next segment.
+	ConnectAvail Function = 0x0001
+	// ConnectForce makes the server take a new connection.
+	ConnectForce Function = 0x0002
+	// AckStickiness delivers; the balancer knows that this server has the flow.
+	AckStickiness Function = 0x0003
+	// RecoverStickiness delivers and tells the balancer if the flow is here, else passes it on.
+	RecoverStickiness Function = 0x0004
+	// Deliver delivers without any question.
+	Deliver Function = 0x0005
+	// Steer delivers if the flow is here, else passes it on; the balancer wants no answer.
+	Steer Function = 0x0006
+)
+
+// The functions of a balancer.
+const (
+	// CreateStickiness says that the sender took this flow.
+	CreateStickiness Function = 0x0011
+	// RemoveStickiness says that this flow is ending.
+	RemoveStickiness Function = 0x0012
+)
+
+var functionNames = map[Function]struct{ long, short string }{
+	Host:              {"host", ""},
+	ConnectAvail:      {"connect-avail", "ca"},
+	ConnectForce:      {"connect-force", "cf"},
+	AckStickiness:     {"ack-stickiness", "as"},
+	RecoverStickiness: {"recover-stickiness", "rs"},
+	Deliver:           {"deliver", "dv"},
+	Steer:             {"steer", "st"},
+	CreateStickiness:  {"create-stickiness", "cs"},
+	RemoveStickiness:  {"remove-stickiness", "rms"},
+}
+
+// String is the function's name, or its code where it has none.
+func (f Function) String() string {
+	if name, ok := functionNames[f]; ok {
+		return name.long
+	}
+	return fmt.Sprintf("function 0x%04x", uint16(f))
+}
+
+// Short is the abbreviation of the function's name, as in segment lists; empty for Host and for codes
+// without a name.
+func (f Function) Short() string { return functionNames[f].short }

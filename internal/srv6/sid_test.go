@@ -1,0 +1,56 @@
+package srv6
+
+import (
+	"net/netip"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestSIDString(t *testing.T) {
+	locator := netip.MustParsePrefix("fd00:5:0:1::/64")
+	for _, c := range []struct {
+		sid        SID
+		addr, text string
+	}{
+		{SID{locator, Host, 0}, "fd00:5:0:1::", "fd00:5:0:1::"},
+		{SID{locator, Host, 1}, "fd00:5:0:1::1", "fd00:5:0:1::1"},
+		{SID{locator, ConnectAvail, 0}, "fd00:5:0:1:1::", "fd00:5:0:1::ca"},
+		{SID{locator, ConnectForce, 0}, "fd00:5:0:1:2::", "fd00:5:0:1::cf"},
+		{SID{locator, AckStickiness, 0}, "fd00:5:0:1:3::", "fd00:5:0:1::as"},
+		{SID{locator, RecoverStickiness, 0}, "fd00:5:0:1:4::", "fd00:5:0:1::rs"},
+		{SID{locator, Deliver, 0}, "fd00:5:0:1:5::", "fd00:5:0:1::dv"},
+		{SID{locator, Steer, 0}, "fd00:5:0:1:6::", "fd00:5:0:1::st"},
+		{SID{locator, CreateStickiness, 0x2a}, "fd00:5:0:1:11::2a", "fd00:5:0:1::cs(0x2a)"},
+		{SID{locator, RemoveStickiness, MaxArgument}, "fd00:5:0:1:12:ffff:ffff:ffff",
+			"fd00:5:0:1::rms(0xffffffffffff)"},
+		{SID{locator, 0x99, 0}, "fd00:5:0:1:99::", "fd00:5:0:1:99::"},
+		{SID{netip.MustParsePrefix("::/64"), Deliver, 0}, "::5:0:0:0", "::dv"},
+	} {
+		if got := c.sid.Addr(); got != netip.MustParseAddr(c.addr) {
+			t.Errorf("%+v: address %v, want %s", c.sid, got, c.addr)
+		}
+		if got := c.sid.String(); got != c.text {
+			t.Errorf("%+v: text %q, want %q", c.sid, got, c.text)
+		}
+	}
+}
+
+func TestFunctionString(t *testing.T) {
+	for f, want := range map[Function]string{
+		Deliver: "deliver", RemoveStickiness: "remove-stickiness", Host: "host", 0x99: "function 0x0099",
+	} {
+		if got := f.String(); got != want {
+			t.Errorf("function %#x: %q, want %q", uint16(f), got, want)
+		}
+	}
+}
+
+func TestParseInvertsAddr(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		addr := netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "address")))
+		if got := Parse(addr).Addr(); got != addr {
+			t.Fatalf("%v became %v", addr, got)
+		}
+	})
+}
