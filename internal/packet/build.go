@@ -1,0 +1,126 @@
+package packet
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+)
+
+// TCP is a frame with a TCP segment from src to dst, of whose IP version it is; by default a SYN
+// without options or payload. The checksums are right, whatever the options ask for.
+//
+// Like every builder of this package it panics where the arguments cannot make a packet, such as
+// addresses of two versions.
+func TCP(src, dst netip.AddrPort, options ...Option) []byte {
+	s := newSpec(src.Addr(), dst.Addr(), layers.IPProtocolTCP, options)
+	tcp := s.tcp
+	tcp.SrcPort, tcp.DstPort = layers.TCPPort(src.Port()), layers.TCPPort(dst.Port())
+	must(tcp.SetNetworkLayerForChecksum(s.pseudoHeader()))
+	return s.frame(&tcp)
+}
+
+// UDP is a frame with a UDP datagram from src to dst, by default empty.
+func UDP(src, dst netip.AddrPort, options ...Option) []byte {
+	s := newSpec(src.Addr(), dst.Addr(), layers.IPProtocolUDP, options)
+	udp := layers.UDP{SrcPort: layers.UDPPort(src.Port()), DstPort: layers.UDPPort(dst.Port())}
+	must(udp.SetNetworkLayerForChecksum(s.pseudoHeader()))
+	return s.frame(&udp)
+}
+
+// ICMP is a frame with an ICMP or ICMPv6 message, by the IP version of the addresses. rest is the four
+// bytes after the checksum; the payload is what follows.
+func ICMP(src, dst netip.Addr, icmpType, code uint8, rest uint32, options ...Option) []byte {
+	if src.Is4() {
+		s := newSpec(src, dst, layers.IPProtocolICMPv4, options)
+		return s.frame(&layers.ICMPv4{
+			TypeCode: layers.CreateICMPv4TypeCode(icmpType, code), Id: uint16(rest >> 16), Seq: uint16(rest),
+		})
+	}
+	s := newSpec(src, dst, layers.IPProtocolICMPv6, options)
+	icmp := layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(icmpType, code)}
+	must(icmp.SetNetworkLayerForChecksum(s.pseudoHeader()))
+	// Every message that segue meets has two 16-bit fields here or one of 32 bits.
+	return s.frame(&icmp, &layers.ICMPv6Echo{Identifier: uint16(rest >> 16), SeqNumber: uint16(rest)})
+}
+
+// ICMPError is the ICMP error that a router sends to the source of the packet in a frame. It quotes as
+// much of the packet as RFC 4443 section 3 and RFC 1812 section 4.3.2.3 say: 1280 bytes of IPv6 or 576
+// of IPv4 with all headers of the error. rest is as in ICMP; an IPv6 packet too big has the MTU there.
+func ICMPError(router netip.Addr, icmpType, code uint8, rest uint32, frame []byte, options ...Option) []byte {
+	network, ip, err := parseFrame(frame)
+	must(err)
+	limit := 1280 - ipv6Length - 8
+	if ip.version == 4 {
+		limit = 576 - ipv4Length - 8
+	}
+	quoted := frame[network : network+min(ip.total, limit)]
+	return ICMP(router, ip.source, icmpType, code, rest, append(options, Payload(quoted))...)
+}
+
+// frame serialises the headers of the spec, the transport headers and the payload.
+func (s *spec) frame(transport ...gopacket.SerializableLayer) []byte {
+	network := s.ipv6
+	if s.src.Is4() {
+		network = s.ipv4
+	}
+	buffer := gopacket.NewSerializeBuffer()
+	must(gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
+		append(append(network(), transport...), gopacket.Payload(s.payload))...))
+	return append(s.link(), buffer.Bytes()...)
+}
+
+// link is not left to gopacket, which pads every frame to 60 bytes.
+func (s *spec) link() []byte {
+	b := slices.Concat(s.dstMAC[:], s.srcMAC[:])
+	for _, id := range s.vlans {
+		b = binary.BigEndian.AppendUint16(b, etherTypeVLAN)
+		b = binary.BigEndian.AppendUint16(b, id)
+	}
+	if s.src.Is4() {
+		return binary.BigEndian.AppendUint16(b, etherTypeIPv4)
+	}
+	return binary.BigEndian.AppendUint16(b, etherTypeIPv6)
+}
+
+func (s *spec) ipv4() []gopacket.SerializableLayer {
+	return []gopacket.SerializableLayer{&layers.IPv4{
+		Version: 4, TOS: s.trafficClass, Id: s.id, Flags: layers.IPv4DontFragment, TTL: s.hopLimit,
+		Protocol: s.protocol, SrcIP: s.src.AsSlice(), DstIP: s.dst.AsSlice(),
+		Padding: s.ipOptions, // gopacket writes it as it is where there are no options of its own
+	}}
+}
+
+// ipv6 is the IPv6 header and the extension headers, each naming the next.
+func (s *spec) ipv6() []gopacket.SerializableLayer {
+	header := &layers.IPv6{
+		Version: 6, TrafficClass: s.trafficClass, FlowLabel: s.flowLabel, HopLimit: s.hopLimit,
+		SrcIP: s.src.AsSlice(), DstIP: s.ipv6Destination().AsSlice(),
+	}
+	out := make([]gopacket.SerializableLayer, len(s.extensions))
+	next := s.protocol
+	for i := len(s.extensions) - 1; i >= 0; i-- {
+		out[i] = s.extensions[i].layer(next)
+		next = s.extensions[i].protocol
+	}
+	header.NextHeader = next
+	return append([]gopacket.SerializableLayer{header}, out...)
+}
+
+// pseudoHeader names the final destination, whatever segment the packet is on its way to (RFC 8200
+// section 8.1).
+func (s *spec) pseudoHeader() gopacket.NetworkLayer {
+	if s.src.Is4() {
+		return &layers.IPv4{SrcIP: s.src.AsSlice(), DstIP: s.dst.AsSlice()}
+	}
+	return &layers.IPv6{SrcIP: s.src.AsSlice(), DstIP: s.dst.AsSlice()}
+}
+
+func must(err error) {
+	if err != nil {
+		panic(fmt.Sprintf("packet: %v", err))
+	}
+}

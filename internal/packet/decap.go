@@ -1,0 +1,172 @@
+package packet
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// envelope is how the packet of a client is wrapped.
+type envelope struct {
+	network    int // offset of the outer IP header in the frame
+	ip         ipHeader
+	srh        *SRH // nil where there is none
+	srhAt      int  // its offset in the packet
+	srhNamedBy int  // offset of the next header field that names it
+	content    int  // offset in the packet of what the headers above wrap
+	protocol   uint8
+}
+
+// open reads the outer headers of a frame: IP, hop-by-hop options and a segment routing header.
+func open(frame []byte) (envelope, error) {
+	network, ip, err := parseFrame(frame)
+	if err != nil {
+		return envelope{}, err
+	}
+	env := envelope{network: network, ip: ip, content: ip.length, protocol: ip.protocol}
+	if ip.version == 4 {
+		return env, nil
+	}
+	p := frame[network : network+ip.total]
+	at, nextHeader, err := skipHopByHop(p)
+	if err != nil {
+		return envelope{}, err
+	}
+	env.content, env.protocol = at, p[nextHeader]
+	if env.protocol != protocolRouting {
+		return env, nil
+	}
+	env.srh, err = parseSRH(p[at:])
+	if err != nil {
+		return envelope{}, err
+	}
+	env.srhAt, env.srhNamedBy = at, nextHeader
+	env.content, env.protocol = at+env.srh.Len(), uint8(env.srh.NextHeader)
+	return env, nil
+}
+
+// inner is the IP header of the packet that an encapsulation carries and the packet's offset in the
+// outer one. It is for tunnels only, not for an inserted segment routing header.
+func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
+	if env.ip.fragment {
+		return ipHeader{}, 0, fmt.Errorf("outer IPv4: %w", ErrFragment)
+	}
+	p := frame[env.network : env.network+env.ip.total]
+	at, version := env.content, 6
+	switch env.protocol {
+	case protocolIPv6:
+	case protocolIPv4:
+		version = 4
+	case protocolGRE:
+		at += greLength
+		if len(p) < at {
+			return ipHeader{}, 0, fmt.Errorf("%d bytes of a GRE header: %w", len(p)-env.content, ErrTruncated)
+		}
+		switch header := binary.BigEndian.Uint32(p[env.content:]); header {
+		case etherTypeIPv6:
+		case etherTypeIPv4:
+			version = 4
+		default:
+			return ipHeader{}, 0, fmt.Errorf("GRE header %#08x: %w", header, ErrGRE)
+		}
+	}
+	ip, err = parseIP(p[at:], version)
+	return ip, at, err
+}
+
+func (env envelope) tunnel() bool {
+	return env.protocol == protocolIPv4 || env.protocol == protocolIPv6 || env.protocol == protocolGRE
+}
+
+// vip is where the client sent the packet.
+func (env envelope) vip(frame []byte) (netip.Addr, error) {
+	if env.tunnel() {
+		ip, _, err := env.inner(frame)
+		return ip.destination, err
+	}
+	if env.srh == nil {
+		return netip.Addr{}, fmt.Errorf("protocol %d: %w", env.protocol, ErrNotEncapsulated)
+	}
+	if env.srh.SegmentsLeft == 0 {
+		return netip.Addr{}, fmt.Errorf("no segment left, so no VIP: %w", ErrSegments)
+	}
+	return env.srh.Segments[0], nil
+}
+
+// remaining is how many segments other than the VIP come after the destination.
+func (env envelope) remaining() int {
+	switch {
+	case env.srh == nil:
+		return 0
+	case env.tunnel():
+		return int(env.srh.SegmentsLeft)
+	default:
+		return int(env.srh.SegmentsLeft) - 1
+	}
+}
+
+// Decapsulate is what an agent delivers of a frame: the client's packet as the balancer sent it, its
+// hop limit untouched, marked with the congestion met on the way (RFC 6040). The encapsulation is
+// known by its headers. Ethernet addresses, VLAN tags and the bytes after the packet stay. The frame
+// itself is not changed.
+func Decapsulate(frame []byte) ([]byte, error) {
+	env, err := open(frame)
+	if err != nil {
+		return nil, err
+	}
+	if env.tunnel() {
+		return env.unwrap(frame)
+	}
+	return env.remove(frame)
+}
+
+// remove takes an inserted segment routing header out of the packet's chain of headers.
+func (env envelope) remove(frame []byte) ([]byte, error) {
+	vip, err := env.vip(frame)
+	if err != nil {
+		return nil, err
+	}
+	out := slices.Clone(frame)
+	p := out[env.network:]
+	setIPv6Destination(p, vip)
+	p[env.srhNamedBy] = env.protocol
+	binary.BigEndian.PutUint16(p[4:], uint16(env.ip.total-ipv6Length-env.srh.Len()))
+	return slices.Delete(out, env.network+env.srhAt, env.network+env.content), nil
+}
+
+func (env envelope) unwrap(frame []byte) ([]byte, error) {
+	ip, at, err := env.inner(frame)
+	if err != nil {
+		return nil, fmt.Errorf("inner packet: %w", err)
+	}
+	mark, err := combineECN(ip.trafficClass&ecnMask, env.ip.trafficClass&ecnMask)
+	if err != nil {
+		return nil, err
+	}
+	p := slices.Clone(frame[env.network+at:])
+	setECN(p, ip.version, mark)
+	return append(link(frame[:env.network], ip.version), p...), nil
+}
+
+// Advance sends a frame on to the next segment (RFC 8754 section 4.3.1.1): one segment left less, that
+// segment as destination, one hop less. Ethernet addresses are for whoever forwards the frame to set.
+// The frame itself is not changed.
+func Advance(frame []byte) ([]byte, error) {
+	env, err := open(frame)
+	if err != nil {
+		return nil, err
+	}
+	if env.srh == nil || env.srh.SegmentsLeft == 0 {
+		return nil, fmt.Errorf("no segment left: %w", ErrSegments)
+	}
+	out := slices.Clone(frame)
+	p := out[env.network:]
+	if err := decrementHopLimit(p, env.ip); err != nil {
+		return nil, err
+	}
+	left := env.srh.SegmentsLeft - 1
+	p[env.srhAt+3] = left
+	setIPv6Destination(p, env.srh.Segments[left])
+	return out, nil
+}

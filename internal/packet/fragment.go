@@ -1,0 +1,62 @@
+package packet
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+)
+
+// Fragments cuts the packet of a frame into fragments with at most size bytes of data each, a multiple
+// of 8, under one identification (RFC 791 section 3.2, RFC 8200 section 4.5). An IPv6 packet that fits
+// becomes one atomic fragment (RFC 6946). Extension headers other than hop-by-hop options are part of
+// the data, options of IPv4 are in all fragments. Don't fragment is cleared.
+func Fragments(frame []byte, size int, id uint32) [][]byte {
+	network, ip, err := parseFrame(frame)
+	must(err)
+	if size <= 0 || size%8 != 0 {
+		must(fmt.Errorf("fragments of %d bytes: %w", size, ErrHeader))
+	}
+	p := frame[network : network+ip.total]
+	at, nextHeader := ip.length, 0
+	if ip.version == 6 {
+		at, nextHeader, err = skipHopByHop(p)
+		must(err)
+	}
+	var out [][]byte
+	for offset := 0; at+offset < len(p); offset += size {
+		end := min(at+offset+size, len(p))
+		header := slices.Clone(p[:at])
+		if ip.version == 6 {
+			header = fragmentIPv6(header, nextHeader, offset, end < len(p), id)
+			binary.BigEndian.PutUint16(header[4:], uint16(len(header)-ipv6Length+end-at-offset))
+		} else {
+			fragmentIPv4(header, offset, end < len(p), uint16(id))
+			binary.BigEndian.PutUint16(header[2:], uint16(len(header)+end-at-offset))
+			binary.BigEndian.PutUint16(header[10:], 0)
+			binary.BigEndian.PutUint16(header[10:], checksum(header))
+		}
+		out = append(out, slices.Concat(frame[:network], header, p[at+offset:end]))
+	}
+	return out
+}
+
+func fragmentIPv4(header []byte, offset int, more bool, id uint16) {
+	field := uint16(offset / 8)
+	if more {
+		field |= 0x2000
+	}
+	binary.BigEndian.PutUint16(header[4:], id)
+	binary.BigEndian.PutUint16(header[6:], field)
+}
+
+func fragmentIPv6(header []byte, nextHeader, offset int, more bool, id uint32) []byte {
+	field := uint16(offset)
+	if more {
+		field |= 1
+	}
+	fragment := []byte{header[nextHeader], 0}
+	fragment = binary.BigEndian.AppendUint16(fragment, field)
+	fragment = binary.BigEndian.AppendUint32(fragment, id)
+	header[nextHeader] = protocolFragment
+	return append(header, fragment...)
+}

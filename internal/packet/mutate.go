@@ -1,0 +1,67 @@
+package packet
+
+import "slices"
+
+// SetHopLimit is a copy of the frame with another hop limit, or TTL and the checksum to go with it.
+func SetHopLimit(frame []byte, limit uint8) []byte {
+	network, ip, err := parseFrame(frame)
+	must(err)
+	out := slices.Clone(frame)
+	setHopLimit(out[network:], ip.version, limit)
+	return out
+}
+
+// SetMACs is a copy of the frame with other Ethernet addresses.
+func SetMACs(frame []byte, src, dst MAC) []byte { return slices.Concat(dst[:], src[:], frame[12:]) }
+
+// SetByte is a copy of the frame with another value at an offset, checksums left as they are.
+func SetByte(frame []byte, offset int, value byte) []byte {
+	out := slices.Clone(frame)
+	out[offset] = value
+	return out
+}
+
+// FlipByte is a copy of the frame with all bits of a byte inverted.
+func FlipByte(frame []byte, offset int) []byte { return SetByte(frame, offset, ^frame[offset]) }
+
+// Truncate is a copy of the frame's first length bytes.
+func Truncate(frame []byte, length int) []byte { return slices.Clone(frame[:length]) }
+
+// Pad is a copy of the frame with bytes after its packet, as short frames have on a wire.
+func Pad(frame []byte, trailer ...byte) []byte { return slices.Concat(frame, trailer) }
+
+// NetworkOffset is where the IP header of a frame starts.
+func NetworkOffset(frame []byte) int {
+	at, err := networkOffset(frame)
+	must(err)
+	return at
+}
+
+// TransportOffset is where the first header that is neither IP nor an IPv6 extension starts: TCP, or
+// the inner packet of a tunnel. In a fragment other than the first that is the data.
+func TransportOffset(frame []byte) int {
+	network, ip, err := parseFrame(frame)
+	must(err)
+	if ip.version == 4 {
+		return network + ip.length
+	}
+	p := frame[network : network+ip.total]
+	at, protocol := ipv6Length, ip.protocol
+	for isExtension(protocol) {
+		length, err := extensionLength(p[at:])
+		if protocol == protocolFragment {
+			length = extensionUnit // it has no length field
+		}
+		must(err)
+		at, protocol = at+length, p[at]
+	}
+	return network + at
+}
+
+func isExtension(protocol uint8) bool {
+	switch protocol {
+	case protocolHopByHop, protocolDestination, protocolRouting, protocolFragment:
+		return true
+	}
+	return false
+}

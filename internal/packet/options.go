@@ -1,0 +1,209 @@
+package packet
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+)
+
+// Option changes what a builder makes.
+type Option func(*spec)
+
+// spec is a packet to be built.
+type spec struct {
+	srcMAC, dstMAC MAC
+	vlans          []uint16
+	src, dst       netip.Addr
+	protocol       layers.IPProtocol
+	trafficClass   uint8
+	flowLabel      uint32
+	hopLimit       uint8
+	id             uint16
+	ipOptions      []byte
+	extensions     []extension
+	path           *SRH
+	tcp            layers.TCP
+	payload        []byte
+}
+
+// extension is an IPv6 extension header, made once the one after it is known.
+type extension struct {
+	protocol layers.IPProtocol
+	layer    func(next layers.IPProtocol) gopacket.SerializableLayer
+}
+
+func newSpec(src, dst netip.Addr, protocol layers.IPProtocol, options []Option) *spec {
+	if src.Is4() != dst.Is4() {
+		must(fmt.Errorf("addresses %v and %v: %w", src, dst, ErrFamily))
+	}
+	s := &spec{
+		srcMAC: MAC{0x02, 0, 0, 0, 0, 0x01}, dstMAC: MAC{0x02, 0, 0, 0, 0, 0x02},
+		src: src, dst: dst, protocol: protocol, hopLimit: 64,
+		tcp: layers.TCP{SYN: true, Window: 65535},
+	}
+	for _, option := range options {
+		option(s)
+	}
+	return s
+}
+
+// Ethernet sets the addresses of the frame.
+func Ethernet(src, dst MAC) Option { return func(s *spec) { s.srcMAC, s.dstMAC = src, dst } }
+
+// VLAN puts the frame behind 802.1Q tags, the outermost first.
+func VLAN(ids ...uint16) Option { return func(s *spec) { s.vlans = ids } }
+
+// TrafficClass sets the traffic class, or the TOS of IPv4: DSCP and ECN together.
+func TrafficClass(class uint8) Option { return func(s *spec) { s.trafficClass = class } }
+
+// FlowLabel sets the flow label of IPv6, 20 bits.
+func FlowLabel(label uint32) Option { return func(s *spec) { s.flowLabel = label } }
+
+// HopLimit sets the hop limit, or the TTL of IPv4. The default is 64.
+func HopLimit(limit uint8) Option { return func(s *spec) { s.hopLimit = limit } }
+
+// ID sets the identification of IPv4.
+func ID(id uint16) Option { return func(s *spec) { s.id = id } }
+
+// IPOptions sets the options of IPv4, at most 40 bytes as they are sent; zeros fill the last 32-bit
+// word.
+func IPOptions(options []byte) Option {
+	if len(options) > 40 {
+		must(fmt.Errorf("%d bytes of IPv4 options, at most 40: %w", len(options), ErrHeader))
+	}
+	return func(s *spec) { s.ipOptions = options }
+}
+
+// Payload is what follows the transport header.
+func Payload(payload []byte) Option { return func(s *spec) { s.payload = payload } }
+
+// HopByHop appends a hop-by-hop options header of size bytes, padding only. The size is a multiple
+// of 8 from 8 to 2048. Extension headers follow each other in the order of their options.
+func HopByHop(size int) Option {
+	options := padding(size)
+	return appendExtension(layers.IPProtocolIPv6HopByHop, func(next layers.IPProtocol) gopacket.SerializableLayer {
+		header := &layers.IPv6HopByHop{}
+		header.NextHeader = next
+		for _, data := range options {
+			header.Options = append(header.Options, &layers.IPv6HopByHopOption{
+				OptionType: optionPadN, OptionLength: uint8(len(data)), OptionData: data})
+		}
+		return header
+	})
+}
+
+// DestinationOptions appends a destination options header, sized as in HopByHop.
+func DestinationOptions(size int) Option {
+	options := padding(size)
+	return appendExtension(layers.IPProtocolIPv6Destination, func(next layers.IPProtocol) gopacket.SerializableLayer {
+		header := &layers.IPv6Destination{}
+		header.NextHeader = next
+		for _, data := range options {
+			header.Options = append(header.Options, &layers.IPv6DestinationOption{
+				OptionType: optionPadN, OptionLength: uint8(len(data)), OptionData: data})
+		}
+		return header
+	})
+}
+
+// Routing appends a segment routing header and sends the packet to its active segment. Checksums are
+// those of the builder's dst, which should be the header's first segment.
+func Routing(srh *SRH) Option {
+	extend := appendExtension(layers.IPProtocolIPv6Routing, func(next layers.IPProtocol) gopacket.SerializableLayer {
+		header := *srh
+		header.NextHeader = next
+		return &header
+	})
+	return func(s *spec) {
+		s.path = srh
+		extend(s)
+	}
+}
+
+func appendExtension(protocol layers.IPProtocol, layer func(layers.IPProtocol) gopacket.SerializableLayer) Option {
+	return func(s *spec) { s.extensions = append(s.extensions, extension{protocol, layer}) }
+}
+
+func (s *spec) ipv6Destination() netip.Addr {
+	if s.path != nil {
+		if active, ok := s.path.Active(); ok {
+			return active
+		}
+	}
+	return s.dst
+}
+
+// optionPadN is an option of any length that says nothing (RFC 8200 section 4.2).
+const optionPadN = 1
+
+// padding is the data of PadN options that fill an options header of size bytes.
+func padding(size int) [][]byte {
+	if size < extensionUnit || size > 256*extensionUnit || size%extensionUnit != 0 {
+		must(fmt.Errorf("options header of %d bytes: %w", size, ErrHeader))
+	}
+	var out [][]byte
+	for left := size - 2; left > 0; {
+		option := min(left, 2+255)
+		if left-option == 1 { // one byte more is too short for an option
+			option--
+		}
+		out = append(out, make([]byte, option-2))
+		left -= option
+	}
+	return out
+}
+
+// TCPFlags are the flags of a TCP segment.
+type TCPFlags uint8
+
+// The flags of RFC 9293 section 3.1, as they are in the header.
+const (
+	FIN TCPFlags = 1 << iota
+	SYN
+	RST
+	PSH
+	ACK
+	URG
+	ECE
+	CWR
+)
+
+// Flags sets all TCP flags; those not named are off.
+func Flags(f TCPFlags) Option {
+	return func(s *spec) {
+		t := &s.tcp
+		t.FIN, t.SYN, t.RST, t.PSH = f&FIN != 0, f&SYN != 0, f&RST != 0, f&PSH != 0
+		t.ACK, t.URG, t.ECE, t.CWR = f&ACK != 0, f&URG != 0, f&ECE != 0, f&CWR != 0
+	}
+}
+
+// Sequence sets the sequence and acknowledgment numbers of TCP.
+func Sequence(seq, ack uint32) Option { return func(s *spec) { s.tcp.Seq, s.tcp.Ack = seq, ack } }
+
+// MSS appends the maximum segment size to the TCP options.
+func MSS(size uint16) Option {
+	return TCPOption(layers.TCPOptionKindMSS, binary.BigEndian.AppendUint16(nil, size))
+}
+
+// Timestamps appends timestamps (RFC 7323) to the TCP options, after two no-operations that align
+// them.
+func Timestamps(value, echo uint32) Option {
+	data := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, value), echo)
+	timestamps := TCPOption(layers.TCPOptionKindTimestamps, data)
+	return func(s *spec) {
+		nop := layers.TCPOption{OptionType: layers.TCPOptionKindNop, OptionLength: 1}
+		s.tcp.Options = append(s.tcp.Options, nop, nop)
+		timestamps(s)
+	}
+}
+
+// TCPOption appends an option with its data to the TCP options.
+func TCPOption(kind layers.TCPOptionKind, data []byte) Option {
+	return func(s *spec) {
+		s.tcp.Options = append(s.tcp.Options, layers.TCPOption{
+			OptionType: kind, OptionLength: uint8(2 + len(data)), OptionData: data})
+	}
+}

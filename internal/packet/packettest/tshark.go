@@ -1,0 +1,148 @@
+// Package packettest holds what tests of packets share: frames at random, and tshark's opinion of
+// frames.
+package packettest
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+)
+
+// Dissection is what tshark sees in a frame.
+type Dissection struct {
+	// Protocols is the chain of dissectors, as in "eth:ethertype:ipv6:tcp".
+	Protocols string
+	// Fields are the values asked for, by name; a field that occurs in two headers has two values.
+	Fields map[string][]string
+	// Problems are malformed layers, expert items of severity warning or error, and checksums that
+	// are not right.
+	Problems []string
+}
+
+// Expert severities of Wireshark; chat and note are below.
+const expertWarning = "6291456"
+const expertError = "8388608"
+
+var checksumStatus = []string{"ip.checksum.status", "tcp.checksum.status", "udp.checksum.status",
+	"icmp.checksum.status", "icmpv6.checksum.status"}
+
+// Dissect has tshark dissect frames with every checksum checked, and read the fields named. It skips
+// the test where there is no tshark.
+func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
+	t.Helper()
+	tshark, err := exec.LookPath("tshark")
+	if err != nil {
+		t.Skip("tshark is not installed; it is the judge of what this test makes")
+	}
+	arguments := []string{"-n", "-r", writePcap(t, frames), "-T", "json", "--no-duplicate-keys",
+		"-o", "ip.check_checksum:TRUE", "-o", "tcp.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"}
+	command := exec.Command(tshark, arguments...)
+	var complaints strings.Builder
+	command.Stderr = &complaints
+	output, err := command.Output()
+	if err != nil {
+		t.Fatalf("tshark: %v: %s", err, complaints.String())
+	}
+	var packets []struct {
+		Source struct{ Layers map[string]any } `json:"_source"`
+	}
+	if err := json.Unmarshal(output, &packets); err != nil {
+		t.Fatalf("tshark's output: %v", err)
+	}
+	if len(packets) != len(frames) {
+		t.Fatalf("tshark dissected %d of %d frames", len(packets), len(frames))
+	}
+	out := make([]Dissection, len(frames))
+	for i, packet := range packets {
+		out[i] = dissection(packet.Source.Layers, fields)
+	}
+	return out
+}
+
+func dissection(tree map[string]any, fields []string) Dissection {
+	all := map[string][]string{}
+	collect(tree, all)
+	d := Dissection{Protocols: strings.Join(all["frame.protocols"], ","), Fields: map[string][]string{}}
+	for _, field := range fields {
+		d.Fields[field] = all[field]
+	}
+	for i, severity := range all["_ws.expert.severity"] {
+		if severity == expertWarning || severity == expertError {
+			d.Problems = append(d.Problems, "expert: "+all["_ws.expert.message"][i])
+		}
+	}
+	for name := range all {
+		if strings.HasPrefix(name, "_ws.malformed") || strings.HasPrefix(name, "_ws.short") {
+			d.Problems = append(d.Problems, name)
+		}
+	}
+	for _, name := range checksumStatus {
+		for _, status := range all[name] {
+			if status != "1" {
+				d.Problems = append(d.Problems, fmt.Sprintf("%s is %s", name, status))
+			}
+		}
+	}
+	slices.Sort(d.Problems)
+	return d
+}
+
+// collect gathers the values of all fields in tshark's tree, and the names of its inner nodes.
+func collect(node any, into map[string][]string) {
+	switch n := node.(type) {
+	case []any:
+		for _, element := range n {
+			collect(element, into)
+		}
+	case map[string]any:
+		for name, child := range n {
+			into[name] = append(into[name], values(child)...)
+			collect(child, into)
+		}
+	}
+}
+
+func values(node any) []string {
+	switch n := node.(type) {
+	case string:
+		return []string{n}
+	case []any:
+		var out []string
+		for _, element := range n {
+			out = append(out, values(element)...)
+		}
+		return out
+	}
+	return nil
+}
+
+func writePcap(t testing.TB, frames [][]byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "frames.pcap")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	writer := pcapgo.NewWriter(file)
+	if err := writer.WriteFileHeader(1<<18, layers.LinkTypeEthernet); err != nil {
+		t.Fatal(err)
+	}
+	for i, frame := range frames {
+		info := gopacket.CaptureInfo{Timestamp: time.Unix(int64(i), 0), CaptureLength: len(frame), Length: len(frame)}
+		if err := writer.WritePacket(info, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}

@@ -1,0 +1,90 @@
+package packet
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// Server is a node with an agent, as the agent's configuration describes it.
+type Server struct {
+	Locator   netip.Prefix // of its SIDs
+	Addresses []netip.Addr // its ends of gre and ipip tunnels
+	VIPs      []netip.Addr // of the services that it takes part in
+}
+
+// Verdict is what an agent does with a frame.
+type Verdict int
+
+const (
+	// Pass leaves the frame, which is not for the agent, to the host unchanged.
+	Pass Verdict = iota
+	// Deliver gives the client's packet to the host.
+	Deliver
+	// Forward sends the frame to the next segment.
+	Forward
+	// Drop discards the frame.
+	Drop
+)
+
+func (v Verdict) String() string {
+	return [...]string{"pass", "deliver", "forward", "drop"}[v]
+}
+
+// Receive is what the server's agent does with a frame. A SID of the locator with a function is the
+// agent's, and so is a tunnel to one of the addresses; all else is the host's. Drop comes with an
+// error that says why, and without a frame.
+func (s Server) Receive(frame []byte) (Verdict, []byte, error) {
+	mine, err := s.isMine(frame)
+	if err != nil {
+		return Drop, nil, err
+	}
+	if !mine {
+		return Pass, frame, nil
+	}
+	verdict, out, err := s.execute(frame)
+	if err != nil {
+		return Drop, nil, err
+	}
+	return verdict, out, nil
+}
+
+// isMine errs for a SID whose function an agent does not have.
+func (s Server) isMine(frame []byte) (bool, error) {
+	_, ip, err := parseFrame(frame)
+	if err != nil {
+		return false, nil // malformed: for the host to refuse
+	}
+	if s.Locator.Contains(ip.destination) {
+		sid := srv6.Parse(ip.destination)
+		if sid.Function != srv6.Host && sid.Function != srv6.Deliver {
+			return false, fmt.Errorf("%v at %v: %w", sid.Function, ip.destination, ErrFunction)
+		}
+		return sid.Function == srv6.Deliver, nil
+	}
+	isTunnel := ip.protocol == protocolGRE || ip.protocol == protocolIPv4 || ip.protocol == protocolIPv6
+	return isTunnel && slices.Contains(s.Addresses, ip.destination), nil
+}
+
+// execute is the function deliver (srv6.Deliver).
+func (s Server) execute(frame []byte) (Verdict, []byte, error) {
+	env, err := open(frame)
+	if err != nil {
+		return Drop, nil, err
+	}
+	vip, err := env.vip(frame)
+	if err != nil {
+		return Drop, nil, err
+	}
+	if slices.Contains(s.VIPs, vip) {
+		out, err := Decapsulate(frame)
+		return Deliver, out, err
+	}
+	if env.remaining() == 0 {
+		return Drop, nil, fmt.Errorf("%v: %w", vip, ErrNotServed)
+	}
+	out, err := Advance(frame)
+	return Forward, out, err
+}
