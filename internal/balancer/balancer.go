@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 const (
@@ -210,7 +211,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 // target is the address whose route a server's packets take.
 func target(m *member) netip.Addr {
 	if m.Locator.IsValid() {
-		return deliverSID(m.Locator)
+		return srv6.SID{Locator: m.Locator, Function: srv6.Deliver}.Addr()
 	}
 	return m.Address
 }
@@ -289,11 +290,4 @@ func (b *Balancer) timeouts() map[uint32][4]uint16 {
 		}
 	}
 	return timeouts
-}
-
-// deliverSID is the SID that asks a server to deliver: SID_DELIVER in bpf/srv6.h.
-func deliverSID(locator netip.Prefix) netip.Addr {
-	sid := locator.Addr().As16()
-	sid[9] = 0x05
-	return netip.AddrFrom16(sid)
 }
