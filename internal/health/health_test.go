@@ -1,0 +1,464 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// fake is a network in which servers succeed, fail or hang as a test says.
+type fake struct {
+	mu     sync.Mutex
+	answer map[string]error       // by server; none is a success
+	hang   map[string]bool        // until the timeout
+	probes map[string][]time.Time // when each began
+	active map[string]int
+	worst  int // the most probes of a target at a time
+}
+
+func newFake() *fake {
+	return &fake{
+		answer: map[string]error{},
+		hang:   map[string]bool{},
+		probes: map[string][]time.Time{},
+		active: map[string]int{},
+	}
+}
+
+func (f *fake) probe(ctx context.Context, t Target) error {
+	f.mu.Lock()
+	f.probes[t.Server] = append(f.probes[t.Server], time.Now())
+	f.active[t.Server]++
+	f.worst = max(f.worst, f.active[t.Server])
+	err, hang := f.answer[t.Server], f.hang[t.Server]
+	f.mu.Unlock()
+	if hang {
+		ctx, cancel := context.WithTimeout(ctx, t.Timeout)
+		defer cancel()
+		<-ctx.Done()
+		err = errors.New("timeout")
+	}
+	f.mu.Lock()
+	f.active[t.Server]--
+	f.mu.Unlock()
+	return err
+}
+
+func (f *fake) set(server string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.answer[server] = err
+}
+
+func (f *fake) times(server string) []time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.probes[server])
+}
+
+var errDown = errors.New("connection refused")
+
+// simulate runs a checker in fake time. Anything of it that is left when the
+// context has ended makes synctest panic.
+func simulate(t *testing.T, f *fake, test func(t *testing.T, c *Checker)) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(slog.New(slog.DiscardHandler))
+		c.probe = f.probe
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Run(ctx) }()
+		test(t, c)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func target(server string) Target {
+	return Target{
+		Service: "web", Server: server,
+		Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
+	}
+}
+
+// pass lets time go by, and returns what the checker had to say at its end.
+func pass(c *Checker, d time.Duration) []Result {
+	time.Sleep(d) // fake time: exact, and over when all else waits
+	synctest.Wait()
+	var results []Result
+	for {
+		synctest.Wait()
+		select {
+		case r := <-c.Updates():
+			results = append(results, r)
+		default:
+			return results
+		}
+	}
+}
+
+func expect(t *testing.T, when string, got []Result, want ...Result) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %+v, want %+v", when, got, want)
+	}
+}
+
+func TestStreak(t *testing.T) {
+	const yes, no = true, false
+	tests := []struct {
+		name       string
+		rise, fall int
+		probes     []bool
+		want       []bool // the state after each
+	}{
+		{"starts healthy", 2, 3, []bool{yes}, []bool{yes}},
+		{"falls after three", 2, 3, []bool{no, no, no, no}, []bool{yes, yes, no, no}},
+		{"a success interrupts", 2, 3, []bool{no, no, yes, no, no, no}, []bool{yes, yes, yes, yes, yes, no}},
+		{"rises after two", 2, 3, []bool{no, no, no, yes, yes, yes}, []bool{yes, yes, no, no, yes, yes}},
+		{"a failure interrupts", 2, 1, []bool{no, yes, no, yes, yes}, []bool{no, no, no, no, yes}},
+		{"one and one", 1, 1, []bool{no, yes, no}, []bool{no, yes, no}},
+		{"rise does not hurry the fall", 1, 3, []bool{no, no, no}, []bool{yes, yes, no}},
+		{"fall does not hurry the rise", 3, 1, []bool{no, yes, yes, yes}, []bool{no, no, no, yes}},
+		{"nothing is left of the last streak", 2, 2,
+			[]bool{no, no, yes, yes, no, no}, []bool{yes, no, no, yes, yes, no}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			s := streak{healthy: true}
+			for i, success := range test.probes {
+				before := s.healthy
+				changed := s.observe(success, test.rise, test.fall)
+				if s.healthy != test.want[i] {
+					t.Errorf("probe %d: healthy is %v, want %v", i, s.healthy, test.want[i])
+				}
+				if changed != (before != s.healthy) {
+					t.Errorf("probe %d: changed is %v from %v to %v", i, changed, before, s.healthy)
+				}
+			}
+		})
+	}
+}
+
+func TestUpdatesOnChangeOnly(t *testing.T) {
+	f := newFake()
+	f.set("bad", errDown)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		c.SetTargets(t.Context(), []Target{target("good"), target("bad")})
+		expect(t, "two probes", pass(c, time.Second))
+		expect(t, "three failures", pass(c, 2*time.Second),
+			Result{"web", "bad", false, "connection refused"})
+		expect(t, "more failures", pass(c, time.Minute))
+		f.set("bad", nil)
+		expect(t, "successes", pass(c, 2*time.Second),
+			Result{"web", "bad", true, "successful checks: 2"})
+		expect(t, "more successes", pass(c, time.Minute))
+	})
+}
+
+func TestUntriedProbesCountForNothing(t *testing.T) {
+	f := newFake()
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		f.set("s1", errUntried)
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		expect(t, "untried while healthy", pass(c, time.Minute))
+		f.set("s1", errDown)
+		expect(t, "failures", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
+		f.set("s1", errUntried)
+		expect(t, "untried while unhealthy", pass(c, time.Minute))
+	})
+}
+
+func TestRhythm(t *testing.T) {
+	for _, hang := range []bool{false, true} {
+		t.Run(fmt.Sprintf("hang=%v", hang), func(t *testing.T) {
+			f := newFake()
+			f.hang["s1"] = hang
+			simulate(t, f, func(t *testing.T, c *Checker) {
+				began := time.Now()
+				c.SetTargets(t.Context(), []Target{target("s1")})
+				pass(c, 10*time.Second)
+				times := f.times("s1")
+				if len(times) < 9 {
+					t.Fatalf("%d probes in ten intervals", len(times))
+				}
+				if !times[0].Equal(began) {
+					t.Errorf("first probe after %v", times[0].Sub(began))
+				}
+				for i := 2; i < len(times); i++ {
+					if gap := times[i].Sub(times[i-1]); gap != time.Second {
+						t.Errorf("probe %d came %v after the one before", i, gap)
+					}
+				}
+				if f.worst != 1 {
+					t.Errorf("%d probes at a time", f.worst)
+				}
+			})
+		})
+	}
+}
+
+// However the first probes end, those of many targets must not keep coming
+// together.
+func TestPhasesSpread(t *testing.T) {
+	const servers, slots = 2000, 10
+	for _, hang := range []bool{false, true} {
+		t.Run(fmt.Sprintf("hang=%v", hang), func(t *testing.T) {
+			f := newFake()
+			var targets []Target
+			for i := range servers {
+				server := fmt.Sprint(i)
+				f.hang[server] = hang
+				targets = append(targets, target(server))
+			}
+			simulate(t, f, func(t *testing.T, c *Checker) {
+				began := time.Now()
+				c.SetTargets(t.Context(), targets)
+				pass(c, 5*time.Second)
+				var count [slots]int
+				for i := range servers {
+					times := f.times(fmt.Sprint(i))
+					phase := times[2].Sub(began) % time.Second
+					count[phase*slots/time.Second]++
+				}
+				for slot, n := range count { // 200 ± 13.4: six deviations
+					if n < 120 || n > 280 {
+						t.Errorf("%d of %d probes in tenth %d of the interval", n, servers, slot)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestUnchangedTargetsGoOn(t *testing.T) {
+	f := newFake()
+	f.set("s1", errDown)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		expect(t, "two failures", pass(c, time.Second))
+		before := f.times("s1")
+		if len(before) != 2 {
+			t.Fatalf("%d probes in the first interval, want 2", len(before))
+		}
+		c.SetTargets(t.Context(), []Target{target("s2"), target("s1")})
+		synctest.Wait()
+		if after := f.times("s1"); len(after) != 2 {
+			t.Errorf("%d probes at once for an unchanged target", len(after)-2)
+		}
+		if n := len(f.times("s2")); n != 1 {
+			t.Errorf("%d probes at once for a new target, want 1", n)
+		}
+		expect(t, "the third failure", pass(c, time.Second),
+			Result{"web", "s1", false, "connection refused"})
+		if times := f.times("s1"); times[2].Sub(times[1]) != time.Second {
+			t.Errorf("the rhythm changed to %v", times[2].Sub(times[1]))
+		}
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		expect(t, "unhealthy as before", pass(c, time.Minute))
+	})
+}
+
+func TestChangedTargetStartsHealthy(t *testing.T) {
+	f := newFake()
+	f.set("s1", errDown)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		expect(t, "three failures", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
+		changed := target("s1")
+		changed.Path = "/other"
+		c.SetTargets(t.Context(), []Target{changed})
+		expect(t, "changed", pass(c, 0), Result{"web", "s1", true, "its check has changed"})
+		probes := len(f.times("s1"))
+		expect(t, "failing as before", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
+		if n := len(f.times("s1")) - probes; n != 3 {
+			t.Errorf("%d probes after the first in three intervals, want 3: is the old one left?", n)
+		}
+	})
+}
+
+func TestRemovedTarget(t *testing.T) {
+	f := newFake()
+	f.set("s1", errDown)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		time.Sleep(3 * time.Second) // its result waits for a reader
+		synctest.Wait()
+		c.SetTargets(t.Context(), nil)
+		probes := len(f.times("s1"))
+		expect(t, "removed before it was read", pass(c, time.Minute))
+		if n := len(f.times("s1")); n != probes {
+			t.Errorf("%d probes of a removed target", n-probes)
+		}
+		f.set("s1", nil)
+		c.SetTargets(t.Context(), []Target{target("s1")})
+		expect(t, "added again", pass(c, time.Minute))
+	})
+}
+
+// A reader that is busy must neither hold up the probes nor hear what has been
+// undone.
+func TestSlowReader(t *testing.T) {
+	f := newFake()
+	for _, server := range []string{"a", "b", "c"} {
+		f.set(server, errDown)
+	}
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		c.SetTargets(t.Context(), []Target{target("a"), target("b"), target("c")})
+		time.Sleep(3 * time.Second)
+		f.set("b", nil)
+		got := pass(c, 2*time.Second)
+		slices.SortFunc(got, func(x, y Result) int { return int(x.Server[0]) - int(y.Server[0]) })
+		expect(t, "after an outage of b", got,
+			Result{"web", "a", false, "connection refused"}, Result{"web", "c", false, "connection refused"})
+		expect(t, "read", pass(c, time.Minute))
+	})
+}
+
+// The same server in two services is two targets.
+func TestServiceIsPartOfTheName(t *testing.T) {
+	f := newFake()
+	f.set("s1", errDown)
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		other := target("s1")
+		other.Service, other.Fall = "dns", 100
+		c.SetTargets(t.Context(), []Target{target("s1"), other})
+		expect(t, "three failures", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
+	})
+}
+
+// A verdict may still be on its way when its target has been replaced.
+func TestVerdictOfReplacedTarget(t *testing.T) {
+	b := newBoard(func(w *watch) { w.stop = func() {} })
+	b.replace([]Target{target("s1")})
+	old := b.watches[name{"web", "s1"}]
+	changed := target("s1")
+	changed.Fall = 9
+	b.replace([]Target{changed})
+	if b.record(verdict{watch: old, reason: "connection refused"}) {
+		t.Error("it was recorded")
+	}
+	if r, ok := b.news(); ok {
+		t.Errorf("news: %+v", r)
+	}
+}
+
+// The context ends while probes hang: synctest finds what does not end.
+func TestRunEndsHangingProbes(t *testing.T) {
+	f := newFake()
+	f.hang["s1"] = true
+	simulate(t, f, func(t *testing.T, c *Checker) {
+		endless := target("s1")
+		endless.Interval, endless.Timeout, endless.Fall = time.Hour, time.Hour, 1
+		c.SetTargets(t.Context(), []Target{endless})
+		expect(t, "hanging", pass(c, time.Minute))
+	})
+	if f.active["s1"] != 0 || len(f.probes["s1"]) != 1 {
+		t.Errorf("%d of %d probes are left", f.active["s1"], len(f.probes["s1"]))
+	}
+}
+
+// A real server that stops and comes back, and one that accepts late.
+func TestRealServers(t *testing.T) {
+	late := listen(t, "127.0.0.1:0")
+	broken := make(chan bool, 1)
+	broken <- true
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		is := <-broken
+		broken <- is
+		if is {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	}))
+	defer server.Close()
+
+	c := New(slog.New(slog.NewTextHandler(t.Output(), nil)))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }()
+
+	web, queue, refused := httpTarget(server.Listener.Addr()), httpTarget(late.Addr()), tcpTarget(refusing(t))
+	web.Server, queue.Server, refused.Server = "web", "late", "refused"
+	queue.Timeout, queue.Interval = brief, brief
+	c.SetTargets(ctx, []Target{web, queue, refused})
+	got := map[string]Result{}
+	for len(got) < 3 {
+		r := <-c.Updates()
+		got[r.Server] = r
+	}
+	for _, want := range []Result{
+		{"web", "web", false, "status 503"},
+		{"web", "late", false, "timeout after 50ms"},
+		{"web", "refused", false, "connection refused"},
+	} {
+		if got[want.Server] != want {
+			t.Errorf("got %+v, want %+v", got[want.Server], want)
+		}
+	}
+
+	<-broken
+	broken <- false
+	if r := <-c.Updates(); r.Server != "web" || !r.Healthy {
+		t.Errorf("after the repair: %+v", r)
+	}
+	go func() {
+		_ = http.Serve(late, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "ok")
+		}))
+	}()
+	if r := <-c.Updates(); r.Server != "late" || !r.Healthy {
+		t.Errorf("after the first accept: %+v", r)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTargets(t *testing.T) {
+	host := netip.MustParseAddr
+	services := []config.Service{
+		{
+			Name: "web", VIP: host("2001:db8::80"), Port: 80,
+			Health: &config.Health{
+				HTTP:     &config.HTTPCheck{Path: "/healthz", Port: 8080},
+				Interval: 2 * time.Second, Timeout: time.Second, Rise: 4, Fall: 5,
+			},
+			Servers: []config.Server{
+				{Name: "s1", Host: host("fd00::1")},
+				{Name: "s2", Host: host("fd00::2")},
+			},
+		},
+		{Name: "unchecked", VIP: host("2001:db8::81"), Servers: []config.Server{{Name: "s1", Host: host("fd00::1")}}},
+		{
+			Name: "dns", VIP: host("192.0.2.53"), Port: 53,
+			Health: &config.Health{
+				TCP:      &config.TCPCheck{Port: 53},
+				Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 2,
+			},
+			Servers: []config.Server{{Name: "s1", Host: host("10.0.0.1")}},
+		},
+	}
+	address := netip.MustParseAddrPort
+	want := []Target{
+		{"web", "s1", address("[fd00::1]:8080"), "/healthz", "[2001:db8::80]:8080", 2 * time.Second, time.Second, 4, 5},
+		{"web", "s2", address("[fd00::2]:8080"), "/healthz", "[2001:db8::80]:8080", 2 * time.Second, time.Second, 4, 5},
+		{"dns", "s1", address("10.0.0.1:53"), "", "", time.Second, time.Second, 1, 2},
+	}
+	if got := Targets(services); !slices.Equal(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}

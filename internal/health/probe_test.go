@@ -1,0 +1,337 @@
+package health
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// ample is a timeout that no probe of a live server should reach.
+	ample = 20 * time.Second
+	// brief is a timeout that a test waits for.
+	brief = 50 * time.Millisecond
+)
+
+func httpTarget(address net.Addr) Target {
+	return Target{
+		Service: "web", Server: "s1",
+		Address: address.(*net.TCPAddr).AddrPort(),
+		Path:    "/healthz", Host: "vip.test",
+		Interval: 5 * time.Millisecond, Timeout: ample, Rise: 1, Fall: 1,
+	}
+}
+
+func tcpTarget(address net.Addr) Target {
+	t := httpTarget(address)
+	t.Path, t.Host = "", ""
+	return t
+}
+
+func listen(t *testing.T, address string) net.Listener {
+	t.Helper()
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	return listener
+}
+
+// serveRaw answers every connection's request with the same bytes. It leaves the
+// connection open, if told to, until the client closes it.
+func serveRaw(t *testing.T, answer string, leaveOpen bool) net.Addr {
+	listener := listen(t, "127.0.0.1:0")
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
+					return
+				}
+				_, _ = io.WriteString(conn, answer)
+				if leaveOpen {
+					_, _ = io.Copy(io.Discard, conn)
+				}
+			}()
+		}
+	}()
+	return listener.Addr()
+}
+
+// refusing returns an address that nobody else can listen on, nor does anyone.
+func refusing(t *testing.T) net.Addr {
+	t.Helper()
+	return boundSocket(t, func(int) error { return nil })
+}
+
+// full returns the address of a listener whose queue has no room: connecting to
+// it goes on for ever.
+func full(t *testing.T) net.Addr {
+	t.Helper()
+	address := boundSocket(t, func(fd int) error { return unix.Listen(fd, 0) })
+	for range 100 {
+		conn, err := net.DialTimeout("tcp", address.String(), brief)
+		if err != nil {
+			return address
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+	t.Fatal("the queue of a listener with backlog 0 does not fill")
+	return nil
+}
+
+func boundSocket(t *testing.T, prepare func(fd int) error) net.Addr {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := prepare(fd); err != nil {
+		t.Fatal(err)
+	}
+	local, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: local.(*unix.SockaddrInet4).Port}
+}
+
+func reasonOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestHTTPResponses(t *testing.T) {
+	const headerTooLong = "HTTP/1.1 200 OK\r\nPadding: "
+	tests := []struct {
+		name, answer string
+		want         string // the reason of the failure; empty for a success
+	}{
+		{"200", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", ""},
+		{"200 of HTTP/1.0", "HTTP/1.0 200 OK\r\n\r\nok", ""},
+		{"204", "HTTP/1.1 204 No Content\r\n\r\n", ""},
+		{"399", "HTTP/1.1 399 Odd\r\n\r\n", ""},
+		{"400", "HTTP/1.1 400 Bad Request\r\n\r\n", "status 400"},
+		{"503", "HTTP/1.1 503 Service Unavailable\r\n\r\n", "status 503"},
+		{"early hints, 200", "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", ""},
+		{"early hints, 500", "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 500 Broken\r\n\r\n", "status 500"},
+		{"101 is final", "HTTP/1.1 101 Switching Protocols\r\n\r\n", "status 101"},
+		{"below 100", "HTTP/1.1 099 Odd\r\n\r\n", "status 99"},
+		{"body cut short", "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nok", ""},
+		{"another protocol", "SSH-2.0-OpenSSH_9.2p1\r\n", "not an HTTP response"},
+		{"nothing", "", "connection closed before the end of a response header"},
+		{"half a header", "HTTP/1.1 200 OK\r\nServer:", "connection closed before the end of a response header"},
+		{"header of 64 KiB", headerTooLong + strings.Repeat("x", maxHeader), "response header longer than 65536 bytes"},
+		{"header of 60 KiB", headerTooLong + strings.Repeat("x", 60<<10) + "\r\n\r\n", ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			target := httpTarget(serveRaw(t, test.answer, false))
+			if got := reasonOf(probe(t.Context(), target)); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestHTTPRequest(t *testing.T) {
+	requests := make(chan *http.Request, 2)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		requests <- r
+	}))
+	defer server.Close()
+	target := httpTarget(server.Listener.Addr())
+	target.Path, target.Host = "//check me?full=1", "[2001:db8::80]:8080"
+	for range 2 {
+		if err := probe(t.Context(), target); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, second := <-requests, <-requests
+	for _, check := range []struct{ name, got, want string }{
+		{"method", first.Method, "GET"},
+		{"target", first.RequestURI, "//check%20me?full=1"},
+		{"host", first.Host, "[2001:db8::80]:8080"},
+		{"user agent", first.UserAgent(), "segue-health"},
+		{"protocol", first.Proto, "HTTP/1.1"},
+		{"connection", first.Header.Get("Connection"), "close"},
+	} {
+		if check.got != check.want {
+			t.Errorf("%s: got %q, want %q", check.name, check.got, check.want)
+		}
+	}
+	if first.RemoteAddr == second.RemoteAddr {
+		t.Errorf("both probes came from %s: one connection", first.RemoteAddr)
+	}
+}
+
+func TestHTTPFollowsNoRedirect(t *testing.T) {
+	var paths []string // written and read only while no probe is under way
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		paths = append(paths, r.URL.Path)
+		http.Redirect(w, r, "/login", http.StatusFound)
+	}))
+	if err := probe(t.Context(), httpTarget(server.Listener.Addr())); err != nil {
+		t.Error(err)
+	}
+	server.Close() // waits for the handler
+	if len(paths) != 1 || paths[0] != "/healthz" {
+		t.Errorf("asked for %q, want only /healthz", paths)
+	}
+}
+
+// A body without end must cost neither time nor memory: the probe is over, and the
+// server's writes fail.
+func TestHTTPLeavesBody(t *testing.T) {
+	listener := listen(t, "[::1]:0")
+	written := make(chan error, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			written <- err
+			return
+		}
+		defer conn.Close()
+		_, err = io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\n")
+		for chunk := make([]byte, 1<<16); err == nil; {
+			_, err = conn.Write(chunk)
+		}
+		written <- err
+	}()
+	if err := probe(t.Context(), httpTarget(listener.Addr())); err != nil {
+		t.Error(err)
+	}
+	if err := <-written; !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+		t.Errorf("the server's end: %v", err)
+	}
+}
+
+func TestUnreachableServers(t *testing.T) {
+	silent := listen(t, "127.0.0.1:0") // the kernel connects, nobody accepts
+	tests := []struct {
+		name   string
+		target Target
+		want   string
+	}{
+		{"HTTP refused", httpTarget(refusing(t)), "connection refused"},
+		{"TCP refused", tcpTarget(refusing(t)), "connection refused"},
+		{"HTTP not connected", httpTarget(full(t)), "timeout after 50ms"},
+		{"TCP not connected", tcpTarget(full(t)), "timeout after 50ms"},
+		{"HTTP not accepted", httpTarget(silent.Addr()), "timeout after 50ms"},
+		{"HTTP without an answer", httpTarget(serveRaw(t, "", true)), "timeout after 50ms"},
+		{"HTTP stuck in the header", httpTarget(serveRaw(t, "HTTP/1.1 200 OK\r\nDate:", true)), "timeout after 50ms"},
+		{"TCP not accepted", tcpTarget(silent.Addr()), ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if strings.HasPrefix(test.want, "timeout") {
+				test.target.Timeout = brief
+			}
+			if got := reasonOf(probe(t.Context(), test.target)); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestTCPProbeResets(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		listener := listen(t, address)
+		if err := probe(t.Context(), tcpTarget(listener.Addr())); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s: read: %v, want a reset", address, err)
+		}
+		conn.Close()
+	}
+}
+
+// A balancer that has run out of descriptors must not blame the servers.
+func TestOwnShortageIsUntried(t *testing.T) {
+	target := tcpTarget(listen(t, "127.0.0.1:0").Addr())
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	err := probe(t.Context(), target)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, errUntried) || reasonOf(err) != "not tried: too many open files" {
+		t.Errorf("without descriptors: %v", err)
+	}
+	if err := probe(t.Context(), target); err != nil {
+		t.Errorf("with descriptors: %v", err)
+	}
+}
+
+// A cancelled probe ends at once and closes its connection, wherever it hangs.
+func TestCancelledProbe(t *testing.T) {
+	listener := listen(t, "127.0.0.1:0")
+	ctx, cancel := context.WithCancel(t.Context())
+	target := httpTarget(listener.Addr())
+	target.Timeout = time.Hour
+	ended := make(chan error, 1)
+	go func() { ended <- probe(ctx, target) }()
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if <-ended == nil {
+		t.Error("a cancelled probe succeeded")
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the server's end: %v, want EOF", err)
+	}
+}
+
+func TestHostHeader(t *testing.T) {
+	for _, test := range []struct {
+		vip  string
+		port uint16
+		want string
+	}{
+		{"192.0.2.80", 80, "192.0.2.80"},
+		{"192.0.2.80", 8080, "192.0.2.80:8080"},
+		{"2001:db8::80", 80, "[2001:db8::80]"},
+		{"2001:db8::80", 443, "[2001:db8::80]:443"},
+	} {
+		if got := hostHeader(netip.MustParseAddr(test.vip), test.port); got != test.want {
+			t.Errorf("%s port %d: got %s, want %s", test.vip, test.port, got, test.want)
+		}
+	}
+}

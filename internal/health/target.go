@@ -1,0 +1,73 @@
+package health
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// Target is a server of a service and how to check it. The ranges of its values
+// are those of config.Health.
+type Target struct {
+	Service, Server string
+	Address         netip.AddrPort // where probes connect to
+	// Path is what an HTTP check asks for, with its query; empty for a TCP check.
+	Path string
+	// Host is the Host header of an HTTP check.
+	Host     string
+	Interval time.Duration // from the start of one probe to that of the next
+	Timeout  time.Duration // of a whole probe, at most the interval
+	Rise     int           // consecutive successes that bring a server back
+	Fall     int           // consecutive failures that take it out
+}
+
+// Targets are the servers of all services that have a health check.
+func Targets(services []config.Service) []Target {
+	var targets []Target
+	for i := range services {
+		if services[i].Health != nil {
+			targets = appendTargets(targets, &services[i])
+		}
+	}
+	return targets
+}
+
+func appendTargets(targets []Target, svc *config.Service) []Target {
+	check := svc.Health
+	target := Target{
+		Service:  svc.Name,
+		Interval: check.Interval,
+		Timeout:  check.Timeout,
+		Rise:     check.Rise,
+		Fall:     check.Fall,
+	}
+	var port uint16
+	if check.HTTP != nil {
+		port = check.HTTP.Port
+		target.Path, target.Host = check.HTTP.Path, hostHeader(svc.VIP, port)
+	} else {
+		port = check.TCP.Port
+	}
+	for _, server := range svc.Servers {
+		target.Server = server.Name
+		target.Address = netip.AddrPortFrom(server.Host, port)
+		targets = append(targets, target)
+	}
+	return targets
+}
+
+// hostHeader is what a client of the VIP would send, so that a server with
+// several virtual hosts answers for the one that clients get (RFC 9110 section
+// 7.2: without the port where that is the scheme's default).
+func hostHeader(vip netip.Addr, port uint16) string {
+	switch {
+	case port != 80:
+		return net.JoinHostPort(vip.String(), strconv.Itoa(int(port)))
+	case vip.Is6():
+		return "[" + vip.String() + "]"
+	}
+	return vip.String()
+}
