@@ -15,6 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -38,6 +39,7 @@ type Balancer struct {
 	ports    *ports
 	hops     map[netip.Addr]nexthop.Hop
 	resolver *nexthop.Resolver
+	checker  *health.Checker
 	reloads  chan reload
 	attached bool
 	ready    chan struct{}
@@ -61,6 +63,7 @@ func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 		cfg:      cfg,
 		kernel:   k,
 		resolver: nexthop.New(log),
+		checker:  health.New(log),
 		reloads:  make(chan reload),
 		ready:    make(chan struct{}),
 	}
@@ -111,6 +114,7 @@ func (b *Balancer) Reload(ctx context.Context, cfg *config.Balancer) error {
 func (b *Balancer) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return b.resolver.Run(ctx) })
+	group.Go(func() error { return b.checker.Run(ctx) })
 	group.Go(func() error { return b.control(ctx) })
 	return group.Wait()
 }
@@ -123,6 +127,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	defer patience.Stop()
 
 	b.resolver.SetTargets(ctx, b.targets())
+	b.checker.SetTargets(ctx, health.Targets(b.cfg.Services))
 	for {
 		var err error
 		select {
@@ -133,6 +138,8 @@ func (b *Balancer) control(ctx context.Context) error {
 			if err = b.applyHops(); err == nil && len(b.unresolved()) == 0 {
 				err = b.attach()
 			}
+		case result := <-b.checker.Updates():
+			err = b.services.setHealth(result.Service, result.Server, result.Healthy)
 		case <-patience.C:
 			err = b.attach()
 		case <-sweep.C:
@@ -205,6 +212,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	}
 	b.cfg = cfg
 	b.resolver.SetTargets(ctx, b.targets())
+	b.checker.SetTargets(ctx, health.Targets(cfg.Services))
 	return b.applyHops()
 }
 

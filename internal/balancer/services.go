@@ -195,6 +195,23 @@ func keyOfServer(svc *config.Service, server *config.Server, node *config.Balanc
 	return key
 }
 
+// setHealth takes a server out of placement, or back in. One that a reload has
+// removed meanwhile is not missed.
+func (s *services) setHealth(serviceName, serverName string, healthy bool) error {
+	svc := s.byName[serviceName]
+	if svc == nil {
+		return nil
+	}
+	for _, m := range svc.members {
+		if m.Name == serverName && m.healthy != healthy {
+			m.healthy = healthy
+			s.kernel.servers.setFlags(m.slot, m.flags())
+			return s.place(svc)
+		}
+	}
+	return nil
+}
+
 // place builds a service's table from the servers that take new flows, and swaps
 // it in. When every server fails its checks the checks are the likelier culprit:
 // all of them are used.
