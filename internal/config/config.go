@@ -31,7 +31,8 @@ type BalancerNode struct {
 	// and one IPv6, each required when a server has an address of that family.
 	Addresses []netip.Addr `yaml:"addresses"`
 	// Seed selects the buckets of all flows. Balancers that share services must
-	// share it; a secret one keeps clients from choosing their server. Default 0.
+	// share it; a secret one keeps clients from choosing their server. Default 0; a
+	// change needs a restart.
 	Seed uint64 `yaml:"seed"`
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`

@@ -3,6 +3,8 @@ package config
 import (
 	"net/netip"
 	"time"
+
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // setDefault sets a field that the file gives no value. A value of zero in the file is a value.
@@ -26,7 +28,7 @@ func (s *Service) setDefaults(d *document, path string) {
 	setDefault(d, child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	setDefault(d, child(path, "candidates"), &s.Candidates, 1)
-	setDefault(d, child(path, "buckets"), &s.Buckets, 65537)
+	setDefault(d, child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
 	s.Timeouts.setDefaults(d, child(path, "timeouts"), s.Protocol)
 	if s.Health != nil {
 		s.Health.setDefaults(d, child(path, "health"), s.Port)

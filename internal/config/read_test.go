@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -314,4 +315,49 @@ func fuzzParse[T any](f *testing.F, example string, parse func([]byte) (*T, erro
 			}
 		}
 	})
+}
+
+// TestDocsNameEveryField keeps the reference complete.
+func TestDocsNameEveryField(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	balancer, agent, found := strings.Cut(string(docs), "## The agent's file")
+	if !found {
+		t.Fatal("no chapter about the agent's file")
+	}
+	for _, name := range fieldNames(reflect.TypeFor[Balancer]()) {
+		if !strings.Contains(balancer, name+"`") {
+			t.Errorf("the balancer's chapter has no `%s`", name)
+		}
+	}
+	for _, name := range fieldNames(reflect.TypeFor[Agent]()) {
+		if !strings.Contains(agent, name+"`") && name != "listen" {
+			t.Errorf("the agent's chapter has no `%s`", name)
+		}
+	}
+}
+
+// fieldNames returns the names of all fields in files of a type that are no groups of others.
+func fieldNames(t reflect.Type) []string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	var names []string
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if name == "" {
+			continue
+		}
+		inner := fieldNames(f.Type)
+		if inner == nil {
+			inner = []string{name}
+		}
+		names = append(names, inner...)
+	}
+	return names
 }

@@ -22,6 +22,7 @@ func TestReloadableFrom(t *testing.T) {
 		{"several", balancer("eth0", "eth1").ReloadableFrom(&Balancer{}),
 			`node.instance "edge-1": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
+node.seed "16": a change from "0" needs a restart
 node.limits.flows "1024": a change from "0" needs a restart
 node.limits.servers "5": a change from "0" needs a restart
 metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},

@@ -1,15 +1,12 @@
 package config
 
 import (
-	"fmt"
-	"math/big"
 	"net/netip"
 	"net/url"
 	"time"
-)
 
-// maxBuckets is the largest prime below 2^24.
-const maxBuckets = 16777213
+	"github.com/segue-lb/segue/internal/tables"
+)
 
 // checkBalancer reports every rule that a decoded balancer breaks.
 func (d *document) checkBalancer(b *Balancer) {
@@ -56,13 +53,13 @@ func (d *document) checkService(path string, s *Service) {
 	checkKnown(d, child(path, "placement"), s.Placement, PlacementHash)
 	checkKnown(d, child(path, "persistence"), s.Persistence, PersistenceTable)
 	at := child(path, "candidates")
-	checkRange(d, at, s.Candidates, 1, 8)
-	if s.Placement == PlacementHash && s.Candidates > 1 && s.Candidates <= 8 {
+	checkRange(d, at, s.Candidates, 1, tables.MaxCandidates)
+	if s.Placement == PlacementHash && s.Candidates > 1 && s.Candidates <= tables.MaxCandidates {
 		d.failf(at, "must be 1 for placement %s", s.Placement)
 	}
 	at = child(path, "buckets")
-	if problem := bucketsProblem(s.Buckets); problem != "" {
-		d.failf(at, "%s", problem)
+	if err := tables.ValidBuckets(s.Buckets); err != nil {
+		d.failf(at, "%v", err)
 	} else if s.Buckets <= len(s.Servers) {
 		d.failf(at, "%d must be more than the %d servers", s.Buckets, len(s.Servers))
 	}
@@ -73,16 +70,6 @@ func (d *document) checkService(path string, s *Service) {
 	if s.Health != nil {
 		d.checkHealth(child(path, "health"), s)
 	}
-}
-
-func bucketsProblem(buckets int) string {
-	switch {
-	case buckets < 2 || buckets > maxBuckets:
-		return fmt.Sprintf("must be 2 to %d", maxBuckets)
-	case buckets&(buckets-1) != 0 && !big.NewInt(int64(buckets)).ProbablyPrime(0): // exact below 2^64
-		return "must be a prime or a power of two"
-	}
-	return ""
 }
 
 func (d *document) checkHealth(path string, s *Service) {
