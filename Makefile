@@ -17,12 +17,11 @@ export PATH := $(CURDIR)/.tools/bin:$(PATH)
 export CGO_ENABLED := 0
 export GOFLAGS += -buildvcs=false
 
-# What the //go:generate lines hand to bpf2go.
-export BPF_CLANG := $(CURDIR)/.tools/bin/clang
-export BPF_STRIP := $(CURDIR)/.tools/bin/llvm-strip
-# asm/types.h has no BPF version; the host's will do.
-export BPF_CFLAGS := -O2 -g -Wall -Werror -mcpu=v3 -I$(CURDIR)/bpf \
-	-I/usr/include/$(shell uname -m)-linux-gnu
+# What bpf2go compiles with, in every //go:generate line. asm/types.h has no version for BPF; the
+# host's will do.
+export BPF2GO_CC := $(CURDIR)/.tools/bin/clang
+export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
+export BPF2GO_CFLAGS := -mcpu=v3 -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
 
 BPF := $(wildcard bpf/*.c bpf/*.h)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
@@ -55,9 +54,9 @@ lint: setup-lint generate ## check format and correctness of C, Go and shell
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings
 
-$(BPF_CLANG): | setup-build
+$(BPF2GO_CC): | setup-build
 
-$(GENERATED): $(BPF) $(GENERATORS) $(BPF_CLANG) go.mod Makefile
+$(GENERATED): $(BPF) $(GENERATORS) $(BPF2GO_CC) go.mod Makefile
 	go generate ./...
 	@mkdir -p $(@D) && touch $@
 
