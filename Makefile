@@ -46,10 +46,15 @@ test: setup-test build ## run every test: unit, packet, end-to-end (root); TIER=
 lint: setup-lint generate ## check format and correctness of C, Go and shell
 	clang-format-19 --dry-run -Werror $(BPF)
 	shellcheck $(SCRIPTS)
-	@unformatted=$$("$$(go env GOROOT)/bin/gofmt" -l cmd internal test) && \
+	@unformatted=$$(gofmt -l cmd internal test) && \
 		if [ -n "$$unformatted" ]; then echo "not as gofmt would have it:" $$unformatted; exit 1; fi
 	go vet ./...
 	go tool staticcheck ./...
+
+.PHONY: format
+format: setup-lint ## format C and Go in place
+	clang-format-19 -i $(BPF)
+	gofmt -w cmd internal test
 
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings

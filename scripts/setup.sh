@@ -161,7 +161,8 @@ use_go_from() {
     for go in "$@"; do
         [[ -x $go ]] || continue
         if go_builds "$go"; then
-            link "$(readlink -f "$go")" go
+            link "$(cd "$root" && "$go" env GOROOT)/bin/go" go
+            link "$(dirname "$(readlink "$tools/bin/go")")/gofmt" gofmt
             return
         fi
     done
