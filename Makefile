@@ -12,8 +12,8 @@ SETUP := scripts/setup.sh
 export CLANG
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
-# One static binary, to be copied to any host. Version stamping would ask git, which refuses a clone
-# owned by another user than root.
+# One static binary, to be copied to any host. No version stamp: for it Go asks git, which refuses
+# root a clone of another user.
 export CGO_ENABLED := 0
 export GOFLAGS += -buildvcs=false
 
