@@ -63,17 +63,25 @@ missing() {
 # block_services keeps freshly installed packages from starting their services: the way to say so is
 # a policy file (invoke-rc.d(8)). One that exists is the administrator's and stays.
 block_services() {
+    command -v nginx >/dev/null || new_nginx=1
+    trap unblock_services EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
     if [[ -e $policy ]]; then
         grep -qxF "$policy_mark" "$policy" || return 0 # else left by a killed run
     fi
     printf '#!/bin/sh\n%s\nexit 101\n' "$policy_mark" >"$policy"
     chmod 755 "$policy"
-    trap unblock_services EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
 }
 
+# unblock_services undoes that, and leaves an nginx that we installed as a program only: its package
+# also makes it start with the machine, and another's policy may have let it start at once.
 unblock_services() {
+    if [[ -n ${new_nginx:-} ]] && command -v nginx >/dev/null; then
+        logged update-rc.d nginx disable || say "could not disable the nginx service"
+        logged service nginx stop || true
+    fi
+    new_nginx=
     if [[ -e $policy ]] && grep -qxF "$policy_mark" "$policy"; then
         rm -f "$policy"
     fi
@@ -100,17 +108,11 @@ apt_ready() {
 apt_install() {
     apt_ready "$@"
     say "installing with apt-get: $*"
-    local had_nginx=
-    ! command -v nginx >/dev/null || had_nginx=1
     logged "${apt[@]}" install --no-install-recommends --download-only "$@" || return
     block_services
     local status=0
     # From here on Ctrl-C waits: a package half configured would have to be mended by hand.
     logged setsid --wait "${apt[@]}" install --no-install-recommends "$@" || status=$?
-    # Its package also starts it at every boot, which is more than was asked for.
-    if [[ -z $had_nginx ]] && command -v nginx >/dev/null; then
-        logged update-rc.d nginx disable || say "could not disable the nginx service"
-    fi
     unblock_services
     return $status
 }
@@ -207,7 +209,7 @@ main() {
     done
     mkdir -p "$tools/bin"
     exec 9>"$tools/lock"
-    flock 9 # one set-up at a time
+    flock --nonblock 9 || { say "waiting for another set-up to end"; flock 9; }
     install_packages "$@"
     [[ " $* " != *" build "* ]] || { use_clang; use_go; }
 }
