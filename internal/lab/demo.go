@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -390,7 +391,12 @@ func (r report) failures() []string {
 		if c.err == nil {
 			continue
 		}
-		text := fmt.Sprintf("%s (%s): %s of %s: %s", c.service.Name, c.service.Encapsulation, c.direction, c.size, plain(c.err))
+		text := fmt.Sprintf("%s (%s): ", c.service.Name, c.service.Encapsulation)
+		if c.err == errNotTried {
+			text += fmt.Sprintf("not tried any more after %d failures", giveUpAfter)
+		} else {
+			text += fmt.Sprintf("%s of %s: %s", c.direction, c.size, plain(c.err))
+		}
 		if c.server != "" {
 			text += ", at server " + c.server
 		}
@@ -411,10 +417,10 @@ func plain(err error) string {
 	if get, ok := errors.AsType[*url.Error](err); ok {
 		err = get.Err
 	}
-	switch {
-	case err == errNotTried:
-		return fmt.Sprintf("not tried any more after %d failures", giveUpAfter)
-	case err == context.DeadlineExceeded:
+	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
+		err = dial.Err
+	}
+	if err == context.DeadlineExceeded {
 		return fmt.Sprintf("no answer within %v", transferTimeout)
 	}
 	late := fmt.Sprintf("not complete after %v", transferTimeout)

@@ -103,7 +103,7 @@ func (n *Node) setSysctls() error {
 	settings := []sysctl{
 		{"ipv6/conf/all/disable_ipv6", "0"},
 		{"ipv6/conf/default/disable_ipv6", "0"},
-		// Every address is known to be unique: detecting duplicates would cost a second or two.
+		// Link-local addresses are unique: detecting duplicates would cost a second or two.
 		{"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/accept_ra", "0"},
 		// IPv4 settings may be copied from the initial namespace. With direct server return packets
@@ -269,7 +269,9 @@ func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) erro
 		return fmt.Errorf("interface %s: set up: %w", name, err)
 	}
 	for _, prefix := range prefixes {
-		if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
+		// Without IFA_F_NODAD an IPv6 address is of no use until a kernel worker gets round to
+		// finding out that duplicates are not looked for.
+		if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("interface %s: add address %s: %w", name, prefix, err)
 		}
 	}

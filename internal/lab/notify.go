@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -63,13 +62,13 @@ func (s *notifySocket) await(ctx context.Context, exited <-chan struct{}, states
 	case err := <-done:
 		return err
 	case <-exited:
-		err = errors.New("it ended")
+		err = errEnded
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		err = fmt.Errorf("waiting for %s: %w", strings.Join(states, ", "), context.Cause(ctx))
 	}
 	s.conn.Close() // ends read
 	<-done
-	return fmt.Errorf("waiting for %s: %w", states[len(states)-1], err)
+	return err
 }
 
 func (s *notifySocket) read(states []string) error {

@@ -21,7 +21,7 @@ type pidFile string
 func (f pidFile) write(pid int) error {
 	start, err := startTime(pid)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("it ended")
+		return errEnded
 	}
 	if err != nil {
 		return err

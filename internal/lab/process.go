@@ -35,6 +35,8 @@ const (
 	stopTimeout  = 10 * time.Second
 )
 
+var errEnded = errors.New("it ended")
+
 func (p *Process) String() string { return p.node.Name + " " + p.Name }
 
 func (p *Process) file(dir, suffix string) string {
@@ -103,7 +105,7 @@ func (p *Process) awaitPort(ctx context.Context) error {
 		}
 		select {
 		case <-p.exited:
-			return errors.New("it ended")
+			return errEnded
 		case <-ctx.Done():
 			return fmt.Errorf("waiting for port %d: %w", p.port, context.Cause(ctx))
 		case <-tick.C:
