@@ -1,0 +1,197 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+func newLab() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "lab",
+		Short: "A whole data centre in network namespaces of this machine",
+		Args:  cobra.NoArgs,
+	}
+	cmd.AddCommand(newLabUp(), newLabStatus(), newLabExec(), newLabDown(), newLabDemo(), newLabUDPEcho())
+	return cmd
+}
+
+// labOptions prints the progress to the command's output.
+func labOptions(cmd *cobra.Command) lab.Options {
+	return lab.Options{Progress: func(text string) { fmt.Fprintln(cmd.OutOrStdout(), text) }}
+}
+
+// labName adds the flag that names a lab to the commands on one that is up.
+func labName(cmd *cobra.Command) *string {
+	return cmd.Flags().String("name", lab.DefaultTopology().Name, "the lab's name")
+}
+
+// labTopology adds the flags that describe a lab. The function that it returns reads them.
+func labTopology(cmd *cobra.Command, defaultName string) func() (lab.Topology, error) {
+	file := cmd.Flags().StringP("file", "f", "", "topology file (default: the built-in topology)")
+	name := cmd.Flags().String("name", "", "the lab's name (default: "+defaultName+")")
+	return func() (lab.Topology, error) {
+		t := lab.DefaultTopology()
+		if *file != "" {
+			var err error
+			if t, err = lab.LoadTopology(*file); err != nil {
+				return t, err
+			}
+		} else {
+			t.Name = defaultName
+		}
+		if *name != "" {
+			t.Name = *name
+		}
+		return t, nil
+	}
+}
+
+func newLabUp() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Build a lab and leave it running",
+		Args:  cobra.NoArgs,
+	}
+	topology := labTopology(cmd, lab.DefaultTopology().Name)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		t, err := topology()
+		if err != nil {
+			return err
+		}
+		if _, err := lab.Up(cmd.Context(), t, labOptions(cmd)); err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s is up: segue lab status | exec NODE -- COMMAND | down, each with --name %s\n",
+			t.Name, t.Name)
+		return nil
+	}
+	return cmd
+}
+
+func newLabStatus() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show a lab's nodes, processes and services",
+		Args:  cobra.NoArgs,
+	}
+	name := labName(cmd)
+	asJSON := cmd.Flags().Bool("json", false, "print JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		l, err := lab.Open(*name, labOptions(cmd))
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			encoder := json.NewEncoder(cmd.OutOrStdout())
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(l.Status())
+		}
+		return l.Status().Write(cmd.OutOrStdout())
+	}
+	return cmd
+}
+
+func newLabExec() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "exec NODE [-- COMMAND [ARGUMENT...]]",
+		Short: "Run a command, or a shell, in a node's network namespace",
+		Args:  cobra.MinimumNArgs(1),
+	}
+	name := labName(cmd)
+	cmd.Flags().SetInterspersed(false) // what follows the node is the command's
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		l, err := lab.Open(*name, labOptions(cmd))
+		if err != nil {
+			return err
+		}
+		node := l.Node(args[0])
+		if node == nil {
+			return fmt.Errorf("lab %q has no node %q", *name, args[0])
+		}
+		command := args[1:]
+		if len(command) > 0 && command[0] == "--" {
+			command = command[1:]
+		}
+		if len(command) == 0 {
+			command = []string{"/bin/sh"}
+			if shell := os.Getenv("SHELL"); shell != "" {
+				command[0] = shell
+			}
+		}
+		return node.Exec(command)
+	}
+	return cmd
+}
+
+func newLabDown() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Remove a lab and everything that belongs to it",
+		Args:  cobra.NoArgs,
+	}
+	name := labName(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := lab.Down(*name); err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s is down.\n", *name)
+		return nil
+	}
+	return cmd
+}
+
+func newLabDemo() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Build a lab, send real requests to every service, show what happened, remove the lab",
+		Args:  cobra.NoArgs,
+	}
+	topology := labTopology(cmd, "demo")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		t, err := topology()
+		if err != nil {
+			return err
+		}
+		options := labOptions(cmd)
+		l, err := lab.Up(cmd.Context(), t, options)
+		if err != nil {
+			return err
+		}
+		summary, err := l.Demo(cmd.Context(), cmd.OutOrStdout())
+		options.Progress("Removing the lab.")
+		if err := errors.Join(err, l.Down()); err != nil {
+			return err
+		}
+		fmt.Fprintln(cmd.OutOrStdout(), summary)
+		return nil
+	}
+	return cmd
+}
+
+// newLabUDPEcho is what the lab runs on its servers.
+func newLabUDPEcho() *cobra.Command {
+	return &cobra.Command{
+		Use:    "udp-echo NAME PORT...",
+		Short:  "Answer datagrams with a name and their content",
+		Hidden: true,
+		Args:   cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var ports []uint16
+			for _, arg := range args[1:] {
+				port, err := strconv.ParseUint(arg, 10, 16)
+				if err != nil {
+					return fmt.Errorf("port %q: %w", arg, err)
+				}
+				ports = append(ports, uint16(port))
+			}
+			return lab.UDPEcho(cmd.Context(), args[0], ports)
+		},
+	}
+}

@@ -1,0 +1,127 @@
+package lab
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Capture is a recording of what passes an interface.
+type Capture struct {
+	socket *os.File
+	done   chan error
+}
+
+// captureBuffer is what the kernel may queue while the reader does not run, in bytes.
+const captureBuffer = 64 << 20
+
+// Capture starts to write all packets of one of the node's interfaces, in both directions, to w as a
+// pcap file. Nothing is missed once it has returned. Packets that a node sends by XDP pass none of
+// its own sockets: capture those at the node's port of the fabric.
+func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
+	c := &Capture{done: make(chan error, 1)}
+	err := n.Do(func() (err error) {
+		c.socket, err = packetSocket(ifname)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: capture on %s: %w", n.Name, ifname, err)
+	}
+	// The file header of draft-ietf-opsawg-pcap with nanoseconds: magic, version 2.4, two unused
+	// fields, length limit, LINKTYPE_ETHERNET.
+	header := binary.NativeEndian.AppendUint32(nil, 0xa1b23c4d)
+	header = binary.NativeEndian.AppendUint16(header, 2)
+	header = binary.NativeEndian.AppendUint16(header, 4)
+	for _, field := range []uint32{0, 0, maxPacket, 1} {
+		header = binary.NativeEndian.AppendUint32(header, field)
+	}
+	if _, err := w.Write(header); err != nil {
+		return nil, errors.Join(err, c.socket.Close())
+	}
+	go func() { c.done <- c.record(w) }()
+	return c, nil
+}
+
+// maxPacket is the longest packet, in bytes: those of GSO are longer than any wire allows.
+const maxPacket = 256 << 10
+
+// packetSocket opens a non-blocking socket that receives all packets of an interface.
+func packetSocket(ifname string) (*os.File, error) {
+	ifi, err := net.InterfaceByName(ifname)
+	if err != nil {
+		return nil, err
+	}
+	// Protocol 0: it receives nothing until it is bound to the interface.
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	socket := os.NewFile(uintptr(fd), "packet socket on "+ifname)
+	all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
+	err = errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer),
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ifi.Index}),
+	)
+	if err != nil {
+		return nil, errors.Join(err, socket.Close())
+	}
+	return socket, nil
+}
+
+// record copies packets until the socket's read deadline has passed and its queue is empty.
+func (c *Capture) record(w io.Writer) error {
+	raw, err := c.socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, maxPacket)
+	for {
+		n, err := c.socket.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			// Past the deadline Read does not look at the queue any more.
+			errControl := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
+			if errors.Is(err, unix.EAGAIN) {
+				return nil
+			}
+			err = errors.Join(err, errControl)
+		}
+		if err != nil {
+			return err
+		}
+		now := time.Now()
+		packet := binary.NativeEndian.AppendUint32(nil, uint32(now.Unix()))
+		for _, field := range []int{now.Nanosecond(), n, n} {
+			packet = binary.NativeEndian.AppendUint32(packet, uint32(field))
+		}
+		if _, err := w.Write(append(packet, buf[:n]...)); err != nil {
+			return err
+		}
+	}
+}
+
+// Stop ends the recording after the packets that have passed so far. It is an error if the kernel
+// had to drop some.
+func (c *Capture) Stop() error {
+	err := c.socket.SetReadDeadline(time.Now())
+	err = errors.Join(err, <-c.done)
+	raw, errRaw := c.socket.SyscallConn()
+	err = errors.Join(err, errRaw)
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			stats, errStats := unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
+			switch {
+			case errStats != nil:
+				errRaw = errStats
+			case stats.Drops > 0:
+				errRaw = fmt.Errorf("capture: %d of %d packets are missing", stats.Drops, stats.Packets)
+			}
+		})
+	}
+	return errors.Join(err, errRaw, c.socket.Close())
+}

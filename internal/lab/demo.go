@@ -1,0 +1,428 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// How often the demo does what, for each service: enough connections to show how they spread, and
+// large transfers for the bytes.
+var transferCounts = map[Size]int{1e3: 16, 100e3: 6, 1e6: 3, 10e6: 1}
+
+const (
+	datagramCount = 40
+	datagramSize  = Size(1200)
+	demoWorkers   = 8
+	// transferTimeout is for one transfer or datagram, and long enough for a retransmission or two.
+	transferTimeout = 15 * time.Second
+)
+
+// direction says which way a check's bytes go.
+type direction string
+
+const (
+	download direction = "download"
+	upload   direction = "upload"
+	echo     direction = "echo"
+)
+
+// check is one connection of the demo, or for UDP one datagram, and what came of it.
+type check struct {
+	number    int
+	service   Service
+	direction direction
+	size      Size
+	server    string // that answered; empty when none did
+	err       error
+}
+
+// bytes is how much was transferred and found correct.
+func (c check) bytes() int {
+	switch {
+	case c.err != nil:
+		return 0
+	case c.direction == echo:
+		return 2 * int(c.size)
+	}
+	return int(c.size)
+}
+
+// demo is one run of Lab.Demo.
+type demo struct {
+	lab    *Lab
+	client http.Client
+	checks []check
+
+	mu     sync.Mutex
+	failed map[string]int // services' failures
+}
+
+// giveUpAfter is how many failures it takes to leave out the rest of a service's checks: one that is
+// broken altogether would take all its timeouts.
+const giveUpAfter = 5
+
+var errNotTried = errors.New("not tried")
+
+// Demo sends real requests from the lab's client to every service and writes what came of them to w:
+// downloads and uploads of several sizes with their checksums, and datagrams to be echoed. It returns
+// a summary, or an error when anything did not work as it should.
+func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error) {
+	d := demo{lab: l, checks: l.checks(), failed: make(map[string]int)}
+	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
+	requests := count(len(d.checks), "request")
+	l.progress(fmt.Sprintf("Sending %s, each on a connection of its own.", requests))
+	before, err := l.balancerTraffic()
+	if err != nil {
+		return "", err
+	}
+	d.run(ctx)
+	if ctx.Err() != nil {
+		return "", errors.New("demo interrupted")
+	}
+	after, err := l.balancerTraffic()
+	if err != nil {
+		return "", err
+	}
+	for name, t := range before {
+		after[name] = traffic{after[name].packets - t.packets, after[name].bytes - t.bytes}
+	}
+	r := report{l, d.checks, after}
+	failed := r.write(w)
+	if failed > 0 {
+		return "", fmt.Errorf("demo failed: %d of %s", failed, requests)
+	}
+	return fmt.Sprintf("Demo passed: %s over %s, %.0f MB, every byte correct.",
+		requests, count(len(l.Topology.Services), "service"), r.megabytes()), nil
+}
+
+// checks lists all that the demo does.
+func (l *Lab) checks() []check {
+	var checks []check
+	add := func(c check, times int) {
+		for range times {
+			c.number = len(checks)
+			checks = append(checks, c)
+		}
+	}
+	for _, s := range l.Topology.Services {
+		if s.Protocol == config.UDP {
+			add(check{service: s, direction: echo, size: datagramSize}, datagramCount)
+			continue
+		}
+		for _, size := range Sizes {
+			add(check{service: s, direction: download, size: size}, transferCounts[size])
+			add(check{service: s, direction: upload, size: size}, transferCounts[size])
+		}
+	}
+	return checks
+}
+
+// run does the checks, several at a time. When the context ends the rest is left out.
+func (d *demo) run(ctx context.Context) {
+	jobs := make(chan *check)
+	var wait sync.WaitGroup
+	for range demoWorkers {
+		wait.Go(func() {
+			for c := range jobs {
+				d.do(ctx, c)
+			}
+		})
+	}
+	for i := range d.checks {
+		if ctx.Err() == nil {
+			jobs <- &d.checks[i]
+		}
+	}
+	close(jobs)
+	wait.Wait()
+}
+
+func (d *demo) do(ctx context.Context, c *check) {
+	if d.failures(c.service, 0) >= giveUpAfter {
+		c.err = errNotTried
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
+	defer cancel()
+	switch c.direction {
+	case download:
+		c.server, c.err = d.download(ctx, c)
+	case upload:
+		c.server, c.err = d.upload(ctx, c)
+	case echo:
+		c.server, c.err = d.echo(ctx, c)
+	}
+	if c.err != nil {
+		d.failures(c.service, 1)
+	}
+}
+
+// failures adds to a service's failures and returns how many there are.
+func (d *demo) failures(s Service, add int) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failed[s.Name] += add
+	return d.failed[s.Name]
+}
+
+// request sends an HTTP request on a connection of its own, and hands back the server that answered.
+func (d *demo) request(req *http.Request, status int) (server string, body []byte, err error) {
+	resp, err := d.client.Do(req)
+	if err != nil {
+		return "", nil, err
+	}
+	defer resp.Body.Close()
+	server = resp.Header.Get("X-Segue-Server")
+	if node := d.lab.Node(server); node == nil || node.Role != RoleServer {
+		return "", nil, fmt.Errorf("the response does not name a server: X-Segue-Server is %q", server)
+	}
+	body, err = io.ReadAll(resp.Body)
+	if err != nil {
+		return server, body, fmt.Errorf("after %d bytes: %w", len(body), err)
+	}
+	if resp.StatusCode != status {
+		return server, body, fmt.Errorf("the server answered %q", resp.Status)
+	}
+	return server, body, nil
+}
+
+func (d *demo) download(ctx context.Context, c *check) (server string, err error) {
+	target := fmt.Sprintf("http://%s/%s", c.service.Address(), c.size)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
+	if err != nil {
+		return "", err
+	}
+	server, body, err := d.request(req, http.StatusOK)
+	if err != nil {
+		return server, err
+	}
+	return server, compare(body, Content(c.size))
+}
+
+func (d *demo) upload(ctx context.Context, c *check) (server string, err error) {
+	content := Content(c.size)
+	name := fmt.Sprintf("demo-%d", c.number)
+	target := fmt.Sprintf("http://%s/upload/%s", c.service.Address(), name)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, target, bytes.NewReader(content))
+	if err != nil {
+		return "", err
+	}
+	server, _, err = d.request(req, http.StatusCreated)
+	if err != nil {
+		return server, err
+	}
+	stored, err := os.ReadFile(d.lab.Node(server).UploadPath(name))
+	if err != nil {
+		return server, fmt.Errorf("what the server stored: %w", err)
+	}
+	return server, errors.Join(compare(stored, content), os.Remove(d.lab.Node(server).UploadPath(name)))
+}
+
+// compare returns an error unless what arrived is what was sent, by length and SHA-256.
+func compare(arrived, sent []byte) error {
+	if len(arrived) != len(sent) {
+		return fmt.Errorf("%d of %d bytes arrived", len(arrived), len(sent))
+	}
+	if a, s := sha256.Sum256(arrived), sha256.Sum256(sent); a != s {
+		return fmt.Errorf("the bytes that arrived are not those that were sent: SHA-256 %x…, not %x…", a[:4], s[:4])
+	}
+	return nil
+}
+
+func (d *demo) echo(ctx context.Context, c *check) (server string, err error) {
+	conn, err := d.lab.Node("client").Dial(ctx, "udp", c.service.Address().String())
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
+	defer stop()
+	content := Content(c.size)
+	if _, err := conn.Write(content); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 64<<10)
+	n, err := conn.Read(buf)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return "", context.DeadlineExceeded
+	}
+	if err != nil {
+		return "", err
+	}
+	server, reply, _ := strings.Cut(string(buf[:n]), "\n")
+	return server, compare([]byte(reply), content)
+}
+
+// traffic is what a balancer received.
+type traffic struct{ packets, bytes uint64 }
+
+// balancerTraffic returns what the fabric has sent to each balancer since it was built.
+func (l *Lab) balancerTraffic() (map[string]traffic, error) {
+	received := make(map[string]traffic)
+	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
+		for _, name := range l.balancers() {
+			port, err := h.LinkByName(name)
+			if err != nil {
+				return fmt.Errorf("fabric: port %s: %w", name, err)
+			}
+			stats := port.Attrs().Statistics
+			received[name] = traffic{stats.TxPackets, stats.TxBytes}
+		}
+		return nil
+	})
+	return received, err
+}
+
+// report is the demo's result.
+type report struct {
+	lab       *Lab
+	checks    []check
+	balancers map[string]traffic
+}
+
+// write returns how many checks failed.
+func (r report) write(w io.Writer) (failed int) {
+	fmt.Fprintln(w)
+	r.writeServices(w)
+	r.writeServers(w)
+	r.writeBalancers(w)
+	for _, c := range r.checks {
+		if c.err != nil {
+			failed++
+		}
+	}
+	if failed > 0 {
+		fmt.Fprintln(w, "What failed:")
+		for _, f := range r.failures() {
+			fmt.Fprintln(w, "  "+f)
+		}
+		fmt.Fprintln(w)
+	}
+	return failed
+}
+
+// megabytes is what was transferred and found correct, 10^6 bytes being one.
+func (r report) megabytes() float64 {
+	size := 0
+	for _, c := range r.checks {
+		size += c.bytes()
+	}
+	return float64(size) / 1e6
+}
+
+func (r report) writeServices(w io.Writer) {
+	table := newTable(w)
+	fmt.Fprintln(table, "service\taddress\tencapsulation\trequests\tfailed\tMB\tservers\t")
+	for _, s := range r.lab.Topology.Services {
+		requests, failed, size := 0, 0, 0
+		servers := make(map[string]bool)
+		for _, c := range r.checks {
+			if c.service != s {
+				continue
+			}
+			requests++
+			size += c.bytes()
+			if c.err != nil {
+				failed++
+			} else {
+				servers[c.server] = true
+			}
+		}
+		fmt.Fprintf(table, "%s\t%s %s\t%s\t%d\t%d\t%.1f\t%d of %d\t\n", s.Name, s.Protocol, s.Address(), s.Encapsulation,
+			requests, failed, float64(size)/1e6, len(servers), r.lab.Topology.Servers)
+	}
+	table.Flush()
+	fmt.Fprintln(w)
+}
+
+func (r report) writeServers(w io.Writer) {
+	table := newTable(w)
+	fmt.Fprintln(table, "server\tTCP connections\tUDP datagrams\tMB\t")
+	for _, spec := range r.lab.Topology.specs(RoleServer) {
+		connections, datagrams, size := 0, 0, 0
+		for _, c := range r.checks {
+			switch {
+			case c.server != spec.Name:
+				continue
+			case c.direction == echo:
+				datagrams++
+			default:
+				connections++
+			}
+			size += c.bytes()
+		}
+		fmt.Fprintf(table, "%s\t%d\t%d\t%.1f\t\n", spec.Name, connections, datagrams, float64(size)/1e6)
+	}
+	table.Flush()
+	fmt.Fprintln(w)
+}
+
+func (r report) writeBalancers(w io.Writer) {
+	table := newTable(w)
+	fmt.Fprintln(table, "balancer\tpackets received\tMB received\t")
+	for _, name := range r.lab.balancers() {
+		t := r.balancers[name]
+		fmt.Fprintf(table, "%s\t%d\t%.1f\t\n", name, t.packets, float64(t.bytes)/1e6)
+	}
+	table.Flush()
+	fmt.Fprintln(w)
+}
+
+// failures says in plain words what went wrong; what went wrong alike is said once.
+func (r report) failures() []string {
+	times := make(map[string]int)
+	var failures []string
+	for _, c := range r.checks {
+		if c.err == nil {
+			continue
+		}
+		text := fmt.Sprintf("%s (%s): ", c.service.Name, c.service.Encapsulation)
+		if c.err == errNotTried {
+			text += fmt.Sprintf("not tried any more after %d failures", giveUpAfter)
+		} else {
+			text += fmt.Sprintf("%s of %s: %s", c.direction, c.size, plain(c.err))
+		}
+		if c.server != "" {
+			text += ", at server " + c.server
+		}
+		if times[text]++; times[text] == 1 {
+			failures = append(failures, text)
+		}
+	}
+	for i, text := range failures {
+		if times[text] > 1 {
+			failures[i] += fmt.Sprintf(" (%d times)", times[text])
+		}
+	}
+	return failures
+}
+
+// plain returns an error without what repeats the check, and without Go's words.
+func plain(err error) string {
+	if get, ok := errors.AsType[*url.Error](err); ok {
+		err = get.Err
+	}
+	if dial, ok := errors.AsType[*net.OpError](err); ok && dial.Op == "dial" {
+		err = dial.Err
+	}
+	if err == context.DeadlineExceeded {
+		return fmt.Sprintf("no answer within %v", transferTimeout)
+	}
+	late := fmt.Sprintf("not complete after %v", transferTimeout)
+	return strings.ReplaceAll(err.Error(), context.DeadlineExceeded.Error(), late)
+}

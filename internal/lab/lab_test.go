@@ -1,0 +1,494 @@
+package lab
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// TestMain lets the test binary stand in for segue, which labs start on their nodes.
+func TestMain(m *testing.M) {
+	// Whatever is not a test flag must not run the tests, which would start it again.
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+		err := segue(ctx, os.Args[1:])
+		stop()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func segue(ctx context.Context, args []string) error {
+	switch {
+	case len(args) > 3 && args[1] == "udp-echo":
+		var ports []uint16
+		for _, arg := range args[3:] {
+			port, err := strconv.ParseUint(arg, 10, 16)
+			if err != nil {
+				return err
+			}
+			ports = append(ports, uint16(port))
+		}
+		return UDPEcho(ctx, args[2], ports)
+	case len(args) == 3 && args[1] == "up":
+		topology := bareTopology()
+		topology.Name = args[2]
+		_, err := Up(ctx, topology, Options{Progress: func(text string) { fmt.Println(text) }})
+		return err
+	}
+	return fmt.Errorf("the test binary is no segue %s", args[0])
+}
+
+// bareTopology is that of a small lab whose servers only the tests connect with VIPs.
+func bareTopology() Topology {
+	t := DefaultTopology()
+	t.Name = "test" + strconv.Itoa(os.Getpid()%100000)
+	t.Servers = 2
+	t.Bare = true
+	return t
+}
+
+func needRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+}
+
+// up builds a lab for the time of a test.
+func up(t *testing.T, topology Topology) *Lab {
+	needRoot(t)
+	l, err := Up(t.Context(), topology, Options{Progress: func(text string) { t.Log(text) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// machine is what labs could leave behind.
+type machine struct {
+	Namespaces, Mounts, Pins, State, Processes []string
+	Sysctls                                    map[string]string
+}
+
+// inspect lists what there is of a lab on the machine, and the machine's own network sysctls.
+func inspect(t *testing.T, name string) machine {
+	t.Helper()
+	m := machine{Sysctls: make(map[string]string)}
+	glob := func(pattern string) []string {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return paths
+	}
+	m.Namespaces = glob("/run/netns/segue-" + name + "-*")
+	m.Pins = glob("/sys/fs/bpf/segue/lab-" + name + "-*")
+	m.State = glob("/run/segue/lab/" + name)
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, name) || strings.Contains(line, " /sys/fs/bpf ") {
+			m.Mounts = append(m.Mounts, line)
+		}
+	}
+	for _, path := range glob("/proc/[0-9]*/cmdline") {
+		text, _ := os.ReadFile(path) // it may have ended
+		if bytes.Contains(text, []byte("/run/segue/lab/"+name)) {
+			m.Processes = append(m.Processes, string(text))
+		}
+	}
+	err = filepath.WalkDir("/proc/sys/net", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Base(path) == "nf_conntrack_count" {
+			return err
+		}
+		value, err := os.ReadFile(path)
+		if err == nil { // some can only be written
+			m.Sysctls[path] = string(value)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestDownLeavesTheMachineAsFound(t *testing.T) {
+	topology := bareTopology()
+	before := inspect(t, topology.Name)
+	l := up(t, topology)
+	// Somebody's shell in the lab, and a daemon's pin.
+	shell := exec.Command("sleep", "1000")
+	if err := l.Node("s1").Start(shell); err != nil {
+		t.Fatal(err)
+	}
+	pin := filepath.Join(pinRoot, l.Node("lb1").Instance(), "maps")
+	if err := os.MkdirAll(pin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if during := inspect(t, topology.Name); len(during.Namespaces) != 7 || len(during.Processes) != 2 || len(during.Pins) != 1 {
+		t.Errorf("while it is up: %d namespaces, %d nginx masters, %d pins; want 7, 2, 1",
+			len(during.Namespaces), len(during.Processes), len(during.Pins))
+	}
+	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "is up already") {
+		t.Errorf("second Up: %v", err)
+	}
+	for range 2 {
+		if err := l.Down(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := shell.Wait(); err == nil {
+		t.Error("the process in the lab ended by itself")
+	}
+	if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
+		t.Errorf("machine (-before +after):\n%s", diff)
+	}
+}
+
+func TestUpThatFailsLeavesNothing(t *testing.T) {
+	needRoot(t)
+	topology := bareTopology()
+	before := inspect(t, topology.Name)
+	for _, phase := range []string{"Building", "Writing", "Starting"} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		_, err := Up(ctx, topology, Options{Progress: func(text string) {
+			if strings.HasPrefix(text, phase) {
+				cancel(errors.New("interrupted by the test"))
+			}
+		}})
+		if err == nil || !strings.Contains(err.Error(), "interrupted by the test") {
+			t.Errorf("Up interrupted while %s: %v", phase, err)
+		}
+		cancel(nil)
+		if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
+			t.Errorf("machine after an interruption while %s (-before +after):\n%s", phase, diff)
+		}
+	}
+	topology.Bare = false // the test binary is no balancer
+	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "start lb1 lb: it ended") {
+		t.Errorf("Up with daemons that fail: %v", err)
+	}
+	if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
+		t.Errorf("machine after a failure (-before +after):\n%s", diff)
+	}
+}
+
+func TestDownAfterUpWasKilled(t *testing.T) {
+	needRoot(t)
+	name := bareTopology().Name + "k"
+	before := inspect(t, name)
+	for _, phase := range []string{"Building", "Writing", "Starting"} {
+		cmd := exec.Command(os.Args[0], "lab", "up", name)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for lines := bufio.NewScanner(out); lines.Scan() && !strings.HasPrefix(lines.Text(), phase); {
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
+		if err := Down(name); err != nil {
+			t.Errorf("down after kill while %s: %v", phase, err)
+		}
+		if diff := cmp.Diff(before, inspect(t, name)); diff != "" {
+			t.Errorf("machine after a kill while %s (-before +after):\n%s", phase, diff)
+		}
+	}
+}
+
+func TestOpenOfALabThatIsNotUp(t *testing.T) {
+	if _, err := Open("nosuchlab", Options{}); err == nil || !strings.Contains(err.Error(), `lab "nosuchlab" is not up`) {
+		t.Errorf("Open: %v", err)
+	}
+}
+
+// TestECMP counts connections from the client at listeners on the balancers themselves.
+func TestECMP(t *testing.T) {
+	l := up(t, bareTopology())
+	for _, vip := range l.Topology.vips() {
+		served := make(chan string)
+		for _, name := range l.balancers() {
+			assignVIP(t, l.Node(name), vip)
+			listener, err := l.Node(name).Listen(t.Context(), "tcp", netip.AddrPortFrom(vip, 80).String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			go func() {
+				for {
+					conn, err := listener.Accept()
+					if err != nil {
+						return
+					}
+					conn.Close()
+					served <- name
+				}
+			}()
+		}
+		count := func(connections int, nextHops ...string) map[string]int {
+			if err := l.SetNextHops(nextHops...); err != nil {
+				t.Fatal(err)
+			}
+			counts := make(map[string]int)
+			for range connections {
+				conn, err := l.Node("client").Dial(t.Context(), "tcp", netip.AddrPortFrom(vip, 80).String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				counts[<-served]++
+				conn.Close()
+			}
+			return counts
+		}
+		// 2^-64 is the chance of any one balancer's going without.
+		if got := count(64, "lb1", "lb2"); len(got) != 2 {
+			t.Errorf("%s over both: %v", vip, got)
+		}
+		if diff := cmp.Diff(map[string]int{"lb2": 16}, count(16, "lb2")); diff != "" {
+			t.Errorf("%s over lb2 alone (-want +got):\n%s", vip, diff)
+		}
+	}
+	if err := l.SetNextHops(); err != nil {
+		t.Fatal(err)
+	}
+	vip := l.Topology.vips()[0]
+	_, err := l.Node("client").Dial(t.Context(), "tcp", netip.AddrPortFrom(vip, 80).String())
+	if !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH) {
+		t.Errorf("dial without balancers: %v", err)
+	}
+	if err := l.SetNextHops("s1"); err == nil {
+		t.Error("a server is taken for a balancer")
+	}
+}
+
+func assignVIP(t *testing.T, n *Node, vip netip.Addr) {
+	t.Helper()
+	err := n.netlink(func(h *netlink.Handle) error {
+		return addInterface(h, "lo", netip.PrefixFrom(vip, vip.BitLen()))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDemo runs the demo with balancers that hand each packet to one server unchanged, by its MAC
+// address: it shows that frames from XDP arrive, and whole.
+func TestDemo(t *testing.T) {
+	l := up(t, bareTopology())
+	for i, name := range []string{"s1", "s2"} {
+		for _, vip := range l.Topology.vips() {
+			assignVIP(t, l.Node(name), vip)
+		}
+		forwardTo(t, l.Node(l.balancers()[i]), l.Node(name))
+	}
+	var capture bytes.Buffer
+	c, err := l.Node("fabric").Capture("lb1", &capture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	summary, err := l.Demo(t.Context(), &out)
+	t.Logf("%s\n%s", out.String(), summary)
+	if err != nil {
+		t.Error(err)
+	}
+	if err := c.Stop(); err != nil {
+		t.Error(err)
+	}
+	if syns := countSYNs(t, &capture); syns == 0 {
+		t.Error("the capture at the balancer's port has no SYN")
+	}
+	// Without its application s1 still gets connections, and the demo has to notice.
+	if err := l.Process("s1", "nginx").Stop(); err != nil {
+		t.Fatal(err)
+	}
+	out.Reset()
+	_, err = l.Demo(t.Context(), &out)
+	if err == nil || !strings.Contains(out.String(), "connection refused") {
+		t.Errorf("demo without an nginx: %v\n%s", err, out.String())
+	}
+	t.Log(out.String())
+	if err := l.Process("s1", "nginx").Start(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// forwardTo attaches an XDP program to a balancer that sends every packet for a VIP of the default
+// topology out again, to the server's MAC address.
+func forwardTo(t *testing.T, balancer, server *Node) {
+	t.Helper()
+	mac := func(n *Node) (mac net.HardwareAddr) {
+		err := n.Do(func() error {
+			ifi, err := net.InterfaceByName(uplink)
+			if err == nil {
+				mac = ifi.HardwareAddr
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return mac
+	}
+	native := binary.NativeEndian
+	vip6 := netip.MustParseAddr("2001:db8:80::").As16()
+	vip4 := netip.MustParseAddr("203.0.113.0").As4()
+	macs := append(bytes.Clone(mac(server)), mac(balancer)...)
+	program := asm.Instructions{
+		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word),
+		asm.LoadMem(asm.R3, asm.R1, 4, asm.Word),
+		asm.Mov.Reg(asm.R4, asm.R2),
+		asm.Add.Imm(asm.R4, 14+40), // Ethernet and IPv6 headers; an IPv4 packet of TCP or our UDP is as long
+		asm.JGT.Reg(asm.R4, asm.R3, "pass"),
+		asm.LoadMem(asm.R4, asm.R2, 14+24, asm.DWord), // the first half of the IPv6 destination
+		asm.LoadImm(asm.R5, int64(native.Uint64(vip6[:8])), asm.DWord),
+		asm.JEq.Reg(asm.R4, asm.R5, "send"),
+		asm.LoadMem(asm.R4, asm.R2, 14+16, asm.Word), // the IPv4 destination
+		asm.HostTo(asm.BE, asm.R4, asm.Word),
+		asm.And.Imm(asm.R4, -256),
+		asm.LoadImm(asm.R5, int64(binary.BigEndian.Uint32(vip4[:])), asm.DWord),
+		asm.LSh.Imm(asm.R4, 32),
+		asm.RSh.Imm(asm.R4, 32),
+		asm.JNE.Reg(asm.R4, asm.R5, "pass"),
+		asm.LoadImm(asm.R4, int64(native.Uint64(macs)), asm.DWord).WithSymbol("send"),
+		asm.StoreMem(asm.R2, 0, asm.R4, asm.DWord),
+		asm.LoadImm(asm.R4, int64(native.Uint32(macs[8:])), asm.DWord),
+		asm.StoreMem(asm.R2, 8, asm.R4, asm.Word),
+		asm.Mov.Imm(asm.R0, 3), // XDP_TX
+		asm.Return(),
+		asm.Mov.Imm(asm.R0, 2).WithSymbol("pass"), // XDP_PASS
+		asm.Return(),
+	}
+	err := balancer.Do(func() error {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: program, License: "GPL"})
+		if err != nil {
+			return err
+		}
+		defer prog.Close()
+		link, err := netlink.LinkByName(uplink)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetXdpFdWithFlags(link, prog.FD(), nl.XDP_FLAGS_DRV_MODE)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// countSYNs returns how many TCP SYNs over IPv6 a pcap file holds.
+func countSYNs(t *testing.T, file io.Reader) (syns int) {
+	t.Helper()
+	native := binary.NativeEndian
+	if _, err := io.CopyN(io.Discard, file, 24); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		var header [16]byte
+		if _, err := io.ReadFull(file, header[:]); err == io.EOF {
+			return syns
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		packet := make([]byte, native.Uint32(header[8:]))
+		if _, err := io.ReadFull(file, packet); err != nil {
+			t.Fatal(err)
+		}
+		const syn = 0x02
+		if len(packet) >= 74 && packet[12] == 0x86 && packet[20] == unix.IPPROTO_TCP && packet[14+40+13] == syn {
+			syns++
+		}
+	}
+}
+
+func TestProcessesAndStatus(t *testing.T) {
+	topology := bareTopology()
+	l := up(t, topology)
+	other, err := Open(topology.Name, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := other.Status(); got.Running != 4 || got.Processes != 4 {
+		t.Errorf("%d of %d processes run, want 4 of 4", got.Running, got.Processes)
+	}
+	echo := l.Process("s1", "echo")
+	if err := echo.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "runs already") {
+		t.Errorf("second start: %v", err)
+	}
+	// Killed by another process than the one that started it, as `segue lab down` does.
+	if err := other.Process("s1", "echo").Kill(); err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if err := other.Status().Write(&text); err != nil || !strings.Contains(text.String(), "echo (NOT RUNNING") {
+		t.Errorf("status does not tell that the echo is gone: %v\n%s", err, text.String())
+	}
+	if err := echo.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*Node{l.Node("s1"), l.Node("s2")} {
+		for _, addr := range []netip.Addr{n.IPv4, n.IPv6, host(n.Locator, 1)} {
+			answer := exchange(t, l.Node("client"), netip.AddrPortFrom(addr, 9000), "hello")
+			if want := n.Name + "\nhello"; answer != want {
+				t.Errorf("%s answers %q, want %q", addr, answer, want)
+			}
+		}
+	}
+}
+
+// exchange sends a datagram and returns the answer, which has to come from where it was sent.
+func exchange(t *testing.T, n *Node, to netip.AddrPort, text string) string {
+	t.Helper()
+	conn, err := n.Dial(t.Context(), "udp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(t.Context(), func() { conn.Close() })
+	defer stop()
+	if _, err := conn.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1500)
+	got, err := conn.Read(buf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(buf[:got])
+}

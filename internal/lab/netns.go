@@ -1,0 +1,181 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where iproute2 looks for named network namespaces.
+const netnsDir = "/run/netns"
+
+// Node is a network namespace of a lab.
+type Node struct {
+	Spec
+	lab *Lab
+}
+
+func (n *Node) namespace() string     { return namespacePrefix(n.lab.Name) + n.Name }
+func (n *Node) namespacePath() string { return filepath.Join(netnsDir, n.namespace()) }
+
+func namespacePrefix(lab string) string { return "segue-" + lab + "-" }
+
+// Do runs f on a thread inside the node's network namespace. Sockets that f opens, sysctls that it
+// writes and processes that it starts are the node's, goroutines that it starts are not. All other
+// namespaces, that of mounts among them, stay the caller's: /sys/fs/bpf remains visible, which
+// `ip netns exec` would hide under a new /sys.
+func (n *Node) Do(f func() error) error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("%s: own network namespace: %w", n.Name, err)
+	}
+	defer home.Close()
+	if err := n.enter(); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	errF := f()
+	if err := netns.Set(home); err != nil {
+		// The thread is of no use to any other goroutine: it stays locked, and ends with this one.
+		return errors.Join(errF, fmt.Errorf("%s: leave network namespace: %w", n.Name, err))
+	}
+	runtime.UnlockOSThread()
+	return errF
+}
+
+// enter moves the calling thread, which has to be locked, into the node's network namespace.
+func (n *Node) enter() error {
+	handle, err := netns.GetFromPath(n.namespacePath())
+	if err != nil {
+		return fmt.Errorf("%s: network namespace %s: %w", n.Name, n.namespacePath(), err)
+	}
+	defer handle.Close()
+	if err := netns.Set(handle); err != nil {
+		return fmt.Errorf("%s: enter network namespace: %w", n.Name, err)
+	}
+	return nil
+}
+
+// Exec replaces the calling process by a command in the node's network namespace. It returns only
+// errors.
+func (n *Node) Exec(command []string) error {
+	path, err := exec.LookPath(command[0])
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // never unlocked: this thread becomes the command
+	if err := n.enter(); err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", path, unix.Exec(path, command, os.Environ()))
+}
+
+// Start starts a command in the node's network namespace.
+func (n *Node) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
+
+// Run runs a command in the node's network namespace and returns what it wrote to standard output
+// and standard error, which are also part of the error.
+func (n *Node) Run(ctx context.Context, command string, args ...string) (string, error) {
+	var out strings.Builder
+	cmd := exec.CommandContext(ctx, command, args...)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := n.Start(cmd)
+	if err == nil {
+		err = cmd.Wait()
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %s: %w: %s", n.Name, strings.Join(cmd.Args, " "), err, strings.TrimSpace(out.String()))
+	}
+	return out.String(), err
+}
+
+// Dial opens a connection from the node. The address has to be numeric: names would be resolved
+// outside.
+func (n *Node) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
+	err = n.Do(func() error {
+		var dialer net.Dialer
+		conn, err = dialer.DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Listen opens a listener in the node.
+func (n *Node) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
+	err = n.Do(func() error {
+		var config net.ListenConfig
+		l, err = config.Listen(ctx, network, address)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket opens a datagram socket in the node.
+func (n *Node) ListenPacket(ctx context.Context, network, address string) (c net.PacketConn, err error) {
+	err = n.Do(func() error {
+		var config net.ListenConfig
+		c, err = config.ListenPacket(ctx, network, address)
+		return err
+	})
+	return c, err
+}
+
+// createNamespace makes the node's network namespace, with IPv4 and IPv6 set up for what follows.
+func (n *Node) createNamespace() error {
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return fmt.Errorf("%s: own network namespace: %w", n.Name, err)
+	}
+	defer home.Close()
+	handle, err := netns.NewNamed(n.namespace()) // enters it as well
+	if err == nil {
+		handle.Close()
+	} else {
+		err = fmt.Errorf("create network namespace %s: %w", n.namespace(), err)
+	}
+	if back := netns.Set(home); back != nil {
+		return errors.Join(err, fmt.Errorf("%s: leave network namespace: %w", n.Name, back))
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// namespaces lists the names of a lab's network namespaces, half-made ones included.
+func namespaces(lab string) ([]string, error) {
+	paths, err := filepath.Glob(filepath.Join(netnsDir, namespacePrefix(lab)+"*"))
+	if err != nil {
+		return nil, err
+	}
+	for i, path := range paths {
+		paths[i] = filepath.Base(path)
+	}
+	return paths, nil
+}
+
+// deleteNamespace removes a named network namespace. The kernel frees what is in it when the last
+// process has left.
+func deleteNamespace(name string) error {
+	path := filepath.Join(netnsDir, name)
+	// EINVAL: not a mount point, which is how an interrupted creation leaves it.
+	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("unmount network namespace %s: %w", path, err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove network namespace: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,385 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// buildNetwork makes the namespaces, links, addresses and routes of the whole lab.
+func (l *Lab) buildNetwork(ctx context.Context) error {
+	for _, n := range l.Nodes {
+		if err := n.createNamespace(); err != nil {
+			return err
+		}
+		if err := n.setSysctls(); err != nil {
+			return err
+		}
+	}
+	if err := l.buildLinks(); err != nil {
+		return err
+	}
+	for _, n := range l.Nodes {
+		if err := n.configure(); err != nil {
+			return err
+		}
+	}
+	if err := l.SetNextHops(l.balancers()...); err != nil {
+		return err
+	}
+	return l.awaitLinks(ctx)
+}
+
+// awaitLinks returns when all links are up. The kernel takes up to a second to notice, and drops what
+// is sent before.
+func (l *Lab) awaitLinks(ctx context.Context) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for _, n := range l.Nodes {
+		for {
+			up, err := n.linksUp()
+			if err != nil {
+				return err
+			}
+			if up {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-tick.C:
+			}
+		}
+	}
+	return nil
+}
+
+func (n *Node) linksUp() (up bool, err error) {
+	err = n.netlink(func(h *netlink.Handle) error {
+		links, err := h.LinkList()
+		if err != nil {
+			return fmt.Errorf("%s: list links: %w", n.Name, err)
+		}
+		up = !slices.ContainsFunc(links, func(link netlink.Link) bool {
+			_, ours := link.(*netlink.Veth) // some kernels put tunnel devices into every namespace
+			return ours && link.Attrs().OperState != netlink.OperUp
+		})
+		return nil
+	})
+	return up, err
+}
+
+// netlink runs f with a netlink handle of the node.
+func (n *Node) netlink(f func(*netlink.Handle) error) error {
+	ns, err := netns.GetFromPath(n.namespacePath())
+	if err != nil {
+		return fmt.Errorf("%s: network namespace %s: %w", n.Name, n.namespacePath(), err)
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("%s: netlink: %w", n.Name, err)
+	}
+	defer h.Close()
+	return f(h)
+}
+
+// sysctl is a setting of the node's network namespace: a path under /proc/sys/net and its value.
+type sysctl struct{ path, value string }
+
+// setSysctls runs before there are interfaces, which inherit what is under conf/default.
+func (n *Node) setSysctls() error {
+	settings := []sysctl{
+		{"ipv6/conf/all/disable_ipv6", "0"},
+		{"ipv6/conf/default/disable_ipv6", "0"},
+		// Link-local addresses are unique: detecting duplicates would cost a second or two.
+		{"ipv6/conf/default/accept_dad", "0"},
+		{"ipv6/conf/default/accept_ra", "0"},
+		// IPv4 settings may be copied from the initial namespace. With direct server return packets
+		// arrive from where no route leads back to.
+		{"ipv4/conf/all/rp_filter", "0"},
+		{"ipv4/conf/default/rp_filter", "0"},
+	}
+	switch n.Role {
+	case RoleEdge:
+		settings = append(settings,
+			sysctl{"ipv4/ip_forward", "1"},
+			sysctl{"ipv6/conf/all/forwarding", "1"},
+			// ECMP by the 5-tuple, as routers in data centres do it.
+			sysctl{"ipv4/fib_multipath_hash_policy", "1"},
+			sysctl{"ipv6/fib_multipath_hash_policy", "1"},
+		)
+	case RoleServer:
+		// An agent passes packets on to the next segment, which the kernel's routing lookup for XDP
+		// answers only on a router. Balancers forward nothing but by XDP: were they routers, packets
+		// for a VIP would run in circles between them and the edge while no daemon is attached.
+		settings = append(settings, sysctl{"ipv6/conf/all/forwarding", "1"})
+	case RoleFabric:
+		// Where br_netfilter is loaded it would hand bridged packets to iptables and drop those
+		// that it does not like.
+		for _, family := range []string{"arp", "ip", "ip6"} {
+			path := "bridge/bridge-nf-call-" + family + "tables"
+			if _, err := os.Stat(filepath.Join("/proc/sys/net", path)); err == nil {
+				settings = append(settings, sysctl{path, "0"})
+			}
+		}
+	}
+	return n.Do(func() error {
+		for _, s := range settings {
+			if err := os.WriteFile(filepath.Join("/proc/sys/net", s.path), []byte(s.value), 0); err != nil {
+				return fmt.Errorf("%s: sysctl net.%s=%s: %w", n.Name, strings.ReplaceAll(s.path, "/", "."), s.value, err)
+			}
+		}
+		return nil
+	})
+}
+
+// buildLinks makes the switch and the cables: one between client and edge router, and one between
+// the fabric and each node at it.
+func (l *Lab) buildLinks() error {
+	fabric, edge, client := l.Node("fabric"), l.Node("edge"), l.Node("client")
+	snooping := false
+	br := &netlink.Bridge{
+		LinkAttrs: netlink.LinkAttrs{Name: bridge, MTU: l.Topology.MTU.Fabric},
+		// Nobody asks the multicast groups of neighbour discovery for their members.
+		MulticastSnooping: &snooping,
+	}
+	err := fabric.netlink(func(h *netlink.Handle) error {
+		if err := h.LinkAdd(br); err != nil {
+			return fmt.Errorf("add %s: %w", bridge, err)
+		}
+		return h.LinkSetUp(br)
+	})
+	if err != nil {
+		return fmt.Errorf("fabric: %w", err)
+	}
+	if err := connect(edge, downlink, client, uplink, l.Topology.MTU.Client); err != nil {
+		return err
+	}
+	for _, n := range l.Nodes {
+		if n.Role == RoleFabric || n.Role == RoleClient {
+			continue
+		}
+		if err := connect(fabric, n.Name, n, uplink, l.Topology.MTU.Fabric); err != nil {
+			return err
+		}
+		if err := fabric.plugIn(n, br); err != nil {
+			return fmt.Errorf("fabric: port %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// connect joins two nodes by a pair of veth interfaces.
+func connect(a *Node, nameA string, b *Node, nameB string, mtu int) error {
+	ns, err := netns.GetFromPath(b.namespacePath())
+	if err != nil {
+		return fmt.Errorf("%s: network namespace %s: %w", b.Name, b.namespacePath(), err)
+	}
+	defer ns.Close()
+	return a.netlink(func(h *netlink.Handle) error {
+		veth := &netlink.Veth{
+			LinkAttrs:     netlink.LinkAttrs{Name: nameA, MTU: mtu},
+			PeerName:      nameB,
+			PeerNamespace: netlink.NsFd(ns),
+			PeerMTU:       uint32(mtu),
+		}
+		if err := h.LinkAdd(veth); err != nil {
+			return fmt.Errorf("connect %s %s to %s %s: %w", a.Name, nameA, b.Name, nameB, err)
+		}
+		return nil
+	})
+}
+
+// plugIn puts the fabric's end of a node's cable into the bridge. Ends that face a node with a data
+// path are made fit for it first.
+func (n *Node) plugIn(node *Node, br netlink.Link) error {
+	if node.Role == RoleBalancer || node.Role == RoleServer {
+		if err := n.Do(func() error { return prepareForXDP(node.Name, node.Role) }); err != nil {
+			return err
+		}
+	}
+	return n.netlink(func(h *netlink.Handle) error {
+		port, err := h.LinkByName(node.Name)
+		if err != nil {
+			return err
+		}
+		if err := h.LinkSetMaster(port, br); err != nil {
+			return err
+		}
+		return h.LinkSetUp(port)
+	})
+}
+
+// configure gives the node its addresses, brings its links up and adds its routes.
+func (n *Node) configure() error {
+	err := n.netlink(func(h *netlink.Handle) error {
+		if err := n.addAddresses(h); err != nil {
+			return err
+		}
+		return n.addRoutes(h)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	return nil
+}
+
+func (n *Node) addAddresses(h *netlink.Handle) error {
+	if n.Role == RoleFabric {
+		return nil
+	}
+	lo := []netip.Prefix{}
+	up := []netip.Prefix{netip.PrefixFrom(n.IPv6, 64), netip.PrefixFrom(n.IPv4, 24)}
+	if n.Locator.IsValid() {
+		// Health checks and people reach a node at the first address of its locator.
+		lo = append(lo, netip.PrefixFrom(host(n.Locator, 1), 128))
+	}
+	if err := addInterface(h, "lo", lo...); err != nil {
+		return err
+	}
+	if err := addInterface(h, uplink, up...); err != nil {
+		return err
+	}
+	if n.Role != RoleEdge {
+		return nil
+	}
+	return addInterface(h, downlink,
+		netip.PrefixFrom(host(clientNet6, 1), 64), netip.PrefixFrom(host(clientNet4, 1), 24))
+}
+
+// addInterface assigns addresses to an interface and brings it up.
+func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) error {
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", name, err)
+	}
+	if err := h.LinkSetUp(link); err != nil {
+		return fmt.Errorf("interface %s: set up: %w", name, err)
+	}
+	for _, prefix := range prefixes {
+		// Without IFA_F_NODAD an IPv6 address is of no use until a kernel worker gets round to
+		// finding out that duplicates are not looked for.
+		if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix), Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("interface %s: add address %s: %w", name, prefix, err)
+		}
+	}
+	return nil
+}
+
+// addRoutes adds all routes but those of the VIPs, which SetNextHops adds.
+func (n *Node) addRoutes(h *netlink.Handle) error {
+	edge := n.lab.Node("edge")
+	gateways := []netip.Addr{edge.IPv6, edge.IPv4}
+	switch n.Role {
+	case RoleFabric:
+		return nil
+	case RoleClient:
+		gateways = []netip.Addr{host(clientNet6, 1), host(clientNet4, 1)}
+	case RoleEdge:
+		gateways = nil
+	}
+	for _, gateway := range gateways {
+		all := netip.PrefixFrom(unspecified(gateway), 0)
+		if err := addRoute(h, all, gateway); err != nil {
+			return err
+		}
+	}
+	if n.Role == RoleClient {
+		return nil
+	}
+	for _, other := range n.lab.Nodes {
+		switch {
+		case !other.Locator.IsValid():
+			continue
+		case other != n:
+			// A SID is never on the link: its locator has a next hop.
+			if err := addRoute(h, other.Locator, other.IPv6); err != nil {
+				return err
+			}
+		default:
+			// A SID that nothing here understands must not go back to the edge router.
+			route := &netlink.Route{Dst: ipNet(n.Locator), Type: unix.RTN_BLACKHOLE}
+			if err := h.RouteAdd(route); err != nil {
+				return fmt.Errorf("add route blackhole %s: %w", n.Locator, err)
+			}
+		}
+	}
+	return nil
+}
+
+func addRoute(h *netlink.Handle, to netip.Prefix, via netip.Addr) error {
+	if err := h.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
+		return fmt.Errorf("add route %s via %s: %w", to, via, err)
+	}
+	return nil
+}
+
+// SetNextHops makes the edge router spread every VIP's packets over the named balancers, by kernel
+// ECMP with a hash of the 5-tuple, and over no others. Flows keep their balancer as far as the kernel's
+// hash-threshold algorithm lets them (RFC 2992). Without balancers the VIPs become unreachable.
+func (l *Lab) SetNextHops(balancers ...string) error {
+	var nodes []*Node
+	for _, name := range balancers {
+		n := l.Node(name)
+		if n == nil || n.Role != RoleBalancer {
+			return fmt.Errorf("next hop %q: no such balancer", name)
+		}
+		nodes = append(nodes, n)
+	}
+	return l.Node("edge").netlink(func(h *netlink.Handle) error {
+		link, err := h.LinkByName(uplink)
+		if err != nil {
+			return fmt.Errorf("edge: %s: %w", uplink, err)
+		}
+		for _, vip := range l.Topology.vips() {
+			if err := replaceVIPRoute(h, link.Attrs().Index, vip, nodes); err != nil {
+				return fmt.Errorf("edge: route of VIP %s: %w", vip, err)
+			}
+		}
+		return nil
+	})
+}
+
+func replaceVIPRoute(h *netlink.Handle, link int, vip netip.Addr, balancers []*Node) error {
+	dst := ipNet(netip.PrefixFrom(vip, vip.BitLen()))
+	if len(balancers) == 0 {
+		err := h.RouteDel(&netlink.Route{Dst: dst})
+		if errors.Is(err, unix.ESRCH) {
+			return nil
+		}
+		return err
+	}
+	route := &netlink.Route{Dst: dst}
+	for _, n := range balancers {
+		gateway := n.IPv6
+		if vip.Is4() {
+			gateway = n.IPv4
+		}
+		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{LinkIndex: link, Gw: gateway.AsSlice()})
+	}
+	return h.RouteReplace(route)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// unspecified returns the all-zero address of an address's family.
+func unspecified(addr netip.Addr) netip.Addr {
+	if addr.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}

@@ -1,0 +1,78 @@
+package lab
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// prepareForXDP makes the fabric's end of a cable fit for a node that runs XDP natively at the other
+// end. It works on an interface in the calling thread's network namespace.
+func prepareForXDP(name string, role Role) error {
+	// A frame that the node sends by XDP_TX or redirect arrives here without an sk_buff, and veth
+	// takes such frames only where NAPI runs: attaching any XDP program switches that on. Without
+	// one the frames are dropped, and counted as xdp_tx_errors.
+	if err := attachPass(name); err != nil {
+		return fmt.Errorf("attach XDP pass program: %w", err)
+	}
+	// The same switches GRO on, which would merge segments while they are inside SRv6 or a tunnel
+	// and still have partial checksums: they come out corrupted.
+	if err := disableOffload(name, unix.ETHTOOL_SGRO); err != nil {
+		return fmt.Errorf("switch GRO off: %w", err)
+	}
+	if role == RoleBalancer {
+		// Senders in other namespaces leave checksums and segmentation to a network card that never
+		// comes. A balancer wraps packets as they are, so both are done before packets reach it.
+		if err := disableOffload(name, unix.ETHTOOL_STXCSUM); err != nil {
+			return fmt.Errorf("switch TX checksum offload off: %w", err)
+		}
+	}
+	return nil
+}
+
+// attachPass attaches an XDP program that passes every packet, natively. It stays for as long as
+// the interface.
+func attachPass(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	const xdpPass = 2 // enum xdp_action
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name:         "lab_pass",
+		Type:         ebpf.XDP,
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
+		License:      "GPL",
+	})
+	if err != nil {
+		return err
+	}
+	defer prog.Close()
+	return netlink.LinkSetXdpFdWithFlags(link, prog.FD(), nl.XDP_FLAGS_DRV_MODE)
+}
+
+// disableOffload switches a feature off, which is named by one of SIOCETHTOOL's older commands.
+func disableOffload(name string, command uint32) error {
+	value := struct{ command, data uint32 }{command: command} // struct ethtool_value
+	request := struct {                                       // struct ifreq
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:unix.IFNAMSIZ-1], name)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

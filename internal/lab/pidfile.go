@@ -1,0 +1,163 @@
+package lab
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// pidFile is the path of a file that identifies a process by its PID and its start time, which
+// together no other process ever has. It may be missing.
+type pidFile string
+
+func (f pidFile) write(pid int) error {
+	start, err := startTime(pid)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errEnded
+	}
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(string(f), fmt.Appendf(nil, "%d %s\n", pid, start), 0o644)
+}
+
+// alive returns the PID of the process and whether it runs.
+func (f pidFile) alive() (pid int, alive bool) {
+	text, err := os.ReadFile(string(f))
+	if err != nil {
+		return 0, false
+	}
+	number, start, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
+	if pid, err = strconv.Atoi(number); err != nil {
+		return 0, false
+	}
+	now, err := startTime(pid)
+	return pid, err == nil && now == start
+}
+
+// holds tells whether a PID is that of the process, and not of another that got the same number.
+func (f pidFile) holds(pid int) bool {
+	own, alive := f.alive()
+	return alive && own == pid
+}
+
+// end ends the process with a signal, waits until it is gone and removes the file. It is no error
+// when the process does not run.
+func (f pidFile) end(signal unix.Signal) error {
+	if pid, alive := f.alive(); alive {
+		if err := endProcess(pid, f.holds, signal); err != nil {
+			return err
+		}
+	}
+	return removeFile(string(f))
+}
+
+// startTime returns when a process started, in clock ticks since boot: field 22 of /proc/PID/stat,
+// proc_pid_stat(5). A zombie has ended: it is reported as not there.
+func startTime(pid int) (string, error) {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return "", err
+	}
+	// Field 2, the command in parentheses, may hold anything. Field 3 is the state.
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(fields) < 20 {
+		return "", fmt.Errorf("process %d: cannot read its start time from %q", pid, stat)
+	}
+	if string(fields[0]) == "Z" {
+		return "", fs.ErrNotExist
+	}
+	return string(fields[19]), nil
+}
+
+// withPidfd calls f with a descriptor that stays that of one process, whatever becomes of its number.
+// A process that is gone, or is not the one that is meant, is passed over.
+func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	if !meant(pid) {
+		return nil
+	}
+	if err := f(fd); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	return nil
+}
+
+// endProcess sends a signal to a process and waits until it has ended; after stopTimeout it is killed.
+func endProcess(pid int, meant func(pid int) bool, signal unix.Signal) error {
+	return withPidfd(pid, meant, func(fd int) error {
+		for _, signal := range []unix.Signal{signal, unix.SIGKILL} {
+			if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil {
+				return err
+			}
+			ended, err := pollPidfd(fd, stopTimeout)
+			if ended || err != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("did not end within %v of SIGKILL", stopTimeout)
+	})
+}
+
+// pollPidfd waits until a process ends, and tells whether it did in time.
+func pollPidfd(fd int, timeout time.Duration) (bool, error) {
+	deadline := time.Now().Add(timeout)
+	for {
+		left := max(0, time.Until(deadline))
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0, err
+		}
+	}
+}
+
+// processesIn lists the processes in a network namespace but this one.
+func processesIn(namespacePath string) ([]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err == nil && pid != os.Getpid() && isIn(pid, namespacePath) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+func isIn(pid int, namespacePath string) bool {
+	// Either may vanish at any time, which answers the question.
+	namespace, err := os.Stat(namespacePath)
+	if err != nil {
+		return false
+	}
+	own, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid), "ns/net"))
+	return err == nil && os.SameFile(namespace, own)
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,108 @@
+package lab
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Role is what a node does.
+type Role string
+
+// The roles of nodes. The fabric is the switch that joins the edge router, the balancers and the
+// servers at layer 2; its ports are named after the nodes.
+const (
+	RoleClient   Role = "client"
+	RoleEdge     Role = "edge"
+	RoleFabric   Role = "fabric"
+	RoleBalancer Role = "balancer"
+	RoleServer   Role = "server"
+)
+
+const (
+	maxBalancers = 16
+	maxServers   = 128
+)
+
+// The names of interfaces. Every node but the fabric has its link to the fabric, or for the client
+// to the edge router, as uplink.
+const (
+	uplink   = "eth0"
+	downlink = "eth1" // the edge router's, to the client
+	bridge   = "br0"
+)
+
+// The prefixes of links are documentation prefixes (RFC 3849, RFC 5737) on the client's side and
+// private ones (RFC 4193, RFC 1918) inside.
+var (
+	clientNet6 = netip.MustParsePrefix("2001:db8:c::/64")
+	clientNet4 = netip.MustParsePrefix("198.51.100.0/24")
+	fabricNet6 = netip.MustParsePrefix("fd00:fab::/64")
+	fabricNet4 = netip.MustParsePrefix("10.77.0.0/24")
+
+	balancerLocators = netip.MustParsePrefix("fd00:6c::/48") // fd00:6c:0:<i>::/64
+	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // fd00:5:0:<j>::/64
+)
+
+// reserved tells whether an address is in a prefix that the lab uses for itself.
+func reserved(addr netip.Addr) bool {
+	own := []netip.Prefix{clientNet6, clientNet4, fabricNet6, fabricNet4, balancerLocators, serverLocators}
+	return slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// Spec is what the topology says about a node.
+type Spec struct {
+	Name string `json:"name"`
+	Role Role   `json:"role"`
+	// IPv6 and IPv4 are the node's addresses on its uplink. The fabric has none.
+	IPv6 netip.Addr `json:"ipv6,omitzero"`
+	IPv4 netip.Addr `json:"ipv4,omitzero"`
+	// Locator is the /64 of a balancer's or server's SIDs.
+	Locator netip.Prefix `json:"locator,omitzero"`
+}
+
+// Specs lists the topology's nodes: fabric, edge, client, balancers lb1 and on, servers s1 and on.
+func (t Topology) Specs() []Spec {
+	specs := []Spec{
+		{Name: "fabric", Role: RoleFabric},
+		{Name: "edge", Role: RoleEdge, IPv6: host(fabricNet6, 1), IPv4: host(fabricNet4, 1)},
+		{Name: "client", Role: RoleClient, IPv6: host(clientNet6, 2), IPv4: host(clientNet4, 2)},
+	}
+	for i := 1; i <= t.Balancers; i++ {
+		specs = append(specs, Spec{
+			Name: fmt.Sprintf("lb%d", i), Role: RoleBalancer,
+			IPv6: host(fabricNet6, 1<<16|i), IPv4: host(fabricNet4, 10+i),
+			Locator: locator(balancerLocators, i),
+		})
+	}
+	for j := 1; j <= t.Servers; j++ {
+		specs = append(specs, Spec{
+			Name: fmt.Sprintf("s%d", j), Role: RoleServer,
+			IPv6: host(fabricNet6, 2<<16|j), IPv4: host(fabricNet4, 100+j),
+			Locator: locator(serverLocators, j),
+		})
+	}
+	return specs
+}
+
+// specs returns the topology's nodes of one role.
+func (t Topology) specs(role Role) []Spec {
+	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role != role })
+}
+
+// host returns the address n in a prefix.
+func host(prefix netip.Prefix, n int) netip.Addr {
+	addr := prefix.Addr().AsSlice()
+	low := addr[len(addr)-4:]
+	binary.BigEndian.PutUint32(low, binary.BigEndian.Uint32(low)|uint32(n))
+	a, _ := netip.AddrFromSlice(addr)
+	return a
+}
+
+// locator returns the /64 whose fourth group is n, written in hexadecimal.
+func locator(prefix netip.Prefix, n int) netip.Prefix {
+	addr := prefix.Addr().As16()
+	binary.BigEndian.PutUint16(addr[6:], uint16(n))
+	return netip.PrefixFrom(netip.AddrFrom16(addr), 64)
+}

@@ -1,0 +1,179 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a program that runs on a node for as long as the lab is up. It outlives the process
+// that started it: what identifies it is on disk.
+type Process struct {
+	Name string
+	node *Node
+	args []string
+	// daemon: it speaks systemd's notification protocol, and reloads at SIGHUP.
+	// Otherwise it is ready when its TCP port accepts connections.
+	daemon bool
+	port   uint16
+
+	// exited is closed when a child of this very process has ended and is reaped.
+	exited chan struct{}
+}
+
+// Limits on how long processes may take, well above what they need on a busy machine.
+const (
+	readyTimeout = 30 * time.Second
+	stopTimeout  = 10 * time.Second
+)
+
+var errEnded = errors.New("it ended")
+
+func (p *Process) String() string { return p.node.Name + " " + p.Name }
+
+func (p *Process) file(dir, suffix string) string {
+	return p.node.lab.path(dir, p.node.Name+"-"+p.Name+suffix)
+}
+
+// LogPath is the file with what the process writes to standard output and standard error.
+func (p *Process) LogPath() string { return p.file("log", ".log") }
+
+// Start starts the process, which must not be running, and waits until it is ready.
+func (p *Process) Start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("%v passed", readyTimeout))
+	defer cancel()
+	if err := p.start(ctx); err != nil {
+		return fmt.Errorf("start %s: %w%s", p, err, p.lastWords())
+	}
+	return nil
+}
+
+func (p *Process) start(ctx context.Context) error {
+	if pid, alive := p.pidFile().alive(); alive {
+		return fmt.Errorf("runs already as process %d", pid)
+	}
+	log, err := os.OpenFile(p.LogPath(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(p.args[0], p.args[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	// Its own session keeps the terminal's signals from it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	var notify *notifySocket
+	if p.daemon {
+		if notify, err = listenNotify(p.file("run", ".notify")); err != nil {
+			return err
+		}
+		defer notify.close()
+		cmd.Env = append(os.Environ(), notifyEnv+"="+notify.path)
+	}
+	if err := p.node.Start(cmd); err != nil {
+		return err
+	}
+	p.exited = make(chan struct{})
+	go func(exited chan struct{}) {
+		cmd.Wait() // its end shows in what it was to do; here it is only reaped
+		close(exited)
+	}(p.exited)
+	if err := p.pidFile().write(cmd.Process.Pid); err != nil {
+		return err
+	}
+	if p.daemon {
+		return notify.await(ctx, p.exited, "READY=1")
+	}
+	return p.awaitPort(ctx)
+}
+
+// awaitPort returns when the process accepts connections. Nothing tells when that will be.
+func (p *Process) awaitPort(ctx context.Context) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		conn, err := p.node.Dial(ctx, "tcp", "127.0.0.1:"+strconv.Itoa(int(p.port)))
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-p.exited:
+			return errEnded
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for port %d: %w", p.port, context.Cause(ctx))
+		case <-tick.C:
+		}
+	}
+}
+
+// lastWords returns the end of the log to show with an error.
+func (p *Process) lastWords() string {
+	text, err := os.ReadFile(p.LogPath())
+	if err != nil || len(text) == 0 {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	lines = lines[max(0, len(lines)-5):]
+	return "\n    " + strings.Join(lines, "\n    ")
+}
+
+// Stop ends the process with SIGTERM and waits until it is gone; one that does not obey is killed.
+// It is no error when the process does not run.
+func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
+
+// Kill ends the process with SIGKILL and waits until it is gone.
+func (p *Process) Kill() error { return p.end(unix.SIGKILL) }
+
+func (p *Process) end(signal unix.Signal) error {
+	if err := p.pidFile().end(signal); err != nil {
+		return fmt.Errorf("end %s: %w", p, err)
+	}
+	if p.exited != nil {
+		<-p.exited
+	}
+	return nil
+}
+
+// Reload sends SIGHUP to a daemon and waits until it has reloaded its configuration.
+func (p *Process) Reload(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("%v passed", readyTimeout))
+	defer cancel()
+	notify, err := listenNotify(p.file("run", ".notify"))
+	if err != nil {
+		return fmt.Errorf("reload %s: %w", p, err)
+	}
+	defer notify.close()
+	if err := p.Signal(unix.SIGHUP); err != nil {
+		return err
+	}
+	if err := notify.await(ctx, p.exited, "RELOADING=1", "READY=1"); err != nil {
+		return fmt.Errorf("reload %s: %w%s", p, err, p.lastWords())
+	}
+	return nil
+}
+
+// Signal sends a signal to the process.
+func (p *Process) Signal(signal unix.Signal) error {
+	file := p.pidFile()
+	pid, alive := file.alive()
+	if !alive {
+		return fmt.Errorf("signal %s: it does not run", p)
+	}
+	err := withPidfd(pid, file.holds, func(fd int) error { return unix.PidfdSendSignal(fd, signal, nil, 0) })
+	if err != nil {
+		return fmt.Errorf("signal %s: %w", p, err)
+	}
+	return nil
+}
+
+// PID returns the process's number and whether it runs.
+func (p *Process) PID() (pid int, alive bool) { return p.pidFile().alive() }
+
+func (p *Process) pidFile() pidFile { return pidFile(p.file("run", ".pid")) }

@@ -1,0 +1,113 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// sleeper starts a process that does nothing. The channel is closed when it has ended.
+func sleeper(t *testing.T) (pid int, ended <-chan struct{}) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		cmd.Wait()
+		close(done)
+	}()
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		<-done
+	})
+	return cmd.Process.Pid, done
+}
+
+func TestPidFileEndsItsProcess(t *testing.T) {
+	file := pidFile(filepath.Join(t.TempDir(), "pid"))
+	pid, ended := sleeper(t)
+	if err := file.write(pid); err != nil {
+		t.Fatal(err)
+	}
+	if got, alive := file.alive(); got != pid || !alive {
+		t.Errorf("alive() = %d, %t; want %d, true", got, alive, pid)
+	}
+	if err := file.end(unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	if _, err := os.Stat(string(file)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the PID file is still there: %v", err)
+	}
+}
+
+func TestPidFileSparesAnotherProcessWithTheSameNumber(t *testing.T) {
+	file := pidFile(filepath.Join(t.TempDir(), "pid"))
+	pid, ended := sleeper(t)
+	if err := os.WriteFile(string(file), fmt.Appendf(nil, "%d 12345\n", pid), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, alive := file.alive(); alive {
+		t.Error("a process with another start time counts as the recorded one")
+	}
+	if err := file.end(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ended:
+		t.Error("it was killed")
+	default:
+		if err := unix.Kill(pid, 0); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestNotify(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	socket, err := listenNotify(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.close()
+	t.Setenv(notifyEnv, path)
+	if err := notifyReady(); err != nil {
+		t.Fatal(err)
+	}
+	never := make(chan struct{})
+	if err := socket.await(t.Context(), never, "READY=1"); err != nil {
+		t.Error(err)
+	}
+	// A reload is over with the READY=1 after RELOADING=1, not with one before.
+	if err := notifyReady(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("too late"))
+	defer cancel()
+	err = socket.await(ctx, never, "RELOADING=1", "READY=1")
+	if err == nil || !strings.Contains(err.Error(), "waiting for RELOADING=1, READY=1: too late") {
+		t.Errorf("await without RELOADING=1: %v", err)
+	}
+}
+
+func TestNotifyReportsTheEndOfTheProcess(t *testing.T) {
+	socket, err := listenNotify(filepath.Join(t.TempDir(), "notify"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.close()
+	exited := make(chan struct{})
+	close(exited)
+	if err := socket.await(t.Context(), exited, "READY=1"); !errors.Is(err, errEnded) {
+		t.Errorf("await: %v", err)
+	}
+}

@@ -1,0 +1,244 @@
+package lab
+
+import (
+	"bytes"
+	"embed"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"text/template"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// processes lists what runs on a node.
+func (n *Node) processes(binary string) []*Process {
+	var list []*Process
+	add := func(name string, p Process) {
+		p.Name, p.node = name, n
+		list = append(list, &p)
+	}
+	switch {
+	case n.Role == RoleServer:
+		add("nginx", Process{
+			args: []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"},
+			port: httpPort,
+		})
+		if ports := n.lab.Topology.ports(config.UDP); len(ports) > 0 {
+			args := []string{binary, "lab", "udp-echo", n.Name}
+			for _, port := range ports {
+				args = append(args, strconv.Itoa(int(port)))
+			}
+			add("echo", Process{args: args, daemon: true})
+		}
+		if !n.lab.Topology.Bare {
+			add("agent", Process{args: []string{binary, "agent", "-c", n.configPath("agent.yaml")}, daemon: true})
+		}
+	case n.Role == RoleBalancer && !n.lab.Topology.Bare:
+		add("lb", Process{args: []string{binary, "lb", "-c", n.configPath("balancer.yaml")}, daemon: true})
+	}
+	return list
+}
+
+// configPath is the file that a template is rendered to for the node.
+func (n *Node) configPath(template string) string {
+	return n.lab.path("conf", n.Name+"-"+template)
+}
+
+// Instance names the node's balancer or agent among all on this machine.
+func (n *Node) Instance() string { return instance(n.lab.Name, n.Name) }
+
+// httpPort is a port on which every nginx listens, whatever the services.
+const httpPort = 80
+
+// The daemons' metrics, inside their namespaces.
+const (
+	balancerMetrics = "127.0.0.1:9188"
+	agentMetrics    = "127.0.0.1:9189"
+)
+
+// BalancerConfig returns the configuration that Up gives a balancer: all services, on all servers.
+func (n *Node) BalancerConfig() config.Balancer {
+	c := config.Balancer{
+		Node: config.BalancerNode{
+			Instance:  n.Instance(),
+			Interface: uplink,
+			Locator:   n.Locator,
+		},
+		Metrics: config.Metrics{Listen: balancerMetrics},
+	}
+	if n.lab.Topology.has(config.GRE, config.IPIP) {
+		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
+	}
+	for _, s := range n.lab.Topology.Services {
+		service := config.Service{
+			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
+		}
+		for _, spec := range n.lab.Topology.specs(RoleServer) {
+			service.Servers = append(service.Servers, server(spec, s))
+		}
+		c.Services = append(c.Services, service)
+	}
+	return c
+}
+
+// server returns a server as a service's balancers reach it.
+func server(spec Spec, s Service) config.Server {
+	server := config.Server{Name: spec.Name}
+	switch {
+	case s.Encapsulation == config.SRv6Insert || s.Encapsulation == config.SRv6Encap:
+		server.Locator = spec.Locator
+	case s.VIP.Is4():
+		server.Address = spec.IPv4
+	default:
+		server.Address = spec.IPv6
+	}
+	return server
+}
+
+// AgentConfig returns the configuration that Up gives an agent: all services.
+func (n *Node) AgentConfig() config.Agent {
+	c := config.Agent{
+		Node: config.AgentNode{
+			Instance:  n.Instance(),
+			Interface: uplink,
+			Locator:   n.Locator,
+		},
+		Metrics: config.Metrics{Listen: agentMetrics},
+	}
+	if n.lab.Topology.has(config.GRE, config.IPIP) {
+		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
+	}
+	for _, s := range n.lab.Topology.Services {
+		c.Services = append(c.Services, config.AgentService{
+			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
+		})
+	}
+	return c
+}
+
+// has tells whether a service uses one of the encapsulations.
+func (t Topology) has(encapsulations ...config.Encapsulation) bool {
+	for _, s := range t.Services {
+		for _, e := range encapsulations {
+			if s.Encapsulation == e {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+//go:embed templates
+var templateFiles embed.FS
+
+// The configurations are written by templates that leave out what is not set: the zero values of
+// most fields are not what their absence means.
+var templates = template.Must(template.New("").Funcs(template.FuncMap{
+	"quote": strconv.Quote,
+}).ParseFS(templateFiles, "templates/*"))
+
+// WriteBalancerConfig replaces the balancer's configuration file; Process.Reload makes it effective.
+func (n *Node) WriteBalancerConfig(c config.Balancer) error {
+	return n.writeConfig("balancer.yaml", c)
+}
+
+// WriteAgentConfig replaces the agent's configuration file; Process.Reload makes it effective.
+func (n *Node) WriteAgentConfig(c config.Agent) error {
+	return n.writeConfig("agent.yaml", c)
+}
+
+func (n *Node) writeConfig(template string, data any) error {
+	var text bytes.Buffer
+	if err := templates.ExecuteTemplate(&text, template, data); err != nil {
+		return fmt.Errorf("%s: write %s: %w", n.Name, template, err)
+	}
+	// Renamed into place, so that a daemon never reads half a file.
+	path := n.configPath(template)
+	if err := os.WriteFile(path+".new", text.Bytes(), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// writeFiles writes everything that the processes read.
+func (l *Lab) writeFiles() error {
+	if err := l.writeContent(); err != nil {
+		return err
+	}
+	for _, n := range l.Nodes {
+		var err error
+		switch n.Role {
+		case RoleBalancer:
+			err = n.WriteBalancerConfig(n.BalancerConfig())
+		case RoleServer:
+			err = errors.Join(n.WriteAgentConfig(n.AgentConfig()), n.writeNginxConfig())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) writeNginxConfig() error {
+	for _, dir := range []string{"temp", "upload"} {
+		if err := os.MkdirAll(n.lab.path(n.Name, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	ports := append(n.lab.Topology.ports(config.TCP), httpPort)
+	slices.Sort(ports)
+	return n.writeConfig("nginx.conf", struct {
+		Node    string
+		Dir     string // the server's own
+		Content string
+		Ports   []uint16
+	}{n.Name, n.lab.path(n.Name), n.lab.path("content"), slices.Compact(ports)})
+}
+
+// Size is an amount of data, in bytes.
+type Size int
+
+// Sizes are those of the files that every server has, under their names as paths.
+var Sizes = []Size{1e3, 100e3, 1e6, 10e6}
+
+// String returns the size in decimal units, such as 100kB.
+func (s Size) String() string {
+	switch {
+	case s >= 1e6 && s%1e6 == 0:
+		return strconv.Itoa(int(s/1e6)) + "MB"
+	case s >= 1e3 && s%1e3 == 0:
+		return strconv.Itoa(int(s/1e3)) + "kB"
+	}
+	return strconv.Itoa(int(s)) + "B"
+}
+
+// Content returns the first bytes of an endless text that is always the same, and that neither
+// compresses nor repeats itself.
+func Content(size Size) []byte {
+	content := make([]byte, size)
+	rand.NewChaCha8([32]byte{}).Read(content) // never fails
+	return content
+}
+
+func (l *Lab) writeContent() error {
+	if err := os.Mkdir(l.path("content"), 0o755); err != nil {
+		return err
+	}
+	for _, size := range Sizes {
+		if err := os.WriteFile(l.path("content", size.String()), Content(size), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// UploadPath is the file in which a server's nginx stores what is PUT to /upload/NAME.
+func (n *Node) UploadPath(name string) string {
+	return n.lab.path(n.Name, "upload", filepath.Base(name))
+}

@@ -1,0 +1,256 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"go.yaml.in/yaml/v4"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// stateRoot holds a folder for each lab: its topology, rendered configurations, contents of the
+	// servers, PID files and logs.
+	stateRoot = "/run/segue/lab"
+	bpffs     = "/sys/fs/bpf"
+	// pinRoot is where the daemons pin what belongs to their instance.
+	pinRoot = bpffs + "/segue"
+)
+
+func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
+
+// path returns a path in the lab's state folder.
+func (l *Lab) path(elem ...string) string {
+	return filepath.Join(append([]string{stateDir(l.Name)}, elem...)...)
+}
+
+// instance names a node's balancer or agent among all on this machine.
+func instance(lab, node string) string { return instancePrefix(lab) + node }
+
+func instancePrefix(lab string) string { return "lab-" + lab + "-" }
+
+// lock is held by whoever builds or removes a lab.
+type lock struct{ dir *os.File }
+
+func lockState(name string) (*lock, error) {
+	dir, err := os.Open(stateDir(name))
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		dir.Close()
+		return nil, fmt.Errorf("lab %q is being built or removed by another process", name)
+	}
+	return &lock{dir}, nil
+}
+
+func (l *lock) unlock() { l.dir.Close() }
+
+// createState makes the lab's state folder, which also claims its name, and locks it.
+func (l *Lab) createState() (*lock, error) {
+	left, err := namespaces(l.Name)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
+		return nil, err
+	}
+	err = os.Mkdir(l.path(), 0o755)
+	if errors.Is(err, fs.ErrExist) || len(left) > 0 {
+		if err == nil {
+			err = os.Remove(l.path())
+		}
+		return nil, fmt.Errorf("lab %q is up already, or was not taken down: segue lab down --name %s", l.Name, l.Name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	lock, err := lockState(l.Name)
+	if err != nil {
+		return nil, err
+	}
+	return lock, l.fillState()
+}
+
+func (l *Lab) fillState() error {
+	for _, dir := range []string{"conf", "log", "run"} {
+		if err := os.Mkdir(l.path(dir), 0o755); err != nil {
+			return err
+		}
+	}
+	text, err := yaml.Dump(l.Topology)
+	if err != nil {
+		return fmt.Errorf("write topology: %w", err)
+	}
+	return os.WriteFile(l.path("topology.yaml"), text, 0o644)
+}
+
+// Open returns the lab of a name that is up.
+func Open(name string, options Options) (*Lab, error) {
+	if err := ValidateName(name); err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(filepath.Join(stateDir(name), "topology.yaml"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("lab %q is not up: segue lab up --name %s", name, name)
+	}
+	if err != nil {
+		return nil, err
+	}
+	topology, err := ParseTopology(text)
+	if err != nil {
+		return nil, fmt.Errorf("topology of lab %q: %w", name, err)
+	}
+	return newLab(topology, options)
+}
+
+// Down removes the lab of a name and everything that belongs to it, however far it was built. A lab
+// that does not exist is no error. Errors do not keep it from removing the rest.
+func Down(name string) error {
+	if err := ValidateName(name); err != nil {
+		return err
+	}
+	lock, err := lockState(name)
+	if err == nil {
+		defer lock.unlock()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return remove(name)
+}
+
+// remove is Down with the lock held.
+func remove(name string) error {
+	errs := []error{endRecorded(name)}
+	left, err := namespaces(name)
+	errs = append(errs, err)
+	for _, namespace := range left {
+		errs = append(errs, endRemaining(filepath.Join(netnsDir, namespace)))
+	}
+	errs = append(errs, unpin(name))
+	for _, namespace := range left {
+		errs = append(errs, deleteNamespace(namespace))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err // and keep what it takes to try again
+	}
+	if err := unmountBPFFS(name); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(stateDir(name)); err != nil {
+		return err
+	}
+	// These two are shared with other labs: they stay while they are not empty.
+	os.Remove(stateRoot)
+	os.Remove(filepath.Dir(stateRoot))
+	return nil
+}
+
+// endRecorded ends the processes of a lab's PID files, all at the same time.
+func endRecorded(name string) error {
+	files, err := filepath.Glob(filepath.Join(stateDir(name), "run", "*.pid"))
+	if err != nil {
+		return err
+	}
+	errs := make([]error, len(files))
+	var wait sync.WaitGroup
+	for i, file := range files {
+		wait.Go(func() { errs[i] = pidFile(file).end(unix.SIGTERM) })
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+// endRemaining kills what is still in a namespace, which would live on until its last process ends:
+// shells that somebody opened in it, or a process whose PID file an interrupted Up did not come to
+// write.
+func endRemaining(namespacePath string) error {
+	for range 10 { // they may be starting others
+		pids, err := processesIn(namespacePath)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		inside := func(pid int) bool { return isIn(pid, namespacePath) }
+		for _, pid := range pids {
+			if err := endProcess(pid, inside, unix.SIGKILL); err != nil {
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("%s: processes keep appearing", namespacePath)
+}
+
+// unpin removes what the lab's instances have pinned. Programs are attached by pinned links, or to
+// interfaces that end with their namespaces: nothing holds them afterwards.
+func unpin(name string) error {
+	instances, err := filepath.Glob(filepath.Join(pinRoot, instancePrefix(name)+"*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range instances {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+	}
+	os.Remove(pinRoot) // stays while other instances have pins
+	return nil
+}
+
+// mountedMark is the file that tells that the lab mounted the BPF file system.
+func mountedMark(name string) string { return filepath.Join(stateDir(name), "mounted-bpffs") }
+
+func isBPFFS() (bool, error) {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(bpffs, &stat); err != nil {
+		return false, fmt.Errorf("%s: %w", bpffs, err)
+	}
+	return stat.Type == unix.BPF_FS_MAGIC, nil
+}
+
+// mountBPFFS mounts the BPF file system where it is not mounted yet.
+func mountBPFFS(name string) error {
+	if mounted, err := isBPFFS(); mounted || err != nil {
+		return err
+	}
+	if err := os.WriteFile(mountedMark(name), nil, 0o644); err != nil {
+		return err
+	}
+	if err := unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700"); err != nil {
+		return fmt.Errorf("mount %s: %w", bpffs, err)
+	}
+	return nil
+}
+
+// isPin tells whether a file was put there by somebody other than the kernel itself, which pins its
+// iterators over maps and programs.
+func isPin(file fs.DirEntry) bool {
+	return file.Name() != "maps.debug" && file.Name() != "progs.debug"
+}
+
+// unmountBPFFS unmounts the BPF file system if the lab mounted it and nobody has pinned anything
+// there since.
+func unmountBPFFS(name string) error {
+	if _, err := os.Stat(mountedMark(name)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	mounted, err := isBPFFS()
+	if !mounted || err != nil {
+		return err
+	}
+	pins, err := os.ReadDir(bpffs)
+	if err != nil || slices.ContainsFunc(pins, isPin) {
+		return err
+	}
+	err = unix.Unmount(bpffs, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil
+	}
+	return err
+}

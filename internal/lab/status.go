@@ -1,0 +1,107 @@
+package lab
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+)
+
+// Status is what Lab.Status found.
+type Status struct {
+	Name      string          `json:"name"`
+	Nodes     []NodeStatus    `json:"nodes"`
+	Services  []ServiceStatus `json:"services"`
+	StateDir  string          `json:"state_dir"`
+	Processes int             `json:"processes_expected"`
+	Running   int             `json:"processes_running"`
+}
+
+// NodeStatus is the state of a node.
+type NodeStatus struct {
+	Spec
+	Namespace string          `json:"namespace"`
+	Processes []ProcessStatus `json:"processes"`
+}
+
+// ProcessStatus is the state of a process.
+type ProcessStatus struct {
+	Name  string `json:"name"`
+	Alive bool   `json:"alive"`
+	PID   int    `json:"pid,omitempty"`
+	Log   string `json:"log"`
+}
+
+// ServiceStatus is a service of the topology.
+type ServiceStatus struct {
+	Name          string `json:"name"`
+	Address       string `json:"address"`
+	Protocol      string `json:"protocol"`
+	Encapsulation string `json:"encapsulation"`
+}
+
+// Status tells the state of the lab's nodes and processes.
+func (l *Lab) Status() Status {
+	status := Status{Name: l.Name, StateDir: l.path(), Processes: len(l.Processes)}
+	for _, n := range l.Nodes {
+		node := NodeStatus{Spec: n.Spec, Namespace: n.namespace(), Processes: []ProcessStatus{}}
+		for _, p := range l.Processes {
+			if p.node != n {
+				continue
+			}
+			process := ProcessStatus{Name: p.Name, Log: p.LogPath()}
+			if pid, alive := p.PID(); alive {
+				process.PID, process.Alive = pid, true
+				status.Running++
+			}
+			node.Processes = append(node.Processes, process)
+		}
+		status.Nodes = append(status.Nodes, node)
+	}
+	for _, s := range l.Topology.Services {
+		status.Services = append(status.Services, ServiceStatus{
+			Name: s.Name, Address: s.Address().String(), Protocol: string(s.Protocol), Encapsulation: string(s.Encapsulation),
+		})
+	}
+	return status
+}
+
+// Write prints the status for people.
+func (s Status) Write(w io.Writer) error {
+	fmt.Fprintf(w, "Lab %s: %d of %d processes running, state in %s\n\n", s.Name, s.Running, s.Processes, s.StateDir)
+	table := newTable(w)
+	fmt.Fprintln(table, "node\taddresses\tlocator\tprocesses\t")
+	for _, n := range s.Nodes {
+		addresses, locator := "-", "-"
+		if n.IPv6.IsValid() {
+			addresses = n.IPv6.String() + " " + n.IPv4.String()
+		}
+		if n.Locator.IsValid() {
+			locator = n.Locator.String()
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t", n.Name, addresses, locator)
+		for i, p := range n.Processes {
+			if i > 0 {
+				fmt.Fprint(table, ", ")
+			}
+			if p.Alive {
+				fmt.Fprintf(table, "%s (%d)", p.Name, p.PID)
+			} else {
+				fmt.Fprintf(table, "%s (NOT RUNNING, see %s)", p.Name, p.Log)
+			}
+		}
+		fmt.Fprintln(table, "\t")
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	fmt.Fprintln(table, "service\taddress\tprotocol\tencapsulation\t")
+	for _, service := range s.Services {
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t\n", service.Name, service.Address, service.Protocol, service.Encapsulation)
+	}
+	return table.Flush()
+}
+
+func newTable(w io.Writer) *tabwriter.Writer {
+	return tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+}

@@ -1,0 +1,207 @@
+package lab
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// addresses lets cmp compare what netip keeps to itself.
+var addresses = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+}
+
+func TestDefaultTopologyHasEveryLegalService(t *testing.T) {
+	topology := DefaultTopology()
+	if err := topology.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]int)
+	for _, s := range topology.Services {
+		got[fmt.Sprintf("%s %s ipv4=%t", s.Protocol, s.Encapsulation, s.VIP.Is4())]++
+	}
+	want := make(map[string]int)
+	for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
+		for _, e := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap, config.GRE, config.IPIP} {
+			for _, ipv4 := range []bool{false, true} {
+				if e != config.SRv6Insert || !ipv4 {
+					want[fmt.Sprintf("%s %s ipv4=%t", protocol, e, ipv4)] = 1
+				}
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("services (-want +got):\n%s", diff)
+	}
+}
+
+func TestParseTopologyKeepsDefaultsOfWhatIsNotNamed(t *testing.T) {
+	got, err := ParseTopology([]byte("servers: 12\nmtu: {fabric: 1700}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := DefaultTopology()
+	want.Servers, want.MTU.Fabric = 12, 1700
+	if diff := cmp.Diff(want, got, addresses); diff != "" {
+		t.Errorf("topology (-want +got):\n%s", diff)
+	}
+	got, err = ParseTopology([]byte("services: [{name: a, vip: 192.0.2.1, port: 443, protocol: tcp, encapsulation: gre}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Services) != 1 || got.Services[0].Name != "a" {
+		t.Errorf("a list of services does not replace the default's: %+v", got.Services)
+	}
+}
+
+func TestParseTopologyRefuses(t *testing.T) {
+	service := func(changed string) string {
+		fields := map[string]string{"name": "a", "vip": "192.0.2.1", "port": "80", "protocol": "tcp", "encapsulation": "gre"}
+		key, value, _ := strings.Cut(changed, ": ")
+		fields[key] = value
+		text := "services:\n  -\n"
+		for key, value := range fields {
+			text += fmt.Sprintf("    %s: %s\n", key, value)
+		}
+		return text
+	}
+	for _, test := range []struct{ text, want string }{
+		{"colour: red", "colour"},
+		{"name: my-lab", `name "my-lab"`},
+		{"name: abcdefghijklm", `name "abcdefghijklm"`},
+		{"balancers: 0", "balancers: 0 is not in 1 to 16"},
+		{"servers: 129", "servers: 129 is not in 1 to 128"},
+		{"mtu: {client: 1279}", "mtu.client: 1279"},
+		{"mtu: {fabric: 9000}", "mtu.fabric: 9000"},
+		{service(`name: ""`), "services[0].name"},
+		{service("vip: ff02::1"), `services[0].vip: "ff02::1"`},
+		{service("vip: 10.77.0.200"), "services[0].vip: 10.77.0.200 is in a prefix"},
+		{service("port: 0"), "services[0].port"},
+		{service("protocol: sctp"), `services[0].protocol: "sctp"`},
+		{service("encapsulation: vxlan"), `services[0].encapsulation: "vxlan"`},
+		{service("encapsulation: srv6-insert"), "services[0].encapsulation: srv6-insert cannot carry the IPv4 VIP 192.0.2.1"},
+		{
+			"services:\n" +
+				"  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: gre}\n" +
+				"  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: ipip}\n",
+			`services[1].name: "a" is the name of services[0] too` + "\n" +
+				"services[1]: services[0] has tcp 192.0.2.1:80 too",
+		},
+	} {
+		_, err := ParseTopology([]byte(test.text))
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%q:\n got %v\nwant %s", test.text, err, test.want)
+		}
+	}
+}
+
+func TestSpecs(t *testing.T) {
+	topology := DefaultTopology()
+	topology.Balancers, topology.Servers = maxBalancers, maxServers
+	byName := make(map[string]Spec)
+	seen := make(map[string]string)
+	for _, s := range topology.Specs() {
+		byName[s.Name] = s
+		for _, used := range []string{s.Name, s.IPv4.String(), s.IPv6.String(), s.Locator.String()} {
+			if other, ok := seen[used]; ok && !strings.HasPrefix(used, "invalid") {
+				t.Errorf("%s and %s both have %s", other, s.Name, used)
+			}
+			seen[used] = s.Name
+		}
+		if s.Role == RoleBalancer || s.Role == RoleServer || s.Role == RoleEdge {
+			if !fabricNet4.Contains(s.IPv4) || !fabricNet6.Contains(s.IPv6) {
+				t.Errorf("%s: %s or %s is not an address of the fabric", s.Name, s.IPv4, s.IPv6)
+			}
+		}
+	}
+	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
+	for _, want := range []Spec{
+		{"fabric", RoleFabric, netip.Addr{}, netip.Addr{}, netip.Prefix{}},
+		{"edge", RoleEdge, addr("fd00:fab::1"), addr("10.77.0.1"), netip.Prefix{}},
+		{"client", RoleClient, addr("2001:db8:c::2"), addr("198.51.100.2"), netip.Prefix{}},
+		{"lb2", RoleBalancer, addr("fd00:fab::1:2"), addr("10.77.0.12"), prefix("fd00:6c:0:2::/64")},
+		{"s128", RoleServer, addr("fd00:fab::2:80"), addr("10.77.0.228"), prefix("fd00:5:0:80::/64")},
+	} {
+		if diff := cmp.Diff(want, byName[want.Name], addresses); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", want.Name, diff)
+		}
+	}
+}
+
+// testLab returns a lab that is not built.
+func testLab(t *testing.T, topology Topology) *Lab {
+	l, err := newLab(topology, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
+	c := testLab(t, DefaultTopology()).Node("lb1").BalancerConfig()
+	for _, s := range c.Services {
+		got := s.Servers[2]
+		want := config.Server{Name: "s3"}
+		switch s.Encapsulation {
+		case config.SRv6Insert, config.SRv6Encap:
+			want.Locator = netip.MustParsePrefix("fd00:5:0:3::/64")
+		default:
+			want.Address = netip.MustParseAddr("fd00:fab::2:3")
+			if s.VIP.Is4() {
+				want.Address = netip.MustParseAddr("10.77.0.103")
+			}
+		}
+		if diff := cmp.Diff(want, got, addresses); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", s.Name, diff)
+		}
+	}
+}
+
+// TestConfigTemplates renders configurations with every field set, and with few.
+func TestConfigTemplates(t *testing.T) {
+	weight, no := uint32(0), false
+	l := testLab(t, DefaultTopology())
+	full := l.Node("lb2").BalancerConfig()
+	full.Node.Seed = 7
+	full.Node.Limits = config.Limits{Flows: 2048, Servers: 10}
+	s := &full.Services[0]
+	s.Placement, s.Persistence, s.Candidates, s.Buckets = config.PlacementHash, config.PersistenceTable, 1, 251
+	s.Timeouts = config.Timeouts{New: time.Second, Established: time.Hour, Closing: 1500 * time.Millisecond}
+	s.Health = &config.Health{
+		HTTP: &config.HTTPCheck{Path: "/healthz", Port: 80}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 4,
+	}
+	s.Servers[0].Weight = &weight
+	s.Servers[1].Host = netip.MustParseAddr("fd00:5:0:2::1")
+	full.Services[1].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}}
+	full.Services[2].Health = &config.Health{HTTP: &config.HTTPCheck{}}
+	agent := l.Node("s1").AgentConfig()
+	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
+	roundTrip(t, "balancer.yaml", l.Node("lb1").BalancerConfig())
+	roundTrip(t, "balancer.yaml", full)
+	roundTrip(t, "agent.yaml", l.Node("s2").AgentConfig())
+	roundTrip(t, "agent.yaml", agent)
+}
+
+func roundTrip[Config any](t *testing.T, template string, want Config) {
+	t.Helper()
+	var text bytes.Buffer
+	if err := templates.ExecuteTemplate(&text, template, want); err != nil {
+		t.Fatal(err)
+	}
+	var got Config
+	if err := yaml.Load(text.Bytes(), &got, yaml.WithKnownFields()); err != nil {
+		t.Fatalf("%v in\n%s", err, text.String())
+	}
+	if diff := cmp.Diff(want, got, addresses); diff != "" {
+		t.Errorf("%s (-want +got):\n%s\n%s", template, diff, text.String())
+	}
+}
