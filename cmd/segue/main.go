@@ -32,5 +32,6 @@ func newRoot() *cobra.Command {
 	}
 	root.AddCommand(newCheck())
 	root.AddCommand(newLB())
+	root.AddCommand(newAgent())
 	return root
 }
