@@ -81,8 +81,7 @@ int tc_forward(struct __sk_buff *skb)
 {
 	struct ipv6hdr ip;
 
-	if (skb->protocol != bpf_htons(ETH_P_IPV6) ||
-	    bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || !left_for_next_segment(&ip))
+	if (!left_for_next_segment(skb, &ip))
 		return TC_ACT_UNSPEC;
 	if (!advance(skb, &ip)) {
 		count(REASON_DROP_REWRITE, skb->len - ETH_HLEN);

@@ -10,17 +10,21 @@
 /* The interface's MAC address, in memory order. */
 volatile __u64 host_mac;
 
-/* Whether the frame is for this host: other MAC addresses, multicast and
+/* Whether a frame's destination is this host: other MAC addresses, multicast and
  * broadcast are for others too. */
+static __always_inline bool is_host(const __u8 destination[ETH_ALEN])
+{
+	__u64 mac = 0;
+
+	__builtin_memcpy(&mac, destination, ETH_ALEN);
+	return mac == host_mac;
+}
+
 static __always_inline bool for_host(const struct xdp_md *ctx)
 {
 	const struct ethhdr *ethernet = frame_start(ctx);
-	__u64 mac = 0;
 
-	if ((void *)(ethernet + 1) > frame_end(ctx))
-		return false;
-	__builtin_memcpy(&mac, ethernet->h_dest, ETH_ALEN);
-	return mac == host_mac;
+	return (void *)(ethernet + 1) <= frame_end(ctx) && is_host(ethernet->h_dest);
 }
 
 #endif

@@ -15,12 +15,19 @@
 #include <linux/pkt_cls.h>
 
 #include "envelope.h"
+#include "host.h"
 
-/* Whether xdp_agent left the packet for here: nothing else that it lets pass is
- * for a SID with a function. */
-static __always_inline bool left_for_next_segment(const struct ipv6hdr *ip)
+/* Reads the IPv6 header of a packet that xdp_agent left for here; false for any
+ * other. Nothing else that it lets pass is for this host and a SID with a function. */
+static __always_inline bool left_for_next_segment(const struct __sk_buff *skb, struct ipv6hdr *ip)
 {
-	return in_node_locator(&ip->daddr) && sid_function(&ip->daddr) != SID_HOST;
+	__u8 destination[ETH_ALEN];
+
+	return skb->protocol == bpf_htons(ETH_P_IPV6) &&
+	       !bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(*ip)) && in_node_locator(&ip->daddr) &&
+	       sid_function(&ip->daddr) != SID_HOST &&
+	       !bpf_skb_load_bytes(skb, 0, destination, sizeof(destination)) &&
+	       is_host(destination);
 }
 
 /* Where the segment routing header is in the frame; 0: there is none. */
