@@ -5,6 +5,7 @@
  *	parse -> classify -> persist -> place -> segments -> encapsulate -> transmit
  */
 #include "encap.h"
+#include "host.h"
 #include "maps.h"
 #include "parse.h"
 #include "persist.h"
@@ -22,20 +23,6 @@ const union {
 	enum flow_state flow_state;
 	enum reason reason;
 } *shared_types __attribute__((unused));
-
-/* The interface's MAC address, in memory order: kept true by user space. */
-volatile __u64 host_mac;
-
-static __always_inline bool for_host(const struct xdp_md *ctx)
-{
-	const struct ethhdr *ethernet = frame_start(ctx);
-	__u64 mac = 0;
-
-	if ((void *)(ethernet + 1) > frame_end(ctx))
-		return false;
-	__builtin_memcpy(&mac, ethernet->h_dest, ETH_ALEN);
-	return mac == host_mac;
-}
 
 /* What becomes of a packet that no service takes: `why`, if it is for a VIP;
  * else it is none of our business. */

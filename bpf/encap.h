@@ -14,6 +14,7 @@
 #ifndef SEGUE_ENCAP_H
 #define SEGUE_ENCAP_H
 
+#include "gre.h"
 #include "maps.h"
 #include "parse.h"
 #include "place.h"
@@ -23,11 +24,6 @@
 #define FLOW_LABEL_MASK 0xfffff
 #define IP_FLAG_DF 0x4000
 #define MAX_HOP_BY_HOP 2048
-
-struct gre_header {
-	__be16 flags; /* no checksum, key or sequence; version 0 */
-	__be16 protocol;
-};
 
 /* What there is to write, and where from. */
 struct encap {

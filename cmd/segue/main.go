@@ -33,5 +33,6 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newCheck())
 	root.AddCommand(newLB())
 	root.AddCommand(newLab())
+	root.AddCommand(newAgent())
 	return root
 }

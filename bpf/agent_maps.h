@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The agent's tables. User space writes all of them.
+ */
+#ifndef SEGUE_AGENT_MAPS_H
+#define SEGUE_AGENT_MAPS_H
+
+#include "types.h"
+
+/* The VIPs of the services that this server takes part in. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} vips SEC(".maps");
+
+/* This end of gre and ipip tunnels. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} tunnel_addresses SEC(".maps");
+
+/* The largest MSS that fits the way from the balancers, by TCP service. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, __u32);
+} segment_sizes SEC(".maps");
+
+/*
+ * What the agent put on the host, for it to take away again after any number of
+ * restarts; no program reads it. The key of an address is the address; the key
+ * of clsact is 0 (the unspecified address), and its value the interface's index.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} belongings SEC(".maps");
+
+#endif

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From the wire to a VIP: which SID or tunnel of this node a frame came to, what
+ * is wrapped around the client's packet, and where that packet was going.
+ */
+#ifndef SEGUE_ENVELOPE_H
+#define SEGUE_ENVELOPE_H
+
+#include "agent_maps.h"
+#include "agent_stats.h"
+#include "gre.h"
+#include "parse.h"
+#include "srv6.h"
+
+/* The node's locator, in memory order, changed in one store; 0: it has none. */
+volatile __u64 node_locator;
+
+/* What a client's packet came in. */
+struct envelope {
+	struct in6_addr vip;
+	__be16 ethertype;   /* of the packet to deliver */
+	__u16 options;	    /* bytes of hop-by-hop options */
+	__u16 srh;	    /* bytes of the segment routing header; 0: none */
+	__u16 size;	    /* bytes of all headers in front of an inner packet */
+	__u8 encapsulation; /* enum encapsulation */
+	__u8 hop_limit;
+	__u8 traffic_class;
+	__u8 inner_class; /* the inner packet's TOS or traffic class */
+	__u8 segments_left;
+	__u8 next_header; /* behind what was read so far */
+	bool inner_fits;  /* the inner packet's lengths agree with the outer's */
+};
+
+static __always_inline bool in_node_locator(const struct in6_addr *address)
+{
+	__u64 locator;
+
+	__builtin_memcpy(&locator, address, sizeof(locator));
+	return locator && locator == node_locator;
+}
+
+static __always_inline bool is_tunnel(__u8 protocol)
+{
+	return protocol == IPPROTO_GRE || protocol == IPPROTO_IPIP || protocol == IPPROTO_IPV6;
+}
+
+/* Takes `size` bytes of outer headers as read. */
+static __always_inline void peel(struct cursor *at, struct envelope *envelope, __u32 size)
+{
+	skip(at, size);
+	envelope->size += size;
+}
+
+/* False when there is no header of that version to read a destination from. */
+static __always_inline bool read_inner_ipv4(const struct cursor *at, struct envelope *envelope)
+{
+	const struct iphdr *ip = at->pos;
+	__u32 length;
+
+	if (!has(at, sizeof(*ip)) || ip->version != 4)
+		return false;
+	length = bpf_ntohs(ip->tot_len);
+	map_ipv4(&envelope->vip, ip->daddr);
+	envelope->ethertype = bpf_htons(ETH_P_IP);
+	envelope->inner_class = ip->tos;
+	envelope->inner_fits = ip->ihl >= 5 && length >= ip->ihl * 4 && length <= at->left;
+	return true;
+}
+
+static __always_inline bool read_inner_ipv6(const struct cursor *at, struct envelope *envelope)
+{
+	const struct ipv6hdr *ip = at->pos;
+
+	if (!has(at, sizeof(*ip)) || ip->version != 6)
+		return false;
+	envelope->vip = ip->daddr;
+	envelope->ethertype = bpf_htons(ETH_P_IPV6);
+	envelope->inner_class = ipv6_traffic_class(ip);
+	envelope->inner_fits = sizeof(*ip) + bpf_ntohs(ip->payload_len) <= at->left;
+	return true;
+}
+
+static __always_inline bool read_inner(const struct cursor *at, struct envelope *envelope,
+				       __be16 ethertype)
+{
+	if (ethertype == bpf_htons(ETH_P_IP))
+		return read_inner_ipv4(at, envelope);
+	return read_inner_ipv6(at, envelope);
+}
+
+static __always_inline __be16 inner_ethertype(__u8 next_header)
+{
+	return next_header == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+}
+
+/* Reads what is behind the outer header of a tunnel to this node. Whatever is
+ * not as our balancers send it may belong to another tunnel between the same
+ * addresses. */
+static __always_inline enum reason open_tunnel(struct cursor *at, struct envelope *envelope)
+{
+	__be16 ethertype = inner_ethertype(envelope->next_header);
+
+	envelope->encapsulation = ENCAP_IPIP;
+	if (envelope->next_header == IPPROTO_GRE) {
+		const struct gre_header *gre = at->pos;
+
+		if (!has(at, sizeof(*gre)) || gre->flags)
+			return REASON_PASS_GRE;
+		ethertype = gre->protocol;
+		if (ethertype != bpf_htons(ETH_P_IP) && ethertype != bpf_htons(ETH_P_IPV6))
+			return REASON_PASS_GRE;
+		envelope->encapsulation = ENCAP_GRE;
+		peel(at, envelope, sizeof(*gre));
+	}
+	return read_inner(at, envelope, ethertype) ? REASON_NONE : REASON_PASS_OTHER_TUNNEL;
+}
+
+static __always_inline enum reason open_ipv4(struct cursor *at, struct envelope *envelope)
+{
+	const struct iphdr *ip = at->pos;
+	struct in6_addr destination;
+
+	if ((void *)(ip + 1) > at->end)
+		return REASON_PASS_IP_HEADER;
+	map_ipv4(&destination, ip->daddr);
+	if (!is_tunnel(ip->protocol) || !bpf_map_lookup_elem(&tunnel_addresses, &destination))
+		return REASON_PASS_NOT_FOR_AGENT;
+	if (ip->version != 4 || ip->ihl < 5 || bpf_ntohs(ip->tot_len) < ip->ihl * 4 ||
+	    !limit(at, bpf_ntohs(ip->tot_len)))
+		return REASON_PASS_IP_HEADER;
+	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
+		return REASON_PASS_FRAGMENT;
+	envelope->traffic_class = ip->tos;
+	envelope->next_header = ip->protocol;
+	peel(at, envelope, ip->ihl * 4);
+	return open_tunnel(at, envelope);
+}
+
+/* Hop-by-hop options stay in front of an inserted segment routing header. */
+static __always_inline bool open_options(struct cursor *at, struct envelope *envelope)
+{
+	const struct extension_header *header = at->pos;
+	__u32 size;
+
+	if (!has(at, sizeof(*header)))
+		return false;
+	size = (header->length + 1) * 8;
+	if (size > at->left)
+		return false;
+	envelope->options = size;
+	envelope->next_header = header->next_header;
+	peel(at, envelope, size);
+	return true;
+}
+
+/*
+ * The checks of RFC 8754 section 4.3.1.1. Segments left may be one more than
+ * the last entry: a reduced header leaves out the first segment (4.1.1). TLVs
+ * behind the list are skipped (section 2.1).
+ */
+static __always_inline enum reason open_srh(struct cursor *at, struct envelope *envelope)
+{
+	const struct segment_routing_header *srh = at->pos;
+	__u32 size;
+
+	if (!has(at, srh_size(1)))
+		return REASON_DROP_SRH_TRUNCATED;
+	if (srh->type != ROUTING_TYPE_SRH)
+		return REASON_DROP_ROUTING_TYPE;
+	size = (srh->length + 1) * 8;
+	if (size > at->left)
+		return REASON_DROP_SRH_TRUNCATED;
+	if (srh_size(srh->last_entry + 1) > size)
+		return REASON_DROP_SRH_LAST_ENTRY;
+	if (srh->segments_left > srh->last_entry + 1)
+		return REASON_DROP_SRH_SEGMENTS_LEFT;
+	envelope->vip = srh->segment[0];
+	envelope->srh = size;
+	envelope->segments_left = srh->segments_left;
+	envelope->next_header = srh->next_header;
+	peel(at, envelope, size);
+	return REASON_NONE;
+}
+
+/* The function deliver: reads up to the VIP. */
+static __always_inline enum reason open_deliver(struct cursor *at, struct envelope *envelope)
+{
+	if (envelope->next_header == IPPROTO_HOPOPTS && !open_options(at, envelope))
+		return REASON_DROP_EXTENSION;
+	if (envelope->next_header == IPPROTO_ROUTING) {
+		enum reason why = open_srh(at, envelope);
+
+		if (why)
+			return why;
+	}
+	if (envelope->next_header == IPPROTO_IPIP || envelope->next_header == IPPROTO_IPV6) {
+		envelope->encapsulation = ENCAP_SRV6_ENCAP;
+		if (!read_inner(at, envelope, inner_ethertype(envelope->next_header)))
+			return REASON_DROP_INNER_HEADER;
+		return REASON_NONE;
+	}
+	if (!envelope->srh)
+		return envelope->next_header == IPPROTO_FRAGMENT ? REASON_DROP_FRAGMENT
+								 : REASON_DROP_NOT_ENCAPSULATED;
+	envelope->encapsulation = ENCAP_SRV6_INSERT;
+	return envelope->segments_left ? REASON_NONE : REASON_DROP_SRH_SEGMENTS_LEFT;
+}
+
+static __always_inline enum reason open_sid(struct cursor *at, struct envelope *envelope)
+{
+	const struct ipv6hdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return REASON_PASS_IP_HEADER;
+	switch (sid_function(&ip->daddr)) {
+	case SID_HOST:
+		return REASON_PASS_HOST;
+	case SID_DELIVER:
+		break;
+	default:
+		return REASON_DROP_UNKNOWN_FUNCTION;
+	}
+	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
+		return REASON_DROP_IP_HEADER;
+	envelope->next_header = ip->nexthdr;
+	peel(at, envelope, sizeof(*ip));
+	return open_deliver(at, envelope);
+}
+
+static __always_inline enum reason open_ipv6(struct cursor *at, struct envelope *envelope)
+{
+	const struct ipv6hdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return REASON_PASS_IP_HEADER;
+	envelope->traffic_class = ipv6_traffic_class(ip);
+	envelope->hop_limit = ip->hop_limit;
+	if (in_node_locator(&ip->daddr))
+		return open_sid(at, envelope);
+	if (!is_tunnel(ip->nexthdr) || !bpf_map_lookup_elem(&tunnel_addresses, &ip->daddr))
+		return REASON_PASS_NOT_FOR_AGENT;
+	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
+		return REASON_PASS_IP_HEADER;
+	envelope->next_header = ip->nexthdr;
+	peel(at, envelope, sizeof(*ip));
+	return open_tunnel(at, envelope);
+}
+
+/* Reads a frame up to the VIP; the reason is none if there is one. `envelope`
+ * must be zero. */
+static __always_inline enum reason open(const struct xdp_md *ctx, struct envelope *envelope)
+{
+	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
+	const struct ethhdr *ethernet = at.pos;
+
+	if ((void *)(ethernet + 1) > at.end)
+		return REASON_PASS_NOT_IP;
+	at.pos = (void *)(ethernet + 1);
+	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
+		return open_ipv4(&at, envelope);
+	if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
+		return open_ipv6(&at, envelope);
+	return REASON_PASS_NOT_IP;
+}
+
+#endif

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/daemon"
+)
+
+func newAgent() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "agent -c FILE",
+		Short: "Run the agent of a server",
+		Long: `Run the agent of a server in the foreground.
+
+SIGHUP reads the configuration again; a bad one changes nothing. When the
+process ends the data path stays in the kernel and goes on delivering; the next
+start takes it over without losing a packet. "segue agent detach" takes it away.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			return runAgent(cmd.Context(), file, log)
+		},
+	}
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
+	_ = cmd.MarkFlagRequired("config")
+	cmd.AddCommand(newDetach("agent", agent.Detach))
+	return cmd
+}
+
+func runAgent(ctx context.Context, file string, log *slog.Logger) error {
+	cfg, err := config.LoadAgent(file)
+	if err != nil {
+		return err
+	}
+	lock, err := daemon.Lock(cfg.Node.Instance)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	a, err := agent.New(cfg, log)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, a)
+	if err != nil {
+		return err
+	}
+	reload := func(ctx context.Context) error {
+		cfg, err := config.LoadAgent(file)
+		if err != nil {
+			return err
+		}
+		return a.Reload(ctx, cfg)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return metrics.Run(ctx) })
+	group.Go(func() error { return daemon.Serve(ctx, a, reload, log) })
+	return group.Wait()
+}

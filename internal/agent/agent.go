@@ -1,0 +1,236 @@
+// Package agent is the control plane of `segue agent`: it loads the data path of a server, makes it
+// follow the configuration and the interface, and reads back what it does.
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// Agent is a running agent. All but the exported methods belongs to the goroutine in Run.
+type Agent struct {
+	log     *slog.Logger
+	cfg     *config.Agent
+	kernel  *kernel
+	link    iface
+	reloads chan reload
+	ready   chan struct{}
+}
+
+// iface is what the data path must know of the interface.
+type iface struct {
+	index int
+	mac   [6]byte
+	mtu   int
+}
+
+// reload is a new configuration, and where its result goes.
+type reload struct {
+	cfg    *config.Agent
+	result chan<- error
+}
+
+// New loads the data path; no packet is touched, and nothing changed on the host, before Run.
+func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
+	k, err := openKernel(cfg.Node.Instance, log)
+	if err != nil {
+		return nil, err
+	}
+	return &Agent{
+		log:     log,
+		cfg:     cfg,
+		kernel:  k,
+		reloads: make(chan reload),
+		ready:   make(chan struct{}),
+	}, nil
+}
+
+// Close lets go of the data path, which works on.
+func (a *Agent) Close() error {
+	return a.kernel.close()
+}
+
+// Ready is closed when the data path is attached.
+func (a *Agent) Ready() <-chan struct{} {
+	return a.ready
+}
+
+// Reload makes a running agent follow another configuration. On an error the one before stays in
+// force.
+func (a *Agent) Reload(ctx context.Context, cfg *config.Agent) error {
+	result := make(chan error, 1)
+	select {
+	case a.reloads <- reload{cfg, result}:
+		return <-result
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Run puts the data path in place and keeps it true until the context ends; the data path stays. It
+// works on the network namespace of the thread that calls it.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	links, err := followLinks(ctx)
+	if err != nil {
+		cancel()
+		return err
+	}
+	defer func() {
+		cancel()
+		drain(links)
+	}()
+	if err := a.start(); err != nil {
+		return err
+	}
+	close(a.ready)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case update, ok := <-links:
+			if !ok {
+				if ctx.Err() != nil {
+					return nil
+				}
+				if links, err = followLinks(ctx); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := a.followLink(update); err != nil {
+				return err
+			}
+		case r := <-a.reloads:
+			r.result <- a.reload(r.cfg)
+		}
+	}
+}
+
+// start applies the configuration and attaches the programs. On an error it takes away what it did,
+// unless an earlier process's data path was there.
+func (a *Agent) start() error {
+	link, err := netlink.LinkByName(a.cfg.Node.Interface)
+	if err != nil {
+		return fmt.Errorf("node.interface %q: %w", a.cfg.Node.Interface, err)
+	}
+	if a.link, err = describe(link); err != nil {
+		return err
+	}
+	mode, err := a.attach()
+	if err != nil {
+		return a.kernel.undo(err)
+	}
+	if mode == datapath.Generic {
+		a.log.Warn("the driver has no native XDP: attached in generic mode, which is slow and loses "+
+			"packets that the interface merged (switch GRO and LRO off)", "interface", a.cfg.Node.Interface)
+	}
+	a.log.Info("receiving", "interface", a.cfg.Node.Interface, "mode", mode,
+		"services", len(a.cfg.Services), "mtu", a.mtu(a.cfg))
+	return nil
+}
+
+func (a *Agent) attach() (datapath.Mode, error) {
+	if err := a.kernel.setHostMAC(a.link.mac); err != nil {
+		return "", err
+	}
+	if err := a.apply(a.cfg); err != nil {
+		return "", err
+	}
+	return a.kernel.attach(a.link.index)
+}
+
+// mtu is the longest packet that travels from the balancers to here.
+func (a *Agent) mtu(cfg *config.Agent) int {
+	if cfg.Node.MTU != 0 {
+		return cfg.Node.MTU
+	}
+	return a.link.mtu
+}
+
+// apply makes the host and the data path as the configuration says: what comes is there before the
+// first packet needs it, what goes stays until the last one passed.
+func (a *Agent) apply(cfg *config.Agent) error {
+	want := newContent(cfg, a.mtu(cfg))
+	if err := a.kernel.belongings.assign(want.assigned); err != nil {
+		return err
+	}
+	if err := a.kernel.write(want); err != nil {
+		return err
+	}
+	return a.kernel.belongings.release(want.assigned)
+}
+
+// reload applies another configuration; a failure on the way brings the running one back.
+func (a *Agent) reload(cfg *config.Agent) error {
+	if err := cfg.ReloadableFrom(a.cfg); err != nil {
+		return err
+	}
+	if err := a.apply(cfg); err != nil {
+		if undo := a.apply(a.cfg); undo != nil {
+			a.log.Error("restore the configuration before", "error", undo)
+		}
+		return err
+	}
+	a.cfg = cfg
+	return nil
+}
+
+// followLink takes on another MAC address or MTU of the interface.
+func (a *Agent) followLink(update netlink.LinkUpdate) error {
+	if int(update.Index) != a.link.index {
+		return nil
+	}
+	if update.Header.Type == unix.RTM_DELLINK {
+		return fmt.Errorf("node.interface %q is gone", a.cfg.Node.Interface)
+	}
+	now, err := describe(update.Link)
+	if err != nil || now == a.link {
+		return err
+	}
+	a.log.Info("the interface changed", "interface", a.cfg.Node.Interface,
+		"mac", fmt.Sprintf("%x", now.mac), "mtu", now.mtu)
+	a.link = now
+	if err := a.kernel.setHostMAC(now.mac); err != nil {
+		return err
+	}
+	return a.kernel.write(newContent(a.cfg, a.mtu(a.cfg)))
+}
+
+func describe(link netlink.Link) (iface, error) {
+	attrs := link.Attrs()
+	if len(attrs.HardwareAddr) != 6 {
+		return iface{}, fmt.Errorf("node.interface %q has no Ethernet address", attrs.Name)
+	}
+	return iface{attrs.Index, [6]byte(attrs.HardwareAddr), attrs.MTU}, nil
+}
+
+// followLinks delivers every interface as it is and as it changes. The channel is closed when the
+// context ends, and when the kernel could not deliver a change.
+func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
+	links := make(chan netlink.LinkUpdate)
+	err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{
+		ListExisting:  true,
+		ErrorCallback: func(error) {}, // the channel is closed then
+	})
+	if err != nil {
+		return nil, fmt.Errorf("follow the interfaces: %w", err)
+	}
+	return links, nil
+}
+
+// drain waits until nobody writes to the channel any more; nil is no channel.
+func drain(links <-chan netlink.LinkUpdate) {
+	if links == nil {
+		return
+	}
+	for range links {
+	}
+}

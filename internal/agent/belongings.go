@@ -1,0 +1,134 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// belongings are what the agent put on the host, in a pinned map: a later process takes away just
+// that, and leaves what was there before.
+type belongings struct {
+	m *ebpf.Map
+}
+
+// clsactKey stands for the queueing discipline; no VIP is the unspecified address.
+var clsactKey = netip.IPv6Unspecified().As16()
+
+func (b belongings) addClsact(ifindex int) error {
+	if err := b.m.Put(clsactKey, uint32(ifindex)); err != nil {
+		return fmt.Errorf("remember clsact: %w", err)
+	}
+	return nil
+}
+
+// clsact is the interface that the agent gave a clsact; 0 for none.
+func (b belongings) clsact() (ifindex int, err error) {
+	var value uint32
+	if err := b.m.Lookup(clsactKey, &value); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return 0, fmt.Errorf("read the belongings: %w", err)
+	}
+	return int(value), nil
+}
+
+// assign puts the VIPs on the loopback interface that no interface has.
+func (b belongings) assign(vips map[netip.Addr]bool) error {
+	if len(vips) == 0 {
+		return nil
+	}
+	present, err := addresses()
+	if err != nil {
+		return err
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("interface lo: %w", err)
+	}
+	for vip := range vips {
+		if present[vip] {
+			continue
+		}
+		// First the note: an address without one would stay for ever.
+		if err := b.m.Put(vip.As16(), uint32(lo.Attrs().Index)); err != nil {
+			return fmt.Errorf("remember VIP %s: %w", vip, err)
+		}
+		if err := netlink.AddrAdd(lo, hostAddress(vip)); err != nil {
+			return fmt.Errorf("add VIP %s to lo: %w", vip, err)
+		}
+	}
+	return nil
+}
+
+// release takes the VIPs from the loopback interface that the agent put there, but for those to keep.
+func (b belongings) release(keep map[netip.Addr]bool) error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("interface lo: %w", err)
+	}
+	vips, err := b.vips()
+	if err != nil {
+		return err
+	}
+	for _, vip := range vips {
+		if keep[vip] {
+			continue
+		}
+		err := netlink.AddrDel(lo, hostAddress(vip))
+		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // someone else was faster
+			return fmt.Errorf("remove VIP %s from lo: %w", vip, err)
+		}
+		if err := b.m.Delete(vip.As16()); err != nil {
+			return fmt.Errorf("forget VIP %s: %w", vip, err)
+		}
+	}
+	return nil
+}
+
+// vips are the addresses that the agent assigned.
+func (b belongings) vips() ([]netip.Addr, error) {
+	var (
+		all   []netip.Addr
+		key   address
+		value uint32
+	)
+	entries := b.m.Iterate()
+	for entries.Next(&key, &value) {
+		if key != clsactKey {
+			all = append(all, netip.AddrFrom16(key).Unmap())
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read the belongings: %w", err)
+	}
+	return all, nil
+}
+
+// addresses are all of the host.
+func addresses() (map[netip.Addr]bool, error) {
+	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses: %w", err)
+	}
+	present := map[netip.Addr]bool{}
+	for _, a := range all {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			present[addr.Unmap()] = true
+		}
+	}
+	return present, nil
+}
+
+// hostAddress is the address alone, without a subnet; IPv6 takes it into use at once.
+func hostAddress(vip netip.Addr) *netlink.Addr {
+	bits := vip.BitLen()
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(bits, bits)}}
+	if vip.Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return addr
+}

@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// address is a key of the data path's tables: IPv4 in its IPv4-mapped form.
+type address = [16]byte
+
+// content is what the data path's tables and the loopback interface should hold.
+type content struct {
+	locator      uint64 // the first half, in memory order; 0 for none
+	vips         map[address]uint32
+	tunnels      map[address]uint32
+	segmentSizes map[agentServiceKey]uint32
+	assigned     map[netip.Addr]bool
+}
+
+// newContent is the content for packets of at most mtu bytes.
+func newContent(cfg *config.Agent, mtu int) *content {
+	c := &content{
+		vips:         map[address]uint32{},
+		tunnels:      map[address]uint32{},
+		segmentSizes: map[agentServiceKey]uint32{},
+		assigned:     map[netip.Addr]bool{},
+	}
+	if cfg.Node.Locator.IsValid() {
+		locator := cfg.Node.Locator.Addr().As16()
+		c.locator = binary.NativeEndian.Uint64(locator[:])
+	}
+	for _, a := range cfg.Node.Addresses {
+		c.tunnels[a.As16()] = 1
+	}
+	for _, s := range cfg.Services {
+		c.vips[s.VIP.As16()] = 1
+		if cfg.Node.AssignVIPs == nil || *cfg.Node.AssignVIPs {
+			c.assigned[s.VIP] = true
+		}
+		if s.Protocol == config.TCP {
+			c.segmentSizes[serviceKey(s)] = uint32(segmentSize(s, cfg.Node.Addresses, mtu))
+		}
+	}
+	return c
+}
+
+func serviceKey(s config.AgentService) agentServiceKey {
+	key := agentServiceKey{Protocol: 6}
+	key.Vip.In6U.U6Addr8 = s.VIP.As16()
+	var port [2]byte
+	binary.BigEndian.PutUint16(port[:], uint16(s.Port))
+	key.Port = binary.NativeEndian.Uint16(port[:])
+	return key
+}
+
+const (
+	ipv4Header = 20
+	ipv6Header = 40
+	tcpHeader  = 20
+)
+
+// segmentSize is the largest MSS whose segments still fit the way from the balancers: what the
+// encapsulation by one segment and the headers without options leave of the MTU (RFC 9293 section
+// 3.7.1, RFC 6691).
+func segmentSize(s config.AgentService, tunnels []netip.Addr, mtu int) int {
+	ip := ipv6Header
+	if s.VIP.Is4() {
+		ip = ipv4Header
+	}
+	return mtu - overhead(s.Encapsulation, tunnels) - ip - tcpHeader
+}
+
+// overhead is how many bytes an encapsulation adds; docs/protocol.md. The balancer may reach a tunnel
+// by any of its addresses, so an IPv6 one makes the outer header an IPv6 header.
+func overhead(kind config.Encapsulation, tunnels []netip.Addr) int {
+	outer := ipv4Header
+	for _, a := range tunnels {
+		if a.Is6() {
+			outer = ipv6Header
+		}
+	}
+	switch kind {
+	case config.SRv6Insert:
+		return 8 + 3*16 // the balancer, the server and the VIP
+	case config.SRv6Encap:
+		return ipv6Header
+	case config.GRE:
+		return outer + 4
+	default:
+		return outer
+	}
+}
+
+// write makes the tables hold the content.
+func (k *kernel) write(c *content) error {
+	if err := k.objects.NodeLocator.Set(c.locator); err != nil {
+		return fmt.Errorf("set the locator: %w", err)
+	}
+	return errors.Join(
+		replace(k.objects.Vips, c.vips),
+		replace(k.objects.TunnelAddresses, c.tunnels),
+		replace(k.objects.SegmentSizes, c.segmentSizes),
+	)
+}
+
+// replace makes a hash table hold these elements and no others; those that are in it already stay
+// there all the time.
+func replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
+	for key, value := range want {
+		if err := m.Put(key, value); err != nil {
+			return fmt.Errorf("write to %s: %w", m, err)
+		}
+	}
+	var (
+		key      K
+		value    V
+		unwanted []K
+	)
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		if _, ok := want[key]; !ok {
+			unwanted = append(unwanted, key)
+		}
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read %s: %w", m, err)
+	}
+	for _, key := range unwanted {
+		if err := m.Delete(key); err != nil {
+			return fmt.Errorf("delete from %s: %w", m, err)
+		}
+	}
+	return nil
+}

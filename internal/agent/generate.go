@@ -1,0 +1,3 @@
+package agent
+
+//go:generate go tool bpf2go -target bpfel agent ../../bpf/agent.bpf.c -- -I../../bpf

@@ -1,0 +1,235 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// xdpLinkPin is the name of the pin that keeps the XDP program attached.
+const xdpLinkPin = "link"
+
+// kernel is the data path: the programs and the tables that they read. Each process makes new tables
+// for its programs, so that a restart swaps programs and tables in one step; only the counters and
+// the belongings are handed on.
+type kernel struct {
+	instance   string
+	dir        string
+	first      bool // no earlier process's data path is attached
+	objects    agentObjects
+	belongings belongings
+	reasons    []string // labels of the counters
+	synAcks    []string
+	tc         tc
+}
+
+// openKernel loads the programs. Nothing is attached yet.
+func openKernel(instance string, log *slog.Logger) (*kernel, error) {
+	dir, err := datapath.MakeDir(instance)
+	if err != nil {
+		return nil, err
+	}
+	k := &kernel{instance: instance, dir: dir}
+	if _, err := os.Stat(filepath.Join(dir, xdpLinkPin)); errors.Is(err, os.ErrNotExist) {
+		k.first = true
+	}
+	if err := k.load(log); err != nil {
+		return nil, errors.Join(k.undo(err), k.close())
+	}
+	return k, nil
+}
+
+func (k *kernel) load(log *slog.Logger) error {
+	spec, err := loadAgent()
+	if err != nil {
+		return err
+	}
+	if k.reasons, err = datapath.EnumLabels(spec, "reason", "REASON_"); err != nil {
+		return err
+	}
+	if k.synAcks, err = datapath.EnumLabels(spec, "syn_ack", "SYN_ACK_"); err != nil {
+		return err
+	}
+	kept, err := k.openKept(spec, log)
+	if err != nil {
+		return err
+	}
+	defer closeAll(kept)
+	err = spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept})
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		return fmt.Errorf("the kernel refuses a program: %+v", verifier)
+	}
+	if err != nil {
+		return fmt.Errorf("load the data path: %w", err)
+	}
+	k.belongings = belongings{k.objects.Belongings}
+	k.tc = tc{name: "segue/" + k.instance, dir: k.dir, belongings: k.belongings, attachTCX: link.AttachTCX}
+	return nil
+}
+
+// openKept opens the maps that outlive a process, or makes them. Counters of a build that counted
+// something else start anew.
+func (k *kernel) openKept(spec *ebpf.CollectionSpec, log *slog.Logger) (map[string]*ebpf.Map, error) {
+	kept := map[string]*ebpf.Map{}
+	for _, name := range []string{agentMapReasons, agentMapSynAcks, agentMapBelongings} {
+		pinned := spec.Maps[name].Copy()
+		pinned.Pinning = ebpf.PinByName
+		options := ebpf.MapOptions{PinPath: k.dir}
+		m, err := ebpf.NewMapWithOptions(pinned, options)
+		if errors.Is(err, ebpf.ErrMapIncompatible) && name != agentMapBelongings {
+			log.Warn("another build counted differently: counters start at zero", "map", name)
+			if err := os.Remove(filepath.Join(k.dir, name)); err != nil {
+				return nil, errors.Join(err, closeAll(kept))
+			}
+			m, err = ebpf.NewMapWithOptions(pinned, options)
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open map %s: %w", name, err), closeAll(kept))
+		}
+		kept[name] = m
+	}
+	return kept, nil
+}
+
+func closeAll(maps map[string]*ebpf.Map) error {
+	var errs []error
+	for _, m := range maps {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// attach puts the programs on an interface, each in the place of an earlier process's, and pins them
+// with their tables for other tools to find.
+func (k *kernel) attach(ifindex int) (datapath.Mode, error) {
+	// XDP comes last, for it hands packets to the others.
+	if err := k.tc.attach(k.objects.TcAgent, ifindex, egress); err != nil {
+		return "", err
+	}
+	if err := k.tc.attach(k.objects.TcForward, ifindex, ingress); err != nil {
+		return "", err
+	}
+	mode, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, filepath.Join(k.dir, xdpLinkPin))
+	if err != nil {
+		return "", err
+	}
+	return mode, k.pin()
+}
+
+func (k *kernel) pin() error {
+	for name, prog := range map[string]*ebpf.Program{
+		agentProgXdpAgent:  k.objects.XdpAgent,
+		agentProgTcAgent:   k.objects.TcAgent,
+		agentProgTcForward: k.objects.TcForward,
+	} {
+		if err := datapath.PinProgram(prog, filepath.Join(k.dir, name)); err != nil {
+			return err
+		}
+	}
+	for name, m := range map[string]*ebpf.Map{
+		agentMapVips:            k.objects.Vips,
+		agentMapTunnelAddresses: k.objects.TunnelAddresses,
+		agentMapSegmentSizes:    k.objects.SegmentSizes,
+	} {
+		path := filepath.Join(k.dir, name)
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := m.Pin(path); err != nil {
+			return fmt.Errorf("pin %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// undo takes away what a first start that failed did, and returns its error. The data path of an
+// earlier process stays.
+func (k *kernel) undo(err error) error {
+	if !k.first {
+		return err
+	}
+	return errors.Join(err, Detach(k.instance))
+}
+
+// close lets go of the data path; what is pinned works on.
+func (k *kernel) close() error {
+	return k.objects.Close()
+}
+
+// setHostMAC tells the program which frames are for this host.
+func (k *kernel) setHostMAC(mac [6]byte) error {
+	var word [8]byte
+	copy(word[:], mac[:])
+	if err := k.objects.HostMac.Set(binary.NativeEndian.Uint64(word[:])); err != nil {
+		return fmt.Errorf("set the interface's address: %w", err)
+	}
+	return nil
+}
+
+// Detach takes an agent's data path out of the kernel, with everything that it put on the host and
+// all counters. It works on the network namespace of the calling thread, which must be the agent's.
+func Detach(instance string) error {
+	dir := datapath.Dir(instance)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("no agent %q: %w", instance, err)
+	}
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, agentMapBelongings), nil)
+	if errors.Is(err, os.ErrNotExist) { // a start that failed early
+		return datapath.RemoveDir(instance)
+	}
+	if err != nil {
+		return fmt.Errorf("open map %s: %w", agentMapBelongings, err)
+	}
+	defer m.Close()
+	all := belongings{m}
+	// The programs go first, so that no packet is delivered to an address that is gone.
+	ifindex, err := attachedTo(filepath.Join(dir, xdpLinkPin))
+	if err != nil {
+		return err
+	}
+	if err := unpinLinks(dir); err != nil {
+		return err
+	}
+	if err := detachClsact("segue/"+instance, ifindex, all); err != nil {
+		return err
+	}
+	if err := all.release(nil); err != nil {
+		return err
+	}
+	return datapath.RemoveDir(instance)
+}
+
+// attachedTo is the interface of a pinned XDP link; 0 if there is none.
+func attachedTo(pin string) (int, error) {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("open %s: %w", pin, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", pin, err)
+	}
+	return int(info.XDP().Ifindex), nil
+}
+
+func unpinLinks(dir string) error {
+	for _, name := range []string{xdpLinkPin, ingress.pin, egress.pin} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// hook is where tc runs a program.
+type hook struct {
+	tcx    ebpf.AttachType
+	parent uint32 // of a filter, in clsact
+	pin    string // of a tcx link
+}
+
+var (
+	ingress = hook{ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, "link_ingress"}
+	egress  = hook{ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, "link_egress"}
+)
+
+// filterPriority keeps our filters apart from others in clsact, where lower ones run first.
+const filterPriority = 0x5e6e
+
+// tc attaches programs to an interface: by tcx, or where the kernel is older than 6.6, by filters of
+// the queueing discipline clsact.
+type tc struct {
+	name       string // of the filters
+	dir        string // of the links' pins
+	belongings belongings
+	attachTCX  func(link.TCXOptions) (link.Link, error)
+}
+
+// attach runs prog at the hook, in the place of an earlier process's program, in one step.
+func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
+	err := t.updateLink(prog, ifindex, at)
+	if !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	l, err := t.attachTCX(link.TCXOptions{Program: prog, Interface: ifindex, Attach: at.tcx})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return t.attachClsact(prog, ifindex, at)
+	}
+	if err != nil {
+		return fmt.Errorf("attach to interface %d: %w", ifindex, err)
+	}
+	defer l.Close()
+	pin := filepath.Join(t.dir, at.pin)
+	if err := l.Pin(pin); err != nil {
+		return fmt.Errorf("pin %s: %w", pin, err)
+	}
+	return nil
+}
+
+// updateLink gives a pinned link a new program. The error is os.ErrNotExist when there is no such
+// link, or another interface left it behind.
+func (t *tc) updateLink(prog *ebpf.Program, ifindex int, at hook) error {
+	pin := filepath.Join(t.dir, at.pin)
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return fmt.Errorf("%s: %w", pin, err)
+	}
+	if tcx := info.TCX(); tcx == nil || tcx.Ifindex != uint32(ifindex) {
+		if err := l.Unpin(); err != nil {
+			return fmt.Errorf("%s: %w", pin, err)
+		}
+		return os.ErrNotExist
+	}
+	if err := l.Update(prog); err != nil {
+		return fmt.Errorf("replace the program of %s: %w", pin, err)
+	}
+	return nil
+}
+
+func (t *tc) attachClsact(prog *ebpf.Program, ifindex int, at hook) error {
+	err := netlink.QdiscAdd(clsact(ifindex))
+	if err == nil {
+		err = t.belongings.addClsact(ifindex)
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
+	}
+	err = netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: at.parent, Handle: 1,
+			Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: prog.FD(), Name: t.name, DirectAction: true,
+	})
+	if err != nil {
+		return fmt.Errorf("add filter %q to interface %d: %w", t.name, ifindex, err)
+	}
+	return nil
+}
+
+func clsact(ifindex int) netlink.Qdisc {
+	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex,
+		Handle:    netlink.MakeHandle(0xffff, 0),
+		Parent:    netlink.HANDLE_CLSACT,
+	}}
+}
+
+// detachClsact removes the filters with the name, and clsact itself if it is ours and others have no
+// filters in it. What went with the interface is no error.
+func detachClsact(name string, ifindex int, all belongings) error {
+	if ifindex == 0 {
+		return nil
+	}
+	device, err := netlink.LinkByIndex(ifindex)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	others := 0
+	for _, at := range []hook{ingress, egress} {
+		filters, err := netlink.FilterList(device, at.parent)
+		if err != nil {
+			return fmt.Errorf("list the filters of %s: %w", device.Attrs().Name, err)
+		}
+		for _, f := range filters {
+			if bpf, ok := f.(*netlink.BpfFilter); !ok || bpf.Name != name {
+				others++
+				continue
+			}
+			if err := netlink.FilterDel(f); err != nil {
+				return fmt.Errorf("delete filter %q of %s: %w", name, device.Attrs().Name, err)
+			}
+		}
+	}
+	ours, err := all.clsact()
+	if err != nil || ours != ifindex || others > 0 {
+		return err
+	}
+	if err := netlink.QdiscDel(clsact(ifindex)); err != nil {
+		return fmt.Errorf("delete clsact of %s: %w", device.Attrs().Name, err)
+	}
+	return nil
+}

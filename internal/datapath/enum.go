@@ -1,0 +1,34 @@
+package datapath
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+// EnumLabels returns the names of a C enumeration in a compiled object, by their values: without the
+// prefix that all share, and in lower case. REASON_DROP_FRAGMENT of enum reason becomes
+// drop_fragment. The values start at 0 and have no gaps; the last, the enumeration's COUNT, is left
+// out.
+func EnumLabels(spec *ebpf.CollectionSpec, name, prefix string) ([]string, error) {
+	var enum *btf.Enum
+	if err := spec.Types.TypeByName(name, &enum); err != nil {
+		return nil, fmt.Errorf("enum %s: %w", name, err)
+	}
+	var labels []string
+	for i, value := range enum.Values {
+		label, ok := strings.CutPrefix(value.Name, prefix)
+		if !ok || value.Value != uint64(i) {
+			return nil, fmt.Errorf("enum %s: value %d is %s = %d, want %s... = %d",
+				name, i, value.Name, value.Value, prefix, i)
+		}
+		labels = append(labels, strings.ToLower(label))
+	}
+	count := len(labels) - 1
+	if count < 0 || labels[count] != "count" {
+		return nil, fmt.Errorf("enum %s: does not end with %sCOUNT", name, prefix)
+	}
+	return labels[:count], nil
+}
