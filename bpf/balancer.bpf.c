@@ -79,8 +79,7 @@ static __always_inline void count_server(__u32 number, const struct packet *pkt,
 
 /* Wraps the packet for its servers and sends it to the first. */
 static __always_inline enum reason send(struct xdp_md *ctx, const struct packet *pkt,
-					const struct service *service,
-					const struct flow_slot *flow,
+					const struct service *service, const struct flow_slot *flow,
 					const struct segments *segments, const struct port **out)
 {
 	__u32 number = segments->server[0];

@@ -187,7 +187,7 @@ static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct en
 {
 	__u8 class = encap->pkt->traffic_class;
 
-	*(__be32 *)ip = bpf_htonl(6 << 28 | (__u32)class << 20 | encap->flow_label);
+	*(__be32 *)ip = bpf_htonl(6 << 28 | (__u32) class << 20 | encap->flow_label);
 	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
 	ip->nexthdr = next_header;
 	ip->hop_limit = OUTER_HOP_LIMIT;

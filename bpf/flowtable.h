@@ -30,9 +30,9 @@
 
 enum flow_state {
 	FLOW_FREE,
-	FLOW_NEW,	  /* one packet seen: perhaps a flood's */
+	FLOW_NEW, /* one packet seen: perhaps a flood's */
 	FLOW_ESTABLISHED,
-	FLOW_CLOSING,	  /* the client sent FIN or RST */
+	FLOW_CLOSING, /* the client sent FIN or RST */
 };
 
 struct flow_bucket {

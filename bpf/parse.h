@@ -33,22 +33,22 @@ enum tcp_flag {
 /* Why a packet could not be parsed to the end; 0: it could. */
 enum parse_error {
 	PARSE_OK,
-	PARSE_NOT_IP,	       /* another EtherType, or too short to tell */
-	PARSE_IP_HEADER,       /* version, header length or total length */
-	PARSE_EXTENSION,       /* IPv6 chain: truncated or too long */
-	PARSE_ROUTING_HEADER,  /* not at the last of its segments yet */
-	PARSE_FRAGMENT,	       /* has no transport header, or not all of it */
-	PARSE_PROTOCOL,	       /* neither TCP nor UDP */
-	PARSE_TRANSPORT,       /* transport header truncated or inconsistent */
+	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */
+	PARSE_IP_HEADER,      /* version, header length or total length */
+	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
+	PARSE_ROUTING_HEADER, /* not at the last of its segments yet */
+	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */
+	PARSE_PROTOCOL,	      /* neither TCP nor UDP */
+	PARSE_TRANSPORT,      /* transport header truncated or inconsistent */
 };
 
 struct packet {
 	struct flow_key key;
-	__be16 ethertype;     /* 0 until the IP header's addresses are known */
-	__u16 length;	      /* of layer 3 */
-	__u16 hop_by_hop;     /* bytes of IPv6 hop-by-hop options */
-	__u16 transport;      /* offset of the transport header in the frame */
-	__u8 traffic_class;   /* IPv4 TOS or IPv6 traffic class: DSCP and ECN */
+	__be16 ethertype;   /* 0 until the IP header's addresses are known */
+	__u16 length;	    /* of layer 3 */
+	__u16 hop_by_hop;   /* bytes of IPv6 hop-by-hop options */
+	__u16 transport;    /* offset of the transport header in the frame */
+	__u8 traffic_class; /* IPv4 TOS or IPv6 traffic class: DSCP and ECN */
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
 };
@@ -162,8 +162,7 @@ static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct pac
 	pkt->traffic_class = ip->tos;
 	pkt->hop_limit = ip->ttl;
 	pkt->key.protocol = ip->protocol;
-	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 ||
-	    !limit(at, pkt->length))
+	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 || !limit(at, pkt->length))
 		return PARSE_IP_HEADER;
 	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
 		return PARSE_FRAGMENT;

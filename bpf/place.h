@@ -52,7 +52,8 @@ static __always_inline bool place_hash(const struct flow_key *flow, const struct
 {
 	segments->count = 1;
 	segments->function = SID_DELIVER;
-	return bucket_candidate(service, bucket_of(flow, service->buckets), 0, &segments->server[0]);
+	return bucket_candidate(service, bucket_of(flow, service->buckets), 0,
+				&segments->server[0]);
 }
 
 /* False when the service has no server to place on. */

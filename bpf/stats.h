@@ -33,9 +33,9 @@ enum reason {
 	REASON_DROP_TRANSPORT,
 	REASON_DROP_NO_SERVICE, /* no service of the VIP has this port */
 	REASON_DROP_HOP_LIMIT,
-	REASON_DROP_NO_SERVER,	/* the service has none to place on */
+	REASON_DROP_NO_SERVER, /* the service has none to place on */
 	REASON_DROP_NO_NEXT_HOP,
-	REASON_DROP_TOO_BIG,	/* longer than the way to the server allows */
+	REASON_DROP_TOO_BIG,	 /* longer than the way to the server allows */
 	REASON_DROP_NO_HEADROOM, /* the driver left no room for the headers */
 
 	REASON_COUNT,

@@ -86,9 +86,9 @@ enum server_flags {
  * change while the slot is in use; next_hop is replaced by a single store.
  */
 struct server {
-	__u64 next_hop; /* NEXT_HOP_*; 0: not resolved */
-	__u32 flags;	/* enum server_flags */
-	__u32 service;	/* its id */
+	__u64 next_hop;		 /* NEXT_HOP_*; 0: not resolved */
+	__u32 flags;		 /* enum server_flags */
+	__u32 service;		 /* its id */
 	struct in6_addr address; /* locator, or the tunnel's far end */
 	struct in6_addr source;	 /* the balancer, as the server sees it */
 	__u8 reserved[16];
