@@ -57,15 +57,16 @@ func (l *Lab) createState() (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
+	taken := fmt.Errorf("lab %q is up already, or was not taken down: segue lab down --name %s", l.Name, l.Name)
+	if len(left) > 0 {
+		return nil, taken
+	}
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return nil, err
 	}
 	err = os.Mkdir(l.path(), 0o755)
-	if errors.Is(err, fs.ErrExist) || len(left) > 0 {
-		if err == nil {
-			err = os.Remove(l.path())
-		}
-		return nil, fmt.Errorf("lab %q is up already, or was not taken down: segue lab down --name %s", l.Name, l.Name)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, taken
 	}
 	if err != nil {
 		return nil, err
