@@ -11,8 +11,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -27,7 +29,8 @@ var transferCounts = map[Size]int{1e3: 16, 100e3: 6, 1e6: 3, 10e6: 1}
 const (
 	datagramCount = 40
 	datagramSize  = Size(1200)
-	demoWorkers   = 8
+	// serviceWorkers is how many requests to a service are under way at a time.
+	serviceWorkers = 2
 	// transferTimeout is for one transfer or datagram, and long enough for a retransmission or two.
 	transferTimeout = 15 * time.Second
 )
@@ -67,14 +70,11 @@ type demo struct {
 	lab    *Lab
 	client http.Client
 	checks []check
-
-	mu     sync.Mutex
-	failed map[string]int // services' failures
 }
 
 // giveUpAfter is how many failures it takes to leave out the rest of a service's checks: one that is
 // broken altogether would take all its timeouts.
-const giveUpAfter = 5
+const giveUpAfter = 4
 
 var errNotTried = errors.New("not tried")
 
@@ -82,7 +82,7 @@ var errNotTried = errors.New("not tried")
 // downloads and uploads of several sizes with their checksums, and datagrams to be echoed. It returns
 // a summary, or an error when anything did not work as it should.
 func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error) {
-	d := demo{lab: l, checks: l.checks(), failed: make(map[string]int)}
+	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
 	requests := count(len(d.checks), "request")
 	l.progress(fmt.Sprintf("Sending %s, each on a connection of its own.", requests))
@@ -132,20 +132,41 @@ func (l *Lab) checks() []check {
 	return checks
 }
 
-// run does the checks, several at a time. When the context ends the rest is left out.
+// run does the checks, of all services at the same time.
 func (d *demo) run(ctx context.Context) {
-	jobs := make(chan *check)
 	var wait sync.WaitGroup
-	for range demoWorkers {
+	for rest := d.checks; len(rest) > 0; {
+		next := slices.IndexFunc(rest, func(c check) bool { return c.service != rest[0].service })
+		if next < 0 {
+			next = len(rest)
+		}
+		checks := rest[:next]
+		wait.Go(func() { d.runService(ctx, checks) })
+		rest = rest[next:]
+	}
+	wait.Wait()
+}
+
+// runService does the checks of one service, a few at a time. When the context ends the rest is left
+// out.
+func (d *demo) runService(ctx context.Context, checks []check) {
+	jobs := make(chan *check)
+	var failures atomic.Int32
+	var wait sync.WaitGroup
+	for range serviceWorkers {
 		wait.Go(func() {
 			for c := range jobs {
-				d.do(ctx, c)
+				if failures.Load() >= giveUpAfter {
+					c.err = errNotTried
+				} else if d.do(ctx, c); c.err != nil {
+					failures.Add(1)
+				}
 			}
 		})
 	}
-	for i := range d.checks {
+	for i := range checks {
 		if ctx.Err() == nil {
-			jobs <- &d.checks[i]
+			jobs <- &checks[i]
 		}
 	}
 	close(jobs)
@@ -153,10 +174,6 @@ func (d *demo) run(ctx context.Context) {
 }
 
 func (d *demo) do(ctx context.Context, c *check) {
-	if d.failures(c.service, 0) >= giveUpAfter {
-		c.err = errNotTried
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
 	switch c.direction {
@@ -167,17 +184,6 @@ func (d *demo) do(ctx context.Context, c *check) {
 	case echo:
 		c.server, c.err = d.echo(ctx, c)
 	}
-	if c.err != nil {
-		d.failures(c.service, 1)
-	}
-}
-
-// failures adds to a service's failures and returns how many there are.
-func (d *demo) failures(s Service, add int) int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.failed[s.Name] += add
-	return d.failed[s.Name]
 }
 
 // request sends an HTTP request on a connection of its own, and hands back the server that answered.

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/daemon"
 )
 
 // UDPEcho answers every datagram to the given ports with the name, a newline and the datagram's
@@ -30,7 +32,7 @@ func UDPEcho(ctx context.Context, name string, ports []uint16) error {
 			conns = append(conns, conn)
 		}
 	}
-	if err := notifyReady(); err != nil {
+	if err := daemon.Notify("READY=1"); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -9,28 +9,8 @@ import (
 	"strings"
 )
 
-// notifyEnv names the socket of systemd's protocol by which a service tells its state: datagrams of
-// NAME=VALUE lines, as sd_notify(3) describes.
-const notifyEnv = "NOTIFY_SOCKET"
-
-// notifyReady tells whoever started this process that it is ready, if they want to know.
-func notifyReady() error {
-	path := os.Getenv(notifyEnv)
-	if path == "" {
-		return nil
-	}
-	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		return fmt.Errorf("notify: %w", err)
-	}
-	defer conn.Close()
-	if _, err := conn.Write([]byte("READY=1")); err != nil {
-		return fmt.Errorf("notify %s: %w", path, err)
-	}
-	return nil
-}
-
-// notifySocket is the receiving end of one process's notifications. It exists while somebody waits.
+// notifySocket is the receiving end of what one process tells of its state: datagrams of NAME=VALUE
+// lines, as sd_notify(3) describes. It exists while somebody waits.
 type notifySocket struct {
 	conn *net.UnixConn
 	path string

@@ -75,7 +75,7 @@ func (p *Process) start(ctx context.Context) error {
 			return err
 		}
 		defer notify.close()
-		cmd.Env = append(os.Environ(), notifyEnv+"="+notify.path)
+		cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.path)
 	}
 	if err := p.node.Start(cmd); err != nil {
 		return err

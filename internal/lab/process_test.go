@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/daemon"
 )
 
 // sleeper starts a process that does nothing. The channel is closed when it has ended.
@@ -79,8 +81,8 @@ func TestNotify(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer socket.close()
-	t.Setenv(notifyEnv, path)
-	if err := notifyReady(); err != nil {
+	t.Setenv("NOTIFY_SOCKET", path)
+	if err := daemon.Notify("READY=1"); err != nil {
 		t.Fatal(err)
 	}
 	never := make(chan struct{})
@@ -88,7 +90,7 @@ func TestNotify(t *testing.T) {
 		t.Error(err)
 	}
 	// A reload is over with the READY=1 after RELOADING=1, not with one before.
-	if err := notifyReady(); err != nil {
+	if err := daemon.Notify("READY=1"); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("too late"))

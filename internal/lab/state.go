@@ -16,8 +16,10 @@ import (
 const (
 	// stateRoot holds a folder for each lab: its topology, rendered configurations, contents of the
 	// servers, PID files and logs.
-	stateRoot = "/run/segue/lab"
-	bpffs     = "/sys/fs/bpf"
+	stateRoot = runDir + "/lab"
+	// runDir is shared with the daemons.
+	runDir = "/run/segue"
+	bpffs  = "/sys/fs/bpf"
 	// pinRoot is where the daemons pin what belongs to their instance.
 	pinRoot = bpffs + "/segue"
 )
@@ -57,15 +59,16 @@ func (l *Lab) createState() (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
+	taken := fmt.Errorf("lab %q is up already, or was not taken down: segue lab down --name %s", l.Name, l.Name)
+	if len(left) > 0 {
+		return nil, taken
+	}
 	if err := os.MkdirAll(stateRoot, 0o755); err != nil {
 		return nil, err
 	}
 	err = os.Mkdir(l.path(), 0o755)
-	if errors.Is(err, fs.ErrExist) || len(left) > 0 {
-		if err == nil {
-			err = os.Remove(l.path())
-		}
-		return nil, fmt.Errorf("lab %q is up already, or was not taken down: segue lab down --name %s", l.Name, l.Name)
+	if errors.Is(err, fs.ErrExist) {
+		return nil, taken
 	}
 	if err != nil {
 		return nil, err
@@ -142,12 +145,12 @@ func remove(name string) error {
 	if err := unmountBPFFS(name); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(stateDir(name)); err != nil {
+	if err := errors.Join(removeLocks(name), os.RemoveAll(stateDir(name))); err != nil {
 		return err
 	}
-	// These two are shared with other labs: they stay while they are not empty.
+	// These two are shared with other labs and daemons: they stay while they are not empty.
 	os.Remove(stateRoot)
-	os.Remove(filepath.Dir(stateRoot))
+	os.Remove(runDir)
 	return nil
 }
 
@@ -199,6 +202,15 @@ func unpin(name string) error {
 	}
 	os.Remove(pinRoot) // stays while other instances have pins
 	return nil
+}
+
+// removeLocks removes the files by which the lab's daemons kept others from running their instances.
+func removeLocks(name string) error {
+	locks, err := filepath.Glob(filepath.Join(runDir, instancePrefix(name)+"*.lock"))
+	for _, lock := range locks {
+		err = errors.Join(err, removeFile(lock))
+	}
+	return err
 }
 
 // mountedMark is the file that tells that the lab mounted the BPF file system.
