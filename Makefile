@@ -38,9 +38,11 @@ build: generate ## build bin/segue
 	go build -o bin/ ./cmd/segue
 
 ##@ Develop
+# Not with `go run`, which, terminated, would not wait for the tests to clean up.
 .PHONY: test
 test: setup-test build ## run every test: unit, packet, end-to-end (root); TIER=unit for one tier
-	go run ./test/run $(TIER)
+	go build -o bin/test-run ./test/run
+	bin/test-run $(TIER)
 
 .PHONY: lint
 lint: setup-lint generate ## check format and correctness of C, Go and shell

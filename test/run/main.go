@@ -1,6 +1,6 @@
 // Command run runs the project's tests by tier and closes with one line of counts.
 //
-//	go run ./test/run [tier...]
+//	make test TIER="[tier...]"
 //
 // Without arguments it runs every tier. A tier in which no test ran has failed: on a machine that
 // lacks what its tests need, all being skipped must not look like success.
@@ -33,7 +33,7 @@ var tiers = []tier{
 	{
 		name:     "unit",
 		packages: func(all []string) []string { return slices.DeleteFunc(all, needsKernel) },
-		flags:    []string{"-race", "-timeout=5m"},
+		flags:    []string{"-race", "-timeout=10m"},
 		// The race detector is linked through cgo; the compiler of the BPF programs serves.
 		env: []string{"CGO_ENABLED=1", "CC=clang"},
 	},
