@@ -140,9 +140,6 @@ func (c *Checker) follow(ctx context.Context, w *watch) {
 // check probes a target once, and passes on what follows from it.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak) {
 	err := c.probe(ctx, w.target)
-	if ctx.Err() != nil {
-		return // it was cut short
-	}
 	if errors.Is(err, errUntried) {
 		select {
 		case c.untried <- err:

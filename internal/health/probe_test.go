@@ -248,8 +248,13 @@ func TestUnreachableServers(t *testing.T) {
 			if strings.HasPrefix(test.want, "timeout") {
 				test.target.Timeout = brief
 			}
+			began := time.Now()
 			if got := reasonOf(probe(t.Context(), test.target)); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+			took := time.Since(began)
+			if test.target.Timeout == brief && (took < brief || took > 50*brief) {
+				t.Errorf("a timeout of %v took %v", brief, took)
 			}
 		})
 	}
