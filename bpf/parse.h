@@ -102,12 +102,6 @@ static __always_inline bool is_ipv4(const struct in6_addr *address)
 	       address->s6_addr32[2] == bpf_htonl(0xffff);
 }
 
-static __always_inline bool same_address(const struct in6_addr *a, const struct in6_addr *b)
-{
-	return a->s6_addr32[0] == b->s6_addr32[0] && a->s6_addr32[1] == b->s6_addr32[1] &&
-	       a->s6_addr32[2] == b->s6_addr32[2] && a->s6_addr32[3] == b->s6_addr32[3];
-}
-
 static __always_inline __u8 ipv6_traffic_class(const struct ipv6hdr *ip)
 {
 	return ip->priority << 4 | ip->flow_lbl[0] >> 4;

@@ -36,13 +36,6 @@ static __always_inline void write_sid(struct in6_addr *out, const struct in6_add
 	out->s6_addr32[3] = 0;
 }
 
-static __always_inline bool in_locator(const struct in6_addr *address,
-				       const struct in6_addr *locator)
-{
-	return address->s6_addr32[0] == locator->s6_addr32[0] &&
-	       address->s6_addr32[1] == locator->s6_addr32[1];
-}
-
 static __always_inline enum sid_function sid_function(const struct in6_addr *sid)
 {
 	return bpf_ntohs(sid->s6_addr16[4]);

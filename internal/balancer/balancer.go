@@ -26,6 +26,9 @@ const (
 	sweepInterval = 5 * time.Second
 	// resolveTimeout is how long a start waits for the next hops of all servers.
 	resolveTimeout = 3 * time.Second
+	// gather is how long results of health checks are gathered before a service's
+	// table is built again: servers often fail together.
+	gather = 10 * time.Millisecond
 )
 
 // Balancer is a running balancer. All but the exported methods belongs to the
@@ -126,6 +129,10 @@ func (b *Balancer) control(ctx context.Context) error {
 	patience := time.NewTimer(resolveTimeout)
 	defer patience.Stop()
 
+	stale := map[string]bool{} // services whose table is to follow their servers' health
+	rebuild := time.NewTimer(gather)
+	defer rebuild.Stop()
+
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, health.Targets(b.cfg.Services))
 	for {
@@ -135,15 +142,24 @@ func (b *Balancer) control(ctx context.Context) error {
 			return nil
 		case hops := <-b.resolver.Updates():
 			b.hops = hops
-			if err = b.applyHops(); err == nil && len(b.unresolved()) == 0 {
+			b.applyHops()
+			if len(b.unresolved()) == 0 {
 				err = b.attach()
 			}
 		case result := <-b.checker.Updates():
-			err = b.services.setHealth(result.Service, result.Server, result.Healthy)
+			if svc := b.services.setHealth(result); svc != nil {
+				stale[svc.Name] = true
+				rebuild.Reset(gather)
+			}
+		case <-rebuild.C:
+			b.rebuild(stale)
+			clear(stale)
 		case <-patience.C:
 			err = b.attach()
 		case <-sweep.C:
-			err = b.sweep()
+			if err := b.sweep(); err != nil {
+				b.log.Error("sweep the flow table", "error", err)
+			}
 		case r := <-b.reloads:
 			r.result <- b.reload(ctx, r.cfg)
 		}
@@ -213,7 +229,21 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	b.cfg = cfg
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, health.Targets(cfg.Services))
-	return b.applyHops()
+	b.applyHops()
+	return nil
+}
+
+// rebuild swaps in new tables for services, where they still exist.
+func (b *Balancer) rebuild(names map[string]bool) {
+	for name := range names {
+		svc := b.services.byName[name]
+		if svc == nil {
+			continue
+		}
+		if err := b.services.place(svc); err != nil {
+			b.log.Error("new flows are placed as before", "service", name, "error", err)
+		}
+	}
 }
 
 // target is the address whose route a server's packets take.
@@ -238,7 +268,7 @@ func (b *Balancer) targets() []netip.Addr {
 
 // applyHops writes the next hops into the server table. A server without keeps
 // none, and its packets are dropped and counted.
-func (b *Balancer) applyHops() error {
+func (b *Balancer) applyHops() {
 	if b.attached {
 		if err := b.followInterface(); err != nil {
 			b.log.Error("follow the interface", "error", err)
@@ -257,7 +287,6 @@ func (b *Balancer) applyHops() error {
 		}
 		b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
 	}
-	return nil
 }
 
 // unresolved names the servers without a next hop.

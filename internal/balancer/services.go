@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -152,10 +153,10 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		m := &member{Server: server, healthy: true}
-		key := keyOfServer(cfg, &server, node)
-		if old := svc.memberBySlot(s.slots.byKey, key); old != nil && cfg.Health != nil {
+		if old := svc.member(server.Name); old != nil && cfg.Health != nil {
 			m.healthy = old.healthy
 		}
+		key := keyOfServer(cfg, &server, node)
 		slot, err := s.slots.claim(key, svc.id, m.flags())
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
@@ -166,13 +167,10 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	return members, nil
 }
 
-func (svc *service) memberBySlot(byKey map[serverKey]uint32, key serverKey) *member {
-	slot, ok := byKey[key]
-	if !ok {
-		return nil
-	}
+// member returns the server of that name, or nil.
+func (svc *service) member(name string) *member {
 	for _, m := range svc.members {
-		if m.slot == slot {
+		if m.Name == name {
 			return m
 		}
 	}
@@ -195,21 +193,20 @@ func keyOfServer(svc *config.Service, server *config.Server, node *config.Balanc
 	return key
 }
 
-// setHealth takes a server out of placement, or back in. One that a reload has
-// removed meanwhile is not missed.
-func (s *services) setHealth(serviceName, serverName string, healthy bool) error {
-	svc := s.byName[serviceName]
+// setHealth notes what the checks found of a server, and returns the service
+// whose table is to follow: nil when nothing changed, or a reload has removed it.
+func (s *services) setHealth(result health.Result) *service {
+	svc := s.byName[result.Service]
 	if svc == nil {
 		return nil
 	}
-	for _, m := range svc.members {
-		if m.Name == serverName && m.healthy != healthy {
-			m.healthy = healthy
-			s.kernel.servers.setFlags(m.slot, m.flags())
-			return s.place(svc)
-		}
+	m := svc.member(result.Server)
+	if m == nil || m.healthy == result.Healthy {
+		return nil
 	}
-	return nil
+	m.healthy = result.Healthy
+	s.kernel.servers.setFlags(m.slot, m.flags())
+	return svc
 }
 
 // place builds a service's table from the servers that take new flows, and swaps
