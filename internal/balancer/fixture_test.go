@@ -136,7 +136,7 @@ func (f *fixture) route() {
 			f.hops[target(m)] = nexthop.Hop{MAC: hopMAC(target(m)), Ifindex: f.ifindex[link]}
 		}
 	}
-	f.must(f.ns.Do(f.applyHops))
+	f.must(f.ns.Do(func() error { f.applyHops(); return nil }))
 }
 
 func (f *fixture) linkOf(server string) string {
