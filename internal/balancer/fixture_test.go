@@ -1,0 +1,494 @@
+package balancer
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/tables"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// What an XDP program answers with (enum xdp_action of the kernel).
+const (
+	xdpDrop     = 1
+	xdpPass     = 2
+	xdpTX       = 3
+	xdpRedirect = 4
+)
+
+// hostMAC is the balancer's, to which package packet addresses its frames.
+var hostMAC = packet.MAC{2, 0, 0, 0, 0, 2}
+
+// links are the interfaces by which the servers of a fixture are reached, with their MTU. The one
+// named bridge is one; the others are veths.
+var links = map[string]int{"out": 9000, "narrow": 1500, "bridge": 1500}
+
+// fixture is a balancer whose data path is in the kernel but on no interface, with next hops of the
+// test's own making.
+type fixture struct {
+	*Balancer
+	t        testing.TB
+	ns       *testnet.Namespace
+	identity balancerIdentity
+	// via names the interface of servers that are not behind "out"; "" is none: no next hop.
+	via     map[string]string
+	ifindex map[string]int
+	macs    map[string]packet.MAC // of the links
+}
+
+var instances atomic.Int32
+
+// open loads a balancer with the configuration, in an instance of the test's own.
+func open(t testing.TB, cfg *config.Balancer) *fixture {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("loading BPF programs needs root")
+	}
+	cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
+	t.Cleanup(func() {
+		if err := Detach(cfg.Node.Instance); err != nil {
+			t.Error(err)
+		}
+	})
+	f := &fixture{t: t, ns: testnet.New(t), via: map[string]string{}}
+	f.connect()
+	f.start(cfg)
+	t.Cleanup(func() { f.stop() })
+	return f
+}
+
+// start makes a process of the instance: the first, or the one after a stop.
+func (f *fixture) start(cfg *config.Balancer) {
+	f.t.Helper()
+	var err error
+	if f.Balancer, err = New(cfg, slog.New(slog.DiscardHandler)); err != nil {
+		f.t.Fatal(err)
+	}
+	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
+	f.must(f.kernel.setHostMAC(hostMAC))
+	f.route()
+}
+
+// stop ends the process; what is pinned stays.
+func (f *fixture) stop() {
+	f.t.Helper()
+	if f.Balancer != nil {
+		f.must(f.Close())
+	}
+	f.Balancer = nil
+}
+
+func (f *fixture) must(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// connect makes the links. Nothing is ever sent on them.
+func (f *fixture) connect() {
+	f.t.Helper()
+	f.ifindex = map[string]int{}
+	f.macs = map[string]packet.MAC{}
+	far := testnet.New(f.t)
+	bridge := netlink.NewLinkAttrs()
+	bridge.Name = "bridge"
+	f.must(f.ns.Do(func() error { return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: bridge}) }))
+	for name, mtu := range links {
+		if name != "bridge" {
+			testnet.Connect(f.t, f.ns, name, nil, far, name, nil)
+		}
+		f.must(f.ns.Do(func() error {
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			f.ifindex[name] = link.Attrs().Index
+			f.macs[name] = packet.MAC(link.Attrs().HardwareAddr)
+			return netlink.LinkSetMTU(link, mtu)
+		}))
+	}
+}
+
+// route gives every server its next hop.
+func (f *fixture) route() {
+	f.t.Helper()
+	f.hops = map[netip.Addr]nexthop.Hop{}
+	for _, m := range f.services.members() {
+		if link := f.linkOf(m.Name); link != "" {
+			f.hops[target(m)] = nexthop.Hop{MAC: hopMAC(target(m)), Ifindex: f.ifindex[link]}
+		}
+	}
+	f.must(f.ns.Do(f.applyHops))
+}
+
+func (f *fixture) linkOf(server string) string {
+	if link, ok := f.via[server]; ok {
+		return link
+	}
+	return "out"
+}
+
+// hopMAC is a next hop's address that tells which server it leads to.
+func hopMAC(target netip.Addr) packet.MAC {
+	b := target.As16()
+	return packet.MAC{2, 1, b[6], b[7], b[14], b[15]}
+}
+
+// apply reloads the configuration as the control loop would.
+func (f *fixture) apply(cfg *config.Balancer) error {
+	f.t.Helper()
+	cfg.Node.Instance = f.cfg.Node.Instance
+	ended, cancel := context.WithCancel(f.t.Context())
+	cancel() // nobody runs the resolver
+	var err error
+	f.must(f.ns.Do(func() error {
+		err = f.reload(ended, cfg)
+		return nil
+	}))
+	f.route()
+	return err
+}
+
+func (f *fixture) mustApply(cfg *config.Balancer) {
+	f.t.Helper()
+	f.must(f.apply(cfg))
+}
+
+// tally is the difference that a test made to a counter.
+type tally struct{ Packets, Bytes, Flows uint64 }
+
+// outcome is what became of a frame, and everything that was counted meanwhile.
+type outcome struct {
+	Verdict uint32
+	Frame   []byte
+	Reasons map[string]tally // by the reason's name
+	Servers map[string]tally // by "service/server"
+}
+
+// xdpContext is struct xdp_md, for a test run that has one.
+type xdpContext struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
+}
+
+// run puts a frame through the data path, received on the loopback interface.
+func (f *fixture) run(frame []byte) outcome {
+	f.t.Helper()
+	return f.runIn(frame, nil)
+}
+
+// runIn puts a frame through the data path with a context, which may say that the frame begins with
+// metadata of the driver.
+func (f *fixture) runIn(frame []byte, context *xdpContext) outcome {
+	f.t.Helper()
+	before := f.counters()
+	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
+	metadata := 0
+	if context != nil {
+		context.DataEnd = uint32(len(frame))
+		metadata = int(context.Data)
+		options.Context = context
+	}
+	verdict, err := f.kernel.objects.XdpLb.Run(&options)
+	if err != nil {
+		f.t.Fatalf("run a frame of %d bytes: %v", len(frame), err)
+	}
+	after := f.counters()
+	return outcome{
+		Verdict: verdict,
+		Frame:   options.DataOut[metadata:],
+		Reasons: difference(before.reasons, after.reasons),
+		Servers: difference(before.servers, after.servers),
+	}
+}
+
+// counters are the values of all counters.
+type counters struct{ reasons, servers map[string]tally }
+
+func (f *fixture) counters() counters {
+	f.t.Helper()
+	c := counters{map[string]tally{}, map[string]tally{}}
+	var perCPU []balancerCounter
+	for name, number := range reasonNumbers() {
+		f.must(f.kernel.objects.Reasons.Lookup(number, &perCPU))
+		var sum tally
+		for _, v := range perCPU {
+			sum.Packets += v.Packets
+			sum.Bytes += v.Bytes
+		}
+		c.reasons[name] = sum
+	}
+	var serverPerCPU []balancerServerCounter
+	for slot, key := range f.slots.bySlot {
+		f.must(f.kernel.objects.ServerCounters.Lookup(slot, &serverPerCPU))
+		var sum tally
+		for _, v := range serverPerCPU {
+			sum.Packets += v.Packets
+			sum.Bytes += v.Bytes
+			sum.Flows += v.Flows
+		}
+		c.servers[key.service+"/"+key.server] = sum
+	}
+	return c
+}
+
+func difference(before, after map[string]tally) map[string]tally {
+	out := map[string]tally{}
+	for name, a := range after {
+		b := before[name]
+		if d := (tally{a.Packets - b.Packets, a.Bytes - b.Bytes, a.Flows - b.Flows}); d != (tally{}) {
+			out[name] = d
+		}
+	}
+	return out
+}
+
+// reasonNumbers is enum reason of bpf/stats.h, by the names that metrics use.
+var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
+	spec, err := loadBalancer()
+	if err != nil {
+		panic(err)
+	}
+	var enum *btf.Enum
+	if err := spec.Types.TypeByName("reason", &enum); err != nil {
+		panic(err)
+	}
+	numbers := map[string]uint32{}
+	for _, value := range enum.Values {
+		name := strings.ToLower(strings.TrimPrefix(value.Name, "REASON_"))
+		if name != "count" {
+			numbers[name] = uint32(value.Value)
+		}
+	}
+	return numbers
+})
+
+// check compares an outcome with the one wanted.
+func (f *fixture) check(want, got outcome) {
+	f.t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		f.t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// layer3 is the length of the frame's packet, as its IP header says.
+func layer3(frame []byte) uint64 {
+	p := frame[packet.NetworkOffset(frame):]
+	if p[0]>>4 == 4 {
+		return uint64(p[2])<<8 | uint64(p[3])
+	}
+	return 40 + (uint64(p[4])<<8 | uint64(p[5]))
+}
+
+// refused is the outcome of a frame that is dropped or passed untouched.
+func refused(frame []byte, reason string, length uint64) outcome {
+	verdict := uint32(xdpDrop)
+	if strings.HasPrefix(reason, "pass_") {
+		verdict = xdpPass
+	}
+	return outcome{verdict, frame, map[string]tally{reason: {1, length, 0}}, map[string]tally{}}
+}
+
+// forwarded is the outcome of a frame that goes to a server of a service, as the reference
+// implementation encapsulates it.
+func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason string) outcome {
+	f.t.Helper()
+	out, err := packet.Encapsulate(frame, f.encap(flow, service, server))
+	f.must(err)
+	length := layer3(frame)
+	placed := uint64(0)
+	if reason == "forward_new" {
+		placed = 1
+	}
+	return outcome{
+		xdpRedirect, out,
+		map[string]tally{reason: {1, length, 0}},
+		map[string]tally{service + "/" + server: {1, length, placed}},
+	}
+}
+
+// encap says how packets of a flow travel to a server.
+func (f *fixture) encap(flow Flow, service, server string) packet.Encap {
+	f.t.Helper()
+	svc := f.service(service)
+	for i := range svc.Servers {
+		s := &svc.Servers[i]
+		if s.Name != server {
+			continue
+		}
+		e := packet.Encap{
+			Kind: svc.Encapsulation, FlowLabel: f.flowLabel(flow),
+			Own: f.macs[f.linkOf(server)], NextHop: hopMAC(target(&member{Server: *s})),
+		}
+		if s.Locator.IsValid() {
+			e.Sender = f.cfg.Node.Locator.Addr()
+			e.Segments = []netip.Addr{srv6.SID{Locator: s.Locator, Function: srv6.Deliver}.Addr()}
+			return e
+		}
+		e.Destination = s.Address
+		for _, source := range f.cfg.Node.Addresses {
+			if source.Is4() == s.Address.Is4() {
+				e.Source = source
+			}
+		}
+		return e
+	}
+	f.t.Fatalf("service %s has no server %s", service, server)
+	return packet.Encap{}
+}
+
+func (f *fixture) service(name string) *config.Service {
+	f.t.Helper()
+	for i := range f.cfg.Services {
+		if f.cfg.Services[i].Name == name {
+			return &f.cfg.Services[i]
+		}
+	}
+	f.t.Fatalf("no service %s", name)
+	return nil
+}
+
+// signature is the 34 bits that stand for a flow in the flow table.
+func (f *fixture) signature(flow Flow) uint64 {
+	place := flow.hash(&f.identity.FlowBucketKeys)
+	return uint64(flow.hash(&f.identity.FlowSignatureKeys))<<2 | uint64(place>>30)
+}
+
+func (f *fixture) flowLabel(flow Flow) uint32 {
+	return uint32(f.signature(flow)) & 0xfffff
+}
+
+// bucket is the flow's in the flow table, with the kernel's own memory behind it.
+func (f *fixture) bucket(flow Flow) []uint64 {
+	entries := f.kernel.flows.entries
+	at := int(flow.hash(&f.identity.FlowBucketKeys)) % (len(entries) / flowsPerBucket) * flowsPerBucket
+	return entries[at : at+flowsPerBucket]
+}
+
+// placed is the server that consistent hashing names for a flow.
+func (f *fixture) placed(flow Flow, service string) string {
+	f.t.Helper()
+	svc := f.service(service)
+	var servers []tables.Server
+	for _, s := range svc.Servers {
+		servers = append(servers, tables.Server{Name: s.Name, Weight: *s.Weight})
+	}
+	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
+	f.must(err)
+	row := table.Row(int(bucketOf(flow.hash(&f.identity.BucketKeys), uint32(svc.Buckets))))
+	return servers[row[0]].Name
+}
+
+// slot is the number of a server.
+func (f *fixture) slot(service, server string) uint32 {
+	f.t.Helper()
+	for slot, key := range f.slots.bySlot {
+		if key.service == service && key.server == server {
+			return slot
+		}
+	}
+	f.t.Fatalf("service %s has no slot for server %s", service, server)
+	return 0
+}
+
+// frame is a packet of a flow.
+func (flow Flow) frame(options ...packet.Option) []byte {
+	if flow.Protocol == config.UDP {
+		return packet.UDP(flow.Source, flow.Destination, options...)
+	}
+	return packet.TCP(flow.Source, flow.Destination, options...)
+}
+
+// The addresses of the tests.
+var (
+	client4 = netip.MustParseAddrPort("192.0.2.2:40000")
+	client6 = netip.MustParseAddrPort("[2001:db8:c::2]:40000")
+	vip4    = netip.MustParseAddr("198.51.100.1")
+	vip6    = netip.MustParseAddr("2001:db8:80::1")
+)
+
+// node is a balancer's side of every encapsulation.
+func node() config.BalancerNode {
+	return config.BalancerNode{
+		Interface: "eth0",
+		Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00:a::1")},
+		Seed:      1,
+		Limits:    config.Limits{Flows: 1024, Servers: 64},
+	}
+}
+
+func balancerOf(services ...config.Service) *config.Balancer {
+	return &config.Balancer{Node: node(), Services: services}
+}
+
+// serviceOf is a service with its defaults.
+func serviceOf(name string, vip netip.Addr, port config.Port, protocol config.Protocol,
+	kind config.Encapsulation, servers ...config.Server,
+) config.Service {
+	return config.Service{
+		Name: name, VIP: vip, Port: port, Protocol: protocol,
+		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: kind,
+		Candidates: 1, Buckets: 251,
+		Timeouts: config.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
+		Servers:  servers,
+	}
+}
+
+// srv6Server has the locator fd00:5:0:<number>::/64.
+func srv6Server(name string, number uint8, weight uint32) config.Server {
+	locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 7: number})
+	return config.Server{Name: name, Locator: netip.PrefixFrom(locator, 64), Weight: &weight}
+}
+
+func tunnelServer(name, address string) config.Server {
+	one := uint32(1)
+	return config.Server{Name: name, Address: netip.MustParseAddr(address), Weight: &one}
+}
+
+// flowTo is a flow of the client of the VIP's family.
+func flowTo(vip netip.Addr, port uint16, protocol config.Protocol) Flow {
+	source := client6
+	if vip.Is4() {
+		source = client4
+	}
+	return Flow{Protocol: protocol, Source: source, Destination: netip.AddrPortFrom(vip, port)}
+}
+
+// from is the flow with another client port.
+func (flow Flow) from(port uint16) Flow {
+	flow.Source = netip.AddrPortFrom(flow.Source.Addr(), port)
+	return flow
+}
+
+// clock is the flow table's.
+func (f *fixture) clock() uint16 {
+	f.t.Helper()
+	now, err := flowClock()
+	f.must(err)
+	return now
+}
+
+// entryOf is an entry of the flow table.
+func entryOf(signature uint64, slot uint32, state balancerFlowState, seen uint16) uint64 {
+	return signature<<30 | uint64(slot)<<14 | uint64(state)<<12 | uint64(seen&flowTimeMask)
+}
+
+func same(want, got outcome) bool { return cmp.Equal(want, got) }

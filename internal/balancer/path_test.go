@@ -1,0 +1,338 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// The services of most tests.
+var (
+	vip6All  = netip.MustParseAddr("2001:db8:80::a11")
+	otherIP6 = netip.MustParseAddr("2001:db8:80::ffff")
+	otherIP4 = netip.MustParseAddr("198.51.100.99")
+)
+
+func standard() *config.Balancer {
+	three := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
+	return balancerOf(
+		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, three...),
+		serviceOf("web4", vip4, 80, config.TCP, config.SRv6Encap, three...),
+		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, three...),
+		serviceOf("dns4", vip4, 53, config.UDP, config.SRv6Encap, three...),
+		serviceOf("insert", vip6, 443, config.TCP, config.SRv6Insert, srv6Server("i", 4, 1)),
+		serviceOf("drained", vip6, 81, config.TCP, config.SRv6Encap, srv6Server("d", 5, 0)),
+		serviceOf("unrouted", vip6, 82, config.TCP, config.SRv6Encap, srv6Server("u", 6, 1)),
+		serviceOf("narrow", vip6, 83, config.TCP, config.SRv6Encap, srv6Server("n", 7, 1)),
+		serviceOf("hairpin", vip6, 84, config.TCP, config.SRv6Encap, srv6Server("h", 8, 1)),
+		serviceOf("all", vip6All, config.AllPorts, config.TCP, config.SRv6Encap, srv6Server("a", 9, 1)),
+		serviceOf("one", vip6All, 80, config.TCP, config.SRv6Encap, srv6Server("o", 10, 1)),
+	)
+}
+
+func openStandard(t testing.TB) *fixture {
+	f := open(t, standard())
+	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
+	f.route()
+	return f
+}
+
+var (
+	web      = flowTo(vip6, 80, config.TCP)
+	web4     = flowTo(vip4, 80, config.TCP)
+	dns      = flowTo(vip6, 53, config.UDP)
+	dns4     = flowTo(vip4, 53, config.UDP)
+	insert   = flowTo(vip6, 443, config.TCP)
+	toAll    = flowTo(vip6All, 81, config.TCP)
+	toOne    = flowTo(vip6All, 80, config.TCP)
+	noVIP    = flowTo(otherIP6, 80, config.TCP)
+	noVIP4   = flowTo(otherIP4, 80, config.TCP)
+	drained  = flowTo(vip6, 81, config.TCP)
+	unrouted = flowTo(vip6, 82, config.TCP)
+	narrow   = flowTo(vip6, 83, config.TCP)
+	hairpin  = flowTo(vip6, 84, config.TCP)
+)
+
+// A visit is a frame and where it goes.
+type visit struct {
+	name     string
+	before   []byte // a frame that came first
+	frame    []byte
+	metadata int
+	full     bool // the flow's bucket is full of flows in use
+	reason   string
+	// A frame that is forwarded has its flow and its service here.
+	flow    Flow
+	service string
+	// For others, the bytes counted: 0 where no IP header was read.
+	length uint64
+}
+
+const ethernetLength = 14
+
+// set returns a copy of the frame with a 16-bit field of layer 3 replaced.
+func set(frame []byte, offset int, value uint16) []byte {
+	out := slices.Clone(frame)
+	binary.BigEndian.PutUint16(out[ethernetLength+offset:], value)
+	return out
+}
+
+func setByte(frame []byte, offset int, value byte) []byte {
+	return packet.SetByte(frame, ethernetLength+offset, value)
+}
+
+var visits = []visit{
+	{name: "ARP", frame: packet.SetByte(web4.frame(), 13, 0x06), reason: "pass_not_ip"},
+	{name: "VLAN", frame: web.frame(packet.VLAN(7)), reason: "pass_not_ip"},
+	{name: "another host", frame: packet.SetByte(web.frame(), 5, 9), reason: "pass_not_for_host"},
+	{name: "broadcast", frame: packet.SetMACs(web4.frame(), packet.MAC{2, 0, 0, 0, 0, 1},
+		packet.MAC{255, 255, 255, 255, 255, 255}), reason: "pass_not_for_host"},
+	{name: "not a VIP", frame: noVIP.frame(), reason: "pass_not_vip", length: 60},
+	{name: "not a VIP, IPv4", frame: noVIP4.frame(), reason: "pass_not_vip", length: 40},
+	{name: "VIP of the other family's form", frame: flowTo(
+		netip.MustParseAddr("2001:db8:80::c633:6401"), 80, config.TCP).frame(), reason: "pass_not_vip", length: 60},
+	{name: "Ethernet header only", frame: web.frame()[:ethernetLength], reason: "pass_not_vip"},
+
+	{name: "SYN", frame: web.frame(), reason: "forward_new", flow: web, service: "web"},
+	{name: "SYN, IPv4", frame: web4.frame(), reason: "forward_new", flow: web4, service: "web4"},
+	{name: "UDP", frame: dns.frame(), reason: "forward_new", flow: dns, service: "dns"},
+	{name: "UDP, IPv4", frame: dns4.frame(), reason: "forward_new", flow: dns4, service: "dns4"},
+	{name: "ACK after SYN", before: web.frame(), frame: web.frame(packet.Flags(packet.ACK)),
+		reason: "forward_known", flow: web, service: "web"},
+	{name: "SYN again", before: web.frame(), frame: web.frame(), reason: "forward_known", flow: web, service: "web"},
+	{name: "second datagram", before: dns.frame(), frame: dns.frame(), reason: "forward_known", flow: dns, service: "dns"},
+	{name: "ACK of an unknown flow", frame: web.frame(packet.Flags(packet.ACK)),
+		reason: "forward_recover", flow: web, service: "web"},
+	{name: "SYN-ACK of an unknown flow", frame: web.frame(packet.Flags(packet.SYN | packet.ACK)),
+		reason: "forward_recover", flow: web, service: "web"},
+	{name: "SYN into a full bucket", full: true, frame: web.frame(), reason: "forward_no_room", flow: web, service: "web"},
+	{name: "ACK into a full bucket", full: true, frame: web.frame(packet.Flags(packet.ACK)),
+		reason: "forward_no_room", flow: web, service: "web"},
+	{name: "every port of a VIP", frame: toAll.frame(), reason: "forward_new", flow: toAll, service: "all"},
+	{name: "a port with its own service", frame: toOne.frame(), reason: "forward_new", flow: toOne, service: "one"},
+	{name: "padding after the packet", frame: packet.Pad(web4.frame(), 1, 2, 3, 4, 5, 6),
+		reason: "forward_new", flow: web4, service: "web4"},
+	{name: "IPv4 options", frame: web4.frame(packet.IPOptions(slices.Repeat([]byte{1}, 40))),
+		reason: "forward_new", flow: web4, service: "web4"},
+	{name: "DSCP and ECN", frame: web.frame(packet.TrafficClass(0xb9), packet.FlowLabel(0xabcde)),
+		reason: "forward_new", flow: web, service: "web"},
+	{name: "DSCP and ECN, IPv4", frame: web4.frame(packet.TrafficClass(0xb9)),
+		reason: "forward_new", flow: web4, service: "web4"},
+	{name: "atomic fragment", frame: packet.Fragments(web.frame(), 64, 7)[0],
+		reason: "forward_new", flow: web, service: "web"},
+	{name: "atomic fragment behind hop-by-hop options", frame: packet.Fragments(insert.frame(packet.HopByHop(8)), 64, 7)[0],
+		reason: "forward_new", flow: insert, service: "insert"},
+	{name: "routing header at its end", frame: web.frame(packet.Routing(packet.NewSRH(0, vip6))),
+		reason: "forward_new", flow: web, service: "web"},
+	{name: "hop limit 2", frame: web.frame(packet.HopLimit(2)), reason: "forward_new", flow: web, service: "web"},
+	{name: "TTL 2", frame: web4.frame(packet.HopLimit(2)), reason: "forward_new", flow: web4, service: "web4"},
+	{name: "as long as the way allows", frame: narrow.frame(packet.Payload(make([]byte, 1500-40-60))),
+		reason: "forward_new", flow: narrow, service: "narrow"},
+
+	{name: "version 4 in IPv6", frame: setByte(web.frame(), 0, 0x40), reason: "drop_ip_header", length: 60},
+	{name: "version 6 in IPv4", frame: setByte(web4.frame(), 0, 0x65), reason: "drop_ip_header", length: 40},
+	{name: "IPv4 header length 4", frame: setByte(web4.frame(), 0, 0x44), reason: "drop_ip_header", length: 40},
+	{name: "IPv4 header longer than the packet", frame: setByte(web4.frame(), 0, 0x4f), reason: "drop_ip_header", length: 40},
+	{name: "IPv4 total length 19", frame: set(web4.frame(), 2, 19), reason: "drop_ip_header", length: 19},
+	{name: "IPv4 longer than the frame", frame: set(web4.frame(), 2, 41), reason: "drop_ip_header", length: 41},
+	{name: "IPv6 longer than the frame", frame: set(web.frame(), 4, 21), reason: "drop_ip_header", length: 61},
+	{name: "IPv6 length that wraps to itself", frame: set(web.frame(), 4, 65535), reason: "drop_ip_header", length: 39},
+	{name: "no room for an extension header", frame: set(web.frame(packet.HopByHop(8)), 4, 7),
+		reason: "drop_extension", length: 47},
+	{name: "extension header beyond the packet", frame: setByte(web.frame(packet.HopByHop(8)), 41, 3),
+		reason: "drop_extension", length: 68},
+	{name: "hop-by-hop options in second place", frame: web.frame(packet.DestinationOptions(8), packet.HopByHop(8)),
+		reason: "drop_extension", length: 76},
+	{name: "nine extension headers", frame: web.frame(slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 9)...),
+		reason: "drop_extension", length: 60 + 72},
+	{name: "routing header on its way", frame: web.frame(packet.Routing(packet.NewSRH(1, vip6, otherIP6))),
+		reason: "drop_routing_header", length: 60 + 40},
+	{name: "first fragment", frame: packet.Fragments(web.frame(), 8, 7)[0], reason: "drop_fragment", length: 56},
+	{name: "last fragment", frame: packet.Fragments(web.frame(), 8, 7)[2], reason: "drop_fragment", length: 52},
+	{name: "first fragment, IPv4", frame: packet.Fragments(web4.frame(), 8, 7)[0], reason: "drop_fragment", length: 28},
+	{name: "last fragment, IPv4", frame: packet.Fragments(web4.frame(), 8, 7)[2], reason: "drop_fragment", length: 24},
+	{name: "ICMPv6", frame: packet.ICMP(client6.Addr(), vip6, 128, 0, 1), reason: "drop_protocol", length: 48},
+	{name: "ICMP", frame: packet.ICMP(client4.Addr(), vip4, 8, 0, 1), reason: "drop_protocol", length: 28},
+	{name: "no next header", frame: setByte(web.frame(), 6, 59), reason: "drop_protocol", length: 60},
+	{name: "TCP data offset 4", frame: setByte(web.frame(), 40+12, 0x40), reason: "drop_transport", length: 60},
+	{name: "19 bytes of TCP", frame: set(web.frame(), 4, 19), reason: "drop_transport", length: 59},
+	{name: "19 bytes of TCP, IPv4, and padding", frame: set(web4.frame(), 2, 39), reason: "drop_transport", length: 39},
+	{name: "7 bytes of UDP", frame: set(dns.frame(), 4, 7), reason: "drop_transport", length: 47},
+	{name: "UDP length 7", frame: set(dns.frame(), 40+4, 7), reason: "drop_transport", length: 48},
+	{name: "port without a service", frame: flowTo(vip6, 8080, config.TCP).frame(), reason: "drop_no_service", length: 60},
+	{name: "protocol without a service", frame: flowTo(vip6, 80, config.UDP).frame(), reason: "drop_no_service", length: 48},
+	{name: "UDP to a VIP of all ports of TCP", frame: flowTo(vip6All, 80, config.UDP).frame(),
+		reason: "drop_no_service", length: 48},
+	{name: "hop limit 1", frame: web.frame(packet.HopLimit(1)), reason: "drop_hop_limit", length: 60},
+	{name: "hop limit 0", frame: web.frame(packet.HopLimit(0)), reason: "drop_hop_limit", length: 60},
+	{name: "TTL 1", frame: web4.frame(packet.HopLimit(1)), reason: "drop_hop_limit", length: 40},
+	{name: "TTL 0", frame: web4.frame(packet.HopLimit(0)), reason: "drop_hop_limit", length: 40},
+	{name: "server without a next hop", frame: unrouted.frame(), reason: "drop_no_next_hop", length: 60},
+	{name: "longer than the way allows", frame: narrow.frame(packet.Payload(make([]byte, 1500-40-60+1))),
+		reason: "drop_too_big", length: 1461},
+}
+
+func TestEveryExit(t *testing.T) {
+	f := openStandard(t)
+	for _, v := range visits {
+		t.Run(v.name, func(t *testing.T) {
+			f.t = t
+			clear(f.kernel.flows.entries)
+			if v.full {
+				f.fill(v.flow, f.slot(v.service, f.placed(v.flow, v.service)))
+			}
+			if v.before != nil {
+				f.run(v.before)
+			}
+			f.check(f.expected(v), f.run(v.frame))
+		})
+	}
+}
+
+func (f *fixture) expected(v visit) outcome {
+	f.t.Helper()
+	if v.service == "" {
+		return refused(v.frame, v.reason, v.length)
+	}
+	return f.forwarded(v.frame, v.flow, v.service, f.placed(v.flow, v.service), v.reason)
+}
+
+// fill puts eight other established flows of the server, just seen, into the flow's bucket.
+func (f *fixture) fill(flow Flow, slot uint32) {
+	f.t.Helper()
+	now := f.clock()
+	for i := range f.bucket(flow) {
+		other := f.signature(flow) ^ uint64(i+1)
+		f.bucket(flow)[i] = entryOf(other, slot, balancerFlowStateFLOW_ESTABLISHED, now)
+	}
+}
+
+// A driver may leave less room before the frame than the headers need. The frame that is then
+// dropped has lost a hop already.
+func TestNoHeadroom(t *testing.T) {
+	f := openStandard(t)
+	metadata := make([]byte, 200)
+	got := f.runIn(append(metadata, web.frame()...), &xdpContext{Data: uint32(len(metadata))})
+	want := refused(packet.SetHopLimit(web.frame(), 63), "drop_no_headroom", 60)
+	f.check(want, got)
+}
+
+// A packet leaves by XDP_TX where it came in, if the interface can do that, and by a redirect
+// elsewhere.
+func TestHairpin(t *testing.T) {
+	f := openStandard(t)
+	for link, verdict := range map[string]uint32{"bridge": xdpTX, "out": xdpRedirect} {
+		clear(f.kernel.flows.entries)
+		want := f.forwarded(hairpin.frame(), hairpin, "hairpin", "h", "forward_new")
+		want.Verdict = verdict
+		f.must(f.ns.Do(func() error {
+			f.check(want, f.runIn(hairpin.frame(), &xdpContext{IngressIfindex: uint32(f.ifindex[link])}))
+			return nil
+		}))
+	}
+}
+
+func TestEveryReasonHasACase(t *testing.T) {
+	provoked := map[string]bool{"none": true, "drop_no_headroom": true, "drop_no_server": true}
+	for _, v := range visits {
+		provoked[v.reason] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(reasonNumbers())) {
+		if !provoked[name] {
+			t.Errorf("nothing provokes %s", name)
+		}
+	}
+}
+
+// What is for no VIP goes up the host's stack as it came, whatever its shape.
+func TestMalformedForOthersIsPassed(t *testing.T) {
+	f := openStandard(t)
+	to := map[netip.Addr]netip.Addr{vip6: otherIP6, vip6All: otherIP6, vip4: otherIP4}
+	for _, v := range visits {
+		if v.length == 0 && v.service == "" {
+			continue // no destination was read
+		}
+		t.Run(v.name, func(t *testing.T) {
+			f.t = t
+			frame := slices.Clone(v.frame)
+			p := frame[ethernetLength:]
+			at, size := 24, 16
+			if frame[12] == 0x08 {
+				at, size = 16, 4
+			}
+			address, _ := netip.AddrFromSlice(p[at : at+size])
+			if other, ok := to[address]; ok {
+				copy(p[at:], other.AsSlice())
+			}
+			got := f.run(frame)
+			got.Reasons["pass_not_vip"] = tally{Packets: got.Reasons["pass_not_vip"].Packets}
+			f.check(refused(frame, "pass_not_vip", 0), got)
+		})
+	}
+}
+
+// A frame cut off anywhere is never forwarded, and is counted for what its IP header no longer
+// matches: a length beyond the frame.
+func TestTruncated(t *testing.T) {
+	f := openStandard(t)
+	for name, v := range map[string]struct {
+		frame  []byte
+		header int
+	}{
+		"IPv4 TCP": {web4.frame(packet.IPOptions([]byte{1, 1, 1, 1}), packet.Payload([]byte("data"))), 20},
+		"IPv4 UDP": {dns4.frame(packet.Payload([]byte("data"))), 20},
+		"IPv6 TCP": {web.frame(packet.HopByHop(16), packet.DestinationOptions(8), packet.Payload([]byte("data"))), 40},
+		"IPv6 UDP": {dns.frame(packet.Payload([]byte("data"))), 40},
+	} {
+		for length := ethernetLength; length < len(v.frame); length++ {
+			frame := packet.Truncate(v.frame, length)
+			want := refused(frame, "drop_ip_header", layer3(v.frame))
+			if length < ethernetLength+v.header {
+				want = refused(frame, "pass_not_vip", 0)
+			}
+			if got := f.run(frame); !same(want, got) {
+				t.Errorf("%s, cut to %d of %d bytes: %+v, want %+v", name, length, len(v.frame), got, want)
+			}
+		}
+	}
+}
+
+// The same where the IP header agrees with the cut: then the header that is cut is to blame.
+func TestShortened(t *testing.T) {
+	f := openStandard(t)
+	tcp4 := web4.frame(packet.IPOptions([]byte{1, 1, 1, 1}), packet.Payload([]byte("data")))
+	tcp6 := web.frame(packet.HopByHop(16), packet.DestinationOptions(8), packet.Payload([]byte("data")))
+	for length := 0; length < len(tcp4)-ethernetLength; length++ {
+		frame := set(tcp4, 2, uint16(length))
+		want := refused(frame, "drop_transport", uint64(length))
+		switch {
+		case length < 24:
+			want = refused(frame, "drop_ip_header", uint64(length))
+		case length >= 24+20:
+			clear(f.kernel.flows.entries)
+			want = f.forwarded(frame, web4, "web4", f.placed(web4, "web4"), "forward_new")
+		}
+		if got := f.run(frame); !same(want, got) {
+			t.Errorf("IPv4 of %d bytes: %+v, want %+v", length, got, want)
+		}
+	}
+	for length := 0; length < len(tcp6)-ethernetLength-40; length++ {
+		frame := set(tcp6, 4, uint16(length))
+		want := refused(frame, "drop_transport", uint64(40+length))
+		switch {
+		case length < 24:
+			want = refused(frame, "drop_extension", uint64(40+length))
+		case length >= 24+20:
+			clear(f.kernel.flows.entries)
+			want = f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_new")
+		}
+		if got := f.run(frame); !same(want, got) {
+			t.Errorf("IPv6 with %d bytes of payload: %+v, want %+v", length, got, want)
+		}
+	}
+}
