@@ -50,6 +50,8 @@ static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 bucket
 static __always_inline bool place_hash(const struct flow_key *flow, const struct service *service,
 				       struct segments *segments)
 {
+	if (!service->buckets)
+		return false;
 	segments->count = 1;
 	segments->function = SID_DELIVER;
 	return bucket_candidate(service, bucket_of(flow, service->buckets), 0,
