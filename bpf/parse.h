@@ -178,7 +178,7 @@ static __always_inline enum parse_error parse_extensions(struct cursor *at, stru
 {
 	__u8 next = pkt->key.protocol;
 
-	for (int i = 0; i < MAX_EXTENSION_HEADERS; i++) {
+	for (int i = 0; i <= MAX_EXTENSION_HEADERS; i++) {
 		struct extension_header *header = at->pos;
 		__u32 size;
 

@@ -129,6 +129,8 @@ var visits = []visit{
 		reason: "forward_new", flow: insert, service: "insert"},
 	{name: "routing header at its end", frame: web.frame(packet.Routing(packet.NewSRH(0, vip6))),
 		reason: "forward_new", flow: web, service: "web"},
+	{name: "eight extension headers", frame: web.frame(slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 8)...),
+		reason: "forward_new", flow: web, service: "web"},
 	{name: "hop limit 2", frame: web.frame(packet.HopLimit(2)), reason: "forward_new", flow: web, service: "web"},
 	{name: "TTL 2", frame: web4.frame(packet.HopLimit(2)), reason: "forward_new", flow: web4, service: "web4"},
 	{name: "as long as the way allows", frame: narrow.frame(packet.Payload(make([]byte, 1500-40-60))),
