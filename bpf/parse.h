@@ -34,7 +34,7 @@ enum tcp_flag {
 enum parse_error {
 	PARSE_OK,
 	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */
-	PARSE_IP_HEADER,      /* version, header length or total length */
+	PARSE_IP_HEADER,      /* version, destination or a length */
 	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
 	PARSE_ROUTING_HEADER, /* not at the last of its segments yet */
 	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */
@@ -93,6 +93,13 @@ static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
 	out->s6_addr32[1] = 0;
 	out->s6_addr32[2] = bpf_htonl(0xffff);
 	out->s6_addr32[3] = address;
+}
+
+/* IPv4-mapped: here that says IPv4, so no IPv6 packet may claim it. */
+static __always_inline bool is_ipv4(const struct in6_addr *address)
+{
+	return !address->s6_addr32[0] && !address->s6_addr32[1] &&
+	       address->s6_addr32[2] == bpf_htonl(0xffff);
 }
 
 static __always_inline bool same_address(const struct in6_addr *a, const struct in6_addr *b)
@@ -225,7 +232,8 @@ static __always_inline enum parse_error parse_ipv6(struct cursor *at, struct pac
 	pkt->hop_limit = ip->hop_limit;
 	pkt->key.protocol = ip->nexthdr;
 	/* A length beyond 65,535 wraps to less than the header's own. */
-	if (ip->version != 6 || pkt->length < sizeof(*ip) || !limit(at, pkt->length))
+	if (ip->version != 6 || is_ipv4(&ip->daddr) || pkt->length < sizeof(*ip) ||
+	    !limit(at, pkt->length))
 		return PARSE_IP_HEADER;
 	skip(at, sizeof(*ip));
 	return parse_extensions(at, pkt);

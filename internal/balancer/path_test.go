@@ -86,6 +86,14 @@ func setByte(frame []byte, offset int, value byte) []byte {
 	return packet.SetByte(frame, ethernetLength+offset, value)
 }
 
+// mapped is an IPv6 frame to the IPv4-mapped form of an IPv4 VIP.
+func mapped(frame []byte) []byte {
+	out := slices.Clone(frame)
+	address := vip4.As16()
+	copy(out[ethernetLength+24:], address[:])
+	return out
+}
+
 var visits = []visit{
 	{name: "ARP", frame: packet.SetByte(web4.frame(), 13, 0x06), reason: "pass_not_ip"},
 	{name: "VLAN", frame: web.frame(packet.VLAN(7)), reason: "pass_not_ip"},
@@ -144,6 +152,7 @@ var visits = []visit{
 	{name: "IPv4 longer than the frame", frame: set(web4.frame(), 2, 41), reason: "drop_ip_header", length: 41},
 	{name: "IPv6 longer than the frame", frame: set(web.frame(), 4, 21), reason: "drop_ip_header", length: 61},
 	{name: "IPv6 length that wraps to itself", frame: set(web.frame(), 4, 65535), reason: "drop_ip_header", length: 39},
+	{name: "IPv4 VIP in IPv6", frame: mapped(web.frame()), reason: "drop_ip_header", length: 60},
 	{name: "no room for an extension header", frame: set(web.frame(packet.HopByHop(8)), 4, 7),
 		reason: "drop_extension", length: 47},
 	{name: "extension header beyond the packet", frame: setByte(web.frame(packet.HopByHop(8)), 41, 3),
@@ -259,6 +268,9 @@ func TestMalformedForOthersIsPassed(t *testing.T) {
 	for _, v := range visits {
 		if v.length == 0 && v.service == "" {
 			continue // no destination was read
+		}
+		if v.name == "IPv4 VIP in IPv6" {
+			continue // its destination is what is wrong
 		}
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
