@@ -1,0 +1,140 @@
+package balancer
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// A way is an encapsulation of one family in another.
+type way struct {
+	kind         config.Encapsulation
+	inner, outer int
+	overhead     int // bytes, as docs/protocol.md has them
+}
+
+var ways = []way{
+	{config.SRv6Insert, 6, 6, 56},
+	{config.SRv6Encap, 4, 6, 40},
+	{config.SRv6Encap, 6, 6, 40},
+	{config.GRE, 4, 4, 24},
+	{config.GRE, 6, 4, 24},
+	{config.GRE, 4, 6, 44},
+	{config.GRE, 6, 6, 44},
+	{config.IPIP, 4, 4, 20},
+	{config.IPIP, 6, 4, 20},
+	{config.IPIP, 4, 6, 40},
+	{config.IPIP, 6, 6, 40},
+}
+
+// serviceBy is a service that packets reach by a way, on a VIP of its own.
+func (w way) serviceBy(number uint8, protocol config.Protocol) config.Service {
+	vip := netip.AddrFrom4([4]byte{198, 51, 100, 100 + number})
+	if w.inner == 6 {
+		vip = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 100 + number})
+	}
+	server := srv6Server("s", 20+number, 1)
+	if w.kind == config.GRE || w.kind == config.IPIP {
+		server = tunnelServer("s", fmt.Sprintf("10.0.1.%d", number))
+		if w.outer == 6 {
+			server = tunnelServer("s", fmt.Sprintf("fd00:a::1:%d", number))
+		}
+	}
+	name := fmt.Sprintf("%s-%d-%d-%s", w.kind, w.inner, w.outer, protocol)
+	return serviceOf(name, vip, 80, protocol, w.kind, server)
+}
+
+// shapes are packets that differ in what an encapsulation copies, moves or leaves alone.
+func shapes(version int) map[string][]packet.Option {
+	out := map[string][]packet.Option{
+		"plain":         nil,
+		"traffic class": {packet.TrafficClass(0xff)},
+		"ECT(0)":        {packet.TrafficClass(0x02)},
+		"hop limit 2":   {packet.HopLimit(2)},
+		"hop limit 255": {packet.HopLimit(255)},
+		"payload":       {packet.Payload(bytes.Repeat([]byte{0xa5}, 1001))},
+	}
+	if version == 4 {
+		for _, words := range []int{1, 10} {
+			out[fmt.Sprintf("%d words of options", words)] = []packet.Option{packet.IPOptions(bytes.Repeat([]byte{1}, 4*words))}
+		}
+		return out
+	}
+	out["flow label"] = []packet.Option{packet.FlowLabel(0xfffff), packet.TrafficClass(0x2e)}
+	out["destination options"] = []packet.Option{packet.DestinationOptions(64)}
+	for _, size := range []int{8, 16, 64, 2048} {
+		out[fmt.Sprintf("hop-by-hop options of %d bytes", size)] = []packet.Option{
+			packet.HopByHop(size), packet.DestinationOptions(8), packet.Payload([]byte("behind it")),
+		}
+	}
+	return out
+}
+
+// Every encapsulation of every shape, new and known flow alike, is the reference's to the byte.
+func TestEncapsulations(t *testing.T) {
+	var services []config.Service
+	for i, w := range ways {
+		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
+			services = append(services, w.serviceBy(uint8(i), protocol))
+		}
+	}
+	f := open(t, balancerOf(services...))
+	for i := range services {
+		svc, w := &services[i], ways[i/2]
+		flow := flowTo(svc.VIP, uint16(svc.Port), svc.Protocol)
+		for shape, options := range shapes(w.inner) {
+			t.Run(svc.Name+"/"+shape, func(t *testing.T) {
+				f.t = t
+				clear(f.kernel.flows.entries)
+				frame := flow.frame(options...)
+				got := f.run(frame)
+				f.check(f.forwarded(frame, flow, svc.Name, "s", "forward_new"), got)
+				if overhead := len(got.Frame) - len(frame); overhead != w.overhead {
+					t.Errorf("%d bytes added, want %d", overhead, w.overhead)
+				}
+				if err := packet.Verify(got.Frame); err != nil {
+					t.Error(err)
+				}
+				f.check(f.forwarded(frame, flow, svc.Name, "s", "forward_known"), f.run(frame))
+			})
+		}
+	}
+}
+
+// At the edge of the MTU a packet fits to the byte; one byte more is counted, and left whole.
+func TestMTU(t *testing.T) {
+	var services []config.Service
+	for i, w := range ways {
+		services = append(services, w.serviceBy(uint8(i), config.UDP))
+	}
+	f := open(t, balancerOf(services...))
+	f.via["s"] = "narrow"
+	f.route()
+	for i, w := range ways {
+		t.Run(services[i].Name, func(t *testing.T) {
+			f.t = t
+			flow := flowTo(services[i].VIP, 80, config.UDP)
+			empty := int(layer3(flow.frame()))
+			fits := flow.frame(packet.Payload(make([]byte, links["narrow"]-w.overhead-empty)))
+			got := f.run(fits)
+			f.check(f.forwarded(fits, flow, services[i].Name, "s", "forward_new"), got)
+			if want := ethernetLength + links["narrow"]; len(got.Frame) != want {
+				t.Errorf("frame of %d bytes, want %d", len(got.Frame), want)
+			}
+			large := flow.frame(packet.Payload(make([]byte, links["narrow"]-w.overhead-empty+1)))
+			f.check(refused(large, "drop_too_big", layer3(large)), f.run(large))
+			f.check(f.forwarded(fits, flow, services[i].Name, "s", "forward_known"), f.run(fits))
+		})
+	}
+}
+
+// Bytes behind the packet, which short frames have on a wire, do not count towards the MTU.
+func TestPaddingIsNotPayload(t *testing.T) {
+	f := openStandard(t)
+	frame := packet.Pad(narrow.frame(packet.Payload(make([]byte, 1500-40-60))), make([]byte, 32)...)
+	f.check(f.forwarded(frame, narrow, "narrow", "n", "forward_new"), f.run(frame))
+}
