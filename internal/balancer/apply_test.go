@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"strings"
@@ -397,3 +398,35 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
 }
 
+// Other limits need other tables: a start with them is refused, and harms nothing.
+func TestOtherLimitsAreRefused(t *testing.T) {
+	f := open(t, webOf(srv6Server("s", 1, 1)))
+	f.run(web.frame())
+	want := f.configuration()
+	for name, change := range map[string]func(*config.Limits){
+		"flows":   func(l *config.Limits) { l.Flows *= 4 },
+		"servers": func(l *config.Limits) { l.Servers++ },
+	} {
+		cfg := webOf(srv6Server("other", 2, 1))
+		cfg.Node = f.cfg.Node
+		change(&cfg.Node.Limits)
+		cfg.Node.Seed++
+		b, err := New(cfg, slog.New(slog.DiscardHandler))
+		if err == nil {
+			_ = b.Close()
+			t.Fatalf("%s: no error", name)
+		}
+		if message := err.Error(); !strings.Contains(message, "limits") || !strings.Contains(message, "segue lb detach "+cfg.Node.Instance) {
+			t.Errorf("%s: %v", name, err)
+		}
+		var identity balancerIdentity
+		f.must(f.kernel.objects.Identity.Lookup(uint32(0), &identity))
+		if identity != f.identity {
+			t.Errorf("%s: the hash keys changed", name)
+		}
+	}
+	if diff := cmp.Diff(want, f.configuration()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_known"), f.run(web.frame()))
+}
