@@ -25,6 +25,8 @@
 #define FLOW_TIME_MASK 0xfffULL
 /* One tick of `last seen` is 2^32 ns, 4.3 s; twelve bits reach 4.9 hours. */
 #define FLOW_TICK_SHIFT 32
+/* How far an entry can be ahead of a clock that was read earlier, in ticks. */
+#define FLOW_MAX_LEAD 32
 /* An established flow yields its entry to a new one only when idle as long. */
 #define FLOW_MIN_IDLE 15 /* ticks: 64 s */
 
@@ -75,9 +77,13 @@ static __always_inline enum flow_state flow_state(__u64 value)
 	return (value >> FLOW_STATE_SHIFT) & 3;
 }
 
+/* Another core may have renewed the entry after this one read the clock: ages
+ * of less than nothing are nothing. */
 static __always_inline __u64 flow_age(__u64 value, __u64 now)
 {
-	return (now - value) & FLOW_TIME_MASK;
+	__u64 age = (now - value) & FLOW_TIME_MASK;
+
+	return age > FLOW_TIME_MASK - FLOW_MAX_LEAD ? 0 : age;
 }
 
 static __always_inline __u64 flow_value(__u64 signature, __u32 server, enum flow_state state,

@@ -34,7 +34,7 @@ enum tcp_flag {
 enum parse_error {
 	PARSE_OK,
 	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */
-	PARSE_IP_HEADER,      /* version, destination, header length or total length */
+	PARSE_IP_HEADER,      /* version, destination or a length */
 	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
 	PARSE_ROUTING_HEADER, /* not at the last of its segments yet */
 	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */

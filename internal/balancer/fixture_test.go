@@ -27,14 +27,14 @@ import (
 
 // What an XDP program answers with (enum xdp_action of the kernel).
 const (
-	xdpDrop     = 1
-	xdpPass     = 2
-	xdpTX       = 3
-	xdpRedirect = 4
+	verdictDrop     = 1
+	verdictPass     = 2
+	verdictTX       = 3
+	verdictRedirect = 4
 )
 
-// hostMAC is the balancer's, to which package packet addresses its frames.
-var hostMAC = packet.MAC{2, 0, 0, 0, 0, 2}
+// ownMAC is the balancer's, to which package packet addresses its frames.
+var ownMAC = packet.MAC{2, 0, 0, 0, 0, 2}
 
 // links are the interfaces by which the servers of a fixture are reached, with their MTU. The one
 // named bridge is one; the others are veths.
@@ -82,7 +82,7 @@ func (f *fixture) start(cfg *config.Balancer) {
 		f.t.Fatal(err)
 	}
 	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
-	f.must(f.kernel.setHostMAC(hostMAC))
+	f.must(f.kernel.setHostMAC(ownMAC))
 	f.route()
 }
 
@@ -244,7 +244,11 @@ func (f *fixture) counters() counters {
 			sum.Bytes += v.Bytes
 			sum.Flows += v.Flows
 		}
-		c.servers[key.service+"/"+key.server] = sum
+		name := key.service + "/" + key.server
+		if _, retired := f.slots.retired[slot]; retired {
+			name += ", retired"
+		}
+		c.servers[name] = sum
 	}
 	return c
 }
@@ -299,9 +303,9 @@ func layer3(frame []byte) uint64 {
 
 // refused is the outcome of a frame that is dropped or passed untouched.
 func refused(frame []byte, reason string, length uint64) outcome {
-	verdict := uint32(xdpDrop)
+	verdict := uint32(verdictDrop)
 	if strings.HasPrefix(reason, "pass_") {
-		verdict = xdpPass
+		verdict = verdictPass
 	}
 	return outcome{verdict, frame, map[string]tally{reason: {1, length, 0}}, map[string]tally{}}
 }
@@ -318,7 +322,7 @@ func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason str
 		placed = 1
 	}
 	return outcome{
-		xdpRedirect, out,
+		verdictRedirect, out,
 		map[string]tally{reason: {1, length, 0}},
 		map[string]tally{service + "/" + server: {1, length, placed}},
 	}
@@ -400,7 +404,7 @@ func (f *fixture) placed(flow Flow, service string) string {
 func (f *fixture) slot(service, server string) uint32 {
 	f.t.Helper()
 	for slot, key := range f.slots.bySlot {
-		if key.service == service && key.server == server {
+		if _, retired := f.slots.retired[slot]; !retired && key.service == service && key.server == server {
 			return slot
 		}
 	}

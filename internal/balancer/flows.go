@@ -19,8 +19,11 @@ const (
 
 	flowTick     = 1 << 32 // ns; FLOW_TICK_SHIFT in bpf/flowtable.h
 	flowTimeMask = 0xfff
+	// maxFlowLead is how far an entry can be ahead of a clock that was read
+	// earlier, in ticks; FLOW_MAX_LEAD in bpf/flowtable.h.
+	maxFlowLead = 32
 	// maxFlowTicks leaves the sweeper time before the clock wraps around.
-	maxFlowTicks = flowTimeMask - 64
+	maxFlowTicks = flowTimeMask - 2*maxFlowLead
 )
 
 // flowBuckets is how many buckets hold the given number of flows: a power of two.
@@ -57,9 +60,14 @@ func (e flowEntry) signature() uint64        { return uint64(e) >> 30 }
 func (e flowEntry) server() uint32           { return uint32(e>>14) & 0xffff }
 func (e flowEntry) state() balancerFlowState { return balancerFlowState(e >> 12 & 3) }
 
-// age is the time since the flow was seen, in ticks.
+// age is the time since the flow was seen, in ticks: 0 also when a packet renewed
+// the entry after now was read.
 func (e flowEntry) age(now uint16) uint16 {
-	return (now - uint16(e)) & flowTimeMask
+	age := (now - uint16(e)) & flowTimeMask
+	if age > flowTimeMask-maxFlowLead {
+		return 0
+	}
+	return age
 }
 
 // flowClock is the time in ticks, as the data path reads it.

@@ -64,7 +64,7 @@ func openKernel(cfg *config.Balancer) (*kernel, error) {
 
 func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64) error {
 	options := ebpf.MapOptions{PinPath: k.dir}
-	identity, err := openIdentity(spec.Maps[balancerMapIdentity], options, seed)
+	identity, err := readIdentity(spec.Maps[balancerMapIdentity], options, seed)
 	if err != nil {
 		return err
 	}
@@ -80,6 +80,9 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64) error {
 	}
 	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{Maps: options}); err != nil {
 		return err
+	}
+	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
+		return fmt.Errorf("write identity: %w", err)
 	}
 	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
@@ -101,9 +104,9 @@ func (k *kernel) explain(err error, instance string) error {
 	return fmt.Errorf("load the data path: %w", err)
 }
 
-// openIdentity returns the hash keys: those of the flow table that exists, or
+// readIdentity returns the hash keys: those of the flow table that exists, or
 // fresh ones.
-func openIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*balancerIdentity, error) {
+func readIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*balancerIdentity, error) {
 	m, err := ebpf.NewMapWithOptions(spec, options)
 	if err != nil {
 		return nil, err
@@ -121,9 +124,6 @@ func openIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*ba
 		}
 	}
 	identity.BucketKeys = bucketKeys(seed)
-	if err := m.Put(uint32(0), &identity); err != nil {
-		return nil, fmt.Errorf("write identity: %w", err)
-	}
 	return &identity, nil
 }
 

@@ -238,7 +238,7 @@ func TestNoHeadroom(t *testing.T) {
 // elsewhere.
 func TestHairpin(t *testing.T) {
 	f := openStandard(t)
-	for link, verdict := range map[string]uint32{"bridge": xdpTX, "out": xdpRedirect} {
+	for link, verdict := range map[string]uint32{"bridge": verdictTX, "out": verdictRedirect} {
 		clear(f.kernel.flows.entries)
 		want := f.forwarded(hairpin.frame(), hairpin, "hairpin", "h", "forward_new")
 		want.Verdict = verdict

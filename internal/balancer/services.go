@@ -70,7 +70,6 @@ func loadServices(k *kernel, slots *slots) (*services, error) {
 	for entries.Next(&key, &value) {
 		if known := byID[value.Id]; known != nil {
 			known.table = value.Table
-			known.VIP, known.Port, known.Protocol = fromKey(key)
 		}
 	}
 	if err := entries.Err(); err != nil {
@@ -89,13 +88,8 @@ func (s *services) apply(cfg *config.Balancer) error {
 			return fmt.Errorf("service %s: %w", cfg.Services[i].Name, err)
 		}
 	}
-	for name, old := range s.byName {
-		if wanted[name] {
-			continue
-		}
-		if err := s.remove(old); err != nil {
-			return fmt.Errorf("remove service %s: %w", name, err)
-		}
+	if err := s.keepOnly(wanted); err != nil {
+		return err
 	}
 	if err := s.applyVIPs(); err != nil {
 		return err
@@ -112,19 +106,12 @@ func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) 
 			return err
 		}
 	}
-	old := svc.Service
 	members, err := s.claimMembers(svc, cfg, node)
 	if err != nil {
 		return err
 	}
 	svc.Service, svc.members = *cfg, members
-	if err := s.place(svc); err != nil {
-		return err
-	}
-	if old.VIP.IsValid() && keyOf(&old) != keyOf(cfg) {
-		return s.deleteKey(keyOf(&old))
-	}
-	return nil
+	return s.place(svc)
 }
 
 // add gives a service a number.
@@ -266,33 +253,52 @@ var encapsulations = map[config.Encapsulation]balancerEncapsulation{
 	config.IPIP:       balancerEncapsulationENCAP_IPIP,
 }
 
-// remove takes a service out of the data path, then its number.
-func (s *services) remove(svc *service) error {
-	if svc.VIP.IsValid() {
-		if err := s.deleteKey(keyOf(&svc.Service)); err != nil {
-			return err
+// keepOnly takes all other services out of the data path, then their numbers.
+func (s *services) keepOnly(wanted map[string]bool) error {
+	keys := map[balancerServiceKey]bool{}
+	for name, svc := range s.byName {
+		if wanted[name] {
+			keys[keyOf(&svc.Service)] = true
 		}
 	}
-	err := s.kernel.objects.ServiceLabels.Delete(svc.id)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := s.keepKeys(keys); err != nil {
 		return err
 	}
-	delete(s.byName, svc.Name)
+	for name, svc := range s.byName {
+		if wanted[name] {
+			continue
+		}
+		err := s.kernel.objects.ServiceLabels.Delete(svc.id)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("remove service %s: %w", name, err)
+		}
+		delete(s.byName, name)
+	}
 	return nil
 }
 
-// deleteKey deletes a service's entry, unless another service has taken it over.
-func (s *services) deleteKey(key balancerServiceKey) error {
-	for _, svc := range s.byName {
-		if svc.members != nil && keyOf(&svc.Service) == key {
-			return nil
+// keepKeys deletes all entries but those with the keys. It comes after all entries are written, so
+// that no packet misses its service while services change places.
+func (s *services) keepKeys(wanted map[balancerServiceKey]bool) error {
+	var stale []balancerServiceKey
+	var key balancerServiceKey
+	var value balancerService
+	entries := s.kernel.objects.Services.Iterate()
+	for entries.Next(&key, &value) {
+		if !wanted[key] {
+			stale = append(stale, key)
 		}
 	}
-	err := s.kernel.objects.Services.Delete(key)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read the services: %w", err)
 	}
-	return err
+	for _, key := range stale {
+		if err := s.kernel.objects.Services.Delete(key); err != nil {
+			vip, port, protocol := fromKey(key)
+			return fmt.Errorf("remove the entry of %s port %s %s: %w", vip, port, protocol, err)
+		}
+	}
+	return nil
 }
 
 // applyVIPs makes the set of VIPs follow the services.

@@ -1,0 +1,432 @@
+package balancer
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// webOf is one service with some servers.
+func webOf(servers ...config.Server) *config.Balancer {
+	return balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...))
+}
+
+const liveFlows = 300
+
+// establish opens connections, each by a SYN and an ACK, and says which server took each.
+func (f *fixture) establish(flow Flow) map[Flow]string {
+	f.t.Helper()
+	servers := map[Flow]string{}
+	for port := range uint16(liveFlows) {
+		flow := flow.from(10000 + port)
+		servers[flow] = serverOf(f.run(flow.frame()))
+		if got := serverOf(f.run(flow.frame(packet.Flags(packet.ACK)))); got != servers[flow] || got == "" {
+			f.t.Fatalf("%v: SYN to %q, ACK to %q", flow, servers[flow], got)
+		}
+	}
+	return servers
+}
+
+// serverOf is the server, as "service/server", that a frame was counted for; "" without.
+func serverOf(o outcome) string {
+	for name := range o.Servers {
+		return name
+	}
+	return ""
+}
+
+// reasonOf is the one reason that a frame was counted for.
+func reasonOf(o outcome) string {
+	for name := range o.Reasons {
+		return name
+	}
+	return ""
+}
+
+// stay checks that connections are where they were, but for those of servers that went.
+func (f *fixture) stay(servers map[Flow]string, gone string) {
+	f.t.Helper()
+	for flow, server := range servers {
+		o := f.run(flow.frame(packet.Flags(packet.ACK)))
+		switch {
+		case server != gone && (serverOf(o) != server || reasonOf(o) != "forward_known"):
+			f.t.Errorf("%v moved from %s to %s (%s)", flow.Source, server, serverOf(o), reasonOf(o))
+		case server == gone && (serverOf(o) == gone || reasonOf(o) != "forward_recover"):
+			f.t.Errorf("%v of %s, which is gone: to %s (%s)", flow.Source, gone, serverOf(o), reasonOf(o))
+		}
+	}
+}
+
+func TestServersComeAndGo(t *testing.T) {
+	s1, s2, s3, s4 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1), srv6Server("s4", 4, 1)
+	for name, v := range map[string]struct {
+		after []config.Server
+		gone  string
+	}{
+		"added":       {[]config.Server{s1, s2, s3, s4}, ""},
+		"removed":     {[]config.Server{s1, s3}, "web/s2"},
+		"replaced":    {[]config.Server{s1, s4, s3}, "web/s2"},
+		"reweighted":  {[]config.Server{srv6Server("s1", 1, 9), s2, s3}, ""},
+		"drained":     {[]config.Server{srv6Server("s1", 1, 0), s2, s3}, ""},
+		"reordered":   {[]config.Server{s3, s2, s1}, ""},
+		"readdressed": {[]config.Server{s1, srv6Server("s2", 12, 1), s3}, "none: the name is the same"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := webOf(s1, s2, s3)
+			cfg.Node.Limits.Flows = 1 << 14 // every flow has room
+			f := open(t, cfg)
+			servers := f.establish(web)
+			next := webOf(v.after...)
+			next.Node = cfg.Node
+			f.mustApply(next)
+			if name == "readdressed" {
+				f.readdressed(servers)
+				return
+			}
+			f.stay(servers, v.gone)
+			f.places(v.after)
+		})
+	}
+}
+
+// readdressed checks that the flows of s2, now elsewhere, are placed anew and none goes to its old
+// address.
+func (f *fixture) readdressed(servers map[Flow]string) {
+	f.t.Helper()
+	for flow, server := range servers {
+		frame := flow.frame(packet.Flags(packet.ACK))
+		reason := "forward_known"
+		if server == "web/s2" {
+			reason = "forward_recover"
+		}
+		f.check(f.forwarded(frame, flow, "web", strings.TrimPrefix(server, "web/"), reason), f.run(frame))
+	}
+}
+
+// places checks that new flows reach every server that takes them, and no other.
+func (f *fixture) places(servers []config.Server) {
+	f.t.Helper()
+	want, got := map[string]bool{}, map[string]bool{}
+	for _, s := range servers {
+		if *s.Weight > 0 {
+			want["web/"+s.Name] = true
+		}
+	}
+	for port := range uint16(liveFlows) {
+		flow := web.from(20000 + port)
+		o := f.run(flow.frame())
+		if want := "web/" + f.placed(flow, "web"); serverOf(o) != want {
+			f.t.Errorf("%v placed on %s, want %s", flow, serverOf(o), want)
+		}
+		got[serverOf(o)] = true
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		f.t.Errorf("servers with new flows (-want +got):\n%s", diff)
+	}
+}
+
+// A server that comes back before its flows were swept takes them up again.
+func TestServerComesBack(t *testing.T) {
+	s1, s2 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1)
+	f := open(t, webOf(s1, s2))
+	flow := web
+	for f.placed(flow, "web") != "s2" {
+		flow = flow.from(flow.Source.Port() + 1)
+	}
+	f.run(flow.frame())
+	f.mustApply(webOf(s1))
+	f.mustApply(webOf(s1, s2))
+	if o := f.run(flow.frame(packet.Flags(packet.ACK))); reasonOf(o) != "forward_known" || serverOf(o) != "web/s2" {
+		t.Errorf("%s to %s", reasonOf(o), serverOf(o))
+	}
+}
+
+func TestServiceGoes(t *testing.T) {
+	f := openStandard(t)
+	cfg := standard()
+	cfg.Services = cfg.Services[:len(cfg.Services)-1] // "one"
+	f.mustApply(cfg)
+	f.check(f.forwarded(toOne.frame(), toOne, "all", "a", "forward_new"), f.run(toOne.frame()))
+
+	cfg = standard()
+	cfg.Services = cfg.Services[:len(cfg.Services)-2] // and "all": the VIP goes, too
+	f.mustApply(cfg)
+	f.check(refused(toOne.frame(), "pass_not_vip", 60), f.run(toOne.frame()))
+	f.check(refused(toAll.frame(), "pass_not_vip", 60), f.run(toAll.frame()))
+
+	f.mustApply(standard())
+	clear(f.kernel.flows.entries)
+	f.check(f.forwarded(toOne.frame(), toOne, "one", "o", "forward_new"), f.run(toOne.frame()))
+}
+
+func TestServiceMoves(t *testing.T) {
+	server := srv6Server("s", 1, 1)
+	f := open(t, webOf(server))
+	f.mustApply(balancerOf(serviceOf("web", vip6, 8080, config.TCP, config.SRv6Encap, server)))
+	f.check(refused(web.frame(), "drop_no_service", 60), f.run(web.frame()))
+	moved := flowTo(vip6, 8080, config.TCP)
+	f.check(f.forwarded(moved.frame(), moved, "web", "s", "forward_new"), f.run(moved.frame()))
+
+	f.mustApply(balancerOf(serviceOf("web", vip4, 8080, config.UDP, config.SRv6Encap, server)))
+	f.check(refused(moved.frame(), "pass_not_vip", 60), f.run(moved.frame()))
+	moved = flowTo(vip4, 8080, config.UDP)
+	f.check(f.forwarded(moved.frame(), moved, "web", "s", "forward_new"), f.run(moved.frame()))
+}
+
+func twoServices(a, b netip.Addr) *config.Balancer {
+	return balancerOf(
+		serviceOf("a", a, 80, config.TCP, config.SRv6Encap, srv6Server("s", 1, 1)),
+		serviceOf("b", b, 80, config.TCP, config.SRv6Encap, srv6Server("s", 2, 1)),
+	)
+}
+
+// Two services change places in one reload while packets come in: none of them finds no service.
+func TestServicesSwapVIPs(t *testing.T) {
+	f := open(t, twoServices(vip6, vip6All))
+	flows := []Flow{web, toOne}
+	before := f.counters()
+	ctx, cancel := context.WithCancel(t.Context())
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			frame := flows[i%2].frame()
+			if _, err := f.kernel.objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for range 20 {
+		f.mustApply(twoServices(vip6All, vip6))
+		f.mustApply(twoServices(vip6, vip6All))
+	}
+	f.mustApply(twoServices(vip6All, vip6))
+	cancel()
+	traffic.Wait()
+	for reason := range difference(before.reasons, f.counters().reasons) {
+		if !strings.HasPrefix(reason, "forward_") {
+			t.Errorf("packets left as %s", reason)
+		}
+	}
+	clear(f.kernel.flows.entries)
+	f.check(f.forwarded(web.frame(), web, "b", "s", "forward_new"), f.run(web.frame()))
+	f.check(f.forwarded(toOne.frame(), toOne, "a", "s", "forward_new"), f.run(toOne.frame()))
+}
+
+// A reload that fails half-way leaves everything as it was: here the second service has no room for
+// its servers when the first has changed already.
+func TestFailedReload(t *testing.T) {
+	base := func() *config.Balancer {
+		cfg := twoServices(vip6, vip6All)
+		cfg.Node.Limits.Servers = 4
+		return cfg
+	}
+	f := open(t, base())
+	flow := web
+	f.run(flow.frame())
+	f.run(toOne.frame())
+	want := f.configuration()
+
+	cfg := base()
+	cfg.Services[0] = serviceOf("a", vip4, 443, config.UDP, config.SRv6Encap, srv6Server("other", 3, 1))
+	cfg.Services[1].Servers = []config.Server{
+		srv6Server("s", 2, 0), srv6Server("x", 4, 1), srv6Server("y", 5, 1), srv6Server("z", 6, 1),
+	}
+	cfg.Services = append(cfg.Services, serviceOf("c", vip6, 443, config.TCP, config.SRv6Encap, srv6Server("s", 7, 1)))
+	err := f.apply(cfg)
+	if err == nil || !strings.Contains(err.Error(), "service b") || !strings.Contains(err.Error(), "node.limits.servers") {
+		t.Fatalf("error of the reload: %v", err)
+	}
+	if diff := cmp.Diff(want, f.configuration()); diff != "" {
+		t.Errorf("after the reload that failed (-before +after):\n%s", diff)
+	}
+	f.check(f.forwarded(flow.frame(), flow, "a", "s", "forward_known"), f.run(flow.frame()))
+	f.check(f.forwarded(toOne.frame(), toOne, "b", "s", "forward_known"), f.run(toOne.frame()))
+	v4 := flowTo(vip4, 443, config.UDP)
+	f.check(refused(v4.frame(), "pass_not_vip", layer3(v4.frame())), f.run(v4.frame()))
+
+	// What the failed reload took is free again once it was swept, and only then.
+	f.must(f.sweep())
+	f.must(f.sweep())
+	cfg = base()
+	cfg.Services[1].Servers = append(cfg.Services[1].Servers, srv6Server("x", 4, 1), srv6Server("y", 5, 1))
+	f.mustApply(cfg)
+}
+
+// configuration is what the data path was told, in plain words.
+func (f *fixture) configuration() map[string]string {
+	f.t.Helper()
+	out := map[string]string{}
+	var key balancerServiceKey
+	var value balancerService
+	for entries := f.kernel.objects.Services.Iterate(); entries.Next(&key, &value); {
+		var label balancerLabel
+		f.must(f.kernel.objects.ServiceLabels.Lookup(value.Id, &label))
+		vip, port, protocol := fromKey(key)
+		out["service "+vip.String()+" "+port.String()+" "+string(protocol)] = text(label.Service[:])
+	}
+	var vip balancerIn6Addr
+	var one uint32
+	for entries := f.kernel.objects.Vips.Iterate(); entries.Next(&vip, &one); {
+		out["VIP "+addrOf(vip).String()] = ""
+	}
+	for slot, key := range f.slots.bySlot {
+		if server := &f.kernel.servers.servers[slot]; server.Flags != 0 {
+			state := "in use"
+			if server.Flags&uint32(balancerServerFlagsSERVER_NO_NEW) != 0 {
+				state = "no new flows"
+			}
+			out["server "+key.service+"/"+key.server+" "+addrOf(server.Address).String()] = state
+		}
+	}
+	return out
+}
+
+// Slots are given out again only after two sweeps, with counters of zero; until then no other server
+// gets them.
+func TestSlotLifecycle(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	f := open(t, cfg)
+	slot := f.slot("web", "s2")
+	flow := web
+	for f.placed(flow, "web") != "s2" {
+		flow = flow.from(flow.Source.Port() + 1)
+	}
+	f.run(flow.frame())
+	f.mustApply(webOf(srv6Server("s1", 1, 1), srv6Server("s3", 3, 1)))
+	if got := f.slot("web", "s3"); got == slot {
+		t.Fatalf("slot %d has another server at once", slot)
+	}
+	f.must(f.sweep())
+	if entry := f.kernel.flows.find(flow, &f.identity); entry != 0 {
+		t.Errorf("flow of the server that went is still there after a sweep: %#x", entry)
+	}
+	f.mustApply(webOf(srv6Server("s1", 1, 1), srv6Server("s3", 3, 1), srv6Server("s4", 4, 1)))
+	if got := f.slot("web", "s4"); got == slot {
+		t.Fatalf("slot %d has another server after one sweep", slot)
+	}
+	f.must(f.sweep())
+	f.mustApply(webOf(srv6Server("s1", 1, 1), srv6Server("s3", 3, 1), srv6Server("s5", 5, 1)))
+	if got := f.slot("web", "s5"); got != slot {
+		t.Errorf("slot %d is free after two sweeps, but s5 has %d", slot, got)
+	}
+	if got := f.counters().servers["web/s5"]; got != (tally{}) {
+		t.Errorf("a new server begins with counters of %+v", got)
+	}
+}
+
+// A server without flows of its own, in the slot of one that had some, gets none of them.
+func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
+	f := open(t, twoServices(vip6, vip6All))
+	entry := entryOf(f.signature(web), f.slot("b", "s"), balancerFlowStateFLOW_ESTABLISHED, f.clock())
+	f.bucket(web)[3] = entry
+	frame := web.frame(packet.Flags(packet.ACK))
+	f.check(f.forwarded(frame, web, "a", "s", "forward_recover"), f.run(frame))
+}
+
+// A process that ends and one that begins see the same balancer, and packets in between see none
+// missing.
+func TestRestart(t *testing.T) {
+	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
+	cfg := webOf(s1, s2, s3)
+	cfg.Node.Limits.Flows = 1 << 14
+	f := open(t, cfg)
+	servers := f.establish(web)
+	identity, counters, slots := f.identity, f.counters(), maps.Clone(f.slots.bySlot)
+
+	f.stop()
+	f.start(cfg)
+	if f.identity != identity {
+		t.Error("the hash keys are others")
+	}
+	if diff := cmp.Diff(counters, f.counters(), cmp.AllowUnexported(counterType)); diff != "" {
+		t.Errorf("counters (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(slots, f.slots.bySlot, cmp.AllowUnexported(serverKey{}), addrComparer); diff != "" {
+		t.Errorf("slots (-before +after):\n%s", diff)
+	}
+	f.stay(servers, "")
+
+	// The next process has another configuration.
+	f.stop()
+	next := webOf(s1, s3)
+	next.Node = cfg.Node
+	f.start(next)
+	f.stay(servers, "web/s2")
+	f.places([]config.Server{s1, s3})
+}
+
+var (
+	counterType  = counters{}
+	addrComparer = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+)
+
+// A service and a server that went while no process ran are gone with the next.
+func TestRestartWithoutService(t *testing.T) {
+	f := open(t, twoServices(vip6, vip6All))
+	cfg := twoServices(vip6, vip6All)
+	cfg.Node, cfg.Services = f.cfg.Node, cfg.Services[:1]
+	f.stop()
+	f.start(cfg)
+	f.check(refused(toOne.frame(), "pass_not_vip", 60), f.run(toOne.frame()))
+	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+}
+
+// A process may have ended between two writes: what it left of a move does not stay.
+func TestRestartAfterHalfAMove(t *testing.T) {
+	f := open(t, twoServices(vip6, vip6All))
+	var value balancerService
+	f.must(f.kernel.objects.Services.Lookup(keyOf(f.service("a")), &value))
+	moved := *f.service("a")
+	moved.Port = 8080
+	f.must(f.kernel.objects.Services.Put(keyOf(&moved), &value))
+	cfg := f.cfg
+	f.stop()
+	f.start(cfg)
+	flow := flowTo(vip6, 8080, config.TCP)
+	f.check(refused(flow.frame(), "drop_no_service", 60), f.run(flow.frame()))
+	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+}
+
+// Other limits need other tables: a start with them is refused, and harms nothing.
+func TestOtherLimitsAreRefused(t *testing.T) {
+	f := open(t, webOf(srv6Server("s", 1, 1)))
+	f.run(web.frame())
+	want := f.configuration()
+	for name, change := range map[string]func(*config.Limits){
+		"flows":   func(l *config.Limits) { l.Flows *= 4 },
+		"servers": func(l *config.Limits) { l.Servers++ },
+	} {
+		cfg := webOf(srv6Server("other", 2, 1))
+		cfg.Node = f.cfg.Node
+		change(&cfg.Node.Limits)
+		cfg.Node.Seed++
+		b, err := New(cfg, slog.New(slog.DiscardHandler))
+		if err == nil {
+			_ = b.Close()
+			t.Fatalf("%s: no error", name)
+		}
+		if message := err.Error(); !strings.Contains(message, "limits") || !strings.Contains(message, "segue lb detach "+cfg.Node.Instance) {
+			t.Errorf("%s: %v", name, err)
+		}
+		var identity balancerIdentity
+		f.must(f.kernel.objects.Identity.Lookup(uint32(0), &identity))
+		if identity != f.identity {
+			t.Errorf("%s: the hash keys changed", name)
+		}
+	}
+	if diff := cmp.Diff(want, f.configuration()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_known"), f.run(web.frame()))
+}

@@ -1,0 +1,295 @@
+package balancer
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+const (
+	stateFree        = balancerFlowStateFLOW_FREE
+	stateNew         = balancerFlowStateFLOW_NEW
+	stateEstablished = balancerFlowStateFLOW_ESTABLISHED
+	stateClosing     = balancerFlowStateFLOW_CLOSING
+)
+
+// inOneTick runs a test again until the flow clock stands still meanwhile.
+func (f *fixture) inOneTick(test func(now uint16)) {
+	f.t.Helper()
+	for {
+		now := f.clock()
+		test(now)
+		if f.clock() == now {
+			return
+		}
+	}
+}
+
+// enter puts a flow into the first place of its bucket, which has no other.
+func (f *fixture) enter(flow Flow, service, server string, state balancerFlowState) {
+	f.t.Helper()
+	bucket := f.bucket(flow)
+	clear(bucket)
+	bucket[0] = entryOf(f.signature(flow), f.slot(service, server), state, f.clock())
+}
+
+// otherThanPlaced is a server of the service that consistent hashing does not name for the flow.
+func (f *fixture) otherThanPlaced(flow Flow, service string) string {
+	f.t.Helper()
+	placed := f.placed(flow, service)
+	for _, s := range f.service(service).Servers {
+		if s.Name != placed {
+			return s.Name
+		}
+	}
+	f.t.Fatalf("service %s has one server", service)
+	return ""
+}
+
+// What a packet does to a flow that is in the table, on a server that placement would not choose.
+func TestFlowStates(t *testing.T) {
+	f := openStandard(t)
+	for _, v := range []struct {
+		state  balancerFlowState
+		flags  packet.TCPFlags
+		stays  bool
+		after  balancerFlowState
+		reason string
+	}{
+		{stateNew, packet.SYN, true, stateNew, "forward_known"},
+		{stateNew, packet.ACK, true, stateEstablished, "forward_known"},
+		{stateNew, packet.SYN | packet.ACK, true, stateEstablished, "forward_known"},
+		{stateNew, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
+		{stateNew, packet.RST, true, stateClosing, "forward_known"},
+		{stateNew, packet.SYN | packet.RST, true, stateClosing, "forward_known"},
+		{stateEstablished, packet.SYN, true, stateEstablished, "forward_known"},
+		{stateEstablished, packet.ACK, true, stateEstablished, "forward_known"},
+		{stateEstablished, 0, true, stateEstablished, "forward_known"},
+		{stateEstablished, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
+		{stateEstablished, packet.RST, true, stateClosing, "forward_known"},
+		{stateClosing, packet.ACK, true, stateClosing, "forward_known"},
+		{stateClosing, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
+		{stateClosing, packet.SYN | packet.ACK, true, stateClosing, "forward_known"},
+		{stateClosing, packet.SYN, false, stateNew, "forward_new"},
+		{stateFree, packet.SYN, false, stateNew, "forward_new"},
+		{stateFree, packet.SYN | packet.FIN, false, stateClosing, "forward_new"},
+		{stateFree, packet.ACK, false, stateNew, "forward_recover"},
+		{stateFree, packet.FIN | packet.ACK, false, stateClosing, "forward_recover"},
+		{stateFree, packet.RST, false, stateClosing, "forward_recover"},
+	} {
+		t.Run(fmt.Sprintf("state %d, flags %#x", v.state, v.flags), func(t *testing.T) {
+			f.t = t
+			server := f.otherThanPlaced(web, "web")
+			f.enter(web, "web", server, v.state)
+			if !v.stays {
+				server = f.placed(web, "web")
+			}
+			frame := web.frame(packet.Flags(v.flags))
+			f.check(f.forwarded(frame, web, "web", server, v.reason), f.run(frame))
+			f.isEntered(web, "web", server, v.after)
+		})
+	}
+}
+
+// isEntered checks that a flow is in its bucket, alone and as said.
+func (f *fixture) isEntered(flow Flow, service, server string, state balancerFlowState) {
+	f.t.Helper()
+	entry := f.kernel.flows.find(flow, &f.identity)
+	if entry.state() != state || entry.server() != f.slot(service, server) {
+		f.t.Errorf("entry: state %d, slot %d; want state %d, slot %d",
+			entry.state(), entry.server(), state, f.slot(service, server))
+	}
+	entries := 0
+	for _, value := range f.bucket(flow) {
+		if flowEntry(value).state() != stateFree {
+			entries++
+		}
+	}
+	if entries != 1 {
+		f.t.Errorf("%d entries of one flow", entries)
+	}
+}
+
+func TestDatagramsConfirm(t *testing.T) {
+	f := openStandard(t)
+	server := f.placed(dns, "dns")
+	f.run(dns.frame())
+	f.isEntered(dns, "dns", server, stateNew)
+	f.run(dns.frame())
+	f.isEntered(dns, "dns", server, stateEstablished)
+}
+
+// A server that takes no new flows, whether drained or failing, keeps those that it has.
+func TestServerWithoutNewFlows(t *testing.T) {
+	f := openStandard(t)
+	drain := func(f *fixture, server string) {
+		cfg := standard()
+		zero := uint32(0)
+		for i := range cfg.Services[0].Servers {
+			if cfg.Services[0].Servers[i].Name == server {
+				cfg.Services[0].Servers[i].Weight = &zero
+			}
+		}
+		f.mustApply(cfg)
+	}
+	fail := func(f *fixture, server string) {
+		f.must(f.services.setHealth("web", server, false))
+	}
+	for name, take := range map[string]func(*fixture, string){"drained": drain, "failing": fail} {
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			server := f.placed(web, "web")
+			f.enter(web, "web", server, stateEstablished)
+			take(f, server)
+			ack := web.frame(packet.Flags(packet.ACK))
+			f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
+			got := f.run(web.frame())
+			if to := serverOf(got); to == "web/"+server || reasonOf(got) != "forward_new" {
+				t.Errorf("SYN: %s to %s", reasonOf(got), to)
+			}
+			f.mustApply(standard())
+			f.must(f.services.setHealth("web", server, true))
+		})
+	}
+}
+
+// Where all servers fail, the checks are the likelier culprit.
+func TestAllServersFailing(t *testing.T) {
+	f := openStandard(t)
+	for _, s := range f.service("web").Servers {
+		f.must(f.services.setHealth("web", s.Name, false))
+	}
+	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
+}
+
+// residents is a full bucket; each resident has a state and an age in ticks.
+type resident struct {
+	state balancerFlowState
+	age   int
+}
+
+func repeat(state balancerFlowState, ages ...int) (out [flowsPerBucket]resident) {
+	for i := range out {
+		out[i] = resident{state, ages[min(i, len(ages)-1)]}
+	}
+	return out
+}
+
+func with(bucket [flowsPerBucket]resident, changes map[int]resident) [flowsPerBucket]resident {
+	for i, r := range changes {
+		bucket[i] = r
+	}
+	return bucket
+}
+
+func TestEviction(t *testing.T) {
+	f := openStandard(t)
+	busy := repeat(stateEstablished, 0)
+	for name, v := range map[string]struct {
+		bucket  [flowsPerBucket]resident
+		evicted int // -1: none
+	}{
+		"empty":                                  {repeat(stateFree, 0), 0},
+		"one free":                               {with(busy, map[int]resident{5: {}}), 5},
+		"free before old":                        {with(repeat(stateNew, 900), map[int]resident{7: {}}), 7},
+		"new, just seen":                         {with(busy, map[int]resident{3: {stateNew, 0}}), 3},
+		"closing, just seen":                     {with(busy, map[int]resident{3: {stateClosing, 0}}), 3},
+		"oldest of new and closing":              {with(busy, map[int]resident{1: {stateNew, 2}, 2: {stateClosing, 3}, 6: {stateNew, 1}}), 2},
+		"new before idle for hours":              {with(repeat(stateEstablished, 3000), map[int]resident{4: {stateNew, 0}}), 4},
+		"oldest idle":                            {repeat(stateEstablished, 20, 30, 40, 35, 21), 2},
+		"idle for a minute":                      {with(busy, map[int]resident{6: {stateEstablished, 15}}), 6},
+		"idle for less":                          {with(busy, map[int]resident{6: {stateEstablished, 14}}), -1},
+		"all busy":                               {busy, -1},
+		"idle, last seen before the clock wraps": {with(busy, map[int]resident{2: {stateEstablished, 3900}}), 2},
+		"seen by a core whose clock is ahead":    {with(busy, map[int]resident{2: {stateEstablished, -1}}), -1},
+		"new, ahead of the clock, among older":   {with(busy, map[int]resident{2: {stateNew, -1}, 5: {stateNew, 1}}), 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			f.inOneTick(func(now uint16) {
+				before := f.settle(v.bucket, now)
+				got := f.run(web.frame())
+				reason := "forward_new"
+				if v.evicted < 0 {
+					reason = "forward_no_room"
+				} else {
+					before[v.evicted] = entryOf(f.signature(web), f.slot("web", f.placed(web, "web")), stateNew, now)
+				}
+				if f.clock() != now {
+					return
+				}
+				f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), reason), got)
+				for i, entry := range f.bucket(web) {
+					if entry != before[i] {
+						t.Errorf("entry %d is %#x, want %#x", i, entry, before[i])
+					}
+				}
+			})
+		})
+	}
+}
+
+// settle fills the bucket of the flow `web` with residents, other flows all of them.
+func (f *fixture) settle(bucket [flowsPerBucket]resident, now uint16) (entries [flowsPerBucket]uint64) {
+	f.t.Helper()
+	slot := f.slot("web", "s1")
+	for i, r := range bucket {
+		if r.state != stateFree {
+			other := f.signature(web) ^ uint64(i+1)
+			entries[i] = entryOf(other, slot, r.state, now-uint16(r.age))
+		}
+	}
+	copy(f.bucket(web), entries[:])
+	return entries
+}
+
+// A packet renews what the table says of when its flow was seen.
+func TestRenewal(t *testing.T) {
+	f := openStandard(t)
+	for _, age := range []uint16{0, 1, 100, 4000} {
+		f.inOneTick(func(now uint16) {
+			f.enter(web, "web", "s1", stateEstablished)
+			f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", "s1"), stateEstablished, now-age)
+			f.run(web.frame(packet.Flags(packet.ACK)))
+			if got := f.kernel.flows.find(web, &f.identity).age(now); got != 0 && f.clock() == now {
+				t.Errorf("flow last seen %d ticks ago, %d after a packet", age, got)
+			}
+		})
+	}
+}
+
+func TestSweep(t *testing.T) {
+	cfg := standard()
+	cfg.Services[0].Timeouts = config.Timeouts{
+		New: 10 * time.Second, Established: 4 * time.Hour, Closing: 20 * time.Second,
+	}
+	f := open(t, cfg)
+	for _, v := range []struct {
+		state balancerFlowState
+		age   int
+		kept  bool
+	}{
+		{stateNew, 0, true}, {stateNew, 3, true}, {stateNew, 4, false},
+		{stateClosing, 5, true}, {stateClosing, 6, false},
+		{stateEstablished, 900, true}, {stateEstablished, 3353, true}, {stateEstablished, 3354, false},
+		// Renewed while the sweep, which read the clock before, came along.
+		{stateNew, -1, true}, {stateEstablished, -1, true}, {stateClosing, -2, true},
+	} {
+		f.inOneTick(func(now uint16) {
+			f.settle(repeat(v.state, v.age), now)
+			f.must(f.sweep())
+			if f.clock() != now {
+				return
+			}
+			for _, entry := range f.bucket(web) {
+				if kept := flowEntry(entry).state() != stateFree; kept != v.kept {
+					t.Errorf("state %d, %d ticks old: kept %v, want %v", v.state, v.age, kept, v.kept)
+					break
+				}
+			}
+		})
+	}
+}
