@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -496,3 +497,12 @@ func entryOf(signature uint64, slot uint32, state balancerFlowState, seen uint16
 }
 
 func same(want, got outcome) bool { return cmp.Equal(want, got) }
+
+// setHealth makes the data path follow what a check found.
+func (f *fixture) setHealth(service, server string, healthy bool) {
+	f.t.Helper()
+	svc := f.services.setHealth(health.Result{Service: service, Server: server, Healthy: healthy})
+	if svc != nil {
+		f.must(f.services.place(svc))
+	}
+}

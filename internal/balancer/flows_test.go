@@ -136,7 +136,7 @@ func TestServerWithoutNewFlows(t *testing.T) {
 		f.mustApply(cfg)
 	}
 	fail := func(f *fixture, server string) {
-		f.must(f.services.setHealth("web", server, false))
+		f.setHealth("web", server, false)
 	}
 	for name, take := range map[string]func(*fixture, string){"drained": drain, "failing": fail} {
 		t.Run(name, func(t *testing.T) {
@@ -151,7 +151,7 @@ func TestServerWithoutNewFlows(t *testing.T) {
 				t.Errorf("SYN: %s to %s", reasonOf(got), to)
 			}
 			f.mustApply(standard())
-			f.must(f.services.setHealth("web", server, true))
+			f.setHealth("web", server, true)
 		})
 	}
 }
@@ -160,7 +160,7 @@ func TestServerWithoutNewFlows(t *testing.T) {
 func TestAllServersFailing(t *testing.T) {
 	f := openStandard(t)
 	for _, s := range f.service("web").Servers {
-		f.must(f.services.setHealth("web", s.Name, false))
+		f.setHealth("web", s.Name, false)
 	}
 	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
 }
