@@ -33,9 +33,9 @@ func labName(cmd *cobra.Command) *string {
 }
 
 // labTopology adds the flags that describe a lab. The function that it returns reads them.
-func labTopology(cmd *cobra.Command, defaultName string) func() (lab.Topology, error) {
+func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
 	file := cmd.Flags().StringP("file", "f", "", "topology file (default: the built-in topology)")
-	name := cmd.Flags().String("name", "", "the lab's name (default: "+defaultName+")")
+	name := cmd.Flags().String("name", "", "the lab's name (default: the topology's)")
 	return func() (lab.Topology, error) {
 		t := lab.DefaultTopology()
 		if *file != "" {
@@ -43,8 +43,6 @@ func labTopology(cmd *cobra.Command, defaultName string) func() (lab.Topology, e
 			if t, err = lab.LoadTopology(*file); err != nil {
 				return t, err
 			}
-		} else {
-			t.Name = defaultName
 		}
 		if *name != "" {
 			t.Name = *name
@@ -59,7 +57,7 @@ func newLabUp() *cobra.Command {
 		Short: "Build a lab and leave it running",
 		Args:  cobra.NoArgs,
 	}
-	topology := labTopology(cmd, lab.DefaultTopology().Name)
+	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		t, err := topology()
 		if err != nil {
@@ -68,8 +66,12 @@ func newLabUp() *cobra.Command {
 		if _, err := lab.Up(cmd.Context(), t, labOptions(cmd)); err != nil {
 			return err
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s is up: segue lab status | exec NODE -- COMMAND | down, each with --name %s\n",
-			t.Name, t.Name)
+		option := ""
+		if t.Name != lab.DefaultTopology().Name {
+			option = " --name " + t.Name
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next: segue lab status%[1]s | segue lab exec%[1]s client -- curl -s URL | segue lab down%[1]s\n",
+			option)
 		return nil
 	}
 	return cmd
@@ -153,7 +155,7 @@ func newLabDemo() *cobra.Command {
 		Short: "Build a lab, send real requests to every service, show what happened, remove the lab",
 		Args:  cobra.NoArgs,
 	}
-	topology := labTopology(cmd, "demo")
+	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		t, err := topology()
 		if err != nil {

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestLabRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "topology.yaml")
+	if err := os.WriteFile(file, []byte("servers: 1000\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ args, err string }{
+		{"up -f " + file, file + ": servers: 1000 is not in 1 to 128"},
+		{"up -f " + file + ".none", "no such file"},
+		{"up --name my-lab", `name "my-lab": must be`},
+		{"demo extra", "unknown command"},
+		{"status --name nosuchlab", `lab "nosuchlab" is not up`},
+		{"exec --name nosuchlab s1 -- true", `lab "nosuchlab" is not up`},
+		{"exec", "requires at least 1 arg"},
+		{"down --name ../x", `name "../x": must be`},
+	} {
+		root := newRoot()
+		root.SetOut(new(bytes.Buffer))
+		root.SetArgs(append([]string{"lab"}, strings.Fields(test.args)...))
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), test.err) {
+			t.Errorf("lab %s: %v, want %s", test.args, err, test.err)
+		}
+	}
+}
+
+func TestLabDownOfNothing(t *testing.T) {
+	var output bytes.Buffer
+	root := newRoot()
+	root.SetOut(&output)
+	root.SetArgs([]string{"lab", "down", "--name", "nosuchlab"})
+	if err := root.Execute(); err != nil || output.String() != "Lab nosuchlab is down.\n" {
+		t.Errorf("%q, %v", output.String(), err)
+	}
+}
