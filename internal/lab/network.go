@@ -116,7 +116,8 @@ func (n *Node) setSysctls() error {
 		settings = append(settings,
 			sysctl{"ipv4/ip_forward", "1"},
 			sysctl{"ipv6/conf/all/forwarding", "1"},
-			// ECMP by the 5-tuple, as routers in data centres do it.
+			// ECMP by the 5-tuple, as routers in data centres do it. The default takes the flow label
+			// instead of ports, which Linux changes when a connection retransmits.
 			sysctl{"ipv4/fib_multipath_hash_policy", "1"},
 			sysctl{"ipv6/fib_multipath_hash_policy", "1"},
 		)
