@@ -196,7 +196,7 @@ func Detach(instance string) error {
 	if err != nil {
 		return err
 	}
-	if err := unpinLinks(dir); err != nil {
+	if err := detachLinks(dir); err != nil {
 		return err
 	}
 	if err := detachClsact("segue/"+instance, ifindex, all); err != nil {
@@ -225,10 +225,19 @@ func attachedTo(pin string) (int, error) {
 	return int(info.XDP().Ifindex), nil
 }
 
-func unpinLinks(dir string) error {
+// detachLinks detaches what is pinned, and does not wait for the kernel to do so after the pin is gone.
+func detachLinks(dir string) error {
 	for _, name := range []string{xdpLinkPin, ingress.pin, egress.pin} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
+		pin := filepath.Join(dir, name)
+		l, err := link.LoadPinnedLink(pin, nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open %s: %w", pin, err)
+		}
+		if err := errors.Join(l.Detach(), l.Unpin(), l.Close()); err != nil {
+			return fmt.Errorf("detach %s: %w", pin, err)
 		}
 	}
 	return nil
