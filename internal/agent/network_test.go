@@ -473,7 +473,7 @@ func TestNextSegment(t *testing.T) {
 			n.use(srv6(c.kind, serverSID(1), serverSID(2)))
 			before1, before2 := counters(t, first.kernel), counters(t, second.kernel)
 			n.echo(n.dialUDP(c.vip), 1000)
-			n.echo(n.dial(c.vip), 10_000)
+			n.echo(n.dial(c.vip), 300_000)
 			on, off := changed(before1, counters(t, first.kernel)), changed(before2, counters(t, second.kernel))
 			if on["next_segment"].Packets < 10 {
 				t.Errorf("counters of the first server: %v", on)
@@ -613,6 +613,12 @@ func TestDetach(t *testing.T) {
 				if !during.XDP || !during.Pins || len(during.Addresses) == len(was.Addresses) ||
 					(len(during.Filters) == 2) != (name == "clsact") {
 					t.Errorf("at work: %+v", during)
+				}
+				if err := n.router.Do(func() error { return Detach(cfg.Node.Instance) }); err == nil {
+					t.Error("detached from another network namespace")
+				}
+				if diff := cmp.Diff(during, n.inspect(1, cfg.Node.Instance)); diff != "" {
+					t.Errorf("after a refusal (-before +after):\n%s", diff)
 				}
 				n.detach(1, cfg.Node.Instance)
 				if diff := cmp.Diff(was, n.inspect(1, cfg.Node.Instance)); diff != "" {
