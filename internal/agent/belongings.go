@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -60,8 +61,25 @@ func (b belongings) assign(vips map[netip.Addr]bool) error {
 		if err := netlink.AddrAdd(lo, hostAddress(vip)); err != nil {
 			return fmt.Errorf("add VIP %s to lo: %w", vip, err)
 		}
+		if err := awaitLocal(vip); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// awaitLocal waits until the kernel takes packets to a new address: it adds the route of an IPv6
+// address a moment later, and says until then that there is none.
+func awaitLocal(vip netip.Addr) error {
+	const patience, pause = time.Second, time.Millisecond
+	for waited := time.Duration(0); waited < patience; waited += pause {
+		routes, err := netlink.RouteGet(vip.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		time.Sleep(pause)
+	}
+	return fmt.Errorf("VIP %s on lo is not usable after %s; is lo up?", vip, patience)
 }
 
 // release takes the VIPs from the loopback interface that the agent put there, but for those to keep.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/datapath"
 )
@@ -177,14 +178,12 @@ func (k *kernel) setHostMAC(mac [6]byte) error {
 
 // Detach takes an agent's data path out of the kernel, with everything that it put on the host and
 // all counters. It works on the network namespace of the calling thread, which must be the agent's.
+// An instance that does not exist is no error.
 func Detach(instance string) error {
 	dir := datapath.Dir(instance)
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("no agent %q: %w", instance, err)
-	}
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, agentMapBelongings), nil)
-	if errors.Is(err, os.ErrNotExist) { // a start that failed early
-		return datapath.RemoveDir(instance)
+	if errors.Is(err, os.ErrNotExist) {
+		return datapath.RemoveDir(instance) // of a start that failed early
 	}
 	if err != nil {
 		return fmt.Errorf("open map %s: %w", agentMapBelongings, err)
@@ -196,7 +195,7 @@ func Detach(instance string) error {
 	if err != nil {
 		return err
 	}
-	if err := unpinLinks(dir); err != nil {
+	if err := detachLinks(dir); err != nil {
 		return err
 	}
 	if err := detachClsact("segue/"+instance, ifindex, all); err != nil {
@@ -208,7 +207,8 @@ func Detach(instance string) error {
 	return datapath.RemoveDir(instance)
 }
 
-// attachedTo is the interface of a pinned XDP link; 0 if there is none.
+// attachedTo is the interface of a pinned XDP link; 0 if there is none, or it is gone. Pins are the
+// same in all network namespaces: it is an error if the interface is in another one.
 func attachedTo(pin string) (int, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -222,13 +222,33 @@ func attachedTo(pin string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", pin, err)
 	}
-	return int(info.XDP().Ifindex), nil
+	ifindex := int(info.XDP().Ifindex)
+	if ifindex == 0 {
+		return 0, nil
+	}
+	device, err := netlink.LinkByIndex(ifindex)
+	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
+		return 0, fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	if err != nil || device.Attrs().Xdp == nil || device.Attrs().Xdp.ProgId != uint32(info.Program) {
+		return 0, fmt.Errorf("%s: interface %d is in another network namespace", pin, ifindex)
+	}
+	return ifindex, nil
 }
 
-func unpinLinks(dir string) error {
+// detachLinks detaches what is pinned, and does not wait for the kernel to do so after the pin is gone.
+func detachLinks(dir string) error {
 	for _, name := range []string{xdpLinkPin, ingress.pin, egress.pin} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
+		pin := filepath.Join(dir, name)
+		l, err := link.LoadPinnedLink(pin, nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open %s: %w", pin, err)
+		}
+		if err := errors.Join(l.Detach(), l.Unpin(), l.Close()); err != nil {
+			return fmt.Errorf("detach %s: %w", pin, err)
 		}
 	}
 	return nil

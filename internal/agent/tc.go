@@ -112,15 +112,12 @@ func clsact(ifindex int) netlink.Qdisc {
 }
 
 // detachClsact removes the filters with the name, and clsact itself if it is ours and others have no
-// filters in it. What went with the interface is no error.
+// filters in it. Without an interface there is nothing to do.
 func detachClsact(name string, ifindex int, all belongings) error {
 	if ifindex == 0 {
 		return nil
 	}
 	device, err := netlink.LinkByIndex(ifindex)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
-	}
 	if err != nil {
 		return fmt.Errorf("interface %d: %w", ifindex, err)
 	}
