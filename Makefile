@@ -23,7 +23,7 @@ export BPF2GO_CC := $(CURDIR)/.tools/bin/clang
 export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
 export BPF2GO_CFLAGS := -mcpu=v3 -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
 
-BPF := $(wildcard bpf/*.c bpf/*.h)
+BPF := $(wildcard bpf/*.c bpf/*.h bpf/test/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
 GENERATED := bin/.generated
 SCRIPTS := $(SETUP) .ci/run
@@ -70,7 +70,7 @@ $(GENERATED): $(BPF) $(GENERATORS) $(BPF2GO_CC) go.mod Makefile
 .PHONY: clean
 clean: ## remove what was built; the tools in .tools stay
 	rm -rf bin
-	find . -name '*_bpfel.go' -delete -o -name '*_bpfel.o' -delete
+	find . -name '*_bpfel*.go' -delete -o -name '*_bpfel*.o' -delete
 
 .PHONY: help
 help: ## show this list

@@ -151,7 +151,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 	struct in6_addr *segment;
 	__u8 *next_header;
 
-	if ((void *)(old + 1) > end)
+	if ((void *)(ip + 1) > end || (void *)(old + 1) > end)
 		return false;
 	*ip = *old;
 	next_header = &ip->nexthdr;

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Encapsulates whatever it gets for the first servers of the table, as many as
+ * it is told: longer segment lists than one server are for placements to come.
+ */
+#include "encap.h"
+#include "maps.h"
+#include "parse.h"
+#include "place.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define FLOW_LABEL 0x12345
+
+volatile __u32 segment_count;
+volatile __u32 encapsulation;
+
+SEC("xdp")
+int xdp_segments(struct xdp_md *ctx)
+{
+	const struct port port = { .mac = { 2, 0, 0, 0, 1, 1 } };
+	struct segments segments = { .count = segment_count, .function = SID_DELIVER };
+	enum encapsulation kind = encapsulation;
+	struct packet pkt = {};
+	__u32 first = 0;
+	struct encap encap = {
+		.pkt = &pkt,
+		.segments = &segments,
+		.server = bpf_map_lookup_elem(&servers, &first),
+		.flow_label = FLOW_LABEL,
+	};
+
+	if (parse(ctx, &pkt) || !encap.server)
+		return XDP_ABORTED;
+	for (int i = 0; i < MAX_CANDIDATES; i++)
+		segments.server[i] = i;
+	encap.size = encap_size(kind, &segments, encap.server);
+	if (!encapsulate(ctx, kind, &encap) ||
+	    !write_ethernet(ctx, encap.server->next_hop, &port, bpf_htons(ETH_P_IPV6)))
+		return XDP_DROP;
+	return XDP_TX;
+}

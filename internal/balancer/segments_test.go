@@ -1,0 +1,113 @@
+package balancer
+
+//go:generate go tool bpf2go -target bpfel segments ../../bpf/test/segments.bpf.c -- -I../../bpf
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+const maxSegments = 8
+
+// Lists of any length are the reference's, byte by byte, in both SRv6 encapsulations: 72 and 64
+// bytes for two servers.
+func TestSegmentLists(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading BPF programs needs root")
+	}
+	var objects segmentsObjects
+	spec, err := loadSegments()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Maps["servers"].MaxEntries = maxSegments
+	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+		t.Fatalf("%+v", err)
+	}
+	defer objects.Close()
+	path := fillServers(t, objects.Servers)
+	for _, version := range []int{4, 6} {
+		flow := map[int]Flow{4: web4, 6: web}[version]
+		for kind, number := range encapsulations {
+			if kind == config.GRE || kind == config.IPIP || kind == config.SRv6Insert && version == 4 {
+				continue
+			}
+			for n := 1; n <= maxSegments; n++ {
+				for shape, options := range shapes(version) {
+					t.Run(fmt.Sprintf("%s/IPv%d/%d/%s", kind, version, n, shape), func(t *testing.T) {
+						frame := flow.frame(options...)
+						want, err := packet.Encapsulate(frame, packet.Encap{
+							Kind: kind, Sender: node().Locator.Addr(), Segments: path[:n], FlowLabel: 0x12345,
+							Own: packet.MAC{2, 0, 0, 0, 1, 1}, NextHop: packet.MAC{2, 0, 0, 0, 1, 2},
+						})
+						if err != nil {
+							t.Fatal(err)
+						}
+						got := runSegments(t, &objects, number, n, frame)
+						if diff := cmp.Diff(want, got); diff != "" {
+							t.Errorf("(-want +got):\n%s", diff)
+						}
+						if overhead := overheadOf(kind, n); len(got)-len(frame) != overhead {
+							t.Errorf("%d bytes added, want %d", len(got)-len(frame), overhead)
+						}
+						if err := packet.Verify(got); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// overheadOf is the header's size for n servers (bpf/encap.h).
+func overheadOf(kind config.Encapsulation, n int) int {
+	switch {
+	case kind == config.SRv6Insert:
+		return 8 + 16*(n+2)
+	case n > 1:
+		return 40 + 8 + 16*(n-1)
+	}
+	return 40
+}
+
+// fillServers writes eight servers and returns their SIDs in the order of travel.
+func fillServers(t *testing.T, m *ebpf.Map) (path []netip.Addr) {
+	t.Helper()
+	for i := range uint32(maxSegments) {
+		locator := srv6Server("", uint8(i+1), 1).Locator
+		path = append(path, srv6.SID{Locator: locator, Function: srv6.Deliver}.Addr())
+		server := segmentsServer{NextHop: macWord(packet.MAC{2, 0, 0, 0, 1, 2})}
+		server.Address.In6U.U6Addr8 = locator.Addr().As16()
+		server.Source.In6U.U6Addr8 = node().Locator.Addr().As16()
+		if err := m.Put(i, &server); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}
+
+func runSegments(t *testing.T, objects *segmentsObjects, kind balancerEncapsulation, n int, frame []byte) []byte {
+	t.Helper()
+	if err := objects.SegmentCount.Set(uint32(n)); err != nil {
+		t.Fatal(err)
+	}
+	if err := objects.Encapsulation.Set(uint32(kind)); err != nil {
+		t.Fatal(err)
+	}
+	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
+	verdict, err := objects.XdpSegments.Run(&run)
+	if err != nil || verdict != verdictTX {
+		t.Fatalf("verdict %d, %v", verdict, err)
+	}
+	return run.DataOut
+}
