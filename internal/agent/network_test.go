@@ -207,7 +207,7 @@ type running struct {
 func (n *network) config(server int, encapsulation config.Encapsulation, vips ...netip.Addr) *config.Agent {
 	yes := true
 	cfg := &config.Agent{Node: config.AgentNode{
-		Instance: fmt.Sprintf("test-server%d", server), Interface: "eth0", AssignVIPs: &yes,
+		Instance: fmt.Sprintf("test-%d-server%d", os.Getpid(), server), Interface: "eth0", AssignVIPs: &yes,
 		Locator: netip.PrefixFrom(serverSID(server), 64).Masked(),
 		Addresses: []netip.Addr{
 			netip.MustParseAddr(fmt.Sprintf("10.0.%d.2", server)), netip.MustParseAddr(fmt.Sprintf("fd00:5:%d::2", server)),
@@ -242,6 +242,9 @@ func (n *network) run(server int, cfg *config.Agent, attachTCX func(link.TCXOpti
 		}
 	})
 	n.t.Cleanup(func() {
+		if n.t.Failed() {
+			n.t.Logf("counters of server %d: %v", server, counters(n.t, a.kernel))
+		}
 		stop()
 		if _, err := os.Stat(datapath.Dir(cfg.Node.Instance)); err == nil {
 			n.detach(server, cfg.Node.Instance)
@@ -312,8 +315,12 @@ func (n *network) serve(server int, vip netip.Addr) {
 func (n *network) dial(vip netip.Addr) *net.TCPConn {
 	n.t.Helper()
 	var c *net.TCPConn
-	n.in(n.client, func() (err error) {
-		c, err = net.DialTCP("tcp", nil, net.TCPAddrFromAddrPort(netip.AddrPortFrom(vip, 80)))
+	n.in(n.client, func() error {
+		dialer := net.Dialer{Timeout: patience}
+		conn, err := dialer.Dial("tcp", netip.AddrPortFrom(vip, 80).String())
+		if err == nil {
+			c = conn.(*net.TCPConn)
+		}
 		return err
 	})
 	n.t.Cleanup(func() { _ = c.Close() })

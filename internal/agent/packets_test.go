@@ -66,12 +66,13 @@ func testKernel(t *testing.T) *kernel {
 	if os.Geteuid() != 0 {
 		t.Skip("loading programs needs root")
 	}
-	k, err := openKernel("test-packets", slog.New(slog.DiscardHandler))
+	instance := fmt.Sprintf("test-%d-packets", os.Getpid())
+	k, err := openKernel(instance, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(k.close(), datapath.RemoveDir("test-packets")); err != nil {
+		if err := errors.Join(k.close(), datapath.RemoveDir(instance)); err != nil {
 			t.Error(err)
 		}
 	})
