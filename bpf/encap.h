@@ -99,6 +99,8 @@ static __always_inline bool write_segments(struct in6_addr *out, const void *end
 			return true;
 		number = segments->server[(left - 1) & (MAX_CANDIDATES - 1)];
 		server = bpf_map_lookup_elem(&servers, &number);
+		/* Or the compiler checks one register and writes through another. */
+		barrier_var(out);
 		if (!server || (void *)(out + 1) > end)
 			return false;
 		write_sid(out++, &server->address, segments->function);
