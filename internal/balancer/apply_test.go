@@ -362,6 +362,7 @@ func TestRestart(t *testing.T) {
 	next := webOf(s1, s3)
 	next.Node = cfg.Node
 	f.start(next)
+	f.route()
 	f.stay(servers, "web/s2")
 	f.places([]config.Server{s1, s3})
 }
