@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -430,4 +431,51 @@ func TestOtherLimitsAreRefused(t *testing.T) {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_known"), f.run(web.frame()))
+}
+
+// While tables change, every new flow is placed by the one before or the one after, never by a
+// mixture of both.
+func TestTablesAreSwappedWhole(t *testing.T) {
+	tableOf := func(buckets int, weights ...uint32) *config.Balancer {
+		cfg := webOf()
+		for i, weight := range weights {
+			cfg.Services[0].Servers = append(cfg.Services[0].Servers, srv6Server(fmt.Sprintf("s%d", i), uint8(i+1), weight))
+		}
+		cfg.Services[0].Buckets = buckets
+		cfg.Node.Limits.Flows = 1 << 14
+		return cfg
+	}
+	versions := []*config.Balancer{tableOf(64, 1, 1, 1, 1, 1, 1), tableOf(4099, 9, 1, 0, 7, 0, 2)}
+	f := open(t, versions[0])
+	var flows []Flow
+	allowed := map[Flow]map[packet.MAC]bool{}
+	for port := range uint16(500) {
+		flow := web.from(port + 1)
+		flows, allowed[flow] = append(flows, flow), map[packet.MAC]bool{}
+	}
+	for i := len(versions) - 1; i >= 0; i-- {
+		f.mustApply(versions[i])
+		for _, flow := range flows {
+			allowed[flow][f.encap(flow, "web", f.placed(flow, "web")).NextHop] = true
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			flow := flows[i%len(flows)]
+			clear(f.bucket(flow))
+			out := make([]byte, 256)
+			verdict, err := f.kernel.objects.XdpLb.Run(&ebpf.RunOptions{Data: flow.frame(), DataOut: out})
+			if err != nil || verdict != verdictRedirect || !allowed[flow][packet.MAC(out)] {
+				t.Errorf("%v: verdict %d, to %v of %v, %v", flow.Source, verdict, packet.MAC(out), allowed[flow], err)
+				return
+			}
+		}
+	})
+	for i := range 40 {
+		f.mustApply(versions[1-i%2])
+	}
+	cancel()
+	traffic.Wait()
 }

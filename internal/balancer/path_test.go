@@ -60,12 +60,11 @@ var (
 
 // A visit is a frame and where it goes.
 type visit struct {
-	name     string
-	before   []byte // a frame that came first
-	frame    []byte
-	metadata int
-	full     bool // the flow's bucket is full of flows in use
-	reason   string
+	name   string
+	before []byte // a frame that came first
+	frame  []byte
+	full   bool // the flow's bucket is full of flows in use
+	reason string
 	// A frame that is forwarded has its flow and its service here.
 	flow    Flow
 	service string
