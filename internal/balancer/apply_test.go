@@ -22,7 +22,7 @@ func webOf(servers ...config.Server) *config.Balancer {
 	return balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...))
 }
 
-const liveFlows = 300
+const liveFlows = 200
 
 // establish opens connections, each by a SYN and an ACK, and says which server took each.
 func (f *fixture) establish(flow Flow) map[Flow]string {

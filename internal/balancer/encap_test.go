@@ -138,3 +138,14 @@ func TestPaddingIsNotPayload(t *testing.T) {
 	frame := packet.Pad(narrow.frame(packet.Payload(make([]byte, 1500-40-60))), make([]byte, 32)...)
 	f.check(f.forwarded(frame, narrow, "narrow", "n", "forward_new"), f.run(frame))
 }
+
+// The checksum follows the TTL in ones' complement (RFC 1624), also where that carries; a wrong one
+// stays wrong.
+func TestChecksumCarries(t *testing.T) {
+	f := openStandard(t)
+	for _, sum := range []uint16{0x0000, 0x00ff, 0xfe00, 0xfeff, 0xff00, 0xfffe, 0xffff} {
+		clear(f.kernel.flows.entries)
+		frame := set(web4.frame(), 10, sum)
+		f.check(f.forwarded(frame, web4, "web4", f.placed(web4, "web4"), "forward_new"), f.run(frame))
+	}
+}
