@@ -308,6 +308,9 @@ func TestSlotLifecycle(t *testing.T) {
 	if got := f.slot("web", "s3"); got == slot {
 		t.Fatalf("slot %d has another server at once", slot)
 	}
+	if hop := f.kernel.servers.servers[slot].NextHop; hop != 0 {
+		t.Errorf("a slot without a server holds on to port %d", hop>>48)
+	}
 	f.must(f.sweep())
 	if entry := f.kernel.flows.find(flow, &f.identity); entry != 0 {
 		t.Errorf("flow of the server that went is still there after a sweep: %#x", entry)

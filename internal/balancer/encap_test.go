@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -130,6 +132,33 @@ func TestMTU(t *testing.T) {
 			f.check(f.forwarded(fits, flow, services[i].Name, "s", "forward_known"), f.run(fits))
 		})
 	}
+}
+
+// The MTU is the interface's of the moment, and a number is never given out while it is in use.
+func TestMTUChanges(t *testing.T) {
+	f := openStandard(t)
+	frame := narrow.frame(packet.Payload(make([]byte, 1500-40-60)))
+	for mtu := 1300; mtu < 1300+300; mtu++ { // more often than there are numbers for interfaces
+		f.must(f.ns.Do(func() error {
+			link, err := netlink.LinkByName("narrow")
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetMTU(link, mtu); err != nil {
+				return err
+			}
+			f.applyHops()
+			return nil
+		}))
+		want := "drop_too_big"
+		if mtu >= 1500 {
+			want = "forward_known" // entered by the first, which was dropped later
+		}
+		if got := reasonOf(f.run(frame)); got != want {
+			t.Fatalf("packet of 1500 bytes to an MTU of %d: %s, want %s", mtu, got, want)
+		}
+	}
+	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
 }
 
 // Bytes behind the packet, which short frames have on a wire, do not count towards the MTU.
