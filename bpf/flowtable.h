@@ -167,7 +167,8 @@ static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, en
 			slot->value = old;
 		}
 	}
-	return best && __sync_val_compare_and_swap(slot->entry, slot->value, value) == slot->value;
+	return slot->entry &&
+	       __sync_val_compare_and_swap(slot->entry, slot->value, value) == slot->value;
 }
 
 #endif

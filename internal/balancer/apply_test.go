@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -21,7 +22,7 @@ func webOf(servers ...config.Server) *config.Balancer {
 	return balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...))
 }
 
-const liveFlows = 300
+const liveFlows = 200
 
 // establish opens connections, each by a SYN and an ACK, and says which server took each.
 func (f *fixture) establish(flow Flow) map[Flow]string {
@@ -307,6 +308,9 @@ func TestSlotLifecycle(t *testing.T) {
 	if got := f.slot("web", "s3"); got == slot {
 		t.Fatalf("slot %d has another server at once", slot)
 	}
+	if hop := f.kernel.servers.servers[slot].NextHop; hop != 0 {
+		t.Errorf("a slot without a server holds on to port %d", hop>>48)
+	}
 	f.must(f.sweep())
 	if entry := f.kernel.flows.find(flow, &f.identity); entry != 0 {
 		t.Errorf("flow of the server that went is still there after a sweep: %#x", entry)
@@ -362,6 +366,7 @@ func TestRestart(t *testing.T) {
 	next := webOf(s1, s3)
 	next.Node = cfg.Node
 	f.start(next)
+	f.route()
 	f.stay(servers, "web/s2")
 	f.places([]config.Server{s1, s3})
 }
@@ -429,4 +434,51 @@ func TestOtherLimitsAreRefused(t *testing.T) {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
 	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_known"), f.run(web.frame()))
+}
+
+// While tables change, every new flow is placed by the one before or the one after, never by a
+// mixture of both.
+func TestTablesAreSwappedWhole(t *testing.T) {
+	tableOf := func(buckets int, weights ...uint32) *config.Balancer {
+		cfg := webOf()
+		for i, weight := range weights {
+			cfg.Services[0].Servers = append(cfg.Services[0].Servers, srv6Server(fmt.Sprintf("s%d", i), uint8(i+1), weight))
+		}
+		cfg.Services[0].Buckets = buckets
+		cfg.Node.Limits.Flows = 1 << 14
+		return cfg
+	}
+	versions := []*config.Balancer{tableOf(64, 1, 1, 1, 1, 1, 1), tableOf(4099, 9, 1, 0, 7, 0, 2)}
+	f := open(t, versions[0])
+	var flows []Flow
+	allowed := map[Flow]map[packet.MAC]bool{}
+	for port := range uint16(500) {
+		flow := web.from(port + 1)
+		flows, allowed[flow] = append(flows, flow), map[packet.MAC]bool{}
+	}
+	for i := len(versions) - 1; i >= 0; i-- {
+		f.mustApply(versions[i])
+		for _, flow := range flows {
+			allowed[flow][f.encap(flow, "web", f.placed(flow, "web")).NextHop] = true
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			flow := flows[i%len(flows)]
+			clear(f.bucket(flow))
+			out := make([]byte, 256)
+			verdict, err := f.kernel.objects.XdpLb.Run(&ebpf.RunOptions{Data: flow.frame(), DataOut: out})
+			if err != nil || verdict != verdictRedirect || !allowed[flow][packet.MAC(out)] {
+				t.Errorf("%v: verdict %d, to %v of %v, %v", flow.Source, verdict, packet.MAC(out), allowed[flow], err)
+				return
+			}
+		}
+	})
+	for i := range 40 {
+		f.mustApply(versions[1-i%2])
+	}
+	cancel()
+	traffic.Wait()
 }

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -132,9 +134,47 @@ func TestMTU(t *testing.T) {
 	}
 }
 
+// The MTU is the interface's of the moment, and a number is never given out while it is in use.
+func TestMTUChanges(t *testing.T) {
+	f := openStandard(t)
+	frame := narrow.frame(packet.Payload(make([]byte, 1500-40-60)))
+	for mtu := 1300; mtu < 1300+300; mtu++ { // more often than there are numbers for interfaces
+		f.must(f.ns.Do(func() error {
+			link, err := netlink.LinkByName("narrow")
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetMTU(link, mtu); err != nil {
+				return err
+			}
+			f.applyHops()
+			return nil
+		}))
+		want := "drop_too_big"
+		if mtu >= 1500 {
+			want = "forward_known" // entered by the first, which was dropped later
+		}
+		if got := reasonOf(f.run(frame)); got != want {
+			t.Fatalf("packet of 1500 bytes to an MTU of %d: %s, want %s", mtu, got, want)
+		}
+	}
+	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
+}
+
 // Bytes behind the packet, which short frames have on a wire, do not count towards the MTU.
 func TestPaddingIsNotPayload(t *testing.T) {
 	f := openStandard(t)
 	frame := packet.Pad(narrow.frame(packet.Payload(make([]byte, 1500-40-60))), make([]byte, 32)...)
 	f.check(f.forwarded(frame, narrow, "narrow", "n", "forward_new"), f.run(frame))
+}
+
+// The checksum follows the TTL in ones' complement (RFC 1624), also where that carries; a wrong one
+// stays wrong.
+func TestChecksumCarries(t *testing.T) {
+	f := openStandard(t)
+	for _, sum := range []uint16{0x0000, 0x00ff, 0xfe00, 0xfeff, 0xff00, 0xfffe, 0xffff} {
+		clear(f.kernel.flows.entries)
+		frame := set(web4.frame(), 10, sum)
+		f.check(f.forwarded(frame, web4, "web4", f.placed(web4, "web4"), "forward_new"), f.run(frame))
+	}
 }

@@ -71,11 +71,13 @@ func open(t testing.TB, cfg *config.Balancer) *fixture {
 	f := &fixture{t: t, ns: testnet.New(t), via: map[string]string{}}
 	f.connect()
 	f.start(cfg)
+	f.route()
 	t.Cleanup(func() { f.stop() })
 	return f
 }
 
-// start makes a process of the instance: the first, or the one after a stop.
+// start makes a process of the instance: the first, or the one after a stop. Servers that are new
+// have no next hops before route.
 func (f *fixture) start(cfg *config.Balancer) {
 	f.t.Helper()
 	var err error
@@ -84,7 +86,6 @@ func (f *fixture) start(cfg *config.Balancer) {
 	}
 	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
 	f.must(f.kernel.setHostMAC(ownMAC))
-	f.route()
 }
 
 // stop ends the process; what is pinned stays.
@@ -164,7 +165,9 @@ func (f *fixture) apply(cfg *config.Balancer) error {
 		err = f.reload(ended, cfg)
 		return nil
 	}))
-	f.route()
+	if err == nil {
+		f.route()
+	}
 	return err
 }
 

@@ -165,7 +165,14 @@ func TestAllServersFailing(t *testing.T) {
 	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
 }
 
-// residents is a full bucket; each resident has a state and an age in ticks.
+// The same where the only others are drained: they are no alternative.
+func TestAllButDrainedServersFailing(t *testing.T) {
+	f := open(t, webOf(srv6Server("s1", 1, 0), srv6Server("s2", 2, 1)))
+	f.setHealth("web", "s2", false)
+	f.check(f.forwarded(web.frame(), web, "web", "s2", "forward_new"), f.run(web.frame()))
+}
+
+// resident is an entry of a full bucket; its age is in ticks.
 type resident struct {
 	state balancerFlowState
 	age   int

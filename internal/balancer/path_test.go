@@ -60,12 +60,11 @@ var (
 
 // A visit is a frame and where it goes.
 type visit struct {
-	name     string
-	before   []byte // a frame that came first
-	frame    []byte
-	metadata int
-	full     bool // the flow's bucket is full of flows in use
-	reason   string
+	name   string
+	before []byte // a frame that came first
+	frame  []byte
+	full   bool // the flow's bucket is full of flows in use
+	reason string
 	// A frame that is forwarded has its flow and its service here.
 	flow    Flow
 	service string
@@ -234,16 +233,25 @@ func TestNoHeadroom(t *testing.T) {
 	f.check(want, got)
 }
 
-// A packet leaves by XDP_TX where it came in, if the interface can do that, and by a redirect
-// elsewhere.
+// A packet leaves by XDP_TX where it came in, unless that is a veth, whose peer might not run XDP; and
+// by a redirect elsewhere.
 func TestHairpin(t *testing.T) {
 	f := openStandard(t)
-	for link, verdict := range map[string]uint32{"bridge": verdictTX, "out": verdictRedirect} {
+	for _, v := range []struct {
+		link    string // where it comes in
+		flow    Flow
+		service string
+		verdict uint32
+	}{
+		{"bridge", hairpin, "hairpin", verdictTX},
+		{"out", hairpin, "hairpin", verdictRedirect},
+		{"out", web, "web", verdictRedirect},
+	} {
 		clear(f.kernel.flows.entries)
-		want := f.forwarded(hairpin.frame(), hairpin, "hairpin", "h", "forward_new")
-		want.Verdict = verdict
+		want := f.forwarded(v.flow.frame(), v.flow, v.service, f.placed(v.flow, v.service), "forward_new")
+		want.Verdict = v.verdict
 		f.must(f.ns.Do(func() error {
-			f.check(want, f.runIn(hairpin.frame(), &xdpContext{IngressIfindex: uint32(f.ifindex[link])}))
+			f.check(want, f.runIn(v.flow.frame(), &xdpContext{IngressIfindex: uint32(f.ifindex[v.link])}))
 			return nil
 		}))
 	}

@@ -197,10 +197,12 @@ func (s *services) setHealth(result health.Result) *service {
 }
 
 // place builds a service's table from the servers that take new flows, and swaps
-// it in. When every server fails its checks the checks are the likelier culprit:
-// all of them are used.
+// it in. When all that could take some fail their checks, the checks are the
+// likelier culprit: all of them are used.
 func (s *services) place(svc *service) error {
-	usable := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.healthy })
+	usable := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool {
+		return !m.healthy || *m.Weight == 0
+	})
 	if len(usable) == 0 {
 		usable = svc.members
 	}
