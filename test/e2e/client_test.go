@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -59,14 +61,23 @@ func (c *client) get(ctx context.Context, s lab.Service, path string) (server st
 	return c.do(ctx, http.MethodGet, fmt.Sprintf("http://%s%s", s.Address(), path), nil, http.StatusOK)
 }
 
-// visit makes n connections to a service and counts them by the server that answered.
+// visit makes n connections to a service, several at a time, and counts them by the server that
+// answered.
 func (c *client) visit(ctx context.Context, s lab.Service, n int) (map[string]int, error) {
+	servers := make([]string, n)
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i := range servers {
+		group.Go(func() (err error) {
+			servers[i], _, err = c.get(ctx, s, "/")
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, fmt.Errorf("service %s: %w", s.Name, err)
+	}
 	visits := map[string]int{}
-	for range n {
-		server, _, err := c.get(ctx, s, "/")
-		if err != nil {
-			return visits, fmt.Errorf("service %s: %w", s.Name, err)
-		}
+	for _, server := range servers {
 		visits[server]++
 	}
 	return visits, nil

@@ -19,7 +19,11 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// connection is an HTTP connection that makes one request after the other, as long as it lives.
+// think is how long a connection rests between two requests: a thousand of them leave the machine time
+// for what is tested.
+const think = 500 * time.Millisecond
+
+// connection is an HTTP connection that makes a request every now and then, as long as it lives.
 type connection struct {
 	service  lab.Service
 	conn     net.Conn
@@ -34,22 +38,16 @@ type connection struct {
 // load is a number of connections that are all open.
 type load struct {
 	connections []*connection
-	gate        chan struct{}
 	cancel      context.CancelFunc
 	group       sync.WaitGroup
 }
-
-// inFlight is how many of a load's requests are under way at a time: many, but not so many that the
-// machine does nothing else.
-const inFlight = 200
 
 // open opens n connections, spread over the services, and keeps them busy until the test ends.
 func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	ld := &load{gate: make(chan struct{}, inFlight), cancel: cancel}
+	ld := &load{connections: make([]*connection, n), cancel: cancel}
 	t.Cleanup(ld.stop)
-	ld.connections = make([]*connection, n)
 	var group errgroup.Group
 	group.SetLimit(16)
 	for i := range n {
@@ -60,7 +58,7 @@ func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	}
 	must(t, group.Wait())
 	for _, c := range ld.connections {
-		ld.group.Go(func() { c.run(ctx, ld.gate) })
+		ld.group.Go(func() { c.run(ctx) })
 	}
 	return ld
 }
@@ -85,19 +83,20 @@ func dial(ctx context.Context, l *lab.Lab, s lab.Service) (*connection, error) {
 }
 
 // run makes requests until the context ends or one fails.
-func (c *connection) run(ctx context.Context, gate chan struct{}) {
+func (c *connection) run(ctx context.Context) {
 	defer close(c.ended)
 	defer c.conn.Close()
 	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
 	defer stop()
+	rest := time.NewTicker(think)
+	defer rest.Stop()
 	for {
 		select {
-		case gate <- struct{}{}:
+		case <-rest.C:
 		case <-ctx.Done():
 			return
 		}
 		server, err := c.request()
-		<-gate
 		if err == nil && server != c.server {
 			err = fmt.Errorf("answered by %s all of a sudden", server)
 		}
