@@ -1,0 +1,48 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestUnhealthyServersAreAvoided stops a server's nginx, and starts it again.
+func TestUnhealthyServersAreAvoided(t *testing.T) {
+	l := up(t, topology(mixed...))
+	reconfigure(t, l, func(cfg *config.Balancer) {
+		for i := range cfg.Services {
+			cfg.Services[i].Health = &config.Health{
+				HTTP: &config.HTTPCheck{Path: "/healthz"}, Interval: 500 * time.Millisecond, Rise: 2, Fall: 2,
+			}
+		}
+	})
+	live := open(t, l, 200, l.Topology.Services...)
+	c := newClient(l)
+	// settled tells whether new connections to all services go to all servers named and no others.
+	settled := func(servers ...string) error {
+		for _, s := range l.Topology.Services {
+			visits, err := c.visit(t.Context(), s, 40*len(servers))
+			if err == nil && len(visits) != len(servers) {
+				err = fmt.Errorf("service %s: new connections go to %v, want %v", s.Name, visits, servers)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	must(t, l.Process("s1", "nginx").Stop())
+	eventually(t, func() error { return settled("s2", "s3") })
+	requireSpread(t, c, "s2", "s3")
+	live.rounds(t, 1)
+	live.requireUnbroken(t, "s1")
+
+	must(t, l.Process("s1", "nginx").Start(t.Context()))
+	eventually(t, func() error { return settled(nodes(l, lab.RoleServer)...) })
+	live.rounds(t, 1)
+	live.requireUnbroken(t, "s1")
+	requireNoDrops(t, l)
+}
