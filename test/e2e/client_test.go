@@ -6,16 +6,17 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -144,26 +145,21 @@ func exchange(conn net.Conn, content []byte) (server string, err error) {
 	return server, nil
 }
 
-// requireSpread makes connections to every service of TCP and fails the test unless exactly the named
+// spread makes connections to every service of TCP and returns an error unless exactly the named
 // servers take them.
-func requireSpread(t *testing.T, c *client, servers ...string) {
-	t.Helper()
+func (c *client) spread(ctx context.Context, servers ...string) error {
 	for _, s := range c.lab.Topology.Services {
-		if s.Protocol != "tcp" {
+		if s.Protocol != config.TCP {
 			continue
 		}
-		visits, err := c.visit(t.Context(), s, 40*len(servers))
-		must(t, err)
-		for server, n := range visits {
-			if !slices.Contains(servers, server) {
-				t.Errorf("%s: %d new connections went to %s", s.Name, n, server)
-			}
-		}
 		// Any one of three servers is left out by chance in less than one run of 10^20.
-		for _, server := range servers {
-			if visits[server] == 0 {
-				t.Errorf("%s: none of the new connections went to %s: %v", s.Name, server, visits)
-			}
+		visits, err := c.visit(ctx, s, 40*len(servers))
+		if err != nil {
+			return err
+		}
+		if got := slices.Sorted(maps.Keys(visits)); !slices.Equal(got, servers) {
+			return fmt.Errorf("service %s: new connections go to %v, want %v", s.Name, visits, servers)
 		}
 	}
+	return nil
 }

@@ -37,7 +37,7 @@ func TestGenericXDP(t *testing.T) {
 		!strings.Contains(log, "mode=generic") {
 		t.Errorf("the log does not warn of generic mode: %s", log)
 	}
-	requireSpread(t, newClient(l), nodes(l, lab.RoleServer)...)
+	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
 	for _, s := range l.Topology.Services {
 		transfer(t, l, s)
 	}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -21,27 +20,14 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 	})
 	live := open(t, l, 200, l.Topology.Services...)
 	c := newClient(l)
-	// settled tells whether new connections to all services go to all servers named and no others.
-	settled := func(servers ...string) error {
-		for _, s := range l.Topology.Services {
-			visits, err := c.visit(t.Context(), s, 40*len(servers))
-			if err == nil && len(visits) != len(servers) {
-				err = fmt.Errorf("service %s: new connections go to %v, want %v", s.Name, visits, servers)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	must(t, l.Process("s1", "nginx").Stop())
-	eventually(t, func() error { return settled("s2", "s3") })
-	requireSpread(t, c, "s2", "s3")
+	eventually(t, func() error { return c.spread(t.Context(), "s2", "s3") })
+	must(t, c.spread(t.Context(), "s2", "s3"))
 	live.rounds(t, 1)
 	live.requireUnbroken(t, "s1")
 
 	must(t, l.Process("s1", "nginx").Start(t.Context()))
-	eventually(t, func() error { return settled(nodes(l, lab.RoleServer)...) })
+	eventually(t, func() error { return c.spread(t.Context(), nodes(l, lab.RoleServer)...) })
 	live.rounds(t, 1)
 	live.requireUnbroken(t, "s1")
 	requireNoDrops(t, l)

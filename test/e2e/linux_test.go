@@ -17,7 +17,7 @@ func TestPlainLinuxServers(t *testing.T) {
 			command(t, l, name, "ip", "addr", "add", address+"/128", "dev", "lo", "nodad")
 		}
 	}
-	requireSpread(t, newClient(l), nodes(l, lab.RoleServer)...)
+	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
 	transfer(t, l, service(t, l, "http6-insert"))
 	_, err := newClient(l).echo(t.Context(), service(t, l, "echo6-insert"), lab.Content(1200))
 	must(t, err)

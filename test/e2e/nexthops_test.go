@@ -27,7 +27,7 @@ func TestServersMACChanges(t *testing.T) {
 	command(t, l, "s1", "ip", "link", "set", "eth0", "address", "02:00:00:00:5e:01")
 	live.rounds(t, 2)
 	live.requireUnbroken(t)
-	requireSpread(t, newClient(l), nodes(l, lab.RoleServer)...)
+	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
 }
 
 // TestRouteToServerChanges leads the way to a server's locator by another server and back.

@@ -21,7 +21,7 @@ func TestServersComeAndGo(t *testing.T) {
 	topology.Servers = 4
 	l := up(t, topology)
 	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2", "s3") })
-	requireSpread(t, newClient(l), "s1", "s2", "s3")
+	must(t, newClient(l).spread(t.Context(), "s1", "s2", "s3"))
 	live := open(t, l, liveConnections, l.Topology.Services...)
 	for _, server := range []string{"s1", "s2", "s3"} {
 		if n := len(live.at(server)); n < liveConnections/10 {
@@ -38,7 +38,8 @@ func TestServersComeAndGo(t *testing.T) {
 			t.Fatalf("a connection to %s at s1 goes on although the server was removed", c.service.Name)
 		}
 	}
-	requireSpread(t, newClient(l), "s2", "s3", "s4")
+	// A new server gets connections as soon as the balancers know the way to it.
+	eventually(t, func() error { return newClient(l).spread(t.Context(), "s2", "s3", "s4") })
 
 	// A drained server keeps what it has; the others' weights do not matter to what is there.
 	reconfigure(t, l, func(cfg *config.Balancer) {
@@ -46,9 +47,49 @@ func TestServersComeAndGo(t *testing.T) {
 		setWeight(cfg, "s2", 0)
 		setWeight(cfg, "s3", 5)
 	})
-	requireSpread(t, newClient(l), "s3", "s4")
+	must(t, newClient(l).spread(t.Context(), "s3", "s4"))
 	live.rounds(t, 3)
 	live.requireUnbroken(t, "s1")
+	requireNoDrops(t, l)
+}
+
+// TestServersAreAddedUnderLoad adds a server that the balancers have to look for first: no connection is
+// placed on it before they have found it.
+func TestServersAreAddedUnderLoad(t *testing.T) {
+	l := up(t, topology(mixed...))
+	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	for range 3 {
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv6.String())
+			command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv4.String())
+		}
+		reconfigure(t, l, func(*config.Balancer) {})
+		visitors.more(t, 50)
+		// Its connections come to an end before it goes again.
+		reconfigure(t, l, func(cfg *config.Balancer) { setWeight(cfg, "s3", 0) })
+		visitors.more(t, 50)
+		reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	}
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+}
+
+// TestServersAreAddedAtRestart adds a server to the configuration of a balancer while its process does
+// not run and its data path does.
+func TestServersAreAddedAtRestart(t *testing.T) {
+	l := up(t, topology(mixed...))
+	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		must(t, l.Process(name, "lb").Kill())
+		command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv6.String())
+		command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv4.String())
+		must(t, l.Node(name).WriteBalancerConfig(l.Node(name).BalancerConfig()))
+		must(t, l.Process(name, "lb").Start(t.Context()))
+		visitors.more(t, 50)
+	}
+	visitors.requireContent(t)
 	requireNoDrops(t, l)
 }
 
