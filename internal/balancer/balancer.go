@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -26,8 +27,8 @@ const (
 	sweepInterval = 5 * time.Second
 	// resolveTimeout is how long a start waits for the next hops of all servers.
 	resolveTimeout = 3 * time.Second
-	// gather is how long results of health checks are gathered before a service's
-	// table is built again: servers often fail together.
+	// gather is how long results of health checks and changes of next hops are
+	// gathered before a service's table is built again: servers often fail together.
 	gather = 10 * time.Millisecond
 )
 
@@ -45,6 +46,7 @@ type Balancer struct {
 	checker  *health.Checker
 	reloads  chan reload
 	attached bool
+	stale    map[string]bool // services whose table is to follow their servers' state
 	ready    chan struct{}
 }
 
@@ -68,6 +70,7 @@ func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 		resolver: nexthop.New(log),
 		checker:  health.New(log),
 		reloads:  make(chan reload),
+		stale:    map[string]bool{},
 		ready:    make(chan struct{}),
 	}
 	if err := b.load(); err != nil {
@@ -129,7 +132,6 @@ func (b *Balancer) control(ctx context.Context) error {
 	patience := time.NewTimer(resolveTimeout)
 	defer patience.Stop()
 
-	stale := map[string]bool{} // services whose table is to follow their servers' health
 	rebuild := time.NewTimer(gather)
 	defer rebuild.Stop()
 
@@ -148,12 +150,10 @@ func (b *Balancer) control(ctx context.Context) error {
 			}
 		case result := <-b.checker.Updates():
 			if svc := b.services.setHealth(result); svc != nil {
-				stale[svc.Name] = true
-				rebuild.Reset(gather)
+				b.stale[svc.Name] = true
 			}
 		case <-rebuild.C:
-			b.rebuild(stale)
-			clear(stale)
+			b.rebuild()
 		case <-patience.C:
 			err = b.attach()
 		case <-sweep.C:
@@ -166,6 +166,9 @@ func (b *Balancer) control(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if len(b.stale) > 0 {
+			rebuild.Reset(gather)
+		}
 	}
 }
 
@@ -175,7 +178,7 @@ func (b *Balancer) attach() error {
 		return nil
 	}
 	for _, name := range b.unresolved() {
-		b.log.Warn("no next hop yet: its packets are dropped", "server", name)
+		b.log.Warn("no next hop yet: it gets no new flows", "server", name)
 	}
 	link, err := netlink.LinkByName(b.cfg.Node.Interface)
 	if err != nil {
@@ -233,17 +236,19 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	return nil
 }
 
-// rebuild swaps in new tables for services, where they still exist.
-func (b *Balancer) rebuild(names map[string]bool) {
-	for name := range names {
+// rebuild swaps in new tables for the stale services, where they still exist and
+// other servers are usable.
+func (b *Balancer) rebuild() {
+	for name := range b.stale {
 		svc := b.services.byName[name]
-		if svc == nil {
+		if svc == nil || slices.Equal(svc.placed, b.services.usable(svc)) {
 			continue
 		}
 		if err := b.services.place(svc); err != nil {
 			b.log.Error("new flows are placed as before", "service", name, "error", err)
 		}
 	}
+	clear(b.stale)
 }
 
 // target is the address whose route a server's packets take.
@@ -267,26 +272,36 @@ func (b *Balancer) targets() []netip.Addr {
 }
 
 // applyHops writes the next hops into the server table. A server without keeps
-// none, and its packets are dropped and counted.
+// none: its packets are dropped and counted, and it gets no new flow.
 func (b *Balancer) applyHops() {
 	if b.attached {
 		if err := b.followInterface(); err != nil {
 			b.log.Error("follow the interface", "error", err)
 		}
 	}
-	for _, m := range b.services.members() {
-		hop, ok := b.hops[target(m)]
-		if !ok {
-			b.kernel.servers.clearNextHop(m.slot)
-			continue
+	for name, svc := range b.services.byName {
+		for _, m := range svc.members {
+			reachable := b.kernel.servers.hasNextHop(m.slot)
+			b.applyHop(m)
+			if b.kernel.servers.hasNextHop(m.slot) != reachable {
+				b.stale[name] = true
+			}
 		}
-		port, err := b.ports.number(hop)
-		if err != nil {
-			b.log.Error("next hop", "server", m.Name, "error", err)
-			continue
-		}
-		b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
 	}
+}
+
+func (b *Balancer) applyHop(m *member) {
+	hop, ok := b.hops[target(m)]
+	if !ok {
+		b.kernel.servers.clearNextHop(m.slot)
+		return
+	}
+	port, err := b.ports.number(hop)
+	if err != nil {
+		b.log.Error("next hop", "server", m.Name, "error", err)
+		return
+	}
+	b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
 }
 
 // unresolved names the servers without a next hop.

@@ -139,6 +139,7 @@ func (f *fixture) route() {
 		}
 	}
 	f.must(f.ns.Do(func() error { f.applyHops(); return nil }))
+	f.rebuild()
 }
 
 func (f *fixture) linkOf(server string) string {

@@ -2,8 +2,12 @@ package balancer
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
@@ -170,6 +174,33 @@ func TestAllButDrainedServersFailing(t *testing.T) {
 	f := open(t, webOf(srv6Server("s1", 1, 0), srv6Server("s2", 2, 1)))
 	f.setHealth("web", "s2", false)
 	f.check(f.forwarded(web.frame(), web, "web", "s2", "forward_new"), f.run(web.frame()))
+}
+
+// A server that cannot be reached gets no new flow, before it is found and after it is lost.
+func TestServerWithoutNextHop(t *testing.T) {
+	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
+	f := open(t, webOf(s1, s2))
+	port := uint16(20000)
+	check := func(want ...string) {
+		t.Helper()
+		got := map[string]bool{}
+		for range 100 {
+			port++ // a flow that was never seen
+			got[serverOf(f.run(web.from(port).frame()))] = true
+		}
+		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {
+			t.Errorf("servers with new flows (-want +got):\n%s", diff)
+		}
+	}
+	f.via["s3"] = ""
+	f.mustApply(webOf(s1, s2, s3))
+	check("web/s1", "web/s2")
+	f.via["s3"] = "out"
+	f.route()
+	check("web/s1", "web/s2", "web/s3")
+	f.via["s1"] = ""
+	f.route()
+	check("web/s2", "web/s3")
 }
 
 // resident is an entry of a full bucket; its age is in ticks.

@@ -199,6 +199,10 @@ func (t *serverTable) setNextHop(slot uint32, mac [6]byte, port uint16) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
 }
 
+func (t *serverTable) hasNextHop(slot uint32) bool {
+	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
+}
+
 func (t *serverTable) clearNextHop(slot uint32) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
 }

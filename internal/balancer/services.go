@@ -39,6 +39,7 @@ type service struct {
 	id      uint32
 	table   uint32
 	members []*member
+	placed  []*member // those in its table
 }
 
 // services applies a configuration to the data path.
@@ -196,16 +197,28 @@ func (s *services) setHealth(result health.Result) *service {
 	return svc
 }
 
-// place builds a service's table from the servers that take new flows, and swaps
-// it in. When all that could take some fail their checks, the checks are the
-// likelier culprit: all of them are used.
-func (s *services) place(svc *service) error {
-	usable := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool {
-		return !m.healthy || *m.Weight == 0
-	})
-	if len(usable) == 0 {
-		usable = svc.members
+// usable lists the servers of a service that new flows are placed on: of those that
+// are not drained, the ones with a next hop that pass their checks. When all fail
+// their checks the checks are the likelier culprit: all of them are used.
+func (s *services) usable(svc *service) []*member {
+	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return *m.Weight == 0 })
+	reachable := prefer(undrained, func(m *member) bool { return s.kernel.servers.hasNextHop(m.slot) })
+	return prefer(reachable, func(m *member) bool { return m.healthy })
+}
+
+// prefer returns the members that are good, or all when none is.
+func prefer(members []*member, good func(*member) bool) []*member {
+	chosen := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return !good(m) })
+	if len(chosen) == 0 {
+		return members
 	}
+	return chosen
+}
+
+// place builds a service's table from the servers that take new flows, and swaps
+// it in.
+func (s *services) place(svc *service) error {
+	usable := s.usable(svc)
 	servers := make([]tables.Server, len(usable))
 	for i, m := range usable {
 		servers[i] = tables.Server{Name: m.Name, Weight: *m.Weight}
@@ -236,7 +249,7 @@ func (s *services) place(svc *service) error {
 	if err := s.kernel.objects.Services.Put(keyOf(&svc.Service), &value); err != nil {
 		return fmt.Errorf("write the service: %w", err)
 	}
-	svc.table = next
+	svc.table, svc.placed = next, usable
 	return nil
 }
 

@@ -12,13 +12,19 @@ import (
 // runDir holds what lives as long as the machine is up.
 const runDir = "/run/segue"
 
+// LockFile is the path of an instance's lock. It exists from the instance's first start until the
+// instance is gone for good.
+func LockFile(instance string) string {
+	return filepath.Join(runDir, instance+".lock")
+}
+
 // Lock makes sure that one process at a time runs an instance. The lock is held
 // until the returned file is closed, or the process ends.
 func Lock(instance string) (*os.File, error) {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(runDir, instance+".lock")
+	path := LockFile(instance)
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err

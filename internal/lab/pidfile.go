@@ -104,17 +104,27 @@ func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 // endProcess sends a signal to a process and waits until it has ended; after stopTimeout it is killed.
 func endProcess(pid int, meant func(pid int) bool, signal unix.Signal) error {
 	return withPidfd(pid, meant, func(fd int) error {
-		for _, signal := range []unix.Signal{signal, unix.SIGKILL} {
-			if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil {
-				return err
-			}
-			ended, err := pollPidfd(fd, stopTimeout)
+		// nginx loses a signal that comes while it starts: it is sent again and again.
+		for deadline := time.Now().Add(stopTimeout); time.Now().Before(deadline); {
+			ended, err := signalAndWait(fd, signal, time.Second)
 			if ended || err != nil {
 				return err
 			}
 		}
-		return fmt.Errorf("did not end within %v of SIGKILL", stopTimeout)
+		ended, err := signalAndWait(fd, unix.SIGKILL, stopTimeout)
+		if !ended && err == nil {
+			err = fmt.Errorf("did not end within %v of SIGKILL", stopTimeout)
+		}
+		return err
 	})
+}
+
+// signalAndWait sends a signal to a process and tells whether it has ended in time.
+func signalAndWait(fd int, signal unix.Signal, timeout time.Duration) (ended bool, err error) {
+	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil {
+		return false, err
+	}
+	return pollPidfd(fd, timeout)
 }
 
 // pollPidfd waits until a process ends, and tells whether it did in time.

@@ -11,6 +11,8 @@ import (
 
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/daemon"
 )
 
 const (
@@ -135,7 +137,7 @@ func remove(name string) error {
 	for _, namespace := range left {
 		errs = append(errs, endRemaining(filepath.Join(netnsDir, namespace)))
 	}
-	errs = append(errs, unpin(name))
+	errs = append(errs, removeInstances(name))
 	for _, namespace := range left {
 		errs = append(errs, deleteNamespace(namespace))
 	}
@@ -188,16 +190,19 @@ func endRemaining(namespacePath string) error {
 	return fmt.Errorf("%s: processes keep appearing", namespacePath)
 }
 
-// unpin removes what the lab's instances have pinned. Programs are attached by pinned links, or to
-// interfaces that end with their namespaces: nothing holds them afterwards.
-func unpin(name string) error {
-	instances, err := filepath.Glob(filepath.Join(pinRoot, instancePrefix(name)+"*"))
-	if err != nil {
-		return err
-	}
-	for _, dir := range instances {
-		if err := os.RemoveAll(dir); err != nil {
+// removeInstances removes what the lab's instances have pinned, and their locks. Programs are attached
+// by pinned links, or to interfaces that end with their namespaces: nothing holds them afterwards.
+func removeInstances(name string) error {
+	all := instancePrefix(name) + "*"
+	for _, pattern := range []string{filepath.Join(pinRoot, all), daemon.LockFile(all)} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
 			return err
+		}
+		for _, path := range paths {
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
 		}
 	}
 	os.Remove(pinRoot) // stays while other instances have pins

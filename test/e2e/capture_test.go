@@ -1,0 +1,84 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net"
+	"testing"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// capture records the packets of a node at its port of the fabric.
+type capture struct {
+	node *lab.Node
+	mac  net.HardwareAddr
+	file bytes.Buffer
+	tap  *lab.Capture
+}
+
+// startCapture records the packets that a balancer receives for services and sends to servers.
+func startCapture(t *testing.T, l *lab.Lab, node string) *capture {
+	t.Helper()
+	c := &capture{node: l.Node(node)}
+	must(t, c.node.Do(func() error {
+		eth0, err := net.InterfaceByName("eth0")
+		if err == nil {
+			c.mac = eth0.HardwareAddr
+		}
+		return err
+	}))
+	var err error
+	c.tap, err = l.Node("fabric").Capture(node, &c.file)
+	must(t, err)
+	return c
+}
+
+// stop ends the capture and returns the frames with TCP or UDP in them, apart by direction. TCP is all
+// that is awaited: neighbour discovery and other traffic of the host's own is left out.
+func (c *capture) stop(t *testing.T) (received, sent [][]byte) {
+	t.Helper()
+	must(t, c.tap.Stop())
+	for _, frame := range frames(t, &c.file) {
+		_, isTCP := layer[*layers.TCP](frame)
+		_, isUDP := layer[*layers.UDP](frame)
+		switch {
+		case !isTCP && !isUDP:
+		case bytes.Equal(frame[:6], c.mac):
+			received = append(received, frame)
+		case bytes.Equal(frame[6:12], c.mac):
+			sent = append(sent, frame)
+		}
+	}
+	return received, sent
+}
+
+// frames reads a pcap file.
+func frames(t *testing.T, file io.Reader) (all [][]byte) {
+	t.Helper()
+	reader, err := pcapgo.NewReader(file)
+	must(t, err)
+	for {
+		frame, _, err := reader.ReadPacketData()
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		must(t, err)
+		all = append(all, frame)
+	}
+}
+
+// layer returns the innermost layer of a type in a frame.
+func layer[T gopacket.Layer](frame []byte) (found T, ok bool) {
+	for _, l := range gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.NoCopy).Layers() {
+		if l, is := l.(T); is {
+			found, ok = l, true
+		}
+	}
+	return found, ok
+}

@@ -1,0 +1,172 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// machine is what a lab could leave behind on this machine.
+type machine struct {
+	Paths, Mounts, Processes []string
+	Sysctls                  map[string]string
+}
+
+// inspect lists what there is of the lab on the machine, and the machine's own network sysctls.
+func inspect(t *testing.T) machine {
+	t.Helper()
+	m := machine{Sysctls: map[string]string{}}
+	for _, pattern := range []string{
+		"/run/netns/segue-" + labName + "-*",
+		"/sys/fs/bpf/segue/lab-" + labName + "-*",
+		"/run/segue/*" + labName + "*",
+		"/run/segue/lab/" + labName,
+	} {
+		paths, err := filepath.Glob(pattern)
+		must(t, err)
+		m.Paths = append(m.Paths, paths...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	must(t, err)
+	for line := range strings.Lines(string(mounts)) {
+		if strings.Contains(line, labName) || strings.Contains(line, " /sys/fs/bpf ") {
+			m.Mounts = append(m.Mounts, line)
+		}
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	must(t, err)
+	for _, path := range commands {
+		text, _ := os.ReadFile(path) // it may have ended
+		if strings.Contains(string(text), "/run/segue/lab/"+labName) || strings.HasPrefix(string(text), segue) {
+			m.Processes = append(m.Processes, strings.ReplaceAll(string(text), "\x00", " "))
+		}
+	}
+	must(t, filepath.WalkDir("/proc/sys/net", func(path string, entry fs.DirEntry, err error) error {
+		// One goes by itself, some can only be written.
+		if err != nil || entry.IsDir() || entry.Name() == "nf_conntrack_count" {
+			return err
+		}
+		if value, err := os.ReadFile(path); err == nil {
+			m.Sysctls[path] = string(value)
+		}
+		return nil
+	}))
+	return m
+}
+
+// requireUnchanged fails the test unless the machine is as it was.
+func requireUnchanged(t *testing.T, before machine) {
+	t.Helper()
+	if diff := cmp.Diff(before, inspect(t)); diff != "" {
+		t.Errorf("the machine (-before +after):\n%s", diff)
+	}
+}
+
+// cli runs segue and returns what it printed.
+func cli(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(interrupted, patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, segue, args...).CombinedOutput()
+	return string(out), err
+}
+
+func mustCLI(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := cli(t, args...)
+	if err != nil {
+		t.Fatalf("segue %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return out
+}
+
+// cleanUp takes the lab down at the end of a test, however that ends.
+func cleanUp(t *testing.T) {
+	t.Cleanup(func() {
+		if err := lab.Down(labName); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestLabCommands(t *testing.T) {
+	needRoot(t)
+	before := inspect(t)
+	cleanUp(t)
+	name := []string{"--name", labName}
+	mustCLI(t, append([]string{"lab", "up"}, name...)...)
+	if out, err := cli(t, append([]string{"lab", "up"}, name...)...); err == nil || !strings.Contains(out, "is up already") {
+		t.Errorf("a second lab of the name: %v: %s", err, out)
+	}
+	var status lab.Status
+	must(t, json.Unmarshal([]byte(mustCLI(t, append([]string{"lab", "status", "--json"}, name...)...)), &status))
+	if status.Running != status.Processes || status.Running == 0 {
+		t.Errorf("%d of %d processes are running", status.Running, status.Processes)
+	}
+	for _, service := range status.Services {
+		if service.Protocol != "tcp" {
+			continue
+		}
+		out := mustCLI(t, append(append([]string{"lab", "exec"}, name...),
+			"client", "--", "curl", "-sS", "--fail", "--max-time", "30", "http://"+service.Address+"/")...)
+		if server := strings.TrimSpace(out); len(server) != 2 || server[0] != 's' {
+			t.Errorf("curl of %s says %q, not a server's name", service.Name, out)
+		}
+	}
+	out, err := cli(t, append(append([]string{"lab", "exec"}, name...), "client", "sh", "-c", "exit 7")...)
+	exit, ok := errors.AsType[*exec.ExitError](err)
+	if !ok || exit.ExitCode() != 7 {
+		t.Errorf("a command's exit code 7 becomes %v: %s", err, out)
+	}
+	for range 2 { // the second finds nothing, and does not mind
+		mustCLI(t, append([]string{"lab", "down"}, name...)...)
+	}
+	if out, err := cli(t, append([]string{"lab", "status"}, name...)...); err == nil || !strings.Contains(out, "is not up") {
+		t.Errorf("status of a lab that is down: %v: %s", err, out)
+	}
+	requireUnchanged(t, before)
+}
+
+// TestDemoIsInterrupted ends the demo half-way, in each of its phases.
+func TestDemoIsInterrupted(t *testing.T) {
+	needRoot(t)
+	before := inspect(t)
+	cleanUp(t)
+	for _, phase := range []string{"Building", "Starting", "Sending", "Removing"} {
+		for _, signal := range []unix.Signal{unix.SIGINT, unix.SIGKILL} {
+			t.Run(phase+" "+unix.SignalName(signal), func(t *testing.T) {
+				cmd := exec.Command(segue, "lab", "demo", "--name", labName)
+				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's signal goes to us alone
+				out, err := cmd.StdoutPipe()
+				must(t, err)
+				must(t, cmd.Start())
+				lines := bufio.NewScanner(out)
+				for lines.Scan() && !strings.HasPrefix(lines.Text(), phase) {
+				}
+				must(t, cmd.Process.Signal(signal))
+				for lines.Scan() {
+				}
+				err = cmd.Wait()
+				if signal == unix.SIGKILL {
+					mustCLI(t, "lab", "down", "--name", labName)
+				} else if err == nil && phase != "Removing" {
+					t.Error("an interrupted demo says that it succeeded")
+				}
+				requireUnchanged(t, before)
+			})
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// client makes requests from the lab's client, each on a connection of its own.
+type client struct {
+	lab  *lab.Lab
+	http http.Client
+}
+
+func newClient(l *lab.Lab) *client {
+	return &client{lab: l, http: http.Client{
+		Transport: &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true},
+		Timeout:   patience,
+	}}
+}
+
+// do sends a request and returns the server that answered and the body.
+func (c *client) do(ctx context.Context, method, url string, body []byte, want int) (server string, got []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
+	if err != nil {
+		return "", nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return "", nil, err
+	}
+	defer resp.Body.Close()
+	if got, err = io.ReadAll(resp.Body); err != nil {
+		return "", nil, fmt.Errorf("%s %s: after %d bytes: %w", method, url, len(got), err)
+	}
+	server = resp.Header.Get("X-Segue-Server")
+	switch {
+	case resp.StatusCode != want:
+		return server, got, fmt.Errorf("%s %s: %s from server %q", method, url, resp.Status, server)
+	case !slices.Contains(nodes(c.lab, lab.RoleServer), server):
+		return server, got, fmt.Errorf("%s %s: server %q is none of the service's", method, url, server)
+	}
+	return server, got, nil
+}
+
+// get fetches a path from a service and returns the server that answered and the body.
+func (c *client) get(ctx context.Context, s lab.Service, path string) (server string, body []byte, err error) {
+	return c.do(ctx, http.MethodGet, fmt.Sprintf("http://%s%s", s.Address(), path), nil, http.StatusOK)
+}
+
+// visit makes n connections to a service, several at a time, and counts them by the server that
+// answered.
+func (c *client) visit(ctx context.Context, s lab.Service, n int) (map[string]int, error) {
+	servers := make([]string, n)
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i := range servers {
+		group.Go(func() (err error) {
+			servers[i], _, err = c.get(ctx, s, "/")
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, fmt.Errorf("service %s: %w", s.Name, err)
+	}
+	visits := map[string]int{}
+	for _, server := range servers {
+		visits[server]++
+	}
+	return visits, nil
+}
+
+// download fetches a file of the given size and compares its checksum with what was meant.
+func (c *client) download(ctx context.Context, s lab.Service, size lab.Size) error {
+	server, body, err := c.get(ctx, s, "/"+size.String())
+	if err != nil {
+		return err
+	}
+	if sha256.Sum256(body) != sha256.Sum256(lab.Content(size)) {
+		return fmt.Errorf("%s: server %s: the %d bytes are not those of the file", s.Name, server, len(body))
+	}
+	return nil
+}
+
+// upload stores a file of the given size and compares its checksum with what was meant.
+func (c *client) upload(ctx context.Context, s lab.Service, size lab.Size) error {
+	content := lab.Content(size)
+	url := fmt.Sprintf("http://%s/upload/%s", s.Address(), s.Name)
+	server, _, err := c.do(ctx, http.MethodPut, url, content, http.StatusCreated)
+	if err != nil {
+		return err
+	}
+	path := c.lab.Node(server).UploadPath(s.Name)
+	stored, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if sha256.Sum256(stored) != sha256.Sum256(content) {
+		return fmt.Errorf("%s: server %s stored %d bytes that are not those of the file", s.Name, server, len(stored))
+	}
+	return os.Remove(path) // the next upload shall be new, too
+}
+
+// echo sends a datagram, once, and returns the server that answered it.
+func (c *client) echo(ctx context.Context, s lab.Service, content []byte) (server string, err error) {
+	conn, err := c.lab.Node("client").Dial(ctx, "udp", s.Address().String())
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return exchange(conn, content)
+}
+
+// exchange sends a datagram and returns the name of the server that echoed it.
+func exchange(conn net.Conn, content []byte) (server string, err error) {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	if _, err := conn.Write(content); err != nil {
+		return "", err
+	}
+	buf := make([]byte, 64<<10)
+	n, err := conn.Read(buf)
+	if err != nil {
+		return "", err
+	}
+	server, reply, _ := strings.Cut(string(buf[:n]), "\n")
+	if reply != string(content) {
+		return server, fmt.Errorf("server %q: the %d bytes of the echo are not those sent", server, len(reply))
+	}
+	return server, nil
+}
+
+// spread makes connections to every service of TCP and returns an error unless exactly the named
+// servers take them.
+func (c *client) spread(ctx context.Context, servers ...string) error {
+	for _, s := range c.lab.Topology.Services {
+		if s.Protocol != config.TCP {
+			continue
+		}
+		// Any one of three servers is left out by chance in less than one run of 10^20.
+		visits, err := c.visit(ctx, s, 40*len(servers))
+		if err != nil {
+			return err
+		}
+		if got := slices.Sorted(maps.Keys(visits)); !slices.Equal(got, servers) {
+			return fmt.Errorf("service %s: new connections go to %v, want %v", s.Name, visits, servers)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+package e2e
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestGenericXDP has a balancer on an interface whose driver has no XDP of its own: a bridge, with the
+// node's link as its only port.
+func TestGenericXDP(t *testing.T) {
+	topology := topology(mixed...)
+	topology.Balancers = 1
+	l := up(t, topology)
+	lb := l.Process("lb1", "lb")
+	must(t, lb.Stop())
+	command(t, l, "lb1", segue, "lb", "detach", l.Node("lb1").Instance())
+	n := l.Node("lb1")
+	script := `set -e
+		mac=$(cat /sys/class/net/eth0/address)
+		ip link add uplink address $mac mtu $(cat /sys/class/net/eth0/mtu) type bridge
+		routes6=$(ip -6 route show dev eth0 | grep via); routes4=$(ip -4 route show dev eth0 | grep via)
+		ip addr flush dev eth0
+		ip link set eth0 master uplink
+		ip link set uplink up
+		ip addr add ` + n.IPv6.String() + `/64 dev uplink nodad
+		ip addr add ` + n.IPv4.String() + `/24 dev uplink
+		echo "$routes6" | while read r; do ip -6 route replace $r dev uplink; done
+		echo "$routes4" | while read r; do ip -4 route replace $r dev uplink; done`
+	command(t, l, "lb1", "sh", "-c", script)
+	cfg := n.BalancerConfig()
+	cfg.Node.Interface = "uplink"
+	must(t, n.WriteBalancerConfig(cfg))
+	must(t, lb.Start(t.Context()))
+	if log := readLog(t, lb); !strings.Contains(log, "level=WARN") || !strings.Contains(log, "no native XDP") ||
+		!strings.Contains(log, "mode=generic") {
+		t.Errorf("the log does not warn of generic mode: %s", log)
+	}
+	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
+	for _, s := range l.Topology.Services {
+		transfer(t, l, s)
+	}
+	requireNoDrops(t, l)
+}

@@ -1,0 +1,274 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// think is how long a connection rests between two requests: a thousand of them leave the machine time
+// for what is tested.
+const think = 500 * time.Millisecond
+
+// connection is an HTTP connection that makes a request every now and then, as long as it lives.
+type connection struct {
+	service  lab.Service
+	conn     net.Conn
+	reader   *bufio.Reader
+	server   string // that answers
+	answered atomic.Int64
+	progress chan struct{} // holds a value after answers
+	ended    chan struct{} // closed when it makes no more requests
+	err      error         // why it ended, when it has
+}
+
+// load is a number of connections that are all open.
+type load struct {
+	connections []*connection
+	cancel      context.CancelFunc
+	group       sync.WaitGroup
+}
+
+// open opens n connections, spread over the services, and keeps them busy until the test ends.
+func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ld := &load{connections: make([]*connection, n), cancel: cancel}
+	t.Cleanup(ld.stop)
+	var group errgroup.Group
+	group.SetLimit(16)
+	for i := range n {
+		group.Go(func() (err error) {
+			ld.connections[i], err = dial(ctx, l, services[i%len(services)])
+			return err
+		})
+	}
+	must(t, group.Wait())
+	for _, c := range ld.connections {
+		ld.group.Go(func() { c.run(ctx) })
+	}
+	return ld
+}
+
+// dial opens a connection and makes its first request.
+func dial(ctx context.Context, l *lab.Lab, s lab.Service) (*connection, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := l.Node("client").Dial(ctx, "tcp", s.Address().String())
+	if err != nil {
+		return nil, fmt.Errorf("service %s: %w", s.Name, err)
+	}
+	c := &connection{
+		service: s, conn: conn, reader: bufio.NewReader(conn),
+		progress: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
+	if c.server, err = c.request(); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("service %s: %w", s.Name, err)
+	}
+	return c, nil
+}
+
+// run makes requests until the context ends or one fails.
+func (c *connection) run(ctx context.Context) {
+	defer close(c.ended)
+	defer c.conn.Close()
+	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
+	defer stop()
+	rest := time.NewTicker(think)
+	defer rest.Stop()
+	for {
+		select {
+		case <-rest.C:
+		case <-ctx.Done():
+			return
+		}
+		server, err := c.request()
+		if err == nil && server != c.server {
+			err = fmt.Errorf("answered by %s all of a sudden", server)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			c.err = fmt.Errorf("connection to %s at %s from %s, after %d requests: %w",
+				c.service.Name, c.server, c.conn.LocalAddr(), c.answered.Load(), err)
+			return
+		}
+		c.answered.Add(1)
+		select {
+		case c.progress <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// request makes one request and returns the server that answered.
+func (c *connection) request() (server string, err error) {
+	if err := c.conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(c.conn, "GET / HTTP/1.1\r\nHost: e2e\r\n\r\n"); err != nil {
+		return "", err
+	}
+	resp, err := http.ReadResponse(c.reader, nil)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", errors.New(resp.Status)
+	}
+	return resp.Header.Get("X-Segue-Server"), nil
+}
+
+// rounds returns when every connection that has not failed has made n more requests.
+func (l *load) rounds(t *testing.T, n int64) {
+	t.Helper()
+	wanted := make([]int64, len(l.connections))
+	for i, c := range l.connections {
+		// One request may be under way that began before.
+		wanted[i] = c.answered.Load() + 1 + n
+	}
+	timeout := time.After(2 * patience)
+	for i, c := range l.connections {
+		for ended := false; !ended && c.answered.Load() < wanted[i]; {
+			select {
+			case <-c.progress:
+			case <-c.ended:
+				ended = true
+			case <-timeout:
+				t.Fatalf("connection to %s at %s: no answer in time", c.service.Name, c.server)
+			}
+		}
+	}
+}
+
+// requireUnbroken fails the test if a connection has failed, unless it was to one of the servers.
+func (l *load) requireUnbroken(t *testing.T, except ...string) {
+	t.Helper()
+	broken := 0
+	for _, c := range l.connections {
+		if slices.Contains(except, c.server) {
+			continue
+		}
+		if err := c.failure(); err != nil {
+			if broken++; broken <= 5 {
+				t.Error(err)
+			}
+		}
+	}
+	if broken > 0 {
+		t.Fatalf("%d of %d connections broke", broken, len(l.connections))
+	}
+}
+
+// failure returns why the connection failed, if it has.
+func (c *connection) failure() error {
+	select {
+	case <-c.ended:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// at returns the connections to a server.
+func (l *load) at(server string) []*connection {
+	return slices.DeleteFunc(slices.Clone(l.connections), func(c *connection) bool { return c.server != server })
+}
+
+// stop closes all connections.
+func (l *load) stop() {
+	l.cancel()
+	l.group.Wait()
+}
+
+// visitors make requests all the time, each on a connection of its own.
+type visitors struct {
+	cancel   context.CancelFunc
+	group    sync.WaitGroup
+	answered atomic.Int64
+	progress chan struct{}
+
+	mu       sync.Mutex
+	failures []error
+}
+
+// startVisitors keeps n visitors busy, which take turns with the services, until the test ends.
+func startVisitors(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *visitors {
+	ctx, cancel := context.WithCancel(t.Context())
+	v := &visitors{cancel: cancel, progress: make(chan struct{}, 1)}
+	c := newClient(l)
+	for i := range n {
+		v.group.Go(func() { v.run(ctx, c, i, services) })
+	}
+	t.Cleanup(v.stop)
+	return v
+}
+
+func (v *visitors) run(ctx context.Context, c *client, first int, services []lab.Service) {
+	for i := first; ; i++ {
+		_, _, err := c.get(ctx, services[i%len(services)], "/"+lab.Size(1e3).String())
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			v.mu.Lock()
+			v.failures = append(v.failures, err)
+			v.mu.Unlock()
+		}
+		v.answered.Add(1)
+		select {
+		case v.progress <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// more returns when n more requests have been made, well or not.
+func (v *visitors) more(t *testing.T, n int64) {
+	t.Helper()
+	timeout := time.After(2 * patience)
+	for wanted := v.answered.Load() + n; v.answered.Load() < wanted; {
+		select {
+		case <-v.progress:
+		case <-timeout:
+			t.Fatalf("%d requests were not made in time", n)
+		}
+	}
+}
+
+// requireContent fails the test if a request has failed.
+func (v *visitors) requireContent(t *testing.T) {
+	t.Helper()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, err := range v.failures[:min(5, len(v.failures))] {
+		t.Error(err)
+	}
+	if len(v.failures) > 0 {
+		t.Fatalf("%d of %d requests failed", len(v.failures), v.answered.Load())
+	}
+}
+
+func (v *visitors) stop() {
+	v.cancel()
+	v.group.Wait()
+}

@@ -1,0 +1,233 @@
+// Package e2e tests segue as a whole: real programs and real sockets in labs of network namespaces.
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// patience is how long anything may take that should happen soon. It is no measure of how fast it
+// should be: machines that test are busy.
+const patience = 90 * time.Second
+
+var (
+	// segue is the executable under test.
+	segue string
+	// labName is the name of every lab of this process: tests run one after the other.
+	labName = "e" + strconv.FormatInt(int64(os.Getpid()), 36)
+	// interrupted ends when somebody interrupts the tests.
+	interrupted context.Context
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	defer stop()
+	interrupted = ctx
+	dir, err := os.MkdirTemp("", "segue-e2e")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	segue = filepath.Join(dir, "segue")
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", segue, "../../cmd/segue")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build segue: %v\n%s", err, out)
+		return 1
+	}
+	done := make(chan int, 1)
+	go func() { done <- m.Run() }()
+	select {
+	case code := <-done:
+		return code
+	case <-ctx.Done():
+		if err := takeDown(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		return 1
+	}
+}
+
+// takeDown removes the lab of an interrupted test, which may be about to remove it itself.
+func takeDown() error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.Now().Add(patience)
+	for {
+		err := lab.Down(labName)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		<-tick.C
+	}
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make network namespaces")
+	}
+}
+
+// topology is that of a lab of two balancers, three servers and the named services of the built-in
+// topology.
+func topology(services ...string) lab.Topology {
+	t := lab.DefaultTopology()
+	t.Name = labName
+	t.Servers = 3
+	t.Services = slices.DeleteFunc(t.Services, func(s lab.Service) bool { return !slices.Contains(services, s.Name) })
+	return t
+}
+
+// up builds a lab for the time of a test. What its processes have logged is shown when the test fails.
+func up(t *testing.T, topology lab.Topology) *lab.Lab {
+	t.Helper()
+	needRoot(t)
+	l, err := lab.Up(interrupted, topology, lab.Options{Binary: segue})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			showLogs(t, l)
+		}
+		if err := l.Down(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func showLogs(t *testing.T, l *lab.Lab) {
+	for _, p := range l.Processes {
+		if text, err := os.ReadFile(p.LogPath()); err == nil && len(text) > 0 {
+			t.Logf("%s:\n%s", p, text)
+		}
+	}
+}
+
+// service returns the lab's service of a name.
+func service(t *testing.T, l *lab.Lab, name string) lab.Service {
+	t.Helper()
+	i := slices.IndexFunc(l.Topology.Services, func(s lab.Service) bool { return s.Name == name })
+	if i < 0 {
+		t.Fatalf("lab %s has no service %s", l.Name, name)
+	}
+	return l.Topology.Services[i]
+}
+
+// nodes are the names of all nodes of a role.
+func nodes(l *lab.Lab, role lab.Role) []string {
+	var names []string
+	for _, n := range l.Nodes {
+		if n.Role == role {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+// command runs a command on a node and returns what it printed.
+func command(t *testing.T, l *lab.Lab, node, name string, args ...string) string {
+	t.Helper()
+	out, err := l.Node(node).Run(t.Context(), name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// must fails the test on an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually tries until there is no error any more.
+func eventually(t *testing.T, try func() error) {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.Now().Add(patience)
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v: %v", patience, err)
+		}
+		<-tick.C
+	}
+}
+
+// reconfigure writes another configuration for every balancer and reloads it.
+func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
+	t.Helper()
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		cfg := l.Node(name).BalancerConfig()
+		change(&cfg)
+		must(t, l.Node(name).WriteBalancerConfig(cfg))
+		reload(t, l, name)
+	}
+}
+
+// reload makes a balancer read its configuration again, which has to succeed.
+func reload(t *testing.T, l *lab.Lab, node string) {
+	t.Helper()
+	p := l.Process(node, "lb")
+	before := readLog(t, p)
+	must(t, p.Reload(t.Context()))
+	if after := readLog(t, p)[len(before):]; !strings.Contains(after, "msg=reloaded") {
+		t.Fatalf("%s did not reload: %s", node, after)
+	}
+}
+
+func readLog(t *testing.T, p *lab.Process) string {
+	t.Helper()
+	text, err := os.ReadFile(p.LogPath())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// keepServers removes all servers from a configuration's services but those named.
+func keepServers(cfg *config.Balancer, names ...string) {
+	for i := range cfg.Services {
+		s := &cfg.Services[i]
+		s.Servers = slices.DeleteFunc(s.Servers, func(s config.Server) bool { return !slices.Contains(names, s.Name) })
+	}
+}
+
+// setWeight gives a server a weight in all services.
+func setWeight(cfg *config.Balancer, name string, weight uint32) {
+	for i := range cfg.Services {
+		for j := range cfg.Services[i].Servers {
+			if cfg.Services[i].Servers[j].Name == name {
+				cfg.Services[i].Servers[j].Weight = &weight
+			}
+		}
+	}
+}

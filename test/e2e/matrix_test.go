@@ -1,0 +1,77 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestEveryEncapsulation sends requests to every encapsulation of every family and protocol, over
+// both balancers.
+func TestEveryEncapsulation(t *testing.T) {
+	whole := lab.DefaultTopology()
+	whole.Name, whole.Servers = labName, 3
+	l := up(t, whole)
+	c := newClient(l)
+	for _, s := range l.Topology.Services {
+		t.Run(s.Name, func(t *testing.T) {
+			served := map[string]int{}
+			for i := range 60 {
+				var server string
+				var err error
+				if s.Protocol == config.UDP {
+					server, err = c.echo(t.Context(), s, fmt.Appendf(nil, "datagram %d of %s", i, s.Name))
+				} else {
+					server, _, err = c.get(t.Context(), s, "/")
+				}
+				must(t, err)
+				served[server]++
+			}
+			for _, server := range nodes(l, lab.RoleServer) {
+				if served[server] == 0 {
+					t.Errorf("%s served none of 60 requests: %v", server, served)
+				}
+			}
+		})
+	}
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		counted := packetCounts(t, l.Node(name))
+		if counted["forward_new"] == 0 || counted["forward_known"] == 0 {
+			t.Errorf("%s forwarded nothing: %v", name, counted)
+		}
+		for label, n := range counted.since(nil) {
+			// The host's own traffic is that of neighbour discovery; all else is for VIPs.
+			expected := []string{"forward_new", "forward_known", "pass_not_ip", "pass_not_for_host", "pass_not_vip"}
+			if !slices.Contains(expected, label) {
+				t.Errorf("%s: %d packets are counted as %s", name, n, label)
+			}
+		}
+	}
+	requireNoDrops(t, l)
+}
+
+// TestDatagramsOfAFlowStayTogether shows that UDP flows keep their server.
+func TestDatagramsOfAFlowStayTogether(t *testing.T) {
+	l := up(t, topology("echo6-insert", "echo4-gre"))
+	for _, s := range l.Topology.Services {
+		for range 20 {
+			conn, err := l.Node("client").Dial(t.Context(), "udp", s.Address().String())
+			must(t, err)
+			first := ""
+			for range 10 {
+				server, err := exchange(conn, []byte("hello"))
+				must(t, err)
+				if first == "" {
+					first = server
+				}
+				if server != first {
+					t.Errorf("%s: datagrams of %s went to %s and %s", s.Name, conn.LocalAddr(), first, server)
+				}
+			}
+			conn.Close()
+		}
+	}
+}

@@ -1,0 +1,81 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestServersMACChanges gives a server's interface another address. Nobody is told: the balancers'
+// neighbour entries have to expire.
+func TestServersMACChanges(t *testing.T) {
+	l := up(t, topology(mixed...))
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		// By default the kernel trusts an entry for half a minute, and one that is there already does
+		// not hear of another default.
+		for _, family := range []string{"ipv4", "ipv6"} {
+			for _, timer := range []string{"base_reachable_time_ms=500", "delay_first_probe_time=1", "ucast_solicit=1"} {
+				command(t, l, name, "sysctl", "-w", fmt.Sprintf("net.%s.neigh.eth0.%s", family, timer))
+			}
+		}
+		command(t, l, name, "ip", "neigh", "flush", "dev", "eth0")
+	}
+	live := open(t, l, 200, l.Topology.Services...)
+	live.rounds(t, 1)
+	command(t, l, "s1", "ip", "link", "set", "eth0", "address", "02:00:00:00:5e:01")
+	live.rounds(t, 2)
+	live.requireUnbroken(t)
+	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
+}
+
+// TestRouteToServerChanges leads the way to a server's locator by another server and back.
+func TestRouteToServerChanges(t *testing.T) {
+	l := up(t, topology("http6-insert", "http6-encap", "http4-encap"))
+	live := open(t, l, 200, l.Topology.Services...)
+	live.rounds(t, 1)
+	s1, s2 := l.Node("s1"), l.Node("s2")
+	passedOn := func() int {
+		return counter(t, command(t, l, "s2", "cat", "/proc/net/snmp6"), "Ip6OutForwDatagrams")
+	}
+	if n := passedOn(); n != 0 {
+		t.Fatalf("s2 forwarded %d packets before anything led there", n)
+	}
+	lead := func(by *lab.Node) {
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			command(t, l, name, "ip", "route", "replace", s1.Locator.String(), "via", by.IPv6.String())
+		}
+	}
+	lead(s2)
+	eventually(t, func() error {
+		if passedOn() == 0 {
+			return fmt.Errorf("no packet for s1 comes by s2")
+		}
+		return nil
+	})
+	live.rounds(t, 2)
+	lead(s1)
+	live.rounds(t, 2)
+	before := passedOn()
+	live.rounds(t, 2)
+	if after := passedOn(); after != before {
+		t.Errorf("s2 still gets packets for s1: %d, then %d", before, after)
+	}
+	live.requireUnbroken(t)
+	requireNoDrops(t, l)
+}
+
+// counter reads a value from a file of names and values.
+func counter(t *testing.T, text, name string) (value int) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) == 2 && fields[0] == name {
+			_, err := fmt.Sscan(fields[1], &value)
+			must(t, err)
+			return value
+		}
+	}
+	t.Fatalf("there is no counter %s", name)
+	return 0
+}

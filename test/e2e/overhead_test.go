@@ -1,0 +1,30 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// overhead is how many bytes a service's encapsulation adds to a packet: docs/protocol.md. The lab's
+// tunnels are of the family of the VIP.
+func overhead(t *testing.T, s lab.Service) int {
+	t.Helper()
+	outer := 40
+	if s.VIP.Is4() {
+		outer = 20
+	}
+	switch s.Encapsulation {
+	case config.SRv6Insert:
+		return 56
+	case config.SRv6Encap:
+		return 40
+	case config.GRE:
+		return outer + 4
+	case config.IPIP:
+		return outer
+	}
+	t.Fatalf("service %s: unknown encapsulation %q", s.Name, s.Encapsulation)
+	return 0
+}

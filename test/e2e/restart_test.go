@@ -1,0 +1,133 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestBalancersAreKilled kills the balancers' processes under load, and starts them again: packets do
+// not notice.
+func TestBalancersAreKilled(t *testing.T) {
+	l := up(t, topology(mixed...))
+	live := open(t, l, 200, l.Topology.Services...)
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	for range 2 {
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			must(t, l.Process(name, "lb").Kill())
+			before := packetCounts(t, l.Node(name))
+			live.rounds(t, 1)
+			visitors.more(t, 50)
+			if grown := packetCounts(t, l.Node(name)).since(before); grown["forward_new"] == 0 || grown["forward_known"] == 0 {
+				t.Errorf("%s did not go on without its process: %v", name, grown)
+			}
+			must(t, l.Process(name, "lb").Start(t.Context()))
+			live.rounds(t, 1)
+			visitors.more(t, 50)
+			if grown := packetCounts(t, l.Node(name)).since(before); grown["forward_new"] == 0 || grown["forward_recover"] > 0 {
+				t.Errorf("%s forgot what it knew: %v", name, grown)
+			}
+		}
+	}
+	live.requireUnbroken(t)
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+}
+
+// TestAgentsAreKilled kills the agents' processes under load, and starts them again.
+func TestAgentsAreKilled(t *testing.T) {
+	l := up(t, topology(mixed...))
+	live := open(t, l, 200, l.Topology.Services...)
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	for _, name := range nodes(l, lab.RoleServer) {
+		for range 2 {
+			must(t, l.Process(name, "agent").Kill())
+			before := packetCounts(t, l.Node(name))
+			live.rounds(t, 1)
+			visitors.more(t, 50)
+			if grown := packetCounts(t, l.Node(name)).since(before); grown.with("deliver_").sum() == 0 {
+				t.Errorf("%s did not go on without its agent: %v", name, grown)
+			}
+			must(t, l.Process(name, "agent").Start(t.Context()))
+			live.rounds(t, 1)
+			visitors.more(t, 50)
+		}
+	}
+	live.requireUnbroken(t)
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+}
+
+// TestReloadsUnderLoad reloads again and again, with other weights each time.
+func TestReloadsUnderLoad(t *testing.T) {
+	l := up(t, topology(mixed...))
+	live := open(t, l, 200, l.Topology.Services...)
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	for i := range uint32(20) {
+		reconfigure(t, l, func(cfg *config.Balancer) {
+			setWeight(cfg, "s1", 1+i%3)
+			setWeight(cfg, "s2", i%2)
+		})
+		visitors.more(t, 10)
+	}
+	live.rounds(t, 1)
+	live.requireUnbroken(t)
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+}
+
+// TestBadConfigurations reloads what is not valid: the balancer says why and goes on as before.
+func TestBadConfigurations(t *testing.T) {
+	l := up(t, topology(mixed...))
+	balancer := l.Process("lb1", "lb")
+	pid, _ := balancer.PID()
+	cfg := l.Node("lb1").BalancerConfig()
+	must(t, l.Node("lb1").WriteBalancerConfig(cfg))
+	path := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
+	good, err := os.ReadFile(path)
+	must(t, err)
+	c := newClient(l)
+	for _, bad := range []struct{ name, old, new, logged string }{
+		{"no YAML", "services:", "services: [", "yaml"},
+		{"unknown field", "protocol: tcp", "protocol: tcp\n    colour: blue", "services[0].colour"},
+		{"port", "port: 80", "port: 70000", "services[0].port"},
+		{"encapsulation", "encapsulation: gre", "encapsulation: vxlan", "services[2].encapsulation"},
+		{"locator missing", `, locator: "fd00:5:0:1::/64"`, "", "services[0].servers[0].locator"},
+		{"VIP", `vip: "203.0.113.3"`, `vip: "224.0.0.1"`, "services[2].vip"},
+		{"interface cannot change", `interface: "eth0"`, `interface: "lo"`, "node.interface"},
+		{"empty", string(good), "", "no documents"},
+	} {
+		t.Run(bad.name, func(t *testing.T) {
+			text := strings.Replace(string(good), bad.old, bad.new, 1)
+			if text == string(good) {
+				t.Fatalf("%q is not in the configuration:\n%s", bad.old, good)
+			}
+			must(t, os.WriteFile(path, []byte(text), 0o644))
+			logged, counted := len(readLog(t, balancer)), packetCounts(t, l.Node("lb1"))
+			must(t, balancer.Reload(t.Context()))
+			answer := readLog(t, balancer)[logged:]
+			if !strings.Contains(answer, "reload failed") || !strings.Contains(answer, bad.logged) {
+				t.Errorf("the log does not tell %q: %s", bad.logged, answer)
+			}
+			if now, alive := balancer.PID(); !alive || now != pid {
+				t.Fatal("the balancer has ended")
+			}
+			for _, s := range l.Topology.Services {
+				_, err := c.visit(t.Context(), s, 10)
+				must(t, err)
+			}
+			for label, n := range packetCounts(t, l.Node("lb1")) {
+				if n < counted[label] {
+					t.Errorf("counter %s went back from %d to %d", label, counted[label], n)
+				}
+			}
+		})
+	}
+	must(t, os.WriteFile(path, good, 0o644))
+	reload(t, l, "lb1")
+	requireNoDrops(t, l)
+}

@@ -1,0 +1,138 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// liveConnections is how many connections are open while the lab is rearranged.
+const liveConnections = 1000
+
+// mixed are services of different encapsulations and families, enough for what does not depend on
+// them.
+var mixed = []string{"http6-insert", "http6-encap", "http4-gre", "http4-ipip"}
+
+// TestServersComeAndGo removes one server and adds another under live connections, then drains and
+// reweights.
+func TestServersComeAndGo(t *testing.T) {
+	topology := topology(mixed...)
+	topology.Servers = 4
+	l := up(t, topology)
+	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2", "s3") })
+	must(t, newClient(l).spread(t.Context(), "s1", "s2", "s3"))
+	live := open(t, l, liveConnections, l.Topology.Services...)
+	for _, server := range []string{"s1", "s2", "s3"} {
+		if n := len(live.at(server)); n < liveConnections/10 {
+			t.Errorf("%s has %d of %d connections", server, n, liveConnections)
+		}
+	}
+	live.rounds(t, 1)
+
+	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s2", "s3", "s4") })
+	live.rounds(t, 3)
+	live.requireUnbroken(t, "s1")
+	for _, c := range live.at("s1") {
+		if c.failure() == nil {
+			t.Fatalf("a connection to %s at s1 goes on although the server was removed", c.service.Name)
+		}
+	}
+	// A new server gets connections as soon as the balancers know the way to it.
+	eventually(t, func() error { return newClient(l).spread(t.Context(), "s2", "s3", "s4") })
+
+	// A drained server keeps what it has; the others' weights do not matter to what is there.
+	reconfigure(t, l, func(cfg *config.Balancer) {
+		keepServers(cfg, "s2", "s3", "s4")
+		setWeight(cfg, "s2", 0)
+		setWeight(cfg, "s3", 5)
+	})
+	must(t, newClient(l).spread(t.Context(), "s3", "s4"))
+	live.rounds(t, 3)
+	live.requireUnbroken(t, "s1")
+	requireNoDrops(t, l)
+}
+
+// TestServersAreAddedUnderLoad adds a server that the balancers have to look for first: no connection is
+// placed on it before they have found it.
+func TestServersAreAddedUnderLoad(t *testing.T) {
+	l := up(t, topology(mixed...))
+	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	for range 3 {
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv6.String())
+			command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv4.String())
+		}
+		reconfigure(t, l, func(*config.Balancer) {})
+		visitors.more(t, 50)
+		// Its connections come to an end before it goes again.
+		reconfigure(t, l, func(cfg *config.Balancer) { setWeight(cfg, "s3", 0) })
+		visitors.more(t, 50)
+		reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	}
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+}
+
+// TestServersAreAddedAtRestart adds a server to the configuration of a balancer while its process does
+// not run and its data path does.
+func TestServersAreAddedAtRestart(t *testing.T) {
+	l := up(t, topology(mixed...))
+	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		must(t, l.Process(name, "lb").Kill())
+		command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv6.String())
+		command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv4.String())
+		must(t, l.Node(name).WriteBalancerConfig(l.Node(name).BalancerConfig()))
+		must(t, l.Process(name, "lb").Start(t.Context()))
+		visitors.more(t, 50)
+	}
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+}
+
+// TestWeights gives one server three times the weight of the other.
+func TestWeights(t *testing.T) {
+	l := up(t, topology("http6-encap"))
+	reconfigure(t, l, func(cfg *config.Balancer) {
+		keepServers(cfg, "s1", "s2")
+		setWeight(cfg, "s1", 3)
+	})
+	visits, err := newClient(l).visit(t.Context(), l.Topology.Services[0], 400)
+	must(t, err)
+	// 300 are expected; 60 fewer or more are seven standard deviations.
+	if n := visits["s1"]; n < 240 || n > 360 {
+		t.Errorf("of 400 connections %d went to the server of weight 3, %d to that of weight 1", n, visits["s2"])
+	}
+}
+
+// TestConnectionsSurviveTheLossOfABalancer takes all state from one balancer under live connections,
+// which the edge router then sends to the other.
+func TestConnectionsSurviveTheLossOfABalancer(t *testing.T) {
+	l := up(t, topology(mixed...))
+	live := open(t, l, liveConnections, l.Topology.Services...)
+	live.rounds(t, 1)
+	if counted := packetCounts(t, l.Node("lb1")); counted["forward_new"] < liveConnections/10 {
+		t.Fatalf("lb1 has hardly any connections to lose: %v", counted)
+	}
+
+	must(t, l.Process("lb1", "lb").Kill())
+	command(t, l, "lb1", segue, "lb", "detach", l.Node("lb1").Instance())
+	must(t, l.SetNextHops("lb2"))
+	live.rounds(t, 3)
+	live.requireUnbroken(t)
+	if counted := packetCounts(t, l.Node("lb2")); counted["forward_recover"] == 0 {
+		t.Errorf("lb2 has no connection from lb1: %v", counted)
+	}
+
+	must(t, l.Process("lb1", "lb").Start(t.Context()))
+	must(t, l.SetNextHops(nodes(l, lab.RoleBalancer)...))
+	live.rounds(t, 3)
+	live.requireUnbroken(t)
+	if counted := packetCounts(t, l.Node("lb1")); counted["forward_recover"] == 0 {
+		t.Errorf("lb1 has none of its connections back: %v", counted)
+	}
+	requireNoDrops(t, l)
+}
