@@ -23,7 +23,7 @@ import (
 
 // patience is how long anything may take that should happen soon. It is no measure of how fast it
 // should be: machines that test are busy.
-const patience = 90 * time.Second
+const patience = 60 * time.Second
 
 var (
 	// segue is the executable under test.
