@@ -15,9 +15,6 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// xdpLinkPin is the name of the pin that keeps the XDP program attached.
-const xdpLinkPin = "link"
-
 // kernel is the data path: the programs and the tables that they read. Each process makes new tables
 // for its programs, so that a restart swaps programs and tables in one step; only the counters and
 // the belongings are handed on.
@@ -39,7 +36,7 @@ func openKernel(instance string, log *slog.Logger) (*kernel, error) {
 		return nil, err
 	}
 	k := &kernel{instance: instance, dir: dir}
-	if _, err := os.Stat(filepath.Join(dir, xdpLinkPin)); errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, datapath.LinkPin)); errors.Is(err, os.ErrNotExist) {
 		k.first = true
 	}
 	if err := k.load(log); err != nil {
@@ -53,10 +50,10 @@ func (k *kernel) load(log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	if k.reasons, err = datapath.EnumLabels(spec, "reason", "REASON_"); err != nil {
+	if k.reasons, err = datapath.Reasons(spec.Types); err != nil {
 		return err
 	}
-	if k.synAcks, err = datapath.EnumLabels(spec, "syn_ack", "SYN_ACK_"); err != nil {
+	if k.synAcks, err = datapath.EnumLabels(spec.Types, "syn_ack", "SYN_ACK_"); err != nil {
 		return err
 	}
 	kept, err := k.openKept(spec, log)
@@ -119,7 +116,7 @@ func (k *kernel) attach(ifindex int) (datapath.Mode, error) {
 	if err := k.tc.attach(k.objects.TcForward, ifindex, ingress); err != nil {
 		return "", err
 	}
-	mode, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, filepath.Join(k.dir, xdpLinkPin))
+	mode, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, filepath.Join(k.dir, datapath.LinkPin))
 	if err != nil {
 		return "", err
 	}
@@ -191,7 +188,7 @@ func Detach(instance string) error {
 	defer m.Close()
 	all := belongings{m}
 	// The programs go first, so that no packet is delivered to an address that is gone.
-	ifindex, err := attachedTo(filepath.Join(dir, xdpLinkPin))
+	ifindex, err := attachedTo(filepath.Join(dir, datapath.LinkPin))
 	if err != nil {
 		return err
 	}
@@ -238,7 +235,7 @@ func attachedTo(pin string) (int, error) {
 
 // detachLinks detaches what is pinned, and does not wait for the kernel to do so after the pin is gone.
 func detachLinks(dir string) error {
-	for _, name := range []string{xdpLinkPin, ingress.pin, egress.pin} {
+	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
 		pin := filepath.Join(dir, name)
 		l, err := link.LoadPinnedLink(pin, nil)
 		if errors.Is(err, os.ErrNotExist) {

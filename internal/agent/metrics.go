@@ -5,6 +5,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 var (
@@ -29,9 +31,9 @@ func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	if err != nil {
 		metrics <- prometheus.NewInvalidMetric(packetsDesc, err)
 	}
-	for reason, c := range reasons {
-		metrics <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(c.Packets), reason)
-		metrics <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(c.Bytes), reason)
+	for _, r := range reasons {
+		metrics <- prometheus.MustNewConstMetric(packetsDesc, prometheus.CounterValue, float64(r.Packets), r.Reason)
+		metrics <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(r.Bytes), r.Reason)
 	}
 	synAcks, err := a.kernel.synAckCounters()
 	if err != nil {
@@ -42,26 +44,8 @@ func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// reasonCounters sums up, over all CPUs, what was counted for each reason. Frames that are still on
-// their way have none.
-func (k *kernel) reasonCounters() (map[string]agentCounter, error) {
-	counters := map[string]agentCounter{}
-	for i, label := range k.reasons {
-		if label == "none" {
-			continue
-		}
-		perCPU, err := lookup[agentCounter](k.objects.Reasons, i)
-		if err != nil {
-			return nil, err
-		}
-		var sum agentCounter
-		for _, c := range perCPU {
-			sum.Packets += c.Packets
-			sum.Bytes += c.Bytes
-		}
-		counters[label] = sum
-	}
-	return counters, nil
+func (k *kernel) reasonCounters() ([]datapath.ReasonCount, error) {
+	return datapath.CountReasons(k.objects.Reasons, k.reasons)
 }
 
 // synAckCounters sums up, over all CPUs, what became of SYN-ACKs.

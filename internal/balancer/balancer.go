@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -47,7 +48,10 @@ type Balancer struct {
 	reloads  chan reload
 	attached bool
 	stale    map[string]bool // services whose table is to follow their servers' state
+	flows    flowCounts      // that the last sweep left
 	ready    chan struct{}
+
+	published atomic.Pointer[published] // for scrapes
 }
 
 // reload is a new configuration, and where its result goes.
@@ -138,6 +142,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, health.Targets(b.cfg.Services))
 	for {
+		b.publish()
 		var err error
 		select {
 		case <-ctx.Done():
@@ -322,7 +327,7 @@ func (b *Balancer) sweep() error {
 		return err
 	}
 	timeouts := b.timeouts()
-	b.kernel.flows.sweep(func(e flowEntry) bool {
+	b.flows = b.kernel.flows.sweep(func(e flowEntry) bool {
 		limits, ok := timeouts[e.server()]
 		return ok && e.age(now) <= limits[e.state()]
 	})

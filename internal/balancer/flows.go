@@ -22,6 +22,7 @@ const (
 	// maxFlowLead is how far an entry can be ahead of a clock that was read
 	// earlier, in ticks; FLOW_MAX_LEAD in bpf/flowtable.h.
 	maxFlowLead = 32
+	flowMinIdle = 15 // ticks; FLOW_MIN_IDLE in bpf/flowtable.h
 	// maxFlowTicks leaves the sweeper time before the clock wraps around.
 	maxFlowTicks = flowTimeMask - 2*maxFlowLead
 )
@@ -114,16 +115,68 @@ func (t *flowTable) sweep(keep func(flowEntry) bool) flowCounts {
 	return counts
 }
 
+// count counts the flows.
+func (t *flowTable) count() flowCounts {
+	return t.sweep(func(flowEntry) bool { return true })
+}
+
+// of are the flows of a server.
+func (c flowCounts) of(server uint32) (counts FlowCounts) {
+	if states := c[server]; states != nil {
+		counts.New = states[balancerFlowStateFLOW_NEW]
+		counts.Established = states[balancerFlowStateFLOW_ESTABLISHED]
+		counts.Closing = states[balancerFlowStateFLOW_CLOSING]
+	}
+	return counts
+}
+
+// total are the flows of all servers.
+func (c flowCounts) total() (total FlowCounts) {
+	for server := range c {
+		counts := c.of(server)
+		total.New += counts.New
+		total.Established += counts.Established
+		total.Closing += counts.Closing
+	}
+	return total
+}
+
 // find looks a flow up as the data path does. No entry is zero.
 func (t *flowTable) find(flow Flow, identity *balancerIdentity) flowEntry {
+	bucket, signature := t.bucket(flow, identity)
+	return bucket.find(signature)
+}
+
+// flowBucket is a copy of a bucket of the flow table.
+type flowBucket [flowsPerBucket]flowEntry
+
+// bucket is the one that holds a flow, or would, under the signature.
+func (t *flowTable) bucket(flow Flow, identity *balancerIdentity) (bucket flowBucket, signature uint64) {
 	place := flow.hash(&identity.FlowBucketKeys)
-	signature := uint64(flow.hash(&identity.FlowSignatureKeys))<<2 | uint64(place>>30)
-	bucket := int(place) & (len(t.entries)/flowsPerBucket - 1)
-	for i := range flowsPerBucket {
-		entry := flowEntry(atomic.LoadUint64(&t.entries[bucket*flowsPerBucket+i]))
+	number := int(place) & (len(t.entries)/flowsPerBucket - 1)
+	for i := range bucket {
+		bucket[i] = flowEntry(atomic.LoadUint64(&t.entries[number*flowsPerBucket+i]))
+	}
+	return bucket, uint64(flow.hash(&identity.FlowSignatureKeys))<<2 | uint64(place>>30)
+}
+
+// find returns the flow's entry, or zero.
+func (b *flowBucket) find(signature uint64) flowEntry {
+	for _, entry := range b {
 		if entry.signature() == signature && entry.state() != balancerFlowStateFLOW_FREE {
 			return entry
 		}
 	}
 	return 0
+}
+
+// hasRoom tells whether another flow finds room: flow_rank in bpf/flowtable.h is not 0 for one of the
+// entries at least.
+func (b *flowBucket) hasRoom(now uint16) bool {
+	for _, entry := range b {
+		if entry.state() != balancerFlowStateFLOW_ESTABLISHED || entry.age(now) >= flowMinIdle {
+			return true
+		}
+	}
+	return false
 }

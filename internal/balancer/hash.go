@@ -12,9 +12,9 @@ import (
 
 // Flow is what tells the packets of one connection from all others.
 type Flow struct {
-	Protocol    config.Protocol
-	Source      netip.AddrPort
-	Destination netip.AddrPort
+	Protocol    config.Protocol `json:"protocol"`
+	Source      netip.AddrPort  `json:"source"`
+	Destination netip.AddrPort  `json:"destination"`
 }
 
 // hashKeys are the keys of hash_flow in bpf/hash.h.

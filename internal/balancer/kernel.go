@@ -17,12 +17,6 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// programPin is the name of the program's pin, by which other tools find it.
-const programPin = "xdp_lb"
-
-// linkPin is the name of the pin that keeps the program attached.
-const linkPin = "link"
-
 // kernel is the data path: the program and the tables that it reads.
 type kernel struct {
 	dir     string
@@ -87,7 +81,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64) error {
 	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	k.servers, err = mapServers(k.objects.Servers)
+	k.servers, err = mapServers(k.objects.Servers, unix.PROT_READ|unix.PROT_WRITE)
 	return err
 }
 
@@ -129,10 +123,10 @@ func readIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*ba
 
 // attach puts the program on an interface, in the place of an earlier build's.
 func (k *kernel) attach(ifindex int) (datapath.Mode, error) {
-	if err := datapath.PinProgram(k.objects.XdpLb, filepath.Join(k.dir, programPin)); err != nil {
+	if err := datapath.PinProgram(k.objects.XdpLb, filepath.Join(k.dir, datapath.BalancerProgram)); err != nil {
 		return "", err
 	}
-	return datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, linkPin))
+	return datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, datapath.LinkPin))
 }
 
 // close lets go of the data path; what is pinned works on.
@@ -162,9 +156,9 @@ type serverTable struct {
 	servers []balancerServer
 }
 
-func mapServers(m *ebpf.Map) (*serverTable, error) {
+func mapServers(m *ebpf.Map, protection int) (*serverTable, error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
-	memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map the server table: %w", err)
 	}
@@ -218,15 +212,17 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
 }
 
+// candidatesPerWord is CANDIDATES_PER_WORD in bpf/types.h.
+const candidatesPerWord = 4
+
 // install writes a candidate table under a number that no service names yet.
 func (k *kernel) install(number uint32, rows []uint16) error {
-	const perWord = 4
-	words := make([]uint64, max(1, (len(rows)+perWord-1)/perWord))
+	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
 	keys := make([]uint32, len(words))
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
-	packed := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*perWord)
+	packed := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*candidatesPerWord)
 	copy(packed, rows)
 	spec := k.tables.Copy()
 	spec.MaxEntries = uint32(len(words))

@@ -4,17 +4,16 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 )
 
-// EnumLabels returns the names of a C enumeration in a compiled object, by their values: without the
+// EnumLabels returns the names of a C enumeration among a program's types, by their values: without the
 // prefix that all share, and in lower case. REASON_DROP_FRAGMENT of enum reason becomes
 // drop_fragment. The values start at 0 and have no gaps; the last, the enumeration's COUNT, is left
 // out.
-func EnumLabels(spec *ebpf.CollectionSpec, name, prefix string) ([]string, error) {
+func EnumLabels(types *btf.Spec, name, prefix string) ([]string, error) {
 	var enum *btf.Enum
-	if err := spec.Types.TypeByName(name, &enum); err != nil {
+	if err := types.TypeByName(name, &enum); err != nil {
 		return nil, fmt.Errorf("enum %s: %w", name, err)
 	}
 	var labels []string

@@ -4,13 +4,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 )
 
-// specOf is an object with one enumeration.
-func specOf(t *testing.T, values ...btf.EnumValue) *ebpf.CollectionSpec {
+// specOf has one enumeration.
+func specOf(t *testing.T, values ...btf.EnumValue) *btf.Spec {
 	t.Helper()
 	builder, err := btf.NewBuilder([]btf.Type{&btf.Enum{Name: "reason", Size: 4, Values: values}}, nil)
 	if err != nil {
@@ -24,7 +23,7 @@ func specOf(t *testing.T, values ...btf.EnumValue) *ebpf.CollectionSpec {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &ebpf.CollectionSpec{Types: types}
+	return types
 }
 
 func TestEnumLabels(t *testing.T) {

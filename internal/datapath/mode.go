@@ -14,9 +14,12 @@ func attachedMode(ifindex int) (Mode, error) {
 	if err != nil {
 		return "", fmt.Errorf("interface %d: %w", ifindex, err)
 	}
-	xdp := l.Attrs().Xdp
-	if xdp != nil && xdp.AttachMode == nl.XDP_ATTACHED_SKB {
-		return Generic, nil
+	return modeOf(l), nil
+}
+
+func modeOf(l netlink.Link) Mode {
+	if xdp := l.Attrs().Xdp; xdp != nil && xdp.AttachMode == nl.XDP_ATTACHED_SKB {
+		return Generic
 	}
-	return Native, nil
+	return Native
 }

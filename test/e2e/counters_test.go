@@ -25,7 +25,7 @@ func packetCounts(t *testing.T, n *lab.Node) counts {
 	}
 	spec, err := ebpf.LoadCollectionSpec(object)
 	must(t, err)
-	labels, err := datapath.EnumLabels(spec, "reason", "REASON_")
+	labels, err := datapath.EnumLabels(spec.Types, "reason", "REASON_")
 	must(t, err)
 	m, err := ebpf.LoadPinnedMap(filepath.Join(datapath.Dir(n.Instance()), "reasons"), nil)
 	must(t, err)

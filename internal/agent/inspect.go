@@ -1,0 +1,30 @@
+package agent
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// Inspect reads the state of an agent's data path, whether its process runs or not.
+func Inspect(instance string) (*datapath.Snapshot, error) {
+	spec, err := loadAgent()
+	if err != nil {
+		return nil, err
+	}
+	names, err := datapath.Reasons(spec.Types)
+	if err != nil {
+		return nil, err
+	}
+	pin := filepath.Join(datapath.Dir(instance), agentMapReasons)
+	reasons, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	defer reasons.Close()
+	return datapath.Inspect(datapath.Instance{Name: instance, Role: datapath.RoleAgent},
+		agentProgXdpAgent, reasons, names)
+}

@@ -1,0 +1,450 @@
+package balancer
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// View reads the tables of a balancer, whether its process runs or not, and writes none. Traffic and
+// reloads go on meanwhile: what is read is true of each table, not of all at one moment.
+type View struct {
+	instance string
+	maps     balancerMaps
+	identity balancerIdentity
+	reasons  []string
+	servers  *serverTable
+	flows    *flowTable
+}
+
+// OpenView opens the tables of an instance. Those of a build with another layout are refused.
+func OpenView(instance string) (_ *View, err error) {
+	spec, err := loadBalancer()
+	if err != nil {
+		return nil, err
+	}
+	v := &View{instance: instance}
+	defer func() {
+		if err != nil {
+			_ = v.Close()
+			err = fmt.Errorf("instance %s: %w", instance, err)
+		}
+	}()
+	if v.reasons, err = datapath.Reasons(spec.Types); err != nil {
+		return nil, err
+	}
+	for name, m := range map[string]**ebpf.Map{
+		balancerMapFlows:          &v.maps.Flows,
+		balancerMapIdentity:       &v.maps.Identity,
+		balancerMapPorts:          &v.maps.Ports,
+		balancerMapReasons:        &v.maps.Reasons,
+		balancerMapServerCounters: &v.maps.ServerCounters,
+		balancerMapServerLabels:   &v.maps.ServerLabels,
+		balancerMapServers:        &v.maps.Servers,
+		balancerMapServiceLabels:  &v.maps.ServiceLabels,
+		balancerMapServices:       &v.maps.Services,
+		balancerMapTables:         &v.maps.Tables,
+		balancerMapVips:           &v.maps.Vips,
+	} {
+		if *m, err = openTable(instance, spec.Maps[name]); err != nil {
+			return nil, err
+		}
+	}
+	if err := v.maps.Identity.Lookup(uint32(0), &v.identity); err != nil {
+		return nil, fmt.Errorf("read identity: %w", err)
+	}
+	if v.servers, err = mapServers(v.maps.Servers, unix.PROT_READ); err != nil {
+		return nil, err
+	}
+	v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ)
+	return v, err
+}
+
+func openTable(instance string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	pin := filepath.Join(datapath.Dir(instance), spec.Name)
+	// The kernel refuses to map what was opened for reading only, even for reading.
+	mapped := spec.Flags&unix.BPF_F_MMAPABLE != 0
+	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: !mapped})
+	if err != nil {
+		return nil, fmt.Errorf("table %s: %w", spec.Name, err)
+	}
+	expected := spec.Copy()
+	if spec.MaxEntries == 1 { // set at load
+		expected.MaxEntries = m.MaxEntries()
+	}
+	if err := expected.Compatible(m); err != nil {
+		_ = m.Close()
+		return nil, fmt.Errorf("table %s is of another build of segue: %w", spec.Name, err)
+	}
+	return m, nil
+}
+
+// Close closes the tables.
+func (v *View) Close() error {
+	var errs []error
+	if v.flows != nil {
+		errs = append(errs, v.flows.close())
+	}
+	if v.servers != nil {
+		errs = append(errs, v.servers.close())
+	}
+	return errors.Join(append(errs, v.maps.Close())...)
+}
+
+// Snapshot is the state of a balancer at one moment.
+type Snapshot struct {
+	datapath.Snapshot
+	FlowTable FlowTable       `json:"flow_table"`
+	Services  []*ServiceState `json:"services"` // by name
+}
+
+// FlowTable is how full the flow table is.
+type FlowTable struct {
+	// Capacity is how many flows the table is made for: node.limits.flows, rounded up. It has twice as
+	// many entries; with more flows than its capacity some find no room.
+	Capacity uint64 `json:"capacity"`
+	// Flows are those of all servers.
+	Flows FlowCounts `json:"flows"`
+}
+
+// FlowCounts are numbers of flows by state.
+type FlowCounts struct {
+	New         uint64 `json:"new"`         // one packet seen
+	Established uint64 `json:"established"` // more than one
+	Closing     uint64 `json:"closing"`     // FIN or RST seen
+}
+
+// Total is the number of flows in any state.
+func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
+
+// ServiceState is a service as the data path has it.
+type ServiceState struct {
+	Name          string               `json:"name"`
+	VIP           netip.Addr           `json:"vip"`
+	Port          uint16               `json:"port"` // 0: all that no other service of the VIP names
+	Protocol      config.Protocol      `json:"protocol"`
+	Placement     config.Placement     `json:"placement"`
+	Persistence   config.Persistence   `json:"persistence"`
+	Encapsulation config.Encapsulation `json:"encapsulation"`
+	Buckets       uint32               `json:"buckets"` // 0: there is no server to place on
+	Candidates    uint8                `json:"candidates"`
+	Servers       []*ServerState       `json:"servers"` // by name
+
+	table uint32
+}
+
+// Condition is what a server is used for.
+type Condition string
+
+// The conditions of a server.
+const (
+	ServerUp      Condition = "up"      // gets new flows
+	ServerNoNew   Condition = "no-new"  // drained or failing its checks: keeps its flows
+	ServerRemoved Condition = "removed" // no longer configured: its slot is about to be freed
+)
+
+// ServerState is a server of a service as the data path has it, with its counters since it was
+// configured.
+type ServerState struct {
+	Name      string    `json:"name"`
+	Slot      uint32    `json:"slot"`
+	Address   string    `json:"address"` // locator, or the tunnel's far end
+	Condition Condition `json:"condition"`
+	// Share is the part of the buckets whose first candidate it is, 0 to 1.
+	Share   float64    `json:"share"`
+	NextHop *NextHop   `json:"next_hop"` // nil: not resolved, its packets are dropped
+	Flows   FlowCounts `json:"flows"`
+	Packets uint64     `json:"packets"`
+	Bytes   uint64     `json:"bytes"`  // of layer 3, as received
+	Placed  uint64     `json:"placed"` // new flows
+	// Rate and PlacedRate (flows per second) are of an interval.
+	Rate       *datapath.Rate `json:"rate,omitempty"`
+	PlacedRate *float64       `json:"placed_per_second,omitempty"`
+}
+
+// NextHop is where the balancer sends the packets for a server.
+type NextHop struct {
+	MAC     string `json:"mac"`
+	Ifindex int    `json:"ifindex"`
+	// Interface is its name; empty when it belongs to another network namespace than the reader's.
+	Interface string `json:"interface"`
+	MTU       int    `json:"mtu"` // bytes of layer 3
+}
+
+// Snapshot reads everything. Of its cost, 64 bytes are read for every four flows of capacity.
+func (v *View) Snapshot() (*Snapshot, error) {
+	common, err := datapath.Inspect(datapath.Instance{Name: v.instance, Role: datapath.RoleBalancer},
+		datapath.BalancerProgram, v.maps.Reasons, v.reasons)
+	if err != nil {
+		return nil, err
+	}
+	s := &Snapshot{Snapshot: *common, FlowTable: FlowTable{Capacity: v.capacity()}}
+	if s.Services, err = v.services(); err != nil {
+		return nil, err
+	}
+	for _, service := range s.Services {
+		if err := v.addShares(service); err != nil {
+			return nil, fmt.Errorf("instance %s: service %s: %w", v.instance, service.Name, err)
+		}
+	}
+	counts := v.flows.count()
+	for _, service := range s.Services {
+		for _, server := range service.Servers {
+			server.Flows = counts.of(server.Slot)
+		}
+	}
+	s.FlowTable.Flows = counts.total()
+	return s, nil
+}
+
+// RatesSince fills in the rates since an earlier snapshot of the instance.
+func (s *Snapshot) RatesSince(earlier *Snapshot) {
+	interval := s.Snapshot.RatesSince(&earlier.Snapshot)
+	before := map[serverLabel]*ServerState{}
+	for _, service := range earlier.Services {
+		for _, server := range service.Servers {
+			before[serverLabel{service.Name, server.Name, server.Slot}] = server
+		}
+	}
+	for _, service := range s.Services {
+		for _, now := range service.Servers {
+			old := before[serverLabel{service.Name, now.Name, now.Slot}]
+			if old == nil {
+				old = &ServerState{}
+			}
+			now.Rate = datapath.NewRate(datapath.Growth(now.Packets, old.Packets), datapath.Growth(now.Bytes, old.Bytes), interval)
+			placed := datapath.PerSecond(datapath.Growth(now.Placed, old.Placed), interval)
+			now.PlacedRate = &placed
+		}
+	}
+}
+
+// serverLabel tells a server of one snapshot from all others of another.
+type serverLabel struct {
+	service, server string
+	slot            uint32
+}
+
+func (v *View) capacity() uint64 {
+	return uint64(v.maps.Flows.MaxEntries()) * flowLoad
+}
+
+// services reads the services with their servers and counters, but no flows and no shares.
+func (v *View) services() ([]*ServiceState, error) {
+	names, err := v.serviceNames()
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]*ServiceState{}
+	var services []*ServiceState
+	var key balancerServiceKey
+	var value balancerService
+	entries := v.maps.Services.Iterate()
+	for entries.Next(&key, &value) {
+		// Between two steps of a reload an entry can be without a name.
+		if name, ok := names[value.Id]; ok && byName[name] == nil {
+			byName[name] = newServiceState(name, key, value)
+			services = append(services, byName[name])
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("instance %s: read the services: %w", v.instance, err)
+	}
+	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
+	return services, v.addServers(byName)
+}
+
+func (v *View) serviceNames() (map[uint32]string, error) {
+	names := map[uint32]string{}
+	var id uint32
+	var label balancerLabel
+	labels := v.maps.ServiceLabels.Iterate()
+	for labels.Next(&id, &label) {
+		names[id] = text(label.Service[:])
+	}
+	if err := labels.Err(); err != nil {
+		return nil, fmt.Errorf("instance %s: read the labels of services: %w", v.instance, err)
+	}
+	return names, nil
+}
+
+func newServiceState(name string, key balancerServiceKey, value balancerService) *ServiceState {
+	vip, port, protocol := fromKey(key)
+	return &ServiceState{
+		Name:          name,
+		VIP:           vip,
+		Port:          uint16(port),
+		Protocol:      protocol,
+		Placement:     nameOf(placements, balancerPlacement(value.Placement)),
+		Persistence:   nameOf(persistences, balancerPersistence(value.Persistence)),
+		Encapsulation: nameOf(encapsulations, balancerEncapsulation(value.Encapsulation)),
+		Buckets:       value.Buckets,
+		Candidates:    value.Candidates,
+		Servers:       []*ServerState{},
+		table:         value.Table,
+	}
+}
+
+// nameOf is what a configuration file calls a value of the data path.
+func nameOf[N ~string, V comparable](values map[N]V, value V) N {
+	for name, v := range values {
+		if v == value {
+			return name
+		}
+	}
+	return N(fmt.Sprint(value))
+}
+
+// addServers gives the services their servers.
+func (v *View) addServers(services map[string]*ServiceState) error {
+	interfaces := interfaceNames()
+	var slot uint32
+	var label balancerLabel
+	labels := v.maps.ServerLabels.Iterate()
+	for labels.Next(&slot, &label) {
+		service := services[text(label.Service[:])]
+		if service == nil || int(slot) >= len(v.servers.servers) {
+			continue
+		}
+		server, err := v.server(slot, text(label.Server[:]), service.Encapsulation, interfaces)
+		if err != nil {
+			return fmt.Errorf("instance %s: service %s: server %s: %w", v.instance, service.Name, text(label.Server[:]), err)
+		}
+		service.Servers = append(service.Servers, server)
+	}
+	if err := labels.Err(); err != nil {
+		return fmt.Errorf("instance %s: read the labels of servers: %w", v.instance, err)
+	}
+	for _, service := range services {
+		slices.SortFunc(service.Servers, func(a, b *ServerState) int {
+			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Slot, b.Slot))
+		})
+	}
+	return nil
+}
+
+func (v *View) server(slot uint32, name string, kind config.Encapsulation, interfaces map[int]net.Interface) (*ServerState, error) {
+	server := &ServerState{
+		Name:      name,
+		Slot:      slot,
+		Address:   describeAddress(addrOf(v.servers.servers[slot].Address), kind),
+		Condition: conditionOf(v.servers.flags(slot)),
+	}
+	var err error
+	if server.NextHop, err = v.nextHop(slot, interfaces); err != nil {
+		return nil, err
+	}
+	var cpus []balancerServerCounter
+	if err := v.maps.ServerCounters.Lookup(slot, &cpus); err != nil {
+		return nil, fmt.Errorf("read its counters: %w", err)
+	}
+	for _, cpu := range cpus {
+		server.Packets += cpu.Packets
+		server.Bytes += cpu.Bytes
+		server.Placed += cpu.Flows
+	}
+	return server, nil
+}
+
+// describeAddress is the address of a server as its configuration has it.
+func describeAddress(address netip.Addr, kind config.Encapsulation) string {
+	if kind == config.SRv6Insert || kind == config.SRv6Encap {
+		return netip.PrefixFrom(address, srv6.LocatorBits).String()
+	}
+	return address.String()
+}
+
+func conditionOf(flags balancerServerFlags) Condition {
+	switch {
+	case flags&balancerServerFlagsSERVER_IN_USE == 0:
+		return ServerRemoved
+	case flags&balancerServerFlagsSERVER_NO_NEW != 0:
+		return ServerNoNew
+	}
+	return ServerUp
+}
+
+// nextHop is nil for a server that has none.
+func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) (*NextHop, error) {
+	word := atomic.LoadUint64(&v.servers.servers[slot].NextHop)
+	if word == 0 {
+		return nil, nil
+	}
+	var port balancerPort
+	if err := v.maps.Ports.Lookup(uint32(word>>48), &port); err != nil {
+		return nil, fmt.Errorf("read port %d: %w", word>>48, err)
+	}
+	hop := &NextHop{MAC: macOf(word).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu)}
+	// An index says nothing about the namespace; an address as well is a good sign.
+	if here := interfaces[hop.Ifindex]; slices.Equal(here.HardwareAddr, port.Mac[:]) {
+		hop.Interface = here.Name
+	}
+	return hop, nil
+}
+
+// macOf is the reverse of macWord.
+func macOf(word uint64) net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	for i := range mac {
+		mac[i] = byte(word >> (8 * i))
+	}
+	return mac
+}
+
+// interfaceNames are the interfaces of the reader's network namespace. Names are a courtesy: without
+// them indexes are shown.
+func interfaceNames() map[int]net.Interface {
+	byIndex := map[int]net.Interface{}
+	all, _ := net.Interfaces()
+	for _, i := range all {
+		byIndex[i.Index] = i
+	}
+	return byIndex
+}
+
+// addShares reads the service's table and counts whose buckets they are.
+func (v *View) addShares(service *ServiceState) error {
+	if service.Buckets == 0 {
+		return nil
+	}
+	var table *ebpf.Map
+	if err := v.maps.Tables.Lookup(service.table, &table); err != nil {
+		return fmt.Errorf("open table %d: %w", service.table, err)
+	}
+	defer table.Close()
+	words := make([]uint64, table.MaxEntries())
+	keys := make([]uint32, len(words))
+	var cursor ebpf.MapBatchCursor
+	if _, err := table.BatchLookup(&cursor, keys, words, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read table %d: %w", service.table, err)
+	}
+	owned := map[uint32]uint32{}
+	for bucket := range service.Buckets {
+		position := bucket * uint32(service.Candidates)
+		if int(position/candidatesPerWord) >= len(words) {
+			break // the table was replaced by a smaller one since the service was read
+		}
+		owned[candidate(words[position/candidatesPerWord], position)]++
+	}
+	for _, server := range service.Servers {
+		server.Share = float64(owned[server.Slot]) / float64(service.Buckets)
+	}
+	return nil
+}
+
+// candidate takes a position of a table out of the word that holds it.
+func candidate(word uint64, position uint32) uint32 {
+	return uint32(uint16(word >> (16 * (position % candidatesPerWord))))
+}

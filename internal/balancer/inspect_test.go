@@ -1,0 +1,196 @@
+package balancer
+
+import (
+	"errors"
+	"math"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// send sends a TCP segment to the service insert, and expects it to be counted as a reason.
+func (f *fixture) send(port uint16, flags packet.TCPFlags, want string) {
+	f.t.Helper()
+	frame := flowTo(vip6, 80, config.TCP).from(port).frame(packet.Flags(flags))
+	if got := f.run(frame).Reasons; got[want].Packets != 1 || len(got) != 1 {
+		f.t.Fatalf("port %d, flags %v: %v, want %s", port, flags, got, want)
+	}
+}
+
+func mustSnapshot(t *testing.T, view *View) *Snapshot {
+	t.Helper()
+	s, err := view.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestSnapshot(t *testing.T) {
+	f := open(t, varied())
+	f.via["s3"] = "narrow"
+	f.route()
+	view := f.view()
+	before := mustSnapshot(t, view)
+	if one, two := before.Services[2].Servers[0].Share, before.Services[2].Servers[1].Share; one+two != 1 || math.Abs(two-2./3) > 0.005 {
+		t.Errorf("shares %v and %v, for weights 1 and 2", one, two)
+	}
+	if before.Attachment != nil || before.Program != nil {
+		t.Errorf("not attached yet: %+v, %+v", before.Attachment, before.Program)
+	}
+	flow := flowTo(vip6, 80, config.TCP)
+	placed := map[string]uint64{}
+	for port := range uint16(100) {
+		placed[f.placed(flow.from(port), "insert")]++
+		f.send(port, packet.SYN, "forward_new")
+	}
+	f.via["s2"] = "" // known flows stay, and are lost
+	f.route()
+	for port := range uint16(100) {
+		if f.placed(flow.from(port), "insert") == "s2" {
+			f.send(port, packet.ACK, "drop_no_next_hop")
+		}
+	}
+	if placed["s1"] == 0 || placed["s2"] == 0 || placed["s3"] != 0 {
+		t.Fatalf("placed %v", placed)
+	}
+	s := mustSnapshot(t, view)
+	if got, want := serviceNamesOf(s), []string{"encap", "gre", "insert", "rest"}; !slices.Equal(got, want) {
+		t.Fatalf("services %v, want %v", got, want)
+	}
+	if diff := cmp.Diff(FlowTable{Capacity: 1024, Flows: FlowCounts{New: placed["s1"], Established: placed["s2"]}}, s.FlowTable); diff != "" {
+		t.Errorf("flow table, -want +got:\n%s", diff)
+	}
+	hop := func(locator, link string) *NextHop {
+		return &NextHop{MAC: hopMAC(netip.MustParseAddr(locator)).String(), Ifindex: f.ifindex[link], MTU: links[link]}
+	}
+	want := &ServiceState{
+		Name: "insert", VIP: vip6, Port: 80, Protocol: config.TCP, Placement: config.PlacementHash,
+		Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert, Buckets: 251, Candidates: 1,
+		Servers: []*ServerState{
+			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: ServerUp, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
+				Flows: FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
+			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: ServerUp,
+				Flows: FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
+			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerNoNew, NextHop: hop("fd00:5:0:3:5::", "narrow")},
+		},
+	}
+	if diff := cmp.Diff(want, s.Services[2], cmpopts.IgnoreUnexported(ServiceState{}), cmp.Comparer(sameAddr)); diff != "" {
+		t.Errorf("service insert, -want +got:\n%s", diff)
+	}
+	s.RatesSince(before)
+	if rate, want := *s.Services[2].Servers[0].PlacedRate, float64(placed["s1"])/s.Interval; rate != want {
+		t.Errorf("%v flows/s in %v s, want %v", rate, s.Interval, want)
+	}
+	for _, reason := range s.Reasons {
+		want := map[string]uint64{"forward_new": 100, "drop_no_next_hop": placed["s2"]}[reason.Reason]
+		if reason.Packets != want || reason.Bytes != 60*want || reason.Rate.Bits != 480*float64(want)/s.Interval {
+			t.Errorf("%+v in %v s, want %d packets of 60 bytes", reason, s.Interval, want)
+		}
+	}
+}
+
+func sameAddr(a, b netip.Addr) bool { return a == b }
+
+func serviceNamesOf(s *Snapshot) (names []string) {
+	for _, service := range s.Services {
+		names = append(names, service.Name)
+	}
+	return names
+}
+
+// Flows are counted in each state, of servers that are gone as well.
+func TestSnapshotFlowStates(t *testing.T) {
+	f := open(t, varied())
+	view := f.view()
+	f.send(1, packet.SYN, "forward_new")
+	f.send(2, packet.ACK, "forward_recover")
+	f.send(2, packet.ACK, "forward_known")
+	f.send(3, packet.FIN|packet.ACK, "forward_recover")
+	if diff := cmp.Diff(FlowCounts{New: 1, Established: 1, Closing: 1}, mustSnapshot(t, view).FlowTable.Flows); diff != "" {
+		t.Errorf("flows, -want +got:\n%s", diff)
+	}
+	cfg := varied()
+	cfg.Services[0].Servers = cfg.Services[0].Servers[2:]
+	f.mustApply(cfg)
+	s := mustSnapshot(t, view)
+	if s.FlowTable.Flows.Total() != 3 {
+		t.Errorf("with their servers removed: %+v", s.FlowTable.Flows)
+	}
+	for _, server := range s.Services[2].Servers {
+		if removed := server.Condition == ServerRemoved; removed != (server.Name != "s3") || removed && server.NextHop != nil {
+			t.Errorf("after all but s3 were removed: %+v", server)
+		}
+	}
+}
+
+func TestSnapshotOfAttachedProgram(t *testing.T) {
+	f := open(t, varied())
+	view := f.view()
+	f.cfg.Node.Interface = "out"
+	f.must(f.ns.Do(f.attach))
+	outside := mustSnapshot(t, view)
+	if diff := cmp.Diff(&datapath.Attachment{Ifindex: f.ifindex["out"]}, outside.Attachment); diff != "" {
+		t.Errorf("from another namespace, -want +got:\n%s", diff)
+	}
+	var inside *Snapshot
+	f.must(f.ns.Do(func() (err error) {
+		inside, err = view.Snapshot()
+		return err
+	}))
+	want := &datapath.Attachment{Ifindex: f.ifindex["out"], Interface: "out", Mode: datapath.Native}
+	if diff := cmp.Diff(want, inside.Attachment); diff != "" {
+		t.Errorf("from its own namespace, -want +got:\n%s", diff)
+	}
+	if hop := inside.Services[0].Servers[0].NextHop; hop.Interface != "out" {
+		t.Errorf("next hop %+v, want it on out", hop)
+	}
+	info, err := f.kernel.objects.XdpLb.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if outside.Program == nil || outside.Program.Tag != info.Tag {
+		t.Errorf("program %+v, want tag %s", outside.Program, info.Tag)
+	}
+}
+
+func TestInstances(t *testing.T) {
+	f := open(t, varied())
+	instances, err := datapath.Instances()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (datapath.Instance{Name: f.cfg.Node.Instance, Role: datapath.RoleBalancer}); !slices.Contains(instances, want) {
+		t.Errorf("%v, want %v among them", instances, want)
+	}
+}
+
+// Tables that another build made are refused, and none of them is misread.
+func TestOpenViewOfAnotherBuild(t *testing.T) {
+	f := open(t, varied())
+	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 12, MaxEntries: 256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := f.kernel.objects.Ports.Unpin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Pin(filepath.Join(f.kernel.dir, balancerMapPorts)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = OpenView(f.cfg.Node.Instance)
+	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table ports is of another build") {
+		t.Errorf("error: %v", err)
+	}
+}

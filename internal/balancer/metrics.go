@@ -1,0 +1,162 @@
+package balancer
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// published is what the goroutine in control shares with scrapes. It is replaced whole.
+type published struct {
+	members map[uint32]memberState // by slot
+	flows   flowCounts             // of the last sweep; nil before the first
+}
+
+type memberState struct {
+	checked, healthy, draining bool
+}
+
+// publish shares the present state.
+func (b *Balancer) publish() {
+	p := &published{members: map[uint32]memberState{}, flows: b.flows}
+	for _, svc := range b.services.byName {
+		for _, m := range svc.members {
+			p.members[m.slot] = memberState{
+				checked:  svc.Health != nil,
+				healthy:  m.healthy,
+				draining: *m.Weight == 0,
+			}
+		}
+	}
+	b.published.Store(p)
+}
+
+// Collector collects the metrics of a balancer. Counters are read from the kernel at each scrape; the
+// flows, whose table may be large, are those that the last sweep found.
+type Collector struct {
+	view      *View
+	published func() *published
+}
+
+// NewCollector returns the collector of a balancer. Close it before the balancer.
+func NewCollector(b *Balancer) (*Collector, error) {
+	view, err := OpenView(b.cfg.Node.Instance)
+	if err != nil {
+		return nil, err
+	}
+	return &Collector{view: view, published: b.published.Load}, nil
+}
+
+// Close closes the tables that the collector reads.
+func (c *Collector) Close() error {
+	return c.view.Close()
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("segue_lb_"+name, help, labels, nil)
+}
+
+var (
+	packetsDesc = desc("packets_total", "Packets that left the data path, by what became of them.", "reason")
+	bytesDesc   = desc("bytes_total", "Bytes of layer 3 of packets as received, by what became of them.", "reason")
+
+	serverPacketsDesc = desc("server_packets_total", "Packets sent to the server.", "service", "server")
+	serverBytesDesc   = desc("server_bytes_total",
+		"Bytes of layer 3 of the packets sent to the server, without encapsulation.", "service", "server")
+	serverFlowsDesc    = desc("server_flows_total", "New flows placed on the server.", "service", "server")
+	serverHopDesc      = desc("server_next_hop", "Whether the next hop to the server is known.", "service", "server")
+	serverHealthyDesc  = desc("server_healthy", "Whether the server passes its health checks.", "service", "server")
+	serverDrainingDesc = desc("server_draining", "Whether the server has weight 0.", "service", "server")
+
+	flowsDesc    = desc("flows", "Flows in the flow table when it was last swept.", "service", "server", "state")
+	capacityDesc = desc("flow_table_capacity", "Flows that the flow table is made for.")
+)
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
+		serverHealthyDesc, serverDrainingDesc, flowsDesc, capacityDesc,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(out chan<- prometheus.Metric) {
+	reasons, err := datapath.CountReasons(c.view.maps.Reasons, c.view.reasons)
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(packetsDesc, err)
+	}
+	services, err := c.view.services()
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(serverPacketsDesc, err)
+	}
+	gauge(out, capacityDesc, float64(c.view.capacity()))
+	collectReasons(out, reasons)
+	collectServers(out, services, c.published())
+}
+
+func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount) {
+	for _, r := range reasons {
+		counter(out, packetsDesc, r.Packets, r.Reason)
+		counter(out, bytesDesc, r.Bytes, r.Reason)
+	}
+}
+
+// collectServers leaves out servers that are no longer configured. In the middle of a reload one that
+// moves has two slots: the first stands for it.
+func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *published) {
+	for _, service := range services {
+		seen := map[string]bool{}
+		for _, server := range service.Servers {
+			if server.Condition == ServerRemoved || seen[server.Name] {
+				continue
+			}
+			seen[server.Name] = true
+			labels := []string{service.Name, server.Name}
+			counter(out, serverPacketsDesc, server.Packets, labels...)
+			counter(out, serverBytesDesc, server.Bytes, labels...)
+			counter(out, serverFlowsDesc, server.Placed, labels...)
+			gauge(out, serverHopDesc, boolean(server.NextHop != nil), labels...)
+			if p != nil {
+				collectPublished(out, server.Slot, p, labels)
+			}
+		}
+	}
+}
+
+func collectPublished(out chan<- prometheus.Metric, slot uint32, p *published, labels []string) {
+	if member, ok := p.members[slot]; ok {
+		gauge(out, serverDrainingDesc, boolean(member.draining), labels...)
+		if member.checked {
+			gauge(out, serverHealthyDesc, boolean(member.healthy), labels...)
+		}
+	}
+	if p.flows == nil {
+		return
+	}
+	counts := p.flows.of(slot)
+	for state, count := range map[balancerFlowState]uint64{
+		balancerFlowStateFLOW_NEW:         counts.New,
+		balancerFlowStateFLOW_ESTABLISHED: counts.Established,
+		balancerFlowStateFLOW_CLOSING:     counts.Closing,
+	} {
+		gauge(out, flowsDesc, float64(count), append(labels[:2:2], stateNames[state])...)
+	}
+}
+
+func counter(out chan<- prometheus.Metric, desc *prometheus.Desc, value uint64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), labels...)
+}
+
+func gauge(out chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

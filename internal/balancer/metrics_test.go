@@ -1,0 +1,152 @@
+package balancer
+
+import (
+	"maps"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+func newRegistry(f *fixture) *prometheus.Registry {
+	f.t.Helper()
+	collector, err := NewCollector(f.Balancer)
+	f.must(err)
+	f.t.Cleanup(func() { _ = collector.Close() })
+	registry := prometheus.NewPedanticRegistry()
+	f.must(registry.Register(collector))
+	return registry
+}
+
+func TestMetrics(t *testing.T) {
+	cfg := varied()
+	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{}}
+	f := open(t, cfg)
+	registry := newRegistry(f)
+	flow := flowTo(vip6, 80, config.TCP)
+	port := uint16(1) // the first whose flow s1 gets
+	for f.placed(flow.from(port), "insert") != "s1" {
+		port++
+	}
+	f.send(port, packet.SYN, "forward_new")
+	f.send(port, packet.ACK, "forward_known")
+	f.via["s2"] = ""
+	f.route()
+	f.setHealth("insert", "s2", false)
+	f.must(f.sweep())
+	f.publish()
+
+	problems, err := testutil.GatherAndLint(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	want := `
+segue_lb_flow_table_capacity 1024
+segue_lb_packets_total{reason="forward_new"} 1
+segue_lb_packets_total{reason="forward_known"} 1
+segue_lb_packets_total{reason="drop_fragment"} 0
+segue_lb_bytes_total{reason="forward_known"} 60
+segue_lb_server_packets_total{server="s1",service="insert"} 2
+segue_lb_server_bytes_total{server="s1",service="insert"} 120
+segue_lb_server_flows_total{server="s1",service="insert"} 1
+segue_lb_flows{server="s1",service="insert",state="established"} 1
+segue_lb_flows{server="s1",service="insert",state="new"} 0
+segue_lb_flows{server="s1",service="insert",state="closing"} 0
+segue_lb_server_next_hop{server="s1",service="insert"} 1
+segue_lb_server_next_hop{server="s2",service="insert"} 0
+segue_lb_server_healthy{server="s1",service="insert"} 1
+segue_lb_server_healthy{server="s2",service="insert"} 0
+segue_lb_server_draining{server="s1",service="insert"} 0
+segue_lb_server_draining{server="s3",service="insert"} 1
+`
+	got := expose(t, registry)
+	for _, line := range strings.Split(strings.TrimSpace(want), "\n") {
+		if !strings.Contains(got, "\n"+line+"\n") {
+			t.Errorf("no line %q", line)
+		}
+	}
+	if strings.Contains(got, `server_healthy{server="s1",service="encap"}`) {
+		t.Error("a service without checks has a healthy server")
+	}
+	if t.Failed() {
+		t.Log(got)
+	}
+}
+
+// expose is what a scrape reads.
+func expose(t *testing.T, registry *prometheus.Registry) string {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := make([]string, len(families))
+	for i := range families {
+		names[i] = families[i].GetName()
+	}
+	text, err := testutil.GatherAndFormat(registry, expfmt.TypeTextPlain, names...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// A server that is removed and added elsewhere has two slots for a while; scrapes go on.
+func TestMetricsOfMovedServer(t *testing.T) {
+	f := open(t, varied())
+	registry := newRegistry(f)
+	for slot, key := range maps.Clone(f.slots.bySlot) {
+		if key.server == "s1" {
+			key.address = key.address.Next()
+			if _, err := f.slots.claim(key, f.services.byName[key.service].id, balancerServerFlagsSERVER_IN_USE); err != nil {
+				t.Fatalf("claim a second slot beside %d: %v", slot, err)
+			}
+		}
+	}
+	if _, err := registry.Gather(); err != nil {
+		t.Error(err)
+	}
+}
+
+// The manual has a line for every metric and every reason.
+func TestDocumented(t *testing.T) {
+	manual, err := os.ReadFile("../../docs/observability.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(manual), "## Reasons of a balancer")
+	table, _, _ = strings.Cut(table, "## ")
+	spec, err := loadBalancer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := datapath.Reasons(spec.Types)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, reason := range names[1:] {
+		if !strings.Contains(table, "| `"+reason+"` |") {
+			t.Errorf("reason %s is not in the manual", reason)
+		}
+	}
+	descs := make(chan *prometheus.Desc, 100)
+	(&Collector{}).Describe(descs)
+	close(descs)
+	for desc := range descs {
+		_, rest, _ := strings.Cut(desc.String(), `fqName: "`)
+		name, _, _ := strings.Cut(rest, `"`)
+		if !strings.Contains(string(manual), "| `"+name) {
+			t.Errorf("metric %s is not in the manual", name)
+		}
+	}
+}

@@ -1,0 +1,294 @@
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// Packet is what the data path looks at in a packet that it can parse, whose hop limit is more than 1.
+type Packet struct {
+	Flow   Flow
+	Opens  bool // a TCP segment with SYN and without ACK
+	Length int  // bytes of layer 3
+}
+
+// Trace is what the data path would do with a packet, and why.
+type Trace struct {
+	Instance string         `json:"instance"`
+	Flow     Flow           `json:"flow"`
+	Opens    bool           `json:"opens"`  // the packet is a SYN
+	Length   int            `json:"length"` // of the packet, bytes of layer 3
+	Service  *TracedService `json:"service"`
+	// Known is the flow's entry in the flow table.
+	Known *TracedEntry `json:"known"`
+	// Placement is where a new flow goes: one that is not known, or that does not stay.
+	Placement *TracedPlacement `json:"placement"`
+	// Server gets the packet.
+	Server        *TracedServer        `json:"server"`
+	Encapsulation *TracedEncapsulation `json:"encapsulation"`
+	NextHop       *NextHop             `json:"next_hop"`
+	// Reason is what the packet is counted as.
+	Reason string `json:"reason"`
+}
+
+// TracedService is the service that takes a packet.
+type TracedService struct {
+	Name  string `json:"name"`
+	Exact bool   `json:"exact"` // it names the port; else it takes all that no other names
+}
+
+// TracedEntry is an entry of the flow table.
+type TracedEntry struct {
+	Server string `json:"server"`
+	State  string `json:"state"` // new, established or closing
+	// Idle is the time since the last packet, in seconds, with a granularity of 4.3.
+	Idle float64 `json:"idle_seconds"`
+	// Left is why the packet does not go to the server; empty when it does.
+	Left string `json:"left,omitempty"`
+}
+
+// TracedPlacement is a row of a service's table.
+type TracedPlacement struct {
+	Bucket     uint32   `json:"bucket"`
+	Buckets    uint32   `json:"buckets"`
+	Candidates []string `json:"candidates"` // the first one gets the flow
+}
+
+// TracedServer is the server that gets a packet.
+type TracedServer struct {
+	Name    string `json:"name"`
+	Slot    uint32 `json:"slot"`
+	Address string `json:"address"`
+}
+
+// TracedEncapsulation is how a packet travels to its server.
+type TracedEncapsulation struct {
+	Kind  config.Encapsulation `json:"kind"`
+	Added int                  `json:"added"` // bytes
+	// MaxLength is the longest packet that still fits the interface, in bytes of layer 3.
+	MaxLength int `json:"max_length,omitempty"`
+	// Source and Destination are those of the outermost IP header.
+	Source      netip.Addr `json:"source"`
+	Destination netip.Addr `json:"destination"`
+	// Segments are all addresses that the packet visits, the balancer first, for SRv6.
+	Segments []netip.Addr `json:"segments,omitempty"`
+}
+
+// Trace follows a packet through the tables as `steer` in bpf/balancer.bpf.c does.
+func (v *View) Trace(p Packet) (*Trace, error) {
+	t := &Trace{Instance: v.instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length}
+	reason, err := v.steer(p, t)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+	}
+	t.Reason = v.reasons[reason]
+	return t, nil
+}
+
+func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
+	service, exact, err := v.classify(p.Flow)
+	if err != nil {
+		return 0, err
+	}
+	if service == nil {
+		return v.refuse(p.Flow)
+	}
+	names, err := v.serviceNames()
+	if err != nil {
+		return 0, err
+	}
+	t.Service = &TracedService{Name: names[service.Id], Exact: exact}
+	slot, found, err := v.findServer(p, service, t)
+	if err != nil || found == balancerReasonREASON_DROP_NO_SERVER {
+		return found, err
+	}
+	failed, err := v.send(p, service, slot, t)
+	if err != nil || failed != balancerReasonREASON_NONE {
+		return failed, err
+	}
+	return found, nil
+}
+
+// classify returns no service for a flow that none takes.
+func (v *View) classify(flow Flow) (service *balancerService, exact bool, err error) {
+	for _, port := range []config.Port{config.Port(flow.Destination.Port()), config.AllPorts} {
+		key := keyOf(&config.Service{VIP: flow.Destination.Addr(), Port: port, Protocol: flow.Protocol})
+		var value balancerService
+		err := v.maps.Services.Lookup(key, &value)
+		if err == nil {
+			return &value, port != config.AllPorts, nil
+		}
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, false, fmt.Errorf("look up service %s port %s: %w", flow.Destination.Addr(), port, err)
+		}
+	}
+	return nil, false, nil
+}
+
+func (v *View) refuse(flow Flow) (balancerReason, error) {
+	var value uint32
+	err := v.maps.Vips.Lookup(in6(flow.Destination.Addr()), &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return balancerReasonREASON_PASS_NOT_VIP, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up VIP %s: %w", flow.Destination.Addr(), err)
+	}
+	return balancerReasonREASON_DROP_NO_SERVICE, nil
+}
+
+// findServer says which server the packet goes to, and how that was found.
+func (v *View) findServer(p Packet, service *balancerService, t *Trace) (uint32, balancerReason, error) {
+	now, err := flowClock()
+	if err != nil {
+		return 0, 0, err
+	}
+	bucket, signature := v.flows.bucket(p.Flow, &v.identity)
+	entry := bucket.find(signature)
+	if entry != 0 {
+		left := v.leaves(p, service, entry)
+		t.Known = &TracedEntry{
+			Server: v.serverName(entry.server()),
+			State:  stateNames[entry.state()],
+			Idle:   float64(entry.age(now)) * flowTick / 1e9,
+			Left:   left,
+		}
+		if left == "" {
+			return entry.server(), balancerReasonREASON_FORWARD_KNOWN, nil
+		}
+	}
+	slot, placed, err := v.place(p.Flow, service, t)
+	switch {
+	case err != nil:
+		return 0, 0, err
+	case !placed:
+		return 0, balancerReasonREASON_DROP_NO_SERVER, nil
+	case entry == 0 && !bucket.hasRoom(now):
+		return slot, balancerReasonREASON_FORWARD_NO_ROOM, nil
+	case p.Flow.Protocol == config.TCP && !p.Opens:
+		return slot, balancerReasonREASON_FORWARD_RECOVER, nil
+	}
+	return slot, balancerReasonREASON_FORWARD_NEW, nil
+}
+
+// stateNames are how users see flow states.
+var stateNames = map[balancerFlowState]string{
+	balancerFlowStateFLOW_NEW:         "new",
+	balancerFlowStateFLOW_ESTABLISHED: "established",
+	balancerFlowStateFLOW_CLOSING:     "closing",
+}
+
+// leaves says why the packet of a known flow does not go to its server: keeps_server in
+// bpf/persist.h. Empty: it does.
+func (v *View) leaves(p Packet, service *balancerService, entry flowEntry) string {
+	if int(entry.server()) >= len(v.servers.servers) {
+		return "the server's slot is beyond the table"
+	}
+	flags := v.servers.flags(entry.server())
+	switch {
+	case flags&balancerServerFlagsSERVER_IN_USE == 0:
+		return "the server was removed"
+	case v.servers.servers[entry.server()].Service != service.Id:
+		return "the entry is another service's: two flows share a signature"
+	case p.Opens && entry.state() == balancerFlowStateFLOW_CLOSING:
+		return "a new connection takes the place of one that closed"
+	case p.Opens && flags&balancerServerFlagsSERVER_NO_NEW != 0:
+		return "the server takes no new connections"
+	}
+	return ""
+}
+
+// place returns false where the service has no server.
+func (v *View) place(flow Flow, service *balancerService, t *Trace) (uint32, bool, error) {
+	if service.Buckets == 0 {
+		return 0, false, nil
+	}
+	bucket := bucketOf(flow.hash(&v.identity.BucketKeys), service.Buckets)
+	var table *ebpf.Map
+	if err := v.maps.Tables.Lookup(service.Table, &table); err != nil {
+		return 0, false, fmt.Errorf("open table %d: %w", service.Table, err)
+	}
+	defer table.Close()
+	placement := &TracedPlacement{Bucket: bucket, Buckets: service.Buckets}
+	var first uint32
+	for i := range uint32(service.Candidates) {
+		position := bucket*uint32(service.Candidates) + i
+		var word uint64
+		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
+			return 0, false, fmt.Errorf("read table %d: %w", service.Table, err)
+		}
+		slot := candidate(word, position)
+		if i == 0 {
+			first = slot
+		}
+		placement.Candidates = append(placement.Candidates, v.serverName(slot))
+	}
+	t.Placement = placement
+	return first, true, nil
+}
+
+func (v *View) serverName(slot uint32) string {
+	var label balancerLabel
+	if err := v.maps.ServerLabels.Lookup(slot, &label); err != nil {
+		return fmt.Sprintf("slot %d", slot)
+	}
+	return text(label.Server[:])
+}
+
+// send says why the packet cannot leave for the server, if it cannot.
+func (v *View) send(p Packet, service *balancerService, slot uint32, t *Trace) (balancerReason, error) {
+	if int(slot) >= len(v.servers.servers) {
+		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
+	}
+	kind := nameOf(encapsulations, balancerEncapsulation(service.Encapsulation))
+	server := &v.servers.servers[slot]
+	t.Server = &TracedServer{
+		Name:    v.serverName(slot),
+		Slot:    slot,
+		Address: describeAddress(addrOf(server.Address), kind),
+	}
+	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addrOf(server.Address))
+	var err error
+	if t.NextHop, err = v.nextHop(slot, interfaceNames()); err != nil {
+		return 0, err
+	}
+	if t.NextHop == nil {
+		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
+	}
+	t.Encapsulation.MaxLength = t.NextHop.MTU - t.Encapsulation.Added
+	if p.Length > t.Encapsulation.MaxLength {
+		return balancerReasonREASON_DROP_TOO_BIG, nil
+	}
+	return balancerReasonREASON_NONE, nil
+}
+
+// encapsulationOf describes what bpf/encap.h makes of a packet for one server.
+func encapsulationOf(kind config.Encapsulation, flow Flow, source, address netip.Addr) *TracedEncapsulation {
+	const ipv4Header, ipv6Header, greHeader, srhOfThree = 20, 40, 4, 8 + 3*16
+	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: address, Added: ipv6Header}
+	if address.Is4() {
+		e.Added = ipv4Header
+	}
+	switch kind {
+	case config.SRv6Insert:
+		e.Source, e.Destination = flow.Source.Addr(), deliverSID(address)
+		e.Segments = []netip.Addr{source, e.Destination, flow.Destination.Addr()}
+		e.Added = srhOfThree
+	case config.SRv6Encap:
+		e.Destination = deliverSID(address)
+		e.Segments = []netip.Addr{source, e.Destination}
+	case config.GRE:
+		e.Added += greHeader
+	}
+	return e
+}
+
+func deliverSID(locator netip.Addr) netip.Addr {
+	return srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: srv6.Deliver}.Addr()
+}

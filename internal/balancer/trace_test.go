@@ -1,0 +1,211 @@
+package balancer
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// varied has every encapsulation, both IP versions and both protocols.
+func varied() *config.Balancer {
+	web := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 2), srv6Server("s3", 3, 0)}
+	return balancerOf(
+		serviceOf("insert", vip6, 80, config.TCP, config.SRv6Insert, web...),
+		serviceOf("encap", vip4, 80, config.TCP, config.SRv6Encap, web...),
+		serviceOf("gre", vip4, 53, config.UDP, config.GRE, tunnelServer("g4", "10.0.0.53"), tunnelServer("g6", "fd00:a::53")),
+		serviceOf("rest", vip6, config.AllPorts, config.TCP, config.IPIP, tunnelServer("r4", "10.0.0.99"), tunnelServer("r6", "fd00:a::99")),
+	)
+}
+
+// randomPacket is of few flows, so that many packets meet a known one. The flags are those of TCP.
+func randomPacket(t *rapid.T) (p Packet, flags packet.TCPFlags, frame []byte) {
+	client, vips, headers := "2001:db8:c::%d", []netip.Addr{vip6, vip6, vip6.Next()}, 40
+	if rapid.Bool().Draw(t, "IPv4") {
+		client, vips, headers = "203.0.113.%d", []netip.Addr{vip4, vip4, vip4.Next()}, 20
+	}
+	source := netip.MustParseAddr(fmt.Sprintf(client, rapid.IntRange(1, 2).Draw(t, "client")))
+	vip, port := rapid.SampledFrom(vips).Draw(t, "VIP"), rapid.SampledFrom([]uint16{80, 53, 443}).Draw(t, "port")
+	p.Flow = Flow{
+		Protocol:    rapid.SampledFrom([]config.Protocol{config.TCP, config.UDP}).Draw(t, "protocol"),
+		Source:      netip.AddrPortFrom(source, rapid.Uint16Range(40000, 40001).Draw(t, "source port")),
+		Destination: netip.AddrPortFrom(vip, port),
+	}
+	headers += 8
+	if p.Flow.Protocol == config.TCP {
+		headers += 12
+		flags = rapid.SampledFrom([]packet.TCPFlags{packet.SYN, packet.SYN, packet.ACK, packet.ACK,
+			packet.SYN | packet.ACK, packet.FIN | packet.ACK, packet.RST}).Draw(t, "flags")
+	}
+	p.Opens = flags&(packet.SYN|packet.ACK) == packet.SYN
+	// Around the longest that each encapsulation leaves of the narrow link, and any other.
+	mtu := links["narrow"]
+	p.Length = rapid.OneOf(rapid.IntRange(headers, mtu), rapid.IntRange(mtu-80, mtu-16)).Draw(t, "length")
+	return p, flags, p.Flow.frame(packet.Flags(flags), packet.Payload(make([]byte, p.Length-headers)))
+}
+
+// reconfigure changes what decides about the packets of a service: weights, membership and next hops.
+func (f *fixture) reconfigure(t *rapid.T, number int) {
+	service := f.cfg.Services[number]
+	service.Servers = slices.Clone(service.Servers)
+	for i := range service.Servers {
+		weight := rapid.Uint32Range(0, 2).Draw(t, "weight")
+		service.Servers[i].Weight = &weight
+		f.via[service.Servers[i].Name] = rapid.SampledFrom([]string{"out", "narrow", "narrow", "narrow", "narrow", ""}).Draw(t, "link")
+	}
+	if rapid.Bool().Draw(t, "without the first server") {
+		service.Servers = service.Servers[1:]
+	}
+	if err := f.services.applyService(&service, &f.cfg.Node); err != nil {
+		t.Fatal(err)
+	}
+	f.services.retireSlots()
+	f.route()
+}
+
+// Trace says what the data path then does, for any packet in any state of the tables.
+func TestTraceAgreesWithDataPath(t *testing.T) {
+	f := open(t, varied())
+	view := f.view()
+	seen := map[string]int{}
+	rapid.Check(t, func(t *rapid.T) {
+		clear(f.kernel.flows.entries)
+		for number := range f.cfg.Services {
+			f.reconfigure(t, number)
+		}
+		for range rapid.IntRange(1, 60).Draw(t, "packets") {
+			if rapid.IntRange(0, 14).Draw(t, "reconfigure") == 0 {
+				f.reconfigure(t, rapid.IntRange(0, len(f.cfg.Services)-1).Draw(t, "service"))
+			}
+			p, flags, frame := randomPacket(t)
+			seen[f.compare(t, view, p, flags, frame)]++
+		}
+	})
+	for _, reason := range []string{"pass_not_vip", "forward_known", "forward_new", "forward_recover", "drop_no_service",
+		"drop_no_server", "drop_no_next_hop", "drop_too_big"} {
+		if seen[reason] == 0 {
+			t.Errorf("no packet met %s: %v", reason, seen)
+		}
+	}
+}
+
+// A bucket full of flows that are in use takes no other.
+func TestTraceOfFullTable(t *testing.T) {
+	f := open(t, varied())
+	view := f.view()
+	p := Packet{Flow: flowTo(vip6, 80, config.TCP), Opens: true, Length: 60}
+	fill := func(idle uint16) {
+		for i := range f.kernel.flows.entries {
+			f.kernel.flows.entries[i] = entryOf(uint64(i), 0, balancerFlowStateFLOW_ESTABLISHED, f.clock()-idle)
+		}
+	}
+	fill(flowMinIdle - 2)
+	if reason := f.compare(t, view, p, packet.SYN, p.Flow.frame()); reason != "forward_no_room" {
+		t.Errorf("among flows in use: %s", reason)
+	}
+	fill(flowMinIdle)
+	if reason := f.compare(t, view, p, packet.SYN, p.Flow.frame()); reason != "forward_new" {
+		t.Errorf("among idle flows: %s", reason)
+	}
+}
+
+// fataler is a test of the testing or the rapid package.
+type fataler interface {
+	Helper()
+	Fatal(...any)
+	Fatalf(string, ...any)
+}
+
+func (f *fixture) view() *View {
+	f.t.Helper()
+	view, err := OpenView(f.cfg.Node.Instance)
+	f.must(err)
+	f.t.Cleanup(func() { _ = view.Close() })
+	return view
+}
+
+func mustTrace(t fataler, view *View, p Packet) *Trace {
+	t.Helper()
+	trace, err := view.Trace(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return trace
+}
+
+// compare traces a packet, sends it, and traces the next one of its flow.
+func (f *fixture) compare(t fataler, view *View, p Packet, flags packet.TCPFlags, frame []byte) string {
+	t.Helper()
+	before := mustTrace(t, view, p)
+	got := f.run(frame)
+	if diff := cmp.Diff(f.traced(t, before, frame), got); diff != "" {
+		t.Fatalf("%+v\nwas traced as %+v; -trace +data path:\n%s", p, before, diff)
+	}
+	if before.Server != nil && before.Reason != "forward_no_room" {
+		after := mustTrace(t, view, Packet{Flow: p.Flow, Length: p.Length})
+		if after.Known == nil || after.Known.Server != before.Server.Name || after.Known.Left != "" {
+			t.Fatalf("%+v went to %s; for a later packet trace has %+v", p, before.Server.Name, after.Known)
+		}
+		if want := stateAfter(before, flags); after.Known.State != want {
+			t.Fatalf("%+v with flags %v: state %s, want %s; before %+v", p, flags, after.Known.State, want, before.Known)
+		}
+	}
+	return before.Reason
+}
+
+// traced is the outcome that a trace foretells.
+func (f *fixture) traced(t fataler, trace *Trace, frame []byte) outcome {
+	t.Helper()
+	if !strings.HasPrefix(trace.Reason, "forward_") {
+		return refused(frame, trace.Reason, uint64(trace.Length))
+	}
+	e := trace.Encapsulation
+	encap := packet.Encap{Kind: e.Kind, Source: e.Source, Destination: e.Destination, FlowLabel: f.flowLabel(trace.Flow)}
+	if len(e.Segments) > 0 {
+		encap.Sender, encap.Segments = e.Segments[0], e.Segments[1:2]
+	}
+	mac, err := net.ParseMAC(trace.NextHop.MAC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encap.NextHop = packet.MAC(mac)
+	for link, index := range f.ifindex {
+		if index == trace.NextHop.Ifindex {
+			encap.Own = f.macs[link]
+		}
+	}
+	out, err := packet.Encapsulate(frame, encap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out)-len(frame) != e.Added {
+		t.Fatalf("%+v: it is %d bytes more", e, len(out)-len(frame))
+	}
+	counted := tally{Packets: 1, Bytes: uint64(trace.Length)}
+	reasons := map[string]tally{trace.Reason: counted}
+	if trace.Reason == "forward_new" {
+		counted.Flows = 1
+	}
+	return outcome{verdictRedirect, out, reasons, map[string]tally{trace.Service.Name + "/" + trace.Server.Name: counted}}
+}
+
+// stateAfter is the state of a flow after a packet that was traced before.
+func stateAfter(before *Trace, flags packet.TCPFlags) string {
+	switch {
+	case flags&(packet.FIN|packet.RST) != 0:
+		return "closing"
+	case before.Known == nil || before.Known.Left != "":
+		return "new"
+	case before.Known.State == "new" && !before.Opens:
+		return "established"
+	}
+	return before.Known.State
+}

@@ -1,0 +1,172 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// The names of pins that balancers and agents have in common, and of those that tell them apart.
+const (
+	LinkPin         = "link" // keeps the program attached
+	BalancerProgram = "xdp_lb"
+	AgentProgram    = "xdp_agent"
+
+	flowsPin = "flows" // a balancer has one also before its program is attached
+)
+
+// Role is what an instance does.
+type Role string
+
+// The roles of an instance.
+const (
+	RoleBalancer Role = "balancer"
+	RoleAgent    Role = "agent"
+)
+
+// Instance is a data path in the kernel, whether its process runs or not.
+type Instance struct {
+	Name string `json:"instance"`
+	Role Role   `json:"role"`
+}
+
+// Instances lists the instances on this machine, by name.
+func Instances() ([]Instance, error) {
+	var stat unix.Statfs_t
+	if err := unix.Statfs(Root, &stat); err != nil {
+		return nil, fmt.Errorf("%s: %w", Root, err)
+	}
+	if stat.Type != unix.BPF_FS_MAGIC {
+		return nil, fmt.Errorf("%s is not the BPF file system here (`ip netns exec` hides it, `nsenter --net=` does not)", Root)
+	}
+	entries, err := os.ReadDir(Dir(""))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the instances (which needs root): %w", err)
+	}
+	var instances []Instance
+	for _, entry := range entries {
+		for _, is := range []struct {
+			pin  string
+			role Role
+		}{{flowsPin, RoleBalancer}, {AgentProgram, RoleAgent}} {
+			if _, err := os.Stat(filepath.Join(Dir(entry.Name()), is.pin)); err == nil {
+				instances = append(instances, Instance{entry.Name(), is.role})
+				break
+			}
+		}
+	}
+	return instances, nil
+}
+
+// Snapshot is what balancers and agents alike tell of themselves at one moment.
+type Snapshot struct {
+	Instance
+	Time       time.Time     `json:"time"`
+	Interval   float64       `json:"interval_seconds"` // that rates are over; 0: there are none
+	Program    *Program      `json:"program"`          // nil before it is attached
+	Attachment *Attachment   `json:"attachment"`       // nil: not attached, packets pass by
+	Reasons    []ReasonCount `json:"reasons"`
+}
+
+// Program is a program in the kernel.
+type Program struct {
+	ID  ebpf.ProgramID `json:"id"`
+	Tag string         `json:"tag"` // the kernel's hash of its instructions
+}
+
+// Attachment is where a program runs.
+type Attachment struct {
+	Ifindex int `json:"ifindex"`
+	// Interface is its name; empty when it belongs to another network namespace than the reader's.
+	Interface string `json:"interface"`
+	Mode      Mode   `json:"mode"` // empty where Interface is
+}
+
+// Inspect reads the state of an instance whose program is pinned under the given name, and whose
+// reasons have the given names.
+func Inspect(instance Instance, program string, reasons *ebpf.Map, names []string) (*Snapshot, error) {
+	s := &Snapshot{Instance: instance, Time: time.Now()}
+	var err error
+	if s.Reasons, err = CountReasons(reasons, names); err != nil {
+		return nil, fmt.Errorf("instance %s: %w", instance.Name, err)
+	}
+	if s.Program, err = readProgram(instance.Name, program); err != nil {
+		return nil, err
+	}
+	s.Attachment, err = readAttachment(instance.Name)
+	return s, err
+}
+
+// RatesSince fills in the rates of the reasons since an earlier snapshot of the instance.
+func (s *Snapshot) RatesSince(earlier *Snapshot) time.Duration {
+	interval := s.Time.Sub(earlier.Time)
+	s.Interval = interval.Seconds()
+	before := map[string]ReasonCount{}
+	for _, count := range earlier.Reasons {
+		before[count.Reason] = count
+	}
+	for i := range s.Reasons {
+		now := &s.Reasons[i]
+		old := before[now.Reason]
+		now.Rate = NewRate(Growth(now.Packets, old.Packets), Growth(now.Bytes, old.Bytes), interval)
+	}
+	return interval
+}
+
+func readProgram(instance, name string) (*Program, error) {
+	pin := filepath.Join(Dir(instance), name)
+	program, err := ebpf.LoadPinnedProgram(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	id, _ := info.ID()
+	return &Program{ID: id, Tag: info.Tag}, nil
+}
+
+// readAttachment finds out where the instance's program runs. An interface's index says nothing about
+// its network namespace, so the one of that index here counts only when it runs the very program.
+func readAttachment(instance string) (*Attachment, error) {
+	pin := filepath.Join(Dir(instance), LinkPin)
+	l, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	xdp := info.XDP()
+	if xdp == nil || xdp.Ifindex == 0 { // the interface is gone
+		return nil, nil
+	}
+	attachment := &Attachment{Ifindex: int(xdp.Ifindex)}
+	iface, err := netlink.LinkByIndex(attachment.Ifindex)
+	if err != nil || iface.Attrs().Xdp == nil || iface.Attrs().Xdp.ProgId != uint32(info.Program) {
+		return attachment, nil
+	}
+	attachment.Interface = iface.Attrs().Name
+	attachment.Mode = modeOf(iface)
+	return attachment, nil
+}

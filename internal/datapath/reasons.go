@@ -1,0 +1,69 @@
+package datapath
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+// Reasons are the names of what can become of a packet, indexed by the number that a program counts
+// them under: the labels of `enum reason` among its types. Number 0, none, is never counted.
+func Reasons(types *btf.Spec) ([]string, error) {
+	return EnumLabels(types, "reason", "REASON_")
+}
+
+// ReasonCount is how many packets left the data path for a reason since its tables were made.
+type ReasonCount struct {
+	Reason  string `json:"reason"`
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"` // of layer 3, as received
+	Rate    *Rate  `json:"rate,omitempty"`
+}
+
+// Rate is what a pair of counters grew by in a time.
+type Rate struct {
+	Packets float64 `json:"packets_per_second"`
+	Bits    float64 `json:"bits_per_second"`
+}
+
+// CountReasons reads the counters of the reasons with the given names, all CPUs together.
+func CountReasons(reasons *ebpf.Map, names []string) ([]ReasonCount, error) {
+	if len(names) != int(reasons.MaxEntries()) {
+		return nil, fmt.Errorf("%d reasons are counted and %d have names: the tables are of another build",
+			reasons.MaxEntries(), len(names))
+	}
+	var counts []ReasonCount
+	for number := 1; number < len(names); number++ {
+		var cpus []struct{ Packets, Bytes uint64 }
+		if err := reasons.Lookup(uint32(number), &cpus); err != nil {
+			return nil, fmt.Errorf("read the counters of %s: %w", names[number], err)
+		}
+		count := ReasonCount{Reason: names[number]}
+		for _, cpu := range cpus {
+			count.Packets += cpu.Packets
+			count.Bytes += cpu.Bytes
+		}
+		counts = append(counts, count)
+	}
+	return counts, nil
+}
+
+// NewRate is the growth of two counters in a time.
+func NewRate(packets, bytes uint64, interval time.Duration) *Rate {
+	return &Rate{Packets: PerSecond(packets, interval), Bits: 8 * PerSecond(bytes, interval)}
+}
+
+// PerSecond divides what was counted in an interval.
+func PerSecond(count uint64, interval time.Duration) float64 {
+	return float64(count) / interval.Seconds()
+}
+
+// Growth is by how much a counter grew; one that shrank was reset to zero meanwhile.
+func Growth(now, before uint64) uint64 {
+	if now < before {
+		return now
+	}
+	return now - before
+}
