@@ -44,22 +44,24 @@ func runAgent(ctx context.Context, file string, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
+	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_agent", log)
+	if err != nil {
+		return err
+	}
+	defer metrics.Close()
 	a, err := agent.New(cfg, log)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
-	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, a)
-	if err != nil {
-		return err
-	}
-	reload := func(ctx context.Context) error {
+	metrics.MustRegister(a)
+	reload := metrics.TrackReloads(func(ctx context.Context) error {
 		cfg, err := config.LoadAgent(file)
 		if err != nil {
 			return err
 		}
 		return a.Reload(ctx, cfg)
-	}
+	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error { return daemon.Serve(ctx, a, reload, log) })

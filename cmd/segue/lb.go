@@ -6,6 +6,7 @@ import (
 	"log/slog"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
@@ -44,19 +45,33 @@ func runLB(ctx context.Context, file string, log *slog.Logger) error {
 		return err
 	}
 	defer lock.Close()
+	metrics, err := daemon.ListenMetrics(cfg.Metrics.Listen, "segue_lb", log)
+	if err != nil {
+		return err
+	}
+	defer metrics.Close()
 	b, err := balancer.New(cfg, log)
 	if err != nil {
 		return err
 	}
 	defer b.Close()
-	reload := func(ctx context.Context) error {
+	collector, err := balancer.NewCollector(b)
+	if err != nil {
+		return err
+	}
+	defer collector.Close()
+	metrics.MustRegister(collector)
+	reload := metrics.TrackReloads(func(ctx context.Context) error {
 		cfg, err := config.LoadBalancer(file)
 		if err != nil {
 			return err
 		}
 		return b.Reload(ctx, cfg)
-	}
-	return daemon.Serve(ctx, b, reload, log)
+	})
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return metrics.Run(ctx) })
+	group.Go(func() error { return daemon.Serve(ctx, b, reload, log) })
+	return group.Wait()
 }
 
 // newDetach is the command that takes an instance's data path away.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -12,41 +13,68 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/segue-lb/segue/internal/version"
 )
 
-// Metrics serves Prometheus metrics over HTTP, at /metrics.
+const (
+	// scrapeTimeout bounds how long a client may take to send its request and to read the answer.
+	scrapeTimeout = 30 * time.Second
+	// shutdownTimeout is how long scrapes may go on after the end.
+	shutdownTimeout = time.Second
+)
+
+// Metrics serves Prometheus metrics over HTTP, at /metrics: those that are registered, and those of
+// the process, the build and the reloads of its configuration.
 type Metrics struct {
-	listener net.Listener
-	server   http.Server
+	*prometheus.Registry
+	log      *slog.Logger
+	listener net.Listener // nil: nobody wants them
+	reloaded prometheus.Gauge
+	readAt   prometheus.Gauge
 }
 
-// ListenMetrics opens a TCP address for the metrics of the collector, the process and the build.
-// They are served while Run does. Without an address it opens nothing.
-func ListenMetrics(address string, collector prometheus.Collector) (*Metrics, error) {
+// ListenMetrics opens the TCP address of the configuration's metrics.listen, or nothing if it is
+// empty. Metrics are answered while Run does; close them when it is never called. Names of its own
+// metrics start with the prefix.
+func ListenMetrics(address, prefix string, log *slog.Logger) (*Metrics, error) {
+	m := &Metrics{
+		Registry: prometheus.NewRegistry(),
+		log:      log,
+		reloaded: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: prefix + "_config_last_reload_success",
+			Help: "Whether the last reload of the configuration took effect.",
+		}),
+		readAt: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: prefix + "_config_last_reload_success_timestamp_seconds",
+			Help: "When the configuration in force was read.",
+		}),
+	}
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "segue_build_info",
+		Help:        "The version of segue; always 1.",
+		ConstLabels: prometheus.Labels{"version": version.String()},
+	})
+	build.Set(1)
+	m.MustRegister(build, m.reloaded, m.readAt, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.observeReload(nil) // to start is to reload with success
 	if address == "" {
-		return &Metrics{}, nil
+		return m, nil
 	}
-	registry := prometheus.NewRegistry()
-	for _, c := range []prometheus.Collector{
-		collector,
-		collectors.NewBuildInfoCollector(),
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	} {
-		if err := registry.Register(c); err != nil {
-			return nil, fmt.Errorf("register metrics: %w", err)
-		}
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
+	var err error
+	if m.listener, err = net.Listen("tcp", address); err != nil {
 		return nil, fmt.Errorf("metrics.listen %q: %w", address, err)
 	}
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	return &Metrics{
-		listener: listener,
-		server:   http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second},
-	}, nil
+	return m, nil
+}
+
+// Close closes the address.
+func (m *Metrics) Close() error {
+	if m.listener == nil {
+		return nil
+	}
+	return m.listener.Close()
 }
 
 // Addr is where the metrics are served; nil if nowhere.
@@ -62,16 +90,50 @@ func (m *Metrics) Run(ctx context.Context) error {
 	if m.listener == nil {
 		return nil
 	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m, promhttp.HandlerOpts{
+		ErrorLog: slog.NewLogLogger(m.log.Handler(), slog.LevelError),
+	}))
+	server := &http.Server{
+		Handler:      mux,
+		ReadTimeout:  scrapeTimeout,
+		WriteTimeout: scrapeTimeout,
+		ErrorLog:     slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := m.server.Serve(m.listener); !errors.Is(err, http.ErrServerClosed) {
-			return fmt.Errorf("serve metrics: %w", err)
+		if err := server.Serve(m.listener); !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("metrics.listen %q: %w", m.listener.Addr(), err)
 		}
 		return nil
 	})
 	group.Go(func() error {
 		<-ctx.Done()
-		return m.server.Close()
+		// That context has ended; what is left gets a time of its own.
+		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		if server.Shutdown(patience) != nil {
+			return server.Close() // cuts off scrapes that still go on
+		}
+		return nil
 	})
 	return group.Wait()
+}
+
+// TrackReloads makes a function that reloads and shows its result.
+func (m *Metrics) TrackReloads(reload func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		err := reload(ctx)
+		m.observeReload(err)
+		return err
+	}
+}
+
+func (m *Metrics) observeReload(err error) {
+	if err != nil {
+		m.reloaded.Set(0)
+		return
+	}
+	m.reloaded.Set(1)
+	m.readAt.SetToCurrentTime()
 }

@@ -2,25 +2,28 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-func TestMetrics(t *testing.T) {
-	counter := prometheus.NewCounter(prometheus.CounterOpts{Name: "segue_test_total", Help: "A test."})
-	counter.Add(7)
-	m, err := ListenMetrics("127.0.0.1:0", counter)
+func TestMetricsAreServed(t *testing.T) {
+	m, err := ListenMetrics("127.0.0.1:0", "segue_lb", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- m.Run(ctx) }()
-	url := "http://" + m.Addr().String() + "/metrics"
+	ended := make(chan error)
+	go func() { ended <- m.Run(ctx) }()
+
+	url := fmt.Sprintf("http://%s/metrics", m.Addr())
 	response, err := http.Get(url)
 	if err != nil {
 		t.Fatal(err)
@@ -30,38 +33,69 @@ func TestMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"segue_test_total 7", "go_build_info", "process_start_time_seconds"} {
-		if !strings.Contains(string(body), want) {
-			t.Errorf("no %q in:\n%s", want, body)
+	for _, name := range []string{"segue_build_info{version=", "go_goroutines ", "process_open_fds "} {
+		if !strings.Contains(string(body), "\n"+name) {
+			t.Errorf("%s has no %s", url, name)
 		}
 	}
 	cancel()
-	if err := <-done; err != nil {
+	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if _, err := http.Get(url); err == nil {
-		t.Error("served after the end")
+	if conn, err := net.Dial("tcp", m.Addr().String()); err == nil {
+		_ = conn.Close()
+		t.Error("still listens after the end")
 	}
 }
 
-func TestMetricsAddressInUse(t *testing.T) {
-	first, err := ListenMetrics("127.0.0.1:0", prometheus.NewRegistry())
+func TestMetricsOfClosedAddress(t *testing.T) {
+	m, err := ListenMetrics("127.0.0.1:0", "segue_lb", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.listener.Close()
-	_, err = ListenMetrics(first.Addr().String(), prometheus.NewRegistry())
-	if err == nil || !strings.Contains(err.Error(), first.Addr().String()) {
-		t.Errorf("error %v, want one that names the address", err)
+	_ = m.Close()
+	if err := m.Run(t.Context()); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("error: %v", err)
 	}
 }
 
-func TestNoMetrics(t *testing.T) {
-	m, err := ListenMetrics("", prometheus.NewRegistry())
-	if err != nil || m.Addr() != nil {
-		t.Fatalf("address %v, error %v", m.Addr(), err)
+func TestListenMetricsNamesTheField(t *testing.T) {
+	first, err := ListenMetrics("127.0.0.1:0", "segue_lb", nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := m.Run(t.Context()); err != nil {
-		t.Error(err)
+	defer first.Close()
+	address := first.Addr().String()
+	if _, err := ListenMetrics(address, "segue_lb", nil); err == nil || !strings.Contains(err.Error(), `metrics.listen "`+address+`"`) {
+		t.Errorf("error: %v", err)
+	}
+}
+
+func TestReloadMetrics(t *testing.T) {
+	m, err := ListenMetrics("", "segue_lb", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Addr() != nil || m.Run(t.Context()) != nil || m.Close() != nil {
+		t.Error("without an address there is nothing to serve")
+	}
+	if problems, err := testutil.GatherAndLint(m, "segue_build_info", "segue_lb_config_last_reload_success",
+		"segue_lb_config_last_reload_success_timestamp_seconds"); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+	start := testutil.ToFloat64(m.readAt)
+	if testutil.ToFloat64(m.reloaded) != 1 || start == 0 {
+		t.Errorf("at the start: success %v, time %v", testutil.ToFloat64(m.reloaded), start)
+	}
+	failure := errors.New("bad")
+	if err := m.TrackReloads(func(context.Context) error { return failure })(t.Context()); err != failure {
+		t.Errorf("error: %v, want that of the reload", err)
+	}
+	if testutil.ToFloat64(m.reloaded) != 0 || testutil.ToFloat64(m.readAt) != start {
+		t.Errorf("after a failure: success %v, time %v", testutil.ToFloat64(m.reloaded), testutil.ToFloat64(m.readAt))
+	}
+	_ = m.TrackReloads(func(context.Context) error { return nil })(t.Context())
+	if testutil.ToFloat64(m.reloaded) != 1 || testutil.ToFloat64(m.readAt) <= start {
+		t.Errorf("after a success: success %v, time %v", testutil.ToFloat64(m.reloaded), testutil.ToFloat64(m.readAt))
 	}
 }
