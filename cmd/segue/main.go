@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/version"
 )
 
 func main() {
@@ -27,6 +29,7 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "segue",
 		Short:         "Load-aware layer-4 load balancer",
+		Version:       version.String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -34,5 +37,7 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newLB())
 	root.AddCommand(newLab())
 	root.AddCommand(newAgent())
+	root.AddCommand(newStatus())
+	root.AddCommand(newTrace())
 	return root
 }

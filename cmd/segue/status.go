@@ -1,0 +1,293 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+func newStatus() *cobra.Command {
+	var instance string
+	var asJSON bool
+	var interval time.Duration
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show services, servers, flows and what becomes of packets",
+		Long: `Status reads the tables of a balancer's or an agent's data path, which it does not
+need a running process for, and watches the counters for an interval to tell
+rates. It needs root.
+
+Without --instance it shows the one that there is, or lists them. Names of
+interfaces are those of the network namespace it runs in; of another one's, the
+index is shown, as #7.
+
+--json prints the fields that docs/observability.md describes.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return status(cmd.Context(), cmd.OutOrStdout(), instance, interval, asJSON)
+		},
+	}
+	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer or agent")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "measure rates for so `long`; 0 shows none and returns at once")
+	return cmd
+}
+
+func status(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
+	if interval < 0 {
+		return fmt.Errorf("--interval %s: must not be negative", interval)
+	}
+	instances, err := find(name, datapath.RoleBalancer, datapath.RoleAgent)
+	if err != nil {
+		return err
+	}
+	if len(instances) > 1 {
+		return listInstances(out, instances, asJSON)
+	}
+	if instances[0].Role == datapath.RoleAgent {
+		return agentStatus(ctx, out, instances[0].Name, interval, asJSON)
+	}
+	return balancerStatus(ctx, out, instances[0].Name, interval, asJSON)
+}
+
+// find returns the instances of the roles that a name can mean, at least one; no name means any.
+func find(name string, roles ...datapath.Role) ([]datapath.Instance, error) {
+	all, err := datapath.Instances()
+	if err != nil {
+		return nil, err
+	}
+	what := "instance"
+	if len(roles) == 1 {
+		what = string(roles[0])
+	}
+	found := slices.DeleteFunc(all, func(i datapath.Instance) bool {
+		return !slices.Contains(roles, i.Role) || name != "" && i.Name != name
+	})
+	switch {
+	case len(found) > 0:
+		return found, nil
+	case name != "":
+		return nil, fmt.Errorf("no %s %q under %s; is it running?", what, name, datapath.Dir(""))
+	}
+	return nil, fmt.Errorf("no %s under %s; is it running?", what, datapath.Dir(""))
+}
+
+func listInstances(out io.Writer, instances []datapath.Instance, asJSON bool) error {
+	if asJSON {
+		return printJSON(out, map[string]any{"instances": instances})
+	}
+	table := newTable(out)
+	table.row("instance", "role")
+	for _, i := range instances {
+		table.row(i.Name, string(i.Role))
+	}
+	return table.Flush()
+}
+
+func balancerStatus(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
+	view, err := balancer.OpenView(name)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	snapshot, err := view.Snapshot()
+	if err != nil {
+		return err
+	}
+	if interval > 0 {
+		before := snapshot
+		if snapshot, err = later(ctx, interval, view.Snapshot); err != nil {
+			return err
+		}
+		snapshot.RatesSince(before)
+	}
+	if asJSON {
+		return printJSON(out, snapshot)
+	}
+	return printBalancer(out, snapshot)
+}
+
+func agentStatus(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
+	read := func() (*datapath.Snapshot, error) { return agent.Inspect(name) }
+	snapshot, err := read()
+	if err != nil {
+		return err
+	}
+	if interval > 0 {
+		before := snapshot
+		if snapshot, err = later(ctx, interval, read); err != nil {
+			return err
+		}
+		snapshot.RatesSince(before)
+	}
+	if asJSON {
+		return printJSON(out, snapshot)
+	}
+	printHeader(out, snapshot)
+	return printReasons(out, snapshot)
+}
+
+// later reads a snapshot after an interval.
+func later[S any](ctx context.Context, interval time.Duration, read func() (S, error)) (s S, err error) {
+	timer := time.NewTimer(interval)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return s, ctx.Err()
+	case <-timer.C:
+		return read()
+	}
+}
+
+func printJSON(out io.Writer, value any) error {
+	encoder := json.NewEncoder(out)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(value)
+}
+
+func printBalancer(out io.Writer, s *balancer.Snapshot) error {
+	printHeader(out, &s.Snapshot)
+	flows := s.FlowTable.Flows
+	fmt.Fprintf(out, "flows: %d of %d (%s): %d new, %d established, %d closing\n", flows.Total(), s.FlowTable.Capacity,
+		percent(float64(flows.Total())/float64(s.FlowTable.Capacity)), flows.New, flows.Established, flows.Closing)
+	for _, service := range s.Services {
+		if err := printService(out, service); err != nil {
+			return err
+		}
+	}
+	return printReasons(out, &s.Snapshot)
+}
+
+func printHeader(out io.Writer, s *datapath.Snapshot) {
+	fmt.Fprintf(out, "%s %s: %s", s.Role, s.Name, describeAttachment(s.Attachment))
+	if s.Program != nil {
+		fmt.Fprintf(out, ", program %d tag %s", s.Program.ID, s.Program.Tag)
+	}
+	fmt.Fprintln(out)
+}
+
+func describeAttachment(a *datapath.Attachment) string {
+	switch {
+	case a == nil:
+		return "NOT ATTACHED, no packet is touched"
+	case a.Interface == "":
+		return fmt.Sprintf("attached to %s of another network namespace", interfaceName("", a.Ifindex))
+	}
+	return fmt.Sprintf("%s XDP on %s", a.Mode, a.Interface)
+}
+
+func interfaceName(name string, index int) string {
+	if name == "" {
+		return "#" + strconv.Itoa(index)
+	}
+	return name
+}
+
+func printService(out io.Writer, s *balancer.ServiceState) error {
+	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s\n", s.Name, s.Protocol,
+		endpoint(s), s.Encapsulation, s.Placement, s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"))
+	table := newTable(out)
+	table.row("server", "address", "condition", "share", "next hop", "new", "established", "closing",
+		"packets/s", "bits/s", "new flows/s")
+	for _, server := range s.Servers {
+		packets, bits := "-", "-"
+		if server.Rate != nil {
+			packets, bits = short(server.Rate.Packets), short(server.Rate.Bits)
+		}
+		placed := "-"
+		if server.PlacedRate != nil {
+			placed = short(*server.PlacedRate)
+		}
+		table.row(server.Name, server.Address, string(server.Condition), percent(server.Share), describeHop(server.NextHop),
+			strconv.FormatUint(server.Flows.New, 10), strconv.FormatUint(server.Flows.Established, 10),
+			strconv.FormatUint(server.Flows.Closing, 10), packets, bits, placed)
+	}
+	return table.Flush()
+}
+
+func endpoint(s *balancer.ServiceState) string {
+	if config.Port(s.Port) == config.AllPorts {
+		return s.VIP.String() + " all ports"
+	}
+	return netip.AddrPortFrom(s.VIP, s.Port).String()
+}
+
+func describeHop(hop *balancer.NextHop) string {
+	if hop == nil {
+		return "UNRESOLVED"
+	}
+	return hop.MAC + " " + interfaceName(hop.Interface, hop.Ifindex)
+}
+
+// printReasons leaves out those that no packet had.
+func printReasons(out io.Writer, s *datapath.Snapshot) error {
+	fmt.Fprintln(out)
+	table := newTable(out)
+	table.row("reason", "packets", "bytes", "packets/s", "bits/s")
+	for _, r := range s.Reasons {
+		if r.Packets == 0 {
+			continue
+		}
+		packets, bits := "-", "-"
+		if r.Rate != nil {
+			packets, bits = short(r.Rate.Packets), short(r.Rate.Bits)
+		}
+		table.row(r.Reason, strconv.FormatUint(r.Packets, 10), strconv.FormatUint(r.Bytes, 10), packets, bits)
+	}
+	return table.Flush()
+}
+
+func percent(part float64) string {
+	return fmt.Sprintf("%.1f%%", 100*part)
+}
+
+// short is a number with three significant digits and an SI prefix.
+func short(n float64) string {
+	for _, prefix := range []string{"", "k", "M", "G"} {
+		if n < 999.5 {
+			return strconv.FormatFloat(n, 'f', decimals(n), 64) + prefix
+		}
+		n /= 1000
+	}
+	return strconv.FormatFloat(n, 'f', decimals(n), 64) + "T"
+}
+
+func decimals(n float64) int {
+	switch {
+	case n == 0 || n >= 99.95:
+		return 0
+	case n >= 9.995:
+		return 1
+	}
+	return 2
+}
+
+// table aligns columns.
+type table struct{ *tabwriter.Writer }
+
+func newTable(out io.Writer) table {
+	return table{tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)}
+}
+
+func (t table) row(cells ...string) {
+	for i, cell := range cells {
+		if i > 0 {
+			fmt.Fprint(t, "\t")
+		}
+		fmt.Fprint(t, cell)
+	}
+	fmt.Fprintln(t)
+}

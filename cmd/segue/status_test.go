@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// someSnapshots are a balancer at two moments, two seconds apart.
+func someSnapshots() (before, after *balancer.Snapshot) {
+	snapshot := func(at int64, packets uint64) *balancer.Snapshot {
+		return &balancer.Snapshot{
+			Snapshot: datapath.Snapshot{
+				Instance:   datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
+				Time:       time.Unix(at, 0).UTC(),
+				Program:    &datapath.Program{ID: 12, Tag: "0123456789abcdef"},
+				Attachment: &datapath.Attachment{Ifindex: 2, Interface: "eth0", Mode: datapath.Native},
+				Reasons: []datapath.ReasonCount{
+					{Reason: "pass_not_vip", Packets: 7, Bytes: 420},
+					{Reason: "forward_known", Packets: packets, Bytes: 1000 * packets},
+					{Reason: "drop_fragment"},
+				},
+			},
+			FlowTable: balancer.FlowTable{Capacity: 1024, Flows: balancer.FlowCounts{New: 1, Established: 41, Closing: 2}},
+			Services: []*balancer.ServiceState{
+				{
+					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP, Placement: config.PlacementHash,
+					Persistence: config.PersistenceTable, Encapsulation: config.GRE, Buckets: 257, Candidates: 1,
+					Servers: []*balancer.ServerState{
+						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: balancer.ServerNoNew},
+					},
+				},
+				{
+					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
+					Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert,
+					Buckets: 65537, Candidates: 1,
+					Servers: []*balancer.ServerState{
+						{
+							Name: "s1", Address: "fd00:5:0:1::/64", Condition: balancer.ServerUp, Share: 0.3333,
+							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:01", Ifindex: 2, Interface: "eth0", MTU: 1500},
+							Flows:   balancer.FlowCounts{New: 1, Established: 41, Closing: 2},
+							Packets: packets, Bytes: 1000 * packets, Placed: packets / 100,
+						},
+						{
+							Name: "server-with-a-long-name", Slot: 1, Address: "fd00:5:0:2::/64", Condition: balancer.ServerUp, Share: 0.6667,
+							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 7, MTU: 1500},
+						},
+					},
+				},
+			},
+		}
+	}
+	return snapshot(1000, 1000), snapshot(1002, 2500)
+}
+
+func TestPrintBalancer(t *testing.T) {
+	before, after := someSnapshots()
+	var output bytes.Buffer
+	if err := printBalancer(&output, before); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status-without-rates.txt", &output)
+
+	after.RatesSince(before)
+	output.Reset()
+	if err := printBalancer(&output, after); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status.txt", &output)
+
+	output.Reset()
+	if err := printJSON(&output, after); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status.json", &output)
+}
+
+func TestDescribeAttachment(t *testing.T) {
+	for want, attachment := range map[string]*datapath.Attachment{
+		"NOT ATTACHED, no packet is touched":          nil,
+		"attached to #7 of another network namespace": {Ifindex: 7},
+		"generic XDP on eth1":                         {Ifindex: 7, Interface: "eth1", Mode: datapath.Generic},
+	} {
+		if got := describeAttachment(attachment); got != want {
+			t.Errorf("%+v: %q, want %q", attachment, got, want)
+		}
+	}
+}
+
+func TestListInstances(t *testing.T) {
+	instances := []datapath.Instance{{Name: "agent", Role: datapath.RoleAgent}, {Name: "lb", Role: datapath.RoleBalancer}}
+	var output bytes.Buffer
+	if err := listInstances(&output, instances, false); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "instances.txt", &output)
+	output.Reset()
+	if err := listInstances(&output, instances, true); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "instances.json", &output)
+}
+
+func TestShort(t *testing.T) {
+	for n, want := range map[float64]string{
+		0: "0", 0.5: "0.50", 9.994: "9.99", 9.996: "10.0", 12.34: "12.3", 99.96: "100", 999.4: "999", 999.5: "1.00k",
+		12345: "12.3k", 999600: "1.00M", 1.5e9: "1.50G", 2e13: "20.0T",
+	} {
+		if got := short(n); got != want {
+			t.Errorf("%v: %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestStatusErrors(t *testing.T) {
+	for _, test := range []struct{ args, err string }{
+		{"status --interval -1s", "--interval -1s: must not be negative"},
+		{"status extra", "unknown command"},
+		{"trace tcp 192.0.2.1:1", "accepts 3 arg(s), received 2"},
+		{"trace sctp 192.0.2.1:1 192.0.2.2:2", `protocol "sctp": must be tcp or udp`},
+		{"trace tcp 192.0.2.1 192.0.2.2:2", `source "192.0.2.1": must be ADDRESS:PORT`},
+		{"trace tcp 192.0.2.1:1 2001:db8::1:80", `destination "2001:db8::1:80": must be ADDRESS:PORT, IPv6 addresses in brackets`},
+		{"trace tcp [fe80::1%eth0]:1 [2001:db8::1]:80", `source "[fe80::1%eth0]:1": must be a plain IPv4 or IPv6 address`},
+		{"trace tcp 192.0.2.1:1 [2001:db8::1]:80", "are not of one IP version"},
+		{"trace --length 39 tcp 192.0.2.1:1 192.0.2.2:2", "--length 39: must be 40 to 65535"},
+		{"trace --length 47 udp [2001:db8::1]:1 [2001:db8::2]:2", "--length 47: must be 48 to 65535"},
+		{"trace --packet fin tcp 192.0.2.1:1 192.0.2.2:2", `--packet "fin": must be auto, syn or later`},
+		{"trace --packet syn udp 192.0.2.1:1 192.0.2.2:2", "--packet syn: a udp flow has no such packet"},
+	} {
+		root := newRoot()
+		root.SetOut(new(bytes.Buffer))
+		root.SetArgs(strings.Fields(test.args))
+		if err := root.ExecuteContext(context.Background()); err == nil || !strings.Contains(err.Error(), test.err) {
+			t.Errorf("segue %s: error %v, want %s", test.args, err, test.err)
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+func newTrace() *cobra.Command {
+	var instance, kind string
+	var length int
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "trace tcp|udp SRC:PORT DST:PORT",
+		Short: "Tell where a packet would go, and why",
+		Long: `Trace follows a packet of a flow through the tables of a balancer's data path:
+which service takes it, whether the flow table knows its server, which bucket and
+server a new flow gets, how the packet is encapsulated and where it is sent. It
+reads the same tables as the data path, and changes none. It needs root.
+
+SRC is the client and DST the VIP; IPv6 addresses go in brackets. Of TCP the
+packet is a later one of the connection if the flow is in the flow table, and else
+a SYN; --packet asks for the other. It is taken to be well-formed, with a hop limit
+that suffices.
+
+--json prints the fields that docs/observability.md describes.`,
+		Example: "  segue trace tcp [2001:db8:c::2]:40000 [2001:db8:80::1]:80\n" +
+			"  segue trace --packet syn --length 1500 udp 198.51.100.7:5000 203.0.113.53:53",
+		Args: cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			flow, err := parseFlow(args[0], args[1], args[2])
+			if err != nil {
+				return err
+			}
+			packet, err := newPacket(flow, length)
+			if err != nil {
+				return err
+			}
+			t, err := trace(instance, packet, kind)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), t)
+			}
+			return printTrace(cmd.OutOrStdout(), t)
+		},
+	}
+	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer")
+	cmd.Flags().StringVar(&kind, "packet", "auto", "of a TCP connection: `auto`, syn or later")
+	cmd.Flags().IntVar(&length, "length", 0, "of the packet with its IP header, in `bytes` (default: headers alone)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func parseFlow(protocol, source, destination string) (flow balancer.Flow, err error) {
+	flow.Protocol = config.Protocol(protocol)
+	if flow.Protocol != config.TCP && flow.Protocol != config.UDP {
+		return flow, fmt.Errorf("protocol %q: must be tcp or udp", protocol)
+	}
+	for _, end := range []struct {
+		name, value string
+		into        *netip.AddrPort
+	}{{"source", source, &flow.Source}, {"destination", destination, &flow.Destination}} {
+		if *end.into, err = netip.ParseAddrPort(end.value); err != nil {
+			return flow, fmt.Errorf("%s %q: must be ADDRESS:PORT, IPv6 addresses in brackets", end.name, end.value)
+		}
+		if end.into.Addr().Zone() != "" || end.into.Addr().Is4In6() {
+			return flow, fmt.Errorf("%s %q: must be a plain IPv4 or IPv6 address", end.name, end.value)
+		}
+	}
+	if flow.Source.Addr().Is4() != flow.Destination.Addr().Is4() {
+		return flow, fmt.Errorf("%s and %s are not of one IP version", source, destination)
+	}
+	return flow, nil
+}
+
+// newPacket makes a packet of a flow, of the shortest possible length for 0.
+func newPacket(flow balancer.Flow, length int) (balancer.Packet, error) {
+	shortest := 40
+	if flow.Source.Addr().Is4() {
+		shortest = 20
+	}
+	if flow.Protocol == config.TCP {
+		shortest += 20
+	} else {
+		shortest += 8
+	}
+	switch {
+	case length == 0:
+		length = shortest
+	case length < shortest || length > 65535:
+		return balancer.Packet{}, fmt.Errorf("--length %d: must be %d to 65535", length, shortest)
+	}
+	return balancer.Packet{Flow: flow, Length: length}, nil
+}
+
+func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trace, error) {
+	isTCP := packet.Flow.Protocol == config.TCP
+	switch {
+	case kind != "auto" && kind != "syn" && kind != "later":
+		return nil, fmt.Errorf("--packet %q: must be auto, syn or later", kind)
+	case kind != "auto" && !isTCP:
+		return nil, fmt.Errorf("--packet %s: a udp flow has no such packet", kind)
+	}
+	found, err := find(instance, datapath.RoleBalancer)
+	if err != nil {
+		return nil, err
+	}
+	if len(found) > 1 {
+		names := make([]string, len(found))
+		for i := range found {
+			names[i] = found[i].Name
+		}
+		return nil, fmt.Errorf("name a balancer with --instance: %s", strings.Join(names, ", "))
+	}
+	view, err := balancer.OpenView(found[0].Name)
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	packet.Opens = kind == "syn"
+	t, err := view.Trace(packet)
+	if err != nil || kind != "auto" || !isTCP || t.Known != nil {
+		return t, err
+	}
+	packet.Opens = true
+	return view.Trace(packet)
+}
+
+func printTrace(out io.Writer, t *balancer.Trace) error {
+	table := newTable(out)
+	table.row("packet", describePacket(t))
+	if s := t.Service; s != nil {
+		match := "names the port"
+		if !s.Exact {
+			match = "takes every port that no other service of the VIP names"
+		}
+		table.row("service", s.Name+", "+match)
+		table.row("flow table", describeEntry(t.Known))
+	}
+	if p := t.Placement; p != nil {
+		table.row("placement", fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", ")))
+	}
+	if s := t.Server; s != nil {
+		table.row("server", fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot))
+	}
+	if e := t.Encapsulation; e != nil {
+		table.row("encapsulation", describeEncapsulation(e))
+		table.row("outer header", fmt.Sprintf("%s -> %s", e.Source, e.Destination))
+		if len(e.Segments) > 0 {
+			table.row("segments", describeSegments(e.Segments))
+		}
+		table.row("next hop", describeHop(t.NextHop))
+	}
+	table.row("outcome", describeOutcome(t))
+	return table.Flush()
+}
+
+func describePacket(t *balancer.Trace) string {
+	kind := string(t.Flow.Protocol)
+	switch {
+	case t.Opens:
+		kind = "tcp SYN"
+	case t.Flow.Protocol == config.TCP:
+		kind = "tcp, not a SYN"
+	}
+	return fmt.Sprintf("%s -> %s, %s, %d bytes", t.Flow.Source, t.Flow.Destination, kind, t.Length)
+}
+
+func describeEntry(e *balancer.TracedEntry) string {
+	if e == nil {
+		return "does not know the flow"
+	}
+	known := fmt.Sprintf("%s, %s, idle for %.0fs", e.Server, e.State, e.Idle)
+	if e.Left != "" {
+		known += "; but " + e.Left
+	}
+	return known
+}
+
+func describeEncapsulation(e *balancer.TracedEncapsulation) string {
+	text := fmt.Sprintf("%s, %d bytes more", e.Kind, e.Added)
+	if e.MaxLength > 0 {
+		text += fmt.Sprintf(": packets up to %d bytes fit", e.MaxLength)
+	}
+	return text
+}
+
+func describeSegments(segments []netip.Addr) string {
+	texts := make([]string, len(segments))
+	for i, s := range segments {
+		texts[i] = s.String()
+	}
+	return strings.Join(texts, " -> ")
+}
+
+// describeOutcome adds what happens to the packet, which the prefix of the reason says.
+func describeOutcome(t *balancer.Trace) string {
+	verdict, _, _ := strings.Cut(t.Reason, "_")
+	text := map[string]string{
+		"pass":    "up the host's own stack, not to a server",
+		"forward": "to the server",
+		"drop":    "DROPPED",
+	}[verdict]
+	return t.Reason + ": " + text
+}
