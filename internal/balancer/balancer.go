@@ -204,6 +204,7 @@ func (b *Balancer) attach() error {
 	b.log.Info("steering", "interface", b.cfg.Node.Interface, "mode", mode,
 		"services", len(b.services.byName), "servers", len(b.services.members()))
 	b.attached = true
+	b.applyHops()
 	close(b.ready)
 	return nil
 }
@@ -277,7 +278,9 @@ func (b *Balancer) targets() []netip.Addr {
 }
 
 // applyHops writes the next hops into the server table. A server without keeps
-// none: its packets are dropped and counted, and it gets no new flow.
+// none: its packets are dropped and counted, and it gets no new flow. Before the
+// start is over its next hop is not known yet, and that of the process before is
+// kept.
 func (b *Balancer) applyHops() {
 	if b.attached {
 		if err := b.followInterface(); err != nil {
@@ -298,7 +301,9 @@ func (b *Balancer) applyHops() {
 func (b *Balancer) applyHop(m *member) {
 	hop, ok := b.hops[target(m)]
 	if !ok {
-		b.kernel.servers.clearNextHop(m.slot)
+		if b.attached {
+			b.kernel.servers.clearNextHop(m.slot)
+		}
 		return
 	}
 	port, err := b.ports.number(hop)

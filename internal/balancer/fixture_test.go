@@ -72,6 +72,7 @@ func open(t testing.TB, cfg *config.Balancer) *fixture {
 	f.connect()
 	f.start(cfg)
 	f.route()
+	f.attached = true // to no interface, but what is not routed from now on is lost
 	t.Cleanup(func() { f.stop() })
 	return f
 }
