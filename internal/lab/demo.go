@@ -19,6 +19,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 )
 
@@ -99,7 +100,7 @@ func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error)
 		return "", err
 	}
 	for name, t := range before {
-		after[name] = traffic{after[name].packets - t.packets, after[name].bytes - t.bytes}
+		after[name] = after[name].since(t)
 	}
 	r := report{l, d.checks, after}
 	failed := r.write(w)
@@ -275,9 +276,22 @@ func (d *demo) echo(ctx context.Context, c *check) (server string, err error) {
 }
 
 // traffic is what a balancer received.
-type traffic struct{ packets, bytes uint64 }
+type traffic struct {
+	packets, bytes uint64
+	placed         map[config.Protocol]uint64 // new flows; none in a bare lab
+}
 
-// balancerTraffic returns what the fabric has sent to each balancer since it was built.
+func (t traffic) since(before traffic) traffic {
+	t.packets -= before.packets
+	t.bytes -= before.bytes
+	for protocol, flows := range before.placed {
+		t.placed[protocol] -= flows
+	}
+	return t
+}
+
+// balancerTraffic returns what the fabric has sent to each balancer since it was built, and what the
+// balancer's own counters say it has placed.
 func (l *Lab) balancerTraffic() (map[string]traffic, error) {
 	received := make(map[string]traffic)
 	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
@@ -286,12 +300,39 @@ func (l *Lab) balancerTraffic() (map[string]traffic, error) {
 			if err != nil {
 				return fmt.Errorf("fabric: port %s: %w", name, err)
 			}
+			placed, err := l.placedFlows(name)
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
 			stats := port.Attrs().Statistics
-			received[name] = traffic{stats.TxPackets, stats.TxBytes}
+			received[name] = traffic{stats.TxPackets, stats.TxBytes, placed}
 		}
 		return nil
 	})
 	return received, err
+}
+
+// placedFlows reads how many flows a balancer has placed, from the tables of its data path.
+func (l *Lab) placedFlows(name string) (map[config.Protocol]uint64, error) {
+	placed := make(map[config.Protocol]uint64)
+	if l.Topology.Bare {
+		return placed, nil
+	}
+	view, err := balancer.OpenView(l.Node(name).Instance())
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	state, err := view.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	for _, service := range state.Services {
+		for _, server := range service.Servers {
+			placed[service.Protocol] += server.Placed
+		}
+	}
+	return placed, nil
 }
 
 // report is the demo's result.
@@ -380,10 +421,11 @@ func (r report) writeServers(w io.Writer) {
 
 func (r report) writeBalancers(w io.Writer) {
 	table := newTable(w)
-	fmt.Fprintln(table, "balancer\tpackets received\tMB received\t")
+	fmt.Fprintln(table, "balancer\tTCP connections\tUDP flows\tpackets\tMB\t")
 	for _, name := range r.lab.balancers() {
 		t := r.balancers[name]
-		fmt.Fprintf(table, "%s\t%d\t%.1f\t\n", name, t.packets, float64(t.bytes)/1e6)
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%.1f\t\n", name, t.placed[config.TCP], t.placed[config.UDP],
+			t.packets, float64(t.bytes)/1e6)
 	}
 	table.Flush()
 	fmt.Fprintln(w)
