@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"maps"
 	"path/filepath"
 	"strings"
@@ -41,13 +42,17 @@ func packetCounts(t *testing.T, n *lab.Node) counts {
 	return all
 }
 
-// since returns how much each counter has grown, without those that have not.
-func (c counts) since(before counts) counts {
-	grown := maps.Clone(c)
-	for label := range grown {
-		grown[label] -= before[label]
+// since returns how much each counter has grown, without those that have not. None may have shrunk.
+func (c counts) since(t *testing.T, before counts) counts {
+	t.Helper()
+	grown := counts{}
+	for label, n := range c {
+		if n < before[label] {
+			t.Errorf("counter %s went back from %d to %d", label, before[label], n)
+		} else if n > before[label] {
+			grown[label] = n - before[label]
+		}
 	}
-	maps.DeleteFunc(grown, func(_ string, n uint64) bool { return n == 0 })
 	return grown
 }
 
@@ -77,4 +82,23 @@ func requireNoDrops(t *testing.T, l *lab.Lab) {
 			t.Errorf("%s dropped packets: %v", n.Name, drops)
 		}
 	}
+}
+
+// requireAllDelivered fails the test unless the agents deliver just as many packets as the balancers
+// have forwarded, when the last ones have arrived.
+func requireAllDelivered(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	eventually(t, func() error {
+		var forwarded, delivered uint64
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			forwarded += packetCounts(t, l.Node(name)).with("forward_").sum()
+		}
+		for _, name := range nodes(l, lab.RoleServer) {
+			delivered += packetCounts(t, l.Node(name)).with("deliver_").sum()
+		}
+		if forwarded == 0 || forwarded != delivered {
+			return fmt.Errorf("%d packets were forwarded, and %d delivered", forwarded, delivered)
+		}
+		return nil
+	})
 }
