@@ -1,43 +1,36 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/cilium/ebpf"
-
-	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
 // counts are numbers of packets by what became of them in a data path.
 type counts map[string]uint64
 
-// packetCounts reads the counters of a balancer or an agent from the kernel, whether its process runs
-// or not.
+// packetCounts has segue tell the counters of a balancer or an agent, whether its process runs or not.
 func packetCounts(t *testing.T, n *lab.Node) counts {
 	t.Helper()
-	object := "../../internal/balancer/balancer_bpfel.o"
-	if n.Role == lab.RoleServer {
-		object = "../../internal/agent/agent_bpfel.o"
-	}
-	spec, err := ebpf.LoadCollectionSpec(object)
+	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
 	must(t, err)
-	labels, err := datapath.EnumLabels(spec.Types, "reason", "REASON_")
-	must(t, err)
-	m, err := ebpf.LoadPinnedMap(filepath.Join(datapath.Dir(n.Instance()), "reasons"), nil)
-	must(t, err)
-	defer m.Close()
-	all := counts{}
-	for i, label := range labels {
-		var perCPU []struct{ Packets, Bytes uint64 }
-		must(t, m.Lookup(uint32(i), &perCPU))
-		for _, c := range perCPU {
-			all[label] += c.Packets
+	var status struct {
+		Reasons []struct {
+			Reason  string
+			Packets uint64
 		}
+	}
+	must(t, json.Unmarshal([]byte(out), &status))
+	if len(status.Reasons) == 0 {
+		t.Fatalf("%s has no counters: %s", n.Name, out)
+	}
+	all := counts{}
+	for _, r := range status.Reasons {
+		all[r.Reason] = r.Packets
 	}
 	return all
 }
