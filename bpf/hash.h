@@ -10,6 +10,20 @@
 
 #include "types.h"
 
+/*
+ * The sum is linear in the ports, so those of one client, taken in turn, may fall
+ * on few buckets. Mixing the bits spreads them, and as it is a bijection (the
+ * finalizer of MurmurHash3) the probabilities above stay what they are.
+ */
+static __always_inline __u32 mix(__u32 hash)
+{
+	hash ^= hash >> 16;
+	hash *= 0x85ebca6b;
+	hash ^= hash >> 13;
+	hash *= 0xc2b2ae35;
+	return hash ^ hash >> 16;
+}
+
 static __always_inline __u32 hash_flow(const struct flow_key *flow,
 				       const volatile __u64 keys[HASH_KEYS])
 {
@@ -19,7 +33,7 @@ static __always_inline __u32 hash_flow(const struct flow_key *flow,
 #pragma unroll
 	for (int i = 0; i < FLOW_KEY_WORDS; i += 2)
 		sum += (keys[i] + word[i]) * (keys[i + 1] + word[i + 1]);
-	return sum >> 32;
+	return mix(sum >> 32);
 }
 
 #endif

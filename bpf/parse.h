@@ -131,7 +131,7 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 	if (pkt->key.protocol == IPPROTO_TCP) {
 		struct tcphdr *tcp = at->pos;
 
-		if (!has(at, sizeof(*tcp)) || tcp->doff < 5)
+		if (!has(at, sizeof(*tcp)) || tcp->doff < 5 || tcp->doff * 4 > at->left)
 			return PARSE_TRANSPORT;
 		pkt->key.source_port = tcp->source;
 		pkt->key.destination_port = tcp->dest;
@@ -141,7 +141,8 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 	if (pkt->key.protocol == IPPROTO_UDP) {
 		struct udphdr *udp = at->pos;
 
-		if (!has(at, sizeof(*udp)) || bpf_ntohs(udp->len) < sizeof(*udp))
+		if (!has(at, sizeof(*udp)) || bpf_ntohs(udp->len) < sizeof(*udp) ||
+		    bpf_ntohs(udp->len) > at->left)
 			return PARSE_TRANSPORT;
 		pkt->key.source_port = udp->source;
 		pkt->key.destination_port = udp->dest;

@@ -33,19 +33,28 @@ static __always_inline enum flow_state next_state(const struct packet *pkt, enum
 	return state;
 }
 
+/* Loses nothing by another server: opens a connection, or knows none. */
+static __always_inline bool may_move(const struct packet *pkt)
+{
+	return starts_connection(pkt) || pkt->key.protocol != IPPROTO_TCP;
+}
+
 /*
  * A flow stays with its server as long as that is configured. A new connection
- * that reuses the ports of one that closed, or whose server takes no new ones,
- * is placed afresh. A server of another service is the mark of a signature that
- * two flows share: those never meet.
+ * that reuses the ports of one that closed, or whose server is drained, is placed
+ * afresh, and so is whatever may move while its server cannot be reached. A
+ * server of another service is the mark of a signature that two flows share:
+ * those never meet.
  */
 static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
 					 const struct server *server, enum flow_state state)
 {
 	if (!(server->flags & SERVER_IN_USE) || server->service != service->id)
 		return false;
+	if (may_move(pkt) && (server->flags & SERVER_FAILING || !server->next_hop))
+		return false;
 	return !starts_connection(pkt) ||
-	       (state != FLOW_CLOSING && !(server->flags & SERVER_NO_NEW));
+	       (state != FLOW_CLOSING && !(server->flags & SERVER_DRAINED));
 }
 
 /* Fills in the server of a known flow; false: place it. */

@@ -75,9 +75,10 @@ struct candidates {
 };
 
 enum server_flags {
-	SERVER_IN_USE = 1 << 0, /* keeps its flows; without it the slot is free */
-	SERVER_NO_NEW = 1 << 1, /* drained or failing: gets no new flow */
-	SERVER_IPV4 = 1 << 2,	/* the tunnel's outer header is IPv4 */
+	SERVER_IN_USE = 1 << 0,	 /* keeps its flows; without it the slot is free */
+	SERVER_DRAINED = 1 << 1, /* gets no new flow */
+	SERVER_FAILING = 1 << 2, /* fails its checks, and others can stand in */
+	SERVER_IPV4 = 1 << 3,	 /* the tunnel's outer header is IPv4 */
 };
 
 /*

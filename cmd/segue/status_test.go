@@ -34,7 +34,7 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP, Placement: config.PlacementHash,
 					Persistence: config.PersistenceTable, Encapsulation: config.GRE, Buckets: 257, Candidates: 1,
 					Servers: []*balancer.ServerState{
-						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: balancer.ServerNoNew},
+						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: balancer.ServerDrained},
 					},
 				},
 				{

@@ -229,7 +229,7 @@ func TestServicesSwapVIPs(t *testing.T) {
 func TestFailedReload(t *testing.T) {
 	base := func() *config.Balancer {
 		cfg := twoServices(vip6, vip6All)
-		cfg.Node.Limits.Servers = 4
+		cfg.Node.Limits.Servers = 2 // and as many slots again
 		return cfg
 	}
 	f := open(t, base())
@@ -284,8 +284,8 @@ func (f *fixture) configuration() map[string]string {
 	for slot, key := range f.slots.bySlot {
 		if server := &f.kernel.servers.servers[slot]; server.Flags != 0 {
 			state := "in use"
-			if server.Flags&uint32(balancerServerFlagsSERVER_NO_NEW) != 0 {
-				state = "no new flows"
+			if server.Flags&uint32(balancerServerFlagsSERVER_DRAINED) != 0 {
+				state = "drained"
 			}
 			out["server "+key.service+"/"+key.server+" "+addrOf(server.Address).String()] = state
 		}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +27,8 @@ const (
 	sweepInterval = 5 * time.Second
 	// resolveTimeout is how long a start waits for the next hops of all servers.
 	resolveTimeout = 3 * time.Second
+	// retryInterval is how long a table that could not be built waits.
+	retryInterval = 5 * time.Second
 	// gather is how long results of health checks and changes of next hops are
 	// gathered before a service's table is built again: servers often fail together.
 	gather = 10 * time.Millisecond
@@ -63,7 +64,7 @@ type reload struct {
 // New loads the data path and applies the configuration to it; no packet is
 // touched before Run attaches it.
 func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
-	k, err := openKernel(cfg)
+	k, err := openKernel(cfg, log)
 	if err != nil {
 		return nil, err
 	}
@@ -138,6 +139,7 @@ func (b *Balancer) control(ctx context.Context) error {
 
 	rebuild := time.NewTimer(gather)
 	defer rebuild.Stop()
+	armed := true
 
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, health.Targets(b.cfg.Services))
@@ -158,7 +160,10 @@ func (b *Balancer) control(ctx context.Context) error {
 				b.stale[svc.Name] = true
 			}
 		case <-rebuild.C:
-			b.rebuild()
+			armed = !b.rebuild()
+			if armed {
+				rebuild.Reset(retryInterval)
+			}
 		case <-patience.C:
 			err = b.attach()
 		case <-sweep.C:
@@ -171,8 +176,9 @@ func (b *Balancer) control(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if len(b.stale) > 0 {
+		if len(b.stale) > 0 && !armed {
 			rebuild.Reset(gather)
+			armed = true
 		}
 	}
 }
@@ -242,19 +248,19 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	return nil
 }
 
-// rebuild swaps in new tables for the stale services, where they still exist and
-// other servers are usable.
-func (b *Balancer) rebuild() {
+// rebuild swaps in new tables for the stale services, where they still exist. One
+// that fails stays stale, to be tried again; the result is then false.
+func (b *Balancer) rebuild() (done bool) {
 	for name := range b.stale {
-		svc := b.services.byName[name]
-		if svc == nil || slices.Equal(svc.placed, b.services.usable(svc)) {
-			continue
+		if svc := b.services.byName[name]; svc != nil {
+			if err := b.services.place(svc); err != nil {
+				b.log.Error("new flows are placed as before", "service", name, "error", err)
+				continue
+			}
 		}
-		if err := b.services.place(svc); err != nil {
-			b.log.Error("new flows are placed as before", "service", name, "error", err)
-		}
+		delete(b.stale, name)
 	}
-	clear(b.stale)
+	return len(b.stale) == 0
 }
 
 // target is the address whose route a server's packets take.

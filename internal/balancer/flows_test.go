@@ -126,7 +126,7 @@ func TestDatagramsConfirm(t *testing.T) {
 	f.isEntered(dns, "dns", server, stateEstablished)
 }
 
-// A server that takes no new flows, whether drained or failing, keeps those that it has.
+// A server that takes no new flows, whether drained or failing, keeps the connections that it has.
 func TestServerWithoutNewFlows(t *testing.T) {
 	f := openStandard(t)
 	drain := func(f *fixture, server string) {
@@ -167,6 +167,36 @@ func TestAllServersFailing(t *testing.T) {
 		f.setHealth("web", s.Name, false)
 	}
 	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
+}
+
+// Datagrams know no connection: they leave a server that fails, and stay with one that is drained.
+func TestDatagramsLeaveFailingServer(t *testing.T) {
+	cfg := standard()
+	f := open(t, cfg)
+	server := f.placed(dns, "dns")
+	f.enter(dns, "dns", server, stateEstablished)
+	f.check(f.forwarded(dns.frame(), dns, "dns", server, "forward_known"), f.run(dns.frame()))
+	f.setHealth("dns", server, false)
+	got := f.run(dns.frame())
+	if to := serverOf(got); to == "dns/"+server || reasonOf(got) != "forward_new" {
+		t.Errorf("%s to %s after its server failed", reasonOf(got), to)
+	}
+}
+
+// What may move does not wait for a server that has lost its next hop; a connection has to.
+func TestLostNextHop(t *testing.T) {
+	f := openStandard(t)
+	server := f.placed(web, "web")
+	f.enter(web, "web", server, stateEstablished)
+	f.via[server] = ""
+	f.route()
+	if got := f.run(web.frame(packet.Flags(packet.ACK))); reasonOf(got) != "drop_no_next_hop" {
+		t.Errorf("ACK: %s", reasonOf(got))
+	}
+	got := f.run(web.frame())
+	if to := serverOf(got); to == "web/"+server || reasonOf(got) != "forward_new" {
+		t.Errorf("SYN: %s to %s", reasonOf(got), to)
+	}
 }
 
 // The same where the only others are drained: they are no alternative.

@@ -42,7 +42,16 @@ func (f Flow) hash(keys *hashKeys) uint32 {
 	for i := 0; i < len(words); i += 2 {
 		sum += (keys[i] + uint64(words[i])) * (keys[i+1] + uint64(words[i+1]))
 	}
-	return uint32(sum >> 32)
+	return mix(uint32(sum >> 32))
+}
+
+// mix is mix in bpf/hash.h.
+func mix(hash uint32) uint32 {
+	hash ^= hash >> 16
+	hash *= 0x85ebca6b
+	hash ^= hash >> 13
+	hash *= 0xc2b2ae35
+	return hash ^ hash>>16
 }
 
 // bucketKeys expands the configured seed, in the same way on all balancers.

@@ -151,7 +151,8 @@ type Condition string
 // The conditions of a server.
 const (
 	ServerUp      Condition = "up"      // gets new flows
-	ServerNoNew   Condition = "no-new"  // drained or failing its checks: keeps its flows
+	ServerDrained Condition = "drained" // weight 0: keeps its flows, gets no new ones
+	ServerFailing Condition = "failing" // its checks: keeps its connections, gets no new ones
 	ServerRemoved Condition = "removed" // no longer configured: its slot is about to be freed
 )
 
@@ -370,8 +371,10 @@ func conditionOf(flags balancerServerFlags) Condition {
 	switch {
 	case flags&balancerServerFlagsSERVER_IN_USE == 0:
 		return ServerRemoved
-	case flags&balancerServerFlagsSERVER_NO_NEW != 0:
-		return ServerNoNew
+	case flags&balancerServerFlagsSERVER_DRAINED != 0:
+		return ServerDrained
+	case flags&balancerServerFlagsSERVER_FAILING != 0:
+		return ServerFailing
 	}
 	return ServerUp
 }

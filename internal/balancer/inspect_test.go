@@ -82,7 +82,7 @@ func TestSnapshot(t *testing.T) {
 				Flows: FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
 			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: ServerUp,
 				Flows: FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
-			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerNoNew, NextHop: hop("fd00:5:0:3:5::", "narrow")},
+			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerDrained, NextHop: hop("fd00:5:0:3:5::", "narrow")},
 		},
 	}
 	if diff := cmp.Diff(want, s.Services[2], cmpopts.IgnoreUnexported(ServiceState{}), cmp.Comparer(sameAddr)); diff != "" {
@@ -138,6 +138,7 @@ func TestSnapshotOfAttachedProgram(t *testing.T) {
 	f := open(t, varied())
 	view := f.view()
 	f.cfg.Node.Interface = "out"
+	f.attached = false
 	f.must(f.ns.Do(f.attach))
 	outside := mustSnapshot(t, view)
 	if diff := cmp.Diff(&datapath.Attachment{Ifindex: f.ifindex["out"]}, outside.Attachment); diff != "" {

@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync/atomic"
 	"unsafe"
@@ -28,7 +30,7 @@ type kernel struct {
 
 // openKernel loads the program and opens the tables that an earlier process left
 // pinned, or makes them. Nothing is attached yet, and nothing changed in a table.
-func openKernel(cfg *config.Balancer) (*kernel, error) {
+func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
 	dir, err := datapath.MakeDir(cfg.Node.Instance)
 	if err != nil {
 		return nil, err
@@ -45,19 +47,29 @@ func openKernel(cfg *config.Balancer) (*kernel, error) {
 		spec.Maps[m].Pinning = ebpf.PinByName
 	}
 	spec.Maps[balancerMapFlows].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
-	spec.Maps[balancerMapServers].MaxEntries = cfg.Node.Limits.Servers
-	spec.Maps[balancerMapServerCounters].MaxEntries = cfg.Node.Limits.Servers
+	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
+	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
 	k := &kernel{dir: dir, tables: spec.Maps[balancerMapTables].InnerMap}
-	if err := k.load(spec, cfg.Node.Seed); err != nil {
+	if err := k.load(spec, cfg.Node.Seed, log); err != nil {
 		_ = k.objects.Close()
 		return nil, k.explain(err, cfg.Node.Instance)
 	}
 	return k, nil
 }
 
-func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64) error {
+// serverSlots is how many slots that many servers need: as many again, so that
+// all can be replaced at once, while the flows of those before are swept. A slot
+// has 16 bits.
+func serverSlots(servers uint32) uint32 {
+	return min(2*servers, 1<<16)
+}
+
+func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) error {
 	options := ebpf.MapOptions{PinPath: k.dir}
+	if err := renewReasons(spec.Maps[balancerMapReasons], options, log); err != nil {
+		return err
+	}
 	identity, err := readIdentity(spec.Maps[balancerMapIdentity], options, seed)
 	if err != nil {
 		return err
@@ -96,6 +108,20 @@ func (k *kernel) explain(err error, instance string) error {
 			"`segue lb detach %s` drops them: %w", k.dir, instance, err)
 	}
 	return fmt.Errorf("load the data path: %w", err)
+}
+
+// renewReasons takes the counters of a build that had more or fewer reasons away:
+// they alone of all tables can be lost without harm.
+func renewReasons(spec *ebpf.MapSpec, options ebpf.MapOptions, log *slog.Logger) error {
+	m, err := ebpf.NewMapWithOptions(spec, options)
+	if errors.Is(err, ebpf.ErrMapIncompatible) {
+		log.Warn("another build counted other reasons: their counters start at zero")
+		return os.Remove(filepath.Join(options.PinPath, spec.Name))
+	}
+	if err != nil {
+		return err
+	}
+	return m.Close()
 }
 
 // readIdentity returns the hash keys: those of the flow table that exists, or

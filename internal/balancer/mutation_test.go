@@ -139,10 +139,11 @@ func (j *judgement) judgeTransport(protocol byte, p []byte) {
 	case protocol != 6 && protocol != 17:
 		j.reason = "drop_protocol"
 		return
-	case protocol == 6 && (len(p) < 20 || p[12]>>4 < 5):
+	case protocol == 6 && (len(p) < 20 || p[12]>>4 < 5 || int(p[12]>>4)*4 > len(p)):
 		j.reason = "drop_transport"
 		return
-	case protocol == 17 && (len(p) < 8 || binary.BigEndian.Uint16(p[4:]) < 8):
+	case protocol == 17 && (len(p) < 8 || binary.BigEndian.Uint16(p[4:]) < 8 ||
+		int(binary.BigEndian.Uint16(p[4:])) > len(p)):
 		j.reason = "drop_transport"
 		return
 	}

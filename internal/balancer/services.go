@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -21,14 +22,18 @@ type member struct {
 	healthy bool
 }
 
-// flags are what the data path is told of the member.
-func (m *member) flags() balancerServerFlags {
+// flags are what the data path is told of the member: failing only when new flows
+// are not placed on it all the same.
+func (m *member) flags(used bool) balancerServerFlags {
 	flags := balancerServerFlagsSERVER_IN_USE
 	if m.Address.Is4() {
 		flags |= balancerServerFlagsSERVER_IPV4
 	}
-	if *m.Weight == 0 || !m.healthy {
-		flags |= balancerServerFlagsSERVER_NO_NEW
+	if *m.Weight == 0 {
+		flags |= balancerServerFlagsSERVER_DRAINED
+	}
+	if !m.healthy && !used {
+		flags |= balancerServerFlagsSERVER_FAILING
 	}
 	return flags
 }
@@ -39,7 +44,7 @@ type service struct {
 	id      uint32
 	table   uint32
 	members []*member
-	placed  []*member // those in its table
+	placed  placing // what its table was built from
 }
 
 // services applies a configuration to the data path.
@@ -145,7 +150,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 			m.healthy = old.healthy
 		}
 		key := keyOfServer(cfg, &server, node)
-		slot, err := s.slots.claim(key, svc.id, m.flags())
+		slot, err := s.slots.claim(key, svc.id, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
 		}
@@ -193,7 +198,6 @@ func (s *services) setHealth(result health.Result) *service {
 		return nil
 	}
 	m.healthy = result.Healthy
-	s.kernel.servers.setFlags(m.slot, m.flags())
 	return svc
 }
 
@@ -215,21 +219,42 @@ func prefer(members []*member, good func(*member) bool) []*member {
 	return chosen
 }
 
+// placing is all that a service's entry and table follow from.
+type placing struct {
+	service config.Service // but for its servers, timeouts and health check
+	servers []tables.Server
+	slots   []uint16
+}
+
+// placingOf describes a service whose new flows go to the given members.
+func placingOf(svc *service, usable []*member) placing {
+	p := placing{service: svc.Service}
+	p.service.Servers, p.service.Timeouts, p.service.Health = nil, config.Timeouts{}, nil
+	for _, m := range usable {
+		p.servers = append(p.servers, tables.Server{Name: m.Name, Weight: *m.Weight})
+		p.slots = append(p.slots, uint16(m.slot))
+	}
+	return p
+}
+
 // place builds a service's table from the servers that take new flows, and swaps
-// it in.
+// it in; unless it would be as it is.
 func (s *services) place(svc *service) error {
 	usable := s.usable(svc)
-	servers := make([]tables.Server, len(usable))
-	for i, m := range usable {
-		servers[i] = tables.Server{Name: m.Name, Weight: *m.Weight}
+	for _, m := range svc.members {
+		s.kernel.servers.setFlags(m.slot, m.flags(slices.Contains(usable, m)))
 	}
-	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
+	p := placingOf(svc, usable)
+	if reflect.DeepEqual(p, svc.placed) {
+		return nil
+	}
+	table, err := tables.Build(p.servers, svc.Buckets, svc.Candidates)
 	if err != nil {
 		return err
 	}
 	rows := table.Rows
 	for i, server := range rows {
-		rows[i] = uint16(usable[server].slot)
+		rows[i] = p.slots[server]
 	}
 	next := 2*svc.id + 1 - svc.table%2
 	if err := s.kernel.install(next, rows); err != nil {
@@ -249,7 +274,7 @@ func (s *services) place(svc *service) error {
 	if err := s.kernel.objects.Services.Put(keyOf(&svc.Service), &value); err != nil {
 		return fmt.Errorf("write the service: %w", err)
 	}
-	svc.table, svc.placed = next, usable
+	svc.table, svc.placed = next, p
 	return nil
 }
 

@@ -23,6 +23,7 @@ type slots struct {
 	byKey   map[serverKey]uint32
 	bySlot  map[uint32]serverKey
 	retired map[uint32]int // slots without a server, and how many sweeps they have seen
+	lowest  uint32         // no slot below is free
 }
 
 // sweepsToRelease is how many sweeps of the flow table must find a slot retired
@@ -88,9 +89,9 @@ func (s *slots) claim(key serverKey, service uint32, flags balancerServerFlags) 
 
 // free finds a slot that nobody has.
 func (s *slots) free() (uint32, error) {
-	for slot := range uint32(len(s.kernel.servers.servers)) {
-		if _, taken := s.bySlot[slot]; !taken {
-			return slot, nil
+	for ; s.lowest < uint32(len(s.kernel.servers.servers)); s.lowest++ {
+		if _, taken := s.bySlot[s.lowest]; !taken {
+			return s.lowest, nil
 		}
 	}
 	return 0, fmt.Errorf("all %d slots for servers are taken, %d of them until their flows are swept: "+
@@ -128,6 +129,7 @@ func (s *slots) release(slot uint32) error {
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("free slot %d: %w", slot, err)
 	}
+	s.lowest = min(s.lowest, slot)
 	delete(s.byKey, s.bySlot[slot])
 	delete(s.bySlot, slot)
 	delete(s.retired, slot)

@@ -191,15 +191,20 @@ func (v *View) leaves(p Packet, service *balancerService, entry flowEntry) strin
 		return "the server's slot is beyond the table"
 	}
 	flags := v.servers.flags(entry.server())
+	mayMove := p.Opens || p.Flow.Protocol != config.TCP
 	switch {
 	case flags&balancerServerFlagsSERVER_IN_USE == 0:
 		return "the server was removed"
 	case v.servers.servers[entry.server()].Service != service.Id:
 		return "the entry is another service's: two flows share a signature"
+	case mayMove && flags&balancerServerFlagsSERVER_FAILING != 0:
+		return "the server fails its checks"
+	case mayMove && !v.servers.hasNextHop(entry.server()):
+		return "the server has no next hop"
 	case p.Opens && entry.state() == balancerFlowStateFLOW_CLOSING:
 		return "a new connection takes the place of one that closed"
-	case p.Opens && flags&balancerServerFlagsSERVER_NO_NEW != 0:
-		return "the server takes no new connections"
+	case p.Opens && flags&balancerServerFlagsSERVER_DRAINED != 0:
+		return "the server is drained"
 	}
 	return ""
 }
