@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -375,6 +378,67 @@ var (
 	counterType  = counters{}
 	addrComparer = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 )
+
+// A first start that comes to nothing leaves nothing behind.
+func TestFirstStartUndone(t *testing.T) {
+	f := openStandard(t)
+	cfg := standard()
+	cfg.Node.Instance = f.cfg.Node.Instance + "-undone"
+	b, err := New(cfg, slog.New(slog.DiscardHandler))
+	f.must(err)
+	f.must(b.Close())
+	if _, err := os.Stat(datapath.Dir(cfg.Node.Instance)); !os.IsNotExist(err) {
+		t.Errorf("%s after a start that did not attach: %v", datapath.Dir(cfg.Node.Instance), err)
+	}
+}
+
+// All servers have moved while the balancer was down: the new ones find room beside the old.
+func TestRestartWithOtherServers(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.stop()
+	cfg.Services = webOf(srv6Server("s1", 11, 1), srv6Server("s2", 12, 1)).Services
+	f.start(cfg)
+	f.route()
+	if got := f.run(web.frame()); reasonOf(got) != "forward_new" {
+		t.Errorf("SYN: %s", reasonOf(got))
+	}
+}
+
+// A build that counts other reasons takes the flows over all the same.
+func TestUpgradeWithOtherReasons(t *testing.T) {
+	cfg := standard()
+	f := open(t, cfg)
+	server := f.placed(web, "web")
+	f.run(web.frame())
+	f.stop()
+	pin := filepath.Join(datapath.Dir(cfg.Node.Instance), balancerMapReasons)
+	f.must(os.Remove(pin))
+	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
+	f.must(err)
+	f.must(other.Pin(pin))
+	f.must(other.Close())
+	f.start(cfg)
+	ack := web.frame(packet.Flags(packet.ACK))
+	f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
+}
+
+// A reload that changes nothing for a service swaps nothing.
+func TestUnchangedServiceKeepsItsTable(t *testing.T) {
+	f := open(t, standard())
+	before := f.services.byName["web"].table
+	f.mustApply(standard())
+	if after := f.services.byName["web"].table; after != before {
+		t.Errorf("table %d, was %d", after, before)
+	}
+	cfg := standard()
+	cfg.Services[0].Servers = cfg.Services[0].Servers[1:]
+	f.mustApply(cfg)
+	if f.services.byName["web"].table == before {
+		t.Error("with a server fewer the table is the same")
+	}
+}
 
 // A service and a server that went while no process ran are gone with the next.
 func TestRestartWithoutService(t *testing.T) {

@@ -5,6 +5,7 @@ package balancer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -79,8 +80,7 @@ func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 		ready:    make(chan struct{}),
 	}
 	if err := b.load(); err != nil {
-		_ = k.close()
-		return nil, err
+		return nil, errors.Join(err, b.Close())
 	}
 	return b, nil
 }
@@ -98,9 +98,13 @@ func (b *Balancer) load() (err error) {
 	return b.services.apply(b.cfg)
 }
 
-// Close lets go of the data path, which works on.
+// Close lets go of the data path, which works on; one that never did is removed.
 func (b *Balancer) Close() error {
-	return b.kernel.close()
+	err := b.kernel.close()
+	if !b.attached {
+		err = errors.Join(err, b.kernel.undo())
+	}
+	return err
 }
 
 // Ready is closed when the data path is attached.

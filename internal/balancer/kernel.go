@@ -21,16 +21,20 @@ import (
 
 // kernel is the data path: the program and the tables that it reads.
 type kernel struct {
-	dir     string
-	objects balancerObjects
-	tables  *ebpf.MapSpec // of the inner maps
-	flows   *flowTable
-	servers *serverTable
+	instance string
+	dir      string
+	fresh    bool // nothing was pinned before
+	objects  balancerObjects
+	tables   *ebpf.MapSpec // of the inner maps
+	flows    *flowTable
+	servers  *serverTable
 }
 
 // openKernel loads the program and opens the tables that an earlier process left
 // pinned, or makes them. Nothing is attached yet, and nothing changed in a table.
 func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
+	_, err := os.Stat(datapath.Dir(cfg.Node.Instance))
+	fresh := errors.Is(err, os.ErrNotExist)
 	dir, err := datapath.MakeDir(cfg.Node.Instance)
 	if err != nil {
 		return nil, err
@@ -50,10 +54,10 @@ func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
 	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
-	k := &kernel{dir: dir, tables: spec.Maps[balancerMapTables].InnerMap}
+	k := &kernel{instance: cfg.Node.Instance, dir: dir, fresh: fresh, tables: spec.Maps[balancerMapTables].InnerMap}
 	if err := k.load(spec, cfg.Node.Seed, log); err != nil {
 		_ = k.objects.Close()
-		return nil, k.explain(err, cfg.Node.Instance)
+		return nil, errors.Join(k.explain(err), k.undo())
 	}
 	return k, nil
 }
@@ -98,14 +102,14 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 }
 
 // explain says what to do about pins that another build or other limits left.
-func (k *kernel) explain(err error, instance string) error {
+func (k *kernel) explain(err error) error {
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
 		return fmt.Errorf("the kernel refuses the program: %+v", verifier)
 	}
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		return fmt.Errorf("the tables in %s have another layout or other limits, and flows in them: "+
-			"`segue lb detach %s` drops them: %w", k.dir, instance, err)
+			"`segue lb detach %s` drops them: %w", k.dir, k.instance, err)
 	}
 	return fmt.Errorf("load the data path: %w", err)
 }
@@ -153,6 +157,14 @@ func (k *kernel) attach(ifindex int) (datapath.Mode, error) {
 		return "", err
 	}
 	return datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, datapath.LinkPin))
+}
+
+// undo takes away what a first start has pinned, and nobody has used.
+func (k *kernel) undo() error {
+	if !k.fresh {
+		return nil
+	}
+	return datapath.RemoveDir(k.instance)
 }
 
 // close lets go of the data path; what is pinned works on.
