@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +19,12 @@ func newLab() *cobra.Command {
 		Use:   "lab",
 		Short: "A whole data centre in network namespaces of this machine",
 		Args:  cobra.NoArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		// A terminal that closes interrupts a lab that is being built, as Ctrl-C does.
+		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
+			ctx, _ := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
+			cmd.SetContext(ctx)
+		},
 	}
 	cmd.AddCommand(newLabUp(), newLabStatus(), newLabExec(), newLabDown(), newLabDemo(), newLabUDPEcho())
 	return cmd

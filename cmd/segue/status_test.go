@@ -123,7 +123,7 @@ func TestStatusErrors(t *testing.T) {
 	for _, test := range []struct{ args, err string }{
 		{"status --interval -1s", "--interval -1s: must not be negative"},
 		{"status extra", "unknown command"},
-		{"trace tcp 192.0.2.1:1", "accepts 3 arg(s), received 2"},
+		{"trace tcp 192.0.2.1:1", "trace: missing DST:PORT"},
 		{"trace sctp 192.0.2.1:1 192.0.2.2:2", `protocol "sctp": must be tcp or udp`},
 		{"trace tcp 192.0.2.1 192.0.2.2:2", `source "192.0.2.1": must be ADDRESS:PORT`},
 		{"trace tcp 192.0.2.1:1 2001:db8::1:80", `destination "2001:db8::1:80": must be ADDRESS:PORT, IPv6 addresses in brackets`},

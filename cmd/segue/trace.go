@@ -31,9 +31,9 @@ a SYN; --packet asks for the other. It is taken to be well-formed, with a hop li
 that suffices.
 
 --json prints the fields that docs/observability.md describes.`,
-		Example: "  segue trace tcp [2001:db8:c::2]:40000 [2001:db8:80::1]:80\n" +
-			"  segue trace --packet syn --length 1500 udp 198.51.100.7:5000 203.0.113.53:53",
-		Args: cobra.ExactArgs(3),
+		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
+			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53",
+		Args: arguments("tcp|udp", "SRC:PORT", "DST:PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flow, err := parseFlow(args[0], args[1], args[2])
 			if err != nil {
@@ -54,7 +54,7 @@ that suffices.
 		},
 	}
 	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer")
-	cmd.Flags().StringVar(&kind, "packet", "auto", "of a TCP connection: `auto`, syn or later")
+	cmd.Flags().StringVar(&kind, "packet", "auto", "which `packet` of a TCP connection: auto, syn or later")
 	cmd.Flags().IntVar(&length, "length", 0, "of the packet with its IP header, in `bytes` (default: headers alone)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
