@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -44,11 +43,14 @@ type Balancer struct {
 	slots    *slots
 	services *services
 	ports    *ports
+	own      nexthop.Link // node.interface; zero before there is one
 	hops     map[netip.Addr]nexthop.Hop
 	resolver *nexthop.Resolver
 	checker  *health.Checker
 	reloads  chan reload
 	attached bool
+	mode     datapath.Mode   // since it is attached
+	warned   map[string]bool // interfaces that cannot send
 	stale    map[string]bool // services whose table is to follow their servers' state
 	flows    flowCounts      // that the last sweep left
 	ready    chan struct{}
@@ -73,9 +75,10 @@ func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 		log:      log,
 		cfg:      cfg,
 		kernel:   k,
-		resolver: nexthop.New(log),
+		resolver: nexthop.New(cfg.Node.Interface, log),
 		checker:  health.New(log),
 		reloads:  make(chan reload),
+		warned:   map[string]bool{},
 		stale:    map[string]bool{},
 		ready:    make(chan struct{}),
 	}
@@ -153,12 +156,8 @@ func (b *Balancer) control(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case hops := <-b.resolver.Updates():
-			b.hops = hops
-			b.applyHops()
-			if len(b.unresolved()) == 0 {
-				err = b.attach()
-			}
+		case update := <-b.resolver.Updates():
+			err = b.follow(update)
 		case result := <-b.checker.Updates():
 			if svc := b.services.setHealth(result); svc != nil {
 				b.stale[svc.Name] = true
@@ -195,14 +194,13 @@ func (b *Balancer) attach() error {
 	for _, name := range b.unresolved() {
 		b.log.Warn("no next hop yet: it gets no new flows", "server", name)
 	}
-	link, err := netlink.LinkByName(b.cfg.Node.Interface)
-	if err != nil {
-		return fmt.Errorf("node.interface %q: %w", b.cfg.Node.Interface, err)
+	if b.own.Index == 0 {
+		return fmt.Errorf("node.interface %q: there is no such interface", b.cfg.Node.Interface)
 	}
-	if err := b.followInterface(); err != nil {
+	if err := b.setOwnMAC(); err != nil {
 		return err
 	}
-	mode, err := b.kernel.attach(link.Attrs().Index)
+	mode, err := b.kernel.attach(b.own.Index)
 	if err != nil {
 		return err
 	}
@@ -213,24 +211,47 @@ func (b *Balancer) attach() error {
 	}
 	b.log.Info("steering", "interface", b.cfg.Node.Interface, "mode", mode,
 		"services", len(b.services.byName), "servers", len(b.services.members()))
-	b.attached = true
+	b.attached, b.mode = true, mode
 	b.applyHops()
 	close(b.ready)
 	return nil
 }
 
-// followInterface tells the program the MAC address of the interface, which an
-// operator may change.
-func (b *Balancer) followInterface() error {
-	link, err := netlink.LinkByName(b.cfg.Node.Interface)
-	if err != nil {
-		return fmt.Errorf("node.interface %q: %w", b.cfg.Node.Interface, err)
+// follow takes on what the resolver found. The error says that the data path is
+// on no interface any more.
+func (b *Balancer) follow(update nexthop.Update) error {
+	if err := b.followInterface(update.Own); err != nil {
+		return err
 	}
-	mac := link.Attrs().HardwareAddr
-	if len(mac) != 6 {
+	b.hops = update.Hops
+	b.applyHops()
+	if len(b.unresolved()) == 0 {
+		return b.attach()
+	}
+	return nil
+}
+
+// followInterface takes on another MAC address of node.interface. An interface
+// that was made anew has no program: only another start attaches it.
+func (b *Balancer) followInterface(now nexthop.Link) error {
+	before := b.own
+	if b.attached && now.Index != before.Index {
+		return fmt.Errorf("node.interface %q is gone", b.cfg.Node.Interface)
+	}
+	b.own = now
+	if b.attached && now.MAC != before.MAC {
+		b.log.Info("the interface changed", "interface", now.Name, "mac", fmt.Sprintf("%x", now.MAC))
+		return b.setOwnMAC()
+	}
+	return nil
+}
+
+// setOwnMAC tells the program the MAC address of node.interface.
+func (b *Balancer) setOwnMAC() error {
+	if b.own.MAC == [6]byte{} {
 		return fmt.Errorf("node.interface %q has no Ethernet address", b.cfg.Node.Interface)
 	}
-	return b.kernel.setHostMAC([6]byte(mac))
+	return b.kernel.setHostMAC(b.own.MAC)
 }
 
 // reload applies another configuration; a failure on the way brings the running
@@ -292,11 +313,6 @@ func (b *Balancer) targets() []netip.Addr {
 // start is over its next hop is not known yet, and that of the process before is
 // kept.
 func (b *Balancer) applyHops() {
-	if b.attached {
-		if err := b.followInterface(); err != nil {
-			b.log.Error("follow the interface", "error", err)
-		}
-	}
 	for name, svc := range b.services.byName {
 		for _, m := range svc.members {
 			reachable := b.kernel.servers.hasNextHop(m.slot)
@@ -316,12 +332,25 @@ func (b *Balancer) applyHop(m *member) {
 		}
 		return
 	}
-	port, err := b.ports.number(hop)
+	b.checkEgress(hop.Link)
+	port, err := b.ports.number(hop.Link)
 	if err != nil {
 		b.log.Error("next hop", "server", m.Name, "error", err)
 		return
 	}
 	b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
+}
+
+// checkEgress warns, once, of an interface that drops everything the program
+// sends there. In generic mode the kernel sends by any interface.
+func (b *Balancer) checkEgress(link nexthop.Link) {
+	if b.mode != datapath.Native || !cannotTransmit[link.Type] || b.warned[link.Name] {
+		return
+	}
+	b.warned[link.Name] = true
+	b.log.Warn("servers are reached by an interface that cannot send what XDP forwards: their packets "+
+		"are lost, and counted as forwarded; route to them by a physical interface",
+		"interface", link.Name, "type", link.Type)
 }
 
 // unresolved names the servers without a next hop.

@@ -136,11 +136,20 @@ func (f *fixture) route() {
 	f.hops = map[netip.Addr]nexthop.Hop{}
 	for _, m := range f.services.members() {
 		if link := f.linkOf(m.Name); link != "" {
-			f.hops[target(m)] = nexthop.Hop{MAC: hopMAC(target(m)), Ifindex: f.ifindex[link]}
+			f.hops[target(m)] = nexthop.Hop{MAC: hopMAC(target(m)), Link: f.link(link)}
 		}
 	}
-	f.must(f.ns.Do(func() error { f.applyHops(); return nil }))
+	f.applyHops()
 	f.rebuild()
+}
+
+// link is one of the links, as the resolver would describe it.
+func (f *fixture) link(name string) nexthop.Link {
+	kind := "veth"
+	if name == "bridge" {
+		kind = "bridge"
+	}
+	return nexthop.Link{Index: f.ifindex[name], Name: name, Type: kind, MAC: f.macs[name], MTU: links[name]}
 }
 
 func (f *fixture) linkOf(server string) string {

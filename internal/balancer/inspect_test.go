@@ -138,7 +138,7 @@ func TestSnapshotOfAttachedProgram(t *testing.T) {
 	f := open(t, varied())
 	view := f.view()
 	f.cfg.Node.Interface = "out"
-	f.attached = false
+	f.attached, f.own = false, f.link("out")
 	f.must(f.ns.Do(f.attach))
 	outside := mustSnapshot(t, view)
 	if diff := cmp.Diff(&datapath.Attachment{Ifindex: f.ifindex["out"]}, outside.Attachment); diff != "" {

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
@@ -30,11 +28,8 @@ func loadPorts(k *kernel) (*ports, error) {
 }
 
 // number returns the port of an interface as it is now.
-func (p *ports) number(hop nexthop.Hop) (uint16, error) {
-	port, err := describe(hop.Ifindex)
-	if err != nil {
-		return 0, err
-	}
+func (p *ports) number(link nexthop.Link) (uint16, error) {
+	port := describe(link)
 	for i := 1; i < len(p.known); i++ {
 		if p.known[i] == port {
 			return uint16(i), nil
@@ -66,25 +61,26 @@ func (p *ports) unused() (int, error) {
 	return 0, fmt.Errorf("servers are reached by more than %d interfaces", len(p.known)-1)
 }
 
-// describe reads an interface's properties.
-func describe(ifindex int) (balancerPort, error) {
-	link, err := netlink.LinkByIndex(ifindex)
-	if err != nil {
-		return balancerPort{}, fmt.Errorf("interface %d: %w", ifindex, err)
-	}
-	attrs := link.Attrs()
-	if len(attrs.HardwareAddr) != 6 {
-		return balancerPort{}, fmt.Errorf("interface %s has no Ethernet address", attrs.Name)
-	}
+// describe is an interface as the data path sees it.
+func describe(link nexthop.Link) balancerPort {
 	port := balancerPort{
-		Ifindex: uint32(ifindex),
-		Mtu:     uint16(min(attrs.MTU, math.MaxUint16)),
-		Mac:     [6]uint8(attrs.HardwareAddr),
+		Ifindex: uint32(link.Index),
+		Mtu:     uint16(min(link.MTU, math.MaxUint16)),
+		Mac:     link.MAC,
 		Hairpin: 1,
 	}
 	// A veth drops what XDP_TX sends unless its peer runs XDP, too.
-	if link.Type() == "veth" {
+	if link.Type == "veth" {
 		port.Hairpin = 0
 	}
-	return port, nil
+	return port
+}
+
+// cannotTransmit are the types of interfaces that have Ethernet addresses but no
+// way to send what XDP in a driver redirects to them (ndo_xdp_xmit of Linux).
+var cannotTransmit = map[string]bool{
+	"bareudp": true, "batadv": true, "bridge": true, "dummy": true, "geneve": true, "gretap": true,
+	"hsr": true, "ifb": true, "ip6gretap": true, "ipvlan": true, "ipvtap": true, "macsec": true,
+	"macvlan": true, "macvtap": true, "netkit": true, "openvswitch": true, "team": true, "vlan": true,
+	"vrf": true, "vxlan": true,
 }

@@ -1,26 +1,42 @@
 // Package nexthop keeps track of how the kernel would reach a set of addresses:
 // by which interface and to which MAC address. The data path sends packets past
-// the kernel's own routing, so somebody must follow its routes and neighbours.
+// the kernel's own routing, so somebody must follow its routes, neighbours and
+// interfaces.
 package nexthop
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"net/netip"
 	"time"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
+
+// Link is an interface as it is now.
+type Link struct {
+	Index int
+	Name  string
+	Type  string  // the kernel's name for its kind of driver; "device" if hardware
+	MAC   [6]byte // zero if it has no Ethernet address
+	MTU   int     // in bytes, without the Ethernet header
+}
 
 // Hop is the first step of the way to an address.
 type Hop struct {
-	MAC     [6]byte
-	Ifindex int
+	MAC  [6]byte
+	Via  netip.Addr // whose MAC address it is: a gateway, or the address itself on a shared link
+	Link Link
+}
+
+// Update is everything that a resolver knows.
+type Update struct {
+	Own  Link // the resolver's interface; zero while there is none of its name
+	Hops map[netip.Addr]Hop
+}
+
+func (u Update) equal(other Update) bool {
+	return u.Own == other.Own && maps.Equal(u.Hops, other.Hops)
 }
 
 // settle is how long events are gathered before the routes are read again.
@@ -30,20 +46,34 @@ const settle = 20 * time.Millisecond
 // lost (netlink drops messages when a socket's buffer is full).
 const refresh = 30 * time.Second
 
-// Resolver follows the routes and neighbours of its targets. It belongs to the
-// network namespace it was started in.
+// Resolver follows one interface by name, and the routes and neighbours of its
+// targets. It belongs to the network namespace it was started in.
+//
+// Neighbours in use are "managed": the kernel keeps them resolved. Those that
+// were not before are given back when no target uses them any more, or the
+// resolver ends. A process that is killed gives back nothing, and the one after
+// it cannot tell these entries from others' managed ones, so they stay.
 type Resolver struct {
 	log     *slog.Logger
+	own     string
 	targets chan []netip.Addr
-	updates chan map[netip.Addr]Hop
+	updates chan Update
+
+	// Of the goroutine in Run:
+	managed  map[neighbour]bool    // that were not before
+	problems map[netip.Addr]string // of targets, as logged
 }
 
-// New returns a resolver; it works while Run does.
-func New(log *slog.Logger) *Resolver {
+// New returns a resolver that follows the named interface, too; it works while
+// Run does.
+func New(own string, log *slog.Logger) *Resolver {
 	return &Resolver{
-		log:     log,
-		targets: make(chan []netip.Addr),
-		updates: make(chan map[netip.Addr]Hop),
+		log:      log,
+		own:      own,
+		targets:  make(chan []netip.Addr),
+		updates:  make(chan Update),
+		managed:  map[neighbour]bool{},
+		problems: map[netip.Addr]string{},
 	}
 }
 
@@ -56,14 +86,15 @@ func (r *Resolver) SetTargets(ctx context.Context, targets []netip.Addr) {
 	}
 }
 
-// Updates delivers the hops of all targets that can be reached, whenever any of
-// them changed. After SetTargets there is always one.
-func (r *Resolver) Updates() <-chan map[netip.Addr]Hop {
+// Updates delivers the interface and the hops of all targets that can be
+// reached, whenever any of them changed. After SetTargets there is always one.
+func (r *Resolver) Updates() <-chan Update {
 	return r.updates
 }
 
 // Run resolves until the context ends.
 func (r *Resolver) Run(ctx context.Context) error {
+	defer r.releaseAll()
 	events, err := subscribe(ctx)
 	if err != nil {
 		return err
@@ -71,174 +102,149 @@ func (r *Resolver) Run(ctx context.Context) error {
 	var (
 		targets []netip.Addr
 		fresh   bool // the targets are new: their reader waits
-		last    map[netip.Addr]Hop
-		pending map[netip.Addr]Hop       // not yet taken by the reader
-		out     chan map[netip.Addr]Hop  // r.updates while pending
-		timer   = time.NewTimer(refresh) // the next time to resolve
+		last    Update
+		pending Update      // not yet taken by the reader
+		out     chan Update // r.updates while pending
+		alarm   = newAlarm(refresh)
 	)
-	defer timer.Stop()
+	defer alarm.timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case targets = <-r.targets:
 			fresh = true
-			timer.Reset(0)
+			alarm.within(0)
 		case _, open := <-events:
 			if !open { // it was not read fast enough, and has lost events
 				if events, err = subscribe(ctx); err != nil {
 					return err
 				}
 			}
-			timer.Reset(settle)
-		case <-timer.C:
-			hops := r.resolve(targets, last)
-			if fresh || !maps.Equal(hops, last) {
-				pending, out = hops, r.updates
+			alarm.within(settle)
+		case <-alarm.timer.C:
+			now := r.resolve(targets, last)
+			if fresh || !now.equal(last) {
+				pending, out = now, r.updates
 			}
-			last, fresh = hops, false
-			timer.Reset(refresh)
+			last, fresh = now, false
+			alarm = newAlarm(refresh)
 		case out <- pending:
 			out = nil
 		}
 	}
 }
 
-// resolve looks up every target. One whose neighbour entry failed keeps its last
-// MAC address while its route is the same: nothing better is known.
-func (r *Resolver) resolve(targets []netip.Addr, last map[netip.Addr]Hop) map[netip.Addr]Hop {
-	neighbours, err := readNeighbours()
+// alarm is a timer that is only ever moved to an earlier time, so that events
+// without end cannot put it off.
+type alarm struct {
+	timer *time.Timer
+	due   time.Time
+}
+
+func newAlarm(after time.Duration) *alarm {
+	return &alarm{time.NewTimer(after), time.Now().Add(after)}
+}
+
+// within makes it go off after a duration at the latest.
+func (a *alarm) within(d time.Duration) {
+	if due := time.Now().Add(d); due.Before(a.due) {
+		a.due = due
+		a.timer.Reset(d)
+	}
+}
+
+// resolve looks up the interface and every target.
+func (r *Resolver) resolve(targets []netip.Addr, last Update) Update {
+	kernel, err := readSnapshot()
 	if err != nil {
-		r.log.Error("read the neighbour tables", "error", err)
+		r.log.Error("read the interfaces and neighbours", "error", err)
 		return last
 	}
-	hops := make(map[netip.Addr]Hop, len(targets))
+	now := Update{Own: kernel.linkNamed(r.own), Hops: make(map[netip.Addr]Hop, len(targets))}
+	used := map[neighbour]bool{}
+	problems := map[netip.Addr]string{}
 	for _, target := range targets {
-		via, ifindex, err := route(target)
+		way, err := route(target)
+		if err == nil {
+			used[way] = true
+			err = r.manage(kernel, way)
+		}
 		if err != nil {
-			r.log.Warn("no route to server", "address", target, "error", err)
+			problems[target] = err.Error()
+		}
+		if hop, ok := kernel.hop(way, last.Hops[target]); ok {
+			now.Hops[target] = hop
+		}
+	}
+	r.release(kernel, used)
+	r.report(problems)
+	return now
+}
+
+// hop is the hop by way of a neighbour. If its entry failed it keeps its last MAC
+// address: nothing better is known, and it may be back before the kernel asks
+// again.
+func (s *snapshot) hop(way neighbour, last Hop) (Hop, bool) {
+	hop := Hop{Via: way.address, Link: s.links[way.ifindex]}
+	if hop.Link.MAC == [6]byte{} {
+		return Hop{}, false
+	}
+	if e := s.neighbours[way]; e.usable {
+		hop.MAC = e.mac
+		return hop, true
+	}
+	hop.MAC = last.MAC
+	return hop, last.Via == way.address && last.Link.Index == way.ifindex
+}
+
+// manage makes the kernel keep a neighbour resolved.
+func (r *Resolver) manage(s *snapshot, way neighbour) error {
+	link := s.links[way.ifindex]
+	if link.MAC == [6]byte{} {
+		return fmt.Errorf("interface %s has no Ethernet address", link.Name)
+	}
+	if e := s.neighbours[way]; e.managed || e.fixed {
+		return nil
+	}
+	if err := setManaged(way, true); err != nil {
+		return fmt.Errorf("resolve %s on %s: %w", way.address, link.Name, err)
+	}
+	r.managed[way] = true
+	return nil
+}
+
+// release gives back the neighbours that are not used any more.
+func (r *Resolver) release(s *snapshot, used map[neighbour]bool) {
+	for way := range r.managed {
+		if used[way] {
 			continue
 		}
-		mac, ok := neighbours[neighbour{ifindex, via}]
-		if !ok {
-			if err := solicit(ifindex, via); err != nil {
-				r.log.Error("resolve next hop", "address", via, "error", err)
-			}
-			if old := last[target]; old.Ifindex == ifindex {
-				mac, ok = old.MAC, true
-			}
+		delete(r.managed, way)
+		if !s.neighbours[way].managed {
+			continue // it is gone, or somebody else's now
 		}
-		if ok {
-			hops[target] = Hop{MAC: mac, Ifindex: ifindex}
+		if err := setManaged(way, false); err != nil {
+			r.log.Error("give back a neighbour", "address", way.address, "error", err)
 		}
 	}
-	return hops
 }
 
-// route asks the kernel for the gateway and interface towards an address. The
-// gateway is the address itself on a shared link.
-func route(target netip.Addr) (via netip.Addr, ifindex int, err error) {
-	routes, err := netlink.RouteGet(target.AsSlice())
+func (r *Resolver) releaseAll() {
+	s, err := readSnapshot()
 	if err != nil {
-		return netip.Addr{}, 0, err
+		r.log.Error("give back the neighbours", "error", err)
+		return
 	}
-	if len(routes) == 0 {
-		return netip.Addr{}, 0, unix.ENETUNREACH
-	}
-	first := routes[0]
-	if first.Type == unix.RTN_LOCAL {
-		return netip.Addr{}, 0, errors.New("the address is this host's own")
-	}
-	gateway := first.Gw
-	if v, ok := first.Via.(*netlink.Via); ok {
-		gateway = v.Addr
-	}
-	if gateway == nil {
-		return target, first.LinkIndex, nil
-	}
-	via, _ = netip.AddrFromSlice(gateway)
-	return via.Unmap(), first.LinkIndex, nil
+	r.release(s, nil)
 }
 
-// neighbour is a key of the kernel's neighbour tables.
-type neighbour struct {
-	ifindex int
-	address netip.Addr
-}
-
-// usable are the states in which the kernel itself would send to an entry.
-const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY |
-	netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
-
-func readNeighbours() (map[neighbour][6]byte, error) {
-	found := map[neighbour][6]byte{}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		entries, err := netlink.NeighList(0, family)
-		if err != nil {
-			return nil, err
-		}
-		for _, entry := range entries {
-			address, ok := netip.AddrFromSlice(entry.IP)
-			if ok && entry.State&usable != 0 && len(entry.HardwareAddr) == 6 {
-				found[neighbour{entry.LinkIndex, address.Unmap()}] = [6]byte(entry.HardwareAddr)
-			}
+// report logs the problems that are new.
+func (r *Resolver) report(problems map[netip.Addr]string) {
+	for target, problem := range problems {
+		if r.problems[target] != problem {
+			r.log.Warn("next hop of server", "address", target, "error", problem)
 		}
 	}
-	return found, nil
-}
-
-// solicit makes the kernel resolve a neighbour, and keep it resolved although no
-// packet of the kernel's own goes there (NTF_EXT_MANAGED, Linux 5.16).
-func solicit(ifindex int, address netip.Addr) error {
-	return netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: ifindex,
-		IP:        net.IP(address.AsSlice()),
-		Flags:     netlink.NTF_USE,
-		FlagsExt:  netlink.NTF_EXT_MANAGED,
-	})
-}
-
-// subscribe returns a channel that gets a value after changes of routes,
-// neighbours or links, and holds one at most. It closes when the context ends or
-// one of the three does.
-func subscribe(ctx context.Context) (<-chan struct{}, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	events, err := merge(ctx, cancel)
-	if err != nil {
-		cancel()
-	}
-	return events, err
-}
-
-func merge(ctx context.Context, cancel func()) (<-chan struct{}, error) {
-	routes := make(chan netlink.RouteUpdate, 64)
-	neighbours := make(chan netlink.NeighUpdate, 64)
-	links := make(chan netlink.LinkUpdate, 64)
-	if err := netlink.RouteSubscribe(routes, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to routes: %w", err)
-	}
-	if err := netlink.NeighSubscribe(neighbours, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to neighbours: %w", err)
-	}
-	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to links: %w", err)
-	}
-	events := make(chan struct{}, 1)
-	go func() {
-		defer close(events)
-		defer cancel()
-		open := true
-		for open {
-			select {
-			case _, open = <-routes:
-			case _, open = <-neighbours:
-			case _, open = <-links:
-			}
-			select {
-			case events <- struct{}{}:
-			default: // one is waiting already
-			}
-		}
-	}()
-	return events, nil
+	r.problems = problems
 }

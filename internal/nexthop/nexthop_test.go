@@ -2,9 +2,12 @@ package nexthop
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,8 +35,11 @@ type network struct {
 	balancer          *testnet.Namespace
 	left, right       *testnet.Namespace
 	resolver          *Resolver
-	ifLeft, ifRight   int
+	ifLeft, ifRight   Link
 	macLeft, macRight [6]byte
+	cancel            context.CancelFunc
+	done              chan struct{} // closed when the resolver has ended
+	logged            chan string
 }
 
 func start(t *testing.T) *network {
@@ -42,114 +48,167 @@ func start(t *testing.T) *network {
 		n.left, "eth0", prefixes("fd00:a::2/64", "10.1.0.2/24"))
 	testnet.Connect(t, n.balancer, "right", prefixes("fd00:b::1/64", "10.2.0.1/24"),
 		n.right, "eth0", prefixes("fd00:b::2/64", "10.2.0.2/24"))
-	n.ifLeft, _ = link(t, n.balancer, "left")
-	n.ifRight, _ = link(t, n.balancer, "right")
-	_, n.macLeft = link(t, n.left, "eth0")
-	_, n.macRight = link(t, n.right, "eth0")
+	n.ifLeft = link(t, n.balancer, "left")
+	n.ifRight = link(t, n.balancer, "right")
+	n.macLeft = link(t, n.left, "eth0").MAC
+	n.macRight = link(t, n.right, "eth0").MAC
 
-	n.resolver = New(slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
+	n.logged = make(chan string, 100)
+	n.resolver = New("left", slog.New(slog.NewTextHandler(lines(n.logged), nil)))
+	var ctx context.Context
+	ctx, n.cancel = context.WithCancel(context.Background())
+	n.done = make(chan struct{})
 	go func() {
-		done <- n.balancer.Do(func() error { return n.resolver.Run(ctx) })
-	}()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
+		defer close(n.done)
+		if err := n.balancer.Do(func() error { return n.resolver.Run(ctx) }); err != nil {
 			t.Error(err)
 		}
-	})
+	}()
+	t.Cleanup(n.stop)
 	return n
 }
 
-func link(t *testing.T, ns *testnet.Namespace, name string) (ifindex int, mac [6]byte) {
+// stop ends the resolver and waits for it.
+func (n *network) stop() {
+	n.cancel()
+	<-n.done
+}
+
+// lines is a writer that sends each write.
+type lines chan string
+
+func (l lines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
+}
+
+func link(t *testing.T, ns *testnet.Namespace, name string) (out Link) {
 	t.Helper()
 	err := ns.Do(func() error {
 		l, err := netlink.LinkByName(name)
 		if err != nil {
 			return err
 		}
-		ifindex, mac = l.Attrs().Index, [6]byte(l.Attrs().HardwareAddr)
+		out = Link{
+			Index: l.Attrs().Index, Name: name, Type: "veth",
+			MAC: [6]byte(l.Attrs().HardwareAddr), MTU: l.Attrs().MTU,
+		}
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ifindex, mac
+	return out
+}
+
+// do runs something in the balancer's namespace.
+func (n *network) do(f func() error) {
+	n.t.Helper()
+	if err := n.balancer.Do(f); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // routeVia replaces the route to the server's locator.
-func (n *network) routeVia(ifindex int, gateway string) {
+func (n *network) routeVia(link Link, gateway string) {
 	n.t.Helper()
 	_, locator, _ := net.ParseCIDR("fd00:5:0:1::/64")
-	err := n.balancer.Do(func() error {
+	n.do(func() error {
 		return netlink.RouteReplace(&netlink.Route{
-			LinkIndex: ifindex, Dst: locator, Gw: net.ParseIP(gateway),
+			LinkIndex: link.Index, Dst: locator, Gw: net.ParseIP(gateway),
 		})
 	})
-	if err != nil {
-		n.t.Fatal(err)
+}
+
+// awaitUpdate reads updates until one is as wanted.
+func (n *network) awaitUpdate(what string, wanted func(Update) bool) {
+	n.t.Helper()
+	timeout := time.After(patience)
+	var got Update
+	for {
+		select {
+		case got = <-n.resolver.Updates():
+			if wanted(got) {
+				return
+			}
+		case <-timeout:
+			n.t.Fatalf("%s: last update %v", what, got)
+		}
 	}
 }
 
 // await reads updates until the target's hop is as wanted.
 func (n *network) await(target netip.Addr, want Hop) {
 	n.t.Helper()
-	timeout := time.After(patience)
-	var got map[netip.Addr]Hop
-	for {
-		select {
-		case got = <-n.resolver.Updates():
-			if hop, ok := got[target]; ok && hop == want {
-				return
-			}
-		case <-timeout:
-			n.t.Fatalf("next hop of %s: last update %v, want %v", target, got, want)
+	n.awaitUpdate(fmt.Sprintf("next hop of %s is to be %v", target, want), func(u Update) bool {
+		return u.Hops[target] == want
+	})
+}
+
+// awaitLost reads updates until the target has no hop.
+func (n *network) awaitLost(target netip.Addr) {
+	n.t.Helper()
+	n.awaitUpdate(fmt.Sprintf("%s is to have no next hop", target), func(u Update) bool {
+		_, ok := u.Hops[target]
+		return !ok
+	})
+}
+
+// hopLeft and hopRight are those by way of the neighbours' IPv6 addresses.
+func (n *network) hopLeft() Hop {
+	return Hop{MAC: n.macLeft, Via: netip.MustParseAddr("fd00:a::2"), Link: n.ifLeft}
+}
+
+func (n *network) hopRight() Hop {
+	return Hop{MAC: n.macRight, Via: netip.MustParseAddr("fd00:b::2"), Link: n.ifRight}
+}
+
+// isManaged reads an entry of the kernel's neighbour tables.
+func (n *network) isManaged(link Link, address string) (managed bool) {
+	n.t.Helper()
+	n.do(func() error {
+		s, err := readSnapshot()
+		if err == nil {
+			managed = s.neighbours[neighbour{link.Index, netip.MustParseAddr(address)}].managed
 		}
-	}
+		return err
+	})
+	return managed
 }
 
 func TestFollowsRoutesAndNeighbours(t *testing.T) {
 	n := start(t)
 	n.routeVia(n.ifLeft, "fd00:a::2")
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, Hop{MAC: n.macLeft, Ifindex: n.ifLeft})
+	n.await(server, n.hopLeft())
 
 	n.routeVia(n.ifRight, "fd00:b::2")
-	n.await(server, Hop{MAC: n.macRight, Ifindex: n.ifRight})
+	n.await(server, n.hopRight())
 
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 9}
-	err := n.balancer.Do(func() error {
+	n.do(func() error {
 		return netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: n.ifRight, IP: net.ParseIP("fd00:b::2"), HardwareAddr: mac, State: netlink.NUD_PERMANENT,
+			LinkIndex: n.ifRight.Index, IP: net.ParseIP("fd00:b::2"), HardwareAddr: mac, State: netlink.NUD_PERMANENT,
 		})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.await(server, Hop{MAC: [6]byte(mac), Ifindex: n.ifRight})
+	want := n.hopRight()
+	want.MAC = [6]byte(mac)
+	n.await(server, want)
 }
 
 func TestOnLinkAddress(t *testing.T) {
 	n := start(t)
 	address := netip.MustParseAddr("10.2.0.2")
 	n.resolver.SetTargets(t.Context(), []netip.Addr{address})
-	n.await(address, Hop{MAC: n.macRight, Ifindex: n.ifRight})
+	n.await(address, Hop{MAC: n.macRight, Via: address, Link: n.ifRight})
 }
 
 func TestUnreachable(t *testing.T) {
 	n := start(t)
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	select {
-	case got := <-n.resolver.Updates():
-		if len(got) != 0 {
-			t.Errorf("hops of a server without a route: %v", got)
-		}
-	case <-time.After(patience):
-		t.Error("no answer to new targets that cannot be reached")
-	}
+	n.awaitLost(server)
 	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.await(server, Hop{MAC: n.macLeft, Ifindex: n.ifLeft})
+	n.await(server, n.hopLeft())
 }
 
 // A neighbour that stops answering keeps its last address: packets to it would
@@ -158,28 +217,220 @@ func TestFailedNeighbourKeepsAddress(t *testing.T) {
 	n := start(t)
 	n.routeVia(n.ifLeft, "fd00:a::2")
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, Hop{MAC: n.macLeft, Ifindex: n.ifLeft})
-	err := n.balancer.Do(func() error {
-		return netlink.NeighDel(&netlink.Neigh{LinkIndex: n.ifLeft, IP: net.ParseIP("fd00:a::2")})
+	n.await(server, n.hopLeft())
+	n.do(func() error {
+		return netlink.NeighDel(&netlink.Neigh{LinkIndex: n.ifLeft.Index, IP: net.ParseIP("fd00:a::2")})
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	// A change elsewhere makes it read the tables again.
 	other := netip.MustParseAddr("10.2.0.2")
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server, other})
-	timeout := time.After(patience)
-	for {
-		select {
-		case got := <-n.resolver.Updates():
-			if hop := got[server]; hop.MAC != n.macLeft {
-				t.Fatalf("hop after the neighbour entry went: %v", hop)
-			}
-			if _, ok := got[other]; ok {
-				return
-			}
-		case <-timeout:
-			t.Fatal("the other server was never resolved")
+	n.awaitUpdate("the other server is to be resolved", func(u Update) bool {
+		if hop := u.Hops[server]; hop.MAC != n.macLeft {
+			t.Fatalf("hop after the neighbour entry went: %v", hop)
 		}
+		_, ok := u.Hops[other]
+		return ok
+	})
+}
+
+func TestFollowsInterfaces(t *testing.T) {
+	n := start(t)
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopLeft())
+	wanted := func(u Update) bool { return u.Own == n.ifLeft && u.Hops[server] == n.hopLeft() }
+
+	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifLeft.Index}}
+	n.ifLeft.MTU = 1400
+	n.do(func() error { return netlink.LinkSetMTU(device, n.ifLeft.MTU) })
+	n.awaitUpdate("another MTU", wanted)
+
+	n.ifLeft.MAC = [6]byte{2, 0, 0, 0, 0, 9}
+	n.do(func() error { return netlink.LinkSetHardwareAddr(device, n.ifLeft.MAC[:]) })
+	n.awaitUpdate("another MAC address", wanted)
+}
+
+// The resolver's own interface is followed although no target is behind it.
+func TestFollowsOwnInterface(t *testing.T) {
+	n := start(t)
+	n.resolver.SetTargets(t.Context(), nil)
+	wanted := func(u Update) bool { return u.Own == n.ifLeft }
+	n.awaitUpdate("the interface", wanted)
+
+	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifLeft.Index}}
+	n.ifLeft.MAC = [6]byte{2, 0, 0, 0, 0, 9}
+	n.do(func() error { return netlink.LinkSetHardwareAddr(device, n.ifLeft.MAC[:]) })
+	n.awaitUpdate("another MAC address", wanted)
+
+	n.do(func() error { return netlink.LinkDel(device) })
+	n.ifLeft = Link{}
+	n.awaitUpdate("no interface", wanted)
+}
+
+// A neighbour that the kernel knew before is kept resolved, too: its address may
+// have been dead for long.
+func TestManagesKnownNeighbour(t *testing.T) {
+	n := start(t)
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.do(func() error { // the kernel is to give up the address soon
+		for name, value := range map[string]string{"delay_first_probe_time": "1", "retrans_time_ms": "100"} {
+			err := os.WriteFile("/proc/sys/net/ipv6/neigh/left/"+name, []byte(value), 0)
+			if err != nil {
+				return err
+			}
+		}
+		return netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: n.ifLeft.Index, IP: net.ParseIP("fd00:a::2"),
+			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9}, State: netlink.NUD_STALE,
+		})
+	})
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopLeft())
+}
+
+// What an operator has set stays as it is.
+func TestLeavesPermanentNeighbour(t *testing.T) {
+	n := start(t)
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.macLeft = [6]byte{2, 0, 0, 0, 0, 9}
+	n.do(func() error {
+		return netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: n.ifLeft.Index, IP: net.ParseIP("fd00:a::2"),
+			HardwareAddr: n.macLeft[:], State: netlink.NUD_PERMANENT,
+		})
+	})
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopLeft())
+	n.do(func() error {
+		entries, err := netlink.NeighList(n.ifLeft.Index, netlink.FAMILY_V6)
+		for _, e := range entries {
+			if e.IP.Equal(net.ParseIP("fd00:a::2")) && e.State != netlink.NUD_PERMANENT {
+				t.Errorf("the entry's state became %#x", e.State)
+			}
+		}
+		return err
+	})
+}
+
+// The address of one gateway is not that of another on the same link.
+func TestAnotherGateway(t *testing.T) {
+	n := start(t)
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopLeft())
+	n.routeVia(n.ifLeft, "fd00:a::99") // which nobody has
+	n.awaitLost(server)
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.await(server, n.hopLeft())
+}
+
+func TestGivesNeighboursBack(t *testing.T) {
+	n := start(t)
+	n.do(func() error { // somebody else's, which stays
+		return setManaged(neighbour{n.ifRight.Index, netip.MustParseAddr("10.2.0.2")}, true)
+	})
+	check := func(when string, left, right bool) {
+		t.Helper()
+		if n.isManaged(n.ifLeft, "fd00:a::2") != left || n.isManaged(n.ifRight, "fd00:b::2") != right {
+			t.Errorf("%s: left is managed: %v, right: %v", when, !left, !right)
+		}
+		if !n.isManaged(n.ifRight, "10.2.0.2") {
+			t.Errorf("%s: somebody else's neighbour is not managed any more", when)
+		}
+	}
+	other := netip.MustParseAddr("10.2.0.2")
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server, other})
+	n.await(server, n.hopLeft())
+	check("in use", true, false)
+
+	n.routeVia(n.ifRight, "fd00:b::2")
+	n.await(server, n.hopRight())
+	check("after a route changed", false, true)
+
+	n.resolver.SetTargets(t.Context(), []netip.Addr{other})
+	n.awaitLost(server)
+	check("after a target went", false, false)
+
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopRight())
+	check("in use again", false, true)
+	n.stop()
+	check("after the end", false, false)
+}
+
+// Events that never end do not keep the resolver from its work.
+func TestWorksInStorm(t *testing.T) {
+	n := start(t)
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.awaitLost(server)
+	ctx, calm := context.WithCancel(t.Context())
+	raging, ended := make(chan struct{}), make(chan error)
+	go func() {
+		ended <- n.balancer.Do(func() error { return n.storm(ctx, raging) })
+	}()
+	<-raging
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.await(server, n.hopLeft())
+	calm()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// storm changes a neighbour, much more often than the resolver settles.
+func (n *network) storm(ctx context.Context, raging chan<- struct{}) error {
+	tick := time.NewTicker(settle / 10)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		err := netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: n.ifRight.Index, IP: net.ParseIP("fd00:b::99"),
+			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, State: netlink.NUD_PERMANENT,
+		})
+		if err != nil {
+			return err
+		}
+		if i == 20 {
+			close(raging)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// A server without a route is told of once, and again when it lost its route again.
+func TestLogsChangesOnly(t *testing.T) {
+	n := start(t)
+	reports := func() (count int) {
+		for {
+			select {
+			case line := <-n.logged:
+				if strings.Contains(line, "no route") {
+					count++
+				}
+			default:
+				return count
+			}
+		}
+	}
+	for range 3 {
+		n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+		n.awaitLost(server)
+	}
+	if got := reports(); got != 1 {
+		t.Errorf("%d reports of one server without a route", got)
+	}
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.await(server, n.hopLeft())
+	n.do(func() error {
+		_, locator, _ := net.ParseCIDR("fd00:5:0:1::/64")
+		return netlink.RouteDel(&netlink.Route{LinkIndex: n.ifLeft.Index, Dst: locator})
+	})
+	n.awaitLost(server)
+	if got := reports(); got != 1 {
+		t.Errorf("%d reports of a server that lost its route", got)
 	}
 }
