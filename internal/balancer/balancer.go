@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -192,16 +191,12 @@ func (b *Balancer) attach() error {
 	if err := b.followInterface(); err != nil {
 		return err
 	}
-	mode, err := b.kernel.attach(link.Attrs().Index)
+	attached, err := b.kernel.attach(link.Attrs().Index)
 	if err != nil {
 		return err
 	}
-	if mode == datapath.Generic {
-		b.log.Warn("the driver has no native XDP: attached in generic mode, which is slow and "+
-			"loses uploads whose segments the interface merges (switch GRO and LRO off)",
-			"interface", b.cfg.Node.Interface)
-	}
-	b.log.Info("steering", "interface", b.cfg.Node.Interface, "mode", mode,
+	attached.WarnIfGeneric(b.log, b.cfg.Node.Interface)
+	b.log.Info("steering", "interface", b.cfg.Node.Interface, "mode", attached.Mode,
 		"services", len(b.services.byName), "servers", len(b.services.members()))
 	b.attached = true
 	b.applyHops()
