@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -11,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 func newLB() *cobra.Command {
@@ -25,17 +27,18 @@ process ends the data path stays in the kernel and goes on steering; the next
 start takes it over without losing a packet. "segue lb detach" takes it away.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-			return runLB(cmd.Context(), file, log)
+			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
+				return runLB(ctx, file, hangups, log)
+			})
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
 	_ = cmd.MarkFlagRequired("config")
-	cmd.AddCommand(newDetach("balancer", balancer.Detach))
+	cmd.AddCommand(newDetach(datapath.RoleBalancer, balancer.Detach))
 	return cmd
 }
 
-func runLB(ctx context.Context, file string, log *slog.Logger) error {
+func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog.Logger) error {
 	cfg, err := config.LoadBalancer(file)
 	if err != nil {
 		return err
@@ -70,18 +73,21 @@ func runLB(ctx context.Context, file string, log *slog.Logger) error {
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, b, reload, log) })
+	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, log) })
 	return group.Wait()
 }
 
 // newDetach is the command that takes an instance's data path away.
-func newDetach(role string, detach func(instance string) error) *cobra.Command {
+func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach INSTANCE",
-		Short: "Take the data path of a stopped " + role + " out of the kernel",
+		Short: "Take the data path of a stopped " + string(role) + " out of the kernel",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			instance := args[0]
+			if err := datapath.CheckRole(instance, role); err != nil {
+				return err
+			}
 			lock, err := daemon.Lock(instance)
 			if err != nil {
 				return fmt.Errorf("stop it first: %w", err)

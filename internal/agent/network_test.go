@@ -492,6 +492,44 @@ func TestNextSegment(t *testing.T) {
 	}
 }
 
+// TestNextSegmentBehindVLAN leaves alone what XDP did not check: the kernel takes the tag off before tc.
+func TestNextSegmentBehindVLAN(t *testing.T) {
+	n := newNetwork(t, 2)
+	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
+	second := n.run(2, n.config(2, config.SRv6Encap, vip6.Addr()), link.AttachTCX)
+	router := packet.MAC{2, 0, 0, 0, 9, 9}
+	server := packet.MAC(first.link.mac[:])
+	way := srv6(config.SRv6Encap, serverSID(1), serverSID(2))
+	const hopLimit = 4 + 7 // behind the tag
+	tagged := set(to(client6, vip6, way, packet.VLAN(7)), hopLimit, 1)
+	for _, frame := range [][]byte{tagged, to(client6, vip6, way)} {
+		n.send(n.router, "server1", packet.SetMACs(frame, router, server))
+	}
+	n.await("the packet without a tag", func() bool {
+		return counters(t, second.kernel)["deliver_srv6_encap"].Packets > 0
+	})
+	got := counters(t, first.kernel)
+	if got["pass_not_ip"].Packets == 0 || got["next_segment"].Packets != 1 || got["drop_rewrite"].Packets != 0 {
+		t.Errorf("counters of the first server: %v", got)
+	}
+}
+
+// send sends a frame out of an interface.
+func (n *network) send(ns *testnet.Namespace, iface string, frame []byte) {
+	n.t.Helper()
+	n.in(ns, func() error {
+		device, err := net.InterfaceByName(iface)
+		if err != nil {
+			return err
+		}
+		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.Sendto(socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: device.Index}), unix.Close(socket))
+	})
+}
+
 // TestRestart replaces a running agent several times under a stream of datagrams; none is lost.
 func TestRestart(t *testing.T) {
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
@@ -633,6 +671,68 @@ func TestDetach(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestOtherNamespace refuses to start where an interface of the same index is not the instance's.
+func TestOtherNamespace(t *testing.T) {
+	n := newNetwork(t, 2)
+	cfg := n.config(1, config.GRE, vip4.Addr())
+	n.run(1, cfg, link.AttachTCX).stop()
+	at1, at2 := n.inspect(1, cfg.Node.Instance), n.inspect(2, cfg.Node.Instance)
+	a, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = n.servers[1].Do(func() error { return a.Run(t.Context()) })
+	if err == nil || !strings.Contains(err.Error(), "another network namespace") {
+		t.Errorf("error %v", err)
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(at1, n.inspect(1, cfg.Node.Instance)); diff != "" {
+		t.Errorf("on its host (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(at2, n.inspect(2, cfg.Node.Instance)); diff != "" {
+		t.Errorf("on the other host (-before +after):\n%s", diff)
+	}
+}
+
+// TestOtherInterface restarts an agent on another interface, and finds none of it on the one before.
+func TestOtherInterface(t *testing.T) {
+	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
+		"tcx": link.AttachTCX, "clsact": noTCX,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t, 1)
+			testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
+			cfg := n.config(1, config.GRE, vip4.Addr())
+			was := n.inspect(1, cfg.Node.Instance)
+			n.run(1, cfg, attachTCX).stop()
+			other := *cfg
+			other.Node.Interface = "eth1"
+			n.run(1, &other, attachTCX).stop()
+			now := n.inspect(1, cfg.Node.Instance)
+			if now.XDP || !slices.Equal(now.Qdiscs, was.Qdiscs) || len(now.Filters) != 0 {
+				t.Errorf("left on eth0: %+v, before %+v", now, was)
+			}
+			n.in(n.servers[0], func() error { return datapath.CheckRole(cfg.Node.Instance, datapath.RoleAgent) })
+			n.detach(1, cfg.Node.Instance)
+			n.in(n.servers[0], func() error {
+				eth1, err := netlink.LinkByName("eth1")
+				if err != nil {
+					return err
+				}
+				qdiscs, err := netlink.QdiscList(eth1)
+				for _, q := range qdiscs {
+					if q.Type() == "clsact" {
+						t.Error("a clsact is left on eth1")
+					}
+				}
+				return err
+			})
+		})
 	}
 }
 
