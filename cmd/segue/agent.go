@@ -10,6 +10,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 func newAgent() *cobra.Command {
@@ -30,7 +31,7 @@ start takes it over without losing a packet. "segue agent detach" takes it away.
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
 	_ = cmd.MarkFlagRequired("config")
-	cmd.AddCommand(newDetach("agent", agent.Detach))
+	cmd.AddCommand(newDetach(datapath.RoleAgent, agent.Detach))
 	return cmd
 }
 

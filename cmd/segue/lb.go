@@ -11,6 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 func newLB() *cobra.Command {
@@ -31,7 +32,7 @@ start takes it over without losing a packet. "segue lb detach" takes it away.`,
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
 	_ = cmd.MarkFlagRequired("config")
-	cmd.AddCommand(newDetach("balancer", balancer.Detach))
+	cmd.AddCommand(newDetach(datapath.RoleBalancer, balancer.Detach))
 	return cmd
 }
 
@@ -75,13 +76,16 @@ func runLB(ctx context.Context, file string, log *slog.Logger) error {
 }
 
 // newDetach is the command that takes an instance's data path away.
-func newDetach(role string, detach func(instance string) error) *cobra.Command {
+func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach INSTANCE",
-		Short: "Take the data path of a stopped " + role + " out of the kernel",
+		Short: "Take the data path of a stopped " + string(role) + " out of the kernel",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			instance := args[0]
+			if err := datapath.CheckRole(instance, role); err != nil {
+				return err
+			}
 			lock, err := daemon.Lock(instance)
 			if err != nil {
 				return fmt.Errorf("stop it first: %w", err)

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,10 +15,23 @@ import (
 func (e Encapsulation) isSRv6() bool   { return e == SRv6Insert || e == SRv6Encap }
 func (e Encapsulation) isTunnel() bool { return e == GRE || e == IPIP }
 
+const instanceForm = "must be 1 to 63 letters, digits, - and _"
+
+func isInstance(name string) bool { return isPlain(name) && len(name) <= 63 }
+
+// CheckInstance returns an error for a name that no instance may have. A name that it accepts is safe as that
+// of a file, too.
+func CheckInstance(name string) error {
+	if !isInstance(name) {
+		return fmt.Errorf("instance %q: %s", name, instanceForm)
+	}
+	return nil
+}
+
 // checkHost checks what balancers and agents say of the host they run on.
 func (d *document) checkHost(instance, iface string, locator netip.Prefix, addresses []netip.Addr) {
-	if !isPlain(instance) || len(instance) > 63 {
-		d.failf("node.instance", "must be 1 to 63 letters, digits, - and _")
+	if !isInstance(instance) {
+		d.failf("node.instance", "%s", instanceForm)
 	}
 	switch {
 	case !d.has("node.interface"):

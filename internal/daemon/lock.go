@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
 )
 
 // runDir holds what lives as long as the machine is up.
@@ -21,23 +23,41 @@ func LockFile(instance string) string {
 // Lock makes sure that one process at a time runs an instance. The lock is held
 // until the returned file is closed, or the process ends.
 func Lock(instance string) (*os.File, error) {
+	if err := config.CheckInstance(instance); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return nil, err
 	}
-	path := LockFile(instance)
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return file, nil
-	}
-	_ = file.Close()
+	file, err := lockFile(LockFile(instance))
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("instance %q is running already (%s is locked)", instance, path)
+		return nil, fmt.Errorf("instance %q is running already: %w", instance, err)
 	}
-	return nil, fmt.Errorf("lock %s: %w", path, err)
+	return file, err
+}
+
+// lockFile opens and locks a file. Unlock may remove it in between: what is locked then keeps nobody
+// away, so it begins again.
+func lockFile(path string) (*os.File, error) {
+	for {
+		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = file.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		locked, err := file.Stat()
+		if err != nil {
+			_ = file.Close()
+			return nil, err
+		}
+		if now, err := os.Stat(path); err == nil && os.SameFile(locked, now) {
+			return file, nil
+		}
+		_ = file.Close()
+	}
 }
 
 // Unlock removes the lock file of an instance that is gone for good.

@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
 )
 
 // Root is where the BPF file system is mounted.
@@ -27,7 +29,7 @@ const (
 	Generic Mode = "generic"
 )
 
-// Dir is where the pins of an instance are.
+// Dir is where the pins of an instance are; the name must be one that config.CheckInstance accepts.
 func Dir(instance string) string {
 	return filepath.Join(Root, "segue", instance)
 }
@@ -35,6 +37,9 @@ func Dir(instance string) string {
 // MakeDir makes the pin directory of an instance, and mounts the BPF file system
 // first where the machine has not.
 func MakeDir(instance string) (string, error) {
+	if err := config.CheckInstance(instance); err != nil {
+		return "", err
+	}
 	var stat unix.Statfs_t
 	if err := unix.Statfs(Root, &stat); err != nil {
 		return "", fmt.Errorf("%s: %w", Root, err)
@@ -54,6 +59,9 @@ func MakeDir(instance string) (string, error) {
 // RemoveDir unpins everything that an instance pinned; what only the pins held
 // is thereby detached. A directory that does not exist is no error.
 func RemoveDir(instance string) error {
+	if err := config.CheckInstance(instance); err != nil {
+		return err
+	}
 	dir := Dir(instance)
 	if err := os.RemoveAll(dir); err != nil {
 		return err

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
 )
 
 // The names of pins that balancers and agents have in common, and of those that tell them apart.
@@ -20,6 +22,10 @@ const (
 	AgentProgram    = "xdp_agent"
 
 	flowsPin = "flows" // a balancer has one also before its program is attached
+
+	// The pins that only one role has, and has from the start of its first process on.
+	identityPin   = "identity"
+	belongingsPin = "belongings"
 )
 
 // Role is what an instance does.
@@ -37,14 +43,42 @@ type Instance struct {
 	Role Role   `json:"role"`
 }
 
-// Instances lists the instances on this machine, by name.
-func Instances() ([]Instance, error) {
+// CheckRole returns an error unless an instance has pins, and they are those of the role. Its process
+// may have ended before it attached anything.
+func CheckRole(instance string, role Role) error {
+	if err := errors.Join(config.CheckInstance(instance), checkMounted()); err != nil {
+		return err
+	}
+	dir := Dir(instance)
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("there is no instance %q: %s does not exist", instance, dir)
+	}
+	marker := filepath.Join(dir, identityPin)
+	if role == RoleAgent {
+		marker = filepath.Join(dir, belongingsPin)
+	}
+	if _, err := os.Stat(marker); err != nil {
+		return fmt.Errorf("instance %q is no %s: %w", instance, role, err)
+	}
+	return nil
+}
+
+// checkMounted returns an error where the BPF file system cannot be seen.
+func checkMounted() error {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(Root, &stat); err != nil {
-		return nil, fmt.Errorf("%s: %w", Root, err)
+		return fmt.Errorf("%s: %w", Root, err)
 	}
 	if stat.Type != unix.BPF_FS_MAGIC {
-		return nil, fmt.Errorf("%s is not the BPF file system here (`ip netns exec` hides it, `nsenter --net=` does not)", Root)
+		return fmt.Errorf("%s is not the BPF file system here (`ip netns exec` hides it, `nsenter --net=` does not)", Root)
+	}
+	return nil
+}
+
+// Instances lists the instances on this machine, by name.
+func Instances() ([]Instance, error) {
+	if err := checkMounted(); err != nil {
+		return nil, err
 	}
 	entries, err := os.ReadDir(Dir(""))
 	if errors.Is(err, os.ErrNotExist) {

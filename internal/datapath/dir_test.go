@@ -1,0 +1,82 @@
+package datapath
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("pins need root")
+	}
+}
+
+// TestNamesStayInside has names that lead out of the directory of the pins.
+func TestNamesStayInside(t *testing.T) {
+	victim := filepath.Join(t.TempDir(), "victim")
+	if err := os.Mkdir(victim, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"", "..", "../../../.." + victim} {
+		// A name that is wrongly taken would be removed, so that only the harmless one is given to RemoveDir.
+		if _, err := MakeDir(name); err == nil {
+			t.Errorf("made a directory for %q", name)
+		}
+	}
+	if err := RemoveDir("../../../.." + victim); err == nil {
+		t.Error("removed a directory outside")
+	}
+	if _, err := os.Stat(victim); err != nil {
+		t.Error(err)
+	}
+}
+
+func pinnedMap(t *testing.T, dir, name string) {
+	t.Helper()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := m.Pin(filepath.Join(dir, name)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCheckRole(t *testing.T) {
+	needRoot(t)
+	for _, c := range []struct {
+		pin       string
+		role, not Role
+	}{{identityPin, RoleBalancer, RoleAgent}, {belongingsPin, RoleAgent, RoleBalancer}} {
+		instance := fmt.Sprintf("test-%d-%s", os.Getpid(), c.role)
+		if err := CheckRole(instance, c.role); err == nil || !strings.Contains(err.Error(), "no instance") {
+			t.Errorf("an instance that does not exist: error %v", err)
+		}
+		dir, err := MakeDir(instance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := RemoveDir(instance); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := CheckRole(instance, c.role); err == nil {
+			t.Errorf("an empty directory is taken for a %s", c.role)
+		}
+		pinnedMap(t, dir, c.pin)
+		if err := CheckRole(instance, c.role); err != nil {
+			t.Error(err)
+		}
+		if err := CheckRole(instance, c.not); err == nil || !strings.Contains(err.Error(), "is no "+string(c.not)) {
+			t.Errorf("a %s is taken for a %s: error %v", c.role, c.not, err)
+		}
+	}
+}
