@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -25,8 +26,9 @@ process ends the data path stays in the kernel and goes on delivering; the next
 start takes it over without losing a packet. "segue agent detach" takes it away.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-			return runAgent(cmd.Context(), file, log)
+			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
+				return runAgent(ctx, file, hangups, log)
+			})
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
@@ -35,7 +37,7 @@ start takes it over without losing a packet. "segue agent detach" takes it away.
 	return cmd
 }
 
-func runAgent(ctx context.Context, file string, log *slog.Logger) error {
+func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *slog.Logger) error {
 	cfg, err := config.LoadAgent(file)
 	if err != nil {
 		return err
@@ -65,6 +67,6 @@ func runAgent(ctx context.Context, file string, log *slog.Logger) error {
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, a, reload, log) })
+	group.Go(func() error { return daemon.Serve(ctx, a, reload, hangups, log) })
 	return group.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -26,8 +27,9 @@ process ends the data path stays in the kernel and goes on steering; the next
 start takes it over without losing a packet. "segue lb detach" takes it away.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-			return runLB(cmd.Context(), file, log)
+			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
+				return runLB(ctx, file, hangups, log)
+			})
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
@@ -36,7 +38,7 @@ start takes it over without losing a packet. "segue lb detach" takes it away.`,
 	return cmd
 }
 
-func runLB(ctx context.Context, file string, log *slog.Logger) error {
+func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog.Logger) error {
 	cfg, err := config.LoadBalancer(file)
 	if err != nil {
 		return err
@@ -71,7 +73,7 @@ func runLB(ctx context.Context, file string, log *slog.Logger) error {
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, b, reload, log) })
+	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, log) })
 	return group.Wait()
 }
 

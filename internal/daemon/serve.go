@@ -20,13 +20,16 @@ type Service interface {
 	Ready() <-chan struct{}
 }
 
-// Serve runs a service and tells the service manager when it is ready. On SIGHUP
-// it calls reload; a reload that fails is logged and changes nothing.
-func Serve(ctx context.Context, service Service, reload func(context.Context) error, log *slog.Logger) error {
-	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP)
-	defer signal.Stop(hangups)
+// CatchHangups delivers SIGHUP from now on, until stop is called; it would end the process otherwise.
+func CatchHangups() (hangups <-chan os.Signal, stop func()) {
+	caught := make(chan os.Signal, 1) // any number before a reload are one
+	signal.Notify(caught, syscall.SIGHUP)
+	return caught, func() { signal.Stop(caught) }
+}
 
+// Serve runs a service and tells the service manager when it is ready. On each of hangups, also those
+// from before it was ready, it calls reload; a reload that fails is logged and changes nothing.
+func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal, log *slog.Logger) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return service.Run(ctx) })
 	group.Go(func() error {

@@ -1,0 +1,20 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/daemon"
+)
+
+// runDaemon is the body of the commands that run in the foreground. It catches SIGHUP before it does
+// anything else: one that comes while the daemon starts would end the process.
+func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error) error {
+	hangups, stop := daemon.CatchHangups()
+	defer stop()
+	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	return run(cmd.Context(), hangups, log)
+}
