@@ -124,25 +124,26 @@ func (a *Agent) start() error {
 	if a.link, err = describe(link); err != nil {
 		return err
 	}
-	mode, err := a.attach()
+	attached, err := a.attach()
 	if err != nil {
 		return a.kernel.undo(err)
 	}
-	if mode == datapath.Generic {
-		a.log.Warn("the driver has no native XDP: attached in generic mode, which is slow and loses "+
-			"packets that the interface merged (switch GRO and LRO off)", "interface", a.cfg.Node.Interface)
-	}
-	a.log.Info("receiving", "interface", a.cfg.Node.Interface, "mode", mode,
+	attached.WarnIfGeneric(a.log, a.cfg.Node.Interface)
+	a.log.Info("receiving", "interface", a.cfg.Node.Interface, "mode", attached.Mode,
 		"services", len(a.cfg.Services), "mtu", a.mtu(a.cfg))
 	return nil
 }
 
-func (a *Agent) attach() (datapath.Mode, error) {
+func (a *Agent) attach() (datapath.Attached, error) {
+	// An instance at work in another network namespace must not lose its addresses here.
+	if _, err := datapath.AttachedTo(a.kernel.linkPin()); err != nil {
+		return datapath.Attached{}, err
+	}
 	if err := a.kernel.setHostMAC(a.link.mac); err != nil {
-		return "", err
+		return datapath.Attached{}, err
 	}
 	if err := a.apply(a.cfg); err != nil {
-		return "", err
+		return datapath.Attached{}, err
 	}
 	return a.kernel.attach(a.link.index)
 }

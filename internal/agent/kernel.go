@@ -10,7 +10,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/datapath"
 )
@@ -36,7 +35,7 @@ func openKernel(instance string, log *slog.Logger) (*kernel, error) {
 		return nil, err
 	}
 	k := &kernel{instance: instance, dir: dir}
-	if _, err := os.Stat(filepath.Join(dir, datapath.LinkPin)); errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(k.linkPin()); errors.Is(err, os.ErrNotExist) {
 		k.first = true
 	}
 	if err := k.load(log); err != nil {
@@ -108,20 +107,23 @@ func closeAll(maps map[string]*ebpf.Map) error {
 
 // attach puts the programs on an interface, each in the place of an earlier process's, and pins them
 // with their tables for other tools to find.
-func (k *kernel) attach(ifindex int) (datapath.Mode, error) {
+func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
 	// XDP comes last, for it hands packets to the others.
 	if err := k.tc.attach(k.objects.TcAgent, ifindex, egress); err != nil {
-		return "", err
+		return datapath.Attached{}, err
 	}
 	if err := k.tc.attach(k.objects.TcForward, ifindex, ingress); err != nil {
-		return "", err
+		return datapath.Attached{}, err
 	}
-	mode, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, filepath.Join(k.dir, datapath.LinkPin))
+	attached, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, k.linkPin())
 	if err != nil {
-		return "", err
+		return datapath.Attached{}, err
 	}
-	return mode, k.pin()
+	return attached, k.pin()
 }
+
+// linkPin is where the XDP link is pinned.
+func (k *kernel) linkPin() string { return filepath.Join(k.dir, datapath.LinkPin) }
 
 func (k *kernel) pin() error {
 	for name, prog := range map[string]*ebpf.Program{
@@ -188,7 +190,7 @@ func Detach(instance string) error {
 	defer m.Close()
 	all := belongings{m}
 	// The programs go first, so that no packet is delivered to an address that is gone.
-	ifindex, err := attachedTo(filepath.Join(dir, datapath.LinkPin))
+	ifindex, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin))
 	if err != nil {
 		return err
 	}
@@ -202,35 +204,6 @@ func Detach(instance string) error {
 		return err
 	}
 	return datapath.RemoveDir(instance)
-}
-
-// attachedTo is the interface of a pinned XDP link; 0 if there is none, or it is gone. Pins are the
-// same in all network namespaces: it is an error if the interface is in another one.
-func attachedTo(pin string) (int, error) {
-	l, err := link.LoadPinnedLink(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("open %s: %w", pin, err)
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", pin, err)
-	}
-	ifindex := int(info.XDP().Ifindex)
-	if ifindex == 0 {
-		return 0, nil
-	}
-	device, err := netlink.LinkByIndex(ifindex)
-	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) {
-		return 0, fmt.Errorf("interface %d: %w", ifindex, err)
-	}
-	if err != nil || device.Attrs().Xdp == nil || device.Attrs().Xdp.ProgId != uint32(info.Program) {
-		return 0, fmt.Errorf("%s: interface %d is in another network namespace", pin, ifindex)
-	}
-	return ifindex, nil
 }
 
 // detachLinks detaches what is pinned, and does not wait for the kernel to do so after the pin is gone.

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 // hook is where tc runs a program.
@@ -38,7 +41,8 @@ type tc struct {
 
 // attach runs prog at the hook, in the place of an earlier process's program, in one step.
 func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
-	err := t.updateLink(prog, ifindex, at)
+	pin := filepath.Join(t.dir, at.pin)
+	err := datapath.UpdateLink(prog, ifindex, pin)
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -47,37 +51,11 @@ func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
 		return t.attachClsact(prog, ifindex, at)
 	}
 	if err != nil {
-		return fmt.Errorf("attach to interface %d: %w", ifindex, err)
+		return fmt.Errorf("attach %s to interface %s: %w", at.tcx, nameOf(ifindex), err)
 	}
 	defer l.Close()
-	pin := filepath.Join(t.dir, at.pin)
 	if err := l.Pin(pin); err != nil {
 		return fmt.Errorf("pin %s: %w", pin, err)
-	}
-	return nil
-}
-
-// updateLink gives a pinned link a new program. The error is os.ErrNotExist when there is no such
-// link, or another interface left it behind.
-func (t *tc) updateLink(prog *ebpf.Program, ifindex int, at hook) error {
-	pin := filepath.Join(t.dir, at.pin)
-	l, err := link.LoadPinnedLink(pin, nil)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return fmt.Errorf("%s: %w", pin, err)
-	}
-	if tcx := info.TCX(); tcx == nil || tcx.Ifindex != uint32(ifindex) {
-		if err := l.Unpin(); err != nil {
-			return fmt.Errorf("%s: %w", pin, err)
-		}
-		return os.ErrNotExist
-	}
-	if err := l.Update(prog); err != nil {
-		return fmt.Errorf("replace the program of %s: %w", pin, err)
 	}
 	return nil
 }
@@ -88,7 +66,7 @@ func (t *tc) attachClsact(prog *ebpf.Program, ifindex int, at hook) error {
 		err = t.belongings.addClsact(ifindex)
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
+		return fmt.Errorf("add clsact to interface %s: %w", nameOf(ifindex), err)
 	}
 	err = netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -98,9 +76,18 @@ func (t *tc) attachClsact(prog *ebpf.Program, ifindex int, at hook) error {
 		Fd: prog.FD(), Name: t.name, DirectAction: true,
 	})
 	if err != nil {
-		return fmt.Errorf("add filter %q to interface %d: %w", t.name, ifindex, err)
+		return fmt.Errorf("add filter %q to interface %s: %w", t.name, nameOf(ifindex), err)
 	}
 	return nil
+}
+
+// nameOf is an interface's name for messages; its index if it is gone.
+func nameOf(ifindex int) string {
+	device, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return strconv.Itoa(ifindex)
+	}
+	return device.Attrs().Name
 }
 
 func clsact(ifindex int) netlink.Qdisc {

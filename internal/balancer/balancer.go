@@ -200,18 +200,14 @@ func (b *Balancer) attach() error {
 	if err := b.setOwnMAC(); err != nil {
 		return err
 	}
-	mode, err := b.kernel.attach(b.own.Index)
+	attached, err := b.kernel.attach(b.own.Index)
 	if err != nil {
 		return err
 	}
-	if mode == datapath.Generic {
-		b.log.Warn("the driver has no native XDP: attached in generic mode, which is slow and "+
-			"loses uploads whose segments the interface merges (switch GRO and LRO off)",
-			"interface", b.cfg.Node.Interface)
-	}
-	b.log.Info("steering", "interface", b.cfg.Node.Interface, "mode", mode,
+	attached.WarnIfGeneric(b.log, b.cfg.Node.Interface)
+	b.log.Info("steering", "interface", b.cfg.Node.Interface, "mode", attached.Mode,
 		"services", len(b.services.byName), "servers", len(b.services.members()))
-	b.attached, b.mode = true, mode
+	b.attached, b.mode = true, attached.Mode
 	b.applyHops()
 	close(b.ready)
 	return nil

@@ -152,9 +152,9 @@ func readIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*ba
 }
 
 // attach puts the program on an interface, in the place of an earlier build's.
-func (k *kernel) attach(ifindex int) (datapath.Mode, error) {
+func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
 	if err := datapath.PinProgram(k.objects.XdpLb, filepath.Join(k.dir, datapath.BalancerProgram)); err != nil {
-		return "", err
+		return datapath.Attached{}, err
 	}
 	return datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, datapath.LinkPin))
 }

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -18,16 +17,6 @@ import (
 
 // Root is where the BPF file system is mounted.
 const Root = "/sys/fs/bpf"
-
-// Mode is how an XDP program is attached.
-type Mode string
-
-const (
-	// Native runs in the driver, before the kernel builds a socket buffer.
-	Native Mode = "native"
-	// Generic runs on socket buffers, where the driver has no XDP.
-	Generic Mode = "generic"
-)
 
 // Dir is where the pins of an instance are; the name must be one that config.CheckInstance accepts.
 func Dir(instance string) string {
@@ -72,58 +61,6 @@ func RemoveDir(instance string) error {
 		return err
 	}
 	return nil
-}
-
-// AttachXDP runs prog on an interface and pins the link at pin. A link that is
-// pinned there already and belongs to the interface is given the new program in
-// one step; no packet passes by. The native mode is tried first.
-func AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Mode, error) {
-	mode, err := updateXDP(prog, ifindex, pin)
-	if err == nil || !errors.Is(err, os.ErrNotExist) {
-		return mode, err
-	}
-	mode = Native
-	l, err := link.AttachXDP(link.XDPOptions{
-		Program: prog, Interface: ifindex, Flags: link.XDPDriverMode,
-	})
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		mode = Generic
-		l, err = link.AttachXDP(link.XDPOptions{
-			Program: prog, Interface: ifindex, Flags: link.XDPGenericMode,
-		})
-	}
-	if err != nil {
-		return "", fmt.Errorf("attach XDP to interface %d: %w", ifindex, err)
-	}
-	defer l.Close()
-	if err := l.Pin(pin); err != nil {
-		return "", fmt.Errorf("pin %s: %w", pin, err)
-	}
-	return mode, nil
-}
-
-// updateXDP gives a pinned link a new program. The error is os.ErrNotExist when
-// there is no such link, or it was left behind by another interface.
-func updateXDP(prog *ebpf.Program, ifindex int, pin string) (Mode, error) {
-	l, err := link.LoadPinnedLink(pin, nil)
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", pin, err)
-	}
-	if xdp := info.XDP(); xdp == nil || xdp.Ifindex != uint32(ifindex) {
-		if err := l.Unpin(); err != nil {
-			return "", fmt.Errorf("%s: %w", pin, err)
-		}
-		return "", os.ErrNotExist
-	}
-	if err := l.Update(prog); err != nil {
-		return "", fmt.Errorf("replace the program of %s: %w", pin, err)
-	}
-	return attachedMode(ifindex)
 }
 
 // PinProgram pins prog at path, in the place of what is pinned there.

@@ -1,0 +1,187 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Attached is how AttachXDP attached a program.
+type Attached struct {
+	Mode Mode
+	// NoNative is why the mode is generic; nil when it is native.
+	NoNative error
+}
+
+// errKept is why a program that takes another's place is in generic mode.
+var errKept = errors.New("an earlier process attached in generic mode")
+
+// WarnIfGeneric tells the operator what generic mode costs.
+func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
+	if a.Mode != Generic {
+		return
+	}
+	log.Warn("no native XDP: attached in generic mode, which is slow and loses packets that the interface "+
+		"merged (switch GRO and LRO off)", "interface", iface, "native", a.NoNative)
+}
+
+// AttachXDP runs prog on an interface and pins the link at pin. A link that is
+// pinned there already and belongs to the interface is given the new program in
+// one step; no packet passes by. The native mode is tried first.
+func AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
+	iface, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	err = UpdateLink(prog, ifindex, pin)
+	if err == nil && modeOf(iface) == Generic {
+		return Attached{Generic, errKept}, nil
+	}
+	if err == nil {
+		return Attached{Mode: Native}, nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return Attached{}, err
+	}
+	l, attached, err := attachXDP(prog, ifindex)
+	if err != nil {
+		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
+	}
+	defer l.Close()
+	if err := l.Pin(pin); err != nil {
+		return Attached{}, fmt.Errorf("pin %s: %w", pin, err)
+	}
+	return attached, nil
+}
+
+func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
+	options := link.XDPOptions{Program: prog, Interface: ifindex, Flags: link.XDPDriverMode}
+	l, native := link.AttachXDP(options)
+	if native == nil {
+		return l, Attached{Mode: Native}, nil
+	}
+	if !worthGeneric(native) {
+		return nil, Attached{}, native
+	}
+	options.Flags = link.XDPGenericMode
+	l, err := link.AttachXDP(options)
+	if err != nil {
+		return nil, Attached{}, fmt.Errorf("in generic mode: %w; in native mode: %w", err, native)
+	}
+	return l, Attached{Generic, native}, nil
+}
+
+// worthGeneric tells whether generic mode may do what native mode refused. Drivers refuse for reasons
+// and with errors of their own: no XDP, the MTU, the number of queues, other features in use. It may
+// not where another program has the interface, or for want of privileges.
+func worthGeneric(native error) bool {
+	for _, hopeless := range []error{unix.EBUSY, unix.EEXIST, unix.EPERM, unix.EACCES} {
+		if errors.Is(native, hopeless) {
+			return false
+		}
+	}
+	return true
+}
+
+// UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
+// when there is no such link; one that another interface left behind is unpinned first. A link of
+// another network namespace stays, and is another error.
+func UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
+	attached, err := AttachedTo(pin)
+	if err != nil {
+		return err
+	}
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if attached != ifindex {
+		if err := l.Unpin(); err != nil {
+			return fmt.Errorf("%s: %w", pin, err)
+		}
+		return os.ErrNotExist
+	}
+	if err := l.Update(prog); err != nil {
+		return fmt.Errorf("replace the program of %s: %w", pin, err)
+	}
+	return nil
+}
+
+// AttachedTo is the index of the interface of a pinned XDP or tcx link; 0 if there is no link, or its
+// interface is gone. Pins are the same in all network namespaces, and indexes are not: it is an error
+// if the interface is in another one.
+func AttachedTo(pin string) (int, error) {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("open %s: %w", pin, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", pin, err)
+	}
+	ifindex := 0
+	here := false
+	if xdp := info.XDP(); xdp != nil {
+		ifindex = int(xdp.Ifindex)
+		here, err = runsXDP(ifindex, info.Program)
+	} else if tcx := info.TCX(); tcx != nil {
+		ifindex = int(tcx.Ifindex)
+		here, err = runsTCX(ifindex, ebpf.AttachType(tcx.AttachType), info.ID)
+	} else {
+		return 0, fmt.Errorf("%s: neither an XDP nor a tcx link", pin)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", pin, err)
+	}
+	if ifindex != 0 && !here {
+		return 0, fmt.Errorf("%s: interface %d is in another network namespace", pin, ifindex)
+	}
+	return ifindex, nil
+}
+
+// runsXDP tells whether the interface of this network namespace runs a program.
+func runsXDP(ifindex int, program ebpf.ProgramID) (bool, error) {
+	if ifindex == 0 {
+		return false, nil
+	}
+	iface, err := netlink.LinkByIndex(ifindex)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	xdp := iface.Attrs().Xdp
+	return xdp != nil && xdp.ProgId == uint32(program), nil
+}
+
+// runsTCX tells whether the interface of this network namespace has a link.
+func runsTCX(ifindex int, at ebpf.AttachType, id link.ID) (bool, error) {
+	if ifindex == 0 {
+		return false, nil
+	}
+	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) { // no such interface, or nothing on it
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("list the programs of interface %d: %w", ifindex, err)
+	}
+	for _, program := range found.Programs {
+		if other, ok := program.LinkID(); ok && other == id {
+			return true, nil
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,162 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// pass lets every packet pass.
+func pass(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
+	t.Helper()
+	needRoot(t)
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: kind, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { program.Close() })
+	return program
+}
+
+func pins(t *testing.T) (dir string) {
+	t.Helper()
+	instance := fmt.Sprintf("test-%d-attach", os.Getpid())
+	dir, err := MakeDir(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := RemoveDir(instance); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// pair is two namespaces whose eth0 have the same index.
+func pair(t *testing.T) (a, b *testnet.Namespace, ifindex int) {
+	t.Helper()
+	needRoot(t)
+	a, b = testnet.New(t), testnet.New(t)
+	testnet.Connect(t, a, "eth0", []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")},
+		b, "eth0", []netip.Prefix{netip.MustParsePrefix("10.0.0.2/24")})
+	for i, ns := range []*testnet.Namespace{a, b} {
+		must(t, ns.Do(func() error {
+			l, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			if i == 1 && l.Attrs().Index != ifindex {
+				t.Fatalf("eth0 has the indexes %d and %d; the test wants the same", ifindex, l.Attrs().Index)
+			}
+			ifindex = l.Attrs().Index
+			return nil
+		}))
+	}
+	return a, b, ifindex
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestGenericWhereNativeFails has a veth whose MTU is too large for native XDP.
+func TestGenericWhereNativeFails(t *testing.T) {
+	ns, peer, ifindex := pair(t)
+	program := pass(t, ebpf.XDP, 2)
+	pin := filepath.Join(pins(t), LinkPin)
+	must(t, peer.Do(func() error { // what the peer may send has to fit one page
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMTU(l, 9000)
+	}))
+	must(t, ns.Do(func() error {
+		attached, err := AttachXDP(program, ifindex, pin)
+		if err != nil {
+			return err
+		}
+		if attached.Mode != Generic || !errors.Is(attached.NoNative, unix.ERANGE) {
+			t.Errorf("attached as %+v, want generic for %v", attached, unix.ERANGE)
+		}
+		var log strings.Builder
+		attached.WarnIfGeneric(slog.New(slog.NewTextHandler(&log, nil)), "eth0")
+		if !strings.Contains(log.String(), "interface=eth0") || !strings.Contains(log.String(), unix.ERANGE.Error()) {
+			t.Errorf("the warning is %q", log.String())
+		}
+		if again, err := AttachXDP(program, ifindex, pin); err != nil || again.Mode != Generic || again.NoNative == nil {
+			t.Errorf("attached again as %+v, error %v", again, err)
+		}
+		return nil
+	}))
+}
+
+// TestNoGenericOverAnother leaves an interface to the program that it has, and names it.
+func TestNoGenericOverAnother(t *testing.T) {
+	ns, _, ifindex := pair(t)
+	program := pass(t, ebpf.XDP, 2)
+	dir := pins(t)
+	must(t, ns.Do(func() error {
+		if attached, err := AttachXDP(program, ifindex, filepath.Join(dir, "first")); err != nil || attached.Mode != Native {
+			t.Errorf("attached as %+v, error %v", attached, err)
+		}
+		_, err := AttachXDP(program, ifindex, filepath.Join(dir, "second"))
+		if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "eth0") || strings.Contains(err.Error(), "generic") {
+			t.Errorf("over another program: error %v", err)
+		}
+		return nil
+	}))
+}
+
+// TestLinkOfAnotherNamespace stays as it is, though the interfaces' indexes are the same.
+func TestLinkOfAnotherNamespace(t *testing.T) {
+	a, b, ifindex := pair(t)
+	program, next := pass(t, ebpf.XDP, 2), pass(t, ebpf.XDP, 2)
+	filter, nextFilter := pass(t, ebpf.SchedCLS, -1), pass(t, ebpf.SchedCLS, -1)
+	dir := pins(t)
+	xdpPin, tcxPin := filepath.Join(dir, LinkPin), filepath.Join(dir, "link_ingress")
+	must(t, a.Do(func() error {
+		if _, err := AttachXDP(program, ifindex, xdpPin); err != nil {
+			return err
+		}
+		l, err := link.AttachTCX(link.TCXOptions{Program: filter, Interface: ifindex, Attach: ebpf.AttachTCXIngress})
+		if err != nil {
+			return err
+		}
+		return errors.Join(l.Pin(tcxPin), l.Close())
+	}))
+	for pin, program := range map[string]*ebpf.Program{xdpPin: next, tcxPin: nextFilter} {
+		must(t, b.Do(func() error {
+			if err := UpdateLink(program, ifindex, pin); err == nil || errors.Is(err, os.ErrNotExist) {
+				t.Errorf("update %s from another namespace: error %v", pin, err)
+			}
+			return nil
+		}))
+		must(t, a.Do(func() error {
+			if at, err := AttachedTo(pin); at != ifindex || err != nil {
+				t.Errorf("%s is attached to %d, error %v; want %d", pin, at, err, ifindex)
+			}
+			return UpdateLink(program, ifindex, pin)
+		}))
+	}
+}
