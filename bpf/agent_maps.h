@@ -36,8 +36,9 @@ struct {
 
 /*
  * What the agent put on the host, for it to take away again after any number of
- * restarts; no program reads it. The key of an address is the address; the key
- * of clsact is 0 (the unspecified address), and its value the interface's index.
+ * restarts; no program reads it. The key of an address is the address. The key of
+ * tc filters is a multicast address that ends with the interface's index; the
+ * value is 1 if clsact is the agent's too.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -18,23 +19,44 @@ type belongings struct {
 	m *ebpf.Map
 }
 
-// clsactKey stands for the queueing discipline; no VIP is the unspecified address.
-var clsactKey = netip.IPv6Unspecified().As16()
+// What the agent did to an interface's tc: it has filters there, in a clsact that was there before or
+// that the agent added.
+const (
+	filtersOnly uint32 = iota
+	filtersAndClsact
+)
 
-func (b belongings) addClsact(ifindex int) error {
-	if err := b.m.Put(clsactKey, uint32(ifindex)); err != nil {
-		return fmt.Errorf("remember clsact: %w", err)
+// filtersKey stands for the agent's filters on an interface; no VIP is a multicast address.
+func filtersKey(ifindex int) address {
+	key := address{0xff}
+	binary.BigEndian.PutUint32(key[12:], uint32(ifindex))
+	return key
+}
+
+func (b belongings) addFilters(ifindex int, state uint32) error {
+	if err := b.m.Put(filtersKey(ifindex), state); err != nil {
+		return fmt.Errorf("remember the filters of interface %d: %w", ifindex, err)
 	}
 	return nil
 }
 
-// clsact is the interface that the agent gave a clsact; 0 for none.
-func (b belongings) clsact() (ifindex int, err error) {
-	var value uint32
-	if err := b.m.Lookup(clsactKey, &value); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return 0, fmt.Errorf("read the belongings: %w", err)
+func (b belongings) forgetFilters(ifindex int) error {
+	if err := b.m.Delete(filtersKey(ifindex)); err != nil {
+		return fmt.Errorf("forget the filters of interface %d: %w", ifindex, err)
 	}
-	return int(value), nil
+	return nil
+}
+
+// filters are the interfaces with filters of the agent, by their indexes, and whether the clsact is
+// the agent's too.
+func (b belongings) filters() (map[int]bool, error) {
+	all := map[int]bool{}
+	err := b.each(func(key address, value uint32) {
+		if key[0] == 0xff {
+			all[int(binary.BigEndian.Uint32(key[12:]))] = value == filtersAndClsact
+		}
+	})
+	return all, err
 }
 
 // assign puts the VIPs on the loopback interface that no interface has.
@@ -108,22 +130,28 @@ func (b belongings) release(keep map[netip.Addr]bool) error {
 }
 
 // vips are the addresses that the agent assigned.
-func (b belongings) vips() ([]netip.Addr, error) {
+func (b belongings) vips() (all []netip.Addr, err error) {
+	err = b.each(func(key address, _ uint32) {
+		if key[0] != 0xff {
+			all = append(all, netip.AddrFrom16(key).Unmap())
+		}
+	})
+	return all, err
+}
+
+func (b belongings) each(f func(key address, value uint32)) error {
 	var (
-		all   []netip.Addr
 		key   address
 		value uint32
 	)
 	entries := b.m.Iterate()
 	for entries.Next(&key, &value) {
-		if key != clsactKey {
-			all = append(all, netip.AddrFrom16(key).Unmap())
-		}
+		f(key, value)
 	}
 	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read the belongings: %w", err)
+		return fmt.Errorf("read the belongings: %w", err)
 	}
-	return all, nil
+	return nil
 }
 
 // addresses are all of the host.

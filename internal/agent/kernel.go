@@ -69,7 +69,7 @@ func (k *kernel) load(log *slog.Logger) error {
 		return fmt.Errorf("load the data path: %w", err)
 	}
 	k.belongings = belongings{k.objects.Belongings}
-	k.tc = tc{name: "segue/" + k.instance, dir: k.dir, belongings: k.belongings, attachTCX: link.AttachTCX}
+	k.tc = tc{name: filterName(k.instance), dir: k.dir, belongings: k.belongings, attachTCX: link.AttachTCX}
 	return nil
 }
 
@@ -117,6 +117,10 @@ func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
 	}
 	attached, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, k.linkPin())
 	if err != nil {
+		return datapath.Attached{}, err
+	}
+	// A start on another interface leaves none behind on the one before.
+	if err := removeFilters(k.instance, k.belongings, ifindex); err != nil {
 		return datapath.Attached{}, err
 	}
 	return attached, k.pin()
@@ -190,14 +194,13 @@ func Detach(instance string) error {
 	defer m.Close()
 	all := belongings{m}
 	// The programs go first, so that no packet is delivered to an address that is gone.
-	ifindex, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin))
-	if err != nil {
+	if _, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin)); err != nil {
 		return err
 	}
 	if err := detachLinks(dir); err != nil {
 		return err
 	}
-	if err := detachClsact("segue/"+instance, ifindex, all); err != nil {
+	if err := removeFilters(instance, all, 0); err != nil {
 		return err
 	}
 	if err := all.release(nil); err != nil {

@@ -636,6 +636,68 @@ func TestDetach(t *testing.T) {
 	}
 }
 
+// TestOtherNamespace refuses to start where an interface of the same index is not the instance's.
+func TestOtherNamespace(t *testing.T) {
+	n := newNetwork(t, 2)
+	cfg := n.config(1, config.GRE, vip4.Addr())
+	n.run(1, cfg, link.AttachTCX).stop()
+	at1, at2 := n.inspect(1, cfg.Node.Instance), n.inspect(2, cfg.Node.Instance)
+	a, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = n.servers[1].Do(func() error { return a.Run(t.Context()) })
+	if err == nil || !strings.Contains(err.Error(), "another network namespace") {
+		t.Errorf("error %v", err)
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(at1, n.inspect(1, cfg.Node.Instance)); diff != "" {
+		t.Errorf("on its host (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(at2, n.inspect(2, cfg.Node.Instance)); diff != "" {
+		t.Errorf("on the other host (-before +after):\n%s", diff)
+	}
+}
+
+// TestOtherInterface restarts an agent on another interface, and finds none of it on the one before.
+func TestOtherInterface(t *testing.T) {
+	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
+		"tcx": link.AttachTCX, "clsact": noTCX,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t, 1)
+			testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
+			cfg := n.config(1, config.GRE, vip4.Addr())
+			was := n.inspect(1, cfg.Node.Instance)
+			n.run(1, cfg, attachTCX).stop()
+			other := *cfg
+			other.Node.Interface = "eth1"
+			n.run(1, &other, attachTCX).stop()
+			now := n.inspect(1, cfg.Node.Instance)
+			if now.XDP || !slices.Equal(now.Qdiscs, was.Qdiscs) || len(now.Filters) != 0 {
+				t.Errorf("left on eth0: %+v, before %+v", now, was)
+			}
+			n.in(n.servers[0], func() error { return datapath.CheckRole(cfg.Node.Instance, datapath.RoleAgent) })
+			n.detach(1, cfg.Node.Instance)
+			n.in(n.servers[0], func() error {
+				eth1, err := netlink.LinkByName("eth1")
+				if err != nil {
+					return err
+				}
+				qdiscs, err := netlink.QdiscList(eth1)
+				for _, q := range qdiscs {
+					if q.Type() == "clsact" {
+						t.Error("a clsact is left on eth1")
+					}
+				}
+				return err
+			})
+		})
+	}
+}
+
 // TestFailedStart leaves nothing either.
 func TestFailedStart(t *testing.T) {
 	n := newNetwork(t, 1)

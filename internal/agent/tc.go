@@ -39,6 +39,9 @@ type tc struct {
 	attachTCX  func(link.TCXOptions) (link.Link, error)
 }
 
+// filterName is the name of an instance's filters.
+func filterName(instance string) string { return "segue/" + instance }
+
 // attach runs prog at the hook, in the place of an earlier process's program, in one step.
 func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
 	pin := filepath.Join(t.dir, at.pin)
@@ -61,14 +64,10 @@ func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
 }
 
 func (t *tc) attachClsact(prog *ebpf.Program, ifindex int, at hook) error {
-	err := netlink.QdiscAdd(clsact(ifindex))
-	if err == nil {
-		err = t.belongings.addClsact(ifindex)
+	if err := t.prepareClsact(ifindex); err != nil {
+		return err
 	}
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add clsact to interface %s: %w", nameOf(ifindex), err)
-	}
-	err = netlink.FilterReplace(&netlink.BpfFilter{
+	err := netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: ifindex, Parent: at.parent, Handle: 1,
 			Priority: filterPriority, Protocol: unix.ETH_P_ALL,
@@ -79,6 +78,27 @@ func (t *tc) attachClsact(prog *ebpf.Program, ifindex int, at hook) error {
 		return fmt.Errorf("add filter %q to interface %s: %w", t.name, nameOf(ifindex), err)
 	}
 	return nil
+}
+
+// prepareClsact makes the interface ready for filters, and takes a note before there can be any.
+func (t *tc) prepareClsact(ifindex int) error {
+	noted, err := t.belongings.filters()
+	if err != nil {
+		return err
+	}
+	if _, ok := noted[ifindex]; !ok {
+		if err := t.belongings.addFilters(ifindex, filtersOnly); err != nil {
+			return err
+		}
+	}
+	err = netlink.QdiscAdd(clsact(ifindex))
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("add clsact to interface %s: %w", nameOf(ifindex), err)
+	}
+	return t.belongings.addFilters(ifindex, filtersAndClsact)
 }
 
 // nameOf is an interface's name for messages; its index if it is gone.
@@ -98,16 +118,36 @@ func clsact(ifindex int) netlink.Qdisc {
 	}}
 }
 
-// detachClsact removes the filters with the name, and clsact itself if it is ours and others have no
-// filters in it. Without an interface there is nothing to do.
-func detachClsact(name string, ifindex int, all belongings) error {
-	if ifindex == 0 {
-		return nil
-	}
-	device, err := netlink.LinkByIndex(ifindex)
+// removeFilters takes an instance's filters from all interfaces but the one to keep; 0 is none. What
+// is left of a clsact is taken away too, if it is ours and others have no filters in it.
+func removeFilters(instance string, all belongings, keep int) error {
+	noted, err := all.filters()
 	if err != nil {
-		return fmt.Errorf("interface %d: %w", ifindex, err)
+		return err
 	}
+	for ifindex, ours := range noted {
+		if ifindex == keep {
+			continue
+		}
+		device, err := netlink.LinkByIndex(ifindex)
+		if err == nil {
+			err = detachClsact(filterName(instance), device, ours)
+		} else if errors.As(err, &netlink.LinkNotFoundError{}) {
+			err = nil // the filters are gone with it
+		}
+		if err != nil {
+			return fmt.Errorf("interface %d: %w", ifindex, err)
+		}
+		if err := all.forgetFilters(ifindex); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// detachClsact removes the filters with the name, and clsact itself if it is ours and others have no
+// filters in it.
+func detachClsact(name string, device netlink.Link, ours bool) error {
 	others := 0
 	for _, at := range []hook{ingress, egress} {
 		filters, err := netlink.FilterList(device, at.parent)
@@ -124,11 +164,10 @@ func detachClsact(name string, ifindex int, all belongings) error {
 			}
 		}
 	}
-	ours, err := all.clsact()
-	if err != nil || ours != ifindex || others > 0 {
-		return err
+	if !ours || others > 0 {
+		return nil
 	}
-	if err := netlink.QdiscDel(clsact(ifindex)); err != nil {
+	if err := netlink.QdiscDel(clsact(device.Attrs().Index)); err != nil {
 		return fmt.Errorf("delete clsact of %s: %w", device.Attrs().Name, err)
 	}
 	return nil
