@@ -18,12 +18,13 @@
 #include "host.h"
 
 /* Reads the IPv6 header of a packet that xdp_agent left for here; false for any
- * other. Nothing else that it lets pass is for this host and a SID with a function. */
+ * other. Nothing else that it lets pass is for this host and a SID with a function,
+ * but for what was behind a VLAN tag: the kernel takes that off in between. */
 static __always_inline bool left_for_next_segment(const struct __sk_buff *skb, struct ipv6hdr *ip)
 {
 	__u8 destination[ETH_ALEN];
 
-	return skb->protocol == bpf_htons(ETH_P_IPV6) &&
+	return !skb->vlan_present && skb->protocol == bpf_htons(ETH_P_IPV6) &&
 	       !bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(*ip)) && in_node_locator(&ip->daddr) &&
 	       sid_function(&ip->daddr) != SID_HOST &&
 	       !bpf_skb_load_bytes(skb, 0, destination, sizeof(destination)) &&
@@ -45,7 +46,18 @@ static __always_inline __u32 find_srh(const struct __sk_buff *skb, const struct 
 	return at + (options.length + 1) * 8;
 }
 
-/* Makes the next segment the destination. xdp_agent has checked the header. */
+/* The checks of RFC 8754 section 4.3.1.1 once more. xdp_agent makes them for all that it
+ * sees; what comes here must not be forwarded, whoever let it pass, with a hop limit
+ * that wraps around or a segment from beyond the list. */
+static __always_inline bool may_advance(const struct ipv6hdr *ip,
+					const struct segment_routing_header *srh)
+{
+	return ip->hop_limit > 1 && srh->type == ROUTING_TYPE_SRH && srh->segments_left &&
+	       srh->segments_left <= srh->last_entry + 1 &&
+	       srh_size(srh->last_entry + 1) <= (srh->length + 1) * 8;
+}
+
+/* Makes the next segment the destination. */
 static __always_inline bool advance(struct __sk_buff *skb, const struct ipv6hdr *ip)
 {
 	__u32 at = find_srh(skb, ip);
@@ -53,8 +65,7 @@ static __always_inline bool advance(struct __sk_buff *skb, const struct ipv6hdr 
 	__u8 hop_limit = ip->hop_limit - 1;
 	struct in6_addr segment;
 
-	if (!at || !hop_limit || bpf_skb_load_bytes(skb, at, &srh, sizeof(srh)) ||
-	    srh.type != ROUTING_TYPE_SRH || !srh.segments_left)
+	if (!at || bpf_skb_load_bytes(skb, at, &srh, sizeof(srh)) || !may_advance(ip, &srh))
 		return false;
 	srh.segments_left--;
 	return !bpf_skb_load_bytes(skb, at + srh_size(srh.segments_left), &segment,

@@ -492,6 +492,44 @@ func TestNextSegment(t *testing.T) {
 	}
 }
 
+// TestNextSegmentBehindVLAN leaves alone what XDP did not check: the kernel takes the tag off before tc.
+func TestNextSegmentBehindVLAN(t *testing.T) {
+	n := newNetwork(t, 2)
+	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
+	second := n.run(2, n.config(2, config.SRv6Encap, vip6.Addr()), link.AttachTCX)
+	router := packet.MAC{2, 0, 0, 0, 9, 9}
+	server := packet.MAC(first.link.mac[:])
+	way := srv6(config.SRv6Encap, serverSID(1), serverSID(2))
+	const hopLimit = 4 + 7 // behind the tag
+	tagged := set(to(client6, vip6, way, packet.VLAN(7)), hopLimit, 1)
+	for _, frame := range [][]byte{tagged, to(client6, vip6, way)} {
+		n.send(n.router, "server1", packet.SetMACs(frame, router, server))
+	}
+	n.await("the packet without a tag", func() bool {
+		return counters(t, second.kernel)["deliver_srv6_encap"].Packets > 0
+	})
+	got := counters(t, first.kernel)
+	if got["pass_not_ip"].Packets == 0 || got["next_segment"].Packets != 1 || got["drop_rewrite"].Packets != 0 {
+		t.Errorf("counters of the first server: %v", got)
+	}
+}
+
+// send sends a frame out of an interface.
+func (n *network) send(ns *testnet.Namespace, iface string, frame []byte) {
+	n.t.Helper()
+	n.in(ns, func() error {
+		device, err := net.InterfaceByName(iface)
+		if err != nil {
+			return err
+		}
+		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.Sendto(socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: device.Index}), unix.Close(socket))
+	})
+}
+
 // TestRestart replaces a running agent several times under a stream of datagrams; none is lost.
 func TestRestart(t *testing.T) {
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){

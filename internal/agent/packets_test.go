@@ -449,19 +449,26 @@ func TestForward(t *testing.T) {
 			}
 		})
 	}
-	t.Run("without segments", func(t *testing.T) {
-		before := counters(t, k)
-		frame := drops()[0].frame
-		frame = set(frame, 0, 0x60)
-		frame = set(frame, srhSegmentsLeft, 0)
-		if verdict, _ := run(t, k.objects.TcForward, frame); verdict != tcShot {
-			t.Errorf("verdict %d, want %d", verdict, tcShot)
-		}
-		want := map[string]agentCounter{"drop_rewrite": {Packets: 1, Bytes: uint64(len(frame) - 14)}}
-		if diff := cmp.Diff(want, changed(before, counters(t, k))); diff != "" {
-			t.Errorf("counters (-want +got):\n%s", diff)
-		}
-	})
+	next := nexts()[0].frame // last entry 3: the balancer, two servers and the VIP
+	for name, frame := range map[string][]byte{
+		"without segments":               set(set(drops()[0].frame, 0, 0x60), srhSegmentsLeft, 0),
+		"hop limit 0":                    packet.SetHopLimit(next, 0),
+		"hop limit 1":                    packet.SetHopLimit(next, 1),
+		"segments left beyond the list":  set(next, srhSegmentsLeft, 5),
+		"last entry beyond the header":   set(next, srhSegmentsLeft+1, 4),
+		"both, beyond the packet's list": set(next, srhSegmentsLeft, 5, 4),
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := counters(t, k)
+			if verdict, _ := run(t, k.objects.TcForward, frame); verdict != tcShot {
+				t.Errorf("verdict %d, want %d", verdict, tcShot)
+			}
+			want := map[string]agentCounter{"drop_rewrite": {Packets: 1, Bytes: uint64(len(frame) - 14)}}
+			if diff := cmp.Diff(want, changed(before, counters(t, k))); diff != "" {
+				t.Errorf("counters (-want +got):\n%s", diff)
+			}
+		})
+	}
 }
 
 // TestClampMSS has packets of 1500 bytes: 1384 is what 56 bytes of srv6-insert leave to IPv6, 1416
