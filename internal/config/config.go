@@ -165,8 +165,9 @@ type Server struct {
 	Locator netip.Prefix `yaml:"locator"`
 	// Address is the tunnel's far end. gre and ipip only.
 	Address netip.Addr `yaml:"address"`
-	// Host is where health checks connect to. Default the address, or ::1 in the
-	// locator.
+	// Host is where health checks connect to. Default the address; a server of an
+	// SRv6 encapsulation has none, so it is required when the service has health
+	// checks.
 	Host netip.Addr `yaml:"host"`
 	// Weight is the server's share of new flows relative to the others', 0 to
 	// 1000. Default 1. A server of weight 0 keeps its flows and gets no new ones.

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/segue-lb/segue/internal/tables"
@@ -66,13 +65,7 @@ func (h *Health) setDefaults(d *document, path string, port Port) {
 func (s *Server) setDefaults(d *document, path string) {
 	one := uint32(1)
 	setDefault(d, child(path, "weight"), &s.Weight, &one)
-	host := s.Address
-	if !host.IsValid() && s.Locator.IsValid() {
-		bytes := s.Locator.Addr().As16()
-		bytes[15] = 1
-		host = netip.AddrFrom16(bytes)
-	}
-	setDefault(d, child(path, "host"), &s.Host, host)
+	setDefault(d, child(path, "host"), &s.Host, s.Address)
 }
 
 func (a *Agent) setDefaults(d *document) {

@@ -30,7 +30,7 @@ services:
     port: 443
     protocol: tcp
     health: {http: {}}
-    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+    servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1"}]
   - name: dns
     vip: 192.0.2.53
     port: 53
@@ -62,7 +62,7 @@ services:
 			},
 			Servers: []Server{{
 				Name: "s1", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
-				Host: netip.MustParseAddr("fd00:5:0:1::1"), Weight: &one,
+				Host: netip.MustParseAddr("2001:db8:0:5::1"), Weight: &one,
 			}},
 		}, {
 			Name: "dns", VIP: netip.MustParseAddr("192.0.2.53"), Port: 53, Protocol: UDP,
@@ -166,7 +166,7 @@ services:
     protocol: tcp
     health:
       tcp:
-    servers: [{name: s1, locator: "fd00:5:0:1::/64"}]
+    servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1"}]
 `, "line 8: services[0].health: must have exactly one of http and tcp; tcp: {} has all its defaults"},
 	}
 	for _, test := range tests {

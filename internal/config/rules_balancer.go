@@ -134,6 +134,8 @@ func (d *document) checkServers(path string, s *Service, own netip.Prefix) {
 
 		if d.has(child(at, "host")) {
 			d.checkCheckedHost(child(at, "host"), server.Host)
+		} else if s.Health != nil && s.Encapsulation.isSRv6() {
+			d.failf(child(at, "host"), "required by the health checks of a service whose encapsulation is %s", s.Encapsulation)
 		}
 		if server.Weight != nil {
 			checkRange(d, child(at, "weight"), *server.Weight, 0, 1000)

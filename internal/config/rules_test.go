@@ -30,7 +30,7 @@ services:
     health: {http: {path: /healthz, port: 8080}, interval: 100ms, timeout: 100ms, rise: 1, fall: 1}
     servers:
       - {name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1", weight: 0}
-      - {name: s2, locator: "fd00:5:0:2::/64", weight: 1000}
+      - {name: s2, locator: "fd00:5:0:2::/64", host: "2001:db8:0:5::2", weight: 1000}
   - name: dns
     vip: 198.51.100.53
     port: all
@@ -281,7 +281,7 @@ func TestTimeoutAndHealthRules(t *testing.T) {
 func TestServerRules(t *testing.T) {
 	s1 := `{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1", weight: 0}`
 	checkMutations(t, validBalancer, ParseBalancer, []mutation{
-		{"no servers", "      - " + s1 + "\n      - {name: s2, locator: \"fd00:5:0:2::/64\", weight: 1000}\n", "",
+		{"no servers", "      - " + s1 + "\n      - {name: s2, locator: \"fd00:5:0:2::/64\", host: \"2001:db8:0:5::2\", weight: 1000}\n", "",
 			one("services[0].servers", "at least one is required")},
 		{"name missing", "name: s1, ", "", one("services[0].servers[0].name", "required")},
 		{"name space", "name: s1, ", "name: s 1, ", one("services[0].servers[0].name", "must be printable and have no spaces")},
@@ -295,7 +295,9 @@ func TestServerRules(t *testing.T) {
 			one("services[0].servers[1].locator", "is that of services[0].servers[0].locator too")},
 		{"locator balancer's", `"fd00:5:0:1::/64"`, `"fd00:6c:0:1::/64"`,
 			one("services[0].servers[0].locator", "is the balancer's own")},
-		{"address for SRv6", s1, `{name: s1, locator: "fd00:5:0:1::/64", address: "2001:db8::5"}`,
+		{"host missing with health checks", `host: "2001:db8:0:5::1", `, "",
+			one("services[0].servers[0].host", "required by the health checks of a service whose encapsulation is srv6-insert")},
+		{"address for SRv6", s1, `{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1", address: "2001:db8::5"}`,
 			one("services[0].servers[0].address", "not used by encapsulation srv6-insert")},
 		{"address missing", "address: 192.0.2.53", "",
 			one("services[1].servers[0].address", "required by encapsulation gre")},

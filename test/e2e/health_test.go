@@ -16,6 +16,10 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 			cfg.Services[i].Health = &config.Health{
 				HTTP: &config.HTTPCheck{Path: "/healthz"}, Interval: 500 * time.Millisecond, Rise: 2, Fall: 2,
 			}
+			for j := range cfg.Services[i].Servers {
+				server := &cfg.Services[i].Servers[j]
+				server.Host = l.Node(server.Name).IPv6
+			}
 		}
 	})
 	live := open(t, l, 200, l.Topology.Services...)
