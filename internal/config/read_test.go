@@ -166,7 +166,7 @@ services:
     protocol: tcp
     health:
       tcp:
-    servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8::1"}]
+    servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1"}]
 `, "line 8: services[0].health: must have exactly one of http and tcp; tcp: {} has all its defaults"},
 	}
 	for _, test := range tests {
