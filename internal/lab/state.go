@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 	"slices"
 	"sync"
 
@@ -38,6 +39,9 @@ func instance(lab, node string) string { return instancePrefix(lab) + node }
 
 func instancePrefix(lab string) string { return "lab-" + lab + "-" }
 
+// lockPatience is how long a lock may be held by nobody who matters.
+const lockPatience = time.Second
+
 // lock is held by whoever builds or removes a lab.
 type lock struct{ dir *os.File }
 
@@ -46,9 +50,17 @@ func lockState(name string) (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		dir.Close()
-		return nil, fmt.Errorf("lab %q is being built or removed by another process", name)
+	// A process that was killed while it started another leaves the lock to that one's beginnings, up
+	// to its exec.
+	for deadline := time.Now().Add(lockPatience); ; time.Sleep(lockPatience / 100) {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			dir.Close()
+			return nil, fmt.Errorf("lab %q is being built or removed by another process", name)
+		}
 	}
 	return &lock{dir}, nil
 }

@@ -1,0 +1,34 @@
+package lab
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// A lock that is let go within a moment is no other process's.
+func TestLockIsWaitedFor(t *testing.T) {
+	name := fmt.Sprintf("lock%d", os.Getpid())
+	if err := os.MkdirAll(stateDir(name), 0o755); err != nil {
+		t.Skipf("cannot write to %s: %v", stateRoot, err)
+	}
+	t.Cleanup(func() {
+		for dir := stateDir(name); os.Remove(dir) == nil; dir = filepath.Dir(dir) {
+		}
+	})
+	held, err := lockState(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(lockPatience/10, held.unlock)
+	lock, err := lockState(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.unlock()
+	if _, err := lockState(name); err == nil {
+		t.Error("two hold the lock")
+	}
+}
