@@ -6,9 +6,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 	"slices"
 	"sync"
+	"time"
 
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/sys/unix"
