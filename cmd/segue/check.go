@@ -40,11 +40,9 @@ func check(cmd *cobra.Command, file, role string) error {
 	if err != nil {
 		return err
 	}
+	hint := ""
 	if role == "" {
-		role = "agent"
-		if config.HasServers(data) {
-			role = "lb"
-		}
+		role, hint = guessRole(data)
 	}
 	var kind, content string
 	switch role {
@@ -66,10 +64,18 @@ func check(cmd *cobra.Command, file, role string) error {
 	var problems config.Errors
 	if errors.As(err, &problems) {
 		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
-		return fmt.Errorf("%s: no valid %s configuration: %s", file, kind, count(len(problems), "problem"))
+		return fmt.Errorf("%s: no valid %s configuration: %s%s", file, kind, count(len(problems), "problem"), hint)
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s: valid %s configuration: %s\n", file, kind, content)
 	return nil
+}
+
+// guessRole tells whose a file is, and why, for those who meant the other.
+func guessRole(data []byte) (role, hint string) {
+	if config.HasServers(data) {
+		return "lb", " (a balancer's, for a service lists servers; --role agent if it is an agent's)"
+	}
+	return "agent", " (an agent's, for no service lists servers; --role lb if it is a balancer's)"
 }
 
 // servers counts a server once for each service that it is in.

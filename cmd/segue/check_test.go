@@ -37,9 +37,9 @@ func TestCheck(t *testing.T) {
 			bad + ":3: services[0].protocol: required\n" +
 			bad + ":3: services[0].servers[0].name \"s 1\": must be printable and have no spaces\n" +
 			bad + ":3: services[0].servers[0].locator: required by encapsulation srv6-encap\n",
-			bad + ": no valid balancer configuration: 7 problems"},
+			bad + ": no valid balancer configuration: 7 problems (a balancer's, for a service lists servers"},
 		{"agent by default", "-c " + badAgent, badAgent + ":1: services: at least one is required\n",
-			badAgent + ": no valid agent configuration: 1 problem"},
+			badAgent + ": no valid agent configuration: 1 problem (an agent's, for no service lists servers; --role lb"},
 		{"balancer by role", "--role lb -c " + badAgent, badAgent + ":1: services: at least one is required\n",
 			badAgent + ": no valid balancer configuration: 1 problem"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
