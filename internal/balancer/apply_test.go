@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
@@ -403,6 +404,27 @@ func TestRestartWithOtherServers(t *testing.T) {
 	f.route()
 	if got := f.run(web.frame()); reasonOf(got) != "forward_new" {
 		t.Errorf("SYN: %s", reasonOf(got))
+	}
+}
+
+// A server that fails its checks is not tried again by a process that has just started.
+func TestRestartRemembersHealth(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
+	f := open(t, cfg)
+	f.setHealth("web", "s1", false)
+	f.stop()
+	f.start(cfg)
+	f.route()
+	for port := range uint16(50) {
+		if got := serverOf(f.run(web.from(20000 + port).frame())); got != "web/s2" {
+			t.Fatalf("a new flow goes to %s", got)
+		}
+	}
+	for _, target := range f.services.healthTargets(cfg.Services) {
+		if target.Failing != (target.Server == "s1") {
+			t.Errorf("%s is checked as failing: %v", target.Server, target.Failing)
+		}
 	}
 }
 

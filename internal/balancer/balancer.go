@@ -149,7 +149,7 @@ func (b *Balancer) control(ctx context.Context) error {
 	armed := true
 
 	b.resolver.SetTargets(ctx, b.targets())
-	b.checker.SetTargets(ctx, health.Targets(b.cfg.Services))
+	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
 	for {
 		b.publish()
 		var err error
@@ -264,7 +264,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	}
 	b.cfg = cfg
 	b.resolver.SetTargets(ctx, b.targets())
-	b.checker.SetTargets(ctx, health.Targets(cfg.Services))
+	b.checker.SetTargets(ctx, b.services.healthTargets(cfg.Services))
 	b.applyHops()
 	return nil
 }

@@ -141,15 +141,15 @@ func (s *services) add(name string) (*service, error) {
 }
 
 // claimMembers gives the configured servers their slots. A server that was there
-// before keeps what the health checks found.
+// before keeps what the health checks found, also before a restart.
 func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.BalancerNode) ([]*member, error) {
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
-		m := &member{Server: server, healthy: true}
+		key := keyOfServer(cfg, &server, node)
+		m := &member{Server: server, healthy: cfg.Health == nil || !s.slots.failing(key)}
 		if old := svc.member(server.Name); old != nil && cfg.Health != nil {
 			m.healthy = old.healthy
 		}
-		key := keyOfServer(cfg, &server, node)
 		slot, err := s.slots.claim(key, svc.id, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
@@ -199,6 +199,16 @@ func (s *services) setHealth(result health.Result) *service {
 	}
 	m.healthy = result.Healthy
 	return svc
+}
+
+// healthTargets are the servers to be checked, as they are held to be.
+func (s *services) healthTargets(services []config.Service) []health.Target {
+	targets := health.Targets(services)
+	for i := range targets {
+		t := &targets[i]
+		t.Failing = !s.byName[t.Service].member(t.Server).healthy
+	}
+	return targets
 }
 
 // usable lists the servers of a service that new flows are placed on: of those that

@@ -87,6 +87,12 @@ func (s *slots) claim(key serverKey, service uint32, flags balancerServerFlags) 
 	return slot, nil
 }
 
+// failing tells whether a server has a slot and fails its checks.
+func (s *slots) failing(key serverKey) bool {
+	slot, ok := s.byKey[key]
+	return ok && s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING != 0
+}
+
 // free finds a slot that nobody has.
 func (s *slots) free() (uint32, error) {
 	for ; s.lowest < uint32(len(s.kernel.servers.servers)); s.lowest++ {

@@ -47,11 +47,13 @@ func (b *board) replace(targets []Target) {
 		}
 	}
 	for n, t := range wanted {
-		w := &watch{target: t, healthy: true, told: true}
+		w := &watch{target: t, healthy: !t.Failing, told: !t.Failing}
 		if old := b.watches[n]; old != nil {
-			if old.target == t {
+			w.target.Failing = old.target.Failing // not new: its reader learns the rest from here
+			if old.target == w.target {
 				continue
 			}
+			w.target.Failing, w.healthy = false, true
 			old.stop()
 			w.told, w.reason = old.told, "its check has changed"
 		}

@@ -122,7 +122,7 @@ func (c *Checker) logChange(v verdict) {
 // in the interval after, which spreads the probes of targets that came together,
 // then at every interval.
 func (c *Checker) follow(ctx context.Context, w *watch) {
-	s := streak{healthy: true}
+	s := streak{healthy: !w.target.Failing}
 	c.check(ctx, w, &s)
 	timer := time.NewTimer(rand.N(w.target.Interval))
 	defer timer.Stop()

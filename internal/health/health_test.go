@@ -462,11 +462,31 @@ func TestTargets(t *testing.T) {
 	}
 	address := netip.MustParseAddrPort
 	want := []Target{
-		{"web", "s1", address("[fd00::1]:8080"), "/healthz", "[2001:db8::80]:8080", 2 * time.Second, time.Second, 4, 5},
-		{"web", "s2", address("[fd00::2]:8080"), "/healthz", "[2001:db8::80]:8080", 2 * time.Second, time.Second, 4, 5},
-		{"dns", "s1", address("10.0.0.1:53"), "", "", time.Second, time.Second, 1, 2},
+		{"web", "s1", address("[fd00::1]:8080"), "/healthz", "[2001:db8::80]:8080", 2 * time.Second, time.Second, 4, 5, false},
+		{"web", "s2", address("[fd00::2]:8080"), "/healthz", "[2001:db8::80]:8080", 2 * time.Second, time.Second, 4, 5, false},
+		{"dns", "s1", address("10.0.0.1:53"), "", "", time.Second, time.Second, 1, 2, false},
 	}
 	if got := Targets(services); !slices.Equal(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+}
+
+// A target that its reader holds to be failing is news when it is not.
+func TestFailingFromTheStart(t *testing.T) {
+	var started []*watch
+	b := newBoard(func(w *watch) { w.stop = func() {}; started = append(started, w) })
+	target := Target{Service: "web", Server: "s1", Failing: true}
+	b.replace([]Target{target})
+	if r, ok := b.news(); ok {
+		t.Errorf("news at once: %+v", r)
+	}
+	target.Failing = false // what its reader held at the start does not make it another
+	b.replace([]Target{target})
+	if len(started) != 1 {
+		t.Fatalf("started %d times", len(started))
+	}
+	b.record(verdict{watch: started[0], healthy: true})
+	if r, ok := b.news(); !ok || !r.Healthy {
+		t.Errorf("after it recovered: %+v, %v", r, ok)
 	}
 }

@@ -22,6 +22,9 @@ type Target struct {
 	Timeout  time.Duration // of a whole probe, at most the interval
 	Rise     int           // consecutive successes that bring a server back
 	Fall     int           // consecutive failures that take it out
+	// Failing is what its reader holds of a target that is new to the checker: it has failed already,
+	// and Rise successes bring it back.
+	Failing bool
 }
 
 // Targets are the servers of all services that have a health check.
