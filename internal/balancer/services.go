@@ -330,22 +330,29 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 // keepKeys deletes all entries but those with the keys. It comes after all entries are written, so
 // that no packet misses its service while services change places.
 func (s *services) keepKeys(wanted map[balancerServiceKey]bool) error {
-	var stale []balancerServiceKey
-	var key balancerServiceKey
-	var value balancerService
-	entries := s.kernel.objects.Services.Iterate()
+	if err := deleteOthers[balancerServiceKey, balancerService](s.kernel.objects.Services, wanted); err != nil {
+		return fmt.Errorf("remove the entries of services: %w", err)
+	}
+	return nil
+}
+
+// deleteOthers deletes all elements of a map but those with the wanted keys.
+func deleteOthers[K comparable, V any](m *ebpf.Map, wanted map[K]bool) error {
+	var stale []K
+	var key K
+	var value V
+	entries := m.Iterate()
 	for entries.Next(&key, &value) {
 		if !wanted[key] {
 			stale = append(stale, key)
 		}
 	}
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read the services: %w", err)
+		return err
 	}
 	for _, key := range stale {
-		if err := s.kernel.objects.Services.Delete(key); err != nil {
-			vip, port, protocol := fromKey(key)
-			return fmt.Errorf("remove the entry of %s port %s %s: %w", vip, port, protocol, err)
+		if err := m.Delete(key); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -357,27 +364,13 @@ func (s *services) applyVIPs() error {
 	for _, svc := range s.byName {
 		wanted[in6(svc.VIP)] = true
 	}
-	var stale []balancerIn6Addr
-	var vip balancerIn6Addr
-	var value uint32
-	entries := s.kernel.objects.Vips.Iterate()
-	for entries.Next(&vip, &value) {
-		if !wanted[vip] {
-			stale = append(stale, vip)
-		}
-	}
-	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read the VIPs: %w", err)
-	}
 	for vip := range wanted {
 		if err := s.kernel.objects.Vips.Put(vip, uint32(1)); err != nil {
 			return fmt.Errorf("write VIP %s: %w", addrOf(vip), err)
 		}
 	}
-	for _, vip := range stale {
-		if err := s.kernel.objects.Vips.Delete(vip); err != nil {
-			return fmt.Errorf("remove VIP %s: %w", addrOf(vip), err)
-		}
+	if err := deleteOthers[balancerIn6Addr, uint32](s.kernel.objects.Vips, wanted); err != nil {
+		return fmt.Errorf("remove VIPs: %w", err)
 	}
 	return nil
 }
