@@ -121,6 +121,10 @@ func (n *Node) setSysctls() error {
 			sysctl{"ipv4/fib_multipath_hash_policy", "1"},
 			sysctl{"ipv6/fib_multipath_hash_policy", "1"},
 		)
+	case RoleClient:
+		// A veth hands the sender's own hash of a connection on, and the edge's ECMP takes it for the
+		// 5-tuple's: a connection that retransmits must not change it (since Linux 5.17).
+		settings = append(settings, sysctl{"core/txrehash", "0"})
 	case RoleServer:
 		// An agent passes packets on to the next segment, which the kernel's routing lookup for XDP
 		// answers only on a router. Balancers forward nothing but by XDP: were they routers, packets
