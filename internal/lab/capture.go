@@ -18,8 +18,9 @@ type Capture struct {
 	done   chan error
 }
 
-// captureBuffer is what the kernel may queue while the reader does not run, in bytes.
-const captureBuffer = 64 << 20
+// captureBuffer is what the kernel may queue while the reader does not run, in bytes. It counts a page
+// for every packet that was sent by XDP, however short.
+const captureBuffer = 512 << 20
 
 // Capture starts to write all packets of one of the node's interfaces, in both directions, to w as a
 // pcap file. Nothing is missed once it has returned. Packets that a node sends by XDP pass none of

@@ -3,8 +3,10 @@ package e2e
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"sync"
 	"testing"
 
 	"github.com/gopacket/gopacket"
@@ -18,8 +20,27 @@ import (
 type capture struct {
 	node *lab.Node
 	mac  net.HardwareAddr
-	file bytes.Buffer
+	file sharedFile
 	tap  *lab.Capture
+}
+
+// sharedFile can be read while it is written.
+type sharedFile struct {
+	mu   sync.Mutex
+	data bytes.Buffer
+}
+
+func (f *sharedFile) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.data.Write(p)
+}
+
+// reader reads what is written so far.
+func (f *sharedFile) reader() io.Reader {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return bytes.NewReader(bytes.Clone(f.data.Bytes()))
 }
 
 // startCapture records the packets that a balancer receives for services and sends to servers.
@@ -39,12 +60,33 @@ func startCapture(t *testing.T, l *lab.Lab, node string) *capture {
 	return c
 }
 
-// stop ends the capture and returns the frames with TCP or UDP in them, apart by direction. TCP is all
-// that is awaited: neighbour discovery and other traffic of the host's own is left out.
+// awaitBalance waits until the node has sent on all packets that were recorded, at least a number of
+// them, and ends the capture: when a client has its answer, its last packets may still be on their way.
+func (c *capture) awaitBalance(t *testing.T, least int) (received, sent [][]byte) {
+	t.Helper()
+	eventually(t, func() error {
+		received, sent = c.frames(t)
+		if len(received) != len(sent) || len(received) < least {
+			return fmt.Errorf("%s received %d packets for VIPs and sent %d", c.node.Name, len(received), len(sent))
+		}
+		return nil
+	})
+	must(t, c.tap.Stop())
+	return received, sent
+}
+
+// stop ends the capture at once.
 func (c *capture) stop(t *testing.T) (received, sent [][]byte) {
 	t.Helper()
 	must(t, c.tap.Stop())
-	for _, frame := range frames(t, &c.file) {
+	return c.frames(t)
+}
+
+// frames returns the recorded frames with TCP or UDP in them, apart by direction: neighbour discovery
+// and other traffic of the host's own is left out.
+func (c *capture) frames(t *testing.T) (received, sent [][]byte) {
+	t.Helper()
+	for _, frame := range frames(t, c.file.reader()) {
 		_, isTCP := layer[*layers.TCP](frame)
 		_, isUDP := layer[*layers.UDP](frame)
 		switch {

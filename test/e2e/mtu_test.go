@@ -122,11 +122,8 @@ func watchLongest(t *testing.T, l *lab.Lab) func() (before, after int) {
 		captures[name] = startCapture(t, l, name)
 	}
 	return func() (before, after int) {
-		for name, c := range captures {
+		for _, c := range captures {
 			in, out := c.stop(t)
-			if len(in) != len(out) {
-				t.Errorf("%s received %d packets for the VIP and sent %d", name, len(in), len(out))
-			}
 			for _, frame := range in {
 				before = max(before, len(frame)-14)
 			}

@@ -36,10 +36,7 @@ func TestTsharkUnderstandsTheWire(t *testing.T) {
 					must(t, client.upload(t.Context(), s, 20e3))
 				}
 			}
-			before, after := capture.stop(t)
-			if len(before) != len(after) || len(before) < 3 {
-				t.Fatalf("the balancer received %d packets and sent %d", len(before), len(after))
-			}
+			before, after := capture.awaitBalance(t, 3)
 			dissections := packettest.Dissect(t, append(before, after...), wireFields...)
 			for _, d := range dissections {
 				if len(d.Problems) > 0 {
