@@ -4,13 +4,8 @@
  *
  *	parse -> classify -> persist -> place -> segments -> encapsulate -> transmit
  */
-#include "encap.h"
-#include "host.h"
-#include "maps.h"
-#include "parse.h"
 #include "persist.h"
-#include "place.h"
-#include "stats.h"
+#include "steer.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -23,30 +18,6 @@ const union {
 	enum flow_state flow_state;
 	enum reason reason;
 } *shared_types __attribute__((unused));
-
-/* What becomes of a packet that no service takes: `why`, if it is for a VIP;
- * else it is none of our business. */
-static __always_inline enum reason refuse(const struct packet *pkt, enum reason why)
-{
-	if (!pkt->ethertype || !bpf_map_lookup_elem(&vips, &pkt->key.destination))
-		return REASON_PASS_NOT_VIP;
-	return why;
-}
-
-static __always_inline const struct service *classify(const struct packet *pkt)
-{
-	struct service_key key = {
-		.vip = pkt->key.destination,
-		.port = pkt->key.destination_port,
-		.protocol = pkt->key.protocol,
-	};
-	const struct service *service = bpf_map_lookup_elem(&services, &key);
-
-	if (service)
-		return service;
-	key.port = 0;
-	return bpf_map_lookup_elem(&services, &key);
-}
 
 /* Finds the servers that the packet visits, and says how they were found. */
 static __always_inline enum reason find_segments(const struct packet *pkt,
@@ -64,46 +35,6 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 	if (pkt->key.protocol == IPPROTO_TCP && !starts_connection(pkt))
 		return REASON_FORWARD_RECOVER;
 	return REASON_FORWARD_NEW;
-}
-
-static __always_inline void count_server(__u32 number, const struct packet *pkt, enum reason why)
-{
-	struct server_counter *counter = bpf_map_lookup_elem(&server_counters, &number);
-
-	if (!counter)
-		return;
-	counter->packets++;
-	counter->bytes += pkt->length;
-	counter->flows += why == REASON_FORWARD_NEW;
-}
-
-/* Wraps the packet for its servers and sends it to the first. */
-static __always_inline enum reason send(struct xdp_md *ctx, const struct packet *pkt,
-					const struct service *service, const struct flow_slot *flow,
-					const struct segments *segments, const struct port **out)
-{
-	__u32 number = segments->server[0];
-	const struct server *server = bpf_map_lookup_elem(&servers, &number);
-	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
-	__u32 port_number = NEXT_HOP_PORT(next_hop);
-	const struct port *port = bpf_map_lookup_elem(&ports, &port_number);
-	struct encap encap = { .pkt = pkt, .segments = segments, .server = server };
-
-	if (!server || !next_hop || !port)
-		return REASON_DROP_NO_NEXT_HOP;
-	if (pkt->hop_limit <= 1)
-		return REASON_DROP_HOP_LIMIT;
-	encap.size = encap_size(service->encapsulation, segments, server);
-	encap.flow_label = flow->signature >> FLOW_SIGNATURE_SHIFT & FLOW_LABEL_MASK;
-	if (pkt->length + encap.size > port->mtu)
-		return REASON_DROP_TOO_BIG;
-	if (!encapsulate(ctx, service->encapsulation, &encap))
-		return REASON_DROP_NO_HEADROOM;
-	if (!write_ethernet(ctx, next_hop, port,
-			    bpf_htons(server->flags & SERVER_IPV4 ? ETH_P_IP : ETH_P_IPV6)))
-		return REASON_DROP_NO_HEADROOM;
-	*out = port;
-	return REASON_NONE;
 }
 
 static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
@@ -128,18 +59,11 @@ static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
 	found = find_segments(pkt, service, &flow, &segments);
 	if (found == REASON_DROP_NO_SERVER)
 		return found;
-	failed = send(ctx, pkt, service, &flow, &segments, port);
+	failed = send(ctx, pkt, service, &segments, flow_label(&flow), port);
 	if (failed)
 		return failed;
 	count_server(segments.server[0], pkt, found);
 	return found;
-}
-
-static __always_inline int transmit(const struct xdp_md *ctx, const struct port *port)
-{
-	if (port->hairpin && port->ifindex == ctx->ingress_ifindex)
-		return XDP_TX;
-	return bpf_redirect(port->ifindex, 0);
 }
 
 SEC("xdp")

@@ -118,6 +118,12 @@ static __always_inline void flow_lookup(const struct flow_key *key, struct flow_
 	}
 }
 
+/* What tells the flow from others to routers: the signature's low bits. */
+static __always_inline __u32 flow_label(const struct flow_slot *slot)
+{
+	return slot->signature >> FLOW_SIGNATURE_SHIFT;
+}
+
 /* Notes that the flow was seen. Writes only what changed, and not twice a tick,
  * to leave the line shared between cores. */
 static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state state, __u64 now)

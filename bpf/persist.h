@@ -7,6 +7,7 @@
 
 #include "flowtable.h"
 #include "maps.h"
+#include "parse.h"
 #include "place.h"
 
 /* Opens a connection: nothing of the flow can be known by right. */
