@@ -21,9 +21,9 @@ export GOFLAGS += -buildvcs=false
 # host's will do.
 export BPF2GO_CC := $(CURDIR)/.tools/bin/clang
 export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
-export BPF2GO_CFLAGS := -mcpu=v3 -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
+export BPF2GO_CFLAGS := -mcpu=v3 -fno-strict-aliasing -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
 
-BPF := $(wildcard bpf/*.c bpf/*.h bpf/test/*.c)
+BPF := $(wildcard bpf/*.c bpf/*.h bpf/*/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
 GENERATED := bin/.generated
 SCRIPTS := $(SETUP) .ci/run

@@ -25,6 +25,13 @@ struct {
 	__type(value, __u32);
 } tunnel_addresses SEC(".maps");
 
+struct service_key {
+	struct in6_addr vip;
+	__be16 port; /* 0: every port that no other service of the VIP names */
+	__u8 protocol;
+	__u8 pad;
+};
+
 /* The largest MSS that fits the way from the balancers, by TCP service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

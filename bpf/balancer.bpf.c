@@ -16,6 +16,8 @@ const union {
 	enum encapsulation encapsulation;
 	enum server_flags server_flags;
 	enum flow_state flow_state;
+	enum service_entry_kind service_entry_kind;
+	struct service_entry service_entry;
 	enum reason reason;
 } *shared_types __attribute__((unused));
 
@@ -42,7 +44,7 @@ static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
 {
 	struct segments segments = {};
 	struct flow_slot flow = {};
-	const struct service *service;
+	struct service service;
 	enum reason found, failed;
 	enum parse_error error;
 
@@ -53,13 +55,12 @@ static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
 		return REASON_PASS_NOT_IP;
 	if (error)
 		return refuse(pkt, reason_of(error));
-	service = classify(pkt);
-	if (!service)
+	if (!classify(pkt, &service))
 		return refuse(pkt, REASON_DROP_NO_SERVICE);
-	found = find_segments(pkt, service, &flow, &segments);
+	found = find_segments(pkt, &service, &flow, &segments);
 	if (found == REASON_DROP_NO_SERVER)
 		return found;
-	failed = send(ctx, pkt, service, &segments, flow_label(&flow), port);
+	failed = send(ctx, pkt, &service, &segments, flow_label(&flow), port);
 	if (failed)
 		return failed;
 	count_server(segments.server[0], pkt, found);

@@ -92,13 +92,13 @@ static __always_inline bool write_segments(struct in6_addr *out, const void *end
 {
 	for (__u32 i = 0; i < MAX_CANDIDATES; i++) {
 		__u32 left = segments->count - i;
-		const struct server *server;
-		__u32 number;
+		const struct server *server = segments->first;
 
 		if (left <= skip || left > MAX_CANDIDATES)
 			return true;
-		number = segments->server[(left - 1) & (MAX_CANDIDATES - 1)];
-		server = bpf_map_lookup_elem(&servers, &number);
+		if (left > 1)
+			server = bpf_map_lookup_elem(
+				&servers, &segments->server[(left - 1) & (MAX_CANDIDATES - 1)]);
 		/* Or the compiler checks one register and writes through another. */
 		barrier_var(out);
 		if (!server || (void *)(out + 1) > end)
@@ -111,13 +111,15 @@ static __always_inline bool write_segments(struct in6_addr *out, const void *end
 static __always_inline void start_srh(struct segment_routing_header *srh, __u8 next_header,
 				      __u32 entries, __u32 segments_left)
 {
-	srh->next_header = next_header;
-	srh->length = entries * 2;
-	srh->type = ROUTING_TYPE_SRH;
-	srh->segments_left = segments_left;
-	srh->last_entry = entries - 1;
-	srh->flags = 0;
-	srh->tag = 0;
+	const struct segment_routing_header start = {
+		.next_header = next_header,
+		.length = entries * 2,
+		.type = ROUTING_TYPE_SRH,
+		.segments_left = segments_left,
+		.last_entry = entries - 1,
+	};
+
+	*(__u64 *)srh = *(const __u64 *)&start;
 }
 
 /*
@@ -140,6 +142,13 @@ __noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
 	return 0;
 }
 
+static __always_inline void copy_ipv6(struct ipv6hdr *to, const struct ipv6hdr *from)
+{
+	*(__u64 *)to = *(const __u64 *)from;
+	copy_address(&to->saddr, &from->saddr);
+	copy_address(&to->daddr, &from->daddr);
+}
+
 /* (lb, s1, ..., sn, VIP) between the IPv6 header and the rest; the source stays
  * the client's, and the balancer is the segment that was visited already. */
 static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
@@ -155,7 +164,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 
 	if ((void *)(ip + 1) > end || (void *)(old + 1) > end)
 		return false;
-	*ip = *old;
+	copy_ipv6(ip, old);
 	next_header = &ip->nexthdr;
 	if (options) {
 		if (move_hop_by_hop(ctx, encap->size, options))
@@ -171,13 +180,13 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 		return false;
 	start_srh(srh, *next_header, count + 2, count);
 	*next_header = IPPROTO_ROUTING;
-	srh->segment[0] = ip->daddr;
+	copy_address(&srh->segment[0], &ip->daddr);
 	if (!write_segments(&srh->segment[1], end, encap->segments, 0))
 		return false;
 	segment = &srh->segment[(count & (2 * MAX_CANDIDATES - 1)) + 1];
 	if ((void *)(segment + 1) > end)
 		return false;
-	*segment = encap->server->source;
+	copy_address(segment, &encap->server->source);
 	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
 	write_sid(&ip->daddr, &encap->server->address, encap->segments->function);
 	return true;
@@ -193,7 +202,7 @@ static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct en
 	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
 	ip->nexthdr = next_header;
 	ip->hop_limit = OUTER_HOP_LIMIT;
-	ip->saddr = encap->server->source;
+	copy_address(&ip->saddr, &encap->server->source);
 }
 
 /* H.Encaps.Red: the first segment is the outer destination and nowhere else. */
@@ -268,7 +277,7 @@ static __always_inline void *write_outer(struct xdp_md *ctx, const struct encap 
 		if ((void *)(ip + 1) > frame_end(ctx))
 			return NULL;
 		start_outer_ipv6(ip, encap, protocol);
-		ip->daddr = encap->server->address;
+		copy_address(&ip->daddr, &encap->server->address);
 		return ip + 1;
 	}
 }
@@ -322,9 +331,10 @@ static __always_inline bool write_ethernet(struct xdp_md *ctx, __u64 next_hop,
 
 	if ((void *)(ethernet + 1) > frame_end(ctx))
 		return false;
-	__builtin_memcpy(ethernet->h_dest, &next_hop, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_source, port->mac, ETH_ALEN);
-	ethernet->h_proto = ethertype;
+	/* The port number makes way for the source's first two bytes. */
+	*(__u64 *)ethernet->h_dest = next_hop << 16 >> 16 | (__u64)port->mac_start << 48;
+	*(__u32 *)&ethernet->h_source[2] = port->mac_rest;
+	*ethertype_of(ethernet) = ethertype;
 	return true;
 }
 

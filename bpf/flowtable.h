@@ -50,16 +50,15 @@ struct {
 } flows SEC(".maps");
 
 /* Secret, random, and kept as long as the table: set at load. */
-const volatile __u64 flow_bucket_keys[HASH_KEYS];
-const volatile __u64 flow_signature_keys[HASH_KEYS];
+const volatile __u64 flow_bucket_keys[FLOW_WORDS + 1];
+const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
 const volatile __u32 flow_bucket_mask;
 
-/* Where a flow is, or would be. */
+/* A flow's place in the table. */
 struct flow_slot {
 	struct flow_bucket *bucket;
 	__u64 signature; /* in its place in an entry */
-	__u64 *entry;	 /* the flow's; NULL: not in the table */
-	__u64 value;	 /* what *entry was when read */
+	__u64 value;	 /* its entry when that was read; 0: it has none */
 };
 
 static __always_inline __u64 flow_now(void)
@@ -93,35 +92,77 @@ static __always_inline __u64 flow_value(__u64 signature, __u32 server, enum flow
 	       now;
 }
 
-/* Signatures of all zeros are fine: a free entry is told by its state. */
-static __always_inline void flow_lookup(const struct flow_key *key, struct flow_slot *slot)
+/* A service stands for the VIP and the protocol, and the port is hashed for
+ * services of all ports. */
+static __always_inline void flow_hash(const struct flow_key *key, __u32 service, __u32 *bucket,
+				      __u64 *signature)
 {
-	__u32 place = hash_flow(key, flow_bucket_keys);
-	__u32 number = place & flow_bucket_mask;
+	const __u32 words[FLOW_WORDS] = {
+		key->source.s6_addr32[0],	   key->source.s6_addr32[1],
+		key->source.s6_addr32[2],	   key->source.s6_addr32[3],
+		*(const __u32 *)&key->source_port, service,
+	};
+	__u32 place = mix(multilinear(words, FLOW_WORDS, flow_bucket_keys));
+	__u32 check = mix(multilinear(words, FLOW_WORDS, flow_signature_keys));
 
+	*bucket = place & flow_bucket_mask;
 	/* The place's two highest bits widen the signature: 2^30 buckets at most. */
-	slot->signature = (__u64)hash_flow(key, flow_signature_keys) << (FLOW_SIGNATURE_SHIFT + 2) |
-			  (__u64)(place >> 30) << FLOW_SIGNATURE_SHIFT;
-	slot->entry = NULL;
+	*signature = (__u64)check << (FLOW_SIGNATURE_SHIFT + 2) | (__u64)(place >> 30)
+									  << FLOW_SIGNATURE_SHIFT;
+	if (!*signature) /* as free entries have */
+		*signature = 1ULL << FLOW_SIGNATURE_SHIFT;
+}
+
+static __always_inline __u64 flow_read(const struct flow_bucket *bucket, int way)
+{
+	return *(const volatile __u64 *)&bucket->entry[way];
+}
+
+/*
+ * Finds a flow's entry. Which of the eight it is no processor can foresee, so
+ * there is no branch until all have been compared: one mispredicted would throw
+ * away the work on the rest of the packet that is done while the line is awaited.
+ */
+static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
+					struct flow_slot *slot)
+{
+	__u32 number;
+
+	flow_hash(key, service, &number, &slot->signature);
 	slot->bucket = bpf_map_lookup_elem(&flows, &number);
+	slot->value = 0;
 	if (!slot->bucket)
 		return;
 #pragma unroll
-	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		__u64 value = *(volatile __u64 *)&slot->bucket->entry[i];
+	for (int way = 0; way < FLOWS_PER_BUCKET; way++) {
+		__u64 value = flow_read(slot->bucket, way);
+		__s64 difference = (value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT;
+		__u64 equal = (difference - 1) >> 63; /* all ones, or none */
 
-		if ((value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0 && flow_state(value)) {
-			slot->entry = &slot->bucket->entry[i];
-			slot->value = value;
-			return;
-		}
+		slot->value ^= (slot->value ^ value) & equal;
 	}
+}
+
+static __always_inline bool flow_known(const struct flow_slot *slot)
+{
+	return flow_state(slot->value) != FLOW_FREE;
 }
 
 /* What tells the flow from others to routers: the signature's low bits. */
 static __always_inline __u32 flow_label(const struct flow_slot *slot)
 {
 	return slot->signature >> FLOW_SIGNATURE_SHIFT;
+}
+
+/* Replaces an entry of the bucket; false when another core was faster. */
+static __always_inline bool flow_exchange(struct flow_bucket *bucket, __u64 old, __u64 new)
+{
+#pragma unroll
+	for (int way = 0; way < FLOWS_PER_BUCKET; way++) {
+		if (flow_read(bucket, way) == old)
+			return __sync_val_compare_and_swap(&bucket->entry[way], old, new) == old;
+	}
+	return false;
 }
 
 /* Notes that the flow was seen. Writes only what changed, and not twice a tick,
@@ -131,7 +172,7 @@ static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state s
 	__u64 value = flow_value(slot->signature, flow_server(slot->value), state, now);
 
 	if (value != slot->value)
-		__sync_val_compare_and_swap(slot->entry, slot->value, value);
+		flow_exchange(slot->bucket, slot->value, value);
 }
 
 /* How readily an entry yields its place; 0: not at all. */
@@ -156,25 +197,23 @@ static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, en
 					__u64 now)
 {
 	__u64 value = flow_value(slot->signature, server, state, now);
-	__u64 best = 0;
+	__u64 old = slot->value, best = 0;
 
 	if (!slot->bucket)
 		return false;
-	if (slot->entry)
-		return __sync_val_compare_and_swap(slot->entry, slot->value, value) == slot->value;
+	if (flow_known(slot))
+		return flow_exchange(slot->bucket, old, value);
 #pragma unroll
-	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		__u64 old = *(volatile __u64 *)&slot->bucket->entry[i];
-		__u64 rank = flow_rank(old, now);
+	for (int way = 0; way < FLOWS_PER_BUCKET; way++) {
+		__u64 other = flow_read(slot->bucket, way);
+		__u64 rank = flow_rank(other, now);
 
 		if (rank > best) {
 			best = rank;
-			slot->entry = &slot->bucket->entry[i];
-			slot->value = old;
+			old = other;
 		}
 	}
-	return slot->entry &&
-	       __sync_val_compare_and_swap(slot->entry, slot->value, value) == slot->value;
+	return best && flow_exchange(slot->bucket, old, value);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Multilinear-HM hashing (Lemire and Kaser, "Strongly universal string hashing
- * is fast", 2014): for random keys, any two flows get independent, uniform
+ * is fast", 2014): for random keys, any two inputs get independent, uniform
  * 32-bit values. Collision probabilities are therefore exact whatever flows a
  * client chooses, as long as it does not know the keys.
  */
@@ -24,16 +24,15 @@ static __always_inline __u32 mix(__u32 hash)
 	return hash ^ hash >> 16;
 }
 
-static __always_inline __u32 hash_flow(const struct flow_key *flow,
-				       const volatile __u64 keys[HASH_KEYS])
+/* The hash of an even number of words, `size`, by as many keys and one more. */
+static __always_inline __u64 multilinear(const __u32 *word, int size, const volatile __u64 *keys)
 {
-	const __u32 *word = (const __u32 *)flow;
-	__u64 sum = keys[FLOW_KEY_WORDS];
+	__u64 sum = keys[size];
 
 #pragma unroll
-	for (int i = 0; i < FLOW_KEY_WORDS; i += 2)
+	for (int i = 0; i < size; i += 2)
 		sum += (keys[i] + word[i]) * (keys[i + 1] + word[i + 1]);
-	return mix(sum >> 32);
+	return sum >> 32;
 }
 
 #endif

@@ -14,9 +14,8 @@ volatile __u64 host_mac;
  * broadcast are for others too. */
 static __always_inline bool is_host(const __u8 destination[ETH_ALEN])
 {
-	__u64 mac = 0;
+	__u64 mac = *(const __u32 *)destination | (__u64) * (const __u16 *)&destination[4] << 32;
 
-	__builtin_memcpy(&mac, destination, ETH_ALEN);
 	return mac == host_mac;
 }
 

@@ -6,29 +6,7 @@
 #ifndef SEGUE_MAPS_H
 #define SEGUE_MAPS_H
 
-#include "types.h"
-
-/* Each service has two tables: the one in use, and the next or the last. */
-#define MAX_SERVICES 32768
-
-/* Services by VIP, port and protocol. Not preallocated: an update swaps the
- * element whole, and the old one outlives every packet that still reads it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
-	__type(value, struct service);
-} services SEC(".maps");
-
-/* Which addresses are VIPs, for packets that match no service. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct in6_addr);
-	__type(value, __u32);
-} vips SEC(".maps");
+#include "services.h"
 
 /* Consistent-hash tables. A new one is built beside the old; the service then
  * names it in one update, and the old one stays for packets on their way. */

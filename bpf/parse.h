@@ -87,6 +87,19 @@ static __always_inline void *frame_end(const struct xdp_md *ctx)
 	return (void *)(long)ctx->data_end;
 }
 
+/* As two words: the compiler, which may not rely on alignment, would take four. */
+static __always_inline void copy_address(struct in6_addr *to, const struct in6_addr *from)
+{
+	((__u64 *)to)[0] = ((const __u64 *)from)[0];
+	((__u64 *)to)[1] = ((const __u64 *)from)[1];
+}
+
+/* The whole word, as it is hashed. */
+static __always_inline void set_protocol(struct packet *pkt, __u8 protocol)
+{
+	*(__u32 *)&pkt->key.protocol = protocol;
+}
+
 static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
 {
 	out->s6_addr32[0] = 0;
@@ -126,6 +139,13 @@ static __always_inline bool limit(struct cursor *at, __u32 length)
 	return at->pos + length <= at->end;
 }
 
+/* Both at once, as they are hashed: a load that takes together what two stores
+ * wrote waits until they have left the core. */
+static __always_inline void read_ports(struct packet *pkt, const void *transport)
+{
+	*(__u32 *)&pkt->key.source_port = *(const __u32 *)transport;
+}
+
 static __always_inline enum parse_error parse_transport(struct cursor *at, struct packet *pkt)
 {
 	if (pkt->key.protocol == IPPROTO_TCP) {
@@ -133,8 +153,7 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 
 		if (!has(at, sizeof(*tcp)) || tcp->doff < 5 || tcp->doff * 4 > at->left)
 			return PARSE_TRANSPORT;
-		pkt->key.source_port = tcp->source;
-		pkt->key.destination_port = tcp->dest;
+		read_ports(pkt, tcp);
 		pkt->tcp_flags = ((__u8 *)tcp)[13];
 		return PARSE_OK;
 	}
@@ -144,8 +163,7 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 		if (!has(at, sizeof(*udp)) || bpf_ntohs(udp->len) < sizeof(*udp) ||
 		    bpf_ntohs(udp->len) > at->left)
 			return PARSE_TRANSPORT;
-		pkt->key.source_port = udp->source;
-		pkt->key.destination_port = udp->dest;
+		read_ports(pkt, udp);
 		return PARSE_OK;
 	}
 	return PARSE_PROTOCOL;
@@ -163,7 +181,7 @@ static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct pac
 	pkt->length = bpf_ntohs(ip->tot_len);
 	pkt->traffic_class = ip->tos;
 	pkt->hop_limit = ip->ttl;
-	pkt->key.protocol = ip->protocol;
+	set_protocol(pkt, ip->protocol);
 	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 || !limit(at, pkt->length))
 		return PARSE_IP_HEADER;
 	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
@@ -172,28 +190,49 @@ static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct pac
 	return PARSE_OK;
 }
 
+/* Those that may stand in front of a transport header that can be read. */
+static __always_inline bool is_extension(__u8 next_header)
+{
+	return next_header == IPPROTO_HOPOPTS || next_header == IPPROTO_ROUTING ||
+	       next_header == IPPROTO_DSTOPTS || next_header == IPPROTO_FRAGMENT;
+}
+
+/* To where the transport header was found. */
+static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
+				    const struct packet *pkt)
+{
+	/* Masked for the verifier alone: eight extension headers are shorter. */
+	at->pos = frame_start(ctx) + (pkt->transport & 0x7fff);
+	at->end = frame_end(ctx);
+	at->left = pkt->length + ETH_HLEN - pkt->transport;
+}
+
 /*
  * Walks the extension headers to the transport header. An atomic fragment
- * (offset 0, no more to come) is a whole packet (RFC 6946).
+ * (offset 0, no more to come) is a whole packet (RFC 6946). Not inlined: few
+ * packets have any, and the others' path stays short.
  */
-static __always_inline enum parse_error parse_extensions(struct cursor *at, struct packet *pkt)
+static __noinline __attribute__((unused)) enum parse_error
+parse_extensions(const struct xdp_md *ctx, struct packet *pkt)
 {
 	__u8 next = pkt->key.protocol;
+	struct cursor at;
 
+	move_to(&at, ctx, pkt);
 	for (int i = 0; i <= MAX_EXTENSION_HEADERS; i++) {
-		struct extension_header *header = at->pos;
+		struct extension_header *header = at.pos;
 		__u32 size;
 
-		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
-		    next != IPPROTO_FRAGMENT) {
-			pkt->key.protocol = next;
+		if (!is_extension(next)) {
+			pkt->transport = at.pos - frame_start(ctx);
+			set_protocol(pkt, next);
 			return PARSE_OK;
 		}
-		if (!has(at, sizeof(struct fragment_header)))
+		if (!has(&at, sizeof(struct fragment_header)))
 			return PARSE_EXTENSION;
 		size = (header->length + 1) * 8;
 		if (next == IPPROTO_FRAGMENT) {
-			struct fragment_header *fragment = at->pos;
+			struct fragment_header *fragment = at.pos;
 
 			if (fragment->offset & bpf_htons(IP6_FRAGMENT_OFFSET_OR_MORE))
 				return PARSE_FRAGMENT;
@@ -205,33 +244,40 @@ static __always_inline enum parse_error parse_extensions(struct cursor *at, stru
 		} else if (next == IPPROTO_ROUTING && header->segments_left > 0) {
 			return PARSE_ROUTING_HEADER;
 		}
-		if (size > at->left)
+		if (size > at.left)
 			return PARSE_EXTENSION;
 		next = header->next_header;
-		skip(at, size);
+		skip(&at, size);
 	}
 	return PARSE_EXTENSION;
 }
 
+/* Up to the first extension header. */
 static __always_inline enum parse_error parse_ipv6(struct cursor *at, struct packet *pkt)
 {
 	struct ipv6hdr *ip = at->pos;
 
 	if ((void *)(ip + 1) > at->end)
 		return PARSE_IP_HEADER;
-	pkt->key.source = ip->saddr;
-	pkt->key.destination = ip->daddr;
+	copy_address(&pkt->key.source, &ip->saddr);
+	copy_address(&pkt->key.destination, &ip->daddr);
 	pkt->ethertype = bpf_htons(ETH_P_IPV6);
 	pkt->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
 	pkt->traffic_class = ipv6_traffic_class(ip);
 	pkt->hop_limit = ip->hop_limit;
-	pkt->key.protocol = ip->nexthdr;
+	set_protocol(pkt, ip->nexthdr);
 	/* A length beyond 65,535 wraps to less than the header's own. */
 	if (ip->version != 6 || is_ipv4(&ip->daddr) || pkt->length < sizeof(*ip) ||
 	    !limit(at, pkt->length))
 		return PARSE_IP_HEADER;
 	skip(at, sizeof(*ip));
-	return parse_extensions(at, pkt);
+	return PARSE_OK;
+}
+
+/* To be read and written whole, though the struct is packed. */
+static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
+{
+	return (void *)ethernet + offsetof(struct ethhdr, h_proto);
 }
 
 /* Reads a frame up to its transport header. `pkt` must be zero. */
@@ -240,19 +286,27 @@ static __always_inline enum parse_error parse(const struct xdp_md *ctx, struct p
 	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
 	struct ethhdr *ethernet = at.pos;
 	enum parse_error error;
+	__be16 ethertype;
 
 	if ((void *)(ethernet + 1) > at.end)
 		return PARSE_NOT_IP;
 	at.pos = ethernet + 1;
-	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
+	ethertype = *ethertype_of(ethernet);
+	if (ethertype == bpf_htons(ETH_P_IP))
 		error = parse_ipv4(&at, pkt);
-	else if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
+	else if (ethertype == bpf_htons(ETH_P_IPV6))
 		error = parse_ipv6(&at, pkt);
 	else
 		return PARSE_NOT_IP;
 	if (error)
 		return error;
 	pkt->transport = at.pos - frame_start(ctx);
+	if (pkt->ethertype == bpf_htons(ETH_P_IPV6) && is_extension(pkt->key.protocol)) {
+		error = parse_extensions(ctx, pkt);
+		if (error)
+			return error;
+		move_to(&at, ctx, pkt);
+	}
 	return parse_transport(&at, pkt);
 }
 

@@ -66,8 +66,8 @@ static __always_inline bool persist(const struct packet *pkt, const struct servi
 	struct server *server;
 	__u32 number;
 
-	flow_lookup(&pkt->key, slot);
-	if (!slot->entry)
+	flow_lookup(&pkt->key, service->id, slot);
+	if (!flow_known(slot))
 		return false;
 	number = flow_server(slot->value);
 	state = flow_state(slot->value);
@@ -78,6 +78,7 @@ static __always_inline bool persist(const struct packet *pkt, const struct servi
 	segments->count = 1;
 	segments->function = SID_DELIVER;
 	segments->server[0] = number;
+	segments->first = server;
 	return true;
 }
 

@@ -7,6 +7,7 @@
 #define SEGUE_PLACE_H
 
 #include "hash.h"
+#include "services.h"
 #include "maps.h"
 #include "srv6.h"
 
@@ -15,17 +16,18 @@ struct segments {
 	__u32 count;
 	enum sid_function function; /* asked of each of them */
 	__u32 server[MAX_CANDIDATES];
+	const struct server *first; /* server[0] */
 };
 
 /* The same on all balancers that share a seed: set at load. */
-const volatile __u64 bucket_keys[HASH_KEYS];
+const volatile __u64 bucket_keys[TUPLE_WORDS + 1];
 
 /* The candidate of a bucket; false when the table does not have it. */
 static __always_inline bool bucket_candidate(const struct service *service, __u32 bucket,
 					     __u32 choice, __u32 *server)
 {
-	__u32 table_number = service->table;
-	__u32 position = bucket * service->candidates + choice;
+	__u32 table_number = 2 * service->id + service->rule.table;
+	__u32 position = bucket * service->rule.candidates + choice;
 	__u32 word = position / CANDIDATES_PER_WORD;
 	void *table = bpf_map_lookup_elem(&tables, &table_number);
 	struct candidates *candidates;
@@ -43,30 +45,36 @@ static __always_inline bool bucket_candidate(const struct service *service, __u3
  * integer generation in an interval", 2019, section 2). */
 static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 buckets)
 {
-	return (__u64)hash_flow(flow, bucket_keys) * buckets >> 32;
+	__u32 hash = mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys));
+
+	return (__u64)hash * buckets >> 32;
 }
 
 /* Placement `hash`: the bucket's first candidate takes the flow. */
 static __always_inline bool place_hash(const struct flow_key *flow, const struct service *service,
 				       struct segments *segments)
 {
-	if (!service->buckets)
+	__u32 buckets = service->rule.buckets;
+
+	if (!buckets)
 		return false;
 	segments->count = 1;
 	segments->function = SID_DELIVER;
-	return bucket_candidate(service, bucket_of(flow, service->buckets), 0,
-				&segments->server[0]);
+	return bucket_candidate(service, bucket_of(flow, buckets), 0, &segments->server[0]);
 }
 
 /* False when the service has no server to place on. */
 static __always_inline bool place(const struct flow_key *flow, const struct service *service,
 				  struct segments *segments)
 {
-	switch (service->placement) {
+	bool placed = false;
+
+	switch (placement_of(service)) {
 	case PLACEMENT_HASH:
-		return place_hash(flow, service, segments);
+		placed = place_hash(flow, service, segments);
 	}
-	return false;
+	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	return placed;
 }
 
 #endif

@@ -30,10 +30,8 @@ struct segment_routing_header {
 static __always_inline void write_sid(struct in6_addr *out, const struct in6_addr *locator,
 				      enum sid_function function)
 {
-	out->s6_addr32[0] = locator->s6_addr32[0];
-	out->s6_addr32[1] = locator->s6_addr32[1];
-	out->s6_addr32[2] = bpf_htonl((__u32)function << 16);
-	out->s6_addr32[3] = 0;
+	((__u64 *)out)[0] = *(const __u64 *)locator;
+	((__u64 *)out)[1] = bpf_htonl((__u32)function << 16);
 }
 
 static __always_inline enum sid_function sid_function(const struct in6_addr *sid)

@@ -17,24 +17,9 @@
  * else it is none of our business. */
 static __always_inline enum reason refuse(const struct packet *pkt, enum reason why)
 {
-	if (!pkt->ethertype || !bpf_map_lookup_elem(&vips, &pkt->key.destination))
+	if (!pkt->ethertype || !is_vip(&pkt->key.destination))
 		return REASON_PASS_NOT_VIP;
 	return why;
-}
-
-static __always_inline const struct service *classify(const struct packet *pkt)
-{
-	struct service_key key = {
-		.vip = pkt->key.destination,
-		.port = pkt->key.destination_port,
-		.protocol = pkt->key.protocol,
-	};
-	const struct service *service = bpf_map_lookup_elem(&services, &key);
-
-	if (service)
-		return service;
-	key.port = 0;
-	return bpf_map_lookup_elem(&services, &key);
 }
 
 static __always_inline void count_server(__u32 number, const struct packet *pkt, enum reason why)
@@ -54,8 +39,7 @@ static __always_inline enum reason send(struct xdp_md *ctx, const struct packet 
 					const struct segments *segments, __u32 flow_label,
 					const struct port **out)
 {
-	__u32 number = segments->server[0];
-	const struct server *server = bpf_map_lookup_elem(&servers, &number);
+	const struct server *server = segments->first;
 	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
 	__u32 port_number = NEXT_HOP_PORT(next_hop);
 	const struct port *port = bpf_map_lookup_elem(&ports, &port_number);
@@ -65,11 +49,11 @@ static __always_inline enum reason send(struct xdp_md *ctx, const struct packet 
 		return REASON_DROP_NO_NEXT_HOP;
 	if (pkt->hop_limit <= 1)
 		return REASON_DROP_HOP_LIMIT;
-	encap.size = encap_size(service->encapsulation, segments, server);
+	encap.size = encap_size(service->rule.encapsulation, segments, server);
 	encap.flow_label = flow_label & FLOW_LABEL_MASK;
 	if (pkt->length + encap.size > port->mtu)
 		return REASON_DROP_TOO_BIG;
-	if (!encapsulate(ctx, service->encapsulation, &encap))
+	if (!encapsulate(ctx, service->rule.encapsulation, &encap))
 		return REASON_DROP_NO_HEADROOM;
 	if (!write_ethernet(ctx, next_hop, port,
 			    bpf_htons(server->flags & SERVER_IPV4 ? ETH_P_IP : ETH_P_IPV6)))

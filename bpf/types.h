@@ -31,14 +31,7 @@ struct flow_key {
 	__be16 destination_port;
 	__u8 protocol;
 	__u8 pad[3];
-};
-
-struct service_key {
-	struct in6_addr vip;
-	__be16 port; /* 0: every port that no other service of the VIP names */
-	__u8 protocol;
-	__u8 pad;
-};
+} __attribute__((aligned(8)));
 
 enum placement {
 	PLACEMENT_HASH,
@@ -55,14 +48,31 @@ enum encapsulation {
 	ENCAP_IPIP,
 };
 
-struct service {
-	__u32 id;
-	__u32 table;   /* its consistent-hash table: 2 id or 2 id + 1 */
-	__u32 buckets; /* rows of that table; 0: no server to place on */
+/* What becomes of a service's packets: one word, replaced by a single store. */
+struct service_rule {
+	__u32 buckets; /* rows of its consistent-hash table; 0: no server to place on */
+	__u8 table;    /* its table is 2 id + this: 0 or 1 */
 	__u8 candidates;
-	__u8 placement;	    /* enum placement */
-	__u8 persistence;   /* enum persistence */
+	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
+};
+
+#define METHODS(placement, persistence) ((placement) | (persistence) << 4)
+
+enum service_entry_kind {
+	ENTRY_FREE,
+	ENTRY_SERVICE,
+	ENTRY_VIP, /* only says that the address is a VIP */
+};
+
+/* Half a cache line, under the key that packets have. */
+struct service_entry {
+	struct in6_addr vip;
+	__be16 port; /* 0: every port that no other service of the VIP names */
+	__u8 protocol;
+	__u8 kind; /* enum service_entry_kind */
+	__u32 id;
+	struct service_rule rule;
 };
 
 /*
@@ -102,19 +112,22 @@ struct server {
 struct port {
 	__u32 ifindex; /* 0: not in use */
 	__u16 mtu;     /* bytes of layer 3 */
-	__u8 mac[6];
-	__u32 hairpin; /* may be sent back on by XDP_TX when received there */
+	__u16 mac_start;
+	__u32 mac_rest; /* the MAC address, in memory order */
+	__u32 hairpin;	/* may be sent back on by XDP_TX when received there */
 };
 
-/* The words of a flow's key, and one key more: see hash.h. */
-#define FLOW_KEY_WORDS (sizeof(struct flow_key) / sizeof(__u32))
-#define HASH_KEYS (FLOW_KEY_WORDS + 1)
+/* A key for each word that is hashed, and one more: see hash.h. */
+#define FLOW_WORDS 6
+#define SERVICE_WORDS 6
+#define TUPLE_WORDS (sizeof(struct flow_key) / sizeof(__u32))
 
-/* The hash keys; those of the flow table live as long as it does. */
+/* The hash keys; all but the last live as long as the tables. */
 struct identity {
-	__u64 flow_bucket_keys[HASH_KEYS];
-	__u64 flow_signature_keys[HASH_KEYS];
-	__u64 bucket_keys[HASH_KEYS]; /* from the configured seed */
+	__u64 flow_bucket_keys[FLOW_WORDS + 1];
+	__u64 flow_signature_keys[FLOW_WORDS + 1];
+	__u64 service_keys[SERVICE_WORDS + 1];
+	__u64 bucket_keys[TUPLE_WORDS + 1]; /* from the configured seed */
 };
 
 #define NAME_SIZE 64

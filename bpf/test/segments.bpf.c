@@ -18,7 +18,7 @@ volatile __u32 encapsulation;
 SEC("xdp")
 int xdp_segments(struct xdp_md *ctx)
 {
-	const struct port port = { .mac = { 2, 0, 0, 0, 1, 1 } };
+	const struct port port = { .mac_start = 0x0002, .mac_rest = 0x01010000 };
 	struct segments segments = { .count = segment_count, .function = SID_DELIVER };
 	enum encapsulation kind = encapsulation;
 	struct packet pkt = {};
@@ -34,6 +34,7 @@ int xdp_segments(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	for (int i = 0; i < MAX_CANDIDATES; i++)
 		segments.server[i] = i;
+	segments.first = encap.server;
 	encap.size = encap_size(kind, &segments, encap.server);
 	if (!encapsulate(ctx, kind, &encap) ||
 	    !write_ethernet(ctx, encap.server->next_hop, &port, bpf_htons(ETH_P_IPV6)))

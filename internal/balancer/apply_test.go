@@ -272,18 +272,15 @@ func TestFailedReload(t *testing.T) {
 func (f *fixture) configuration() map[string]string {
 	f.t.Helper()
 	out := map[string]string{}
-	var key balancerServiceKey
-	var value balancerService
-	for entries := f.kernel.objects.Services.Iterate(); entries.Next(&key, &value); {
+	for _, entry := range f.kernel.services.all() {
+		vip, port, protocol := entry.matches()
+		if kindOf(&entry) == balancerServiceEntryKindENTRY_VIP {
+			out["VIP "+vip.String()] = ""
+			continue
+		}
 		var label balancerLabel
-		f.must(f.kernel.objects.ServiceLabels.Lookup(value.Id, &label))
-		vip, port, protocol := fromKey(key)
+		f.must(f.kernel.objects.ServiceLabels.Lookup(entry.Id, &label))
 		out["service "+vip.String()+" "+port.String()+" "+string(protocol)] = text(label.Service[:])
-	}
-	var vip balancerIn6Addr
-	var one uint32
-	for entries := f.kernel.objects.Vips.Iterate(); entries.Next(&vip, &one); {
-		out["VIP "+addrOf(vip).String()] = ""
 	}
 	for slot, key := range f.slots.bySlot {
 		if server := &f.kernel.servers.servers[slot]; server.Flags != 0 {
@@ -316,7 +313,7 @@ func TestSlotLifecycle(t *testing.T) {
 		t.Errorf("a slot without a server holds on to port %d", hop>>48)
 	}
 	f.must(f.sweep())
-	if entry := f.kernel.flows.find(flow, &f.identity); entry != 0 {
+	if entry := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); entry != 0 {
 		t.Errorf("flow of the server that went is still there after a sweep: %#x", entry)
 	}
 	f.mustApply(webOf(srv6Server("s1", 1, 1), srv6Server("s3", 3, 1), srv6Server("s4", 4, 1)))
@@ -449,15 +446,15 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 // A reload that changes nothing for a service swaps nothing.
 func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 	f := open(t, standard())
-	before := f.services.byName["web"].table
+	before := f.services.byName["web"].rule.Table
 	f.mustApply(standard())
-	if after := f.services.byName["web"].table; after != before {
+	if after := f.services.byName["web"].rule.Table; after != before {
 		t.Errorf("table %d, was %d", after, before)
 	}
 	cfg := standard()
 	cfg.Services[0].Servers = cfg.Services[0].Servers[1:]
 	f.mustApply(cfg)
-	if f.services.byName["web"].table == before {
+	if f.services.byName["web"].rule.Table == before {
 		t.Error("with a server fewer the table is the same")
 	}
 }
@@ -473,14 +470,15 @@ func TestRestartWithoutService(t *testing.T) {
 	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
 }
 
-// A process may have ended between two writes: what it left of a move does not stay.
+// A process may have ended in the middle of a reload: what it left of a move does not stay.
 func TestRestartAfterHalfAMove(t *testing.T) {
 	f := open(t, twoServices(vip6, vip6All))
-	var value balancerService
-	f.must(f.kernel.objects.Services.Lookup(keyOf(f.service("a")), &value))
+	entries := f.kernel.services.all()
 	moved := *f.service("a")
 	moved.Port = 8080
-	f.must(f.kernel.objects.Services.Put(keyOf(&moved), &value))
+	entry := serviceKeyOf(&moved)
+	entry.Id, entry.Rule = f.services.byName["a"].id, f.services.byName["a"].rule
+	f.must(f.kernel.services.replace(f.kernel.nextServices, append(entries, entry)))
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)

@@ -386,8 +386,18 @@ func (f *fixture) service(name string) *config.Service {
 
 // signature is the 34 bits that stand for a flow in the flow table.
 func (f *fixture) signature(flow Flow) uint64 {
-	place := flow.hash(&f.identity.FlowBucketKeys)
-	return uint64(flow.hash(&f.identity.FlowSignatureKeys))<<2 | uint64(place>>30)
+	_, signature := flow.tableHash(f.serviceID(flow), &f.identity)
+	return signature
+}
+
+// serviceID is the number of a flow's service.
+func (f *fixture) serviceID(flow Flow) uint32 {
+	f.t.Helper()
+	svc := f.serviceFor(flow)
+	if svc == nil {
+		f.t.Fatalf("no service takes %+v", flow)
+	}
+	return f.services.byName[svc.Name].id
 }
 
 func (f *fixture) flowLabel(flow Flow) uint32 {
@@ -397,7 +407,8 @@ func (f *fixture) flowLabel(flow Flow) uint32 {
 // bucket is the flow's in the flow table, with the kernel's own memory behind it.
 func (f *fixture) bucket(flow Flow) []uint64 {
 	entries := f.kernel.flows.entries
-	at := int(flow.hash(&f.identity.FlowBucketKeys)) % (len(entries) / flowsPerBucket) * flowsPerBucket
+	place, _ := flow.tableHash(f.serviceID(flow), &f.identity)
+	at := int(place) % (len(entries) / flowsPerBucket) * flowsPerBucket
 	return entries[at : at+flowsPerBucket]
 }
 

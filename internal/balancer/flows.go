@@ -142,8 +142,8 @@ func (c flowCounts) total() (total FlowCounts) {
 }
 
 // find looks a flow up as the data path does. No entry is zero.
-func (t *flowTable) find(flow Flow, identity *balancerIdentity) flowEntry {
-	bucket, signature := t.bucket(flow, identity)
+func (t *flowTable) find(flow Flow, service uint32, identity *balancerIdentity) flowEntry {
+	bucket, signature := t.bucket(flow, service, identity)
 	return bucket.find(signature)
 }
 
@@ -151,13 +151,13 @@ func (t *flowTable) find(flow Flow, identity *balancerIdentity) flowEntry {
 type flowBucket [flowsPerBucket]flowEntry
 
 // bucket is the one that holds a flow, or would, under the signature.
-func (t *flowTable) bucket(flow Flow, identity *balancerIdentity) (bucket flowBucket, signature uint64) {
-	place := flow.hash(&identity.FlowBucketKeys)
+func (t *flowTable) bucket(flow Flow, service uint32, identity *balancerIdentity) (bucket flowBucket, signature uint64) {
+	place, signature := flow.tableHash(service, identity)
 	number := int(place) & (len(t.entries)/flowsPerBucket - 1)
 	for i := range bucket {
 		bucket[i] = flowEntry(atomic.LoadUint64(&t.entries[number*flowsPerBucket+i]))
 	}
-	return bucket, uint64(flow.hash(&identity.FlowSignatureKeys))<<2 | uint64(place>>30)
+	return bucket, signature
 }
 
 // find returns the flow's entry, or zero.

@@ -101,7 +101,7 @@ func TestFlowStates(t *testing.T) {
 // isEntered checks that a flow is in its bucket, alone and as said.
 func (f *fixture) isEntered(flow Flow, service, server string, state balancerFlowState) {
 	f.t.Helper()
-	entry := f.kernel.flows.find(flow, &f.identity)
+	entry := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity)
 	if entry.state() != state || entry.server() != f.slot(service, server) {
 		f.t.Errorf("entry: state %d, slot %d; want state %d, slot %d",
 			entry.state(), entry.server(), state, f.slot(service, server))
@@ -322,7 +322,7 @@ func TestRenewal(t *testing.T) {
 			f.enter(web, "web", "s1", stateEstablished)
 			f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", "s1"), stateEstablished, now-age)
 			f.run(web.frame(packet.Flags(packet.ACK)))
-			if got := f.kernel.flows.find(web, &f.identity).age(now); got != 0 && f.clock() == now {
+			if got := f.kernel.flows.find(web, f.serviceID(web), &f.identity).age(now); got != 0 && f.clock() == now {
 				t.Errorf("flow last seen %d ticks ago, %d after a packet", age, got)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -110,7 +111,7 @@ func TestFollowsInterface(t *testing.T) {
 	mac := [6]byte{2, 0, 0, 0, 0, 9}
 	s.do(func(eth0 netlink.Link) error { return netlink.LinkSetHardwareAddr(eth0, mac[:]) })
 	s.await("the new MAC address is not taken on", func() bool {
-		return s.hostMAC() == macWord(mac) && s.port().Mac == mac
+		return s.hostMAC() == macWord(mac) && slices.Equal(s.port().mac(), mac[:])
 	})
 	s.do(func(eth0 netlink.Link) error { return netlink.LinkSetMTU(eth0, 1400) })
 	s.await("the new MTU is not taken on", func() bool { return s.port().Mtu == 1400 })

@@ -17,8 +17,12 @@ type Flow struct {
 	Destination netip.AddrPort  `json:"destination"`
 }
 
-// hashKeys are the keys of hash_flow in bpf/hash.h.
-type hashKeys = [11]uint64
+// Keys of the hashes: one for each word, and one more.
+type (
+	flowKeys    = [7]uint64  // FLOW_WORDS in bpf/types.h
+	serviceKeys = [7]uint64  // SERVICE_WORDS
+	tupleKeys   = [11]uint64 // TUPLE_WORDS
+)
 
 // words lays the flow out as struct flow_key in bpf/types.h does.
 func (f Flow) words() (words [10]uint32) {
@@ -35,14 +39,29 @@ func (f Flow) words() (words [10]uint32) {
 	return words
 }
 
-// hash is hash_flow in bpf/hash.h.
-func (f Flow) hash(keys *hashKeys) uint32 {
+// hash is what the flow is placed by, the same on all balancers: bucket_of in bpf/place.h.
+func (f Flow) hash(keys *tupleKeys) uint32 {
 	words := f.words()
+	return mix(multilinear(words[:], keys[:]))
+}
+
+// tableHash is the flow's place in the flow table, and the 34 bits that stand for it there:
+// flow_hash in bpf/flowtable.h.
+func (f Flow) tableHash(service uint32, identity *balancerIdentity) (place uint32, signature uint64) {
+	words := f.words()
+	key := append(words[:4:4], words[8], service)
+	place = mix(multilinear(key, identity.FlowBucketKeys[:]))
+	check := mix(multilinear(key, identity.FlowSignatureKeys[:]))
+	return place, max(1, uint64(check)<<2|uint64(place>>30)) // 0 is what free entries have
+}
+
+// multilinear is the function of that name in bpf/hash.h.
+func multilinear(words []uint32, keys []uint64) uint32 {
 	sum := keys[len(words)]
 	for i := 0; i < len(words); i += 2 {
 		sum += (keys[i] + uint64(words[i])) * (keys[i+1] + uint64(words[i+1]))
 	}
-	return mix(uint32(sum >> 32))
+	return uint32(sum >> 32)
 }
 
 // mix is mix in bpf/hash.h.
@@ -55,7 +74,7 @@ func mix(hash uint32) uint32 {
 }
 
 // bucketKeys expands the configured seed, in the same way on all balancers.
-func bucketKeys(seed uint64) (keys hashKeys) {
+func bucketKeys(seed uint64) (keys tupleKeys) {
 	generator := rand.NewPCG(seed, 0x5e90e) // any constant, for ever the same
 	for i := range keys {
 		keys[i] = generator.Uint64()

@@ -56,7 +56,6 @@ func OpenView(instance string) (_ *View, err error) {
 		balancerMapServiceLabels:  &v.maps.ServiceLabels,
 		balancerMapServices:       &v.maps.Services,
 		balancerMapTables:         &v.maps.Tables,
-		balancerMapVips:           &v.maps.Vips,
 	} {
 		if *m, err = openTable(instance, spec.Maps[name]); err != nil {
 			return nil, err
@@ -250,21 +249,33 @@ func (v *View) services() ([]*ServiceState, error) {
 	}
 	byName := map[string]*ServiceState{}
 	var services []*ServiceState
-	var key balancerServiceKey
-	var value balancerService
-	entries := v.maps.Services.Iterate()
-	for entries.Next(&key, &value) {
+	table, err := v.serviceTable()
+	if err != nil {
+		return nil, err
+	}
+	entries := table.all()
+	if err := table.close(); err != nil {
+		return nil, err
+	}
+	for _, entry := range entries {
 		// Between two steps of a reload an entry can be without a name.
-		if name, ok := names[value.Id]; ok && byName[name] == nil {
-			byName[name] = newServiceState(name, key, value)
+		name, ok := names[entry.Id]
+		if ok && kindOf(&entry) == balancerServiceEntryKindENTRY_SERVICE && byName[name] == nil {
+			byName[name] = newServiceState(name, &entry)
 			services = append(services, byName[name])
 		}
 	}
-	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("instance %s: read the services: %w", v.instance, err)
-	}
 	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
 	return services, v.addServers(byName)
+}
+
+// serviceTable maps the table of services that is in use.
+func (v *View) serviceTable() (*serviceTable, error) {
+	table, err := openServices(v.maps.Services, &v.identity, unix.PROT_READ)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+	}
+	return table, nil
 }
 
 func (v *View) serviceNames() (map[uint32]string, error) {
@@ -281,20 +292,20 @@ func (v *View) serviceNames() (map[uint32]string, error) {
 	return names, nil
 }
 
-func newServiceState(name string, key balancerServiceKey, value balancerService) *ServiceState {
-	vip, port, protocol := fromKey(key)
+func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
+	vip, port, protocol := entry.matches()
 	return &ServiceState{
 		Name:          name,
 		VIP:           vip,
 		Port:          uint16(port),
 		Protocol:      protocol,
-		Placement:     nameOf(placements, balancerPlacement(value.Placement)),
-		Persistence:   nameOf(persistences, balancerPersistence(value.Persistence)),
-		Encapsulation: nameOf(encapsulations, balancerEncapsulation(value.Encapsulation)),
-		Buckets:       value.Buckets,
-		Candidates:    value.Candidates,
+		Placement:     nameOf(placements, entry.Rule.placement()),
+		Persistence:   nameOf(persistences, entry.Rule.persistence()),
+		Encapsulation: nameOf(encapsulations, balancerEncapsulation(entry.Rule.Encapsulation)),
+		Buckets:       entry.Rule.Buckets,
+		Candidates:    entry.Rule.Candidates,
 		Servers:       []*ServerState{},
-		table:         value.Table,
+		table:         entry.table(),
 	}
 }
 
@@ -391,7 +402,7 @@ func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) (*NextHop,
 	}
 	hop := &NextHop{MAC: macOf(word).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu)}
 	// An index says nothing about the namespace; an address as well is a good sign.
-	if here := interfaces[hop.Ifindex]; slices.Equal(here.HardwareAddr, port.Mac[:]) {
+	if here := interfaces[hop.Ifindex]; slices.Equal(here.HardwareAddr, port.mac()) {
 		hop.Interface = here.Name
 	}
 	return hop, nil

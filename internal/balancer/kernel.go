@@ -28,6 +28,9 @@ type kernel struct {
 	tables   *ebpf.MapSpec // of the inner maps
 	flows    *flowTable
 	servers  *serverTable
+	services *serviceTable
+	// nextServices describes tables of services.
+	nextServices *ebpf.MapSpec
 }
 
 // openKernel loads the program and opens the tables that an earlier process left
@@ -46,7 +49,7 @@ func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
 	for _, m := range []string{
 		balancerMapFlows, balancerMapIdentity, balancerMapPorts, balancerMapReasons,
 		balancerMapServerCounters, balancerMapServerLabels, balancerMapServers,
-		balancerMapServiceLabels, balancerMapServices, balancerMapTables, balancerMapVips,
+		balancerMapServiceLabels, balancerMapServices, balancerMapTables,
 	} {
 		spec.Maps[m].Pinning = ebpf.PinByName
 	}
@@ -54,7 +57,10 @@ func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
 	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
-	k := &kernel{instance: cfg.Node.Instance, dir: dir, fresh: fresh, tables: spec.Maps[balancerMapTables].InnerMap}
+	k := &kernel{
+		instance: cfg.Node.Instance, dir: dir, fresh: fresh,
+		tables: spec.Maps[balancerMapTables].InnerMap, nextServices: spec.Maps[balancerMapServices].InnerMap,
+	}
 	if err := k.load(spec, cfg.Node.Seed, log); err != nil {
 		_ = k.objects.Close()
 		return nil, errors.Join(k.explain(err), k.undo())
@@ -82,6 +88,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 		balancerVarFlowBucketKeys:    identity.FlowBucketKeys,
 		balancerVarFlowSignatureKeys: identity.FlowSignatureKeys,
 		balancerVarFlowBucketMask:    spec.Maps[balancerMapFlows].MaxEntries - 1,
+		balancerVarServiceKeys:       identity.ServiceKeys,
 		balancerVarBucketKeys:        identity.BucketKeys,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
@@ -97,7 +104,10 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	k.servers, err = mapServers(k.objects.Servers, unix.PROT_READ|unix.PROT_WRITE)
+	if k.servers, err = mapServers(k.objects.Servers, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	k.services, err = openServices(k.objects.Services, identity, unix.PROT_READ|unix.PROT_WRITE)
 	return err
 }
 
@@ -140,8 +150,10 @@ func readIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*ba
 	if err := m.Lookup(uint32(0), &identity); err != nil {
 		return nil, fmt.Errorf("read identity: %w", err)
 	}
-	if identity.FlowBucketKeys == (hashKeys{}) {
-		for _, keys := range []*hashKeys{&identity.FlowBucketKeys, &identity.FlowSignatureKeys} {
+	if identity.FlowBucketKeys == (flowKeys{}) {
+		for _, keys := range []*[7]uint64{
+			&identity.FlowBucketKeys, &identity.FlowSignatureKeys, &identity.ServiceKeys,
+		} {
 			if err := binary.Read(rand.Reader, binary.NativeEndian, keys); err != nil {
 				return nil, fmt.Errorf("make hash keys: %w", err)
 			}
@@ -169,7 +181,7 @@ func (k *kernel) undo() error {
 
 // close lets go of the data path; what is pinned works on.
 func (k *kernel) close() error {
-	return errors.Join(k.flows.close(), k.servers.close(), k.objects.Close())
+	return errors.Join(k.flows.close(), k.servers.close(), k.services.close(), k.objects.Close())
 }
 
 // setHostMAC tells the program which frames are for this host.

@@ -164,7 +164,7 @@ func (f *fixture) step(t *rapid.T, m *bucketModel, flow Flow, flags packet.TCPFl
 	now := f.clock()
 	got := f.run(flow.frame(packet.Flags(flags)))
 	if f.clock() != now { // the entry says which of the two ticks it was
-		if e := f.kernel.flows.find(flow, &f.identity); e != 0 {
+		if e := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); e != 0 {
 			now = e.seen()
 		}
 	}

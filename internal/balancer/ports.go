@@ -1,8 +1,10 @@
 package balancer
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
+	"net"
 
 	"github.com/segue-lb/segue/internal/nexthop"
 )
@@ -66,14 +68,24 @@ func describe(link nexthop.Link) balancerPort {
 	port := balancerPort{
 		Ifindex: uint32(link.Index),
 		Mtu:     uint16(min(link.MTU, math.MaxUint16)),
-		Mac:     link.MAC,
 		Hairpin: 1,
 	}
+	port.MacStart, port.MacRest = splitMAC(link.MAC)
 	// A veth drops what XDP_TX sends unless its peer runs XDP, too.
 	if link.Type == "veth" {
 		port.Hairpin = 0
 	}
 	return port
+}
+
+// splitMAC is a MAC address as struct port has it.
+func splitMAC(mac [6]byte) (start uint16, rest uint32) {
+	return binary.NativeEndian.Uint16(mac[:]), binary.NativeEndian.Uint32(mac[2:])
+}
+
+func (p balancerPort) mac() net.HardwareAddr {
+	mac := binary.NativeEndian.AppendUint16(nil, p.MacStart)
+	return net.HardwareAddr(binary.NativeEndian.AppendUint32(mac, p.MacRest))
 }
 
 // cannotTransmit are the types of interfaces that have Ethernet addresses but no

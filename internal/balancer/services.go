@@ -3,8 +3,7 @@ package balancer
 import (
 	"errors"
 	"fmt"
-	"math/bits"
-	"net/netip"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -42,7 +41,7 @@ func (m *member) flags(used bool) balancerServerFlags {
 type service struct {
 	config.Service
 	id      uint32
-	table   uint32
+	rule    balancerServiceRule
 	members []*member
 	placed  placing // what its table was built from
 }
@@ -70,16 +69,10 @@ func loadServices(k *kernel, slots *slots) (*services, error) {
 	if err := labels.Err(); err != nil {
 		return nil, fmt.Errorf("read the labels of services: %w", err)
 	}
-	var key balancerServiceKey
-	var value balancerService
-	entries := k.objects.Services.Iterate()
-	for entries.Next(&key, &value) {
-		if known := byID[value.Id]; known != nil {
-			known.table = value.Table
+	for _, entry := range k.services.all() {
+		if known := byID[entry.Id]; known != nil && kindOf(&entry) == balancerServiceEntryKindENTRY_SERVICE {
+			known.rule = entry.Rule
 		}
-	}
-	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read the services: %w", err)
 	}
 	return s, nil
 }
@@ -95,9 +88,6 @@ func (s *services) apply(cfg *config.Balancer) error {
 		}
 	}
 	if err := s.keepOnly(wanted); err != nil {
-		return err
-	}
-	if err := s.applyVIPs(); err != nil {
 		return err
 	}
 	s.retireSlots()
@@ -135,7 +125,7 @@ func (s *services) add(name string) (*service, error) {
 	if err := s.kernel.objects.ServiceLabels.Put(id, &label); err != nil {
 		return nil, fmt.Errorf("label service %d: %w", id, err)
 	}
-	svc := &service{Service: config.Service{Name: name}, id: id, table: 2 * id}
+	svc := &service{Service: config.Service{Name: name}, id: id}
 	s.byName[name] = svc
 	return svc, nil
 }
@@ -266,25 +256,23 @@ func (s *services) place(svc *service) error {
 	for i, server := range rows {
 		rows[i] = p.slots[server]
 	}
-	next := 2*svc.id + 1 - svc.table%2
-	if err := s.kernel.install(next, rows); err != nil {
-		return err
-	}
-	value := balancerService{
-		Id:            svc.id,
-		Table:         next,
+	rule := balancerServiceRule{
+		Table:         1 - svc.rule.Table,
 		Candidates:    uint8(table.Candidates),
-		Placement:     uint8(placements[svc.Placement]),
-		Persistence:   uint8(persistences[svc.Persistence]),
+		Methods:       methods(placements[svc.Placement], persistences[svc.Persistence]),
 		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
 	}
 	if table.Candidates > 0 {
-		value.Buckets = uint32(table.Buckets)
+		rule.Buckets = uint32(table.Buckets)
 	}
-	if err := s.kernel.objects.Services.Put(keyOf(&svc.Service), &value); err != nil {
-		return fmt.Errorf("write the service: %w", err)
+	if err := s.kernel.install(2*svc.id+uint32(rule.Table), rows); err != nil {
+		return err
 	}
-	svc.table, svc.placed = next, p
+	svc.rule, svc.placed = rule, p
+	// One that is new, or moves to another VIP or port, waits until all are ready.
+	if entry := s.kernel.services.find(serviceKeyOf(&svc.Service)); entry != nil && entry.Id == svc.id {
+		entry.setRule(rule)
+	}
 	return nil
 }
 
@@ -303,15 +291,10 @@ var encapsulations = map[config.Encapsulation]balancerEncapsulation{
 	config.IPIP:       balancerEncapsulationENCAP_IPIP,
 }
 
-// keepOnly takes all other services out of the data path, then their numbers.
+// keepOnly brings the wanted services, and no others, into the data path, and frees the numbers of the
+// others.
 func (s *services) keepOnly(wanted map[string]bool) error {
-	keys := map[balancerServiceKey]bool{}
-	for name, svc := range s.byName {
-		if wanted[name] {
-			keys[keyOf(&svc.Service)] = true
-		}
-	}
-	if err := s.keepKeys(keys); err != nil {
+	if err := s.enter(wanted); err != nil {
 		return err
 	}
 	for name, svc := range s.byName {
@@ -327,52 +310,25 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 	return nil
 }
 
-// keepKeys deletes all entries but those with the keys. It comes after all entries are written, so
-// that no packet misses its service while services change places.
-func (s *services) keepKeys(wanted map[balancerServiceKey]bool) error {
-	if err := deleteOthers[balancerServiceKey, balancerService](s.kernel.objects.Services, wanted); err != nil {
-		return fmt.Errorf("remove the entries of services: %w", err)
-	}
-	return nil
-}
-
-// deleteOthers deletes all elements of a map but those with the wanted keys.
-func deleteOthers[K comparable, V any](m *ebpf.Map, wanted map[K]bool) error {
-	var stale []K
-	var key K
-	var value V
-	entries := m.Iterate()
-	for entries.Next(&key, &value) {
-		if !wanted[key] {
-			stale = append(stale, key)
+// enter makes the table of services have the wanted ones. They come and go together, so that no packet
+// misses its service while services change places.
+func (s *services) enter(wanted map[string]bool) error {
+	entries := map[balancerServiceEntry]balancerServiceEntry{} // by key
+	for name, svc := range s.byName {
+		if !wanted[name] {
+			continue
 		}
+		key, vip := serviceKeyOf(&svc.Service), vipKeyOf(svc.VIP)
+		entry := key
+		entry.Id, entry.Rule = svc.id, svc.rule
+		entries[key], entries[vip] = entry, vip
 	}
-	if err := entries.Err(); err != nil {
-		return err
+	unchanged := func(e balancerServiceEntry) bool { return entries[keyOfEntry(&e)] == e }
+	before := s.kernel.services.all()
+	if len(before) == len(entries) && !slices.ContainsFunc(before, func(e balancerServiceEntry) bool { return !unchanged(e) }) {
+		return nil
 	}
-	for _, key := range stale {
-		if err := m.Delete(key); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// applyVIPs makes the set of VIPs follow the services.
-func (s *services) applyVIPs() error {
-	wanted := map[balancerIn6Addr]bool{}
-	for _, svc := range s.byName {
-		wanted[in6(svc.VIP)] = true
-	}
-	for vip := range wanted {
-		if err := s.kernel.objects.Vips.Put(vip, uint32(1)); err != nil {
-			return fmt.Errorf("write VIP %s: %w", addrOf(vip), err)
-		}
-	}
-	if err := deleteOthers[balancerIn6Addr, uint32](s.kernel.objects.Vips, wanted); err != nil {
-		return fmt.Errorf("remove VIPs: %w", err)
-	}
-	return nil
+	return s.kernel.services.replace(s.kernel.nextServices, slices.Collect(maps.Values(entries)))
 }
 
 // retireSlots retires the slots that no member holds any more.
@@ -395,22 +351,4 @@ func (s *services) members() []*member {
 		all = append(all, svc.members...)
 	}
 	return all
-}
-
-// keyOf is the key of a service in the data path.
-func keyOf(svc *config.Service) balancerServiceKey {
-	return balancerServiceKey{
-		Vip:      in6(svc.VIP),
-		Port:     bits.ReverseBytes16(uint16(svc.Port)),
-		Protocol: protocolNumber(svc.Protocol),
-	}
-}
-
-// fromKey is the reverse of keyOf.
-func fromKey(key balancerServiceKey) (netip.Addr, config.Port, config.Protocol) {
-	protocol := config.TCP
-	if key.Protocol == protocolNumber(config.UDP) {
-		protocol = config.UDP
-	}
-	return addrOf(key.Vip), config.Port(bits.ReverseBytes16(key.Port)), protocol
 }

@@ -92,12 +92,14 @@ func (v *View) Trace(p Packet) (*Trace, error) {
 }
 
 func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
-	service, exact, err := v.classify(p.Flow)
-	if err != nil {
+	service, exact, isVIP, err := v.classify(p.Flow)
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	if service == nil {
-		return v.refuse(p.Flow)
+	case !isVIP:
+		return balancerReasonREASON_PASS_NOT_VIP, nil
+	case service == nil:
+		return balancerReasonREASON_DROP_NO_SERVICE, nil
 	}
 	names, err := v.serviceNames()
 	if err != nil {
@@ -115,41 +117,32 @@ func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
 	return found, nil
 }
 
-// classify returns no service for a flow that none takes.
-func (v *View) classify(flow Flow) (service *balancerService, exact bool, err error) {
-	for _, port := range []config.Port{config.Port(flow.Destination.Port()), config.AllPorts} {
-		key := keyOf(&config.Service{VIP: flow.Destination.Addr(), Port: port, Protocol: flow.Protocol})
-		var value balancerService
-		err := v.maps.Services.Lookup(key, &value)
-		if err == nil {
-			return &value, port != config.AllPorts, nil
-		}
-		if !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return nil, false, fmt.Errorf("look up service %s port %s: %w", flow.Destination.Addr(), port, err)
-		}
-	}
-	return nil, false, nil
-}
-
-func (v *View) refuse(flow Flow) (balancerReason, error) {
-	var value uint32
-	err := v.maps.Vips.Lookup(in6(flow.Destination.Addr()), &value)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return balancerReasonREASON_PASS_NOT_VIP, nil
-	}
+// classify returns no service for a flow that none takes, and whether its destination is a VIP.
+func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP bool, err error) {
+	table, err := v.serviceTable()
 	if err != nil {
-		return 0, fmt.Errorf("look up VIP %s: %w", flow.Destination.Addr(), err)
+		return nil, false, false, err
 	}
-	return balancerReasonREASON_DROP_NO_SERVICE, nil
+	defer func() { err = errors.Join(err, table.close()) }()
+	vip := flow.Destination.Addr()
+	isVIP = table.find(vipKeyOf(vip)) != nil
+	for _, port := range []config.Port{config.Port(flow.Destination.Port()), config.AllPorts} {
+		entry := table.find(serviceKeyOf(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
+		if entry != nil {
+			found := *entry
+			return &found, port != config.AllPorts, isVIP, nil
+		}
+	}
+	return nil, false, isVIP, nil
 }
 
 // findServer says which server the packet goes to, and how that was found.
-func (v *View) findServer(p Packet, service *balancerService, t *Trace) (uint32, balancerReason, error) {
+func (v *View) findServer(p Packet, service *balancerServiceEntry, t *Trace) (uint32, balancerReason, error) {
 	now, err := flowClock()
 	if err != nil {
 		return 0, 0, err
 	}
-	bucket, signature := v.flows.bucket(p.Flow, &v.identity)
+	bucket, signature := v.flows.bucket(p.Flow, service.Id, &v.identity)
 	entry := bucket.find(signature)
 	if entry != 0 {
 		left := v.leaves(p, service, entry)
@@ -186,7 +179,7 @@ var stateNames = map[balancerFlowState]string{
 
 // leaves says why the packet of a known flow does not go to its server: keeps_server in
 // bpf/persist.h. Empty: it does.
-func (v *View) leaves(p Packet, service *balancerService, entry flowEntry) string {
+func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry) string {
 	if int(entry.server()) >= len(v.servers.servers) {
 		return "the server's slot is beyond the table"
 	}
@@ -210,23 +203,23 @@ func (v *View) leaves(p Packet, service *balancerService, entry flowEntry) strin
 }
 
 // place returns false where the service has no server.
-func (v *View) place(flow Flow, service *balancerService, t *Trace) (uint32, bool, error) {
-	if service.Buckets == 0 {
+func (v *View) place(flow Flow, service *balancerServiceEntry, t *Trace) (uint32, bool, error) {
+	if service.Rule.Buckets == 0 {
 		return 0, false, nil
 	}
-	bucket := bucketOf(flow.hash(&v.identity.BucketKeys), service.Buckets)
+	bucket := bucketOf(flow.hash(&v.identity.BucketKeys), service.Rule.Buckets)
 	var table *ebpf.Map
-	if err := v.maps.Tables.Lookup(service.Table, &table); err != nil {
-		return 0, false, fmt.Errorf("open table %d: %w", service.Table, err)
+	if err := v.maps.Tables.Lookup(service.table(), &table); err != nil {
+		return 0, false, fmt.Errorf("open table %d: %w", service.table(), err)
 	}
 	defer table.Close()
-	placement := &TracedPlacement{Bucket: bucket, Buckets: service.Buckets}
+	placement := &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
 	var first uint32
-	for i := range uint32(service.Candidates) {
-		position := bucket*uint32(service.Candidates) + i
+	for i := range uint32(service.Rule.Candidates) {
+		position := bucket*uint32(service.Rule.Candidates) + i
 		var word uint64
 		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
-			return 0, false, fmt.Errorf("read table %d: %w", service.Table, err)
+			return 0, false, fmt.Errorf("read table %d: %w", service.table(), err)
 		}
 		slot := candidate(word, position)
 		if i == 0 {
@@ -247,11 +240,11 @@ func (v *View) serverName(slot uint32) string {
 }
 
 // send says why the packet cannot leave for the server, if it cannot.
-func (v *View) send(p Packet, service *balancerService, slot uint32, t *Trace) (balancerReason, error) {
+func (v *View) send(p Packet, service *balancerServiceEntry, slot uint32, t *Trace) (balancerReason, error) {
 	if int(slot) >= len(v.servers.servers) {
 		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
 	}
-	kind := nameOf(encapsulations, balancerEncapsulation(service.Encapsulation))
+	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
 	server := &v.servers.servers[slot]
 	t.Server = &TracedServer{
 		Name:    v.serverName(slot),

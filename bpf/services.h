@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which service a packet is for. A line has two entries; one that finds its line
+ * full goes to the next that is not, so that nearly every search, also one in
+ * vain, ends in the line where it began.
+ *
+ * User space changes a service's rule in place, by one store. For everything else
+ * it builds another table beside this one and swaps it in.
+ */
+#ifndef SEGUE_SERVICES_H
+#define SEGUE_SERVICES_H
+
+#include "hash.h"
+#include "parse.h"
+
+#define MAX_SERVICES 16384
+/* A quarter full when all services have VIPs of their own. */
+#define SERVICE_LINES 65536
+#define SERVICES_PER_LINE 2
+/* How far from where it belongs an entry may be, in lines. */
+#define SERVICE_REACH 8
+
+struct service_line {
+	struct service_entry entry[SERVICES_PER_LINE];
+};
+
+struct service_table {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SERVICE_LINES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct service_line));
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct service_table);
+} services SEC(".maps");
+
+const volatile __u64 service_keys[SERVICE_WORDS + 1];
+
+/* A service as it is while one packet passes. */
+struct service {
+	__u32 id;
+	struct service_rule rule;
+};
+
+static __always_inline enum placement placement_of(const struct service *service)
+{
+	return service->rule.methods & 0xf;
+}
+
+static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
+{
+	__u32 words[SERVICE_WORDS] = { vip->s6_addr32[0], vip->s6_addr32[1], vip->s6_addr32[2],
+				       vip->s6_addr32[3], port };
+
+	return multilinear(words, SERVICE_WORDS, service_keys) & (SERVICE_LINES - 1);
+}
+
+/* Port, protocol and kind of an entry as one word, as they are in memory. */
+static __always_inline __u32 service_port(__be16 port, __u8 protocol, enum service_entry_kind kind)
+{
+	return port | (__u32)protocol << 16 | (__u32)kind << 24;
+}
+
+static __always_inline bool is_entry(const struct service_entry *entry, const struct in6_addr *vip,
+				     __u32 port)
+{
+	const __u64 *a = (const __u64 *)&entry->vip, *b = (const __u64 *)vip;
+
+	return *(const __u32 *)&entry->port == port && a[0] == b[0] && a[1] == b[1];
+}
+
+static __always_inline const struct service_entry *
+find_entry(void *table, const struct in6_addr *vip, __u32 port)
+{
+	__u32 place = service_place(vip, port);
+
+	for (int i = 0; i < SERVICE_REACH; i++) {
+		__u32 number = (place + i) & (SERVICE_LINES - 1);
+		const struct service_line *line = bpf_map_lookup_elem(table, &number);
+
+		if (!line)
+			return NULL;
+		if (is_entry(&line->entry[0], vip, port))
+			return &line->entry[0];
+		if (is_entry(&line->entry[1], vip, port))
+			return &line->entry[1];
+		if (line->entry[1].kind == ENTRY_FREE)
+			return NULL;
+	}
+	return NULL;
+}
+
+static __always_inline void *service_table(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&services, &first);
+}
+
+static __always_inline bool is_vip(const struct in6_addr *address)
+{
+	void *table = service_table();
+
+	return table && find_entry(table, address, service_port(0, 0, ENTRY_VIP));
+}
+
+/* Finds the packet's service: by its port, else the VIP's for all ports. */
+static __always_inline bool classify(const struct packet *pkt, struct service *service)
+{
+	const struct flow_key *key = &pkt->key;
+	const struct service_entry *entry;
+	void *table = service_table();
+	__u64 rule;
+
+	if (!table)
+		return false;
+	entry = find_entry(table, &key->destination,
+			   service_port(key->destination_port, key->protocol, ENTRY_SERVICE));
+	if (!entry)
+		entry = find_entry(table, &key->destination,
+				   service_port(0, key->protocol, ENTRY_SERVICE));
+	if (!entry)
+		return false;
+	rule = *(const volatile __u64 *)&entry->rule;
+	service->id = entry->id;
+	__builtin_memcpy(&service->rule, &rule, sizeof(rule));
+	return true;
+}
+
+#endif

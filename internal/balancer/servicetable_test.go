@@ -1,0 +1,49 @@
+package balancer
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// A table as full as it may be, with 16,384 services and as many VIPs, has every entry within reach, and
+// the data path finds in it what this process does.
+func TestFullServiceTable(t *testing.T) {
+	f := open(t, webOf(srv6Server("s", 1, 1)))
+	random := rand.New(rand.NewPCG(1, 2))
+	first := f.kernel.services.all()
+	entries := first
+	for i := range uint32(16383) {
+		vip := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 8: byte(random.Uint32()), 9: byte(random.Uint32()), 14: byte(i >> 8), 15: byte(i)})
+		entry := serviceKeyOf(&config.Service{VIP: vip, Port: config.Port(random.IntN(1 << 16)), Protocol: config.UDP})
+		entry.Id = i + 1
+		entries = append(entries, entry, vipKeyOf(vip))
+	}
+	f.must(f.kernel.services.replace(f.kernel.nextServices, entries))
+	for _, entry := range entries {
+		if got := f.kernel.services.find(keyOfEntry(&entry)); got == nil || *got != entry {
+			t.Fatalf("found %+v, want %+v", got, entry)
+		}
+	}
+	if got := len(f.kernel.services.all()); got != len(entries) {
+		t.Errorf("the table lists %d entries, want %d", got, len(entries))
+	}
+	absent := vipKeyOf(netip.MustParseAddr("2001:db8::bad"))
+	if got := f.kernel.services.find(absent); got != nil {
+		t.Errorf("found %+v, which nobody entered", got)
+	}
+	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_new"), f.run(web.frame()))
+	for i := len(first); i < len(entries); i += 2 * 1024 {
+		flow := flowTo(addrOf(entries[i].Vip), 7, config.TCP)
+		want := map[string]tally{"drop_no_service": {1, 60, 0}}
+		if diff := cmp.Diff(want, f.run(flow.frame()).Reasons); diff != "" {
+			t.Errorf("%v: (-want +got):\n%s", flow.Destination, diff)
+		}
+	}
+	stranger := flowTo(addrOf(absent.Vip), 7, config.TCP)
+	f.check(refused(stranger.frame(), "pass_not_vip", 60), f.run(stranger.frame()))
+}
