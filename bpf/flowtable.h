@@ -23,12 +23,10 @@
 #define FLOW_STATE_SHIFT 12
 #define FLOW_SIGNATURE_SHIFT 30
 #define FLOW_TIME_MASK 0xfffULL
-/* One tick of `last seen` is 2^32 ns, 4.3 s; twelve bits reach 4.9 hours. */
-#define FLOW_TICK_SHIFT 32
 /* How far an entry can be ahead of a clock that was read earlier, in ticks. */
 #define FLOW_MAX_LEAD 32
 /* An established flow yields its entry to a new one only when idle as long. */
-#define FLOW_MIN_IDLE 15 /* ticks: 64 s */
+#define FLOW_MIN_IDLE 15 /* ticks: a minute or more */
 
 enum flow_state {
 	FLOW_FREE,
@@ -53,6 +51,8 @@ struct {
 const volatile __u64 flow_bucket_keys[FLOW_WORDS + 1];
 const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
 const volatile __u32 flow_bucket_mask;
+/* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
+const volatile __u32 flow_tick_shift;
 
 /* A flow's place in the table. */
 struct flow_slot {
@@ -61,9 +61,11 @@ struct flow_slot {
 	__u64 value;	 /* its entry when that was read; 0: it has none */
 };
 
+/* Jiffies cost a load; every other clock of the kernel costs a call, which is
+ * more than all else here. */
 static __always_inline __u64 flow_now(void)
 {
-	return (bpf_ktime_get_coarse_ns() >> FLOW_TICK_SHIFT) & FLOW_TIME_MASK;
+	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;
 }
 
 static __always_inline __u32 flow_server(__u64 value)

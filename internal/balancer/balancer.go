@@ -362,7 +362,7 @@ func (b *Balancer) unresolved() []string {
 
 // sweep frees the flows past their timeouts and those of servers that are gone.
 func (b *Balancer) sweep() error {
-	now, err := flowClock()
+	now, err := b.kernel.clock.now()
 	if err != nil {
 		return err
 	}
@@ -379,9 +379,9 @@ func (b *Balancer) timeouts() map[uint32][4]uint16 {
 	timeouts := map[uint32][4]uint16{}
 	for _, svc := range b.services.byName {
 		var limits [4]uint16
-		limits[balancerFlowStateFLOW_NEW] = ticks(svc.Timeouts.New)
-		limits[balancerFlowStateFLOW_ESTABLISHED] = ticks(svc.Timeouts.Established)
-		limits[balancerFlowStateFLOW_CLOSING] = ticks(svc.Timeouts.Closing)
+		limits[balancerFlowStateFLOW_NEW] = b.kernel.clock.ticks(svc.Timeouts.New)
+		limits[balancerFlowStateFLOW_ESTABLISHED] = b.kernel.clock.ticks(svc.Timeouts.Established)
+		limits[balancerFlowStateFLOW_CLOSING] = b.kernel.clock.ticks(svc.Timeouts.Closing)
 		for _, m := range svc.members {
 			timeouts[m.slot] = limits
 		}

@@ -511,7 +511,7 @@ func (flow Flow) from(port uint16) Flow {
 // clock is the flow table's.
 func (f *fixture) clock() uint16 {
 	f.t.Helper()
-	now, err := flowClock()
+	now, err := f.kernel.clock.now()
 	f.must(err)
 	return now
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/bits"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -17,7 +16,6 @@ const (
 	// bucket: half, so that few buckets overflow (docs/flow-table.md).
 	flowLoad = flowsPerBucket / 2
 
-	flowTick     = 1 << 32 // ns; FLOW_TICK_SHIFT in bpf/flowtable.h
 	flowTimeMask = 0xfff
 	// maxFlowLead is how far an entry can be ahead of a clock that was read
 	// earlier, in ticks; FLOW_MAX_LEAD in bpf/flowtable.h.
@@ -69,20 +67,6 @@ func (e flowEntry) age(now uint16) uint16 {
 		return 0
 	}
 	return age
-}
-
-// flowClock is the time in ticks, as the data path reads it.
-func flowClock() (uint16, error) {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
-	}
-	return uint16(now.Nano()/flowTick) & flowTimeMask, nil
-}
-
-// ticks rounds a timeout up to ticks of the flow clock.
-func ticks(d time.Duration) uint16 {
-	return uint16(min((d.Nanoseconds()+flowTick-1)/flowTick, maxFlowTicks))
 }
 
 // flowCounts counts flows by server slot and state.

@@ -335,14 +335,16 @@ func TestSweep(t *testing.T) {
 		New: 10 * time.Second, Established: 4 * time.Hour, Closing: 20 * time.Second,
 	}
 	f := open(t, cfg)
+	ticks := func(d time.Duration) int { return int((d + f.kernel.clock.tick - 1) / f.kernel.clock.tick) }
+	newest, closing, longest := ticks(10*time.Second), ticks(20*time.Second), ticks(4*time.Hour)
 	for _, v := range []struct {
 		state balancerFlowState
 		age   int
 		kept  bool
 	}{
-		{stateNew, 0, true}, {stateNew, 3, true}, {stateNew, 4, false},
-		{stateClosing, 5, true}, {stateClosing, 6, false},
-		{stateEstablished, 900, true}, {stateEstablished, 3353, true}, {stateEstablished, 3354, false},
+		{stateNew, 0, true}, {stateNew, newest, true}, {stateNew, newest + 1, false},
+		{stateClosing, closing, true}, {stateClosing, closing + 1, false},
+		{stateEstablished, 900, true}, {stateEstablished, longest, true}, {stateEstablished, longest + 1, false},
 		// Renewed while the sweep, which read the clock before, came along.
 		{stateNew, -1, true}, {stateEstablished, -1, true}, {stateClosing, -2, true},
 	} {

@@ -27,6 +27,7 @@ type View struct {
 	reasons  []string
 	servers  *serverTable
 	flows    *flowTable
+	clock    *flowClock
 }
 
 // OpenView opens the tables of an instance. Those of a build with another layout are refused.
@@ -67,7 +68,10 @@ func OpenView(instance string) (_ *View, err error) {
 	if v.servers, err = mapServers(v.maps.Servers, unix.PROT_READ); err != nil {
 		return nil, err
 	}
-	v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ)
+	if v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ); err != nil {
+		return nil, err
+	}
+	v.clock, err = loadFlowClock(spec)
 	return v, err
 }
 
@@ -98,6 +102,9 @@ func (v *View) Close() error {
 	}
 	if v.servers != nil {
 		errs = append(errs, v.servers.close())
+	}
+	if v.clock != nil {
+		errs = append(errs, v.clock.close())
 	}
 	return errors.Join(append(errs, v.maps.Close())...)
 }

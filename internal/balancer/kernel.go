@@ -27,6 +27,7 @@ type kernel struct {
 	objects  balancerObjects
 	tables   *ebpf.MapSpec // of the inner maps
 	flows    *flowTable
+	clock    *flowClock
 	servers  *serverTable
 	services *serviceTable
 	// nextServices describes tables of services.
@@ -84,7 +85,11 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
+	if k.clock, err = newFlowClock(); err != nil {
+		return err
+	}
 	for name, value := range map[string]any{
+		balancerVarFlowTickShift:     k.clock.shift,
 		balancerVarFlowBucketKeys:    identity.FlowBucketKeys,
 		balancerVarFlowSignatureKeys: identity.FlowSignatureKeys,
 		balancerVarFlowBucketMask:    spec.Maps[balancerMapFlows].MaxEntries - 1,
@@ -98,6 +103,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{Maps: options}); err != nil {
 		return err
 	}
+	k.clock.program = k.objects.FlowClock
 	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
 		return fmt.Errorf("write identity: %w", err)
 	}

@@ -47,7 +47,7 @@ type TracedService struct {
 type TracedEntry struct {
 	Server string `json:"server"`
 	State  string `json:"state"` // new, established or closing
-	// Idle is the time since the last packet, in seconds, with a granularity of 4.3.
+	// Idle is the time since the last packet, in seconds, with a granularity of 4 to 7.
 	Idle float64 `json:"idle_seconds"`
 	// Left is why the packet does not go to the server; empty when it does.
 	Left string `json:"left,omitempty"`
@@ -138,7 +138,7 @@ func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP 
 
 // findServer says which server the packet goes to, and how that was found.
 func (v *View) findServer(p Packet, service *balancerServiceEntry, t *Trace) (uint32, balancerReason, error) {
-	now, err := flowClock()
+	now, err := v.clock.now()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -149,7 +149,7 @@ func (v *View) findServer(p Packet, service *balancerServiceEntry, t *Trace) (ui
 		t.Known = &TracedEntry{
 			Server: v.serverName(entry.server()),
 			State:  stateNames[entry.state()],
-			Idle:   float64(entry.age(now)) * flowTick / 1e9,
+			Idle:   float64(entry.age(now)) * v.clock.tick.Seconds(),
 			Left:   left,
 		}
 		if left == "" {

@@ -129,7 +129,7 @@ type Service struct {
 }
 
 // Timeouts are how long the flow table keeps a flow after its last packet. The
-// granularity is 4.3 s, the shortest 5 s, the longest four hours.
+// granularity is 4 to 7 s, the shortest 5 s, the longest four hours.
 type Timeouts struct {
 	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
 	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP

@@ -1,0 +1,71 @@
+package balancer
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// leastTick is what a tick must be at least, so that the longest timeout, of four hours, ends before the
+// clock wraps around.
+const leastTick = 4 * time.Hour / maxFlowTicks
+
+// flowClock is the flow table's clock: the kernel's jiffies, in ticks of a power of two of them. Only a
+// BPF program can read those.
+type flowClock struct {
+	program *ebpf.Program
+	shift   uint32
+	tick    time.Duration
+}
+
+// newFlowClock says how long ticks are on this machine. The program is flow_clock of bpf/balancer.bpf.c,
+// loaded with that shift.
+func newFlowClock() (*flowClock, error) {
+	var jiffy unix.Timespec
+	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &jiffy); err != nil {
+		return nil, fmt.Errorf("read the length of a jiffy: %w", err)
+	}
+	c := &flowClock{tick: time.Duration(jiffy.Nano())}
+	for c.tick < leastTick {
+		c.tick *= 2
+		c.shift++
+	}
+	return c, nil
+}
+
+// loadFlowClock makes a clock for those who do not load the data path.
+func loadFlowClock(spec *ebpf.CollectionSpec) (*flowClock, error) {
+	c, err := newFlowClock()
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.Variables[balancerVarFlowTickShift].Set(c.shift); err != nil {
+		return nil, err
+	}
+	var objects struct {
+		FlowClock *ebpf.Program `ebpf:"flow_clock"`
+	}
+	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+		return nil, fmt.Errorf("load the flow table's clock: %w", err)
+	}
+	c.program = objects.FlowClock
+	return c, nil
+}
+
+// now is the time in ticks, as the data path reads it.
+func (c *flowClock) now() (uint16, error) {
+	now, err := c.program.Run(&ebpf.RunOptions{})
+	if err != nil {
+		return 0, fmt.Errorf("read the flow table's clock: %w", err)
+	}
+	return uint16(now), nil
+}
+
+// ticks rounds a timeout up to ticks.
+func (c *flowClock) ticks(d time.Duration) uint16 {
+	return uint16(min((d+c.tick-1)/c.tick, maxFlowTicks))
+}
+
+func (c *flowClock) close() error { return c.program.Close() }
