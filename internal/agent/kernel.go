@@ -135,7 +135,7 @@ func (k *kernel) pin() error {
 		agentProgTcAgent:   k.objects.TcAgent,
 		agentProgTcForward: k.objects.TcForward,
 	} {
-		if err := datapath.PinProgram(prog, filepath.Join(k.dir, name)); err != nil {
+		if err := datapath.Pin(prog, filepath.Join(k.dir, name)); err != nil {
 			return err
 		}
 	}
@@ -144,12 +144,8 @@ func (k *kernel) pin() error {
 		agentMapTunnelAddresses: k.objects.TunnelAddresses,
 		agentMapSegmentSizes:    k.objects.SegmentSizes,
 	} {
-		path := filepath.Join(k.dir, name)
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := datapath.Pin(m, filepath.Join(k.dir, name)); err != nil {
 			return err
-		}
-		if err := m.Pin(path); err != nil {
-			return fmt.Errorf("pin %s: %w", path, err)
 		}
 	}
 	return nil
