@@ -487,6 +487,26 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
 }
 
+// A start that fails forgets nothing of what the health checks found.
+func TestFailedStartRemembersHealth(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.setHealth("web", "s1", false)
+	slot := f.slot("web", "s1")
+	tooMany := *cfg
+	tooMany.Services = webOf(srv6Server("s1", 1, 1), srv6Server("x", 3, 1), srv6Server("y", 4, 1), srv6Server("z", 5, 1)).Services
+	tooMany.Services[0].Health = cfg.Services[0].Health
+	if b, err := New(&tooMany, slog.New(slog.DiscardHandler)); err == nil {
+		_ = b.Close()
+		t.Fatal("no error")
+	}
+	if f.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0 {
+		t.Error("s1 is not held to be failing any more")
+	}
+}
+
 // Other limits need other tables: a start with them is refused, and harms nothing.
 func TestOtherLimitsAreRefused(t *testing.T) {
 	f := open(t, webOf(srv6Server("s", 1, 1)))

@@ -63,13 +63,14 @@ func loadSlots(k *kernel) (*slots, error) {
 
 // claim returns the slot of a server: the one it has, or a free one. A slot that
 // was retired takes up its flows again. The service is told by its id, too, which
-// changes when the service goes and comes back.
+// changes when the service goes and comes back. Whether the server fails its checks
+// stays noted: this process may end before it places the service.
 func (s *slots) claim(key serverKey, service uint32, flags balancerServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
 		delete(s.retired, slot)
 		s.kernel.servers.servers[slot].Service = service
-		s.kernel.servers.setFlags(slot, flags)
+		s.kernel.servers.setFlags(slot, flags|s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING)
 		return slot, nil
 	}
 	slot, err := s.free()
