@@ -193,8 +193,10 @@ func Detach(instance string) error {
 	if _, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin)); err != nil {
 		return err
 	}
-	if err := detachLinks(dir); err != nil {
-		return err
+	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
+		if err := datapath.DetachLink(filepath.Join(dir, name)); err != nil {
+			return err
+		}
 	}
 	if err := removeFilters(instance, all, 0); err != nil {
 		return err
@@ -203,22 +205,4 @@ func Detach(instance string) error {
 		return err
 	}
 	return datapath.RemoveDir(instance)
-}
-
-// detachLinks detaches what is pinned, and does not wait for the kernel to do so after the pin is gone.
-func detachLinks(dir string) error {
-	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
-		pin := filepath.Join(dir, name)
-		l, err := link.LoadPinnedLink(pin, nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("open %s: %w", pin, err)
-		}
-		if err := errors.Join(l.Detach(), l.Unpin(), l.Close()); err != nil {
-			return fmt.Errorf("detach %s: %w", pin, err)
-		}
-	}
-	return nil
 }

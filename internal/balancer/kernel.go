@@ -204,14 +204,24 @@ func closeAll(maps map[string]*ebpf.Map) {
 	}
 }
 
-// pinNew pins the tables that were not. Counters that take the place of others
-// wait until the program that counts in them is attached.
+// pinNew pins the tables that were not: identity first, which tells an instance's
+// role. Counters that take the place of others wait until the program that counts
+// in them is attached.
 func (k *kernel) pinNew(kept map[string]*ebpf.Map) error {
-	for name, table := range pinned(&k.objects.balancerMaps) {
+	pin := func(name string, table *ebpf.Map) error {
 		if kept[name] != nil || name == balancerMapReasons && k.recount {
+			return nil
+		}
+		return datapath.Pin(table, filepath.Join(k.dir, name))
+	}
+	if err := pin(balancerMapIdentity, k.objects.Identity); err != nil {
+		return err
+	}
+	for name, table := range pinned(&k.objects.balancerMaps) {
+		if name == balancerMapIdentity {
 			continue
 		}
-		if err := datapath.Pin(*table, filepath.Join(k.dir, name)); err != nil {
+		if err := pin(name, *table); err != nil {
 			return err
 		}
 	}
@@ -397,7 +407,11 @@ func (k *kernel) install(number uint32, rows []uint16) error {
 	return nil
 }
 
-// Detach takes the data path of an instance out of the kernel, with all flows.
+// Detach takes the data path of an instance out of the kernel, with all flows. No
+// packet meets a program whose tables are on their way out.
 func Detach(instance string) error {
+	if err := datapath.DetachLink(filepath.Join(datapath.Dir(instance), datapath.LinkPin)); err != nil {
+		return err
+	}
 	return datapath.RemoveDir(instance)
 }
