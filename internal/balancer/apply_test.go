@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -423,6 +425,29 @@ func TestRestartRemembersHealth(t *testing.T) {
 			t.Errorf("%s is checked as failing: %v", target.Server, target.Failing)
 		}
 	}
+}
+
+// A process that has just started knows the way to servers that the kernel has forgotten.
+func TestRestartKnowsNextHops(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	f := open(t, cfg)
+	f.stop()
+	f.start(webWith(cfg, srv6Server("s3", 3, 1)))
+	want := map[netip.Addr]nexthop.Hop{}
+	for _, s := range cfg.Services[0].Servers {
+		to := target(&member{Server: s})
+		want[to] = nexthop.Hop{MAC: hopMAC(to), Link: nexthop.Link{Index: f.ifindex["out"]}}
+	}
+	if diff := cmp.Diff(want, f.nextHops(), addrComparer); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// webWith is the configuration with another server.
+func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
+	next := webOf(append(slices.Clone(cfg.Services[0].Servers), server)...)
+	next.Node = cfg.Node
+	return next
 }
 
 // A build that counts other reasons takes the flows over all the same.

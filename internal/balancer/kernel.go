@@ -360,6 +360,12 @@ func (t *serverTable) setNextHop(slot uint32, mac [6]byte, port uint16) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
 }
 
+// nextHop is the reverse of setNextHop; false: there is none.
+func (t *serverTable) nextHop(slot uint32) (mac [6]byte, port uint16, ok bool) {
+	word := atomic.LoadUint64(&t.servers[slot].NextHop)
+	return [6]byte(macOf(word)), uint16(word >> 48), word != 0
+}
+
 func (t *serverTable) hasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
 }
