@@ -406,6 +406,40 @@ func TestRestartWithOtherServers(t *testing.T) {
 	}
 }
 
+// Processes that end before they sweep do not use up the slots.
+func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.run(web.frame())
+	for i := range uint8(5) {
+		f.stop()
+		cfg.Services = webOf(srv6Server("s1", 11+i, 1), srv6Server("s2", 21+i, 1)).Services
+		f.start(cfg)
+		// At the first start the server was there until now.
+		if known := f.kernel.flows.find(web, f.services.byName["web"].id, &f.identity) != 0; known != (i == 0) {
+			t.Errorf("start %d: the flow of a server that went is known: %v", i, known)
+		}
+	}
+}
+
+// A server that comes back with the next process finds its flows.
+func TestServerComesBackAfterRestart(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1))
+	first := cfg.Services
+	f := open(t, cfg)
+	f.run(web.frame())
+	for _, services := range [][]config.Service{webOf(srv6Server("s2", 2, 1)).Services, first} {
+		f.stop()
+		cfg.Services = services
+		f.start(cfg)
+	}
+	f.route()
+	if got := f.run(web.frame(packet.Flags(packet.ACK))); reasonOf(got) != "forward_known" {
+		t.Errorf("%s", reasonOf(got))
+	}
+}
+
 // A server that fails its checks is not tried again by a process that has just started.
 func TestRestartRemembersHealth(t *testing.T) {
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))

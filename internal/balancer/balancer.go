@@ -93,6 +93,9 @@ func (b *Balancer) load() (err error) {
 	if b.slots, err = loadSlots(b.kernel); err != nil {
 		return err
 	}
+	if err := b.slots.reclaim(keysOf(b.cfg)); err != nil {
+		return err
+	}
 	if b.ports, err = loadPorts(b.kernel); err != nil {
 		return err
 	}

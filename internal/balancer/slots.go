@@ -127,6 +127,28 @@ func (s *slots) swept() error {
 	return nil
 }
 
+// reclaim frees the slots that an earlier process has retired and that are not
+// wanted again. Packets that were on their way then have gone by now, so that one
+// sweep is enough; and processes that end before they sweep do not use up all slots.
+func (s *slots) reclaim(wanted map[serverKey]bool) error {
+	unwanted := map[uint32]bool{}
+	for slot := range s.retired {
+		if !wanted[s.bySlot[slot]] {
+			unwanted[slot] = true
+		}
+	}
+	if len(unwanted) == 0 {
+		return nil
+	}
+	s.kernel.flows.sweep(func(e flowEntry) bool { return !unwanted[e.server()] })
+	for slot := range unwanted {
+		if err := s.release(slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *slots) release(slot uint32) error {
 	zero := make([]balancerServerCounter, ebpf.MustPossibleCPU())
 	if err := s.kernel.objects.ServerCounters.Put(slot, zero); err != nil {
