@@ -19,6 +19,7 @@ const union {
 	enum service_entry_kind service_entry_kind;
 	struct service_entry service_entry;
 	enum reason reason;
+	enum tables_version tables_version;
 } *shared_types __attribute__((unused));
 
 /* Finds the servers that the packet visits, and says how they were found. */

@@ -122,8 +122,18 @@ struct port {
 #define SERVICE_WORDS 6
 #define TUPLE_WORDS (sizeof(struct flow_key) / sizeof(__u32))
 
-/* The hash keys; all but the last live as long as the tables. */
+/*
+ * What the pinned tables mean. A build refuses those of another version: to be
+ * raised with every change that the tables' sizes do not show, such as other
+ * bits of a flow's entry or another hash.
+ */
+enum tables_version {
+	TABLES_VERSION = 1,
+};
+
+/* The version, and the hash keys; all but the last live as long as the tables. */
 struct identity {
+	__u64 version; /* enum tables_version */
 	__u64 flow_bucket_keys[FLOW_WORDS + 1];
 	__u64 flow_signature_keys[FLOW_WORDS + 1];
 	__u64 service_keys[SERVICE_WORDS + 1];

@@ -135,7 +135,7 @@ func (k *kernel) pin() error {
 		agentProgTcAgent:   k.objects.TcAgent,
 		agentProgTcForward: k.objects.TcForward,
 	} {
-		if err := datapath.PinProgram(prog, filepath.Join(k.dir, name)); err != nil {
+		if err := datapath.Pin(prog, filepath.Join(k.dir, name)); err != nil {
 			return err
 		}
 	}
@@ -144,12 +144,8 @@ func (k *kernel) pin() error {
 		agentMapTunnelAddresses: k.objects.TunnelAddresses,
 		agentMapSegmentSizes:    k.objects.SegmentSizes,
 	} {
-		path := filepath.Join(k.dir, name)
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := datapath.Pin(m, filepath.Join(k.dir, name)); err != nil {
 			return err
-		}
-		if err := m.Pin(path); err != nil {
-			return fmt.Errorf("pin %s: %w", path, err)
 		}
 	}
 	return nil
@@ -197,8 +193,10 @@ func Detach(instance string) error {
 	if _, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin)); err != nil {
 		return err
 	}
-	if err := detachLinks(dir); err != nil {
-		return err
+	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
+		if err := datapath.DetachLink(filepath.Join(dir, name)); err != nil {
+			return err
+		}
 	}
 	if err := removeFilters(instance, all, 0); err != nil {
 		return err
@@ -207,22 +205,4 @@ func Detach(instance string) error {
 		return err
 	}
 	return datapath.RemoveDir(instance)
-}
-
-// detachLinks detaches what is pinned, and does not wait for the kernel to do so after the pin is gone.
-func detachLinks(dir string) error {
-	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
-		pin := filepath.Join(dir, name)
-		l, err := link.LoadPinnedLink(pin, nil)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("open %s: %w", pin, err)
-		}
-		if err := errors.Join(l.Detach(), l.Unpin(), l.Close()); err != nil {
-			return fmt.Errorf("detach %s: %w", pin, err)
-		}
-	}
-	return nil
 }

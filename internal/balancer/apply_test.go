@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -404,6 +406,40 @@ func TestRestartWithOtherServers(t *testing.T) {
 	}
 }
 
+// Processes that end before they sweep do not use up the slots.
+func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.run(web.frame())
+	for i := range uint8(5) {
+		f.stop()
+		cfg.Services = webOf(srv6Server("s1", 11+i, 1), srv6Server("s2", 21+i, 1)).Services
+		f.start(cfg)
+		// At the first start the server was there until now.
+		if known := f.kernel.flows.find(web, f.services.byName["web"].id, &f.identity) != 0; known != (i == 0) {
+			t.Errorf("start %d: the flow of a server that went is known: %v", i, known)
+		}
+	}
+}
+
+// A server that comes back with the next process finds its flows.
+func TestServerComesBackAfterRestart(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1))
+	first := cfg.Services
+	f := open(t, cfg)
+	f.run(web.frame())
+	for _, services := range [][]config.Service{webOf(srv6Server("s2", 2, 1)).Services, first} {
+		f.stop()
+		cfg.Services = services
+		f.start(cfg)
+	}
+	f.route()
+	if got := f.run(web.frame(packet.Flags(packet.ACK))); reasonOf(got) != "forward_known" {
+		t.Errorf("%s", reasonOf(got))
+	}
+}
+
 // A server that fails its checks is not tried again by a process that has just started.
 func TestRestartRemembersHealth(t *testing.T) {
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
@@ -423,6 +459,29 @@ func TestRestartRemembersHealth(t *testing.T) {
 			t.Errorf("%s is checked as failing: %v", target.Server, target.Failing)
 		}
 	}
+}
+
+// A process that has just started knows the way to servers that the kernel has forgotten.
+func TestRestartKnowsNextHops(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	f := open(t, cfg)
+	f.stop()
+	f.start(webWith(cfg, srv6Server("s3", 3, 1)))
+	want := map[netip.Addr]nexthop.Hop{}
+	for _, s := range cfg.Services[0].Servers {
+		to := target(&member{Server: s})
+		want[to] = nexthop.Hop{MAC: hopMAC(to), Link: nexthop.Link{Index: f.ifindex["out"]}}
+	}
+	if diff := cmp.Diff(want, f.nextHops(), addrComparer); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// webWith is the configuration with another server.
+func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
+	next := webOf(append(slices.Clone(cfg.Services[0].Servers), server)...)
+	next.Node = cfg.Node
+	return next
 }
 
 // A build that counts other reasons takes the flows over all the same.
@@ -485,6 +544,26 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 	flow := flowTo(vip6, 8080, config.TCP)
 	f.check(refused(flow.frame(), "drop_no_service", 60), f.run(flow.frame()))
 	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+}
+
+// A start that fails forgets nothing of what the health checks found.
+func TestFailedStartRemembersHealth(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.setHealth("web", "s1", false)
+	slot := f.slot("web", "s1")
+	tooMany := *cfg
+	tooMany.Services = webOf(srv6Server("s1", 1, 1), srv6Server("x", 3, 1), srv6Server("y", 4, 1), srv6Server("z", 5, 1)).Services
+	tooMany.Services[0].Health = cfg.Services[0].Health
+	if b, err := New(&tooMany, slog.New(slog.DiscardHandler)); err == nil {
+		_ = b.Close()
+		t.Fatal("no error")
+	}
+	if f.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0 {
+		t.Error("s1 is not held to be failing any more")
+	}
 }
 
 // Other limits need other tables: a start with them is refused, and harms nothing.

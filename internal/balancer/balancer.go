@@ -85,11 +85,15 @@ func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 	if err := b.load(); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
+	b.resolver.Resume(b.nextHops())
 	return b, nil
 }
 
 func (b *Balancer) load() (err error) {
 	if b.slots, err = loadSlots(b.kernel); err != nil {
+		return err
+	}
+	if err := b.slots.reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
 	if b.ports, err = loadPorts(b.kernel); err != nil {
@@ -347,6 +351,17 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 	b.log.Warn("servers are reached by an interface that cannot send what XDP forwards: their packets "+
 		"are lost, and counted as forwarded; route to them by a physical interface",
 		"interface", link.Name, "type", link.Type)
+}
+
+// nextHops are those that the data path has, by targets.
+func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
+	hops := map[netip.Addr]nexthop.Hop{}
+	for _, m := range b.services.members() {
+		if mac, port, ok := b.kernel.servers.nextHop(m.slot); ok {
+			hops[target(m)] = nexthop.Hop{MAC: mac, Link: nexthop.Link{Index: int(b.ports.known[port].Ifindex)}}
+		}
+	}
+	return hops
 }
 
 // unresolved names the servers without a next hop.

@@ -46,24 +46,13 @@ func OpenView(instance string) (_ *View, err error) {
 	if v.reasons, err = datapath.Reasons(spec.Types); err != nil {
 		return nil, err
 	}
-	for name, m := range map[string]**ebpf.Map{
-		balancerMapFlows:          &v.maps.Flows,
-		balancerMapIdentity:       &v.maps.Identity,
-		balancerMapPorts:          &v.maps.Ports,
-		balancerMapReasons:        &v.maps.Reasons,
-		balancerMapServerCounters: &v.maps.ServerCounters,
-		balancerMapServerLabels:   &v.maps.ServerLabels,
-		balancerMapServers:        &v.maps.Servers,
-		balancerMapServiceLabels:  &v.maps.ServiceLabels,
-		balancerMapServices:       &v.maps.Services,
-		balancerMapTables:         &v.maps.Tables,
-	} {
+	for name, m := range pinned(&v.maps) {
 		if *m, err = openTable(instance, spec.Maps[name]); err != nil {
 			return nil, err
 		}
 	}
-	if err := v.maps.Identity.Lookup(uint32(0), &v.identity); err != nil {
-		return nil, fmt.Errorf("read identity: %w", err)
+	if err := readIdentity(v.maps.Identity, &v.identity); err != nil {
+		return nil, err
 	}
 	if v.servers, err = mapServers(v.maps.Servers, unix.PROT_READ); err != nil {
 		return nil, err

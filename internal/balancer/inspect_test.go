@@ -184,10 +184,7 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if err := f.kernel.objects.Ports.Unpin(); err != nil {
-		t.Fatal(err)
-	}
-	if err := other.Pin(filepath.Join(f.kernel.dir, balancerMapPorts)); err != nil {
+	if err := datapath.Pin(other, filepath.Join(f.kernel.dir, balancerMapPorts)); err != nil {
 		t.Fatal(err)
 	}
 	_, err = OpenView(f.cfg.Node.Instance)

@@ -24,6 +24,7 @@ type kernel struct {
 	instance string
 	dir      string
 	fresh    bool // nothing was pinned before
+	recount  bool // the reasons that are pinned are those of another build
 	objects  balancerObjects
 	tables   *ebpf.MapSpec // of the inner maps
 	flows    *flowTable
@@ -34,8 +35,25 @@ type kernel struct {
 	nextServices *ebpf.MapSpec
 }
 
+// pinned are the tables that outlive the process, by their names.
+func pinned(maps *balancerMaps) map[string]**ebpf.Map {
+	return map[string]**ebpf.Map{
+		balancerMapFlows:          &maps.Flows,
+		balancerMapIdentity:       &maps.Identity,
+		balancerMapPorts:          &maps.Ports,
+		balancerMapReasons:        &maps.Reasons,
+		balancerMapServerCounters: &maps.ServerCounters,
+		balancerMapServerLabels:   &maps.ServerLabels,
+		balancerMapServers:        &maps.Servers,
+		balancerMapServiceLabels:  &maps.ServiceLabels,
+		balancerMapServices:       &maps.Services,
+		balancerMapTables:         &maps.Tables,
+	}
+}
+
 // openKernel loads the program and opens the tables that an earlier process left
-// pinned, or makes them. Nothing is attached yet, and nothing changed in a table.
+// pinned, or makes them. A build or limits that do not fit those tables are
+// refused before anything is changed. Nothing is attached yet.
 func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
 	_, err := os.Stat(datapath.Dir(cfg.Node.Instance))
 	fresh := errors.Is(err, os.ErrNotExist)
@@ -46,13 +64,6 @@ func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
 	spec, err := loadBalancer()
 	if err != nil {
 		return nil, err
-	}
-	for _, m := range []string{
-		balancerMapFlows, balancerMapIdentity, balancerMapPorts, balancerMapReasons,
-		balancerMapServerCounters, balancerMapServerLabels, balancerMapServers,
-		balancerMapServiceLabels, balancerMapServices, balancerMapTables,
-	} {
-		spec.Maps[m].Pinning = ebpf.PinByName
 	}
 	spec.Maps[balancerMapFlows].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
 	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
@@ -76,12 +87,20 @@ func serverSlots(servers uint32) uint32 {
 	return min(2*servers, 1<<16)
 }
 
+// load changes nothing that is pinned before the kernel has taken the program.
 func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) error {
-	options := ebpf.MapOptions{PinPath: k.dir}
-	if err := renewReasons(spec.Maps[balancerMapReasons], options, log); err != nil {
+	kept, err := openKept(spec, k.dir)
+	defer closeAll(kept)
+	if err != nil {
 		return err
 	}
-	identity, err := readIdentity(spec.Maps[balancerMapIdentity], options, seed)
+	if reasons := kept[balancerMapReasons]; reasons != nil && spec.Maps[balancerMapReasons].Compatible(reasons) != nil {
+		log.Warn("another build counted other reasons: their counters start at zero")
+		delete(kept, balancerMapReasons)
+		k.recount = true
+		_ = reasons.Close()
+	}
+	identity, err := identityOf(kept[balancerMapIdentity], seed)
 	if err != nil {
 		return err
 	}
@@ -100,21 +119,119 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 			return fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{Maps: options}); err != nil {
+	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept}); err != nil {
 		return err
 	}
 	k.clock.program = k.objects.FlowClock
-	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
-		return fmt.Errorf("write identity: %w", err)
-	}
 	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
 	if k.servers, err = mapServers(k.objects.Servers, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	k.services, err = openServices(k.objects.Services, identity, unix.PROT_READ|unix.PROT_WRITE)
-	return err
+	if k.services, err = openServices(k.objects.Services, identity, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
+		return fmt.Errorf("write identity: %w", err)
+	}
+	return k.pinNew(kept)
+}
+
+// openKept opens the tables that an earlier process left. Those of another layout
+// or other limits are an error, but for the counters by reason: they alone can be
+// lost without harm.
+func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map, err error) {
+	kept = map[string]*ebpf.Map{}
+	for name := range pinned(&balancerMaps{}) {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return kept, fmt.Errorf("table %s: %w", name, err)
+		}
+		kept[name] = m
+		if err := spec.Maps[name].Compatible(m); err != nil && name != balancerMapReasons {
+			return kept, fmt.Errorf("table %s: %w", name, err)
+		}
+	}
+	return kept, checkInner(kept, spec)
+}
+
+// checkInner compares the layout of the tables that no pin names: that of services,
+// and one of candidates. The kernel sees to it that all of one kind are the same.
+func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
+	outer, tables := kept[balancerMapServices], kept[balancerMapTables]
+	if outer == nil || tables == nil {
+		return nil
+	}
+	if err := checkElement(outer, 0, spec.Maps[balancerMapServices].InnerMap); err != nil {
+		return fmt.Errorf("table of services: %w", err)
+	}
+	services, err := openServices(outer, &balancerIdentity{}, unix.PROT_READ)
+	if err != nil {
+		return err
+	}
+	defer services.close()
+	for _, entry := range services.all() {
+		if kindOf(&entry) != balancerServiceEntryKindENTRY_SERVICE {
+			continue
+		}
+		if err := checkElement(tables, entry.table(), spec.Maps[balancerMapTables].InnerMap); err != nil {
+			return fmt.Errorf("candidate table %d: %w", entry.table(), err)
+		}
+		break
+	}
+	return nil
+}
+
+// checkElement compares an element, if there is one, of a map of maps.
+func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
+	var inner *ebpf.Map
+	err := outer.Lookup(number, &inner)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	expected := spec.Copy()
+	if spec.MaxEntries == 1 { // set with its content
+		expected.MaxEntries = inner.MaxEntries()
+	}
+	return expected.Compatible(inner)
+}
+
+func closeAll(maps map[string]*ebpf.Map) {
+	for _, m := range maps {
+		_ = m.Close()
+	}
+}
+
+// pinNew pins the tables that were not: identity first, which tells an instance's
+// role. Counters that take the place of others wait until the program that counts
+// in them is attached.
+func (k *kernel) pinNew(kept map[string]*ebpf.Map) error {
+	pin := func(name string, table *ebpf.Map) error {
+		if kept[name] != nil || name == balancerMapReasons && k.recount {
+			return nil
+		}
+		return datapath.Pin(table, filepath.Join(k.dir, name))
+	}
+	if err := pin(balancerMapIdentity, k.objects.Identity); err != nil {
+		return err
+	}
+	for name, table := range pinned(&k.objects.balancerMaps) {
+		if name == balancerMapIdentity {
+			continue
+		}
+		if err := pin(name, *table); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // explain says what to do about pins that another build or other limits left.
@@ -130,34 +247,16 @@ func (k *kernel) explain(err error) error {
 	return fmt.Errorf("load the data path: %w", err)
 }
 
-// renewReasons takes the counters of a build that had more or fewer reasons away:
-// they alone of all tables can be lost without harm.
-func renewReasons(spec *ebpf.MapSpec, options ebpf.MapOptions, log *slog.Logger) error {
-	m, err := ebpf.NewMapWithOptions(spec, options)
-	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		log.Warn("another build counted other reasons: their counters start at zero")
-		return os.Remove(filepath.Join(options.PinPath, spec.Name))
-	}
-	if err != nil {
-		return err
-	}
-	return m.Close()
-}
-
-// readIdentity returns the hash keys: those of the flow table that exists, or
-// fresh ones.
-func readIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*balancerIdentity, error) {
-	m, err := ebpf.NewMapWithOptions(spec, options)
-	if err != nil {
-		return nil, err
-	}
-	defer m.Close()
-	var identity balancerIdentity
-	if err := m.Lookup(uint32(0), &identity); err != nil {
-		return nil, fmt.Errorf("read identity: %w", err)
-	}
-	if identity.FlowBucketKeys == (flowKeys{}) {
-		for _, keys := range []*[7]uint64{
+// identityOf returns the hash keys: those of the flow table that exists, or
+// fresh ones if there is none.
+func identityOf(kept *ebpf.Map, seed uint64) (*balancerIdentity, error) {
+	identity := balancerIdentity{Version: uint64(balancerTablesVersionTABLES_VERSION)}
+	if kept != nil {
+		if err := readIdentity(kept, &identity); err != nil {
+			return nil, err
+		}
+	} else {
+		for _, keys := range []*flowKeys{
 			&identity.FlowBucketKeys, &identity.FlowSignatureKeys, &identity.ServiceKeys,
 		} {
 			if err := binary.Read(rand.Reader, binary.NativeEndian, keys); err != nil {
@@ -169,9 +268,27 @@ func readIdentity(spec *ebpf.MapSpec, options ebpf.MapOptions, seed uint64) (*ba
 	return &identity, nil
 }
 
+// readIdentity reads the identity of tables, which must mean what this build
+// takes them for.
+func readIdentity(m *ebpf.Map, identity *balancerIdentity) error {
+	if err := m.Lookup(uint32(0), identity); err != nil {
+		return fmt.Errorf("read identity: %w", err)
+	}
+	if wanted := uint64(balancerTablesVersionTABLES_VERSION); identity.Version != wanted {
+		return fmt.Errorf("the tables are of version %d, those of this build of version %d: %w",
+			identity.Version, wanted, ebpf.ErrMapIncompatible)
+	}
+	return nil
+}
+
 // attach puts the program on an interface, in the place of an earlier build's.
 func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
-	if err := datapath.PinProgram(k.objects.XdpLb, filepath.Join(k.dir, datapath.BalancerProgram)); err != nil {
+	if k.recount {
+		if err := datapath.Pin(k.objects.Reasons, filepath.Join(k.dir, balancerMapReasons)); err != nil {
+			return datapath.Attached{}, err
+		}
+	}
+	if err := datapath.Pin(k.objects.XdpLb, filepath.Join(k.dir, datapath.BalancerProgram)); err != nil {
 		return datapath.Attached{}, err
 	}
 	return datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, datapath.LinkPin))
@@ -249,6 +366,12 @@ func (t *serverTable) setNextHop(slot uint32, mac [6]byte, port uint16) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
 }
 
+// nextHop is the reverse of setNextHop; false: there is none.
+func (t *serverTable) nextHop(slot uint32) (mac [6]byte, port uint16, ok bool) {
+	word := atomic.LoadUint64(&t.servers[slot].NextHop)
+	return [6]byte(macOf(word)), uint16(word >> 48), word != 0
+}
+
 func (t *serverTable) hasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
 }
@@ -296,7 +419,11 @@ func (k *kernel) install(number uint32, rows []uint16) error {
 	return nil
 }
 
-// Detach takes the data path of an instance out of the kernel, with all flows.
+// Detach takes the data path of an instance out of the kernel, with all flows. No
+// packet meets a program whose tables are on their way out.
 func Detach(instance string) error {
+	if err := datapath.DetachLink(filepath.Join(datapath.Dir(instance), datapath.LinkPin)); err != nil {
+		return err
+	}
 	return datapath.RemoveDir(instance)
 }

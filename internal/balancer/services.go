@@ -176,6 +176,17 @@ func keyOfServer(svc *config.Service, server *config.Server, node *config.Balanc
 	return key
 }
 
+// keysOf are the keys of all servers of a configuration.
+func keysOf(cfg *config.Balancer) map[serverKey]bool {
+	keys := map[serverKey]bool{}
+	for i := range cfg.Services {
+		for j := range cfg.Services[i].Servers {
+			keys[keyOfServer(&cfg.Services[i], &cfg.Services[i].Servers[j], &cfg.Node)] = true
+		}
+	}
+	return keys
+}
+
 // setHealth notes what the checks found of a server, and returns the service
 // whose table is to follow: nil when nothing changed, or a reload has removed it.
 func (s *services) setHealth(result health.Result) *service {

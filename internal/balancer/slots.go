@@ -63,13 +63,14 @@ func loadSlots(k *kernel) (*slots, error) {
 
 // claim returns the slot of a server: the one it has, or a free one. A slot that
 // was retired takes up its flows again. The service is told by its id, too, which
-// changes when the service goes and comes back.
+// changes when the service goes and comes back. Whether the server fails its checks
+// stays noted: this process may end before it places the service.
 func (s *slots) claim(key serverKey, service uint32, flags balancerServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
 		delete(s.retired, slot)
 		s.kernel.servers.servers[slot].Service = service
-		s.kernel.servers.setFlags(slot, flags)
+		s.kernel.servers.setFlags(slot, flags|s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING)
 		return slot, nil
 	}
 	slot, err := s.free()
@@ -119,6 +120,28 @@ func (s *slots) swept() error {
 		if s.retired[slot]++; s.retired[slot] < sweepsToRelease {
 			continue
 		}
+		if err := s.release(slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reclaim frees the slots that an earlier process has retired and that are not
+// wanted again. Packets that were on their way then have gone by now, so that one
+// sweep is enough; and processes that end before they sweep do not use up all slots.
+func (s *slots) reclaim(wanted map[serverKey]bool) error {
+	unwanted := map[uint32]bool{}
+	for slot := range s.retired {
+		if !wanted[s.bySlot[slot]] {
+			unwanted[slot] = true
+		}
+	}
+	if len(unwanted) == 0 {
+		return nil
+	}
+	s.kernel.flows.sweep(func(e flowEntry) bool { return !unwanted[e.server()] })
+	for slot := range unwanted {
 		if err := s.release(slot); err != nil {
 			return err
 		}

@@ -114,6 +114,22 @@ func UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	return nil
 }
 
+// DetachLink takes a program off its interface, and its link's pin away. It does not leave that to the
+// kernel, which does it some time after the pin is gone. A link that does not exist is no error.
+func DetachLink(pin string) error {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open %s: %w", pin, err)
+	}
+	if err := errors.Join(l.Detach(), l.Unpin(), l.Close()); err != nil {
+		return fmt.Errorf("detach %s: %w", pin, err)
+	}
+	return nil
+}
+
 // AttachedTo is the index of the interface of a pinned XDP or tcx link; 0 if there is no link, or its
 // interface is gone. Pins are the same in all network namespaces, and indexes are not: it is an error
 // if the interface is in another one.

@@ -128,6 +128,24 @@ func TestNoGenericOverAnother(t *testing.T) {
 	}))
 }
 
+// TestAttachedAgain finds an interface free as soon as the program before is detached.
+func TestAttachedAgain(t *testing.T) {
+	ns, _, ifindex := pair(t)
+	program := pass(t, ebpf.XDP, 2)
+	pin := filepath.Join(pins(t), LinkPin)
+	must(t, ns.Do(func() error {
+		for range 20 {
+			if _, err := AttachXDP(program, ifindex, pin); err != nil {
+				return err
+			}
+			if err := DetachLink(pin); err != nil {
+				return err
+			}
+		}
+		return DetachLink(pin) // of nothing
+	}))
+}
+
 // TestLinkOfAnotherNamespace stays as it is, though the interfaces' indexes are the same.
 func TestLinkOfAnotherNamespace(t *testing.T) {
 	a, b, ifindex := pair(t)

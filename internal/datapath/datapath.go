@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -63,13 +62,15 @@ func RemoveDir(instance string) error {
 	return nil
 }
 
-// PinProgram pins prog at path, in the place of what is pinned there.
-func PinProgram(prog *ebpf.Program, path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+// Pin pins a program or a map at path, through an object that was not pinned before. It takes the place
+// of what is pinned there in one step, so that there is one or the other whenever this process ends.
+func Pin(object interface{ Pin(path string) error }, path string) error {
+	next := path + "_next" // which a process that ended here has left, perhaps
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if err := prog.Pin(path); err != nil {
-		return fmt.Errorf("pin %s: %w", path, err)
+	if err := object.Pin(next); err != nil {
+		return fmt.Errorf("pin %s: %w", next, err)
 	}
-	return nil
+	return os.Rename(next, path)
 }

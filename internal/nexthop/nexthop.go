@@ -60,6 +60,7 @@ type Resolver struct {
 	updates chan Update
 
 	// Of the goroutine in Run:
+	last     Update                // that was resolved
 	managed  map[neighbour]bool    // that were not before
 	problems map[netip.Addr]string // of targets, as logged
 }
@@ -75,6 +76,13 @@ func New(own string, log *slog.Logger) *Resolver {
 		managed:  map[neighbour]bool{},
 		problems: map[netip.Addr]string{},
 	}
+}
+
+// Resume says, before Run, by which hops an earlier process has reached targets: their MAC addresses
+// and the indexes of their interfaces. Those of neighbours that the kernel does not know at the
+// moment stay in use, as they would have without the restart.
+func (r *Resolver) Resume(hops map[netip.Addr]Hop) {
+	r.last.Hops = hops
 }
 
 // SetTargets says which addresses to resolve from now on. It returns when the
@@ -101,8 +109,7 @@ func (r *Resolver) Run(ctx context.Context) error {
 	}
 	var (
 		targets []netip.Addr
-		fresh   bool // the targets are new: their reader waits
-		last    Update
+		fresh   bool        // the targets are new: their reader waits
 		pending Update      // not yet taken by the reader
 		out     chan Update // r.updates while pending
 		alarm   = newAlarm(refresh)
@@ -123,11 +130,11 @@ func (r *Resolver) Run(ctx context.Context) error {
 			}
 			alarm.within(settle)
 		case <-alarm.timer.C:
-			now := r.resolve(targets, last)
-			if fresh || !now.equal(last) {
+			now := r.resolve(targets)
+			if fresh || !now.equal(r.last) {
 				pending, out = now, r.updates
 			}
-			last, fresh = now, false
+			r.last, fresh = now, false
 			alarm = newAlarm(refresh)
 		case out <- pending:
 			out = nil
@@ -155,11 +162,11 @@ func (a *alarm) within(d time.Duration) {
 }
 
 // resolve looks up the interface and every target.
-func (r *Resolver) resolve(targets []netip.Addr, last Update) Update {
+func (r *Resolver) resolve(targets []netip.Addr) Update {
 	kernel, err := readSnapshot()
 	if err != nil {
 		r.log.Error("read the interfaces and neighbours", "error", err)
-		return last
+		return r.last
 	}
 	now := Update{Own: kernel.linkNamed(r.own), Hops: make(map[netip.Addr]Hop, len(targets))}
 	used := map[neighbour]bool{}
@@ -173,7 +180,7 @@ func (r *Resolver) resolve(targets []netip.Addr, last Update) Update {
 		if err != nil {
 			problems[target] = err.Error()
 		}
-		if hop, ok := kernel.hop(way, last.Hops[target]); ok {
+		if hop, ok := kernel.hop(way, r.last.Hops[target]); ok {
 			now.Hops[target] = hop
 		}
 	}
@@ -184,7 +191,7 @@ func (r *Resolver) resolve(targets []netip.Addr, last Update) Update {
 
 // hop is the hop by way of a neighbour. If its entry failed it keeps its last MAC
 // address: nothing better is known, and it may be back before the kernel asks
-// again.
+// again. An earlier process's last hop does not say which neighbour it was.
 func (s *snapshot) hop(way neighbour, last Hop) (Hop, bool) {
 	hop := Hop{Via: way.address, Link: s.links[way.ifindex]}
 	if hop.Link.MAC == [6]byte{} {
@@ -195,7 +202,8 @@ func (s *snapshot) hop(way neighbour, last Hop) (Hop, bool) {
 		return hop, true
 	}
 	hop.MAC = last.MAC
-	return hop, last.Via == way.address && last.Link.Index == way.ifindex
+	sameVia := last.Via == way.address || !last.Via.IsValid()
+	return hop, sameVia && last.Link.Index == way.ifindex
 }
 
 // manage makes the kernel keep a neighbour resolved.

@@ -43,6 +43,11 @@ type network struct {
 }
 
 func start(t *testing.T) *network {
+	return startWith(t, func(*network) {})
+}
+
+// startWith prepares the resolver before it runs.
+func startWith(t *testing.T, prepare func(*network)) *network {
 	n := &network{t: t, balancer: testnet.New(t), left: testnet.New(t), right: testnet.New(t)}
 	testnet.Connect(t, n.balancer, "left", prefixes("fd00:a::1/64", "10.1.0.1/24"),
 		n.left, "eth0", prefixes("fd00:a::2/64", "10.1.0.2/24"))
@@ -55,6 +60,7 @@ func start(t *testing.T) *network {
 
 	n.logged = make(chan string, 100)
 	n.resolver = New("left", slog.New(slog.NewTextHandler(lines(n.logged), nil)))
+	prepare(n)
 	var ctx context.Context
 	ctx, n.cancel = context.WithCancel(context.Background())
 	n.done = make(chan struct{})
@@ -231,6 +237,26 @@ func TestFailedNeighbourKeepsAddress(t *testing.T) {
 		_, ok := u.Hops[other]
 		return ok
 	})
+}
+
+// A neighbour that does not answer while a process is restarted keeps the address that the process
+// before has used, on the same interface.
+func TestResumesFailedNeighbour(t *testing.T) {
+	mac := [6]byte{2, 0, 0, 0, 0, 9}
+	other := netip.MustParseAddr("fd00:b::99")
+	n := startWith(t, func(n *network) {
+		before := Hop{MAC: mac, Link: Link{Index: n.ifLeft.Index}}
+		n.resolver.Resume(map[netip.Addr]Hop{server: before, other: before})
+	})
+	n.routeVia(n.ifLeft, "fd00:a::99") // which nobody has
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server, other})
+	n.awaitUpdate("one server is where it was, the other was elsewhere", func(u Update) bool {
+		want := Hop{MAC: mac, Via: netip.MustParseAddr("fd00:a::99"), Link: n.ifLeft}
+		_, ok := u.Hops[other]
+		return u.Hops[server] == want && !ok
+	})
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.await(server, n.hopLeft())
 }
 
 func TestFollowsInterfaces(t *testing.T) {

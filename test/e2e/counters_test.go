@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -16,23 +17,24 @@ type counts map[string]uint64
 // packetCounts has segue tell the counters of a balancer or an agent, whether its process runs or not.
 func packetCounts(t *testing.T, n *lab.Node) counts {
 	t.Helper()
-	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
-	must(t, err)
-	var status struct {
-		Reasons []struct {
-			Reason  string
-			Packets uint64
-		}
-	}
-	must(t, json.Unmarshal([]byte(out), &status))
-	if len(status.Reasons) == 0 {
-		t.Fatalf("%s has no counters: %s", n.Name, out)
-	}
 	all := counts{}
-	for _, r := range status.Reasons {
+	for _, r := range status(t, n).Reasons {
 		all[r.Reason] = r.Packets
 	}
 	return all
+}
+
+// status has segue tell the state of a balancer or an agent.
+func status(t *testing.T, n *lab.Node) *datapath.Snapshot {
+	t.Helper()
+	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
+	must(t, err)
+	var s datapath.Snapshot
+	must(t, json.Unmarshal([]byte(out), &s))
+	if len(s.Reasons) == 0 || s.Program == nil {
+		t.Fatalf("%s has no counters, or no program: %s", n.Name, out)
+	}
+	return &s
 }
 
 // since returns how much each counter has grown, without those that have not. None may have shrunk.

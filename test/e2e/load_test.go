@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"slices"
@@ -19,8 +20,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// think is how long a connection rests between two requests: a thousand of them leave the machine time
-// for what is tested.
+// think is how long a connection rests between two requests, if a test has no more than a thousand:
+// that leaves the machine time for what is tested.
 const think = 500 * time.Millisecond
 
 // connection is an HTTP connection that makes a request every now and then, as long as it lives.
@@ -45,6 +46,12 @@ type load struct {
 // open opens n connections, spread over the services, and keeps them busy until the test ends.
 func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	t.Helper()
+	return openResting(t, l, n, think, services...)
+}
+
+// openResting opens connections that rest that long between two requests.
+func openResting(t *testing.T, l *lab.Lab, n int, think time.Duration, services ...lab.Service) *load {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ld := &load{connections: make([]*connection, n), cancel: cancel}
 	t.Cleanup(ld.stop)
@@ -58,7 +65,7 @@ func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	}
 	must(t, group.Wait())
 	for _, c := range ld.connections {
-		ld.group.Go(func() { c.run(ctx) })
+		ld.group.Go(func() { c.run(ctx, think) })
 	}
 	return ld
 }
@@ -82,17 +89,19 @@ func dial(ctx context.Context, l *lab.Lab, s lab.Service) (*connection, error) {
 	return c, nil
 }
 
-// run makes requests until the context ends or one fails.
-func (c *connection) run(ctx context.Context) {
+// run makes requests until the context ends or one fails, from a random time on, so that connections
+// do not take their rests together.
+func (c *connection) run(ctx context.Context, think time.Duration) {
 	defer close(c.ended)
 	defer c.conn.Close()
 	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
 	defer stop()
-	rest := time.NewTicker(think)
+	rest := time.NewTimer(rand.N(think))
 	defer rest.Stop()
 	for {
 		select {
 		case <-rest.C:
+			rest.Reset(think)
 		case <-ctx.Done():
 			return
 		}

@@ -101,8 +101,14 @@ func topology(services ...string) lab.Topology {
 // up builds a lab for the time of a test. What its processes have logged is shown when the test fails.
 func up(t *testing.T, topology lab.Topology) *lab.Lab {
 	t.Helper()
+	return upWith(t, topology, segue)
+}
+
+// upWith builds a lab whose nodes run that executable.
+func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
+	t.Helper()
 	needRoot(t)
-	l, err := lab.Up(interrupted, topology, lab.Options{Binary: segue})
+	l, err := lab.Up(interrupted, topology, lab.Options{Binary: binary})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,59 @@ func TestBalancersAreKilled(t *testing.T) {
 	requireAllDelivered(t, l)
 }
 
+// TestStopsAndStartsUnderLoad stops balancers as an operator would: the data path goes on as it was,
+// until a process that can take it over has started.
+func TestStopsAndStartsUnderLoad(t *testing.T) {
+	l := up(t, topology(mixed...))
+	live := open(t, l, 200, l.Topology.Services...)
+	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	lb, n := l.Process("lb1", "lb"), l.Node("lb1")
+	path := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
+	if out, err := n.Run(t.Context(), segue, "lb", "-c", path); err == nil || !strings.Contains(out, "is running already") {
+		t.Errorf("a second process of the instance: %v: %s", err, out)
+	}
+	must(t, lb.Stop())
+	before := status(t, n)
+	goesOn := func(when string) {
+		t.Helper()
+		counted := packetCounts(t, n)
+		live.rounds(t, 1)
+		visitors.more(t, 50)
+		if grown := packetCounts(t, n).since(t, counted); grown["forward_new"] == 0 || grown["forward_known"] == 0 || grown["forward_recover"] > 0 {
+			t.Errorf("%s: %v", when, grown)
+		}
+	}
+	goesOn("stopped")
+
+	cfg := n.BalancerConfig()
+	cfg.Node.Limits.Servers = 70
+	must(t, n.WriteBalancerConfig(cfg))
+	if err := lb.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "segue lb detach "+n.Instance()) {
+		t.Errorf("a start with other limits: error %v", err)
+	}
+	if after := status(t, n); after.Program.ID != before.Program.ID || after.Attachment == nil {
+		t.Errorf("after a start that was refused: program %+v, attached %+v; before %+v", after.Program, after.Attachment, before.Program)
+	}
+	goesOn("after a start that was refused")
+
+	// What has changed meanwhile takes effect, and nothing else changes.
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		must(t, l.Process(name, "lb").Stop())
+		cfg := l.Node(name).BalancerConfig()
+		setWeight(&cfg, "s1", 0)
+		must(t, l.Node(name).WriteBalancerConfig(cfg))
+		must(t, l.Process(name, "lb").Start(t.Context()))
+	}
+	goesOn("started again")
+	must(t, newClient(l).spread(t.Context(), "s2", "s3"))
+	live.requireUnbroken(t)
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+	live.stop()
+	visitors.stop()
+	requireAllDelivered(t, l)
+}
+
 // TestAgentsAreKilled kills the agents' processes under load, and starts them again.
 func TestAgentsAreKilled(t *testing.T) {
 	l := up(t, topology(mixed...))

@@ -1,0 +1,309 @@
+package balancer
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// The environment of a process that is to be killed.
+const (
+	crashInstance = "SEGUE_TEST_CRASH_INSTANCE"
+	crashCall     = "SEGUE_TEST_CRASH_CALL"  // which of its system calls it does not survive
+	crashFirst    = "SEGUE_TEST_CRASH_FIRST" // the configuration that it starts with; it reloads the next
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(crashInstance) != "" {
+		if err := crash(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// crash is the process that is to be killed: it starts a balancer, reloads another configuration, and
+// ends without a word to anybody, if it comes to that.
+func crash() error {
+	call, err := strconv.Atoi(os.Getenv(crashCall))
+	if err != nil {
+		return err
+	}
+	first, err := strconv.Atoi(os.Getenv(crashFirst))
+	if err != nil {
+		return err
+	}
+	if err := killBefore(call); err != nil {
+		return err
+	}
+	b, err := New(crashConfig(os.Getenv(crashInstance), first), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-b.Ready():
+	}
+	return b.Reload(ctx, crashConfig(os.Getenv(crashInstance), 1-first))
+}
+
+// The services of the crash test: "web" is on two ports in turn, with servers that come, go and change
+// their weight; "moving" is on one port or the other.
+var (
+	staying = web
+	moving  = [2]Flow{flowTo(vip6, 8080, config.TCP), flowTo(vip6, 8081, config.TCP)}
+)
+
+// crashConfig is one of two configurations, 0 and 1.
+func crashConfig(instance string, number int) *config.Balancer {
+	servers := [2][]config.Server{
+		{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)},
+		{srv6Server("s4", 4, 1), srv6Server("s2", 2, 3), srv6Server("s1", 1, 1)},
+	}[number]
+	cfg := balancerOf(
+		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...),
+		serviceOf("moving", vip6, config.Port(moving[number].Destination.Port()), config.TCP, config.SRv6Encap, servers...),
+		serviceOf(fmt.Sprint("only", number), vip4, 80, config.TCP, config.SRv6Encap, servers[0]),
+	)
+	cfg.Services[1].Buckets = []int{251, 31}[number]
+	cfg.Node.Instance, cfg.Node.Limits.Flows, cfg.Node.Limits.Servers = instance, 1<<14, 512
+	return cfg
+}
+
+// crashSite is where processes of one instance are killed.
+type crashSite struct {
+	t        *testing.T
+	ns       *testnet.Namespace
+	instance string
+	known    map[Flow][]byte // what established flows' packets look like on their way to the server
+	fresh    uint16          // port of the next new connection
+}
+
+func newCrashSite(t *testing.T) *crashSite {
+	s := &crashSite{t: t, ns: testnet.New(t), instance: fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1)), fresh: 20000}
+	router := testnet.New(t)
+	testnet.Connect(t, s.ns, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::1/64")},
+		router, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::2/64")})
+	s.must(s.ns.Do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		_, locators, _ := net.ParseCIDR("fd00:5::/32")
+		if err := netlink.LinkSetHardwareAddr(eth0, ownMAC[:]); err != nil {
+			return err
+		}
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: locators, Gw: net.ParseIP("fd00:a::2")})
+	}))
+	t.Cleanup(func() { s.must(Detach(s.instance)) })
+	return s
+}
+
+func (s *crashSite) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// run has a process start with the configuration, which is killed in the place of its nth call. It
+// tells whether the process came that far.
+func (s *crashSite) run(first, call int) (killed bool) {
+	s.t.Helper()
+	var output bytes.Buffer
+	cmd := exec.CommandContext(s.t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), crashInstance+"="+s.instance,
+		crashFirst+"="+strconv.Itoa(first), crashCall+"="+strconv.Itoa(call))
+	cmd.Stdout, cmd.Stderr = &output, &output
+	s.must(s.ns.Do(cmd.Start))
+	err := cmd.Wait()
+	if err == nil {
+		return false
+	}
+	if status := cmd.ProcessState.Sys().(syscall.WaitStatus); status.Signal() != syscall.SIGKILL || s.t.Context().Err() != nil {
+		s.t.Fatalf("to be killed before call %d: %v: %s", call, err, &output)
+	}
+	return true
+}
+
+// programs are the one that packets meet and the one that is pinned for tools. Before the first
+// process has attached there is none.
+func (s *crashSite) programs() (programs []*ebpf.Program) {
+	s.t.Helper()
+	l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(s.instance), datapath.LinkPin), nil)
+	s.must(err)
+	defer l.Close()
+	info, err := l.Info()
+	s.must(err)
+	s.must(s.ns.Do(func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if xdp := eth0.Attrs().Xdp; xdp == nil || xdp.ProgId != uint32(info.Program) {
+			s.t.Errorf("eth0 runs %+v, and program %d is pinned", xdp, info.Program)
+		}
+		return nil
+	}))
+	attached, err := ebpf.NewProgramFromID(info.Program)
+	s.must(err)
+	pinned, err := ebpf.LoadPinnedProgram(filepath.Join(datapath.Dir(s.instance), datapath.BalancerProgram), nil)
+	s.must(err)
+	return []*ebpf.Program{attached, pinned}
+}
+
+// send puts a packet through a program.
+func (s *crashSite) send(program *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
+	s.t.Helper()
+	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 256)}
+	verdict, err := program.Run(&options)
+	s.must(err)
+	return verdict, options.DataOut
+}
+
+// check sends packets of the flows that are known, and of new ones: none is lost or astray.
+func (s *crashSite) check(when string) {
+	s.t.Helper()
+	for i, program := range s.programs() {
+		which := []string{"attached", "pinned"}[i]
+		for flow, want := range s.known {
+			verdict, out := s.send(program, flow.frame(packet.Flags(packet.ACK)))
+			if verdict != verdictRedirect || !bytes.Equal(out, want) {
+				s.t.Errorf("%s: %s program: %v: verdict %d, %x, want %x", when, which, flow.Source, verdict, out, want)
+			}
+		}
+		served := false
+		for _, to := range []Flow{staying, moving[0], moving[1]} {
+			for range 8 {
+				s.fresh++
+				verdict, _ := s.send(program, to.from(s.fresh).frame())
+				served = served || to != staying && verdict == verdictRedirect
+				if to == staying && verdict != verdictRedirect {
+					s.t.Errorf("%s: %s program: new connection to %v: verdict %d", when, which, to.Destination, verdict)
+				}
+			}
+		}
+		if !served {
+			s.t.Errorf("%s: %s program: the service that moves is in neither place", when, which)
+		}
+		_ = program.Close()
+	}
+}
+
+// remember establishes flows, and keeps those of servers that both configurations have.
+func (s *crashSite) remember() {
+	s.t.Helper()
+	program := s.programs()[0]
+	defer program.Close()
+	s.known = map[Flow][]byte{}
+	for port := range uint16(liveFlows) {
+		flow := staying.from(10000 + port)
+		s.send(program, flow.frame())
+		verdict, out := s.send(program, flow.frame(packet.Flags(packet.ACK)))
+		if verdict != verdictRedirect {
+			s.t.Fatalf("%v: verdict %d", flow, verdict)
+		}
+		// The outer destination: Ethernet, then IPv6.
+		server := out[14+24+7]
+		if server == 1 || server == 2 {
+			s.known[flow] = out
+		}
+	}
+	if len(s.known) < liveFlows/4 {
+		s.t.Fatalf("only %d flows are at servers that stay", len(s.known))
+	}
+}
+
+// TestKilledAtEveryStep has processes that start on a data path at work, and reload, killed before
+// each of the system calls that change something. The data path works on, and the next process, which
+// has another configuration and is killed as well, copes with what the one before has left.
+func TestKilledAtEveryStep(t *testing.T) {
+	s := newCrashSite(t)
+	if s.run(1, 0) {
+		t.Fatal("the first process was killed")
+	}
+	s.remember()
+	call := 0
+	for survived := 0; survived < 2; { // both configurations
+		call++
+		survived = 0
+		for first := range 2 {
+			if !s.run(first, call) {
+				survived++
+			}
+			s.check(fmt.Sprintf("killed before call %d", call))
+			if t.Failed() {
+				t.FailNow()
+			}
+		}
+	}
+	if call < 30 {
+		t.Errorf("a process makes %d calls; there must be more", call)
+	}
+	if diff := cmp.Diff(newCrashSite(t).settled(), s.settled()); diff != "" {
+		t.Errorf("what is left after all, other than after one start (-want +got):\n%s", diff)
+	}
+}
+
+// settled is what segue status says of the services when a process has had its time.
+func (s *crashSite) settled() (services map[string][]string) {
+	s.t.Helper()
+	s.run(0, 0)
+	view, err := OpenView(s.instance)
+	s.must(err)
+	defer view.Close()
+	state, err := view.Snapshot()
+	s.must(err)
+	services = map[string][]string{}
+	for _, service := range state.Services {
+		name := fmt.Sprintf("%s %s %d, %d buckets", service.Name, service.VIP, service.Port, service.Buckets)
+		for _, server := range service.Servers {
+			if server.Condition != ServerRemoved { // not swept yet
+				services[name] = append(services[name], fmt.Sprintf("%s %s %s %v", server.Name, server.Address, server.Condition, server.Share))
+			}
+		}
+		slices.Sort(services[name])
+	}
+	return services
+}
+
+// TestFirstStartKilledAtEveryStep has the very first process killed. The next one steers.
+func TestFirstStartKilledAtEveryStep(t *testing.T) {
+	s := newCrashSite(t)
+	killed := true
+	for call := 1; killed; call += 7 {
+		killed = s.run(0, call)
+		s.run(0, 0)
+		s.check(fmt.Sprintf("the first process was killed before call %d", call))
+		if t.Failed() {
+			t.FailNow()
+		}
+		s.must(Detach(s.instance))
+	}
+}

@@ -1,0 +1,230 @@
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// pins are the objects that the instance has pinned, by name.
+func (f *fixture) pins() map[string]string {
+	f.t.Helper()
+	dir := datapath.Dir(f.cfg.Node.Instance)
+	entries, err := os.ReadDir(dir)
+	f.must(err)
+	pins := map[string]string{}
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		if m, err := ebpf.LoadPinnedMap(path, nil); err == nil {
+			info, err := m.Info()
+			f.must(err)
+			id, _ := info.ID()
+			pins[entry.Name()] = fmt.Sprint("map ", id)
+			f.must(m.Close())
+			continue
+		}
+		program, err := ebpf.LoadPinnedProgram(path, nil)
+		f.must(err)
+		info, err := program.Info()
+		f.must(err)
+		id, _ := info.ID()
+		pins[entry.Name()] = fmt.Sprint("program ", id)
+		f.must(program.Close())
+	}
+	return pins
+}
+
+// everything is all that a start which is refused must leave as it is.
+type everything struct {
+	Pins          map[string]string
+	Identity      balancerIdentity
+	Configuration map[string]string
+	Reasons       map[string]tally
+	Servers       map[string]tally
+	Flows         []uint64
+}
+
+func (f *fixture) everything() everything {
+	f.t.Helper()
+	e := everything{Pins: f.pins(), Configuration: f.configuration(), Flows: append([]uint64(nil), f.kernel.flows.entries...)}
+	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &e.Identity))
+	counted := f.counters()
+	e.Reasons, e.Servers = counted.reasons, counted.servers
+	return e
+}
+
+// refusesStart has a process start on tables that are not of its build: it says so, and neither the
+// tables nor what is pinned nor the program that runs has changed.
+func (f *fixture) refusesStart(want ...string) {
+	f.t.Helper()
+	before := f.everything()
+	cfg := webOf(srv6Server("other", 9, 1))
+	cfg.Node = f.cfg.Node
+	cfg.Node.Seed++
+	b, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err == nil {
+		_ = b.Close()
+		f.t.Fatal("no error")
+	}
+	for _, text := range append(want, "segue lb detach "+cfg.Node.Instance) {
+		if !strings.Contains(err.Error(), text) {
+			f.t.Errorf("error %q does not tell %q", err, text)
+		}
+	}
+	if diff := cmp.Diff(before, f.everything()); diff != "" {
+		f.t.Errorf("(-before +after):\n%s", diff)
+	}
+	ack := web.frame(packet.Flags(packet.ACK))
+	f.check(f.forwarded(ack, web, "web", "s", "forward_known"), f.run(ack))
+}
+
+// repin pins a map of another build in the place of a table, which lives on in the program.
+func (f *fixture) repin(name string, spec *ebpf.MapSpec) {
+	f.t.Helper()
+	m, err := ebpf.NewMap(spec)
+	f.must(err)
+	defer m.Close()
+	f.must(datapath.Pin(m, filepath.Join(datapath.Dir(f.cfg.Node.Instance), name)))
+}
+
+// openSteering is a balancer with one flow and a program that is pinned.
+func openSteering(t *testing.T) *fixture {
+	f := open(t, webOf(srv6Server("s", 1, 1)))
+	f.run(web.frame())
+	f.must(datapath.Pin(f.kernel.objects.XdpLb, filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
+	return f
+}
+
+// changes are what another build may have made of a table.
+var changes = map[string]func(*ebpf.MapSpec){
+	"value size":  func(s *ebpf.MapSpec) { s.ValueSize += 8 },
+	"key size":    func(s *ebpf.MapSpec) { s.KeySize += 4 },
+	"max entries": func(s *ebpf.MapSpec) { s.MaxEntries *= 2 },
+	"flags":       func(s *ebpf.MapSpec) { s.Flags ^= unix.BPF_F_RDONLY_PROG },
+	"type":        func(s *ebpf.MapSpec) { s.Type, s.Flags = ebpf.LRUHash, 0 },
+}
+
+// fixed is what the kernel does not let differ.
+var fixed = map[ebpf.MapType]map[string]bool{
+	ebpf.Array:       {"key size": true},
+	ebpf.PerCPUArray: {"key size": true},
+	ebpf.ArrayOfMaps: {"key size": true, "value size": true, "flags": true},
+}
+
+// TestOtherLayoutsAreRefused, whichever table is of another build, and in whatever way.
+func TestOtherLayoutsAreRefused(t *testing.T) {
+	f := openSteering(t)
+	spec, err := loadBalancer()
+	f.must(err)
+	for name, table := range pinned(&f.kernel.objects.balancerMaps) {
+		for what, change := range changes {
+			if name == balancerMapReasons {
+				continue // see TestUpgradeWithOtherReasons
+			}
+			other := spec.Maps[name].Copy()
+			other.MaxEntries = (*table).MaxEntries()
+			change(other)
+			if fixed[other.Type][what] {
+				continue
+			}
+			t.Run(name+" "+what, func(t *testing.T) {
+				f := *f
+				f.t = t
+				f.repin(name, other)
+				defer func() {
+					f.must(datapath.Pin(reopen(t, *table), filepath.Join(datapath.Dir(f.cfg.Node.Instance), name)))
+				}()
+				f.refusesStart("table "+name, "layout")
+			})
+		}
+	}
+}
+
+// reopen is the map without what its pins have been.
+func reopen(t *testing.T, m *ebpf.Map) *ebpf.Map {
+	t.Helper()
+	again, err := m.Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = again.Close() })
+	return again
+}
+
+// Tables of the same sizes may mean something else.
+func TestOtherVersionIsRefused(t *testing.T) {
+	f := openSteering(t)
+	identity := f.identity
+	identity.Version++
+	f.must(f.kernel.objects.Identity.Put(uint32(0), &identity))
+	f.refusesStart(fmt.Sprintf("version %d", identity.Version))
+	if view, err := OpenView(f.cfg.Node.Instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
+		t.Errorf("segue status reads them all the same: %v", err)
+		_ = view.Close()
+	}
+}
+
+// The tables of services and candidates are on no pins of their own.
+func TestOtherInnerTablesAreRefused(t *testing.T) {
+	f := openSteering(t)
+	spec, err := loadBalancer()
+	f.must(err)
+	web := f.services.byName["web"]
+	for name, c := range map[string]struct {
+		number uint32
+		old    *ebpf.Map
+		want   string
+	}{
+		balancerMapServices: {0, f.kernel.objects.Services, "table of services"},
+		balancerMapTables:   {2*web.id + uint32(web.rule.Table), f.kernel.objects.Tables, "candidate table"},
+	} {
+		tables := spec.Maps[name].Copy()
+		tables.InnerMap.ValueSize *= 2
+		outer, err := ebpf.NewMap(tables)
+		f.must(err)
+		defer outer.Close()
+		inner, err := ebpf.NewMap(tables.InnerMap)
+		f.must(err)
+		defer inner.Close()
+		f.must(outer.Put(c.number, inner))
+		pin := filepath.Join(datapath.Dir(f.cfg.Node.Instance), name)
+		f.must(datapath.Pin(outer, pin))
+		f.refusesStart(c.want)
+		f.must(datapath.Pin(reopen(t, c.old), pin))
+	}
+}
+
+// A start that is refused neither makes the tables that the other build did not have, nor takes its
+// counters away.
+func TestRefusedStartMakesNothing(t *testing.T) {
+	f := openSteering(t)
+	dir := datapath.Dir(f.cfg.Node.Instance)
+	f.must(os.Remove(filepath.Join(dir, balancerMapPorts)))
+	f.repin(balancerMapReasons, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
+	f.repin(balancerMapFlows, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 128, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE})
+	f.refusesStart("table flows")
+}
+
+// Until the program is replaced the counters that are pinned are those it counts in.
+func TestOtherReasonsStayUntilAttached(t *testing.T) {
+	f := openSteering(t)
+	f.repin(balancerMapReasons, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
+	before := f.pins()
+	b, err := New(f.cfg, slog.New(slog.DiscardHandler))
+	f.must(err)
+	defer b.Close()
+	if diff := cmp.Diff(before, f.pins()); diff != "" {
+		t.Errorf("pins (-before +after):\n%s", diff)
+	}
+}

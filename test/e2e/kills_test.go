@@ -1,0 +1,311 @@
+package e2e
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+var (
+	killsWanted     = flag.Int("kills.count", 20, "how often TestKillsUnderManyConnections kills a balancer's process")
+	connectionCount = flag.Int("kills.connections", 10000, "how many connections TestKillsUnderManyConnections keeps open")
+)
+
+// manyThink is how long each of very many connections rests between two requests.
+const manyThink = 4 * time.Second
+
+// spurious is how many segments may have been sent again for nothing without anybody having told. An
+// interruption of a millisecond would lose more, and not one packet goes missing from the counters.
+const spurious = 5
+
+// TestKillsUnderManyConnections kills the balancers' processes again and again, at work, while they
+// reload and while they start, and has one build take over from another: no connection breaks, every
+// packet goes through a data path, and none is lost.
+func TestKillsUnderManyConnections(t *testing.T) {
+	needRoot(t)
+	builds := &builds{path: filepath.Join(t.TempDir(), "segue"), all: []string{segue, otherBuild(t)}}
+	must(t, builds.install(0))
+	l := upWith(t, topology(mixed...), builds.path)
+	passed := pathCounts(t, l)
+	live := openResting(t, l, *connectionCount, manyThink, l.Topology.Services...)
+	visitors := startVisitors(t, l, 1, l.Topology.Services...)
+
+	before, start := tcpCounts(t, l), time.Now()
+	killAgainAndAgain(t, l, builds, *killsWanted)
+	live.rounds(t, 1)
+	visitors.more(t, 50)
+	lasted := time.Since(start)
+	killed := tcpCounts(t, l).since(before)
+	live.requireUnbroken(t)
+	visitors.requireContent(t)
+
+	before = tcpCounts(t, l)
+	select { // the same without kills
+	case <-time.After(lasted):
+	case <-t.Context().Done():
+	}
+	control := tcpCounts(t, l).since(before)
+	t.Logf("%v with %d kills: %+v; without: %+v", lasted, *killsWanted, killed, control)
+	if killed.lost > control.lost+spurious || killed.resets > control.resets {
+		t.Errorf("more was lost in %v with kills, %+v, than without, %+v", lasted, killed, control)
+	}
+	live.requireUnbroken(t)
+	requireNoDrops(t, l)
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		if n := packetCounts(t, l.Node(name))["forward_recover"]; n > 0 {
+			t.Errorf("%s forgot flows: it placed %d of their packets anew", name, n)
+		}
+	}
+	live.stop()
+	visitors.stop()
+	requireAllDelivered(t, l)
+	requireAllCounted(t, l, passed)
+}
+
+// killAgainAndAgain kills the processes of all balancers in turn, n times in all, and leaves them
+// running.
+func killAgainAndAgain(t *testing.T, l *lab.Lab, builds *builds, n int) {
+	t.Helper()
+	names := nodes(l, lab.RoleBalancer)
+	longest := restart(t, l.Process(names[0], "lb"))
+	for killed := 1; killed < n; {
+		name := names[killed%len(names)]
+		lb := l.Process(name, "lb")
+		switch killed % 3 {
+		case 0: // at work
+		case 1: // while it reloads
+			cfg := l.Node(name).BalancerConfig()
+			setWeight(&cfg, "s1", rand.Uint32N(4))
+			setWeight(&cfg, "s2", 1+rand.Uint32N(4))
+			must(t, l.Node(name).WriteBalancerConfig(cfg))
+			must(t, lb.Signal(unix.SIGHUP))
+			pause(t, rand.N(longest/2))
+		case 2: // while it starts, perhaps as another build than before
+			must(t, lb.Kill())
+			must(t, builds.install(rand.IntN(len(builds.all))))
+			ctx, cancel := context.WithTimeout(t.Context(), rand.N(longest))
+			if err := lb.Start(ctx); err != nil && ctx.Err() == nil {
+				t.Fatal(err)
+			}
+			cancel()
+			killed++
+		}
+		must(t, builds.install(rand.IntN(len(builds.all))))
+		restart(t, lb)
+		killed++
+	}
+	for i := range builds.all { // each build takes over from the other, in the way of an upgrade
+		must(t, builds.install(i))
+		var tags []string
+		for _, name := range names {
+			must(t, l.Process(name, "lb").Stop())
+			must(t, l.Process(name, "lb").Start(t.Context()))
+			tags = append(tags, programTag(t, l.Node(name)))
+		}
+		builds.check(t, i, tags)
+	}
+}
+
+// restart kills a process and starts it again, and returns how long it took to be ready.
+func restart(t *testing.T, p *lab.Process) time.Duration {
+	t.Helper()
+	must(t, p.Kill())
+	start := time.Now()
+	must(t, p.Start(t.Context()))
+	return time.Since(start)
+}
+
+// pause passes a time that is there to be hit by chance.
+func pause(t *testing.T, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+	}
+}
+
+// builds are executables that take turns at one path.
+type builds struct {
+	path string
+	all  []string
+	tags [2]string // of their programs
+}
+
+// install puts a build at the path, in the place of the other.
+func (b *builds) install(i int) error {
+	next := b.path + ".next"
+	if err := os.Symlink(b.all[i], next); err != nil {
+		return err
+	}
+	return os.Rename(next, b.path)
+}
+
+// check fails the test unless a build's programs are the same, and not those of the other build.
+func (b *builds) check(t *testing.T, i int, tags []string) {
+	t.Helper()
+	b.tags[i] = tags[0]
+	for _, tag := range tags {
+		if tag == "" || tag != b.tags[i] || tag == b.tags[1-i] {
+			t.Errorf("build %d runs the programs %v; those of all builds are %v", i, tags, b.tags)
+		}
+	}
+}
+
+// programTag is the kernel's hash of the program that a balancer has attached.
+func programTag(t *testing.T, n *lab.Node) string {
+	t.Helper()
+	return status(t, n).Program.Tag
+}
+
+// otherBuild builds segue with another program for the balancer: the same source, for the same tables,
+// otherwise compiled.
+func otherBuild(t *testing.T) (path string) {
+	t.Helper()
+	dir := t.TempDir()
+	object, overlay := filepath.Join(dir, "balancer_bpfel.o"), filepath.Join(dir, "overlay.json")
+	embedded, err := filepath.Abs("../../internal/balancer/balancer_bpfel.o")
+	must(t, err)
+	compiler := os.Getenv("BPF2GO_CC")
+	if compiler == "" {
+		compiler = "clang"
+	}
+	args := append(strings.Fields(os.Getenv("BPF2GO_CFLAGS")), "-Os", "-g", "-target", "bpf",
+		"-I../../bpf", "-c", "../../bpf/balancer.bpf.c", "-o", object)
+	must(t, os.WriteFile(overlay, fmt.Appendf(nil, `{"Replace": {%q: %q}}`, embedded, object), 0o644))
+	path = filepath.Join(dir, "segue-other")
+	for _, command := range [][]string{
+		append([]string{compiler}, args...),
+		{"go", "build", "-buildvcs=false", "-overlay", overlay, "-o", path, "../../cmd/segue"},
+	} {
+		if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+		}
+	}
+	return path
+}
+
+// tcp are counters of TCP, of the client and all servers together.
+type tcp struct {
+	// lost are segments that were sent again, without those that had arrived all the same: of these the
+	// receiver tells (RFC 2883, duplicate selective acknowledgements). The machine is busy.
+	lost     int64
+	resent   int64
+	timeouts int64
+	resets   int64 // sent
+}
+
+func (a tcp) since(b tcp) tcp {
+	return tcp{a.lost - b.lost, a.resent - b.resent, a.timeouts - b.timeouts, a.resets - b.resets}
+}
+
+func tcpCounts(t *testing.T, l *lab.Lab) (sum tcp) {
+	t.Helper()
+	for _, n := range l.Nodes {
+		if n.Role != lab.RoleClient && n.Role != lab.RoleServer {
+			continue
+		}
+		snmp, netstat := protocolCounts(t, n, "snmp"), protocolCounts(t, n, "netstat")
+		resent := snmp["Tcp:RetransSegs"]
+		sum.resent += resent
+		sum.lost += resent - netstat["TcpExt:TCPDSACKRecv"] - netstat["TcpExt:TCPDSACKOfoRecv"]
+		sum.timeouts += netstat["TcpExt:TCPTimeouts"]
+		sum.resets += snmp["Tcp:OutRsts"]
+	}
+	return sum
+}
+
+// netFile reads a file of a node's /proc/net.
+func netFile(t *testing.T, n *lab.Node, name string) (lines []string) {
+	t.Helper()
+	must(t, n.Do(func() error {
+		text, err := os.ReadFile("/proc/thread-self/net/" + name)
+		lines = strings.Split(strings.TrimSpace(string(text)), "\n")
+		return err
+	}))
+	return lines
+}
+
+// protocolCounts reads counters that come as pairs of lines, of names and of values.
+func protocolCounts(t *testing.T, n *lab.Node, file string) map[string]int64 {
+	t.Helper()
+	all := map[string]int64{}
+	lines := netFile(t, n, file)
+	for i := 0; i+1 < len(lines); i += 2 {
+		names, values := strings.Fields(lines[i]), strings.Fields(lines[i+1])
+		for j := 1; j < len(names); j++ {
+			value, err := strconv.ParseInt(values[j], 10, 64)
+			must(t, err)
+			all[names[0]+names[j]] = value
+		}
+	}
+	return all
+}
+
+// path are the packets on their way through a balancer.
+type path struct {
+	arrived uint64 // at its interface
+	counted uint64 // by its program
+	dropped uint64 // by its interface or the fabric's
+}
+
+// pathCounts reads the counters of all balancers.
+func pathCounts(t *testing.T, l *lab.Lab) map[string]path {
+	t.Helper()
+	all := map[string]path{}
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		port, own := interfaceCounts(t, l.Node("fabric"), name), interfaceCounts(t, l.Node(name), "eth0")
+		all[name] = path{
+			arrived: port.sent, counted: packetCounts(t, l.Node(name)).sum(),
+			dropped: port.dropped + own.dropped,
+		}
+	}
+	return all
+}
+
+type traffic struct{ sent, dropped uint64 }
+
+// interfaceCounts reads the counters of an interface.
+func interfaceCounts(t *testing.T, n *lab.Node, name string) traffic {
+	t.Helper()
+	for _, line := range netFile(t, n, "dev") {
+		fields := strings.Fields(line)
+		if fields[0] != name+":" {
+			continue
+		}
+		number := func(i int) uint64 {
+			value, err := strconv.ParseUint(fields[i], 10, 64)
+			must(t, err)
+			return value
+		}
+		return traffic{sent: number(10), dropped: number(3) + number(4) + number(11) + number(12)}
+	}
+	t.Fatalf("%s has no %s", n.Name, name)
+	return traffic{}
+}
+
+// requireAllCounted fails the test unless every packet that has arrived at a balancer since then met
+// its program, and none was dropped on the way.
+func requireAllCounted(t *testing.T, l *lab.Lab, before map[string]path) {
+	t.Helper()
+	eventually(t, func() error {
+		for name, now := range pathCounts(t, l) {
+			then := before[name]
+			if now.arrived-then.arrived != now.counted-then.counted || now.dropped != then.dropped {
+				return fmt.Errorf("%s: %d packets arrived, the program met %d, %d were dropped before or after", name,
+					now.arrived-then.arrived, now.counted-then.counted, now.dropped-then.dropped)
+			}
+		}
+		return nil
+	})
+}
