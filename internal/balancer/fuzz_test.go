@@ -50,6 +50,9 @@ func captures() (frames [][]byte) {
 			}
 		}
 	}
+	for _, sum := range []uint16{0, 0xfeff, 0xffff} { // checksums that carry
+		frames = append(frames, set(web4.frame(), 10, sum))
+	}
 	for seed := range 20 {
 		frame := packettest.Frame(4 + 2*(seed%2)).Example(seed)
 		frames = append(frames, packet.SetMACs(frame, packet.MAC{2, 0, 0, 0, 0, 1}, ownMAC))

@@ -23,6 +23,7 @@ import (
 //   - An established flow that is not idle stays: whatever flows come, and however often another core
 //     changes its entry or those beside it, each of its packets goes to the server that it has, even if
 //     that is drained and placement names another.
+//   - A flow that one core has just established is not evicted by another that still saw it as new.
 //   - Every packet is counted once.
 //   - Two cores that enter one flow at the same time may make two entries of it, for two servers if the
 //     service's table was swapped between their lookups. Lookups take the first, so that the second
@@ -32,13 +33,15 @@ import (
 type storm struct {
 	*fixture
 	buckets  uint32
-	anchored []Flow // established on the anchors, which then get no new flows
-	pool     []Flow // that come and go
+	anchored []Flow    // established on the anchors, which then get no new flows
+	pool     []Flow    // that come and go
+	own      [2][]Flow // each sent by one writer only
 	frames   map[Flow]map[packet.TCPFlags][]byte
 	// allowed are the servers, by the MAC addresses of their next hops, that packets of pool may go to.
 	// During a change it has those from before and after.
 	allowed atomic.Pointer[map[packet.MAC]string]
 	sent    [2]writer
+	staying [2]uint32 // slots, by the number of the service
 	// doubles are how often a flow was seen with two entries; split, with entries for two servers.
 	doubles, split int
 }
@@ -49,6 +52,7 @@ type writer struct {
 	bytes     uint64
 	forwarded map[packet.MAC]uint64
 	dropped   uint64
+	settled   map[Flow]bool // its own flows that are established on a server that stays
 }
 
 func openStorm(t testing.TB, buckets uint32) *storm {
@@ -60,6 +64,8 @@ func openStorm(t testing.TB, buckets uint32) *storm {
 		if number := s.bucketNumber(flow); len(s.anchored) < 10 && residents[number] < flowsPerBucket/2 {
 			residents[number]++
 			s.anchored = append(s.anchored, flow)
+		} else if n := len(s.frames) % 10; n < len(s.own) {
+			s.own[n] = append(s.own[n], flow)
 		} else {
 			s.pool = append(s.pool, flow)
 		}
@@ -72,7 +78,7 @@ func openStorm(t testing.TB, buckets uint32) *storm {
 }
 
 // config has an anchor for each service, which gets all new flows or none, and the given servers, of
-// five in all, so that their slots go from one to the other.
+// five besides number 9, so that their slots go from one to the other.
 func (s *storm) config(anchors bool, web, dns []int) *config.Balancer {
 	cfg := crowded(s.buckets)
 	for i, chosen := range [][]int{web, dns} {
@@ -81,7 +87,7 @@ func (s *storm) config(anchors bool, web, dns []int) *config.Balancer {
 		if anchors {
 			weight = 1
 		}
-		number := uint8(10 * (i + 1))
+		number := uint8(20 * (i + 1))
 		svc.Servers = []config.Server{srv6Server("anchor-"+svc.Name, number, weight)}
 		for _, n := range chosen {
 			svc.Servers = append(svc.Servers, srv6Server(fmt.Sprintf("%s-%d", svc.Name, n), number+1+uint8(n), 1))
@@ -122,10 +128,13 @@ func (s *storm) begin() {
 		s.exec(s.frames[flow][packet.SYN], nil)
 		s.exec(s.frames[flow][packet.ACK], nil)
 	}
-	s.change(s.config(false, []int{0, 1, 2}, []int{0, 1, 2}))
+	s.change(s.config(false, []int{stays, 1, 2}, []int{stays, 1, 2}))
+	for i, svc := range s.cfg.Services {
+		s.staying[i] = s.slot(svc.Name, fmt.Sprintf("%s-%d", svc.Name, stays))
+	}
 	s.sent = [2]writer{}
 	for i := range s.sent {
-		s.sent[i].forwarded = map[packet.MAC]uint64{}
+		s.sent[i].forwarded, s.sent[i].settled = map[packet.MAC]uint64{}, map[Flow]bool{}
 	}
 }
 
@@ -154,7 +163,7 @@ func (s *storm) rage(seed uint64, packets int) {
 		writers.Go(func() {
 			defer running.Add(-1)
 			pin(s.t, core)
-			s.write(&s.sent[core], rand.New(rand.NewPCG(seed, uint64(core))), packets)
+			s.write(&s.sent[core], s.own[core], rand.New(rand.NewPCG(seed, uint64(core))), packets)
 		})
 	}
 	random := rand.New(rand.NewPCG(seed, 2))
@@ -169,7 +178,7 @@ func (s *storm) rage(seed uint64, packets int) {
 }
 
 // write sends random packets, and checks where they go.
-func (s *storm) write(w *writer, random *rand.Rand, packets int) {
+func (s *storm) write(w *writer, own []Flow, random *rand.Rand, packets int) {
 	for range packets {
 		flow, flags := s.pool[random.IntN(len(s.pool))], packet.ACK
 		anchored := random.IntN(4) == 0
@@ -181,6 +190,11 @@ func (s *storm) write(w *writer, random *rand.Rand, packets int) {
 		if random.IntN(2) == 0 { // often both writers are at the same flows
 			flow = s.pool[w.packets.Load()/4%4]
 			anchored = false
+		}
+		owned := random.IntN(3) == 0
+		if owned {
+			flow, anchored = own[random.IntN(len(own))], false
+			flags = []packet.TCPFlags{packet.SYN, packet.ACK, packet.ACK, packet.ACK, packet.RST}[random.IntN(5)]
 		}
 		frame := s.frames[flow][flags]
 		allowed := *s.allowed.Load()
@@ -197,7 +211,25 @@ func (s *storm) write(w *writer, random *rand.Rand, packets int) {
 			s.t.Errorf("%v with %v, anchored: %v: %s", flow, flags, anchored, problem)
 			return
 		}
+		if owned && !s.checkSettled(w, flow, flags) {
+			return
+		}
 	}
+}
+
+// stays is the number of the server of each service that is always there, and passes its checks.
+const stays = 9
+
+// checkSettled looks a flow up that no other core sends, after a packet of it.
+func (s *storm) checkSettled(w *writer, flow Flow, flags packet.TCPFlags) bool {
+	e := s.kernel.flows.find(flow, s.serviceID(flow), &s.identity)
+	settled := e.state() == stateEstablished && e.server() == s.staying[serviceNumber(flow)]
+	if closes := flow.Protocol == config.TCP && flags&packet.RST != 0; w.settled[flow] && !settled && !closes {
+		s.t.Errorf("%v was established, and nobody closed it: now its entry is %#x", flow, e)
+		return false
+	}
+	w.settled[flow] = settled
+	return true
 }
 
 // problem is what is wrong with where a packet went; the servers allowed are those when it set out.
@@ -225,12 +257,13 @@ func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 	s.t.Helper()
 	switch random.IntN(6) {
 	case 0:
-		pick := func() []int { return random.Perm(5)[:1+random.IntN(4)] }
+		pick := func() []int { return append([]int{stays}, random.Perm(5)[:random.IntN(4)]...) }
 		s.change(s.config(false, pick(), pick()))
 	case 1:
 		svc := &s.cfg.Services[random.IntN(2)]
-		server := svc.Servers[1+random.IntN(len(svc.Servers)-1)]
-		s.setHealth(svc.Name, server.Name, random.IntN(2) == 0)
+		if others := svc.Servers[2:]; len(others) > 0 { // behind the anchor and the one that stays
+			s.setHealth(svc.Name, others[random.IntN(len(others))].Name, random.IntN(2) == 0)
+		}
 	case 2: // as the balancer's, which is seconds after the one before
 		s.must(s.sweep())
 		s.letPass(running)
@@ -240,20 +273,11 @@ func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 	}
 }
 
-// sweepSome frees entries as a sweep would that comes after their time, but none of the anchors'.
+// sweepSome frees new and closing entries as a sweep would that comes after their time.
 func (s *storm) sweepSome(some uint64) flowCounts {
 	return s.kernel.flows.sweep(func(e flowEntry) bool {
-		return s.isAnchor(e.server()) || (e.signature()^some)%3 != 0
+		return e.state() == stateEstablished || (e.signature()^some)%3 != 0
 	})
-}
-
-func (s *storm) isAnchor(slot uint32) bool {
-	for _, svc := range []string{"web", "dns"} {
-		if s.slot(svc, "anchor-"+svc) == slot {
-			return true
-		}
-	}
-	return false
 }
 
 func (s *storm) countDoubles() {
@@ -336,7 +360,7 @@ func (s *storm) checkCounts(before counters) {
 // are for servers of its service.
 func (s *storm) checkCalm() {
 	s.t.Helper()
-	for _, flow := range slices.Concat(s.anchored, s.pool) {
+	for _, flow := range slices.Concat(s.anchored, s.own[0], s.own[1], s.pool) {
 		service := s.cfg.Services[serviceNumber(flow)].Name
 		bucket, signature := s.kernel.flows.bucket(flow, s.serviceID(flow), &s.identity)
 		for _, e := range bucket {
