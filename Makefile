@@ -44,6 +44,12 @@ test: setup-test build ## run every test: unit, packet, end-to-end (root); TIER=
 	go build -o bin/test-run ./test/run
 	bin/test-run $(TIER)
 
+FUZZTIME := 10m
+.PHONY: fuzz
+fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)
+	go build -o bin/test-fuzz ./test/fuzz
+	bin/test-fuzz $(FUZZTIME)
+
 .PHONY: lint
 lint: setup-lint generate ## check format and correctness of C, Go and shell
 	clang-format-19 --dry-run -Werror $(BPF)

@@ -36,10 +36,18 @@ static __always_inline bool is_tunneled(const struct envelope *envelope)
 	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;
 }
 
+/* In the table the IPv4-mapped form says IPv4; no IPv6 packet may claim it. */
+static __always_inline bool is_served(const struct envelope *envelope)
+{
+	if (envelope->ethertype != bpf_htons(ETH_P_IP) && is_ipv4(&envelope->vip))
+		return false;
+	return bpf_map_lookup_elem(&vips, &envelope->vip);
+}
+
 /* Delivers what is for a VIP of this server; else finds out who may have it. */
 static __always_inline enum reason decide(struct xdp_md *ctx, const struct envelope *envelope)
 {
-	if (bpf_map_lookup_elem(&vips, &envelope->vip)) {
+	if (is_served(envelope)) {
 		if (envelope->encapsulation != ENCAP_SRV6_INSERT && !envelope->inner_fits)
 			return REASON_DROP_INNER_HEADER;
 		return deliver(ctx, envelope);

@@ -237,7 +237,8 @@ static __always_inline enum reason open_ipv6(struct cursor *at, struct envelope 
 	envelope->hop_limit = ip->hop_limit;
 	if (in_node_locator(&ip->daddr))
 		return open_sid(at, envelope);
-	if (!is_tunnel(ip->nexthdr) || !bpf_map_lookup_elem(&tunnel_addresses, &ip->daddr))
+	if (!is_tunnel(ip->nexthdr) || is_ipv4(&ip->daddr) ||
+	    !bpf_map_lookup_elem(&tunnel_addresses, &ip->daddr))
 		return REASON_PASS_NOT_FOR_AGENT;
 	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
 		return REASON_PASS_IP_HEADER;

@@ -61,7 +61,7 @@ func testConfig() *config.Agent {
 }
 
 // testKernel is a data path that is attached to nothing, for packets of 1500 bytes.
-func testKernel(t *testing.T) *kernel {
+func testKernel(t testing.TB) *kernel {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("loading programs needs root")
@@ -83,7 +83,7 @@ func testKernel(t *testing.T) *kernel {
 }
 
 // counters are those that are not zero.
-func counters(t *testing.T, k *kernel) map[string]agentCounter {
+func counters(t testing.TB, k *kernel) map[string]agentCounter {
 	t.Helper()
 	reasons, err := k.reasonCounters()
 	if err != nil {
@@ -120,7 +120,7 @@ func changed(before, after map[string]agentCounter) map[string]agentCounter {
 	return out
 }
 
-func run(t *testing.T, prog *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
+func run(t testing.TB, prog *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
 	t.Helper()
 	verdict, out, err := prog.Test(frame)
 	if err != nil {
@@ -196,6 +196,12 @@ const (
 	srhLastEntry    = srhAt + 4
 	functionAt      = 24 + 8
 )
+
+// mapped is the frame with the IPv4-mapped form of an address at an offset in layer 3.
+func mapped(frame []byte, offset int, address netip.Addr) []byte {
+	form := address.As16()
+	return set(frame, offset, form[:]...)
+}
 
 type packetCase struct {
 	name   string
@@ -281,6 +287,8 @@ func passes() []packetCase {
 		{"gre header cut short", cut(gre6, 43), "pass_gre", nil},
 		{"gre to another VIP", to(client4, other4, tunnel(config.GRE, tunnel6)), "pass_other_tunnel", nil},
 		{"ipip to another VIP", to(client6, other6, tunnel(config.IPIP, tunnel4)), "pass_other_tunnel", nil},
+		{"gre to the mapped form of an IPv4 address", mapped(gre6, 24, tunnel4), "pass_not_for_agent", nil},
+		{"ipip to the mapped form of an IPv4 VIP", mapped(ipip6, 40+24, vip4.Addr()), "pass_other_tunnel", nil},
 		{"ipip, inner version", set(ipip6, 40, 0x50), "pass_other_tunnel", nil},
 		{"ipip, inner header cut short", cut(ipip6, 40+39), "pass_other_tunnel", nil},
 	}
@@ -322,6 +330,8 @@ func drops() []packetCase {
 		{"inner IPv6 longer than the outer", cut(encap6, 40+59), "drop_inner_header", nil},
 		{"ipip, inner longer than the outer", set(ipip4, 20+2, 0xff), "drop_inner_header", nil},
 		{"insert, another VIP", to(client6, other6, srv6(config.SRv6Insert, sid)), "drop_not_served", nil},
+		{"insert, the mapped form of an IPv4 VIP", mapped(insert, srhAt+8, vip4.Addr()), "drop_not_served", nil},
+		{"encap, the mapped form of an IPv4 VIP", mapped(encap6, 40+24, vip4.Addr()), "drop_not_served", nil},
 		{"encap, another VIP", to(client6, other6, srv6(config.SRv6Encap, sid)), "drop_not_served", nil},
 		{"encap, last of two, another VIP", set(encapTwo, srhSegmentsLeft, 0), "drop_not_served", nil},
 		{"insert, last of two, another VIP", set(two, srhSegmentsLeft, 1), "drop_not_served", nil},

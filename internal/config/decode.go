@@ -180,7 +180,8 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		first, duplicate := seen[key.Value]
 		switch {
 		case key.Kind != yaml.ScalarNode:
-			d.reportAt(key.Line, path, "", "a field name must be a plain word")
+			// A list or a mapping, which YAML marks with a question mark.
+			d.reportAt(key.Line, child(path, "?"), "", "a field name must be a plain word")
 		case !ok:
 			d.reportAt(key.Line, child(path, plain(key.Value)), "",
 				"unknown field; known: "+strings.Join(known, ", "))

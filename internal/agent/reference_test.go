@@ -1,0 +1,228 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// reference is the agent's data path in Go, as docs/agent.md describes it, without a thought of speed or
+// the verifier: it says why each frame leaves. What is delivered, package packet makes.
+type reference struct {
+	locator netip.Prefix
+	tunnels []netip.Addr
+	vips    []netip.Addr
+}
+
+func newReference(cfg *config.Agent) reference {
+	r := reference{locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses}
+	for _, s := range cfg.Services {
+		r.vips = append(r.vips, s.VIP)
+	}
+	return r
+}
+
+// wrapped is what a client's packet came in.
+type wrapped struct {
+	kind         config.Encapsulation
+	vip          netip.Addr
+	fits         bool // the inner packet's lengths agree with the outer's
+	hopLimit     uint8
+	segmentsLeft int
+}
+
+// receive is the reason that a frame leaves for, and the frame that comes out.
+func (r reference) receive(frame []byte) (reason string, out []byte) {
+	w, reason := r.open(frame)
+	if reason == "" {
+		reason = r.decide(w)
+	}
+	if reason != "deliver" {
+		return reason, frame
+	}
+	out, err := packet.Decapsulate(frame)
+	switch {
+	case errors.Is(err, packet.ErrCongestion):
+		return "drop_ecn", frame
+	case err != nil:
+		return "not to be delivered: " + err.Error(), frame
+	}
+	return map[config.Encapsulation]string{
+		config.SRv6Insert: "deliver_srv6_insert", config.SRv6Encap: "deliver_srv6_encap",
+		config.GRE: "deliver_gre", config.IPIP: "deliver_ipip",
+	}[w.kind], out
+}
+
+func (r reference) decide(w wrapped) string {
+	left := w.segmentsLeft // servers to be visited yet
+	if w.kind == config.SRv6Insert {
+		left-- // the VIP is a segment too
+	}
+	switch {
+	case slices.Contains(r.vips, w.vip) && w.kind != config.SRv6Insert && !w.fits:
+		return "drop_inner_header"
+	case slices.Contains(r.vips, w.vip):
+		return "deliver"
+	case w.kind == config.GRE || w.kind == config.IPIP:
+		return "pass_other_tunnel"
+	case left <= 0:
+		return "drop_not_served"
+	case w.hopLimit <= 1:
+		return "drop_hop_limit"
+	}
+	return "next_segment"
+}
+
+// open reads a frame up to the VIP; the reason is why there is none.
+func (r reference) open(frame []byte) (wrapped, string) {
+	if packet.MAC(frame) != hostMAC {
+		return wrapped{}, "pass_not_for_host"
+	}
+	b := frame[14:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		return r.openIPv4(b)
+	case 0x86dd:
+		return r.openIPv6(b)
+	}
+	return wrapped{}, "pass_not_ip"
+}
+
+func isTunnel(protocol byte) bool { return protocol == 4 || protocol == 41 || protocol == 47 }
+
+func (r reference) openIPv4(b []byte) (wrapped, string) {
+	if len(b) < 20 {
+		return wrapped{}, "pass_ip_header"
+	}
+	header, length := int(b[0]&0xf)*4, int(binary.BigEndian.Uint16(b[2:]))
+	switch {
+	case !isTunnel(b[9]) || !slices.Contains(r.tunnels, netip.AddrFrom4([4]byte(b[16:]))):
+		return wrapped{}, "pass_not_for_agent"
+	case b[0]>>4 != 4 || header < 20 || length < header || length > len(b):
+		return wrapped{}, "pass_ip_header"
+	case binary.BigEndian.Uint16(b[6:])&0x3fff != 0:
+		return wrapped{}, "pass_fragment"
+	}
+	return openTunnel(b[9], b[header:length])
+}
+
+func (r reference) openIPv6(b []byte) (wrapped, string) {
+	if len(b) < 40 {
+		return wrapped{}, "pass_ip_header"
+	}
+	destination, length := netip.AddrFrom16([16]byte(b[24:])), 40+int(binary.BigEndian.Uint16(b[4:]))
+	bad := b[0]>>4 != 6 || length > len(b)
+	if r.locator.Contains(destination) {
+		switch function := binary.BigEndian.Uint16(b[32:]); {
+		case function == 0:
+			return wrapped{}, "pass_host"
+		case function != 5:
+			return wrapped{}, "drop_unknown_function"
+		case bad:
+			return wrapped{}, "drop_ip_header"
+		}
+		w, reason := openSegments(b[6], b[40:length])
+		w.hopLimit = b[7]
+		return w, reason
+	}
+	switch {
+	case !isTunnel(b[6]) || !slices.Contains(r.tunnels, destination):
+		return wrapped{}, "pass_not_for_agent"
+	case bad:
+		return wrapped{}, "pass_ip_header"
+	}
+	return openTunnel(b[6], b[40:length])
+}
+
+// openTunnel reads what a tunnel to this node carries.
+func openTunnel(protocol byte, b []byte) (w wrapped, reason string) {
+	w.kind = config.IPIP
+	if protocol == 47 {
+		w.kind, protocol = config.GRE, 0
+		if len(b) >= 4 && b[0] == 0 && b[1] == 0 {
+			protocol = map[uint16]byte{0x0800: 4, 0x86dd: 41}[binary.BigEndian.Uint16(b[2:])]
+		}
+		if protocol == 0 {
+			return w, "pass_gre"
+		}
+		b = b[4:]
+	}
+	if !w.openInner(protocol, b) {
+		return w, "pass_other_tunnel"
+	}
+	return w, ""
+}
+
+// openSegments reads what is behind the IPv6 header of a packet to the function deliver.
+func openSegments(next byte, b []byte) (w wrapped, reason string) {
+	if next == 0 {
+		if len(b) < 8 || 8+int(b[1])*8 > len(b) {
+			return w, "drop_extension"
+		}
+		next, b = b[0], b[8+int(b[1])*8:]
+	}
+	routed := next == 43
+	if routed {
+		if reason := checkSRH(b); reason != "" {
+			return w, reason
+		}
+		w.vip, w.segmentsLeft = netip.AddrFrom16([16]byte(b[8:])), int(b[3])
+		next, b = b[0], b[8+int(b[1])*8:]
+	}
+	switch {
+	case next == 4 || next == 41:
+		w.kind = config.SRv6Encap
+		if !w.openInner(next, b) {
+			return w, "drop_inner_header"
+		}
+		return w, ""
+	case !routed && next == 44:
+		return w, "drop_fragment"
+	case !routed:
+		return w, "drop_not_encapsulated"
+	case w.segmentsLeft == 0:
+		return w, "drop_srh_segments_left"
+	}
+	w.kind = config.SRv6Insert
+	return w, ""
+}
+
+// checkSRH is RFC 8754 section 4.3.1.1; at least one segment is wanted.
+func checkSRH(b []byte) string {
+	switch {
+	case len(b) < 8+16:
+		return "drop_srh_truncated"
+	case b[2] != 4:
+		return "drop_routing_type"
+	case 8+int(b[1])*8 > len(b):
+		return "drop_srh_truncated"
+	case 16*(int(b[4])+1) > int(b[1])*8:
+		return "drop_srh_last_entry"
+	case int(b[3]) > int(b[4])+1:
+		return "drop_srh_segments_left"
+	}
+	return ""
+}
+
+// openInner is false where there is no IP header of the version that the protocol says.
+func (w *wrapped) openInner(protocol byte, b []byte) bool {
+	if protocol == 4 {
+		if len(b) < 20 || b[0]>>4 != 4 {
+			return false
+		}
+		header, length := int(b[0]&0xf)*4, int(binary.BigEndian.Uint16(b[2:]))
+		w.vip = netip.AddrFrom4([4]byte(b[16:]))
+		w.fits = header >= 20 && length >= header && length <= len(b)
+		return true
+	}
+	if len(b) < 40 || b[0]>>4 != 6 {
+		return false
+	}
+	w.vip = netip.AddrFrom16([16]byte(b[24:]))
+	w.fits = 40+int(binary.BigEndian.Uint16(b[4:])) <= len(b)
+	return true
+}

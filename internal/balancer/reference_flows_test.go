@@ -1,0 +1,164 @@
+package balancer
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// referenceEntry is a flow in the reference's flow table.
+type referenceEntry struct {
+	flow   Flow
+	server string // "service/server"
+	state  balancerFlowState
+	seen   uint16
+}
+
+func (e *referenceEntry) age(now uint16) uint16 { return (now - e.seen) & flowTimeMask }
+
+// referenceBucket is a bucket of the flow table, in the words of docs/flow-table.md.
+type referenceBucket [flowsPerBucket]referenceEntry
+
+// find looks a flow of a service up.
+func (b *referenceBucket) find(flow Flow, service string) *referenceEntry {
+	for i := range b {
+		if b[i].state != stateFree && b[i].flow == flow && strings.HasPrefix(b[i].server, service+"/") {
+			return &b[i]
+		}
+	}
+	return nil
+}
+
+// yielding is the entry that a new flow takes: a free one, the oldest new or closing one, the oldest
+// established one if it has been idle for more than a minute; nil: there is none.
+func (b *referenceBucket) yielding(now uint16) *referenceEntry {
+	var best *referenceEntry
+	rank := 0
+	for i := range b {
+		e := &b[i]
+		r := 1<<13 + int(e.age(now))
+		switch {
+		case e.state == stateFree:
+			r = 1 << 14
+		case e.state == stateEstablished && e.age(now) >= 15:
+			r = int(e.age(now))
+		case e.state == stateEstablished:
+			r = 0
+		}
+		if r > rank {
+			best, rank = e, r
+		}
+	}
+	return best
+}
+
+// bucketOf is the flow's bucket in the reference's flow table.
+func (r *reference) bucketOf(flow Flow) *referenceBucket {
+	number := r.bucketNumber(flow)
+	if r.flows[number] == nil {
+		r.flows[number] = &referenceBucket{}
+	}
+	return r.flows[number]
+}
+
+// persist is the server of a known flow, which it stays with; nil: it is to be placed.
+func (r *reference) persist(p parsed, svc *config.Service, now uint16) *config.Server {
+	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
+	if e == nil {
+		return nil
+	}
+	server := serverOfName(svc, strings.TrimPrefix(e.server, svc.Name+"/"))
+	if server == nil || !r.keepsServer(p, svc, server, e.state) {
+		return nil
+	}
+	e.seen = now
+	switch {
+	case p.ends():
+		e.state = stateClosing
+	case e.state == stateNew && !p.opens():
+		e.state = stateEstablished
+	}
+	return server
+}
+
+// keepsServer is the table of docs/packet-path.md for flows whose server is configured. A server that
+// fails its checks is left only for others.
+func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Server, state balancerFlowState) bool {
+	usable := false
+	for _, s := range r.usable(svc) {
+		usable = usable || s.Name == server.Name
+	}
+	fails := r.failing[svc.Name+"/"+server.Name] && !usable
+	switch {
+	case p.mayMove() && (fails || r.linkOf(server.Name) == ""):
+		return false
+	case p.opens() && (state == stateClosing || *server.Weight == 0):
+		return false
+	}
+	return true
+}
+
+// remember enters a flow that was placed, over its own old entry if it has one, and says as what it is
+// counted.
+func (r *reference) remember(p parsed, svc *config.Service, server *config.Server, now uint16) string {
+	bucket := r.bucketOf(p.flow)
+	e := bucket.find(p.flow, svc.Name)
+	if e == nil {
+		e = bucket.yielding(now)
+	}
+	if e == nil {
+		return "forward_no_room"
+	}
+	*e = referenceEntry{p.flow, svc.Name + "/" + server.Name, stateNew, now}
+	if p.ends() {
+		e.state = stateClosing
+	}
+	if p.flow.Protocol == config.TCP && !p.opens() {
+		return "forward_recover"
+	}
+	return "forward_new"
+}
+
+// sweep frees the entries past their service's timeouts, and those of servers that are gone.
+func (r *reference) sweep(now uint16) {
+	for _, bucket := range r.flows {
+		for i := range bucket {
+			e := &bucket[i]
+			if e.state != stateFree && !r.keeps(e, now) {
+				*e = referenceEntry{}
+			}
+		}
+	}
+}
+
+// keeps tells whether a sweep leaves an entry.
+func (r *reference) keeps(e *referenceEntry, now uint16) bool {
+	name, server, _ := strings.Cut(e.server, "/")
+	i := slices.IndexFunc(r.cfg.Services, func(s config.Service) bool { return s.Name == name })
+	if i < 0 || serverOfName(&r.cfg.Services[i], server) == nil {
+		return false
+	}
+	timeout := r.cfg.Services[i].Timeouts.Established
+	switch e.state {
+	case stateNew:
+		timeout = r.cfg.Services[i].Timeouts.New
+	case stateClosing:
+		timeout = r.cfg.Services[i].Timeouts.Closing
+	}
+	return e.age(now) <= ticks(timeout)
+}
+
+// elapse lets time pass in both flow tables. Flows that were idle for hours stay as old as they are: the
+// clock is not to wrap around.
+func (r *reference) elapse(ticks, now uint16) {
+	old := func(age uint16) bool { return age > 2000 }
+	for _, bucket := range r.flows {
+		for i := range bucket {
+			if e := &bucket[i]; !old(e.age(now)) {
+				e.seen = (e.seen - ticks) & flowTimeMask
+			}
+		}
+	}
+	r.elapseFlows(ticks, func(e flowEntry) bool { return !old(e.age(now)) })
+}

@@ -1,0 +1,268 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// reference is the data path in Go, as docs/packet-path.md and docs/flow-table.md describe it, without
+// a thought of speed, the verifier or other cores. It knows what operators configure and what the
+// world does to servers, and nothing of the tables in the kernel. From the fixture it takes the
+// configuration, the ways to the servers, and the hash keys.
+//
+// Its steps are those of steer() in bpf/balancer.bpf.c:
+//
+//	parse -> classify -> persist -> place -> encapsulate
+type reference struct {
+	*fixture
+	failing map[string]bool // servers that fail their checks, by "service/server"
+	flows   map[uint32]*referenceBucket
+	tables  map[string]*tables.Table // of services, until something changes
+	seen    func(outcome)            // told of what the data path does with each frame; nil: nobody is
+}
+
+func newReference(f *fixture) *reference {
+	r := &reference{fixture: f, failing: map[string]bool{}}
+	r.forget()
+	r.changed()
+	return r
+}
+
+// forget empties both flow tables.
+func (r *reference) forget() {
+	r.flows = map[uint32]*referenceBucket{}
+	r.forgetFlows()
+}
+
+// changed is to be called when servers, their health or the ways to them are other than before.
+func (r *reference) changed() { r.tables = map[string]*tables.Table{} }
+
+// receive is all that becomes of a frame at a time of the flow clock.
+func (r *reference) receive(frame []byte, now uint16) outcome {
+	p, reason := parse(frame)
+	var svc *config.Service
+	if reason == "" {
+		if svc = r.classify(p.flow); svc == nil {
+			reason = "drop_no_service"
+		}
+	}
+	if strings.HasPrefix(reason, "drop_") && !r.isVIP(p.flow.Destination.Addr()) {
+		reason = "pass_not_vip"
+	}
+	if reason != "" {
+		return refused(frame, reason, p.length)
+	}
+	server := r.persist(p, svc, now)
+	reason = "forward_known"
+	if server == nil {
+		if server = r.place(p.flow, svc); server == nil {
+			return refused(frame, "drop_no_server", p.length)
+		}
+		reason = r.remember(p, svc, server, now)
+	}
+	if obstacle := r.obstacle(frame, p, svc, server); obstacle != "" {
+		return refused(frame, obstacle, p.length)
+	}
+	return r.forwarded(frame, p.flow, svc.Name, server.Name, reason)
+}
+
+// parsed is what the data path reads in a frame. Where a header cannot be read, what comes behind it
+// is zero.
+type parsed struct {
+	flow     Flow
+	flags    packet.TCPFlags
+	hopLimit uint8
+	length   uint64 // of layer 3, as the IP header says
+}
+
+func (p parsed) opens() bool { return p.flags&(packet.SYN|packet.ACK) == packet.SYN }
+func (p parsed) ends() bool  { return p.flags&(packet.FIN|packet.RST) != 0 }
+
+// mayMove is true of packets that lose nothing by another server.
+func (p parsed) mayMove() bool { return p.opens() || p.flow.Protocol == config.UDP }
+
+// parse reads a frame up to its transport header. The reason is why it cannot; it holds for VIPs.
+func parse(frame []byte) (p parsed, reason string) {
+	if packet.MAC(frame) != ownMAC {
+		return p, "pass_not_for_host"
+	}
+	layer3 := frame[ethernetLength:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		if len(layer3) < 20 {
+			return p, "pass_not_vip"
+		}
+		return parseIPv4(layer3)
+	case 0x86dd:
+		if len(layer3) < 40 {
+			return p, "pass_not_vip"
+		}
+		return parseIPv6(layer3)
+	}
+	return p, "pass_not_ip"
+}
+
+func parseIPv4(b []byte) (p parsed, reason string) {
+	p.hopLimit, p.length = b[8], uint64(binary.BigEndian.Uint16(b[2:]))
+	p.flow.Source = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:])), 0)
+	p.flow.Destination = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[16:])), 0)
+	header := int(b[0]&0xf) * 4
+	switch {
+	case b[0]>>4 != 4 || header < 20 || int(p.length) < header || int(p.length) > len(b):
+		return p, "drop_ip_header"
+	case binary.BigEndian.Uint16(b[6:])&0x3fff != 0: // more fragments, or an offset
+		return p, "drop_fragment"
+	}
+	reason = p.parseTransport(b[9], b[header:p.length])
+	return p, reason
+}
+
+func parseIPv6(b []byte) (p parsed, reason string) {
+	p.hopLimit = b[7]
+	p.length = (40 + uint64(binary.BigEndian.Uint16(b[4:]))) & 0xffff // a longer packet fits no frame
+	p.flow.Source = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:])), 0)
+	p.flow.Destination = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[24:])), 0)
+	if b[0]>>4 != 6 || p.flow.Destination.Addr().Is4In6() || p.length < 40 || int(p.length) > len(b) {
+		return p, "drop_ip_header"
+	}
+	next, rest := b[6], b[40:p.length]
+	for before := 0; slices.Contains([]byte{0, 43, 44, 60}, next); before++ {
+		size, reason := parseExtension(next, rest, before)
+		if reason != "" {
+			return p, reason
+		}
+		next, rest = rest[0], rest[size:]
+	}
+	reason = p.parseTransport(next, rest)
+	return p, reason
+}
+
+// parseExtension says how long the extension header at the start of rest is, which that many others
+// precede.
+func parseExtension(header byte, rest []byte, before int) (size int, reason string) {
+	if len(rest) < 8 {
+		return 0, "drop_extension"
+	}
+	size = 8 + int(rest[1])*8
+	switch {
+	case header == 44:
+		if binary.BigEndian.Uint16(rest[2:])&0xfff9 != 0 {
+			return 0, "drop_fragment"
+		}
+		size = 8 // its second byte is reserved
+	case header == 0 && before > 0:
+		return 0, "drop_extension"
+	case header == 43 && rest[3] > 0:
+		return 0, "drop_routing_header"
+	}
+	if size > len(rest) || before == 8 {
+		return 0, "drop_extension"
+	}
+	return size, ""
+}
+
+func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
+	switch {
+	case protocol != 6 && protocol != 17:
+		return "drop_protocol"
+	case protocol == 6 && (len(b) < 20 || b[12]>>4 < 5 || int(b[12]>>4)*4 > len(b)):
+		return "drop_transport"
+	case protocol == 17 && (len(b) < 8 || binary.BigEndian.Uint16(b[4:]) < 8 ||
+		int(binary.BigEndian.Uint16(b[4:])) > len(b)):
+		return "drop_transport"
+	}
+	p.flow.Protocol = config.UDP
+	if protocol == 6 {
+		p.flow.Protocol, p.flags = config.TCP, packet.TCPFlags(b[13])
+	}
+	p.flow.Source = netip.AddrPortFrom(p.flow.Source.Addr(), binary.BigEndian.Uint16(b))
+	p.flow.Destination = netip.AddrPortFrom(p.flow.Destination.Addr(), binary.BigEndian.Uint16(b[2:]))
+	return ""
+}
+
+func (r *reference) isVIP(address netip.Addr) bool {
+	return slices.ContainsFunc(r.cfg.Services, func(s config.Service) bool { return s.VIP == address.Unmap() })
+}
+
+// classify returns nil for a flow that no service takes.
+func (f *fixture) classify(flow Flow) (found *config.Service) {
+	for i := range f.cfg.Services {
+		s := &f.cfg.Services[i]
+		if s.VIP != flow.Destination.Addr() || s.Protocol != flow.Protocol {
+			continue
+		}
+		if uint16(s.Port) == flow.Destination.Port() && s.Port != config.AllPorts {
+			return s
+		}
+		if s.Port == config.AllPorts {
+			found = s
+		}
+	}
+	return found
+}
+
+// usable are the servers that new flows are placed on: undrained, if possible with a next hop, and of
+// those, if possible, ones that pass their checks.
+func (r *reference) usable(svc *config.Service) []config.Server {
+	servers := slices.DeleteFunc(slices.Clone(svc.Servers), func(s config.Server) bool { return *s.Weight == 0 })
+	for _, bad := range []func(config.Server) bool{
+		func(s config.Server) bool { return r.linkOf(s.Name) == "" },
+		func(s config.Server) bool { return r.failing[svc.Name+"/"+s.Name] },
+	} {
+		if good := slices.DeleteFunc(slices.Clone(servers), bad); len(good) > 0 {
+			servers = good
+		}
+	}
+	return servers
+}
+
+// place is the server that consistent hashing names for a flow; nil: there is none.
+func (r *reference) place(flow Flow, svc *config.Service) *config.Server {
+	table := r.tables[svc.Name]
+	if table == nil {
+		var servers []tables.Server
+		for _, s := range r.usable(svc) {
+			servers = append(servers, tables.Server{Name: s.Name, Weight: *s.Weight})
+		}
+		var err error
+		table, err = tables.Build(servers, svc.Buckets, svc.Candidates)
+		r.must(err)
+		r.tables[svc.Name] = table
+	}
+	if table.Candidates == 0 {
+		return nil
+	}
+	row := table.Row(int(bucketOf(flow.hash(&r.identity.BucketKeys), uint32(svc.Buckets))))
+	return serverOfName(svc, table.Servers[row[0]].Name)
+}
+
+// serverOfName returns nil for a server that the service does not have.
+func serverOfName(svc *config.Service, name string) *config.Server {
+	if i := slices.IndexFunc(svc.Servers, func(s config.Server) bool { return s.Name == name }); i >= 0 {
+		return &svc.Servers[i]
+	}
+	return nil
+}
+
+// obstacle is why a packet cannot leave for its server.
+func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, server *config.Server) string {
+	link := r.linkOf(server.Name)
+	switch {
+	case link == "":
+		return "drop_no_next_hop"
+	case p.hopLimit <= 1:
+		return "drop_hop_limit"
+	}
+	sent, err := packet.Encapsulate(frame, r.encap(p.flow, svc.Name, server.Name))
+	r.must(err)
+	if int(p.length)+len(sent)-len(frame) > links[link] {
+		return "drop_too_big"
+	}
+	return ""
+}

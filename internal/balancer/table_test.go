@@ -1,0 +1,246 @@
+package balancer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// crowded is two services whose flow table has few buckets, so that flows are in each other's way.
+func crowded(buckets uint32) *config.Balancer {
+	three := func() []config.Server {
+		return []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 2)}
+	}
+	cfg := balancerOf(
+		serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, three()...),
+		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, three()...),
+	)
+	for i := range cfg.Services {
+		cfg.Services[i].Health = &config.Health{TCP: &config.TCPCheck{}}
+	}
+	cfg.Node.Limits = config.Limits{Flows: buckets * flowLoad, Servers: 8}
+	return cfg
+}
+
+// crowd is n flows of each service.
+func crowd(n uint16) (flows []Flow) {
+	for port := range n {
+		flows = append(flows, web.from(1000+port), dns.from(1000+port))
+	}
+	return flows
+}
+
+// tableMachine is a flow table of two buckets and its reference, through the life of which go packets,
+// time, sweeps, and all that happens to servers.
+type tableMachine struct {
+	*reference
+	known []Flow
+	now   uint16
+}
+
+func openTableMachine(t testing.TB) *tableMachine {
+	f := open(t, crowded(2))
+	f.must(Detach(f.cfg.Node.Instance))
+	return &tableMachine{reference: newReference(f), known: crowd(15)}
+}
+
+// The flow table does what the reference does: the same servers and reasons for any packets, and the same
+// entries after each step.
+func TestTableFollowsReference(t *testing.T) {
+	m := openTableMachine(t)
+	seen := map[string]int{}
+	m.seen = func(o outcome) { seen[reasonOf(o)]++ }
+	rapid.Check(t, m.live)
+	for _, reason := range []string{"forward_known", "forward_new", "forward_recover", "forward_no_room", "drop_no_next_hop", "drop_no_server"} {
+		if seen[reason] == 0 {
+			t.Errorf("no packet left as %s: %v", reason, seen)
+		}
+	}
+	t.Log(seen)
+}
+
+// FuzzFlowTable is TestTableFollowsReference, steered by what the reference has not done yet.
+func FuzzFlowTable(f *testing.F) {
+	m := openTableMachine(f)
+	for seed := range byte(8) {
+		tape := make([]byte, 4096) // what rapid draws from
+		_, _ = rand.NewChaCha8([32]byte{seed}).Read(tape)
+		f.Add(tape)
+	}
+	live := rapid.MakeFuzz(m.live)
+	f.Fuzz(func(t *testing.T, tape []byte) {
+		m.t = t
+		live(t, tape)
+	})
+}
+
+func (m *tableMachine) live(t *rapid.T) {
+	m.now = m.awaitTick(300 * time.Millisecond)
+	m.via, m.failing = map[string]string{}, map[string]bool{}
+	m.mustApply(crowded(2))
+	for _, svc := range m.cfg.Services {
+		for _, server := range svc.Servers {
+			m.setHealth(svc.Name, server.Name, true)
+		}
+	}
+	m.changed()
+	m.forget()
+	t.Repeat(map[string]func(*rapid.T){
+		"packets": m.packets, "crowd": m.crowd, "wait": m.wait, "sweep": m.clean, "server": m.server,
+		"": m.agreesOnEntries,
+	})
+}
+
+// awaitTick returns the tick of the flow clock when it lasts that much longer at least.
+func (f *fixture) awaitTick(left time.Duration) uint16 {
+	f.t.Helper()
+	for {
+		var now unix.Timespec
+		f.must(unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now))
+		if flowTick-now.Nano()%flowTick > left.Nanoseconds() {
+			return uint16(now.Nano()/flowTick) & flowTimeMask
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// inTime gives a run up in which the clock has ticked: the reference has not noticed.
+func (m *tableMachine) inTime(t *rapid.T) {
+	if m.clock() != m.now {
+		t.Skip("the flow clock ticked")
+	}
+}
+
+func (m *tableMachine) packets(t *rapid.T) {
+	for range rapid.IntRange(1, 10).Draw(t, "packets") {
+		m.send(t, rapid.SampledFrom(m.known).Draw(t, "flow"), rapid.SampledFrom([]packet.TCPFlags{
+			packet.SYN, packet.SYN, packet.ACK, packet.ACK, packet.SYN | packet.ACK, packet.FIN | packet.ACK, packet.RST,
+		}).Draw(t, "flags"))
+	}
+}
+
+// crowd establishes several flows, so that buckets fill.
+func (m *tableMachine) crowd(t *rapid.T) {
+	first := rapid.IntRange(0, len(m.known)-1).Draw(t, "first")
+	for _, flow := range m.known[first:min(first+8, len(m.known))] {
+		m.send(t, flow, packet.SYN)
+		m.send(t, flow, packet.ACK)
+	}
+}
+
+func (m *tableMachine) send(t *rapid.T, flow Flow, flags packet.TCPFlags) {
+	frame := flow.frame(packet.Flags(flags))
+	want, got := m.receive(frame, m.now), m.run(frame)
+	m.inTime(t)
+	if m.seen != nil {
+		m.seen(got)
+	}
+	if !same(want, got) {
+		t.Fatalf("%s", explain(frame, want, got))
+	}
+}
+
+// wait has ticks around the 15 after which established flows yield, and those of the timeouts.
+func (m *tableMachine) wait(t *rapid.T) {
+	m.elapse(rapid.SampledFrom([]uint16{1, 2, 7, 13, 14, 15, 100, 838, 839}).Draw(t, "ticks"), m.now)
+}
+
+func (m *tableMachine) clean(t *rapid.T) {
+	m.must(m.Balancer.sweep())
+	m.inTime(t)
+	m.reference.sweep(m.now)
+}
+
+// server is rare: for each change of a table the kernel waits until no packet can still see the one before.
+func (m *tableMachine) server(t *rapid.T) {
+	switch rapid.IntRange(0, 11).Draw(t, "change") {
+	case 0:
+		m.health(t)
+	case 1:
+		m.nextHop(t)
+	case 2:
+		m.reconfigure(t)
+	default:
+		m.packets(t)
+	}
+}
+
+func (m *tableMachine) drawServer(t *rapid.T) (service, server string) {
+	svc := rapid.SampledFrom(m.cfg.Services).Draw(t, "service")
+	return svc.Name, rapid.SampledFrom(svc.Servers).Draw(t, "server").Name
+}
+
+func (m *tableMachine) health(t *rapid.T) {
+	service, server := m.drawServer(t)
+	fails := rapid.Bool().Draw(t, "fails")
+	m.setHealth(service, server, !fails)
+	m.failing[service+"/"+server] = fails
+	m.changed()
+}
+
+func (m *tableMachine) nextHop(t *rapid.T) {
+	_, server := m.drawServer(t)
+	m.via[server] = rapid.SampledFrom([]string{"", "out", "out"}).Draw(t, "link")
+	m.route()
+	m.changed()
+}
+
+// reconfigure gives servers other weights, adds some and takes some away.
+func (m *tableMachine) reconfigure(t *rapid.T) {
+	cfg := crowded(2)
+	for i := range cfg.Services {
+		svc := &cfg.Services[i]
+		for j := range svc.Servers {
+			weight := rapid.SampledFrom([]uint32{0, 1, 1, 2}).Draw(t, "weight")
+			svc.Servers[j].Weight = &weight
+		}
+		if gone := rapid.IntRange(-2, len(svc.Servers)-1).Draw(t, "gone"); gone >= 0 {
+			delete(m.failing, svc.Name+"/"+svc.Servers[gone].Name) // it comes back as a new one
+			svc.Servers = slices.Delete(svc.Servers, gone, gone+1)
+		}
+	}
+	m.mustApply(cfg)
+	m.changed()
+}
+
+// agreesOnEntries compares the flow table with the reference's.
+func (m *tableMachine) agreesOnEntries(t *rapid.T) {
+	var want FlowCounts
+	text := func(server string, state balancerFlowState, seen uint16) string {
+		return fmt.Sprintf("%s, %s, seen at %d", server, stateNames[state], seen)
+	}
+	for _, flow := range m.known {
+		wanted, got := "none", "none"
+		if e := m.bucketOf(flow).find(flow, m.classify(flow).Name); e != nil {
+			wanted = text(e.server, e.state, e.seen)
+			switch e.state {
+			case stateNew:
+				want.New++
+			case stateEstablished:
+				want.Established++
+			case stateClosing:
+				want.Closing++
+			}
+		}
+		if e := m.kernel.flows.find(flow, m.serviceID(flow), &m.identity); e != 0 {
+			key := m.slots.bySlot[e.server()]
+			got = text(key.service+"/"+key.server, e.state(), e.seen())
+		}
+		if got != wanted {
+			m.inTime(t)
+			t.Fatalf("entry of %v: %s, want %s", flow, got, wanted)
+		}
+	}
+	if got := m.kernel.flows.count().total(); got != want {
+		m.inTime(t)
+		t.Fatalf("the table has %+v, want %+v", got, want)
+	}
+}

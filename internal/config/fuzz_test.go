@@ -1,0 +1,105 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+)
+
+// addExample makes a seed of a file that docs show.
+func addExample(f *testing.F, name string, next []byte) {
+	f.Helper()
+	data, err := os.ReadFile(examples + name)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data, next)
+}
+
+// everything has each field once.
+const everything = `
+node:
+  instance: lb
+  interface: eth0
+  locator: "fd00:6c:0:1::/64"
+  addresses: [10.0.0.1, "fd00:a::1"]
+  seed: 0x10
+  limits: {flows: 1_048_576, servers: 4096}
+metrics: {listen: "[::1]:9188"}
+services:
+  - {name: web, vip: 2001:db8:80::1, port: all, protocol: tcp, placement: hash, persistence: table,
+     encapsulation: srv6-insert, candidates: 1, buckets: 65537,
+     timeouts: {new: 5s, established: 4h, closing: 1m},
+     health: {http: {path: /, port: 80}, interval: 100ms, timeout: 1ms, rise: 1, fall: 1000},
+     servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8::1", weight: 0}, &s {name: s2, locator: "fd00:5:0:2::/64", host: "::1", weight: 1000}]}
+  - {name: dns, vip: 192.0.2.53, port: 53, protocol: udp, encapsulation: gre, health: {tcp: {}}, servers: [{name: d, address: 192.0.2.7}]}
+`
+
+// FuzzParseBalancer reads any bytes as a balancer's file, and any others as the one to reload.
+func FuzzParseBalancer(f *testing.F) {
+	addExample(f, "lb.yaml", []byte(everything))
+	f.Add([]byte(everything), []byte(validBalancer))
+	f.Fuzz(func(t *testing.T, data, next []byte) {
+		HasServers(data)
+		a := checkRead(t, ParseBalancer, data)
+		b := checkRead(t, ParseBalancer, next)
+		if a != nil && b != nil {
+			checkReload(t, a.ReloadableFrom(b), b.ReloadableFrom(a), a.ReloadableFrom(a))
+		}
+	})
+}
+
+// FuzzParseAgent does the same for an agent's file.
+func FuzzParseAgent(f *testing.F) {
+	addExample(f, "agent.yaml", []byte(validAgent))
+	f.Fuzz(func(t *testing.T, data, next []byte) {
+		a := checkRead(t, ParseAgent, data)
+		b := checkRead(t, ParseAgent, next)
+		if a != nil && b != nil {
+			checkReload(t, a.ReloadableFrom(b), b.ReloadableFrom(a), a.ReloadableFrom(a))
+		}
+	})
+}
+
+// checkRead reads a file. What is accepted is the same when written and read again, so defaults are
+// filled in once; what is not accepted has problems that say where they are.
+func checkRead[T any](t *testing.T, parse func([]byte) (*T, error), data []byte) *T {
+	t.Helper()
+	config, err := parse(data)
+	if err != nil {
+		checkProblems(t, err)
+		return nil
+	}
+	checkRoundTrip(t, config, parse)
+	return config
+}
+
+// checkProblems checks that each problem says on one line what is wrong, and in which field. Only one of
+// a whole file, which then is the only one, is of no field.
+func checkProblems(t *testing.T, err error) {
+	t.Helper()
+	var problems Errors
+	if !errors.As(err, &problems) || len(problems) == 0 {
+		t.Fatalf("error of type %T: %v", err, err)
+	}
+	for _, p := range problems {
+		if p.Problem == "" || p.Path == "" && len(problems) > 1 || strings.Contains(p.Error(), "\n") {
+			t.Fatalf("%q does not say what is wrong, or where, on one line, in:\n%v", p.Error(), err)
+		}
+	}
+}
+
+// checkReload has what two files say of taking each other's place, and the first one of its own.
+func checkReload(t *testing.T, there, back, itself error) {
+	t.Helper()
+	if itself != nil {
+		t.Fatalf("a file cannot take its own place: %v", itself)
+	}
+	if (there == nil) != (back == nil) {
+		t.Fatalf("one way %v, the other %v", there, back)
+	}
+	if there != nil {
+		checkProblems(t, there)
+	}
+}

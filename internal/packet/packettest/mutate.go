@@ -1,0 +1,265 @@
+package packettest
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+)
+
+// ethernetLength is the length of a header without VLAN tags.
+const ethernetLength = 14
+
+// MaxFrame is the longest frame, in bytes, that Mutate makes: with 256 bytes before and a trailer of
+// the kernel's own it fits a page, as BPF_PROG_TEST_RUN wants.
+const MaxFrame = 2048
+
+// Mutate changes a frame in one to four places: bits and bytes, lengths and the headers that they
+// are of, extension headers put in or taken out, ends cut off or added, parts of the other frames. Of
+// two changes one often mends what the other broke, so that mutants come past the first check. The
+// frame itself is not changed; what comes back has at least an Ethernet header.
+func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
+	m := mutant{random, slices.Clone(frame)}
+	for range 1 + random.IntN(4) {
+		switch random.IntN(10) {
+		case 0:
+			m.flipBit()
+		case 1, 2:
+			m.setByte()
+		case 3:
+			m.setLength()
+		case 4:
+			m.cut()
+		case 5:
+			m.extend()
+		case 6:
+			m.insertHeader()
+		case 7:
+			m.delete()
+		case 8:
+			m.splice(others[random.IntN(len(others))])
+		case 9:
+			m.nest(others[random.IntN(len(others))])
+		}
+		m.frame = fit(m.frame)
+	}
+	return m.frame
+}
+
+// fit makes a frame out of any bytes.
+func fit(b []byte) []byte {
+	if missing := ethernetLength - len(b); missing > 0 {
+		return append(b, make([]byte, missing)...)
+	}
+	return b[:min(len(b), MaxFrame)]
+}
+
+type mutant struct {
+	*rand.Rand
+	frame []byte
+}
+
+// at is a place in the frame, mostly in its headers and seldom in Ethernet's; the frame's end if it
+// has nothing but that.
+func (m *mutant) at() int {
+	from, to := ethernetLength, len(m.frame)
+	switch m.IntN(30) {
+	case 0:
+		from = 0
+	case 1, 2, 3:
+	default:
+		to = min(to, ethernetLength+100)
+	}
+	if to <= from {
+		return len(m.frame)
+	}
+	return from + m.IntN(to-from)
+}
+
+func (m *mutant) flipBit() {
+	if at := m.at(); at < len(m.frame) {
+		m.frame[at] ^= 1 << m.IntN(8)
+	}
+}
+
+// telling are bytes that mean something somewhere in a header.
+var telling = []byte{
+	0, 1, 2, 3, 4, 5, 6, 7, 8, 17, 20, 40, 41, 43, 44, 47, 50, 51, 58, 59, 60, 0x40, 0x44, 0x45, 0x46, 0x4f, 0x50,
+	0x60, 0x65, 0x7f, 0x80, 0x86, 0xdd, 0xf0, 0xff,
+}
+
+func (m *mutant) setByte() {
+	at := m.at()
+	switch {
+	case at == len(m.frame):
+	case m.IntN(3) == 0:
+		m.frame[at] += byte(m.IntN(9) - 4)
+	default:
+		m.frame[at] = telling[m.IntN(len(telling))]
+	}
+}
+
+// The offsets of length fields and what is like them, from the start of an IP header.
+var (
+	ipv4Lengths      = []int{0, 2, 6, 20 + 4, 20 + 12}
+	ipv6Lengths      = []int{4, 6, 40, 41, 43, 44, 48, 49, 40 + 4, 40 + 12}
+	lengths          = []uint16{0, 1, 4, 5, 7, 8, 19, 20, 21, 27, 28, 39, 40, 41, 47, 48, 55, 56, 59, 60, 1500, 0x7fff, 0x8000, 0xfffe, 0xffff}
+	extensionHeaders = []byte{0, 43, 44, 60}
+)
+
+// setLength changes a field that says how long something is, or where it ends.
+func (m *mutant) setLength() {
+	offsets := ipv6Lengths
+	if !m.isIPv6() {
+		offsets = ipv4Lengths
+	}
+	at := ethernetLength + offsets[m.IntN(len(offsets))]
+	if at+2 > len(m.frame) {
+		return
+	}
+	switch m.IntN(4) {
+	case 0:
+		binary.BigEndian.PutUint16(m.frame[at:], lengths[m.IntN(len(lengths))])
+	case 1:
+		m.fixLength(m.IntN(5) - 2)
+	case 2:
+		m.frame[at] += byte(m.IntN(5) - 2)
+	case 3:
+		value := binary.BigEndian.Uint16(m.frame[at:])
+		binary.BigEndian.PutUint16(m.frame[at:], value+uint16(m.IntN(9)-4))
+	}
+}
+
+func (m *mutant) isIPv6() bool { return m.frame[12] == 0x86 }
+
+// fixLength makes the IP header agree with the frame, but for a surplus of bytes.
+func (m *mutant) fixLength(surplus int) {
+	length := len(m.frame) - ethernetLength + surplus
+	switch {
+	case m.isIPv6() && len(m.frame) >= ethernetLength+40:
+		binary.BigEndian.PutUint16(m.frame[ethernetLength+4:], uint16(length-40))
+	case !m.isIPv6() && len(m.frame) >= ethernetLength+20:
+		binary.BigEndian.PutUint16(m.frame[ethernetLength+2:], uint16(length))
+	}
+}
+
+// perhapsFixLength is for when the frame's length has changed.
+func (m *mutant) perhapsFixLength() {
+	if m.IntN(4) > 0 {
+		m.fixLength(0)
+	}
+}
+
+func (m *mutant) cut() {
+	m.frame = fit(m.frame[:m.at()])
+	m.perhapsFixLength()
+}
+
+func (m *mutant) extend() {
+	n := 1 + m.IntN(40)
+	if m.IntN(8) == 0 {
+		n = m.IntN(MaxFrame)
+	}
+	for range n {
+		m.frame = append(m.frame, byte(m.Uint32()))
+	}
+	if m.IntN(2) == 0 {
+		m.fixLength(0)
+	}
+}
+
+// insertHeader puts an extension header behind the IPv6 header, or options behind the IPv4 header.
+func (m *mutant) insertHeader() {
+	if !m.isIPv6() {
+		m.insertOptions()
+		return
+	}
+	nextHeader, at := ethernetLength+6, ethernetLength+40
+	if len(m.frame) < at+8 {
+		return
+	}
+	// Behind hop-by-hop options, which come first.
+	if end := at + 8 + int(m.frame[at+1])*8; m.frame[nextHeader] == 0 && end < len(m.frame) && m.IntN(4) > 0 {
+		nextHeader, at = at, end
+	}
+	kind := extensionHeaders[m.IntN(len(extensionHeaders))]
+	size := 8 * (1 + m.IntN(5))
+	header := make([]byte, size)
+	header[0], header[1] = m.frame[nextHeader], byte(size/8-1)
+	switch kind {
+	case 43:
+		header[2], header[3], header[4] = 4, byte(max(0, m.IntN(4)-2)), byte(m.IntN(3))
+	case 44:
+		header, header[1] = header[:8], byte(m.IntN(2))
+		binary.BigEndian.PutUint16(header[2:], []uint16{0, 0, 0, 1, 2, 6, 8, 0xfff8}[m.IntN(8)])
+	default:
+		header[2], header[3] = 1, byte(size-4) // PadN
+	}
+	m.frame[nextHeader] = kind
+	m.frame = slices.Insert(m.frame, at, header...)
+	m.perhapsFixLength()
+}
+
+func (m *mutant) insertOptions() {
+	at := ethernetLength + 20
+	if len(m.frame) < at {
+		return
+	}
+	words := 1 + m.IntN(10)
+	m.frame = slices.Insert(m.frame, at, slices.Repeat([]byte{1}, 4*words)...) // no operation
+	m.frame[ethernetLength] += byte(words)
+	m.perhapsFixLength()
+}
+
+// delete takes some bytes out of the middle, mostly as many as headers have.
+func (m *mutant) delete() {
+	at := m.at()
+	n := []int{1, 2, 4, 8, 16, 20, 24, 40, 56}[m.IntN(9)]
+	m.frame = slices.Delete(m.frame, at, min(at+n, len(m.frame)))
+	m.frame = fit(m.frame)
+	m.perhapsFixLength()
+}
+
+// splice puts another frame's end in the place of this one's.
+func (m *mutant) splice(other []byte) {
+	at := m.at()
+	from := min(at, len(other))
+	if m.IntN(3) == 0 {
+		from = m.IntN(len(other) + 1)
+	}
+	m.frame = append(m.frame[:at], other[from:]...)
+	m.frame = fit(m.frame)
+	m.perhapsFixLength()
+}
+
+// nest puts another frame's packet behind some of this one's headers.
+func (m *mutant) nest(other []byte) {
+	if len(other) < ethernetLength {
+		return
+	}
+	at := min(ethernetLength+[]int{0, 20, 24, 40, 44, 48, 64, 96}[m.IntN(8)], len(m.frame))
+	m.frame = append(m.frame[:at], other[ethernetLength:]...)
+	m.perhapsFixLength()
+}
+
+// Mutants is the frame, cut or filled up to a length that frames have, and, unless the seed is 0, n
+// mutants of it and of the others: what they are follows from the arguments alone. About half are of
+// the frame itself, so that they meet the state that it leaves.
+func Mutants(frame []byte, seed uint64, n int, others [][]byte) [][]byte {
+	frame = fit(slices.Clone(frame))
+	frames := [][]byte{frame}
+	if seed == 0 {
+		return frames
+	}
+	random := rand.New(rand.NewPCG(seed, 0))
+	for range n {
+		origin := frame
+		if random.IntN(2) == 0 {
+			origin = others[random.IntN(len(others))]
+		}
+		if random.IntN(8) > 0 {
+			origin = Mutate(random, origin, others)
+		}
+		frames = append(frames, origin)
+	}
+	return frames
+}
