@@ -137,6 +137,19 @@ func (b *Balancer) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// Steer attaches the data path with next hops that the caller knows, in place of Run, which would find
+// them and follow what changes. The caller is in the network namespace of the interface.
+func (b *Balancer) Steer(network nexthop.Update) error {
+	if err := b.follow(network); err != nil {
+		return err
+	}
+	if names := b.unresolved(); len(names) > 0 {
+		return fmt.Errorf("no next hop for server %s", names[0])
+	}
+	b.rebuild()
+	return nil
+}
+
 // control is the one goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
 	sweep := time.NewTicker(sweepInterval)

@@ -73,7 +73,8 @@ type Config struct {
 	Batch uint32
 	// Rate is the limit in packets per second; 0 means none. The CPU is busy all the same.
 	Rate float64
-	// Count is how many packets are sent; 0 means that the context alone ends it.
+	// Count is how many packets are sent; 0 means that the context alone ends it. With a count and
+	// without a rate all go out in one call of the kernel, as far as possible, and none is in between.
 	Count uint64
 	// CPU is where it runs, and with it whatever the kernel does at once for what it sends; negative:
 	// anywhere.
@@ -243,6 +244,9 @@ func (g *Generator) Run(ctx context.Context) (Result, error) {
 // sendUntil sends until so many packets are sent in all, or the context ends.
 func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 	frames := uint32(firstFrames)
+	if g.cfg.Count > 0 && g.cfg.Rate == 0 {
+		frames = maxFrames
+	}
 	for ctx.Err() == nil {
 		sent, err := g.sent()
 		if err != nil || sent >= limit {
