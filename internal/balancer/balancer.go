@@ -150,6 +150,14 @@ func (b *Balancer) Steer(network nexthop.Update) error {
 	return nil
 }
 
+// Apply makes a balancer that nobody runs follow another configuration, as Reload does with one that
+// runs; next hops stay those that Steer was given.
+func (b *Balancer) Apply(cfg *config.Balancer) error {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel() // neither the resolver nor the checks would take note
+	return b.reload(ended, cfg)
+}
+
 // control is the one goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
 	sweep := time.NewTicker(sweepInterval)
