@@ -21,17 +21,32 @@ static __always_inline bool ends_connection(const struct packet *pkt)
 	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
 }
 
+/* What a connection still sends after the client's FIN or RST comes within this
+ * time, in ticks: one tick and what is left of another. */
+#define FLOW_LINGER 2
+
+/*
+ * Whether a packet after a FIN or RST tells nothing: it may belong to the end. The
+ * entry keeps the time of the FIN, so that later ones can tell more.
+ */
+static __always_inline bool lingers(const struct packet *pkt, __u64 value, __u64 now)
+{
+	return flow_state(value) == FLOW_CLOSING && !ends_connection(pkt) &&
+	       flow_age(value, now) < FLOW_LINGER;
+}
+
 /*
  * What a flow's entry says after another packet of it. A repeated SYN confirms
- * nothing, or a flood of them would; every other second packet does.
+ * nothing, or a flood of them would; every other second packet does. So does one
+ * that comes long after a FIN or RST: that was half a close, or a stranger's.
  */
 static __always_inline enum flow_state next_state(const struct packet *pkt, enum flow_state state)
 {
 	if (ends_connection(pkt))
 		return FLOW_CLOSING;
-	if (state == FLOW_NEW && !starts_connection(pkt))
-		return FLOW_ESTABLISHED;
-	return state;
+	if (starts_connection(pkt))
+		return state;
+	return FLOW_ESTABLISHED;
 }
 
 /* Loses nothing by another server: opens a connection, or knows none. */
@@ -74,7 +89,8 @@ static __always_inline bool persist(const struct packet *pkt, const struct servi
 	server = bpf_map_lookup_elem(&servers, &number);
 	if (!server || !keeps_server(pkt, service, server, state))
 		return false;
-	flow_touch(slot, next_state(pkt, state), now);
+	if (!lingers(pkt, slot->value, now))
+		flow_touch(slot, next_state(pkt, state), now);
 	segments->count = 1;
 	segments->function = SID_DELIVER;
 	segments->server[0] = number;

@@ -15,20 +15,20 @@ const leastTick = 4 * time.Hour / maxFlowTicks
 // flowClock is the flow table's clock: the kernel's jiffies, in ticks of a power of two of them. Only a
 // BPF program can read those.
 type flowClock struct {
-	program *ebpf.Program
+	program *ebpf.Program // read_jiffies of bpf/balancer.bpf.c
 	shift   uint32
+	jiffy   time.Duration
 	tick    time.Duration
 }
 
-// newFlowClock says how long ticks are on this machine. The program is flow_clock of bpf/balancer.bpf.c,
-// loaded with that shift.
+// newFlowClock says how long ticks are on this machine; its owner adds the program.
 func newFlowClock() (*flowClock, error) {
 	var jiffy unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &jiffy); err != nil {
 		return nil, fmt.Errorf("read the length of a jiffy: %w", err)
 	}
-	c := &flowClock{tick: time.Duration(jiffy.Nano())}
-	for c.tick < leastTick {
+	c := &flowClock{jiffy: time.Duration(jiffy.Nano())}
+	for c.tick = c.jiffy; c.tick < leastTick; {
 		c.tick *= 2
 		c.shift++
 	}
@@ -41,26 +41,23 @@ func loadFlowClock(spec *ebpf.CollectionSpec) (*flowClock, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.Variables[balancerVarFlowTickShift].Set(c.shift); err != nil {
-		return nil, err
-	}
-	var objects struct {
-		FlowClock *ebpf.Program `ebpf:"flow_clock"`
-	}
-	if err := spec.LoadAndAssign(&objects, nil); err != nil {
+	if c.program, err = ebpf.NewProgram(spec.Programs[balancerProgReadJiffies]); err != nil {
 		return nil, fmt.Errorf("load the flow table's clock: %w", err)
 	}
-	c.program = objects.FlowClock
 	return c, nil
+}
+
+func (c *flowClock) jiffies() (jiffies uint64, err error) {
+	if _, err := c.program.Run(&ebpf.RunOptions{Context: uint64(0), ContextOut: &jiffies}); err != nil {
+		return 0, fmt.Errorf("read the flow table's clock: %w", err)
+	}
+	return jiffies, nil
 }
 
 // now is the time in ticks, as the data path reads it.
 func (c *flowClock) now() (uint16, error) {
-	now, err := c.program.Run(&ebpf.RunOptions{})
-	if err != nil {
-		return 0, fmt.Errorf("read the flow table's clock: %w", err)
-	}
-	return uint16(now), nil
+	jiffies, err := c.jiffies()
+	return uint16(jiffies>>c.shift) & flowTimeMask, err
 }
 
 // ticks rounds a timeout up to ticks.

@@ -117,6 +117,41 @@ func (f *fixture) isEntered(flow Flow, service, server string, state balancerFlo
 	}
 }
 
+// A connection that goes on after a FIN is open: what comes soon after may belong to its end, and neither
+// changes the entry nor puts off the time from which later packets tell more.
+func TestConnectionGoesOnAfterFIN(t *testing.T) {
+	f := openStandard(t)
+	server := f.otherThanPlaced(web, "web")
+	for _, v := range []struct {
+		age   uint16 // ticks since the FIN
+		flags packet.TCPFlags
+		after balancerFlowState
+		seen  uint16 // ticks ago
+	}{
+		{0, packet.ACK, stateClosing, 0},
+		{1, packet.ACK, stateClosing, 1},
+		{1, packet.FIN | packet.ACK, stateClosing, 0},
+		{2, packet.ACK, stateEstablished, 0},
+		{3, packet.PSH | packet.ACK, stateEstablished, 0},
+		{3, packet.FIN | packet.ACK, stateClosing, 0},
+		{3, packet.RST, stateClosing, 0},
+	} {
+		// The clock must not tick in between: then the packet is another one.
+		var now uint16
+		for again := true; again; again = f.clock() != now {
+			now = f.clock()
+			clear(f.bucket(web))
+			f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", server), stateClosing, now-v.age)
+			f.run(web.frame(packet.Flags(v.flags)))
+		}
+		entry := f.kernel.flows.find(web, f.serviceID(web), &f.identity)
+		if entry.state() != v.after || entry.seen() != (now-v.seen)&flowTimeMask || entry.server() != f.slot("web", server) {
+			t.Errorf("%v %d ticks after a FIN: state %d, seen %d ticks ago; want state %d, %d ticks ago",
+				v.flags, v.age, entry.state(), entry.age(now), v.after, v.seen)
+		}
+	}
+}
+
 func TestDatagramsConfirm(t *testing.T) {
 	f := openStandard(t)
 	server := f.placed(dns, "dns")

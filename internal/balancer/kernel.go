@@ -122,7 +122,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept}); err != nil {
 		return err
 	}
-	k.clock.program = k.objects.FlowClock
+	k.clock.program = k.objects.ReadJiffies
 	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}

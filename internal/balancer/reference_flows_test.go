@@ -72,11 +72,14 @@ func (r *reference) persist(p parsed, svc *config.Service, now uint16) *config.S
 	if server == nil || !r.keepsServer(p, svc, server, e.state) {
 		return nil
 	}
+	if e.state == stateClosing && !p.ends() && e.age(now) < 2 {
+		return server // the packet may belong to the end
+	}
 	e.seen = now
 	switch {
 	case p.ends():
 		e.state = stateClosing
-	case e.state == stateNew && !p.opens():
+	case !p.opens():
 		e.state = stateEstablished
 	}
 	return server
@@ -146,7 +149,7 @@ func (r *reference) keeps(e *referenceEntry, now uint16) bool {
 	case stateClosing:
 		timeout = r.cfg.Services[i].Timeouts.Closing
 	}
-	return e.age(now) <= ticks(timeout)
+	return e.age(now) <= r.kernel.clock.ticks(timeout)
 }
 
 // elapse lets time pass in both flow tables. Flows that were idle for hours stay as old as they are: the

@@ -133,11 +133,15 @@ func (s *services) add(name string) (*service, error) {
 // claimMembers gives the configured servers their slots. A server that was there
 // before keeps what the health checks found, also before a restart.
 func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.BalancerNode) ([]*member, error) {
+	before := make(map[string]*member, len(svc.members))
+	for _, m := range svc.members {
+		before[m.Name] = m
+	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, node)
 		m := &member{Server: server, healthy: cfg.Health == nil || !s.slots.failing(key)}
-		if old := svc.member(server.Name); old != nil && cfg.Health != nil {
+		if old := before[server.Name]; old != nil && cfg.Health != nil {
 			m.healthy = old.healthy
 		}
 		slot, err := s.slots.claim(key, svc.id, m.flags(true))
@@ -252,8 +256,12 @@ func placingOf(svc *service, usable []*member) placing {
 // it in; unless it would be as it is.
 func (s *services) place(svc *service) error {
 	usable := s.usable(svc)
+	used := make(map[*member]bool, len(usable))
+	for _, m := range usable {
+		used[m] = true
+	}
 	for _, m := range svc.members {
-		s.kernel.servers.setFlags(m.slot, m.flags(slices.Contains(usable, m)))
+		s.kernel.servers.setFlags(m.slot, m.flags(used[m]))
 	}
 	p := placingOf(svc, usable)
 	if reflect.DeepEqual(p, svc.placed) {

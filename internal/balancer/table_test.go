@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -102,11 +101,13 @@ func (m *tableMachine) live(t *rapid.T) {
 // awaitTick returns the tick of the flow clock when it lasts that much longer at least.
 func (f *fixture) awaitTick(left time.Duration) uint16 {
 	f.t.Helper()
+	clock := f.kernel.clock
 	for {
-		var now unix.Timespec
-		f.must(unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now))
-		if flowTick-now.Nano()%flowTick > left.Nanoseconds() {
-			return uint16(now.Nano()/flowTick) & flowTimeMask
+		jiffies, err := clock.jiffies()
+		f.must(err)
+		ticked := time.Duration(jiffies&(1<<clock.shift-1)) * clock.jiffy
+		if clock.tick-ticked > left {
+			return uint16(jiffies>>clock.shift) & flowTimeMask
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -48,7 +48,7 @@ var tiers = []tier{
 	},
 	{
 		name:     "e2e", // networks of namespaces
-		packages: []string{"internal/nexthop", "internal/lab", "test/e2e"},
+		packages: []string{"internal/nexthop", "internal/loadgen", "internal/bench", "internal/lab", "test/e2e"},
 		// One package at a time: they share the machine.
 		flags: []string{"-count=1", "-timeout=15m", "-p=1"},
 	},

@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// TableSize is a consistent-hash table's.
+type TableSize struct {
+	Servers    int `json:"servers"`
+	Buckets    int `json:"buckets"`
+	Candidates int `json:"candidates"`
+}
+
+// TableSizes are those of a small, a large and a very large service.
+var TableSizes = []TableSize{{10, 65537, 2}, {1000, 65537, 2}, {10000, 1000003, 2}}
+
+// TableTime is how long it takes to change the servers of a service, the median of some changes.
+type TableTime struct {
+	TableSize
+	// Build is the computation of the new table alone.
+	Build time.Duration `json:"build_ns"`
+	// Swap is all from another configuration, with a server more or fewer, to packets that are placed
+	// by the new table; the building is part of it.
+	Swap time.Duration `json:"swap_ns"`
+}
+
+// MeasureTables measures how long tables of the given sizes take, with the given number of changes each.
+// It needs root: the tables are the kernel's own.
+func MeasureTables(ctx context.Context, sizes []TableSize, changes int) ([]TableTime, error) {
+	var times []TableTime
+	for _, size := range sizes {
+		build, err := buildTime(ctx, size, changes)
+		if err != nil {
+			return nil, err
+		}
+		swap, err := swapTime(ctx, size, changes)
+		if err != nil {
+			return nil, fmt.Errorf("table of %d servers and %d buckets: %w", size.Servers, size.Buckets, err)
+		}
+		times = append(times, TableTime{size, build, swap})
+	}
+	return times, nil
+}
+
+func buildTime(ctx context.Context, size TableSize, changes int) (time.Duration, error) {
+	servers := make([]tables.Server, size.Servers)
+	for i := range servers {
+		servers[i] = tables.Server{Name: serverName(i), Weight: 1}
+	}
+	return medianTime(ctx, changes, func(int) error {
+		_, err := tables.Build(servers, size.Buckets, size.Candidates)
+		return err
+	})
+}
+
+// swapTime takes the last server out of a balancer's service and puts it back, in turn.
+func swapTime(ctx context.Context, size TableSize, changes int) (_ time.Duration, err error) {
+	all, fewer := tableConfig(size, size.Servers), tableConfig(size, size.Servers-1)
+	b, err := balancer.New(all, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }() // what was never attached goes with it
+	return medianTime(ctx, changes, func(i int) error {
+		return b.Apply([]*config.Balancer{fewer, all}[i%2])
+	})
+}
+
+func tableConfig(size TableSize, servers int) *config.Balancer {
+	web := config.Service{
+		Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
+		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Encap,
+		Candidates: size.Candidates, Buckets: size.Buckets,
+	}
+	one := uint32(1)
+	for i := range servers {
+		locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 5: byte(i >> 16), 6: byte(i >> 8), 7: byte(i)})
+		web.Servers = append(web.Servers, config.Server{
+			Name: serverName(i), Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Weight: &one,
+		})
+	}
+	return &config.Balancer{
+		Node: config.BalancerNode{
+			Instance: fmt.Sprintf("bench-%d", os.Getpid()),
+			Locator:  netip.MustParsePrefix("fd00:6c:0:1::/64"),
+			Limits:   config.Limits{Flows: 1024, Servers: uint32(size.Servers)},
+		},
+		Services: []config.Service{web},
+	}
+}
+
+func serverName(i int) string { return fmt.Sprintf("s%d", i) }
+
+// medianTime calls f n times, with the number of the call.
+func medianTime(ctx context.Context, n int, f func(i int) error) (time.Duration, error) {
+	times := make([]time.Duration, n)
+	for i := range times {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		if err := f(i); err != nil {
+			return 0, err
+		}
+		times[i] = time.Since(start)
+	}
+	slices.Sort(times)
+	return times[n/2], nil
+}

@@ -1,0 +1,546 @@
+package bench
+
+//go:generate go tool bpf2go -target bpfel throughput ../../bpf/bench/throughput.bpf.c -- -I../../bpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/loadgen"
+	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// Way is what happens to packets of known flows after a generator on the same core has sent them by a
+// veth. Each way contains the one before, so differences tell what a part costs.
+type Way string
+
+// The ways of packets.
+const (
+	Dropped  Way = "dropped"   // on arrival: the generator and the veth alone
+	PassedOn Way = "passed-on" // unchanged, by a second veth, and dropped behind it
+	Balanced Way = "balanced"  // as srv6-insert to a server by xdp_lb, and dropped behind the second veth
+	// BalancedAlike is Balanced with the same flows on all cores, where a network card would give each
+	// flow to one core.
+	BalancedAlike Way = "balanced-alike"
+)
+
+// ThroughputOptions say how throughput is measured.
+type ThroughputOptions struct {
+	Cores    []int         // numbers of cores to compare; default 1 and 2
+	Flows    uint32        // of each core; default 1000, at most 2^24
+	Servers  int           // of the service; default 16, at most 256
+	Duration time.Duration // of each measurement; default 1 s
+	Rounds   int           // of all measurements in turn; default 9
+}
+
+// Throughput is what cores carry together, each with a generator and a queue of its own.
+type Throughput struct {
+	Way   Way `json:"way"`
+	Cores int `json:"cores"`
+	// PacketsPerSecond is the median of what arrived behind the way; P10 and P90 are percentiles.
+	PacketsPerSecond float64 `json:"packets_per_second"`
+	P10              float64 `json:"packets_per_second_p10"`
+	P90              float64 `json:"packets_per_second_p90"`
+	// Lost is the greatest share of the packets sent that found a veth's queue full, in any round.
+	Lost float64 `json:"lost"`
+}
+
+// Speedup is how many times the packets of one core so many cores carry; NaN if either was not measured.
+func Speedup(results []Throughput, way Way, cores int) float64 {
+	find := func(cores int) float64 {
+		i := slices.IndexFunc(results, func(t Throughput) bool { return t.Way == way && t.Cores == cores })
+		if i < 0 {
+			return math.NaN()
+		}
+		return results[i].PacketsPerSecond
+	}
+	return find(cores) / find(1)
+}
+
+// MeasureThroughput measures the packets per second that a balancer carries on one and on several cores,
+// in a network of its own: generators in one namespace, the balancer in a second, and servers that drop
+// everything in a third. It needs root, and cores that are idle.
+func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
+	options.setDefaults()
+	cpus, err := allowedCPUs()
+	if err != nil {
+		return nil, err
+	}
+	if most := slices.Max(options.Cores); most > len(cpus) {
+		return nil, fmt.Errorf("throughput of %d cores: there are %d", most, len(cpus))
+	}
+	bed, err := newTestbed(cpus[:slices.Max(options.Cores)], &options)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("throughput: %w", err), bed.close())
+	}
+	defer func() { err = errors.Join(err, bed.close()) }()
+	rates := map[Throughput][]float64{}
+	lost := map[Throughput]float64{}
+	var order []Throughput
+	for range options.Rounds {
+		bed.rotate()
+		for _, way := range []Way{Dropped, PassedOn, Balanced, BalancedAlike} {
+			for _, cores := range options.Cores {
+				key := Throughput{Way: way, Cores: cores}
+				rate, missing, err := bed.measure(ctx, way, cores)
+				if err != nil {
+					return nil, fmt.Errorf("throughput: %s on %d cores: %w", way, cores, err)
+				}
+				if rates[key] == nil {
+					order = append(order, key)
+				}
+				rates[key], lost[key] = append(rates[key], rate), max(lost[key], missing)
+			}
+		}
+	}
+	for i := range order {
+		order[i].summarize(rates[order[i]], lost[order[i]])
+	}
+	return order, nil
+}
+
+func (o *ThroughputOptions) setDefaults() {
+	if len(o.Cores) == 0 {
+		o.Cores = []int{1, 2}
+	}
+	if o.Flows == 0 {
+		o.Flows = 1000
+	}
+	if o.Servers == 0 {
+		o.Servers = 16
+	}
+	if o.Duration == 0 {
+		o.Duration = time.Second
+	}
+	if o.Rounds == 0 {
+		o.Rounds = 9
+	}
+}
+
+func (t *Throughput) summarize(rates []float64, lost float64) {
+	slices.Sort(rates)
+	at := func(q float64) float64 { return rates[int(q*float64(len(rates)-1)+0.5)] }
+	t.PacketsPerSecond, t.P10, t.P90, t.Lost = at(0.5), at(0.1), at(0.9), lost
+}
+
+// allowedCPUs lists the CPUs that this process may use.
+func allowedCPUs() ([]int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, fmt.Errorf("read the CPUs: %w", err)
+	}
+	var cpus []int
+	for cpu := 0; len(cpus) < set.Count(); cpu++ {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpus, nil
+}
+
+// testbed is generators, a balancer and its servers, in a namespace each and joined by veths that have a
+// queue for each core.
+type testbed struct {
+	options  *ThroughputOptions
+	cpus     []int
+	source   *namespace.Namespace // "source" -> "in"
+	middle   *namespace.Namespace // "in", "out"
+	sink     *namespace.Namespace // "out" -> "sink"
+	from     nexthop.Link         // "source"
+	in, out  nexthop.Link
+	to       nexthop.Link // "sink"
+	programs throughputObjects
+	balancer *balancer.Balancer
+	attached []link.Link
+	instance string
+}
+
+var throughputVIP = netip.MustParseAddrPort("[2001:db8:80::1]:80")
+
+// newTestbed returns a testbed in which the balancer knows the flows of all cores. What there is of one
+// when it fails is to be closed, too.
+func newTestbed(cpus []int, options *ThroughputOptions) (*testbed, error) {
+	b := &testbed{options: options, cpus: cpus, instance: fmt.Sprintf("bench-%d", os.Getpid())}
+	if err := b.connect(); err != nil {
+		return b, err
+	}
+	spec, err := loadThroughput()
+	if err != nil {
+		return b, err
+	}
+	if err := spec.Variables[throughputVarEgress].Set(uint32(b.out.Index)); err != nil {
+		return b, err
+	}
+	if err := spec.LoadAndAssign(&b.programs, nil); err != nil {
+		return b, err
+	}
+	if err := b.sink.Do(func() error { return b.attach(b.programs.Sink, b.to.Index) }); err != nil {
+		return b, err
+	}
+	if err := b.steer(); err != nil {
+		return b, err
+	}
+	for core := range cpus {
+		if err := b.enterFlows(core); err != nil {
+			return b, err
+		}
+	}
+	return b, nil
+}
+
+func (b *testbed) connect() (err error) {
+	for _, ns := range []**namespace.Namespace{&b.source, &b.middle, &b.sink} {
+		if *ns, err = namespace.New(); err != nil {
+			return err
+		}
+	}
+	for _, ends := range [][2]namespace.End{
+		{{Namespace: b.source, Name: "source"}, {Namespace: b.middle, Name: "in"}},
+		{{Namespace: b.middle, Name: "out"}, {Namespace: b.sink, Name: "sink"}},
+	} {
+		if err := namespace.Connect(ends[0], ends[1], len(b.cpus)); err != nil {
+			return err
+		}
+	}
+	for _, end := range []struct {
+		namespace *namespace.Namespace
+		name      string
+		link      *nexthop.Link
+	}{{b.source, "source", &b.from}, {b.middle, "in", &b.in}, {b.middle, "out", &b.out}, {b.sink, "sink", &b.to}} {
+		err := end.namespace.Do(func() error { return describe(end.name, end.link) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// describe finds out what an interface is.
+func describe(name string, out *nexthop.Link) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", name, err)
+	}
+	a := l.Attrs()
+	*out = nexthop.Link{Index: a.Index, Name: name, Type: l.Type(), MAC: [6]byte(a.HardwareAddr), MTU: a.MTU}
+	return nil
+}
+
+func (b *testbed) attach(program *ebpf.Program, ifindex int) error {
+	l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: ifindex, Flags: link.XDPDriverMode})
+	if err == nil {
+		b.attached = append(b.attached, l)
+	}
+	return err
+}
+
+// steer puts a balancer in the middle.
+func (b *testbed) steer() (err error) {
+	cfg := b.config()
+	if b.balancer, err = balancer.New(cfg, slog.New(slog.DiscardHandler)); err != nil {
+		return err
+	}
+	network := nexthop.Update{Own: b.in, Hops: map[netip.Addr]nexthop.Hop{}}
+	for _, s := range cfg.Services[0].Servers {
+		sid := srv6.SID{Locator: s.Locator, Function: srv6.Deliver}.Addr()
+		network.Hops[sid] = nexthop.Hop{MAC: b.to.MAC, Via: sid, Link: b.out}
+	}
+	return b.middle.Do(func() error { return b.balancer.Steer(network) })
+}
+
+func (b *testbed) config() *config.Balancer {
+	web := config.Service{
+		Name: "web", VIP: throughputVIP.Addr(), Port: config.Port(throughputVIP.Port()), Protocol: config.TCP,
+		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert,
+		Candidates: 1, Buckets: 65537,
+		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
+	}
+	one := uint32(1)
+	for i := range b.options.Servers {
+		locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 7: byte(i)})
+		web.Servers = append(web.Servers, config.Server{
+			Name: fmt.Sprintf("s%d", i), Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Weight: &one,
+		})
+	}
+	return &config.Balancer{
+		Node: config.BalancerNode{
+			Instance: b.instance, Interface: b.in.Name, Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
+			Limits: config.Limits{
+				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))), // so that all but a few find room
+				Servers: uint32(b.options.Servers),
+			},
+		},
+		Services: []config.Service{web},
+	}
+}
+
+// close removes all there is.
+func (b *testbed) close() error {
+	var errs []error
+	for _, l := range b.attached {
+		errs = append(errs, l.Close())
+	}
+	if b.balancer != nil {
+		errs = append(errs, b.balancer.Close(), b.middle.Do(func() error { return balancer.Detach(b.instance) }))
+	}
+	if b.programs.Sink != nil {
+		errs = append(errs, b.programs.Close())
+	}
+	for _, ns := range []*namespace.Namespace{b.source, b.middle, b.sink} {
+		if ns != nil {
+			errs = append(errs, ns.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// packets are those of the flows that a core has, or with alike the first one.
+func (b *testbed) packets(core int, alike bool) loadgen.Config {
+	number := byte(core)
+	if alike {
+		number = 0
+	}
+	source := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 5: 0x0f, 7: number})
+	return loadgen.Config{
+		Kind: loadgen.ACK, Flows: b.options.Flows,
+		Sources: netip.PrefixFrom(source, 64), Destination: throughputVIP,
+		SourceMAC: b.from.MAC, DestinationMAC: b.in.MAC, Interface: b.from.Index, CPU: b.cpus[core],
+	}
+}
+
+// enterFlows opens and confirms all flows of a core.
+func (b *testbed) enterFlows(core int) error {
+	for _, kind := range []loadgen.Kind{loadgen.SYN, loadgen.ACK} {
+		cfg := b.packets(core, false)
+		cfg.Kind, cfg.Order, cfg.Count = kind, loadgen.InTurn, uint64(cfg.Flows)
+		if _, err := b.generate(context.Background(), cfg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rotate makes another CPU the first: they are not all alike.
+func (b *testbed) rotate() {
+	b.cpus = append(b.cpus[1:], b.cpus[0])
+}
+
+func (b *testbed) generate(ctx context.Context, cfg loadgen.Config) (loadgen.Result, error) {
+	g, err := loadgen.New(cfg)
+	if err != nil {
+		return loadgen.Result{}, err
+	}
+	defer g.Close()
+	return b.run(ctx, g)
+}
+
+func (b *testbed) run(ctx context.Context, g *loadgen.Generator) (result loadgen.Result, err error) {
+	err = b.source.Do(func() (err error) {
+		result, err = g.Run(ctx)
+		return err
+	})
+	return result, err
+}
+
+// take makes packets go a way.
+func (b *testbed) take(way Way) error {
+	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
+	dir := datapath.Dir(b.instance)
+	if program == nil {
+		pinned, err := ebpf.LoadPinnedProgram(filepath.Join(dir, datapath.BalancerProgram), nil)
+		if err != nil {
+			return err
+		}
+		defer pinned.Close()
+		program = pinned
+	}
+	return b.middle.Do(func() error {
+		return datapath.UpdateLink(program, b.in.Index, filepath.Join(dir, datapath.LinkPin))
+	})
+}
+
+// startTime is how long generators may take to start, one after the other.
+const startTime = 300 * time.Millisecond
+
+// measure returns the packets per second of a way, and the share of those sent that did not arrive.
+func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost float64, err error) {
+	if err := b.take(way); err != nil {
+		return 0, 0, err
+	}
+	known, err := b.known()
+	if err != nil {
+		return 0, 0, err
+	}
+	// A first guess, then the packets of much more than the time that is measured, as rates vary and
+	// generators must not end before.
+	trial, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	result, err := b.generate(trial, b.packets(0, false))
+	cancel()
+	if err != nil {
+		return 0, 0, err
+	}
+	count := uint64(result.Rate() * (3*b.options.Duration + startTime).Seconds())
+	before, err := b.arrivals()
+	if err != nil {
+		return 0, 0, err
+	}
+	if rate, err = b.sample(ctx, before, count, cores, way == BalancedAlike); err != nil {
+		return 0, 0, err
+	}
+	after, err := b.arrivals()
+	if err != nil {
+		return 0, 0, err
+	}
+	lost = 1 - float64(sum(after)-sum(before))/float64(count*uint64(cores))
+	if way == Balanced || way == BalancedAlike {
+		err = b.requireKnown(known, sum(after)-sum(before))
+	}
+	return rate, lost, err
+}
+
+// sample lets generators send so many packets each, and returns the rate at which they arrive while all
+// of them do.
+func (b *testbed) sample(ctx context.Context, before []uint64, count uint64, cores int, alike bool) (rate float64, err error) {
+	group, ctx := errgroup.WithContext(ctx)
+	ended, cancel := context.WithCancel(ctx) // when the first generator has ended
+	defer cancel()
+	var generators []*loadgen.Generator
+	for core := range cores {
+		cfg := b.packets(core, alike)
+		cfg.Count = count
+		g, err := loadgen.New(cfg)
+		if err != nil {
+			return 0, err
+		}
+		defer g.Close()
+		generators = append(generators, g)
+	}
+	for _, g := range generators {
+		group.Go(func() error {
+			defer cancel()
+			_, err := b.run(ctx, g)
+			return err
+		})
+	}
+	group.Go(func() (err error) {
+		rate, err = b.watch(ended, before, cores)
+		return err
+	})
+	err = group.Wait()
+	return rate, err
+}
+
+// watch measures the rate of arrivals from when packets of all cores arrive; the context must not end
+// before. It sleeps as long as it can, for the cores have work to do.
+func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float64, error) {
+	first, start, err := b.awaitFlow(ctx, before, cores)
+	if err != nil {
+		return 0, err
+	}
+	select {
+	case <-ctx.Done():
+		return 0, errEarly
+	case <-time.After(b.options.Duration):
+	}
+	now, err := b.arrivals()
+	elapsed := time.Since(start)
+	if ctx.Err() != nil {
+		return 0, errEarly
+	}
+	return float64(sum(now)-sum(first)) / elapsed.Seconds(), err
+}
+
+var errEarly = errors.New("the generators ended before enough was seen of them")
+
+// awaitFlow returns when packets arrive on so many cores, and what has arrived then.
+func (b *testbed) awaitFlow(ctx context.Context, before []uint64, cores int) (first []uint64, start time.Time, err error) {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, start, errEarly
+		case <-tick.C:
+		}
+		now, err := b.arrivals()
+		if err != nil || flowing(before, now) == cores {
+			return now, time.Now(), err
+		}
+	}
+}
+
+// flowing is on how many CPUs packets have arrived.
+func flowing(before, now []uint64) (cpus int) {
+	for cpu := range now {
+		if now[cpu] > before[cpu] {
+			cpus++
+		}
+	}
+	return cpus
+}
+
+// arrivals are the packets that have arrived at the end of their way, by the CPU that did.
+func (b *testbed) arrivals() (perCPU []uint64, err error) {
+	if err := b.programs.Arrived.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("count the arrivals: %w", err)
+	}
+	return perCPU, nil
+}
+
+func sum(counts []uint64) (total uint64) {
+	for _, n := range counts {
+		total += n
+	}
+	return total
+}
+
+// known is how many packets of known flows the balancer has forwarded.
+func (b *testbed) known() (uint64, error) {
+	view, err := balancer.OpenView(b.instance)
+	if err != nil {
+		return 0, err
+	}
+	defer view.Close()
+	snapshot, err := view.Snapshot()
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range snapshot.Reasons {
+		if r.Reason == "forward_known" {
+			return r.Packets, nil
+		}
+	}
+	return 0, errors.New("the balancer does not count forward_known")
+}
+
+// requireKnown is an error unless nearly all packets that arrived were of known flows: else it is not
+// their throughput that was measured.
+func (b *testbed) requireKnown(before, arrived uint64) error {
+	now, err := b.known()
+	if err != nil {
+		return err
+	}
+	if float64(now-before) < 0.99*float64(arrived) {
+		return fmt.Errorf("of %d packets %d were of known flows", arrived, now-before)
+	}
+	return nil
+}

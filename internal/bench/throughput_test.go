@@ -1,0 +1,52 @@
+package bench
+
+import (
+	"math"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// Every way carries packets, on one core and on two, and a longer way fewer.
+func TestThroughput(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	cores := []int{1, 2}[:min(2, runtime.NumCPU())]
+	results, err := MeasureThroughput(t.Context(), ThroughputOptions{
+		Cores: cores, Duration: 100 * time.Millisecond, Rounds: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := 4 * len(cores); len(results) != want {
+		t.Errorf("%d results, want %d", len(results), want)
+	}
+	rates := map[Way]float64{}
+	for _, r := range results {
+		t.Logf("%+v", r)
+		if r.PacketsPerSecond <= 0 || math.IsInf(r.PacketsPerSecond, 0) {
+			t.Errorf("%s on %d cores: %v packets per second", r.Way, r.Cores, r.PacketsPerSecond)
+		}
+		if r.Cores == 1 {
+			rates[r.Way] = r.PacketsPerSecond
+		}
+	}
+	if rates[Balanced] >= rates[Dropped] {
+		t.Errorf("to balance packets is faster than to drop them: %v", rates)
+	}
+}
+
+func TestSpeedup(t *testing.T) {
+	results := []Throughput{
+		{Way: Dropped, Cores: 1, PacketsPerSecond: 5}, {Way: Balanced, Cores: 2, PacketsPerSecond: 3},
+		{Way: Balanced, Cores: 1, PacketsPerSecond: 2},
+	}
+	if got := Speedup(results, Balanced, 2); got != 1.5 {
+		t.Errorf("balanced: %v", got)
+	}
+	if got := Speedup(results, Dropped, 2); !math.IsNaN(got) {
+		t.Errorf("what was not measured: %v", got)
+	}
+}

@@ -1,0 +1,3 @@
+package loadgen
+
+//go:generate go tool bpf2go -target bpfel loadgen ../../bpf/loadgen.bpf.c -- -I../../bpf

@@ -1,0 +1,114 @@
+// Package namespace makes network namespaces without names, and joins them by virtual cables: networks
+// that nobody else sees, and that go with whoever made them.
+package namespace
+
+import (
+	"fmt"
+	"net/netip"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Namespace is a network namespace. The kernel frees it when it is closed and nothing is in it.
+type Namespace struct {
+	handle netns.NsHandle
+}
+
+// New makes a namespace whose loopback interface is up. It needs CAP_SYS_ADMIN.
+func New() (*Namespace, error) {
+	n := &Namespace{}
+	err := onOwnThread(func() (err error) {
+		if n.handle, err = netns.New(); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make a network namespace: %w", err)
+	}
+	return n, nil
+}
+
+// Close lets go of the namespace.
+func (n *Namespace) Close() error {
+	return n.handle.Close()
+}
+
+// Do runs f inside the namespace, on a thread of its own, and waits for it. Goroutines that f starts
+// are not in the namespace; sockets and processes that it makes are.
+func (n *Namespace) Do(f func() error) error {
+	return onOwnThread(func() error {
+		if err := netns.Set(n.handle); err != nil {
+			return fmt.Errorf("enter the namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// onOwnThread runs f on a thread that ends with it, so that its namespace is never met by other
+// goroutines.
+func onOwnThread(f func() error) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends here
+		result <- f()
+	}()
+	return <-result
+}
+
+// End is one end of a cable: an interface in a namespace.
+type End struct {
+	Namespace *Namespace
+	Name      string
+	Addresses []netip.Prefix
+}
+
+// Connect joins two namespaces by a veth pair with a number of queues in each direction, brings both
+// ends up and gives them their addresses. A frame takes the queue of the CPU that sends it, modulo
+// their number.
+func Connect(a, b End, queues int) error {
+	err := a.Namespace.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.NumTxQueues, attrs.NumRxQueues = a.Name, queues, queues
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: attrs, PeerName: b.Name, PeerNamespace: netlink.NsFd(b.Namespace.handle),
+			PeerNumTxQueues: uint32(queues), PeerNumRxQueues: uint32(queues),
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("connect %s and %s: %w", a.Name, b.Name, err)
+	}
+	for _, end := range []End{a, b} {
+		if err := end.Namespace.Do(end.up); err != nil {
+			return fmt.Errorf("configure %s: %w", end.Name, err)
+		}
+	}
+	return nil
+}
+
+func (e End) up() error {
+	link, err := netlink.LinkByName(e.Name)
+	if err != nil {
+		return err
+	}
+	for _, address := range e.Addresses {
+		addr, err := netlink.ParseAddr(address.String())
+		if err != nil {
+			return err
+		}
+		addr.Flags = ifaNoDAD
+		if err := netlink.AddrAdd(link, addr); err != nil {
+			return fmt.Errorf("add %s: %w", address, err)
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// ifaNoDAD makes an IPv6 address usable at once (IFA_F_NODAD).
+const ifaNoDAD = 0x02
