@@ -44,6 +44,13 @@ test: setup-test build ## run every test: unit, packet, end-to-end (root); TIER=
 	go build -o bin/test-run ./test/run
 	bin/test-run $(TIER)
 
+.PHONY: bench
+bench: build ## measure what packets cost, memory, tables and throughput (root; some minutes)
+	bin/segue bench
+	bin/segue bench memory
+	bin/segue bench tables
+	bin/segue bench throughput
+
 FUZZTIME := 10m
 .PHONY: fuzz
 fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)

@@ -111,15 +111,9 @@ static __always_inline bool write_segments(struct in6_addr *out, const void *end
 static __always_inline void start_srh(struct segment_routing_header *srh, __u8 next_header,
 				      __u32 entries, __u32 segments_left)
 {
-	const struct segment_routing_header start = {
-		.next_header = next_header,
-		.length = entries * 2,
-		.type = ROUTING_TYPE_SRH,
-		.segments_left = segments_left,
-		.last_entry = entries - 1,
-	};
-
-	*(__u64 *)srh = *(const __u64 *)&start;
+	/* All eight fields at once, in their order. Flags and tag are zero. */
+	*(__u64 *)srh = next_header | (entries * 2) << 8 | ROUTING_TYPE_SRH << 16 |
+			segments_left << 24 | (__u64)(entries - 1) << 32;
 }
 
 /*
@@ -142,13 +136,6 @@ __noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
 	return 0;
 }
 
-static __always_inline void copy_ipv6(struct ipv6hdr *to, const struct ipv6hdr *from)
-{
-	*(__u64 *)to = *(const __u64 *)from;
-	copy_address(&to->saddr, &from->saddr);
-	copy_address(&to->daddr, &from->daddr);
-}
-
 /* (lb, s1, ..., sn, VIP) between the IPv6 header and the rest; the source stays
  * the client's, and the balancer is the segment that was visited already. */
 static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
@@ -164,7 +151,11 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 
 	if ((void *)(ip + 1) > end || (void *)(old + 1) > end)
 		return false;
-	copy_ipv6(ip, old);
+	/* The destination comes last, and the hop only now: in front of a copy it
+	 * would have to wait for a byte just stored. */
+	*(__u64 *)ip = *(const __u64 *)old;
+	copy_address(&ip->saddr, &old->saddr);
+	ip->hop_limit--;
 	next_header = &ip->nexthdr;
 	if (options) {
 		if (move_hop_by_hop(ctx, encap->size, options))
@@ -180,7 +171,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 		return false;
 	start_srh(srh, *next_header, count + 2, count);
 	*next_header = IPPROTO_ROUTING;
-	copy_address(&srh->segment[0], &ip->daddr);
+	copy_address(&srh->segment[0], &encap->pkt->key.destination);
 	if (!write_segments(&srh->segment[1], end, encap->segments, 0))
 		return false;
 	segment = &srh->segment[(count & (2 * MAX_CANDIDATES - 1)) + 1];
@@ -319,8 +310,10 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation kind,
 					const struct encap *encap)
 {
-	return take_hop(ctx, encap->pkt) && !bpf_xdp_adjust_head(ctx, -(int)encap->size) &&
-	       write_headers(ctx, kind, encap);
+	/* An IPv6 header that is copied takes the hop by the way. */
+	if (kind != ENCAP_SRV6_INSERT && !take_hop(ctx, encap->pkt))
+		return false;
+	return !bpf_xdp_adjust_head(ctx, -(int)encap->size) && write_headers(ctx, kind, encap);
 }
 
 /* Addresses the frame to the next hop. */

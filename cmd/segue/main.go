@@ -39,5 +39,6 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newAgent())
 	root.AddCommand(newStatus())
 	root.AddCommand(newTrace())
+	root.AddCommand(newBench())
 	return root
 }

@@ -233,6 +233,20 @@ type serverLabel struct {
 	slot            uint32
 }
 
+// Count is how many packets left the data path for a reason.
+func (v *View) Count(reason string) (uint64, error) {
+	counts, err := datapath.CountReasons(v.maps.Reasons, v.reasons)
+	if err != nil {
+		return 0, fmt.Errorf("instance %s: %w", v.instance, err)
+	}
+	for _, count := range counts {
+		if count.Reason == reason {
+			return count.Packets, nil
+		}
+	}
+	return 0, fmt.Errorf("instance %s: there is no reason %s", v.instance, reason)
+}
+
 func (v *View) capacity() uint64 {
 	return uint64(v.maps.Flows.MaxEntries()) * flowLoad
 }

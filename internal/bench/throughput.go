@@ -137,9 +137,8 @@ func (o *ThroughputOptions) setDefaults() {
 }
 
 func (t *Throughput) summarize(rates []float64, lost float64) {
-	slices.Sort(rates)
-	at := func(q float64) float64 { return rates[int(q*float64(len(rates)-1)+0.5)] }
-	t.PacketsPerSecond, t.P10, t.P90, t.Lost = at(0.5), at(0.1), at(0.9), lost
+	t.PacketsPerSecond, t.P10, t.P90 = percentile(rates, 50), percentile(rates, 10), percentile(rates, 90)
+	t.Lost = lost
 }
 
 // allowedCPUs lists the CPUs that this process may use.
@@ -520,16 +519,7 @@ func (b *testbed) known() (uint64, error) {
 		return 0, err
 	}
 	defer view.Close()
-	snapshot, err := view.Snapshot()
-	if err != nil {
-		return 0, err
-	}
-	for _, r := range snapshot.Reasons {
-		if r.Reason == "forward_known" {
-			return r.Packets, nil
-		}
-	}
-	return 0, errors.New("the balancer does not count forward_known")
+	return view.Count("forward_known")
 }
 
 // requireKnown is an error unless nearly all packets that arrived were of known flows: else it is not

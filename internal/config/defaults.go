@@ -6,6 +6,9 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
+// DefaultFlows is how many flows the flow table is made for, unless the file says.
+const DefaultFlows = 1 << 20
+
 // setDefault sets a field that the file gives no value. A value of zero in the file is a value.
 func setDefault[T any](d *document, path string, field *T, value T) {
 	if !d.has(path) {
@@ -15,7 +18,7 @@ func setDefault[T any](d *document, path string, field *T, value T) {
 
 func (b *Balancer) setDefaults(d *document) {
 	setDefault(d, "node.instance", &b.Node.Instance, "lb")
-	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, 1<<20)
+	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
 	setDefault(d, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	for i := range b.Services {
 		b.Services[i].setDefaults(d, item("services", i))

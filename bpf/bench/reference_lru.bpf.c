@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The balancer as it is usually built: the same steps and the same tables, but
+ * the kernel's LRU hash map remembers the flows. It is what the flow table is
+ * measured against.
+ */
+#include "hash.h"
+#include "steer.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1); /* set at load */
+	__type(key, struct flow_key);
+	__type(value, __u32); /* number of the server */
+} reference_flows SEC(".maps");
+
+const volatile __u64 flow_label_keys[TUPLE_WORDS + 1];
+
+/* Looks the flow's server up, else places the flow and remembers where. */
+static __always_inline enum reason
+find_segments(const struct packet *pkt, const struct service *service, struct segments *segments)
+{
+	const __u32 *known = bpf_map_lookup_elem(&reference_flows, &pkt->key);
+
+	if (known) {
+		segments->count = 1;
+		segments->function = SID_DELIVER;
+		segments->server[0] = *known;
+		segments->first = bpf_map_lookup_elem(&servers, known);
+		return REASON_FORWARD_KNOWN;
+	}
+	if (!place(&pkt->key, service, segments))
+		return REASON_DROP_NO_SERVER;
+	if (bpf_map_update_elem(&reference_flows, &pkt->key, &segments->server[0], BPF_ANY))
+		return REASON_FORWARD_NO_ROOM;
+	return REASON_FORWARD_NEW;
+}
+
+static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
+					 const struct port **port)
+{
+	struct segments segments = {};
+	struct service service;
+	enum reason found, failed;
+
+	if (!for_host(ctx))
+		return REASON_PASS_NOT_FOR_HOST;
+	if (parse(ctx, pkt))
+		return REASON_PASS_NOT_IP;
+	if (!classify(pkt, &service))
+		return refuse(pkt, REASON_DROP_NO_SERVICE);
+	found = find_segments(pkt, &service, &segments);
+	if (found == REASON_DROP_NO_SERVER)
+		return found;
+	failed = send(ctx, pkt, &service, &segments,
+		      multilinear((const __u32 *)&pkt->key, TUPLE_WORDS, flow_label_keys), port);
+	if (failed)
+		return failed;
+	count_server(segments.server[0], pkt, found);
+	return found;
+}
+
+SEC("xdp")
+int xdp_reference(struct xdp_md *ctx)
+{
+	const struct port *port = NULL;
+	struct packet pkt = {};
+	enum reason why = steer(ctx, &pkt, &port);
+
+	count(why, &pkt);
+	if (why < REASON_FORWARD_KNOWN)
+		return XDP_PASS;
+	if (port)
+		return transmit(ctx, port);
+	return XDP_DROP;
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/bench"
+)
+
+func newBench() *cobra.Command {
+	o := bench.DefaultPacketOptions()
+	flows := []string{"1", "1k", "64k", "1M", "10M"}
+	var pattern string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure the data path on this machine",
+		Long: `Bench measures what a packet costs in the data path, in nanoseconds of CPU time, by
+test runs of the programs that are attached otherwise: no interface is touched, and
+balancers at work on the machine are not disturbed but by the load on its CPUs.
+
+Every case is measured in every round, with as many packets before that only warm
+the caches. "net" is the median less that of the host program alone (null), which
+writes each packet anew; "floor" is a bare encapsulation that looks nothing up.
+Known flows are visited in random order, in a table filled to its capacity.
+docs/performance.md says what the cases are.
+
+--json prints an array of objects with the keys case, family, encapsulation, flows,
+ns_median, ns_p10, ns_p90, net_ns and rounds, and, where the processor counts them,
+instructions.
+
+Bench needs root; ten million flows need about 8 GB of memory.`,
+		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if o.Flows, err = parseFlowCounts(flows); err != nil {
+				return err
+			}
+			if o.Case, err = regexp.Compile(pattern); err != nil {
+				return fmt.Errorf("--case %q: %w", pattern, err)
+			}
+			if o.Rounds < 1 {
+				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
+			}
+			if o.Packets < 1 {
+				return fmt.Errorf("--packets %d: must be at least 1", o.Packets)
+			}
+			times, err := bench.MeasurePackets(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(cmd.OutOrStdout(), times)
+			}
+			return printPackets(cmd.OutOrStdout(), times)
+		},
+	}
+	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`numbers` of flows, with k or M for thousands or millions")
+	cmd.Flags().StringVar(&pattern, "case", "", "measure only cases whose name matches the regular `expression`")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how `often` every case is measured")
+	cmd.Flags().Uint32Var(&o.Packets, "packets", o.Packets, "how `many` packets a measurement has")
+	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.AddCommand(newBenchMemory(&asJSON), newBenchTables(&asJSON), newBenchThroughput(&asJSON))
+	return cmd
+}
+
+// maxFlowCount is the most flows that a table can be made for.
+const maxFlowCount = 100_000_000
+
+// parseFlowCounts reads numbers such as 64k and 10M.
+func parseFlowCounts(words []string) ([]uint32, error) {
+	var counts []uint32
+	for _, word := range words {
+		number, unit := word, uint64(1)
+		if rest, ok := strings.CutSuffix(word, "k"); ok {
+			number, unit = rest, 1e3
+		} else if rest, ok := strings.CutSuffix(word, "M"); ok {
+			number, unit = rest, 1e6
+		}
+		n, err := strconv.ParseUint(number, 10, 32)
+		if err != nil || n == 0 || n*unit > maxFlowCount {
+			return nil, fmt.Errorf("--flows %q: must be a number from 1 to 100M", word)
+		}
+		counts = append(counts, uint32(n*unit))
+	}
+	return counts, nil
+}
+
+func printPackets(out io.Writer, times []bench.PacketTime) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "case\tfamily\tencapsulation\tflows\tmedian\tp10\tp90\tnet ns\tinstructions\t")
+	for _, t := range times {
+		instructions := "-"
+		if t.Instructions != nil {
+			instructions = fmt.Sprintf("%.0f", *t.Instructions)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%s\t\n", t.Case, t.Family, t.Encapsulation, t.Flows,
+			t.Median, t.P10, t.P90, t.Net, instructions)
+	}
+	return w.Flush()
+}
+
+func newBenchMemory(asJSON *bool) *cobra.Command {
+	flows := []string{"1M", "10M"}
+	cmd := &cobra.Command{
+		Use:   "memory",
+		Short: "Measure the memory of flow tables, filled to their capacity",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			sizes, err := parseFlowCounts(flows)
+			if err != nil {
+				return err
+			}
+			all, err := bench.MeasureMemory(cmd.Context(), sizes)
+			if err != nil {
+				return err
+			}
+			if *asJSON {
+				return printJSON(cmd.OutOrStdout(), all)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', tabwriter.AlignRight)
+			fmt.Fprintln(w, "limits.flows\tcapacity\tbytes\tbytes per flow\theld at once\t")
+			for _, m := range all {
+				fmt.Fprintf(w, "%d\t%d\t%d\t%.2f\t%d\t\n", m.Flows, m.Capacity, m.Bytes, m.BytesPerFlow, m.Held)
+			}
+			return w.Flush()
+		},
+	}
+	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`sizes` of tables, with k or M for thousands or millions")
+	return cmd
+}
+
+func newBenchTables(asJSON *bool) *cobra.Command {
+	changes := 9
+	cmd := &cobra.Command{
+		Use:   "tables",
+		Short: "Measure how long consistent-hash tables take to build and to swap in",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if changes < 1 {
+				return fmt.Errorf("--changes %d: must be at least 1", changes)
+			}
+			times, err := bench.MeasureTables(cmd.Context(), bench.TableSizes, changes)
+			if err != nil {
+				return err
+			}
+			if *asJSON {
+				return printJSON(cmd.OutOrStdout(), times)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', tabwriter.AlignRight)
+			fmt.Fprintln(w, "servers\tbuckets\tcandidates\tbuild\tbuild and swap\t")
+			for _, t := range times {
+				fmt.Fprintf(w, "%d\t%d\t%d\t%v\t%v\t\n", t.Servers, t.Buckets, t.Candidates,
+					t.Build.Round(100*time.Microsecond), t.Swap.Round(100*time.Microsecond))
+			}
+			return w.Flush()
+		},
+	}
+	cmd.Flags().IntVar(&changes, "changes", changes, "how `often` the servers change; the median counts")
+	return cmd
+}
+
+func newBenchThroughput(asJSON *bool) *cobra.Command {
+	o := bench.ThroughputOptions{Duration: time.Second, Rounds: 9}
+	cmd := &cobra.Command{
+		Use:   "throughput",
+		Short: "Measure the packets per second that one and two cores carry through veth",
+		Long: `Throughput sends packets of known flows through a balancer in network namespaces of
+its own, from a generator in the kernel on the same core. Each way contains the one
+before: dropped on arrival, passed on unchanged, balanced as srv6-insert, and
+balanced with the same flows on all cores.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Rounds < 1 {
+				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
+			}
+			results, err := bench.MeasureThroughput(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			if *asJSON {
+				return printJSON(cmd.OutOrStdout(), results)
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', tabwriter.AlignRight)
+			fmt.Fprintln(w, "way\tcores\tMpps\tp10\tp90\ttimes one core\tlost\t")
+			for _, r := range results {
+				fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f%%\t\n", r.Way, r.Cores, r.PacketsPerSecond/1e6,
+					r.P10/1e6, r.P90/1e6, bench.Speedup(results, r.Way, r.Cores), 100*r.Lost)
+			}
+			return w.Flush()
+		},
+	}
+	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how `often` everything is measured")
+	cmd.Flags().DurationVar(&o.Duration, "duration", o.Duration, "of each measurement")
+	return cmd
+}

@@ -1,0 +1,34 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestParseFlowCounts(t *testing.T) {
+	got, err := parseFlowCounts([]string{"1", "64k", "10M", "100M"})
+	if want := []uint32{1, 64_000, 10_000_000, 100_000_000}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	for _, word := range []string{"", "0", "-1", "k", "1G", "101M", "4294967297", "1.5k"} {
+		if _, err := parseFlowCounts([]string{word}); err == nil || !strings.Contains(err.Error(), `"`+word+`"`) {
+			t.Errorf("%q: error %v does not name it", word, err)
+		}
+	}
+}
+
+func TestBenchRefuses(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--rounds 0":  {"bench", "--rounds", "0"},
+		"--packets 0": {"bench", "--packets", "0"},
+		`--case "("`:  {"bench", "--case", "("},
+		"--changes 0": {"bench", "tables", "--changes", "0"},
+	} {
+		root := newRoot()
+		root.SetArgs(args)
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: error %v, want %q", args, err, want)
+		}
+	}
+}

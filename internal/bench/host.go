@@ -1,0 +1,160 @@
+package bench
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// Verdicts of XDP programs (enum xdp_action of the kernel).
+const (
+	xdpAborted = 0
+	xdpPass    = 2
+	xdpTX      = 3
+)
+
+// order is which flow comes next; enum order of bpf/bench/host.bpf.c.
+type order uint32
+
+const (
+	random order = iota
+	sequential
+)
+
+// traffic is the packets that a program is to be measured with.
+type traffic struct {
+	frame      []byte
+	flowOffset uint32 // where in the frame a flow's number is added, to 32 bits
+	flows      uint32 // of random order
+	order      order
+	first      uint64 // flow of sequential order
+	verdict    uint32 // that the program comes to
+}
+
+// host runs programs under test on packets that are written anew for each run.
+type host struct {
+	objects hostObjects
+	frame   []byte
+}
+
+func newHost() (*host, error) {
+	h := &host{}
+	if err := loadHostObjects(&h.objects, nil); err != nil {
+		return nil, fmt.Errorf("load the host program: %w", err)
+	}
+	return h, nil
+}
+
+func (h *host) close() error { return h.objects.Close() }
+
+// prepare makes the program, or none, the one under test, and the traffic what it gets.
+func (h *host) prepare(program *ebpf.Program, t *traffic) error {
+	var frame [256]byte // MAX_FRAME
+	if copy(frame[:], t.frame) < len(t.frame) {
+		return fmt.Errorf("a frame of %d bytes does not fit the host program", len(t.frame))
+	}
+	for variable, value := range map[*ebpf.Variable]any{
+		h.objects.Frame:       frame,
+		h.objects.FrameLength: uint32(len(t.frame)),
+		h.objects.FlowOffset:  t.flowOffset,
+		h.objects.FirstFlow:   binary.BigEndian.Uint32(t.frame[t.flowOffset:]),
+		h.objects.Flows:       t.flows,
+		h.objects.Order:       uint32(t.order),
+		h.objects.Verdict:     t.verdict,
+		h.objects.Position:    t.first,
+		h.objects.Unexpected:  uint64(0),
+	} {
+		if err := variable.Set(value); err != nil {
+			return fmt.Errorf("set up the host program: %w", err)
+		}
+	}
+	h.frame = t.frame
+	if program != nil {
+		return h.objects.UnderTest.Put(uint32(0), program)
+	}
+	if err := h.objects.UnderTest.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return err
+	}
+	return nil
+}
+
+// cost is what some packets took.
+type cost struct {
+	time         time.Duration // of CPU
+	instructions uint64        // 0 where the processor does not count them
+}
+
+// run sends packets through what was prepared. The time is this thread's own, so that other processes
+// disturb it by no more than what they leave in the caches.
+func (h *host) run(packets uint32) (c cost, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	counter := openCounter()
+	defer counter.close()
+	before, err := threadTime()
+	if err != nil {
+		return c, err
+	}
+	if _, err := h.objects.XdpHost.Run(&ebpf.RunOptions{Data: h.frame, Repeat: packets}); err != nil {
+		return c, fmt.Errorf("run the host program: %w", err)
+	}
+	after, err := threadTime()
+	if err != nil {
+		return c, err
+	}
+	var unexpected uint64
+	if err := h.objects.Unexpected.Get(&unexpected); err != nil {
+		return c, err
+	}
+	if unexpected > 0 {
+		return c, fmt.Errorf("%d packets of %d got another verdict than the one measured", unexpected, packets)
+	}
+	return cost{after - before, counter.read()}, nil
+}
+
+func threadTime() (time.Duration, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		return 0, fmt.Errorf("read the thread's CPU time: %w", err)
+	}
+	return time.Duration(now.Nano()), nil
+}
+
+// counter counts the instructions of the thread that opened it. Virtual machines often have none: it then
+// reads 0.
+type counter int
+
+const noCounter counter = -1
+
+func openCounter() counter {
+	attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_HARDWARE, Config: unix.PERF_COUNT_HW_INSTRUCTIONS}
+	attr.Size = uint32(unsafe.Sizeof(attr))
+	fd, err := unix.PerfEventOpen(&attr, 0, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
+	if err != nil {
+		return noCounter
+	}
+	return counter(fd)
+}
+
+func (c counter) read() uint64 {
+	var value [8]byte
+	if c == noCounter {
+		return 0
+	}
+	if n, err := unix.Read(int(c), value[:]); err != nil || n < len(value) {
+		return 0
+	}
+	return binary.NativeEndian.Uint64(value[:])
+}
+
+func (c counter) close() {
+	if c != noCounter {
+		_ = unix.Close(int(c))
+	}
+}

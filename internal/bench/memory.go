@@ -1,0 +1,94 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// Memory is what a flow table takes, and holds when as many flows as it was made for have come.
+type Memory struct {
+	Flows    uint64 `json:"flows"`    // asked for, by node.limits.flows
+	Capacity uint64 `json:"capacity"` // of the table made: Flows rounded up
+	Bytes    uint64 `json:"bytes"`    // of kernel memory
+	// BytesPerFlow is at capacity.
+	BytesPerFlow float64 `json:"bytes_per_flow"`
+	Entered      uint64  `json:"entered"` // flows that came: as many as the capacity
+	Held         uint64  `json:"held"`    // of those, at once
+}
+
+// MeasureMemory fills flow tables of the given sizes to their capacity. It needs root.
+func MeasureMemory(ctx context.Context, sizes []uint32) ([]Memory, error) {
+	h, err := newHost()
+	if err != nil {
+		return nil, err
+	}
+	defer h.close()
+	var all []Memory
+	for _, flows := range sizes {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		m, err := measureMemory(h, flows)
+		if err != nil {
+			return nil, fmt.Errorf("flow table for %d flows: %w", flows, err)
+		}
+		all = append(all, m)
+	}
+	return all, nil
+}
+
+func measureMemory(h *host, flows uint32) (m Memory, err error) {
+	s := setup{
+		kind: setupBalancer, family: ipv6, encapsulation: config.SRv6Insert, protocol: config.TCP,
+		capacity: flows, filledBy: packet.SYN, confirmed: true,
+	}
+	r, err := s.build()
+	if err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, r.close()) }()
+	before, err := r.view.Snapshot()
+	if err != nil {
+		return m, err
+	}
+	s.capacity = uint32(before.FlowTable.Capacity)
+	if err := r.fill(h, &s); err != nil {
+		return m, err
+	}
+	after, err := r.view.Snapshot()
+	if err != nil {
+		return m, err
+	}
+	bytes, err := mapMemory(filepath.Join(datapath.Dir(r.instance), "flows"))
+	return Memory{
+		Flows: uint64(flows), Capacity: before.FlowTable.Capacity, Bytes: bytes,
+		BytesPerFlow: float64(bytes) / float64(before.FlowTable.Capacity),
+		Entered:      uint64(s.capacity), Held: after.FlowTable.Flows.Total(),
+	}, err
+}
+
+// mapMemory is what the kernel says that a pinned map takes, in bytes.
+func mapMemory(pin string) (uint64, error) {
+	m, err := ebpf.LoadPinnedMap(pin, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return 0, err
+	}
+	bytes, ok := info.Memlock()
+	if !ok {
+		return 0, fmt.Errorf("%s: the kernel does not say how much memory it takes", pin)
+	}
+	return bytes, nil
+}

@@ -1,0 +1,103 @@
+package bench
+
+import (
+	"math"
+	"os"
+	"regexp"
+	"testing"
+)
+
+// Every case comes to the verdict that it is to measure, for each number of flows.
+func TestMeasurePackets(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading BPF programs needs root")
+	}
+	o := PacketOptions{Flows: []uint32{1, 500}, Rounds: 2, Packets: 2000, Room: 1024}
+	times, err := MeasurePackets(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cases := allCases(o.Flows, o.Room)
+	if len(times) != len(cases) {
+		t.Fatalf("%d results of %d cases", len(times), len(cases))
+	}
+	for i, got := range times {
+		want := PacketTime{
+			Case: cases[i].name, Family: string(cases[i].family), Encapsulation: cases[i].encapsulation,
+			Flows: cases[i].flows, Rounds: 2, Median: got.Median, P10: got.P10, P90: got.P90, Net: got.Net,
+			Instructions: got.Instructions,
+		}
+		if got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		if got.P10 <= 0 || got.P10 > got.Median || got.Median > got.P90 {
+			t.Errorf("%s: median %v is not between %v and %v", got.Case, got.Median, got.P10, got.P90)
+		}
+	}
+}
+
+// What is not chosen is not built; null and floor are measured anyway.
+func TestChosenCases(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading BPF programs needs root")
+	}
+	o := PacketOptions{Flows: []uint32{1}, Rounds: 1, Packets: 100, Room: 1, Case: regexp.MustCompile("^vip-miss$")}
+	times, err := MeasurePackets(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int{}
+	for _, result := range times {
+		counts[result.Case]++
+	}
+	if len(counts) != 3 || counts[caseNull] != 2 || counts[caseFloor] != 1 || counts[caseMiss] != 2 {
+		t.Errorf("measured %v", counts)
+	}
+}
+
+// A packet that comes to another verdict is an error, and not a measurement.
+func TestUnexpectedVerdict(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading BPF programs needs root")
+	}
+	h, err := newHost()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.close()
+	c := nullCase(ipv6)
+	c.traffic.verdict = xdpTX
+	if err := h.prepare(nil, &c.traffic); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.run(10); err == nil {
+		t.Error("no error though no program says XDP_TX")
+	}
+}
+
+func TestMeasureMemory(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading BPF programs needs root")
+	}
+	all, err := MeasureMemory(t.Context(), []uint32{100_000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := all[0]
+	if m.Capacity != 1<<17 || m.Entered != m.Capacity || math.Abs(m.BytesPerFlow-16) > 0.1 {
+		t.Errorf("%+v: a table for 131,072 flows has 16 bytes for each", m)
+	}
+	// Of Poisson(4), 2% of buckets overflow: 0.6% of flows find no room (docs/flow-table.md).
+	if share := float64(m.Held) / float64(m.Entered); share < 0.985 || share > 1 {
+		t.Errorf("%+v: holds %.3f of the flows that came", m, share)
+	}
+}
+
+func TestPercentile(t *testing.T) {
+	values := []float64{9, 1, 8, 2, 7, 3, 6, 4, 5}
+	for p, want := range map[int]float64{10: 1, 50: 5, 90: 9} {
+		if got := percentile(values, p); got != want {
+			t.Errorf("percentile %d is %v, want %v", p, got, want)
+		}
+	}
+}
