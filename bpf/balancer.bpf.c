@@ -4,6 +4,8 @@
  *
  *	parse -> classify -> persist -> place -> segments -> encapsulate -> transmit
  */
+#include "fragment.h"
+#include "icmp.h"
 #include "persist.h"
 #include "steer.h"
 
@@ -40,6 +42,38 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 	return REASON_FORWARD_NEW;
 }
 
+/* Finds the servers of what belongs to a flow without speaking for it. Of a flow
+ * that is unknown any candidate may be the server. */
+static __always_inline enum reason follow(const struct packet *pkt, const struct service *service,
+					  struct flow_slot *flow, struct segments *segments)
+{
+	if (!recall(pkt, service, flow, segments) && !place(&pkt->key, service, segments))
+		return REASON_DROP_NO_SERVER;
+	return pkt->kind == PACKET_ICMP_ERROR ? REASON_FORWARD_ICMP : REASON_FORWARD_FRAGMENT;
+}
+
+/* What is no whole packet of TCP or UDP: finds out which flow it belongs to. */
+static __always_inline enum reason find_unusual(struct xdp_md *ctx, struct packet *pkt,
+						enum parse_error error, struct service *service,
+						struct flow_slot *flow, struct segments *segments)
+{
+	enum reason why = refuse(pkt, reason_of(error));
+
+	*service = (struct service){}; /* the verifier does not know what `why` can be */
+	if (why == REASON_DROP_FRAGMENT)
+		why = read_fragment(ctx, pkt);
+	else if (why == REASON_DROP_PROTOCOL && is_icmp(pkt))
+		why = read_icmp(ctx, pkt);
+	if (why)
+		return why;
+	if (!classify(pkt, service))
+		return pkt->kind == PACKET_ICMP_ERROR ? REASON_DROP_ICMP_NO_SERVICE
+						      : REASON_DROP_NO_SERVICE;
+	if (pkt->kind == PACKET_WHOLE)
+		return find_segments(pkt, service, flow, segments);
+	return follow(pkt, service, flow, segments);
+}
+
 static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
 					 const struct port **port)
 {
@@ -55,11 +89,12 @@ static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
 	if (error == PARSE_NOT_IP)
 		return REASON_PASS_NOT_IP;
 	if (error)
-		return refuse(pkt, reason_of(error));
-	if (!classify(pkt, &service))
-		return refuse(pkt, REASON_DROP_NO_SERVICE);
-	found = find_segments(pkt, &service, &flow, &segments);
-	if (found == REASON_DROP_NO_SERVER)
+		found = find_unusual(ctx, pkt, error, &service, &flow, &segments);
+	else if (classify(pkt, &service))
+		found = find_segments(pkt, &service, &flow, &segments);
+	else
+		found = refuse(pkt, REASON_DROP_NO_SERVICE);
+	if (!is_forward(found))
 		return found;
 	failed = send(ctx, pkt, &service, &segments, flow_label(&flow), port);
 	if (failed)
@@ -80,6 +115,8 @@ int xdp_lb(struct xdp_md *ctx)
 		return XDP_PASS;
 	if (port)
 		return transmit(ctx, port);
+	if (is_answer(why))
+		return send_back(ctx);
 	return XDP_DROP;
 }
 

@@ -10,6 +10,9 @@
 /* The interface's MAC address, in memory order. */
 volatile __u64 host_mac;
 
+/* The interface sends on by XDP_TX what it received. */
+volatile __u32 host_hairpin;
+
 /* Whether a frame's destination is this host: other MAC addresses, multicast and
  * broadcast are for others too. */
 static __always_inline bool is_host(const __u8 destination[ETH_ALEN])

@@ -18,7 +18,8 @@
 
 #define IP_FLAG_MF 0x2000
 #define IP_OFFSET_MASK 0x1fff
-#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* RFC 8200 section 4.5 */
+#define IP6_FRAGMENT_OFFSET 0xfff8	   /* RFC 8200 section 4.5 */
+#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* and the flag that more are to come */
 
 /* Longer chains exist only to confuse middleboxes (RFC 9288 section 3.5). */
 #define MAX_EXTENSION_HEADERS 8
@@ -38,8 +39,15 @@ enum parse_error {
 	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
 	PARSE_ROUTING_HEADER, /* not at the last of its segments yet */
 	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */
-	PARSE_PROTOCOL,	      /* neither TCP nor UDP */
+	PARSE_PROTOCOL,	      /* neither TCP nor UDP; `transport` is where it begins */
 	PARSE_TRANSPORT,      /* transport header truncated or inconsistent */
+};
+
+/* What a packet is to the flow that its key names. */
+enum packet_kind {
+	PACKET_WHOLE, /* or a first fragment: with a transport header of its own */
+	PACKET_LATER_FRAGMENT,
+	PACKET_ICMP_ERROR, /* about a packet of the flow's other direction */
 };
 
 struct packet {
@@ -51,6 +59,7 @@ struct packet {
 	__u8 traffic_class; /* IPv4 TOS or IPv6 traffic class: DSCP and ECN */
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
+	__u8 kind;	/* enum packet_kind */
 };
 
 /*
@@ -75,6 +84,12 @@ struct fragment_header {
 	__u8 reserved;
 	__be16 offset;
 	__be32 identification;
+};
+
+/* What is to be known of a piece of a packet. */
+struct fragment {
+	__be32 identification; /* IPv4: 16 bits */
+	bool is_later;	       /* behind the first, and so without a transport header */
 };
 
 static __always_inline void *frame_start(const struct xdp_md *ctx)
@@ -115,6 +130,13 @@ static __always_inline bool is_ipv4(const struct in6_addr *address)
 	       address->s6_addr32[2] == bpf_htonl(0xffff);
 }
 
+static __always_inline bool same_address(const struct in6_addr *a, const struct in6_addr *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+
+	return x[0] == y[0] && x[1] == y[1];
+}
+
 static __always_inline __u8 ipv6_traffic_class(const struct ipv6hdr *ip)
 {
 	return ip->priority << 4 | ip->flow_lbl[0] >> 4;
@@ -146,7 +168,9 @@ static __always_inline void read_ports(struct packet *pkt, const void *transport
 	*(__u32 *)&pkt->key.source_port = *(const __u32 *)transport;
 }
 
-static __always_inline enum parse_error parse_transport(struct cursor *at, struct packet *pkt)
+/* `is_whole`: all of the datagram's data is here. */
+static __always_inline enum parse_error parse_transport(struct cursor *at, struct packet *pkt,
+							bool is_whole)
 {
 	if (pkt->key.protocol == IPPROTO_TCP) {
 		struct tcphdr *tcp = at->pos;
@@ -161,7 +185,7 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 		struct udphdr *udp = at->pos;
 
 		if (!has(at, sizeof(*udp)) || bpf_ntohs(udp->len) < sizeof(*udp) ||
-		    bpf_ntohs(udp->len) > at->left)
+		    (is_whole && bpf_ntohs(udp->len) > at->left))
 			return PARSE_TRANSPORT;
 		read_ports(pkt, udp);
 		return PARSE_OK;
@@ -169,7 +193,8 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 	return PARSE_PROTOCOL;
 }
 
-static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct packet *pkt)
+static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct packet *pkt,
+						   struct fragment *fragment)
 {
 	struct iphdr *ip = at->pos;
 
@@ -184,8 +209,12 @@ static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct pac
 	set_protocol(pkt, ip->protocol);
 	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 || !limit(at, pkt->length))
 		return PARSE_IP_HEADER;
-	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
-		return PARSE_FRAGMENT;
+	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK)) {
+		if (!fragment)
+			return PARSE_FRAGMENT;
+		fragment->identification = ip->id;
+		fragment->is_later = ip->frag_off & bpf_htons(IP_OFFSET_MASK);
+	}
 	skip(at, ip->ihl * 4);
 	return PARSE_OK;
 }
@@ -208,12 +237,12 @@ static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
 }
 
 /*
- * Walks the extension headers to the transport header. An atomic fragment
- * (offset 0, no more to come) is a whole packet (RFC 6946). Not inlined: few
- * packets have any, and the others' path stays short.
+ * Walks the extension headers to the transport header, of a later fragment to its
+ * data. An atomic fragment (offset 0, no more to come) is a whole packet (RFC 6946).
+ * Not inlined: few packets have any, and the others' path stays short.
  */
 static __noinline __attribute__((unused)) enum parse_error
-parse_extensions(const struct xdp_md *ctx, struct packet *pkt)
+parse_extensions(const struct xdp_md *ctx, struct packet *pkt, struct fragment *fragment)
 {
 	__u8 next = pkt->key.protocol;
 	struct cursor at;
@@ -232,11 +261,17 @@ parse_extensions(const struct xdp_md *ctx, struct packet *pkt)
 			return PARSE_EXTENSION;
 		size = (header->length + 1) * 8;
 		if (next == IPPROTO_FRAGMENT) {
-			struct fragment_header *fragment = at.pos;
+			struct fragment_header *piece = at.pos;
 
-			if (fragment->offset & bpf_htons(IP6_FRAGMENT_OFFSET_OR_MORE))
-				return PARSE_FRAGMENT;
-			size = sizeof(*fragment);
+			if (piece->offset & bpf_htons(IP6_FRAGMENT_OFFSET_OR_MORE)) {
+				if (!fragment)
+					return PARSE_FRAGMENT;
+				fragment->identification = piece->identification;
+				fragment->is_later = piece->offset & bpf_htons(IP6_FRAGMENT_OFFSET);
+				if (fragment->is_later)
+					return PARSE_OK;
+			}
+			size = sizeof(*piece);
 		} else if (next == IPPROTO_HOPOPTS) {
 			if (i > 0) /* RFC 8200 section 4.1: only right behind the IPv6 header */
 				return PARSE_EXTENSION;
@@ -280,34 +315,45 @@ static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
 	return (void *)ethernet + offsetof(struct ethhdr, h_proto);
 }
 
-/* Reads a frame up to its transport header. `pkt` must be zero. */
-static __always_inline enum parse_error parse(const struct xdp_md *ctx, struct packet *pkt)
+/* Reads a frame up to what follows its network headers. `fragment` is zero, or NULL
+ * for a reader who has no use for fragments. */
+static __always_inline enum parse_error parse_network(const struct xdp_md *ctx, struct cursor *at,
+						      struct packet *pkt, struct fragment *fragment)
 {
-	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
-	struct ethhdr *ethernet = at.pos;
+	struct ethhdr *ethernet = frame_start(ctx);
 	enum parse_error error;
 	__be16 ethertype;
 
-	if ((void *)(ethernet + 1) > at.end)
+	at->end = frame_end(ctx);
+	if ((void *)(ethernet + 1) > at->end)
 		return PARSE_NOT_IP;
-	at.pos = ethernet + 1;
+	at->pos = ethernet + 1;
 	ethertype = *ethertype_of(ethernet);
 	if (ethertype == bpf_htons(ETH_P_IP))
-		error = parse_ipv4(&at, pkt);
+		error = parse_ipv4(at, pkt, fragment);
 	else if (ethertype == bpf_htons(ETH_P_IPV6))
-		error = parse_ipv6(&at, pkt);
+		error = parse_ipv6(at, pkt);
 	else
 		return PARSE_NOT_IP;
 	if (error)
 		return error;
-	pkt->transport = at.pos - frame_start(ctx);
+	pkt->transport = at->pos - frame_start(ctx);
 	if (pkt->ethertype == bpf_htons(ETH_P_IPV6) && is_extension(pkt->key.protocol)) {
-		error = parse_extensions(ctx, pkt);
+		error = parse_extensions(ctx, pkt, fragment);
 		if (error)
 			return error;
-		move_to(&at, ctx, pkt);
+		move_to(at, ctx, pkt);
 	}
-	return parse_transport(&at, pkt);
+	return PARSE_OK;
+}
+
+/* Reads a whole packet up to its transport header. `pkt` must be zero. */
+static __always_inline enum parse_error parse(const struct xdp_md *ctx, struct packet *pkt)
+{
+	struct cursor at = {};
+	enum parse_error error = parse_network(ctx, &at, pkt, NULL);
+
+	return error ? error : parse_transport(&at, pkt, true);
 }
 
 #endif

@@ -98,6 +98,28 @@ static __always_inline bool persist(const struct packet *pkt, const struct servi
 	return true;
 }
 
+/* Fills in the server of a known flow for a packet that does not speak for the flow,
+ * and may be anybody's: the entry stays as it is. False: place it. */
+static __always_inline bool recall(const struct packet *pkt, const struct service *service,
+				   struct flow_slot *slot, struct segments *segments)
+{
+	const struct server *server;
+	__u32 number;
+
+	flow_lookup(&pkt->key, service->id, slot);
+	if (!flow_known(slot))
+		return false;
+	number = flow_server(slot->value);
+	server = bpf_map_lookup_elem(&servers, &number);
+	if (!server || !(server->flags & SERVER_IN_USE) || server->service != service->id)
+		return false;
+	segments->count = 1;
+	segments->function = SID_DELIVER;
+	segments->server[0] = number;
+	segments->first = server;
+	return true;
+}
+
 /* Remembers where a flow was placed. A flow that finds no room is placed again
  * by every packet of it, and still keeps its server while the table does. */
 static __always_inline bool remember(const struct packet *pkt, struct flow_slot *slot, __u64 now,

@@ -19,23 +19,35 @@ enum reason {
 	REASON_PASS_NOT_VIP,
 
 	/* On to a server. */
-	REASON_FORWARD_KNOWN,	/* the flow table named the server */
-	REASON_FORWARD_NEW,	/* placed; in the flow table from now on */
-	REASON_FORWARD_RECOVER, /* not a first packet, yet unknown: placed again */
-	REASON_FORWARD_NO_ROOM, /* placed; the flow table had no room for it */
+	REASON_FORWARD_KNOWN,	 /* the flow table named the server */
+	REASON_FORWARD_NEW,	 /* placed; in the flow table from now on */
+	REASON_FORWARD_RECOVER,	 /* not a first packet, yet unknown: placed again */
+	REASON_FORWARD_NO_ROOM,	 /* placed; the flow table had no room for it */
+	REASON_FORWARD_FRAGMENT, /* after the first one of its packet */
+	REASON_FORWARD_ICMP,	 /* an error about the flow, which it leaves as it is */
+
+	/* Not to a server: an ICMP message went back where the packet came from. */
+	REASON_ANSWER_ECHO,	 /* a ping */
+	REASON_ANSWER_HOP_LIMIT, /* time exceeded */
+	REASON_ANSWER_TOO_BIG,	 /* longer than the way to the server allows */
 
 	/* For a VIP, but not to be forwarded. */
 	REASON_DROP_IP_HEADER,
 	REASON_DROP_EXTENSION,
 	REASON_DROP_ROUTING_HEADER,
-	REASON_DROP_FRAGMENT,
+	REASON_DROP_FRAGMENT,	      /* a first one without all headers */
+	REASON_DROP_FRAGMENT_UNKNOWN, /* a later one whose first was not seen */
 	REASON_DROP_PROTOCOL,
 	REASON_DROP_TRANSPORT,
-	REASON_DROP_NO_SERVICE, /* no service of the VIP has this port */
-	REASON_DROP_HOP_LIMIT,
-	REASON_DROP_NO_SERVER, /* the service has none to place on */
+	REASON_DROP_NO_SERVICE,	     /* no service of the VIP has this port */
+	REASON_DROP_ICMP_TYPE,	     /* neither an error about a packet nor a ping */
+	REASON_DROP_ICMP_QUOTE,	     /* an error that names no flow from the VIP */
+	REASON_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
+	REASON_DROP_HOP_LIMIT,	     /* and it may not be answered */
+	REASON_DROP_NO_SERVER,	     /* the service has none to place on */
 	REASON_DROP_NO_NEXT_HOP,
-	REASON_DROP_TOO_BIG,	 /* longer than the way to the server allows */
+	REASON_DROP_TOO_BIG,	 /* and it may not be answered */
+	REASON_DROP_RATE_LIMIT,	 /* it would be answered, but too many were */
 	REASON_DROP_NO_HEADROOM, /* the driver left no room for the headers */
 
 	REASON_COUNT,
@@ -47,6 +59,18 @@ struct {
 	__type(key, __u32);
 	__type(value, struct counter);
 } reasons SEC(".maps");
+
+/* Whether the packet is on to a server as far as is known. */
+static __always_inline bool is_forward(enum reason why)
+{
+	return why >= REASON_FORWARD_KNOWN && why <= REASON_FORWARD_ICMP;
+}
+
+/* Whether the frame is now one for whoever sent it. */
+static __always_inline bool is_answer(enum reason why)
+{
+	return why >= REASON_ANSWER_ECHO && why <= REASON_ANSWER_TOO_BIG;
+}
 
 static __always_inline enum reason reason_of(enum parse_error error)
 {

@@ -6,6 +6,7 @@
 #ifndef SEGUE_STEER_H
 #define SEGUE_STEER_H
 
+#include "answer.h"
 #include "encap.h"
 #include "host.h"
 #include "maps.h"
@@ -48,11 +49,11 @@ static __always_inline enum reason send(struct xdp_md *ctx, const struct packet 
 	if (!server || !next_hop || !port)
 		return REASON_DROP_NO_NEXT_HOP;
 	if (pkt->hop_limit <= 1)
-		return REASON_DROP_HOP_LIMIT;
+		return expire(ctx, pkt);
 	encap.size = encap_size(service->rule.encapsulation, segments, server);
 	encap.flow_label = flow_label & FLOW_LABEL_MASK;
 	if (pkt->length + encap.size > port->mtu)
-		return REASON_DROP_TOO_BIG;
+		return refuse_length(ctx, pkt, port->mtu - (int)encap.size);
 	if (!encapsulate(ctx, service->rule.encapsulation, &encap))
 		return REASON_DROP_NO_HEADROOM;
 	if (!write_ethernet(ctx, next_hop, port,
@@ -67,6 +68,12 @@ static __always_inline int transmit(const struct xdp_md *ctx, const struct port 
 	if (port->hairpin && port->ifindex == ctx->ingress_ifindex)
 		return XDP_TX;
 	return bpf_redirect(port->ifindex, 0);
+}
+
+/* Back where the packet came from. */
+static __always_inline int send_back(const struct xdp_md *ctx)
+{
+	return host_hairpin ? XDP_TX : bpf_redirect(ctx->ingress_ifindex, 0);
 }
 
 #endif

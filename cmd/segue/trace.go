@@ -208,6 +208,7 @@ func describeOutcome(t *balancer.Trace) string {
 	text := map[string]string{
 		"pass":    "up the host's own stack, not to a server",
 		"forward": "to the server",
+		"answer":  "DROPPED, and the client told by ICMP",
 		"drop":    "DROPPED",
 	}[verdict]
 	return t.Reason + ": " + text

@@ -210,6 +210,21 @@ type packetCase struct {
 	out    []byte // nil: the frame unchanged
 }
 
+// uncommon are what else than TCP and UDP packets balancers send for a flow.
+func uncommon(client, vip netip.AddrPort) map[string][]byte {
+	fragments := packet.Fragments(packet.UDP(client, vip, packet.Payload(make([]byte, 3000))), 1440, 7)
+	router, unreachable := netip.MustParseAddr("192.0.2.254"), uint8(3)
+	if client.Addr().Is6() {
+		router, unreachable = netip.MustParseAddr("2001:db8:ffff::1"), 1
+	}
+	return map[string][]byte{
+		"first fragment":  fragments[0],
+		"middle fragment": fragments[1],
+		"last fragment":   fragments[2],
+		"ICMP error":      packet.ICMPError(router, unreachable, 0, 0, packet.TCP(vip, client)),
+	}
+}
+
 func deliveries() []packetCase {
 	insert := to(client6, vip6, srv6(config.SRv6Insert, sid), packet.Payload([]byte("hello")))
 	cases := []packetCase{
@@ -227,6 +242,9 @@ func deliveries() []packetCase {
 		{"insert, Ethernet padding", packet.Pad(insert, 1, 2, 3), "deliver_srv6_insert", nil},
 		{"insert, other argument", set(insert, functionAt+2, 1, 2, 3, 4, 5, 6), "deliver_srv6_insert", nil},
 		{"insert, hop limit 1", packet.SetHopLimit(insert, 1), "deliver_srv6_insert", nil},
+	}
+	for name, frame := range uncommon(client6, vip6) {
+		cases = append(cases, packetCase{"insert, " + name, wrap(frame, srv6(config.SRv6Insert, sid)), "deliver_srv6_insert", nil})
 	}
 	for _, inner := range []struct {
 		name     string
@@ -246,6 +264,9 @@ func deliveries() []packetCase {
 		} {
 			frame := to(inner.src, inner.dst, outer.e, packet.TrafficClass(0xb8), packet.Payload([]byte("hello")))
 			cases = append(cases, packetCase{inner.name + " in " + outer.name, frame, outer.reason, nil})
+			for name, frame := range uncommon(inner.src, inner.dst) {
+				cases = append(cases, packetCase{inner.name + " in " + outer.name + ", " + name, wrap(frame, outer.e), outer.reason, nil})
+			}
 		}
 	}
 	for i := range cases {

@@ -222,7 +222,7 @@ func (b *Balancer) attach() error {
 	if b.own.Index == 0 {
 		return fmt.Errorf("node.interface %q: there is no such interface", b.cfg.Node.Interface)
 	}
-	if err := b.setOwnMAC(); err != nil {
+	if err := b.setHost(); err != nil {
 		return err
 	}
 	attached, err := b.kernel.attach(b.own.Index)
@@ -262,17 +262,17 @@ func (b *Balancer) followInterface(now nexthop.Link) error {
 	b.own = now
 	if b.attached && now.MAC != before.MAC {
 		b.log.Info("the interface changed", "interface", now.Name, "mac", fmt.Sprintf("%x", now.MAC))
-		return b.setOwnMAC()
+		return b.setHost()
 	}
 	return nil
 }
 
-// setOwnMAC tells the program the MAC address of node.interface.
-func (b *Balancer) setOwnMAC() error {
+// setHost tells the program of node.interface.
+func (b *Balancer) setHost() error {
 	if b.own.MAC == [6]byte{} {
 		return fmt.Errorf("node.interface %q has no Ethernet address", b.cfg.Node.Interface)
 	}
-	return b.kernel.setHostMAC(b.own.MAC)
+	return b.kernel.setHost(b.own)
 }
 
 // reload applies another configuration; a failure on the way brings the running

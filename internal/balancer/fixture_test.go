@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -88,7 +89,7 @@ func (f *fixture) start(cfg *config.Balancer) {
 		f.t.Fatal(err)
 	}
 	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
-	f.must(f.kernel.setHostMAC(ownMAC))
+	f.must(f.kernel.setHost(nexthop.Link{Type: "veth", MAC: ownMAC}))
 }
 
 // stop ends the process; what is pinned stays.
@@ -229,6 +230,7 @@ func (f *fixture) runIn(frame []byte, context *xdpContext) outcome {
 // exec is runIn without a look at the counters.
 func (f *fixture) exec(frame []byte, context *xdpContext) (verdict uint32, out []byte) {
 	f.t.Helper()
+	f.refill()
 	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
 	metadata := 0
 	if context != nil {
@@ -241,6 +243,35 @@ func (f *fixture) exec(frame []byte, context *xdpContext) (verdict uint32, out [
 		f.t.Fatalf("run a frame of %d bytes: %v", len(frame), err)
 	}
 	return verdict, options.DataOut[metadata:]
+}
+
+// refill lets every core answer again.
+func (f *fixture) refill() { f.setAnswered(0) }
+
+// setAnswered sets the time up to which every core has used its right to answer.
+func (f *fixture) setAnswered(ns uint64) {
+	f.t.Helper()
+	cpus, err := ebpf.PossibleCPU()
+	f.must(err)
+	for kind := range f.kernel.objects.Answers.MaxEntries() {
+		f.must(f.kernel.objects.Answers.Put(kind, slices.Repeat([]uint64{ns}, cpus)))
+	}
+}
+
+// forgetFragments empties the table of first fragments.
+func (f *fixture) forgetFragments() {
+	f.t.Helper()
+	var keys []balancerFragmentKey
+	var key balancerFragmentKey
+	var flow balancerFragmentFlow
+	entries := f.kernel.objects.Fragments.Iterate()
+	for entries.Next(&key, &flow) {
+		keys = append(keys, key)
+	}
+	f.must(entries.Err())
+	for _, key := range keys {
+		f.must(f.kernel.objects.Fragments.Delete(key))
+	}
 }
 
 // counters are the values of all counters.
@@ -364,6 +395,31 @@ func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason str
 	}
 }
 
+// The ICMP errors that the balancer sends: type and code by the IP version.
+var answerTypes = map[string]map[byte][2]uint8{
+	"answer_too_big":   {4: {3, 4}, 6: {2, 0}},
+	"answer_hop_limit": {4: {11, 0}, 6: {3, 0}},
+}
+
+// answered is the outcome of a frame about which its sender is told an ICMP error, with the VIP as the
+// source. The MTU is that of too big.
+func answered(frame []byte, reason string, mtu uint32) outcome {
+	p := frame[packet.NetworkOffset(frame):]
+	version := p[0] >> 4
+	vip, _ := netip.AddrFromSlice(p[16:20])
+	if version == 6 {
+		vip, _ = netip.AddrFromSlice(p[24:40])
+	}
+	message := answerTypes[reason][version]
+	return sentBack(frame, reason, packet.ICMPError(vip, message[0], message[1], mtu, frame,
+		packet.Ethernet(packet.MAC(frame), packet.MAC(frame[6:])), packet.TrafficClass(0xc0)))
+}
+
+// sentBack is the outcome of a frame that is answered by another.
+func sentBack(frame []byte, reason string, answer []byte) outcome {
+	return outcome{verdictRedirect, answer, map[string]tally{reason: {1, layer3(frame), 0}}, map[string]tally{}}
+}
+
 // encap says how packets of a flow travel to a server.
 func (f *fixture) encap(flow Flow, service, server string) packet.Encap {
 	f.t.Helper()
@@ -483,6 +539,12 @@ func (flow Flow) frame(options ...packet.Option) []byte {
 		return packet.UDP(flow.Source, flow.Destination, options...)
 	}
 	return packet.TCP(flow.Source, flow.Destination, options...)
+}
+
+// reverse is the flow of the other direction.
+func (flow Flow) reverse() Flow {
+	flow.Source, flow.Destination = flow.Destination, flow.Source
+	return flow
 }
 
 // The addresses of the tests.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 )
 
 // kernel is the data path: the program and the tables that it reads.
@@ -39,6 +40,7 @@ type kernel struct {
 func pinned(maps *balancerMaps) map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		balancerMapFlows:          &maps.Flows,
+		balancerMapFragments:      &maps.Fragments,
 		balancerMapIdentity:       &maps.Identity,
 		balancerMapPorts:          &maps.Ports,
 		balancerMapReasons:        &maps.Reasons,
@@ -307,9 +309,13 @@ func (k *kernel) close() error {
 	return errors.Join(k.flows.close(), k.servers.close(), k.services.close(), k.objects.Close())
 }
 
-// setHostMAC tells the program which frames are for this host.
-func (k *kernel) setHostMAC(mac [6]byte) error {
-	if err := k.objects.HostMac.Set(macWord(mac)); err != nil {
+// setHost tells the program of the interface that it is on: which frames are for this host, and how
+// they go back.
+func (k *kernel) setHost(link nexthop.Link) error {
+	if err := k.objects.HostHairpin.Set(hairpins(link)); err != nil {
+		return fmt.Errorf("set how frames go back: %w", err)
+	}
+	if err := k.objects.HostMac.Set(macWord(link.MAC)); err != nil {
 		return fmt.Errorf("set the interface's address: %w", err)
 	}
 	return nil

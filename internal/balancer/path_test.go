@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -16,6 +17,8 @@ var (
 	vip6All  = netip.MustParseAddr("2001:db8:80::a11")
 	otherIP6 = netip.MustParseAddr("2001:db8:80::ffff")
 	otherIP4 = netip.MustParseAddr("198.51.100.99")
+	router6  = netip.MustParseAddr("2001:db8:ffff::1")
+	router4  = netip.MustParseAddr("203.0.113.254")
 )
 
 func standard() *config.Balancer {
@@ -58,6 +61,9 @@ var (
 	hairpin  = flowTo(vip6, 84, config.TCP)
 )
 
+// large is a payload that takes two fragments of 64 bytes with the header of UDP.
+var large = packet.Payload(make([]byte, 100))
+
 // A visit is a frame and where it goes.
 type visit struct {
 	name   string
@@ -68,11 +74,18 @@ type visit struct {
 	// A frame that is forwarded has its flow and its service here.
 	flow    Flow
 	service string
+	// The MTU that the client is told of.
+	mtu uint32
 	// For others, the bytes counted: 0 where no IP header was read.
 	length uint64
 }
 
 const ethernetLength = 14
+
+// reply is a packet of the server's to the client.
+func reply(flow Flow, options ...packet.Option) []byte {
+	return flow.reverse().frame(options...)
+}
 
 // set returns a copy of the frame with a 16-bit field of layer 3 replaced.
 func set(frame []byte, offset int, value uint16) []byte {
@@ -130,6 +143,14 @@ var visits = []visit{
 		reason: "forward_new", flow: web, service: "web"},
 	{name: "DSCP and ECN, IPv4", frame: web4.frame(packet.TrafficClass(0xb9)),
 		reason: "forward_new", flow: web4, service: "web4"},
+	{name: "first fragment", frame: packet.Fragments(dns.frame(large), 64, 7)[0],
+		reason: "forward_new", flow: dns, service: "dns"},
+	{name: "first fragment, IPv4", frame: packet.Fragments(dns4.frame(large), 64, 7)[0],
+		reason: "forward_new", flow: dns4, service: "dns4"},
+	{name: "last fragment", before: packet.Fragments(dns.frame(large), 64, 7)[0],
+		frame: packet.Fragments(dns.frame(large), 64, 7)[1], reason: "forward_fragment", flow: dns, service: "dns"},
+	{name: "last fragment, IPv4", before: packet.Fragments(dns4.frame(large), 64, 7)[0],
+		frame: packet.Fragments(dns4.frame(large), 64, 7)[1], reason: "forward_fragment", flow: dns4, service: "dns4"},
 	{name: "atomic fragment", frame: packet.Fragments(web.frame(), 64, 7)[0],
 		reason: "forward_new", flow: web, service: "web"},
 	{name: "atomic fragment behind hop-by-hop options", frame: packet.Fragments(insert.frame(packet.HopByHop(8)), 64, 7)[0],
@@ -162,12 +183,26 @@ var visits = []visit{
 		reason: "drop_extension", length: 60 + 72},
 	{name: "routing header on its way", frame: web.frame(packet.Routing(packet.NewSRH(1, vip6, otherIP6))),
 		reason: "drop_routing_header", length: 60 + 40},
-	{name: "first fragment", frame: packet.Fragments(web.frame(), 8, 7)[0], reason: "drop_fragment", length: 56},
-	{name: "last fragment", frame: packet.Fragments(web.frame(), 8, 7)[2], reason: "drop_fragment", length: 52},
-	{name: "first fragment, IPv4", frame: packet.Fragments(web4.frame(), 8, 7)[0], reason: "drop_fragment", length: 28},
-	{name: "last fragment, IPv4", frame: packet.Fragments(web4.frame(), 8, 7)[2], reason: "drop_fragment", length: 24},
-	{name: "ICMPv6", frame: packet.ICMP(client6.Addr(), vip6, 128, 0, 1), reason: "drop_protocol", length: 48},
-	{name: "ICMP", frame: packet.ICMP(client4.Addr(), vip4, 8, 0, 1), reason: "drop_protocol", length: 28},
+	{name: "first fragment without all of TCP", frame: packet.Fragments(web.frame(), 8, 7)[0], reason: "drop_fragment", length: 56},
+	{name: "first fragment without all of TCP, IPv4", frame: packet.Fragments(web4.frame(), 8, 7)[0],
+		reason: "drop_fragment", length: 28},
+	{name: "last fragment alone", frame: packet.Fragments(dns.frame(large), 64, 7)[1], reason: "drop_fragment_unknown", length: 40 + 8 + 44},
+	{name: "last fragment alone, IPv4", frame: packet.Fragments(dns4.frame(large), 64, 7)[1],
+		reason: "drop_fragment_unknown", length: 20 + 44},
+	{name: "ping, IPv6", frame: packet.ICMP(client6.Addr(), vip6, 128, 0, 1), reason: "answer_echo"},
+	{name: "ping, IPv4", frame: packet.ICMP(client4.Addr(), vip4, 8, 0, 1), reason: "answer_echo"},
+	{name: "too big about a flow", frame: packet.ICMPError(router6, 2, 0, 1400, reply(web)),
+		reason: "forward_icmp", flow: web, service: "web"},
+	{name: "fragmentation needed about a flow", frame: packet.ICMPError(router4, 3, 4, 1400, reply(web4)),
+		reason: "forward_icmp", flow: web4, service: "web4"},
+	{name: "redirect", frame: packet.ICMPError(router4, 5, 1, 0, reply(web4)), reason: "drop_icmp_type", length: 68},
+	{name: "error about another protocol", frame: packet.ICMPError(router4, 3, 4, 1400, packet.ICMP(vip4, client4.Addr(), 0, 0, 1)),
+		reason: "drop_icmp_quote", length: 56},
+	{name: "error about a flow of no service", frame: packet.ICMPError(router6, 2, 0, 1400, reply(flowTo(vip6, 8080, config.TCP))),
+		reason: "drop_icmp_no_service", length: 48 + 60},
+	{name: "IGMP", frame: setByte(web4.frame(), 9, 2), reason: "drop_protocol", length: 40},
+	{name: "ICMPv6 in IPv4", frame: setByte(web4.frame(), 9, 58), reason: "drop_protocol", length: 40},
+	{name: "ICMP in IPv6", frame: setByte(web.frame(), 6, 1), reason: "drop_protocol", length: 60},
 	{name: "no next header", frame: setByte(web.frame(), 6, 59), reason: "drop_protocol", length: 60},
 	{name: "TCP data offset 4", frame: setByte(web.frame(), 40+12, 0x40), reason: "drop_transport", length: 60},
 	{name: "19 bytes of TCP", frame: set(web.frame(), 4, 19), reason: "drop_transport", length: 59},
@@ -178,14 +213,18 @@ var visits = []visit{
 	{name: "protocol without a service", frame: flowTo(vip6, 80, config.UDP).frame(), reason: "drop_no_service", length: 48},
 	{name: "UDP to a VIP of all ports of TCP", frame: flowTo(vip6All, 80, config.UDP).frame(),
 		reason: "drop_no_service", length: 48},
-	{name: "hop limit 1", frame: web.frame(packet.HopLimit(1)), reason: "drop_hop_limit", length: 60},
-	{name: "hop limit 0", frame: web.frame(packet.HopLimit(0)), reason: "drop_hop_limit", length: 60},
-	{name: "TTL 1", frame: web4.frame(packet.HopLimit(1)), reason: "drop_hop_limit", length: 40},
-	{name: "TTL 0", frame: web4.frame(packet.HopLimit(0)), reason: "drop_hop_limit", length: 40},
+	{name: "hop limit 1", frame: web.frame(packet.HopLimit(1)), reason: "answer_hop_limit"},
+	{name: "hop limit 0", frame: web.frame(packet.HopLimit(0)), reason: "answer_hop_limit"},
+	{name: "TTL 1", frame: web4.frame(packet.HopLimit(1)), reason: "answer_hop_limit"},
+	{name: "TTL 0", frame: web4.frame(packet.HopLimit(0)), reason: "answer_hop_limit"},
+	{name: "hop limit 1, about a flow", frame: packet.ICMPError(router6, 2, 0, 1400, reply(web), packet.HopLimit(1)),
+		reason: "drop_hop_limit", length: 48 + 60},
 	{name: "all servers drained", frame: drained.frame(), reason: "drop_no_server", length: 60},
 	{name: "server without a next hop", frame: unrouted.frame(), reason: "drop_no_next_hop", length: 60},
 	{name: "longer than the way allows", frame: narrow.frame(packet.Payload(make([]byte, 1500-40-60+1))),
-		reason: "drop_too_big", length: 1461},
+		reason: "answer_too_big", mtu: 1460},
+	{name: "longer than the way allows, about a flow", frame: packet.ICMPError(router6, 1, 0, 0, reply(narrow),
+		packet.DestinationOptions(1400)), reason: "drop_too_big", length: 1400 + 48 + 60},
 }
 
 func TestEveryExit(t *testing.T) {
@@ -194,6 +233,7 @@ func TestEveryExit(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
 			clear(f.kernel.flows.entries)
+			f.forgetFragments()
 			if v.full {
 				f.fill(v.flow, f.slot(v.service, f.placed(v.flow, v.service)))
 			}
@@ -207,7 +247,12 @@ func TestEveryExit(t *testing.T) {
 
 func (f *fixture) expected(v visit) outcome {
 	f.t.Helper()
-	if v.service == "" {
+	switch {
+	case v.reason == "answer_echo":
+		return sentBack(v.frame, v.reason, packet.EchoReply(v.frame, 64))
+	case strings.HasPrefix(v.reason, "answer_"):
+		return answered(v.frame, v.reason, v.mtu)
+	case v.service == "":
 		return refused(v.frame, v.reason, v.length)
 	}
 	return f.forwarded(v.frame, v.flow, v.service, f.placed(v.flow, v.service), v.reason)
@@ -258,7 +303,7 @@ func TestHairpin(t *testing.T) {
 }
 
 func TestEveryReasonHasACase(t *testing.T) {
-	provoked := map[string]bool{"none": true, "drop_no_headroom": true} // the test above
+	provoked := map[string]bool{"none": true, "drop_no_headroom": true, "drop_rate_limit": true} // other tests
 	for _, v := range visits {
 		provoked[v.reason] = true
 	}
@@ -274,7 +319,7 @@ func TestMalformedForOthersIsPassed(t *testing.T) {
 	f := openStandard(t)
 	to := map[netip.Addr]netip.Addr{vip6: otherIP6, vip6All: otherIP6, vip4: otherIP4}
 	for _, v := range visits {
-		if v.length == 0 && v.service == "" {
+		if v.length == 0 && v.service == "" && !strings.HasPrefix(v.reason, "answer_") {
 			continue // no destination was read
 		}
 		if v.name == "IPv4 VIP in IPv6" {

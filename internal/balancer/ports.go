@@ -68,14 +68,18 @@ func describe(link nexthop.Link) balancerPort {
 	port := balancerPort{
 		Ifindex: uint32(link.Index),
 		Mtu:     uint16(min(link.MTU, math.MaxUint16)),
-		Hairpin: 1,
+		Hairpin: hairpins(link),
 	}
 	port.MacStart, port.MacRest = splitMAC(link.MAC)
-	// A veth drops what XDP_TX sends unless its peer runs XDP, too.
-	if link.Type == "veth" {
-		port.Hairpin = 0
-	}
 	return port
+}
+
+// hairpins is 1 for an interface that sends by XDP_TX. A veth drops that unless its peer runs XDP, too.
+func hairpins(link nexthop.Link) uint32 {
+	if link.Type == "veth" {
+		return 0
+	}
+	return 1
 }
 
 // splitMAC is a MAC address as struct port has it.

@@ -23,6 +23,7 @@ type reference struct {
 	*fixture
 	failing map[string]bool // servers that fail their checks, by "service/server"
 	flows   map[uint32]*referenceBucket
+	firsts  map[piece]Flow           // of first fragments
 	tables  map[string]*tables.Table // of services, until something changes
 	seen    func(outcome)            // told of what the data path does with each frame; nil: nobody is
 }
@@ -38,6 +39,8 @@ func newReference(f *fixture) *reference {
 func (r *reference) forget() {
 	r.flows = map[uint32]*referenceBucket{}
 	r.forgetFlows()
+	r.firsts = map[piece]Flow{}
+	r.forgetFragments()
 }
 
 // changed is to be called when servers, their health or the ways to them are other than before.
@@ -47,29 +50,51 @@ func (r *reference) changed() { r.tables = map[string]*tables.Table{} }
 func (r *reference) receive(frame []byte, now uint16) outcome {
 	p, reason := parse(frame)
 	var svc *config.Service
+	if reason == "" && p.piece != nil && r.isVIP(p.flow.Destination.Addr()) {
+		reason = r.follow(&p)
+	}
 	if reason == "" {
 		if svc = r.classify(p.flow); svc == nil {
 			reason = "drop_no_service"
+			if p.follow == "forward_icmp" {
+				reason = "drop_icmp_no_service"
+			}
 		}
 	}
-	if strings.HasPrefix(reason, "drop_") && !r.isVIP(p.flow.Destination.Addr()) {
+	if !strings.HasPrefix(reason, "pass_") && reason != "" && !r.isVIP(p.flow.Destination.Addr()) {
 		reason = "pass_not_vip"
 	}
-	if reason != "" {
+	switch {
+	case reason == "answer_echo":
+		return sentBack(frame, reason, packet.EchoReply(frame, 64))
+	case reason != "":
 		return refused(frame, reason, p.length)
 	}
-	server := r.persist(p, svc, now)
-	reason = "forward_known"
+	server, reason := r.find(p, svc, now)
 	if server == nil {
-		if server = r.place(p.flow, svc); server == nil {
-			return refused(frame, "drop_no_server", p.length)
-		}
-		reason = r.remember(p, svc, server, now)
+		return refused(frame, "drop_no_server", p.length)
 	}
-	if obstacle := r.obstacle(frame, p, svc, server); obstacle != "" {
-		return refused(frame, obstacle, p.length)
+	if obstacle, mtu := r.obstacle(frame, p, svc, server); obstacle != "" {
+		return tell(frame, p, obstacle, mtu)
 	}
 	return r.forwarded(frame, p.flow, svc.Name, server.Name, reason)
+}
+
+// find is the server that a packet goes to, and as what it is counted; nil: there is none.
+func (r *reference) find(p parsed, svc *config.Service, now uint16) (server *config.Server, reason string) {
+	if p.follow != "" {
+		if server = r.recall(p.flow, svc); server == nil {
+			server = r.place(p.flow, svc)
+		}
+		return server, p.follow
+	}
+	if server = r.persist(p, svc, now); server != nil {
+		return server, "forward_known"
+	}
+	if server = r.place(p.flow, svc); server == nil {
+		return nil, ""
+	}
+	return server, r.remember(p, svc, server, now)
 }
 
 // parsed is what the data path reads in a frame. Where a header cannot be read, what comes behind it
@@ -79,6 +104,8 @@ type parsed struct {
 	flags    packet.TCPFlags
 	hopLimit uint8
 	length   uint64 // of layer 3, as the IP header says
+	follow   string // the reason to forward what does not speak for its flow
+	piece    *piece // of a packet that is fragmented
 }
 
 func (p parsed) opens() bool { return p.flags&(packet.SYN|packet.ACK) == packet.SYN }
@@ -113,11 +140,14 @@ func parseIPv4(b []byte) (p parsed, reason string) {
 	p.flow.Source = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:])), 0)
 	p.flow.Destination = netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[16:])), 0)
 	header := int(b[0]&0xf) * 4
+	fragment := binary.BigEndian.Uint16(b[6:])
 	switch {
 	case b[0]>>4 != 4 || header < 20 || int(p.length) < header || int(p.length) > len(b):
 		return p, "drop_ip_header"
-	case binary.BigEndian.Uint16(b[6:])&0x3fff != 0: // more fragments, or an offset
-		return p, "drop_fragment"
+	case fragment&0x3fff != 0: // more fragments, or an offset
+		p.piece = &piece{protocol: b[9], id: uint32(binary.BigEndian.Uint16(b[4:])), later: fragment&0x1fff != 0}
+	case b[9] == 1:
+		return p, p.parseICMP(b[header:p.length], 4, header == 20)
 	}
 	reason = p.parseTransport(b[9], b[header:p.length])
 	return p, reason
@@ -131,16 +161,35 @@ func parseIPv6(b []byte) (p parsed, reason string) {
 	if b[0]>>4 != 6 || p.flow.Destination.Addr().Is4In6() || p.length < 40 || int(p.length) > len(b) {
 		return p, "drop_ip_header"
 	}
-	next, rest := b[6], b[40:p.length]
+	next, rest, fragment, reason := walk(b[6], b[40:p.length])
+	p.piece = fragment
+	switch {
+	case reason != "":
+		return p, reason
+	case next == 58 && fragment == nil:
+		return p, p.parseICMP(rest, 6, b[6] == 58)
+	}
+	return p, p.parseTransport(next, rest)
+}
+
+// walk passes the extension headers of an IPv6 packet, or says what is wrong with one. It ends where a
+// later fragment's data begins.
+func walk(next byte, rest []byte) (protocol byte, data []byte, fragment *piece, reason string) {
 	for before := 0; slices.Contains([]byte{0, 43, 44, 60}, next); before++ {
+		if next == 44 && len(rest) >= 8 && binary.BigEndian.Uint16(rest[2:])&0xfff9 != 0 {
+			offset := binary.BigEndian.Uint16(rest[2:]) & 0xfff8
+			fragment = &piece{id: binary.BigEndian.Uint32(rest[4:]), later: offset != 0}
+			if fragment.later {
+				return 0, nil, fragment, ""
+			}
+		}
 		size, reason := parseExtension(next, rest, before)
 		if reason != "" {
-			return p, reason
+			return 0, nil, nil, reason
 		}
 		next, rest = rest[0], rest[size:]
 	}
-	reason = p.parseTransport(next, rest)
-	return p, reason
+	return next, rest, fragment, ""
 }
 
 // parseExtension says how long the extension header at the start of rest is, which that many others
@@ -152,9 +201,6 @@ func parseExtension(header byte, rest []byte, before int) (size int, reason stri
 	size = 8 + int(rest[1])*8
 	switch {
 	case header == 44:
-		if binary.BigEndian.Uint16(rest[2:])&0xfff9 != 0 {
-			return 0, "drop_fragment"
-		}
 		size = 8 // its second byte is reserved
 	case header == 0 && before > 0:
 		return 0, "drop_extension"
@@ -168,13 +214,18 @@ func parseExtension(header byte, rest []byte, before int) (size int, reason stri
 }
 
 func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
+	whole := p.piece == nil
 	switch {
+	case !whole && p.piece.later:
+		return ""
 	case protocol != 6 && protocol != 17:
 		return "drop_protocol"
-	case protocol == 6 && (len(b) < 20 || b[12]>>4 < 5 || int(b[12]>>4)*4 > len(b)):
-		return "drop_transport"
-	case protocol == 17 && (len(b) < 8 || binary.BigEndian.Uint16(b[4:]) < 8 ||
-		int(binary.BigEndian.Uint16(b[4:])) > len(b)):
+	case protocol == 6 && (len(b) < 20 || b[12]>>4 < 5 || int(b[12]>>4)*4 > len(b)),
+		protocol == 17 && (len(b) < 8 || binary.BigEndian.Uint16(b[4:]) < 8 ||
+			whole && int(binary.BigEndian.Uint16(b[4:])) > len(b)):
+		if !whole {
+			return "drop_fragment"
+		}
 		return "drop_transport"
 	}
 	p.flow.Protocol = config.UDP
@@ -250,19 +301,20 @@ func serverOfName(svc *config.Service, name string) *config.Server {
 	return nil
 }
 
-// obstacle is why a packet cannot leave for its server.
-func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, server *config.Server) string {
+// obstacle is why a packet cannot leave for its server, and the MTU that is left for it.
+func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, server *config.Server) (reason string, mtu int) {
 	link := r.linkOf(server.Name)
 	switch {
 	case link == "":
-		return "drop_no_next_hop"
+		return "drop_no_next_hop", 0
 	case p.hopLimit <= 1:
-		return "drop_hop_limit"
+		return "drop_hop_limit", 0
 	}
 	sent, err := packet.Encapsulate(frame, r.encap(p.flow, svc.Name, server.Name))
 	r.must(err)
-	if int(p.length)+len(sent)-len(frame) > links[link] {
-		return "drop_too_big"
+	mtu = links[link] - (len(sent) - len(frame))
+	if int(p.length) > mtu {
+		return "drop_too_big", mtu
 	}
-	return ""
+	return "", mtu
 }

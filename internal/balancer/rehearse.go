@@ -13,7 +13,7 @@ import (
 // belongs to the balancer.
 func (b *Balancer) Rehearse(hop nexthop.Hop) (*ebpf.Program, error) {
 	b.own = hop.Link
-	if err := b.setOwnMAC(); err != nil {
+	if err := b.setHost(); err != nil {
 		return nil, err
 	}
 	b.hops = map[netip.Addr]nexthop.Hop{}

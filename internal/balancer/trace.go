@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -261,9 +262,34 @@ func (v *View) send(p Packet, service *balancerServiceEntry, slot uint32, t *Tra
 	}
 	t.Encapsulation.MaxLength = t.NextHop.MTU - t.Encapsulation.Added
 	if p.Length > t.Encapsulation.MaxLength {
-		return balancerReasonREASON_DROP_TOO_BIG, nil
+		return refuseLength(p, t.Encapsulation.MaxLength), nil
 	}
 	return balancerReasonREASON_NONE, nil
+}
+
+// refuseLength says what becomes of a packet that is longer than the way to its server allows, as
+// refuse_length in bpf/answer.h does. How much was answered already it does not know.
+func refuseLength(p Packet, longest int) balancerReason {
+	const leastIPv4, leastIPv6 = 68, 1280
+	least := leastIPv6
+	if p.Flow.Source.Addr().Is4() {
+		least = leastIPv4
+	}
+	if p.Length <= max(longest, least) || !isOneHost(p.Flow.Source.Addr()) {
+		return balancerReasonREASON_DROP_TOO_BIG
+	}
+	return balancerReasonREASON_ANSWER_TOO_BIG
+}
+
+// reserved are the sources that are no one host's: unspecified, loopback, multicast and others.
+var reserved = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/3"),
+	netip.MustParsePrefix("::/64"), netip.MustParsePrefix("ff00::/8"),
+}
+
+// isOneHost is is_from_one_host in bpf/answer.h.
+func isOneHost(source netip.Addr) bool {
+	return !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(source) })
 }
 
 // encapsulationOf describes what bpf/encap.h makes of a packet for one server.

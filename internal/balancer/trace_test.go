@@ -90,7 +90,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 		}
 	})
 	for _, reason := range []string{"pass_not_vip", "forward_known", "forward_new", "forward_recover", "drop_no_service",
-		"drop_no_server", "drop_no_next_hop", "drop_too_big"} {
+		"drop_no_server", "drop_no_next_hop", "answer_too_big"} {
 		if seen[reason] == 0 {
 			t.Errorf("no packet met %s: %v", reason, seen)
 		}
@@ -166,7 +166,10 @@ func (f *fixture) compare(t fataler, view *View, p Packet, flags packet.TCPFlags
 // traced is the outcome that a trace foretells.
 func (f *fixture) traced(t fataler, trace *Trace, frame []byte) outcome {
 	t.Helper()
-	if !strings.HasPrefix(trace.Reason, "forward_") {
+	switch {
+	case trace.Reason == "answer_too_big":
+		return answered(frame, trace.Reason, uint32(trace.Encapsulation.MaxLength))
+	case !strings.HasPrefix(trace.Reason, "forward_"):
 		return refused(frame, trace.Reason, uint64(trace.Length))
 	}
 	e := trace.Encapsulation

@@ -174,6 +174,15 @@ func setIPv4Byte(p []byte, offset int, value uint8) {
 	binary.BigEndian.PutUint16(p[10:], updateChecksum(sum, before, after))
 }
 
+// setICMPType changes the type of an ICMP message and its checksum.
+func setICMPType(p []byte, icmpType uint8) {
+	before := binary.BigEndian.Uint16(p)
+	p[0] = icmpType
+	after := binary.BigEndian.Uint16(p)
+	sum := binary.BigEndian.Uint16(p[2:])
+	binary.BigEndian.PutUint16(p[2:], updateChecksum(sum, before, after))
+}
+
 // updateChecksum is equation 3 of RFC 1624 section 3: the checksum after one 16-bit word changed.
 func updateChecksum(sum, before, after uint16) uint16 {
 	return ^fold(uint32(^sum) + uint32(^before) + uint32(after))

@@ -1,0 +1,150 @@
+package balancer
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// datagram is UDP with 4000 bytes of data, none of them like another's neighbour.
+func datagram(flow Flow, options ...packet.Option) []byte {
+	payload := make([]byte, 4000)
+	for i := range payload {
+		payload[i] = byte(i * 7)
+	}
+	return flow.frame(append(options, packet.Payload(payload))...)
+}
+
+// All fragments of a datagram go to its flow's server, by every encapsulation, and speak for the flow
+// once: those after the first neither create an entry nor confirm one.
+func TestFragmentsStayTogether(t *testing.T) {
+	var services []config.Service
+	for i, w := range ways {
+		services = append(services, w.serviceBy(uint8(i), config.UDP))
+	}
+	f := open(t, balancerOf(services...))
+	for i, w := range ways {
+		shapes := map[string][]packet.Option{"plain": nil}
+		if w.inner == 6 {
+			shapes["extension headers"] = []packet.Option{packet.HopByHop(16), packet.DestinationOptions(8)}
+		} else {
+			shapes["options"] = []packet.Option{packet.IPOptions(make([]byte, 12))}
+		}
+		for shape, options := range shapes {
+			t.Run(services[i].Name+"/"+shape, func(t *testing.T) {
+				f.t = t
+				clear(f.kernel.flows.entries)
+				f.forgetFragments()
+				flow := flowTo(services[i].VIP, 80, config.UDP)
+				fragments := packet.Fragments(datagram(flow, options...), 1440, 0xfedcba98)
+				for n, fragment := range fragments {
+					reason := "forward_fragment"
+					if n == 0 {
+						reason = "forward_new"
+					}
+					f.check(f.forwarded(fragment, flow, services[i].Name, "s", reason), f.run(fragment))
+				}
+				if e := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); e.state() != stateNew {
+					t.Errorf("state %d after one datagram, want new", e.state())
+				}
+				clear(f.kernel.flows.entries)
+				last := fragments[len(fragments)-1]
+				f.check(f.forwarded(last, flow, services[i].Name, "s", "forward_fragment"), f.run(last))
+				if e := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); e != 0 {
+					t.Errorf("a later fragment has entered its flow: %#x", e)
+				}
+			})
+		}
+	}
+}
+
+// A later fragment follows the first one of its own packet only.
+func TestFragmentsOfOtherPackets(t *testing.T) {
+	f := openStandard(t)
+	for _, flow := range []Flow{dns, dns4} {
+		fragments := packet.Fragments(datagram(flow), 1440, 7)
+		f.run(fragments[0])
+		otherID := packet.Fragments(datagram(flow), 1440, 8)[1]
+		otherClient := flow
+		otherClient.Source = netip.AddrPortFrom(flow.Source.Addr().Next(), flow.Source.Port())
+		for name, frame := range map[string][]byte{
+			"another identification": otherID,
+			"another client":         packet.Fragments(datagram(otherClient), 1440, 7)[1],
+		} {
+			if got := f.run(frame); !same(refused(frame, "drop_fragment_unknown", layer3(frame)), got) {
+				t.Errorf("%v: %s: %+v", flow, name, got)
+			}
+		}
+	}
+	// The identification is of an IP protocol in IPv4, and of the addresses alone in IPv6.
+	tcp4 := packet.Fragments(web4.frame(packet.Payload(make([]byte, 100))), 64, 7)[1]
+	f.check(refused(tcp4, "drop_fragment_unknown", layer3(tcp4)), f.run(tcp4))
+}
+
+// The first fragment that came last says whose the others are.
+func TestIdentificationIsUsedAgain(t *testing.T) {
+	f := openStandard(t)
+	for _, flow := range []Flow{dns4, dns4.from(40001)} {
+		fragments := packet.Fragments(datagram(flow), 1440, 7)
+		f.run(fragments[0])
+		f.check(f.forwarded(fragments[2], flow, "dns4", f.placed(flow, "dns4"), "forward_fragment"), f.run(fragments[2]))
+	}
+}
+
+// Fragments that come seconds after the first, or before it, are of a packet that is lost.
+func TestFragmentsAreForgotten(t *testing.T) {
+	f := openStandard(t)
+	fragments := packet.Fragments(datagram(dns), 1440, 7)
+	f.check(refused(fragments[1], "drop_fragment_unknown", layer3(fragments[1])), f.run(fragments[1]))
+	f.run(fragments[0])
+	for age, reason := range map[uint64]string{4e9: "forward_fragment", 6e9: "drop_fragment_unknown"} {
+		var key balancerFragmentKey
+		var value balancerFragmentFlow
+		entries := f.kernel.objects.Fragments.Iterate()
+		if !entries.Next(&key, &value) {
+			t.Fatal("the first fragment is not in the table")
+		}
+		saved := value
+		value.Seen -= age
+		f.must(f.kernel.objects.Fragments.Put(&key, &value))
+		if got := reasonOf(f.run(fragments[1])); got != reason {
+			t.Errorf("after %d ns: %s, want %s", age, got, reason)
+		}
+		f.must(f.kernel.objects.Fragments.Put(&key, &saved))
+	}
+}
+
+// The sender of a first fragment is told what a whole packet's would be; nobody is about others.
+func TestErrorsAboutFragments(t *testing.T) {
+	f := openStandard(t)
+	for _, flow := range []Flow{dns, dns4} {
+		fragments := packet.Fragments(datagram(flow, packet.HopLimit(1)), 1440, 7)
+		f.check(answered(fragments[0], "answer_hop_limit", 0), f.run(fragments[0]))
+		f.check(refused(fragments[1], "drop_hop_limit", layer3(fragments[1])), f.run(fragments[1]))
+	}
+	large := packet.Fragments(narrow.frame(packet.Payload(make([]byte, 4000))), 1440, 7)
+	f.check(answered(large[0], "answer_too_big", 1460), f.run(large[0]))
+	f.check(refused(large[1], "drop_too_big", layer3(large[1])), f.run(large[1]))
+}
+
+// A flood of first fragments takes no more memory than the table has, and the latest of them count.
+func TestFragmentTableIsBounded(t *testing.T) {
+	f := openStandard(t)
+	fragment := packet.Fragments(datagram(dns), 1440, 0)[0]
+	const identification = ethernetLength + 40 + 4
+	most := f.kernel.objects.Fragments.MaxEntries()
+	for id := range most + most/8 {
+		frame := slices.Clone(fragment)
+		frame[identification+1], frame[identification+2], frame[identification+3] = byte(id>>16), byte(id>>8), byte(id)
+		if _, _, err := f.kernel.objects.XdpLb.Test(frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := packet.Fragments(datagram(dns), 1440, most+most/8-1)[1]
+	if got := reasonOf(f.run(last)); got != "forward_fragment" {
+		t.Errorf("after a flood: %s", got)
+	}
+}

@@ -1,0 +1,400 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// routerOf is a router on the way to the clients of a VIP.
+func routerOf(vip netip.Addr) netip.Addr {
+	if vip.Is4() {
+		return router4
+	}
+	return router6
+}
+
+// icmpErrors are the types and codes of the errors that concern a flow.
+func icmpErrors(vip netip.Addr) map[string][2]uint8 {
+	if vip.Is4() {
+		return map[string][2]uint8{"unreachable": {3, 1}, "fragmentation needed": {3, 4}, "time exceeded": {11, 0},
+			"parameter problem": {12, 0}}
+	}
+	return map[string][2]uint8{"unreachable": {1, 0}, "too big": {2, 0}, "time exceeded": {3, 0}, "parameter problem": {4, 0}}
+}
+
+// An error about a flow reaches its server by every encapsulation: the one that the flow table names,
+// else the one that the flow is placed on.
+func TestICMPErrorsFollowTheFlow(t *testing.T) {
+	var services []config.Service
+	for i, w := range ways {
+		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
+			svc := w.serviceBy(uint8(i), protocol)
+			second := svc.Servers[0]
+			second.Name = "t"
+			if second.Locator.IsValid() {
+				second = srv6Server("t", 60+uint8(i), 1)
+			} else {
+				second.Address = second.Address.Next().Next().Next().Next()
+				second.Address = netip.MustParseAddr(map[int]string{4: "10.0.2.", 6: "fd00:a::2:"}[w.outer] + fmt.Sprint(i))
+			}
+			svc.Servers = append(svc.Servers, second)
+			services = append(services, svc)
+		}
+	}
+	f := open(t, balancerOf(services...))
+	for i := range services {
+		svc := &services[i]
+		flow := flowTo(svc.VIP, uint16(svc.Port), svc.Protocol)
+		placed, other := f.placed(flow, svc.Name), "s"
+		if placed == other {
+			other = "t"
+		}
+		for name, message := range icmpErrors(svc.VIP) {
+			t.Run(svc.Name+"/"+name, func(t *testing.T) {
+				f.t = t
+				clear(f.kernel.flows.entries)
+				frame := packet.ICMPError(routerOf(svc.VIP), message[0], message[1], 1280, reply(flow))
+				f.check(f.forwarded(frame, flow, svc.Name, placed, "forward_icmp"), f.run(frame))
+				f.bucket(flow)[3] = entryOf(f.signature(flow), f.slot(svc.Name, other), stateNew, f.clock()-5)
+				before := slices.Clone(f.kernel.flows.entries)
+				f.check(f.forwarded(frame, flow, svc.Name, other, "forward_icmp"), f.run(frame))
+				if !slices.Equal(before, f.kernel.flows.entries) {
+					t.Error("the flow table has changed")
+				}
+			})
+		}
+	}
+}
+
+// An error creates no flow, and finds its server when the table names one that is gone.
+func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
+	f := openStandard(t)
+	frame := packet.ICMPError(router6, 2, 0, 1280, reply(web))
+	f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
+	if slices.ContainsFunc(f.kernel.flows.entries, func(e uint64) bool { return e != 0 }) {
+		t.Error("an error has made an entry")
+	}
+	for name, slot := range map[string]uint32{
+		"a free slot": uint32(len(f.kernel.servers.servers) - 1), "another service's": f.slot("dns", "s1"),
+	} {
+		entry := entryOf(f.signature(web), slot, stateEstablished, f.clock())
+		f.bucket(web)[0] = entry
+		f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
+		if f.bucket(web)[0] != entry {
+			t.Errorf("%s: the entry has changed", name)
+		}
+	}
+}
+
+// Whatever a router quotes of a packet, its flow is found, if the ports and what RFC 792 has quoted
+// with them are there.
+func TestICMPQuotes(t *testing.T) {
+	f := openStandard(t)
+	later := packet.Flags(packet.ACK)
+	for name, v := range map[string]struct {
+		flow   Flow
+		quoted []byte
+		ports  int // bytes before the ports
+	}{
+		"TCP over IPv4":     {web4, reply(web4, later, packet.Payload(make([]byte, 1400))), 20},
+		"UDP over IPv4":     {dns4, reply(dns4, packet.Payload(make([]byte, 20))), 20},
+		"IPv4 options":      {web4, reply(web4, packet.IPOptions(make([]byte, 40))), 60},
+		"first fragment":    {dns4, packet.Fragments(reply(dns4, packet.Payload(make([]byte, 40))), 24, 9)[0], 20},
+		"TCP over IPv6":     {web, reply(web, later, packet.Payload(make([]byte, 1400))), 40},
+		"UDP over IPv6":     {dns, reply(dns), 40},
+		"extension headers": {web, reply(web, packet.HopByHop(16), packet.DestinationOptions(24)), 80},
+		"atomic fragment":   {web, packet.Fragments(reply(web), 64, 9)[0], 48},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			whole := packet.ICMPError(routerOf(v.flow.Destination.Addr()), 3, 1, 0, v.quoted)
+			service := map[Flow]string{web: "web", web4: "web4", dns: "dns", dns4: "dns4"}[v.flow]
+			header := len(whole) - ethernetLength - min(len(v.quoted)-ethernetLength, quotable(whole))
+			for length := header; length <= len(whole)-ethernetLength; length++ {
+				frame := shorten(whole, length)
+				want := refused(frame, "drop_icmp_quote", uint64(length))
+				if length >= header+v.ports+8 {
+					want = f.forwarded(frame, v.flow, service, f.placed(v.flow, service), "forward_icmp")
+				}
+				if got := f.run(frame); !same(want, got) {
+					t.Fatalf("%d bytes of quote: %+v, want %+v", length-header, got, want)
+				}
+			}
+		})
+	}
+}
+
+// quotable is how many bytes an error of the version of the frame's quotes at most.
+func quotable(frame []byte) int {
+	if frame[ethernetLength]>>4 == 4 {
+		return 576 - 28
+	}
+	return 1280 - 48
+}
+
+// shorten cuts the packet of a frame, and its length field, to the given bytes of layer 3.
+func shorten(frame []byte, length int) []byte {
+	out := slices.Clone(frame[:ethernetLength+length])
+	if out[ethernetLength]>>4 == 4 {
+		return set(out, 2, uint16(length))
+	}
+	return set(out, 4, uint16(length-40))
+}
+
+// Messages to a VIP that are no flow's.
+func TestICMPRefused(t *testing.T) {
+	f := openStandard(t)
+	error6 := func(quoted []byte) []byte { return packet.ICMPError(router6, 2, 0, 1280, quoted) }
+	error4 := func(quoted []byte) []byte { return packet.ICMPError(router4, 3, 4, 1280, quoted) }
+	fromOther6 := packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(reply(toAll)[ethernetLength:]))
+	fromOther4 := packet.ICMP(router4, vip4, 3, 4, 1280, packet.Payload(reply(noVIP4)[ethernetLength:]))
+	fragments := packet.Fragments(reply(dns4, packet.Payload(make([]byte, 40))), 24, 9)
+	const quote6, quote4 = 48, 28
+	for name, v := range map[string]struct {
+		frame  []byte
+		reason string
+	}{
+		"echo reply":                       {packet.ICMP(client4.Addr(), vip4, 0, 0, 1), "drop_icmp_type"},
+		"echo reply, IPv6":                 {packet.ICMP(client6.Addr(), vip6, 129, 0, 1), "drop_icmp_type"},
+		"source quench":                    {packet.ICMPError(router4, 4, 0, 0, reply(web4)), "drop_icmp_type"},
+		"redirect":                         {packet.ICMPError(router4, 5, 0, 0, reply(web4)), "drop_icmp_type"},
+		"timestamp":                        {packet.ICMP(client4.Addr(), vip4, 13, 0, 1), "drop_icmp_type"},
+		"reserved type":                    {packet.ICMPError(router6, 0, 0, 0, reply(web)), "drop_icmp_type"},
+		"private type":                     {packet.ICMPError(router6, 100, 0, 0, reply(web)), "drop_icmp_type"},
+		"neighbour solicitation":           {packet.ICMP(router6, vip6, 135, 0, 0), "drop_icmp_type"},
+		"seven bytes":                      {set(error6(reply(web)), 4, 7), "drop_transport"},
+		"seven bytes, IPv4":                {set(error4(reply(web4)), 2, 27), "drop_transport"},
+		"no quote":                         {set(error6(reply(web)), 4, 8), "drop_icmp_quote"},
+		"quote of another VIP's packet":    {fromOther6, "drop_icmp_quote"},
+		"quote of no VIP's packet":         {fromOther4, "drop_icmp_quote"},
+		"quote of the client's packet":     {packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(web.frame()[ethernetLength:])), "drop_icmp_quote"},
+		"quote of the other version":       {packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(reply(web4)[ethernetLength:])), "drop_icmp_quote"},
+		"quote of version 5":               {setByte(error4(reply(web4)), quote4, 0x55), "drop_icmp_quote"},
+		"quoted header of 16 bytes":        {setByte(error4(reply(web4)), quote4, 0x44), "drop_icmp_quote"},
+		"quote of a later fragment":        {error4(fragments[1]), "drop_icmp_quote"},
+		"quote of a ping's reply":          {error6(packet.ICMP(vip6, client6.Addr(), 129, 0, 1)), "drop_icmp_quote"},
+		"quote of nine extension headers":  {error6(reply(web, slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 9)...)), "drop_icmp_quote"},
+		"quoted extension header too long": {setByte(error6(reply(web, packet.HopByHop(8))), quote6+41, 9), "drop_icmp_quote"},
+		"port without a service":           {error6(reply(flowTo(vip6, 8080, config.TCP))), "drop_icmp_no_service"},
+		"protocol without a service":       {error4(reply(flowTo(vip4, 80, config.UDP))), "drop_icmp_no_service"},
+		"flow without a server":            {error6(reply(drained)), "drop_no_server"},
+		"flow without a next hop":          {error6(reply(unrouted)), "drop_no_next_hop"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			f.check(refused(v.frame, v.reason, layer3(v.frame)), f.run(v.frame))
+		})
+	}
+}
+
+// A ping of any length is answered as its addressee would; one that is not whole, or asks more of the
+// answer than to turn it around, is not.
+func TestEcho(t *testing.T) {
+	f := openStandard(t)
+	ping := func(version int, options ...packet.Option) []byte {
+		if version == 4 {
+			return packet.ICMP(client4.Addr(), vip4, 8, 0, 0x12345678, options...)
+		}
+		return packet.ICMP(client6.Addr(), vip6, 128, 0, 0x12345678, options...)
+	}
+	for _, version := range []int{4, 6} {
+		for _, size := range []int{0, 1, 56, 1400} {
+			frame := ping(version, packet.Payload(make([]byte, size)), packet.HopLimit(3))
+			got := f.run(frame)
+			f.check(sentBack(frame, "answer_echo", packet.EchoReply(frame, 64)), got)
+			if err := packet.Verify(got.Frame); err != nil {
+				t.Errorf("IPv%d, %d bytes: %v", version, size, err)
+			}
+		}
+		for _, sum := range []uint16{0, 1, 0x07ff, 0x0800, 0xf7ff, 0xfeff, 0xffff} {
+			frame := set(ping(version), map[int]int{4: 20, 6: 40}[version]+2, sum)
+			f.check(sentBack(frame, "answer_echo", packet.EchoReply(frame, 64)), f.run(frame))
+		}
+	}
+	for name, frame := range map[string][]byte{
+		"IPv4 options":      ping(4, packet.IPOptions(make([]byte, 4))),
+		"extension headers": ping(6, packet.DestinationOptions(8)),
+		"from multicast":    packet.ICMP(netip.MustParseAddr("224.0.0.1"), vip4, 8, 0, 1),
+		"from nowhere":      packet.ICMP(netip.IPv6Unspecified(), vip6, 128, 0, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			f.check(refused(frame, "drop_icmp_type", layer3(frame)), f.run(frame))
+		})
+	}
+}
+
+// The error quotes the packet as it came, up to the length that errors may have, and its checksums are
+// right whatever the length.
+func TestErrorsQuoteThePacket(t *testing.T) {
+	f := openStandard(t)
+	for _, flow := range []Flow{web, web4} {
+		for size := range 1300 {
+			payload := make([]byte, size)
+			for i := range payload {
+				payload[i] = byte(i*7 + size)
+			}
+			frame := packet.Pad(flow.frame(packet.HopLimit(1), packet.Payload(payload)), 1, 2, 3)
+			got := f.run(frame)
+			if want := answered(frame, "answer_hop_limit", 0); !same(want, got) {
+				t.Fatalf("payload of %d bytes: %+v, want %+v", size, got, want)
+			}
+			if err := packet.Verify(got.Frame); err != nil {
+				t.Fatalf("payload of %d bytes: %v", size, err)
+			}
+		}
+	}
+}
+
+// Nobody is told about a packet that no single host has sent.
+func TestNoErrorToManyOrNobody(t *testing.T) {
+	f := openStandard(t)
+	for source, told := range map[string]bool{
+		"0.0.0.0": false, "0.1.2.3": false, "1.0.0.0": true, "127.0.0.1": false, "223.255.255.255": true,
+		"224.0.0.1": false, "240.0.0.1": false, "255.255.255.255": false,
+		"::": false, "::1": false, "::2:3": false, "::ffff:192.0.2.1": false, "ff02::1": false, "ffff::1": false,
+		"0:0:0:1::": true, "64:ff9b::192.0.2.1": true, "fe80::1": true, "2001:db8::": true,
+	} {
+		address := netip.MustParseAddr(source)
+		vip := vip6
+		if address.Is4() {
+			vip = vip4
+		}
+		flow := flowTo(vip, 80, config.TCP)
+		flow.Source = netip.AddrPortFrom(address, 40000)
+		frame := flow.frame(packet.HopLimit(1))
+		want := refused(frame, "drop_hop_limit", layer3(frame))
+		if told {
+			want = answered(frame, "answer_hop_limit", 0)
+		}
+		if got := f.run(frame); !same(want, got) {
+			t.Errorf("from %s: %+v, want %+v", source, got, want)
+		}
+	}
+}
+
+// A client is never told to send packets shorter than everybody must be able to forward, and not at
+// all when its packet is no longer than that: it could not help it.
+func TestLeastMTU(t *testing.T) {
+	f := openStandard(t)
+	for _, v := range []struct {
+		flow       Flow
+		mtu, least int // of the way, with and without the encapsulation
+		told       uint32
+	}{
+		{narrow, 1280 + 40 + 1, 1281, 1281},
+		{narrow, 1280 + 40, 1280, 1280},
+		{narrow, 1280, 1280, 1280},
+		{narrow, 30, 1280, 1280},
+		{web4, 68 + 40 + 1, 69, 69},
+		{web4, 68 + 40, 68, 68},
+		{web4, 60, 68, 68},
+		{web4, 30, 68, 68},
+	} {
+		for target, hop := range f.hops {
+			hop.Link.MTU = v.mtu
+			f.hops[target] = hop
+		}
+		f.applyHops()
+		headers := len(v.flow.frame()) - ethernetLength
+		longer := v.flow.frame(packet.Payload(make([]byte, v.least+1-headers)))
+		f.check(answered(longer, "answer_too_big", v.told), f.run(longer))
+		if v.mtu-40 < v.least {
+			shortest := v.flow.frame(packet.Payload(make([]byte, v.least-headers)))
+			f.check(refused(shortest, "drop_too_big", uint64(v.least)), f.run(shortest))
+		}
+	}
+}
+
+// The balancer does not fragment, so that a client learns of the MTU whether it allows that or not.
+func TestTooBigThatMayBeFragmented(t *testing.T) {
+	f := open(t, balancerOf(ways[1].serviceBy(1, config.UDP)))
+	f.via["s"] = "narrow"
+	f.route()
+	flow := flowTo(f.cfg.Services[0].VIP, 80, config.UDP)
+	frame := flow.frame(packet.Payload(make([]byte, 1461-28)))
+	for _, flags := range []uint16{0x4000, 0} {
+		frame := set(frame, 6, flags)
+		f.check(answered(frame, "answer_too_big", 1460), f.run(frame))
+	}
+}
+
+// Each core answers so many in a row, and then so many a second, of errors and replies each; what it
+// does not answer is counted apart and left whole.
+func TestAnswerRate(t *testing.T) {
+	f := openStandard(t)
+	expired := web.frame(packet.HopLimit(1))
+	ping := packet.ICMP(client4.Addr(), vip4, 8, 0, 1)
+	for _, v := range []struct {
+		frame  []byte
+		reason string
+	}{{expired, "answer_hop_limit"}, {ping, "answer_echo"}} {
+		t.Run(v.reason, func(t *testing.T) {
+			f.t = t
+			done := make(chan map[string]tally)
+			go func() {
+				pin(t, 0)
+				f.refill()
+				before := f.counters()
+				for range 300 {
+					if _, _, err := f.kernel.objects.XdpLb.Test(v.frame); err != nil {
+						t.Error(err)
+					}
+				}
+				done <- difference(before.reasons, f.counters().reasons)
+			}()
+			got := <-done
+			answered, refused := got[v.reason].Packets, got["drop_rate_limit"].Packets
+			if answered < 100 || answered > 200 || answered+refused != 300 {
+				t.Errorf("%d answered and %d not of 300, want 100 and those for which there was time", answered, refused)
+			}
+		})
+	}
+	f.setAnswered(math.MaxInt64)
+	for _, frame := range [][]byte{expired, ping} {
+		verdict, out, err := f.kernel.objects.XdpLb.Test(frame)
+		f.must(err)
+		if verdict != verdictDrop || !slices.Equal(frame, out) {
+			t.Errorf("verdict %d, want a drop and the frame as it was", verdict)
+		}
+	}
+}
+
+// An answer goes back by XDP_TX, unless it came by a veth, whose peer might not run XDP.
+func TestAnswersGoBack(t *testing.T) {
+	f := openStandard(t)
+	frame := packet.ICMP(client4.Addr(), vip4, 8, 0, 1)
+	want := sentBack(frame, "answer_echo", packet.EchoReply(frame, 64))
+	for kind, verdict := range map[string]uint32{"veth": verdictRedirect, "device": verdictTX} {
+		f.must(f.kernel.setHost(nexthop.Link{Type: kind, MAC: ownMAC}))
+		want.Verdict = verdict
+		f.check(want, f.run(frame))
+	}
+}
+
+// A driver may leave too little room before the frame for the error's headers.
+func TestNoHeadroomForAnswer(t *testing.T) {
+	f := openStandard(t)
+	metadata := make([]byte, 200)
+	frame := web.frame(packet.HopLimit(1))
+	got := f.runIn(append(metadata, frame...), &xdpContext{Data: uint32(len(metadata))})
+	f.check(refused(frame, "drop_no_headroom", 60), got)
+}
+
+// The rest of the second word is unused in time exceeded and the whole MTU in too big.
+func TestErrorHeader(t *testing.T) {
+	f := openStandard(t)
+	large := narrow.frame(packet.Payload(make([]byte, 1461-60)))
+	got := f.run(large).Frame[ethernetLength+40:]
+	if got[0] != 2 || got[1] != 0 || binary.BigEndian.Uint32(got[4:]) != 1460 {
+		t.Errorf("ICMPv6 header % x, want type 2, code 0 and MTU 1460", got[:8])
+	}
+}

@@ -1,0 +1,131 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// piece is what a fragment says of its packet.
+type piece struct {
+	source, destination netip.Addr
+	protocol            uint8 // IPv4 only
+	id                  uint32
+	later               bool // behind the first
+}
+
+// follow finds the flow of a later fragment, or notes that of a first one for those that follow. The
+// reason is why it cannot.
+func (r *reference) follow(p *parsed) (reason string) {
+	key := *p.piece
+	key.source, key.destination, key.later = p.flow.Source.Addr(), p.flow.Destination.Addr(), false
+	if !p.piece.later {
+		r.firsts[key] = p.flow
+		return ""
+	}
+	first, ok := r.firsts[key]
+	if !ok {
+		return "drop_fragment_unknown"
+	}
+	p.flow, p.follow = first, "forward_fragment"
+	return ""
+}
+
+// recall is the server that the flow table names, whatever has become of it; nil: there is none.
+func (r *reference) recall(flow Flow, svc *config.Service) *config.Server {
+	e := r.bucketOf(flow).find(flow, svc.Name)
+	if e == nil {
+		return nil
+	}
+	return serverOfName(svc, strings.TrimPrefix(e.server, svc.Name+"/"))
+}
+
+// parseICMP reads an ICMP message; plain is one right behind an IP header without options. One without a
+// reason is about a flow.
+func (p *parsed) parseICMP(b []byte, version int, plain bool) (reason string) {
+	echo, errors := byte(8), []byte{3, 11, 12}
+	if version == 6 {
+		echo, errors = 128, []byte{1, 2, 3, 4}
+	}
+	switch {
+	case len(b) < 8:
+		return "drop_transport"
+	case b[0] == echo && plain && fromOneHost(p.flow.Source.Addr()):
+		return "answer_echo"
+	case !slices.Contains(errors, b[0]):
+		return "drop_icmp_type"
+	}
+	quoted, ok := quotedFlow(b[8:], version)
+	if !ok || quoted.Source.Addr() != p.flow.Destination.Addr() {
+		return "drop_icmp_quote"
+	}
+	p.follow, p.flow = "forward_icmp", quoted.reverse()
+	return ""
+}
+
+// quotedFlow reads the beginning of a packet.
+func quotedFlow(p []byte, version int) (flow Flow, ok bool) {
+	var protocol byte
+	var source, destination netip.Addr
+	switch {
+	case len(p) == 0 || int(p[0]>>4) != version:
+		return flow, false
+	case version == 4:
+		header := int(p[0]&0xf) * 4
+		if header < 20 || len(p) < header || binary.BigEndian.Uint16(p[6:])&0x1fff != 0 {
+			return flow, false
+		}
+		source, destination = netip.AddrFrom4([4]byte(p[12:])), netip.AddrFrom4([4]byte(p[16:]))
+		protocol, p = p[9], p[header:]
+	default:
+		if len(p) < 40 {
+			return flow, false
+		}
+		source, destination = netip.AddrFrom16([16]byte(p[8:])), netip.AddrFrom16([16]byte(p[24:]))
+		var fragment *piece
+		var reason string
+		if protocol, p, fragment, reason = walk(p[6], p[40:]); reason != "" || fragment != nil && fragment.later {
+			return flow, false
+		}
+	}
+	if len(p) < 8 || protocol != 6 && protocol != 17 {
+		return flow, false
+	}
+	flow.Protocol = config.UDP
+	if protocol == 6 {
+		flow.Protocol = config.TCP
+	}
+	flow.Source = netip.AddrPortFrom(source, binary.BigEndian.Uint16(p))
+	flow.Destination = netip.AddrPortFrom(destination, binary.BigEndian.Uint16(p[2:]))
+	return flow, true
+}
+
+// fromOneHost says whether an address may be that of a host.
+func fromOneHost(a netip.Addr) bool {
+	if a.Is4() {
+		return a.As4()[0] != 0 && a.As4()[0] < 224 && !a.IsLoopback()
+	}
+	reserved := netip.MustParsePrefix("::/64").Contains(a) || a.Is4In6()
+	return !reserved && !a.IsMulticast()
+}
+
+// tell is what becomes of a packet that cannot leave for its server: who sent it is told, if it may be
+// and is of use.
+func tell(frame []byte, p parsed, obstacle string, mtu int) outcome {
+	least := 1280
+	if p.flow.Source.Addr().Is4() {
+		least = 68
+	}
+	mtu = max(mtu, least)
+	switch {
+	case p.follow != "" || !fromOneHost(p.flow.Source.Addr()):
+	case obstacle == "drop_hop_limit":
+		return answered(frame, "answer_hop_limit", 0)
+	case obstacle == "drop_too_big" && int(p.length) > mtu:
+		return answered(frame, "answer_too_big", uint32(mtu))
+	}
+	return refused(frame, obstacle, p.length)
+}

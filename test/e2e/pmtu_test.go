@@ -1,0 +1,216 @@
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// echoServices are the services of UDP of the built-in topology.
+var echoServices = []string{
+	"echo6-insert", "echo6-encap", "echo6-gre", "echo6-ipip", "echo4-encap", "echo4-gre", "echo4-ipip",
+}
+
+// narrow is the MTU of a link to the client that only the edge router knows of.
+const narrow = 1300
+
+// TestDownloadsOverANarrowLink has servers that must learn what fits the client's link: from ICMP
+// errors to the VIP, which ECMP may bring to another balancer than the connection's.
+func TestDownloadsOverANarrowLink(t *testing.T) {
+	l := up(t, topology(httpServices...))
+	command(t, l, "edge", "ip", "link", "set", "eth1", "mtu", strconv.Itoa(narrow))
+	c := newClient(l)
+	for _, s := range l.Topology.Services {
+		t.Run(s.Name, func(t *testing.T) {
+			before := balancerCounts(t, l)
+			for range 4 {
+				for _, server := range nodes(l, lab.RoleServer) {
+					forgetPaths(t, l, server)
+				}
+				must(t, c.download(t.Context(), s, transferSize))
+			}
+			if grown := balancerCounts(t, l).since(t, before); grown["forward_icmp"] < 4 {
+				t.Errorf("the balancers forwarded %d ICMP errors for 4 downloads: %v", grown["forward_icmp"], grown)
+			}
+		})
+	}
+	requireNoDrops(t, l)
+}
+
+// TestUploadsIntoANarrowFabric has agents that leave MSS as it is, and a fabric without room for any
+// header: the balancers have to tell the client what fits.
+func TestUploadsIntoANarrowFabric(t *testing.T) {
+	topology := topology(append(slices.Clone(httpServices), echoServices...)...)
+	topology.MTU = lab.MTU{Client: 1500, Fabric: 1500}
+	l := up(t, topology)
+	for _, name := range nodes(l, lab.RoleServer) {
+		cfg := l.Node(name).AgentConfig()
+		cfg.Node.MTU = 9000
+		must(t, l.Node(name).WriteAgentConfig(cfg))
+		must(t, l.Process(name, "agent").Reload(t.Context()))
+	}
+	c := newClient(l)
+	for _, s := range l.Topology.Services {
+		t.Run(s.Name, func(t *testing.T) {
+			forgetPaths(t, l, "client")
+			before := balancerCounts(t, l)
+			longest := watchLongest(t, l)
+			if s.Protocol == config.UDP {
+				discover(t, l, s, 1500-overhead(t, s))
+			} else {
+				must(t, c.upload(t.Context(), s, transferSize))
+			}
+			if _, after := longest(); after != 1500 {
+				t.Errorf("the longest packet after the balancers has %d bytes: not what the fabric can carry", after)
+			}
+			if grown := balancerCounts(t, l).since(t, before); grown["answer_too_big"] == 0 {
+				t.Errorf("nobody was told what fits: %v", grown)
+			}
+		})
+	}
+	requireNoDrops(t, l)
+}
+
+// discover sends datagrams that must not be fragmented until the kernel refuses them, and shows that it
+// has learned the MTU to the byte.
+func discover(t *testing.T, l *lab.Lab, s lab.Service, mtu int) {
+	t.Helper()
+	headers := 40 + 8
+	if s.VIP.Is4() {
+		headers = 20 + 8
+	}
+	probe := dialWhole(t, l, s)
+	eventually(t, func() error {
+		if _, err := probe.Write(make([]byte, 1500-headers)); !errors.Is(err, unix.EMSGSIZE) {
+			return fmt.Errorf("sending a packet of 1500 bytes: %v, want %v", err, unix.EMSGSIZE)
+		}
+		return nil
+	})
+	conn := dialWhole(t, l, s) // without the errors about what the other has sent
+	if _, err := conn.Write(make([]byte, mtu+1-headers)); !errors.Is(err, unix.EMSGSIZE) {
+		t.Errorf("sending a packet of %d bytes: %v, want %v", mtu+1, err, unix.EMSGSIZE)
+	}
+	_, err := exchange(conn, make([]byte, mtu-headers))
+	must(t, err)
+}
+
+// dialWhole opens a socket whose datagrams must not be fragmented.
+func dialWhole(t *testing.T, l *lab.Lab, s lab.Service) net.Conn {
+	t.Helper()
+	conn, err := l.Node("client").Dial(t.Context(), "udp", s.Address().String())
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	must(t, setSocketOption(conn, s, unix.IP_MTU_DISCOVER, unix.IPV6_MTU_DISCOVER, unix.IP_PMTUDISC_DO))
+	return conn
+}
+
+func setSocketOption(conn net.Conn, s lab.Service, option4, option6, value int) error {
+	raw, err := conn.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	level, option := unix.IPPROTO_IPV6, option6
+	if s.VIP.Is4() {
+		level, option = unix.IPPROTO_IP, option4
+	}
+	var errSet error
+	err = raw.Control(func(fd uintptr) { errSet = unix.SetsockoptInt(int(fd), level, option, value) })
+	return errors.Join(err, errSet)
+}
+
+// TestFragmentedDatagrams has datagrams that the client sends in three fragments.
+func TestFragmentedDatagrams(t *testing.T) {
+	l := up(t, topology(echoServices...))
+	for _, server := range nodes(l, lab.RoleServer) {
+		sendWhatFits(t, l, server)
+	}
+	c := newClient(l)
+	content := bytes.Repeat([]byte("0123456789abcdef"), 4000/16)
+	for _, s := range l.Topology.Services {
+		t.Run(s.Name, func(t *testing.T) {
+			before := balancerCounts(t, l)
+			for range 20 {
+				_, err := c.echo(t.Context(), s, content)
+				must(t, err)
+			}
+			grown := balancerCounts(t, l).since(t, before)
+			first := grown["forward_new"] + grown["forward_known"] // a port may come twice
+			if first != 20 || grown["forward_fragment"] != 40 {
+				t.Errorf("20 datagrams of three fragments are counted as %v", grown)
+			}
+		})
+	}
+	requireNoDrops(t, l)
+	requireAllDelivered(t, l)
+}
+
+// sendWhatFits makes a server send packets no longer than the client's link takes, so that the way
+// back needs no discovery.
+func sendWhatFits(t *testing.T, l *lab.Lab, server string) {
+	t.Helper()
+	for _, family := range []string{"-4", "-6"} {
+		route := strings.Fields(command(t, l, server, "ip", family, "route", "show", "default"))
+		if i := slices.Index(route, "pref"); i >= 0 {
+			route = route[:i]
+		}
+		command(t, l, server, "ip", slices.Concat([]string{family, "route", "replace"}, route, []string{"mtu", "1500"})...)
+	}
+}
+
+// TestPing pings all VIPs.
+func TestPing(t *testing.T) {
+	l := up(t, topology("http6-insert", "http4-gre"))
+	for _, s := range l.Topology.Services {
+		network, header, echo := "ip6:ipv6-icmp", 40, uint8(128)
+		if s.VIP.Is4() {
+			network, header, echo = "ip4:icmp", 20, 8
+		}
+		conn, err := l.Node("client").Dial(t.Context(), network, s.VIP.String())
+		must(t, err)
+		defer conn.Close()
+		ping := packet.ICMP(s.VIP, s.VIP, echo, 0, 0x00010002, packet.Payload([]byte("are you there?")))[14+header:]
+		must(t, conn.SetDeadline(time.Now().Add(patience)))
+		_, err = conn.Write(ping)
+		must(t, err)
+		buf := make([]byte, 1500)
+		for answered := false; !answered; {
+			n, _, err := conn.(net.PacketConn).ReadFrom(buf) // without the IP header
+			must(t, err)
+			answered = n >= 8 && bytes.Equal(buf[4:n], ping[4:])
+		}
+	}
+	if counted := balancerCounts(t, l); counted["answer_echo"] != 2 {
+		t.Errorf("two pings are counted as %v", counted)
+	}
+}
+
+// forgetPaths makes a node forget what it has learned of paths.
+func forgetPaths(t *testing.T, l *lab.Lab, node string) {
+	t.Helper()
+	command(t, l, node, "ip", "-4", "route", "flush", "cache")
+	command(t, l, node, "ip", "-6", "route", "flush", "cache")
+}
+
+// balancerCounts are the counters of all balancers together.
+func balancerCounts(t *testing.T, l *lab.Lab) counts {
+	t.Helper()
+	sum := counts{}
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		for reason, n := range packetCounts(t, l.Node(name)) {
+			sum[reason] += n
+		}
+	}
+	return sum
+}
