@@ -120,11 +120,8 @@ static __always_inline __u64 flow_read(const struct flow_bucket *bucket, int way
 	return *(const volatile __u64 *)&bucket->entry[way];
 }
 
-/*
- * Finds a flow's entry. Which of the eight it is no processor can foresee, so
- * there is no branch until all have been compared: one mispredicted would throw
- * away the work on the rest of the packet that is done while the line is awaited.
- */
+/* Finds a flow's entry. Comparing all eight without a branch was no faster, though
+ * which one it is cannot be predicted (docs/performance.md). */
 static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
 					struct flow_slot *slot)
 {
@@ -138,10 +135,10 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 #pragma unroll
 	for (int way = 0; way < FLOWS_PER_BUCKET; way++) {
 		__u64 value = flow_read(slot->bucket, way);
-		__s64 difference = (value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT;
-		__u64 equal = (difference - 1) >> 63; /* all ones, or none */
-
-		slot->value ^= (slot->value ^ value) & equal;
+		if ((value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0) {
+			slot->value = value;
+			return;
+		}
 	}
 }
 

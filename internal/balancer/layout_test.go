@@ -112,7 +112,16 @@ var changes = map[string]func(*ebpf.MapSpec){
 	"key size":    func(s *ebpf.MapSpec) { s.KeySize += 4 },
 	"max entries": func(s *ebpf.MapSpec) { s.MaxEntries *= 2 },
 	"flags":       func(s *ebpf.MapSpec) { s.Flags ^= unix.BPF_F_RDONLY_PROG },
-	"type":        func(s *ebpf.MapSpec) { s.Type, s.Flags = ebpf.LRUHash, 0 },
+	"type":        changeType,
+}
+
+func changeType(s *ebpf.MapSpec) {
+	s.Flags = 0
+	if s.Type == ebpf.LRUHash {
+		s.Type = ebpf.Hash
+	} else {
+		s.Type = ebpf.LRUHash
+	}
 }
 
 // fixed is what the kernel does not let differ.
