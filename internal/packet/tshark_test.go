@@ -1,6 +1,7 @@
 package packet_test
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -43,6 +44,22 @@ func TestTsharkAgreesWithClientPackets(t *testing.T) {
 			if len(d.Problems) > 0 {
 				t.Errorf("IPv%d %s (%s): %v", version, names[i], d.Protocols, d.Problems)
 			}
+		}
+	}
+}
+
+// A client may use any port: that some protocol has registered it is no fault of the packet.
+func TestTsharkTakesNoPortForAProtocol(t *testing.T) {
+	var frames [][]byte
+	data := packet.Payload(bytes.Repeat([]byte("no protocol of any port "), 50))
+	for _, port := range []uint16{4789, 8080, 34964, 47000, 53000} { // VXLAN, HTTP, PROFINET, HCrt, nobody's
+		source := netip.AddrPortFrom(netip.MustParseAddr("2001:db8:c::2"), port)
+		target := netip.MustParseAddrPort("[2001:db8:80::1]:60001")
+		frames = append(frames, packet.UDP(source, target, data), packet.TCP(source, target, packet.Flags(packet.ACK), data))
+	}
+	for _, d := range packettest.Dissect(t, frames) {
+		if len(d.Problems) > 0 {
+			t.Errorf("%s: %v", d.Protocols, d.Problems)
 		}
 	}
 }

@@ -47,8 +47,8 @@ func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
 	arguments := []string{"-n", "-r", writePcap(t, frames), "-T", "json", "--no-duplicate-keys",
 		"-o", "ip.check_checksum:TRUE", "-o", "tcp.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE",
 		// Frames are judged one by one: what is missing between them, and half a message of an
-		// application, is no fault of theirs.
-		"-o", "tcp.analyze_sequence_numbers:FALSE", "--disable-protocol", "http"}
+		// application, is no fault of theirs. Nor is a client's port that some protocol has registered.
+		"-o", "tcp.analyze_sequence_numbers:FALSE", "-d", "tcp.port==1-65535,data", "-d", "udp.port==1-65535,data"}
 	command := exec.Command(tshark, arguments...)
 	var complaints strings.Builder
 	command.Stderr = &complaints
