@@ -16,8 +16,6 @@ struct {
 	__type(value, __u32); /* number of the server */
 } reference_flows SEC(".maps");
 
-const volatile __u64 flow_label_keys[TUPLE_WORDS + 1];
-
 /* Looks the flow's server up, else places the flow and remembers where. */
 static __always_inline enum reason
 find_segments(const struct packet *pkt, const struct service *service, struct segments *segments)
@@ -55,7 +53,7 @@ static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
 	if (found == REASON_DROP_NO_SERVER)
 		return found;
 	failed = send(ctx, pkt, &service, &segments,
-		      multilinear((const __u32 *)&pkt->key, TUPLE_WORDS, flow_label_keys), port);
+		      multilinear((const __u32 *)&pkt->key, TUPLE_WORDS, bucket_keys), port);
 	if (failed)
 		return failed;
 	count_server(segments.server[0], pkt, found);

@@ -34,6 +34,7 @@ type kernel struct {
 	services *serviceTable
 	// nextServices describes tables of services.
 	nextServices *ebpf.MapSpec
+	constants    map[string]any // that the program was loaded with
 }
 
 // pinned are the tables that outlive the process, by their names.
@@ -109,14 +110,15 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	if k.clock, err = newFlowClock(); err != nil {
 		return err
 	}
-	for name, value := range map[string]any{
+	k.constants = map[string]any{
 		balancerVarFlowTickShift:     k.clock.shift,
 		balancerVarFlowBucketKeys:    identity.FlowBucketKeys,
 		balancerVarFlowSignatureKeys: identity.FlowSignatureKeys,
 		balancerVarFlowBucketMask:    spec.Maps[balancerMapFlows].MaxEntries - 1,
 		balancerVarServiceKeys:       identity.ServiceKeys,
 		balancerVarBucketKeys:        identity.BucketKeys,
-	} {
+	}
+	for name, value := range k.constants {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
 		}

@@ -8,6 +8,9 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
+// Constants are what programs on the data path's tables are loaded with, by the names of variables.
+func (b *Balancer) Constants() map[string]any { return b.kernel.constants }
+
 // Rehearse readies a data path that Run has not attached for test runs of its program: frames for the
 // MAC address of the hop's link are the host's, and every server is reached by the hop. The program
 // belongs to the balancer.

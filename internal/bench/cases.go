@@ -30,6 +30,7 @@ const (
 	caseSYN       = "syn-of-new-flow" // placed and entered
 	caseUnknown   = "non-syn-unknown" // of a flow that another balancer had
 	caseReference = "reference-lru"   // known-flow, remembered by the kernel's LRU hash map
+	caseSteps     = "up-to-"          // known-flow, up to one of the steps of its way
 	caseDeliver   = "agent-deliver"   // decapsulated on a server
 )
 
@@ -42,6 +43,9 @@ type benchCase struct {
 	setup         setup
 	traffic       traffic
 }
+
+// steps of a packet's way; enum step of bpf/bench/steps.bpf.c.
+var steps = []string{"parse", "classify", "persist", "encapsulate", "count"}
 
 // encapsulations are those of a family's packets.
 var encapsulations = map[family][]config.Encapsulation{
@@ -56,6 +60,13 @@ var typical = map[family]config.Encapsulation{ipv6: config.SRv6Insert, ipv4: con
 // least.
 func allCases(levels []uint32, room uint32) []benchCase {
 	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
+	for _, flows := range levels {
+		for i, name := range steps {
+			c := knownCase(caseSteps+name, ipv6, typical[ipv6], flows, room)
+			c.setup.kind, c.setup.lastStep = setupSteps, uint32(i)
+			cases = append(cases, c)
+		}
+	}
 	for _, f := range []family{ipv6, ipv4} {
 		for _, kind := range encapsulations[f] {
 			for _, flows := range levels {

@@ -71,6 +71,7 @@ const (
 	setupFloor
 	setupBalancer
 	setupReference
+	setupSteps
 	setupAgent
 )
 
@@ -84,14 +85,17 @@ type setup struct {
 	capacity      uint32          // of the flow table, in flows
 	filledBy      packet.TCPFlags // what the table is filled by to its capacity; 0: it is empty
 	confirmed     bool            // by a second packet of every flow
+	lastStep      uint32          // of setupSteps: index in steps
 }
 
 // rig is a setup that was made.
 type rig struct {
-	program  *ebpf.Program
-	instance string         // of a balancer
-	view     *balancer.View // of its tables
-	closers  []func() error
+	program   *ebpf.Program
+	filler    *ebpf.Program  // enters flows
+	instance  string         // of a balancer
+	constants map[string]any // of programs on its tables
+	view      *balancer.View // of those
+	closers   []func() error
 }
 
 var instances atomic.Int32
@@ -101,7 +105,7 @@ func (s *setup) build() (r *rig, err error) {
 	switch s.kind {
 	case setupFloor:
 		err = r.loadFloor()
-	case setupBalancer, setupReference:
+	case setupBalancer, setupReference, setupSteps:
 		err = r.loadBalancer(s)
 	case setupAgent:
 		err = r.loadAgent(s)
@@ -154,12 +158,16 @@ func (r *rig) loadBalancer(s *setup) error {
 	if err != nil {
 		return err
 	}
-	r.instance, r.closers = cfg.Node.Instance, append(r.closers, b.Close)
+	r.instance, r.constants, r.closers = cfg.Node.Instance, b.Constants(), append(r.closers, b.Close)
 	if r.program, err = b.Rehearse(hop); err != nil {
 		return err
 	}
-	if s.kind == setupReference {
-		return r.loadReference(datapath.Dir(r.instance), s.capacity)
+	r.filler = r.program
+	switch s.kind {
+	case setupReference:
+		return r.loadReference(s.capacity)
+	case setupSteps:
+		return r.loadSteps(s.lastStep)
 	}
 	if r.view, err = balancer.OpenView(r.instance); err != nil {
 		return err
@@ -200,12 +208,32 @@ func (s *setup) balancerConfig() *config.Balancer {
 }
 
 // loadReference replaces the program by the reference, which shares all tables but that of flows.
-func (r *rig) loadReference(dir string, capacity uint32) error {
+func (r *rig) loadReference(capacity uint32) error {
 	spec, err := loadReference()
 	if err != nil {
 		return err
 	}
 	spec.Maps["reference_flows"].MaxEntries = capacity
+	err = r.replace(spec, "xdp_reference")
+	r.filler = r.program
+	return err
+}
+
+// loadSteps replaces the program by one that ends after a step.
+func (r *rig) loadSteps(last uint32) error {
+	spec, err := loadSteps()
+	if err != nil {
+		return err
+	}
+	if err := spec.Variables["last_step"].Set(last); err != nil {
+		return err
+	}
+	return r.replace(spec, "xdp_steps")
+}
+
+// replace loads another program on the balancer's tables.
+func (r *rig) replace(spec *ebpf.CollectionSpec, program string) error {
+	dir := datapath.Dir(r.instance)
 	pins, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -227,31 +255,20 @@ func (r *rig) loadReference(dir string, capacity uint32) error {
 		}
 		shared[pin.Name()], mapSpec.MaxEntries = m, m.MaxEntries()
 	}
-	if err := shareKeys(spec, shared["identity"]); err != nil {
-		return err
-	}
-	objects := &referenceObjects{}
-	if err := spec.LoadAndAssign(objects, &ebpf.CollectionOptions{MapReplacements: shared}); err != nil {
-		return fmt.Errorf("load the reference: %w", err)
-	}
-	r.program, r.closers = objects.XdpReference, append(r.closers, objects.Close)
-	return objects.HostMac.Set(macWord(hostMAC))
-}
-
-// shareKeys gives the reference the hash keys of the balancer whose tables it reads.
-func shareKeys(spec *ebpf.CollectionSpec, identity *ebpf.Map) error {
-	var keys referenceIdentity
-	if err := identity.Lookup(uint32(0), &keys); err != nil {
-		return fmt.Errorf("read the balancer's hash keys: %w", err)
-	}
-	for name, value := range map[string]any{
-		"service_keys": keys.ServiceKeys, "bucket_keys": keys.BucketKeys, "flow_label_keys": keys.BucketKeys,
-	} {
-		if err := spec.Variables[name].Set(value); err != nil {
-			return fmt.Errorf("reference: set %s: %w", name, err)
+	for name, value := range r.constants {
+		if variable := spec.Variables[name]; variable != nil {
+			if err := variable.Set(value); err != nil {
+				return fmt.Errorf("%s: set %s: %w", program, name, err)
+			}
 		}
 	}
-	return nil
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
+	if err != nil {
+		return fmt.Errorf("load %s: %w", program, err)
+	}
+	r.program = collection.Programs[program]
+	r.closers = append(r.closers, func() error { collection.Close(); return nil })
+	return collection.Variables["host_mac"].Set(macWord(hostMAC))
 }
 
 func (r *rig) loadAgent(s *setup) error {
@@ -285,7 +302,7 @@ func (r *rig) fill(h *host, s *setup) error {
 	for _, flags := range passes {
 		t := trafficTo(s.family, vips[s.family], s.protocol, flags)
 		t.order = sequential
-		if err := h.prepare(r.program, &t); err != nil {
+		if err := h.prepare(r.filler, &t); err != nil {
 			return err
 		}
 		if _, err := h.run(s.capacity); err != nil {

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The way of a packet of a known flow up to one of its steps, so that differences
+ * tell what each step costs. The verifier removes what is behind the last one.
+ */
+#include "persist.h"
+#include "steer.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+enum step {
+	STEP_PARSE,
+	STEP_CLASSIFY,
+	STEP_PERSIST,
+	STEP_ENCAPSULATE,
+	STEP_COUNT,
+};
+
+const volatile __u32 last_step; /* enum step: set at load */
+
+/* Nothing that a step found may be left out because nobody reads it. */
+static __always_inline int stop(const void *result)
+{
+	asm volatile("" ::"r"(result) : "memory");
+	return XDP_TX;
+}
+
+SEC("xdp")
+int xdp_steps(struct xdp_md *ctx)
+{
+	const struct port *port = NULL;
+	struct segments segments = {};
+	struct flow_slot flow = {};
+	struct packet pkt = {};
+	struct service service;
+
+	if (!for_host(ctx) || parse(ctx, &pkt))
+		return XDP_DROP;
+	if (last_step == STEP_PARSE)
+		return stop(&pkt);
+	if (!classify(&pkt, &service))
+		return XDP_DROP;
+	if (last_step == STEP_CLASSIFY)
+		return stop(&service);
+	if (!persist(&pkt, &service, &flow, flow_now(), &segments))
+		return stop(&flow); /* one of the few that found no room */
+	if (last_step == STEP_PERSIST)
+		return stop(&segments);
+	if (send(ctx, &pkt, &service, &segments, flow_label(&flow), &port) || !port)
+		return XDP_DROP;
+	if (last_step == STEP_COUNT) {
+		count(REASON_FORWARD_KNOWN, &pkt);
+		count_server(segments.server[0], &pkt, REASON_FORWARD_KNOWN);
+	}
+	return transmit(ctx, port);
+}
