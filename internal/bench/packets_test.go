@@ -1,10 +1,14 @@
 package bench
 
 import (
+	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"regexp"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 // Every case comes to the verdict that it is to measure, for each number of flows.
@@ -16,6 +20,9 @@ func TestMeasurePackets(t *testing.T) {
 	times, err := MeasurePackets(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if left, err := filepath.Glob(datapath.Dir(fmt.Sprintf("bench-%d-*", os.Getpid()))); err != nil || len(left) > 0 {
+		t.Errorf("still pinned: %v, %v", left, err)
 	}
 	cases := allCases(o.Flows, o.Room)
 	if len(times) != len(cases) {

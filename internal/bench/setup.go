@@ -285,7 +285,8 @@ func (r *rig) loadAgent(s *setup) error {
 	if err != nil {
 		return err
 	}
-	r.closers = append(r.closers, a.Close)
+	// An agent leaves its data path, also one that was never put in place.
+	r.closers = append(r.closers, func() error { return datapath.RemoveDir(cfg.Node.Instance) }, a.Close)
 	r.program, err = a.Rehearse(hostMAC)
 	return err
 }
