@@ -61,8 +61,7 @@ struct flow_slot {
 	__u64 value;	 /* its entry when that was read; 0: it has none */
 };
 
-/* Jiffies cost a load; every other clock of the kernel costs a call, which is
- * more than all else here. */
+/* Jiffies cost a load; the clocks in nanoseconds cost a call. */
 static __always_inline __u64 flow_now(void)
 {
 	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;

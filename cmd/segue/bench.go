@@ -36,7 +36,7 @@ docs/performance.md says what the cases are.
 ns_median, ns_p10, ns_p90, net_ns and rounds, and, where the processor counts them,
 instructions.
 
-Bench needs root; ten million flows need about 8 GB of memory.`,
+Bench needs root; ten million flows need some gigabytes of memory.`,
 		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
