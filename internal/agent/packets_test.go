@@ -242,6 +242,8 @@ func deliveries() []packetCase {
 		{"insert, Ethernet padding", packet.Pad(insert, 1, 2, 3), "deliver_srv6_insert", nil},
 		{"insert, other argument", set(insert, functionAt+2, 1, 2, 3, 4, 5, 6), "deliver_srv6_insert", nil},
 		{"insert, hop limit 1", packet.SetHopLimit(insert, 1), "deliver_srv6_insert", nil},
+		// A tunnel of the client's own, if a balancer ever let it through.
+		{"insert, before GRE", set(insert, srhAt, 47), "deliver_srv6_insert", nil},
 	}
 	for name, frame := range uncommon(client6, vip6) {
 		cases = append(cases, packetCase{"insert, " + name, wrap(frame, srv6(config.SRv6Insert, sid)), "deliver_srv6_insert", nil})

@@ -75,8 +75,10 @@ func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 	return ip, at, err
 }
 
+// tunnel: a whole packet is inside. GRE behind a segment routing header is no encapsulation of ours: it
+// is what an inserted header stands in front of.
 func (env envelope) tunnel() bool {
-	return env.protocol == protocolIPv4 || env.protocol == protocolIPv6 || env.protocol == protocolGRE
+	return env.protocol == protocolIPv4 || env.protocol == protocolIPv6 || env.protocol == protocolGRE && env.srh == nil
 }
 
 // vip is where the client sent the packet.
