@@ -52,72 +52,81 @@ static __always_inline enum reason follow(const struct packet *pkt, const struct
 	return pkt->kind == PACKET_ICMP_ERROR ? REASON_FORWARD_ICMP : REASON_FORWARD_FRAGMENT;
 }
 
-/* What is no whole packet of TCP or UDP: finds out which flow it belongs to. */
-static __always_inline enum reason find_unusual(struct xdp_md *ctx, struct packet *pkt,
-						enum parse_error error, struct service *service,
-						struct flow_slot *flow, struct segments *segments)
+/* Sends the packet to the servers that were found for it. */
+static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
+				   const struct service *service, const struct flow_slot *flow,
+				   const struct segments *segments, enum reason found)
 {
-	enum reason why = refuse(pkt, reason_of(error));
+	const struct port *port = NULL;
+	enum reason failed;
 
-	*service = (struct service){}; /* the verifier does not know what `why` can be */
+	if (!is_forward(found))
+		return leave(ctx, pkt, found, NULL);
+	failed = send(ctx, pkt, service, segments, flow_label(flow), &port);
+	if (failed)
+		return leave(ctx, pkt, failed, NULL);
+	count_server(segments->server[0], pkt, found);
+	return leave(ctx, pkt, found, port);
+}
+
+/* Finds the flow that what is no whole packet of TCP or UDP belongs to; the reason
+ * is none if there is one. */
+static __always_inline enum reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
+						enum parse_error error, struct service *service)
+{
+	enum reason why = reason_of(error);
+
+	if (why != REASON_PASS_NOT_IP)
+		why = refuse(pkt, why);
 	if (why == REASON_DROP_FRAGMENT)
 		why = read_fragment(ctx, pkt);
 	else if (why == REASON_DROP_PROTOCOL && is_icmp(pkt))
 		why = read_icmp(ctx, pkt);
 	if (why)
 		return why;
-	if (!classify(pkt, service))
-		return pkt->kind == PACKET_ICMP_ERROR ? REASON_DROP_ICMP_NO_SERVICE
-						      : REASON_DROP_NO_SERVICE;
-	if (pkt->kind == PACKET_WHOLE)
-		return find_segments(pkt, service, flow, segments);
-	return follow(pkt, service, flow, segments);
+	if (classify(pkt, service))
+		return REASON_NONE;
+	return pkt->kind == PACKET_ICMP_ERROR ? REASON_DROP_ICMP_NO_SERVICE
+					      : REASON_DROP_NO_SERVICE;
 }
 
-static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
-					 const struct port **port)
+/* The way of a packet that could not be parsed to the end. Not inlined: the verifier
+ * walks it once, and the others' way stays short. */
+__noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error)
 {
 	struct segments segments = {};
+	struct service service = {};
 	struct flow_slot flow = {};
-	struct service service;
-	enum reason found, failed;
-	enum parse_error error;
+	enum reason why;
 
-	if (!for_host(ctx))
-		return REASON_PASS_NOT_FOR_HOST;
-	error = parse(ctx, pkt);
-	if (error == PARSE_NOT_IP)
-		return REASON_PASS_NOT_IP;
-	if (error)
-		found = find_unusual(ctx, pkt, error, &service, &flow, &segments);
-	else if (classify(pkt, &service))
-		found = find_segments(pkt, &service, &flow, &segments);
-	else
-		found = refuse(pkt, REASON_DROP_NO_SERVICE);
-	if (!is_forward(found))
-		return found;
-	failed = send(ctx, pkt, &service, &segments, flow_label(&flow), port);
-	if (failed)
-		return failed;
-	count_server(segments.server[0], pkt, found);
-	return found;
+	if (!pkt)
+		return XDP_ABORTED;
+	why = read_unusual(ctx, pkt, error, &service);
+	if (!why)
+		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
+						: follow(pkt, &service, &flow, &segments);
+	return forward(ctx, pkt, &service, &flow, &segments, why);
 }
 
 SEC("xdp")
 int xdp_lb(struct xdp_md *ctx)
 {
-	const struct port *port = NULL;
+	struct segments segments = {};
+	struct flow_slot flow = {};
 	struct packet pkt = {};
-	enum reason why = steer(ctx, &pkt, &port);
+	struct service service;
+	enum parse_error error;
+	enum reason found;
 
-	count(why, &pkt);
-	if (why < REASON_FORWARD_KNOWN)
-		return XDP_PASS;
-	if (port)
-		return transmit(ctx, port);
-	if (is_answer(why))
-		return send_back(ctx);
-	return XDP_DROP;
+	if (!for_host(ctx))
+		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST, NULL);
+	error = parse(ctx, &pkt);
+	if (error)
+		return steer_unusual(ctx, &pkt, error);
+	if (!classify(&pkt, &service))
+		return leave(ctx, &pkt, refuse(&pkt, REASON_DROP_NO_SERVICE), NULL);
+	found = find_segments(&pkt, &service, &flow, &segments);
+	return forward(ctx, &pkt, &service, &flow, &segments, found);
 }
 
 /* Tells user space what the flow table's clock counts: only programs can read it. */

@@ -86,25 +86,29 @@ static __always_inline __u8 inner_protocol(const struct packet *pkt)
 	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? IPPROTO_IPV6 : IPPROTO_IPIP;
 }
 
-/* Writes segments n..skip+1, in the header's order: the last one first. */
+/* Writes the segments in the header's order, the last one to be visited first. A
+ * reduced header leaves out the one that is visited first. */
 static __always_inline bool write_segments(struct in6_addr *out, const void *end,
-					   const struct segments *segments, __u32 skip)
+					   const struct encap *encap, __u32 count, bool reduced)
 {
-	for (__u32 i = 0; i < MAX_CANDIDATES; i++) {
-		__u32 left = segments->count - i;
-		const struct server *server = segments->first;
+	const struct segments *segments = encap->segments;
 
-		if (left <= skip || left > MAX_CANDIDATES)
-			return true;
-		if (left > 1)
-			server = bpf_map_lookup_elem(
-				&servers, &segments->server[(left - 1) & (MAX_CANDIDATES - 1)]);
+	for (__u32 i = 1; i < count && i < MAX_CANDIDATES; i++) {
+		const struct server *server = bpf_map_lookup_elem(
+			&servers, &segments->server[(count - i) & (MAX_CANDIDATES - 1)]);
+
 		/* Or the compiler checks one register and writes through another. */
 		barrier_var(out);
 		if (!server || (void *)(out + 1) > end)
 			return false;
 		write_sid(out++, &server->address, segments->function);
 	}
+	if (reduced)
+		return true;
+	barrier_var(out);
+	if ((void *)(out + 1) > end)
+		return false;
+	write_sid(out, &encap->server->address, segments->function);
 	return true;
 }
 
@@ -138,13 +142,13 @@ __noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
 
 /* (lb, s1, ..., sn, VIP) between the IPv6 header and the rest; the source stays
  * the client's, and the balancer is the segment that was visited already. */
-static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
+static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap,
+					      __u32 count)
 {
 	const void *end = frame_end(ctx);
 	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
-	struct ipv6hdr *old = (void *)ip + (encap->size & 0xff);
+	struct ipv6hdr *old = (void *)ip + (srh_size(count + 2) & 0xff);
 	__u32 options = encap->pkt->hop_by_hop & (2 * MAX_HOP_BY_HOP - 1);
-	__u32 count = encap->segments->count;
 	struct segment_routing_header *srh;
 	struct in6_addr *segment;
 	__u8 *next_header;
@@ -172,7 +176,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 	start_srh(srh, *next_header, count + 2, count);
 	*next_header = IPPROTO_ROUTING;
 	copy_address(&srh->segment[0], &encap->pkt->key.destination);
-	if (!write_segments(&srh->segment[1], end, encap->segments, 0))
+	if (!write_segments(&srh->segment[1], end, encap, count, false))
 		return false;
 	segment = &srh->segment[(count & (2 * MAX_CANDIDATES - 1)) + 1];
 	if ((void *)(segment + 1) > end)
@@ -187,7 +191,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct encap *encap,
 					     __u8 next_header)
 {
-	__u8 class = encap->pkt->traffic_class;
+	__u8 class = traffic_class(encap->pkt);
 
 	*(__be32 *)ip = bpf_htonl(6 << 28 | (__u32) class << 20 | encap->flow_label);
 	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
@@ -213,7 +217,7 @@ static __always_inline bool write_srv6_encap(struct xdp_md *ctx, const struct en
 	if ((void *)(srh + 1) > end)
 		return false;
 	start_srh(srh, inner_protocol(encap->pkt), count - 1, count - 1);
-	return write_segments(srh->segment, end, encap->segments, 1);
+	return write_segments(srh->segment, end, encap, count, true);
 }
 
 static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
@@ -235,7 +239,7 @@ static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct enca
 	struct iphdr outer = {
 		.version = 4,
 		.ihl = 5,
-		.tos = encap->pkt->traffic_class,
+		.tos = traffic_class(encap->pkt),
 		.tot_len = bpf_htons(encap->pkt->length + encap->size),
 		.frag_off = bpf_htons(IP_FLAG_DF),
 		.ttl = OUTER_HOP_LIMIT,
@@ -294,7 +298,10 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 {
 	switch (kind) {
 	case ENCAP_SRV6_INSERT:
-		return write_srv6_insert(ctx, encap);
+		/* Nearly always one: a constant, by which the compiler knows all sizes. */
+		if (encap->segments->count == 1)
+			return write_srv6_insert(ctx, encap, 1);
+		return write_srv6_insert(ctx, encap, encap->segments->count);
 	case ENCAP_SRV6_ENCAP:
 		return write_srv6_encap(ctx, encap);
 	case ENCAP_GRE:
@@ -316,18 +323,19 @@ static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation k
 	return !bpf_xdp_adjust_head(ctx, -(int)encap->size) && write_headers(ctx, kind, encap);
 }
 
-/* Addresses the frame to the next hop. */
+/* Addresses the frame to the next hop. Through no pointer to a packed header: the
+ * compiler would store byte by byte. */
 static __always_inline bool write_ethernet(struct xdp_md *ctx, __u64 next_hop,
 					   const struct port *port, __be16 ethertype)
 {
-	struct ethhdr *ethernet = frame_start(ctx);
+	void *ethernet = frame_start(ctx);
 
-	if ((void *)(ethernet + 1) > frame_end(ctx))
+	if (ethernet + ETH_HLEN > frame_end(ctx))
 		return false;
 	/* The port number makes way for the source's first two bytes. */
-	*(__u64 *)ethernet->h_dest = next_hop << 16 >> 16 | (__u64)port->mac_start << 48;
-	*(__u32 *)&ethernet->h_source[2] = port->mac_rest;
-	*ethertype_of(ethernet) = ethertype;
+	*(__u64 *)ethernet = next_hop << 16 >> 16 | (__u64)port->mac_start << 48;
+	*(__u32 *)(ethernet + sizeof(__u64)) = port->mac_rest;
+	*(__be16 *)(ethernet + offsetof(struct ethhdr, h_proto)) = ethertype;
 	return true;
 }
 

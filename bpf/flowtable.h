@@ -104,7 +104,7 @@ static __always_inline void flow_hash(const struct flow_key *key, __u32 service,
 		*(const __u32 *)&key->source_port, service,
 	};
 	__u32 place = mix(multilinear(words, FLOW_WORDS, flow_bucket_keys));
-	__u32 check = mix(multilinear(words, FLOW_WORDS, flow_signature_keys));
+	__u32 check = multilinear(words, FLOW_WORDS, flow_signature_keys);
 
 	*bucket = place & flow_bucket_mask;
 	/* The place's two highest bits widen the signature: 2^30 buckets at most. */
@@ -119,8 +119,13 @@ static __always_inline __u64 flow_read(const struct flow_bucket *bucket, int way
 	return *(const volatile __u64 *)&bucket->entry[way];
 }
 
-/* Finds a flow's entry. Comparing all eight without a branch was no faster, though
- * which one it is cannot be predicted (docs/performance.md). */
+/* A flow's ways through its bucket begin where its signature says: in most buckets
+ * it is there, and the processor foresees that. */
+static __always_inline int flow_way(__u64 signature, int i)
+{
+	return (i ^ signature >> FLOW_SIGNATURE_SHIFT) & (FLOWS_PER_BUCKET - 1);
+}
+
 static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
 					struct flow_slot *slot)
 {
@@ -132,8 +137,8 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 	if (!slot->bucket)
 		return;
 #pragma unroll
-	for (int way = 0; way < FLOWS_PER_BUCKET; way++) {
-		__u64 value = flow_read(slot->bucket, way);
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		__u64 value = flow_read(slot->bucket, flow_way(slot->signature, i));
 		if ((value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0) {
 			slot->value = value;
 			return;
@@ -153,12 +158,15 @@ static __always_inline __u32 flow_label(const struct flow_slot *slot)
 }
 
 /* Replaces an entry of the bucket; false when another core was faster. */
-static __always_inline bool flow_exchange(struct flow_bucket *bucket, __u64 old, __u64 new)
+static __always_inline bool flow_exchange(const struct flow_slot *slot, __u64 old, __u64 new)
 {
 #pragma unroll
-	for (int way = 0; way < FLOWS_PER_BUCKET; way++) {
-		if (flow_read(bucket, way) == old)
-			return __sync_val_compare_and_swap(&bucket->entry[way], old, new) == old;
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		int way = flow_way(slot->signature, i);
+
+		if (flow_read(slot->bucket, way) == old)
+			return __sync_val_compare_and_swap(&slot->bucket->entry[way], old, new) ==
+			       old;
 	}
 	return false;
 }
@@ -170,7 +178,7 @@ static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state s
 	__u64 value = flow_value(slot->signature, flow_server(slot->value), state, now);
 
 	if (value != slot->value)
-		flow_exchange(slot->bucket, slot->value, value);
+		flow_exchange(slot, slot->value, value);
 }
 
 /* How readily an entry yields its place; 0: not at all. */
@@ -200,10 +208,10 @@ static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, en
 	if (!slot->bucket)
 		return false;
 	if (flow_known(slot))
-		return flow_exchange(slot->bucket, old, value);
+		return flow_exchange(slot, old, value);
 #pragma unroll
-	for (int way = 0; way < FLOWS_PER_BUCKET; way++) {
-		__u64 other = flow_read(slot->bucket, way);
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		__u64 other = flow_read(slot->bucket, flow_way(slot->signature, i));
 		__u64 rank = flow_rank(other, now);
 
 		if (rank > best) {
@@ -211,7 +219,7 @@ static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, en
 			old = other;
 		}
 	}
-	return best && flow_exchange(slot->bucket, old, value);
+	return best && flow_exchange(slot, old, value);
 }
 
 #endif

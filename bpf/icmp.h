@@ -45,7 +45,7 @@ static __always_inline bool read_quoted_ipv4(struct cursor *at, struct packet *q
 	return true;
 }
 
-static __always_inline bool read_quoted_ipv6(const struct xdp_md *ctx, struct cursor *at,
+static __always_inline bool read_quoted_ipv6(struct xdp_md *ctx, struct cursor *at,
 					     struct packet *quoted)
 {
 	const struct ipv6hdr *ip = at->pos;
@@ -66,8 +66,7 @@ static __always_inline bool read_quoted_ipv6(const struct xdp_md *ctx, struct cu
 
 /* Makes the packet one of the flow that is quoted: what the server has sent, seen
  * from the client. False when it is not a VIP's that was asked for. */
-static __always_inline bool read_quote(const struct xdp_md *ctx, struct cursor *at,
-				       struct packet *pkt)
+static __always_inline bool read_quote(struct xdp_md *ctx, struct cursor *at, struct packet *pkt)
 {
 	bool is_v4 = pkt->ethertype == bpf_htons(ETH_P_IP);
 	struct packet quoted = { .length = pkt->length }; /* it ends where the error does */

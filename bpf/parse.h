@@ -52,11 +52,11 @@ enum packet_kind {
 
 struct packet {
 	struct flow_key key;
-	__be16 ethertype;   /* 0 until the IP header's addresses are known */
-	__u16 length;	    /* of layer 3 */
-	__u16 hop_by_hop;   /* bytes of IPv6 hop-by-hop options */
-	__u16 transport;    /* offset of the transport header in the frame */
-	__u8 traffic_class; /* IPv4 TOS or IPv6 traffic class: DSCP and ECN */
+	__be16 ethertype; /* 0 until the IP header's addresses are known */
+	__u16 length;	  /* of layer 3 */
+	__u16 hop_by_hop; /* bytes of IPv6 hop-by-hop options */
+	__u16 transport;  /* offset of the transport header in the frame */
+	__be16 first;	  /* of the IP header: the version, and what traffic_class reads */
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
 	__u8 kind;	/* enum packet_kind */
@@ -142,6 +142,14 @@ static __always_inline __u8 ipv6_traffic_class(const struct ipv6hdr *ip)
 	return ip->priority << 4 | ip->flow_lbl[0] >> 4;
 }
 
+/* IPv4's TOS or IPv6's traffic class: DSCP and ECN. */
+static __always_inline __u8 traffic_class(const struct packet *pkt)
+{
+	__u16 first = bpf_ntohs(pkt->first);
+
+	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? first >> 4 : first;
+}
+
 /* Whether `size` bytes can be read at the cursor. */
 static __always_inline bool has(const struct cursor *at, __u32 size)
 {
@@ -204,7 +212,7 @@ static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct pac
 	map_ipv4(&pkt->key.destination, ip->daddr);
 	pkt->ethertype = bpf_htons(ETH_P_IP);
 	pkt->length = bpf_ntohs(ip->tot_len);
-	pkt->traffic_class = ip->tos;
+	pkt->first = *(const __be16 *)ip;
 	pkt->hop_limit = ip->ttl;
 	set_protocol(pkt, ip->protocol);
 	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 || !limit(at, pkt->length))
@@ -241,12 +249,14 @@ static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
  * data. An atomic fragment (offset 0, no more to come) is a whole packet (RFC 6946).
  * Not inlined: few packets have any, and the others' path stays short.
  */
-static __noinline __attribute__((unused)) enum parse_error
-parse_extensions(const struct xdp_md *ctx, struct packet *pkt, struct fragment *fragment)
+__noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct fragment *fragment)
 {
-	__u8 next = pkt->key.protocol;
 	struct cursor at;
+	__u8 next;
 
+	if (!pkt)
+		return PARSE_EXTENSION;
+	next = pkt->key.protocol;
 	move_to(&at, ctx, pkt);
 	for (int i = 0; i <= MAX_EXTENSION_HEADERS; i++) {
 		struct extension_header *header = at.pos;
@@ -298,7 +308,7 @@ static __always_inline enum parse_error parse_ipv6(struct cursor *at, struct pac
 	copy_address(&pkt->key.destination, &ip->daddr);
 	pkt->ethertype = bpf_htons(ETH_P_IPV6);
 	pkt->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
-	pkt->traffic_class = ipv6_traffic_class(ip);
+	pkt->first = *(const __be16 *)ip;
 	pkt->hop_limit = ip->hop_limit;
 	set_protocol(pkt, ip->nexthdr);
 	/* A length beyond 65,535 wraps to less than the header's own. */
@@ -317,7 +327,7 @@ static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
 
 /* Reads a frame up to what follows its network headers. `fragment` is zero, or NULL
  * for a reader who has no use for fragments. */
-static __always_inline enum parse_error parse_network(const struct xdp_md *ctx, struct cursor *at,
+static __always_inline enum parse_error parse_network(struct xdp_md *ctx, struct cursor *at,
 						      struct packet *pkt, struct fragment *fragment)
 {
 	struct ethhdr *ethernet = frame_start(ctx);
@@ -348,7 +358,7 @@ static __always_inline enum parse_error parse_network(const struct xdp_md *ctx, 
 }
 
 /* Reads a whole packet up to its transport header. `pkt` must be zero. */
-static __always_inline enum parse_error parse(const struct xdp_md *ctx, struct packet *pkt)
+static __always_inline enum parse_error parse(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct cursor at = {};
 	enum parse_error error = parse_network(ctx, &at, pkt, NULL);

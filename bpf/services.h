@@ -18,7 +18,7 @@
 #define SERVICE_LINES 65536
 #define SERVICES_PER_LINE 2
 /* How far from where it belongs an entry may be, in lines. */
-#define SERVICE_REACH 8
+#define SERVICE_REACH 16
 
 struct service_line {
 	struct service_entry entry[SERVICES_PER_LINE];
@@ -52,12 +52,14 @@ static __always_inline enum placement placement_of(const struct service *service
 	return service->rule.methods & 0xf;
 }
 
+/* VIPs and ports are often numbered in turn, and the sum is linear in each: mixing
+ * keeps them from crowding. */
 static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
 {
 	__u32 words[SERVICE_WORDS] = { vip->s6_addr32[0], vip->s6_addr32[1], vip->s6_addr32[2],
 				       vip->s6_addr32[3], port };
 
-	return multilinear(words, SERVICE_WORDS, service_keys) & (SERVICE_LINES - 1);
+	return mix(multilinear(words, SERVICE_WORDS, service_keys)) & (SERVICE_LINES - 1);
 }
 
 /* Port, protocol and kind of an entry as one word, as they are in memory. */

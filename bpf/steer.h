@@ -31,7 +31,8 @@ static __always_inline void count_server(__u32 number, const struct packet *pkt,
 		return;
 	counter->packets++;
 	counter->bytes += pkt->length;
-	counter->flows += why == REASON_FORWARD_NEW;
+	if (why == REASON_FORWARD_NEW)
+		counter->flows++;
 }
 
 /* Wraps the packet for its servers and sends it to the first. */
@@ -74,6 +75,18 @@ static __always_inline int transmit(const struct xdp_md *ctx, const struct port 
 static __always_inline int send_back(const struct xdp_md *ctx)
 {
 	return host_hairpin ? XDP_TX : bpf_redirect(ctx->ingress_ifindex, 0);
+}
+
+/* The end of every packet's way. The port is where it goes; NULL: it stays. */
+static __always_inline int leave(const struct xdp_md *ctx, const struct packet *pkt,
+				 enum reason why, const struct port *port)
+{
+	count(why, pkt);
+	if (why < REASON_FORWARD_KNOWN)
+		return XDP_PASS;
+	if (port)
+		return transmit(ctx, port);
+	return is_answer(why) ? send_back(ctx) : XDP_DROP;
 }
 
 #endif

@@ -128,7 +128,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 1,
+	TABLES_VERSION = 2,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */

@@ -461,6 +461,9 @@ func (f *fixture) service(name string) *config.Service {
 	return nil
 }
 
+// preferred is the entry of its bucket that a flow takes if it can choose.
+func (f *fixture) preferred(flow Flow) int { return int(f.signature(flow) % flowsPerBucket) }
+
 // signature is the 34 bits that stand for a flow in the flow table.
 func (f *fixture) signature(flow Flow) uint64 {
 	_, signature := flow.tableHash(f.serviceID(flow), &f.identity)

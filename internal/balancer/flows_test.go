@@ -295,7 +295,7 @@ func TestEviction(t *testing.T) {
 		bucket  [flowsPerBucket]resident
 		evicted int // -1: none
 	}{
-		"empty":                                  {repeat(stateFree, 0), 0},
+		"empty":                                  {repeat(stateFree, 0), f.preferred(web)},
 		"one free":                               {with(busy, map[int]resident{5: {}}), 5},
 		"free before old":                        {with(repeat(stateNew, 900), map[int]resident{7: {}}), 7},
 		"new, just seen":                         {with(busy, map[int]resident{3: {stateNew, 0}}), 3},

@@ -51,7 +51,7 @@ func (f Flow) tableHash(service uint32, identity *balancerIdentity) (place uint3
 	words := f.words()
 	key := append(words[:4:4], words[8], service)
 	place = mix(multilinear(key, identity.FlowBucketKeys[:]))
-	check := mix(multilinear(key, identity.FlowSignatureKeys[:]))
+	check := multilinear(key, identity.FlowSignatureKeys[:])
 	return place, max(1, uint64(check)<<2|uint64(place>>30)) // 0 is what free entries have
 }
 

@@ -31,12 +31,13 @@ func (b *referenceBucket) find(flow Flow, service string) *referenceEntry {
 }
 
 // yielding is the entry that a new flow takes: a free one, the oldest new or closing one, the oldest
-// established one if it has been idle for more than a minute; nil: there is none.
-func (b *referenceBucket) yielding(now uint16) *referenceEntry {
+// established one if it has been idle for more than a minute; nil: there is none. Of equals it is the first
+// on the flow's way through the bucket, from its preferred one.
+func (b *referenceBucket) yielding(preferred int, now uint16) *referenceEntry {
 	var best *referenceEntry
 	rank := 0
 	for i := range b {
-		e := &b[i]
+		e := &b[i^preferred]
 		r := 1<<13 + int(e.age(now))
 		switch {
 		case e.state == stateFree:
@@ -108,7 +109,7 @@ func (r *reference) remember(p parsed, svc *config.Service, server *config.Serve
 	bucket := r.bucketOf(p.flow)
 	e := bucket.find(p.flow, svc.Name)
 	if e == nil {
-		e = bucket.yielding(now)
+		e = bucket.yielding(r.preferred(p.flow), now)
 	}
 	if e == nil {
 		return "forward_no_room"

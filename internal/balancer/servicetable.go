@@ -17,7 +17,7 @@ import (
 const (
 	serviceLines    = 65536 // SERVICE_LINES in bpf/services.h
 	servicesPerLine = 2     // SERVICES_PER_LINE
-	serviceReach    = 8     // SERVICE_REACH
+	serviceReach    = 16    // SERVICE_REACH
 )
 
 // serviceTable is the data path's table of services, bpf/services.h, mapped into this process.
@@ -143,7 +143,7 @@ func (t *serviceTable) add(entry balancerServiceEntry) error {
 // place is the line where an entry belongs: service_place in bpf/services.h.
 func (t *serviceTable) place(entry balancerServiceEntry) int {
 	words := (*[unsafe.Sizeof(entry) / 4]uint32)(unsafe.Pointer(&entry))
-	return int(multilinear([]uint32{words[0], words[1], words[2], words[3], words[4], 0}, t.keys[:]) % serviceLines)
+	return int(mix(multilinear([]uint32{words[0], words[1], words[2], words[3], words[4], 0}, t.keys[:])) % serviceLines)
 }
 
 // serviceKeyOf is the key of a service: an entry without number and rule.

@@ -47,3 +47,37 @@ func TestFullServiceTable(t *testing.T) {
 	stranger := flowTo(addrOf(absent.Vip), 7, config.TCP)
 	f.check(refused(stranger.frame(), "pass_not_vip", 60), f.run(stranger.frame()))
 }
+
+// Whatever the keys of the hash, there is room for all services that can be configured, also when VIPs
+// or ports are numbered in turn, in which the hash is linear.
+func TestServiceTableHasRoom(t *testing.T) {
+	vip := func(i int) netip.Addr {
+		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i)})
+	}
+	keyOf := func(vip netip.Addr, port int) balancerServiceEntry {
+		return serviceKeyOf(&config.Service{VIP: vip, Port: config.Port(port), Protocol: config.TCP})
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for name, entries := range map[string]func(i int) []balancerServiceEntry{
+		"VIPs":           func(i int) []balancerServiceEntry { return []balancerServiceEntry{keyOf(vip(i), 80), vipKeyOf(vip(i))} },
+		"ports":          func(i int) []balancerServiceEntry { return []balancerServiceEntry{keyOf(vip(1), i+1)} },
+		"VIPs and ports": func(i int) []balancerServiceEntry { return []balancerServiceEntry{keyOf(vip(i/128), 8000+i%128)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := serviceTable{keys: new(serviceKeys), entries: make([]balancerServiceEntry, serviceLines*servicesPerLine)}
+			for range 200 {
+				for i := range table.keys {
+					table.keys[i] = random.Uint64()
+				}
+				clear(table.entries)
+				for i := range config.MaxServices {
+					for _, entry := range entries(i) {
+						if err := table.add(entry); err != nil {
+							t.Fatalf("service %d, keys %#x: %v", i, *table.keys, err)
+						}
+					}
+				}
+			}
+		})
+	}
+}

@@ -8,6 +8,9 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
+// MaxServices is the most services that a balancer has: MAX_SERVICES of bpf/services.h.
+const MaxServices = 16384
+
 // checkBalancer reports every rule that a decoded balancer breaks.
 func (d *document) checkBalancer(b *Balancer) {
 	d.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
@@ -15,6 +18,10 @@ func (d *document) checkBalancer(b *Balancer) {
 	checkRange(d, "node.limits.flows", b.Node.Limits.Flows, 1024, 100_000_000)
 	checkRange(d, "node.limits.servers", b.Node.Limits.Servers, 1, 65535)
 	d.checkListen(b.Metrics.Listen)
+
+	if n := len(b.Services); n > MaxServices {
+		d.failf("services", "has %d, more than %d", n, MaxServices)
+	}
 
 	common := make([]AgentService, len(b.Services))
 	for i, s := range b.Services {

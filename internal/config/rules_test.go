@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -357,4 +358,21 @@ func TestAgentRules(t *testing.T) {
 		{"field of a balancer", "protocol: tcp", "protocol: tcp\n    buckets: 7",
 			one("services[0].buckets", "unknown field; known: name, vip, port, protocol, encapsulation")},
 	})
+}
+
+// As many services as the data path has room for are valid, and one more is not.
+func TestMostServices(t *testing.T) {
+	head, _, _ := strings.Cut(validBalancer, "services:\n")
+	for _, n := range []int{MaxServices, MaxServices + 1} {
+		var text strings.Builder
+		text.WriteString(head + "services:\n")
+		for i := range n {
+			fmt.Fprintf(&text, "  - {name: s%d, vip: 2001:db8:80::%x, port: 80, protocol: tcp, encapsulation: srv6-insert, servers: []}\n", i, i+1)
+		}
+		_, err := ParseBalancer([]byte(text.String()))
+		complains := err != nil && strings.Contains(err.Error(), fmt.Sprintf("has %d, more than %d", n, MaxServices))
+		if complains != (n > MaxServices) {
+			t.Errorf("%d services: %.500v", n, err)
+		}
+	}
 }
