@@ -30,8 +30,11 @@ struct encap {
 	const struct packet *pkt;
 	const struct segments *segments;
 	const struct server *server; /* the first to be visited */
-	__u32 flow_label;
-	__u32 size; /* bytes that the packet grows by */
+	__u32 flow_label;	     /* its low bits */
+	__u32 count;		     /* of segments */
+	__u32 size;		     /* bytes that the packet grows by */
+	void *layer3;		     /* where the headers go, once there is room */
+	const void *end;	     /* of the frame */
 };
 
 static __always_inline __u32 outer_size(const struct server *server)
@@ -39,21 +42,26 @@ static __always_inline __u32 outer_size(const struct server *server)
 	return server->flags & SERVER_IPV4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 }
 
-static __always_inline __u32 encap_size(enum encapsulation kind, const struct segments *segments,
-					const struct server *server)
+static __always_inline __u32 encap_size(enum encapsulation kind, const struct encap *encap)
 {
 	switch (kind) {
 	case ENCAP_SRV6_INSERT:
-		return srh_size(segments->count + 2);
+		return srh_size(encap->count + 2);
 	case ENCAP_SRV6_ENCAP:
-		return sizeof(struct ipv6hdr) +
-		       (segments->count > 1 ? srh_size(segments->count - 1) : 0);
+		return sizeof(struct ipv6hdr) + (encap->count > 1 ? srh_size(encap->count - 1) : 0);
 	case ENCAP_GRE:
-		return outer_size(server) + sizeof(struct gre_header);
+		return outer_size(encap->server) + sizeof(struct gre_header);
 	case ENCAP_IPIP:
-		return outer_size(server);
+		return outer_size(encap->server);
 	}
 	return 0;
+}
+
+static __always_inline __be16 outer_ethertype(enum encapsulation kind, const struct encap *encap)
+{
+	bool is_tunnel = kind == ENCAP_GRE || kind == ENCAP_IPIP;
+
+	return bpf_htons(is_tunnel && encap->server->flags & SERVER_IPV4 ? ETH_P_IP : ETH_P_IPV6);
 }
 
 /* The balancer forwards, so it takes one hop: RFC 8986 section 5, RFC 2473
@@ -88,14 +96,15 @@ static __always_inline __u8 inner_protocol(const struct packet *pkt)
 
 /* Writes the segments in the header's order, the last one to be visited first. A
  * reduced header leaves out the one that is visited first. */
-static __always_inline bool write_segments(struct in6_addr *out, const void *end,
-					   const struct encap *encap, __u32 count, bool reduced)
+static __always_inline bool write_segments(struct in6_addr *out, const struct encap *encap,
+					   bool reduced)
 {
 	const struct segments *segments = encap->segments;
+	const void *end = encap->end;
 
-	for (__u32 i = 1; i < count && i < MAX_CANDIDATES; i++) {
+	for (__u32 i = 1; i < encap->count && i < MAX_CANDIDATES; i++) {
 		const struct server *server = bpf_map_lookup_elem(
-			&servers, &segments->server[(count - i) & (MAX_CANDIDATES - 1)]);
+			&servers, &segments->server[(encap->count - i) & (MAX_CANDIDATES - 1)]);
 
 		/* Or the compiler checks one register and writes through another. */
 		barrier_var(out);
@@ -140,51 +149,68 @@ __noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
 	return 0;
 }
 
-/* (lb, s1, ..., sn, VIP) between the IPv6 header and the rest; the source stays
- * the client's, and the balancer is the segment that was visited already. */
-static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap,
-					      __u32 count)
+/* (lb, s1, ..., sn, VIP); the balancer is the segment that was visited already. */
+static __always_inline bool write_srh(struct segment_routing_header *srh, const struct encap *encap,
+				      __u8 next_header)
 {
-	const void *end = frame_end(ctx);
-	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
-	struct ipv6hdr *old = (void *)ip + (srh_size(count + 2) & 0xff);
-	__u32 options = encap->pkt->hop_by_hop & (2 * MAX_HOP_BY_HOP - 1);
-	struct segment_routing_header *srh;
+	const void *end = encap->end;
+	__u32 count = encap->count;
 	struct in6_addr *segment;
-	__u8 *next_header;
 
-	if ((void *)(ip + 1) > end || (void *)(old + 1) > end)
-		return false;
-	/* The destination comes last, and the hop only now: in front of a copy it
-	 * would have to wait for a byte just stored. */
-	*(__u64 *)ip = *(const __u64 *)old;
-	copy_address(&ip->saddr, &old->saddr);
-	ip->hop_limit--;
-	next_header = &ip->nexthdr;
-	if (options) {
-		if (move_hop_by_hop(ctx, encap->size, options))
-			return false;
-		end = frame_end(ctx);
-		ip = frame_start(ctx) + ETH_HLEN;
-		if ((void *)(ip + 1) + sizeof(struct extension_header) > end)
-			return false;
-		next_header = &((struct extension_header *)(ip + 1))->next_header;
-	}
-	srh = (void *)(ip + 1) + options;
 	if ((void *)srh + srh_size(1) > end)
 		return false;
-	start_srh(srh, *next_header, count + 2, count);
-	*next_header = IPPROTO_ROUTING;
+	start_srh(srh, next_header, count + 2, count);
 	copy_address(&srh->segment[0], &encap->pkt->key.destination);
-	if (!write_segments(&srh->segment[1], end, encap, count, false))
+	if (!write_segments(&srh->segment[1], encap, false))
 		return false;
 	segment = &srh->segment[(count & (2 * MAX_CANDIDATES - 1)) + 1];
 	if ((void *)(segment + 1) > end)
 		return false;
 	copy_address(segment, &encap->server->source);
-	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
-	write_sid(&ip->daddr, &encap->server->address, encap->segments->function);
 	return true;
+}
+
+/* Hop-by-hop options are to stay right behind the IPv6 header. */
+static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct encap *encap,
+					     __u32 options)
+{
+	struct extension_header *first = encap->layer3 + sizeof(struct ipv6hdr);
+	__u8 next_header;
+
+	if (move_hop_by_hop(ctx, encap->size, options) || (void *)(first + 1) > encap->end)
+		return false;
+	next_header = first->next_header;
+	first->next_header = IPPROTO_ROUTING;
+	return write_srh((void *)first + options, encap, next_header);
+}
+
+/* Payload length, next header and hop limit at once, the client's less this hop. */
+static __always_inline __u32 forwarded(const struct encap *encap, __u8 next_header)
+{
+	__u16 payload = encap->pkt->length + encap->size - sizeof(struct ipv6hdr);
+
+	return bpf_htons(payload) | next_header << 16 | (encap->pkt->hop_limit - 1U) << 24;
+}
+
+/* A segment routing header between the IPv6 header and the rest. The source stays the
+ * client's. */
+static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
+{
+	struct ipv6hdr *ip = encap->layer3;
+	struct ipv6hdr *old = (void *)ip + (encap->size & 0xff);
+	__u32 options = encap->pkt->hop_by_hop & (2 * MAX_HOP_BY_HOP - 1);
+	__u8 next_header;
+
+	if ((void *)(old + 1) > encap->end || (void *)(ip + 1) > encap->end)
+		return false;
+	next_header = old->nexthdr;
+	((__be32 *)ip)[0] = ((const __be32 *)old)[0];
+	((__be32 *)ip)[1] = forwarded(encap, options ? IPPROTO_HOPOPTS : IPPROTO_ROUTING);
+	copy_address(&ip->saddr, &old->saddr);
+	write_sid(&ip->daddr, &encap->server->address, encap->segments->function);
+	if (options)
+		return write_srh_behind(ctx, encap, options);
+	return write_srh((void *)(ip + 1), encap, next_header);
 }
 
 /* An outer IPv6 header in front of the packet; the addresses are the caller's. */
@@ -193,7 +219,8 @@ static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct en
 {
 	__u8 class = traffic_class(encap->pkt);
 
-	*(__be32 *)ip = bpf_htonl(6 << 28 | (__u32) class << 20 | encap->flow_label);
+	*(__be32 *)ip =
+		bpf_htonl(6 << 28 | (__u32) class << 20 | (encap->flow_label & FLOW_LABEL_MASK));
 	ip->payload_len = bpf_htons(encap->pkt->length + encap->size - sizeof(*ip));
 	ip->nexthdr = next_header;
 	ip->hop_limit = OUTER_HOP_LIMIT;
@@ -201,12 +228,12 @@ static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct en
 }
 
 /* H.Encaps.Red: the first segment is the outer destination and nowhere else. */
-static __always_inline bool write_srv6_encap(struct xdp_md *ctx, const struct encap *encap)
+static __always_inline bool write_srv6_encap(const struct encap *encap)
 {
-	const void *end = frame_end(ctx);
-	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+	const void *end = encap->end;
+	struct ipv6hdr *ip = encap->layer3;
 	struct segment_routing_header *srh = (void *)(ip + 1);
-	__u32 count = encap->segments->count;
+	__u32 count = encap->count;
 
 	if ((void *)(ip + 1) > end)
 		return false;
@@ -217,7 +244,7 @@ static __always_inline bool write_srv6_encap(struct xdp_md *ctx, const struct en
 	if ((void *)(srh + 1) > end)
 		return false;
 	start_srh(srh, inner_protocol(encap->pkt), count - 1, count - 1);
-	return write_segments(srh->segment, end, encap, count, true);
+	return write_segments(srh->segment, encap, true);
 }
 
 static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
@@ -254,22 +281,19 @@ static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct enca
 
 /* Writes the outer header of a tunnel; NULL when it does not fit, else where
  * the rest goes. */
-static __always_inline void *write_outer(struct xdp_md *ctx, const struct encap *encap,
-					 __u8 protocol)
+static __always_inline void *write_outer(const struct encap *encap, __u8 protocol)
 {
-	void *layer3 = frame_start(ctx) + ETH_HLEN;
-
 	if (encap->server->flags & SERVER_IPV4) {
-		struct iphdr *ip = layer3;
+		struct iphdr *ip = encap->layer3;
 
-		if ((void *)(ip + 1) > frame_end(ctx))
+		if ((void *)(ip + 1) > encap->end)
 			return NULL;
 		write_outer_ipv4(ip, encap, protocol);
 		return ip + 1;
 	} else {
-		struct ipv6hdr *ip = layer3;
+		struct ipv6hdr *ip = encap->layer3;
 
-		if ((void *)(ip + 1) > frame_end(ctx))
+		if ((void *)(ip + 1) > encap->end)
 			return NULL;
 		start_outer_ipv6(ip, encap, protocol);
 		copy_address(&ip->daddr, &encap->server->address);
@@ -277,20 +301,20 @@ static __always_inline void *write_outer(struct xdp_md *ctx, const struct encap 
 	}
 }
 
-static __always_inline bool write_gre(struct xdp_md *ctx, const struct encap *encap)
+static __always_inline bool write_gre(const struct encap *encap)
 {
-	struct gre_header *gre = write_outer(ctx, encap, IPPROTO_GRE);
+	struct gre_header *gre = write_outer(encap, IPPROTO_GRE);
 
-	if (!gre || (void *)(gre + 1) > frame_end(ctx))
+	if (!gre || (void *)(gre + 1) > encap->end)
 		return false;
 	gre->flags = 0;
 	gre->protocol = encap->pkt->ethertype;
 	return true;
 }
 
-static __always_inline bool write_ipip(struct xdp_md *ctx, const struct encap *encap)
+static __always_inline bool write_ipip(const struct encap *encap)
 {
-	return write_outer(ctx, encap, inner_protocol(encap->pkt));
+	return write_outer(encap, inner_protocol(encap->pkt));
 }
 
 static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation kind,
@@ -298,16 +322,13 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 {
 	switch (kind) {
 	case ENCAP_SRV6_INSERT:
-		/* Nearly always one: a constant, by which the compiler knows all sizes. */
-		if (encap->segments->count == 1)
-			return write_srv6_insert(ctx, encap, 1);
-		return write_srv6_insert(ctx, encap, encap->segments->count);
+		return write_srv6_insert(ctx, encap);
 	case ENCAP_SRV6_ENCAP:
-		return write_srv6_encap(ctx, encap);
+		return write_srv6_encap(encap);
 	case ENCAP_GRE:
-		return write_gre(ctx, encap);
+		return write_gre(encap);
 	case ENCAP_IPIP:
-		return write_ipip(ctx, encap);
+		return write_ipip(encap);
 	}
 	return false;
 }
@@ -315,22 +336,26 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 /* Grows the frame by encap->size and writes all headers but Ethernet's. False
  * when the driver left no room; the frame is then fit for nothing. */
 static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation kind,
-					const struct encap *encap)
+					struct encap *encap)
 {
 	/* An IPv6 header that is copied takes the hop by the way. */
 	if (kind != ENCAP_SRV6_INSERT && !take_hop(ctx, encap->pkt))
 		return false;
-	return !bpf_xdp_adjust_head(ctx, -(int)encap->size) && write_headers(ctx, kind, encap);
+	if (bpf_xdp_adjust_head(ctx, -(int)encap->size))
+		return false;
+	encap->layer3 = frame_start(ctx) + ETH_HLEN;
+	encap->end = frame_end(ctx);
+	return write_headers(ctx, kind, encap);
 }
 
 /* Addresses the frame to the next hop. Through no pointer to a packed header: the
  * compiler would store byte by byte. */
-static __always_inline bool write_ethernet(struct xdp_md *ctx, __u64 next_hop,
+static __always_inline bool write_ethernet(const struct encap *encap, __u64 next_hop,
 					   const struct port *port, __be16 ethertype)
 {
-	void *ethernet = frame_start(ctx);
+	void *ethernet = encap->layer3 - ETH_HLEN;
 
-	if (ethernet + ETH_HLEN > frame_end(ctx))
+	if (encap->layer3 > encap->end)
 		return false;
 	/* The port number makes way for the source's first two bytes. */
 	*(__u64 *)ethernet = next_hop << 16 >> 16 | (__u64)port->mac_start << 48;

@@ -230,6 +230,8 @@ static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct pac
 /* Those that may stand in front of a transport header that can be read. */
 static __always_inline bool is_extension(__u8 next_header)
 {
+	if (next_header == IPPROTO_TCP) /* as most are */
+		return false;
 	return next_header == IPPROTO_HOPOPTS || next_header == IPPROTO_ROUTING ||
 	       next_header == IPPROTO_DSTOPTS || next_header == IPPROTO_FRAGMENT;
 }
@@ -347,8 +349,8 @@ static __always_inline enum parse_error parse_network(struct xdp_md *ctx, struct
 		return PARSE_NOT_IP;
 	if (error)
 		return error;
-	pkt->transport = at->pos - frame_start(ctx);
 	if (pkt->ethertype == bpf_htons(ETH_P_IPV6) && is_extension(pkt->key.protocol)) {
+		pkt->transport = at->pos - frame_start(ctx);
 		error = parse_extensions(ctx, pkt, fragment);
 		if (error)
 			return error;
@@ -363,7 +365,11 @@ static __always_inline enum parse_error parse(struct xdp_md *ctx, struct packet 
 	struct cursor at = {};
 	enum parse_error error = parse_network(ctx, &at, pkt, NULL);
 
-	return error ? error : parse_transport(&at, pkt, true);
+	if (!error)
+		error = parse_transport(&at, pkt, true);
+	if (error == PARSE_PROTOCOL)
+		pkt->transport = at.pos - frame_start(ctx);
+	return error;
 }
 
 #endif

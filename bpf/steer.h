@@ -35,6 +35,22 @@ static __always_inline void count_server(__u32 number, const struct packet *pkt,
 		counter->flows++;
 }
 
+/* Inlined once for each kind, and once for the one segment that nearly all have: the
+ * sizes of headers are constants then. */
+static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulation kind,
+					   struct encap *encap, __u32 count, __u64 next_hop,
+					   const struct port *port)
+{
+	encap->count = count;
+	encap->size = encap_size(kind, encap);
+	if (encap->pkt->length + encap->size > port->mtu)
+		return refuse_length(ctx, encap->pkt, port->mtu - (int)encap->size);
+	if (!encapsulate(ctx, kind, encap) ||
+	    !write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap)))
+		return REASON_DROP_NO_HEADROOM;
+	return REASON_NONE;
+}
+
 /* Wraps the packet for its servers and sends it to the first. */
 static __always_inline enum reason send(struct xdp_md *ctx, const struct packet *pkt,
 					const struct service *service,
@@ -45,23 +61,31 @@ static __always_inline enum reason send(struct xdp_md *ctx, const struct packet 
 	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
 	__u32 port_number = NEXT_HOP_PORT(next_hop);
 	const struct port *port = bpf_map_lookup_elem(&ports, &port_number);
-	struct encap encap = { .pkt = pkt, .segments = segments, .server = server };
+	struct encap encap = {
+		.pkt = pkt,
+		.segments = segments,
+		.server = server,
+		.flow_label = flow_label,
+	};
 
 	if (!server || !next_hop || !port)
 		return REASON_DROP_NO_NEXT_HOP;
 	if (pkt->hop_limit <= 1)
 		return expire(ctx, pkt);
-	encap.size = encap_size(service->rule.encapsulation, segments, server);
-	encap.flow_label = flow_label & FLOW_LABEL_MASK;
-	if (pkt->length + encap.size > port->mtu)
-		return refuse_length(ctx, pkt, port->mtu - (int)encap.size);
-	if (!encapsulate(ctx, service->rule.encapsulation, &encap))
-		return REASON_DROP_NO_HEADROOM;
-	if (!write_ethernet(ctx, next_hop, port,
-			    bpf_htons(server->flags & SERVER_IPV4 ? ETH_P_IP : ETH_P_IPV6)))
-		return REASON_DROP_NO_HEADROOM;
 	*out = port;
-	return REASON_NONE;
+	switch (service->rule.encapsulation) {
+	case ENCAP_SRV6_INSERT:
+		if (segments->count == 1)
+			return send_as(ctx, ENCAP_SRV6_INSERT, &encap, 1, next_hop, port);
+		return send_as(ctx, ENCAP_SRV6_INSERT, &encap, segments->count, next_hop, port);
+	case ENCAP_SRV6_ENCAP:
+		return send_as(ctx, ENCAP_SRV6_ENCAP, &encap, segments->count, next_hop, port);
+	case ENCAP_GRE:
+		return send_as(ctx, ENCAP_GRE, &encap, 1, next_hop, port);
+	case ENCAP_IPIP:
+		return send_as(ctx, ENCAP_IPIP, &encap, 1, next_hop, port);
+	}
+	return REASON_DROP_NO_NEXT_HOP;
 }
 
 static __always_inline int transmit(const struct xdp_md *ctx, const struct port *port)

@@ -35,9 +35,10 @@ int xdp_segments(struct xdp_md *ctx)
 	for (int i = 0; i < MAX_CANDIDATES; i++)
 		segments.server[i] = i;
 	segments.first = encap.server;
-	encap.size = encap_size(kind, &segments, encap.server);
+	encap.count = segments.count;
+	encap.size = encap_size(kind, &encap);
 	if (!encapsulate(ctx, kind, &encap) ||
-	    !write_ethernet(ctx, encap.server->next_hop, &port, bpf_htons(ETH_P_IPV6)))
+	    !write_ethernet(&encap, encap.server->next_hop, &port, bpf_htons(ETH_P_IPV6)))
 		return XDP_DROP;
 	return XDP_TX;
 }

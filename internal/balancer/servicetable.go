@@ -143,7 +143,10 @@ func (t *serviceTable) add(entry balancerServiceEntry) error {
 // place is the line where an entry belongs: service_place in bpf/services.h.
 func (t *serviceTable) place(entry balancerServiceEntry) int {
 	words := (*[unsafe.Sizeof(entry) / 4]uint32)(unsafe.Pointer(&entry))
-	return int(mix(multilinear([]uint32{words[0], words[1], words[2], words[3], words[4], 0}, t.keys[:])) % serviceLines)
+	hash := multilinear([]uint32{words[0], words[1], words[2], words[3], words[4], 0}, t.keys[:])
+	hash ^= hash >> 16
+	hash *= 0x85ebca6b
+	return int(hash / (1 << 32 / serviceLines))
 }
 
 // serviceKeyOf is the key of a service: an entry without number and rule.
