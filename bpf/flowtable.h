@@ -23,6 +23,10 @@
 #define FLOW_STATE_SHIFT 12
 #define FLOW_SIGNATURE_SHIFT 30
 #define FLOW_TIME_MASK 0xfffULL
+/* Which bits of the signature there are: all. A test has fewer, to meet flows that share one. */
+#ifndef FLOW_SIGNATURE_MASK
+#define FLOW_SIGNATURE_MASK (~0ULL << FLOW_SIGNATURE_SHIFT)
+#endif
 /* How far an entry can be ahead of a clock that was read earlier, in ticks. */
 #define FLOW_MAX_LEAD 32
 /* An established flow yields its entry to a new one only when idle as long. */
@@ -110,6 +114,7 @@ static __always_inline void flow_hash(const struct flow_key *key, __u32 service,
 	/* The place's two highest bits widen the signature: 2^30 buckets at most. */
 	*signature = (__u64)check << (FLOW_SIGNATURE_SHIFT + 2) | (__u64)(place >> 30)
 									  << FLOW_SIGNATURE_SHIFT;
+	*signature &= FLOW_SIGNATURE_MASK;
 	if (!*signature) /* as free entries have */
 		*signature = 1ULL << FLOW_SIGNATURE_SHIFT;
 }

@@ -31,8 +31,9 @@ static __always_inline __u32 find_tcp(const struct __sk_buff *skb, struct servic
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) ||
-		    ip.protocol != IPPROTO_TCP || ip.frag_off & bpf_htons(IP_OFFSET_MASK))
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 4 ||
+		    ip.ihl < 5 || ip.protocol != IPPROTO_TCP ||
+		    ip.frag_off & bpf_htons(IP_OFFSET_MASK))
 			return 0;
 		map_ipv4(&key->vip, ip.saddr);
 		return ETH_HLEN + ip.ihl * 4;
@@ -40,7 +41,9 @@ static __always_inline __u32 find_tcp(const struct __sk_buff *skb, struct servic
 	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
 
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP)
+		/* The table's form of IPv4 addresses is none that IPv6 packets may have. */
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 6 ||
+		    ip.nexthdr != IPPROTO_TCP || is_ipv4(&ip.saddr))
 			return 0;
 		key->vip = ip.saddr;
 		return ETH_HLEN + sizeof(ip);

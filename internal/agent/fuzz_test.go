@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -44,6 +45,25 @@ func captures() (frames [][]byte) {
 	return frames
 }
 
+// synAckCaptures are frames that the host sends.
+func synAckCaptures() (frames [][]byte) {
+	for _, c := range synAcks() {
+		frames = append(frames, c.frame)
+	}
+	return frames
+}
+
+// direction is one of the ways that frames go through the agent: give has both receive a frame, compares
+// what comes out, and returns the counter that it changes by how much; "": none.
+type direction struct {
+	captures [][]byte
+	give     func(t *testing.T, frame []byte) (counter string, n agentCounter)
+}
+
+func (c *comparison) incoming() direction { return direction{captures(), c.giveIncoming} }
+
+func (c *comparison) outgoing() direction { return direction{synAckCaptures(), c.giveOutgoing} }
+
 // mutantsPerInput is how many frames share a look at the counters.
 const mutantsPerInput = 15
 
@@ -51,27 +71,29 @@ const mutantsPerInput = 15
 // which mutants of it and of the captures follow. The verdicts, all bytes and all counters agree.
 func FuzzReceive(f *testing.F) {
 	c := openComparison(f)
-	others := captures()
-	for i, frame := range others {
+	c.fuzz(f, c.incoming())
+}
+
+// FuzzTransmit does the same with frames that the host sends.
+func FuzzTransmit(f *testing.F) {
+	c := openComparison(f)
+	c.fuzz(f, c.outgoing())
+}
+
+func (c *comparison) fuzz(f *testing.F, d direction) {
+	for i, frame := range d.captures {
 		f.Add(frame, uint64(0))
 		f.Add(frame, uint64(i+1))
 	}
 	f.Fuzz(func(t *testing.T, frame []byte, seed uint64) {
-		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, others))
+		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, d.captures), d)
 	})
 }
 
 // The same for some seconds, with other seeds each time: mutants leave for every reason there is.
 func TestMutants(t *testing.T) {
 	c := openComparison(t)
-	others := captures()
-	for start := time.Now(); time.Since(start) < 3*time.Second && !t.Failed(); {
-		frame, seed := others[rand.IntN(len(others))], rand.Uint64()
-		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, others))
-		if t.Failed() {
-			t.Logf("as a seed in testdata/fuzz/FuzzReceive:\ngo test fuzz v1\n[]byte(%q)\nuint64(%d)", frame, seed)
-		}
-	}
+	c.mutate(t, "FuzzReceive", c.incoming())
 	for _, reason := range c.reasons {
 		if c.seen[reason] == 0 && reason != "none" && reason != "drop_rewrite" { // the latter the kernel decides
 			t.Errorf("no mutant left as %s: %v", reason, c.seen)
@@ -80,27 +102,86 @@ func TestMutants(t *testing.T) {
 	t.Log(c.seen)
 }
 
+// The same for frames that the host sends.
+func TestSentMutants(t *testing.T) {
+	c := openComparison(t)
+	c.mutate(t, "FuzzTransmit", c.outgoing())
+	for _, result := range append(c.synAcks, "") {
+		if c.seen[result] == 0 {
+			t.Errorf("no mutant left as %q: %v", result, c.seen)
+		}
+	}
+	t.Log(c.seen)
+}
+
+func (c *comparison) mutate(t *testing.T, fuzzer string, d direction) {
+	t.Helper()
+	for start := time.Now(); time.Since(start) < 3*time.Second && !t.Failed(); {
+		frame, seed := d.captures[rand.IntN(len(d.captures))], rand.Uint64()
+		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, d.captures), d)
+		if t.Failed() {
+			t.Logf("as a seed in testdata/fuzz/%s:\ngo test fuzz v1\n[]byte(%q)\nuint64(%d)", fuzzer, frame, seed)
+		}
+	}
+}
+
 // compare gives frames to both; frames do not know of each other here.
-func (c *comparison) compare(t *testing.T, frames [][]byte) {
+func (c *comparison) compare(t *testing.T, frames [][]byte, d direction) {
 	t.Helper()
 	before, want := counters(t, c.kernel), map[string]agentCounter{}
 	for _, frame := range frames {
-		reason, out := c.receive(frame)
-		c.seen[reason]++
-		sum := want[reason]
-		want[reason] = agentCounter{Packets: sum.Packets + 1, Bytes: sum.Bytes + uint64(len(frame)-14)}
-		c.check(t, frame, reason, out)
+		if counter, n := d.give(t, frame); counter != "" {
+			sum := want[counter]
+			want[counter] = agentCounter{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}
+		}
 	}
 	got := changed(before, counters(t, c.kernel))
 	switch {
 	case maps.Equal(want, got):
 	case len(frames) > 1 && !t.Failed(): // which of them was it?
 		for _, frame := range frames {
-			c.compare(t, [][]byte{frame})
+			c.compare(t, [][]byte{frame}, d)
 		}
 	default:
 		t.Errorf("%s\ncounters (-want +got):\n%s", explain(frames[len(frames)-1]), cmp.Diff(want, got))
 	}
+}
+
+func (c *comparison) giveIncoming(t *testing.T, frame []byte) (string, agentCounter) {
+	t.Helper()
+	reason, out := c.receive(frame)
+	c.seen[reason]++
+	c.check(t, frame, reason, out)
+	return reason, agentCounter{Packets: 1, Bytes: uint64(len(frame) - 14)}
+}
+
+func (c *comparison) giveOutgoing(t *testing.T, frame []byte) (string, agentCounter) {
+	t.Helper()
+	if !hasIPHeader(frame) {
+		return "", agentCounter{}
+	}
+	result, want := c.transmit(frame)
+	c.seen[result]++
+	if verdict, out := run(t, c.objects.TcAgent, frame); verdict != tcUnspec || !bytes.Equal(want, out) {
+		t.Errorf("%s\n%q: verdict %#x, want %#x; (-want +got):\n%s",
+			explain(frame), result, verdict, uint32(tcUnspec), cmp.Diff(want, out))
+	}
+	if result == "" {
+		return "", agentCounter{}
+	}
+	return "syn_ack_" + result, agentCounter{Packets: 1}
+}
+
+// hasIPHeader is false where the kernel makes no socket buffer of the frame: what it says it is does not
+// fit in.
+func hasIPHeader(frame []byte) bool {
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		return len(frame) >= 14+20
+	case 0x86dd:
+		return len(frame) >= 14+40
+	}
+	return true
 }
 
 // check compares the verdict and the frame that comes out, and what tc makes of the one that is to travel on.

@@ -60,7 +60,10 @@ func testConfig() *config.Agent {
 	}
 }
 
-// testKernel is a data path that is attached to nothing, for packets of 1500 bytes.
+// mtu is the longest packet, in bytes, that the way from the balancers takes.
+const mtu = 1500
+
+// testKernel is a data path that is attached to nothing.
 func testKernel(t testing.TB) *kernel {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -76,7 +79,7 @@ func testKernel(t testing.TB) *kernel {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(k.write(newContent(testConfig(), 1500)), k.setHostMAC(hostMAC)); err != nil {
+	if err := errors.Join(k.write(newContent(testConfig(), mtu)), k.setHostMAC(hostMAC)); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -504,20 +507,22 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestClampMSS has packets of 1500 bytes: 1384 is what 56 bytes of srv6-insert leave to IPv6, 1416
-// what 44 of gre over IPv6 leave to IPv4, 1420 what 40 of srv6-encap do.
-func TestClampMSS(t *testing.T) {
-	k := testKernel(t)
+// synAckCase is a frame that the host sends.
+type synAckCase struct {
+	name    string
+	frame   []byte
+	counter string // of SYN-ACKs; empty: none
+	want    []byte // nil: unchanged
+}
+
+// synAcks are for packets of 1500 bytes: 1384 is what 56 bytes of srv6-insert leave to IPv6, 1416 what
+// 44 of gre over IPv6 leave to IPv4, 1420 what 40 of srv6-encap do.
+func synAcks() []synAckCase {
 	synAck := packet.Flags(packet.SYN | packet.ACK)
 	nop := packet.TCPOption(layers.TCPOptionKindNop, nil)
 	timestamps := packet.Timestamps(1, 2)
 	otherPort := netip.AddrPortFrom(vip4.Addr(), 8080)
-	for _, c := range []struct {
-		name    string
-		frame   []byte
-		counter string // of SYN-ACKs; empty: none
-		want    []byte // nil: unchanged
-	}{
+	return []synAckCase{
 		{"IPv6", packet.TCP(vip6, client6, synAck, packet.MSS(1440), timestamps), "clamped",
 			packet.TCP(vip6, client6, synAck, packet.MSS(1384), timestamps)},
 		{"IPv4", packet.TCP(vip4, client4, synAck, packet.MSS(1460), timestamps), "clamped",
@@ -546,7 +551,18 @@ func TestClampMSS(t *testing.T) {
 		{"other address", packet.TCP(other6, client6, synAck, packet.MSS(1440)), "", nil},
 		{"other port", packet.TCP(netip.AddrPortFrom(vip6.Addr(), 53), client6, synAck, packet.MSS(1440)), "", nil},
 		{"UDP", packet.UDP(vip6, client6), "", nil},
-	} {
+		{"later fragment", set(packet.TCP(vip4, client4, synAck, packet.MSS(1460)), 7, 1), "", nil},
+		{"IPv4 version 5", set(packet.TCP(vip4, client4, synAck, packet.MSS(1460)), 0, 0x55), "", nil},
+		{"IPv4 header of 16 bytes", // where the flags would be is a SYN-ACK's
+			set(packet.TCP(vip4, client4, packet.Sequence(0, 0x120000), packet.MSS(1460)), 0, 0x44), "", nil},
+		{"IPv6 version 5", set(packet.TCP(vip6, client6, synAck, packet.MSS(1440)), 0, 0x50), "", nil},
+		{"the mapped form of an IPv4 address", mapped(packet.TCP(vip6, client6, synAck, packet.MSS(1440)), 8, vip4.Addr()), "", nil},
+	}
+}
+
+func TestClampMSS(t *testing.T) {
+	k := testKernel(t)
+	for _, c := range synAcks() {
 		t.Run(c.name, func(t *testing.T) {
 			before := counters(t, k)
 			verdict, out := run(t, k.objects.TcAgent, c.frame)
@@ -603,7 +619,7 @@ func TestReferenceAgrees(t *testing.T) {
 		}
 		cfg.Node.Locator, cfg.Node.Addresses = server.Locator, server.Addresses
 		cfg.Services = []config.AgentService{{VIP: vip, Protocol: config.UDP}}
-		if err := k.write(newContent(cfg, 1500)); err != nil {
+		if err := k.write(newContent(cfg, mtu)); err != nil {
 			r.Fatal(err)
 		}
 		wrapped, err := packet.Encapsulate(frame, e)

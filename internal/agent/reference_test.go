@@ -16,12 +16,17 @@ type reference struct {
 	locator netip.Prefix
 	tunnels []netip.Addr
 	vips    []netip.Addr
+	// largest are the segment sizes of TCP services; port 0 is all that no other service names.
+	largest map[netip.AddrPort]uint16
 }
 
 func newReference(cfg *config.Agent) reference {
-	r := reference{locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses}
+	r := reference{locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}}
 	for _, s := range cfg.Services {
 		r.vips = append(r.vips, s.VIP)
+		if s.Protocol == config.TCP {
+			r.largest[netip.AddrPortFrom(s.VIP, uint16(s.Port))] = uint16(segmentSize(s, cfg.Node.Addresses, mtu))
+		}
 	}
 	return r
 }

@@ -139,18 +139,24 @@ func within(t *testing.T, name, what string, bit, got, draws int, p float64) {
 	}
 }
 
-// ignoreDestinations starts the balancer anew with keys that give all flows from the client's address
-// to the first two services the same bucket and signature.
-func (f *fixture) ignoreDestinations() {
+// rekey starts the balancer anew with other keys for the flow table.
+func (f *fixture) rekey(bucket, signature flowKeys) {
 	f.t.Helper()
-	// All other products are zero, or one factor is: at most the ports times 1, too little for a hash.
-	keys := flowKeys{0: -uint64(web.words()[0])}
 	identity := f.identity
-	identity.FlowBucketKeys, identity.FlowSignatureKeys = keys, keys
+	identity.FlowBucketKeys, identity.FlowSignatureKeys = bucket, signature
 	f.must(f.kernel.objects.Identity.Put(uint32(0), &identity))
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)
+}
+
+// ignoreDestinations gives all flows from the client's address to the first two services the same
+// bucket and signature.
+func (f *fixture) ignoreDestinations() {
+	f.t.Helper()
+	// All other products are zero, or one factor is: at most the ports times 1, too little for a hash.
+	keys := flowKeys{0: -uint64(web.words()[0])}
+	f.rekey(keys, keys)
 	if f.signature(web) != f.signature(insert) || &f.bucket(web)[0] != &f.bucket(insert)[0] {
 		f.t.Fatal("the keys tell destinations apart")
 	}

@@ -1,0 +1,132 @@
+package balancer
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// duel has two cores receive a packet each for the same bucket at the same time, in all buckets of the
+// table one after the other. Whichever of the two is first, the table then has the flows that the
+// counters say were entered. An entry that one core overwrites without having seen it is missing.
+type duel struct {
+	*fixture
+	flows [][2]Flow // by bucket and core
+}
+
+// openDuel looks for two flows of each bucket that begin with the same of its entries.
+func openDuel(t *testing.T, buckets uint32) *duel {
+	d := &duel{open(t, crowded(buckets)), make([][2]Flow, buckets)}
+	random := rand.New(rand.NewPCG(5, 6))
+	found := make([]int, buckets)
+	for missing := 2 * buckets; missing > 0; {
+		flow := web
+		flow.Source = randomClient(random)
+		number := d.bucketNumber(flow)
+		if n := found[number]; n == 0 || n == 1 && d.firstWay(flow) == d.firstWay(d.flows[number][0]) {
+			d.flows[number][n] = flow
+			found[number]++
+			missing--
+		}
+	}
+	return d
+}
+
+// firstWay is flow_way of bpf/flowtable.h for 0.
+func (d *duel) firstWay(flow Flow) uint64 { return d.signature(flow) % flowsPerBucket }
+
+// settle fills each bucket with residents, the first of whom is the first core's flow.
+func (d *duel) settle(residents [flowsPerBucket]resident) {
+	d.t.Helper()
+	now, slot := d.clock(), d.slot("web", "s1")
+	for _, flows := range d.flows {
+		for i, r := range residents {
+			entry := uint64(0)
+			if r.state != stateFree {
+				entry = entryOf(d.signature(flows[0])^uint64(i), slot, r.state, now-uint16(r.age))
+			}
+			d.bucket(flows[0])[i] = entry
+		}
+	}
+}
+
+// frames are one for each flow of a core.
+func (d *duel) frames(core int, flags packet.TCPFlags) (frames [][]byte) {
+	for _, flows := range d.flows {
+		frames = append(frames, flows[core].frame(packet.Flags(flags)))
+	}
+	return frames
+}
+
+// fight gives each core its frames, the next when the other has got as far.
+func (d *duel) fight(frames [2][][]byte) {
+	d.t.Helper()
+	var cores sync.WaitGroup
+	var reached [2]atomic.Int64
+	for core := range frames {
+		cores.Go(func() {
+			pin(d.t, core)
+			for i, frame := range frames[core] {
+				reached[core].Add(1)
+				for spins := 0; reached[1-core].Load() <= int64(i); spins++ {
+					if spins > 10_000 { // the other waits for this CPU
+						runtime.Gosched()
+					}
+				}
+				if _, err := d.kernel.objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+					d.t.Error(err)
+				}
+			}
+		})
+	}
+	cores.Wait()
+}
+
+// Whoever exchanges an entry that another core has changed meanwhile leaves it be, and knows it.
+func TestOneWriterWins(t *testing.T) {
+	const buckets = 1024
+	d := openDuel(t, buckets)
+	busy := repeat(stateEstablished, 0)
+	others := uint64(buckets * (flowsPerBucket - 1))
+	both := func(noRoom uint64) FlowCounts { return FlowCounts{New: 2*buckets - noRoom} }
+	// Where the first core's packet is first, its flow is established and the other finds no room. Else
+	// the other's is entered, unless the first core's comes so late that it is entered anew, over that.
+	either := func(noRoom uint64) FlowCounts {
+		return FlowCounts{New: buckets - noRoom, Established: others + noRoom}
+	}
+	for _, v := range []struct {
+		name      string
+		residents [flowsPerBucket]resident
+		flags     packet.TCPFlags // of the first core's packets; the other sends SYNs
+		want      func(noRoom uint64) FlowCounts
+	}{
+		{"both enter", repeat(stateFree, 0), packet.SYN, both},
+		{"one enters, where the other confirms", with(busy, map[int]resident{0: {stateNew, 0}}), packet.ACK, either},
+		{"one enters, where the other wakes up", with(busy, map[int]resident{0: {stateEstablished, 20}}), packet.ACK, either},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			d.t = t
+			frames := [2][][]byte{d.frames(0, v.flags), d.frames(1, packet.SYN)}
+			rounds, missed := 0, uint64(0)
+			for start := time.Now(); time.Since(start) < 300*time.Millisecond && !t.Failed(); rounds++ {
+				d.settle(v.residents)
+				before := d.counters()
+				d.fight(frames)
+				reasons := difference(before.reasons, d.counters().reasons)
+				noRoom := reasons["forward_no_room"].Packets
+				if got, want := d.kernel.flows.count().total(), v.want(noRoom); got != want {
+					t.Errorf("round %d: the table has %+v, want %+v; packets left as %v", rounds, got, want, reasons)
+				}
+				missed += noRoom
+			}
+			t.Logf("%d rounds of %d packets on each of two cores, %d found no room", rounds, buckets, missed)
+		})
+	}
+}

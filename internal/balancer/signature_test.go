@@ -1,0 +1,186 @@
+package balancer
+
+//go:generate go tool bpf2go -target bpfel signature ../../bpf/test/signature.bpf.c -- -I../../bpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// reduced is a balancer whose signatures have as many bits as it is told, whichever they are.
+type reduced struct {
+	*fixture
+	mask    uint64
+	objects struct {
+		XdpLb             *ebpf.Program  `ebpf:"xdp_lb"`
+		FlowSignatureMask *ebpf.Variable `ebpf:"flow_signature_mask"`
+	}
+}
+
+// openReduced has hashes that are the same each time.
+func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced {
+	t.Helper()
+	r := &reduced{fixture: open(t, cfg)}
+	var bucket, signature flowKeys
+	for i := range bucket {
+		bucket[i], signature[i] = random.Uint64(), random.Uint64()
+	}
+	r.rekey(bucket, signature)
+	spec, err := loadSignature()
+	r.must(err)
+	kept := map[string]*ebpf.Map{}
+	for name, m := range pinned(&r.kernel.objects.balancerMaps) {
+		kept[name] = *m
+		spec.Maps[name].MaxEntries = (*m).MaxEntries()
+	}
+	for name, value := range r.kernel.constants {
+		r.must(spec.Variables[name].Set(value))
+	}
+	r.must(spec.Variables[balancerVarHostMac].Set(macWord(ownMAC)))
+	r.must(spec.LoadAndAssign(&r.objects, &ebpf.CollectionOptions{MapReplacements: kept}))
+	r.must(r.kernel.objects.XdpLb.Close())
+	r.kernel.objects.XdpLb = r.objects.XdpLb
+	return r
+}
+
+// reduce empties the flow table, and leaves signatures some of their 34 bits.
+func (r *reduced) reduce(bits, shift int) {
+	r.t.Helper()
+	r.forgetFlows()
+	r.mask = (1<<bits - 1) << shift
+	r.must(r.objects.FlowSignatureMask.Set(r.mask << 30))
+}
+
+// find is the entry that the data path takes for the flow's, or zero.
+func (r *reduced) find(flow Flow) flowEntry {
+	bucket, signature := r.kernel.flows.bucket(flow, r.serviceID(flow), &r.identity)
+	return bucket.find(max(1, signature&r.mask))
+}
+
+// randomClient is one that is most likely nowhere else.
+func randomClient(random *rand.Rand) netip.AddrPort {
+	var address [16]byte
+	binary.BigEndian.PutUint64(address[:], 0x20010db8<<32|uint64(random.Uint32()))
+	binary.BigEndian.PutUint64(address[8:], random.Uint64())
+	return netip.AddrPortFrom(netip.AddrFrom16(address), uint16(random.Uint32()))
+}
+
+// send has the data path receive a frame to a VIP from a client, whatever becomes of it.
+func (r *reduced) send(frame []byte, client netip.AddrPort) {
+	r.t.Helper()
+	at := packet.NetworkOffset(frame)
+	copy(frame[at+8:], client.Addr().AsSlice())
+	binary.BigEndian.PutUint16(frame[at+40:], client.Port())
+	if _, err := r.objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// fill establishes flows of random clients until the table has as many as wanted.
+func (r *reduced) fill(random *rand.Rand, want FlowCounts) {
+	r.t.Helper()
+	syn, ack := web.frame(packet.Flags(packet.SYN)), web.frame(packet.Flags(packet.ACK))
+	for range 50 * want.Established {
+		client := randomClient(random)
+		r.send(syn, client)
+		r.send(ack, client)
+		if r.kernel.flows.count().total() == want {
+			return
+		}
+	}
+	r.t.Fatalf("with %#x of the signature, the table has %+v, and does not come to %+v",
+		r.mask, r.kernel.flows.count().total(), want)
+}
+
+// A flow that is not in the table, but whose bucket is full, is taken for one that is with probability
+// 8 / 2^n, where signatures have n bits (docs/flow-table.md): whichever of the 34 these are, each bit
+// less doubles it. With all 34 none of so few flows is. So it is for random flows and for the ports of
+// one client, taken in turn.
+func TestReducedSignature(t *testing.T) {
+	const buckets, strangers = 64, 25_000
+	random := rand.New(rand.NewPCG(1, 2))
+	r := openReduced(t, random, crowded(buckets))
+	syn := web.frame(packet.Flags(packet.SYN))
+	full := FlowCounts{Established: buckets * flowsPerBucket}
+	clients := []struct {
+		name string
+		next func(i int) netip.AddrPort
+	}{
+		{"random clients", func(int) netip.AddrPort { return randomClient(random) }},
+		{"ports in turn", func(i int) netip.AddrPort { return netip.AddrPortFrom(client6.Addr(), uint16(i)) }},
+	}
+	for _, v := range []struct{ bits, shift int }{
+		{7, 0}, {7, 7}, {7, 14}, {7, 21}, {7, 27}, {6, 5}, {8, 5}, {9, 5}, {34, 0},
+	} {
+		for _, client := range clients {
+			r.reduce(v.bits, v.shift)
+			r.fill(random, full)
+			before := r.counters()
+			for i := range strangers {
+				r.send(syn, client.next(i))
+			}
+			reasons := difference(before.reasons, r.counters().reasons)
+			mistaken, noRoom := reasons["forward_known"].Packets, reasons["forward_no_room"].Packets
+			if now := r.kernel.flows.count().total(); mistaken+noRoom != strangers || now != full {
+				t.Errorf("strangers left as %v, the table has %+v; want it full, with %+v", reasons, now, full)
+			}
+			name := fmt.Sprintf("%d bits from bit %d, %s", v.bits, v.shift, client.name)
+			probability := flowsPerBucket / math.Exp2(float64(v.bits))
+			within(t, name, "strangers taken for others; bits", v.bits, int(mistaken), strangers, probability)
+			t.Logf("%s: %d of %d strangers were taken for others", name, mistaken, strangers)
+		}
+	}
+}
+
+// However often flows of two services share a signature, no packet goes to the other service's server,
+// and no ICMP error either.
+func TestReducedSignatureOfTwoServices(t *testing.T) {
+	const packets = 20_000
+	random := rand.New(rand.NewPCG(3, 4))
+	cfg := balancerOf(
+		serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, srv6Server("w1", 1, 1), srv6Server("w2", 2, 1)),
+		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, srv6Server("d1", 3, 1), srv6Server("d2", 4, 1)),
+	)
+	cfg.Node.Limits.Flows = 16 * flowLoad
+	r := openReduced(t, random, cfg)
+	r.reduce(5, 11)
+	servers := macs(cfg)
+	crossings := map[string]int{}
+	for range packets {
+		flow, service := web, "web"
+		if random.IntN(2) == 0 {
+			flow, service = dns, "dns"
+		}
+		flow.Source = randomClient(random)
+		kind, frame := "SYN", flow.frame(packet.Flags(packet.SYN))
+		switch random.IntN(3) {
+		case 0:
+			kind, frame = "ACK", flow.frame(packet.Flags(packet.ACK))
+		case 1:
+			kind, frame = "ICMP error", packet.ICMPError(router6, 2, 0, 1280, reply(flow))
+		}
+		if e := r.find(flow); e != 0 && r.slots.bySlot[e.server()].service != service {
+			crossings[kind]++
+		}
+		verdict, out := r.exec(frame, nil)
+		if server := servers[packet.MAC(out)]; verdict != verdictRedirect || !strings.HasPrefix(server, service+"/") {
+			t.Fatalf("%s of %v: verdict %d, to %q, want a server of %s", kind, flow, verdict, server, service)
+		}
+	}
+	for _, kind := range []string{"SYN", "ACK", "ICMP error"} {
+		if crossings[kind] < packets/30 {
+			t.Errorf("of %d packets so few met an entry of the other service: %v", packets, crossings)
+		}
+	}
+	t.Log(crossings)
+}
