@@ -73,44 +73,52 @@ func tierOf(pkg string) []string {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
+	passed, err := run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
+	}
+	if !passed {
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, names []string) error {
+// run ends its output with the failures again, briefly, and the counts: of a long log people read the end.
+func run(ctx context.Context, names []string) (passed bool, err error) {
 	chosen, err := choose(names)
 	if err != nil {
-		return err
+		return false, err
 	}
 	list := exec.CommandContext(ctx, "go", "list", "./...")
 	list.Stderr = os.Stderr
 	all, err := list.Output()
 	if err != nil {
-		return fmt.Errorf("go list: %w", err)
+		return false, fmt.Errorf("go list: %w", err)
 	}
-	var total counts
+	var total result
 	var failed []string
 	for _, t := range chosen {
 		fmt.Printf("== %s\n", t.name)
-		c, err := t.run(ctx, t.choosePackages(strings.Fields(string(all))))
-		total.add(c)
+		r, err := t.run(ctx, t.choosePackages(strings.Fields(string(all))))
+		total.add(r)
 		if err != nil {
-			fmt.Printf("tier %s: %v\n", t.name, err)
-			failed = append(failed, t.name)
+			failed = append(failed, fmt.Sprintf("tier %s: %v", t.name, err))
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	fmt.Println(total)
 	if len(failed) > 0 {
-		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+		fmt.Println("== failed")
 	}
-	return nil
+	for _, f := range total.failures {
+		fmt.Print(f)
+	}
+	for _, f := range failed {
+		fmt.Println(f)
+	}
+	fmt.Println(total.counts)
+	return len(failed) == 0, nil
 }
 
 func choose(names []string) ([]tier, error) {
@@ -133,9 +141,9 @@ func choose(names []string) ([]tier, error) {
 }
 
 // run tests the packages and reports to standard output as they finish.
-func (t tier) run(ctx context.Context, packages []string) (counts, error) {
+func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	if len(packages) == 0 {
-		return counts{failed: 1}, errors.New("has no package")
+		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}
 	args := slices.Concat([]string{"test", "-json"}, t.flags, packages)
 	cmd := exec.CommandContext(ctx, "go", args...)
@@ -148,22 +156,22 @@ func (t tier) run(ctx context.Context, packages []string) (counts, error) {
 	cmd.WaitDelay = time.Minute
 	events, err := cmd.StdoutPipe()
 	if err != nil {
-		return counts{}, err
+		return result{}, err
 	}
 	if err := cmd.Start(); err != nil {
-		return counts{}, err
+		return result{}, err
 	}
-	c, readErr := report(events, os.Stdout)
+	r, readErr := report(events, os.Stdout)
 	err = errors.Join(readErr, cmd.Wait())
 	switch {
 	case ctx.Err() != nil:
-		return c, errors.New("interrupted")
+		return r, errors.New("interrupted")
 	case err != nil:
-		c.failed = max(c.failed, 1)
-		return c, err
-	case c.passed == 0:
-		c.failed++
-		return c, errors.New("ran no test")
+		r.failed = max(r.failed, 1)
+		return r, err
+	case r.passed == 0:
+		r.failed++
+		return r, errors.New("ran no test")
 	}
-	return c, nil
+	return r, nil
 }
