@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -44,43 +43,24 @@ func captures() (frames [][]byte) {
 	return frames
 }
 
-// mutantsPerInput is how many frames share a look at the counters.
-const mutantsPerInput = 15
-
-// FuzzReceive gives frames to the data path and to the reference: an input is a frame and a seed, from
-// which mutants of it and of the captures follow. The verdicts, all bytes and all counters agree.
+// FuzzReceive gives frames to the data path and to the reference.
 func FuzzReceive(f *testing.F) {
-	c := openComparison(f)
-	others := captures()
-	for i, frame := range others {
-		f.Add(frame, uint64(0))
-		f.Add(frame, uint64(i+1))
-	}
-	f.Fuzz(func(t *testing.T, frame []byte, seed uint64) {
-		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, others))
-	})
+	packettest.Fuzz(f, captures(), openComparison(f).compare)
 }
 
-// The same for some seconds, with other seeds each time: mutants leave for every reason there is.
+// The same for a while, with other frames each time: mutants leave for every reason there is.
 func TestMutants(t *testing.T) {
 	c := openComparison(t)
-	others := captures()
-	for start := time.Now(); time.Since(start) < 3*time.Second && !t.Failed(); {
-		frame, seed := others[rand.IntN(len(others))], rand.Uint64()
-		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, others))
-		if t.Failed() {
-			t.Logf("as a seed in testdata/fuzz/FuzzReceive:\ngo test fuzz v1\n[]byte(%q)\nuint64(%d)", frame, seed)
-		}
-	}
-	for _, reason := range c.reasons {
-		if c.seen[reason] == 0 && reason != "none" && reason != "drop_rewrite" { // the latter the kernel decides
-			t.Errorf("no mutant left as %s: %v", reason, c.seen)
-		}
-	}
+	packettest.TryMutants(t, "FuzzReceive", captures(), c.compare, func() []string {
+		return slices.DeleteFunc(slices.Clone(c.reasons), func(reason string) bool {
+			return c.seen[reason] > 0 || reason == "none" || reason == "drop_rewrite" // which the kernel decides
+		})
+	})
 	t.Log(c.seen)
 }
 
-// compare gives frames to both; frames do not know of each other here.
+// compare gives frames to both; frames do not know of each other here. The verdicts, all bytes and all
+// counters agree.
 func (c *comparison) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
 	before, want := counters(t, c.kernel), map[string]agentCounter{}
@@ -92,14 +72,17 @@ func (c *comparison) compare(t *testing.T, frames [][]byte) {
 		c.check(t, frame, reason, out)
 	}
 	got := changed(before, counters(t, c.kernel))
-	switch {
-	case maps.Equal(want, got):
-	case len(frames) > 1 && !t.Failed(): // which of them was it?
+	if maps.Equal(want, got) {
+		return
+	}
+	if len(frames) > 1 && !t.Failed() { // which of them was it?
 		for _, frame := range frames {
 			c.compare(t, [][]byte{frame})
 		}
-	default:
-		t.Errorf("%s\ncounters (-want +got):\n%s", explain(frames[len(frames)-1]), cmp.Diff(want, got))
+	}
+	if !t.Failed() || len(frames) == 1 {
+		t.Errorf("%d frames, the last of them %s\ncounters (-want +got):\n%s",
+			len(frames), explain(frames[len(frames)-1]), cmp.Diff(want, got))
 	}
 }
 

@@ -335,7 +335,7 @@ func TestSlotLifecycle(t *testing.T) {
 // A server without flows of its own, in the slot of one that had some, gets none of them.
 func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
 	f := open(t, twoServices(vip6, vip6All))
-	entry := entryOf(f.signature(web), f.slot("b", "s"), balancerFlowStateFLOW_ESTABLISHED, f.clock())
+	entry := entryOf(f.signature(web), f.slot("b", "s"), balancerFlowStateFLOW_ESTABLISHED, f.now())
 	f.bucket(web)[3] = entry
 	frame := web.frame(packet.Flags(packet.ACK))
 	f.check(f.forwarded(frame, web, "a", "s", "forward_recover"), f.run(frame))

@@ -67,7 +67,15 @@ type reload struct {
 // New loads the data path and applies the configuration to it; no packet is
 // touched before Run attaches it.
 func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
-	k, err := openKernel(cfg, log)
+	clock, err := newFlowClock()
+	if err != nil {
+		return nil, err
+	}
+	return newBalancer(cfg, clock, log)
+}
+
+func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Balancer, error) {
+	k, err := openKernel(cfg, clock, log)
 	if err != nil {
 		return nil, err
 	}

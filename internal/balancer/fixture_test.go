@@ -49,6 +49,7 @@ var links = map[string]int{"out": 9000, "narrow": 1500, "bridge": 1500}
 type fixture struct {
 	*Balancer
 	t        testing.TB
+	clock    *flowClock // of this and all further processes
 	ns       *testnet.Namespace
 	identity balancerIdentity
 	// via names the interface of servers that are not behind "out"; "" is none: no next hop.
@@ -62,6 +63,21 @@ var instances atomic.Int32
 // open loads a balancer with the configuration, in an instance of the test's own.
 func open(t testing.TB, cfg *config.Balancer) *fixture {
 	t.Helper()
+	clock, err := newFlowClock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	clock.shift = standstill
+	return openAt(t, cfg, clock)
+}
+
+// standstill is a length of ticks, in powers of two of jiffies, with which the flow clock is 0 for ever: what
+// becomes of a packet does not depend on when it comes.
+const standstill = 63
+
+// openAt is open with a flow clock of its own.
+func openAt(t testing.TB, cfg *config.Balancer, clock *flowClock) *fixture {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("loading BPF programs needs root")
 	}
@@ -71,7 +87,7 @@ func open(t testing.TB, cfg *config.Balancer) *fixture {
 			t.Error(err)
 		}
 	})
-	f := &fixture{t: t, ns: testnet.New(t), via: map[string]string{}}
+	f := &fixture{t: t, clock: clock, ns: testnet.New(t), via: map[string]string{}}
 	f.connect()
 	f.start(cfg)
 	f.route()
@@ -85,7 +101,7 @@ func open(t testing.TB, cfg *config.Balancer) *fixture {
 func (f *fixture) start(cfg *config.Balancer) {
 	f.t.Helper()
 	var err error
-	if f.Balancer, err = New(cfg, slog.New(slog.DiscardHandler)); err != nil {
+	if f.Balancer, err = newBalancer(cfg, f.clock, slog.New(slog.DiscardHandler)); err != nil {
 		f.t.Fatal(err)
 	}
 	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
@@ -612,10 +628,10 @@ func (flow Flow) from(port uint16) Flow {
 	return flow
 }
 
-// clock is the flow table's.
-func (f *fixture) clock() uint16 {
+// now is the time of the flow table's clock.
+func (f *fixture) now() uint16 {
 	f.t.Helper()
-	now, err := f.kernel.clock.now()
+	now, err := f.clock.now()
 	f.must(err)
 	return now
 }

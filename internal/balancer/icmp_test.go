@@ -63,7 +63,7 @@ func TestICMPErrorsFollowTheFlow(t *testing.T) {
 				clear(f.kernel.flows.entries)
 				frame := packet.ICMPError(routerOf(svc.VIP), message[0], message[1], 1280, reply(flow))
 				f.check(f.forwarded(frame, flow, svc.Name, placed, "forward_icmp"), f.run(frame))
-				f.bucket(flow)[3] = entryOf(f.signature(flow), f.slot(svc.Name, other), stateNew, f.clock()-5)
+				f.bucket(flow)[3] = entryOf(f.signature(flow), f.slot(svc.Name, other), stateNew, f.now()-5)
 				before := slices.Clone(f.kernel.flows.entries)
 				f.check(f.forwarded(frame, flow, svc.Name, other, "forward_icmp"), f.run(frame))
 				if !slices.Equal(before, f.kernel.flows.entries) {
@@ -85,7 +85,7 @@ func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 	for name, slot := range map[string]uint32{
 		"a free slot": uint32(len(f.kernel.servers.servers) - 1), "another service's": f.slot("dns", "s1"),
 	} {
-		entry := entryOf(f.signature(web), slot, stateEstablished, f.clock())
+		entry := entryOf(f.signature(web), slot, stateEstablished, f.now())
 		f.bucket(web)[0] = entry
 		f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
 		if f.bucket(web)[0] != entry {
