@@ -149,27 +149,6 @@ func (b *Balancer) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Steer attaches the data path with next hops that the caller knows, in place of Run, which would find
-// them and follow what changes. The caller is in the network namespace of the interface.
-func (b *Balancer) Steer(network nexthop.Update) error {
-	if err := b.follow(network); err != nil {
-		return err
-	}
-	if names := b.unresolved(); len(names) > 0 {
-		return fmt.Errorf("no next hop for server %s", names[0])
-	}
-	b.rebuild()
-	return nil
-}
-
-// Apply makes a balancer that nobody runs follow another configuration, as Reload does with one that
-// runs; next hops stay those that Steer was given.
-func (b *Balancer) Apply(cfg *config.Balancer) error {
-	ended, cancel := context.WithCancel(context.Background())
-	cancel() // neither the resolver nor the checks would take note
-	return b.reload(ended, cfg)
-}
-
 // control is the one goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
 	sweep := time.NewTicker(sweepInterval)

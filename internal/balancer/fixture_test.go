@@ -2,7 +2,6 @@ package balancer
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -188,17 +187,11 @@ func hopMAC(target netip.Addr) packet.MAC {
 func (f *fixture) apply(cfg *config.Balancer) error {
 	f.t.Helper()
 	cfg.Node.Instance = f.cfg.Node.Instance
-	ended, cancel := context.WithCancel(f.t.Context())
-	cancel() // nobody runs the resolver
-	var err error
-	f.must(f.ns.Do(func() error {
-		err = f.reload(ended, cfg)
-		return nil
-	}))
-	if err == nil {
-		f.route()
+	if err := f.ns.Do(func() error { return f.Apply(cfg) }); err != nil {
+		return err
 	}
-	return err
+	f.route()
+	return nil
 }
 
 func (f *fixture) mustApply(cfg *config.Balancer) {
