@@ -153,15 +153,13 @@ func (b *Balancer) Run(ctx context.Context) error {
 func (b *Balancer) control(ctx context.Context) error {
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	patience := time.NewTimer(resolveTimeout)
-	defer patience.Stop()
-
 	rebuild := time.NewTimer(gather)
 	defer rebuild.Stop()
 	armed := true
 
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
+	var patience <-chan time.Time // from the first update on: before it nothing is known
 	for {
 		b.publish()
 		var err error
@@ -170,6 +168,9 @@ func (b *Balancer) control(ctx context.Context) error {
 			return nil
 		case update := <-b.resolver.Updates():
 			err = b.follow(update)
+			if patience == nil {
+				patience = time.After(resolveTimeout)
+			}
 		case result := <-b.checker.Updates():
 			if svc := b.services.setHealth(result); svc != nil {
 				b.stale[svc.Name] = true
@@ -179,7 +180,7 @@ func (b *Balancer) control(ctx context.Context) error {
 			if armed {
 				rebuild.Reset(retryInterval)
 			}
-		case <-patience.C:
+		case <-patience:
 			err = b.attach()
 		case <-sweep.C:
 			if err := b.sweep(); err != nil {
