@@ -26,18 +26,12 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds every wait for the network.
-const patience = 10 * time.Second
+// patience bounds every wait for the network. It is no measure of how fast that is: the machine may be
+// busy, or stand still for a while.
+const patience = 60 * time.Second
 
 // noTCX stands for a kernel older than 6.6.
 func noTCX(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupported }
-
-func prefixes(all ...string) (out []netip.Prefix) {
-	for _, p := range all {
-		out = append(out, netip.MustParsePrefix(p))
-	}
-	return out
-}
 
 // network is a client, a router and servers. The client is its own balancer: what it sends to a VIP
 // goes through a tunnel interface to the test, which wraps it.
@@ -56,8 +50,8 @@ type network struct {
 
 func newNetwork(t *testing.T, servers int) *network {
 	n := &network{t: t, client: testnet.New(t), router: testnet.New(t)}
-	testnet.Connect(t, n.client, "eth0", prefixes("fd00:c::2/64", "10.0.0.2/24"),
-		n.router, "client", prefixes("fd00:c::1/64", "10.0.0.1/24"))
+	testnet.Connect(t, n.client, "eth0", testnet.Prefixes("fd00:c::2/64", "10.0.0.2/24"),
+		n.router, "client", testnet.Prefixes("fd00:c::1/64", "10.0.0.1/24"))
 	n.in(n.router, func() error {
 		for _, family := range []string{"ipv4", "ipv6"} {
 			path := filepath.Join("/proc/sys/net", family, "conf/all/forwarding")
@@ -99,8 +93,8 @@ func (n *network) route(ns *testnet.Namespace, to, via string) {
 
 func (n *network) addServer(i int) {
 	server := testnet.New(n.t)
-	testnet.Connect(n.t, server, "eth0", prefixes(fmt.Sprintf("fd00:5:%d::2/64", i), fmt.Sprintf("10.0.%d.2/24", i)),
-		n.router, fmt.Sprintf("server%d", i), prefixes(fmt.Sprintf("fd00:5:%d::1/64", i), fmt.Sprintf("10.0.%d.1/24", i)))
+	testnet.Connect(n.t, server, "eth0", testnet.Prefixes(fmt.Sprintf("fd00:5:%d::2/64", i), fmt.Sprintf("10.0.%d.2/24", i)),
+		n.router, fmt.Sprintf("server%d", i), testnet.Prefixes(fmt.Sprintf("fd00:5:%d::1/64", i), fmt.Sprintf("10.0.%d.1/24", i)))
 	n.route(server, "::/0", fmt.Sprintf("fd00:5:%d::1", i))
 	n.route(server, "0.0.0.0/0", fmt.Sprintf("10.0.%d.1", i))
 	n.route(n.router, fmt.Sprintf("fd00:5:0:%d::/64", i), fmt.Sprintf("fd00:5:%d::2", i))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -20,8 +19,9 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds the wait for the control loop to take on a change.
-const patience = 10 * time.Second
+// patience bounds the wait for the control loop to take on a change. It is no measure of how fast that
+// is: the machine may be busy, or stand still for a while.
+const patience = 60 * time.Second
 
 // steered is a balancer whose control loop runs, with a server behind "eth0", its node.interface.
 type steered struct {
@@ -37,8 +37,8 @@ func steerLate(t *testing.T, late time.Duration) *steered {
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
 	s.attached = false
 	router := testnet.New(t)
-	testnet.Connect(t, s.ns, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::1/64")},
-		router, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::2/64")})
+	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
+		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
 	s.do(func(eth0 netlink.Link) error {
 		_, locator, _ := net.ParseCIDR("fd00:5::/32")
 		return netlink.RouteAdd(&netlink.Route{

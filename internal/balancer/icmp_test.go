@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -340,6 +341,7 @@ func TestAnswerRate(t *testing.T) {
 		t.Run(v.reason, func(t *testing.T) {
 			f.t = t
 			done := make(chan map[string]tally)
+			start := time.Now()
 			go func() {
 				pin(t, 0)
 				f.refill()
@@ -352,9 +354,10 @@ func TestAnswerRate(t *testing.T) {
 				done <- difference(before.reasons, f.counters().reasons)
 			}()
 			got := <-done
+			meanwhile := uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
 			answered, refused := got[v.reason].Packets, got["drop_rate_limit"].Packets
-			if answered < 100 || answered > 200 || answered+refused != 300 {
-				t.Errorf("%d answered and %d not of 300, want 100 and those for which there was time", answered, refused)
+			if answered < 100 || answered > 100+meanwhile || answered+refused != 300 {
+				t.Errorf("%d answered and %d not of 300, want 100 and %d at most for which there was time", answered, refused, meanwhile)
 			}
 		})
 	}

@@ -16,18 +16,12 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds the wait for the kernel to resolve a neighbour.
-const patience = 10 * time.Second
+// patience bounds the wait for the kernel to resolve a neighbour. It is no measure of how fast that is:
+// the machine may be busy, or stand still for a while.
+const patience = 60 * time.Second
 
 // server is an address that is routed via link addresses, as a SID is.
 var server = netip.MustParseAddr("fd00:5:0:1:5::")
-
-func prefixes(all ...string) (out []netip.Prefix) {
-	for _, p := range all {
-		out = append(out, netip.MustParsePrefix(p))
-	}
-	return out
-}
 
 // network is a balancer with two neighbours, and the resolver under test.
 type network struct {
@@ -49,10 +43,10 @@ func start(t *testing.T) *network {
 // startWith prepares the resolver before it runs.
 func startWith(t *testing.T, prepare func(*network)) *network {
 	n := &network{t: t, balancer: testnet.New(t), left: testnet.New(t), right: testnet.New(t)}
-	testnet.Connect(t, n.balancer, "left", prefixes("fd00:a::1/64", "10.1.0.1/24"),
-		n.left, "eth0", prefixes("fd00:a::2/64", "10.1.0.2/24"))
-	testnet.Connect(t, n.balancer, "right", prefixes("fd00:b::1/64", "10.2.0.1/24"),
-		n.right, "eth0", prefixes("fd00:b::2/64", "10.2.0.2/24"))
+	testnet.Connect(t, n.balancer, "left", testnet.Prefixes("fd00:a::1/64", "10.1.0.1/24"),
+		n.left, "eth0", testnet.Prefixes("fd00:a::2/64", "10.1.0.2/24"))
+	testnet.Connect(t, n.balancer, "right", testnet.Prefixes("fd00:b::1/64", "10.2.0.1/24"),
+		n.right, "eth0", testnet.Prefixes("fd00:b::2/64", "10.2.0.2/24"))
 	n.ifLeft = link(t, n.balancer, "left")
 	n.ifRight = link(t, n.balancer, "right")
 	n.macLeft = link(t, n.left, "eth0").MAC
