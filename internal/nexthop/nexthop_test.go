@@ -40,6 +40,15 @@ func start(t *testing.T) *network {
 	return startWith(t, func(*network) {})
 }
 
+// startLeft has resolved the server to be behind the left neighbour.
+func startLeft(t *testing.T) *network {
+	n := start(t)
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopLeft())
+	return n
+}
+
 // startWith prepares the resolver before it runs.
 func startWith(t *testing.T, prepare func(*network)) *network {
 	n := &network{t: t, balancer: testnet.New(t), left: testnet.New(t), right: testnet.New(t)}
@@ -177,10 +186,7 @@ func (n *network) isManaged(link Link, address string) (managed bool) {
 }
 
 func TestFollowsRoutesAndNeighbours(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 
 	n.routeVia(n.ifRight, "fd00:b::2")
 	n.await(server, n.hopRight())
@@ -214,10 +220,7 @@ func TestUnreachable(t *testing.T) {
 // A neighbour that stops answering keeps its last address: packets to it would
 // be lost either way, and it may be back before the kernel asks again.
 func TestFailedNeighbourKeepsAddress(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 	n.do(func() error {
 		return netlink.NeighDel(&netlink.Neigh{LinkIndex: n.ifLeft.Index, IP: net.ParseIP("fd00:a::2")})
 	})
@@ -254,10 +257,7 @@ func TestResumesFailedNeighbour(t *testing.T) {
 }
 
 func TestFollowsInterfaces(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 	wanted := func(u Update) bool { return u.Own == n.ifLeft && u.Hops[server] == n.hopLeft() }
 
 	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifLeft.Index}}
@@ -334,10 +334,7 @@ func TestLeavesPermanentNeighbour(t *testing.T) {
 
 // The address of one gateway is not that of another on the same link.
 func TestAnotherGateway(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 	n.routeVia(n.ifLeft, "fd00:a::99") // which nobody has
 	n.awaitLost(server)
 	n.routeVia(n.ifLeft, "fd00:a::2")
