@@ -4,6 +4,13 @@
 //
 // Without arguments it runs every tier. A tier in which no test ran has failed: on a machine that
 // lacks what its tests need, all being skipped must not look like success.
+//
+// It also runs all fuzzers one after the other, each for its share of the time.
+//
+//	make fuzz FUZZTIME=10m
+//
+// A fuzzer that finds something writes the input to testdata/fuzz/<name> beside its source, where
+// `go test` runs it from then on; the others go on.
 package main
 
 import (
@@ -73,7 +80,11 @@ func tierOf(pkg string) []string {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	passed, err := run(ctx, os.Args[1:])
+	command, args := run, os.Args[1:]
+	if len(args) > 0 && args[0] == "fuzz" {
+		command, args = fuzz, args[1:]
+	}
+	passed, err := command(ctx, args)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
@@ -89,9 +100,7 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	list := exec.CommandContext(ctx, "go", "list", "./...")
-	list.Stderr = os.Stderr
-	all, err := list.Output()
+	all, err := goCommand(ctx, "list", "./...").Output()
 	if err != nil {
 		return false, fmt.Errorf("go list: %w", err)
 	}
@@ -146,14 +155,8 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}
 	args := slices.Concat([]string{"test", "-json"}, t.flags, packages)
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := goCommand(ctx, args...)
 	cmd.Env = append(os.Environ(), t.env...)
-	cmd.Stderr = os.Stderr
-	// The tests are in a process group of their own and are interrupted through us alone, once, so
-	// that they can clean up whether it was the terminal or another process that asked.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
-	cmd.WaitDelay = time.Minute
 	events, err := cmd.StdoutPipe()
 	if err != nil {
 		return result{}, err
@@ -174,4 +177,15 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 		return r, errors.New("ran no test")
 	}
 	return r, nil
+}
+
+// goCommand is `go` in a process group of its own, which is interrupted through us alone, once, so that
+// tests can clean up whether it was the terminal or another process that asked.
+func goCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = time.Minute
+	return cmd
 }
