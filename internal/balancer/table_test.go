@@ -68,7 +68,7 @@ func TestTableFollowsReference(t *testing.T) {
 func FuzzFlowTable(f *testing.F) {
 	m := openTableMachine(f)
 	for seed := range byte(8) {
-		tape := make([]byte, 4096) // what rapid draws from
+		tape := make([]byte, 1<<16) // what rapid draws from: more than any of these needs
 		_, _ = rand.NewChaCha8([32]byte{seed}).Read(tape)
 		f.Add(tape)
 	}
