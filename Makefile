@@ -54,8 +54,8 @@ bench: build ## measure what packets cost, memory, tables and throughput (root; 
 FUZZTIME := 10m
 .PHONY: fuzz
 fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)
-	go build -o bin/test-fuzz ./test/fuzz
-	bin/test-fuzz $(FUZZTIME)
+	go build -o bin/test-run ./test/run
+	bin/test-run fuzz $(FUZZTIME)
 
 .PHONY: lint
 lint: setup-lint generate ## check format and correctness of C, Go and shell

@@ -67,10 +67,5 @@ int xdp_reference(struct xdp_md *ctx)
 	struct packet pkt = {};
 	enum reason why = steer(ctx, &pkt, &port);
 
-	count(why, &pkt);
-	if (why < REASON_FORWARD_KNOWN)
-		return XDP_PASS;
-	if (port)
-		return transmit(ctx, port);
-	return XDP_DROP;
+	return leave(ctx, &pkt, why, port);
 }

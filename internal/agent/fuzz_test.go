@@ -5,10 +5,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
-	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -56,94 +55,70 @@ func synAckCaptures() (frames [][]byte) {
 // direction is one of the ways that frames go through the agent: give has both receive a frame, compares
 // what comes out, and returns the counter that it changes by how much; "": none.
 type direction struct {
+	*comparison
 	captures [][]byte
 	give     func(t *testing.T, frame []byte) (counter string, n agentCounter)
 }
 
-func (c *comparison) incoming() direction { return direction{captures(), c.giveIncoming} }
+func (c *comparison) incoming() direction { return direction{c, captures(), c.giveIncoming} }
 
-func (c *comparison) outgoing() direction { return direction{synAckCaptures(), c.giveOutgoing} }
+func (c *comparison) outgoing() direction { return direction{c, synAckCaptures(), c.giveOutgoing} }
 
-// mutantsPerInput is how many frames share a look at the counters.
-const mutantsPerInput = 15
-
-// FuzzReceive gives frames to the data path and to the reference: an input is a frame and a seed, from
-// which mutants of it and of the captures follow. The verdicts, all bytes and all counters agree.
+// FuzzReceive gives frames to the data path and to the reference.
 func FuzzReceive(f *testing.F) {
-	c := openComparison(f)
-	c.fuzz(f, c.incoming())
+	d := openComparison(f).incoming()
+	packettest.Fuzz(f, d.captures, d.compare)
 }
 
 // FuzzTransmit does the same with frames that the host sends.
 func FuzzTransmit(f *testing.F) {
-	c := openComparison(f)
-	c.fuzz(f, c.outgoing())
+	d := openComparison(f).outgoing()
+	packettest.Fuzz(f, d.captures, d.compare)
 }
 
-func (c *comparison) fuzz(f *testing.F, d direction) {
-	for i, frame := range d.captures {
-		f.Add(frame, uint64(0))
-		f.Add(frame, uint64(i+1))
-	}
-	f.Fuzz(func(t *testing.T, frame []byte, seed uint64) {
-		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, d.captures), d)
-	})
-}
-
-// The same for some seconds, with other seeds each time: mutants leave for every reason there is.
+// The same for a while, with other frames each time: mutants leave for every reason there is.
 func TestMutants(t *testing.T) {
-	c := openComparison(t)
-	c.mutate(t, "FuzzReceive", c.incoming())
-	for _, reason := range c.reasons {
-		if c.seen[reason] == 0 && reason != "none" && reason != "drop_rewrite" { // the latter the kernel decides
-			t.Errorf("no mutant left as %s: %v", reason, c.seen)
-		}
-	}
-	t.Log(c.seen)
+	d := openComparison(t).incoming()
+	packettest.TryMutants(t, "FuzzReceive", d.captures, d.compare, func() []string {
+		return slices.DeleteFunc(slices.Clone(d.reasons), func(reason string) bool {
+			return d.seen[reason] > 0 || reason == "none" || reason == "drop_rewrite" // which the kernel decides
+		})
+	})
+	t.Log(d.seen)
 }
 
-// The same for frames that the host sends.
+// The same for frames that the host sends: there are mutants with every result.
 func TestSentMutants(t *testing.T) {
-	c := openComparison(t)
-	c.mutate(t, "FuzzTransmit", c.outgoing())
-	for _, result := range append(c.synAcks, "") {
-		if c.seen[result] == 0 {
-			t.Errorf("no mutant left as %q: %v", result, c.seen)
-		}
-	}
-	t.Log(c.seen)
+	d := openComparison(t).outgoing()
+	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
+		return slices.DeleteFunc(append(slices.Clone(d.synAcks), ""), func(result string) bool { return d.seen[result] > 0 })
+	})
+	t.Log(d.seen)
 }
 
-func (c *comparison) mutate(t *testing.T, fuzzer string, d direction) {
+// compare gives frames to both; frames do not know of each other here. The verdicts, all bytes and all
+// counters agree.
+func (d direction) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
-	for start := time.Now(); time.Since(start) < 3*time.Second && !t.Failed(); {
-		frame, seed := d.captures[rand.IntN(len(d.captures))], rand.Uint64()
-		c.compare(t, packettest.Mutants(frame, seed, mutantsPerInput, d.captures), d)
-		if t.Failed() {
-			t.Logf("as a seed in testdata/fuzz/%s:\ngo test fuzz v1\n[]byte(%q)\nuint64(%d)", fuzzer, frame, seed)
-		}
-	}
-}
-
-// compare gives frames to both; frames do not know of each other here.
-func (c *comparison) compare(t *testing.T, frames [][]byte, d direction) {
-	t.Helper()
-	before, want := counters(t, c.kernel), map[string]agentCounter{}
+	before, want := counters(t, d.kernel), map[string]agentCounter{}
 	for _, frame := range frames {
 		if counter, n := d.give(t, frame); counter != "" {
 			sum := want[counter]
 			want[counter] = agentCounter{Packets: sum.Packets + n.Packets, Bytes: sum.Bytes + n.Bytes}
 		}
 	}
-	got := changed(before, counters(t, c.kernel))
-	switch {
-	case maps.Equal(want, got):
-	case len(frames) > 1 && !t.Failed(): // which of them was it?
+	got := changed(before, counters(t, d.kernel))
+	if maps.Equal(want, got) {
+		return
+	}
+	if len(frames) > 1 && !t.Failed() { // which of them was it?
 		for _, frame := range frames {
-			c.compare(t, [][]byte{frame}, d)
+			d.compare(t, [][]byte{frame})
 		}
-	default:
-		t.Errorf("%s\ncounters (-want +got):\n%s", explain(frames[len(frames)-1]), cmp.Diff(want, got))
+	}
+	if !t.Failed() || len(frames) == 1 {
+		t.Errorf("%d frames, the last of them %s\ncounters (-want +got):\n%s",
+			len(frames), explain(frames[len(frames)-1]), cmp.Diff(want, got))
 	}
 }
 

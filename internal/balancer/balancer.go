@@ -67,7 +67,15 @@ type reload struct {
 // New loads the data path and applies the configuration to it; no packet is
 // touched before Run attaches it.
 func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
-	k, err := openKernel(cfg, log)
+	clock, err := newFlowClock()
+	if err != nil {
+		return nil, err
+	}
+	return newBalancer(cfg, clock, log)
+}
+
+func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Balancer, error) {
+	k, err := openKernel(cfg, clock, log)
 	if err != nil {
 		return nil, err
 	}
@@ -141,40 +149,17 @@ func (b *Balancer) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Steer attaches the data path with next hops that the caller knows, in place of Run, which would find
-// them and follow what changes. The caller is in the network namespace of the interface.
-func (b *Balancer) Steer(network nexthop.Update) error {
-	if err := b.follow(network); err != nil {
-		return err
-	}
-	if names := b.unresolved(); len(names) > 0 {
-		return fmt.Errorf("no next hop for server %s", names[0])
-	}
-	b.rebuild()
-	return nil
-}
-
-// Apply makes a balancer that nobody runs follow another configuration, as Reload does with one that
-// runs; next hops stay those that Steer was given.
-func (b *Balancer) Apply(cfg *config.Balancer) error {
-	ended, cancel := context.WithCancel(context.Background())
-	cancel() // neither the resolver nor the checks would take note
-	return b.reload(ended, cfg)
-}
-
 // control is the one goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	patience := time.NewTimer(resolveTimeout)
-	defer patience.Stop()
-
 	rebuild := time.NewTimer(gather)
 	defer rebuild.Stop()
 	armed := true
 
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
+	var patience <-chan time.Time // from the first update on: before it nothing is known
 	for {
 		b.publish()
 		var err error
@@ -183,6 +168,9 @@ func (b *Balancer) control(ctx context.Context) error {
 			return nil
 		case update := <-b.resolver.Updates():
 			err = b.follow(update)
+			if patience == nil {
+				patience = time.After(resolveTimeout)
+			}
 		case result := <-b.checker.Updates():
 			if svc := b.services.setHealth(result); svc != nil {
 				b.stale[svc.Name] = true
@@ -192,7 +180,7 @@ func (b *Balancer) control(ctx context.Context) error {
 			if armed {
 				rebuild.Reset(retryInterval)
 			}
-		case <-patience.C:
+		case <-patience:
 			err = b.attach()
 		case <-sweep.C:
 			if err := b.sweep(); err != nil {

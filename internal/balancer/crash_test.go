@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -108,8 +107,8 @@ type crashSite struct {
 func newCrashSite(t *testing.T) *crashSite {
 	s := &crashSite{t: t, ns: testnet.New(t), instance: fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1)), fresh: 20000}
 	router := testnet.New(t)
-	testnet.Connect(t, s.ns, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::1/64")},
-		router, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::2/64")})
+	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
+		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
 	s.must(s.ns.Do(func() error {
 		eth0, err := netlink.LinkByName("eth0")
 		if err != nil {

@@ -30,7 +30,7 @@ func openDuel(t *testing.T, buckets uint32) *duel {
 		flow := web
 		flow.Source = randomClient(random)
 		number := d.bucketNumber(flow)
-		if n := found[number]; n == 0 || n == 1 && d.firstWay(flow) == d.firstWay(d.flows[number][0]) {
+		if n := found[number]; n == 0 || n == 1 && d.preferred(flow) == d.preferred(d.flows[number][0]) {
 			d.flows[number][n] = flow
 			found[number]++
 			missing--
@@ -39,13 +39,10 @@ func openDuel(t *testing.T, buckets uint32) *duel {
 	return d
 }
 
-// firstWay is flow_way of bpf/flowtable.h for 0.
-func (d *duel) firstWay(flow Flow) uint64 { return d.signature(flow) % flowsPerBucket }
-
 // settle fills each bucket with residents, the first of whom is the first core's flow.
 func (d *duel) settle(residents [flowsPerBucket]resident) {
 	d.t.Helper()
-	now, slot := d.clock(), d.slot("web", "s1")
+	now, slot := d.now(), d.slot("web", "s1")
 	for _, flows := range d.flows {
 		for i, r := range residents {
 			entry := uint64(0)

@@ -17,7 +17,6 @@ const leastTick = 4 * time.Hour / maxFlowTicks
 type flowClock struct {
 	program *ebpf.Program // read_jiffies of bpf/balancer.bpf.c
 	shift   uint32
-	jiffy   time.Duration
 	tick    time.Duration
 }
 
@@ -27,8 +26,8 @@ func newFlowClock() (*flowClock, error) {
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &jiffy); err != nil {
 		return nil, fmt.Errorf("read the length of a jiffy: %w", err)
 	}
-	c := &flowClock{jiffy: time.Duration(jiffy.Nano())}
-	for c.tick = c.jiffy; c.tick < leastTick; {
+	c := &flowClock{tick: time.Duration(jiffy.Nano())}
+	for c.tick < leastTick {
 		c.tick *= 2
 		c.shift++
 	}

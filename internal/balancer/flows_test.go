@@ -20,24 +20,12 @@ const (
 	stateClosing     = balancerFlowStateFLOW_CLOSING
 )
 
-// inOneTick runs a test again until the flow clock stands still meanwhile.
-func (f *fixture) inOneTick(test func(now uint16)) {
-	f.t.Helper()
-	for {
-		now := f.clock()
-		test(now)
-		if f.clock() == now {
-			return
-		}
-	}
-}
-
 // enter puts a flow into the first place of its bucket, which has no other.
 func (f *fixture) enter(flow Flow, service, server string, state balancerFlowState) {
 	f.t.Helper()
 	bucket := f.bucket(flow)
 	clear(bucket)
-	bucket[0] = entryOf(f.signature(flow), f.slot(service, server), state, f.clock())
+	bucket[0] = entryOf(f.signature(flow), f.slot(service, server), state, f.now())
 }
 
 // otherThanPlaced is a server of the service that consistent hashing does not name for the flow.
@@ -136,14 +124,10 @@ func TestConnectionGoesOnAfterFIN(t *testing.T) {
 		{3, packet.FIN | packet.ACK, stateClosing, 0},
 		{3, packet.RST, stateClosing, 0},
 	} {
-		// The clock must not tick in between: then the packet is another one.
-		var now uint16
-		for again := true; again; again = f.clock() != now {
-			now = f.clock()
-			clear(f.bucket(web))
-			f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", server), stateClosing, now-v.age)
-			f.run(web.frame(packet.Flags(v.flags)))
-		}
+		now := f.now()
+		clear(f.bucket(web))
+		f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", server), stateClosing, now-v.age)
+		f.run(web.frame(packet.Flags(v.flags)))
 		entry := f.kernel.flows.find(web, f.serviceID(web), &f.identity)
 		if entry.state() != v.after || entry.seen() != (now-v.seen)&flowTimeMask || entry.server() != f.slot("web", server) {
 			t.Errorf("%v %d ticks after a FIN: state %d, seen %d ticks ago; want state %d, %d ticks ago",
@@ -312,25 +296,20 @@ func TestEviction(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
-			f.inOneTick(func(now uint16) {
-				before := f.settle(v.bucket, now)
-				got := f.run(web.frame())
-				reason := "forward_new"
-				if v.evicted < 0 {
-					reason = "forward_no_room"
-				} else {
-					before[v.evicted] = entryOf(f.signature(web), f.slot("web", f.placed(web, "web")), stateNew, now)
+			now := f.now()
+			want := f.settle(v.bucket, now)
+			reason := "forward_new"
+			if v.evicted < 0 {
+				reason = "forward_no_room"
+			} else {
+				want[v.evicted] = entryOf(f.signature(web), f.slot("web", f.placed(web, "web")), stateNew, now)
+			}
+			f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), reason), f.run(web.frame()))
+			for i, entry := range f.bucket(web) {
+				if entry != want[i] {
+					t.Errorf("entry %d is %#x, want %#x", i, entry, want[i])
 				}
-				if f.clock() != now {
-					return
-				}
-				f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), reason), got)
-				for i, entry := range f.bucket(web) {
-					if entry != before[i] {
-						t.Errorf("entry %d is %#x, want %#x", i, entry, before[i])
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -349,18 +328,28 @@ func (f *fixture) settle(bucket [flowsPerBucket]resident, now uint16) (entries [
 	return entries
 }
 
-// A packet renews what the table says of when its flow was seen.
+// A packet writes and renews when its flow was seen, by a clock that ticks.
 func TestRenewal(t *testing.T) {
-	f := openStandard(t)
+	clock, err := newFlowClock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := openAt(t, standard(), clock)
+	sees := func(flags packet.TCPFlags) {
+		t.Helper()
+		before := f.now()
+		f.run(web.frame(packet.Flags(flags)))
+		after := f.now()
+		seen := f.kernel.flows.find(web, f.serviceID(web), &f.identity).seen()
+		if passed := (after - before) & flowTimeMask; (seen-before)&flowTimeMask > passed {
+			t.Errorf("seen at %d, from %d to %d", seen, before, after)
+		}
+	}
+	sees(packet.SYN)
 	for _, age := range []uint16{0, 1, 100, 4000} {
-		f.inOneTick(func(now uint16) {
-			f.enter(web, "web", "s1", stateEstablished)
-			f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", "s1"), stateEstablished, now-age)
-			f.run(web.frame(packet.Flags(packet.ACK)))
-			if got := f.kernel.flows.find(web, f.serviceID(web), &f.identity).age(now); got != 0 && f.clock() == now {
-				t.Errorf("flow last seen %d ticks ago, %d after a packet", age, got)
-			}
-		})
+		f.enter(web, "web", "s1", stateEstablished)
+		f.elapseFlows(age, func(flowEntry) bool { return true })
+		sees(packet.ACK)
 	}
 }
 
@@ -370,7 +359,7 @@ func TestSweep(t *testing.T) {
 		New: 10 * time.Second, Established: 4 * time.Hour, Closing: 20 * time.Second,
 	}
 	f := open(t, cfg)
-	ticks := func(d time.Duration) int { return int((d + f.kernel.clock.tick - 1) / f.kernel.clock.tick) }
+	ticks := func(d time.Duration) int { return int((d + f.clock.tick - 1) / f.clock.tick) }
 	newest, closing, longest := ticks(10*time.Second), ticks(20*time.Second), ticks(4*time.Hour)
 	for _, v := range []struct {
 		state balancerFlowState
@@ -383,18 +372,13 @@ func TestSweep(t *testing.T) {
 		// Renewed while the sweep, which read the clock before, came along.
 		{stateNew, -1, true}, {stateEstablished, -1, true}, {stateClosing, -2, true},
 	} {
-		f.inOneTick(func(now uint16) {
-			f.settle(repeat(v.state, v.age), now)
-			f.must(f.sweep())
-			if f.clock() != now {
-				return
+		f.settle(repeat(v.state, v.age), f.now())
+		f.must(f.sweep())
+		for _, entry := range f.bucket(web) {
+			if kept := flowEntry(entry).state() != stateFree; kept != v.kept {
+				t.Errorf("state %d, %d ticks old: kept %v, want %v", v.state, v.age, kept, v.kept)
+				break
 			}
-			for _, entry := range f.bucket(web) {
-				if kept := flowEntry(entry).state() != stateFree; kept != v.kept {
-					t.Errorf("state %d, %d ticks old: kept %v, want %v", v.state, v.age, kept, v.kept)
-					break
-				}
-			}
-		})
+		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -20,8 +19,9 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds the wait for the control loop to take on a change.
-const patience = 10 * time.Second
+// patience bounds the wait for the control loop to take on a change. It is no measure of how fast that
+// is: the machine may be busy, or stand still for a while.
+const patience = 60 * time.Second
 
 // steered is a balancer whose control loop runs, with a server behind "eth0", its node.interface.
 type steered struct {
@@ -29,13 +29,16 @@ type steered struct {
 	ended chan error // the control loop's end
 }
 
-func steer(t *testing.T) *steered {
+func steer(t *testing.T) *steered { return steerLate(t, 0) }
+
+// steerLate is steer with a resolver that begins that much later than the control loop.
+func steerLate(t *testing.T, late time.Duration) *steered {
 	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
 	s.attached = false
 	router := testnet.New(t)
-	testnet.Connect(t, s.ns, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::1/64")},
-		router, "eth0", []netip.Prefix{netip.MustParsePrefix("fd00:a::2/64")})
+	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
+		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
 	s.do(func(eth0 netlink.Link) error {
 		_, locator, _ := net.ParseCIDR("fd00:5::/32")
 		return netlink.RouteAdd(&netlink.Route{
@@ -51,9 +54,9 @@ func steer(t *testing.T) *steered {
 			s.ended <- err
 		}
 	}
-	go run(func() error { return s.resolver.Run(ctx) })
-	go run(func() error { return s.checker.Run(ctx) })
 	go run(func() error { return s.control(ctx) })
+	go run(func() error { return s.checker.Run(ctx) })
+	time.AfterFunc(late, func() { run(func() error { return s.resolver.Run(ctx) }) })
 	t.Cleanup(func() {
 		cancel()
 		for range cap(loops) {
@@ -62,10 +65,17 @@ func steer(t *testing.T) *steered {
 	})
 	select {
 	case <-s.Ready():
+	case err := <-s.ended:
+		t.Fatal(err)
 	case <-time.After(patience):
 		t.Fatal("not attached")
 	}
 	return s
+}
+
+// What was not found out in time because the machine stood still is not taken for missing.
+func TestStartsAfterStandstill(t *testing.T) {
+	steerLate(t, resolveTimeout+100*time.Millisecond)
 }
 
 // do changes node.interface.

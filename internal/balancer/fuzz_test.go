@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -65,85 +64,101 @@ func captures() (frames [][]byte) {
 	return slices.DeleteFunc(frames, func(frame []byte) bool { return len(frame) > packettest.MaxFrame })
 }
 
-// mutantsPerInput is how many frames share a flow table: enough for flows to live a life in it.
-const mutantsPerInput = 15
-
-// FuzzDataPath gives frames to the data path and to the reference: an input is a frame and a seed, from
-// which mutants of it and of the captures follow. The verdicts, all bytes and all counters agree.
+// FuzzDataPath gives frames to the data path and to the reference.
 func FuzzDataPath(f *testing.F) {
-	r := openReference(f)
-	others := captures()
-	for i, frame := range others {
-		f.Add(frame, uint64(0))
-		f.Add(frame, uint64(i+1))
-	}
-	f.Fuzz(func(t *testing.T, frame []byte, seed uint64) {
-		r.t = t
-		frames := packettest.Mutants(frame, seed, mutantsPerInput, others)
-		if text := r.disagreement(frames); text != "" {
-			t.Fatal(text)
-		}
-	})
+	packettest.Fuzz(f, captures(), openReference(f).compare)
 }
 
-// The same for some seconds, with other seeds each time: mutants leave for every reason there is.
+// The same for a while, with other frames each time: mutants leave for every reason there is.
 func TestMutants(t *testing.T) {
 	r := openReference(t)
-	others := captures()
 	seen := map[string]int{}
 	r.seen = func(o outcome) { seen[reasonOf(o)]++ }
-	for start := time.Now(); time.Since(start) < 3*time.Second; {
-		frame, seed := others[rand.IntN(len(others))], rand.Uint64()
-		if text := r.disagreement(packettest.Mutants(frame, seed, mutantsPerInput, others)); text != "" {
-			t.Fatalf("%s\nas a seed in testdata/fuzz/FuzzDataPath:\ngo test fuzz v1\n[]byte(%q)\nuint64(%d)", text, frame, seed)
+	packettest.TryMutants(t, "FuzzDataPath", captures(), r.compare, func() (missing []string) {
+		for reason := range reasonNumbers() {
+			switch reason {
+			case "none", "forward_no_room", "drop_no_headroom", "drop_rate_limit":
+				// TestTableFollowsReference, TestNoHeadroom and TestAnswerRate
+				continue
+			}
+			if seen[reason] == 0 {
+				missing = append(missing, reason)
+			}
 		}
-	}
-	for reason := range reasonNumbers() {
-		switch reason {
-		case "none", "forward_no_room", "drop_no_headroom", "drop_rate_limit":
-			// TestTableFollowsReference, TestNoHeadroom and TestAnswerRate
-			continue
-		}
-		if seen[reason] == 0 {
-			t.Errorf("no mutant left as %s: %v", reason, seen)
-		}
-	}
+		return missing
+	})
 	t.Log(seen)
 }
 
-// disagreement gives frames one after the other to the data path and the reference, whose flow tables
-// are empty before. It describes the first frame of which they disagree; "": there is none. The
-// counters are read once for all frames, which is most of the time saved, and after each frame only
-// where that finds something.
-func (r *reference) disagreement(frames [][]byte) (text string) {
-	r.t.Helper()
-	r.inOneTick(func(now uint16) {
-		text = ""
-		if !r.agrees(frames, now) {
-			text = r.firstDisagreement(frames, now)
+// compare gives frames one after the other to the data path and the reference, whose flow tables are
+// empty before. The verdicts, all bytes and all counters agree.
+func (r *reference) compare(t *testing.T, frames [][]byte) {
+	t.Helper()
+	r.t = t
+	for {
+		start := time.Now()
+		text := r.disagreement(frames)
+		if text == "" {
+			return
 		}
-	})
-	return text
+		// On a machine that stood still the data path forgets first fragments, and the reference does not.
+		if time.Since(start) < fragmentLifetime {
+			t.Fatalf("%s\nwith the hash keys %+v", text, r.identity)
+		}
+	}
 }
 
-func (r *reference) agrees(frames [][]byte, now uint16) bool {
+// fragmentLifetime is FRAGMENT_LIFETIME in bpf/fragment.h.
+const fragmentLifetime = 5 * time.Second
+
+// disagreement describes the first frame of which the two disagree; "": there is none. The counters are
+// read once for all frames, which is most of the time saved, and after each frame only where that finds
+// something.
+func (r *reference) disagreement(frames [][]byte) string {
+	r.t.Helper()
+	text := r.disagreementOfAll(frames)
+	if text == "" {
+		return ""
+	}
+	if first := r.disagreementOfOne(frames); first != "" {
+		return first
+	}
+	return text + "which was not so again when the counters were read after each frame"
+}
+
+func (r *reference) disagreementOfAll(frames [][]byte) string {
 	r.t.Helper()
 	r.forget()
 	before, want := r.counters(), counters{map[string]tally{}, map[string]tally{}}
-	for _, frame := range frames {
-		o := r.receive(frame, now)
+	for i, frame := range frames {
+		o := r.receive(frame)
 		if r.seen != nil {
 			r.seen(o)
 		}
-		if verdict, out := r.exec(frame, nil); verdict != o.Verdict || !bytes.Equal(out, o.Frame) {
-			return false
-		}
 		add(want.reasons, o.Reasons)
 		add(want.servers, o.Servers)
+		if verdict, out := r.exec(frame, nil); verdict != o.Verdict || !bytes.Equal(out, o.Frame) {
+			return numbered(i, frames) + explain(frame, o, outcome{verdict, out, o.Reasons, o.Servers})
+		}
 	}
 	after := r.counters()
-	return maps.Equal(want.reasons, difference(before.reasons, after.reasons)) &&
-		maps.Equal(want.servers, difference(before.servers, after.servers))
+	return explainCounters("reason", want.reasons, difference(before.reasons, after.reasons)) +
+		explainCounters("server", want.servers, difference(before.servers, after.servers))
+}
+
+func (r *reference) disagreementOfOne(frames [][]byte) string {
+	r.t.Helper()
+	r.forget()
+	for i, frame := range frames {
+		if want, got := r.receive(frame), r.run(frame); !same(want, got) {
+			return numbered(i, frames) + explain(frame, want, got)
+		}
+	}
+	return ""
+}
+
+func numbered(i int, frames [][]byte) string {
+	return fmt.Sprintf("frame %d of %d: ", i+1, len(frames))
 }
 
 func add(sum, more map[string]tally) {
@@ -151,17 +166,6 @@ func add(sum, more map[string]tally) {
 		s := sum[name]
 		sum[name] = tally{s.Packets + m.Packets, s.Bytes + m.Bytes, s.Flows + m.Flows}
 	}
-}
-
-func (r *reference) firstDisagreement(frames [][]byte, now uint16) string {
-	r.t.Helper()
-	r.forget()
-	for i, frame := range frames {
-		if want, got := r.receive(frame, now), r.run(frame); !same(want, got) {
-			return fmt.Sprintf("frame %d of %d: %s", i+1, len(frames), explain(frame, want, got))
-		}
-	}
-	return "the frames fare other than the reference says, but not when the counters are read between them"
 }
 
 var verdicts = map[uint32]string{
@@ -184,13 +188,14 @@ func explain(frame []byte, want, got outcome) string {
 		fmt.Fprintf(&s, "the frame that comes out is other from byte %d on: %d bytes, want %d\ngot  %x\nwant %x\n",
 			at, len(got.Frame), len(want.Frame), got.Frame, want.Frame)
 	}
-	for _, counters := range []struct {
-		kind      string
-		want, got map[string]tally
-	}{{"reason", want.Reasons, got.Reasons}, {"server", want.Servers, got.Servers}} {
-		if !maps.Equal(counters.want, counters.got) {
-			fmt.Fprintf(&s, "counted by %s is %+v, want %+v\n", counters.kind, counters.got, counters.want)
-		}
-	}
+	s.WriteString(explainCounters("reason", want.Reasons, got.Reasons))
+	s.WriteString(explainCounters("server", want.Servers, got.Servers))
 	return s.String()
+}
+
+func explainCounters(kind string, want, got map[string]tally) string {
+	if maps.Equal(want, got) {
+		return ""
+	}
+	return fmt.Sprintf("counted by %s is %+v, want %+v\n", kind, got, want)
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -63,7 +64,7 @@ func TestICMPErrorsFollowTheFlow(t *testing.T) {
 				clear(f.kernel.flows.entries)
 				frame := packet.ICMPError(routerOf(svc.VIP), message[0], message[1], 1280, reply(flow))
 				f.check(f.forwarded(frame, flow, svc.Name, placed, "forward_icmp"), f.run(frame))
-				f.bucket(flow)[3] = entryOf(f.signature(flow), f.slot(svc.Name, other), stateNew, f.clock()-5)
+				f.bucket(flow)[3] = entryOf(f.signature(flow), f.slot(svc.Name, other), stateNew, f.now()-5)
 				before := slices.Clone(f.kernel.flows.entries)
 				f.check(f.forwarded(frame, flow, svc.Name, other, "forward_icmp"), f.run(frame))
 				if !slices.Equal(before, f.kernel.flows.entries) {
@@ -85,7 +86,7 @@ func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 	for name, slot := range map[string]uint32{
 		"a free slot": uint32(len(f.kernel.servers.servers) - 1), "another service's": f.slot("dns", "s1"),
 	} {
-		entry := entryOf(f.signature(web), slot, stateEstablished, f.clock())
+		entry := entryOf(f.signature(web), slot, stateEstablished, f.now())
 		f.bucket(web)[0] = entry
 		f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
 		if f.bucket(web)[0] != entry {
@@ -340,6 +341,7 @@ func TestAnswerRate(t *testing.T) {
 		t.Run(v.reason, func(t *testing.T) {
 			f.t = t
 			done := make(chan map[string]tally)
+			start := time.Now()
 			go func() {
 				pin(t, 0)
 				f.refill()
@@ -352,9 +354,10 @@ func TestAnswerRate(t *testing.T) {
 				done <- difference(before.reasons, f.counters().reasons)
 			}()
 			got := <-done
+			meanwhile := uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
 			answered, refused := got[v.reason].Packets, got["drop_rate_limit"].Packets
-			if answered < 100 || answered > 200 || answered+refused != 300 {
-				t.Errorf("%d answered and %d not of 300, want 100 and those for which there was time", answered, refused)
+			if answered < 100 || answered > 100+meanwhile || answered+refused != 300 {
+				t.Errorf("%d answered and %d not of 300, want 100 and %d at most for which there was time", answered, refused, meanwhile)
 			}
 		})
 	}

@@ -57,7 +57,7 @@ func pinned(maps *balancerMaps) map[string]**ebpf.Map {
 // openKernel loads the program and opens the tables that an earlier process left
 // pinned, or makes them. A build or limits that do not fit those tables are
 // refused before anything is changed. Nothing is attached yet.
-func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
+func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kernel, error) {
 	_, err := os.Stat(datapath.Dir(cfg.Node.Instance))
 	fresh := errors.Is(err, os.ErrNotExist)
 	dir, err := datapath.MakeDir(cfg.Node.Instance)
@@ -73,7 +73,7 @@ func openKernel(cfg *config.Balancer, log *slog.Logger) (*kernel, error) {
 	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
 	k := &kernel{
-		instance: cfg.Node.Instance, dir: dir, fresh: fresh,
+		instance: cfg.Node.Instance, dir: dir, fresh: fresh, clock: clock,
 		tables: spec.Maps[balancerMapTables].InnerMap, nextServices: spec.Maps[balancerMapServices].InnerMap,
 	}
 	if err := k.load(spec, cfg.Node.Seed, log); err != nil {
@@ -105,9 +105,6 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	}
 	identity, err := identityOf(kept[balancerMapIdentity], seed)
 	if err != nil {
-		return err
-	}
-	if k.clock, err = newFlowClock(); err != nil {
 		return err
 	}
 	k.constants = map[string]any{

@@ -261,7 +261,7 @@ func (f *fixture) expected(v visit) outcome {
 // fill puts eight other established flows of the server, just seen, into the flow's bucket.
 func (f *fixture) fill(flow Flow, slot uint32) {
 	f.t.Helper()
-	now := f.clock()
+	now := f.now()
 	for i := range f.bucket(flow) {
 		other := f.signature(flow) ^ uint64(i+1)
 		f.bucket(flow)[i] = entryOf(other, slot, balancerFlowStateFLOW_ESTABLISHED, now)

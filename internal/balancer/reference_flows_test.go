@@ -64,7 +64,7 @@ func (r *reference) bucketOf(flow Flow) *referenceBucket {
 }
 
 // persist is the server of a known flow, which it stays with; nil: it is to be placed.
-func (r *reference) persist(p parsed, svc *config.Service, now uint16) *config.Server {
+func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
 	if e == nil {
 		return nil
@@ -73,6 +73,7 @@ func (r *reference) persist(p parsed, svc *config.Service, now uint16) *config.S
 	if server == nil || !r.keepsServer(p, svc, server, e.state) {
 		return nil
 	}
+	now := r.now()
 	if e.state == stateClosing && !p.ends() && e.age(now) < 2 {
 		return server // the packet may belong to the end
 	}
@@ -105,9 +106,9 @@ func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Se
 
 // remember enters a flow that was placed, over its own old entry if it has one, and says as what it is
 // counted.
-func (r *reference) remember(p parsed, svc *config.Service, server *config.Server, now uint16) string {
+func (r *reference) remember(p parsed, svc *config.Service, server *config.Server) string {
 	bucket := r.bucketOf(p.flow)
-	e := bucket.find(p.flow, svc.Name)
+	e, now := bucket.find(p.flow, svc.Name), r.now()
 	if e == nil {
 		e = bucket.yielding(r.preferred(p.flow), now)
 	}
@@ -125,11 +126,11 @@ func (r *reference) remember(p parsed, svc *config.Service, server *config.Serve
 }
 
 // sweep frees the entries past their service's timeouts, and those of servers that are gone.
-func (r *reference) sweep(now uint16) {
+func (r *reference) sweep() {
 	for _, bucket := range r.flows {
 		for i := range bucket {
 			e := &bucket[i]
-			if e.state != stateFree && !r.keeps(e, now) {
+			if e.state != stateFree && !r.keeps(e) {
 				*e = referenceEntry{}
 			}
 		}
@@ -137,7 +138,7 @@ func (r *reference) sweep(now uint16) {
 }
 
 // keeps tells whether a sweep leaves an entry.
-func (r *reference) keeps(e *referenceEntry, now uint16) bool {
+func (r *reference) keeps(e *referenceEntry) bool {
 	name, server, _ := strings.Cut(e.server, "/")
 	i := slices.IndexFunc(r.cfg.Services, func(s config.Service) bool { return s.Name == name })
 	if i < 0 || serverOfName(&r.cfg.Services[i], server) == nil {
@@ -150,12 +151,13 @@ func (r *reference) keeps(e *referenceEntry, now uint16) bool {
 	case stateClosing:
 		timeout = r.cfg.Services[i].Timeouts.Closing
 	}
-	return e.age(now) <= r.kernel.clock.ticks(timeout)
+	return e.age(r.now()) <= r.clock.ticks(timeout)
 }
 
 // elapse lets time pass in both flow tables. Flows that were idle for hours stay as old as they are: the
 // clock is not to wrap around.
-func (r *reference) elapse(ticks, now uint16) {
+func (r *reference) elapse(ticks uint16) {
+	now := r.now()
 	old := func(age uint16) bool { return age > 2000 }
 	for _, bucket := range r.flows {
 		for i := range bucket {

@@ -46,8 +46,8 @@ func (r *reference) forget() {
 // changed is to be called when servers, their health or the ways to them are other than before.
 func (r *reference) changed() { r.tables = map[string]*tables.Table{} }
 
-// receive is all that becomes of a frame at a time of the flow clock.
-func (r *reference) receive(frame []byte, now uint16) outcome {
+// receive is all that becomes of a frame.
+func (r *reference) receive(frame []byte) outcome {
 	p, reason := parse(frame)
 	var svc *config.Service
 	if reason == "" && p.piece != nil && r.isVIP(p.flow.Destination.Addr()) {
@@ -70,7 +70,7 @@ func (r *reference) receive(frame []byte, now uint16) outcome {
 	case reason != "":
 		return refused(frame, reason, p.length)
 	}
-	server, reason := r.find(p, svc, now)
+	server, reason := r.find(p, svc)
 	if server == nil {
 		return refused(frame, "drop_no_server", p.length)
 	}
@@ -81,20 +81,20 @@ func (r *reference) receive(frame []byte, now uint16) outcome {
 }
 
 // find is the server that a packet goes to, and as what it is counted; nil: there is none.
-func (r *reference) find(p parsed, svc *config.Service, now uint16) (server *config.Server, reason string) {
+func (r *reference) find(p parsed, svc *config.Service) (server *config.Server, reason string) {
 	if p.follow != "" {
 		if server = r.recall(p.flow, svc); server == nil {
 			server = r.place(p.flow, svc)
 		}
 		return server, p.follow
 	}
-	if server = r.persist(p, svc, now); server != nil {
+	if server = r.persist(p, svc); server != nil {
 		return server, "forward_known"
 	}
 	if server = r.place(p.flow, svc); server == nil {
 		return nil, ""
 	}
-	return server, r.remember(p, svc, server, now)
+	return server, r.remember(p, svc, server)
 }
 
 // parsed is what the data path reads in a frame. Where a header cannot be read, what comes behind it

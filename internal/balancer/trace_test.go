@@ -104,7 +104,7 @@ func TestTraceOfFullTable(t *testing.T) {
 	p := Packet{Flow: flowTo(vip6, 80, config.TCP), Opens: true, Length: 60}
 	fill := func(idle uint16) {
 		for i := range f.kernel.flows.entries {
-			f.kernel.flows.entries[i] = entryOf(uint64(i), 0, balancerFlowStateFLOW_ESTABLISHED, f.clock()-idle)
+			f.kernel.flows.entries[i] = entryOf(uint64(i), 0, balancerFlowStateFLOW_ESTABLISHED, f.now()-idle)
 		}
 	}
 	fill(flowMinIdle - 2)
@@ -128,6 +128,7 @@ func (f *fixture) view() *View {
 	f.t.Helper()
 	view, err := OpenView(f.cfg.Node.Instance)
 	f.must(err)
+	view.clock.shift = f.clock.shift
 	f.t.Cleanup(func() { _ = view.Close() })
 	return view
 }

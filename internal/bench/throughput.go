@@ -254,16 +254,10 @@ func (b *testbed) attach(program *ebpf.Program, ifindex int) error {
 
 // steer puts a balancer in the middle.
 func (b *testbed) steer() (err error) {
-	cfg := b.config()
-	if b.balancer, err = balancer.New(cfg, slog.New(slog.DiscardHandler)); err != nil {
+	if b.balancer, err = balancer.New(b.config(), slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
-	network := nexthop.Update{Own: b.in, Hops: map[netip.Addr]nexthop.Hop{}}
-	for _, s := range cfg.Services[0].Servers {
-		sid := srv6.SID{Locator: s.Locator, Function: srv6.Deliver}.Addr()
-		network.Hops[sid] = nexthop.Hop{MAC: b.to.MAC, Via: sid, Link: b.out}
-	}
-	return b.middle.Do(func() error { return b.balancer.Steer(network) })
+	return b.middle.Do(func() error { return b.balancer.Steer(b.in, nexthop.Hop{MAC: b.to.MAC, Link: b.out}) })
 }
 
 func (b *testbed) config() *config.Balancer {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -54,8 +53,8 @@ func pair(t *testing.T) (a, b *testnet.Namespace, ifindex int) {
 	t.Helper()
 	needRoot(t)
 	a, b = testnet.New(t), testnet.New(t)
-	testnet.Connect(t, a, "eth0", []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")},
-		b, "eth0", []netip.Prefix{netip.MustParsePrefix("10.0.0.2/24")})
+	testnet.Connect(t, a, "eth0", testnet.Prefixes("10.0.0.1/24"),
+		b, "eth0", testnet.Prefixes("10.0.0.2/24"))
 	for i, ns := range []*testnet.Namespace{a, b} {
 		must(t, ns.Do(func() error {
 			l, err := netlink.LinkByName("eth0")

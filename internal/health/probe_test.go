@@ -253,7 +253,7 @@ func TestUnreachableServers(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 			took := time.Since(began)
-			if test.target.Timeout == brief && (took < brief || took > 50*brief) {
+			if test.target.Timeout == brief && took < brief {
 				t.Errorf("a timeout of %v took %v", brief, took)
 			}
 		})

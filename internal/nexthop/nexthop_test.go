@@ -16,18 +16,12 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds the wait for the kernel to resolve a neighbour.
-const patience = 10 * time.Second
+// patience bounds the wait for the kernel to resolve a neighbour. It is no measure of how fast that is:
+// the machine may be busy, or stand still for a while.
+const patience = 60 * time.Second
 
 // server is an address that is routed via link addresses, as a SID is.
 var server = netip.MustParseAddr("fd00:5:0:1:5::")
-
-func prefixes(all ...string) (out []netip.Prefix) {
-	for _, p := range all {
-		out = append(out, netip.MustParsePrefix(p))
-	}
-	return out
-}
 
 // network is a balancer with two neighbours, and the resolver under test.
 type network struct {
@@ -46,13 +40,22 @@ func start(t *testing.T) *network {
 	return startWith(t, func(*network) {})
 }
 
+// startLeft has resolved the server to be behind the left neighbour.
+func startLeft(t *testing.T) *network {
+	n := start(t)
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopLeft())
+	return n
+}
+
 // startWith prepares the resolver before it runs.
 func startWith(t *testing.T, prepare func(*network)) *network {
 	n := &network{t: t, balancer: testnet.New(t), left: testnet.New(t), right: testnet.New(t)}
-	testnet.Connect(t, n.balancer, "left", prefixes("fd00:a::1/64", "10.1.0.1/24"),
-		n.left, "eth0", prefixes("fd00:a::2/64", "10.1.0.2/24"))
-	testnet.Connect(t, n.balancer, "right", prefixes("fd00:b::1/64", "10.2.0.1/24"),
-		n.right, "eth0", prefixes("fd00:b::2/64", "10.2.0.2/24"))
+	testnet.Connect(t, n.balancer, "left", testnet.Prefixes("fd00:a::1/64", "10.1.0.1/24"),
+		n.left, "eth0", testnet.Prefixes("fd00:a::2/64", "10.1.0.2/24"))
+	testnet.Connect(t, n.balancer, "right", testnet.Prefixes("fd00:b::1/64", "10.2.0.1/24"),
+		n.right, "eth0", testnet.Prefixes("fd00:b::2/64", "10.2.0.2/24"))
 	n.ifLeft = link(t, n.balancer, "left")
 	n.ifRight = link(t, n.balancer, "right")
 	n.macLeft = link(t, n.left, "eth0").MAC
@@ -183,10 +186,7 @@ func (n *network) isManaged(link Link, address string) (managed bool) {
 }
 
 func TestFollowsRoutesAndNeighbours(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 
 	n.routeVia(n.ifRight, "fd00:b::2")
 	n.await(server, n.hopRight())
@@ -220,10 +220,7 @@ func TestUnreachable(t *testing.T) {
 // A neighbour that stops answering keeps its last address: packets to it would
 // be lost either way, and it may be back before the kernel asks again.
 func TestFailedNeighbourKeepsAddress(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 	n.do(func() error {
 		return netlink.NeighDel(&netlink.Neigh{LinkIndex: n.ifLeft.Index, IP: net.ParseIP("fd00:a::2")})
 	})
@@ -260,10 +257,7 @@ func TestResumesFailedNeighbour(t *testing.T) {
 }
 
 func TestFollowsInterfaces(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 	wanted := func(u Update) bool { return u.Own == n.ifLeft && u.Hops[server] == n.hopLeft() }
 
 	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifLeft.Index}}
@@ -340,10 +334,7 @@ func TestLeavesPermanentNeighbour(t *testing.T) {
 
 // The address of one gateway is not that of another on the same link.
 func TestAnotherGateway(t *testing.T) {
-	n := start(t)
-	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-	n.await(server, n.hopLeft())
+	n := startLeft(t)
 	n.routeVia(n.ifLeft, "fd00:a::99") // which nobody has
 	n.awaitLost(server)
 	n.routeVia(n.ifLeft, "fd00:a::2")

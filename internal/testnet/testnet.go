@@ -27,6 +27,14 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
+// Prefixes are addresses with their networks' lengths, as Connect takes them.
+func Prefixes(all ...string) (out []netip.Prefix) {
+	for _, p := range all {
+		out = append(out, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
 // Connect joins two namespaces by a veth pair, whose ends are up and have the
 // given names and addresses.
 func Connect(t testing.TB, a *Namespace, aName string, aAddrs []netip.Prefix, b *Namespace, bName string, bAddrs []netip.Prefix) {

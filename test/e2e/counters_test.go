@@ -80,7 +80,8 @@ func requireNoDrops(t *testing.T, l *lab.Lab) {
 }
 
 // requireAllDelivered fails the test unless the agents deliver just as many packets as the balancers
-// have forwarded, when the last ones have arrived.
+// have forwarded, when the last ones have arrived. A machine that stood still, or parts of it, may have
+// lost some in between, for which it has counters.
 func requireAllDelivered(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	eventually(t, func() error {
@@ -91,9 +92,14 @@ func requireAllDelivered(t *testing.T, l *lab.Lab) {
 		for _, name := range nodes(l, lab.RoleServer) {
 			delivered += packetCounts(t, l.Node(name)).with("deliver_").sum()
 		}
-		if forwarded == 0 || forwarded != delivered {
-			return fmt.Errorf("%d packets were forwarded, and %d delivered", forwarded, delivered)
+		if forwarded > 0 && forwarded == delivered {
+			return nil
 		}
-		return nil
+		lost := linkOverflows(t, l).with("")
+		if forwarded > delivered && forwarded-delivered <= lost.sum() {
+			t.Logf("%d packets were forwarded, and %d delivered; the lab's own queues lost %v", forwarded, delivered, lost)
+			return nil
+		}
+		return fmt.Errorf("%d packets were forwarded, and %d delivered; the lab's own queues lost %v", forwarded, delivered, lost)
 	})
 }

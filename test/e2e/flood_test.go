@@ -185,10 +185,7 @@ func (s stock) lost(t *testing.T, before stock) counts {
 
 func takeStock(t *testing.T, l *lab.Lab) stock {
 	t.Helper()
-	s := stock{overflows: counts{}, counts: map[string]counts{}, memory: map[string]memory{}}
-	for _, n := range l.Nodes {
-		addLinkOverflows(t, n, s.overflows)
-	}
+	s := stock{overflows: linkOverflows(t, l), counts: map[string]counts{}, memory: map[string]memory{}}
 	addBacklogOverflows(t, s.overflows)
 	s.resent = tcpCounter(t, l.Node("client"), "RetransSegs")
 	s.resets = tcpCounter(t, l.Node("client"), "EstabResets")
@@ -201,6 +198,16 @@ func takeStock(t *testing.T, l *lab.Lab) stock {
 
 // queueFull are the counters of a veth for frames that found a queue full.
 var queueFull = regexp.MustCompile(`(\w+_(?:drops|xdp_tx_errors|xdp_xmit_errors)): (\d+)`)
+
+// linkOverflows is what the links of a lab have lost.
+func linkOverflows(t *testing.T, l *lab.Lab) counts {
+	t.Helper()
+	overflows := counts{}
+	for _, n := range l.Nodes {
+		addLinkOverflows(t, n, overflows)
+	}
+	return overflows
+}
 
 // addLinkOverflows adds what the links of a node have lost.
 func addLinkOverflows(t *testing.T, n *lab.Node, overflows counts) {

@@ -10,12 +10,29 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
+// upUnderLoad builds a lab whose services are in use, by connections that last and by short ones.
+func upUnderLoad(t *testing.T) (*lab.Lab, *load, *visitors) {
+	t.Helper()
+	l := up(t, topology(mixed...))
+	return l, open(t, l, 200, l.Topology.Services...), startVisitors(t, l, 8, l.Topology.Services...)
+}
+
+// requireUnnoticed fails the test if those who use the services have noticed anything, or a packet is
+// missing.
+func requireUnnoticed(t *testing.T, l *lab.Lab, live *load, visitors *visitors) {
+	t.Helper()
+	live.requireUnbroken(t)
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+	live.stop()
+	visitors.stop()
+	requireAllDelivered(t, l)
+}
+
 // TestBalancersAreKilled kills the balancers' processes under load, and starts them again: packets do
 // not notice.
 func TestBalancersAreKilled(t *testing.T) {
-	l := up(t, topology(mixed...))
-	live := open(t, l, 200, l.Topology.Services...)
-	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	l, live, visitors := upUnderLoad(t)
 	for range 2 {
 		for _, name := range nodes(l, lab.RoleBalancer) {
 			must(t, l.Process(name, "lb").Kill())
@@ -33,20 +50,13 @@ func TestBalancersAreKilled(t *testing.T) {
 			}
 		}
 	}
-	live.requireUnbroken(t)
-	visitors.requireContent(t)
-	requireNoDrops(t, l)
-	live.stop()
-	visitors.stop()
-	requireAllDelivered(t, l)
+	requireUnnoticed(t, l, live, visitors)
 }
 
 // TestStopsAndStartsUnderLoad stops balancers as an operator would: the data path goes on as it was,
 // until a process that can take it over has started.
 func TestStopsAndStartsUnderLoad(t *testing.T) {
-	l := up(t, topology(mixed...))
-	live := open(t, l, 200, l.Topology.Services...)
-	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	l, live, visitors := upUnderLoad(t)
 	lb, n := l.Process("lb1", "lb"), l.Node("lb1")
 	path := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
 	if out, err := n.Run(t.Context(), segue, "lb", "-c", path); err == nil || !strings.Contains(out, "is running already") {
@@ -86,19 +96,12 @@ func TestStopsAndStartsUnderLoad(t *testing.T) {
 	}
 	goesOn("started again")
 	must(t, newClient(l).spread(t.Context(), "s2", "s3"))
-	live.requireUnbroken(t)
-	visitors.requireContent(t)
-	requireNoDrops(t, l)
-	live.stop()
-	visitors.stop()
-	requireAllDelivered(t, l)
+	requireUnnoticed(t, l, live, visitors)
 }
 
 // TestAgentsAreKilled kills the agents' processes under load, and starts them again.
 func TestAgentsAreKilled(t *testing.T) {
-	l := up(t, topology(mixed...))
-	live := open(t, l, 200, l.Topology.Services...)
-	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	l, live, visitors := upUnderLoad(t)
 	for _, name := range nodes(l, lab.RoleServer) {
 		must(t, l.Process(name, "agent").Kill())
 		before := packetCounts(t, l.Node(name))
@@ -112,19 +115,12 @@ func TestAgentsAreKilled(t *testing.T) {
 		visitors.more(t, 50)
 		packetCounts(t, l.Node(name)).since(t, before)
 	}
-	live.requireUnbroken(t)
-	visitors.requireContent(t)
-	requireNoDrops(t, l)
-	live.stop()
-	visitors.stop()
-	requireAllDelivered(t, l)
+	requireUnnoticed(t, l, live, visitors)
 }
 
 // TestReloadsUnderLoad reloads again and again, with other weights each time.
 func TestReloadsUnderLoad(t *testing.T) {
-	l := up(t, topology(mixed...))
-	live := open(t, l, 200, l.Topology.Services...)
-	visitors := startVisitors(t, l, 8, l.Topology.Services...)
+	l, live, visitors := upUnderLoad(t)
 	for i := range uint32(20) {
 		reconfigure(t, l, func(cfg *config.Balancer) {
 			setWeight(cfg, "s1", 1+i%3)
@@ -133,9 +129,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 		visitors.more(t, 10)
 	}
 	live.rounds(t, 1)
-	live.requireUnbroken(t)
-	visitors.requireContent(t)
-	requireNoDrops(t, l)
+	requireUnnoticed(t, l, live, visitors)
 }
 
 // TestBadConfigurations reloads what is not valid: the balancer says why and goes on as before.

@@ -4,6 +4,13 @@
 //
 // Without arguments it runs every tier. A tier in which no test ran has failed: on a machine that
 // lacks what its tests need, all being skipped must not look like success.
+//
+// It also runs all fuzzers one after the other, each for its share of the time.
+//
+//	make fuzz FUZZTIME=10m
+//
+// A fuzzer that finds something writes the input to testdata/fuzz/<name> beside its source, where
+// `go test` runs it from then on; the others go on.
 package main
 
 import (
@@ -73,44 +80,54 @@ func tierOf(pkg string) []string {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
+	command, args := run, os.Args[1:]
+	if len(args) > 0 && args[0] == "fuzz" {
+		command, args = fuzz, args[1:]
+	}
+	passed, err := command(ctx, args)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test:", err)
+	}
+	if !passed {
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, names []string) error {
+// run ends its output with the failures again, briefly, and the counts: of a long log people read the end.
+func run(ctx context.Context, names []string) (passed bool, err error) {
 	chosen, err := choose(names)
 	if err != nil {
-		return err
+		return false, err
 	}
-	list := exec.CommandContext(ctx, "go", "list", "./...")
-	list.Stderr = os.Stderr
-	all, err := list.Output()
+	all, err := goCommand(ctx, "list", "./...").Output()
 	if err != nil {
-		return fmt.Errorf("go list: %w", err)
+		return false, fmt.Errorf("go list: %w", err)
 	}
-	var total counts
+	var total result
 	var failed []string
 	for _, t := range chosen {
 		fmt.Printf("== %s\n", t.name)
-		c, err := t.run(ctx, t.choosePackages(strings.Fields(string(all))))
-		total.add(c)
+		r, err := t.run(ctx, t.choosePackages(strings.Fields(string(all))))
+		total.add(r)
 		if err != nil {
-			fmt.Printf("tier %s: %v\n", t.name, err)
-			failed = append(failed, t.name)
+			failed = append(failed, fmt.Sprintf("tier %s: %v", t.name, err))
 		}
 		if ctx.Err() != nil {
 			break
 		}
 	}
-	fmt.Println(total)
 	if len(failed) > 0 {
-		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
+		fmt.Println("== failed")
 	}
-	return nil
+	for _, f := range total.failures {
+		fmt.Print(f)
+	}
+	for _, f := range failed {
+		fmt.Println(f)
+	}
+	fmt.Println(total.counts)
+	return len(failed) == 0, nil
 }
 
 func choose(names []string) ([]tier, error) {
@@ -133,37 +150,42 @@ func choose(names []string) ([]tier, error) {
 }
 
 // run tests the packages and reports to standard output as they finish.
-func (t tier) run(ctx context.Context, packages []string) (counts, error) {
+func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	if len(packages) == 0 {
-		return counts{failed: 1}, errors.New("has no package")
+		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}
 	args := slices.Concat([]string{"test", "-json"}, t.flags, packages)
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := goCommand(ctx, args...)
 	cmd.Env = append(os.Environ(), t.env...)
-	cmd.Stderr = os.Stderr
-	// The tests are in a process group of their own and are interrupted through us alone, once, so
-	// that they can clean up whether it was the terminal or another process that asked.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
-	cmd.WaitDelay = time.Minute
 	events, err := cmd.StdoutPipe()
 	if err != nil {
-		return counts{}, err
+		return result{}, err
 	}
 	if err := cmd.Start(); err != nil {
-		return counts{}, err
+		return result{}, err
 	}
-	c, readErr := report(events, os.Stdout)
+	r, readErr := report(events, os.Stdout)
 	err = errors.Join(readErr, cmd.Wait())
 	switch {
 	case ctx.Err() != nil:
-		return c, errors.New("interrupted")
+		return r, errors.New("interrupted")
 	case err != nil:
-		c.failed = max(c.failed, 1)
-		return c, err
-	case c.passed == 0:
-		c.failed++
-		return c, errors.New("ran no test")
+		r.failed = max(r.failed, 1)
+		return r, err
+	case r.passed == 0:
+		r.failed++
+		return r, errors.New("ran no test")
 	}
-	return c, nil
+	return r, nil
+}
+
+// goCommand is `go` in a process group of its own, which is interrupted through us alone, once, so that
+// tests can clean up whether it was the terminal or another process that asked.
+func goCommand(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = time.Minute
+	return cmd
 }

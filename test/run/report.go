@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -23,20 +24,35 @@ func (c counts) String() string {
 
 // event is one line of `go test -json`; see `go doc test2json` and `go help buildjson`.
 type event struct {
-	Action     string
-	Package    string
-	ImportPath string // in place of Package in what the build says
-	Test       string // empty in events of the package as a whole
-	Elapsed    float64
-	Output     string
+	Action      string
+	Package     string
+	ImportPath  string // in place of Package in what the build says
+	FailedBuild string // the ImportPath that a package failed for
+	Test        string // empty in events of the package as a whole
+	Elapsed     float64
+	Output      string
 }
+
+// result is what tests have come to.
+type result struct {
+	counts
+	failures []failure
+}
+
+func (r *result) add(s result) {
+	r.counts.add(s.counts)
+	r.failures = append(r.failures, s.failures...)
+}
+
+// failure is a test that failed; without a test's name, a package that failed outside of its tests.
+type failure struct{ pkg, test, output string }
 
 // report reads the events of one `go test -json` and writes a line for every package with tests, and
 // above it all output of its failed tests and the reasons of its skipped ones.
-func report(events io.Reader, w io.Writer) (counts, error) {
-	var total counts
-	packages := map[string]*counts{}
-	output := map[[2]string]*strings.Builder{} // by package and test
+func report(events io.Reader, w io.Writer) (result, error) {
+	var total result
+	packages := map[string]*result{}
+	output := map[[2]string][]byte{} // by package and test; a build's by its import path
 	lines := json.NewDecoder(events)
 	for {
 		var e event
@@ -45,56 +61,106 @@ func report(events io.Reader, w io.Writer) (counts, error) {
 		} else if err != nil {
 			return total, fmt.Errorf("reading the output of go test: %w", err)
 		}
+		at := [2]string{e.Package, e.Test}
 		switch e.Action {
 		case "start":
-			packages[e.Package] = &counts{}
+			packages[e.Package] = &result{}
 		case "build-output":
 			fmt.Fprint(w, e.Output)
+			at[0] = e.ImportPath
+			output[at] = append(output[at], e.Output...)
 		case "output":
-			at := [2]string{e.Package, e.Test}
-			if output[at] == nil {
-				output[at] = &strings.Builder{}
-			}
-			output[at].WriteString(e.Output)
+			output[at] = append(output[at], e.Output...)
 		case "pass", "fail", "skip":
-			at := [2]string{e.Package, e.Test}
-			text := ""
-			if output[at] != nil {
-				text = output[at].String()
-				delete(output, at)
-			}
-			c := packages[e.Package]
+			text := string(output[at])
+			delete(output, at)
+			p := packages[e.Package]
 			if e.Test != "" {
-				c.endTest(e, text, w)
+				p.endTest(e, text, w)
 				continue
 			}
-			c.endPackage(e, text, w)
-			total.add(*c)
+			for _, test := range unfinished(output, e.Package) {
+				died := event{Action: "fail", Package: e.Package, Test: test}
+				p.endTest(died, string(output[[2]string{e.Package, test}]), w)
+			}
+			p.endPackage(e, text, string(output[[2]string{e.FailedBuild}]), w)
+			total.add(*p)
 		}
 	}
 }
 
-func (c *counts) endTest(e event, output string, w io.Writer) {
-	switch e.Action {
-	case "pass":
-		c.passed++
-		return
-	case "fail":
-		c.failed++
-	case "skip":
-		c.skipped++
+// unfinished names the tests of a package that was killed in the middle of them.
+func unfinished(output map[[2]string][]byte, pkg string) (tests []string) {
+	for at := range output {
+		if at[0] == pkg && at[1] != "" {
+			tests = append(tests, at[1])
+		}
 	}
-	fmt.Fprint(w, output)
+	slices.Sort(tests)
+	return tests
 }
 
-func (c *counts) endPackage(e event, output string, w io.Writer) {
-	if e.Action == "fail" && c.failed == 0 { // it did not build, or died outside of any test
-		c.failed = 1
+func (r *result) endTest(e event, output string, w io.Writer) {
+	switch e.Action {
+	case "pass":
+		r.passed++
+	case "fail":
+		r.failed++
+		r.failures = append(r.failures, failure{e.Package, e.Test, output})
+		fmt.Fprint(w, output)
+	case "skip":
+		r.skipped++
+		fmt.Fprintf(w, "skip %s: %s\n", e.Test, skipReason(output))
 	}
+}
+
+// endPackage is told what a package has written outside of its tests, and the compiler about it.
+func (r *result) endPackage(e event, output, build string, w io.Writer) {
 	if e.Action == "fail" {
 		fmt.Fprint(w, output)
+		if r.failed == 0 { // it did not build, or died outside of any test
+			r.failed = 1
+			r.failures = append(r.failures, failure{pkg: e.Package, output: build + output})
+		}
 	}
-	if *c != (counts{}) {
-		fmt.Fprintf(w, "%-4s %s: %v (%.1f s)\n", e.Action, e.Package, c, e.Elapsed)
+	if r.counts != (counts{}) {
+		fmt.Fprintf(w, "%-4s %s: %v (%.1f s)\n", e.Action, e.Package, r.counts, e.Elapsed)
 	}
+}
+
+// skipReason is the last line that a test wrote before the one that says that it was skipped.
+func skipReason(output string) string {
+	before, _, _ := strings.Cut(output, "--- SKIP")
+	before = strings.TrimSpace(before)
+	return strings.TrimSpace(before[strings.LastIndex(before, "\n")+1:])
+}
+
+// What is repeated of a failure at the end, where it is seen.
+const (
+	briefLines = 15 // of the beginning, and as many of the end
+	briefWidth = 300
+)
+
+func (f failure) String() string {
+	name := strings.TrimSuffix(f.pkg+" "+f.test, " ")
+	return "FAIL " + name + "\n" + brief(f.output)
+}
+
+// brief is the beginning and the end of what a test has written, without what rapid drew.
+func brief(output string) string {
+	lines := slices.DeleteFunc(slices.Collect(strings.Lines(output)), func(line string) bool {
+		return strings.Contains(line, "[rapid] draw")
+	})
+	if left := len(lines) - 2*briefLines; left > 0 {
+		lines = slices.Replace(lines, briefLines, briefLines+left, fmt.Sprintf("... %d lines ...\n", left))
+	}
+	var out strings.Builder
+	for _, line := range lines {
+		line = strings.TrimSuffix(line, "\n")
+		if len(line) > briefWidth {
+			line = strings.ToValidUTF8(line[:briefWidth], "") + "..."
+		}
+		fmt.Fprintf(&out, "    %s\n", line)
+	}
+	return out.String()
 }

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 func TestReport(t *testing.T) {
@@ -13,6 +16,7 @@ func TestReport(t *testing.T) {
 		want   counts
 		prints []string
 		hides  string
+		fails  []string // what is repeated
 	}{
 		{
 			name: "one of each, with the output of those that did not pass",
@@ -22,13 +26,30 @@ func TestReport(t *testing.T) {
 				`{"Action":"pass","Package":"p","Test":"A"}`,
 				`{"Action":"output","Package":"p","Test":"B","Output":"got 1, want 2\n"}`,
 				`{"Action":"fail","Package":"p","Test":"B"}`,
-				`{"Action":"output","Package":"p","Test":"C","Output":"needs root\n"}`,
+				`{"Action":"output","Package":"p","Test":"C","Output":"=== RUN   C\n"}`,
+				`{"Action":"output","Package":"p","Test":"C","Output":"a long story\n"}`,
+				`{"Action":"output","Package":"p","Test":"C","Output":"    c_test.go:1: needs root\n"}`,
+				`{"Action":"output","Package":"p","Test":"C","Output":"--- SKIP: C (0.00s)\n"}`,
 				`{"Action":"skip","Package":"p","Test":"C"}`,
 				`{"Action":"fail","Package":"p","Elapsed":0.2}`,
 			},
 			want:   counts{1, 1, 1},
-			prints: []string{"got 1, want 2", "needs root", "fail p: 1 passed, 1 failed, 1 skipped (0.2 s)"},
+			prints: []string{"got 1, want 2", "skip C: c_test.go:1: needs root\n", "fail p: 1 passed, 1 failed, 1 skipped (0.2 s)"},
 			hides:  "all is well",
+			fails:  []string{"FAIL p B\n    got 1, want 2\n"},
+		},
+		{
+			name: "a skipped test's story",
+			events: []string{
+				start,
+				`{"Action":"output","Package":"p","Test":"C","Output":"    [rapid] draw x: 1\n"}`,
+				`{"Action":"output","Package":"p","Test":"C","Output":"    needs root\n"}`,
+				`{"Action":"skip","Package":"p","Test":"C"}`,
+				`{"Action":"pass","Package":"p"}`,
+			},
+			want:   counts{skipped: 1},
+			prints: []string{"skip C: needs root\n"},
+			hides:  "rapid",
 		},
 		{
 			name: "a package that does not build",
@@ -41,6 +62,7 @@ func TestReport(t *testing.T) {
 			},
 			want:   counts{failed: 1},
 			prints: []string{"undefined: x", "[build failed]"},
+			fails:  []string{"FAIL p\n    undefined: x\n    FAIL\tp [build failed]\n"},
 		},
 		{
 			name: "a package that dies outside of its tests",
@@ -52,6 +74,19 @@ func TestReport(t *testing.T) {
 			},
 			want:   counts{passed: 1, failed: 1},
 			prints: []string{"panic: in TestMain"},
+			fails:  []string{"FAIL p\n    panic: in TestMain\n"},
+		},
+		{
+			name: "a package that is killed in a test",
+			events: []string{
+				start,
+				`{"Action":"output","Package":"p","Test":"A","Output":"so far so good\n"}`,
+				`{"Action":"output","Package":"p","Output":"signal: killed\n"}`,
+				`{"Action":"fail","Package":"p"}`,
+			},
+			want:   counts{failed: 1},
+			prints: []string{"so far so good", "signal: killed"},
+			fails:  []string{"FAIL p A\n    so far so good\n"},
 		},
 		{
 			name:   "a package without tests",
@@ -65,8 +100,15 @@ func TestReport(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got != c.want {
-				t.Errorf("counts: %v, want %v", got, c.want)
+			if got.counts != c.want {
+				t.Errorf("counts: %v, want %v", got.counts, c.want)
+			}
+			var fails []string
+			for _, f := range got.failures {
+				fails = append(fails, f.String())
+			}
+			if diff := cmp.Diff(c.fails, fails); diff != "" {
+				t.Errorf("failures (-want +got):\n%s", diff)
 			}
 			for _, text := range c.prints {
 				if !strings.Contains(out.String(), text) {
@@ -77,6 +119,25 @@ func TestReport(t *testing.T) {
 				t.Errorf("prints %q:\n%s", c.hides, &out)
 			}
 		})
+	}
+}
+
+func TestBrief(t *testing.T) {
+	var output, want strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&output, "line %d\n    [rapid] draw number: %d\n", i, i)
+		switch {
+		case i < 15 || i >= 25:
+			fmt.Fprintf(&want, "    line %d\n", i)
+		case i == 15:
+			want.WriteString("    ... 10 lines ...\n")
+		}
+	}
+	if diff := cmp.Diff(want.String(), brief(output.String())); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got, want := brief(strings.Repeat("x", 1000)), "    "+strings.Repeat("x", 300)+"...\n"; got != want {
+		t.Errorf("a long line becomes %q", got)
 	}
 }
 

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// way is one encapsulation to server 1, and the MSS that it leaves of 1500 bytes to IPv6.
+type way struct {
+	name   string
+	encap  packet.Encap
+	reason string
+	mss6   int
+}
+
+func ways() []way {
+	tunnelTo := func(kind config.Encapsulation, source, destination string) packet.Encap {
+		return packet.Encap{Kind: kind, Source: netip.MustParseAddr(source), Destination: netip.MustParseAddr(destination)}
+	}
+	return []way{
+		{"insert", srv6(config.SRv6Insert, serverSID(1)), "deliver_srv6_insert", 1384},
+		{"encap", srv6(config.SRv6Encap, serverSID(1)), "deliver_srv6_encap", 1400},
+		{"gre over IPv4", tunnelTo(config.GRE, "10.0.0.2", "10.0.1.2"), "deliver_gre", 1396},
+		{"gre over IPv6", tunnelTo(config.GRE, "fd00:c::2", "fd00:5:1::2"), "deliver_gre", 1396},
+		{"ipip over IPv4", tunnelTo(config.IPIP, "10.0.0.2", "10.0.1.2"), "deliver_ipip", 1400},
+		{"ipip over IPv6", tunnelTo(config.IPIP, "fd00:c::2", "fd00:5:1::2"), "deliver_ipip", 1400},
+	}
+}
+
+// TestDelivers has real connections in every encapsulation, over both ways to attach to tc.
+func TestDelivers(t *testing.T) {
+	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
+		"tcx": link.AttachTCX, "clsact": noTCX,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t, 1)
+			cfg := n.config(1, config.SRv6Encap, vip4.Addr(), vip6.Addr())
+			a := n.run(1, cfg, attachTCX)
+			n.serve(1, vip4.Addr())
+			n.serve(1, vip6.Addr())
+			for _, w := range ways() {
+				n.use(w.encap)
+				next := n.config(1, w.encap.Kind, vip4.Addr(), vip6.Addr())
+				if err := a.Reload(t.Context(), next); err != nil {
+					t.Fatal(err)
+				}
+				for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
+					if vip.Is4() && w.encap.Kind == config.SRv6Insert {
+						continue
+					}
+					t.Run(fmt.Sprintf("%s/%s", w.name, vip), func(t *testing.T) {
+						n.deliver(t, a.Agent, w, vip)
+					})
+				}
+			}
+		})
+	}
+}
+
+func (n *network) deliver(t *testing.T, a *Agent, w way, vip netip.Addr) {
+	outer := n.t
+	n.t = t
+	defer func() { n.t = outer }()
+	before := counters(t, a.kernel)
+	c := n.dial(vip)
+	n.echo(c, 300_000)
+	want := w.mss6
+	if vip.Is4() {
+		want += 20
+	}
+	if got := mss(t, c) + 12; got != want { // 12: timestamps
+		t.Errorf("MSS %d, want %d", got, want)
+	}
+	n.echo(n.dialUDP(vip), 1000)
+	after := changed(before, counters(t, a.kernel))
+	if after[w.reason].Packets < 200 {
+		t.Errorf("counters %v: want hundreds of %s", after, w.reason)
+	}
+	if after["syn_ack_clamped"].Packets == 0 {
+		t.Errorf("counters %v: want a SYN-ACK clamped", after)
+	}
+	for reason := range after {
+		if strings.HasPrefix(reason, "drop_") {
+			t.Errorf("counters %v: want no drops", after)
+		}
+	}
+}
+
+// TestNextSegment goes through a server that does not have the VIP, and knows no neighbour yet.
+func TestNextSegment(t *testing.T) {
+	n := newNetwork(t, 2)
+	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
+	cfg := n.config(2, config.SRv6Encap, vip4.Addr(), vip6.Addr())
+	cfg.Node.MTU = 1460 // every packet lists two servers here
+	second := n.run(2, cfg, link.AttachTCX)
+	n.serve(2, vip4.Addr())
+	n.serve(2, vip6.Addr())
+	for _, c := range []struct {
+		kind config.Encapsulation
+		vip  netip.Addr
+	}{{config.SRv6Insert, vip6.Addr()}, {config.SRv6Encap, vip6.Addr()}, {config.SRv6Encap, vip4.Addr()}} {
+		t.Run(fmt.Sprintf("%s/%s", c.kind, c.vip), func(t *testing.T) {
+			outer := n.t
+			n.t = t
+			defer func() { n.t = outer }()
+			n.use(srv6(c.kind, serverSID(1), serverSID(2)))
+			before1, before2 := counters(t, first.kernel), counters(t, second.kernel)
+			n.echo(n.dialUDP(c.vip), 1000)
+			n.echo(n.dial(c.vip), 300_000)
+			on, off := changed(before1, counters(t, first.kernel)), changed(before2, counters(t, second.kernel))
+			if on["next_segment"].Packets < 10 {
+				t.Errorf("counters of the first server: %v", on)
+			}
+			if delivered := off["deliver_"+strings.ReplaceAll(string(c.kind), "-", "_")]; delivered.Packets < 10 {
+				t.Errorf("counters of the second server: %v", off)
+			}
+		})
+	}
+}
+
+// TestNextSegmentBehindVLAN leaves alone what XDP did not check: the kernel takes the tag off before tc.
+func TestNextSegmentBehindVLAN(t *testing.T) {
+	n := newNetwork(t, 2)
+	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
+	second := n.run(2, n.config(2, config.SRv6Encap, vip6.Addr()), link.AttachTCX)
+	router := packet.MAC{2, 0, 0, 0, 9, 9}
+	server := packet.MAC(first.link.mac[:])
+	way := srv6(config.SRv6Encap, serverSID(1), serverSID(2))
+	const hopLimit = 4 + 7 // behind the tag
+	tagged := set(to(client6, vip6, way, packet.VLAN(7)), hopLimit, 1)
+	for _, frame := range [][]byte{tagged, to(client6, vip6, way)} {
+		n.send(n.router, "server1", packet.SetMACs(frame, router, server))
+	}
+	n.await("the packet without a tag", func() bool {
+		return counters(t, second.kernel)["deliver_srv6_encap"].Packets > 0
+	})
+	got := counters(t, first.kernel)
+	if got["pass_not_ip"].Packets == 0 || got["next_segment"].Packets != 1 || got["drop_rewrite"].Packets != 0 {
+		t.Errorf("counters of the first server: %v", got)
+	}
+}
+
+// send sends a frame out of an interface.
+func (n *network) send(ns *testnet.Namespace, iface string, frame []byte) {
+	n.t.Helper()
+	n.in(ns, func() error {
+		device, err := net.InterfaceByName(iface)
+		if err != nil {
+			return err
+		}
+		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.Sendto(socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: device.Index}), unix.Close(socket))
+	})
+}

@@ -1,0 +1,335 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// TestRestart replaces a running agent several times under a stream of datagrams; none is lost.
+func TestRestart(t *testing.T) {
+	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
+		"tcx": link.AttachTCX, "clsact": noTCX,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t, 1)
+			cfg := n.config(1, config.SRv6Insert, vip6.Addr())
+			a := n.run(1, cfg, attachTCX)
+			n.serve(1, vip6.Addr())
+			n.use(srv6(config.SRv6Insert, serverSID(1)))
+			tcp := n.dial(vip6.Addr())
+			n.echo(tcp, 1000)
+
+			stop := make(chan struct{})
+			var answered sync.WaitGroup
+			sent := 0
+			udp := n.dialUDP(vip6.Addr())
+			answered.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						n.echo(udp, 100) // each has its answer before the next
+						sent++
+					}
+				}
+			})
+			for range 5 {
+				a.stop()
+				a = n.run(1, cfg, attachTCX)
+			}
+			close(stop)
+			answered.Wait()
+			n.echo(tcp, 1000)
+			if got := counters(t, a.kernel)["deliver_srv6_insert"].Packets; got < uint64(sent) {
+				t.Errorf("%d packets counted after the restarts, of at least %d", got, sent)
+			}
+			if c := n.dial(vip6.Addr()); mss(t, c) != 1384-12 {
+				t.Errorf("MSS %d, want 1372", mss(t, c))
+			}
+		})
+	}
+}
+
+// host is what an agent could leave behind.
+type host struct {
+	Addresses, Qdiscs, Filters []string
+	XDP                        bool
+	Pins                       bool
+}
+
+func (n *network) inspect(server int, instance string) (h host) {
+	n.t.Helper()
+	n.in(n.servers[server-1], func() error {
+		all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return err
+		}
+		for _, a := range all {
+			if !a.IP.IsLinkLocalUnicast() {
+				h.Addresses = append(h.Addresses, a.IPNet.String())
+			}
+		}
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		slices.Sort(h.Addresses)
+		h.XDP = eth0.Attrs().Xdp != nil && eth0.Attrs().Xdp.Attached
+		qdiscs, err := netlink.QdiscList(eth0)
+		if err != nil {
+			return err
+		}
+		for _, q := range qdiscs {
+			h.Qdiscs = append(h.Qdiscs, q.Type())
+			if q.Type() != "clsact" {
+				continue
+			}
+			for _, at := range []hook{ingress, egress} {
+				filters, err := netlink.FilterList(eth0, at.parent)
+				if err != nil {
+					return err
+				}
+				for _, f := range filters {
+					h.Filters = append(h.Filters, f.(*netlink.BpfFilter).Name)
+				}
+			}
+		}
+		return nil
+	})
+	_, err := os.Stat(datapath.Dir(instance))
+	h.Pins = err == nil
+	return h
+}
+
+// TestDetach leaves the host as it was, also where a VIP and a clsact were there before.
+func TestDetach(t *testing.T) {
+	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
+		"tcx": link.AttachTCX, "clsact": noTCX,
+	} {
+		for _, before := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/VIP and clsact before: %v", name, before), func(t *testing.T) {
+				n := newNetwork(t, 1)
+				cfg := n.config(1, config.GRE, vip4.Addr(), vip6.Addr())
+				if before {
+					n.in(n.servers[0], func() error {
+						lo, err := netlink.LinkByName("lo")
+						if err != nil {
+							return err
+						}
+						eth0, err := netlink.LinkByName("eth0")
+						if err != nil {
+							return err
+						}
+						return errors.Join(netlink.AddrAdd(lo, hostAddress(vip4.Addr())),
+							netlink.QdiscAdd(clsact(eth0.Attrs().Index)))
+					})
+				}
+				was := n.inspect(1, cfg.Node.Instance)
+				for range 2 { // the second process did not see what was before
+					n.run(1, cfg, attachTCX).stop()
+				}
+				during := n.inspect(1, cfg.Node.Instance)
+				if !during.XDP || !during.Pins || len(during.Addresses) == len(was.Addresses) ||
+					(len(during.Filters) == 2) != (name == "clsact") {
+					t.Errorf("at work: %+v", during)
+				}
+				if err := n.router.Do(func() error { return Detach(cfg.Node.Instance) }); err == nil {
+					t.Error("detached from another network namespace")
+				}
+				if diff := cmp.Diff(during, n.inspect(1, cfg.Node.Instance)); diff != "" {
+					t.Errorf("after a refusal (-before +after):\n%s", diff)
+				}
+				n.detach(1, cfg.Node.Instance)
+				if diff := cmp.Diff(was, n.inspect(1, cfg.Node.Instance)); diff != "" {
+					t.Errorf("before and after (-before +after):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// TestOtherNamespace refuses to start where an interface of the same index is not the instance's.
+func TestOtherNamespace(t *testing.T) {
+	n := newNetwork(t, 2)
+	cfg := n.config(1, config.GRE, vip4.Addr())
+	n.run(1, cfg, link.AttachTCX).stop()
+	at1, at2 := n.inspect(1, cfg.Node.Instance), n.inspect(2, cfg.Node.Instance)
+	a, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = n.servers[1].Do(func() error { return a.Run(t.Context()) })
+	if err == nil || !strings.Contains(err.Error(), "another network namespace") {
+		t.Errorf("error %v", err)
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(at1, n.inspect(1, cfg.Node.Instance)); diff != "" {
+		t.Errorf("on its host (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(at2, n.inspect(2, cfg.Node.Instance)); diff != "" {
+		t.Errorf("on the other host (-before +after):\n%s", diff)
+	}
+}
+
+// TestOtherInterface restarts an agent on another interface, and finds none of it on the one before.
+func TestOtherInterface(t *testing.T) {
+	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
+		"tcx": link.AttachTCX, "clsact": noTCX,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t, 1)
+			testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
+			cfg := n.config(1, config.GRE, vip4.Addr())
+			was := n.inspect(1, cfg.Node.Instance)
+			n.run(1, cfg, attachTCX).stop()
+			other := *cfg
+			other.Node.Interface = "eth1"
+			n.run(1, &other, attachTCX).stop()
+			now := n.inspect(1, cfg.Node.Instance)
+			if now.XDP || !slices.Equal(now.Qdiscs, was.Qdiscs) || len(now.Filters) != 0 {
+				t.Errorf("left on eth0: %+v, before %+v", now, was)
+			}
+			n.in(n.servers[0], func() error { return datapath.CheckRole(cfg.Node.Instance, datapath.RoleAgent) })
+			n.detach(1, cfg.Node.Instance)
+			n.in(n.servers[0], func() error {
+				eth1, err := netlink.LinkByName("eth1")
+				if err != nil {
+					return err
+				}
+				qdiscs, err := netlink.QdiscList(eth1)
+				for _, q := range qdiscs {
+					if q.Type() == "clsact" {
+						t.Error("a clsact is left on eth1")
+					}
+				}
+				return err
+			})
+		})
+	}
+}
+
+// TestFailedStart leaves nothing either.
+func TestFailedStart(t *testing.T) {
+	n := newNetwork(t, 1)
+	cfg := n.config(1, config.GRE, vip4.Addr())
+	was := n.inspect(1, cfg.Node.Instance)
+	a, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := errors.New("refused")
+	a.kernel.tc.attachTCX = func(link.TCXOptions) (link.Link, error) { return nil, refused }
+	err = n.servers[0].Do(func() error { return a.Run(t.Context()) })
+	if !errors.Is(err, refused) {
+		t.Errorf("error %v, want %v", err, refused)
+	}
+	if err := a.Close(); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(was, n.inspect(1, cfg.Node.Instance)); diff != "" {
+		t.Errorf("before and after (-before +after):\n%s", diff)
+	}
+}
+
+// TestReload takes on and lets go of services, and refuses what needs a restart.
+func TestReload(t *testing.T) {
+	n := newNetwork(t, 1)
+	cfg := n.config(1, config.SRv6Encap, vip4.Addr())
+	a := n.run(1, cfg, link.AttachTCX)
+	n.serve(1, vip4.Addr())
+	n.use(srv6(config.SRv6Encap, serverSID(1)))
+	n.echo(n.dial(vip4.Addr()), 1000)
+
+	if err := a.Reload(t.Context(), n.config(1, config.SRv6Encap, vip4.Addr(), vip6.Addr())); err != nil {
+		t.Fatal(err)
+	}
+	n.serve(1, vip6.Addr())
+	n.echo(n.dial(vip6.Addr()), 1000)
+
+	bad := n.config(1, config.SRv6Encap)
+	bad.Node.Interface = "eth1"
+	if err := a.Reload(t.Context(), bad); err == nil {
+		t.Error("another interface: no error")
+	}
+	n.echo(n.dial(vip4.Addr()), 1000)
+
+	if err := a.Reload(t.Context(), n.config(1, config.SRv6Encap, vip6.Addr())); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"10.0.1.2/24", "127.0.0.1/8", "2001:db8:80::1/128", "::1/128", "fd00:5:1::2/64"}
+	if diff := cmp.Diff(want, n.inspect(1, cfg.Node.Instance).Addresses); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+	before := counters(t, a.kernel)
+	if _, err := n.dialUDP(vip4.Addr()).Write([]byte("gone")); err != nil {
+		t.Fatal(err)
+	}
+	n.await("a drop of the VIP that is gone", func() bool {
+		return changed(before, counters(t, a.kernel))["drop_not_served"].Packets == 1
+	})
+}
+
+// TestFollowsInterface changes the MAC address and the MTU under a running agent.
+func TestFollowsInterface(t *testing.T) {
+	n := newNetwork(t, 1)
+	a := n.run(1, n.config(1, config.SRv6Insert, vip6.Addr()), link.AttachTCX)
+	n.serve(1, vip6.Addr())
+	n.use(srv6(config.SRv6Insert, serverSID(1)))
+	mac := net.HardwareAddr{2, 0, 0, 0, 7, 7}
+	n.in(n.servers[0], func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return errors.Join(netlink.LinkSetHardwareAddr(eth0, mac), netlink.LinkSetMTU(eth0, 1400))
+	})
+	n.in(n.router, func() error {
+		l, err := netlink.LinkByName("server1")
+		if err != nil {
+			return err
+		}
+		return netlink.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, State: netlink.NUD_PERMANENT,
+			IP: net.ParseIP("fd00:5:1::2"), HardwareAddr: mac})
+	})
+	n.await("the new MTU", func() bool {
+		var size uint32
+		key := serviceKey(config.AgentService{VIP: vip6.Addr(), Port: 80})
+		return a.kernel.objects.SegmentSizes.Lookup(key, &size) == nil && size == 1284
+	})
+	c := n.dial(vip6.Addr())
+	n.echo(c, 10_000)
+	if got := mss(t, c); got != 1284-12 {
+		t.Errorf("MSS %d, want 1272", got)
+	}
+}
+
+// await waits until a condition holds that nobody tells of.
+func (n *network) await(what string, holds func() bool) {
+	n.t.Helper()
+	deadline := time.Now().Add(patience)
+	for !holds() {
+		if time.Now().After(deadline) {
+			n.t.Fatalf("waited %s for %s", patience, what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

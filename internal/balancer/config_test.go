@@ -1,0 +1,85 @@
+package balancer
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// frame is a packet of a flow.
+func (flow Flow) frame(options ...packet.Option) []byte {
+	if flow.Protocol == config.UDP {
+		return packet.UDP(flow.Source, flow.Destination, options...)
+	}
+	return packet.TCP(flow.Source, flow.Destination, options...)
+}
+
+// reverse is the flow of the other direction.
+func (flow Flow) reverse() Flow {
+	flow.Source, flow.Destination = flow.Destination, flow.Source
+	return flow
+}
+
+// The addresses of the tests.
+var (
+	client4 = netip.MustParseAddrPort("192.0.2.2:40000")
+	client6 = netip.MustParseAddrPort("[2001:db8:c::2]:40000")
+	vip4    = netip.MustParseAddr("198.51.100.1")
+	vip6    = netip.MustParseAddr("2001:db8:80::1")
+)
+
+// node is a balancer's side of every encapsulation.
+func node() config.BalancerNode {
+	return config.BalancerNode{
+		Interface: "eth0",
+		Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00:a::1")},
+		Seed:      1,
+		Limits:    config.Limits{Flows: 1024, Servers: 64},
+	}
+}
+
+func balancerOf(services ...config.Service) *config.Balancer {
+	return &config.Balancer{Node: node(), Services: services}
+}
+
+// serviceOf is a service with its defaults.
+func serviceOf(name string, vip netip.Addr, port config.Port, protocol config.Protocol,
+	kind config.Encapsulation, servers ...config.Server,
+) config.Service {
+	return config.Service{
+		Name: name, VIP: vip, Port: port, Protocol: protocol,
+		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: kind,
+		Candidates: 1, Buckets: 251,
+		Timeouts: config.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
+		Servers:  servers,
+	}
+}
+
+// srv6Server has the locator fd00:5:0:<number>::/64.
+func srv6Server(name string, number uint8, weight uint32) config.Server {
+	locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 7: number})
+	return config.Server{Name: name, Locator: netip.PrefixFrom(locator, 64), Weight: &weight}
+}
+
+func tunnelServer(name, address string) config.Server {
+	one := uint32(1)
+	return config.Server{Name: name, Address: netip.MustParseAddr(address), Weight: &one}
+}
+
+// flowTo is a flow of the client of the VIP's family.
+func flowTo(vip netip.Addr, port uint16, protocol config.Protocol) Flow {
+	source := client6
+	if vip.Is4() {
+		source = client4
+	}
+	return Flow{Protocol: protocol, Source: source, Destination: netip.AddrPortFrom(vip, port)}
+}
+
+// from is the flow with another client port.
+func (flow Flow) from(port uint16) Flow {
+	flow.Source = netip.AddrPortFrom(flow.Source.Addr(), port)
+	return flow
+}

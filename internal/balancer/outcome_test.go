@@ -1,0 +1,232 @@
+package balancer
+
+import (
+	"bytes"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// What an XDP program answers with (enum xdp_action of the kernel).
+const (
+	verdictDrop     = 1
+	verdictPass     = 2
+	verdictTX       = 3
+	verdictRedirect = 4
+)
+
+// tally is the difference that a test made to a counter.
+type tally struct{ Packets, Bytes, Flows uint64 }
+
+// outcome is what became of a frame, and everything that was counted meanwhile.
+type outcome struct {
+	Verdict uint32
+	Frame   []byte
+	Reasons map[string]tally // by the reason's name
+	Servers map[string]tally // by "service/server"
+}
+
+// counters are the values of all counters.
+type counters struct{ reasons, servers map[string]tally }
+
+func (f *fixture) counters() counters {
+	f.t.Helper()
+	c := counters{map[string]tally{}, map[string]tally{}}
+	reasons := lookupAll[balancerCounter](f, f.kernel.objects.Reasons)
+	for name, number := range reasonNumbers() {
+		var sum tally
+		for _, v := range reasons(number) {
+			sum.Packets += v.Packets
+			sum.Bytes += v.Bytes
+		}
+		c.reasons[name] = sum
+	}
+	servers := lookupAll[balancerServerCounter](f, f.kernel.objects.ServerCounters)
+	for slot, key := range f.slots.bySlot {
+		var sum tally
+		for _, v := range servers(slot) {
+			sum.Packets += v.Packets
+			sum.Bytes += v.Bytes
+			sum.Flows += v.Flows
+		}
+		name := key.service + "/" + key.server
+		if _, retired := f.slots.retired[slot]; retired {
+			name += ", retired"
+		}
+		c.servers[name] = sum
+	}
+	return c
+}
+
+// lookupAll reads a per-CPU array in one system call. The function that it returns has the values of one
+// element.
+func lookupAll[T any](f *fixture, m *ebpf.Map) func(number uint32) []T {
+	f.t.Helper()
+	cores := ebpf.MustPossibleCPU()
+	keys := make([]uint32, m.MaxEntries())
+	values := make([]T, len(keys)*cores)
+	// The error is that there are no more.
+	if n, err := m.BatchLookup(new(ebpf.MapBatchCursor), keys, values, nil); n < len(keys) {
+		f.t.Fatalf("read %v: %d of %d elements: %v", m, n, len(keys), err)
+	}
+	return func(number uint32) []T { return values[int(number)*cores:][:cores] }
+}
+
+func difference(before, after map[string]tally) map[string]tally {
+	out := map[string]tally{}
+	for name, a := range after {
+		b := before[name]
+		if d := (tally{a.Packets - b.Packets, a.Bytes - b.Bytes, a.Flows - b.Flows}); d != (tally{}) {
+			out[name] = d
+		}
+	}
+	return out
+}
+
+// reasonNumbers is enum reason of bpf/stats.h, by the names that metrics use.
+var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
+	spec, err := loadBalancer()
+	if err != nil {
+		panic(err)
+	}
+	var enum *btf.Enum
+	if err := spec.Types.TypeByName("reason", &enum); err != nil {
+		panic(err)
+	}
+	numbers := map[string]uint32{}
+	for _, value := range enum.Values {
+		name := strings.ToLower(strings.TrimPrefix(value.Name, "REASON_"))
+		if name != "count" {
+			numbers[name] = uint32(value.Value)
+		}
+	}
+	return numbers
+})
+
+// check compares an outcome with the one wanted.
+func (f *fixture) check(want, got outcome) {
+	f.t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		f.t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// layer3 is the length of the frame's packet, as its IP header says.
+func layer3(frame []byte) uint64 {
+	p := frame[packet.NetworkOffset(frame):]
+	if p[0]>>4 == 4 {
+		return uint64(p[2])<<8 | uint64(p[3])
+	}
+	return 40 + (uint64(p[4])<<8 | uint64(p[5]))
+}
+
+// refused is the outcome of a frame that is dropped or passed untouched.
+func refused(frame []byte, reason string, length uint64) outcome {
+	verdict := uint32(verdictDrop)
+	if strings.HasPrefix(reason, "pass_") {
+		verdict = verdictPass
+	}
+	return outcome{verdict, frame, map[string]tally{reason: {1, length, 0}}, map[string]tally{}}
+}
+
+// forwarded is the outcome of a frame that goes to a server of a service, as the reference
+// implementation encapsulates it.
+func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason string) outcome {
+	f.t.Helper()
+	out, err := packet.Encapsulate(frame, f.encap(flow, service, server))
+	f.must(err)
+	length := layer3(frame)
+	placed := uint64(0)
+	if reason == "forward_new" {
+		placed = 1
+	}
+	return outcome{
+		verdictRedirect, out,
+		map[string]tally{reason: {1, length, 0}},
+		map[string]tally{service + "/" + server: {1, length, placed}},
+	}
+}
+
+// The ICMP errors that the balancer sends: type and code by the IP version.
+var answerTypes = map[string]map[byte][2]uint8{
+	"answer_too_big":   {4: {3, 4}, 6: {2, 0}},
+	"answer_hop_limit": {4: {11, 0}, 6: {3, 0}},
+}
+
+// answered is the outcome of a frame about which its sender is told an ICMP error, with the VIP as the
+// source. The MTU is that of too big.
+func answered(frame []byte, reason string, mtu uint32) outcome {
+	p := frame[packet.NetworkOffset(frame):]
+	version := p[0] >> 4
+	vip, _ := netip.AddrFromSlice(p[16:20])
+	if version == 6 {
+		vip, _ = netip.AddrFromSlice(p[24:40])
+	}
+	message := answerTypes[reason][version]
+	return sentBack(frame, reason, packet.ICMPError(vip, message[0], message[1], mtu, frame,
+		packet.Ethernet(packet.MAC(frame), packet.MAC(frame[6:])), packet.TrafficClass(0xc0)))
+}
+
+// sentBack is the outcome of a frame that is answered by another.
+func sentBack(frame []byte, reason string, answer []byte) outcome {
+	return outcome{verdictRedirect, answer, map[string]tally{reason: {1, layer3(frame), 0}}, map[string]tally{}}
+}
+
+// encap says how packets of a flow travel to a server.
+func (f *fixture) encap(flow Flow, service, server string) packet.Encap {
+	f.t.Helper()
+	svc := f.service(service)
+	for i := range svc.Servers {
+		s := &svc.Servers[i]
+		if s.Name != server {
+			continue
+		}
+		e := packet.Encap{
+			Kind: svc.Encapsulation, FlowLabel: f.flowLabel(flow),
+			Own: f.macs[f.linkOf(server)], NextHop: hopMAC(target(&member{Server: *s})),
+		}
+		if s.Locator.IsValid() {
+			e.Sender = f.cfg.Node.Locator.Addr()
+			e.Segments = []netip.Addr{srv6.SID{Locator: s.Locator, Function: srv6.Deliver}.Addr()}
+			return e
+		}
+		e.Destination = s.Address
+		for _, source := range f.cfg.Node.Addresses {
+			if source.Is4() == s.Address.Is4() {
+				e.Source = source
+			}
+		}
+		return e
+	}
+	f.t.Fatalf("service %s has no server %s", service, server)
+	return packet.Encap{}
+}
+
+func same(want, got outcome) bool {
+	return want.Verdict == got.Verdict && bytes.Equal(want.Frame, got.Frame) &&
+		maps.Equal(want.Reasons, got.Reasons) && maps.Equal(want.Servers, got.Servers)
+}
+
+// serverOf is the server, as "service/server", that a frame was counted for; "" without.
+func serverOf(o outcome) string {
+	for name := range o.Servers {
+		return name
+	}
+	return ""
+}
+
+// reasonOf is the one reason that a frame was counted for.
+func reasonOf(o outcome) string {
+	for name := range o.Reasons {
+		return name
+	}
+	return ""
+}

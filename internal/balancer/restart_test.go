@@ -1,0 +1,263 @@
+package balancer
+
+import (
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// A process that ends and one that begins see the same balancer, and packets in between see none
+// missing.
+func TestRestart(t *testing.T) {
+	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
+	cfg := webOf(s1, s2, s3)
+	cfg.Node.Limits.Flows = 1 << 14
+	f := open(t, cfg)
+	servers := f.establish(web)
+	identity, counters, slots := f.identity, f.counters(), maps.Clone(f.slots.bySlot)
+
+	f.stop()
+	f.start(cfg)
+	if f.identity != identity {
+		t.Error("the hash keys are others")
+	}
+	if diff := cmp.Diff(counters, f.counters(), cmp.AllowUnexported(counterType)); diff != "" {
+		t.Errorf("counters (-before +after):\n%s", diff)
+	}
+	if diff := cmp.Diff(slots, f.slots.bySlot, cmp.AllowUnexported(serverKey{}), addrComparer); diff != "" {
+		t.Errorf("slots (-before +after):\n%s", diff)
+	}
+	f.stay(servers, "")
+
+	// The next process has another configuration.
+	f.stop()
+	next := webOf(s1, s3)
+	next.Node = cfg.Node
+	f.start(next)
+	f.route()
+	f.stay(servers, "web/s2")
+	f.places([]config.Server{s1, s3})
+}
+
+var (
+	counterType  = counters{}
+	addrComparer = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+)
+
+// A first start that comes to nothing leaves nothing behind.
+func TestFirstStartUndone(t *testing.T) {
+	f := openStandard(t)
+	cfg := standard()
+	cfg.Node.Instance = f.cfg.Node.Instance + "-undone"
+	b, err := New(cfg, slog.New(slog.DiscardHandler))
+	f.must(err)
+	f.must(b.Close())
+	if _, err := os.Stat(datapath.Dir(cfg.Node.Instance)); !os.IsNotExist(err) {
+		t.Errorf("%s after a start that did not attach: %v", datapath.Dir(cfg.Node.Instance), err)
+	}
+}
+
+// All servers have moved while the balancer was down: the new ones find room beside the old.
+func TestRestartWithOtherServers(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.stop()
+	cfg.Services = webOf(srv6Server("s1", 11, 1), srv6Server("s2", 12, 1)).Services
+	f.start(cfg)
+	f.route()
+	if got := f.run(web.frame()); reasonOf(got) != "forward_new" {
+		t.Errorf("SYN: %s", reasonOf(got))
+	}
+}
+
+// Processes that end before they sweep do not use up the slots.
+func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.run(web.frame())
+	for i := range uint8(5) {
+		f.stop()
+		cfg.Services = webOf(srv6Server("s1", 11+i, 1), srv6Server("s2", 21+i, 1)).Services
+		f.start(cfg)
+		// At the first start the server was there until now.
+		if known := f.kernel.flows.find(web, f.services.byName["web"].id, &f.identity) != 0; known != (i == 0) {
+			t.Errorf("start %d: the flow of a server that went is known: %v", i, known)
+		}
+	}
+}
+
+// A server that comes back with the next process finds its flows.
+func TestServerComesBackAfterRestart(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1))
+	first := cfg.Services
+	f := open(t, cfg)
+	f.run(web.frame())
+	for _, services := range [][]config.Service{webOf(srv6Server("s2", 2, 1)).Services, first} {
+		f.stop()
+		cfg.Services = services
+		f.start(cfg)
+	}
+	f.route()
+	if got := f.run(web.frame(packet.Flags(packet.ACK))); reasonOf(got) != "forward_known" {
+		t.Errorf("%s", reasonOf(got))
+	}
+}
+
+// A server that fails its checks is not tried again by a process that has just started.
+func TestRestartRemembersHealth(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
+	f := open(t, cfg)
+	f.setHealth("web", "s1", false)
+	f.stop()
+	f.start(cfg)
+	f.route()
+	for port := range uint16(50) {
+		if got := serverOf(f.run(web.from(20000 + port).frame())); got != "web/s2" {
+			t.Fatalf("a new flow goes to %s", got)
+		}
+	}
+	for _, target := range f.services.healthTargets(cfg.Services) {
+		if target.Failing != (target.Server == "s1") {
+			t.Errorf("%s is checked as failing: %v", target.Server, target.Failing)
+		}
+	}
+}
+
+// A process that has just started knows the way to servers that the kernel has forgotten.
+func TestRestartKnowsNextHops(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	f := open(t, cfg)
+	f.stop()
+	f.start(webWith(cfg, srv6Server("s3", 3, 1)))
+	want := map[netip.Addr]nexthop.Hop{}
+	for _, s := range cfg.Services[0].Servers {
+		to := target(&member{Server: s})
+		want[to] = nexthop.Hop{MAC: hopMAC(to), Link: nexthop.Link{Index: f.ifindex["out"]}}
+	}
+	if diff := cmp.Diff(want, f.nextHops(), addrComparer); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// webWith is the configuration with another server.
+func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
+	next := webOf(append(slices.Clone(cfg.Services[0].Servers), server)...)
+	next.Node = cfg.Node
+	return next
+}
+
+// A build that counts other reasons takes the flows over all the same.
+func TestUpgradeWithOtherReasons(t *testing.T) {
+	cfg := standard()
+	f := open(t, cfg)
+	server := f.placed(web, "web")
+	f.run(web.frame())
+	f.stop()
+	pin := filepath.Join(datapath.Dir(cfg.Node.Instance), balancerMapReasons)
+	f.must(os.Remove(pin))
+	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
+	f.must(err)
+	f.must(other.Pin(pin))
+	f.must(other.Close())
+	f.start(cfg)
+	ack := web.frame(packet.Flags(packet.ACK))
+	f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
+}
+
+// A service and a server that went while no process ran are gone with the next.
+func TestRestartWithoutService(t *testing.T) {
+	f := open(t, twoServices(vip6, vip6All))
+	cfg := twoServices(vip6, vip6All)
+	cfg.Node, cfg.Services = f.cfg.Node, cfg.Services[:1]
+	f.stop()
+	f.start(cfg)
+	f.check(refused(toOne.frame(), "pass_not_vip", 60), f.run(toOne.frame()))
+	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+}
+
+// A process may have ended in the middle of a reload: what it left of a move does not stay.
+func TestRestartAfterHalfAMove(t *testing.T) {
+	f := open(t, twoServices(vip6, vip6All))
+	entries := f.kernel.services.all()
+	moved := *f.service("a")
+	moved.Port = 8080
+	entry := serviceKeyOf(&moved)
+	entry.Id, entry.Rule = f.services.byName["a"].id, f.services.byName["a"].rule
+	f.must(f.kernel.services.replace(f.kernel.nextServices, append(entries, entry)))
+	cfg := f.cfg
+	f.stop()
+	f.start(cfg)
+	flow := flowTo(vip6, 8080, config.TCP)
+	f.check(refused(flow.frame(), "drop_no_service", 60), f.run(flow.frame()))
+	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+}
+
+// A start that fails forgets nothing of what the health checks found.
+func TestFailedStartRemembersHealth(t *testing.T) {
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
+	cfg.Node.Limits.Servers = 2
+	f := open(t, cfg)
+	f.setHealth("web", "s1", false)
+	slot := f.slot("web", "s1")
+	tooMany := *cfg
+	tooMany.Services = webOf(srv6Server("s1", 1, 1), srv6Server("x", 3, 1), srv6Server("y", 4, 1), srv6Server("z", 5, 1)).Services
+	tooMany.Services[0].Health = cfg.Services[0].Health
+	if b, err := New(&tooMany, slog.New(slog.DiscardHandler)); err == nil {
+		_ = b.Close()
+		t.Fatal("no error")
+	}
+	if f.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0 {
+		t.Error("s1 is not held to be failing any more")
+	}
+}
+
+// Other limits need other tables: a start with them is refused, and harms nothing.
+func TestOtherLimitsAreRefused(t *testing.T) {
+	f := open(t, webOf(srv6Server("s", 1, 1)))
+	f.run(web.frame())
+	want := f.configuration()
+	for name, change := range map[string]func(*config.Limits){
+		"flows":   func(l *config.Limits) { l.Flows *= 4 },
+		"servers": func(l *config.Limits) { l.Servers++ },
+	} {
+		cfg := webOf(srv6Server("other", 2, 1))
+		cfg.Node = f.cfg.Node
+		change(&cfg.Node.Limits)
+		cfg.Node.Seed++
+		b, err := New(cfg, slog.New(slog.DiscardHandler))
+		if err == nil {
+			_ = b.Close()
+			t.Fatalf("%s: no error", name)
+		}
+		if message := err.Error(); !strings.Contains(message, "limits") || !strings.Contains(message, "segue lb detach "+cfg.Node.Instance) {
+			t.Errorf("%s: %v", name, err)
+		}
+		var identity balancerIdentity
+		f.must(f.kernel.objects.Identity.Lookup(uint32(0), &identity))
+		if identity != f.identity {
+			t.Errorf("%s: the hash keys changed", name)
+		}
+	}
+	if diff := cmp.Diff(want, f.configuration()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_known"), f.run(web.frame()))
+}
