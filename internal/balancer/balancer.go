@@ -392,20 +392,21 @@ func (b *Balancer) sweep() error {
 	}
 	timeouts := b.timeouts()
 	b.flows = b.kernel.flows.sweep(func(e flowEntry) bool {
-		limits, ok := timeouts[e.server()]
-		return ok && e.age(now) <= limits[e.state()]
+		limits := timeouts[e.server()]
+		return limits != nil && e.age(now) <= limits[e.state()]
 	})
 	return b.slots.swept()
 }
 
-// timeouts are the ticks that flows in each state are kept, by server slot.
-func (b *Balancer) timeouts() map[uint32][4]uint16 {
-	timeouts := map[uint32][4]uint16{}
+// timeouts are the ticks that flows in each state are kept, by server slot; nil where there is no server.
+func (b *Balancer) timeouts() []*[4]uint16 {
+	timeouts := make([]*[4]uint16, mostSlots)
 	for _, svc := range b.services.byName {
-		var limits [4]uint16
-		limits[balancerFlowStateFLOW_NEW] = b.kernel.clock.ticks(svc.Timeouts.New)
-		limits[balancerFlowStateFLOW_ESTABLISHED] = b.kernel.clock.ticks(svc.Timeouts.Established)
-		limits[balancerFlowStateFLOW_CLOSING] = b.kernel.clock.ticks(svc.Timeouts.Closing)
+		limits := &[4]uint16{
+			balancerFlowStateFLOW_NEW:         b.kernel.clock.ticks(svc.Timeouts.New),
+			balancerFlowStateFLOW_ESTABLISHED: b.kernel.clock.ticks(svc.Timeouts.Established),
+			balancerFlowStateFLOW_CLOSING:     b.kernel.clock.ticks(svc.Timeouts.Closing),
+		}
 		for _, m := range svc.members {
 			timeouts[m.slot] = limits
 		}

@@ -69,22 +69,19 @@ func (e flowEntry) age(now uint16) uint16 {
 	return age
 }
 
-// flowCounts counts flows by server slot and state.
-type flowCounts map[uint32]*[4]uint64
+// mostSlots is how many slots for servers an entry can tell apart.
+const mostSlots = 1 << 16
 
-func (c flowCounts) add(e flowEntry) {
-	states := c[e.server()]
-	if states == nil {
-		states = new([4]uint64)
-		c[e.server()] = states
-	}
-	states[e.state()]++
-}
+// flowCounts counts flows by server slot and state. It is no map: in a large table there are a hundred
+// million flows to be counted.
+type flowCounts [][4]uint64
+
+func (c flowCounts) add(e flowEntry) { c[e.server()][e.state()]++ }
 
 // sweep frees the entries that are not to be kept and counts the others. Traffic
 // goes on meanwhile: an entry that changes under the sweep is left alone.
 func (t *flowTable) sweep(keep func(flowEntry) bool) flowCounts {
-	counts := flowCounts{}
+	counts := make(flowCounts, mostSlots)
 	for i := range t.entries {
 		value := atomic.LoadUint64(&t.entries[i])
 		entry := flowEntry(value)
@@ -106,7 +103,8 @@ func (t *flowTable) count() flowCounts {
 
 // of are the flows of a server.
 func (c flowCounts) of(server uint32) (counts FlowCounts) {
-	if states := c[server]; states != nil {
+	if server < uint32(len(c)) {
+		states := &c[server]
 		counts.New = states[balancerFlowStateFLOW_NEW]
 		counts.Established = states[balancerFlowStateFLOW_ESTABLISHED]
 		counts.Closing = states[balancerFlowStateFLOW_CLOSING]
@@ -117,7 +115,7 @@ func (c flowCounts) of(server uint32) (counts FlowCounts) {
 // total are the flows of all servers.
 func (c flowCounts) total() (total FlowCounts) {
 	for server := range c {
-		counts := c.of(server)
+		counts := c.of(uint32(server))
 		total.New += counts.New
 		total.Established += counts.Established
 		total.Closing += counts.Closing

@@ -87,7 +87,7 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 // all can be replaced at once, while the flows of those before are swept. A slot
 // has 16 bits.
 func serverSlots(servers uint32) uint32 {
-	return min(2*servers, 1<<16)
+	return min(2*servers, mostSlots)
 }
 
 // load changes nothing that is pinned before the kernel has taken the program.
