@@ -11,8 +11,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define MAX_FRAME 256
 
 enum order {
-	ORDER_RANDOM,	  /* any flow of 0..flows-1, each time */
-	ORDER_SEQUENTIAL, /* one after the other, without end */
+	ORDER_RANDOM,	/* any flow of 0..flows-1, each time */
+	ORDER_IN_TURN,	/* one after the other, without end */
+	ORDER_IN_PAIRS, /* the same, two packets of each */
 };
 
 struct {
@@ -36,8 +37,10 @@ volatile __u64 unexpected; /* other verdicts */
  * a cache can foresee (multiplier: Steele and Vigna, 2021, table 7). */
 static __always_inline __u32 next_flow(void)
 {
-	if (order == ORDER_SEQUENTIAL)
+	if (order == ORDER_IN_TURN)
 		return position++;
+	if (order == ORDER_IN_PAIRS)
+		return position++ / 2;
 	position = position * 0xd1342543de82ef95ULL + 1;
 	return (position >> 32) * flows >> 32;
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/bench"
 )
@@ -18,7 +20,7 @@ func newBench() *cobra.Command {
 	o := bench.DefaultPacketOptions()
 	flows := []string{"1", "1k", "64k", "1M", "10M"}
 	var pattern string
-	var asJSON bool
+	var asJSON, loud bool
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the data path on this machine",
@@ -26,17 +28,19 @@ func newBench() *cobra.Command {
 test runs of the programs that are attached otherwise: no interface is touched, and
 balancers at work on the machine are not disturbed but by the load on its CPUs.
 
-Every case is measured in every round, with as many packets before that only warm
-the caches. "net" is the median less that of the host program alone (null), which
-writes each packet anew; "floor" is a bare encapsulation that looks nothing up.
-Known flows are visited in random order, in a table filled to its capacity.
-docs/performance.md says what the cases are.
+Every case is measured in every round, those that others are compared with more
+often, each with as many packets before that only warm the caches. "net" is the
+median less that of the host program alone (null), which writes each packet anew;
+"floor" is a bare encapsulation that looks nothing up. Known flows are visited in
+random order, in a table filled to its capacity. docs/performance.md says what the
+cases are.
 
 --json prints an array of objects with the keys case, family, encapsulation, flows,
 ns_median, ns_p10, ns_p90, net_ns and rounds, and, where the processor counts them,
 instructions.
 
-Bench needs root; ten million flows need some gigabytes of memory.`,
+Bench needs root, and for ten million flows four gigabytes of memory; everything
+takes some minutes.`,
 		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -52,6 +56,7 @@ Bench needs root; ten million flows need some gigabytes of memory.`,
 			if o.Packets < 1 {
 				return fmt.Errorf("--packets %d: must be at least 1", o.Packets)
 			}
+			o.Progress = progressTo(cmd.ErrOrStderr(), loud)
 			times, err := bench.MeasurePackets(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -67,8 +72,25 @@ Bench needs root; ten million flows need some gigabytes of memory.`,
 	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how `often` every case is measured")
 	cmd.Flags().Uint32Var(&o.Packets, "packets", o.Packets, "how `many` packets a measurement has")
 	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.AddCommand(newBenchMemory(&asJSON), newBenchTables(&asJSON), newBenchThroughput(&asJSON))
+	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "say what is done also where standard error is no terminal")
+	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud))
 	return cmd
+}
+
+// progressTo writes lines with the time since the start, to terminals unless it is to be loud.
+func progressTo(out io.Writer, loud bool) bench.Progress {
+	if file, ok := out.(*os.File); !loud && (!ok || !isTerminal(file)) {
+		return nil
+	}
+	start := time.Now()
+	return func(what string) {
+		fmt.Fprintf(out, "%4.0f s: %s\n", time.Since(start).Seconds(), what)
+	}
+}
+
+func isTerminal(file *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 // maxFlowCount is the most flows that a table can be made for.
@@ -107,7 +129,7 @@ func printPackets(out io.Writer, times []bench.PacketTime) error {
 	return w.Flush()
 }
 
-func newBenchMemory(asJSON *bool) *cobra.Command {
+func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 	flows := []string{"1M", "10M"}
 	cmd := &cobra.Command{
 		Use:   "memory",
@@ -118,7 +140,7 @@ func newBenchMemory(asJSON *bool) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all, err := bench.MeasureMemory(cmd.Context(), sizes)
+			all, err := bench.MeasureMemory(cmd.Context(), sizes, progressTo(cmd.ErrOrStderr(), *loud))
 			if err != nil {
 				return err
 			}
@@ -137,7 +159,7 @@ func newBenchMemory(asJSON *bool) *cobra.Command {
 	return cmd
 }
 
-func newBenchTables(asJSON *bool) *cobra.Command {
+func newBenchTables(asJSON, loud *bool) *cobra.Command {
 	changes := 9
 	cmd := &cobra.Command{
 		Use:   "tables",
@@ -147,7 +169,7 @@ func newBenchTables(asJSON *bool) *cobra.Command {
 			if changes < 1 {
 				return fmt.Errorf("--changes %d: must be at least 1", changes)
 			}
-			times, err := bench.MeasureTables(cmd.Context(), bench.TableSizes, changes)
+			times, err := bench.MeasureTables(cmd.Context(), bench.TableSizes, changes, progressTo(cmd.ErrOrStderr(), *loud))
 			if err != nil {
 				return err
 			}
@@ -167,20 +189,25 @@ func newBenchTables(asJSON *bool) *cobra.Command {
 	return cmd
 }
 
-func newBenchThroughput(asJSON *bool) *cobra.Command {
+func newBenchThroughput(asJSON, loud *bool) *cobra.Command {
 	o := bench.ThroughputOptions{Duration: time.Second, Rounds: 9}
 	cmd := &cobra.Command{
 		Use:   "throughput",
-		Short: "Measure the packets per second that one and two cores carry through veth",
+		Short: "Measure the packets per second that one and two cores carry",
 		Long: `Throughput sends packets of known flows through a balancer in network namespaces of
 its own, from a generator in the kernel on the same core. Each way contains the one
 before: dropped on arrival, passed on unchanged, balanced as srv6-insert, and
-balanced with the same flows on all cores.`,
+balanced with the same flows on all cores.
+
+The ways that begin with "host" are test runs, without a network, for which rates are
+of the CPUs' time: of the program that writes each packet anew alone, and of that and
+the balancer, with known flows that all cores share, a few and a million.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Rounds < 1 {
 				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
 			}
+			o.Progress = progressTo(cmd.ErrOrStderr(), *loud)
 			results, err := bench.MeasureThroughput(cmd.Context(), o)
 			if err != nil {
 				return err

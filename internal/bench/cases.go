@@ -34,15 +34,25 @@ const (
 	caseDeliver   = "agent-deliver"   // decapsulated on a server
 )
 
+// service is what is done with the packets of a case.
+type service struct {
+	family        family
+	protocol      config.Protocol
+	encapsulation config.Encapsulation // "" where nothing is encapsulated
+}
+
 // benchCase is packets of one kind, and the program that they are for.
 type benchCase struct {
-	name          string
-	family        family
-	encapsulation config.Encapsulation // "" where nothing is encapsulated
-	flows         uint32
-	setup         setup
-	traffic       traffic
+	name string
+	service
+	flows   uint32
+	setup   setup
+	step    string // after which the program ends; "": none
+	traffic traffic
 }
+
+// isBase tells whether the others are compared with the case: those are measured whatever is chosen.
+func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseFloor }
 
 // steps of a packet's way; enum step of bpf/bench/steps.bpf.c.
 var steps = []string{"parse", "classify", "persist", "encapsulate", "count"}
@@ -61,22 +71,24 @@ var typical = map[family]config.Encapsulation{ipv6: config.SRv6Insert, ipv4: con
 func allCases(levels []uint32, room uint32) []benchCase {
 	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
 	for _, flows := range levels {
-		for i, name := range steps {
-			c := knownCase(caseSteps+name, ipv6, typical[ipv6], flows, room)
-			c.setup.kind, c.setup.lastStep = setupSteps, uint32(i)
+		for _, step := range steps {
+			c := knownCase(caseSteps+step, service{ipv6, config.TCP, typical[ipv6]}, flows, room)
+			c.step = step
 			cases = append(cases, c)
 		}
 	}
 	for _, f := range []family{ipv6, ipv4} {
+		usual := service{f, config.TCP, typical[f]}
 		for _, kind := range encapsulations[f] {
+			s := service{f, config.TCP, kind}
 			for _, flows := range levels {
-				cases = append(cases, knownCase(caseKnown, f, kind, flows, room), deliverCase(f, kind, flows))
+				cases = append(cases, knownCase(caseKnown, s, flows, room), deliverCase(s, flows))
 			}
 		}
 		for _, flows := range levels {
 			cases = append(cases,
-				knownCase(caseReference, f, typical[f], flows, room), knownCase(caseUDP, f, typical[f], flows, room),
-				newCase(caseSYN, f, packet.SYN, flows, room), newCase(caseUnknown, f, packet.ACK, flows, room))
+				referenceCase(usual, flows, room), knownCase(caseUDP, service{f, config.UDP, typical[f]}, flows, room),
+				newCase(caseSYN, usual, packet.SYN, flows, room), newCase(caseUnknown, usual, packet.ACK, flows, room))
 		}
 	}
 	return cases
@@ -84,7 +96,8 @@ func allCases(levels []uint32, room uint32) []benchCase {
 
 // nullCase is also the measure of what is to be taken off the others of its family.
 func nullCase(f family) benchCase {
-	c := benchCase{name: caseNull, family: f, flows: 1, traffic: trafficTo(f, vips[f], config.TCP, packet.ACK)}
+	c := benchCase{name: caseNull, service: service{family: f, protocol: config.TCP}, flows: 1}
+	c.traffic = trafficTo(f, vips[f], config.TCP, packet.ACK)
 	c.traffic.verdict = xdpAborted // no program says anything
 	return c
 }
@@ -97,58 +110,54 @@ func floorCase() benchCase {
 }
 
 func missCase(f family, room uint32) benchCase {
-	c := benchCase{name: caseMiss, family: f, flows: 1, traffic: trafficTo(f, strangers[f], config.TCP, packet.ACK)}
-	c.setup = setup{kind: setupBalancer, family: f, encapsulation: typical[f], protocol: config.TCP, capacity: room}
-	c.traffic.verdict = xdpPass
-	return c
+	return benchCase{
+		name: caseMiss, service: service{f, config.TCP, typical[f]}, flows: 1,
+		setup:   setup{kind: setupBalancer, family: ipv6, capacity: room},
+		traffic: passed(trafficTo(f, strangers[f], config.TCP, packet.ACK)),
+	}
 }
 
 // knownCase visits flows that the table has, in random order. The table is filled to its capacity before,
 // so that its room is that of a table in use.
-func knownCase(name string, f family, kind config.Encapsulation, flows, room uint32) benchCase {
-	c := benchCase{name: name, family: f, encapsulation: kind, flows: flows}
-	c.setup = setup{
-		kind: setupBalancer, family: f, encapsulation: kind, protocol: config.TCP, capacity: max(room, flows),
-		filledBy: packet.SYN, confirmed: true,
-	}
-	switch name {
-	case caseReference:
-		c.setup.kind = setupReference
-	case caseUDP:
-		c.setup.protocol = config.UDP
-	}
-	c.traffic = trafficTo(f, vips[f], c.setup.protocol, packet.ACK)
+func knownCase(name string, s service, flows, room uint32) benchCase {
+	c := benchCase{name: name, service: s, flows: flows}
+	c.setup = setup{kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows}
+	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK)
 	c.traffic.flows = flows
 	return c
 }
 
-// newCase has each packet the first of its flow. The table is full of others like it.
-func newCase(name string, f family, flags packet.TCPFlags, flows, room uint32) benchCase {
-	c := benchCase{name: name, family: f, encapsulation: typical[f], flows: flows}
-	c.setup = setup{
-		kind: setupBalancer, family: f, encapsulation: typical[f], protocol: config.TCP,
-		capacity: max(room, flows), filledBy: flags,
-	}
-	c.traffic = trafficTo(f, vips[f], config.TCP, flags)
-	c.traffic.order = sequential
-	c.traffic.first = uint64(c.setup.capacity)
+// referenceCase does the same with the reference, to which a flow is known from its first packet.
+func referenceCase(s service, flows, room uint32) benchCase {
+	c := knownCase(caseReference, s, flows, room)
+	c.setup.kind, c.setup.content = setupReference, newFlows
+	return c
+}
+
+// newCase has each packet the first of its flow. The table is full of others like it: whether they came by
+// a SYN, and of which family they are, its entries do not tell.
+func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) benchCase {
+	c := benchCase{name: name, service: s, flows: flows}
+	c.setup = setup{kind: setupBalancer, family: ipv6, capacity: max(room, flows), content: newFlows}
+	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, flags)
+	c.traffic.order = inTurn
 	return c
 }
 
 // deliverCase takes the encapsulation off again.
-func deliverCase(f family, kind config.Encapsulation, flows uint32) benchCase {
-	c := benchCase{name: caseDeliver, family: f, encapsulation: kind, flows: flows}
-	c.setup = setup{kind: setupAgent, family: f, encapsulation: kind}
-	t := trafficTo(f, vips[f], config.TCP, packet.ACK)
-	wrapped, err := packet.Encapsulate(t.frame, envelope(kind))
+func deliverCase(s service, flows uint32) benchCase {
+	c := benchCase{name: caseDeliver, service: s, flows: flows}
+	c.setup = setup{kind: setupAgent, family: s.family, encapsulation: s.encapsulation}
+	t := passed(trafficTo(s.family, vips[s.family], s.protocol, packet.ACK))
+	wrapped, err := packet.Encapsulate(t.frame, envelope(s.encapsulation))
 	if err != nil {
-		panic(fmt.Sprintf("%s of %s: %v", kind, f, err)) // frames and addresses are constants
+		panic(fmt.Sprintf("%s of %s: %v", s.encapsulation, s.family, err)) // frames and addresses are constants
 	}
 	// An inserted header pushes only what is behind the addresses back.
-	if kind != config.SRv6Insert {
+	if s.encapsulation != config.SRv6Insert {
 		t.flowOffset += uint32(len(wrapped) - len(t.frame))
 	}
-	t.frame, t.flows, t.verdict = wrapped, flows, xdpPass
+	t.frame, t.flows = wrapped, flows
 	c.traffic = t
 	return c
 }
@@ -163,6 +172,12 @@ func envelope(kind config.Encapsulation) packet.Encap {
 		e.Source, e.Destination = balancerAddress, serverAddress(1)
 	}
 	return e
+}
+
+// passed is traffic that goes up the host's own stack.
+func passed(t traffic) traffic {
+	t.verdict = xdpPass
+	return t
 }
 
 // trafficTo is packets without payload of one flow, to be forwarded.

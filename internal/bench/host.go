@@ -2,7 +2,6 @@ package bench
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"runtime"
 	"time"
@@ -24,7 +23,8 @@ type order uint32
 
 const (
 	random order = iota
-	sequential
+	inTurn
+	inPairs
 )
 
 // traffic is the packets that a program is to be measured with.
@@ -33,14 +33,15 @@ type traffic struct {
 	flowOffset uint32 // where in the frame a flow's number is added, to 32 bits
 	flows      uint32 // of random order
 	order      order
-	first      uint64 // flow of sequential order
+	first      uint64 // flow of the other orders
 	verdict    uint32 // that the program comes to
 }
 
 // host runs programs under test on packets that are written anew for each run.
 type host struct {
-	objects hostObjects
-	frame   []byte
+	objects   hostObjects
+	frame     []byte
+	underTest *ebpf.Program // nil: none
 }
 
 func newHost() (*host, error) {
@@ -59,6 +60,10 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 	if copy(frame[:], t.frame) < len(t.frame) {
 		return fmt.Errorf("a frame of %d bytes does not fit the host program", len(t.frame))
 	}
+	position := t.first
+	if t.order == inPairs {
+		position *= 2
+	}
 	for variable, value := range map[*ebpf.Variable]any{
 		h.objects.Frame:       frame,
 		h.objects.FrameLength: uint32(len(t.frame)),
@@ -67,7 +72,7 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 		h.objects.Flows:       t.flows,
 		h.objects.Order:       uint32(t.order),
 		h.objects.Verdict:     t.verdict,
-		h.objects.Position:    t.first,
+		h.objects.Position:    position,
 		h.objects.Unexpected:  uint64(0),
 	} {
 		if err := variable.Set(value); err != nil {
@@ -75,12 +80,24 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 		}
 	}
 	h.frame = t.frame
-	if program != nil {
-		return h.objects.UnderTest.Put(uint32(0), program)
+	return h.setUnderTest(program)
+}
+
+// setUnderTest spares the kernel what would change nothing: it waits some milliseconds for programs that
+// run.
+func (h *host) setUnderTest(program *ebpf.Program) (err error) {
+	if program == h.underTest {
+		return nil
 	}
-	if err := h.objects.UnderTest.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return err
+	if program == nil {
+		err = h.objects.UnderTest.Delete(uint32(0))
+	} else {
+		err = h.objects.UnderTest.Put(uint32(0), program)
 	}
+	if err != nil {
+		return fmt.Errorf("set the program under test: %w", err)
+	}
+	h.underTest = program
 	return nil
 }
 

@@ -8,9 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/packet"
 )
 
 // Memory is what a flow table takes, and holds when as many flows as it was made for have come.
@@ -25,7 +23,7 @@ type Memory struct {
 }
 
 // MeasureMemory fills flow tables of the given sizes to their capacity. It needs root.
-func MeasureMemory(ctx context.Context, sizes []uint32) ([]Memory, error) {
+func MeasureMemory(ctx context.Context, sizes []uint32, progress Progress) ([]Memory, error) {
 	h, err := newHost()
 	if err != nil {
 		return nil, err
@@ -36,7 +34,8 @@ func MeasureMemory(ctx context.Context, sizes []uint32) ([]Memory, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		m, err := measureMemory(h, flows)
+		progress.say("fill a table for %d flows", flows)
+		m, err := measureMemory(ctx, h, flows)
 		if err != nil {
 			return nil, fmt.Errorf("flow table for %d flows: %w", flows, err)
 		}
@@ -45,11 +44,8 @@ func MeasureMemory(ctx context.Context, sizes []uint32) ([]Memory, error) {
 	return all, nil
 }
 
-func measureMemory(h *host, flows uint32) (m Memory, err error) {
-	s := setup{
-		kind: setupBalancer, family: ipv6, encapsulation: config.SRv6Insert, protocol: config.TCP,
-		capacity: flows, filledBy: packet.SYN, confirmed: true,
-	}
+func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err error) {
+	s := setup{kind: setupBalancer, family: ipv6, capacity: flows, content: knownFlows}
 	r, err := s.build()
 	if err != nil {
 		return m, err
@@ -60,14 +56,14 @@ func measureMemory(h *host, flows uint32) (m Memory, err error) {
 		return m, err
 	}
 	s.capacity = uint32(before.FlowTable.Capacity)
-	if err := r.fill(h, &s); err != nil {
+	if err := r.fill(ctx, h, &s); err != nil {
 		return m, err
 	}
 	after, err := r.view.Snapshot()
 	if err != nil {
 		return m, err
 	}
-	bytes, err := mapMemory(filepath.Join(datapath.Dir(r.instance), "flows"))
+	bytes, err := mapMemory(filepath.Join(datapath.Dir(r.config.Node.Instance), "flows"))
 	return Memory{
 		Flows: uint64(flows), Capacity: before.FlowTable.Capacity, Bytes: bytes,
 		BytesPerFlow: float64(bytes) / float64(before.FlowTable.Capacity),

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/segue-lb/segue/internal/config"
 )
 
@@ -14,9 +16,11 @@ import (
 type PacketOptions struct {
 	Flows   []uint32       // numbers of flows; each at least 1
 	Case    *regexp.Regexp // which cases; nil: all. Null and floor are measured anyway
-	Rounds  int            // of all cases in turn, at least 1
+	Rounds  int            // of all cases in turn, at least 1; null and floor are measured more often
 	Packets uint32         // of each case in each round, at least 1
 	Room    uint32         // that flow tables have at least, in flows
+
+	Progress Progress
 }
 
 // DefaultPacketOptions measure everything.
@@ -34,8 +38,9 @@ type PacketTime struct {
 	P10           float64              `json:"ns_p10"`
 	P90           float64              `json:"ns_p90"`
 	// Net is the median less that of the host program alone, in the same run.
-	Net    float64 `json:"net_ns"`
-	Rounds int     `json:"rounds"`
+	Net float64 `json:"net_ns"`
+	// Rounds is how often it was measured.
+	Rounds int `json:"rounds"`
 	// Instructions are those of the packet, net as well; absent where the processor does not count.
 	Instructions *float64 `json:"instructions,omitempty"`
 }
@@ -44,7 +49,8 @@ type PacketTime struct {
 type measured struct {
 	benchCase
 	rig          *rig
-	sent         uint64 // packets so far
+	program      *ebpf.Program
+	sent, known  uint64 // packets so far, and those of known flows
 	times        []float64
 	instructions []float64
 }
@@ -67,56 +73,102 @@ func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err e
 	if err != nil {
 		return nil, err
 	}
-	before, err := knownPackets(cases)
-	if err != nil {
-		return nil, err
-	}
-	for range o.Rounds {
-		for _, m := range cases {
+	turn := interleave(cases)
+	for round := range o.Rounds {
+		o.Progress.say("round %d of %d", round+1, o.Rounds)
+		for _, m := range turn {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
 			if err := m.round(h, o.Packets); err != nil {
-				return nil, fmt.Errorf("%s, %s, %s, %d flows: %w", m.name, m.family, m.encapsulation, m.flows, err)
+				return nil, m.explain(err)
 			}
 		}
 	}
-	if err := requireKnown(cases, before); err != nil {
-		return nil, err
+	for _, m := range cases {
+		if err := m.requireKnown(); err != nil {
+			return nil, m.explain(err)
+		}
 	}
 	return summarize(cases), nil
+}
+
+// casesPerBase is how many cases are measured between two measurements of null and the floor.
+const casesPerBase = 10
+
+// interleave is the order of cases in a round. What others are compared with comes again and again, for its
+// errors are those of all others.
+func interleave(cases []*measured) (turn []*measured) {
+	var bases, others []*measured
+	for _, m := range cases {
+		if m.isBase() {
+			bases = append(bases, m)
+		} else {
+			others = append(others, m)
+		}
+	}
+	turn = slices.Clone(bases)
+	for some := range slices.Chunk(others, casesPerBase) {
+		turn = slices.Concat(turn, some, bases)
+	}
+	return turn
 }
 
 // prepareCases builds what the chosen cases need.
 func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, o *PacketOptions) ([]*measured, error) {
 	var cases []*measured
 	for _, c := range allCases(o.Flows, o.Room) {
-		if c.name != caseNull && c.name != caseFloor && o.Case != nil && !o.Case.MatchString(c.name) {
+		if !c.isBase() && o.Case != nil && !o.Case.MatchString(c.name) {
 			continue
 		}
-		if rigs[c.setup] == nil {
-			if err := ctx.Err(); err != nil {
-				return nil, err
-			}
-			r, err := c.setup.build()
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", c.name, err)
-			}
-			rigs[c.setup] = r
-			if err := r.fill(h, &c.setup); err != nil {
-				return nil, fmt.Errorf("%s: %w", c.name, err)
-			}
+		m := &measured{benchCase: c}
+		if err := m.prepare(ctx, h, rigs, o.Progress); err != nil {
+			return nil, m.explain(err)
 		}
-		cases = append(cases, &measured{benchCase: c, rig: rigs[c.setup]})
+		cases = append(cases, m)
 	}
 	return cases, nil
 }
 
+// prepare finds the case's program, and first builds its setup if no other case has.
+func (m *measured) prepare(ctx context.Context, h *host, rigs map[setup]*rig, progress Progress) (err error) {
+	if rigs[m.setup] == nil {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if m.setup.content != noFlows {
+			progress.say("%s: fill a table for %d flows", m.name, m.setup.capacity)
+		}
+		r, err := m.setup.build()
+		if err != nil {
+			return err
+		}
+		rigs[m.setup] = r
+		if err := r.fill(ctx, h, &m.setup); err != nil {
+			return err
+		}
+	}
+	m.rig = rigs[m.setup]
+	m.program, err = m.rig.upTo(m.step)
+	return err
+}
+
+func (m *measured) explain(err error) error {
+	return fmt.Errorf("%s, %s, %s, %d flows: %w", m.name, m.family, m.encapsulation, m.flows, err)
+}
+
 // round measures once, after as many packets again that only warm the caches.
 func (m *measured) round(h *host, packets uint32) error {
+	if err := m.rig.serve(m.service); err != nil {
+		return err
+	}
 	t := m.traffic
-	t.first += m.sent
-	if err := h.prepare(m.rig.program, &t); err != nil {
+	t.first = m.rig.next
+	if err := h.prepare(m.program, &t); err != nil {
+		return err
+	}
+	before, err := m.countKnown()
+	if err != nil {
 		return err
 	}
 	if _, err := h.run(packets); err != nil {
@@ -126,47 +178,40 @@ func (m *measured) round(h *host, packets uint32) error {
 	if err != nil {
 		return err
 	}
+	after, err := m.countKnown()
+	if err != nil {
+		return err
+	}
 	m.sent += 2 * uint64(packets)
+	m.known += after - before
+	if t.order == inTurn {
+		m.rig.next += 2 * uint64(packets)
+	}
 	m.times = append(m.times, float64(cost.time.Nanoseconds())/float64(packets))
 	m.instructions = append(m.instructions, float64(cost.instructions)/float64(packets))
 	return nil
 }
 
-// measuresKnown tells whether the case's packets are of flows that a balancer's table has.
-func (m *measured) measuresKnown() bool { return m.name == caseKnown || m.name == caseUDP }
-
-// knownPackets counts the packets of known flows of every rig that a case of them uses.
-func knownPackets(cases []*measured) (map[*rig]uint64, error) {
-	counts := map[*rig]uint64{}
-	for _, m := range cases {
-		if !m.measuresKnown() {
-			continue
-		}
-		known, err := m.rig.known()
-		if err != nil {
-			return nil, err
-		}
-		counts[m.rig] = known
+// countKnown is how many packets of known flows the case's balancer has forwarded; 0 where there is none.
+func (m *measured) countKnown() (uint64, error) {
+	if m.rig.view == nil {
+		return 0, nil
 	}
-	return counts, nil
+	return m.rig.view.Count("forward_known")
 }
 
-// requireKnown is an error unless nearly all packets of known flows were such: at capacity one flow in
-// fifty finds no room.
-func requireKnown(cases []*measured, before map[*rig]uint64) error {
-	after, err := knownPackets(cases)
-	if err != nil {
-		return err
-	}
-	sent := map[*rig]uint64{}
-	for _, m := range cases {
-		if m.measuresKnown() {
-			sent[m.rig] += m.sent
+// requireKnown is an error unless nearly all packets of known flows were such, and none of new flows: at
+// capacity one flow in fifty finds no room.
+func (m *measured) requireKnown() error {
+	share := float64(m.known) / float64(m.sent)
+	switch m.name {
+	case caseKnown, caseUDP:
+		if share < 0.96 {
+			return fmt.Errorf("of %d packets %d were of known flows: the machine is too slow for the flow table's timeouts", m.sent, m.known)
 		}
-	}
-	for r, packets := range sent {
-		if known := after[r] - before[r]; float64(known) < 0.96*float64(packets) {
-			return fmt.Errorf("of %d packets %d were of known flows: the machine is too slow for the flow table's timeouts", packets, known)
+	case caseSYN, caseUnknown:
+		if share > 0.001 {
+			return fmt.Errorf("of %d packets of new flows %d were of known ones", m.sent, m.known)
 		}
 	}
 	return nil

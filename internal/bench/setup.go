@@ -1,12 +1,14 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -63,7 +65,7 @@ func hasLocators(kind config.Encapsulation) bool {
 	return kind == config.SRv6Insert || kind == config.SRv6Encap
 }
 
-// setupKind is which program is measured.
+// setupKind is which programs there are.
 type setupKind int
 
 const (
@@ -71,41 +73,49 @@ const (
 	setupFloor
 	setupBalancer
 	setupReference
-	setupSteps
 	setupAgent
 )
 
-// setup is a program with what it needs, in the state that a case finds it in. Cases with the same share
-// it.
+// content is what a flow table is filled with, to its capacity.
+type content int
+
+const (
+	noFlows content = iota
+	newFlows
+	knownFlows // confirmed by a second packet each
+)
+
+// setup is programs and the tables that they share, in the state that a case finds them in. Cases with the
+// same share it: the entries of a flow table tell neither the encapsulation nor the protocol, so a
+// balancer's service becomes another for each case.
 type setup struct {
 	kind          setupKind
-	family        family
-	encapsulation config.Encapsulation
-	protocol      config.Protocol
-	capacity      uint32          // of the flow table, in flows
-	filledBy      packet.TCPFlags // what the table is filled by to its capacity; 0: it is empty
-	confirmed     bool            // by a second packet of every flow
-	lastStep      uint32          // of setupSteps: index in steps
+	capacity      uint32 // of the flow table, in flows
+	content       content
+	family        family               // of the flows in the table, and of an agent's service
+	encapsulation config.Encapsulation // of an agent's service
 }
 
 // rig is a setup that was made.
 type rig struct {
-	program   *ebpf.Program
-	filler    *ebpf.Program  // enters flows
-	instance  string         // of a balancer
-	constants map[string]any // of programs on its tables
-	view      *balancer.View // of those
-	closers   []func() error
+	program  *ebpf.Program
+	steps    map[string]*ebpf.Program // those of a balancer's tables that end after a step
+	balancer *balancer.Balancer
+	config   *config.Balancer
+	serves   service // what the config's only service is
+	next     uint64  // number of the first flow that no packet was of
+	view     *balancer.View
+	closers  []func() error
 }
 
 var instances atomic.Int32
 
 func (s *setup) build() (r *rig, err error) {
-	r = &rig{}
+	r = &rig{steps: map[string]*ebpf.Program{}}
 	switch s.kind {
 	case setupFloor:
 		err = r.loadFloor()
-	case setupBalancer, setupReference, setupSteps:
+	case setupBalancer, setupReference:
 		err = r.loadBalancer(s)
 	case setupAgent:
 		err = r.loadAgent(s)
@@ -152,47 +162,27 @@ func macWord(mac packet.MAC) (word [8]byte) {
 
 func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), instances.Add(1)) }
 
-func (r *rig) loadBalancer(s *setup) error {
-	cfg := s.balancerConfig()
-	b, err := balancer.New(cfg, slog.New(slog.DiscardHandler))
-	if err != nil {
+func (r *rig) loadBalancer(s *setup) (err error) {
+	r.serves = service{s.family, config.TCP, typical[s.family]}
+	r.config = balancerConfig(s, r.serves)
+	if r.balancer, err = balancer.New(r.config, slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
-	r.instance, r.constants, r.closers = cfg.Node.Instance, b.Constants(), append(r.closers, b.Close)
-	if r.program, err = b.Rehearse(hop); err != nil {
+	r.closers = append(r.closers, r.balancer.Close)
+	if r.program, err = r.balancer.Rehearse(hop); err != nil {
 		return err
 	}
-	r.filler = r.program
-	switch s.kind {
-	case setupReference:
+	if s.kind == setupReference {
 		return r.loadReference(s.capacity)
-	case setupSteps:
-		return r.loadSteps(s.lastStep)
 	}
-	if r.view, err = balancer.OpenView(r.instance); err != nil {
+	if r.view, err = balancer.OpenView(r.config.Node.Instance); err != nil {
 		return err
 	}
 	r.closers = append(r.closers, r.view.Close)
 	return nil
 }
 
-func (s *setup) balancerConfig() *config.Balancer {
-	service := config.Service{
-		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,
-		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: s.encapsulation,
-		Candidates: 1, Buckets: tables.DefaultBuckets,
-		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
-	}
-	weight := uint32(1)
-	for i := 1; i <= serverCount; i++ {
-		server := config.Server{Name: fmt.Sprintf("s%d", i), Weight: &weight}
-		if hasLocators(s.encapsulation) {
-			server.Locator = serverLocator(i)
-		} else {
-			server.Address = serverAddress(i)
-		}
-		service.Servers = append(service.Servers, server)
-	}
+func balancerConfig(s *setup, serves service) *config.Balancer {
 	capacity := s.capacity
 	if s.kind == setupReference {
 		capacity = 1 // it has a table of its own
@@ -200,11 +190,42 @@ func (s *setup) balancerConfig() *config.Balancer {
 	return &config.Balancer{
 		Node: config.BalancerNode{
 			Instance: newInstance(), Interface: hop.Link.Name, Locator: balancerLocator,
-			Addresses: []netip.Addr{balancerAddress},
-			Limits:    config.Limits{Flows: capacity, Servers: serverCount},
+			Limits: config.Limits{Flows: capacity, Servers: serverCount},
 		},
-		Services: []config.Service{service},
+		Services: []config.Service{serviceConfig(serves)},
 	}
+}
+
+// serviceConfig has the same servers whatever the encapsulation, so that flows stay with them: also the
+// far end of a tunnel is a locator's first address.
+func serviceConfig(s service) config.Service {
+	c := config.Service{
+		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,
+		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: s.encapsulation,
+		Candidates: 1, Buckets: tables.DefaultBuckets,
+		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
+	}
+	weight := uint32(1)
+	for i := 1; i <= serverCount; i++ {
+		c.Servers = append(c.Servers, config.Server{
+			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: &weight,
+		})
+	}
+	return c
+}
+
+// serve makes a balancer's only service another, which keeps the flows.
+func (r *rig) serve(s service) error {
+	if r.balancer == nil || r.serves == s {
+		return nil
+	}
+	next := *r.config
+	next.Services = []config.Service{serviceConfig(s)}
+	if err := r.balancer.Apply(&next); err != nil {
+		return err
+	}
+	r.config, r.serves = &next, s
+	return nil
 }
 
 // loadReference replaces the program by the reference, which shares all tables but that of flows.
@@ -214,29 +235,35 @@ func (r *rig) loadReference(capacity uint32) error {
 		return err
 	}
 	spec.Maps["reference_flows"].MaxEntries = capacity
-	err = r.replace(spec, "xdp_reference")
-	r.filler = r.program
+	r.program, err = r.load(spec, "xdp_reference")
 	return err
 }
 
-// loadSteps replaces the program by one that ends after a step.
-func (r *rig) loadSteps(last uint32) error {
+// upTo is the program that ends after a step, or with no step named the whole one.
+func (r *rig) upTo(step string) (*ebpf.Program, error) {
+	if step == "" {
+		return r.program, nil
+	}
+	if r.steps[step] != nil {
+		return r.steps[step], nil
+	}
 	spec, err := loadSteps()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := spec.Variables["last_step"].Set(last); err != nil {
-		return err
+	if err := spec.Variables["last_step"].Set(uint32(slices.Index(steps, step))); err != nil {
+		return nil, err
 	}
-	return r.replace(spec, "xdp_steps")
+	r.steps[step], err = r.load(spec, "xdp_steps")
+	return r.steps[step], err
 }
 
-// replace loads another program on the balancer's tables.
-func (r *rig) replace(spec *ebpf.CollectionSpec, program string) error {
-	dir := datapath.Dir(r.instance)
+// load loads another program on the balancer's tables.
+func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, error) {
+	dir := datapath.Dir(r.config.Node.Instance)
 	pins, err := os.ReadDir(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	shared := map[string]*ebpf.Map{}
 	defer func() {
@@ -251,24 +278,23 @@ func (r *rig) replace(spec *ebpf.CollectionSpec, program string) error {
 		}
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin.Name()), nil)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		shared[pin.Name()], mapSpec.MaxEntries = m, m.MaxEntries()
 	}
-	for name, value := range r.constants {
+	for name, value := range r.balancer.Constants() {
 		if variable := spec.Variables[name]; variable != nil {
 			if err := variable.Set(value); err != nil {
-				return fmt.Errorf("%s: set %s: %w", program, name, err)
+				return nil, fmt.Errorf("%s: set %s: %w", program, name, err)
 			}
 		}
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: shared})
 	if err != nil {
-		return fmt.Errorf("load %s: %w", program, err)
+		return nil, fmt.Errorf("load %s: %w", program, err)
 	}
-	r.program = collection.Programs[program]
 	r.closers = append(r.closers, func() error { collection.Close(); return nil })
-	return collection.Variables["host_mac"].Set(macWord(hostMAC))
+	return collection.Programs[program], collection.Variables["host_mac"].Set(macWord(hostMAC))
 }
 
 func (r *rig) loadAgent(s *setup) error {
@@ -291,29 +317,34 @@ func (r *rig) loadAgent(s *setup) error {
 	return err
 }
 
-// fill brings the flow table into the state that the cases find it in.
-func (r *rig) fill(h *host, s *setup) error {
-	if s.filledBy == 0 {
+// fillChunk is how many flows are entered before it is asked whether to go on.
+const fillChunk = 1 << 20
+
+// fill brings the flow table into the state that the cases find it in. The first flows find room in any
+// case: they are confirmed before others come.
+func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
+	if s.content == noFlows {
 		return nil
 	}
-	passes := []packet.TCPFlags{s.filledBy}
-	if s.confirmed {
-		passes = append(passes, packet.ACK)
+	t := trafficTo(s.family, vips[s.family], config.TCP, packet.ACK)
+	t.order = inTurn
+	packets := uint32(1) // of a flow
+	if s.content == knownFlows {
+		t.order, packets = inPairs, 2
 	}
-	for _, flags := range passes {
-		t := trafficTo(s.family, vips[s.family], s.protocol, flags)
-		t.order = sequential
-		if err := h.prepare(r.filler, &t); err != nil {
+	for r.next < uint64(s.capacity) {
+		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if _, err := h.run(s.capacity); err != nil {
+		flows := min(fillChunk, uint64(s.capacity)-r.next)
+		t.first = r.next
+		if err := h.prepare(r.program, &t); err != nil {
+			return err
+		}
+		if _, err := h.run(uint32(flows) * packets); err != nil {
 			return fmt.Errorf("fill the flow table: %w", err)
 		}
+		r.next += flows
 	}
 	return nil
-}
-
-// known is how many packets of known flows a balancer has forwarded.
-func (r *rig) known() (uint64, error) {
-	return r.view.Count("forward_known")
 }

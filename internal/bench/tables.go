@@ -38,9 +38,10 @@ type TableTime struct {
 
 // MeasureTables measures how long tables of the given sizes take, with the given number of changes each.
 // It needs root: the tables are the kernel's own.
-func MeasureTables(ctx context.Context, sizes []TableSize, changes int) ([]TableTime, error) {
+func MeasureTables(ctx context.Context, sizes []TableSize, changes int, progress Progress) ([]TableTime, error) {
 	var times []TableTime
 	for _, size := range sizes {
+		progress.say("change a table of %d servers", size.Servers)
 		build, err := buildTime(ctx, size, changes)
 		if err != nil {
 			return nil, err

@@ -12,7 +12,7 @@ func TestTables(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("loading BPF programs needs root")
 	}
-	times, err := MeasureTables(t.Context(), TableSizes, 5)
+	times, err := MeasureTables(t.Context(), TableSizes, 5, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,22 +41,36 @@ const (
 	// BalancedAlike is Balanced with the same flows on all cores, where a network card would give each
 	// flow to one core.
 	BalancedAlike Way = "balanced-alike"
+
+	// The others are test runs, without a network: all that cores share is the balancer's.
+
+	HostAlone        Way = "host"             // the program that writes each packet anew, alone
+	HostBalanced     Way = "host-balanced"    // and xdp_lb, in a table of 1M flows; the same few on all cores
+	HostBalancedMany Way = "host-balanced-1M" // all flows of the table on all cores
+)
+
+var (
+	networkWays = []Way{Dropped, PassedOn, Balanced, BalancedAlike}
+	testRunWays = []Way{HostAlone, HostBalanced, HostBalancedMany}
 )
 
 // ThroughputOptions say how throughput is measured.
 type ThroughputOptions struct {
 	Cores    []int         // numbers of cores to compare; default 1 and 2
-	Flows    uint32        // of each core; default 1000, at most 2^24
+	Flows    uint32        // of each core; default 1000, at most 2^20
 	Servers  int           // of the service; default 16, at most 256
 	Duration time.Duration // of each measurement; default 1 s
 	Rounds   int           // of all measurements in turn; default 9
+
+	Progress Progress
 }
 
 // Throughput is what cores carry together, each with a generator and a queue of its own.
 type Throughput struct {
 	Way   Way `json:"way"`
 	Cores int `json:"cores"`
-	// PacketsPerSecond is the median of what arrived behind the way; P10 and P90 are percentiles.
+	// PacketsPerSecond is the median of what arrived behind the way, and of test runs per second of the
+	// CPUs' time; P10 and P90 are percentiles.
 	PacketsPerSecond float64 `json:"packets_per_second"`
 	P10              float64 `json:"packets_per_second_p10"`
 	P90              float64 `json:"packets_per_second_p90"`
@@ -78,30 +92,38 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 
 // MeasureThroughput measures the packets per second that a balancer carries on one and on several cores,
 // in a network of its own: generators in one namespace, the balancer in a second, and servers that drop
-// everything in a third. It needs root, and cores that are idle.
+// everything in a third; and by test runs. It needs root, and cores that are idle.
 func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
 	options.setDefaults()
 	cpus, err := allowedCPUs()
 	if err != nil {
 		return nil, err
 	}
-	if most := slices.Max(options.Cores); most > len(cpus) {
+	most := slices.Max(options.Cores)
+	if most > len(cpus) {
 		return nil, fmt.Errorf("throughput of %d cores: there are %d", most, len(cpus))
 	}
-	bed, err := newTestbed(cpus[:slices.Max(options.Cores)], &options)
+	bed, err := newTestbed(cpus[:most], &options)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("throughput: %w", err), bed.close())
 	}
 	defer func() { err = errors.Join(err, bed.close()) }()
+	runs, err := newTestRuns(ctx, most, &options)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("throughput: %w", err), runs.close())
+	}
+	defer func() { err = errors.Join(err, runs.close()) }()
+
 	rates := map[Throughput][]float64{}
 	lost := map[Throughput]float64{}
 	var order []Throughput
-	for range options.Rounds {
+	for round := range options.Rounds {
+		options.Progress.say("round %d of %d", round+1, options.Rounds)
 		bed.rotate()
-		for _, way := range []Way{Dropped, PassedOn, Balanced, BalancedAlike} {
+		for _, way := range slices.Concat(networkWays, testRunWays) {
 			for _, cores := range options.Cores {
 				key := Throughput{Way: way, Cores: cores}
-				rate, missing, err := bed.measure(ctx, way, cores)
+				rate, missing, err := measureWay(ctx, bed, runs, way, cores)
 				if err != nil {
 					return nil, fmt.Errorf("throughput: %s on %d cores: %w", way, cores, err)
 				}
@@ -116,6 +138,14 @@ func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Thro
 		order[i].summarize(rates[order[i]], lost[order[i]])
 	}
 	return order, nil
+}
+
+func measureWay(ctx context.Context, bed *testbed, runs *testRuns, way Way, cores int) (rate, lost float64, err error) {
+	if slices.Contains(networkWays, way) {
+		return bed.measure(ctx, way, cores)
+	}
+	rate, err = runs.measure(ctx, way, bed.cpus[:cores])
+	return rate, 0, err
 }
 
 func (o *ThroughputOptions) setDefaults() {
@@ -374,13 +404,12 @@ func (b *testbed) take(way Way) error {
 // startTime is how long generators may take to start, one after the other.
 const startTime = 300 * time.Millisecond
 
+// mostAttempts is how often a measurement is begun when the first guess of a rate was far too low.
+const mostAttempts = 3
+
 // measure returns the packets per second of a way, and the share of those sent that did not arrive.
 func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost float64, err error) {
 	if err := b.take(way); err != nil {
-		return 0, 0, err
-	}
-	known, err := b.known()
-	if err != nil {
 		return 0, 0, err
 	}
 	// A first guess, then the packets of much more than the time that is measured, as rates vary and
@@ -392,6 +421,22 @@ func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost f
 		return 0, 0, err
 	}
 	count := uint64(result.Rate() * (3*b.options.Duration + startTime).Seconds())
+	for range mostAttempts {
+		rate, lost, err = b.attempt(ctx, way, cores, count)
+		if !errors.Is(err, errEarly) || ctx.Err() != nil {
+			break
+		}
+		count *= 3
+	}
+	return rate, lost, err
+}
+
+// attempt measures with so many packets from each generator.
+func (b *testbed) attempt(ctx context.Context, way Way, cores int, count uint64) (rate, lost float64, err error) {
+	known, err := b.known()
+	if err != nil {
+		return 0, 0, err
+	}
 	before, err := b.arrivals()
 	if err != nil {
 		return 0, 0, err

@@ -1,0 +1,136 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// manyFlows are more than the caches hold the entries of.
+const manyFlows = config.DefaultFlows
+
+// testRuns measures what cores carry together by test runs alone, all on the tables of one balancer.
+type testRuns struct {
+	rig     *rig
+	hosts   []*host // one for each core, for its variables change with every packet
+	options *ThroughputOptions
+}
+
+// newTestRuns returns test runs on a flow table that is filled. What there is of them when it fails is to
+// be closed, too.
+func newTestRuns(ctx context.Context, cores int, options *ThroughputOptions) (t *testRuns, err error) {
+	t = &testRuns{options: options}
+	for range cores {
+		h, err := newHost()
+		if err != nil {
+			return t, err
+		}
+		t.hosts = append(t.hosts, h)
+	}
+	s := setup{kind: setupBalancer, family: ipv6, capacity: manyFlows, content: knownFlows}
+	if t.rig, err = s.build(); err != nil {
+		return t, err
+	}
+	return t, t.rig.fill(ctx, t.hosts[0], &s)
+}
+
+func (t *testRuns) close() (err error) {
+	if t.rig != nil {
+		err = t.rig.close()
+	}
+	for _, h := range t.hosts {
+		err = errors.Join(err, h.close())
+	}
+	return err
+}
+
+// measure returns the packets per second that the CPUs carry together.
+func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, error) {
+	if err := t.prepare(way, len(cpus)); err != nil {
+		return 0, err
+	}
+	before, err := t.rig.view.Count("forward_known")
+	if err != nil {
+		return 0, err
+	}
+	rate, packets, err := t.runAll(ctx, cpus)
+	if err != nil {
+		return 0, err
+	}
+	after, err := t.rig.view.Count("forward_known")
+	if known := after - before; err == nil && way != HostAlone && float64(known) < 0.96*float64(packets) {
+		err = fmt.Errorf("of %d packets %d were of known flows", packets, known)
+	}
+	return rate, err
+}
+
+// prepare gives every core packets of the same flows, each in an order of its own.
+func (t *testRuns) prepare(way Way, cores int) error {
+	var program *ebpf.Program
+	traffic := trafficTo(ipv6, vips[ipv6], config.TCP, packet.ACK)
+	switch way {
+	case HostAlone:
+		traffic.verdict = xdpAborted
+	case HostBalanced:
+		program, traffic.flows = t.rig.program, t.options.Flows
+	case HostBalancedMany:
+		program, traffic.flows = t.rig.program, manyFlows
+	}
+	for core, h := range t.hosts[:cores] {
+		traffic.first = uint64(core)
+		if err := h.prepare(program, &traffic); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runAll runs the hosts at once, each on a CPU, and returns the sum of their rates, and all packets sent.
+func (t *testRuns) runAll(ctx context.Context, cpus []int) (rate float64, packets uint64, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, 0, err
+	}
+	rates, sent := make([]float64, len(cpus)), make([]uint64, len(cpus))
+	var group errgroup.Group
+	for core, cpu := range cpus {
+		group.Go(func() (err error) {
+			rates[core], sent[core], err = t.hosts[core].runOn(cpu, t.options.Duration)
+			return err
+		})
+	}
+	err = group.Wait()
+	for _, r := range rates {
+		rate += r
+	}
+	return rate, sum(sent), err
+}
+
+// trialPackets are those by which the number of packets is found that take the time of a measurement.
+const trialPackets = 200_000
+
+// runOn sends packets on a CPU for about as long, and returns the rate, by the CPU's time, and their
+// number. They are one test run but for the trial: the kernel lets each wait some milliseconds.
+func (h *host) runOn(cpu int, duration time.Duration) (rate float64, sent uint64, err error) {
+	runtime.LockOSThread() // for good: with its goroutine ends a thread that no other is to get
+	var set unix.CPUSet
+	set.Set(cpu)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return 0, 0, fmt.Errorf("move to CPU %d: %w", cpu, err)
+	}
+	trial, err := h.run(trialPackets)
+	if err != nil {
+		return 0, 0, err
+	}
+	packets := uint32(trialPackets * duration.Seconds() / trial.time.Seconds())
+	cost, err := h.run(packets)
+	return float64(packets) / cost.time.Seconds(), trialPackets + uint64(packets), err
+}
