@@ -18,7 +18,7 @@ import (
 
 func newBench() *cobra.Command {
 	o := bench.DefaultPacketOptions()
-	flows := []string{"1", "1k", "64k", "1M", "10M"}
+	flows, room := []string{"1", "1k", "64k", "1M", "10M"}, "1M"
 	var pattern string
 	var asJSON, loud bool
 	cmd := &cobra.Command{
@@ -44,9 +44,14 @@ takes some minutes.`,
 		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.Flows, err = parseFlowCounts(flows); err != nil {
+			if o.Flows, err = parseFlowCounts("--flows", flows...); err != nil {
 				return err
 			}
+			rooms, err := parseFlowCounts("--room", room)
+			if err != nil {
+				return err
+			}
+			o.Room = rooms[0]
 			if o.Case, err = regexp.Compile(pattern); err != nil {
 				return fmt.Errorf("--case %q: %w", pattern, err)
 			}
@@ -68,6 +73,7 @@ takes some minutes.`,
 		},
 	}
 	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`numbers` of flows, with k or M for thousands or millions")
+	cmd.Flags().StringVar(&room, "room", room, "flow tables are filled for this `number` of flows at least, however few are visited")
 	cmd.Flags().StringVar(&pattern, "case", "", "measure only cases whose name matches the regular `expression`")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how `often` every case is measured")
 	cmd.Flags().Uint32Var(&o.Packets, "packets", o.Packets, "how `many` packets a measurement has")
@@ -96,8 +102,8 @@ func isTerminal(file *os.File) bool {
 // maxFlowCount is the most flows that a table can be made for.
 const maxFlowCount = 100_000_000
 
-// parseFlowCounts reads numbers such as 64k and 10M.
-func parseFlowCounts(words []string) ([]uint32, error) {
+// parseFlowCounts reads a flag's numbers, such as 64k and 10M.
+func parseFlowCounts(flag string, words ...string) ([]uint32, error) {
 	var counts []uint32
 	for _, word := range words {
 		number, unit := word, uint64(1)
@@ -108,7 +114,7 @@ func parseFlowCounts(words []string) ([]uint32, error) {
 		}
 		n, err := strconv.ParseUint(number, 10, 32)
 		if err != nil || n == 0 || n*unit > maxFlowCount {
-			return nil, fmt.Errorf("--flows %q: must be a number from 1 to 100M", word)
+			return nil, fmt.Errorf("%s %q: must be a number from 1 to 100M", flag, word)
 		}
 		counts = append(counts, uint32(n*unit))
 	}
@@ -136,7 +142,7 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 		Short: "Measure the memory of flow tables, filled to their capacity",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			sizes, err := parseFlowCounts(flows)
+			sizes, err := parseFlowCounts("--flows", flows...)
 			if err != nil {
 				return err
 			}

@@ -7,12 +7,12 @@ import (
 )
 
 func TestParseFlowCounts(t *testing.T) {
-	got, err := parseFlowCounts([]string{"1", "64k", "10M", "100M"})
+	got, err := parseFlowCounts("--flows", "1", "64k", "10M", "100M")
 	if want := []uint32{1, 64_000, 10_000_000, 100_000_000}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 	for _, word := range []string{"", "0", "-1", "k", "1G", "101M", "4294967297", "1.5k"} {
-		if _, err := parseFlowCounts([]string{word}); err == nil || !strings.Contains(err.Error(), `"`+word+`"`) {
+		if _, err := parseFlowCounts("--room", word); err == nil || !strings.Contains(err.Error(), `--room "`+word+`"`) {
 			t.Errorf("%q: error %v does not name it", word, err)
 		}
 	}
