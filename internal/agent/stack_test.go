@@ -1,0 +1,17 @@
+package agent
+
+import (
+	"testing"
+
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+)
+
+func TestStackFitsAllKernels(t *testing.T) {
+	for _, program := range []string{"xdp_agent", "tc_agent", "tc_forward"} {
+		spec, err := loadAgent()
+		if err != nil {
+			t.Fatal(err)
+		}
+		datapathtest.RequireStackForAllKernels(t, spec, program)
+	}
+}

@@ -1,0 +1,15 @@
+package balancer
+
+import (
+	"testing"
+
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+)
+
+func TestStackFitsAllKernels(t *testing.T) {
+	spec, err := loadBalancer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	datapathtest.RequireStackForAllKernels(t, spec, "xdp_lb")
+}

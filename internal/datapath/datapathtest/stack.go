@@ -1,0 +1,108 @@
+// Package datapathtest has what tests of BPF programs share.
+package datapathtest
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// mostStack is how much stack a program and all functions that call each other may have, in bytes
+// (MAX_BPF_STACK of Linux).
+const mostStack = 512
+
+// frameUnit is what the stack of each function is rounded up to, in bytes (check_max_stack_depth of Linux
+// 6.1). Later kernels round to 16 where programs are compiled, and so would not notice.
+const frameUnit = 32
+
+var stackDepths = regexp.MustCompile(`(?m)^stack depth ([0-9+]+)`)
+
+// RequireStackForAllKernels loads a program and fails the test if its deepest chain of calls would take
+// more stack than the oldest kernels allow. No map is pinned.
+func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program string) {
+	t.Helper()
+	for name := range spec.Programs {
+		if name != program {
+			delete(spec.Programs, name)
+		}
+	}
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{
+		Programs: ebpf.ProgramOptions{LogLevel: ebpf.LogLevelStats},
+	})
+	if err != nil {
+		t.Fatalf("load %s: %v", program, err)
+	}
+	defer collection.Close()
+	calls := functions(spec.Programs[program])
+	depths, err := depthsOf(collection.Programs[program].VerifierLog, len(calls))
+	if err != nil {
+		t.Fatalf("%s: %v", program, err)
+	}
+	deepest, chain := deepestChain(calls, depths, program)
+	t.Logf("%s: %d bytes of stack: %s", program, deepest, strings.Join(chain, " > "))
+	if deepest > mostStack {
+		t.Errorf("%s needs %d bytes of stack where frames are rounded up to %d, more than %d: %s",
+			program, deepest, frameUnit, mostStack, strings.Join(chain, " > "))
+	}
+}
+
+// function is one of a program, and the names of those that it calls.
+type function struct {
+	name  string
+	calls []string
+}
+
+// functions are those of a program in the order of its instructions.
+func functions(program *ebpf.ProgramSpec) (all []function) {
+	for _, instruction := range program.Instructions {
+		if name := instruction.Symbol(); name != "" {
+			all = append(all, function{name: name})
+		}
+		if instruction.IsFunctionReference() {
+			last := &all[len(all)-1]
+			last.calls = append(last.calls, instruction.Reference())
+		}
+	}
+	return all
+}
+
+// depthsOf reads how many bytes of stack each function has, which the verifier lists in their order.
+func depthsOf(log string, want int) (depths []int, err error) {
+	match := stackDepths.FindStringSubmatch(log)
+	if match == nil {
+		return nil, fmt.Errorf("the verifier's log has no stack depth: %q", log)
+	}
+	for _, text := range strings.Split(match[1], "+") {
+		depth, err := strconv.Atoi(text)
+		if err != nil {
+			return nil, err
+		}
+		depths = append(depths, depth)
+	}
+	if len(depths) != want {
+		return nil, fmt.Errorf("the verifier knows %d functions, the object has %d", len(depths), want)
+	}
+	return depths, nil
+}
+
+// deepestChain is the most stack that a function and those that it calls take, and by which calls. The
+// verifier refuses recursion.
+func deepestChain(all []function, depths []int, name string) (deepest int, chain []string) {
+	for i, f := range all {
+		if f.name != name {
+			continue
+		}
+		for _, called := range f.calls {
+			if d, c := deepestChain(all, depths, called); d > deepest {
+				deepest, chain = d, c
+			}
+		}
+		own := (max(depths[i], 1) + frameUnit - 1) / frameUnit * frameUnit
+		return own + deepest, append([]string{fmt.Sprintf("%s (%d)", name, depths[i])}, chain...)
+	}
+	panic("no function " + name)
+}
