@@ -32,8 +32,8 @@ Every case is measured in every round, those that others are compared with more
 often, each with as many packets before that only warm the caches. "net" is the
 median less that of the host program alone (null), which writes each packet anew;
 "floor" is a bare encapsulation that looks nothing up. Known flows are visited in
-random order, in a table filled to its capacity. docs/performance.md says what the
-cases are.
+random order, in a table filled with as many as --room says, or with all of them if
+they are more. docs/performance.md says what the cases are.
 
 --json prints an array of objects with the keys case, family, encapsulation, flows,
 ns_median, ns_p10, ns_p90, net_ns and rounds, and, where the processor counts them,

@@ -81,7 +81,7 @@ type TracedEncapsulation struct {
 	Segments []netip.Addr `json:"segments,omitempty"`
 }
 
-// Trace follows a packet through the tables as `steer` in bpf/balancer.bpf.c does.
+// Trace follows a packet through the tables as `xdp_lb` in bpf/balancer.bpf.c does.
 func (v *View) Trace(p Packet) (*Trace, error) {
 	t := &Trace{Instance: v.instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length}
 	reason, err := v.steer(p, t)

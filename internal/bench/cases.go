@@ -117,8 +117,8 @@ func missCase(f family, room uint32) benchCase {
 	}
 }
 
-// knownCase visits flows that the table has, in random order. The table is filled to its capacity before,
-// so that its room is that of a table in use.
+// knownCase visits flows that the table has, in random order. The table is filled with all that it was
+// asked to have room for before, so that it is one in use.
 func knownCase(name string, s service, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
 	c.setup = setup{kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows}

@@ -76,7 +76,7 @@ const (
 	setupAgent
 )
 
-// content is what a flow table is filled with, to its capacity.
+// content is what a flow table is filled with, up to the setup's capacity.
 type content int
 
 const (
@@ -90,7 +90,7 @@ const (
 // balancer's service becomes another for each case.
 type setup struct {
 	kind          setupKind
-	capacity      uint32 // of the flow table, in flows
+	capacity      uint32 // in flows, that is asked of the flow table: it may have room for more
 	content       content
 	family        family               // of the flows in the table, and of an agent's service
 	encapsulation config.Encapsulation // of an agent's service
