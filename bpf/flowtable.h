@@ -30,7 +30,7 @@
 /* How far an entry can be ahead of a clock that was read earlier, in ticks. */
 #define FLOW_MAX_LEAD 32
 /* An established flow yields its entry to a new one only when idle as long. */
-#define FLOW_MIN_IDLE 15 /* ticks: a minute or more */
+#define FLOW_MIN_IDLE 15 /* ticks: about a minute */
 
 enum flow_state {
 	FLOW_FREE,

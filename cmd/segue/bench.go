@@ -213,6 +213,9 @@ the balancer, with known flows that all cores share, a few and a million.`,
 			if o.Rounds < 1 {
 				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
 			}
+			if o.Duration < bench.MinThroughputDuration {
+				return fmt.Errorf("--duration %v: must be at least %v", o.Duration, bench.MinThroughputDuration)
+			}
 			o.Progress = progressTo(cmd.ErrOrStderr(), *loud)
 			results, err := bench.MeasureThroughput(cmd.Context(), o)
 			if err != nil {

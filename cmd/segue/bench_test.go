@@ -20,10 +20,12 @@ func TestParseFlowCounts(t *testing.T) {
 
 func TestBenchRefuses(t *testing.T) {
 	for want, args := range map[string][]string{
-		"--rounds 0":  {"bench", "--rounds", "0"},
-		"--packets 0": {"bench", "--packets", "0"},
-		`--case "("`:  {"bench", "--case", "("},
-		"--changes 0": {"bench", "tables", "--changes", "0"},
+		"--rounds 0":                            {"bench", "--rounds", "0"},
+		"--packets 0":                           {"bench", "--packets", "0"},
+		`--case "("`:                            {"bench", "--case", "("},
+		"--changes 0":                           {"bench", "tables", "--changes", "0"},
+		`"nosuch"`:                              {"bench", "--case", "nosuch", "--rounds", "1"},
+		"--duration -1s: must be at least 10ms": {"bench", "throughput", "--duration", "-1s"},
 	} {
 		root := newRoot()
 		root.SetArgs(args)

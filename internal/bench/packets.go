@@ -58,6 +58,10 @@ type measured struct {
 // MeasurePackets measures what packets cost, all cases in turn and that over and over, so that what
 // disturbs the machine disturbs all. It needs root, and for ten million flows some gigabytes.
 func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err error) {
+	chosen, err := o.chooseCases()
+	if err != nil {
+		return nil, err
+	}
 	h, err := newHost()
 	if err != nil {
 		return nil, err
@@ -69,7 +73,7 @@ func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err e
 		}
 		err = errors.Join(err, h.close())
 	}()
-	cases, err := prepareCases(ctx, h, rigs, &o)
+	cases, err := prepareCases(ctx, h, rigs, chosen, o.Progress)
 	if err != nil {
 		return nil, err
 	}
@@ -114,15 +118,28 @@ func interleave(cases []*measured) (turn []*measured) {
 	return turn
 }
 
-// prepareCases builds what the chosen cases need.
-func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, o *PacketOptions) ([]*measured, error) {
-	var cases []*measured
+// chooseCases are the cases that the options name, and those that are measured anyway.
+func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
+	named := o.Case == nil
 	for _, c := range allCases(o.Flows, o.Room) {
-		if !c.isBase() && o.Case != nil && !o.Case.MatchString(c.name) {
-			continue
+		matches := o.Case == nil || o.Case.MatchString(c.name)
+		if matches || c.isBase() {
+			chosen = append(chosen, c)
 		}
+		named = named || matches
+	}
+	if !named {
+		return nil, fmt.Errorf("no case is named by %q", o.Case)
+	}
+	return chosen, nil
+}
+
+// prepareCases builds what cases need.
+func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress) ([]*measured, error) {
+	var cases []*measured
+	for _, c := range chosen {
 		m := &measured{benchCase: c}
-		if err := m.prepare(ctx, h, rigs, o.Progress); err != nil {
+		if err := m.prepare(ctx, h, rigs, progress); err != nil {
 			return nil, m.explain(err)
 		}
 		cases = append(cases, m)

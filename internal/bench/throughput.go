@@ -54,6 +54,9 @@ var (
 	testRunWays = []Way{HostAlone, HostBalanced, HostBalancedMany}
 )
 
+// MinThroughputDuration is the shortest measurement that shows more than how packets get under way.
+const MinThroughputDuration = 10 * time.Millisecond
+
 // ThroughputOptions say how throughput is measured.
 type ThroughputOptions struct {
 	Cores    []int         // numbers of cores to compare; default 1 and 2
