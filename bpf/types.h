@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Types that the programs share with user space. Go sees them through bpf2go,
- * so nothing is kept in sync by hand; padding is explicit everywhere.
+ * Types that the programs share with user space. Go sees structs and enums
+ * through bpf2go; what is only #defined it repeats. Padding is explicit everywhere.
  */
 #ifndef SEGUE_TYPES_H
 #define SEGUE_TYPES_H
