@@ -147,7 +147,9 @@ func (env envelope) unwrap(frame []byte) ([]byte, error) {
 		return nil, err
 	}
 	p := slices.Clone(frame[env.network+at:])
-	setECN(p, ip.version, mark)
+	if mark != ip.trafficClass&ecnMask { // a checksum that need not change keeps its form, of the two for zero
+		setECN(p, ip.version, mark)
+	}
 	return append(link(frame[:env.network], ip.version), p...), nil
 }
 

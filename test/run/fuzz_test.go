@@ -14,3 +14,17 @@ func TestParseList(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+func TestEndedInTime(t *testing.T) {
+	const late = "--- FAIL: FuzzA (87.05s)\n    context deadline exceeded\nFAIL\nexit status 1\n"
+	for output, want := range map[string]bool{
+		late: true,
+		"--- FAIL: FuzzA (8.00s)\n    --- FAIL: FuzzA (0.00s)\n        a_test.go:1: no\n": false,
+		late + "    Failing input written to testdata/fuzz/FuzzA/1\n":                     false,
+		late + "panic: no\n": false,
+	} {
+		if got := endedInTime(output); got != want {
+			t.Errorf("%v, want %v: %q", got, want, output)
+		}
+	}
+}
