@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -23,8 +24,7 @@ func (b *Balancer) Rehearse(hop nexthop.Hop) (*ebpf.Program, error) {
 	}
 	b.hops = b.hopsBy(hop)
 	b.applyHops()
-	b.rebuild()
-	return b.kernel.objects.XdpLb, nil
+	return b.kernel.objects.XdpLb, b.rebuildAll()
 }
 
 // Steer attaches the data path to the interface, in place of Run, and has every server be reached by the
@@ -33,7 +33,14 @@ func (b *Balancer) Steer(own nexthop.Link, hop nexthop.Hop) error {
 	if err := b.follow(nexthop.Update{Own: own, Hops: b.hopsBy(hop)}); err != nil {
 		return err
 	}
-	b.rebuild()
+	return b.rebuildAll()
+}
+
+// rebuildAll is a rebuild that nobody would try again.
+func (b *Balancer) rebuildAll() error {
+	if !b.rebuild() {
+		return fmt.Errorf("%d services have no table of the servers that are reached: see the log", len(b.stale))
+	}
 	return nil
 }
 
