@@ -43,3 +43,11 @@ func TestSpeedup(t *testing.T) {
 		t.Errorf("what was not measured: %v", got)
 	}
 }
+
+// A frame of the host's own is not taken for a generator's.
+func TestFlowing(t *testing.T) {
+	before := []uint64{1000, 1000, 1000}
+	if got := flowing(before, []uint64{1003, 5000, 1000}); got != 1 {
+		t.Errorf("packets flow on %d CPUs, want 1", got)
+	}
+}
