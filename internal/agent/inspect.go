@@ -11,11 +11,7 @@ import (
 
 // Inspect reads the state of an agent's data path, whether its process runs or not.
 func Inspect(instance string) (*datapath.Snapshot, error) {
-	spec, err := loadAgent()
-	if err != nil {
-		return nil, err
-	}
-	names, err := datapath.Reasons(spec.Types)
+	spec, names, err := loadSpec()
 	if err != nil {
 		return nil, err
 	}
@@ -25,6 +21,9 @@ func Inspect(instance string) (*datapath.Snapshot, error) {
 		return nil, fmt.Errorf("%s: %w", pin, err)
 	}
 	defer reasons.Close()
+	if err := datapath.Compatible(spec.Maps[agentMapReasons], reasons); err != nil {
+		return nil, fmt.Errorf("%s is of another build of segue: %w", pin, err)
+	}
 	return datapath.Inspect(datapath.Instance{Name: instance, Role: datapath.RoleAgent},
 		agentProgXdpAgent, reasons, names)
 }

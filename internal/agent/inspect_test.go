@@ -1,10 +1,15 @@
 package agent
 
 import (
+	"errors"
+	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
 )
@@ -46,6 +51,43 @@ func TestInspect(t *testing.T) {
 	}
 	if s.Program == nil || s.Program.Tag != info.Tag || s.Attachment != nil {
 		t.Errorf("program %+v, want tag %s; attachment %+v, want none", s.Program, info.Tag, s.Attachment)
+	}
+}
+
+// Counters of a build that counts as many reasons in another order are nobody's to read, and start anew.
+func TestOtherReasons(t *testing.T) {
+	k := testKernel(t)
+	spec, reasons, err := loadSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := spec.Maps[agentMapReasons].Copy()
+	other.Name = agentMapReasons
+	slices.Reverse(reasons)
+	datapath.NameAfter(other, reasons)
+	m, err := newPinned(filepath.Join(k.dir, agentMapReasons), other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	cpus := make([]agentCounter, ebpf.MustPossibleCPU())
+	cpus[0].Packets = 7
+	if err := m.Put(uint32(1), cpus); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
+		t.Errorf("read by another build: error %v", err)
+	}
+	next, err := openKernel(k.instance, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.close()
+	if counted := counters(t, next); len(counted) != 0 {
+		t.Errorf("the next process begins with %v", counted)
+	}
+	if _, err := Inspect(k.instance); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -44,17 +44,28 @@ func openKernel(instance string, log *slog.Logger) (*kernel, error) {
 	return k, nil
 }
 
+// loadSpec describes the data path of this build, and names the reasons that it counts.
+func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
+	if spec, err = loadAgent(); err != nil {
+		return nil, nil, err
+	}
+	if reasons, err = datapath.Reasons(spec.Types); err != nil {
+		return nil, nil, err
+	}
+	datapath.NameAfter(spec.Maps[agentMapReasons], reasons)
+	return spec, reasons, nil
+}
+
 func (k *kernel) load(log *slog.Logger) error {
-	spec, err := loadAgent()
+	spec, reasons, err := loadSpec()
 	if err != nil {
 		return err
 	}
-	if k.reasons, err = datapath.Reasons(spec.Types); err != nil {
-		return err
-	}
+	k.reasons = reasons
 	if k.synAcks, err = datapath.EnumLabels(spec.Types, "syn_ack", "SYN_ACK_"); err != nil {
 		return err
 	}
+	datapath.NameAfter(spec.Maps[agentMapSynAcks], k.synAcks)
 	kept, err := k.openKept(spec, log)
 	if err != nil {
 		return err
@@ -78,16 +89,11 @@ func (k *kernel) load(log *slog.Logger) error {
 func (k *kernel) openKept(spec *ebpf.CollectionSpec, log *slog.Logger) (map[string]*ebpf.Map, error) {
 	kept := map[string]*ebpf.Map{}
 	for _, name := range []string{agentMapReasons, agentMapSynAcks, agentMapBelongings} {
-		pinned := spec.Maps[name].Copy()
-		pinned.Pinning = ebpf.PinByName
-		options := ebpf.MapOptions{PinPath: k.dir}
-		m, err := ebpf.NewMapWithOptions(pinned, options)
+		pin := filepath.Join(k.dir, name)
+		m, err := openOrPin(pin, spec.Maps[name])
 		if errors.Is(err, ebpf.ErrMapIncompatible) && name != agentMapBelongings {
 			log.Warn("another build counted differently: counters start at zero", "map", name)
-			if err := os.Remove(filepath.Join(k.dir, name)); err != nil {
-				return nil, errors.Join(err, closeAll(kept))
-			}
-			m, err = ebpf.NewMapWithOptions(pinned, options)
+			m, err = newPinned(pin, spec.Maps[name])
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("open map %s: %w", name, err), closeAll(kept))
@@ -95,6 +101,31 @@ func (k *kernel) openKept(spec *ebpf.CollectionSpec, log *slog.Logger) (map[stri
 		kept[name] = m
 	}
 	return kept, nil
+}
+
+func openOrPin(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return newPinned(pin, spec)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := datapath.Compatible(spec, m); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func newPinned(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := datapath.Pin(m, pin); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
 }
 
 func closeAll(maps map[string]*ebpf.Map) error {

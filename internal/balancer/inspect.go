@@ -31,11 +31,22 @@ type View struct {
 }
 
 // OpenView opens the tables of an instance. Those of a build with another layout are refused.
-func OpenView(instance string) (_ *View, err error) {
-	spec, err := loadBalancer()
-	if err != nil {
-		return nil, err
-	}
+func OpenView(instance string) (*View, error) {
+	return newView(instance, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+		return openTable(filepath.Join(datapath.Dir(instance), name), spec)
+	})
+}
+
+// view is a View of the data path's own tables. Not all of them are pinned before it is attached.
+func (k *kernel) view() (*View, error) {
+	tables := pinned(&k.objects.balancerMaps)
+	return newView(k.instance, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
+		return (*tables[name]).Clone()
+	})
+}
+
+// newView makes a View of tables that it opens.
+func newView(instance string, open func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error)) (_ *View, err error) {
 	v := &View{instance: instance}
 	defer func() {
 		if err != nil {
@@ -43,12 +54,14 @@ func OpenView(instance string) (_ *View, err error) {
 			err = fmt.Errorf("instance %s: %w", instance, err)
 		}
 	}()
-	if v.reasons, err = datapath.Reasons(spec.Types); err != nil {
+	spec, reasons, err := loadSpec()
+	if err != nil {
 		return nil, err
 	}
+	v.reasons = reasons
 	for name, m := range pinned(&v.maps) {
-		if *m, err = openTable(instance, spec.Maps[name]); err != nil {
-			return nil, err
+		if *m, err = open(name, spec.Maps[name]); err != nil {
+			return nil, fmt.Errorf("table %s: %w", name, err)
 		}
 	}
 	if err := readIdentity(v.maps.Identity, &v.identity); err != nil {
@@ -64,21 +77,20 @@ func OpenView(instance string) (_ *View, err error) {
 	return v, err
 }
 
-func openTable(instance string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	pin := filepath.Join(datapath.Dir(instance), spec.Name)
+func openTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	// The kernel refuses to map what was opened for reading only, even for reading.
 	mapped := spec.Flags&unix.BPF_F_MMAPABLE != 0
 	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: !mapped})
 	if err != nil {
-		return nil, fmt.Errorf("table %s: %w", spec.Name, err)
+		return nil, err
 	}
 	expected := spec.Copy()
 	if spec.MaxEntries == 1 { // set at load
 		expected.MaxEntries = m.MaxEntries()
 	}
-	if err := expected.Compatible(m); err != nil {
+	if err := datapath.Compatible(expected, m); err != nil {
 		_ = m.Close()
-		return nil, fmt.Errorf("table %s is of another build of segue: %w", spec.Name, err)
+		return nil, fmt.Errorf("of another build of segue: %w", err)
 	}
 	return m, nil
 }

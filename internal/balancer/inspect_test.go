@@ -188,7 +188,7 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = OpenView(f.cfg.Node.Instance)
-	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table ports is of another build") {
+	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table ports: of another build") {
 		t.Errorf("error: %v", err)
 	}
 }

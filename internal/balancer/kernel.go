@@ -54,6 +54,18 @@ func pinned(maps *balancerMaps) map[string]**ebpf.Map {
 	}
 }
 
+// loadSpec describes the data path of this build, and names the reasons that it counts.
+func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
+	if spec, err = loadBalancer(); err != nil {
+		return nil, nil, err
+	}
+	if reasons, err = datapath.Reasons(spec.Types); err != nil {
+		return nil, nil, err
+	}
+	datapath.NameAfter(spec.Maps[balancerMapReasons], reasons)
+	return spec, reasons, nil
+}
+
 // openKernel loads the program and opens the tables that an earlier process left
 // pinned, or makes them. A build or limits that do not fit those tables are
 // refused before anything is changed. Nothing is attached yet.
@@ -64,7 +76,7 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 	if err != nil {
 		return nil, err
 	}
-	spec, err := loadBalancer()
+	spec, _, err := loadSpec()
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +109,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
-	if reasons := kept[balancerMapReasons]; reasons != nil && spec.Maps[balancerMapReasons].Compatible(reasons) != nil {
+	if reasons := kept[balancerMapReasons]; reasons != nil && datapath.Compatible(spec.Maps[balancerMapReasons], reasons) != nil {
 		log.Warn("another build counted other reasons: their counters start at zero")
 		delete(kept, balancerMapReasons)
 		k.recount = true

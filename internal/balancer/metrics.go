@@ -40,7 +40,7 @@ type Collector struct {
 
 // NewCollector returns the collector of a balancer. Close it before the balancer.
 func NewCollector(b *Balancer) (*Collector, error) {
-	view, err := OpenView(b.cfg.Node.Instance)
+	view, err := b.kernel.view()
 	if err != nil {
 		return nil, err
 	}

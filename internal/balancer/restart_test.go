@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -163,22 +162,40 @@ func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
 	return next
 }
 
-// A build that counts other reasons takes the flows over all the same.
+// A build that counts other reasons, or as many in another order, takes the flows over all the same.
+// Scrapes see the counters of this build from the start on, though its program is not attached yet.
 func TestUpgradeWithOtherReasons(t *testing.T) {
-	cfg := standard()
-	f := open(t, cfg)
-	server := f.placed(web, "web")
-	f.run(web.frame())
-	f.stop()
-	pin := filepath.Join(datapath.Dir(cfg.Node.Instance), balancerMapReasons)
-	f.must(os.Remove(pin))
-	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
-	f.must(err)
-	f.must(other.Pin(pin))
-	f.must(other.Close())
-	f.start(cfg)
-	ack := web.frame(packet.Flags(packet.ACK))
-	f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
+	spec, reasons, err := loadSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fewer := spec.Maps[balancerMapReasons].Copy()
+	fewer.Name, fewer.MaxEntries = balancerMapReasons, 3
+	datapath.NameAfter(fewer, reasons[:3])
+	reordered := spec.Maps[balancerMapReasons].Copy()
+	reordered.Name = balancerMapReasons
+	slices.Reverse(reasons)
+	datapath.NameAfter(reordered, reasons)
+	counted := make([]balancerCounter, ebpf.MustPossibleCPU())
+	counted[0].Packets = 7 // for another reason
+	reordered.Contents = []ebpf.MapKV{{Key: uint32(balancerReasonREASON_FORWARD_KNOWN), Value: counted}}
+	for name, other := range map[string]*ebpf.MapSpec{"fewer": fewer, "reordered": reordered} {
+		t.Run(name, func(t *testing.T) {
+			cfg := standard()
+			f := open(t, cfg)
+			server := f.placed(web, "web")
+			f.run(web.frame())
+			f.repin(balancerMapReasons, other)
+			f.stop()
+			f.start(cfg)
+			registry := newRegistry(f)
+			ack := web.frame(packet.Flags(packet.ACK))
+			f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
+			if got, want := expose(t, registry), `segue_lb_packets_total{reason="forward_known"} 1`; !strings.Contains(got, want+"\n") {
+				t.Errorf("no line %q in\n%s", want, got)
+			}
+		})
+	}
 }
 
 // A service and a server that went while no process ran are gone with the next.

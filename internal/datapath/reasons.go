@@ -2,6 +2,8 @@ package datapath
 
 import (
 	"fmt"
+	"hash/fnv"
+	"io"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -12,6 +14,33 @@ import (
 // them under: the labels of `enum reason` among its types. Number 0, none, is never counted.
 func Reasons(types *btf.Spec) ([]string, error) {
 	return EnumLabels(types, "reason", "REASON_")
+}
+
+// NameAfter gives a map of counters a name that tells what it counts, so that the counters of a build
+// that counts something else are not taken for its own, even when there are as many. Of the 15 bytes
+// that the kernel keeps of a name, the map's own can have 8.
+func NameAfter(spec *ebpf.MapSpec, labels []string) {
+	digest := fnv.New32a()
+	for _, label := range labels {
+		_, _ = io.WriteString(digest, label+"\n") // never fails
+	}
+	spec.Name = fmt.Sprintf("%.8s_%06x", spec.Name, digest.Sum32()>>8)
+}
+
+// Compatible returns an error, which is ebpf.ErrMapIncompatible, unless a map is one that the
+// specification makes: with the same layout, size and name (see NameAfter).
+func Compatible(spec *ebpf.MapSpec, m *ebpf.Map) error {
+	if err := spec.Compatible(m); err != nil {
+		return err
+	}
+	info, err := m.Info()
+	if err != nil {
+		return err
+	}
+	if info.Name != spec.Name {
+		return fmt.Errorf("named %s, not %s: %w", info.Name, spec.Name, ebpf.ErrMapIncompatible)
+	}
+	return nil
 }
 
 // ReasonCount is how many packets left the data path for a reason since its tables were made.
