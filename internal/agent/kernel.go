@@ -80,7 +80,10 @@ func (k *kernel) load(log *slog.Logger) error {
 		return fmt.Errorf("load the data path: %w", err)
 	}
 	k.belongings = belongings{k.objects.Belongings}
-	k.tc = tc{name: filterName(k.instance), dir: k.dir, belongings: k.belongings, attachTCX: link.AttachTCX}
+	k.tc = tc{
+		name: filterName(k.instance), dir: k.dir, belongings: k.belongings,
+		attachTCX: link.AttachTCX, unpinned: map[string]link.Link{},
+	}
 	return nil
 }
 
@@ -137,8 +140,10 @@ func closeAll(maps map[string]*ebpf.Map) error {
 }
 
 // attach puts the programs on an interface, each in the place of an earlier process's, and pins them
-// with their tables for other tools to find.
-func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
+// with their tables for other tools to find. What an earlier process has on another interface works
+// until all of them are attached.
+func (k *kernel) attach(ifindex int) (_ datapath.Attached, err error) {
+	defer func() { err = errors.Join(err, k.tc.drop()) }()
 	// XDP comes last, for it hands packets to the others.
 	if err := k.tc.attach(k.objects.TcAgent, ifindex, egress); err != nil {
 		return datapath.Attached{}, err
@@ -148,6 +153,9 @@ func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
 	}
 	attached, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, k.linkPin())
 	if err != nil {
+		return datapath.Attached{}, err
+	}
+	if err := k.tc.pin(); err != nil {
 		return datapath.Attached{}, err
 	}
 	// A start on another interface leaves none behind on the one before.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -225,6 +227,47 @@ func TestOtherInterface(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestFailedMove restarts an agent on another interface, which has a program already: on the one before
+// everything stays as it is.
+func TestFailedMove(t *testing.T) {
+	n := newNetwork(t, 1)
+	testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
+	cfg := n.config(1, config.GRE, vip4.Addr())
+	n.run(1, cfg, link.AttachTCX).stop()
+	other := *cfg
+	other.Node.Interface = "eth1"
+	a, err := New(&other, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	n.in(n.servers[0], func() error {
+		eth0, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		eth1, err := netlink.LinkByName("eth1")
+		if err != nil {
+			return err
+		}
+		blocker, err := link.AttachXDP(link.XDPOptions{Program: a.kernel.objects.XdpAgent, Interface: eth1.Attrs().Index})
+		if err != nil {
+			return err
+		}
+		defer blocker.Close()
+		if err := a.Run(t.Context()); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("error %v, want %v", err, unix.EBUSY)
+		}
+		for _, pin := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
+			at, err := datapath.AttachedTo(filepath.Join(a.kernel.dir, pin))
+			if at != eth0.Attrs().Index || err != nil {
+				t.Errorf("%s is attached to interface %d, error %v; want %d", pin, at, err, eth0.Attrs().Index)
+			}
+		}
+		return nil
+	})
 }
 
 // TestFailedStart leaves nothing either.

@@ -37,12 +37,14 @@ type tc struct {
 	dir        string // of the links' pins
 	belongings belongings
 	attachTCX  func(link.TCXOptions) (link.Link, error)
+	unpinned   map[string]link.Link // made by attach, by their pins to be
 }
 
 // filterName is the name of an instance's filters.
 func filterName(instance string) string { return "segue/" + instance }
 
-// attach runs prog at the hook, in the place of an earlier process's program, in one step.
+// attach runs prog at the hook, in the place of an earlier process's program, in one step. One that is
+// on another interface works there until pin.
 func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
 	pin := filepath.Join(t.dir, at.pin)
 	err := datapath.UpdateLink(prog, ifindex, pin)
@@ -56,11 +58,32 @@ func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
 	if err != nil {
 		return fmt.Errorf("attach %s to interface %s: %w", at.tcx, nameOf(ifindex), err)
 	}
-	defer l.Close()
-	if err := l.Pin(pin); err != nil {
-		return fmt.Errorf("pin %s: %w", pin, err)
+	t.unpinned[pin] = l
+	return nil
+}
+
+// pin pins the links that attach has made.
+func (t *tc) pin() error {
+	for pin, l := range t.unpinned {
+		if err := datapath.PinLink(l, pin); err != nil {
+			return err
+		}
+		delete(t.unpinned, pin)
+		if err := l.Close(); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// drop takes away the links that attach has made, and that are not pinned.
+func (t *tc) drop() error {
+	var errs []error
+	for _, l := range t.unpinned {
+		errs = append(errs, l.Detach(), l.Close())
+	}
+	clear(t.unpinned)
+	return errors.Join(errs...)
 }
 
 func (t *tc) attachClsact(prog *ebpf.Program, ifindex int, at hook) error {

@@ -33,7 +33,8 @@ func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
 
 // AttachXDP runs prog on an interface and pins the link at pin. A link that is
 // pinned there already and belongs to the interface is given the new program in
-// one step; no packet passes by. The native mode is tried first.
+// one step; no packet passes by. One of another interface works until the new one
+// takes its place. The native mode is tried first.
 func AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
@@ -54,10 +55,7 @@ func AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
 		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
 	}
 	defer l.Close()
-	if err := l.Pin(pin); err != nil {
-		return Attached{}, fmt.Errorf("pin %s: %w", pin, err)
-	}
-	return attached, nil
+	return attached, PinLink(l, pin)
 }
 
 func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
@@ -90,8 +88,8 @@ func worthGeneric(native error) bool {
 }
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
-// when there is no such link; one that another interface left behind is unpinned first. A link of
-// another network namespace stays, and is another error.
+// when there is no such link, or it is another interface's: see PinLink. A link of another network
+// namespace is another error.
 func UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	attached, err := AttachedTo(pin)
 	if err != nil {
@@ -103,13 +101,32 @@ func UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	}
 	defer l.Close()
 	if attached != ifindex {
-		if err := l.Unpin(); err != nil {
-			return fmt.Errorf("%s: %w", pin, err)
-		}
 		return os.ErrNotExist
 	}
 	if err := l.Update(prog); err != nil {
 		return fmt.Errorf("replace the program of %s: %w", pin, err)
+	}
+	return nil
+}
+
+// PinLink pins a new link. It takes the place of the one that is pinned there, if any, whose program is
+// then taken off its interface.
+func PinLink(l link.Link, pin string) error {
+	before, err := link.LoadPinnedLink(pin, nil)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("open %s: %w", pin, err)
+	}
+	if before != nil {
+		defer before.Close()
+	}
+	if err := Pin(l, pin); err != nil {
+		return err
+	}
+	if before == nil {
+		return nil
+	}
+	if err := before.Detach(); err != nil {
+		return fmt.Errorf("detach what %s was before: %w", pin, err)
 	}
 	return nil
 }

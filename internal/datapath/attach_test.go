@@ -145,6 +145,48 @@ func TestAttachedAgain(t *testing.T) {
 	}))
 }
 
+// TestOtherInterface has a link work until the program is attached to another interface.
+func TestOtherInterface(t *testing.T) {
+	ns, peer, first := pair(t)
+	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	program := pass(t, ebpf.XDP, 2)
+	dir := pins(t)
+	pin, blocker := filepath.Join(dir, LinkPin), filepath.Join(dir, "blocker")
+	must(t, ns.Do(func() error {
+		eth1, err := netlink.LinkByName("eth1")
+		if err != nil {
+			return err
+		}
+		second := eth1.Attrs().Index
+		if _, err := AttachXDP(program, first, pin); err != nil {
+			return err
+		}
+		if _, err := AttachXDP(program, second, blocker); err != nil {
+			return err
+		}
+		if _, err := AttachXDP(program, second, pin); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("over another program: error %v", err)
+		}
+		if at, err := AttachedTo(pin); at != first || err != nil {
+			t.Errorf("after that attached to %d, error %v; want %d", at, err, first)
+		}
+		if err := DetachLink(blocker); err != nil {
+			return err
+		}
+		if _, err := AttachXDP(program, second, pin); err != nil {
+			return err
+		}
+		if at, err := AttachedTo(pin); at != second || err != nil {
+			t.Errorf("moved to %d, error %v; want %d", at, err, second)
+		}
+		eth0, err := netlink.LinkByIndex(first)
+		if err == nil && eth0.Attrs().Xdp != nil && eth0.Attrs().Xdp.Attached {
+			t.Error("a program is left where it was")
+		}
+		return err
+	}))
+}
+
 // TestLinkOfAnotherNamespace stays as it is, though the interfaces' indexes are the same.
 func TestLinkOfAnotherNamespace(t *testing.T) {
 	a, b, ifindex := pair(t)
