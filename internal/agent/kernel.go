@@ -30,7 +30,7 @@ type kernel struct {
 
 // openKernel loads the programs. Nothing is attached yet.
 func openKernel(instance string, log *slog.Logger) (*kernel, error) {
-	dir, err := datapath.MakeDir(instance)
+	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
 	if err != nil {
 		return nil, err
 	}
@@ -87,11 +87,12 @@ func (k *kernel) load(log *slog.Logger) error {
 	return nil
 }
 
-// openKept opens the maps that outlive a process, or makes them. Counters of a build that counted
+// openKept opens the maps that outlive a process, or makes them: the belongings first, which tell an
+// instance's role. Counters of a build that counted
 // something else start anew.
 func (k *kernel) openKept(spec *ebpf.CollectionSpec, log *slog.Logger) (map[string]*ebpf.Map, error) {
 	kept := map[string]*ebpf.Map{}
-	for _, name := range []string{agentMapReasons, agentMapSynAcks, agentMapBelongings} {
+	for _, name := range []string{agentMapBelongings, agentMapReasons, agentMapSynAcks} {
 		pin := filepath.Join(k.dir, name)
 		m, err := openOrPin(pin, spec.Maps[name])
 		if errors.Is(err, ebpf.ErrMapIncompatible) && name != agentMapBelongings {

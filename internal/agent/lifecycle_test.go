@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -268,6 +269,39 @@ func TestFailedMove(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestOtherRole does not start over the pins of a balancer, and leaves them as they are.
+func TestOtherRole(t *testing.T) {
+	n := newNetwork(t, 1)
+	cfg := n.config(1, config.GRE, vip4.Addr())
+	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := datapath.RemoveDir(cfg.Node.Instance); err != nil {
+			t.Error(err)
+		}
+	})
+	identity, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer identity.Close()
+	if err := identity.Pin(filepath.Join(dir, "identity")); err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err == nil {
+		a.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "has the role "+string(datapath.RoleBalancer)) {
+		t.Errorf("error %v", err)
+	}
+	if pins, err := os.ReadDir(dir); len(pins) != 1 || err != nil {
+		t.Errorf("there are %d pins, error %v; the balancer has made one", len(pins), err)
+	}
 }
 
 // TestFailedStart leaves nothing either.

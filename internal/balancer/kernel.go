@@ -72,7 +72,7 @@ func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kernel, error) {
 	_, err := os.Stat(datapath.Dir(cfg.Node.Instance))
 	fresh := errors.Is(err, os.ErrNotExist)
-	dir, err := datapath.MakeDir(cfg.Node.Instance)
+	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
 	if err != nil {
 		return nil, err
 	}

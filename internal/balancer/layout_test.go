@@ -184,6 +184,33 @@ func TestOtherVersionIsRefused(t *testing.T) {
 	}
 }
 
+// TestOtherRoleIsRefused: the pins of an agent stay as they are, and no table joins them.
+func TestOtherRoleIsRefused(t *testing.T) {
+	f := openSteering(t)
+	dir := datapath.Dir(f.cfg.Node.Instance)
+	cfg := *f.cfg
+	f.stop()
+	f.must(os.RemoveAll(dir))
+	_, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleAgent)
+	f.must(err)
+	marker, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	f.must(err)
+	defer marker.Close()
+	f.must(marker.Pin(filepath.Join(dir, "belongings")))
+	b, err := New(&cfg, slog.New(slog.DiscardHandler))
+	if err == nil {
+		_ = b.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "has the role "+string(datapath.RoleAgent)) {
+		t.Errorf("error %v", err)
+	}
+	entries, err := os.ReadDir(dir)
+	f.must(err)
+	if len(entries) != 1 {
+		t.Errorf("there are %d pins, of which the agent has made one", len(entries))
+	}
+}
+
 // The tables of services and candidates are on no pins of their own.
 func TestOtherInnerTablesAreRefused(t *testing.T) {
 	f := openSteering(t)

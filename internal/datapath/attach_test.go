@@ -36,7 +36,7 @@ func pass(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 func pins(t *testing.T) (dir string) {
 	t.Helper()
 	instance := fmt.Sprintf("test-%d-attach", os.Getpid())
-	dir, err := MakeDir(instance)
+	dir, err := MakeDir(instance, RoleBalancer)
 	if err != nil {
 		t.Fatal(err)
 	}

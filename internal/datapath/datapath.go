@@ -23,8 +23,8 @@ func Dir(instance string) string {
 }
 
 // MakeDir makes the pin directory of an instance, and mounts the BPF file system
-// first where the machine has not.
-func MakeDir(instance string) (string, error) {
+// first where the machine has not. An instance that has another role is refused.
+func MakeDir(instance string, role Role) (string, error) {
 	if err := config.CheckInstance(instance); err != nil {
 		return "", err
 	}
@@ -36,6 +36,11 @@ func MakeDir(instance string) (string, error) {
 		if err := unix.Mount("bpf", Root, "bpf", 0, ""); err != nil {
 			return "", fmt.Errorf("mount the BPF file system at %s: %w", Root, err)
 		}
+	}
+	if is, err := roleOf(instance); err != nil {
+		return "", err
+	} else if is != "" && is != role {
+		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach it first", instance, is, role)
 	}
 	dir := Dir(instance)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -25,7 +25,7 @@ func TestNamesStayInside(t *testing.T) {
 	}
 	for _, name := range []string{"", "..", "../../../.." + victim} {
 		// A name that is wrongly taken would be removed, so that only the harmless one is given to RemoveDir.
-		if _, err := MakeDir(name); err == nil {
+		if _, err := MakeDir(name, RoleBalancer); err == nil {
 			t.Errorf("made a directory for %q", name)
 		}
 	}
@@ -51,15 +51,12 @@ func pinnedMap(t *testing.T, dir, name string) {
 
 func TestCheckRole(t *testing.T) {
 	needRoot(t)
-	for _, c := range []struct {
-		pin       string
-		role, not Role
-	}{{identityPin, RoleBalancer, RoleAgent}, {belongingsPin, RoleAgent, RoleBalancer}} {
+	for _, c := range []struct{ role, not Role }{{RoleBalancer, RoleAgent}, {RoleAgent, RoleBalancer}} {
 		instance := fmt.Sprintf("test-%d-%s", os.Getpid(), c.role)
 		if err := CheckRole(instance, c.role); err == nil || !strings.Contains(err.Error(), "no instance") {
 			t.Errorf("an instance that does not exist: error %v", err)
 		}
-		dir, err := MakeDir(instance)
+		dir, err := MakeDir(instance, c.role)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,12 +68,19 @@ func TestCheckRole(t *testing.T) {
 		if err := CheckRole(instance, c.role); err == nil {
 			t.Errorf("an empty directory is taken for a %s", c.role)
 		}
-		pinnedMap(t, dir, c.pin)
+		pinnedMap(t, dir, marks[c.role])
 		if err := CheckRole(instance, c.role); err != nil {
 			t.Error(err)
 		}
 		if err := CheckRole(instance, c.not); err == nil || !strings.Contains(err.Error(), "is no "+string(c.not)) {
 			t.Errorf("a %s is taken for a %s: error %v", c.role, c.not, err)
+		}
+		if _, err := MakeDir(instance, c.role); err != nil {
+			t.Error(err)
+		}
+		_, err = MakeDir(instance, c.not)
+		if want := fmt.Sprintf("instance %q has the role %s", instance, c.role); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a %s starts as a %s: error %v, want %q", c.role, c.not, err, want)
 		}
 	}
 }

@@ -23,9 +23,6 @@ const (
 
 	flowsPin = "flows" // a balancer has one also before its program is attached
 
-	// The pins that only one role has, and has from the start of its first process on.
-	identityPin   = "identity"
-	belongingsPin = "belongings"
 )
 
 // Role is what an instance does.
@@ -36,6 +33,23 @@ const (
 	RoleBalancer Role = "balancer"
 	RoleAgent    Role = "agent"
 )
+
+// marks are the pins that only one role has, and has from the start of its first process on.
+var marks = map[Role]string{RoleBalancer: "identity", RoleAgent: "belongings"}
+
+// roleOf is the role of an instance; empty if it has no pins.
+func roleOf(instance string) (Role, error) {
+	for role, mark := range marks {
+		_, err := os.Stat(filepath.Join(Dir(instance), mark))
+		if err == nil {
+			return role, nil
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return "", fmt.Errorf("instance %q: %w", instance, err)
+		}
+	}
+	return "", nil
+}
 
 // Instance is a data path in the kernel, whether its process runs or not.
 type Instance struct {
@@ -53,14 +67,11 @@ func CheckRole(instance string, role Role) error {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("there is no instance %q: %s does not exist", instance, dir)
 	}
-	marker := filepath.Join(dir, identityPin)
-	if role == RoleAgent {
-		marker = filepath.Join(dir, belongingsPin)
+	is, err := roleOf(instance)
+	if err == nil && is != role {
+		err = fmt.Errorf("instance %q is no %s", instance, role)
 	}
-	if _, err := os.Stat(marker); err != nil {
-		return fmt.Errorf("instance %q is no %s: %w", instance, role, err)
-	}
-	return nil
+	return err
 }
 
 // checkMounted returns an error where the BPF file system cannot be seen.
