@@ -198,6 +198,32 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 	}
 }
 
+// The numbers of services that went are given again, and none is given twice.
+func TestNumbersOfServices(t *testing.T) {
+	f := open(t, twoServices(vip6, vip6All))
+	named := func(names ...string) *config.Balancer {
+		cfg := twoServices(vip6, vip6All)
+		for i, name := range names {
+			cfg.Services[i].Name = name
+		}
+		cfg.Node = f.cfg.Node
+		return cfg
+	}
+	most := f.kernel.objects.ServiceLabels.MaxEntries()
+	for _, names := range [][]string{{"a", "c"}, {"c", "d"}, {"e", "f"}} {
+		cfg := named(names...)
+		f.mustApply(cfg)
+		f.stop()
+		f.start(cfg)
+		numbers := append([]uint32{f.services.byName[names[0]].id, f.services.byName[names[1]].id}, f.services.free...)
+		slices.Sort(numbers)
+		if uint32(len(numbers)) != most || uint32(len(slices.Compact(numbers))) != most {
+			t.Errorf("with %v there are %d numbers, %d of them free; want %d different", names,
+				len(numbers), len(f.services.free), most)
+		}
+	}
+}
+
 // A service and a server that went while no process ran are gone with the next.
 func TestRestartWithoutService(t *testing.T) {
 	f := open(t, twoServices(vip6, vip6All))

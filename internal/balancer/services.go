@@ -51,6 +51,7 @@ type services struct {
 	kernel *kernel
 	slots  *slots
 	byName map[string]*service
+	free   []uint32 // numbers that no service has, the next one last
 }
 
 // loadServices reads what an earlier process has left; their members and
@@ -68,6 +69,11 @@ func loadServices(k *kernel, slots *slots) (*services, error) {
 	}
 	if err := labels.Err(); err != nil {
 		return nil, fmt.Errorf("read the labels of services: %w", err)
+	}
+	for id := k.objects.ServiceLabels.MaxEntries(); id > 0; id-- {
+		if byID[id-1] == nil {
+			s.free = append(s.free, id-1)
+		}
 	}
 	for _, entry := range k.services.all() {
 		if known := byID[entry.Id]; known != nil && kindOf(&entry) == balancerServiceEntryKindENTRY_SERVICE {
@@ -112,19 +118,17 @@ func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) 
 
 // add gives a service a number.
 func (s *services) add(name string) (*service, error) {
-	taken := map[uint32]bool{}
-	for _, svc := range s.byName {
-		taken[svc.id] = true
+	if len(s.free) == 0 {
+		return nil, fmt.Errorf("there are %d services, as many as can be, with those that go after the new ones come",
+			len(s.byName))
 	}
-	id := uint32(0)
-	for taken[id] {
-		id++
-	}
+	id := s.free[len(s.free)-1]
 	var label balancerLabel
 	copy(label.Service[:], name)
 	if err := s.kernel.objects.ServiceLabels.Put(id, &label); err != nil {
 		return nil, fmt.Errorf("label service %d: %w", id, err)
 	}
+	s.free = s.free[:len(s.free)-1]
 	svc := &service{Service: config.Service{Name: name}, id: id}
 	s.byName[name] = svc
 	return svc, nil
@@ -325,6 +329,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 			return fmt.Errorf("remove service %s: %w", name, err)
 		}
 		delete(s.byName, name)
+		s.free = append(s.free, svc.id)
 	}
 	return nil
 }
