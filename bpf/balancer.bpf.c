@@ -52,23 +52,6 @@ static __always_inline enum reason follow(const struct packet *pkt, const struct
 	return pkt->kind == PACKET_ICMP_ERROR ? REASON_FORWARD_ICMP : REASON_FORWARD_FRAGMENT;
 }
 
-/* Sends the packet to the servers that were found for it. */
-static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
-				   const struct service *service, const struct flow_slot *flow,
-				   const struct segments *segments, enum reason found)
-{
-	const struct port *port = NULL;
-	enum reason failed;
-
-	if (!is_forward(found))
-		return leave(ctx, pkt, found, NULL);
-	failed = send(ctx, pkt, service, segments, flow_label(flow), &port);
-	if (failed)
-		return leave(ctx, pkt, failed, NULL);
-	count_server(segments->server[0], pkt, found);
-	return leave(ctx, pkt, found, port);
-}
-
 /* Finds the flow that what is no whole packet of TCP or UDP belongs to; the reason
  * is none if there is one. */
 static __always_inline enum reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
@@ -105,7 +88,7 @@ __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
 						: follow(pkt, &service, &flow, &segments);
-	return forward(ctx, pkt, &service, &flow, &segments, why);
+	return forward(ctx, pkt, &service, &segments, flow_label(&flow), why);
 }
 
 SEC("xdp")
@@ -126,7 +109,7 @@ int xdp_lb(struct xdp_md *ctx)
 	if (!classify(&pkt, &service))
 		return leave(ctx, &pkt, refuse(&pkt, REASON_DROP_NO_SERVICE), NULL);
 	found = find_segments(&pkt, &service, &flow, &segments);
-	return forward(ctx, &pkt, &service, &flow, &segments, found);
+	return forward(ctx, &pkt, &service, &segments, flow_label(&flow), found);
 }
 
 /* Tells user space what the flow table's clock counts: only programs can read it. */

@@ -51,7 +51,7 @@ static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulatio
 	return REASON_NONE;
 }
 
-/* Wraps the packet for its servers and sends it to the first. */
+/* Wraps the packet for its servers, for the way to the first by the port `out`. */
 static __always_inline enum reason send(struct xdp_md *ctx, const struct packet *pkt,
 					const struct service *service,
 					const struct segments *segments, __u32 flow_label,
@@ -111,6 +111,23 @@ static __always_inline int leave(const struct xdp_md *ctx, const struct packet *
 	if (port)
 		return transmit(ctx, port);
 	return is_answer(why) ? send_back(ctx) : XDP_DROP;
+}
+
+/* Sends the packet to the servers that were found for it, if they were. */
+static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
+				   const struct service *service, const struct segments *segments,
+				   __u32 flow_label, enum reason found)
+{
+	const struct port *port = NULL;
+	enum reason failed;
+
+	if (!is_forward(found))
+		return leave(ctx, pkt, found, NULL);
+	failed = send(ctx, pkt, service, segments, flow_label, &port);
+	if (failed)
+		return leave(ctx, pkt, failed, NULL);
+	count_server(segments->server[0], pkt, found);
+	return leave(ctx, pkt, found, port);
 }
 
 #endif

@@ -36,36 +36,21 @@ find_segments(const struct packet *pkt, const struct service *service, struct se
 	return REASON_FORWARD_NEW;
 }
 
-static __always_inline enum reason steer(struct xdp_md *ctx, struct packet *pkt,
-					 const struct port **port)
-{
-	struct segments segments = {};
-	struct service service;
-	enum reason found, failed;
-
-	if (!for_host(ctx))
-		return REASON_PASS_NOT_FOR_HOST;
-	if (parse(ctx, pkt))
-		return REASON_PASS_NOT_IP;
-	if (!classify(pkt, &service))
-		return refuse(pkt, REASON_DROP_NO_SERVICE);
-	found = find_segments(pkt, &service, &segments);
-	if (found == REASON_DROP_NO_SERVER)
-		return found;
-	failed = send(ctx, pkt, &service, &segments,
-		      multilinear((const __u32 *)&pkt->key, TUPLE_WORDS, bucket_keys), port);
-	if (failed)
-		return failed;
-	count_server(segments.server[0], pkt, found);
-	return found;
-}
-
 SEC("xdp")
 int xdp_reference(struct xdp_md *ctx)
 {
-	const struct port *port = NULL;
+	struct segments segments = {};
 	struct packet pkt = {};
-	enum reason why = steer(ctx, &pkt, &port);
+	struct service service;
+	enum reason found;
 
-	return leave(ctx, &pkt, why, port);
+	if (!for_host(ctx))
+		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST, NULL);
+	if (parse(ctx, &pkt))
+		return leave(ctx, &pkt, REASON_PASS_NOT_IP, NULL);
+	if (!classify(&pkt, &service))
+		return leave(ctx, &pkt, refuse(&pkt, REASON_DROP_NO_SERVICE), NULL);
+	found = find_segments(&pkt, &service, &segments);
+	return forward(ctx, &pkt, &service, &segments,
+		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys), found);
 }
