@@ -29,13 +29,11 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 						 const struct service *service,
 						 struct flow_slot *flow, struct segments *segments)
 {
-	__u64 now = flow_now();
-
-	if (persist(pkt, service, flow, now, segments))
+	if (persist(pkt, service, flow, segments))
 		return REASON_FORWARD_KNOWN;
 	if (!place(&pkt->key, service, segments))
 		return REASON_DROP_NO_SERVER;
-	if (!remember(pkt, flow, now, segments))
+	if (!remember(pkt, flow, segments))
 		return REASON_FORWARD_NO_ROOM;
 	if (pkt->key.protocol == IPPROTO_TCP && !starts_connection(pkt))
 		return REASON_FORWARD_RECOVER;
@@ -52,14 +50,23 @@ static __always_inline enum reason follow(const struct packet *pkt, const struct
 	return pkt->kind == PACKET_ICMP_ERROR ? REASON_FORWARD_ICMP : REASON_FORWARD_FRAGMENT;
 }
 
-/* Finds the flow that what is no whole packet of TCP or UDP belongs to; the reason
- * is none if there is one. */
+/* What becomes of a packet that cannot be parsed to the end: `why`, if it is for a VIP;
+ * else it is none of our business. */
+static __always_inline enum reason refuse(const struct packet *pkt, enum reason why)
+{
+	if (!pkt->ethertype || !is_vip(&pkt->key.destination))
+		return REASON_PASS_NOT_VIP;
+	return why;
+}
+
+/* Finds the service of a packet, and the flow that what is no whole packet of TCP or
+ * UDP belongs to; the reason is none if there are both. */
 static __always_inline enum reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
 						enum parse_error error, struct service *service)
 {
 	enum reason why = reason_of(error);
 
-	if (why != REASON_PASS_NOT_IP)
+	if (why && why != REASON_PASS_NOT_IP)
 		why = refuse(pkt, why);
 	if (why == REASON_DROP_FRAGMENT)
 		why = read_fragment(ctx, pkt);
@@ -67,14 +74,14 @@ static __always_inline enum reason read_unusual(struct xdp_md *ctx, struct packe
 		why = read_icmp(ctx, pkt);
 	if (why)
 		return why;
-	if (classify(pkt, service))
-		return REASON_NONE;
-	return pkt->kind == PACKET_ICMP_ERROR ? REASON_DROP_ICMP_NO_SERVICE
-					      : REASON_DROP_NO_SERVICE;
+	why = classify(pkt, service);
+	if (why && pkt->kind == PACKET_ICMP_ERROR)
+		return REASON_DROP_ICMP_NO_SERVICE;
+	return why;
 }
 
-/* The way of a packet that could not be parsed to the end. Not inlined: the verifier
- * walks it once, and the others' way stays short. */
+/* The way of a packet that could not be parsed to the end, or whose flow is not known.
+ * Not inlined: the verifier walks it once, and the others' way stays short. */
 __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error)
 {
 	struct segments segments = {};
@@ -88,28 +95,30 @@ __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
 						: follow(pkt, &service, &flow, &segments);
-	return forward(ctx, pkt, &service, &segments, flow_label(&flow), why);
+	return forward(ctx, pkt, &service, &segments, segments.count, flow_label(&flow), why);
 }
 
 SEC("xdp")
 int xdp_lb(struct xdp_md *ctx)
 {
-	struct segments segments = {};
-	struct flow_slot flow = {};
 	struct packet pkt = {};
+	struct segments segments;
 	struct service service;
+	struct flow_slot flow;
 	enum parse_error error;
-	enum reason found;
+	enum reason why;
 
 	if (!for_host(ctx))
-		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST, NULL);
+		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST);
 	error = parse(ctx, &pkt);
 	if (error)
 		return steer_unusual(ctx, &pkt, error);
-	if (!classify(&pkt, &service))
-		return leave(ctx, &pkt, refuse(&pkt, REASON_DROP_NO_SERVICE), NULL);
-	found = find_segments(&pkt, &service, &flow, &segments);
-	return forward(ctx, &pkt, &service, &segments, flow_label(&flow), found);
+	why = classify(&pkt, &service);
+	if (why)
+		return leave(ctx, &pkt, why);
+	if (!persist(&pkt, &service, &flow, &segments))
+		return steer_unusual(ctx, &pkt, PARSE_OK);
+	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);
 }
 
 /* Tells user space what the flow table's clock counts: only programs can read it. */

@@ -23,6 +23,7 @@
 #define FLOW_STATE_SHIFT 12
 #define FLOW_SIGNATURE_SHIFT 30
 #define FLOW_TIME_MASK 0xfffULL
+#define FLOW_SEEN_MASK 0x3fffULL /* state and time */
 /* Which bits of the signature there are: all. A test has fewer, to meet flows that share one. */
 #ifndef FLOW_SIGNATURE_MASK
 #define FLOW_SIGNATURE_MASK (~0ULL << FLOW_SIGNATURE_SHIFT)
@@ -54,7 +55,7 @@ struct {
 /* Secret, random, and kept as long as the table: set at load. */
 const volatile __u64 flow_bucket_keys[FLOW_WORDS + 1];
 const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
-const volatile __u32 flow_bucket_mask;
+const volatile __u32 flow_bucket_shift; /* 32 less the bits of a bucket's number */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
@@ -107,16 +108,15 @@ static __always_inline void flow_hash(const struct flow_key *key, __u32 service,
 		key->source.s6_addr32[2],	   key->source.s6_addr32[3],
 		*(const __u32 *)&key->source_port, service,
 	};
-	__u32 place = mix(multilinear(words, FLOW_WORDS, flow_bucket_keys));
-	__u32 check = multilinear(words, FLOW_WORDS, flow_signature_keys);
+	__u32 place = half_mix(multilinear(words, FLOW_WORDS, flow_bucket_keys));
+	__u64 check = multilinear(words, FLOW_WORDS, flow_signature_keys);
 
-	*bucket = place & flow_bucket_mask;
-	/* The place's two highest bits widen the signature: 2^30 buckets at most. */
-	*signature = (__u64)check << (FLOW_SIGNATURE_SHIFT + 2) | (__u64)(place >> 30)
-									  << FLOW_SIGNATURE_SHIFT;
+	*bucket = (__u64)place >> flow_bucket_shift;
+	/* The place's two lowest bits widen the signature: 2^30 buckets at most. */
+	*signature = check << 32 | (__u32)(place << FLOW_SIGNATURE_SHIFT);
 	*signature &= FLOW_SIGNATURE_MASK;
-	if (!*signature) /* as free entries have */
-		*signature = 1ULL << FLOW_SIGNATURE_SHIFT;
+	/* Or the compiler, to have it later, would keep twelve numbers on the stack. */
+	barrier_var(*signature);
 }
 
 static __always_inline __u64 flow_read(const struct flow_bucket *bucket, int way)
@@ -144,7 +144,9 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 #pragma unroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		__u64 value = flow_read(slot->bucket, flow_way(slot->signature, i));
-		if ((value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0) {
+
+		if ((value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0 &&
+		    flow_state(value) != FLOW_FREE) {
 			slot->value = value;
 			return;
 		}
@@ -180,10 +182,11 @@ static __always_inline bool flow_exchange(const struct flow_slot *slot, __u64 ol
  * to leave the line shared between cores. */
 static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state state, __u64 now)
 {
-	__u64 value = flow_value(slot->signature, flow_server(slot->value), state, now);
+	__u64 seen = (__u64)state << FLOW_STATE_SHIFT | now;
+	__u64 changed = (slot->value ^ seen) & FLOW_SEEN_MASK;
 
-	if (value != slot->value)
-		flow_exchange(slot, slot->value, value);
+	if (changed)
+		flow_exchange(slot, slot->value, slot->value ^ changed);
 }
 
 /* How readily an entry yields its place; 0: not at all. */

@@ -24,6 +24,13 @@ static __always_inline __u32 mix(__u32 hash)
 	return hash ^ hash >> 16;
 }
 
+/* The first half of it, as good where only the highest bits choose. */
+static __always_inline __u32 half_mix(__u32 hash)
+{
+	hash ^= hash >> 16;
+	return hash * 0x85ebca6b;
+}
+
 /* The hash of an even number of words, `size`, by as many keys and one more. */
 static __always_inline __u64 multilinear(const __u32 *word, int size, const volatile __u64 *keys)
 {

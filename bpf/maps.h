@@ -34,13 +34,6 @@ struct {
 	__type(value, struct server);
 } servers SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1); /* set at load: as servers */
-	__type(key, __u32);
-	__type(value, struct server_counter);
-} server_counters SEC(".maps");
-
 /* What user space must find again after a restart; no program reads it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

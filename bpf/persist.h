@@ -75,11 +75,12 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 
 /* Fills in the server of a known flow; false: place it. */
 static __always_inline bool persist(const struct packet *pkt, const struct service *service,
-				    struct flow_slot *slot, __u64 now, struct segments *segments)
+				    struct flow_slot *slot, struct segments *segments)
 {
 	enum flow_state state;
 	struct server *server;
 	__u32 number;
+	__u64 now;
 
 	flow_lookup(&pkt->key, service->id, slot);
 	if (!flow_known(slot))
@@ -89,6 +90,7 @@ static __always_inline bool persist(const struct packet *pkt, const struct servi
 	server = bpf_map_lookup_elem(&servers, &number);
 	if (!server || !keeps_server(pkt, service, server, state))
 		return false;
+	now = flow_now();
 	if (!lingers(pkt, slot->value, now))
 		flow_touch(slot, next_state(pkt, state), now);
 	segments->count = 1;
@@ -122,11 +124,11 @@ static __always_inline bool recall(const struct packet *pkt, const struct servic
 
 /* Remembers where a flow was placed. A flow that finds no room is placed again
  * by every packet of it, and still keeps its server while the table does. */
-static __always_inline bool remember(const struct packet *pkt, struct flow_slot *slot, __u64 now,
+static __always_inline bool remember(const struct packet *pkt, struct flow_slot *slot,
 				     const struct segments *segments)
 {
 	return flow_insert(slot, segments->server[0],
-			   ends_connection(pkt) ? FLOW_CLOSING : FLOW_NEW, now);
+			   ends_connection(pkt) ? FLOW_CLOSING : FLOW_NEW, flow_now());
 }
 
 #endif

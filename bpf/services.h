@@ -12,10 +12,12 @@
 
 #include "hash.h"
 #include "parse.h"
+#include "stats.h"
 
 #define MAX_SERVICES 16384
 /* A quarter full when all services have VIPs of their own. */
-#define SERVICE_LINES 65536
+#define SERVICE_BITS 16
+#define SERVICE_LINES (1 << SERVICE_BITS)
 #define SERVICES_PER_LINE 2
 /* How far from where it belongs an entry may be, in lines. */
 #define SERVICE_REACH 16
@@ -39,12 +41,15 @@ struct {
 	__array(values, struct service_table);
 } services SEC(".maps");
 
-const volatile __u64 service_keys[SERVICE_WORDS + 1];
+/* Of 2^64: Knuth, "The art of computer programming", volume 3, section 6.4. */
+#define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
+
+const volatile __u64 service_keys[SERVICE_WORDS];
 
 /* A service as it is while one packet passes. */
 struct service {
+	struct service_rule rule __attribute__((aligned(8)));
 	__u32 id;
-	struct service_rule rule;
 };
 
 static __always_inline enum placement placement_of(const struct service *service)
@@ -52,18 +57,19 @@ static __always_inline enum placement placement_of(const struct service *service
 	return service->rule.methods & 0xf;
 }
 
-/* VIPs and ports are often numbered in turn, and the sum is linear in each: mixing
- * keeps them from crowding, and half of what mix does is enough. */
+/*
+ * VIPs and ports are often numbered in turn, and the sum is linear in each: folding it
+ * before another multiplication keeps them from crowding. The hash need be no better,
+ * for no client chooses what is in the table.
+ */
 static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
 {
-	__u32 words[SERVICE_WORDS] = { vip->s6_addr32[0], vip->s6_addr32[1], vip->s6_addr32[2],
-				       vip->s6_addr32[3], port };
-	__u32 hash;
+	const __u64 *words = (const __u64 *)vip;
+	__u64 hash = words[0] * service_keys[0] + words[1] * service_keys[1];
 
-	hash = multilinear(words, SERVICE_WORDS, service_keys);
-	hash ^= hash >> 16;
-	hash *= 0x85ebca6b;
-	return hash / (0x100000000 / SERVICE_LINES);
+	hash += port * service_keys[2];
+	hash ^= hash >> 32;
+	return hash * GOLDEN_RATIO >> (64 - SERVICE_BITS);
 }
 
 /* Port, protocol and kind of an entry as one word, as they are in memory. */
@@ -83,10 +89,9 @@ static __always_inline bool is_entry(const struct service_entry *entry, const st
 static __always_inline const struct service_entry *
 find_entry(void *table, const struct in6_addr *vip, __u32 port)
 {
-	__u32 place = service_place(vip, port);
+	__u32 number = service_place(vip, port);
 
 	for (int i = 0; i < SERVICE_REACH; i++) {
-		__u32 number = (place + i) & (SERVICE_LINES - 1);
 		const struct service_line *line = bpf_map_lookup_elem(table, &number);
 
 		if (!line)
@@ -97,6 +102,7 @@ find_entry(void *table, const struct in6_addr *vip, __u32 port)
 			return &line->entry[1];
 		if (line->entry[1].kind == ENTRY_FREE)
 			return NULL;
+		number = (number + 1) & (SERVICE_LINES - 1);
 	}
 	return NULL;
 }
@@ -115,8 +121,11 @@ static __always_inline bool is_vip(const struct in6_addr *address)
 	return table && find_entry(table, address, service_port(0, 0, ENTRY_VIP));
 }
 
-/* Finds the packet's service: by its port, else the VIP's for all ports. */
-static __always_inline bool classify(const struct packet *pkt, struct service *service)
+/*
+ * Finds the packet's service, by its port, else the VIP's for all ports; the reason is
+ * none if there is one. What is for no VIP at all is looked up no more than twice.
+ */
+static __always_inline enum reason classify(const struct packet *pkt, struct service *service)
 {
 	const struct flow_key *key = &pkt->key;
 	const struct service_entry *entry;
@@ -124,18 +133,21 @@ static __always_inline bool classify(const struct packet *pkt, struct service *s
 	__u64 rule;
 
 	if (!table)
-		return false;
+		return REASON_PASS_NOT_VIP;
 	entry = find_entry(table, &key->destination,
 			   service_port(key->destination_port, key->protocol, ENTRY_SERVICE));
-	if (!entry)
+	if (!entry) {
+		if (!find_entry(table, &key->destination, service_port(0, 0, ENTRY_VIP)))
+			return REASON_PASS_NOT_VIP;
 		entry = find_entry(table, &key->destination,
 				   service_port(0, key->protocol, ENTRY_SERVICE));
+	}
 	if (!entry)
-		return false;
+		return REASON_DROP_NO_SERVICE;
 	rule = *(const volatile __u64 *)&entry->rule;
 	service->id = entry->id;
 	__builtin_memcpy(&service->rule, &rule, sizeof(rule));
-	return true;
+	return REASON_NONE;
 }
 
 #endif

@@ -53,6 +53,8 @@ enum reason {
 	REASON_COUNT,
 };
 
+/* What goes to a server is counted there alone: here are only the sums of servers that
+ * are no more, which user space adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, REASON_COUNT);
@@ -60,10 +62,25 @@ struct {
 	__type(value, struct counter);
 } reasons SEC(".maps");
 
+#define FIRST_FORWARD REASON_FORWARD_KNOWN
+#define FORWARDS (REASON_FORWARD_ICMP - FIRST_FORWARD + 1)
+
+/* What went to a server, by the reason. */
+struct server_counter {
+	struct counter forwarded[FORWARDS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__type(key, __u32);
+	__type(value, struct server_counter);
+} server_counters SEC(".maps");
+
 /* Whether the packet is on to a server as far as is known. */
 static __always_inline bool is_forward(enum reason why)
 {
-	return why >= REASON_FORWARD_KNOWN && why <= REASON_FORWARD_ICMP;
+	return why >= FIRST_FORWARD && why < FIRST_FORWARD + FORWARDS;
 }
 
 /* Whether the frame is now one for whoever sent it. */
@@ -95,15 +112,29 @@ static __always_inline enum reason reason_of(enum parse_error error)
 	return REASON_DROP_IP_HEADER;
 }
 
+static __always_inline void add(struct counter *counter, const struct packet *pkt)
+{
+	counter->packets++;
+	counter->bytes += pkt->length;
+}
+
 static __always_inline void count(enum reason why, const struct packet *pkt)
 {
 	__u32 key = why;
 	struct counter *counter = bpf_map_lookup_elem(&reasons, &key);
 
-	if (!counter)
-		return;
-	counter->packets++;
-	counter->bytes += pkt->length;
+	if (counter)
+		add(counter, pkt);
+}
+
+/* In one place only, for the sake of known flows. */
+static __always_inline void count_forwarded(__u32 server, enum reason why, const struct packet *pkt)
+{
+	struct server_counter *counter = bpf_map_lookup_elem(&server_counters, &server);
+	__u32 number = why - FIRST_FORWARD;
+
+	if (counter && number < FORWARDS)
+		add(&counter->forwarded[number], pkt);
 }
 
 #endif

@@ -14,29 +14,7 @@
 #include "place.h"
 #include "stats.h"
 
-/* What becomes of a packet that no service takes: `why`, if it is for a VIP;
- * else it is none of our business. */
-static __always_inline enum reason refuse(const struct packet *pkt, enum reason why)
-{
-	if (!pkt->ethertype || !is_vip(&pkt->key.destination))
-		return REASON_PASS_NOT_VIP;
-	return why;
-}
-
-static __always_inline void count_server(__u32 number, const struct packet *pkt, enum reason why)
-{
-	struct server_counter *counter = bpf_map_lookup_elem(&server_counters, &number);
-
-	if (!counter)
-		return;
-	counter->packets++;
-	counter->bytes += pkt->length;
-	if (why == REASON_FORWARD_NEW)
-		counter->flows++;
-}
-
-/* Inlined once for each kind, and once for the one segment that nearly all have: the
- * sizes of headers are constants then. */
+/* Inlined for each kind: the sizes of headers are constants then. */
 static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulation kind,
 					   struct encap *encap, __u32 count, __u64 next_hop,
 					   const struct port *port)
@@ -51,11 +29,12 @@ static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulatio
 	return REASON_NONE;
 }
 
-/* Wraps the packet for its servers, for the way to the first by the port `out`. */
-static __always_inline enum reason send(struct xdp_md *ctx, const struct packet *pkt,
-					const struct service *service,
-					const struct segments *segments, __u32 flow_label,
-					const struct port **out)
+/* Wraps the packet for the first `count` of its servers. Returns the port that leads to the
+ * first, or NULL: `failed` says why. */
+static __always_inline const struct port *send(struct xdp_md *ctx, const struct packet *pkt,
+					       const struct service *service,
+					       const struct segments *segments, __u32 count,
+					       __u32 flow_label, enum reason *failed)
 {
 	const struct server *server = segments->first;
 	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
@@ -68,24 +47,28 @@ static __always_inline enum reason send(struct xdp_md *ctx, const struct packet 
 		.flow_label = flow_label,
 	};
 
+	*failed = REASON_DROP_NO_NEXT_HOP;
 	if (!server || !next_hop || !port)
-		return REASON_DROP_NO_NEXT_HOP;
-	if (pkt->hop_limit <= 1)
-		return expire(ctx, pkt);
-	*out = port;
+		return NULL;
+	if (pkt->hop_limit <= 1) {
+		*failed = expire(ctx, pkt);
+		return NULL;
+	}
 	switch (service->rule.encapsulation) {
 	case ENCAP_SRV6_INSERT:
-		if (segments->count == 1)
-			return send_as(ctx, ENCAP_SRV6_INSERT, &encap, 1, next_hop, port);
-		return send_as(ctx, ENCAP_SRV6_INSERT, &encap, segments->count, next_hop, port);
+		*failed = send_as(ctx, ENCAP_SRV6_INSERT, &encap, count, next_hop, port);
+		break;
 	case ENCAP_SRV6_ENCAP:
-		return send_as(ctx, ENCAP_SRV6_ENCAP, &encap, segments->count, next_hop, port);
+		*failed = send_as(ctx, ENCAP_SRV6_ENCAP, &encap, count, next_hop, port);
+		break;
 	case ENCAP_GRE:
-		return send_as(ctx, ENCAP_GRE, &encap, 1, next_hop, port);
+		*failed = send_as(ctx, ENCAP_GRE, &encap, 1, next_hop, port);
+		break;
 	case ENCAP_IPIP:
-		return send_as(ctx, ENCAP_IPIP, &encap, 1, next_hop, port);
+		*failed = send_as(ctx, ENCAP_IPIP, &encap, 1, next_hop, port);
+		break;
 	}
-	return REASON_DROP_NO_NEXT_HOP;
+	return *failed ? NULL : port;
 }
 
 static __always_inline int transmit(const struct xdp_md *ctx, const struct port *port)
@@ -101,33 +84,32 @@ static __always_inline int send_back(const struct xdp_md *ctx)
 	return host_hairpin ? XDP_TX : bpf_redirect(ctx->ingress_ifindex, 0);
 }
 
-/* The end of every packet's way. The port is where it goes; NULL: it stays. */
+/* The end of the way of a packet that goes to no server. */
 static __always_inline int leave(const struct xdp_md *ctx, const struct packet *pkt,
-				 enum reason why, const struct port *port)
+				 enum reason why)
 {
 	count(why, pkt);
-	if (why < REASON_FORWARD_KNOWN)
-		return XDP_PASS;
-	if (port)
-		return transmit(ctx, port);
-	return is_answer(why) ? send_back(ctx) : XDP_DROP;
+	if (is_answer(why))
+		return send_back(ctx);
+	return why < REASON_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
 }
 
-/* Sends the packet to the servers that were found for it, if they were. */
+/* Sends the packet to the servers that were found for it, if they were. `count` is how
+ * many, as a constant where one is all there can be. */
 static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 				   const struct service *service, const struct segments *segments,
-				   __u32 flow_label, enum reason found)
+				   __u32 count, __u32 flow_label, enum reason found)
 {
-	const struct port *port = NULL;
+	const struct port *port;
 	enum reason failed;
 
 	if (!is_forward(found))
-		return leave(ctx, pkt, found, NULL);
-	failed = send(ctx, pkt, service, segments, flow_label, &port);
-	if (failed)
-		return leave(ctx, pkt, failed, NULL);
-	count_server(segments->server[0], pkt, found);
-	return leave(ctx, pkt, found, port);
+		return leave(ctx, pkt, found);
+	port = send(ctx, pkt, service, segments, count, flow_label, &failed);
+	if (!port)
+		return leave(ctx, pkt, failed);
+	count_forwarded(segments->server[0], found, pkt);
+	return transmit(ctx, port);
 }
 
 #endif

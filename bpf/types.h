@@ -117,10 +117,12 @@ struct port {
 	__u32 hairpin;	/* may be sent back on by XDP_TX when received there */
 };
 
-/* A key for each word that is hashed, and one more: see hash.h. */
+/* What is hashed of a flow or of all of its key, in words of 32 bits: with a key for
+ * each, and one more (hash.h). */
 #define FLOW_WORDS 6
-#define SERVICE_WORDS 6
 #define TUPLE_WORDS (sizeof(struct flow_key) / sizeof(__u32))
+/* The VIP's two halves; port, protocol and kind: with an odd key for each. */
+#define SERVICE_WORDS 3
 
 /*
  * What the pinned tables mean. A build refuses those of another version: to be
@@ -128,7 +130,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 2,
+	TABLES_VERSION = 3,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */
@@ -136,7 +138,7 @@ struct identity {
 	__u64 version; /* enum tables_version */
 	__u64 flow_bucket_keys[FLOW_WORDS + 1];
 	__u64 flow_signature_keys[FLOW_WORDS + 1];
-	__u64 service_keys[SERVICE_WORDS + 1];
+	__u64 service_keys[SERVICE_WORDS];
 	__u64 bucket_keys[TUPLE_WORDS + 1]; /* from the configured seed */
 };
 
@@ -149,13 +151,6 @@ struct label {
 struct counter {
 	__u64 packets;
 	__u64 bytes; /* of layer 3, as received */
-};
-
-struct server_counter {
-	__u64 packets;
-	__u64 bytes; /* of layer 3, as received */
-	__u64 flows; /* placed here */
-	__u64 pad;
 };
 
 #endif

@@ -42,15 +42,16 @@ int xdp_reference(struct xdp_md *ctx)
 	struct segments segments = {};
 	struct packet pkt = {};
 	struct service service;
-	enum reason found;
+	enum reason why;
 
 	if (!for_host(ctx))
-		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST, NULL);
+		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST);
 	if (parse(ctx, &pkt))
-		return leave(ctx, &pkt, REASON_PASS_NOT_IP, NULL);
-	if (!classify(&pkt, &service))
-		return leave(ctx, &pkt, refuse(&pkt, REASON_DROP_NO_SERVICE), NULL);
-	found = find_segments(&pkt, &service, &segments);
-	return forward(ctx, &pkt, &service, &segments,
-		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys), found);
+		return leave(ctx, &pkt, REASON_PASS_NOT_IP);
+	why = classify(&pkt, &service);
+	if (why)
+		return leave(ctx, &pkt, why);
+	why = find_segments(&pkt, &service, &segments);
+	return forward(ctx, &pkt, &service, &segments, 1,
+		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys), why);
 }

@@ -28,29 +28,29 @@ static __always_inline int stop(const void *result)
 SEC("xdp")
 int xdp_steps(struct xdp_md *ctx)
 {
-	const struct port *port = NULL;
+	const struct port *port;
 	struct segments segments = {};
 	struct flow_slot flow = {};
 	struct packet pkt = {};
 	struct service service;
+	enum reason failed;
 
 	if (!for_host(ctx) || parse(ctx, &pkt))
 		return XDP_DROP;
 	if (last_step == STEP_PARSE)
 		return stop(&pkt);
-	if (!classify(&pkt, &service))
+	if (classify(&pkt, &service))
 		return XDP_DROP;
 	if (last_step == STEP_CLASSIFY)
 		return stop(&service);
-	if (!persist(&pkt, &service, &flow, flow_now(), &segments))
+	if (!persist(&pkt, &service, &flow, &segments))
 		return stop(&flow); /* one of the few that found no room */
 	if (last_step == STEP_PERSIST)
 		return stop(&segments);
-	if (send(ctx, &pkt, &service, &segments, flow_label(&flow), &port) || !port)
+	port = send(ctx, &pkt, &service, &segments, 1, flow_label(&flow), &failed);
+	if (!port)
 		return XDP_DROP;
-	if (last_step == STEP_COUNT) {
-		count(REASON_FORWARD_KNOWN, &pkt);
-		count_server(segments.server[0], &pkt, REASON_FORWARD_KNOWN);
-	}
+	if (last_step == STEP_COUNT)
+		count_forwarded(segments.server[0], REASON_FORWARD_KNOWN, &pkt);
 	return transmit(ctx, port);
 }

@@ -24,6 +24,9 @@ func Inspect(instance string) (*datapath.Snapshot, error) {
 	if err := datapath.Compatible(spec.Maps[agentMapReasons], reasons); err != nil {
 		return nil, fmt.Errorf("%s is of another build of segue: %w", pin, err)
 	}
-	return datapath.Inspect(datapath.Instance{Name: instance, Role: datapath.RoleAgent},
-		agentProgXdpAgent, reasons, names)
+	counts, err := datapath.CountReasons(reasons, names)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", instance, err)
+	}
+	return datapath.Inspect(datapath.Instance{Name: instance, Role: datapath.RoleAgent}, agentProgXdpAgent, counts)
 }

@@ -299,7 +299,7 @@ func (f *fixture) bucket(flow Flow) []uint64 {
 // bucketNumber tells buckets of the flow table apart.
 func (f *fixture) bucketNumber(flow Flow) uint32 {
 	place, _ := flow.tableHash(f.serviceID(flow), &f.identity)
-	return place % uint32(len(f.kernel.flows.entries)/flowsPerBucket)
+	return uint32(f.kernel.flows.number(place))
 }
 
 // forgetFlows empties the flow table.

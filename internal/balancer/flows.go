@@ -135,12 +135,20 @@ type flowBucket [flowsPerBucket]flowEntry
 // bucket is the one that holds a flow, or would, under the signature.
 func (t *flowTable) bucket(flow Flow, service uint32, identity *balancerIdentity) (bucket flowBucket, signature uint64) {
 	place, signature := flow.tableHash(service, identity)
-	number := int(place) & (len(t.entries)/flowsPerBucket - 1)
+	number := t.number(place)
 	for i := range bucket {
 		bucket[i] = flowEntry(atomic.LoadUint64(&t.entries[number*flowsPerBucket+i]))
 	}
 	return bucket, signature
 }
+
+// number is that of the bucket of a place.
+func (t *flowTable) number(place uint32) int {
+	return int(uint64(place) >> bucketShift(uint32(len(t.entries)/flowsPerBucket)))
+}
+
+// bucketShift is flow_bucket_shift of bpf/flowtable.h for a number of buckets.
+func bucketShift(buckets uint32) uint32 { return 32 - uint32(bits.TrailingZeros32(buckets)) }
 
 // find returns the flow's entry, or zero.
 func (b *flowBucket) find(signature uint64) flowEntry {

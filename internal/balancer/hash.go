@@ -17,11 +17,11 @@ type Flow struct {
 	Destination netip.AddrPort  `json:"destination"`
 }
 
-// Keys of the hashes: one for each word, and one more.
+// Keys of the hashes.
 type (
-	flowKeys    = [7]uint64  // FLOW_WORDS in bpf/types.h
-	serviceKeys = [7]uint64  // SERVICE_WORDS
-	tupleKeys   = [11]uint64 // TUPLE_WORDS
+	flowKeys    = [7]uint64  // FLOW_WORDS in bpf/types.h, and one more
+	serviceKeys = [3]uint64  // SERVICE_WORDS
+	tupleKeys   = [11]uint64 // TUPLE_WORDS, and one more
 )
 
 // words lays the flow out as struct flow_key in bpf/types.h does.
@@ -45,14 +45,14 @@ func (f Flow) hash(keys *tupleKeys) uint32 {
 	return mix(multilinear(words[:], keys[:]))
 }
 
-// tableHash is the flow's place in the flow table, and the 34 bits that stand for it there:
+// tableHash is the flow's place in the flow table, whose highest bits are a bucket's number, and the 34 bits that stand for it there:
 // flow_hash in bpf/flowtable.h.
 func (f Flow) tableHash(service uint32, identity *balancerIdentity) (place uint32, signature uint64) {
 	words := f.words()
 	key := append(words[:4:4], words[8], service)
-	place = mix(multilinear(key, identity.FlowBucketKeys[:]))
+	place = halfMix(multilinear(key, identity.FlowBucketKeys[:]))
 	check := multilinear(key, identity.FlowSignatureKeys[:])
-	return place, max(1, uint64(check)<<2|uint64(place>>30)) // 0 is what free entries have
+	return place, uint64(check)<<2 | uint64(place&3)
 }
 
 // multilinear is the function of that name in bpf/hash.h.
@@ -71,6 +71,12 @@ func mix(hash uint32) uint32 {
 	hash ^= hash >> 13
 	hash *= 0xc2b2ae35
 	return hash ^ hash>>16
+}
+
+// halfMix is half_mix in bpf/hash.h.
+func halfMix(hash uint32) uint32 {
+	hash ^= hash >> 16
+	return hash * 0x85ebca6b
 }
 
 // bucketKeys expands the configured seed, in the same way on all balancers.

@@ -98,7 +98,7 @@ func TestCollisions(t *testing.T) {
 			}
 			low += oneIf(place<<(32-bits) == 0)
 			high += oneIf(place>>(32-bits) == 0)
-			joint += oneIf(place<<(32-bits/2) == 0 && signature<<(32-bits/2) == 0)
+			joint += oneIf(place>>(32-bits/2) == 0 && signature<<(32-bits/2) == 0)
 		}
 		for i, n := range differ {
 			within(t, name, "draws in which bit differs", i, n, draws, 0.5)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cilium/ebpf"
@@ -28,11 +29,12 @@ type View struct {
 	servers  *serverTable
 	flows    *flowTable
 	clock    *flowClock
+	counting *sync.Mutex // while counters move from one table to another
 }
 
 // OpenView opens the tables of an instance. Those of a build with another layout are refused.
 func OpenView(instance string) (*View, error) {
-	return newView(instance, func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	return newView(instance, new(sync.Mutex), func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		return openTable(filepath.Join(datapath.Dir(instance), name), spec)
 	})
 }
@@ -40,14 +42,14 @@ func OpenView(instance string) (*View, error) {
 // view is a View of the data path's own tables. Not all of them are pinned before it is attached.
 func (k *kernel) view() (*View, error) {
 	tables := pinned(&k.objects.balancerMaps)
-	return newView(k.instance, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
+	return newView(k.instance, &k.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
 		return (*tables[name]).Clone()
 	})
 }
 
 // newView makes a View of tables that it opens.
-func newView(instance string, open func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error)) (_ *View, err error) {
-	v := &View{instance: instance}
+func newView(instance string, counting *sync.Mutex, open func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error)) (_ *View, err error) {
+	v := &View{instance: instance, counting: counting}
 	defer func() {
 		if err != nil {
 			_ = v.Close()
@@ -193,8 +195,12 @@ type NextHop struct {
 
 // Snapshot reads everything. Of its cost, 64 bytes are read for every four flows of capacity.
 func (v *View) Snapshot() (*Snapshot, error) {
-	common, err := datapath.Inspect(datapath.Instance{Name: v.instance, Role: datapath.RoleBalancer},
-		datapath.BalancerProgram, v.maps.Reasons, v.reasons)
+	reasons, err := v.countReasons()
+	if err != nil {
+		return nil, err
+	}
+	instance := datapath.Instance{Name: v.instance, Role: datapath.RoleBalancer}
+	common, err := datapath.Inspect(instance, datapath.BalancerProgram, reasons)
 	if err != nil {
 		return nil, err
 	}
@@ -247,9 +253,9 @@ type serverLabel struct {
 
 // Count is how many packets left the data path for a reason.
 func (v *View) Count(reason string) (uint64, error) {
-	counts, err := datapath.CountReasons(v.maps.Reasons, v.reasons)
+	counts, err := v.countReasons()
 	if err != nil {
-		return 0, fmt.Errorf("instance %s: %w", v.instance, err)
+		return 0, err
 	}
 	for _, count := range counts {
 		if count.Reason == reason {
@@ -380,15 +386,12 @@ func (v *View) server(slot uint32, name string, kind config.Encapsulation, inter
 	if server.NextHop, err = v.nextHop(slot, interfaces); err != nil {
 		return nil, err
 	}
-	var cpus []balancerServerCounter
-	if err := v.maps.ServerCounters.Lookup(slot, &cpus); err != nil {
-		return nil, fmt.Errorf("read its counters: %w", err)
+	counter, err := readServerCounter(v.maps.ServerCounters, slot)
+	if err != nil {
+		return nil, err
 	}
-	for _, cpu := range cpus {
-		server.Packets += cpu.Packets
-		server.Bytes += cpu.Bytes
-		server.Placed += cpu.Flows
-	}
+	total := counter.total()
+	server.Packets, server.Bytes, server.Placed = total.Packets, total.Bytes, counter.placed()
 	return server, nil
 }
 

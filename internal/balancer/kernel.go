@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -24,8 +26,9 @@ import (
 type kernel struct {
 	instance string
 	dir      string
-	fresh    bool // nothing was pinned before
-	recount  bool // the reasons that are pinned are those of another build
+	fresh    bool       // nothing was pinned before
+	recount  bool       // the counters that are pinned are of another build's reasons
+	counting sync.Mutex // while counters move from one table to another
 	objects  balancerObjects
 	tables   *ebpf.MapSpec // of the inner maps
 	flows    *flowTable
@@ -54,6 +57,10 @@ func pinned(maps *balancerMaps) map[string]**ebpf.Map {
 	}
 }
 
+// countersByReason are the tables that mean something else to a build with other reasons. They alone can be
+// lost without harm.
+var countersByReason = []string{balancerMapReasons, balancerMapServerCounters}
+
 // loadSpec describes the data path of this build, and names the reasons that it counts.
 func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	if spec, err = loadBalancer(); err != nil {
@@ -62,7 +69,9 @@ func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	if reasons, err = datapath.Reasons(spec.Types); err != nil {
 		return nil, nil, err
 	}
-	datapath.NameAfter(spec.Maps[balancerMapReasons], reasons)
+	for _, name := range countersByReason {
+		datapath.NameAfter(spec.Maps[name], reasons)
+	}
 	return spec, reasons, nil
 }
 
@@ -109,11 +118,12 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
-	if reasons := kept[balancerMapReasons]; reasons != nil && datapath.Compatible(spec.Maps[balancerMapReasons], reasons) != nil {
-		log.Warn("another build counted other reasons: their counters start at zero")
-		delete(kept, balancerMapReasons)
-		k.recount = true
-		_ = reasons.Close()
+	if k.recount = countsOthers(spec, kept); k.recount {
+		log.Warn("another build counted other reasons: all counters start at zero")
+		for _, name := range countersByReason {
+			_ = kept[name].Close()
+			delete(kept, name)
+		}
 	}
 	identity, err := identityOf(kept[balancerMapIdentity], seed)
 	if err != nil {
@@ -123,7 +133,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 		balancerVarFlowTickShift:     k.clock.shift,
 		balancerVarFlowBucketKeys:    identity.FlowBucketKeys,
 		balancerVarFlowSignatureKeys: identity.FlowSignatureKeys,
-		balancerVarFlowBucketMask:    spec.Maps[balancerMapFlows].MaxEntries - 1,
+		balancerVarFlowBucketShift:   bucketShift(spec.Maps[balancerMapFlows].MaxEntries),
 		balancerVarServiceKeys:       identity.ServiceKeys,
 		balancerVarBucketKeys:        identity.BucketKeys,
 	}
@@ -151,9 +161,15 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	return k.pinNew(kept)
 }
 
+// countsOthers tells whether counters by reason were kept, and are of other reasons.
+func countsOthers(spec *ebpf.CollectionSpec, kept map[string]*ebpf.Map) bool {
+	return slices.ContainsFunc(countersByReason, func(name string) bool {
+		return kept[name] != nil && datapath.Compatible(spec.Maps[name], kept[name]) != nil
+	})
+}
+
 // openKept opens the tables that an earlier process left. Those of another layout
-// or other limits are an error, but for the counters by reason: they alone can be
-// lost without harm.
+// or other limits are an error, but for the counters by reason.
 func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map, err error) {
 	kept = map[string]*ebpf.Map{}
 	for name := range pinned(&balancerMaps{}) {
@@ -165,7 +181,7 @@ func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map,
 			return kept, fmt.Errorf("table %s: %w", name, err)
 		}
 		kept[name] = m
-		if err := spec.Maps[name].Compatible(m); err != nil && name != balancerMapReasons {
+		if err := spec.Maps[name].Compatible(m); err != nil && !slices.Contains(countersByReason, name) {
 			return kept, fmt.Errorf("table %s: %w", name, err)
 		}
 	}
@@ -228,7 +244,7 @@ func closeAll(maps map[string]*ebpf.Map) {
 // in them is attached.
 func (k *kernel) pinNew(kept map[string]*ebpf.Map) error {
 	pin := func(name string, table *ebpf.Map) error {
-		if kept[name] != nil || name == balancerMapReasons && k.recount {
+		if kept[name] != nil || k.recount && slices.Contains(countersByReason, name) {
 			return nil
 		}
 		return datapath.Pin(table, filepath.Join(k.dir, name))
@@ -269,12 +285,15 @@ func identityOf(kept *ebpf.Map, seed uint64) (*balancerIdentity, error) {
 			return nil, err
 		}
 	} else {
-		for _, keys := range []*flowKeys{
+		for _, keys := range []any{
 			&identity.FlowBucketKeys, &identity.FlowSignatureKeys, &identity.ServiceKeys,
 		} {
 			if err := binary.Read(rand.Reader, binary.NativeEndian, keys); err != nil {
 				return nil, fmt.Errorf("make hash keys: %w", err)
 			}
+		}
+		for i := range identity.ServiceKeys {
+			identity.ServiceKeys[i] |= 1
 		}
 	}
 	identity.BucketKeys = bucketKeys(seed)
@@ -297,8 +316,11 @@ func readIdentity(m *ebpf.Map, identity *balancerIdentity) error {
 // attach puts the program on an interface, in the place of an earlier build's.
 func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
 	if k.recount {
-		if err := datapath.Pin(k.objects.Reasons, filepath.Join(k.dir, balancerMapReasons)); err != nil {
-			return datapath.Attached{}, err
+		tables := pinned(&k.objects.balancerMaps)
+		for _, name := range countersByReason {
+			if err := datapath.Pin(*tables[name], filepath.Join(k.dir, name)); err != nil {
+				return datapath.Attached{}, err
+			}
 		}
 	}
 	if err := datapath.Pin(k.objects.XdpLb, filepath.Join(k.dir, datapath.BalancerProgram)); err != nil {

@@ -84,7 +84,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(out chan<- prometheus.Metric) {
-	reasons, err := datapath.CountReasons(c.view.maps.Reasons, c.view.reasons)
+	reasons, err := c.view.countReasons()
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(packetsDesc, err)
 	}

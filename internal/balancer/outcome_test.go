@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"net/netip"
 	"strings"
@@ -53,9 +54,16 @@ func (f *fixture) counters() counters {
 	for slot, key := range f.slots.bySlot {
 		var sum tally
 		for _, v := range servers(slot) {
-			sum.Packets += v.Packets
-			sum.Bytes += v.Bytes
-			sum.Flows += v.Flows
+			total := v.total()
+			sum.Packets += total.Packets
+			sum.Bytes += total.Bytes
+			sum.Flows += v.placed()
+			for i, n := range v.Forwarded {
+				reason := c.reasons[reasonName(firstForward+uint32(i))]
+				reason.Packets += n.Packets
+				reason.Bytes += n.Bytes
+				c.reasons[reasonName(firstForward+uint32(i))] = reason
+			}
 		}
 		name := key.service + "/" + key.server
 		if _, retired := f.slots.retired[slot]; retired {
@@ -110,6 +118,15 @@ var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
 	}
 	return numbers
 })
+
+func reasonName(number uint32) string {
+	for name, n := range reasonNumbers() {
+		if n == number {
+			return name
+		}
+	}
+	panic(fmt.Sprintf("there is no reason %d", number))
+}
 
 // check compares an outcome with the one wanted.
 func (f *fixture) check(want, got outcome) {

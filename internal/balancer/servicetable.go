@@ -3,6 +3,7 @@ package balancer
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"net/netip"
 	"sync/atomic"
@@ -15,9 +16,11 @@ import (
 )
 
 const (
-	serviceLines    = 65536 // SERVICE_LINES in bpf/services.h
-	servicesPerLine = 2     // SERVICES_PER_LINE
-	serviceReach    = 16    // SERVICE_REACH
+	serviceBits     = 16 // SERVICE_BITS in bpf/services.h
+	serviceLines    = 1 << serviceBits
+	servicesPerLine = 2  // SERVICES_PER_LINE
+	serviceReach    = 16 // SERVICE_REACH
+	goldenRatio     = 0x9e3779b97f4a7c15
 )
 
 // serviceTable is the data path's table of services, bpf/services.h, mapped into this process.
@@ -142,11 +145,10 @@ func (t *serviceTable) add(entry balancerServiceEntry) error {
 
 // place is the line where an entry belongs: service_place in bpf/services.h.
 func (t *serviceTable) place(entry balancerServiceEntry) int {
-	words := (*[unsafe.Sizeof(entry) / 4]uint32)(unsafe.Pointer(&entry))
-	hash := multilinear([]uint32{words[0], words[1], words[2], words[3], words[4], 0}, t.keys[:])
-	hash ^= hash >> 16
-	hash *= 0x85ebca6b
-	return int(hash / (1 << 32 / serviceLines))
+	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
+	hash := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
+	hash ^= hash >> 32
+	return int(hash * goldenRatio >> (64 - serviceBits))
 }
 
 // serviceKeyOf is the key of a service: an entry without number and rule.

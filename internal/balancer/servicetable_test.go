@@ -67,7 +67,7 @@ func TestServiceTableHasRoom(t *testing.T) {
 			table := serviceTable{keys: new(serviceKeys), entries: make([]balancerServiceEntry, serviceLines*servicesPerLine)}
 			for range 200 {
 				for i := range table.keys {
-					table.keys[i] = random.Uint64()
+					table.keys[i] = random.Uint64() | 1
 				}
 				clear(table.entries)
 				for i := range config.MaxServices {

@@ -150,9 +150,8 @@ func (s *slots) reclaim(wanted map[serverKey]bool) error {
 }
 
 func (s *slots) release(slot uint32) error {
-	zero := make([]balancerServerCounter, ebpf.MustPossibleCPU())
-	if err := s.kernel.objects.ServerCounters.Put(slot, zero); err != nil {
-		return fmt.Errorf("clear the counters of slot %d: %w", slot, err)
+	if err := s.kernel.retireCounter(slot); err != nil {
+		return err
 	}
 	err := s.kernel.objects.ServerLabels.Delete(slot)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -138,13 +138,10 @@ type Attachment struct {
 }
 
 // Inspect reads the state of an instance whose program is pinned under the given name, and whose
-// reasons have the given names.
-func Inspect(instance Instance, program string, reasons *ebpf.Map, names []string) (*Snapshot, error) {
-	s := &Snapshot{Instance: instance, Time: time.Now()}
+// packets were just counted.
+func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapshot, error) {
+	s := &Snapshot{Instance: instance, Time: time.Now(), Reasons: reasons}
 	var err error
-	if s.Reasons, err = CountReasons(reasons, names); err != nil {
-		return nil, fmt.Errorf("instance %s: %w", instance.Name, err)
-	}
 	if s.Program, err = readProgram(instance.Name, program); err != nil {
 		return nil, err
 	}

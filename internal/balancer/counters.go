@@ -1,0 +1,108 @@
+package balancer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// firstForward is FIRST_FORWARD in bpf/stats.h: the first of the reasons that are counted by server.
+const firstForward = uint32(balancerReasonREASON_FORWARD_KNOWN)
+
+// readServerCounter returns what went to a server, all CPUs together.
+func readServerCounter(counters *ebpf.Map, slot uint32) (sum balancerServerCounter, err error) {
+	var cpus []balancerServerCounter
+	if err := counters.Lookup(slot, &cpus); err != nil {
+		return sum, fmt.Errorf("read the counters of slot %d: %w", slot, err)
+	}
+	for _, cpu := range cpus {
+		for i, forwarded := range cpu.Forwarded {
+			sum.Forwarded[i].add(forwarded.Packets, forwarded.Bytes)
+		}
+	}
+	return sum, nil
+}
+
+func (c *balancerCounter) add(packets, bytes uint64) {
+	c.Packets += packets
+	c.Bytes += bytes
+}
+
+// total is what went to the server for any reason.
+func (c *balancerServerCounter) total() (sum balancerCounter) {
+	for _, forwarded := range c.Forwarded {
+		sum.add(forwarded.Packets, forwarded.Bytes)
+	}
+	return sum
+}
+
+// placed is how many flows were placed on the server.
+func (c *balancerServerCounter) placed() uint64 {
+	return c.Forwarded[uint32(balancerReasonREASON_FORWARD_NEW)-firstForward].Packets
+}
+
+// retireCounter adds what went to the server of a slot to the sums that stay, and clears its counters. No View
+// of this process counts meanwhile.
+func (k *kernel) retireCounter(slot uint32) error {
+	k.counting.Lock()
+	defer k.counting.Unlock()
+	counter, err := readServerCounter(k.objects.ServerCounters, slot)
+	if err != nil {
+		return err
+	}
+	for i, forwarded := range counter.Forwarded {
+		if err := k.addReason(firstForward+uint32(i), forwarded); err != nil {
+			return err
+		}
+	}
+	zero := make([]balancerServerCounter, ebpf.MustPossibleCPU())
+	if err := k.objects.ServerCounters.Put(slot, zero); err != nil {
+		return fmt.Errorf("clear the counters of slot %d: %w", slot, err)
+	}
+	return nil
+}
+
+// addReason adds to the counters of a reason that no program counts under.
+func (k *kernel) addReason(reason uint32, more balancerCounter) error {
+	var cpus []balancerCounter
+	if err := k.objects.Reasons.Lookup(reason, &cpus); err != nil {
+		return fmt.Errorf("read the counters of reason %d: %w", reason, err)
+	}
+	cpus[0].add(more.Packets, more.Bytes)
+	if err := k.objects.Reasons.Put(reason, cpus); err != nil {
+		return fmt.Errorf("write the counters of reason %d: %w", reason, err)
+	}
+	return nil
+}
+
+// countReasons counts the packets by what became of them. Those that went to servers are the sums of the
+// servers' counters, and of those of servers that are no more.
+func (v *View) countReasons() ([]datapath.ReasonCount, error) {
+	v.counting.Lock()
+	defer v.counting.Unlock()
+	counts, err := datapath.CountReasons(v.maps.Reasons, v.reasons)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+	}
+	var slot uint32
+	var label balancerLabel
+	labels := v.maps.ServerLabels.Iterate()
+	for labels.Next(&slot, &label) {
+		counter, err := readServerCounter(v.maps.ServerCounters, slot)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+		}
+		for i, forwarded := range counter.Forwarded {
+			count := &counts[firstForward+uint32(i)-1] // none is not among them
+			count.Packets += forwarded.Packets
+			count.Bytes += forwarded.Bytes
+		}
+	}
+	if err := labels.Err(); err != nil {
+		return nil, fmt.Errorf("instance %s: read the labels of servers: %w", v.instance, err)
+	}
+	return counts, nil
+}

@@ -1,0 +1,45 @@
+package balancer
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// What went to a server stays counted by reason when the server is no more, and is not counted as that of
+// the next one in its slot.
+func TestCountersOutliveServers(t *testing.T) {
+	a, b := srv6Server("a", 1, 1), srv6Server("b", 2, 1)
+	f := open(t, webOf(a))
+	registry := newRegistry(f)
+	f.run(web.frame())
+	for range 3 {
+		f.run(web.frame(packet.Flags(packet.ACK)))
+	}
+	slot := f.slot("web", "a")
+	without := func(servers ...config.Server) *config.Balancer {
+		cfg := webOf(servers...)
+		cfg.Node = f.cfg.Node
+		return cfg
+	}
+	f.mustApply(without(b))
+	f.must(f.sweep())
+	f.must(f.sweep())
+	f.mustApply(without(a, b))
+	if got := f.slot("web", "a"); got != slot {
+		t.Fatalf("the server has slot %d now, not %d: nothing is tested", got, slot)
+	}
+	lines := strings.Split(expose(t, registry), "\n")
+	for _, want := range []string{
+		`segue_lb_packets_total{reason="forward_new"} 1`, `segue_lb_packets_total{reason="forward_known"} 3`,
+		`segue_lb_bytes_total{reason="forward_known"} 180`,
+		`segue_lb_server_packets_total{server="a",service="web"} 0`,
+	} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no line %q in\n%s", want, strings.Join(lines, "\n"))
+		}
+	}
+}
