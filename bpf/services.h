@@ -130,7 +130,6 @@ static __always_inline enum reason classify(const struct packet *pkt, struct ser
 	const struct flow_key *key = &pkt->key;
 	const struct service_entry *entry;
 	void *table = service_table();
-	__u64 rule;
 
 	if (!table)
 		return REASON_PASS_NOT_VIP;
@@ -144,9 +143,9 @@ static __always_inline enum reason classify(const struct packet *pkt, struct ser
 	}
 	if (!entry)
 		return REASON_DROP_NO_SERVICE;
-	rule = *(const volatile __u64 *)&entry->rule;
+	/* One word, also on the stack: the compiler would tear it apart. */
+	*(volatile __u64 *)&service->rule = *(const volatile __u64 *)&entry->rule;
 	service->id = entry->id;
-	__builtin_memcpy(&service->rule, &rule, sizeof(rule));
 	return REASON_NONE;
 }
 
