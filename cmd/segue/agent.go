@@ -31,7 +31,7 @@ start takes it over without losing a packet. "segue agent detach" takes it away.
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
 	_ = cmd.MarkFlagRequired("config")
 	cmd.AddCommand(newDetach(datapath.RoleAgent, agent.Detach))
 	return cmd

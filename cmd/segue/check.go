@@ -30,7 +30,7 @@ The exit code is 0 if the file is valid and 1 if it is not.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
-	cmd.Flags().StringVar(&role, "role", "", "what the file is for: lb or agent")
+	cmd.Flags().StringVar(&role, "role", "", "`role` of the host that the file is for: lb or agent")
 	cobra.CheckErr(cmd.MarkFlagRequired("config"))
 	return cmd
 }

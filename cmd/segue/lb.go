@@ -32,7 +32,7 @@ start takes it over without losing a packet. "segue lb detach" takes it away.`,
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
 	_ = cmd.MarkFlagRequired("config")
 	cmd.AddCommand(newDetach(datapath.RoleBalancer, balancer.Detach))
 	return cmd
@@ -82,7 +82,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 	return &cobra.Command{
 		Use:   "detach INSTANCE",
 		Short: "Take the data path of a stopped " + string(role) + " out of the kernel",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments("INSTANCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			instance := args[0]
 			if err := datapath.CheckRole(instance, role); err != nil {
