@@ -67,6 +67,8 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, a, reload, hangups, log) })
+	group.Go(func() error {
+		return daemon.Serve(ctx, a, reload, hangups, "segue agent detach "+cfg.Node.Instance, log)
+	})
 	return group.Wait()
 }

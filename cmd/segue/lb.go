@@ -73,7 +73,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, log) })
+	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, "segue lb detach "+cfg.Node.Instance, log) })
 	return group.Wait()
 }
 
