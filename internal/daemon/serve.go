@@ -69,7 +69,7 @@ func announceStop(service Service, reason error, detach string, log *slog.Logger
 	case <-service.Ready():
 		log.Info("stopping: the data path stays attached and pinned, and works on", "reason", reason, "remove", detach)
 	default:
-		log.Info("stopping before the data path was attached; that of an earlier process stays", "reason", reason)
+		log.Info("stopping before the data path was attached; that of an earlier process, if any, stays", "reason", reason)
 	}
 }
 
