@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 )
 
 func newLB() *cobra.Command {
@@ -34,7 +36,7 @@ start takes it over without losing a packet. "segue lb detach" takes it away.`,
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
 	_ = cmd.MarkFlagRequired("config")
-	cmd.AddCommand(newDetach(datapath.RoleBalancer, balancer.Detach))
+	cmd.AddCommand(newDetach(datapath.RoleBalancer, detachLB))
 	return cmd
 }
 
@@ -75,6 +77,11 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, "segue lb detach "+cfg.Node.Instance, log) })
 	return group.Wait()
+}
+
+// detachLB also takes back what a process that was killed could not.
+func detachLB(instance string) error {
+	return errors.Join(balancer.Detach(instance), nexthop.GiveBack())
 }
 
 // newDetach is the command that takes an instance's data path away.
