@@ -12,10 +12,15 @@ SETUP := scripts/setup.sh
 export CLANG
 export PATH := $(CURDIR)/.tools/bin:$(PATH)
 
-# One static binary, to be copied to any host. No version stamp: for it Go asks git, which refuses
-# root a clone of another user.
+# One static binary, to be copied to any host. Go stamps it with a version after git's tags, commit and
+# changes. Git refuses root a clone of another user, unless told that it may; without a repository, or
+# git, there is no stamp.
 export CGO_ENABLED := 0
-export GOFLAGS += -buildvcs=false
+export GIT_CONFIG_COUNT := 1
+export GIT_CONFIG_KEY_0 := safe.directory
+export GIT_CONFIG_VALUE_0 := $(CURDIR)
+STAMP := $(shell git -c safe.directory='$(CURDIR)' rev-parse --verify HEAD >/dev/null 2>&1 && echo auto || echo false)
+export GOFLAGS += -buildvcs=$(STAMP)
 
 # What bpf2go compiles with, in every //go:generate line. asm/types.h has no version for BPF; the
 # host's will do.

@@ -31,7 +31,7 @@ start takes it over without losing a packet. "segue agent detach" takes it away.
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
 	_ = cmd.MarkFlagRequired("config")
 	cmd.AddCommand(newDetach(datapath.RoleAgent, agent.Detach))
 	return cmd
@@ -67,6 +67,8 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, a, reload, hangups, log) })
+	group.Go(func() error {
+		return daemon.Serve(ctx, a, reload, hangups, "segue agent detach "+cfg.Node.Instance, log)
+	})
 	return group.Wait()
 }

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
+	"regexp/syntax"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // arguments demands exactly the named arguments, and says which are missing.
@@ -19,4 +24,46 @@ func arguments(names ...string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// valueForms say, by their type, what the values of flags look like.
+var valueForms = map[string]string{
+	"bool":        "true or false",
+	"duration":    "a duration with its unit, such as 500ms, 30s or 2h",
+	"int":         "a whole number",
+	"stringSlice": "values separated by commas",
+	"uint32":      "a whole number from 0 to 4294967295",
+}
+
+// describeFlagError says what a flag's value must be where the library would quote Go's own errors.
+func describeFlagError(_ *cobra.Command, err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	flag := invalid.GetFlag()
+	problem := "must be " + valueForms[flag.Value.Type()]
+	if errors.Is(err, strconv.ErrRange) {
+		problem = "is out of range"
+	}
+	return fmt.Errorf("--%s %q: %s", flag.Name, invalid.GetValue(), problem)
+}
+
+// parseRegexp reads a flag's regular expression.
+func parseRegexp(flag, text string) (*regexp.Regexp, error) {
+	expression, err := regexp.Compile(text)
+	var wrong *syntax.Error
+	if errors.As(err, &wrong) {
+		return nil, fmt.Errorf("%s %q: must be a regular expression: %s: %s", flag, text, wrong.Code, wrong.Expr)
+	}
+	return expression, err
+}
+
+// parsePort reads an argument that is a port.
+func parsePort(text string) (uint16, error) {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return 0, fmt.Errorf("port %q: must be a number from 1 to 65535", text)
+	}
+	return uint16(port), nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -52,8 +51,8 @@ takes some minutes.`,
 				return err
 			}
 			o.Room = rooms[0]
-			if o.Case, err = regexp.Compile(pattern); err != nil {
-				return fmt.Errorf("--case %q: %w", pattern, err)
+			if o.Case, err = parseRegexp("--case", pattern); err != nil {
+				return err
 			}
 			if o.Rounds < 1 {
 				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
@@ -72,11 +71,11 @@ takes some minutes.`,
 			return printPackets(cmd.OutOrStdout(), times)
 		},
 	}
-	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`numbers` of flows, with k or M for thousands or millions")
-	cmd.Flags().StringVar(&room, "room", room, "flow tables are filled for this `number` of flows at least, however few are visited")
-	cmd.Flags().StringVar(&pattern, "case", "", "measure only cases whose name matches the regular `expression`")
-	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how `often` every case is measured")
-	cmd.Flags().Uint32Var(&o.Packets, "packets", o.Packets, "how `many` packets a measurement has")
+	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows, with k or M for thousands or millions")
+	cmd.Flags().StringVar(&room, "room", room, "`count` of flows that tables are filled for at least, however few are visited")
+	cmd.Flags().StringVar(&pattern, "case", "", "measure only cases whose name matches the `regexp`")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how often every case is measured")
+	cmd.Flags().Uint32Var(&o.Packets, "packets", o.Packets, "`count` of packets that a measurement has")
 	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "say what is done also where standard error is no terminal")
 	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud))
@@ -102,8 +101,11 @@ func isTerminal(file *os.File) bool {
 // maxFlowCount is the most flows that a table can be made for.
 const maxFlowCount = 100_000_000
 
-// parseFlowCounts reads a flag's numbers, such as 64k and 10M.
+// parseFlowCounts reads a flag's numbers, at least one, such as 64k and 10M.
 func parseFlowCounts(flag string, words ...string) ([]uint32, error) {
+	if len(words) == 0 {
+		return nil, fmt.Errorf("%s: at least one number is required", flag)
+	}
 	var counts []uint32
 	for _, word := range words {
 		number, unit := word, uint64(1)
@@ -161,7 +163,7 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 			return w.Flush()
 		},
 	}
-	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`sizes` of tables, with k or M for thousands or millions")
+	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows that tables are sized for, with k or M for thousands or millions")
 	return cmd
 }
 
@@ -191,7 +193,7 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 			return w.Flush()
 		},
 	}
-	cmd.Flags().IntVar(&changes, "changes", changes, "how `often` the servers change; the median counts")
+	cmd.Flags().IntVar(&changes, "changes", changes, "how often the servers change; the median counts")
 	return cmd
 }
 
@@ -233,7 +235,7 @@ the balancer, with known flows that all cores share, a few and a million.`,
 			return w.Flush()
 		},
 	}
-	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how `often` everything is measured")
-	cmd.Flags().DurationVar(&o.Duration, "duration", o.Duration, "of each measurement")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how often everything is measured")
+	cmd.Flags().DurationVar(&o.Duration, "duration", o.Duration, "how long each measurement takes")
 	return cmd
 }

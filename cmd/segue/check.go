@@ -21,7 +21,7 @@ problem in it, one a line, as FILE:LINE: FIELD "VALUE": PROBLEM. It touches
 nothing on the machine, so it may run anywhere and as any user.
 
 Without --role, a file in which a service lists servers is a balancer's, and any
-other an agent's.
+other an agent's; of one that is not YAML only that is said.
 
 The exit code is 0 if the file is valid and 1 if it is not.`,
 		Args: cobra.NoArgs,
@@ -30,7 +30,7 @@ The exit code is 0 if the file is valid and 1 if it is not.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
-	cmd.Flags().StringVar(&role, "role", "", "what the file is for: lb or agent")
+	cmd.Flags().StringVar(&role, "role", "", "`role` of the host that the file is for: lb or agent")
 	cobra.CheckErr(cmd.MarkFlagRequired("config"))
 	return cmd
 }
@@ -42,18 +42,19 @@ func check(cmd *cobra.Command, file, role string) error {
 	}
 	hint := ""
 	if role == "" {
-		role, hint = guessRole(data)
+		role, hint, err = guessRole(data)
 	}
 	var kind, content string
 	switch role {
+	case "": // nobody's: err says why
 	case "lb":
-		kind = "balancer"
+		kind = "balancer "
 		var b *config.Balancer
 		if b, err = config.ParseBalancer(data); err == nil {
 			content = count(len(b.Services), "service") + ", " + count(servers(b), "server")
 		}
 	case "agent":
-		kind = "agent"
+		kind = "agent "
 		var a *config.Agent
 		if a, err = config.ParseAgent(data); err == nil {
 			content = count(len(a.Services), "service")
@@ -64,18 +65,23 @@ func check(cmd *cobra.Command, file, role string) error {
 	var problems config.Errors
 	if errors.As(err, &problems) {
 		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
-		return fmt.Errorf("%s: no valid %s configuration: %s%s", file, kind, count(len(problems), "problem"), hint)
+		return fmt.Errorf("%s: no valid %sconfiguration: %s%s", file, kind, count(len(problems), "problem"), hint)
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s: valid %s configuration: %s\n", file, kind, content)
+	fmt.Fprintf(cmd.OutOrStdout(), "%s: valid %sconfiguration: %s\n", file, kind, content)
 	return nil
 }
 
-// guessRole tells whose a file is, and why, for those who meant the other.
-func guessRole(data []byte) (role, hint string) {
-	if config.HasServers(data) {
-		return "lb", " (a balancer's, for a service lists servers; --role agent if it is an agent's)"
+// guessRole tells whose a file is, and why, for those who meant the other. One that is not YAML is
+// nobody's.
+func guessRole(data []byte) (role, hint string, err error) {
+	isBalancer, err := config.HasServers(data)
+	switch {
+	case err != nil:
+		return "", "", err
+	case isBalancer:
+		return "lb", " (a balancer's, for a service lists servers; --role agent if it is an agent's)", nil
 	}
-	return "agent", " (an agent's, for no service lists servers; --role lb if it is a balancer's)"
+	return "agent", " (an agent's, for no service lists servers; --role lb if it is a balancer's)", nil
 }
 
 // servers counts a server once for each service that it is in.

@@ -21,6 +21,8 @@ func TestCheck(t *testing.T) {
 	bad := write("bad.yaml", "node: {interface: eth0}\nservices:\n- {servers: [{name: s 1}]}\n")
 	badAgent := write("agent.yaml", "node: {interface: eth0}\n")
 
+	noYAML := write("none.yaml", "node: {interface: eth0\nservices: []\n")
+
 	tests := []struct {
 		name, args string
 		output     string // of the command, complete
@@ -42,6 +44,11 @@ func TestCheck(t *testing.T) {
 			badAgent + ": no valid agent configuration: 1 problem (an agent's, for no service lists servers; --role lb"},
 		{"balancer by role", "--role lb -c " + badAgent, badAgent + ":1: services: at least one is required\n",
 			badAgent + ": no valid balancer configuration: 1 problem"},
+		{"no YAML", "-c " + noYAML, noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
+			noYAML + ": no valid configuration: 1 problem"},
+		{"no YAML by role", "--role lb -c " + noYAML,
+			noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
+			noYAML + ": no valid balancer configuration: 1 problem"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
 		{"no flag", "", "", `required flag(s) "config" not set`},
 		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb or agent`},

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strconv"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -37,13 +36,13 @@ func labOptions(cmd *cobra.Command) lab.Options {
 
 // labName adds the flag that names a lab to the commands on one that is up.
 func labName(cmd *cobra.Command) *string {
-	return cmd.Flags().String("name", lab.DefaultTopology().Name, "the lab's name")
+	return cmd.Flags().String("name", lab.DefaultTopology().Name, "`name` of the lab")
 }
 
 // labTopology adds the flags that describe a lab. The function that it returns reads them.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
-	file := cmd.Flags().StringP("file", "f", "", "topology file (default: the built-in topology)")
-	name := cmd.Flags().String("name", "", "the lab's name (default: the topology's)")
+	file := cmd.Flags().StringP("file", "f", "", "topology `file` (default: the built-in topology)")
+	name := cmd.Flags().String("name", "", "`name` of the lab (default: the topology's)")
 	return func() (lab.Topology, error) {
 		t := lab.DefaultTopology()
 		if *file != "" {
@@ -195,11 +194,11 @@ func newLabUDPEcho() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var ports []uint16
 			for _, arg := range args[1:] {
-				port, err := strconv.ParseUint(arg, 10, 16)
+				port, err := parsePort(arg)
 				if err != nil {
-					return fmt.Errorf("port %q: %w", arg, err)
+					return err
 				}
-				ports = append(ports, uint16(port))
+				ports = append(ports, port)
 			}
 			return lab.UDPEcho(cmd.Context(), args[0], ports)
 		},

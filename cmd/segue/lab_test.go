@@ -14,7 +14,7 @@ func TestLabRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, test := range []struct{ args, err string }{
-		{"up -f " + file, file + ": servers: 1000 is not in 1 to 128"},
+		{"up -f " + file, file + `:1: servers "1000": must be 1 to 128`},
 		{"up -f " + file + ".none", "no such file"},
 		{"up --name my-lab", `name "my-lab": must be`},
 		{"demo extra", "unknown command"},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 )
 
 func newLB() *cobra.Command {
@@ -32,9 +34,9 @@ start takes it over without losing a packet. "segue lb detach" takes it away.`,
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file")
+	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
 	_ = cmd.MarkFlagRequired("config")
-	cmd.AddCommand(newDetach(datapath.RoleBalancer, balancer.Detach))
+	cmd.AddCommand(newDetach(datapath.RoleBalancer, detachLB))
 	return cmd
 }
 
@@ -73,8 +75,13 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
-	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, log) })
+	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, "segue lb detach "+cfg.Node.Instance, log) })
 	return group.Wait()
+}
+
+// detachLB also takes back what a process that was killed could not.
+func detachLB(instance string) error {
+	return errors.Join(balancer.Detach(instance), nexthop.GiveBack())
 }
 
 // newDetach is the command that takes an instance's data path away.
@@ -82,7 +89,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 	return &cobra.Command{
 		Use:   "detach INSTANCE",
 		Short: "Take the data path of a stopped " + string(role) + " out of the kernel",
-		Args:  cobra.ExactArgs(1),
+		Args:  arguments("INSTANCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			instance := args[0]
 			if err := datapath.CheckRole(instance, role); err != nil {

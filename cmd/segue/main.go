@@ -33,6 +33,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(describeFlagError)
 	root.AddCommand(newCheck())
 	root.AddCommand(newLB())
 	root.AddCommand(newLab())

@@ -42,7 +42,7 @@ index is shown, as #7.
 	}
 	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer or agent")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "measure rates for so `long`; 0 shows none and returns at once")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "how long to measure rates; 0 shows none and returns at once")
 	return cmd
 }
 

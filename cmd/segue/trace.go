@@ -54,8 +54,8 @@ that suffices.
 		},
 	}
 	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer")
-	cmd.Flags().StringVar(&kind, "packet", "auto", "which `packet` of a TCP connection: auto, syn or later")
-	cmd.Flags().IntVar(&length, "length", 0, "of the packet with its IP header, in `bytes` (default: headers alone)")
+	cmd.Flags().StringVar(&kind, "packet", "auto", "`kind` of packet of a TCP connection: auto, syn or later")
+	cmd.Flags().IntVar(&length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers alone)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

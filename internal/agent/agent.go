@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -117,13 +118,6 @@ func (a *Agent) Run(ctx context.Context) error {
 // start applies the configuration and attaches the programs. On an error it takes away what it did,
 // unless an earlier process's data path was there.
 func (a *Agent) start() error {
-	link, err := netlink.LinkByName(a.cfg.Node.Interface)
-	if err != nil {
-		return fmt.Errorf("node.interface %q: %w", a.cfg.Node.Interface, err)
-	}
-	if a.link, err = describe(link); err != nil {
-		return err
-	}
 	attached, err := a.attach()
 	if err != nil {
 		return a.kernel.undo(err)
@@ -134,7 +128,24 @@ func (a *Agent) start() error {
 	return nil
 }
 
+// find looks up the interface.
+func (a *Agent) find() error {
+	name := a.cfg.Node.Interface
+	link, err := netlink.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return fmt.Errorf("node.interface %q: there is no such interface", name)
+	}
+	if err != nil {
+		return fmt.Errorf("node.interface %q: %w", name, err)
+	}
+	a.link, err = describe(link)
+	return err
+}
+
 func (a *Agent) attach() (datapath.Attached, error) {
+	if err := a.find(); err != nil {
+		return datapath.Attached{}, err
+	}
 	// An instance at work in another network namespace must not lose its addresses here.
 	if _, err := datapath.AttachedTo(a.kernel.linkPin()); err != nil {
 		return datapath.Attached{}, err

@@ -306,24 +306,37 @@ func TestOtherRole(t *testing.T) {
 
 // TestFailedStart leaves nothing either.
 func TestFailedStart(t *testing.T) {
-	n := newNetwork(t, 1)
-	cfg := n.config(1, config.GRE, vip4.Addr())
-	was := n.inspect(1, cfg.Node.Instance)
-	a, err := New(cfg, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	refused := errors.New("refused")
-	a.kernel.tc.attachTCX = func(link.TCXOptions) (link.Link, error) { return nil, refused }
-	err = n.servers[0].Do(func() error { return a.Run(t.Context()) })
-	if !errors.Is(err, refused) {
-		t.Errorf("error %v, want %v", err, refused)
-	}
-	if err := a.Close(); err != nil {
-		t.Error(err)
-	}
-	if diff := cmp.Diff(was, n.inspect(1, cfg.Node.Instance)); diff != "" {
-		t.Errorf("before and after (-before +after):\n%s", diff)
+	for name, test := range map[string]struct {
+		spoil func(*config.Agent, *Agent)
+		err   string
+	}{
+		"refused by the kernel": {func(_ *config.Agent, a *Agent) {
+			a.kernel.tc.attachTCX = func(link.TCXOptions) (link.Link, error) { return nil, errors.New("refused") }
+		}, "refused"},
+		"no such interface": {func(cfg *config.Agent, _ *Agent) { cfg.Node.Interface = "nope" },
+			`node.interface "nope": there is no such interface`},
+		"no Ethernet": {func(cfg *config.Agent, _ *Agent) { cfg.Node.Interface = "lo" }, "no Ethernet"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t, 1)
+			cfg := n.config(1, config.GRE, vip4.Addr())
+			was := n.inspect(1, cfg.Node.Instance)
+			a, err := New(cfg, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			test.spoil(cfg, a)
+			err = n.servers[0].Do(func() error { return a.Run(t.Context()) })
+			if err == nil || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("error %v, want %s", err, test.err)
+			}
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+			if diff := cmp.Diff(was, n.inspect(1, cfg.Node.Instance)); diff != "" {
+				t.Errorf("before and after (-before +after):\n%s", diff)
+			}
+		})
 	}
 }
 

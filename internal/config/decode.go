@@ -27,21 +27,41 @@ type field struct {
 	bad  bool   // could not be decoded, and is reported already
 }
 
-// decode reads the only document in data into the struct that into points to. Fields that data
-// does not name keep their values.
+// Decode reads the only YAML document in data into the struct that into points to, whose fields are
+// of the types that this package's own files have. Fields that data does not name keep their values.
+// Then rules returns the problems of what was read; where they are in data is found by their paths,
+// and those of fields that could not be read are left out. The error is of type Errors.
+func Decode(data []byte, into any, rules func() Errors) error {
+	d := decode(data, into)
+	for _, broken := range rules() {
+		d.failf(broken.Path, "%s", broken.Problem)
+	}
+	return d.problems.orNil()
+}
+
+// decode is Decode without rules.
 func decode(data []byte, into any) *document {
 	d := &document{fields: make(map[string]field)}
-	var root yaml.Node
-	if err := yaml.Load(data, &root); err != nil {
-		d.syntaxError(err)
+	root, problem := parse(data)
+	if problem != nil {
+		d.problems = append(d.problems, problem)
+		d.fields[""] = field{bad: true}
 		return d
 	}
 	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
 	return d
 }
 
-// syntaxError reports that the file is not a YAML document, which makes all of it bad.
-func (d *document) syntaxError(err error) {
+// parse returns the only YAML document in data, or why there is none.
+func parse(data []byte) (*yaml.Node, *Error) {
+	var root yaml.Node
+	if err := yaml.Load(data, &root); err != nil {
+		return nil, syntaxError(err)
+	}
+	return &root, nil
+}
+
+func syntaxError(err error) *Error {
 	problem := Error{Problem: err.Error()}
 	var load *yaml.LoadError
 	if errors.As(err, &load) {
@@ -51,8 +71,7 @@ func (d *document) syntaxError(err error) {
 			problem.Problem = load.ContextMsg + ": " + problem.Problem
 		}
 	}
-	d.problems = append(d.problems, &problem)
-	d.fields[""] = field{bad: true}
+	return &problem
 }
 
 // has tells whether the file gives the field a value, good or bad.
@@ -215,6 +234,7 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 		return
 	}
 	if len(node.Content) == 0 {
+		into.SetZero()
 		return
 	}
 	into.Set(reflect.MakeSlice(into.Type(), len(node.Content), len(node.Content)))

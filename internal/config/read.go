@@ -10,23 +10,25 @@ import (
 // LoadBalancer reads a balancer's configuration file. What it returns has its defaults filled in
 // and obeys all rules. The error is of type Errors, or that of reading the file.
 func LoadBalancer(path string) (*Balancer, error) {
-	return load(path, ParseBalancer)
+	return Load(path, ParseBalancer)
 }
 
 // LoadAgent reads an agent's configuration file, as LoadBalancer a balancer's.
 func LoadAgent(path string) (*Agent, error) {
-	return load(path, ParseAgent)
+	return Load(path, ParseAgent)
 }
 
-func load[T any](path string, parse func([]byte) (*T, error)) (*T, error) {
+// Load reads a file by a function that parses its content, and has the problems that this returns
+// name the file.
+func Load[T any](path string, parse func([]byte) (T, error)) (config T, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return config, err
 	}
-	config, err := parse(data)
+	config, err = parse(data)
 	var problems Errors
 	if errors.As(err, &problems) {
-		return nil, problems.In(path)
+		return config, problems.In(path)
 	}
 	return config, err
 }
@@ -56,19 +58,23 @@ func ParseAgent(data []byte) (*Agent, error) {
 }
 
 // HasServers tells whether a service in the file lists servers. All valid balancers' files do, and
-// no valid agent's.
-func HasServers(data []byte) bool {
+// no valid agent's. The error, of type Errors, says that the file is no YAML document.
+func HasServers(data []byte) (bool, error) {
+	root, problem := parse(data)
+	if problem != nil {
+		return false, Errors{problem}
+	}
 	var file struct {
 		Services []struct {
 			Servers []any `yaml:"servers"`
 		} `yaml:"services"`
 	}
 	// An invalid file is read as far as it goes; its problems are for the real readers to report.
-	_ = yaml.Load(data, &file, yaml.WithUniqueKeys(false))
+	_ = root.Load(&file, yaml.WithUniqueKeys(false))
 	for _, service := range file.Services {
 		if len(service.Servers) > 0 {
-			return true
+			return true, nil
 		}
 	}
-	return false
+	return false, nil
 }

@@ -254,12 +254,14 @@ func TestHasServers(t *testing.T) {
 		"agent":            {string(agent), false},
 		"invalid balancer": {"services: [1, {port: x, port: [], servers: [1]}]", true},
 		"no servers":       {"services: [{servers: []}]", false},
-		"no YAML":          {"services: [", false},
 	}
 	for name, test := range tests {
-		if got := HasServers([]byte(test.file)); got != test.want {
-			t.Errorf("%s: got %v", name, got)
+		if got, err := HasServers([]byte(test.file)); got != test.want || err != nil {
+			t.Errorf("%s: got %v, %v", name, got, err)
 		}
+	}
+	if _, err := HasServers([]byte("services: [{servers: [{}]}]\nnode: ]")); err == nil || !strings.Contains(err.Error(), "line 2: ") {
+		t.Errorf("no YAML: %v", err)
 	}
 }
 

@@ -28,29 +28,49 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 }
 
 // Serve runs a service and tells the service manager when it is ready. On each of hangups, also those
-// from before it was ready, it calls reload; a reload that fails is logged and changes nothing.
-func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal, log *slog.Logger) error {
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return service.Run(ctx) })
+// from before it was ready, it calls reload; a reload that fails is logged and changes nothing. When the
+// context ends it logs why, and the command that detaches what stays.
+func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
+	detach string, log *slog.Logger) error {
+	group, running := errgroup.WithContext(ctx)
+	group.Go(func() error { return service.Run(running) })
 	group.Go(func() error {
-		select {
-		case <-service.Ready():
-		case <-ctx.Done():
-			return nil
+		answer(running, service, reload, hangups, log)
+		if ctx.Err() != nil { // else the service ended itself, with an error that says more
+			announceStop(service, context.Cause(ctx), detach, log)
 		}
-		if err := Notify("READY=1"); err != nil {
-			log.Warn(err.Error())
-		}
-		for {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-hangups:
-				announceReload(func() error { return reload(ctx) }, log)
-			}
-		}
+		return nil
 	})
 	return group.Wait()
+}
+
+// answer deals with the service manager and hangups until the context ends.
+func answer(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal, log *slog.Logger) {
+	select {
+	case <-service.Ready():
+	case <-ctx.Done():
+		return
+	}
+	if err := Notify("READY=1"); err != nil {
+		log.Warn(err.Error())
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangups:
+			announceReload(func() error { return reload(ctx) }, log)
+		}
+	}
+}
+
+func announceStop(service Service, reason error, detach string, log *slog.Logger) {
+	select {
+	case <-service.Ready():
+		log.Info("stopping: the data path stays attached and pinned, and works on", "reason", reason, "remove", detach)
+	default:
+		log.Info("stopping before the data path was attached; that of an earlier process, if any, stays", "reason", reason)
+	}
 }
 
 // announceReload reloads between the two messages that sd_notify(3) asks for.

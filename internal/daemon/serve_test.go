@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -33,10 +36,46 @@ func TestEarlyHangupReloads(t *testing.T) {
 		return nil
 	}
 	ended := make(chan error)
-	go func() { ended <- Serve(ctx, service, reload, hangups, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- Serve(ctx, service, reload, hangups, "", slog.New(slog.DiscardHandler)) }()
 	ready = true
 	close(service)
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStopSaysWhyAndWhatStays ends a service that works and one that is not ready yet.
+func TestStopSaysWhyAndWhatStays(t *testing.T) {
+	for want, ready := range map[string]bool{
+		`stays attached and pinned, and works on" reason="a signal" remove="segue lb detach lb"`: true,
+		`stopping before the data path was attached`:                                             false,
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		service := make(slowService)
+		if ready {
+			close(service)
+		}
+		cancel(errors.New("a signal"))
+		var log bytes.Buffer
+		if err := Serve(ctx, service, nil, nil, "segue lb detach lb", slog.New(slog.NewTextHandler(&log, nil))); err != nil {
+			t.Error(err)
+		}
+		if !strings.Contains(log.String(), want) || strings.Count(log.String(), "\n") != 1 {
+			t.Errorf("ready %t: logged %q, want %s", ready, log.String(), want)
+		}
+	}
+}
+
+// failingService ends by itself.
+type failingService struct{ slowService }
+
+func (failingService) Run(context.Context) error { return errors.New("broken") }
+
+// TestServiceThatFails leaves it to the error to say what stays: it may be about just that.
+func TestServiceThatFails(t *testing.T) {
+	var log bytes.Buffer
+	err := Serve(t.Context(), failingService{make(slowService)}, nil, nil, "", slog.New(slog.NewTextHandler(&log, nil)))
+	if err == nil || err.Error() != "broken" || log.Len() > 0 {
+		t.Errorf("error %v, logged %q", err, log.String())
 	}
 }

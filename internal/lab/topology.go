@@ -2,14 +2,10 @@ package lab
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"regexp"
 	"slices"
-
-	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/config"
 )
@@ -56,61 +52,61 @@ var defaultTopology []byte
 // DefaultTopology returns the built-in topology.
 func DefaultTopology() Topology {
 	var t Topology
-	if err := yaml.Load(defaultTopology, &t, yaml.WithKnownFields()); err != nil {
+	if err := t.parse(defaultTopology); err != nil {
 		panic(fmt.Sprintf("lab: the built-in topology: %v", err))
 	}
 	return t
 }
 
 // ParseTopology reads a topology in YAML. Fields that it does not name are those of the built-in
-// topology. It refuses unknown fields and everything that Validate does.
+// topology; a list replaces the built-in one as a whole. The error is of type config.Errors.
 func ParseTopology(text []byte) (Topology, error) {
 	t := DefaultTopology()
-	// The decoder may write into the elements of a slice that it finds: a list in the text replaces
-	// the default's as a whole.
-	defaults := t.Services
-	t.Services = nil
-	if err := yaml.Load(text, &t, yaml.WithKnownFields()); err != nil {
-		return Topology{}, err
-	}
-	if t.Services == nil {
-		t.Services = defaults
-	}
-	return t, t.Validate()
+	return t, t.parse(text)
+}
+
+func (t *Topology) parse(text []byte) error {
+	return config.Decode(text, t, func() config.Errors { return t.problems() })
 }
 
 // LoadTopology reads the topology in a file.
-func LoadTopology(path string) (Topology, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return Topology{}, fmt.Errorf("topology: %w", err)
-	}
-	t, err := ParseTopology(text)
-	if err != nil {
-		return Topology{}, fmt.Errorf("topology %s: %w", path, err)
-	}
-	return t, nil
-}
+func LoadTopology(path string) (Topology, error) { return config.Load(path, ParseTopology) }
 
 // A lab's name becomes part of the names of namespaces and of pins. Without hyphens the lab of a
 // namespace can be told from its name.
 var labName = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
+const nameForm = "must be 1 to 12 lower-case letters and digits"
+
 // ValidateName returns an error unless name can be a lab's.
 func ValidateName(name string) error {
 	if !labName.MatchString(name) {
-		return fmt.Errorf("name %q: must be 1 to 12 lower-case letters and digits", name)
+		return fmt.Errorf("name %q: %s", name, nameForm)
 	}
 	return nil
 }
 
-// Validate returns every problem of the topology, each with the field's path and its value.
+// Validate returns every problem of the topology, each with the field's path and its value. The error
+// is of type config.Errors.
 func (t Topology) Validate() error {
-	errs := []error{ValidateName(t.Name)}
+	if problems := t.problems(); len(problems) > 0 {
+		return problems
+	}
+	return nil
+}
+
+func (t Topology) problems() config.Errors {
+	var errs config.Errors
+	fail := func(path string, value any, format string, args ...any) {
+		errs = append(errs, &config.Error{Path: path, Value: fmt.Sprint(value), Problem: fmt.Sprintf(format, args...)})
+	}
 	inRange := func(path string, value, low, high int) {
 		if value < low || value > high {
-			errs = append(errs, fmt.Errorf("%s: %d is not in %d to %d", path, value, low, high))
+			fail(path, value, "must be %d to %d", low, high)
 		}
+	}
+	if !labName.MatchString(t.Name) {
+		fail("name", t.Name, nameForm)
 	}
 	inRange("balancers", t.Balancers, 1, maxBalancers)
 	inRange("servers", t.Servers, 1, maxServers)
@@ -118,47 +114,47 @@ func (t Topology) Validate() error {
 	inRange("mtu.fabric", t.MTU.Fabric, 1280, MaxFabricMTU)
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
-		errs = append(errs, s.validate(path))
+		s.validate(func(field string, value any, format string, args ...any) {
+			fail(path+"."+field, value, format, args...)
+		})
 		for j, other := range t.Services[:i] {
-			if s.Name == other.Name {
-				errs = append(errs, fmt.Errorf("%s.name: %q is the name of services[%d] too", path, s.Name, j))
+			if s.Name == other.Name && s.Name != "" {
+				fail(path+".name", s.Name, "is that of services[%d] too", j)
 			}
-			if s.Address() == other.Address() && s.Protocol == other.Protocol {
-				errs = append(errs, fmt.Errorf("%s: services[%d] has %s %s too", path, j, s.Protocol, s.Address()))
+			if s.Address() == other.Address() && s.Protocol == other.Protocol && s.VIP.IsValid() && s.Port != config.AllPorts {
+				fail(path, "", "services[%d] has %s %s too", j, s.Protocol, s.Address())
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return errs
 }
 
-func (s Service) validate(path string) error {
-	var errs []error
-	fail := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf(path+format, args...))
-	}
+// validate calls fail for every problem that the service has without regard to others.
+func (s Service) validate(fail func(field string, value any, format string, args ...any)) {
 	if s.Name == "" {
-		fail(".name: is missing")
+		fail("name", "", "required")
 	}
-	if !s.VIP.IsValid() || s.VIP.Is4In6() || s.VIP.Zone() != "" || !s.VIP.IsGlobalUnicast() {
-		fail(".vip: %q is not a unicast address", s.VIP)
-	}
-	if reserved(s.VIP) {
-		fail(".vip: %s is in a prefix of the lab's own links and locators", s.VIP)
+	switch {
+	case !s.VIP.IsValid():
+		fail("vip", "", "required")
+	case s.VIP.Is4In6() || s.VIP.Zone() != "" || !s.VIP.IsGlobalUnicast():
+		fail("vip", s.VIP, "must be a unicast address")
+	case reserved(s.VIP):
+		fail("vip", s.VIP, "is in a prefix of the lab's own links and locators")
 	}
 	if s.Port == config.AllPorts {
-		fail(".port: is missing: the servers' applications need to know where to listen")
+		fail("port", "", "must be a port from 1 to 65535: the servers' applications need to know where to listen")
 	}
 	if s.Protocol != config.TCP && s.Protocol != config.UDP {
-		fail(".protocol: %q is neither tcp nor udp", s.Protocol)
+		fail("protocol", s.Protocol, "must be tcp or udp")
 	}
 	known := []config.Encapsulation{config.SRv6Insert, config.SRv6Encap, config.GRE, config.IPIP}
 	if !slices.Contains(known, s.Encapsulation) {
-		fail(".encapsulation: %q is none of %v", s.Encapsulation, known)
+		fail("encapsulation", s.Encapsulation, "must be one of %v", known)
 	}
 	if s.Encapsulation == config.SRv6Insert && s.VIP.Is4() {
-		fail(".encapsulation: srv6-insert cannot carry the IPv4 VIP %s", s.VIP)
+		fail("encapsulation", s.Encapsulation, "cannot carry the IPv4 VIP %s", s.VIP)
 	}
-	return errors.Join(errs...)
 }
 
 // ports returns the distinct ports of the services of a protocol, in ascending order.

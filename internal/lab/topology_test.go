@@ -61,6 +61,9 @@ func TestParseTopologyKeepsDefaultsOfWhatIsNotNamed(t *testing.T) {
 	if len(got.Services) != 1 || got.Services[0].Name != "a" {
 		t.Errorf("a list of services does not replace the default's: %+v", got.Services)
 	}
+	if got, err = ParseTopology([]byte("bare: true\nservices: []")); err != nil || len(got.Services) != 0 {
+		t.Errorf("an empty list of services does not replace the default's: %+v, %v", got.Services, err)
+	}
 }
 
 func TestParseTopologyRefuses(t *testing.T) {
@@ -75,30 +78,38 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return text
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "colour"},
-		{"name: my-lab", `name "my-lab"`},
-		{"name: abcdefghijklm", `name "abcdefghijklm"`},
-		{"balancers: 0", "balancers: 0 is not in 1 to 16"},
-		{"servers: 129", "servers: 129 is not in 1 to 128"},
-		{"mtu: {client: 1279}", "mtu.client: 1279"},
-		{"mtu: {fabric: 9000}", "mtu.fabric: 9000"},
-		{service(`name: ""`), "services[0].name"},
-		{service("vip: ff02::1"), `services[0].vip: "ff02::1"`},
-		{service("vip: 10.77.0.200"), "services[0].vip: 10.77.0.200 is in a prefix"},
-		{service("port: 0"), "services[0].port"},
-		{service("protocol: sctp"), `services[0].protocol: "sctp"`},
-		{service("encapsulation: vxlan"), `services[0].encapsulation: "vxlan"`},
-		{service("encapsulation: srv6-insert"), "services[0].encapsulation: srv6-insert cannot carry the IPv4 VIP 192.0.2.1"},
+		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, bare, services"},
+		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
+		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
+		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
+		{"servers: 129", `line 1: servers "129": must be 1 to 128`},
+		{"servers: many", `line 1: servers "many": must be a whole number`},
+		{"bare: perhaps", `line 1: bare "perhaps": must be true or false`},
+		{"mtu: 1500", `line 1: mtu "1500": must be a mapping`},
+		{"mtu: {client: 1279}", `mtu.client "1279": must be 1280 to 65535`},
+		{"mtu: {fabric: 9000}", `mtu.fabric "9000": must be 1280 to 3498`},
+		{"services: 5", `line 1: services "5": must be a list`},
+		{"services: [", "line 2: while parsing a flow node"},
+		{service(`name: ""`), ": services[0].name: required"},
+		{service("vip: ff02::1"), `: services[0].vip "ff02::1": must be a unicast address`},
+		{service("vip: nowhere"), `: services[0].vip "nowhere": must be an IP address`},
+		{service("vip: "), ": services[0].vip: required"},
+		{service("vip: 10.77.0.200"), `: services[0].vip "10.77.0.200": is in a prefix`},
+		{service("port: 0"), `: services[0].port "0": must be a port from 1 to 65535`},
+		{service("port: all"), `: services[0].port "all": must be a port from 1 to 65535: the servers`},
+		{service("protocol: sctp"), `: services[0].protocol "sctp": must be tcp or udp`},
+		{service("encapsulation: vxlan"), `: services[0].encapsulation "vxlan": must be one of [srv6-insert srv6-encap gre ipip]`},
+		{service("encapsulation: srv6-insert"), `: services[0].encapsulation "srv6-insert": cannot carry the IPv4 VIP 192.0.2.1`},
 		{
 			"services:\n" +
 				"  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: gre}\n" +
 				"  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: ipip}\n",
-			`services[1].name: "a" is the name of services[0] too` + "\n" +
-				"services[1]: services[0] has tcp 192.0.2.1:80 too",
+			`line 3: services[1].name "a": is that of services[0] too` + "\n" +
+				"line 3: services[1]: services[0] has tcp 192.0.2.1:80 too",
 		},
 	} {
 		_, err := ParseTopology([]byte(test.text))
-		if err == nil || !strings.Contains(err.Error(), test.want) {
+		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Count(err.Error(), "\n") != strings.Count(test.want, "\n") {
 			t.Errorf("%q:\n got %v\nwant %s", test.text, err, test.want)
 		}
 	}

@@ -1,13 +1,16 @@
 package nexthop
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"slices"
+	"syscall"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,6 +31,7 @@ type entry struct {
 	mac     [6]byte
 	usable  bool // the kernel itself would send there
 	managed bool // the kernel keeps it resolved
+	ours    bool // because a resolver asked for it
 	fixed   bool // somebody else keeps it: an operator or a routing daemon
 }
 
@@ -50,24 +54,47 @@ func readSnapshot() (*snapshot, error) {
 		s.links[link.Index] = link
 	}
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		neighbours, err := netlink.NeighList(0, family)
-		if err != nil {
+		if err := s.addNeighbours(family); err != nil {
 			return nil, fmt.Errorf("list neighbours: %w", err)
-		}
-		for i := range neighbours {
-			s.add(&neighbours[i])
 		}
 	}
 	return s, nil
 }
 
-func (s *snapshot) add(n *netlink.Neigh) {
+// addNeighbours asks the kernel itself: what the library makes of its answer lacks the originator.
+func (s *snapshot) addNeighbours(family int) error {
+	request := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+	request.AddData(&netlink.Ndmsg{Family: uint8(family)})
+	messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	if err != nil {
+		return err
+	}
+	for _, message := range messages {
+		n, err := netlink.NeighDeserialize(message)
+		if err != nil {
+			return err
+		}
+		attributes, err := nl.ParseRouteAttr(message[unix.SizeofNdMsg:])
+		if err != nil {
+			return err
+		}
+		s.add(n, slices.ContainsFunc(attributes, func(a syscall.NetlinkRouteAttr) bool {
+			return a.Attr.Type == netlink.NDA_PROTOCOL && bytes.Equal(a.Value, []byte{originator})
+		}))
+	}
+	return nil
+}
+
+// add takes note of a neighbour, which a resolver has asked for some day or not.
+func (s *snapshot) add(n *netlink.Neigh, asked bool) {
 	address, ok := netip.AddrFromSlice(n.IP)
 	if !ok {
 		return
 	}
+	managed := n.FlagsExt&netlink.NTF_EXT_MANAGED != 0
 	e := entry{
-		managed: n.FlagsExt&netlink.NTF_EXT_MANAGED != 0,
+		managed: managed,
+		ours:    managed && asked,
 		fixed: n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 ||
 			n.Flags&netlink.NTF_EXT_LEARNED != 0,
 	}
@@ -112,19 +139,44 @@ func route(target netip.Addr) (neighbour, error) {
 	return neighbour{first.LinkIndex, via.Unmap()}, nil
 }
 
+// originator is what resolvers give as the originator of entries that they ask for, "proto" of
+// ip-neighbour(8): a number that neither the kernel's rtnetlink.h nor iproute2 has a name for.
+const originator = 83
+
 // setManaged says whether the kernel is to resolve a neighbour and keep it
 // resolved although no packet of the kernel's own goes there (NTF_EXT_MANAGED,
 // Linux 5.16). With NTF_USE an entry that exists keeps its state and address.
 func setManaged(n neighbour, managed bool) error {
-	entry := &netlink.Neigh{
-		LinkIndex: n.ifindex,
-		IP:        net.IP(n.address.AsSlice()),
-		Flags:     netlink.NTF_USE,
+	family := unix.AF_INET6
+	if n.address.Is4() {
+		family = unix.AF_INET
 	}
+	request := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
+	request.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(n.ifindex), Flags: netlink.NTF_USE})
+	request.AddData(nl.NewRtAttr(netlink.NDA_DST, n.address.AsSlice()))
 	if managed {
-		entry.FlagsExt = netlink.NTF_EXT_MANAGED
+		request.AddData(nl.NewRtAttr(netlink.NDA_FLAGS_EXT, nl.Uint32Attr(netlink.NTF_EXT_MANAGED)))
+		request.AddData(nl.NewRtAttr(netlink.NDA_PROTOCOL, nl.Uint8Attr(originator)))
 	}
-	return netlink.NeighSet(entry)
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// GiveBack takes the mark from all neighbours that resolvers have made managed in this network
+// namespace: after resolvers that were killed. One at work marks its own again.
+func GiveBack() error {
+	s, err := readSnapshot()
+	if err != nil {
+		return err
+	}
+	for n, e := range s.neighbours {
+		if e.ours {
+			if failed := setManaged(n, false); failed != nil {
+				err = errors.Join(err, fmt.Errorf("give back neighbour %s: %w", n.address, failed))
+			}
+		}
+	}
+	return err
 }
 
 // subscribe returns a channel that gets a value after changes of routes,

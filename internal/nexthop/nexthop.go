@@ -50,9 +50,9 @@ const refresh = 30 * time.Second
 // targets. It belongs to the network namespace it was started in.
 //
 // Neighbours in use are "managed": the kernel keeps them resolved. Those that
-// were not before are given back when no target uses them any more, or the
-// resolver ends. A process that is killed gives back nothing, and the one after
-// it cannot tell these entries from others' managed ones, so they stay.
+// nobody else made so are given back when no target uses them any more, or the
+// resolver ends. A process that is killed gives back nothing: the one after it
+// takes over what it uses too, and GiveBack is for the rest.
 type Resolver struct {
 	log     *slog.Logger
 	own     string
@@ -61,7 +61,7 @@ type Resolver struct {
 
 	// Of the goroutine in Run:
 	last     Update                // that was resolved
-	managed  map[neighbour]bool    // that were not before
+	managed  map[neighbour]bool    // by resolvers, and in use by this one
 	problems map[netip.Addr]string // of targets, as logged
 }
 
@@ -213,6 +213,9 @@ func (r *Resolver) manage(s *snapshot, way neighbour) error {
 		return fmt.Errorf("interface %s has no Ethernet address", link.Name)
 	}
 	if e := s.neighbours[way]; e.managed || e.fixed {
+		if e.ours { // of a process that was killed, or is at work and will ask again if it has to
+			r.managed[way] = true
+		}
 		return nil
 	}
 	if err := setManaged(way, true); err != nil {
@@ -229,7 +232,7 @@ func (r *Resolver) release(s *snapshot, used map[neighbour]bool) {
 			continue
 		}
 		delete(r.managed, way)
-		if !s.neighbours[way].managed {
+		if !s.neighbours[way].ours {
 			continue // it is gone, or somebody else's now
 		}
 		if err := setManaged(way, false); err != nil {

@@ -2,6 +2,7 @@ package nexthop
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -341,11 +342,46 @@ func TestAnotherGateway(t *testing.T) {
 	n.await(server, n.hopLeft())
 }
 
+// manageForOthers makes a neighbour managed as an operator would, who wants it to stay so.
+func (n *network) manageForOthers(link Link, address string) {
+	n.t.Helper()
+	n.do(func() error {
+		return netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: link.Index, IP: net.ParseIP(address), Flags: netlink.NTF_USE, FlagsExt: netlink.NTF_EXT_MANAGED,
+		})
+	})
+}
+
+// TestAfterKill finds neighbours of a process that gave nothing back: one that is in use again, and one
+// that is not.
+func TestAfterKill(t *testing.T) {
+	n := startWith(t, func(n *network) {
+		n.do(func() error {
+			return errors.Join(
+				setManaged(neighbour{n.ifLeft.Index, netip.MustParseAddr("fd00:a::2")}, true),
+				setManaged(neighbour{n.ifRight.Index, netip.MustParseAddr("10.2.0.2")}, true))
+		})
+		n.manageForOthers(n.ifRight, "fd00:b::2")
+	})
+	n.routeVia(n.ifLeft, "fd00:a::2")
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.await(server, n.hopLeft())
+	n.stop()
+	if n.isManaged(n.ifLeft, "fd00:a::2") || !n.isManaged(n.ifRight, "10.2.0.2") {
+		t.Error("the next resolver gave back other neighbours than the one that it used")
+	}
+	n.do(GiveBack)
+	if n.isManaged(n.ifRight, "10.2.0.2") {
+		t.Error("the neighbour that no resolver used again is managed for good")
+	}
+	if !n.isManaged(n.ifRight, "fd00:b::2") {
+		t.Error("somebody else's neighbour was given back")
+	}
+}
+
 func TestGivesNeighboursBack(t *testing.T) {
 	n := start(t)
-	n.do(func() error { // somebody else's, which stays
-		return setManaged(neighbour{n.ifRight.Index, netip.MustParseAddr("10.2.0.2")}, true)
-	})
+	n.manageForOthers(n.ifRight, "10.2.0.2")
 	check := func(when string, left, right bool) {
 		t.Helper()
 		if n.isManaged(n.ifLeft, "fd00:a::2") != left || n.isManaged(n.ifRight, "fd00:b::2") != right {

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// everyCommand calls do for a command and all below it.
+func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
+	do(cmd)
+	for _, sub := range cmd.Commands() {
+		everyCommand(sub, do)
+	}
+}
+
+// TestPlaceholders has help say what kind of value a flag takes, in the words that others use, and
+// errors say what is wrong with values of every type that is in use.
+func TestPlaceholders(t *testing.T) {
+	known := []string{"", "bytes", "count", "counts", "duration", "file", "int", "kind", "name", "regexp", "role"}
+	everyCommand(newRoot(), func(cmd *cobra.Command) {
+		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+			if placeholder, _ := pflag.UnquoteUsage(flag); !slices.Contains(known, placeholder) {
+				t.Errorf("%s: --%s %s: the placeholder is none of %v", cmd.CommandPath(), flag.Name, placeholder, known)
+			}
+			if kind := flag.Value.Type(); kind != "string" && valueForms[kind] == "" {
+				t.Errorf("%s --%s: no words for what a %s must be", cmd.CommandPath(), flag.Name, kind)
+			}
+		})
+	})
+}
+
+// TestArgumentErrors has every way of giving a flag or an argument a bad value.
+func TestArgumentErrors(t *testing.T) {
+	for _, test := range []struct{ args, err string }{
+		{"bench --rounds many", `--rounds "many": must be a whole number`},
+		{"bench --rounds 1.5", `--rounds "1.5": must be a whole number`},
+		{"bench --rounds 99999999999999999999", `--rounds "99999999999999999999": is out of range`},
+		{"bench --packets -1", `--packets "-1": must be a whole number from 0 to 4294967295`},
+		{"bench --packets 4294967296", `--packets "4294967296": is out of range`},
+		{`bench --flows "1`, `--flows "\"1": must be values separated by commas`},
+		{"bench --flows=", "--flows: at least one number is required"},
+		{"bench --json=perhaps", `--json "perhaps": must be true or false`},
+		{"bench --case (", `--case "(": must be a regular expression: missing closing ): (`},
+		{"bench memory --flows=", "--flows: at least one number is required"},
+		{"bench throughput --duration 1", `--duration "1": must be a duration with its unit, such as 500ms, 30s or 2h`},
+		{"status --interval 9999999h", `--interval "9999999h": must be a duration with its unit, such as 500ms, 30s or 2h`},
+		{"status --nothing", "unknown flag: --nothing"},
+		{"status --interval", "flag needs an argument: --interval"},
+		{"lb detach", "lb detach: missing INSTANCE"},
+		{"agent detach a b", `agent detach: unexpected argument "b"`},
+		{"lab udp-echo s1 x", `port "x": must be a number from 1 to 65535`},
+		{"lab udp-echo s1 0", `port "0": must be a number from 1 to 65535`},
+	} {
+		root := newRoot()
+		root.SetOut(new(bytes.Buffer))
+		root.SetArgs(strings.Fields(test.args))
+		if err := root.Execute(); err == nil || err.Error() != test.err {
+			t.Errorf("segue %s: error %v, want %s", test.args, err, test.err)
+		}
+	}
+}
