@@ -10,7 +10,7 @@
 /* The interface's MAC address, in memory order. */
 volatile __u64 host_mac;
 
-/* The interface sends on by XDP_TX what it received. */
+/* The interface's index, if it can send what it received by XDP_TX; else 0. */
 volatile __u32 host_hairpin;
 
 /* Whether a frame's destination is this host: other MAC addresses, multicast and

@@ -71,11 +71,9 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 	return *failed ? NULL : port;
 }
 
-static __always_inline int transmit(const struct xdp_md *ctx, const struct port *port)
+static __always_inline int transmit(const struct port *port)
 {
-	if (port->hairpin && port->ifindex == ctx->ingress_ifindex)
-		return XDP_TX;
-	return bpf_redirect(port->ifindex, 0);
+	return port->ifindex == host_hairpin ? XDP_TX : bpf_redirect(port->ifindex, 0);
 }
 
 /* Back where the packet came from. */
@@ -109,7 +107,7 @@ static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 	if (!port)
 		return leave(ctx, pkt, failed);
 	count_forwarded(segments->server[0], found, pkt);
-	return transmit(ctx, port);
+	return transmit(port);
 }
 
 #endif

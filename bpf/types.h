@@ -114,7 +114,7 @@ struct port {
 	__u16 mtu;     /* bytes of layer 3 */
 	__u16 mac_start;
 	__u32 mac_rest; /* the MAC address, in memory order */
-	__u32 hairpin;	/* may be sent back on by XDP_TX when received there */
+	__u32 pad;
 };
 
 /* What is hashed of a flow or of all of its key, in words of 32 bits: with a key for

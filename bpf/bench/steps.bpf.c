@@ -52,5 +52,5 @@ int xdp_steps(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (last_step == STEP_COUNT)
 		count_forwarded(segments.server[0], REASON_FORWARD_KNOWN, &pkt);
-	return transmit(ctx, port);
+	return transmit(port);
 }

@@ -345,7 +345,11 @@ func (k *kernel) close() error {
 // setHost tells the program of the interface that it is on: which frames are for this host, and how
 // they go back.
 func (k *kernel) setHost(link nexthop.Link) error {
-	if err := k.objects.HostHairpin.Set(hairpins(link)); err != nil {
+	hairpin := uint32(0)
+	if hairpins(link) {
+		hairpin = uint32(link.Index)
+	}
+	if err := k.objects.HostHairpin.Set(hairpin); err != nil {
 		return fmt.Errorf("set how frames go back: %w", err)
 	}
 	if err := k.objects.HostMac.Set(macWord(link.MAC)); err != nil {

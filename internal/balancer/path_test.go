@@ -293,6 +293,9 @@ func TestHairpin(t *testing.T) {
 		{"out", web, "web", verdictRedirect},
 	} {
 		clear(f.kernel.flows.entries)
+		own := f.link(v.link)
+		own.MAC = ownMAC
+		f.must(f.kernel.setHost(own))
 		want := f.forwarded(v.flow.frame(), v.flow, v.service, f.placed(v.flow, v.service), "forward_new")
 		want.Verdict = v.verdict
 		f.must(f.ns.Do(func() error {

@@ -68,19 +68,13 @@ func describe(link nexthop.Link) balancerPort {
 	port := balancerPort{
 		Ifindex: uint32(link.Index),
 		Mtu:     uint16(min(link.MTU, math.MaxUint16)),
-		Hairpin: hairpins(link),
 	}
 	port.MacStart, port.MacRest = splitMAC(link.MAC)
 	return port
 }
 
-// hairpins is 1 for an interface that sends by XDP_TX. A veth drops that unless its peer runs XDP, too.
-func hairpins(link nexthop.Link) uint32 {
-	if link.Type == "veth" {
-		return 0
-	}
-	return 1
-}
+// hairpins tells whether an interface sends by XDP_TX. A veth drops that unless its peer runs XDP, too.
+func hairpins(link nexthop.Link) bool { return link.Type != "veth" }
 
 // splitMAC is a MAC address as struct port has it.
 func splitMAC(mac [6]byte) (start uint16, rest uint32) {

@@ -294,7 +294,9 @@ func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, er
 		return nil, fmt.Errorf("load %s: %w", program, err)
 	}
 	r.closers = append(r.closers, func() error { collection.Close(); return nil })
-	return collection.Programs[program], collection.Variables["host_mac"].Set(macWord(hostMAC))
+	return collection.Programs[program], errors.Join(
+		collection.Variables["host_mac"].Set(macWord(hostMAC)),
+		collection.Variables["host_hairpin"].Set(uint32(hop.Link.Index)))
 }
 
 func (r *rig) loadAgent(s *setup) error {
