@@ -24,7 +24,7 @@ static __always_inline __u32 mix(__u32 hash)
 	return hash ^ hash >> 16;
 }
 
-/* The first half of it, as good where only the highest bits choose. */
+/* The first half of it, a bijection too: as good where the highest bits choose. */
 static __always_inline __u32 half_mix(__u32 hash)
 {
 	hash ^= hash >> 16;

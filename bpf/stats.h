@@ -3,7 +3,7 @@
  * Every packet leaves the balancer for exactly one reason, and every reason is
  * counted. The names become the `reason` label of segue_lb_packets_total:
  * REASON_DROP_FRAGMENT is drop_fragment. Keep the groups together: the prefix
- * says what happens to the packet.
+ * says what happens to the packet; FORWARDS counts from the first forward to the last.
  */
 #ifndef SEGUE_STATS_H
 #define SEGUE_STATS_H

@@ -278,17 +278,18 @@ func TestNoHeadroom(t *testing.T) {
 	f.check(want, got)
 }
 
-// A packet leaves by XDP_TX where it came in, unless that is a veth, whose peer might not run XDP; and
-// by a redirect elsewhere.
+// A packet leaves by XDP_TX by the interface that the program is on, unless that is a veth, whose peer might
+// not run XDP; and by a redirect elsewhere.
 func TestHairpin(t *testing.T) {
 	f := openStandard(t)
 	for _, v := range []struct {
-		link    string // where it comes in
+		link    string // that the program is on
 		flow    Flow
 		service string
 		verdict uint32
 	}{
 		{"bridge", hairpin, "hairpin", verdictTX},
+		{"bridge", web, "web", verdictRedirect},
 		{"out", hairpin, "hairpin", verdictRedirect},
 		{"out", web, "web", verdictRedirect},
 	} {

@@ -149,7 +149,10 @@ func (s *slots) reclaim(wanted map[serverKey]bool) error {
 	return nil
 }
 
+// release frees a slot. No View of this process counts while the counters move.
 func (s *slots) release(slot uint32) error {
+	s.kernel.counting.Lock()
+	defer s.kernel.counting.Unlock()
 	if err := s.kernel.retireCounter(slot); err != nil {
 		return err
 	}
