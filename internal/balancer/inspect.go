@@ -145,6 +145,7 @@ type ServiceState struct {
 	Port          uint16               `json:"port"` // 0: all that no other service of the VIP names
 	Protocol      config.Protocol      `json:"protocol"`
 	Placement     config.Placement     `json:"placement"`
+	Selection     config.Selection     `json:"selection,omitempty"` // of placement hunt
 	Persistence   config.Persistence   `json:"persistence"`
 	Encapsulation config.Encapsulation `json:"encapsulation"`
 	Buckets       uint32               `json:"buckets"` // 0: there is no server to place on
@@ -322,12 +323,14 @@ func (v *View) serviceNames() (map[uint32]string, error) {
 
 func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
 	vip, port, protocol := entry.matches()
+	method := placementNamed(entry.Rule.placement())
 	return &ServiceState{
 		Name:          name,
 		VIP:           vip,
 		Port:          uint16(port),
 		Protocol:      protocol,
-		Placement:     nameOf(placements, entry.Rule.placement()),
+		Placement:     method.Placement,
+		Selection:     method.Selection,
 		Persistence:   nameOf(persistences, entry.Rule.persistence()),
 		Encapsulation: nameOf(encapsulations, balancerEncapsulation(entry.Rule.Encapsulation)),
 		Buckets:       entry.Rule.Buckets,
@@ -335,6 +338,16 @@ func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
 		Servers:       []*ServerState{},
 		table:         entry.table(),
 	}
+}
+
+// placementNamed is the placement that the data path has a number for.
+func placementNamed(number balancerPlacement) placement {
+	for name, n := range placements {
+		if n == number {
+			return name
+		}
+	}
+	return placement{Placement: config.Placement(fmt.Sprint(number))}
 }
 
 // nameOf is what a configuration file calls a value of the data path.
