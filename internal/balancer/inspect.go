@@ -28,6 +28,7 @@ type View struct {
 	reasons  []string
 	servers  *serverTable
 	flows    *flowTable
+	pending  *flowTable // the half-open ones
 	clock    *flowClock
 	counting *sync.Mutex // while counters move from one table to another
 }
@@ -75,6 +76,9 @@ func newView(instance string, counting *sync.Mutex, open func(name string, spec 
 	if v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ); err != nil {
 		return nil, err
 	}
+	if v.pending, err = mapFlows(v.maps.Pending, unix.PROT_READ); err != nil {
+		return nil, err
+	}
 	v.clock, err = loadFlowClock(spec)
 	return v, err
 }
@@ -103,6 +107,9 @@ func (v *View) Close() error {
 	if v.flows != nil {
 		errs = append(errs, v.flows.close())
 	}
+	if v.pending != nil {
+		errs = append(errs, v.pending.close())
+	}
 	if v.servers != nil {
 		errs = append(errs, v.servers.close())
 	}
@@ -126,6 +133,9 @@ type FlowTable struct {
 	Capacity uint64 `json:"capacity"`
 	// Flows are those of all servers.
 	Flows FlowCounts `json:"flows"`
+	// HalfOpen are the flows of placement hunt whose client has not answered a server yet. They are in
+	// a table of their own.
+	HalfOpen uint64 `json:"half_open"`
 }
 
 // FlowCounts are numbers of flows by state.
@@ -221,6 +231,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 		}
 	}
 	s.FlowTable.Flows = counts.total()
+	s.FlowTable.HalfOpen = v.pending.count().total().Total()
 	return s, nil
 }
 
