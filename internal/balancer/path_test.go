@@ -34,10 +34,10 @@ func standard() *config.Balancer {
 		serviceOf("unrouted", vip6, 82, config.TCP, config.SRv6Encap, srv6Server("u", 6, 1)),
 		serviceOf("narrow", vip6, 83, config.TCP, config.SRv6Encap, srv6Server("n", 7, 1)),
 		serviceOf("hairpin", vip6, 84, config.TCP, config.SRv6Encap, srv6Server("h", 8, 1)),
-		serviceOf("all", vip6All, config.AllPorts, config.TCP, config.SRv6Encap, srv6Server("a", 9, 1)),
-		serviceOf("one", vip6All, 80, config.TCP, config.SRv6Encap, srv6Server("o", 10, 1)),
 		huntingOf(serviceOf("hunt", vip6, 85, config.TCP, config.SRv6Insert, three...), config.SelectConsistent, 2),
 		huntingOf(serviceOf("hunt4", vip4, 85, config.TCP, config.SRv6Encap, three...), config.SelectConsistent, 3),
+		serviceOf("all", vip6All, config.AllPorts, config.TCP, config.SRv6Encap, srv6Server("a", 9, 1)),
+		serviceOf("one", vip6All, 80, config.TCP, config.SRv6Encap, srv6Server("o", 10, 1)),
 	)
 }
 
