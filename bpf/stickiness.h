@@ -34,7 +34,7 @@ struct {
 /* What is known of a flow here, in either table. */
 struct known {
 	struct flow_slot flow;
-	struct flow_slot half; /* no more than zero where the flow table knows the flow */
+	struct flow_slot half;
 };
 
 /* The server that sent the signal, if it is one of the service. */
@@ -91,22 +91,41 @@ static __always_inline bool note(const struct packet *pkt, struct known *known, 
 	return true;
 }
 
-/* create-stickiness: the first server keeps the flow; the reason is that of a reset
- * where the sender is another. */
+static __always_inline void recollect(const struct packet *pkt, const struct service *service,
+				      struct known *known)
+{
+	flow_lookup(&pkt->key, service->id, &known->flow);
+	pending_lookup(&known->flow, &known->half);
+}
+
+/*
+ * create-stickiness: the first server keeps the flow; the reason is that of a reset
+ * where the sender is another. Where it cannot be noted another core may have been
+ * faster, with another server's signal: one more look tells.
+ */
 static __always_inline enum reason create(const struct packet *pkt, const struct service *service,
 					  struct known *known, __u32 sender)
 {
-	struct flow_slot *slot = flow_known(&known->flow) ? &known->flow : &known->half;
+	for (int i = 0; i < 2; i++) {
+		struct flow_slot *slot = &known->flow;
 
-	if (is_taken(pkt, service, slot))
-		return flow_server(slot->value) == sender ? REASON_RETURN_CREATE
-							  : REASON_FORWARD_RESET;
-	return note(pkt, known, sender) ? REASON_RETURN_CREATE : REASON_RETURN_NO_ROOM;
+		recollect(pkt, service, known);
+		if (!flow_known(slot))
+			slot = &known->half;
+		if (is_taken(pkt, service, slot))
+			return flow_server(slot->value) == sender ? REASON_RETURN_CREATE
+								  : REASON_FORWARD_RESET;
+		if (note(pkt, known, sender))
+			return REASON_RETURN_CREATE;
+	}
+	return REASON_RETURN_NO_ROOM;
 }
 
 /* remove-stickiness: of the flow's own server it begins the end; others know nothing. */
-static __always_inline enum reason remove(struct known *known, __u32 sender)
+static __always_inline enum reason remove(const struct packet *pkt, const struct service *service,
+					  struct known *known, __u32 sender)
 {
+	recollect(pkt, service, known);
 	if (flow_known(&known->flow)) {
 		if (flow_server(known->flow.value) == sender)
 			flow_touch(&known->flow, FLOW_CLOSING, flow_now());
@@ -114,13 +133,6 @@ static __always_inline enum reason remove(struct known *known, __u32 sender)
 		pending_remove(&known->half);
 	}
 	return REASON_RETURN_REMOVE;
-}
-
-static __always_inline void recollect(const struct packet *pkt, const struct service *service,
-				      struct known *known)
-{
-	flow_lookup(&pkt->key, service->id, &known->flow);
-	pending_lookup(&known->flow, &known->half);
 }
 
 /* Takes a server's signal, whose packet goes on to the client. Not inlined: see
@@ -146,8 +158,7 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 		return leave(ctx, pkt, REASON_DROP_SENDER);
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
-	recollect(pkt, &service, &known);
-	why = signal.function == SID_REMOVE ? remove(&known, sender)
+	why = signal.function == SID_REMOVE ? remove(pkt, &service, &known, sender)
 					    : create(pkt, &service, &known, sender);
 	if (why != REASON_FORWARD_RESET)
 		return leave(ctx, pkt, unwrap(ctx, pkt, &signal) ? why : REASON_DROP_SIGNAL);

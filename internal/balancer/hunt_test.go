@@ -29,6 +29,7 @@ func hunting(selection config.Selection, candidates int) *config.Balancer {
 		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...),
 		serviceOf("web4", vip4, 80, config.TCP, config.SRv6Encap, servers...),
 	} {
+		s.Servers = slices.Clone(s.Servers)
 		services = append(services, huntingOf(s, selection, candidates))
 	}
 	return balancerOf(services...)

@@ -3,6 +3,7 @@ package balancer
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -276,5 +277,97 @@ func TestStickinessOfDrained(t *testing.T) {
 				t.Errorf("then %q, want %q", after, c.after)
 			}
 		})
+	}
+}
+
+// A flood of SYNs, and of answers to them, enters no flow and displaces none; a client that answers in the
+// midst of it does.
+func TestFloodOfSYNs(t *testing.T) {
+	cfg := hunting(config.SelectConsistent, 2)
+	f := open(t, cfg)
+	row := f.row(web, "web")
+	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck))
+	f.run(web.frame(packet.Flags(packet.ACK)))
+	before := slices.Clone(f.kernel.flows.entries)
+	for port := range uint16(5_000) { // five times what the table is made for
+		flow := web.from(10_000 + port)
+		f.exec(flow.frame(), nil)
+		f.exec(f.signal(flow, "web", row[port%2], srv6.CreateStickiness, synAck), nil)
+	}
+	if !slices.Equal(before, f.kernel.flows.entries) {
+		t.Error("the flow table is other than before")
+	}
+	for _, e := range f.kernel.pending.entries {
+		if e == 0 {
+			t.Error("the flood did not fill the table of half-open flows")
+			break
+		}
+	}
+	f.check(f.forwarded(web.frame(packet.Flags(packet.ACK)), web, "web", row[0], "forward_known"), f.run(web.frame(packet.Flags(packet.ACK))))
+	newcomer := web.from(60_000)
+	f.run(f.signal(newcomer, "web", row[1], srv6.CreateStickiness, synAck))
+	ack := newcomer.frame(packet.Flags(packet.ACK))
+	f.check(f.forwarded(ack, newcomer, "web", row[1], "forward_new"), f.run(ack))
+}
+
+// Signals are taken from the servers that a flow's service has at the time, by their locators.
+func TestSenders(t *testing.T) {
+	all := hunting(config.SelectConsistent, 2)
+	f := open(t, all)
+	parts := f.cast(web, "web")
+	sent := func(options ...packet.Option) []byte {
+		return signal(config.SRv6Encap, serverOfName(&all.Services[1], parts[first]).Locator, web, srv6.CreateStickiness,
+			append(options, synAck)...)
+	}
+	f.check(f.returned(sent(), "return_create"), f.run(sent()))
+
+	fewer := hunting(config.SelectConsistent, 2)
+	svc := &fewer.Services[1]
+	svc.Servers = slices.DeleteFunc(svc.Servers, func(s config.Server) bool { return s.Name == parts[first] })
+	f.mustApply(fewer)
+	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
+
+	f.mustApply(hunting(config.SelectConsistent, 2))
+	f.check(f.returned(sent(), "return_create"), f.run(sent()))
+
+	cfg := f.cfg
+	f.stop() // the next process tells its program anew
+	f.start(cfg)
+	f.route()
+	f.check(f.returned(sent(), "return_create"), f.run(sent()))
+
+	moved := hunting(config.SelectConsistent, 2)
+	moved.Node.Locator = netip.MustParsePrefix("fd00:6c:0:2::/64")
+	f.mustApply(moved)
+	f.check(refused(sent(), "pass_not_vip", 100), f.run(sent()))
+}
+
+// Half-open flows outlive a restart, and leave after their time, or with their server.
+func TestHalfOpenFlowsLeave(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	ticks := f.clock.ticks(f.service("web").Timeouts.New)
+	for _, c := range []struct {
+		idle  uint16
+		after string
+	}{{ticks, "pending first"}, {ticks + 1, "listen"}} {
+		f.setState(web, "web", "pending first", parts)
+		for i, e := range f.kernel.pending.entries {
+			if e != 0 {
+				f.kernel.pending.entries[i] = e&^flowTimeMask | uint64(f.now()-c.idle)&flowTimeMask
+			}
+		}
+		f.must(f.sweep())
+		if state := f.state(web, "web", parts); state != c.after {
+			t.Errorf("idle for %d ticks of %d: %s, want %s", c.idle, ticks, state, c.after)
+		}
+	}
+	f.setState(web, "web", "pending first", parts)
+	cfg := f.cfg
+	f.stop()
+	f.start(cfg)
+	f.route()
+	if state := f.state(web, "web", parts); state != "pending first" {
+		t.Errorf("after a restart: %s", state)
 	}
 }
