@@ -321,6 +321,12 @@ func TestSenders(t *testing.T) {
 	}
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
 
+	slot := f.slot("web", parts[first])
+	flags := f.kernel.servers.flags(slot)
+	f.kernel.servers.setFlags(slot, 0) // as a reload begins to retire it
+	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
+	f.kernel.servers.setFlags(slot, flags)
+
 	fewer := hunting(config.SelectConsistent, 2)
 	svc := &fewer.Services[1]
 	svc.Servers = slices.DeleteFunc(svc.Servers, func(s config.Server) bool { return s.Name == parts[first] })
