@@ -37,7 +37,7 @@ enum flow_state {
 	FLOW_FREE,
 	FLOW_NEW, /* one packet seen: perhaps a flood's */
 	FLOW_ESTABLISHED,
-	FLOW_CLOSING, /* the client sent FIN or RST */
+	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
 };
 
 struct flow_bucket {
