@@ -57,6 +57,9 @@ type Metrics struct {
 // Placement decides which server gets a new connection.
 type Placement string
 
+// Selection decides which servers placement hunt offers a new connection to.
+type Selection string
+
 // Persistence decides how later packets find that server.
 type Persistence string
 
@@ -65,7 +68,11 @@ type Encapsulation string
 
 // The values that a service may name.
 const (
-	PlacementHash Placement = "hash"
+	PlacementHash Placement = "hash" // the first candidate of the flow's bucket
+	PlacementHunt Placement = "hunt" // the candidates decide, one after the other
+
+	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
+	SelectRandom     Selection = "random"     // those of any bucket
 
 	PersistenceTable Persistence = "table"
 
@@ -116,8 +123,10 @@ type Service struct {
 	Placement     Placement     `yaml:"placement"`     // default hash
 	Persistence   Persistence   `yaml:"persistence"`   // default table
 	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
-	// Candidates is how many servers a bucket lists, 1 to 8. Default 1, and
-	// always 1 for placement hash.
+	// Selection is for placement hunt only, where the default is consistent.
+	Selection Selection `yaml:"selection,omitempty"`
+	// Candidates is how many servers a bucket lists, 1 to 8. Default 2 for placement
+	// hunt; always 1 for placement hash.
 	Candidates int `yaml:"candidates"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of
 	// two, more than the servers. Default 65537.
@@ -133,7 +142,7 @@ type Service struct {
 type Timeouts struct {
 	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
 	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
-	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s
+	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s, 10s for placement hunt
 }
 
 // Health is an active check of every server of a service. Exactly one of HTTP
