@@ -228,8 +228,13 @@ func (a *apache) slow(n int) {
 
 // finish ends slow requests.
 func (a *apache) finish(n int) {
+	a.t.Helper()
 	for range n {
-		a.release <- struct{}{}
+		select {
+		case a.release <- struct{}{}:
+		case <-time.After(limit):
+			a.t.Fatalf("no slow request is left to finish, of %d", n)
+		}
 	}
 }
 

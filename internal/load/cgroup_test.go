@@ -234,7 +234,7 @@ func TestCgroupOfTheKernel(t *testing.T) {
 }
 
 // realGroup makes a control group where this machine has version 2.
-func realGroup(t *testing.T) string {
+func realGroup(t testing.TB) string {
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		if !isCgroup2(root) {
 			continue
@@ -252,4 +252,13 @@ func realGroup(t *testing.T) string {
 	}
 	t.Skip("this machine mounts no control groups of version 2")
 	return ""
+}
+
+func BenchmarkCgroup(b *testing.B) {
+	c := NewCgroup(realGroup(b))
+	for b.Loop() {
+		if _, err := c.Read(); err != nil && !errors.Is(err, errFirst) {
+			b.Fatal(err)
+		}
+	}
 }
