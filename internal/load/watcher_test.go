@@ -149,7 +149,7 @@ func TestWatcherGoesStaleAndRecovers(t *testing.T) {
 			t.Errorf("state is %+v, want %+v", got, want)
 		}
 		w.expect(t, w.pass(1), State{Load: Load{1, 4}, At: begin, Stale: true, Err: broken})
-		w.expect(t, w.pass(time.Hour)) // told once
+		w.expect(t, w.pass(time.Minute)) // told once
 		if w.logged("stale") != 1 || w.logged("broken pipe dream") != 1 {
 			t.Errorf("log: %s", w.log.String())
 		}
@@ -159,12 +159,12 @@ func TestWatcherGoesStaleAndRecovers(t *testing.T) {
 		if len(reports) != 1 || reports[0].Stale || reports[0].Load != (Load{3, 4}) || reports[0].Err != nil {
 			t.Errorf("reports after recovery: %+v", reports)
 		}
-		w.pass(time.Hour)
+		w.pass(time.Minute)
 		if w.logged("recovered") != 1 {
 			t.Errorf("log: %s", w.log.String())
 		}
 		f.set(Load{}, broken)
-		w.pass(time.Hour)
+		w.pass(time.Minute)
 		if w.logged("stale") != 2 {
 			t.Errorf("log: %s", w.log.String())
 		}
@@ -219,7 +219,7 @@ func TestWatcherOfAHangingRead(t *testing.T) {
 		if w.logged("hangs") != 1 {
 			t.Errorf("log: %s", w.log.String())
 		}
-		w.pass(time.Hour)
+		w.pass(time.Minute)
 		if f.reads != 2 {
 			t.Errorf("read %d times, want 2: one read at a time", f.reads)
 		}
@@ -246,7 +246,7 @@ func TestWatcherEndsDespiteAHangingRead(t *testing.T) {
 			t.Errorf("log: %s", w.log.String())
 		}
 		release()
-		w.expect(t, w.pass(time.Hour))
+		w.expect(t, w.pass(time.Minute))
 	})
 }
 
@@ -260,7 +260,7 @@ func TestWatcherEndsAtOnce(t *testing.T) {
 		if took := time.Since(stopping); took != 0 {
 			t.Errorf("Run took %v to end", took)
 		}
-		w.pass(time.Hour)
+		w.pass(time.Minute)
 		if f.reads != 1 {
 			t.Errorf("read %d times, want 1", f.reads)
 		}
