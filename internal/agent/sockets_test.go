@@ -64,9 +64,24 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
+// do runs f in the namespace, and ends the test if f does.
 func (s *stage) do(f func() error) {
 	s.t.Helper()
-	if err := s.ns.Do(f); err != nil {
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.ns.Do(func() error {
+			returned := false
+			defer func() {
+				if !returned {
+					ended <- errors.New("the test ended in the namespace")
+				}
+			}()
+			err := f()
+			returned = true
+			return err
+		})
+	}()
+	if err := <-ended; err != nil {
 		s.t.Fatal(err)
 	}
 }
