@@ -12,15 +12,19 @@
 
 /* What a segment asks of the host that its locator names; docs/protocol.md. */
 enum sid_function {
-	SID_HOST = 0x0000,	    /* no function: the host itself */
-	SID_CONNECT_AVAIL = 0x0001, /* of a server: take the new connection, or pass it on */
+	SID_HOST = 0x0000, /* no function: the host itself */
+
+	/* At a server. */
+	SID_CONNECT_AVAIL = 0x0001, /* take this new connection if you want it */
 	SID_CONNECT_FORCE = 0x0002, /* take it */
-	SID_ACK = 0x0003,	    /* deliver: the balancer knows the flow */
-	SID_RECOVER = 0x0004, /* deliver and tell the balancer if it is yours, or pass it on */
-	SID_DELIVER = 0x0005, /* deliver to the service */
-	SID_STEER = 0x0006,   /* deliver if it is yours, or pass it on */
-	SID_CREATE = 0x0011,  /* of a balancer: the sender took the flow */
-	SID_REMOVE = 0x0012,  /* the flow is ending */
+	SID_ACK = 0x0003,	    /* deliver: the balancer knows that the flow is yours */
+	SID_RECOVER = 0x0004,	    /* deliver if the flow is yours, and tell the balancer */
+	SID_DELIVER = 0x0005,	    /* deliver to the service */
+	SID_STEER = 0x0006,	    /* deliver if the flow is yours */
+
+	/* At a balancer. */
+	SID_CREATE = 0x0011, /* the sender took this flow */
+	SID_REMOVE = 0x0012, /* this flow is ending */
 };
 
 struct segment_routing_header {

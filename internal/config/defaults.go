@@ -84,6 +84,22 @@ func (a *Agent) setDefaults(d *document) {
 	yes := true
 	setDefault(d, "node.assign-vips", &a.Node.AssignVIPs, &yes)
 	for i := range a.Services {
-		setDefault(d, child(item("services", i), "encapsulation"), &a.Services[i].Encapsulation, SRv6Encap)
+		a.Services[i].setDefaults(d, item("services", i))
 	}
+}
+
+func (s *AgentService) setDefaults(d *document, path string) {
+	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	if !s.Hunts() {
+		return
+	}
+	setDefault(d, child(path, "accept.policy"), &s.Accept.Policy, AcceptDynamic)
+	if s.Accept.Policy == AcceptDynamic {
+		setDefault(d, child(path, "accept.window"), &s.Accept.Window, 50)
+		epsilon, initial := 0.1, uint32(1)
+		setDefault(d, child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
+		setDefault(d, child(path, "accept.initial"), &s.Accept.Initial, &initial)
+	}
+	setDefault(d, child(path, "load.source"), &s.Load.Kind, LoadConnections)
+	setDefault(d, child(path, "not-local"), &s.NotLocal, NotLocalDrop)
 }

@@ -25,7 +25,7 @@ func (d *document) checkBalancer(b *Balancer) {
 
 	common := make([]AgentService, len(b.Services))
 	for i, s := range b.Services {
-		common[i] = AgentService{s.Name, s.VIP, s.Port, s.Protocol, s.Encapsulation}
+		common[i] = AgentService{Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation}
 	}
 	d.checkServices(common)
 	d.checkLocatorNeeded(common, b.Node.Locator)

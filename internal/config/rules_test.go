@@ -368,8 +368,42 @@ func TestAgentRules(t *testing.T) {
 			"vip: 2001:db8:80::1\n    port: 80\n    protocol: tcp",
 			one("services[1]", "tcp port 80 of 2001:db8:80::1 is that of services[0] too")},
 		{"field of a balancer", "protocol: tcp", "protocol: tcp\n    buckets: 7",
-			one("services[0].buckets", "unknown field; known: name, vip, port, protocol, encapsulation")},
+			one("services[0].buckets", "unknown field; known: name, vip, port, protocol, encapsulation, accept, load, not-local")},
+		{"accept of a tunnel", "protocol: udp", "protocol: udp\n    accept: {policy: always}", one("services[1].accept",
+			"for tcp in srv6-insert and srv6-encap only: no others are offered")},
+		hunting("every policy", "accept: {policy: always}", nil),
+		hunting("static", "accept: {policy: static, threshold: 0}", nil),
+		hunting("dynamic", "accept: {policy: dynamic, window: 1, epsilon: 0, initial: 0}", nil),
+		hunting("sources", "load: {source: connections, workers: 8}", nil),
+		hunting("scoreboard", "load: {source: apache-scoreboard, path: /run/scoreboard, workers: 150}", nil),
+		hunting("reset", "not-local: reset", nil),
+		hunting("unknown policy", "accept: {policy: least}",
+			one("services[0].accept.policy", "not available; known: always, never, static, dynamic")),
+		hunting("static without threshold", "accept: {policy: static}",
+			one("services[0].accept.threshold", "required by policy static")),
+		hunting("threshold of another policy", "accept: {threshold: 4}",
+			one("services[0].accept.threshold", "for policy static only")),
+		hunting("window of another policy", "accept: {policy: never, window: 50}",
+			one("services[0].accept.window", "for policy dynamic only")),
+		hunting("window", "accept: {window: 0}", one("services[0].accept.window", "must be 1 to 1000000")),
+		hunting("epsilon large", "accept: {epsilon: 0.5}", one("services[0].accept.epsilon", "must be at least 0 and less than 0.5")),
+		hunting("epsilon negative", "accept: {epsilon: -0.1}", one("services[0].accept.epsilon", "must be at least 0 and less than 0.5")),
+		hunting("epsilon no number", "accept: {epsilon: NaN}", one("services[0].accept.epsilon", "must be a number")),
+		hunting("unknown source", "load: {source: cpu}", one("services[0].load.source",
+			"not available; known: connections, accept-queue, apache-scoreboard, cgroup, shared-memory")),
+		hunting("path missing", "load: {source: cgroup}", one("services[0].load.path", "required by source cgroup")),
+		hunting("path relative", "load: {source: cgroup, path: a}", one("services[0].load.path", "must be absolute")),
+		hunting("path needless", "load: {path: /a}", one("services[0].load.path", "has no meaning for source connections")),
+		hunting("workers needless", "load: {source: accept-queue, workers: 8}",
+			one("services[0].load.workers", "for connections and apache-scoreboard only: accept-queue knows it")),
+		hunting("workers zero", "load: {workers: 0}", one("services[0].load.workers", "must be 1 or more")),
+		hunting("not-local", "not-local: pass", one("services[0].not-local", "not available; known: drop, reset")),
 	})
+}
+
+// hunting adds fields to the service of the agent that hunts.
+func hunting(name, fields string, want []problem) mutation {
+	return mutation{name, "protocol: tcp", "protocol: tcp\n    " + fields, want}
 }
 
 // As many services as the data path has room for are valid, and one more is not.
