@@ -66,8 +66,7 @@ func multilinear(words []uint32, keys []uint64) uint32 {
 
 // mix is mix in bpf/hash.h.
 func mix(hash uint32) uint32 {
-	hash ^= hash >> 16
-	hash *= 0x85ebca6b
+	hash = halfMix(hash)
 	hash ^= hash >> 13
 	hash *= 0xc2b2ae35
 	return hash ^ hash>>16
