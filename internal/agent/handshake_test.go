@@ -248,7 +248,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulat
 
 func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
-	all, err := k.offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
+	all, err := k.view().offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
 	if err != nil {
 		t.Fatal(err)
 	}
