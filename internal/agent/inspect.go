@@ -152,6 +152,20 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return s, nil
 }
 
+// Count is how many packets left the data path for a reason.
+func (v *View) Count(reason string) (uint64, error) {
+	counts, err := datapath.CountReasons(v.maps.Reasons, v.labels.reasons)
+	if err != nil {
+		return 0, fmt.Errorf("instance %s: %w", v.instance, err)
+	}
+	for _, count := range counts {
+		if count.Reason == reason {
+			return count.Packets, nil
+		}
+	}
+	return 0, fmt.Errorf("instance %s: there is no reason %s", v.instance, reason)
+}
+
 // RatesSince fills in the rates since an earlier snapshot of the instance.
 func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	interval := s.Snapshot.RatesSince(&earlier.Snapshot)
