@@ -4,11 +4,13 @@ import (
 	"errors"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -155,4 +157,44 @@ func TestTraceOfConnection(t *testing.T) {
 	if got, err := view.Trace(client6, other6); err != nil || got.Served || got.Service != "" || got.Answers[0].Outcome != "next_segment" {
 		t.Errorf("of another VIP: %+v, error %v", got, err)
 	}
+}
+
+// Trace follows a live connection on two servers: which of them has it, and how it ends.
+func TestTraceOfLiveConnection(t *testing.T) {
+	n := newNetwork(t, 2)
+	var instances []string
+	for i, policy := range []config.AcceptPolicy{config.AcceptNever, config.AcceptAlways} {
+		cfg := n.config(i+1, config.SRv6Insert, vip6.Addr())
+		cfg.Services[0].Accept.Policy = policy
+		n.run(i+1, cfg, link.AttachTCX)
+		n.serve(i+1, vip6.Addr())
+		instances = append(instances, cfg.Node.Instance)
+	}
+	n.hunt(config.SRv6Insert)
+	c := n.dial(vip6.Addr())
+	n.echo(c, 100)
+	client := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	trace := func(server int) (trace *Trace) {
+		t.Helper()
+		n.in(n.servers[server-1], func() error {
+			view, err := OpenView(instances[server-1])
+			if err != nil {
+				return err
+			}
+			defer view.Close()
+			trace, err = view.Trace(client, netip.AddrPortFrom(vip6.Addr(), 80))
+			return err
+		})
+		return trace
+	}
+	if got := trace(1); got.Socket != "listening" || got.Flow.State != "listen" || got.Answers[0].Outcome != "next_refused" {
+		t.Errorf("at the server that refused: %+v", got)
+	}
+	if got := trace(2); got.Socket != "established" || got.Flow.State != "direct" {
+		t.Errorf("at the server that took it: %+v", got)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end is signalled", func() bool { return trace(2).Flow.State == "closing" })
 }
