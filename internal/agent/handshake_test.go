@@ -320,6 +320,34 @@ func TestPapersRows(t *testing.T) {
 	}
 }
 
+// TestRepeatedSYN: as long as the client may repeat its SYN that is delivered, whatever the policy says now; one
+// that comes from the same port later is another connection.
+func TestRepeatedSYN(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	s.listen(vip6)
+	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
+	if err := k.write(newContent(cfg, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	f := flow{client6, vip6}
+	for age, want := range map[int64]string{0: "deliver_srv6_insert", 100: "deliver_srv6_insert", 121: "next_refused"} {
+		setFlow(t, k, f, config.SRv6Insert, "wait", age)
+		s.do(func() error {
+			trace, err := k.view().Trace(f.client, f.vip)
+			if err == nil && !strings.HasPrefix(want, trace.Answers[0].Outcome) {
+				t.Errorf("after %d s: traced as %s, want %s", age, trace.Answers[0].Outcome, want)
+			}
+			before := counters(t, k)
+			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{want}) {
+				t.Errorf("after %d s: left as %v, want %s", age, got, want)
+			}
+			return err
+		})
+	}
+}
+
 // TestAlgorithm2 gives the dynamic policy and the reference the same loads.
 func TestAlgorithm2(t *testing.T) {
 	k := testKernel(t)

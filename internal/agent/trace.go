@@ -55,6 +55,7 @@ const deliver = "deliver"
 type tracer struct {
 	served     bool
 	state      agentAgentFlowState
+	age        time.Duration // of the state
 	sockets    socketState
 	acceptance *agentAcceptance // nil: no policy
 	load       agentLoad
@@ -76,7 +77,7 @@ func (v *View) trace(t *Trace) (err error) {
 		return err
 	}
 	t.Served = with.served
-	if with.state, err = v.traceFlow(t); err != nil {
+	if with.state, with.age, err = v.traceFlow(t); err != nil {
 		return err
 	}
 	key, err := v.traceService(t)
@@ -136,27 +137,30 @@ var flowStateNames = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
 }
 
-// closingLifetime is CLOSING_LIFETIME in bpf/agent_flows.h.
-const closingLifetime = 10 * time.Second
+// The lifetimes of bpf/agent_flows.h.
+const (
+	closingLifetime = 10 * time.Second
+	repeatLifetime  = 2 * time.Minute
+)
 
-// traceFlow reads the agent's entry, as find_flow in bpf/agent_flows.h does.
-func (v *View) traceFlow(t *Trace) (agentAgentFlowState, error) {
+// traceFlow reads the agent's entry, as find_flow in bpf/agent_flows.h does, and how old it is.
+func (v *View) traceFlow(t *Trace) (agentAgentFlowState, time.Duration, error) {
 	t.Flow.State = flowStateNames[agentAgentFlowStateAGENT_FLOW_LISTEN]
 	var flow agentAgentFlow
 	err := v.maps.AgentFlows.Lookup(flowKey(t.Client, t.VIP), &flow)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return agentAgentFlowStateAGENT_FLOW_LISTEN, nil
+		return agentAgentFlowStateAGENT_FLOW_LISTEN, 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read %s: %w", v.maps.AgentFlows, err)
+		return 0, 0, fmt.Errorf("read %s: %w", v.maps.AgentFlows, err)
 	}
 	now, err := monotonic()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	state, age := agentAgentFlowState(flow.State), time.Duration(max(0, now-int64(flow.Since)))
 	if state == agentAgentFlowStateAGENT_FLOW_CLOSING && age > closingLifetime {
-		return agentAgentFlowStateAGENT_FLOW_LISTEN, nil
+		return agentAgentFlowStateAGENT_FLOW_LISTEN, 0, nil
 	}
 	var locator [16]byte
 	binary.NativeEndian.PutUint64(locator[:], flow.Balancer)
@@ -165,7 +169,7 @@ func (v *View) traceFlow(t *Trace) (agentAgentFlowState, error) {
 		Balancer: netip.PrefixFrom(netip.AddrFrom16(locator), srv6.LocatorBits),
 		Age:      age.Seconds(),
 	}
-	return state, nil
+	return state, age, nil
 }
 
 // traceLoad reads the load that would decide now. That of the accept queue is the backlog of the very listener
@@ -221,7 +225,7 @@ func (t *tracer) answer(f srv6.Function, last bool) (outcome, offer string) {
 func (t *tracer) connect(isForced bool) (outcome, offer string) {
 	listening := t.sockets.has(agentSocketKindSOCKET_LISTENING)
 	wasAccepted := agentSocketKind(t.sockets.Kinds) == agentSocketKindSOCKET_LISTENING &&
-		t.state == agentAgentFlowStateAGENT_FLOW_WAIT
+		t.state == agentAgentFlowStateAGENT_FLOW_WAIT && t.age <= repeatLifetime
 	switch {
 	case t.sockets.isLive() || wasAccepted:
 		return deliver, ""
