@@ -152,18 +152,28 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return s, nil
 }
 
-// Count is how many packets left the data path for a reason.
-func (v *View) Count(reason string) (uint64, error) {
-	counts, err := datapath.CountReasons(v.maps.Reasons, v.labels.reasons)
+// Count is how many packets left an instance's data path for a reason, which may be attached to nothing.
+func Count(instance, reason string) (uint64, error) {
+	spec, labels, err := loadSpec()
 	if err != nil {
-		return 0, fmt.Errorf("instance %s: %w", v.instance, err)
+		return 0, err
+	}
+	pin := filepath.Join(datapath.Dir(instance), agentMapReasons)
+	reasons, err := datapath.OpenTable(pin, spec.Maps[agentMapReasons])
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", pin, err)
+	}
+	defer reasons.Close()
+	counts, err := datapath.CountReasons(reasons, labels.reasons)
+	if err != nil {
+		return 0, fmt.Errorf("instance %s: %w", instance, err)
 	}
 	for _, count := range counts {
 		if count.Reason == reason {
 			return count.Packets, nil
 		}
 	}
-	return 0, fmt.Errorf("instance %s: there is no reason %s", v.instance, reason)
+	return 0, fmt.Errorf("instance %s: there is no reason %s", instance, reason)
 }
 
 // RatesSince fills in the rates since an earlier snapshot of the instance.
