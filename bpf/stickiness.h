@@ -12,6 +12,7 @@
 #include "pending.h"
 #include "persist.h"
 #include "reset.h"
+#include "tag.h"
 #include "unwrap.h"
 
 /* Which slot a server of a service has. The service is part of the key, for one host
@@ -50,6 +51,22 @@ find_sender(const struct signal *signal, const struct service *service, __u32 *n
 	*number = *slot;
 	server = bpf_map_lookup_elem(&servers, number);
 	return server && serves(server, service) ? server : NULL;
+}
+
+/* Whether the sender has a key of this node's; anybody has if there is none. Not inlined,
+ * for the stack's sake. */
+__noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
+{
+	const struct signal_keys *keys = find_signal_keys();
+	struct tagged tagged_signal;
+
+	if (!pkt || !signal)
+		return false;
+	if (!keys)
+		return true;
+	tagged_signal = tagged(&pkt->key, signal->sender, signal->function);
+	return signal->argument == make_tag(&tagged_signal, &keys->key[0]) ||
+	       signal->argument == make_tag(&tagged_signal, &keys->key[1]);
 }
 
 /*
@@ -170,6 +187,8 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 
 	if (!pkt)
 		return XDP_ABORTED;
+	if (host_is_outside)
+		return leave(ctx, pkt, REASON_DROP_OUTSIDE);
 	if (!read_signal(ctx, pkt, &signal))
 		return leave(ctx, pkt, REASON_DROP_SIGNAL);
 	if (classify(pkt, &service))
@@ -177,6 +196,8 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	server = find_sender(&signal, &service, &sender);
 	if (!server)
 		return leave(ctx, pkt, REASON_DROP_SENDER);
+	if (!is_vouched(pkt, &signal))
+		return leave(ctx, pkt, REASON_DROP_TAG);
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
 	why = signal.function == SID_REMOVE ? remove(pkt, &service, &known, sender)
