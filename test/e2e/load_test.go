@@ -74,7 +74,17 @@ func openResting(t *testing.T, l *lab.Lab, n int, think time.Duration, services 
 func dial(ctx context.Context, l *lab.Lab, s lab.Service) (*connection, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	conn, err := l.Node("client").Dial(ctx, "tcp", s.Address().String())
+	return dialFrom(ctx, l, s, 0)
+}
+
+// dialFrom is dial from a port; 0 is any.
+func dialFrom(ctx context.Context, l *lab.Lab, s lab.Service, port int) (*connection, error) {
+	var conn net.Conn
+	err := l.Node("client").Do(func() (err error) {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}}
+		conn, err = dialer.DialContext(ctx, "tcp", s.Address().String())
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("service %s: %w", s.Name, err)
 	}
