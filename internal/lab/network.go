@@ -103,7 +103,8 @@ func (n *Node) setSysctls() error {
 	settings := []sysctl{
 		{"ipv6/conf/all/disable_ipv6", "0"},
 		{"ipv6/conf/default/disable_ipv6", "0"},
-		// Link-local addresses are unique: detecting duplicates would cost a second or two.
+		// Link-local addresses are unique: detecting duplicates would cost a second or two, for which
+		// servers could not ask for each other's link addresses to pass clients' packets on.
 		{"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/accept_ra", "0"},
 		// IPv4 settings may be copied from the initial namespace. With direct server return packets
