@@ -30,9 +30,8 @@ func openRows(t *testing.T, l *lab.Lab) *rows {
 	return &rows{view: view, port: 20000}
 }
 
-// open opens a connection to a service from a port that nobody has used. It returns the candidates for
-// it, too.
-func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, candidates []string) {
+// candidates are those for a connection from the next port.
+func (r *rows) candidates(t *testing.T, s lab.Service) []string {
 	t.Helper()
 	r.port++
 	source := netip.MustParseAddr("2001:db8:c::2")
@@ -46,9 +45,17 @@ func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, can
 	if trace.Placement == nil {
 		t.Fatalf("%s: a SYN from port %d is %s", s.Name, r.port, trace.Reason)
 	}
-	c, err = dialFrom(t.Context(), l, s, r.port)
+	return trace.Placement.Candidates
+}
+
+// open opens a connection to a service from a port that nobody has used. It returns the candidates for
+// it, too.
+func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, candidates []string) {
+	t.Helper()
+	candidates = r.candidates(t, s)
+	c, err := dialFrom(t.Context(), l, s, r.port)
 	must(t, err)
-	return c, trace.Placement.Candidates
+	return c, candidates
 }
 
 // TestFixedPolicies has servers that always take connections, and then, by a reload, servers that never do
