@@ -17,11 +17,11 @@ import (
 // the second candidate. With -v it tells the medians; no machine has to be fast.
 func TestHandshakeLatency(t *testing.T) {
 	services := huntingServices(2)[:1]
-	services[0].Name, services[0].Accept.Policy = "first accepts", config.AcceptAlways
+	services[0].Name, services[0].Accept.Policy = "first-accepts", config.AcceptAlways
 	services = append(services, services[0])
-	services[1].Name, services[1].Port, services[1].Accept.Policy = "first refuses", 81, config.AcceptNever
+	services[1].Name, services[1].Port, services[1].Accept.Policy = "first-refuses", 81, config.AcceptNever
 	services = append(services, lab.Service{
-		Name: "single choice", VIP: services[0].VIP, Port: 82, Protocol: config.TCP, Encapsulation: config.SRv6Insert,
+		Name: "single-choice", VIP: services[0].VIP, Port: 82, Protocol: config.TCP, Encapsulation: config.SRv6Insert,
 	})
 	l := up(t, hunting(services...))
 	times := map[string][]time.Duration{}
@@ -37,7 +37,7 @@ func TestHandshakeLatency(t *testing.T) {
 		t.Logf("%s: median %v, quartiles %v and %v", s.Name, times[s.Name][500], times[s.Name][250], times[s.Name][750])
 	}
 	for _, server := range nodes(l, lab.RoleServer) {
-		first, second := offers(t, l, server, "first accepts"), offers(t, l, server, "first refuses")
+		first, second := offers(t, l, server, "first-accepts"), offers(t, l, server, "first-refuses")
 		if first.refused+first.forced > 0 || second.accepted > 0 {
 			t.Errorf("%s was to take the first offer: %+v; and to pass it on: %+v", server, first, second)
 		}
