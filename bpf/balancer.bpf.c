@@ -6,6 +6,7 @@
  */
 #include <linux/pkt_cls.h>
 
+#include "domain.h"
 #include "fragment.h"
 #include "hunt.h"
 #include "icmp.h"
@@ -56,7 +57,7 @@ static __always_inline bool guess(const struct packet *pkt, const struct service
 	if (!hunts(service))
 		return place(&pkt->key, service, segments);
 	pending_lookup(flow, &half);
-	return recall(service, &half, segments) || ask_row(&pkt->key, service, segments, SID_STEER);
+	return recall(service, &half, segments) || ask_own(&pkt->key, service, segments, SID_STEER);
 }
 
 /* Finds the servers of what belongs to a flow without speaking for it: the entry stays
@@ -111,7 +112,7 @@ __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error
 
 	if (!pkt)
 		return XDP_ABORTED;
-	why = read_unusual(ctx, pkt, error, &service);
+	why = judge(pkt, read_unusual(ctx, pkt, error, &service));
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
 						: follow(pkt, &service, &flow, &segments);
@@ -136,7 +137,7 @@ int xdp_lb(struct xdp_md *ctx)
 					      : steer_unusual(ctx, &pkt, error);
 	why = classify(&pkt, &service);
 	if (why)
-		return leave(ctx, &pkt, why);
+		return leave(ctx, &pkt, judge(&pkt, why));
 	if (!persist(&pkt, &service, &flow, &segments))
 		return steer_unusual(ctx, &pkt, PARSE_OK);
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);

@@ -29,6 +29,7 @@ enum signal_segment {
 
 struct signal {
 	__u64 sender;	     /* its locator, in memory order */
+	__u64 argument;	     /* of the SID that it came to */
 	__be32 acknowledged; /* by the server: what the client sends next */
 	__u16 function;	     /* enum sid_function */
 	__u16 size;	     /* bytes of all headers around the packet for the client */
@@ -130,21 +131,21 @@ static __always_inline bool read_inner_ipv6(struct cursor *at, struct packet *pk
 /*
  * Reads the frame of a signal, of which the outer header is parsed, up to the TCP
  * header: the packet is then one of the client's flow, with the server's flags. False
- * when it is wrapped as no server does.
+ * when it is wrapped as no server does. Not inlined: see steer_unusual.
  */
-static __always_inline bool read_signal(struct xdp_md *ctx, struct packet *pkt,
-					struct signal *signal)
+__noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal *signal)
 {
 	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
 	const struct ipv6hdr *ip = at.pos + ETH_HLEN;
 	const struct tcphdr *tcp;
 	bool is_read = false;
 
-	if ((void *)(ip + 1) > at.end)
+	if (!pkt || !signal || (void *)(ip + 1) > at.end)
 		return false;
 	at.pos = (void *)(ip + 1);
 	at.left = pkt->length - sizeof(*ip);
 	signal->function = sid_function(&pkt->key.destination);
+	signal->argument = sid_argument(&pkt->key.destination);
 	if (ip->nexthdr == IPPROTO_ROUTING) {
 		is_read = read_inserted(&at, pkt, signal);
 	} else {

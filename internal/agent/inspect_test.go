@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -78,7 +79,7 @@ func TestOtherReasons(t *testing.T) {
 	if _, err := Inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("read by another build: error %v", err)
 	}
-	next, err := openKernel(k.instance, slog.New(slog.DiscardHandler))
+	next, err := openKernel(&config.AgentNode{Instance: k.instance}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

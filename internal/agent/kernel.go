@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -32,7 +33,8 @@ type kernel struct {
 }
 
 // openKernel loads the programs. Nothing is attached yet.
-func openKernel(instance string, log *slog.Logger) (*kernel, error) {
+func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
+	instance := node.Instance
 	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
 	if err != nil {
 		return nil, err
@@ -41,7 +43,7 @@ func openKernel(instance string, log *slog.Logger) (*kernel, error) {
 	if _, err := os.Stat(k.linkPin()); errors.Is(err, os.ErrNotExist) {
 		k.first = true
 	}
-	if err := k.load(log); err != nil {
+	if err := k.load(node, log); err != nil {
 		return nil, errors.Join(k.undo(err), k.close())
 	}
 	return k, nil
@@ -59,7 +61,7 @@ func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	return spec, reasons, nil
 }
 
-func (k *kernel) load(log *slog.Logger) error {
+func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
 	spec, reasons, err := loadSpec()
 	if err != nil {
 		return err
@@ -83,6 +85,9 @@ func (k *kernel) load(log *slog.Logger) error {
 		return err
 	}
 	defer closeAll(kept)
+	if err := spec.Variables[agentVarHostIsOutside].Set(!node.IsInternal()); err != nil {
+		return fmt.Errorf("set where the interface leads: %w", err)
+	}
 	err = spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept})
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
