@@ -92,6 +92,8 @@ static __always_inline enum reason receive(struct xdp_md *ctx)
 
 	if (!for_host(ctx))
 		return REASON_PASS_NOT_FOR_HOST;
+	if (host_is_outside && is_intruder(ctx))
+		return REASON_DROP_OUTSIDE;
 	why = open(ctx, &envelope);
 	if (why)
 		return why;

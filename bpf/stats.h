@@ -50,8 +50,10 @@ enum reason {
 	REASON_DROP_ICMP_TYPE,	     /* neither an error about a packet nor a ping */
 	REASON_DROP_ICMP_QUOTE,	     /* an error that names no flow from the VIP */
 	REASON_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
+	REASON_DROP_OUTSIDE,	     /* what only hosts of the domain may send */
 	REASON_DROP_SIGNAL,	     /* a server's, but not wrapped as one */
 	REASON_DROP_SENDER,	     /* a signal of no server of the flow's service */
+	REASON_DROP_TAG,	     /* a signal that does not bear the tag of a node's key */
 	REASON_DROP_HOP_LIMIT,	     /* and it may not be answered */
 	REASON_DROP_NO_SERVER,	     /* the service has none to place on */
 	REASON_DROP_NO_NEXT_HOP,

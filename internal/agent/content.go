@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 // address is a key of the data path's tables: IPv4 in its IPv4-mapped form.
@@ -122,43 +122,10 @@ func (k *kernel) write(c *content) error {
 		return fmt.Errorf("set the longest packet: %w", err)
 	}
 	return errors.Join(
-		replace(k.objects.Vips, c.vips),
-		replace(k.objects.TunnelAddresses, c.tunnels),
-		replace(k.objects.SegmentSizes, c.segmentSizes),
+		datapath.Replace(k.objects.Vips, c.vips),
+		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
+		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(c.acceptances),
-		replace(k.objects.ServiceLabels, c.labels),
+		datapath.Replace(k.objects.ServiceLabels, c.labels),
 	)
-}
-
-// replace makes a hash table hold these elements and no others; those that are in it already stay
-// there all the time.
-func replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
-	for key, value := range want {
-		if err := m.Put(key, value); err != nil {
-			return fmt.Errorf("write to %s: %w", m, err)
-		}
-	}
-	return keep(m, want)
-}
-
-// keep deletes the elements of a hash table that are not wanted.
-func keep[K comparable, V any](m *ebpf.Map, want map[K]V) error {
-	var unwanted []K
-	var key, next K
-	err := m.NextKey(nil, &next)
-	for ; err == nil; err = m.NextKey(&key, &next) {
-		key = next
-		if _, ok := want[key]; !ok {
-			unwanted = append(unwanted, key)
-		}
-	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read %s: %w", m, err)
-	}
-	for _, key := range unwanted {
-		if err := m.Delete(key); err != nil {
-			return fmt.Errorf("delete from %s: %w", m, err)
-		}
-	}
-	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -359,7 +360,7 @@ func TestAlgorithm2(t *testing.T) {
 		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
 		accept := config.Accept{Policy: config.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
 		cfg := huntingConfig(config.SRv6Insert, accept, config.NotLocalDrop)
-		if err := errors.Join(keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newContent(cfg, mtu))); err != nil {
+		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newContent(cfg, mtu))); err != nil {
 			t.Fatal(err)
 		}
 		want := policy{Accept: accept, known: true, capacity: 1 + random.IntN(8), threshold: int(initial)}
@@ -427,7 +428,7 @@ func TestStaleLoad(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := keep(k.objects.Loads, map[agentServiceKey]bool{}); err != nil {
+			if err := datapath.Keep(k.objects.Loads, map[agentServiceKey]bool{}); err != nil {
 				return err
 			}
 			if c.age != 0 {

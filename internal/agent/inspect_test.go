@@ -95,7 +95,7 @@ func TestOtherReasons(t *testing.T) {
 	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("read by another build: error %v", err)
 	}
-	next, err := openKernel(k.instance, slog.New(slog.DiscardHandler))
+	next, err := openKernel(&config.AgentNode{Instance: k.instance}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -34,7 +35,8 @@ type labels struct {
 }
 
 // openKernel loads the programs. Nothing is attached yet.
-func openKernel(instance string, log *slog.Logger) (*kernel, error) {
+func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
+	instance := node.Instance
 	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
 	if err != nil {
 		return nil, err
@@ -43,7 +45,7 @@ func openKernel(instance string, log *slog.Logger) (*kernel, error) {
 	if _, err := os.Stat(k.linkPin()); errors.Is(err, os.ErrNotExist) {
 		k.first = true
 	}
-	if err := k.load(log); err != nil {
+	if err := k.load(node, log); err != nil {
 		return nil, errors.Join(k.undo(err), k.close())
 	}
 	return k, nil
@@ -71,7 +73,7 @@ func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 	return spec, l, nil
 }
 
-func (k *kernel) load(log *slog.Logger) error {
+func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
 	spec, labels, err := loadSpec()
 	if err != nil {
 		return err
@@ -82,6 +84,9 @@ func (k *kernel) load(log *slog.Logger) error {
 		return err
 	}
 	defer closeAll(kept)
+	if err := spec.Variables[agentVarHostIsOutside].Set(!node.IsInternal()); err != nil {
+		return fmt.Errorf("set where the interface leads: %w", err)
+	}
 	err = spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept})
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {

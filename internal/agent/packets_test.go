@@ -68,20 +68,25 @@ const mtu = 1500
 // testKernel is a data path that is attached to nothing.
 func testKernel(t testing.TB) *kernel {
 	t.Helper()
+	return testKernelOf(t, testConfig())
+}
+
+func testKernelOf(t testing.TB, cfg *config.Agent) *kernel {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("loading programs needs root")
 	}
-	instance := fmt.Sprintf("test-%d-packets", os.Getpid())
-	k, err := openKernel(instance, slog.New(slog.DiscardHandler))
+	cfg.Node.Instance = fmt.Sprintf("test-%d-packets", os.Getpid())
+	k, err := openKernel(&cfg.Node, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(k.close(), datapath.RemoveDir(instance)); err != nil {
+		if err := errors.Join(k.close(), datapath.RemoveDir(cfg.Node.Instance)); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(k.write(newContent(testConfig(), mtu)), k.setHostMAC(hostMAC)); err != nil {
+	if err := errors.Join(k.write(newContent(cfg, mtu)), k.setHostMAC(hostMAC)); err != nil {
 		t.Fatal(err)
 	}
 	return k

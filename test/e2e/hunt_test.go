@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// huntingServices are services that hunt, one for each way to carry a list of servers: IPv6 inserted
+// and encapsulated, and IPv4, which can only be encapsulated.
+func huntingServices(candidates int) []lab.Service {
+	service := func(name, vip string, encapsulation config.Encapsulation) lab.Service {
+		return lab.Service{
+			Name: fmt.Sprintf("%s-%d", name, candidates), VIP: netip.MustParseAddr(fmt.Sprintf(vip, candidates)),
+			Port: 80, Protocol: config.TCP, Encapsulation: encapsulation,
+			Placement: config.PlacementHunt, Candidates: candidates,
+		}
+	}
+	return []lab.Service{
+		service("insert6", "2001:db8:80::a%d", config.SRv6Insert),
+		service("encap6", "2001:db8:80::b%d", config.SRv6Encap),
+		service("encap4", "203.0.113.8%d", config.SRv6Encap),
+	}
+}
+
+// hunting is the topology of a lab whose servers run nginx and Apache by turns, and whose services hunt.
+func hunting(services ...lab.Service) lab.Topology {
+	t := topology()
+	t.Applications = []lab.Application{lab.Nginx, lab.Apache}
+	t.Services = services
+	return t
+}
+
+// accept gives all servers another accept policy, at run time.
+func accept(t *testing.T, l *lab.Lab, policy config.Accept) {
+	t.Helper()
+	for _, name := range nodes(l, lab.RoleServer) {
+		reagent(t, l, name, func(s *config.AgentService) { s.Accept = policy })
+	}
+}
+
+// reagent changes how a server takes connections, for each of its services, at run time.
+func reagent(t *testing.T, l *lab.Lab, server string, change func(*config.AgentService)) {
+	t.Helper()
+	cfg := l.Node(server).AgentConfig()
+	for i := range cfg.Services {
+		change(&cfg.Services[i])
+	}
+	must(t, l.Node(server).WriteAgentConfig(cfg))
+	reload(t, l, server)
+}
+
+// offered is what became of the connections that a server was offered, and its load where that is known, as
+// the agent's metrics tell.
+type offered struct {
+	accepted, refused, forced, load int
+}
+
+// offers are those of a service at a server.
+func offers(t *testing.T, l *lab.Lab, server, service string) (o offered) {
+	t.Helper()
+	text := command(t, l, server, "curl", "-sS", "--fail", "http://127.0.0.1:9189/metrics")
+	for label, value := range map[string]*int{
+		`segue_agent_offers_total{result="accepted",service=%q}`: &o.accepted,
+		`segue_agent_offers_total{result="refused",service=%q}`:  &o.refused,
+		`segue_agent_offers_total{result="forced",service=%q}`:   &o.forced,
+		`segue_agent_load{service=%q}`:                           &o.load,
+	} {
+		if name := fmt.Sprintf(label, service); strings.Contains(text, name) || value != &o.load {
+			*value = counter(t, text, name)
+		}
+	}
+	return o
+}
+
+// awaitLoad returns when a server has so many connections of a service.
+func awaitLoad(t *testing.T, l *lab.Lab, server, service string, n int) {
+	t.Helper()
+	eventually(t, func() error {
+		if o := offers(t, l, server, service); o.load != n {
+			return fmt.Errorf("%s has %d connections of %s, want %d", server, o.load, service, n)
+		}
+		return nil
+	})
+}
