@@ -157,12 +157,7 @@ func (n *Node) writeConfig(template string, data any) error {
 	if err := templates.ExecuteTemplate(&text, template, data); err != nil {
 		return fmt.Errorf("%s: write %s: %w", n.Name, template, err)
 	}
-	// Renamed into place, so that a daemon never reads half a file.
-	path := n.configPath(template)
-	if err := os.WriteFile(path+".new", text.Bytes(), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return replaceFile(n.configPath(template), text.Bytes())
 }
 
 // writeFiles writes everything that the processes read.

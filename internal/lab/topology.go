@@ -20,8 +20,9 @@ type Topology struct {
 	MTU       MTU    `yaml:"mtu"`
 	// Bare leaves out the balancers' and agents' daemons: the network, the servers' applications and
 	// nothing that connects VIPs with them.
-	Bare     bool      `yaml:"bare"`
-	Services []Service `yaml:"services"`
+	Bare     bool       `yaml:"bare"`
+	Impair   Impairment `yaml:"impair"`
+	Services []Service  `yaml:"services"`
 }
 
 // MTU holds the sizes in bytes of the largest packets.
@@ -112,6 +113,7 @@ func (t Topology) problems() config.Errors {
 	inRange("servers", t.Servers, 1, maxServers)
 	inRange("mtu.client", t.MTU.Client, 1280, 65535)
 	inRange("mtu.fabric", t.MTU.Fabric, 1280, MaxFabricMTU)
+	errs = append(errs, t.Impair.problems(t)...)
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
 		s.validate(func(field string, value any, format string, args ...any) {
