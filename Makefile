@@ -29,6 +29,7 @@ export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
 export BPF2GO_CFLAGS := -mcpu=v3 -fno-strict-aliasing -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
 
 BPF := $(wildcard bpf/*.c bpf/*.h bpf/*/*.c)
+REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
 GENERATED := bin/.generated
 SCRIPTS := $(SETUP) .ci/run
@@ -64,17 +65,17 @@ fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)
 
 .PHONY: lint
 lint: setup-lint generate ## check format and correctness of C, Go and shell
-	clang-format-19 --dry-run -Werror $(BPF)
+	clang-format-19 --dry-run -Werror $(BPF) $(REPORTER)
 	shellcheck $(SCRIPTS)
-	@unformatted=$$(gofmt -l cmd internal test) && \
+	@unformatted=$$(gofmt -l cmd internal loadshm test) && \
 		if [ -n "$$unformatted" ]; then echo "not as gofmt would have it:" $$unformatted; exit 1; fi
 	go vet ./...
 	go tool staticcheck ./...
 
 .PHONY: format
 format: setup-lint ## format C and Go in place
-	clang-format-19 -i $(BPF)
-	gofmt -w cmd internal test
+	clang-format-19 -i $(BPF) $(REPORTER)
+	gofmt -w cmd internal loadshm test
 
 .PHONY: generate
 generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bindings

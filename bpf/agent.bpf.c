@@ -5,16 +5,20 @@
  *	parse -> function -> decide -> deliver | next segment
  *
  * What is delivered goes up the host's own stack; what is for the next segment
- * leaves from tc ingress, right behind XDP. Replies go straight to the client:
- * all that the agent does to them is to clamp the MSS of SYN-ACKs.
+ * leaves from tc ingress, right behind XDP. Replies go straight to the client, but
+ * for those that tell a balancer what became of a connection; in SYN-ACKs the MSS is
+ * clamped.
  */
 #include "agent_maps.h"
 #include "agent_stats.h"
+#include "connections.h"
 #include "decap.h"
 #include "envelope.h"
+#include "handshake.h"
 #include "host.h"
 #include "mss.h"
 #include "next_segment.h"
+#include "signal.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -23,13 +27,12 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 const union {
 	enum reason reason;
 	enum syn_ack syn_ack;
+	enum offer offer;
+	enum signal signal;
+	enum accept_policy accept_policy;
+	enum load_source load_source;
+	enum agent_flow_state agent_flow_state;
 } *shared_types __attribute__((unused));
-
-/* The VIP of an inserted header is a segment too, but no server. */
-static __always_inline bool is_last_server(const struct envelope *envelope)
-{
-	return envelope->segments_left <= (envelope->encapsulation == ENCAP_SRV6_INSERT);
-}
 
 static __always_inline bool is_tunneled(const struct envelope *envelope)
 {
@@ -44,21 +47,39 @@ static __always_inline bool is_served(const struct envelope *envelope)
 	return bpf_map_lookup_elem(&vips, &envelope->vip);
 }
 
-/* Delivers what is for a VIP of this server; else finds out who may have it. */
+/* What is to become of a packet: none if it is to be delivered. */
 static __always_inline enum reason decide(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	if (is_served(envelope)) {
 		if (envelope->encapsulation != ENCAP_SRV6_INSERT && !envelope->inner_fits)
 			return REASON_DROP_INNER_HEADER;
-		return deliver(ctx, envelope);
+		if (is_tunneled(envelope) || envelope->function == SID_DELIVER)
+			return REASON_NONE;
+		return handshake(ctx, envelope);
 	}
 	if (is_tunneled(envelope))
 		return REASON_PASS_OTHER_TUNNEL;
-	if (is_last_server(envelope))
-		return REASON_DROP_NOT_SERVED;
-	if (envelope->hop_limit <= 1)
-		return REASON_DROP_HOP_LIMIT;
-	return REASON_NEXT_SEGMENT;
+	return is_last_server(envelope) ? REASON_DROP_NOT_SERVED : REASON_NEXT_SEGMENT;
+}
+
+static __always_inline enum reason carry_out(struct xdp_md *ctx, const struct envelope *envelope,
+					     enum reason decision)
+{
+	enum reason why;
+
+	switch (decision) {
+	case REASON_NONE:
+		return deliver(ctx, envelope);
+	case REASON_DELIVER_NOT_LOCAL:
+		why = deliver(ctx, envelope);
+		return why < REASON_DROP_IP_HEADER ? decision : why;
+	case REASON_NEXT_SEGMENT:
+	case REASON_NEXT_REFUSED:
+	case REASON_NEXT_NOT_LOCAL:
+		return envelope->hop_limit > 1 ? decision : REASON_DROP_HOP_LIMIT;
+	default:
+		return decision;
+	}
 }
 
 static __always_inline enum reason receive(struct xdp_md *ctx)
@@ -71,7 +92,7 @@ static __always_inline enum reason receive(struct xdp_md *ctx)
 	why = open(ctx, &envelope);
 	if (why)
 		return why;
-	return decide(ctx, &envelope);
+	return carry_out(ctx, &envelope, decide(ctx, &envelope));
 }
 
 SEC("xdp")
@@ -101,6 +122,19 @@ int tc_forward(struct __sk_buff *skb)
 SEC("tc")
 int tc_agent(struct __sk_buff *skb)
 {
-	clamp_mss(skb);
-	return TC_ACT_UNSPEC;
+	struct sent sent = {};
+
+	if (!read_sent(skb, &sent))
+		return TC_ACT_UNSPEC;
+	clamp_mss(skb, &sent);
+	return signal(skb, &sent);
+}
+
+SEC("sockops")
+int count_connections(struct bpf_sock_ops *ops)
+{
+	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB ||
+	    (ops->op == BPF_SOCK_OPS_STATE_CB && is_open(ops->args[0]) && !is_open(ops->args[1])))
+		follow_connection(ops);
+	return 1;
 }

@@ -7,6 +7,8 @@
 
 #include "types.h"
 
+#define MAX_SERVICES 65536
+
 /* The VIPs of the services that this server takes part in. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -35,7 +37,7 @@ struct service_key {
 /* The largest MSS that fits the way from the balancers, by TCP service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, MAX_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, __u32);

@@ -28,9 +28,12 @@ enum reason {
 	REASON_DELIVER_SRV6_ENCAP,
 	REASON_DELIVER_GRE,
 	REASON_DELIVER_IPIP,
+	REASON_DELIVER_NOT_LOCAL, /* a flow of nobody's: the stack answers with a reset */
 
-	/* For a VIP that this server does not have, and more servers to visit. */
-	REASON_NEXT_SEGMENT,
+	/* For the next server of the list. */
+	REASON_NEXT_SEGMENT,   /* this one does not have the VIP */
+	REASON_NEXT_REFUSED,   /* this one did not want the connection */
+	REASON_NEXT_NOT_LOCAL, /* this one does not have the flow */
 
 	/* For a SID or a VIP of ours, but not to be delivered. */
 	REASON_DROP_IP_HEADER,
@@ -44,6 +47,8 @@ enum reason {
 	REASON_DROP_NOT_ENCAPSULATED,  /* neither a segment routing header nor a packet in it */
 	REASON_DROP_INNER_HEADER,      /* version or length of the packet in it */
 	REASON_DROP_NOT_SERVED,	       /* the VIP is none of ours, and no server is left */
+	REASON_DROP_TRANSPORT,	       /* a function about a flow, and no TCP header to name it */
+	REASON_DROP_NOT_LOCAL,	       /* the flow is not here, and no server is left */
 	REASON_DROP_HOP_LIMIT,
 	REASON_DROP_ECN,     /* congestion met, and the sender would not learn: RFC 6040 */
 	REASON_DROP_REWRITE, /* the kernel refused the change */
@@ -91,6 +96,33 @@ static __always_inline void count_syn_ack(enum syn_ack result)
 {
 	__u32 key = result;
 	__u64 *counter = bpf_map_lookup_elem(&syn_acks, &key);
+
+	if (counter)
+		(*counter)++;
+}
+
+/* What became of a signal to a balancer: the `signal` label of
+ * segue_agent_signals_total. */
+enum signal {
+	SIGNAL_CREATE,	 /* create-stickiness */
+	SIGNAL_REMOVE,	 /* remove-stickiness */
+	SIGNAL_TOO_LONG, /* a packet with no room for it, or one to be cut: the next one signals */
+	SIGNAL_FAILED,	 /* the kernel refused the change */
+
+	SIGNAL_COUNT,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SIGNAL_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} signals SEC(".maps");
+
+static __always_inline void count_signal(enum signal result)
+{
+	__u32 key = result;
+	__u64 *counter = bpf_map_lookup_elem(&signals, &key);
 
 	if (counter)
 		(*counter)++;

@@ -4,10 +4,14 @@
  *
  *	parse -> classify -> persist -> place -> segments -> encapsulate -> transmit
  */
+#include <linux/pkt_cls.h>
+
 #include "fragment.h"
+#include "hunt.h"
 #include "icmp.h"
 #include "persist.h"
 #include "steer.h"
+#include "stickiness.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -31,6 +35,8 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 {
 	if (persist(pkt, service, flow, segments))
 		return REASON_FORWARD_KNOWN;
+	if (hunts(service))
+		return hunt(pkt, service, flow, segments);
 	if (!place(&pkt->key, service, segments))
 		return REASON_DROP_NO_SERVER;
 	if (!remember(pkt, flow, segments))
@@ -40,12 +46,26 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 	return REASON_FORWARD_NEW;
 }
 
-/* Finds the servers of what belongs to a flow without speaking for it. Of a flow
- * that is unknown any candidate may be the server. */
+/* Lists the servers of a flow that is not known, for what does not speak for it: any
+ * candidate may be the one. */
+static __always_inline bool guess(const struct packet *pkt, const struct service *service,
+				  const struct flow_slot *flow, struct segments *segments)
+{
+	struct flow_slot half;
+
+	if (!hunts(service))
+		return place(&pkt->key, service, segments);
+	pending_lookup(flow, &half);
+	return recall(service, &half, segments) || ask_row(&pkt->key, service, segments, SID_STEER);
+}
+
+/* Finds the servers of what belongs to a flow without speaking for it: the entry stays
+ * as it is. */
 static __always_inline enum reason follow(const struct packet *pkt, const struct service *service,
 					  struct flow_slot *flow, struct segments *segments)
 {
-	if (!recall(pkt, service, flow, segments) && !place(&pkt->key, service, segments))
+	flow_lookup(&pkt->key, service->id, flow);
+	if (!recall(service, flow, segments) && !guess(pkt, service, flow, segments))
 		return REASON_DROP_NO_SERVER;
 	return pkt->kind == PACKET_ICMP_ERROR ? REASON_FORWARD_ICMP : REASON_FORWARD_FRAGMENT;
 }
@@ -112,13 +132,33 @@ int xdp_lb(struct xdp_md *ctx)
 		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST);
 	error = parse(ctx, &pkt);
 	if (error)
-		return steer_unusual(ctx, &pkt, error);
+		return is_signal(&pkt, error) ? take_signal(ctx, &pkt)
+					      : steer_unusual(ctx, &pkt, error);
 	why = classify(&pkt, &service);
 	if (why)
 		return leave(ctx, &pkt, why);
 	if (!persist(&pkt, &service, &flow, &segments))
 		return steer_unusual(ctx, &pkt, PARSE_OK);
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);
+}
+
+/*
+ * Sends a server's packet on to the client, from behind xdp_lb: here the kernel finds
+ * the next hop by itself, and holds the packet until it is resolved, where XDP would
+ * have to know it and the host to be a router (next_segment.h). It leaves by the
+ * interface that clients come in by.
+ */
+SEC("tc")
+int tc_return(struct __sk_buff *skb)
+{
+	__u8 destination[ETH_ALEN] __attribute__((aligned(4)));
+	__u8 source[ETH_ALEN] __attribute__((aligned(4)));
+
+	if (skb->vlan_present || bpf_skb_load_bytes(skb, 0, destination, ETH_ALEN) ||
+	    bpf_skb_load_bytes(skb, ETH_ALEN, source, ETH_ALEN) || !is_host(destination) ||
+	    !is_host(source))
+		return TC_ACT_UNSPEC;
+	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
 }
 
 /* Tells user space what the flow table's clock counts: only programs can read it. */

@@ -94,6 +94,14 @@ static __always_inline __u8 inner_protocol(const struct packet *pkt)
 	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? IPPROTO_IPV6 : IPPROTO_IPIP;
 }
 
+/* Makes `out` the segment that is visited first. */
+static __always_inline void write_first_sid(struct in6_addr *out, const struct encap *encap)
+{
+	const struct server *server = encap->server;
+
+	write_sid(out, &server->address, encap->segments->sid ?: server->known_sid);
+}
+
 /* Writes the segments in the header's order, the last one to be visited first. A
  * reduced header leaves out the one that is visited first. */
 static __always_inline bool write_segments(struct in6_addr *out, const struct encap *encap,
@@ -110,14 +118,14 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 		barrier_var(out);
 		if (!server || (void *)(out + 1) > end)
 			return false;
-		write_sid(out++, &server->address, segments->function);
+		write_sid(out++, &server->address, i == 1 ? segments->last_sid : segments->sid);
 	}
 	if (reduced)
 		return true;
 	barrier_var(out);
 	if ((void *)(out + 1) > end)
 		return false;
-	write_sid(out, &encap->server->address, segments->function);
+	write_first_sid(out, encap);
 	return true;
 }
 
@@ -207,7 +215,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 	((__be32 *)ip)[0] = ((const __be32 *)old)[0];
 	((__be32 *)ip)[1] = forwarded(encap, options ? IPPROTO_HOPOPTS : IPPROTO_ROUTING);
 	copy_address(&ip->saddr, &old->saddr);
-	write_sid(&ip->daddr, &encap->server->address, encap->segments->function);
+	write_first_sid(&ip->daddr, encap);
 	if (options)
 		return write_srh_behind(ctx, encap, options);
 	return write_srh((void *)(ip + 1), encap, next_header);
@@ -238,7 +246,7 @@ static __always_inline bool write_srv6_encap(const struct encap *encap)
 	if ((void *)(ip + 1) > end)
 		return false;
 	start_outer_ipv6(ip, encap, count > 1 ? IPPROTO_ROUTING : inner_protocol(encap->pkt));
-	write_sid(&ip->daddr, &encap->server->address, encap->segments->function);
+	write_first_sid(&ip->daddr, encap);
 	if (count <= 1)
 		return true;
 	if ((void *)(srh + 1) > end)

@@ -18,6 +18,9 @@ volatile __u64 node_locator;
 /* What a client's packet came in. */
 struct envelope {
 	struct in6_addr vip;
+	__u64 sender;	    /* the balancer's locator, in memory order */
+	__u64 first;	    /* that of the list's first segment, if it is visited; else 0 */
+	__u16 function;	    /* enum sid_function; SID_HOST in a tunnel */
 	__be16 ethertype;   /* of the packet to deliver */
 	__u16 options;	    /* bytes of hop-by-hop options */
 	__u16 srh;	    /* bytes of the segment routing header; 0: none */
@@ -31,11 +34,19 @@ struct envelope {
 	bool inner_fits;  /* the inner packet's lengths agree with the outer's */
 };
 
-static __always_inline bool in_node_locator(const struct in6_addr *address)
+/* The first half of a SID, in memory order. */
+static __always_inline __u64 locator_of(const struct in6_addr *sid)
 {
 	__u64 locator;
 
-	__builtin_memcpy(&locator, address, sizeof(locator));
+	__builtin_memcpy(&locator, sid, sizeof(locator));
+	return locator;
+}
+
+static __always_inline bool in_node_locator(const struct in6_addr *address)
+{
+	__u64 locator = locator_of(address);
+
 	return locator && locator == node_locator;
 }
 
@@ -161,6 +172,7 @@ static __always_inline bool open_options(struct cursor *at, struct envelope *env
 static __always_inline enum reason open_srh(struct cursor *at, struct envelope *envelope)
 {
 	const struct segment_routing_header *srh = at->pos;
+	const struct in6_addr *first;
 	__u32 size;
 
 	if (!has(at, srh_size(1)))
@@ -174,6 +186,11 @@ static __always_inline enum reason open_srh(struct cursor *at, struct envelope *
 		return REASON_DROP_SRH_LAST_ENTRY;
 	if (srh->segments_left > srh->last_entry + 1)
 		return REASON_DROP_SRH_SEGMENTS_LEFT;
+	first = &srh->segment[srh->last_entry];
+	if ((void *)(first + 1) > at->end)
+		return REASON_DROP_SRH_TRUNCATED; /* checked already, but not for the verifier */
+	if (srh->segments_left < srh->last_entry)
+		envelope->first = locator_of(first);
 	envelope->vip = srh->segment[0];
 	envelope->srh = size;
 	envelope->segments_left = srh->segments_left;
@@ -182,8 +199,23 @@ static __always_inline enum reason open_srh(struct cursor *at, struct envelope *
 	return REASON_NONE;
 }
 
-/* The function deliver: reads up to the VIP. */
-static __always_inline enum reason open_deliver(struct cursor *at, struct envelope *envelope)
+/*
+ * In an inserted list the sender is the first segment, which is not a server's. The
+ * function deliver does not ask for one, and so takes a reduced header too.
+ */
+static __always_inline enum reason open_inserted(struct envelope *envelope)
+{
+	envelope->encapsulation = ENCAP_SRV6_INSERT;
+	if (!envelope->segments_left)
+		return REASON_DROP_SRH_SEGMENTS_LEFT;
+	if (envelope->function != SID_DELIVER && !envelope->first)
+		return REASON_DROP_SRH_SEGMENTS_LEFT;
+	envelope->sender = envelope->first;
+	return REASON_NONE;
+}
+
+/* Reads behind the header of a packet to a SID, up to the VIP. */
+static __always_inline enum reason open_segments(struct cursor *at, struct envelope *envelope)
 {
 	if (envelope->next_header == IPPROTO_HOPOPTS && !open_options(at, envelope))
 		return REASON_DROP_EXTENSION;
@@ -202,8 +234,13 @@ static __always_inline enum reason open_deliver(struct cursor *at, struct envelo
 	if (!envelope->srh)
 		return envelope->next_header == IPPROTO_FRAGMENT ? REASON_DROP_FRAGMENT
 								 : REASON_DROP_NOT_ENCAPSULATED;
-	envelope->encapsulation = ENCAP_SRV6_INSERT;
-	return envelope->segments_left ? REASON_NONE : REASON_DROP_SRH_SEGMENTS_LEFT;
+	return open_inserted(envelope);
+}
+
+/* Whether a server has the function. */
+static __always_inline bool is_server_function(__u16 function)
+{
+	return function >= SID_CONNECT_AVAIL && function <= SID_STEER;
 }
 
 static __always_inline enum reason open_sid(struct cursor *at, struct envelope *envelope)
@@ -212,19 +249,17 @@ static __always_inline enum reason open_sid(struct cursor *at, struct envelope *
 
 	if ((void *)(ip + 1) > at->end)
 		return REASON_PASS_IP_HEADER;
-	switch (sid_function(&ip->daddr)) {
-	case SID_HOST:
+	envelope->function = sid_function(&ip->daddr);
+	envelope->sender = locator_of(&ip->saddr);
+	if (envelope->function == SID_HOST)
 		return REASON_PASS_HOST;
-	case SID_DELIVER:
-		break;
-	default:
+	if (!is_server_function(envelope->function))
 		return REASON_DROP_UNKNOWN_FUNCTION;
-	}
 	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
 		return REASON_DROP_IP_HEADER;
 	envelope->next_header = ip->nexthdr;
 	peel(at, envelope, sizeof(*ip));
-	return open_deliver(at, envelope);
+	return open_segments(at, envelope);
 }
 
 static __always_inline enum reason open_ipv6(struct cursor *at, struct envelope *envelope)

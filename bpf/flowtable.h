@@ -37,7 +37,7 @@ enum flow_state {
 	FLOW_FREE,
 	FLOW_NEW, /* one packet seen: perhaps a flood's */
 	FLOW_ESTABLISHED,
-	FLOW_CLOSING, /* the client sent FIN or RST */
+	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
 };
 
 struct flow_bucket {
@@ -62,6 +62,7 @@ const volatile __u32 flow_tick_shift;
 /* A flow's place in the table. */
 struct flow_slot {
 	struct flow_bucket *bucket;
+	__u32 place;	 /* its highest bits are the bucket's number */
 	__u64 signature; /* in its place in an entry */
 	__u64 value;	 /* its entry when that was read; 0: it has none */
 };
@@ -100,7 +101,7 @@ static __always_inline __u64 flow_value(__u64 signature, __u32 server, enum flow
 
 /* A service stands for the VIP and the protocol, and the port is hashed for
  * services of all ports. */
-static __always_inline void flow_hash(const struct flow_key *key, __u32 service, __u32 *bucket,
+static __always_inline void flow_hash(const struct flow_key *key, __u32 service, __u32 *place,
 				      __u64 *signature)
 {
 	const __u32 words[FLOW_WORDS] = {
@@ -108,12 +109,11 @@ static __always_inline void flow_hash(const struct flow_key *key, __u32 service,
 		key->source.s6_addr32[2],	   key->source.s6_addr32[3],
 		*(const __u32 *)&key->source_port, service,
 	};
-	__u32 place = half_mix(multilinear(words, FLOW_WORDS, flow_bucket_keys));
 	__u64 check = multilinear(words, FLOW_WORDS, flow_signature_keys);
 
-	*bucket = (__u64)place >> flow_bucket_shift;
+	*place = half_mix(multilinear(words, FLOW_WORDS, flow_bucket_keys));
 	/* The place's two lowest bits widen the signature: 2^30 buckets at most. */
-	*signature = check << 32 | (__u32)(place << FLOW_SIGNATURE_SHIFT);
+	*signature = check << 32 | (__u32)(*place << FLOW_SIGNATURE_SHIFT);
 	*signature &= FLOW_SIGNATURE_MASK;
 	/* Or the compiler, to have it later, would keep twelve numbers on the stack. */
 	barrier_var(*signature);
@@ -131,13 +131,9 @@ static __always_inline int flow_way(__u64 signature, int i)
 	return (i ^ signature >> FLOW_SIGNATURE_SHIFT) & (FLOWS_PER_BUCKET - 1);
 }
 
-static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
-					struct flow_slot *slot)
+/* Reads the entry of the signature in the bucket, if there is one. */
+static __always_inline void flow_search(struct flow_slot *slot)
 {
-	__u32 number;
-
-	flow_hash(key, service, &number, &slot->signature);
-	slot->bucket = bpf_map_lookup_elem(&flows, &number);
 	slot->value = 0;
 	if (!slot->bucket)
 		return;
@@ -151,6 +147,17 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 			return;
 		}
 	}
+}
+
+static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
+					struct flow_slot *slot)
+{
+	__u32 number;
+
+	flow_hash(key, service, &slot->place, &slot->signature);
+	number = (__u64)slot->place >> flow_bucket_shift;
+	slot->bucket = bpf_map_lookup_elem(&flows, &number);
+	flow_search(slot);
 }
 
 static __always_inline bool flow_known(const struct flow_slot *slot)

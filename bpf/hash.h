@@ -13,22 +13,21 @@
 /*
  * The sum is linear in the ports, so those of one client, taken in turn, may fall
  * on few buckets. Mixing the bits spreads them, and as it is a bijection (the
- * finalizer of MurmurHash3) the probabilities above stay what they are.
+ * finalizer of MurmurHash3) the probabilities above stay what they are. Half of it
+ * is as good where the highest bits choose.
  */
-static __always_inline __u32 mix(__u32 hash)
-{
-	hash ^= hash >> 16;
-	hash *= 0x85ebca6b;
-	hash ^= hash >> 13;
-	hash *= 0xc2b2ae35;
-	return hash ^ hash >> 16;
-}
-
-/* The first half of it, as good where only the highest bits choose. */
 static __always_inline __u32 half_mix(__u32 hash)
 {
 	hash ^= hash >> 16;
 	return hash * 0x85ebca6b;
+}
+
+static __always_inline __u32 mix(__u32 hash)
+{
+	hash = half_mix(hash);
+	hash ^= hash >> 13;
+	hash *= 0xc2b2ae35;
+	return hash ^ hash >> 16;
 }
 
 /* The hash of an even number of words, `size`, by as many keys and one more. */

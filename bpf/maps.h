@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The balancer's tables. User space writes all of them but the flow table and
- * the counters. Sizes marked "set at load" are placeholders.
+ * The tables that only user space writes. Sizes marked "set at load" are
+ * placeholders.
  */
 #ifndef SEGUE_MAPS_H
 #define SEGUE_MAPS_H

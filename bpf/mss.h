@@ -9,7 +9,7 @@
 
 #include "agent_maps.h"
 #include "agent_stats.h"
-#include "parse.h"
+#include "sent.h"
 
 /* Of at most 40 bytes; who sends more than these pads without sense. */
 #define MAX_TCP_OPTIONS 20
@@ -23,33 +23,6 @@ struct mss_option {
 	__u32 at;
 	__be16 value;
 };
-
-/* Reads up to the TCP header of a packet that this host sends; returns its
- * offset in the frame, or 0 if it has none where hosts put it. */
-static __always_inline __u32 find_tcp(const struct __sk_buff *skb, struct service_key *key)
-{
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 4 ||
-		    ip.ihl < 5 || ip.protocol != IPPROTO_TCP ||
-		    ip.frag_off & bpf_htons(IP_OFFSET_MASK))
-			return 0;
-		map_ipv4(&key->vip, ip.saddr);
-		return ETH_HLEN + ip.ihl * 4;
-	}
-	if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-
-		/* The table's form of IPv4 addresses is none that IPv6 packets may have. */
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 6 ||
-		    ip.nexthdr != IPPROTO_TCP || is_ipv4(&ip.saddr))
-			return 0;
-		key->vip = ip.saddr;
-		return ETH_HLEN + sizeof(ip);
-	}
-	return 0;
-}
 
 /* The largest segment size of the service; 0: none of ours. */
 static __always_inline __u32 largest_mss(struct service_key *key)
@@ -132,20 +105,21 @@ static __always_inline enum syn_ack clamp(struct __sk_buff *skb, __u32 tcp, __u3
 }
 
 /* Lowers the MSS of a SYN-ACK of our services; leaves all else alone. */
-static __always_inline void clamp_mss(struct __sk_buff *skb)
+static __always_inline void clamp_mss(struct __sk_buff *skb, const struct sent *sent)
 {
-	struct service_key key = { .protocol = IPPROTO_TCP };
-	__u32 at = find_tcp(skb, &key);
-	struct tcphdr tcp;
+	struct service_key key = {
+		.vip = sent->flow.destination,
+		.port = sent->flow.destination_port,
+		.protocol = IPPROTO_TCP,
+	};
 	__u32 largest;
 
-	if (!at || bpf_skb_load_bytes(skb, at, &tcp, sizeof(tcp)) || !tcp.syn || !tcp.ack)
+	if (!(sent->tcp_flags & TCP_SYN) || !(sent->tcp_flags & TCP_ACK))
 		return;
-	key.port = tcp.source;
 	largest = largest_mss(&key);
 	if (!largest)
 		return;
-	count_syn_ack(clamp(skb, at, tcp.doff * 4, largest));
+	count_syn_ack(clamp(skb, sent->tcp, sent->tcp_size, largest));
 }
 
 #endif

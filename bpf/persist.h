@@ -55,6 +55,12 @@ static __always_inline bool may_move(const struct packet *pkt)
 	return starts_connection(pkt) || pkt->key.protocol != IPPROTO_TCP;
 }
 
+/* Whether it is a server of the service, now. */
+static __always_inline bool serves(const struct server *server, const struct service *service)
+{
+	return server->flags & SERVER_IN_USE && server->service == service->id;
+}
+
 /*
  * A flow stays with its server as long as that is configured. A new connection
  * that reuses the ports of one that closed, or whose server is drained, is placed
@@ -65,7 +71,7 @@ static __always_inline bool may_move(const struct packet *pkt)
 static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
 					 const struct server *server, enum flow_state state)
 {
-	if (!(server->flags & SERVER_IN_USE) || server->service != service->id)
+	if (!serves(server, service))
 		return false;
 	if (may_move(pkt) && (server->flags & SERVER_FAILING || !server->next_hop))
 		return false;
@@ -73,52 +79,58 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 	       (state != FLOW_CLOSING && !(server->flags & SERVER_DRAINED));
 }
 
-/* Fills in the server of a known flow; false: place it. */
-static __always_inline bool persist(const struct packet *pkt, const struct service *service,
-				    struct flow_slot *slot, struct segments *segments)
+/* Makes the server of an entry the only segment, if the packet is to stay with it. */
+static __always_inline bool keep(const struct packet *pkt, const struct service *service,
+				 __u64 value, enum flow_state state, struct segments *segments)
 {
-	enum flow_state state;
-	struct server *server;
-	__u32 number;
-	__u64 now;
+	__u32 number = flow_server(value);
+	struct server *server = bpf_map_lookup_elem(&servers, &number);
 
-	flow_lookup(&pkt->key, service->id, slot);
-	if (!flow_known(slot))
-		return false;
-	number = flow_server(slot->value);
-	state = flow_state(slot->value);
-	server = bpf_map_lookup_elem(&servers, &number);
 	if (!server || !keeps_server(pkt, service, server, state))
 		return false;
-	now = flow_now();
-	if (!lingers(pkt, slot->value, now))
-		flow_touch(slot, next_state(pkt, state), now);
 	segments->count = 1;
-	segments->function = SID_DELIVER;
+	segments->sid = 0;
 	segments->server[0] = number;
 	segments->first = server;
 	return true;
 }
 
-/* Fills in the server of a known flow for a packet that does not speak for the flow,
- * and may be anybody's: the entry stays as it is. False: place it. */
-static __always_inline bool recall(const struct packet *pkt, const struct service *service,
-				   struct flow_slot *slot, struct segments *segments)
+/* Fills in the server of a known flow; false: place it. */
+static __always_inline bool persist(const struct packet *pkt, const struct service *service,
+				    struct flow_slot *slot, struct segments *segments)
 {
-	const struct server *server;
-	__u32 number;
+	enum flow_state state;
+	__u64 now;
 
 	flow_lookup(&pkt->key, service->id, slot);
 	if (!flow_known(slot))
 		return false;
-	number = flow_server(slot->value);
+	state = flow_state(slot->value);
+	if (!keep(pkt, service, slot->value, state, segments))
+		return false;
+	now = flow_now();
+	if (!lingers(pkt, slot->value, now))
+		flow_touch(slot, next_state(pkt, state), now);
+	return true;
+}
+
+/* Makes the server of an entry the only segment for a packet that does not speak for the
+ * flow, and may be anybody's. False when there is none. */
+static __always_inline bool recall(const struct service *service, const struct flow_slot *slot,
+				   struct segments *segments)
+{
+	__u32 number = flow_server(slot->value);
+	const struct server *server;
+
+	if (!flow_known(slot))
+		return false;
 	server = bpf_map_lookup_elem(&servers, &number);
-	if (!server || !(server->flags & SERVER_IN_USE) || server->service != service->id)
+	if (!server || !serves(server, service))
 		return false;
 	segments->count = 1;
-	segments->function = SID_DELIVER;
 	segments->server[0] = number;
 	segments->first = server;
+	ask(segments, SID_DELIVER, SID_DELIVER);
 	return true;
 }
 

@@ -14,10 +14,20 @@
 /* The servers a packet visits, in order of travel. */
 struct segments {
 	__u32 count;
-	enum sid_function function; /* asked of each of them */
 	__u32 server[MAX_CANDIDATES];
+	/* SID_HALF of what is asked of each of them, and of the last one; 0: known_sid of the
+	 * first, which is the only one. Loaded no sooner than it is written, that is. */
+	__u64 sid, last_sid;
 	const struct server *first; /* server[0] */
 };
+
+/* A single server is the last one. */
+static __always_inline void ask(struct segments *segments, enum sid_function each,
+				enum sid_function last)
+{
+	segments->sid = segments->count > 1 ? SID_HALF(each) : SID_HALF(last);
+	segments->last_sid = SID_HALF(last);
+}
 
 /* The same on all balancers that share a seed: set at load. */
 const volatile __u64 bucket_keys[TUPLE_WORDS + 1];
@@ -50,31 +60,21 @@ static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 bucket
 	return (__u64)hash * buckets >> 32;
 }
 
-/* Placement `hash`: the bucket's first candidate takes the flow. */
-static __always_inline bool place_hash(const struct flow_key *flow, const struct service *service,
-				       struct segments *segments)
+/* Placement `hash`: the bucket's first candidate takes the flow. False when the service
+ * has no server to place on. */
+static __always_inline bool place(const struct flow_key *flow, const struct service *service,
+				  struct segments *segments)
 {
 	__u32 buckets = service->rule.buckets;
 
 	if (!buckets)
 		return false;
 	segments->count = 1;
-	segments->function = SID_DELIVER;
-	return bucket_candidate(service, bucket_of(flow, buckets), 0, &segments->server[0]);
-}
-
-/* False when the service has no server to place on. */
-static __always_inline bool place(const struct flow_key *flow, const struct service *service,
-				  struct segments *segments)
-{
-	bool placed = false;
-
-	switch (placement_of(service)) {
-	case PLACEMENT_HASH:
-		placed = place_hash(flow, service, segments);
-	}
+	ask(segments, SID_DELIVER, SID_DELIVER);
+	if (!bucket_candidate(service, bucket_of(flow, buckets), 0, &segments->server[0]))
+		return false;
 	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
-	return placed;
+	return true;
 }
 
 #endif

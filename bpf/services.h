@@ -123,7 +123,8 @@ static __always_inline bool is_vip(const struct in6_addr *address)
 
 /*
  * Finds the packet's service, by its port, else the VIP's for all ports; the reason is
- * none if there is one. What is for no VIP at all is looked up no more than twice.
+ * none if there is one. What is for no VIP at all is looked up no more than twice; a
+ * service for all ports is found at the third attempt.
  */
 static __always_inline enum reason classify(const struct packet *pkt, struct service *service)
 {

@@ -12,8 +12,19 @@
 
 /* What a segment asks of the host that its locator names; docs/protocol.md. */
 enum sid_function {
-	SID_HOST = 0x0000,    /* no function: the host itself */
-	SID_DELIVER = 0x0005, /* deliver to the service */
+	SID_HOST = 0x0000, /* no function: the host itself */
+
+	/* At a server. */
+	SID_CONNECT_AVAIL = 0x0001, /* take this new connection if you want it */
+	SID_CONNECT_FORCE = 0x0002, /* take it */
+	SID_ACK = 0x0003,	    /* deliver: the balancer knows that the flow is yours */
+	SID_RECOVER = 0x0004,	    /* deliver if the flow is yours, and tell the balancer */
+	SID_DELIVER = 0x0005,	    /* deliver to the service */
+	SID_STEER = 0x0006,	    /* deliver if the flow is yours */
+
+	/* At a balancer. */
+	SID_CREATE = 0x0011, /* the sender took this flow */
+	SID_REMOVE = 0x0012, /* this flow is ending */
 };
 
 struct segment_routing_header {
@@ -27,11 +38,14 @@ struct segment_routing_header {
 	struct in6_addr segment[]; /* the last one to be visited comes first */
 };
 
+/* A SID's second half, in memory order: the function, with an argument of 0. */
+#define SID_HALF(function) ((__u64)bpf_htonl((__u32)(function) << 16))
+
 static __always_inline void write_sid(struct in6_addr *out, const struct in6_addr *locator,
-				      enum sid_function function)
+				      __u64 half)
 {
 	((__u64 *)out)[0] = *(const __u64 *)locator;
-	((__u64 *)out)[1] = bpf_htonl((__u32)function << 16);
+	((__u64 *)out)[1] = half;
 }
 
 static __always_inline enum sid_function sid_function(const struct in6_addr *sid)

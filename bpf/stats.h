@@ -3,7 +3,7 @@
  * Every packet leaves the balancer for exactly one reason, and every reason is
  * counted. The names become the `reason` label of segue_lb_packets_total:
  * REASON_DROP_FRAGMENT is drop_fragment. Keep the groups together: the prefix
- * says what happens to the packet.
+ * says what happens to the packet; FORWARDS counts from the first forward to the last.
  */
 #ifndef SEGUE_STATS_H
 #define SEGUE_STATS_H
@@ -18,11 +18,18 @@ enum reason {
 	REASON_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
 	REASON_PASS_NOT_VIP,
 
+	/* On to a client, by tc_return: a server's packet, with its signal taken off. */
+	REASON_RETURN_CREATE,  /* the server has the flow */
+	REASON_RETURN_NO_ROOM, /* the same, but there was no room to remember it */
+	REASON_RETURN_REMOVE,  /* the flow is ending */
+
 	/* On to a server. */
 	REASON_FORWARD_KNOWN,	 /* the flow table named the server */
 	REASON_FORWARD_NEW,	 /* placed; in the flow table from now on */
-	REASON_FORWARD_RECOVER,	 /* not a first packet, yet unknown: placed again */
+	REASON_FORWARD_HUNT,	 /* offered to candidates; remembered nowhere */
+	REASON_FORWARD_RECOVER,	 /* not a first packet, yet unknown: placed again, or sought */
 	REASON_FORWARD_NO_ROOM,	 /* placed; the flow table had no room for it */
+	REASON_FORWARD_RESET,	 /* a signal of a flow that another server has: a reset */
 	REASON_FORWARD_FRAGMENT, /* after the first one of its packet */
 	REASON_FORWARD_ICMP,	 /* an error about the flow, which it leaves as it is */
 
@@ -43,6 +50,8 @@ enum reason {
 	REASON_DROP_ICMP_TYPE,	     /* neither an error about a packet nor a ping */
 	REASON_DROP_ICMP_QUOTE,	     /* an error that names no flow from the VIP */
 	REASON_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
+	REASON_DROP_SIGNAL,	     /* a server's, but not wrapped as one */
+	REASON_DROP_SENDER,	     /* a signal of no server of the flow's service */
 	REASON_DROP_HOP_LIMIT,	     /* and it may not be answered */
 	REASON_DROP_NO_SERVER,	     /* the service has none to place on */
 	REASON_DROP_NO_NEXT_HOP,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The steps that do not depend on how flows are remembered: which service a
- * packet is for, and its way out to the servers that were found.
+ * What does not depend on how flows are remembered: a packet's way out to the
+ * servers that were found.
  */
 #ifndef SEGUE_STEER_H
 #define SEGUE_STEER_H

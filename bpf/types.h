@@ -35,6 +35,8 @@ struct flow_key {
 
 enum placement {
 	PLACEMENT_HASH,
+	PLACEMENT_HUNT,	       /* the servers decide: those of the flow's bucket, in turn */
+	PLACEMENT_HUNT_RANDOM, /* those of any bucket */
 };
 
 enum persistence {
@@ -102,7 +104,8 @@ struct server {
 	__u32 service;		 /* its id */
 	struct in6_addr address; /* locator, or the tunnel's far end */
 	struct in6_addr source;	 /* the balancer, as the server sees it */
-	__u8 reserved[16];
+	__u64 known_sid;	 /* SID_HALF of what is asked for known flows */
+	__u8 reserved[8];
 };
 
 /* A next hop in one word: the MAC address in memory order, then the port. */

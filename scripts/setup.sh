@@ -29,7 +29,9 @@ demo  ethtool          ethtool
 demo  iproute2         ip
 demo  nginx            nginx
 demo  procps           ps
+test  apache2-bin      apache2
 test  iperf3           iperf3
+test  python3          python3
 test  tshark           tshark
 test  wrk              wrk
 lint  clang-format-$llvm clang-format-$llvm

@@ -19,7 +19,7 @@ SEC("xdp")
 int xdp_segments(struct xdp_md *ctx)
 {
 	const struct port port = { .mac_start = 0x0002, .mac_rest = 0x01010000 };
-	struct segments segments = { .count = segment_count, .function = SID_DELIVER };
+	struct segments segments = { .count = segment_count };
 	enum encapsulation kind = encapsulation;
 	struct packet pkt = {};
 	__u32 first = 0;
@@ -35,6 +35,7 @@ int xdp_segments(struct xdp_md *ctx)
 	for (int i = 0; i < MAX_CANDIDATES; i++)
 		segments.server[i] = i;
 	segments.first = encap.server;
+	ask(&segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
 	encap.count = segments.count;
 	encap.size = encap_size(kind, &encap);
 	if (!encapsulate(ctx, kind, &encap) ||

@@ -161,8 +161,8 @@ func printJSON(out io.Writer, value any) error {
 func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 	printHeader(out, &s.Snapshot)
 	flows := s.FlowTable.Flows
-	fmt.Fprintf(out, "flows: %d of %d (%s): %d new, %d established, %d closing\n", flows.Total(), s.FlowTable.Capacity,
-		percent(float64(flows.Total())/float64(s.FlowTable.Capacity)), flows.New, flows.Established, flows.Closing)
+	fmt.Fprintf(out, "flows: %d of %d (%s): %d new, %d established, %d closing; %d half-open\n", flows.Total(), s.FlowTable.Capacity,
+		percent(float64(flows.Total())/float64(s.FlowTable.Capacity)), flows.New, flows.Established, flows.Closing, s.FlowTable.HalfOpen)
 	for _, service := range s.Services {
 		if err := printService(out, service); err != nil {
 			return err
@@ -198,7 +198,7 @@ func interfaceName(name string, index int) string {
 
 func printService(out io.Writer, s *balancer.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s\n", s.Name, s.Protocol,
-		endpoint(s), s.Encapsulation, s.Placement, s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"))
+		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"))
 	table := newTable(out)
 	table.row("server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s")
@@ -216,6 +216,13 @@ func printService(out io.Writer, s *balancer.ServiceState) error {
 			strconv.FormatUint(server.Flows.Closing, 10), packets, bits, placed)
 	}
 	return table.Flush()
+}
+
+func describePlacement(s *balancer.ServiceState) string {
+	if s.Selection == "" {
+		return string(s.Placement)
+	}
+	return fmt.Sprintf("%s %s", s.Placement, s.Selection)
 }
 
 func endpoint(s *balancer.ServiceState) string {

@@ -28,7 +28,7 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 					{Reason: "drop_fragment"},
 				},
 			},
-			FlowTable: balancer.FlowTable{Capacity: 1024, Flows: balancer.FlowCounts{New: 1, Established: 41, Closing: 2}},
+			FlowTable: balancer.FlowTable{Capacity: 1024, HalfOpen: 3, Flows: balancer.FlowCounts{New: 1, Established: 41, Closing: 2}},
 			Services: []*balancer.ServiceState{
 				{
 					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP, Placement: config.PlacementHash,

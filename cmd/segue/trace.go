@@ -147,7 +147,7 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 		table.row("flow table", describeEntry(t.Known))
 	}
 	if p := t.Placement; p != nil {
-		table.row("placement", fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", ")))
+		table.row("placement", describePlacing(p))
 	}
 	if s := t.Server; s != nil {
 		table.row("server", fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot))
@@ -162,6 +162,13 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 	}
 	table.row("outcome", describeOutcome(t))
 	return table.Flush()
+}
+
+func describePlacing(p *balancer.TracedPlacement) string {
+	if p.Random {
+		return fmt.Sprintf("the candidates of any of %d buckets", p.Buckets)
+	}
+	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
 }
 
 func describePacket(t *balancer.Trace) string {

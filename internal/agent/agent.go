@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -21,8 +22,11 @@ type Agent struct {
 	cfg     *config.Agent
 	kernel  *kernel
 	link    iface
-	reloads chan reload
-	ready   chan struct{}
+	watches watches
+	// services are those of the running configuration, for whoever collects metrics.
+	services atomic.Pointer[[]config.AgentService]
+	reloads  chan reload
+	ready    chan struct{}
 }
 
 // iface is what the data path must know of the interface.
@@ -48,6 +52,7 @@ func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
 		log:     log,
 		cfg:     cfg,
 		kernel:  k,
+		watches: watches{},
 		reloads: make(chan reload),
 		ready:   make(chan struct{}),
 	}, nil
@@ -87,6 +92,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer func() {
 		cancel()
 		drain(links)
+		a.watches.stopAll()
 	}()
 	if err := a.start(); err != nil {
 		return err
@@ -167,16 +173,26 @@ func (a *Agent) mtu(cfg *config.Agent) int {
 	return a.link.mtu
 }
 
+// content is what a configuration asks for. What the interface does not send carries no signal.
+func (a *Agent) content(cfg *config.Agent) *content {
+	c := newContent(cfg, a.mtu(cfg))
+	c.signalMTU = min(c.signalMTU, uint32(a.link.mtu))
+	return c
+}
+
 // apply makes the host and the data path as the configuration says: what comes is there before the
 // first packet needs it, what goes stays until the last one passed.
 func (a *Agent) apply(cfg *config.Agent) error {
-	want := newContent(cfg, a.mtu(cfg))
+	want := a.content(cfg)
 	if err := a.kernel.belongings.assign(want.assigned); err != nil {
 		return err
 	}
 	if err := a.kernel.write(want); err != nil {
 		return err
 	}
+	a.followConnections(cfg)
+	a.watches.follow(a.kernel, cfg, a.log)
+	a.services.Store(&cfg.Services)
 	return a.kernel.belongings.release(want.assigned)
 }
 
@@ -213,7 +229,7 @@ func (a *Agent) followLink(update netlink.LinkUpdate) error {
 	if err := a.kernel.setHostMAC(now.mac); err != nil {
 		return err
 	}
-	return a.kernel.write(newContent(a.cfg, a.mtu(a.cfg)))
+	return a.kernel.write(a.content(a.cfg))
 }
 
 func describe(link netlink.Link) (iface, error) {

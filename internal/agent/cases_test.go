@@ -98,10 +98,31 @@ func deliveries() []packetCase {
 			}
 		}
 	}
+	cases = append(cases, taken()...)
 	for i := range cases {
 		cases[i].out = delivered(cases[i].frame)
 	}
 	return cases
+}
+
+// asks is a client's packet to this server, and the next if there is one, with a function about its flow.
+func asks(kind config.Encapsulation, function uint16, frame []byte, next ...netip.Addr) []byte {
+	return wrap(frame, srv6(kind, append([]netip.Addr{sidOf(sid, function)}, next...)...))
+}
+
+// taken are functions about flows of which there are no sockets.
+func taken() []packetCase {
+	syn4, syn6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6)
+	return []packetCase{
+		{"connect-force", asks(config.SRv6Insert, connectForce, syn6), "deliver_srv6_insert", nil},
+		{"connect-force of two", asks(config.SRv6Encap, connectForce, syn4, nextSID), "deliver_srv6_encap", nil},
+		{"connect-avail at the last", asks(config.SRv6Encap, connectAvail, syn6), "deliver_srv6_encap", nil},
+		{"connect-force, behind options", asks(config.SRv6Insert, connectForce, packet.TCP(client6, vip6, packet.DestinationOptions(16))),
+			"deliver_srv6_insert", nil},
+		{"ack-stickiness", asks(config.SRv6Insert, ackStickiness, syn6), "deliver_srv6_insert", nil},
+		{"ack-stickiness, UDP", asks(config.SRv6Encap, ackStickiness, packet.UDP(client4, vip4)), "deliver_srv6_encap", nil},
+		{"recover-stickiness at the last, to be reset", asks(config.SRv6Insert, recoverStickiness, syn6), "deliver_not_local", nil},
+	}
 }
 
 func passes() []packetCase {
@@ -152,10 +173,20 @@ func drops() []packetCase {
 	options := to(client6, vip6, srv6(config.SRv6Insert, sid), packet.HopByHop(8))
 	ipip4 := to(client4, vip4, tunnel(config.IPIP, tunnel4))
 	bare := packet.TCP(client6, netip.AddrPortFrom(sid, 80), packet.Ethernet(packet.MAC{2}, hostMAC))
+	syn4, syn6, few4, few6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6), uncommon(client4, vip4), uncommon(client6, vip6)
 	return []packetCase{
+		{"recover-stickiness at the last", asks(config.SRv6Encap, recoverStickiness, syn4), "drop_not_local", nil},
+		{"steer at the last, ICMP error", asks(config.SRv6Encap, steer, few4["ICMP error"]), "drop_not_local", nil},
+		{"steer at the last, later fragment", asks(config.SRv6Encap, steer, few4["last fragment"]), "drop_not_local", nil},
+		{"connect-avail, UDP", asks(config.SRv6Insert, connectAvail, packet.UDP(client6, vip6)), "drop_transport", nil},
+		{"recover-stickiness, ICMP error", asks(config.SRv6Insert, recoverStickiness, few6["ICMP error"]), "drop_transport", nil},
+		{"refused with hop limit 1", packet.SetHopLimit(asks(config.SRv6Insert, connectAvail, syn6, nextSID), 1), "drop_hop_limit", nil},
+		{"connect-force without a balancer", set(asks(config.SRv6Insert, connectForce, syn6), srhSegmentsLeft, 2),
+			"drop_srh_segments_left", nil},
 		{"version", set(insert, 0, 0x50), "drop_ip_header", nil},
 		{"longer than the frame", shorten(insert, 1), "drop_ip_header", nil},
-		{"function 0x0001", set(insert, functionAt+1, 1), "drop_unknown_function", nil},
+		{"function 0x0007", set(insert, functionAt+1, 7), "drop_unknown_function", nil},
+		{"a balancer's function", set(insert, functionAt+1, 0x11), "drop_unknown_function", nil},
 		{"function 0x0500", set(insert, functionAt, 5, 0), "drop_unknown_function", nil},
 		{"options beyond the packet", set(options, 41, 255), "drop_extension", nil},
 		{"options cut short", cut(options, 41), "drop_extension", nil},
@@ -191,7 +222,15 @@ func drops() []packetCase {
 }
 
 func nexts() []packetCase {
+	syn4, syn6, few4, few6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6), uncommon(client4, vip4), uncommon(client6, vip6)
 	return []packetCase{
+		{"nobody listens", asks(config.SRv6Insert, connectAvail, syn6, nextSID), "next_refused", nil},
+		{"nobody listens, encap IPv4", asks(config.SRv6Encap, connectAvail, syn4, nextSID, nextSID), "next_refused", nil},
+		{"not here", asks(config.SRv6Insert, recoverStickiness, syn6, nextSID), "next_not_local", nil},
+		{"not here, steer", asks(config.SRv6Encap, steer, syn6, nextSID), "next_not_local", nil},
+		{"ICMP error", asks(config.SRv6Insert, steer, few6["ICMP error"], nextSID), "next_not_local", nil},
+		{"ICMP error, encap IPv4", asks(config.SRv6Encap, steer, few4["ICMP error"], nextSID), "next_not_local", nil},
+		{"later fragment", asks(config.SRv6Encap, steer, few4["last fragment"], nextSID), "next_not_local", nil},
 		{"insert", to(client6, other6, srv6(config.SRv6Insert, sid, nextSID)), "next_segment", nil},
 		{"insert, first of three", to(client6, other6, srv6(config.SRv6Insert, sid, nextSID, nextSID)), "next_segment", nil},
 		{"insert, behind options", to(client6, other6, srv6(config.SRv6Insert, sid, nextSID), packet.HopByHop(24)),

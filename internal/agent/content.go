@@ -20,15 +20,19 @@ type content struct {
 	vips         map[address]uint32
 	tunnels      map[address]uint32
 	segmentSizes map[agentServiceKey]uint32
+	acceptances  map[agentServiceKey]agentAcceptance
+	signalMTU    uint32 // bytes of layer 3
 	assigned     map[netip.Addr]bool
 }
 
-// newContent is the content for packets of at most mtu bytes.
+// newContent is the content for packets of at most mtu bytes on the way from the balancers.
 func newContent(cfg *config.Agent, mtu int) *content {
 	c := &content{
 		vips:         map[address]uint32{},
 		tunnels:      map[address]uint32{},
 		segmentSizes: map[agentServiceKey]uint32{},
+		acceptances:  map[agentServiceKey]agentAcceptance{},
+		signalMTU:    uint32(mtu),
 		assigned:     map[netip.Addr]bool{},
 	}
 	if cfg.Node.Locator.IsValid() {
@@ -45,6 +49,9 @@ func newContent(cfg *config.Agent, mtu int) *content {
 		}
 		if s.Protocol == config.TCP {
 			c.segmentSizes[serviceKey(s)] = uint32(segmentSize(s, cfg.Node.Addresses, mtu))
+		}
+		if s.Accept.Policy != "" {
+			c.acceptances[serviceKey(s)] = newAcceptance(s)
 		}
 	}
 	return c
@@ -102,10 +109,14 @@ func (k *kernel) write(c *content) error {
 	if err := k.objects.NodeLocator.Set(c.locator); err != nil {
 		return fmt.Errorf("set the locator: %w", err)
 	}
+	if err := k.objects.SignalMtu.Set(c.signalMTU); err != nil {
+		return fmt.Errorf("set the longest packet: %w", err)
+	}
 	return errors.Join(
 		replace(k.objects.Vips, c.vips),
 		replace(k.objects.TunnelAddresses, c.tunnels),
 		replace(k.objects.SegmentSizes, c.segmentSizes),
+		k.writeAcceptances(c.acceptances),
 	)
 }
 
@@ -117,18 +128,21 @@ func replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
 			return fmt.Errorf("write to %s: %w", m, err)
 		}
 	}
-	var (
-		key      K
-		value    V
-		unwanted []K
-	)
-	all := m.Iterate()
-	for all.Next(&key, &value) {
+	return keep(m, want)
+}
+
+// keep deletes the elements of a hash table that are not wanted.
+func keep[K comparable, V any](m *ebpf.Map, want map[K]V) error {
+	var unwanted []K
+	var key, next K
+	err := m.NextKey(nil, &next)
+	for ; err == nil; err = m.NextKey(&key, &next) {
+		key = next
 		if _, ok := want[key]; !ok {
 			unwanted = append(unwanted, key)
 		}
 	}
-	if err := all.Err(); err != nil {
+	if !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("read %s: %w", m, err)
 	}
 	for _, key := range unwanted {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -15,8 +16,8 @@ import (
 )
 
 // kernel is the data path: the programs and the tables that they read. Each process makes new tables
-// for its programs, so that a restart swaps programs and tables in one step; only the counters and
-// the belongings are handed on.
+// for its programs, so that a restart swaps programs and tables in one step; only the counters, what
+// the programs themselves remember of connections, and the belongings are handed on.
 type kernel struct {
 	instance   string
 	dir        string
@@ -25,6 +26,8 @@ type kernel struct {
 	belongings belongings
 	reasons    []string // labels of the counters
 	synAcks    []string
+	offers     []string
+	signals    []string
 	tc         tc
 }
 
@@ -62,10 +65,19 @@ func (k *kernel) load(log *slog.Logger) error {
 		return err
 	}
 	k.reasons = reasons
-	if k.synAcks, err = datapath.EnumLabels(spec.Types, "syn_ack", "SYN_ACK_"); err != nil {
-		return err
+	for _, c := range []struct {
+		enum, table string
+		labels      *[]string
+	}{
+		{"syn_ack", agentMapSynAcks, &k.synAcks},
+		{"offer", agentMapOffers, &k.offers},
+		{"signal", agentMapSignals, &k.signals},
+	} {
+		if *c.labels, err = datapath.EnumLabels(spec.Types, c.enum, strings.ToUpper(c.enum)+"_"); err != nil {
+			return err
+		}
+		datapath.NameAfter(spec.Maps[c.table], *c.labels)
 	}
-	datapath.NameAfter(spec.Maps[agentMapSynAcks], k.synAcks)
 	kept, err := k.openKept(spec, log)
 	if err != nil {
 		return err
@@ -88,15 +100,17 @@ func (k *kernel) load(log *slog.Logger) error {
 }
 
 // openKept opens the maps that outlive a process, or makes them: the belongings first, which tell an
-// instance's role. Counters of a build that counted
-// something else start anew.
+// instance's role. Those of a build that kept something else start anew.
 func (k *kernel) openKept(spec *ebpf.CollectionSpec, log *slog.Logger) (map[string]*ebpf.Map, error) {
 	kept := map[string]*ebpf.Map{}
-	for _, name := range []string{agentMapBelongings, agentMapReasons, agentMapSynAcks} {
+	for _, name := range []string{
+		agentMapBelongings, agentMapReasons, agentMapSynAcks, agentMapSignals, agentMapOffers,
+		agentMapAgentFlows, agentMapConnections, agentMapAcceptances,
+	} {
 		pin := filepath.Join(k.dir, name)
 		m, err := openOrPin(pin, spec.Maps[name])
 		if errors.Is(err, ebpf.ErrMapIncompatible) && name != agentMapBelongings {
-			log.Warn("another build counted differently: counters start at zero", "map", name)
+			log.Warn("another build kept something else: it starts anew", "map", name)
 			m, err = newPinned(pin, spec.Maps[name])
 		}
 		if err != nil {
@@ -183,6 +197,7 @@ func (k *kernel) pin() error {
 		agentMapVips:            k.objects.Vips,
 		agentMapTunnelAddresses: k.objects.TunnelAddresses,
 		agentMapSegmentSizes:    k.objects.SegmentSizes,
+		agentMapLoads:           k.objects.Loads,
 	} {
 		if err := datapath.Pin(m, filepath.Join(k.dir, name)); err != nil {
 			return err
@@ -233,7 +248,7 @@ func Detach(instance string) error {
 	if _, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin)); err != nil {
 		return err
 	}
-	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
+	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin, countingPin} {
 		if err := datapath.DetachLink(filepath.Join(dir, name)); err != nil {
 			return err
 		}

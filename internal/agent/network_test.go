@@ -44,8 +44,9 @@ type network struct {
 	tun     *os.File
 	raw     int // packet socket of the client
 
-	mu    sync.Mutex
-	encap packet.Encap
+	mu      sync.Mutex
+	encap   packet.Encap
+	hunting *hunting // in the place of encap
 }
 
 func newNetwork(t *testing.T, servers int) *network {
@@ -167,8 +168,17 @@ func (n *network) wrapAll() {
 		}
 		frame := append(append(make([]byte, 12, 14+length), etherType...), buffer[:length]...)
 		n.mu.Lock()
-		e := n.encap
+		e, h := n.encap, n.hunting
 		n.mu.Unlock()
+		if h != nil && buffer[0]>>4 == 6 && buffer[24] == 0xfd && buffer[27] == 0x6c {
+			if err := h.take(frame); err != nil {
+				n.t.Errorf("take a signal of %d bytes: %v", len(frame), err)
+			}
+			continue
+		}
+		if h != nil {
+			e = h.place(frame)
+		}
 		e.NextHop = n.gateway
 		wrapped, err := packet.Encapsulate(frame, e)
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
@@ -18,11 +19,22 @@ type reference struct {
 	vips    []netip.Addr
 	// largest are the segment sizes of TCP services; port 0 is all that no other service names.
 	largest map[netip.AddrPort]uint16
+	hunter
 }
 
 func newReference(cfg *config.Agent) reference {
 	r := reference{locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}}
+	r.hunter = hunter{
+		flows: map[flow]remembered{}, fragments: map[[3]any]bool{}, services: map[netip.AddrPort]*policy{}, offers: map[string]int{},
+	}
 	for _, s := range cfg.Services {
+		if s.Accept.Policy != "" {
+			p := &policy{Accept: s.Accept, reset: s.NotLocal == config.NotLocalReset}
+			if s.Accept.Initial != nil {
+				p.threshold = int(*s.Accept.Initial)
+			}
+			r.services[netip.AddrPortFrom(s.VIP, uint16(s.Port))] = p
+		}
 		r.vips = append(r.vips, s.VIP)
 		if s.Protocol == config.TCP {
 			r.largest[netip.AddrPortFrom(s.VIP, uint16(s.Port))] = uint16(segmentSize(s, cfg.Node.Addresses, mtu))
@@ -38,6 +50,19 @@ type wrapped struct {
 	fits         bool // the inner packet's lengths agree with the outer's
 	hopLimit     uint8
 	segmentsLeft int
+	function     uint16       // 0 in a tunnel
+	source       netip.Addr   // of the outer header, which is the client's own in srv6-insert
+	sender       netip.Prefix // the balancer's locator
+	next         byte         // what inner is, in srv6-insert
+	inner        []byte       // behind the headers that a balancer adds
+}
+
+// left is how many servers are to be visited yet.
+func (w wrapped) left() int {
+	if w.kind == config.SRv6Insert {
+		return w.segmentsLeft - 1 // the VIP is a segment too
+	}
+	return w.segmentsLeft
 }
 
 // receive is the reason that a frame leaves for, and the frame that comes out.
@@ -46,7 +71,7 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 	if reason == "" {
 		reason = r.decide(w)
 	}
-	if reason != "deliver" {
+	if reason != "deliver" && reason != "deliver_not_local" {
 		return reason, frame
 	}
 	out, err := packet.Decapsulate(frame)
@@ -55,6 +80,8 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 		return "drop_ecn", frame
 	case err != nil:
 		return "not to be delivered: " + err.Error(), frame
+	case reason == "deliver_not_local":
+		return reason, out
 	}
 	return map[config.Encapsulation]string{
 		config.SRv6Insert: "deliver_srv6_insert", config.SRv6Encap: "deliver_srv6_encap",
@@ -63,23 +90,26 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 }
 
 func (r reference) decide(w wrapped) string {
-	left := w.segmentsLeft // servers to be visited yet
-	if w.kind == config.SRv6Insert {
-		left-- // the VIP is a segment too
-	}
+	reason := "next_segment"
 	switch {
 	case slices.Contains(r.vips, w.vip) && w.kind != config.SRv6Insert && !w.fits:
 		return "drop_inner_header"
-	case slices.Contains(r.vips, w.vip):
+	case slices.Contains(r.vips, w.vip) && (w.function == 0 || w.function == deliverAlways):
 		return "deliver"
+	case slices.Contains(r.vips, w.vip):
+		reason = r.handshake(w)
 	case w.kind == config.GRE || w.kind == config.IPIP:
 		return "pass_other_tunnel"
-	case left <= 0:
+	case w.left() <= 0:
 		return "drop_not_served"
-	case w.hopLimit <= 1:
+	}
+	switch {
+	case reason == "":
+		return "deliver"
+	case strings.HasPrefix(reason, "next_") && w.hopLimit <= 1:
 		return "drop_hop_limit"
 	}
-	return "next_segment"
+	return reason
 }
 
 // open reads a frame up to the VIP; the reason is why there is none.
@@ -125,13 +155,16 @@ func (r reference) openIPv6(b []byte) (wrapped, string) {
 		switch function := binary.BigEndian.Uint16(b[32:]); {
 		case function == 0:
 			return wrapped{}, "pass_host"
-		case function != 5:
+		case function < connectAvail || function > steer:
 			return wrapped{}, "drop_unknown_function"
 		case bad:
 			return wrapped{}, "drop_ip_header"
 		}
-		w, reason := openSegments(b[6], b[40:length])
-		w.hopLimit = b[7]
+		w := wrapped{
+			hopLimit: b[7], function: binary.BigEndian.Uint16(b[32:]), source: netip.AddrFrom16([16]byte(b[8:])),
+		}
+		w.sender = netip.PrefixFrom(w.source, 64).Masked()
+		reason := w.openSegments(b[6], b[40:length])
 		return w, reason
 	}
 	switch {
@@ -162,38 +195,45 @@ func openTunnel(protocol byte, b []byte) (w wrapped, reason string) {
 	return w, ""
 }
 
-// openSegments reads what is behind the IPv6 header of a packet to the function deliver.
-func openSegments(next byte, b []byte) (w wrapped, reason string) {
+// openSegments reads what is behind the IPv6 header of a packet to a SID.
+func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 	if next == 0 {
 		if len(b) < 8 || 8+int(b[1])*8 > len(b) {
-			return w, "drop_extension"
+			return "drop_extension"
 		}
 		next, b = b[0], b[8+int(b[1])*8:]
 	}
-	routed := next == 43
+	routed, visited := next == 43, false
+	var first netip.Addr
 	if routed {
 		if reason := checkSRH(b); reason != "" {
-			return w, reason
+			return reason
 		}
 		w.vip, w.segmentsLeft = netip.AddrFrom16([16]byte(b[8:])), int(b[3])
+		first, visited = netip.AddrFrom16([16]byte(b[8+16*int(b[4]):])), b[3] < b[4]
 		next, b = b[0], b[8+int(b[1])*8:]
 	}
+	w.next, w.inner = next, b
 	switch {
 	case next == 4 || next == 41:
 		w.kind = config.SRv6Encap
 		if !w.openInner(next, b) {
-			return w, "drop_inner_header"
+			return "drop_inner_header"
 		}
-		return w, ""
+		return ""
 	case !routed && next == 44:
-		return w, "drop_fragment"
+		return "drop_fragment"
 	case !routed:
-		return w, "drop_not_encapsulated"
+		return "drop_not_encapsulated"
 	case w.segmentsLeft == 0:
-		return w, "drop_srh_segments_left"
+		return "drop_srh_segments_left"
 	}
 	w.kind = config.SRv6Insert
-	return w, ""
+	w.sender = netip.PrefixFrom(first, 64).Masked()
+	if w.function != deliverAlways && (!visited || w.sender.Addr().IsUnspecified()) {
+		return "drop_srh_segments_left" // the sender is to be told
+	}
+	return ""
 }
 
 // checkSRH is RFC 8754 section 4.3.1.1; at least one segment is wanted.

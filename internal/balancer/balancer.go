@@ -53,6 +53,7 @@ type Balancer struct {
 	warned   map[string]bool // interfaces that cannot send
 	stale    map[string]bool // services whose table is to follow their servers' state
 	flows    flowCounts      // that the last sweep left
+	pending  flowCounts      // the half-open ones
 	ready    chan struct{}
 
 	published atomic.Pointer[published] // for scrapes
@@ -391,10 +392,12 @@ func (b *Balancer) sweep() error {
 		return err
 	}
 	timeouts := b.timeouts()
-	b.flows = b.kernel.flows.sweep(func(e flowEntry) bool {
+	keep := func(e flowEntry) bool {
 		limits := timeouts[e.server()]
 		return limits != nil && e.age(now) <= limits[e.state()]
-	})
+	}
+	b.flows = b.kernel.flows.sweep(keep)
+	b.pending = b.kernel.pending.sweep(keep)
 	return b.slots.swept()
 }
 

@@ -1,7 +1,6 @@
 package balancer
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
@@ -44,11 +43,9 @@ func (c *balancerServerCounter) placed() uint64 {
 	return c.Forwarded[uint32(balancerReasonREASON_FORWARD_NEW)-firstForward].Packets
 }
 
-// retireCounter adds what went to the server of a slot to the sums that stay, and clears its counters. No View
-// of this process counts meanwhile.
+// retireCounter adds what went to the server of a slot to the sums that stay, and clears its counters. Who is
+// interrupted in between leaves the sums too high, but never lower than they were.
 func (k *kernel) retireCounter(slot uint32) error {
-	k.counting.Lock()
-	defer k.counting.Unlock()
 	counter, err := readServerCounter(k.objects.ServerCounters, slot)
 	if err != nil {
 		return err
@@ -87,12 +84,20 @@ func (v *View) countReasons() ([]datapath.ReasonCount, error) {
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
 	}
+	// A set, for what is deleted meanwhile makes the kernel begin again.
+	slots := map[uint32]bool{}
 	var slot uint32
 	var label balancerLabel
 	labels := v.maps.ServerLabels.Iterate()
 	for labels.Next(&slot, &label) {
+		slots[slot] = true
+	}
+	if err := labels.Err(); err != nil {
+		return nil, fmt.Errorf("instance %s: read the labels of servers: %w", v.instance, err)
+	}
+	for slot := range slots {
 		counter, err := readServerCounter(v.maps.ServerCounters, slot)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err != nil {
 			return nil, fmt.Errorf("instance %s: %w", v.instance, err)
 		}
 		for i, forwarded := range counter.Forwarded {
@@ -100,9 +105,6 @@ func (v *View) countReasons() ([]datapath.ReasonCount, error) {
 			count.Packets += forwarded.Packets
 			count.Bytes += forwarded.Bytes
 		}
-	}
-	if err := labels.Err(); err != nil {
-		return nil, fmt.Errorf("instance %s: read the labels of servers: %w", v.instance, err)
 	}
 	return counts, nil
 }

@@ -302,9 +302,10 @@ func (f *fixture) bucketNumber(flow Flow) uint32 {
 	return uint32(f.kernel.flows.number(place))
 }
 
-// forgetFlows empties the flow table.
+// forgetFlows empties the flow table, and that of half-open flows.
 func (f *fixture) forgetFlows() {
 	f.kernel.flows.sweep(func(flowEntry) bool { return false })
+	f.kernel.pending.sweep(func(flowEntry) bool { return false })
 }
 
 // elapseFlows makes some flows of the table as if they had been seen that many ticks earlier.

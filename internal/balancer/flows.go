@@ -16,6 +16,10 @@ const (
 	// bucket: half, so that few buckets overflow (docs/flow-table.md).
 	flowLoad = flowsPerBucket / 2
 
+	// flowsPerPending is how many flows there may be for each that is half open: a client answers within
+	// a round trip, and then talks for many.
+	flowsPerPending = 4
+
 	flowTimeMask = 0xfff
 	// maxFlowLead is how far an entry can be ahead of a clock that was read
 	// earlier, in ticks; FLOW_MAX_LEAD in bpf/flowtable.h.

@@ -12,6 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // openReference is a balancer with every encapsulation and every kind of service and server, and its
@@ -54,6 +55,21 @@ func captures() (frames [][]byte) {
 			frames = append(frames, packet.Fragments(flow.frame(large), 64, 7)...)
 		}
 	}
+	for _, flow := range []Flow{hunt, hunt4} { // servers that compete, and clients that answer
+		for number := range uint8(4) {
+			for _, flags := range []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK} {
+				frames = append(frames, flow.signal(number, srv6.CreateStickiness, packet.Flags(flags), packet.Sequence(7, 8)))
+			}
+			frames = append(frames, flow.signal(number, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)))
+		}
+		for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST} {
+			frames = append(frames, flow.frame(packet.Flags(flags)))
+		}
+	}
+	for _, class := range []uint8{0, 1, 2, 3} { // marked on the way
+		frame := hunt4.signal(1, srv6.CreateStickiness, packet.TrafficClass(2))
+		frames = append(frames, setByte(frame, 1, class<<4))
+	}
 	for _, sum := range []uint16{0, 0xfeff, 0xffff} { // checksums that carry
 		frames = append(frames, set(web4.frame(), 10, sum))
 	}
@@ -77,7 +93,7 @@ func TestMutants(t *testing.T) {
 	packettest.TryMutants(t, "FuzzDataPath", captures(), r.compare, func() (missing []string) {
 		for reason := range reasonNumbers() {
 			switch reason {
-			case "none", "forward_no_room", "drop_no_headroom", "drop_rate_limit":
+			case "none", "forward_no_room", "return_no_room", "drop_no_headroom", "drop_rate_limit":
 				// TestTableFollowsReference, TestNoHeadroom and TestAnswerRate
 				continue
 			}

@@ -45,8 +45,8 @@ func (f Flow) hash(keys *tupleKeys) uint32 {
 	return mix(multilinear(words[:], keys[:]))
 }
 
-// tableHash is the flow's place in the flow table, whose highest bits are a bucket's number, and the 34 bits that stand for it there:
-// flow_hash in bpf/flowtable.h.
+// tableHash is the flow's place in the flow table, whose highest bits are a bucket's number, and the 34
+// bits that stand for it there: flow_hash in bpf/flowtable.h.
 func (f Flow) tableHash(service uint32, identity *balancerIdentity) (place uint32, signature uint64) {
 	words := f.words()
 	key := append(words[:4:4], words[8], service)
@@ -66,8 +66,7 @@ func multilinear(words []uint32, keys []uint64) uint32 {
 
 // mix is mix in bpf/hash.h.
 func mix(hash uint32) uint32 {
-	hash ^= hash >> 16
-	hash *= 0x85ebca6b
+	hash = halfMix(hash)
 	hash ^= hash >> 13
 	hash *= 0xc2b2ae35
 	return hash ^ hash>>16

@@ -28,6 +28,7 @@ type View struct {
 	reasons  []string
 	servers  *serverTable
 	flows    *flowTable
+	pending  *flowTable // the half-open ones
 	clock    *flowClock
 	counting *sync.Mutex // while counters move from one table to another
 }
@@ -75,6 +76,9 @@ func newView(instance string, counting *sync.Mutex, open func(name string, spec 
 	if v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ); err != nil {
 		return nil, err
 	}
+	if v.pending, err = mapFlows(v.maps.Pending, unix.PROT_READ); err != nil {
+		return nil, err
+	}
 	v.clock, err = loadFlowClock(spec)
 	return v, err
 }
@@ -103,6 +107,9 @@ func (v *View) Close() error {
 	if v.flows != nil {
 		errs = append(errs, v.flows.close())
 	}
+	if v.pending != nil {
+		errs = append(errs, v.pending.close())
+	}
 	if v.servers != nil {
 		errs = append(errs, v.servers.close())
 	}
@@ -126,6 +133,9 @@ type FlowTable struct {
 	Capacity uint64 `json:"capacity"`
 	// Flows are those of all servers.
 	Flows FlowCounts `json:"flows"`
+	// HalfOpen are the flows of placement hunt whose client has not answered a server yet. They are in
+	// a table of their own.
+	HalfOpen uint64 `json:"half_open"`
 }
 
 // FlowCounts are numbers of flows by state.
@@ -145,6 +155,7 @@ type ServiceState struct {
 	Port          uint16               `json:"port"` // 0: all that no other service of the VIP names
 	Protocol      config.Protocol      `json:"protocol"`
 	Placement     config.Placement     `json:"placement"`
+	Selection     config.Selection     `json:"selection,omitempty"` // of placement hunt
 	Persistence   config.Persistence   `json:"persistence"`
 	Encapsulation config.Encapsulation `json:"encapsulation"`
 	Buckets       uint32               `json:"buckets"` // 0: there is no server to place on
@@ -220,6 +231,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 		}
 	}
 	s.FlowTable.Flows = counts.total()
+	s.FlowTable.HalfOpen = v.pending.count().total().Total()
 	return s, nil
 }
 
@@ -322,12 +334,14 @@ func (v *View) serviceNames() (map[uint32]string, error) {
 
 func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
 	vip, port, protocol := entry.matches()
+	method := placementNamed(entry.Rule.placement())
 	return &ServiceState{
 		Name:          name,
 		VIP:           vip,
 		Port:          uint16(port),
 		Protocol:      protocol,
-		Placement:     nameOf(placements, entry.Rule.placement()),
+		Placement:     method.Placement,
+		Selection:     method.Selection,
 		Persistence:   nameOf(persistences, entry.Rule.persistence()),
 		Encapsulation: nameOf(encapsulations, balancerEncapsulation(entry.Rule.Encapsulation)),
 		Buckets:       entry.Rule.Buckets,
@@ -335,6 +349,16 @@ func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
 		Servers:       []*ServerState{},
 		table:         entry.table(),
 	}
+}
+
+// placementNamed is the placement that the data path has a number for.
+func placementNamed(number balancerPlacement) placement {
+	for name, n := range placements {
+		if n == number {
+			return name
+		}
+	}
+	return placement{Placement: config.Placement(fmt.Sprint(number))}
 }
 
 // nameOf is what a configuration file calls a value of the data path.

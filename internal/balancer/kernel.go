@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // kernel is the data path: the program and the tables that it reads.
@@ -32,6 +34,7 @@ type kernel struct {
 	objects  balancerObjects
 	tables   *ebpf.MapSpec // of the inner maps
 	flows    *flowTable
+	pending  *flowTable // the half-open ones
 	clock    *flowClock
 	servers  *serverTable
 	services *serviceTable
@@ -46,6 +49,7 @@ func pinned(maps *balancerMaps) map[string]**ebpf.Map {
 		balancerMapFlows:          &maps.Flows,
 		balancerMapFragments:      &maps.Fragments,
 		balancerMapIdentity:       &maps.Identity,
+		balancerMapPending:        &maps.Pending,
 		balancerMapPorts:          &maps.Ports,
 		balancerMapReasons:        &maps.Reasons,
 		balancerMapServerCounters: &maps.ServerCounters,
@@ -90,6 +94,7 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 		return nil, err
 	}
 	spec.Maps[balancerMapFlows].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
+	spec.Maps[balancerMapPending].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerPending)
 	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
@@ -130,12 +135,13 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 		return err
 	}
 	k.constants = map[string]any{
-		balancerVarFlowTickShift:     k.clock.shift,
-		balancerVarFlowBucketKeys:    identity.FlowBucketKeys,
-		balancerVarFlowSignatureKeys: identity.FlowSignatureKeys,
-		balancerVarFlowBucketShift:   bucketShift(spec.Maps[balancerMapFlows].MaxEntries),
-		balancerVarServiceKeys:       identity.ServiceKeys,
-		balancerVarBucketKeys:        identity.BucketKeys,
+		balancerVarFlowTickShift:      k.clock.shift,
+		balancerVarFlowBucketKeys:     identity.FlowBucketKeys,
+		balancerVarFlowSignatureKeys:  identity.FlowSignatureKeys,
+		balancerVarFlowBucketShift:    bucketShift(spec.Maps[balancerMapFlows].MaxEntries),
+		balancerVarPendingBucketShift: bucketShift(spec.Maps[balancerMapPending].MaxEntries),
+		balancerVarServiceKeys:        identity.ServiceKeys,
+		balancerVarBucketKeys:         identity.BucketKeys,
 	}
 	for name, value := range k.constants {
 		if err := spec.Variables[name].Set(value); err != nil {
@@ -147,6 +153,9 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 	}
 	k.clock.program = k.objects.ReadJiffies
 	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		return err
+	}
+	if k.pending, err = mapFlows(k.objects.Pending, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
 	if k.servers, err = mapServers(k.objects.Servers, unix.PROT_READ|unix.PROT_WRITE); err != nil {
@@ -313,8 +322,12 @@ func readIdentity(m *ebpf.Map, identity *balancerIdentity) error {
 	return nil
 }
 
-// attach puts the program on an interface, in the place of an earlier build's.
+// attach puts the programs on an interface, in the place of an earlier build's. The one behind XDP comes
+// first, for XDP hands packets to it.
 func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
+	if err := attachReturn(k.objects.TcReturn, ifindex, k.instance); err != nil {
+		return datapath.Attached{}, err
+	}
 	if k.recount {
 		tables := pinned(&k.objects.balancerMaps)
 		for _, name := range countersByReason {
@@ -339,7 +352,7 @@ func (k *kernel) undo() error {
 
 // close lets go of the data path; what is pinned works on.
 func (k *kernel) close() error {
-	return errors.Join(k.flows.close(), k.servers.close(), k.services.close(), k.objects.Close())
+	return errors.Join(k.flows.close(), k.pending.close(), k.servers.close(), k.services.close(), k.objects.Close())
 }
 
 // setHost tells the program of the interface that it is on: which frames are for this host, and how
@@ -356,6 +369,54 @@ func (k *kernel) setHost(link nexthop.Link) error {
 		return fmt.Errorf("set the interface's address: %w", err)
 	}
 	return nil
+}
+
+// setLocator tells the program which SIDs are this host's; an invalid one is none.
+func (k *kernel) setLocator(locator netip.Prefix) error {
+	if err := k.objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
+		return fmt.Errorf("set the locator: %w", err)
+	}
+	return nil
+}
+
+// locatorWord is the first half of an IPv6 address in memory order; 0 for any other.
+func locatorWord(address netip.Addr) uint64 {
+	if !address.Is6() || address.Is4In6() {
+		return 0
+	}
+	b := address.As16()
+	return binary.NativeEndian.Uint64(b[:])
+}
+
+// addSender lets the server of a slot signal, if it has a locator.
+func (k *kernel) addSender(slot uint32) error {
+	key := k.senderOf(slot)
+	if key.Locator == 0 {
+		return nil
+	}
+	if err := k.objects.Senders.Put(&key, slot); err != nil {
+		return fmt.Errorf("let the server of slot %d signal: %w", slot, err)
+	}
+	return nil
+}
+
+// removeSender is the reverse of addSender, unless another slot has taken the server over.
+func (k *kernel) removeSender(slot uint32) error {
+	key := k.senderOf(slot)
+	var holder uint32
+	err := k.objects.Senders.Lookup(&key, &holder)
+	if err == nil && holder == slot {
+		err = k.objects.Senders.Delete(&key)
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("let the server of slot %d signal no more: %w", slot, err)
+	}
+	return nil
+}
+
+func (k *kernel) senderOf(slot uint32) balancerSender {
+	server := &k.servers.servers[slot]
+	return balancerSender{Locator: locatorWord(addrOf(server.Address)), Service: server.Service}
 }
 
 // macWord is a MAC address in memory order, in the low 48 bits.
@@ -387,9 +448,10 @@ func (t *serverTable) close() error {
 }
 
 // put fills a free slot. Its flags, which bring it to life, come last.
-func (t *serverTable) put(slot, service uint32, address, source netip.Addr, flags balancerServerFlags) {
+func (t *serverTable) put(slot, service uint32, address, source netip.Addr, known srv6.Function, flags balancerServerFlags) {
 	server := &t.servers[slot]
 	server.Service = service
+	t.setKnown(slot, known)
 	atomic.StoreUint64(&server.NextHop, 0)
 	server.Address = in6(address)
 	server.Source = in6(source)
@@ -402,6 +464,16 @@ func (t *serverTable) flags(slot uint32) balancerServerFlags {
 
 func (t *serverTable) setFlags(slot uint32, flags balancerServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
+}
+
+// setKnown says what the server is asked for packets of known flows.
+func (t *serverTable) setKnown(slot uint32, function srv6.Function) {
+	atomic.StoreUint64(&t.servers[slot].KnownSid, sidHalf(function))
+}
+
+// sidHalf is SID_HALF in bpf/srv6.h.
+func sidHalf(function srv6.Function) uint64 {
+	return uint64(bits.ReverseBytes32(uint32(function) << 16))
 }
 
 // setNextHop names the MAC address and port by which a server is reached.
@@ -465,6 +537,9 @@ func (k *kernel) install(number uint32, rows []uint16) error {
 // Detach takes the data path of an instance out of the kernel, with all flows. No
 // packet meets a program whose tables are on their way out.
 func Detach(instance string) error {
+	if err := detachReturn(instance); err != nil {
+		return err
+	}
 	if err := datapath.DetachLink(filepath.Join(datapath.Dir(instance), datapath.LinkPin)); err != nil {
 		return err
 	}

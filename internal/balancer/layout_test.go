@@ -256,7 +256,9 @@ func TestRefusedStartMakesNothing(t *testing.T) {
 // Until the program is replaced the counters that are pinned are those it counts in.
 func TestOtherReasonsStayUntilAttached(t *testing.T) {
 	f := openSteering(t)
-	f.repin(balancerMapReasons, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
+	for _, name := range countersByReason {
+		f.repin(name, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
+	}
 	before := f.pins()
 	b, err := New(f.cfg, slog.New(slog.DiscardHandler))
 	f.must(err)
@@ -264,4 +266,11 @@ func TestOtherReasonsStayUntilAttached(t *testing.T) {
 	if diff := cmp.Diff(before, f.pins()); diff != "" {
 		t.Errorf("pins (-before +after):\n%s", diff)
 	}
+	f.must(f.ns.Do(func() error {
+		_, err := b.kernel.attach(f.ifindex["out"])
+		return err
+	}))
+	view, err := OpenView(f.cfg.Node.Instance) // which refuses those of another build
+	f.must(err)
+	f.must(view.Close())
 }

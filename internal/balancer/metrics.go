@@ -10,6 +10,7 @@ import (
 type published struct {
 	members map[uint32]memberState // by slot
 	flows   flowCounts             // of the last sweep; nil before the first
+	pending flowCounts             // the half-open ones
 }
 
 type memberState struct {
@@ -18,7 +19,7 @@ type memberState struct {
 
 // publish shares the present state.
 func (b *Balancer) publish() {
-	p := &published{members: map[uint32]memberState{}, flows: b.flows}
+	p := &published{members: map[uint32]memberState{}, flows: b.flows, pending: b.pending}
 	for _, svc := range b.services.byName {
 		for _, m := range svc.members {
 			p.members[m.slot] = memberState{
@@ -69,6 +70,8 @@ var (
 	serverDrainingDesc = desc("server_draining", "Whether the server has weight 0.", "service", "server")
 
 	flowsDesc    = desc("flows", "Flows in the flow table when it was last swept.", "service", "server", "state")
+	halfOpenDesc = desc("half_open_flows",
+		"Flows whose SYN a server has answered and the client has not, when they were last swept.")
 	capacityDesc = desc("flow_table_capacity", "Flows that the flow table is made for.")
 )
 
@@ -76,7 +79,7 @@ var (
 func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
-		serverHealthyDesc, serverDrainingDesc, flowsDesc, capacityDesc,
+		serverHealthyDesc, serverDrainingDesc, flowsDesc, halfOpenDesc, capacityDesc,
 	} {
 		out <- d
 	}
@@ -94,7 +97,11 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge(out, capacityDesc, float64(c.view.capacity()))
 	collectReasons(out, reasons)
-	collectServers(out, services, c.published())
+	p := c.published()
+	if p != nil && p.pending != nil {
+		gauge(out, halfOpenDesc, float64(p.pending.total().Total()))
+	}
+	collectServers(out, services, p)
 }
 
 func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount) {

@@ -13,6 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 func newRegistry(f *fixture) *prometheus.Registry {
@@ -108,7 +109,7 @@ func TestMetricsOfMovedServer(t *testing.T) {
 	for slot, key := range maps.Clone(f.slots.bySlot) {
 		if key.server == "s1" {
 			key.address = key.address.Next()
-			if _, err := f.slots.claim(key, f.services.byName[key.service].id, balancerServerFlagsSERVER_IN_USE); err != nil {
+			if _, err := f.slots.claim(key, f.services.byName[key.service].id, srv6.Deliver, balancerServerFlagsSERVER_IN_USE); err != nil {
 				t.Fatalf("claim a second slot beside %d: %v", slot, err)
 			}
 		}

@@ -158,7 +158,18 @@ func refused(frame []byte, reason string, length uint64) outcome {
 // implementation encapsulates it.
 func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason string) outcome {
 	f.t.Helper()
-	out, err := packet.Encapsulate(frame, f.encap(flow, service, server))
+	return f.offered(frame, flow, service, reason, knownFunction(f.service(service)), server)
+}
+
+// offered is the outcome of a frame that goes from server to server, each of which is asked the same; but
+// the last of those that are asked to take a connection has to.
+func (f *fixture) offered(frame []byte, flow Flow, service, reason string, function srv6.Function, servers ...string) outcome {
+	f.t.Helper()
+	e := f.encap(flow, service, servers[0])
+	if len(e.Segments) > 0 {
+		e.Segments = f.segments(service, function, servers...)
+	}
+	out, err := packet.Encapsulate(frame, e)
 	f.must(err)
 	length := layer3(frame)
 	placed := uint64(0)
@@ -168,8 +179,21 @@ func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason str
 	return outcome{
 		verdictRedirect, out,
 		map[string]tally{reason: {1, length, 0}},
-		map[string]tally{service + "/" + server: {1, length, placed}},
+		map[string]tally{service + "/" + servers[0]: {1, length, placed}},
 	}
+}
+
+// segments are the SIDs of servers that are asked the same.
+func (f *fixture) segments(service string, function srv6.Function, servers ...string) (sids []netip.Addr) {
+	f.t.Helper()
+	for i, name := range servers {
+		if function == srv6.ConnectAvail && i == len(servers)-1 {
+			function = srv6.ConnectForce
+		}
+		server := serverOfName(f.service(service), name)
+		sids = append(sids, srv6.SID{Locator: server.Locator, Function: function}.Addr())
+	}
+	return sids
 }
 
 // The ICMP errors that the balancer sends: type and code by the IP version.
@@ -212,7 +236,7 @@ func (f *fixture) encap(flow Flow, service, server string) packet.Encap {
 		}
 		if s.Locator.IsValid() {
 			e.Sender = f.cfg.Node.Locator.Addr()
-			e.Segments = []netip.Addr{srv6.SID{Locator: s.Locator, Function: srv6.Deliver}.Addr()}
+			e.Segments = f.segments(service, knownFunction(svc), server)
 			return e
 		}
 		e.Destination = s.Address

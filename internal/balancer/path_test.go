@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // The services of most tests.
@@ -33,6 +34,8 @@ func standard() *config.Balancer {
 		serviceOf("unrouted", vip6, 82, config.TCP, config.SRv6Encap, srv6Server("u", 6, 1)),
 		serviceOf("narrow", vip6, 83, config.TCP, config.SRv6Encap, srv6Server("n", 7, 1)),
 		serviceOf("hairpin", vip6, 84, config.TCP, config.SRv6Encap, srv6Server("h", 8, 1)),
+		huntingOf(serviceOf("hunt", vip6, 85, config.TCP, config.SRv6Insert, three...), config.SelectConsistent, 2),
+		huntingOf(serviceOf("hunt4", vip4, 85, config.TCP, config.SRv6Encap, three...), config.SelectConsistent, 3),
 		serviceOf("all", vip6All, config.AllPorts, config.TCP, config.SRv6Encap, srv6Server("a", 9, 1)),
 		serviceOf("one", vip6All, 80, config.TCP, config.SRv6Encap, srv6Server("o", 10, 1)),
 	)
@@ -59,6 +62,8 @@ var (
 	unrouted = flowTo(vip6, 82, config.TCP)
 	narrow   = flowTo(vip6, 83, config.TCP)
 	hairpin  = flowTo(vip6, 84, config.TCP)
+	hunt     = flowTo(vip6, 85, config.TCP)
+	hunt4    = flowTo(vip4, 85, config.TCP)
 )
 
 // large is a payload that takes two fragments of 64 bytes with the header of UDP.
@@ -74,6 +79,8 @@ type visit struct {
 	// A frame that is forwarded has its flow and its service here.
 	flow    Flow
 	service string
+	// One that is offered to the candidates in turn has what they are asked here.
+	function srv6.Function
 	// The MTU that the client is told of.
 	mtu uint32
 	// For others, the bytes counted: 0 where no IP header was read.
@@ -81,6 +88,17 @@ type visit struct {
 }
 
 const ethernetLength = 14
+
+var synAck = packet.Flags(packet.SYN | packet.ACK)
+
+// signal is one of the server of that number, in the encapsulation that the flow's family has in visits.
+func (flow Flow) signal(number uint8, function srv6.Function, options ...packet.Option) []byte {
+	kind := config.SRv6Insert
+	if flow.Source.Addr().Is4() {
+		kind = config.SRv6Encap
+	}
+	return signal(kind, srv6Server("", number, 1).Locator, flow, function, options...)
+}
 
 // reply is a packet of the server's to the client.
 func reply(flow Flow, options ...packet.Option) []byte {
@@ -164,6 +182,32 @@ var visits = []visit{
 	{name: "as long as the way allows", frame: narrow.frame(packet.Payload(make([]byte, 1500-40-60))),
 		reason: "forward_new", flow: narrow, service: "narrow"},
 
+	{name: "SYN, hunting", frame: hunt.frame(), reason: "forward_hunt", flow: hunt, service: "hunt", function: srv6.ConnectAvail},
+	{name: "SYN, hunting, IPv4", frame: hunt4.frame(), reason: "forward_hunt", flow: hunt4, service: "hunt4",
+		function: srv6.ConnectAvail},
+	{name: "ACK, hunting", frame: hunt.frame(packet.Flags(packet.ACK)), reason: "forward_recover", flow: hunt, service: "hunt",
+		function: srv6.RecoverStickiness},
+	{name: "too big about a hunting flow", frame: packet.ICMPError(router6, 2, 0, 1400, reply(hunt)),
+		reason: "forward_icmp", flow: hunt, service: "hunt", function: srv6.Steer},
+	{name: "signal: created", frame: hunt.signal(1, srv6.CreateStickiness, synAck), reason: "return_create"},
+	{name: "signal: created, IPv4", frame: hunt4.signal(2, srv6.CreateStickiness, synAck), reason: "return_create"},
+	{name: "signal: created, and a full bucket", full: true, frame: hunt.signal(1, srv6.CreateStickiness, packet.Flags(packet.ACK)),
+		reason: "return_no_room", flow: hunt, service: "hunt"},
+	{name: "signal: removed", frame: hunt.signal(1, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)),
+		reason: "return_remove"},
+	{name: "signal: created by another", before: hunt.signal(1, srv6.CreateStickiness, synAck),
+		frame:  hunt.signal(2, srv6.CreateStickiness, synAck, packet.Sequence(1, acknowledged)),
+		reason: "forward_reset", flow: hunt, service: "hunt"},
+	{name: "signal: of no server", frame: hunt.signal(9, srv6.CreateStickiness, synAck), reason: "drop_sender", length: 116},
+	{name: "signal: of no service", frame: flowTo(vip6, 8080, config.TCP).signal(1, srv6.CreateStickiness, synAck),
+		reason: "drop_sender", length: 116},
+	{name: "signal: hop limit 1", frame: hunt.signal(1, srv6.CreateStickiness, synAck, packet.HopLimit(1)),
+		reason: "drop_hop_limit", length: 116},
+	{name: "signal: two segments left", frame: setByte(hunt.signal(1, srv6.CreateStickiness, synAck), 43, 2),
+		reason: "drop_signal", length: 116},
+	{name: "signal: of UDP", frame: setByte(hunt4.signal(1, srv6.CreateStickiness, synAck), 40+9, 17),
+		reason: "drop_signal", length: 80},
+
 	{name: "version 4 in IPv6", frame: setByte(web.frame(), 0, 0x40), reason: "drop_ip_header", length: 60},
 	{name: "version 6 in IPv4", frame: setByte(web4.frame(), 0, 0x65), reason: "drop_ip_header", length: 40},
 	{name: "IPv4 header length 4", frame: setByte(web4.frame(), 0, 0x44), reason: "drop_ip_header", length: 40},
@@ -233,6 +277,7 @@ func TestEveryExit(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
 			clear(f.kernel.flows.entries)
+			clear(f.kernel.pending.entries)
 			f.forgetFragments()
 			if v.full {
 				f.fill(v.flow, f.slot(v.service, f.placed(v.flow, v.service)))
@@ -252,6 +297,12 @@ func (f *fixture) expected(v visit) outcome {
 		return sentBack(v.frame, v.reason, packet.EchoReply(v.frame, 64))
 	case strings.HasPrefix(v.reason, "answer_"):
 		return answered(v.frame, v.reason, v.mtu)
+	case v.reason == "forward_reset":
+		return f.reset(v.flow, v.service, "s2")
+	case strings.HasPrefix(v.reason, "return_"):
+		return f.returned(v.frame, v.reason)
+	case v.function != srv6.Host:
+		return f.offered(v.frame, v.flow, v.service, v.reason, v.function, f.row(v.flow, v.service)...)
 	case v.service == "":
 		return refused(v.frame, v.reason, v.length)
 	}
@@ -278,17 +329,18 @@ func TestNoHeadroom(t *testing.T) {
 	f.check(want, got)
 }
 
-// A packet leaves by XDP_TX where it came in, unless that is a veth, whose peer might not run XDP; and
-// by a redirect elsewhere.
+// A packet leaves by XDP_TX by the interface that the program is on, unless that is a veth, whose peer might
+// not run XDP; and by a redirect elsewhere.
 func TestHairpin(t *testing.T) {
 	f := openStandard(t)
 	for _, v := range []struct {
-		link    string // where it comes in
+		link    string // that the program is on
 		flow    Flow
 		service string
 		verdict uint32
 	}{
 		{"bridge", hairpin, "hairpin", verdictTX},
+		{"bridge", web, "web", verdictRedirect},
 		{"out", hairpin, "hairpin", verdictRedirect},
 		{"out", web, "web", verdictRedirect},
 	} {
@@ -324,6 +376,9 @@ func TestMalformedForOthersIsPassed(t *testing.T) {
 	for _, v := range visits {
 		if v.length == 0 && v.service == "" && !strings.HasPrefix(v.reason, "answer_") {
 			continue // no destination was read
+		}
+		if strings.HasPrefix(v.name, "signal: ") {
+			continue // for the balancer, not for a VIP
 		}
 		if v.name == "IPv4 VIP in IPv6" {
 			continue // its destination is what is wrong

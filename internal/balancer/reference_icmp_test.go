@@ -35,8 +35,8 @@ func (r *reference) follow(p *parsed) (reason string) {
 }
 
 // recall is the server that the flow table names, whatever has become of it; nil: there is none.
-func (r *reference) recall(flow Flow, svc *config.Service) *config.Server {
-	e := r.bucketOf(flow).find(flow, svc.Name)
+func (r *reference) recall(bucket *referenceBucket, flow Flow, svc *config.Service) *config.Server {
+	e := bucket.find(flow, svc.Name)
 	if e == nil {
 		return nil
 	}

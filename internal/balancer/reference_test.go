@@ -8,6 +8,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -23,9 +24,10 @@ type reference struct {
 	*fixture
 	failing map[string]bool // servers that fail their checks, by "service/server"
 	flows   map[uint32]*referenceBucket
-	firsts  map[piece]Flow           // of first fragments
-	tables  map[string]*tables.Table // of services, until something changes
-	seen    func(outcome)            // told of what the data path does with each frame; nil: nobody is
+	pending map[uint32]*referenceBucket // the half-open ones
+	firsts  map[piece]Flow              // of first fragments
+	tables  map[string]*tables.Table    // of services, until something changes
+	seen    func(outcome)               // told of what the data path does with each frame; nil: nobody is
 }
 
 func newReference(f *fixture) *reference {
@@ -37,7 +39,7 @@ func newReference(f *fixture) *reference {
 
 // forget empties both flow tables.
 func (r *reference) forget() {
-	r.flows = map[uint32]*referenceBucket{}
+	r.flows, r.pending = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
 	r.forgetFlows()
 	r.firsts = map[piece]Flow{}
 	r.forgetFragments()
@@ -48,6 +50,9 @@ func (r *reference) changed() { r.tables = map[string]*tables.Table{} }
 
 // receive is all that becomes of a frame.
 func (r *reference) receive(frame []byte) outcome {
+	if r.isSignal(frame) {
+		return r.takeSignal(frame)
+	}
 	p, reason := parse(frame)
 	var svc *config.Service
 	if reason == "" && p.piece != nil && r.isVIP(p.flow.Destination.Addr()) {
@@ -70,31 +75,60 @@ func (r *reference) receive(frame []byte) outcome {
 	case reason != "":
 		return refused(frame, reason, p.length)
 	}
-	server, reason := r.find(p, svc)
-	if server == nil {
+	to, reason := r.find(p, svc)
+	if to == nil {
 		return refused(frame, "drop_no_server", p.length)
 	}
-	if obstacle, mtu := r.obstacle(frame, p, svc, server); obstacle != "" {
+	if obstacle, mtu := r.obstacle(frame, p, svc, to); obstacle != "" {
 		return tell(frame, p, obstacle, mtu)
 	}
-	return r.forwarded(frame, p.flow, svc.Name, server.Name, reason)
+	return r.offered(frame, p.flow, svc.Name, reason, to.function, to.servers...)
 }
 
-// find is the server that a packet goes to, and as what it is counted; nil: there is none.
-func (r *reference) find(p parsed, svc *config.Service) (server *config.Server, reason string) {
+// route is what a packet visits: servers, by their names, and what each of them is asked.
+type route struct {
+	function srv6.Function
+	servers  []string
+}
+
+// alone is the route to one server.
+func alone(function srv6.Function, server *config.Server) *route {
+	return &route{function, []string{server.Name}}
+}
+
+// find is the way of a packet, and as what it is counted; nil: there is none.
+func (r *reference) find(p parsed, svc *config.Service) (to *route, reason string) {
 	if p.follow != "" {
-		if server = r.recall(p.flow, svc); server == nil {
-			server = r.place(p.flow, svc)
-		}
-		return server, p.follow
+		return r.findFollower(p, svc), p.follow
 	}
-	if server = r.persist(p, svc); server != nil {
-		return server, "forward_known"
+	if server := r.persist(p, svc); server != nil {
+		return alone(knownFunction(svc), server), "forward_known"
 	}
-	if server = r.place(p.flow, svc); server == nil {
+	if svc.Placement == config.PlacementHunt {
+		return r.hunt(p, svc)
+	}
+	server := r.place(p.flow, svc)
+	if server == nil {
 		return nil, ""
 	}
-	return server, r.remember(p, svc, server)
+	return alone(srv6.Deliver, server), r.remember(p, svc, server)
+}
+
+// findFollower is the way of a packet that does not speak for its flow.
+func (r *reference) findFollower(p parsed, svc *config.Service) *route {
+	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
+	if server == nil && svc.Placement == config.PlacementHunt {
+		if server = r.recall(r.pendingOf(p.flow), p.flow, svc); server == nil {
+			return r.rowAsked(p.flow, svc, srv6.Steer)
+		}
+	}
+	if server == nil {
+		server = r.place(p.flow, svc)
+	}
+	if server == nil {
+		return nil
+	}
+	return alone(srv6.Deliver, server)
 }
 
 // parsed is what the data path reads in a frame. Where a header cannot be read, what comes behind it
@@ -185,7 +219,7 @@ func walk(next byte, rest []byte) (protocol byte, data []byte, fragment *piece, 
 		}
 		size, reason := parseExtension(next, rest, before)
 		if reason != "" {
-			return 0, nil, nil, reason
+			return 0, nil, fragment, reason
 		}
 		next, rest = rest[0], rest[size:]
 	}
@@ -273,8 +307,8 @@ func (r *reference) usable(svc *config.Service) []config.Server {
 	return servers
 }
 
-// place is the server that consistent hashing names for a flow; nil: there is none.
-func (r *reference) place(flow Flow, svc *config.Service) *config.Server {
+// candidates are the servers of the flow's bucket.
+func (r *reference) candidates(flow Flow, svc *config.Service) (names []string) {
 	table := r.tables[svc.Name]
 	if table == nil {
 		var servers []tables.Server
@@ -289,8 +323,19 @@ func (r *reference) place(flow Flow, svc *config.Service) *config.Server {
 	if table.Candidates == 0 {
 		return nil
 	}
-	row := table.Row(int(bucketOf(flow.hash(&r.identity.BucketKeys), uint32(svc.Buckets))))
-	return serverOfName(svc, table.Servers[row[0]].Name)
+	for _, i := range table.Row(int(bucketOf(flow.hash(&r.identity.BucketKeys), uint32(svc.Buckets)))) {
+		names = append(names, table.Servers[i].Name)
+	}
+	return names
+}
+
+// place is the server that consistent hashing names for a flow; nil: there is none.
+func (r *reference) place(flow Flow, svc *config.Service) *config.Server {
+	row := r.candidates(flow, svc)
+	if row == nil {
+		return nil
+	}
+	return serverOfName(svc, row[0])
 }
 
 // serverOfName returns nil for a server that the service does not have.
@@ -302,15 +347,19 @@ func serverOfName(svc *config.Service, name string) *config.Server {
 }
 
 // obstacle is why a packet cannot leave for its server, and the MTU that is left for it.
-func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, server *config.Server) (reason string, mtu int) {
-	link := r.linkOf(server.Name)
+func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, to *route) (reason string, mtu int) {
+	link := r.linkOf(to.servers[0])
 	switch {
 	case link == "":
 		return "drop_no_next_hop", 0
 	case p.hopLimit <= 1:
 		return "drop_hop_limit", 0
 	}
-	sent, err := packet.Encapsulate(frame, r.encap(p.flow, svc.Name, server.Name))
+	e := r.encap(p.flow, svc.Name, to.servers[0])
+	if len(e.Segments) > 0 {
+		e.Segments = r.segments(svc.Name, to.function, to.servers...)
+	}
+	sent, err := packet.Encapsulate(frame, e)
 	r.must(err)
 	mtu = links[link] - (len(sent) - len(frame))
 	if int(p.length) > mtu {

@@ -179,13 +179,23 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 	counted := make([]balancerCounter, ebpf.MustPossibleCPU())
 	counted[0].Packets = 7 // for another reason
 	reordered.Contents = []ebpf.MapKV{{Key: uint32(balancerReasonREASON_FORWARD_KNOWN), Value: counted}}
-	for name, other := range map[string]*ebpf.MapSpec{"fewer": fewer, "reordered": reordered} {
+	byServer := spec.Maps[balancerMapServerCounters].Copy()
+	byServer.Name = balancerMapServerCounters
+	datapath.NameAfter(byServer, reasons)
+	for name, other := range map[string]*ebpf.MapSpec{
+		"fewer": fewer, "reordered": reordered, "reordered by server": byServer,
+	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := standard()
 			f := open(t, cfg)
 			server := f.placed(web, "web")
 			f.run(web.frame())
-			f.repin(balancerMapReasons, other)
+			if other == byServer {
+				other.MaxEntries = f.kernel.objects.ServerCounters.MaxEntries()
+				f.repin(balancerMapServerCounters, other)
+			} else {
+				f.repin(balancerMapReasons, other)
+			}
 			f.stop()
 			f.start(cfg)
 			registry := newRegistry(f)

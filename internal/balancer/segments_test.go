@@ -45,8 +45,9 @@ func TestSegmentLists(t *testing.T) {
 				for shape, options := range shapes(version) {
 					t.Run(fmt.Sprintf("%s/IPv%d/%d/%s", kind, version, n, shape), func(t *testing.T) {
 						frame := flow.frame(options...)
+						list := append(path[:n-1:n-1], srv6.SID{Locator: srv6.Parse(path[n-1]).Locator, Function: srv6.ConnectForce}.Addr())
 						want, err := packet.Encapsulate(frame, packet.Encap{
-							Kind: kind, Sender: node().Locator.Addr(), Segments: path[:n], FlowLabel: 0x12345,
+							Kind: kind, Sender: node().Locator.Addr(), Segments: list, FlowLabel: 0x12345,
 							Own: packet.MAC{2, 0, 0, 0, 1, 1}, NextHop: packet.MAC{2, 0, 0, 0, 1, 2},
 						})
 						if err != nil {
@@ -80,12 +81,12 @@ func overheadOf(kind config.Encapsulation, n int) int {
 	return 40
 }
 
-// fillServers writes eight servers and returns their SIDs in the order of travel.
+// fillServers writes eight servers and returns their SIDs for connect-avail in the order of travel.
 func fillServers(t *testing.T, m *ebpf.Map) (path []netip.Addr) {
 	t.Helper()
 	for i := range uint32(maxSegments) {
 		locator := srv6Server("", uint8(i+1), 1).Locator
-		path = append(path, srv6.SID{Locator: locator, Function: srv6.Deliver}.Addr())
+		path = append(path, srv6.SID{Locator: locator, Function: srv6.ConnectAvail}.Addr())
 		server := segmentsServer{NextHop: macWord(packet.MAC{2, 0, 0, 0, 1, 2})}
 		server.Address.In6U.U6Addr8 = locator.Addr().As16()
 		server.Source.In6U.U6Addr8 = node().Locator.Addr().As16()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
+	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -96,8 +97,10 @@ func (s *services) apply(cfg *config.Balancer) error {
 	if err := s.keepOnly(wanted); err != nil {
 		return err
 	}
-	s.retireSlots()
-	return nil
+	if err := s.kernel.setLocator(cfg.Node.Locator); err != nil {
+		return err
+	}
+	return s.retireSlots()
 }
 
 func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) error {
@@ -148,7 +151,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 		if old := before[server.Name]; old != nil && cfg.Health != nil {
 			m.healthy = old.healthy
 		}
-		slot, err := s.slots.claim(key, svc.id, m.flags(true))
+		slot, err := s.slots.claim(key, svc.id, knownFunction(cfg), m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
 		}
@@ -282,7 +285,7 @@ func (s *services) place(svc *service) error {
 	rule := balancerServiceRule{
 		Table:         1 - svc.rule.Table,
 		Candidates:    uint8(table.Candidates),
-		Methods:       methods(placements[svc.Placement], persistences[svc.Persistence]),
+		Methods:       methods(placements[placementOf(&svc.Service)], persistences[svc.Persistence]),
 		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
 	}
 	if table.Candidates > 0 {
@@ -299,8 +302,27 @@ func (s *services) place(svc *service) error {
 	return nil
 }
 
-var placements = map[config.Placement]balancerPlacement{
-	config.PlacementHash: balancerPlacementPLACEMENT_HASH,
+// placement is what the data path calls one.
+type placement struct {
+	config.Placement
+	config.Selection
+}
+
+func placementOf(svc *config.Service) placement { return placement{svc.Placement, svc.Selection} }
+
+var placements = map[placement]balancerPlacement{
+	{config.PlacementHash, ""}:                      balancerPlacementPLACEMENT_HASH,
+	{config.PlacementHunt, config.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
+	{config.PlacementHunt, config.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
+}
+
+// knownFunction is what a service's servers are asked for packets of known flows: where they are to tell
+// the balancer of their flows, the packets tell them that it knows.
+func knownFunction(svc *config.Service) srv6.Function {
+	if svc.Placement == config.PlacementHunt {
+		return srv6.AckStickiness
+	}
+	return srv6.Deliver
 }
 
 var persistences = map[config.Persistence]balancerPersistence{
@@ -356,16 +378,20 @@ func (s *services) enter(wanted map[string]bool) error {
 }
 
 // retireSlots retires the slots that no member holds any more.
-func (s *services) retireSlots() {
+func (s *services) retireSlots() error {
 	held := map[uint32]bool{}
 	for _, m := range s.members() {
 		held[m.slot] = true
 	}
 	for slot := range s.slots.bySlot {
-		if _, retired := s.slots.retired[slot]; !held[slot] && !retired {
-			s.slots.retire(slot)
+		if _, retired := s.slots.retired[slot]; held[slot] || retired {
+			continue
+		}
+		if err := s.slots.retire(slot); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // members lists the members of all services.

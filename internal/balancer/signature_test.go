@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -64,7 +65,7 @@ func (r *reduced) reduce(bits, shift int) {
 // find is the entry that the data path takes for the flow's, or zero.
 func (r *reduced) find(flow Flow) flowEntry {
 	bucket, signature := r.kernel.flows.bucket(flow, r.serviceID(flow), &r.identity)
-	return bucket.find(max(1, signature&r.mask))
+	return bucket.find(signature & r.mask)
 }
 
 // randomClient is one that is most likely nowhere else.
@@ -100,6 +101,21 @@ func (r *reduced) fill(random *rand.Rand, want FlowCounts) {
 	}
 	r.t.Fatalf("with %#x of the signature, the table has %+v, and does not come to %+v",
 		r.mask, r.kernel.flows.count().total(), want)
+}
+
+// An entry is free by its state: a flow whose signature is that of free entries is found behind one.
+func TestSignatureOfFreeEntries(t *testing.T) {
+	r := openReduced(t, rand.New(rand.NewPCG(1, 2)), webOf(srv6Server("s", 1, 1)))
+	r.reduce(0, 0)
+	client := client6
+	r.send(web.frame(packet.Flags(packet.SYN)), client)
+	bucket := r.bucket(web)
+	i := slices.IndexFunc(bucket, func(entry uint64) bool { return entry != 0 })
+	bucket[(i+1)%len(bucket)], bucket[i] = bucket[i], 0
+	r.send(web.frame(packet.Flags(packet.ACK)), client)
+	if got, want := r.kernel.flows.count().total(), (FlowCounts{Established: 1}); got != want {
+		t.Errorf("%+v in the table, want %+v", got, want)
+	}
 }
 
 // A flow that is not in the table, but whose bucket is full, is taken for one that is with probability

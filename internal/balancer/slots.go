@@ -6,6 +6,8 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // identity of a server of a service: flows stay with it as long as all of this
@@ -65,13 +67,17 @@ func loadSlots(k *kernel) (*slots, error) {
 // was retired takes up its flows again. The service is told by its id, too, which
 // changes when the service goes and comes back. Whether the server fails its checks
 // stays noted: this process may end before it places the service.
-func (s *slots) claim(key serverKey, service uint32, flags balancerServerFlags) (uint32, error) {
+func (s *slots) claim(key serverKey, service uint32, known srv6.Function, flags balancerServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
 		delete(s.retired, slot)
+		if err := s.kernel.removeSender(slot); err != nil {
+			return 0, err
+		}
 		s.kernel.servers.servers[slot].Service = service
+		s.kernel.servers.setKnown(slot, known)
 		s.kernel.servers.setFlags(slot, flags|s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING)
-		return slot, nil
+		return slot, s.kernel.addSender(slot)
 	}
 	slot, err := s.free()
 	if err != nil {
@@ -83,9 +89,9 @@ func (s *slots) claim(key serverKey, service uint32, flags balancerServerFlags) 
 	if err := s.kernel.objects.ServerLabels.Put(slot, &label); err != nil {
 		return 0, fmt.Errorf("label slot %d: %w", slot, err)
 	}
-	s.kernel.servers.put(slot, service, key.address, key.source, flags)
+	s.kernel.servers.put(slot, service, key.address, key.source, known, flags)
 	s.byKey[key], s.bySlot[slot] = slot, key
-	return slot, nil
+	return slot, s.kernel.addSender(slot)
 }
 
 // failing tells whether a server has a slot and fails its checks.
@@ -107,10 +113,11 @@ func (s *slots) free() (uint32, error) {
 
 // retire takes the server off a slot. Its flows are placed anew by their next
 // packets.
-func (s *slots) retire(slot uint32) {
+func (s *slots) retire(slot uint32) error {
 	s.kernel.servers.setFlags(slot, 0)
 	s.kernel.servers.clearNextHop(slot)
 	s.retired[slot] = 0
+	return s.kernel.removeSender(slot)
 }
 
 // swept notes that the flow table holds no flow of the retired slots any more,
@@ -140,7 +147,9 @@ func (s *slots) reclaim(wanted map[serverKey]bool) error {
 	if len(unwanted) == 0 {
 		return nil
 	}
-	s.kernel.flows.sweep(func(e flowEntry) bool { return !unwanted[e.server()] })
+	for _, table := range []*flowTable{s.kernel.flows, s.kernel.pending} {
+		table.sweep(func(e flowEntry) bool { return !unwanted[e.server()] })
+	}
 	for slot := range unwanted {
 		if err := s.release(slot); err != nil {
 			return err
@@ -149,7 +158,10 @@ func (s *slots) reclaim(wanted map[serverKey]bool) error {
 	return nil
 }
 
+// release frees a slot. No View of this process counts while the counters move.
 func (s *slots) release(slot uint32) error {
+	s.kernel.counting.Lock()
+	defer s.kernel.counting.Unlock()
 	if err := s.kernel.retireCounter(slot); err != nil {
 		return err
 	}

@@ -44,10 +44,10 @@ type TracedService struct {
 	Exact bool   `json:"exact"` // it names the port; else it takes all that no other names
 }
 
-// TracedEntry is an entry of the flow table.
+// TracedEntry is an entry of the flow table, or of that of half-open flows.
 type TracedEntry struct {
 	Server string `json:"server"`
-	State  string `json:"state"` // new, established or closing
+	State  string `json:"state"` // new, established, closing or half-open
 	// Idle is the time since the last packet, in seconds, with a granularity of 4 to 7.
 	Idle float64 `json:"idle_seconds"`
 	// Left is why the packet does not go to the server; empty when it does.
@@ -58,10 +58,12 @@ type TracedEntry struct {
 type TracedPlacement struct {
 	Bucket     uint32   `json:"bucket"`
 	Buckets    uint32   `json:"buckets"`
-	Candidates []string `json:"candidates"` // the first one gets the flow
+	Candidates []string `json:"candidates"` // the first one gets the flow, or is offered it first
+	// Random is true of a SYN that is offered to the candidates of any bucket: nobody knows which.
+	Random bool `json:"random,omitempty"`
 }
 
-// TracedServer is the server that gets a packet.
+// TracedServer is the server that gets a packet, or gets it first.
 type TracedServer struct {
 	Name    string `json:"name"`
 	Slot    uint32 `json:"slot"`
@@ -107,15 +109,22 @@ func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
 		return 0, err
 	}
 	t.Service = &TracedService{Name: names[service.Id], Exact: exact}
-	slot, found, err := v.findServer(p, service, t)
-	if err != nil || found == balancerReasonREASON_DROP_NO_SERVER {
+	to, found, err := v.findServers(p, service, t)
+	if err != nil || len(to.slots) == 0 {
 		return found, err
 	}
-	failed, err := v.send(p, service, slot, t)
+	failed, err := v.send(p, service, to, t)
 	if err != nil || failed != balancerReasonREASON_NONE {
 		return failed, err
 	}
 	return found, nil
+}
+
+// course is the servers that a packet goes to, and what each of them is asked; the last of those that are
+// offered a connection has to take it.
+type course struct {
+	slots    []uint32
+	function srv6.Function
 }
 
 // classify returns no service for a flow that none takes, and whether its destination is a VIP.
@@ -137,38 +146,73 @@ func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP 
 	return nil, false, isVIP, nil
 }
 
-// findServer says which server the packet goes to, and how that was found.
-func (v *View) findServer(p Packet, service *balancerServiceEntry, t *Trace) (uint32, balancerReason, error) {
+// findServers says which servers the packet goes to, and how they were found.
+func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (to course, found balancerReason, err error) {
 	now, err := v.clock.now()
 	if err != nil {
-		return 0, 0, err
+		return to, 0, err
 	}
+	placement := placementNamed(service.Rule.placement())
+	hunts := placement.Placement == config.PlacementHunt
+	known := knownFunction(&config.Service{Placement: placement.Placement})
 	bucket, signature := v.flows.bucket(p.Flow, service.Id, &v.identity)
 	entry := bucket.find(signature)
-	if entry != 0 {
-		left := v.leaves(p, service, entry)
-		t.Known = &TracedEntry{
-			Server: v.serverName(entry.server()),
-			State:  stateNames[entry.state()],
-			Idle:   float64(entry.age(now)) * v.clock.tick.Seconds(),
-			Left:   left,
-		}
-		if left == "" {
-			return entry.server(), balancerReasonREASON_FORWARD_KNOWN, nil
+	hasRoom := entry != 0 || bucket.hasRoom(now)
+	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
+		return course{[]uint32{entry.server()}, known}, balancerReasonREASON_FORWARD_KNOWN, nil
+	}
+	if hunts {
+		halfOpen, signature := v.pending.bucket(p.Flow, service.Id, &v.identity)
+		half := halfOpen.find(signature)
+		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
+			return course{[]uint32{half.server()}, known}, foundHalfOpen(p, hasRoom), nil
 		}
 	}
-	slot, placed, err := v.place(p.Flow, service, t)
+	if hunts && p.Opens && placement.Selection == config.SelectRandom && service.Rule.Buckets > 0 {
+		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
+		return to, balancerReasonREASON_FORWARD_HUNT, nil
+	}
+	slots, err := v.place(p.Flow, service, hunts, t)
 	switch {
 	case err != nil:
-		return 0, 0, err
-	case !placed:
-		return 0, balancerReasonREASON_DROP_NO_SERVER, nil
-	case entry == 0 && !bucket.hasRoom(now):
-		return slot, balancerReasonREASON_FORWARD_NO_ROOM, nil
-	case p.Flow.Protocol == config.TCP && !p.Opens:
-		return slot, balancerReasonREASON_FORWARD_RECOVER, nil
+		return to, 0, err
+	case len(slots) == 0:
+		return to, balancerReasonREASON_DROP_NO_SERVER, nil
+	case hunts && p.Opens:
+		return course{slots, srv6.ConnectAvail}, balancerReasonREASON_FORWARD_HUNT, nil
+	case hunts:
+		return course{slots, srv6.RecoverStickiness}, balancerReasonREASON_FORWARD_RECOVER, nil
 	}
-	return slot, balancerReasonREASON_FORWARD_NEW, nil
+	to = course{slots[:1], known}
+	switch {
+	case !hasRoom:
+		return to, balancerReasonREASON_FORWARD_NO_ROOM, nil
+	case p.Flow.Protocol == config.TCP && !p.Opens:
+		return to, balancerReasonREASON_FORWARD_RECOVER, nil
+	}
+	return to, balancerReasonREASON_FORWARD_NEW, nil
+}
+
+// traceEntry tells whether the packet goes to the server of an entry, and notes why.
+func (v *View) traceEntry(p Packet, service *balancerServiceEntry, entry flowEntry, state string, now uint16, t *Trace) bool {
+	t.Known = &TracedEntry{
+		Server: v.serverName(entry.server()),
+		State:  state,
+		Idle:   float64(entry.age(now)) * v.clock.tick.Seconds(),
+		Left:   v.leaves(p, service, entry),
+	}
+	return t.Known.Left == ""
+}
+
+// foundHalfOpen is what a packet of a flow is counted as whose SYN a server has answered.
+func foundHalfOpen(p Packet, hasRoom bool) balancerReason {
+	switch {
+	case p.Opens:
+		return balancerReasonREASON_FORWARD_KNOWN
+	case !hasRoom:
+		return balancerReasonREASON_FORWARD_NO_ROOM
+	}
+	return balancerReasonREASON_FORWARD_NEW
 }
 
 // stateNames are how users see flow states.
@@ -203,33 +247,35 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry) 
 	return ""
 }
 
-// place returns false where the service has no server.
-func (v *View) place(flow Flow, service *balancerServiceEntry, t *Trace) (uint32, bool, error) {
+// place lists the candidates of the flow's bucket; for a service that hunts from the first that can be
+// reached on. It is empty where the service has no server.
+func (v *View) place(flow Flow, service *balancerServiceEntry, hunts bool, t *Trace) (slots []uint32, err error) {
 	if service.Rule.Buckets == 0 {
-		return 0, false, nil
+		return nil, nil
 	}
 	bucket := bucketOf(flow.hash(&v.identity.BucketKeys), service.Rule.Buckets)
 	var table *ebpf.Map
 	if err := v.maps.Tables.Lookup(service.table(), &table); err != nil {
-		return 0, false, fmt.Errorf("open table %d: %w", service.table(), err)
+		return nil, fmt.Errorf("open table %d: %w", service.table(), err)
 	}
 	defer table.Close()
-	placement := &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
-	var first uint32
 	for i := range uint32(service.Rule.Candidates) {
 		position := bucket*uint32(service.Rule.Candidates) + i
 		var word uint64
 		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
-			return 0, false, fmt.Errorf("read table %d: %w", service.table(), err)
+			return nil, fmt.Errorf("read table %d: %w", service.table(), err)
 		}
-		slot := candidate(word, position)
-		if i == 0 {
-			first = slot
-		}
-		placement.Candidates = append(placement.Candidates, v.serverName(slot))
+		slots = append(slots, candidate(word, position))
 	}
-	t.Placement = placement
-	return first, true, nil
+	if hunts {
+		first := max(0, slices.IndexFunc(slots, v.servers.hasNextHop))
+		slots = slices.Concat(slots[first:], slots[:first])
+	}
+	t.Placement = &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
+	for _, slot := range slots {
+		t.Placement.Candidates = append(t.Placement.Candidates, v.serverName(slot))
+	}
+	return slots, nil
 }
 
 func (v *View) serverName(slot uint32) string {
@@ -241,10 +287,15 @@ func (v *View) serverName(slot uint32) string {
 }
 
 // send says why the packet cannot leave for the server, if it cannot.
-func (v *View) send(p Packet, service *balancerServiceEntry, slot uint32, t *Trace) (balancerReason, error) {
-	if int(slot) >= len(v.servers.servers) {
-		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
+func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace) (balancerReason, error) {
+	var addresses []netip.Addr
+	for _, slot := range to.slots {
+		if int(slot) >= len(v.servers.servers) {
+			return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
+		}
+		addresses = append(addresses, addrOf(v.servers.servers[slot].Address))
 	}
+	slot := to.slots[0]
 	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
 	server := &v.servers.servers[slot]
 	t.Server = &TracedServer{
@@ -252,7 +303,7 @@ func (v *View) send(p Packet, service *balancerServiceEntry, slot uint32, t *Tra
 		Slot:    slot,
 		Address: describeAddress(addrOf(server.Address), kind),
 	}
-	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addrOf(server.Address))
+	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addresses, to.function)
 	var err error
 	if t.NextHop, err = v.nextHop(slot, interfaceNames()); err != nil {
 		return 0, err
@@ -292,27 +343,40 @@ func isOneHost(source netip.Addr) bool {
 	return !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(source) })
 }
 
-// encapsulationOf describes what bpf/encap.h makes of a packet for one server.
-func encapsulationOf(kind config.Encapsulation, flow Flow, source, address netip.Addr) *TracedEncapsulation {
-	const ipv4Header, ipv6Header, greHeader, srhOfThree = 20, 40, 4, 8 + 3*16
-	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: address, Added: ipv6Header}
-	if address.Is4() {
+// encapsulationOf describes what bpf/encap.h makes of a packet for servers, of which only SRv6 can have more
+// than one.
+func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, addresses []netip.Addr, function srv6.Function) *TracedEncapsulation {
+	const ipv4Header, ipv6Header, greHeader, srhHeader, segment = 20, 40, 4, 8, 16
+	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: addresses[0], Added: ipv6Header}
+	if addresses[0].Is4() {
 		e.Added = ipv4Header
 	}
 	switch kind {
 	case config.SRv6Insert:
-		e.Source, e.Destination = flow.Source.Addr(), deliverSID(address)
-		e.Segments = []netip.Addr{source, e.Destination, flow.Destination.Addr()}
-		e.Added = srhOfThree
+		e.Segments = append(segmentsOf(source, addresses, function), flow.Destination.Addr())
+		e.Source, e.Destination = flow.Source.Addr(), e.Segments[1]
+		e.Added = srhHeader + segment*len(e.Segments)
 	case config.SRv6Encap:
-		e.Destination = deliverSID(address)
-		e.Segments = []netip.Addr{source, e.Destination}
+		e.Segments = segmentsOf(source, addresses, function)
+		e.Destination = e.Segments[1]
+		if more := len(addresses) - 1; more > 0 {
+			e.Added += srhHeader + segment*more
+		}
 	case config.GRE:
 		e.Added += greHeader
 	}
 	return e
 }
 
-func deliverSID(locator netip.Addr) netip.Addr {
-	return srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: srv6.Deliver}.Addr()
+// segmentsOf are the sender and the SIDs of servers, by their locators.
+func segmentsOf(source netip.Addr, locators []netip.Addr, function srv6.Function) []netip.Addr {
+	segments := []netip.Addr{source}
+	for i, locator := range locators {
+		if function == srv6.ConnectAvail && i == len(locators)-1 {
+			function = srv6.ConnectForce
+		}
+		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: function}
+		segments = append(segments, sid.Addr())
+	}
+	return segments
 }

@@ -117,6 +117,42 @@ func TestTraceOfFullTable(t *testing.T) {
 	}
 }
 
+// Trace knows of hunting flows what the data path does with them, in every state.
+func TestTraceOfHunt(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 3))
+	view := f.view()
+	for service, flow := range hunted {
+		parts := f.cast(flow, service)
+		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second"} {
+			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
+				for _, lost := range []string{"", first, second} {
+					t.Run(fmt.Sprintf("%s/%s/%v/without %s", service, state, flags, lost), func(t *testing.T) {
+						f.t = t
+						f.route()
+						if lost != "" {
+							f.kernel.servers.clearNextHop(f.slot(service, parts[lost]))
+						}
+						f.setState(flow, service, state, parts)
+						frame := flow.frame(packet.Flags(flags))
+						trace := mustTrace(t, view, Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+						f.check(f.traced(t, trace, frame), f.run(frame))
+					})
+				}
+			}
+		}
+	}
+}
+
+// What is random nobody can foretell.
+func TestTraceOfRandomHunt(t *testing.T) {
+	f := open(t, hunting(config.SelectRandom, 2))
+	trace := mustTrace(t, f.view(), Packet{Flow: web, Opens: true, Length: 60})
+	want := &TracedPlacement{Buckets: 251, Random: true}
+	if diff := cmp.Diff(want, trace.Placement); diff != "" || trace.Reason != "forward_hunt" || trace.Server != nil {
+		t.Errorf("%+v, placement (-want +got):\n%s", trace, diff)
+	}
+}
+
 // fataler is a test of the testing or the rapid package.
 type fataler interface {
 	Helper()
@@ -176,7 +212,10 @@ func (f *fixture) traced(t fataler, trace *Trace, frame []byte) outcome {
 	e := trace.Encapsulation
 	encap := packet.Encap{Kind: e.Kind, Source: e.Source, Destination: e.Destination, FlowLabel: f.flowLabel(trace.Flow)}
 	if len(e.Segments) > 0 {
-		encap.Sender, encap.Segments = e.Segments[0], e.Segments[1:2]
+		encap.Sender, encap.Segments = e.Segments[0], e.Segments[1:]
+		if e.Kind == config.SRv6Insert { // the last one is the VIP
+			encap.Segments = e.Segments[1 : len(e.Segments)-1]
+		}
 	}
 	mac, err := net.ParseMAC(trace.NextHop.MAC)
 	if err != nil {

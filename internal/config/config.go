@@ -57,6 +57,9 @@ type Metrics struct {
 // Placement decides which server gets a new connection.
 type Placement string
 
+// Selection decides which servers placement hunt offers a new connection to.
+type Selection string
+
 // Persistence decides how later packets find that server.
 type Persistence string
 
@@ -65,7 +68,11 @@ type Encapsulation string
 
 // The values that a service may name.
 const (
-	PlacementHash Placement = "hash"
+	PlacementHash Placement = "hash" // the first candidate of the flow's bucket
+	PlacementHunt Placement = "hunt" // the candidates decide, one after the other
+
+	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
+	SelectRandom     Selection = "random"     // those of any bucket
 
 	PersistenceTable Persistence = "table"
 
@@ -116,8 +123,10 @@ type Service struct {
 	Placement     Placement     `yaml:"placement"`     // default hash
 	Persistence   Persistence   `yaml:"persistence"`   // default table
 	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
-	// Candidates is how many servers a bucket lists, 1 to 8. Default 1, and
-	// always 1 for placement hash.
+	// Selection is for placement hunt only, where the default is consistent.
+	Selection Selection `yaml:"selection,omitempty"`
+	// Candidates is how many servers a bucket lists, 1 to 8. Default 2 for placement
+	// hunt; always 1 for placement hash.
 	Candidates int `yaml:"candidates"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of
 	// two, more than the servers. Default 65537.
@@ -133,7 +142,7 @@ type Service struct {
 type Timeouts struct {
 	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
 	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
-	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s
+	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s, 10s for placement hunt
 }
 
 // Health is an active check of every server of a service. Exactly one of HTTP
@@ -202,4 +211,65 @@ type AgentService struct {
 	Port          Port          `yaml:"port"`
 	Protocol      Protocol      `yaml:"protocol"`
 	Encapsulation Encapsulation `yaml:"encapsulation"`
+	// Accept, Load and NotLocal are of services that hunt: TCP in an SRv6 encapsulation.
+	Accept Accept `yaml:"accept,omitempty"`
+	Load   Source `yaml:"load,omitempty"`
+	// NotLocal is what becomes of a packet whose flow no candidate has. Default drop.
+	NotLocal NotLocal `yaml:"not-local,omitempty"`
 }
+
+// AcceptPolicy decides whether a server takes a connection that it is offered.
+type AcceptPolicy string
+
+// LoadSource says how busy a server is.
+type LoadSource string
+
+// NotLocal is what a server does with a packet of a flow that nobody has.
+type NotLocal string
+
+// The values that an agent's service may name.
+const (
+	AcceptAlways  AcceptPolicy = "always"
+	AcceptNever   AcceptPolicy = "never"
+	AcceptStatic  AcceptPolicy = "static"  // 6LB algorithm 1
+	AcceptDynamic AcceptPolicy = "dynamic" // 6LB algorithm 2
+
+	LoadConnections  LoadSource = "connections"
+	LoadAcceptQueue  LoadSource = "accept-queue"
+	LoadApache       LoadSource = "apache-scoreboard"
+	LoadCgroup       LoadSource = "cgroup"
+	LoadSharedMemory LoadSource = "shared-memory"
+
+	NotLocalDrop  NotLocal = "drop"
+	NotLocalReset NotLocal = "reset" // the server's own stack answers it
+)
+
+// Accept is an accept policy with its parameters; those of other policies are not set.
+type Accept struct {
+	Policy AcceptPolicy `yaml:"policy"` // default dynamic
+	// Threshold is c of static: a connection is taken while fewer are busy, in units of the load
+	// source. Required for static.
+	Threshold *uint32 `yaml:"threshold,omitempty"`
+	// Window is how many connections dynamic is offered before it adapts, 1 to 1,000,000. Default 50.
+	Window uint32 `yaml:"window,omitempty"`
+	// Epsilon is how far from one half the accepted share of a window may be, 0 to less than 0.5, to
+	// six decimal places. Default 0.1.
+	Epsilon *float64 `yaml:"epsilon,omitempty"`
+	// Initial is the threshold that dynamic begins with. Default 1.
+	Initial *uint32 `yaml:"initial,omitempty"`
+}
+
+// Source is where a service's load is read.
+type Source struct {
+	Kind LoadSource `yaml:"source"` // default connections
+	// Path is the scoreboard's, the control group's or the shared memory's, absolute. Required for
+	// those, and for no other.
+	Path string `yaml:"path,omitempty"`
+	// Workers is how many connections the application serves at a time: MaxRequestWorkers for
+	// apache-scoreboard, the upper bound of the dynamic threshold for connections; not for others.
+	// Default 0, which for connections is no bound.
+	Workers uint32 `yaml:"workers,omitempty"`
+}
+
+// Hunts tells whether balancers may offer the service's connections to this server.
+func (s AgentService) Hunts() bool { return s.Protocol == TCP && s.Encapsulation.isSRv6() }

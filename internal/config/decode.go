@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"reflect"
 	"strconv"
@@ -303,6 +304,12 @@ func setBasic(text string, into reflect.Value) (problem string) {
 			return "must be a whole number"
 		}
 		into.SetInt(number)
+	case into.CanFloat():
+		number, err := strconv.ParseFloat(text, into.Type().Bits())
+		if err != nil || math.IsNaN(number) || math.IsInf(number, 0) {
+			return "must be a number"
+		}
+		into.SetFloat(number)
 	default:
 		panic(fmt.Sprintf("config: no way to read a %s", into.Type()))
 	}

@@ -29,9 +29,14 @@ func (s *Service) setDefaults(d *document, path string) {
 	setDefault(d, child(path, "placement"), &s.Placement, PlacementHash)
 	setDefault(d, child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
-	setDefault(d, child(path, "candidates"), &s.Candidates, 1)
+	candidates := 1
+	if s.Placement == PlacementHunt {
+		candidates = 2
+		setDefault(d, child(path, "selection"), &s.Selection, SelectConsistent)
+	}
+	setDefault(d, child(path, "candidates"), &s.Candidates, candidates)
 	setDefault(d, child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
-	s.Timeouts.setDefaults(d, child(path, "timeouts"), s.Protocol)
+	s.Timeouts.setDefaults(d, child(path, "timeouts"), s)
 	if s.Health != nil {
 		s.Health.setDefaults(d, child(path, "health"), s.Port)
 	}
@@ -40,14 +45,17 @@ func (s *Service) setDefaults(d *document, path string) {
 	}
 }
 
-func (t *Timeouts) setDefaults(d *document, path string, protocol Protocol) {
-	unconfirmed, established := time.Minute, time.Hour
-	if protocol == UDP {
+func (t *Timeouts) setDefaults(d *document, path string, s *Service) {
+	unconfirmed, established, closing := time.Minute, time.Hour, time.Minute
+	if s.Protocol == UDP {
 		unconfirmed, established = 30*time.Second, 2*time.Minute
+	}
+	if s.Placement == PlacementHunt { // the server has said that it is over: 6LB, section IV-C
+		closing = 10 * time.Second
 	}
 	setDefault(d, child(path, "new"), &t.New, unconfirmed)
 	setDefault(d, child(path, "established"), &t.Established, established)
-	setDefault(d, child(path, "closing"), &t.Closing, time.Minute)
+	setDefault(d, child(path, "closing"), &t.Closing, closing)
 }
 
 // setDefaults leaves a check's port 0 for a service of all ports.
@@ -76,6 +84,22 @@ func (a *Agent) setDefaults(d *document) {
 	yes := true
 	setDefault(d, "node.assign-vips", &a.Node.AssignVIPs, &yes)
 	for i := range a.Services {
-		setDefault(d, child(item("services", i), "encapsulation"), &a.Services[i].Encapsulation, SRv6Encap)
+		a.Services[i].setDefaults(d, item("services", i))
 	}
+}
+
+func (s *AgentService) setDefaults(d *document, path string) {
+	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	if !s.Hunts() {
+		return
+	}
+	setDefault(d, child(path, "accept.policy"), &s.Accept.Policy, AcceptDynamic)
+	if s.Accept.Policy == AcceptDynamic {
+		setDefault(d, child(path, "accept.window"), &s.Accept.Window, 50)
+		epsilon, initial := 0.1, uint32(1)
+		setDefault(d, child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
+		setDefault(d, child(path, "accept.initial"), &s.Accept.Initial, &initial)
+	}
+	setDefault(d, child(path, "load.source"), &s.Load.Kind, LoadConnections)
+	setDefault(d, child(path, "not-local"), &s.NotLocal, NotLocalDrop)
 }

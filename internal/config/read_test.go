@@ -91,13 +91,16 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	if err != nil {
 		t.Fatal(err)
 	}
-	yes := true
+	yes, epsilon, initial := true, 0.1, uint32(1)
 	want := &Agent{
 		Node: AgentNode{
 			Instance: "agent", Interface: "eth0", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"), AssignVIPs: &yes,
 		},
 		Services: []AgentService{{
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: AllPorts, Protocol: TCP, Encapsulation: SRv6Encap,
+			Accept:   Accept{Policy: AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial},
+			Load:     Source{Kind: LoadConnections},
+			NotLocal: NotLocalDrop,
 		}},
 	}
 	if diff := cmp.Diff(want, got, exact); diff != "" {
@@ -146,7 +149,7 @@ line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
 line 14: services[0]."a.b\n": unknown field; known: name, vip, port, protocol, placement, persistence, ` +
-			`encapsulation, candidates, buckets, timeouts, health, servers
+			`encapsulation, selection, candidates, buckets, timeouts, health, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
 line 18: services[0].servers[2].locator: required by encapsulation srv6-encap
@@ -229,7 +232,8 @@ func TestExamples(t *testing.T) {
 	for _, as := range a.Services {
 		found := false
 		for _, bs := range b.Services {
-			found = found || as == AgentService{bs.Name, bs.VIP, bs.Port, bs.Protocol, bs.Encapsulation}
+			found = found || as.Name == bs.Name && as.VIP == bs.VIP && as.Port == bs.Port &&
+				as.Protocol == bs.Protocol && as.Encapsulation == bs.Encapsulation
 		}
 		if !found {
 			t.Errorf("the balancer's example has no service %+v", as)

@@ -1,5 +1,10 @@
 package config
 
+import (
+	"path/filepath"
+	"slices"
+)
+
 // checkAgent reports every rule that a decoded agent breaks.
 func (d *document) checkAgent(a *Agent) {
 	d.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
@@ -23,5 +28,67 @@ func (d *document) checkAgent(a *Agent) {
 		if a.Node.Locator.Contains(s.VIP) {
 			d.failf(child(item("services", i), "vip"), "is in the locator of the agent")
 		}
+	}
+	for i, s := range a.Services {
+		d.checkHunting(item("services", i), s)
+	}
+}
+
+// checkHunting checks what is said of connections that balancers offer.
+func (d *document) checkHunting(path string, s AgentService) {
+	if !s.Hunts() {
+		for _, name := range []string{"accept", "load", "not-local"} {
+			d.refuse(child(path, name), "for tcp in srv6-insert and srv6-encap only: no others are offered")
+		}
+		return
+	}
+	d.checkAccept(child(path, "accept"), s.Accept)
+	d.checkLoad(child(path, "load"), s.Load)
+	checkKnown(d, child(path, "not-local"), s.NotLocal, NotLocalDrop, NotLocalReset)
+}
+
+// refuse reports a field that is there though it has no meaning.
+func (d *document) refuse(path, format string, args ...any) {
+	if d.has(path) {
+		d.failf(path, format, args...)
+	}
+}
+
+func (d *document) checkAccept(path string, a Accept) {
+	checkKnown(d, child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic)
+	if a.Policy != AcceptStatic {
+		d.refuse(child(path, "threshold"), "for policy static only")
+	} else if !d.has(child(path, "threshold")) {
+		d.failf(child(path, "threshold"), "required by policy static")
+	}
+	if a.Policy != AcceptDynamic {
+		for _, name := range []string{"window", "epsilon", "initial"} {
+			d.refuse(child(path, name), "for policy dynamic only")
+		}
+		return
+	}
+	checkRange(d, child(path, "window"), a.Window, 1, 1_000_000)
+	if a.Epsilon != nil && (*a.Epsilon < 0 || *a.Epsilon >= 0.5) {
+		d.failf(child(path, "epsilon"), "must be at least 0 and less than 0.5")
+	}
+}
+
+func (d *document) checkLoad(path string, l Source) {
+	checkKnown(d, child(path, "source"), l.Kind,
+		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)
+	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
+		d.refuse(child(path, "workers"), "for connections and apache-scoreboard only: %s knows it", l.Kind)
+	} else if d.has(child(path, "workers")) && l.Workers == 0 {
+		d.failf(child(path, "workers"), "must be 1 or more")
+	}
+	switch l.Kind {
+	case LoadApache, LoadCgroup, LoadSharedMemory:
+		if l.Path == "" {
+			d.failf(child(path, "path"), "required by source %s", l.Kind)
+		} else if !filepath.IsAbs(l.Path) {
+			d.failf(child(path, "path"), "must be absolute")
+		}
+	default:
+		d.refuse(child(path, "path"), "has no meaning for source %s", l.Kind)
 	}
 }

@@ -25,7 +25,7 @@ func (d *document) checkBalancer(b *Balancer) {
 
 	common := make([]AgentService, len(b.Services))
 	for i, s := range b.Services {
-		common[i] = AgentService{s.Name, s.VIP, s.Port, s.Protocol, s.Encapsulation}
+		common[i] = AgentService{Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation}
 	}
 	d.checkServices(common)
 	d.checkLocatorNeeded(common, b.Node.Locator)
@@ -57,13 +57,14 @@ func (d *document) checkTunnelSources(addresses []netip.Addr) {
 
 // checkService checks what only balancers say of a service, except its servers.
 func (d *document) checkService(path string, s *Service) {
-	checkKnown(d, child(path, "placement"), s.Placement, PlacementHash)
+	checkKnown(d, child(path, "placement"), s.Placement, PlacementHash, PlacementHunt)
 	checkKnown(d, child(path, "persistence"), s.Persistence, PersistenceTable)
 	at := child(path, "candidates")
 	checkRange(d, at, s.Candidates, 1, tables.MaxCandidates)
 	if s.Placement == PlacementHash && s.Candidates > 1 && s.Candidates <= tables.MaxCandidates {
 		d.failf(at, "must be 1 for placement %s", s.Placement)
 	}
+	d.checkHunt(path, s)
 	at = child(path, "buckets")
 	if err := tables.ValidBuckets(s.Buckets); err != nil {
 		d.failf(at, "%v", err)
@@ -76,6 +77,26 @@ func (d *document) checkService(path string, s *Service) {
 	checkRange(d, child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
 	if s.Health != nil {
 		d.checkHealth(child(path, "health"), s)
+	}
+}
+
+// checkHunt checks what placement hunt needs, and what only it has.
+func (d *document) checkHunt(path string, s *Service) {
+	at := child(path, "selection")
+	if s.Placement != PlacementHunt {
+		if s.Placement == PlacementHash && d.has(at) {
+			d.failf(at, "not used by placement %s", s.Placement)
+		}
+		return
+	}
+	checkKnown(d, at, s.Selection, SelectConsistent, SelectRandom)
+	if at := child(path, "protocol"); s.Protocol == UDP && !d.bad(at) {
+		d.failf(at, "must be %s for placement %s: without a handshake nobody learns which server took a flow",
+			TCP, s.Placement)
+	}
+	if at := child(path, "encapsulation"); s.Encapsulation.isTunnel() && !d.bad(at) {
+		d.failf(at, "must be %s or %s for placement %s: %s has no list of servers",
+			SRv6Insert, SRv6Encap, s.Placement, s.Encapsulation)
 	}
 }
 

@@ -89,8 +89,12 @@ func worthGeneric(native error) bool {
 
 // UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
 // when there is no such link, or it is another interface's: see PinLink. A link of another network
-// namespace is another error.
+// namespace is another error. A link that an earlier process has made, and whose pin it did not live to
+// name, is taken off its interface first.
 func UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
+	if err := DetachLink(next(pin)); err != nil {
+		return err
+	}
 	attached, err := AttachedTo(pin)
 	if err != nil {
 		return err

@@ -78,6 +78,24 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// A process can end when its link has its first pin and not its name yet. The next one gets the interface.
+func TestAttachAfterUnfinishedPin(t *testing.T) {
+	ns, _, ifindex := pair(t)
+	program := pass(t, ebpf.XDP, 2)
+	pin := filepath.Join(pins(t), LinkPin)
+	must(t, ns.Do(func() error {
+		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: ifindex})
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(l.Pin(next(pin)), l.Close()); err != nil {
+			return err
+		}
+		_, err = AttachXDP(program, ifindex, pin)
+		return err
+	}))
+}
+
 // TestGenericWhereNativeFails has a veth whose MTU is too large for native XDP.
 func TestGenericWhereNativeFails(t *testing.T) {
 	ns, peer, ifindex := pair(t)

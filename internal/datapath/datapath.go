@@ -70,7 +70,7 @@ func RemoveDir(instance string) error {
 // Pin pins a program or a map at path, through an object that was not pinned before. It takes the place
 // of what is pinned there in one step, so that there is one or the other whenever this process ends.
 func Pin(object interface{ Pin(path string) error }, path string) error {
-	next := path + "_next" // which a process that ended here has left, perhaps
+	next := next(path) // which a process that ended here has left, perhaps
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -79,3 +79,6 @@ func Pin(object interface{ Pin(path string) error }, path string) error {
 	}
 	return os.Rename(next, path)
 }
+
+// next is where Pin pins first what is to be pinned at path.
+func next(path string) string { return path + "_next" }

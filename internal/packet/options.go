@@ -183,6 +183,9 @@ func Flags(f TCPFlags) Option {
 // Sequence sets the sequence and acknowledgment numbers of TCP.
 func Sequence(seq, ack uint32) Option { return func(s *spec) { s.tcp.Seq, s.tcp.Ack = seq, ack } }
 
+// Window sets the window, without scaling. The default is 65535.
+func Window(size uint16) Option { return func(s *spec) { s.tcp.Window = size } }
+
 // MSS appends the maximum segment size to the TCP options.
 func MSS(size uint16) Option {
 	return TCPOption(layers.TCPOptionKindMSS, binary.BigEndian.AppendUint16(nil, size))

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Placement `hunt`: the servers decide. A SYN is offered to a few in turn, and the
+ * one that takes it tells the balancer by its answer (stickiness.h). Until then
+ * nothing of the flow is known here, so that a flood of SYNs leaves no trace.
+ *
+ * Desmouceaux et al., "6LB: Scalable and Application-Aware Load Balancing with
+ * Segment Routing", 2018, sections II to IV; with random candidates "SRLB: The Power
+ * of Choices in Load Balancing with Segment Routing", 2017.
+ */
+#ifndef SEGUE_HUNT_H
+#define SEGUE_HUNT_H
+
+#include "pending.h"
+#include "persist.h"
+#include "place.h"
+#include "stats.h"
+
+static __always_inline bool hunts(const struct service *service)
+{
+	return placement_of(service) != PLACEMENT_HASH;
+}
+
+/* The candidate that comes so many after another, around the row. */
+static __always_inline __u32 candidate_after(const struct service *service, __u32 choice,
+					     __u32 distance)
+{
+	return (choice + distance) % service->rule.candidates;
+}
+
+/* Which candidate of a row is the first that can be reached; the very first, if none
+ * can. */
+static __always_inline __u32 first_reachable(const struct service *service, __u32 bucket)
+{
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < service->rule.candidates; i++) {
+		const struct server *server;
+		__u32 number;
+
+		if (!bucket_candidate(service, bucket, i, &number))
+			return 0;
+		server = bpf_map_lookup_elem(&servers, &number);
+		if (server && server->next_hop)
+			return i;
+	}
+	return 0;
+}
+
+/*
+ * Lists a row's candidates, from the first that can be reached: those in front of it
+ * come last, for what others cannot be passed the packet by. False when there are none.
+ */
+static __always_inline bool list_row(const struct service *service, __u32 bucket,
+				     struct segments *segments)
+{
+	__u32 count = service->rule.candidates;
+	__u32 first;
+
+	if (!service->rule.buckets || !count || count > MAX_CANDIDATES)
+		return false;
+	first = first_reachable(service, bucket);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < count; i++) {
+		if (!bucket_candidate(service, bucket, candidate_after(service, first, i),
+				      &segments->server[i]))
+			return false;
+	}
+	segments->count = count;
+	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	return true;
+}
+
+/* Asks a flow's own candidates, which are the same on all balancers. */
+static __always_inline bool ask_row(const struct flow_key *flow, const struct service *service,
+				    struct segments *segments, enum sid_function function)
+{
+	if (!list_row(service, bucket_of(flow, service->rule.buckets), segments))
+		return false;
+	ask(segments, function, function);
+	return true;
+}
+
+/* Offers a new connection to candidates; the last one has to take it. */
+static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
+				  struct segments *segments)
+{
+	__u32 buckets = service->rule.buckets;
+	__u32 bucket = bucket_of(flow, buckets);
+
+	if (placement_of(service) == PLACEMENT_HUNT_RANDOM)
+		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
+	if (!list_row(service, bucket, segments))
+		return false;
+	ask(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
+	return true;
+}
+
+/* The client has answered the server: from now on the flow is known. */
+static __always_inline enum reason confirm(const struct packet *pkt, struct flow_slot *flow,
+					   const struct flow_slot *half, __u32 server)
+{
+	enum flow_state state = ends_connection(pkt) ? FLOW_CLOSING : FLOW_ESTABLISHED;
+
+	if (!flow_insert(flow, server, state, flow_now()))
+		return REASON_FORWARD_NO_ROOM;
+	pending_remove(half);
+	return REASON_FORWARD_NEW;
+}
+
+/* Finds the servers of a flow that the flow table does not know: the one that has
+ * answered its SYN, or else candidates. */
+static __always_inline enum reason hunt(const struct packet *pkt, const struct service *service,
+					struct flow_slot *flow, struct segments *segments)
+{
+	struct flow_slot half;
+
+	pending_lookup(flow, &half);
+	if (flow_known(&half) && keep(pkt, service, half.value, FLOW_NEW, segments)) {
+		if (starts_connection(pkt))
+			return REASON_FORWARD_KNOWN;
+		return confirm(pkt, flow, &half, segments->server[0]);
+	}
+	if (starts_connection(pkt))
+		return offer(&pkt->key, service, segments) ? REASON_FORWARD_HUNT
+							   : REASON_DROP_NO_SERVER;
+	return ask_row(&pkt->key, service, segments, SID_RECOVER) ? REASON_FORWARD_RECOVER
+								  : REASON_DROP_NO_SERVER;
+}
+
+#endif

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What servers say of flows that hunt: create-stickiness, that the sender has taken
+ * the flow, and remove-stickiness, that it is ending. They say it with packets to the
+ * client, which the balancer unwraps and sends on. The states are those of 6LB, table
+ * II; docs/protocol.md has them all.
+ */
+#ifndef SEGUE_STICKINESS_H
+#define SEGUE_STICKINESS_H
+
+#include "hunt.h"
+#include "pending.h"
+#include "persist.h"
+#include "reset.h"
+#include "unwrap.h"
+
+/* Which slot a server of a service has. The service is part of the key, for one host
+ * may serve many. */
+struct sender {
+	__u64 locator; /* in memory order */
+	__u32 service;
+	__u32 pad;
+};
+
+#define MAX_SENDERS 131072
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SENDERS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sender);
+	__type(value, __u32);
+} senders SEC(".maps");
+
+/* What is known of a flow here, in either table. */
+struct known {
+	struct flow_slot flow;
+	struct flow_slot half;
+};
+
+/* The server that sent the signal, if it is one of the service. */
+static __always_inline const struct server *
+find_sender(const struct signal *signal, const struct service *service, __u32 *number)
+{
+	const struct sender key = { .locator = signal->sender, .service = service->id };
+	const __u32 *slot = bpf_map_lookup_elem(&senders, &key);
+	const struct server *server;
+
+	if (!slot)
+		return NULL;
+	*number = *slot;
+	server = bpf_map_lookup_elem(&servers, number);
+	return server && serves(server, service) ? server : NULL;
+}
+
+/*
+ * Whether an entry's server has the flow, so that no other can: it is a server of the
+ * service, and a SYN would still be sent to it (keeps_server), or the signal is not an
+ * answer to one. What is closing may begin again elsewhere.
+ */
+static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
+				     const struct flow_slot *slot)
+{
+	__u32 number = flow_server(slot->value);
+	const struct server *server;
+
+	if (!flow_known(slot) || flow_state(slot->value) == FLOW_CLOSING)
+		return false;
+	server = bpf_map_lookup_elem(&servers, &number);
+	if (!server || !serves(server, service))
+		return false;
+	if (!(pkt->tcp_flags & TCP_SYN))
+		return true;
+	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
+}
+
+/*
+ * Notes the server that took a flow: with a SYN-ACK it is half open until the client
+ * answers; any other packet comes from a connection. A flow that had an entry keeps
+ * its place, half open or not.
+ */
+static __always_inline bool note(const struct packet *pkt, struct known *known, __u32 server)
+{
+	bool is_answer = pkt->tcp_flags & TCP_SYN;
+
+	if (is_answer && !flow_known(&known->flow))
+		return pending_insert(&known->half, server);
+	if (!flow_insert(&known->flow, server, is_answer ? FLOW_NEW : FLOW_ESTABLISHED, flow_now()))
+		return false;
+	if (flow_known(&known->half))
+		pending_remove(&known->half);
+	return true;
+}
+
+static __always_inline void recollect(const struct packet *pkt, const struct service *service,
+				      struct known *known)
+{
+	flow_lookup(&pkt->key, service->id, &known->flow);
+	pending_lookup(&known->flow, &known->half);
+}
+
+/*
+ * create-stickiness: the first server keeps the flow; the reason is that of a reset
+ * where the sender is another. Where it cannot be noted another core may have been
+ * faster, with another server's signal: one more look tells.
+ */
+static __always_inline enum reason create(const struct packet *pkt, const struct service *service,
+					  struct known *known, __u32 sender)
+{
+	for (int i = 0; i < 2; i++) {
+		struct flow_slot *slot = &known->flow;
+
+		recollect(pkt, service, known);
+		if (!flow_known(slot))
+			slot = &known->half;
+		if (is_taken(pkt, service, slot))
+			return flow_server(slot->value) == sender ? REASON_RETURN_CREATE
+								  : REASON_FORWARD_RESET;
+		if (note(pkt, known, sender))
+			return REASON_RETURN_CREATE;
+	}
+	return REASON_RETURN_NO_ROOM;
+}
+
+/* remove-stickiness: of the flow's own server it begins the end; others know nothing. */
+static __always_inline enum reason remove(const struct packet *pkt, const struct service *service,
+					  struct known *known, __u32 sender)
+{
+	recollect(pkt, service, known);
+	if (flow_known(&known->flow)) {
+		if (flow_server(known->flow.value) == sender)
+			flow_touch(&known->flow, FLOW_CLOSING, flow_now());
+	} else if (flow_known(&known->half) && flow_server(known->half.value) == sender) {
+		pending_remove(&known->half);
+	}
+	return REASON_RETURN_REMOVE;
+}
+
+/* Takes a server's signal, whose packet goes on to the client. Not inlined: see
+ * steer_unusual. */
+__noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
+{
+	struct segments segments = {};
+	struct service service = {};
+	struct signal signal = {};
+	struct known known = {};
+	const struct server *server;
+	__u32 sender = 0;
+	enum reason why;
+
+	if (!pkt)
+		return XDP_ABORTED;
+	if (!read_signal(ctx, pkt, &signal))
+		return leave(ctx, pkt, REASON_DROP_SIGNAL);
+	if (classify(pkt, &service))
+		return leave(ctx, pkt, REASON_DROP_SENDER);
+	server = find_sender(&signal, &service, &sender);
+	if (!server)
+		return leave(ctx, pkt, REASON_DROP_SENDER);
+	if (pkt->hop_limit <= 1)
+		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
+	why = signal.function == SID_REMOVE ? remove(pkt, &service, &known, sender)
+					    : create(pkt, &service, &known, sender);
+	if (why != REASON_FORWARD_RESET)
+		return leave(ctx, pkt, unwrap(ctx, pkt, &signal) ? why : REASON_DROP_SIGNAL);
+	if (!make_reset(ctx, pkt, &signal))
+		return leave(ctx, pkt, REASON_DROP_SIGNAL);
+	segments.count = 1;
+	segments.server[0] = sender;
+	segments.first = server;
+	ask(&segments, SID_DELIVER, SID_DELIVER);
+	return forward(ctx, pkt, &service, &segments, 1, flow_label(&known.flow), why);
+}
+
+#endif

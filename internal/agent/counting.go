@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// countingPin is the link of the program that counts connections.
+const countingPin = "link_sockops"
+
+// followConnections counts the connections of services if one of them decides by that. A host where
+// that cannot be is one whose load is not known: the data path takes what it is offered.
+func (a *Agent) followConnections(cfg *config.Agent) {
+	wanted := false
+	for _, s := range cfg.Services {
+		wanted = wanted || s.Load.Kind == config.LoadConnections
+	}
+	if !wanted {
+		if err := a.kernel.stopCounting(); err != nil {
+			a.log.Warn("stop counting connections", "error", err)
+		}
+		return
+	}
+	if err := a.kernel.startCounting(); err != nil {
+		a.log.Warn("connections cannot be counted: taking all that are offered where load.source is connections",
+			"error", err)
+	}
+}
+
+// startCounting attaches the program to the root of control groups, for the sockets of the calling
+// thread's network namespace.
+func (k *kernel) startCounting() error {
+	cookie, err := netnsCookie()
+	if err != nil {
+		return err
+	}
+	if err := k.objects.NodeNetns.Set(cookie); err != nil {
+		return fmt.Errorf("set the network namespace: %w", err)
+	}
+	if err := k.attachCounting(); err != nil {
+		return errors.Join(err, k.objects.ConnectionsCounted.Set(uint32(0)))
+	}
+	return k.objects.ConnectionsCounted.Set(uint32(1))
+}
+
+func (k *kernel) attachCounting() error {
+	pin := filepath.Join(k.dir, countingPin)
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err == nil {
+		return errors.Join(l.Update(k.objects.CountConnections), l.Close())
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("open %s: %w", pin, err)
+	}
+	root, err := cgroupRoot()
+	if err != nil {
+		return err
+	}
+	l, err = link.AttachCgroup(link.CgroupOptions{
+		Path: root, Attach: ebpf.AttachCGroupSockOps, Program: k.objects.CountConnections,
+	})
+	if err != nil {
+		return fmt.Errorf("attach to %s: %w", root, err)
+	}
+	return errors.Join(datapath.PinLink(l, pin), l.Close())
+}
+
+func (k *kernel) stopCounting() error {
+	return errors.Join(
+		k.objects.ConnectionsCounted.Set(uint32(0)),
+		datapath.DetachLink(filepath.Join(k.dir, countingPin)),
+	)
+}
+
+// netnsCookie names the network namespace of the calling thread to programs.
+func netnsCookie() (uint64, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("open a socket: %w", err)
+	}
+	defer unix.Close(fd)
+	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+	if err != nil {
+		return 0, fmt.Errorf("read the cookie of the network namespace: %w", err)
+	}
+	return cookie, nil
+}
+
+// cgroupRoot is where control groups, version 2, are mounted.
+func cgroupRoot() (string, error) {
+	const table = "/proc/self/mounts"
+	f, err := os.Open(table)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if fields := strings.Fields(lines.Text()); len(fields) > 2 && fields[2] == "cgroup2" {
+			return fields[1], nil
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return "", fmt.Errorf("read %s: %w", table, err)
+	}
+	return "", fmt.Errorf("%s: no control groups, version 2, are mounted", table)
+}

@@ -1,0 +1,464 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+var (
+	balancer1 = netip.MustParseAddr("fd00:6c:0:1::")
+	balancer2 = netip.MustParseAddr("fd00:6c:0:2::")
+	node      = netip.MustParseAddr("fd00:5:0:1::")
+)
+
+// sidOf is the SID of a function in a locator.
+func sidOf(locator netip.Addr, function uint16) netip.Addr {
+	b := locator.As16()
+	binary.BigEndian.PutUint16(b[8:], function)
+	return netip.AddrFrom16(b)
+}
+
+func kernelFlow(f flow) agentFlowKey {
+	key := agentFlowKey{Protocol: 6}
+	key.Source.In6U.U6Addr8, key.Destination.In6U.U6Addr8 = f.client.Addr().As16(), f.vip.Addr().As16()
+	key.SourcePort, key.DestinationPort = swap(f.client.Port()), swap(f.vip.Port())
+	return key
+}
+
+func swap(port uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
+}
+
+var flowStates = map[agentAgentFlowState]string{
+	agentAgentFlowStateAGENT_FLOW_WAIT: "wait", agentAgentFlowStateAGENT_FLOW_DIRECT: "direct",
+	agentAgentFlowStateAGENT_FLOW_ENDING: "ending", agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
+}
+
+var encapsulations = []config.Encapsulation{config.SRv6Insert, config.SRv6Encap}
+
+// setFlow puts a flow of the first balancer in the data path's table; age is in seconds.
+func setFlow(t *testing.T, k *kernel, f flow, kind config.Encapsulation, state string, age int64) {
+	t.Helper()
+	if state == "" {
+		if err := k.objects.AgentFlows.Delete(kernelFlow(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Fatal(err)
+		}
+		return
+	}
+	now, err := monotonic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := balancer1.As16()
+	value := agentAgentFlow{
+		Balancer: binary.NativeEndian.Uint64(b[:]), Since: uint64(now - age*int64(time.Second)),
+		Encapsulation: uint8(slices.Index(encapsulations, kind)),
+	}
+	for number, name := range flowStates {
+		if name == state {
+			value.State = uint8(number)
+		}
+	}
+	if err := k.objects.AgentFlows.Put(kernelFlow(f), value); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// getFlow is what the data path remembers of a flow; a state that has run out is none.
+func getFlow(t *testing.T, k *kernel, f flow) remembered {
+	t.Helper()
+	var value agentAgentFlow
+	err := k.objects.AgentFlows.Lookup(kernelFlow(f), &value)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return remembered{}
+	}
+	now, clock := monotonic()
+	if err := errors.Join(err, clock); err != nil {
+		t.Fatal(err)
+	}
+	state := flowStates[agentAgentFlowState(value.State)]
+	if state == "closing" && now-int64(value.Since) > int64(10*time.Second) {
+		return remembered{}
+	}
+	var b [16]byte
+	binary.NativeEndian.PutUint64(b[:], value.Balancer)
+	return remembered{state, netip.PrefixFrom(netip.AddrFrom16(b), 64), encapsulations[value.Encapsulation]}
+}
+
+// event is a packet from the second balancer.
+type event struct {
+	name     string
+	function uint16
+	last     bool // server of the list
+	flags    packet.TCPFlags
+}
+
+func events() []event {
+	return []event{
+		{"ca", connectAvail, false, packet.SYN}, {"ca, last", connectAvail, true, packet.SYN},
+		{"cf", connectForce, true, packet.SYN}, {"cf, not last", connectForce, false, packet.SYN},
+		{"as", ackStickiness, true, packet.ACK}, {"as, FIN", ackStickiness, true, packet.FIN | packet.ACK},
+		{"as, RST", ackStickiness, true, packet.RST}, {"as, SYN", ackStickiness, true, packet.SYN},
+		{"rs", recoverStickiness, false, packet.ACK}, {"rs, last", recoverStickiness, true, packet.ACK},
+		{"rs, FIN", recoverStickiness, false, packet.FIN | packet.ACK}, {"rs, RST", recoverStickiness, true, packet.RST},
+		{"st", steer, false, packet.ACK}, {"st, last", steer, true, packet.ACK},
+		{"dv", deliverAlways, true, packet.ACK}, {"dv, RST", deliverAlways, true, packet.RST},
+	}
+}
+
+// frame is the event's packet, as a balancer sends it.
+func (e event) frame(d dialogue, kind config.Encapsulation) []byte {
+	segments := []netip.Addr{sidOf(node, e.function)}
+	if !e.last {
+		segments = append(segments, nextSID)
+	}
+	encap := packet.Encap{Kind: kind, Sender: balancer2, Segments: segments}
+	return to(d.client, d.vip, encap, packet.Flags(e.flags), packet.Sequence(d.seq, d.ack))
+}
+
+// situation is what the kernel has for a flow.
+type situation struct {
+	name string
+	sockets
+	dialogue
+}
+
+// situations makes every kind of socket of a VIP, and flows that have none.
+func (s *stage) situations(client, vip netip.AddrPort) []situation {
+	accepted := s.listen(vip)
+	from := func(port uint16) flow { return flow{netip.AddrPortFrom(client.Addr(), port), vip} }
+	down := flow{client, netip.AddrPortFrom(vip.Addr(), 81)}
+	connected, _ := s.connect(from(40001), accepted)
+	closing, c := s.connect(from(40002), accepted)
+	return []situation{
+		{"down", sockets{}, dialogue{flow: down, seq: 5, ack: 6}},
+		{"listening", sockets{listening: true}, dialogue{flow: from(40003), seq: 5, ack: 6}},
+		{"request", sockets{request: true}, s.request(from(40004))},
+		{"connected", sockets{connected: true}, connected},
+		{"time wait", sockets{listening: true, timeWait: true}, s.close(closing, c)},
+		{"cookie", sockets{listening: true, cookie: true}, s.cookie(from(40005))},
+	}
+}
+
+// huntingConfig has services on the ports 80 and 81 of both VIPs.
+func huntingConfig(kind config.Encapsulation, accept config.Accept, notLocal config.NotLocal) *config.Agent {
+	cfg := testConfig()
+	cfg.Services = nil
+	for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
+		for _, port := range []config.Port{80, 81} {
+			cfg.Services = append(cfg.Services, config.AgentService{
+				Name: fmt.Sprint(vip, port), VIP: vip, Port: port, Protocol: config.TCP, Encapsulation: kind,
+				Accept: accept, Load: config.Source{Kind: config.LoadSharedMemory}, NotLocal: notLocal,
+			})
+		}
+	}
+	return cfg
+}
+
+// TestTableIII goes through every state, every kind of socket and every packet from a balancer, also
+// those that should not meet. The reference is compared in what becomes of the packet, of the flow, and in
+// what is counted.
+func TestTableIII(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	sides := map[string][]situation{"IPv4": s.situations(client4, vip4), "IPv6": s.situations(client6, vip6)}
+	seen := map[string]int{}
+	for _, way := range []struct {
+		kind config.Encapsulation
+		side string
+	}{{config.SRv6Insert, "IPv6"}, {config.SRv6Encap, "IPv6"}, {config.SRv6Encap, "IPv4"}} {
+		for _, accept := range []config.AcceptPolicy{config.AcceptAlways, config.AcceptNever} {
+			notLocal := map[config.AcceptPolicy]config.NotLocal{
+				config.AcceptAlways: config.NotLocalReset, config.AcceptNever: config.NotLocalDrop,
+			}[accept]
+			cfg := huntingConfig(way.kind, config.Accept{Policy: accept}, notLocal)
+			if err := k.write(newContent(cfg, mtu)); err != nil {
+				t.Fatal(err)
+			}
+			for _, now := range sides[way.side] {
+				for _, state := range []string{"", "wait", "direct", "ending", "closing", "closed"} {
+					for _, e := range events() {
+						name := fmt.Sprintf("%s/%s/%s/%s/%s/%s", way.kind, way.side, accept, now.name, state, e.name)
+						s.do(func() error {
+							seen[tryEvent(t, k, cfg, way.kind, now, state, e, name)]++
+							return nil
+						})
+					}
+				}
+			}
+		}
+	}
+	for _, reason := range []string{
+		"deliver_srv6_insert", "deliver_srv6_encap", "deliver_not_local", "next_refused", "next_not_local", "drop_not_local",
+	} {
+		if seen[reason] == 0 {
+			t.Errorf("no packet left as %s", reason)
+		}
+	}
+	t.Log(seen)
+}
+
+func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulation, now situation, state string, e event, name string) string {
+	ref := newReference(cfg)
+	ref.sockets = func(flow) sockets { return now.sockets }
+	var age int64
+	if state == "closed" { // eleven seconds ago: as if it was not there
+		age, state = 11, "closing"
+	} else if state != "" {
+		ref.flows[now.flow] = remembered{state, netip.PrefixFrom(balancer1, 64), kind}
+	}
+	setFlow(t, k, now.flow, kind, state, age)
+	frame := e.frame(now.dialogue, kind)
+	before, offersBefore := counters(t, k), offers(t, k, now.vip)
+	verdict, out := run(t, k.objects.XdpAgent, frame)
+	got := slices.Collect(maps.Keys(changed(before, counters(t, k))))
+	reason, want := ref.receive(frame)
+	if !slices.Equal(got, []string{reason}) || !bytes.Equal(out, want) {
+		t.Errorf("%s: left as %v, verdict %d; want %s", name, got, verdict, reason)
+	}
+	if drop := strings.HasPrefix(reason, "drop_"); drop != (verdict == xdpDrop) {
+		t.Errorf("%s: verdict %d for %s", name, verdict, reason)
+	}
+	if diff := cmp.Diff(fmt.Sprint(ref.flows[now.flow]), fmt.Sprint(getFlow(t, k, now.flow))); diff != "" {
+		t.Errorf("%s: flow (-want +got): %s", name, diff)
+	}
+	offersAfter := offers(t, k, now.vip)
+	for result := range offersAfter {
+		if n := int(offersAfter[result] - offersBefore[result]); n != ref.offers[result] {
+			t.Errorf("%s: %d more %s, want %d", name, n, result, ref.offers[result])
+		}
+	}
+	return reason
+}
+
+func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
+	t.Helper()
+	all, err := k.offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TestPapersRows has the rows of 6LB's table III, and of this project's own, with their results written
+// out.
+func TestPapersRows(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	all := map[string]situation{}
+	for _, now := range s.situations(client6, vip6) {
+		all[now.name] = now
+	}
+	for _, row := range []struct {
+		policy                         config.AcceptPolicy
+		state, sockets, event, becomes string
+		next                           string // state
+		of                             netip.Addr
+	}{
+		{config.AcceptAlways, "", "listening", "ca", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "", "listening", "ca", "next_refused", "", netip.Addr{}},
+		{config.AcceptNever, "", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "", "listening", "rs", "next_not_local", "", netip.Addr{}},
+		{config.AcceptNever, "", "listening", "cf", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "wait", "request", "ca", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "wait", "listening", "ca", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "wait", "request", "cf", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "wait", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
+		{config.AcceptNever, "direct", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "direct", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
+		{config.AcceptNever, "direct", "connected", "as, FIN", "deliver_srv6_insert", "closing", balancer2},
+		{config.AcceptNever, "", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
+		{config.AcceptNever, "", "listening", "as", "deliver_srv6_insert", "", netip.Addr{}},
+		{config.AcceptNever, "", "cookie", "rs", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptAlways, "", "down", "ca", "next_refused", "", netip.Addr{}},
+		{config.AcceptNever, "", "down", "cf", "deliver_srv6_insert", "wait", balancer2},
+		{config.AcceptNever, "", "down", "rs, last", "drop_not_local", "", netip.Addr{}},
+		{config.AcceptNever, "direct", "connected", "ca", "deliver_srv6_insert", "direct", balancer1},
+		{config.AcceptNever, "closing", "time wait", "ca", "next_refused", "closing", balancer1},
+		{config.AcceptAlways, "closing", "time wait", "ca", "deliver_srv6_insert", "wait", balancer2},
+		// A server that had the client's connection before must not claim the next one, which another has.
+		{config.AcceptNever, "direct", "time wait", "rs", "next_not_local", "direct", balancer1},
+		{config.AcceptNever, "wait", "listening", "rs", "next_not_local", "wait", balancer1},
+	} {
+		t.Run(fmt.Sprintf("%s/%s/%s/%s", row.policy, row.state, row.sockets, row.event), func(t *testing.T) {
+			cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: row.policy}, config.NotLocalDrop)
+			if err := k.write(newContent(cfg, mtu)); err != nil {
+				t.Fatal(err)
+			}
+			now := all[row.sockets]
+			setFlow(t, k, now.flow, config.SRv6Insert, row.state, 0)
+			list := events()
+			e := list[slices.IndexFunc(list, func(e event) bool { return e.name == row.event })]
+			before := counters(t, k)
+			s.do(func() error {
+				run(t, k.objects.XdpAgent, e.frame(now.dialogue, config.SRv6Insert))
+				return nil
+			})
+			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{row.becomes}) {
+				t.Errorf("left as %v, want %s", got, row.becomes)
+			}
+			got := getFlow(t, k, now.flow)
+			if got.state != row.next || row.next != "" && got.balancer.Addr() != row.of {
+				t.Errorf("the flow is %v, want %s of %s", got, row.next, row.of)
+			}
+		})
+	}
+}
+
+// TestAlgorithm2 gives the dynamic policy and the reference the same loads.
+func TestAlgorithm2(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	s.listen(vip6)
+	seen := map[int]bool{}
+	for seed := range uint64(30) {
+		random := rand.New(rand.NewPCG(seed, 2))
+		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
+		accept := config.Accept{Policy: config.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
+		cfg := huntingConfig(config.SRv6Insert, accept, config.NotLocalDrop)
+		if err := errors.Join(keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newContent(cfg, mtu))); err != nil {
+			t.Fatal(err)
+		}
+		want := policy{Accept: accept, known: true, capacity: 1 + random.IntN(8), threshold: int(initial)}
+		key := serviceKey(cfg.Services[2])
+		s.do(func() error {
+			for i := range 600 {
+				want.busy = random.IntN(10)
+				tryOffer(t, k, key, &want, flow{netip.AddrPortFrom(client6.Addr(), uint16(1024+i)), vip6}, seed, i)
+				seen[want.threshold] = true
+			}
+			return nil
+		})
+	}
+	if len(seen) < 5 {
+		t.Errorf("thresholds seen: %v", seen)
+	}
+}
+
+func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow, seed uint64, i int) {
+	t.Helper()
+	now, err := monotonic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	load := agentLoad{Busy: uint32(want.busy), Capacity: uint32(want.capacity), When: uint64(now)}
+	if err := k.objects.Loads.Put(key, load); err != nil {
+		t.Fatal(err)
+	}
+	setFlow(t, k, f, config.SRv6Insert, "", 0)
+	before := offers(t, k, f.vip)
+	run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+	after, result := offers(t, k, f.vip), want.accepts()
+	for name := range after {
+		if got := after[name] - before[name]; (got == 1) != (name == result) {
+			t.Fatalf("seed %d, offer %d of busy %d: %d more %s, want %s", seed, i, want.busy, got, name, result)
+		}
+	}
+	var got agentAcceptance
+	if err := k.objects.Acceptances.Lookup(key, &got); err != nil {
+		t.Fatal(err)
+	}
+	if int(got.Threshold) != want.threshold || int(got.Attempts) != want.attempts || int(got.Accepted) != want.accepted {
+		t.Fatalf("seed %d, offer %d: threshold %d, attempts %d, accepted %d; want %d, %d, %d", seed, i,
+			got.Threshold, got.Attempts, got.Accepted, want.threshold, want.attempts, want.accepted)
+	}
+}
+
+// TestStaleLoad takes everything when the load is not known, or too old.
+func TestStaleLoad(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	s.listen(vip6)
+	threshold := uint32(0)
+	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptStatic, Threshold: &threshold}, config.NotLocalDrop)
+	if err := k.write(newContent(cfg, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	key := serviceKey(cfg.Services[2])
+	for name, c := range map[string]struct {
+		age  time.Duration // 0: never reported
+		want string
+	}{"never": {0, "accepted_stale"}, "fresh": {time.Millisecond, "refused"}, "old": {2 * time.Second, "accepted_stale"}} {
+		s.do(func() error {
+			now, err := monotonic()
+			if err != nil {
+				return err
+			}
+			if err := keep(k.objects.Loads, map[agentServiceKey]bool{}); err != nil {
+				return err
+			}
+			if c.age != 0 {
+				if err := k.objects.Loads.Put(key, agentLoad{Busy: 1, Capacity: 4, When: uint64(now - int64(c.age))}); err != nil {
+					return err
+				}
+			}
+			setFlow(t, k, flow{client6, vip6}, config.SRv6Insert, "", 0)
+			before := offers(t, k, vip6)
+			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: flow{client6, vip6}}, config.SRv6Insert))
+			if after := offers(t, k, vip6); after[c.want] != before[c.want]+1 {
+				t.Errorf("%s: before %v, after %v, want one more %s", name, before, after, c.want)
+			}
+			return nil
+		})
+	}
+}
+
+// TestReloadKeepsThreshold: a policy that stays keeps what it has learned, another one starts anew.
+func TestReloadKeepsThreshold(t *testing.T) {
+	k := testKernel(t)
+	epsilon, initial := 0.1, uint32(1)
+	accept := config.Accept{Policy: config.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial}
+	cfg := huntingConfig(config.SRv6Insert, accept, config.NotLocalDrop)
+	key := serviceKey(cfg.Services[0])
+	threshold := func() uint32 {
+		if err := k.write(newContent(cfg, mtu)); err != nil {
+			t.Fatal(err)
+		}
+		var a agentAcceptance
+		if err := k.objects.Acceptances.Lookup(key, &a); err != nil {
+			t.Fatal(err)
+		}
+		return a.Threshold
+	}
+	threshold()
+	learned := newAcceptance(cfg.Services[0])
+	learned.Threshold = 7
+	if err := k.objects.Acceptances.Update(key, learned, ebpf.UpdateLock); err != nil {
+		t.Fatal(err)
+	}
+	if got := threshold(); got != 7 {
+		t.Errorf("threshold %d after a reload, want 7", got)
+	}
+	three := uint32(3)
+	cfg.Services[0].Accept.Initial = &three
+	if got := threshold(); got != 3 {
+		t.Errorf("threshold %d with another initial one, want 3", got)
+	}
+}
+
+func TestBounds(t *testing.T) {
+	for _, c := range []struct {
+		window    uint32
+		epsilon   float64
+		few, many uint32
+	}{{50, 0.1, 20, 30}, {50, 0, 25, 25}, {1, 0.1, 1, 0}, {10, 0.05, 5, 5}, {1000, 0.3, 200, 800}, {7, 0.499999, 1, 6}} {
+		if few, many := bounds(c.window, c.epsilon); few != c.few || many != c.many {
+			t.Errorf("window %d, epsilon %v: %d and %d, want %d and %d", c.window, c.epsilon, few, many, c.few, c.many)
+		}
+	}
+}

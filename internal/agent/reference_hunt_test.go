@@ -1,0 +1,329 @@
+package agent
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// The functions of a server's SIDs; docs/protocol.md.
+const (
+	connectAvail = 1 + iota
+	connectForce
+	ackStickiness
+	recoverStickiness
+	deliverAlways
+	steer
+)
+
+// flow is a connection by its ends.
+type flow struct{ client, vip netip.AddrPort }
+
+// remembered is what the server knows of a flow: table III of 6LB.
+type remembered struct {
+	state    string // wait, direct, ending, closing
+	balancer netip.Prefix
+	kind     config.Encapsulation
+}
+
+// sockets is what the kernel has for a flow.
+type sockets struct {
+	listening, request, connected, timeWait bool
+	cookie                                  bool // what the flow's ACK returns
+}
+
+func (s sockets) live() bool { return s.request || s.connected }
+
+// hunter is the reference of what the functions about flows do.
+type hunter struct {
+	flows     map[flow]remembered
+	fragments map[[3]any]bool // those whose first fragment was delivered
+	sockets   func(flow) sockets
+	services  map[netip.AddrPort]*policy
+	offers    map[string]int
+}
+
+// policy is an accept policy. Its load is given.
+type policy struct {
+	config.Accept
+	reset          bool
+	known          bool // the load
+	busy, capacity int
+	// Of algorithm 2.
+	threshold, attempts, accepted int
+}
+
+// accepts is algorithms 1 and 2 of 6LB, as printed.
+func (p *policy) accepts() string {
+	results := map[bool]string{true: "accepted", false: "refused"}
+	switch {
+	case p.Policy == config.AcceptAlways:
+		return "accepted"
+	case p.Policy == config.AcceptNever:
+		return "refused"
+	case !p.known:
+		return "accepted_stale"
+	case p.Policy == config.AcceptStatic:
+		return results[p.busy < int(*p.Threshold)]
+	}
+	p.attempts++
+	if p.attempts == int(p.Window) {
+		// Within a billionth, for the sake of shares such as 20 of 50.
+		share, tiny := float64(p.accepted)/float64(p.Window), 1e-9
+		if share < 0.5-*p.Epsilon-tiny && p.threshold < p.capacity {
+			p.threshold++
+		} else if share > 0.5+*p.Epsilon+tiny && p.threshold > 0 {
+			p.threshold--
+		}
+		p.attempts, p.accepted = 0, 0
+	}
+	taken := p.busy < p.threshold
+	if taken {
+		p.accepted++
+	}
+	return results[taken]
+}
+
+// segment is a packet of a flow.
+type segment struct {
+	flow
+	source   netip.Addr // of the packet itself
+	flags    packet.TCPFlags
+	isError  bool // ICMP about the flow
+	later    bool // fragment, of which nothing more is known
+	fragment uint32
+}
+
+// handshake is what becomes of a packet to a VIP of the server: "" is delivered.
+func (h *hunter) handshake(w wrapped) string {
+	s, ok := readClient(w)
+	if !ok || s.isError && w.function != steer {
+		if w.function == ackStickiness {
+			return ""
+		}
+		return "drop_transport"
+	}
+	piece := [3]any{s.source, w.vip, s.fragment}
+	if s.later {
+		if w.function != steer || h.fragments[piece] {
+			return ""
+		}
+		return notLocal(w)
+	}
+	var reason string
+	switch w.function {
+	case connectAvail, connectForce:
+		reason = h.connect(w, s)
+	case ackStickiness:
+		h.acknowledge(w, s)
+	default:
+		reason = h.recover(w, s)
+	}
+	if reason == "" && s.fragment != 0 {
+		h.fragments[piece] = true
+	}
+	return reason
+}
+
+func notLocal(w wrapped) string {
+	if w.left() > 0 {
+		return "next_not_local"
+	}
+	return "drop_not_local"
+}
+
+func (h *hunter) lookup(f flow) sockets {
+	if h.sockets == nil {
+		return sockets{}
+	}
+	return h.sockets(f)
+}
+
+func (h *hunter) service(f flow) *policy {
+	if p := h.services[f.vip]; p != nil {
+		return p
+	}
+	return h.services[netip.AddrPortFrom(f.vip.Addr(), 0)]
+}
+
+func (h *hunter) set(f flow, state string, w wrapped) {
+	h.flows[f] = remembered{state, w.sender, w.kind}
+}
+
+func (h *hunter) connect(w wrapped, s segment) string {
+	known, local := h.flows[s.flow], h.lookup(s.flow)
+	switch {
+	case local.request, local.connected && known.state == "wait":
+		h.set(s.flow, "wait", w)
+		return ""
+	case local.connected:
+		if known.state == "" {
+			h.set(s.flow, "direct", w)
+		}
+		return ""
+	case local.listening && !local.timeWait && known.state == "wait": // repeated
+		h.set(s.flow, "wait", w)
+		return ""
+	}
+	forced := w.function == connectForce || w.left() <= 0
+	p := h.service(s.flow)
+	result := ""
+	switch {
+	case p == nil && !forced:
+		return "next_refused"
+	case p == nil:
+	case forced:
+		result = "forced"
+	case !local.listening:
+		result = "refused_down"
+	default:
+		result = p.accepts()
+	}
+	if result != "" {
+		h.offers[result]++
+	}
+	if result == "refused" || result == "refused_down" {
+		return "next_refused"
+	}
+	h.set(s.flow, "wait", w)
+	return ""
+}
+
+func ends(s segment) bool { return s.flags&(packet.FIN|packet.RST) != 0 }
+
+func (h *hunter) acknowledge(w wrapped, s segment) {
+	state := h.flows[s.flow].state
+	switch {
+	case state == "" && !h.lookup(s.flow).live():
+	case state == "ending", state == "closing":
+		h.set(s.flow, state, w)
+	case ends(s):
+		h.set(s.flow, "closing", w)
+	default:
+		h.set(s.flow, "direct", w)
+	}
+}
+
+func (h *hunter) recover(w wrapped, s segment) string {
+	local := h.lookup(s.flow)
+	switch here := local.live() || local.cookie && s.flags&packet.ACK != 0 && s.flags&(packet.SYN|packet.RST) == 0; {
+	case !here && w.left() > 0:
+		return "next_not_local"
+	case !here && local.timeWait:
+		return ""
+	case !here && h.service(s.flow) != nil && h.service(s.flow).reset:
+		return "deliver_not_local"
+	case !here:
+		return "drop_not_local"
+	case w.function == steer:
+	case h.flows[s.flow].state == "ending":
+		h.set(s.flow, "ending", w)
+	case ends(s):
+		h.set(s.flow, "closing", w)
+	default:
+		h.set(s.flow, "wait", w)
+	}
+	return ""
+}
+
+// readClient reads the flow of the client's packet; false without one of TCP.
+func readClient(w wrapped) (s segment, ok bool) {
+	next, b, v6 := w.next, w.inner, w.kind == config.SRv6Insert || w.inner[0]>>4 == 6
+	s.source = w.source
+	switch {
+	case w.kind == config.SRv6Insert:
+	case v6:
+		s.source = netip.AddrFrom16([16]byte(b[8:]))
+		next, b = b[6], b[40:40+int(binary.BigEndian.Uint16(b[4:]))]
+	default:
+		header, length, flags := int(b[0]&0xf)*4, int(binary.BigEndian.Uint16(b[2:])), binary.BigEndian.Uint16(b[6:])
+		s.source = netip.AddrFrom4([4]byte(b[12:]))
+		if flags&0x3fff != 0 {
+			s.fragment = uint32(binary.BigEndian.Uint16(b[4:]))
+			s.later = flags&0x1fff != 0
+		}
+		next, b = b[9], b[header:length]
+	}
+	if v6 {
+		if next, b, ok = skipExtensions(next, b, &s); !ok {
+			return s, false
+		}
+	}
+	if s.later {
+		return s, true
+	}
+	if !v6 && next == 1 || v6 && next == 58 {
+		return s, len(b) >= 8 && readQuote(b[8:], v6, w.vip, &s)
+	}
+	if next != 6 || len(b) < 20 || b[12]>>4 < 5 || int(b[12]>>4)*4 > len(b) {
+		return s, false
+	}
+	s.flow = flow{
+		netip.AddrPortFrom(s.source, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(w.vip, binary.BigEndian.Uint16(b[2:])),
+	}
+	s.flags = packet.TCPFlags(b[13])
+	return s, true
+}
+
+// skipExtensions goes to the transport header, or to a fragment's data.
+func skipExtensions(next byte, b []byte, s *segment) (byte, []byte, bool) {
+	for i := 0; i <= 8; i++ {
+		if !slices.Contains([]byte{0, 43, 44, 60}, next) {
+			return next, b, true
+		}
+		if len(b) < 8 {
+			break
+		}
+		size := 8 + int(b[1])*8
+		switch {
+		case next == 44:
+			size = 8
+			if offset := binary.BigEndian.Uint16(b[2:]); offset&0xfff9 != 0 {
+				s.fragment = binary.NativeEndian.Uint32(b[4:])
+				s.later = offset&0xfff8 != 0
+				if s.later {
+					return next, b, true
+				}
+			}
+		case next == 0 && i > 0, next == 43 && b[3] > 0:
+			return next, b, false
+		}
+		if size > len(b) {
+			break
+		}
+		next, b = b[0], b[size:]
+	}
+	return next, b, false
+}
+
+// readQuote reads the packet that an ICMP error is about: the VIP's own.
+func readQuote(b []byte, v6 bool, vip netip.Addr, s *segment) bool {
+	var next byte
+	var from, to netip.Addr
+	s.isError = true
+	if v6 {
+		if len(b) < 40 || b[0]>>4 != 6 {
+			return false
+		}
+		var ok bool
+		quoted := segment{}
+		from, to = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:]))
+		if next, b, ok = skipExtensions(b[6], b[40:], &quoted); !ok || quoted.later {
+			return false
+		}
+	} else {
+		if len(b) < 20 || b[0]>>4 != 4 || b[0]&0xf < 5 || int(b[0]&0xf)*4 > len(b) || binary.BigEndian.Uint16(b[6:])&0x1fff != 0 {
+			return false
+		}
+		from, to = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:]))
+		next, b = b[9], b[int(b[0]&0xf)*4:]
+	}
+	if next != 6 || len(b) < 8 || from != vip {
+		return false
+	}
+	s.flow = flow{netip.AddrPortFrom(to, binary.BigEndian.Uint16(b[2:])), netip.AddrPortFrom(from, binary.BigEndian.Uint16(b))}
+	return true
+}

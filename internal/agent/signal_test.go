@@ -1,0 +1,369 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+const (
+	createStickiness = 0x11
+	removeStickiness = 0x12
+)
+
+// signalled is what a frame of the application becomes with a signal.
+func signalled(t *testing.T, f flow, kind config.Encapsulation, function uint16, label uint32, options ...packet.Option) []byte {
+	t.Helper()
+	sid := sidOf(balancer1, function)
+	if kind == config.SRv6Insert {
+		return packet.TCP(f.vip, f.client, append(options, packet.Routing(packet.NewSRH(1, node, sid, f.client.Addr())))...)
+	}
+	// A server is no router: the packet's own hop limit stays.
+	frame := packet.TCP(f.vip, f.client, append(options, packet.HopLimit(65))...)
+	frame, err := packet.Encapsulate(frame, packet.Encap{
+		Kind: kind, Sender: node, Segments: []netip.Addr{sid}, FlowLabel: label,
+		Own: packet.MAC(frame[6:12]), NextHop: packet.MAC(frame[:6]),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return frame
+}
+
+// TestSignals goes through every state and every packet of the application.
+func TestSignals(t *testing.T) {
+	k := testKernel(t)
+	for _, way := range []struct {
+		kind config.Encapsulation
+		flow
+		room int // of a packet without options that a signal fits on
+	}{
+		{config.SRv6Insert, flow{client6, vip6}, mtu - 56 - 40 - 20},
+		{config.SRv6Encap, flow{client6, vip6}, mtu - 40 - 40 - 20},
+		{config.SRv6Encap, flow{client4, vip4}, mtu - 40 - 20 - 20},
+	} {
+		for _, sent := range []struct {
+			name  string
+			flags packet.TCPFlags
+			size  int
+			gso   uint32
+		}{
+			{"SYN-ACK", packet.SYN | packet.ACK, 0, 0}, {"ACK", packet.ACK, 0, 0}, {"data", packet.ACK | packet.PSH, 100, 0},
+			{"as much as fits", packet.ACK, way.room, 0}, {"too long", packet.ACK, way.room + 1, 0},
+			{"to be cut", packet.ACK, 1000, 500}, {"FIN", packet.FIN | packet.ACK, 0, 0},
+			{"FIN, too long", packet.FIN | packet.ACK, way.room + 1, 0}, {"RST", packet.RST, 0, 0},
+		} {
+			for _, state := range []string{"", "wait", "direct", "ending", "closing", "closed"} {
+				t.Run(fmt.Sprintf("%s/%s/%s/%s", way.kind, way.client.Addr(), sent.name, state), func(t *testing.T) {
+					was := state
+					if state == "closed" {
+						setFlow(t, k, way.flow, way.kind, "closing", 11)
+						was = ""
+					} else {
+						setFlow(t, k, way.flow, way.kind, state, 0)
+					}
+					function, next := expectedSignal(was, sent.flags)
+					fits := sent.size <= way.room && sent.gso == 0
+					if function == removeStickiness && !fits {
+						next = "ending"
+					}
+					options := []packet.Option{packet.Flags(sent.flags), packet.TrafficClass(0xba), packet.Payload(make([]byte, sent.size))}
+					frame := packet.TCP(way.vip, way.client, options...)
+					verdict, out := transmit(t, k, frame, sent.gso)
+					want, wantVerdict := frame, uint32(tcUnspec)
+					if function != 0 && fits {
+						label := binary.BigEndian.Uint32(out[14:]) & 0xfffff
+						want, wantVerdict = signalled(t, way.flow, way.kind, function, label, options...), tcRedirect
+					}
+					if diff := cmp.Diff(want, out); verdict != wantVerdict || diff != "" {
+						t.Errorf("verdict %#x, want %#x; frame (-want +got):\n%s", verdict, wantVerdict, diff)
+					}
+					if got := getFlow(t, k, way.flow); got.state != next || next != "" && got.balancer.Addr() != balancer1 {
+						t.Errorf("the flow is %v, want %q", got, next)
+					}
+				})
+			}
+		}
+	}
+}
+
+// expectedSignal is the right half of table III.
+func expectedSignal(state string, flags packet.TCPFlags) (function uint16, next string) {
+	switch {
+	case state == "":
+		return 0, ""
+	case flags&(packet.FIN|packet.RST) != 0, state == "ending":
+		return removeStickiness, "closing"
+	case state == "wait":
+		return createStickiness, "wait"
+	}
+	return 0, state
+}
+
+// transmit has the data path send a frame, which the interface is to cut into pieces of gso bytes, if any.
+func transmit(t *testing.T, k *kernel, frame []byte, gso uint32) (uint32, []byte) {
+	t.Helper()
+	out := make([]byte, len(frame)+256)
+	options := ebpf.RunOptions{Data: frame, DataOut: out}
+	if gso != 0 {
+		context := make([]byte, 192) // struct __sk_buff
+		binary.NativeEndian.PutUint32(context[176:], gso)
+		options.Context = context
+	}
+	verdict, err := k.objects.TcAgent.Run(&options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return verdict, options.DataOut
+}
+
+// hunt makes the network's balancer one that hunts: connections that it does not know are offered to the
+// servers in turn, and what they signal it follows. It returns the signals seen so far.
+func (n *network) hunt(kind config.Encapsulation) func() map[uint16]int {
+	n.in(n.client, func() error {
+		l, err := netlink.LinkByName("vips")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf/all/forwarding"), []byte("1"), 0); err != nil {
+			return err
+		}
+		_, lb, _ := net.ParseCIDR("fd00:6c::/32")
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: lb})
+	})
+	n.route(n.router, "fd00:6c::/32", "fd00:c::2")
+	h := &hunting{kind: kind, servers: len(n.servers), known: map[uint16]netip.Addr{}, signals: map[uint16]int{}, tun: n.tun}
+	n.mu.Lock()
+	n.hunting = h
+	n.mu.Unlock()
+	return h.counts
+}
+
+// hunting is a balancer's table II, by the clients' ports.
+type hunting struct {
+	kind    config.Encapsulation
+	servers int
+	tun     *os.File
+
+	mu      sync.Mutex
+	known   map[uint16]netip.Addr // the server's locator
+	signals map[uint16]int
+}
+
+func (h *hunting) counts() map[uint16]int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[uint16]int{}
+	for function, n := range h.signals {
+		out[function] = n
+	}
+	return out
+}
+
+// forget is what a balancer knows after flows of another have moved to it.
+func (h *hunting) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.known)
+}
+
+// place says how a client's frame travels.
+func (h *hunting) place(frame []byte) packet.Encap {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e := packet.Encap{Kind: h.kind, Sender: sender}
+	p, err := packet.Decode(frame)
+	if err != nil {
+		return e
+	}
+	if s, ok := h.known[p.SourcePort]; ok {
+		e.Segments = []netip.Addr{sidOf(s, ackStickiness)}
+		return e
+	}
+	function := uint16(recoverStickiness)
+	if p.Flags&packet.SYN != 0 {
+		function = connectAvail
+	}
+	for i := range h.servers {
+		if function == connectAvail && i == h.servers-1 {
+			function = connectForce
+		}
+		e.Segments = append(e.Segments, sidOf(netip.PrefixFrom(serverSID(i+1), 64).Masked().Addr(), function))
+	}
+	return e
+}
+
+// take reads a signal, and sends the packet that carries it on to the client.
+func (h *hunting) take(frame []byte) error {
+	p, err := packet.Decode(frame)
+	if err != nil {
+		return err
+	}
+	outer := p.Headers[0]
+	server := outer.Source
+	if outer.SRH != nil {
+		server = outer.SRH.Segments[len(outer.SRH.Segments)-1]
+	}
+	destination := outer.Destination.As16()
+	function := binary.BigEndian.Uint16(destination[8:])
+	inner, err := packet.Decapsulate(frame)
+	if err != nil {
+		return err
+	}
+	if err := packet.Verify(inner); err != nil {
+		return fmt.Errorf("a signal's packet: %w", err)
+	}
+	h.mu.Lock()
+	h.signals[function]++
+	if function == createStickiness {
+		h.known[p.DestinationPort] = netip.PrefixFrom(server, 64).Masked().Addr()
+	}
+	h.mu.Unlock()
+	_, err = h.tun.Write(inner[14:])
+	return err
+}
+
+// TestHunt has real connections offered to real servers: those of the first are refused, and all go on to
+// the second. Half way the balancer forgets everything, as when others' flows come to it.
+func TestHunt(t *testing.T) {
+	for _, c := range []struct {
+		kind config.Encapsulation
+		vip  netip.Addr
+	}{{config.SRv6Insert, vip6.Addr()}, {config.SRv6Encap, vip6.Addr()}, {config.SRv6Encap, vip4.Addr()}} {
+		t.Run(fmt.Sprintf("%s/%s", c.kind, c.vip), func(t *testing.T) {
+			n := newNetwork(t, 2)
+			var agents [2]*running
+			for i, policy := range []config.AcceptPolicy{config.AcceptNever, config.AcceptAlways} {
+				cfg := n.config(i+1, c.kind, c.vip)
+				cfg.Node.MTU = 1500 - 24 // what the packets of a recovery have more than others
+				cfg.Services[0].Accept.Policy = policy
+				cfg.Services[0].Load.Kind = config.LoadConnections
+				agents[i] = n.run(i+1, cfg, link.AttachTCX)
+				n.serve(i+1, c.vip)
+			}
+			signals := n.hunt(c.kind)
+			// The first SYN may wait until the new interfaces can ask for their neighbours, and be repeated.
+			n.echo(n.dial(c.vip), 1)
+			service := agents[1].cfg.Services[0]
+			var before [2]map[string]uint64
+			for i, a := range agents {
+				before[i] = offers(t, a.kernel, netip.AddrPortFrom(c.vip, 80))
+			}
+			var conns []*net.TCPConn
+			for range 10 {
+				conn := n.dial(c.vip)
+				n.echo(conn, 100_000)
+				conns = append(conns, conn)
+			}
+			if got := signals(); got[createStickiness] < 11 || got[removeStickiness] != 0 {
+				t.Errorf("signals %v, want a create-stickiness of each connection", got)
+			}
+			want := [2]map[string]uint64{
+				{"refused": 10, "refused_down": 0, "accepted": 0, "accepted_stale": 0, "forced": 0},
+				{"refused": 0, "refused_down": 0, "accepted": 0, "accepted_stale": 0, "forced": 10},
+			}
+			for i, a := range agents {
+				got := offers(t, a.kernel, netip.AddrPortFrom(c.vip, 80))
+				for result := range got {
+					got[result] -= before[i][result]
+				}
+				if diff := cmp.Diff(want[i], got); diff != "" {
+					t.Errorf("server %d, offers (-want +got):\n%s", i+1, diff)
+				}
+			}
+			if open := connections(t, agents[1].kernel, service); open != 11 {
+				t.Errorf("%d connections open at the second server, want 11", open)
+			}
+			n.hunting.forget()
+			for _, conn := range conns {
+				n.echo(conn, 100_000)
+			}
+			for _, conn := range conns {
+				_ = conn.Close()
+			}
+			eventually(t, "every end is signalled", func() bool { return signals()[removeStickiness] >= 10 })
+			eventually(t, "only the first connection is open", func() bool { return connections(t, agents[1].kernel, service) == 1 })
+			if open := connections(t, agents[0].kernel, service); open != 0 {
+				t.Errorf("%d connections open at the first server, want none", open)
+			}
+		})
+	}
+}
+
+func connections(t *testing.T, k *kernel, s config.AgentService) (open int64) {
+	t.Helper()
+	if err := k.objects.Connections.Lookup(serviceKey(s), &open); err != nil {
+		t.Fatal(err)
+	}
+	return open
+}
+
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
+}
+
+// TestAcceptQueue decides by the listener's own backlog.
+func TestAcceptQueue(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	var listener net.Listener
+	s.do(func() (err error) { // nobody accepts
+		listener, err = net.Listen("tcp", vip6.String())
+		return err
+	})
+	t.Cleanup(func() { _ = listener.Close() })
+	two := uint32(2)
+	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptStatic, Threshold: &two}, config.NotLocalDrop)
+	for i := range cfg.Services {
+		cfg.Services[i].Load.Kind = config.LoadAcceptQueue
+	}
+	if err := k.write(newContent(cfg, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	for waiting, want := range []string{"accepted", "accepted", "refused", "refused"} {
+		f := flow{netip.AddrPortFrom(client6.Addr(), uint16(50000+waiting)), vip6}
+		before := offers(t, k, vip6)
+		s.do(func() error {
+			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			return nil
+		})
+		if after := offers(t, k, vip6); after[want] != before[want]+1 {
+			t.Errorf("%d waiting: before %v, after %v, want one more %s", waiting, before, after, want)
+		}
+		d := s.request(f)
+		s.send(d, packet.ACK|packet.PSH)
+		s.probe(d)
+	}
+}
+
+// probe returns when the server has taken what was sent before.
+func (s *stage) probe(d dialogue) {
+	s.t.Helper()
+	// A segment from before the window is answered by an ACK (RFC 9293 section 3.10.7.4).
+	d.seq--
+	frame := packet.TCP(d.client, d.vip, packet.Flags(packet.ACK), packet.Sequence(d.seq, d.ack), packet.Payload(bytes.Repeat([]byte{0}, 1)))
+	if _, err := s.tun.Write(frame[14:]); err != nil {
+		s.t.Fatal(err)
+	}
+	s.await(d, packet.ACK)
+}

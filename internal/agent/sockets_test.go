@@ -1,0 +1,207 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// stage is a network namespace with the VIPs, an application on port 80 of each, and a test that is all
+// of its clients.
+type stage struct {
+	t   *testing.T
+	ns  *testnet.Namespace
+	tun *os.File
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces need root")
+	}
+	s := &stage{t: t, ns: testnet.New(t)}
+	s.do(func() (err error) {
+		if s.tun, err = openTUN("clients"); err != nil {
+			return err
+		}
+		tun, err := netlink.LinkByName("clients")
+		if err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(netlink.LinkSetUp(tun), netlink.LinkSetUp(lo)); err != nil {
+			return err
+		}
+		for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
+			if err := errors.Join(netlink.AddrAdd(lo, hostAddress(vip)), awaitLocal(vip)); err != nil {
+				return err
+			}
+		}
+		for _, client := range []netip.Addr{client4.Addr(), client6.Addr()} {
+			route := &netlink.Route{LinkIndex: tun.Attrs().Index, Dst: hostAddress(client).IPNet}
+			if err := netlink.RouteAdd(route); err != nil {
+				return fmt.Errorf("route to %s: %w", client, err)
+			}
+		}
+		return nil
+	})
+	t.Cleanup(func() { _ = s.tun.Close() })
+	return s
+}
+
+// do runs f in the namespace, and ends the test if f does.
+func (s *stage) do(f func() error) {
+	s.t.Helper()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- s.ns.Do(func() error {
+			returned := false
+			defer func() {
+				if !returned {
+					ended <- errors.New("the test ended in the namespace")
+				}
+			}()
+			err := f()
+			returned = true
+			return err
+		})
+	}()
+	if err := <-ended; err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// listen starts an application, whose connections come on the channel.
+func (s *stage) listen(vip netip.AddrPort) <-chan net.Conn {
+	s.t.Helper()
+	var listener net.Listener
+	s.do(func() (err error) {
+		listener, err = net.Listen("tcp", vip.String())
+		return err
+	})
+	accepted := make(chan net.Conn, 100)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	s.t.Cleanup(func() {
+		_ = listener.Close()
+		<-done
+		close(accepted)
+		for c := range accepted {
+			_ = c.Close()
+		}
+	})
+	return accepted
+}
+
+// dialogue is a connection of a client that is the test: what it sends next.
+type dialogue struct {
+	flow
+	seq, ack uint32
+}
+
+func (s *stage) send(d dialogue, flags packet.TCPFlags) {
+	s.t.Helper()
+	frame := packet.TCP(d.client, d.vip, packet.Flags(flags), packet.Sequence(d.seq, d.ack))
+	if _, err := s.tun.Write(frame[14:]); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// await returns the next TCP segment to the client's port that has all of the flags.
+func (s *stage) await(d dialogue, flags packet.TCPFlags) *layers.TCP {
+	s.t.Helper()
+	buffer := make([]byte, 2048)
+	for {
+		if err := s.tun.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			s.t.Fatal(err)
+		}
+		n, err := s.tun.Read(buffer)
+		if err != nil {
+			s.t.Fatalf("wait for %v to %v: %v", flags, d.client, err)
+		}
+		kind := gopacket.LayerType(layers.LayerTypeIPv6)
+		if buffer[0]>>4 == 4 {
+			kind = layers.LayerTypeIPv4
+		}
+		decoded := gopacket.NewPacket(buffer[:n], kind, gopacket.Default)
+		tcp, ok := decoded.Layer(layers.LayerTypeTCP).(*layers.TCP)
+		if ok && uint16(tcp.DstPort) == d.client.Port() && packet.TCPFlags(tcp.Contents[13])&flags == flags {
+			return tcp
+		}
+	}
+}
+
+// request sends a SYN and takes the SYN-ACK; the server waits for the client's ACK then.
+func (s *stage) request(f flow) dialogue {
+	s.t.Helper()
+	d := dialogue{flow: f, seq: 1000}
+	s.send(d, packet.SYN)
+	answer := s.await(d, packet.SYN|packet.ACK)
+	d.seq, d.ack = 1001, answer.Seq+1
+	return d
+}
+
+// connect completes the handshake.
+func (s *stage) connect(f flow, accepted <-chan net.Conn) (dialogue, net.Conn) {
+	s.t.Helper()
+	d := s.request(f)
+	s.send(d, packet.ACK)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	select {
+	case c := <-accepted:
+		s.t.Cleanup(func() { _ = c.Close() })
+		return d, c
+	case <-ctx.Done():
+		s.t.Fatalf("the connection of %v is not accepted", f)
+	}
+	return d, nil
+}
+
+// close ends a connection, the server first: it has the socket in TIME_WAIT then.
+func (s *stage) close(d dialogue, c net.Conn) dialogue {
+	s.t.Helper()
+	if err := c.Close(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.await(d, packet.FIN)
+	d.ack++
+	s.send(d, packet.FIN|packet.ACK)
+	d.seq++
+	s.await(d, packet.ACK)
+	return d
+}
+
+// cookie is what a client returns that the server has kept nothing of.
+func (s *stage) cookie(f flow) dialogue {
+	s.t.Helper()
+	const sysctl = "/proc/sys/net/ipv4/tcp_syncookies"
+	s.do(func() error { return os.WriteFile(sysctl, []byte("2"), 0) })
+	d := s.request(f)
+	s.do(func() error { return os.WriteFile(sysctl, []byte("1"), 0) })
+	return d
+}

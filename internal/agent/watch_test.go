@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/loadshm"
+)
+
+// TestReportedLoad has the policy follow what an application writes to memory, without the application it takes
+// everything, and so it does without the agent's process. A reload changes the policy of a running agent and
+// touches no connection.
+func TestReportedLoad(t *testing.T) {
+	n := newNetwork(t, 2)
+	vip := netip.AddrPortFrom(vip6.Addr(), 80)
+	path := filepath.Join(t.TempDir(), "load")
+	one := uint32(1)
+	cfg := n.config(1, config.SRv6Encap, vip6.Addr())
+	cfg.Services[0].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &one}
+	cfg.Services[0].Load = config.Source{Kind: config.LoadSharedMemory, Path: path}
+	a := n.run(1, cfg, link.AttachTCX)
+	n.run(2, n.config(2, config.SRv6Encap, vip6.Addr()), link.AttachTCX)
+	n.serve(1, vip6.Addr())
+	n.serve(2, vip6.Addr())
+	n.hunt(config.SRv6Encap)
+
+	// dialed is what became of a connection at the first server. While a SYN waits for a neighbour it is
+	// repeated, but not offered again once it is taken.
+	dialed := func() string {
+		t.Helper()
+		before := offers(t, a.kernel, vip)
+		n.echo(n.dial(vip6.Addr()), 100)
+		for result, count := range offers(t, a.kernel, vip) {
+			if count > before[result] {
+				return result
+			}
+		}
+		return "not offered"
+	}
+	key := serviceKey(cfg.Services[0])
+	busy := func() (uint32, bool) {
+		var acceptance agentAcceptance
+		if err := a.kernel.objects.Acceptances.Lookup(key, &acceptance); err != nil {
+			t.Fatal(err)
+		}
+		l, ok := a.kernel.readLoad(key, acceptance)
+		return l.Busy, ok
+	}
+	if got := dialed(); got != "accepted_stale" {
+		t.Errorf("without a load: %s", got)
+	}
+	application, err := loadshm.Open(path, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := n.dial(vip6.Addr())
+	eventually(t, "the load is read", func() bool { b, ok := busy(); return ok && b == 0 })
+	if got := dialed(); got != "accepted" {
+		t.Errorf("idle: %s", got)
+	}
+	application.Begin()
+	eventually(t, "the load is read", func() bool { b, ok := busy(); return ok && b == 1 })
+	if got := dialed(); got != "refused" {
+		t.Errorf("busy: %s", got)
+	}
+
+	always := *cfg
+	always.Services = append([]config.AgentService{}, cfg.Services...)
+	always.Services[0].Accept = config.Accept{Policy: config.AcceptAlways}
+	if err := a.Reload(context.Background(), &always); err != nil {
+		t.Fatal(err)
+	}
+	if got := dialed(); got != "accepted" {
+		t.Errorf("with policy always: %s", got)
+	}
+	if err := a.Reload(context.Background(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	n.echo(first, 100_000)
+	if got := dialed(); got != "refused" {
+		t.Errorf("with the policy before: %s", got)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the load is stale", func() bool { return dialed() == "accepted_stale" })
+}
+
+// TestRestartKeepsConnections: another process goes on with what the one before has learned of connections.
+func TestRestartKeepsConnections(t *testing.T) {
+	n := newNetwork(t, 1)
+	epsilon, initial := 0.1, uint32(5)
+	cfg := n.config(1, config.SRv6Insert, vip6.Addr())
+	cfg.Services[0].Accept = config.Accept{Policy: config.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial}
+	cfg.Services[0].Load.Kind = config.LoadConnections
+	a := n.run(1, cfg, link.AttachTCX)
+	n.serve(1, vip6.Addr())
+	signals := n.hunt(config.SRv6Insert)
+	c := n.dial(vip6.Addr())
+	n.echo(c, 1000)
+	before := offers(t, a.kernel, netip.AddrPortFrom(vip6.Addr(), 80))
+	a.stop()
+	a = n.run(1, cfg, link.AttachTCX)
+	n.echo(c, 1000)
+	if open := connections(t, a.kernel, cfg.Services[0]); open != 1 {
+		t.Errorf("%d connections counted after the restart, want 1", open)
+	}
+	if diff := cmp.Diff(before, offers(t, a.kernel, netip.AddrPortFrom(vip6.Addr(), 80))); diff != "" {
+		t.Errorf("offers (-before +after):\n%s", diff)
+	}
+	_ = c.Close()
+	eventually(t, "the end is signalled", func() bool { return signals()[removeStickiness] > 0 })
+	eventually(t, "the connection is counted as closed", func() bool { return connections(t, a.kernel, cfg.Services[0]) == 0 })
+}

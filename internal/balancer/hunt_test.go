@@ -1,0 +1,187 @@
+package balancer
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// huntingOf makes a service hunt, by the given number of candidates.
+func huntingOf(svc config.Service, selection config.Selection, candidates int) config.Service {
+	svc.Placement, svc.Selection, svc.Candidates = config.PlacementHunt, selection, candidates
+	return svc
+}
+
+// hunting is a balancer with services that hunt, in both encapsulations and for both families.
+func hunting(selection config.Selection, candidates int) *config.Balancer {
+	var servers []config.Server
+	for i := range uint8(10) {
+		servers = append(servers, srv6Server(fmt.Sprintf("s%d", i), i+1, 1))
+	}
+	var services []config.Service
+	for _, s := range []config.Service{
+		serviceOf("insert", vip6, 443, config.TCP, config.SRv6Insert, servers...),
+		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...),
+		serviceOf("web4", vip4, 80, config.TCP, config.SRv6Encap, servers...),
+	} {
+		s.Servers = slices.Clone(s.Servers)
+		services = append(services, huntingOf(s, selection, candidates))
+	}
+	return balancerOf(services...)
+}
+
+// hunted are the flows to the services of hunting.
+var hunted = map[string]Flow{"insert": insert, "web": web, "web4": web4}
+
+// row lists the servers of a flow's bucket.
+func (f *fixture) row(flow Flow, service string) (names []string) {
+	f.t.Helper()
+	svc := f.service(service)
+	var servers []tables.Server
+	for _, s := range svc.Servers {
+		servers = append(servers, tables.Server{Name: s.Name, Weight: *s.Weight})
+	}
+	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
+	f.must(err)
+	for _, i := range table.Row(int(bucketOf(flow.hash(&f.identity.BucketKeys), uint32(svc.Buckets)))) {
+		names = append(names, table.Servers[i].Name)
+	}
+	return names
+}
+
+// A SYN is offered to the candidates of the flow's bucket, what follows is recovered through them, and
+// neither is remembered. The lists are the reference's to the byte, of the length that the papers print.
+func TestHuntLists(t *testing.T) {
+	for candidates := 1; candidates <= 8; candidates++ {
+		f := open(t, hunting(config.SelectConsistent, candidates))
+		for service, flow := range hunted {
+			kind := f.service(service).Encapsulation
+			row := f.row(flow, service)
+			fragments := packet.Fragments(flow.frame(large), 64, 7)
+			router := router6
+			if flow.Source.Addr().Is4() {
+				router = router4
+			}
+			problem := packet.ICMPError(router, 1, 0, 0, reply(flow))
+			if flow.Source.Addr().Is4() {
+				problem = packet.ICMPError(router, 3, 1, 0, reply(flow))
+			}
+			for _, c := range []struct {
+				name     string
+				frame    []byte
+				reason   string
+				function srv6.Function
+			}{
+				{"SYN", flow.frame(), "forward_hunt", srv6.ConnectAvail},
+				{"SYN again", flow.frame(), "forward_hunt", srv6.ConnectAvail},
+				{"SYN-ACK", flow.frame(packet.Flags(packet.SYN | packet.ACK)), "forward_recover", srv6.RecoverStickiness},
+				{"ACK", flow.frame(packet.Flags(packet.ACK)), "forward_recover", srv6.RecoverStickiness},
+				{"RST", flow.frame(packet.Flags(packet.RST)), "forward_recover", srv6.RecoverStickiness},
+				{"first fragment", fragments[0], "forward_hunt", srv6.ConnectAvail},
+				{"later fragment", fragments[1], "forward_fragment", srv6.Steer},
+				{"ICMP error", problem, "forward_icmp", srv6.Steer},
+			} {
+				t.Run(fmt.Sprintf("%d/%s/%s", candidates, service, c.name), func(t *testing.T) {
+					f.t = t
+					got := f.run(c.frame)
+					f.check(f.offered(c.frame, flow, service, c.reason, c.function, row...), got)
+					if added := len(got.Frame) - len(c.frame); added != overheadOf(kind, candidates) {
+						t.Errorf("%d bytes added, want %d", added, overheadOf(kind, candidates))
+					}
+					if err := packet.Verify(got.Frame); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		if slices.ContainsFunc(f.kernel.flows.entries, func(e uint64) bool { return e != 0 }) ||
+			slices.ContainsFunc(f.kernel.pending.entries, func(e uint64) bool { return e != 0 }) {
+			t.Error("the balancer remembers a flow that no server has taken")
+		}
+	}
+}
+
+// Random candidates are those of some bucket for a SYN, and of more than one; what follows is recovered
+// through the flow's own.
+func TestHuntRandom(t *testing.T) {
+	f := open(t, hunting(config.SelectRandom, 2))
+	lists := map[string]bool{}
+	svc := f.service("web")
+	for range 100 {
+		verdict, out := f.exec(web.frame(), nil)
+		if verdict != verdictRedirect {
+			t.Fatalf("verdict %d", verdict)
+		}
+		found := ""
+		for _, a := range svc.Servers {
+			for _, b := range svc.Servers {
+				e := f.encap(web, "web", a.Name)
+				e.Segments = f.segments("web", srv6.ConnectAvail, a.Name, b.Name)
+				want, err := packet.Encapsulate(web.frame(), e)
+				f.must(err)
+				if a.Name != b.Name && slices.Equal(want, out) {
+					found = a.Name + " " + b.Name
+				}
+			}
+		}
+		if found == "" {
+			t.Fatalf("offered to none: %x", out)
+		}
+		lists[found] = true
+	}
+	// Of at least 10 lists that are as likely, 100 SYNs go to fewer than 5 once in 10^25 times.
+	if len(lists) < 5 {
+		t.Errorf("100 SYNs had the lists %v", lists)
+	}
+	ack := web.frame(packet.Flags(packet.ACK))
+	f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, f.row(web, "web")...), f.run(ack))
+}
+
+// Candidates that cannot be reached come last; a flow of which none can has no next hop.
+func TestHuntPassesOverUnreachable(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 3))
+	row := f.row(web, "web")
+	lose := func(names ...string) {
+		f.route()
+		for _, name := range names {
+			f.kernel.servers.clearNextHop(f.slot("web", name))
+		}
+	}
+	for _, c := range []struct {
+		name string
+		lost []string
+		list []string
+	}{
+		{"none", nil, row},
+		{"first", row[:1], []string{row[1], row[2], row[0]}},
+		{"first two", row[:2], []string{row[2], row[0], row[1]}},
+		{"second", row[1:2], row},
+	} {
+		lose(c.lost...)
+		t.Run(c.name, func(t *testing.T) {
+			f.t = t
+			f.check(f.offered(web.frame(), web, "web", "forward_hunt", srv6.ConnectAvail, c.list...), f.run(web.frame()))
+		})
+	}
+	lose(row...)
+	f.check(refused(web.frame(), "drop_no_next_hop", 60), f.run(web.frame()))
+}
+
+// A service all of whose servers are drained has no candidates.
+func TestHuntWithoutServers(t *testing.T) {
+	cfg := hunting(config.SelectConsistent, 2)
+	none := uint32(0)
+	for i := range cfg.Services[0].Servers {
+		cfg.Services[0].Servers[i].Weight = &none
+	}
+	f := open(t, cfg)
+	for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
+		frame := insert.frame(packet.Flags(flags))
+		f.check(refused(frame, "drop_no_server", 60), f.run(frame))
+	}
+}

@@ -1,0 +1,239 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// pendingOf is the flow's bucket in the reference's table of half-open flows.
+func (r *reference) pendingOf(flow Flow) *referenceBucket {
+	place, _ := flow.tableHash(r.serviceID(flow), &r.identity)
+	number := uint32(r.kernel.pending.number(place))
+	if r.pending[number] == nil {
+		r.pending[number] = &referenceBucket{}
+	}
+	return r.pending[number]
+}
+
+// rowAsked is the way through the flow's candidates, from the first that can be reached; nil: there is none.
+func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Function) *route {
+	row := r.candidates(flow, svc)
+	if row == nil {
+		return nil
+	}
+	first := max(0, slices.IndexFunc(row, func(name string) bool { return r.linkOf(name) != "" }))
+	return &route{function, slices.Concat(row[first:], row[:first])}
+}
+
+// hunt is the way of a packet of a flow that the flow table does not know.
+func (r *reference) hunt(p parsed, svc *config.Service) (to *route, reason string) {
+	half := r.pendingOf(p.flow).find(p.flow, svc.Name)
+	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, stateNew) {
+		to = alone(srv6.AckStickiness, server)
+		if p.opens() {
+			return to, "forward_known"
+		}
+		state := stateEstablished
+		if p.ends() {
+			state = stateClosing
+		}
+		if !r.enter(r.bucketOf(p.flow), p.flow, svc, server, state) {
+			return to, "forward_no_room"
+		}
+		*half = referenceEntry{}
+		return to, "forward_new"
+	}
+	if p.opens() {
+		return r.rowAsked(p.flow, svc, srv6.ConnectAvail), "forward_hunt"
+	}
+	return r.rowAsked(p.flow, svc, srv6.RecoverStickiness), "forward_recover"
+}
+
+// holder is the server of an entry; nil: there is no entry, or no such server.
+func (r *reference) holder(e *referenceEntry, svc *config.Service) *config.Server {
+	if e == nil {
+		return nil
+	}
+	return serverOfName(svc, strings.TrimPrefix(e.server, svc.Name+"/"))
+}
+
+// enter writes a flow over its own entry, or over the one that yields; false: there is none.
+func (r *reference) enter(bucket *referenceBucket, flow Flow, svc *config.Service, server *config.Server, state balancerFlowState) bool {
+	e := bucket.find(flow, svc.Name)
+	if e == nil {
+		e = bucket.yielding(r.preferred(flow), r.now())
+	}
+	if e == nil {
+		return false
+	}
+	*e = referenceEntry{flow, svc.Name + "/" + server.Name, state, r.now()}
+	return true
+}
+
+// isSignal says whether a frame is for the balancer itself, and not plain TCP or UDP.
+func (r *reference) isSignal(frame []byte) bool {
+	if len(frame) < ethernetLength+40 || packet.MAC(frame) != ownMAC || binary.BigEndian.Uint16(frame[12:]) != 0x86dd {
+		return false
+	}
+	b := frame[ethernetLength:]
+	sid := srv6.Parse(netip.AddrFrom16([16]byte(b[24:])))
+	length := 40 + int(binary.BigEndian.Uint16(b[4:]))
+	if sid.Locator != r.cfg.Node.Locator || b[0]>>4 != 6 || length > len(b) ||
+		sid.Function != srv6.CreateStickiness && sid.Function != srv6.RemoveStickiness {
+		return false
+	}
+	next, _, fragment, reason := walk(b[6], b[40:length])
+	if fragment != nil {
+		return false
+	}
+	return reason == "drop_routing_header" || reason == "" && next != 6 && next != 17
+}
+
+// heard is what a signal says.
+type heard struct {
+	flow         Flow
+	sender       netip.Prefix
+	flags        packet.TCPFlags
+	acknowledged uint32
+	hopLimit     uint8
+}
+
+// hear reads a signal; false: no server sends such a one.
+func hear(b []byte) (h heard, ok bool) {
+	next, rest := b[6], b[40:40+int(binary.BigEndian.Uint16(b[4:]))]
+	vip, client, protocol := netip.AddrFrom16([16]byte(b[8:])), netip.Addr{}, byte(0)
+	h.sender, h.hopLimit = srv6.Parse(vip).Locator, b[7]
+	switch {
+	case next == 43:
+		if len(rest) < 56 || rest[1] != 6 || rest[2] != 4 || rest[3] != 1 || rest[4] != 2 {
+			return h, false
+		}
+		client, protocol = netip.AddrFrom16([16]byte(rest[8:])), rest[0]
+		h.sender = srv6.Parse(netip.AddrFrom16([16]byte(rest[40:]))).Locator
+		rest = rest[56:]
+	case next == 4 && len(rest) >= 20 && rest[0]>>4 == 4:
+		header := int(rest[0]&0xf) * 4
+		if header < 20 || int(binary.BigEndian.Uint16(rest[2:])) != len(rest) || len(rest) < header ||
+			binary.BigEndian.Uint16(rest[6:])&0x3fff != 0 || congested(b, rest[1]) {
+			return h, false
+		}
+		vip, client = netip.AddrFrom4([4]byte(rest[12:])), netip.AddrFrom4([4]byte(rest[16:]))
+		protocol, h.hopLimit, rest = rest[9], rest[8], rest[header:]
+	case next == 41 && len(rest) >= 40 && rest[0]>>4 == 6:
+		if 40+int(binary.BigEndian.Uint16(rest[4:])) != len(rest) || congested(b, rest[0]<<4|rest[1]>>4) {
+			return h, false
+		}
+		vip, client = netip.AddrFrom16([16]byte(rest[8:])), netip.AddrFrom16([16]byte(rest[24:]))
+		protocol, h.hopLimit, rest = rest[6], rest[7], rest[40:]
+	default:
+		return h, false
+	}
+	if protocol != 6 || len(rest) < 20 || vip.Is4In6() || client.Is4In6() {
+		return h, false
+	}
+	h.flow = Flow{
+		Protocol:    config.TCP,
+		Source:      netip.AddrPortFrom(client, binary.BigEndian.Uint16(rest[2:])),
+		Destination: netip.AddrPortFrom(vip, binary.BigEndian.Uint16(rest)),
+	}
+	h.flags, h.acknowledged = packet.TCPFlags(rest[13]), binary.BigEndian.Uint32(rest[8:])
+	return h, true
+}
+
+// congested says that the way marked a packet that does not understand it.
+func congested(outer []byte, innerClass byte) bool { return outer[1]>>4&3 == 3 && innerClass&3 == 0 }
+
+// takeSignal is all that becomes of a signal.
+func (r *reference) takeSignal(frame []byte) outcome {
+	h, ok := hear(frame[ethernetLength:])
+	if !ok {
+		return refused(frame, "drop_signal", layer3(frame))
+	}
+	svc := r.classify(h.flow)
+	var sender *config.Server
+	if svc != nil {
+		if i := slices.IndexFunc(svc.Servers, func(s config.Server) bool { return s.Locator == h.sender }); i >= 0 {
+			sender = &svc.Servers[i]
+		}
+	}
+	switch {
+	case sender == nil:
+		return refused(frame, "drop_sender", layer3(frame))
+	case h.hopLimit <= 1:
+		return refused(frame, "drop_hop_limit", layer3(frame))
+	}
+	function := srv6.Parse(netip.AddrFrom16([16]byte(frame[ethernetLength+24:]))).Function
+	if function == srv6.RemoveStickiness {
+		r.remove(h, svc, sender)
+		return r.returned(frame, "return_remove")
+	}
+	reason := r.create(h, svc, sender)
+	if reason == "forward_reset" {
+		return r.resetSender(frame, h, svc, sender)
+	}
+	return r.returned(frame, reason)
+}
+
+// create is what becomes of a flow that a server says it has.
+func (r *reference) create(h heard, svc *config.Service, sender *config.Server) string {
+	answers := h.flags&packet.SYN != 0
+	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
+	half := r.pendingOf(h.flow).find(h.flow, svc.Name)
+	e := known
+	if e == nil {
+		e = half
+	}
+	if server := r.holder(e, svc); server != nil && e.state != stateClosing {
+		opening := parsed{flow: h.flow, flags: packet.SYN}
+		if !answers || r.keepsServer(opening, svc, server, e.state) {
+			if server == sender {
+				return "return_create"
+			}
+			return "forward_reset"
+		}
+	}
+	if answers && known == nil {
+		if !r.enter(r.pendingOf(h.flow), h.flow, svc, sender, stateNew) {
+			return "return_no_room"
+		}
+		return "return_create"
+	}
+	state := stateEstablished
+	if answers {
+		state = stateNew
+	}
+	if !r.enter(r.bucketOf(h.flow), h.flow, svc, sender, state) {
+		return "return_no_room"
+	}
+	if half != nil {
+		*half = referenceEntry{}
+	}
+	return "return_create"
+}
+
+// remove is what becomes of a flow that a server says is ending.
+func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) {
+	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
+	half := r.pendingOf(h.flow).find(h.flow, svc.Name)
+	switch {
+	case known != nil && r.holder(known, svc) == sender:
+		known.state, known.seen = stateClosing, r.now()
+	case known == nil && half != nil && r.holder(half, svc) == sender:
+		*half = referenceEntry{}
+	}
+}
+
+// resetSender is the outcome of a signal from a server that has a flow too late.
+func (r *reference) resetSender(frame []byte, h heard, svc *config.Service, sender *config.Server) outcome {
+	rst := h.flow.frame(packet.Flags(packet.RST), packet.Sequence(h.acknowledged, 0), packet.Window(0))
+	if r.linkOf(sender.Name) == "" { // the packet is gone all the same
+		return refused(append(slices.Clone(frame[:ethernetLength]), rst[ethernetLength:]...), "drop_no_next_hop", layer3(rst))
+	}
+	return r.offered(rst, h.flow, svc.Name, "forward_reset", srv6.Deliver, sender.Name)
+}

@@ -1,0 +1,379 @@
+package balancer
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// signal is a server's packet to the client of a flow, with which it tells the balancer something.
+func (f *fixture) signal(flow Flow, service, server string, function srv6.Function, options ...packet.Option) []byte {
+	f.t.Helper()
+	svc := f.service(service)
+	return signal(svc.Encapsulation, serverOfName(svc, server).Locator, flow, function, options...)
+}
+
+// signal is one of a server with the locator to the balancer that node describes.
+func signal(kind config.Encapsulation, sender netip.Prefix, flow Flow, function srv6.Function, options ...packet.Option) []byte {
+	frame, err := packet.Signal(reply(flow, options...), packet.Encap{
+		Kind:     kind,
+		Sender:   sender.Addr(),
+		Segments: []netip.Addr{srv6.SID{Locator: node().Locator, Function: function}.Addr()},
+		Own:      packet.MAC{2, 0, 0, 0, 0, 1}, NextHop: ownMAC,
+	})
+	if err != nil {
+		panic(err)
+	}
+	return frame
+}
+
+// returned is the outcome of a signal whose packet goes on to the client.
+func (f *fixture) returned(frame []byte, reason string) outcome {
+	f.t.Helper()
+	out, err := packet.Return(frame, ownMAC)
+	f.must(err)
+	return outcome{verdictPass, out, map[string]tally{reason: {1, layer3(frame), 0}}, map[string]tally{}}
+}
+
+// acknowledged is what the packets of servers acknowledge in these tests.
+const acknowledged = 0xfedcba98
+
+// reset is the outcome of a signal whose sender is told that the client has no such connection.
+func (f *fixture) reset(flow Flow, service, server string) outcome {
+	f.t.Helper()
+	rst := flow.frame(packet.Flags(packet.RST), packet.Sequence(acknowledged, 0), packet.Window(0))
+	return f.offered(rst, flow, service, "forward_reset", srv6.Deliver, server)
+}
+
+// The servers of a table of states: the flow's candidates and one that is none.
+const (
+	first  = "first"
+	second = "second"
+	third  = "third"
+)
+
+// cast gives the parts to servers: in the words of a table, first is the flow's first candidate.
+func (f *fixture) cast(flow Flow, service string) map[string]string {
+	f.t.Helper()
+	row := f.row(flow, service)
+	parts := map[string]string{first: row[0], second: row[1]}
+	for _, s := range f.service(service).Servers {
+		if s.Name != row[0] && s.Name != row[1] {
+			parts[third] = s.Name
+		}
+	}
+	return parts
+}
+
+// setState makes the tables say of a flow what a state does: "listen", or "pending", "new", "steer" or
+// "closing" with a server.
+func (f *fixture) setState(flow Flow, service, state string, parts map[string]string) {
+	f.t.Helper()
+	clear(f.kernel.flows.entries)
+	clear(f.kernel.pending.entries)
+	kind, part, _ := strings.Cut(state, " ")
+	if kind == "listen" {
+		return
+	}
+	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
+	table, flowState := f.kernel.flows, map[string]balancerFlowState{
+		"pending": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing,
+	}[kind]
+	if kind == "pending" {
+		table = f.kernel.pending
+	}
+	table.entries[table.number(place)*flowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, f.now())
+}
+
+// state is the reverse of setState.
+func (f *fixture) state(flow Flow, service string, parts map[string]string) string {
+	f.t.Helper()
+	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
+	var states []string
+	for name, table := range map[string]*flowTable{"pending": f.kernel.pending, "": f.kernel.flows} {
+		for i := range table.entries {
+			entry := flowEntry(table.entries[i])
+			if entry == 0 {
+				continue
+			}
+			if entry.signature() != signature || i/flowsPerBucket != table.number(place) {
+				return "an entry of another flow"
+			}
+			kind := map[balancerFlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing"}[entry.state()]
+			if name != "" && entry.state() == stateNew {
+				kind = name
+			} else if name != "" {
+				kind = name + " " + kind
+			}
+			for part, server := range parts {
+				if f.slot(service, server) == entry.server() {
+					kind += " " + part
+				}
+			}
+			states = append(states, kind)
+		}
+	}
+	if len(states) == 0 {
+		return "listen"
+	}
+	return strings.Join(states, ", ")
+}
+
+// Table II of 6LB, and what it does not say: every state and every event, also those that should not come
+// together.
+var stickiness = []struct {
+	state, event string
+	// want is "hunt" or "recover", a server that gets the packet, "client", "reset" and the server that is,
+	// or the reason to drop the packet.
+	want, after string
+}{
+	{"listen", "SYN", "hunt", "listen"},
+	{"listen", "ACK", "recover", "listen"},
+	{"listen", "FIN", "recover", "listen"},
+	{"listen", "create SYN-ACK first", "client", "pending first"},
+	{"listen", "create SYN-ACK second", "client", "pending second"},
+	{"listen", "create SYN-ACK third", "client", "pending third"}, // of random candidates, or another set of servers
+	{"listen", "create ACK first", "client", "steer first"},
+	{"listen", "create ACK second", "client", "steer second"},
+	{"listen", "create FIN first", "client", "steer first"},
+	{"listen", "remove FIN first", "client", "listen"},
+	{"listen", "remove RST second", "client", "listen"},
+
+	{"pending first", "SYN", "first", "pending first"},
+	{"pending first", "ACK", "first", "steer first"},
+	{"pending first", "FIN", "first", "closing first"},
+	{"pending first", "RST", "first", "closing first"},
+	{"pending first", "create SYN-ACK first", "client", "pending first"},
+	{"pending first", "create ACK first", "client", "pending first"},
+	{"pending first", "create SYN-ACK second", "reset second", "pending first"},
+	{"pending first", "create ACK second", "reset second", "pending first"},
+	{"pending first", "remove RST first", "client", "listen"},
+	{"pending first", "remove RST second", "client", "pending first"},
+
+	{"steer first", "SYN", "first", "steer first"},
+	{"steer first", "ACK", "first", "steer first"},
+	{"steer first", "FIN", "first", "closing first"},
+	{"steer first", "RST", "first", "closing first"},
+	{"steer first", "create SYN-ACK first", "client", "steer first"},
+	{"steer first", "create ACK first", "client", "steer first"},
+	{"steer first", "create SYN-ACK second", "reset second", "steer first"},
+	{"steer first", "create ACK second", "reset second", "steer first"},
+	{"steer first", "remove FIN first", "client", "closing first"},
+	{"steer first", "remove RST first", "client", "closing first"},
+	{"steer first", "remove FIN second", "client", "steer first"},
+
+	{"closing first", "SYN", "hunt", "closing first"},
+	{"closing first", "ACK", "first", "closing first"},
+	{"closing first", "FIN", "first", "closing first"},
+	{"closing first", "create SYN-ACK first", "client", "new first"},
+	{"closing first", "create SYN-ACK second", "client", "new second"},
+	{"closing first", "create ACK second", "client", "steer second"},
+	{"closing first", "remove FIN first", "client", "closing first"},
+	{"closing first", "remove FIN second", "client", "closing first"},
+
+	// A flow that takes the place of one that closed is half open in the flow table.
+	{"new first", "SYN", "first", "new first"},
+	{"new first", "ACK", "first", "steer first"},
+	{"new first", "RST", "first", "closing first"},
+	{"new first", "create SYN-ACK first", "client", "new first"},
+	{"new first", "create SYN-ACK second", "reset second", "new first"},
+	{"new first", "remove RST first", "client", "closing first"},
+}
+
+// The same of flows whose server takes no new ones: the client may well connect anew.
+var stickinessOfDrained = []struct{ state, event, want, after string }{
+	{"pending first", "SYN", "hunt", "pending first"},
+	{"pending first", "ACK", "first", "steer first"},
+	{"pending first", "create SYN-ACK first", "client", "pending first"},
+	{"pending first", "create SYN-ACK second", "client", "pending second"},
+	{"pending first", "create ACK second", "reset second", "pending first"},
+	{"steer first", "SYN", "hunt", "steer first"},
+	{"steer first", "ACK", "first", "steer first"},
+	{"steer first", "create SYN-ACK second", "client", "new second"},
+	{"steer first", "create ACK first", "client", "steer first"},
+	{"steer first", "create ACK second", "reset second", "steer first"},
+	{"steer first", "remove FIN first", "client", "closing first"},
+}
+
+var flagsOf = map[string]packet.TCPFlags{
+	"SYN": packet.SYN, "ACK": packet.ACK, "SYN-ACK": packet.SYN | packet.ACK, "FIN": packet.FIN | packet.ACK, "RST": packet.RST,
+}
+
+// happen puts an event of a table through the data path and returns the outcome that it wants.
+func (f *fixture) happen(flow Flow, service, event, want string, parts map[string]string) (wanted, got outcome) {
+	f.t.Helper()
+	words := strings.Split(event, " ")
+	if len(words) == 1 {
+		frame := flow.frame(packet.Flags(flagsOf[event]))
+		got = f.run(frame)
+		switch want {
+		case "hunt":
+			return f.offered(frame, flow, service, "forward_hunt", srv6.ConnectAvail, f.row(flow, service)...), got
+		case "recover":
+			return f.offered(frame, flow, service, "forward_recover", srv6.RecoverStickiness, f.row(flow, service)...), got
+		}
+		reason := reasonOf(got) // of these two, what the state afterwards tells
+		if reason != "forward_new" {
+			reason = "forward_known"
+		}
+		return f.offered(frame, flow, service, reason, srv6.AckStickiness, parts[want]), got
+	}
+	function := srv6.CreateStickiness
+	if words[0] == "remove" {
+		function = srv6.RemoveStickiness
+	}
+	frame := f.signal(flow, service, parts[words[2]], function, packet.Flags(flagsOf[words[1]]),
+		packet.Sequence(1, acknowledged), packet.Payload([]byte("data")))
+	got = f.run(frame)
+	if who, ok := strings.CutPrefix(want, "reset "); ok {
+		return f.reset(flow, service, parts[who]), got
+	}
+	return f.returned(frame, "return_"+words[0]), got
+}
+
+func TestStickiness(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	for service, flow := range hunted {
+		parts := f.cast(flow, service)
+		for _, c := range stickiness {
+			t.Run(fmt.Sprintf("%s/%s/%s", service, c.state, c.event), func(t *testing.T) {
+				f.t = t
+				f.setState(flow, service, c.state, parts)
+				want, got := f.happen(flow, service, c.event, c.want, parts)
+				f.check(want, got)
+				if after := f.state(flow, service, parts); after != c.after {
+					t.Errorf("then %q, want %q", after, c.after)
+				}
+			})
+		}
+	}
+}
+
+func TestStickinessOfDrained(t *testing.T) {
+	cfg := hunting(config.SelectConsistent, 2)
+	f := open(t, cfg)
+	parts := f.cast(web, "web")
+	none := uint32(0)
+	cfg = hunting(config.SelectConsistent, 2)
+	for i := range cfg.Services[1].Servers {
+		if s := &cfg.Services[1].Servers[i]; s.Name == parts[first] {
+			s.Weight = &none
+		}
+	}
+	f.mustApply(cfg)
+	for _, c := range stickinessOfDrained {
+		t.Run(c.state+"/"+c.event, func(t *testing.T) {
+			f.t = t
+			f.setState(web, "web", c.state, parts)
+			want, got := f.happen(web, "web", c.event, c.want, parts)
+			f.check(want, got)
+			if after := f.state(web, "web", parts); after != c.after {
+				t.Errorf("then %q, want %q", after, c.after)
+			}
+		})
+	}
+}
+
+// A flood of SYNs, and of answers to them, enters no flow and displaces none; a client that answers in the
+// midst of it does.
+func TestFloodOfSYNs(t *testing.T) {
+	cfg := hunting(config.SelectConsistent, 2)
+	f := open(t, cfg)
+	row := f.row(web, "web")
+	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck))
+	f.run(web.frame(packet.Flags(packet.ACK)))
+	before := slices.Clone(f.kernel.flows.entries)
+	for port := range uint16(5_000) { // five times what the table is made for
+		flow := web.from(10_000 + port)
+		f.exec(flow.frame(), nil)
+		f.exec(f.signal(flow, "web", row[port%2], srv6.CreateStickiness, synAck), nil)
+	}
+	if !slices.Equal(before, f.kernel.flows.entries) {
+		t.Error("the flow table is other than before")
+	}
+	for _, e := range f.kernel.pending.entries {
+		if e == 0 {
+			t.Error("the flood did not fill the table of half-open flows")
+			break
+		}
+	}
+	f.check(f.forwarded(web.frame(packet.Flags(packet.ACK)), web, "web", row[0], "forward_known"), f.run(web.frame(packet.Flags(packet.ACK))))
+	newcomer := web.from(60_000)
+	f.run(f.signal(newcomer, "web", row[1], srv6.CreateStickiness, synAck))
+	ack := newcomer.frame(packet.Flags(packet.ACK))
+	f.check(f.forwarded(ack, newcomer, "web", row[1], "forward_new"), f.run(ack))
+}
+
+// Signals are taken from the servers that a flow's service has at the time, by their locators.
+func TestSenders(t *testing.T) {
+	all := hunting(config.SelectConsistent, 2)
+	f := open(t, all)
+	parts := f.cast(web, "web")
+	sent := func(options ...packet.Option) []byte {
+		return signal(config.SRv6Encap, serverOfName(&all.Services[1], parts[first]).Locator, web, srv6.CreateStickiness,
+			append(options, synAck)...)
+	}
+	f.check(f.returned(sent(), "return_create"), f.run(sent()))
+
+	slot := f.slot("web", parts[first])
+	flags := f.kernel.servers.flags(slot)
+	f.kernel.servers.setFlags(slot, 0) // as a reload begins to retire it
+	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
+	f.kernel.servers.setFlags(slot, flags)
+
+	fewer := hunting(config.SelectConsistent, 2)
+	svc := &fewer.Services[1]
+	svc.Servers = slices.DeleteFunc(svc.Servers, func(s config.Server) bool { return s.Name == parts[first] })
+	f.mustApply(fewer)
+	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
+
+	f.mustApply(hunting(config.SelectConsistent, 2))
+	f.check(f.returned(sent(), "return_create"), f.run(sent()))
+
+	cfg := f.cfg
+	f.stop() // the next process tells its program anew
+	f.start(cfg)
+	f.route()
+	f.check(f.returned(sent(), "return_create"), f.run(sent()))
+
+	moved := hunting(config.SelectConsistent, 2)
+	moved.Node.Locator = netip.MustParsePrefix("fd00:6c:0:2::/64")
+	f.mustApply(moved)
+	f.check(refused(sent(), "pass_not_vip", 100), f.run(sent()))
+}
+
+// Half-open flows outlive a restart, and leave after their time, or with their server.
+func TestHalfOpenFlowsLeave(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	ticks := f.clock.ticks(f.service("web").Timeouts.New)
+	for _, c := range []struct {
+		idle  uint16
+		after string
+	}{{ticks, "pending first"}, {ticks + 1, "listen"}} {
+		f.setState(web, "web", "pending first", parts)
+		for i, e := range f.kernel.pending.entries {
+			if e != 0 {
+				f.kernel.pending.entries[i] = e&^flowTimeMask | uint64(f.now()-c.idle)&flowTimeMask
+			}
+		}
+		f.must(f.sweep())
+		if state := f.state(web, "web", parts); state != c.after {
+			t.Errorf("idle for %d ticks of %d: %s, want %s", c.idle, ticks, state, c.after)
+		}
+	}
+	f.setState(web, "web", "pending first", parts)
+	cfg := f.cfg
+	f.stop()
+	f.start(cfg)
+	f.route()
+	if state := f.state(web, "web", parts); state != "pending first" {
+		t.Errorf("after a restart: %s", state)
+	}
+}

@@ -1,0 +1,192 @@
+package load
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+)
+
+// Apache reads the scoreboard of an Apache httpd 2.4 on 64-bit Linux, in which each worker keeps
+// its state: a process under the MPM prefork, a thread under worker and event.
+type Apache struct {
+	path    string
+	workers uint32
+	buffer  []byte
+}
+
+// NewApache returns the source for the file of the directive ScoreBoardFile, an absolute path; the
+// file need not exist yet. workers is the directive MaxRequestWorkers, which the scoreboard does not
+// hold; with 0 the capacity is the upper bound that ServerLimit and the threads seen in use give.
+func NewApache(path string, workers uint32) *Apache {
+	return &Apache{path: filepath.Clean(path), workers: workers}
+}
+
+// Read counts the workers that serve a connection.
+func (a *Apache) Read() (Load, error) {
+	board, err := a.read()
+	if err != nil {
+		return Load{}, fmt.Errorf("apache scoreboard: %w", err)
+	}
+	l := board.load()
+	if a.workers != 0 {
+		l.Capacity = a.workers
+	}
+	return l, nil
+}
+
+// read gets the scoreboard in which form ever the Apache Portable Runtime (APR) keeps it, which is a
+// choice made when APR was built: in the file, in POSIX shared memory named after the file (Debian,
+// Ubuntu), or in System V shared memory, of which the file holds the size (APR's default).
+func (a *Apache) read() (scoreboard, error) {
+	path := a.path
+	err := a.fill(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		path = posixShared(a.path)
+		err = a.fill(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("neither %s nor, in its stead, %s exists: is Apache running, with this ScoreBoardFile?", a.path, path)
+		}
+	}
+	if err != nil {
+		return scoreboard{}, err
+	}
+	content, err := a.unwrap(path)
+	if err != nil {
+		return scoreboard{}, err
+	}
+	board, err := parseScoreboard(content)
+	if err != nil {
+		return scoreboard{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return board, nil
+}
+
+func (a *Apache) fill(path string) (err error) {
+	a.buffer, err = readRegular(path, a.buffer, sizeWord, sizeWord+maxScoreboard)
+	return err
+}
+
+// sizeWord is the length of what APR writes before shared memory in a file: its size, as a size_t.
+const sizeWord = 8
+
+// unwrap returns the scoreboard itself.
+func (a *Apache) unwrap(path string) ([]byte, error) {
+	size := binary.NativeEndian.Uint64(a.buffer)
+	if len(a.buffer) == sizeWord {
+		return a.attach(path, size)
+	}
+	if size != uint64(len(a.buffer)) {
+		return nil, fmt.Errorf("%s: not shared memory of Apache: the first %d bytes say size %d, and it is %d",
+			path, sizeWord, size, len(a.buffer))
+	}
+	return a.buffer[sizeWord:], nil
+}
+
+// layout is the sizes, in bytes and rounded up to a multiple of 8, of the three structures that a
+// scoreboard consists of (httpd: include/scoreboard.h): one global_score, ServerLimit process_scores,
+// ServerLimit x ThreadLimit worker_scores.
+type layout struct{ global, process, worker int }
+
+// layouts are those of httpd 2.4 on 64-bit Linux, with the first release that has them. As each is
+// larger than the one before, whatever the limits, the size of a scoreboard tells which it has.
+var layouts = []layout{
+	{24, 32, 248}, // 2.4.1
+	{24, 40, 248}, // 2.4.17
+	{24, 40, 264}, // 2.4.20
+	{56, 40, 272}, // 2.4.35
+	{56, 40, 336}, // 2.4.37
+}
+
+func (l layout) size(servers, threads int) int {
+	return l.global + servers*(l.process+threads*l.worker)
+}
+
+// Where fields are, in bytes, in every layout.
+const (
+	globalServerLimit = 0 // int
+	globalThreadLimit = 4 // int
+	processPID        = 0 // pid_t
+	processQuiescing  = 8 // char
+	workerStatus      = 20
+)
+
+// Bounds on ServerLimit and ThreadLimit are those that the MPMs compile in (MAX_SERVER_LIMIT,
+// MAX_THREAD_LIMIT); that on their product is ours, and far above what a host can run.
+const (
+	maxServers    = 200000
+	maxThreads    = 100000
+	maxScoreboard = 256 << 20 // bytes
+)
+
+// States of a worker, by the names of include/scoreboard.h.
+const (
+	serverDead     = 0
+	serverStarting = 1
+	serverReady    = 2
+	serverIdleKill = 10
+	serverStates   = 11 // how many there are
+)
+
+// scoreboard is a copy of one, taken while Apache wrote: each state is true, of its moment.
+type scoreboard struct {
+	layout
+	servers, threads int
+	content          []byte
+}
+
+func parseScoreboard(content []byte) (scoreboard, error) {
+	if len(content) < layouts[0].global {
+		return scoreboard{}, fmt.Errorf("size is %d bytes, too small for a scoreboard", len(content))
+	}
+	servers := int(int32(binary.NativeEndian.Uint32(content[globalServerLimit:])))
+	threads := int(int32(binary.NativeEndian.Uint32(content[globalThreadLimit:])))
+	if servers < 1 || servers > maxServers {
+		return scoreboard{}, fmt.Errorf("ServerLimit is %d, outside 1 to %d", servers, maxServers)
+	}
+	if threads < 1 || threads > maxThreads {
+		return scoreboard{}, fmt.Errorf("ThreadLimit is %d, outside 1 to %d", threads, maxThreads)
+	}
+	for _, l := range layouts {
+		if l.size(servers, threads) == len(content) {
+			return scoreboard{l, servers, threads, content}, nil
+		}
+	}
+	return scoreboard{}, fmt.Errorf("size is %d bytes, which ServerLimit %d and ThreadLimit %d do not give in any httpd 2.4 on 64-bit Linux",
+		len(content), servers, threads)
+}
+
+// load counts workers as mod_status does: those of live processes that are not being replaced, in
+// any state but dead, starting, ready and dying. A worker that finishes its request before a graceful
+// restart of prefork counts: it occupies its slot. Newer mod_status shows those apart.
+//
+// Slots of threads beyond ThreadsPerChild are never used. So the highest that is in use tells how many
+// threads a process has.
+func (s scoreboard) load() Load {
+	busy, used := 0, 1
+	for i := range s.servers {
+		process := s.content[s.global+i*s.process:]
+		alive := binary.NativeEndian.Uint32(process[processPID:]) != 0 && process[processQuiescing] == 0
+		workers := s.content[s.global+s.servers*s.process+i*s.threads*s.worker:]
+		for j := range s.threads {
+			state := workers[j*s.worker+workerStatus]
+			if state == serverDead {
+				continue
+			}
+			used = max(used, j+1)
+			if alive && serves(state) {
+				busy++
+			}
+		}
+	}
+	return Load{Busy: uint32(busy), Capacity: uint32(s.servers * used)}
+}
+
+func serves(state byte) bool {
+	switch state {
+	case serverDead, serverStarting, serverReady, serverIdleKill:
+		return false
+	}
+	return state < serverStates
+}

@@ -1,0 +1,199 @@
+package load
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Cgroup reads the CPU time of a control group, version 2, with all groups below it. Its unit is the
+// thousandth of a CPU; busy is the mean since the read before.
+type Cgroup struct {
+	path string
+	last sample
+}
+
+// sample is a reading of a cgroup's clock.
+type sample struct {
+	inode uint64 // of its folder: another one is another group
+	usage uint64 // CPU time in microseconds, never falling
+	at    time.Time
+}
+
+// NewCgroup returns the source for the folder of a control group, which need not exist yet.
+func NewCgroup(path string) *Cgroup {
+	return &Cgroup{path: filepath.Clean(path)}
+}
+
+var errFirst = errors.New("no interval has passed yet")
+
+// Read returns the mean since the last Read of the same group; the first of a group is an error.
+func (c *Cgroup) Read() (Load, error) {
+	l, err := c.read()
+	if err != nil {
+		return Load{}, fmt.Errorf("cgroup %s: %w", c.path, err)
+	}
+	return l, nil
+}
+
+func (c *Cgroup) read() (Load, error) {
+	now, err := takeSample(c.path)
+	if err != nil {
+		c.last = sample{}
+		return Load{}, err
+	}
+	capacity, err := cpus(c.path)
+	if err != nil {
+		return Load{}, err
+	}
+	last := c.last
+	c.last = now
+	elapsed := now.at.Sub(last.at).Microseconds()
+	if now.inode != last.inode || now.usage < last.usage || elapsed <= 0 {
+		return Load{}, errFirst
+	}
+	busy := float64(now.usage-last.usage) / float64(elapsed)
+	return Load{Busy: milli(busy), Capacity: max(1, milli(capacity))}, nil
+}
+
+// milli rounds a number of CPUs to thousandths.
+func milli(cpus float64) uint32 {
+	return uint32(math.Min(math.Round(cpus*1000), math.MaxUint32))
+}
+
+func takeSample(path string) (sample, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return sample{}, bare(err)
+	}
+	if !isCgroup2(path) {
+		return sample{}, errors.New("not a control group of version 2: it has no cgroup.controllers")
+	}
+	usage, err := readFile(path, "cpu.stat", parseUsage)
+	if err != nil {
+		return sample{}, err
+	}
+	return sample{inode: info.Sys().(*syscall.Stat_t).Ino, usage: usage, at: time.Now()}, nil
+}
+
+// isCgroup2 tells by a file that every group of version 2 has and none of version 1.
+func isCgroup2(path string) bool {
+	_, err := os.Stat(filepath.Join(path, "cgroup.controllers"))
+	return err == nil
+}
+
+// cpus returns how many CPUs a cgroup can use at a time: the least of what cpu.max grants it and the
+// groups above, of its cpuset, and of what the machine has.
+func cpus(path string) (float64, error) {
+	online, err := readFile("/sys/devices/system/cpu", "online", parseCPUList)
+	if err != nil {
+		return 0, err
+	}
+	least := float64(online)
+	for ; isCgroup2(path); path = filepath.Dir(path) {
+		granted, err := readFile(path, "cpu.max", parseMax)
+		if err == nil {
+			least = min(least, granted)
+		} else if !errors.Is(err, fs.ErrNotExist) { // no controller, or the root
+			return 0, err
+		}
+		set, err := readFile(path, "cpuset.cpus.effective", parseCPUList)
+		if err == nil && set > 0 {
+			least = min(least, float64(set))
+		} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 0, err
+		}
+	}
+	return least, nil
+}
+
+// readFile parses a small file. Errors name it, but not its folder.
+func readFile[T any](folder, name string, parse func(string) (T, error)) (value T, err error) {
+	f, _, err := openRegular(filepath.Join(folder, name))
+	if err != nil {
+		return value, fmt.Errorf("%s: %w", name, bare(err))
+	}
+	defer f.Close()
+	text := make([]byte, 4096) // what the kernel fills at most in one read of such a file
+	n, err := f.Read(text)
+	if err != nil && err != io.EOF {
+		return value, fmt.Errorf("%s: %w", name, bare(err))
+	}
+	if value, err = parse(string(bytes.TrimSpace(text[:n]))); err != nil {
+		return value, fmt.Errorf("%s: %w", name, err)
+	}
+	return value, nil
+}
+
+// parseUsage finds the CPU time, in microseconds, in cpu.stat.
+func parseUsage(text string) (uint64, error) {
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
+			usage, err := strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("usage_usec is %q", strings.TrimSpace(value))
+			}
+			return usage, nil
+		}
+	}
+	return 0, errors.New("has no usage_usec")
+}
+
+// parseMax returns the CPUs that cpu.max grants: a quota for each period, both in microseconds.
+func parseMax(text string) (float64, error) {
+	fields := strings.Fields(text)
+	if len(fields) != 2 {
+		return 0, fmt.Errorf("is %q, not a quota and a period", text)
+	}
+	period, err := strconv.ParseUint(fields[1], 10, 64)
+	if err != nil || period == 0 {
+		return 0, fmt.Errorf("period is %q", fields[1])
+	}
+	if fields[0] == "max" {
+		return math.Inf(1), nil
+	}
+	quota, err := strconv.ParseUint(fields[0], 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("quota is %q", fields[0])
+	}
+	return float64(quota) / float64(period), nil
+}
+
+// parseCPUList counts the CPUs of a list such as 0-3,8 (cpuset(7), list format).
+func parseCPUList(text string) (int, error) {
+	if text == "" {
+		return 0, nil
+	}
+	count := 0
+	for part := range strings.SplitSeq(text, ",") {
+		low, high, isRange := strings.Cut(part, "-")
+		if !isRange {
+			high = low
+		}
+		first, err1 := strconv.ParseUint(low, 10, 16)
+		last, err2 := strconv.ParseUint(high, 10, 16)
+		if err1 != nil || err2 != nil || last < first {
+			return 0, fmt.Errorf("list of CPUs has %q", part)
+		}
+		count += int(last-first) + 1
+	}
+	return count, nil
+}
+
+// bare takes the path from an error whose reader knows it.
+func bare(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

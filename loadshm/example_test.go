@@ -1,0 +1,166 @@
+package loadshm
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// limit is how long programs may take for what they do at once on any machine that is not standing still.
+const limit = time.Minute
+
+// The example programs, one in each language, report what they are busy with.
+func TestExamples(t *testing.T) {
+	for name, command := range map[string]func(*testing.T) *exec.Cmd{
+		"C": compileC, "Go": compileGo, "Python": python,
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "load")
+			cmd := command(t)
+			cmd.Args = append(cmd.Args, path, "4")
+			url := start(t, cmd)
+			expect(t, path, 0, 4)
+			uploads := []*upload{newUpload(url), newUpload(url), newUpload(url)}
+			await(t, path, 3, 4)
+			uploads[0].finish(t)
+			await(t, path, 2, 4)
+
+			same := command(t) // a second process with the same file
+			same.Args = append(same.Args, path, "6")
+			start(t, same)
+			expect(t, path, 2, 10)
+			if err := same.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			await(t, path, 2, 4)
+
+			uploads[1].finish(t)
+			uploads[2].finish(t)
+			await(t, path, 0, 4)
+		})
+	}
+}
+
+func compileC(t *testing.T) *exec.Cmd {
+	compiler, err := exec.LookPath("cc")
+	if err != nil {
+		if compiler, err = exec.LookPath("clang"); err != nil {
+			t.Skip("needs a C compiler, cc or clang")
+		}
+	}
+	program := filepath.Join(t.TempDir(), "server")
+	build(t, compiler, "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread", "-I.", "-o", program,
+		"example/c/server.c")
+	return exec.Command(program)
+}
+
+func compileGo(t *testing.T) *exec.Cmd {
+	program := filepath.Join(t.TempDir(), "server")
+	build(t, "go", "build", "-o", program, "./example/go")
+	return exec.Command(program)
+}
+
+func build(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
+}
+
+func python(t *testing.T) *exec.Cmd {
+	interpreter, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs python3")
+	}
+	cmd := exec.Command(interpreter, "example/python/server.py")
+	cmd.Env = append(os.Environ(), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1")
+	return cmd
+}
+
+// start starts a server and returns its URL, which it says once it listens.
+func start(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s said: %s", cmd.Path, complaints.String())
+		}
+	})
+	address, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%s: %v", cmd.Path, err)
+	}
+	return "http://" + strings.TrimSpace(address)
+}
+
+// upload is a request that lasts until it is finished.
+type upload struct {
+	body  *io.PipeWriter
+	reply chan string
+}
+
+const uploadSize = 1000
+
+func newUpload(url string) *upload {
+	body, writer := io.Pipe()
+	u := &upload{writer, make(chan string, 1)}
+	go func() {
+		request, err := http.NewRequest("POST", url, body)
+		if err != nil {
+			u.reply <- err.Error()
+			return
+		}
+		request.ContentLength = uploadSize
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			u.reply <- err.Error()
+			return
+		}
+		defer response.Body.Close()
+		text, _ := io.ReadAll(response.Body)
+		u.reply <- string(text)
+	}()
+	return u
+}
+
+func (u *upload) finish(t *testing.T) {
+	t.Helper()
+	if _, err := u.body.Write(make([]byte, uploadSize)); err != nil {
+		t.Error(err)
+	}
+	u.body.Close()
+	if reply, want := <-u.reply, fmt.Sprintf("%d bytes\n", uploadSize); reply != want {
+		t.Errorf("the server replied %q, want %q", reply, want)
+	}
+}
+
+// await returns when the file says what it should. Nothing tells when a server has got that far.
+func await(t *testing.T, path string, busy, capacity uint32) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {
+		gotBusy, gotCapacity, err := Read(path)
+		if err == nil && gotBusy == busy && gotCapacity == capacity {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("still reads %d of %d, error %v; want %d of %d", gotBusy, gotCapacity, err, busy, capacity)
+		}
+	}
+}

@@ -1,0 +1,242 @@
+// Package loadshm reports to a Segue agent how busy an application is, through a small file that both
+// map into memory. A report is a store to memory: no system call, no lock, no waiting, and nothing to
+// start first.
+//
+// The file has one slot for each process that reports. A process holds a lock on its slot as long as
+// it lives, so that what a dead one has left behind counts no more. The agent sums the slots. The
+// layout is in docs/load-sources.md; segue_load.h and segue_load.py beside this file are the same for C
+// and Python.
+package loadshm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The layout: a header, then slots, one 64-bit word each, in the byte order of the machine. The lower
+// half of a slot is busy, the upper capacity.
+const (
+	fileSize   = 4096
+	headerSize = 64
+	slotSize   = 8
+	slots      = (fileSize - headerSize) / slotSize
+
+	magicOffset   = 0 // 8 bytes
+	versionOffset = 8 // uint32
+	version       = 1
+)
+
+// magic is "segueshm" as it lies in memory.
+var magic = binary.NativeEndian.Uint64([]byte("segueshm"))
+
+// Reporter is this process's slot in a file. Its methods can be called by any goroutines at once; only
+// Close must be the last.
+type Reporter struct {
+	page []byte
+	word *atomic.Uint64
+}
+
+// Open maps the file, which it makes if there is none (mode 0660 less the umask), and takes a free slot.
+// capacity is how many requests this process serves at a time when it is full, at least 1. The file
+// should be in memory, say below /run: a disk would have to write it again and again.
+func Open(path string, capacity uint32) (*Reporter, error) {
+	if capacity == 0 {
+		return nil, fmt.Errorf("%s: capacity is 0", path)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o660)
+	if err != nil {
+		return nil, err
+	}
+	// What keeps the lock from here on is the mapping, which has its own hold on the open file.
+	defer f.Close()
+	page, err := mapForWriting(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	slot, err := takeSlot(f)
+	if err != nil {
+		_ = unix.Munmap(page)
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	r := &Reporter{page: page, word: word(page, headerSize+slot*slotSize)}
+	r.Set(0, capacity)
+	return r, nil
+}
+
+// mapForWriting also writes the header of a new file. Others may do so at the same time: it is the
+// same for all.
+func mapForWriting(f *os.File) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() == 0 {
+		err = f.Truncate(fileSize)
+	} else if info.Size() != fileSize {
+		err = fmt.Errorf("size is %d bytes, not %d", info.Size(), fileSize)
+	}
+	if err != nil {
+		return nil, err
+	}
+	page, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map: %w", err)
+	}
+	if word(page, magicOffset).Load() == 0 {
+		binary.NativeEndian.PutUint32(page[versionOffset:], version)
+		word(page, magicOffset).Store(magic)
+	}
+	if err := checkHeader(page); err != nil {
+		_ = unix.Munmap(page)
+		return nil, err
+	}
+	return page, nil
+}
+
+func checkHeader(page []byte) error {
+	if got := word(page, magicOffset).Load(); got != magic {
+		return fmt.Errorf("begins with %#x: not a file of load reports", got)
+	}
+	if got := binary.NativeEndian.Uint32(page[versionOffset:]); got != version {
+		return fmt.Errorf("version is %d, not %d", got, version)
+	}
+	return nil
+}
+
+// takeSlot locks the first slot that nobody has. The lock belongs to the open file, not to the
+// process (fcntl(2), open file description locks).
+func takeSlot(f *os.File) (int, error) {
+	for slot := range slots {
+		lock := slotLock(slot)
+		switch err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); {
+		case err == nil:
+			return slot, nil
+		case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES):
+			return 0, fmt.Errorf("lock slot %d: %w", slot, err)
+		}
+	}
+	return 0, fmt.Errorf("all %d slots are taken", slots)
+}
+
+func slotLock(slot int) unix.Flock_t {
+	return unix.Flock_t{Type: unix.F_WRLCK, Start: int64(headerSize + slot*slotSize), Len: slotSize}
+}
+
+func word(page []byte, offset int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&page[offset]))
+}
+
+// Begin counts one more request, worker or whatever the capacity counts, as busy.
+func (r *Reporter) Begin() { r.word.Add(1) }
+
+// End undoes one Begin. Without a Begin to undo it does nothing.
+func (r *Reporter) End() {
+	for {
+		old := r.word.Load()
+		if uint32(old) == 0 || r.word.CompareAndSwap(old, old-1) {
+			return
+		}
+	}
+}
+
+// Set replaces both numbers at once, for applications that count themselves. capacity is at least 1;
+// with 0 this process is left out.
+func (r *Reporter) Set(busy, capacity uint32) {
+	r.word.Store(uint64(capacity)<<32 | uint64(busy))
+}
+
+// Close gives the slot back.
+func (r *Reporter) Close() error {
+	r.Set(0, 0)
+	return unix.Munmap(r.page)
+}
+
+// ErrNobody is what Read returns of a file to which no living process reports.
+var ErrNobody = errors.New("no living process reports")
+
+// Read returns the sum of all living processes' reports. It trusts the file in nothing: that may be
+// cut short by others at any moment. A FIFO or a device under its name is an error.
+func Read(path string) (busy, capacity uint32, err error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	if busy, capacity, err = read(f); err != nil {
+		return 0, 0, fmt.Errorf("%s: %w", path, err)
+	}
+	return busy, capacity, nil
+}
+
+func read(f *os.File) (busy, capacity uint32, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, 0, err
+	}
+	if !info.Mode().IsRegular() {
+		return 0, 0, fmt.Errorf("not a regular file: %v", info.Mode().Type())
+	}
+	if info.Size() != fileSize {
+		return 0, 0, fmt.Errorf("size is %d bytes, not %d", info.Size(), fileSize)
+	}
+	// Mapped, because only of a load from memory is it certain that it never sees half a store.
+	page, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return 0, 0, fmt.Errorf("map: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(page)) }()
+	words, err := copyPage(page)
+	if err != nil {
+		return 0, 0, err
+	}
+	return sum(f, words)
+}
+
+// copyPage checks the header and returns the slots. A file that is cut short under it raises SIGBUS,
+// which becomes an error.
+func copyPage(page []byte) (words [slots]uint64, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if fault := recover(); fault != nil {
+			err = fmt.Errorf("was cut short while it was read: %v", fault)
+		}
+	}()
+	if err := checkHeader(page); err != nil {
+		return words, err
+	}
+	for slot := range words {
+		words[slot] = word(page, headerSize+slot*slotSize).Load()
+	}
+	return words, nil
+}
+
+// sum adds up the slots that somebody holds.
+func sum(f *os.File, words [slots]uint64) (busy, capacity uint32, err error) {
+	var busySum, capacitySum uint64
+	for slot, w := range words {
+		if w>>32 == 0 {
+			continue
+		}
+		lock := slotLock(slot)
+		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+			return 0, 0, fmt.Errorf("ask for the lock of slot %d: %w", slot, err)
+		}
+		if lock.Type != unix.F_UNLCK {
+			busySum += w & (1<<32 - 1)
+			capacitySum += w >> 32
+		}
+	}
+	if capacitySum == 0 {
+		return 0, 0, ErrNobody
+	}
+	return clamp(busySum), clamp(capacitySum), nil
+}
+
+func clamp(n uint64) uint32 { return uint32(min(n, 1<<32-1)) }

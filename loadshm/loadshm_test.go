@@ -1,0 +1,329 @@
+package loadshm
+
+import (
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func open(t *testing.T, path string, capacity uint32) *Reporter {
+	t.Helper()
+	r, err := Open(path, capacity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func expect(t *testing.T, path string, busy, capacity uint32) {
+	t.Helper()
+	gotBusy, gotCapacity, err := Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if gotBusy != busy || gotCapacity != capacity {
+		t.Errorf("read %d of %d, want %d of %d", gotBusy, gotCapacity, busy, capacity)
+	}
+}
+
+func expectNobody(t *testing.T, path string) {
+	t.Helper()
+	if busy, capacity, err := Read(path); !errors.Is(err, ErrNobody) {
+		t.Errorf("read %d of %d, error %v; want %v", busy, capacity, err, ErrNobody)
+	}
+}
+
+func TestReportersAreSummed(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	first := open(t, path, 4)
+	expect(t, path, 0, 4)
+	first.Begin()
+	first.Begin()
+	second := open(t, path, 6)
+	second.Begin()
+	expect(t, path, 3, 10)
+	first.End()
+	second.Set(5, 7)
+	expect(t, path, 6, 11)
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, path, 5, 7)
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	expectNobody(t, path)
+}
+
+func TestEndWithoutBegin(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	r := open(t, path, 4)
+	defer r.Close()
+	r.End()
+	expect(t, path, 0, 4)
+}
+
+func TestSumsDoNotOverflow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	for range 2 {
+		r := open(t, path, math.MaxUint32)
+		defer r.Close()
+		r.Set(math.MaxUint32, math.MaxUint32)
+	}
+	expect(t, path, math.MaxUint32, math.MaxUint32)
+}
+
+func TestSlotsRunOut(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	var all []*Reporter
+	for range slots {
+		all = append(all, open(t, path, 1))
+	}
+	expect(t, path, 0, slots)
+	if _, err := Open(path, 1); err == nil || !strings.Contains(err.Error(), "slots are taken") {
+		t.Errorf("one more than there are slots: %v", err)
+	}
+	if err := all[7].Close(); err != nil {
+		t.Fatal(err)
+	}
+	all[7] = open(t, path, 2)
+	expect(t, path, 0, slots+1)
+	for _, r := range all {
+		r.Close()
+	}
+}
+
+// A reader must never see the busy of one report with the capacity of another.
+func TestReportsAreNotTorn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	r := open(t, path, 1)
+	defer r.Close()
+	done := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for n := uint32(1); ; n = n*5 + 1 {
+			select {
+			case <-done:
+				return
+			default:
+				r.Set(^(n | 1), n|1)
+			}
+		}
+	})
+	for range 10000 {
+		busy, capacity, err := Read(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if busy != ^capacity && (busy != 0 || capacity != 1) {
+			t.Fatalf("read %#x of %#x, which was never written", busy, capacity)
+		}
+	}
+	close(done)
+	writer.Wait()
+}
+
+func TestManyThreadsCount(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	r := open(t, path, 8)
+	defer r.Close()
+	var workers sync.WaitGroup
+	for range 8 {
+		workers.Go(func() {
+			for range 10000 {
+				r.Begin()
+				r.End()
+			}
+			r.Begin()
+		})
+	}
+	workers.Wait()
+	expect(t, path, 8, 8)
+}
+
+// While the file is cut short again and again, a reader gets an error or a value, and lives.
+func TestReadSurvivesTruncation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	r := open(t, path, 4)
+	defer r.Close()
+	done := make(chan struct{})
+	var cutter sync.WaitGroup
+	cutter.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				_ = os.Truncate(path, 0)
+				_ = os.Truncate(path, fileSize)
+			}
+		}
+	})
+	for range 20000 {
+		if busy, capacity, err := Read(path); err == nil && (busy != 0 || capacity != 4) {
+			t.Fatalf("read %d of %d, which was never written", busy, capacity)
+		}
+	}
+	close(done)
+	cutter.Wait()
+}
+
+func TestFaultBecomesError(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "empty"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	page, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page)
+	if _, err := copyPage(page); err == nil || !strings.Contains(err.Error(), "cut short") {
+		t.Errorf("copying a page that is not there: %v", err)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	old := make([]byte, fileSize)
+	copy(old, "segueshm")
+	old[versionOffset] = 9
+	for _, c := range []struct{ path, want string }{
+		{filepath.Join(dir, "none"), "none: no such file"},
+		{dir, "not a regular file"},
+		{fifo, "fifo: not a regular file"},
+		{"/dev/null", "/dev/null: not a regular file"},
+		{file("short", []byte("x")), "short: size is 1 bytes, not 4096"},
+		{file("zero", make([]byte, fileSize)), "zero: begins with 0x0"},
+		{file("other", append([]byte("segueshx"), old[8:]...)), "not a file of load reports"},
+		{file("old", old), "old: version is 9, not 1"},
+	} {
+		if _, _, err := Read(c.path); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want %q", c.path, err, c.want)
+		}
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	short := filepath.Join(dir, "short")
+	if err := os.WriteFile(short, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path     string
+		capacity uint32
+		want     string
+	}{
+		{filepath.Join(dir, "load"), 0, "capacity is 0"},
+		{filepath.Join(dir, "none", "load"), 1, "no such file"},
+		{short, 1, "size is 4 bytes, not 4096"},
+	} {
+		if _, err := Open(c.path, c.capacity); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want %q", c.path, err, c.want)
+		}
+	}
+	if content, _ := os.ReadFile(short); string(content) != "mine" {
+		t.Errorf("a file of another kind was changed to %q", content)
+	}
+}
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv("LOADSHM_TEST_REPORT"); path != "" {
+		reportAndWait(path)
+	}
+	os.Exit(m.Run())
+}
+
+// reportAndWait is a process that is busy until its standard input ends.
+func reportAndWait(path string) {
+	r, err := Open(path, 4)
+	if err != nil {
+		os.Stdout.WriteString(err.Error())
+		os.Exit(1)
+	}
+	r.Begin()
+	os.Stdout.WriteString("busy")
+	os.Stdin.Read(make([]byte, 1))
+	os.Exit(0) // without Close
+}
+
+// What a killed process has left behind does not count, and its slot is free.
+func TestDeadProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "load")
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), "LOADSHM_TEST_REPORT="+path)
+	if _, err := cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 100)
+	n, _ := out.Read(said)
+	if string(said[:n]) != "busy" {
+		t.Errorf("the process said %q", said[:n])
+	}
+	expect(t, path, 1, 4)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	expectNobody(t, path)
+	r := open(t, path, 2)
+	defer r.Close()
+	expect(t, path, 0, 2)
+}
+
+func BenchmarkReport(b *testing.B) {
+	r, err := Open(filepath.Join(b.TempDir(), "load"), 8)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	for b.Loop() {
+		r.Begin()
+		r.End()
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "load")
+	r, err := Open(path, 8)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	for b.Loop() {
+		if _, _, err := Read(path); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
