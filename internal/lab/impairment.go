@@ -169,10 +169,9 @@ func (l *Lab) endImpairment(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("fabric: port %s: %w", spec.Name, err)
 			}
-			err = h.QdiscDel(clsact(port))
-			// It has none: ENOENT if it never had one.
-			if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
-				return fmt.Errorf("fabric: port %s: delete clsact: %w", spec.Name, err)
+			err = h.FilterDel(filter(port, netlink.HANDLE_MIN_EGRESS))
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("fabric: port %s: delete filter: %w", spec.Name, err)
 			}
 		}
 		return l.awaitReturned(ctx, h)
@@ -231,6 +230,9 @@ func (l *Lab) attachImpairment() error {
 		}
 		defer objects.Close()
 		if delay != nil {
+			if err := addClsact(h, delay); err != nil {
+				return err
+			}
 			if err := attachFilter(h, delay, netlink.HANDLE_MIN_INGRESS, objects.GiveBack); err != nil {
 				return err
 			}
@@ -287,28 +289,37 @@ func (i Impairment) port(node string) (port impairPort) {
 	return port
 }
 
-func clsact(at netlink.Link) *netlink.Clsact {
-	return &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+// addClsact makes an interface ready for filters. The kernel drops what is sent there meanwhile, as it does
+// when clsact is deleted: its way to replace queueing disciplines stops all queues of the interface.
+// Filters come and go without a loss.
+func addClsact(h *netlink.Handle, at netlink.Link) error {
+	err := h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: at.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
-	}}
-}
-
-// attachFilter attaches a program to one side of an interface, where there is none.
-func attachFilter(h *netlink.Handle, at netlink.Link, side uint32, program *ebpf.Program) error {
-	err := h.QdiscAdd(clsact(at))
+	}})
 	if err != nil {
 		return fmt.Errorf("interface %s: add clsact: %w", at.Attrs().Name, err)
 	}
-	err = h.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: at.Attrs().Index, Parent: side, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
-		},
-		Fd: program.FD(), Name: "segue/lab", DirectAction: true,
-	})
-	if err != nil {
+	return nil
+}
+
+// attachFilter attaches a program to one side of an interface that is ready for it, where there is none.
+func attachFilter(h *netlink.Handle, at netlink.Link, side uint32, program *ebpf.Program) error {
+	f := filter(at, side)
+	f.Fd = program.FD()
+	if err := h.FilterAdd(f); err != nil {
 		return fmt.Errorf("interface %s: add filter: %w", at.Attrs().Name, err)
 	}
 	return nil
+}
+
+// filter is the only filter of one side of an interface.
+func filter(at netlink.Link, side uint32) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: at.Attrs().Index, Parent: side, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+		},
+		Name: "segue/lab", DirectAction: true,
+	}
 }
 
 // ImpairmentCounts are numbers of packets to a node, since the impairment began.

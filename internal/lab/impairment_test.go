@@ -31,26 +31,38 @@ const endOfStream = math.MaxUint64
 // what has arrived after settle, which is called when all are sent.
 func stream(t *testing.T, l *Lab, server string, n uint64, settle func()) arrivals {
 	t.Helper()
-	to := netip.AddrPortFrom(l.Node(server).IPv6, 7777).String()
-	receiver, err := l.Node(server).ListenPacket(t.Context(), "udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer receiver.Close()
-	largeBuffer(t, receiver.(*net.UDPConn))
-	sender, err := l.Node("client").Dial(t.Context(), "udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer sender.Close()
-	result := make(chan arrivals, 1)
-	go func() { result <- receiveStream(receiver) }()
+	sender, result := streamTo(t, l, server)
 	start := time.Now()
 	onOneCPU(t, func() error { return sendNumbers(sender, 0, n) })
 	t.Logf("%.0f datagrams a second", float64(n)/time.Since(start).Seconds())
 	settle()
 	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
 	return <-result
+}
+
+// streamTo makes a connection from the client to a server's own address, and returns what becomes of the
+// stream that is sent there.
+func streamTo(t *testing.T, l *Lab, server string) (net.Conn, <-chan arrivals) {
+	t.Helper()
+	to := netip.AddrPortFrom(l.Node(server).IPv6, 7777).String()
+	receiver, err := l.Node(server).ListenPacket(t.Context(), "udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { receiver.Close() })
+	largeBuffer(t, receiver.(*net.UDPConn))
+	sender, err := l.Node("client").Dial(t.Context(), "udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sender.Close() })
+	result := make(chan arrivals, 1)
+	go func() {
+		got := receiveStream(receiver)
+		receiver.Close() // the next stream has the same address
+		result <- got
+	}()
+	return sender, result
 }
 
 // largeBuffer lets a socket keep all that a test sends.
@@ -230,6 +242,49 @@ func TestKeptBackPacketsAreNotLost(t *testing.T) {
 	got := stream(t, l, "s1", n, func() { impair(t, l, Impairment{}) })
 	if got.distinct != n || got.copies != 0 {
 		t.Errorf("%+v arrived, want %d datagrams", got, n)
+	}
+}
+
+// TestImpairmentsChangeWithoutLoss has impairments that lose nothing come and go under traffic.
+func TestImpairmentsChangeWithoutLoss(t *testing.T) {
+	const changes = 40
+	l := up(t, bareTopology())
+	stream(t, l, "s1", 1, func() {}) // a host that looks for a neighbour queues few packets
+	sender, result := streamTo(t, l, "s1")
+	done, sent := make(chan struct{}), make(chan uint64)
+	go func() {
+		defer close(sent)
+		pace := time.NewTicker(100 * time.Microsecond) // so that no queue overflows
+		defer pace.Stop()
+		for n := uint64(0); ; n++ {
+			select {
+			case <-pace.C:
+			case <-done:
+				sent <- n
+				return
+			}
+			if err := sendNumbers(sender, n, 1); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for i := range changes {
+		impairment := Impairment{}
+		if i%2 == 0 {
+			impairment.Reorder = "50%"
+		}
+		if err := l.Impair(t.Context(), impairment); err != nil {
+			t.Error(err)
+		}
+	}
+	close(done)
+	n := <-sent
+	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
+	got := <-result
+	t.Logf("sent: %d; arrived: %+v", n, got)
+	if got.distinct != n || got.copies != 0 {
+		t.Errorf("%d datagrams are missing, %d came twice", n-got.distinct, got.copies)
 	}
 }
 
