@@ -137,7 +137,7 @@ func (l *Lab) checks() []check {
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
-		next := slices.IndexFunc(rest, func(c check) bool { return c.service != rest[0].service })
+		next := slices.IndexFunc(rest, func(c check) bool { return c.service.Name != rest[0].service.Name })
 		if next < 0 {
 			next = len(rest)
 		}
@@ -379,7 +379,7 @@ func (r report) writeServices(w io.Writer) {
 		requests, failed, size := 0, 0, 0
 		servers := make(map[string]bool)
 		for _, c := range r.checks {
-			if c.service != s {
+			if c.service.Name != s.Name {
 				continue
 			}
 			requests++

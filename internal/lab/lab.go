@@ -1,5 +1,5 @@
 // Package lab builds a whole data centre in network namespaces on one machine: a client, an edge
-// router that spreads packets over the balancers by ECMP, balancers, and servers that run nginx,
+// router that spreads packets over the balancers by ECMP, balancers, and servers that run nginx or Apache,
 // joined at layer 2. `segue lab` shows it to people; end-to-end tests use the package.
 package lab
 
@@ -67,12 +67,14 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("a lab needs root, to make network namespaces")
 	}
-	if _, err := exec.LookPath("nginx"); err != nil {
-		return nil, fmt.Errorf("the servers run nginx: %w", err)
-	}
 	l, err := newLab(topology, options)
 	if err != nil {
 		return nil, err
+	}
+	for _, p := range l.Processes {
+		if _, err := exec.LookPath(p.args[0]); err != nil {
+			return nil, fmt.Errorf("%s runs %s: %w", p.node.Name, p.Name, err)
+		}
 	}
 	lock, err := l.createState()
 	if lock == nil {
@@ -163,8 +165,8 @@ func (l *Lab) Node(name string) *Node {
 	return l.Nodes[i]
 }
 
-// Process returns a process of a node, or nil. The processes are lb on balancers; agent, nginx and
-// echo on servers.
+// Process returns a process of a node, or nil. The processes are lb on balancers; agent, echo and
+// nginx or apache on servers.
 func (l *Lab) Process(node, name string) *Process {
 	i := slices.IndexFunc(l.Processes, func(p *Process) bool { return p.node.Name == node && p.Name == name })
 	if i < 0 {

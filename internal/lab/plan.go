@@ -60,6 +60,8 @@ type Spec struct {
 	IPv4 netip.Addr `json:"ipv4,omitzero"`
 	// Locator is the /64 of a balancer's or server's SIDs.
 	Locator netip.Prefix `json:"locator,omitzero"`
+	// Application is what a server runs.
+	Application Application `json:"application,omitempty"`
 }
 
 // Specs lists the topology's nodes: fabric, edge, client, balancers lb1 and on, servers s1 and on.
@@ -80,10 +82,18 @@ func (t Topology) Specs() []Spec {
 		specs = append(specs, Spec{
 			Name: fmt.Sprintf("s%d", j), Role: RoleServer,
 			IPv6: host(fabricNet6, 2<<16|j), IPv4: host(fabricNet4, 100+j),
-			Locator: locator(serverLocators, j),
+			Locator: locator(serverLocators, j), Application: t.application(j),
 		})
 	}
 	return specs
+}
+
+// application is what the server of a number runs.
+func (t Topology) application(server int) Application {
+	if len(t.Applications) == 0 {
+		return ""
+	}
+	return t.Applications[(server-1)%len(t.Applications)]
 }
 
 // specs returns the topology's nodes of one role.

@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -24,10 +25,7 @@ func (n *Node) processes(binary string) []*Process {
 	}
 	switch {
 	case n.Role == RoleServer:
-		add("nginx", Process{
-			args: []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"},
-			port: httpPort,
-		})
+		add(string(n.Application), Process{args: n.applicationCommand(), port: httpPort})
 		if ports := n.lab.Topology.ports(config.UDP); len(ports) > 0 {
 			args := []string{binary, "lab", "udp-echo", n.Name}
 			for _, port := range ports {
@@ -44,6 +42,14 @@ func (n *Node) processes(binary string) []*Process {
 	return list
 }
 
+// applicationCommand starts the node's HTTP server, in the foreground.
+func (n *Node) applicationCommand() []string {
+	if n.Application == Apache {
+		return []string{"apache2", "-f", n.configPath("apache.conf"), "-D", "FOREGROUND"}
+	}
+	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
+}
+
 // configPath is the file that a template is rendered to for the node.
 func (n *Node) configPath(template string) string {
 	return n.lab.path("conf", n.Name+"-"+template)
@@ -52,8 +58,11 @@ func (n *Node) configPath(template string) string {
 // Instance names the node's balancer or agent among all on this machine.
 func (n *Node) Instance() string { return instance(n.lab.Name, n.Name) }
 
-// httpPort is a port on which every nginx listens, whatever the services.
+// httpPort is a port on which every HTTP server listens, whatever the services.
 const httpPort = 80
+
+// apacheWorkers is how many requests an Apache serves at a time (MaxRequestWorkers).
+const apacheWorkers = 64
 
 // The daemons' metrics, inside their namespaces.
 const (
@@ -77,6 +86,7 @@ func (n *Node) BalancerConfig() config.Balancer {
 	for _, s := range n.lab.Topology.Services {
 		service := config.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
+			Placement: s.Placement, Selection: s.Selection, Candidates: s.Candidates,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {
 			service.Servers = append(service.Servers, server(spec, s))
@@ -114,12 +124,37 @@ func (n *Node) AgentConfig() config.Agent {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
 	}
 	for _, s := range n.lab.Topology.Services {
-		c.Services = append(c.Services, config.AgentService{
-			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
-		})
+		c.Services = append(c.Services, n.agentService(s))
+	}
+	if longer := n.lab.Topology.longerLists(); longer > 0 {
+		c.Node.MTU = n.lab.Topology.MTU.Fabric - longer
 	}
 	return c
 }
+
+// agentService is what the node's agent does for a service.
+func (n *Node) agentService(s Service) config.AgentService {
+	service := config.AgentService{
+		Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
+		Accept: s.Accept, Load: s.Load, NotLocal: s.NotLocal,
+	}
+	for _, e := range s.Exceptions {
+		if e.Server != n.Name {
+			continue
+		}
+		service.Accept = cmp.Or(e.Accept, service.Accept)
+		service.Load = cmp.Or(e.Load, service.Load)
+		service.NotLocal = cmp.Or(e.NotLocal, service.NotLocal)
+	}
+	if service.Load.Kind == config.LoadApache {
+		service.Load.Path = cmp.Or(service.Load.Path, n.scoreboard())
+		service.Load.Workers = cmp.Or(service.Load.Workers, apacheWorkers)
+	}
+	return service
+}
+
+// scoreboard is the ScoreBoardFile of the node's Apache.
+func (n *Node) scoreboard() string { return n.lab.path(n.Name, "scoreboard") }
 
 // has tells whether a service uses one of the encapsulations.
 func (t Topology) has(encapsulations ...config.Encapsulation) bool {
@@ -153,11 +188,19 @@ func (n *Node) WriteAgentConfig(c config.Agent) error {
 }
 
 func (n *Node) writeConfig(template string, data any) error {
+	text, err := render(template, data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	return replaceFile(n.configPath(template), text)
+}
+
+func render(template string, data any) ([]byte, error) {
 	var text bytes.Buffer
 	if err := templates.ExecuteTemplate(&text, template, data); err != nil {
-		return fmt.Errorf("%s: write %s: %w", n.Name, template, err)
+		return nil, fmt.Errorf("write %s: %w", template, err)
 	}
-	return replaceFile(n.configPath(template), text.Bytes())
+	return text.Bytes(), nil
 }
 
 // writeFiles writes everything that the processes read.
@@ -171,7 +214,7 @@ func (l *Lab) writeFiles() error {
 		case RoleBalancer:
 			err = n.WriteBalancerConfig(n.BalancerConfig())
 		case RoleServer:
-			err = errors.Join(n.WriteAgentConfig(n.AgentConfig()), n.writeNginxConfig())
+			err = errors.Join(n.WriteAgentConfig(n.AgentConfig()), n.writeApplicationConfig())
 		}
 		if err != nil {
 			return err
@@ -180,20 +223,32 @@ func (l *Lab) writeFiles() error {
 	return nil
 }
 
-func (n *Node) writeNginxConfig() error {
-	for _, dir := range []string{"temp", "upload"} {
-		if err := os.MkdirAll(n.lab.path(n.Name, dir), 0o755); err != nil {
+func (n *Node) writeApplicationConfig() error {
+	upload := n.lab.path(n.Name, "upload")
+	for _, dir := range []string{n.lab.path(n.Name, "temp"), upload} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if n.Application == Apache {
+		if err := errors.Join(
+			os.Chmod(upload, 0o777), // Apache refuses to serve as root
+			os.WriteFile(n.lab.path(n.Name, "name"), []byte(n.Name+"\n"), 0o644),
+			os.WriteFile(n.lab.path(n.Name, "healthz"), []byte("ok\n"), 0o644),
+		); err != nil {
 			return err
 		}
 	}
 	ports := append(n.lab.Topology.ports(config.TCP), httpPort)
 	slices.Sort(ports)
-	return n.writeConfig("nginx.conf", struct {
-		Node    string
-		Dir     string // the server's own
-		Content string
-		Ports   []uint16
-	}{n.Name, n.lab.path(n.Name), n.lab.path("content"), slices.Compact(ports)})
+	return n.writeConfig(string(n.Application)+".conf", struct {
+		Node       string
+		Dir        string // the server's own
+		Content    string
+		Ports      []uint16
+		Workers    int
+		Scoreboard string
+	}{n.Name, n.lab.path(n.Name), n.lab.path("content"), slices.Compact(ports), apacheWorkers, n.scoreboard()})
 }
 
 // Size is an amount of data, in bytes.

@@ -2,10 +2,13 @@ package lab
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/config"
 )
@@ -20,10 +23,21 @@ type Topology struct {
 	MTU       MTU    `yaml:"mtu"`
 	// Bare leaves out the balancers' and agents' daemons: the network, the servers' applications and
 	// nothing that connects VIPs with them.
-	Bare     bool       `yaml:"bare"`
-	Impair   Impairment `yaml:"impair"`
-	Services []Service  `yaml:"services"`
+	Bare   bool       `yaml:"bare"`
+	Impair Impairment `yaml:"impair"`
+	// Applications are what the servers run, which take turns: s1 the first one, s2 the second.
+	Applications []Application `yaml:"applications"`
+	Services     []Service     `yaml:"services"`
 }
+
+// Application is an HTTP server.
+type Application string
+
+// The applications that servers can run. Both answer alike.
+const (
+	Nginx  Application = "nginx"
+	Apache Application = "apache"
+)
 
 // MTU holds the sizes in bytes of the largest packets.
 type MTU struct {
@@ -42,6 +56,25 @@ type Service struct {
 	Port          config.Port          `yaml:"port"`
 	Protocol      config.Protocol      `yaml:"protocol"`
 	Encapsulation config.Encapsulation `yaml:"encapsulation"`
+	// Placement, Selection and Candidates are as in a balancer's configuration, with its defaults.
+	Placement  config.Placement `yaml:"placement,omitempty"`
+	Selection  config.Selection `yaml:"selection,omitempty"`
+	Candidates int              `yaml:"candidates,omitempty"`
+	// Accept, Load and NotLocal are as in an agent's configuration, with its defaults. The path and
+	// the workers of apache-scoreboard are those of the lab's Apache, unless the topology says.
+	Accept   config.Accept   `yaml:"accept,omitempty"`
+	Load     config.Source   `yaml:"load,omitempty"`
+	NotLocal config.NotLocal `yaml:"not-local,omitempty"`
+	// Exceptions are what single servers do otherwise.
+	Exceptions []Exception `yaml:"exceptions,omitempty"`
+}
+
+// Exception is what a server does instead of what its service says. What is not set stays.
+type Exception struct {
+	Server   string          `yaml:"server"`
+	Accept   config.Accept   `yaml:"accept,omitempty"`
+	Load     config.Source   `yaml:"load,omitempty"`
+	NotLocal config.NotLocal `yaml:"not-local,omitempty"`
 }
 
 // Address is the address and port that clients connect to.
@@ -112,13 +145,26 @@ func (t Topology) problems() config.Errors {
 	inRange("balancers", t.Balancers, 1, maxBalancers)
 	inRange("servers", t.Servers, 1, maxServers)
 	inRange("mtu.client", t.MTU.Client, 1280, 65535)
-	inRange("mtu.fabric", t.MTU.Fabric, 1280, MaxFabricMTU)
+	inRange("mtu.fabric", t.MTU.Fabric, 1280+t.longerLists(), MaxFabricMTU)
 	errs = append(errs, t.Impair.problems(t)...)
+	for i, application := range t.Applications {
+		if application != Nginx && application != Apache {
+			fail(fmt.Sprintf("applications[%d]", i), application, "must be %s or %s", Nginx, Apache)
+		}
+	}
+	if len(t.Applications) == 0 {
+		fail("applications", "", "at least one is required")
+	}
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
 		s.validate(func(field string, value any, format string, args ...any) {
 			fail(path+"."+field, value, format, args...)
 		})
+		for j, e := range s.Exceptions {
+			if !t.hasServer(e.Server) {
+				fail(fmt.Sprintf("%s.exceptions[%d].server", path, j), e.Server, "is not a server of the lab")
+			}
+		}
 		for j, other := range t.Services[:i] {
 			if s.Name == other.Name && s.Name != "" {
 				fail(path+".name", s.Name, "is that of services[%d] too", j)
@@ -128,7 +174,64 @@ func (t Topology) problems() config.Errors {
 			}
 		}
 	}
+	if len(errs) == 0 && !t.Bare {
+		errs = t.refused()
+	}
 	return errs
+}
+
+// refused returns what the daemons would not take of their configurations, in which services have the
+// numbers that they have here.
+func (t Topology) refused() (errs config.Errors) {
+	l, err := newLab(t, Options{})
+	if err != nil {
+		return config.Errors{{Problem: err.Error()}}
+	}
+	plain := 0 // servers without an exception, which are all alike
+	for _, n := range l.Nodes {
+		switch {
+		case n.Name == "lb1":
+			err = judge("balancer.yaml", n.BalancerConfig(), config.ParseBalancer)
+		case n.Role != RoleServer:
+			continue
+		default:
+			if !t.hasException(n.Name) {
+				if plain++; plain > 1 {
+					continue
+				}
+			}
+			err = judge("agent.yaml", n.AgentConfig(), config.ParseAgent)
+		}
+		var problems config.Errors
+		if !errors.As(err, &problems) && err != nil {
+			problems = config.Errors{{Problem: err.Error()}}
+		}
+		for _, p := range problems {
+			p.Line, p.Problem = 0, fmt.Sprintf("%s (%s)", p.Problem, n.Name)
+		}
+		errs = append(errs, problems...)
+	}
+	return errs
+}
+
+// judge returns what the reader of a rendered configuration finds wrong with it.
+func judge[Config, Read any](template string, c Config, parse func([]byte) (Read, error)) error {
+	text, err := render(template, c)
+	if err == nil {
+		_, err = parse(text)
+	}
+	return err
+}
+
+func (t Topology) hasServer(name string) bool {
+	number, err := strconv.Atoi(strings.TrimPrefix(name, "s"))
+	return err == nil && number >= 1 && number <= t.Servers && name == fmt.Sprintf("s%d", number)
+}
+
+func (t Topology) hasException(server string) bool {
+	return slices.ContainsFunc(t.Services, func(s Service) bool {
+		return slices.ContainsFunc(s.Exceptions, func(e Exception) bool { return e.Server == server })
+	})
 }
 
 // validate calls fail for every problem that the service has without regard to others.
@@ -157,6 +260,35 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	if s.Encapsulation == config.SRv6Insert && s.VIP.Is4() {
 		fail("encapsulation", s.Encapsulation, "cannot carry the IPv4 VIP %s", s.VIP)
 	}
+}
+
+// hunts tells whether servers decide who takes the service's connections.
+func (s Service) hunts() bool { return s.Placement == config.PlacementHunt }
+
+// longerLists is the most of all services.
+func (t Topology) longerLists() (most int) {
+	for _, s := range t.Services {
+		most = max(most, s.longerLists())
+	}
+	return most
+}
+
+// longerLists is how many bytes more than those of a packet for one server the headers have when a
+// service that hunts asks all its candidates (docs/protocol.md). Agents leave no room for them by
+// themselves, as they do not know how many balancers ask.
+func (s Service) longerLists() int {
+	const segment, header = 16, 8
+	candidates := s.Candidates
+	if candidates == 0 {
+		candidates = 2
+	}
+	switch {
+	case !s.hunts() || candidates == 1:
+		return 0
+	case s.Encapsulation == config.SRv6Insert:
+		return (candidates - 1) * segment
+	}
+	return header + (candidates-1)*segment
 }
 
 // ports returns the distinct ports of the services of a protocol, in ascending order.

@@ -27,7 +27,7 @@ func TestDefaultTopologyHasEveryLegalService(t *testing.T) {
 	}
 	got := make(map[string]int)
 	for _, s := range topology.Services {
-		got[fmt.Sprintf("%s %s ipv4=%t", s.Protocol, s.Encapsulation, s.VIP.Is4())]++
+		got[fmt.Sprintf("%s %s ipv4=%t%s", s.Protocol, s.Encapsulation, s.VIP.Is4(), s.Placement)]++
 	}
 	want := make(map[string]int)
 	for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
@@ -38,6 +38,9 @@ func TestDefaultTopologyHasEveryLegalService(t *testing.T) {
 				}
 			}
 		}
+	}
+	for _, hunting := range []string{"srv6-insert ipv4=false", "srv6-encap ipv4=false", "srv6-encap ipv4=true"} {
+		want["tcp "+hunting+"hunt"] = 1
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("services (-want +got):\n%s", diff)
@@ -77,8 +80,11 @@ func TestParseTopologyRefuses(t *testing.T) {
 		}
 		return text
 	}
+	hunting := func(field string) string {
+		return "services: [{name: a, vip: 2001:db8::1, port: 80, protocol: tcp, encapsulation: srv6-insert, placement: hunt, " + field + "}]"
+	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, bare, impair, services"},
+		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, bare, impair, applications, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -87,7 +93,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"bare: perhaps", `line 1: bare "perhaps": must be true or false`},
 		{"mtu: 1500", `line 1: mtu "1500": must be a mapping`},
 		{"mtu: {client: 1279}", `mtu.client "1279": must be 1280 to 65535`},
-		{"mtu: {fabric: 9000}", `mtu.fabric "9000": must be 1280 to 3498`},
+		{"mtu: {fabric: 9000}", `mtu.fabric "9000": must be 1304 to 3498`},
 		{"impair: 5%", `line 1: impair "5%": must be a mapping`},
 		{"impair: {drop: 5}", `line 1: impair.drop "5": must be a share from 0% to 100%`},
 		{"impair: {reorder: 101%}", `impair.reorder "101%": must be a share from 0% to 100%`},
@@ -106,6 +112,18 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{service("port: all"), `: services[0].port "all": must be a port from 1 to 65535: the servers`},
 		{service("protocol: sctp"), `: services[0].protocol "sctp": must be tcp or udp`},
 		{service("encapsulation: vxlan"), `: services[0].encapsulation "vxlan": must be one of [srv6-insert srv6-encap gre ipip]`},
+		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be nginx or apache`},
+		{"applications: []", "line 1: applications: at least one is required"},
+		{service("placement: hunt"), `: services[0].encapsulation "gre": must be srv6-insert or srv6-encap for placement hunt`},
+		{hunting("candidates: 9"), `line 1: services[0].candidates "9": must be 1 to 8 (lb1)`},
+		{hunting("accept: {policy: static}"), "line 1: services[0].accept.threshold: required by policy static (s1)"},
+		{
+			hunting("exceptions: [{server: s2, not-local: answer}]"),
+			"line 1: services[0].not-local: not available; known: drop, reset (s2)",
+		},
+		{hunting("exceptions: [{server: s5}]"), `line 1: services[0].exceptions[0].server "s5": is not a server of the lab`},
+		{hunting("exceptions: [{server: s02}]"), `services[0].exceptions[0].server "s02": is not a server of the lab`},
+		{hunting("candidates: 8") + "\nmtu: {fabric: 1300}", `line 2: mtu.fabric "1300": must be 1392 to 3498`},
 		{service("encapsulation: srv6-insert"), `: services[0].encapsulation "srv6-insert": cannot carry the IPv4 VIP 192.0.2.1`},
 		{
 			"services:\n" +
@@ -125,6 +143,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 func TestSpecs(t *testing.T) {
 	topology := DefaultTopology()
 	topology.Balancers, topology.Servers = maxBalancers, maxServers
+	topology.Applications = []Application{Nginx, Apache}
 	byName := make(map[string]Spec)
 	seen := make(map[string]string)
 	for _, s := range topology.Specs() {
@@ -143,11 +162,12 @@ func TestSpecs(t *testing.T) {
 	}
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
 	for _, want := range []Spec{
-		{"fabric", RoleFabric, netip.Addr{}, netip.Addr{}, netip.Prefix{}},
-		{"edge", RoleEdge, addr("fd00:fab::1"), addr("10.77.0.1"), netip.Prefix{}},
-		{"client", RoleClient, addr("2001:db8:c::2"), addr("198.51.100.2"), netip.Prefix{}},
-		{"lb2", RoleBalancer, addr("fd00:fab::1:2"), addr("10.77.0.12"), prefix("fd00:6c:0:2::/64")},
-		{"s128", RoleServer, addr("fd00:fab::2:80"), addr("10.77.0.228"), prefix("fd00:5:0:80::/64")},
+		{"fabric", RoleFabric, netip.Addr{}, netip.Addr{}, netip.Prefix{}, ""},
+		{"edge", RoleEdge, addr("fd00:fab::1"), addr("10.77.0.1"), netip.Prefix{}, ""},
+		{"client", RoleClient, addr("2001:db8:c::2"), addr("198.51.100.2"), netip.Prefix{}, ""},
+		{"lb2", RoleBalancer, addr("fd00:fab::1:2"), addr("10.77.0.12"), prefix("fd00:6c:0:2::/64"), ""},
+		{"s127", RoleServer, addr("fd00:fab::2:7f"), addr("10.77.0.227"), prefix("fd00:5:0:7f::/64"), Nginx},
+		{"s128", RoleServer, addr("fd00:fab::2:80"), addr("10.77.0.228"), prefix("fd00:5:0:80::/64"), Apache},
 	} {
 		if diff := cmp.Diff(want, byName[want.Name], addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", want.Name, diff)
@@ -184,6 +204,52 @@ func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
 	}
 }
 
+// TestServersAcceptAsTheTopologySays reads what servers are told of the connections that they are offered.
+func TestServersAcceptAsTheTopologySays(t *testing.T) {
+	topology, err := ParseTopology([]byte(`
+applications: [nginx, apache]
+services:
+  - name: a
+    vip: 2001:db8::1
+    port: 80
+    protocol: tcp
+    encapsulation: srv6-insert
+    placement: hunt
+    selection: random
+    candidates: 3
+    accept: {policy: static, threshold: 4}
+    exceptions:
+      - {server: s1, accept: {policy: never}}
+      - {server: s2, load: {source: apache-scoreboard}, not-local: reset}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := testLab(t, topology)
+	four := uint32(4)
+	static := config.Accept{Policy: config.AcceptStatic, Threshold: &four}
+	scoreboard := config.Source{Kind: config.LoadApache, Path: "/run/segue/lab/demo/s2/scoreboard", Workers: apacheWorkers}
+	for name, want := range map[string]config.AgentService{
+		"s1": {Accept: config.Accept{Policy: config.AcceptNever}},
+		"s2": {Accept: static, Load: scoreboard, NotLocal: config.NotLocalReset},
+		"s3": {Accept: static},
+	} {
+		c := l.Node(name).AgentConfig()
+		got := config.AgentService{Accept: c.Services[0].Accept, Load: c.Services[0].Load, NotLocal: c.Services[0].NotLocal}
+		if diff := cmp.Diff(want, got, addresses); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+		// Three candidates are two segments of 16 bytes more than one.
+		if c.Node.MTU != 1600-2*16 {
+			t.Errorf("%s: node.mtu is %d", name, c.Node.MTU)
+		}
+	}
+	s := l.Node("lb1").BalancerConfig().Services[0]
+	if s.Placement != config.PlacementHunt || s.Selection != config.SelectRandom || s.Candidates != 3 {
+		t.Errorf("the balancer's service: %s %s %d", s.Placement, s.Selection, s.Candidates)
+	}
+}
+
 // TestConfigTemplates renders configurations with every field set, and with few.
 func TestConfigTemplates(t *testing.T) {
 	weight, no := uint32(0), false
@@ -192,7 +258,8 @@ func TestConfigTemplates(t *testing.T) {
 	full.Node.Seed = 7
 	full.Node.Limits = config.Limits{Flows: 2048, Servers: 10}
 	s := &full.Services[0]
-	s.Placement, s.Persistence, s.Candidates, s.Buckets = config.PlacementHash, config.PersistenceTable, 1, 251
+	s.Placement, s.Persistence, s.Candidates, s.Buckets = config.PlacementHunt, config.PersistenceTable, 3, 251
+	s.Selection = config.SelectRandom
 	s.Timeouts = config.Timeouts{New: time.Second, Established: time.Hour, Closing: 1500 * time.Millisecond}
 	s.Health = &config.Health{
 		HTTP: &config.HTTPCheck{Path: "/healthz", Port: 80}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 4,
@@ -203,6 +270,11 @@ func TestConfigTemplates(t *testing.T) {
 	full.Services[2].Health = &config.Health{HTTP: &config.HTTPCheck{}}
 	agent := l.Node("s1").AgentConfig()
 	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
+	epsilon := 0.25
+	agent.Services[0].Accept = config.Accept{Policy: config.AcceptDynamic, Window: 10, Epsilon: &epsilon, Initial: &weight}
+	agent.Services[0].Load = config.Source{Kind: config.LoadApache, Path: "/run/sb", Workers: 3}
+	agent.Services[0].NotLocal = config.NotLocalReset
+	agent.Services[1].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &weight}
 	roundTrip(t, "balancer.yaml", l.Node("lb1").BalancerConfig(), func(text []byte) error {
 		_, err := config.ParseBalancer(text)
 		return err
