@@ -22,8 +22,12 @@ type Capture struct {
 // for every packet that was sent by XDP, however short.
 const captureBuffer = 512 << 20
 
+// Every is all interfaces of a node, to Capture: a packet that the node forwards is recorded twice, as
+// it comes and as it goes.
+const Every = ""
+
 // Capture starts to write all packets of one of the node's interfaces, in both directions, to w as a
-// pcap file. Nothing is missed once it has returned. Packets that a node sends by XDP pass none of
+// pcap file, in the order in which they pass. Nothing is missed once it has returned. Packets that a node sends by XDP pass none of
 // its own sockets: capture those at the node's port of the fabric.
 func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	c := &Capture{done: make(chan error, 1)}
@@ -54,9 +58,13 @@ const maxPacket = 256 << 10
 
 // packetSocket opens a non-blocking socket that receives all packets of an interface.
 func packetSocket(ifname string) (*os.File, error) {
-	ifi, err := net.InterfaceByName(ifname)
-	if err != nil {
-		return nil, err
+	ifindex := 0
+	if ifname != Every {
+		ifi, err := net.InterfaceByName(ifname)
+		if err != nil {
+			return nil, err
+		}
+		ifindex = ifi.Index
 	}
 	// Protocol 0: it receives nothing until it is bound to the interface.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
@@ -67,7 +75,7 @@ func packetSocket(ifname string) (*os.File, error) {
 	all := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	err = errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer),
-		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ifi.Index}),
+		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: ifindex}),
 	)
 	if err != nil {
 		return nil, errors.Join(err, socket.Close())

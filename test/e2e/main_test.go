@@ -199,10 +199,13 @@ func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
 	}
 }
 
-// reload makes a balancer read its configuration again, which has to succeed.
+// reload makes a balancer or an agent read its configuration again, which has to succeed.
 func reload(t *testing.T, l *lab.Lab, node string) {
 	t.Helper()
 	p := l.Process(node, "lb")
+	if p == nil {
+		p = l.Process(node, "agent")
+	}
 	before := readLog(t, p)
 	must(t, p.Reload(t.Context()))
 	if after := readLog(t, p)[len(before):]; !strings.Contains(after, "msg=reloaded") {

@@ -1,0 +1,342 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/gopacket/gopacket/layers"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// TestHandshakesOnTheWire has tshark dissect every packet of connections that hunt, on every link of the
+// fabric, and compares its way, hop by hop, with what 6LB prints (figures 3 and 5, section IV): which
+// lists of segments with which functions, how many segments are left, how many bytes are added. After
+// the handshake replies go straight to the client.
+func TestHandshakesOnTheWire(t *testing.T) {
+	topology := hunting(append(huntingServices(1), huntingServices(2)...)...)
+	topology.Balancers, topology.Servers = 1, 2
+	l := up(t, topology)
+	// tshark checks sums: the switch has to have computed them when packets leave it.
+	for _, port := range []string{"edge", "s1", "s2"} {
+		command(t, l, "fabric", "ethtool", "-K", port, "tx", "off")
+	}
+	for _, policy := range []config.AcceptPolicy{config.AcceptAlways, config.AcceptNever} {
+		accept(t, l, config.Accept{Policy: policy})
+		for _, s := range l.Topology.Services {
+			t.Run(fmt.Sprintf("%s %s", s.Name, policy), func(t *testing.T) {
+				// Each server comes first in half of the buckets.
+				for first := map[string]bool{}; len(first) < 2 && !t.Failed(); {
+					for _, c := range observe(t, l, s, 4) {
+						c.requireWays(t, policy)
+						first[c.candidates()[0]] = true
+					}
+				}
+			})
+		}
+	}
+	requireNoDrops(t, l)
+}
+
+// observed is what was seen of a connection.
+type observed struct {
+	service  lab.Service
+	server   string // that answered the request
+	segments []*segment
+}
+
+// segment is a segment of TCP and its way through the fabric.
+type segment struct {
+	tcp  *layers.TCP
+	hops []hop
+}
+
+// hop is a packet on its way from one node at the switch to another.
+type hop struct {
+	from, to  string
+	tcp       *layers.TCP
+	frame     []byte
+	dissected packettest.Dissection
+}
+
+// observe makes requests, each on a connection of its own, and returns what passed the fabric. When
+// something was sent again, because the machine stood still, all are made once more.
+func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
+	t.Helper()
+	resent := func() (sum uint64) {
+		for _, name := range append(nodes(l, lab.RoleServer), "client") {
+			sum += tcpCounter(t, l.Node(name), "RetransSegs")
+		}
+		return sum
+	}
+	for {
+		var file sharedFile
+		before := resent()
+		tap, err := l.Node("fabric").Capture(lab.Every, &file)
+		must(t, err)
+		var servers []string
+		for range n {
+			server, _, err := newClient(l).get(t.Context(), s, "/")
+			must(t, err)
+			servers = append(servers, server)
+		}
+		var hops []hop
+		eventually(t, func() error {
+			hops = hopsOf(t, l, &file)
+			return complete(hops, n)
+		})
+		must(t, tap.Stop())
+		if resent() == before {
+			return connections(t, s, servers, hops)
+		}
+	}
+}
+
+// hopsOf are the packets of TCP that left the switch so far: of what is recorded twice, the later. In
+// between its checksum may have been computed.
+func hopsOf(t *testing.T, l *lab.Lab, file *sharedFile) (hops []hop) {
+	t.Helper()
+	names := macs(t, l)
+	came := map[string]bool{}
+	for _, frame := range frames(t, file.reader()) {
+		without := bytes.Clone(frame)
+		tcp, ok := layer[*layers.TCP](without)
+		if !ok {
+			continue
+		}
+		clear(tcp.Contents[16:18])
+		key := string(without)
+		if came[key] {
+			hops = append(hops, hop{from: names[string(frame[6:12])], to: names[string(frame[:6])], tcp: tcp, frame: frame})
+		}
+		came[key] = !came[key]
+	}
+	return hops
+}
+
+// macs names the nodes at the switch by their addresses there.
+func macs(t *testing.T, l *lab.Lab) map[string]string {
+	t.Helper()
+	names := map[string]string{}
+	for _, n := range l.Nodes {
+		if n.Role == lab.RoleFabric || n.Role == lab.RoleClient {
+			continue
+		}
+		must(t, n.Do(func() error {
+			eth0, err := net.InterfaceByName("eth0")
+			if err == nil {
+				names[string(eth0.HardwareAddr)] = n.Name
+			}
+			return err
+		}))
+	}
+	return names
+}
+
+// complete returns an error unless the FINs of both sides of n connections are acknowledged: there is
+// nothing to come.
+func complete(hops []hop, n int) error {
+	type end struct {
+		from, to layers.TCPPort
+		seq      uint32
+	}
+	open, done := map[end]bool{}, 0
+	for _, h := range hops {
+		if h.tcp.FIN {
+			open[end{h.tcp.SrcPort, h.tcp.DstPort, h.tcp.Seq + uint32(len(h.tcp.Payload)) + 1}] = true
+		}
+		// At the other side: the edge, or a server.
+		if e := (end{h.tcp.DstPort, h.tcp.SrcPort, h.tcp.Ack}); h.to != "lb1" && open[e] {
+			open[e] = false
+			done++
+		}
+	}
+	if done < 2*n {
+		return fmt.Errorf("%d of %d FINs are acknowledged", done, 2*n)
+	}
+	return nil
+}
+
+// connections sorts packets by the connection and the segment that they are of.
+func connections(t *testing.T, s lab.Service, servers []string, hops []hop) (all []*observed) {
+	t.Helper()
+	frames := make([][]byte, len(hops))
+	for i := range hops {
+		frames[i] = hops[i].frame
+	}
+	dissections := packettest.Dissect(t, frames, wireFields...)
+	byPort := map[layers.TCPPort]*observed{}
+	for i, h := range hops {
+		if h.dissected = dissections[i]; len(h.dissected.Problems) > 0 {
+			t.Errorf("%s > %s: %s: %v", h.from, h.to, h.dissected.Protocols, h.dissected.Problems)
+		}
+		port := h.tcp.SrcPort
+		if port == layers.TCPPort(s.Port) {
+			port = h.tcp.DstPort
+		}
+		c := byPort[port]
+		if c == nil {
+			c = &observed{service: s, server: servers[len(all)]}
+			byPort[port], all = c, append(all, c)
+		}
+		c.add(h)
+	}
+	return all
+}
+
+func (c *observed) add(h hop) {
+	same := func(s *segment) bool {
+		a, b := s.tcp, h.tcp
+		return a.SrcPort == b.SrcPort && a.Seq == b.Seq && a.Ack == b.Ack && a.SYN == b.SYN && a.FIN == b.FIN &&
+			len(a.Payload) == len(b.Payload)
+	}
+	i := slices.IndexFunc(c.segments, same)
+	if i < 0 {
+		i = len(c.segments)
+		c.segments = append(c.segments, &segment{tcp: h.tcp})
+	}
+	c.segments[i].hops = append(c.segments[i].hops, h)
+}
+
+// candidates are the servers that the SYN was offered to, as it left the balancer.
+func (c *observed) candidates() []string {
+	first := c.segments[0].hops[1].to
+	if c.service.Candidates == 1 {
+		return []string{first}
+	}
+	both := []string{"s1", "s2"}
+	if first == "s2" {
+		slices.Reverse(both)
+	}
+	return both
+}
+
+// requireWays fails the test unless each segment of the connection went as it should, under a policy that
+// all servers have.
+func (c *observed) requireWays(t *testing.T, policy config.AcceptPolicy) {
+	t.Helper()
+	candidates := c.candidates()
+	taker := candidates[0]
+	if policy == config.AcceptNever {
+		taker = candidates[len(candidates)-1]
+	}
+	if c.server != taker {
+		t.Errorf("%s answered, not %s of %v", c.server, taker, candidates)
+	}
+	for i, s := range c.segments {
+		var want []string
+		switch tcp := s.tcp; {
+		case tcp.SrcPort == layers.TCPPort(c.service.Port) && (tcp.SYN || tcp.FIN || tcp.RST):
+			want = c.signalling(taker, map[bool]srv6.Function{true: srv6.CreateStickiness, false: srv6.RemoveStickiness}[tcp.SYN])
+		case tcp.SrcPort == layers.TCPPort(c.service.Port):
+			want = []string{taker + " > edge: VIP -> client +0"}
+		case tcp.SYN:
+			want = c.offering(candidates, taker)
+		default:
+			want = c.steering([]string{taker}, []srv6.Function{srv6.AckStickiness}, 1)
+		}
+		if diff := cmp.Diff(want, c.way(s)); diff != "" {
+			t.Errorf("segment %d of a connection to %s, SYN %t, ACK %t, FIN %t, %d bytes (-want +got):\n%s",
+				i, taker, s.tcp.SYN, s.tcp.ACK, s.tcp.FIN, len(s.tcp.Payload), diff)
+		}
+	}
+	if len(c.segments) < 7 { // SYN, SYN-ACK, ACK, request, response, two FINs
+		t.Errorf("a connection of %d segments", len(c.segments))
+	}
+}
+
+// offering is the way of a SYN.
+func (c *observed) offering(candidates []string, taker string) []string {
+	functions := []srv6.Function{srv6.ConnectAvail, srv6.ConnectForce}[2-len(candidates):]
+	return c.steering(candidates, functions, 1+slices.Index(candidates, taker))
+}
+
+// steering is the way of a client's packet for so many of the servers.
+func (c *observed) steering(servers []string, functions []srv6.Function, visited int) []string {
+	way := []string{"edge > lb1: client -> VIP +0"}
+	from := "lb1"
+	for i := range visited {
+		var list []string
+		for j, server := range servers {
+			list = append(list, server+"::"+functions[j].Short())
+		}
+		here, left := list[i], len(list)-1-i
+		switch {
+		case c.service.Encapsulation == config.SRv6Insert:
+			way = append(way, fmt.Sprintf("%s > %s: client -> %s (lb1, %s, VIP) left %d +%d", from, servers[i], here,
+				strings.Join(list, ", "), left+1, []int{56, 72}[len(list)-1]))
+		case len(list) == 1:
+			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s [client -> VIP] +40", from, servers[i], here))
+		default: // reduced: the first segment is in the destination only
+			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s (%s) left %d [client -> VIP] +64", from, servers[i], here,
+				strings.Join(list[1:], ", "), left))
+		}
+		from = servers[i]
+	}
+	return way
+}
+
+// signalling is the way of a server's packet that tells the balancer something.
+func (c *observed) signalling(server string, function srv6.Function) []string {
+	sid := "lb1::" + function.Short()
+	first := fmt.Sprintf("%s > lb1: VIP -> %s (%s, %s, client) left 1 +56", server, sid, server, sid)
+	if c.service.Encapsulation == config.SRv6Encap {
+		first = fmt.Sprintf("%s > lb1: %s -> %s [VIP -> client] +40", server, server, sid)
+	}
+	return []string{first, "lb1 > edge: VIP -> client +0"}
+}
+
+// way describes a segment's hops as tshark saw them.
+func (c *observed) way(s *segment) (way []string) {
+	plain := len(s.hops[0].frame)
+	for _, h := range s.hops {
+		plain = min(plain, len(h.frame))
+	}
+	for _, h := range s.hops {
+		f := h.dissected.Fields
+		// tshark lists the outer header's values first; IPv4 is never outside of IPv6 here.
+		sources, destinations := append(slices.Clone(f["ipv6.src"]), f["ip.src"]...), append(slices.Clone(f["ipv6.dst"]), f["ip.dst"]...)
+		text := fmt.Sprintf("%s > %s: %s -> %s", h.from, h.to, c.name(sources[0]), c.name(destinations[0]))
+		if list := slices.Clone(f["ipv6.routing.srh.addr"]); len(list) > 0 {
+			slices.Reverse(list) // RFC 8754 section 2: from the last one to the first
+			for i := range list {
+				list[i] = c.name(list[i])
+			}
+			text += fmt.Sprintf(" (%s) left %s", strings.Join(list, ", "), strings.Join(f["ipv6.routing.segleft"], ", "))
+		}
+		for i := range sources[1:] {
+			text += fmt.Sprintf(" [%s -> %s]", c.name(sources[i+1]), c.name(destinations[i+1]))
+		}
+		way = append(way, fmt.Sprintf("%s +%d", text, len(h.frame)-plain))
+	}
+	return way
+}
+
+// name is who an address belongs to, and for a SID what it asks for.
+func (c *observed) name(address string) string {
+	addr := netip.MustParseAddr(address)
+	switch {
+	case addr == c.service.VIP:
+		return "VIP"
+	case addr == netip.MustParseAddr("2001:db8:c::2") || addr == netip.MustParseAddr("198.51.100.2"):
+		return "client"
+	case !addr.Is6():
+		return address
+	}
+	text := srv6.Parse(addr).String()
+	for prefix, node := range map[string]string{"fd00:6c:0:1": "lb1", "fd00:5:0:1": "s1", "fd00:5:0:2": "s2"} {
+		if rest, ok := strings.CutPrefix(text, prefix+"::"); ok {
+			return strings.TrimSuffix(node+"::"+rest, "::")
+		}
+	}
+	return text
+}

@@ -1,0 +1,54 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// huntingServices are services that hunt, one for each way to carry a list of servers: IPv6 inserted
+// and encapsulated, and IPv4, which can only be encapsulated.
+func huntingServices(candidates int) []lab.Service {
+	service := func(name, vip string, encapsulation config.Encapsulation) lab.Service {
+		return lab.Service{
+			Name: fmt.Sprintf("%s-%d", name, candidates), VIP: netip.MustParseAddr(fmt.Sprintf(vip, candidates)),
+			Port: 80, Protocol: config.TCP, Encapsulation: encapsulation,
+			Placement: config.PlacementHunt, Candidates: candidates,
+		}
+	}
+	return []lab.Service{
+		service("insert6", "2001:db8:80::a%d", config.SRv6Insert),
+		service("encap6", "2001:db8:80::b%d", config.SRv6Encap),
+		service("encap4", "203.0.113.8%d", config.SRv6Encap),
+	}
+}
+
+// hunting is the topology of a lab whose servers run nginx and Apache by turns, and whose services hunt.
+func hunting(services ...lab.Service) lab.Topology {
+	t := topology()
+	t.Applications = []lab.Application{lab.Nginx, lab.Apache}
+	t.Services = services
+	return t
+}
+
+// accept gives all servers another accept policy, at run time.
+func accept(t *testing.T, l *lab.Lab, policy config.Accept) {
+	t.Helper()
+	for _, name := range nodes(l, lab.RoleServer) {
+		reagent(t, l, name, func(s *config.AgentService) { s.Accept = policy })
+	}
+}
+
+// reagent changes how a server takes connections, for each of its services, at run time.
+func reagent(t *testing.T, l *lab.Lab, server string, change func(*config.AgentService)) {
+	t.Helper()
+	cfg := l.Node(server).AgentConfig()
+	for i := range cfg.Services {
+		change(&cfg.Services[i])
+	}
+	must(t, l.Node(server).WriteAgentConfig(cfg))
+	reload(t, l, server)
+}
