@@ -48,13 +48,15 @@ static __always_inline __u32 first_reachable(const struct service *service, __u3
 /*
  * Lists a row's candidates, from the first that can be reached: those in front of it
  * come last, for what others cannot be passed the packet by. False when there are none.
+ * Not inlined: see steer_unusual.
  */
-static __always_inline bool list_row(const struct service *service, __u32 bucket,
-				     struct segments *segments)
+__noinline int list_row(const struct service *service, __u32 bucket, struct segments *segments)
 {
-	__u32 count = service->rule.candidates;
-	__u32 first;
+	__u32 count, first;
 
+	if (!service || !segments)
+		return false;
+	count = service->rule.candidates;
 	if (!service->rule.buckets || !count || count > MAX_CANDIDATES)
 		return false;
 	first = first_reachable(service, bucket);
@@ -64,18 +66,27 @@ static __always_inline bool list_row(const struct service *service, __u32 bucket
 			return false;
 	}
 	segments->count = count;
+	return true;
+}
+
+/* Makes a row's candidates the segments, of which `each` is asked, and `last` of the last. */
+static __always_inline bool ask_row(const struct service *service, __u32 bucket,
+				    struct segments *segments, enum sid_function each,
+				    enum sid_function last)
+{
+	if (!list_row(service, bucket, segments))
+		return false;
 	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	ask(segments, each, last);
 	return true;
 }
 
 /* Asks a flow's own candidates, which are the same on all balancers. */
-static __always_inline bool ask_row(const struct flow_key *flow, const struct service *service,
+static __always_inline bool ask_own(const struct flow_key *flow, const struct service *service,
 				    struct segments *segments, enum sid_function function)
 {
-	if (!list_row(service, bucket_of(flow, service->rule.buckets), segments))
-		return false;
-	ask(segments, function, function);
-	return true;
+	return ask_row(service, bucket_of(flow, service->rule.buckets), segments, function,
+		       function);
 }
 
 /* Offers a new connection to candidates; the last one has to take it. */
@@ -87,10 +98,7 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 
 	if (placement_of(service) == PLACEMENT_HUNT_RANDOM)
 		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
-	if (!list_row(service, bucket, segments))
-		return false;
-	ask(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
-	return true;
+	return ask_row(service, bucket, segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
 }
 
 /* The client has answered the server: from now on the flow is known. */
@@ -121,7 +129,7 @@ static __always_inline enum reason hunt(const struct packet *pkt, const struct s
 	if (starts_connection(pkt))
 		return offer(&pkt->key, service, segments) ? REASON_FORWARD_HUNT
 							   : REASON_DROP_NO_SERVER;
-	return ask_row(&pkt->key, service, segments, SID_RECOVER) ? REASON_FORWARD_RECOVER
+	return ask_own(&pkt->key, service, segments, SID_RECOVER) ? REASON_FORWARD_RECOVER
 								  : REASON_DROP_NO_SERVER;
 }
 

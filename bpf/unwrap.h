@@ -130,17 +130,16 @@ static __always_inline bool read_inner_ipv6(struct cursor *at, struct packet *pk
 /*
  * Reads the frame of a signal, of which the outer header is parsed, up to the TCP
  * header: the packet is then one of the client's flow, with the server's flags. False
- * when it is wrapped as no server does.
+ * when it is wrapped as no server does. Not inlined: see steer_unusual.
  */
-static __always_inline bool read_signal(struct xdp_md *ctx, struct packet *pkt,
-					struct signal *signal)
+__noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal *signal)
 {
 	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
 	const struct ipv6hdr *ip = at.pos + ETH_HLEN;
 	const struct tcphdr *tcp;
 	bool is_read = false;
 
-	if ((void *)(ip + 1) > at.end)
+	if (!pkt || !signal || (void *)(ip + 1) > at.end)
 		return false;
 	at.pos = (void *)(ip + 1);
 	at.left = pkt->length - sizeof(*ip);

@@ -243,6 +243,7 @@ func (s *crashSite) remember() {
 // each of the system calls that change something. The data path works on, and the next process, which
 // has another configuration and is killed as well, copes with what the one before has left.
 func TestKilledAtEveryStep(t *testing.T) {
+	t.Parallel()
 	s := newCrashSite(t)
 	if s.run(1, 0) {
 		t.Fatal("the first process was killed")
@@ -293,6 +294,7 @@ func (s *crashSite) settled() (services map[string][]string) {
 
 // TestFirstStartKilledAtEveryStep has the very first process killed. The next one steers.
 func TestFirstStartKilledAtEveryStep(t *testing.T) {
+	t.Parallel()
 	s := newCrashSite(t)
 	killed := true
 	for call := 1; killed; call += 7 {

@@ -87,6 +87,7 @@ func FuzzDataPath(f *testing.F) {
 
 // The same for a while, with other frames each time: mutants leave for every reason there is.
 func TestMutants(t *testing.T) {
+	t.Parallel()
 	r := openReference(t)
 	seen := map[string]int{}
 	r.seen = func(o outcome) { seen[reasonOf(o)]++ }

@@ -123,6 +123,7 @@ func TestSignatureOfFreeEntries(t *testing.T) {
 // less doubles it. With all 34 none of so few flows is. So it is for random flows and for the ports of
 // one client, taken in turn.
 func TestReducedSignature(t *testing.T) {
+	t.Parallel()
 	const buckets, strangers = 64, 25_000
 	random := rand.New(rand.NewPCG(1, 2))
 	r := openReduced(t, random, crowded(buckets))

@@ -52,6 +52,7 @@ func openTableMachine(t testing.TB) *tableMachine {
 // The flow table does what the reference does: the same servers and reasons for any packets, and the same
 // entries after each step.
 func TestTableFollowsReference(t *testing.T) {
+	t.Parallel()
 	m := openTableMachine(t)
 	seen := map[string]int{}
 	m.seen = func(o outcome) { seen[reasonOf(o)]++ }

@@ -73,6 +73,7 @@ func (f *fixture) reconfigure(t *rapid.T, number int) {
 
 // Trace says what the data path then does, for any packet in any state of the tables.
 func TestTraceAgreesWithDataPath(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
 	view := f.view()
 	seen := map[string]int{}

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
@@ -32,13 +33,22 @@ const (
 	caseReference = "reference-lru"   // known-flow, remembered by the kernel's LRU hash map
 	caseSteps     = "up-to-"          // known-flow, up to one of the steps of its way
 	caseDeliver   = "agent-deliver"   // decapsulated on a server
+	caseHuntKnown = "known-flow-hunt" // known-flow of a service whose servers decide
+	caseHuntSYN   = "syn-hunt"        // of a new flow of such a service: offered to two servers
+	caseAccept    = "agent-accept"    // such an offer, which the server takes
+	casePassOn    = "agent-pass-on"   // one that it refuses
+	caseAck       = "agent-ack"       // a packet of a flow that the server has taken
 )
+
+// reasonKnown counts the packets of known flows at a balancer.
+const reasonKnown = "forward_known"
 
 // service is what is done with the packets of a case.
 type service struct {
 	family        family
 	protocol      config.Protocol
 	encapsulation config.Encapsulation // "" where nothing is encapsulated
+	hunts         bool                 // placement hunt, with two candidates
 }
 
 // benchCase is packets of one kind, and the program that they are for.
@@ -49,6 +59,7 @@ type benchCase struct {
 	setup   setup
 	step    string // after which the program ends; "": none
 	traffic traffic
+	reason  string // that the packets are counted by; "": there are no counters
 }
 
 // isBase tells whether the others are compared with the case: those are measured whatever is chosen.
@@ -72,26 +83,48 @@ func allCases(levels []uint32, room uint32) []benchCase {
 	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
 	for _, flows := range levels {
 		for _, step := range steps {
-			c := knownCase(caseSteps+step, service{ipv6, config.TCP, typical[ipv6]}, flows, room)
-			c.step = step
+			c := knownCase(caseSteps+step, usual(ipv6, config.TCP), flows, room)
+			c.step, c.reason = step, "" // it ends before it is counted
 			cases = append(cases, c)
 		}
 	}
 	for _, f := range []family{ipv6, ipv4} {
-		usual := service{f, config.TCP, typical[f]}
 		for _, kind := range encapsulations[f] {
-			s := service{f, config.TCP, kind}
+			s := service{family: f, protocol: config.TCP, encapsulation: kind}
 			for _, flows := range levels {
 				cases = append(cases, knownCase(caseKnown, s, flows, room), deliverCase(s, flows))
 			}
 		}
+		tcp := usual(f, config.TCP)
 		for _, flows := range levels {
 			cases = append(cases,
-				referenceCase(usual, flows, room), knownCase(caseUDP, service{f, config.UDP, typical[f]}, flows, room),
-				newCase(caseSYN, usual, packet.SYN, flows, room), newCase(caseUnknown, usual, packet.ACK, flows, room))
+				referenceCase(tcp, flows, room), knownCase(caseUDP, usual(f, config.UDP), flows, room),
+				newCase(caseSYN, tcp, packet.SYN, flows, room), newCase(caseUnknown, tcp, packet.ACK, flows, room))
 		}
+		cases = append(cases, huntCases(f, levels, room)...)
 	}
 	return cases
+}
+
+// huntCases are those of services whose servers decide, at the balancer and on a server.
+func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
+	s := usual(f, config.TCP)
+	s.hunts = true
+	for _, flows := range levels {
+		offered := newCase(caseHuntSYN, s, packet.SYN, flows, room)
+		offered.reason = "forward_hunt"
+		cases = append(cases, knownCase(caseHuntKnown, s, flows, room), offered)
+	}
+	return append(cases,
+		offerCase(caseAccept, s, 1, "deliver_"+underscored(s.encapsulation)), offerCase(casePassOn, s, 0, "next_refused"),
+		ackCase(s))
+}
+
+func underscored(kind config.Encapsulation) string { return strings.ReplaceAll(string(kind), "-", "_") }
+
+// usual is a service of the family in its typical encapsulation.
+func usual(f family, protocol config.Protocol) service {
+	return service{family: f, protocol: protocol, encapsulation: typical[f]}
 }
 
 // nullCase is also the measure of what is to be taken off the others of its family.
@@ -111,7 +144,7 @@ func floorCase() benchCase {
 
 func missCase(f family, room uint32) benchCase {
 	return benchCase{
-		name: caseMiss, service: service{f, config.TCP, typical[f]}, flows: 1,
+		name: caseMiss, service: usual(f, config.TCP), flows: 1,
 		setup:   setup{kind: setupBalancer, family: ipv6, capacity: room},
 		traffic: passed(trafficTo(f, strangers[f], config.TCP, packet.ACK)),
 	}
@@ -124,13 +157,14 @@ func knownCase(name string, s service, flows, room uint32) benchCase {
 	c.setup = setup{kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, packet.ACK)
 	c.traffic.flows = flows
+	c.reason = reasonKnown
 	return c
 }
 
 // referenceCase does the same with the reference, to which a flow is known from its first packet.
 func referenceCase(s service, flows, room uint32) benchCase {
 	c := knownCase(caseReference, s, flows, room)
-	c.setup.kind, c.setup.content = setupReference, newFlows
+	c.setup.kind, c.setup.content, c.reason = setupReference, newFlows, ""
 	return c
 }
 
@@ -141,35 +175,70 @@ func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) 
 	c.setup = setup{kind: setupBalancer, family: ipv6, capacity: max(room, flows), content: newFlows}
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, flags)
 	c.traffic.order = inTurn
+	c.reason = reasonKnown
 	return c
 }
 
 // deliverCase takes the encapsulation off again.
 func deliverCase(s service, flows uint32) benchCase {
-	c := benchCase{name: caseDeliver, service: s, flows: flows}
-	c.setup = setup{kind: setupAgent, family: s.family, encapsulation: s.encapsulation}
-	t := passed(trafficTo(s.family, vips[s.family], s.protocol, packet.ACK))
-	wrapped, err := packet.Encapsulate(t.frame, envelope(s.encapsulation))
-	if err != nil {
-		panic(fmt.Sprintf("%s of %s: %v", s.encapsulation, s.family, err)) // frames and addresses are constants
-	}
-	// An inserted header pushes only what is behind the addresses back.
-	if s.encapsulation != config.SRv6Insert {
-		t.flowOffset += uint32(len(wrapped) - len(t.frame))
-	}
-	t.frame, t.flows = wrapped, flows
-	c.traffic = t
+	c := agentCase(caseDeliver, s, packet.ACK, srv6.Deliver)
+	c.flows, c.traffic.flows = flows, flows
 	return c
 }
 
+// offerCase has each packet a new connection that is offered to a server, and to another after it. The
+// server takes connections while fewer than the threshold wait for the application; none does.
+func offerCase(name string, s service, threshold uint32, reason string) benchCase {
+	c := agentCase(name, s, packet.SYN, srv6.ConnectAvail, srv6.ConnectForce)
+	c.flows, c.traffic.order, c.reason = 1, inTurn, reason
+	c.setup.accept, c.setup.threshold = true, threshold
+	return c
+}
+
+// ackCase is what comes of a connection once the balancer knows that the server has it.
+func ackCase(s service) benchCase {
+	c := agentCase(caseAck, s, packet.ACK, srv6.AckStickiness)
+	c.flows, c.traffic.flows, c.reason = agentFlows, agentFlows, "deliver_"+underscored(s.encapsulation)
+	c.setup.accept, c.setup.threshold = true, 1
+	c.setup.content, c.setup.capacity = knownFlows, agentFlows
+	return c
+}
+
+// agentFlows is how many flows a server has that is asked for those it knows.
+const agentFlows = 1000
+
+// agentCase is packets in an envelope to a server, with what it and those after it are asked.
+func agentCase(name string, s service, flags packet.TCPFlags, functions ...srv6.Function) benchCase {
+	c := benchCase{name: name, service: s}
+	c.setup = setup{kind: setupAgent, family: s.family, encapsulation: s.encapsulation}
+	c.traffic = wrapped(passed(trafficTo(s.family, vips[s.family], s.protocol, flags)), s.encapsulation, functions...)
+	return c
+}
+
+// wrapped is traffic in an envelope.
+func wrapped(t traffic, kind config.Encapsulation, functions ...srv6.Function) traffic {
+	frame, err := packet.Encapsulate(t.frame, envelope(kind, functions...))
+	if err != nil {
+		panic(fmt.Sprintf("%s: %v", kind, err)) // frames and addresses are constants
+	}
+	// An inserted header pushes only what is behind the addresses back.
+	if kind != config.SRv6Insert {
+		t.flowOffset += uint32(len(frame) - len(t.frame))
+	}
+	t.frame = frame
+	return t
+}
+
 // envelope is what a balancer sends to the first server.
-func envelope(kind config.Encapsulation) packet.Encap {
+func envelope(kind config.Encapsulation, functions ...srv6.Function) packet.Encap {
 	e := packet.Encap{Kind: kind, Own: clientMAC, NextHop: hostMAC}
-	if hasLocators(kind) {
-		e.Sender = balancerLocator.Addr()
-		e.Segments = []netip.Addr{srv6.SID{Locator: serverLocator(1), Function: srv6.Deliver}.Addr()}
-	} else {
+	if !hasLocators(kind) {
 		e.Source, e.Destination = balancerAddress, serverAddress(1)
+		return e
+	}
+	e.Sender = balancerLocator.Addr()
+	for i, function := range functions {
+		e.Segments = append(e.Segments, srv6.SID{Locator: serverLocator(i + 1), Function: function}.Addr())
 	}
 	return e
 }

@@ -48,11 +48,11 @@ type PacketTime struct {
 // measured is a case with what its rounds have shown.
 type measured struct {
 	benchCase
-	rig          *rig
-	program      *ebpf.Program
-	sent, known  uint64 // packets so far, and those of known flows
-	times        []float64
-	instructions []float64
+	rig           *rig
+	program       *ebpf.Program
+	sent, counted uint64 // packets so far, and those that the case's reason counts
+	times         []float64
+	instructions  []float64
 }
 
 // MeasurePackets measures what packets cost, all cases in turn and that over and over, so that what
@@ -90,7 +90,7 @@ func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err e
 		}
 	}
 	for _, m := range cases {
-		if err := m.requireKnown(); err != nil {
+		if err := m.requireCounted(); err != nil {
 			return nil, m.explain(err)
 		}
 	}
@@ -184,23 +184,23 @@ func (m *measured) round(h *host, packets uint32) error {
 	if err := h.prepare(m.program, &t); err != nil {
 		return err
 	}
-	before, err := m.countKnown()
+	before, err := m.count()
 	if err != nil {
 		return err
 	}
-	if _, err := h.run(packets); err != nil {
+	if _, err := m.rig.run(h, packets); err != nil {
 		return err
 	}
-	cost, err := h.run(packets)
+	cost, err := m.rig.run(h, packets)
 	if err != nil {
 		return err
 	}
-	after, err := m.countKnown()
+	after, err := m.count()
 	if err != nil {
 		return err
 	}
 	m.sent += 2 * uint64(packets)
-	m.known += after - before
+	m.counted += after - before
 	if t.order == inTurn {
 		m.rig.next += 2 * uint64(packets)
 	}
@@ -209,26 +209,27 @@ func (m *measured) round(h *host, packets uint32) error {
 	return nil
 }
 
-// countKnown is how many packets of known flows the case's balancer has forwarded; 0 where there is none.
-func (m *measured) countKnown() (uint64, error) {
-	if m.rig.view == nil {
+// count is how many packets the case's reason has counted; 0 where there is none.
+func (m *measured) count() (uint64, error) {
+	if m.reason == "" {
 		return 0, nil
 	}
-	return m.rig.view.Count("forward_known")
+	return m.rig.count(m.reason)
 }
 
-// requireKnown is an error unless nearly all packets of known flows were such, and none of new flows: at
+// requireCounted is an error unless nearly all packets of known flows were such, and none of new flows: at
 // capacity one flow in fifty finds no room.
-func (m *measured) requireKnown() error {
-	share := float64(m.known) / float64(m.sent)
+func (m *measured) requireCounted() error {
+	share := float64(m.counted) / float64(m.sent)
 	switch m.name {
-	case caseKnown, caseUDP:
-		if share < 0.96 {
-			return fmt.Errorf("of %d packets %d were of known flows: the machine is too slow for the flow table's timeouts", m.sent, m.known)
-		}
 	case caseSYN, caseUnknown:
 		if share > 0.001 {
-			return fmt.Errorf("of %d packets of new flows %d were of known ones", m.sent, m.known)
+			return fmt.Errorf("of %d packets of new flows %d were of known ones", m.sent, m.counted)
+		}
+	default:
+		if m.reason != "" && share < 0.96 {
+			return fmt.Errorf("of %d packets %d were counted as %s: the machine is too slow for the flow table's timeouts",
+				m.sent, m.counted, m.reason)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -18,8 +19,10 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -94,6 +97,8 @@ type setup struct {
 	content       content
 	family        family               // of the flows in the table, and of an agent's service
 	encapsulation config.Encapsulation // of an agent's service
+	accept        bool                 // whether an application listens on an agent's host, whose service
+	threshold     uint32               // takes connections while fewer than this wait for it
 }
 
 // rig is a setup that was made.
@@ -105,7 +110,11 @@ type rig struct {
 	serves   service // what the config's only service is
 	next     uint64  // number of the first flow that no packet was of
 	view     *balancer.View
-	closers  []func() error
+	// count reads how many packets were counted by a reason; nil: there are no counters.
+	count func(reason string) (uint64, error)
+	// namespace has the sockets of an agent's host; nil: that of the process will do.
+	namespace *namespace.Namespace
+	closers   []func() error
 }
 
 var instances atomic.Int32
@@ -140,7 +149,7 @@ func (r *rig) loadFloor() error {
 	}
 	for name, value := range map[string]any{
 		"to_mac": macWord(hop.MAC), "from_mac": macWord(hostMAC),
-		"server": envelope(config.SRv6Insert).Segments[0].As16(), "balancer": balancerLocator.Addr().As16(),
+		"server": envelope(config.SRv6Insert, srv6.Deliver).Segments[0].As16(), "balancer": balancerLocator.Addr().As16(),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("floor: set %s: %w", name, err)
@@ -163,7 +172,7 @@ func macWord(mac packet.MAC) (word [8]byte) {
 func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), instances.Add(1)) }
 
 func (r *rig) loadBalancer(s *setup) (err error) {
-	r.serves = service{s.family, config.TCP, typical[s.family]}
+	r.serves = usual(s.family, config.TCP)
 	r.config = balancerConfig(s, r.serves)
 	if r.balancer, err = balancer.New(r.config, slog.New(slog.DiscardHandler)); err != nil {
 		return err
@@ -178,7 +187,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	if r.view, err = balancer.OpenView(r.config.Node.Instance); err != nil {
 		return err
 	}
-	r.closers = append(r.closers, r.view.Close)
+	r.count, r.closers = r.view.Count, append(r.closers, r.view.Close)
 	return nil
 }
 
@@ -204,6 +213,9 @@ func serviceConfig(s service) config.Service {
 		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: s.encapsulation,
 		Candidates: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
+	}
+	if s.hunts {
+		c.Placement, c.Selection, c.Candidates = config.PlacementHunt, config.SelectConsistent, 2
 	}
 	weight := uint32(1)
 	for i := 1; i <= serverCount; i++ {
@@ -309,14 +321,63 @@ func (r *rig) loadAgent(s *setup) error {
 			Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: config.TCP, Encapsulation: s.encapsulation,
 		}},
 	}
+	if s.accept {
+		cfg.Services[0].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &s.threshold}
+		cfg.Services[0].Load.Kind = config.LoadAcceptQueue
+		if err := r.listen(); err != nil {
+			return err
+		}
+	}
 	a, err := agent.New(cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
 	// An agent leaves its data path, also one that was never put in place.
 	r.closers = append(r.closers, func() error { return datapath.RemoveDir(cfg.Node.Instance) }, a.Close)
+	r.count = func(reason string) (uint64, error) { return countOfAgent(cfg.Node.Instance, reason) }
 	r.program, err = a.Rehearse(hostMAC)
 	return err
+}
+
+// listen makes a host of its own, on which an application takes connections to any address.
+func (r *rig) listen() (err error) {
+	if r.namespace, err = namespace.New(); err != nil {
+		return err
+	}
+	r.closers = append(r.closers, r.namespace.Close)
+	return r.namespace.Do(func() error {
+		listener, err := net.Listen("tcp", fmt.Sprintf(":%d", servicePort))
+		if err == nil {
+			r.closers = append(r.closers, listener.Close)
+		}
+		return err
+	})
+}
+
+// countOfAgent is how many packets were counted by a reason.
+func countOfAgent(instance, reason string) (uint64, error) {
+	state, err := agent.Inspect(instance)
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range state.Reasons {
+		if r.Reason == reason {
+			return r.Packets, nil
+		}
+	}
+	return 0, fmt.Errorf("agents count no packets by the reason %q", reason)
+}
+
+// run sends packets through what the host was prepared with, where the rig's sockets are.
+func (r *rig) run(h *host, packets uint32) (c cost, err error) {
+	if r.namespace == nil {
+		return h.run(packets)
+	}
+	err = r.namespace.Do(func() (err error) {
+		c, err = h.run(packets)
+		return err
+	})
+	return c, err
 }
 
 // fillChunk is how many flows are entered before it is asked whether to go on.
@@ -331,7 +392,11 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	t := trafficTo(s.family, vips[s.family], config.TCP, packet.ACK)
 	t.order = inTurn
 	packets := uint32(1) // of a flow
-	if s.content == knownFlows {
+	switch {
+	case s.kind == setupAgent:
+		t = wrapped(passed(t), s.encapsulation, srv6.ConnectForce)
+		t.order = inTurn
+	case s.content == knownFlows:
 		t.order, packets = inPairs, 2
 	}
 	for r.next < uint64(s.capacity) {
@@ -343,7 +408,7 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 		if err := h.prepare(r.program, &t); err != nil {
 			return err
 		}
-		if _, err := h.run(uint32(flows) * packets); err != nil {
+		if _, err := r.run(h, uint32(flows)*packets); err != nil {
 			return fmt.Errorf("fill the flow table: %w", err)
 		}
 		r.next += flows

@@ -58,7 +58,7 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 	if err := t.prepare(way, len(cpus)); err != nil {
 		return 0, err
 	}
-	before, err := t.rig.view.Count("forward_known")
+	before, err := t.rig.count(reasonKnown)
 	if err != nil {
 		return 0, err
 	}
@@ -66,7 +66,7 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 	if err != nil {
 		return 0, err
 	}
-	after, err := t.rig.view.Count("forward_known")
+	after, err := t.rig.count(reasonKnown)
 	if known := after - before; err == nil && way != HostAlone && float64(known) < 0.96*float64(packets) {
 		err = fmt.Errorf("of %d packets %d were of known flows", packets, known)
 	}
