@@ -37,6 +37,7 @@ enum reason {
 
 	/* For a SID or a VIP of ours, but not to be delivered. */
 	REASON_DROP_IP_HEADER,
+	REASON_DROP_OUTSIDE, /* what only hosts of the domain may send */
 	REASON_DROP_UNKNOWN_FUNCTION,
 	REASON_DROP_EXTENSION, /* hop-by-hop options: truncated */
 	REASON_DROP_FRAGMENT,

@@ -6,6 +6,7 @@
  */
 #include <linux/pkt_cls.h>
 
+#include "domain.h"
 #include "fragment.h"
 #include "hunt.h"
 #include "icmp.h"
@@ -111,7 +112,7 @@ __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error
 
 	if (!pkt)
 		return XDP_ABORTED;
-	why = read_unusual(ctx, pkt, error, &service);
+	why = judge(pkt, read_unusual(ctx, pkt, error, &service));
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
 						: follow(pkt, &service, &flow, &segments);
@@ -136,7 +137,7 @@ int xdp_lb(struct xdp_md *ctx)
 					      : steer_unusual(ctx, &pkt, error);
 	why = classify(&pkt, &service);
 	if (why)
-		return leave(ctx, &pkt, why);
+		return leave(ctx, &pkt, judge(&pkt, why));
 	if (!persist(&pkt, &service, &flow, &segments))
 		return steer_unusual(ctx, &pkt, PARSE_OK);
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);

@@ -282,6 +282,24 @@ static __always_inline enum reason open_ipv6(struct cursor *at, struct envelope 
 	return open_tunnel(at, envelope);
 }
 
+/*
+ * Whether a frame tries to choose its way from where it must not: RFC 8754 section 5.1,
+ * and segments that are left in front of a VIP. Not inlined: few interfaces are outside.
+ */
+__noinline int is_intruder(struct xdp_md *ctx)
+{
+	struct fragment fragment = {};
+	struct packet pkt = {};
+	struct cursor at = {};
+	enum parse_error error = parse_network(ctx, &at, &pkt, &fragment);
+
+	if (pkt.ethertype != bpf_htons(ETH_P_IPV6))
+		return false;
+	if (in_node_locator(&pkt.key.destination))
+		return sid_function(&pkt.key.destination) != SID_HOST;
+	return error == PARSE_ROUTING_HEADER && bpf_map_lookup_elem(&vips, &pkt.key.destination);
+}
+
 /* Reads a frame up to the VIP; the reason is none if there is one. `envelope`
  * must be zero. */
 static __always_inline enum reason open(const struct xdp_md *ctx, struct envelope *envelope)

@@ -13,6 +13,10 @@ volatile __u64 host_mac;
 /* The interface's index, if it can send what it received by XDP_TX; else 0. */
 volatile __u32 host_hairpin;
 
+/* Whether the interface leads out of the segment routing domain. Set at load, so that the
+ * verifier leaves out what does not apply. */
+const volatile bool host_is_outside;
+
 /* Whether a frame's destination is this host: other MAC addresses, multicast and
  * broadcast are for others too. */
 static __always_inline bool is_host(const __u8 destination[ETH_ALEN])

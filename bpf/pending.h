@@ -19,7 +19,10 @@ struct {
 
 const volatile __u32 pending_bucket_shift; /* 32 less the bits of a bucket's number */
 
-/* Finds the half-open flow of what was looked up in the flow table. */
+/* The state of an entry whose server may have to yield to another one. */
+#define PENDING_CLAIM FLOW_CLOSING
+
+/* Finds the half-open flow of what was looked up in the flow table; a claim is none yet. */
 static __always_inline void pending_lookup(const struct flow_slot *flow, struct flow_slot *slot)
 {
 	__u32 number = (__u64)flow->place >> pending_bucket_shift;
@@ -30,17 +33,67 @@ static __always_inline void pending_lookup(const struct flow_slot *flow, struct 
 	slot->value = 0;
 	if (slot->bucket)
 		flow_search(slot);
-}
-
-/* Notes that a server has answered the SYN; false: there was no room. */
-static __always_inline bool pending_insert(struct flow_slot *slot, __u32 server)
-{
-	return flow_insert(slot, server, FLOW_NEW, flow_now());
+	if (flow_state(slot->value) == PENDING_CLAIM)
+		slot->value = 0;
 }
 
 static __always_inline void pending_remove(const struct flow_slot *slot)
 {
 	flow_exchange(slot, slot->value, 0);
+}
+
+/* What noting a server comes to where there is no room, or another core was faster. */
+#define PENDING_NOBODY -1
+
+static __always_inline bool is_rival(const struct flow_slot *claim, __u64 value)
+{
+	return (value ^ claim->value) >> FLOW_SIGNATURE_SHIFT == 0 && value != claim->value &&
+	       flow_state(value) != FLOW_FREE;
+}
+
+/*
+ * The server that a claim to the flow has to yield to because of another entry: that of
+ * one that is confirmed, or of the lower of two claims. The higher one is taken away, if
+ * it is not confirmed that very moment.
+ */
+static __always_inline int pending_rival(const struct flow_slot *claim, __u64 *entry)
+{
+	__u64 value = *(volatile __u64 *)entry;
+
+	if (is_rival(claim, value) && flow_state(value) == PENDING_CLAIM && value > claim->value) {
+		__u64 found = __sync_val_compare_and_swap(entry, value, 0);
+
+		value = found == value ? 0 : found;
+	}
+	return is_rival(claim, value) ? (int)flow_server(value) : PENDING_NOBODY;
+}
+
+/*
+ * Notes that a server has answered the SYN, and returns the one that has the flow then.
+ * Two cores may note two servers, in two entries of the bucket: each first claims one,
+ * then looks for others, and confirms what nobody has taken away.
+ */
+static __always_inline int pending_insert(struct flow_slot *slot, __u32 server)
+{
+	__u64 now = flow_now();
+	__u64 confirmed = flow_value(slot->signature, server, FLOW_NEW, now);
+
+	if (!flow_insert(slot, server, PENDING_CLAIM, now))
+		return PENDING_NOBODY;
+	slot->value = flow_value(slot->signature, server, PENDING_CLAIM, now);
+#pragma unroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		int rival = pending_rival(slot, &slot->bucket->entry[i]);
+
+		if (rival != PENDING_NOBODY) {
+			pending_remove(slot);
+			return rival;
+		}
+	}
+	if (!flow_exchange(slot, slot->value, confirmed))
+		return PENDING_NOBODY;
+	slot->value = confirmed;
+	return server;
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include "agent_flows.h"
 #include "agent_stats.h"
 #include "sent.h"
+#include "tag.h"
 
 /* The longest packet that reaches the balancers, in bytes of layer 3. */
 volatile __u32 signal_mtu;
@@ -39,11 +40,23 @@ static __always_inline bool can_signal(const struct __sk_buff *skb, const struct
 	return !skb->gso_size && skb->len - ETH_HLEN + signal_size(flow) <= signal_mtu;
 }
 
+/* A balancer's SID's second half: with a tag, if the node has a key. */
+static __always_inline __u64 signal_half(const struct flow_key *flow, enum sid_function function)
+{
+	const struct signal_keys *keys = find_signal_keys();
+	struct tagged tagged_signal;
+
+	if (!keys)
+		return SID_HALF(function);
+	tagged_signal = tagged(flow, node_locator, function);
+	return SID_HALF(function) | make_tag(&tagged_signal, &keys->key[0]) << SID_ARGUMENT_SHIFT;
+}
+
 static __always_inline void write_signal_sid(struct in6_addr *sid, const struct agent_flow *flow,
-					     enum sid_function function)
+					     __u64 half)
 {
 	((__u64 *)sid)[0] = flow->balancer;
-	((__u64 *)sid)[1] = bpf_htonl((__u32)function << 16);
+	((__u64 *)sid)[1] = half;
 }
 
 static __always_inline void write_node(struct in6_addr *address)
@@ -53,7 +66,7 @@ static __always_inline void write_node(struct in6_addr *address)
 }
 
 static __always_inline bool insert_signal(struct __sk_buff *skb, const struct agent_flow *flow,
-					  enum sid_function function)
+					  __u64 half)
 {
 	struct inserted_signal header = {};
 	struct segment_routing_header *srh = (void *)&header.srh;
@@ -67,7 +80,7 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 	srh->segments_left = 1;
 	srh->last_entry = 2;
 	header.segment[0] = header.ip.daddr;
-	write_signal_sid(&header.segment[1], flow, function);
+	write_signal_sid(&header.segment[1], flow, half);
 	write_node(&header.segment[2]);
 	header.ip.nexthdr = IPPROTO_ROUTING;
 	header.ip.payload_len = bpf_htons(bpf_ntohs(header.ip.payload_len) + srh_size(3));
@@ -78,7 +91,7 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 
 /* The flow label is the flow's (RFC 6438), the class that of the packet (RFC 2983, RFC 6040). */
 static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent *sent,
-					const struct agent_flow *flow, enum sid_function function)
+					const struct agent_flow *flow, __u64 half)
 {
 	bool is_v4 = skb->protocol == bpf_htons(ETH_P_IP);
 	__be16 ethertype = bpf_htons(ETH_P_IPV6);
@@ -90,7 +103,7 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	ip.nexthdr = is_v4 ? IPPROTO_IPIP : IPPROTO_IPV6;
 	ip.hop_limit = OUTER_HOP_LIMIT;
 	write_node(&ip.saddr);
-	write_signal_sid(&ip.daddr, flow, function);
+	write_signal_sid(&ip.daddr, flow, half);
 	return !bpf_skb_adjust_room(skb, sizeof(ip), BPF_ADJ_ROOM_MAC,
 				    BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) &&
 	       !bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
@@ -113,6 +126,7 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 	const struct agent_flow *known = find_flow(&sent->flow);
 	enum sid_function function;
 	struct agent_flow flow;
+	__u64 half;
 	bool fits;
 
 	if (!known)
@@ -129,8 +143,9 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 		count_signal(SIGNAL_TOO_LONG);
 		return TC_ACT_UNSPEC;
 	}
-	if (!(flow.encapsulation == ENCAP_SRV6_INSERT ? insert_signal(skb, &flow, function)
-						      : wrap_signal(skb, sent, &flow, function))) {
+	half = signal_half(&sent->flow, function);
+	if (!(flow.encapsulation == ENCAP_SRV6_INSERT ? insert_signal(skb, &flow, half)
+						      : wrap_signal(skb, sent, &flow, half))) {
 		count_signal(SIGNAL_FAILED);
 		return TC_ACT_SHOT;
 	}

@@ -48,6 +48,16 @@ static __always_inline void write_sid(struct in6_addr *out, const struct in6_add
 	((__u64 *)out)[1] = half;
 }
 
+/* A SID's argument, its bytes as they are in memory; SID_HALF has it from bit
+ * SID_ARGUMENT_SHIFT on. */
+#define SID_ARGUMENT_SHIFT 16
+#define SID_ARGUMENT_MASK ((1ULL << 48) - 1)
+
+static __always_inline __u64 sid_argument(const struct in6_addr *sid)
+{
+	return ((const __u64 *)sid)[1] >> SID_ARGUMENT_SHIFT;
+}
+
 static __always_inline enum sid_function sid_function(const struct in6_addr *sid)
 {
 	return bpf_ntohs(sid->s6_addr16[4]);

@@ -50,8 +50,10 @@ enum reason {
 	REASON_DROP_ICMP_TYPE,	     /* neither an error about a packet nor a ping */
 	REASON_DROP_ICMP_QUOTE,	     /* an error that names no flow from the VIP */
 	REASON_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
+	REASON_DROP_OUTSIDE,	     /* what only hosts of the domain may send */
 	REASON_DROP_SIGNAL,	     /* a server's, but not wrapped as one */
 	REASON_DROP_SENDER,	     /* a signal of no server of the flow's service */
+	REASON_DROP_TAG,	     /* a signal that does not bear the tag of a node's key */
 	REASON_DROP_HOP_LIMIT,	     /* and it may not be answered */
 	REASON_DROP_NO_SERVER,	     /* the service has none to place on */
 	REASON_DROP_NO_NEXT_HOP,
@@ -85,6 +87,19 @@ struct {
 	__type(key, __u32);
 	__type(value, struct server_counter);
 } server_counters SEC(".maps");
+
+/* What a server said of flows, whatever became of it. */
+struct signal_counter {
+	__u64 created;
+	__u64 removed;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__type(key, __u32);
+	__type(value, struct signal_counter);
+} server_signals SEC(".maps");
 
 /* Whether the packet is on to a server as far as is known. */
 static __always_inline bool is_forward(enum reason why)
@@ -144,6 +159,18 @@ static __always_inline void count_forwarded(__u32 server, enum reason why, const
 
 	if (counter && number < FORWARDS)
 		add(&counter->forwarded[number], pkt);
+}
+
+static __always_inline void count_signal(__u32 server, bool removes)
+{
+	struct signal_counter *counter = bpf_map_lookup_elem(&server_signals, &server);
+
+	if (!counter)
+		return;
+	if (removes)
+		counter->removed++;
+	else
+		counter->created++;
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include "pending.h"
 #include "persist.h"
 #include "reset.h"
+#include "tag.h"
 #include "unwrap.h"
 
 /* Which slot a server of a service has. The service is part of the key, for one host
@@ -52,6 +53,22 @@ find_sender(const struct signal *signal, const struct service *service, __u32 *n
 	return server && serves(server, service) ? server : NULL;
 }
 
+/* Whether the sender has a key of this node's; anybody has if there is none. Not inlined,
+ * for the stack's sake. */
+__noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
+{
+	const struct signal_keys *keys = find_signal_keys();
+	struct tagged tagged_signal;
+
+	if (!pkt || !signal)
+		return false;
+	if (!keys)
+		return true;
+	tagged_signal = tagged(&pkt->key, signal->sender, signal->function);
+	return signal->argument == make_tag(&tagged_signal, &keys->key[0]) ||
+	       signal->argument == make_tag(&tagged_signal, &keys->key[1]);
+}
+
 /*
  * Whether an entry's server has the flow, so that no other can: it is a server of the
  * service, and a SYN would still be sent to it (keeps_server), or the signal is not an
@@ -74,22 +91,37 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	       !is_over(slot->value);
 }
 
+/* A SYN-ACK's server is half open until the client answers. Its answer to another one may have
+ * come since the flow table was looked at: entries are there before they are gone from here. */
+static __always_inline int note_half_open(struct known *known, __u32 server)
+{
+	int first = pending_insert(&known->half, server);
+
+	if (first == PENDING_NOBODY)
+		return first;
+	flow_search(&known->flow);
+	if (first != server || !flow_known(&known->flow))
+		return first;
+	pending_remove(&known->half);
+	return PENDING_NOBODY;
+}
+
 /*
- * Notes the server that took a flow: with a SYN-ACK it is half open until the client
- * answers; any other packet comes from a connection. A flow that had an entry keeps
- * its place, half open or not.
+ * Notes the server that took a flow, and returns the one that has it then. What is no
+ * SYN-ACK comes from a connection. A flow that had an entry keeps its place, half open
+ * or not.
  */
-static __always_inline bool note(const struct packet *pkt, struct known *known, __u32 server)
+static __always_inline int note(const struct packet *pkt, struct known *known, __u32 server)
 {
 	bool is_answer = pkt->tcp_flags & TCP_SYN;
 
 	if (is_answer && !flow_known(&known->flow))
-		return pending_insert(&known->half, server);
+		return note_half_open(known, server);
 	if (!flow_insert(&known->flow, server, is_answer ? FLOW_NEW : FLOW_ESTABLISHED, flow_now()))
-		return false;
+		return PENDING_NOBODY;
 	if (flow_known(&known->half))
 		pending_remove(&known->half);
-	return true;
+	return server;
 }
 
 static __always_inline void recollect(const struct packet *pkt, const struct service *service,
@@ -99,25 +131,31 @@ static __always_inline void recollect(const struct packet *pkt, const struct ser
 	pending_lookup(&known->flow, &known->half);
 }
 
+static __always_inline enum reason create_result(int server, __u32 sender)
+{
+	return server == sender ? REASON_RETURN_CREATE : REASON_FORWARD_RESET;
+}
+
 /*
  * create-stickiness: the first server keeps the flow; the reason is that of a reset
  * where the sender is another. Where it cannot be noted another core may have been
- * faster, with another server's signal: one more look tells.
+ * faster: one more look tells.
  */
 static __always_inline enum reason create(const struct packet *pkt, const struct service *service,
 					  struct known *known, __u32 sender)
 {
 	for (int i = 0; i < 2; i++) {
 		struct flow_slot *slot = &known->flow;
+		int server;
 
 		recollect(pkt, service, known);
 		if (!flow_known(slot))
 			slot = &known->half;
 		if (is_taken(pkt, service, slot))
-			return flow_server(slot->value) == sender ? REASON_RETURN_CREATE
-								  : REASON_FORWARD_RESET;
-		if (note(pkt, known, sender))
-			return REASON_RETURN_CREATE;
+			return create_result(flow_server(slot->value), sender);
+		server = note(pkt, known, sender);
+		if (server != PENDING_NOBODY)
+			return create_result(server, sender);
 	}
 	return REASON_RETURN_NO_ROOM;
 }
@@ -150,6 +188,8 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 
 	if (!pkt)
 		return XDP_ABORTED;
+	if (host_is_outside)
+		return leave(ctx, pkt, REASON_DROP_OUTSIDE);
 	if (!read_signal(ctx, pkt, &signal))
 		return leave(ctx, pkt, REASON_DROP_SIGNAL);
 	if (classify(pkt, &service))
@@ -157,8 +197,11 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	server = find_sender(&signal, &service, &sender);
 	if (!server)
 		return leave(ctx, pkt, REASON_DROP_SENDER);
+	if (!is_vouched(pkt, &signal))
+		return leave(ctx, pkt, REASON_DROP_TAG);
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
+	count_signal(sender, signal.function == SID_REMOVE);
 	why = signal.function == SID_REMOVE ? remove(pkt, &service, &known, sender)
 					    : create(pkt, &service, &known, sender);
 	if (why != REASON_FORWARD_RESET)

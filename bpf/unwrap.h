@@ -29,6 +29,7 @@ enum signal_segment {
 
 struct signal {
 	__u64 sender;	     /* its locator, in memory order */
+	__u64 argument;	     /* of the SID that it came to */
 	__be32 acknowledged; /* by the server: what the client sends next */
 	__u16 function;	     /* enum sid_function */
 	__u16 size;	     /* bytes of all headers around the packet for the client */
@@ -144,6 +145,7 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 	at.pos = (void *)(ip + 1);
 	at.left = pkt->length - sizeof(*ip);
 	signal->function = sid_function(&pkt->key.destination);
+	signal->argument = sid_argument(&pkt->key.destination);
 	if (ip->nexthdr == IPPROTO_ROUTING) {
 		is_read = read_inserted(&at, pkt, signal);
 	} else {

@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/load"
 )
 
@@ -103,9 +104,9 @@ func (k *kernel) writeAcceptances(want map[agentServiceKey]agentAcceptance) erro
 	}
 	// The connections of a service that is gone stay counted: they may outlast its absence.
 	return errors.Join(
-		keep(k.objects.Acceptances, want),
-		keep(k.objects.Offers, want),
-		keep(k.objects.Loads, want),
+		datapath.Keep(k.objects.Acceptances, want),
+		datapath.Keep(k.objects.Offers, want),
+		datapath.Keep(k.objects.Loads, want),
 	)
 }
 

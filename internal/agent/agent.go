@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -20,13 +19,12 @@ import (
 type Agent struct {
 	log     *slog.Logger
 	cfg     *config.Agent
+	keys    config.SignalKeys
 	kernel  *kernel
 	link    iface
 	watches watches
-	// services are those of the running configuration, for whoever collects metrics.
-	services atomic.Pointer[[]config.AgentService]
-	reloads  chan reload
-	ready    chan struct{}
+	reloads chan reload
+	ready   chan struct{}
 }
 
 // iface is what the data path must know of the interface.
@@ -44,7 +42,7 @@ type reload struct {
 
 // New loads the data path; no packet is touched, and nothing changed on the host, before Run.
 func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
-	k, err := openKernel(cfg.Node.Instance, log)
+	k, err := openKernel(&cfg.Node, log)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +157,11 @@ func (a *Agent) attach() (datapath.Attached, error) {
 	if err := a.kernel.setHostMAC(a.link.mac); err != nil {
 		return datapath.Attached{}, err
 	}
-	if err := a.apply(a.cfg); err != nil {
+	var err error
+	if a.keys, err = config.ReadSignalKeys(a.cfg.Node.SignalKey); err != nil {
+		return datapath.Attached{}, err
+	}
+	if err := a.apply(a.cfg, a.keys); err != nil {
 		return datapath.Attached{}, err
 	}
 	return a.kernel.attach(a.link.index)
@@ -181,8 +183,9 @@ func (a *Agent) content(cfg *config.Agent) *content {
 }
 
 // apply makes the host and the data path as the configuration says: what comes is there before the
-// first packet needs it, what goes stays until the last one passed.
-func (a *Agent) apply(cfg *config.Agent) error {
+// first packet needs it, what goes stays until the last one passed. The keys are those that the
+// configuration's file holds.
+func (a *Agent) apply(cfg *config.Agent, keys config.SignalKeys) error {
 	want := a.content(cfg)
 	if err := a.kernel.belongings.assign(want.assigned); err != nil {
 		return err
@@ -190,9 +193,11 @@ func (a *Agent) apply(cfg *config.Agent) error {
 	if err := a.kernel.write(want); err != nil {
 		return err
 	}
+	if err := datapath.SetSignalKeys(a.kernel.objects.SignalKeys, keys); err != nil {
+		return err
+	}
 	a.followConnections(cfg)
 	a.watches.follow(a.kernel, cfg, a.log)
-	a.services.Store(&cfg.Services)
 	return a.kernel.belongings.release(want.assigned)
 }
 
@@ -201,13 +206,17 @@ func (a *Agent) reload(cfg *config.Agent) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err
 	}
-	if err := a.apply(cfg); err != nil {
-		if undo := a.apply(a.cfg); undo != nil {
+	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
+	if err != nil {
+		return err
+	}
+	if err := a.apply(cfg, keys); err != nil {
+		if undo := a.apply(a.cfg, a.keys); undo != nil {
 			a.log.Error("restore the configuration before", "error", undo)
 		}
 		return err
 	}
-	a.cfg = cfg
+	a.cfg, a.keys = cfg, keys
 	return nil
 }
 

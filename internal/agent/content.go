@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 // address is a key of the data path's tables: IPv4 in its IPv4-mapped form.
@@ -21,6 +22,7 @@ type content struct {
 	tunnels      map[address]uint32
 	segmentSizes map[agentServiceKey]uint32
 	acceptances  map[agentServiceKey]agentAcceptance
+	labels       map[agentServiceKey]agentServiceLabel
 	signalMTU    uint32 // bytes of layer 3
 	assigned     map[netip.Addr]bool
 }
@@ -32,6 +34,7 @@ func newContent(cfg *config.Agent, mtu int) *content {
 		tunnels:      map[address]uint32{},
 		segmentSizes: map[agentServiceKey]uint32{},
 		acceptances:  map[agentServiceKey]agentAcceptance{},
+		labels:       map[agentServiceKey]agentServiceLabel{},
 		signalMTU:    uint32(mtu),
 		assigned:     map[netip.Addr]bool{},
 	}
@@ -44,6 +47,7 @@ func newContent(cfg *config.Agent, mtu int) *content {
 	}
 	for _, s := range cfg.Services {
 		c.vips[s.VIP.As16()] = 1
+		c.labels[serviceKey(s)] = labelOf(s.Name)
 		if cfg.Node.AssignVIPs == nil || *cfg.Node.AssignVIPs {
 			c.assigned[s.VIP] = true
 		}
@@ -58,12 +62,17 @@ func newContent(cfg *config.Agent, mtu int) *content {
 }
 
 func serviceKey(s config.AgentService) agentServiceKey {
-	key := agentServiceKey{Protocol: 6}
+	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(uint16(s.Port))}
+	if s.Protocol == config.UDP {
+		key.Protocol = unix.IPPROTO_UDP
+	}
 	key.Vip.In6U.U6Addr8 = s.VIP.As16()
-	var port [2]byte
-	binary.BigEndian.PutUint16(port[:], uint16(s.Port))
-	key.Port = binary.NativeEndian.Uint16(port[:])
 	return key
+}
+
+func labelOf(name string) (label agentServiceLabel) {
+	copy(label.Name[:], name) // of 63 bytes at most
+	return label
 }
 
 const (
@@ -113,42 +122,10 @@ func (k *kernel) write(c *content) error {
 		return fmt.Errorf("set the longest packet: %w", err)
 	}
 	return errors.Join(
-		replace(k.objects.Vips, c.vips),
-		replace(k.objects.TunnelAddresses, c.tunnels),
-		replace(k.objects.SegmentSizes, c.segmentSizes),
+		datapath.Replace(k.objects.Vips, c.vips),
+		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
+		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(c.acceptances),
+		datapath.Replace(k.objects.ServiceLabels, c.labels),
 	)
-}
-
-// replace makes a hash table hold these elements and no others; those that are in it already stay
-// there all the time.
-func replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
-	for key, value := range want {
-		if err := m.Put(key, value); err != nil {
-			return fmt.Errorf("write to %s: %w", m, err)
-		}
-	}
-	return keep(m, want)
-}
-
-// keep deletes the elements of a hash table that are not wanted.
-func keep[K comparable, V any](m *ebpf.Map, want map[K]V) error {
-	var unwanted []K
-	var key, next K
-	err := m.NextKey(nil, &next)
-	for ; err == nil; err = m.NextKey(&key, &next) {
-		key = next
-		if _, ok := want[key]; !ok {
-			unwanted = append(unwanted, key)
-		}
-	}
-	if !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read %s: %w", m, err)
-	}
-	for _, key := range unwanted {
-		if err := m.Delete(key); err != nil {
-			return fmt.Errorf("delete from %s: %w", m, err)
-		}
-	}
-	return nil
 }

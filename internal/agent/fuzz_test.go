@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -24,8 +25,10 @@ type comparison struct {
 }
 
 // openComparison leaves nothing pinned, for a fuzzing process may be killed at any time.
-func openComparison(t testing.TB) *comparison {
-	c := &comparison{testKernel(t), newReference(testConfig()), map[string]int{}}
+func openComparison(t testing.TB) *comparison { return openComparisonOf(t, testConfig()) }
+
+func openComparisonOf(t testing.TB, cfg *config.Agent) *comparison {
+	c := &comparison{testKernelOf(t, cfg), newReference(cfg), map[string]int{}}
 	if err := datapath.RemoveDir(c.instance); err != nil {
 		t.Fatal(err)
 	}
@@ -80,9 +83,10 @@ func FuzzTransmit(f *testing.F) {
 func TestMutants(t *testing.T) {
 	d := openComparison(t).incoming()
 	packettest.TryMutants(t, "FuzzReceive", d.captures, d.compare, func() []string {
-		return slices.DeleteFunc(slices.Clone(d.reasons), func(reason string) bool {
+		return slices.DeleteFunc(slices.Clone(d.labels.reasons), func(reason string) bool {
 			// What the kernel decides; and a service of the configuration that answers with a reset is not.
-			return d.seen[reason] > 0 || reason == "none" || reason == "drop_rewrite"
+			// TestMutantsFromOutside has the ones from there.
+			return d.seen[reason] > 0 || reason == "none" || reason == "drop_rewrite" || reason == "drop_outside"
 		})
 	})
 	t.Log(d.seen)
@@ -92,7 +96,7 @@ func TestMutants(t *testing.T) {
 func TestSentMutants(t *testing.T) {
 	d := openComparison(t).outgoing()
 	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
-		return slices.DeleteFunc(append(slices.Clone(d.synAcks), ""), func(result string) bool { return d.seen[result] > 0 })
+		return slices.DeleteFunc(append(slices.Clone(d.labels.synAcks), ""), func(result string) bool { return d.seen[result] > 0 })
 	})
 	t.Log(d.seen)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -248,7 +249,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulat
 
 func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
-	all, err := k.offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
+	all, err := k.view().offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,6 +321,34 @@ func TestPapersRows(t *testing.T) {
 	}
 }
 
+// TestRepeatedSYN: as long as the client may repeat its SYN that is delivered, whatever the policy says now; one
+// that comes from the same port later is another connection.
+func TestRepeatedSYN(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	s.listen(vip6)
+	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
+	if err := k.write(newContent(cfg, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	f := flow{client6, vip6}
+	for age, want := range map[int64]string{0: "deliver_srv6_insert", 100: "deliver_srv6_insert", 121: "next_refused"} {
+		setFlow(t, k, f, config.SRv6Insert, "wait", age)
+		s.do(func() error {
+			trace, err := k.view().Trace(f.client, f.vip)
+			if err == nil && !strings.HasPrefix(want, trace.Answers[0].Outcome) {
+				t.Errorf("after %d s: traced as %s, want %s", age, trace.Answers[0].Outcome, want)
+			}
+			before := counters(t, k)
+			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{want}) {
+				t.Errorf("after %d s: left as %v, want %s", age, got, want)
+			}
+			return err
+		})
+	}
+}
+
 // TestAlgorithm2 gives the dynamic policy and the reference the same loads.
 func TestAlgorithm2(t *testing.T) {
 	k := testKernel(t)
@@ -331,7 +360,7 @@ func TestAlgorithm2(t *testing.T) {
 		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
 		accept := config.Accept{Policy: config.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
 		cfg := huntingConfig(config.SRv6Insert, accept, config.NotLocalDrop)
-		if err := errors.Join(keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newContent(cfg, mtu))); err != nil {
+		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newContent(cfg, mtu))); err != nil {
 			t.Fatal(err)
 		}
 		want := policy{Accept: accept, known: true, capacity: 1 + random.IntN(8), threshold: int(initial)}
@@ -399,7 +428,7 @@ func TestStaleLoad(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if err := keep(k.objects.Loads, map[agentServiceKey]bool{}); err != nil {
+			if err := datapath.Keep(k.objects.Loads, map[agentServiceKey]bool{}); err != nil {
 				return err
 			}
 			if c.age != 0 {

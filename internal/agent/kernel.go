@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -24,15 +25,18 @@ type kernel struct {
 	first      bool // no earlier process's data path is attached
 	objects    agentObjects
 	belongings belongings
-	reasons    []string // labels of the counters
-	synAcks    []string
-	offers     []string
-	signals    []string
+	labels     labels
 	tc         tc
 }
 
+// labels are the names of what the data path counts, by their numbers.
+type labels struct {
+	reasons, synAcks, offers, signals []string
+}
+
 // openKernel loads the programs. Nothing is attached yet.
-func openKernel(instance string, log *slog.Logger) (*kernel, error) {
+func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
+	instance := node.Instance
 	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
 	if err != nil {
 		return nil, err
@@ -41,48 +45,48 @@ func openKernel(instance string, log *slog.Logger) (*kernel, error) {
 	if _, err := os.Stat(k.linkPin()); errors.Is(err, os.ErrNotExist) {
 		k.first = true
 	}
-	if err := k.load(log); err != nil {
+	if err := k.load(node, log); err != nil {
 		return nil, errors.Join(k.undo(err), k.close())
 	}
 	return k, nil
 }
 
-// loadSpec describes the data path of this build, and names the reasons that it counts.
-func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
+// loadSpec describes the data path of this build, and names what it counts.
+func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 	if spec, err = loadAgent(); err != nil {
-		return nil, nil, err
+		return nil, l, err
 	}
-	if reasons, err = datapath.Reasons(spec.Types); err != nil {
-		return nil, nil, err
-	}
-	datapath.NameAfter(spec.Maps[agentMapReasons], reasons)
-	return spec, reasons, nil
-}
-
-func (k *kernel) load(log *slog.Logger) error {
-	spec, reasons, err := loadSpec()
-	if err != nil {
-		return err
-	}
-	k.reasons = reasons
 	for _, c := range []struct {
 		enum, table string
 		labels      *[]string
 	}{
-		{"syn_ack", agentMapSynAcks, &k.synAcks},
-		{"offer", agentMapOffers, &k.offers},
-		{"signal", agentMapSignals, &k.signals},
+		{"reason", agentMapReasons, &l.reasons},
+		{"syn_ack", agentMapSynAcks, &l.synAcks},
+		{"offer", agentMapOffers, &l.offers},
+		{"signal", agentMapSignals, &l.signals},
 	} {
 		if *c.labels, err = datapath.EnumLabels(spec.Types, c.enum, strings.ToUpper(c.enum)+"_"); err != nil {
-			return err
+			return nil, l, err
 		}
 		datapath.NameAfter(spec.Maps[c.table], *c.labels)
 	}
+	return spec, l, nil
+}
+
+func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
+	spec, labels, err := loadSpec()
+	if err != nil {
+		return err
+	}
+	k.labels = labels
 	kept, err := k.openKept(spec, log)
 	if err != nil {
 		return err
 	}
 	defer closeAll(kept)
+	if err := spec.Variables[agentVarHostIsOutside].Set(!node.IsInternal()); err != nil {
+		return fmt.Errorf("set where the interface leads: %w", err)
+	}
 	err = spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept})
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
@@ -198,6 +202,7 @@ func (k *kernel) pin() error {
 		agentMapTunnelAddresses: k.objects.TunnelAddresses,
 		agentMapSegmentSizes:    k.objects.SegmentSizes,
 		agentMapLoads:           k.objects.Loads,
+		agentMapServiceLabels:   k.objects.ServiceLabels,
 	} {
 		if err := datapath.Pin(m, filepath.Join(k.dir, name)); err != nil {
 			return err

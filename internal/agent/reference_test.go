@@ -14,6 +14,7 @@ import (
 // reference is the agent's data path in Go, as docs/agent.md describes it, without a thought of speed or
 // the verifier: it says why each frame leaves. What is delivered, package packet makes.
 type reference struct {
+	outside bool // the interface leads out of the domain
 	locator netip.Prefix
 	tunnels []netip.Addr
 	vips    []netip.Addr
@@ -23,7 +24,7 @@ type reference struct {
 }
 
 func newReference(cfg *config.Agent) reference {
-	r := reference{locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}}
+	r := reference{outside: !cfg.Node.IsInternal(), locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}}
 	r.hunter = hunter{
 		flows: map[flow]remembered{}, fragments: map[[3]any]bool{}, services: map[netip.AddrPort]*policy{}, offers: map[string]int{},
 	}
@@ -117,6 +118,9 @@ func (r reference) open(frame []byte) (wrapped, string) {
 	if packet.MAC(frame) != hostMAC {
 		return wrapped{}, "pass_not_for_host"
 	}
+	if r.outside && r.intrudes(frame) {
+		return wrapped{}, "drop_outside"
+	}
 	b := frame[14:]
 	switch binary.BigEndian.Uint16(frame[12:]) {
 	case 0x0800:
@@ -125,6 +129,49 @@ func (r reference) open(frame []byte) (wrapped, string) {
 		return r.openIPv6(b)
 	}
 	return wrapped{}, "pass_not_ip"
+}
+
+// intrudes says whether a frame comes to a SID, or to a VIP with segments left.
+func (r reference) intrudes(frame []byte) bool {
+	b := frame[14:]
+	if binary.BigEndian.Uint16(frame[12:]) != 0x86dd || len(b) < 40 {
+		return false
+	}
+	destination, length := netip.AddrFrom16([16]byte(b[24:])), 40+int(binary.BigEndian.Uint16(b[4:]))
+	if r.locator.Contains(destination) {
+		return binary.BigEndian.Uint16(b[32:]) != 0
+	}
+	return slices.Contains(r.vips, destination) && b[0]>>4 == 6 && length <= len(b) && hasSegmentsLeft(b[6], b[40:length])
+}
+
+// hasSegmentsLeft says whether a routing header that is on its way is among the first extension headers.
+func hasSegmentsLeft(next byte, b []byte) bool {
+	for i := 0; i <= 8 && len(b) >= 8; i++ {
+		size := 8 + int(b[1])*8
+		switch next {
+		case 43:
+			if b[3] > 0 {
+				return true
+			}
+		case 44:
+			size = 8
+			if binary.BigEndian.Uint16(b[2:])&0xfff8 != 0 {
+				return false
+			}
+		case 0:
+			if i > 0 {
+				return false
+			}
+		case 60:
+		default:
+			return false
+		}
+		if size > len(b) {
+			return false
+		}
+		next, b = b[0], b[size:]
+	}
+	return false
 }
 
 func isTunnel(protocol byte) bool { return protocol == 4 || protocol == 41 || protocol == 47 }

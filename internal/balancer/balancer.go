@@ -39,6 +39,7 @@ const (
 type Balancer struct {
 	log      *slog.Logger
 	cfg      *config.Balancer
+	keys     config.SignalKeys
 	kernel   *kernel
 	slots    *slots
 	services *services
@@ -111,7 +112,18 @@ func (b *Balancer) load() (err error) {
 	if b.services, err = loadServices(b.kernel, b.slots); err != nil {
 		return err
 	}
-	return b.services.apply(b.cfg)
+	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
+		return err
+	}
+	return b.apply(b.cfg, b.keys)
+}
+
+// apply makes the data path follow a configuration, with the keys that its file holds.
+func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys) error {
+	if err := b.services.apply(cfg); err != nil {
+		return err
+	}
+	return datapath.SetSignalKeys(b.kernel.objects.SignalKeys, keys)
 }
 
 // Close lets go of the data path, which works on; one that never did is removed.
@@ -270,13 +282,17 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
 	}
-	if err := b.services.apply(cfg); err != nil {
-		if undo := b.services.apply(b.cfg); undo != nil {
+	keys, err := config.ReadSignalKeys(cfg.Node.SignalKey)
+	if err != nil {
+		return err
+	}
+	if err := b.apply(cfg, keys); err != nil {
+		if undo := b.apply(b.cfg, b.keys); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
 		}
 		return err
 	}
-	b.cfg = cfg
+	b.cfg, b.keys = cfg, keys
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(cfg.Services))
 	b.applyHops()

@@ -54,6 +54,7 @@ func pinned(maps *balancerMaps) map[string]**ebpf.Map {
 		balancerMapReasons:        &maps.Reasons,
 		balancerMapServerCounters: &maps.ServerCounters,
 		balancerMapServerLabels:   &maps.ServerLabels,
+		balancerMapServerSignals:  &maps.ServerSignals,
 		balancerMapServers:        &maps.Servers,
 		balancerMapServiceLabels:  &maps.ServiceLabels,
 		balancerMapServices:       &maps.Services,
@@ -97,12 +98,13 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 	spec.Maps[balancerMapPending].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerPending)
 	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
+	spec.Maps[balancerMapServerSignals].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
 	k := &kernel{
 		instance: cfg.Node.Instance, dir: dir, fresh: fresh, clock: clock,
 		tables: spec.Maps[balancerMapTables].InnerMap, nextServices: spec.Maps[balancerMapServices].InnerMap,
 	}
-	if err := k.load(spec, cfg.Node.Seed, log); err != nil {
+	if err := k.load(spec, &cfg.Node, log); err != nil {
 		_ = k.objects.Close()
 		return nil, errors.Join(k.explain(err), k.undo())
 	}
@@ -117,7 +119,7 @@ func serverSlots(servers uint32) uint32 {
 }
 
 // load changes nothing that is pinned before the kernel has taken the program.
-func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) error {
+func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *slog.Logger) error {
 	kept, err := openKept(spec, k.dir)
 	defer closeAll(kept)
 	if err != nil {
@@ -130,7 +132,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 			delete(kept, name)
 		}
 	}
-	identity, err := identityOf(kept[balancerMapIdentity], seed)
+	identity, err := identityOf(kept[balancerMapIdentity], node.Seed)
 	if err != nil {
 		return err
 	}
@@ -147,6 +149,9 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, seed uint64, log *slog.Logger) 
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
 		}
+	}
+	if err := spec.Variables[balancerVarHostIsOutside].Set(!node.IsInternal()); err != nil {
+		return fmt.Errorf("set where the interface leads: %w", err)
 	}
 	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept}); err != nil {
 		return err
@@ -386,6 +391,21 @@ func locatorWord(address netip.Addr) uint64 {
 	}
 	b := address.As16()
 	return binary.NativeEndian.Uint64(b[:])
+}
+
+// setDomain tells the program which locators are of the domain, if it is to guard them.
+func (k *kernel) setDomain(cfg *config.Balancer) error {
+	domain := map[uint64]uint32{}
+	if !cfg.Node.IsInternal() {
+		domain[locatorWord(cfg.Node.Locator.Addr())] = 1
+		for _, service := range cfg.Services {
+			for _, server := range service.Servers {
+				domain[locatorWord(server.Locator.Addr())] = 1
+			}
+		}
+		delete(domain, 0) // of those that have none
+	}
+	return datapath.Replace(k.objects.Locators, domain)
 }
 
 // addSender lets the server of a slot signal, if it has a locator.

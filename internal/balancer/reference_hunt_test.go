@@ -8,6 +8,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -152,6 +153,9 @@ func congested(outer []byte, innerClass byte) bool { return outer[1]>>4&3 == 3 &
 // takeSignal is all that becomes of a signal.
 func (r *reference) takeSignal(frame []byte) outcome {
 	h, ok := hear(frame[ethernetLength:])
+	if !r.cfg.Node.IsInternal() {
+		return refused(frame, "drop_outside", layer3(frame))
+	}
 	if !ok {
 		return refused(frame, "drop_signal", layer3(frame))
 	}
@@ -165,11 +169,12 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	switch {
 	case sender == nil:
 		return refused(frame, "drop_sender", layer3(frame))
+	case !r.vouches(frame, h):
+		return refused(frame, "drop_tag", layer3(frame))
 	case h.hopLimit <= 1:
 		return refused(frame, "drop_hop_limit", layer3(frame))
 	}
-	function := srv6.Parse(netip.AddrFrom16([16]byte(frame[ethernetLength+24:]))).Function
-	if function == srv6.RemoveStickiness {
+	if functionOf(frame) == srv6.RemoveStickiness {
 		r.remove(h, svc, sender)
 		return r.returned(frame, "return_remove")
 	}
@@ -178,6 +183,31 @@ func (r *reference) takeSignal(frame []byte) outcome {
 		return r.resetSender(frame, h, svc, sender)
 	}
 	return r.returned(frame, reason)
+}
+
+// vouches says whether a signal bears the tag of a key of the node's, if it has one.
+func (r *reference) vouches(frame []byte, h heard) bool {
+	return len(r.keys) == 0 || slices.ContainsFunc(r.keys, func(key config.SignalKey) bool {
+		return sidOf(frame).Argument == packettest.Tag(key, functionOf(frame), h.sender, h.flow.Source, h.flow.Destination)
+	})
+}
+
+// intrudes says whether a packet that no service takes comes from where it must not.
+func (r *reference) intrudes(p parsed, reason string) bool {
+	if r.cfg.Node.IsInternal() {
+		return false
+	}
+	if reason == "drop_routing_header" {
+		return true
+	}
+	address := p.flow.Destination.Addr()
+	if reason != "pass_not_vip" || !address.Is6() {
+		return false
+	}
+	sid := srv6.Parse(address)
+	isServer := func(s config.Server) bool { return s.Locator == sid.Locator }
+	return sid.Function != srv6.Host && (sid.Locator == r.cfg.Node.Locator ||
+		slices.ContainsFunc(r.cfg.Services, func(s config.Service) bool { return slices.ContainsFunc(s.Servers, isServer) }))
 }
 
 // create is what becomes of a flow that a server says it has.

@@ -69,6 +69,9 @@ func (r *reference) receive(frame []byte) outcome {
 	if !strings.HasPrefix(reason, "pass_") && reason != "" && !r.isVIP(p.flow.Destination.Addr()) {
 		reason = "pass_not_vip"
 	}
+	if r.intrudes(p, reason) {
+		reason = "drop_outside"
+	}
 	switch {
 	case reason == "answer_echo":
 		return sentBack(frame, reason, packet.EchoReply(frame, 64))

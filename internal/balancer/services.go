@@ -100,6 +100,9 @@ func (s *services) apply(cfg *config.Balancer) error {
 	if err := s.kernel.setLocator(cfg.Node.Locator); err != nil {
 		return err
 	}
+	if err := s.kernel.setDomain(cfg); err != nil {
+		return err
+	}
 	return s.retireSlots()
 }
 

@@ -356,16 +356,12 @@ func (r *rig) listen() (err error) {
 
 // countOfAgent is how many packets were counted by a reason.
 func countOfAgent(instance, reason string) (uint64, error) {
-	state, err := agent.Inspect(instance)
+	view, err := agent.OpenView(instance)
 	if err != nil {
 		return 0, err
 	}
-	for _, r := range state.Reasons {
-		if r.Reason == reason {
-			return r.Packets, nil
-		}
-	}
-	return 0, fmt.Errorf("agents count no packets by the reason %q", reason)
+	defer view.Close()
+	return view.Count(reason)
 }
 
 // run sends packets through what the host was prepared with, where the rig's sockets are.

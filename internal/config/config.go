@@ -24,6 +24,10 @@ type BalancerNode struct {
 	Instance string `yaml:"instance"`
 	// Interface receives the packets for the VIPs.
 	Interface string `yaml:"interface"`
+	// Internal says that only hosts of the segment routing domain send by the interface to SIDs, or with
+	// segments left: routers at the domain's edge see to it, or nobody else is there. Default true; a
+	// change needs a restart.
+	Internal *bool `yaml:"internal"`
 	// Locator is the balancer's own /64, the sender in every segment list. It is
 	// required when a service uses an SRv6 encapsulation.
 	Locator netip.Prefix `yaml:"locator"`
@@ -36,6 +40,9 @@ type BalancerNode struct {
 	Seed uint64 `yaml:"seed"`
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`
+	// SignalKey is the file of the keys that servers' signals must bear the tag of, absolute;
+	// ReadSignalKeys reads it. Without one tags are not looked at.
+	SignalKey string `yaml:"signal-key,omitempty"`
 }
 
 // Limits are the capacities of the tables in the kernel.
@@ -194,6 +201,7 @@ type Agent struct {
 type AgentNode struct {
 	Instance  string       `yaml:"instance"`  // as the balancer's; default "agent"
 	Interface string       `yaml:"interface"` // where the balancers' packets arrive and replies leave
+	Internal  *bool        `yaml:"internal"`  // as the balancer's
 	Locator   netip.Prefix `yaml:"locator"`   // required when a service uses an SRv6 encapsulation
 	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
 	// MTU is the largest packet that travels from the balancers to here, 1280 to
@@ -202,6 +210,8 @@ type AgentNode struct {
 	// AssignVIPs makes the agent put the VIPs on the loopback interface, and take
 	// them away when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`
+	// SignalKey is the file of the key whose tag signals bear, as the balancers'. Without one they bear none.
+	SignalKey string `yaml:"signal-key,omitempty"`
 }
 
 // AgentService is a service that this server takes part in.
@@ -270,6 +280,12 @@ type Source struct {
 	// Default 0, which for connections is no bound.
 	Workers uint32 `yaml:"workers,omitempty"`
 }
+
+// IsInternal tells whether the interface is. A node that does not say is inside.
+func (n BalancerNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
+
+// IsInternal is as the balancer's.
+func (n AgentNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
 
 // Hunts tells whether balancers may offer the service's connections to this server.
 func (s AgentService) Hunts() bool { return s.Protocol == TCP && s.Encapsulation.isSRv6() }

@@ -18,6 +18,8 @@ func setDefault[T any](d *document, path string, field *T, value T) {
 
 func (b *Balancer) setDefaults(d *document) {
 	setDefault(d, "node.instance", &b.Node.Instance, "lb")
+	yes := true
+	setDefault(d, "node.internal", &b.Node.Internal, &yes)
 	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
 	setDefault(d, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	for i := range b.Services {
@@ -82,6 +84,7 @@ func (s *Server) setDefaults(d *document, path string) {
 func (a *Agent) setDefaults(d *document) {
 	setDefault(d, "node.instance", &a.Node.Instance, "agent")
 	yes := true
+	setDefault(d, "node.internal", &a.Node.Internal, &yes)
 	setDefault(d, "node.assign-vips", &a.Node.AssignVIPs, &yes)
 	for i := range a.Services {
 		a.Services[i].setDefaults(d, item("services", i))

@@ -43,11 +43,12 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := uint32(1)
+	one, yes := uint32(1), true
 	want := &Balancer{
 		Node: BalancerNode{
 			Instance:  "lb",
 			Interface: "eth0",
+			Internal:  &yes,
 			Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 			Limits:    Limits{Flows: 1048576, Servers: 4096},
@@ -94,7 +95,8 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	yes, epsilon, initial := true, 0.1, uint32(1)
 	want := &Agent{
 		Node: AgentNode{
-			Instance: "agent", Interface: "eth0", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"), AssignVIPs: &yes,
+			Instance: "agent", Interface: "eth0", Internal: &yes, Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
+			AssignVIPs: &yes,
 		},
 		Services: []AgentService{{
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: AllPorts, Protocol: TCP, Encapsulation: SRv6Encap,
@@ -138,7 +140,7 @@ services:
       - {name: s1, locator: 10}
       - name: s2
   - 1
-`, `line 2: node.interfaces: unknown field; known: instance, interface, locator, addresses, seed, limits
+`, `line 2: node.interfaces: unknown field; known: instance, interface, internal, locator, addresses, seed, limits, signal-key
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
 line 4: node.interface: given twice, first in line 3
 line 5: node.seed "-1": must be a whole number from 0 to 18446744073709551615

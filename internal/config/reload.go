@@ -8,6 +8,7 @@ func (b *Balancer) ReloadableFrom(old *Balancer) error {
 	var fixed Errors
 	fixed = fixed.unchanged("node.instance", b.Node.Instance, old.Node.Instance)
 	fixed = fixed.unchanged("node.interface", b.Node.Interface, old.Node.Interface)
+	fixed = fixed.unchanged("node.internal", b.Node.IsInternal(), old.Node.IsInternal())
 	fixed = fixed.unchanged("node.seed", b.Node.Seed, old.Node.Seed)
 	fixed = fixed.unchanged("node.limits.flows", b.Node.Limits.Flows, old.Node.Limits.Flows)
 	fixed = fixed.unchanged("node.limits.servers", b.Node.Limits.Servers, old.Node.Limits.Servers)
@@ -21,6 +22,7 @@ func (a *Agent) ReloadableFrom(old *Agent) error {
 	var fixed Errors
 	fixed = fixed.unchanged("node.instance", a.Node.Instance, old.Node.Instance)
 	fixed = fixed.unchanged("node.interface", a.Node.Interface, old.Node.Interface)
+	fixed = fixed.unchanged("node.internal", a.Node.IsInternal(), old.Node.IsInternal())
 	fixed = fixed.unchanged("metrics.listen", a.Metrics.Listen, old.Metrics.Listen)
 	return fixed.orNil()
 }

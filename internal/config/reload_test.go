@@ -19,6 +19,9 @@ func TestReloadableFrom(t *testing.T) {
 		{"name", balancer("name: dns", "name: ns").ReloadableFrom(oldBalancer), ""},
 		{"instance", balancer("edge-1", "edge-2").ReloadableFrom(oldBalancer),
 			`node.instance "edge-2": a change from "edge-1" needs a restart`},
+		{"signal key", balancer("seed: 0x10", "seed: 0x10\n  signal-key: /key").ReloadableFrom(oldBalancer), ""},
+		{"outside", balancer("seed: 0x10", "seed: 0x10\n  internal: false").ReloadableFrom(oldBalancer),
+			`node.internal "false": a change from "true" needs a restart`},
 		{"several", balancer("eth0", "eth1").ReloadableFrom(&Balancer{}),
 			`node.instance "edge-1": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
@@ -28,6 +31,7 @@ node.limits.servers "5": a change from "0" needs a restart
 metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
 		{"agent same", agent("", "").ReloadableFrom(oldAgent), ""},
 		{"agent MTU", agent("mtu: 1500", "mtu: 9000").ReloadableFrom(oldAgent), ""},
+		{"agent signal key", agent("mtu: 1500", "signal-key: /key").ReloadableFrom(oldAgent), ""},
 		{"agent several", agent("eth0", "eth1").ReloadableFrom(&Agent{}),
 			`node.instance "server": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,6 +45,13 @@ func (d *document) checkHost(instance, iface string, locator netip.Prefix, addre
 	for i, address := range addresses {
 		d.checkAddress(item("node.addresses", i), address)
 		checkUnique(d, seen, address, item("node.addresses", i))
+	}
+}
+
+// checkSignalKey checks what can be said of a file of keys without reading it.
+func (d *document) checkSignalKey(file string) {
+	if file != "" && !filepath.IsAbs(file) {
+		d.failf(signalKeyPath, "must be absolute")
 	}
 }
 

@@ -11,6 +11,7 @@ func (d *document) checkAgent(a *Agent) {
 	if d.has("node.mtu") {
 		checkRange(d, "node.mtu", a.Node.MTU, 1280, 65535)
 	}
+	d.checkSignalKey(a.Node.SignalKey)
 	d.checkListen(a.Metrics.Listen)
 	d.checkServices(a.Services)
 	d.checkLocatorNeeded(a.Services, a.Node.Locator)
@@ -19,6 +20,11 @@ func (d *document) checkAgent(a *Agent) {
 			d.failf("node.addresses", "required by %s, whose encapsulation is %s", item("services", i), s.Encapsulation)
 			break
 		}
+	}
+	wrapped := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Encapsulation.isSRv6() })
+	if !a.Node.IsInternal() && wrapped >= 0 {
+		d.failf("node.internal", "must be true for %s, whose encapsulation is %s: its balancers' packets come by the interface",
+			item("services", wrapped), a.Services[wrapped].Encapsulation)
 	}
 	vips := newVIPs(a.Services)
 	for i, address := range a.Node.Addresses {

@@ -3,6 +3,7 @@ package config
 import (
 	"net/netip"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/segue-lb/segue/internal/tables"
@@ -17,6 +18,7 @@ func (d *document) checkBalancer(b *Balancer) {
 	d.checkTunnelSources(b.Node.Addresses)
 	checkRange(d, "node.limits.flows", b.Node.Limits.Flows, 1024, 100_000_000)
 	checkRange(d, "node.limits.servers", b.Node.Limits.Servers, 1, 65535)
+	d.checkSignalKey(b.Node.SignalKey)
 	d.checkListen(b.Metrics.Listen)
 
 	if n := len(b.Services); n > MaxServices {
@@ -39,6 +41,11 @@ func (d *document) checkBalancer(b *Balancer) {
 		d.failf("node.limits.servers", "the services have %d servers together, more than %d", total, limit)
 	}
 	d.checkTunnelsNeeded(b)
+	hunting := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement == PlacementHunt })
+	if !b.Node.IsInternal() && hunting >= 0 {
+		d.failf("node.internal", "must be true for %s, whose placement is %s: its servers' signals come by the interface",
+			item("services", hunting), PlacementHunt)
+	}
 	d.checkVIPs(b, newVIPs(common))
 }
 

@@ -156,6 +156,10 @@ func TestBalancerNodeRules(t *testing.T) {
 		{"source is server", "192.0.2.10, ", "192.0.2.53, ",
 			one("services[1].servers[0].address", "is the balancer's own")},
 
+		{"outside", "seed: 0x10", "internal: false", nil},
+		{"signal key", "seed: 0x10", "signal-key: /etc/segue/signal.key", nil},
+		{"signal key relative", "seed: 0x10", "signal-key: signal.key", one("node.signal-key", "must be absolute")},
+
 		{"flows few", "flows: 1024", "flows: 1023", one("node.limits.flows", "must be 1024 to 100000000")},
 		{"flows many", "flows: 1024", "flows: 100_000_001", one("node.limits.flows", "must be 1024 to 100000000")},
 		{"flows most", "flows: 1024", "flows: 100_000_000", nil},
@@ -177,6 +181,40 @@ func TestBalancerNodeRules(t *testing.T) {
 		{"listen host name", `"127.0.0.1:9188"`, `"localhost:9188"`, nil},
 		{"listen IPv6", `"127.0.0.1:9188"`, `"[::1]:9188"`, nil},
 	})
+}
+
+// From outside come neither signals of servers nor balancers' packets in a segment routing header.
+func TestOutsideRules(t *testing.T) {
+	outside := func(file, from, to string) string {
+		return strings.Replace(strings.Replace(file, "interface: eth0", "interface: eth0\n  internal: false", 1), from, to, 1)
+	}
+	for _, c := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"balancer", parses(ParseBalancer, outside(validBalancer, "", "")), ""},
+		{"balancer that hunts", parses(ParseBalancer, outside(validBalancer, "placement: hash", "placement: hunt")),
+			`line 4: node.internal "false": must be true for services[0], whose placement is hunt: ` +
+				"its servers' signals come by the interface"},
+		{"agent in tunnels", parses(ParseAgent, outside(validAgent, "protocol: tcp", "protocol: tcp\n    encapsulation: ipip")), ""},
+		{"agent", parses(ParseAgent, outside(validAgent, "", "")),
+			`line 4: node.internal "false": must be true for services[0], whose encapsulation is srv6-encap: ` +
+				"its balancers' packets come by the interface"},
+	} {
+		got := ""
+		if c.err != nil {
+			got = c.err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func parses[T any](parse func([]byte) (*T, error), file string) error {
+	_, err := parse([]byte(file))
+	return err
 }
 
 func TestServiceRules(t *testing.T) {

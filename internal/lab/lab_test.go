@@ -242,6 +242,27 @@ func TestOpenOfALabThatIsNotUp(t *testing.T) {
 	}
 }
 
+// TestAddressesAreOfUseAtOnce finds no address that the kernel still looks for duplicates of. A server that
+// passes a client's packet on asks for the next one's link address from its own link-local address, and so
+// drops packets for as long as that is tentative: up to two seconds, and clients send SYNs again after one.
+func TestAddressesAreOfUseAtOnce(t *testing.T) {
+	l := up(t, bareTopology())
+	for _, n := range l.Nodes {
+		err := n.netlink(func(h *netlink.Handle) error {
+			addresses, err := h.AddrList(nil, netlink.FAMILY_V6)
+			for _, a := range addresses {
+				if a.Flags&unix.IFA_F_TENTATIVE != 0 {
+					t.Errorf("%s: %s is tentative", n.Name, a.IPNet)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestECMP counts connections from the client at listeners on the balancers themselves.
 func TestECMP(t *testing.T) {
 	l := up(t, bareTopology())

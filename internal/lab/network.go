@@ -35,10 +35,58 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := l.introduceServers(); err != nil {
+		return err
+	}
 	if err := l.SetNextHops(l.balancers()...); err != nil {
 		return err
 	}
 	return l.awaitLinks(ctx)
+}
+
+// resolvable is how many neighbours the kernel may be left to find by itself. All namespaces together may
+// have 1024, net.ipv6.neigh.default.gc_thresh3, beyond which it drops packets; permanent ones do not count.
+const resolvable = 512
+
+// introduceServers tells servers that pass connections on to each other where the others are, where there
+// are too many of them to find out.
+func (l *Lab) introduceServers() error {
+	servers := l.Topology.specs(RoleServer)
+	if len(servers)*len(servers) <= resolvable || !slices.ContainsFunc(l.Topology.Services, Service.hunts) {
+		return nil
+	}
+	macs := make(map[string]net.HardwareAddr)
+	for _, spec := range servers {
+		err := l.Node(spec.Name).netlink(func(h *netlink.Handle) error {
+			link, err := h.LinkByName(uplink)
+			if err == nil {
+				macs[spec.Name] = link.Attrs().HardwareAddr
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %s: %w", spec.Name, uplink, err)
+		}
+	}
+	for _, spec := range servers {
+		err := l.Node(spec.Name).netlink(func(h *netlink.Handle) error {
+			link, err := h.LinkByName(uplink)
+			for _, other := range servers {
+				if other.Name == spec.Name || err != nil {
+					continue
+				}
+				err = h.NeighAdd(&netlink.Neigh{
+					LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT,
+					IP: other.IPv6.AsSlice(), HardwareAddr: macs[other.Name],
+				})
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%s: add neighbours: %w", spec.Name, err)
+		}
+	}
+	return nil
 }
 
 // awaitLinks returns when all links are up. The kernel takes up to a second to notice, and drops what
@@ -103,7 +151,8 @@ func (n *Node) setSysctls() error {
 	settings := []sysctl{
 		{"ipv6/conf/all/disable_ipv6", "0"},
 		{"ipv6/conf/default/disable_ipv6", "0"},
-		// Link-local addresses are unique: detecting duplicates would cost a second or two.
+		// Link-local addresses are unique: detecting duplicates would cost a second or two, for which
+		// servers could not ask for each other's link addresses to pass clients' packets on.
 		{"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/accept_ra", "0"},
 		// IPv4 settings may be copied from the initial namespace. With direct server return packets

@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
@@ -87,6 +88,68 @@ func TestSYNFlood(t *testing.T) {
 			t.Errorf("memory of %s: %+v before the flood, %+v after", node, was, memory)
 		}
 	}
+}
+
+// TestSYNFloodOfAServiceThatHunts sends 200,000 SYNs of spoofed sources to servers that answer each. None becomes
+// a flow of the balancers', whose tables have the connections from before, and no others, in the end.
+// Meanwhile connections go on and new ones open. Of the lab's own losses TestSYNFlood tells.
+func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
+	const syns, connections = 200_000, 300
+	l := up(t, hunting(huntingServices(2)...))
+	command(t, l, "edge", "ip", "route", "add", "blackhole", spoofed.String())
+	live := open(t, l, connections, l.Topology.Services...)
+	live.rounds(t, 1)
+	requireEstablished(t, l, connections)
+	before := takeStock(t, l)
+	visitors := startVisitors(t, l, 1, l.Topology.Services...)
+	flood := startFlood(t, l, l.Topology.Services[0].Address())
+	offered := func() (n uint64) {
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			n += packetCounts(t, l.Node(name)).since(t, before.counts[name])["forward_hunt"]
+		}
+		return n
+	}
+	rounds := 0
+	for ; offered() < syns+uint64(visitors.answered.Load()); rounds++ {
+		live.rounds(t, 1)
+		visitors.more(t, 10)
+		flood.requireRunning(t)
+	}
+	sent := flood.stop(t)
+	live.rounds(t, 1)
+	live.requireUnbroken(t)
+	visitors.stop()
+	visitors.requireContent(t)
+	after := takeStock(t, l)
+	t.Logf("%d SYNs, %.0f a second; %d rounds of requests on %d connections, %d new ones; %d segments sent again; "+
+		"the lab's own queues lost %v", sent.Sent, sent.Rate(), rounds, connections, visitors.answered.Load(),
+		after.resent-before.resent, after.lost(t, before))
+	if sent.Sent < syns {
+		t.Errorf("the flood had %d SYNs", sent.Sent)
+	}
+	requireEstablished(t, l, connections)
+	if n := after.resets - before.resets; n > 0 {
+		t.Errorf("%d connections were reset", n)
+	}
+	requireNoDrops(t, l)
+}
+
+// requireEstablished fails the test unless the flow tables have so many flows that neither begin nor end. Those
+// of connections that have just been closed have to leave first.
+func requireEstablished(t *testing.T, l *lab.Lab, n uint64) {
+	t.Helper()
+	eventually(t, func() error {
+		var flows balancer.FlowCounts
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			table := flowTable(t, l.Node(name))
+			flows.New += table.Flows.New
+			flows.Established += table.Flows.Established
+		}
+		if flows.Established != n || flows.New > 0 {
+			return fmt.Errorf("the flow tables have %d established flows and %d new ones, want %d and none", flows.Established, flows.New, n)
+		}
+		return nil
+	})
 }
 
 // shrinkFlowTables starts the balancers again with small tables.
@@ -323,20 +386,22 @@ func requireBounded(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		n := l.Node(name)
-		out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
-		must(t, err)
-		var status struct {
-			FlowTable struct {
-				Capacity uint64
-				Flows    struct{ New, Established, Closing uint64 }
-			} `json:"flow_table"`
-		}
-		must(t, json.Unmarshal([]byte(out), &status))
-		flows := status.FlowTable.Flows
-		if all := flows.New + flows.Established + flows.Closing; all > 2*status.FlowTable.Capacity || status.FlowTable.Capacity != floodedFlows {
-			t.Errorf("%s has %d flows in a table for %d", name, all, status.FlowTable.Capacity)
+		table := flowTable(t, n)
+		flows := table.Flows
+		if all := flows.New + flows.Established + flows.Closing; all > 2*table.Capacity || table.Capacity != floodedFlows {
+			t.Errorf("%s has %d flows in a table for %d", name, all, table.Capacity)
 		}
 	}
+}
+
+// flowTable has segue tell what is in a balancer's flow table.
+func flowTable(t *testing.T, n *lab.Node) balancer.FlowTable {
+	t.Helper()
+	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
+	must(t, err)
+	var status balancer.Snapshot
+	must(t, json.Unmarshal([]byte(out), &status))
+	return status.FlowTable
 }
 
 // newFlows is how many packets a balancer has since placed.

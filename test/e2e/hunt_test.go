@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -51,4 +52,38 @@ func reagent(t *testing.T, l *lab.Lab, server string, change func(*config.AgentS
 	}
 	must(t, l.Node(server).WriteAgentConfig(cfg))
 	reload(t, l, server)
+}
+
+// offered is what became of the connections that a server was offered, and its load where that is known, as
+// the agent's metrics tell.
+type offered struct {
+	accepted, refused, forced, load int
+}
+
+// offers are those of a service at a server.
+func offers(t *testing.T, l *lab.Lab, server, service string) (o offered) {
+	t.Helper()
+	text := command(t, l, server, "curl", "-sS", "--fail", "http://127.0.0.1:9189/metrics")
+	for label, value := range map[string]*int{
+		`segue_agent_offers_total{result="accepted",service=%q}`: &o.accepted,
+		`segue_agent_offers_total{result="refused",service=%q}`:  &o.refused,
+		`segue_agent_offers_total{result="forced",service=%q}`:   &o.forced,
+		`segue_agent_load{service=%q}`:                           &o.load,
+	} {
+		if name := fmt.Sprintf(label, service); strings.Contains(text, name) || value != &o.load {
+			*value = counter(t, text, name)
+		}
+	}
+	return o
+}
+
+// awaitLoad returns when a server has so many connections of a service.
+func awaitLoad(t *testing.T, l *lab.Lab, server, service string, n int) {
+	t.Helper()
+	eventually(t, func() error {
+		if o := offers(t, l, server, service); o.load != n {
+			return fmt.Errorf("%s has %d connections of %s, want %d", server, o.load, service, n)
+		}
+		return nil
+	})
 }

@@ -74,19 +74,38 @@ func openResting(t *testing.T, l *lab.Lab, n int, think time.Duration, services 
 func dial(ctx context.Context, l *lab.Lab, s lab.Service) (*connection, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	conn, err := l.Node("client").Dial(ctx, "tcp", s.Address().String())
+	return dialFrom(ctx, l, s, 0)
+}
+
+// dialFrom is dial from a port; 0 is any.
+func dialFrom(ctx context.Context, l *lab.Lab, s lab.Service, port int) (*connection, error) {
+	conn, err := dialPort(ctx, l, s, port)
 	if err != nil {
 		return nil, fmt.Errorf("service %s: %w", s.Name, err)
 	}
-	c := &connection{
-		service: s, conn: conn, reader: bufio.NewReader(conn),
-		progress: make(chan struct{}, 1), ended: make(chan struct{}),
-	}
+	c := newConnection(conn, s)
 	if c.server, err = c.request(); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("service %s: %w", s.Name, err)
 	}
 	return c, nil
+}
+
+// dialPort connects the client to a service from a port; 0 is any.
+func dialPort(ctx context.Context, l *lab.Lab, s lab.Service, port int) (conn net.Conn, err error) {
+	err = l.Node("client").Do(func() error {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}}
+		conn, err = dialer.DialContext(ctx, "tcp", s.Address().String())
+		return err
+	})
+	return conn, err
+}
+
+func newConnection(conn net.Conn, s lab.Service) *connection {
+	return &connection{
+		service: s, conn: conn, reader: bufio.NewReader(conn),
+		progress: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
 }
 
 // run makes requests until the context ends or one fails, from a random time on, so that connections

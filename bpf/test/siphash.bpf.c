@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Hashes messages of every length up to the longest, in words.
+ */
+#include "siphash.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define MAX_WORDS 7
+
+struct siphash_key key;
+__u64 message[MAX_WORDS];
+__u64 hashes[MAX_WORDS + 1];
+
+SEC("syscall")
+int hash_all(void *ctx)
+{
+#pragma clang loop unroll(full)
+	for (int words = 0; words <= MAX_WORDS; words++)
+		hashes[words] = siphash(&key, message, words);
+	return 0;
+}

@@ -1,0 +1,302 @@
+package agent
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/packet/packettest"
+	sids "github.com/segue-lb/segue/internal/srv6"
+)
+
+// Keys of signals.
+var (
+	oldKey = config.SignalKey{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	newKey = config.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+)
+
+func writeKeys(t *testing.T, file string, keys ...config.SignalKey) {
+	t.Helper()
+	var content strings.Builder
+	for _, key := range keys {
+		fmt.Fprintln(&content, hex.EncodeToString(key[:]))
+	}
+	if err := os.WriteFile(file, []byte(content.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// signalWays are the flows and encapsulations of signals.
+var signalWays = []struct {
+	kind config.Encapsulation
+	flow
+}{{config.SRv6Insert, flow{client6, vip6}}, {config.SRv6Encap, flow{client6, vip6}}, {config.SRv6Encap, flow{client4, vip4}}}
+
+// argument is that of the balancer's SID in a frame with a signal.
+func argument(frame []byte) uint64 {
+	return sids.Parse(netip.AddrFrom16([16]byte(frame[14+24:]))).Argument
+}
+
+// Signals bear the tag of the first key, of both functions and in all encapsulations, also in the list of an
+// inserted header; otherwise they are what they are without a key.
+func TestTags(t *testing.T) {
+	k := testKernel(t)
+	for _, way := range signalWays {
+		for function, flags := range map[sids.Function]packet.TCPFlags{
+			sids.CreateStickiness: packet.SYN | packet.ACK, sids.RemoveStickiness: packet.FIN | packet.ACK,
+		} {
+			frame := packet.TCP(way.vip, way.client, packet.Flags(flags))
+			signalled := func(keys ...config.SignalKey) []byte {
+				t.Helper()
+				if err := datapath.SetSignalKeys(k.objects.SignalKeys, keys); err != nil {
+					t.Fatal(err)
+				}
+				setFlow(t, k, way.flow, way.kind, "wait", 0)
+				verdict, out := transmit(t, k, frame, 0)
+				if verdict != tcRedirect {
+					t.Fatalf("%s, %v, %v: verdict %#x, want %#x", way.kind, way.client, function, verdict, tcRedirect)
+				}
+				return out
+			}
+			plain, one, two := signalled(), signalled(oldKey), signalled(newKey, oldKey)
+			for _, c := range []struct {
+				out  []byte
+				want uint64
+			}{
+				{plain, 0},
+				{one, packettest.Tag(oldKey, function, netip.PrefixFrom(node, 64), way.client, way.vip)},
+				{two, packettest.Tag(newKey, function, netip.PrefixFrom(node, 64), way.client, way.vip)},
+				{signalled(), 0},
+			} {
+				if got := argument(c.out); got != c.want {
+					t.Errorf("%s, %v, %v: argument %#x, want %#x", way.kind, way.client, function, got, c.want)
+				}
+				p, err := packet.Decode(c.out)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if srh := p.Headers[0].SRH; srh != nil && srh.Segments[1] != p.Headers[0].Destination {
+					t.Errorf("the list has %v, the destination is %v", srh.Segments[1], p.Headers[0].Destination)
+				}
+			}
+			for _, segment := range []int{14 + 24, 14 + 40 + 8 + 16} { // of the destination, and in the list
+				if way.kind == config.SRv6Insert || segment == 14+24 {
+					copy(one[segment+10:segment+16], make([]byte, 6))
+				}
+			}
+			if diff := cmp.Diff(plain, one); diff != "" {
+				t.Errorf("%s, %v, %v: the tag is not all that differs (-without +with):\n%s", way.kind, way.client, function, diff)
+			}
+		}
+	}
+}
+
+// A running agent takes on the keys that its file holds at a reload, and keeps those that it has when it
+// cannot be read.
+func TestReloadOfKeys(t *testing.T) {
+	n := newNetwork(t, 1)
+	file := filepath.Join(t.TempDir(), "signal.key")
+	writeKeys(t, file, oldKey)
+	cfg := func(file string) *config.Agent {
+		cfg := n.config(1, config.SRv6Encap, vip6.Addr())
+		cfg.Node.SignalKey = file
+		return cfg
+	}
+	a := n.run(1, cfg(file), link.AttachTCX)
+	signs := func(step string, want uint64) {
+		t.Helper()
+		setFlow(t, a.kernel, signalWays[1].flow, config.SRv6Encap, "wait", 0)
+		_, out := transmit(t, a.kernel, packet.TCP(vip6, client6, packet.Flags(packet.ACK)), 0)
+		if got := argument(out); got != want {
+			t.Errorf("%s: argument %#x, want %#x", step, got, want)
+		}
+	}
+	tag := func(key config.SignalKey) uint64 {
+		return packettest.Tag(key, sids.CreateStickiness, netip.PrefixFrom(node, 64), client6, vip6)
+	}
+	signs("at first", tag(oldKey))
+	writeKeys(t, file, newKey, oldKey)
+	signs("before the reload", tag(oldKey))
+	if err := a.Reload(t.Context(), cfg(file)); err != nil {
+		t.Fatal(err)
+	}
+	signs("after it", tag(newKey))
+	if err := os.WriteFile(file, []byte("000102"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("node.signal-key %q: line 1 has 6 bytes, not the 32 hexadecimal digits of a key of 16 bytes", file)
+	if err := a.Reload(t.Context(), cfg(file)); err == nil || err.Error() != want {
+		t.Errorf("a reload with half a key: %v, want %s", err, want)
+	}
+	signs("after a reload that failed", tag(newKey))
+	if err := a.Reload(t.Context(), cfg("")); err != nil {
+		t.Fatal(err)
+	}
+	signs("without a key", 0)
+}
+
+// What this agent signals a balancer's data path takes, if they share a key, and sends the packet on.
+func TestBalancerTakesTags(t *testing.T) {
+	k := testKernel(t)
+	file := filepath.Join(t.TempDir(), "signal.key")
+	writeKeys(t, file, newKey, oldKey)
+	lb := rehearsedBalancer(t, file)
+	for _, way := range signalWays {
+		for function, flags := range map[sids.Function]packet.TCPFlags{
+			sids.CreateStickiness: packet.SYN | packet.ACK, sids.RemoveStickiness: packet.FIN | packet.ACK,
+		} {
+			for name, c := range map[string]struct {
+				keys    config.SignalKeys
+				verdict uint32
+			}{
+				"its key": {config.SignalKeys{newKey}, xdpPass}, "its other key": {config.SignalKeys{oldKey, newKey}, xdpPass},
+				"a stranger's key": {config.SignalKeys{{}}, xdpDrop}, "none": {nil, xdpDrop},
+			} {
+				t.Run(fmt.Sprintf("%s/%v/%s/%s", way.kind, way.client.Addr(), function.Short(), name), func(t *testing.T) {
+					if err := datapath.SetSignalKeys(k.objects.SignalKeys, c.keys); err != nil {
+						t.Fatal(err)
+					}
+					setFlow(t, k, way.flow, way.kind, "wait", 0)
+					_, signal := transmit(t, k, packet.TCP(way.vip, way.client, packet.Flags(flags)), 0)
+					signal = packet.SetMACs(signal, hostMAC, lbMAC)
+					want := signal
+					if c.verdict == xdpPass {
+						var err error
+						if want, err = packet.Return(signal, lbMAC); err != nil {
+							t.Fatal(err)
+						}
+					}
+					verdict, out := run(t, lb, signal)
+					if diff := cmp.Diff(want, out); verdict != c.verdict || diff != "" {
+						t.Errorf("verdict %d, want %d; (-want +got):\n%s", verdict, c.verdict, diff)
+					}
+				})
+			}
+		}
+	}
+}
+
+var lbMAC = packet.MAC{2, 0, 0, 0, 6, 1}
+
+// rehearsedBalancer is the data path of the first balancer, on no interface.
+func rehearsedBalancer(t *testing.T, keyFile string) *ebpf.Program {
+	t.Helper()
+	cfg, err := config.ParseBalancer(fmt.Appendf(nil, `
+node:
+  instance: test-%d-balancer
+  interface: eth0
+  locator: "fd00:6c:0:1::/64"
+  limits: {flows: 1024, servers: 4}
+  signal-key: %s
+services:
+  - {name: six, vip: %q, port: 80, protocol: tcp, placement: hunt, candidates: 1, servers: &s [{name: s, locator: "fd00:5:0:1::/64"}]}
+  - {name: four, vip: %q, port: 80, protocol: tcp, placement: hunt, candidates: 1, servers: *s}
+`, os.Getpid(), keyFile, vip6.Addr(), vip4.Addr()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lb, err := balancer.New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(lb.Close(), balancer.Detach(cfg.Node.Instance)); err != nil {
+			t.Error(err)
+		}
+	})
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := lb.Rehearse(nexthop.Hop{
+		MAC: hostMAC, Link: nexthop.Link{Index: lo.Index, Name: lo.Name, Type: "veth", MAC: lbMAC, MTU: 9000},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
+// outsideConfig is that of most tests on an interface that leads out of the domain.
+func outsideConfig() *config.Agent {
+	cfg, no := testConfig(), false
+	cfg.Node.Internal = &no
+	return cfg
+}
+
+// RFC 8754 section 5.1: from outside nothing comes to a SID, or to a VIP with segments left. Whatever else
+// there is goes its way as it does inside.
+func TestOutside(t *testing.T) {
+	c := openComparisonOf(t, outsideConfig())
+	direct := func(options ...packet.Option) []byte {
+		return packet.TCP(client6, vip6, append(options, packet.Ethernet(packet.MAC{2}, hostMAC))...)
+	}
+	left := packet.Routing(packet.NewSRH(1, vip6.Addr(), other6.Addr()))
+	over := packet.Routing(packet.NewSRH(0, vip6.Addr()))
+	insert := to(client6, vip6, srv6(config.SRv6Insert, sid))
+	for _, v := range []packetCase{
+		{"inserted", insert, "drop_outside", nil},
+		{"wrapped", to(client4, vip4, srv6(config.SRv6Encap, sid)), "drop_outside", nil},
+		{"wrapped for the next one too", to(client6, vip6, srv6(config.SRv6Encap, sid, nextSID)), "drop_outside", nil},
+		{"an unknown function", set(insert, functionAt, 0, 0x11), "drop_outside", nil},
+		{"a short packet to a SID", cut(insert, 50), "drop_outside", nil},
+		{"version 4 to a SID", set(insert, 0, 0x40), "drop_outside", nil},
+		{"segments left for a VIP", direct(left), "drop_outside", nil},
+		{"the same behind options", direct(packet.HopByHop(8), packet.DestinationOptions(16), left), "drop_outside", nil},
+		{"the host", set(insert, functionAt, 0, 0), "pass_host", nil},
+		{"another host's", packet.SetByte(insert, 5, 9), "pass_not_for_host", nil},
+		{"a VIP", direct(), "pass_not_for_agent", nil},
+		{"no segments left", direct(over), "pass_not_for_agent", nil},
+		{"segments left for a stranger", packet.TCP(client6, other6, packet.Ethernet(packet.MAC{2}, hostMAC),
+			packet.Routing(packet.NewSRH(1, other6.Addr(), vip6.Addr()))), "pass_not_for_agent", nil},
+		{"a tunnel", to(client6, vip6, tunnel(config.IPIP, tunnel6)), "deliver_ipip",
+			delivered(to(client6, vip6, tunnel(config.IPIP, tunnel6)))},
+	} {
+		t.Run(v.name, func(t *testing.T) {
+			if reason, _ := c.receive(v.frame); reason != v.reason {
+				t.Errorf("the reference says %s, want %s", reason, v.reason)
+			}
+			if v.out == nil {
+				v.out = v.frame
+			}
+			before := counters(t, c.kernel)
+			c.check(t, v.frame, v.reason, v.out)
+			want := map[string]agentCounter{v.reason: {Packets: 1, Bytes: uint64(len(v.frame) - 14)}}
+			if diff := cmp.Diff(want, changed(before, counters(t, c.kernel))); diff != "" {
+				t.Errorf("counters (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Mutants of all frames leave as the reference says, also where the interface leads outside.
+func TestMutantsFromOutside(t *testing.T) {
+	d := openComparisonOf(t, outsideConfig()).incoming()
+	d.captures = append(d.captures, packet.TCP(client6, vip6, packet.Ethernet(packet.MAC{2}, hostMAC), packet.HopByHop(8),
+		packet.Routing(packet.NewSRH(1, vip6.Addr(), other6.Addr()))))
+	packettest.TryMutants(t, "FuzzReceive", d.captures, d.compare, func() (missing []string) {
+		for _, reason := range []string{"drop_outside", "pass_host", "deliver_gre", "deliver_ipip"} {
+			if d.seen[reason] == 0 {
+				missing = append(missing, reason)
+			}
+		}
+		return missing
+	})
+	t.Log(d.seen)
+}

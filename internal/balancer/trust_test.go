@@ -1,0 +1,314 @@
+package balancer
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/packet/packettest"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// Keys of signals.
+var (
+	oldKey = config.SignalKey{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+	newKey = config.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
+)
+
+// keyFile writes keys for a configuration to name.
+func keyFile(t *testing.T, keys ...config.SignalKey) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "signal.key")
+	writeKeys(t, file, keys...)
+	return file
+}
+
+func writeKeys(t *testing.T, file string, keys ...config.SignalKey) {
+	t.Helper()
+	var content strings.Builder
+	for _, key := range keys {
+		fmt.Fprintln(&content, hex.EncodeToString(key[:]))
+	}
+	if err := os.WriteFile(file, []byte(content.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withArgument is the frame of a signal whose SID has another argument.
+func withArgument(frame []byte, argument uint64) []byte {
+	at := ethernetLength + 24 + 8 // the second half of the destination
+	half := binary.BigEndian.Uint64(frame[at:])&^srv6.MaxArgument | argument
+	out := slices.Clone(frame)
+	binary.BigEndian.PutUint64(out[at:], half)
+	return out
+}
+
+// tagged is a signal with the tag that a server with the key gives it.
+func tagged(frame []byte, key config.SignalKey) []byte {
+	h, ok := hear(frame[ethernetLength:])
+	if !ok {
+		panic("no signal")
+	}
+	return withArgument(frame, packettest.Tag(key, functionOf(frame), h.sender, h.flow.Source, h.flow.Destination))
+}
+
+// functionOf is what the SID that a frame is for asks.
+func functionOf(frame []byte) srv6.Function { return sidOf(frame).Function }
+
+func sidOf(frame []byte) srv6.SID {
+	return srv6.Parse(netip.AddrFrom16([16]byte(frame[ethernetLength+24:])))
+}
+
+// A signal is taken if it bears the tag of one of the node's keys, of everything that it says.
+func TestTags(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	keyed := hunting(config.SelectConsistent, 2)
+	keyed.Node.SignalKey = keyFile(t, newKey, oldKey)
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		kind := f.service(service).Encapsulation
+		sender, other := f.locatorOf(service, row[0]), f.locatorOf(service, row[1])
+		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
+			frame := signal(kind, sender, flow, function, packet.Flags(packet.ACK))
+			tag := func(key config.SignalKey, function srv6.Function, sender netip.Prefix, flow Flow) []byte {
+				return withArgument(frame, packettest.Tag(key, function, sender, flow.Source, flow.Destination))
+			}
+			otherFunction := srv6.CreateStickiness + srv6.RemoveStickiness - function
+			otherVIP := flow
+			otherVIP.Destination = netip.AddrPortFrom(flow.Destination.Addr().Next(), flow.Destination.Port())
+			otherClient := flow
+			otherClient.Source = netip.AddrPortFrom(flow.Source.Addr().Next(), flow.Source.Port())
+			otherPort := flow
+			otherPort.Destination = netip.AddrPortFrom(flow.Destination.Addr(), flow.Destination.Port()+1)
+			good := tag(newKey, function, sender, flow)
+			for _, c := range []struct {
+				name  string
+				frame []byte
+				taken bool
+			}{
+				{"the key's", good, true},
+				{"the other key's", tag(oldKey, function, sender, flow), true},
+				{"none", frame, false},
+				{"a stranger's", tag(config.SignalKey{}, function, sender, flow), false},
+				{"of another function", tag(newKey, otherFunction, sender, flow), false},
+				{"of another server", tag(newKey, function, other, flow), false},
+				{"of another client", tag(newKey, function, sender, otherClient), false},
+				{"of another port of the client", tag(newKey, function, sender, flow.from(flow.Source.Port()+1)), false},
+				{"of another VIP", tag(newKey, function, sender, otherVIP), false},
+				{"of another port of the VIP", tag(newKey, function, sender, otherPort), false},
+				{"one with its first bit wrong", packet.FlipByte(good, ethernetLength+24+10), false},
+				{"one with its last bit wrong", packet.SetByte(good, ethernetLength+39, good[ethernetLength+39]^1), false},
+			} {
+				t.Run(fmt.Sprintf("%s/%s/%s", service, function.Short(), c.name), func(t *testing.T) {
+					f.t = t
+					reason := "return_create"
+					if function == srv6.RemoveStickiness {
+						reason = "return_remove"
+					}
+					for _, cfg := range []*config.Balancer{keyed, hunting(config.SelectConsistent, 2)} {
+						f.mustApply(cfg)
+						f.forgetFlows()
+						if cfg.Node.SignalKey != "" && !c.taken {
+							f.check(refused(c.frame, "drop_tag", layer3(c.frame)), f.run(c.frame))
+							continue
+						}
+						f.check(f.returned(c.frame, reason), f.run(c.frame))
+					}
+				})
+			}
+		}
+	}
+}
+
+func (f *fixture) locatorOf(service, server string) netip.Prefix {
+	f.t.Helper()
+	return serverOfName(f.service(service), server).Locator
+}
+
+// Keys are changed by reloads: a second one is taken too, then it is the only one. One that cannot be read
+// changes nothing, and the next process reads the file again.
+func TestChangeOfKeys(t *testing.T) {
+	cfg := func(file string) *config.Balancer {
+		cfg := hunting(config.SelectConsistent, 2)
+		cfg.Node.SignalKey = file
+		return cfg
+	}
+	file := keyFile(t, oldKey)
+	f := open(t, cfg(file))
+	frame := f.signal(web, "web", f.row(web, "web")[0], srv6.CreateStickiness, synAck)
+	takes := func(step string, want ...config.SignalKey) {
+		t.Helper()
+		for _, key := range []config.SignalKey{oldKey, newKey} {
+			reason := reasonOf(f.run(tagged(frame, key)))
+			if taken := reason == "return_create"; taken != slices.Contains(want, key) {
+				t.Errorf("%s: a signal with the tag of key %x is %s", step, key, reason)
+			}
+		}
+	}
+	takes("at first", oldKey)
+	writeKeys(t, file, oldKey, newKey)
+	takes("before the reload", oldKey)
+	f.mustApply(cfg(file))
+	takes("with both", oldKey, newKey)
+	writeKeys(t, file, newKey, oldKey)
+	f.mustApply(cfg(file))
+	takes("with both the other way around", oldKey, newKey)
+	writeKeys(t, file, newKey)
+	f.mustApply(cfg(file))
+	takes("with the new one", newKey)
+
+	f.must(os.Chmod(file, 0o644))
+	fewer := cfg(file)
+	fewer.Services = fewer.Services[:1]
+	err := f.apply(fewer)
+	if want := fmt.Sprintf("node.signal-key %q: has mode 0644: others than its owner may use it; 0600 or 0400 is right", file); err == nil ||
+		err.Error() != want {
+		t.Errorf("a reload with a file that all may read: %v, want %s", err, want)
+	}
+	takes("after a reload that failed", newKey)
+
+	f.must(os.Chmod(file, 0o400))
+	running := f.cfg
+	f.stop()
+	f.start(running)
+	f.route()
+	takes("after a restart", newKey)
+	f.mustApply(cfg(""))
+	takes("without any", oldKey, newKey)
+}
+
+// outsideOf is a balancer at the edge, whose interface leads out of the domain.
+func outsideOf(cfg *config.Balancer) *config.Balancer {
+	no := false
+	cfg.Node.Internal = &no
+	return cfg
+}
+
+// intrusions are frames from outside that try to choose their way inside, and what becomes of them where the
+// interface is internal.
+func intrusions() map[string]struct {
+	frame    []byte
+	internal string
+} {
+	to := func(sid string, options ...packet.Option) []byte {
+		return packet.TCP(client6, netip.AddrPortFrom(netip.MustParseAddr(sid), 80), options...)
+	}
+	return map[string]struct {
+		frame    []byte
+		internal string
+	}{
+		"SID of the balancer":      {to("fd00:6c:0:1:11::"), "pass_not_vip"},
+		"with an argument":         {to("fd00:6c:0:1:5::7"), "pass_not_vip"},
+		"SID of a server":          {to("fd00:5:0:1:2::"), "pass_not_vip"},
+		"with UDP":                 {packet.UDP(client6, netip.MustParseAddrPort("[fd00:5:0:2:5::]:53")), "pass_not_vip"},
+		"a packet in it":           {inner(web.frame(), "fd00:5:0:1:2::"), "pass_not_vip"},
+		"with segments left":       {to("::", packet.Routing(packet.NewSRH(1, netip.MustParseAddr("fd00:5:0:1:1::"), vip6))), "pass_not_vip"},
+		"a first fragment to it":   {packet.Fragments(to("fd00:5:0:1:2::", large), 64, 7)[0], "pass_not_vip"},
+		"a later fragment to it":   {packet.Fragments(to("fd00:5:0:1:2::", large), 64, 7)[1], "pass_not_vip"},
+		"segments left for a VIP":  {web.frame(packet.Routing(packet.NewSRH(1, vip6, otherIP6))), "drop_routing_header"},
+		"the same behind options":  {web.frame(packet.HopByHop(8), packet.Routing(packet.NewSRH(1, vip6, otherIP6))), "drop_routing_header"},
+		"a signal":                 {hunt.signal(1, srv6.CreateStickiness, synAck), "return_create"},
+		"a signal of nobody":       {hunt4.signal(9, srv6.RemoveStickiness, synAck), "drop_sender"},
+		"a signal wrapped wrongly": {setByte(hunt.signal(1, srv6.CreateStickiness, synAck), 43, 2), "drop_signal"},
+	}
+}
+
+// inner is the frame's packet in one to a SID.
+func inner(frame []byte, sid string) []byte {
+	out, err := packet.Encapsulate(frame, packet.Encap{
+		Kind: config.SRv6Encap, Sender: client6.Addr(), Segments: []netip.Addr{netip.MustParseAddr(sid)},
+		Own: packet.MAC(frame[6:12]), NextHop: packet.MAC(frame[:6]),
+	})
+	if err != nil {
+		panic(err)
+	}
+	return out
+}
+
+// RFC 8754 section 5.1: from outside nothing comes to a SID, or to a VIP with segments left. Whatever else
+// there is goes its way as it does inside.
+func TestOutside(t *testing.T) {
+	inside, outside := openStandard(t), open(t, outsideOf(standard()))
+	outside.via = maps.Clone(inside.via)
+	outside.route()
+	for name, c := range intrusions() {
+		t.Run(name, func(t *testing.T) {
+			inside.t, outside.t = t, t
+			if reason := reasonOf(inside.run(c.frame)); reason != c.internal {
+				t.Errorf("inside: %s, want %s", reason, c.internal)
+			}
+			outside.check(refused(c.frame, "drop_outside", layer3(c.frame)), outside.run(c.frame))
+		})
+	}
+	for name, address := range map[string]string{
+		"the balancer's host": "fd00:6c:0:1::1", "a server's host": "fd00:5:0:1::1", "nobody's locator": "fd00:5:0:ffff:5::",
+	} {
+		frame := packet.TCP(client6, netip.AddrPortFrom(netip.MustParseAddr(address), 80))
+		t.Run(name, func(t *testing.T) {
+			outside.t = t
+			outside.check(refused(frame, "pass_not_vip", layer3(frame)), outside.run(frame))
+		})
+	}
+	another := packet.SetByte(intrusions()["SID of a server"].frame, 5, 9)
+	outside.check(refused(another, "pass_not_for_host", 0), outside.run(another))
+	t.Run("others", func(t *testing.T) {
+		outside.t = t
+		newReference(outside).compare(t, slices.DeleteFunc(captures(), func(frame []byte) bool { return len(frame) > 1500 }))
+	})
+	outside.t = t
+
+	// The domain is that of the configuration.
+	frame := intrusions()["SID of a server"].frame
+	for _, c := range []struct {
+		server uint8
+		reason string
+	}{{1, "drop_outside"}, {2, "pass_not_vip"}, {1, "drop_outside"}} {
+		outside.mustApply(outsideOf(balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s", c.server, 1)))))
+		outside.check(refused(frame, c.reason, layer3(frame)), outside.run(frame))
+	}
+}
+
+// Mutants of signals and intrusions are dropped as the reference says, where there is a key, and from outside.
+func TestMutantsOfStrangers(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		cfg    *config.Balancer
+		wanted []string
+	}{
+		{"with a key", standard(), []string{"drop_tag", "return_create", "return_remove"}},
+		{"from outside", outsideOf(standard()), []string{"drop_outside", "forward_new"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			frames := captures()
+			for _, intrusion := range intrusions() {
+				frames = append(frames, intrusion.frame)
+			}
+			if c.cfg.Node.IsInternal() {
+				c.cfg.Node.SignalKey = keyFile(t, newKey, oldKey)
+			}
+			r := newReference(open(t, c.cfg))
+			for _, frame := range frames {
+				if len(frame) > ethernetLength+40 && r.isSignal(frame) {
+					if _, ok := hear(frame[ethernetLength:]); ok {
+						frames = append(frames, tagged(frame, newKey))
+					}
+				}
+			}
+			seen := map[string]int{}
+			r.seen = func(o outcome) { seen[reasonOf(o)]++ }
+			packettest.TryMutants(t, "FuzzDataPath", frames, r.compare, func() []string {
+				return slices.DeleteFunc(slices.Clone(c.wanted), func(reason string) bool { return seen[reason] > 0 })
+			})
+			t.Log(seen)
+		})
+	}
+}

@@ -1,0 +1,41 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// Replace makes a hash table hold these elements and no others; those that are in it already stay
+// there all the time.
+func Replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
+	for key, value := range want {
+		if err := m.Put(key, value); err != nil {
+			return fmt.Errorf("write to %s: %w", m, err)
+		}
+	}
+	return Keep(m, want)
+}
+
+// Keep deletes the elements of a hash table that are not wanted.
+func Keep[K comparable, V any](m *ebpf.Map, want map[K]V) error {
+	var unwanted []K
+	var key, next K
+	err := m.NextKey(nil, &next)
+	for ; err == nil; err = m.NextKey(&key, &next) {
+		key = next
+		if _, ok := want[key]; !ok {
+			unwanted = append(unwanted, key)
+		}
+	}
+	if !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read %s: %w", m, err)
+	}
+	for _, key := range unwanted {
+		if err := m.Delete(key); err != nil {
+			return fmt.Errorf("delete from %s: %w", m, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,25 @@
+package packettest
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"github.com/dchest/siphash"
+
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// Tag is the argument of the SID of a server's signal about a flow, as docs/protocol.md says: the sender has
+// the locator, and the first 8 bytes of the key come first in the paper too.
+func Tag(key [16]byte, function srv6.Function, sender netip.Prefix, client, vip netip.AddrPort) uint64 {
+	clientAddress, vipAddress, locator := client.Addr().As16(), vip.Addr().As16(), sender.Addr().As16()
+	message := slices.Concat(clientAddress[:], vipAddress[:])
+	for _, number := range []uint16{client.Port(), vip.Port(), uint16(function), 0} {
+		message = binary.BigEndian.AppendUint16(message, number)
+	}
+	message = append(message, locator[:8]...)
+	hash := siphash.New(key[:])
+	hash.Write(message)
+	return binary.BigEndian.Uint64(hash.Sum(nil)) >> 16 // its first six bytes
+}

@@ -1,0 +1,219 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// rows tells which candidates the balancers have for a connection, from the tables in the kernel.
+type rows struct {
+	view *balancer.View
+	port int // of the last connection, outside of those that the kernel gives
+}
+
+func openRows(t *testing.T, l *lab.Lab) *rows {
+	t.Helper()
+	view, err := balancer.OpenView(l.Node("lb1").Instance())
+	must(t, err)
+	t.Cleanup(func() { view.Close() })
+	return &rows{view: view, port: 20000}
+}
+
+// candidates are those for a connection from the next port.
+func (r *rows) candidates(t *testing.T, s lab.Service) []string {
+	t.Helper()
+	r.port++
+	source := netip.MustParseAddr("2001:db8:c::2")
+	if s.VIP.Is4() {
+		source = netip.MustParseAddr("198.51.100.2")
+	}
+	trace, err := r.view.Trace(balancer.Packet{Opens: true, Length: 60, Flow: balancer.Flow{
+		Protocol: config.TCP, Source: netip.AddrPortFrom(source, uint16(r.port)), Destination: s.Address(),
+	}})
+	must(t, err)
+	if trace.Placement == nil {
+		t.Fatalf("%s: a SYN from port %d is %s", s.Name, r.port, trace.Reason)
+	}
+	return trace.Placement.Candidates
+}
+
+// open opens a connection to a service from a port that nobody has used. It returns the candidates for
+// it, too.
+func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, candidates []string) {
+	t.Helper()
+	candidates = r.candidates(t, s)
+	c, err := dialFrom(t.Context(), l, s, r.port)
+	must(t, err)
+	return c, candidates
+}
+
+// TestFixedPolicies has servers that always take connections, and then, by a reload, servers that never do
+// if another one is left: connections are the first candidate's, and then the last one's.
+func TestFixedPolicies(t *testing.T) {
+	topology := hunting(append(huntingServices(2), huntingServices(4)...)...)
+	topology.Servers = 4
+	l := up(t, topology)
+	rows := openRows(t, l)
+	for _, policy := range []config.AcceptPolicy{config.AcceptAlways, config.AcceptNever} {
+		accept(t, l, config.Accept{Policy: policy})
+		for _, s := range l.Topology.Services {
+			taken := map[string]int{}
+			for range 40 {
+				c, candidates := rows.open(t, l, s)
+				want := candidates[0]
+				if policy == config.AcceptNever {
+					want = candidates[s.Candidates-1]
+				}
+				if c.server != want {
+					t.Errorf("%s, policy %s: %s has a connection of candidates %v", s.Name, policy, c.server, candidates)
+				}
+				taken[c.server]++
+				must(t, c.conn.Close())
+			}
+			if len(taken) < 4 {
+				t.Errorf("%s, policy %s: not every server has connections: %v", s.Name, policy, taken)
+			}
+		}
+	}
+	requireNoDrops(t, l)
+}
+
+// TestStaticPolicy keeps connections open, and compares who takes each of them with 6LB's algorithm 1: of
+// two candidates the first one, while it has fewer than four, and else the second. Nothing of that is left
+// to chance: the rows follow from the servers' names, and the ports are given.
+func TestStaticPolicy(t *testing.T) {
+	const threshold = 4
+	topology := hunting(huntingServices(2)...)
+	topology.Servers = 4
+	l := up(t, topology)
+	accept(t, l, config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(threshold))})
+	rows := openRows(t, l)
+	for _, s := range l.Topology.Services {
+		want, open := map[string]offered{}, map[string][]*connection{}
+		connect := func(n int) {
+			for range n {
+				c, candidates := rows.open(t, l, s)
+				t.Cleanup(func() { c.conn.Close() })
+				taker := algorithm1(want, candidates, threshold)
+				if c.server != taker {
+					t.Fatalf("%s: %s has a connection of candidates %v, of which %s should have it, of %+v",
+						s.Name, c.server, candidates, taker, want)
+				}
+				open[taker] = append(open[taker], c)
+			}
+		}
+		connect(40)
+		for server, o := range want {
+			if o.load < threshold {
+				t.Errorf("%s: %s is not busy: %+v", s.Name, server, o)
+			}
+		}
+		// Two of the four servers get rid of what they have, and have room again.
+		for _, server := range []string{"s2", "s3"} {
+			for _, c := range open[server] {
+				must(t, c.conn.Close())
+			}
+			awaitLoad(t, l, server, s.Name, 0)
+			o := want[server]
+			o.load = 0
+			want[server] = o
+		}
+		connect(20)
+		got := map[string]offered{}
+		for _, server := range nodes(l, lab.RoleServer) {
+			got[server] = offers(t, l, server, s.Name)
+		}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(offered{})); diff != "" {
+			t.Errorf("%s: what the agents counted (-want +got):\n%s", s.Name, diff)
+		}
+	}
+	requireNoDrops(t, l)
+}
+
+// algorithm1 is 6LB's: who of two candidates takes a connection, when a server accepts below a threshold. It
+// counts as agents do.
+func algorithm1(servers map[string]offered, candidates []string, threshold int) (taker string) {
+	first, second := servers[candidates[0]], servers[candidates[1]]
+	if first.load < threshold {
+		first.accepted++
+		first.load++
+		servers[candidates[0]] = first
+		return candidates[0]
+	}
+	first.refused++
+	second.forced++
+	second.load++
+	servers[candidates[0]], servers[candidates[1]] = first, second
+	return candidates[1]
+}
+
+// TestRandomCandidates is SRLB: any two servers are candidates. Two of four are busy, so an idle one has a
+// connection unless both candidates are busy. Which rows the balancers draw is random: the share of the idle
+// servers is that of the rows with one, give or take six standard deviations.
+func TestRandomCandidates(t *testing.T) {
+	const connections = 600
+	s := huntingServices(2)[0]
+	s.Selection = config.SelectRandom
+	topology := hunting(s)
+	topology.Servers = 4
+	l := up(t, topology)
+	accept(t, l, config.Accept{Policy: config.AcceptAlways})
+	busy := map[string]int{"s1": 0, "s2": 0}
+	for busy["s1"] < 4 || busy["s2"] < 4 {
+		c, err := dial(t.Context(), l, s)
+		must(t, err)
+		if _, keep := busy[c.server]; !keep {
+			must(t, c.conn.Close())
+			continue
+		}
+		busy[c.server]++
+		t.Cleanup(func() { c.conn.Close() })
+	}
+	accept(t, l, config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(4))})
+	visits := map[string]int{}
+	for range connections {
+		// One after the other: those that are idle stay so.
+		server, _, err := newClient(l).get(t.Context(), s, "/")
+		must(t, err)
+		visits[server]++
+	}
+	idle := idleShare(t, nodes(l, lab.RoleServer), func(server string) bool { return server == "s3" || server == "s4" })
+	want := idle * connections
+	tolerance := 6 * math.Sqrt(connections*idle*(1-idle))
+	if got := float64(visits["s3"] + visits["s4"]); math.Abs(got-want) > tolerance {
+		t.Errorf("the idle servers have %.0f of %d connections, want %.0f ± %.0f: %v", got, connections, want, tolerance, visits)
+	}
+	if len(visits) != 4 {
+		t.Errorf("not every server has connections: %v", slices.Sorted(maps.Keys(visits)))
+	}
+	t.Logf("of %d connections the idle servers have %v, want %.0f ± %.0f", connections, fmt.Sprint(visits), want, tolerance)
+}
+
+// idleShare is the share of rows that have an idle server among their two.
+func idleShare(t *testing.T, servers []string, idle func(string) bool) float64 {
+	t.Helper()
+	var all []tables.Server
+	for _, name := range servers {
+		all = append(all, tables.Server{Name: name, Weight: 1})
+	}
+	table, err := tables.Build(all, tables.DefaultBuckets, 2)
+	must(t, err)
+	with := 0
+	for b := range table.Buckets {
+		if slices.ContainsFunc(table.Row(b), func(i uint16) bool { return idle(servers[i]) }) {
+			with++
+		}
+	}
+	return float64(with) / float64(table.Buckets)
+}
