@@ -121,7 +121,7 @@ static __always_inline enum reason hunt(const struct packet *pkt, const struct s
 	struct flow_slot half;
 
 	pending_lookup(flow, &half);
-	if (flow_known(&half) && keep(pkt, service, half.value, FLOW_NEW, segments)) {
+	if (flow_known(&half) && keep(pkt, service, half.value, segments)) {
 		if (starts_connection(pkt))
 			return REASON_FORWARD_KNOWN;
 		return confirm(pkt, flow, &half, segments->server[0]);

@@ -32,7 +32,14 @@ static __always_inline bool ends_connection(const struct packet *pkt)
 static __always_inline bool lingers(const struct packet *pkt, __u64 value, __u64 now)
 {
 	return flow_state(value) == FLOW_CLOSING && !ends_connection(pkt) &&
-	       flow_age(value, now) < FLOW_LINGER;
+	       !starts_connection(pkt) && flow_age(value, now) < FLOW_LINGER;
+}
+
+/* Whether nothing of an entry's connection is on its way any more: before, a SYN may be
+ * a late copy of its own, and another server would reset what the client has. */
+static __always_inline bool is_over(__u64 value)
+{
+	return flow_state(value) == FLOW_CLOSING && flow_age(value, flow_now()) >= FLOW_LINGER;
 }
 
 /*
@@ -45,7 +52,7 @@ static __always_inline enum flow_state next_state(const struct packet *pkt, enum
 	if (ends_connection(pkt))
 		return FLOW_CLOSING;
 	if (starts_connection(pkt))
-		return state;
+		return state == FLOW_CLOSING ? FLOW_NEW : state;
 	return FLOW_ESTABLISHED;
 }
 
@@ -63,30 +70,29 @@ static __always_inline bool serves(const struct server *server, const struct ser
 
 /*
  * A flow stays with its server as long as that is configured. A new connection
- * that reuses the ports of one that closed, or whose server is drained, is placed
+ * that reuses the ports of one that is over, or whose server is drained, is placed
  * afresh, and so is whatever may move while its server cannot be reached. A
  * server of another service is the mark of a signature that two flows share:
  * those never meet.
  */
 static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
-					 const struct server *server, enum flow_state state)
+					 const struct server *server, __u64 value)
 {
 	if (!serves(server, service))
 		return false;
 	if (may_move(pkt) && (server->flags & SERVER_FAILING || !server->next_hop))
 		return false;
-	return !starts_connection(pkt) ||
-	       (state != FLOW_CLOSING && !(server->flags & SERVER_DRAINED));
+	return !starts_connection(pkt) || (!(server->flags & SERVER_DRAINED) && !is_over(value));
 }
 
 /* Makes the server of an entry the only segment, if the packet is to stay with it. */
 static __always_inline bool keep(const struct packet *pkt, const struct service *service,
-				 __u64 value, enum flow_state state, struct segments *segments)
+				 __u64 value, struct segments *segments)
 {
 	__u32 number = flow_server(value);
 	struct server *server = bpf_map_lookup_elem(&servers, &number);
 
-	if (!server || !keeps_server(pkt, service, server, state))
+	if (!server || !keeps_server(pkt, service, server, value))
 		return false;
 	segments->count = 1;
 	segments->sid = 0;
@@ -99,18 +105,14 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 static __always_inline bool persist(const struct packet *pkt, const struct service *service,
 				    struct flow_slot *slot, struct segments *segments)
 {
-	enum flow_state state;
 	__u64 now;
 
 	flow_lookup(&pkt->key, service->id, slot);
-	if (!flow_known(slot))
-		return false;
-	state = flow_state(slot->value);
-	if (!keep(pkt, service, slot->value, state, segments))
+	if (!flow_known(slot) || !keep(pkt, service, slot->value, segments))
 		return false;
 	now = flow_now();
 	if (!lingers(pkt, slot->value, now))
-		flow_touch(slot, next_state(pkt, state), now);
+		flow_touch(slot, next_state(pkt, flow_state(slot->value)), now);
 	return true;
 }
 

@@ -72,7 +72,7 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 /*
  * Whether an entry's server has the flow, so that no other can: it is a server of the
  * service, and a SYN would still be sent to it (keeps_server), or the signal is not an
- * answer to one. What is closing may begin again elsewhere.
+ * answer to one. What is over may begin again elsewhere, and what is closing be gone.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
 				     const struct flow_slot *slot)
@@ -80,14 +80,15 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	__u32 number = flow_server(slot->value);
 	const struct server *server;
 
-	if (!flow_known(slot) || flow_state(slot->value) == FLOW_CLOSING)
+	if (!flow_known(slot))
 		return false;
 	server = bpf_map_lookup_elem(&servers, &number);
 	if (!server || !serves(server, service))
 		return false;
 	if (!(pkt->tcp_flags & TCP_SYN))
-		return true;
-	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
+		return flow_state(slot->value) != FLOW_CLOSING;
+	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING)) &&
+	       !is_over(slot->value);
 }
 
 /* A SYN-ACK's server is half open until the client answers. Its answer to another one may have

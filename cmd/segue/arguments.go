@@ -31,8 +31,10 @@ var valueForms = map[string]string{
 	"bool":        "true or false",
 	"duration":    "a duration with its unit, such as 500ms, 30s or 2h",
 	"int":         "a whole number",
+	"share":       "a share from 0% to 100%, such as 5%",
 	"stringSlice": "values separated by commas",
 	"uint32":      "a whole number from 0 to 4294967295",
+	"uint64":      "a whole number from 0 to 18446744073709551615",
 }
 
 // describeFlagError says what a flag's value must be where the library would quote Go's own errors.

@@ -25,7 +25,8 @@ func newLab() *cobra.Command {
 			cmd.SetContext(ctx)
 		},
 	}
-	cmd.AddCommand(newLabUp(), newLabStatus(), newLabExec(), newLabDown(), newLabDemo(), newLabUDPEcho())
+	cmd.AddCommand(newLabUp(), newLabStatus(), newLabExec(), newLabImpair(), newLabDown(),
+		newLabDemo(), newLabUDPEcho(), newLabDelay())
 	return cmd
 }
 
@@ -97,12 +98,16 @@ func newLabStatus() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		status, err := l.Status()
+		if err != nil {
+			return err
+		}
 		if *asJSON {
 			encoder := json.NewEncoder(cmd.OutOrStdout())
 			encoder.SetIndent("", "  ")
-			return encoder.Encode(l.Status())
+			return encoder.Encode(status)
 		}
-		return l.Status().Write(cmd.OutOrStdout())
+		return status.Write(cmd.OutOrStdout())
 	}
 	return cmd
 }
@@ -135,6 +140,32 @@ func newLabExec() *cobra.Command {
 			}
 		}
 		return node.Exec(command)
+	}
+	return cmd
+}
+
+func newLabImpair() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "impair [NODE...]",
+		Short: "Drop, duplicate or reorder packets between a lab's nodes, or to and from some; without shares, no longer",
+	}
+	name := labName(cmd)
+	var impairment lab.Impairment
+	cmd.Flags().Var(&impairment.Drop, "drop", "drop that `share` of the packets, such as 5%")
+	cmd.Flags().Var(&impairment.Duplicate, "duplicate", "send that `share` twice")
+	cmd.Flags().Var(&impairment.Reorder, "reorder", "have later packets overtake that `share`")
+	cmd.Flags().Uint64Var(&impairment.Seed, "seed", 0, "`number` that chooses the sequence of fates")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		l, err := lab.Open(*name, labOptions(cmd))
+		if err != nil {
+			return err
+		}
+		impairment.Links = args
+		if err := l.Impair(cmd.Context(), impairment); err != nil {
+			return err
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s: %s.\n", *name, impairment)
+		return nil
 	}
 	return cmd
 }
@@ -202,5 +233,16 @@ func newLabUDPEcho() *cobra.Command {
 			}
 			return lab.UDPEcho(cmd.Context(), args[0], ports)
 		},
+	}
+}
+
+// newLabDelay is what the lab runs on its fabric while packets are reordered.
+func newLabDelay() *cobra.Command {
+	return &cobra.Command{
+		Use:    "delay INTERFACE",
+		Short:  "Make a TAP interface that sends frames back a while later",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE:   func(cmd *cobra.Command, args []string) error { return lab.Delay(cmd.Context(), args[0]) },
 	}
 }

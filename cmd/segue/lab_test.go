@@ -21,6 +21,8 @@ func TestLabRefuses(t *testing.T) {
 		{"status --name nosuchlab", `lab "nosuchlab" is not up`},
 		{"exec --name nosuchlab s1 -- true", `lab "nosuchlab" is not up`},
 		{"exec", "requires at least 1 arg"},
+		{"impair --name nosuchlab", `lab "nosuchlab" is not up`},
+		{"impair --drop 5", `--drop "5": must be a share from 0% to 100%, such as 5%`},
 		{"down --name ../x", `name "../x": must be`},
 	} {
 		root := newRoot()

@@ -34,7 +34,7 @@ func TestPrintTrace(t *testing.T) {
 		"left": {Opens: true, Service: service, Placement: placement, Server: server,
 			Encapsulation: &balancer.TracedEncapsulation{Kind: config.GRE, Added: 24,
 				Source: netip.MustParseAddr("192.0.2.10"), Destination: netip.MustParseAddr("192.0.2.53")},
-			Known:  &balancer.TracedEntry{Server: "s1", State: "closing", Left: "a new connection takes the place of one that closed"},
+			Known:  &balancer.TracedEntry{Server: "s1", State: "closing", Idle: 8.192, Left: "a new connection takes the place of one that is over"},
 			Reason: "drop_no_next_hop"},
 		"not-vip": {Reason: "pass_not_vip"},
 	} {

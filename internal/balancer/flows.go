@@ -25,6 +25,7 @@ const (
 	// earlier, in ticks; FLOW_MAX_LEAD in bpf/flowtable.h.
 	maxFlowLead = 32
 	flowMinIdle = 15 // ticks; FLOW_MIN_IDLE in bpf/flowtable.h
+	flowLinger  = 2  // ticks; FLOW_LINGER in bpf/persist.h
 	// maxFlowTicks leaves the sweeper time before the clock wraps around.
 	maxFlowTicks = flowTimeMask - 2*maxFlowLead
 )

@@ -65,7 +65,7 @@ func TestFlowStates(t *testing.T) {
 		{stateClosing, packet.ACK, true, stateClosing, "forward_known"},
 		{stateClosing, packet.FIN | packet.ACK, true, stateClosing, "forward_known"},
 		{stateClosing, packet.SYN | packet.ACK, true, stateClosing, "forward_known"},
-		{stateClosing, packet.SYN, false, stateNew, "forward_new"},
+		{stateClosing, packet.SYN, true, stateNew, "forward_known"},
 		{stateFree, packet.SYN, false, stateNew, "forward_new"},
 		{stateFree, packet.SYN | packet.FIN, false, stateClosing, "forward_new"},
 		{stateFree, packet.ACK, false, stateNew, "forward_recover"},
@@ -106,7 +106,8 @@ func (f *fixture) isEntered(flow Flow, service, server string, state balancerFlo
 }
 
 // A connection that goes on after a FIN is open: what comes soon after may belong to its end, and neither
-// changes the entry nor puts off the time from which later packets tell more.
+// changes the entry nor puts off the time from which later packets tell more. A SYN that comes so soon may be
+// a late copy of the connection's own: it stays with the server.
 func TestConnectionGoesOnAfterFIN(t *testing.T) {
 	f := openStandard(t)
 	server := f.otherThanPlaced(web, "web")
@@ -123,6 +124,8 @@ func TestConnectionGoesOnAfterFIN(t *testing.T) {
 		{3, packet.PSH | packet.ACK, stateEstablished, 0},
 		{3, packet.FIN | packet.ACK, stateClosing, 0},
 		{3, packet.RST, stateClosing, 0},
+		{0, packet.SYN, stateNew, 0},
+		{1, packet.SYN, stateNew, 0},
 	} {
 		now := f.now()
 		clear(f.bucket(web))

@@ -70,11 +70,11 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 		return nil
 	}
 	server := serverOfName(svc, strings.TrimPrefix(e.server, svc.Name+"/"))
-	if server == nil || !r.keepsServer(p, svc, server, e.state) {
+	if server == nil || !r.keepsServer(p, svc, server, e) {
 		return nil
 	}
 	now := r.now()
-	if e.state == stateClosing && !p.ends() && e.age(now) < 2 {
+	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < flowLinger {
 		return server // the packet may belong to the end
 	}
 	e.seen = now
@@ -83,13 +83,15 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 		e.state = stateClosing
 	case !p.opens():
 		e.state = stateEstablished
+	case e.state == stateClosing:
+		e.state = stateNew
 	}
 	return server
 }
 
 // keepsServer is the table of docs/packet-path.md for flows whose server is configured. A server that
 // fails its checks is left only for others.
-func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Server, state balancerFlowState) bool {
+func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Server, e *referenceEntry) bool {
 	usable := false
 	for _, s := range r.usable(svc) {
 		usable = usable || s.Name == server.Name
@@ -98,7 +100,7 @@ func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Se
 	switch {
 	case p.mayMove() && (fails || r.linkOf(server.Name) == ""):
 		return false
-	case p.opens() && (state == stateClosing || *server.Weight == 0):
+	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || *server.Weight == 0):
 		return false
 	}
 	return true

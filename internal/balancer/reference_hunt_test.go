@@ -35,7 +35,7 @@ func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Funct
 // hunt is the way of a packet of a flow that the flow table does not know.
 func (r *reference) hunt(p parsed, svc *config.Service) (to *route, reason string) {
 	half := r.pendingOf(p.flow).find(p.flow, svc.Name)
-	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, stateNew) {
+	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
 		to = alone(srv6.AckStickiness, server)
 		if p.opens() {
 			return to, "forward_known"
@@ -219,9 +219,9 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 	if e == nil {
 		e = half
 	}
-	if server := r.holder(e, svc); server != nil && e.state != stateClosing {
+	if server := r.holder(e, svc); server != nil {
 		opening := parsed{flow: h.flow, flags: packet.SYN}
-		if !answers || r.keepsServer(opening, svc, server, e.state) {
+		if answers && r.keepsServer(opening, svc, server, e) || !answers && e.state != stateClosing {
 			if server == sender {
 				return "return_create"
 			}

@@ -71,8 +71,8 @@ func (f *fixture) cast(flow Flow, service string) map[string]string {
 	return parts
 }
 
-// setState makes the tables say of a flow what a state does: "listen", or "pending", "new", "steer" or
-// "closing" with a server.
+// setState makes the tables say of a flow what a state does: "listen", or "pending", "new", "steer",
+// "closing" or "over" with a server.
 func (f *fixture) setState(flow Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.kernel.flows.entries)
@@ -83,12 +83,16 @@ func (f *fixture) setState(flow Flow, service, state string, parts map[string]st
 	}
 	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
 	table, flowState := f.kernel.flows, map[string]balancerFlowState{
-		"pending": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing,
+		"pending": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing, "over": stateClosing,
 	}[kind]
+	seen := f.now()
+	if kind == "over" {
+		seen = (seen - flowLinger) & flowTimeMask
+	}
 	if kind == "pending" {
 		table = f.kernel.pending
 	}
-	table.entries[table.number(place)*flowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, f.now())
+	table.entries[table.number(place)*flowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, seen)
 }
 
 // state is the reverse of setState.
@@ -106,6 +110,9 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 				return "an entry of another flow"
 			}
 			kind := map[balancerFlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing"}[entry.state()]
+			if isOver(entry, f.now()) {
+				kind = "over"
+			}
 			if name != "" && entry.state() == stateNew {
 				kind = name
 			} else if name != "" {
@@ -168,16 +175,25 @@ var stickiness = []struct {
 	{"steer first", "remove RST first", "client", "closing first"},
 	{"steer first", "remove FIN second", "client", "steer first"},
 
-	{"closing first", "SYN", "hunt", "closing first"},
+	{"closing first", "SYN", "first", "new first"},
 	{"closing first", "ACK", "first", "closing first"},
 	{"closing first", "FIN", "first", "closing first"},
-	{"closing first", "create SYN-ACK first", "client", "new first"},
-	{"closing first", "create SYN-ACK second", "client", "new second"},
+	{"closing first", "create SYN-ACK first", "client", "closing first"},
+	{"closing first", "create SYN-ACK second", "reset second", "closing first"},
 	{"closing first", "create ACK second", "client", "steer second"},
 	{"closing first", "remove FIN first", "client", "closing first"},
 	{"closing first", "remove FIN second", "client", "closing first"},
 
-	// A flow that takes the place of one that closed is half open in the flow table.
+	{"over first", "SYN", "hunt", "over first"},
+	{"over first", "ACK", "first", "steer first"},
+	{"over first", "FIN", "first", "closing first"},
+	{"over first", "create SYN-ACK first", "client", "new first"},
+	{"over first", "create SYN-ACK second", "client", "new second"},
+	{"over first", "create ACK second", "client", "steer second"},
+	{"over first", "remove FIN first", "client", "closing first"},
+	{"over first", "remove FIN second", "client", "over first"},
+
+	// A flow that takes the place of one that is over is half open in the flow table.
 	{"new first", "SYN", "first", "new first"},
 	{"new first", "ACK", "first", "steer first"},
 	{"new first", "RST", "first", "closing first"},
@@ -199,6 +215,8 @@ var stickinessOfDrained = []struct{ state, event, want, after string }{
 	{"steer first", "create ACK first", "client", "steer first"},
 	{"steer first", "create ACK second", "reset second", "steer first"},
 	{"steer first", "remove FIN first", "client", "closing first"},
+	{"closing first", "SYN", "hunt", "closing first"},
+	{"closing first", "create SYN-ACK second", "client", "new second"},
 }
 
 var flagsOf = map[string]packet.TCPFlags{

@@ -229,7 +229,7 @@ func (v *View) traceEntry(p Packet, service *balancerServiceEntry, entry flowEnt
 		Server: v.serverName(entry.server()),
 		State:  state,
 		Idle:   float64(entry.age(now)) * v.clock.tick.Seconds(),
-		Left:   v.leaves(p, service, entry),
+		Left:   v.leaves(p, service, entry, now),
 	}
 	return t.Known.Left == ""
 }
@@ -252,9 +252,14 @@ var stateNames = map[balancerFlowState]string{
 	balancerFlowStateFLOW_CLOSING:     "closing",
 }
 
+// isOver tells whether an entry's connection has ended for good: is_over in bpf/persist.h.
+func isOver(entry flowEntry, now uint16) bool {
+	return entry.state() == balancerFlowStateFLOW_CLOSING && entry.age(now) >= flowLinger
+}
+
 // leaves says why the packet of a known flow does not go to its server: keeps_server in
 // bpf/persist.h. Empty: it does.
-func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry) string {
+func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, now uint16) string {
 	if int(entry.server()) >= len(v.servers.servers) {
 		return "the server's slot is beyond the table"
 	}
@@ -269,8 +274,8 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry) 
 		return "the server fails its checks"
 	case mayMove && !v.servers.hasNextHop(entry.server()):
 		return "the server has no next hop"
-	case p.Opens && entry.state() == balancerFlowStateFLOW_CLOSING:
-		return "a new connection takes the place of one that closed"
+	case p.Opens && isOver(entry, now):
+		return "a new connection takes the place of one that is over"
 	case p.Opens && flags&balancerServerFlagsSERVER_DRAINED != 0:
 		return "the server is drained"
 	}

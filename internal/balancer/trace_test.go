@@ -126,7 +126,7 @@ func TestTraceOfHunt(t *testing.T) {
 	view := f.view()
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
-		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second"} {
+		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second"} {
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
 				for _, lost := range []string{"", first, second} {
 					t.Run(fmt.Sprintf("%s/%s/%v/without %s", service, state, flags, lost), func(t *testing.T) {
@@ -324,7 +324,7 @@ func stateAfter(before *Trace, flags packet.TCPFlags) string {
 	switch {
 	case flags&(packet.FIN|packet.RST) != 0:
 		return "closing"
-	case before.Known == nil || before.Known.Left != "":
+	case before.Known == nil || before.Known.Left != "", before.Opens && before.Known.State == "closing":
 		return "new"
 	case before.Known.State == "new" && !before.Opens:
 		return "established"

@@ -20,7 +20,9 @@ type Lab struct {
 	Topology  Topology
 	Nodes     []*Node
 	Processes []*Process
-	progress  func(string)
+	// delay runs on the fabric while packets are reordered; it is none of Processes.
+	delay    *Process
+	progress func(string)
 }
 
 // Options are about this process's dealings with a lab, not about the lab.
@@ -49,6 +51,9 @@ func newLab(topology Topology, options Options) (*Lab, error) {
 	}
 	for _, n := range l.Nodes {
 		l.Processes = append(l.Processes, n.processes(options.Binary)...)
+	}
+	l.delay = &Process{
+		Name: "delay", node: l.Node("fabric"), args: []string{options.Binary, "lab", "delay", delayName}, daemon: true,
 	}
 	return l, nil
 }
@@ -87,13 +92,17 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 }
 
 func (l *Lab) build(ctx context.Context) error {
-	steps := []struct {
+	type step struct {
 		progress string
 		do       func(context.Context) error
-	}{
+	}
+	steps := []step{
 		{"Building the network: " + l.Topology.summary() + ".", l.buildNetwork},
 		{"Writing configurations and the servers' files.", func(context.Context) error { return l.writeFiles() }},
 		{fmt.Sprintf("Starting %d processes.", len(l.Processes)), l.startProcesses},
+	}
+	if l.Topology.Impair.Some() {
+		steps = append(steps, step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
 	}
 	if err := mountBPFFS(l.Name); err != nil {
 		return err
@@ -138,7 +147,7 @@ func (l *Lab) startProcesses(ctx context.Context) error {
 func (l *Lab) Down() error {
 	err := Down(l.Name)
 	if err == nil {
-		for _, p := range l.Processes {
+		for _, p := range append(slices.Clone(l.Processes), l.delay) {
 			if p.exited != nil {
 				<-p.exited
 			}

@@ -55,6 +55,8 @@ func segue(ctx context.Context, args []string) error {
 			ports = append(ports, uint16(port))
 		}
 		return UDPEcho(ctx, args[2], ports)
+	case len(args) == 3 && args[1] == "delay":
+		return Delay(ctx, args[2])
 	case len(args) == 3 && args[1] == "up":
 		topology := bareTopology()
 		topology.Name = args[2]
@@ -484,8 +486,8 @@ func TestProcessesAndStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := other.Status(); got.Running != 4 || got.Processes != 4 {
-		t.Errorf("%d of %d processes run, want 4 of 4", got.Running, got.Processes)
+	if got, err := other.Status(); err != nil || got.Running != 4 || got.Processes != 4 {
+		t.Errorf("%d of %d processes run, want 4 of 4; %v", got.Running, got.Processes, err)
 	}
 	echo := l.Process("s1", "echo")
 	if err := echo.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "runs already") {
@@ -495,8 +497,12 @@ func TestProcessesAndStatus(t *testing.T) {
 	if err := other.Process("s1", "echo").Kill(); err != nil {
 		t.Fatal(err)
 	}
+	status, err := other.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
 	var text bytes.Buffer
-	if err := other.Status().Write(&text); err != nil || !strings.Contains(text.String(), "echo (NOT RUNNING") {
+	if err := status.Write(&text); err != nil || !strings.Contains(text.String(), "echo (NOT RUNNING") {
 		t.Errorf("status does not tell that the echo is gone: %v\n%s", err, text.String())
 	}
 	if err := echo.Start(t.Context()); err != nil {

@@ -269,6 +269,9 @@ func (n *Node) plugIn(node *Node, br netlink.Link) error {
 		if err != nil {
 			return err
 		}
+		if err := addClsact(h, port); err != nil { // now that nothing is lost by it
+			return err
+		}
 		if err := h.LinkSetMaster(port, br); err != nil {
 			return err
 		}

@@ -101,6 +101,11 @@ func (t Topology) specs(role Role) []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role != role })
 }
 
+// fabricSpecs returns the nodes that have a port of the fabric, named after them.
+func (t Topology) fabricSpecs() []Spec {
+	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role == RoleFabric || s.Role == RoleClient })
+}
+
 // host returns the address n in a prefix.
 func host(prefix netip.Prefix, n int) netip.Addr {
 	addr := prefix.Addr().AsSlice()

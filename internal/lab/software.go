@@ -192,12 +192,7 @@ func (n *Node) writeConfig(template string, data any) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", n.Name, err)
 	}
-	// Renamed into place, so that a daemon never reads half a file.
-	path := n.configPath(template)
-	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return replaceFile(n.configPath(template), text)
 }
 
 func render(template string, data any) ([]byte, error) {

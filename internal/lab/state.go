@@ -100,11 +100,23 @@ func (l *Lab) fillState() error {
 			return err
 		}
 	}
+	return l.writeTopology()
+}
+
+func (l *Lab) writeTopology() error {
 	text, err := yaml.Dump(l.Topology)
 	if err != nil {
 		return fmt.Errorf("write topology: %w", err)
 	}
-	return os.WriteFile(l.path("topology.yaml"), text, 0o644)
+	return replaceFile(l.path("topology.yaml"), text)
+}
+
+// replaceFile renames a new file into place, so that nobody ever reads half of it.
+func replaceFile(path string, text []byte) error {
+	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 // Open returns the lab of a name that is up.

@@ -3,6 +3,7 @@ package lab
 import (
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 )
 
@@ -14,6 +15,10 @@ type Status struct {
 	StateDir  string          `json:"state_dir"`
 	Processes int             `json:"processes_expected"`
 	Running   int             `json:"processes_running"`
+	// Impairment is what happens to packets between nodes, and Impaired what has happened to those to
+	// each node.
+	Impairment Impairment                  `json:"impairment"`
+	Impaired   map[string]ImpairmentCounts `json:"impaired,omitempty"`
 }
 
 // NodeStatus is the state of a node.
@@ -39,12 +44,16 @@ type ServiceStatus struct {
 	Encapsulation string `json:"encapsulation"`
 }
 
-// Status tells the state of the lab's nodes and processes.
-func (l *Lab) Status() Status {
-	status := Status{Name: l.Name, StateDir: l.path(), Processes: len(l.Processes)}
+// Status tells the state of the lab's nodes, processes and links.
+func (l *Lab) Status() (Status, error) {
+	processes := l.Processes
+	if l.Topology.Impair.Reorder.some() {
+		processes = append(slices.Clone(processes), l.delay)
+	}
+	status := Status{Name: l.Name, StateDir: l.path(), Processes: len(processes), Impairment: l.Topology.Impair}
 	for _, n := range l.Nodes {
 		node := NodeStatus{Spec: n.Spec, Namespace: n.namespace(), Processes: []ProcessStatus{}}
-		for _, p := range l.Processes {
+		for _, p := range processes {
 			if p.node != n {
 				continue
 			}
@@ -62,7 +71,9 @@ func (l *Lab) Status() Status {
 			Name: s.Name, Address: s.Address().String(), Protocol: string(s.Protocol), Encapsulation: string(s.Encapsulation),
 		})
 	}
-	return status
+	var err error
+	status.Impaired, err = l.ImpairmentCounts()
+	return status, err
 }
 
 // Write prints the status for people.
@@ -98,6 +109,16 @@ func (s Status) Write(w io.Writer) error {
 	fmt.Fprintln(table, "service\taddress\tprotocol\tencapsulation\t")
 	for _, service := range s.Services {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t\n", service.Name, service.Address, service.Protocol, service.Encapsulation)
+	}
+	if err := table.Flush(); err != nil || !s.Impairment.Some() {
+		return err
+	}
+	fmt.Fprintf(w, "\nImpaired: %s\n\n", s.Impairment)
+	fmt.Fprintln(table, "packets to\tall\tdropped\tduplicated\treordered\t")
+	for _, n := range s.Nodes {
+		if c, ok := s.Impaired[n.Name]; ok {
+			fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%d\t\n", n.Name, c.Packets, c.Dropped, c.Duplicated, c.Reordered)
+		}
 	}
 	return table.Flush()
 }

@@ -23,7 +23,8 @@ type Topology struct {
 	MTU       MTU    `yaml:"mtu"`
 	// Bare leaves out the balancers' and agents' daemons: the network, the servers' applications and
 	// nothing that connects VIPs with them.
-	Bare bool `yaml:"bare"`
+	Bare   bool       `yaml:"bare"`
+	Impair Impairment `yaml:"impair"`
 	// Applications are what the servers run, which take turns: s1 the first one, s2 the second.
 	Applications []Application `yaml:"applications"`
 	Services     []Service     `yaml:"services"`
@@ -145,6 +146,7 @@ func (t Topology) problems() config.Errors {
 	inRange("servers", t.Servers, 1, maxServers)
 	inRange("mtu.client", t.MTU.Client, 1280, 65535)
 	inRange("mtu.fabric", t.MTU.Fabric, 1280+t.longerLists(), MaxFabricMTU)
+	errs = append(errs, t.Impair.problems(t)...)
 	for i, application := range t.Applications {
 		if application != Nginx && application != Apache {
 			fail(fmt.Sprintf("applications[%d]", i), application, "must be %s or %s", Nginx, Apache)

@@ -84,7 +84,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return "services: [{name: a, vip: 2001:db8::1, port: 80, protocol: tcp, encapsulation: srv6-insert, placement: hunt, " + field + "}]"
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, bare, applications, services"},
+		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, bare, impair, applications, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -94,6 +94,13 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"mtu: 1500", `line 1: mtu "1500": must be a mapping`},
 		{"mtu: {client: 1279}", `mtu.client "1279": must be 1280 to 65535`},
 		{"mtu: {fabric: 9000}", `mtu.fabric "9000": must be 1304 to 3498`},
+		{"impair: 5%", `line 1: impair "5%": must be a mapping`},
+		{"impair: {drop: 5}", `line 1: impair.drop "5": must be a share from 0% to 100%`},
+		{"impair: {reorder: 101%}", `impair.reorder "101%": must be a share from 0% to 100%`},
+		{"impair: {duplicate: -1%}", `impair.duplicate "-1%": must be a share from 0% to 100%`},
+		{"impair: {drop: NaN%}", `impair.drop "NaN%": must be a share from 0% to 100%`},
+		{"impair: {drop: 60%, reorder: 60%}", "impair: the shares add up to more than 100%"},
+		{"servers: 2\nimpair: {links: [s1, s3]}", `line 2: impair.links[1] "s3": must be edge, or one of the balancers and servers`},
 		{"services: 5", `line 1: services "5": must be a list`},
 		{"services: [", "line 2: while parsing a flow node"},
 		{service(`name: ""`), ": services[0].name: required"},

@@ -1,0 +1,117 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/daemon"
+)
+
+const (
+	// delayName is the TAP interface of packets that others are to overtake.
+	delayName = "delay"
+	// delayTime is how long they are kept: many packets of a busy flow long, and short against the
+	// timeouts of transport protocols.
+	delayTime = 2 * time.Millisecond
+	// returnTimeout is how long the process may pause before what it keeps counts as lost.
+	returnTimeout = time.Second
+	// delayQueue is how many packets may wait for a process that does not get to run.
+	delayQueue = 100_000
+)
+
+// Delay makes a TAP interface and sends what is sent to it back, each frame 2 ms later. It says when it
+// is ready, as sd_notify(3) describes, and returns when the context ends; what it has then is lost.
+func Delay(ctx context.Context, name string) error {
+	tap, err := openTAP(name)
+	if err != nil {
+		return fmt.Errorf("delay: interface %s: %w", name, err)
+	}
+	defer tap.Close()
+	if err := daemon.Notify("READY=1"); err != nil {
+		return err
+	}
+	frames := make(chan frame, 1024) // more wait in the interface's queue
+	group, groupCtx := errgroup.WithContext(ctx)
+	stop := context.AfterFunc(groupCtx, func() { tap.SetReadDeadline(time.Now()) })
+	defer stop()
+	group.Go(func() error {
+		defer close(frames)
+		return receive(groupCtx, tap, frames)
+	})
+	group.Go(func() error { return sendBack(tap, frames) })
+	if err := group.Wait(); ctx.Err() == nil {
+		return fmt.Errorf("delay: interface %s: %w", name, err)
+	}
+	return nil
+}
+
+// frame is a frame that goes back when it is due.
+type frame struct {
+	due  time.Time
+	data []byte
+}
+
+// receive reads frames until the context ends, which also sets the read deadline.
+func receive(ctx context.Context, tap *os.File, frames chan<- frame) error {
+	buf := make([]byte, maxPacket)
+	for {
+		n, err := tap.Read(buf)
+		if err != nil {
+			return err
+		}
+		select {
+		case frames <- frame{time.Now().Add(delayTime), bytes.Clone(buf[:n])}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// sendBack writes frames when they are due.
+func sendBack(tap *os.File, frames <-chan frame) error {
+	for f := range frames {
+		time.Sleep(time.Until(f.due))
+		if _, err := tap.Write(f.data); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openTAP makes a TAP interface, which is there as long as the file is open. It has no offloads: the
+// kernel completes packets before they are read.
+func openTAP(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("/dev/net/tun: %w", err)
+	}
+	request, err := unix.NewIfreq(name)
+	if err == nil {
+		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	}
+	tap := os.NewFile(uintptr(fd), "TAP interface "+name) // has to be an interface by now to be polled
+	if err == nil {
+		err = bringUp(name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, tap.Close())
+	}
+	return tap, nil
+}
+
+func bringUp(name string) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.LinkSetTxQLen(link, delayQueue), netlink.LinkSetUp(link))
+}

@@ -1,0 +1,3 @@
+package lab
+
+//go:generate go tool bpf2go -target bpfel -type port impair ../../bpf/lab/impair.bpf.c

@@ -1,0 +1,404 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// Impairment is what the fabric does to packets that pass from one node to the next: the edge router,
+// balancers and servers. Each packet meets at most one of the fates, once for each time that it passes
+// the fabric, by chance. The zero value leaves all packets alone.
+type Impairment struct {
+	Drop      Share `yaml:"drop" json:"drop,omitempty"`
+	Duplicate Share `yaml:"duplicate" json:"duplicate,omitempty"` // sent twice
+	Reorder   Share `yaml:"reorder" json:"reorder,omitempty"`     // kept back for 2 ms
+	// Links names the nodes from and to which it happens; none means all.
+	Links []string `yaml:"links" json:"links,omitempty"`
+	// Seed chooses another sequence of fates. The nth packet to a node meets the same one each time.
+	Seed uint64 `yaml:"seed" json:"seed"`
+}
+
+// Share is a part of all packets as people write it, such as 5% or 0.1%. Empty means none.
+type Share string
+
+// Set, String and Type make a share the value of a command's flag.
+func (s *Share) Set(text string) error {
+	*s = Share(text)
+	_, err := s.chance()
+	return err
+}
+
+func (s *Share) String() string { return string(*s) }
+
+// Type tells what kind of value the flag takes.
+func (s *Share) Type() string { return "share" }
+
+var errShare = errors.New("must be a share from 0% to 100%, such as 5%")
+
+// chance is the share as a number from 0 to 1.
+func (s Share) chance() (float64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	number, isPercent := strings.CutSuffix(string(s), "%")
+	percent, err := strconv.ParseFloat(number, 64)
+	if !isPercent || err != nil || !(percent >= 0 && percent <= 100) {
+		return 0, errShare
+	}
+	return percent / 100, nil
+}
+
+// some tells whether the share, which is a valid one, is more than none.
+func (s Share) some() bool {
+	chance, _ := s.chance()
+	return chance > 0
+}
+
+// Some tells whether the impairment, which is a valid one, does anything.
+func (i Impairment) Some() bool { return i.Drop.some() || i.Duplicate.some() || i.Reorder.some() }
+
+// String says what happens, in words.
+func (i Impairment) String() string {
+	if !i.Some() {
+		return "no packets are impaired"
+	}
+	var fates []string
+	for _, fate := range []struct {
+		share Share
+		name  string
+	}{{i.Drop, "dropped"}, {i.Duplicate, "duplicated"}, {i.Reorder, "reordered"}} {
+		if fate.share.some() {
+			fates = append(fates, string(fate.share)+" "+fate.name)
+		}
+	}
+	where := "between all nodes"
+	if len(i.Links) > 0 {
+		where = "to and from " + strings.Join(i.Links, ", ")
+	}
+	return strings.Join(fates, ", ") + " " + where
+}
+
+// problems lists what is wrong with the impairment in a lab of the topology.
+func (i Impairment) problems(t Topology) (errs config.Errors) {
+	fail := func(path string, value any, problem string) {
+		errs = append(errs, &config.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
+	}
+	sum := 0.0
+	for _, share := range []struct {
+		path  string
+		value Share
+	}{{"impair.drop", i.Drop}, {"impair.duplicate", i.Duplicate}, {"impair.reorder", i.Reorder}} {
+		chance, err := share.value.chance()
+		if err != nil {
+			fail(share.path, share.value, err.Error())
+		}
+		sum += chance
+	}
+	if sum > 1+1e-9 { // which is what rounding may add
+		fail("impair", "", "the shares add up to more than 100%")
+	}
+	for j, name := range i.Links {
+		if !slices.ContainsFunc(t.fabricSpecs(), func(s Spec) bool { return s.Name == name }) {
+			fail(fmt.Sprintf("impair.links[%d]", j), name, "must be edge, or one of the balancers and servers")
+		}
+	}
+	return errs
+}
+
+// Impair replaces what happens to packets between the lab's nodes from now on. What was kept back until
+// now is sent first. It must not be called while the lab's Topology or Status is in use.
+func (l *Lab) Impair(ctx context.Context, i Impairment) error {
+	if errs := i.problems(l.Topology); len(errs) > 0 {
+		return errs
+	}
+	lock, err := lockState(l.Name)
+	if err != nil {
+		return err
+	}
+	defer lock.unlock()
+	if err := l.endImpairment(ctx); err != nil {
+		return err
+	}
+	l.Topology.Impair = i
+	if err := l.writeTopology(); err != nil {
+		return err
+	}
+	return l.startImpairment(ctx)
+}
+
+func (l *Lab) startImpairment(ctx context.Context) error {
+	i := l.Topology.Impair
+	if !i.Some() {
+		return nil
+	}
+	// What is dropped, or overtaken, shall be packets as they are on a wire. Balancers and servers have
+	// segmentation offload off already, as the far ends of their cables run XDP.
+	err := l.Node("edge").Do(func() error { return disableOffload(uplink, unix.ETHTOOL_STSO) })
+	if err != nil {
+		return fmt.Errorf("edge: switch segmentation offload off: %w", err)
+	}
+	if i.Reorder.some() {
+		if err := l.delay.Start(ctx); err != nil {
+			return err
+		}
+	}
+	if err := l.attachImpairment(); err != nil {
+		return fmt.Errorf("fabric: impair packets: %w", err)
+	}
+	return nil
+}
+
+// endImpairment takes the programs away, waits for the packets that are kept back, and ends the process
+// that keeps them.
+func (l *Lab) endImpairment(ctx context.Context) error {
+	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
+		for _, spec := range l.Topology.fabricSpecs() {
+			port, err := h.LinkByName(spec.Name)
+			if err != nil {
+				return fmt.Errorf("fabric: port %s: %w", spec.Name, err)
+			}
+			err = h.FilterDel(filter(port, netlink.HANDLE_MIN_EGRESS))
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				return fmt.Errorf("fabric: port %s: delete filter: %w", spec.Name, err)
+			}
+		}
+		return l.awaitReturned(ctx, h)
+	})
+	return errors.Join(err, l.delay.Stop())
+}
+
+// awaitReturned returns when no packet is kept back any more, or none has returned for so long that the
+// others have to be lost.
+func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
+	tick := time.NewTicker(delayTime)
+	defer tick.Stop()
+	var last uint64
+	for deadline := time.Now().Add(returnTimeout); time.Now().Before(deadline); {
+		counts, err := l.countsAt(h, delayName, netlink.HANDLE_MIN_INGRESS)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("fabric: %w", err)
+		}
+		var reordered, returned uint64
+		for _, c := range counts {
+			reordered += c.Reordered
+			returned += c.Returned
+		}
+		if returned == reordered {
+			return nil
+		}
+		if returned > last {
+			last, deadline = returned, time.Now().Add(returnTimeout)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// attachImpairment loads the programs and attaches them. The ports hold them: nothing is left behind
+// when these go.
+func (l *Lab) attachImpairment() error {
+	return l.Node("fabric").netlink(func(h *netlink.Handle) error {
+		var delay netlink.Link
+		if l.Topology.Impair.Reorder.some() {
+			var err error
+			if delay, err = h.LinkByName(delayName); err != nil {
+				return fmt.Errorf("interface %s: %w", delayName, err)
+			}
+		}
+		objects, err := l.Topology.Impair.load(delay)
+		if err != nil {
+			return err
+		}
+		defer objects.Close()
+		if delay != nil {
+			if err := addClsact(h, delay); err != nil {
+				return err
+			}
+			if err := attachFilter(h, delay, netlink.HANDLE_MIN_INGRESS, objects.GiveBack); err != nil {
+				return err
+			}
+		}
+		for _, spec := range l.Topology.fabricSpecs() {
+			port, err := h.LinkByName(spec.Name)
+			if err != nil {
+				return fmt.Errorf("port %s: %w", spec.Name, err)
+			}
+			if err := objects.Ports.Put(uint32(port.Attrs().Index), l.Topology.Impair.port(spec.Name)); err != nil {
+				return fmt.Errorf("port %s: %w", spec.Name, err)
+			}
+			if err := attachFilter(h, port, netlink.HANDLE_MIN_EGRESS, objects.Impair); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// load loads the programs; those packets that are to be kept back go to the interface.
+func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
+	spec, err := loadImpair()
+	if err != nil {
+		return nil, err
+	}
+	drop, _ := i.Drop.chance() // all are valid
+	duplicate, _ := i.Duplicate.chance()
+	reorder, _ := i.Reorder.chance()
+	below := func(chance float64) uint64 { return uint64(math.Round(chance * (1 << 32))) }
+	variables := map[string]any{
+		impairVarDropBelow:      below(drop),
+		impairVarDuplicateBelow: below(drop + duplicate),
+		impairVarReorderBelow:   below(drop + duplicate + reorder),
+		impairVarSeed:           i.Seed,
+	}
+	if delay != nil {
+		variables[impairVarDelay] = uint32(delay.Attrs().Index)
+	}
+	for name, value := range variables {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	objects := new(impairObjects)
+	return objects, spec.LoadAndAssign(objects, nil)
+}
+
+// port is the entry of a node's port before the first packet.
+func (i Impairment) port(node string) (port impairPort) {
+	if len(i.Links) == 0 || slices.Contains(i.Links, node) {
+		port.Impaired = 1
+	}
+	return port
+}
+
+// addClsact makes an interface ready for filters. The kernel drops what is sent there meanwhile, as it does
+// when clsact is deleted: its way to replace queueing disciplines stops all queues of the interface.
+// Filters come and go without a loss.
+func addClsact(h *netlink.Handle, at netlink.Link) error {
+	err := h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: at.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+	}})
+	if err != nil {
+		return fmt.Errorf("interface %s: add clsact: %w", at.Attrs().Name, err)
+	}
+	return nil
+}
+
+// attachFilter attaches a program to one side of an interface that is ready for it, where there is none.
+func attachFilter(h *netlink.Handle, at netlink.Link, side uint32, program *ebpf.Program) error {
+	f := filter(at, side)
+	f.Fd = program.FD()
+	if err := h.FilterAdd(f); err != nil {
+		return fmt.Errorf("interface %s: add filter: %w", at.Attrs().Name, err)
+	}
+	return nil
+}
+
+// filter is the only filter of one side of an interface.
+func filter(at netlink.Link, side uint32) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: at.Attrs().Index, Parent: side, Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+		},
+		Name: "segue/lab", DirectAction: true,
+	}
+}
+
+// ImpairmentCounts are numbers of packets to a node, since the impairment began.
+type ImpairmentCounts struct {
+	Packets    uint64 `json:"packets"` // that might have been impaired
+	Dropped    uint64 `json:"dropped"`
+	Duplicated uint64 `json:"duplicated"`
+	Reordered  uint64 `json:"reordered"` // kept back
+	Returned   uint64 `json:"returned"`  // of these, sent since
+}
+
+// ImpairmentCounts returns what has happened to the packets to each node at the fabric while packets
+// are impaired, and else nothing.
+func (l *Lab) ImpairmentCounts() (counts map[string]ImpairmentCounts, err error) {
+	err = l.Node("fabric").netlink(func(h *netlink.Handle) error {
+		counts, err = l.countsAt(h, "edge", netlink.HANDLE_MIN_EGRESS)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("fabric: counts of impaired packets: %w", err)
+	}
+	return counts, nil
+}
+
+// countsAt finds the counts of all ports by way of the program, if any, at one side of an interface.
+func (l *Lab) countsAt(h *netlink.Handle, ifname string, side uint32) (map[string]ImpairmentCounts, error) {
+	at, err := h.LinkByName(ifname)
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: %w", ifname, err)
+	}
+	filters, err := h.FilterList(at, side)
+	if err != nil {
+		return nil, fmt.Errorf("interface %s: list filters: %w", ifname, err)
+	}
+	i := slices.IndexFunc(filters, func(f netlink.Filter) bool { return f.Type() == "bpf" })
+	if i < 0 {
+		return nil, nil
+	}
+	table, err := mapOfProgram(ebpf.ProgramID(filters[i].(*netlink.BpfFilter).Id), impairMapPorts)
+	if err != nil {
+		return nil, err
+	}
+	defer table.Close()
+	counts := make(map[string]ImpairmentCounts)
+	for _, spec := range l.Topology.fabricSpecs() {
+		link, err := h.LinkByName(spec.Name)
+		if err != nil {
+			return nil, fmt.Errorf("port %s: %w", spec.Name, err)
+		}
+		var p impairPort
+		if err := table.Lookup(uint32(link.Attrs().Index), &p); err != nil {
+			return nil, fmt.Errorf("port %s: %w", spec.Name, err)
+		}
+		counts[spec.Name] = ImpairmentCounts{p.Packets, p.Dropped, p.Duplicated, p.Reordered, p.Returned}
+	}
+	return counts, nil
+}
+
+// mapOfProgram opens the map of a name that a program uses.
+func mapOfProgram(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", id, err)
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return nil, fmt.Errorf("program %d: %w", id, err)
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		table, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return nil, fmt.Errorf("map %d: %w", id, err)
+		}
+		if info, err := table.Info(); err == nil && info.Name == name {
+			return table, nil
+		}
+		table.Close()
+	}
+	return nil, fmt.Errorf("program %d has no map %s", id, name)
+}

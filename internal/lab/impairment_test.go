@@ -1,0 +1,423 @@
+package lab
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"math"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// arrivals are what came of a stream of numbered datagrams.
+type arrivals struct {
+	distinct, copies uint64
+	// late is how many arrived after one with a higher number: reordered, by RFC 4737 section 3.3.
+	late uint64
+}
+
+const endOfStream = math.MaxUint64
+
+// stream sends n datagrams from the client to a server's own address, as fast as it can, and returns
+// what has arrived after settle, which is called when all are sent.
+func stream(t *testing.T, l *Lab, server string, n uint64, settle func()) arrivals {
+	t.Helper()
+	sender, result := streamTo(t, l, server)
+	start := time.Now()
+	onOneCPU(t, func() error { return sendNumbers(sender, 0, n) })
+	t.Logf("%.0f datagrams a second", float64(n)/time.Since(start).Seconds())
+	settle()
+	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
+	return <-result
+}
+
+// streamTo makes a connection from the client to a server's own address, and returns what becomes of the
+// stream that is sent there.
+func streamTo(t *testing.T, l *Lab, server string) (net.Conn, <-chan arrivals) {
+	t.Helper()
+	to := netip.AddrPortFrom(l.Node(server).IPv6, 7777).String()
+	receiver, err := l.Node(server).ListenPacket(t.Context(), "udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { receiver.Close() })
+	largeBuffer(t, receiver.(*net.UDPConn))
+	sender, err := l.Node("client").Dial(t.Context(), "udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sender.Close() })
+	result := make(chan arrivals, 1)
+	go func() {
+		got := receiveStream(receiver)
+		receiver.Close() // the next stream has the same address
+		result <- got
+	}()
+	return sender, result
+}
+
+// largeBuffer lets a socket keep all that a test sends.
+func largeBuffer(t *testing.T, conn *net.UDPConn) {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		err = errors.Join(err, raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 512<<20)
+		}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func sendNumbers(conn net.Conn, first, n uint64) error {
+	var datagram [8]byte
+	for i := range n {
+		binary.BigEndian.PutUint64(datagram[:], first+i)
+		if _, err := conn.Write(datagram[:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stragglers is how long datagrams may come after the end of their stream: those that were kept back are
+// sent on another CPU, whose queue the end does not wait for.
+const stragglers = 200 * time.Millisecond
+
+// receiveStream reads the datagrams of a stream, until the socket is closed or no more come after its end.
+func receiveStream(conn net.PacketConn) (a arrivals) {
+	seen := make(map[uint64]bool)
+	highest := uint64(0)
+	var datagram [8]byte
+	for {
+		if _, _, err := conn.ReadFrom(datagram[:]); err != nil {
+			return a
+		}
+		number := binary.BigEndian.Uint64(datagram[:])
+		switch {
+		case number == endOfStream:
+			if err := conn.SetReadDeadline(time.Now().Add(stragglers)); err != nil {
+				return a
+			}
+			continue
+		case seen[number]:
+			a.copies++
+			continue
+		case number < highest:
+			a.late++
+		}
+		a.distinct++
+		seen[number], highest = true, max(highest, number)
+	}
+}
+
+// onOneCPU runs f on a thread that stays where it is: one that moves on can overtake its own packets,
+// which wait for the CPU that it has left.
+func onOneCPU(t *testing.T, f func() error) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, one unix.CPUSet
+	err := unix.SchedGetaffinity(0, &before)
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if before.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	err = errors.Join(err, unix.SchedSetaffinity(0, &one), f(), unix.SchedSetaffinity(0, &before))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// impair impairs packets when the servers' neighbours are known: where a query for one is dropped, what
+// is sent in the next second waits, or is lost, before it meets the fabric.
+func impair(t *testing.T, l *Lab, i Impairment) {
+	t.Helper()
+	if err := l.Impair(t.Context(), Impairment{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range l.Topology.specs(RoleServer) {
+		exchange(t, l.Node("client"), netip.AddrPortFrom(s.IPv6, 9000), "hello")
+	}
+	if err := l.Impair(t.Context(), i); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settled returns the counts when all packets that were kept back are on their way again.
+func settled(t *testing.T, l *Lab) map[string]ImpairmentCounts {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		all, err := l.ImpairmentCounts()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sum ImpairmentCounts
+		for _, c := range all {
+			sum.Reordered += c.Reordered
+			sum.Returned += c.Returned
+		}
+		if sum.Reordered == sum.Returned {
+			return all
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("packets that were kept back are missing: %+v", all)
+		}
+	}
+}
+
+// requireShare fails the test unless a count is within six standard deviations of a share of all.
+func requireShare(t *testing.T, what string, count, all uint64, share Share) {
+	t.Helper()
+	p, err := share.chance()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mean, deviation := p*float64(all), math.Sqrt(float64(all)*p*(1-p))
+	if math.Abs(float64(count)-mean) > 6*deviation {
+		t.Errorf("%s: %d of %d packets, want %s: %.0f ± %.0f", what, count, all, share, mean, deviation)
+	}
+}
+
+// requireNear fails the test unless two counts differ by at most some.
+func requireNear(t *testing.T, what string, got, want, some uint64) {
+	t.Helper()
+	if max(got, want)-min(got, want) > some {
+		t.Errorf("%s: %d, want %d ± %d", what, got, want, some)
+	}
+}
+
+func TestImpairedLinks(t *testing.T) {
+	const n = 100_000
+	l := up(t, bareTopology())
+	i := Impairment{Drop: "5%", Duplicate: "2%", Reorder: "5%"}
+	impair(t, l, i)
+	var counts ImpairmentCounts
+	got := stream(t, l, "s1", n, func() {
+		counts = settled(t, l)["s1"]
+		impair(t, l, Impairment{})
+	})
+	t.Logf("%+v; arrived: %+v", counts, got)
+	requireShare(t, "dropped", counts.Dropped, counts.Packets, i.Drop)
+	requireShare(t, "duplicated", counts.Duplicated, counts.Packets, i.Duplicate)
+	requireShare(t, "reordered", counts.Reordered, counts.Packets, i.Reorder)
+	// A few packets are not the stream's, but of neighbour discovery.
+	others := counts.Packets - n
+	if counts.Packets < n || others > 100 {
+		t.Fatalf("%d packets were to be impaired, want little more than %d", counts.Packets, n)
+	}
+	requireNear(t, "datagrams that arrived", got.distinct, n-counts.Dropped, others)
+	requireNear(t, "second copies", got.copies, counts.Duplicated, others)
+	// Where the machine stood still while one was kept back, nothing overtook it.
+	requireNear(t, "late datagrams", got.late, counts.Reordered, others+counts.Reordered/10)
+
+	counted, err := l.ImpairmentCounts()
+	if err != nil || len(counted) != 0 {
+		t.Errorf("counts without an impairment: %v, %v", counted, err)
+	}
+	got = stream(t, l, "s1", n, func() {})
+	if want := (arrivals{distinct: n}); got != want {
+		t.Errorf("without an impairment: %+v arrived, want %+v", got, want)
+	}
+}
+
+// TestKeptBackPacketsAreNotLost ends an impairment while packets are kept back: only fewer than all are
+// reordered, none is missing.
+func TestKeptBackPacketsAreNotLost(t *testing.T) {
+	const n = 50 // may come back in one burst, of which veths drop some that are longer
+	l := up(t, bareTopology())
+	stream(t, l, "s1", 1, func() {}) // a host that looks for a neighbour queues few packets
+	impair(t, l, Impairment{Reorder: "100%"})
+	got := stream(t, l, "s1", n, func() { impair(t, l, Impairment{}) })
+	if got.distinct != n || got.copies != 0 {
+		t.Errorf("%+v arrived, want %d datagrams", got, n)
+	}
+}
+
+// TestImpairmentsChangeWithoutLoss has impairments that lose nothing come and go under traffic.
+func TestImpairmentsChangeWithoutLoss(t *testing.T) {
+	const changes = 40
+	l := up(t, bareTopology())
+	stream(t, l, "s1", 1, func() {}) // a host that looks for a neighbour queues few packets
+	sender, result := streamTo(t, l, "s1")
+	done, sent := make(chan struct{}), make(chan uint64)
+	go func() {
+		defer close(sent)
+		pace := time.NewTicker(100 * time.Microsecond) // so that no queue overflows
+		defer pace.Stop()
+		for n := uint64(0); ; n++ {
+			select {
+			case <-pace.C:
+			case <-done:
+				sent <- n
+				return
+			}
+			if err := sendNumbers(sender, n, 1); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	for i := range changes {
+		impairment := Impairment{}
+		if i%2 == 0 {
+			impairment.Reorder = "50%"
+		}
+		if err := l.Impair(t.Context(), impairment); err != nil {
+			t.Error(err)
+		}
+	}
+	close(done)
+	n := <-sent
+	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
+	got := <-result
+	t.Logf("sent: %d; arrived: %+v", n, got)
+	if got.distinct != n || got.copies != 0 {
+		t.Errorf("%d datagrams are missing, %d came twice", n-got.distinct, got.copies)
+	}
+}
+
+// TestImpairedLinksOfANode impairs what passes between one server and others.
+func TestImpairedLinksOfANode(t *testing.T) {
+	l := up(t, bareTopology())
+	impair(t, l, Impairment{Drop: "50%", Links: []string{"s2"}})
+	const n = 2000
+	if got := stream(t, l, "s1", n, func() {}); got != (arrivals{distinct: n}) {
+		t.Errorf("s1 is not impaired, and of %d datagrams arrived: %+v", n, got)
+	}
+	got := stream(t, l, "s2", n, func() { impair(t, l, Impairment{Drop: "0%"}) })
+	requireShare(t, "datagrams to s2", got.distinct, n, "50%")
+	if got.late != 0 || got.copies != 0 {
+		t.Errorf("%+v arrived at s2, want all in order", got)
+	}
+}
+
+// TestImpairmentIsReplaced has another process replace an impairment, and one that was damaged.
+func TestImpairmentIsReplaced(t *testing.T) {
+	topology := bareTopology()
+	topology.Impair = Impairment{Drop: "5%", Reorder: "5%"}
+	before := inspect(t, topology.Name)
+	l := up(t, topology)
+	requireStatus(t, l.Name, "5 of 5 processes running", "delay (", "Impaired: 5% dropped, 5% reordered between all nodes")
+	if err := l.delay.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	requireStatus(t, l.Name, "4 of 5 processes running", "delay (NOT RUNNING")
+
+	other, err := Open(l.Name, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	impair(t, other, Impairment{Duplicate: "100%", Links: []string{"s1"}})
+	requireStatus(t, l.Name, "4 of 4 processes running", "Impaired: 100% duplicated to and from s1")
+	const n = 1000
+	if got := stream(t, l, "s1", n, func() {}); got.distinct != n || got.copies != n {
+		t.Errorf("%+v arrived, want %d datagrams twice", got, n)
+	}
+	impair(t, other, Impairment{Reorder: "1%"})
+	pid, _ := other.delay.PID()
+	if err := l.Impair(t.Context(), Impairment{Links: []string{"client"}}); err == nil ||
+		!strings.Contains(err.Error(), `impair.links[0] "client": must be edge, or one of`) {
+		t.Errorf("impairment of the client's link: %v", err)
+	}
+	requireStatus(t, l.Name, "5 of 5 processes running", "Impaired: 1% reordered")
+	if err := other.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := startTime(pid); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the process that delays packets still runs: %v", err)
+	}
+	if diff := cmp.Diff(before, inspect(t, l.Name)); diff != "" {
+		t.Errorf("machine (-before +after):\n%s", diff)
+	}
+}
+
+// requireStatus fails the test unless the lab's status has all of these texts.
+func requireStatus(t *testing.T, name string, texts ...string) {
+	t.Helper()
+	l, err := Open(name, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := l.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := status.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range texts {
+		if !strings.Contains(out.String(), text) {
+			t.Errorf("status without %q:\n%s", text, out.String())
+		}
+	}
+}
+
+// TestFatesFollowFromTheSeed compares the program's decisions with SplitMix64 in Go.
+func TestFatesFollowFromTheSeed(t *testing.T) {
+	needRoot(t)
+	const n, to, from = 1000, 1, 7 // loopback's index, and any other
+	for _, seed := range []uint64{0, 1} {
+		i := Impairment{Drop: "30%", Seed: seed}
+		objects, err := i.load(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer objects.Close()
+		for _, port := range []uint32{to, from} {
+			if err := objects.Ports.Put(port, i.port("s1")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var got, want [n]bool
+		for k := range uint64(n) {
+			got[k] = dropped(t, objects.Impair, from, to)
+			want[k] = float64(splitMix64(seed, k<<12|to)>>32) < 0.3*(1<<32)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("fates by seed %d (-want +got):\n%s", seed, diff)
+		}
+	}
+	// The second output of the published generator with state 0.
+	if got := splitMix64(0, 2); got != 0x6e789e6aa1b965f4 {
+		t.Errorf("SplitMix64: %#x", got)
+	}
+}
+
+// splitMix64 is the nth output of the generator, from 1.
+func splitMix64(seed, n uint64) uint64 {
+	z := seed + n*0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// dropped tells whether the program drops a packet from one port to another.
+func dropped(t *testing.T, program *ebpf.Program, from, to uint32) bool {
+	t.Helper()
+	context := struct { // the beginning of struct __sk_buff
+		_                       [9]uint32
+		IngressIfindex, Ifindex uint32
+	}{IngressIfindex: from, Ifindex: to}
+	verdict, err := program.Run(&ebpf.RunOptions{Data: make([]byte, 64), Context: context})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ok, shot = 0, 2 // TC_ACT_OK, TC_ACT_SHOT
+	if verdict != ok && verdict != shot {
+		t.Fatalf("verdict %d", verdict)
+	}
+	return verdict == shot
+}

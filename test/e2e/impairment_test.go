@@ -1,0 +1,157 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// TestConnectionsOverBadLinks makes connections while the fabric drops and reorders packets, from host
+// to host: two in eleven of those from the client do not arrive at a server, or not in order.
+func TestConnectionsOverBadLinks(t *testing.T) {
+	const connections, atATime = 2000, 1000
+	l := up(t, topology(mixed...))
+	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
+	c := newClient(l)
+	var group errgroup.Group
+	group.SetLimit(atATime)
+	for i := range connections {
+		s := l.Topology.Services[i%len(l.Topology.Services)]
+		group.Go(func() error { return c.download(t.Context(), s, 1e3) })
+	}
+	for _, s := range l.Topology.Services {
+		group.Go(func() error { return c.download(t.Context(), s, 100e3) })
+		group.Go(func() error { return c.upload(t.Context(), s, 100e3) })
+	}
+	must(t, group.Wait())
+	counts, err := l.ImpairmentCounts()
+	must(t, err)
+	t.Logf("packets by the node that they were sent to: %+v", counts)
+	for _, n := range l.Nodes {
+		if n.Role != lab.RoleEdge && n.Role != lab.RoleBalancer && n.Role != lab.RoleServer {
+			continue
+		}
+		// 5% ± 2% are more than four standard deviations of 2,000 packets, and of more packets more.
+		if c := counts[n.Name]; c.Packets < 2000 || !near(c.Dropped, c.Packets) || !near(c.Reordered, c.Packets) {
+			t.Errorf("%s: impaired were %+v", n.Name, c)
+		}
+	}
+	requireNoDrops(t, l)
+}
+
+// TestHuntingOverBadLinks makes connections over the same links to services that hunt. SYNs are repeated
+// and hunt again, servers' answers are lost, and losers are told so late that they answer again. Every
+// connection is answered all the same, by the only server that ever had it, and none is reset.
+func TestHuntingOverBadLinks(t *testing.T) {
+	const connections, atATime = 10_000, 2000
+	topology := topology()
+	topology.Services = huntingServices(2)[:2] // inserted and encapsulated
+	topology.Services[0].Selection = config.SelectRandom
+	l := up(t, topology)
+	endTailsEarly(t, l)
+	before := passiveOpens(t, l) // those that looked whether servers listen
+	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
+	answered := make(chan string, connections*len(topology.Services))
+	var group errgroup.Group
+	group.SetLimit(atATime)
+	for range connections {
+		for _, s := range topology.Services {
+			group.Go(func() error {
+				server, err := ask(t.Context(), l, s)
+				answered <- server
+				return err
+			})
+		}
+	}
+	must(t, group.Wait())
+	close(answered)
+	connectionsOf := map[string]int64{}
+	for server := range answered {
+		connectionsOf[server]++
+	}
+	for name, opens := range passiveOpens(t, l) {
+		if had := opens - before[name]; had != connectionsOf[name] {
+			t.Errorf("%s answered %d connections, and had %d", name, connectionsOf[name], had)
+		}
+	}
+	tcp := protocolCounts(t, l.Node("client"), "snmp")
+	if refused, reset := tcp["Tcp:AttemptFails"], tcp["Tcp:EstabResets"]; refused > 0 || reset > 0 {
+		t.Errorf("%d connections were refused, %d reset", refused, reset)
+	}
+	requireTroubles(t, l)
+}
+
+// passiveOpens are the connections that each server has had.
+func passiveOpens(t *testing.T, l *lab.Lab) map[string]int64 {
+	t.Helper()
+	opens := map[string]int64{}
+	for _, name := range nodes(l, lab.RoleServer) {
+		opens[name] = protocolCounts(t, l.Node(name), "snmp")["Tcp:PassiveOpens"]
+	}
+	return opens
+}
+
+// endTailsEarly has hosts send again what was lost after equal times, at first: the last of many
+// connections would take longer than all others by far, with times that double.
+func endTailsEarly(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, n := range l.Nodes {
+		if n.Role == lab.RoleClient || n.Role == lab.RoleServer {
+			command(t, l, n.Name, "sysctl", "-qw", "net.ipv4.tcp_thin_linear_timeouts=1")
+		}
+	}
+}
+
+// ask makes a request on a connection of its own, and returns the server that answered.
+func ask(ctx context.Context, l *lab.Lab, s lab.Service) (server string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := l.Node("client").Dial(ctx, "tcp", s.Address().String())
+	if err != nil {
+		return "", fmt.Errorf("service %s: %w", s.Name, err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		return "", err
+	}
+	if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: e2e\r\nConnection: close\r\n\r\n"); err != nil {
+		return "", fmt.Errorf("service %s: %w", s.Name, err)
+	}
+	answer, err := io.ReadAll(conn)
+	if err != nil {
+		return "", fmt.Errorf("service %s: after %d bytes: %w", s.Name, len(answer), err)
+	}
+	_, server, _ = strings.Cut(string(answer), "\r\n\r\n")
+	return strings.TrimSpace(server), nil
+}
+
+// requireTroubles fails the test unless what it is about has happened: servers that passed connections on,
+// and servers that took one which another had.
+func requireTroubles(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	all := counts{}
+	for _, n := range l.Nodes {
+		if n.Role == lab.RoleBalancer || n.Role == lab.RoleServer {
+			for reason, packets := range packetCounts(t, n) {
+				all[reason] += packets
+			}
+		}
+	}
+	t.Logf("packets: %v", all.with(""))
+	for _, reason := range []string{"next_refused", "forward_recover", "forward_reset"} {
+		if all[reason] == 0 {
+			t.Errorf("no packet was %s", reason)
+		}
+	}
+}
+
+// near tells whether a count is from 3% to 7% of all.
+func near(count, all uint64) bool { return 100*count > 3*all && 100*count < 7*all }
