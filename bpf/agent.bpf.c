@@ -18,6 +18,7 @@
 #include "host.h"
 #include "mss.h"
 #include "next_segment.h"
+#include "query.h"
 #include "signal.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -32,6 +33,8 @@ const union {
 	enum accept_policy accept_policy;
 	enum load_source load_source;
 	enum agent_flow_state agent_flow_state;
+	enum socket_kind socket_kind;
+	struct socket_query socket_query;
 } *shared_types __attribute__((unused));
 
 static __always_inline bool is_tunneled(const struct envelope *envelope)
@@ -139,4 +142,16 @@ int count_connections(struct bpf_sock_ops *ops)
 	    (ops->op == BPF_SOCK_OPS_STATE_CB && is_open(ops->args[0]) && !is_open(ops->args[1])))
 		follow_connection(ops);
 	return 1;
+}
+
+/* Answers a socket_query: attached to nothing, user space runs it. */
+SEC("xdp")
+int query_socket(struct xdp_md *ctx)
+{
+	struct socket_query *query = frame_start(ctx);
+
+	if ((void *)(query + 1) > frame_end(ctx))
+		return XDP_DROP;
+	answer_query(ctx, query);
+	return XDP_PASS;
 }

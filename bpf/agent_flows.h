@@ -13,6 +13,9 @@
 #define MAX_AGENT_FLOWS 131072
 /* How long a flow is remembered that has ended (6LB table III). */
 #define CLOSING_LIFETIME 10000000000LL /* ns */
+/* How long a client may take to repeat its SYN: the longest timeout (RFC 6298 section 2.5
+ * allows any of 60 s and more; Linux has 120). After that the connection is a new one. */
+#define REPEAT_LIFETIME 120000000000LL /* ns */
 
 enum agent_flow_state {
 	AGENT_FLOW_LISTEN,  /* not in the table */

@@ -43,6 +43,19 @@ struct {
 	__type(value, __u32);
 } segment_sizes SEC(".maps");
 
+struct service_label {
+	__u8 name[NAME_SIZE]; /* zero-terminated */
+};
+
+/* The services by their names, for other tools; no program reads it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct service_label);
+} service_labels SEC(".maps");
+
 /*
  * What the agent put on the host, for it to take away again after any number of
  * restarts; no program reads it. The key of an address is the address. The key of

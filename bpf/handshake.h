@@ -29,12 +29,14 @@ static __always_inline void follow_syn(const struct packet *pkt, const struct en
 		set_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_DIRECT);
 }
 
-/* A SYN that came before, whose connection is not to be seen yet or will have a cookie. */
+/* A SYN that came before, whose connection is not to be seen yet or will have a cookie. What
+ * waits for longer is of a client that went away. */
 static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
 {
 	const struct agent_flow *flow = find_flow(&pkt->key);
 
-	return kinds == SOCKET_LISTENING && flow && flow->state == AGENT_FLOW_WAIT;
+	return kinds == SOCKET_LISTENING && flow && flow->state == AGENT_FLOW_WAIT &&
+	       (__s64)(bpf_ktime_get_coarse_ns() - flow->since) <= REPEAT_LIFETIME;
 }
 
 /* A connection that is new here. What has no service has no policy, and nobody to count

@@ -88,6 +88,19 @@ struct {
 	__type(value, struct server_counter);
 } server_counters SEC(".maps");
 
+/* What a server said of flows, whatever became of it. */
+struct signal_counter {
+	__u64 created;
+	__u64 removed;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__type(key, __u32);
+	__type(value, struct signal_counter);
+} server_signals SEC(".maps");
+
 /* Whether the packet is on to a server as far as is known. */
 static __always_inline bool is_forward(enum reason why)
 {
@@ -146,6 +159,18 @@ static __always_inline void count_forwarded(__u32 server, enum reason why, const
 
 	if (counter && number < FORWARDS)
 		add(&counter->forwarded[number], pkt);
+}
+
+static __always_inline void count_signal(__u32 server, bool removes)
+{
+	struct signal_counter *counter = bpf_map_lookup_elem(&server_signals, &server);
+
+	if (!counter)
+		return;
+	if (removes)
+		counter->removed++;
+	else
+		counter->created++;
 }
 
 #endif

@@ -200,6 +200,7 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 		return leave(ctx, pkt, REASON_DROP_TAG);
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
+	count_signal(sender, signal.function == SID_REMOVE);
 	why = signal.function == SID_REMOVE ? remove(pkt, &service, &known, sender)
 					    : create(pkt, &service, &known, sender);
 	if (why != REASON_FORWARD_RESET)

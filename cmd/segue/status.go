@@ -50,7 +50,7 @@ func status(ctx context.Context, out io.Writer, name string, interval time.Durat
 	if interval < 0 {
 		return fmt.Errorf("--interval %s: must not be negative", interval)
 	}
-	instances, err := find(name, datapath.RoleBalancer, datapath.RoleAgent)
+	instances, err := choose(name, datapath.RoleBalancer, datapath.RoleAgent)
 	if err != nil {
 		return err
 	}
@@ -83,6 +83,29 @@ func find(name string, roles ...datapath.Role) ([]datapath.Instance, error) {
 		return nil, fmt.Errorf("no %s %q under %s; is it running?", what, name, datapath.Dir(""))
 	}
 	return nil, fmt.Errorf("no %s under %s; is it running?", what, datapath.Dir(""))
+}
+
+// choose is find, but where no name leaves several it returns the one that is attached in this network
+// namespace, if there is one such.
+func choose(name string, roles ...datapath.Role) ([]datapath.Instance, error) {
+	found, err := find(name, roles...)
+	if err != nil || len(found) == 1 {
+		return found, err
+	}
+	var here []datapath.Instance
+	for _, instance := range found {
+		attached, err := datapath.AttachedHere(instance.Name)
+		if err != nil {
+			return nil, err
+		}
+		if attached {
+			here = append(here, instance)
+		}
+	}
+	if len(here) == 1 {
+		return here, nil
+	}
+	return found, nil
 }
 
 func listInstances(out io.Writer, instances []datapath.Instance, asJSON bool) error {
@@ -121,14 +144,18 @@ func balancerStatus(ctx context.Context, out io.Writer, name string, interval ti
 }
 
 func agentStatus(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
-	read := func() (*datapath.Snapshot, error) { return agent.Inspect(name) }
-	snapshot, err := read()
+	view, err := agent.OpenView(name)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	snapshot, err := view.Snapshot()
 	if err != nil {
 		return err
 	}
 	if interval > 0 {
 		before := snapshot
-		if snapshot, err = later(ctx, interval, read); err != nil {
+		if snapshot, err = later(ctx, interval, view.Snapshot); err != nil {
 			return err
 		}
 		snapshot.RatesSince(before)
@@ -136,8 +163,7 @@ func agentStatus(ctx context.Context, out io.Writer, name string, interval time.
 	if asJSON {
 		return printJSON(out, snapshot)
 	}
-	printHeader(out, snapshot)
-	return printReasons(out, snapshot)
+	return printAgent(out, snapshot)
 }
 
 // later reads a snapshot after an interval.
@@ -171,6 +197,61 @@ func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 	return printReasons(out, &s.Snapshot)
 }
 
+func printAgent(out io.Writer, s *agent.Snapshot) error {
+	printHeader(out, &s.Snapshot)
+	if err := printOffers(out, s.Services); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d too long\n", s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
+	return printReasons(out, &s.Snapshot)
+}
+
+// printOffers leaves out services that no connection can be offered to.
+func printOffers(out io.Writer, services []*agent.ServiceState) error {
+	table := newTable(out)
+	header := []string{"service", "policy", "load", "threshold", "offered", "accepted", "of these stale", "refused", "refused down",
+		"forced", "offered/s"}
+	for _, s := range services {
+		a := s.Accept
+		if a == nil {
+			continue
+		}
+		if header != nil {
+			fmt.Fprintln(out)
+			table.row(header...)
+			header = nil
+		}
+		rate := "-"
+		if a.OfferedRate != nil {
+			rate = short(*a.OfferedRate)
+		}
+		row := append([]string{s.Name, string(a.Policy), describeLoad(a), describeThreshold(a)},
+			numbers(a.Offered, a.Offers["accepted"]+a.Offers["accepted_stale"], a.Offers["accepted_stale"],
+				a.Offers["refused"], a.Offers["refused_down"], a.Offers["forced"])...)
+		table.row(append(row, rate)...)
+	}
+	return table.Flush()
+}
+
+func describeLoad(a *agent.AcceptState) string {
+	switch {
+	case a.Stale:
+		return fmt.Sprintf("STALE (%s)", a.Source)
+	case a.Load == nil:
+		return "-"
+	case a.Load.Capacity == nil:
+		return fmt.Sprintf("%d (%s)", a.Load.Busy, a.Source)
+	}
+	return fmt.Sprintf("%d of %d (%s)", a.Load.Busy, *a.Load.Capacity, a.Source)
+}
+
+func describeThreshold(a *agent.AcceptState) string {
+	if a.Threshold == nil {
+		return "-"
+	}
+	return strconv.FormatUint(uint64(*a.Threshold), 10)
+}
+
 func printHeader(out io.Writer, s *datapath.Snapshot) {
 	fmt.Fprintf(out, "%s %s: %s", s.Role, s.Name, describeAttachment(s.Attachment))
 	if s.Program != nil {
@@ -199,9 +280,13 @@ func interfaceName(name string, index int) string {
 func printService(out io.Writer, s *balancer.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s\n", s.Name, s.Protocol,
 		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"))
+	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
+		"packets/s", "bits/s", "new flows/s"}
+	if s.Placement == config.PlacementHunt {
+		header = append(header, "half-open", "offered", "created", "removed", "resets")
+	}
 	table := newTable(out)
-	table.row("server", "address", "condition", "share", "next hop", "new", "established", "closing",
-		"packets/s", "bits/s", "new flows/s")
+	table.row(header...)
 	for _, server := range s.Servers {
 		packets, bits := "-", "-"
 		if server.Rate != nil {
@@ -211,11 +296,23 @@ func printService(out io.Writer, s *balancer.ServiceState) error {
 		if server.PlacedRate != nil {
 			placed = short(*server.PlacedRate)
 		}
-		table.row(server.Name, server.Address, string(server.Condition), percent(server.Share), describeHop(server.NextHop),
-			strconv.FormatUint(server.Flows.New, 10), strconv.FormatUint(server.Flows.Established, 10),
-			strconv.FormatUint(server.Flows.Closing, 10), packets, bits, placed)
+		row := []string{server.Name, server.Address, string(server.Condition), percent(server.Share), describeHop(server.NextHop)}
+		row = append(row, numbers(server.Flows.New, server.Flows.Established, server.Flows.Closing)...)
+		row = append(row, packets, bits, placed)
+		if h := server.Hunt; h != nil {
+			row = append(row, numbers(h.HalfOpen, h.Offered, h.Created, h.Removed, h.Resets)...)
+		}
+		table.row(row...)
 	}
 	return table.Flush()
+}
+
+func numbers(values ...uint64) []string {
+	texts := make([]string, len(values))
+	for i, value := range values {
+		texts[i] = strconv.FormatUint(value, 10)
+	}
+	return texts
 }
 
 func describePlacement(s *balancer.ServiceState) string {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -36,6 +37,15 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 					Servers: []*balancer.ServerState{
 						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: balancer.ServerDrained},
 					},
+				},
+				{
+					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: config.TCP,
+					Placement: config.PlacementHunt, Selection: config.SelectConsistent, Persistence: config.PersistenceTable,
+					Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 2,
+					Servers: []*balancer.ServerState{{
+						Name: "h1", Slot: 4, Address: "fd00:5:0:3::/64", Condition: balancer.ServerUp, Share: 1,
+						Hunt: &balancer.HuntCounts{HalfOpen: 3, Offered: 70, Created: 51, Removed: 40, Resets: 1},
+					}},
 				},
 				{
 					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
@@ -80,6 +90,62 @@ func TestPrintBalancer(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "status.json", &output)
+}
+
+// someAgent are an agent at two moments, two seconds apart.
+func someAgent() (before, after *agent.Snapshot) {
+	snapshot := func(at int64, accepted uint64) *agent.Snapshot {
+		two, three, four := uint32(2), uint32(3), uint32(4)
+		offers := func(accepted, stale, refused, down, forced uint64) map[string]uint64 {
+			return map[string]uint64{"accepted": accepted, "accepted_stale": stale, "refused": refused, "refused_down": down, "forced": forced}
+		}
+		return &agent.Snapshot{
+			Snapshot: datapath.Snapshot{
+				Instance: datapath.Instance{Name: "agent", Role: datapath.RoleAgent},
+				Time:     time.Unix(at, 0).UTC(),
+				Program:  &datapath.Program{ID: 12, Tag: "0123456789abcdef"},
+				Reasons:  []datapath.ReasonCount{{Reason: "deliver_srv6_insert", Packets: accepted, Bytes: 1000 * accepted}},
+			},
+			Services: []*agent.ServiceState{
+				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP},
+				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP, Accept: &agent.AcceptState{
+					Policy: config.AcceptDynamic, Source: "reported", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
+					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
+				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: config.TCP, Accept: &agent.AcceptState{
+					Policy: config.AcceptNever, Offered: 6, Offers: offers(0, 0, 2, 3, 1)}},
+				{Name: "stale", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 82, Protocol: config.TCP, Accept: &agent.AcceptState{
+					Policy: config.AcceptStatic, Source: "connections", Stale: true, Threshold: &two, Offers: offers(0, 0, 0, 0, 0)}},
+				{Name: "unbounded", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 83, Protocol: config.TCP, Accept: &agent.AcceptState{
+					Policy: config.AcceptStatic, Source: "connections", Load: &agent.Load{Busy: 7}, Threshold: &two,
+					Offers: offers(0, 0, 0, 0, 0)}},
+			},
+			Signals: map[string]uint64{"create": 5, "remove": 4, "too_long": 1, "failed": 0},
+			SYNACKs: map[string]uint64{"clamped": 5, "fits": 0, "no_option": 0, "malformed": 0},
+		}
+	}
+	return snapshot(1000, 1000), snapshot(1002, 2500)
+}
+
+func TestPrintAgent(t *testing.T) {
+	before, after := someAgent()
+	var output bytes.Buffer
+	if err := printAgent(&output, before); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status-agent-without-rates.txt", &output)
+
+	after.RatesSince(before)
+	output.Reset()
+	if err := printAgent(&output, after); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status-agent.txt", &output)
+
+	output.Reset()
+	if err := printJSON(&output, after); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status-agent.json", &output)
 }
 
 func TestDescribeAttachment(t *testing.T) {

@@ -13,10 +13,15 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
+// traceOptions are the flags of the command.
+type traceOptions struct {
+	instance, kind, ask string
+	length              int
+	asJSON              bool
+}
+
 func newTrace() *cobra.Command {
-	var instance, kind string
-	var length int
-	var asJSON bool
+	var o traceOptions
 	cmd := &cobra.Command{
 		Use:   "trace tcp|udp SRC:PORT DST:PORT",
 		Short: "Tell where a packet would go, and why",
@@ -25,39 +30,87 @@ which service takes it, whether the flow table knows its server, which bucket an
 server a new flow gets, how the packet is encapsulated and where it is sent. It
 reads the same tables as the data path, and changes none. It needs root.
 
+On a server it shows what the agent has of a connection: its state, the
+application's socket, and what would become of a packet by what it asks.
+
+With --ask a balancer's trace of a service that hunts asks the servers too, by
+running "segue trace" on each, and shows who has the connection and who gets the
+packet. The command is split at spaces, and {} in it is the server's name.
+
 SRC is the client and DST the VIP; IPv6 addresses go in brackets. Of TCP the
 packet is a later one of the connection if the flow is in the flow table, and else
 a SYN; --packet asks for the other. It is taken to be well-formed, with a hop limit
-that suffices.
+that suffices. Without --instance it is the one that there is, or that is attached
+in this network namespace.
 
 --json prints the fields that docs/observability.md describes.`,
 		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
-			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53",
+			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53\n" +
+			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'",
 		Args: arguments("tcp|udp", "SRC:PORT", "DST:PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flow, err := parseFlow(args[0], args[1], args[2])
 			if err != nil {
 				return err
 			}
-			packet, err := newPacket(flow, length)
+			if err := o.check(cmd, flow); err != nil {
+				return err
+			}
+			instance, err := o.choose(cmd)
 			if err != nil {
 				return err
 			}
-			t, err := trace(instance, packet, kind)
-			if err != nil {
-				return err
+			if instance.Role == datapath.RoleAgent {
+				return agentTrace(cmd.OutOrStdout(), instance.Name, flow, o.asJSON)
 			}
-			if asJSON {
-				return printJSON(cmd.OutOrStdout(), t)
-			}
-			return printTrace(cmd.OutOrStdout(), t)
+			return balancerTrace(cmd, instance.Name, flow, &o)
 		},
 	}
-	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer")
-	cmd.Flags().StringVar(&kind, "packet", "auto", "`kind` of packet of a TCP connection: auto, syn or later")
-	cmd.Flags().IntVar(&length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers alone)")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().StringVarP(&o.instance, "instance", "i", "", "`name` of the balancer or agent")
+	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of packet of a TCP connection: auto, syn or later")
+	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers alone)")
+	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
+	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// check refuses values that no instance could make sense of.
+func (o *traceOptions) check(cmd *cobra.Command, flow balancer.Flow) error {
+	_, err := newPacket(flow, o.length)
+	switch {
+	case err != nil:
+		return err
+	case o.kind != "auto" && o.kind != "syn" && o.kind != "later":
+		return fmt.Errorf("--packet %q: must be auto, syn or later", o.kind)
+	case o.kind != "auto" && flow.Protocol != config.TCP:
+		return fmt.Errorf("--packet %s: a udp flow has no such packet", o.kind)
+	case cmd.Flags().Changed("ask") && strings.TrimSpace(o.ask) == "":
+		return fmt.Errorf("--ask %q: must be a command", o.ask)
+	}
+	return nil
+}
+
+// choose finds the one instance that is meant.
+func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
+	found, err := choose(o.instance, datapath.RoleBalancer, datapath.RoleAgent)
+	if err != nil {
+		return datapath.Instance{}, err
+	}
+	if len(found) > 1 {
+		names := make([]string, len(found))
+		for i := range found {
+			names[i] = found[i].Name
+		}
+		return datapath.Instance{}, fmt.Errorf("name a balancer or an agent with --instance: %s", strings.Join(names, ", "))
+	}
+	if found[0].Role == datapath.RoleAgent {
+		for _, name := range []string{"packet", "length", "ask"} {
+			if cmd.Flags().Changed(name) {
+				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent, and only balancers' traces have that", name, found[0].Name)
+			}
+		}
+	}
+	return found[0], nil
 }
 
 func parseFlow(protocol, source, destination string) (flow balancer.Flow, err error) {
@@ -102,33 +155,40 @@ func newPacket(flow balancer.Flow, length int) (balancer.Packet, error) {
 	return balancer.Packet{Flow: flow, Length: length}, nil
 }
 
-func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trace, error) {
-	isTCP := packet.Flow.Protocol == config.TCP
-	switch {
-	case kind != "auto" && kind != "syn" && kind != "later":
-		return nil, fmt.Errorf("--packet %q: must be auto, syn or later", kind)
-	case kind != "auto" && !isTCP:
-		return nil, fmt.Errorf("--packet %s: a udp flow has no such packet", kind)
-	}
-	found, err := find(instance, datapath.RoleBalancer)
+func balancerTrace(cmd *cobra.Command, instance string, flow balancer.Flow, o *traceOptions) error {
+	packet, err := newPacket(flow, o.length)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if len(found) > 1 {
-		names := make([]string, len(found))
-		for i := range found {
-			names[i] = found[i].Name
+	t, err := trace(instance, packet, o.kind)
+	if err != nil {
+		return err
+	}
+	joined := joinedTrace{Trace: t}
+	if o.ask != "" {
+		if joined.Agents, err = askAgents(cmd.Context(), o.ask, t); err != nil {
+			return err
 		}
-		return nil, fmt.Errorf("name a balancer with --instance: %s", strings.Join(names, ", "))
+		joined.follow()
 	}
-	view, err := balancer.OpenView(found[0].Name)
+	if o.asJSON {
+		return printJSON(cmd.OutOrStdout(), joined)
+	}
+	if err := printTrace(cmd.OutOrStdout(), t); err != nil || joined.Agents == nil {
+		return err
+	}
+	return printAgents(cmd.OutOrStdout(), &joined)
+}
+
+func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trace, error) {
+	view, err := balancer.OpenView(instance)
 	if err != nil {
 		return nil, err
 	}
 	defer view.Close()
 	packet.Opens = kind == "syn"
 	t, err := view.Trace(packet)
-	if err != nil || kind != "auto" || !isTCP || t.Known != nil {
+	if err != nil || kind != "auto" || packet.Flow.Protocol != config.TCP || t.Known != nil {
 		return t, err
 	}
 	packet.Opens = true

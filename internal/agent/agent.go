@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -24,10 +23,8 @@ type Agent struct {
 	kernel  *kernel
 	link    iface
 	watches watches
-	// services are those of the running configuration, for whoever collects metrics.
-	services atomic.Pointer[[]config.AgentService]
-	reloads  chan reload
-	ready    chan struct{}
+	reloads chan reload
+	ready   chan struct{}
 }
 
 // iface is what the data path must know of the interface.
@@ -201,7 +198,6 @@ func (a *Agent) apply(cfg *config.Agent, keys config.SignalKeys) error {
 	}
 	a.followConnections(cfg)
 	a.watches.follow(a.kernel, cfg, a.log)
-	a.services.Store(&cfg.Services)
 	return a.kernel.belongings.release(want.assigned)
 }
 

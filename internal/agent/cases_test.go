@@ -53,17 +53,17 @@ func uncommon(client, vip netip.AddrPort) map[string][]byte {
 }
 
 func deliveries() []packetCase {
-	insert := to(client6, vip6, srv6(config.SRv6Insert, sid), packet.Payload([]byte("hello")))
+	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.Payload([]byte("hello")))
 	cases := []packetCase{
 		{"insert", insert, "deliver_srv6_insert", nil},
-		{"insert, two servers", to(client6, vip6, srv6(config.SRv6Insert, sid, nextSID)), "deliver_srv6_insert", nil},
-		{"insert, eight servers", to(client6, vip6, srv6(config.SRv6Insert, sid, sid, sid, sid, sid, sid, sid, nextSID)),
+		{"insert, two servers", to(client6, vip6, srv6Encap(config.SRv6Insert, sid, nextSID)), "deliver_srv6_insert", nil},
+		{"insert, eight servers", to(client6, vip6, srv6Encap(config.SRv6Insert, sid, sid, sid, sid, sid, sid, sid, nextSID)),
 			"deliver_srv6_insert", nil},
-		{"insert, behind 8 bytes of options", to(client6, vip6, srv6(config.SRv6Insert, sid), packet.HopByHop(8)),
+		{"insert, behind 8 bytes of options", to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.HopByHop(8)),
 			"deliver_srv6_insert", nil},
-		{"insert, behind 1200 bytes of options", to(client6, vip6, srv6(config.SRv6Insert, sid, nextSID), packet.HopByHop(1200)),
+		{"insert, behind 1200 bytes of options", to(client6, vip6, srv6Encap(config.SRv6Insert, sid, nextSID), packet.HopByHop(1200)),
 			"deliver_srv6_insert", nil},
-		{"insert, before options", to(client6, vip6, srv6(config.SRv6Insert, sid), packet.DestinationOptions(16)),
+		{"insert, before options", to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.DestinationOptions(16)),
 			"deliver_srv6_insert", nil},
 		{"insert, TLV", withTLV(), "deliver_srv6_insert", nil},
 		{"insert, Ethernet padding", packet.Pad(insert, 1, 2, 3), "deliver_srv6_insert", nil},
@@ -73,7 +73,7 @@ func deliveries() []packetCase {
 		{"insert, before GRE", set(insert, srhAt, 47), "deliver_srv6_insert", nil},
 	}
 	for name, frame := range uncommon(client6, vip6) {
-		cases = append(cases, packetCase{"insert, " + name, wrap(frame, srv6(config.SRv6Insert, sid)), "deliver_srv6_insert", nil})
+		cases = append(cases, packetCase{"insert, " + name, wrap(frame, srv6Encap(config.SRv6Insert, sid)), "deliver_srv6_insert", nil})
 	}
 	for _, inner := range []struct {
 		name     string
@@ -84,8 +84,8 @@ func deliveries() []packetCase {
 			e      packet.Encap
 			reason string
 		}{
-			{"srv6-encap", srv6(config.SRv6Encap, sid), "deliver_srv6_encap"},
-			{"srv6-encap, two servers", srv6(config.SRv6Encap, sid, nextSID), "deliver_srv6_encap"},
+			{"srv6-encap", srv6Encap(config.SRv6Encap, sid), "deliver_srv6_encap"},
+			{"srv6-encap, two servers", srv6Encap(config.SRv6Encap, sid, nextSID), "deliver_srv6_encap"},
 			{"gre over IPv4", tunnel(config.GRE, tunnel4), "deliver_gre"},
 			{"gre over IPv6", tunnel(config.GRE, tunnel6), "deliver_gre"},
 			{"ipip over IPv4", tunnel(config.IPIP, tunnel4), "deliver_ipip"},
@@ -107,7 +107,7 @@ func deliveries() []packetCase {
 
 // asks is a client's packet to this server, and the next if there is one, with a function about its flow.
 func asks(kind config.Encapsulation, function uint16, frame []byte, next ...netip.Addr) []byte {
-	return wrap(frame, srv6(kind, append([]netip.Addr{sidOf(sid, function)}, next...)...))
+	return wrap(frame, srv6Encap(kind, append([]netip.Addr{sidOf(sid, function)}, next...)...))
 }
 
 // taken are functions about flows of which there are no sockets.
@@ -126,7 +126,7 @@ func taken() []packetCase {
 }
 
 func passes() []packetCase {
-	insert := to(client6, vip6, srv6(config.SRv6Insert, sid))
+	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid))
 	gre4, gre6 := to(client4, vip4, tunnel(config.GRE, tunnel4)), to(client6, vip6, tunnel(config.GRE, tunnel6))
 	ipip4, ipip6 := to(client4, vip4, tunnel(config.IPIP, tunnel4)), to(client6, vip6, tunnel(config.IPIP, tunnel6))
 	plain4 := packet.TCP(client4, vip4, packet.Ethernet(packet.MAC{2}, hostMAC))
@@ -135,7 +135,7 @@ func passes() []packetCase {
 		{"other MAC address", packet.SetMACs(insert, packet.MAC{2}, packet.MAC{2, 9}), "pass_not_for_host", nil},
 		{"broadcast", packet.SetMACs(insert, packet.MAC{2}, packet.MAC{255, 255, 255, 255, 255, 255}), "pass_not_for_host", nil},
 		{"ARP", packet.SetByte(packet.SetByte(insert, 12, 8), 13, 6), "pass_not_ip", nil},
-		{"VLAN", wrap(packet.TCP(client6, vip6, packet.VLAN(7)), srv6(config.SRv6Insert, sid)), "pass_not_ip", nil},
+		{"VLAN", wrap(packet.TCP(client6, vip6, packet.VLAN(7)), srv6Encap(config.SRv6Insert, sid)), "pass_not_ip", nil},
 		{"plain IPv4 to the VIP", plain4, "pass_not_for_agent", nil},
 		{"plain IPv6 to the VIP", plain6, "pass_not_for_agent", nil},
 		{"plain IPv4 to the tunnel's address", packet.TCP(client4, netip.AddrPortFrom(tunnel4, 22),
@@ -166,11 +166,11 @@ func passes() []packetCase {
 }
 
 func drops() []packetCase {
-	insert := to(client6, vip6, srv6(config.SRv6Insert, sid))
-	two := to(client6, other6, srv6(config.SRv6Insert, sid, nextSID))
-	encap4, encap6 := to(client4, vip4, srv6(config.SRv6Encap, sid)), to(client6, vip6, srv6(config.SRv6Encap, sid))
-	encapTwo := to(client4, other4, srv6(config.SRv6Encap, sid, nextSID))
-	options := to(client6, vip6, srv6(config.SRv6Insert, sid), packet.HopByHop(8))
+	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid))
+	two := to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID))
+	encap4, encap6 := to(client4, vip4, srv6Encap(config.SRv6Encap, sid)), to(client6, vip6, srv6Encap(config.SRv6Encap, sid))
+	encapTwo := to(client4, other4, srv6Encap(config.SRv6Encap, sid, nextSID))
+	options := to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.HopByHop(8))
 	ipip4 := to(client4, vip4, tunnel(config.IPIP, tunnel4))
 	bare := packet.TCP(client6, netip.AddrPortFrom(sid, 80), packet.Ethernet(packet.MAC{2}, hostMAC))
 	syn4, syn6, few4, few6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6), uncommon(client4, vip4), uncommon(client6, vip6)
@@ -210,10 +210,10 @@ func drops() []packetCase {
 		{"inner IPv6 header cut short", cut(encap6, 40+39), "drop_inner_header", nil},
 		{"inner IPv6 longer than the outer", cut(encap6, 40+59), "drop_inner_header", nil},
 		{"ipip, inner longer than the outer", set(ipip4, 20+2, 0xff), "drop_inner_header", nil},
-		{"insert, another VIP", to(client6, other6, srv6(config.SRv6Insert, sid)), "drop_not_served", nil},
+		{"insert, another VIP", to(client6, other6, srv6Encap(config.SRv6Insert, sid)), "drop_not_served", nil},
 		{"insert, the mapped form of an IPv4 VIP", mapped(insert, srhAt+8, vip4.Addr()), "drop_not_served", nil},
 		{"encap, the mapped form of an IPv4 VIP", mapped(encap6, 40+24, vip4.Addr()), "drop_not_served", nil},
-		{"encap, another VIP", to(client6, other6, srv6(config.SRv6Encap, sid)), "drop_not_served", nil},
+		{"encap, another VIP", to(client6, other6, srv6Encap(config.SRv6Encap, sid)), "drop_not_served", nil},
 		{"encap, last of two, another VIP", set(encapTwo, srhSegmentsLeft, 0), "drop_not_served", nil},
 		{"insert, last of two, another VIP", set(two, srhSegmentsLeft, 1), "drop_not_served", nil},
 		{"hop limit 1 on the way to the next", packet.SetHopLimit(two, 1), "drop_hop_limit", nil},
@@ -231,13 +231,13 @@ func nexts() []packetCase {
 		{"ICMP error", asks(config.SRv6Insert, steer, few6["ICMP error"], nextSID), "next_not_local", nil},
 		{"ICMP error, encap IPv4", asks(config.SRv6Encap, steer, few4["ICMP error"], nextSID), "next_not_local", nil},
 		{"later fragment", asks(config.SRv6Encap, steer, few4["last fragment"], nextSID), "next_not_local", nil},
-		{"insert", to(client6, other6, srv6(config.SRv6Insert, sid, nextSID)), "next_segment", nil},
-		{"insert, first of three", to(client6, other6, srv6(config.SRv6Insert, sid, nextSID, nextSID)), "next_segment", nil},
-		{"insert, behind options", to(client6, other6, srv6(config.SRv6Insert, sid, nextSID), packet.HopByHop(24)),
+		{"insert", to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID)), "next_segment", nil},
+		{"insert, first of three", to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID, nextSID)), "next_segment", nil},
+		{"insert, behind options", to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID), packet.HopByHop(24)),
 			"next_segment", nil},
-		{"encap IPv4", to(client4, other4, srv6(config.SRv6Encap, sid, nextSID)), "next_segment", nil},
-		{"encap IPv6", to(client6, other6, srv6(config.SRv6Encap, sid, nextSID)), "next_segment", nil},
-		{"encap, hop limit 2", packet.SetHopLimit(to(client6, other6, srv6(config.SRv6Encap, sid, nextSID)), 2),
+		{"encap IPv4", to(client4, other4, srv6Encap(config.SRv6Encap, sid, nextSID)), "next_segment", nil},
+		{"encap IPv6", to(client6, other6, srv6Encap(config.SRv6Encap, sid, nextSID)), "next_segment", nil},
+		{"encap, hop limit 2", packet.SetHopLimit(to(client6, other6, srv6Encap(config.SRv6Encap, sid, nextSID)), 2),
 			"next_segment", nil},
 	}
 }

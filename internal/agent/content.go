@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
@@ -20,6 +22,7 @@ type content struct {
 	tunnels      map[address]uint32
 	segmentSizes map[agentServiceKey]uint32
 	acceptances  map[agentServiceKey]agentAcceptance
+	labels       map[agentServiceKey]agentServiceLabel
 	signalMTU    uint32 // bytes of layer 3
 	assigned     map[netip.Addr]bool
 }
@@ -31,6 +34,7 @@ func newContent(cfg *config.Agent, mtu int) *content {
 		tunnels:      map[address]uint32{},
 		segmentSizes: map[agentServiceKey]uint32{},
 		acceptances:  map[agentServiceKey]agentAcceptance{},
+		labels:       map[agentServiceKey]agentServiceLabel{},
 		signalMTU:    uint32(mtu),
 		assigned:     map[netip.Addr]bool{},
 	}
@@ -43,6 +47,7 @@ func newContent(cfg *config.Agent, mtu int) *content {
 	}
 	for _, s := range cfg.Services {
 		c.vips[s.VIP.As16()] = 1
+		c.labels[serviceKey(s)] = labelOf(s.Name)
 		if cfg.Node.AssignVIPs == nil || *cfg.Node.AssignVIPs {
 			c.assigned[s.VIP] = true
 		}
@@ -57,12 +62,17 @@ func newContent(cfg *config.Agent, mtu int) *content {
 }
 
 func serviceKey(s config.AgentService) agentServiceKey {
-	key := agentServiceKey{Protocol: 6}
+	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(uint16(s.Port))}
+	if s.Protocol == config.UDP {
+		key.Protocol = unix.IPPROTO_UDP
+	}
 	key.Vip.In6U.U6Addr8 = s.VIP.As16()
-	var port [2]byte
-	binary.BigEndian.PutUint16(port[:], uint16(s.Port))
-	key.Port = binary.NativeEndian.Uint16(port[:])
 	return key
+}
+
+func labelOf(name string) (label agentServiceLabel) {
+	copy(label.Name[:], name) // of 63 bytes at most
+	return label
 }
 
 const (
@@ -116,5 +126,6 @@ func (k *kernel) write(c *content) error {
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(c.acceptances),
+		datapath.Replace(k.objects.ServiceLabels, c.labels),
 	)
 }

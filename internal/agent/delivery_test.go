@@ -29,8 +29,8 @@ func ways() []way {
 		return packet.Encap{Kind: kind, Source: netip.MustParseAddr(source), Destination: netip.MustParseAddr(destination)}
 	}
 	return []way{
-		{"insert", srv6(config.SRv6Insert, serverSID(1)), "deliver_srv6_insert", 1384},
-		{"encap", srv6(config.SRv6Encap, serverSID(1)), "deliver_srv6_encap", 1400},
+		{"insert", srv6Encap(config.SRv6Insert, serverSID(1)), "deliver_srv6_insert", 1384},
+		{"encap", srv6Encap(config.SRv6Encap, serverSID(1)), "deliver_srv6_encap", 1400},
 		{"gre over IPv4", tunnelTo(config.GRE, "10.0.0.2", "10.0.1.2"), "deliver_gre", 1396},
 		{"gre over IPv6", tunnelTo(config.GRE, "fd00:c::2", "fd00:5:1::2"), "deliver_gre", 1396},
 		{"ipip over IPv4", tunnelTo(config.IPIP, "10.0.0.2", "10.0.1.2"), "deliver_ipip", 1400},
@@ -114,7 +114,7 @@ func TestNextSegment(t *testing.T) {
 			outer := n.t
 			n.t = t
 			defer func() { n.t = outer }()
-			n.use(srv6(c.kind, serverSID(1), serverSID(2)))
+			n.use(srv6Encap(c.kind, serverSID(1), serverSID(2)))
 			before1, before2 := counters(t, first.kernel), counters(t, second.kernel)
 			n.echo(n.dialUDP(c.vip), 1000)
 			n.echo(n.dial(c.vip), 300_000)
@@ -136,7 +136,7 @@ func TestNextSegmentBehindVLAN(t *testing.T) {
 	second := n.run(2, n.config(2, config.SRv6Encap, vip6.Addr()), link.AttachTCX)
 	router := packet.MAC{2, 0, 0, 0, 9, 9}
 	server := packet.MAC(first.link.mac[:])
-	way := srv6(config.SRv6Encap, serverSID(1), serverSID(2))
+	way := srv6Encap(config.SRv6Encap, serverSID(1), serverSID(2))
 	const hopLimit = 4 + 7 // behind the tag
 	tagged := set(to(client6, vip6, way, packet.VLAN(7)), hopLimit, 1)
 	for _, frame := range [][]byte{tagged, to(client6, vip6, way)} {

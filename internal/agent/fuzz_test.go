@@ -83,7 +83,7 @@ func FuzzTransmit(f *testing.F) {
 func TestMutants(t *testing.T) {
 	d := openComparison(t).incoming()
 	packettest.TryMutants(t, "FuzzReceive", d.captures, d.compare, func() []string {
-		return slices.DeleteFunc(slices.Clone(d.reasons), func(reason string) bool {
+		return slices.DeleteFunc(slices.Clone(d.labels.reasons), func(reason string) bool {
 			// What the kernel decides; and a service of the configuration that answers with a reset is not.
 			// TestMutantsFromOutside has the ones from there.
 			return d.seen[reason] > 0 || reason == "none" || reason == "drop_rewrite" || reason == "drop_outside"
@@ -96,7 +96,7 @@ func TestMutants(t *testing.T) {
 func TestSentMutants(t *testing.T) {
 	d := openComparison(t).outgoing()
 	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
-		return slices.DeleteFunc(append(slices.Clone(d.synAcks), ""), func(result string) bool { return d.seen[result] > 0 })
+		return slices.DeleteFunc(append(slices.Clone(d.labels.synAcks), ""), func(result string) bool { return d.seen[result] > 0 })
 	})
 	t.Log(d.seen)
 }

@@ -249,7 +249,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulat
 
 func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
-	all, err := k.offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
+	all, err := k.view().offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,6 +317,34 @@ func TestPapersRows(t *testing.T) {
 			if got.state != row.next || row.next != "" && got.balancer.Addr() != row.of {
 				t.Errorf("the flow is %v, want %s of %s", got, row.next, row.of)
 			}
+		})
+	}
+}
+
+// TestRepeatedSYN: as long as the client may repeat its SYN that is delivered, whatever the policy says now; one
+// that comes from the same port later is another connection.
+func TestRepeatedSYN(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	s.listen(vip6)
+	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
+	if err := k.write(newContent(cfg, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	f := flow{client6, vip6}
+	for age, want := range map[int64]string{0: "deliver_srv6_insert", 100: "deliver_srv6_insert", 121: "next_refused"} {
+		setFlow(t, k, f, config.SRv6Insert, "wait", age)
+		s.do(func() error {
+			trace, err := k.view().Trace(f.client, f.vip)
+			if err == nil && !strings.HasPrefix(want, trace.Answers[0].Outcome) {
+				t.Errorf("after %d s: traced as %s, want %s", age, trace.Answers[0].Outcome, want)
+			}
+			before := counters(t, k)
+			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{want}) {
+				t.Errorf("after %d s: left as %v, want %s", age, got, want)
+			}
+			return err
 		})
 	}
 }

@@ -3,13 +3,17 @@ package agent
 import (
 	"errors"
 	"log/slog"
+	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -33,7 +37,7 @@ func TestInspect(t *testing.T) {
 		run(t, k.objects.XdpAgent, c.frame)
 		want[c.reason]++
 	}
-	s, err := Inspect(k.instance)
+	s, err := inspect(k.instance)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,17 +59,29 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+func inspect(instance string) (*Snapshot, error) {
+	view, err := OpenView(instance)
+	if err != nil {
+		return nil, err
+	}
+	defer view.Close()
+	return view.Snapshot()
+}
+
 // Counters of a build that counts as many reasons in another order are nobody's to read, and start anew.
 func TestOtherReasons(t *testing.T) {
 	k := testKernel(t)
-	spec, reasons, err := loadSpec()
+	if err := k.pin(); err != nil {
+		t.Fatal(err)
+	}
+	spec, labels, err := loadSpec()
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := spec.Maps[agentMapReasons].Copy()
 	other.Name = agentMapReasons
-	slices.Reverse(reasons)
-	datapath.NameAfter(other, reasons)
+	slices.Reverse(labels.reasons)
+	datapath.NameAfter(other, labels.reasons)
 	m, err := newPinned(filepath.Join(k.dir, agentMapReasons), other)
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +92,7 @@ func TestOtherReasons(t *testing.T) {
 	if err := m.Put(uint32(1), cpus); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
+	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("read by another build: error %v", err)
 	}
 	next, err := openKernel(&config.AgentNode{Instance: k.instance}, slog.New(slog.DiscardHandler))
@@ -87,7 +103,7 @@ func TestOtherReasons(t *testing.T) {
 	if counted := counters(t, next); len(counted) != 0 {
 		t.Errorf("the next process begins with %v", counted)
 	}
-	if _, err := Inspect(k.instance); err != nil {
+	if _, err := inspect(k.instance); err != nil {
 		t.Error(err)
 	}
 }
@@ -109,6 +125,82 @@ func TestReasonsAreDocumented(t *testing.T) {
 	for _, name := range names[1:] {
 		if !strings.Contains(string(manual), "`"+name+"`") {
 			t.Errorf("reason %s is not in the manual", name)
+		}
+	}
+}
+
+// A snapshot has each service's policy, load, threshold and offers; metrics have the same.
+func TestServicesOfSnapshot(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	accepted := s.listen(vip6)
+	three, seven := uint32(3), uint32(7)
+	cfg := testConfig()
+	cfg.Services[0].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &three}
+	cfg.Services[0].Load = config.Source{Kind: config.LoadSharedMemory}
+	cfg.Services[2].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &seven}
+	cfg.Services[2].Load = config.Source{Kind: config.LoadConnections, Workers: 9}
+	cfg.Services = append(cfg.Services, config.AgentService{
+		Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: config.TCP, Encapsulation: config.SRv6Encap,
+	})
+	cfg.Services[4].Accept = cfg.Services[0].Accept
+	cfg.Services[4].Load = config.Source{Kind: config.LoadAcceptQueue}
+	cfg.Services[0].Port = 81
+	if err := errors.Join(k.write(newContent(cfg, mtu)), k.pin()); err != nil {
+		t.Fatal(err)
+	}
+	now, err := monotonic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := func(when int64) {
+		load := agentLoad{Busy: 2, Capacity: 4, When: uint64(when)}
+		if err := k.objects.Loads.Put(serviceKey(cfg.Services[0]), load); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.connect(flow{client6, vip6}, accepted)
+	sid := events()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, config.SRv6Encap)
+	s.do(func() error { run(t, k.objects.XdpAgent, sid); return nil }) // connect-avail at the last server
+	for _, when := range []int64{now, now - int64(time.Minute)} {
+		report(when)
+		var got []*ServiceState
+		s.do(func() (err error) {
+			view, err := OpenView(k.instance)
+			if err != nil {
+				return err
+			}
+			view.here = true // the programs are attached nowhere
+			defer view.Close()
+			snapshot, err := view.Snapshot()
+			if err == nil {
+				got = snapshot.Services
+			}
+			return err
+		})
+		none := map[string]uint64{"accepted": 0, "accepted_stale": 0, "refused": 0, "refused_down": 0, "forced": 0}
+		forced := maps.Clone(none)
+		forced["forced"] = 1
+		four, backlog := uint32(4), got[3].Accept.Load
+		reported := &AcceptState{Policy: config.AcceptStatic, Source: "reported", Load: &Load{Busy: 2, Capacity: &four},
+			Threshold: &three, Offered: 1, Offers: forced}
+		if when != now {
+			reported.Load, reported.Stale = nil, true
+		}
+		if backlog == nil || backlog.Busy != 0 || backlog.Capacity == nil || *backlog.Capacity == 0 {
+			t.Fatalf("the accept queue is %+v", backlog)
+		}
+		want := []*ServiceState{
+			{Name: "all", VIP: vip4.Addr(), Protocol: config.TCP, Accept: &AcceptState{Policy: config.AcceptStatic,
+				Source: "connections", Stale: true, Threshold: &seven, Offers: none}},
+			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: config.TCP},
+			{Name: "insert", VIP: vip6.Addr(), Port: 81, Protocol: config.TCP, Accept: reported},
+			{Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: config.TCP, Accept: &AcceptState{Policy: config.AcceptStatic,
+				Source: "accept-queue", Load: backlog, Threshold: &three, Offers: none}},
+			{Name: "udp", VIP: vip6.Addr(), Port: 53, Protocol: config.UDP},
+		}
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+			t.Errorf("-want +got:\n%s", diff)
 		}
 	}
 }

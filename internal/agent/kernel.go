@@ -25,11 +25,13 @@ type kernel struct {
 	first      bool // no earlier process's data path is attached
 	objects    agentObjects
 	belongings belongings
-	reasons    []string // labels of the counters
-	synAcks    []string
-	offers     []string
-	signals    []string
+	labels     labels
 	tc         tc
+}
+
+// labels are the names of what the data path counts, by their numbers.
+type labels struct {
+	reasons, synAcks, offers, signals []string
 }
 
 // openKernel loads the programs. Nothing is attached yet.
@@ -49,37 +51,34 @@ func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
 	return k, nil
 }
 
-// loadSpec describes the data path of this build, and names the reasons that it counts.
-func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
+// loadSpec describes the data path of this build, and names what it counts.
+func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 	if spec, err = loadAgent(); err != nil {
-		return nil, nil, err
+		return nil, l, err
 	}
-	if reasons, err = datapath.Reasons(spec.Types); err != nil {
-		return nil, nil, err
-	}
-	datapath.NameAfter(spec.Maps[agentMapReasons], reasons)
-	return spec, reasons, nil
-}
-
-func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
-	spec, reasons, err := loadSpec()
-	if err != nil {
-		return err
-	}
-	k.reasons = reasons
 	for _, c := range []struct {
 		enum, table string
 		labels      *[]string
 	}{
-		{"syn_ack", agentMapSynAcks, &k.synAcks},
-		{"offer", agentMapOffers, &k.offers},
-		{"signal", agentMapSignals, &k.signals},
+		{"reason", agentMapReasons, &l.reasons},
+		{"syn_ack", agentMapSynAcks, &l.synAcks},
+		{"offer", agentMapOffers, &l.offers},
+		{"signal", agentMapSignals, &l.signals},
 	} {
 		if *c.labels, err = datapath.EnumLabels(spec.Types, c.enum, strings.ToUpper(c.enum)+"_"); err != nil {
-			return err
+			return nil, l, err
 		}
 		datapath.NameAfter(spec.Maps[c.table], *c.labels)
 	}
+	return spec, l, nil
+}
+
+func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
+	spec, labels, err := loadSpec()
+	if err != nil {
+		return err
+	}
+	k.labels = labels
 	kept, err := k.openKept(spec, log)
 	if err != nil {
 		return err
@@ -203,6 +202,7 @@ func (k *kernel) pin() error {
 		agentMapTunnelAddresses: k.objects.TunnelAddresses,
 		agentMapSegmentSizes:    k.objects.SegmentSizes,
 		agentMapLoads:           k.objects.Loads,
+		agentMapServiceLabels:   k.objects.ServiceLabels,
 	} {
 		if err := datapath.Pin(m, filepath.Join(k.dir, name)); err != nil {
 			return err

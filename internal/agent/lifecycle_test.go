@@ -34,7 +34,7 @@ func TestRestart(t *testing.T) {
 			cfg := n.config(1, config.SRv6Insert, vip6.Addr())
 			a := n.run(1, cfg, attachTCX)
 			n.serve(1, vip6.Addr())
-			n.use(srv6(config.SRv6Insert, serverSID(1)))
+			n.use(srv6Encap(config.SRv6Insert, serverSID(1)))
 			tcp := n.dial(vip6.Addr())
 			n.echo(tcp, 1000)
 
@@ -346,7 +346,7 @@ func TestReload(t *testing.T) {
 	cfg := n.config(1, config.SRv6Encap, vip4.Addr())
 	a := n.run(1, cfg, link.AttachTCX)
 	n.serve(1, vip4.Addr())
-	n.use(srv6(config.SRv6Encap, serverSID(1)))
+	n.use(srv6Encap(config.SRv6Encap, serverSID(1)))
 	n.echo(n.dial(vip4.Addr()), 1000)
 
 	if err := a.Reload(t.Context(), n.config(1, config.SRv6Encap, vip4.Addr(), vip6.Addr())); err != nil {
@@ -383,7 +383,7 @@ func TestFollowsInterface(t *testing.T) {
 	n := newNetwork(t, 1)
 	a := n.run(1, n.config(1, config.SRv6Insert, vip6.Addr()), link.AttachTCX)
 	n.serve(1, vip6.Addr())
-	n.use(srv6(config.SRv6Insert, serverSID(1)))
+	n.use(srv6Encap(config.SRv6Insert, serverSID(1)))
 	mac := net.HardwareAddr{2, 0, 0, 0, 7, 7}
 	n.in(n.servers[0], func() error {
 		eth0, err := netlink.LinkByName("eth0")

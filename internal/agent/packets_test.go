@@ -95,7 +95,7 @@ func testKernelOf(t testing.TB, cfg *config.Agent) *kernel {
 // counters are those that are not zero.
 func counters(t testing.TB, k *kernel) map[string]agentCounter {
 	t.Helper()
-	reasons, err := k.reasonCounters()
+	reasons, err := datapath.CountReasons(k.objects.Reasons, k.labels.reasons)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func counters(t testing.TB, k *kernel) map[string]agentCounter {
 			all[r.Reason] = agentCounter{Packets: r.Packets, Bytes: r.Bytes}
 		}
 	}
-	synAcks, err := sums(k.objects.SynAcks, k.synAcks)
+	synAcks, err := sums(k.objects.SynAcks, k.labels.synAcks)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func wrap(frame []byte, e packet.Encap) []byte {
 	return out
 }
 
-func srv6(kind config.Encapsulation, segments ...netip.Addr) packet.Encap {
+func srv6Encap(kind config.Encapsulation, segments ...netip.Addr) packet.Encap {
 	return packet.Encap{Kind: kind, Sender: sender, Segments: segments, FlowLabel: 0x12345}
 }
 
@@ -235,12 +235,12 @@ func TestECN(t *testing.T) {
 	for inner, row := range figure4 {
 		for outer, want := range row {
 			t.Run(fmt.Sprintf("IPv4, inner %d outer %d", inner, outer), func(t *testing.T) {
-				frame := to(client4, vip4, srv6(config.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
+				frame := to(client4, vip4, srv6Encap(config.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
 				checkECN(t, k, set(frame, 1, frame[15]&^0x30|byte(outer)<<4), want,
 					packet.TCP(client4, vip4, packet.TrafficClass(0xb8|byte(want)), packet.HopLimit(63)))
 			})
 			t.Run(fmt.Sprintf("IPv6, inner %d outer %d", inner, outer), func(t *testing.T) {
-				frame := to(client6, vip6, srv6(config.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
+				frame := to(client6, vip6, srv6Encap(config.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
 				checkECN(t, k, set(frame, 1, frame[15]&^0x30|byte(outer)<<4), want,
 					packet.TCP(client6, vip6, packet.TrafficClass(0xb8|byte(want)), packet.HopLimit(63)))
 			})

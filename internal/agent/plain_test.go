@@ -34,7 +34,7 @@ func TestPlainLinux(t *testing.T) {
 		return netlink.RouteReplace(&netlink.Route{Dst: everywhere, Gw: net.ParseIP("fd00:5:1::1"), AdvMSS: 1384})
 	})
 	n.serve(1, vip6.Addr())
-	n.use(srv6(config.SRv6Insert, serverSID(1)))
+	n.use(srv6Encap(config.SRv6Insert, serverSID(1)))
 	c := n.dial(vip6.Addr())
 	n.echo(c, 100_000)
 	if got := mss(t, c); got != 1384-12 {

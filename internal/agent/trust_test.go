@@ -22,7 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
-	sids "github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // Keys of signals.
@@ -50,7 +50,7 @@ var signalWays = []struct {
 
 // argument is that of the balancer's SID in a frame with a signal.
 func argument(frame []byte) uint64 {
-	return sids.Parse(netip.AddrFrom16([16]byte(frame[14+24:]))).Argument
+	return srv6.Parse(netip.AddrFrom16([16]byte(frame[14+24:]))).Argument
 }
 
 // Signals bear the tag of the first key, of both functions and in all encapsulations, also in the list of an
@@ -58,8 +58,8 @@ func argument(frame []byte) uint64 {
 func TestTags(t *testing.T) {
 	k := testKernel(t)
 	for _, way := range signalWays {
-		for function, flags := range map[sids.Function]packet.TCPFlags{
-			sids.CreateStickiness: packet.SYN | packet.ACK, sids.RemoveStickiness: packet.FIN | packet.ACK,
+		for function, flags := range map[srv6.Function]packet.TCPFlags{
+			srv6.CreateStickiness: packet.SYN | packet.ACK, srv6.RemoveStickiness: packet.FIN | packet.ACK,
 		} {
 			frame := packet.TCP(way.vip, way.client, packet.Flags(flags))
 			signalled := func(keys ...config.SignalKey) []byte {
@@ -128,7 +128,7 @@ func TestReloadOfKeys(t *testing.T) {
 		}
 	}
 	tag := func(key config.SignalKey) uint64 {
-		return packettest.Tag(key, sids.CreateStickiness, netip.PrefixFrom(node, 64), client6, vip6)
+		return packettest.Tag(key, srv6.CreateStickiness, netip.PrefixFrom(node, 64), client6, vip6)
 	}
 	signs("at first", tag(oldKey))
 	writeKeys(t, file, newKey, oldKey)
@@ -158,8 +158,8 @@ func TestBalancerTakesTags(t *testing.T) {
 	writeKeys(t, file, newKey, oldKey)
 	lb := rehearsedBalancer(t, file)
 	for _, way := range signalWays {
-		for function, flags := range map[sids.Function]packet.TCPFlags{
-			sids.CreateStickiness: packet.SYN | packet.ACK, sids.RemoveStickiness: packet.FIN | packet.ACK,
+		for function, flags := range map[srv6.Function]packet.TCPFlags{
+			srv6.CreateStickiness: packet.SYN | packet.ACK, srv6.RemoveStickiness: packet.FIN | packet.ACK,
 		} {
 			for name, c := range map[string]struct {
 				keys    config.SignalKeys
@@ -249,11 +249,11 @@ func TestOutside(t *testing.T) {
 	}
 	left := packet.Routing(packet.NewSRH(1, vip6.Addr(), other6.Addr()))
 	over := packet.Routing(packet.NewSRH(0, vip6.Addr()))
-	insert := to(client6, vip6, srv6(config.SRv6Insert, sid))
+	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid))
 	for _, v := range []packetCase{
 		{"inserted", insert, "drop_outside", nil},
-		{"wrapped", to(client4, vip4, srv6(config.SRv6Encap, sid)), "drop_outside", nil},
-		{"wrapped for the next one too", to(client6, vip6, srv6(config.SRv6Encap, sid, nextSID)), "drop_outside", nil},
+		{"wrapped", to(client4, vip4, srv6Encap(config.SRv6Encap, sid)), "drop_outside", nil},
+		{"wrapped for the next one too", to(client6, vip6, srv6Encap(config.SRv6Encap, sid, nextSID)), "drop_outside", nil},
 		{"an unknown function", set(insert, functionAt, 0, 0x11), "drop_outside", nil},
 		{"a short packet to a SID", cut(insert, 50), "drop_outside", nil},
 		{"version 4 to a SID", set(insert, 0, 0x40), "drop_outside", nil},

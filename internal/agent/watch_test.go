@@ -50,7 +50,10 @@ func TestReportedLoad(t *testing.T) {
 		if err := a.kernel.objects.Acceptances.Lookup(key, &acceptance); err != nil {
 			t.Fatal(err)
 		}
-		l, ok := a.kernel.readLoad(key, acceptance)
+		l, ok, err := a.kernel.view().readLoad(key, &acceptance)
+		if err != nil {
+			t.Fatal(err)
+		}
 		return l.Busy, ok
 	}
 	if got := dialed(); got != "accepted_stale" {

@@ -38,9 +38,25 @@ func (c *balancerServerCounter) total() (sum balancerCounter) {
 	return sum
 }
 
+// packets is how many packets went to the server for a reason.
+func (c *balancerServerCounter) packets(reason balancerReason) uint64 {
+	return c.Forwarded[uint32(reason)-firstForward].Packets
+}
+
 // placed is how many flows were placed on the server.
-func (c *balancerServerCounter) placed() uint64 {
-	return c.Forwarded[uint32(balancerReasonREASON_FORWARD_NEW)-firstForward].Packets
+func (c *balancerServerCounter) placed() uint64 { return c.packets(balancerReasonREASON_FORWARD_NEW) }
+
+// readServerSignals returns what a server said of flows, all CPUs together.
+func readServerSignals(signals *ebpf.Map, slot uint32) (sum balancerSignalCounter, err error) {
+	var cpus []balancerSignalCounter
+	if err := signals.Lookup(slot, &cpus); err != nil {
+		return sum, fmt.Errorf("read the signals of slot %d: %w", slot, err)
+	}
+	for _, cpu := range cpus {
+		sum.Created += cpu.Created
+		sum.Removed += cpu.Removed
+	}
+	return sum, nil
 }
 
 // retireCounter adds what went to the server of a slot to the sums that stay, and clears its counters. Who is
@@ -58,6 +74,9 @@ func (k *kernel) retireCounter(slot uint32) error {
 	zero := make([]balancerServerCounter, ebpf.MustPossibleCPU())
 	if err := k.objects.ServerCounters.Put(slot, zero); err != nil {
 		return fmt.Errorf("clear the counters of slot %d: %w", slot, err)
+	}
+	if err := k.objects.ServerSignals.Put(slot, make([]balancerSignalCounter, ebpf.MustPossibleCPU())); err != nil {
+		return fmt.Errorf("clear the signals of slot %d: %w", slot, err)
 	}
 	return nil
 }

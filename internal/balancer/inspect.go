@@ -36,7 +36,7 @@ type View struct {
 // OpenView opens the tables of an instance. Those of a build with another layout are refused.
 func OpenView(instance string) (*View, error) {
 	return newView(instance, new(sync.Mutex), func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-		return openTable(filepath.Join(datapath.Dir(instance), name), spec)
+		return datapath.OpenTable(filepath.Join(datapath.Dir(instance), name), spec)
 	})
 }
 
@@ -81,24 +81,6 @@ func newView(instance string, counting *sync.Mutex, open func(name string, spec 
 	}
 	v.clock, err = loadFlowClock(spec)
 	return v, err
-}
-
-func openTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	// The kernel refuses to map what was opened for reading only, even for reading.
-	mapped := spec.Flags&unix.BPF_F_MMAPABLE != 0
-	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: !mapped})
-	if err != nil {
-		return nil, err
-	}
-	expected := spec.Copy()
-	if spec.MaxEntries == 1 { // set at load
-		expected.MaxEntries = m.MaxEntries()
-	}
-	if err := datapath.Compatible(expected, m); err != nil {
-		_ = m.Close()
-		return nil, fmt.Errorf("of another build of segue: %w", err)
-	}
-	return m, nil
 }
 
 // Close closes the tables.
@@ -190,9 +172,20 @@ type ServerState struct {
 	Packets uint64     `json:"packets"`
 	Bytes   uint64     `json:"bytes"`  // of layer 3, as received
 	Placed  uint64     `json:"placed"` // new flows
+	// Hunt is nil for servers of services that do not hunt.
+	Hunt *HuntCounts `json:"hunt"`
 	// Rate and PlacedRate (flows per second) are of an interval.
 	Rate       *datapath.Rate `json:"rate,omitempty"`
 	PlacedRate *float64       `json:"placed_per_second,omitempty"`
+}
+
+// HuntCounts are what a server had to do with hunts, since it was configured.
+type HuntCounts struct {
+	HalfOpen uint64 `json:"half_open"` // flows now whose SYN it has answered, and whose client has not been heard of since
+	Offered  uint64 `json:"offered"`   // SYNs that it was the first to be offered
+	Created  uint64 `json:"created"`   // create-stickiness from it
+	Removed  uint64 `json:"removed"`   // remove-stickiness from it
+	Resets   uint64 `json:"resets"`    // to it, of connections that another server had
 }
 
 // NextHop is where the balancer sends the packets for a server.
@@ -224,14 +217,17 @@ func (v *View) Snapshot() (*Snapshot, error) {
 			return nil, fmt.Errorf("instance %s: service %s: %w", v.instance, service.Name, err)
 		}
 	}
-	counts := v.flows.count()
+	counts, halfOpen := v.flows.count(), v.pending.count()
 	for _, service := range s.Services {
 		for _, server := range service.Servers {
 			server.Flows = counts.of(server.Slot)
+			if server.Hunt != nil {
+				server.Hunt.HalfOpen = halfOpen.of(server.Slot).Total()
+			}
 		}
 	}
 	s.FlowTable.Flows = counts.total()
-	s.FlowTable.HalfOpen = v.pending.count().total().Total()
+	s.FlowTable.HalfOpen = halfOpen.total().Total()
 	return s, nil
 }
 
@@ -382,7 +378,7 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 		if service == nil || int(slot) >= len(v.servers.servers) {
 			continue
 		}
-		server, err := v.server(slot, text(label.Server[:]), service.Encapsulation, interfaces)
+		server, err := v.server(slot, text(label.Server[:]), service, interfaces)
 		if err != nil {
 			return fmt.Errorf("instance %s: service %s: server %s: %w", v.instance, service.Name, text(label.Server[:]), err)
 		}
@@ -399,11 +395,11 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 	return nil
 }
 
-func (v *View) server(slot uint32, name string, kind config.Encapsulation, interfaces map[int]net.Interface) (*ServerState, error) {
+func (v *View) server(slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface) (*ServerState, error) {
 	server := &ServerState{
 		Name:      name,
 		Slot:      slot,
-		Address:   describeAddress(addrOf(v.servers.servers[slot].Address), kind),
+		Address:   describeAddress(addrOf(v.servers.servers[slot].Address), service.Encapsulation),
 		Condition: conditionOf(v.servers.flags(slot)),
 	}
 	var err error
@@ -416,6 +412,18 @@ func (v *View) server(slot uint32, name string, kind config.Encapsulation, inter
 	}
 	total := counter.total()
 	server.Packets, server.Bytes, server.Placed = total.Packets, total.Bytes, counter.placed()
+	if service.Placement != config.PlacementHunt {
+		return server, nil
+	}
+	signals, err := readServerSignals(v.maps.ServerSignals, slot)
+	if err != nil {
+		return nil, err
+	}
+	server.Hunt = &HuntCounts{
+		Offered: counter.packets(balancerReasonREASON_FORWARD_HUNT),
+		Created: signals.Created, Removed: signals.Removed,
+		Resets: counter.packets(balancerReasonREASON_FORWARD_RESET),
+	}
 	return server, nil
 }
 

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"net/netip"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // send sends a TCP segment to the service insert, and expects it to be counted as a reason.
@@ -190,5 +192,62 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 	_, err = OpenView(f.cfg.Node.Instance)
 	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table ports: of another build") {
 		t.Errorf("error: %v", err)
+	}
+}
+
+// A server of a service that hunts has counts of its own, in snapshots and metrics; the next server of its slot
+// begins with none.
+func TestHuntCounts(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	registry := newRegistry(f)
+	row := f.row(web, "web")
+	f.run(web.frame())
+	f.run(f.signal(web, "web", row[1], srv6.CreateStickiness, synAck))
+	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // the loser
+	f.must(f.sweep())
+	f.publish()
+	halfOpen := fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1])
+	if got := expose(t, registry); !strings.Contains(got, halfOpen+"\n") {
+		t.Errorf("no line %q in\n%s", halfOpen, got)
+	}
+	f.run(web.frame(packet.Flags(packet.ACK)))
+	f.run(f.signal(web, "web", row[1], srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)))
+	counts := func() map[string]HuntCounts {
+		counts := map[string]HuntCounts{}
+		for _, service := range mustSnapshot(t, f.view()).Services {
+			for _, server := range service.Servers {
+				if server.Hunt == nil {
+					t.Errorf("%s of %s has no counts", server.Name, service.Name)
+				} else if *server.Hunt != (HuntCounts{}) {
+					counts[service.Name+" "+server.Name] = *server.Hunt
+				}
+			}
+		}
+		return counts
+	}
+	want := map[string]HuntCounts{
+		"web " + row[0]: {Offered: 1, Created: 1, Resets: 1},
+		"web " + row[1]: {Created: 1, Removed: 1},
+	}
+	if diff := cmp.Diff(want, counts()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	got := expose(t, registry)
+	for _, line := range []string{
+		fmt.Sprintf(`segue_lb_server_offers_total{server="%s",service="web"} 1`, row[0]),
+		fmt.Sprintf(`segue_lb_server_signals_total{server="%s",service="web",signal="create"} 1`, row[0]),
+		fmt.Sprintf(`segue_lb_server_signals_total{server="%s",service="web",signal="remove"} 1`, row[1]),
+		fmt.Sprintf(`segue_lb_server_resets_total{server="%s",service="web"} 1`, row[0]),
+		fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1]), // of the last sweep
+	} {
+		if !strings.Contains(got, line+"\n") {
+			t.Errorf("no line %q", line)
+		}
+	}
+	for _, name := range row {
+		f.must(f.kernel.retireCounter(f.slot("web", name)))
+	}
+	if got := counts(); len(got) != 0 {
+		t.Errorf("in slots that are given anew: %v", got)
 	}
 }

@@ -54,6 +54,7 @@ func pinned(maps *balancerMaps) map[string]**ebpf.Map {
 		balancerMapReasons:        &maps.Reasons,
 		balancerMapServerCounters: &maps.ServerCounters,
 		balancerMapServerLabels:   &maps.ServerLabels,
+		balancerMapServerSignals:  &maps.ServerSignals,
 		balancerMapServers:        &maps.Servers,
 		balancerMapServiceLabels:  &maps.ServiceLabels,
 		balancerMapServices:       &maps.Services,
@@ -97,6 +98,7 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 	spec.Maps[balancerMapPending].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerPending)
 	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
+	spec.Maps[balancerMapServerSignals].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
 	k := &kernel{
 		instance: cfg.Node.Instance, dir: dir, fresh: fresh, clock: clock,

@@ -71,7 +71,13 @@ var (
 
 	flowsDesc    = desc("flows", "Flows in the flow table when it was last swept.", "service", "server", "state")
 	halfOpenDesc = desc("half_open_flows",
-		"Flows whose SYN a server has answered and the client has not, when they were last swept.")
+		"Flows whose SYN the server has answered and the client has not, when they were last swept.", "service", "server")
+	offersDesc = desc("server_offers_total",
+		"New connections that the server was the first to be offered.", "service", "server")
+	signalsDesc = desc("server_signals_total",
+		"Packets with which the server told what becomes of connections.", "service", "server", "signal")
+	resetsDesc = desc("server_resets_total",
+		"Resets to the server, of connections that another one had.", "service", "server")
 	capacityDesc = desc("flow_table_capacity", "Flows that the flow table is made for.")
 )
 
@@ -80,6 +86,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
 		serverHealthyDesc, serverDrainingDesc, flowsDesc, halfOpenDesc, capacityDesc,
+		offersDesc, signalsDesc, resetsDesc,
 	} {
 		out <- d
 	}
@@ -98,9 +105,6 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge(out, capacityDesc, float64(c.view.capacity()))
 	collectReasons(out, reasons)
 	p := c.published()
-	if p != nil && p.pending != nil {
-		gauge(out, halfOpenDesc, float64(p.pending.total().Total()))
-	}
 	collectServers(out, services, p)
 }
 
@@ -126,15 +130,25 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *p
 			counter(out, serverBytesDesc, server.Bytes, labels...)
 			counter(out, serverFlowsDesc, server.Placed, labels...)
 			gauge(out, serverHopDesc, boolean(server.NextHop != nil), labels...)
+			if server.Hunt != nil {
+				collectHunt(out, server.Hunt, labels)
+			}
 			if p != nil {
-				collectPublished(out, server.Slot, p, labels)
+				collectPublished(out, server, p, labels)
 			}
 		}
 	}
 }
 
-func collectPublished(out chan<- prometheus.Metric, slot uint32, p *published, labels []string) {
-	if member, ok := p.members[slot]; ok {
+func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string) {
+	counter(out, offersDesc, hunt.Offered, labels...)
+	counter(out, signalsDesc, hunt.Created, append(labels[:2:2], "create")...)
+	counter(out, signalsDesc, hunt.Removed, append(labels[:2:2], "remove")...)
+	counter(out, resetsDesc, hunt.Resets, labels...)
+}
+
+func collectPublished(out chan<- prometheus.Metric, server *ServerState, p *published, labels []string) {
+	if member, ok := p.members[server.Slot]; ok {
 		gauge(out, serverDrainingDesc, boolean(member.draining), labels...)
 		if member.checked {
 			gauge(out, serverHealthyDesc, boolean(member.healthy), labels...)
@@ -143,7 +157,10 @@ func collectPublished(out chan<- prometheus.Metric, slot uint32, p *published, l
 	if p.flows == nil {
 		return
 	}
-	counts := p.flows.of(slot)
+	if server.Hunt != nil {
+		gauge(out, halfOpenDesc, float64(p.pending.of(server.Slot).Total()), labels...)
+	}
+	counts := p.flows.of(server.Slot)
 	for state, count := range map[balancerFlowState]uint64{
 		balancerFlowStateFLOW_NEW:         counts.New,
 		balancerFlowStateFLOW_ESTABLISHED: counts.Established,

@@ -358,7 +358,9 @@ func TestHairpin(t *testing.T) {
 }
 
 func TestEveryReasonHasACase(t *testing.T) {
-	provoked := map[string]bool{"none": true, "drop_no_headroom": true, "drop_rate_limit": true} // other tests
+	provoked := map[string]bool{ // other tests
+		"none": true, "drop_no_headroom": true, "drop_rate_limit": true, "drop_outside": true, "drop_tag": true,
+	}
 	for _, v := range visits {
 		provoked[v.reason] = true
 	}

@@ -28,8 +28,11 @@ type Trace struct {
 	Service  *TracedService `json:"service"`
 	// Known is the flow's entry in the flow table.
 	Known *TracedEntry `json:"known"`
-	// Placement is where a new flow goes: one that is not known, or that does not stay.
+	// Placement is where a new flow goes: one that is not known, or that does not stay. Of a service that hunts
+	// it is there for known flows too.
 	Placement *TracedPlacement `json:"placement"`
+	// Course is what the packet asks of servers, in the order of travel.
+	Course []TracedSegment `json:"course"`
 	// Server gets the packet.
 	Server        *TracedServer        `json:"server"`
 	Encapsulation *TracedEncapsulation `json:"encapsulation"`
@@ -61,6 +64,12 @@ type TracedPlacement struct {
 	Candidates []string `json:"candidates"` // the first one gets the flow, or is offered it first
 	// Random is true of a SYN that is offered to the candidates of any bucket: nobody knows which.
 	Random bool `json:"random,omitempty"`
+}
+
+// TracedSegment is what a packet asks of a server.
+type TracedSegment struct {
+	Server   string `json:"server"`
+	Function string `json:"function"` // docs/protocol.md; empty in a tunnel
 }
 
 // TracedServer is the server that gets a packet, or gets it first.
@@ -127,6 +136,14 @@ type course struct {
 	function srv6.Function
 }
 
+// functionAt is what the server at a position is asked.
+func (c course) functionAt(i int) srv6.Function {
+	if c.function == srv6.ConnectAvail && i == len(c.slots)-1 {
+		return srv6.ConnectForce
+	}
+	return c.function
+}
+
 // classify returns no service for a flow that none takes, and whether its destination is a VIP.
 func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP bool, err error) {
 	table, err := v.serviceTable()
@@ -154,6 +171,12 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	}
 	placement := placementNamed(service.Rule.placement())
 	hunts := placement.Placement == config.PlacementHunt
+	var row []uint32
+	if hunts {
+		if row, err = v.place(p.Flow, service, hunts, t); err != nil {
+			return to, 0, err
+		}
+	}
 	known := knownFunction(&config.Service{Placement: placement.Placement})
 	bucket, signature := v.flows.bucket(p.Flow, service.Id, &v.identity)
 	entry := bucket.find(signature)
@@ -172,16 +195,12 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
 		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	}
+	if hunts {
+		return huntCourse(p, row)
+	}
 	slots, err := v.place(p.Flow, service, hunts, t)
-	switch {
-	case err != nil:
-		return to, 0, err
-	case len(slots) == 0:
-		return to, balancerReasonREASON_DROP_NO_SERVER, nil
-	case hunts && p.Opens:
-		return course{slots, srv6.ConnectAvail}, balancerReasonREASON_FORWARD_HUNT, nil
-	case hunts:
-		return course{slots, srv6.RecoverStickiness}, balancerReasonREASON_FORWARD_RECOVER, nil
+	if err != nil || len(slots) == 0 {
+		return to, balancerReasonREASON_DROP_NO_SERVER, err
 	}
 	to = course{slots[:1], known}
 	switch {
@@ -191,6 +210,17 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 		return to, balancerReasonREASON_FORWARD_RECOVER, nil
 	}
 	return to, balancerReasonREASON_FORWARD_NEW, nil
+}
+
+// huntCourse is the course of a flow that no table knows, through its candidates.
+func huntCourse(p Packet, row []uint32) (to course, found balancerReason, err error) {
+	switch {
+	case len(row) == 0:
+		return to, balancerReasonREASON_DROP_NO_SERVER, nil
+	case p.Opens:
+		return course{row, srv6.ConnectAvail}, balancerReasonREASON_FORWARD_HUNT, nil
+	}
+	return course{row, srv6.RecoverStickiness}, balancerReasonREASON_FORWARD_RECOVER, nil
 }
 
 // traceEntry tells whether the packet goes to the server of an entry, and notes why.
@@ -286,6 +316,19 @@ func (v *View) serverName(slot uint32) string {
 	return text(label.Server[:])
 }
 
+// traceCourse says what each server is asked.
+func (v *View) traceCourse(to course, service *balancerServiceEntry) (segments []TracedSegment) {
+	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
+	for i, slot := range to.slots {
+		segment := TracedSegment{Server: v.serverName(slot)}
+		if kind == config.SRv6Insert || kind == config.SRv6Encap {
+			segment.Function = to.functionAt(i).String()
+		}
+		segments = append(segments, segment)
+	}
+	return segments
+}
+
 // send says why the packet cannot leave for the server, if it cannot.
 func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace) (balancerReason, error) {
 	var addresses []netip.Addr
@@ -295,6 +338,7 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 		}
 		addresses = append(addresses, addrOf(v.servers.servers[slot].Address))
 	}
+	t.Course = v.traceCourse(to, service)
 	slot := to.slots[0]
 	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
 	server := &v.servers.servers[slot]
@@ -303,7 +347,7 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 		Slot:    slot,
 		Address: describeAddress(addrOf(server.Address), kind),
 	}
-	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addresses, to.function)
+	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addresses, to)
 	var err error
 	if t.NextHop, err = v.nextHop(slot, interfaceNames()); err != nil {
 		return 0, err
@@ -345,7 +389,7 @@ func isOneHost(source netip.Addr) bool {
 
 // encapsulationOf describes what bpf/encap.h makes of a packet for servers, of which only SRv6 can have more
 // than one.
-func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, addresses []netip.Addr, function srv6.Function) *TracedEncapsulation {
+func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, addresses []netip.Addr, to course) *TracedEncapsulation {
 	const ipv4Header, ipv6Header, greHeader, srhHeader, segment = 20, 40, 4, 8, 16
 	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: addresses[0], Added: ipv6Header}
 	if addresses[0].Is4() {
@@ -353,11 +397,11 @@ func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, ad
 	}
 	switch kind {
 	case config.SRv6Insert:
-		e.Segments = append(segmentsOf(source, addresses, function), flow.Destination.Addr())
+		e.Segments = append(segmentsOf(source, addresses, to), flow.Destination.Addr())
 		e.Source, e.Destination = flow.Source.Addr(), e.Segments[1]
 		e.Added = srhHeader + segment*len(e.Segments)
 	case config.SRv6Encap:
-		e.Segments = segmentsOf(source, addresses, function)
+		e.Segments = segmentsOf(source, addresses, to)
 		e.Destination = e.Segments[1]
 		if more := len(addresses) - 1; more > 0 {
 			e.Added += srhHeader + segment*more
@@ -369,13 +413,10 @@ func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, ad
 }
 
 // segmentsOf are the sender and the SIDs of servers, by their locators.
-func segmentsOf(source netip.Addr, locators []netip.Addr, function srv6.Function) []netip.Addr {
+func segmentsOf(source netip.Addr, locators []netip.Addr, to course) []netip.Addr {
 	segments := []netip.Addr{source}
 	for i, locator := range locators {
-		if function == srv6.ConnectAvail && i == len(locators)-1 {
-			function = srv6.ConnectForce
-		}
-		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: function}
+		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: to.functionAt(i)}
 		segments = append(segments, sid.Addr())
 	}
 	return segments

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // varied has every encapsulation, both IP versions and both protocols.
@@ -144,6 +146,60 @@ func TestTraceOfHunt(t *testing.T) {
 	}
 }
 
+// Trace says what the data path then does with any packet of flows that hunt, whatever servers have said of
+// them before, and which of them can be reached.
+func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 3))
+	view := f.view()
+	seen := map[string]int{}
+	names := slices.Sorted(maps.Keys(hunted))
+	kinds := []packet.TCPFlags{packet.SYN, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
+	rapid.Check(t, func(t *rapid.T) {
+		clear(f.kernel.flows.entries)
+		clear(f.kernel.pending.entries)
+		f.route()
+		for range rapid.IntRange(20, 60).Draw(t, "packets") {
+			service := rapid.SampledFrom(names).Draw(t, "service")
+			flow := hunted[service].from(rapid.Uint16Range(1, 2).Draw(t, "port"))
+			server := rapid.SampledFrom(f.row(flow, service)).Draw(t, "server")
+			kind := rapid.SampledFrom(kinds).Draw(t, "flags")
+			flags := packet.Flags(kind)
+			switch rapid.IntRange(0, 9).Draw(t, "what") {
+			case 0:
+				for _, lost := range f.row(flow, service)[:rapid.IntRange(1, 3).Draw(t, "lost")] {
+					f.kernel.servers.clearNextHop(f.slot(service, lost))
+				}
+			case 1:
+				f.route()
+			case 2, 3:
+				f.exec(f.signal(flow, service, server, srv6.CreateStickiness, flags), nil)
+			case 4:
+				f.exec(f.signal(flow, service, server, srv6.RemoveStickiness, flags), nil)
+			default:
+				frame := flow.frame(flags)
+				trace := mustTrace(t, view, Packet{Flow: flow, Opens: kind == packet.SYN, Length: int(layer3(frame))})
+				if diff := cmp.Diff(f.traced(t, trace, frame), f.run(frame)); diff != "" {
+					t.Fatalf("traced as %+v; -trace +data path:\n%s", trace, diff)
+				}
+				state := "unknown"
+				if trace.Known != nil {
+					state = trace.Known.State
+				}
+				if trace.Placement == nil || len(trace.Placement.Candidates) != 3 {
+					t.Fatalf("the candidates are %+v", trace.Placement)
+				}
+				seen[state+" "+trace.Reason]++
+			}
+		}
+	})
+	for _, want := range []string{"unknown forward_hunt", "unknown forward_recover", "unknown drop_no_next_hop", "half-open forward_new",
+		"half-open forward_known", "established forward_known", "closing forward_hunt", "closing forward_known"} {
+		if seen[want] == 0 {
+			t.Errorf("no packet met %s: %v", want, seen)
+		}
+	}
+}
+
 // What is random nobody can foretell.
 func TestTraceOfRandomHunt(t *testing.T) {
 	f := open(t, hunting(config.SelectRandom, 2))
@@ -211,6 +267,7 @@ func (f *fixture) traced(t fataler, trace *Trace, frame []byte) outcome {
 		return refused(frame, trace.Reason, uint64(trace.Length))
 	}
 	e := trace.Encapsulation
+	f.checkCourse(t, trace)
 	encap := packet.Encap{Kind: e.Kind, Source: e.Source, Destination: e.Destination, FlowLabel: f.flowLabel(trace.Flow)}
 	if len(e.Segments) > 0 {
 		encap.Sender, encap.Segments = e.Segments[0], e.Segments[1:]
@@ -241,6 +298,25 @@ func (f *fixture) traced(t fataler, trace *Trace, frame []byte) outcome {
 		counted.Flows = 1
 	}
 	return outcome{verdictRedirect, out, reasons, map[string]tally{trace.Service.Name + "/" + trace.Server.Name: counted}}
+}
+
+// checkCourse compares what trace says of a packet's course with the segments.
+func (f *fixture) checkCourse(t fataler, trace *Trace) {
+	t.Helper()
+	servers := f.service(trace.Service.Name).Servers
+	if len(trace.Course) == 0 || trace.Course[0].Server != trace.Server.Name {
+		t.Fatalf("%+v: it begins at %+v", trace.Course, trace.Server)
+	}
+	for i, at := range trace.Course {
+		if len(trace.Encapsulation.Segments) == 0 { // a tunnel
+			continue
+		}
+		server := servers[slices.IndexFunc(servers, func(s config.Server) bool { return s.Name == at.Server })]
+		sid := srv6.Parse(trace.Encapsulation.Segments[i+1])
+		if sid.Locator != server.Locator || sid.Function.String() != at.Function {
+			t.Fatalf("%+v: segment %d is %v", trace.Course, i, sid)
+		}
+	}
 }
 
 // stateAfter is the state of a flow after a packet that was traced before.

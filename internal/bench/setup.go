@@ -334,7 +334,7 @@ func (r *rig) loadAgent(s *setup) error {
 	}
 	// An agent leaves its data path, also one that was never put in place.
 	r.closers = append(r.closers, func() error { return datapath.RemoveDir(cfg.Node.Instance) }, a.Close)
-	r.count = func(reason string) (uint64, error) { return countOfAgent(cfg.Node.Instance, reason) }
+	r.count = func(reason string) (uint64, error) { return agent.Count(cfg.Node.Instance, reason) }
 	r.program, err = a.Rehearse(hostMAC)
 	return err
 }
@@ -352,20 +352,6 @@ func (r *rig) listen() (err error) {
 		}
 		return err
 	})
-}
-
-// countOfAgent is how many packets were counted by a reason.
-func countOfAgent(instance, reason string) (uint64, error) {
-	state, err := agent.Inspect(instance)
-	if err != nil {
-		return 0, err
-	}
-	for _, r := range state.Reasons {
-		if r.Reason == reason {
-			return r.Packets, nil
-		}
-	}
-	return 0, fmt.Errorf("agents count no packets by the reason %q", reason)
 }
 
 // run sends packets through what the host was prepared with, where the rig's sockets are.

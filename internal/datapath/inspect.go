@@ -165,6 +165,26 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) time.Duration {
 	return interval
 }
 
+// OpenTable opens a pinned table for reading, by the specification of this build: a table of another
+// layout is an error, which is ebpf.ErrMapIncompatible. A size of 1 in it stands for any.
+func OpenTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	// The kernel refuses to map what was opened for reading only, even for reading.
+	mapped := spec.Flags&unix.BPF_F_MMAPABLE != 0
+	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: !mapped})
+	if err != nil {
+		return nil, err
+	}
+	expected := spec.Copy()
+	if spec.MaxEntries == 1 { // set at load
+		expected.MaxEntries = m.MaxEntries()
+	}
+	if err := Compatible(expected, m); err != nil {
+		_ = m.Close()
+		return nil, fmt.Errorf("of another build of segue: %w", err)
+	}
+	return m, nil
+}
+
 func readProgram(instance, name string) (*Program, error) {
 	pin := filepath.Join(Dir(instance), name)
 	program, err := ebpf.LoadPinnedProgram(pin, nil)
@@ -181,6 +201,13 @@ func readProgram(instance, name string) (*Program, error) {
 	}
 	id, _ := info.ID()
 	return &Program{ID: id, Tag: info.Tag}, nil
+}
+
+// AttachedHere tells whether the instance's program runs on an interface of the calling thread's network
+// namespace.
+func AttachedHere(instance string) (bool, error) {
+	attachment, err := readAttachment(instance)
+	return attachment != nil && attachment.Interface != "", err
 }
 
 // readAttachment finds out where the instance's program runs. An interface's index says nothing about

@@ -1,0 +1,315 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// agentTrace shows what an agent has of a connection.
+func agentTrace(out io.Writer, instance string, flow balancer.Flow, asJSON bool) error {
+	if flow.Protocol != config.TCP {
+		return fmt.Errorf("protocol %s: agents know of tcp connections alone", flow.Protocol)
+	}
+	view, err := agent.OpenView(instance)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	t, err := view.Trace(flow.Source, flow.Destination)
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return printJSON(out, t)
+	}
+	return printAgentTrace(out, t)
+}
+
+func printAgentTrace(out io.Writer, t *agent.Trace) error {
+	table := newTable(out)
+	table.row("connection", fmt.Sprintf("%s -> %s", t.Client, t.VIP))
+	table.row("service", describeTraced(t))
+	if t.Accept != nil {
+		table.row("policy", string(t.Accept.Policy))
+		table.row("load", describeLoad(t.Accept))
+		table.row("threshold", describeThreshold(t.Accept))
+	}
+	table.row("flow", describeAgentFlow(t))
+	table.row("socket", describeSocket(t))
+	for i := range t.Answers {
+		a := &t.Answers[i]
+		before := answerOf(t, a.Function, false)
+		isSame := a.Last && before != nil && before.Outcome == a.Outcome && before.Offer == a.Offer
+		if !isSame && a.Function != srv6.Deliver.String() {
+			table.row(describeQuestion(a), describeAnswer(a, t.Accept))
+		}
+	}
+	return table.Flush()
+}
+
+func describeTraced(t *agent.Trace) string {
+	switch {
+	case !t.Served:
+		return "the VIP is not this server's"
+	case t.Service == "":
+		return "none that takes the port"
+	}
+	return t.Service
+}
+
+func describeAgentFlow(t *agent.Trace) string {
+	if !t.Flow.Balancer.IsValid() {
+		return t.Flow.State
+	}
+	return fmt.Sprintf("%s, balancer %s, for %.0fs", t.Flow.State, t.Flow.Balancer, t.Flow.Age)
+}
+
+func describeSocket(t *agent.Trace) string {
+	if t.Socket == "" {
+		return "not known: the agent is in another network namespace"
+	}
+	return t.Socket
+}
+
+func describeQuestion(a *agent.Answer) string {
+	if a.Last {
+		return a.Function + ", last"
+	}
+	return a.Function
+}
+
+// describeAnswer says what becomes of a packet, and of an offer why.
+func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
+	why := map[string]string{
+		"accepted": "accepted", "accepted_stale": "accepted, as the load is not known", "forced": "has to take it",
+		"refused": "refused", "refused_down": "refused, as nobody listens",
+	}[a.Offer]
+	if why == "" {
+		return a.Outcome
+	}
+	if accept != nil && accept.Load != nil && (a.Offer == "accepted" || a.Offer == "refused") {
+		why += fmt.Sprintf(": load %d, threshold %s", accept.Load.Busy, describeThreshold(accept))
+	}
+	return fmt.Sprintf("%s (%s)", a.Outcome, why)
+}
+
+// joinedTrace is a balancer's trace with those of the servers.
+type joinedTrace struct {
+	*balancer.Trace
+	// Agents are the candidates in their order, and then the flow's server if it is none of them. Null: nobody
+	// was asked.
+	Agents []askedAgent `json:"agents"`
+	// Receiver is the server that the packet reaches; empty: none, or it is not known.
+	Receiver string `json:"receiver,omitempty"`
+	// End is what becomes of the packet at the last server that it reaches; empty: not known.
+	End string `json:"end,omitempty"`
+}
+
+// askedAgent is what a server said.
+type askedAgent struct {
+	Server string       `json:"server"`
+	Trace  *agent.Trace `json:"trace"`           // null: see Error
+	Error  string       `json:"error,omitempty"` // of the command
+	// Offer is the answer to a new connection at the server's place in the list; null: it has none, or did not say.
+	Offer *agent.Answer `json:"offer"`
+	// Packet is the answer to the packet, which need not reach it; null: it is not for this server, or it did not say.
+	Packet *agent.Answer `json:"packet"`
+	// Reached tells whether the packet comes here.
+	Reached bool `json:"reached"`
+}
+
+// askTimeout bounds how long a server may take to answer.
+const askTimeout = 10 * time.Second
+
+// hostNames are the names of servers that may be made part of a command.
+var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// askAgents runs the command for all servers that have to do with the flow, at once.
+func askAgents(ctx context.Context, command string, t *balancer.Trace) ([]askedAgent, error) {
+	if t.Service != nil && t.Placement == nil {
+		return nil, fmt.Errorf("--ask: service %s does not hunt", t.Service.Name)
+	}
+	agents := []askedAgent{}
+	for _, name := range serversOf(t) {
+		agents = append(agents, askedAgent{Server: name})
+	}
+	var group sync.WaitGroup
+	for i := range agents {
+		group.Go(func() {
+			a := &agents[i]
+			var err error
+			if a.Trace, err = askAgent(ctx, command, a.Server, t.Flow); err != nil {
+				a.Error = err.Error()
+			}
+		})
+	}
+	group.Wait()
+	return agents, nil
+}
+
+// serversOf are the candidates of a flow, and its server.
+func serversOf(t *balancer.Trace) (names []string) {
+	if t.Placement != nil {
+		names = slices.Clone(t.Placement.Candidates)
+	}
+	for _, segment := range t.Course {
+		if !slices.Contains(names, segment.Server) {
+			names = append(names, segment.Server)
+		}
+	}
+	return names
+}
+
+func askAgent(ctx context.Context, command, server string, flow balancer.Flow) (*agent.Trace, error) {
+	if !hostNames.MatchString(server) {
+		return nil, fmt.Errorf("%q is no name of a host", server)
+	}
+	words := strings.Fields(strings.ReplaceAll(command, "{}", server))
+	words = append(words, "--json", string(flow.Protocol), flow.Source.String(), flow.Destination.String())
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var errors bytes.Buffer
+	ask := exec.CommandContext(ctx, words[0], words[1:]...)
+	ask.Stderr = &errors
+	ask.WaitDelay = time.Second // for what it started
+	answer, err := ask.Output()
+	if ctx.Err() == context.DeadlineExceeded {
+		return nil, fmt.Errorf("%s: no answer in %s", words[0], askTimeout)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(errors.String()))
+	}
+	var t agent.Trace
+	if err := json.Unmarshal(answer, &t); err != nil {
+		return nil, fmt.Errorf("%s: the answer is no trace: %w", words[0], err)
+	}
+	if t.Client != flow.Source || t.VIP != flow.Destination {
+		return nil, fmt.Errorf("%s: the answer is no agent's trace of the flow", words[0])
+	}
+	return &t, nil
+}
+
+// follow finds out how far the packet comes.
+func (j *joinedTrace) follow() {
+	for i := range j.Agents {
+		a := &j.Agents[i]
+		if j.Placement != nil && i < len(j.Placement.Candidates) {
+			last := i == len(j.Placement.Candidates)-1
+			function := srv6.ConnectAvail
+			if last {
+				function = srv6.ConnectForce
+			}
+			a.Offer = answerOf(a.Trace, function.String(), last)
+		}
+	}
+	if !strings.HasPrefix(j.Reason, "forward_") {
+		return
+	}
+	onItsWay := true
+	for i, segment := range j.Course {
+		at := slices.IndexFunc(j.Agents, func(a askedAgent) bool { return a.Server == segment.Server })
+		if at < 0 {
+			return
+		}
+		a := &j.Agents[at]
+		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1)
+		a.Reached = onItsWay
+		if !onItsWay {
+			continue
+		}
+		if a.Packet == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") {
+			onItsWay = false
+		}
+		if a.Packet != nil && !onItsWay {
+			j.End = a.Packet.Outcome
+			if strings.HasPrefix(j.End, "deliver") {
+				j.Receiver = a.Server
+			}
+		}
+	}
+}
+
+func answerOf(t *agent.Trace, function string, last bool) *agent.Answer {
+	if t == nil {
+		return nil
+	}
+	for i := range t.Answers {
+		if a := &t.Answers[i]; a.Function == function && a.Last == last {
+			return a
+		}
+	}
+	return nil
+}
+
+func printAgents(out io.Writer, j *joinedTrace) error {
+	fmt.Fprintln(out)
+	table := newTable(out)
+	table.row("server", "flow", "socket", "load", "threshold", "a new connection", "this packet")
+	for i := range j.Agents {
+		a := &j.Agents[i]
+		if a.Trace == nil {
+			table.row(a.Server, "NOT KNOWN", "-", "-", "-", "-", "-")
+			continue
+		}
+		load, threshold := "-", "-"
+		if a.Trace.Accept != nil {
+			load, threshold = describeLoad(a.Trace.Accept), describeThreshold(a.Trace.Accept)
+		}
+		table.row(a.Server, a.Trace.Flow.State, describeSocket(a.Trace), load, threshold,
+			describeOffer(a), describePassage(a))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for i := range j.Agents {
+		if a := &j.Agents[i]; a.Error != "" {
+			fmt.Fprintf(out, "%s: %s\n", a.Server, a.Error)
+		}
+	}
+	_, err := fmt.Fprintf(out, "\nthe packet goes to: %s\n", describeEnd(j))
+	return err
+}
+
+func describeOffer(a *askedAgent) string {
+	if a.Offer == nil {
+		return "-"
+	}
+	return describeAnswer(a.Offer, a.Trace.Accept)
+}
+
+// describePassage says what the packet meets at a server, if it comes there.
+func describePassage(a *askedAgent) string {
+	switch {
+	case a.Packet == nil:
+		return "-"
+	case !a.Reached:
+		return "not reached"
+	}
+	return fmt.Sprintf("%s: %s", a.Packet.Function, a.Packet.Outcome)
+}
+
+func describeEnd(j *joinedTrace) string {
+	switch {
+	case j.Receiver != "":
+		return fmt.Sprintf("%s, %s", j.Receiver, j.End)
+	case j.End != "":
+		return "nowhere, " + j.End
+	case !strings.HasPrefix(j.Reason, "forward_"):
+		return "at the balancer, " + j.Reason
+	}
+	return "NOT KNOWN, as not all servers on its way have answered"
+}

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// traceOf is an agent's trace of someFlow. A new connection is answered as said, unless it must be taken; whether the
+// flow is here says the rest.
+func traceOf(instance, offer string, isHere bool) *agent.Trace {
+	busy, capacity, threshold := uint32(12), uint32(16), uint32(8)
+	t := &agent.Trace{
+		Instance: instance, Client: someFlow.Source, VIP: someFlow.Destination, Served: true, Service: "web",
+		Accept: &agent.AcceptState{Policy: config.AcceptStatic, Source: "reported", Threshold: &threshold,
+			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Offers: map[string]uint64{"accepted": 9}},
+		Flow: agent.TracedFlow{State: "listen"}, Socket: "listening",
+		Answers: []agent.Answer{
+			{Function: "connect-avail", Outcome: "deliver", Offer: offer}, {Function: "connect-force", Last: true, Outcome: "deliver", Offer: "forced"},
+			{Function: "ack-stickiness", Last: true, Outcome: "deliver"},
+			{Function: "recover-stickiness", Outcome: "next_not_local"}, {Function: "recover-stickiness", Last: true, Outcome: "drop_not_local"},
+			{Function: "deliver", Outcome: "deliver"}, {Function: "deliver", Last: true, Outcome: "deliver"},
+		},
+	}
+	if strings.HasPrefix(offer, "refused") {
+		t.Answers[0].Outcome = "next_refused"
+	}
+	if isHere {
+		t.Flow = agent.TracedFlow{State: "direct", Balancer: netip.MustParsePrefix("fd00:6c:0:1::/64"), Age: 4.2}
+		t.Socket = "established"
+		for i := range t.Answers {
+			t.Answers[i].Outcome, t.Answers[i].Offer = "deliver", ""
+		}
+	}
+	return t
+}
+
+// huntTrace is a balancer's trace of someFlow, by two candidates.
+func huntTrace(opens bool, reason, state string, course ...balancer.TracedSegment) *balancer.Trace {
+	t := &balancer.Trace{
+		Instance: "lb", Flow: someFlow, Opens: opens, Length: 60, Service: &balancer.TracedService{Name: "web", Exact: true},
+		Placement: &balancer.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}},
+		Course:    course, Reason: reason,
+	}
+	if state != "" {
+		t.Known = &balancer.TracedEntry{Server: course[0].Server, State: state, Idle: 4}
+	}
+	return t
+}
+
+func segment(server, function string) balancer.TracedSegment {
+	return balancer.TracedSegment{Server: server, Function: function}
+}
+
+func TestPrintAgentTrace(t *testing.T) {
+	for name, trace := range map[string]*agent.Trace{
+		"refuses": traceOf("agent", "refused", false), "has": traceOf("agent", "", true),
+		"elsewhere": {Client: someFlow.Source, VIP: someFlow.Destination, Flow: agent.TracedFlow{State: "listen"}},
+	} {
+		var output bytes.Buffer
+		if err := printAgentTrace(&output, trace); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "trace-agent-"+name+".txt", &output)
+	}
+	var output bytes.Buffer
+	if err := printJSON(&output, traceOf("agent", "refused", false)); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "trace-agent.json", &output)
+}
+
+// The servers are asked by a command; what they say makes the way of the packet.
+func TestAskAgents(t *testing.T) {
+	dir := t.TempDir()
+	say := func(server string, trace *agent.Trace) {
+		t.Helper()
+		answer, err := json.Marshal(trace)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, server), answer, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	offers := []balancer.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
+	recovers := []balancer.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
+	for _, c := range []struct {
+		name     string
+		trace    *balancer.Trace
+		says     map[string]*agent.Trace // "" is the end of all three
+		receiver string
+		end      string
+	}{
+		{"refused", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "refused_down", false), "s2": traceOf("s2", "refused", false)}, "s1", "deliver"},
+		{"accepted", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "refused", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
+		{"recovered", huntTrace(false, "forward_recover", "", recovers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "", true), "s2": traceOf("s2", "accepted", false)}, "s1", "deliver"},
+		{"nowhere", huntTrace(false, "forward_recover", "", recovers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "", "drop_not_local"},
+		{"half-open", huntTrace(false, "forward_new", "half-open", segment("s9", "ack-stickiness")), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted_stale", false), "s9": traceOf("s9", "", true)}, "s9", "deliver"},
+		{"silent", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false)}, "", ""},
+		{"stuck", huntTrace(true, "drop_no_next_hop", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "", ""},
+	} {
+		for _, server := range []string{"s1", "s2", "s9"} {
+			_ = os.Remove(filepath.Join(dir, server))
+			if trace := c.says[server]; trace != nil {
+				say(server, trace)
+			}
+		}
+		joined := joinedTrace{Trace: c.trace}
+		var err error
+		if joined.Agents, err = askAgents(context.Background(), "sh "+script(t, dir)+" {}", c.trace); err != nil {
+			t.Fatal(err)
+		}
+		joined.follow()
+		if joined.Receiver != c.receiver || joined.End != c.end {
+			t.Errorf("%s: goes to %q and ends %q, want %q and %q", c.name, joined.Receiver, joined.End, c.receiver, c.end)
+		}
+		var output bytes.Buffer
+		if err := printAgents(&output, &joined); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "trace-hunt-"+c.name+".txt", bytes.NewBuffer(bytes.ReplaceAll(output.Bytes(), []byte(dir), []byte("DIR"))))
+	}
+}
+
+// script answers as the file in dir says that has the server's name, if it is asked for someFlow.
+func script(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "ask")
+	text := fmt.Sprintf("[ \"$2 $3 $4 $5\" = '--json tcp %s %s' ] && cat %s/$1\n", someFlow.Source, someFlow.Destination, dir)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// What is not a name of a host is no part of a command, and what is no answer is none.
+func TestAskNobody(t *testing.T) {
+	for _, c := range []struct{ command, server, want string }{
+		{"echo {}", "-oProxyCommand=true", `"-oProxyCommand=true" is no name of a host`},
+		{"echo {}", "s1 s2", `"s1 s2" is no name of a host`},
+		{"echo {}", "s1", "echo: the answer is no trace"},
+		{"echo {} {}", "{}", "is no name of a host"},
+		{"sh -c echo${IFS}{}>&2;exit${IFS}3", "s1", "sh: exit status 3: s1"},
+		{"sh -c echo${IFS}{}", "s1", "sh: the answer is no trace"},
+		{"sh -c echo${IFS}null", "s1", "sh: the answer is no agent's trace of the flow"},
+		{"/nonexistent {}", "s1", "no such file"},
+	} {
+		if _, err := askAgent(context.Background(), c.command, c.server, someFlow); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s for %s: error %v, want %s", c.command, c.server, err, c.want)
+		}
+	}
+	hash := &balancer.Trace{Service: &balancer.TracedService{Name: "web"}}
+	if _, err := askAgents(context.Background(), "echo {}", hash); err == nil || !strings.Contains(err.Error(), "service web does not hunt") {
+		t.Errorf("of a service that does not hunt: error %v", err)
+	}
+}

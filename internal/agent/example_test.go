@@ -1,0 +1,53 @@
+package agent
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/packet/packettest"
+)
+
+// The example of the specification is what two agents make of these packets: the first refuses, the second
+// has to take the connection.
+func TestExample(t *testing.T) {
+	examples := packettest.Examples(t, "../../docs/protocol.md")
+	k := testKernel(t)
+	cfg := testConfig()
+	cfg.Services = nil
+	for _, s := range []config.AgentService{
+		{Name: "insert", VIP: netip.MustParseAddr("2001:db8:80::1"), Encapsulation: config.SRv6Insert},
+		{Name: "encap", VIP: netip.MustParseAddr("203.0.113.1"), Encapsulation: config.SRv6Encap},
+	} {
+		s.Port, s.Protocol, s.Accept.Policy = 80, config.TCP, config.AcceptNever
+		cfg.Services = append(cfg.Services, s)
+	}
+	at := func(server string) {
+		cfg.Node.Locator = netip.MustParsePrefix(map[string]string{"s1": "fd00:5:0:1::/64", "s2": "fd00:5:0:2::/64"}[server])
+		if err := k.write(newContent(cfg, mtu)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, way := range []string{"insert", "encap"} {
+		frame := func(step string) []byte { return examples[way+" "+step].Frame(t, hostMAC, [6]byte{2, 0, 0, 0, 0, 1}) }
+		at("s1")
+		if verdict, _ := run(t, k.objects.XdpAgent, frame("2")); verdict != xdpPass {
+			t.Errorf("%s 2: verdict %d", way, verdict)
+		}
+		_, out := run(t, k.objects.TcForward, frame("2"))
+		examples[way+" 3"].Check(t, out)
+		at("s2")
+		run(t, k.objects.XdpAgent, frame("3"))
+		_, out = transmit(t, k, frame("5"), 0)
+		examples[way+" 6"].Check(t, out)
+		want, err := packet.Decapsulate(frame("9"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, out = run(t, k.objects.XdpAgent, frame("9")); !bytes.Equal(want, out) {
+			t.Errorf("%s 9 is delivered as %x, want %x", way, out, want)
+		}
+	}
+}

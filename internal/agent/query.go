@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// socketNames are how users see the states of sockets: BPF_TCP_* of the kernel's bpf.h.
+var socketNames = [...]string{"none", "established", "syn-sent", "request", "fin-wait-1", "fin-wait-2", "time-wait", "close",
+	"close-wait", "last-ack", "listening", "closing", "request"}
+
+// socketState is what the kernel's sockets say of a connection, or of one to be.
+type socketState struct {
+	agentSocketQuery
+}
+
+// querySockets asks for the sockets that packets of a client to a VIP meet, in the network namespace of the
+// calling thread.
+func querySockets(program *ebpf.Program, client, vip netip.AddrPort) (state socketState, err error) {
+	state.Flow = flowKey(client, vip)
+	question := unsafe.Slice((*byte)(unsafe.Pointer(&state.agentSocketQuery)), unsafe.Sizeof(state.agentSocketQuery))
+	answer := make([]byte, len(question))
+	if _, err := program.Run(&ebpf.RunOptions{Data: question, DataOut: answer}); err != nil {
+		return state, fmt.Errorf("ask for sockets of %s: %w", vip, err)
+	}
+	copy(question, answer)
+	return state, nil
+}
+
+func (s socketState) name() string {
+	if int(s.State) < len(socketNames) {
+		return socketNames[s.State]
+	}
+	return fmt.Sprintf("state %d", s.State)
+}
+
+func (s socketState) has(kinds ...agentSocketKind) bool {
+	for _, kind := range kinds {
+		if agentSocketKind(s.Kinds)&kind != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// isLive is is_live in bpf/local.h.
+func (s socketState) isLive() bool {
+	return s.has(agentSocketKindSOCKET_REQUEST, agentSocketKindSOCKET_CONNECTED)
+}
+
+// flowKey is the data path's key of a connection.
+func flowKey(client, vip netip.AddrPort) agentFlowKey {
+	key := agentFlowKey{Protocol: unix.IPPROTO_TCP}
+	key.Source.In6U.U6Addr8, key.Destination.In6U.U6Addr8 = client.Addr().As16(), vip.Addr().As16()
+	key.SourcePort, key.DestinationPort = networkOrder(client.Port()), networkOrder(vip.Port())
+	return key
+}
+
+// networkOrder is a port as it is in memory.
+func networkOrder(port uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
+}

@@ -1,0 +1,293 @@
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// Trace is what a server has of a connection, and what it would do with the next packet of it.
+type Trace struct {
+	Instance string         `json:"instance"`
+	Client   netip.AddrPort `json:"client"`
+	VIP      netip.AddrPort `json:"vip"`
+	Served   bool           `json:"served"`  // the VIP is one of this server's
+	Service  string         `json:"service"` // whose policy decides; empty: none takes the port
+	// Accept is as in a Snapshot; nil where no connection can be offered.
+	Accept *AcceptState `json:"accept"`
+	Flow   TracedFlow   `json:"flow"`
+	// Socket is the state of the socket that the packets meet: that of the connection, one that listens, or
+	// none. Empty: not known, in another network namespace than the agent's; neither are answers then.
+	Socket  string   `json:"socket"`
+	Answers []Answer `json:"answers"`
+}
+
+// TracedFlow is the agent's own entry of a connection: 6LB's table III, docs/protocol.md.
+type TracedFlow struct {
+	State string `json:"state"` // listen (there is none), wait, direct, ending or closing
+	// Balancer is the locator of the one to tell; not valid in listen.
+	Balancer netip.Prefix `json:"balancer,omitzero"`
+	Age      float64      `json:"age_seconds,omitempty"` // since it changed last
+}
+
+// Answer is what a packet with a function in its segment would meet. A SYN cookie that it returns is not
+// reckoned with.
+type Answer struct {
+	Function string `json:"function"`
+	Last     bool   `json:"last"` // no other server is left
+	// Outcome is "deliver", or the reason as what the packet would be counted.
+	Outcome string `json:"outcome"`
+	// Offer is as what a new connection would be counted among the offers; empty: it is none, or has no policy.
+	Offer string `json:"offer,omitempty"`
+}
+
+// deliver is an Outcome; the data path tells kinds of it apart by encapsulation.
+const deliver = "deliver"
+
+// tracer is what decides about the packets of a connection.
+type tracer struct {
+	served     bool
+	state      agentAgentFlowState
+	age        time.Duration // of the state
+	sockets    socketState
+	acceptance *agentAcceptance // nil: no policy
+	load       agentLoad
+	known      bool // the load
+}
+
+// Trace reads what the server has of a client's TCP connection to a VIP.
+func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
+	t := &Trace{Instance: v.instance, Client: client, VIP: vip}
+	if err := v.trace(t); err != nil {
+		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+	}
+	return t, nil
+}
+
+func (v *View) trace(t *Trace) (err error) {
+	var with tracer
+	if with.served, err = has(v.maps.Vips, t.VIP.Addr().As16()); err != nil {
+		return err
+	}
+	t.Served = with.served
+	if with.state, with.age, err = v.traceFlow(t); err != nil {
+		return err
+	}
+	key, err := v.traceService(t)
+	if err != nil {
+		return err
+	}
+	if with.acceptance, err = v.acceptance(key); err != nil {
+		return err
+	}
+	if t.Accept, err = v.acceptState(key); err != nil || !v.here {
+		return err
+	}
+	if with.sockets, err = querySockets(v.sockets, t.Client, t.VIP); err != nil {
+		return err
+	}
+	t.Socket = with.sockets.name()
+	if err := v.traceLoad(&with, key, t); err != nil {
+		return err
+	}
+	t.Answers = with.answers()
+	return nil
+}
+
+// has tells whether a table has an element.
+func has(m *ebpf.Map, key any) (bool, error) {
+	value, err := m.LookupBytes(key) // nil where there is none
+	if err != nil {
+		return false, fmt.Errorf("read %s: %w", m, err)
+	}
+	return value != nil, nil
+}
+
+// traceService finds the service of the VIP and port, or else that of all its ports.
+func (v *View) traceService(t *Trace) (agentServiceKey, error) {
+	var key agentServiceKey
+	for _, port := range []config.Port{config.Port(t.VIP.Port()), config.AllPorts} {
+		key = serviceKey(config.AgentService{VIP: t.VIP.Addr(), Port: port, Protocol: config.TCP})
+		var label agentServiceLabel
+		err := v.maps.ServiceLabels.Lookup(key, &label)
+		if err == nil {
+			t.Service = text(label.Name[:])
+			break
+		}
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return key, fmt.Errorf("read %s: %w", v.maps.ServiceLabels, err)
+		}
+	}
+	return key, nil
+}
+
+// flowStateNames are how users see the states of the agent's flows.
+var flowStateNames = map[agentAgentFlowState]string{
+	agentAgentFlowStateAGENT_FLOW_LISTEN:  "listen",
+	agentAgentFlowStateAGENT_FLOW_WAIT:    "wait",
+	agentAgentFlowStateAGENT_FLOW_DIRECT:  "direct",
+	agentAgentFlowStateAGENT_FLOW_ENDING:  "ending",
+	agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
+}
+
+// The lifetimes of bpf/agent_flows.h.
+const (
+	closingLifetime = 10 * time.Second
+	repeatLifetime  = 2 * time.Minute
+)
+
+// traceFlow reads the agent's entry, as find_flow in bpf/agent_flows.h does, and how old it is.
+func (v *View) traceFlow(t *Trace) (agentAgentFlowState, time.Duration, error) {
+	t.Flow.State = flowStateNames[agentAgentFlowStateAGENT_FLOW_LISTEN]
+	var flow agentAgentFlow
+	err := v.maps.AgentFlows.Lookup(flowKey(t.Client, t.VIP), &flow)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return agentAgentFlowStateAGENT_FLOW_LISTEN, 0, nil
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("read %s: %w", v.maps.AgentFlows, err)
+	}
+	now, err := monotonic()
+	if err != nil {
+		return 0, 0, err
+	}
+	state, age := agentAgentFlowState(flow.State), time.Duration(max(0, now-int64(flow.Since)))
+	if state == agentAgentFlowStateAGENT_FLOW_CLOSING && age > closingLifetime {
+		return agentAgentFlowStateAGENT_FLOW_LISTEN, 0, nil
+	}
+	var locator [16]byte
+	binary.NativeEndian.PutUint64(locator[:], flow.Balancer)
+	t.Flow = TracedFlow{
+		State:    flowStateNames[state],
+		Balancer: netip.PrefixFrom(netip.AddrFrom16(locator), srv6.LocatorBits),
+		Age:      age.Seconds(),
+	}
+	return state, age, nil
+}
+
+// traceLoad reads the load that would decide now. That of the accept queue is the backlog of the very listener
+// that the connection would get.
+func (v *View) traceLoad(with *tracer, key agentServiceKey, t *Trace) (err error) {
+	a := with.acceptance
+	if a == nil || !asksForLoad(a) {
+		return nil
+	}
+	if agentLoadSource(a.Source) == agentLoadSourceLOAD_ACCEPT_QUEUE {
+		backlog := with.sockets.Backlog
+		with.load, with.known = agentLoad{Busy: backlog.Waiting, Capacity: backlog.Most}, true
+	} else if with.load, with.known, err = v.readLoad(key, a); err != nil {
+		return err
+	}
+	if t.Accept != nil {
+		t.Accept.Load = nil
+		t.Accept.setLoad(a, with.load, with.known)
+	}
+	return nil
+}
+
+// answers are those to all functions about connections.
+func (t *tracer) answers() (all []Answer) {
+	for _, f := range []srv6.Function{
+		srv6.ConnectAvail, srv6.ConnectForce, srv6.AckStickiness, srv6.RecoverStickiness, srv6.Deliver, srv6.Steer,
+	} {
+		for _, last := range []bool{false, true} {
+			a := Answer{Function: f.String(), Last: last}
+			a.Outcome, a.Offer = t.answer(f, last)
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// answer is decide in bpf/agent.bpf.c.
+func (t *tracer) answer(f srv6.Function, last bool) (outcome, offer string) {
+	switch {
+	case !t.served && last:
+		return "drop_not_served", ""
+	case !t.served:
+		return "next_segment", ""
+	case f == srv6.ConnectAvail || f == srv6.ConnectForce:
+		return t.connect(f == srv6.ConnectForce || last)
+	case f == srv6.RecoverStickiness || f == srv6.Steer:
+		return t.recover(last), ""
+	}
+	return deliver, ""
+}
+
+// connect is connect in bpf/handshake.h.
+func (t *tracer) connect(isForced bool) (outcome, offer string) {
+	listening := t.sockets.has(agentSocketKindSOCKET_LISTENING)
+	wasAccepted := agentSocketKind(t.sockets.Kinds) == agentSocketKindSOCKET_LISTENING &&
+		t.state == agentAgentFlowStateAGENT_FLOW_WAIT && t.age <= repeatLifetime
+	switch {
+	case t.sockets.isLive() || wasAccepted:
+		return deliver, ""
+	case t.acceptance == nil && isForced:
+		return deliver, ""
+	case t.acceptance == nil:
+		return "next_refused", ""
+	case isForced:
+		return deliver, "forced"
+	case !listening:
+		return "next_refused", "refused_down"
+	}
+	if offer = t.decideOffer(); offer == "refused" {
+		return "next_refused", offer
+	}
+	return deliver, offer
+}
+
+// decideOffer is decide_offer in bpf/accept.h.
+func (t *tracer) decideOffer() string {
+	a := *t.acceptance
+	switch agentAcceptPolicy(a.Policy) {
+	case agentAcceptPolicyACCEPT_ALWAYS:
+		return "accepted"
+	case agentAcceptPolicyACCEPT_NEVER:
+		return "refused"
+	case agentAcceptPolicyACCEPT_DYNAMIC:
+		if a.Attempts+1 == a.Window {
+			a.adapt(&t.load)
+		}
+	}
+	switch {
+	case !t.known:
+		return "accepted_stale"
+	case t.load.Busy < a.Threshold:
+		return "accepted"
+	}
+	return "refused"
+}
+
+// adapt changes the threshold at the end of a window, as adapt in bpf/accept.h does.
+func (a *agentAcceptance) adapt(load *agentLoad) {
+	if a.Accepted < a.Few {
+		if a.Threshold < load.Capacity {
+			a.Threshold++
+		}
+	} else if a.Accepted > a.Many && a.Threshold > 0 {
+		a.Threshold--
+	}
+}
+
+// recover is recover in bpf/handshake.h.
+func (t *tracer) recover(last bool) string {
+	switch {
+	case t.sockets.isLive():
+		return deliver
+	case !last:
+		return "next_not_local"
+	case t.sockets.has(agentSocketKindSOCKET_TIME_WAIT):
+		return deliver
+	case t.acceptance != nil && t.acceptance.Reset != 0:
+		return "deliver_not_local"
+	}
+	return "drop_not_local"
+}

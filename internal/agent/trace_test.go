@@ -1,0 +1,200 @@
+package agent
+
+import (
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// randomRule is any accept policy, on windows that end often, and what becomes of flows that are not here.
+func randomRule(random *rand.Rand) (config.Accept, config.NotLocal) {
+	small, epsilon := random.Uint32N(4), 0.1
+	accept := []config.Accept{
+		{Policy: config.AcceptAlways}, {Policy: config.AcceptNever}, {Policy: config.AcceptStatic, Threshold: &small},
+		{Policy: config.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
+		{Policy: config.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
+	}
+	notLocal := []config.NotLocal{config.NotLocalDrop, config.NotLocalReset}
+	return accept[random.IntN(len(accept))], notLocal[random.IntN(2)]
+}
+
+// randomLoad reports a load, or has none that is fresh.
+func randomLoad(t *testing.T, k *kernel, random *rand.Rand, vip netip.AddrPort) {
+	t.Helper()
+	now, err := monotonic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	load := agentLoad{Busy: random.Uint32N(4), Capacity: random.Uint32N(4), When: uint64(now)}
+	if random.IntN(4) == 0 {
+		load.When = uint64(random.IntN(2)) // never, or long ago
+	}
+	if err := k.objects.Loads.Put(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}), load); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Trace says what the data path then does, for any packet in any state, and changes nothing.
+func TestTraceAgreesWithDataPath(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	sides := [][]situation{s.situations(client4, vip4), s.situations(client6, vip6)}
+	random := rand.New(rand.NewPCG(4, 6))
+	seen := map[string]int{}
+	for range 200 {
+		accept, notLocal := randomRule(random)
+		if err := k.write(newContent(huntingConfig(config.SRv6Encap, accept, notLocal), mtu)); err != nil {
+			t.Fatal(err)
+		}
+		s.do(func() error {
+			for range 30 {
+				now := sides[random.IntN(2)][random.IntN(6)]
+				state := []string{"", "wait", "direct", "ending", "closing", "closed"}[random.IntN(6)]
+				e := events()[random.IntN(len(events()))]
+				isSought := e.function == recoverStickiness || e.function == steer
+				if isSought && now.cookie {
+					continue // trace has no packet to take it from
+				}
+				randomLoad(t, k, random, now.vip)
+				if state == "closed" {
+					setFlow(t, k, now.flow, config.SRv6Encap, "closing", 11)
+				} else {
+					setFlow(t, k, now.flow, config.SRv6Encap, state, 0)
+				}
+				seen[agree(t, k, now, e)]++
+			}
+			return nil
+		})
+	}
+	for _, outcome := range []string{"deliver accepted", "deliver accepted_stale", "deliver forced", "deliver ", "next_refused refused",
+		"next_refused refused_down", "next_not_local ", "drop_not_local ", "deliver_not_local "} {
+		if seen[outcome] == 0 {
+			t.Errorf("no packet met %q: %v", outcome, seen)
+		}
+	}
+}
+
+// agree compares what trace foretells with what becomes of an event's packet.
+func agree(t *testing.T, k *kernel, now situation, e event) string {
+	t.Helper()
+	key := serviceKey(config.AgentService{VIP: now.vip.Addr(), Port: config.Port(now.vip.Port())})
+	var acceptance [2]agentAcceptance
+	read := func(i int) error { return k.objects.Acceptances.Lookup(key, &acceptance[i]) }
+	flowBefore, err := getFlow(t, k, now.flow), read(0)
+	trace, traceErr := k.view().Trace(now.client, now.vip)
+	if err := errors.Join(err, traceErr, read(1)); err != nil {
+		t.Fatal(err)
+	}
+	if acceptance[0] != acceptance[1] || flowBefore != getFlow(t, k, now.flow) {
+		t.Fatalf("trace changed the policy or the flow: %+v", acceptance)
+	}
+	at := slices.IndexFunc(trace.Answers, func(a Answer) bool {
+		return a.Function == srv6.Function(e.function).String() && a.Last == e.last
+	})
+	want := trace.Answers[at]
+	before, offersBefore := counters(t, k), offers(t, k, now.vip)
+	run(t, k.objects.XdpAgent, e.frame(now.dialogue, config.SRv6Encap))
+	got := Answer{Function: want.Function, Last: want.Last}
+	for reason := range maps.Keys(changed(before, counters(t, k))) {
+		got.Outcome += strings.TrimSuffix(reason, "_srv6_encap")
+	}
+	for result, n := range offers(t, k, now.vip) {
+		if n != offersBefore[result] {
+			got.Offer += result
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("%s, %s with flow %+v: -trace +data path:\n%s\n%+v", now.name, e.name, flowBefore, diff, trace.Accept)
+	}
+	return got.Outcome + " " + got.Offer
+}
+
+// Trace names the state of the flow and of the socket, and the service; elsewhere the sockets are not known.
+func TestTraceOfConnection(t *testing.T) {
+	k := testKernel(t)
+	s := newStage(t)
+	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
+	if err := k.write(newContent(cfg, mtu)); err != nil {
+		t.Fatal(err)
+	}
+	view := k.view()
+	sockets := map[string]string{"down": "none", "listening": "listening", "request": "request", "connected": "established",
+		"time wait": "time-wait", "cookie": "listening"}
+	for _, now := range s.situations(client6, vip6) {
+		setFlow(t, k, now.flow, config.SRv6Insert, "direct", 3)
+		s.do(func() error {
+			got, err := view.Trace(now.client, now.vip)
+			if err != nil {
+				return err
+			}
+			port := cfg.Services[2].Name
+			if now.vip.Port() == 81 {
+				port = cfg.Services[3].Name
+			}
+			if got.Socket != sockets[now.name] || got.Service != port || !got.Served || got.Flow.State != "direct" ||
+				got.Flow.Balancer.Addr() != balancer1 || got.Flow.Age < 3 || got.Accept.Policy != config.AcceptNever {
+				t.Errorf("%s: %+v", now.name, got)
+			}
+			return nil
+		})
+	}
+	view.here = false
+	if got, err := view.Trace(client6, vip6); err != nil || got.Socket != "" || got.Answers != nil {
+		t.Errorf("in another namespace: %+v, error %v", got, err)
+	}
+	view.here = true
+	if got, err := view.Trace(client6, other6); err != nil || got.Served || got.Service != "" || got.Answers[0].Outcome != "next_segment" {
+		t.Errorf("of another VIP: %+v, error %v", got, err)
+	}
+}
+
+// Trace follows a live connection on two servers: which of them has it, and how it ends.
+func TestTraceOfLiveConnection(t *testing.T) {
+	n := newNetwork(t, 2)
+	var instances []string
+	for i, policy := range []config.AcceptPolicy{config.AcceptNever, config.AcceptAlways} {
+		cfg := n.config(i+1, config.SRv6Insert, vip6.Addr())
+		cfg.Services[0].Accept.Policy = policy
+		n.run(i+1, cfg, link.AttachTCX)
+		n.serve(i+1, vip6.Addr())
+		instances = append(instances, cfg.Node.Instance)
+	}
+	n.hunt(config.SRv6Insert)
+	c := n.dial(vip6.Addr())
+	n.echo(c, 100)
+	client := c.LocalAddr().(*net.TCPAddr).AddrPort()
+	trace := func(server int) (trace *Trace) {
+		t.Helper()
+		n.in(n.servers[server-1], func() error {
+			view, err := OpenView(instances[server-1])
+			if err != nil {
+				return err
+			}
+			defer view.Close()
+			trace, err = view.Trace(client, netip.AddrPortFrom(vip6.Addr(), 80))
+			return err
+		})
+		return trace
+	}
+	if got := trace(1); got.Socket != "listening" || got.Flow.State != "listen" || got.Answers[0].Outcome != "next_refused" {
+		t.Errorf("at the server that refused: %+v", got)
+	}
+	if got := trace(2); got.Socket != "established" || got.Flow.State != "direct" {
+		t.Errorf("at the server that took it: %+v", got)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end is signalled", func() bool { return trace(2).Flow.State == "closing" })
+}

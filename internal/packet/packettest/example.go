@@ -1,0 +1,74 @@
+package packettest
+
+import (
+	"encoding/hex"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Example is a packet that a document prints.
+type Example struct {
+	name   string
+	digits string // hexadecimal; x is any
+}
+
+var (
+	exampleName = regexp.MustCompile(`^    # ([^:]+):`)
+	exampleRest = regexp.MustCompile(`#.*|\s`)
+)
+
+// Examples reads the packets of a document, by their names. They are blocks of text, indented by four, whose
+// first line is "# NAME: what it is", and the others hexadecimal digits with comments from # on.
+func Examples(t testing.TB, path string) map[string]Example {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := map[string]Example{}
+	name := ""
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "    ") {
+			name = ""
+		} else if m := exampleName.FindStringSubmatch(line); m != nil {
+			name = m[1]
+			examples[name] = Example{name: name}
+		} else if name != "" {
+			examples[name] = Example{name, examples[name].digits + exampleRest.ReplaceAllString(line, "")}
+		}
+	}
+	return examples
+}
+
+// Frame is an Ethernet frame with the packet; digits that may be any are zero.
+func (e Example) Frame(t testing.TB, to, from [6]byte) []byte {
+	t.Helper()
+	p, err := hex.DecodeString(strings.ReplaceAll(e.digits, "x", "0"))
+	if err != nil || len(p) == 0 {
+		t.Fatalf("example %q: %q: %v", e.name, e.digits, err)
+	}
+	etherType := []byte{0x86, 0xdd}
+	if p[0]>>4 == 4 {
+		etherType = []byte{8, 0}
+	}
+	frame := append(append(to[:], from[:]...), etherType...)
+	return append(frame, p...)
+}
+
+// Check compares the packet of a frame with the example.
+func (e Example) Check(t testing.TB, frame []byte) {
+	t.Helper()
+	got := []byte(hex.EncodeToString(frame[14:]))
+	for i := range got {
+		if i < len(e.digits) && e.digits[i] == 'x' {
+			got[i] = 'x'
+		}
+	}
+	if diff := cmp.Diff(e.digits, string(got)); diff != "" {
+		t.Errorf("%s (-printed +made):\n%s", e.name, diff)
+	}
+}
