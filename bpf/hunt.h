@@ -36,7 +36,7 @@ static __always_inline __u32 first_reachable(const struct service *service, __u3
 		const struct server *server;
 		__u32 number;
 
-		if (!bucket_candidate(service, bucket, i, &number))
+		if (!bucket_candidate(service, TABLE_PRESENT, bucket, i, &number))
 			return 0;
 		server = bpf_map_lookup_elem(&servers, &number);
 		if (server && server->next_hop)
@@ -61,32 +61,67 @@ __noinline int list_row(const struct service *service, __u32 bucket, struct segm
 		return false;
 	first = first_reachable(service, bucket);
 	for (__u32 i = 0; i < MAX_CANDIDATES && i < count; i++) {
-		if (!bucket_candidate(service, bucket, candidate_after(service, first, i),
-				      &segments->server[i]))
+		if (!bucket_candidate(service, TABLE_PRESENT, bucket,
+				      candidate_after(service, first, i), &segments->server[i]))
 			return false;
 	}
 	segments->count = count;
 	return true;
 }
 
-/* Makes a row's candidates the segments, of which `each` is asked, and `last` of the last. */
-static __always_inline bool ask_row(const struct service *service, __u32 bucket,
-				    struct segments *segments, enum sid_function each,
-				    enum sid_function last)
+/* Says what is asked of the servers listed, and of the last of them. */
+static __always_inline void ask_listed(struct segments *segments, enum sid_function each,
+				       enum sid_function last)
 {
-	if (!list_row(service, bucket, segments))
-		return false;
 	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
 	ask(segments, each, last);
-	return true;
+}
+
+static __always_inline bool is_listed(const struct segments *segments, __u32 number)
+{
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < segments->count; i++) {
+		if (segments->server[i] == number)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Lists the servers, too, that the row had before the servers last changed, and can be
+ * reached: a flow from then may be there. Not inlined: see steer_unusual.
+ */
+__noinline int list_former(const struct service *service, __u32 bucket, struct segments *segments)
+{
+	if (!service || !segments || !(service->rule.table & RULE_FORMER))
+		return 0;
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < service->rule.candidates; i++) {
+		__u32 count = segments->count, number;
+		const struct server *server;
+
+		if (count >= MAX_CANDIDATES ||
+		    !bucket_candidate(service, TABLE_FORMER, bucket, i, &number))
+			break;
+		server = bpf_map_lookup_elem(&servers, &number);
+		if (!server || !serves(server, service) || !server->next_hop ||
+		    is_listed(segments, number))
+			continue;
+		segments->server[count] = number;
+		segments->count = count + 1;
+	}
+	return 0;
 }
 
 /* Asks a flow's own candidates, which are the same on all balancers. */
 static __always_inline bool ask_own(const struct flow_key *flow, const struct service *service,
 				    struct segments *segments, enum sid_function function)
 {
-	return ask_row(service, bucket_of(flow, service->rule.buckets), segments, function,
-		       function);
+	__u32 bucket = bucket_of(flow, service->rule.buckets);
+
+	if (!list_row(service, bucket, segments))
+		return false;
+	list_former(service, bucket, segments);
+	ask_listed(segments, function, function);
+	return true;
 }
 
 /* Offers a new connection to candidates; the last one has to take it. */
@@ -98,7 +133,10 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 
 	if (placement_of(service) == PLACEMENT_HUNT_RANDOM)
 		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
-	return ask_row(service, bucket, segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
+	if (!list_row(service, bucket, segments))
+		return false;
+	ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
+	return true;
 }
 
 /* The client has answered the server: from now on the flow is known. */

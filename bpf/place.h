@@ -32,11 +32,17 @@ static __always_inline void ask(struct segments *segments, enum sid_function eac
 /* The same on all balancers that share a seed: set at load. */
 const volatile __u64 bucket_keys[TUPLE_WORDS + 1];
 
+/* A service's table of candidates, or the one that it had before. */
+enum table {
+	TABLE_PRESENT,
+	TABLE_FORMER,
+};
+
 /* The candidate of a bucket; false when the table does not have it. */
-static __always_inline bool bucket_candidate(const struct service *service, __u32 bucket,
-					     __u32 choice, __u32 *server)
+static __always_inline bool bucket_candidate(const struct service *service, enum table which,
+					     __u32 bucket, __u32 choice, __u32 *server)
 {
-	__u32 table_number = 2 * service->id + service->rule.table;
+	__u32 table_number = 2 * service->id + ((service->rule.table & 1) ^ which);
 	__u32 position = bucket * service->rule.candidates + choice;
 	__u32 word = position / CANDIDATES_PER_WORD;
 	void *table = bpf_map_lookup_elem(&tables, &table_number);
@@ -71,7 +77,8 @@ static __always_inline bool place(const struct flow_key *flow, const struct serv
 		return false;
 	segments->count = 1;
 	ask(segments, SID_DELIVER, SID_DELIVER);
-	if (!bucket_candidate(service, bucket_of(flow, buckets), 0, &segments->server[0]))
+	if (!bucket_candidate(service, TABLE_PRESENT, bucket_of(flow, buckets), 0,
+			      &segments->server[0]))
 		return false;
 	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
 	return true;

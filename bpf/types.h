@@ -53,11 +53,14 @@ enum encapsulation {
 /* What becomes of a service's packets: one word, replaced by a single store. */
 struct service_rule {
 	__u32 buckets; /* rows of its consistent-hash table; 0: no server to place on */
-	__u8 table;    /* its table is 2 id + this: 0 or 1 */
+	__u8 table;    /* its table is 2 id + this, but for RULE_FORMER: 0 or 1 */
 	__u8 candidates;
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
 };
+
+/* The other one is the table before, with as many rows and candidates. */
+#define RULE_FORMER 2
 
 #define METHODS(placement, persistence) ((placement) | (persistence) << 4)
 

@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 
@@ -170,6 +171,75 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 	}
 	lose(row...)
 	f.check(refused(web.frame(), "drop_no_next_hop", 60), f.run(web.frame()))
+}
+
+// After a change of servers a flow's server may be a candidate no longer. A flow that is asked for is asked
+// for there, too; new ones are not offered, and after another change, or one of the table's shape, it is
+// forgotten. Trace says the same.
+func TestRecoverAsksFormerCandidates(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	flow, left := f.flowThatMoves("s3")
+	row := f.row(flow, "web")
+	view := f.view()
+	ack := flow.frame(packet.Flags(packet.ACK))
+	check := func(name string, list ...string) {
+		t.Helper()
+		f.forgetFlows()
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			f.check(f.offered(ack, flow, "web", "forward_recover", srv6.RecoverStickiness, list...), f.run(ack))
+			f.check(f.offered(flow.frame(), flow, "web", "forward_hunt", srv6.ConnectAvail, row...), f.run(flow.frame()))
+			trace := mustTrace(t, view, Packet{Flow: flow, Length: int(layer3(ack))})
+			f.check(f.traced(t, trace, ack), f.run(ack))
+		})
+		f.t = t
+	}
+	check("after the change", append(slices.Clone(row), left...)...)
+	for _, name := range left {
+		f.kernel.servers.clearNextHop(f.slot("web", name))
+	}
+	check("and out of reach", row...)
+	f.route()
+	check("and back", append(slices.Clone(row), left...)...)
+
+	f.mustApply(huntingWithout(3, "s3"))
+	f.route()
+	row = f.row(flow, "web")
+	check("with three candidates", row...)
+}
+
+// huntingWithout is hunting with some servers fewer.
+func huntingWithout(candidates int, names ...string) *config.Balancer {
+	cfg := hunting(config.SelectConsistent, candidates)
+	for i := range cfg.Services {
+		svc := &cfg.Services[i]
+		svc.Servers = slices.DeleteFunc(svc.Servers, func(s config.Server) bool { return slices.Contains(names, s.Name) })
+	}
+	return cfg
+}
+
+// flowThatMoves removes a server, and finds a flow that has another candidate then than it had, and lost
+// one that stays.
+func (f *fixture) flowThatMoves(removed string) (flow Flow, left []string) {
+	f.t.Helper()
+	var flows []Flow
+	var before [][]string
+	for port := range uint16(2000) {
+		flow := web
+		flow.Source = netip.AddrPortFrom(web.Source.Addr(), 30000+port)
+		flows, before = append(flows, flow), append(before, f.row(flow, "web"))
+	}
+	f.mustApply(huntingWithout(2, removed))
+	f.route()
+	for i, flow := range flows {
+		after := f.row(flow, "web")
+		left := slices.DeleteFunc(slices.Clone(before[i]), func(name string) bool { return name == removed || slices.Contains(after, name) })
+		if len(left) > 0 {
+			return flow, left
+		}
+	}
+	f.t.Fatal("no flow has lost a candidate that is still there")
+	return flow, nil
 }
 
 // A service all of whose servers are drained has no candidates.

@@ -482,6 +482,11 @@ func (t *serverTable) flags(slot uint32) balancerServerFlags {
 	return balancerServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
 }
 
+// serves tells whether the slot has a server of the service: serves of bpf/persist.h.
+func (t *serverTable) serves(slot, service uint32) bool {
+	return int(slot) < len(t.servers) && t.flags(slot)&balancerServerFlagsSERVER_IN_USE != 0 && t.servers[slot].Service == service
+}
+
 func (t *serverTable) setFlags(slot uint32, flags balancerServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
 }

@@ -286,7 +286,7 @@ func (s *services) place(svc *service) error {
 		rows[i] = p.slots[server]
 	}
 	rule := balancerServiceRule{
-		Table:         1 - svc.rule.Table,
+		Table:         1 - svc.rule.table(),
 		Candidates:    uint8(table.Candidates),
 		Methods:       methods(placements[placementOf(&svc.Service)], persistences[svc.Persistence]),
 		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
@@ -296,6 +296,9 @@ func (s *services) place(svc *service) error {
 	}
 	if err := s.kernel.install(2*svc.id+uint32(rule.Table), rows); err != nil {
 		return err
+	}
+	if rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates {
+		rule.Table |= ruleFormer
 	}
 	svc.rule, svc.placed = rule, p
 	// One that is new, or moves to another VIP or port, waits until all are ready.

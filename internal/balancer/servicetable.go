@@ -184,7 +184,14 @@ func (e *balancerServiceEntry) matches() (netip.Addr, config.Port, config.Protoc
 }
 
 // table is the number of the service's consistent-hash table.
-func (e *balancerServiceEntry) table() uint32 { return 2*e.Id + uint32(e.Rule.Table) }
+func (e *balancerServiceEntry) table() uint32 { return 2*e.Id + uint32(e.Rule.table()) }
+
+// ruleFormer tells that the service's other table is the one before, of the same shape: RULE_FORMER of
+// bpf/types.h.
+const ruleFormer = 2
+
+// table is which of its two tables a service uses: 0 or 1.
+func (r *balancerServiceRule) table() uint8 { return r.Table &^ ruleFormer }
 
 func (e *balancerServiceEntry) rule() (rule balancerServiceRule) {
 	*(*uint64)(unsafe.Pointer(&rule)) = atomic.LoadUint64((*uint64)(unsafe.Pointer(&e.Rule)))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // Packet is what the data path looks at in a packet that it can parse, whose hop limit is more than 1.
@@ -173,7 +174,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	hunts := placement.Placement == config.PlacementHunt
 	var row []uint32
 	if hunts {
-		if row, err = v.place(p.Flow, service, hunts, t); err != nil {
+		if row, err = v.place(p, service, hunts, t); err != nil {
 			return to, 0, err
 		}
 	}
@@ -198,7 +199,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	if hunts {
 		return huntCourse(p, row)
 	}
-	slots, err := v.place(p.Flow, service, hunts, t)
+	slots, err := v.place(p, service, hunts, t)
 	if err != nil || len(slots) == 0 {
 		return to, balancerReasonREASON_DROP_NO_SERVER, err
 	}
@@ -282,35 +283,61 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 	return ""
 }
 
-// place lists the candidates of the flow's bucket; for a service that hunts from the first that can be
-// reached on. It is empty where the service has no server.
-func (v *View) place(flow Flow, service *balancerServiceEntry, hunts bool, t *Trace) (slots []uint32, err error) {
+// place lists the servers that a packet is sent to by the flow's bucket: its candidates, for a service that
+// hunts from the first that can be reached on, and where it asks for a flow those that were candidates before.
+// It is empty where the service has no server.
+func (v *View) place(p Packet, service *balancerServiceEntry, hunts bool, t *Trace) (slots []uint32, err error) {
 	if service.Rule.Buckets == 0 {
 		return nil, nil
 	}
-	bucket := bucketOf(flow.hash(&v.identity.BucketKeys), service.Rule.Buckets)
-	var table *ebpf.Map
-	if err := v.maps.Tables.Lookup(service.table(), &table); err != nil {
-		return nil, fmt.Errorf("open table %d: %w", service.table(), err)
-	}
-	defer table.Close()
-	for i := range uint32(service.Rule.Candidates) {
-		position := bucket*uint32(service.Rule.Candidates) + i
-		var word uint64
-		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
-			return nil, fmt.Errorf("read table %d: %w", service.table(), err)
-		}
-		slots = append(slots, candidate(word, position))
+	bucket := bucketOf(p.Flow.hash(&v.identity.BucketKeys), service.Rule.Buckets)
+	if slots, err = v.readRow(service.table(), bucket, service.Rule.Candidates); err != nil {
+		return nil, err
 	}
 	if hunts {
 		first := max(0, slices.IndexFunc(slots, v.servers.hasNextHop))
 		slots = slices.Concat(slots[first:], slots[:first])
+	}
+	if hunts && !p.Opens && service.Rule.Table&ruleFormer != 0 {
+		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
+		if err != nil {
+			return nil, err
+		}
+		slots = v.appendFormer(slots, former, service)
 	}
 	t.Placement = &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
 	for _, slot := range slots {
 		t.Placement.Candidates = append(t.Placement.Candidates, v.serverName(slot))
 	}
 	return slots, nil
+}
+
+// readRow reads the candidates of a bucket from a consistent-hash table.
+func (v *View) readRow(number, bucket uint32, candidates uint8) (slots []uint32, err error) {
+	var table *ebpf.Map
+	if err := v.maps.Tables.Lookup(number, &table); err != nil {
+		return nil, fmt.Errorf("open table %d: %w", number, err)
+	}
+	defer table.Close()
+	for i := range uint32(candidates) {
+		position := bucket*uint32(candidates) + i
+		var word uint64
+		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
+			return nil, fmt.Errorf("read table %d: %w", number, err)
+		}
+		slots = append(slots, candidate(word, position))
+	}
+	return slots, nil
+}
+
+// appendFormer adds what list_former of bpf/hunt.h does.
+func (v *View) appendFormer(slots, former []uint32, service *balancerServiceEntry) []uint32 {
+	for _, slot := range former {
+		if len(slots) < tables.MaxCandidates && v.servers.serves(slot, service.Id) && v.servers.hasNextHop(slot) && !slices.Contains(slots, slot) {
+			slots = append(slots, slot)
+		}
+	}
+	return slots
 }
 
 func (v *View) serverName(slot uint32) string {

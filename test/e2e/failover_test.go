@@ -13,9 +13,8 @@ import (
 
 // TestServersAndABalancerFailAtOnce removes some of 48 servers, and at the same moment the edge router sends
 // every connection to the other balancer, which knows none. 6LB's figure 11d counts the connections that are
-// reset beyond those of the removed servers: up to 2% with two candidates, 4% with single choice. They are those
-// whose server has gone from the row of their bucket, which 48 servers and the new table decide: here it is 1%
-// at most, and fewer than a service loses that has a single choice.
+// reset beyond those of the removed servers, whose server has gone from the row of their bucket: up to 2% with
+// two candidates, 4% with single choice. Here none is, for the row before the change is asked as well.
 func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	hunts := huntingServices(2)[0]
 	hunts.Accept = config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(liveConnections / 48))}
@@ -47,7 +46,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 			removed, others := losses(live, s, all[:x])
 			t.Logf("%d of 48 servers removed: %s loses %d of %d connections with them, and %d others", x, s.Name,
 				removed, liveConnections, len(others))
-			if s.Name == hunts.Name && len(others) > liveConnections/100 {
+			if s.Name == hunts.Name && len(others) > 0 {
 				t.Errorf("%d of 48 servers removed: %d connections to others are lost, for one: %v", x, len(others), others[0])
 			}
 			if removed == 0 {
