@@ -26,6 +26,10 @@ struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 } __attribute__((preserve_access_index));
 
+struct tcp_request_sock {
+	__u32 snt_isn;
+} __attribute__((preserve_access_index));
+
 /* What the kernel has for a flow; several may hold. */
 enum socket_kind {
 	SOCKET_NONE = 0,
@@ -115,6 +119,23 @@ static __always_inline bool returns_cookie(struct xdp_md *ctx, const struct pack
 }
 
 /*
+ * Whether a packet of a half-open connection acknowledges this server's SYN-ACK, and not
+ * that of another server which took a copy of the SYN: to that one the connection belongs,
+ * and this one's stack would reset it. Listeners of multipath TCP do not tell.
+ */
+static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet *pkt,
+					 struct bpf_sock *socket)
+{
+	struct tcp_request_sock *request = bpf_skc_to_tcp_request_sock(socket);
+	struct tcphdr tcp;
+
+	if (!request || pkt->kind != PACKET_WHOLE || !(pkt->tcp_flags & TCP_ACK) ||
+	    bpf_xdp_load_bytes(ctx, pkt->transport, &tcp, sizeof(tcp)))
+		return true;
+	return bpf_ntohl(tcp.ack_seq) == request->snt_isn + 1;
+}
+
+/*
  * Returns enum socket_kind of the packet's flow, and with a listener its backlog. Not
  * inlined: the verifier walks it once.
  */
@@ -136,6 +157,8 @@ __noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct b
 			kinds |= SOCKET_COOKIE;
 		break;
 	case BPF_TCP_NEW_SYN_RECV:
+		kinds = is_answer_to(ctx, pkt, socket) ? SOCKET_REQUEST : SOCKET_NONE;
+		break;
 	case BPF_TCP_SYN_RECV:
 		kinds = SOCKET_REQUEST;
 		break;

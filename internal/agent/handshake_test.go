@@ -137,6 +137,16 @@ type situation struct {
 	name string
 	sockets
 	dialogue
+	// answersOther tells that the client acknowledges the SYN-ACK of another server, which took its SYN, too.
+	answersOther bool
+}
+
+// socketsFor are the sockets that a packet with these flags is for.
+func (now situation) socketsFor(flags packet.TCPFlags) sockets {
+	if now.answersOther && flags&packet.ACK != 0 {
+		return sockets{}
+	}
+	return now.sockets
 }
 
 // situations makes every kind of socket of a VIP, and flows that have none.
@@ -146,13 +156,16 @@ func (s *stage) situations(client, vip netip.AddrPort) []situation {
 	down := flow{client, netip.AddrPortFrom(vip.Addr(), 81)}
 	connected, _ := s.connect(from(40001), accepted)
 	closing, c := s.connect(from(40002), accepted)
+	elsewhere := s.request(from(40006))
+	elsewhere.ack += 1000
 	return []situation{
-		{"down", sockets{}, dialogue{flow: down, seq: 5, ack: 6}},
-		{"listening", sockets{listening: true}, dialogue{flow: from(40003), seq: 5, ack: 6}},
-		{"request", sockets{request: true}, s.request(from(40004))},
-		{"connected", sockets{connected: true}, connected},
-		{"time wait", sockets{listening: true, timeWait: true}, s.close(closing, c)},
-		{"cookie", sockets{listening: true, cookie: true}, s.cookie(from(40005))},
+		{"down", sockets{}, dialogue{flow: down, seq: 5, ack: 6}, false},
+		{"listening", sockets{listening: true}, dialogue{flow: from(40003), seq: 5, ack: 6}, false},
+		{"request", sockets{request: true}, s.request(from(40004)), false},
+		{"request, but connected elsewhere", sockets{request: true}, elsewhere, true},
+		{"connected", sockets{connected: true}, connected, false},
+		{"time wait", sockets{listening: true, timeWait: true}, s.close(closing, c), false},
+		{"cookie", sockets{listening: true, cookie: true}, s.cookie(from(40005)), false},
 	}
 }
 
@@ -216,7 +229,7 @@ func TestTableIII(t *testing.T) {
 
 func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulation, now situation, state string, e event, name string) string {
 	ref := newReference(cfg)
-	ref.sockets = func(flow) sockets { return now.sockets }
+	ref.sockets = func(flow) sockets { return now.socketsFor(e.flags) }
 	var age int64
 	if state == "closed" { // eleven seconds ago: as if it was not there
 		age, state = 11, "closing"

@@ -91,7 +91,9 @@ func (s *stage) listen(vip netip.AddrPort) <-chan net.Conn {
 	s.t.Helper()
 	var listener net.Listener
 	s.do(func() (err error) {
-		listener, err = net.Listen("tcp", vip.String())
+		var config net.ListenConfig
+		config.SetMultipathTCP(false) // half-open connections of others tell nothing (is_answer_to of bpf/local.h)
+		listener, err = config.Listen(s.t.Context(), "tcp", vip.String())
 		return err
 	})
 	accepted := make(chan net.Conn, 100)
