@@ -92,7 +92,8 @@ next_state(const struct packet *pkt, const struct agent_flow *flow, enum agent_f
 	return is_ending(pkt) ? AGENT_FLOW_CLOSING : open;
 }
 
-/* ack-stickiness: whoever asks is told by the stack if the flow is not here. */
+/* ack-stickiness: whoever asks is told by the stack if the flow is not here, and the
+ * balancer by what the stack says then (signal.h). */
 static __always_inline enum reason acknowledge(struct xdp_md *ctx, const struct envelope *envelope,
 					       const struct packet *pkt)
 {
@@ -100,7 +101,8 @@ static __always_inline enum reason acknowledge(struct xdp_md *ctx, const struct 
 	enum agent_flow_state open = AGENT_FLOW_DIRECT;
 	struct backlog backlog = {};
 
-	if (!flow && !is_live(find_local(ctx, pkt, &backlog)))
+	if (!flow && pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) &&
+	    !is_live(find_local(ctx, pkt, &backlog)))
 		return REASON_NONE;
 	if (flow && flow->state == AGENT_FLOW_CLOSING)
 		open = AGENT_FLOW_CLOSING;

@@ -70,19 +70,6 @@ static __always_inline struct bpf_sock *find_socket(struct xdp_md *ctx, const st
 	return bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Whether the application listens: port 0 is no client's. */
-static __always_inline bool is_listening(struct xdp_md *ctx, const struct flow_key *key)
-{
-	struct bpf_sock *socket = find_socket(ctx, key, 0);
-	bool listening;
-
-	if (!socket)
-		return false;
-	listening = socket->state == BPF_TCP_LISTEN;
-	bpf_sk_release(socket);
-	return listening;
-}
-
 static __always_inline void read_backlog(struct bpf_sock *listener, struct backlog *backlog)
 {
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(listener);
@@ -91,6 +78,22 @@ static __always_inline void read_backlog(struct bpf_sock *listener, struct backl
 		return;
 	backlog->waiting = tcp->inet_conn.icsk_inet.sk.sk_ack_backlog;
 	backlog->most = tcp->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
+}
+
+/* Whether the application listens: port 0 is no client's. */
+static __always_inline bool is_listening(struct xdp_md *ctx, const struct flow_key *key,
+					 struct backlog *backlog)
+{
+	struct bpf_sock *socket = find_socket(ctx, key, 0);
+	bool listening;
+
+	if (!socket)
+		return false;
+	listening = socket->state == BPF_TCP_LISTEN;
+	if (listening)
+		read_backlog(socket, backlog);
+	bpf_sk_release(socket);
+	return listening;
 }
 
 /* Under a flood of SYNs the kernel keeps nothing of a connection but what the client
@@ -169,7 +172,7 @@ __noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct b
 		kinds = SOCKET_CONNECTED;
 	}
 	bpf_sk_release(socket);
-	if (kinds == SOCKET_TIME_WAIT && is_listening(ctx, &pkt->key))
+	if (kinds == SOCKET_TIME_WAIT && is_listening(ctx, &pkt->key, backlog))
 		kinds |= SOCKET_LISTENING;
 	return kinds;
 }

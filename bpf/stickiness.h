@@ -72,10 +72,11 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 /*
  * Whether an entry's server has the flow, so that no other can: it is a server of the
  * service, and a SYN would still be sent to it (keeps_server), or the signal is not an
- * answer to one. What is over may begin again elsewhere, and what is closing be gone.
+ * answer to one. What is over may begin again elsewhere, and what is closing be gone; but
+ * its own server's signals may have overtaken one another.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
-				     const struct flow_slot *slot)
+				     const struct flow_slot *slot, __u32 sender)
 {
 	__u32 number = flow_server(slot->value);
 	const struct server *server;
@@ -86,7 +87,8 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	if (!server || !serves(server, service))
 		return false;
 	if (!(pkt->tcp_flags & TCP_SYN))
-		return flow_state(slot->value) != FLOW_CLOSING;
+		return flow_state(slot->value) != FLOW_CLOSING ||
+		       (number == sender && !is_over(slot->value));
 	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING)) &&
 	       !is_over(slot->value);
 }
@@ -151,7 +153,7 @@ static __always_inline enum reason create(const struct packet *pkt, const struct
 		recollect(pkt, service, known);
 		if (!flow_known(slot))
 			slot = &known->half;
-		if (is_taken(pkt, service, slot))
+		if (is_taken(pkt, service, slot, sender))
 			return create_result(flow_server(slot->value), sender);
 		server = note(pkt, known, sender);
 		if (server != PENDING_NOBODY)

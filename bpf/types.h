@@ -136,7 +136,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 3,
+	TABLES_VERSION = 4,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */

@@ -197,7 +197,7 @@ func ends(s segment) bool { return s.flags&(packet.FIN|packet.RST) != 0 }
 func (h *hunter) acknowledge(w wrapped, s segment) {
 	state := h.flows[s.flow].state
 	switch {
-	case state == "" && !h.lookup(s.flow).live():
+	case state == "" && s.flags&(packet.SYN|packet.FIN|packet.RST) != 0 && !h.lookup(s.flow).live():
 	case state == "ending", state == "closing":
 		h.set(s.flow, state, w)
 	case ends(s):

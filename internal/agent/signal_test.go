@@ -322,16 +322,24 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// TestAcceptQueue decides by the listener's own backlog.
+// TestAcceptQueue decides by the listener's own backlog, also where the client's last connection from the same
+// port is in TIME_WAIT.
 func TestAcceptQueue(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	var listener net.Listener
-	s.do(func() (err error) { // nobody accepts
+	s.do(func() (err error) { // nobody accepts, but for the first one
 		listener, err = net.Listen("tcp", vip6.String())
 		return err
 	})
 	t.Cleanup(func() { _ = listener.Close() })
+	over := s.request(flow{netip.AddrPortFrom(client6.Addr(), 50100), vip6})
+	s.send(over, packet.ACK)
+	c, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.close(over, c)
 	two := uint32(2)
 	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptStatic, Threshold: &two}, config.NotLocalDrop)
 	for i := range cfg.Services {
@@ -340,8 +348,8 @@ func TestAcceptQueue(t *testing.T) {
 	if err := k.write(newContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
-	for waiting, want := range []string{"accepted", "accepted", "refused", "refused"} {
-		f := flow{netip.AddrPortFrom(client6.Addr(), uint16(50000+waiting)), vip6}
+	offer := func(f flow, waiting int, want string) {
+		t.Helper()
 		before := offers(t, k, vip6)
 		s.do(func() error {
 			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
@@ -350,10 +358,15 @@ func TestAcceptQueue(t *testing.T) {
 		if after := offers(t, k, vip6); after[want] != before[want]+1 {
 			t.Errorf("%d waiting: before %v, after %v, want one more %s", waiting, before, after, want)
 		}
+	}
+	for waiting, want := range []string{"accepted", "accepted", "refused", "refused"} {
+		f := flow{netip.AddrPortFrom(client6.Addr(), uint16(50000+waiting)), vip6}
+		offer(f, waiting, want)
 		d := s.request(f)
 		s.send(d, packet.ACK|packet.PSH)
 		s.probe(d)
 	}
+	offer(over.flow, 4, "refused")
 }
 
 // probe returns when the server has taken what was sent before.

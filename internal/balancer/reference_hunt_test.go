@@ -221,7 +221,8 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 	}
 	if server := r.holder(e, svc); server != nil {
 		opening := parsed{flow: h.flow, flags: packet.SYN}
-		if answers && r.keepsServer(opening, svc, server, e) || !answers && e.state != stateClosing {
+		overtaken := server == sender && e.age(r.now()) < flowLinger
+		if answers && r.keepsServer(opening, svc, server, e) || !answers && (e.state != stateClosing || overtaken) {
 			if server == sender {
 				return "return_create"
 			}

@@ -71,8 +71,10 @@ func (s *slots) claim(key serverKey, service uint32, known srv6.Function, flags 
 	slot, ok := s.byKey[key]
 	if ok {
 		delete(s.retired, slot)
-		if err := s.kernel.removeSender(slot); err != nil {
-			return 0, err
+		if s.kernel.servers.servers[slot].Service != service {
+			if err := s.kernel.removeSender(slot); err != nil {
+				return 0, err
+			}
 		}
 		s.kernel.servers.servers[slot].Service = service
 		s.kernel.servers.setKnown(slot, known)

@@ -180,6 +180,7 @@ var stickiness = []struct {
 	{"closing first", "FIN", "first", "closing first"},
 	{"closing first", "create SYN-ACK first", "client", "closing first"},
 	{"closing first", "create SYN-ACK second", "reset second", "closing first"},
+	{"closing first", "create ACK first", "client", "closing first"}, // overtaken by the end
 	{"closing first", "create ACK second", "client", "steer second"},
 	{"closing first", "remove FIN first", "client", "closing first"},
 	{"closing first", "remove FIN second", "client", "closing first"},
@@ -394,4 +395,31 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 	if state := f.state(web, "web", parts); state != "pending first" {
 		t.Errorf("after a restart: %s", state)
 	}
+}
+
+// Reloads leave the servers that stay their say: no signal is dropped meanwhile.
+func TestSignalsDuringReloads(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	frame := f.signal(web, "web", parts[first], srv6.CreateStickiness, synAck)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 100 {
+			f.must(f.apply(hunting(config.SelectConsistent, 2+i%2)))
+		}
+	}()
+	signals := 0
+	for running := true; running && !t.Failed(); signals++ {
+		if verdict, _ := f.exec(frame, nil); verdict != verdictPass {
+			t.Errorf("signal %d: the verdict is %s", signals, verdicts[verdict])
+		}
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+	}
+	<-done
+	t.Logf("%d signals during 100 reloads", signals)
 }
