@@ -22,7 +22,7 @@ enum agent_flow_state {
 	AGENT_FLOW_WAIT,    /* what the application sends goes through the balancer */
 	AGENT_FLOW_DIRECT,  /* the balancer knows; what it sends goes to the client */
 	AGENT_FLOW_ENDING,  /* the end could not be told yet: the next packet that fits does */
-	AGENT_FLOW_CLOSING, /* the end was told */
+	AGENT_FLOW_CLOSING, /* one side has ended it */
 };
 
 struct agent_flow {
@@ -30,7 +30,8 @@ struct agent_flow {
 	__u64 since;	/* ns of the coarse monotonic clock */
 	__u8 state;	/* enum agent_flow_state */
 	__u8 encapsulation;
-	__u8 pad[6];
+	__u8 told; /* the end, to this balancer */
+	__u8 pad[5];
 };
 
 /* By the client's packets: the source is the client. The oldest make room. */
@@ -52,17 +53,22 @@ static __always_inline const struct agent_flow *find_flow(const struct flow_key 
 }
 
 /* Replaced whole, so that whoever reads it sees nothing half done. */
+static __always_inline void put_flow(const struct flow_key *key, struct agent_flow *flow)
+{
+	flow->since = bpf_ktime_get_coarse_ns();
+	bpf_map_update_elem(&agent_flows, key, flow, BPF_ANY);
+}
+
 static __always_inline void set_flow(const struct flow_key *key, __u64 balancer, __u8 encapsulation,
 				     enum agent_flow_state state)
 {
 	struct agent_flow flow = {
 		.balancer = balancer,
-		.since = bpf_ktime_get_coarse_ns(),
 		.state = state,
 		.encapsulation = encapsulation,
 	};
 
-	bpf_map_update_elem(&agent_flows, key, &flow, BPF_ANY);
+	put_flow(key, &flow);
 }
 
 /* Takes on what the packet says. Most packets of a flow say nothing new. */

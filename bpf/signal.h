@@ -111,10 +111,13 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
 }
 
-/* The signal that the packet is to carry; SID_HOST: none. */
+/* The signal that the packet is to carry; SID_HOST: none. The end is told once: its
+ * repetition goes straight to the client, for the balancer may be what it was lost with. */
 static __always_inline enum sid_function signal_of(const struct sent *sent,
 						   const struct agent_flow *flow)
 {
+	if (flow->told)
+		return SID_HOST;
 	if (sent->tcp_flags & (TCP_FIN | TCP_RST) || flow->state == AGENT_FLOW_ENDING)
 		return SID_REMOVE;
 	return flow->state == AGENT_FLOW_WAIT ? SID_CREATE : SID_HOST;
@@ -136,9 +139,11 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 	if (function == SID_HOST)
 		return TC_ACT_UNSPEC;
 	fits = can_signal(skb, &flow);
-	if (function == SID_REMOVE)
-		set_flow(&sent->flow, flow.balancer, flow.encapsulation,
-			 fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING);
+	if (function == SID_REMOVE) {
+		flow.state = fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING;
+		flow.told = fits;
+		put_flow(&sent->flow, &flow);
+	}
 	if (!fits) {
 		count_signal(SIGNAL_TOO_LONG);
 		return TC_ACT_UNSPEC;

@@ -102,6 +102,30 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// The end is told each balancer once: what repeats it goes to the client by no balancer, which may be the one
+// that was lost.
+func TestEndIsToldOnce(t *testing.T) {
+	k := testKernel(t)
+	if err := k.write(newContent(huntingConfig(config.SRv6Encap, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop), mtu)); err != nil {
+		t.Fatal(err)
+	}
+	f := flow{client6, vip6}
+	fin := packet.TCP(f.vip, f.client, packet.Flags(packet.FIN|packet.ACK))
+	send := func(want uint32, why string) {
+		t.Helper()
+		if verdict, _ := transmit(t, k, fin, 0); verdict != want {
+			t.Errorf("%s: the verdict is %#x, want %#x", why, verdict, want)
+		}
+	}
+	setFlow(t, k, f, config.SRv6Encap, "direct", 0)
+	send(tcRedirect, "the end")
+	send(tcUnspec, "the end once more")
+	as := event{"as", ackStickiness, true, packet.ACK}
+	run(t, k.objects.XdpAgent, as.frame(dialogue{flow: f}, config.SRv6Encap)) // from the second balancer
+	send(tcRedirect, "the end to another balancer")
+	send(tcUnspec, "that once more")
+}
+
 // expectedSignal is the right half of table III.
 func expectedSignal(state string, flags packet.TCPFlags) (function uint16, next string) {
 	switch {
