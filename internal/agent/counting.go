@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -19,23 +20,27 @@ import (
 // countingPin is the link of the program that counts connections.
 const countingPin = "link_sockops"
 
-// followConnections counts the connections of services if one of them decides by that. A host where
+// followConnections counts the connections of services if one of them decides by that. What has begun
+// goes on until the agent is detached, or connections that end meanwhile would stay counted. A host where
 // that cannot be is one whose load is not known: the data path takes what it is offered.
 func (a *Agent) followConnections(cfg *config.Agent) {
-	wanted := false
-	for _, s := range cfg.Services {
-		wanted = wanted || s.Load.Kind == config.LoadConnections
+	wanted := slices.ContainsFunc(cfg.Services, func(s config.AgentService) bool { return s.Load.Kind == config.LoadConnections })
+	begun, err := a.kernel.countingBegun()
+	if wanted || begun {
+		err = errors.Join(err, a.kernel.startCounting())
 	}
-	if !wanted {
-		if err := a.kernel.stopCounting(); err != nil {
-			a.log.Warn("stop counting connections", "error", err)
-		}
-		return
-	}
-	if err := a.kernel.startCounting(); err != nil {
+	if err != nil {
 		a.log.Warn("connections cannot be counted: taking all that are offered where load.source is connections",
 			"error", err)
 	}
+}
+
+func (k *kernel) countingBegun() (bool, error) {
+	_, err := os.Stat(filepath.Join(k.dir, countingPin))
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // startCounting attaches the program to the root of control groups, for the sockets of the calling
@@ -74,13 +79,6 @@ func (k *kernel) attachCounting() error {
 		return fmt.Errorf("attach to %s: %w", root, err)
 	}
 	return errors.Join(datapath.PinLink(l, pin), l.Close())
-}
-
-func (k *kernel) stopCounting() error {
-	return errors.Join(
-		k.objects.ConnectionsCounted.Set(uint32(0)),
-		datapath.DetachLink(filepath.Join(k.dir, countingPin)),
-	)
 }
 
 // netnsCookie names the network namespace of the calling thread to programs.

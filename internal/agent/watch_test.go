@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf/link"
@@ -117,6 +118,18 @@ func TestRestartKeepsConnections(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, offers(t, a.kernel, netip.AddrPortFrom(vip6.Addr(), 80))); diff != "" {
 		t.Errorf("offers (-before +after):\n%s", diff)
+	}
+	// Meanwhile another load decides, for a process or two.
+	other := *cfg
+	other.Services = slices.Clone(cfg.Services)
+	other.Services[0].Load.Kind = config.LoadAcceptQueue
+	a.stop()
+	a = n.run(1, &other, link.AttachTCX)
+	if err := a.Reload(context.Background(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Reload(context.Background(), &other); err != nil {
+		t.Fatal(err)
 	}
 	_ = c.Close()
 	eventually(t, "the end is signalled", func() bool { return signals()[removeStickiness] > 0 })
