@@ -297,7 +297,9 @@ func TestPapersRows(t *testing.T) {
 		{config.AcceptNever, "direct", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
 		{config.AcceptNever, "direct", "connected", "as, FIN", "deliver_srv6_insert", "closing", balancer2},
 		{config.AcceptNever, "", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
-		{config.AcceptNever, "", "listening", "as", "deliver_srv6_insert", "", netip.Addr{}},
+		// What the stack says then, which is a reset, tells the balancer.
+		{config.AcceptNever, "", "listening", "as", "deliver_srv6_insert", "direct", balancer2},
+		{config.AcceptNever, "", "listening", "as, FIN", "deliver_srv6_insert", "", netip.Addr{}},
 		{config.AcceptNever, "", "cookie", "rs", "deliver_srv6_insert", "wait", balancer2},
 		{config.AcceptAlways, "", "down", "ca", "next_refused", "", netip.Addr{}},
 		{config.AcceptNever, "", "down", "cf", "deliver_srv6_insert", "wait", balancer2},
