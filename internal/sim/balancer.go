@@ -9,6 +9,7 @@ import (
 type balancer struct {
 	alive     bool
 	weight    float64
+	salt      uint64 // makes the edge router's hash the balancer's own
 	view      Balancer
 	placement Placement
 	accepter  Accepter
@@ -69,13 +70,23 @@ func (e *engine) edgeChoice(key uint64) int32 {
 	if len(e.peers) == 1 {
 		return e.peers[0]
 	}
-	best, choice := math.Inf(1), int32(none)
+	if e.unequal {
+		return e.unequalChoice(key)
+	}
+	best, choice := uint64(math.MaxUint64), int32(none)
 	for _, i := range e.peers {
-		score := unit(mix(key + uint64(i+1)*golden<<1))
-		if e.unequal {
-			score = -math.Log(1-score) / e.balancers[i].weight
+		if score := (key ^ e.balancers[i].salt) * golden; score < best {
+			best, choice = score, i
 		}
-		if score < best {
+	}
+	return choice
+}
+
+func (e *engine) unequalChoice(key uint64) int32 {
+	best, choice := never, int32(none)
+	for _, i := range e.peers {
+		b := &e.balancers[i]
+		if score := exponential((key^b.salt)*golden) / b.weight; score < best {
 			best, choice = score, i
 		}
 	}

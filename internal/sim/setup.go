@@ -114,7 +114,7 @@ func (e *engine) addBalancers(seed uint64) error {
 	}
 	for i := range c.Balancers {
 		b := &e.balancers[i]
-		b.weight = c.Balancers[i].Weight
+		b.weight, b.salt = c.Balancers[i].Weight, mix(uint64(i+1))
 		b.view = Balancer{
 			Index: i, Servers: c.Servers, World: World{e}, e: e,
 			Rand: newRand(seed, streamPlacement, i),
