@@ -87,14 +87,35 @@ func figure10(servers, balancers int, rho float64, m sim.Method) *sim.Config {
 	return c
 }
 
-func BenchmarkLSQ128(b *testing.B) {
-	c := figure10(128, 4, 0.885, placement.LSQ{})
-	c.Connections = uint64(b.N)
-	b.ReportAllocs()
-	r, err := sim.Run(b.Context(), c, sim.Options{Seed: 1, Runs: 1, Parallel: 1})
-	if err != nil {
-		b.Fatal(err)
+// nearby is a network like that of HLB, section V-B.
+var nearby = sim.Network{
+	ClientBalancer: sim.Uniform(0.0001, 0.001), BalancerServer: sim.Uniform(0.0001, 0.001),
+	ServerServer: sim.Uniform(0.0001, 0.001), ServerClient: sim.Uniform(0.0001, 0.001),
+}
+
+// BenchmarkConnections measures simulated connections: each operation is one.
+func BenchmarkConnections(b *testing.B) {
+	for _, test := range []struct {
+		name              string
+		servers, parallel int
+		network           sim.Network
+	}{
+		{"servers=128", 128, 1, sim.Network{}},
+		{"servers=128/delays", 128, 1, nearby},
+		{"servers=10000", 10_000, 1, sim.Network{}},
+		{"servers=10000/delays", 10_000, 1, nearby},
+		{"servers=128/cores=2", 128, 2, sim.Network{}},
+	} {
+		b.Run(test.name, func(b *testing.B) {
+			c := figure10(test.servers, 4, 0.885, placement.LSQ{})
+			c.Network = test.network
+			c.Connections = uint64(max(b.N/test.parallel, 1))
+			b.ReportAllocs()
+			o := sim.Options{Seed: 1, Runs: test.parallel, Parallel: test.parallel}
+			if _, err := sim.Run(b.Context(), c, o); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "connections/s")
+		})
 	}
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "connections/s")
-	b.Logf("%v %v", r.Mean(), r.Quantile(0.9))
 }

@@ -63,9 +63,10 @@ func (e *engine) addServers(seed uint64) error {
 		if err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
-		state.agent = a
-		state.watch, _ = a.(Observer)
-		state.guess, _ = a.(Estimator)
+		agent := agent{Agent: a}
+		agent.observer, _ = a.(Observer)
+		agent.estimator, _ = a.(Estimator)
+		e.agents = append(e.agents, agent)
 	}
 	if c.usesIO() {
 		for i := range c.Servers {
@@ -114,7 +115,7 @@ func (e *engine) addBalancers(seed uint64) error {
 	}
 	for i := range c.Balancers {
 		b := &e.balancers[i]
-		b.weight = c.Balancers[i].Weight
+		b.weight, b.salt = c.Balancers[i].Weight, mix(uint64(i+1))
 		b.view = Balancer{
 			Index: i, Servers: c.Servers, World: World{e}, e: e,
 			Rand: newRand(seed, streamPlacement, i),

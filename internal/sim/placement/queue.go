@@ -3,36 +3,34 @@ package placement
 import "github.com/segue-lb/segue/internal/sim"
 
 // LSQ takes the server with the fewest of the balancer's own flows that are connected (HLB, section
-// I-B); of equals the first.
+// I-B); of equals one at random.
 type LSQ struct{}
 
 // New implements sim.Method.
 func (LSQ) New(b *sim.Balancer) (sim.Placement, error) {
-	return &lsq{b: b, open: make([]int32, len(b.Servers))}, nil
+	p := &lsq{b: b, open: sim.NewCounts(len(b.Servers))}
+	p.MembershipChanged()
+	return p, nil
 }
 
 type lsq struct {
 	b    *sim.Balancer
-	open []int32
+	open *sim.Counts
 }
 
 func (p *lsq) Place(_ *sim.Flow, offer *sim.Offer) {
-	best, least := int32(-1), int32(1<<31-1)
-	for _, s := range p.b.Live {
-		if p.open[s] < least {
-			best, least = s, p.open[s]
-		}
-	}
-	if best >= 0 {
-		offer.Set(best)
+	if least := p.open.Least(); len(least) > 0 {
+		offer.Set(least[p.b.Rand.Intn(len(least))])
 	}
 }
 
-func (p *lsq) Connected(f *sim.Flow) { p.open[f.Server]++ }
+func (p *lsq) MembershipChanged() { p.open.SetEligible(p.b.Live) }
+
+func (p *lsq) Connected(f *sim.Flow) { p.open.Add(f.Server) }
 
 func (p *lsq) Closed(f *sim.Flow, _ sim.End) {
 	if f.Connected {
-		p.open[f.Server]--
+		p.open.Remove(f.Server)
 	}
 }
 
