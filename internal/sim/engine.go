@@ -181,13 +181,16 @@ func (e *engine) nextArrival() {
 		e.arrival, e.class, ok = e.source.Next()
 	}
 	if !ok || c.Duration > 0 && e.arrival >= c.Duration {
-		e.arriving, e.arrival = false, math.Inf(1)
+		e.arriving, e.arrival = false, never
+		if e.meter.open {
+			e.closeWindow()
+		}
 	}
 }
 
 // arrive has a flow begin.
 func (e *engine) arrive() {
-	e.openWindow()
+	e.watchWindow()
 	f := e.newFlow()
 	flow := &e.flows[f]
 	key := e.keys.Uint64()
