@@ -41,7 +41,7 @@ func newMeter(c *Config) meter {
 // it.
 func (e *engine) watchWindow() {
 	m := &e.meter
-	inside := e.arrived >= m.low && e.arrived < m.high && e.now >= m.from && e.now < m.to
+	inside := e.arrivals >= m.low && e.arrivals < m.high && e.now >= m.from && e.now < m.to
 	switch {
 	case inside && !m.open:
 		e.openWindow()
@@ -172,7 +172,7 @@ func (e *engine) countEnd(flow *flow, response float64) {
 	if e.config.Completed != nil {
 		e.config.Completed(e.run, Ended{
 			Sent: flow.sent, Response: response, Number: flow.Number, Server: flow.Server,
-			Balancer: flow.balancer, Class: flow.Class, Hops: int32(flow.hops), Outcome: flow.outcome,
+			Balancer: int32(flow.balancer), Class: int32(flow.Class), Hops: int32(flow.hops), Outcome: flow.outcome,
 		})
 	}
 }

@@ -78,7 +78,8 @@ func (e *engine) enter(s int32, f int32) {
 // serve gives a processor to a flow.
 func (e *engine) serve(st *station, slot, f int32) {
 	e.slots[slot].flow = f
-	e.services.Set(slot, e.now+e.flows[f].work/st.speed)
+	flow := &e.flows[f]
+	e.services.Set(slot, e.now+e.work(&flow.Flow, flow.stage)/st.speed)
 }
 
 // serviceEnds takes the flow out of a slot whose service is over, and gives the slot to the next.
@@ -135,9 +136,7 @@ func (e *engine) stageEnds(f int32) {
 
 // begin has a flow begin a stage.
 func (e *engine) begin(f int32, stage *Stage) {
-	flow := &e.flows[f]
-	flow.work = stage.Work.sample(stageDraw(flow.Key, flow.stage))
-	station := flow.Server
+	station := e.flows[f].Server
 	if stage.Queue == IO {
 		station += int32(len(e.servers))
 	}
@@ -174,7 +173,7 @@ func (e *engine) abandon(f int32) {
 // request is when a flow's request comes to its server.
 func (e *engine) request(f int32) {
 	flow := &e.flows[f]
-	if flow.ended {
+	if flow.phase != underWay {
 		return
 	}
 	s := flow.Server
@@ -207,7 +206,7 @@ func (e *engine) leave(f int32, outcome Outcome) {
 	e.touch(flow.Server)
 	e.opened(flow.Server, -1)
 	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
-		agent.observer.Ended(e.now-flow.taken, e.servers[flow.Server].open)
+		agent.observer.Ended(e.now-flow.connected, e.servers[flow.Server].open)
 	}
 	e.end(f, outcome)
 }

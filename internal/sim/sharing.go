@@ -38,7 +38,8 @@ func (e *engine) schedule(st *station) {
 // join has a flow share a station.
 func (e *engine) join(st *station, f int32) {
 	st.advance(e.now)
-	job := share{until: st.virtual + e.flows[f].work, flow: f}
+	flow := &e.flows[f]
+	job := share{until: st.virtual + e.work(&flow.Flow, flow.stage), flow: f}
 	st.jobs = append(st.jobs, job)
 	st.busy++
 	i := len(st.jobs) - 1
