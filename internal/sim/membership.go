@@ -29,7 +29,7 @@ func (e *engine) change(event *Event, index int32) {
 
 // setSpeed changes the speed of a station for what it has left to do.
 func (e *engine) setSpeed(st *station, speed float64) {
-	if st.shared {
+	if st.sharing != nil {
 		st.advance(e.now)
 		st.speed = speed
 		e.schedule(st)
@@ -64,7 +64,10 @@ func (e *engine) failServer(s int32) {
 
 // clear empties a station.
 func (e *engine) clear(st *station) {
-	st.waiting, st.jobs, st.busy = newFlowList(), st.jobs[:0], 0
+	st.waiting, st.busy = newFlowList(), 0
+	if st.sharing != nil {
+		st.sharing.jobs = st.sharing.jobs[:0]
+	}
 	for slot := st.slot; slot < int32(len(e.slots)) && e.slots[slot].station == e.slots[st.slot].station; slot++ {
 		e.slots[slot].flow = none
 		e.services.Set(slot, never)

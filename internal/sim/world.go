@@ -35,9 +35,9 @@ func (w World) Work(s int32) float64 {
 	e := w.e
 	st := &e.stations[s]
 	sum := 0.0
-	if st.shared {
+	if st.sharing != nil {
 		virtual := st.virtualAt(e.now)
-		for _, job := range st.jobs {
+		for _, job := range st.sharing.jobs {
 			sum += job.until - virtual
 		}
 		return sum + e.waitingWork(&e.servers[s].waiting)
@@ -72,7 +72,7 @@ func (w World) Ends(s int32, f *Flow) float64 {
 	e := w.e
 	st := &e.stations[s]
 	work := e.work(f, 0)
-	if st.shared {
+	if st.sharing != nil {
 		return e.endsShared(s, work)
 	}
 	if st.busy < st.cpus {
@@ -109,7 +109,7 @@ func (e *engine) endsShared(s int32, work float64) float64 {
 	st := &e.stations[s]
 	virtual := st.virtualAt(e.now)
 	left := e.scratch[:0]
-	for _, job := range st.jobs {
+	for _, job := range st.sharing.jobs {
 		left = append(left, job.until-virtual)
 	}
 	e.scratch = left
