@@ -40,6 +40,9 @@ func (b *balancer) begin(m Method) error {
 	b.member, _ = p.(Member)
 	b.fallback, _ = p.(Fallback)
 	b.recoverer, _ = p.(Recoverer)
+	if b.stepper != nil && b.stepper.Interval() <= 0 {
+		return fmt.Errorf("balancer %d: an interval of %v s: must be positive", b.view.Index, b.stepper.Interval())
+	}
 	return nil
 }
 
