@@ -23,6 +23,7 @@ type balancer struct {
 	entries   []uint16 // taken in each bucket of the flow table; none if that has no limit
 	ways      uint16
 	flows     uint64
+	nextStep  float64
 }
 
 // begin makes the balancer's placement.
@@ -105,7 +106,12 @@ func (e *engine) place(f int32) {
 	if flow.phase != underWay {
 		return
 	}
-	b, offer := &e.balancers[flow.balancer], &e.depart(f).Offer
+	b := &e.balancers[flow.balancer]
+	if !b.alive { // and no other is
+		e.end(f, Lost)
+		return
+	}
+	offer := &e.depart(f).Offer
 	offer.N, offer.At = 0, 0
 	flow.tracked = b.claim(flow.Key)
 	if flow.measured {
@@ -286,10 +292,16 @@ func (e *engine) forget(f int32) {
 // step is when a placement's periodic work is due.
 func (e *engine) step(i int32) {
 	b := &e.balancers[i]
-	if b.alive {
+	if b.alive && e.now == b.nextStep { // else it was due before the balancer failed
 		b.stepper.Step()
-		e.queue.push(e.now+b.stepper.Interval(), step, i)
+		e.scheduleStep(i)
 	}
+}
+
+func (e *engine) scheduleStep(i int32) {
+	b := &e.balancers[i]
+	b.nextStep = e.now + b.stepper.Interval()
+	e.queue.push(b.nextStep, step, i)
 }
 
 // probe is a question for a server's load, and the answer.

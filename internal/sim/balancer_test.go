@@ -278,3 +278,39 @@ func TestProbes(t *testing.T) {
 	checkLog(t, &log, "0.52: 1 has 2 open, 1 busy, 1 waiting",
 		"1.02: 1 has 2 open, 1 busy, 1 waiting", "1.52: 1 has 1 open, 1 busy, 0 waiting")
 }
+
+// stepper counts its steps.
+type stepper struct {
+	place
+	b   *sim.Balancer
+	log *[]string
+}
+
+func (s *stepper) Interval() float64 { return 0.5 }
+
+func (s *stepper) Step() { *s.log = append(*s.log, fmt.Sprintf("%.4g", s.b.Now())) }
+
+// A balancer that comes back is a new one, with steps of its own; adding it once more changes nothing.
+func TestStepsOfABalancerThatComesBack(t *testing.T) {
+	c := constantly(1, sim.FIFO, 0, 1.65, 2.5)
+	c.Servers[0].CPUs = 3
+	var log []string
+	c.Placement = method(func(b *sim.Balancer) sim.Placement {
+		return &stepper{place(func(_ *sim.Flow, offer *sim.Offer) { offer.Set(0) }), b, &log}
+	})
+	c.Events = []sim.Event{
+		{At: 1.6, Kind: sim.BalancerFail, Balancers: []int32{0}},
+		{At: 1.7, Kind: sim.BalancerAdd, Balancers: []int32{0}},
+		{At: 1.8, Kind: sim.BalancerAdd, Balancers: []int32{0}},
+	}
+	checkFlows(t, c, done(1), ended{0, -1, sim.Lost}, done(1))
+	checkLog(t, &log, "0.5", "1", "1.5", "2.2", "2.7", "3.2")
+}
+
+// A SYN that was under way to the last balancer when that failed is lost.
+func TestNoBalancerIsLeft(t *testing.T) {
+	c := constantly(1, sim.FIFO, 0)
+	c.Network.ClientBalancer = sim.Constant(0.1)
+	c.Events = []sim.Event{{At: 0.05, Kind: sim.BalancerFail, Balancers: []int32{0}}}
+	checkFlows(t, c, ended{0.1, -1, sim.Lost})
+}

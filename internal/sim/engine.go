@@ -8,22 +8,22 @@ import (
 // The events of the queue. The ends of services are not among them: those are in a tournament of
 // their own (see station).
 const (
-	synAtBalancer      eventKind = iota // index: flow
-	offerAtServer                       // flow
-	acceptedAtBalancer                  // flow
-	connectedAtBalancer
-	requestAtServer
-	closedAtBalancer
-	step            // balancer
-	probeAtServer   // probe
-	probeAtBalancer // probe
-	change          // Config.Events
-	detection       // Config.Events
+	synAtBalancer       eventKind = iota // index of the flow
+	offerAtServer                        // of the flow
+	acceptedAtBalancer                   // of the flow
+	connectedAtBalancer                  // of the flow
+	requestAtServer                      // of the flow
+	closedAtBalancer                     // of the flow
+	step                                 // of the balancer
+	probeAtServer                        // of the probe
+	probeAtBalancer                      // of the probe
+	change                               // in Config.Events
+	detection                            // in Config.Events
 	sample
 )
 
-// flowEvents is the first kind that is not of a flow.
-const flowEvents = step
+// ofFlow tells whether the event is one of a flow.
+func (k eventKind) ofFlow() bool { return k < step }
 
 // engine is one run.
 type engine struct {
@@ -106,12 +106,12 @@ func (e *engine) loop(ctx context.Context) error {
 			e.serviceEnds(slot)
 		case queued <= e.arrival:
 			next := e.queue.pop()
-			if e.over() && next.kind >= flowEvents {
+			if !next.kind.ofFlow() && e.over() {
 				continue
 			}
 			e.now = next.at
 			e.handle(next.kind, next.index)
-			if next.kind < flowEvents {
+			if next.kind.ofFlow() {
 				e.release(next.index)
 			}
 		default:

@@ -106,19 +106,18 @@ func (e *engine) tellMembership() {
 // others.
 func (e *engine) changeBalancers(event *Event) {
 	for _, i := range event.Balancers {
-		e.peers = slices.DeleteFunc(slices.Clone(e.peers), func(p int32) bool { return p == i })
-		if event.Kind == BalancerAdd {
-			e.peers = append(e.peers, i)
-			slices.Sort(e.peers)
-		} else {
-			e.balancers[i].alive = false
+		if e.balancers[i].alive == (event.Kind == BalancerAdd) {
+			continue
 		}
-	}
-	if event.Kind == BalancerAdd {
-		for _, i := range event.Balancers {
-			if err := e.startBalancer(i); err != nil {
-				panic("sim: " + err.Error()) // those before it of the same method could be made
-			}
+		if event.Kind == BalancerFail {
+			e.balancers[i].alive = false
+			e.peers = slices.DeleteFunc(slices.Clone(e.peers), func(p int32) bool { return p == i })
+			continue
+		}
+		e.peers = append(slices.Clone(e.peers), i)
+		slices.Sort(e.peers)
+		if err := e.startBalancer(i); err != nil {
+			panic("sim: " + err.Error()) // those before it of the same method could be made
 		}
 	}
 	e.tellMembership()

@@ -148,7 +148,7 @@ func (e *engine) startBalancer(i int32) error {
 		return err
 	}
 	if b.stepper != nil {
-		e.queue.push(e.now+b.stepper.Interval(), step, i)
+		e.scheduleStep(i)
 	}
 	return nil
 }
