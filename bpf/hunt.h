@@ -21,60 +21,28 @@ static __always_inline bool hunts(const struct service *service)
 	return placement_of(service) != PLACEMENT_HASH;
 }
 
-/* The candidate that comes so many after another, around the row. */
-static __always_inline __u32 candidate_after(const struct service *service, __u32 choice,
-					     __u32 distance)
+/* Which servers of a row are listed. */
+enum listed {
+	LIST_TAKING,	/* that take new flows */
+	LIST_REACHABLE, /* that have a next hop */
+	LIST_ANY,
+};
+
+static __always_inline bool is_wanted(const struct service *service, __u32 number,
+				      enum listed wanted)
 {
-	return (choice + distance) % service->rule.candidates;
-}
+	const struct server *server = bpf_map_lookup_elem(&servers, &number);
 
-/* Which candidate of a row is the first that can be reached; the very first, if none
- * can. */
-static __always_inline __u32 first_reachable(const struct service *service, __u32 bucket)
-{
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < service->rule.candidates; i++) {
-		const struct server *server;
-		__u32 number;
-
-		if (!bucket_candidate(service, TABLE_PRESENT, bucket, i, &number))
-			return 0;
-		server = bpf_map_lookup_elem(&servers, &number);
-		if (server && server->next_hop)
-			return i;
-	}
-	return 0;
-}
-
-/*
- * Lists a row's candidates, from the first that can be reached: those in front of it
- * come last, for what others cannot be passed the packet by. False when there are none.
- * Not inlined: see steer_unusual.
- */
-__noinline int list_row(const struct service *service, __u32 bucket, struct segments *segments)
-{
-	__u32 count, first;
-
-	if (!service || !segments)
+	if (!server || !serves(server, service))
 		return false;
-	count = service->rule.candidates;
-	if (!service->rule.buckets || !count || count > MAX_CANDIDATES)
-		return false;
-	first = first_reachable(service, bucket);
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < count; i++) {
-		if (!bucket_candidate(service, TABLE_PRESENT, bucket,
-				      candidate_after(service, first, i), &segments->server[i]))
-			return false;
+	switch (wanted) {
+	case LIST_TAKING:
+		return takes_flows(server);
+	case LIST_REACHABLE:
+		return server->next_hop;
+	default:
+		return true;
 	}
-	segments->count = count;
-	return true;
-}
-
-/* Says what is asked of the servers listed, and of the last of them. */
-static __always_inline void ask_listed(struct segments *segments, enum sid_function each,
-				       enum sid_function last)
-{
-	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
-	ask(segments, each, last);
 }
 
 static __always_inline bool is_listed(const struct segments *segments, __u32 number)
@@ -87,23 +55,21 @@ static __always_inline bool is_listed(const struct segments *segments, __u32 num
 }
 
 /*
- * Lists the servers, too, that the row had before the servers last changed, and can be
- * reached: a flow from then may be there. Not inlined: see steer_unusual.
+ * Appends the wanted servers of a row to the list, but those that are there already.
+ * Not inlined: see steer_unusual.
  */
-__noinline int list_former(const struct service *service, __u32 bucket, struct segments *segments)
+__noinline int list_row(const struct service *service, __u32 which, __u32 bucket, __u32 wanted,
+			struct segments *segments)
 {
-	if (!service || !segments || !(service->rule.table & RULE_FORMER))
+	if (!service || !segments || !service->rule.buckets)
 		return 0;
 	for (__u32 i = 0; i < MAX_CANDIDATES && i < service->rule.candidates; i++) {
 		__u32 count = segments->count, number;
-		const struct server *server;
 
 		if (count >= MAX_CANDIDATES ||
-		    !bucket_candidate(service, TABLE_FORMER, bucket, i, &number))
+		    !bucket_candidate(service, which, bucket, i, &number))
 			break;
-		server = bpf_map_lookup_elem(&servers, &number);
-		if (!server || !serves(server, service) || !server->next_hop ||
-		    is_listed(segments, number))
+		if (is_listed(segments, number) || !is_wanted(service, number, wanted))
 			continue;
 		segments->server[count] = number;
 		segments->count = count + 1;
@@ -111,20 +77,39 @@ __noinline int list_former(const struct service *service, __u32 bucket, struct s
 	return 0;
 }
 
-/* Asks a flow's own candidates, which are the same on all balancers. */
+/* Says what is asked of the servers listed, and of the last of them. False when there are
+ * none. */
+static __always_inline bool ask_listed(struct segments *segments, enum sid_function each,
+				       enum sid_function last)
+{
+	if (!segments->count)
+		return false;
+	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	ask(segments, each, last);
+	return true;
+}
+
+/*
+ * Asks a flow's own candidates, which are the same on all balancers, and those that the
+ * row had before the servers last changed: a flow from then may be there. What cannot be
+ * reached comes last, for what others cannot be passed the packet by; but it is not left
+ * out, or the one before would be the last and reset what it does not have.
+ */
 static __always_inline bool ask_own(const struct flow_key *flow, const struct service *service,
 				    struct segments *segments, enum sid_function function)
 {
 	__u32 bucket = bucket_of(flow, service->rule.buckets);
 
-	if (!list_row(service, bucket, segments))
-		return false;
-	list_former(service, bucket, segments);
-	ask_listed(segments, function, function);
-	return true;
+	segments->count = 0;
+	list_row(service, TABLE_PRESENT, bucket, LIST_REACHABLE, segments);
+	if (service->rule.table & RULE_FORMER)
+		list_row(service, TABLE_FORMER, bucket, LIST_REACHABLE, segments);
+	list_row(service, TABLE_PRESENT, bucket, LIST_ANY, segments);
+	return ask_listed(segments, function, function);
 }
 
-/* Offers a new connection to candidates; the last one has to take it. */
+/* Offers a new connection to candidates; the last one has to take it, and so is not one
+ * that cannot be reached or takes no new flows, unless all are like that. */
 static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
 				  struct segments *segments)
 {
@@ -133,10 +118,11 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 
 	if (placement_of(service) == PLACEMENT_HUNT_RANDOM)
 		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
-	if (!list_row(service, bucket, segments))
-		return false;
-	ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
-	return true;
+	segments->count = 0;
+	list_row(service, TABLE_PRESENT, bucket, LIST_TAKING, segments);
+	if (!segments->count)
+		list_row(service, TABLE_PRESENT, bucket, LIST_ANY, segments);
+	return ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
 }
 
 /* The client has answered the server: from now on the flow is known. */

@@ -68,6 +68,11 @@ static __always_inline bool serves(const struct server *server, const struct ser
 	return server->flags & SERVER_IN_USE && server->service == service->id;
 }
 
+static __always_inline bool takes_flows(const struct server *server)
+{
+	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
+}
+
 /*
  * A flow stays with its server as long as that is configured. A new connection
  * that reuses the ports of one that is over, or whose server is drained, is placed

@@ -89,8 +89,7 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	if (!(pkt->tcp_flags & TCP_SYN))
 		return flow_state(slot->value) != FLOW_CLOSING ||
 		       (number == sender && !is_over(slot->value));
-	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING)) &&
-	       !is_over(slot->value);
+	return takes_flows(server) && !is_over(slot->value);
 }
 
 /* A SYN-ACK's server is half open until the client answers. Its answer to another one may have

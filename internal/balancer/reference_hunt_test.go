@@ -22,14 +22,19 @@ func (r *reference) pendingOf(flow Flow) *referenceBucket {
 	return r.pending[number]
 }
 
-// rowAsked is the way through the flow's candidates, from the first that can be reached; nil: there is none.
+// rowAsked is the way through the flow's candidates, of which those that cannot be reached come last, or are
+// not offered anything; nil: there are none.
 func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Function) *route {
 	row := r.candidates(flow, svc)
 	if row == nil {
 		return nil
 	}
-	first := max(0, slices.IndexFunc(row, func(name string) bool { return r.linkOf(name) != "" }))
-	return &route{function, slices.Concat(row[first:], row[:first])}
+	lost := func(name string) bool { return r.linkOf(name) == "" }
+	found := slices.DeleteFunc(slices.Clone(row), lost)
+	if function != srv6.ConnectAvail || len(found) == 0 {
+		found = append(found, slices.DeleteFunc(slices.Clone(row), func(name string) bool { return !lost(name) })...)
+	}
+	return &route{function, found}
 }
 
 // hunt is the way of a packet of a flow that the flow table does not know.

@@ -58,7 +58,7 @@ type TracedEntry struct {
 	Left string `json:"left,omitempty"`
 }
 
-// TracedPlacement is a row of a service's table.
+// TracedPlacement is a row of a service's table, as far as the packet is sent by it.
 type TracedPlacement struct {
 	Bucket     uint32   `json:"bucket"`
 	Buckets    uint32   `json:"buckets"`
@@ -283,33 +283,69 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 	return ""
 }
 
-// place lists the servers that a packet is sent to by the flow's bucket: its candidates, for a service that
-// hunts from the first that can be reached on, and where it asks for a flow those that were candidates before.
-// It is empty where the service has no server.
+// place lists the servers that a packet is sent to by the flow's bucket. It is empty where the service has no
+// server.
 func (v *View) place(p Packet, service *balancerServiceEntry, hunts bool, t *Trace) (slots []uint32, err error) {
 	if service.Rule.Buckets == 0 {
 		return nil, nil
 	}
 	bucket := bucketOf(p.Flow.hash(&v.identity.BucketKeys), service.Rule.Buckets)
-	if slots, err = v.readRow(service.table(), bucket, service.Rule.Candidates); err != nil {
+	row, err := v.readRow(service.table(), bucket, service.Rule.Candidates)
+	if err != nil {
 		return nil, err
 	}
-	if hunts {
-		first := max(0, slices.IndexFunc(slots, v.servers.hasNextHop))
-		slots = slices.Concat(slots[first:], slots[:first])
-	}
-	if hunts && !p.Opens && service.Rule.Table&ruleFormer != 0 {
-		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
-		if err != nil {
+	switch {
+	case !hunts:
+		slots = row
+	case p.Opens:
+		slots = v.listOffered(row, service)
+	default:
+		if slots, err = v.listAsked(row, bucket, service); err != nil {
 			return nil, err
 		}
-		slots = v.appendFormer(slots, former, service)
 	}
 	t.Placement = &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
 	for _, slot := range slots {
 		t.Placement.Candidates = append(t.Placement.Candidates, v.serverName(slot))
 	}
 	return slots, nil
+}
+
+// listOffered lists the servers that a new connection is offered to: offer of bpf/hunt.h.
+func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32 {
+	takes := func(slot uint32) bool {
+		return v.servers.hasNextHop(slot) &&
+			v.servers.flags(slot)&(balancerServerFlagsSERVER_DRAINED|balancerServerFlagsSERVER_FAILING) == 0
+	}
+	if slots := v.appendRow(nil, row, service, takes); len(slots) > 0 {
+		return slots
+	}
+	return v.appendRow(nil, row, service, isAny)
+}
+
+// listAsked lists the servers that are asked for a flow: ask_own of bpf/hunt.h.
+func (v *View) listAsked(row []uint32, bucket uint32, service *balancerServiceEntry) ([]uint32, error) {
+	slots := v.appendRow(nil, row, service, v.servers.hasNextHop)
+	if service.Rule.Table&ruleFormer != 0 {
+		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
+		if err != nil {
+			return nil, err
+		}
+		slots = v.appendRow(slots, former, service, v.servers.hasNextHop)
+	}
+	return v.appendRow(slots, row, service, isAny), nil
+}
+
+func isAny(uint32) bool { return true }
+
+// appendRow adds the wanted servers of a row: list_row of bpf/hunt.h.
+func (v *View) appendRow(slots, row []uint32, service *balancerServiceEntry, wanted func(uint32) bool) []uint32 {
+	for _, slot := range row {
+		if len(slots) < tables.MaxCandidates && v.servers.serves(slot, service.Id) && wanted(slot) && !slices.Contains(slots, slot) {
+			slots = append(slots, slot)
+		}
+	}
+	return slots
 }
 
 // readRow reads the candidates of a bucket from a consistent-hash table.
@@ -328,16 +364,6 @@ func (v *View) readRow(number, bucket uint32, candidates uint8) (slots []uint32,
 		slots = append(slots, candidate(word, position))
 	}
 	return slots, nil
-}
-
-// appendFormer adds what list_former of bpf/hunt.h does.
-func (v *View) appendFormer(slots, former []uint32, service *balancerServiceEntry) []uint32 {
-	for _, slot := range former {
-		if len(slots) < tables.MaxCandidates && v.servers.serves(slot, service.Id) && v.servers.hasNextHop(slot) && !slices.Contains(slots, slot) {
-			slots = append(slots, slot)
-		}
-	}
-	return slots
 }
 
 func (v *View) serverName(slot uint32) string {

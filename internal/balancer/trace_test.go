@@ -185,7 +185,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 				if trace.Known != nil {
 					state = trace.Known.State
 				}
-				if trace.Placement == nil || len(trace.Placement.Candidates) != 3 {
+				if trace.Placement == nil || len(trace.Placement.Candidates) < 1 || len(trace.Placement.Candidates) > 3 {
 					t.Fatalf("the candidates are %+v", trace.Placement)
 				}
 				seen[state+" "+trace.Reason]++
