@@ -57,7 +57,7 @@ static __always_inline bool guess(const struct packet *pkt, const struct service
 	if (!hunts(service))
 		return place(&pkt->key, service, segments);
 	pending_lookup(flow, &half);
-	return recall(service, &half, segments) || ask_own(&pkt->key, service, segments, SID_STEER);
+	return recall(service, &half, segments) || steer(&pkt->key, service, segments);
 }
 
 /* Finds the servers of what belongs to a flow without speaking for it: the entry stays

@@ -16,11 +16,6 @@
 #include "place.h"
 #include "stats.h"
 
-static __always_inline bool hunts(const struct service *service)
-{
-	return placement_of(service) != PLACEMENT_HASH;
-}
-
 /* Which servers of a row are listed. */
 enum listed {
 	LIST_TAKING,	/* that take new flows */
@@ -90,22 +85,90 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 }
 
 /*
- * Asks a flow's own candidates, which are the same on all balancers, and those that the
+ * Appends a flow's own candidates, which are the same on all balancers, and those that the
  * row had before the servers last changed: a flow from then may be there. What cannot be
  * reached comes last, for what others cannot be passed the packet by; but it is not left
  * out, or the one before would be the last and reset what it does not have.
  */
-static __always_inline bool ask_own(const struct flow_key *flow, const struct service *service,
-				    struct segments *segments, enum sid_function function)
+static __always_inline void list_own(const struct flow_key *flow, const struct service *service,
+				     struct segments *segments)
 {
 	__u32 bucket = bucket_of(flow, service->rule.buckets);
 
-	segments->count = 0;
 	list_row(service, TABLE_PRESENT, bucket, LIST_REACHABLE, segments);
 	if (service->rule.table & RULE_FORMER)
 		list_row(service, TABLE_FORMER, bucket, LIST_REACHABLE, segments);
 	list_row(service, TABLE_PRESENT, bucket, LIST_ANY, segments);
-	return ask_listed(segments, function, function);
+}
+
+/* Asks whose flow it is what does not speak for it. */
+static __always_inline bool steer(const struct flow_key *flow, const struct service *service,
+				  struct segments *segments)
+{
+	segments->count = 0;
+	list_own(flow, service, segments);
+	return ask_listed(segments, SID_STEER, SID_STEER);
+}
+
+/* How many segments a packet may visit and still not be too long for its way. */
+static __always_inline __u32 most_segments(const struct packet *pkt, const struct service *service,
+					   const struct server *first)
+{
+	bool is_inserted = service->rule.encapsulation == ENCAP_SRV6_INSERT;
+	/* Of a list of two or more, what does not grow with it. */
+	int fixed = is_inserted ? srh_size(2) : sizeof(struct ipv6hdr) + srh_size(0) - SEGMENT_SIZE;
+	__u32 port_number = NEXT_HOP_PORT(first->next_hop);
+	const struct port *port = bpf_map_lookup_elem(&ports, &port_number);
+	int room = port ? port->mtu - (int)pkt->length - fixed : 0;
+
+	if (room < 2 * (int)SEGMENT_SIZE)
+		return 1;
+	return room < (int)(MAX_CANDIDATES * SEGMENT_SIZE) ? room / SEGMENT_SIZE : MAX_CANDIDATES;
+}
+
+/* Begins the list with the server of a flow's entry, if it can be reached. False when there is
+ * no such server. */
+static __always_inline bool list_holder(const struct service *service,
+					const struct flow_slot *entry, struct segments *segments)
+{
+	bool is_held = recall(service, entry, segments);
+
+	segments->count = is_held && segments->first->next_hop;
+	return is_held;
+}
+
+/* Ends the list with the server of a flow's entry, which takes what nobody else does; where it
+ * leads the list as well there are others in between, or it is alone. */
+static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
+{
+	__u32 last = segments->count < most ? segments->count : most - 1;
+
+	if (last == 1 && segments->server[0] == holder)
+		last = 0;
+	segments->server[last & (MAX_CANDIDATES - 1)] = holder;
+	segments->count = last + 1;
+}
+
+/*
+ * Asks whose flow it is. An entry that nobody has used for long (is_stale) is asked for first,
+ * and if the flow is not there or with any candidate its server says so to the client, as
+ * without the question. No packet becomes too long by that.
+ */
+static __always_inline bool seek(const struct packet *pkt, const struct service *service,
+				 const struct flow_slot *entry, struct segments *segments)
+{
+	const struct server *server;
+	__u32 holder;
+
+	if (!list_holder(service, entry, segments)) {
+		list_own(&pkt->key, service, segments);
+		return ask_listed(segments, SID_RECOVER, SID_RECOVER);
+	}
+	list_own(&pkt->key, service, segments);
+	holder = flow_server(entry->value);
+	server = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	end_with(segments, holder, server ? most_segments(pkt, service, server) : 1);
+	return ask_listed(segments, SID_RECOVER, SID_ACK);
 }
 
 /* Offers a new connection to candidates; the last one has to take it, and so is not one
@@ -137,8 +200,8 @@ static __always_inline enum reason confirm(const struct packet *pkt, struct flow
 	return REASON_FORWARD_NEW;
 }
 
-/* Finds the servers of a flow that the flow table does not know: the one that has
- * answered its SYN, or else candidates. */
+/* Finds the servers of a flow that the flow table does not know for sure: the one that
+ * has answered its SYN, or else candidates. */
 static __always_inline enum reason hunt(const struct packet *pkt, const struct service *service,
 					struct flow_slot *flow, struct segments *segments)
 {
@@ -150,11 +213,13 @@ static __always_inline enum reason hunt(const struct packet *pkt, const struct s
 			return REASON_FORWARD_KNOWN;
 		return confirm(pkt, flow, &half, segments->server[0]);
 	}
+	if (starts_connection(pkt) && flow_known(flow) &&
+	    keep(pkt, service, flow->value, segments)) /* for its server to judge */
+		return REASON_FORWARD_KNOWN;
 	if (starts_connection(pkt))
 		return offer(&pkt->key, service, segments) ? REASON_FORWARD_HUNT
 							   : REASON_DROP_NO_SERVER;
-	return ask_own(&pkt->key, service, segments, SID_RECOVER) ? REASON_FORWARD_RECOVER
-								  : REASON_DROP_NO_SERVER;
+	return seek(pkt, service, flow, segments) ? REASON_FORWARD_RECOVER : REASON_DROP_NO_SERVER;
 }
 
 #endif

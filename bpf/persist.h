@@ -106,18 +106,36 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 	return true;
 }
 
-/* Fills in the server of a known flow; false: place it. */
+/*
+ * Whether an entry that was idle for so long proves nothing, where servers can be asked: the
+ * flow may have moved to another balancer, ended there, and be back as another connection,
+ * with another server. Clients do not use a port again any sooner, as a rule.
+ */
+static __always_inline bool is_stale(const struct service *service, __u64 value)
+{
+	return hunts(service) && flow_age(value, flow_now()) >= FLOW_MIN_IDLE;
+}
+
+/* Fills in the server of a known flow; false: place it. No packet of the client's renews a
+ * stale entry (hunt.h). */
 static __always_inline bool persist(const struct packet *pkt, const struct service *service,
 				    struct flow_slot *slot, struct segments *segments)
 {
+	enum flow_state state;
 	__u64 now;
 
 	flow_lookup(&pkt->key, service->id, slot);
 	if (!flow_known(slot) || !keep(pkt, service, slot->value, segments))
 		return false;
 	now = flow_now();
-	if (!lingers(pkt, slot->value, now))
-		flow_touch(slot, next_state(pkt, flow_state(slot->value)), now);
+	if (lingers(pkt, slot->value, now))
+		return true;
+	state = next_state(pkt, flow_state(slot->value));
+	if (!flow_changes(slot, state, now)) /* as by most packets */
+		return true;
+	if (is_stale(service, slot->value))
+		return false;
+	flow_touch(slot, state, now);
 	return true;
 }
 

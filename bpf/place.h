@@ -21,6 +21,11 @@ struct segments {
 	const struct server *first; /* server[0] */
 };
 
+static __always_inline bool hunts(const struct service *service)
+{
+	return placement_of(service) != PLACEMENT_HASH;
+}
+
 /* A single server is the last one. */
 static __always_inline void ask(struct segments *segments, enum sid_function each,
 				enum sid_function last)

@@ -122,7 +122,7 @@ func TestHuntRandom(t *testing.T) {
 		for _, a := range svc.Servers {
 			for _, b := range svc.Servers {
 				e := f.encap(web, "web", a.Name)
-				e.Segments = f.segments("web", srv6.ConnectAvail, a.Name, b.Name)
+				e.Segments = f.segments("web", stages(srv6.ConnectAvail, a.Name, b.Name)...)
 				want, err := packet.Encapsulate(web.frame(), e)
 				f.must(err)
 				if a.Name != b.Name && slices.Equal(want, out) {
@@ -265,6 +265,53 @@ func (f *fixture) flowThatMoves(removed string) (flow Flow, left []string) {
 	}
 	f.t.Fatal("no flow has lost a candidate that is still there")
 	return flow, nil
+}
+
+// A packet of a flow that was idle for long visits no more servers than it has room for, and its entry's server
+// alone if there is none.
+func TestSeekFits(t *testing.T) {
+	for _, candidates := range []int{1, 2, 4, 8} {
+		f := open(t, hunting(config.SelectConsistent, candidates))
+		view := f.view()
+		for service, flow := range hunted {
+			parts := map[string]string{first: f.row(flow, service)[0]}
+			f.via[parts[first]] = "narrow"
+			f.route()
+			all := f.sought(flow, service, parts[first])
+			for most := 1; most <= 8; most++ {
+				full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most)
+				for _, c := range []struct{ length, most int }{{full, most}, {full + 1, most - 1}} {
+					if c.most == 0 {
+						continue // too long for any
+					}
+					t.Run(fmt.Sprintf("%d/%s/%d bytes", candidates, service, c.length), func(t *testing.T) {
+						f.t = t
+						f.setState(flow, service, "stale first", parts)
+						bare := int(layer3(flow.frame(packet.Flags(packet.ACK), packet.Payload(nil))))
+						frame := flow.frame(packet.Flags(packet.ACK), packet.Payload(make([]byte, c.length-bare)))
+						want := f.visited(frame, flow, service, "forward_recover", cut(all, c.most)...)
+						f.check(want, f.run(frame))
+						trace := mustTrace(t, view, Packet{Flow: flow, Length: c.length})
+						f.check(f.traced(t, trace, frame), f.run(frame))
+					})
+					f.t = t
+				}
+			}
+			delete(f.via, parts[first])
+		}
+	}
+}
+
+// cut leaves so many stages of a way that begins and ends with the same server, and of those no two alone.
+func cut(all []stage, most int) []stage {
+	last := all[len(all)-1]
+	if most < len(all) {
+		all = append(slices.Clone(all[:most-1]), last)
+	}
+	if len(all) == 2 {
+		all = all[1:]
+	}
+	return all
 }
 
 // A service all of whose servers are drained has no candidates.

@@ -24,7 +24,7 @@ func (r *reference) pendingOf(flow Flow) *referenceBucket {
 
 // rowAsked is the way through the flow's candidates, of which those that cannot be reached come last, or are
 // not offered anything; nil: there are none.
-func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Function) *route {
+func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Function) []stage {
 	row := r.candidates(flow, svc)
 	if row == nil {
 		return nil
@@ -34,11 +34,11 @@ func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Funct
 	if function != srv6.ConnectAvail || len(found) == 0 {
 		found = append(found, slices.DeleteFunc(slices.Clone(row), func(name string) bool { return !lost(name) })...)
 	}
-	return &route{function, found}
+	return stages(function, found...)
 }
 
 // hunt is the way of a packet of a flow that the flow table does not know.
-func (r *reference) hunt(p parsed, svc *config.Service) (to *route, reason string) {
+func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason string) {
 	half := r.pendingOf(p.flow).find(p.flow, svc.Name)
 	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
 		to = alone(srv6.AckStickiness, server)
@@ -55,10 +55,40 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to *route, reason strin
 		*half = referenceEntry{}
 		return to, "forward_new"
 	}
+	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
+	holder := r.holder(e, svc)
+	if p.opens() && holder != nil && r.keepsServer(p, svc, holder, e) {
+		return alone(srv6.AckStickiness, holder), "forward_known"
+	}
 	if p.opens() {
 		return r.rowAsked(p.flow, svc, srv6.ConnectAvail), "forward_hunt"
 	}
+	if holder != nil {
+		return r.seek(p, svc, holder), "forward_recover"
+	}
 	return r.rowAsked(p.flow, svc, srv6.RecoverStickiness), "forward_recover"
+}
+
+// isStale says that an entry has been idle for so long that a flow that hunts may be elsewhere.
+func (r *reference) isStale(e *referenceEntry, svc *config.Service) bool {
+	return svc.Placement == config.PlacementHunt && e.age(r.now()) >= 15
+}
+
+// seek is the way of a packet whose flow has a stale entry: first to its server, if that can be reached, then
+// to the candidates, as many as the packet has room for, and to that server again in the end.
+func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) []stage {
+	all := slices.DeleteFunc(r.rowAsked(p.flow, svc, srv6.RecoverStickiness), func(v stage) bool {
+		return v.server == holder.Name && r.linkOf(holder.Name) != ""
+	})
+	if r.linkOf(holder.Name) != "" {
+		all = slices.Insert(all, 0, stage{srv6.RecoverStickiness, holder.Name})
+	}
+	for n := min(len(all), 7); n > 1 || n == 1 && all[0].server != holder.Name; n-- {
+		if int(p.length)+overheadOf(svc.Encapsulation, n+1) <= links[r.linkOf(all[0].server)] {
+			return append(all[:n], stage{srv6.AckStickiness, holder.Name})
+		}
+	}
+	return alone(srv6.AckStickiness, holder)
 }
 
 // holder is the server of an entry; nil: there is no entry, or no such server.
@@ -224,7 +254,7 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 	if e == nil {
 		e = half
 	}
-	if server := r.holder(e, svc); server != nil {
+	if server := r.holder(e, svc); server != nil && !r.isStale(e, svc) {
 		opening := parsed{flow: h.flow, flags: packet.SYN}
 		overtaken := server == sender && e.age(r.now()) < flowLinger
 		if answers && r.keepsServer(opening, svc, server, e) || !answers && (e.state != stateClosing || overtaken) {

@@ -72,7 +72,7 @@ func (f *fixture) cast(flow Flow, service string) map[string]string {
 }
 
 // setState makes the tables say of a flow what a state does: "listen", or "pending", "new", "steer",
-// "closing" or "over" with a server.
+// "closing", "over" or "stale" with a server.
 func (f *fixture) setState(flow Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.kernel.flows.entries)
@@ -84,10 +84,14 @@ func (f *fixture) setState(flow Flow, service, state string, parts map[string]st
 	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
 	table, flowState := f.kernel.flows, map[string]balancerFlowState{
 		"pending": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing, "over": stateClosing,
+		"stale": stateEstablished,
 	}[kind]
 	seen := f.now()
 	if kind == "over" {
 		seen = (seen - flowLinger) & flowTimeMask
+	}
+	if kind == "stale" {
+		seen = (seen - flowMinIdle) & flowTimeMask
 	}
 	if kind == "pending" {
 		table = f.kernel.pending
@@ -113,6 +117,9 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 			if isOver(entry, f.now()) {
 				kind = "over"
 			}
+			if kind == "steer" && entry.age(f.now()) >= flowMinIdle {
+				kind = "stale"
+			}
 			if name != "" && entry.state() == stateNew {
 				kind = name
 			} else if name != "" {
@@ -136,7 +143,7 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 // together.
 var stickiness = []struct {
 	state, event string
-	// want is "hunt" or "recover", a server that gets the packet, "client", "reset" and the server that is,
+	// want is "hunt", "recover" or "seek", a server that gets the packet, "client", "reset" and the server that is,
 	// or the reason to drop the packet.
 	want, after string
 }{
@@ -201,6 +208,21 @@ var stickiness = []struct {
 	{"new first", "create SYN-ACK first", "client", "new first"},
 	{"new first", "create SYN-ACK second", "reset second", "new first"},
 	{"new first", "remove RST first", "client", "closing first"},
+
+	// Of a flow that was idle for long nothing is sure but what a server says of it, the first that does.
+	{"stale first", "SYN", "first", "stale first"},
+	{"stale first", "ACK", "seek", "stale first"},
+	{"stale first", "FIN", "seek", "stale first"},
+	{"stale first", "RST", "seek", "stale first"},
+	{"stale second", "ACK", "seek", "stale second"},
+	{"stale third", "ACK", "seek", "stale third"},
+	{"stale first", "create ACK first", "client", "steer first"},
+	{"stale first", "create ACK second", "client", "steer second"},
+	{"stale first", "create FIN third", "client", "steer third"},
+	{"stale first", "create SYN-ACK first", "client", "new first"},
+	{"stale first", "create SYN-ACK second", "client", "new second"},
+	{"stale first", "remove FIN first", "client", "closing first"},
+	{"stale first", "remove FIN second", "client", "stale first"},
 }
 
 // The same of flows whose server takes no new ones: the client may well connect anew.
@@ -224,8 +246,16 @@ var flagsOf = map[string]packet.TCPFlags{
 	"SYN": packet.SYN, "ACK": packet.ACK, "SYN-ACK": packet.SYN | packet.ACK, "FIN": packet.FIN | packet.ACK, "RST": packet.RST,
 }
 
+// sought is the way of a packet of a flow with a stale entry: its server, the other candidates, and its server
+// again.
+func (f *fixture) sought(flow Flow, service, holder string) []stage {
+	f.t.Helper()
+	asked := append([]string{holder}, slices.DeleteFunc(f.row(flow, service), func(name string) bool { return name == holder })...)
+	return append(stages(srv6.RecoverStickiness, asked...), stage{srv6.AckStickiness, holder})
+}
+
 // happen puts an event of a table through the data path and returns the outcome that it wants.
-func (f *fixture) happen(flow Flow, service, event, want string, parts map[string]string) (wanted, got outcome) {
+func (f *fixture) happen(flow Flow, service, state, event, want string, parts map[string]string) (wanted, got outcome) {
 	f.t.Helper()
 	words := strings.Split(event, " ")
 	if len(words) == 1 {
@@ -236,6 +266,9 @@ func (f *fixture) happen(flow Flow, service, event, want string, parts map[strin
 			return f.offered(frame, flow, service, "forward_hunt", srv6.ConnectAvail, f.row(flow, service)...), got
 		case "recover":
 			return f.offered(frame, flow, service, "forward_recover", srv6.RecoverStickiness, f.row(flow, service)...), got
+		case "seek":
+			_, holder, _ := strings.Cut(state, " ")
+			return f.visited(frame, flow, service, "forward_recover", f.sought(flow, service, parts[holder])...), got
 		}
 		reason := reasonOf(got) // of these two, what the state afterwards tells
 		if reason != "forward_new" {
@@ -264,7 +297,7 @@ func TestStickiness(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%s/%s", service, c.state, c.event), func(t *testing.T) {
 				f.t = t
 				f.setState(flow, service, c.state, parts)
-				want, got := f.happen(flow, service, c.event, c.want, parts)
+				want, got := f.happen(flow, service, c.state, c.event, c.want, parts)
 				f.check(want, got)
 				if after := f.state(flow, service, parts); after != c.after {
 					t.Errorf("then %q, want %q", after, c.after)
@@ -290,7 +323,7 @@ func TestStickinessOfDrained(t *testing.T) {
 		t.Run(c.state+"/"+c.event, func(t *testing.T) {
 			f.t = t
 			f.setState(web, "web", c.state, parts)
-			want, got := f.happen(web, "web", c.event, c.want, parts)
+			want, got := f.happen(web, "web", c.state, c.event, c.want, parts)
 			f.check(want, got)
 			if after := f.state(web, "web", parts); after != c.after {
 				t.Errorf("then %q, want %q", after, c.after)

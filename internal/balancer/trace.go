@@ -130,19 +130,19 @@ func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
 	return found, nil
 }
 
-// course is the servers that a packet goes to, and what each of them is asked; the last of those that are
-// offered a connection has to take it.
+// course is the servers that a packet goes to, and what each of them is asked.
 type course struct {
-	slots    []uint32
-	function srv6.Function
+	slots     []uint32
+	functions []srv6.Function
 }
 
-// functionAt is what the server at a position is asked.
-func (c course) functionAt(i int) srv6.Function {
-	if c.function == srv6.ConnectAvail && i == len(c.slots)-1 {
-		return srv6.ConnectForce
+// askAll is the course through servers of which the last is asked something else: ask of bpf/place.h.
+func askAll(slots []uint32, each, last srv6.Function) course {
+	c := course{slots, slices.Repeat([]srv6.Function{each}, len(slots))}
+	if len(slots) > 0 {
+		c.functions[len(slots)-1] = last
 	}
-	return c.function
+	return c
 }
 
 // classify returns no service for a flow that none takes, and whether its destination is a VIP.
@@ -183,18 +183,22 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	entry := bucket.find(signature)
 	hasRoom := entry != 0 || bucket.hasRoom(now)
 	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
-		return course{[]uint32{entry.server()}, known}, balancerReasonREASON_FORWARD_KNOWN, nil
+		return askAll([]uint32{entry.server()}, known, known), balancerReasonREASON_FORWARD_KNOWN, nil
 	}
 	if hunts {
 		halfOpen, signature := v.pending.bucket(p.Flow, service.Id, &v.identity)
 		half := halfOpen.find(signature)
 		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
-			return course{[]uint32{half.server()}, known}, foundHalfOpen(p, hasRoom), nil
+			return askAll([]uint32{half.server()}, known, known), foundHalfOpen(p, hasRoom), nil
 		}
 	}
 	if hunts && p.Opens && placement.Selection == config.SelectRandom && service.Rule.Buckets > 0 {
 		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
 		return to, balancerReasonREASON_FORWARD_HUNT, nil
+	}
+	if hunts && entry != 0 && !p.Opens && v.servers.serves(entry.server(), service.Id) {
+		to, err = v.seek(p, service, row, entry.server())
+		return to, balancerReasonREASON_FORWARD_RECOVER, err
 	}
 	if hunts {
 		return huntCourse(p, row)
@@ -203,7 +207,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	if err != nil || len(slots) == 0 {
 		return to, balancerReasonREASON_DROP_NO_SERVER, err
 	}
-	to = course{slots[:1], known}
+	to = askAll(slots[:1], known, known)
 	switch {
 	case !hasRoom:
 		return to, balancerReasonREASON_FORWARD_NO_ROOM, nil
@@ -219,9 +223,44 @@ func huntCourse(p Packet, row []uint32) (to course, found balancerReason, err er
 	case len(row) == 0:
 		return to, balancerReasonREASON_DROP_NO_SERVER, nil
 	case p.Opens:
-		return course{row, srv6.ConnectAvail}, balancerReasonREASON_FORWARD_HUNT, nil
+		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), balancerReasonREASON_FORWARD_HUNT, nil
 	}
-	return course{row, srv6.RecoverStickiness}, balancerReasonREASON_FORWARD_RECOVER, nil
+	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), balancerReasonREASON_FORWARD_RECOVER, nil
+}
+
+// seek is the course of a packet of a flow whose entry is stale: seek of bpf/hunt.h.
+func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holder uint32) (to course, err error) {
+	slots := slices.Clone(row)
+	if v.servers.hasNextHop(holder) {
+		slots = slices.DeleteFunc(slots, func(slot uint32) bool { return slot == holder })
+		slots = slices.Insert(slots, 0, holder)
+	}
+	most := 1
+	if len(slots) > 0 {
+		hop, err := v.nextHop(slots[0], nil)
+		if err != nil {
+			return to, err
+		}
+		if hop != nil {
+			most = mostSegments(p, nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation)), hop.MTU)
+		}
+	}
+	last := min(len(slots), most-1)
+	if last == 1 && slots[0] == holder {
+		last = 0
+	}
+	return askAll(append(slots[:last:last], holder), srv6.RecoverStickiness, srv6.AckStickiness), nil
+}
+
+// mostSegments is how many segments a packet may visit and still fit a way: most_segments of bpf/hunt.h.
+func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
+	room := mtu - p.Length
+	if kind == config.SRv6Insert {
+		room -= srhHeader + 2*segmentSize
+	} else {
+		room -= ipv6Header + srhHeader - segmentSize
+	}
+	return min(max(room/segmentSize, 1), tables.MaxCandidates)
 }
 
 // traceEntry tells whether the packet goes to the server of an entry, and notes why.
@@ -279,6 +318,8 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 		return "a new connection takes the place of one that is over"
 	case p.Opens && flags&balancerServerFlagsSERVER_DRAINED != 0:
 		return "the server is drained"
+	case !p.Opens && placementNamed(service.Rule.placement()).Placement == config.PlacementHunt && entry.age(now) >= flowMinIdle:
+		return "it was idle for so long that servers are asked whose the flow is now"
 	}
 	return ""
 }
@@ -380,7 +421,7 @@ func (v *View) traceCourse(to course, service *balancerServiceEntry) (segments [
 	for i, slot := range to.slots {
 		segment := TracedSegment{Server: v.serverName(slot)}
 		if kind == config.SRv6Insert || kind == config.SRv6Encap {
-			segment.Function = to.functionAt(i).String()
+			segment.Function = to.functions[i].String()
 		}
 		segments = append(segments, segment)
 	}
@@ -445,10 +486,16 @@ func isOneHost(source netip.Addr) bool {
 	return !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(source) })
 }
 
+// Bytes of headers.
+const (
+	ipv4Header, ipv6Header, greHeader = 20, 40, 4
+
+	srhHeader, segmentSize = 8, 16
+)
+
 // encapsulationOf describes what bpf/encap.h makes of a packet for servers, of which only SRv6 can have more
 // than one.
 func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, addresses []netip.Addr, to course) *TracedEncapsulation {
-	const ipv4Header, ipv6Header, greHeader, srhHeader, segment = 20, 40, 4, 8, 16
 	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: addresses[0], Added: ipv6Header}
 	if addresses[0].Is4() {
 		e.Added = ipv4Header
@@ -457,12 +504,12 @@ func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, ad
 	case config.SRv6Insert:
 		e.Segments = append(segmentsOf(source, addresses, to), flow.Destination.Addr())
 		e.Source, e.Destination = flow.Source.Addr(), e.Segments[1]
-		e.Added = srhHeader + segment*len(e.Segments)
+		e.Added = srhHeader + segmentSize*len(e.Segments)
 	case config.SRv6Encap:
 		e.Segments = segmentsOf(source, addresses, to)
 		e.Destination = e.Segments[1]
 		if more := len(addresses) - 1; more > 0 {
-			e.Added += srhHeader + segment*more
+			e.Added += srhHeader + segmentSize*more
 		}
 	case config.GRE:
 		e.Added += greHeader
@@ -474,7 +521,7 @@ func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, ad
 func segmentsOf(source netip.Addr, locators []netip.Addr, to course) []netip.Addr {
 	segments := []netip.Addr{source}
 	for i, locator := range locators {
-		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: to.functionAt(i)}
+		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: to.functions[i]}
 		segments = append(segments, sid.Addr())
 	}
 	return segments
