@@ -171,21 +171,41 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 	return ask_listed(segments, SID_RECOVER, SID_ACK);
 }
 
-/* Offers a new connection to candidates; the last one has to take it, and so is not one
- * that cannot be reached or takes no new flows, unless all are like that. */
+/*
+ * Begins the list with the server of an entry that takes no new connection, but may have this
+ * one: a SYN may be late, or a stranger's.
+ */
+static __always_inline void list_drained(const struct service *service,
+					 const struct flow_slot *entry, struct segments *segments)
+{
+	if (!list_holder(service, entry, segments) || is_over(entry->value) ||
+	    segments->first->flags & SERVER_FAILING)
+		segments->count = 0;
+}
+
+/*
+ * Offers a new connection to candidates; the last one has to take it, and so is not one that
+ * cannot be reached or takes no new flows, unless all are like that.
+ */
 static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
-				  struct segments *segments)
+				  const struct flow_slot *entry, struct segments *segments)
 {
 	__u32 buckets = service->rule.buckets;
-	__u32 bucket = bucket_of(flow, buckets);
+	__u32 bucket = bucket_of(flow, buckets), drained;
 
 	if (placement_of(service) == PLACEMENT_HUNT_RANDOM)
 		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
-	segments->count = 0;
+	list_drained(service, entry, segments);
+	drained = segments->count;
 	list_row(service, TABLE_PRESENT, bucket, LIST_TAKING, segments);
-	if (!segments->count)
+	if (segments->count == drained)
 		list_row(service, TABLE_PRESENT, bucket, LIST_ANY, segments);
-	return ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
+	if (segments->count == drained ||
+	    !ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
+		return false;
+	if (drained)
+		segments->first_sid = SID_HALF(SID_STEER);
+	return true;
 }
 
 /* The client has answered the server: from now on the flow is known. */
@@ -217,8 +237,9 @@ static __always_inline enum reason hunt(const struct packet *pkt, const struct s
 	    keep(pkt, service, flow->value, segments)) /* for its server to judge */
 		return REASON_FORWARD_KNOWN;
 	if (starts_connection(pkt))
-		return offer(&pkt->key, service, segments) ? REASON_FORWARD_HUNT
-							   : REASON_DROP_NO_SERVER;
+		return offer(&pkt->key, service, flow_known(flow) ? flow : &half, segments)
+			       ? REASON_FORWARD_HUNT
+			       : REASON_DROP_NO_SERVER;
 	return seek(pkt, service, flow, segments) ? REASON_FORWARD_RECOVER : REASON_DROP_NO_SERVER;
 }
 

@@ -100,7 +100,7 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 	if (!server || !keeps_server(pkt, service, server, value))
 		return false;
 	segments->count = 1;
-	segments->sid = 0;
+	segments->first_sid = 0;
 	segments->server[0] = number;
 	segments->first = server;
 	return true;

@@ -61,12 +61,31 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 		return alone(srv6.AckStickiness, holder), "forward_known"
 	}
 	if p.opens() {
-		return r.rowAsked(p.flow, svc, srv6.ConnectAvail), "forward_hunt"
+		if e == nil {
+			e = half
+		}
+		return r.offer(p, svc, e), "forward_hunt"
 	}
 	if holder != nil {
 		return r.seek(p, svc, holder), "forward_recover"
 	}
 	return r.rowAsked(p.flow, svc, srv6.RecoverStickiness), "forward_recover"
+}
+
+// offer is the way of a SYN that is no known flow's, or of a flow whose entry it leaves: its server may have the
+// connection all the same, if that is drained and can be asked.
+func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []stage {
+	all := r.rowAsked(p.flow, svc, srv6.ConnectAvail)
+	server := r.holder(e, svc)
+	if all == nil || server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || r.linkOf(server.Name) == "" ||
+		e.state == stateClosing && e.age(r.now()) >= flowLinger {
+		return all
+	}
+	all = slices.Insert(all, 0, stage{srv6.Steer, server.Name})
+	if len(all) > 8 {
+		all = append(all[:7], stage{srv6.ConnectForce, all[7].server})
+	}
+	return all
 }
 
 // isStale says that an entry has been idle for so long that a flow that hunts may be elsewhere.

@@ -143,7 +143,7 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 // together.
 var stickiness = []struct {
 	state, event string
-	// want is "hunt", "recover" or "seek", a server that gets the packet, "client", "reset" and the server that is,
+	// want is "hunt", "hunt after" a server, "recover" or "seek", a server that gets the packet, "client", "reset" and the server that is,
 	// or the reason to drop the packet.
 	want, after string
 }{
@@ -225,21 +225,25 @@ var stickiness = []struct {
 	{"stale first", "remove FIN second", "client", "stale first"},
 }
 
-// The same of flows whose server takes no new ones: the client may well connect anew.
+// The same of flows whose server is drained: the client may well connect anew, but if it does that server knows,
+// which is asked first. So nobody else's SYN moves a connection.
 var stickinessOfDrained = []struct{ state, event, want, after string }{
-	{"pending first", "SYN", "hunt", "pending first"},
+	{"pending first", "SYN", "hunt after first", "pending first"},
 	{"pending first", "ACK", "first", "steer first"},
 	{"pending first", "create SYN-ACK first", "client", "pending first"},
 	{"pending first", "create SYN-ACK second", "client", "pending second"},
 	{"pending first", "create ACK second", "reset second", "pending first"},
-	{"steer first", "SYN", "hunt", "steer first"},
+	{"steer first", "SYN", "hunt after first", "steer first"},
 	{"steer first", "ACK", "first", "steer first"},
 	{"steer first", "create SYN-ACK second", "client", "new second"},
 	{"steer first", "create ACK first", "client", "steer first"},
 	{"steer first", "create ACK second", "reset second", "steer first"},
 	{"steer first", "remove FIN first", "client", "closing first"},
-	{"closing first", "SYN", "hunt", "closing first"},
+	{"closing first", "SYN", "hunt after first", "closing first"},
 	{"closing first", "create SYN-ACK second", "client", "new second"},
+	{"over first", "SYN", "hunt", "over first"},
+	{"stale first", "SYN", "hunt after first", "stale first"},
+	{"stale first", "ACK", "seek", "stale first"},
 }
 
 var flagsOf = map[string]packet.TCPFlags{
@@ -261,6 +265,10 @@ func (f *fixture) happen(flow Flow, service, state, event, want string, parts ma
 	if len(words) == 1 {
 		frame := flow.frame(packet.Flags(flagsOf[event]))
 		got = f.run(frame)
+		if holder, ok := strings.CutPrefix(want, "hunt after "); ok {
+			way := append(stages(srv6.Steer, parts[holder]), stages(srv6.ConnectAvail, f.row(flow, service)...)...)
+			return f.visited(frame, flow, service, "forward_hunt", way...), got
+		}
 		switch want {
 		case "hunt":
 			return f.offered(frame, flow, service, "forward_hunt", srv6.ConnectAvail, f.row(flow, service)...), got
@@ -319,9 +327,16 @@ func TestStickinessOfDrained(t *testing.T) {
 		}
 	}
 	f.mustApply(cfg)
+	view := f.view()
 	for _, c := range stickinessOfDrained {
 		t.Run(c.state+"/"+c.event, func(t *testing.T) {
 			f.t = t
+			if flags, ok := flagsOf[c.event]; ok {
+				f.setState(web, "web", c.state, parts)
+				frame := web.frame(packet.Flags(flags))
+				trace := mustTrace(t, view, Packet{Flow: web, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+				f.check(f.traced(t, trace, frame), f.run(frame))
+			}
 			f.setState(web, "web", c.state, parts)
 			want, got := f.happen(web, "web", c.state, c.event, c.want, parts)
 			f.check(want, got)

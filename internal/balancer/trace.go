@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -185,9 +186,10 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
 		return askAll([]uint32{entry.server()}, known, known), balancerReasonREASON_FORWARD_KNOWN, nil
 	}
+	var half flowEntry
 	if hunts {
 		halfOpen, signature := v.pending.bucket(p.Flow, service.Id, &v.identity)
-		half := halfOpen.find(signature)
+		half = halfOpen.find(signature)
 		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
 			return askAll([]uint32{half.server()}, known, known), foundHalfOpen(p, hasRoom), nil
 		}
@@ -201,7 +203,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 		return to, balancerReasonREASON_FORWARD_RECOVER, err
 	}
 	if hunts {
-		return huntCourse(p, row)
+		return v.huntCourse(p, service, row, cmp.Or(entry, half), now)
 	}
 	slots, err := v.place(p, service, hunts, t)
 	if err != nil || len(slots) == 0 {
@@ -217,15 +219,29 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	return to, balancerReasonREASON_FORWARD_NEW, nil
 }
 
-// huntCourse is the course of a flow that no table knows, through its candidates.
-func huntCourse(p Packet, row []uint32) (to course, found balancerReason, err error) {
+// huntCourse is the course of a flow that no table knows, or not for sure, through its candidates.
+func (v *View) huntCourse(p Packet, service *balancerServiceEntry, row []uint32, entry flowEntry, now uint16) (to course, found balancerReason, err error) {
 	switch {
 	case len(row) == 0:
 		return to, balancerReasonREASON_DROP_NO_SERVER, nil
+	case p.Opens && v.isDrained(service, entry, now):
+		slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == entry.server() })
+		slots = slices.Insert(slots, 0, entry.server())
+		to = askAll(slots[:min(len(slots), tables.MaxCandidates)], srv6.ConnectAvail, srv6.ConnectForce)
+		to.functions[0] = srv6.Steer
+		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	case p.Opens:
 		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), balancerReasonREASON_FORWARD_HUNT, nil
 	}
 	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), balancerReasonREASON_FORWARD_RECOVER, nil
+}
+
+// isDrained tells of an entry that a SYN leaves whether its server may have the connection all the same:
+// list_drained of bpf/hunt.h.
+func (v *View) isDrained(service *balancerServiceEntry, entry flowEntry, now uint16) bool {
+	slot := entry.server()
+	return entry != 0 && v.servers.serves(slot, service.Id) && v.servers.hasNextHop(slot) && !isOver(entry, now) &&
+		v.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0
 }
 
 // seek is the course of a packet of a flow whose entry is stale: seek of bpf/hunt.h.
