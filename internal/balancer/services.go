@@ -286,7 +286,6 @@ func (s *services) place(svc *service) error {
 		rows[i] = p.slots[server]
 	}
 	rule := balancerServiceRule{
-		Table:         1 - svc.rule.table(),
 		Candidates:    uint8(table.Candidates),
 		Methods:       methods(placements[placementOf(&svc.Service)], persistences[svc.Persistence]),
 		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
@@ -294,11 +293,8 @@ func (s *services) place(svc *service) error {
 	if table.Candidates > 0 {
 		rule.Buckets = uint32(table.Buckets)
 	}
-	if err := s.kernel.install(2*svc.id+uint32(rule.Table), rows); err != nil {
+	if rule.Table, err = s.install(svc, rule, rows); err != nil {
 		return err
-	}
-	if rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates {
-		rule.Table |= ruleFormer
 	}
 	svc.rule, svc.placed = rule, p
 	// One that is new, or moves to another VIP or port, waits until all are ready.
@@ -306,6 +302,43 @@ func (s *services) place(svc *service) error {
 		entry.setRule(rule)
 	}
 	return nil
+}
+
+// install makes one of the service's two tables hold the rows, and says which, with what is true of the other:
+// a table that is as it would be stays, and with it the one before, after a restart too.
+func (s *services) install(svc *service, rule balancerServiceRule, rows []uint16) (table uint8, err error) {
+	fits := rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates
+	table = svc.rule.table()
+	if fits && s.holds(2*svc.id+uint32(table), rows) {
+		return table | svc.rule.Table&ruleFormer, nil
+	}
+	table = 1 - table
+	if err := s.kernel.install(2*svc.id+uint32(table), rows); err != nil {
+		return 0, err
+	}
+	if fits {
+		table |= ruleFormer
+	}
+	return table, nil
+}
+
+// holds tells whether a table is there and has these rows.
+func (s *services) holds(number uint32, rows []uint16) bool {
+	var table *ebpf.Map
+	if err := s.kernel.objects.Tables.Lookup(number, &table); err != nil {
+		return false
+	}
+	defer table.Close()
+	words, err := readWords(table)
+	if err != nil || len(words)*candidatesPerWord < len(rows) {
+		return false
+	}
+	for i, server := range rows {
+		if candidate(words[i/candidatesPerWord], uint32(i)) != uint32(server) {
+			return false
+		}
+	}
+	return true
 }
 
 // placement is what the data path calls one.
