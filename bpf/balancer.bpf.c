@@ -34,10 +34,15 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 						 const struct service *service,
 						 struct flow_slot *flow, struct segments *segments)
 {
+	enum reason why;
+
 	if (persist(pkt, service, flow, segments))
 		return REASON_FORWARD_KNOWN;
 	if (hunts(service))
 		return hunt(pkt, service, flow, segments);
+	why = finish_hunt(pkt, service, flow, segments);
+	if (why)
+		return why;
 	if (!place(&pkt->key, service, segments))
 		return REASON_DROP_NO_SERVER;
 	if (!remember(pkt, flow, segments))

@@ -220,19 +220,44 @@ static __always_inline enum reason confirm(const struct packet *pkt, struct flow
 	return REASON_FORWARD_NEW;
 }
 
+/* Goes on with a half-open flow. None where there is no such, or it has to begin again. */
+static __always_inline enum reason go_on(const struct packet *pkt, const struct service *service,
+					 struct flow_slot *flow, const struct flow_slot *half,
+					 struct segments *segments)
+{
+	if (!flow_known(half) || !keep(pkt, service, half->value, segments))
+		return REASON_NONE;
+	ask(segments, SID_ACK, SID_ACK);
+	if (starts_connection(pkt))
+		return REASON_FORWARD_KNOWN;
+	return confirm(pkt, flow, half, segments->server[0]);
+}
+
+/* The same for a service that has ceased to hunt. */
+static __always_inline enum reason finish_hunt(const struct packet *pkt,
+					       const struct service *service,
+					       struct flow_slot *flow, struct segments *segments)
+{
+	struct flow_slot half;
+
+	if (!(service->rule.table & RULE_HUNTED))
+		return REASON_NONE;
+	pending_lookup(flow, &half);
+	return go_on(pkt, service, flow, &half, segments);
+}
+
 /* Finds the servers of a flow that the flow table does not know for sure: the one that
  * has answered its SYN, or else candidates. */
 static __always_inline enum reason hunt(const struct packet *pkt, const struct service *service,
 					struct flow_slot *flow, struct segments *segments)
 {
 	struct flow_slot half;
+	enum reason why;
 
 	pending_lookup(flow, &half);
-	if (flow_known(&half) && keep(pkt, service, half.value, segments)) {
-		if (starts_connection(pkt))
-			return REASON_FORWARD_KNOWN;
-		return confirm(pkt, flow, &half, segments->server[0]);
-	}
+	why = go_on(pkt, service, flow, &half, segments);
+	if (why)
+		return why;
 	if (starts_connection(pkt) && flow_known(flow) &&
 	    keep(pkt, service, flow->value, segments)) /* for its server to judge */
 		return REASON_FORWARD_KNOWN;

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
@@ -413,6 +414,59 @@ func TestSenders(t *testing.T) {
 	moved.Node.Locator = netip.MustParsePrefix("fd00:6c:0:2::/64")
 	f.mustApply(moved)
 	f.check(refused(sent(), "pass_not_vip", 100), f.run(sent()))
+}
+
+// A service ceases to hunt: what servers have taken, or take by an offer that is still on its way, stays with
+// them, and they are told that the balancer knows; new flows are placed. After a while none of that is left.
+// Trace says the same.
+func TestServiceCeasesToHunt(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	taker := parts[second]
+	view := f.view()
+	send := func(flow Flow, flags packet.TCPFlags, reason string, function srv6.Function, server string) {
+		t.Helper()
+		frame := flow.frame(packet.Flags(flags))
+		trace := mustTrace(t, view, Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+		foretold, got := f.traced(t, trace, frame), f.run(frame)
+		f.check(f.offered(frame, flow, "web", reason, function, server), got)
+		f.check(foretold, got)
+	}
+	answer := func(flow Flow) {
+		t.Helper()
+		frame := f.signal(flow, "web", taker, srv6.CreateStickiness, synAck)
+		f.check(f.returned(frame, "return_create"), f.run(frame))
+	}
+	halfOpen, offered, repeated, left := web, web.from(1001), web.from(1002), web.from(1003)
+	answer(halfOpen)
+	answer(repeated)
+	answer(left)
+	f.run(offered.frame())
+
+	cfg := hunting(config.SelectConsistent, 2)
+	for i := range cfg.Services {
+		cfg.Services[i].Placement, cfg.Services[i].Selection = config.PlacementHash, ""
+	}
+	f.mustApply(cfg)
+	send(halfOpen, packet.ACK, "forward_new", srv6.AckStickiness, taker)
+	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
+	answer(offered)
+	send(offered, packet.ACK, "forward_new", srv6.AckStickiness, taker)
+	send(repeated, packet.SYN, "forward_known", srv6.AckStickiness, taker)
+	send(repeated, packet.ACK, "forward_new", srv6.AckStickiness, taker)
+	newcomer := web.from(1004)
+	send(newcomer, packet.SYN, "forward_new", srv6.Deliver, f.placed(newcomer, "web"))
+
+	f.stop() // the next process knows of it, too
+	f.start(cfg)
+	f.route()
+	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
+	f.services.settle(time.Now())
+	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
+
+	f.services.settle(time.Now().Add(f.service("web").Timeouts.New))
+	send(halfOpen, packet.ACK, "forward_known", srv6.Deliver, taker)
+	send(left, packet.ACK, "forward_recover", srv6.Deliver, f.placed(left, "web"))
 }
 
 // Half-open flows outlive a restart, and leave after their time, or with their server.

@@ -179,19 +179,19 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 			return to, 0, err
 		}
 	}
-	known := knownFunction(&config.Service{Placement: placement.Placement})
 	bucket, signature := v.flows.bucket(p.Flow, service.Id, &v.identity)
 	entry := bucket.find(signature)
 	hasRoom := entry != 0 || bucket.hasRoom(now)
 	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
+		known := v.servers.known(entry.server())
 		return askAll([]uint32{entry.server()}, known, known), balancerReasonREASON_FORWARD_KNOWN, nil
 	}
 	var half flowEntry
-	if hunts {
+	if service.Rule.hunted() {
 		halfOpen, signature := v.pending.bucket(p.Flow, service.Id, &v.identity)
 		half = halfOpen.find(signature)
 		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
-			return askAll([]uint32{half.server()}, known, known), foundHalfOpen(p, hasRoom), nil
+			return askAll([]uint32{half.server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
 		}
 	}
 	if hunts && p.Opens && placement.Selection == config.SelectRandom && service.Rule.Buckets > 0 {
@@ -209,7 +209,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	if err != nil || len(slots) == 0 {
 		return to, balancerReasonREASON_DROP_NO_SERVER, err
 	}
-	to = askAll(slots[:1], known, known)
+	to = askAll(slots[:1], srv6.Deliver, srv6.Deliver)
 	switch {
 	case !hasRoom:
 		return to, balancerReasonREASON_FORWARD_NO_ROOM, nil
