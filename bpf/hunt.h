@@ -26,9 +26,9 @@ enum listed {
 static __always_inline bool is_wanted(const struct service *service, __u32 number,
 				      enum listed wanted)
 {
-	const struct server *server = bpf_map_lookup_elem(&servers, &number);
+	const struct server *server = server_at(number);
 
-	if (!server || !serves(server, service))
+	if (!serves(server, service))
 		return false;
 	switch (wanted) {
 	case LIST_TAKING:
@@ -79,7 +79,7 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 {
 	if (!segments->count)
 		return false;
-	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	segments->first = server_at(segments->server[0]);
 	ask(segments, each, last);
 	return true;
 }
@@ -117,9 +117,7 @@ static __always_inline __u32 most_segments(const struct packet *pkt, const struc
 	bool is_inserted = service->rule.encapsulation == ENCAP_SRV6_INSERT;
 	/* Of a list of two or more, what does not grow with it. */
 	int fixed = is_inserted ? srh_size(2) : sizeof(struct ipv6hdr) + srh_size(0) - SEGMENT_SIZE;
-	__u32 port_number = NEXT_HOP_PORT(first->next_hop);
-	const struct port *port = bpf_map_lookup_elem(&ports, &port_number);
-	int room = port ? port->mtu - (int)pkt->length - fixed : 0;
+	int room = port_at(NEXT_HOP_PORT(first->next_hop))->mtu - (int)pkt->length - fixed;
 
 	if (room < 2 * (int)SEGMENT_SIZE)
 		return 1;
@@ -157,8 +155,7 @@ static __always_inline void end_with(struct segments *segments, __u32 holder, __
 static __always_inline bool seek(const struct packet *pkt, const struct service *service,
 				 const struct flow_slot *entry, struct segments *segments)
 {
-	const struct server *server;
-	__u32 holder;
+	__u32 holder, most;
 
 	if (!list_holder(service, entry, segments)) {
 		list_own(&pkt->key, service, segments);
@@ -166,8 +163,9 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 	}
 	list_own(&pkt->key, service, segments);
 	holder = flow_server(entry->value);
-	server = bpf_map_lookup_elem(&servers, &segments->server[0]);
-	end_with(segments, holder, server ? most_segments(pkt, service, server) : 1);
+	most = most_segments(pkt, service,
+			     server_at(segments->count ? segments->server[0] : holder));
+	end_with(segments, holder, most);
 	return ask_listed(segments, SID_RECOVER, SID_ACK);
 }
 

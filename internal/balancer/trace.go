@@ -2,7 +2,6 @@ package balancer
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -106,10 +105,8 @@ func (v *View) Trace(p Packet) (*Trace, error) {
 }
 
 func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
-	service, exact, isVIP, err := v.classify(p.Flow)
+	service, exact, isVIP := v.classify(p.Flow)
 	switch {
-	case err != nil:
-		return 0, err
 	case !isVIP:
 		return balancerReasonREASON_PASS_NOT_VIP, nil
 	case service == nil:
@@ -147,22 +144,17 @@ func askAll(slots []uint32, each, last srv6.Function) course {
 }
 
 // classify returns no service for a flow that none takes, and whether its destination is a VIP.
-func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP bool, err error) {
-	table, err := v.serviceTable()
-	if err != nil {
-		return nil, false, false, err
-	}
-	defer func() { err = errors.Join(err, table.close()) }()
+func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP bool) {
 	vip := flow.Destination.Addr()
-	isVIP = table.find(vipKeyOf(vip)) != nil
+	isVIP = v.table.find(vipKeyOf(vip)) != nil
 	for _, port := range []config.Port{config.Port(flow.Destination.Port()), config.AllPorts} {
-		entry := table.find(serviceKeyOf(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
+		entry := v.table.find(serviceKeyOf(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
 		if entry != nil {
 			found := *entry
-			return &found, port != config.AllPorts, isVIP, nil
+			return &found, port != config.AllPorts, isVIP
 		}
 	}
-	return nil, false, isVIP, nil
+	return nil, false, isVIP
 }
 
 // findServers says which servers the packet goes to, and how they were found.
@@ -199,8 +191,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	}
 	if hunts && entry != 0 && !p.Opens && v.servers.serves(entry.server(), service.Id) {
-		to, err = v.seek(p, service, row, entry.server())
-		return to, balancerReasonREASON_FORWARD_RECOVER, err
+		return v.seek(p, service, row, entry.server()), balancerReasonREASON_FORWARD_RECOVER, nil
 	}
 	if hunts {
 		return v.huntCourse(p, service, row, cmp.Or(entry, half), now)
@@ -245,7 +236,7 @@ func (v *View) isDrained(service *balancerServiceEntry, entry flowEntry, now uin
 }
 
 // seek is the course of a packet of a flow whose entry is stale: seek of bpf/hunt.h.
-func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holder uint32) (to course, err error) {
+func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holder uint32) course {
 	slots := slices.Clone(row)
 	if v.servers.hasNextHop(holder) {
 		slots = slices.DeleteFunc(slots, func(slot uint32) bool { return slot == holder })
@@ -253,11 +244,7 @@ func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holde
 	}
 	most := 1
 	if len(slots) > 0 {
-		hop, err := v.nextHop(slots[0], nil)
-		if err != nil {
-			return to, err
-		}
-		if hop != nil {
+		if hop := v.nextHop(slots[0], nil); hop != nil {
 			most = mostSegments(p, nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation)), hop.MTU)
 		}
 	}
@@ -265,7 +252,7 @@ func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holde
 	if last == 1 && slots[0] == holder {
 		last = 0
 	}
-	return askAll(append(slots[:last:last], holder), srv6.RecoverStickiness, srv6.AckStickiness), nil
+	return askAll(append(slots[:last:last], holder), srv6.RecoverStickiness, srv6.AckStickiness)
 }
 
 // mostSegments is how many segments a packet may visit and still fit a way: most_segments of bpf/hunt.h.
@@ -463,10 +450,7 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 		Address: describeAddress(addrOf(server.Address), kind),
 	}
 	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addresses, to)
-	var err error
-	if t.NextHop, err = v.nextHop(slot, interfaceNames()); err != nil {
-		return 0, err
-	}
+	t.NextHop = v.nextHop(slot, interfaceNames())
 	if t.NextHop == nil {
 		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
 	}
