@@ -111,9 +111,9 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
  * flow may have moved to another balancer, ended there, and be back as another connection,
  * with another server. Clients do not use a port again any sooner, as a rule.
  */
-static __always_inline bool is_stale(const struct service *service, __u64 value)
+static __always_inline bool is_stale(const struct service *service, __u64 value, __u64 now)
 {
-	return hunts(service) && flow_age(value, flow_now()) >= FLOW_MIN_IDLE;
+	return hunts(service) && flow_age(value, now) >= FLOW_MIN_IDLE;
 }
 
 /* Fills in the server of a known flow; false: place it. No packet of the client's renews a
@@ -128,12 +128,14 @@ static __always_inline bool persist(const struct packet *pkt, const struct servi
 	if (!flow_known(slot) || !keep(pkt, service, slot->value, segments))
 		return false;
 	now = flow_now();
+	/* Or the compiler has it twice, masked and not. */
+	barrier_var(now);
 	if (lingers(pkt, slot->value, now))
 		return true;
 	state = next_state(pkt, flow_state(slot->value));
 	if (!flow_changes(slot, state, now)) /* as by most packets */
 		return true;
-	if (is_stale(service, slot->value))
+	if (is_stale(service, slot->value, now))
 		return false;
 	flow_touch(slot, state, now);
 	return true;

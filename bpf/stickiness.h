@@ -82,7 +82,7 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	__u32 number = flow_server(slot->value);
 	const struct server *server;
 
-	if (!flow_known(slot) || is_stale(service, slot->value))
+	if (!flow_known(slot) || is_stale(service, slot->value, flow_now()))
 		return false;
 	server = server_at(number);
 	if (!serves(server, service))
