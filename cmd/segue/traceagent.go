@@ -226,6 +226,9 @@ func (j *joinedTrace) follow() {
 			return
 		}
 		a := &j.Agents[at]
+		if a.Reached && !onItsWay {
+			continue // asked twice: here or on the way it has ended
+		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1)
 		a.Reached = onItsWay
 		if !onItsWay {

@@ -472,6 +472,12 @@ func (t *serverTable) setKnown(slot uint32, function srv6.Function) {
 	atomic.StoreUint64(&t.servers[slot].KnownSid, sidHalf(function))
 }
 
+// known is what the server is asked for packets of known flows.
+func (t *serverTable) known(slot uint32) srv6.Function {
+	half := atomic.LoadUint64(&t.servers[slot].KnownSid)
+	return srv6.Function(bits.ReverseBytes16(uint16(half)))
+}
+
 // sidHalf is SID_HALF in bpf/srv6.h.
 func sidHalf(function srv6.Function) uint64 {
 	return uint64(bits.ReverseBytes32(uint32(function) << 16))

@@ -17,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // A process that ends and one that begins see the same balancer, and packets in between see none
@@ -243,6 +244,34 @@ func TestRestartWithoutService(t *testing.T) {
 	f.start(cfg)
 	f.check(refused(toOne.frame(), "pass_not_vip", 60), f.run(toOne.frame()))
 	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+}
+
+// A process that finds the tables as it would make them leaves them, and so the candidates before the servers
+// last changed, at whom flows from then are sought. So does a reload that changes something else.
+func TestRestartKeepsFormerCandidates(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	flow, left := f.flowThatMoves("s3")
+	asked := append(f.row(flow, "web"), left...)
+	ack := flow.frame(packet.Flags(packet.ACK))
+	check := func(when string) {
+		t.Helper()
+		if diff := cmp.Diff(f.offered(ack, flow, "web", "forward_recover", srv6.RecoverStickiness, asked...), f.run(ack)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	check("before the restart")
+	cfg := f.cfg
+	f.stop()
+	f.start(cfg)
+	check("after the restart")
+	f.route()
+	check("with next hops")
+	random := huntingWithout(2, "s3")
+	for i := range random.Services {
+		random.Services[i].Selection = config.SelectRandom
+	}
+	f.mustApply(random)
+	check("after a reload with another selection")
 }
 
 // A process may have ended in the middle of a reload: what it left of a move does not stay.

@@ -126,7 +126,7 @@ func TestTraceOfHunt(t *testing.T) {
 	view := f.view()
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
-		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second"} {
+		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second", "stale first", "stale second", "stale third"} {
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
 				for _, lost := range []string{"", first, second} {
 					t.Run(fmt.Sprintf("%s/%s/%v/without %s", service, state, flags, lost), func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 				if trace.Known != nil {
 					state = trace.Known.State
 				}
-				if trace.Placement == nil || len(trace.Placement.Candidates) != 3 {
+				if trace.Placement == nil || len(trace.Placement.Candidates) < 1 || len(trace.Placement.Candidates) > 3 {
 					t.Fatalf("the candidates are %+v", trace.Placement)
 				}
 				seen[state+" "+trace.Reason]++
