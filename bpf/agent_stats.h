@@ -107,7 +107,7 @@ static __always_inline void count_syn_ack(enum syn_ack result)
 enum signal {
 	SIGNAL_CREATE,	 /* create-stickiness */
 	SIGNAL_REMOVE,	 /* remove-stickiness */
-	SIGNAL_TOO_LONG, /* a packet with no room for it, or one to be cut: the next one signals */
+	SIGNAL_TOO_LONG, /* no room for it, or in pieces, or to be: the next one signals */
 	SIGNAL_FAILED,	 /* the kernel refused the change */
 
 	SIGNAL_COUNT,
