@@ -57,10 +57,8 @@ struct {
 } service_labels SEC(".maps");
 
 /*
- * What the agent put on the host, for it to take away again after any number of
- * restarts; no program reads it. The key of an address is the address. The key of
- * tc filters is a multicast address that ends with the interface's index; the
- * value is 1 if clsact is the agent's too.
+ * The addresses that the agent put on the host, and the indexes of their interfaces,
+ * for it to take them away again after any number of restarts; no program reads it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

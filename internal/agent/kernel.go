@@ -96,10 +96,7 @@ func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
 		return fmt.Errorf("load the data path: %w", err)
 	}
 	k.belongings = belongings{k.objects.Belongings}
-	k.tc = tc{
-		name: filterName(k.instance), dir: k.dir, belongings: k.belongings,
-		attachTCX: link.AttachTCX, unpinned: map[string]link.Link{},
-	}
+	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX, unpinned: map[string]link.Link{}}
 	return nil
 }
 
@@ -178,7 +175,7 @@ func (k *kernel) attach(ifindex int) (_ datapath.Attached, err error) {
 		return datapath.Attached{}, err
 	}
 	// A start on another interface leaves none behind on the one before.
-	if err := removeFilters(k.instance, k.belongings, ifindex); err != nil {
+	if err := datapath.RemoveFilters(k.instance, ifindex); err != nil {
 		return datapath.Attached{}, err
 	}
 	return attached, k.pin()
@@ -258,7 +255,7 @@ func Detach(instance string) error {
 			return err
 		}
 	}
-	if err := removeFilters(instance, all, 0); err != nil {
+	if err := datapath.RemoveFilters(instance, 0); err != nil {
 		return err
 	}
 	if err := all.release(nil); err != nil {
