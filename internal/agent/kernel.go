@@ -10,7 +10,10 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -70,7 +73,27 @@ func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 		}
 		datapath.NameAfter(spec.Maps[c.table], *c.labels)
 	}
+	err = features.HaveProgramHelper(ebpf.XDP, asm.FnProbeReadKernel)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		refuseReads(spec)
+		err = nil
+	}
+	if err != nil {
+		return nil, l, fmt.Errorf("find out whether programs may read the kernel's memory: %w", err)
+	}
 	return spec, l, nil
+}
+
+// refuseReads has programs read nothing of the kernel's memory, as on kernels that are locked down
+// (kernel_lockdown(7)), which else refuse the whole program.
+func refuseReads(spec *ebpf.CollectionSpec) {
+	for _, p := range spec.Programs {
+		for i, ins := range p.Instructions {
+			if ins.IsBuiltinCall() && ins.Constant == int64(asm.FnProbeReadKernel) {
+				p.Instructions[i] = asm.Mov.Imm(asm.R0, -int32(unix.EPERM)).WithMetadata(ins.Metadata)
+			}
+		}
+	}
 }
 
 func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
