@@ -18,6 +18,7 @@ type address = [16]byte
 // content is what the data path's tables and the loopback interface should hold.
 type content struct {
 	locator      uint64 // the first half, in memory order; 0 for none
+	balancers    map[agentLocatorPrefix]uint32
 	vips         map[address]uint32
 	tunnels      map[address]uint32
 	segmentSizes map[agentServiceKey]uint32
@@ -30,6 +31,7 @@ type content struct {
 // newContent is the content for packets of at most mtu bytes on the way from the balancers.
 func newContent(cfg *config.Agent, mtu int) *content {
 	c := &content{
+		balancers:    balancersOf(&cfg.Node),
 		vips:         map[address]uint32{},
 		tunnels:      map[address]uint32{},
 		segmentSizes: map[agentServiceKey]uint32{},
@@ -59,6 +61,19 @@ func newContent(cfg *config.Agent, mtu int) *content {
 		}
 	}
 	return c
+}
+
+// balancersOf are the locators of those that may ask about connections: all, where none are named.
+func balancersOf(node *config.AgentNode) map[agentLocatorPrefix]uint32 {
+	if len(node.Balancers) == 0 {
+		return map[agentLocatorPrefix]uint32{{}: 1}
+	}
+	all := map[agentLocatorPrefix]uint32{}
+	for _, prefix := range node.Balancers {
+		address := prefix.Addr().As16()
+		all[agentLocatorPrefix{Length: uint32(prefix.Bits()), Locator: [8]byte(address[:8])}] = 1
+	}
+	return all
 }
 
 func serviceKey(s config.AgentService) agentServiceKey {
@@ -122,6 +137,7 @@ func (k *kernel) write(c *content) error {
 		return fmt.Errorf("set the longest packet: %w", err)
 	}
 	return errors.Join(
+		datapath.Replace(k.objects.Balancers, c.balancers),
 		datapath.Replace(k.objects.Vips, c.vips),
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
