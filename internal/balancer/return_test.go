@@ -172,6 +172,7 @@ func destination(frame []byte) string {
 // A server's packet leaves for the client by the kernel's own route and neighbour, on a host that is no
 // router, in both encapsulations and of both families; also after a restart.
 func TestReturn(t *testing.T) {
+	t.Parallel()
 	n := newFabric(t)
 	for range 2 {
 		for service, flow := range hunted {
@@ -197,6 +198,7 @@ func TestReturn(t *testing.T) {
 
 // Where the kernel has no tcx a filter does the same, and is taken away by its name.
 func TestReturnFilter(t *testing.T) {
+	t.Parallel()
 	n := newFabric(t)
 	instance := n.cfg.Node.Instance
 	count := func() (ours int) {
