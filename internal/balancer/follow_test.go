@@ -35,6 +35,7 @@ func steer(t *testing.T) *steered { return steerLate(t, 0) }
 func steerLate(t *testing.T, late time.Duration) *steered {
 	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
+	s.leaveSharedNetwork()
 	s.attached = false
 	router := testnet.New(t)
 	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),

@@ -141,6 +141,7 @@ func TestSnapshotFlowStates(t *testing.T) {
 func TestSnapshotOfAttachedProgram(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
+	f.leaveSharedNetwork()
 	view := f.view()
 	f.cfg.Node.Interface = "out"
 	f.attached, f.own = false, f.link("out")

@@ -262,6 +262,7 @@ func TestRefusedStartMakesNothing(t *testing.T) {
 func TestOtherReasonsStayUntilAttached(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
+	f.leaveSharedNetwork()
 	for _, name := range countersByReason {
 		f.repin(name, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
 	}
