@@ -58,6 +58,7 @@ func (f *fixture) row(flow Flow, service string) (names []string) {
 // A SYN is offered to the candidates of the flow's bucket, what follows is recovered through them, and
 // neither is remembered. The lists are the reference's to the byte, of the length that the papers print.
 func TestHuntLists(t *testing.T) {
+	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
 		f := open(t, hunting(config.SelectConsistent, candidates))
 		for service, flow := range hunted {
@@ -110,6 +111,7 @@ func TestHuntLists(t *testing.T) {
 // Random candidates are those of some bucket for a SYN, and of more than one; what follows is recovered
 // through the flow's own.
 func TestHuntRandom(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))
 	lists := map[string]bool{}
 	svc := f.service("web")
@@ -147,6 +149,7 @@ func TestHuntRandom(t *testing.T) {
 // which has to take it. A flow is sought at those that cannot be reached last. Where all are alike they stay;
 // what has no way to the first has no next hop. Trace says the same.
 func TestHuntPassesOverUnreachable(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
 	row := f.row(web, "web")
 	a, b, c := row[0], row[1], row[2]
@@ -202,6 +205,7 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 // for there, too; new ones are not offered, and after another change, or one of the table's shape, it is
 // forgotten. Trace says the same.
 func TestRecoverAsksFormerCandidates(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	flow, left := f.flowThatMoves("s3")
 	row := f.row(flow, "web")
@@ -316,6 +320,7 @@ func cut(all []stage, most int) []stage {
 
 // A service all of whose servers are drained has no candidates.
 func TestHuntWithoutServers(t *testing.T) {
+	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
 	none := uint32(0)
 	for i := range cfg.Services[0].Servers {

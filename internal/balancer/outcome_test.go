@@ -119,14 +119,22 @@ var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
 	return numbers
 })
 
+// reasonName is the reverse of reasonNumbers.
 func reasonName(number uint32) string {
-	for name, n := range reasonNumbers() {
-		if n == number {
-			return name
-		}
+	name, ok := reasonNames()[number]
+	if !ok {
+		panic(fmt.Sprintf("there is no reason %d", number))
 	}
-	panic(fmt.Sprintf("there is no reason %d", number))
+	return name
 }
+
+var reasonNames = sync.OnceValue(func() map[uint32]string {
+	names := map[uint32]string{}
+	for name, number := range reasonNumbers() {
+		names[number] = name
+	}
+	return names
+})
 
 // check compares an outcome with the one wanted.
 func (f *fixture) check(want, got outcome) {

@@ -23,6 +23,7 @@ import (
 // A process that ends and one that begins see the same balancer, and packets in between see none
 // missing.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
 	cfg := webOf(s1, s2, s3)
 	cfg.Node.Limits.Flows = 1 << 14
@@ -60,6 +61,7 @@ var (
 
 // A first start that comes to nothing leaves nothing behind.
 func TestFirstStartUndone(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	cfg := standard()
 	cfg.Node.Instance = f.cfg.Node.Instance + "-undone"
@@ -73,6 +75,7 @@ func TestFirstStartUndone(t *testing.T) {
 
 // All servers have moved while the balancer was down: the new ones find room beside the old.
 func TestRestartWithOtherServers(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Node.Limits.Servers = 2
 	f := open(t, cfg)
@@ -87,6 +90,7 @@ func TestRestartWithOtherServers(t *testing.T) {
 
 // Processes that end before they sweep do not use up the slots.
 func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Node.Limits.Servers = 2
 	f := open(t, cfg)
@@ -104,6 +108,7 @@ func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
 
 // A server that comes back with the next process finds its flows.
 func TestServerComesBackAfterRestart(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1))
 	first := cfg.Services
 	f := open(t, cfg)
@@ -121,6 +126,7 @@ func TestServerComesBackAfterRestart(t *testing.T) {
 
 // A server that fails its checks is not tried again by a process that has just started.
 func TestRestartRemembersHealth(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
 	f := open(t, cfg)
@@ -142,6 +148,7 @@ func TestRestartRemembersHealth(t *testing.T) {
 
 // A process that has just started knows the way to servers that the kernel has forgotten.
 func TestRestartKnowsNextHops(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	f := open(t, cfg)
 	f.stop()
@@ -166,6 +173,7 @@ func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
 // A build that counts other reasons, or as many in another order, takes the flows over all the same.
 // Scrapes see the counters of this build from the start on, though its program is not attached yet.
 func TestUpgradeWithOtherReasons(t *testing.T) {
+	t.Parallel()
 	spec, reasons, err := loadSpec()
 	if err != nil {
 		t.Fatal(err)
@@ -211,6 +219,7 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 
 // The numbers of services that went are given again, and none is given twice.
 func TestNumbersOfServices(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	named := func(names ...string) *config.Balancer {
 		cfg := twoServices(vip6, vip6All)
@@ -237,6 +246,7 @@ func TestNumbersOfServices(t *testing.T) {
 
 // A service and a server that went while no process ran are gone with the next.
 func TestRestartWithoutService(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	cfg := twoServices(vip6, vip6All)
 	cfg.Node, cfg.Services = f.cfg.Node, cfg.Services[:1]
@@ -276,6 +286,7 @@ func TestRestartKeepsFormerCandidates(t *testing.T) {
 
 // A process may have ended in the middle of a reload: what it left of a move does not stay.
 func TestRestartAfterHalfAMove(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	entries := f.kernel.services.all()
 	moved := *f.service("a")
@@ -293,6 +304,7 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 
 // A start that fails forgets nothing of what the health checks found.
 func TestFailedStartRemembersHealth(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
 	cfg.Node.Limits.Servers = 2
@@ -313,6 +325,7 @@ func TestFailedStartRemembersHealth(t *testing.T) {
 
 // Other limits need other tables: a start with them is refused, and harms nothing.
 func TestOtherLimitsAreRefused(t *testing.T) {
+	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
 	f.run(web.frame())
 	want := f.configuration()

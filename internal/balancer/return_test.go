@@ -196,6 +196,7 @@ func destination(frame []byte) string {
 // A server's packet leaves for the client by the kernel's own route and neighbour, on a host that is no
 // router, in both encapsulations and of both families; also after a restart.
 func TestReturn(t *testing.T) {
+	t.Parallel()
 	for way := range tcWays {
 		t.Run(way, func(t *testing.T) { testReturn(t, newFabric(t, way)) })
 	}
@@ -226,6 +227,7 @@ func testReturn(t *testing.T, n *fabric) {
 
 // A start on another interface leaves nothing on the one before.
 func TestReturnMoves(t *testing.T) {
+	t.Parallel()
 	for way := range tcWays {
 		t.Run(way, func(t *testing.T) {
 			n := newFabric(t, way)

@@ -299,6 +299,7 @@ func (f *fixture) happen(flow Flow, service, state, event, want string, parts ma
 }
 
 func TestStickiness(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
@@ -317,6 +318,7 @@ func TestStickiness(t *testing.T) {
 }
 
 func TestStickinessOfDrained(t *testing.T) {
+	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
 	f := open(t, cfg)
 	parts := f.cast(web, "web")
@@ -351,6 +353,7 @@ func TestStickinessOfDrained(t *testing.T) {
 // A flood of SYNs, and of answers to them, enters no flow and displaces none; a client that answers in the
 // midst of it does.
 func TestFloodOfSYNs(t *testing.T) {
+	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
 	f := open(t, cfg)
 	row := f.row(web, "web")
@@ -380,6 +383,7 @@ func TestFloodOfSYNs(t *testing.T) {
 
 // Signals are taken from the servers that a flow's service has at the time, by their locators.
 func TestSenders(t *testing.T) {
+	t.Parallel()
 	all := hunting(config.SelectConsistent, 2)
 	f := open(t, all)
 	parts := f.cast(web, "web")
@@ -471,6 +475,7 @@ func TestServiceCeasesToHunt(t *testing.T) {
 
 // Half-open flows outlive a restart, and leave after their time, or with their server.
 func TestHalfOpenFlowsLeave(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	ticks := f.clock.ticks(f.service("web").Timeouts.New)
@@ -501,6 +506,7 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 
 // Reloads leave the servers that stay their say: no signal is dropped meanwhile.
 func TestSignalsDuringReloads(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	frame := f.signal(web, "web", parts[first], srv6.CreateStickiness, synAck)
