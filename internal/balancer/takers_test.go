@@ -60,7 +60,7 @@ func TestTwoTakers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			won := map[string]int{}
-			f.collide(10_000, frames, func() { f.crowdPending(web, "web", ages) }, func(verdict [2]uint32) {
+			f.collide(4_000, frames, func() { f.crowdPending(web, "web", ages) }, func(verdict [2]uint32) {
 				f.leavePending(web)
 				outcome := verdicts[verdict[0]] + ", " + verdicts[verdict[1]] + ": " + f.state(web, "web", parts)
 				won[outcome]++
