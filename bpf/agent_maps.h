@@ -18,7 +18,10 @@ struct {
 	__type(value, __u32);
 } vips SEC(".maps");
 
-/* The locators of those that may ask about flows; of any length up to all 64 bits. */
+/* Whether those that may ask about flows are named; else all may, and no look-up tells. */
+volatile __u32 balancers_are_named;
+
+/* Their locators, of any length up to all 64 bits. */
 struct locator_prefix {
 	__u32 length; /* in bits */
 	__u8 locator[8];
@@ -26,7 +29,7 @@ struct locator_prefix {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 2 * 1024 + 1); /* all, and those before, while they are replaced */
+	__uint(max_entries, 2 * 1024); /* all, and those before, while they are replaced */
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct locator_prefix);
 	__type(value, __u32);

@@ -158,6 +158,8 @@ static __always_inline bool is_balancer(__u64 sender)
 {
 	struct locator_prefix key = { .length = 64 };
 
+	if (!balancers_are_named)
+		return true;
 	__builtin_memcpy(key.locator, &sender, sizeof(key.locator));
 	return bpf_map_lookup_elem(&balancers, &key);
 }

@@ -63,11 +63,8 @@ func newContent(cfg *config.Agent, mtu int) *content {
 	return c
 }
 
-// balancersOf are the locators of those that may ask about connections: all, where none are named.
+// balancersOf are the locators of those that may ask about connections.
 func balancersOf(node *config.AgentNode) map[agentLocatorPrefix]uint32 {
-	if len(node.Balancers) == 0 {
-		return map[agentLocatorPrefix]uint32{{}: 1}
-	}
 	all := map[agentLocatorPrefix]uint32{}
 	for _, prefix := range node.Balancers {
 		address := prefix.Addr().As16()
@@ -137,11 +134,29 @@ func (k *kernel) write(c *content) error {
 		return fmt.Errorf("set the longest packet: %w", err)
 	}
 	return errors.Join(
-		datapath.Replace(k.objects.Balancers, c.balancers),
+		k.writeBalancers(c.balancers),
 		datapath.Replace(k.objects.Vips, c.vips),
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(c.acceptances),
 		datapath.Replace(k.objects.ServiceLabels, c.labels),
 	)
+}
+
+// writeBalancers names those that may ask about connections; where there are none all may. Those that may before and
+// after do so all the time.
+func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
+	name := func(named uint32) error {
+		if err := k.objects.BalancersAreNamed.Set(named); err != nil {
+			return fmt.Errorf("set whether balancers are named: %w", err)
+		}
+		return nil
+	}
+	if len(want) == 0 {
+		return errors.Join(name(0), datapath.Replace(k.objects.Balancers, want))
+	}
+	if err := datapath.Replace(k.objects.Balancers, want); err != nil {
+		return err
+	}
+	return name(1)
 }
