@@ -41,5 +41,6 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newStatus())
 	root.AddCommand(newTrace())
 	root.AddCommand(newBench())
+	root.AddCommand(newModel())
 	return root
 }

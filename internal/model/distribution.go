@@ -81,10 +81,10 @@ func (s *Steady) CDF(t float64) float64 {
 }
 
 // Percentile returns π_x, which x percent of the response times do not exceed: equation (10) of 6LB.
-// x must be above 0 and at most 99.9999, beyond which the inversion is not exact enough.
+// x must be above 0 and at most MaxPercentile.
 func (s *Steady) Percentile(x float64) (float64, error) {
-	if !(x > 0 && x <= maxPercent) {
-		return 0, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, maxPercent)
+	if !(x > 0 && x <= MaxPercentile) {
+		return 0, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, MaxPercentile)
 	}
 	high := s.MeanResponse()
 	for s.CDF(high) < x/100 {
@@ -93,7 +93,8 @@ func (s *Steady) Percentile(x float64) (float64, error) {
 	return solve(func(t float64) float64 { return s.CDF(t) - x/100 }, 0, high), nil
 }
 
-const maxPercent = 99.9999
+// MaxPercentile is the highest percentile that the inversion of transforms is exact enough for.
+const MaxPercentile = 99.9999
 
 // Saving is how many servers policy SRc saves (6LB, section V-G).
 type Saving struct {
@@ -108,8 +109,8 @@ type Saving struct {
 // below, with SRc and with single choice: equation (11) of 6LB, where x is 90. The limit is in units of
 // the mean service time, and above the percentile of an idle server, -ln(1-x/100).
 func Save(x, limit float64, cores, threshold int) (Saving, error) {
-	if !(x > 0 && x <= maxPercent) {
-		return Saving{}, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, maxPercent)
+	if !(x > 0 && x <= MaxPercentile) {
+		return Saving{}, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, MaxPercentile)
 	}
 	if idle := -math.Log1p(-x / 100); !(limit > idle*1.0001) || limit > 1e4 {
 		return Saving{}, fmt.Errorf("limit of %.4g service times: must be above %.4g, the percentile of an idle server, and at most 10000",
