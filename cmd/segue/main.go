@@ -42,5 +42,6 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newTrace())
 	root.AddCommand(newBench())
 	root.AddCommand(newModel())
+	root.AddCommand(newRepro())
 	return root
 }
