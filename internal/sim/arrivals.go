@@ -1,0 +1,82 @@
+package sim
+
+import "math"
+
+// Arrivals say when flows arrive. They are shared by runs at the same time: Start must not change
+// them.
+type Arrivals interface {
+	// Start returns the arrivals of one run, which draws from r.
+	Start(r *Rand) (Source, error)
+}
+
+// Source are the arrivals of one run.
+type Source interface {
+	// Next returns when the next flow arrives, in seconds, not before the one before; and its class,
+	// an index in Config.Jobs, or -1 to have it drawn by the jobs' shares. It is not ok when no more
+	// flows arrive.
+	Next() (at float64, class int32, ok bool)
+	// Close releases what the source holds. It returns an error if there were not all arrivals.
+	Close() error
+}
+
+// Poisson arrivals are independent of each other, Rate a second in the mean. Where Curve is set it
+// multiplies the rate: a non-homogeneous Poisson process.
+type Poisson struct {
+	Rate  float64
+	Curve Curve
+}
+
+// Curve is a factor over time.
+type Curve interface {
+	// Factor is that at a time, never more than Max.
+	Factor(at float64) float64
+	Max() float64
+}
+
+// Start implements Arrivals.
+func (p Poisson) Start(r *Rand) (Source, error) {
+	if p.Curve == nil {
+		return &poisson{r: r, mean: 1 / p.Rate}, nil
+	}
+	return &thinned{poisson: poisson{r: r, mean: 1 / (p.Rate * p.Curve.Max())}, curve: p.Curve}, nil
+}
+
+type poisson struct {
+	r    *Rand
+	mean float64
+	at   float64
+}
+
+func (p *poisson) Next() (at float64, class int32, ok bool) {
+	p.at += p.mean * exponential(p.r.Uint64())
+	return p.at, -1, true
+}
+
+func (p *poisson) Close() error { return nil }
+
+// thinned keeps of a Poisson process at the highest rate as many as the curve says (Lewis and
+// Shedler, 1979).
+type thinned struct {
+	poisson
+	curve Curve
+}
+
+func (t *thinned) Next() (at float64, class int32, ok bool) {
+	for {
+		t.poisson.Next()
+		if t.r.Float()*t.curve.Max() < t.curve.Factor(t.at) {
+			return t.at, -1, true
+		}
+	}
+}
+
+// Diurnal is a day: 1 + Amplitude · sin(2π (t + Phase) / Period).
+type Diurnal struct{ Period, Amplitude, Phase float64 }
+
+// Factor implements Curve.
+func (d Diurnal) Factor(at float64) float64 {
+	return 1 + d.Amplitude*math.Sin(2*math.Pi*(at+d.Phase)/d.Period)
+}
+
+// Max implements Curve.
+func (d Diurnal) Max() float64 { return 1 + d.Amplitude }

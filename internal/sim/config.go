@@ -1,0 +1,251 @@
+// Package sim is an event-driven simulator of load balancers and servers: flows arrive at balancers,
+// which offer them to servers, which serve them. What it simulates is exact down to the connection;
+// packets are there only as the delays between the steps of a connection's life.
+//
+// A run follows from its configuration and seed alone. All randomness of a flow (its hash, its work,
+// the delays of its packets) is drawn from its number and the seed, none from the order of events, so
+// that different placements see the same flows: common random numbers, which make differences between
+// placements much more certain than each one's value. Memory grows with the flows that are under way
+// at a time, not with those that have been.
+package sim
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Config says what to simulate. Times are in seconds.
+type Config struct {
+	Servers   []Server
+	Balancers []Share
+	FlowTable FlowTable
+	Network   Network
+	Arrivals  Arrivals
+	// Jobs are what flows want of servers, one for each class of flows.
+	Jobs []Job
+	// Placement is the balancers', Policy the servers'. Without a policy servers take what they are
+	// offered.
+	Placement Method
+	Policy    Policy
+	// Timeout is how long clients wait, from their SYN to the end of the response; 0 for ever. A
+	// server notices that a client has gone when the flow's turn in the backlog comes.
+	Timeout float64
+	// Silent makes a server with a full backlog drop a flow instead of resetting it: the client then
+	// gives up at its timeout, which must be set, and the flow counts as TimedOut instead of Refused.
+	Silent bool
+	// Connections and Duration end the arrivals: after so many flows or seconds, whichever is first;
+	// 0 is no limit. Then the run goes on until all flows have ended.
+	Connections uint64
+	Duration    float64
+	// Warmup and Cooldown are the shares of the arrivals, 0 to 1, at the beginning and the end that
+	// are simulated but not measured: of Connections if that is set, otherwise of Duration.
+	Warmup, Cooldown float64
+	Events           []Event
+	// Completed, if set, is called for each measured flow that has ended. It runs in the goroutine of
+	// the run, so it must be safe for concurrent use if several runs share it.
+	Completed func(run int, flow Ended)
+	// Sample, if set, is called every SampleInterval seconds while flows arrive.
+	Sample         func(run int, now float64, world World)
+	SampleInterval float64
+}
+
+// Server is a server's hardware and how it serves.
+type Server struct {
+	// Name is what consistent hashing knows the server by, and unique.
+	Name string
+	// Group is the kind of servers that results are also summed up for.
+	Group int32
+	CPUs  int32
+	// Speed is how many seconds of work a processor does in a second.
+	Speed float64
+	// IOSpeed is the same of the IO queue.
+	IOSpeed    float64
+	Discipline Discipline
+	// Workers limits how many flows a server with processor sharing serves at once; 0 is no limit.
+	Workers int32
+	// Backlog limits how many flows wait for a processor (FIFO) or a worker (processor sharing); -1 is
+	// no limit.
+	Backlog int32
+	// Absent servers are there only after an event ServerAdd.
+	Absent bool
+}
+
+// Capacity is how many seconds of work all processors do in a second.
+func (s *Server) Capacity() float64 { return float64(s.CPUs) * s.Speed }
+
+// Discipline is how flows share the processors of a server.
+type Discipline uint8
+
+// The disciplines.
+const (
+	// FIFO gives a processor to one flow until its stage is done, then to the one that waits longest.
+	FIFO Discipline = iota
+	// ProcessorSharing serves all at once, each at the speed of one processor at most.
+	ProcessorSharing
+)
+
+// Share is a balancer's share of the flows, relative to the others'. With equal-cost multi-path
+// routing all are equal.
+type Share struct {
+	Weight float64
+	// Absent balancers are there only after an event BalancerAdd.
+	Absent bool
+}
+
+// FlowTable limits how many flows a balancer knows. A flow goes to a bucket by its hash and has no
+// entry if the ones there are taken (HLB, section IV-A2).
+type FlowTable struct {
+	Buckets int // 0 for no limit
+	Ways    int // entries in a bucket
+}
+
+// Network has the delays of one packet's way; the default is none.
+type Network struct {
+	ClientBalancer Distribution // from a client by the edge router to a balancer
+	BalancerServer Distribution // either way
+	ServerServer   Distribution // of an offer that is passed on
+	ServerClient   Distribution // direct server return
+}
+
+// Job is what flows of a class want.
+type Job struct {
+	Name string
+	// Share is the class's share of the flows, relative to the others'. Traces may say the class
+	// themselves.
+	Share float64
+	// Stages follow each other; the response is sent after the last.
+	Stages []Stage
+}
+
+// Stage is a visit to a queue of the server (HLB, section V-B and figure 6).
+type Stage struct {
+	Queue Queue
+	// Work is in seconds at speed 1.
+	Work Distribution
+}
+
+// Queue is one of a server.
+type Queue uint8
+
+// The queues. CPU is served by the server's discipline; IO is shared by all that are in it, with the
+// IO speed in total.
+const (
+	CPU Queue = iota
+	IO
+)
+
+// Event is a change at a time.
+type Event struct {
+	At   float64
+	Kind EventKind
+	// Servers or Balancers are the indexes of those that it happens to.
+	Servers, Balancers []int32
+	// Speed is for SetSpeed.
+	Speed float64
+	// Detect is the time after which balancers know that a server is gone or there.
+	Detect float64
+}
+
+// EventKind is what happens.
+type EventKind uint8
+
+// What can happen. A drained server gets no new flows and ends those that it has; one that fails
+// breaks them, and loses what is sent to it until balancers know. A balancer that fails leaves its
+// flows to the others.
+const (
+	ServerAdd EventKind = iota
+	ServerDrain
+	ServerFail
+	SetSpeed
+	BalancerAdd
+	BalancerFail
+)
+
+// Ended is a measured flow that has ended.
+type Ended struct {
+	// Sent is when the client sent the SYN, Response how long until it had the response, or gave up.
+	Sent, Response float64
+	Number         uint64
+	Server         int32 // -1 if no server had it
+	Balancer       int32
+	Class          int32
+	Hops           int32 // servers that passed it on, or back
+	Outcome        Outcome
+}
+
+// Capacity is that of all servers that are there from the start, in seconds of work per second.
+func (c *Config) Capacity() float64 {
+	sum := 0.0
+	for i := range c.Servers {
+		if !c.Servers[i].Absent {
+			sum += c.Servers[i].Capacity()
+		}
+	}
+	return sum
+}
+
+// Work is how many seconds of work a flow brings to the processors, in the mean over all classes.
+func (c *Config) Work() float64 {
+	sum, shares := 0.0, 0.0
+	for _, job := range c.Jobs {
+		shares += job.Share
+		for _, stage := range job.Stages {
+			if stage.Queue == CPU {
+				sum += job.Share * stage.Work.Mean()
+			}
+		}
+	}
+	return sum / shares
+}
+
+// Rate returns the arrivals per second that load the processors with rho: 1 is all that they can do.
+func (c *Config) Rate(rho float64) float64 { return rho * c.Capacity() / c.Work() }
+
+// Validate returns what makes a run impossible. Each problem names the field.
+func (c *Config) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	check(len(c.Servers) > 0, "no servers")
+	for i := range c.Servers {
+		s := &c.Servers[i]
+		check(s.CPUs > 0, "server %q: %d CPUs: must be at least 1", s.Name, s.CPUs)
+		check(s.Speed > 0, "server %q: speed %v: must be positive", s.Name, s.Speed)
+		check(s.Workers == 0 || s.Discipline == ProcessorSharing,
+			"server %q: %d workers: only with processor sharing", s.Name, s.Workers)
+	}
+	check(len(c.Balancers) > 0, "no balancers")
+	for i, b := range c.Balancers {
+		check(b.Weight > 0, "balancer %d: weight %v: must be positive", i, b.Weight)
+	}
+	check(len(c.Jobs) > 0, "no jobs")
+	for _, job := range c.Jobs {
+		check(len(job.Stages) > 0, "job %q: no stages", job.Name)
+	}
+	check(c.Placement != nil, "no placement")
+	check(c.Arrivals != nil, "no arrivals")
+	check(!c.Silent || c.Timeout > 0, "silent servers need a timeout")
+	check(c.Warmup >= 0 && c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1,
+		"warmup %v and cooldown %v: must be less than 1 together", c.Warmup, c.Cooldown)
+	for i := range c.Events {
+		check(c.validTargets(&c.Events[i]), "event %d: a server or balancer that is not there", i)
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Config) validTargets(e *Event) bool {
+	for _, s := range e.Servers {
+		if s < 0 || int(s) >= len(c.Servers) {
+			return false
+		}
+	}
+	for _, b := range e.Balancers {
+		if b < 0 || int(b) >= len(c.Balancers) {
+			return false
+		}
+	}
+	return e.Kind != SetSpeed || e.Speed > 0
+}

@@ -1,0 +1,116 @@
+package sim
+
+import "math"
+
+// Histogram counts positive values in buckets of constant relative width: each power of two is cut
+// into 128. A quantile is therefore within 0.4% of an exact one of the same values, and memory does
+// not grow with their number. Times from 1 µs to 4,000,000 s are told apart; what is outside counts
+// as the nearest.
+type Histogram struct {
+	counts     [histogramBuckets]uint64
+	count      uint64
+	sum        float64
+	sumSquares float64
+	min, max   float64
+}
+
+const (
+	histogramBits    = 7   // of the mantissa
+	histogramLowest  = -20 // exponents of two
+	histogramHighest = 22
+	histogramBuckets = (histogramHighest - histogramLowest) << histogramBits
+	histogramShift   = 52 - histogramBits
+	histogramOffset  = (1023 + histogramLowest) << histogramBits
+)
+
+// Add counts one value.
+func (h *Histogram) Add(x float64) {
+	bucket := int(math.Float64bits(x)>>histogramShift) - histogramOffset
+	h.counts[min(max(bucket, 0), histogramBuckets-1)]++
+	if h.count == 0 || x < h.min {
+		h.min = x
+	}
+	h.max = max(h.max, x)
+	h.count++
+	h.sum += x
+	h.sumSquares += x * x
+}
+
+// Merge adds all values of another histogram.
+func (h *Histogram) Merge(other *Histogram) {
+	if other.count == 0 {
+		return
+	}
+	if h.count == 0 || other.min < h.min {
+		h.min = other.min
+	}
+	h.max = max(h.max, other.max)
+	h.count += other.count
+	h.sum += other.sum
+	h.sumSquares += other.sumSquares
+	for i, n := range other.counts {
+		h.counts[i] += n
+	}
+}
+
+// Count is the number of values.
+func (h *Histogram) Count() uint64 { return h.count }
+
+// Mean is exact, and NaN without values, as all that follow.
+func (h *Histogram) Mean() float64 { return h.sum / float64(h.count) }
+
+// Deviation is the standard deviation.
+func (h *Histogram) Deviation() float64 {
+	mean := h.Mean()
+	return math.Sqrt(max(h.sumSquares/float64(h.count)-mean*mean, 0))
+}
+
+// Min and Max are exact.
+func (h *Histogram) Min() float64 { return h.orNaN(h.min) }
+
+// Max is the largest value.
+func (h *Histogram) Max() float64 { return h.orNaN(h.max) }
+
+func (h *Histogram) orNaN(x float64) float64 {
+	if h.count == 0 {
+		return math.NaN()
+	}
+	return x
+}
+
+// Quantile returns the value below or at which a share q, 0 to 1, of all values are, within 0.4%.
+func (h *Histogram) Quantile(q float64) float64 {
+	if h.count == 0 {
+		return math.NaN()
+	}
+	rank := max(uint64(math.Ceil(q*float64(h.count))), 1)
+	seen := uint64(0)
+	for i, n := range h.counts {
+		if seen += n; seen >= rank {
+			low := math.Float64frombits(uint64(i+histogramOffset) << histogramShift)
+			high := math.Float64frombits(uint64(i+1+histogramOffset) << histogramShift)
+			return min(max((low+high)/2, h.min), h.max)
+		}
+	}
+	return h.max
+}
+
+// Below returns the share of values up to x, 0 to 1, counting those of x's bucket in proportion.
+func (h *Histogram) Below(x float64) float64 {
+	if h.count == 0 {
+		return math.NaN()
+	}
+	seen := 0.0
+	for i, n := range h.counts {
+		low := math.Float64frombits(uint64(i+histogramOffset) << histogramShift)
+		high := math.Float64frombits(uint64(i+1+histogramOffset) << histogramShift)
+		if high > x {
+			if x > low {
+				seen += float64(n) * (x - low) / (high - low)
+			}
+			break
+		}
+		seen += float64(n)
+	}
+	return seen / float64(h.count)
+}

@@ -1,0 +1,183 @@
+package sim
+
+import "slices"
+
+// change has an event of the configuration happen.
+func (e *engine) change(event *Event, index int32) {
+	e.measureAll()
+	switch event.Kind {
+	case SetSpeed:
+		for _, s := range event.Servers {
+			e.setSpeed(&e.stations[s], event.Speed)
+		}
+	case ServerAdd:
+		for _, s := range event.Servers {
+			e.servers[s].alive = true
+		}
+		e.queue.push(e.now+event.Detect, detection, index)
+	case ServerFail:
+		for _, s := range event.Servers {
+			e.failServer(s)
+		}
+		e.queue.push(e.now+event.Detect, detection, index)
+	case ServerDrain:
+		e.queue.push(e.now+event.Detect, detection, index)
+	case BalancerAdd, BalancerFail:
+		e.changeBalancers(event)
+	}
+}
+
+// setSpeed changes the speed of a station for what it has left to do.
+func (e *engine) setSpeed(st *station, speed float64) {
+	if st.shared {
+		st.advance(e.now)
+		st.speed = speed
+		e.schedule(st)
+		return
+	}
+	for slot := st.slot; slot < st.slot+st.cpus; slot++ {
+		if e.slots[slot].flow != none {
+			e.services.Set(slot, e.now+(e.services.Key(slot)-e.now)*st.speed/speed)
+		}
+	}
+	st.speed = speed
+}
+
+// failServer breaks what a server has.
+func (e *engine) failServer(s int32) {
+	server := &e.servers[s]
+	server.alive = false
+	server.active, server.waiting = 0, newFlowList()
+	e.clear(&e.stations[s])
+	if e.config.usesIO() {
+		e.clear(&e.stations[s+int32(len(e.servers))])
+	}
+	for f := range int32(len(e.flows)) {
+		flow := &e.flows[f]
+		if flow.lives && !flow.ended && flow.Server == s {
+			e.hold(f)
+			e.leave(f, Broken)
+			e.release(f)
+		}
+	}
+}
+
+// clear empties a station.
+func (e *engine) clear(st *station) {
+	st.waiting, st.jobs, st.busy = newFlowList(), st.jobs[:0], 0
+	for slot := st.slot; slot < int32(len(e.slots)) && e.slots[slot].station == e.slots[st.slot].station; slot++ {
+		e.slots[slot].flow = none
+		e.services.Set(slot, never)
+	}
+}
+
+// detect has balancers know that servers have come or gone.
+func (e *engine) detect(event *Event) {
+	e.balance()
+	live := make([]int32, 0, len(e.servers))
+	for s := range int32(len(e.servers)) {
+		is := slices.Contains(e.live, s)
+		if slices.Contains(event.Servers, s) {
+			is = event.Kind == ServerAdd
+		}
+		if is {
+			live = append(live, s)
+		}
+	}
+	e.live = live
+	e.tellMembership()
+}
+
+// tellMembership tells all placements.
+func (e *engine) tellMembership() {
+	for i := range e.balancers {
+		b := &e.balancers[i]
+		b.view.Live, b.view.Peers = e.live, e.peers
+		if b.alive && b.member != nil {
+			b.member.MembershipChanged()
+		}
+	}
+}
+
+// changeBalancers has balancers come or go, and moves the flows that the edge router now sends to
+// others.
+func (e *engine) changeBalancers(event *Event) {
+	for _, i := range event.Balancers {
+		e.peers = slices.DeleteFunc(slices.Clone(e.peers), func(p int32) bool { return p == i })
+		if event.Kind == BalancerAdd {
+			e.peers = append(e.peers, i)
+			slices.Sort(e.peers)
+		} else {
+			e.balancers[i].alive = false
+		}
+	}
+	if event.Kind == BalancerAdd {
+		for _, i := range event.Balancers {
+			if err := e.startBalancer(i); err != nil {
+				panic("sim: " + err.Error()) // those before it of the same method could be made
+			}
+		}
+	}
+	e.tellMembership()
+	for f := range int32(len(e.flows)) {
+		if flow := &e.flows[f]; flow.lives && !flow.done {
+			if to := e.edgeChoice(flow.Key); to != flow.balancer {
+				e.hold(f)
+				e.move(f, to)
+				e.release(f)
+			}
+		}
+	}
+}
+
+// move has the packets of a flow go to another balancer from now on.
+func (e *engine) move(f, to int32) {
+	flow := &e.flows[f]
+	if from := &e.balancers[flow.balancer]; flow.tracked && from.alive {
+		from.unclaim(flow.Key)
+		if from.closer != nil {
+			e.tellClosed(from, f)
+		}
+	}
+	wasTracked := flow.tracked
+	flow.tracked = false
+	if to != none {
+		flow.balancer = to
+	}
+	switch {
+	case flow.ended: // the balancers have nothing more to do with it
+		e.forget(f)
+	case flow.Server == none:
+		if wasTracked { // its SYN is between balancer and servers
+			e.end(f, Lost)
+		}
+	case to == none || !e.recover(f):
+		flow.lost = true
+	}
+}
+
+// recover has the balancer that a flow has moved to find its server, if it can.
+func (e *engine) recover(f int32) bool {
+	flow := &e.flows[f]
+	b, offer := &e.balancers[flow.balancer], &e.offers[f].Offer
+	if b.recoverer == nil {
+		return false
+	}
+	var list Offer
+	b.recoverer.Recover(&flow.Flow, &list)
+	if !slices.Contains(list.Servers[:list.N], flow.Server) {
+		return false
+	}
+	e.result.Recovered++
+	if flow.tracked = b.claim(flow.Key); !flow.tracked {
+		return true
+	}
+	if b.accepter != nil {
+		b.accepter.Accepted(&flow.Flow, offer, e.load(flow.Server))
+	}
+	if flow.connected <= e.now && b.connecter != nil {
+		flow.Connected = true
+		b.connecter.Connected(&flow.Flow)
+	}
+	return true
+}

@@ -1,0 +1,27 @@
+package placement
+
+import "github.com/segue-lb/segue/internal/sim"
+
+// RoundRobin takes the servers in turn, on each balancer by itself, from a random one on.
+type RoundRobin struct{}
+
+// New implements sim.Method.
+func (RoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
+	return &roundRobin{b: b, next: b.Rand.Intn(max(len(b.Live), 1))}, nil
+}
+
+type roundRobin struct {
+	b    *sim.Balancer
+	next int
+}
+
+func (p *roundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
+	if len(p.b.Live) == 0 {
+		return
+	}
+	if p.next >= len(p.b.Live) {
+		p.next = 0
+	}
+	offer.Set(p.b.Live[p.next])
+	p.next++
+}

@@ -1,0 +1,50 @@
+package sim
+
+import "math"
+
+// golden is 2^64 divided by the golden ratio, the increment of SplitMix64.
+const golden = 0x9e3779b97f4a7c15
+
+// Rand is a stream of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, "Fast splittable
+// pseudorandom number generators", OOPSLA 2014. Every purpose has a stream of its own, so that what
+// one draws changes nothing for the others.
+type Rand struct{ state uint64 }
+
+// The purposes that streams are for.
+const (
+	streamArrivals = 1 + iota
+	streamFlows
+	streamPlacement
+	streamAgent
+	streamProbe
+)
+
+// newRand returns the stream of a run's seed for a purpose and for one of those that share it.
+func newRand(seed uint64, purpose, which int) *Rand {
+	return &Rand{state: mix(mix(seed+golden) + mix(uint64(purpose)<<32+uint64(which)))}
+}
+
+// Uint64 returns 64 random bits.
+func (r *Rand) Uint64() uint64 {
+	r.state += golden
+	return mix(r.state)
+}
+
+// Float returns a number that is uniform in (0, 1).
+func (r *Rand) Float() float64 { return unit(r.Uint64()) }
+
+// Intn returns a number that is uniform in 0 to n-1, for n below 2^32.
+func (r *Rand) Intn(n int) int { return int(r.Uint64() >> 32 * uint64(n) >> 32) }
+
+// mix is the finaliser of SplitMix64: each bit of x changes each of the result's with probability 1/2.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// unit maps random bits to (0, 1), both ends excluded, so that they have a logarithm.
+func unit(bits uint64) float64 { return (float64(bits>>11) + 0.5) * 0x1p-53 }
+
+// exponential maps random bits to the exponential distribution of mean 1.
+func exponential(bits uint64) float64 { return -math.Log(unit(bits)) }

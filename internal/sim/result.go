@@ -1,0 +1,101 @@
+package sim
+
+import "math"
+
+// RunResult is what one run has measured.
+type RunResult struct {
+	Run  int
+	Seed uint64
+	// Elapsed is the length in seconds of the window in which flows were measured.
+	Elapsed float64
+	// Response are the times from the client's SYN to the end of the response. Flows that timed out
+	// are in it with the timeout; others that failed are not.
+	Response Histogram
+	// Outcomes counts flows by Outcome.
+	Outcomes [numOutcomes]uint64
+	// Hops is how often flows were passed on; Wrongful how many the last server had to take though
+	// one before it had been less loaded (6LB, section V-E).
+	Hops, Wrongful uint64
+	// Untracked flows had no entry in the flow table. Recovered flows, of all, were found again after
+	// their balancer had changed.
+	Untracked, Recovered uint64
+	// Fairness is Jain's index of the open flows for each processor, over servers and time (6LB,
+	// section V-D); InstantFairness the mean over time of that over servers.
+	Fairness, InstantFairness float64
+	Servers                   []ServerUse
+	// Balancers counts flows by balancer.
+	Balancers []uint64
+
+	batches  batches
+	underWay uint64
+}
+
+// ServerUse is how a server was used.
+type ServerUse struct {
+	Connections uint64
+	Utilisation float64 // of its processors, 0 to 1
+	Open        float64 // flows, in the mean over time
+}
+
+// Flows is how many were measured.
+func (r *RunResult) Flows() uint64 {
+	sum := uint64(0)
+	for _, n := range r.Outcomes {
+		sum += n
+	}
+	return sum
+}
+
+// batches are the means of batches of consecutive values, of which there are 32 to 64 whatever the
+// number of values: when there are 64, pairs become one.
+type batches struct {
+	sums  []float64
+	size  uint64 // values in a batch
+	sum   float64
+	count uint64 // values in the sum
+}
+
+const mostBatches = 64
+
+func (b *batches) add(x float64) {
+	b.sum += x
+	b.count++
+	if b.count < max(b.size, 1) {
+		return
+	}
+	b.sums = append(b.sums, b.sum)
+	b.sum, b.count = 0, 0
+	if len(b.sums) < mostBatches {
+		return
+	}
+	for i := range mostBatches / 2 {
+		b.sums[i] = b.sums[2*i] + b.sums[2*i+1]
+	}
+	b.sums = b.sums[:mostBatches/2]
+	b.size = 2 * max(b.size, 1)
+}
+
+// means returns the mean of each batch.
+func (b *batches) means() []float64 {
+	means := make([]float64, len(b.sums))
+	for i, sum := range b.sums {
+		means[i] = sum / float64(max(b.size, 1))
+	}
+	return means
+}
+
+// finish ends a run's measurements.
+func (e *engine) finish() *RunResult {
+	if e.meter.open {
+		e.measureAll()
+		e.meter.closed = e.now
+		e.keepUse()
+	}
+	for i := range e.balancers {
+		e.result.Balancers[i] = e.balancers[i].flows
+	}
+	if math.IsNaN(e.result.Fairness) {
+		e.result.Fairness = 0
+	}
+	return e.result
+}

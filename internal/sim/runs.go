@@ -1,0 +1,212 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"sync"
+
+	"gonum.org/v1/gonum/stat"
+	"gonum.org/v1/gonum/stat/distuv"
+)
+
+// Options say how often and how to run configurations.
+type Options struct {
+	// Seed is where all randomness of all runs comes from. Run r is the same flows for every
+	// configuration that has the same arrivals and jobs.
+	Seed uint64
+	// Runs of each configuration, at least 1.
+	Runs int
+	// Parallel is how many runs are under way at a time; 0 is one for each core. It changes nothing in
+	// the results.
+	Parallel int
+	// Progress, if set, is called after each run. Calls do not overlap.
+	Progress func(done, total int)
+}
+
+// Result is what all runs of a configuration have measured.
+type Result struct {
+	Runs []*RunResult
+	// Response are the times of all runs.
+	Response Histogram
+}
+
+// Run simulates one configuration.
+func Run(ctx context.Context, c *Config, o Options) (*Result, error) {
+	results, err := RunAll(ctx, []*Config{c}, o)
+	if err != nil {
+		return nil, err
+	}
+	return results[0], nil
+}
+
+// RunAll simulates several configurations, and returns their results in the same order. After the
+// first error, or when ctx is done, it ends the runs that are under way and returns the error.
+func RunAll(ctx context.Context, configs []*Config, o Options) ([]*Result, error) {
+	if o.Runs < 1 {
+		return nil, fmt.Errorf("%d runs: must be at least 1", o.Runs)
+	}
+	results := make([]*Result, len(configs))
+	for i := range results {
+		results[i] = &Result{Runs: make([]*RunResult, o.Runs)}
+	}
+	total := len(configs) * o.Runs
+	err := parallel(ctx, total, o, func(ctx context.Context, i int) (err error) {
+		which, run := i/o.Runs, i%o.Runs
+		results[which].Runs[run], err = simulate(ctx, configs[which], runSeed(o.Seed, run), run)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, result := range results {
+		for _, run := range result.Runs {
+			result.Response.Merge(&run.Response)
+		}
+	}
+	return results, nil
+}
+
+// runSeed is the seed of one run.
+func runSeed(seed uint64, run int) uint64 { return mix(seed + uint64(run)*golden) }
+
+// parallel calls do for 0 to n-1 from a pool of goroutines, and waits for them.
+func parallel(ctx context.Context, n int, o Options, do func(ctx context.Context, i int) error) error {
+	workers := o.Parallel
+	if workers <= 0 {
+		workers = runtime.GOMAXPROCS(0)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mutex sync.Mutex
+	next, done := 0, 0
+	take := func() (int, bool) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		next++
+		return next - 1, next <= n && ctx.Err() == nil
+	}
+	finished := func() {
+		mutex.Lock()
+		defer mutex.Unlock()
+		done++
+		if o.Progress != nil {
+			o.Progress(done, n)
+		}
+	}
+	var pool sync.WaitGroup
+	for range min(workers, n) {
+		pool.Go(func() {
+			for i, ok := take(); ok; i, ok = take() {
+				if err := do(ctx, i); err != nil {
+					cancel(err)
+					return
+				}
+				finished()
+			}
+		})
+	}
+	pool.Wait()
+	return context.Cause(ctx)
+}
+
+// Estimate is a value and half the width of its 95% confidence interval, NaN where one run says
+// nothing about that.
+type Estimate struct{ Value, Half float64 }
+
+// confidence is that of intervals.
+const confidence = 0.95
+
+// Estimate is the mean of a quantity over runs, with the confidence interval by Student's
+// distribution.
+func (r *Result) Estimate(quantity func(*RunResult) float64) Estimate {
+	values := make([]float64, len(r.Runs))
+	for i, run := range r.Runs {
+		values[i] = quantity(run)
+	}
+	return Estimate{Value: stat.Mean(values, nil), Half: halfWidth(values)}
+}
+
+// halfWidth is that of the confidence interval of the mean of independent values.
+func halfWidth(values []float64) float64 {
+	n := float64(len(values))
+	if n < 2 {
+		return math.NaN()
+	}
+	t := distuv.StudentsT{Sigma: 1, Nu: n - 1}.Quantile((1 + confidence) / 2)
+	return t * stat.StdDev(values, nil) / math.Sqrt(n)
+}
+
+// Mean is the mean response time in seconds. Its confidence interval is from the runs' means or, of
+// one run alone, from those of batches of flows that ended one after the other.
+func (r *Result) Mean() Estimate {
+	e := r.Estimate(func(run *RunResult) float64 { return run.Response.Mean() })
+	if len(r.Runs) == 1 {
+		e.Half = halfWidth(r.Runs[0].batches.means())
+	}
+	e.Value = r.Response.Mean()
+	return e
+}
+
+// Quantile is the response time in seconds that a share q, 0 to 1, of the flows do not exceed, of the
+// flows of all runs together; the confidence interval is from the runs'.
+func (r *Result) Quantile(q float64) Estimate {
+	e := r.Estimate(func(run *RunResult) float64 { return run.Response.Quantile(q) })
+	e.Value = r.Response.Quantile(q)
+	return e
+}
+
+// Share is the share of the flows that ended so, 0 to 1.
+func (r *Result) Share(o Outcome) Estimate {
+	return r.perFlow(func(run *RunResult) uint64 { return run.Outcomes[o] })
+}
+
+// Hops is how often a flow was passed on, in the mean.
+func (r *Result) Hops() Estimate {
+	return r.perFlow(func(run *RunResult) uint64 { return run.Hops })
+}
+
+// Wrongful is the share of flows that were passed on wrongly.
+func (r *Result) Wrongful() Estimate {
+	return r.perFlow(func(run *RunResult) uint64 { return run.Wrongful })
+}
+
+// Untracked is the share of flows without an entry in the flow table.
+func (r *Result) Untracked() Estimate {
+	return r.perFlow(func(run *RunResult) uint64 { return run.Untracked })
+}
+
+func (r *Result) perFlow(count func(*RunResult) uint64) Estimate {
+	return r.Estimate(func(run *RunResult) float64 { return float64(count(run)) / float64(run.Flows()) })
+}
+
+// Fairness is RunResult.Fairness.
+func (r *Result) Fairness() Estimate {
+	return r.Estimate(func(run *RunResult) float64 { return run.Fairness })
+}
+
+// InstantFairness is RunResult.InstantFairness.
+func (r *Result) InstantFairness() Estimate {
+	return r.Estimate(func(run *RunResult) float64 { return run.InstantFairness })
+}
+
+// Utilisation is that of all servers, each counted alike.
+func (r *Result) Utilisation() Estimate {
+	return r.Estimate(func(run *RunResult) float64 {
+		sum := 0.0
+		for _, s := range run.Servers {
+			sum += s.Utilisation / float64(len(run.Servers))
+		}
+		return sum
+	})
+}
+
+// Flows is how many flows were measured in all runs.
+func (r *Result) Flows() uint64 {
+	sum := uint64(0)
+	for _, run := range r.Runs {
+		sum += run.Flows()
+	}
+	return sum
+}

@@ -1,0 +1,126 @@
+package sim
+
+import "slices"
+
+// World is the true state of a run. Only placements that are bounds for others may look at it.
+type World struct{ e *engine }
+
+// Servers is how many there are.
+func (w World) Servers() int { return len(w.e.servers) }
+
+// Server returns one's hardware.
+func (w World) Server(s int32) *Server { return &w.e.config.Servers[s] }
+
+// Alive tells whether a server is there and has not failed. It may be draining.
+func (w World) Alive(s int32) bool { return w.e.servers[s].alive }
+
+// Open is how many flows a server has.
+func (w World) Open(s int32) int { return int(w.e.servers[s].open) }
+
+// Load is what a server would say of itself now.
+func (w World) Load(s int32) Load { return w.e.load(s) }
+
+// Placement is that of a balancer, so that a sample can look into it.
+func (w World) Placement(balancer int32) Placement { return w.e.balancers[balancer].placement }
+
+// Balancers is how many there are.
+func (w World) Balancers() int { return len(w.e.balancers) }
+
+// Flows is how many flows have arrived so far.
+func (w World) Flows() uint64 { return w.e.arrived }
+
+// Work is how many seconds of work a server has left at its processors, in their stages at present.
+// Flows whose request is on its way are not in it.
+func (w World) Work(s int32) float64 {
+	e := w.e
+	st := &e.stations[s]
+	sum := 0.0
+	if st.shared {
+		virtual := st.virtualAt(e.now)
+		for _, job := range st.jobs {
+			sum += job.until - virtual
+		}
+		return sum + e.waitingWork(&e.servers[s].waiting)
+	}
+	sum += e.waitingWork(&st.waiting)
+	for slot := st.slot; slot < st.slot+st.cpus; slot++ {
+		if e.slots[slot].flow != none {
+			sum += (e.services.Key(slot) - e.now) * st.speed
+		}
+	}
+	return sum
+}
+
+// waitingWork is the work of a queue's flows, in the stage that they wait for.
+func (e *engine) waitingWork(l *flowList) float64 {
+	sum, f := 0.0, l.head
+	for range l.n {
+		flow := &e.flows[f]
+		sum += e.work(&flow.Flow, flow.stage)
+		f = flow.next
+	}
+	return sum
+}
+
+// Next is the flow's work at the processors in its first stage, which the placement of it decides
+// about.
+func (w World) Next(f *Flow) float64 { return w.e.work(f, 0) }
+
+// Ends is when a flow would leave the processors of a server if it went there now, in seconds from
+// now, and nothing else did: what a balancer knows that knows all but the future.
+func (w World) Ends(s int32, f *Flow) float64 {
+	e := w.e
+	st := &e.stations[s]
+	work := e.work(f, 0)
+	if st.shared {
+		return e.endsShared(s, work)
+	}
+	if st.busy < st.cpus {
+		return work / st.speed
+	}
+	free := e.scratch[:0]
+	for slot := st.slot; slot < st.slot+st.cpus; slot++ {
+		free = append(free, e.services.Key(slot)-e.now)
+	}
+	next := st.waiting.head
+	for range st.waiting.n {
+		first := argmin(free)
+		free[first] += e.flows[next].work / st.speed
+		next = e.flows[next].next
+	}
+	e.scratch = free
+	return free[argmin(free)] + work/st.speed
+}
+
+func argmin(xs []float64) int {
+	best := 0
+	for i, x := range xs {
+		if x < xs[best] {
+			best = i
+		}
+	}
+	return best
+}
+
+// endsShared is Ends with processor sharing, without regard to a worker limit: the shares that end
+// before go through in their order.
+func (e *engine) endsShared(s int32, work float64) float64 {
+	st := &e.stations[s]
+	virtual := st.virtualAt(e.now)
+	left := e.scratch[:0]
+	for _, job := range st.jobs {
+		left = append(left, job.until-virtual)
+	}
+	e.scratch = left
+	slices.Sort(left)
+	at, done, n := 0.0, 0.0, len(left)+1
+	for _, x := range left {
+		if x >= work {
+			break
+		}
+		at += (x - done) / sharedRate(st.speed, st.cpus, int32(n))
+		done = x
+		n--
+	}
+	return at + (work-done)/sharedRate(st.speed, st.cpus, int32(n))
+}
