@@ -84,8 +84,8 @@ func (s *scale) ticks() []tick {
 	}
 	step := roundStep((s.high - s.low) / 6)
 	for i := math.Ceil(s.low/step - 1e-9); i*step <= s.high*(1+1e-9); i++ {
-		// Rounded to a multiple of the step, so that 0.3 is not 0.30000000000000004.
-		ticks = append(ticks, tick{i * step, strconv.FormatFloat(i*step, 'g', 10, 64)})
+		v := i*step + 0 // not -0
+		ticks = append(ticks, tick{v, strconv.FormatFloat(v, 'g', 10, 64)})
 	}
 	return ticks
 }
