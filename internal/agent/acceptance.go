@@ -3,17 +3,14 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/load"
 )
-
-// noBound is the capacity of a source that knows none.
-const noBound = math.MaxUint32
 
 // acceptPolicies and loadSources are the numbers of the data path.
 var (
@@ -37,14 +34,14 @@ func newAcceptance(s config.AgentService) agentAcceptance {
 	a := agentAcceptance{
 		Policy:   uint8(acceptPolicies[s.Accept.Policy]),
 		Source:   uint8(loadSources[s.Load.Kind]),
-		Capacity: noBound,
+		Capacity: accept.NoCapacity,
 	}
 	switch s.Accept.Policy {
 	case config.AcceptStatic:
 		a.Initial = *s.Accept.Threshold
 	case config.AcceptDynamic:
 		a.Initial, a.Window = *s.Accept.Initial, s.Accept.Window
-		a.Few, a.Many = bounds(s.Accept.Window, *s.Accept.Epsilon)
+		a.Few, a.Many = accept.Bounds(s.Accept.Window, *s.Accept.Epsilon)
 	}
 	a.Threshold = a.Initial
 	if s.Load.Kind == config.LoadConnections && s.Load.Workers != 0 {
@@ -57,17 +54,6 @@ func newAcceptance(s config.AgentService) agentAcceptance {
 		a.Reset = 1
 	}
 	return a
-}
-
-// bounds are the accepted connections of a window between which 6LB's algorithm 2 leaves the threshold
-// alone: fewer than few are less than a share of 1/2-epsilon, more than many are more than 1/2+epsilon.
-// In whole millionths, because 0.1 is no binary fraction and 20 of 50 must not be less than 0.4.
-func bounds(window uint32, epsilon float64) (few, many uint32) {
-	const one = 1_000_000
-	e := uint64(math.Round(epsilon * one))
-	few = uint32((uint64(window)*(one/2-e) + one - 1) / one)
-	many = uint32(uint64(window) * (one/2 + e) / one)
-	return few, many
 }
 
 // sameRule tells whether two acceptances differ only in what the data path made of them.

@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
@@ -369,22 +370,23 @@ func TestAlgorithm2(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	s.listen(vip6)
-	seen := map[int]bool{}
+	seen := map[uint32]bool{}
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
-		accept := config.Accept{Policy: config.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
-		cfg := huntingConfig(config.SRv6Insert, accept, config.NotLocalDrop)
+		rule := config.Accept{Policy: config.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
+		cfg := huntingConfig(config.SRv6Insert, rule, config.NotLocalDrop)
 		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newContent(cfg, mtu))); err != nil {
 			t.Fatal(err)
 		}
-		want := policy{Accept: accept, known: true, capacity: 1 + random.IntN(8), threshold: int(initial)}
+		want := newPolicy(cfg.Services[2])
+		want.load = &accept.Load{Capacity: 1 + random.Uint32N(8)}
 		key := serviceKey(cfg.Services[2])
 		s.do(func() error {
 			for i := range 600 {
-				want.busy = random.IntN(10)
-				tryOffer(t, k, key, &want, flow{netip.AddrPortFrom(client6.Addr(), uint16(1024+i)), vip6}, seed, i)
-				seen[want.threshold] = true
+				want.load.Busy = random.Uint32N(10)
+				tryOffer(t, k, key, want, flow{netip.AddrPortFrom(client6.Addr(), uint16(1024+i)), vip6}, seed, i)
+				seen[want.Policy.(*accept.Dynamic).Threshold] = true
 			}
 			return nil
 		})
@@ -400,26 +402,27 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 	if err != nil {
 		t.Fatal(err)
 	}
-	load := agentLoad{Busy: uint32(want.busy), Capacity: uint32(want.capacity), When: uint64(now)}
+	load := agentLoad{Busy: want.load.Busy, Capacity: want.load.Capacity, When: uint64(now)}
 	if err := k.objects.Loads.Put(key, load); err != nil {
 		t.Fatal(err)
 	}
 	setFlow(t, k, f, config.SRv6Insert, "", 0)
 	before := offers(t, k, f.vip)
 	run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
-	after, result := offers(t, k, f.vip), want.accepts()
+	after, result := offers(t, k, f.vip), want.offer()
 	for name := range after {
 		if got := after[name] - before[name]; (got == 1) != (name == result) {
-			t.Fatalf("seed %d, offer %d of busy %d: %d more %s, want %s", seed, i, want.busy, got, name, result)
+			t.Fatalf("seed %d, offer %d of busy %d: %d more %s, want %s", seed, i, want.load.Busy, got, name, result)
 		}
 	}
 	var got agentAcceptance
 	if err := k.objects.Acceptances.Lookup(key, &got); err != nil {
 		t.Fatal(err)
 	}
-	if int(got.Threshold) != want.threshold || int(got.Attempts) != want.attempts || int(got.Accepted) != want.accepted {
-		t.Fatalf("seed %d, offer %d: threshold %d, attempts %d, accepted %d; want %d, %d, %d", seed, i,
-			got.Threshold, got.Attempts, got.Accepted, want.threshold, want.attempts, want.accepted)
+	state := *want.Policy.(*accept.Dynamic)
+	if got.Threshold != state.Threshold || got.Attempts != state.Attempts || got.Accepted != state.Accepted {
+		t.Fatalf("seed %d, offer %d: threshold %d, attempts %d, accepted %d; want %+v", seed, i,
+			got.Threshold, got.Attempts, got.Accepted, state)
 	}
 }
 
@@ -492,17 +495,5 @@ func TestReloadKeepsThreshold(t *testing.T) {
 	cfg.Services[0].Accept.Initial = &three
 	if got := threshold(); got != 3 {
 		t.Errorf("threshold %d with another initial one, want 3", got)
-	}
-}
-
-func TestBounds(t *testing.T) {
-	for _, c := range []struct {
-		window    uint32
-		epsilon   float64
-		few, many uint32
-	}{{50, 0.1, 20, 30}, {50, 0, 25, 25}, {1, 0.1, 1, 0}, {10, 0.05, 5, 5}, {1000, 0.3, 200, 800}, {7, 0.499999, 1, 6}} {
-		if few, many := bounds(c.window, c.epsilon); few != c.few || many != c.many {
-			t.Errorf("window %d, epsilon %v: %d and %d, want %d and %d", c.window, c.epsilon, few, many, c.few, c.many)
-		}
 	}
 }

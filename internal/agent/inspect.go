@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
@@ -285,7 +286,7 @@ func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 		return
 	}
 	s.Load = &Load{Busy: load.Busy}
-	if load.Capacity != noBound {
+	if load.Capacity != accept.NoCapacity {
 		s.Load.Capacity = &load.Capacity
 	}
 }

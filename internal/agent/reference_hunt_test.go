@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -46,45 +47,43 @@ type hunter struct {
 	offers    map[string]int
 }
 
-// policy is an accept policy. Its load is given.
+// policy is how a service takes connections.
 type policy struct {
-	config.Accept
-	reset          bool
-	known          bool // the load
-	busy, capacity int
-	// Of algorithm 2.
-	threshold, attempts, accepted int
+	accept.Policy
+	reset bool
+	load  *accept.Load // nil: not known
 }
 
-// accepts is algorithms 1 and 2 of 6LB, as printed.
-func (p *policy) accepts() string {
-	results := map[bool]string{true: "accepted", false: "refused"}
-	switch {
-	case p.Policy == config.AcceptAlways:
-		return "accepted"
-	case p.Policy == config.AcceptNever:
-		return "refused"
-	case !p.known:
-		return "accepted_stale"
-	case p.Policy == config.AcceptStatic:
-		return results[p.busy < int(*p.Threshold)]
+func newPolicy(s config.AgentService) *policy {
+	p := &policy{reset: s.NotLocal == config.NotLocalReset}
+	switch a := s.Accept; a.Policy {
+	case config.AcceptAlways:
+		p.Policy = accept.Always{}
+	case config.AcceptNever:
+		p.Policy = accept.Never{}
+	case config.AcceptStatic:
+		p.Policy = accept.Static{Threshold: *a.Threshold}
+	case config.AcceptDynamic:
+		p.Policy = accept.NewDynamic(*a.Initial, a.Window, *a.Epsilon)
 	}
-	p.attempts++
-	if p.attempts == int(p.Window) {
-		// Within a billionth, for the sake of shares such as 20 of 50.
-		share, tiny := float64(p.accepted)/float64(p.Window), 1e-9
-		if share < 0.5-*p.Epsilon-tiny && p.threshold < p.capacity {
-			p.threshold++
-		} else if share > 0.5+*p.Epsilon+tiny && p.threshold > 0 {
-			p.threshold--
+	return p
+}
+
+// offer asks the policy. Those that go by the load take what is offered while none is known.
+func (p *policy) offer() string {
+	load := accept.Load{}
+	switch p.Policy.(type) {
+	case accept.Always, accept.Never:
+	default:
+		if p.load == nil {
+			return "accepted_stale"
 		}
-		p.attempts, p.accepted = 0, 0
+		load = *p.load
 	}
-	taken := p.busy < p.threshold
-	if taken {
-		p.accepted++
+	if p.Accepts(load) {
+		return "accepted"
 	}
-	return results[taken]
+	return "refused"
 }
 
 // segment is a packet of a flow.
@@ -180,7 +179,7 @@ func (h *hunter) connect(w wrapped, s segment) string {
 	case !local.listening:
 		result = "refused_down"
 	default:
-		result = p.accepts()
+		result = p.offer()
 	}
 	if result != "" {
 		h.offers[result]++

@@ -30,11 +30,7 @@ func newReference(cfg *config.Agent) reference {
 	}
 	for _, s := range cfg.Services {
 		if s.Accept.Policy != "" {
-			p := &policy{Accept: s.Accept, reset: s.NotLocal == config.NotLocalReset}
-			if s.Accept.Initial != nil {
-				p.threshold = int(*s.Accept.Initial)
-			}
-			r.services[netip.AddrPortFrom(s.VIP, uint16(s.Port))] = p
+			r.services[netip.AddrPortFrom(s.VIP, uint16(s.Port))] = newPolicy(s)
 		}
 		r.vips = append(r.vips, s.VIP)
 		if s.Protocol == config.TCP {

@@ -1,0 +1,111 @@
+package accept
+
+import (
+	"math"
+	"math/big"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestStatic(t *testing.T) {
+	for busy, want := range []bool{true, true, true, true, false, false} {
+		if got := (Static{Threshold: 4}).Accepts(Load{Busy: uint32(busy), Capacity: 32}); got != want {
+			t.Errorf("SR4 of busy %d: %v, want %v", busy, got, want)
+		}
+	}
+	if !(Always{}).Accepts(Load{Busy: math.MaxUint32}) || (Never{}).Accepts(Load{}) {
+		t.Error("always and never must not mind the load")
+	}
+}
+
+// printed is algorithm 2 as 6LB prints it, with exact shares.
+type printed struct {
+	accepted, attempt, c, n, windowSize int64
+	epsilon                             *big.Rat
+}
+
+func (p *printed) syn(b int64) bool {
+	p.attempt++
+	if p.attempt == p.windowSize {
+		share := big.NewRat(p.accepted, p.windowSize)
+		half := big.NewRat(1, 2)
+		if share.Cmp(new(big.Rat).Sub(half, p.epsilon)) < 0 && p.c < p.n {
+			p.c++
+		} else if share.Cmp(new(big.Rat).Add(half, p.epsilon)) > 0 && p.c > 0 {
+			p.c--
+		}
+		p.attempt, p.accepted = 0, 0
+	}
+	if b < p.c {
+		p.accepted++
+		return true
+	}
+	return false
+}
+
+func TestDynamicIsAlgorithm2(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		millionths := rapid.Int64Range(0, 499_999).Draw(t, "epsilon")
+		want := printed{
+			c: int64(rapid.IntRange(0, 6).Draw(t, "initial")), n: int64(rapid.IntRange(1, 8).Draw(t, "n")),
+			windowSize: int64(rapid.IntRange(1, 60).Draw(t, "window")), epsilon: big.NewRat(millionths, 1_000_000),
+		}
+		got := NewDynamic(uint32(want.c), uint32(want.windowSize), float64(millionths)/1e6)
+		for i, busy := range rapid.SliceOfN(rapid.Int64Range(0, 9), 100, 400).Draw(t, "busy") {
+			a, b := got.Accepts(Load{uint32(busy), uint32(want.n)}), want.syn(busy)
+			if a != b || int64(got.Threshold) != want.c || int64(got.Attempts) != want.attempt || int64(got.Accepted) != want.accepted {
+				t.Fatalf("offer %d: %v with %+v, want %v with %+v", i, a, *got, b, want)
+			}
+		}
+	})
+}
+
+func TestDynamicWithoutCapacity(t *testing.T) {
+	d := NewDynamic(1, 1, 0)
+	for i := range uint32(100) {
+		d.Accepts(Load{Busy: 1000, Capacity: NoCapacity})
+		if d.Threshold != i+2 {
+			t.Fatalf("threshold %d after %d refusals", d.Threshold, i+1)
+		}
+	}
+}
+
+func TestLeast(t *testing.T) {
+	full := func(busy uint32) Load { return Load{busy, 2} }
+	for _, c := range []struct {
+		name   string
+		own    Load
+		passed []Load
+		last   bool
+		answer Answer
+		back   int
+	}{
+		{"free", full(1), nil, false, Take, 0},
+		{"free and last", full(1), []Load{full(2)}, true, Take, 0},
+		{"full", full(2), nil, false, Pass, 0},
+		{"full, but alone", full(7), nil, true, Take, 0},
+		{"the last is the least busy", full(3), []Load{full(4), full(5)}, true, Take, 0},
+		{"as busy: no hop more", full(3), []Load{full(3)}, true, Take, 0},
+		{"handed back", full(4), []Load{full(5), full(2), full(3)}, true, Return, 1},
+		{"to the first of two", full(4), []Load{full(3), full(3)}, true, Return, 0},
+		{"larger servers are less busy", Load{4, 2}, []Load{{3, 1}, {6, 4}}, true, Return, 1},
+		{"no capacity known", Load{4, NoCapacity}, nil, false, Take, 0},
+	} {
+		if answer, back := Least(c.own, c.passed, c.last); answer != c.answer || back != c.back {
+			t.Errorf("%s: %v, %d, want %v, %d", c.name, answer, back, c.answer, c.back)
+		}
+	}
+}
+
+func TestBounds(t *testing.T) {
+	for _, c := range []struct {
+		window    uint32
+		epsilon   float64
+		few, many uint32
+	}{{50, 0.1, 20, 30}, {50, 0, 25, 25}, {1, 0.1, 1, 0}, {10, 0.05, 5, 5}, {1000, 0.3, 200, 800}, {7, 0.499999, 1, 6}} {
+		if few, many := Bounds(c.window, c.epsilon); few != c.few || many != c.many {
+			t.Errorf("window %d, epsilon %v: %d and %d, want %d and %d", c.window, c.epsilon, few, many, c.few, c.many)
+		}
+	}
+}

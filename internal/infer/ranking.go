@@ -1,0 +1,110 @@
+package infer
+
+import (
+	"math"
+	"math/bits"
+)
+
+// Ranking finds the server of the smallest score while scores change one at a time, without memory
+// beyond its own. It is a binary tree: each node holds the smallest score of the servers below it, and
+// how many have that one. To change a score, or to choose, takes at most log2(n) steps.
+type Ranking struct {
+	nodes []ranked // 1 is the root, 2i and 2i+1 are the children of i
+	first int32    // the leaf of server 0
+}
+
+type ranked struct {
+	score float64
+	ties  int32
+}
+
+// NewRanking returns a ranking of n servers, all out of it: their score is infinite.
+func NewRanking(n int) *Ranking {
+	first := 1
+	for first < n {
+		first *= 2
+	}
+	r := &Ranking{nodes: make([]ranked, 2*first), first: int32(first)}
+	for i := range r.nodes {
+		r.nodes[i] = ranked{math.Inf(1), 0}
+	}
+	return r
+}
+
+// Set gives a server a score; +Inf keeps it from being chosen. Scores must not be NaN.
+func (r *Ranking) Set(server int32, score float64) {
+	at := uint(r.first + server)
+	r.nodes[at] = ranked{score, 1}
+	if math.IsInf(score, 1) {
+		r.nodes[at].ties = 0
+	}
+	for at >>= 1; at > 0; at >>= 1 {
+		best, right := r.nodes[2*at], r.nodes[2*at+1]
+		switch {
+		case right.score < best.score:
+			best = right
+		case right.score == best.score:
+			best.ties += right.ties
+		}
+		if r.nodes[at] == best {
+			return
+		}
+		r.nodes[at] = best
+	}
+}
+
+// Score is a server's.
+func (r *Ranking) Score(server int32) float64 { return r.nodes[r.first+server].score }
+
+// Best returns the server of the smallest score, -1 if there is none. Of several any is as likely, if
+// the random bits are; 0 chooses the first.
+func (r *Ranking) Best(random uint64) (server int32, score float64) {
+	root := r.nodes[1]
+	if root.ties == 0 {
+		return -1, root.score
+	}
+	turn := share(random, root.ties)
+	at := int32(1)
+	for at < r.first {
+		at *= 2
+		if left := r.nodes[at]; left.score > root.score || turn >= left.ties {
+			if left.score == root.score {
+				turn -= left.ties
+			}
+			at++
+		}
+	}
+	return at - r.first, root.score
+}
+
+// BestOf is Best among some candidates: a bucket's, for example.
+func (r *Ranking) BestOf(candidates []uint16, random uint64) (server int32, score float64) {
+	score, ties := math.Inf(1), int32(0)
+	for _, c := range candidates {
+		switch s := r.Score(int32(c)); {
+		case s < score:
+			score, ties = s, 1
+		case s == score:
+			ties++
+		}
+	}
+	if math.IsInf(score, 1) {
+		return -1, score
+	}
+	turn := share(random, ties)
+	for _, c := range candidates {
+		if r.Score(int32(c)) == score {
+			if turn == 0 {
+				return int32(c), score
+			}
+			turn--
+		}
+	}
+	panic("unreachable: a tie was counted that is not there")
+}
+
+// share maps random bits to 0 to n-1.
+func share(random uint64, n int32) int32 {
+	at, _ := bits.Mul64(random, uint64(n))
+	return int32(at)
+}
