@@ -163,7 +163,7 @@ func (r *Result) finite() error {
 
 // Figures returns all figures, by paper and number.
 func Figures() []Figure {
-	return slices.Concat(sixLBFigures, shellFigures, hlbFigures)
+	return slices.Concat(srlbFigures, sixLBFigures, shellFigures, hlbFigures)
 }
 
 // Select returns the figures that one of the patterns of path.Match describes, such as 6lb-8a, 6lb-8?

@@ -13,5 +13,11 @@ var sixLBFigures = []Figure{
 	{"6lb-8e", "Model: distribution of response times", "6LB, section V-F, equation (9)", figure8e},
 	{"6lb-8f", "Model: reduction of the number of servers", "6LB, section V-G, equation (11)", figure8f},
 	{"6lb-9", "Model: probability of wrongful rejection", "6LB, section V-E, equation (8)", figure9},
+	{"6lb-10a", "Mean response time by load", "6LB, section VI-B2", figure10a},
+	{"6lb-10b", "Load of the servers over time, heavy load", "6LB, section VI-B2", figure10b},
+	{"6lb-10c", "Distribution of response times, light and heavy load", "6LB, section VI-B2", figure10c},
+	{"6lb-11a", "Servers needed for a mean response time", "6LB, section VI-B3", figure11a},
+	{"6lb-11b", "Influence of the size of the consistent-hash table", "6LB, section VI-B4", figure11b},
 	{"6lb-11d", "Connection resets when servers and the balancer change", "6LB, section VI-B5", figure11d},
+	{"6lb-11f", "Influence of the variance of service times", "6LB, section VI-B8", figure11f},
 }
