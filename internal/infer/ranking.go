@@ -93,14 +93,15 @@ func (r *Ranking) BestOf(candidates []uint16, random uint64) (server int32, scor
 	}
 	turn := share(random, ties)
 	for _, c := range candidates {
-		if r.Score(int32(c)) == score {
-			if turn == 0 {
-				return int32(c), score
-			}
-			turn--
+		if r.Score(int32(c)) != score {
+			continue
+		}
+		server = int32(c)
+		if turn--; turn < 0 {
+			break
 		}
 	}
-	panic("unreachable: a tie was counted that is not there")
+	return server, score
 }
 
 // share maps random bits to 0 to n-1.

@@ -99,7 +99,7 @@ func (e *engine) place(f int32) {
 	if flow.ended {
 		return
 	}
-	b, offer := &e.balancers[flow.balancer], &e.offers[f].Offer
+	b, offer := &e.balancers[flow.balancer], &e.offers[f]
 	flow.tracked = b.claim(flow.Key)
 	if flow.measured {
 		b.flows++
@@ -126,23 +126,23 @@ func (e *engine) place(f int32) {
 
 // offered is when an offer comes to a server.
 func (e *engine) offered(f int32) {
-	flow, offer := &e.flows[f], &e.offers[f].Offer
+	flow, offer := &e.flows[f], &e.offers[f]
 	if flow.ended {
 		return
 	}
 	s := offer.Servers[offer.At]
-	server := &e.servers[s]
-	if !server.alive {
+	if !e.servers[s].alive {
 		e.end(f, Lost)
 		return
 	}
-	if server.agent == nil || flow.forced {
+	agent := e.agentOf(s)
+	if agent == nil || flow.forced {
 		e.take(f, s)
 		return
 	}
 	own := e.load(s)
 	offer.Loads[offer.At] = own
-	next := server.agent.Decide(own, offer)
+	next := agent.Decide(own, offer)
 	if next == offer.At {
 		e.take(f, s)
 		return
@@ -158,17 +158,17 @@ func (e *engine) offered(f int32) {
 
 // take has a server take a flow.
 func (e *engine) take(f, s int32) {
-	flow, r := &e.flows[f], &e.offers[f]
+	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
 	e.touch(s)
 	if flow.measured {
-		e.countTaken(flow, &r.Offer, s)
+		e.countTaken(flow, &e.offers[f], s)
 	}
 	e.opened(s, 1)
 	flow.Server, flow.taken = s, e.now
 	n := &e.config.Network
 	if flow.tracked && b.accepter != nil {
-		r.taker = e.load(s)
+		e.reports[f].taker = e.load(s)
 		e.send(e.delay(&n.BalancerServer, f), acceptedAtBalancer, f)
 	}
 	back := e.delay(&n.ServerClient, f) + e.delay(&n.ClientBalancer, f)
@@ -182,10 +182,10 @@ func (e *engine) take(f, s int32) {
 
 // acceptedAt is when the server's signal comes to the balancer.
 func (e *engine) acceptedAt(f int32) {
-	flow, r := &e.flows[f], &e.offers[f]
+	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
 	if flow.tracked && !flow.done && b.accepter != nil {
-		b.accepter.Accepted(&flow.Flow, &r.Offer, r.taker)
+		b.accepter.Accepted(&flow.Flow, &e.offers[f], e.reports[f].taker)
 	}
 }
 
@@ -232,9 +232,10 @@ func (e *engine) end(f int32, outcome Outcome) {
 		return
 	}
 	if e.balancers[b].closer != nil {
-		e.offers[f].leaving = Load{}
+		r := &e.reports[f]
+		r.leaving = Load{}
 		if flow.Server != none {
-			e.offers[f].leaving = e.load(flow.Server)
+			r.leaving = e.load(flow.Server)
 		}
 	}
 	e.send(back+e.delay(&n.ClientBalancer, f), closedAtBalancer, f)
@@ -259,7 +260,7 @@ func (e *engine) close(f int32) {
 // tellClosed calls Closed.
 func (e *engine) tellClosed(b *balancer, f int32) {
 	flow := &e.flows[f]
-	end := End{Outcome: flow.outcome, Load: e.offers[f].leaving}
+	end := End{Outcome: flow.outcome, Load: e.reports[f].leaving}
 	if flow.Server != none && flow.connected <= e.now {
 		flow.Connected = true
 		end.Duration = e.now - flow.connected

@@ -31,15 +31,17 @@ type engine struct {
 	run    int
 	now    float64
 
-	flows  []flow
-	offers []record // by flow
-	free   int32    // the first free flow
+	flows   []flow
+	offers  []Offer  // by flow
+	reports []report // by flow
+	free    int32    // the first free flow
 
 	queue    eventQueue
 	services *Tournament // when the next flow leaves each slot
 	slots    []slot
 
 	servers   []server
+	agents    []agent // by server; none without a policy
 	stations  []station
 	balancers []balancer
 	unequal   bool    // the balancers' weights

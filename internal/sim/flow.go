@@ -23,11 +23,10 @@ type flow struct {
 	lives     bool // is under way, not free memory
 }
 
-// record is what is read of a flow now and then.
-type record struct {
-	Offer
-	taker   Load // the server's that took it, then
-	leaving Load // the server's that it left, then
+// report is what servers say of themselves in a flow's signals.
+type report struct {
+	taker   Load // that took it, then
+	leaving Load // that it left, then
 }
 
 const none = -1
@@ -71,7 +70,8 @@ func (e *engine) newFlow() int32 {
 	f := e.free
 	if f == none {
 		e.flows = append(e.flows, flow{})
-		e.offers = append(e.offers, record{})
+		e.offers = append(e.offers, Offer{})
+		e.reports = append(e.reports, report{})
 		return int32(len(e.flows) - 1)
 	}
 	e.free = e.flows[f].next

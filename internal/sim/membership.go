@@ -159,7 +159,7 @@ func (e *engine) move(f, to int32) {
 // recover has the balancer that a flow has moved to find its server, if it can.
 func (e *engine) recover(f int32) bool {
 	flow := &e.flows[f]
-	b, offer := &e.balancers[flow.balancer], &e.offers[f].Offer
+	b, offer := &e.balancers[flow.balancer], &e.offers[f]
 	if b.recoverer == nil {
 		return false
 	}

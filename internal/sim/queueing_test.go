@@ -17,7 +17,7 @@ func one(cpus int32, discipline sim.Discipline, rho float64, work sim.Distributi
 		}},
 		Balancers:   []sim.Share{{Weight: 1}},
 		Jobs:        []sim.Job{{Share: 1, Stages: []sim.Stage{{Work: work}}}},
-		Placement:   placement.RoundRobin{},
+		Placement:   &placement.RoundRobin{},
 		Connections: 400_000,
 		Warmup:      0.05,
 	}
@@ -107,7 +107,7 @@ func BenchmarkConnections(b *testing.B) {
 		{"servers=128/cores=2", 128, 2, sim.Network{}},
 	} {
 		b.Run(test.name, func(b *testing.B) {
-			c := figure10(test.servers, 4, 0.885, placement.LSQ{})
+			c := figure10(test.servers, 4, 0.885, &placement.LSQ{})
 			c.Network = test.network
 			c.Connections = uint64(max(b.N/test.parallel, 1))
 			b.ReportAllocs()

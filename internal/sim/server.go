@@ -6,15 +6,27 @@ import "math"
 // with IO, len(servers) after it.
 type server struct {
 	alive   bool
-	agent   Agent
-	watch   Observer  // nil unless the agent is one
-	guess   Estimator // likewise
-	workers int32     // 0 for no limit
-	backlog int32     // -1 for no limit
+	workers int32 // 0 for no limit
+	backlog int32 // -1 for no limit
 	open    int32
 	active  int32    // with processor sharing: workers at work
 	waiting flowList // with processor sharing: for a worker
 	use     use
+}
+
+// agent is what decides on a server. What it wants to know is found out once.
+type agent struct {
+	Agent
+	observer  Observer
+	estimator Estimator
+}
+
+// agentOf returns nil for servers that take what they are offered.
+func (e *engine) agentOf(s int32) *agent {
+	if e.agents == nil {
+		return nil
+	}
+	return &e.agents[s]
 }
 
 // station is a queue of a server.
@@ -192,11 +204,10 @@ func (e *engine) room(server *server, waiting *flowList) bool {
 // leave has a flow leave its server.
 func (e *engine) leave(f int32, outcome Outcome) {
 	flow := &e.flows[f]
-	server := &e.servers[flow.Server]
 	e.touch(flow.Server)
 	e.opened(flow.Server, -1)
-	if server.watch != nil {
-		server.watch.Ended(e.now-flow.taken, server.open)
+	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
+		agent.observer.Ended(e.now-flow.taken, e.servers[flow.Server].open)
 	}
 	e.end(f, outcome)
 }
@@ -210,8 +221,8 @@ func (e *engine) load(s int32) Load {
 	} else {
 		l.Busy, l.Waiting, l.Workers = cpu.busy, cpu.waiting.n, cpu.cpus
 	}
-	if server.guess != nil {
-		l.Latency = server.guess.Latency(l)
+	if agent := e.agentOf(s); agent != nil && agent.estimator != nil {
+		l.Latency = agent.estimator.Latency(l)
 	}
 	return l
 }

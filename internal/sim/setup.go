@@ -63,9 +63,10 @@ func (e *engine) addServers(seed uint64) error {
 		if err != nil {
 			return fmt.Errorf("server %q: %w", s.Name, err)
 		}
-		state.agent = a
-		state.watch, _ = a.(Observer)
-		state.guess, _ = a.(Estimator)
+		agent := agent{Agent: a}
+		agent.observer, _ = a.(Observer)
+		agent.estimator, _ = a.(Estimator)
+		e.agents = append(e.agents, agent)
 	}
 	if c.usesIO() {
 		for i := range c.Servers {

@@ -1,7 +1,7 @@
-// Package placement has the placements that the simulator knows.
 package placement
 
 import (
+	"errors"
 	"sync"
 
 	"github.com/segue-lb/segue/internal/sim"
@@ -11,45 +11,34 @@ import (
 // Hash offers a flow to the candidates of its bucket in the consistent-hash table: with one candidate
 // SC (Maglev), with several and an accept policy 6LB.
 type Hash struct {
-	Candidates int // 1 to sim.MaxChain
-	Buckets    int // see tables.ValidBuckets
-	tables     tableCache
+	// Candidates of each bucket, 1 to 8.
+	Candidates int `yaml:"candidates"`
+	// Buckets of the table; 0 is tables.DefaultBuckets.
+	Buckets int `yaml:"buckets"`
+	tables  tableCache
 }
 
 // New implements sim.Method.
-func (h *Hash) New(b *sim.Balancer) (sim.Placement, error) {
-	p := &hash{method: h, b: b}
+func (m *Hash) New(b *sim.Balancer) (sim.Placement, error) {
+	p := &hash{tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}}
 	return p, p.build()
 }
 
-type hash struct {
-	method *Hash
-	b      *sim.Balancer
-	table  *tables.Table
+// Build implements Spec.
+func (m *Hash) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
+
+func (m *Hash) validate() error {
+	return errors.Join(checkCandidates(m.Candidates, 1), checkBuckets(m.Buckets))
 }
 
-func (p *hash) build() (err error) {
-	p.table, err = p.method.tables.build(p.b, p.method.Buckets, p.method.Candidates)
-	return err
-}
+type hash struct{ tableOf }
 
-func (p *hash) Place(f *sim.Flow, offer *sim.Offer) {
-	if p.table.Candidates == 0 {
-		return
-	}
-	for _, s := range p.table.Row(bucket(f, p.table.Buckets)) {
-		offer.Add(int32(s))
-	}
-}
+func (p *hash) Place(f *sim.Flow, offer *sim.Offer) { p.offerRow(f, offer) }
 
 // Recover looks where Place may have put the flow.
-func (p *hash) Recover(f *sim.Flow, offer *sim.Offer) { p.Place(f, offer) }
+func (p *hash) Recover(f *sim.Flow, offer *sim.Offer) { p.offerRow(f, offer) }
 
-func (p *hash) MembershipChanged() {
-	if err := p.build(); err != nil {
-		panic("placement: " + err.Error()) // the first table of the same parameters could be built
-	}
-}
+func (p *hash) MembershipChanged() { must(p.build()) }
 
 // bucket is the row of a flow.
 func bucket(f *sim.Flow, buckets int) int {

@@ -6,9 +6,12 @@ import "github.com/segue-lb/segue/internal/sim"
 type RoundRobin struct{}
 
 // New implements sim.Method.
-func (RoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
+func (*RoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
 	return &roundRobin{b: b, next: b.Rand.Intn(max(len(b.Live), 1))}, nil
 }
+
+// Build implements Spec.
+func (m *RoundRobin) Build() (sim.Method, sim.Policy, error) { return m, nil, nil }
 
 type roundRobin struct {
 	b    *sim.Balancer

@@ -1,0 +1,152 @@
+package placement
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+func must(err error) {
+	if err != nil {
+		panic("placement: " + err.Error()) // what could be made once, of the same parameters
+	}
+}
+
+// oneOf checks a parameter that is a word.
+func oneOf[T ~string](name string, value T, allowed ...T) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	return fmt.Errorf("%s %q: must be one of %q", name, value, allowed[1:])
+}
+
+// inRange checks a parameter that is a number.
+func inRange[T int | float64](name string, value, least, most T) error {
+	if value >= least && value <= most {
+		return nil
+	}
+	return fmt.Errorf("%s %v: must be %v to %v", name, value, least, most)
+}
+
+func checkCandidates(candidates, least int) error {
+	return inRange("candidates", candidates, least, sim.MaxChain)
+}
+
+func checkBuckets(buckets int) error {
+	if buckets == 0 {
+		return nil
+	}
+	return tables.ValidBuckets(buckets)
+}
+
+func checkInterval(seconds float64) error { return inRange("interval", seconds, 0.001, 3600) }
+
+// equalWeights is 1 for every server.
+func equalWeights(b *sim.Balancer) []float64 {
+	return slices.Repeat([]float64{1}, len(b.Servers))
+}
+
+// capacities are the servers', as configured.
+func capacities(b *sim.Balancer) []float64 {
+	c := make([]float64, len(b.Servers))
+	for i := range b.Servers {
+		c[i] = b.Servers[i].Capacity()
+	}
+	return c
+}
+
+// homeOrder is infer.Order of all servers for a balancer, by homes of those that are live; the first
+// so many are its own. Those that are not live come last.
+func homeOrder(b *sim.Balancer, weight []float64) (order []int32, homes int) {
+	members := make([]infer.Member, len(b.Live))
+	live := make([]bool, len(b.Servers))
+	for i, s := range b.Live {
+		members[i] = infer.Member{Name: b.Servers[s].Name, Weight: weight[s]}
+		live[s] = true
+	}
+	balancers := make([]string, len(b.Peers))
+	for i, peer := range b.Peers {
+		balancers[i] = "balancer " + strconv.Itoa(int(peer))
+	}
+	home := infer.Homes(members, balancers)
+	self := slices.Index(b.Peers, int32(b.Index))
+	for _, i := range infer.Order(members, balancers, home, self) {
+		order = append(order, b.Live[i])
+		if int(home[i]) == self {
+			homes++
+		}
+	}
+	for s := range live {
+		if !live[s] {
+			order = append(order, int32(s))
+		}
+	}
+	return order, homes
+}
+
+// inverse is that of a permutation.
+func inverse(order []int32) []int32 {
+	position := make([]int32, len(order))
+	for at, s := range order {
+		position[s] = int32(at)
+	}
+	return position
+}
+
+func shuffle(r *sim.Rand, list []int32) {
+	for i := len(list) - 1; i > 0; i-- {
+		j := r.Intn(i + 1)
+		list[i], list[j] = list[j], list[i]
+	}
+}
+
+// draw appends up to n distinct live servers to a list, each as likely as any other.
+func draw(b *sim.Balancer, list []int32, n int) []int32 {
+	n = min(n, len(b.Live))
+	for len(list) < n {
+		if s := b.Live[b.Rand.Intn(len(b.Live))]; !slices.Contains(list, s) {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// tableOf is a balancer's consistent-hash table; without candidates there is none.
+type tableOf struct {
+	cache      *tableCache
+	b          *sim.Balancer
+	buckets    int
+	candidates int
+	table      *tables.Table
+}
+
+func (t *tableOf) build() (err error) {
+	if t.candidates == 0 {
+		return nil
+	}
+	buckets := t.buckets
+	if buckets == 0 {
+		buckets = tables.DefaultBuckets
+	}
+	t.table, err = t.cache.build(t.b, buckets, t.candidates)
+	return err
+}
+
+// row is that of a flow: servers, none where there is no table or nobody in it.
+func (t *tableOf) row(f *sim.Flow) []uint16 {
+	if t.table == nil || t.table.Candidates == 0 {
+		return nil
+	}
+	return t.table.Row(bucket(f, t.table.Buckets))
+}
+
+// offerRow offers a flow to the candidates of its bucket.
+func (t *tableOf) offerRow(f *sim.Flow, offer *sim.Offer) {
+	for _, s := range t.row(f) {
+		offer.Add(int32(s))
+	}
+}

@@ -1,0 +1,93 @@
+package placement
+
+import (
+	"errors"
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// HLB takes the server of the smallest (l+1)/w, with l the balancer's own flows that are connected and
+// w inferred from how long flows last: "HLB: Toward Load-Aware Load Balancing", section IV. HLB2 looks
+// at two random servers; HLB-FIX has a fixed measurement noise (section VI-D1).
+type HLB struct {
+	Own     `yaml:",inline"`
+	Weights `yaml:",inline"`
+	tables  tableCache
+}
+
+// Weights are the parameters of infer.Speeds.
+type Weights struct {
+	// Interval is the time in seconds from one step to the next; 0 is 0.5, as in the paper.
+	Interval float64 `yaml:"interval"`
+	// Norm is "sum" (the paper's, also "") or "mean".
+	Norm string `yaml:"norm"`
+	// Unseen is what servers are taken for of which no flow has ended: "average" (also "") or "zero".
+	Unseen string `yaml:"unseen"`
+	// FixedNoise makes it HLB-FIX.
+	FixedNoise bool `yaml:"fixed-noise"`
+}
+
+func (w *Weights) validate() error {
+	return errors.Join(
+		checkInterval(w.interval()),
+		oneOf("norm", w.Norm, "", "sum", "mean"),
+		oneOf("unseen", w.Unseen, "", "average", "zero"),
+	)
+}
+
+func (w *Weights) interval() float64 {
+	if w.Interval == 0 {
+		return 0.5
+	}
+	return w.Interval
+}
+
+func (w *Weights) speeds(servers int) *infer.Speeds {
+	o := infer.Options{FixedNoise: w.FixedNoise}
+	if w.Norm == "mean" {
+		o.Norm = infer.ByMean
+	}
+	if w.Unseen == "zero" {
+		o.Unseen = infer.AsZero
+	}
+	return infer.NewSpeeds(servers, o)
+}
+
+// New implements sim.Method.
+func (m *HLB) New(b *sim.Balancer) (sim.Placement, error) {
+	scored, err := newByScore(b, &m.Own, &m.tables, equalWeights(b))
+	if err != nil {
+		return nil, err
+	}
+	return &hlb{byScore: scored, weights: &m.Weights, speeds: m.speeds(len(b.Servers))}, nil
+}
+
+// Build implements Spec.
+func (m *HLB) Build() (sim.Method, sim.Policy, error) {
+	return m, nil, errors.Join(m.Own.validate(), m.Weights.validate())
+}
+
+type hlb struct {
+	*byScore
+	weights *Weights
+	speeds  *infer.Speeds
+}
+
+// Weight is a server's of the last step; samples of a run may want to see it.
+func (p *hlb) Weight(server int32) float64 { return p.weight[server] }
+
+func (p *hlb) Interval() float64 { return p.weights.interval() }
+
+func (p *hlb) Step() {
+	p.speeds.Step()
+	for _, s := range p.b.Live {
+		p.weight[s] = p.speeds.Weight(s)
+		p.rank(s)
+	}
+}
+
+func (p *hlb) Closed(f *sim.Flow, end sim.End) {
+	if server, wasConnected := p.closed(f); wasConnected {
+		p.speeds.Observe(server, end.Duration, p.b.Rand.Uint64())
+	}
+}

@@ -1,0 +1,70 @@
+package placement
+
+import "github.com/segue-lb/segue/internal/sim"
+
+// LSQ takes the server with the fewest of the balancer's own flows (HLB, section I-B); LSQ2 of two
+// random ones.
+type LSQ struct {
+	Own    `yaml:",inline"`
+	tables tableCache
+}
+
+// Build implements Spec.
+func (m *LSQ) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
+
+// New implements sim.Method.
+func (m *LSQ) New(b *sim.Balancer) (sim.Placement, error) {
+	if m.Choices > 0 || m.Candidates > 0 || !m.random() {
+		return newByScore(b, &m.Own, &m.tables, equalWeights(b))
+	}
+	p := lsq{b: b, open: sim.NewCounts(len(b.Servers))}
+	p.MembershipChanged()
+	if m.Count == CountConnected {
+		return &connectedLSQ{p}, nil
+	}
+	return &p, nil
+}
+
+// lsq chooses from all servers, and of equals by chance. Others do with a ranking what it does in
+// constant time, because what it compares are counts.
+type lsq struct {
+	b    *sim.Balancer
+	open *sim.Counts
+}
+
+func (p *lsq) choose() int32 {
+	least := p.open.Least()
+	if len(least) == 0 {
+		return -1
+	}
+	return least[p.b.Rand.Intn(len(least))]
+}
+
+func (p *lsq) Place(f *sim.Flow, offer *sim.Offer) {
+	if s := p.choose(); s >= 0 {
+		offer.Set(s)
+		f.Mark = uint32(s)
+		p.open.Add(s)
+	}
+}
+
+func (p *lsq) Closed(f *sim.Flow, _ sim.End) { p.open.Remove(int32(f.Mark)) }
+
+func (p *lsq) MembershipChanged() { p.open.SetEligible(p.b.Live) }
+
+// connectedLSQ counts flows from their first acknowledgement on.
+type connectedLSQ struct{ lsq }
+
+func (p *connectedLSQ) Place(_ *sim.Flow, offer *sim.Offer) {
+	if s := p.choose(); s >= 0 {
+		offer.Set(s)
+	}
+}
+
+func (p *connectedLSQ) Connected(f *sim.Flow) { p.open.Add(f.Server) }
+
+func (p *connectedLSQ) Closed(f *sim.Flow, _ sim.End) {
+	if f.Connected {
+		p.open.Remove(f.Server)
+	}
+}

@@ -1,0 +1,258 @@
+package placement
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// Own are the parameters of placements that score servers by the balancer's own flows to them.
+type Own struct {
+	// Choices, if not 0, has the placement look at so many random servers only, up to 8: 2 for the
+	// power of two choices.
+	Choices int `yaml:"choices"`
+	// Candidates, if not 0, has it look at those of the flow's bucket only, so that another balancer
+	// can find the flow.
+	Candidates int `yaml:"candidates"`
+	// Buckets of the table, where Candidates is set; 0 is tables.DefaultBuckets.
+	Buckets int `yaml:"buckets"`
+	// Count says from when on a flow is counted.
+	Count Count `yaml:"count"`
+	// Ties says who gets a flow of servers of the same score.
+	Ties Ties `yaml:"ties"`
+}
+
+// Count says from when on a flow is counted.
+type Count string
+
+// When flows are counted: from the choice of a server on (""), or from the client's first
+// acknowledgement on, as HLB does lest a flood of SYNs be counted (section IV-A2).
+const (
+	CountPlaced    Count = "placed"
+	CountConnected Count = "connected"
+)
+
+// Ties says which of several servers of the same score gets a flow.
+type Ties string
+
+// How ties are broken: by chance (""), by the order of the configuration, by an order that each
+// balancer has drawn for itself, or by that of infer.Order, which begins with the servers that the
+// balancer is home of.
+const (
+	TiesRandom Ties = "random"
+	TiesFirst  Ties = "first"
+	TiesOwn    Ties = "own-order"
+	TiesHome   Ties = "home"
+)
+
+func (o *Own) validate() error {
+	if o.Choices > 0 && o.Candidates > 0 {
+		return fmt.Errorf("choices and candidates: only one of them can be set")
+	}
+	return errors.Join(
+		inRange("choices", o.Choices, 0, sim.MaxChain),
+		checkCandidates(o.Candidates, 0), checkBuckets(o.Buckets),
+		oneOf("count", o.Count, "", CountPlaced, CountConnected),
+		oneOf("ties", o.Ties, "", TiesRandom, TiesFirst, TiesOwn, TiesHome),
+	)
+}
+
+// random tells whether ties are broken by chance.
+func (o *Own) random() bool { return o.Ties == "" || o.Ties == TiesRandom }
+
+// tally counts the balancer's own flows.
+type tally struct {
+	b      *sim.Balancer
+	early  bool // from the choice on
+	change func(server int32, by float64)
+}
+
+func newTally(b *sim.Balancer, c Count, change func(int32, float64)) tally {
+	return tally{b, c != CountConnected, change}
+}
+
+// A flow's mark holds its state, the server it went to, and the balancer that has the state.
+const (
+	stateBits, serverBits = 2, 16
+	mostServers           = 1 << serverBits
+	mostBalancers         = 1<<(32-stateBits-serverBits) - 1
+)
+
+func (t *tally) mark(f *sim.Flow, state infer.State, server int32) {
+	f.Mark = uint32(state) | uint32(server)<<stateBits | uint32(t.b.Index+1)<<(stateBits+serverBits)
+}
+
+// marked is what mark has written, of this balancer.
+func (t *tally) marked(f *sim.Flow) (state infer.State, server int32) {
+	if f.Mark>>(stateBits+serverBits) != uint32(t.b.Index+1) {
+		return infer.Null, f.Server
+	}
+	return infer.State(f.Mark & (1<<stateBits - 1)), int32(f.Mark >> stateBits & (mostServers - 1))
+}
+
+func (t *tally) placed(f *sim.Flow, server int32) {
+	state, _ := infer.Null.Next(infer.Open)
+	t.mark(f, state, server)
+	if t.early {
+		t.change(server, 1)
+	}
+}
+
+// connected takes a flow for placed that has come from another balancer.
+func (t *tally) connected(f *sim.Flow) {
+	state, server := t.marked(f)
+	if state == infer.Null {
+		t.placed(f, server)
+		state, _ = t.marked(f)
+	}
+	state, occupancy := state.Next(infer.Data)
+	t.mark(f, state, server)
+	if !t.early && occupancy != 0 {
+		t.change(server, float64(occupancy))
+	}
+}
+
+// closed returns the server that the flow was counted at, and whether it was connected.
+func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
+	state, server := t.marked(f)
+	_, occupancy := state.Next(infer.End)
+	switch {
+	case t.early && state != infer.Null:
+		t.change(server, -1)
+	case !t.early && occupancy != 0:
+		t.change(server, float64(occupancy))
+	}
+	return server, state == infer.Conn
+}
+
+// byScore takes the server of the smallest infer.Delay.
+type byScore struct {
+	tally
+	own      *Own
+	weight   []float64 // of servers, whether they are live or not
+	flows    []float64
+	live     []bool
+	ranking  *infer.Ranking // by position
+	position []int32        // of a server in the order in which ties are broken
+	server   []int32        // of a position
+	table    tableOf
+	row      [sim.MaxChain]uint16
+	drawn    [sim.MaxChain]int32
+}
+
+// newByScore begins with the given weights.
+func newByScore(b *sim.Balancer, own *Own, tables *tableCache, weight []float64) (*byScore, error) {
+	n := len(b.Servers)
+	if n > mostServers || b.Index >= mostBalancers {
+		return nil, fmt.Errorf("%d servers, balancer %d: at most %d and %d", n, b.Index, mostServers, mostBalancers-1)
+	}
+	p := &byScore{own: own, weight: weight, flows: make([]float64, n), live: make([]bool, n)}
+	p.tally = newTally(b, own.Count, p.add)
+	p.table = tableOf{tables, b, own.Buckets, own.Candidates, nil}
+	return p, p.arrange()
+}
+
+// arrange makes order and ranking anew, when servers or balancers have changed.
+func (p *byScore) arrange() error {
+	n := len(p.weight)
+	clear(p.live)
+	for _, s := range p.b.Live {
+		p.live[s] = true
+	}
+	switch {
+	case p.own.Ties == TiesHome:
+		p.server, _ = homeOrder(p.b, equalWeights(p.b))
+	case p.server == nil:
+		p.server = make([]int32, n)
+		for i := range p.server {
+			p.server[i] = int32(i)
+		}
+		if p.own.Ties == TiesOwn {
+			shuffle(p.b.Rand, p.server)
+		}
+	}
+	p.position = inverse(p.server)
+	p.ranking = infer.NewRanking(n)
+	for s := range int32(n) {
+		p.rank(s)
+	}
+	return p.table.build()
+}
+
+func (p *byScore) rank(server int32) {
+	score := math.Inf(1)
+	if p.live[server] {
+		score = infer.Delay(p.flows[server], p.weight[server])
+	}
+	p.ranking.Set(p.position[server], score)
+}
+
+func (p *byScore) add(server int32, by float64) {
+	p.flows[server] += by
+	p.rank(server)
+}
+
+func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
+	random := uint64(0)
+	if p.own.random() {
+		random = p.b.Rand.Uint64()
+	}
+	var best int32
+	if row := p.choices(f); row != nil {
+		best, _ = p.ranking.BestOf(row, random)
+	} else {
+		best, _ = p.ranking.Best(random)
+	}
+	if best >= 0 {
+		s := p.server[best]
+		offer.Set(s)
+		p.placed(f, s)
+	}
+}
+
+// choices are the positions to choose from; nil for all.
+func (p *byScore) choices(f *sim.Flow) []uint16 {
+	row := p.row[:0]
+	switch {
+	case p.own.Choices > 0:
+		for _, s := range draw(p.b, p.drawn[:0], p.own.Choices) {
+			row = append(row, uint16(p.position[s]))
+		}
+	case p.own.Candidates > 0:
+		for _, s := range p.table.row(f) {
+			row = append(row, uint16(p.position[s]))
+		}
+	default:
+		return nil
+	}
+	return row
+}
+
+func (p *byScore) Connected(f *sim.Flow) { p.connected(f) }
+
+func (p *byScore) Closed(f *sim.Flow, _ sim.End) { p.closed(f) }
+
+func (p *byScore) MembershipChanged() { must(p.arrange()) }
+
+// Recover looks at the candidates of the bucket.
+func (p *byScore) Recover(f *sim.Flow, offer *sim.Offer) {
+	p.table.offerRow(f, offer)
+}
+
+// SED takes the server of the shortest expected delay, (l+1)/w with l the balancer's own flows and w
+// the server's capacity, which is known (HLB, section I-B); SED2 of two random ones.
+type SED struct {
+	Own    `yaml:",inline"`
+	tables tableCache
+}
+
+// New implements sim.Method.
+func (m *SED) New(b *sim.Balancer) (sim.Placement, error) {
+	return newByScore(b, &m.Own, &m.tables, capacities(b))
+}
+
+// Build implements Spec.
+func (m *SED) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }

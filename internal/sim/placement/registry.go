@@ -1,0 +1,64 @@
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// Spec is a placement with its parameters, which are the fields by their yaml names.
+type Spec interface {
+	// Build checks the parameters, and returns what balancers do and what servers do with offers; nil is
+	// that they take all. Errors name the parameter, the value and what it must be.
+	Build() (sim.Method, sim.Policy, error)
+}
+
+// specs are the placements by name, each with its default parameters. docs/placement.md describes them.
+var specs = map[string]func() Spec{
+	"sc":          func() Spec { return &Hash{Candidates: 1} },
+	"ecmp":        func() Spec { return &ECMP{} },
+	"wcmp":        func() Spec { return &WCMP{} },
+	"awcmp":       func() Spec { return &AWCMP{} },
+	"rr":          func() Spec { return &RoundRobin{} },
+	"weighted-rr": func() Spec { return &WeightedRoundRobin{} },
+	"sr":          func() Spec { return &SR{Hunt: Hunt{Candidates: 2}, Threshold: 4} },
+	"srdyn":       func() Spec { return &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 50, Epsilon: 0.1, Initial: 1} },
+	"least":       func() Spec { return &Least{Hunt: Hunt{Candidates: 2}} },
+	"least-reports": func() Spec {
+		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true}
+	},
+	"lsq":       func() Spec { return &LSQ{} },
+	"lsq2":      func() Spec { return &LSQ{Own: Own{Choices: 2}} },
+	"lsq-home":  func() Spec { return &LSQ{Own: Own{Ties: TiesHome}} },
+	"sed":       func() Spec { return &SED{} },
+	"sed2":      func() Spec { return &SED{Own: Own{Choices: 2}} },
+	"gsq":       func() Spec { return &GSQ{} },
+	"gsq2":      func() Spec { return &GSQ{Truth{Choices: 2}} },
+	"hlb":       func() Spec { return &HLB{Own: hlbOwn(0)} },
+	"hlb2":      func() Spec { return &HLB{Own: hlbOwn(2)} },
+	"hlb-fix":   func() Spec { return &HLB{Own: hlbOwn(0), Weights: Weights{FixedNoise: true}} },
+	"territory": func() Spec { return &Territory{} },
+	"oracle":    func() Spec { return &Oracle{} },
+	"oracle2":   func() Spec { return &Oracle{Truth{Choices: 2}} },
+	"prequal":   func() Spec { return prequalDefaults() },
+	"twos":      func() Spec { return &Twos{} },
+	"twf":       func() Spec { return &TWF{} },
+}
+
+// hlbOwn is how HLB counts.
+func hlbOwn(choices int) Own { return Own{Choices: choices, Count: CountConnected, Ties: TiesFirst} }
+
+// Named returns a placement with its default parameters.
+func Named(name string) (Spec, error) {
+	spec, ok := specs[name]
+	if !ok {
+		return nil, fmt.Errorf("placement %q: must be one of %s", name, strings.Join(Names(), ", "))
+	}
+	return spec(), nil
+}
+
+// Names are those that Named knows, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(specs)) }

@@ -1,0 +1,73 @@
+package placement
+
+import "github.com/segue-lb/segue/internal/sim"
+
+// Truth are the parameters of placements that know what no balancer can.
+type Truth struct {
+	// Choices, if not 0, has the placement look at so many random servers only, up to 8.
+	Choices int `yaml:"choices"`
+}
+
+func (t *Truth) validate() error { return inRange("choices", t.Choices, 0, sim.MaxChain) }
+
+// byTruth takes the server of the smallest cost, of equals any.
+type byTruth struct {
+	b       *sim.Balancer
+	choices int
+	cost    func(f *sim.Flow, server int32) float64
+	drawn   [sim.MaxChain]int32
+}
+
+func (p *byTruth) Place(f *sim.Flow, offer *sim.Offer) {
+	servers := p.b.Live
+	if p.choices > 0 {
+		servers = draw(p.b, p.drawn[:0], p.choices)
+	}
+	best, least, ties := int32(-1), 0.0, 0
+	for _, s := range servers {
+		switch cost := p.cost(f, s); {
+		case best < 0 || cost < least:
+			best, least, ties = s, cost, 1
+		case cost == least:
+			if ties++; p.b.Rand.Intn(ties) == 0 {
+				best = s
+			}
+		}
+	}
+	if best >= 0 {
+		offer.Set(best)
+	}
+}
+
+// GSQ takes the server with the fewest flows of all balancers, GSQ2 of two random ones (HLB, section
+// I-B).
+type GSQ struct {
+	Truth `yaml:",inline"`
+}
+
+// New implements sim.Method.
+func (m *GSQ) New(b *sim.Balancer) (sim.Placement, error) {
+	return &byTruth{b: b, choices: m.Choices, cost: func(_ *sim.Flow, s int32) float64 {
+		return float64(b.World.Open(s))
+	}}, nil
+}
+
+// Build implements Spec.
+func (m *GSQ) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
+
+// Oracle takes the server that would have done all its work first, the new flow's included (HLB,
+// section V-C), Oracle2 of two random ones. It knows the work of every flow that a server has, and of
+// the new one, but not of those on their way.
+type Oracle struct {
+	Truth `yaml:",inline"`
+}
+
+// New implements sim.Method.
+func (m *Oracle) New(b *sim.Balancer) (sim.Placement, error) {
+	return &byTruth{b: b, choices: m.Choices, cost: func(f *sim.Flow, s int32) float64 {
+		return (b.World.Work(s) + b.World.Next(f)) / b.Servers[s].Capacity()
+	}}, nil
+}
+
+// Build implements Spec.
+func (m *Oracle) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
