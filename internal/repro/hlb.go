@@ -10,6 +10,14 @@ import (
 // hlbFigures are those of "HLB: Towards Load-Aware Load Balancing" that it simulated or computed.
 var hlbFigures = []Figure{
 	{"hlb-2", "Two servers of unequal speed, four rules, three sorts of knowledge", "HLB, section III-A", hlb2},
+	{"hlb-10", "Flow completion times by load", "HLB, section VI-A3", hlb10},
+	{"hlb-12", "Servers of unequal capacity", "HLB, section VI-B2", hlb12},
+	{"hlb-13", "Power of two choices", "HLB, section VI-C1", hlb13},
+	{"hlb-14", "Weights and queues by number of balancers", "HLB, section VI-C2", hlb14},
+	{"hlb-17", "Interval between updates of the weights", "HLB, section VI-D1", hlb17},
+	{"hlb-18", "Distributions of the flows' work", "HLB, section VI-D1", hlb18},
+	{"hlb-19", "Size of the flow table", "HLB, section VI-D2", hlb19},
+	{"hlb-22", "Applications of three stages", "HLB, section VI-E1", hlb22},
 }
 
 // hlb2Room is Q, which the paper does not state. With more, all durations are longer, in the same order.

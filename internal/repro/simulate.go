@@ -8,6 +8,9 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
+// inOrder is why there is no tolerance where the text says no more than which is better.
+const inOrder = "an order, without a number"
+
 // simulate runs configurations, each as often as said, with common random numbers.
 func (r *run) simulate(ctx context.Context, configs []*sim.Config, runs int) ([]*sim.Result, error) {
 	return sim.RunAll(ctx, configs, sim.Options{

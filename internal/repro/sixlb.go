@@ -19,5 +19,6 @@ var sixLBFigures = []Figure{
 	{"6lb-11a", "Servers needed for a mean response time", "6LB, section VI-B3", figure11a},
 	{"6lb-11b", "Influence of the size of the consistent-hash table", "6LB, section VI-B4", figure11b},
 	{"6lb-11d", "Connection resets when servers and the balancer change", "6LB, section VI-B5", figure11d},
+	{"6lb-11e", "Mean response time with centralized policies", "6LB, section VI-B7", figure11e},
 	{"6lb-11f", "Influence of the variance of service times", "6LB, section VI-B8", figure11f},
 }

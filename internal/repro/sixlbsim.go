@@ -102,14 +102,15 @@ func figure10c(ctx context.Context, r *run) error {
 func figure11a(ctx context.Context, r *run) error {
 	runs := pick(r, 4, 20)
 	rate := sixLBTestbed.rate(0.71)
-	configs := []*sim.Config{sixLBTestbed.config(singleChoice, rate)}
+	var b batches
+	b.add(sixLBTestbed, singleChoice, rate)
 	const fewest = 34
 	for n := fewest; n <= 48; n++ {
 		t := sixLBTestbed
 		t.servers = n
-		configs = append(configs, t.config(sr4, rate))
+		b.add(t, sr4, rate)
 	}
-	results, err := r.simulate(ctx, configs, runs)
+	results, err := r.simulateBatches(ctx, &b, runs)
 	if err != nil {
 		return err
 	}
@@ -146,20 +147,20 @@ func figure11b(ctx context.Context, r *run) error {
 	for m := 64; m <= 65536; m *= 2 {
 		sizes = append(sizes, m)
 	}
-	var configs []*sim.Config
+	var b batches
 	for _, m := range sizes {
 		for e := range experiments {
 			t := sixLBTestbed
 			t.buckets, t.experiment = m, e
-			configs = append(configs, t.config(sr4, rate))
+			b.add(t, sr4, rate)
 		}
 	}
 	for e := range experiments {
 		t := sixLBTestbed
 		t.experiment = e
-		configs = append(configs, t.config(singleChoice, rate))
+		b.add(t, singleChoice, rate)
 	}
-	results, err := r.simulate(ctx, configs, 1)
+	results, err := r.simulateBatches(ctx, &b, 1)
 	if err != nil {
 		return err
 	}
@@ -187,23 +188,45 @@ func figure11b(ctx context.Context, r *run) error {
 	return nil
 }
 
+// figure11e compares with policies that need a single balancer, or feedback out of band.
+func figure11e(ctx context.Context, r *run) error {
+	contenders := []contender{singleChoice, roundRobin, feedback, srDynamic}
+	results, err := r.sweep(ctx, sixLBTestbed, contenders, sixLBLoads, pick(r, 2, 20))
+	if err != nil {
+		return err
+	}
+	c := meanChart("Mean response time with centralized policies", contenders, sixLBLoads, results)
+	c.Y.Max = 2
+	r.draw(c)
+	for _, rho := range []float64{0.79, 0.89} {
+		at := slices.Index(sixLBLoads, rho)
+		mean := func(i int) float64 { return results[i][at].Mean().Value }
+		r.before("round-robin", fmt.Sprintf("SC at ρ = %v", rho), mean(1), mean(0), 0, inOrder)
+		r.before("SRdyn", fmt.Sprintf("round-robin at ρ = %v", rho), mean(3), mean(1), 0, inOrder)
+		r.before("feedback", fmt.Sprintf("round-robin at ρ = %v", rho), mean(2), mean(1), 0, inOrder)
+		r.before("SRdyn", fmt.Sprintf("feedback at ρ = %v", rho), mean(3), mean(2), 0, inOrder)
+	}
+	r.remark("Round-robin and feedback run on both balancers here, each with its own turn; the paper has one.")
+	return nil
+}
+
 // figure11f gives jobs the lognormal distribution of the same median as the exponential one.
 func figure11f(ctx context.Context, r *run) error {
 	median := sixLBTestbed.job.Mean() * math.Ln2
 	deviations := []float64{0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3}
 	contenders := []contender{singleChoice, srDynamic, roundRobin}
 	rate := sixLBTestbed.rate(0.71)
-	var configs []*sim.Config
+	var b batches
 	for _, contender := range contenders {
 		for _, deviation := range deviations {
 			t := sixLBTestbed
 			// With w = exp(σ²) the deviation is median·√(w(w-1)).
 			w := (1 + math.Sqrt(1+4*deviation*deviation/(median*median))) / 2
 			t.job = sim.Lognormal(median, math.Sqrt(math.Log(w)))
-			configs = append(configs, t.config(contender, rate))
+			b.add(t, contender, rate)
 		}
 	}
-	results, err := r.simulate(ctx, configs, pick(r, 4, 20))
+	results, err := r.simulateBatches(ctx, &b, pick(r, 4, 20))
 	if err != nil {
 		return err
 	}
@@ -222,11 +245,10 @@ func figure11f(ctx context.Context, r *run) error {
 		c.Series = append(c.Series, series)
 	}
 	r.draw(c)
-	const why = "an order, without a number"
-	r.before("round-robin", "SRdyn, constant jobs", mean(2, 0), mean(1, 0), 0, why)
-	r.before("SRdyn", "SC, constant jobs", mean(1, 0), mean(0, 0), 0, why)
-	r.before("SRdyn", "SC, most skewed jobs", mean(1, last), mean(0, last), 0, why)
-	r.before("SRdyn", "round-robin, most skewed jobs", mean(1, last), mean(2, last), 0, why)
+	r.before("round-robin", "SRdyn, constant jobs", mean(2, 0), mean(1, 0), 0, inOrder)
+	r.before("SRdyn", "SC, constant jobs", mean(1, 0), mean(0, 0), 0, inOrder)
+	r.before("SRdyn", "SC, most skewed jobs", mean(1, last), mean(0, last), 0, inOrder)
+	r.before("SRdyn", "round-robin, most skewed jobs", mean(1, last), mean(2, last), 0, inOrder)
 	r.remark("The rate is that of ρ = 0.71 for exponential jobs. As the median is kept, the mean of the jobs, and with it the load, grows with their deviation.")
 	return nil
 }

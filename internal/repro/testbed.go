@@ -2,6 +2,7 @@ package repro
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -21,44 +22,65 @@ type testbed struct {
 	queries   uint64
 	buckets   int
 	job       sim.Distribution
+	// random takes any servers as candidates, instead of those of the table.
+	random bool
 	// experiment names the servers, and so decides on the table.
 	experiment int
 }
 
-// The papers' testbeds. SRLB chooses candidates at random; a large table comes to the same.
+// The papers' testbeds. SRLB chooses candidates at random.
 var (
-	srlbTestbed  = testbed{servers: 12, balancers: 1, queries: 20_000, buckets: 65536, job: sim.Exponential(0.1)}
+	srlbTestbed  = testbed{servers: 12, balancers: 1, queries: 20_000, random: true, job: sim.Exponential(0.1)}
 	sixLBTestbed = testbed{servers: 48, balancers: 2, queries: 80_000, buckets: 65536, job: sim.Exponential(0.19)}
 )
 
-// contender is a policy that the papers compare.
-type contender struct {
-	name   string
-	method func(t testbed) sim.Method
-	policy sim.Policy
+func (t testbed) hunt() placement.Hunt {
+	return placement.Hunt{Candidates: 2, Buckets: t.buckets, Random: t.random}
 }
 
-func hashed(candidates int) func(testbed) sim.Method {
-	return func(t testbed) sim.Method { return &placement.Hash{Candidates: candidates, Buckets: t.buckets} }
+// contender is what the papers compare on a testbed.
+type contender struct {
+	name string
+	spec func(t testbed) placement.Spec
+}
+
+func single(t testbed) placement.Spec {
+	if t.random {
+		return &placement.ECMP{}
+	}
+	return &placement.Hash{Candidates: 1, Buckets: t.buckets}
+}
+
+// sr is SRc with a threshold.
+func sr(threshold int) func(testbed) placement.Spec {
+	return func(t testbed) placement.Spec { return &placement.SR{Hunt: t.hunt(), Threshold: threshold} }
 }
 
 var (
-	singleChoice = contender{"SC", hashed(1), nil}
-	sr4          = contender{"SR4", hashed(2), static{4}}
-	sr8          = contender{"SR8", hashed(2), static{8}}
-	sr16         = contender{"SR16", hashed(2), static{16}}
-	roundRobin   = contender{"round-robin", func(testbed) sim.Method { return placement.RoundRobin{} }, nil}
-	srDynamic    = contender{"SRdyn", hashed(2), dynamic{}}
-	hunters      = []contender{singleChoice, sr4, sr8, sr16, srDynamic}
+	singleChoice = contender{"SC", single}
+	sr4          = contender{"SR4", sr(4)}
+	srDynamic    = contender{"SRdyn", func(t testbed) placement.Spec {
+		return &placement.SRDyn{Hunt: t.hunt(), Window: 50, Epsilon: 0.1, Initial: 1}
+	}}
+	roundRobin = contender{"round-robin", func(testbed) placement.Spec { return &placement.RoundRobin{} }}
+	// feedback polls every 200 ms, as section VI-B7 of 6LB.
+	feedback = contender{"feedback", func(testbed) placement.Spec {
+		return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: 0.2}, Formula: placement.Formula6LB}
+	}}
+	hunters = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
 )
 
 // config is a batch of queries to empty servers, all of them measured, at so many a second.
-func (t testbed) config(c contender, rate float64) *sim.Config {
+func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
+	method, policy, err := c.spec(t).Build()
+	if err != nil {
+		return nil, err
+	}
 	config := &sim.Config{
 		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, t.balancers),
 		Jobs:      []sim.Job{{Share: 1, Stages: []sim.Stage{{Queue: sim.CPU, Work: t.job}}}},
 		Arrivals:  sim.Poisson{Rate: rate},
-		Placement: c.method(t), Policy: c.policy, Connections: t.queries,
+		Placement: method, Policy: policy, Connections: t.queries,
 	}
 	for i := range t.servers {
 		config.Servers = append(config.Servers, sim.Server{
@@ -66,21 +88,40 @@ func (t testbed) config(c contender, rate float64) *sim.Config {
 			Discipline: sim.ProcessorSharing, Workers: 32, Backlog: 128,
 		})
 	}
-	return config
+	return config, nil
 }
 
 // rate is the arrivals per second that load the processors with rho.
 func (t testbed) rate(rho float64) float64 { return rho * float64(2*t.servers) / t.job.Mean() }
 
+// batches are configurations of testbeds, or the first error.
+type batches struct {
+	configs []*sim.Config
+	err     error
+}
+
+func (b *batches) add(t testbed, c contender, rate float64) {
+	config, err := t.config(c, rate)
+	b.configs = append(b.configs, config)
+	b.err = errors.Join(b.err, err)
+}
+
+func (r *run) simulateBatches(ctx context.Context, b *batches, runs int) ([]*sim.Result, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	return r.simulate(ctx, b.configs, runs)
+}
+
 // sweep has the mean response times of contenders at loads: result[contender][load].
 func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, loads []float64, runs int) ([][]*sim.Result, error) {
-	var configs []*sim.Config
+	var b batches
 	for _, c := range contenders {
 		for _, rho := range loads {
-			configs = append(configs, t.config(c, t.rate(rho)))
+			b.add(t, c, t.rate(rho))
 		}
 	}
-	results, err := r.simulate(ctx, configs, runs)
+	results, err := r.simulateBatches(ctx, &b, runs)
 	if err != nil {
 		return nil, err
 	}
@@ -142,14 +183,16 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 		Title: fmt.Sprintf("Fairness of the servers' loads, ρ = %v", rho),
 		X:     chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "Jain's index", Max: 1},
 	}
-	configs := make([]*sim.Config, len(contenders))
+	var b batches
 	samples := make([][][2]float64, len(contenders))
-	for i, c := range contenders {
-		configs[i] = t.config(c, t.rate(rho))
-		configs[i].SampleInterval = interval
-		configs[i].Sample = func(_ int, _ float64, w sim.World) { samples[i] = append(samples[i], busy(w)) }
+	for _, c := range contenders {
+		b.add(t, c, t.rate(rho))
 	}
-	if _, err := r.simulate(ctx, configs, 1); err != nil {
+	for i, config := range b.configs {
+		config.SampleInterval = interval
+		config.Sample = func(_ int, _ float64, w sim.World) { samples[i] = append(samples[i], busy(w)) }
+	}
+	if _, err := r.simulateBatches(ctx, &b, 1); err != nil {
 		return err
 	}
 	for i, c := range contenders {
