@@ -14,6 +14,7 @@ var hlbFigures = []Figure{
 	{"hlb-12", "Servers of unequal capacity", "HLB, section VI-B2", hlb12},
 	{"hlb-13", "Power of two choices", "HLB, section VI-C1", hlb13},
 	{"hlb-14", "Weights and queues by number of balancers", "HLB, section VI-C2", hlb14},
+	{"hlb-15", "What balancers believe and what is", "HLB, section VI-C2", hlb15},
 	{"hlb-17", "Interval between updates of the weights", "HLB, section VI-D1", hlb17},
 	{"hlb-18", "Distributions of the flows' work", "HLB, section VI-D1", hlb18},
 	{"hlb-19", "Size of the flow table", "HLB, section VI-D2", hlb19},

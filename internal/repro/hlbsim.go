@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 
+	"gonum.org/v1/gonum/stat"
+
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/sim/placement"
@@ -368,6 +370,77 @@ func hlb14(ctx context.Context, r *run) error {
 		}
 	}
 	return nil
+}
+
+// hlb15 has what balancers believe of servers beside the truth, with eight balancers.
+func hlb15(ctx context.Context, r *run) error {
+	cluster := newHLBCluster()
+	cluster.balancers = 8
+	rivals, err := rivals("SED", "HLB")
+	if err != nil {
+		return err
+	}
+	beliefs := make([]belief, len(rivals))
+	var configs []*sim.Config
+	for i, rival := range rivals {
+		config, err := cluster.build(rival.spec, cluster.rate(0.9))
+		if err != nil {
+			return err
+		}
+		config.SampleInterval = 2
+		config.Sample = func(_ int, _ float64, w sim.World) { beliefs[i].look(w) }
+		configs = append(configs, config)
+	}
+	if _, err := r.simulate(ctx, configs, 1); err != nil {
+		return err
+	}
+	var correlations []float64
+	for i, rival := range rivals {
+		b := &beliefs[i]
+		correlation := stat.Correlation(b.work, b.score, nil)
+		c := chart.Chart{
+			Title:  fmt.Sprintf("%s: score by remaining work, correlation %.2f", rival.name, correlation),
+			X:      chart.Axis{Label: "time to do the work that the server has, over the mean"},
+			Y:      chart.Axis{Label: "score at a balancer, over the mean"},
+			Series: []chart.Series{{Name: "1 processor", Style: chart.Marks}, {Name: "2 processors", Style: chart.Marks}},
+		}
+		for j := 0; j < len(b.work); j += 1 + len(b.work)/600 {
+			series := &c.Series[b.group[j]]
+			series.Points = append(series.Points, chart.Point{X: b.work[j], Y: b.score[j]})
+		}
+		r.draw(c)
+		correlations = append(correlations, correlation)
+	}
+	r.atMost("correlation of SED's scores with the truth over that of HLB's", 1, correlations[0]/correlations[1], 0, inOrder)
+	return nil
+}
+
+// belief is the scores of servers at balancers, and how long the servers need for the work that they
+// have, each over its mean at the time.
+type belief struct {
+	work, score []float64
+	group       []int32
+}
+
+func (b *belief) look(w sim.World) {
+	n := w.Servers()
+	work := make([]float64, n)
+	for s := range work {
+		work[s] = w.Work(int32(s)) / w.Server(int32(s)).Capacity()
+	}
+	mean := stat.Mean(work, nil)
+	for i := range w.Balancers() {
+		scored := w.Placement(int32(i)).(interface{ Score(server int32) float64 })
+		scores := make([]float64, n)
+		for s := range scores {
+			scores[s] = scored.Score(int32(s))
+		}
+		meanScore := stat.Mean(scores, nil)
+		for s := range scores {
+			b.work, b.score = append(b.work, work[s]/mean), append(b.score, scores[s]/meanScore)
+			b.group = append(b.group, w.Server(int32(s)).Group)
+		}
+	}
 }
 
 // queueRatio is that of the mean numbers of flows at the servers of the halves.

@@ -7,6 +7,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/model"
+	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
 // modelCurves are the policies that figures 8 and 9 of 6LB show.
@@ -59,18 +61,80 @@ func always(value func(*model.Steady) float64) func(*model.Steady) (float64, err
 
 const exactly = "both are the same equations: no more than the paper's rounding"
 
-func figure8a(_ context.Context, r *run) error {
+func figure8a(ctx context.Context, r *run) error {
 	c, err := loadCurves("Expected response time", "E[T], mean service times", 10, always((*model.Steady).MeanResponse))
 	if err != nil {
 		return err
 	}
+	deviation, err := r.addManyServers(ctx, &c)
+	if err != nil {
+		return err
+	}
 	r.draw(c)
+	r.remark("Marks: simulations of %d servers. They differ from the model by at most %.2f%%.", manyServers, 100*deviation)
 	crossing, err := crossing(4, 8)
 	if err != nil {
 		return err
 	}
 	r.about("load from which SR8 is better than SR4", 0.983, crossing, 0.0005, exactly)
 	return nil
+}
+
+// manyServers are so many that the model's assumption, infinitely many, is nearly so.
+const manyServers = 10_000
+
+// manyServersConfig has servers of one processor, first come, first served, from empty for a time of
+// which the second half counts.
+func manyServersConfig(load float64, threshold int, duration float64) (*sim.Config, error) {
+	spec := &placement.SR{Hunt: placement.Hunt{Candidates: 2, Random: true}, Threshold: threshold}
+	method, policy, err := spec.Build()
+	if err != nil {
+		return nil, err
+	}
+	c := &sim.Config{
+		Balancers: []sim.Share{{Weight: 1}},
+		Jobs:      []sim.Job{{Share: 1, Stages: []sim.Stage{{Queue: sim.CPU, Work: sim.Exponential(1)}}}},
+		Placement: method, Policy: policy, Duration: duration, Warmup: 0.5,
+	}
+	for i := range manyServers {
+		c.Servers = append(c.Servers, sim.Server{Name: fmt.Sprint(i), CPUs: 1, Speed: 1, IOSpeed: 1, Backlog: -1})
+	}
+	c.Arrivals = sim.Poisson{Rate: c.Rate(load)}
+	return c, nil
+}
+
+// addManyServers marks what simulations give, and returns the largest relative deviation from the model.
+func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation float64, err error) {
+	loads := pick(r, []float64{0.7, 0.88}, []float64{0.5, 0.7, 0.8, 0.88, 0.95})
+	curves := pick(r, modelCurves[2:3], modelCurves[1:])
+	var configs []*sim.Config
+	for _, curve := range curves {
+		for _, load := range loads {
+			config, err := manyServersConfig(load, curve.threshold, pick(r, 80.0, 200.0))
+			if err != nil {
+				return 0, err
+			}
+			configs = append(configs, config)
+		}
+	}
+	results, err := r.simulate(ctx, configs, 1)
+	if err != nil {
+		return 0, err
+	}
+	for i, curve := range curves {
+		series := chart.Series{Name: curve.name + ", simulated", Style: chart.Marks}
+		for j, load := range loads {
+			s, err := steady(load, curve.threshold)
+			if err != nil {
+				return 0, err
+			}
+			mean := results[i*len(loads)+j].Mean()
+			series.Points = append(series.Points, estimated(load, mean))
+			deviation = max(deviation, math.Abs(mean.Value/s.MeanResponse()-1))
+		}
+		c.Series = append(c.Series, series)
+	}
+	return deviation, nil
 }
 
 // crossing is the load from which one policy has the longer mean response time than the other.
