@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -204,7 +205,7 @@ func TestSelect(t *testing.T) {
 
 // TestAnalyticFigures makes those that take no time, and asks that the model has what 6LB prints.
 func TestAnalyticFigures(t *testing.T) {
-	figures, err := Select("6lb-5", "6lb-6", "6lb-8?", "6lb-9", "hlb-2")
+	figures, err := Select("6lb-5", "6lb-6", "6lb-8[b-f]", "6lb-9", "hlb-2")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,5 +218,16 @@ func TestAnalyticFigures(t *testing.T) {
 				t.Errorf("%s: %s: %v, paper %v", c.Figure, c.Quantity, c.Measured, c.Paper)
 			}
 		}
+	}
+}
+
+// TestCrossing has the load that 6LB prints, 0.983.
+func TestCrossing(t *testing.T) {
+	got, err := crossing(4, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(got-0.983) > 0.0005 {
+		t.Errorf("SR8 is better than SR4 from %v on, want 0.983", got)
 	}
 }
