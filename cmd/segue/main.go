@@ -43,5 +43,6 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newBench())
 	root.AddCommand(newModel())
 	root.AddCommand(newRepro())
+	root.AddCommand(newSim())
 	return root
 }

@@ -142,6 +142,14 @@ func item(path string, i int) string {
 	return path + "[" + strconv.Itoa(i) + "]"
 }
 
+// Variant is a field whose parts depend on a name: the file has the name alone, or a mapping of it to the
+// parts.
+type Variant interface {
+	// Choose returns a pointer to a struct that the parts are decoded into, or an error that says which
+	// names there are.
+	Choose(name string) (any, error)
+}
+
 // value decodes one node. The files' schema is not recursive, so that neither are aliases which
 // refer to what they are part of: the second level does not fit the first one's type.
 func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
@@ -153,6 +161,10 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 		return
 	}
 	d.fields[path] = field{line: line, text: node.Value}
+	if v, ok := into.Addr().Interface().(Variant); ok {
+		d.variant(path, node, v)
+		return
+	}
 	switch {
 	case into.Kind() == reflect.Pointer:
 		into.Set(reflect.New(into.Type().Elem()))
@@ -170,6 +182,27 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	}
 }
 
+// variant decodes a field that names what it is.
+func (d *document) variant(path string, node *yaml.Node, v Variant) {
+	name := node
+	if node.Kind == yaml.MappingNode && len(node.Content) == 2 {
+		name = node.Content[0]
+	}
+	if name.Kind != yaml.ScalarNode {
+		d.badf(path, "must be a name, or a mapping of one name to its fields")
+		return
+	}
+	into, err := v.Choose(name.Value)
+	if err != nil {
+		d.fields[path] = field{line: name.Line, text: name.Value}
+		d.badf(path, "%v", err)
+		return
+	}
+	if name != node {
+		d.value(child(path, name.Value), node.Content[1], reflect.ValueOf(into).Elem())
+	}
+}
+
 // isAddress tells whether a value is an IP address or prefix, for which, as for the types
 // themselves, an empty text means none.
 func isAddress(v reflect.Value) bool {
@@ -180,18 +213,22 @@ func isAddress(v reflect.Value) bool {
 	return false
 }
 
-// mapping decodes the fields of a struct, whose names are in the yaml tags.
+// mapping decodes the fields of a struct, whose names are in the yaml tags. Those of an embedded struct
+// are fields of the struct that it is in.
 func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	if node.Kind != yaml.MappingNode {
 		d.badf(path, "must be a mapping of field names to values")
 		return
 	}
 	var known []string
-	index := make(map[string]int)
-	for i := range into.NumField() {
-		name, _, _ := strings.Cut(into.Type().Field(i).Tag.Get("yaml"), ",")
+	index := make(map[string][]int)
+	for _, f := range reflect.VisibleFields(into.Type()) {
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if name == "" {
+			continue // not of the file, or a struct whose fields are
+		}
 		known = append(known, name)
-		index[name] = i
+		index[name] = f.Index
 	}
 	seen := make(map[string]int)
 	for i := 0; i < len(node.Content); i += 2 {
@@ -209,7 +246,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 			d.reportAt(key.Line, child(path, key.Value), "", fmt.Sprintf("given twice, first in line %d", first))
 		default:
 			seen[key.Value] = key.Line
-			d.value(child(path, key.Value), value, into.Field(n))
+			d.value(child(path, key.Value), value, into.FieldByIndex(n))
 		}
 	}
 }

@@ -20,9 +20,10 @@ const seed = "segue home 1\x00"
 // Homes returns the home of each server, an index of balancers: the one that ranks highest for it by
 // rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998)
 // among those with room. A balancer has room until its servers have its share of all weight, because
-// one with fewer than it has traffic for would not be able to tell (docs/placement.md). Heavy servers
-// go first, so that shares come out even. Balancers that know the same members agree, in whatever order
-// they know them.
+// one with fewer than it has traffic for would not be able to tell. Servers go in the order of their
+// hashes, so that each balancer has some of every kind: what Territory concludes from its own servers
+// about others is right only if those are like its own (docs/placement.md). Balancers that know the same
+// members agree, in whatever order they know them.
 func Homes(servers []Member, balancers []string) []int32 {
 	homes := make([]int32, len(servers))
 	if len(balancers) == 0 {
@@ -37,7 +38,7 @@ func Homes(servers []Member, balancers []string) []int32 {
 		room[i] = total / float64(len(balancers))
 	}
 	tiny := total * 1e-9 // of what is left for want of exact sums
-	for _, s := range placingOrder(servers) {
+	for _, s := range byHash(servers) {
 		home := highest(servers[s].Name, balancers, func(b int) bool { return room[b] > tiny })
 		room[home] -= servers[s].Weight
 		homes[s] = int32(home)
@@ -45,19 +46,14 @@ func Homes(servers []Member, balancers []string) []int32 {
 	return homes
 }
 
-// placingOrder is by weight, then by hash.
-func placingOrder(servers []Member) []int {
+// byHash returns the servers in the order of their hashes.
+func byHash(servers []Member) []int32 {
 	hashes := make([]uint64, len(servers))
-	order := make([]int, len(servers))
+	order := make([]int32, len(servers))
 	for i := range servers {
-		hashes[i], order[i] = hash(servers[i].Name, ""), i
+		hashes[i], order[i] = hash(servers[i].Name, ""), int32(i)
 	}
-	slices.SortFunc(order, func(a, b int) int {
-		return cmp.Or(
-			-cmp.Compare(servers[a].Weight, servers[b].Weight),
-			cmp.Compare(hashes[a], hashes[b]),
-		)
-	})
+	slices.SortFunc(order, func(a, b int32) int { return cmp.Compare(hashes[a], hashes[b]) })
 	return order
 }
 
@@ -91,14 +87,8 @@ func Order(servers []Member, balancers []string, homes []int32, self int) []int3
 		}
 		return (place[homes[s]] - place[self] + len(balancers)) % len(balancers)
 	}
-	hashes := make([]uint64, len(servers))
-	order := make([]int32, len(servers))
-	for i := range servers {
-		hashes[i], order[i] = hash(servers[i].Name, ""), int32(i)
-	}
-	slices.SortFunc(order, func(a, b int32) int {
-		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(hashes[a], hashes[b]))
-	})
+	order := byHash(servers)
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(distance(a), distance(b)) })
 	return order
 }
 

@@ -1,6 +1,9 @@
 package sim
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Arrivals say when flows arrive. They are shared by runs at the same time: Start must not change
 // them.
@@ -80,3 +83,37 @@ func (d Diurnal) Factor(at float64) float64 {
 
 // Max implements Curve.
 func (d Diurnal) Max() float64 { return 1 + d.Amplitude }
+
+// Points is a curve of straight lines between points, whose times ascend. Before the first and after
+// the last the factor is theirs. Two points at one time make a step.
+type Points []Point
+
+// Point is a factor at a time.
+type Point struct{ At, Factor float64 }
+
+// Factor implements Curve.
+func (p Points) Factor(at float64) float64 {
+	i, _ := slices.BinarySearchFunc(p, at, func(point Point, at float64) int {
+		if point.At <= at {
+			return -1
+		}
+		return 1
+	})
+	switch {
+	case i == 0:
+		return p[0].Factor
+	case i == len(p):
+		return p[i-1].Factor
+	}
+	before, after := p[i-1], p[i]
+	return before.Factor + (after.Factor-before.Factor)*(at-before.At)/(after.At-before.At)
+}
+
+// Max implements Curve.
+func (p Points) Max() float64 {
+	highest := 0.0
+	for _, point := range p {
+		highest = max(highest, point.Factor)
+	}
+	return highest
+}

@@ -119,6 +119,7 @@ func (e *engine) keepUse() {
 	for s := range e.servers {
 		use := &e.servers[s].use
 		r.Servers[s] = ServerUse{
+			CPUs:        e.stations[s].cpus,
 			Connections: use.taken,
 			Utilisation: use.busyTime / (float64(e.stations[s].cpus) * elapsed),
 			Open:        use.openTime / elapsed,

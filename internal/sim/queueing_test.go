@@ -1,12 +1,10 @@
 package sim_test
 
 import (
-	"fmt"
 	"math"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/sim"
-	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
 // one is one server at load rho, whose jobs take a second in the mean.
@@ -17,8 +15,8 @@ func one(cpus int32, discipline sim.Discipline, rho float64, work sim.Distributi
 		}},
 		Balancers:   []sim.Share{{Weight: 1}},
 		Jobs:        []sim.Job{{Share: 1, Stages: []sim.Stage{{Work: work}}}},
-		Placement:   &placement.RoundRobin{},
-		Connections: 400_000,
+		Placement:   inTurn{},
+		Connections: 200_000,
 		Warmup:      0.05,
 	}
 	c.Arrivals = sim.Poisson{Rate: c.Rate(rho)}
@@ -59,63 +57,103 @@ func TestQueueingTheory(t *testing.T) {
 			}
 			mean := r.Mean()
 			t.Logf("mean %.4f ± %.4f, in theory %.4f, p99 %.3f", mean.Value, mean.Half, test.mean, r.Quantile(0.99).Value)
-			if math.Abs(mean.Value-test.mean) > 1.5*mean.Half || mean.Half > 0.03*test.mean {
+			if math.Abs(mean.Value-test.mean) > 1.5*mean.Half || mean.Half > 0.05*test.mean {
 				t.Errorf("mean %.4f ± %.4f, want %.4f", mean.Value, mean.Half, test.mean)
 			}
 		})
 	}
 }
 
-// figure10 is HLB's: half of the servers have twice the processors.
-func figure10(servers, balancers int, rho float64, m sim.Method) *sim.Config {
-	c := &sim.Config{
-		Jobs:        []sim.Job{{Share: 1, Stages: []sim.Stage{{Work: sim.Exponential(0.5)}}}},
-		Placement:   m,
-		Connections: 1_000_000,
-		Warmup:      0.25,
-		Cooldown:    0.25,
+// erlangB is the share of flows that find all of k processors busy in M/M/k/k.
+func erlangB(k int32, offered float64) float64 {
+	b := 1.0
+	for i := range k {
+		b = offered * b / (float64(i+1) + offered*b)
 	}
-	for i := range servers {
-		c.Servers = append(c.Servers, sim.Server{
-			Name: fmt.Sprintf("s%d", i+1), CPUs: 1 + int32(2*i/servers), Speed: 1, Backlog: 64,
+	return b
+}
+
+func TestFullServersRefuseAsInTheory(t *testing.T) {
+	limited := func(c *sim.Config, workers, backlog int32) *sim.Config {
+		c.Servers[0].Workers, c.Servers[0].Backlog = workers, backlog
+		return c
+	}
+	work := sim.Exponential(1)
+	// Of M/M/1/K a share (1-rho) rho^K / (1 - rho^(K+1)) is refused.
+	refused := func(rho, k float64) float64 { return (1 - rho) * math.Pow(rho, k) / (1 - math.Pow(rho, k+1)) }
+	for _, test := range []struct {
+		name   string
+		config *sim.Config
+		share  float64
+	}{
+		{"M/M/4/4", limited(one(4, sim.FIFO, 0.9, work), 0, 0), erlangB(4, 3.6)},
+		{"M/M/1/6", limited(one(1, sim.FIFO, 0.9, work), 0, 5), refused(0.9, 6)},
+		{"M/M/1-PS/6", limited(one(1, sim.ProcessorSharing, 0.9, work), 2, 4), refused(0.9, 6)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.config.Connections = 200_000
+			r, err := sim.Run(t.Context(), test.config, sim.Options{Seed: 2, Runs: 8})
+			if err != nil {
+				t.Fatal(err)
+			}
+			share := r.Share(sim.Refused)
+			t.Logf("refused %.5f ± %.5f, in theory %.5f", share.Value, share.Half, test.share)
+			if math.Abs(share.Value-test.share) > 1.5*share.Half || share.Half > 0.02*test.share {
+				t.Errorf("refused %.5f ± %.5f, want %.5f", share.Value, share.Half, test.share)
+			}
 		})
 	}
-	for range balancers {
-		c.Balancers = append(c.Balancers, sim.Share{Weight: 1})
+}
+
+// A job that goes to the processor and then to the IO queue passes two queues that are M/M/1 each, by
+// Jackson's and Burke's theorems.
+func TestStagesInTandem(t *testing.T) {
+	c := one(1, sim.FIFO, 0.5, sim.Exponential(1))
+	c.Jobs[0].Stages = append(c.Jobs[0].Stages, sim.Stage{Queue: sim.IO, Work: sim.Exponential(1.5)})
+	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 3, Runs: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := 1/(1-0.5) + 1.5/(1-0.75)
+	mean := r.Mean()
+	if math.Abs(mean.Value-want) > 1.5*mean.Half || mean.Half > 0.03*want {
+		t.Errorf("mean %.4f ± %.4f, want %.4f", mean.Value, mean.Half, want)
+	}
+}
+
+// With single choice the servers are M/M/1 queues, of which Jain's index is rho/(1+rho) (6LB, section
+// V-D), the utilisation rho, and the number of flows rho/(1-rho).
+func TestServersAreUsedAsInTheory(t *testing.T) {
+	const rho, servers = 0.7, 50
+	c := one(1, sim.FIFO, rho, sim.Exponential(1))
+	for i := 1; i < servers; i++ {
+		c.Servers = append(c.Servers, c.Servers[0])
 	}
 	c.Arrivals = sim.Poisson{Rate: c.Rate(rho)}
-	return c
-}
-
-// nearby is a network like that of HLB, section V-B.
-var nearby = sim.Network{
-	ClientBalancer: sim.Uniform(0.0001, 0.001), BalancerServer: sim.Uniform(0.0001, 0.001),
-	ServerServer: sim.Uniform(0.0001, 0.001), ServerClient: sim.Uniform(0.0001, 0.001),
-}
-
-// BenchmarkConnections measures simulated connections: each operation is one.
-func BenchmarkConnections(b *testing.B) {
+	c.Placement = byHash{}
+	c.Connections, c.Cooldown = 500_000, 0.05
+	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 4, Runs: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := r.Estimate(func(run *sim.RunResult) float64 {
+		sum := 0.0
+		for _, s := range run.Servers {
+			sum += s.Open / servers
+		}
+		return sum
+	})
 	for _, test := range []struct {
-		name              string
-		servers, parallel int
-		network           sim.Network
+		name string
+		got  sim.Estimate
+		want float64
 	}{
-		{"servers=128", 128, 1, sim.Network{}},
-		{"servers=128/delays", 128, 1, nearby},
-		{"servers=10000", 10_000, 1, sim.Network{}},
-		{"servers=10000/delays", 10_000, 1, nearby},
-		{"servers=128/cores=2", 128, 2, sim.Network{}},
+		{"fairness", r.Fairness(), rho / (1 + rho)},
+		{"utilisation", r.Utilisation(), rho},
+		{"open flows", open, rho / (1 - rho)},
 	} {
-		b.Run(test.name, func(b *testing.B) {
-			c := figure10(test.servers, 4, 0.885, &placement.LSQ{})
-			c.Network = test.network
-			c.Connections = uint64(max(b.N/test.parallel, 1))
-			b.ReportAllocs()
-			o := sim.Options{Seed: 1, Runs: test.parallel, Parallel: test.parallel}
-			if _, err := sim.Run(b.Context(), c, o); err != nil {
-				b.Fatal(err)
-			}
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "connections/s")
-		})
+		if math.Abs(test.got.Value-test.want) > 1.5*test.got.Half || test.got.Half > 0.03*test.want {
+			t.Errorf("%s %.4f ± %.4f, want %.4f", test.name, test.got.Value, test.got.Half, test.want)
+		}
 	}
 }

@@ -32,6 +32,7 @@ type RunResult struct {
 
 // ServerUse is how a server was used.
 type ServerUse struct {
+	CPUs        int32
 	Connections uint64
 	Utilisation float64 // of its processors, 0 to 1
 	Open        float64 // flows, in the mean over time

@@ -191,14 +191,15 @@ func (r *Result) InstantFairness() Estimate {
 	return r.Estimate(func(run *RunResult) float64 { return run.InstantFairness })
 }
 
-// Utilisation is that of all servers, each counted alike.
+// Utilisation is that of all processors.
 func (r *Result) Utilisation() Estimate {
 	return r.Estimate(func(run *RunResult) float64 {
-		sum := 0.0
-		for _, s := range run.Servers {
-			sum += s.Utilisation / float64(len(run.Servers))
+		busy, all := 0.0, 0.0
+		for i := range run.Servers {
+			busy += run.Servers[i].Utilisation * float64(run.Servers[i].CPUs)
+			all += float64(run.Servers[i].CPUs)
 		}
-		return sum
+		return busy / all
 	})
 }
 

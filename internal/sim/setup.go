@@ -149,3 +149,12 @@ func (e *engine) startBalancer(i int32) error {
 	}
 	return nil
 }
+
+// Check finds out whether a configuration can be run, by preparing a run.
+func Check(c *Config) error {
+	e, err := newEngine(c, 1, 0)
+	if err != nil {
+		return err
+	}
+	return e.source.Close()
+}

@@ -162,6 +162,7 @@ type reported struct {
 }
 
 func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
+	clear(offer.Loads[:]) // so that those tell who wrote one
 	p.Placement.Place(f, offer)
 	slices.SortStableFunc(offer.Servers[:offer.N], func(a, b int32) int { return cmp.Compare(p.load[a], p.load[b]) })
 	offer.N = min(offer.N, p.chain)

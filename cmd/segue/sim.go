@@ -1,0 +1,210 @@
+package main
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/sim/scenario"
+)
+
+// simFlags are the flags of segue sim. A file's own seed and runs count where a flag is not given.
+type simFlags struct {
+	seed           uint64
+	runs, parallel int
+	asJSON, asCSV  bool
+}
+
+func newSim() *cobra.Command {
+	var f simFlags
+	cmd := &cobra.Command{
+		Use:   "sim FILE...",
+		Short: "Simulate load balancing",
+		Long: `Sim simulates what scenario files describe: servers, balancers and how they place
+flows, arrivals, jobs, and events such as servers that fail. docs/simulator.md
+explains the files.
+
+Cases of a scenario see the same flows. The result follows from file and seed
+alone. Values after ± are half the width of 95% confidence intervals, from the
+runs or, of one run alone, from batches of its flows.
+
+The exit code is 0 if every assertion in the files is as they expect.
+
+--json prints an array with an object for each file; --csv a line for each case.
+Both have times in seconds.`,
+		Example: "  segue sim --runs 10 docs/examples/sim/accept-policies.yaml",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, files []string) error {
+			return f.simulate(cmd, files)
+		},
+	}
+	cmd.Flags().Uint64Var(&f.seed, "seed", 0, "`number` that all randomness comes from, instead of the file's")
+	cmd.Flags().IntVar(&f.runs, "runs", 0, "`count` of runs of each case, instead of the file's")
+	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "`count` of runs at a time; 0 is one for each core")
+	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&f.asCSV, "csv", false, "print CSV")
+	cmd.MarkFlagsMutuallyExclusive("json", "csv")
+	return cmd
+}
+
+func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
+	if cmd.Flags().Changed("runs") && f.runs < 1 {
+		return fmt.Errorf("--runs %d: must be at least 1", f.runs)
+	}
+	if f.parallel < 0 {
+		return fmt.Errorf("--parallel %d: must not be negative", f.parallel)
+	}
+	scenarios, err := loadScenarios(files)
+	if err != nil {
+		return err
+	}
+	var reports []*scenario.Report
+	for _, s := range scenarios {
+		if cmd.Flags().Changed("seed") {
+			s.Seed = f.seed
+		}
+		if f.runs > 0 {
+			s.Runs = f.runs
+		}
+		report, err := s.Run(cmd.Context(), f.parallel, simProgress(cmd.ErrOrStderr(), s.Name))
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
+		reports = append(reports, report)
+	}
+	if err := f.print(cmd.OutOrStdout(), reports); err != nil {
+		return err
+	}
+	return unexpected(reports)
+}
+
+// loadScenarios reads all files before any is run, and returns all that is wrong with them.
+func loadScenarios(files []string) ([]*scenario.Scenario, error) {
+	var scenarios []*scenario.Scenario
+	var errs []error
+	for _, file := range files {
+		s, err := scenario.Load(file)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		scenarios = append(scenarios, s)
+	}
+	return scenarios, errors.Join(errs...)
+}
+
+// simProgress writes how many runs are done, to terminals.
+func simProgress(out io.Writer, name string) func(done, total int) {
+	write := progressTo(out, false)
+	if write == nil {
+		return nil
+	}
+	return func(done, total int) { write(fmt.Sprintf("%s: %d of %s", name, done, count(total, "run"))) }
+}
+
+func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
+	switch {
+	case f.asJSON:
+		return printJSON(out, reports)
+	case f.asCSV:
+		return printSimCSV(out, reports)
+	}
+	for i, r := range reports {
+		if i > 0 {
+			fmt.Fprintln(out)
+		}
+		if err := printSim(out, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unexpected is an error if an assertion is not as its file expects.
+func unexpected(reports []*scenario.Report) error {
+	n := 0
+	for _, r := range reports {
+		for i := range r.Assertions {
+			if !r.Assertions[i].OK() {
+				n++
+			}
+		}
+	}
+	if n > 0 {
+		return fmt.Errorf("%s not as expected", count(n, "assertion"))
+	}
+	return nil
+}
+
+func printSim(out io.Writer, r *scenario.Report) error {
+	fmt.Fprintf(out, "%s: %s, seed %d\n", r.Scenario, count(r.Runs, "run"), r.Seed)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "case\tflows\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\tfairness\thops\twrongful\t")
+	for _, c := range r.Cases {
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%.2f%%\t%.1f%%\t%.3f\t%.3f\t%.2f%%\t\n", c.Name, c.Flows,
+			milliseconds(c.Mean.Value), milliseconds(c.Mean.Half), milliseconds(c.P50.Value), milliseconds(c.P90.Value),
+			milliseconds(c.P99.Value), 100*c.Failed(), 100*c.Utilisation.Value, c.Fairness.Value, c.Hops.Value,
+			100*c.Wrongful.Value)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for i := range r.Assertions {
+		fmt.Fprintln(out, verdictLine(&r.Assertions[i]))
+	}
+	return nil
+}
+
+// milliseconds has about four significant digits.
+func milliseconds(seconds scenario.Number) string {
+	ms := float64(seconds) * 1000
+	if math.IsNaN(ms) {
+		return "-"
+	}
+	return strconv.FormatFloat(ms, 'f', max(0, 2-int(math.Floor(math.Log10(max(ms, 0.01))))), 64)
+}
+
+func verdictLine(v *scenario.Verdict) string {
+	verdict := "holds"
+	if !v.Holds {
+		verdict = "fails"
+	}
+	expected := "as expected"
+	if !v.OK() {
+		expected = "NOT as expected"
+	}
+	return fmt.Sprintf("%s, %s: %s (%s)", verdict, expected, v.Condition, v.Values)
+}
+
+func printSimCSV(out io.Writer, reports []*scenario.Report) error {
+	w := csv.NewWriter(out)
+	header := []string{"scenario", "case", "seed", "runs", "flows"}
+	for _, column := range (&scenario.CaseReport{}).Columns() {
+		header = append(header, column.Name, column.Name+"_half_width")
+	}
+	if err := w.Write(header); err != nil {
+		return err
+	}
+	for _, r := range reports {
+		for i := range r.Cases {
+			c := &r.Cases[i]
+			line := []string{
+				r.Scenario, c.Name, strconv.FormatUint(r.Seed, 10), strconv.Itoa(r.Runs), strconv.FormatUint(c.Flows, 10),
+			}
+			for _, column := range c.Columns() {
+				line = append(line, column.Estimate.Value.String(), column.Estimate.Half.String())
+			}
+			if err := w.Write(line); err != nil {
+				return err
+			}
+		}
+	}
+	w.Flush()
+	return w.Error()
+}

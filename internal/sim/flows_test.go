@@ -1,0 +1,262 @@
+package sim_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// times are arrivals at given times.
+type times []float64
+
+func (a times) Start(*sim.Rand) (sim.Source, error) { return &timesSource{left: a}, nil }
+
+type timesSource struct{ left times }
+
+func (s *timesSource) Next() (at float64, class int32, ok bool) {
+	if len(s.left) == 0 {
+		return 0, 0, false
+	}
+	at, s.left = s.left[0], s.left[1:]
+	return at, -1, true
+}
+
+func (s *timesSource) Close() error { return nil }
+
+// constantly is a configuration of equal servers with one processor each, one balancer, and flows that
+// arrive at the times and have a second of work.
+func constantly(servers int, d sim.Discipline, at ...float64) *sim.Config {
+	c := &sim.Config{
+		Balancers: []sim.Share{{Weight: 1}},
+		Arrivals:  times(at),
+		Jobs:      []sim.Job{{Share: 1, Stages: []sim.Stage{{Work: sim.Constant(1)}}}},
+		Placement: to(0),
+	}
+	for i := range servers {
+		c.Servers = append(c.Servers, sim.Server{
+			Name: fmt.Sprintf("s%d", i+1), CPUs: 1, Speed: 1, IOSpeed: 1, Discipline: d, Backlog: -1,
+		})
+	}
+	return c
+}
+
+// flows runs a configuration once and returns its flows by their numbers.
+func flows(t *testing.T, c *sim.Config) ([]sim.Ended, *sim.RunResult) {
+	t.Helper()
+	var all []sim.Ended
+	c.Completed = func(_ int, flow sim.Ended) { all = append(all, flow) }
+	r, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(all, func(a, b sim.Ended) int { return int(a.Number) - int(b.Number) })
+	return all, r.Runs[0]
+}
+
+// ended is what tests compare of flows.
+type ended struct {
+	response float64
+	server   int32
+	outcome  sim.Outcome
+}
+
+func checkFlows(t *testing.T, c *sim.Config, want ...ended) {
+	t.Helper()
+	all, _ := flows(t, c)
+	var got []ended
+	for _, f := range all {
+		got = append(got, ended{f.Response, f.Server, f.Outcome})
+	}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(ended{}), cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+		t.Errorf("flows (-want +got):\n%s", diff)
+	}
+}
+
+func done(response float64) ended { return ended{response: response} }
+
+func TestDisciplines(t *testing.T) {
+	t.Run("FIFO", func(t *testing.T) {
+		checkFlows(t, constantly(1, sim.FIFO, 0, 0.5, 0.5), done(1), done(1.5), done(2.5))
+	})
+	t.Run("processor sharing", func(t *testing.T) {
+		// From 0.5 on three share; at 2 the first has had 1, and the others share the rest.
+		checkFlows(t, constantly(1, sim.ProcessorSharing, 0, 0.5, 0.5), done(2), done(2.5), done(2.5))
+	})
+	t.Run("processor sharing on two processors", func(t *testing.T) {
+		c := constantly(1, sim.ProcessorSharing, 0, 0, 0)
+		c.Servers[0].CPUs = 2
+		checkFlows(t, c, done(1.5), done(1.5), done(1.5))
+	})
+	t.Run("worker limit", func(t *testing.T) {
+		c := constantly(1, sim.ProcessorSharing, 0, 0, 0, 0, 0)
+		c.Servers[0].Workers, c.Servers[0].Backlog = 2, 2
+		checkFlows(t, c, done(2), done(2), done(4), done(4), ended{0, 0, sim.Refused})
+	})
+	t.Run("backlog", func(t *testing.T) {
+		c := constantly(1, sim.FIFO, 0, 0, 0, 1)
+		c.Servers[0].Backlog = 1
+		checkFlows(t, c, done(1), done(2), ended{0, 0, sim.Refused}, done(2))
+	})
+	t.Run("speed", func(t *testing.T) {
+		c := constantly(1, sim.FIFO, 0, 0)
+		c.Servers[0].Speed = 4
+		checkFlows(t, c, done(0.25), done(0.5))
+	})
+}
+
+func TestStages(t *testing.T) {
+	c := constantly(1, sim.FIFO, 0, 0)
+	stage := func(q sim.Queue) sim.Stage { return sim.Stage{Queue: q, Work: sim.Constant(1)} }
+	c.Jobs[0].Stages = []sim.Stage{stage(sim.CPU), stage(sim.IO), stage(sim.CPU)}
+	checkFlows(t, c, done(3), done(4)) // processor and IO take turns
+	c = constantly(1, sim.FIFO, 0, 0.5)
+	c.Jobs[0].Stages = []sim.Stage{stage(sim.IO), stage(sim.CPU)}
+	c.Servers[0].IOSpeed = 2
+	// In the IO queue the second begins when the first has gone.
+	checkFlows(t, c, done(1.5), done(2))
+}
+
+func TestTimeouts(t *testing.T) {
+	late := ended{2.5, 0, sim.TimedOut}
+	t.Run("backlog", func(t *testing.T) {
+		// The third is served too late; the fourth's client has gone when its turn comes at 3, so that
+		// the fifth is served at once.
+		c := constantly(1, sim.FIFO, 0, 0, 0, 0.1, 2.9)
+		c.Timeout = 2.5
+		checkFlows(t, c, done(1), done(2), late, late, done(1.1))
+	})
+	t.Run("workers", func(t *testing.T) {
+		c := constantly(1, sim.ProcessorSharing, 0, 0, 0, 0.1, 2.9)
+		c.Servers[0].Workers, c.Timeout = 1, 2.5
+		checkFlows(t, c, done(1), done(2), late, late, done(1.1))
+	})
+	t.Run("silent servers", func(t *testing.T) {
+		c := constantly(1, sim.FIFO, 0, 0)
+		c.Servers[0].Backlog, c.Timeout, c.Silent = 0, 2.5, true
+		checkFlows(t, c, done(1), late)
+	})
+}
+
+func TestDelays(t *testing.T) {
+	c := constantly(2, sim.FIFO, 0, 0)
+	c.Network = sim.Network{
+		ClientBalancer: sim.Constant(0.001), BalancerServer: sim.Constant(0.01),
+		ServerServer: sim.Constant(0.1), ServerClient: sim.Constant(0.5),
+	}
+	// A handshake to the server and back, the request, the work, the response.
+	checkFlows(t, c, done(2*0.511+1), done(2*0.511+2))
+	c.Arrivals, c.Placement = times{0}, to(0, 1)
+	c.Policy = policy(func(_ sim.Load, offer *sim.Offer) int32 { return min(offer.At+1, offer.N-1) })
+	checkFlows(t, c, ended{2*0.511 + 0.1 + 1, 1, sim.Completed})
+}
+
+func TestAgentsDecide(t *testing.T) {
+	var seen []sim.Load
+	c := constantly(3, sim.FIFO, 0, 0, 0, 0)
+	c.Placement = to(0, 1, 2)
+	c.Policy = policy(func(own sim.Load, offer *sim.Offer) int32 {
+		switch {
+		case !offer.Last() && own.Open > 0:
+			return offer.At + 1
+		case own.Open > 0:
+			seen = append(seen, offer.Loads[:3]...)
+			return 0 // which has to take it
+		}
+		return offer.At
+	})
+	all, r := flows(t, c)
+	var servers, hops []int32
+	for _, f := range all {
+		servers, hops = append(servers, f.Server), append(hops, f.Hops)
+	}
+	if !slices.Equal(servers, []int32{0, 1, 2, 0}) || !slices.Equal(hops, []int32{0, 1, 2, 3}) {
+		t.Errorf("servers %v after %v hops", servers, hops)
+	}
+	busy := sim.Load{Open: 1, Busy: 1, Workers: 1, CPUs: 1, Capacity: 1}
+	if want := []sim.Load{busy, busy, busy}; !slices.Equal(seen, want) {
+		t.Errorf("loads %+v, want %+v", seen, want)
+	}
+	if r.Hops != 6 || r.Wrongful != 0 {
+		t.Errorf("%d hops, %d passed on wrongfully; want 6 and 0", r.Hops, r.Wrongful)
+	}
+}
+
+func TestWrongfulRejections(t *testing.T) {
+	c := constantly(2, sim.FIFO, 0, 0.1, 0.2)
+	c.Placement = method(func(*sim.Balancer) sim.Placement {
+		return place(func(f *sim.Flow, offer *sim.Offer) {
+			if f.Number < 2 {
+				offer.Set(1) // so that it has two
+			} else {
+				offer.Set(0, 1)
+			}
+		})
+	})
+	c.Policy = policy(func(_ sim.Load, offer *sim.Offer) int32 { return min(offer.At+1, offer.N-1) })
+	if _, r := flows(t, c); r.Wrongful != 1 {
+		t.Errorf("%d passed on wrongfully, want 1", r.Wrongful)
+	}
+}
+
+func TestSpeedChanges(t *testing.T) {
+	for _, d := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
+		c := constantly(2, d, 0, 1.25)
+		c.Events = []sim.Event{
+			{At: 0.5, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 0.5},
+			{At: 1.75, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 4},
+		}
+		// Half of the work by 0.5, the rest by 1.5. FIFO: the second begins then, has 1/8 by 1.75, and
+		// ends at 1.75 + 7/32. Sharing: by 1.75 the first has all but 1/32 of it, ...
+		if d == sim.FIFO {
+			checkFlows(t, c, done(1.5), done(0.5+7./32))
+		} else {
+			// From 1.25 each has a quarter of a second's work a second: by 1.75 the first lacks 0, for
+			// it had 0.875 at 1.25, and then 1/8.
+			checkFlows(t, c, done(1.75), done(0.5+7./32))
+		}
+	}
+}
+
+func TestSamplesSeeTheTruth(t *testing.T) {
+	for _, d := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
+		c := constantly(1, d, 0, 0, 3)
+		c.SampleInterval = 0.25
+		var work []float64
+		c.Sample = func(_ int, _ float64, w sim.World) { work = append(work, w.Work(0)) }
+		flows(t, c)
+		if want := []float64{1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25, 0}; !cmp.Equal(work[:8], want, cmpopts.EquateApprox(0, 1e-9)) {
+			t.Errorf("work left %v, want %v", work, want)
+		}
+	}
+}
+
+func TestEndsIsWhenTheFlowEnds(t *testing.T) {
+	for _, d := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
+		c := constantly(1, d, 0, 0.1, 0.3, 0.35, 0.9, 4, 4.1, 4.1, 9)
+		c.Servers[0].CPUs = 2
+		c.Jobs[0].Stages[0].Work = sim.Exponential(1)
+		foretold := make(map[uint64]float64)
+		c.Placement = method(func(b *sim.Balancer) sim.Placement {
+			return place(func(f *sim.Flow, offer *sim.Offer) {
+				foretold[f.Number] = b.World.Ends(0, f)
+				offer.Set(0)
+			})
+		})
+		all, _ := flows(t, c)
+		// With sharing those that come later make it end later; the last of each burst is right.
+		right := []uint64{4, 7, 8}
+		if d == sim.FIFO {
+			right = []uint64{0, 1, 2, 3, 4, 5, 6, 7, 8}
+		}
+		for _, n := range right {
+			if got, want := foretold[n], all[n].Response; !cmp.Equal(got, want, cmpopts.EquateApprox(0, 1e-9)) {
+				t.Errorf("discipline %d, flow %d: foretold %v, ended after %v", d, n, got, want)
+			}
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package sim_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// busy is a configuration with something of everything that is random.
+func busy() *sim.Config {
+	c := figure10(16, 3, 0.8, inTurn{})
+	c.Balancers[1].Weight = 2
+	c.Network = nearby
+	c.FlowTable = sim.FlowTable{Buckets: 32, Ways: 1}
+	c.Jobs = append(c.Jobs, sim.Job{Share: 0.5, Stages: []sim.Stage{
+		{Work: sim.Lognormal(0.1, 1)}, {Queue: sim.IO, Work: sim.Pareto(0.02, 2)},
+	}})
+	for i := range c.Servers {
+		c.Servers[i].IOSpeed = 1
+	}
+	c.Timeout = 3
+	c.Connections = 20_000
+	c.Arrivals = sim.Poisson{Rate: c.Rate(0.8), Curve: sim.Diurnal{Period: 100, Amplitude: 0.5}}
+	return c
+}
+
+// run returns the results as text, every number with all its digits.
+func run(t *testing.T, c *sim.Config, seed uint64, parallel int) string {
+	t.Helper()
+	r, err := sim.Run(t.Context(), c, sim.Options{Seed: seed, Runs: 4, Parallel: parallel})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := ""
+	for _, run := range r.Runs {
+		text += fmt.Sprintf("%+v\n", *run)
+	}
+	return text
+}
+
+func TestSameSeedSameResult(t *testing.T) {
+	first := run(t, busy(), 1, 1)
+	if run(t, busy(), 1, 1) != first {
+		t.Error("a second time differs")
+	}
+	if run(t, busy(), 1, 4) != first {
+		t.Error("four runs at a time differ")
+	}
+	if run(t, busy(), 2, 1) == first {
+		t.Error("another seed does not differ")
+	}
+}
+
+// What a placement does changes neither the flows nor their work.
+func TestPlacementsSeeTheSameFlows(t *testing.T) {
+	type key struct {
+		sent   float64
+		number uint64
+		class  int32
+	}
+	sent := func(m sim.Method) []key {
+		c := busy()
+		c.Placement = m
+		all, _ := flows(t, c)
+		var keys []key
+		for _, f := range all {
+			keys = append(keys, key{f.Sent, f.Number, f.Class})
+		}
+		return keys
+	}
+	if diff := cmp.Diff(sent(inTurn{}), sent(byHash{}), cmp.AllowUnexported(key{})); diff != "" {
+		t.Errorf("arrivals differ:\n%s", diff)
+	}
+	// With nobody else there, and no network, the response is the work.
+	work := func(servers ...int32) []float64 {
+		c := one(1, sim.ProcessorSharing, 0.001, sim.Exponential(1))
+		c.Servers = append(c.Servers, c.Servers[0])
+		c.Servers[0].CPUs, c.Servers[1].CPUs = 100, 100
+		c.Placement, c.Connections = to(servers...), 1000
+		c.Policy = policy(func(_ sim.Load, offer *sim.Offer) int32 { return min(offer.At+1, offer.N-1) })
+		all, _ := flows(t, c)
+		var responses []float64
+		for _, f := range all {
+			responses = append(responses, math.Round(f.Response*1e9))
+		}
+		return responses
+	}
+	if diff := cmp.Diff(work(0), work(0, 1)); diff != "" {
+		t.Errorf("work differs:\n%s", diff)
+	}
+}
+
+func TestMeasuredWindow(t *testing.T) {
+	c := one(1, sim.FIFO, 0.5, sim.Constant(1))
+	c.Connections, c.Warmup, c.Cooldown = 1000, 0.25, 0.5
+	all, r := flows(t, c)
+	if r.Flows() != 250 || all[0].Number != 250 || all[249].Number != 499 {
+		t.Errorf("%d flows measured, from %d to %d", r.Flows(), all[0].Number, all[len(all)-1].Number)
+	}
+	c.Connections, c.Duration = 0, 400
+	all, r = flows(t, c)
+	if all[0].Sent < 100 || all[len(all)-1].Sent >= 200 || math.Abs(r.Elapsed-100) > 10 {
+		t.Errorf("measured from %v to %v, for %v s", all[0].Sent, all[len(all)-1].Sent, r.Elapsed)
+	}
+}
+
+func TestConfidence(t *testing.T) {
+	c := one(1, sim.FIFO, 0.5, sim.Exponential(1))
+	c.Connections = 20_000
+	inside := 0
+	const runs = 60
+	for seed := range uint64(runs) {
+		r, err := sim.Run(t.Context(), c, sim.Options{Seed: seed, Runs: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mean := r.Mean(); math.Abs(mean.Value-2) < mean.Half {
+			inside++
+		}
+	}
+	// Of 60 intervals 57 should hold the truth, with a standard deviation of 1.7.
+	if inside < 50 {
+		t.Errorf("%d of %d intervals from batches hold the truth", inside, runs)
+	}
+}
+
+func TestCancel(t *testing.T) {
+	c := one(1, sim.FIFO, 0.5, sim.Exponential(1))
+	c.Connections = math.MaxUint64
+	ctx, cancel := context.WithCancel(t.Context())
+	c.SampleInterval = 1000
+	c.Sample = func(int, float64, sim.World) { cancel() }
+	if _, err := sim.Run(ctx, c, sim.Options{Seed: 1, Runs: 3}); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want %v", err, context.Canceled)
+	}
+}
+
+func TestFirstErrorEndsAllRuns(t *testing.T) {
+	bad := one(1, sim.FIFO, 0.5, sim.Exponential(1))
+	bad.Placement = nil
+	endless := one(1, sim.FIFO, 0.5, sim.Exponential(1))
+	endless.Connections = math.MaxUint64
+	_, err := sim.RunAll(t.Context(), []*sim.Config{endless, bad}, sim.Options{Seed: 1, Runs: 1, Parallel: 2})
+	if err == nil || err.Error() != "no placement" {
+		t.Errorf("error %v, want no placement", err)
+	}
+}
+
+// Ten times as many flows need no more memory.
+func TestMemoryIsFlat(t *testing.T) {
+	allocated := func(connections uint64) uint64 {
+		c := figure10(16, 4, 0.8, lsq(t))
+		c.Network, c.Connections = nearby, connections
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1}); err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	allocated(1000)
+	few, many := allocated(50_000), allocated(500_000)
+	if many > few+few/2 {
+		t.Errorf("%d bytes for 50,000 flows, %d for 500,000", few, many)
+	}
+}

@@ -1,0 +1,243 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// Conditions in the notation of Go's specification:
+//
+//	condition = sum ( "<" | "<=" | ">" | ">=" ) sum | sum "within" number "%" "of" sum .
+//	sum       = product { ( "+" | "-" ) product } .
+//	product   = factor { ( "*" | "/" ) factor } .
+//	factor    = number | duration | metric [ "(" case ")" ] | "(" sum ")" .
+//
+// Durations, such as 350ms, are in seconds, as are times among the metrics. A minus between names has
+// blanks around it, for names have hyphens in them.
+type (
+	expression func(results) float64
+	comparison func(results) (holds bool, values string)
+)
+
+// metrics are what expressions can name, beside p50, p99.9 and other percentiles of the response time.
+var metrics = map[string]func(*sim.Result) float64{
+	"mean":             func(r *sim.Result) float64 { return r.Mean().Value },
+	"deviation":        func(r *sim.Result) float64 { return r.Response.Deviation() },
+	"max":              func(r *sim.Result) float64 { return r.Response.Max() },
+	"flows":            func(r *sim.Result) float64 { return float64(r.Flows()) },
+	"refused":          func(r *sim.Result) float64 { return r.Share(sim.Refused).Value },
+	"timed-out":        func(r *sim.Result) float64 { return r.Share(sim.TimedOut).Value },
+	"lost":             func(r *sim.Result) float64 { return r.Share(sim.Lost).Value },
+	"broken":           func(r *sim.Result) float64 { return r.Share(sim.Broken).Value },
+	"hops":             func(r *sim.Result) float64 { return r.Hops().Value },
+	"wrongful":         func(r *sim.Result) float64 { return r.Wrongful().Value },
+	"untracked":        func(r *sim.Result) float64 { return r.Untracked().Value },
+	"fairness":         func(r *sim.Result) float64 { return r.Fairness().Value },
+	"instant-fairness": func(r *sim.Result) float64 { return r.InstantFairness().Value },
+	"utilisation":      func(r *sim.Result) float64 { return r.Utilisation().Value },
+}
+
+// metric finds one by its name, nil if there is none.
+func metric(name string) func(*sim.Result) float64 {
+	if digits, ok := strings.CutPrefix(name, "p"); ok {
+		percent, err := strconv.ParseFloat(digits, 64)
+		if err == nil && percent > 0 && percent < 100 {
+			return func(r *sim.Result) float64 { return r.Quantile(percent / 100).Value }
+		}
+	}
+	return metrics[name]
+}
+
+// assertion adds a condition of the file.
+func (b *builder) assertion(path string, a Assertion) {
+	text := a.Holds + a.Fails
+	if (a.Holds == "") == (a.Fails == "") {
+		b.failf(path, "must have one of holds and fails")
+		return
+	}
+	name := "holds"
+	if a.Holds == "" {
+		name = "fails"
+	}
+	p := parser{words: word.FindAllString(text, -1), cases: b.result.Cases}
+	holds, err := p.condition()
+	if err != nil {
+		b.failf(join(path, name), "%v", err)
+		return
+	}
+	b.result.Assertions = append(b.result.Assertions,
+		Condition{Text: text, Expected: a.Holds != "", holds: holds, bare: p.bare})
+}
+
+var word = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_.+-]*|[0-9][0-9A-Za-zµ.]*|<=|>=|[^\s]`)
+
+// parser reads a condition word by word.
+type parser struct {
+	words []string
+	cases []RunnableCase
+	bare  bool
+}
+
+// next returns the next word, empty at the end.
+func (p *parser) next() string {
+	if len(p.words) == 0 {
+		return ""
+	}
+	return p.words[0]
+}
+
+// accept goes on if the next word is one of those, and returns it.
+func (p *parser) accept(words ...string) string {
+	w := p.next()
+	if w == "" || !slices.Contains(words, w) {
+		return ""
+	}
+	p.words = p.words[1:]
+	return w
+}
+
+// expect is accept of what has to come.
+func (p *parser) expect(w string) error {
+	if p.accept(w) == "" {
+		return fmt.Errorf("%q expected, %s found", w, p.found())
+	}
+	return nil
+}
+
+func (p *parser) found() string {
+	if p.next() == "" {
+		return "the end"
+	}
+	return strconv.Quote(p.next())
+}
+
+func (p *parser) condition() (comparison, error) {
+	left, err := p.sum()
+	if err != nil {
+		return nil, err
+	}
+	op := p.accept("<", "<=", ">", ">=", "within")
+	var within float64
+	switch op {
+	case "":
+		return nil, fmt.Errorf("<, <=, >, >= or within expected, %s found", p.found())
+	case "within":
+		if within, err = p.percent(); err != nil {
+			return nil, err
+		}
+	}
+	right, err := p.sum()
+	if err == nil && p.next() != "" {
+		err = fmt.Errorf("the end expected, %s found", p.found())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func(r results) (bool, string) { return compare(left(r), op, within, right(r)) }, nil
+}
+
+// percent reads what follows "within", up to "of".
+func (p *parser) percent() (float64, error) {
+	x, err := strconv.ParseFloat(p.next(), 64)
+	if err != nil {
+		return 0, fmt.Errorf("a number expected, %s found", p.found())
+	}
+	p.words = p.words[1:]
+	return x, errors.Join(p.expect("%"), p.expect("of"))
+}
+
+// compare compares two values. With a NaN, as of percentiles of no flows, nothing holds.
+func compare(left float64, op string, within, right float64) (bool, string) {
+	values := fmt.Sprintf("%.4g %s %.4g", left, op, right)
+	switch op {
+	case "<":
+		return left < right, values
+	case "<=":
+		return left <= right, values
+	case ">":
+		return left > right, values
+	case ">=":
+		return left >= right, values
+	}
+	return math.Abs(left-right) <= within/100*math.Abs(right), fmt.Sprintf("%.4g within %g%% of %.4g", left, within, right)
+}
+
+func (p *parser) sum() (expression, error) { return p.chain(p.product, "+", "-") }
+
+func (p *parser) product() (expression, error) { return p.chain(p.factor, "*", "/") }
+
+// chain reads operands with operators between them.
+func (p *parser) chain(operand func() (expression, error), operators ...string) (expression, error) {
+	left, err := operand()
+	for err == nil {
+		op := p.accept(operators...)
+		if op == "" {
+			break
+		}
+		var right expression
+		right, err = operand()
+		left = combine(left, op, right)
+	}
+	return left, err
+}
+
+func combine(left expression, op string, right expression) expression {
+	switch op {
+	case "+":
+		return func(r results) float64 { return left(r) + right(r) }
+	case "-":
+		return func(r results) float64 { return left(r) - right(r) }
+	case "*":
+		return func(r results) float64 { return left(r) * right(r) }
+	default:
+		return func(r results) float64 { return left(r) / right(r) }
+	}
+}
+
+func (p *parser) factor() (expression, error) {
+	w := p.next()
+	if w == "" {
+		return nil, errors.New("a number or a metric expected, the end found")
+	}
+	p.words = p.words[1:]
+	if w == "(" {
+		inner, err := p.sum()
+		if err != nil {
+			return nil, err
+		}
+		return inner, p.expect(")")
+	}
+	if x, err := strconv.ParseFloat(w, 64); err == nil {
+		return func(results) float64 { return x }, nil
+	}
+	if d, err := time.ParseDuration(w); err == nil {
+		return func(results) float64 { return d.Seconds() }, nil
+	}
+	value := metric(w)
+	if value == nil {
+		return nil, fmt.Errorf("%q is no metric", w)
+	}
+	return p.ofCase(value)
+}
+
+// ofCase reads the case that a metric is about, if it says one.
+func (p *parser) ofCase(value func(*sim.Result) float64) (expression, error) {
+	if p.accept("(") == "" {
+		p.bare = true
+		return func(r results) float64 { return value(r.cases[r.current]) }, nil
+	}
+	name := p.next()
+	if !slices.ContainsFunc(p.cases, func(c RunnableCase) bool { return c.Name == name }) {
+		return nil, fmt.Errorf("a case expected, %s found", p.found())
+	}
+	p.words = p.words[1:]
+	return func(r results) float64 { return value(r.cases[name]) }, p.expect(")")
+}

@@ -1,0 +1,280 @@
+package scenario
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+func (m *merger) jobs(c *sim.Config) {
+	jobs, path := section[[]Job](m, "Jobs")
+	m.require(len(jobs) > 0, path, "at least one is required")
+	for i := range jobs {
+		c.Jobs = append(c.Jobs, m.job(fmt.Sprintf("%s[%d]", path, i), &jobs[i]))
+	}
+	m.require(len(jobs) == 0 || slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 }),
+		path, "at least one share must be positive")
+}
+
+func (m *merger) job(path string, j *Job) sim.Job {
+	job := sim.Job{Name: j.Name, Share: 1}
+	if j.Share != nil {
+		job.Share = *j.Share
+	}
+	m.require(job.Share >= 0, path+".share", "must not be negative")
+	if len(j.Stages) == 0 {
+		job.Stages = []sim.Stage{{Work: m.distribution(path, &j.Distribution)}}
+		return job
+	}
+	m.require(j.Distribution == Distribution{}, path, "a distribution and stages exclude each other")
+	m.require(len(j.Stages) <= 255, path+".stages", "must be at most 255")
+	for i := range j.Stages {
+		at := fmt.Sprintf("%s.stages[%d]", path, i)
+		stage := sim.Stage{Work: m.distribution(at, &j.Stages[i].Distribution)}
+		switch j.Stages[i].Queue {
+		case "", "cpu":
+		case "io":
+			stage.Queue = sim.IO
+		default:
+			m.failf(at+".queue", "must be cpu or io")
+		}
+		job.Stages = append(job.Stages, stage)
+	}
+	return job
+}
+
+// distribution reads one. Its fields are among others of the section.
+func (m *merger) distribution(path string, d *Distribution) sim.Distribution {
+	before := len(m.errs)
+	var all []sim.Distribution
+	positive := func(name string, t time.Duration) float64 {
+		m.require(t > 0, join(path, name), "must be positive")
+		return t.Seconds()
+	}
+	if d.Constant != nil {
+		m.require(*d.Constant >= 0, join(path, "constant"), "must not be negative")
+		all = append(all, sim.Constant(d.Constant.Seconds()))
+	}
+	if d.Exponential != nil {
+		all = append(all, sim.Exponential(positive("exponential", *d.Exponential)))
+	}
+	if u := d.Uniform; u != nil {
+		m.require(u.Min >= 0 && u.Max >= u.Min, join(path, "uniform"), "must be 0 <= min <= max")
+		all = append(all, sim.Uniform(u.Min.Seconds(), u.Max.Seconds()))
+	}
+	if d.Lognormal != nil {
+		all = append(all, m.lognormal(join(path, "lognormal"), d.Lognormal))
+	}
+	if p := d.Pareto; p != nil {
+		m.require(p.Index > 1, join(path, "pareto.index"), "must be more than 1")
+		all = append(all, sim.Pareto(positive("pareto.mean", p.Mean), p.Index))
+	}
+	if d.Values != nil {
+		all = append(all, m.values(join(path, "values"), *d.Values))
+	}
+	if len(all) != 1 {
+		if len(m.errs) == before {
+			m.failf(path, "must have one of constant, exponential, uniform, lognormal, pareto and values")
+		}
+		return sim.Distribution{}
+	}
+	return all[0]
+}
+
+func (m *merger) lognormal(path string, l *Lognormal) sim.Distribution {
+	switch {
+	case l.Median > 0 && l.Sigma >= 0 && l.Mean == 0 && l.Deviation == 0:
+		return sim.Lognormal(l.Median.Seconds(), l.Sigma)
+	case l.Mean > 0 && l.Deviation >= 0 && l.Median == 0 && l.Sigma == 0:
+		return sim.LognormalMoments(l.Mean.Seconds(), l.Deviation.Seconds())
+	}
+	m.failf(path, "must have median and sigma, or mean and deviation")
+	return sim.Distribution{}
+}
+
+// values reads a file of observed times.
+func (m *merger) values(path, name string) sim.Distribution {
+	text, err := os.ReadFile(m.file(name))
+	if err != nil {
+		m.failf(path, "%v", err)
+		return sim.Distribution{}
+	}
+	var values []float64
+	for i, line := range strings.Split(strings.TrimRight(string(text), "\n"), "\n") {
+		x, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
+		if err != nil || !(x >= 0) {
+			m.failf(path, "line %d of the file, %q: must be a number of seconds", i+1, line)
+			return sim.Distribution{}
+		}
+		values = append(values, x)
+	}
+	return sim.Empirical(values)
+}
+
+// file is the path of a file that the scenario names.
+func (m *merger) file(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(m.dir, name)
+}
+
+func (m *merger) arrivals(c *sim.Config) {
+	arrivals, path := section[*Arrivals](m, "Arrivals")
+	if arrivals == nil {
+		m.failf(path, "is required")
+		return
+	}
+	switch one := only(m, path, arrivals).(type) {
+	case *Poisson:
+		c.Arrivals = m.poisson(join(path, "poisson"), c, one)
+	case *Trace:
+		if arrivals.Queries != nil {
+			c.Arrivals = m.trace(join(path, "queries"), c, one, sim.TimedQueries)
+		} else {
+			c.Arrivals = m.trace(join(path, "wikibench"), c, one, sim.Wikibench)
+		}
+	}
+}
+
+func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
+	rate := p.Rate
+	m.require(p.Rate >= 0, path+".rate", "must be positive")
+	m.require(p.Load >= 0, path+".load", "must be positive")
+	m.require((p.Rate == 0) != (p.Load == 0), path, "must have one of rate and load")
+	if p.Load > 0 {
+		rate = c.Rate(p.Load)
+	}
+	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
+}
+
+func (m *merger) curve(path string, p *Poisson) sim.Curve {
+	m.require(p.Diurnal == nil || p.Curve == nil, path, "diurnal and curve exclude each other")
+	if d := p.Diurnal; d != nil {
+		period := d.Period
+		if period == 0 {
+			period = 24 * time.Hour
+		}
+		m.require(period > 0, path+".diurnal.period", "must be positive")
+		m.require(d.Amplitude >= 0 && d.Amplitude <= 1, path+".diurnal.amplitude", "must be 0 to 1")
+		return sim.Diurnal{Period: period.Seconds(), Amplitude: d.Amplitude, Phase: d.Phase.Seconds()}
+	}
+	if p.Curve == nil {
+		return nil
+	}
+	var points sim.Points
+	for i, point := range p.Curve {
+		at := fmt.Sprintf("%s.curve[%d]", path, i)
+		m.require(point.Factor >= 0, at+".factor", "must not be negative")
+		m.require(i == 0 || point.At >= p.Curve[i-1].At, at+".at", "must not be before the point before")
+		points = append(points, sim.Point{At: point.At.Seconds(), Factor: point.Factor})
+	}
+	m.require(points.Max() > 0, path+".curve", "must not be 0 everywhere")
+	m.require(points[len(points)-1].Factor > 0, path+".curve", "must not end with 0: no flow would arrive any more")
+	return points
+}
+
+func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFormat) sim.Arrivals {
+	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: t.Speed, Classes: m.classes()}
+	m.require(t.Speed >= 0, path+".speed", "must be positive")
+	m.require(t.Load >= 0, path+".load", "must be positive")
+	m.require(t.Speed == 0 || t.Load == 0, path, "speed and load exclude each other")
+	if t.Load <= 0 {
+		return trace
+	}
+	lines, seconds, err := trace.Span()
+	switch {
+	case err != nil:
+		m.failf(path+".file", "%v", err)
+	case seconds <= 0:
+		m.failf(path+".load", "is not possible: all of the trace is at one time")
+	default:
+		trace.Speed = c.Rate(t.Load) * seconds / float64(lines)
+	}
+	return trace
+}
+
+// classes are the jobs' patterns.
+func (m *merger) classes() []*regexp.Regexp {
+	jobs, path := section[[]Job](m, "Jobs")
+	classes := make([]*regexp.Regexp, len(jobs))
+	for i, j := range jobs {
+		if j.Match == "" {
+			continue
+		}
+		var err error
+		if classes[i], err = regexp.Compile(j.Match); err != nil {
+			m.failf(fmt.Sprintf("%s[%d].match", path, i), "%v", err)
+		}
+	}
+	return classes
+}
+
+func (m *merger) events(r *RunnableCase) {
+	events, path := section[[]Event](m, "Events")
+	for i := range events {
+		m.event(fmt.Sprintf("%s[%d]", path, i), r, &events[i])
+	}
+}
+
+func (m *merger) event(path string, r *RunnableCase, e *Event) {
+	m.require(e.At >= 0, path+".at", "must not be negative")
+	m.require(e.Detect >= 0, path+".detect", "must not be negative")
+	n := 0
+	add := func(event sim.Event) {
+		event.At, event.Detect = e.At.Seconds(), e.Detect.Seconds()
+		r.Config.Events = append(r.Config.Events, event)
+		n++
+	}
+	for _, of := range []struct {
+		name    string
+		servers []string
+		kind    sim.EventKind
+	}{
+		{"server-add", e.ServerAdd, sim.ServerAdd},
+		{"server-drain", e.ServerDrain, sim.ServerDrain},
+		{"server-fail", e.ServerFail, sim.ServerFail},
+	} {
+		if of.servers != nil {
+			add(sim.Event{Kind: of.kind, Servers: m.serverIndexes(path+"."+of.name, of.servers, r)})
+		}
+	}
+	balancers := len(r.Config.Balancers)
+	if e.BalancerAdd != nil {
+		add(sim.Event{Kind: sim.BalancerAdd, Balancers: m.balancerIndexes(path+".balancer-add", e.BalancerAdd, balancers)})
+	}
+	if e.BalancerFail != nil {
+		add(sim.Event{Kind: sim.BalancerFail, Balancers: m.balancerIndexes(path+".balancer-fail", e.BalancerFail, balancers)})
+	}
+	if e.Speed != nil {
+		m.require(e.Speed.To > 0, path+".speed.to", "must be positive")
+		servers := m.serverIndexes(path+".speed.servers", e.Speed.Servers, r)
+		add(sim.Event{Kind: sim.SetSpeed, Speed: e.Speed.To, Servers: servers})
+	}
+	m.require(n == 1, path, "must have one of server-add, server-drain, server-fail, speed, balancer-add and balancer-fail")
+}
+
+// serverIndexes resolves names of servers and groups.
+func (m *merger) serverIndexes(path string, names []string, r *RunnableCase) []int32 {
+	m.require(len(names) > 0, path, "at least one is required")
+	var all []int32
+	for i, name := range names {
+		before := len(all)
+		for s := range r.Config.Servers {
+			server := &r.Config.Servers[s]
+			if server.Name == name || r.Groups[server.Group] == name {
+				all = append(all, int32(s))
+			}
+		}
+		m.require(len(all) > before, fmt.Sprintf("%s[%d]", path, i), "no server or group has this name")
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

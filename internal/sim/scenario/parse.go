@@ -1,0 +1,323 @@
+package scenario
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// Load reads a scenario from a file; files that it names are relative to it. The error is of type
+// config.Errors, or that of reading the file.
+func Load(path string) (*Scenario, error) {
+	s, err := config.Load(path, func(text []byte) (*Scenario, error) { return Parse(text, filepath.Dir(path)) })
+	if err != nil {
+		return nil, err
+	}
+	s.Name = strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	return s, nil
+}
+
+// Parse is Load for a file's content; files that it names are relative to dir. The error is of type
+// config.Errors.
+func Parse(text []byte, dir string) (*Scenario, error) {
+	file := File{Seed: 1, Runs: 5}
+	var b builder
+	err := config.Decode(text, &file, func() config.Errors {
+		b = builder{dir: dir}
+		b.scenario(&file)
+		return b.errs
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &b.result, nil
+}
+
+// builder makes what is to be run of what is written, and collects the problems.
+type builder struct {
+	dir    string
+	errs   config.Errors
+	result Scenario
+}
+
+func (b *builder) failf(path, format string, args ...any) {
+	b.errs = append(b.errs, &config.Error{Path: path, Problem: fmt.Sprintf(format, args...)})
+}
+
+// require reports a problem unless ok.
+func (b *builder) require(ok bool, path, format string, args ...any) {
+	if !ok {
+		b.failf(path, format, args...)
+	}
+}
+
+func (b *builder) scenario(f *File) {
+	b.require(f.Runs >= 1, "runs", "must be at least 1")
+	b.result.Seed, b.result.Runs = f.Seed, f.Runs
+	cases := f.Cases
+	if len(cases) == 0 {
+		cases = []Case{{Name: "result"}}
+	}
+	for i := range cases {
+		path := ""
+		if len(f.Cases) > 0 {
+			path = fmt.Sprintf("cases[%d]", i)
+			b.require(caseName.MatchString(cases[i].Name), join(path, "name"), "must be letters, digits and _ - . +, a letter first")
+			b.require(!slices.ContainsFunc(b.result.Cases, func(c RunnableCase) bool { return c.Name == cases[i].Name }),
+				join(path, "name"), "used twice")
+		}
+		b.runnable(path, &f.Sections, &cases[i])
+	}
+	for i, a := range f.Assert {
+		b.assertion(fmt.Sprintf("assert[%d]", i), a)
+	}
+}
+
+// runnable adds a case.
+func (b *builder) runnable(path string, base *Sections, c *Case) {
+	m := merger{builder: b, path: path, base: reflect.ValueOf(base).Elem(), own: reflect.ValueOf(&c.Sections).Elem()}
+	before := len(b.errs)
+	r := RunnableCase{Name: c.Name, Config: &sim.Config{}}
+	m.servers(&r)
+	m.balancers(r.Config)
+	m.jobs(r.Config)
+	m.flowTable(r.Config)
+	m.network(r.Config)
+	m.clients(r.Config)
+	m.measure(r.Config)
+	m.placement(r.Config)
+	m.events(&r)
+	if len(b.errs) == before {
+		m.arrivals(r.Config) // need servers and jobs
+	}
+	if len(b.errs) == before {
+		if err := sim.Check(r.Config); err != nil {
+			b.failf(path, "%v", err)
+		}
+	}
+	b.result.Cases = append(b.result.Cases, r)
+}
+
+// merger finds the sections of a case: its own, or else the file's.
+type merger struct {
+	*builder
+	path      string
+	base, own reflect.Value // of Sections
+}
+
+// section returns a section and its path. It is nil if neither the case nor the file has it.
+func section[T any](m *merger, name string) (T, string) {
+	own := m.own.FieldByName(name)
+	field, _ := m.own.Type().FieldByName(name)
+	tag := field.Tag.Get("yaml")
+	if !own.IsZero() {
+		return own.Interface().(T), join(m.path, tag)
+	}
+	return m.base.FieldByName(name).Interface().(T), tag
+}
+
+func join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+func (m *merger) servers(r *RunnableCase) {
+	groups, path := section[[]Servers](m, "Servers")
+	m.require(len(groups) > 0, path, "at least one group is required")
+	for i, g := range groups {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		template := m.server(at, &g)
+		template.Group = int32(i)
+		if g.Group == "" {
+			g.Group = "g" + strconv.Itoa(i+1)
+		}
+		m.require(!slices.Contains(r.Groups, g.Group), at+".group", "used twice")
+		r.Groups = append(r.Groups, g.Group)
+		for range min(max(g.Count, 0), mostServers) {
+			template.Name = "s" + strconv.Itoa(len(r.Config.Servers)+1)
+			r.Config.Servers = append(r.Config.Servers, template)
+		}
+	}
+	m.require(len(r.Config.Servers) <= mostServers, path, "at most %d servers are possible", mostServers)
+}
+
+const mostServers = 65535
+
+// server is one of a group.
+func (m *merger) server(path string, g *Servers) sim.Server {
+	s := sim.Server{CPUs: g.CPUs, Speed: 1, IOSpeed: 1, Workers: g.Workers, Backlog: 64, Absent: g.Absent}
+	if g.CPUs == 0 {
+		s.CPUs = 1
+	}
+	m.require(g.Count >= 1 && g.Count <= mostServers, path+".count", "must be 1 to %d", mostServers)
+	m.require(s.CPUs > 0, path+".cpus", "must be at least 1")
+	if g.Speed != nil {
+		s.Speed = *g.Speed
+	}
+	m.require(s.Speed > 0, path+".speed", "must be positive")
+	if g.IOSpeed != nil {
+		s.IOSpeed = *g.IOSpeed
+	}
+	m.require(s.IOSpeed > 0, path+".io-speed", "must be positive")
+	switch g.Discipline {
+	case "", "fifo":
+		m.require(g.Workers == 0, path+".workers", "only with discipline processor-sharing")
+	case "processor-sharing":
+		s.Discipline = sim.ProcessorSharing
+		m.require(g.Workers >= 0, path+".workers", "must not be negative")
+	default:
+		m.failf(path+".discipline", "must be fifo or processor-sharing")
+	}
+	if g.Backlog == "unlimited" {
+		s.Backlog = -1
+	} else if g.Backlog != "" {
+		n, err := strconv.ParseUint(g.Backlog, 10, 31)
+		m.require(err == nil, path+".backlog", "must be a whole number, or unlimited")
+		s.Backlog = int32(n)
+	}
+	return s
+}
+
+func (m *merger) balancers(c *sim.Config) {
+	section, path := section[*Balancers](m, "Balancers")
+	if section == nil {
+		section = &Balancers{Count: 1}
+	}
+	n := section.Count
+	if n == 0 {
+		n = len(section.Shares)
+	}
+	m.require(n >= 1 && n <= 256, path+".count", "must be 1 to 256")
+	m.require(len(section.Shares) == 0 || len(section.Shares) == n, path+".shares", "must be as many as balancers")
+	for range n {
+		c.Balancers = append(c.Balancers, sim.Share{Weight: 1})
+	}
+	for i, share := range section.Shares[:min(n, len(section.Shares))] {
+		m.require(share > 0, fmt.Sprintf("%s.shares[%d]", path, i), "must be positive")
+		c.Balancers[i].Weight = share
+	}
+	for _, i := range m.balancerIndexes(path+".absent", section.Absent, n) {
+		c.Balancers[i].Absent = true
+	}
+}
+
+// balancerIndexes resolves names of balancers.
+func (m *merger) balancerIndexes(path string, names []string, n int) []int32 {
+	var all []int32
+	for i, name := range names {
+		number, err := strconv.Atoi(strings.TrimPrefix(name, "b"))
+		if err != nil || !strings.HasPrefix(name, "b") || number < 1 || number > n {
+			m.failf(fmt.Sprintf("%s[%d]", path, i), "must be b1 to b%d", n)
+			continue
+		}
+		all = append(all, int32(number-1))
+	}
+	return all
+}
+
+func (m *merger) flowTable(c *sim.Config) {
+	table, path := section[*FlowTable](m, "FlowTable")
+	if table == nil {
+		return
+	}
+	ways := max(table.Ways, 1)
+	m.require(table.Buckets >= 1 && table.Buckets <= 1<<26, path+".buckets", "must be 1 to %d", 1<<26)
+	m.require(table.Ways >= 0 && table.Ways <= 64, path+".ways", "must be 1 to 64")
+	c.FlowTable = sim.FlowTable{Buckets: table.Buckets, Ways: ways}
+}
+
+func (m *merger) network(c *sim.Config) {
+	n, path := section[*Network](m, "Network")
+	if n == nil {
+		return
+	}
+	for _, leg := range []struct {
+		name string
+		from *Distribution
+		to   *sim.Distribution
+	}{
+		{"client-balancer", n.ClientBalancer, &c.Network.ClientBalancer},
+		{"balancer-server", n.BalancerServer, &c.Network.BalancerServer},
+		{"server-server", n.ServerServer, &c.Network.ServerServer},
+		{"server-client", n.ServerClient, &c.Network.ServerClient},
+	} {
+		if leg.from != nil {
+			*leg.to = m.distribution(join(path, leg.name), leg.from)
+		}
+	}
+}
+
+func (m *merger) clients(c *sim.Config) {
+	clients, path := section[*Clients](m, "Clients")
+	if clients == nil {
+		return
+	}
+	c.Timeout = clients.Timeout.Seconds()
+	m.require(clients.Timeout >= 0, path+".timeout", "must not be negative")
+	switch clients.Overflow {
+	case "", "reset":
+	case "drop":
+		c.Silent = true
+		m.require(clients.Timeout > 0, path+".overflow", "drop needs a timeout")
+	default:
+		m.failf(path+".overflow", "must be reset or drop")
+	}
+}
+
+func (m *merger) measure(c *sim.Config) {
+	measure, path := section[*Measure](m, "Measure")
+	if measure == nil {
+		arrivals, _ := section[*Arrivals](m, "Arrivals")
+		m.require(arrivals != nil && arrivals.Poisson == nil, path,
+			"connections or duration is required: only traces have an end")
+		return
+	}
+	c.Connections, c.Duration = measure.Connections, measure.Duration.Seconds()
+	c.Warmup, c.Cooldown = measure.Warmup, measure.Cooldown
+	m.require(measure.Duration >= 0, path+".duration", "must not be negative")
+	m.require(c.Connections > 0 || c.Duration > 0, path, "connections or duration is required")
+	m.require(c.Warmup >= 0 && c.Warmup < 1, path+".warmup", "must be 0 to less than 1")
+	m.require(c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1, path+".cooldown", "must be 0 to less than 1, together with warmup")
+}
+
+func (m *merger) placement(c *sim.Config) {
+	p, path := section[*Placement](m, "Placement")
+	if p == nil || p.Spec == nil {
+		m.failf(path, "is required")
+		return
+	}
+	var err error
+	if c.Placement, c.Policy, err = p.Build(); err != nil {
+		m.failf(path, "%v", err)
+	}
+}
+
+// only returns the one field of a struct of pointers that is set, or nil after it has reported that
+// there is not one.
+func only[T any](m *merger, path string, of *T) any {
+	value := reflect.ValueOf(of).Elem()
+	var names []string
+	var set any
+	n := 0
+	for i := range value.NumField() {
+		name := value.Type().Field(i).Tag.Get("yaml")
+		names = append(names, name)
+		if !value.Field(i).IsNil() {
+			set = value.Field(i).Interface()
+			n++
+		}
+	}
+	if n != 1 {
+		m.failf(path, "must be one of %s, such as {%s: {}}", strings.Join(names, ", "), names[0])
+		return nil
+	}
+	return set
+}

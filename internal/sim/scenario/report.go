@@ -1,0 +1,189 @@
+package scenario
+
+import (
+	"context"
+	"math"
+	"strconv"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// Report is what a scenario's runs have given.
+type Report struct {
+	Scenario   string       `json:"scenario"`
+	Seed       uint64       `json:"seed"`
+	Runs       int          `json:"runs"` // of each case
+	Cases      []CaseReport `json:"cases"`
+	Assertions []Verdict    `json:"assertions"`
+}
+
+// CaseReport is what a case's runs have given: times in seconds, shares from 0 to 1.
+type CaseReport struct {
+	Name            string        `json:"case"`
+	Flows           uint64        `json:"flows"`
+	Mean            Estimate      `json:"mean"`
+	P50             Estimate      `json:"p50"`
+	P90             Estimate      `json:"p90"`
+	P99             Estimate      `json:"p99"`
+	P999            Estimate      `json:"p99.9"`
+	Refused         Estimate      `json:"refused"`
+	TimedOut        Estimate      `json:"timed-out"`
+	Lost            Estimate      `json:"lost"`
+	Broken          Estimate      `json:"broken"`
+	Hops            Estimate      `json:"hops"`
+	Wrongful        Estimate      `json:"wrongful"`
+	Untracked       Estimate      `json:"untracked"`
+	Recovered       Estimate      `json:"recovered"` // flows in a run
+	Utilisation     Estimate      `json:"utilisation"`
+	Fairness        Estimate      `json:"fairness"`
+	InstantFairness Estimate      `json:"instant-fairness"`
+	Groups          []GroupReport `json:"groups"`
+	Servers         []ServerUse   `json:"servers"`
+}
+
+// GroupReport is what the servers of a group were used, each counted alike.
+type GroupReport struct {
+	Name        string   `json:"group"`
+	Connections Estimate `json:"connections"` // of all servers of the group, in a run
+	Utilisation Estimate `json:"utilisation"`
+	Open        Estimate `json:"open"` // flows of a server, in the mean over time
+}
+
+// ServerUse is what one server was used, in the mean over all runs.
+type ServerUse struct {
+	Name        string `json:"server"`
+	Connections Number `json:"connections"`
+	Utilisation Number `json:"utilisation"`
+	Open        Number `json:"open"`
+}
+
+// Estimate is a value and half the width of its 95% confidence interval.
+type Estimate struct {
+	Value Number `json:"value"`
+	Half  Number `json:"half-width"`
+}
+
+// Number is written as nothing where it is none, such as the mean of no flows.
+type Number float64
+
+// MarshalJSON implements json.Marshaler.
+func (n Number) MarshalJSON() ([]byte, error) {
+	if s := n.String(); s != "" {
+		return []byte(s), nil
+	}
+	return []byte("null"), nil
+}
+
+// String has six significant digits.
+func (n Number) String() string {
+	if math.IsNaN(float64(n)) || math.IsInf(float64(n), 0) {
+		return ""
+	}
+	return strconv.FormatFloat(float64(n), 'g', 6, 64)
+}
+
+// Column is a quantity of a case.
+type Column struct {
+	Name     string
+	Estimate Estimate
+}
+
+// Columns are all quantities of a case but those of groups and servers.
+func (c *CaseReport) Columns() []Column {
+	return []Column{
+		{"mean", c.Mean}, {"p50", c.P50}, {"p90", c.P90}, {"p99", c.P99}, {"p99.9", c.P999},
+		{"refused", c.Refused}, {"timed-out", c.TimedOut}, {"lost", c.Lost}, {"broken", c.Broken},
+		{"hops", c.Hops}, {"wrongful", c.Wrongful}, {"untracked", c.Untracked}, {"recovered", c.Recovered},
+		{"utilisation", c.Utilisation}, {"fairness", c.Fairness}, {"instant-fairness", c.InstantFairness},
+	}
+}
+
+// Failed is the share of the flows that were not completed.
+func (c *CaseReport) Failed() float64 {
+	return float64(c.Refused.Value + c.TimedOut.Value + c.Lost.Value + c.Broken.Value)
+}
+
+// Run simulates all cases, with as many runs at a time as parallel says (0: one for each core), and
+// judges the results. Progress, if not nil, is called after each run.
+func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, total int)) (*Report, error) {
+	var configs []*sim.Config
+	for _, c := range s.Cases {
+		configs = append(configs, c.Config)
+	}
+	results, err := sim.RunAll(ctx, configs, sim.Options{
+		Seed: s.Seed, Runs: s.Runs, Parallel: parallel, Progress: progress,
+	})
+	if err != nil {
+		return nil, err
+	}
+	report := &Report{Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results)}
+	for i := range s.Cases {
+		report.Cases = append(report.Cases, s.Cases[i].report(results[i]))
+	}
+	return report, nil
+}
+
+func estimate(e sim.Estimate) Estimate { return Estimate{Number(e.Value), Number(e.Half)} }
+
+func (c *RunnableCase) report(r *sim.Result) CaseReport {
+	report := CaseReport{
+		Name:            c.Name,
+		Flows:           r.Flows(),
+		Mean:            estimate(r.Mean()),
+		P50:             estimate(r.Quantile(0.5)),
+		P90:             estimate(r.Quantile(0.9)),
+		P99:             estimate(r.Quantile(0.99)),
+		P999:            estimate(r.Quantile(0.999)),
+		Refused:         estimate(r.Share(sim.Refused)),
+		TimedOut:        estimate(r.Share(sim.TimedOut)),
+		Lost:            estimate(r.Share(sim.Lost)),
+		Broken:          estimate(r.Share(sim.Broken)),
+		Hops:            estimate(r.Hops()),
+		Wrongful:        estimate(r.Wrongful()),
+		Untracked:       estimate(r.Untracked()),
+		Recovered:       estimate(r.Estimate(func(run *sim.RunResult) float64 { return float64(run.Recovered) })),
+		Utilisation:     estimate(r.Utilisation()),
+		Fairness:        estimate(r.Fairness()),
+		InstantFairness: estimate(r.InstantFairness()),
+	}
+	for i := range c.Groups {
+		report.Groups = append(report.Groups, c.groupReport(int32(i), r))
+	}
+	for s := range c.Config.Servers {
+		use := func(quantity func(*sim.ServerUse) float64) Number {
+			return Number(r.Estimate(func(run *sim.RunResult) float64 { return quantity(&run.Servers[s]) }).Value)
+		}
+		report.Servers = append(report.Servers, ServerUse{
+			Name:        c.Config.Servers[s].Name,
+			Connections: use(connections), Utilisation: use(utilisation), Open: use(open),
+		})
+	}
+	return report
+}
+
+func connections(u *sim.ServerUse) float64 { return float64(u.Connections) }
+func utilisation(u *sim.ServerUse) float64 { return u.Utilisation }
+func open(u *sim.ServerUse) float64        { return u.Open }
+
+func (c *RunnableCase) groupReport(group int32, r *sim.Result) GroupReport {
+	n := 0.0
+	for s := range c.Config.Servers {
+		if c.Config.Servers[s].Group == group {
+			n++
+		}
+	}
+	sum := func(quantity func(*sim.ServerUse) float64, of float64) Estimate {
+		return estimate(r.Estimate(func(run *sim.RunResult) float64 {
+			sum := 0.0
+			for s := range c.Config.Servers {
+				if c.Config.Servers[s].Group == group {
+					sum += quantity(&run.Servers[s])
+				}
+			}
+			return sum / of
+		}))
+	}
+	return GroupReport{
+		Name: c.Groups[group], Connections: sum(connections, 1), Utilisation: sum(utilisation, n), Open: sum(open, n),
+	}
+}
