@@ -51,11 +51,11 @@ var specs = map[string]func() Spec{
 // hlbOwn is how HLB counts.
 func hlbOwn(choices int) Own { return Own{Choices: choices, Count: CountConnected, Ties: TiesFirst} }
 
-// Named returns a placement with its default parameters.
+// Named returns a placement with its default parameters. Errors say which names there are.
 func Named(name string) (Spec, error) {
 	spec, ok := specs[name]
 	if !ok {
-		return nil, fmt.Errorf("placement %q: must be one of %s", name, strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("must be one of %s", strings.Join(Names(), ", "))
 	}
 	return spec(), nil
 }
