@@ -95,6 +95,11 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	for _, c := range checks {
+		if !c.OK {
+			fmt.Fprintf(out, "outside: %s, %s: %s\n", c.Figure, c.Quantity, c.Note)
+		}
+	}
 	_, err := fmt.Fprintf(out, "%d of %d quantities inside the tolerance; %d figures in %s\n", inside, len(checks), len(outcomes),
 		filepath.Join(directory, "index.html"))
 	return err
