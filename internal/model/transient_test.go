@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 
+	"gonum.org/v1/gonum/floats"
 	"gonum.org/v1/gonum/mat"
 )
 
@@ -76,5 +77,18 @@ func TestTransientInSteps(t *testing.T) {
 	near(t, "flows", often.MeanFlows(), once.MeanFlows(), 1e-7)
 	if _, err := NewTransient(0.9, 1, 4, -1); err == nil {
 		t.Error("-1 flows: no error")
+	}
+}
+
+// TestStages has what every Runge-Kutta method must have: the stages' weights add up to where the stage
+// is, and the two results differ by nothing where the derivative is constant.
+func TestStages(t *testing.T) {
+	for i, want := range []float64{0, 1. / 5, 3. / 10, 4. / 5, 8. / 9, 1, 1} {
+		if got := floats.Sum(stages[i]); math.Abs(got-want) > 1e-14 {
+			t.Errorf("stage %d is at %v of the step, want %v", i, got, want)
+		}
+	}
+	if got := floats.Sum(difference); math.Abs(got) > 1e-15 {
+		t.Errorf("the differences add up to %v", got)
 	}
 }
