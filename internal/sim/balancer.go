@@ -40,8 +40,14 @@ func (b *balancer) begin(m Method) error {
 	b.member, _ = p.(Member)
 	b.fallback, _ = p.(Fallback)
 	b.recoverer, _ = p.(Recoverer)
+	if b.stepper != nil && b.stepper.Interval() <= 0 {
+		return fmt.Errorf("balancer %d: an interval of %v s: must be positive", b.view.Index, b.stepper.Interval())
+	}
 	return nil
 }
+
+// ignorant tells whether the end of a flow changes nothing for the balancer.
+func (b *balancer) ignorant() bool { return b.closer == nil && b.entries == nil }
 
 // claim takes an entry of the flow table, if there is one.
 func (b *balancer) claim(key uint64) bool {
@@ -96,10 +102,11 @@ func (e *engine) unequalChoice(key uint64) int32 {
 // place has a balancer offer a new flow, whose SYN has come.
 func (e *engine) place(f int32) {
 	flow := &e.flows[f]
-	if flow.ended {
+	if flow.phase != underWay {
 		return
 	}
-	b, offer := &e.balancers[flow.balancer], &e.offers[f]
+	b, offer := &e.balancers[flow.balancer], &e.depart(f).Offer
+	offer.N, offer.At = 0, 0
 	flow.tracked = b.claim(flow.Key)
 	if flow.measured {
 		b.flows++
@@ -126,10 +133,11 @@ func (e *engine) place(f int32) {
 
 // offered is when an offer comes to a server.
 func (e *engine) offered(f int32) {
-	flow, offer := &e.flows[f], &e.offers[f]
-	if flow.ended {
+	flow := &e.flows[f]
+	if flow.phase != underWay {
 		return
 	}
+	offer := &e.transits[flow.transit].Offer
 	s := offer.Servers[offer.At]
 	if !e.servers[s].alive {
 		e.end(f, Lost)
@@ -162,14 +170,16 @@ func (e *engine) take(f, s int32) {
 	b := &e.balancers[flow.balancer]
 	e.touch(s)
 	if flow.measured {
-		e.countTaken(flow, &e.offers[f], s)
+		e.countTaken(flow, &e.transits[flow.transit].Offer, s)
 	}
 	e.opened(s, 1)
-	flow.Server, flow.taken = s, e.now
+	flow.Server = s
 	n := &e.config.Network
 	if flow.tracked && b.accepter != nil {
-		e.reports[f].taker = e.load(s)
+		e.transits[flow.transit].taker = e.load(s)
 		e.send(e.delay(&n.BalancerServer, f), acceptedAtBalancer, f)
+	} else {
+		e.arrived(f)
 	}
 	back := e.delay(&n.ServerClient, f) + e.delay(&n.ClientBalancer, f)
 	flow.connected = e.now + back
@@ -184,16 +194,18 @@ func (e *engine) take(f, s int32) {
 func (e *engine) acceptedAt(f int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
-	if flow.tracked && !flow.done && b.accepter != nil {
-		b.accepter.Accepted(&flow.Flow, &e.offers[f], e.reports[f].taker)
+	if flow.tracked && flow.phase != forgotten && b.accepter != nil {
+		t := &e.transits[flow.transit]
+		b.accepter.Accepted(&flow.Flow, &t.Offer, t.taker)
 	}
+	e.arrived(f)
 }
 
 // connect is when the client's acknowledgement passes the balancer.
 func (e *engine) connect(f int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
-	if flow.tracked && !flow.done && b.connecter != nil {
+	if flow.tracked && flow.phase != forgotten && b.connecter != nil {
 		flow.Connected = true
 		b.connecter.Connected(&flow.Flow)
 	}
@@ -204,10 +216,13 @@ func (e *engine) connect(f int32) {
 func (e *engine) end(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	n := &e.config.Network
-	flow.ended = true
+	flow.phase = ended
 	back := 0.0
-	if flow.Server != none {
+	switch {
+	case flow.Server != none:
 		back = e.delay(&n.ServerClient, f)
+	case flow.transit != none:
+		e.arrived(f) // nowhere
 	}
 	response := e.now + back - flow.sent
 	limit := e.config.Timeout
@@ -223,20 +238,14 @@ func (e *engine) end(f int32, outcome Outcome) {
 	}
 	flow.outcome = outcome
 	e.countEnd(flow, response)
-	b := int32(none)
-	if flow.tracked {
-		b = flow.balancer
-	}
-	if b == none || e.balancers[b].closer == nil && e.balancers[b].entries == nil {
+	if !flow.tracked || e.balancers[flow.balancer].ignorant() {
 		e.forget(f)
 		return
 	}
-	if e.balancers[b].closer != nil {
-		r := &e.reports[f]
-		r.leaving = Load{}
-		if flow.Server != none {
-			r.leaving = e.load(flow.Server)
-		}
+	t := e.depart(f)
+	t.leaving = Load{}
+	if flow.Server != none {
+		t.leaving = e.load(flow.Server)
 	}
 	e.send(back+e.delay(&n.ClientBalancer, f), closedAtBalancer, f)
 }
@@ -244,23 +253,20 @@ func (e *engine) end(f int32, outcome Outcome) {
 // close is when the balancer sees a flow's end.
 func (e *engine) close(f int32) {
 	flow := &e.flows[f]
-	if flow.done {
-		return
-	}
-	b := &e.balancers[flow.balancer]
-	if flow.tracked {
+	if b := &e.balancers[flow.balancer]; flow.tracked && flow.phase != forgotten {
 		b.unclaim(flow.Key)
 		if b.closer != nil {
-			e.tellClosed(b, f)
+			e.tellClosed(b, f, e.transits[flow.transit].leaving)
 		}
 	}
+	e.arrived(f)
 	e.forget(f)
 }
 
 // tellClosed calls Closed.
-func (e *engine) tellClosed(b *balancer, f int32) {
+func (e *engine) tellClosed(b *balancer, f int32, load Load) {
 	flow := &e.flows[f]
-	end := End{Outcome: flow.outcome, Load: e.reports[f].leaving}
+	end := End{Outcome: flow.outcome, Load: load}
 	if flow.Server != none && flow.connected <= e.now {
 		flow.Connected = true
 		end.Duration = e.now - flow.connected
@@ -271,8 +277,8 @@ func (e *engine) tellClosed(b *balancer, f int32) {
 // forget ends a flow's life.
 func (e *engine) forget(f int32) {
 	flow := &e.flows[f]
-	if !flow.done {
-		flow.done = true
+	if flow.phase != forgotten {
+		flow.phase = forgotten
 		e.result.underWay--
 	}
 }

@@ -12,6 +12,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"math"
 )
 
 // Config says what to simulate. Times are in seconds.
@@ -218,18 +219,24 @@ func (c *Config) Validate() error {
 			"server %q: %d workers: only with processor sharing", s.Name, s.Workers)
 	}
 	check(len(c.Balancers) > 0, "no balancers")
+	check(len(c.Balancers) <= math.MaxInt16, "%d balancers: more than %d", len(c.Balancers), math.MaxInt16)
+	check(c.FlowTable.Buckets == 0 || c.FlowTable.Ways > 0 && c.FlowTable.Ways <= math.MaxUint16,
+		"flow table of %d ways: must be 1 to %d", c.FlowTable.Ways, math.MaxUint16)
 	for i, b := range c.Balancers {
 		check(b.Weight > 0, "balancer %d: weight %v: must be positive", i, b.Weight)
 	}
 	check(len(c.Jobs) > 0, "no jobs")
+	check(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)
 	for _, job := range c.Jobs {
 		check(len(job.Stages) > 0, "job %q: no stages", job.Name)
+		check(len(job.Stages) <= math.MaxUint8, "job %q: %d stages: more than %d", job.Name, len(job.Stages), math.MaxUint8)
 	}
 	check(c.Placement != nil, "no placement")
 	check(c.Arrivals != nil, "no arrivals")
 	check(!c.Silent || c.Timeout > 0, "silent servers need a timeout")
 	check(c.Warmup >= 0 && c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1,
 		"warmup %v and cooldown %v: must be less than 1 together", c.Warmup, c.Cooldown)
+	check(c.Sample == nil || c.SampleInterval > 0, "sample interval %v: must be positive", c.SampleInterval)
 	for i := range c.Events {
 		check(c.validTargets(&c.Events[i]), "event %d: a server or balancer that is not there", i)
 	}

@@ -31,10 +31,10 @@ type engine struct {
 	run    int
 	now    float64
 
-	flows   []flow
-	offers  []Offer  // by flow
-	reports []report // by flow
-	free    int32    // the first free flow
+	flows        []flow
+	transits     []transit
+	idleTransits []int32
+	free         int32 // the first free flow
 
 	queue    eventQueue
 	services *Tournament // when the next flow leaves each slot
@@ -54,7 +54,7 @@ type engine struct {
 	arriving   bool
 	arrival    float64
 	class      int32
-	arrived    uint64
+	arrivals   uint64 // so far
 	keys       *Rand
 	shares     []float64 // of classes, cumulated
 	probeDraws *Rand
@@ -177,29 +177,31 @@ func (e *engine) delay(d *Distribution, f int32) float64 {
 func (e *engine) nextArrival() {
 	c := e.config
 	ok := false
-	if c.Connections == 0 || e.arrived < c.Connections {
+	if c.Connections == 0 || e.arrivals < c.Connections {
 		e.arrival, e.class, ok = e.source.Next()
 	}
 	if !ok || c.Duration > 0 && e.arrival >= c.Duration {
-		e.arriving, e.arrival = false, math.Inf(1)
+		e.arriving, e.arrival = false, never
+		if e.meter.open {
+			e.closeWindow()
+		}
 	}
 }
 
 // arrive has a flow begin.
 func (e *engine) arrive() {
-	e.openWindow()
+	e.watchWindow()
 	f := e.newFlow()
 	flow := &e.flows[f]
 	key := e.keys.Uint64()
-	*flow = newborn(key, e.arrived, e.now)
-	flow.Class = e.class
+	*flow = newborn(key, e.arrivals, e.now)
+	flow.Class = int16(e.class)
 	if e.class < 0 {
 		flow.Class = e.drawClass(flow)
 	}
 	flow.measured = e.meter.open
-	flow.balancer = e.edgeChoice(key)
-	e.offers[f].N, e.offers[f].At = 0, 0
-	e.arrived++
+	flow.balancer = int16(e.edgeChoice(key))
+	e.arrivals++
 	e.result.underWay++
 	e.nextArrival()
 	e.hold(f)
@@ -213,19 +215,19 @@ func (e *engine) arrive() {
 
 // newborn is a flow whose SYN the client has just sent.
 func newborn(key, number uint64, now float64) flow {
-	return flow{Flow: Flow{Key: key, Number: number, Server: none}, sent: now, next: none, lives: true}
+	return flow{Flow: Flow{Key: key, Number: number, Server: none, transit: none}, sent: now, next: none, phase: underWay}
 }
 
 // drawClass draws a class by the jobs' shares.
-func (e *engine) drawClass(flow *flow) int32 {
+func (e *engine) drawClass(flow *flow) int16 {
 	if len(e.shares) == 1 {
 		return 0
 	}
 	at := unit(flow.draw()) * e.shares[len(e.shares)-1]
 	for class, sum := range e.shares {
 		if at < sum {
-			return int32(class)
+			return int16(class)
 		}
 	}
-	return int32(len(e.shares) - 1)
+	return int16(len(e.shares) - 1)
 }

@@ -1,32 +1,42 @@
 package sim
 
-// flow is a flow under way: what balancers see of it, and the rest.
+// flow is a flow under way: what balancers see of it, and the rest. It fills one line of the cache, for
+// with many servers a flow has left the cache before its next event comes.
 type flow struct {
 	Flow
 	sent      float64 // the client's SYN
 	connected float64 // its first acknowledgement, at the balancer
-	taken     float64 // by the server
-	work      float64 // of the stage that it is in or waits for
 	next      int32   // in the queue that it is in, or among free flows
-	balancer  int32
-	draws     uint16 // random numbers drawn for it
-	pending   uint16 // events that are to come
+	balancer  int16
+	draws     uint8 // random numbers drawn for it
+	pending   uint8 // events that are to come
 	stage     uint8
 	hops      uint8
 	outcome   Outcome
+	phase     phase
 	tracked   bool // has an entry in the flow table
 	measured  bool
 	forced    bool // has been handed back
 	lost      bool // to its balancer: its packets do not find the server any more
-	ended     bool // on its server, or before it came to one
-	done      bool // the balancer has seen its end
-	lives     bool // is under way, not free memory
 }
 
-// report is what servers say of themselves in a flow's signals.
-type report struct {
-	taker   Load // that took it, then
-	leaving Load // that it left, then
+// phase is how far a flow has come.
+type phase uint8
+
+const (
+	unused    phase = iota // memory for another flow
+	underWay               // to a server, or on one
+	ended                  // has left its server, or has not come to one
+	forgotten              // its balancer has seen the end
+)
+
+// transit is what packets of a flow carry while they are on their way: a SYN's list of servers, and
+// what servers say of themselves. It is apart from the flow, for there are few at a time.
+type transit struct {
+	Offer
+	taker   Load // the server's that took the flow, then
+	leaving Load // the server's that the flow left, then
+	packets int32
 }
 
 const none = -1
@@ -70,8 +80,6 @@ func (e *engine) newFlow() int32 {
 	f := e.free
 	if f == none {
 		e.flows = append(e.flows, flow{})
-		e.offers = append(e.offers, Offer{})
-		e.reports = append(e.reports, report{})
 		return int32(len(e.flows) - 1)
 	}
 	e.free = e.flows[f].next
@@ -84,9 +92,37 @@ func (e *engine) hold(f int32) { e.flows[f].pending++ }
 func (e *engine) release(f int32) {
 	flow := &e.flows[f]
 	flow.pending--
-	if flow.pending == 0 && flow.done {
-		flow.lives = false
+	if flow.pending == 0 && flow.phase == forgotten {
+		flow.phase = unused
 		flow.next = e.free
 		e.free = f
+	}
+}
+
+// depart returns what a packet of the flow carries, until it arrives.
+func (e *engine) depart(f int32) *transit {
+	flow := &e.flows[f]
+	if flow.transit == none {
+		n := len(e.idleTransits)
+		if n == 0 {
+			e.idleTransits = append(e.idleTransits, int32(len(e.transits)))
+			e.transits = append(e.transits, transit{})
+			n++
+		}
+		flow.transit = e.idleTransits[n-1]
+		e.idleTransits = e.idleTransits[:n-1]
+	}
+	t := &e.transits[flow.transit]
+	t.packets++
+	return t
+}
+
+// arrived is when a packet needs not carry anything any more.
+func (e *engine) arrived(f int32) {
+	flow := &e.flows[f]
+	t := &e.transits[flow.transit]
+	if t.packets--; t.packets == 0 {
+		e.idleTransits = append(e.idleTransits, flow.transit)
+		flow.transit = none
 	}
 }

@@ -29,7 +29,7 @@ func (e *engine) change(event *Event, index int32) {
 
 // setSpeed changes the speed of a station for what it has left to do.
 func (e *engine) setSpeed(st *station, speed float64) {
-	if st.shared {
+	if st.sharing != nil {
 		st.advance(e.now)
 		st.speed = speed
 		e.schedule(st)
@@ -54,7 +54,7 @@ func (e *engine) failServer(s int32) {
 	}
 	for f := range int32(len(e.flows)) {
 		flow := &e.flows[f]
-		if flow.lives && !flow.ended && flow.Server == s {
+		if flow.phase == underWay && flow.Server == s {
 			e.hold(f)
 			e.leave(f, Broken)
 			e.release(f)
@@ -64,7 +64,10 @@ func (e *engine) failServer(s int32) {
 
 // clear empties a station.
 func (e *engine) clear(st *station) {
-	st.waiting, st.jobs, st.busy = newFlowList(), st.jobs[:0], 0
+	st.waiting, st.busy = newFlowList(), 0
+	if st.sharing != nil {
+		st.sharing.jobs = st.sharing.jobs[:0]
+	}
 	for slot := st.slot; slot < int32(len(e.slots)) && e.slots[slot].station == e.slots[st.slot].station; slot++ {
 		e.slots[slot].flow = none
 		e.services.Set(slot, never)
@@ -120,8 +123,8 @@ func (e *engine) changeBalancers(event *Event) {
 	}
 	e.tellMembership()
 	for f := range int32(len(e.flows)) {
-		if flow := &e.flows[f]; flow.lives && !flow.done {
-			if to := e.edgeChoice(flow.Key); to != flow.balancer {
+		if flow := &e.flows[f]; flow.phase == underWay || flow.phase == ended {
+			if to := e.edgeChoice(flow.Key); to != int32(flow.balancer) {
 				e.hold(f)
 				e.move(f, to)
 				e.release(f)
@@ -136,16 +139,16 @@ func (e *engine) move(f, to int32) {
 	if from := &e.balancers[flow.balancer]; flow.tracked && from.alive {
 		from.unclaim(flow.Key)
 		if from.closer != nil {
-			e.tellClosed(from, f)
+			e.tellClosed(from, f, Load{})
 		}
 	}
 	wasTracked := flow.tracked
 	flow.tracked = false
 	if to != none {
-		flow.balancer = to
+		flow.balancer = int16(to)
 	}
 	switch {
-	case flow.ended: // the balancers have nothing more to do with it
+	case flow.phase == ended: // the balancers have nothing more to do with it
 		e.forget(f)
 	case flow.Server == none:
 		if wasTracked { // its SYN is between balancer and servers
@@ -159,7 +162,7 @@ func (e *engine) move(f, to int32) {
 // recover has the balancer that a flow has moved to find its server, if it can.
 func (e *engine) recover(f int32) bool {
 	flow := &e.flows[f]
-	b, offer := &e.balancers[flow.balancer], &e.offers[f]
+	b := &e.balancers[flow.balancer]
 	if b.recoverer == nil {
 		return false
 	}
@@ -173,7 +176,7 @@ func (e *engine) recover(f int32) bool {
 		return true
 	}
 	if b.accepter != nil {
-		b.accepter.Accepted(&flow.Flow, offer, e.load(flow.Server))
+		b.accepter.Accepted(&flow.Flow, &list, e.load(flow.Server))
 	}
 	if flow.connected <= e.now && b.connecter != nil {
 		flow.Connected = true

@@ -17,7 +17,6 @@ type meter struct {
 	from, to  float64 // likewise by time
 	since     float64
 	opened    float64
-	closed    float64
 	// Of x, the servers' open flows for each processor: the sums over all servers of x and x², and
 	// their integrals over time; and the integral of Jain's index at each instant.
 	sum, squares             float64
@@ -38,26 +37,33 @@ func newMeter(c *Config) meter {
 	return m
 }
 
-// openWindow opens or closes the window when the flow that arrives now is the first inside or
-// behind it.
+// watchWindow opens or closes the window when the flow that arrives now is the first inside or behind
+// it.
+func (e *engine) watchWindow() {
+	m := &e.meter
+	inside := e.arrivals >= m.low && e.arrivals < m.high && e.now >= m.from && e.now < m.to
+	switch {
+	case inside && !m.open:
+		e.openWindow()
+	case m.open && !inside:
+		e.closeWindow()
+	}
+}
+
 func (e *engine) openWindow() {
 	m := &e.meter
-	inside := e.arrived >= m.low && e.arrived < m.high && e.now >= m.from && e.now < m.to
-	if inside == m.open {
-		return
-	}
 	e.measureAll()
-	m.open = inside
-	if !inside {
-		m.closed = e.now
-		e.keepUse()
-		return
-	}
-	m.opened = e.now
+	m.open, m.opened = true, e.now
 	m.sumTime, m.squaresTime, m.instantTime, m.serversTime = 0, 0, 0, 0
 	for s := range e.servers {
 		e.servers[s].use = use{since: e.now}
 	}
+}
+
+func (e *engine) closeWindow() {
+	e.measureAll()
+	e.meter.open = false
+	e.keepUse()
 }
 
 // measureAll brings all sums up to now.
@@ -114,13 +120,12 @@ func (e *engine) opened(s, by int32) {
 // keepUse keeps what the servers were used in the window.
 func (e *engine) keepUse() {
 	m, r := &e.meter, e.result
-	elapsed := m.closed - m.opened
+	elapsed := e.now - m.opened
 	r.Elapsed = elapsed
 	for s := range e.servers {
 		use := &e.servers[s].use
 		r.Servers[s] = ServerUse{
 			CPUs:        e.stations[s].cpus,
-			Connections: use.taken,
 			Utilisation: use.busyTime / (float64(e.stations[s].cpus) * elapsed),
 			Open:        use.openTime / elapsed,
 		}
@@ -167,7 +172,7 @@ func (e *engine) countEnd(flow *flow, response float64) {
 	if e.config.Completed != nil {
 		e.config.Completed(e.run, Ended{
 			Sent: flow.sent, Response: response, Number: flow.Number, Server: flow.Server,
-			Balancer: flow.balancer, Class: flow.Class, Hops: int32(flow.hops), Outcome: flow.outcome,
+			Balancer: int32(flow.balancer), Class: int32(flow.Class), Hops: int32(flow.hops), Outcome: flow.outcome,
 		})
 	}
 }

@@ -12,12 +12,14 @@ type Flow struct {
 	Number uint64
 	// Server has the flow; -1 before one has taken it.
 	Server int32
-	// Class is the index of the flow's job in Config.Jobs. A layer-4 balancer does not know it.
-	Class int32
-	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of HLB).
-	Connected bool
 	// Mark is the placement's own: what it wants to remember of the flow. It begins as 0.
 	Mark uint32
+	// transit is what its packets carry; here because there is room.
+	transit int32
+	// Class is the index of the flow's job in Config.Jobs. A layer-4 balancer does not know it.
+	Class int16
+	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of HLB).
+	Connected bool
 }
 
 // Offer is the list of servers to which a new flow is offered in turn, as the segments of a SYN.
@@ -129,8 +131,8 @@ type End struct {
 	// Duration is from the first acknowledgement to the end, in seconds; 0 if there was none.
 	Duration float64
 	Outcome  Outcome
-	// Load is the server's, when the flow left it (remove-stickiness). Of flows that no server had
-	// it is not set.
+	// Load is the server's, when the flow left it (remove-stickiness). Of flows that no server had,
+	// or that have moved to another balancer, it is not set.
 	Load Load
 }
 
@@ -152,8 +154,8 @@ type Agent interface {
 
 // The interfaces that agents may have beside Agent.
 type (
-	// Observer sees the flows that have ended on its server: how long they were on it, in seconds,
-	// and how many others were open at the end of them.
+	// Observer sees the flows that have ended on its server: the seconds since their first
+	// acknowledgement passed the balancer, and how many others were open at the end of them.
 	Observer interface {
 		Ended(duration float64, others int32)
 	}

@@ -1,7 +1,5 @@
 package sim
 
-import "math"
-
 // RunResult is what one run has measured.
 type RunResult struct {
 	Run  int
@@ -87,16 +85,11 @@ func (b *batches) means() []float64 {
 
 // finish ends a run's measurements.
 func (e *engine) finish() *RunResult {
-	if e.meter.open {
-		e.measureAll()
-		e.meter.closed = e.now
-		e.keepUse()
-	}
 	for i := range e.balancers {
 		e.result.Balancers[i] = e.balancers[i].flows
 	}
-	if math.IsNaN(e.result.Fairness) {
-		e.result.Fairness = 0
+	for s := range e.servers {
+		e.result.Servers[s].Connections = e.servers[s].use.taken
 	}
 	return e.result
 }

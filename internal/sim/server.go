@@ -32,21 +32,12 @@ func (e *engine) agentOf(s int32) *agent {
 // station is a queue of a server.
 type station struct {
 	server  int32
-	shared  bool
 	cpus    int32
-	speed   float64
-	slot    int32 // the first of as many as there are processors, or the only one if shared
+	slot    int32 // the first of as many as there are processors, or the only one if they are shared
 	busy    int32 // flows in service
+	speed   float64
 	waiting flowList
-	jobs    []share // if shared, a heap: the next to end first
-	virtual float64 // if shared: the work that each flow in service has had, of those from the start
-	since   float64 // the time of virtual
-}
-
-// share is a flow in a shared station, which it leaves when virtual has come to until.
-type share struct {
-	until float64
-	flow  int32
+	sharing *sharing // nil if the discipline is FIFO
 }
 
 // slot is where services end: a processor, or a shared station.
@@ -61,7 +52,7 @@ var never = math.Inf(1)
 func (e *engine) enter(s int32, f int32) {
 	st := &e.stations[s]
 	switch {
-	case st.shared:
+	case st.sharing != nil:
 		e.join(st, f)
 	case st.busy < st.cpus:
 		st.busy++
@@ -78,7 +69,8 @@ func (e *engine) enter(s int32, f int32) {
 // serve gives a processor to a flow.
 func (e *engine) serve(st *station, slot, f int32) {
 	e.slots[slot].flow = f
-	e.services.Set(slot, e.now+e.flows[f].work/st.speed)
+	flow := &e.flows[f]
+	e.services.Set(slot, e.now+e.work(&flow.Flow, flow.stage)/st.speed)
 }
 
 // serviceEnds takes the flow out of a slot whose service is over, and gives the slot to the next.
@@ -86,7 +78,7 @@ func (e *engine) serviceEnds(slot int32) {
 	st := &e.stations[e.slots[slot].station]
 	var f int32
 	e.touch(st.server)
-	if st.shared {
+	if st.sharing != nil {
 		f = e.unshare(st)
 	} else {
 		f = e.slots[slot].flow
@@ -128,16 +120,14 @@ func (e *engine) stageEnds(f int32) {
 	}
 	s := flow.Server
 	e.leave(f, Completed)
-	if e.stations[s].shared {
+	if e.stations[s].sharing != nil {
 		e.nextWorker(s)
 	}
 }
 
 // begin has a flow begin a stage.
 func (e *engine) begin(f int32, stage *Stage) {
-	flow := &e.flows[f]
-	flow.work = stage.Work.sample(stageDraw(flow.Key, flow.stage))
-	station := flow.Server
+	station := e.flows[f].Server
 	if stage.Queue == IO {
 		station += int32(len(e.servers))
 	}
@@ -174,7 +164,7 @@ func (e *engine) abandon(f int32) {
 // request is when a flow's request comes to its server.
 func (e *engine) request(f int32) {
 	flow := &e.flows[f]
-	if flow.ended {
+	if flow.phase != underWay {
 		return
 	}
 	s := flow.Server
@@ -182,12 +172,12 @@ func (e *engine) request(f int32) {
 	e.touch(s)
 	stage := &e.config.Jobs[flow.Class].Stages[0]
 	switch {
-	case !cpu.shared && (cpu.busy < cpu.cpus || e.room(server, &cpu.waiting)):
+	case cpu.sharing == nil && (cpu.busy < cpu.cpus || e.room(server, &cpu.waiting)):
 		e.begin(f, stage)
-	case cpu.shared && (server.workers == 0 || server.active < server.workers):
+	case cpu.sharing != nil && (server.workers == 0 || server.active < server.workers):
 		server.active++
 		e.begin(f, stage)
-	case cpu.shared && e.room(server, &server.waiting):
+	case cpu.sharing != nil && e.room(server, &server.waiting):
 		e.append(&server.waiting, f)
 	case e.config.Silent:
 		e.leave(f, TimedOut)
@@ -207,7 +197,7 @@ func (e *engine) leave(f int32, outcome Outcome) {
 	e.touch(flow.Server)
 	e.opened(flow.Server, -1)
 	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
-		agent.observer.Ended(e.now-flow.taken, e.servers[flow.Server].open)
+		agent.observer.Ended(e.now-flow.connected, e.servers[flow.Server].open)
 	}
 	e.end(f, outcome)
 }
@@ -216,7 +206,7 @@ func (e *engine) leave(f int32, outcome Outcome) {
 func (e *engine) load(s int32) Load {
 	server, cpu := &e.servers[s], &e.stations[s]
 	l := Load{Open: server.open, CPUs: cpu.cpus, Capacity: float64(cpu.cpus) * cpu.speed}
-	if cpu.shared {
+	if cpu.sharing != nil {
 		l.Busy, l.Waiting, l.Workers = server.active, server.waiting.n, server.workers
 	} else {
 		l.Busy, l.Waiting, l.Workers = cpu.busy, cpu.waiting.n, cpu.cpus

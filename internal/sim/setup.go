@@ -80,11 +80,12 @@ func (e *engine) addServers(seed uint64) error {
 func (e *engine) addStation(server int32, shared bool, cpus int32, speed float64) {
 	at := int32(len(e.stations))
 	e.stations = append(e.stations, station{
-		server: server, shared: shared, cpus: cpus, speed: speed, slot: int32(len(e.slots)), waiting: newFlowList(),
+		server: server, cpus: cpus, speed: speed, slot: int32(len(e.slots)), waiting: newFlowList(),
 	})
 	slots := cpus
 	if shared {
 		slots = 1
+		e.stations[at].sharing = new(sharing)
 	}
 	for range slots {
 		e.slots = append(e.slots, slot{station: at, flow: none})

@@ -4,6 +4,19 @@ package sim
 // the work that one of them has had since the station was last empty says when each ends; this virtual
 // time goes at their common speed. Only the first end is an event, and is moved when n changes.
 
+// sharing is what a shared station knows beside.
+type sharing struct {
+	jobs    []share // a heap: the next to end first
+	virtual float64 // the work that each flow in service has had, of those from the start
+	since   float64 // the time of virtual
+}
+
+// share is a flow in a shared station, which it leaves when virtual has come to until.
+type share struct {
+	until float64
+	flow  int32
+}
+
 // sharedRate is the speed of each of n flows.
 func sharedRate(speed float64, cpus, n int32) float64 {
 	if n <= cpus {
@@ -20,17 +33,20 @@ func (st *station) virtualAt(now float64) float64 {
 	if st.busy == 0 {
 		return 0 // so that it stays small, and exact
 	}
-	return st.virtual + (now-st.since)*st.rate()
+	return st.sharing.virtual + (now-st.sharing.since)*st.rate()
 }
 
 // advance brings virtual time up to now.
-func (st *station) advance(now float64) { st.virtual, st.since = st.virtualAt(now), now }
+func (st *station) advance(now float64) {
+	st.sharing.virtual, st.sharing.since = st.virtualAt(now), now
+}
 
 // schedule sets the time of the first end.
 func (e *engine) schedule(st *station) {
 	at := never
 	if st.busy > 0 {
-		at = st.since + max(st.jobs[0].until-st.virtual, 0)/st.rate()
+		shared := st.sharing
+		at = shared.since + max(shared.jobs[0].until-shared.virtual, 0)/st.rate()
 	}
 	e.services.Set(st.slot, at)
 }
@@ -38,42 +54,45 @@ func (e *engine) schedule(st *station) {
 // join has a flow share a station.
 func (e *engine) join(st *station, f int32) {
 	st.advance(e.now)
-	job := share{until: st.virtual + e.flows[f].work, flow: f}
-	st.jobs = append(st.jobs, job)
+	shared := st.sharing
+	flow := &e.flows[f]
+	job := share{until: shared.virtual + e.work(&flow.Flow, flow.stage), flow: f}
+	shared.jobs = append(shared.jobs, job)
 	st.busy++
-	i := len(st.jobs) - 1
-	for i > 0 && job.until < st.jobs[(i-1)/2].until {
-		st.jobs[i] = st.jobs[(i-1)/2]
+	i := len(shared.jobs) - 1
+	for i > 0 && job.until < shared.jobs[(i-1)/2].until {
+		shared.jobs[i] = shared.jobs[(i-1)/2]
 		i = (i - 1) / 2
 	}
-	st.jobs[i] = job
+	shared.jobs[i] = job
 	e.schedule(st)
 }
 
 // unshare removes the flow that ends now.
 func (e *engine) unshare(st *station) int32 {
-	first := st.jobs[0]
-	st.virtual, st.since = first.until, e.now
-	n := len(st.jobs) - 1
-	last := st.jobs[n]
-	st.jobs = st.jobs[:n]
+	shared := st.sharing
+	first := shared.jobs[0]
+	shared.virtual, shared.since = first.until, e.now
+	n := len(shared.jobs) - 1
+	last := shared.jobs[n]
+	shared.jobs = shared.jobs[:n]
 	i := 0
 	for {
 		child := 2*i + 1
 		if child >= n {
 			break
 		}
-		if child+1 < n && st.jobs[child+1].until < st.jobs[child].until {
+		if child+1 < n && shared.jobs[child+1].until < shared.jobs[child].until {
 			child++
 		}
-		if last.until <= st.jobs[child].until {
+		if last.until <= shared.jobs[child].until {
 			break
 		}
-		st.jobs[i] = st.jobs[child]
+		shared.jobs[i] = shared.jobs[child]
 		i = child
 	}
 	if n > 0 {
-		st.jobs[i] = last
+		shared.jobs[i] = last
 	}
 	st.busy--
 	e.schedule(st)

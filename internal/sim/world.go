@@ -27,7 +27,7 @@ func (w World) Placement(balancer int32) Placement { return w.e.balancers[balanc
 func (w World) Balancers() int { return len(w.e.balancers) }
 
 // Flows is how many flows have arrived so far.
-func (w World) Flows() uint64 { return w.e.arrived }
+func (w World) Flows() uint64 { return w.e.arrivals }
 
 // Work is how many seconds of work a server has left at its processors, in their stages at present.
 // Flows whose request is on its way are not in it.
@@ -35,9 +35,9 @@ func (w World) Work(s int32) float64 {
 	e := w.e
 	st := &e.stations[s]
 	sum := 0.0
-	if st.shared {
+	if st.sharing != nil {
 		virtual := st.virtualAt(e.now)
-		for _, job := range st.jobs {
+		for _, job := range st.sharing.jobs {
 			sum += job.until - virtual
 		}
 		return sum + e.waitingWork(&e.servers[s].waiting)
@@ -72,7 +72,7 @@ func (w World) Ends(s int32, f *Flow) float64 {
 	e := w.e
 	st := &e.stations[s]
 	work := e.work(f, 0)
-	if st.shared {
+	if st.sharing != nil {
 		return e.endsShared(s, work)
 	}
 	if st.busy < st.cpus {
@@ -85,8 +85,9 @@ func (w World) Ends(s int32, f *Flow) float64 {
 	next := st.waiting.head
 	for range st.waiting.n {
 		first := argmin(free)
-		free[first] += e.flows[next].work / st.speed
-		next = e.flows[next].next
+		flow := &e.flows[next]
+		free[first] += e.work(&flow.Flow, flow.stage) / st.speed
+		next = flow.next
 	}
 	e.scratch = free
 	return free[argmin(free)] + work/st.speed
@@ -108,7 +109,7 @@ func (e *engine) endsShared(s int32, work float64) float64 {
 	st := &e.stations[s]
 	virtual := st.virtualAt(e.now)
 	left := e.scratch[:0]
-	for _, job := range st.jobs {
+	for _, job := range st.sharing.jobs {
 		left = append(left, job.until-virtual)
 	}
 	e.scratch = left

@@ -29,6 +29,9 @@ func (m *merger) job(path string, j *Job) sim.Job {
 		job.Share = *j.Share
 	}
 	m.require(job.Share >= 0, path+".share", "must not be negative")
+	if _, err := regexp.Compile(j.Match); err != nil {
+		m.failf(path+".match", "%v", err)
+	}
 	if len(j.Stages) == 0 {
 		job.Stages = []sim.Stage{{Work: m.distribution(path, &j.Distribution)}}
 		return job
@@ -183,6 +186,10 @@ func (m *merger) curve(path string, p *Poisson) sim.Curve {
 
 func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFormat) sim.Arrivals {
 	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: t.Speed, Classes: m.classes()}
+	if _, err := os.Stat(trace.File); err != nil {
+		m.failf(path+".file", "%v", err)
+		return nil
+	}
 	m.require(t.Speed >= 0, path+".speed", "must be positive")
 	m.require(t.Load >= 0, path+".load", "must be positive")
 	m.require(t.Speed == 0 || t.Load == 0, path, "speed and load exclude each other")
@@ -201,17 +208,13 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	return trace
 }
 
-// classes are the jobs' patterns.
+// classes are the jobs' patterns, which are valid.
 func (m *merger) classes() []*regexp.Regexp {
-	jobs, path := section[[]Job](m, "Jobs")
+	jobs, _ := section[[]Job](m, "Jobs")
 	classes := make([]*regexp.Regexp, len(jobs))
 	for i, j := range jobs {
-		if j.Match == "" {
-			continue
-		}
-		var err error
-		if classes[i], err = regexp.Compile(j.Match); err != nil {
-			m.failf(fmt.Sprintf("%s[%d].match", path, i), "%v", err)
+		if j.Match != "" {
+			classes[i] = regexp.MustCompile(j.Match)
 		}
 	}
 	return classes

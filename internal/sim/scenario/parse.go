@@ -46,8 +46,12 @@ type builder struct {
 	result Scenario
 }
 
+// failf reports a problem, once: sections that cases share are looked at for each of them.
 func (b *builder) failf(path, format string, args ...any) {
-	b.errs = append(b.errs, &config.Error{Path: path, Problem: fmt.Sprintf(format, args...)})
+	problem := config.Error{Path: path, Problem: fmt.Sprintf(format, args...)}
+	if !slices.ContainsFunc(b.errs, func(e *config.Error) bool { return *e == problem }) {
+		b.errs = append(b.errs, &problem)
+	}
 }
 
 // require reports a problem unless ok.
@@ -82,7 +86,6 @@ func (b *builder) scenario(f *File) {
 // runnable adds a case.
 func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m := merger{builder: b, path: path, base: reflect.ValueOf(base).Elem(), own: reflect.ValueOf(&c.Sections).Elem()}
-	before := len(b.errs)
 	r := RunnableCase{Name: c.Name, Config: &sim.Config{}}
 	m.servers(&r)
 	m.balancers(r.Config)
@@ -93,10 +96,10 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m.measure(r.Config)
 	m.placement(r.Config)
 	m.events(&r)
-	if len(b.errs) == before {
+	if len(b.errs) == 0 {
 		m.arrivals(r.Config) // need servers and jobs
 	}
-	if len(b.errs) == before {
+	if len(b.errs) == 0 {
 		if err := sim.Check(r.Config); err != nil {
 			b.failf(path, "%v", err)
 		}

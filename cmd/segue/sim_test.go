@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// simulate runs segue sim with the arguments.
+func simulate(t *testing.T, args ...string) (output *bytes.Buffer, err error) {
+	t.Helper()
+	output = new(bytes.Buffer)
+	cmd := newRoot()
+	cmd.SetArgs(append([]string{"sim"}, args...))
+	cmd.SetOut(output)
+	cmd.SetErr(output)
+	return output, cmd.ExecuteContext(t.Context())
+}
+
+func TestSim(t *testing.T) {
+	for name, args := range map[string][]string{
+		"sim.txt":  {"--seed", "5"},
+		"sim.json": {"--json", "--runs", "1"},
+		"sim.csv":  {"--csv", "--parallel", "2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			output, err := simulate(t, append(args, "testdata/sim.yaml")...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, name, output)
+			again, err := simulate(t, append(args, "testdata/sim.yaml")...)
+			if err != nil || !bytes.Equal(again.Bytes(), output.Bytes()) {
+				t.Errorf("a second time it prints something else, or fails: %v", err)
+			}
+		})
+	}
+}
+
+func TestSimJSONIsValid(t *testing.T) {
+	output, err := simulate(t, "--json", "testdata/sim.yaml", "testdata/sim.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reports []struct {
+		Cases []struct {
+			Mean struct{ Value *float64 }
+		}
+		Assertions []struct{ Holds bool }
+	}
+	if err := json.Unmarshal(output.Bytes(), &reports); err != nil {
+		t.Fatal(err)
+	}
+	if len(reports) != 2 || len(reports[0].Cases) != 2 || reports[0].Cases[0].Mean.Value == nil || len(reports[0].Assertions) != 2 {
+		t.Errorf("unexpected content: %+v", reports)
+	}
+}
+
+func TestSimErrors(t *testing.T) {
+	text, err := os.ReadFile("testdata/sim.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(old, new string) string {
+		path := filepath.Join(t.TempDir(), "changed.yaml")
+		changed := bytes.Replace(text, []byte(old), []byte(new), 1)
+		if bytes.Equal(changed, text) {
+			t.Fatalf("nothing to replace: %s", old)
+		}
+		if err := os.WriteFile(path, changed, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	bad, wrong := file("fast", "slow"), file("fails: mean", "holds: mean")
+	for _, test := range []struct {
+		args []string
+		err  string
+	}{
+		{[]string{"--runs", "0", bad}, "--runs 0: must be at least 1"},
+		{[]string{"--parallel", "-1", bad}, "--parallel -1: must not be negative"},
+		{[]string{bad}, bad + `:4: servers[1].group "slow": used twice`},
+		{[]string{"nowhere.yaml", bad}, "open nowhere.yaml: no such file or directory\n" +
+			bad + `:4: servers[1].group "slow": used twice`},
+		{[]string{wrong}, "1 assertion not as expected"},
+	} {
+		output, err := simulate(t, test.args...)
+		if err == nil || err.Error() != test.err {
+			t.Errorf("%v: error %v, want %s", test.args, err, test.err)
+		}
+		if test.args[0] == wrong && !strings.Contains(output.String(), "fails, NOT as expected: mean < 100ms (single-choice: ") {
+			t.Errorf("output %s", output)
+		}
+	}
+}

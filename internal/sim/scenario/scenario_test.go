@@ -1,0 +1,272 @@
+package scenario
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// valid is a scenario with everything in it; each line is one that tests can replace.
+const valid = `seed: 7
+runs: 2
+servers:
+- {group: old, count: 2, cpus: 4, speed: 0.5, io-speed: 3, backlog: 9}
+- {group: new, count: 1, discipline: processor-sharing, workers: 8, backlog: unlimited, absent: true}
+balancers: {count: 2, shares: [1, 3], absent: [b2]}
+flow-table: {buckets: 100, ways: 2}
+network: {client-balancer: {constant: 1ms}, server-client: {uniform: {min: 1ms, max: 3ms}}}
+clients: {timeout: 2s, overflow: drop}
+arrivals: {poisson: {load: 0.5}}
+jobs:
+- {name: page, share: 3, match: wiki, exponential: 20ms}
+- {name: picture, stages: [{lognormal: {median: 1ms, sigma: 1}}, {queue: io, pareto: {mean: 2ms, index: 3}}]}
+placement: lsq
+measure: {connections: 1000, duration: 9s, warmup: 0.1, cooldown: 0.2}
+events:
+- {at: 1s, server-add: [s3], detect: 10ms}
+- {at: 2s, server-drain: [old]}
+- {at: 3s, server-fail: [s1, new], detect: 1s}
+- {at: 4s, speed: {servers: [s2], to: 2}}
+- {at: 5s, balancer-add: [b2]}
+- {at: 6s, balancer-fail: [b1]}
+cases:
+- {name: first}
+- {name: second, placement: sc, balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]}
+assert:
+- holds: mean(first) < 1s
+- fails: p99 >= 5 * p50(second) + 2
+`
+
+func TestParse(t *testing.T) {
+	s, err := Parse([]byte(valid), ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Seed != 7 || s.Runs != 2 || len(s.Cases) != 2 || len(s.Assertions) != 2 {
+		t.Fatalf("seed %d, %d runs, %d cases, %d assertions", s.Seed, s.Runs, len(s.Cases), len(s.Assertions))
+	}
+	first, second := s.Cases[0], s.Cases[1]
+	if diff := cmp.Diff([]string{"old", "new"}, first.Groups); diff != "" {
+		t.Errorf("groups:\n%s", diff)
+	}
+	old := sim.Server{Name: "s1", CPUs: 4, Speed: 0.5, IOSpeed: 3, Backlog: 9}
+	third := sim.Server{
+		Name: "s3", Group: 1, CPUs: 1, Speed: 1, IOSpeed: 1, Discipline: sim.ProcessorSharing, Workers: 8, Backlog: -1,
+		Absent: true,
+	}
+	c := first.Config
+	want := &sim.Config{
+		Servers:   []sim.Server{old, old, third},
+		Balancers: []sim.Share{{Weight: 1}, {Weight: 3, Absent: true}},
+		FlowTable: sim.FlowTable{Buckets: 100, Ways: 2},
+		Network:   sim.Network{ClientBalancer: sim.Constant(0.001), ServerClient: sim.Uniform(0.001, 0.003)},
+		Arrivals:  sim.Poisson{Rate: 0.5 * 4 / (0.75*0.02 + 0.25*lognormalMean)},
+		Jobs: []sim.Job{
+			{Name: "page", Share: 3, Stages: []sim.Stage{{Work: sim.Exponential(0.02)}}},
+			{Name: "picture", Share: 1, Stages: []sim.Stage{
+				{Work: sim.Lognormal(0.001, 1)}, {Queue: sim.IO, Work: sim.Pareto(0.002, 3)},
+			}},
+		},
+		Placement: c.Placement,
+		Timeout:   2, Silent: true,
+		Connections: 1000, Duration: 9, Warmup: 0.1, Cooldown: 0.2,
+		Events: []sim.Event{
+			{At: 1, Kind: sim.ServerAdd, Servers: []int32{2}, Detect: 0.01},
+			{At: 2, Kind: sim.ServerDrain, Servers: []int32{0, 1}},
+			{At: 3, Kind: sim.ServerFail, Servers: []int32{0, 2}, Detect: 1},
+			{At: 4, Kind: sim.SetSpeed, Servers: []int32{1}, Speed: 2},
+			{At: 5, Kind: sim.BalancerAdd, Balancers: []int32{1}},
+			{At: 6, Kind: sim.BalancerFail, Balancers: []int32{0}},
+		},
+	}
+	want.Servers[1].Name = "s2"
+	same := []cmp.Option{
+		cmp.AllowUnexported(sim.Distribution{}),
+		cmp.FilterPath(func(p cmp.Path) bool { return p.String() == "Placement" }, cmp.Ignore()),
+		cmp.Comparer(func(a, b float64) bool { return a == b || (a-b)*(a-b) < 1e-20*b*b }),
+	}
+	if diff := cmp.Diff(want, c, same...); diff != "" {
+		t.Errorf("first case (-want +got):\n%s", diff)
+	}
+	if n := len(second.Config.Balancers); n != 1 {
+		t.Errorf("second case: %d balancers, want its own one", n)
+	}
+	if events := second.Config.Events; len(events) != 1 || events[0].Servers[0] != 1 {
+		t.Errorf("second case: events %v, want its own one", events)
+	}
+}
+
+// lognormalMean is that of median 1 ms and sigma 1.
+const lognormalMean = 0.001 * 1.6487212707001281468
+
+func TestProblems(t *testing.T) {
+	for _, test := range []struct{ old, new, problem string }{
+		{"seed: 7", "sead: 7", `line 1: sead: unknown field; known: seed, runs, servers, balancers, flow-table, network,` +
+			` clients, arrivals, jobs, placement, measure, events, cases, assert`},
+		{"runs: 2", "runs: 0", `line 2: runs "0": must be at least 1`},
+		{"count: 2, cpus: 4", "count: 0, cpus: -1", `line 4: servers[0].count "0": must be 1 to 65535` + "\n" +
+			`line 4: servers[0].cpus "-1": must be at least 1`},
+		{"speed: 0.5", "speed: 0", `line 4: servers[0].speed "0": must be positive`},
+		{"backlog: 9", "backlog: many", `line 4: servers[0].backlog "many": must be a whole number, or unlimited`},
+		{"backlog: 9", "workers: 9", `line 4: servers[0].workers "9": only with discipline processor-sharing`},
+		{"processor-sharing", "lifo", `line 5: servers[1].discipline "lifo": must be fifo or processor-sharing`},
+		{"group: new", "group: old", `line 5: servers[1].group "old": used twice`},
+		{"absent: [b2]", "absent: [b3]", `line 6: balancers.absent[0] "b3": must be b1 to b2`},
+		{"shares: [1, 3]", "shares: [1]", `line 6: balancers.shares: must be as many as balancers`},
+		{"{constant: 1ms}", "{constant: 1}", `line 8: network.client-balancer.constant "1": must be a duration with its` +
+			` unit, such as 500ms, 30s or 2h`},
+		{"{constant: 1ms}", "{constant: 1ms, exponential: 1ms}", `line 8: network.client-balancer: must have one of` +
+			` constant, exponential, uniform, lognormal, pareto and values`},
+		{"max: 3ms", "max: 1us", `line 8: network.server-client.uniform: must be 0 <= min <= max`},
+		{"overflow: drop", "overflow: block", `line 9: clients.overflow "block": must be reset or drop`},
+		{"load: 0.5", "load: 0.5, rate: 1", `line 10: arrivals.poisson: must have one of rate and load`},
+		{"poisson: {load: 0.5}", "wikibench: {file: none}", `line 10: arrivals.wikibench.file "none": stat none: no such file or directory`},
+		{"share: 3", "share: -3", `line 12: jobs[0].share "-3": must not be negative`},
+		{"match: wiki", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
+		{"exponential: 20ms", "values: none", `line 12: jobs[0].values "none": open none: no such file or directory`},
+		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
+		{"index: 3", "index: 1", `line 13: jobs[1].stages[1].pareto.index "1": must be more than 1`},
+		{"placement: lsq", "placement: last", `line 14: placement "last": `},
+		{"placement: lsq", "placement: {lsq: {x: 1}}", `line 14: placement.lsq.x: unknown field; known: `},
+		{"warmup: 0.1", "warmup: 0.9", `line 15: measure.cooldown "0.2": must be 0 to less than 1, together with warmup`},
+		{"connections: 1000, duration: 9s, ", "", `line 15: measure: connections or duration is required`},
+		{"server-add: [s3]", "server-add: [s4]", `line 17: events[0].server-add[0] "s4": no server or group has this name`},
+		{"balancer-fail: [b1]", "balancer-fail: [b1], server-add: [s1]", `line 22: events[5]: must have one of` +
+			` server-add, server-drain, server-fail, speed, balancer-add and balancer-fail`},
+		{"to: 2", "to: 0", `line 20: events[3].speed.to "0": must be positive`},
+		{"name: second", "name: first", `line 25: cases[1].name "first": used twice`},
+		{"name: second", "name: 2nd", `line 25: cases[1].name "2nd": must be letters, digits and _ - . +, a letter first`},
+		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
+			`line 25: cases[1].events[0].at "-1s": must not be negative`},
+		{"holds: mean(first) < 1s", "holds: mean(third) < 1s",
+			`line 27: assert[0].holds "mean(third) < 1s": a case expected, "third" found`},
+		{"holds: mean(first) < 1s", "{}", `line 27: assert[0]: must have one of holds and fails`},
+	} {
+		text := strings.Replace(valid, test.old, test.new, 1)
+		if text == valid {
+			t.Fatalf("nothing to replace: %s", test.old)
+		}
+		_, err := Parse([]byte(text), ".")
+		if err == nil {
+			t.Errorf("%s: no problem found, want %s", test.new, test.problem)
+			continue
+		}
+		if !strings.HasPrefix(err.Error(), test.problem) {
+			t.Errorf("%s:\n got %v\nwant %s", test.new, err, test.problem)
+		}
+	}
+}
+
+func TestConditions(t *testing.T) {
+	result := func(mean float64) *sim.Result {
+		r := &sim.Result{Runs: []*sim.RunResult{{}}}
+		r.Response.Add(mean)
+		return r
+	}
+	s := &Scenario{Cases: []RunnableCase{{Name: "a"}, {Name: "b-1"}}}
+	all := []*sim.Result{result(0.5), result(2)}
+	for _, test := range []struct {
+		text   string
+		holds  bool
+		values string
+	}{
+		{"mean(a) < 600ms", true, "0.5 < 0.6"},
+		{"mean(a) < 0.5", false, "0.5 < 0.5"},
+		{"mean(a) <= 0.5", true, "0.5 <= 0.5"},
+		{"mean(b-1) / mean(a) >= 4", true, "4 >= 4"},
+		{"mean(b-1) - mean(a) * 2 > 1", false, "1 > 1"},
+		{"(mean(b-1) - mean(a)) * 2 > 1", true, "3 > 1"},
+		{"mean(b-1)/mean(a) within 5% of 4.2", true, "4 within 5% of 4.2"},
+		{"mean(b-1)/mean(a) within 5 % of 4.3", false, "4 within 5% of 4.3"},
+		{"mean < 3", true, "b-1: 2 < 3"},
+		{"mean < 1", false, "b-1: 2 < 1"},
+		{"mean > 1", false, "a: 0.5 > 1"},
+		{"p50(a) + p99.9(a) within 1% of 1s", true, "1 within 1% of 1"},
+	} {
+		b := builder{result: *s}
+		if b.assertion("assert[0]", Assertion{Holds: test.text}); len(b.errs) > 0 {
+			t.Errorf("%s: %v", test.text, b.errs)
+			continue
+		}
+		v := b.result.Judge(all)[0]
+		if v.Holds != test.holds || v.Values != test.values || v.OK() != test.holds {
+			t.Errorf("%s: holds %t with %q, want %t with %q", test.text, v.Holds, v.Values, test.holds, test.values)
+		}
+		b = builder{result: *s}
+		b.assertion("assert[0]", Assertion{Fails: test.text})
+		if v := b.result.Judge(all)[0]; v.OK() == test.holds {
+			t.Errorf("%s, said to fail: as expected is %t", test.text, v.OK())
+		}
+	}
+}
+
+func TestBadConditions(t *testing.T) {
+	for text, problem := range map[string]string{
+		"mean":                    "<, <=, >, >= or within expected, the end found",
+		"mean < 1 2":              `the end expected, "2" found`,
+		"mean = 1":                `<, <=, >, >= or within expected, "=" found`,
+		"median < 1":              `"median" is no metric`,
+		"p100 < 1":                `"p100" is no metric`,
+		"mean <":                  "a number or a metric expected, the end found",
+		"mean(a < 1":              `")" expected, "<" found`,
+		"(mean < 1":               `")" expected, "<" found`,
+		"mean within x% of 1":     `a number expected, "x" found`,
+		"mean within 5 of 1":      `"%" expected, "of" found`,
+		"mean within 5% 1":        `"of" expected, "1" found`,
+		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric`,
+		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found`,
+	} {
+		b := builder{result: Scenario{Cases: []RunnableCase{{Name: "a"}}}}
+		b.assertion("assert[0]", Assertion{Holds: text})
+		if len(b.errs) != 1 || b.errs[0].Problem != problem {
+			t.Errorf("%s: %v, want %s", text, b.errs, problem)
+		}
+	}
+}
+
+func TestTraceAtALoad(t *testing.T) {
+	dir := t.TempDir()
+	lines := "0\ta\n1\tb\n2\tc\n3\td\n4\te\n"
+	if err := os.WriteFile(filepath.Join(dir, "trace"), []byte(lines), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "values"), []byte("0.1\n0.3\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	text := "servers: [{count: 1}]\nplacement: lsq\njobs: [{match: '[ab]', values: values}, {constant: 1s}]\n" +
+		"arrivals: {queries: {file: trace, load: 0.5}}\n"
+	s, err := Parse([]byte(text), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 5 flows with 0.6 s of work each in the mean take 3 s of work, at half the load 6 s.
+	want := sim.Trace{
+		File: filepath.Join(dir, "trace"), Format: sim.TimedQueries, Speed: 4. / 6,
+		Classes: []*regexp.Regexp{regexp.MustCompile("[ab]"), nil},
+	}
+	got := s.Cases[0].Config.Arrivals.(sim.Trace)
+	same := cmp.Comparer(func(a, b *regexp.Regexp) bool { return a == b || a != nil && b != nil && a.String() == b.String() })
+	near := cmp.Comparer(func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 })
+	if diff := cmp.Diff(want, got, same, near); diff != "" {
+		t.Errorf("trace (-want +got):\n%s", diff)
+	}
+}
+
+// The files that the documentation shows are valid.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("../../../docs/examples/sim/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d examples found, %v", len(files), err)
+	}
+	for _, file := range files {
+		if _, err := Load(file); err != nil {
+			t.Error(err)
+		}
+	}
+}
