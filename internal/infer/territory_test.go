@@ -67,7 +67,7 @@ func TestTerritoryGoesAbroad(t *testing.T) {
 	}
 }
 
-// plainTerritory is DESIGN's rule as written, over all servers.
+// plainTerritory is the rule in as many words, over all servers.
 func plainTerritory(flows, capacity []float64, order []int32, homes int) int32 {
 	carried, room := 0.0, 0.0
 	for _, s := range order[:homes] {

@@ -48,8 +48,8 @@ var specs = map[string]func() Spec{
 	"twf":       func() Spec { return &TWF{} },
 }
 
-// hlbOwn is how HLB counts.
-func hlbOwn(choices int) Own { return Own{Choices: choices, Count: CountConnected, Ties: TiesFirst} }
+// hlbOwn is how HLB counts. It does not say how ties are broken.
+func hlbOwn(choices int) Own { return Own{Choices: choices, Count: CountConnected} }
 
 // Named returns a placement with its default parameters. Errors say which names there are.
 func Named(name string) (Spec, error) {

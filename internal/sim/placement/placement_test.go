@@ -1,0 +1,233 @@
+package placement
+
+import (
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+func TestParameters(t *testing.T) {
+	for want, spec := range map[string]Spec{
+		"candidates 0: must be 1 to 8":                                      &Hash{},
+		"candidates 9: must be 1 to 8":                                      &SR{Hunt: Hunt{Candidates: 9}},
+		"15 buckets: neither a prime nor a power of two":                    &Hash{Candidates: 1, Buckets: 15},
+		"threshold -1: must be 0 to 2147483647":                             &SR{Hunt: Hunt{Candidates: 2}, Threshold: -1},
+		"window 0: must be 1 to 1000000":                                    &SRDyn{Hunt: Hunt{Candidates: 2}},
+		"epsilon 0.5: must be 0 to 0.499999":                                &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
+		"chain 3: must be 0 to 2":                                           &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
+		"choices 9: must be 0 to 8":                                         &LSQ{Own: Own{Choices: 9}},
+		"choices and candidates: only one of them can be set":               &SED{Own: Own{Choices: 2, Candidates: 2}},
+		`ties "none": must be one of ["random" "first" "own-order" "home"]`: &LSQ{Own: Own{Ties: "none"}},
+		`count "now": must be one of ["placed" "connected"]`:                &Twos{Count: "now"},
+		`norm "max": must be one of ["sum" "mean"]`:                         &HLB{Weights: Weights{Norm: "max"}},
+		`capacity "some": must be one of ["known" "learned"]`:               &Territory{Capacity: "some"},
+		"interval -1: must be 0.001 to 3600":                                &AWCMP{Polled{Interval: -1}},
+		"quantile 2: must be 0 to 1":                                        &Prequal{Probes: 1, Pool: 1, Age: 1, Quantile: 2},
+	} {
+		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%T: %v, want %s", spec, err, want)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	for _, name := range Names() {
+		spec, err := Named(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, _ := Named(name); reflect.ValueOf(spec).Elem().Type().Size() > 0 && spec == again {
+			t.Errorf("%s: two scenarios share their parameters", name)
+		}
+		if _, _, err := spec.Build(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Named("best"); err == nil || !strings.Contains(err.Error(), "must be one of awcmp, ") {
+		t.Errorf("an unknown name: %v", err)
+	}
+}
+
+// TestLottery: servers are drawn in proportion to their weights, and those of weight 0 never.
+func TestLottery(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		weights := rapid.SliceOfN(rapid.SampledFrom([]float64{0, 1, 2, 5}), 1, 9).Draw(t, "weights")
+		var servers []int32
+		sum := 0.0
+		for i, w := range weights {
+			servers = append(servers, int32(i))
+			sum += w
+		}
+		var l lottery
+		l.set(servers, func(s int32) float64 { return weights[s] })
+		drawn, n := make([]float64, len(weights)), 1000
+		for i := range n {
+			drawn[l.draw((float64(i)+0.5)/float64(n))]++
+		}
+		for s, w := range weights {
+			want := w / sum
+			if sum == 0 {
+				want = 1 / float64(len(weights))
+			}
+			if math.Abs(drawn[s]/float64(n)-want) > 1.5/float64(n) {
+				t.Fatalf("server %d of weights %v drawn %v of %d times", s, weights, drawn[s], n)
+			}
+		}
+	})
+	if s := (&lottery{}).draw(0.5); s != -1 {
+		t.Errorf("server %d of none", s)
+	}
+}
+
+// TestWaterLevel: what is poured in is what is between the queues and the level.
+func TestWaterLevel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		queue := rapid.SliceOfN(rapid.Float64Range(0, 20), 1, 20).Draw(t, "queue")
+		water := rapid.Float64Range(0.5, 100).Draw(t, "water")
+		p := &twf{poll: poll{b: &sim.Balancer{}}, queue: queue}
+		for s := range queue {
+			p.b.Live = append(p.b.Live, int32(s))
+		}
+		level, poured := p.level(water), 0.0
+		for _, q := range queue {
+			poured += max(0, level-q)
+		}
+		if math.Abs(poured-water) > 1e-9 {
+			t.Fatalf("%v poured, %v wanted, level %v of %v", poured, water, level, queue)
+		}
+	})
+}
+
+// TestTurns: weighted round-robin gives each server its share, to one turn.
+func TestTurns(t *testing.T) {
+	p := &weightedRoundRobin{poll: poll{b: &sim.Balancer{Live: []int32{0, 1, 2}}}, weight: []float64{1, 2, 4}, turn: make([]float64, 3)}
+	counts := [3]int{}
+	var offer sim.Offer
+	for range 700 {
+		offer = sim.Offer{}
+		p.Place(nil, &offer)
+		counts[offer.Servers[0]]++
+	}
+	for s, want := range []int{100, 200, 400} {
+		if d := counts[s] - want; d < -1 || d > 1 {
+			t.Errorf("server %d had %d turns, want %d", s, counts[s], want)
+		}
+	}
+	p.Probed(2, sim.Load{Open: 3, Capacity: 4}) // now of weight 1
+	counts = [3]int{}
+	for range 400 {
+		offer = sim.Offer{}
+		p.Place(nil, &offer)
+		counts[offer.Servers[0]]++
+	}
+	for s, want := range []int{100, 200, 100} {
+		if d := counts[s] - want; d < -2 || d > 2 {
+			t.Errorf("server %d had %d turns after a poll, want %d", s, counts[s], want)
+		}
+	}
+}
+
+// TestHotOrCold is Prequal's rule: the cold one of the lowest latency, without any cold one the one with
+// the fewest flows.
+func TestHotOrCold(t *testing.T) {
+	p := &prequal{m: &Prequal{Quantile: 0.5}}
+	for _, flight := range []int32{1, 2, 3, 4} {
+		p.recent[p.seen] = flight
+		p.seen++
+	}
+	if hot := p.hot(); hot != 3 {
+		t.Fatalf("more than %d are hot, want 3", hot)
+	}
+	for _, c := range []struct {
+		name        string
+		pool        []answer
+		best, worst int
+	}{
+		{"cold by latency", []answer{{flight: 0, latency: 5}, {flight: 3, latency: 1}, {flight: 4, latency: 0}}, 1, 2},
+		{"hot by flows", []answer{{flight: 9, latency: 1}, {flight: 5, latency: 7}, {flight: 6, latency: 2}}, 1, 0},
+	} {
+		p.pool = c.pool
+		if got := p.choose(false); got != c.best {
+			t.Errorf("%s: answer %d is best, want %d", c.name, got, c.best)
+		}
+		if got := p.choose(true); got != c.worst {
+			t.Errorf("%s: answer %d is worst, want %d", c.name, got, c.worst)
+		}
+	}
+}
+
+// TestMarks: what a flow's mark says of one balancer nobody takes for another's.
+func TestMarks(t *testing.T) {
+	var changes []int32
+	one := newTally(&sim.Balancer{Index: 0}, CountPlaced, func(s int32, by float64) { changes = append(changes, s, int32(by)) })
+	two := newTally(&sim.Balancer{Index: 1}, CountPlaced, func(s int32, by float64) { changes = append(changes, 100+s, int32(by)) })
+	f := &sim.Flow{Server: -1}
+	one.placed(f, 65535)
+	f.Server = 65535
+	one.connected(f)
+	if s, connected := one.closed(f); s != 65535 || !connected {
+		t.Errorf("server %d, connected %v", s, connected)
+	}
+	two.connected(f) // it has moved there
+	two.closed(f)
+	if want := []int32{65535, 1, 65535, -1, 65635, 1, 65635, -1}; !reflect.DeepEqual(changes, want) {
+		t.Errorf("counted %v, want %v", changes, want)
+	}
+}
+
+// TestCountsReturnToZero: after all flows have ended no balancer counts any, however it counts.
+func TestCountsReturnToZero(t *testing.T) {
+	for _, count := range []Count{CountPlaced, CountConnected} {
+		var last []sim.Placement
+		c := smallConfig(&SED{Own: Own{Candidates: 3, Buckets: 257, Count: count}})
+		c.SampleInterval = 1
+		c.Sample = func(_ int, _ float64, w sim.World) {
+			last = last[:0]
+			for b := range w.Balancers() {
+				last = append(last, w.Placement(int32(b)))
+			}
+		}
+		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.Runs[0].Recovered == 0 {
+			t.Fatal("no flow was found again by another balancer")
+		}
+		for i, p := range last {
+			if i == 1 {
+				continue // has failed
+			}
+			for s, n := range p.(*byScore).flows {
+				if n != 0 {
+					t.Errorf("count %s: balancer %d counts %v flows of server %d at the end", count, i, n, s)
+				}
+			}
+		}
+	}
+}
+
+// smallConfig is one in which a balancer fails, and a server.
+func smallConfig(m sim.Method) *sim.Config {
+	near := sim.Uniform(0.001, 0.01)
+	c := &sim.Config{
+		Placement: m, Connections: 3000,
+		Jobs:      []sim.Job{{Share: 1, Stages: []sim.Stage{{Queue: sim.CPU, Work: sim.Exponential(0.2)}}}},
+		Network:   sim.Network{ClientBalancer: near, BalancerServer: near, ServerClient: near},
+		Balancers: []sim.Share{{Weight: 1}, {Weight: 1}, {Weight: 1}},
+		Events: []sim.Event{
+			{At: 20, Kind: sim.BalancerFail, Balancers: []int32{1}},
+			{At: 30, Kind: sim.ServerFail, Servers: []int32{3}, Detect: 1},
+		},
+	}
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		c.Servers = append(c.Servers, sim.Server{Name: name, CPUs: 2, Speed: 1, Backlog: -1})
+	}
+	c.Arrivals = sim.Poisson{Rate: c.Rate(0.7)}
+	return c
+}
