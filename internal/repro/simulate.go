@@ -19,9 +19,10 @@ func (r *run) simulate(ctx context.Context, configs []*sim.Config, runs int) ([]
 	})
 }
 
-// estimated is a point with the confidence interval as error bar, where there is one.
-func estimated(x float64, e sim.Estimate) chart.Point {
-	if math.IsNaN(e.Half) {
+// estimated is a point with the confidence interval as error bar. Of the two or four runs of a quick
+// figure that would be many times what the value is off by, so there it is left out.
+func (r *run) estimated(x float64, e sim.Estimate) chart.Point {
+	if r.Quick || math.IsNaN(e.Half) {
 		return chart.Point{X: x, Y: e.Value}
 	}
 	return chart.Point{X: x, Y: e.Value, Low: e.Value - e.Half, High: e.Value + e.Half}

@@ -106,7 +106,7 @@ func TestWeightRatios(t *testing.T) {
 	cluster := newHLBCluster()
 	cluster.servers, cluster.cpus, cluster.balancers = 8, [2]int32{1, 4}, 1
 	r := &run{Settings: Settings{Seed: 1, Workers: 1, Quick: true}}
-	ratios, err := r.weightRatios(t.Context(), []hlbCluster{cluster}, 0.9)
+	ratios, err := r.weightRatios(t.Context(), []hlbCluster{cluster}, 0.9, "")
 	if err != nil {
 		t.Fatal(err)
 	}

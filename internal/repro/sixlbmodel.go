@@ -129,7 +129,7 @@ func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation flo
 				return 0, err
 			}
 			mean := results[i*len(loads)+j].Mean()
-			series.Points = append(series.Points, estimated(load, mean))
+			series.Points = append(series.Points, r.estimated(load, mean))
 			deviation = max(deviation, math.Abs(mean.Value/s.MeanResponse()-1))
 		}
 		c.Series = append(c.Series, series)

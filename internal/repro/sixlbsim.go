@@ -36,7 +36,7 @@ func figure10a(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	c := meanChart("Mean response time, 48 servers", hunters, sixLBLoads, results)
+	c := r.meanChart("Mean response time, 48 servers", hunters, sixLBLoads, results)
 	deviation, err := r.addModel(&c, results)
 	if err != nil {
 		return err
@@ -125,7 +125,7 @@ func figure11a(ctx context.Context, r *run) error {
 	for i, result := range results[1:] {
 		n := fewest + i
 		mean := result.Mean()
-		c.Series[0].Points = append(c.Series[0].Points, estimated(float64(n), mean))
+		c.Series[0].Points = append(c.Series[0].Points, r.estimated(float64(n), mean))
 		c.Series[1].Points = append(c.Series[1].Points, chart.Point{X: float64(n), Y: target.Value})
 		if enough == 0 && mean.Value <= target.Value {
 			enough = n
@@ -195,7 +195,7 @@ func figure11e(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	c := meanChart("Mean response time with centralized policies", contenders, sixLBLoads, results)
+	c := r.meanChart("Mean response time with centralized policies", contenders, sixLBLoads, results)
 	c.Y.Max = 2
 	r.draw(c)
 	for _, rho := range []float64{0.79, 0.89} {
@@ -240,7 +240,7 @@ func figure11f(ctx context.Context, r *run) error {
 	for i, contender := range contenders {
 		series := chart.Series{Name: contender.name, Style: chart.Marked}
 		for j, deviation := range deviations {
-			series.Points = append(series.Points, estimated(deviation, results[i*len(deviations)+j].Mean()))
+			series.Points = append(series.Points, r.estimated(deviation, results[i*len(deviations)+j].Mean()))
 		}
 		c.Series = append(c.Series, series)
 	}

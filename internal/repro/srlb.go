@@ -29,7 +29,7 @@ func srlb2(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.draw(meanChart("Mean response time, 12 servers", contenders, loads, results))
+	r.draw(r.meanChart("Mean response time, 12 servers", contenders, loads, results))
 	r.compareHunters(loads, results, 0.88)
 	return nil
 }

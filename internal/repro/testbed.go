@@ -129,7 +129,7 @@ func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, load
 }
 
 // meanChart draws the mean response times of a sweep.
-func meanChart(title string, contenders []contender, loads []float64, results [][]*sim.Result) chart.Chart {
+func (r *run) meanChart(title string, contenders []contender, loads []float64, results [][]*sim.Result) chart.Chart {
 	c := chart.Chart{
 		Title: title,
 		X:     chart.Axis{Label: "load of the processors, ρ", Max: 1},
@@ -138,7 +138,7 @@ func meanChart(title string, contenders []contender, loads []float64, results []
 	for i, contender := range contenders {
 		series := chart.Series{Name: contender.name, Style: chart.Marked}
 		for j, rho := range loads {
-			series.Points = append(series.Points, estimated(rho, results[i][j].Mean()))
+			series.Points = append(series.Points, r.estimated(rho, results[i][j].Mean()))
 		}
 		c.Series = append(c.Series, series)
 	}
