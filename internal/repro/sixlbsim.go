@@ -32,7 +32,7 @@ func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy flo
 }
 
 func figure10a(ctx context.Context, r *run) error {
-	results, err := r.sweep(ctx, sixLBTestbed, hunters, sixLBLoads, pick(r, 2, 20))
+	results, err := r.sweep(ctx, sixLBTestbed, hunters, sixLBLoads, pick(r, 2, 10))
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func figure10b(ctx context.Context, r *run) error {
 }
 
 func figure10c(ctx context.Context, r *run) error {
-	runs := pick(r, 4, 20)
+	runs := pick(r, 4, 10)
 	light, err := r.distributions(ctx, sixLBTestbed, hunters, 0.71, runs)
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func figure10c(ctx context.Context, r *run) error {
 
 // figure11a finds how many servers SR4 needs for what 48 give with SC.
 func figure11a(ctx context.Context, r *run) error {
-	runs := pick(r, 4, 20)
+	runs := pick(r, 4, 10)
 	rate := sixLBTestbed.rate(0.71)
 	var b batches
 	b.add(sixLBTestbed, singleChoice, rate)
@@ -141,7 +141,7 @@ func figure11a(ctx context.Context, r *run) error {
 
 // figure11b varies the size of the table. Where it is small, what servers get depends on their names.
 func figure11b(ctx context.Context, r *run) error {
-	experiments := pick(r, 4, 20)
+	experiments := pick(r, 4, 10)
 	rate := sixLBTestbed.rate(0.71)
 	var sizes []int
 	for m := 64; m <= 65536; m *= 2 {
@@ -191,7 +191,7 @@ func figure11b(ctx context.Context, r *run) error {
 // figure11e compares with policies that need a single balancer, or feedback out of band.
 func figure11e(ctx context.Context, r *run) error {
 	contenders := []contender{singleChoice, roundRobin, feedback, srDynamic}
-	results, err := r.sweep(ctx, sixLBTestbed, contenders, sixLBLoads, pick(r, 2, 20))
+	results, err := r.sweep(ctx, sixLBTestbed, contenders, sixLBLoads, pick(r, 2, 10))
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func figure11f(ctx context.Context, r *run) error {
 			b.add(t, contender, rate)
 		}
 	}
-	results, err := r.simulateBatches(ctx, &b, pick(r, 4, 20))
+	results, err := r.simulateBatches(ctx, &b, pick(r, 4, 10))
 	if err != nil {
 		return err
 	}

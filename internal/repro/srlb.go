@@ -25,7 +25,7 @@ func srlb2(ctx context.Context, r *run) error {
 	contenders := srlbContenders()
 	loads := []float64{0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.61,
 		0.65, 0.7, 0.73, 0.76, 0.79, 0.82, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96}
-	results, err := r.sweep(ctx, srlbTestbed, contenders, loads, pick(r, 8, 40))
+	results, err := r.sweep(ctx, srlbTestbed, contenders, loads, pick(r, 8, 20))
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func srlb2(ctx context.Context, r *run) error {
 }
 
 func srlb3(ctx context.Context, r *run) error {
-	_, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.88, pick(r, 8, 40))
+	_, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.88, pick(r, 8, 20))
 	return err
 }
 
@@ -44,7 +44,7 @@ func srlb4(ctx context.Context, r *run) error {
 }
 
 func srlb5(ctx context.Context, r *run) error {
-	results, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.61, pick(r, 8, 40))
+	results, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.61, pick(r, 8, 20))
 	if err != nil {
 		return err
 	}
