@@ -105,6 +105,23 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// TestCancelled ends a figure that is being made, and says where it was.
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	endless := Figure{Name: "6lb-z", make: func(ctx context.Context, r *run) error {
+		return r.each(ctx, 1000, func(ctx context.Context, i int) error {
+			if i == 2 {
+				cancel()
+			}
+			return ctx.Err()
+		})
+	}}
+	_, err := Make(ctx, []Figure{endless}, Settings{Workers: 1, Directory: t.TempDir()})
+	if err == nil || !strings.HasPrefix(err.Error(), "interrupted at figure 6lb-z: context canceled; ") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestVerdicts(t *testing.T) {
 	times := 0
 	outcomes := mustMake(t, []Figure{counted("6lb-x", &times)}, Settings{Workers: 1, Directory: t.TempDir()})

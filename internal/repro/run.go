@@ -43,6 +43,10 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 	for i, figure := range figures {
 		s.tell("%s (%d of %d)", figure.Name, i+1, len(figures))
 		outcome, err := store.makeOne(ctx, figure, s)
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("interrupted at figure %s: %w; those before it are in %s, and not made again",
+				figure.Name, context.Cause(ctx), s.Directory)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("figure %s: %w", figure.Name, err)
 		}

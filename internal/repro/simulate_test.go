@@ -140,3 +140,26 @@ func TestPlaceLongFlows(t *testing.T) {
 		t.Errorf("%d flows with the first server, %d with the second", first, second)
 	}
 }
+
+// TestCountResets has no resets without removals, and with them at least those of the servers that are
+// gone.
+func TestCountResets(t *testing.T) {
+	for candidates := 1; candidates <= 2; candidates++ {
+		r, err := countResets(1, 0, candidates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r[0].all != 0 {
+			t.Errorf("%d candidates: %v resets though no server went", candidates, r[0].all)
+		}
+		for k := 1; k <= mostRemoved; k++ {
+			gone := r[k].all - r[k].extra
+			if mean := float64(k*resetFlows) / resetServers; gone < 0.4*mean || gone > 1.6*mean {
+				t.Errorf("%d candidates, %d servers gone: %v of their flows, want about %.0f", candidates, k, gone, mean)
+			}
+			if r[k].extra == 0 || r[k].extra > 0.1*resetFlows {
+				t.Errorf("%d candidates, %d servers gone: %v resets of others", candidates, k, r[k].extra)
+			}
+		}
+	}
+}
