@@ -10,14 +10,14 @@ import (
 
 func TestValidate(t *testing.T) {
 	for problem, spoil := range map[string]func(*sim.Config){
-		"no servers":                                    func(c *sim.Config) { c.Servers = nil },
-		`server "s1": 0 CPUs: must be at least 1`:       func(c *sim.Config) { c.Servers[0].CPUs = 0 },
-		`server "s1": speed -1: must be positive`:       func(c *sim.Config) { c.Servers[0].Speed = -1 },
-		`server "s1": 3 workers: only with`:             func(c *sim.Config) { c.Servers[0].Workers = 3 },
-		"no balancers":                                  func(c *sim.Config) { c.Balancers = nil },
-		"40000 balancers: more than 32767":              func(c *sim.Config) { c.Balancers = make([]sim.Share, 40_000) },
-		"balancer 0: weight 0: must be positive":        func(c *sim.Config) { c.Balancers[0].Weight = 0 },
-		"flow table of 0 ways: must be 1 to 65535":      func(c *sim.Config) { c.FlowTable.Buckets = 1 },
+		"no servers": func(c *sim.Config) { c.Servers = nil },
+		`server "s1": 0 CPUs: must be at least 1`:  func(c *sim.Config) { c.Servers[0].CPUs = 0 },
+		`server "s1": speed -1: must be positive`:  func(c *sim.Config) { c.Servers[0].Speed = -1 },
+		`server "s1": 3 workers: only with`:        func(c *sim.Config) { c.Servers[0].Workers = 3 },
+		"no balancers":                             func(c *sim.Config) { c.Balancers = nil },
+		"40000 balancers: more than 32767":         func(c *sim.Config) { c.Balancers = make([]sim.Share, 40_000) },
+		"balancer 0: weight 0: must be positive":   func(c *sim.Config) { c.Balancers[0].Weight = 0 },
+		"flow table of 0 ways: must be 1 to 65535": func(c *sim.Config) { c.FlowTable.Buckets = 1 },
 		"no jobs":                                       func(c *sim.Config) { c.Jobs = nil },
 		`job "": no stages`:                             func(c *sim.Config) { c.Jobs[0].Stages = nil },
 		`job "": 256 stages: more than 255`:             func(c *sim.Config) { c.Jobs[0].Stages = make([]sim.Stage, 256) },
