@@ -48,6 +48,7 @@ type poisson struct {
 	r    *Rand
 	mean float64
 	at   float64
+	_    cacheLine
 }
 
 func (p *poisson) Next() (at float64, class int32, ok bool) {

@@ -12,7 +12,7 @@ type Counts struct {
 
 // NewCounts returns counts of n servers, all 0, none of them eligible.
 func NewCounts(n int) *Counts {
-	c := &Counts{count: make([]int32, n), place: make([]int32, n), order: make([]int32, 0, n), boundary: []int32{0, 0}}
+	c := &Counts{count: make([]int32, n), place: make([]int32, n), order: make([]int32, 0, n), boundary: make([]int32, 2, 64)}
 	for s := range c.place {
 		c.place[s] = none
 	}

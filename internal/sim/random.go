@@ -8,7 +8,14 @@ const golden = 0x9e3779b97f4a7c15
 // Rand is a stream of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, "Fast splittable
 // pseudorandom number generators", OOPSLA 2014. Every purpose has a stream of its own, so that what
 // one draws changes nothing for the others.
-type Rand struct{ state uint64 }
+type Rand struct {
+	state uint64
+	_     cacheLine
+}
+
+// cacheLine keeps what is written all the time apart from what other runs write on other cores: small
+// objects that were allocated one after the other share a line.
+type cacheLine [56]byte
 
 // The purposes that streams are for.
 const (

@@ -15,6 +15,8 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 		probeDraws: newRand(seed, streamProbe, 0),
 		meter:      newMeter(c),
 		arriving:   true,
+		queue:      eventQueue{heap: make([]event, 0, 64)},
+		transits:   make([]transit, 0, 16),
 		result: &RunResult{
 			Run: run, Seed: seed,
 			Servers: make([]ServerUse, len(c.Servers)), Balancers: make([]uint64, len(c.Balancers)),
