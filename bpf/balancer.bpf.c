@@ -25,6 +25,7 @@ const union {
 	enum flow_state flow_state;
 	enum service_entry_kind service_entry_kind;
 	struct service_entry service_entry;
+	struct directory directory;
 	enum reason reason;
 	enum tables_version tables_version;
 } *shared_types __attribute__((unused));

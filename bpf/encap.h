@@ -111,12 +111,12 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 	const void *end = encap->end;
 
 	for (__u32 i = 1; i < encap->count && i < MAX_CANDIDATES; i++) {
-		const struct server *server = bpf_map_lookup_elem(
-			&servers, &segments->server[(encap->count - i) & (MAX_CANDIDATES - 1)]);
+		const struct server *server =
+			server_at(segments->server[(encap->count - i) & (MAX_CANDIDATES - 1)]);
 
 		/* Or the compiler checks one register and writes through another. */
 		barrier_var(out);
-		if (!server || (void *)(out + 1) > end)
+		if ((void *)(out + 1) > end)
 			return false;
 		write_sid(out++, &server->address, i == 1 ? segments->last_sid : segments->sid);
 	}

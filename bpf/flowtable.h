@@ -162,7 +162,7 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 
 static __always_inline bool flow_known(const struct flow_slot *slot)
 {
-	return flow_state(slot->value) != FLOW_FREE;
+	return slot->value;
 }
 
 /* What tells the flow from others to routers: the signature's low bits. */

@@ -38,8 +38,8 @@ static __always_inline __u32 first_reachable(const struct service *service, __u3
 
 		if (!bucket_candidate(service, TABLE_PRESENT, bucket, i, &number))
 			return 0;
-		server = bpf_map_lookup_elem(&servers, &number);
-		if (server && server->next_hop)
+		server = server_at(number);
+		if (server->next_hop)
 			return i;
 	}
 	return 0;
@@ -73,7 +73,7 @@ __noinline int list_row(const struct service *service, __u32 bucket, struct segm
 static __always_inline void ask_listed(struct segments *segments, enum sid_function each,
 				       enum sid_function last)
 {
-	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	segments->first = server_at(segments->server[0]);
 	ask(segments, each, last);
 }
 
@@ -101,9 +101,8 @@ __noinline int list_former(const struct service *service, __u32 bucket, struct s
 		if (count >= MAX_CANDIDATES ||
 		    !bucket_candidate(service, TABLE_FORMER, bucket, i, &number))
 			break;
-		server = bpf_map_lookup_elem(&servers, &number);
-		if (!server || !serves(server, service) || !server->next_hop ||
-		    is_listed(segments, number))
+		server = server_at(number);
+		if (!serves(server, service) || !server->next_hop || is_listed(segments, number))
 			continue;
 		segments->server[count] = number;
 		segments->count = count + 1;

@@ -6,10 +6,12 @@
 #ifndef SEGUE_MAPS_H
 #define SEGUE_MAPS_H
 
+#include "directory.h"
 #include "services.h"
 
 /* Consistent-hash tables. A new one is built beside the old; the service then
- * names it in one update, and the old one stays for packets on their way. */
+ * names it in one update, and the old one stays for packets on their way. The last is no
+ * service's: it is replaced where only the kernel's waiting for packets is wanted. */
 struct candidate_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -20,19 +22,10 @@ struct candidate_table {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 2 * MAX_SERVICES);
+	__uint(max_entries, 2 * MAX_SERVICES + 1);
 	__type(key, __u32);
 	__array(values, struct candidate_table);
 } tables SEC(".maps");
-
-/* Mapped memory starts on a page, so that a server is one cache line. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1); /* set at load */
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct server);
-} servers SEC(".maps");
 
 /* What user space must find again after a restart; no program reads it. */
 struct {
@@ -59,13 +52,5 @@ struct {
 	__type(key, __u32);
 	__type(value, struct label);
 } service_labels SEC(".maps");
-
-#define MAX_PORTS 256
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_PORTS);
-	__type(key, __u32);
-	__type(value, struct port);
-} ports SEC(".maps");
 
 #endif

@@ -90,9 +90,9 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 				 __u64 value, struct segments *segments)
 {
 	__u32 number = flow_server(value);
-	struct server *server = bpf_map_lookup_elem(&servers, &number);
+	const struct server *server = server_at(number);
 
-	if (!server || !keeps_server(pkt, service, server, value))
+	if (!keeps_server(pkt, service, server, value))
 		return false;
 	segments->count = 1;
 	segments->sid = 0;
@@ -126,8 +126,8 @@ static __always_inline bool recall(const struct service *service, const struct f
 
 	if (!flow_known(slot))
 		return false;
-	server = bpf_map_lookup_elem(&servers, &number);
-	if (!server || !serves(server, service))
+	server = server_at(number);
+	if (!serves(server, service))
 		return false;
 	segments->count = 1;
 	segments->server[0] = number;

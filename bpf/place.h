@@ -80,7 +80,7 @@ static __always_inline bool place(const struct flow_key *flow, const struct serv
 	if (!bucket_candidate(service, TABLE_PRESENT, bucket_of(flow, buckets), 0,
 			      &segments->server[0]))
 		return false;
-	segments->first = bpf_map_lookup_elem(&servers, &segments->server[0]);
+	segments->first = server_at(segments->server[0]);
 	return true;
 }
 

@@ -10,36 +10,14 @@
 #ifndef SEGUE_SERVICES_H
 #define SEGUE_SERVICES_H
 
+#include "directory.h"
 #include "hash.h"
 #include "parse.h"
 #include "stats.h"
 
 #define MAX_SERVICES 16384
-/* A quarter full when all services have VIPs of their own. */
-#define SERVICE_BITS 16
-#define SERVICE_LINES (1 << SERVICE_BITS)
-#define SERVICES_PER_LINE 2
 /* How far from where it belongs an entry may be, in lines. */
 #define SERVICE_REACH 16
-
-struct service_line {
-	struct service_entry entry[SERVICES_PER_LINE];
-};
-
-struct service_table {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SERVICE_LINES);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(struct service_line));
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__array(values, struct service_table);
-} services SEC(".maps");
 
 /* Of 2^64: Knuth, "The art of computer programming", volume 3, section 6.4. */
 #define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
@@ -48,7 +26,7 @@ const volatile __u64 service_keys[SERVICE_WORDS];
 
 /* A service as it is while one packet passes. */
 struct service {
-	struct service_rule rule __attribute__((aligned(8)));
+	struct service_rule rule;
 	__u32 id;
 };
 
@@ -87,15 +65,13 @@ static __always_inline bool is_entry(const struct service_entry *entry, const st
 }
 
 static __always_inline const struct service_entry *
-find_entry(void *table, const struct in6_addr *vip, __u32 port)
+find_entry(const struct service_line *table, const struct in6_addr *vip, __u32 port)
 {
 	__u32 number = service_place(vip, port);
 
 	for (int i = 0; i < SERVICE_REACH; i++) {
-		const struct service_line *line = bpf_map_lookup_elem(table, &number);
+		const struct service_line *line = &table[number];
 
-		if (!line)
-			return NULL;
 		if (is_entry(&line->entry[0], vip, port))
 			return &line->entry[0];
 		if (is_entry(&line->entry[1], vip, port))
@@ -107,18 +83,17 @@ find_entry(void *table, const struct in6_addr *vip, __u32 port)
 	return NULL;
 }
 
-static __always_inline void *service_table(void)
+/* The same one for all of a packet's way: the other takes its place in between. */
+static __always_inline const struct service_line *service_table(void)
 {
-	__u32 first = 0;
+	const struct directory *all = directory();
 
-	return bpf_map_lookup_elem(&services, &first);
+	return all->services[*(const volatile __u64 *)&all->generation & 1];
 }
 
 static __always_inline bool is_vip(const struct in6_addr *address)
 {
-	void *table = service_table();
-
-	return table && find_entry(table, address, service_port(0, 0, ENTRY_VIP));
+	return find_entry(service_table(), address, service_port(0, 0, ENTRY_VIP));
 }
 
 /*
@@ -130,10 +105,8 @@ static __always_inline enum reason classify(const struct packet *pkt, struct ser
 {
 	const struct flow_key *key = &pkt->key;
 	const struct service_entry *entry;
-	void *table = service_table();
+	const struct service_line *table = service_table();
 
-	if (!table)
-		return REASON_PASS_NOT_VIP;
 	entry = find_entry(table, &key->destination,
 			   service_port(key->destination_port, key->protocol, ENTRY_SERVICE));
 	if (!entry) {

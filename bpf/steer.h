@@ -38,8 +38,7 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 {
 	const struct server *server = segments->first;
 	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
-	__u32 port_number = NEXT_HOP_PORT(next_hop);
-	const struct port *port = bpf_map_lookup_elem(&ports, &port_number);
+	const struct port *port = port_at(NEXT_HOP_PORT(next_hop));
 	struct encap encap = {
 		.pkt = pkt,
 		.segments = segments,
@@ -48,7 +47,7 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 	};
 
 	*failed = REASON_DROP_NO_NEXT_HOP;
-	if (!server || !next_hop || !port)
+	if (!next_hop)
 		return NULL;
 	if (pkt->hop_limit <= 1) {
 		*failed = expire(ctx, pkt);

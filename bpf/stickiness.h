@@ -49,8 +49,8 @@ find_sender(const struct signal *signal, const struct service *service, __u32 *n
 	if (!slot)
 		return NULL;
 	*number = *slot;
-	server = bpf_map_lookup_elem(&servers, number);
-	return server && serves(server, service) ? server : NULL;
+	server = server_at(*number);
+	return serves(server, service) ? server : NULL;
 }
 
 /* Whether the sender has a key of this node's; anybody has if there is none. Not inlined,
@@ -83,8 +83,8 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 
 	if (!flow_known(slot))
 		return false;
-	server = bpf_map_lookup_elem(&servers, &number);
-	if (!server || !serves(server, service))
+	server = server_at(number);
+	if (!serves(server, service))
 		return false;
 	if (!(pkt->tcp_flags & TCP_SYN))
 		return flow_state(slot->value) != FLOW_CLOSING ||

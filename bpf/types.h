@@ -57,7 +57,7 @@ struct service_rule {
 	__u8 candidates;
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
-};
+} __attribute__((aligned(8)));
 
 /* The other one is the table before, with as many rows and candidates. */
 #define RULE_FORMER 2
@@ -136,7 +136,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 4,
+	TABLES_VERSION = 5,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */

@@ -26,7 +26,7 @@ find_segments(const struct packet *pkt, const struct service *service, struct se
 		segments->count = 1;
 		segments->sid = SID_HALF(SID_DELIVER);
 		segments->server[0] = *known;
-		segments->first = bpf_map_lookup_elem(&servers, known);
+		segments->first = server_at(*known);
 		return REASON_FORWARD_KNOWN;
 	}
 	if (!place(&pkt->key, service, segments))

@@ -22,15 +22,14 @@ int xdp_segments(struct xdp_md *ctx)
 	struct segments segments = { .count = segment_count };
 	enum encapsulation kind = encapsulation;
 	struct packet pkt = {};
-	__u32 first = 0;
 	struct encap encap = {
 		.pkt = &pkt,
 		.segments = &segments,
-		.server = bpf_map_lookup_elem(&servers, &first),
+		.server = server_at(0),
 		.flow_label = FLOW_LABEL,
 	};
 
-	if (parse(ctx, &pkt) || !encap.server)
+	if (parse(ctx, &pkt))
 		return XDP_ABORTED;
 	for (int i = 0; i < MAX_CANDIDATES; i++)
 		segments.server[i] = i;

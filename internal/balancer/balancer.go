@@ -106,9 +106,7 @@ func (b *Balancer) load() (err error) {
 	if err := b.slots.reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
-	if b.ports, err = loadPorts(b.kernel); err != nil {
-		return err
-	}
+	b.ports = &ports{directory: b.kernel.mapped}
 	if b.services, err = loadServices(b.kernel, b.slots); err != nil {
 		return err
 	}
@@ -384,7 +382,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for _, m := range b.services.members() {
 		if mac, port, ok := b.kernel.servers.nextHop(m.slot); ok {
-			hops[target(m)] = nexthop.Hop{MAC: mac, Link: nexthop.Link{Index: int(b.ports.known[port].Ifindex)}}
+			hops[target(m)] = nexthop.Hop{MAC: mac, Link: nexthop.Link{Index: int(b.kernel.mapped.Ports[port].Ifindex)}}
 		}
 	}
 	return hops

@@ -2,7 +2,6 @@ package balancer
 
 import (
 	"testing"
-	"unsafe"
 
 	"github.com/segue-lb/segue/internal/config"
 )
@@ -13,19 +12,20 @@ func TestConstants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	services, tables := spec.Maps[balancerMapServices].InnerMap, spec.Maps[balancerMapTables]
+	tables := spec.Maps[balancerMapTables]
+	var directory *balancerDirectory // of types alone
 	for _, c := range []struct {
 		name        string
 		here, there int
 	}{
 		{"flows in a bucket", flowsPerBucket, int(spec.Maps[balancerMapFlows].ValueSize / 8)},
-		{"lines of services", serviceLines, int(services.MaxEntries)},
-		{"services in a line", servicesPerLine, int(services.ValueSize) / int(unsafe.Sizeof(balancerServiceEntry{}))},
+		{"lines of services", serviceLineCount, len(directory.Services[0])},
+		{"services in a line", servicesPerLine, len(directory.Services[0][0].Entry)},
 		{"services", config.MaxServices, int(spec.Maps[balancerMapServiceLabels].MaxEntries)},
-		{"candidate tables", 2 * config.MaxServices, int(tables.MaxEntries)},
+		{"candidate tables, and one to wait by", 2*config.MaxServices + 1, int(tables.MaxEntries)},
 		{"candidates in a word", candidatesPerWord, int(tables.InnerMap.ValueSize / 2)},
 		{"slots for servers", mostSlots, int(spec.Maps[balancerMapServerLabels].MaxEntries)},
-		{"ports", len(ports{}.known), int(spec.Maps[balancerMapPorts].MaxEntries)},
+		{"servers in the directory", mostSlots, len(directory.Servers)},
 	} {
 		if c.here != c.there {
 			t.Errorf("%s: %d in Go, %d in C", c.name, c.here, c.there)

@@ -104,8 +104,7 @@ func (s *steered) await(what string, holds func() bool) {
 func (s *steered) port() (port balancerPort) {
 	s.t.Helper()
 	number := uint32(atomic.LoadUint64(&s.kernel.servers.servers[s.slot("web", "s1")].NextHop) >> 48)
-	s.must(s.kernel.objects.Ports.Lookup(number, &port))
-	return port
+	return s.kernel.mapped.Ports[number]
 }
 
 func (s *steered) hostMAC() (mac uint64) {

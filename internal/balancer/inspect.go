@@ -23,10 +23,12 @@ import (
 // reloads go on meanwhile: what is read is true of each table, not of all at one moment.
 type View struct {
 	instance string
-	maps     balancerMaps
+	maps     kernelMaps
 	identity balancerIdentity
 	reasons  []string
+	mapped   *directory
 	servers  *serverTable
+	table    *serviceTable
 	flows    *flowTable
 	pending  *flowTable // the half-open ones
 	clock    *flowClock
@@ -42,7 +44,7 @@ func OpenView(instance string) (*View, error) {
 
 // view is a View of the data path's own tables. Not all of them are pinned before it is attached.
 func (k *kernel) view() (*View, error) {
-	tables := pinned(&k.objects.balancerMaps)
+	tables := pinned(&k.objects.kernelMaps)
 	return newView(k.instance, &k.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
 		return (*tables[name]).Clone()
 	})
@@ -70,9 +72,10 @@ func newView(instance string, counting *sync.Mutex, open func(name string, spec 
 	if err := readIdentity(v.maps.Identity, &v.identity); err != nil {
 		return nil, err
 	}
-	if v.servers, err = mapServers(v.maps.Servers, unix.PROT_READ); err != nil {
+	if v.mapped, err = mapDirectory(v.maps.Directory, unix.PROT_READ); err != nil {
 		return nil, err
 	}
+	v.servers, v.table = v.maps.serverTable(v.mapped), &serviceTable{v.mapped, &v.identity.ServiceKeys}
 	if v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ); err != nil {
 		return nil, err
 	}
@@ -92,8 +95,8 @@ func (v *View) Close() error {
 	if v.pending != nil {
 		errs = append(errs, v.pending.close())
 	}
-	if v.servers != nil {
-		errs = append(errs, v.servers.close())
+	if v.mapped != nil {
+		errs = append(errs, v.mapped.close())
 	}
 	if v.clock != nil {
 		errs = append(errs, v.clock.close())
@@ -285,15 +288,7 @@ func (v *View) services() ([]*ServiceState, error) {
 	}
 	byName := map[string]*ServiceState{}
 	var services []*ServiceState
-	table, err := v.serviceTable()
-	if err != nil {
-		return nil, err
-	}
-	entries := table.all()
-	if err := table.close(); err != nil {
-		return nil, err
-	}
-	for _, entry := range entries {
+	for _, entry := range v.table.all() {
 		// Between two steps of a reload an entry can be without a name.
 		name, ok := names[entry.Id]
 		if ok && kindOf(&entry) == balancerServiceEntryKindENTRY_SERVICE && byName[name] == nil {
@@ -303,15 +298,6 @@ func (v *View) services() ([]*ServiceState, error) {
 	}
 	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
 	return services, v.addServers(byName)
-}
-
-// serviceTable maps the table of services that is in use.
-func (v *View) serviceTable() (*serviceTable, error) {
-	table, err := openServices(v.maps.Services, &v.identity, unix.PROT_READ)
-	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
-	}
-	return table, nil
 }
 
 func (v *View) serviceNames() (map[uint32]string, error) {
@@ -401,10 +387,7 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 		Slot:      slot,
 		Address:   describeAddress(addrOf(v.servers.servers[slot].Address), service.Encapsulation),
 		Condition: conditionOf(v.servers.flags(slot)),
-	}
-	var err error
-	if server.NextHop, err = v.nextHop(slot, interfaces); err != nil {
-		return nil, err
+		NextHop:   v.nextHop(slot, interfaces),
 	}
 	counter, err := readServerCounter(v.maps.ServerCounters, slot)
 	if err != nil {
@@ -448,21 +431,18 @@ func conditionOf(flags balancerServerFlags) Condition {
 }
 
 // nextHop is nil for a server that has none.
-func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) (*NextHop, error) {
+func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) *NextHop {
 	word := atomic.LoadUint64(&v.servers.servers[slot].NextHop)
 	if word == 0 {
-		return nil, nil
+		return nil
 	}
-	var port balancerPort
-	if err := v.maps.Ports.Lookup(uint32(word>>48), &port); err != nil {
-		return nil, fmt.Errorf("read port %d: %w", word>>48, err)
-	}
+	port := v.mapped.Ports[word>>48&0xff]
 	hop := &NextHop{MAC: macOf(word).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu)}
 	// An index says nothing about the namespace; an address as well is a good sign.
 	if here := interfaces[hop.Ifindex]; slices.Equal(here.HardwareAddr, port.mac()) {
 		hop.Interface = here.Name
 	}
-	return hop, nil
+	return hop
 }
 
 // macOf is the reverse of macWord.

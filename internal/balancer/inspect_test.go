@@ -186,11 +186,11 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if err := datapath.Pin(other, filepath.Join(f.kernel.dir, balancerMapPorts)); err != nil {
+	if err := datapath.Pin(other, filepath.Join(f.kernel.dir, directoryMap)); err != nil {
 		t.Fatal(err)
 	}
 	_, err = OpenView(f.cfg.Node.Instance)
-	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table ports: of another build") {
+	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table directory: of another build") {
 		t.Errorf("error: %v", err)
 	}
 }

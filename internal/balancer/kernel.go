@@ -26,38 +26,35 @@ import (
 
 // kernel is the data path: the program and the tables that it reads.
 type kernel struct {
-	instance string
-	dir      string
-	fresh    bool       // nothing was pinned before
-	recount  bool       // the counters that are pinned are of another build's reasons
-	counting sync.Mutex // while counters move from one table to another
-	objects  balancerObjects
-	tables   *ebpf.MapSpec // of the inner maps
-	flows    *flowTable
-	pending  *flowTable // the half-open ones
-	clock    *flowClock
-	servers  *serverTable
-	services *serviceTable
-	// nextServices describes tables of services.
-	nextServices *ebpf.MapSpec
-	constants    map[string]any // that the program was loaded with
+	instance  string
+	dir       string
+	fresh     bool       // nothing was pinned before
+	recount   bool       // the counters that are pinned are of another build's reasons
+	counting  sync.Mutex // while counters move from one table to another
+	objects   objects
+	inner     *ebpf.MapSpec // of candidate tables
+	flows     *flowTable
+	pending   *flowTable // the half-open ones
+	clock     *flowClock
+	mapped    *directory
+	servers   *serverTable
+	services  *serviceTable
+	constants map[string]any // that the program was loaded with
 }
 
 // pinned are the tables that outlive the process, by their names.
-func pinned(maps *balancerMaps) map[string]**ebpf.Map {
+func pinned(maps *kernelMaps) map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
+		directoryMap:              &maps.Directory,
 		balancerMapFlows:          &maps.Flows,
 		balancerMapFragments:      &maps.Fragments,
 		balancerMapIdentity:       &maps.Identity,
 		balancerMapPending:        &maps.Pending,
-		balancerMapPorts:          &maps.Ports,
 		balancerMapReasons:        &maps.Reasons,
 		balancerMapServerCounters: &maps.ServerCounters,
 		balancerMapServerLabels:   &maps.ServerLabels,
 		balancerMapServerSignals:  &maps.ServerSignals,
-		balancerMapServers:        &maps.Servers,
 		balancerMapServiceLabels:  &maps.ServiceLabels,
-		balancerMapServices:       &maps.Services,
 		balancerMapTables:         &maps.Tables,
 	}
 }
@@ -77,6 +74,7 @@ func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	for _, name := range countersByReason {
 		datapath.NameAfter(spec.Maps[name], reasons)
 	}
+	NameDirectory(spec)
 	return spec, reasons, nil
 }
 
@@ -96,13 +94,11 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 	}
 	spec.Maps[balancerMapFlows].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
 	spec.Maps[balancerMapPending].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerPending)
-	spec.Maps[balancerMapServers].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	spec.Maps[balancerMapServerSignals].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 
 	k := &kernel{
-		instance: cfg.Node.Instance, dir: dir, fresh: fresh, clock: clock,
-		tables: spec.Maps[balancerMapTables].InnerMap, nextServices: spec.Maps[balancerMapServices].InnerMap,
+		instance: cfg.Node.Instance, dir: dir, fresh: fresh, clock: clock, inner: spec.Maps[balancerMapTables].InnerMap,
 	}
 	if err := k.load(spec, &cfg.Node, log); err != nil {
 		_ = k.objects.Close()
@@ -163,12 +159,10 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 	if k.pending, err = mapFlows(k.objects.Pending, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	if k.servers, err = mapServers(k.objects.Servers, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if k.mapped, err = mapDirectory(k.objects.Directory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	if k.services, err = openServices(k.objects.Services, identity, unix.PROT_READ|unix.PROT_WRITE); err != nil {
-		return err
-	}
+	k.servers, k.services = k.objects.serverTable(k.mapped), &serviceTable{k.mapped, &identity.ServiceKeys}
 	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
 		return fmt.Errorf("write identity: %w", err)
 	}
@@ -186,7 +180,7 @@ func countsOthers(spec *ebpf.CollectionSpec, kept map[string]*ebpf.Map) bool {
 // or other limits are an error, but for the counters by reason.
 func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map, err error) {
 	kept = map[string]*ebpf.Map{}
-	for name := range pinned(&balancerMaps{}) {
+	for name := range pinned(&kernelMaps{}) {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -202,26 +196,22 @@ func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map,
 	return kept, checkInner(kept, spec)
 }
 
-// checkInner compares the layout of the tables that no pin names: that of services,
-// and one of candidates. The kernel sees to it that all of one kind are the same.
+// checkInner compares the layout of one candidate table, for no pin names them. The kernel sees to it that
+// all are the same.
 func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
-	outer, tables := kept[balancerMapServices], kept[balancerMapTables]
-	if outer == nil || tables == nil {
+	if kept[directoryMap] == nil || kept[balancerMapTables] == nil {
 		return nil
 	}
-	if err := checkElement(outer, 0, spec.Maps[balancerMapServices].InnerMap); err != nil {
-		return fmt.Errorf("table of services: %w", err)
-	}
-	services, err := openServices(outer, &balancerIdentity{}, unix.PROT_READ)
+	mapped, err := mapDirectory(kept[directoryMap], unix.PROT_READ)
 	if err != nil {
 		return err
 	}
-	defer services.close()
-	for _, entry := range services.all() {
+	defer mapped.close()
+	for _, entry := range (&serviceTable{directory: mapped}).all() {
 		if kindOf(&entry) != balancerServiceEntryKindENTRY_SERVICE {
 			continue
 		}
-		if err := checkElement(tables, entry.table(), spec.Maps[balancerMapTables].InnerMap); err != nil {
+		if err := checkElement(kept[balancerMapTables], entry.table(), spec.Maps[balancerMapTables].InnerMap); err != nil {
 			return fmt.Errorf("candidate table %d: %w", entry.table(), err)
 		}
 		break
@@ -229,7 +219,7 @@ func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// checkElement compares an element, if there is one, of a map of maps.
+// checkElement compares an element, if there is one, of a map of maps; its size is set with its content.
 func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
 	var inner *ebpf.Map
 	err := outer.Lookup(number, &inner)
@@ -241,9 +231,7 @@ func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
 	}
 	defer inner.Close()
 	expected := spec.Copy()
-	if spec.MaxEntries == 1 { // set with its content
-		expected.MaxEntries = inner.MaxEntries()
-	}
+	expected.MaxEntries = inner.MaxEntries()
 	return expected.Compatible(inner)
 }
 
@@ -266,7 +254,7 @@ func (k *kernel) pinNew(kept map[string]*ebpf.Map) error {
 	if err := pin(balancerMapIdentity, k.objects.Identity); err != nil {
 		return err
 	}
-	for name, table := range pinned(&k.objects.balancerMaps) {
+	for name, table := range pinned(&k.objects.kernelMaps) {
 		if name == balancerMapIdentity {
 			continue
 		}
@@ -334,7 +322,7 @@ func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
 		return datapath.Attached{}, err
 	}
 	if k.recount {
-		tables := pinned(&k.objects.balancerMaps)
+		tables := pinned(&k.objects.kernelMaps)
 		for _, name := range countersByReason {
 			if err := datapath.Pin(*tables[name], filepath.Join(k.dir, name)); err != nil {
 				return datapath.Attached{}, err
@@ -357,7 +345,7 @@ func (k *kernel) undo() error {
 
 // close lets go of the data path; what is pinned works on.
 func (k *kernel) close() error {
-	return errors.Join(k.flows.close(), k.pending.close(), k.servers.close(), k.services.close(), k.objects.Close())
+	return errors.Join(k.flows.close(), k.pending.close(), k.mapped.close(), k.objects.Close())
 }
 
 // setHost tells the program of the interface that it is on: which frames are for this host, and how
@@ -446,25 +434,13 @@ func macWord(mac [6]byte) uint64 {
 	return binary.LittleEndian.Uint64(word[:])
 }
 
-// serverTable is the kernel's server table, mapped into this process, so that
-// single words are replaced without a packet seeing half of one.
+// serverTable are the directory's servers: as many slots as there are counters for.
 type serverTable struct {
-	memory  []byte
 	servers []balancerServer
 }
 
-func mapServers(m *ebpf.Map, protection int) (*serverTable, error) {
-	size := int(m.MaxEntries()) * int(m.ValueSize())
-	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map the server table: %w", err)
-	}
-	first := (*balancerServer)(unsafe.Pointer(unsafe.SliceData(memory)))
-	return &serverTable{memory, unsafe.Slice(first, m.MaxEntries())}, nil
-}
-
-func (t *serverTable) close() error {
-	return unix.Munmap(t.memory)
+func (t *kernelMaps) serverTable(in *directory) *serverTable {
+	return &serverTable{in.Servers[:t.ServerSignals.MaxEntries()]}
 }
 
 // put fills a free slot. Its flags, which bring it to life, come last.
@@ -543,7 +519,7 @@ func (k *kernel) install(number uint32, rows []uint16) error {
 	}
 	packed := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*candidatesPerWord)
 	copy(packed, rows)
-	spec := k.tables.Copy()
+	spec := k.inner.Copy()
 	spec.MaxEntries = uint32(len(words))
 	table, err := ebpf.NewMap(spec)
 	if err != nil {
@@ -557,6 +533,12 @@ func (k *kernel) install(number uint32, rows []uint16) error {
 		return fmt.Errorf("install table %d: %w", number, err)
 	}
 	return nil
+}
+
+// settle returns when no packet is on its way that came before: the kernel waits for that when an element of
+// a map of maps is replaced.
+func (k *kernel) settle() error {
+	return k.install(k.objects.Tables.MaxEntries()-1, nil)
 }
 
 // Detach takes the data path of an instance out of the kernel, with all flows. No

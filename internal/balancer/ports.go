@@ -13,27 +13,15 @@ import (
 // while a server's next hop names it: when an interface gets another address or
 // MTU, it gets another number, and next hops follow one by one.
 type ports struct {
-	kernel *kernel
-	known  [256]balancerPort // 0 is never given out
-	next   int
-}
-
-// loadPorts reads the numbers that servers may still use.
-func loadPorts(k *kernel) (*ports, error) {
-	p := &ports{kernel: k}
-	for i := range p.known {
-		if err := k.objects.Ports.Lookup(uint32(i), &p.known[i]); err != nil {
-			return nil, fmt.Errorf("read port %d: %w", i, err)
-		}
-	}
-	return p, nil
+	directory *directory // whose port 0 is never given out
+	next      int
 }
 
 // number returns the port of an interface as it is now.
 func (p *ports) number(link nexthop.Link) (uint16, error) {
 	port := describe(link)
-	for i := 1; i < len(p.known); i++ {
-		if p.known[i] == port {
+	for i := 1; i < len(p.directory.Ports); i++ {
+		if p.directory.Ports[i] == port {
 			return uint16(i), nil
 		}
 	}
@@ -41,26 +29,24 @@ func (p *ports) number(link nexthop.Link) (uint16, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := p.kernel.objects.Ports.Put(uint32(i), &port); err != nil {
-		return 0, fmt.Errorf("write port %d: %w", i, err)
-	}
-	p.known[i] = port
+	p.directory.Ports[i] = port
 	return uint16(i), nil
 }
 
 // unused finds a number that no next hop names, longest unused first.
 func (p *ports) unused() (int, error) {
-	var used [len(p.known)]bool
-	for _, server := range p.kernel.servers.servers {
-		used[server.NextHop>>48&0xff] = true
+	const most = len(p.directory.Ports) - 1
+	var used [most + 1]bool
+	for i := range p.directory.Servers {
+		used[p.directory.Servers[i].NextHop>>48&0xff] = true
 	}
-	for range p.known {
-		p.next = p.next%(len(p.known)-1) + 1
+	for range most {
+		p.next = p.next%most + 1
 		if !used[p.next] {
 			return p.next, nil
 		}
 	}
-	return 0, fmt.Errorf("servers are reached by more than %d interfaces", len(p.known)-1)
+	return 0, fmt.Errorf("servers are reached by more than %d interfaces", most)
 }
 
 // describe is an interface as the data path sees it.

@@ -253,7 +253,7 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 	moved.Port = 8080
 	entry := serviceKeyOf(&moved)
 	entry.Id, entry.Rule = f.services.byName["a"].id, f.services.byName["a"].rule
-	f.must(f.kernel.services.replace(f.kernel.nextServices, append(entries, entry)))
+	f.must(f.kernel.services.replace(append(entries, entry), f.kernel.settle))
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
@@ -24,17 +25,26 @@ func TestSegmentLists(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("loading BPF programs needs root")
 	}
-	var objects segmentsObjects
+	var objects struct {
+		segmentsObjects
+		Directory *ebpf.Map `ebpf:"directory"`
+	}
 	spec, err := loadSegments()
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Maps["servers"].MaxEntries = maxSegments
+	NameDirectory(spec)
 	if err := spec.LoadAndAssign(&objects, nil); err != nil {
 		t.Fatalf("%+v", err)
 	}
 	defer objects.Close()
-	path := fillServers(t, objects.Servers)
+	defer objects.Directory.Close()
+	mapped, err := mapDirectory(objects.Directory, unix.PROT_READ|unix.PROT_WRITE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mapped.close()
+	path := fillServers(mapped)
 	for _, version := range []int{4, 6} {
 		flow := map[int]Flow{4: web4, 6: web}[version]
 		for kind, number := range encapsulations {
@@ -53,7 +63,7 @@ func TestSegmentLists(t *testing.T) {
 						if err != nil {
 							t.Fatal(err)
 						}
-						got := runSegments(t, &objects, number, n, frame)
+						got := runSegments(t, &objects.segmentsObjects, number, n, frame)
 						if diff := cmp.Diff(want, got); diff != "" {
 							t.Errorf("(-want +got):\n%s", diff)
 						}
@@ -82,16 +92,14 @@ func overheadOf(kind config.Encapsulation, n int) int {
 }
 
 // fillServers writes eight servers and returns their SIDs for connect-avail in the order of travel.
-func fillServers(t *testing.T, m *ebpf.Map) (path []netip.Addr) {
-	t.Helper()
-	for i := range uint32(maxSegments) {
+func fillServers(mapped *directory) (path []netip.Addr) {
+	for i := range maxSegments {
 		locator := srv6Server("", uint8(i+1), 1).Locator
 		path = append(path, srv6.SID{Locator: locator, Function: srv6.ConnectAvail}.Addr())
-		server := segmentsServer{NextHop: macWord(packet.MAC{2, 0, 0, 0, 1, 2})}
-		server.Address.In6U.U6Addr8 = locator.Addr().As16()
-		server.Source.In6U.U6Addr8 = node().Locator.Addr().As16()
-		if err := m.Put(i, &server); err != nil {
-			t.Fatal(err)
+		mapped.Servers[i] = balancerServer{
+			NextHop: macWord(packet.MAC{2, 0, 0, 0, 1, 2}),
+			Address: in6(locator.Addr()),
+			Source:  in6(node().Locator.Addr()),
 		}
 	}
 	return path

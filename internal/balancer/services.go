@@ -380,7 +380,7 @@ func (s *services) enter(wanted map[string]bool) error {
 	if len(before) == len(entries) && !slices.ContainsFunc(before, func(e balancerServiceEntry) bool { return !unchanged(e) }) {
 		return nil
 	}
-	return s.kernel.services.replace(s.kernel.nextServices, slices.Collect(maps.Values(entries)))
+	return s.kernel.services.replace(slices.Collect(maps.Values(entries)), s.kernel.settle)
 }
 
 // retireSlots retires the slots that no member holds any more.

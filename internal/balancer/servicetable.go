@@ -1,7 +1,6 @@
 package balancer
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -9,72 +8,58 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
-
 	"github.com/segue-lb/segue/internal/config"
 )
 
 const (
-	serviceBits     = 16 // SERVICE_BITS in bpf/services.h
-	serviceLines    = 1 << serviceBits
-	servicesPerLine = 2  // SERVICES_PER_LINE
-	serviceReach    = 16 // SERVICE_REACH
-	goldenRatio     = 0x9e3779b97f4a7c15
+	serviceBits      = 16 // SERVICE_BITS in bpf/services.h
+	serviceLineCount = 1 << serviceBits
+	servicesPerLine  = 2  // SERVICES_PER_LINE
+	serviceReach     = 16 // SERVICE_REACH
+	goldenRatio      = 0x9e3779b97f4a7c15
 )
 
-// serviceTable is the data path's table of services, bpf/services.h, mapped into this process.
+// serviceLines are a table of services.
+type serviceLines [serviceLineCount]balancerServiceLine
+
+// serviceTable is what bpf/services.h finds services in: one of the directory's two tables, while the other
+// waits to take its place.
 type serviceTable struct {
-	outer   *ebpf.Map
-	keys    *serviceKeys
-	memory  []byte // nil: none has been installed yet
-	entries []balancerServiceEntry
+	directory *directory
+	keys      *serviceKeys
 }
 
-// openServices maps the table that is in use.
-func openServices(outer *ebpf.Map, identity *balancerIdentity, protection int) (*serviceTable, error) {
-	t := &serviceTable{outer: outer, keys: &identity.ServiceKeys}
-	var inner *ebpf.Map
-	err := outer.Lookup(uint32(0), &inner)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return t, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open the table of services: %w", err)
-	}
-	defer inner.Close()
-	return t, t.mapInner(inner, protection)
+// inForce is the table that packets are looked up in.
+func (t *serviceTable) inForce() *serviceLines {
+	return t.of(atomic.LoadUint64(&t.directory.Generation))
 }
 
-func (t *serviceTable) mapInner(inner *ebpf.Map, protection int) error {
-	size := serviceLines * servicesPerLine * int(unsafe.Sizeof(balancerServiceEntry{}))
-	memory, err := unix.Mmap(inner.FD(), 0, size, protection, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map the table of services: %w", err)
-	}
-	t.memory = memory
-	first := (*balancerServiceEntry)(unsafe.Pointer(unsafe.SliceData(memory)))
-	t.entries = unsafe.Slice(first, serviceLines*servicesPerLine)
-	return nil
+// of is the table of a generation.
+func (t *serviceTable) of(generation uint64) *serviceLines {
+	return (*serviceLines)(&t.directory.Services[generation%2])
 }
 
-func (t *serviceTable) close() error {
-	if t.memory == nil {
-		return nil
-	}
-	err := unix.Munmap(t.memory)
-	t.memory, t.entries = nil, nil
-	return err
-}
-
-// all lists what is in the table, in no order that means anything.
+// all lists what is in the table, in no order that means anything. Another process may replace tables
+// meanwhile: what it writes to is not in force, but may have been.
 func (t *serviceTable) all() []balancerServiceEntry {
+	for {
+		generation := atomic.LoadUint64(&t.directory.Generation)
+		all := t.of(generation).all()
+		if atomic.LoadUint64(&t.directory.Generation) == generation {
+			return all
+		}
+	}
+}
+
+func (l *serviceLines) all() []balancerServiceEntry {
 	var all []balancerServiceEntry
-	for i := range t.entries {
-		if e := &t.entries[i]; kindOf(e) != balancerServiceEntryKindENTRY_FREE {
-			entry := *e
-			entry.Rule = e.rule()
-			all = append(all, entry)
+	for i := range l {
+		for j := range l[i].Entry {
+			if e := &l[i].Entry[j]; kindOf(e) != balancerServiceEntryKindENTRY_FREE {
+				entry := *e
+				entry.Rule = e.rule()
+				all = append(all, entry)
+			}
 		}
 	}
 	return all
@@ -82,12 +67,9 @@ func (t *serviceTable) all() []balancerServiceEntry {
 
 // find returns the entry under a key, or nil: find_entry in bpf/services.h.
 func (t *serviceTable) find(key balancerServiceEntry) *balancerServiceEntry {
-	if t.entries == nil {
-		return nil
-	}
-	place := t.place(key)
+	lines, place := t.inForce(), t.place(key)
 	for i := range serviceReach {
-		line := t.line(place + i)
+		line := &lines[(place+i)%serviceLineCount].Entry
 		for j := range line {
 			if keyOfEntry(&line[j]) == key {
 				return &line[j]
@@ -100,42 +82,32 @@ func (t *serviceTable) find(key balancerServiceEntry) *balancerServiceEntry {
 	return nil
 }
 
-func (t *serviceTable) line(number int) []balancerServiceEntry {
-	at := number % serviceLines * servicesPerLine
-	return t.entries[at : at+servicesPerLine]
-}
-
-// replace installs another table with the given entries; no packet sees anything between.
-func (t *serviceTable) replace(spec *ebpf.MapSpec, entries []balancerServiceEntry) error {
-	inner, err := ebpf.NewMap(spec)
-	if err != nil {
-		return fmt.Errorf("make a table of %d services: %w", len(entries), err)
-	}
-	defer inner.Close()
-	next := &serviceTable{outer: t.outer, keys: t.keys}
-	if err := next.mapInner(inner, unix.PROT_READ|unix.PROT_WRITE); err != nil {
-		return err
-	}
+// replace brings another table with the given entries into force; no packet sees anything between, and none
+// is on its way that saw the one before when it returns.
+func (t *serviceTable) replace(entries []balancerServiceEntry, settle func() error) error {
+	generation := t.directory.Generation + 1
+	next := t.of(generation)
+	clear(next[:])
 	for _, entry := range entries {
-		if err := next.add(entry); err != nil {
-			return errors.Join(err, next.close())
+		if err := t.add(next, entry); err != nil {
+			return err
 		}
 	}
-	if err := t.outer.Put(uint32(0), inner); err != nil {
-		return errors.Join(fmt.Errorf("install a table of %d services: %w", len(entries), err), next.close())
+	atomic.StoreUint64(&t.directory.Generation, generation)
+	if err := settle(); err != nil {
+		return fmt.Errorf("wait for packets that a table of %d services took the place of another for: %w", len(entries), err)
 	}
-	err = t.close()
-	*t = *next
-	return err
+	return nil
 }
 
-// add fills a free entry of a table that is not in use yet.
-func (t *serviceTable) add(entry balancerServiceEntry) error {
+// add fills a free entry of a table that is not in force.
+func (t *serviceTable) add(lines *serviceLines, entry balancerServiceEntry) error {
 	place := t.place(entry)
 	for i := range serviceReach {
-		for j := range t.line(place + i) {
-			if e := &t.line(place + i)[j]; kindOf(e) == balancerServiceEntryKindENTRY_FREE {
-				*e = entry
+		line := &lines[(place+i)%serviceLineCount].Entry
+		for j := range line {
+			if kindOf(&line[j]) == balancerServiceEntryKindENTRY_FREE {
+				line[j] = entry
 				return nil
 			}
 		}

@@ -23,7 +23,7 @@ func TestFullServiceTable(t *testing.T) {
 		entry.Id = i + 1
 		entries = append(entries, entry, vipKeyOf(vip))
 	}
-	f.must(f.kernel.services.replace(f.kernel.nextServices, entries))
+	f.must(f.kernel.services.replace(entries, f.kernel.settle))
 	for _, entry := range entries {
 		if got := f.kernel.services.find(keyOfEntry(&entry)); got == nil || *got != entry {
 			t.Fatalf("found %+v, want %+v", got, entry)
@@ -64,15 +64,15 @@ func TestServiceTableHasRoom(t *testing.T) {
 		"VIPs and ports": func(i int) []balancerServiceEntry { return []balancerServiceEntry{keyOf(vip(i/128), 8000+i%128)} },
 	} {
 		t.Run(name, func(t *testing.T) {
-			table := serviceTable{keys: new(serviceKeys), entries: make([]balancerServiceEntry, serviceLines*servicesPerLine)}
+			table, lines := serviceTable{keys: new(serviceKeys)}, new(serviceLines)
 			for range 200 {
 				for i := range table.keys {
 					table.keys[i] = random.Uint64() | 1
 				}
-				clear(table.entries)
+				clear(lines[:])
 				for i := range config.MaxServices {
 					for _, entry := range entries(i) {
-						if err := table.add(entry); err != nil {
+						if err := table.add(lines, entry); err != nil {
 							t.Fatalf("service %d, keys %#x: %v", i, *table.keys, err)
 						}
 					}

@@ -39,8 +39,9 @@ func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced
 	r.rekey(bucket, signature)
 	spec, err := loadSignature()
 	r.must(err)
+	NameDirectory(spec)
 	kept := map[string]*ebpf.Map{}
-	for name, m := range pinned(&r.kernel.objects.balancerMaps) {
+	for name, m := range pinned(&r.kernel.objects.kernelMaps) {
 		kept[name] = *m
 		spec.Maps[name].MaxEntries = (*m).MaxEntries()
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 func TestStackFitsAllKernels(t *testing.T) {
-	spec, err := loadBalancer()
+	spec, _, err := loadSpec()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package balancer
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -105,10 +104,8 @@ func (v *View) Trace(p Packet) (*Trace, error) {
 }
 
 func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
-	service, exact, isVIP, err := v.classify(p.Flow)
+	service, exact, isVIP := v.classify(p.Flow)
 	switch {
-	case err != nil:
-		return 0, err
 	case !isVIP:
 		return balancerReasonREASON_PASS_NOT_VIP, nil
 	case service == nil:
@@ -146,22 +143,17 @@ func (c course) functionAt(i int) srv6.Function {
 }
 
 // classify returns no service for a flow that none takes, and whether its destination is a VIP.
-func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP bool, err error) {
-	table, err := v.serviceTable()
-	if err != nil {
-		return nil, false, false, err
-	}
-	defer func() { err = errors.Join(err, table.close()) }()
+func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP bool) {
 	vip := flow.Destination.Addr()
-	isVIP = table.find(vipKeyOf(vip)) != nil
+	isVIP = v.table.find(vipKeyOf(vip)) != nil
 	for _, port := range []config.Port{config.Port(flow.Destination.Port()), config.AllPorts} {
-		entry := table.find(serviceKeyOf(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
+		entry := v.table.find(serviceKeyOf(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
 		if entry != nil {
 			found := *entry
-			return &found, port != config.AllPorts, isVIP, nil
+			return &found, port != config.AllPorts, isVIP
 		}
 	}
-	return nil, false, isVIP, nil
+	return nil, false, isVIP
 }
 
 // findServers says which servers the packet goes to, and how they were found.
@@ -380,10 +372,7 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 		Address: describeAddress(addrOf(server.Address), kind),
 	}
 	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addresses, to)
-	var err error
-	if t.NextHop, err = v.nextHop(slot, interfaceNames()); err != nil {
-		return 0, err
-	}
+	t.NextHop = v.nextHop(slot, interfaceNames())
 	if t.NextHop == nil {
 		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
 	}

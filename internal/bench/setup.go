@@ -277,6 +277,7 @@ func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, er
 	if err != nil {
 		return nil, err
 	}
+	balancer.NameDirectory(spec)
 	shared := map[string]*ebpf.Map{}
 	defer func() {
 		for _, m := range shared {

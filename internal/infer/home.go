@@ -71,7 +71,8 @@ func highest(server string, balancers []string, fit func(int) bool) int {
 
 // Order returns all servers as a balancer prefers them among equals: those at home first, then those
 // of the balancer that comes next by name, and so on around. So what does not find room at home goes
-// from each balancer to servers of another one.
+// from each balancer to servers of another one, and there first to those that their own balancer fills
+// last.
 func Order(servers []Member, balancers []string, homes []int32, self int) []int32 {
 	place := make([]int, len(balancers)) // by name
 	for i := range balancers {
@@ -89,7 +90,26 @@ func Order(servers []Member, balancers []string, homes []int32, self int) []int3
 	}
 	order := byHash(servers)
 	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(distance(a), distance(b)) })
+	for rest := order; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && homes[rest[n]] == homes[rest[0]] {
+			n++
+		}
+		if distance(rest[0]) > 0 {
+			slices.Reverse(rest[:n])
+		}
+		rest = rest[n:]
+	}
 	return order
+}
+
+// Precedence sorts both parts of an order, the servers at home and the others, by weight, the largest
+// first: with the weights of Speeds it is how to choose among servers with as many flows of one's own,
+// where capacities are not known (docs/placement.md).
+func Precedence(order []int32, homes int, weight func(server int32) float64) {
+	heavier := func(a, b int32) int { return -cmp.Compare(weight(a), weight(b)) }
+	slices.SortStableFunc(order[:homes], heavier)
+	slices.SortStableFunc(order[homes:], heavier)
 }
 
 func hash(server, balancer string) uint64 {

@@ -2,10 +2,11 @@ package infer
 
 import "math"
 
-// Territory chooses servers on one of several balancers that do not talk (docs/placement.md). Every
-// server has a home balancer. A balancer takes its own flows for all that its home servers have. To
-// those of others it adds, by symmetry, what its home servers carry for each unit of capacity. Least
-// waits first, then home before others, then the shortest delay.
+// Territory chooses servers on one of several balancers that do not talk, where capacities are known
+// (docs/placement.md). Every server has a home balancer. A balancer takes its own flows for all that its
+// home servers have. To those of others it adds, by symmetry, what its home servers carry for each unit
+// of capacity, up to mostOthers. Least waits first, then home before others, then the shortest delay,
+// then the order of preference.
 type Territory struct {
 	flows    []float64
 	capacity []float64
@@ -70,13 +71,18 @@ func (t *Territory) rank(server int32) {
 	}
 }
 
+// mostOthers bounds what others are taken to have: less than fills a server. A balancer with more than
+// its share of the traffic would else conclude from its own servers that all are as full, and keep
+// everything at home. From 0.5 to 0.9 it makes no difference.
+const mostOthers = 0.9
+
 // others is what other balancers are taken to have at servers that are not at home, for each unit of
 // capacity.
 func (t *Territory) others() float64 {
 	if t.room <= 0 {
 		return 0
 	}
-	return t.carried / t.room
+	return min(t.carried/t.room, mostOthers)
 }
 
 // Best returns the server for a new flow, -1 if there is none. What others have adds the same to every

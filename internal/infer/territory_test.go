@@ -24,18 +24,19 @@ func TestTerritoryByHand(t *testing.T) {
 		flows [4]float64
 		want  int32
 	}{
-		{"idle: home, the one of the shortest delay", [4]float64{0, 0, 0, 0}, 1},
-		{"still no wait at home", [4]float64{1, 1, 0, 0}, 1}, // delay 2/2, abroad 1+2/3, 1/2+2/3
-		// Home is full: 3 flows on a capacity of 3. One more waits 1 of 1 or 1/2 of 2; abroad it waits
-		// max(0, 1/1 + 3/3 - 1) = 1 or max(0, 1/2 + 3/3 - 1) = 1/2: a tie, so home.
-		{"full at home, so full abroad", [4]float64{1, 2, 0, 0}, 1},
-		// At home 2 wait on server 1: (2+2+1)/2 - 1; carried 5/3. Abroad 1/2 + 5/3 - 1 = 7/6 < 3/2,
-		// but server 0 at home has (1+1)/1 - 1 = 1 < 7/6.
-		{"more on one at home", [4]float64{1, 4, 0, 0}, 0},
-		// Carried 5/3; at home waits 3 - 1 and 3/2 - 1/2... : server 0: 3/1 - 1 = 2, server 1: 5/2 - 1 = 3/2;
-		// abroad server 3: 1/2 + 6/3 - 1 = 3/2: a tie, so home.
-		{"a tie, so home", [4]float64{2, 4, 0, 0}, 1},
-		{"abroad is less", [4]float64{6, 4, 0, 0}, 1}, // 5/2-1 = 3/2 < 1/2+10/3-1
+		{"idle: at home, the shortest delay", [4]float64{0, 0, 0, 0}, 1},
+		// Server 1 has room: 2/2 - 1. Nobody has less than 0 waiting.
+		{"still no wait at home", [4]float64{1, 1, 0, 0}, 1},
+		// Home is full: 3 flows on a capacity of 3, so others are taken to have the most, 0.9. One more
+		// waits 1 on server 0, 3/2-1 = 1/2 on server 1; abroad 1+0.9-1 on server 2, 1/2+0.9-1 on 3.
+		{"home is full", [4]float64{1, 2, 0, 0}, 3},
+		// Server 3 has one of ours: 2/2+0.9-1 = 0.9, as server 2. At home 1/2 waits.
+		{"not abroad again", [4]float64{1, 2, 0, 1}, 1},
+		// 5/2-1 on server 1, 1 on server 0, 0.9 on servers 2 and 3, of which 2 is preferred by position
+		// when both have a delay of 1.9.
+		{"what waits at home goes abroad", [4]float64{1, 4, 0, 1}, 2},
+		// Carried 2/3. Abroad 1/2+2/3-1 = 1/6; at home 0 waits on server 1.
+		{"abroad is not free either", [4]float64{2, 0, 0, 0}, 1},
 	} {
 		territory := NewTerritory([]float64{1, 2, 1, 2}, []int32{0, 1, 2, 3}, 2)
 		for s, n := range c.flows {
@@ -50,20 +51,20 @@ func TestTerritoryByHand(t *testing.T) {
 	}
 }
 
-// TestTerritoryGoesAbroad when a home server is much busier than the others are.
-func TestTerritoryGoesAbroad(t *testing.T) {
-	territory := NewTerritory([]float64{1, 10, 1, 1}, []int32{0, 1, 2, 3}, 2)
-	territory.SetCapacity(1, 0) // gone
-	territory.Add(1, 0)
-	territory.Add(0, 3)
-	territory.Add(2, 1)
-	// At home (3+1)/1 - 1 = 3 wait. Abroad 3/1 are added: server 2 has 2 + 3 - 1, server 3 has 1 + 3 - 1 = 3.
-	if got := territory.Best(); got != 0 {
-		t.Errorf("server %d, want 0: a tie", got)
+// TestTerritoryWithoutHome: what has no servers at home knows nothing of others.
+func TestTerritoryWithoutHome(t *testing.T) {
+	territory := NewTerritory([]float64{1, 2}, []int32{0, 1}, 0)
+	for i, want := range []int32{1, 0, 1} { // delays of 1 and 1/2, 1 and 1, 2 and 1
+		got := territory.Best()
+		if got != want {
+			t.Errorf("flow %d: server %d, want %d", i, got, want)
+		}
+		territory.Add(got, 1)
 	}
-	territory.SetCapacity(3, 2) // 1/2 + 3 - 1 < 3
-	if got := territory.Best(); got != 3 {
-		t.Errorf("server %d, want 3", got)
+	territory.SetCapacity(0, 0)
+	territory.SetCapacity(1, 0)
+	if got := territory.Best(); got != -1 {
+		t.Errorf("server %d of none", got)
 	}
 }
 
@@ -84,7 +85,7 @@ func plainTerritory(flows, capacity []float64, order []int32, homes int) int32 {
 		if at >= homes {
 			abroad = 1
 			if room > 0 {
-				l += carried / room * c
+				l += min(carried/room, mostOthers) * c
 			}
 		}
 		now := [3]float64{math.Max(0, l+1-c) / c, abroad, (l + 1) / c}
@@ -207,8 +208,20 @@ func TestOrder(t *testing.T) {
 		if got = slices.Compact(got); !slices.Equal(got, want) {
 			t.Errorf("balancer %s prefers the servers of %v, want %v", balancers[self], got, want)
 		}
+		if back := len(order) - 1; hash(list[order[0]].Name, "") > hash(list[order[1]].Name, "") ||
+			hash(list[order[back]].Name, "") > hash(list[order[back-1]].Name, "") {
+			t.Errorf("balancer %s does not go through its servers forwards, and others' backwards", balancers[self])
+		}
 		if sorted := slices.Sorted(slices.Values(order)); len(slices.Compact(sorted)) != 30 {
 			t.Errorf("order %v", order)
 		}
+	}
+}
+
+func TestPrecedence(t *testing.T) {
+	order, weight := []int32{5, 4, 3, 2, 1, 0}, []float64{1, 2, 2, 1, 3, 2}
+	Precedence(order, 3, func(s int32) float64 { return weight[s] })
+	if want := []int32{4, 5, 3, 2, 1, 0}; !slices.Equal(order, want) {
+		t.Errorf("order %v, want %v", order, want)
 	}
 }

@@ -192,7 +192,7 @@ func TestBalancersComeAndGo(t *testing.T) {
 	})
 	t.Run("not found", func(t *testing.T) {
 		// Of the servers only the first is there: the balancer that is left looks elsewhere.
-		c, _ := build(func(b *sim.Balancer) place {
+		c, log := build(func(b *sim.Balancer) place {
 			return func(_ *sim.Flow, offer *sim.Offer) {
 				if b.Now() == 0 {
 					offer.Set(0)
@@ -203,14 +203,26 @@ func TestBalancersComeAndGo(t *testing.T) {
 		if n := count(all, sim.Broken); n == 0 || n == len(at) || r.Recovered != 0 {
 			t.Errorf("%d of %d broken, %d recovered", n, len(at), r.Recovered)
 		}
+		closed := 0
+		for _, line := range *log {
+			if strings.Contains(line, "closed") {
+				closed++
+			}
+		}
+		if want := count(all, sim.Completed); closed != want {
+			t.Errorf("%d flows closed, want the %d that the balancer had placed", closed, want)
+		}
 	})
 	t.Run("added", func(t *testing.T) {
 		c, log := build(always(0))
+		// The flows that move make room for the later ones.
+		c.Arrivals = append(slices.Clone(at), 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6)
+		c.FlowTable = sim.FlowTable{Buckets: 1, Ways: len(at)}
 		c.Balancers[1].Absent = true
 		c.Events[0].Kind = sim.BalancerAdd
 		_, r := flows(t, c)
-		if r.Recovered == 0 || r.Balancers[1] != 0 {
-			t.Errorf("%d recovered, %d placed by the second", r.Recovered, r.Balancers[1])
+		if r.Recovered == 0 || r.Balancers[0] == uint64(len(at)) || r.Untracked != 0 {
+			t.Errorf("%d recovered, %d placed by the first, %d untracked", r.Recovered, r.Balancers[0], r.Untracked)
 		}
 		if want := "0.5: b2 live [0], peers [0 1]"; !slices.Contains(*log, want) {
 			t.Errorf("no %q in %q", want, *log)

@@ -153,6 +153,9 @@ func TestDelays(t *testing.T) {
 	c.Arrivals, c.Placement = times{0}, to(0, 1)
 	c.Policy = policy(func(_ sim.Load, offer *sim.Offer) int32 { return min(offer.At+1, offer.N-1) })
 	checkFlows(t, c, ended{2*0.511 + 0.1 + 1, 1, sim.Completed})
+	if _, r := flows(t, c); r.Hops != 1 || r.Wrongful != 0 {
+		t.Errorf("%d hops, %d passed on wrongfully to a server as idle; want 1 and 0", r.Hops, r.Wrongful)
+	}
 }
 
 func TestAgentsDecide(t *testing.T) {

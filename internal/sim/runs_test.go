@@ -97,6 +97,28 @@ func TestPlacementsSeeTheSameFlows(t *testing.T) {
 	}
 }
 
+// A flow's class says nothing about its work, nor its hash, where the classes are alike.
+func TestClassesAreDrawnApart(t *testing.T) {
+	c := one(1, sim.ProcessorSharing, 0.001, sim.Exponential(1))
+	c.Jobs = append(c.Jobs, c.Jobs[0])
+	c.Jobs[1].Share = 3
+	c.Connections = 40_000
+	var work [2]sim.Histogram
+	all, r := flows(t, c)
+	for _, f := range all {
+		work[f.Class].Add(f.Response)
+	}
+	for class, share := range []float64{0.25, 0.75} {
+		h := &work[class]
+		if got := float64(h.Count()) / float64(r.Flows()); math.Abs(got-share) > 0.01 {
+			t.Errorf("class %d: share %v, want %v", class, got, share)
+		}
+		if math.Abs(h.Mean()-1) > 0.05 {
+			t.Errorf("class %d: mean work %v, want 1", class, h.Mean())
+		}
+	}
+}
+
 func TestMeasuredWindow(t *testing.T) {
 	c := one(1, sim.FIFO, 0.5, sim.Constant(1))
 	c.Connections, c.Warmup, c.Cooldown = 1000, 0.25, 0.5

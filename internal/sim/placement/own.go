@@ -155,31 +155,42 @@ func newByScore(b *sim.Balancer, own *Own, tables *tableCache, weight []float64)
 	return p, p.arrange()
 }
 
-// arrange makes order and ranking anew, when servers or balancers have changed.
+// arrange makes all anew that follows from servers and balancers, when they have changed.
 func (p *byScore) arrange() error {
-	n := len(p.weight)
 	clear(p.live)
 	for _, s := range p.b.Live {
 		p.live[s] = true
 	}
+	p.reorder(p.order())
+	return p.table.build()
+}
+
+// order is that in which ties are broken.
+func (p *byScore) order() []int32 {
 	switch {
 	case p.own.Ties == TiesHome:
-		p.server, _ = homeOrder(p.b, equalWeights(p.b))
-	case p.server == nil:
-		p.server = make([]int32, n)
-		for i := range p.server {
-			p.server[i] = int32(i)
-		}
-		if p.own.Ties == TiesOwn {
-			shuffle(p.b.Rand, p.server)
-		}
+		order, _ := homeOrder(p.b, equalWeights(p.b))
+		return order
+	case p.server != nil:
+		return p.server
 	}
-	p.position = inverse(p.server)
-	p.ranking = infer.NewRanking(n)
-	for s := range int32(n) {
-		p.rank(s)
+	order := make([]int32, len(p.weight))
+	for i := range order {
+		order[i] = int32(i)
 	}
-	return p.table.build()
+	if p.own.Ties == TiesOwn {
+		shuffle(p.b.Rand, order)
+	}
+	return order
+}
+
+// reorder ranks the servers in a new order.
+func (p *byScore) reorder(order []int32) {
+	p.server, p.position = order, inverse(order)
+	p.ranking = infer.NewRanking(len(order))
+	for s := range order {
+		p.rank(int32(s))
+	}
 }
 
 func (p *byScore) rank(server int32) {

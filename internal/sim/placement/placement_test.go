@@ -26,6 +26,7 @@ func TestParameters(t *testing.T) {
 		`count "now": must be one of ["placed" "connected"]`:                &Twos{Count: "now"},
 		`norm "max": must be one of ["sum" "mean"]`:                         &HLB{Weights: Weights{Norm: "max"}},
 		`capacity "some": must be one of ["known" "learned"]`:               &Territory{Capacity: "some"},
+		"interval: for learned capacities only":                             &Territory{Interval: 1},
 		"interval -1: must be 0.001 to 3600":                                &AWCMP{Polled{Interval: -1}},
 		"quantile 2: must be 0 to 1":                                        &Prequal{Probes: 1, Pool: 1, Age: 1, Quantile: 2},
 	} {

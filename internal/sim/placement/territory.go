@@ -1,13 +1,17 @@
 package placement
 
 import (
+	"slices"
+
 	"errors"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Territory is infer.Territory, on every balancer: servers have home balancers, and what others have
-// is estimated from what one's own servers have.
+// Territory has servers with home balancers. Where capacities are known it is infer.Territory, which
+// estimates what others have from what one's own servers have. Where they are learned, the server with
+// the fewest of the balancer's own flows gets the next, and of several the first by infer.Precedence with
+// the weights of HLB: it estimates nothing, but durations tell also where others' flows are.
 type Territory struct {
 	// Candidates, if not 0, restricts the choice to those of the flow's bucket.
 	Candidates int `yaml:"candidates"`
@@ -15,16 +19,22 @@ type Territory struct {
 	Buckets int `yaml:"buckets"`
 	// Count says from when on a flow is counted.
 	Count Count `yaml:"count"`
-	// Capacity is "known" (also "") or "learned": in proportion to HLB's weights, and 1 in the mean.
+	// Capacity is "known" (also "") or "learned".
 	Capacity string `yaml:"capacity"`
-	Weights  `yaml:",inline"`
+	// Interval is that of HLB's weights, where capacities are learned.
+	Interval float64 `yaml:"interval"`
 	tables   tableCache
 }
 
 // Build implements Spec.
 func (m *Territory) Build() (sim.Method, sim.Policy, error) {
+	var interval error
+	if m.Interval != 0 && m.Capacity != "learned" {
+		interval = errors.New("interval: for learned capacities only")
+	}
+	weights := Weights{Interval: m.Interval}
 	return m, nil, errors.Join(
-		checkCandidates(m.Candidates, 0), checkBuckets(m.Buckets), m.Weights.validate(),
+		interval, weights.validate(), checkCandidates(m.Candidates, 0), checkBuckets(m.Buckets),
 		oneOf("count", m.Count, "", CountPlaced, CountConnected),
 		oneOf("capacity", m.Capacity, "", "known", "learned"),
 	)
@@ -32,15 +42,13 @@ func (m *Territory) Build() (sim.Method, sim.Policy, error) {
 
 // New implements sim.Method.
 func (m *Territory) New(b *sim.Balancer) (sim.Placement, error) {
+	if m.Capacity == "learned" {
+		return newLearnedTerritory(b, m)
+	}
 	p := &territory{method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
 	p.tally = newTally(b, m.Count, p.add)
 	p.table = tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}
-	if m.Capacity != "learned" {
-		return p, p.arrange()
-	}
-	p.capacity = equalWeights(b)
-	learner := &learningTerritory{territory: p, speeds: m.speeds(len(b.Servers))}
-	return learner, p.arrange()
+	return p, p.arrange()
 }
 
 type territory struct {
@@ -54,11 +62,7 @@ type territory struct {
 
 // arrange makes the territory anew, when servers or balancers have changed.
 func (p *territory) arrange() error {
-	weight := p.capacity
-	if p.method.Capacity == "learned" {
-		weight = equalWeights(p.b) // what balancers have learned differs
-	}
-	order, homes := homeOrder(p.b, weight)
+	order, homes := homeOrder(p.b, p.capacity)
 	now := make([]float64, len(p.capacity))
 	for _, s := range p.b.Live {
 		now[s] = p.capacity[s]
@@ -97,27 +101,49 @@ func (p *territory) MembershipChanged() { must(p.arrange()) }
 // Recover looks at the candidates of the bucket.
 func (p *territory) Recover(f *sim.Flow, offer *sim.Offer) { p.table.offerRow(f, offer) }
 
-// learningTerritory knows no capacities.
-type learningTerritory struct {
-	*territory
-	speeds *infer.Speeds
+// learnedTerritory knows no capacities.
+type learnedTerritory struct {
+	*byScore
+	weights Weights
+	speeds  *infer.Speeds
+	near    []int32 // infer.Order
+	homes   int
 }
 
-func (p *learningTerritory) Interval() float64 { return p.method.interval() }
+func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
+	own := &Own{Candidates: m.Candidates, Buckets: m.Buckets, Count: m.Count, Ties: TiesHome}
+	scored, err := newByScore(b, own, &m.tables, equalWeights(b))
+	if err != nil {
+		return nil, err
+	}
+	p := &learnedTerritory{byScore: scored, weights: Weights{Interval: m.Interval}}
+	p.speeds = p.weights.speeds(len(b.Servers))
+	p.near, p.homes = homeOrder(b, p.weight)
+	p.sort()
+	return p, nil
+}
 
-func (p *learningTerritory) Step() {
+// sort orders the servers by what is known of them now.
+func (p *learnedTerritory) sort() {
+	order := slices.Clone(p.near)
+	infer.Precedence(order, p.homes, p.speeds.Weight)
+	p.reorder(order)
+}
+
+func (p *learnedTerritory) Interval() float64 { return p.weights.interval() }
+
+func (p *learnedTerritory) Step() {
 	p.speeds.Step()
-	sum := 0.0
-	for _, s := range p.b.Live {
-		sum += p.speeds.Weight(s)
-	}
-	for _, s := range p.b.Live {
-		p.capacity[s] = p.speeds.Weight(s) * float64(len(p.b.Live)) / sum
-		p.territory.territory.SetCapacity(s, p.capacity[s])
-	}
+	p.sort()
 }
 
-func (p *learningTerritory) Closed(f *sim.Flow, end sim.End) {
+func (p *learnedTerritory) MembershipChanged() {
+	p.byScore.MembershipChanged()
+	p.near, p.homes = homeOrder(p.b, p.weight)
+	p.sort()
+}
+
+func (p *learnedTerritory) Closed(f *sim.Flow, end sim.End) {
 	if server, wasConnected := p.closed(f); wasConnected {
 		p.speeds.Observe(server, end.Duration, p.b.Rand.Uint64())
 	}

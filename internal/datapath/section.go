@@ -1,0 +1,23 @@
+package datapath
+
+import (
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// NameSection gives the data section of an object, which programs address directly, a name that it can be
+// pinned by, for a section's own has a dot. The map has as many bytes as it is told, all of them zero,
+// however few the object has of them.
+func NameSection(spec *ebpf.CollectionSpec, section, name string, size uint32) {
+	spec.Maps[name] = &ebpf.MapSpec{
+		Name: name, Type: ebpf.Array, KeySize: 4, ValueSize: size, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE,
+	}
+	delete(spec.Maps, section)
+	for _, program := range spec.Programs {
+		for i, instruction := range program.Instructions {
+			if instruction.IsLoadFromMap() && instruction.Reference() == section {
+				program.Instructions[i] = instruction.WithReference(name)
+			}
+		}
+	}
+}
