@@ -38,7 +38,7 @@ The exit code is 0 if every assertion in the files is as they expect.
 
 --json prints an array with an object for each file; --csv a line for each case.
 Both have times in seconds.`,
-		Example: "  segue sim --runs 10 docs/examples/sim/accept-policies.yaml",
+		Example: "  segue sim --runs 10 docs/examples/sim/placement-hunt.yaml",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			return f.simulate(cmd, files)
