@@ -89,6 +89,10 @@ func TestBars(t *testing.T) {
 			t.Errorf("bar %d ends at %v, not on the axis", i, bottom)
 		}
 	}
+	middle := (number(bars[0]["x"]) + number(bars[2]["x"]) + number(bars[2]["width"])) / 2
+	if want := left + float64(plotWidth)/4; math.Abs(middle-want) > 0.2 {
+		t.Errorf("the first category's bars are around %v, want %v", middle, want)
+	}
 	if end, begin := number(bars[0]["x"])+number(bars[0]["width"]), number(bars[2]["x"]); math.Abs(end-begin) > 0.2 {
 		t.Errorf("the first bar ends at %v, the one beside it begins at %v", end, begin)
 	}
@@ -118,6 +122,27 @@ func TestTicks(t *testing.T) {
 		}
 		if got := strings.Join(labels, " "); got != want {
 			t.Errorf("%+v: ticks %s, want %s", axis, got, want)
+		}
+	}
+}
+
+// TestRange checks what axes cover where the chart does not say.
+func TestRange(t *testing.T) {
+	for _, test := range []struct {
+		axis      Axis
+		values    []float64
+		low, high float64
+	}{
+		{Axis{}, []float64{2, 10}, 0, 10.3},           // from zero, as the values are not far from it
+		{Axis{}, []float64{90, 100}, 90, 100.3},       // not from zero
+		{Axis{}, []float64{-1, 1}, -1, 1.06},          // both signs
+		{Axis{Log: true}, []float64{1, 100}, 0, 2.06}, // decades
+		{Axis{}, nil, 0, 1.03},
+		{Axis{}, []float64{5}, 4.5, 5.53},
+	} {
+		s := newScale(&test.axis, test.values, 0, 1, false)
+		if math.Abs(s.low-test.low) > 1e-9 || math.Abs(s.high-test.high) > 1e-9 {
+			t.Errorf("%+v, %v: from %v to %v, want %v to %v", test.axis, test.values, s.low, s.high, test.low, test.high)
 		}
 	}
 }

@@ -79,6 +79,15 @@ func TestIndependentQueues(t *testing.T) {
 	}
 }
 
+// TestDuration has room for one flow at each server, so that both are busy or not by themselves.
+func TestDuration(t *testing.T) {
+	s := figure2(ECMP)
+	s.Room, s.Load = 1, 0.5
+	first, second := 0.75/2/(1+0.75/2), 0.75/(1+0.75) // Erlang's formula for loads of 0.375 and 0.75
+	want := (first*(1-second)*0.5 + (1-first)*second*1 + first*second*(0.5+1)/2) / (1 - (1-first)*(1-second))
+	near(t, "duration", mustSolve(t, s).Duration, want, 1e-7)
+}
+
 // TestFlowsAreConserved: what comes in and is not refused is served.
 func TestFlowsAreConserved(t *testing.T) {
 	for _, rule := range Rules {
