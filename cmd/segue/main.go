@@ -41,6 +41,8 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newStatus())
 	root.AddCommand(newTrace())
 	root.AddCommand(newBench())
+	root.AddCommand(newModel())
+	root.AddCommand(newRepro())
 	root.AddCommand(newSim())
 	return root
 }

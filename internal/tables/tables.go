@@ -68,6 +68,13 @@ func ValidBuckets(m int) error {
 	return nil
 }
 
+func validSize(buckets, candidates int) error {
+	if candidates < 1 || candidates > MaxCandidates {
+		return fmt.Errorf("%d candidates: out of range 1 to %d", candidates, MaxCandidates)
+	}
+	return ValidBuckets(buckets)
+}
+
 func powerOfTwo(m int) bool { return m&(m-1) == 0 }
 
 // prime is exact: ProbablyPrime(0), the Baillie-PSW test, makes no mistake below 2^64.
@@ -84,11 +91,8 @@ func prime(m int) bool { return big.NewInt(int64(m)).ProbablyPrime(0) }
 // It fails on an invalid number of buckets or candidates, on more than MaxServers servers, and on a
 // name used twice.
 func Build(servers []Server, buckets, candidates int) (*Table, error) {
-	if err := ValidBuckets(buckets); err != nil {
+	if err := validSize(buckets, candidates); err != nil {
 		return nil, err
-	}
-	if candidates < 1 || candidates > MaxCandidates {
-		return nil, fmt.Errorf("%d candidates: out of range 1 to %d", candidates, MaxCandidates)
 	}
 	if len(servers) > MaxServers {
 		return nil, fmt.Errorf("%d servers: more than %d", len(servers), MaxServers)

@@ -29,37 +29,26 @@ func numbered(n int) []Server {
 	return servers
 }
 
-// example fills a table from given offsets and skips, with servers of weight 1 named by their index
-// in steps; those with skip 0 are not in it.
-func example(buckets, candidates int, steps []step) *Table {
-	table := &Table{Buckets: buckets, Candidates: candidates}
-	var walks []walk
-	var weights []uint32
-	for i, s := range steps {
-		server := Server{Name: strconv.Itoa(i)}
-		if s.skip > 0 {
-			server.Weight = 1
-			walks = append(walks, walk{server: uint16(i), bucket: s.offset, skip: s.skip, left: uint32(buckets)})
-			weights = append(weights, 1)
-		}
-		table.Servers = append(table.Servers, server)
+// example is BuildPermuted for arguments that are right.
+func example(t *testing.T, buckets, candidates int, permutations []Permutation) *Table {
+	t.Helper()
+	table, err := BuildPermuted(permutations, buckets, candidates)
+	if err != nil {
+		t.Fatal(err)
 	}
-	table.Rows = fill(newSchedule(walks, weights), buckets, candidates)
 	return table
 }
 
-type step struct{ offset, skip uint32 }
-
 func TestFigure6(t *testing.T) {
-	steps := []step{
+	steps := []Permutation{
 		{4, 1}, // 4 5 6 0 1 2 3
 		{1, 2}, // 1 3 5 0 2 4 6
 		{5, 5}, // 5 3 1 6 4 2 0
 		{6, 1}, // 6 0 1 2 3 4 5
 	}
-	before := example(7, 2, steps)
-	steps[0] = step{}
-	after := example(7, 2, steps)
+	before := example(t, 7, 2, steps)
+	steps[0] = Permutation{}
+	after := example(t, 7, 2, steps)
 
 	want := []uint16{3, 1, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 3, 0}
 	if diff := cmp.Diff(want, before.Rows); diff != "" {
@@ -81,7 +70,7 @@ func TestFigure6(t *testing.T) {
 // TestExhaustedPermutation is the smallest example that servers of equal weight can differ by more
 // than one entry, against section III-B2: server 2 finds buckets 0 and 1 full and has no other left.
 func TestExhaustedPermutation(t *testing.T) {
-	table := example(3, 2, []step{
+	table := example(t, 3, 2, []Permutation{
 		{0, 1}, // 0 1 2
 		{0, 1}, // 0 1 2
 		{2, 1}, // 2 0 1
@@ -89,6 +78,23 @@ func TestExhaustedPermutation(t *testing.T) {
 	want := []uint16{0, 1, 0, 1, 2, 0}
 	if diff := cmp.Diff(want, table.Rows); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+}
+
+func TestBuildPermutedErrors(t *testing.T) {
+	for _, test := range []struct {
+		permutations        []Permutation
+		buckets, candidates int
+		want                string
+	}{
+		{[]Permutation{{0, 1}}, 6, 1, "6 buckets: neither a prime nor a power of two"},
+		{[]Permutation{{0, 1}}, 7, 9, "9 candidates: out of range 1 to 8"},
+		{[]Permutation{{0, 1}, {7, 1}}, 7, 1, "server 1: offset 7: must be below 7"},
+		{[]Permutation{{0, 2}}, 8, 1, "server 0: skip 2: shares a divisor with 8 buckets"},
+	} {
+		if _, err := BuildPermuted(test.permutations, test.buckets, test.candidates); err == nil || err.Error() != test.want {
+			t.Errorf("%v: error %v, want %q", test.permutations, err, test.want)
+		}
 	}
 }
 

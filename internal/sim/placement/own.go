@@ -201,6 +201,10 @@ func (p *byScore) rank(server int32) {
 	p.ranking.Set(p.position[server], score)
 }
 
+// Score is what a server would be chosen by now, the smallest first; samples of a run may want to see
+// it.
+func (p *byScore) Score(server int32) float64 { return p.ranking.Score(p.position[server]) }
+
 func (p *byScore) add(server int32, by float64) {
 	p.flows[server] += by
 	p.rank(server)

@@ -1,6 +1,8 @@
 package placement
 
 import (
+	"errors"
+	"math"
 	"sort"
 
 	"github.com/segue-lb/segue/internal/sim"
@@ -160,11 +162,27 @@ func (p *awcmp) Place(f *sim.Flow, offer *sim.Offer) {
 // has it.
 type WeightedRoundRobin struct {
 	Polled `yaml:",inline"`
+	// Formula says how weights follow from loads: by default ("") as above.
+	Formula Formula `yaml:"formula"`
+}
+
+// Formula is how weights follow from loads.
+type Formula string
+
+// Formula6LB has weights 0.1 + 0.9·exp(-8(b/32)²), b being the busy workers of 32 (6LB, footnote 7).
+const Formula6LB Formula = "6lb"
+
+func (f Formula) weight(load sim.Load) float64 {
+	if f == Formula6LB {
+		busy := float64(load.Busy) / 32
+		return 0.1 + 0.9*math.Exp(-8*busy*busy)
+	}
+	return feedback(load)
 }
 
 // New implements sim.Method.
 func (m *WeightedRoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
-	p := &weightedRoundRobin{poll: poll{b, &m.Polled}, weight: capacities(b), turn: make([]float64, len(b.Servers))}
+	p := &weightedRoundRobin{poll: poll{b, &m.Polled}, formula: m.Formula, weight: capacities(b), turn: make([]float64, len(b.Servers))}
 	for s := range p.turn {
 		p.turn[s] = b.Rand.Float() / p.weight[s]
 	}
@@ -172,13 +190,16 @@ func (m *WeightedRoundRobin) New(b *sim.Balancer) (sim.Placement, error) {
 }
 
 // Build implements Spec.
-func (m *WeightedRoundRobin) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
+func (m *WeightedRoundRobin) Build() (sim.Method, sim.Policy, error) {
+	return m, nil, errors.Join(m.validate(), oneOf("formula", m.Formula, "", Formula6LB))
+}
 
 type weightedRoundRobin struct {
 	poll
-	weight []float64
-	turn   []float64
-	now    float64 // the turn that was had last
+	formula Formula
+	weight  []float64
+	turn    []float64
+	now     float64 // the turn that was had last
 }
 
 func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
@@ -198,7 +219,7 @@ func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 // Probed keeps how much of a server's way to its next turn is left.
 func (p *weightedRoundRobin) Probed(server int32, load sim.Load) {
 	left := (p.turn[server] - p.now) * p.weight[server]
-	p.weight[server] = feedback(load)
+	p.weight[server] = p.formula.weight(load)
 	p.turn[server] = p.now + left/p.weight[server]
 }
 

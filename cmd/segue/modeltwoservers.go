@@ -1,0 +1,108 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/model"
+)
+
+func newModelTwoServers(asJSON *bool) *cobra.Command {
+	speeds, weights, load, observed, room := []string{"2", "1"}, []string{"2", "1"}, "100%", "100%", 16
+	cmd := &cobra.Command{
+		Use:   "two-servers",
+		Short: "Compute HLB's two servers of unequal speed",
+		Long: `Two-servers computes the steady state of two servers behind one balancer that chooses by
+ECMP, WCMP, LSQ or SED, as section III of the paper on HLB: "chain" is the Markov chain,
+"apart" the equation that the paper prints for it, in which the queues do not depend on
+each other. Figures are the paper's weighted duration of a flow, in units of the time
+that a server of speed 1 needs for one, and the mean flows at both servers.`,
+		Example: "  segue model two-servers --weights 1,2 --observed 50%",
+		Args:    arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			s := model.TwoServers{Room: room}
+			if s.Speeds, err = parsePair("--speeds", speeds); err != nil {
+				return err
+			}
+			if s.Weights, err = parsePair("--weights", weights); err != nil {
+				return err
+			}
+			positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
+			if s.Load, err = parseShare("--load", load, "above 0%", positive); err != nil {
+				return err
+			}
+			anyShare := func(v float64) bool { return v >= 0 && v <= 1 }
+			if s.Observed, err = parseShare("--observed", observed, "from 0% to 100%", anyShare); err != nil {
+				return err
+			}
+			if room < 1 || room > model.MaxRoom {
+				return fmt.Errorf("--room %d: must be from 1 to %d", room, model.MaxRoom)
+			}
+			return twoServers(cmd.OutOrStdout(), s, *asJSON)
+		},
+	}
+	cmd.Flags().StringSliceVar(&speeds, "speeds", speeds, "the servers' speeds, two `numbers`")
+	cmd.Flags().StringSliceVar(&weights, "weights", weights, "the speeds that WCMP and SED believe in, two `numbers`")
+	cmd.Flags().StringVar(&load, "load", load, "`share` of what both servers can do that arrives, more than 100% too")
+	cmd.Flags().StringVar(&observed, "observed", observed, "`share` of the flows that go through the balancer")
+	cmd.Flags().IntVar(&room, "room", room, "`count` of flows that a server can have")
+	return cmd
+}
+
+func parsePair(flag string, words []string) (pair [2]float64, err error) {
+	if len(words) != 2 {
+		return pair, fmt.Errorf("%s %q: must be two numbers, such as 2,1", flag, strings.Join(words, ","))
+	}
+	for i, word := range words {
+		pair[i], err = strconv.ParseFloat(word, 64)
+		if err != nil || !(pair[i] > 0) || math.IsInf(pair[i], 1) {
+			return pair, fmt.Errorf("%s %q: must be a number above 0", flag, word)
+		}
+	}
+	return pair, nil
+}
+
+// twoServersRow is the steady state under one rule.
+type twoServersRow struct {
+	Rule  string            `json:"rule"`
+	Chain twoServersFigures `json:"chain"`
+	Apart twoServersFigures `json:"apart"`
+}
+
+type twoServersFigures struct {
+	Duration float64    `json:"duration"`
+	Flows    [2]float64 `json:"flows"`
+	Refused  float64    `json:"refused"`
+}
+
+func twoServers(out io.Writer, s model.TwoServers, asJSON bool) error {
+	var rows []twoServersRow
+	for _, s.Rule = range model.Rules {
+		chain, err := s.Solve()
+		if err != nil {
+			return err
+		}
+		apart, err := s.SolveApart()
+		if err != nil {
+			return err
+		}
+		rows = append(rows, twoServersRow{s.Rule.String(), twoServersFigures(chain), twoServersFigures(apart)})
+	}
+	if asJSON {
+		return printJSON(out, rows)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "rule\tduration, chain\tapart\tflows, chain\tapart\trefused, chain\tapart\t")
+	for _, r := range rows {
+		a, b := r.Chain, r.Apart
+		fmt.Fprintf(w, "%s\t%.3f\t%.3f\t%.2f %.2f\t%.2f %.2f\t%s\t%s\t\n", r.Rule, a.Duration, b.Duration,
+			a.Flows[0], a.Flows[1], b.Flows[0], b.Flows[1], percentage(a.Refused), percentage(b.Refused))
+	}
+	return w.Flush()
+}

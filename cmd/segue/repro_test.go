@@ -1,0 +1,65 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// runRepro runs segue repro with a directory of its own, and returns what it prints.
+func runRepro(t *testing.T, directory string, args ...string) *bytes.Buffer {
+	t.Helper()
+	out := new(bytes.Buffer)
+	root := newRoot()
+	root.SetOut(out)
+	root.SetErr(new(bytes.Buffer))
+	root.SetArgs(append([]string{"repro", "--quick", "--out", directory}, args...))
+	if err := root.Execute(); err != nil {
+		t.Fatalf("segue repro %v: %v", args, err)
+	}
+	return out
+}
+
+func TestRepro(t *testing.T) {
+	directory := filepath.Join(t.TempDir(), "figures")
+	got := runRepro(t, directory, "6lb-8f", "6lb-9")
+	// The directory's name is another in every run.
+	text := strings.ReplaceAll(got.String(), directory, "DIRECTORY")
+	golden(t, "repro.txt", bytes.NewBufferString(text))
+
+	var checks []map[string]any
+	if err := json.Unmarshal(runRepro(t, directory, "6lb-8f", "--json").Bytes(), &checks); err != nil {
+		t.Fatal(err)
+	}
+	if len(checks) != 1 || checks[0]["paper"] != 71.0 || checks[0]["ok"] != true || len(checks[0]) != 7 {
+		t.Errorf("%v", checks)
+	}
+	if got := runRepro(t, directory, "6lb-8b", "--json").String(); got != "[]\n" {
+		t.Errorf("a figure without comparisons: %s, want an empty array", got)
+	}
+}
+
+func TestReproList(t *testing.T) {
+	got := runRepro(t, t.TempDir(), "--list", "6lb-8?").String()
+	if lines := strings.Count(got, "\n"); lines != 6 || !strings.HasPrefix(got, "6lb-8a  ") {
+		t.Errorf("%d lines:\n%s", lines, got)
+	}
+}
+
+func TestReproErrors(t *testing.T) {
+	for _, test := range []struct{ args, err string }{
+		{"6lb-99", `figure "6lb-99": there is none of that name; segue repro --list names all`},
+		{"[", `figure "[": syntax error in pattern`},
+		{"--workers 0", "--workers 0: must be at least 1"},
+		{"--seed -1", `--seed "-1": must be a whole number from 0 to 18446744073709551615`},
+	} {
+		root := newRoot()
+		root.SetOut(new(bytes.Buffer))
+		root.SetArgs(append([]string{"repro"}, strings.Fields(test.args)...))
+		if err := root.Execute(); err == nil || err.Error() != test.err {
+			t.Errorf("segue repro %s: error %v, want %s", test.args, err, test.err)
+		}
+	}
+}

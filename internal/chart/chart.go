@@ -1,0 +1,303 @@
+// Package chart draws lines, steps and bars as SVG, and writes the same numbers as CSV. It is as much
+// of a chart library as the papers' figures need: one file of text that any browser shows, in colours
+// that the colour-blind can tell apart, with markers and dashes for print in black and white.
+package chart
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Chart is what is in one pair of axes.
+type Chart struct {
+	Title  string
+	X, Y   Axis
+	Series []Series
+}
+
+// Axis is a horizontal or vertical axis.
+type Axis struct {
+	// Label says what is on the axis, with its unit.
+	Label string
+	// Log has decades at equal distances; values that are not positive are left out.
+	Log bool
+	// Min and Max bound the axis where they are not both zero; without them the values do.
+	Min, Max float64
+	// Categories name the whole numbers from 0, in place of numbers. For the horizontal axis only.
+	Categories []string
+}
+
+// Series is what has one entry in the legend.
+type Series struct {
+	Name   string
+	Points []Point
+	Style  Style
+}
+
+// Point is one value. Where Low is below High they are the ends of an error bar.
+type Point struct {
+	X, Y, Low, High float64
+}
+
+// Style says how a series is drawn.
+type Style int
+
+const (
+	// Line joins the points.
+	Line Style = iota
+	// Dashed joins them by a dashed line.
+	Dashed
+	// Marked joins them and marks each.
+	Marked
+	// Marks marks each point, and joins none.
+	Marks
+	// Bars stand side by side with those of the other series, centred on X.
+	Bars
+)
+
+// colours are those of M. Okabe and K. Ito, "Color Universal Design", without yellow, darkest first.
+var colours = []string{"#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"}
+
+const (
+	width, height            = 660, 400
+	left, right, top, bottom = 68, 170, 34, 52
+	plotWidth                = width - left - right
+	plotHeight               = height - top - bottom
+)
+
+// SVG returns the chart as an SVG document, 660 by 400 units large.
+func (c *Chart) SVG() []byte {
+	p := newPlot(c)
+	p.printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" `+
+		`font-family="Helvetica,Arial,sans-serif" font-size="12" role="img">`+"\n", width, height, width, height)
+	p.printf("<title>%s</title>\n", escape(c.Title))
+	p.printf(`<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
+	p.text(left+plotWidth/2, 20, "middle", ` font-size="13" font-weight="bold"`, c.Title)
+	p.grid()
+	p.printf(`<clipPath id="%s"><rect x="%d" y="%d" width="%d" height="%d"/></clipPath>`+"\n", p.clip, left, top, plotWidth, plotHeight)
+	for i := range c.Series {
+		p.series(i)
+	}
+	p.legend()
+	p.printf("</svg>\n")
+	return []byte(p.out.String())
+}
+
+// plot is a chart that is being drawn.
+type plot struct {
+	*Chart
+	x, y scale
+	clip string
+	out  strings.Builder
+}
+
+func newPlot(c *Chart) *plot {
+	p := &plot{Chart: c, clip: "plot-" + identifier(c.Title)}
+	var xs, ys []float64
+	for _, s := range c.Series {
+		for _, point := range s.Points {
+			xs, ys = append(xs, point.X), append(ys, point.Y)
+			if point.Low < point.High {
+				ys = append(ys, point.Low, point.High)
+			}
+		}
+		if s.Style == Bars && !c.Y.Log {
+			ys = append(ys, 0)
+		}
+	}
+	if n := len(c.X.Categories); n > 0 {
+		xs = []float64{-0.5, float64(n) - 0.5}
+	}
+	p.x = newScale(&c.X, xs, left, plotWidth, len(c.X.Categories) > 0)
+	p.y = newScale(&c.Y, ys, top+plotHeight, -plotHeight, false)
+	return p
+}
+
+// identifier makes a name that is unique on a page as far as the title is.
+func identifier(title string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, title)
+}
+
+var escaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;")
+
+func escape(text string) string { return escaper.Replace(text) }
+
+func (p *plot) printf(format string, args ...any) { fmt.Fprintf(&p.out, format, args...) }
+
+func (p *plot) text(x, y float64, anchor, attributes, text string) {
+	p.printf(`<text x="%.1f" y="%.1f" text-anchor="%s"%s>%s</text>`+"\n", x, y, anchor, attributes, escape(text))
+}
+
+func (p *plot) line(x1, y1, x2, y2 float64, attributes string) {
+	p.printf(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" %s/>`+"\n", x1, y1, x2, y2, attributes)
+}
+
+// grid draws the axes, with lines at their ticks.
+func (p *plot) grid() {
+	const faint, strong = `stroke="#ddd"`, `stroke="#333"`
+	for _, t := range p.x.ticks() {
+		x := p.x.at(t.value)
+		if len(p.X.Categories) == 0 {
+			p.line(x, top, x, top+plotHeight, faint)
+		}
+		p.line(x, top+plotHeight, x, top+plotHeight+4, strong)
+		p.text(x, top+plotHeight+17, "middle", "", t.label)
+	}
+	for _, t := range p.y.ticks() {
+		y := p.y.at(t.value)
+		p.line(left, y, left+plotWidth, y, faint)
+		p.line(left-4, y, left, y, strong)
+		p.text(left-7, y+4, "end", "", t.label)
+	}
+	p.printf(`<rect x="%d" y="%d" width="%d" height="%d" fill="none" stroke="#333"/>`+"\n", left, top, plotWidth, plotHeight)
+	p.text(left+plotWidth/2, height-14, "middle", "", p.X.Label)
+	p.text(16, top+plotHeight/2, "middle", fmt.Sprintf(` transform="rotate(-90 16 %d)"`, top+plotHeight/2), p.Y.Label)
+}
+
+func (p *plot) series(i int) {
+	s := &p.Series[i]
+	p.printf(`<g clip-path="url(#%s)">`+"\n", p.clip)
+	switch s.Style {
+	case Bars:
+		p.bars(i)
+	case Marks:
+	default:
+		p.path(i)
+	}
+	for j, point := range s.Points {
+		if !p.visible(point) {
+			continue
+		}
+		x, y := p.x.at(point.X)+p.offset(i), p.y.at(point.Y)
+		if point.Low < point.High {
+			p.errorBar(x, p.y.at(p.y.clamp(point.Low)), p.y.at(p.y.clamp(point.High)), colour(i))
+		}
+		if s.Style == Marks || s.Style == Marked && p.markHere(s, j) {
+			p.marker(i, x, y)
+		}
+	}
+	p.printf("</g>\n")
+}
+
+// markHere thins the markers of long lines out.
+func (p *plot) markHere(s *Series, j int) bool { return j%(1+len(s.Points)/40) == 0 }
+
+func (p *plot) visible(point Point) bool { return p.x.shows(point.X) && p.y.shows(point.Y) }
+
+func (p *plot) path(i int) {
+	s := &p.Series[i]
+	var d strings.Builder
+	command := "M"
+	for _, point := range s.Points {
+		if !p.visible(point) {
+			command = "M"
+			continue
+		}
+		fmt.Fprintf(&d, "%s%.1f %.1f", command, p.x.at(point.X), p.y.at(point.Y))
+		command = "L"
+	}
+	dash := ""
+	if s.Style == Dashed {
+		dash = ` stroke-dasharray="6 4"`
+	}
+	p.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.8"%s/>`+"\n", d.String(), colour(i), dash)
+}
+
+// offset moves bars, and what is drawn with categories, to the series' own place beside the others.
+func (p *plot) offset(i int) float64 {
+	if p.Series[i].Style != Bars {
+		return 0
+	}
+	return (float64(p.barIndex(i)) - float64(p.barCount()-1)/2) * p.barWidth()
+}
+
+// barIndex is how many series with bars come before.
+func (p *plot) barIndex(i int) (n int) {
+	for _, s := range p.Series[:i] {
+		if s.Style == Bars {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *plot) barCount() int { return p.barIndex(len(p.Series)) }
+
+func (p *plot) barWidth() float64 {
+	return 0.8 * (p.x.at(1) - p.x.at(0)) / float64(p.barCount())
+}
+
+func (p *plot) bars(i int) {
+	bar := p.barWidth()
+	for _, point := range p.Series[i].Points {
+		if !p.visible(point) {
+			continue
+		}
+		x, y, base := p.x.at(point.X)+p.offset(i)-bar/2, p.y.at(point.Y), p.y.at(p.y.clamp(0))
+		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n",
+			x, min(y, base), bar, math.Abs(base-y), colour(i))
+	}
+}
+
+func (p *plot) errorBar(x, low, high float64, colour string) {
+	attributes := fmt.Sprintf(`stroke="%s" stroke-width="1"`, colour)
+	p.line(x, low, x, high, attributes)
+	p.line(x-3, low, x+3, low, attributes)
+	p.line(x-3, high, x+3, high, attributes)
+}
+
+// marker draws one of five forms.
+func (p *plot) marker(i int, x, y float64) {
+	fill := fmt.Sprintf(`fill="%s"`, colour(i))
+	switch i % 5 {
+	case 0:
+		p.printf(`<circle cx="%.1f" cy="%.1f" r="3.2" %s/>`+"\n", x, y, fill)
+	case 1:
+		p.printf(`<rect x="%.1f" y="%.1f" width="6" height="6" %s/>`+"\n", x-3, y-3, fill)
+	case 2:
+		p.printf(`<path d="M%.1f %.1fl4 7h-8z" %s/>`+"\n", x, y-4, fill)
+	case 3:
+		p.printf(`<path d="M%.1f %.1fl4 4l-4 4l-4 -4z" %s/>`+"\n", x, y-4, fill)
+	case 4:
+		p.printf(`<path d="M%.1f %.1fl4 -7h-8z" %s/>`+"\n", x, y+4, fill)
+	}
+}
+
+func (p *plot) legend() {
+	if len(p.Series) < 2 && (len(p.Series) == 0 || p.Series[0].Name == "") {
+		return
+	}
+	const x = left + plotWidth + 14
+	for i, s := range p.Series {
+		y := float64(top + 10 + 19*i)
+		switch s.Style {
+		case Bars:
+			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" fill="%s"/>`+"\n", x+4, y-5, colour(i))
+		case Marks:
+		default:
+			dash := ""
+			if s.Style == Dashed {
+				dash = ` stroke-dasharray="6 4"`
+			}
+			p.line(x, y, x+22, y, fmt.Sprintf(`stroke="%s" stroke-width="1.8"%s`, colour(i), dash))
+		}
+		if s.Style == Marks || s.Style == Marked {
+			p.marker(i, x+11, y)
+		}
+		p.text(x+28, y+4, "start", "", s.Name)
+	}
+}
+
+func colour(i int) string { return colours[i%len(colours)] }
+
+// number writes a value with as many digits as it needs, at most six.
+func number(v float64) string {
+	return strconv.FormatFloat(v, 'g', 6, 64)
+}

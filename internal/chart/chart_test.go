@@ -1,0 +1,166 @@
+package chart
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"testing"
+)
+
+// elements parses an SVG and returns the elements of a name.
+func elements(t *testing.T, svg []byte, name string) []map[string]string {
+	t.Helper()
+	var found []map[string]string
+	d := xml.NewDecoder(bytes.NewReader(svg))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			return found
+		}
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, svg)
+		}
+		if start, ok := token.(xml.StartElement); ok && start.Name.Local == name {
+			attributes := make(map[string]string)
+			for _, a := range start.Attr {
+				attributes[a.Name.Local] = a.Value
+			}
+			found = append(found, attributes)
+		}
+	}
+}
+
+func points(xys ...float64) []Point {
+	var out []Point
+	for i := 0; i < len(xys); i += 2 {
+		out = append(out, Point{X: xys[i], Y: xys[i+1]})
+	}
+	return out
+}
+
+// TestPositions checks where points are, on linear and logarithmic axes.
+func TestPositions(t *testing.T) {
+	c := Chart{
+		X:      Axis{Log: true, Min: 1, Max: 100},
+		Y:      Axis{Min: 0, Max: 4},
+		Series: []Series{{Name: "a", Points: points(1, 0, 10, 1, 100, 4)}},
+	}
+	want := fmt.Sprintf("M%d.0 %d.0L%d.0 %.1fL%d.0 %d.0",
+		left, top+plotHeight, left+plotWidth/2, top+plotHeight*0.75, left+plotWidth, top)
+	if got := elements(t, c.SVG(), "path")[0]["d"]; got != want {
+		t.Errorf("path %s, want %s", got, want)
+	}
+}
+
+// TestGaps leaves out what has no place on a logarithmic axis.
+func TestGaps(t *testing.T) {
+	c := Chart{Y: Axis{Log: true}, Series: []Series{{Points: points(0, 1, 1, 0, 2, 1, 3, 10)}}}
+	if d := elements(t, c.SVG(), "path")[0]["d"]; strings.Count(d, "M") != 2 || strings.Count(d, "L") != 1 {
+		t.Errorf("path %s: want two pieces, of one and of two points", d)
+	}
+}
+
+// TestBars checks that bars of two series stand side by side on the axis, within their category.
+func TestBars(t *testing.T) {
+	c := Chart{
+		X: Axis{Categories: []string{"one", "two"}},
+		Y: Axis{Min: 0, Max: 10},
+		Series: []Series{
+			{Name: "a", Style: Bars, Points: points(0, 5, 1, 10)},
+			{Name: "b", Style: Bars, Points: points(0, 1, 1, 2)},
+		},
+	}
+	number := func(s string) (v float64) {
+		if _, err := fmt.Sscan(s, &v); err != nil {
+			t.Fatalf("%q: %v", s, err)
+		}
+		return v
+	}
+	bars := elements(t, c.SVG(), "rect")[3:7] // after background, frame and clipping
+	for i, height := range []float64{0.5, 1, 0.1, 0.2} {
+		if got := number(bars[i]["height"]); math.Abs(got-height*plotHeight) > 0.1 {
+			t.Errorf("bar %d is %v high, want %v", i, got, height*plotHeight)
+		}
+		if bottom := number(bars[i]["y"]) + number(bars[i]["height"]); math.Abs(bottom-top-plotHeight) > 0.2 {
+			t.Errorf("bar %d ends at %v, not on the axis", i, bottom)
+		}
+	}
+	middle := (number(bars[0]["x"]) + number(bars[2]["x"]) + number(bars[2]["width"])) / 2
+	if want := left + float64(plotWidth)/4; math.Abs(middle-want) > 0.2 {
+		t.Errorf("the first category's bars are around %v, want %v", middle, want)
+	}
+	if end, begin := number(bars[0]["x"])+number(bars[0]["width"]), number(bars[2]["x"]); math.Abs(end-begin) > 0.2 {
+		t.Errorf("the first bar ends at %v, the one beside it begins at %v", end, begin)
+	}
+}
+
+func TestTextIsEscaped(t *testing.T) {
+	c := Chart{Title: `a < b & "c"`, Series: []Series{{Name: "<x>", Points: points(0, 0)}, {Name: "y"}}}
+	svg := c.SVG()
+	elements(t, svg, "svg") // parses
+	if !bytes.Contains(svg, []byte("&lt;x&gt;")) {
+		t.Error("the legend is not escaped")
+	}
+}
+
+func TestTicks(t *testing.T) {
+	for want, axis := range map[string]Axis{
+		"0 0.2 0.4 0.6 0.8 1":                 {Max: 1},
+		"-2 -1 0 1 2 3":                       {Min: -2, Max: 3},
+		"0 5 10 15 20 25":                     {Max: 25},
+		"1e-06 1e-05 0.0001 0.001 0.01 0.1 1": {Log: true, Min: 1e-6, Max: 1},
+		"10 20 50 100 200":                    {Log: true, Min: 10, Max: 200},
+	} {
+		s := newScale(&axis, nil, 0, 1, false)
+		var labels []string
+		for _, tick := range s.ticks() {
+			labels = append(labels, tick.label)
+		}
+		if got := strings.Join(labels, " "); got != want {
+			t.Errorf("%+v: ticks %s, want %s", axis, got, want)
+		}
+	}
+}
+
+// TestRange checks what axes cover where the chart does not say.
+func TestRange(t *testing.T) {
+	for _, test := range []struct {
+		axis      Axis
+		values    []float64
+		low, high float64
+	}{
+		{Axis{}, []float64{2, 10}, 0, 10.3},           // from zero, as the values are not far from it
+		{Axis{}, []float64{90, 100}, 90, 100.3},       // not from zero
+		{Axis{}, []float64{-1, 1}, -1, 1.06},          // both signs
+		{Axis{Log: true}, []float64{1, 100}, 0, 2.06}, // decades
+		{Axis{}, nil, 0, 1.03},
+		{Axis{}, []float64{5}, 4.5, 5.53},
+	} {
+		s := newScale(&test.axis, test.values, 0, 1, false)
+		if math.Abs(s.low-test.low) > 1e-9 || math.Abs(s.high-test.high) > 1e-9 {
+			t.Errorf("%+v, %v: from %v to %v, want %v to %v", test.axis, test.values, s.low, s.high, test.low, test.high)
+		}
+	}
+}
+
+func TestCSV(t *testing.T) {
+	c := Chart{
+		X: Axis{Label: "load", Categories: []string{"low, or", "high"}},
+		Y: Axis{Label: "time, s"},
+		Series: []Series{
+			{Name: "a", Points: []Point{{X: 0, Y: 0.125}, {X: 1, Y: 2, Low: 1, High: 3}}},
+		},
+	}
+	got, err := c.CSV()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "series,load,\"time, s\",low,high\na,\"low, or\",0.125,,\na,high,2,1,3\n"
+	if string(got) != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -1,0 +1,141 @@
+package model
+
+import (
+	"fmt"
+	"math"
+
+	"gonum.org/v1/gonum/floats"
+)
+
+// Transient follows infinitely many servers under policy SRc through time: equation (1) of 6LB, for
+// servers of any number of cores.
+type Transient struct {
+	load      float64
+	cores     int
+	threshold int
+	tail      []float64 // s_1, s_2, … of 6LB: the share of servers with as many flows or more
+	step      float64   // the last step that was exact enough
+}
+
+// tolerance bounds the error of a step in every s_n, and what is cut off above the largest n.
+const tolerance = 1e-10
+
+// NewTransient starts with servers of which each has the given number of flows. Load, cores and
+// threshold are as for SRc; a threshold of 0 is single choice as well, for a server that takes nothing
+// when it is asked first leaves all to a random other one.
+//
+// It follows numbers of flows up to where the steady state has fewer than one server in 10¹⁰, and 64
+// above the initial one.
+func NewTransient(load float64, cores, threshold, flows int) (*Transient, error) {
+	steady, err := SRc(load, cores, threshold)
+	if err != nil {
+		return nil, err
+	}
+	if flows < 0 || flows > MaxThreshold {
+		return nil, fmt.Errorf("%d flows: must be 0 to %d", flows, MaxThreshold)
+	}
+	most := max(threshold, cores, flows+64)
+	for steady.AtLeast(most) > tolerance {
+		most++
+	}
+	t := &Transient{load: load, cores: cores, threshold: threshold, tail: make([]float64, most), step: 0.01}
+	for i := range flows {
+		t.tail[i] = 1
+	}
+	return t, nil
+}
+
+// AtLeast returns the share of servers with n flows or more, s_n in 6LB.
+func (t *Transient) AtLeast(n int) float64 {
+	switch {
+	case n <= 0:
+		return 1
+	case n > len(t.tail):
+		return 0
+	}
+	return t.tail[n-1]
+}
+
+// MeanFlows returns the mean number of flows of a server.
+func (t *Transient) MeanFlows() float64 { return floats.Sum(t.tail) }
+
+// Rejected returns the probability that a flow that arrives now is passed on by the first server.
+func (t *Transient) Rejected() float64 { return t.AtLeast(t.threshold) }
+
+// Fairness returns Jain's index of the servers' numbers of flows, and 1 where there are no flows.
+func (t *Transient) Fairness() float64 {
+	mean, square := 0.0, 0.0
+	for i, share := range t.tail {
+		mean += share
+		square += float64(2*i+1) * share // 6LB, section V-D
+	}
+	if mean == 0 {
+		return 1
+	}
+	return mean * mean / square
+}
+
+// change writes ds/dt of equation (1) to derivative.
+func (t *Transient) change(tail, derivative []float64) {
+	rejected := 1.0
+	if t.threshold > 0 {
+		rejected = tail[t.threshold-1]
+	}
+	below := 1.0
+	for i, share := range tail {
+		n, above := i+1, 0.0
+		if n < len(tail) {
+			above = tail[n]
+		}
+		derivative[i] = arrivals(t.load, t.cores, t.threshold, rejected, i)*(below-share) -
+			float64(min(n, t.cores))*(share-above)
+		below = share
+	}
+}
+
+// The pairs of Dormand and Prince, fourth and fifth order (J. R. Dormand and P. J. Prince, "A Family of
+// Embedded Runge-Kutta Formulae", 1980): where each stage looks, and the two results' difference. The
+// last stage is at the fifth order's result, and so the first of the next step.
+var (
+	stages = [][]float64{
+		{},
+		{1. / 5},
+		{3. / 40, 9. / 40},
+		{44. / 45, -56. / 15, 32. / 9},
+		{19372. / 6561, -25360. / 2187, 64448. / 6561, -212. / 729},
+		{9017. / 3168, -355. / 33, 46732. / 5247, 49. / 176, -5103. / 18656},
+		{35. / 384, 0, 500. / 1113, 125. / 192, -2187. / 6784, 11. / 84},
+	}
+	difference = []float64{71. / 57600, 0, -71. / 16695, 71. / 1920, -17253. / 339200, 22. / 525, -1. / 40}
+)
+
+// Advance moves time forward by a duration, which must not be negative.
+func (t *Transient) Advance(duration float64) {
+	k := make([][]float64, len(stages))
+	for i := range k {
+		k[i] = make([]float64, len(t.tail))
+	}
+	next, wrong := make([]float64, len(t.tail)), make([]float64, len(t.tail))
+	for duration > 0 {
+		step := min(t.step, duration)
+		for i, weights := range stages {
+			copy(next, t.tail)
+			for j, weight := range weights {
+				floats.AddScaled(next, step*weight, k[j])
+			}
+			t.change(next, k[i])
+		}
+		clear(wrong)
+		for j, weight := range difference {
+			floats.AddScaled(wrong, step*weight, k[j])
+		}
+		err := floats.Norm(wrong, math.Inf(1))
+		if err <= tolerance {
+			t.tail, next = next, t.tail
+			duration -= step
+		}
+		if err > tolerance || step == t.step {
+			t.step = step * min(5, max(0.2, 0.9*math.Pow(tolerance/max(err, 1e-300), 0.2)))
+		}
+	}
+}

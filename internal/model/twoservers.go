@@ -1,0 +1,333 @@
+package model
+
+import (
+	"fmt"
+	"math"
+
+	"gonum.org/v1/gonum/floats"
+)
+
+// Rule is how the balancer of two servers chooses one (HLB, table II).
+type Rule int
+
+const (
+	// ECMP sends every second flow to each.
+	ECMP Rule = iota
+	// WCMP sends flows in proportion to the weights.
+	WCMP
+	// LSQ sends a flow to the server with fewer flows, as far as the balancer knows.
+	LSQ
+	// SED sends a flow to the server with the smaller (l+1)/w, l being the flows that the balancer
+	// knows of and w the weight.
+	SED
+)
+
+// Rules are all rules, in the order of HLB's figure 2.
+var Rules = []Rule{ECMP, WCMP, LSQ, SED}
+
+func (r Rule) String() string { return [...]string{"ECMP", "WCMP", "LSQ", "SED"}[r] }
+
+// MaxRoom is the largest number of flows at a server that two servers are computed for.
+const MaxRoom = 32
+
+// TwoServers is the system of section III-A of HLB: two servers that work at constant rates, share
+// themselves among their flows, and refuse a flow when they have as many as there is room for. Part of
+// the flows, a Poisson process, goes through the balancer; the rest it does not see.
+type TwoServers struct {
+	// Speeds are μ_1 and μ_2, positive.
+	Speeds [2]float64
+	// Weights are what WCMP and SED take the servers' speeds for, positive; only the ratio counts.
+	Weights [2]float64
+	// Load is what arrives in proportion to what both servers can do, (λ+γ)/(μ_1+μ_2); positive, and 1
+	// in the paper.
+	Load float64
+	// Observed is the share of flows that go through the balancer, λ/(λ+γ), 0 to 1. The others arrive
+	// at both servers at equal rates, and the balancer does not count them.
+	Observed float64
+	// Room is Q, the most flows that a server can have: 1 to MaxRoom. The paper does not say its own.
+	Room int
+	// Rule is how the balancer chooses. Of equals it chooses either, with probability 1/2.
+	Rule Rule
+}
+
+// TwoServersResult is the steady state of two servers.
+type TwoServersResult struct {
+	// Duration is what figure 2 of HLB shows, the mean of Σ l_i/(l_1+l_2)·l_i/μ_i over the states in
+	// which there is a flow.
+	Duration float64
+	// Flows are the mean numbers of flows at the servers.
+	Flows [2]float64
+	// Refused is the share of all flows that find no room at their server.
+	Refused float64
+}
+
+// Solve returns the steady state of the Markov chain whose states are the flows at both servers, those
+// that the balancer knows of and the others apart. The paper's state is (l_1, l_2) alone; but then a
+// balancer that sees half of the flows would know of all, and LSQ would not differ from GSQ2. Which of
+// a server's flows ends next does not depend on who knows of it.
+func (s TwoServers) Solve() (TwoServersResult, error) {
+	if err := s.validate(); err != nil {
+		return TwoServersResult{}, err
+	}
+	return s.result(s.stationary()), nil
+}
+
+// SolveApart returns the steady state by the equation that HLB prints in section III-A, in which each
+// queue evolves by itself: λ_i is a number, λ·Pr{i is chosen}, that the queue at hand does not change,
+// and the queues are independent of each other. That is an approximation, in which LSQ and SED do no
+// more than find weights; and the balancer knows of all flows, observed or not.
+func (s TwoServers) SolveApart() (TwoServersResult, error) {
+	if err := s.validate(); err != nil {
+		return TwoServersResult{}, err
+	}
+	line := s
+	line.Observed = 1
+	list, _ := line.occupancies()
+	share := solve(func(share float64) float64 {
+		first, second := s.queue(0, share), s.queue(1, 1-share)
+		chosen := 0.0
+		for i := range list {
+			for j := range list {
+				chosen += first[i] * second[j] * s.preference(list[i], list[j])
+			}
+		}
+		return share - chosen
+	}, 0, 1)
+
+	first, second := s.queue(0, share), s.queue(1, 1-share)
+	p := make([]float64, len(first)*len(second))
+	for i := range first {
+		for j := range second {
+			p[i*len(second)+j] = first[i] * second[j]
+		}
+	}
+	r := line.result(p)
+	arrivals := s.Observed*share + (1-s.Observed)/2
+	r.Refused = arrivals*first[s.Room] + (1-arrivals)*second[s.Room]
+	return r, nil
+}
+
+// queue is the distribution of the flows at one server, M/M/1/Q, if it gets that share of what the
+// balancer sees.
+func (s TwoServers) queue(server int, share float64) []float64 {
+	rate := s.Load * (s.Speeds[0] + s.Speeds[1]) * (s.Observed*share + (1-s.Observed)/2)
+	ratio, sum := rate/s.Speeds[server], 0.0
+	p := make([]float64, s.Room+1)
+	for n := range p {
+		p[n] = math.Pow(ratio, float64(n))
+		sum += p[n]
+	}
+	floats.Scale(1/sum, p)
+	return p
+}
+
+func (s TwoServers) validate() error {
+	positive := func(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
+	for i := range 2 {
+		if !positive(s.Speeds[i]) {
+			return fmt.Errorf("speed %v of server %d: must be above 0", s.Speeds[i], i+1)
+		}
+		if !positive(s.Weights[i]) {
+			return fmt.Errorf("weight %v of server %d: must be above 0", s.Weights[i], i+1)
+		}
+	}
+	if !positive(s.Load) {
+		return fmt.Errorf("load %v: must be above 0", s.Load)
+	}
+	if !(s.Observed >= 0 && s.Observed <= 1) {
+		return fmt.Errorf("observed share %v: must be 0 to 1", s.Observed)
+	}
+	if s.Room < 1 || s.Room > MaxRoom {
+		return fmt.Errorf("room for %d flows: must be 1 to %d", s.Room, MaxRoom)
+	}
+	if s.Rule < ECMP || s.Rule > SED {
+		return fmt.Errorf("rule %d: must be %d to %d", int(s.Rule), int(ECMP), int(SED))
+	}
+	return nil
+}
+
+// occupancy is the flows of one server: those the balancer knows of, and the others.
+type occupancy struct{ known, unknown int }
+
+func (o occupancy) flows() int { return o.known + o.unknown }
+
+// preference is the share of the balancer's flows that go to the first server (HLB, table II; where it
+// prints 1/2 for ECMP it must mean λ/2).
+func (s TwoServers) preference(first, second occupancy) float64 {
+	switch s.Rule {
+	case WCMP:
+		return s.Weights[0] / (s.Weights[0] + s.Weights[1])
+	case LSQ:
+		return smaller(float64(first.known), float64(second.known))
+	case SED:
+		// Multiplied out, so that equals compare as equal.
+		return smaller(float64(first.known+1)*s.Weights[1], float64(second.known+1)*s.Weights[0])
+	}
+	return 0.5
+}
+
+func smaller(a, b float64) float64 {
+	switch {
+	case a < b:
+		return 1
+	case a > b:
+		return 0
+	}
+	return 0.5
+}
+
+// occupancies lists what a server can have, and where each is in the list. Where the balancer sees
+// all flows or none, that is a line instead of a triangle.
+func (s TwoServers) occupancies() ([]occupancy, map[occupancy]int) {
+	var list []occupancy
+	index := make(map[occupancy]int)
+	for known := range s.Room + 1 {
+		for unknown := range s.Room + 1 - known {
+			if known > 0 && s.Observed == 0 || unknown > 0 && s.Observed == 1 {
+				continue
+			}
+			index[occupancy{known, unknown}] = len(list)
+			list = append(list, occupancy{known, unknown})
+		}
+	}
+	return list, index
+}
+
+// transition is a way into a state.
+type transition struct {
+	from int
+	rate float64
+}
+
+// chain is a Markov chain in continuous time, by the ways into its states and the rate out of each.
+type chain struct {
+	in  [][]transition
+	out []float64
+}
+
+func (c *chain) add(from, to int, rate float64) {
+	if rate > 0 {
+		c.in[to] = append(c.in[to], transition{from, rate})
+		c.out[from] += rate
+	}
+}
+
+// chain is that of the pairs of occupancies, numbered row by row.
+func (s TwoServers) chain() *chain {
+	list, index := s.occupancies()
+	n := len(list)
+	c := &chain{in: make([][]transition, n*n), out: make([]float64, n*n)}
+	rate := s.Load * (s.Speeds[0] + s.Speeds[1])
+	known, unknown := rate*s.Observed, rate*(1-s.Observed)
+	for i, first := range list {
+		for j, second := range list {
+			share := s.preference(first, second)
+			to := func(a, b occupancy) int { return index[a]*n + index[b] }
+			for _, next := range s.moves(first, 0, known*share, unknown/2) {
+				c.add(i*n+j, to(next.occupancy, second), next.rate)
+			}
+			for _, next := range s.moves(second, 1, known*(1-share), unknown/2) {
+				c.add(i*n+j, to(first, next.occupancy), next.rate)
+			}
+		}
+	}
+	return c
+}
+
+// move is what can become of a server's occupancy, and at which rate.
+type move struct {
+	occupancy
+	rate float64
+}
+
+// moves lists what can become of a server with occupancy o, at given rates of arrival.
+func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []move {
+	var moves []move
+	if o.flows() < s.Room {
+		moves = append(moves, move{occupancy{o.known + 1, o.unknown}, known}, move{occupancy{o.known, o.unknown + 1}, unknown})
+	}
+	share := s.Speeds[server] / float64(max(1, o.flows()))
+	if o.known > 0 {
+		moves = append(moves, move{occupancy{o.known - 1, o.unknown}, share * float64(o.known)})
+	}
+	if o.unknown > 0 {
+		moves = append(moves, move{occupancy{o.known, o.unknown - 1}, share * float64(o.unknown)})
+	}
+	// A move of rate 0 may lead to an occupancy that is not in the list.
+	kept := moves[:0]
+	for _, m := range moves {
+		if m.rate > 0 {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}
+
+// stationary returns the probabilities of the states in the long run, by sweeps of Gauss and Seidel
+// forwards and backwards: a state's probability is what comes in over the rate out.
+func (s TwoServers) stationary() []float64 {
+	c := s.chain()
+	p := make([]float64, len(c.out))
+	for i := range p {
+		p[i] = 1 / float64(len(p))
+	}
+	for change := 1.0; change > 1e-9; {
+		change = 0
+		for i := range p {
+			change += c.sweep(p, i)
+		}
+		for i := len(p) - 1; i >= 0; i-- {
+			change += c.sweep(p, i)
+		}
+		floats.Scale(1/floats.Sum(p), p)
+	}
+	return p
+}
+
+func (c *chain) sweep(p []float64, i int) (change float64) {
+	if c.out[i] == 0 {
+		return 0
+	}
+	sum := 0.0
+	for _, t := range c.in[i] {
+		sum += p[t.from] * t.rate
+	}
+	old := p[i]
+	p[i] = sum / c.out[i]
+	return math.Abs(p[i] - old)
+}
+
+// result sums up what the probabilities of the states give.
+func (s TwoServers) result(p []float64) TwoServersResult {
+	list, _ := s.occupancies()
+	var r TwoServersResult
+	busy := 0.0
+	for i, first := range list {
+		for j, second := range list {
+			probability := p[i*len(list)+j]
+			l := [2]float64{float64(first.flows()), float64(second.flows())}
+			r.Flows[0] += probability * l[0]
+			r.Flows[1] += probability * l[1]
+			r.Refused += probability * s.refused(first, second)
+			if total := l[0] + l[1]; total > 0 {
+				busy += probability
+				r.Duration += probability * (l[0]*l[0]/s.Speeds[0] + l[1]*l[1]/s.Speeds[1]) / total
+			}
+		}
+	}
+	r.Duration /= busy
+	return r
+}
+
+// refused is the share of arrivals that find no room.
+func (s TwoServers) refused(first, second occupancy) float64 {
+	share := s.preference(first, second)*s.Observed + (1-s.Observed)/2
+	refused := 0.0
+	if first.flows() == s.Room {
+		refused += share
+	}
+	if second.flows() == s.Room {
+		refused += 1 - share
+	}
+	return refused
+}

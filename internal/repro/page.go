@@ -1,0 +1,53 @@
+package repro
+
+import (
+	"bytes"
+	_ "embed"
+	"html/template"
+	"strconv"
+
+	"github.com/segue-lb/segue/internal/version"
+)
+
+//go:embed page.html
+var pageText string
+
+var page = template.Must(template.New("page").Funcs(template.FuncMap{
+	"digits": func(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) },
+}).Parse(pageText))
+
+// drawing is a figure as the page shows it.
+type drawing struct {
+	Outcome
+	SVGs []template.HTML
+}
+
+// writePage writes index.html, which needs no other file.
+func (s *store) writePage(outcomes []Outcome) error {
+	content := struct {
+		Version       string
+		Quick         bool
+		Seed          uint64
+		Inside, Total int
+		Drawings      []drawing
+	}{Version: version.String(), Quick: s.key.Quick, Seed: s.key.Seed}
+	for _, o := range outcomes {
+		d := drawing{Outcome: o}
+		for i := range o.Charts {
+			// The chart escapes all text.
+			d.SVGs = append(d.SVGs, template.HTML(o.Charts[i].SVG()))
+		}
+		for _, c := range o.Checks {
+			content.Total++
+			if c.OK {
+				content.Inside++
+			}
+		}
+		content.Drawings = append(content.Drawings, d)
+	}
+	var out bytes.Buffer
+	if err := page.Execute(&out, content); err != nil {
+		return err
+	}
+	return s.write("index.html", out.Bytes())
+}

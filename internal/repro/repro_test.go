@@ -1,0 +1,250 @@
+package repro
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/chart"
+)
+
+// counted is a figure that counts how often it is made.
+func counted(name string, times *int) Figure {
+	return Figure{Name: name, Title: "A <title>", Source: "section I", make: func(_ context.Context, r *run) error {
+		*times++
+		r.draw(chart.Chart{Title: name, Series: []chart.Series{{Name: "a", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}}}})
+		r.about("two", 2, 2.05, 0.1, "because")
+		r.about("three", 3, 3.2, 0.1, "because")
+		r.atMost("at most one", 1, 1.05, 0.1, "")
+		r.atLeast("at least one", 1, 0.8, 0.1, "")
+		return nil
+	}}
+}
+
+func mustMake(t *testing.T, figures []Figure, s Settings) []Outcome {
+	t.Helper()
+	outcomes, err := Make(t.Context(), figures, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return outcomes
+}
+
+// TestMake writes a figure, finds it again, and makes it anew for other settings or where its file is
+// not whole.
+func TestMake(t *testing.T) {
+	times := 0
+	figures := []Figure{counted("6lb-x", &times)}
+	s := Settings{Seed: 1, Workers: 1, Directory: filepath.Join(t.TempDir(), "new")}
+	first := mustMake(t, figures, s)
+	if times != 1 || first[0].Stored {
+		t.Fatalf("made %d times", times)
+	}
+	again := mustMake(t, figures, s)
+	if times != 1 || !again[0].Stored {
+		t.Errorf("made again though it was stored")
+	}
+	if diff := cmp.Diff(first[0].Result, again[0].Result); diff != "" {
+		t.Errorf("stored result (-made +read):\n%s", diff)
+	}
+	for _, other := range []Settings{
+		{Seed: 2, Workers: 1, Directory: s.Directory},
+		{Seed: 2, Workers: 1, Directory: s.Directory, Quick: true},
+	} {
+		before := times
+		if mustMake(t, figures, other); times != before+1 {
+			t.Errorf("%+v: not made anew", other)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.Directory, "6lb-x.json"), []byte(`{"Key":`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if before := times; mustMake(t, figures, s) == nil || times != before+1 {
+		t.Error("not made anew though the file is not whole")
+	}
+
+	var names []string
+	entries, err := os.ReadDir(s.Directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if want := []string{"6lb-x.csv", "6lb-x.json", "6lb-x.svg", "index.html"}; !slices.Equal(names, want) {
+		t.Errorf("files %v, want %v", names, want)
+	}
+}
+
+// TestInterrupted keeps what was made before an error.
+func TestInterrupted(t *testing.T) {
+	times := 0
+	broken := Figure{Name: "6lb-y", make: func(ctx context.Context, r *run) error {
+		return r.each(ctx, 3, func(_ context.Context, i int) error {
+			if i == 1 {
+				return errors.New("no such thing")
+			}
+			return nil
+		})
+	}}
+	s := Settings{Workers: 2, Directory: t.TempDir()}
+	_, err := Make(t.Context(), []Figure{counted("6lb-x", &times), broken}, s)
+	if err == nil || err.Error() != "figure 6lb-y: no such thing" {
+		t.Errorf("error %v", err)
+	}
+	if outcomes := mustMake(t, []Figure{counted("6lb-x", &times)}, s); !outcomes[0].Stored || times != 1 {
+		t.Error("the figure before the error is lost")
+	}
+}
+
+// TestCancelled ends a figure that is being made, and says where it was.
+func TestCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	endless := Figure{Name: "6lb-z", make: func(ctx context.Context, r *run) error {
+		return r.each(ctx, 1000, func(ctx context.Context, i int) error {
+			if i == 2 {
+				cancel()
+			}
+			return ctx.Err()
+		})
+	}}
+	_, err := Make(ctx, []Figure{endless}, Settings{Workers: 1, Directory: t.TempDir()})
+	if err == nil || !strings.HasPrefix(err.Error(), "interrupted at figure 6lb-z: context canceled; ") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	times := 0
+	outcomes := mustMake(t, []Figure{counted("6lb-x", &times)}, Settings{Workers: 1, Directory: t.TempDir()})
+	var got []bool
+	for _, c := range outcomes[0].Checks {
+		got = append(got, c.OK)
+	}
+	if want := []bool{true, false, true, false}; !slices.Equal(got, want) {
+		t.Errorf("inside: %v, want %v", got, want)
+	}
+}
+
+// TestCheckJSON has the keys that others rely on, and claims that come back as they were.
+func TestCheckJSON(t *testing.T) {
+	for want, claim := range map[string]Claim{
+		`2.3`:              {About, 2.3},
+		`"at most 0.045"`:  {AtMost, 0.045},
+		`"at least 1e-06"`: {AtLeast, 1e-6},
+	} {
+		check := Check{Figure: "f", Quantity: "q", Paper: claim, Measured: 1, Tolerance: 2, OK: true, Note: "n"}
+		got, err := json.Marshal(check)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"tolerance":2,"ok":true,"note":"n"}`; string(got) != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+		var back Check
+		if err := json.Unmarshal(got, &back); err != nil || back != check {
+			t.Errorf("%s is read as %+v, error %v", got, back, err)
+		}
+	}
+	if err := json.Unmarshal([]byte(`"around 3"`), new(Claim)); err == nil {
+		t.Error("no error for a claim without a relation")
+	}
+}
+
+// TestNotFinite refuses what neither JSON nor a chart can show.
+func TestNotFinite(t *testing.T) {
+	figure := Figure{Name: "6lb-x", make: func(_ context.Context, r *run) error {
+		zero := 0.0
+		r.about("nothing", 1, zero/zero, 1, "")
+		return nil
+	}}
+	_, err := Make(t.Context(), []Figure{figure}, Settings{Workers: 1, Directory: t.TempDir()})
+	if err == nil || !strings.Contains(err.Error(), "nothing: NaN is not finite") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestPage(t *testing.T) {
+	times := 0
+	s := Settings{Workers: 1, Directory: t.TempDir()}
+	mustMake(t, []Figure{counted("6lb-x", &times)}, s)
+	content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="outside">outside`, "at most 1"} {
+		if !strings.Contains(string(content), want) {
+			t.Errorf("the page does not have %s", want)
+		}
+	}
+	for _, foreign := range []string{"<script", "<link", "src="} {
+		if strings.Contains(string(content), foreign) {
+			t.Errorf("the page has %s: it must need no other file", foreign)
+		}
+	}
+}
+
+func TestSelect(t *testing.T) {
+	names := func(figures []Figure) (names []string) {
+		for _, f := range figures {
+			names = append(names, f.Name)
+		}
+		return names
+	}
+	all, err := Select()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sorted := names(all); len(slices.Compact(slices.Sorted(slices.Values(sorted)))) != len(all) {
+		t.Errorf("names are not unique: %v", sorted)
+	}
+	some, err := Select("6lb-8[ab]", "6lb-8a", "shell-6")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"6lb-8a", "6lb-8b", "shell-6"}; !slices.Equal(names(some), want) {
+		t.Errorf("%v, want %v", names(some), want)
+	}
+	for _, pattern := range []string{"6lb-1", "", "[", "6lb"} {
+		if _, err := Select(pattern); err == nil || !strings.Contains(err.Error(), `figure "`+pattern+`"`) {
+			t.Errorf("%q: error %v", pattern, err)
+		}
+	}
+}
+
+// TestAnalyticFigures makes those that take no time, and asks that the model has what 6LB prints.
+func TestAnalyticFigures(t *testing.T) {
+	figures, err := Select("6lb-5", "6lb-6", "6lb-8[b-f]", "6lb-9", "hlb-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range mustMake(t, figures, Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}) {
+		if len(o.Charts) == 0 {
+			t.Errorf("%s: no chart", o.Name)
+		}
+		for _, c := range o.Checks {
+			if expected := c.Quantity != "chain: WCMP / LSQ, all observed"; c.OK != expected {
+				t.Errorf("%s: %s: %v, paper %v", c.Figure, c.Quantity, c.Measured, c.Paper)
+			}
+		}
+	}
+}
+
+// TestCrossing has the load that 6LB prints, 0.983.
+func TestCrossing(t *testing.T) {
+	got, err := crossing(4, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(got-0.983) > 0.0005 {
+		t.Errorf("SR8 is better than SR4 from %v on, want 0.983", got)
+	}
+}

@@ -1,0 +1,109 @@
+package repro
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Settings say how figures are made.
+type Settings struct {
+	// Quick makes figures of fewer runs and points, all of them in some minutes.
+	Quick bool
+	// Seed is that of everything random. The same seed gives the same figures.
+	Seed uint64
+	// Workers is how many runs of a figure are computed at once, at least 1.
+	Workers int
+	// Directory is where figures are written to; it is made where it does not exist.
+	Directory string
+	// Progress is told what is done, by one goroutine at a time. It may be nil.
+	Progress func(what string)
+}
+
+// Outcome is a figure and its result.
+type Outcome struct {
+	Figure
+	Result
+	// Stored tells that the result was in the directory, made by the same code with the same settings.
+	Stored bool
+}
+
+// Make makes the figures that the directory does not have yet, and writes each when it is done: NAME.csv
+// and NAME.svg, with a number where there are several charts, and NAME.json, by which it is found again.
+// Last it writes index.html, which shows all of them. It can be interrupted at any point: what is
+// written is whole, and is not made again.
+func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) {
+	store, err := openStore(s)
+	if err != nil {
+		return nil, err
+	}
+	var outcomes []Outcome
+	for i, figure := range figures {
+		s.tell("%s (%d of %d)", figure.Name, i+1, len(figures))
+		outcome, err := store.makeOne(ctx, figure, s)
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("interrupted at figure %s: %w; those before it are in %s, and not made again",
+				figure.Name, context.Cause(ctx), s.Directory)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("figure %s: %w", figure.Name, err)
+		}
+		outcomes = append(outcomes, outcome)
+	}
+	return outcomes, store.writePage(outcomes)
+}
+
+func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
+	if result, ok := s.load(figure.Name); ok {
+		return Outcome{figure, result, true}, nil
+	}
+	r := &run{Settings: settings, figure: figure.Name}
+	if err := figure.make(ctx, r); err != nil {
+		return Outcome{}, err
+	}
+	if err := r.result.finite(); err != nil {
+		return Outcome{}, err
+	}
+	return Outcome{figure, r.result, false}, s.save(figure.Name, r.result)
+}
+
+func (s *Settings) tell(format string, args ...any) {
+	if s.Progress != nil {
+		s.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// pick is the first where figures are made quickly, else the second.
+func pick[T any](r *run, quick, full T) T {
+	if r.Quick {
+		return quick
+	}
+	return full
+}
+
+// each calls do for 0 to n-1, as many at once as there are workers, and tells how far it is. What do(i)
+// computes must follow from i alone.
+func (r *run) each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(max(1, r.Workers))
+	var mu sync.Mutex
+	done := 0
+	for i := range n {
+		group.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err := do(ctx, i); err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			done++
+			r.tell("%s: %d of %d", r.figure, done, n)
+			return nil
+		})
+	}
+	return group.Wait()
+}

@@ -1,0 +1,165 @@
+package repro
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// TestManyServers holds the mean-field model against 10000 servers: no more than 1% apart.
+func TestManyServers(t *testing.T) {
+	for _, test := range []struct {
+		load      float64
+		threshold int
+	}{{0.7, 2}, {0.88, 4}} {
+		config, err := manyServersConfig(test.load, test.threshold, 50)
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, err := sim.Run(t.Context(), config, sim.Options{Seed: 1, Runs: 1, Parallel: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := steady(test.load, test.threshold)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := result.Mean().Value, s.MeanResponse(); math.Abs(got-want) > 0.01*want {
+			t.Errorf("SR%d at %v: mean response time %v, model %v", test.threshold, test.load, got, want)
+		}
+		if got, want := result.Hops().Value, s.Rejected; math.Abs(got-want) > 0.01 {
+			t.Errorf("SR%d at %v: %v are passed on, model %v", test.threshold, test.load, got, want)
+		}
+	}
+}
+
+// TestSweep has the papers' headline at a few batches: SR4 is more than twice as fast as single choice.
+func TestSweep(t *testing.T) {
+	r := &run{Settings: Settings{Seed: 1, Workers: 1}}
+	results, err := r.sweep(t.Context(), srlbTestbed, hunters[:2], []float64{0.3, 0.88}, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := ratio(results[0][1], results[1][1]); got < 1.8 || got > 2.8 {
+		t.Errorf("SC / SR4 at 0.88: %v, want 2.3 ± 0.5", got)
+	}
+	if got := ratio(results[0][0], results[1][0]); got < 1 || got > 1.1 {
+		t.Errorf("SC / SR4 at 0.3: %v, want 1 to 1.1", got)
+	}
+}
+
+// TestSameSeed makes a simulated figure twice.
+func TestSameSeed(t *testing.T) {
+	var results [2]Result
+	for i, workers := range []int{1, 2} {
+		r := &run{Settings: Settings{Seed: 5, Workers: workers}}
+		if err := r.loadsOverTime(t.Context(), srlbTestbed, hunters[:2], 0.5); err != nil {
+			t.Fatal(err)
+		}
+		results[i] = r.result
+	}
+	if diff := cmp.Diff(results[0], results[1]); diff != "" {
+		t.Errorf("one and two workers differ:\n%s", diff)
+	}
+}
+
+// TestHLBRate counts what flows need of the resource that they use most.
+func TestHLBRate(t *testing.T) {
+	h := newHLBCluster() // 192 processors, 128 for IO
+	for _, test := range []struct {
+		cpu, io float64 // seconds of a flow
+		want    float64 // flows a second
+	}{
+		{0.5, 0, 192 / 0.5},
+		{0.75, 0.25, 192 / 0.75},
+		{0.25, 0.75, 128 / 0.75},
+	} {
+		h.jobs = []sim.Stage{
+			{Queue: sim.CPU, Work: sim.Exponential(test.cpu / 2)}, {Queue: sim.IO, Work: sim.Exponential(test.io)},
+			{Queue: sim.CPU, Work: sim.Exponential(test.cpu / 2)},
+		}
+		if got := h.rate(0.9); math.Abs(got-0.9*test.want) > 1e-9 {
+			t.Errorf("CPU %v s, IO %v s: %v flows a second, want %v", test.cpu, test.io, got, 0.9*test.want)
+		}
+	}
+}
+
+// TestHalves sums up a run by halves of the cluster.
+func TestHalves(t *testing.T) {
+	servers := []sim.ServerUse{{Connections: 1, Open: 1}, {Connections: 2, Open: 1}, {Connections: 3, Open: 2}, {Connections: 6, Open: 4}}
+	result := &sim.Result{Runs: []*sim.RunResult{{Servers: servers}}}
+	if got := powerful(result); got != 0.75 {
+		t.Errorf("the second half has %v of the flows, want 0.75", got)
+	}
+	if got := queueRatio(result); got != 3 {
+		t.Errorf("the second half has %v times the queues, want 3", got)
+	}
+}
+
+// TestWeightRatios has HLB find out which half is faster.
+func TestWeightRatios(t *testing.T) {
+	cluster := newHLBCluster()
+	cluster.servers, cluster.cpus, cluster.balancers = 8, [2]int32{1, 4}, 1
+	r := &run{Settings: Settings{Seed: 1, Workers: 1, Quick: true}}
+	ratios, err := r.weightRatios(t.Context(), []hlbCluster{cluster}, 0.9, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ratios[0] <= 1.005 || ratios[0] > 4 {
+		t.Errorf("ratio of weights %v, want more than 1 and at most 4", ratios[0])
+	}
+}
+
+// TestPlaceLongFlows checks that servers take flows up to the threshold, and pass on those after.
+func TestPlaceLongFlows(t *testing.T) {
+	table, err := tables.Build(resiliencyServers(10, 0), 1021, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := 0, 0
+	for bucket, taken := range placeLongFlows(table, 1000, 8, rand.New(rand.NewPCG(1, 1))) {
+		row := table.Row(bucket)
+		for _, server := range taken {
+			switch server {
+			case row[0]:
+				first++
+			case row[1]:
+				second++
+			default:
+				t.Fatalf("bucket %d: server %d is not in %v", bucket, server, row)
+			}
+		}
+	}
+	// Each server takes at most 8 flows that come to it first; the second in the row takes any.
+	if first > 80 || first+second != 1000 {
+		t.Errorf("%d flows with the first server, %d with the second", first, second)
+	}
+}
+
+// TestCountResets has no resets without removals, and with them at least those of the servers that are
+// gone.
+func TestCountResets(t *testing.T) {
+	for candidates := 1; candidates <= 2; candidates++ {
+		r, err := countResets(1, 0, candidates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r[0].all != 0 {
+			t.Errorf("%d candidates: %v resets though no server went", candidates, r[0].all)
+		}
+		for k := 1; k <= mostRemoved; k++ {
+			gone := r[k].all - r[k].extra
+			if mean := float64(k*resetFlows) / resetServers; gone < 0.4*mean || gone > 1.6*mean {
+				t.Errorf("%d candidates, %d servers gone: %v of their flows, want about %.0f", candidates, k, gone, mean)
+			}
+			if r[k].extra == 0 || r[k].extra > 0.1*resetFlows {
+				t.Errorf("%d candidates, %d servers gone: %v resets of others", candidates, k, r[k].extra)
+			}
+		}
+	}
+}

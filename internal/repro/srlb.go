@@ -1,0 +1,53 @@
+package repro
+
+import (
+	"context"
+	"slices"
+)
+
+// srlbFigures are those of "SRLB: The Power of Choices in Load Balancing with Segment Routing". Its
+// figure 1 is a drawing, 6 to 8 need a trace and a database.
+var srlbFigures = []Figure{
+	{"srlb-2", "Mean response time by load", "SRLB, section V-C", srlb2},
+	{"srlb-3", "Distribution of response times, heavy load", "SRLB, section V-C", srlb3},
+	{"srlb-4", "Load of the servers over time, heavy load", "SRLB, section V-C", srlb4},
+	{"srlb-5", "Distribution of response times, light load", "SRLB, section V-C", srlb5},
+}
+
+// srlbContenders has the paper's name for the baseline, which is not round-robin but random.
+func srlbContenders() []contender {
+	contenders := slices.Clone(hunters)
+	contenders[0].name = "RR (random)"
+	return contenders
+}
+
+func srlb2(ctx context.Context, r *run) error {
+	contenders := srlbContenders()
+	loads := []float64{0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.61,
+		0.65, 0.7, 0.73, 0.76, 0.79, 0.82, 0.85, 0.88, 0.9, 0.92, 0.94, 0.96}
+	results, err := r.sweep(ctx, srlbTestbed, contenders, loads, pick(r, 8, 20))
+	if err != nil {
+		return err
+	}
+	r.draw(r.meanChart("Mean response time, 12 servers", contenders, loads, results))
+	r.compareHunters(loads, results, 0.88)
+	return nil
+}
+
+func srlb3(ctx context.Context, r *run) error {
+	_, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.88, pick(r, 8, 20))
+	return err
+}
+
+func srlb4(ctx context.Context, r *run) error {
+	return r.loadsOverTime(ctx, srlbTestbed, srlbContenders()[:2], 0.88)
+}
+
+func srlb5(ctx context.Context, r *run) error {
+	results, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.61, pick(r, 8, 20))
+	if err != nil {
+		return err
+	}
+	r.about("SR16 / RR at ρ = 0.61", 1, ratio(results[3], results[0]), 0.02, "no improvement, says the text")
+	return nil
+}

@@ -1,0 +1,125 @@
+package repro
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+)
+
+// store is the directory of the figures.
+type store struct {
+	directory string
+	key       key
+}
+
+// key tells whether a stored result is what a run would give.
+type key struct {
+	// Code is a digest of the running program, which names its version also between commits.
+	Code  string
+	Quick bool
+	Seed  uint64
+}
+
+// record is what a file NAME.json holds.
+type record struct {
+	Key    key
+	Result Result
+}
+
+func openStore(s Settings) (*store, error) {
+	code, err := digestOfProgram()
+	if err != nil {
+		return nil, fmt.Errorf("version of the program: %w", err)
+	}
+	if err := os.MkdirAll(s.Directory, 0o755); err != nil {
+		return nil, err
+	}
+	return &store{s.Directory, key{code, s.Quick, s.Seed}}, nil
+}
+
+func digestOfProgram() (string, error) {
+	name, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
+}
+
+// load returns a result that is stored under the key. One that cannot be read is made again.
+func (s *store) load(name string) (Result, bool) {
+	content, err := os.ReadFile(filepath.Join(s.directory, name+".json"))
+	if err != nil {
+		return Result{}, false
+	}
+	var r record
+	if json.Unmarshal(content, &r) != nil || r.Key != s.key {
+		return Result{}, false
+	}
+	return r.Result, true
+}
+
+// save writes the files of a figure, that with the key last.
+func (s *store) save(name string, result Result) error {
+	for i := range result.Charts {
+		c := &result.Charts[i]
+		table, err := c.CSV()
+		if err != nil {
+			return err
+		}
+		base := chartName(name, i, len(result.Charts))
+		if err := s.write(base+".csv", table); err != nil {
+			return err
+		}
+		if err := s.write(base+".svg", c.SVG()); err != nil {
+			return err
+		}
+	}
+	content, err := json.MarshalIndent(record{s.key, result}, "", " ")
+	if err != nil {
+		return err
+	}
+	return s.write(name+".json", append(content, '\n'))
+}
+
+// chartName is the figure's name, with a number where there are several charts.
+func chartName(figure string, i, charts int) string {
+	if charts == 1 {
+		return figure
+	}
+	return fmt.Sprintf("%s-%d", figure, i+1)
+}
+
+// write replaces a file as a whole: whoever reads it sees the old one or the new one.
+func (s *store) write(name string, content []byte) (err error) {
+	file, err := os.CreateTemp(s.directory, "."+name+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(file.Name()))
+		}
+	}()
+	_, err = file.Write(content)
+	if err == nil {
+		err = file.Chmod(0o644)
+	}
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), filepath.Join(s.directory, name))
+}

@@ -1,0 +1,231 @@
+package repro
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/chart"
+	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/sim/placement"
+)
+
+// testbed is what SRLB (section IV) and 6LB (section VI-A) measured on: virtual machines of two
+// processors with Apache, 32 workers and a backlog of 128 that refuses what it has no room for. Load,
+// ρ, is of the processors; the papers' is of the highest rate without refusals, which they do not
+// state.
+type testbed struct {
+	servers   int
+	balancers int
+	queries   uint64
+	buckets   int
+	job       sim.Distribution
+	// random takes any servers as candidates, instead of those of the table.
+	random bool
+	// experiment names the servers, and so decides on the table.
+	experiment int
+}
+
+// The papers' testbeds. SRLB chooses candidates at random.
+var (
+	srlbTestbed  = testbed{servers: 12, balancers: 1, queries: 20_000, random: true, job: sim.Exponential(0.1)}
+	sixLBTestbed = testbed{servers: 48, balancers: 2, queries: 80_000, buckets: 65536, job: sim.Exponential(0.19)}
+)
+
+func (t testbed) hunt() placement.Hunt {
+	return placement.Hunt{Candidates: 2, Buckets: t.buckets, Random: t.random}
+}
+
+// contender is what the papers compare on a testbed.
+type contender struct {
+	name string
+	spec func(t testbed) placement.Spec
+}
+
+func single(t testbed) placement.Spec {
+	if t.random {
+		return &placement.ECMP{}
+	}
+	return &placement.Hash{Candidates: 1, Buckets: t.buckets}
+}
+
+// sr is SRc with a threshold.
+func sr(threshold int) func(testbed) placement.Spec {
+	return func(t testbed) placement.Spec { return &placement.SR{Hunt: t.hunt(), Threshold: threshold} }
+}
+
+var (
+	singleChoice = contender{"SC", single}
+	sr4          = contender{"SR4", sr(4)}
+	srDynamic    = contender{"SRdyn", func(t testbed) placement.Spec {
+		return &placement.SRDyn{Hunt: t.hunt(), Window: 50, Epsilon: 0.1, Initial: 1}
+	}}
+	roundRobin = contender{"round-robin", func(testbed) placement.Spec { return &placement.RoundRobin{} }}
+	// feedback polls every 200 ms, as section VI-B7 of 6LB.
+	feedback = contender{"feedback", func(testbed) placement.Spec {
+		return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: 0.2}, Formula: placement.Formula6LB}
+	}}
+	hunters = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
+)
+
+// config is a batch of queries to empty servers, all of them measured, at so many a second.
+func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
+	method, policy, err := c.spec(t).Build()
+	if err != nil {
+		return nil, err
+	}
+	config := &sim.Config{
+		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, t.balancers),
+		Jobs:      []sim.Job{{Share: 1, Stages: []sim.Stage{{Queue: sim.CPU, Work: t.job}}}},
+		Arrivals:  sim.Poisson{Rate: rate},
+		Placement: method, Policy: policy, Connections: t.queries,
+	}
+	for i := range t.servers {
+		config.Servers = append(config.Servers, sim.Server{
+			Name: fmt.Sprintf("server-%d/%d", i, t.experiment), CPUs: 2, Speed: 1, IOSpeed: 1,
+			Discipline: sim.ProcessorSharing, Workers: 32, Backlog: 128,
+		})
+	}
+	return config, nil
+}
+
+// rate is the arrivals per second that load the processors with rho.
+func (t testbed) rate(rho float64) float64 { return rho * float64(2*t.servers) / t.job.Mean() }
+
+// batches are configurations of testbeds, or the first error.
+type batches struct {
+	configs []*sim.Config
+	err     error
+}
+
+func (b *batches) add(t testbed, c contender, rate float64) {
+	config, err := t.config(c, rate)
+	b.configs = append(b.configs, config)
+	b.err = errors.Join(b.err, err)
+}
+
+func (r *run) simulateBatches(ctx context.Context, b *batches, runs int) ([]*sim.Result, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	return r.simulate(ctx, b.configs, runs)
+}
+
+// sweep has the mean response times of contenders at loads: result[contender][load].
+func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, loads []float64, runs int) ([][]*sim.Result, error) {
+	var b batches
+	for _, c := range contenders {
+		for _, rho := range loads {
+			b.add(t, c, t.rate(rho))
+		}
+	}
+	results, err := r.simulateBatches(ctx, &b, runs)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Collect(slices.Chunk(results, len(loads))), nil
+}
+
+// meanChart draws the mean response times of a sweep.
+func (r *run) meanChart(title string, contenders []contender, loads []float64, results [][]*sim.Result) chart.Chart {
+	c := chart.Chart{
+		Title: title,
+		X:     chart.Axis{Label: "load of the processors, ρ", Max: 1},
+		Y:     chart.Axis{Label: "mean response time, s"},
+	}
+	for i, contender := range contenders {
+		series := chart.Series{Name: contender.name, Style: chart.Marked}
+		for j, rho := range loads {
+			series.Points = append(series.Points, r.estimated(rho, results[i][j].Mean()))
+		}
+		c.Series = append(c.Series, series)
+	}
+	return c
+}
+
+// distributions draws the response times of contenders at one load, up to the 98th percentile of the
+// first.
+func (r *run) distributions(ctx context.Context, t testbed, contenders []contender, rho float64, runs int) ([]*sim.Result, error) {
+	results, err := r.sweep(ctx, t, contenders, []float64{rho}, runs)
+	if err != nil {
+		return nil, err
+	}
+	c := chart.Chart{
+		Title: fmt.Sprintf("Distribution of response times, ρ = %v", rho),
+		X:     chart.Axis{Label: "response time, s"},
+		Y:     chart.Axis{Label: "share of queries", Max: 1},
+	}
+	longest := results[0][0].Quantile(0.98).Value
+	var flat []*sim.Result
+	for i, contender := range contenders {
+		style := chart.Line
+		if i == 0 {
+			style = chart.Dashed
+		}
+		c.Series = append(c.Series, cdf(contender.name, style, results[i][0], longest))
+		flat = append(flat, results[i][0])
+	}
+	r.draw(c)
+	return flat, nil
+}
+
+// loadsOverTime draws the mean number of busy workers and Jain's index over one batch, both smoothed
+// as the papers do: an exponential moving average with a time constant of one second.
+func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contender, rho float64) error {
+	const interval = 0.5
+	load := chart.Chart{
+		Title: fmt.Sprintf("Busy workers of a server, ρ = %v", rho),
+		X:     chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "mean over servers"},
+	}
+	fairness := chart.Chart{
+		Title: fmt.Sprintf("Fairness of the servers' loads, ρ = %v", rho),
+		X:     chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "Jain's index", Max: 1},
+	}
+	var b batches
+	samples := make([][][2]float64, len(contenders))
+	for _, c := range contenders {
+		b.add(t, c, t.rate(rho))
+	}
+	for i, config := range b.configs {
+		config.SampleInterval = interval
+		config.Sample = func(_ int, _ float64, w sim.World) { samples[i] = append(samples[i], busy(w)) }
+	}
+	if _, err := r.simulateBatches(ctx, &b, 1); err != nil {
+		return err
+	}
+	for i, c := range contenders {
+		series := [2]chart.Series{{Name: c.name}, {Name: c.name}}
+		smooth := samples[i][0]
+		for j, sample := range samples[i] {
+			for k := range smooth {
+				smooth[k] += (1 - math.Exp(-interval)) * (sample[k] - smooth[k])
+				series[k].Points = append(series[k].Points, chart.Point{X: float64(j+1) * interval, Y: smooth[k]})
+			}
+		}
+		load.Series = append(load.Series, series[0])
+		fairness.Series = append(fairness.Series, series[1])
+	}
+	r.draw(load)
+	r.draw(fairness)
+	return nil
+}
+
+// busy is the mean number of busy workers, and Jain's index of them.
+func busy(w sim.World) [2]float64 {
+	sum, squares := 0.0, 0.0
+	for s := range w.Servers() {
+		x := float64(w.Load(int32(s)).Busy)
+		sum += x
+		squares += x * x
+	}
+	n := float64(w.Servers())
+	if sum == 0 {
+		return [2]float64{0, 1}
+	}
+	return [2]float64{sum / n, sum * sum / (n * squares)}
+}
+
+// ratio is the mean response time of one result to that of another.
+func ratio(a, b *sim.Result) float64 { return a.Mean().Value / b.Mean().Value }

@@ -1,0 +1,74 @@
+package tables
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// TestHistory compares with the last distinct servers of each place, from the list of all.
+func TestHistory(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const buckets, servers = 13, 6
+		depth := rapid.IntRange(1, 5).Draw(t, "depth")
+		list := numbered(servers)
+		past := make([][]uint16, 2*buckets) // the newest first
+		var h *History
+		for range rapid.IntRange(1, 12).Draw(t, "changes") {
+			// Two servers stay, so that rows always have two candidates.
+			i := rapid.IntRange(2, servers-1).Draw(t, "server")
+			list[i].Weight = 1 - list[i].Weight
+			table := mustBuild(t, list, buckets, 2)
+			var err error
+			if h == nil {
+				h, err = NewHistory(table, depth)
+			} else {
+				err = h.Push(table)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for place, server := range table.Rows {
+				past[place] = slices.Insert(past[place], 0, server)
+				var want []uint16
+				for _, s := range past[place] {
+					if !slices.Contains(want, s) && len(want) < depth {
+						want = append(want, s)
+					}
+				}
+				if got := h.Column(place/2, place%2); !slices.Equal(got, want) {
+					t.Fatalf("place %d of depth %d: %v, want %v of %v", place, depth, got, want, past[place])
+				}
+			}
+		}
+	})
+}
+
+func TestHistoryErrors(t *testing.T) {
+	list := numbered(4)
+	table := mustBuild(t, list, 7, 2)
+	for depth, want := range map[int]string{
+		0:   "history of depth 0: out of range 1 to 255",
+		256: "history of depth 256: out of range 1 to 255",
+	} {
+		if _, err := NewHistory(table, depth); err == nil || err.Error() != want {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	h, err := NewHistory(table, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := slices.Clone(list)
+	other[1].Name = "other"
+	for want, table := range map[string]*Table{
+		"history of 7 buckets with 2 candidates: a table has 8 with 2": mustBuild(t, list, 8, 2),
+		"history of 4 servers: a table has 3":                          mustBuild(t, list[:3], 7, 2),
+		`history: server 1 was "server-1", is "other"`:                 mustBuild(t, other, 7, 2),
+	} {
+		if err := h.Push(table); err == nil || err.Error() != want {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
