@@ -156,12 +156,13 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 	view := f.view()
 	seen := map[string]int{}
 	names := slices.Sorted(maps.Keys(hunted))
-	kinds := []packet.TCPFlags{packet.SYN, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
+	// SYNs are what meets most, and flows that are closing at servers out of reach the rarest of it.
+	kinds := []packet.TCPFlags{packet.SYN, packet.SYN, packet.SYN, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
 	rapid.Check(t, func(t *rapid.T) {
 		clear(f.kernel.flows.entries)
 		clear(f.kernel.pending.entries)
 		f.route()
-		for range rapid.IntRange(20, 60).Draw(t, "packets") {
+		for range rapid.IntRange(40, 80).Draw(t, "packets") {
 			service := rapid.SampledFrom(names).Draw(t, "service")
 			flow := hunted[service].from(rapid.Uint16Range(1, 2).Draw(t, "port"))
 			server := rapid.SampledFrom(f.row(flow, service)).Draw(t, "server")
