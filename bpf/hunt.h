@@ -206,6 +206,16 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 	return true;
 }
 
+/* Renews an entry that nobody could be asked about: there is no other candidate, or no room in
+ * the packet to ask. Else a long upload would never, and its entry be taken for an idle one. */
+static __always_inline void renew_unasked(const struct packet *pkt, struct flow_slot *flow,
+					  const struct segments *segments)
+{
+	if (segments->count == 1 && flow_known(flow) &&
+	    segments->server[0] == flow_server(flow->value))
+		flow_touch(flow, next_state(pkt, flow_state(flow->value)), flow_now());
+}
+
 /* The client has answered the server: from now on the flow is known. */
 static __always_inline enum reason confirm(const struct packet *pkt, struct flow_slot *flow,
 					   const struct flow_slot *half, __u32 server)
@@ -263,7 +273,10 @@ static __always_inline enum reason hunt(const struct packet *pkt, const struct s
 		return offer(&pkt->key, service, flow_known(flow) ? flow : &half, segments)
 			       ? REASON_FORWARD_HUNT
 			       : REASON_DROP_NO_SERVER;
-	return seek(pkt, service, flow, segments) ? REASON_FORWARD_RECOVER : REASON_DROP_NO_SERVER;
+	if (!seek(pkt, service, flow, segments))
+		return REASON_DROP_NO_SERVER;
+	renew_unasked(pkt, flow, segments);
+	return REASON_FORWARD_RECOVER;
 }
 
 #endif

@@ -295,6 +295,14 @@ func TestSeekFits(t *testing.T) {
 						frame := flow.frame(packet.Flags(packet.ACK), packet.Payload(make([]byte, c.length-bare)))
 						want := f.visited(frame, flow, service, "forward_recover", cut(all, c.most)...)
 						f.check(want, f.run(frame))
+						after := "stale first"
+						if len(cut(all, c.most)) == 1 { // nobody could be asked
+							after = "steer first"
+						}
+						if got := f.state(flow, service, parts); got != after {
+							t.Errorf("afterwards the flow is %q, want %q", got, after)
+						}
+						f.setState(flow, service, "stale first", parts)
 						trace := mustTrace(t, view, Packet{Flow: flow, Length: c.length})
 						f.check(f.traced(t, trace, frame), f.run(frame))
 					})

@@ -75,7 +75,7 @@ func newView(instance string, counting *sync.Mutex, open func(name string, spec 
 	if v.mapped, err = mapDirectory(v.maps.Directory, unix.PROT_READ); err != nil {
 		return nil, err
 	}
-	v.servers, v.table = v.maps.serverTable(v.mapped), &serviceTable{v.mapped, &v.identity.ServiceKeys}
+	v.servers, v.table = v.maps.serverTable(v.mapped), &serviceTable{directory: v.mapped, keys: &v.identity.ServiceKeys}
 	if v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ); err != nil {
 		return nil, err
 	}

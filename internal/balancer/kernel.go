@@ -165,7 +165,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 	if k.mapped, err = mapDirectory(k.objects.Directory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	k.servers, k.services = k.objects.serverTable(k.mapped), &serviceTable{k.mapped, &identity.ServiceKeys}
+	k.servers, k.services = k.objects.serverTable(k.mapped), &serviceTable{directory: k.mapped, keys: &identity.ServiceKeys}
 	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
 		return fmt.Errorf("write identity: %w", err)
 	}

@@ -80,7 +80,13 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 	if r.isStale(e, svc) {
 		return nil
 	}
-	e.seen = now
+	r.renew(p, e)
+	return server
+}
+
+// renew has an entry be that of a flow that has just been seen.
+func (r *reference) renew(p parsed, e *referenceEntry) {
+	e.seen = r.now()
 	switch {
 	case p.ends():
 		e.state = stateClosing
@@ -89,7 +95,6 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 	case e.state == stateClosing:
 		e.state = stateNew
 	}
-	return server
 }
 
 // keepsServer is the table of docs/packet-path.md for flows whose server is configured. A server that

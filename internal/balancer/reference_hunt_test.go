@@ -67,7 +67,11 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 		return r.offer(p, svc, e), "forward_hunt"
 	}
 	if holder != nil {
-		return r.seek(p, svc, holder), "forward_recover"
+		asked := r.seek(p, svc, holder)
+		if len(asked) == 1 { // nobody was
+			r.renew(p, e)
+		}
+		return asked, "forward_recover"
 	}
 	return r.rowAsked(p.flow, svc, srv6.RecoverStickiness), "forward_recover"
 }

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	serviceBits      = 16 // SERVICE_BITS in bpf/services.h
+	serviceBits      = 16 // SERVICE_BITS in bpf/directory.h
 	serviceLineCount = 1 << serviceBits
 	servicesPerLine  = 2  // SERVICES_PER_LINE
 	serviceReach     = 16 // SERVICE_REACH
@@ -27,6 +27,7 @@ type serviceLines [serviceLineCount]balancerServiceLine
 type serviceTable struct {
 	directory *directory
 	keys      *serviceKeys
+	unsettled bool // packets may still be on their way that saw the table that is not in force
 }
 
 // inForce is the table that packets are looked up in.
@@ -84,7 +85,10 @@ func (t *serviceTable) find(key balancerServiceEntry) *balancerServiceEntry {
 
 // replace brings another table with the given entries into force; no packet sees anything between, and none
 // is on its way that saw the one before when it returns.
-func (t *serviceTable) replace(entries []balancerServiceEntry, settle func() error) error {
+func (t *serviceTable) replace(entries []balancerServiceEntry, wait func() error) error {
+	if err := t.settle(wait); err != nil {
+		return err
+	}
 	generation := t.directory.Generation + 1
 	next := t.of(generation)
 	clear(next[:])
@@ -94,9 +98,19 @@ func (t *serviceTable) replace(entries []balancerServiceEntry, settle func() err
 		}
 	}
 	atomic.StoreUint64(&t.directory.Generation, generation)
-	if err := settle(); err != nil {
-		return fmt.Errorf("wait for packets that a table of %d services took the place of another for: %w", len(entries), err)
+	t.unsettled = true
+	return t.settle(wait)
+}
+
+// settle waits, if nobody has, until no packet sees the table that is not in force.
+func (t *serviceTable) settle(wait func() error) error {
+	if !t.unsettled {
+		return nil
 	}
+	if err := wait(); err != nil {
+		return fmt.Errorf("wait for packets that saw the table of services before: %w", err)
+	}
+	t.unsettled = false
 	return nil
 }
 

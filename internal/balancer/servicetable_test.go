@@ -1,10 +1,12 @@
 package balancer
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -81,4 +83,45 @@ func TestServiceTableHasRoom(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A table that packets may still see is not written: if the wait for them failed, the next change waits first.
+func TestServiceTableWaits(t *testing.T) {
+	f := open(t, webOf(srv6Server("s", 1, 1)))
+	table := f.kernel.services
+	entries := table.all()
+	waits, failure := 0, errors.New("no memory")
+	wait := func() error { waits++; return failure }
+	if err := table.replace(entries[:1], wait); !errors.Is(err, failure) {
+		t.Errorf("error: %v", err)
+	}
+	before := *table.of(table.directory.Generation + 1)
+	if err := table.replace(entries, wait); !errors.Is(err, failure) || waits != 2 {
+		t.Errorf("%d waits, error: %v", waits, err)
+	}
+	if *table.of(table.directory.Generation + 1) != before {
+		t.Error("a table was written that packets may see")
+	}
+	var first, second *ebpf.Map
+	last := f.kernel.objects.Tables.MaxEntries() - 1
+	f.must(f.kernel.settle())
+	f.must(f.kernel.objects.Tables.Lookup(last, &first))
+	defer first.Close()
+	f.must(table.replace(entries, f.kernel.settle))
+	f.must(f.kernel.objects.Tables.Lookup(last, &second))
+	defer second.Close()
+	if idOf(t, first) == idOf(t, second) {
+		t.Error("nothing was replaced that the kernel waits at")
+	}
+	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_new"), f.run(web.frame()))
+}
+
+func idOf(t *testing.T, m *ebpf.Map) ebpf.MapID {
+	t.Helper()
+	info, err := m.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	return id
 }

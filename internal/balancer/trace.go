@@ -367,7 +367,7 @@ func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32
 	return v.appendRow(nil, row, service, isAny)
 }
 
-// listAsked lists the servers that are asked for a flow: ask_own of bpf/hunt.h.
+// listAsked lists the servers that are asked for a flow: list_own of bpf/hunt.h.
 func (v *View) listAsked(row []uint32, bucket uint32, service *balancerServiceEntry) ([]uint32, error) {
 	slots := v.appendRow(nil, row, service, v.servers.hasNextHop)
 	if service.Rule.Table&ruleFormer != 0 {

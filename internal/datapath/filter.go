@@ -41,9 +41,22 @@ func AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 	return nil
 }
 
+// listAttempts is how often interfaces are looked through while others come and go.
+const listAttempts = 20
+
 // RemoveFilters takes an instance's filters from all interfaces of the calling thread's network namespace
 // but the one to keep; 0 is none. They are found by their name, so that no process that ended early leaves one.
-func RemoveFilters(instance string, keep int) error {
+func RemoveFilters(instance string, keep int) (err error) {
+	for range listAttempts {
+		err = removeAllFilters(instance, keep)
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+	}
+	return err
+}
+
+func removeAllFilters(instance string, keep int) error {
 	devices, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("list the interfaces: %w", err)
@@ -73,7 +86,7 @@ func removeFilters(device netlink.Link, parent uint32, name string) error {
 		if bpf, ok := f.(*netlink.BpfFilter); !ok || bpf.Name != name {
 			continue
 		}
-		if err := netlink.FilterDel(f); err != nil {
+		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("delete filter %q of %s: %w", name, device.Attrs().Name, err)
 		}
 	}

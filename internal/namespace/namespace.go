@@ -3,6 +3,7 @@
 package namespace
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -54,12 +55,17 @@ func (n *Namespace) Do(f func() error) error {
 // onOwnThread runs f on a thread that ends with it, so that its namespace is never met by other
 // goroutines.
 func onOwnThread(f func() error) error {
-	result := make(chan error)
+	result := make(chan error, 1)
 	go func() {
+		defer close(result) // also when f ends the goroutine, as a test that fails does
 		runtime.LockOSThread() // and never unlocked: the thread ends here
 		result <- f()
 	}()
-	return <-result
+	err, returned := <-result
+	if !returned {
+		return errors.New("ended before it returned")
+	}
+	return err
 }
 
 // End is one end of a cable: an interface in a namespace.
