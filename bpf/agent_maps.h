@@ -18,6 +18,23 @@ struct {
 	__type(value, __u32);
 } vips SEC(".maps");
 
+/* Whether those that may ask about flows are named; else all may, and no look-up tells. */
+volatile __u32 balancers_are_named;
+
+/* Their locators, of any length up to all 64 bits. */
+struct locator_prefix {
+	__u32 length; /* in bits */
+	__u8 locator[8];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 2 * 1024); /* all, and those before, while they are replaced */
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct locator_prefix);
+	__type(value, __u32);
+} balancers SEC(".maps");
+
 /* This end of gre and ipip tunnels. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -57,10 +74,8 @@ struct {
 } service_labels SEC(".maps");
 
 /*
- * What the agent put on the host, for it to take away again after any number of
- * restarts; no program reads it. The key of an address is the address. The key of
- * tc filters is a multicast address that ends with the interface's index; the
- * value is 1 if clsact is the agent's too.
+ * The addresses that the agent put on the host, and the indexes of their interfaces,
+ * for it to take them away again after any number of restarts; no program reads it.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

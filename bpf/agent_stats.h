@@ -48,6 +48,7 @@ enum reason {
 	REASON_DROP_NOT_ENCAPSULATED,  /* neither a segment routing header nor a packet in it */
 	REASON_DROP_INNER_HEADER,      /* version or length of the packet in it */
 	REASON_DROP_NOT_SERVED,	       /* the VIP is none of ours, and no server is left */
+	REASON_DROP_SENDER,	       /* a function about a flow, from no balancer of ours */
 	REASON_DROP_TRANSPORT,	       /* a function about a flow, and no TCP header to name it */
 	REASON_DROP_NOT_LOCAL,	       /* the flow is not here, and no server is left */
 	REASON_DROP_HOP_LIMIT,
@@ -107,7 +108,7 @@ static __always_inline void count_syn_ack(enum syn_ack result)
 enum signal {
 	SIGNAL_CREATE,	 /* create-stickiness */
 	SIGNAL_REMOVE,	 /* remove-stickiness */
-	SIGNAL_TOO_LONG, /* a packet with no room for it, or one to be cut: the next one signals */
+	SIGNAL_TOO_LONG, /* no room for it, or in pieces, or to be: the next one signals */
 	SIGNAL_FAILED,	 /* the kernel refused the change */
 
 	SIGNAL_COUNT,

@@ -35,10 +35,15 @@ static __always_inline enum reason find_segments(const struct packet *pkt,
 						 const struct service *service,
 						 struct flow_slot *flow, struct segments *segments)
 {
+	enum reason why;
+
 	if (persist(pkt, service, flow, segments))
 		return REASON_FORWARD_KNOWN;
 	if (hunts(service))
 		return hunt(pkt, service, flow, segments);
+	why = finish_hunt(pkt, service, flow, segments);
+	if (why)
+		return why;
 	if (!place(&pkt->key, service, segments))
 		return REASON_DROP_NO_SERVER;
 	if (!remember(pkt, flow, segments))
@@ -58,7 +63,7 @@ static __always_inline bool guess(const struct packet *pkt, const struct service
 	if (!hunts(service))
 		return place(&pkt->key, service, segments);
 	pending_lookup(flow, &half);
-	return recall(service, &half, segments) || ask_own(&pkt->key, service, segments, SID_STEER);
+	return recall(service, &half, segments) || steer(&pkt->key, service, segments);
 }
 
 /* Finds the servers of what belongs to a flow without speaking for it: the entry stays

@@ -99,7 +99,7 @@ static __always_inline void write_first_sid(struct in6_addr *out, const struct e
 {
 	const struct server *server = encap->server;
 
-	write_sid(out, &server->address, encap->segments->sid ?: server->known_sid);
+	write_sid(out, &server->address, encap->segments->first_sid ?: server->known_sid);
 }
 
 /* Writes the segments in the header's order, the last one to be visited first. A

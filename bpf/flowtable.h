@@ -131,6 +131,11 @@ static __always_inline int flow_way(__u64 signature, int i)
 	return (i ^ signature >> FLOW_SIGNATURE_SHIFT) & (FLOWS_PER_BUCKET - 1);
 }
 
+static __always_inline bool flow_is_own(const struct flow_slot *slot, __u64 value)
+{
+	return (value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0;
+}
+
 /* Reads the entry of the signature in the bucket, if there is one. */
 static __always_inline void flow_search(struct flow_slot *slot)
 {
@@ -141,8 +146,7 @@ static __always_inline void flow_search(struct flow_slot *slot)
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		__u64 value = flow_read(slot->bucket, flow_way(slot->signature, i));
 
-		if ((value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0 &&
-		    flow_state(value) != FLOW_FREE) {
+		if (flow_is_own(slot, value) && flow_state(value) != FLOW_FREE) {
 			slot->value = value;
 			return;
 		}
@@ -185,12 +189,18 @@ static __always_inline bool flow_exchange(const struct flow_slot *slot, __u64 ol
 	return false;
 }
 
+/* What of an entry's state and time is new. */
+static __always_inline __u64 flow_changes(const struct flow_slot *slot, enum flow_state state,
+					  __u64 now)
+{
+	return (slot->value ^ ((__u64)state << FLOW_STATE_SHIFT | now)) & FLOW_SEEN_MASK;
+}
+
 /* Notes that the flow was seen. Writes only what changed, and not twice a tick,
  * to leave the line shared between cores. */
 static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state state, __u64 now)
 {
-	__u64 seen = (__u64)state << FLOW_STATE_SHIFT | now;
-	__u64 changed = (slot->value ^ seen) & FLOW_SEEN_MASK;
+	__u64 changed = flow_changes(slot, state, now);
 
 	if (changed)
 		flow_exchange(slot, slot->value, slot->value ^ changed);
@@ -211,11 +221,14 @@ static __always_inline __u64 flow_rank(__u64 value, __u64 now)
 	}
 }
 
-/* Enters a flow, over its own old entry or the one that yields most readily:
- * free, then the oldest that is new or closing, then the oldest idle. False
- * when all are in use, or another core was faster. */
-static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, enum flow_state state,
-					__u64 now)
+/*
+ * Enters a flow, over its own old entry or the one that yields most readily: free, then the
+ * oldest that is new or closing, then the oldest idle. False when all are in use, or another
+ * core was faster. Whether one that another core has made of the flow since it was looked up
+ * is spared is for the caller to say.
+ */
+static __always_inline bool flow_enter(struct flow_slot *slot, __u32 server, enum flow_state state,
+				       __u64 now, bool spares_own)
 {
 	__u64 value = flow_value(slot->signature, server, state, now);
 	__u64 old = slot->value, best = 0;
@@ -227,7 +240,7 @@ static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, en
 #pragma unroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
 		__u64 other = flow_read(slot->bucket, flow_way(slot->signature, i));
-		__u64 rank = flow_rank(other, now);
+		__u64 rank = spares_own && flow_is_own(slot, other) ? 0 : flow_rank(other, now);
 
 		if (rank > best) {
 			best = rank;
@@ -235,6 +248,12 @@ static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, en
 		}
 	}
 	return best && flow_exchange(slot, old, value);
+}
+
+static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, enum flow_state state,
+					__u64 now)
+{
+	return flow_enter(slot, server, state, now, false);
 }
 
 #endif

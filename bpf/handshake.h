@@ -153,6 +153,17 @@ static __always_inline enum reason follow_first(const struct envelope *envelope,
 	return is_last_server(envelope) ? REASON_DROP_NOT_LOCAL : REASON_NEXT_NOT_LOCAL;
 }
 
+/* Whom to tell of a flow is what the packet says; so it has to be one of them. */
+static __always_inline bool is_balancer(__u64 sender)
+{
+	struct locator_prefix key = { .length = 64 };
+
+	if (!balancers_are_named)
+		return true;
+	__builtin_memcpy(key.locator, &sender, sizeof(key.locator));
+	return bpf_map_lookup_elem(&balancers, &key);
+}
+
 /*
  * Returns enum reason of a packet to a VIP of ours, and to another function than
  * deliver: none if it is to be delivered. Not inlined: the verifier walks it once.
@@ -164,6 +175,8 @@ __noinline int handshake(struct xdp_md *ctx, const struct envelope *envelope)
 
 	if (!envelope)
 		return REASON_DROP_TRANSPORT;
+	if (!is_balancer(envelope->sender))
+		return REASON_DROP_SENDER;
 	if (!read_client(ctx, envelope, &client) ||
 	    (client.packet.kind == PACKET_ICMP_ERROR && envelope->function != SID_STEER))
 		return envelope->function == SID_ACK ? REASON_NONE : REASON_DROP_TRANSPORT;

@@ -16,65 +16,28 @@
 #include "place.h"
 #include "stats.h"
 
-static __always_inline bool hunts(const struct service *service)
+/* Which servers of a row are listed. */
+enum listed {
+	LIST_TAKING,	/* that take new flows */
+	LIST_REACHABLE, /* that have a next hop */
+	LIST_ANY,
+};
+
+static __always_inline bool is_wanted(const struct service *service, __u32 number,
+				      enum listed wanted)
 {
-	return placement_of(service) != PLACEMENT_HASH;
-}
+	const struct server *server = server_at(number);
 
-/* The candidate that comes so many after another, around the row. */
-static __always_inline __u32 candidate_after(const struct service *service, __u32 choice,
-					     __u32 distance)
-{
-	return (choice + distance) % service->rule.candidates;
-}
-
-/* Which candidate of a row is the first that can be reached; the very first, if none
- * can. */
-static __always_inline __u32 first_reachable(const struct service *service, __u32 bucket)
-{
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < service->rule.candidates; i++) {
-		const struct server *server;
-		__u32 number;
-
-		if (!bucket_candidate(service, TABLE_PRESENT, bucket, i, &number))
-			return 0;
-		server = server_at(number);
-		if (server->next_hop)
-			return i;
-	}
-	return 0;
-}
-
-/*
- * Lists a row's candidates, from the first that can be reached: those in front of it
- * come last, for what others cannot be passed the packet by. False when there are none.
- * Not inlined: see steer_unusual.
- */
-__noinline int list_row(const struct service *service, __u32 bucket, struct segments *segments)
-{
-	__u32 count, first;
-
-	if (!service || !segments)
+	if (!serves(server, service))
 		return false;
-	count = service->rule.candidates;
-	if (!service->rule.buckets || !count || count > MAX_CANDIDATES)
-		return false;
-	first = first_reachable(service, bucket);
-	for (__u32 i = 0; i < MAX_CANDIDATES && i < count; i++) {
-		if (!bucket_candidate(service, TABLE_PRESENT, bucket,
-				      candidate_after(service, first, i), &segments->server[i]))
-			return false;
+	switch (wanted) {
+	case LIST_TAKING:
+		return takes_flows(server);
+	case LIST_REACHABLE:
+		return server->next_hop;
+	default:
+		return true;
 	}
-	segments->count = count;
-	return true;
-}
-
-/* Says what is asked of the servers listed, and of the last of them. */
-static __always_inline void ask_listed(struct segments *segments, enum sid_function each,
-				       enum sid_function last)
-{
-	segments->first = server_at(segments->server[0]);
-	ask(segments, each, last);
 }
 
 static __always_inline bool is_listed(const struct segments *segments, __u32 number)
@@ -87,22 +50,21 @@ static __always_inline bool is_listed(const struct segments *segments, __u32 num
 }
 
 /*
- * Lists the servers, too, that the row had before the servers last changed, and can be
- * reached: a flow from then may be there. Not inlined: see steer_unusual.
+ * Appends the wanted servers of a row to the list, but those that are there already.
+ * Not inlined: see steer_unusual.
  */
-__noinline int list_former(const struct service *service, __u32 bucket, struct segments *segments)
+__noinline int list_row(const struct service *service, __u32 which, __u32 bucket, __u32 wanted,
+			struct segments *segments)
 {
-	if (!service || !segments || !(service->rule.table & RULE_FORMER))
+	if (!service || !segments || !service->rule.buckets)
 		return 0;
 	for (__u32 i = 0; i < MAX_CANDIDATES && i < service->rule.candidates; i++) {
 		__u32 count = segments->count, number;
-		const struct server *server;
 
 		if (count >= MAX_CANDIDATES ||
-		    !bucket_candidate(service, TABLE_FORMER, bucket, i, &number))
+		    !bucket_candidate(service, which, bucket, i, &number))
 			break;
-		server = server_at(number);
-		if (!serves(server, service) || !server->next_hop || is_listed(segments, number))
+		if (is_listed(segments, number) || !is_wanted(service, number, wanted))
 			continue;
 		segments->server[count] = number;
 		segments->count = count + 1;
@@ -110,31 +72,137 @@ __noinline int list_former(const struct service *service, __u32 bucket, struct s
 	return 0;
 }
 
-/* Asks a flow's own candidates, which are the same on all balancers. */
-static __always_inline bool ask_own(const struct flow_key *flow, const struct service *service,
-				    struct segments *segments, enum sid_function function)
+/* Says what is asked of the servers listed, and of the last of them. False when there are
+ * none. */
+static __always_inline bool ask_listed(struct segments *segments, enum sid_function each,
+				       enum sid_function last)
 {
-	__u32 bucket = bucket_of(flow, service->rule.buckets);
-
-	if (!list_row(service, bucket, segments))
+	if (!segments->count)
 		return false;
-	list_former(service, bucket, segments);
-	ask_listed(segments, function, function);
+	segments->first = server_at(segments->server[0]);
+	ask(segments, each, last);
 	return true;
 }
 
-/* Offers a new connection to candidates; the last one has to take it. */
-static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
+/*
+ * Appends a flow's own candidates, which are the same on all balancers, and those that the
+ * row had before the servers last changed: a flow from then may be there. What cannot be
+ * reached comes last, for what others cannot be passed the packet by; but it is not left
+ * out, or the one before would be the last and reset what it does not have.
+ */
+static __always_inline void list_own(const struct flow_key *flow, const struct service *service,
+				     struct segments *segments)
+{
+	__u32 bucket = bucket_of(flow, service->rule.buckets);
+
+	list_row(service, TABLE_PRESENT, bucket, LIST_REACHABLE, segments);
+	if (service->rule.table & RULE_FORMER)
+		list_row(service, TABLE_FORMER, bucket, LIST_REACHABLE, segments);
+	list_row(service, TABLE_PRESENT, bucket, LIST_ANY, segments);
+}
+
+/* Asks whose flow it is what does not speak for it. */
+static __always_inline bool steer(const struct flow_key *flow, const struct service *service,
 				  struct segments *segments)
 {
+	segments->count = 0;
+	list_own(flow, service, segments);
+	return ask_listed(segments, SID_STEER, SID_STEER);
+}
+
+/* How many segments a packet may visit and still not be too long for its way. */
+static __always_inline __u32 most_segments(const struct packet *pkt, const struct service *service,
+					   const struct server *first)
+{
+	bool is_inserted = service->rule.encapsulation == ENCAP_SRV6_INSERT;
+	/* Of a list of two or more, what does not grow with it. */
+	int fixed = is_inserted ? srh_size(2) : sizeof(struct ipv6hdr) + srh_size(0) - SEGMENT_SIZE;
+	int room = port_at(NEXT_HOP_PORT(first->next_hop))->mtu - (int)pkt->length - fixed;
+
+	if (room < 2 * (int)SEGMENT_SIZE)
+		return 1;
+	return room < (int)(MAX_CANDIDATES * SEGMENT_SIZE) ? room / SEGMENT_SIZE : MAX_CANDIDATES;
+}
+
+/* Begins the list with the server of a flow's entry, if it can be reached. False when there is
+ * no such server. */
+static __always_inline bool list_holder(const struct service *service,
+					const struct flow_slot *entry, struct segments *segments)
+{
+	bool is_held = recall(service, entry, segments);
+
+	segments->count = is_held && segments->first->next_hop;
+	return is_held;
+}
+
+/* Ends the list with the server of a flow's entry, which takes what nobody else does; where it
+ * leads the list as well there are others in between, or it is alone. */
+static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
+{
+	__u32 last = segments->count < most ? segments->count : most - 1;
+
+	if (last == 1 && segments->server[0] == holder)
+		last = 0;
+	segments->server[last & (MAX_CANDIDATES - 1)] = holder;
+	segments->count = last + 1;
+}
+
+/*
+ * Asks whose flow it is. An entry that nobody has used for long (is_stale) is asked for first,
+ * and if the flow is not there or with any candidate its server says so to the client, as
+ * without the question. No packet becomes too long by that.
+ */
+static __always_inline bool seek(const struct packet *pkt, const struct service *service,
+				 const struct flow_slot *entry, struct segments *segments)
+{
+	__u32 holder, most;
+
+	if (!list_holder(service, entry, segments)) {
+		list_own(&pkt->key, service, segments);
+		return ask_listed(segments, SID_RECOVER, SID_RECOVER);
+	}
+	list_own(&pkt->key, service, segments);
+	holder = flow_server(entry->value);
+	most = most_segments(pkt, service,
+			     server_at(segments->count ? segments->server[0] : holder));
+	end_with(segments, holder, most);
+	return ask_listed(segments, SID_RECOVER, SID_ACK);
+}
+
+/*
+ * Begins the list with the server of an entry that takes no new connection, but may have this
+ * one: a SYN may be late, or a stranger's.
+ */
+static __always_inline void list_drained(const struct service *service,
+					 const struct flow_slot *entry, struct segments *segments)
+{
+	if (!list_holder(service, entry, segments) || is_over(entry->value) ||
+	    segments->first->flags & SERVER_FAILING)
+		segments->count = 0;
+}
+
+/*
+ * Offers a new connection to candidates; the last one has to take it, and so is not one that
+ * cannot be reached or takes no new flows, unless all are like that.
+ */
+static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
+				  const struct flow_slot *entry, struct segments *segments)
+{
 	__u32 buckets = service->rule.buckets;
-	__u32 bucket = bucket_of(flow, buckets);
+	__u32 bucket = bucket_of(flow, buckets), drained;
 
 	if (placement_of(service) == PLACEMENT_HUNT_RANDOM)
 		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
-	if (!list_row(service, bucket, segments))
+	list_drained(service, entry, segments);
+	drained = segments->count;
+	list_row(service, TABLE_PRESENT, bucket, LIST_TAKING, segments);
+	if (segments->count == drained)
+		list_row(service, TABLE_PRESENT, bucket, LIST_ANY, segments);
+	if (segments->count == drained ||
+	    !ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;
-	ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE);
+	if (drained)
+		segments->first_sid = SID_HALF(SID_STEER);
 	return true;
 }
 
@@ -150,24 +218,52 @@ static __always_inline enum reason confirm(const struct packet *pkt, struct flow
 	return REASON_FORWARD_NEW;
 }
 
-/* Finds the servers of a flow that the flow table does not know: the one that has
- * answered its SYN, or else candidates. */
+/* Goes on with a half-open flow. None where there is no such, or it has to begin again. */
+static __always_inline enum reason go_on(const struct packet *pkt, const struct service *service,
+					 struct flow_slot *flow, const struct flow_slot *half,
+					 struct segments *segments)
+{
+	if (!flow_known(half) || !keep(pkt, service, half->value, segments))
+		return REASON_NONE;
+	ask(segments, SID_ACK, SID_ACK);
+	if (starts_connection(pkt))
+		return REASON_FORWARD_KNOWN;
+	return confirm(pkt, flow, half, segments->server[0]);
+}
+
+/* The same for a service that has ceased to hunt. */
+static __always_inline enum reason finish_hunt(const struct packet *pkt,
+					       const struct service *service,
+					       struct flow_slot *flow, struct segments *segments)
+{
+	struct flow_slot half;
+
+	if (!(service->rule.table & RULE_HUNTED))
+		return REASON_NONE;
+	pending_lookup(flow, &half);
+	return go_on(pkt, service, flow, &half, segments);
+}
+
+/* Finds the servers of a flow that the flow table does not know for sure: the one that
+ * has answered its SYN, or else candidates. */
 static __always_inline enum reason hunt(const struct packet *pkt, const struct service *service,
 					struct flow_slot *flow, struct segments *segments)
 {
 	struct flow_slot half;
+	enum reason why;
 
 	pending_lookup(flow, &half);
-	if (flow_known(&half) && keep(pkt, service, half.value, segments)) {
-		if (starts_connection(pkt))
-			return REASON_FORWARD_KNOWN;
-		return confirm(pkt, flow, &half, segments->server[0]);
-	}
+	why = go_on(pkt, service, flow, &half, segments);
+	if (why)
+		return why;
+	if (starts_connection(pkt) && flow_known(flow) &&
+	    keep(pkt, service, flow->value, segments)) /* for its server to judge */
+		return REASON_FORWARD_KNOWN;
 	if (starts_connection(pkt))
-		return offer(&pkt->key, service, segments) ? REASON_FORWARD_HUNT
-							   : REASON_DROP_NO_SERVER;
-	return ask_own(&pkt->key, service, segments, SID_RECOVER) ? REASON_FORWARD_RECOVER
-								  : REASON_DROP_NO_SERVER;
+		return offer(&pkt->key, service, flow_known(flow) ? flow : &half, segments)
+			       ? REASON_FORWARD_HUNT
+			       : REASON_DROP_NO_SERVER;
+	return seek(pkt, service, flow, segments) ? REASON_FORWARD_RECOVER : REASON_DROP_NO_SERVER;
 }
 
 #endif

@@ -122,20 +122,36 @@ static __always_inline bool returns_cookie(struct xdp_md *ctx, const struct pack
 }
 
 /*
+ * Reads the sequence number of the SYN-ACK that a half-open connection was answered with.
+ * bpf_skc_to_tcp_request_sock knows no requests to listeners of multipath TCP, though
+ * these begin with the same structure. The verifier takes no other way into a socket: so
+ * its address is read from the stack, and what is there as any memory of the kernel's,
+ * which locked down kernels refuse.
+ */
+static __always_inline bool read_sent_isn(struct bpf_sock *socket, __u32 *isn)
+{
+	struct tcp_request_sock *request;
+
+	return !bpf_probe_read_kernel(&request, sizeof(request), &socket) &&
+	       !bpf_probe_read_kernel(isn, sizeof(*isn), &request->snt_isn);
+}
+
+/*
  * Whether a packet of a half-open connection acknowledges this server's SYN-ACK, and not
  * that of another server which took a copy of the SYN: to that one the connection belongs,
- * and this one's stack would reset it. Listeners of multipath TCP do not tell.
+ * and this one's stack would reset it.
  */
 static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet *pkt,
 					 struct bpf_sock *socket)
 {
-	struct tcp_request_sock *request = bpf_skc_to_tcp_request_sock(socket);
 	struct tcphdr tcp;
+	__u32 isn;
 
-	if (!request || pkt->kind != PACKET_WHOLE || !(pkt->tcp_flags & TCP_ACK) ||
-	    bpf_xdp_load_bytes(ctx, pkt->transport, &tcp, sizeof(tcp)))
+	if (pkt->kind != PACKET_WHOLE || !(pkt->tcp_flags & TCP_ACK) ||
+	    bpf_xdp_load_bytes(ctx, pkt->transport, &tcp, sizeof(tcp)) ||
+	    !read_sent_isn(socket, &isn))
 		return true;
-	return bpf_ntohl(tcp.ack_seq) == request->snt_isn + 1;
+	return bpf_ntohl(tcp.ack_seq) == isn + 1;
 }
 
 /*

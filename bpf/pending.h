@@ -47,8 +47,7 @@ static __always_inline void pending_remove(const struct flow_slot *slot)
 
 static __always_inline bool is_rival(const struct flow_slot *claim, __u64 value)
 {
-	return (value ^ claim->value) >> FLOW_SIGNATURE_SHIFT == 0 && value != claim->value &&
-	       flow_state(value) != FLOW_FREE;
+	return flow_is_own(claim, value) && value != claim->value && flow_state(value) != FLOW_FREE;
 }
 
 /*
@@ -70,15 +69,15 @@ static __always_inline int pending_rival(const struct flow_slot *claim, __u64 *e
 
 /*
  * Notes that a server has answered the SYN, and returns the one that has the flow then.
- * Two cores may note two servers, in two entries of the bucket: each first claims one,
- * then looks for others, and confirms what nobody has taken away.
+ * Two cores may note two servers, in two entries of the bucket, also of a full one: each
+ * first claims one, then looks for others, and confirms what nobody has taken away.
  */
 static __always_inline int pending_insert(struct flow_slot *slot, __u32 server)
 {
 	__u64 now = flow_now();
 	__u64 confirmed = flow_value(slot->signature, server, FLOW_NEW, now);
 
-	if (!flow_insert(slot, server, PENDING_CLAIM, now))
+	if (!flow_enter(slot, server, PENDING_CLAIM, now, true))
 		return PENDING_NOBODY;
 	slot->value = flow_value(slot->signature, server, PENDING_CLAIM, now);
 #pragma unroll

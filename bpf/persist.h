@@ -68,6 +68,11 @@ static __always_inline bool serves(const struct server *server, const struct ser
 	return server->flags & SERVER_IN_USE && server->service == service->id;
 }
 
+static __always_inline bool takes_flows(const struct server *server)
+{
+	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
+}
+
 /*
  * A flow stays with its server as long as that is configured. A new connection
  * that reuses the ports of one that is over, or whose server is drained, is placed
@@ -95,24 +100,44 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 	if (!keeps_server(pkt, service, server, value))
 		return false;
 	segments->count = 1;
-	segments->sid = 0;
+	segments->first_sid = 0;
 	segments->server[0] = number;
 	segments->first = server;
 	return true;
 }
 
-/* Fills in the server of a known flow; false: place it. */
+/*
+ * Whether an entry that was idle for so long proves nothing, where servers can be asked: the
+ * flow may have moved to another balancer, ended there, and be back as another connection,
+ * with another server. Clients do not use a port again any sooner, as a rule.
+ */
+static __always_inline bool is_stale(const struct service *service, __u64 value, __u64 now)
+{
+	return hunts(service) && flow_age(value, now) >= FLOW_MIN_IDLE;
+}
+
+/* Fills in the server of a known flow; false: place it. No packet of the client's renews a
+ * stale entry (hunt.h). */
 static __always_inline bool persist(const struct packet *pkt, const struct service *service,
 				    struct flow_slot *slot, struct segments *segments)
 {
+	enum flow_state state;
 	__u64 now;
 
 	flow_lookup(&pkt->key, service->id, slot);
 	if (!flow_known(slot) || !keep(pkt, service, slot->value, segments))
 		return false;
 	now = flow_now();
-	if (!lingers(pkt, slot->value, now))
-		flow_touch(slot, next_state(pkt, flow_state(slot->value)), now);
+	/* Or the compiler has it twice, masked and not. */
+	barrier_var(now);
+	if (lingers(pkt, slot->value, now))
+		return true;
+	state = next_state(pkt, flow_state(slot->value));
+	if (!flow_changes(slot, state, now)) /* as by most packets */
+		return true;
+	if (is_stale(service, slot->value, now))
+		return false;
+	flow_touch(slot, state, now);
 	return true;
 }
 

@@ -15,17 +15,23 @@
 struct segments {
 	__u32 count;
 	__u32 server[MAX_CANDIDATES];
-	/* SID_HALF of what is asked of each of them, and of the last one; 0: known_sid of the
-	 * first, which is the only one. Loaded no sooner than it is written, that is. */
-	__u64 sid, last_sid;
+	/* SID_HALF of what is asked of the first, and of the others and the last, if there are any.
+	 * Of the first 0: its known_sid, loaded no sooner than it is written, that is. */
+	__u32 first_sid, sid, last_sid;
 	const struct server *first; /* server[0] */
 };
+
+static __always_inline bool hunts(const struct service *service)
+{
+	return placement_of(service) != PLACEMENT_HASH;
+}
 
 /* A single server is the last one. */
 static __always_inline void ask(struct segments *segments, enum sid_function each,
 				enum sid_function last)
 {
-	segments->sid = segments->count > 1 ? SID_HALF(each) : SID_HALF(last);
+	segments->first_sid = segments->count > 1 ? SID_HALF(each) : SID_HALF(last);
+	segments->sid = SID_HALF(each);
 	segments->last_sid = SID_HALF(last);
 }
 

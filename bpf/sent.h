@@ -12,7 +12,8 @@ struct sent {
 	__be32 first;	      /* of the IP header: version and what goes to an outer one */
 	__u16 tcp;	      /* offset of the TCP header in the frame */
 	__u8 tcp_size;
-	__u8 tcp_flags; /* enum tcp_flag */
+	__u8 tcp_flags;	  /* enum tcp_flag */
+	bool is_fragment; /* the first one, of IPv4 */
 };
 
 static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct sent *sent)
@@ -25,6 +26,7 @@ static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct s
 	map_ipv4(&sent->flow.source, ip.daddr);
 	map_ipv4(&sent->flow.destination, ip.saddr);
 	sent->first = bpf_htonl(6 << 28 | ip.tos << 20);
+	sent->is_fragment = ip.frag_off & bpf_htons(IP_FLAG_MF);
 	sent->tcp = ETH_HLEN + ip.ihl * 4;
 	return true;
 }

@@ -33,11 +33,14 @@ static __always_inline __u32 signal_size(const struct agent_flow *flow)
 
 /*
  * Large packets are left alone: those that the interface cuts into pieces would carry
- * the signal on each, and those that fit only without it would not arrive.
+ * the signal on each, those that fit only without it would not arrive, and balancers
+ * do not take fragments.
  */
-static __always_inline bool can_signal(const struct __sk_buff *skb, const struct agent_flow *flow)
+static __always_inline bool can_signal(const struct __sk_buff *skb, const struct sent *sent,
+				       const struct agent_flow *flow)
 {
-	return !skb->gso_size && skb->len - ETH_HLEN + signal_size(flow) <= signal_mtu;
+	return !skb->gso_size && !sent->is_fragment &&
+	       skb->len - ETH_HLEN + signal_size(flow) <= signal_mtu;
 }
 
 /* A balancer's SID's second half: with a tag, if the node has a key. */
@@ -138,7 +141,7 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 	function = signal_of(sent, &flow);
 	if (function == SID_HOST)
 		return TC_ACT_UNSPEC;
-	fits = can_signal(skb, &flow);
+	fits = can_signal(skb, sent, &flow);
 	if (function == SID_REMOVE) {
 		flow.state = fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING;
 		flow.told = fits;

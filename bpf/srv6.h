@@ -63,9 +63,11 @@ static __always_inline enum sid_function sid_function(const struct in6_addr *sid
 	return bpf_ntohs(sid->s6_addr16[4]);
 }
 
+#define SEGMENT_SIZE sizeof(struct in6_addr)
+
 static __always_inline __u32 srh_size(__u32 segments)
 {
-	return sizeof(struct segment_routing_header) + segments * sizeof(struct in6_addr);
+	return sizeof(struct segment_routing_header) + segments * SEGMENT_SIZE;
 }
 
 #endif

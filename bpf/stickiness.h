@@ -73,7 +73,8 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
  * Whether an entry's server has the flow, so that no other can: it is a server of the
  * service, and a SYN would still be sent to it (keeps_server), or the signal is not an
  * answer to one. What is over may begin again elsewhere, and what is closing be gone; but
- * its own server's signals may have overtaken one another.
+ * its own server's signals may have overtaken one another. What is stale is what servers
+ * were asked about.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
 				     const struct flow_slot *slot, __u32 sender)
@@ -81,7 +82,7 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	__u32 number = flow_server(slot->value);
 	const struct server *server;
 
-	if (!flow_known(slot))
+	if (!flow_known(slot) || is_stale(service, slot->value, flow_now()))
 		return false;
 	server = server_at(number);
 	if (!serves(server, service))
@@ -89,8 +90,7 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	if (!(pkt->tcp_flags & TCP_SYN))
 		return flow_state(slot->value) != FLOW_CLOSING ||
 		       (number == sender && !is_over(slot->value));
-	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING)) &&
-	       !is_over(slot->value);
+	return takes_flows(server) && !is_over(slot->value);
 }
 
 /* A SYN-ACK's server is half open until the client answers. Its answer to another one may have

@@ -53,7 +53,7 @@ enum encapsulation {
 /* What becomes of a service's packets: one word, replaced by a single store. */
 struct service_rule {
 	__u32 buckets; /* rows of its consistent-hash table; 0: no server to place on */
-	__u8 table;    /* its table is 2 id + this, but for RULE_FORMER: 0 or 1 */
+	__u8 table;    /* its table is 2 id + this, but for the flags below: 0 or 1 */
 	__u8 candidates;
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
@@ -61,6 +61,8 @@ struct service_rule {
 
 /* The other one is the table before, with as many rows and candidates. */
 #define RULE_FORMER 2
+/* It has hunted until lately: there are flows that servers have taken and wait with. */
+#define RULE_HUNTED 4
 
 #define METHODS(placement, persistence) ((placement) | (persistence) << 4)
 

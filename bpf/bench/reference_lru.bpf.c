@@ -24,7 +24,7 @@ find_segments(const struct packet *pkt, const struct service *service, struct se
 
 	if (known) {
 		segments->count = 1;
-		segments->sid = SID_HALF(SID_DELIVER);
+		segments->first_sid = SID_HALF(SID_DELIVER);
 		segments->server[0] = *known;
 		segments->first = server_at(*known);
 		return REASON_FORWARD_KNOWN;

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -37,8 +38,12 @@ func labOptions(cmd *cobra.Command) lab.Options {
 
 // labName adds the flag that names a lab to the commands on one that is up.
 func labName(cmd *cobra.Command) *string {
-	return cmd.Flags().String("name", lab.DefaultTopology().Name, "`name` of the lab")
+	return cmd.Flags().String("name", defaultLab(), "`name` of the lab")
 }
+
+// defaultLab is the name of the built-in topology's lab. To read that topology for each of the commands would
+// take longer than all else that every start of segue does.
+var defaultLab = sync.OnceValue(func() string { return lab.DefaultTopology().Name })
 
 // labTopology adds the flags that describe a lab. The function that it returns reads them.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
@@ -75,7 +80,7 @@ func newLabUp() *cobra.Command {
 			return err
 		}
 		option := ""
-		if t.Name != lab.DefaultTopology().Name {
+		if t.Name != defaultLab() {
 			option = " --name " + t.Name
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "The lab is up. Next: segue lab status%[1]s | segue lab exec%[1]s client -- curl -s URL | segue lab down%[1]s\n",

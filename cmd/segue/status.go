@@ -225,31 +225,12 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 		if a.OfferedRate != nil {
 			rate = short(*a.OfferedRate)
 		}
-		row := append([]string{s.Name, string(a.Policy), describeLoad(a), describeThreshold(a)},
+		row := append([]string{s.Name, string(a.Policy), a.DescribeLoad(), a.DescribeThreshold()},
 			numbers(a.Offered, a.Offers["accepted"]+a.Offers["accepted_stale"], a.Offers["accepted_stale"],
 				a.Offers["refused"], a.Offers["refused_down"], a.Offers["forced"])...)
 		table.row(append(row, rate)...)
 	}
 	return table.Flush()
-}
-
-func describeLoad(a *agent.AcceptState) string {
-	switch {
-	case a.Stale:
-		return fmt.Sprintf("STALE (%s)", a.Source)
-	case a.Load == nil:
-		return "-"
-	case a.Load.Capacity == nil:
-		return fmt.Sprintf("%d (%s)", a.Load.Busy, a.Source)
-	}
-	return fmt.Sprintf("%d of %d (%s)", a.Load.Busy, *a.Load.Capacity, a.Source)
-}
-
-func describeThreshold(a *agent.AcceptState) string {
-	if a.Threshold == nil {
-		return "-"
-	}
-	return strconv.FormatUint(uint64(*a.Threshold), 10)
 }
 
 func printHeader(out io.Writer, s *datapath.Snapshot) {

@@ -45,8 +45,8 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 	table.row("service", describeTraced(t))
 	if t.Accept != nil {
 		table.row("policy", string(t.Accept.Policy))
-		table.row("load", describeLoad(t.Accept))
-		table.row("threshold", describeThreshold(t.Accept))
+		table.row("load", t.Accept.DescribeLoad())
+		table.row("threshold", t.Accept.DescribeThreshold())
 	}
 	table.row("flow", describeAgentFlow(t))
 	table.row("socket", describeSocket(t))
@@ -102,7 +102,7 @@ func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 		return a.Outcome
 	}
 	if accept != nil && accept.Load != nil && (a.Offer == "accepted" || a.Offer == "refused") {
-		why += fmt.Sprintf(": load %d, threshold %s", accept.Load.Busy, describeThreshold(accept))
+		why += fmt.Sprintf(": load %d, threshold %s", accept.Load.Busy, accept.DescribeThreshold())
 	}
 	return fmt.Sprintf("%s (%s)", a.Outcome, why)
 }
@@ -226,6 +226,9 @@ func (j *joinedTrace) follow() {
 			return
 		}
 		a := &j.Agents[at]
+		if a.Reached && !onItsWay {
+			continue // asked twice: here or on the way it has ended
+		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1)
 		a.Reached = onItsWay
 		if !onItsWay {
@@ -267,7 +270,7 @@ func printAgents(out io.Writer, j *joinedTrace) error {
 		}
 		load, threshold := "-", "-"
 		if a.Trace.Accept != nil {
-			load, threshold = describeLoad(a.Trace.Accept), describeThreshold(a.Trace.Accept)
+			load, threshold = a.Trace.Accept.DescribeLoad(), a.Trace.Accept.DescribeThreshold()
 		}
 		table.row(a.Server, a.Trace.Flow.State, describeSocket(a.Trace), load, threshold,
 			describeOffer(a), describePassage(a))

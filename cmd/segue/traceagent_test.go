@@ -95,6 +95,7 @@ func TestAskAgents(t *testing.T) {
 	}
 	offers := []balancer.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
 	recovers := []balancer.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
+	seeks := append(recovers[:2:2], segment("s2", "ack-stickiness")) // an entry that was idle for long
 	for _, c := range []struct {
 		name     string
 		trace    *balancer.Trace
@@ -112,6 +113,12 @@ func TestAskAgents(t *testing.T) {
 			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "", "drop_not_local"},
 		{"half-open", huntTrace(false, "forward_new", "half-open", segment("s9", "ack-stickiness")), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted_stale", false), "s9": traceOf("s9", "", true)}, "s9", "deliver"},
+		{"idle", huntTrace(false, "forward_recover", "established", seeks...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "", true)}, "s2", "deliver"},
+		{"moved", huntTrace(false, "forward_recover", "established", seeks...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "", true), "s2": traceOf("s2", "accepted", false)}, "s1", "deliver"},
+		{"lost", huntTrace(false, "forward_recover", "established", seeks...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
 		{"silent", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false)}, "", ""},
 		{"stuck", huntTrace(true, "drop_no_next_hop", "", offers...), map[string]*agent.Trace{

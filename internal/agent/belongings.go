@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -17,46 +16,6 @@ import (
 // that, and leaves what was there before.
 type belongings struct {
 	m *ebpf.Map
-}
-
-// What the agent did to an interface's tc: it has filters there, in a clsact that was there before or
-// that the agent added.
-const (
-	filtersOnly uint32 = iota
-	filtersAndClsact
-)
-
-// filtersKey stands for the agent's filters on an interface; no VIP is a multicast address.
-func filtersKey(ifindex int) address {
-	key := address{0xff}
-	binary.BigEndian.PutUint32(key[12:], uint32(ifindex))
-	return key
-}
-
-func (b belongings) addFilters(ifindex int, state uint32) error {
-	if err := b.m.Put(filtersKey(ifindex), state); err != nil {
-		return fmt.Errorf("remember the filters of interface %d: %w", ifindex, err)
-	}
-	return nil
-}
-
-func (b belongings) forgetFilters(ifindex int) error {
-	if err := b.m.Delete(filtersKey(ifindex)); err != nil {
-		return fmt.Errorf("forget the filters of interface %d: %w", ifindex, err)
-	}
-	return nil
-}
-
-// filters are the interfaces with filters of the agent, by their indexes, and whether the clsact is
-// the agent's too.
-func (b belongings) filters() (map[int]bool, error) {
-	all := map[int]bool{}
-	err := b.each(func(key address, value uint32) {
-		if key[0] == 0xff {
-			all[int(binary.BigEndian.Uint32(key[12:]))] = value == filtersAndClsact
-		}
-	})
-	return all, err
 }
 
 // assign puts the VIPs on the loopback interface that no interface has.
@@ -131,27 +90,18 @@ func (b belongings) release(keep map[netip.Addr]bool) error {
 
 // vips are the addresses that the agent assigned.
 func (b belongings) vips() (all []netip.Addr, err error) {
-	err = b.each(func(key address, _ uint32) {
-		if key[0] != 0xff {
-			all = append(all, netip.AddrFrom16(key).Unmap())
-		}
-	})
-	return all, err
-}
-
-func (b belongings) each(f func(key address, value uint32)) error {
 	var (
-		key   address
-		value uint32
+		vip address
+		lo  uint32
 	)
 	entries := b.m.Iterate()
-	for entries.Next(&key, &value) {
-		f(key, value)
+	for entries.Next(&vip, &lo) {
+		all = append(all, netip.AddrFrom16(vip).Unmap())
 	}
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read the belongings: %w", err)
+		return nil, fmt.Errorf("read the belongings: %w", err)
 	}
-	return nil
+	return all, nil
 }
 
 // addresses are all of the host.

@@ -18,6 +18,7 @@ type address = [16]byte
 // content is what the data path's tables and the loopback interface should hold.
 type content struct {
 	locator      uint64 // the first half, in memory order; 0 for none
+	balancers    map[agentLocatorPrefix]uint32
 	vips         map[address]uint32
 	tunnels      map[address]uint32
 	segmentSizes map[agentServiceKey]uint32
@@ -30,6 +31,7 @@ type content struct {
 // newContent is the content for packets of at most mtu bytes on the way from the balancers.
 func newContent(cfg *config.Agent, mtu int) *content {
 	c := &content{
+		balancers:    balancersOf(&cfg.Node),
 		vips:         map[address]uint32{},
 		tunnels:      map[address]uint32{},
 		segmentSizes: map[agentServiceKey]uint32{},
@@ -59,6 +61,16 @@ func newContent(cfg *config.Agent, mtu int) *content {
 		}
 	}
 	return c
+}
+
+// balancersOf are the locators of those that may ask about connections.
+func balancersOf(node *config.AgentNode) map[agentLocatorPrefix]uint32 {
+	all := map[agentLocatorPrefix]uint32{}
+	for _, prefix := range node.Balancers {
+		address := prefix.Addr().As16()
+		all[agentLocatorPrefix{Length: uint32(prefix.Bits()), Locator: [8]byte(address[:8])}] = 1
+	}
+	return all
 }
 
 func serviceKey(s config.AgentService) agentServiceKey {
@@ -122,10 +134,29 @@ func (k *kernel) write(c *content) error {
 		return fmt.Errorf("set the longest packet: %w", err)
 	}
 	return errors.Join(
+		k.writeBalancers(c.balancers),
 		datapath.Replace(k.objects.Vips, c.vips),
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(c.acceptances),
 		datapath.Replace(k.objects.ServiceLabels, c.labels),
 	)
+}
+
+// writeBalancers names those that may ask about connections; where there are none all may. Those that may before and
+// after do so all the time.
+func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
+	name := func(named uint32) error {
+		if err := k.objects.BalancersAreNamed.Set(named); err != nil {
+			return fmt.Errorf("set whether balancers are named: %w", err)
+		}
+		return nil
+	}
+	if len(want) == 0 {
+		return errors.Join(name(0), datapath.Replace(k.objects.Balancers, want))
+	}
+	if err := datapath.Replace(k.objects.Balancers, want); err != nil {
+		return err
+	}
+	return name(1)
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -130,6 +131,27 @@ type Load struct {
 	Busy uint32 `json:"busy"`
 	// Capacity is nil where the source knows none.
 	Capacity *uint32 `json:"capacity"`
+}
+
+// DescribeLoad is the load for people.
+func (a *AcceptState) DescribeLoad() string {
+	switch {
+	case a.Stale:
+		return fmt.Sprintf("STALE (%s)", a.Source)
+	case a.Load == nil:
+		return "-"
+	case a.Load.Capacity == nil:
+		return fmt.Sprintf("%d (%s)", a.Load.Busy, a.Source)
+	}
+	return fmt.Sprintf("%d of %d (%s)", a.Load.Busy, *a.Load.Capacity, a.Source)
+}
+
+// DescribeThreshold is the threshold for people.
+func (a *AcceptState) DescribeThreshold() string {
+	if a.Threshold == nil {
+		return "-"
+	}
+	return strconv.FormatUint(uint64(*a.Threshold), 10)
 }
 
 // Snapshot reads everything.

@@ -10,7 +10,10 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -70,7 +73,27 @@ func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 		}
 		datapath.NameAfter(spec.Maps[c.table], *c.labels)
 	}
+	err = features.HaveProgramHelper(ebpf.XDP, asm.FnProbeReadKernel)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		refuseReads(spec)
+		err = nil
+	}
+	if err != nil {
+		return nil, l, fmt.Errorf("find out whether programs may read the kernel's memory: %w", err)
+	}
 	return spec, l, nil
+}
+
+// refuseReads has programs read nothing of the kernel's memory, as on kernels that are locked down
+// (kernel_lockdown(7)), which else refuse the whole program.
+func refuseReads(spec *ebpf.CollectionSpec) {
+	for _, p := range spec.Programs {
+		for i, ins := range p.Instructions {
+			if ins.IsBuiltinCall() && ins.Constant == int64(asm.FnProbeReadKernel) {
+				p.Instructions[i] = asm.Mov.Imm(asm.R0, -int32(unix.EPERM)).WithMetadata(ins.Metadata)
+			}
+		}
+	}
 }
 
 func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
@@ -96,10 +119,7 @@ func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
 		return fmt.Errorf("load the data path: %w", err)
 	}
 	k.belongings = belongings{k.objects.Belongings}
-	k.tc = tc{
-		name: filterName(k.instance), dir: k.dir, belongings: k.belongings,
-		attachTCX: link.AttachTCX, unpinned: map[string]link.Link{},
-	}
+	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX, unpinned: map[string]link.Link{}}
 	return nil
 }
 
@@ -178,7 +198,7 @@ func (k *kernel) attach(ifindex int) (_ datapath.Attached, err error) {
 		return datapath.Attached{}, err
 	}
 	// A start on another interface leaves none behind on the one before.
-	if err := removeFilters(k.instance, k.belongings, ifindex); err != nil {
+	if err := datapath.RemoveFilters(k.instance, ifindex); err != nil {
 		return datapath.Attached{}, err
 	}
 	return attached, k.pin()
@@ -258,7 +278,7 @@ func Detach(instance string) error {
 			return err
 		}
 	}
-	if err := removeFilters(instance, all, 0); err != nil {
+	if err := datapath.RemoveFilters(instance, 0); err != nil {
 		return err
 	}
 	if err := all.release(nil); err != nil {

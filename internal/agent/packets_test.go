@@ -50,6 +50,7 @@ func testConfig() *config.Agent {
 		Node: config.AgentNode{
 			Instance: "test-agent", Interface: "eth0", AssignVIPs: &yes,
 			Locator: netip.MustParsePrefix("fd00:5:0:1::/64"), Addresses: []netip.Addr{tunnel4, tunnel6},
+			Balancers: []netip.Prefix{netip.MustParsePrefix("fd00:6c::/32")},
 		},
 		Services: []config.AgentService{
 			{Name: "insert", VIP: vip6.Addr(), Port: 80, Protocol: config.TCP, Encapsulation: config.SRv6Insert,

@@ -40,6 +40,7 @@ func (s sockets) live() bool { return s.request || s.connected }
 
 // hunter is the reference of what the functions about flows do.
 type hunter struct {
+	balancers []netip.Prefix // none: all
 	flows     map[flow]remembered
 	fragments map[[3]any]bool // those whose first fragment was delivered
 	sockets   func(flow) sockets
@@ -98,6 +99,9 @@ type segment struct {
 
 // handshake is what becomes of a packet to a VIP of the server: "" is delivered.
 func (h *hunter) handshake(w wrapped) string {
+	if len(h.balancers) > 0 && !slices.ContainsFunc(h.balancers, func(p netip.Prefix) bool { return p.Contains(w.sender.Addr()) }) {
+		return "drop_sender"
+	}
 	s, ok := readClient(w)
 	if !ok || s.isError && w.function != steer {
 		if w.function == ackStickiness {

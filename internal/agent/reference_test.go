@@ -26,7 +26,8 @@ type reference struct {
 func newReference(cfg *config.Agent) reference {
 	r := reference{outside: !cfg.Node.IsInternal(), locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}}
 	r.hunter = hunter{
-		flows: map[flow]remembered{}, fragments: map[[3]any]bool{}, services: map[netip.AddrPort]*policy{}, offers: map[string]int{},
+		balancers: cfg.Node.Balancers,
+		flows:     map[flow]remembered{}, fragments: map[[3]any]bool{}, services: map[netip.AddrPort]*policy{}, offers: map[string]int{},
 	}
 	for _, s := range cfg.Services {
 		if s.Accept.Policy != "" {

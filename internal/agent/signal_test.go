@@ -126,6 +126,40 @@ func TestEndIsToldOnce(t *testing.T) {
 	send(tcUnspec, "that once more")
 }
 
+// Balancers do not take fragments: the first one of a packet goes to the client as it is, and the next packet tells
+// what it would have.
+func TestFragmentsCarryNoSignal(t *testing.T) {
+	k := testKernel(t)
+	f := flow{client4, vip4}
+	for name, c := range map[string]struct {
+		flags       packet.TCPFlags
+		state, next string
+		function    uint16 // of the next packet
+	}{
+		"data": {packet.ACK | packet.PSH, "wait", "wait", createStickiness},
+		"FIN":  {packet.FIN | packet.ACK, "direct", "ending", removeStickiness},
+		"RST":  {packet.RST, "wait", "ending", removeStickiness},
+	} {
+		t.Run(name, func(t *testing.T) {
+			setFlow(t, k, f, config.SRv6Encap, c.state, 0)
+			first := set(packet.TCP(f.vip, f.client, packet.Flags(c.flags), packet.Payload(make([]byte, 76))), 6, 0x20)
+			verdict, out := transmit(t, k, first, 0)
+			if diff := cmp.Diff(first, out); verdict != tcUnspec || diff != "" {
+				t.Errorf("verdict %#x, want %#x; frame (-want +got):\n%s", verdict, uint32(tcUnspec), diff)
+			}
+			if got := getFlow(t, k, f); got.state != c.next {
+				t.Errorf("the flow is %v, want %q", got, c.next)
+			}
+			verdict, out = transmit(t, k, packet.TCP(f.vip, f.client, packet.Flags(packet.ACK)), 0)
+			label := binary.BigEndian.Uint32(out[14:]) & 0xfffff
+			want := signalled(t, f, config.SRv6Encap, c.function, label, packet.Flags(packet.ACK))
+			if diff := cmp.Diff(want, out); verdict != tcRedirect || diff != "" {
+				t.Errorf("the next packet: verdict %#x, want %#x; frame (-want +got):\n%s", verdict, tcRedirect, diff)
+			}
+		})
+	}
+}
+
 // expectedSignal is the right half of table III.
 func expectedSignal(state string, flags packet.TCPFlags) (function uint16, next string) {
 	switch {

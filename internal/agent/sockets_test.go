@@ -86,13 +86,14 @@ func (s *stage) do(f func() error) {
 	}
 }
 
-// listen starts an application, whose connections come on the channel.
+// listen starts an application, whose connections come on the channel. That of IPv6 listens for multipath TCP, as
+// programs in Go do, whose sockets are of another kind.
 func (s *stage) listen(vip netip.AddrPort) <-chan net.Conn {
 	s.t.Helper()
 	var listener net.Listener
 	s.do(func() (err error) {
 		var config net.ListenConfig
-		config.SetMultipathTCP(false) // half-open connections of others tell nothing (is_answer_to of bpf/local.h)
+		config.SetMultipathTCP(vip.Addr().Is6())
 		listener, err = config.Listen(s.t.Context(), "tcp", vip.String())
 		return err
 	})

@@ -65,8 +65,6 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestClampMSS has packets of 1500 bytes: 1384 is what 56 bytes of srv6-insert leave to IPv6, 1416
-// what 44 of gre over IPv6 leave to IPv4, 1420 what 40 of srv6-encap do.
 // synAckCase is a frame that the host sends.
 type synAckCase struct {
 	name    string
@@ -111,6 +109,8 @@ func synAcks() []synAckCase {
 		{"other address", packet.TCP(other6, client6, synAck, packet.MSS(1440)), "", nil},
 		{"other port", packet.TCP(netip.AddrPortFrom(vip6.Addr(), 53), client6, synAck, packet.MSS(1440)), "", nil},
 		{"UDP", packet.UDP(vip6, client6), "", nil},
+		{"first fragment", set(packet.TCP(vip4, client4, synAck, packet.MSS(1460)), 6, 0x20), "clamped",
+			set(packet.TCP(vip4, client4, synAck, packet.MSS(1416)), 6, 0x20)},
 		{"later fragment", set(packet.TCP(vip4, client4, synAck, packet.MSS(1460)), 7, 1), "", nil},
 		{"IPv4 version 5", set(packet.TCP(vip4, client4, synAck, packet.MSS(1460)), 0, 0x55), "", nil},
 		{"IPv4 header of 16 bytes", // where the flags would be is a SYN-ACK's

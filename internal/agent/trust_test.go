@@ -107,6 +107,49 @@ func TestTags(t *testing.T) {
 	}
 }
 
+// Where balancers are named, no others may ask about connections, whatever they ask; to deliver is no question.
+func TestBalancersAreNamed(t *testing.T) {
+	k := testKernel(t)
+	prefixes := func(all ...string) (parsed []netip.Prefix) {
+		for _, prefix := range all {
+			parsed = append(parsed, netip.MustParsePrefix(prefix))
+		}
+		return parsed
+	}
+	for _, way := range signalWays {
+		for _, c := range []struct {
+			name   string
+			named  []netip.Prefix
+			refuse bool // what balancer2 asks
+		}{
+			{"none", nil, false},
+			{"another", prefixes(balancer1.String() + "/64"), true},
+			{"several", prefixes(balancer1.String()+"/64", balancer2.String()+"/64"), false},
+			{"a prefix of both", prefixes("fd00:6c::/32"), false},
+			{"another prefix", prefixes("fd00:6d::/32", "2000::/3"), true},
+			{"none any more", nil, false},
+		} {
+			cfg := huntingConfig(way.kind, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop)
+			cfg.Node.Balancers = c.named
+			if err := k.write(newContent(cfg, mtu)); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range events() {
+				setFlow(t, k, way.flow, way.kind, "direct", 0)
+				flow, before := getFlow(t, k, way.flow), counters(t, k)
+				verdict, _ := run(t, k.objects.XdpAgent, e.frame(dialogue{flow: way.flow}, way.kind))
+				_, refused := changed(before, counters(t, k))["drop_sender"]
+				if want := c.refuse && e.function != deliverAlways; refused != want || refused && verdict != xdpDrop {
+					t.Errorf("%s, %v, %s named: %s is refused: %t, verdict %d; want %t", way.kind, way.client, c.name, e.name, refused, verdict, want)
+				}
+				if diff := cmp.Diff(fmt.Sprint(flow), fmt.Sprint(getFlow(t, k, way.flow))); refused && diff != "" {
+					t.Errorf("%s, %v, %s named: %s is refused, and changes the flow (-before +after):\n%s", way.kind, way.client, c.name, e.name, diff)
+				}
+			}
+		}
+	}
+}
+
 // A running agent takes on the keys that its file holds at a reload, and keeps those that it has when it
 // cannot be read.
 func TestReloadOfKeys(t *testing.T) {

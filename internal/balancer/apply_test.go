@@ -51,6 +51,7 @@ func (f *fixture) stay(servers map[Flow]string, gone string) {
 }
 
 func TestServersComeAndGo(t *testing.T) {
+	t.Parallel()
 	s1, s2, s3, s4 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1), srv6Server("s4", 4, 1)
 	for name, v := range map[string]struct {
 		after []config.Server
@@ -120,6 +121,7 @@ func (f *fixture) places(servers []config.Server) {
 
 // A server that comes back before its flows were swept takes them up again.
 func TestServerComesBack(t *testing.T) {
+	t.Parallel()
 	s1, s2 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1)
 	f := open(t, webOf(s1, s2))
 	flow := web
@@ -135,6 +137,7 @@ func TestServerComesBack(t *testing.T) {
 }
 
 func TestServiceGoes(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	cfg := standard()
 	cfg.Services = cfg.Services[:len(cfg.Services)-1] // "one"
@@ -153,6 +156,7 @@ func TestServiceGoes(t *testing.T) {
 }
 
 func TestServiceMoves(t *testing.T) {
+	t.Parallel()
 	server := srv6Server("s", 1, 1)
 	f := open(t, webOf(server))
 	f.mustApply(balancerOf(serviceOf("web", vip6, 8080, config.TCP, config.SRv6Encap, server)))
@@ -175,6 +179,7 @@ func twoServices(a, b netip.Addr) *config.Balancer {
 
 // Two services change places in one reload while packets come in: none of them finds no service.
 func TestServicesSwapVIPs(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	flows := []Flow{web, toOne}
 	before := f.counters()
@@ -209,6 +214,7 @@ func TestServicesSwapVIPs(t *testing.T) {
 // A reload that fails half-way leaves everything as it was: here the second service has no room for
 // its servers when the first has changed already.
 func TestFailedReload(t *testing.T) {
+	t.Parallel()
 	base := func() *config.Balancer {
 		cfg := twoServices(vip6, vip6All)
 		cfg.Node.Limits.Servers = 2 // and as many slots again
@@ -275,6 +281,7 @@ func (f *fixture) configuration() map[string]string {
 // Slots are given out again only after two sweeps, with counters of zero; until then no other server
 // gets them.
 func TestSlotLifecycle(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	f := open(t, cfg)
 	slot := f.slot("web", "s2")
@@ -310,6 +317,7 @@ func TestSlotLifecycle(t *testing.T) {
 
 // A server without flows of its own, in the slot of one that had some, gets none of them.
 func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	entry := entryOf(f.signature(web), f.slot("b", "s"), balancerFlowStateFLOW_ESTABLISHED, f.now())
 	f.bucket(web)[3] = entry
@@ -319,6 +327,7 @@ func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
 
 // A reload that changes nothing for a service swaps nothing.
 func TestUnchangedServiceKeepsItsTable(t *testing.T) {
+	t.Parallel()
 	f := open(t, standard())
 	before := f.services.byName["web"].rule.Table
 	f.mustApply(standard())
@@ -336,6 +345,7 @@ func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 // While tables change, every new flow is placed by the one before or the one after, never by a
 // mixture of both.
 func TestTablesAreSwappedWhole(t *testing.T) {
+	t.Parallel()
 	tableOf := func(buckets int, weights ...uint32) *config.Balancer {
 		cfg := webOf()
 		for i, weight := range weights {

@@ -12,6 +12,7 @@ import (
 // What went to a server stays counted by reason when the server is no more, and is not counted as that of
 // the next one in its slot.
 func TestCountersOutliveServers(t *testing.T) {
+	t.Parallel()
 	a, b := srv6Server("a", 1, 1), srv6Server("b", 2, 1)
 	f := open(t, webOf(a))
 	registry := newRegistry(f)

@@ -76,6 +76,7 @@ func shapes(version int) map[string][]packet.Option {
 
 // Every encapsulation of every shape, new and known flow alike, is the reference's to the byte.
 func TestEncapsulations(t *testing.T) {
+	t.Parallel()
 	var services []config.Service
 	for i, w := range ways {
 		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
@@ -107,6 +108,7 @@ func TestEncapsulations(t *testing.T) {
 
 // At the edge of the MTU a packet fits to the byte; about one byte more the client is told what does.
 func TestMTU(t *testing.T) {
+	t.Parallel()
 	var services []config.Service
 	for i, w := range ways {
 		services = append(services, w.serviceBy(uint8(i), config.UDP))
@@ -138,6 +140,7 @@ func TestMTU(t *testing.T) {
 
 // The MTU is the interface's of the moment, and a number is never given out while it is in use.
 func TestMTUChanges(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	frame := narrow.frame(packet.Payload(make([]byte, 1500-40-60)))
 	for mtu := 1300; mtu < 1300+300; mtu++ { // more often than there are numbers for interfaces
@@ -161,6 +164,7 @@ func TestMTUChanges(t *testing.T) {
 
 // Bytes behind the packet, which short frames have on a wire, do not count towards the MTU.
 func TestPaddingIsNotPayload(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	frame := packet.Pad(narrow.frame(packet.Payload(make([]byte, 1500-40-60))), make([]byte, 32)...)
 	f.check(f.forwarded(frame, narrow, "narrow", "n", "forward_new"), f.run(frame))
@@ -169,6 +173,7 @@ func TestPaddingIsNotPayload(t *testing.T) {
 // The checksum follows the TTL in ones' complement (RFC 1624), also where that carries; a wrong one
 // stays wrong.
 func TestChecksumCarries(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, sum := range []uint16{0x0000, 0x00ff, 0xfe00, 0xfeff, 0xff00, 0xfffe, 0xffff} {
 		clear(f.kernel.flows.entries)

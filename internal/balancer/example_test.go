@@ -10,6 +10,7 @@ import (
 
 // The example of the specification is what the balancer makes of these packets.
 func TestExample(t *testing.T) {
+	t.Parallel()
 	examples := packettest.Examples(t, "../../docs/protocol.md")
 	// Named so that the one with the first locator is the first candidate of these flows.
 	servers := []config.Server{srv6Server("s2", 1, 1), srv6Server("s1", 2, 1)}

@@ -118,7 +118,7 @@ func TestOneWriterWins(t *testing.T) {
 				d.fight(frames)
 				reasons := difference(before.reasons, d.counters().reasons)
 				noRoom := reasons["forward_no_room"].Packets
-				if got, want := d.kernel.flows.count().total(), v.want(noRoom); got != want {
+				if got, want := d.kernel.flows.total(), v.want(noRoom); got != want {
 					t.Errorf("round %d: the table has %+v, want %+v; packets left as %v", rounds, got, want, reasons)
 				}
 				missed += noRoom

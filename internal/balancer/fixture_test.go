@@ -1,11 +1,13 @@
 package balancer
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -14,10 +16,10 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
+	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/tables"
-	"github.com/segue-lb/segue/internal/testnet"
 )
 
 // ownMAC is the balancer's, to which package packet addresses its frames.
@@ -31,15 +33,24 @@ var links = map[string]int{"out": 9000, "narrow": 1500, "bridge": 1500}
 // test's own making.
 type fixture struct {
 	*Balancer
+	*network
 	t        testing.TB
 	clock    *flowClock // of this and all further processes
-	ns       *testnet.Namespace
 	identity balancerIdentity
 	// via names the interface of servers that are not behind "out"; "" is none: no next hop.
-	via     map[string]string
+	via map[string]string
+}
+
+// network is a namespace with the links. Nothing is ever sent on them.
+type network struct {
+	ns      *namespace.Namespace
 	ifindex map[string]int
 	macs    map[string]packet.MAC // of the links
 }
+
+// sharedNetwork is that of all fixtures whose tests change nothing in it: the kernel takes longer to make
+// namespaces, and to remove them, than to load a data path.
+var sharedNetwork = sync.OnceValues(newNetwork)
 
 var instances atomic.Int32
 
@@ -70,8 +81,10 @@ func openAt(t testing.TB, cfg *config.Balancer, clock *flowClock) *fixture {
 			t.Error(err)
 		}
 	})
-	f := &fixture{t: t, clock: clock, ns: testnet.New(t), via: map[string]string{}}
-	f.connect()
+	f := &fixture{t: t, clock: clock, via: map[string]string{}}
+	var err error
+	f.network, err = sharedNetwork()
+	f.must(err)
 	f.start(cfg)
 	f.route()
 	f.attached = true // to no interface, but what is not routed from now on is lost
@@ -107,29 +120,48 @@ func (f *fixture) must(err error) {
 	}
 }
 
-// connect makes the links. Nothing is ever sent on them.
-func (f *fixture) connect() {
+// leaveSharedNetwork gives the fixture a network that it may change.
+func (f *fixture) leaveSharedNetwork() {
 	f.t.Helper()
-	f.ifindex = map[string]int{}
-	f.macs = map[string]packet.MAC{}
-	far := testnet.New(f.t)
-	bridge := netlink.NewLinkAttrs()
-	bridge.Name = "bridge"
-	f.must(f.ns.Do(func() error { return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: bridge}) }))
-	for name, mtu := range links {
-		if name != "bridge" {
-			testnet.Connect(f.t, f.ns, name, nil, far, name, nil)
-		}
-		f.must(f.ns.Do(func() error {
-			link, err := netlink.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			f.ifindex[name] = link.Attrs().Index
-			f.macs[name] = packet.MAC(link.Attrs().HardwareAddr)
-			return netlink.LinkSetMTU(link, mtu)
-		}))
+	var err error
+	f.network, err = newNetwork()
+	f.must(err)
+	f.t.Cleanup(func() { f.must(f.ns.Close()) })
+	f.route()
+}
+
+func newNetwork() (*network, error) {
+	ns, err := namespace.New()
+	if err != nil {
+		return nil, err
 	}
+	n := &network{ns, map[string]int{}, map[string]packet.MAC{}}
+	for name, mtu := range links {
+		if err := ns.Do(func() error { return n.add(name, mtu) }); err != nil {
+			return nil, fmt.Errorf("link %s: %w", name, err)
+		}
+	}
+	return n, nil
+}
+
+// add makes a link.
+func (n *network) add(name string, mtu int) error {
+	attributes := netlink.NewLinkAttrs()
+	attributes.Name = name
+	var link netlink.Link = &netlink.Veth{LinkAttrs: attributes, PeerName: name + "-peer"}
+	if name == "bridge" {
+		link = &netlink.Bridge{LinkAttrs: attributes}
+	}
+	if err := netlink.LinkAdd(link); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	n.ifindex[name] = link.Attrs().Index
+	n.macs[name] = packet.MAC(link.Attrs().HardwareAddr)
+	return errors.Join(netlink.LinkSetMTU(link, mtu), netlink.LinkSetUp(link))
 }
 
 // route gives every server its next hop.
@@ -304,8 +336,23 @@ func (f *fixture) bucketNumber(flow Flow) uint32 {
 
 // forgetFlows empties the flow table, and that of half-open flows.
 func (f *fixture) forgetFlows() {
-	f.kernel.flows.sweep(func(flowEntry) bool { return false })
-	f.kernel.pending.sweep(func(flowEntry) bool { return false })
+	clear(f.kernel.flows.entries)
+	clear(f.kernel.pending.entries)
+}
+
+// total counts the flows of a table by state. It needs no table of its own by server, as count does: tests ask often.
+func (t *flowTable) total() (total FlowCounts) {
+	for _, value := range t.entries {
+		switch flowEntry(value).state() {
+		case stateNew:
+			total.New++
+		case stateEstablished:
+			total.Established++
+		case stateClosing:
+			total.Closing++
+		}
+	}
+	return total
 }
 
 // elapseFlows makes some flows of the table as if they had been seen that many ticks earlier.

@@ -43,6 +43,7 @@ func (f *fixture) otherThanPlaced(flow Flow, service string) string {
 
 // What a packet does to a flow that is in the table, on a server that placement would not choose.
 func TestFlowStates(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, v := range []struct {
 		state  balancerFlowState
@@ -109,6 +110,7 @@ func (f *fixture) isEntered(flow Flow, service, server string, state balancerFlo
 // changes the entry nor puts off the time from which later packets tell more. A SYN that comes so soon may be
 // a late copy of the connection's own: it stays with the server.
 func TestConnectionGoesOnAfterFIN(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	server := f.otherThanPlaced(web, "web")
 	for _, v := range []struct {
@@ -140,6 +142,7 @@ func TestConnectionGoesOnAfterFIN(t *testing.T) {
 }
 
 func TestDatagramsConfirm(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	server := f.placed(dns, "dns")
 	f.run(dns.frame())
@@ -150,6 +153,7 @@ func TestDatagramsConfirm(t *testing.T) {
 
 // A server that takes no new flows, whether drained or failing, keeps the connections that it has.
 func TestServerWithoutNewFlows(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	drain := func(f *fixture, server string) {
 		cfg := standard()
@@ -184,6 +188,7 @@ func TestServerWithoutNewFlows(t *testing.T) {
 
 // Where all servers fail, the checks are the likelier culprit.
 func TestAllServersFailing(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, s := range f.service("web").Servers {
 		f.setHealth("web", s.Name, false)
@@ -193,6 +198,7 @@ func TestAllServersFailing(t *testing.T) {
 
 // Datagrams know no connection: they leave a server that fails, and stay with one that is drained.
 func TestDatagramsLeaveFailingServer(t *testing.T) {
+	t.Parallel()
 	cfg := standard()
 	f := open(t, cfg)
 	server := f.placed(dns, "dns")
@@ -207,6 +213,7 @@ func TestDatagramsLeaveFailingServer(t *testing.T) {
 
 // What may move does not wait for a server that has lost its next hop; a connection has to.
 func TestLostNextHop(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	server := f.placed(web, "web")
 	f.enter(web, "web", server, stateEstablished)
@@ -223,6 +230,7 @@ func TestLostNextHop(t *testing.T) {
 
 // The same where the only others are drained: they are no alternative.
 func TestAllButDrainedServersFailing(t *testing.T) {
+	t.Parallel()
 	f := open(t, webOf(srv6Server("s1", 1, 0), srv6Server("s2", 2, 1)))
 	f.setHealth("web", "s2", false)
 	f.check(f.forwarded(web.frame(), web, "web", "s2", "forward_new"), f.run(web.frame()))
@@ -230,6 +238,7 @@ func TestAllButDrainedServersFailing(t *testing.T) {
 
 // A server that cannot be reached gets no new flow, before it is found and after it is lost.
 func TestServerWithoutNextHop(t *testing.T) {
+	t.Parallel()
 	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
 	f := open(t, webOf(s1, s2))
 	port := uint16(20000)
@@ -276,6 +285,7 @@ func with(bucket [flowsPerBucket]resident, changes map[int]resident) [flowsPerBu
 }
 
 func TestEviction(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	busy := repeat(stateEstablished, 0)
 	for name, v := range map[string]struct {
@@ -333,6 +343,7 @@ func (f *fixture) settle(bucket [flowsPerBucket]resident, now uint16) (entries [
 
 // A packet writes and renews when its flow was seen, by a clock that ticks.
 func TestRenewal(t *testing.T) {
+	t.Parallel()
 	clock, err := newFlowClock()
 	if err != nil {
 		t.Fatal(err)
@@ -357,6 +368,7 @@ func TestRenewal(t *testing.T) {
 }
 
 func TestSweep(t *testing.T) {
+	t.Parallel()
 	cfg := standard()
 	cfg.Services[0].Timeouts = config.Timeouts{
 		New: 10 * time.Second, Established: 4 * time.Hour, Closing: 20 * time.Second,

@@ -35,6 +35,7 @@ func steer(t *testing.T) *steered { return steerLate(t, 0) }
 func steerLate(t *testing.T, late time.Duration) *steered {
 	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
+	s.leaveSharedNetwork()
 	s.attached = false
 	router := testnet.New(t)
 	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
@@ -75,6 +76,7 @@ func steerLate(t *testing.T, late time.Duration) *steered {
 
 // What was not found out in time because the machine stood still is not taken for missing.
 func TestStartsAfterStandstill(t *testing.T) {
+	t.Parallel()
 	steerLate(t, resolveTimeout+100*time.Millisecond)
 }
 
@@ -116,6 +118,7 @@ func (s *steered) hostMAC() (mac uint64) {
 // The data path takes frames for the interface's new address and sends with it; packets are cut to
 // the new MTU.
 func TestFollowsInterface(t *testing.T) {
+	t.Parallel()
 	s := steer(t)
 	mac := [6]byte{2, 0, 0, 0, 0, 9}
 	s.do(func(eth0 netlink.Link) error { return netlink.LinkSetHardwareAddr(eth0, mac[:]) })
@@ -128,6 +131,7 @@ func TestFollowsInterface(t *testing.T) {
 
 // A balancer without its interface ends, whether another comes in its place or not.
 func TestInterfaceGoes(t *testing.T) {
+	t.Parallel()
 	for _, again := range []bool{false, true} {
 		t.Run(fmt.Sprintf("made anew %v", again), func(t *testing.T) {
 			s := steer(t)
@@ -150,6 +154,7 @@ func TestInterfaceGoes(t *testing.T) {
 
 // Native XDP cannot send by a bridge, nor by other interfaces without hardware of their own.
 func TestWarnsOfEgress(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t) // servers behind veths, and one behind a bridge
 	var log bytes.Buffer
 	f.log = slog.New(slog.NewTextHandler(&log, nil))

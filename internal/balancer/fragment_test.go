@@ -21,6 +21,7 @@ func datagram(flow Flow, options ...packet.Option) []byte {
 // All fragments of a datagram go to its flow's server, by every encapsulation, and speak for the flow
 // once: those after the first neither create an entry nor confirm one.
 func TestFragmentsStayTogether(t *testing.T) {
+	t.Parallel()
 	var services []config.Service
 	for i, w := range ways {
 		services = append(services, w.serviceBy(uint8(i), config.UDP))
@@ -63,6 +64,7 @@ func TestFragmentsStayTogether(t *testing.T) {
 
 // A later fragment follows the first one of its own packet only.
 func TestFragmentsOfOtherPackets(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, flow := range []Flow{dns, dns4} {
 		fragments := packet.Fragments(datagram(flow), 1440, 7)
@@ -86,6 +88,7 @@ func TestFragmentsOfOtherPackets(t *testing.T) {
 
 // The first fragment that came last says whose the others are.
 func TestIdentificationIsUsedAgain(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, flow := range []Flow{dns4, dns4.from(40001)} {
 		fragments := packet.Fragments(datagram(flow), 1440, 7)
@@ -96,6 +99,7 @@ func TestIdentificationIsUsedAgain(t *testing.T) {
 
 // Fragments that come seconds after the first, or before it, are of a packet that is lost.
 func TestFragmentsAreForgotten(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	fragments := packet.Fragments(datagram(dns), 1440, 7)
 	f.check(refused(fragments[1], "drop_fragment_unknown", layer3(fragments[1])), f.run(fragments[1]))
@@ -119,6 +123,7 @@ func TestFragmentsAreForgotten(t *testing.T) {
 
 // The sender of a first fragment is told what a whole packet's would be; nobody is about others.
 func TestErrorsAboutFragments(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, flow := range []Flow{dns, dns4} {
 		fragments := packet.Fragments(datagram(flow, packet.HopLimit(1)), 1440, 7)
@@ -132,6 +137,7 @@ func TestErrorsAboutFragments(t *testing.T) {
 
 // A flood of first fragments takes no more memory than the table has, and the latest of them count.
 func TestFragmentTableIsBounded(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	fragment := packet.Fragments(datagram(dns), 1440, 0)[0]
 	const identification = ethernetLength + 40 + 4

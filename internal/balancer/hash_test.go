@@ -33,6 +33,7 @@ func anyFlow(vips ...netip.Addr) *rapid.Generator[Flow] {
 // The data path and this process agree for every flow on bucket, signature and candidate: a flow is
 // found where the one entered it, on the server that the other names.
 func TestHashesAgree(t *testing.T) {
+	t.Parallel()
 	var servers []config.Server
 	for i := range uint8(20) {
 		servers = append(servers, srv6Server(string(rune('a'+i)), i+1, 1))
@@ -164,6 +165,7 @@ func (f *fixture) ignoreDestinations() {
 
 // Two flows of one service with the same signature are served by one server.
 func TestSharedSignature(t *testing.T) {
+	t.Parallel()
 	server := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
 	f := open(t, balancerOf(serviceOf("all", vip6, config.AllPorts, config.TCP, config.SRv6Encap, server...)))
 	f.ignoreDestinations()
@@ -176,6 +178,7 @@ func TestSharedSignature(t *testing.T) {
 // Two flows of different services with the same signature never meet: each is placed where its own
 // service says, every time.
 func TestSharedSignatureOfTwoServices(t *testing.T) {
+	t.Parallel()
 	two := slices.DeleteFunc(standard().Services, func(s config.Service) bool { return s.Name != "web" && s.Name != "insert" })
 	f := open(t, balancerOf(two...))
 	f.ignoreDestinations()

@@ -58,6 +58,7 @@ func (f *fixture) row(flow Flow, service string) (names []string) {
 // A SYN is offered to the candidates of the flow's bucket, what follows is recovered through them, and
 // neither is remembered. The lists are the reference's to the byte, of the length that the papers print.
 func TestHuntLists(t *testing.T) {
+	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
 		f := open(t, hunting(config.SelectConsistent, candidates))
 		for service, flow := range hunted {
@@ -110,6 +111,7 @@ func TestHuntLists(t *testing.T) {
 // Random candidates are those of some bucket for a SYN, and of more than one; what follows is recovered
 // through the flow's own.
 func TestHuntRandom(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))
 	lists := map[string]bool{}
 	svc := f.service("web")
@@ -122,7 +124,7 @@ func TestHuntRandom(t *testing.T) {
 		for _, a := range svc.Servers {
 			for _, b := range svc.Servers {
 				e := f.encap(web, "web", a.Name)
-				e.Segments = f.segments("web", srv6.ConnectAvail, a.Name, b.Name)
+				e.Segments = f.segments("web", stages(srv6.ConnectAvail, a.Name, b.Name)...)
 				want, err := packet.Encapsulate(web.frame(), e)
 				f.must(err)
 				if a.Name != b.Name && slices.Equal(want, out) {
@@ -143,40 +145,67 @@ func TestHuntRandom(t *testing.T) {
 	f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, f.row(web, "web")...), f.run(ack))
 }
 
-// Candidates that cannot be reached come last; a flow of which none can has no next hop.
+// Candidates that cannot be reached, or take no new flows, are not offered any, and above all not as the last,
+// which has to take it. A flow is sought at those that cannot be reached last. Where all are alike they stay;
+// what has no way to the first has no next hop. Trace says the same.
 func TestHuntPassesOverUnreachable(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
 	row := f.row(web, "web")
-	lose := func(names ...string) {
-		f.route()
-		for _, name := range names {
-			f.kernel.servers.clearNextHop(f.slot("web", name))
-		}
+	a, b, c := row[0], row[1], row[2]
+	view := f.view()
+	ack := web.frame(packet.Flags(packet.ACK))
+	lose := func(slot uint32) { f.kernel.servers.clearNextHop(slot) }
+	flag := func(flag balancerServerFlags) func(uint32) {
+		return func(slot uint32) { f.kernel.servers.setFlags(slot, f.kernel.servers.flags(slot)|flag) }
 	}
-	for _, c := range []struct {
-		name string
-		lost []string
-		list []string
+	drain, fail := flag(balancerServerFlagsSERVER_DRAINED), flag(balancerServerFlagsSERVER_FAILING)
+	for _, v := range []struct {
+		name           string
+		harm           func(slot uint32)
+		harmed         []string
+		offered, asked []string
 	}{
-		{"none", nil, row},
-		{"first", row[:1], []string{row[1], row[2], row[0]}},
-		{"first two", row[:2], []string{row[2], row[0], row[1]}},
-		{"second", row[1:2], row},
+		{"none", nil, nil, row, row},
+		{"first lost", lose, []string{a}, []string{b, c}, []string{b, c, a}},
+		{"second lost", lose, []string{b}, []string{a, c}, []string{a, c, b}},
+		{"last lost", lose, []string{c}, []string{a, b}, row},
+		{"all but one lost", lose, []string{a, b}, []string{c}, []string{c, a, b}},
+		{"last drained", drain, []string{c}, []string{a, b}, row},
+		{"first failing", fail, []string{a}, []string{b, c}, row},
+		{"all failing", fail, row, row, row},
 	} {
-		lose(c.lost...)
-		t.Run(c.name, func(t *testing.T) {
+		f.route()
+		for _, name := range row {
+			f.kernel.servers.setFlags(f.slot("web", name), balancerServerFlagsSERVER_IN_USE)
+		}
+		for _, name := range v.harmed {
+			v.harm(f.slot("web", name))
+		}
+		t.Run(v.name, func(t *testing.T) {
 			f.t = t
-			f.check(f.offered(web.frame(), web, "web", "forward_hunt", srv6.ConnectAvail, c.list...), f.run(web.frame()))
+			f.check(f.offered(web.frame(), web, "web", "forward_hunt", srv6.ConnectAvail, v.offered...), f.run(web.frame()))
+			f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, v.asked...), f.run(ack))
+			for _, opens := range []bool{true, false} {
+				frame := web.frame(packet.Flags(map[bool]packet.TCPFlags{true: packet.SYN, false: packet.ACK}[opens]))
+				trace := mustTrace(t, view, Packet{Flow: web, Opens: opens, Length: int(layer3(frame))})
+				f.check(f.traced(t, trace, frame), f.run(frame))
+			}
 		})
+		f.t = t
 	}
-	lose(row...)
+	for _, name := range row {
+		lose(f.slot("web", name))
+	}
 	f.check(refused(web.frame(), "drop_no_next_hop", 60), f.run(web.frame()))
+	f.check(refused(ack, "drop_no_next_hop", 60), f.run(ack))
 }
 
 // After a change of servers a flow's server may be a candidate no longer. A flow that is asked for is asked
 // for there, too; new ones are not offered, and after another change, or one of the table's shape, it is
 // forgotten. Trace says the same.
 func TestRecoverAsksFormerCandidates(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	flow, left := f.flowThatMoves("s3")
 	row := f.row(flow, "web")
@@ -242,8 +271,56 @@ func (f *fixture) flowThatMoves(removed string) (flow Flow, left []string) {
 	return flow, nil
 }
 
+// A packet of a flow that was idle for long visits no more servers than it has room for, and its entry's server
+// alone if there is none.
+func TestSeekFits(t *testing.T) {
+	for _, candidates := range []int{1, 2, 4, 8} {
+		f := open(t, hunting(config.SelectConsistent, candidates))
+		view := f.view()
+		for service, flow := range hunted {
+			parts := map[string]string{first: f.row(flow, service)[0]}
+			f.via[parts[first]] = "narrow"
+			f.route()
+			all := f.sought(flow, service, parts[first])
+			for most := 1; most <= 8; most++ {
+				full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most)
+				for _, c := range []struct{ length, most int }{{full, most}, {full + 1, most - 1}} {
+					if c.most == 0 {
+						continue // too long for any
+					}
+					t.Run(fmt.Sprintf("%d/%s/%d bytes", candidates, service, c.length), func(t *testing.T) {
+						f.t = t
+						f.setState(flow, service, "stale first", parts)
+						bare := int(layer3(flow.frame(packet.Flags(packet.ACK), packet.Payload(nil))))
+						frame := flow.frame(packet.Flags(packet.ACK), packet.Payload(make([]byte, c.length-bare)))
+						want := f.visited(frame, flow, service, "forward_recover", cut(all, c.most)...)
+						f.check(want, f.run(frame))
+						trace := mustTrace(t, view, Packet{Flow: flow, Length: c.length})
+						f.check(f.traced(t, trace, frame), f.run(frame))
+					})
+					f.t = t
+				}
+			}
+			delete(f.via, parts[first])
+		}
+	}
+}
+
+// cut leaves so many stages of a way that begins and ends with the same server, and of those no two alone.
+func cut(all []stage, most int) []stage {
+	last := all[len(all)-1]
+	if most < len(all) {
+		all = append(slices.Clone(all[:most-1]), last)
+	}
+	if len(all) == 2 {
+		all = all[1:]
+	}
+	return all
+}
+
 // A service all of whose servers are drained has no candidates.
 func TestHuntWithoutServers(t *testing.T) {
+	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
 	none := uint32(0)
 	for i := range cfg.Services[0].Servers {

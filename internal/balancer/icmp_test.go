@@ -34,6 +34,7 @@ func icmpErrors(vip netip.Addr) map[string][2]uint8 {
 // An error about a flow reaches its server by every encapsulation: the one that the flow table names,
 // else the one that the flow is placed on.
 func TestICMPErrorsFollowTheFlow(t *testing.T) {
+	t.Parallel()
 	var services []config.Service
 	for i, w := range ways {
 		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
@@ -77,6 +78,7 @@ func TestICMPErrorsFollowTheFlow(t *testing.T) {
 
 // An error creates no flow, and finds its server when the table names one that is gone.
 func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	frame := packet.ICMPError(router6, 2, 0, 1280, reply(web))
 	f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
@@ -98,6 +100,7 @@ func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 // Whatever a router quotes of a packet, its flow is found, if the ports and what RFC 792 has quoted
 // with them are there.
 func TestICMPQuotes(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	later := packet.Flags(packet.ACK)
 	for name, v := range map[string]struct {
@@ -152,6 +155,7 @@ func shorten(frame []byte, length int) []byte {
 
 // Messages to a VIP that are no flow's.
 func TestICMPRefused(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	error6 := func(quoted []byte) []byte { return packet.ICMPError(router6, 2, 0, 1280, quoted) }
 	error4 := func(quoted []byte) []byte { return packet.ICMPError(router4, 3, 4, 1280, quoted) }
@@ -199,6 +203,7 @@ func TestICMPRefused(t *testing.T) {
 // A ping of any length is answered as its addressee would; one that is not whole, or asks more of the
 // answer than to turn it around, is not.
 func TestEcho(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	ping := func(version int, options ...packet.Option) []byte {
 		if version == 4 {
@@ -236,6 +241,7 @@ func TestEcho(t *testing.T) {
 // The error quotes the packet as it came, up to the length that errors may have, and its checksums are
 // right whatever the length.
 func TestErrorsQuoteThePacket(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, flow := range []Flow{web, web4} {
 		for size := range 1300 {
@@ -257,6 +263,7 @@ func TestErrorsQuoteThePacket(t *testing.T) {
 
 // Nobody is told about a packet that no single host has sent.
 func TestNoErrorToManyOrNobody(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for source, told := range map[string]bool{
 		"0.0.0.0": false, "0.1.2.3": false, "1.0.0.0": true, "127.0.0.1": false, "223.255.255.255": true,
@@ -285,6 +292,7 @@ func TestNoErrorToManyOrNobody(t *testing.T) {
 // A client is never told to send packets shorter than everybody must be able to forward, and not at
 // all when its packet is no longer than that: it could not help it.
 func TestLeastMTU(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, v := range []struct {
 		flow       Flow
@@ -317,6 +325,7 @@ func TestLeastMTU(t *testing.T) {
 
 // The balancer does not fragment, so that a client learns of the MTU whether it allows that or not.
 func TestTooBigThatMayBeFragmented(t *testing.T) {
+	t.Parallel()
 	f := open(t, balancerOf(ways[1].serviceBy(1, config.UDP)))
 	f.via["s"] = "narrow"
 	f.route()
@@ -373,6 +382,7 @@ func TestAnswerRate(t *testing.T) {
 
 // An answer goes back by XDP_TX, unless it came by a veth, whose peer might not run XDP.
 func TestAnswersGoBack(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	frame := packet.ICMP(client4.Addr(), vip4, 8, 0, 1)
 	want := sentBack(frame, "answer_echo", packet.EchoReply(frame, 64))
@@ -385,6 +395,7 @@ func TestAnswersGoBack(t *testing.T) {
 
 // A driver may leave too little room before the frame for the error's headers.
 func TestNoHeadroomForAnswer(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	metadata := make([]byte, 200)
 	frame := web.frame(packet.HopLimit(1))
@@ -394,6 +405,7 @@ func TestNoHeadroomForAnswer(t *testing.T) {
 
 // The rest of the second word is unused in time exceeded and the whole MTU in too big.
 func TestErrorHeader(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	large := narrow.frame(packet.Payload(make([]byte, 1461-60)))
 	got := f.run(large).Frame[ethernetLength+40:]

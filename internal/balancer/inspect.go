@@ -475,10 +475,8 @@ func (v *View) addShares(service *ServiceState) error {
 		return fmt.Errorf("open table %d: %w", service.table, err)
 	}
 	defer table.Close()
-	words := make([]uint64, table.MaxEntries())
-	keys := make([]uint32, len(words))
-	var cursor ebpf.MapBatchCursor
-	if _, err := table.BatchLookup(&cursor, keys, words, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	words, err := readWords(table)
+	if err != nil {
 		return fmt.Errorf("read table %d: %w", service.table, err)
 	}
 	owned := map[uint32]uint32{}
@@ -493,6 +491,17 @@ func (v *View) addShares(service *ServiceState) error {
 		server.Share = float64(owned[server.Slot]) / float64(service.Buckets)
 	}
 	return nil
+}
+
+// readWords reads a whole consistent-hash table.
+func readWords(table *ebpf.Map) ([]uint64, error) {
+	words := make([]uint64, table.MaxEntries())
+	keys := make([]uint32, len(words))
+	var cursor ebpf.MapBatchCursor
+	if _, err := table.BatchLookup(&cursor, keys, words, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, err
+	}
+	return words, nil
 }
 
 // candidate takes a position of a table out of the word that holds it.

@@ -39,6 +39,7 @@ func mustSnapshot(t *testing.T, view *View) *Snapshot {
 }
 
 func TestSnapshot(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
 	f.via["s3"] = "narrow"
 	f.route()
@@ -113,6 +114,7 @@ func serviceNamesOf(s *Snapshot) (names []string) {
 
 // Flows are counted in each state, of servers that are gone as well.
 func TestSnapshotFlowStates(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
 	view := f.view()
 	f.send(1, packet.SYN, "forward_new")
@@ -137,7 +139,9 @@ func TestSnapshotFlowStates(t *testing.T) {
 }
 
 func TestSnapshotOfAttachedProgram(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
+	f.leaveSharedNetwork()
 	view := f.view()
 	f.cfg.Node.Interface = "out"
 	f.attached, f.own = false, f.link("out")
@@ -180,6 +184,7 @@ func TestInstances(t *testing.T) {
 
 // Tables that another build made are refused, and none of them is misread.
 func TestOpenViewOfAnotherBuild(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
 	other, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 12, MaxEntries: 256})
 	if err != nil {
@@ -198,6 +203,7 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 // A server of a service that hunts has counts of its own, in snapshots and metrics; the next server of its slot
 // begins with none.
 func TestHuntCounts(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	registry := newRegistry(f)
 	row := f.row(web, "web")

@@ -16,6 +16,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -40,6 +41,7 @@ type kernel struct {
 	servers   *serverTable
 	services  *serviceTable
 	constants map[string]any // that the program was loaded with
+	attachTCX func(link.TCXOptions) (link.Link, error)
 }
 
 // pinned are the tables that outlive the process, by their names.
@@ -99,6 +101,7 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 
 	k := &kernel{
 		instance: cfg.Node.Instance, dir: dir, fresh: fresh, clock: clock, inner: spec.Maps[balancerMapTables].InnerMap,
+		attachTCX: link.AttachTCX,
 	}
 	if err := k.load(spec, &cfg.Node, log); err != nil {
 		_ = k.objects.Close()
@@ -318,7 +321,7 @@ func readIdentity(m *ebpf.Map, identity *balancerIdentity) error {
 // attach puts the programs on an interface, in the place of an earlier build's. The one behind XDP comes
 // first, for XDP hands packets to it.
 func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
-	if err := attachReturn(k.objects.TcReturn, ifindex, k.instance); err != nil {
+	if err := k.attachReturn(ifindex); err != nil {
 		return datapath.Attached{}, err
 	}
 	if k.recount {
@@ -332,7 +335,12 @@ func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
 	if err := datapath.Pin(k.objects.XdpLb, filepath.Join(k.dir, datapath.BalancerProgram)); err != nil {
 		return datapath.Attached{}, err
 	}
-	return datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, datapath.LinkPin))
+	attached, err := datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, datapath.LinkPin))
+	if err != nil {
+		return datapath.Attached{}, err
+	}
+	// A start on another interface leaves none behind on the one before.
+	return attached, datapath.RemoveFilters(k.instance, ifindex)
 }
 
 // undo takes away what a first start has pinned, and nobody has used.
@@ -470,6 +478,12 @@ func (t *serverTable) setFlags(slot uint32, flags balancerServerFlags) {
 // setKnown says what the server is asked for packets of known flows.
 func (t *serverTable) setKnown(slot uint32, function srv6.Function) {
 	atomic.StoreUint64(&t.servers[slot].KnownSid, sidHalf(function))
+}
+
+// known is what the server is asked for packets of known flows.
+func (t *serverTable) known(slot uint32) srv6.Function {
+	half := atomic.LoadUint64(&t.servers[slot].KnownSid)
+	return srv6.Function(bits.ReverseBytes16(uint16(half)))
 }
 
 // sidHalf is SID_HALF in bpf/srv6.h.

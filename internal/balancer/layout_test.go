@@ -134,6 +134,7 @@ var fixed = map[ebpf.MapType]map[string]bool{
 
 // TestOtherLayoutsAreRefused, whichever table is of another build, and in whatever way.
 func TestOtherLayoutsAreRefused(t *testing.T) {
+	t.Parallel()
 	f := openSteering(t)
 	spec, _, err := loadSpec()
 	f.must(err)
@@ -174,6 +175,7 @@ func reopen(t *testing.T, m *ebpf.Map) *ebpf.Map {
 
 // Tables of the same sizes may mean something else.
 func TestOtherVersionIsRefused(t *testing.T) {
+	t.Parallel()
 	f := openSteering(t)
 	identity := f.identity
 	identity.Version++
@@ -187,6 +189,7 @@ func TestOtherVersionIsRefused(t *testing.T) {
 
 // TestOtherRoleIsRefused: the pins of an agent stay as they are, and no table joins them.
 func TestOtherRoleIsRefused(t *testing.T) {
+	t.Parallel()
 	f := openSteering(t)
 	dir := datapath.Dir(f.cfg.Node.Instance)
 	cfg := *f.cfg
@@ -214,6 +217,7 @@ func TestOtherRoleIsRefused(t *testing.T) {
 
 // The tables of candidates are on no pins of their own.
 func TestOtherCandidateTablesAreRefused(t *testing.T) {
+	t.Parallel()
 	f := openSteering(t)
 	spec, err := loadBalancer()
 	f.must(err)
@@ -234,6 +238,7 @@ func TestOtherCandidateTablesAreRefused(t *testing.T) {
 // A start that is refused neither makes the tables that the other build did not have, nor takes its
 // counters away.
 func TestRefusedStartMakesNothing(t *testing.T) {
+	t.Parallel()
 	f := openSteering(t)
 	dir := datapath.Dir(f.cfg.Node.Instance)
 	f.must(os.Remove(filepath.Join(dir, balancerMapFragments)))
@@ -244,7 +249,9 @@ func TestRefusedStartMakesNothing(t *testing.T) {
 
 // Until the program is replaced the counters that are pinned are those it counts in.
 func TestOtherReasonsStayUntilAttached(t *testing.T) {
+	t.Parallel()
 	f := openSteering(t)
+	f.leaveSharedNetwork()
 	for _, name := range countersByReason {
 		f.repin(name, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
 	}

@@ -27,6 +27,7 @@ func newRegistry(f *fixture) *prometheus.Registry {
 }
 
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	cfg := varied()
 	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{}}
 	f := open(t, cfg)
@@ -104,6 +105,7 @@ func expose(t *testing.T, registry *prometheus.Registry) string {
 
 // A server that is removed and added elsewhere has two slots for a while; scrapes go on.
 func TestMetricsOfMovedServer(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
 	registry := newRegistry(f)
 	for slot, key := range maps.Clone(f.slots.bySlot) {

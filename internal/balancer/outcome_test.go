@@ -119,14 +119,22 @@ var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
 	return numbers
 })
 
+// reasonName is the reverse of reasonNumbers.
 func reasonName(number uint32) string {
-	for name, n := range reasonNumbers() {
-		if n == number {
-			return name
-		}
+	name, ok := reasonNames()[number]
+	if !ok {
+		panic(fmt.Sprintf("there is no reason %d", number))
 	}
-	panic(fmt.Sprintf("there is no reason %d", number))
+	return name
 }
+
+var reasonNames = sync.OnceValue(func() map[uint32]string {
+	names := map[uint32]string{}
+	for name, number := range reasonNumbers() {
+		names[number] = name
+	}
+	return names
+})
 
 // check compares an outcome with the one wanted.
 func (f *fixture) check(want, got outcome) {
@@ -161,13 +169,36 @@ func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason str
 	return f.offered(frame, flow, service, reason, knownFunction(f.service(service)), server)
 }
 
-// offered is the outcome of a frame that goes from server to server, each of which is asked the same; but
-// the last of those that are asked to take a connection has to.
+// stage is a server on a packet's way, and what it is asked there.
+type stage struct {
+	function srv6.Function
+	server   string
+}
+
+// stages are servers that are asked the same; but the last of those that are asked to take a connection
+// has to.
+func stages(function srv6.Function, servers ...string) (all []stage) {
+	for i, name := range servers {
+		if function == srv6.ConnectAvail && i == len(servers)-1 {
+			function = srv6.ConnectForce
+		}
+		all = append(all, stage{function, name})
+	}
+	return all
+}
+
+// offered is the outcome of a frame that goes from server to server, as stages has them.
 func (f *fixture) offered(frame []byte, flow Flow, service, reason string, function srv6.Function, servers ...string) outcome {
 	f.t.Helper()
-	e := f.encap(flow, service, servers[0])
+	return f.visited(frame, flow, service, reason, stages(function, servers...)...)
+}
+
+// visited is the outcome of a frame that goes from server to server.
+func (f *fixture) visited(frame []byte, flow Flow, service, reason string, all ...stage) outcome {
+	f.t.Helper()
+	e := f.encap(flow, service, all[0].server)
 	if len(e.Segments) > 0 {
-		e.Segments = f.segments(service, function, servers...)
+		e.Segments = f.segments(service, all...)
 	}
 	out, err := packet.Encapsulate(frame, e)
 	f.must(err)
@@ -179,19 +210,16 @@ func (f *fixture) offered(frame []byte, flow Flow, service, reason string, funct
 	return outcome{
 		verdictRedirect, out,
 		map[string]tally{reason: {1, length, 0}},
-		map[string]tally{service + "/" + servers[0]: {1, length, placed}},
+		map[string]tally{service + "/" + all[0].server: {1, length, placed}},
 	}
 }
 
-// segments are the SIDs of servers that are asked the same.
-func (f *fixture) segments(service string, function srv6.Function, servers ...string) (sids []netip.Addr) {
+// segments are the SIDs of stages.
+func (f *fixture) segments(service string, all ...stage) (sids []netip.Addr) {
 	f.t.Helper()
-	for i, name := range servers {
-		if function == srv6.ConnectAvail && i == len(servers)-1 {
-			function = srv6.ConnectForce
-		}
-		server := serverOfName(f.service(service), name)
-		sids = append(sids, srv6.SID{Locator: server.Locator, Function: function}.Addr())
+	for _, v := range all {
+		server := serverOfName(f.service(service), v.server)
+		sids = append(sids, srv6.SID{Locator: server.Locator, Function: v.function}.Addr())
 	}
 	return sids
 }
@@ -236,7 +264,7 @@ func (f *fixture) encap(flow Flow, service, server string) packet.Encap {
 		}
 		if s.Locator.IsValid() {
 			e.Sender = f.cfg.Node.Locator.Addr()
-			e.Segments = f.segments(service, knownFunction(svc), server)
+			e.Segments = f.segments(service, stage{knownFunction(svc), server})
 			return e
 		}
 		e.Destination = s.Address

@@ -272,6 +272,7 @@ var visits = []visit{
 }
 
 func TestEveryExit(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, v := range visits {
 		t.Run(v.name, func(t *testing.T) {
@@ -322,6 +323,7 @@ func (f *fixture) fill(flow Flow, slot uint32) {
 // A driver may leave less room before the frame than the headers need. The frame that is then
 // dropped has lost a hop already.
 func TestNoHeadroom(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	metadata := make([]byte, 200)
 	got := f.runIn(append(metadata, web.frame()...), &xdpContext{Data: uint32(len(metadata))})
@@ -332,6 +334,7 @@ func TestNoHeadroom(t *testing.T) {
 // A packet leaves by XDP_TX by the interface that the program is on, unless that is a veth, whose peer might
 // not run XDP; and by a redirect elsewhere.
 func TestHairpin(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for _, v := range []struct {
 		link    string // that the program is on
@@ -373,6 +376,7 @@ func TestEveryReasonHasACase(t *testing.T) {
 
 // What is for no VIP goes up the host's stack as it came, whatever its shape.
 func TestMalformedForOthersIsPassed(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	to := map[netip.Addr]netip.Addr{vip6: otherIP6, vip6All: otherIP6, vip4: otherIP4}
 	for _, v := range visits {
@@ -407,6 +411,7 @@ func TestMalformedForOthersIsPassed(t *testing.T) {
 // A frame cut off anywhere is never forwarded, and is counted for what its IP header no longer
 // matches: a length beyond the frame.
 func TestTruncated(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	for name, v := range map[string]struct {
 		frame  []byte
@@ -432,6 +437,7 @@ func TestTruncated(t *testing.T) {
 
 // The same where the IP header agrees with the cut: then the header that is cut is to blame.
 func TestShortened(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	tcp4 := web4.frame(packet.IPOptions([]byte{1, 1, 1, 1}), packet.Payload([]byte("data")))
 	tcp6 := web.frame(packet.HopByHop(16), packet.DestinationOptions(8), packet.Payload([]byte("data")))

@@ -77,6 +77,9 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < flowLinger {
 		return server // the packet may belong to the end
 	}
+	if r.isStale(e, svc) {
+		return nil
+	}
 	e.seen = now
 	switch {
 	case p.ends():

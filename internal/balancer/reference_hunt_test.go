@@ -22,18 +22,23 @@ func (r *reference) pendingOf(flow Flow) *referenceBucket {
 	return r.pending[number]
 }
 
-// rowAsked is the way through the flow's candidates, from the first that can be reached; nil: there is none.
-func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Function) *route {
+// rowAsked is the way through the flow's candidates, of which those that cannot be reached come last, or are
+// not offered anything; nil: there are none.
+func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Function) []stage {
 	row := r.candidates(flow, svc)
 	if row == nil {
 		return nil
 	}
-	first := max(0, slices.IndexFunc(row, func(name string) bool { return r.linkOf(name) != "" }))
-	return &route{function, slices.Concat(row[first:], row[:first])}
+	lost := func(name string) bool { return r.linkOf(name) == "" }
+	found := slices.DeleteFunc(slices.Clone(row), lost)
+	if function != srv6.ConnectAvail || len(found) == 0 {
+		found = append(found, slices.DeleteFunc(slices.Clone(row), func(name string) bool { return !lost(name) })...)
+	}
+	return stages(function, found...)
 }
 
 // hunt is the way of a packet of a flow that the flow table does not know.
-func (r *reference) hunt(p parsed, svc *config.Service) (to *route, reason string) {
+func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason string) {
 	half := r.pendingOf(p.flow).find(p.flow, svc.Name)
 	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
 		to = alone(srv6.AckStickiness, server)
@@ -50,10 +55,59 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to *route, reason strin
 		*half = referenceEntry{}
 		return to, "forward_new"
 	}
+	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
+	holder := r.holder(e, svc)
+	if p.opens() && holder != nil && r.keepsServer(p, svc, holder, e) {
+		return alone(srv6.AckStickiness, holder), "forward_known"
+	}
 	if p.opens() {
-		return r.rowAsked(p.flow, svc, srv6.ConnectAvail), "forward_hunt"
+		if e == nil {
+			e = half
+		}
+		return r.offer(p, svc, e), "forward_hunt"
+	}
+	if holder != nil {
+		return r.seek(p, svc, holder), "forward_recover"
 	}
 	return r.rowAsked(p.flow, svc, srv6.RecoverStickiness), "forward_recover"
+}
+
+// offer is the way of a SYN that is no known flow's, or of a flow whose entry it leaves: its server may have the
+// connection all the same, if that is drained and can be asked.
+func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []stage {
+	all := r.rowAsked(p.flow, svc, srv6.ConnectAvail)
+	server := r.holder(e, svc)
+	if all == nil || server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || r.linkOf(server.Name) == "" ||
+		e.state == stateClosing && e.age(r.now()) >= flowLinger {
+		return all
+	}
+	all = slices.Insert(all, 0, stage{srv6.Steer, server.Name})
+	if len(all) > 8 {
+		all = append(all[:7], stage{srv6.ConnectForce, all[7].server})
+	}
+	return all
+}
+
+// isStale says that an entry has been idle for so long that a flow that hunts may be elsewhere.
+func (r *reference) isStale(e *referenceEntry, svc *config.Service) bool {
+	return svc.Placement == config.PlacementHunt && e.age(r.now()) >= 15
+}
+
+// seek is the way of a packet whose flow has a stale entry: first to its server, if that can be reached, then
+// to the candidates, as many as the packet has room for, and to that server again in the end.
+func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) []stage {
+	all := slices.DeleteFunc(r.rowAsked(p.flow, svc, srv6.RecoverStickiness), func(v stage) bool {
+		return v.server == holder.Name && r.linkOf(holder.Name) != ""
+	})
+	if r.linkOf(holder.Name) != "" {
+		all = slices.Insert(all, 0, stage{srv6.RecoverStickiness, holder.Name})
+	}
+	for n := min(len(all), 7); n > 1 || n == 1 && all[0].server != holder.Name; n-- {
+		if int(p.length)+overheadOf(svc.Encapsulation, n+1) <= links[r.linkOf(all[0].server)] {
+			return append(all[:n], stage{srv6.AckStickiness, holder.Name})
+		}
+	}
+	return alone(srv6.AckStickiness, holder)
 }
 
 // holder is the server of an entry; nil: there is no entry, or no such server.
@@ -219,7 +273,7 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 	if e == nil {
 		e = half
 	}
-	if server := r.holder(e, svc); server != nil {
+	if server := r.holder(e, svc); server != nil && !r.isStale(e, svc) {
 		opening := parsed{flow: h.flow, flags: packet.SYN}
 		overtaken := server == sender && e.age(r.now()) < flowLinger
 		if answers && r.keepsServer(opening, svc, server, e) || !answers && (e.state != stateClosing || overtaken) {

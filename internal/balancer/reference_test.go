@@ -85,22 +85,16 @@ func (r *reference) receive(frame []byte) outcome {
 	if obstacle, mtu := r.obstacle(frame, p, svc, to); obstacle != "" {
 		return tell(frame, p, obstacle, mtu)
 	}
-	return r.offered(frame, p.flow, svc.Name, reason, to.function, to.servers...)
+	return r.visited(frame, p.flow, svc.Name, reason, to...)
 }
 
-// route is what a packet visits: servers, by their names, and what each of them is asked.
-type route struct {
-	function srv6.Function
-	servers  []string
-}
-
-// alone is the route to one server.
-func alone(function srv6.Function, server *config.Server) *route {
-	return &route{function, []string{server.Name}}
+// alone is the way to one server.
+func alone(function srv6.Function, server *config.Server) []stage {
+	return []stage{{function, server.Name}}
 }
 
 // find is the way of a packet, and as what it is counted; nil: there is none.
-func (r *reference) find(p parsed, svc *config.Service) (to *route, reason string) {
+func (r *reference) find(p parsed, svc *config.Service) (to []stage, reason string) {
 	if p.follow != "" {
 		return r.findFollower(p, svc), p.follow
 	}
@@ -118,7 +112,7 @@ func (r *reference) find(p parsed, svc *config.Service) (to *route, reason strin
 }
 
 // findFollower is the way of a packet that does not speak for its flow.
-func (r *reference) findFollower(p parsed, svc *config.Service) *route {
+func (r *reference) findFollower(p parsed, svc *config.Service) []stage {
 	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
 	if server == nil && svc.Placement == config.PlacementHunt {
 		if server = r.recall(r.pendingOf(p.flow), p.flow, svc); server == nil {
@@ -350,17 +344,17 @@ func serverOfName(svc *config.Service, name string) *config.Server {
 }
 
 // obstacle is why a packet cannot leave for its server, and the MTU that is left for it.
-func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, to *route) (reason string, mtu int) {
-	link := r.linkOf(to.servers[0])
+func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, to []stage) (reason string, mtu int) {
+	link := r.linkOf(to[0].server)
 	switch {
 	case link == "":
 		return "drop_no_next_hop", 0
 	case p.hopLimit <= 1:
 		return "drop_hop_limit", 0
 	}
-	e := r.encap(p.flow, svc.Name, to.servers[0])
+	e := r.encap(p.flow, svc.Name, to[0].server)
 	if len(e.Segments) > 0 {
-		e.Segments = r.segments(svc.Name, to.function, to.servers...)
+		e.Segments = r.segments(svc.Name, to...)
 	}
 	sent, err := packet.Encapsulate(frame, e)
 	r.must(err)

@@ -17,11 +17,13 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // A process that ends and one that begins see the same balancer, and packets in between see none
 // missing.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
 	cfg := webOf(s1, s2, s3)
 	cfg.Node.Limits.Flows = 1 << 14
@@ -59,6 +61,7 @@ var (
 
 // A first start that comes to nothing leaves nothing behind.
 func TestFirstStartUndone(t *testing.T) {
+	t.Parallel()
 	f := openStandard(t)
 	cfg := standard()
 	cfg.Node.Instance = f.cfg.Node.Instance + "-undone"
@@ -72,6 +75,7 @@ func TestFirstStartUndone(t *testing.T) {
 
 // All servers have moved while the balancer was down: the new ones find room beside the old.
 func TestRestartWithOtherServers(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Node.Limits.Servers = 2
 	f := open(t, cfg)
@@ -86,6 +90,7 @@ func TestRestartWithOtherServers(t *testing.T) {
 
 // Processes that end before they sweep do not use up the slots.
 func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Node.Limits.Servers = 2
 	f := open(t, cfg)
@@ -103,6 +108,7 @@ func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
 
 // A server that comes back with the next process finds its flows.
 func TestServerComesBackAfterRestart(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1))
 	first := cfg.Services
 	f := open(t, cfg)
@@ -120,6 +126,7 @@ func TestServerComesBackAfterRestart(t *testing.T) {
 
 // A server that fails its checks is not tried again by a process that has just started.
 func TestRestartRemembersHealth(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
 	f := open(t, cfg)
@@ -141,6 +148,7 @@ func TestRestartRemembersHealth(t *testing.T) {
 
 // A process that has just started knows the way to servers that the kernel has forgotten.
 func TestRestartKnowsNextHops(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	f := open(t, cfg)
 	f.stop()
@@ -165,6 +173,7 @@ func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
 // A build that counts other reasons, or as many in another order, takes the flows over all the same.
 // Scrapes see the counters of this build from the start on, though its program is not attached yet.
 func TestUpgradeWithOtherReasons(t *testing.T) {
+	t.Parallel()
 	spec, reasons, err := loadSpec()
 	if err != nil {
 		t.Fatal(err)
@@ -210,6 +219,7 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 
 // The numbers of services that went are given again, and none is given twice.
 func TestNumbersOfServices(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	named := func(names ...string) *config.Balancer {
 		cfg := twoServices(vip6, vip6All)
@@ -236,6 +246,7 @@ func TestNumbersOfServices(t *testing.T) {
 
 // A service and a server that went while no process ran are gone with the next.
 func TestRestartWithoutService(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	cfg := twoServices(vip6, vip6All)
 	cfg.Node, cfg.Services = f.cfg.Node, cfg.Services[:1]
@@ -245,8 +256,37 @@ func TestRestartWithoutService(t *testing.T) {
 	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
 }
 
+// A process that finds the tables as it would make them leaves them, and so the candidates before the servers
+// last changed, at whom flows from then are sought. So does a reload that changes something else.
+func TestRestartKeepsFormerCandidates(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	flow, left := f.flowThatMoves("s3")
+	asked := append(f.row(flow, "web"), left...)
+	ack := flow.frame(packet.Flags(packet.ACK))
+	check := func(when string) {
+		t.Helper()
+		if diff := cmp.Diff(f.offered(ack, flow, "web", "forward_recover", srv6.RecoverStickiness, asked...), f.run(ack)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", when, diff)
+		}
+	}
+	check("before the restart")
+	cfg := f.cfg
+	f.stop()
+	f.start(cfg)
+	check("after the restart")
+	f.route()
+	check("with next hops")
+	random := huntingWithout(2, "s3")
+	for i := range random.Services {
+		random.Services[i].Selection = config.SelectRandom
+	}
+	f.mustApply(random)
+	check("after a reload with another selection")
+}
+
 // A process may have ended in the middle of a reload: what it left of a move does not stay.
 func TestRestartAfterHalfAMove(t *testing.T) {
+	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
 	entries := f.kernel.services.all()
 	moved := *f.service("a")
@@ -264,6 +304,7 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 
 // A start that fails forgets nothing of what the health checks found.
 func TestFailedStartRemembersHealth(t *testing.T) {
+	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
 	cfg.Node.Limits.Servers = 2
@@ -284,6 +325,7 @@ func TestFailedStartRemembersHealth(t *testing.T) {
 
 // Other limits need other tables: a start with them is refused, and harms nothing.
 func TestOtherLimitsAreRefused(t *testing.T) {
+	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
 	f.run(web.frame())
 	want := f.configuration()

@@ -31,20 +31,26 @@ type fabric struct {
 	routerIndex  int
 	cfg          *config.Balancer
 	balancer     *Balancer
+	attachTCX    func(link.TCXOptions) (link.Link, error)
 }
 
-func newFabric(t *testing.T) *fabric {
+// tcWays are how tc runs programs: by tcx, and on kernels before 6.6 by filters.
+var tcWays = map[string]func(link.TCXOptions) (link.Link, error){
+	"tcx":    link.AttachTCX,
+	"filter": func(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupported },
+}
+
+func newFabric(t *testing.T, way string) *fabric {
 	t.Helper()
-	n := &fabric{t: t, near: testnet.New(t), router: testnet.New(t), cfg: hunting(config.SelectConsistent, 2)}
+	n := &fabric{
+		t: t, near: testnet.New(t), router: testnet.New(t), cfg: hunting(config.SelectConsistent, 2), attachTCX: tcWays[way],
+	}
 	testnet.Connect(t, n.near, "eth0", testnet.Prefixes("fd00:9::1/64", "10.9.0.1/24"),
 		n.router, "eth0", testnet.Prefixes("fd00:9::2/64", "10.9.0.2/24"))
 	n.in(n.near, func() error {
-		device, err := netlink.LinkByName("eth0")
-		if err != nil {
+		if err := n.use("eth0"); err != nil {
 			return err
 		}
-		a := device.Attrs()
-		n.own = nexthop.Link{Index: a.Index, Name: a.Name, Type: "veth", MAC: packet.MAC(a.HardwareAddr), MTU: a.MTU}
 		for _, gateway := range []string{"fd00:9::2", "10.9.0.2"} {
 			if err := netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}); err != nil {
 				return err
@@ -71,6 +77,17 @@ func newFabric(t *testing.T) *fabric {
 	return n
 }
 
+// use makes an interface of the namespace the balancer's own.
+func (n *fabric) use(name string) error {
+	device, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	a := device.Attrs()
+	n.own = nexthop.Link{Index: a.Index, Name: a.Name, Type: "veth", MAC: packet.MAC(a.HardwareAddr), MTU: a.MTU}
+	return nil
+}
+
 func (n *fabric) in(ns *testnet.Namespace, f func() error) {
 	n.t.Helper()
 	if err := ns.Do(f); err != nil {
@@ -89,6 +106,7 @@ func (n *fabric) start() {
 		if n.balancer, err = newBalancer(n.cfg, clock, slog.New(slog.DiscardHandler)); err != nil {
 			return err
 		}
+		n.balancer.kernel.attachTCX = n.attachTCX
 		return n.balancer.Steer(n.own, nexthop.Hop{MAC: n.routerMAC, Link: n.own})
 	})
 }
@@ -110,9 +128,15 @@ func (n *fabric) programs() (count int) {
 	n.t.Helper()
 	n.in(n.near, func() error {
 		found, err := link.QueryPrograms(link.QueryOptions{Target: n.own.Index, Attach: ebpf.AttachTCXIngress})
-		if err == nil {
-			count = len(found.Programs)
+		if err != nil {
+			return err
 		}
+		device, err := netlink.LinkByIndex(n.own.Index)
+		if err != nil {
+			return err
+		}
+		filters, err := netlink.FilterList(device, netlink.HANDLE_MIN_INGRESS)
+		count = len(found.Programs) + len(filters)
 		return err
 	})
 	return count
@@ -172,7 +196,13 @@ func destination(frame []byte) string {
 // A server's packet leaves for the client by the kernel's own route and neighbour, on a host that is no
 // router, in both encapsulations and of both families; also after a restart.
 func TestReturn(t *testing.T) {
-	n := newFabric(t)
+	t.Parallel()
+	for way := range tcWays {
+		t.Run(way, func(t *testing.T) { testReturn(t, newFabric(t, way)) })
+	}
+}
+
+func testReturn(t *testing.T, n *fabric) {
 	for range 2 {
 		for service, flow := range hunted {
 			kind := config.SRv6Encap
@@ -195,36 +225,26 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// Where the kernel has no tcx a filter does the same, and is taken away by its name.
-func TestReturnFilter(t *testing.T) {
-	n := newFabric(t)
-	instance := n.cfg.Node.Instance
-	count := func() (ours int) {
-		device, err := netlink.LinkByIndex(n.own.Index)
-		if err != nil {
-			t.Fatal(err)
-		}
-		filters, err := netlink.FilterList(device, netlink.HANDLE_MIN_INGRESS)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(filters)
+// A start on another interface leaves nothing on the one before.
+func TestReturnMoves(t *testing.T) {
+	t.Parallel()
+	for way := range tcWays {
+		t.Run(way, func(t *testing.T) {
+			n := newFabric(t, way)
+			testnet.Connect(t, n.near, "eth1", nil, n.router, "eth1", nil)
+			before := n.own
+			n.stop()
+			n.in(n.near, func() error { return n.use("eth1") })
+			n.start()
+			if programs := n.programs(); programs != 1 {
+				t.Errorf("%d programs at tc ingress of the interface", programs)
+			}
+			now := n.own
+			n.own = before
+			if programs := n.programs(); programs != 0 {
+				t.Errorf("%d programs are left on the interface before", programs)
+			}
+			n.own = now
+		})
 	}
-	n.in(n.near, func() error {
-		for range 2 { // a restart takes the filter's place
-			if err := attachReturnFilter(n.balancer.kernel.objects.TcReturn, n.own.Index, instance); err != nil {
-				return err
-			}
-			if ours := count(); ours != 1 {
-				t.Errorf("%d filters", ours)
-			}
-		}
-		if err := removeReturnFilter(instance, n.own.Index); err != nil {
-			return err
-		}
-		if ours := count(); ours != 0 {
-			t.Errorf("%d filters are left", ours)
-		}
-		return nil
-	})
 }

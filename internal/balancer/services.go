@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -44,7 +45,8 @@ type service struct {
 	id      uint32
 	rule    balancerServiceRule
 	members []*member
-	placed  placing // what its table was built from
+	placed  placing   // what its table was built from
+	settled time.Time // when no flow is half open any more from when it hunted
 }
 
 // services applies a configuration to the data path.
@@ -147,6 +149,10 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	for _, m := range svc.members {
 		before[m.Name] = m
 	}
+	known := knownFunction(cfg)
+	if svc.rule.hunted() {
+		known = srv6.AckStickiness // servers wait for it, until the hunts have settled
+	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, node)
@@ -154,7 +160,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 		if old := before[server.Name]; old != nil && cfg.Health != nil {
 			m.healthy = old.healthy
 		}
-		slot, err := s.slots.claim(key, svc.id, knownFunction(cfg), m.flags(true))
+		slot, err := s.slots.claim(key, svc.id, known, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
 		}
@@ -286,7 +292,6 @@ func (s *services) place(svc *service) error {
 		rows[i] = p.slots[server]
 	}
 	rule := balancerServiceRule{
-		Table:         1 - svc.rule.table(),
 		Candidates:    uint8(table.Candidates),
 		Methods:       methods(placements[placementOf(&svc.Service)], persistences[svc.Persistence]),
 		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
@@ -294,11 +299,14 @@ func (s *services) place(svc *service) error {
 	if table.Candidates > 0 {
 		rule.Buckets = uint32(table.Buckets)
 	}
-	if err := s.kernel.install(2*svc.id+uint32(rule.Table), rows); err != nil {
+	if rule.Table, err = s.install(svc, rule, rows); err != nil {
 		return err
 	}
-	if rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates {
-		rule.Table |= ruleFormer
+	if svc.Placement == config.PlacementHash && svc.rule.hunted() {
+		rule.Table |= ruleHunted
+		if svc.settled.IsZero() || svc.rule.Table&ruleHunted == 0 {
+			svc.settled = time.Now().Add(svc.Timeouts.New)
+		}
 	}
 	svc.rule, svc.placed = rule, p
 	// One that is new, or moves to another VIP or port, waits until all are ready.
@@ -306,6 +314,60 @@ func (s *services) place(svc *service) error {
 		entry.setRule(rule)
 	}
 	return nil
+}
+
+// install makes one of the service's two tables hold the rows, and says which, with what is true of the other:
+// a table that is as it would be stays, and with it the one before, after a restart too.
+func (s *services) install(svc *service, rule balancerServiceRule, rows []uint16) (table uint8, err error) {
+	fits := rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates
+	table = svc.rule.table()
+	if fits && s.holds(2*svc.id+uint32(table), rows) {
+		return table | svc.rule.Table&ruleFormer, nil
+	}
+	table = 1 - table
+	if err := s.kernel.install(2*svc.id+uint32(table), rows); err != nil {
+		return 0, err
+	}
+	if fits {
+		table |= ruleFormer
+	}
+	return table, nil
+}
+
+// holds tells whether a table is there and has these rows.
+func (s *services) holds(number uint32, rows []uint16) bool {
+	var table *ebpf.Map
+	if err := s.kernel.objects.Tables.Lookup(number, &table); err != nil {
+		return false
+	}
+	defer table.Close()
+	words, err := readWords(table)
+	if err != nil || len(words)*candidatesPerWord < len(rows) {
+		return false
+	}
+	for i, server := range rows {
+		if candidate(words[i/candidatesPerWord], uint32(i)) != uint32(server) {
+			return false
+		}
+	}
+	return true
+}
+
+// settle ends what goes on of hunts in services that place flows themselves now.
+func (s *services) settle(now time.Time) {
+	for _, svc := range s.byName {
+		if svc.settled.IsZero() || now.Before(svc.settled) {
+			continue
+		}
+		svc.settled = time.Time{}
+		svc.rule.Table &^= ruleHunted
+		if entry := s.kernel.services.find(serviceKeyOf(&svc.Service)); entry != nil && entry.Id == svc.id {
+			entry.setRule(svc.rule)
+		}
+		for _, m := range svc.members {
+			s.kernel.servers.setKnown(m.slot, knownFunction(&svc.Service))
+		}
+	}
 }
 
 // placement is what the data path calls one.

@@ -162,8 +162,16 @@ func (e *balancerServiceEntry) table() uint32 { return 2*e.Id + uint32(e.Rule.ta
 // bpf/types.h.
 const ruleFormer = 2
 
+// ruleHunted tells that the service has hunted until lately: RULE_HUNTED of bpf/types.h.
+const ruleHunted = 4
+
+// hunted tells whether there may be flows that servers have taken and wait with.
+func (r *balancerServiceRule) hunted() bool {
+	return r.Table&ruleHunted != 0 || r.placement() != balancerPlacementPLACEMENT_HASH
+}
+
 // table is which of its two tables a service uses: 0 or 1.
-func (r *balancerServiceRule) table() uint8 { return r.Table &^ ruleFormer }
+func (r *balancerServiceRule) table() uint8 { return r.Table &^ (ruleFormer | ruleHunted) }
 
 func (e *balancerServiceEntry) rule() (rule balancerServiceRule) {
 	*(*uint64)(unsafe.Pointer(&rule)) = atomic.LoadUint64((*uint64)(unsafe.Pointer(&e.Rule)))

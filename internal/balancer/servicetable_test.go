@@ -13,6 +13,7 @@ import (
 // A table as full as it may be, with 16,384 services and as many VIPs, has every entry within reach, and
 // the data path finds in it what this process does.
 func TestFullServiceTable(t *testing.T) {
+	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
 	random := rand.New(rand.NewPCG(1, 2))
 	first := f.kernel.services.all()

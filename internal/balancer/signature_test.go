@@ -96,16 +96,17 @@ func (r *reduced) fill(random *rand.Rand, want FlowCounts) {
 		client := randomClient(random)
 		r.send(syn, client)
 		r.send(ack, client)
-		if r.kernel.flows.count().total() == want {
+		if r.kernel.flows.total() == want {
 			return
 		}
 	}
 	r.t.Fatalf("with %#x of the signature, the table has %+v, and does not come to %+v",
-		r.mask, r.kernel.flows.count().total(), want)
+		r.mask, r.kernel.flows.total(), want)
 }
 
 // An entry is free by its state: a flow whose signature is that of free entries is found behind one.
 func TestSignatureOfFreeEntries(t *testing.T) {
+	t.Parallel()
 	r := openReduced(t, rand.New(rand.NewPCG(1, 2)), webOf(srv6Server("s", 1, 1)))
 	r.reduce(0, 0)
 	client := client6
@@ -114,7 +115,7 @@ func TestSignatureOfFreeEntries(t *testing.T) {
 	i := slices.IndexFunc(bucket, func(entry uint64) bool { return entry != 0 })
 	bucket[(i+1)%len(bucket)], bucket[i] = bucket[i], 0
 	r.send(web.frame(packet.Flags(packet.ACK)), client)
-	if got, want := r.kernel.flows.count().total(), (FlowCounts{Established: 1}); got != want {
+	if got, want := r.kernel.flows.total(), (FlowCounts{Established: 1}); got != want {
 		t.Errorf("%+v in the table, want %+v", got, want)
 	}
 }
@@ -149,7 +150,7 @@ func TestReducedSignature(t *testing.T) {
 			}
 			reasons := difference(before.reasons, r.counters().reasons)
 			mistaken, noRoom := reasons["forward_known"].Packets, reasons["forward_no_room"].Packets
-			if now := r.kernel.flows.count().total(); mistaken+noRoom != strangers || now != full {
+			if now := r.kernel.flows.total(); mistaken+noRoom != strangers || now != full {
 				t.Errorf("strangers left as %v, the table has %+v; want it full, with %+v", reasons, now, full)
 			}
 			name := fmt.Sprintf("%d bits from bit %d, %s", v.bits, v.shift, client.name)
@@ -163,6 +164,7 @@ func TestReducedSignature(t *testing.T) {
 // However often flows of two services share a signature, no packet goes to the other service's server,
 // and no ICMP error either.
 func TestReducedSignatureOfTwoServices(t *testing.T) {
+	t.Parallel()
 	const packets = 20_000
 	random := rand.New(rand.NewPCG(3, 4))
 	cfg := balancerOf(

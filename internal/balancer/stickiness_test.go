@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
@@ -72,7 +73,7 @@ func (f *fixture) cast(flow Flow, service string) map[string]string {
 }
 
 // setState makes the tables say of a flow what a state does: "listen", or "pending", "new", "steer",
-// "closing" or "over" with a server.
+// "closing", "over" or "stale" with a server.
 func (f *fixture) setState(flow Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.kernel.flows.entries)
@@ -84,10 +85,14 @@ func (f *fixture) setState(flow Flow, service, state string, parts map[string]st
 	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
 	table, flowState := f.kernel.flows, map[string]balancerFlowState{
 		"pending": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing, "over": stateClosing,
+		"stale": stateEstablished,
 	}[kind]
 	seen := f.now()
 	if kind == "over" {
 		seen = (seen - flowLinger) & flowTimeMask
+	}
+	if kind == "stale" {
+		seen = (seen - flowMinIdle) & flowTimeMask
 	}
 	if kind == "pending" {
 		table = f.kernel.pending
@@ -113,6 +118,9 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 			if isOver(entry, f.now()) {
 				kind = "over"
 			}
+			if kind == "steer" && entry.age(f.now()) >= flowMinIdle {
+				kind = "stale"
+			}
 			if name != "" && entry.state() == stateNew {
 				kind = name
 			} else if name != "" {
@@ -136,7 +144,7 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 // together.
 var stickiness = []struct {
 	state, event string
-	// want is "hunt" or "recover", a server that gets the packet, "client", "reset" and the server that is,
+	// want is "hunt", "hunt after" a server, "recover" or "seek", a server that gets the packet, "client", "reset" and the server that is,
 	// or the reason to drop the packet.
 	want, after string
 }{
@@ -201,41 +209,75 @@ var stickiness = []struct {
 	{"new first", "create SYN-ACK first", "client", "new first"},
 	{"new first", "create SYN-ACK second", "reset second", "new first"},
 	{"new first", "remove RST first", "client", "closing first"},
+
+	// Of a flow that was idle for long nothing is sure but what a server says of it, the first that does.
+	{"stale first", "SYN", "first", "stale first"},
+	{"stale first", "ACK", "seek", "stale first"},
+	{"stale first", "FIN", "seek", "stale first"},
+	{"stale first", "RST", "seek", "stale first"},
+	{"stale second", "ACK", "seek", "stale second"},
+	{"stale third", "ACK", "seek", "stale third"},
+	{"stale first", "create ACK first", "client", "steer first"},
+	{"stale first", "create ACK second", "client", "steer second"},
+	{"stale first", "create FIN third", "client", "steer third"},
+	{"stale first", "create SYN-ACK first", "client", "new first"},
+	{"stale first", "create SYN-ACK second", "client", "new second"},
+	{"stale first", "remove FIN first", "client", "closing first"},
+	{"stale first", "remove FIN second", "client", "stale first"},
 }
 
-// The same of flows whose server takes no new ones: the client may well connect anew.
+// The same of flows whose server is drained: the client may well connect anew, but if it does that server knows,
+// which is asked first. So nobody else's SYN moves a connection.
 var stickinessOfDrained = []struct{ state, event, want, after string }{
-	{"pending first", "SYN", "hunt", "pending first"},
+	{"pending first", "SYN", "hunt after first", "pending first"},
 	{"pending first", "ACK", "first", "steer first"},
 	{"pending first", "create SYN-ACK first", "client", "pending first"},
 	{"pending first", "create SYN-ACK second", "client", "pending second"},
 	{"pending first", "create ACK second", "reset second", "pending first"},
-	{"steer first", "SYN", "hunt", "steer first"},
+	{"steer first", "SYN", "hunt after first", "steer first"},
 	{"steer first", "ACK", "first", "steer first"},
 	{"steer first", "create SYN-ACK second", "client", "new second"},
 	{"steer first", "create ACK first", "client", "steer first"},
 	{"steer first", "create ACK second", "reset second", "steer first"},
 	{"steer first", "remove FIN first", "client", "closing first"},
-	{"closing first", "SYN", "hunt", "closing first"},
+	{"closing first", "SYN", "hunt after first", "closing first"},
 	{"closing first", "create SYN-ACK second", "client", "new second"},
+	{"over first", "SYN", "hunt", "over first"},
+	{"stale first", "SYN", "hunt after first", "stale first"},
+	{"stale first", "ACK", "seek", "stale first"},
 }
 
 var flagsOf = map[string]packet.TCPFlags{
 	"SYN": packet.SYN, "ACK": packet.ACK, "SYN-ACK": packet.SYN | packet.ACK, "FIN": packet.FIN | packet.ACK, "RST": packet.RST,
 }
 
+// sought is the way of a packet of a flow with a stale entry: its server, the other candidates, and its server
+// again.
+func (f *fixture) sought(flow Flow, service, holder string) []stage {
+	f.t.Helper()
+	asked := append([]string{holder}, slices.DeleteFunc(f.row(flow, service), func(name string) bool { return name == holder })...)
+	return append(stages(srv6.RecoverStickiness, asked...), stage{srv6.AckStickiness, holder})
+}
+
 // happen puts an event of a table through the data path and returns the outcome that it wants.
-func (f *fixture) happen(flow Flow, service, event, want string, parts map[string]string) (wanted, got outcome) {
+func (f *fixture) happen(flow Flow, service, state, event, want string, parts map[string]string) (wanted, got outcome) {
 	f.t.Helper()
 	words := strings.Split(event, " ")
 	if len(words) == 1 {
 		frame := flow.frame(packet.Flags(flagsOf[event]))
 		got = f.run(frame)
+		if holder, ok := strings.CutPrefix(want, "hunt after "); ok {
+			way := append(stages(srv6.Steer, parts[holder]), stages(srv6.ConnectAvail, f.row(flow, service)...)...)
+			return f.visited(frame, flow, service, "forward_hunt", way...), got
+		}
 		switch want {
 		case "hunt":
 			return f.offered(frame, flow, service, "forward_hunt", srv6.ConnectAvail, f.row(flow, service)...), got
 		case "recover":
 			return f.offered(frame, flow, service, "forward_recover", srv6.RecoverStickiness, f.row(flow, service)...), got
+		case "seek":
+			_, holder, _ := strings.Cut(state, " ")
+			return f.visited(frame, flow, service, "forward_recover", f.sought(flow, service, parts[holder])...), got
 		}
 		reason := reasonOf(got) // of these two, what the state afterwards tells
 		if reason != "forward_new" {
@@ -257,6 +299,7 @@ func (f *fixture) happen(flow Flow, service, event, want string, parts map[strin
 }
 
 func TestStickiness(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
@@ -264,7 +307,7 @@ func TestStickiness(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%s/%s", service, c.state, c.event), func(t *testing.T) {
 				f.t = t
 				f.setState(flow, service, c.state, parts)
-				want, got := f.happen(flow, service, c.event, c.want, parts)
+				want, got := f.happen(flow, service, c.state, c.event, c.want, parts)
 				f.check(want, got)
 				if after := f.state(flow, service, parts); after != c.after {
 					t.Errorf("then %q, want %q", after, c.after)
@@ -275,6 +318,7 @@ func TestStickiness(t *testing.T) {
 }
 
 func TestStickinessOfDrained(t *testing.T) {
+	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
 	f := open(t, cfg)
 	parts := f.cast(web, "web")
@@ -286,11 +330,18 @@ func TestStickinessOfDrained(t *testing.T) {
 		}
 	}
 	f.mustApply(cfg)
+	view := f.view()
 	for _, c := range stickinessOfDrained {
 		t.Run(c.state+"/"+c.event, func(t *testing.T) {
 			f.t = t
+			if flags, ok := flagsOf[c.event]; ok {
+				f.setState(web, "web", c.state, parts)
+				frame := web.frame(packet.Flags(flags))
+				trace := mustTrace(t, view, Packet{Flow: web, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+				f.check(f.traced(t, trace, frame), f.run(frame))
+			}
 			f.setState(web, "web", c.state, parts)
-			want, got := f.happen(web, "web", c.event, c.want, parts)
+			want, got := f.happen(web, "web", c.state, c.event, c.want, parts)
 			f.check(want, got)
 			if after := f.state(web, "web", parts); after != c.after {
 				t.Errorf("then %q, want %q", after, c.after)
@@ -302,6 +353,7 @@ func TestStickinessOfDrained(t *testing.T) {
 // A flood of SYNs, and of answers to them, enters no flow and displaces none; a client that answers in the
 // midst of it does.
 func TestFloodOfSYNs(t *testing.T) {
+	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
 	f := open(t, cfg)
 	row := f.row(web, "web")
@@ -331,6 +383,7 @@ func TestFloodOfSYNs(t *testing.T) {
 
 // Signals are taken from the servers that a flow's service has at the time, by their locators.
 func TestSenders(t *testing.T) {
+	t.Parallel()
 	all := hunting(config.SelectConsistent, 2)
 	f := open(t, all)
 	parts := f.cast(web, "web")
@@ -367,8 +420,62 @@ func TestSenders(t *testing.T) {
 	f.check(refused(sent(), "pass_not_vip", 100), f.run(sent()))
 }
 
+// A service ceases to hunt: what servers have taken, or take by an offer that is still on its way, stays with
+// them, and they are told that the balancer knows; new flows are placed. After a while none of that is left.
+// Trace says the same.
+func TestServiceCeasesToHunt(t *testing.T) {
+	f := open(t, hunting(config.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	taker := parts[second]
+	view := f.view()
+	send := func(flow Flow, flags packet.TCPFlags, reason string, function srv6.Function, server string) {
+		t.Helper()
+		frame := flow.frame(packet.Flags(flags))
+		trace := mustTrace(t, view, Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+		foretold, got := f.traced(t, trace, frame), f.run(frame)
+		f.check(f.offered(frame, flow, "web", reason, function, server), got)
+		f.check(foretold, got)
+	}
+	answer := func(flow Flow) {
+		t.Helper()
+		frame := f.signal(flow, "web", taker, srv6.CreateStickiness, synAck)
+		f.check(f.returned(frame, "return_create"), f.run(frame))
+	}
+	halfOpen, offered, repeated, left := web, web.from(1001), web.from(1002), web.from(1003)
+	answer(halfOpen)
+	answer(repeated)
+	answer(left)
+	f.run(offered.frame())
+
+	cfg := hunting(config.SelectConsistent, 2)
+	for i := range cfg.Services {
+		cfg.Services[i].Placement, cfg.Services[i].Selection = config.PlacementHash, ""
+	}
+	f.mustApply(cfg)
+	send(halfOpen, packet.ACK, "forward_new", srv6.AckStickiness, taker)
+	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
+	answer(offered)
+	send(offered, packet.ACK, "forward_new", srv6.AckStickiness, taker)
+	send(repeated, packet.SYN, "forward_known", srv6.AckStickiness, taker)
+	send(repeated, packet.ACK, "forward_new", srv6.AckStickiness, taker)
+	newcomer := web.from(1004)
+	send(newcomer, packet.SYN, "forward_new", srv6.Deliver, f.placed(newcomer, "web"))
+
+	f.stop() // the next process knows of it, too
+	f.start(cfg)
+	f.route()
+	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
+	f.services.settle(time.Now())
+	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
+
+	f.services.settle(time.Now().Add(f.service("web").Timeouts.New))
+	send(halfOpen, packet.ACK, "forward_known", srv6.Deliver, taker)
+	send(left, packet.ACK, "forward_recover", srv6.Deliver, f.placed(left, "web"))
+}
+
 // Half-open flows outlive a restart, and leave after their time, or with their server.
 func TestHalfOpenFlowsLeave(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	ticks := f.clock.ticks(f.service("web").Timeouts.New)
@@ -399,6 +506,7 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 
 // Reloads leave the servers that stay their say: no signal is dropped meanwhile.
 func TestSignalsDuringReloads(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	frame := f.signal(web, "web", parts[first], srv6.CreateStickiness, synAck)

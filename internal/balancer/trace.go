@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -57,7 +58,7 @@ type TracedEntry struct {
 	Left string `json:"left,omitempty"`
 }
 
-// TracedPlacement is a row of a service's table.
+// TracedPlacement is a row of a service's table, as far as the packet is sent by it.
 type TracedPlacement struct {
 	Bucket     uint32   `json:"bucket"`
 	Buckets    uint32   `json:"buckets"`
@@ -127,19 +128,19 @@ func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
 	return found, nil
 }
 
-// course is the servers that a packet goes to, and what each of them is asked; the last of those that are
-// offered a connection has to take it.
+// course is the servers that a packet goes to, and what each of them is asked.
 type course struct {
-	slots    []uint32
-	function srv6.Function
+	slots     []uint32
+	functions []srv6.Function
 }
 
-// functionAt is what the server at a position is asked.
-func (c course) functionAt(i int) srv6.Function {
-	if c.function == srv6.ConnectAvail && i == len(c.slots)-1 {
-		return srv6.ConnectForce
+// askAll is the course through servers of which the last is asked something else: ask of bpf/place.h.
+func askAll(slots []uint32, each, last srv6.Function) course {
+	c := course{slots, slices.Repeat([]srv6.Function{each}, len(slots))}
+	if len(slots) > 0 {
+		c.functions[len(slots)-1] = last
 	}
-	return c.function
+	return c
 }
 
 // classify returns no service for a flow that none takes, and whether its destination is a VIP.
@@ -170,32 +171,36 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 			return to, 0, err
 		}
 	}
-	known := knownFunction(&config.Service{Placement: placement.Placement})
 	bucket, signature := v.flows.bucket(p.Flow, service.Id, &v.identity)
 	entry := bucket.find(signature)
 	hasRoom := entry != 0 || bucket.hasRoom(now)
 	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
-		return course{[]uint32{entry.server()}, known}, balancerReasonREASON_FORWARD_KNOWN, nil
+		known := v.servers.known(entry.server())
+		return askAll([]uint32{entry.server()}, known, known), balancerReasonREASON_FORWARD_KNOWN, nil
 	}
-	if hunts {
+	var half flowEntry
+	if service.Rule.hunted() {
 		halfOpen, signature := v.pending.bucket(p.Flow, service.Id, &v.identity)
-		half := halfOpen.find(signature)
+		half = halfOpen.find(signature)
 		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
-			return course{[]uint32{half.server()}, known}, foundHalfOpen(p, hasRoom), nil
+			return askAll([]uint32{half.server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
 		}
 	}
 	if hunts && p.Opens && placement.Selection == config.SelectRandom && service.Rule.Buckets > 0 {
 		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
 		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	}
+	if hunts && entry != 0 && !p.Opens && v.servers.serves(entry.server(), service.Id) {
+		return v.seek(p, service, row, entry.server()), balancerReasonREASON_FORWARD_RECOVER, nil
+	}
 	if hunts {
-		return huntCourse(p, row)
+		return v.huntCourse(p, service, row, cmp.Or(entry, half), now)
 	}
 	slots, err := v.place(p, service, hunts, t)
 	if err != nil || len(slots) == 0 {
 		return to, balancerReasonREASON_DROP_NO_SERVER, err
 	}
-	to = course{slots[:1], known}
+	to = askAll(slots[:1], srv6.Deliver, srv6.Deliver)
 	switch {
 	case !hasRoom:
 		return to, balancerReasonREASON_FORWARD_NO_ROOM, nil
@@ -205,15 +210,60 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	return to, balancerReasonREASON_FORWARD_NEW, nil
 }
 
-// huntCourse is the course of a flow that no table knows, through its candidates.
-func huntCourse(p Packet, row []uint32) (to course, found balancerReason, err error) {
+// huntCourse is the course of a flow that no table knows, or not for sure, through its candidates.
+func (v *View) huntCourse(p Packet, service *balancerServiceEntry, row []uint32, entry flowEntry, now uint16) (to course, found balancerReason, err error) {
 	switch {
 	case len(row) == 0:
 		return to, balancerReasonREASON_DROP_NO_SERVER, nil
+	case p.Opens && v.isDrained(service, entry, now):
+		slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == entry.server() })
+		slots = slices.Insert(slots, 0, entry.server())
+		to = askAll(slots[:min(len(slots), tables.MaxCandidates)], srv6.ConnectAvail, srv6.ConnectForce)
+		to.functions[0] = srv6.Steer
+		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	case p.Opens:
-		return course{row, srv6.ConnectAvail}, balancerReasonREASON_FORWARD_HUNT, nil
+		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), balancerReasonREASON_FORWARD_HUNT, nil
 	}
-	return course{row, srv6.RecoverStickiness}, balancerReasonREASON_FORWARD_RECOVER, nil
+	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), balancerReasonREASON_FORWARD_RECOVER, nil
+}
+
+// isDrained tells of an entry that a SYN leaves whether its server may have the connection all the same:
+// list_drained of bpf/hunt.h.
+func (v *View) isDrained(service *balancerServiceEntry, entry flowEntry, now uint16) bool {
+	slot := entry.server()
+	return entry != 0 && v.servers.serves(slot, service.Id) && v.servers.hasNextHop(slot) && !isOver(entry, now) &&
+		v.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0
+}
+
+// seek is the course of a packet of a flow whose entry is stale: seek of bpf/hunt.h.
+func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holder uint32) course {
+	slots := slices.Clone(row)
+	if v.servers.hasNextHop(holder) {
+		slots = slices.DeleteFunc(slots, func(slot uint32) bool { return slot == holder })
+		slots = slices.Insert(slots, 0, holder)
+	}
+	most := 1
+	if len(slots) > 0 {
+		if hop := v.nextHop(slots[0], nil); hop != nil {
+			most = mostSegments(p, nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation)), hop.MTU)
+		}
+	}
+	last := min(len(slots), most-1)
+	if last == 1 && slots[0] == holder {
+		last = 0
+	}
+	return askAll(append(slots[:last:last], holder), srv6.RecoverStickiness, srv6.AckStickiness)
+}
+
+// mostSegments is how many segments a packet may visit and still fit a way: most_segments of bpf/hunt.h.
+func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
+	room := mtu - p.Length
+	if kind == config.SRv6Insert {
+		room -= srhHeader + 2*segmentSize
+	} else {
+		room -= ipv6Header + srhHeader - segmentSize
+	}
+	return min(max(room/segmentSize, 1), tables.MaxCandidates)
 }
 
 // traceEntry tells whether the packet goes to the server of an entry, and notes why.
@@ -271,37 +321,75 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 		return "a new connection takes the place of one that is over"
 	case p.Opens && flags&balancerServerFlagsSERVER_DRAINED != 0:
 		return "the server is drained"
+	case !p.Opens && placementNamed(service.Rule.placement()).Placement == config.PlacementHunt && entry.age(now) >= flowMinIdle:
+		return "it was idle for so long that servers are asked whose the flow is now"
 	}
 	return ""
 }
 
-// place lists the servers that a packet is sent to by the flow's bucket: its candidates, for a service that
-// hunts from the first that can be reached on, and where it asks for a flow those that were candidates before.
-// It is empty where the service has no server.
+// place lists the servers that a packet is sent to by the flow's bucket. It is empty where the service has no
+// server.
 func (v *View) place(p Packet, service *balancerServiceEntry, hunts bool, t *Trace) (slots []uint32, err error) {
 	if service.Rule.Buckets == 0 {
 		return nil, nil
 	}
 	bucket := bucketOf(p.Flow.hash(&v.identity.BucketKeys), service.Rule.Buckets)
-	if slots, err = v.readRow(service.table(), bucket, service.Rule.Candidates); err != nil {
+	row, err := v.readRow(service.table(), bucket, service.Rule.Candidates)
+	if err != nil {
 		return nil, err
 	}
-	if hunts {
-		first := max(0, slices.IndexFunc(slots, v.servers.hasNextHop))
-		slots = slices.Concat(slots[first:], slots[:first])
-	}
-	if hunts && !p.Opens && service.Rule.Table&ruleFormer != 0 {
-		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
-		if err != nil {
+	switch {
+	case !hunts:
+		slots = row
+	case p.Opens:
+		slots = v.listOffered(row, service)
+	default:
+		if slots, err = v.listAsked(row, bucket, service); err != nil {
 			return nil, err
 		}
-		slots = v.appendFormer(slots, former, service)
 	}
 	t.Placement = &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
 	for _, slot := range slots {
 		t.Placement.Candidates = append(t.Placement.Candidates, v.serverName(slot))
 	}
 	return slots, nil
+}
+
+// listOffered lists the servers that a new connection is offered to: offer of bpf/hunt.h.
+func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32 {
+	takes := func(slot uint32) bool {
+		return v.servers.hasNextHop(slot) &&
+			v.servers.flags(slot)&(balancerServerFlagsSERVER_DRAINED|balancerServerFlagsSERVER_FAILING) == 0
+	}
+	if slots := v.appendRow(nil, row, service, takes); len(slots) > 0 {
+		return slots
+	}
+	return v.appendRow(nil, row, service, isAny)
+}
+
+// listAsked lists the servers that are asked for a flow: ask_own of bpf/hunt.h.
+func (v *View) listAsked(row []uint32, bucket uint32, service *balancerServiceEntry) ([]uint32, error) {
+	slots := v.appendRow(nil, row, service, v.servers.hasNextHop)
+	if service.Rule.Table&ruleFormer != 0 {
+		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
+		if err != nil {
+			return nil, err
+		}
+		slots = v.appendRow(slots, former, service, v.servers.hasNextHop)
+	}
+	return v.appendRow(slots, row, service, isAny), nil
+}
+
+func isAny(uint32) bool { return true }
+
+// appendRow adds the wanted servers of a row: list_row of bpf/hunt.h.
+func (v *View) appendRow(slots, row []uint32, service *balancerServiceEntry, wanted func(uint32) bool) []uint32 {
+	for _, slot := range row {
+		if len(slots) < tables.MaxCandidates && v.servers.serves(slot, service.Id) && wanted(slot) && !slices.Contains(slots, slot) {
+			slots = append(slots, slot)
+		}
+	}
+	return slots
 }
 
 // readRow reads the candidates of a bucket from a consistent-hash table.
@@ -322,16 +410,6 @@ func (v *View) readRow(number, bucket uint32, candidates uint8) (slots []uint32,
 	return slots, nil
 }
 
-// appendFormer adds what list_former of bpf/hunt.h does.
-func (v *View) appendFormer(slots, former []uint32, service *balancerServiceEntry) []uint32 {
-	for _, slot := range former {
-		if len(slots) < tables.MaxCandidates && v.servers.serves(slot, service.Id) && v.servers.hasNextHop(slot) && !slices.Contains(slots, slot) {
-			slots = append(slots, slot)
-		}
-	}
-	return slots
-}
-
 func (v *View) serverName(slot uint32) string {
 	var label balancerLabel
 	if err := v.maps.ServerLabels.Lookup(slot, &label); err != nil {
@@ -346,7 +424,7 @@ func (v *View) traceCourse(to course, service *balancerServiceEntry) (segments [
 	for i, slot := range to.slots {
 		segment := TracedSegment{Server: v.serverName(slot)}
 		if kind == config.SRv6Insert || kind == config.SRv6Encap {
-			segment.Function = to.functionAt(i).String()
+			segment.Function = to.functions[i].String()
 		}
 		segments = append(segments, segment)
 	}
@@ -408,10 +486,16 @@ func isOneHost(source netip.Addr) bool {
 	return !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(source) })
 }
 
+// Bytes of headers.
+const (
+	ipv4Header, ipv6Header, greHeader = 20, 40, 4
+
+	srhHeader, segmentSize = 8, 16
+)
+
 // encapsulationOf describes what bpf/encap.h makes of a packet for servers, of which only SRv6 can have more
 // than one.
 func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, addresses []netip.Addr, to course) *TracedEncapsulation {
-	const ipv4Header, ipv6Header, greHeader, srhHeader, segment = 20, 40, 4, 8, 16
 	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: addresses[0], Added: ipv6Header}
 	if addresses[0].Is4() {
 		e.Added = ipv4Header
@@ -420,12 +504,12 @@ func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, ad
 	case config.SRv6Insert:
 		e.Segments = append(segmentsOf(source, addresses, to), flow.Destination.Addr())
 		e.Source, e.Destination = flow.Source.Addr(), e.Segments[1]
-		e.Added = srhHeader + segment*len(e.Segments)
+		e.Added = srhHeader + segmentSize*len(e.Segments)
 	case config.SRv6Encap:
 		e.Segments = segmentsOf(source, addresses, to)
 		e.Destination = e.Segments[1]
 		if more := len(addresses) - 1; more > 0 {
-			e.Added += srhHeader + segment*more
+			e.Added += srhHeader + segmentSize*more
 		}
 	case config.GRE:
 		e.Added += greHeader
@@ -437,7 +521,7 @@ func encapsulationOf(kind config.Encapsulation, flow Flow, source netip.Addr, ad
 func segmentsOf(source netip.Addr, locators []netip.Addr, to course) []netip.Addr {
 	segments := []netip.Addr{source}
 	for i, locator := range locators {
-		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: to.functionAt(i)}
+		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: to.functions[i]}
 		segments = append(segments, sid.Addr())
 	}
 	return segments

@@ -102,6 +102,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 
 // A bucket full of flows that are in use takes no other.
 func TestTraceOfFullTable(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
 	view := f.view()
 	p := Packet{Flow: flowTo(vip6, 80, config.TCP), Opens: true, Length: 60}
@@ -122,11 +123,12 @@ func TestTraceOfFullTable(t *testing.T) {
 
 // Trace knows of hunting flows what the data path does with them, in every state.
 func TestTraceOfHunt(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
 	view := f.view()
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
-		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second"} {
+		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second", "stale first", "stale second", "stale third"} {
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
 				for _, lost := range []string{"", first, second} {
 					t.Run(fmt.Sprintf("%s/%s/%v/without %s", service, state, flags, lost), func(t *testing.T) {
@@ -149,6 +151,7 @@ func TestTraceOfHunt(t *testing.T) {
 // Trace says what the data path then does with any packet of flows that hunt, whatever servers have said of
 // them before, and which of them can be reached.
 func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
 	view := f.view()
 	seen := map[string]int{}
@@ -185,7 +188,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 				if trace.Known != nil {
 					state = trace.Known.State
 				}
-				if trace.Placement == nil || len(trace.Placement.Candidates) != 3 {
+				if trace.Placement == nil || len(trace.Placement.Candidates) < 1 || len(trace.Placement.Candidates) > 3 {
 					t.Fatalf("the candidates are %+v", trace.Placement)
 				}
 				seen[state+" "+trace.Reason]++
@@ -202,6 +205,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 
 // What is random nobody can foretell.
 func TestTraceOfRandomHunt(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))
 	trace := mustTrace(t, f.view(), Packet{Flow: web, Opens: true, Length: 60})
 	want := &TracedPlacement{Buckets: 251, Random: true}

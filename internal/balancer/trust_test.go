@@ -70,6 +70,7 @@ func sidOf(frame []byte) srv6.SID {
 
 // A signal is taken if it bears the tag of one of the node's keys, of everything that it says.
 func TestTags(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	keyed := hunting(config.SelectConsistent, 2)
 	keyed.Node.SignalKey = keyFile(t, newKey, oldKey)
@@ -137,6 +138,7 @@ func (f *fixture) locatorOf(service, server string) netip.Prefix {
 // Keys are changed by reloads: a second one is taken too, then it is the only one. One that cannot be read
 // changes nothing, and the next process reads the file again.
 func TestChangeOfKeys(t *testing.T) {
+	t.Parallel()
 	cfg := func(file string) *config.Balancer {
 		cfg := hunting(config.SelectConsistent, 2)
 		cfg.Node.SignalKey = file
@@ -237,6 +239,7 @@ func inner(frame []byte, sid string) []byte {
 // RFC 8754 section 5.1: from outside nothing comes to a SID, or to a VIP with segments left. Whatever else
 // there is goes its way as it does inside.
 func TestOutside(t *testing.T) {
+	t.Parallel()
 	inside, outside := openStandard(t), open(t, outsideOf(standard()))
 	outside.via = maps.Clone(inside.via)
 	outside.route()
@@ -279,6 +282,7 @@ func TestOutside(t *testing.T) {
 
 // Mutants of signals and intrusions are dropped as the reference says, where there is a key, and from outside.
 func TestMutantsOfStrangers(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		cfg    *config.Balancer

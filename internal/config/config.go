@@ -210,6 +210,8 @@ type AgentNode struct {
 	// AssignVIPs makes the agent put the VIPs on the loopback interface, and take
 	// them away when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`
+	// Balancers are prefixes of the locators of those that may ask about connections. Default: all.
+	Balancers []netip.Prefix `yaml:"balancers,omitempty"`
 	// SignalKey is the file of the key whose tag signals bear, as the balancers'. Without one they bear none.
 	SignalKey string `yaml:"signal-key,omitempty"`
 }

@@ -31,6 +31,7 @@ node.limits.servers "5": a change from "0" needs a restart
 metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
 		{"agent same", agent("", "").ReloadableFrom(oldAgent), ""},
 		{"agent MTU", agent("mtu: 1500", "mtu: 9000").ReloadableFrom(oldAgent), ""},
+		{"agent balancers", agent("mtu: 1500", `balancers: ["fd00:6c::/32"]`).ReloadableFrom(oldAgent), ""},
 		{"agent signal key", agent("mtu: 1500", "signal-key: /key").ReloadableFrom(oldAgent), ""},
 		{"agent several", agent("eth0", "eth1").ReloadableFrom(&Agent{}),
 			`node.instance "server": a change from "" needs a restart

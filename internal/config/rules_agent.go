@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net/netip"
 	"path/filepath"
 	"slices"
 )
@@ -11,6 +12,7 @@ func (d *document) checkAgent(a *Agent) {
 	if d.has("node.mtu") {
 		checkRange(d, "node.mtu", a.Node.MTU, 1280, 65535)
 	}
+	d.checkBalancers(a.Node.Balancers, a.Services)
 	d.checkSignalKey(a.Node.SignalKey)
 	d.checkListen(a.Metrics.Listen)
 	d.checkServices(a.Services)
@@ -37,6 +39,33 @@ func (d *document) checkAgent(a *Agent) {
 	}
 	for i, s := range a.Services {
 		d.checkHunting(item("services", i), s)
+	}
+}
+
+// MostBalancers is how many prefixes of balancers an agent may name.
+const MostBalancers = 1024
+
+func (d *document) checkBalancers(prefixes []netip.Prefix, services []AgentService) {
+	if !slices.ContainsFunc(services, AgentService.Hunts) {
+		d.refuse("node.balancers", "for services of tcp in srv6-insert and srv6-encap only: no others are offered")
+	}
+	if len(prefixes) > MostBalancers {
+		d.failf("node.balancers", "must be %d prefixes or fewer", MostBalancers)
+	}
+	seen := make(map[netip.Prefix]string)
+	for i, prefix := range prefixes {
+		path := item("node.balancers", i)
+		switch address := prefix.Addr(); {
+		case !prefix.IsValid():
+			continue
+		case address.Is4() || prefix.Bits() > 64:
+			d.failf(path, "must be an IPv6 prefix of 64 bits or fewer")
+		case prefix != prefix.Masked():
+			d.failf(path, "has bits set after the first %d; the prefix is %s", prefix.Bits(), prefix.Masked())
+		case address.IsUnspecified() || address.IsMulticast() || address.IsLinkLocalUnicast():
+			d.failf(path, "must be a unicast prefix that other hosts reach")
+		}
+		checkUnique(d, seen, prefix, path)
 	}
 }
 

@@ -381,6 +381,15 @@ func TestServerRules(t *testing.T) {
 	})
 }
 
+// manyPrefixes is so many, as a YAML list has them.
+func manyPrefixes(n int) string {
+	var all []string
+	for i := range n {
+		all = append(all, fmt.Sprintf(`"fd00:6c:0:%x::/64"`, i))
+	}
+	return strings.Join(all, ", ")
+}
+
 func TestAgentRules(t *testing.T) {
 	checkMutations(t, validAgent, ParseAgent, []mutation{
 		{"interface missing", "interface: eth0", "", one("node.interface", "required")},
@@ -394,6 +403,24 @@ func TestAgentRules(t *testing.T) {
 			one("node.addresses[1]", "is that of node.addresses[0] too")},
 		{"two IPv4 addresses", "[192.0.2.53]", "[192.0.2.53, 192.0.2.54]", nil},
 		{"address a VIP", "[192.0.2.53]", "[198.51.100.53]", one("node.addresses[0]", "is the VIP of services[1]")},
+		{"balancers", "mtu: 1500", `balancers: ["fd00:6c:0:1::/64", "fd00:6c::/32", "2000::/3"]`, nil},
+		{"balancers none", "mtu: 1500", "balancers: []", nil},
+		{"balancers longer", "mtu: 1500", `balancers: ["fd00:6c::/32", "fd00:6c:0:1::1/128"]`,
+			one("node.balancers[1]", "must be an IPv6 prefix of 64 bits or fewer")},
+		{"balancers IPv4", "mtu: 1500", "balancers: [192.0.2.0/24]",
+			one("node.balancers[0]", "must be an IPv6 prefix of 64 bits or fewer")},
+		{"balancers host bits", "mtu: 1500", `balancers: ["fd00:6c:0:1::/32"]`,
+			one("node.balancers[0]", "has bits set after the first 32; the prefix is fd00:6c::/32")},
+		{"balancers everybody", "mtu: 1500", `balancers: ["::/0"]`,
+			one("node.balancers[0]", "must be a unicast prefix that other hosts reach")},
+		{"balancers twice", "mtu: 1500", `balancers: ["fd00:6c::/32", "fd00:6c::/32"]`,
+			one("node.balancers[1]", "is that of node.balancers[0] too")},
+		{"balancers too many", "mtu: 1500", "balancers: [" + manyPrefixes(MostBalancers+1) + "]",
+			one("node.balancers", "must be 1024 prefixes or fewer")},
+		{"balancers of no service that hunts", "mtu: 1500\n  assign-vips: false\nmetrics: {listen: \":9189\"}\nservices:\n  - name: web\n" +
+			"    vip: 2001:db8:80::1\n    port: 80\n    protocol: tcp\n",
+			"balancers: [\"fd00:6c::/32\"]\nservices:\n", one("node.balancers",
+				"for services of tcp in srv6-insert and srv6-encap only: no others are offered")},
 		{"MTU small", "mtu: 1500", "mtu: 1279", one("node.mtu", "must be 1280 to 65535")},
 		{"MTU zero", "mtu: 1500", "mtu: 0", one("node.mtu", "must be 1280 to 65535")},
 		{"MTU large", "mtu: 1500", "mtu: 65536", one("node.mtu", "must be 1280 to 65535")},

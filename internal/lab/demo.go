@@ -102,7 +102,7 @@ func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error)
 	for name, t := range before {
 		after[name] = after[name].since(t)
 	}
-	offers, err := l.offers(ctx)
+	offers, err := l.Offers()
 	if err != nil {
 		return "", err
 	}
@@ -339,48 +339,12 @@ func (l *Lab) placedFlows(name string) (map[config.Protocol]uint64, error) {
 	return placed, nil
 }
 
-// offer is a kind of connection that an agent counts: what became of one that a balancer offered.
-type offer struct{ server, service, result string }
-
-// offers reads how many connections of each kind there were since the agents were attached.
-func (l *Lab) offers(ctx context.Context) (map[offer]int, error) {
-	all := make(map[offer]int)
-	if l.Topology.Bare || !slices.ContainsFunc(l.Topology.Services, Service.hunts) {
-		return all, nil
-	}
-	for _, spec := range l.Topology.specs(RoleServer) {
-		client := http.Client{Transport: &http.Transport{DialContext: l.Node(spec.Name).Dial, DisableKeepAlives: true}}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+agentMetrics+"/metrics", nil)
-		if err != nil {
-			return nil, err
-		}
-		resp, err := client.Do(req)
-		if err != nil {
-			return nil, fmt.Errorf("%s: metrics: %w", spec.Name, err)
-		}
-		text, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if err != nil {
-			return nil, fmt.Errorf("%s: metrics: %w", spec.Name, err)
-		}
-		for line := range strings.Lines(string(text)) {
-			o, n := offer{server: spec.Name}, 0
-			// The text format of Prometheus, which sorts labels by name.
-			line = strings.NewReplacer(`",service=`, `" `, "}", "").Replace(line)
-			if _, err := fmt.Sscanf(line, "segue_agent_offers_total{result=%q %q %d", &o.result, &o.service, &n); err == nil {
-				all[o] = n
-			}
-		}
-	}
-	return all, nil
-}
-
 // report is the demo's result.
 type report struct {
 	lab       *Lab
 	checks    []check
 	balancers map[string]traffic
-	offers    map[offer]int
+	offers    []Offers
 }
 
 // write returns how many checks failed.
@@ -388,7 +352,7 @@ func (r report) write(w io.Writer) (failed int) {
 	fmt.Fprintln(w)
 	r.writeServices(w)
 	r.writeServers(w)
-	r.writeOffers(w)
+	writeOffers(w, r.offers)
 	r.writeBalancers(w)
 	for _, c := range r.checks {
 		if c.err != nil {
@@ -456,28 +420,6 @@ func (r report) writeServers(w io.Writer) {
 			size += c.bytes()
 		}
 		fmt.Fprintf(table, "%s\t%d\t%d\t%.1f\t\n", spec.Name, connections, datagrams, float64(size)/1e6)
-	}
-	table.Flush()
-	fmt.Fprintln(w)
-}
-
-// writeOffers shows, for services that hunt, what servers did with the connections that they were offered.
-func (r report) writeOffers(w io.Writer) {
-	if len(r.offers) == 0 {
-		return
-	}
-	table := newTable(w)
-	fmt.Fprintln(table, "hunting service\tserver\toffered\ttaken\tpassed on\thad to take\t")
-	for _, s := range r.lab.Topology.Services {
-		if !s.hunts() {
-			continue
-		}
-		for _, spec := range r.lab.Topology.specs(RoleServer) {
-			count := func(result string) int { return r.offers[offer{spec.Name, s.Name, result}] }
-			taken := count("accepted") + count("accepted_stale")
-			passed := count("refused") + count("refused_down")
-			fmt.Fprintf(table, "%s\t%s\t%d\t%d\t%d\t%d\t\n", s.Name, spec.Name, taken+passed, taken, passed, count("forced"))
-		}
 	}
 	table.Flush()
 	fmt.Fprintln(w)

@@ -218,9 +218,6 @@ func (l *Lab) buildLinks() error {
 	if err != nil {
 		return fmt.Errorf("fabric: %w", err)
 	}
-	if err := connect(edge, downlink, client, uplink, l.Topology.MTU.Client); err != nil {
-		return err
-	}
 	for _, n := range l.Nodes {
 		if n.Role == RoleFabric || n.Role == RoleClient {
 			continue
@@ -232,7 +229,9 @@ func (l *Lab) buildLinks() error {
 			return fmt.Errorf("fabric: port %s: %w", n.Name, err)
 		}
 	}
-	return nil
+	// Last, so that its ends do not have the same number in their namespaces: the kernel would take them for
+	// hardware, and let up to a second pass before it says that they are up.
+	return connect(edge, downlink, client, uplink, l.Topology.MTU.Client)
 }
 
 // connect joins two nodes by a pair of veth interfaces.

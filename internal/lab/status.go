@@ -15,6 +15,7 @@ type Status struct {
 	StateDir  string          `json:"state_dir"`
 	Processes int             `json:"processes_expected"`
 	Running   int             `json:"processes_running"`
+	Offers    []Offers        `json:"offers,omitempty"` // of the services that hunt
 	// Impairment is what happens to packets between nodes, and Impaired what has happened to those to
 	// each node.
 	Impairment Impairment                  `json:"impairment"`
@@ -44,7 +45,7 @@ type ServiceStatus struct {
 	Encapsulation string `json:"encapsulation"`
 }
 
-// Status tells the state of the lab's nodes, processes and links.
+// Status tells the state of the lab's nodes, processes and links, and what servers do with connections.
 func (l *Lab) Status() (Status, error) {
 	processes := l.Processes
 	if l.Topology.Impair.Reorder.some() {
@@ -72,6 +73,9 @@ func (l *Lab) Status() (Status, error) {
 		})
 	}
 	var err error
+	if status.Offers, err = l.Offers(); err != nil {
+		return status, err
+	}
 	status.Impaired, err = l.ImpairmentCounts()
 	return status, err
 }
@@ -110,10 +114,15 @@ func (s Status) Write(w io.Writer) error {
 	for _, service := range s.Services {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t\n", service.Name, service.Address, service.Protocol, service.Encapsulation)
 	}
-	if err := table.Flush(); err != nil || !s.Impairment.Some() {
+	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "\nImpaired: %s\n\n", s.Impairment)
+	fmt.Fprintln(w)
+	writeOffers(w, s.Offers)
+	if !s.Impairment.Some() {
+		return nil
+	}
+	fmt.Fprintf(w, "Impaired: %s\n\n", s.Impairment)
 	fmt.Fprintln(table, "packets to\tall\tdropped\tduplicated\treordered\t")
 	for _, n := range s.Nodes {
 		if c, ok := s.Impaired[n.Name]; ok {

@@ -3,7 +3,6 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -54,8 +53,7 @@ func reagent(t *testing.T, l *lab.Lab, server string, change func(*config.AgentS
 	reload(t, l, server)
 }
 
-// offered is what became of the connections that a server was offered, and its load where that is known, as
-// the agent's metrics tell.
+// offered is what became of the connections that a server was offered, and its load where that is known.
 type offered struct {
 	accepted, refused, forced, load int
 }
@@ -63,17 +61,16 @@ type offered struct {
 // offers are those of a service at a server.
 func offers(t *testing.T, l *lab.Lab, server, service string) (o offered) {
 	t.Helper()
-	text := command(t, l, server, "curl", "-sS", "--fail", "http://127.0.0.1:9189/metrics")
-	for label, value := range map[string]*int{
-		`segue_agent_offers_total{result="accepted",service=%q}`: &o.accepted,
-		`segue_agent_offers_total{result="refused",service=%q}`:  &o.refused,
-		`segue_agent_offers_total{result="forced",service=%q}`:   &o.forced,
-		`segue_agent_load{service=%q}`:                           &o.load,
-	} {
-		if name := fmt.Sprintf(label, service); strings.Contains(text, name) || value != &o.load {
-			*value = counter(t, text, name)
-		}
+	states, err := l.Node(server).AcceptStates()
+	must(t, err)
+	state := states[service]
+	if state == nil {
+		t.Fatalf("%s can be offered no connection of %s", server, service)
 	}
+	if state.Load != nil {
+		o.load = int(state.Load.Busy)
+	}
+	o.accepted, o.refused, o.forced = int(state.Offers["accepted"]), int(state.Offers["refused"]), int(state.Offers["forced"])
 	return o
 }
 

@@ -20,9 +20,13 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// think is how long a connection rests between two requests, if a test has no more than a thousand:
-// that leaves the machine time for what is tested.
-const think = 500 * time.Millisecond
+// longestThink is how long a connection rests between two requests at most, if a test has no more than a
+// thousand.
+const longestThink = 500 * time.Millisecond
+
+// think is how long each of n connections rests: together they make a thousand requests a second, or two
+// thousand if there are many. That leaves the machine time for what is tested.
+func think(n int) time.Duration { return min(time.Duration(n)*time.Millisecond, longestThink) }
 
 // connection is an HTTP connection that makes a request every now and then, as long as it lives.
 type connection struct {
@@ -46,7 +50,7 @@ type load struct {
 // open opens n connections, spread over the services, and keeps them busy until the test ends.
 func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	t.Helper()
-	return openResting(t, l, n, think, services...)
+	return openResting(t, l, n, think(n), services...)
 }
 
 // openResting opens connections that rest that long between two requests.

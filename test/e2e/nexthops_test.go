@@ -56,12 +56,14 @@ func TestRouteToServerChanges(t *testing.T) {
 	})
 	live.rounds(t, 2)
 	lead(s1)
-	live.rounds(t, 2)
-	before := passedOn()
-	live.rounds(t, 2)
-	if after := passedOn(); after != before {
-		t.Errorf("s2 still gets packets for s1: %d, then %d", before, after)
-	}
+	eventually(t, func() error {
+		before := passedOn()
+		live.rounds(t, 2)
+		if after := passedOn(); after != before {
+			return fmt.Errorf("s2 still gets packets for s1: %d, then %d", before, after)
+		}
+		return nil
+	})
 	live.requireUnbroken(t)
 	requireNoDrops(t, l)
 }

@@ -30,7 +30,7 @@ func openRows(t *testing.T, l *lab.Lab) *rows {
 	return &rows{view: view, port: 20000}
 }
 
-// candidates are those for a connection from the next port.
+// candidates are those of the bucket of a connection from the next port, as a packet without SYN asks them.
 func (r *rows) candidates(t *testing.T, s lab.Service) []string {
 	t.Helper()
 	r.port++
@@ -38,12 +38,12 @@ func (r *rows) candidates(t *testing.T, s lab.Service) []string {
 	if s.VIP.Is4() {
 		source = netip.MustParseAddr("198.51.100.2")
 	}
-	trace, err := r.view.Trace(balancer.Packet{Opens: true, Length: 60, Flow: balancer.Flow{
+	trace, err := r.view.Trace(balancer.Packet{Length: 60, Flow: balancer.Flow{
 		Protocol: config.TCP, Source: netip.AddrPortFrom(source, uint16(r.port)), Destination: s.Address(),
 	}})
 	must(t, err)
 	if trace.Placement == nil {
-		t.Fatalf("%s: a SYN from port %d is %s", s.Name, r.port, trace.Reason)
+		t.Fatalf("%s: a packet from port %d is %s", s.Name, r.port, trace.Reason)
 	}
 	return trace.Placement.Candidates
 }
@@ -133,6 +133,11 @@ func TestStaticPolicy(t *testing.T) {
 		got := map[string]offered{}
 		for _, server := range nodes(l, lab.RoleServer) {
 			got[server] = offers(t, l, server, s.Name)
+			metrics := command(t, l, server, "curl", "-sS", "--fail", "http://127.0.0.1:9189/metrics")
+			name := fmt.Sprintf(`segue_agent_offers_total{result="refused",service=%q}`, s.Name)
+			if refused := counter(t, metrics, name); refused != want[server].refused {
+				t.Errorf("%s: the metrics say that it refused %d of %s, not %d", server, refused, s.Name, want[server].refused)
+			}
 		}
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(offered{})); diff != "" {
 			t.Errorf("%s: what the agents counted (-want +got):\n%s", s.Name, diff)
@@ -160,7 +165,8 @@ func algorithm1(servers map[string]offered, candidates []string, threshold int) 
 
 // TestRandomCandidates is SRLB: any two servers are candidates. Two of four are busy, so an idle one has a
 // connection unless both candidates are busy. Which rows the balancers draw is random: the share of the idle
-// servers is that of the rows with one, give or take six standard deviations.
+// servers is that of the rows with one, and half of the connections are taken by servers that are not in their own
+// bucket's row of two, give or take six standard deviations.
 func TestRandomCandidates(t *testing.T) {
 	const connections = 600
 	s := huntingServices(2)[0]
@@ -181,23 +187,33 @@ func TestRandomCandidates(t *testing.T) {
 		t.Cleanup(func() { c.conn.Close() })
 	}
 	accept(t, l, config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(4))})
-	visits := map[string]int{}
+	rows := openRows(t, l)
+	visits, others := map[string]int{}, 0
 	for range connections {
 		// One after the other: those that are idle stay so.
-		server, _, err := newClient(l).get(t.Context(), s, "/")
-		must(t, err)
-		visits[server]++
+		c, own := rows.open(t, l, s)
+		must(t, c.conn.Close())
+		visits[c.server]++
+		if !slices.Contains(own, c.server) {
+			others++
+		}
 	}
 	idle := idleShare(t, nodes(l, lab.RoleServer), func(server string) bool { return server == "s3" || server == "s4" })
-	want := idle * connections
-	tolerance := 6 * math.Sqrt(connections*idle*(1-idle))
-	if got := float64(visits["s3"] + visits["s4"]); math.Abs(got-want) > tolerance {
-		t.Errorf("the idle servers have %.0f of %d connections, want %.0f ± %.0f: %v", got, connections, want, tolerance, visits)
-	}
+	requireShare(t, "connections that the idle servers have", visits["s3"]+visits["s4"], connections, idle)
+	requireShare(t, "connections that are not in their own row", others, connections, 0.5)
 	if len(visits) != 4 {
 		t.Errorf("not every server has connections: %v", slices.Sorted(maps.Keys(visits)))
 	}
-	t.Logf("of %d connections the idle servers have %v, want %.0f ± %.0f", connections, fmt.Sprint(visits), want, tolerance)
+}
+
+// requireShare fails the test unless so many of all are about the share that they have of very many.
+func requireShare(t *testing.T, what string, got, all int, share float64) {
+	t.Helper()
+	want, tolerance := share*float64(all), 6*math.Sqrt(float64(all)*share*(1-share))
+	if math.Abs(float64(got)-want) > tolerance {
+		t.Errorf("%s: %d of %d, want %.0f ± %.0f", what, got, all, want, tolerance)
+	}
+	t.Logf("%s: %d of %d, %.0f expected", what, got, all, want)
 }
 
 // idleShare is the share of rows that have an idle server among their two.

@@ -1,0 +1,42 @@
+package agent
+
+import (
+	"os"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+)
+
+// Programs that may not read the kernel's memory do not try, and are programs all the same.
+func TestLockedDown(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("loading programs needs root")
+	}
+	spec, err := loadAgent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := func() (n int) {
+		for _, program := range spec.Programs {
+			for _, ins := range program.Instructions {
+				if ins.IsBuiltinCall() && ins.Constant == int64(asm.FnProbeReadKernel) {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	if reads() == 0 {
+		t.Error("no program reads the kernel's memory")
+	}
+	refuseReads(spec)
+	if n := reads(); n > 0 {
+		t.Errorf("%d reads of the kernel's memory are left", n)
+	}
+	programs, err := ebpf.NewCollection(spec)
+	if err != nil {
+		t.Fatalf("%+v", err)
+	}
+	programs.Close()
+}

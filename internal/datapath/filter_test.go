@@ -1,0 +1,74 @@
+package datapath
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// filtersOf are the names of an interface's filters, of both directions, in order.
+func filtersOf(t *testing.T, name string) (names []string) {
+	t.Helper()
+	device, err := netlink.LinkByName(name)
+	must(t, err)
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		found, err := netlink.FilterList(device, parent)
+		must(t, err)
+		for _, f := range found {
+			names = append(names, f.(*netlink.BpfFilter).Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// An instance's filters are one for each place however often it starts, and are taken away without those of
+// others and without clsact.
+func TestFilters(t *testing.T) {
+	prog := pass(t, ebpf.SchedCLS, -1)
+	near, far := testnet.New(t), testnet.New(t)
+	testnet.Connect(t, near, "eth0", nil, far, "eth0", nil)
+	testnet.Connect(t, near, "eth1", nil, far, "eth1", nil)
+	must(t, near.Do(func() error {
+		indexes := map[string]int{}
+		for _, name := range []string{"eth0", "eth1"} {
+			device, err := netlink.LinkByName(name)
+			must(t, err)
+			indexes[name] = device.Attrs().Index
+			for range 2 {
+				for i, instance := range []string{"a", "b"} {
+					must(t, AttachFilter(prog, indexes[name], Filter{instance, netlink.HANDLE_MIN_INGRESS, uint16(10 + i)}))
+				}
+				must(t, AttachFilter(prog, indexes[name], Filter{"a", netlink.HANDLE_MIN_EGRESS, 10}))
+			}
+		}
+		want := func(eth0, eth1 []string) {
+			t.Helper()
+			got := map[string][]string{"eth0": filtersOf(t, "eth0"), "eth1": filtersOf(t, "eth1")}
+			if diff := cmp.Diff(map[string][]string{"eth0": eth0, "eth1": eth1}, got); diff != "" {
+				t.Errorf("filters (-want +got):\n%s", diff)
+			}
+		}
+		all := []string{"segue/a", "segue/a", "segue/b"}
+		want(all, all)
+		must(t, RemoveFilters("a", indexes["eth1"]))
+		want([]string{"segue/b"}, all)
+		must(t, RemoveFilters("a", 0))
+		want([]string{"segue/b"}, []string{"segue/b"})
+		must(t, RemoveFilters("b", 0))
+		want(nil, nil)
+		for name, index := range indexes {
+			qdiscs, err := netlink.QdiscList(nil)
+			must(t, err)
+			if !slices.ContainsFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Attrs().LinkIndex == index && q.Type() == "clsact" }) {
+				t.Errorf("%s has lost its clsact", name)
+			}
+		}
+		return nil
+	}))
+}

@@ -1,0 +1,81 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"github.com/segue-lb/segue/internal/agent"
+)
+
+// Offers is how a server takes the connections of a service that it is offered, and what became of them
+// since its agent was attached.
+type Offers struct {
+	Service string `json:"service"`
+	Server  string `json:"server"`
+	*agent.AcceptState
+}
+
+// Offers reads from the servers' data paths what became of the connections of the services that hunt, in the
+// topology's order. Servers that no agent is attached to are left out.
+func (l *Lab) Offers() ([]Offers, error) {
+	byServer := make(map[string]map[string]*agent.AcceptState)
+	for _, spec := range l.Topology.specs(RoleServer) {
+		states, err := l.Node(spec.Name).AcceptStates()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%s: %w", spec.Name, err)
+		}
+		byServer[spec.Name] = states
+	}
+	var all []Offers
+	for _, s := range l.Topology.Services {
+		if !s.hunts() {
+			continue
+		}
+		for _, spec := range l.Topology.specs(RoleServer) {
+			if state := byServer[spec.Name][s.Name]; state != nil {
+				all = append(all, Offers{s.Name, spec.Name, state})
+			}
+		}
+	}
+	return all, nil
+}
+
+// AcceptStates are how a server's services take connections, by their names. The error is fs.ErrNotExist
+// where no agent is attached.
+func (n *Node) AcceptStates() (map[string]*agent.AcceptState, error) {
+	states := make(map[string]*agent.AcceptState)
+	err := n.Do(func() error { // sockets are told of in their own network namespace
+		view, err := agent.OpenView(n.Instance())
+		if err != nil {
+			return err
+		}
+		defer view.Close()
+		snapshot, err := view.Snapshot()
+		if err != nil {
+			return err
+		}
+		for _, s := range snapshot.Services {
+			states[s.Name] = s.Accept
+		}
+		return nil
+	})
+	return states, err
+}
+
+// writeOffers prints a table for people, and an empty line; nothing where no service hunts.
+func writeOffers(w io.Writer, all []Offers) {
+	if len(all) == 0 {
+		return
+	}
+	table := newTable(w)
+	fmt.Fprintln(table, "hunting service\tserver\tpolicy\tload\tthreshold\toffered\taccepted\trefused\tforced\t")
+	for _, o := range all {
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t\n", o.Service, o.Server, o.Policy, o.DescribeLoad(),
+			o.DescribeThreshold(), o.Offered, o.Offers["accepted"]+o.Offers["accepted_stale"],
+			o.Offers["refused"]+o.Offers["refused_down"], o.Offers["forced"])
+	}
+	table.Flush()
+	fmt.Fprintln(w)
+}
