@@ -1,6 +1,8 @@
 package placement
 
 import (
+	"slices"
+
 	"errors"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
@@ -55,11 +57,11 @@ func (w *Weights) speeds(servers int) *infer.Speeds {
 
 // New implements sim.Method.
 func (m *HLB) New(b *sim.Balancer) (sim.Placement, error) {
-	scored, err := newByScore(b, &m.Own, &m.tables, equalWeights(b))
-	if err != nil {
-		return nil, err
+	p, err := newHLB(b, &m.Own, &m.Weights, &m.tables)
+	if err == nil {
+		p.weigh()
 	}
-	return &hlb{byScore: scored, weights: &m.Weights, speeds: m.speeds(len(b.Servers))}, nil
+	return p, err
 }
 
 // Build implements Spec.
@@ -73,16 +75,37 @@ type hlb struct {
 	speeds  *infer.Speeds
 }
 
+func newHLB(b *sim.Balancer, own *Own, weights *Weights, tables *tableCache) (*hlb, error) {
+	scored, err := newByScore(b, own, tables, equalWeights(b))
+	return &hlb{byScore: scored, weights: weights, speeds: weights.speeds(len(b.Servers))}, err
+}
+
 // Weight is a server's of the last step; samples of a run may want to see it.
-func (p *hlb) Weight(server int32) float64 { return p.weight[server] }
+func (p *hlb) Weight(server int32) float64 { return p.speeds.Weight(server) }
 
 func (p *hlb) Interval() float64 { return p.weights.interval() }
 
 func (p *hlb) Step() {
 	p.speeds.Step()
-	for _, s := range p.b.Live {
-		p.weight[s] = p.speeds.Weight(s)
-		p.rank(s)
+	p.weigh()
+}
+
+// weigh takes over the weights of all servers, also of those that may come later.
+func (p *hlb) weigh() {
+	for s := range p.weight {
+		p.weight[s] = p.speeds.Weight(int32(s))
+		p.rank(int32(s))
+	}
+}
+
+// MembershipChanged forgets what was known of servers that come, perhaps for another time.
+func (p *hlb) MembershipChanged() {
+	was := slices.Clone(p.live)
+	p.byScore.MembershipChanged()
+	for s, is := range p.live {
+		if is && !was[s] {
+			p.speeds.Forget(int32(s))
+		}
 	}
 }
 

@@ -232,3 +232,32 @@ func smallConfig(m sim.Method) *sim.Config {
 	c.Arrivals = sim.Poisson{Rate: c.Rate(0.7)}
 	return c
 }
+
+// TestNewServerIsNotFlooded: until the next step a server that has just come is as good as others.
+func TestNewServerIsNotFlooded(t *testing.T) {
+	for _, name := range []string{"hlb", "territory-learned"} {
+		spec, err := Named(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		method, _, _ := spec.Build()
+		c := smallConfig(method)
+		c.Servers[7].Absent = true
+		c.Events = []sim.Event{{At: 20.1, Kind: sim.ServerAdd, Servers: []int32{7}}}
+		all, new := 0, 0
+		c.Completed = func(_ int, f sim.Ended) {
+			if f.Sent > 20.1 && f.Sent < 20.5 {
+				all++
+				if f.Server == 7 {
+					new++
+				}
+			}
+		}
+		if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 8, Parallel: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if new == 0 || new > all/2 {
+			t.Errorf("%s: %d of %d flows went to a server that had just come", name, new, all)
+		}
+	}
+}

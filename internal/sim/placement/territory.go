@@ -101,23 +101,20 @@ func (p *territory) MembershipChanged() { must(p.arrange()) }
 // Recover looks at the candidates of the bucket.
 func (p *territory) Recover(f *sim.Flow, offer *sim.Offer) { p.table.offerRow(f, offer) }
 
-// learnedTerritory knows no capacities.
+// learnedTerritory knows no capacities. It learns as HLB does, but uses weights otherwise.
 type learnedTerritory struct {
-	*byScore
-	weights Weights
-	speeds  *infer.Speeds
-	near    []int32 // infer.Order
-	homes   int
+	*hlb
+	near  []int32 // infer.Order
+	homes int
 }
 
 func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 	own := &Own{Candidates: m.Candidates, Buckets: m.Buckets, Count: m.Count, Ties: TiesHome}
-	scored, err := newByScore(b, own, &m.tables, equalWeights(b))
+	learner, err := newHLB(b, own, &Weights{Interval: m.Interval}, &m.tables)
 	if err != nil {
 		return nil, err
 	}
-	p := &learnedTerritory{byScore: scored, weights: Weights{Interval: m.Interval}}
-	p.speeds = p.weights.speeds(len(b.Servers))
+	p := &learnedTerritory{hlb: learner}
 	p.near, p.homes = homeOrder(b, p.weight)
 	p.sort()
 	return p, nil
@@ -130,21 +127,13 @@ func (p *learnedTerritory) sort() {
 	p.reorder(order)
 }
 
-func (p *learnedTerritory) Interval() float64 { return p.weights.interval() }
-
 func (p *learnedTerritory) Step() {
 	p.speeds.Step()
 	p.sort()
 }
 
 func (p *learnedTerritory) MembershipChanged() {
-	p.byScore.MembershipChanged()
+	p.hlb.MembershipChanged()
 	p.near, p.homes = homeOrder(p.b, p.weight)
 	p.sort()
-}
-
-func (p *learnedTerritory) Closed(f *sim.Flow, end sim.End) {
-	if server, wasConnected := p.closed(f); wasConnected {
-		p.speeds.Observe(server, end.Duration, p.b.Rand.Uint64())
-	}
 }
