@@ -57,7 +57,7 @@ func (n *Namespace) Do(f func() error) error {
 func onOwnThread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		defer close(result) // also when f ends the goroutine, as a test that fails does
+		defer close(result)    // also when f ends the goroutine, as a test that fails does
 		runtime.LockOSThread() // and never unlocked: the thread ends here
 		result <- f()
 	}()
