@@ -189,18 +189,18 @@ static __always_inline bool flow_exchange(const struct flow_slot *slot, __u64 ol
 	return false;
 }
 
-/* What of an entry's state and time is new. */
-static __always_inline __u64 flow_changes(const struct flow_slot *slot, enum flow_state state,
-					  __u64 now)
+/* Whether it is established and was seen in this tick: another packet tells nothing new. */
+static __always_inline bool flow_is_fresh(__u64 value, __u64 now)
 {
-	return (slot->value ^ ((__u64)state << FLOW_STATE_SHIFT | now)) & FLOW_SEEN_MASK;
+	return (value & FLOW_SEEN_MASK) == ((__u64)FLOW_ESTABLISHED << FLOW_STATE_SHIFT | now);
 }
 
 /* Notes that the flow was seen. Writes only what changed, and not twice a tick,
  * to leave the line shared between cores. */
 static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state state, __u64 now)
 {
-	__u64 changed = flow_changes(slot, state, now);
+	__u64 seen = (__u64)state << FLOW_STATE_SHIFT | now;
+	__u64 changed = (slot->value ^ seen) & FLOW_SEEN_MASK;
 
 	if (changed)
 		flow_exchange(slot, slot->value, slot->value ^ changed);

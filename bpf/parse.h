@@ -181,12 +181,16 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 							bool is_whole)
 {
 	if (pkt->key.protocol == IPPROTO_TCP) {
-		struct tcphdr *tcp = at->pos;
+		const __u8 *tcp = at->pos;
+		__u32 size;
 
-		if (!has(at, sizeof(*tcp)) || tcp->doff < 5 || tcp->doff * 4 > at->left)
+		if ((const void *)tcp + sizeof(struct tcphdr) > at->end)
+			return PARSE_TRANSPORT;
+		size = (tcp[12] >> 4) * 4;
+		if (size < sizeof(struct tcphdr) || size > at->left)
 			return PARSE_TRANSPORT;
 		read_ports(pkt, tcp);
-		pkt->tcp_flags = ((__u8 *)tcp)[13];
+		pkt->tcp_flags = tcp[13];
 		return PARSE_OK;
 	}
 	if (pkt->key.protocol == IPPROTO_UDP) {

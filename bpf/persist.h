@@ -21,6 +21,12 @@ static __always_inline bool ends_connection(const struct packet *pkt)
 	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
 }
 
+/* Neither opens nor ends a connection, as most packets. */
+static __always_inline bool is_plain(const struct packet *pkt)
+{
+	return !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST));
+}
+
 /* What a connection still sends after the client's FIN or RST comes within this
  * time, in ticks: one tick and what is left of another. */
 #define FLOW_LINGER 2
@@ -121,23 +127,17 @@ static __always_inline bool is_stale(const struct service *service, __u64 value,
 static __always_inline bool persist(const struct packet *pkt, const struct service *service,
 				    struct flow_slot *slot, struct segments *segments)
 {
-	enum flow_state state;
 	__u64 now;
 
 	flow_lookup(&pkt->key, service->id, slot);
 	if (!flow_known(slot) || !keep(pkt, service, slot->value, segments))
 		return false;
 	now = flow_now();
-	/* Or the compiler has it twice, masked and not. */
-	barrier_var(now);
-	if (lingers(pkt, slot->value, now))
-		return true;
-	state = next_state(pkt, flow_state(slot->value));
-	if (!flow_changes(slot, state, now)) /* as by most packets */
+	if ((is_plain(pkt) && flow_is_fresh(slot->value, now)) || lingers(pkt, slot->value, now))
 		return true;
 	if (is_stale(service, slot->value, now))
 		return false;
-	flow_touch(slot, state, now);
+	flow_touch(slot, next_state(pkt, flow_state(slot->value)), now);
 	return true;
 }
 
