@@ -24,7 +24,7 @@ Without --role, a file in which a service lists servers is a balancer's, and any
 other an agent's; of one that is not YAML only that is said.
 
 The exit code is 0 if the file is valid and 1 if it is not.`,
-		Args: cobra.NoArgs,
+		Args: noFileArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return check(cmd, file, role)
 		},
@@ -33,6 +33,14 @@ The exit code is 0 if the file is valid and 1 if it is not.`,
 	cmd.Flags().StringVar(&role, "role", "", "`role` of the host that the file is for: lb or agent")
 	cobra.CheckErr(cmd.MarkFlagRequired("config"))
 	return cmd
+}
+
+// noFileArguments refuses arguments, which are most likely the file.
+func noFileArguments(_ *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("argument %q: the file is named by a flag: segue check -c %s", args[0], args[0])
+	}
+	return nil
 }
 
 func check(cmd *cobra.Command, file, role string) error {

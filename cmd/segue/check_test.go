@@ -52,7 +52,7 @@ func TestCheck(t *testing.T) {
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
 		{"no flag", "", "", `required flag(s) "config" not set`},
 		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb or agent`},
-		{"an argument", lb, "", "unknown command"},
+		{"an argument", lb, "", "the file is named by a flag: segue check -c " + lb},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -237,7 +237,7 @@ func TestDownAfterUpWasKilled(t *testing.T) {
 }
 
 func TestOpenOfALabThatIsNotUp(t *testing.T) {
-	if _, err := Open("nosuchlab", Options{}); err == nil || !strings.Contains(err.Error(), `lab "nosuchlab" is not up`) {
+	if _, err := Open("nosuchlab", Options{}); err == nil || !strings.Contains(err.Error(), `lab "nosuchlab" is not up; `) {
 		t.Errorf("Open: %v", err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -94,6 +96,19 @@ func (l *Lab) createState() (*lock, error) {
 	return lock, l.fillState()
 }
 
+// labsUp says which labs are.
+func labsUp() string {
+	entries, err := os.ReadDir(stateRoot)
+	if err != nil || len(entries) == 0 {
+		return "none is: segue lab up"
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, strconv.Quote(entry.Name()))
+	}
+	return "up are (--name): " + strings.Join(names, ", ")
+}
+
 func (l *Lab) fillState() error {
 	for _, dir := range []string{"conf", "log", "run"} {
 		if err := os.Mkdir(l.path(dir), 0o755); err != nil {
@@ -126,7 +141,7 @@ func Open(name string, options Options) (*Lab, error) {
 	}
 	text, err := os.ReadFile(filepath.Join(stateDir(name), "topology.yaml"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("lab %q is not up: segue lab up --name %s", name, name)
+		return nil, fmt.Errorf("lab %q is not up; %s", name, labsUp())
 	}
 	if err != nil {
 		return nil, err
