@@ -46,7 +46,7 @@ var tiers = []tier{
 	},
 	{
 		name:     "unit", // pure computation, in which the detector would find nothing, slowly
-		packages: []string{"internal/tables", "internal/sim", "internal/sim/placement"},
+		packages: []string{"internal/tables", "internal/sim", "internal/sim/placement", "internal/repro"},
 	},
 	{
 		name:     "packet", // BPF programs in the kernel
