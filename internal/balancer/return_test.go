@@ -39,9 +39,10 @@ type fabric struct {
 
 // router is what an interface of the balancer leads to.
 type router struct {
-	ns    *testnet.Namespace
-	link  nexthop.Link // its own
-	index int          // of the balancer's
+	ns       *testnet.Namespace
+	link     nexthop.Link // its own
+	index    int          // of the balancer's
+	gateways []netip.Prefix
 }
 
 // tcWays are how tc runs programs: by tcx, and on kernels before 6.6 by filters.
@@ -70,7 +71,7 @@ func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
 	return n
 }
 
-// connect makes an interface, by which a default route leads.
+// connect makes an interface.
 func (n *fabric) connect(name string, number int) {
 	n.t.Helper()
 	r := &router{ns: testnet.New(n.t)}
@@ -78,18 +79,10 @@ func (n *fabric) connect(name string, number int) {
 	prefixes := func(host int) []netip.Prefix {
 		return testnet.Prefixes(fmt.Sprintf("fd00:9:%d::%d/64", number, host), fmt.Sprintf("10.9.%d.%d/24", number, host))
 	}
-	testnet.Connect(n.t, n.near, name, prefixes(1), r.ns, "eth0", prefixes(2))
+	r.gateways = prefixes(2)
+	testnet.Connect(n.t, n.near, name, prefixes(1), r.ns, "eth0", r.gateways)
 	r.link = n.linkOf(r.ns, "eth0")
 	r.index = n.linkOf(n.near, name).Index
-	n.in(n.near, func() error {
-		for _, gateway := range prefixes(2) {
-			route := &netlink.Route{LinkIndex: r.index, Gw: gateway.Addr().AsSlice(), Priority: 100 + number}
-			if err := netlink.RouteAdd(route); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 }
 
 func (n *fabric) linkOf(ns *testnet.Namespace, name string) (found nexthop.Link) {
@@ -105,9 +98,17 @@ func (n *fabric) linkOf(ns *testnet.Namespace, name string) (found nexthop.Link)
 	return found
 }
 
-// use says which interfaces are the balancer's own, from the next start on.
+// use says which interfaces are the balancer's own, from the next start on. The first is the way to everybody.
 func (n *fabric) use(interfaces ...string) {
 	n.t.Helper()
+	n.in(n.near, func() error {
+		for _, gateway := range n.routers[interfaces[0]].gateways {
+			if err := netlink.RouteReplace(&netlink.Route{Gw: gateway.Addr().AsSlice()}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	n.own = nil
 	for _, name := range interfaces {
 		n.own = append(n.own, n.linkOf(n.near, name))
