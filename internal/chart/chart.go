@@ -241,8 +241,8 @@ func (p *plot) bars(i int) {
 			continue
 		}
 		x, y, base := p.x.at(point.X)+p.offset(i)-bar/2, p.y.at(point.Y), p.y.at(p.y.clamp(0))
-		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n",
-			x, min(y, base), bar, math.Abs(base-y), colour(i))
+		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" %s/>`+"\n",
+			x, min(y, base), bar, math.Abs(base-y), filling(i))
 	}
 }
 
@@ -279,7 +279,7 @@ func (p *plot) legend() {
 		y := float64(top + 10 + 19*i)
 		switch s.Style {
 		case Bars:
-			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" fill="%s"/>`+"\n", x+4, y-5, colour(i))
+			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" %s/>`+"\n", x+4, y-5, filling(i))
 		case Marks:
 		default:
 			dash := ""
@@ -296,6 +296,15 @@ func (p *plot) legend() {
 }
 
 func colour(i int) string { return colours[i%len(colours)] }
+
+// filling is how a bar is drawn. Those of series beyond the colours are hollow, to be told from those
+// that have the same colour; other series have markers and dashes for that.
+func filling(i int) string {
+	if i < len(colours) {
+		return fmt.Sprintf(`fill="%s"`, colour(i))
+	}
+	return fmt.Sprintf(`fill="#fff" stroke="%s" stroke-width="1.5"`, colour(i))
+}
 
 // number writes a value with as many digits as it needs, at most six.
 func number(v float64) string {

@@ -192,6 +192,35 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// TestPageHasAll makes one figure after another; the page has both, in their order, unless the other is
+// of other settings.
+func TestPageHasAll(t *testing.T) {
+	s := Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}
+	page := func(s Settings, name string) string {
+		figures, err := Select(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if outcomes := mustMake(t, figures, s); len(outcomes) != 1 || outcomes[0].Name != name {
+			t.Errorf("%d outcomes", len(outcomes))
+		}
+		content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	page(s, "6lb-9")
+	both := page(s, "6lb-6")
+	if first, second := strings.Index(both, `id="6lb-6"`), strings.Index(both, `id="6lb-9"`); first < 0 || second < first {
+		t.Errorf("6lb-6 is at %d of the page, 6lb-9 at %d", first, second)
+	}
+	s.Seed = 2
+	if strings.Contains(page(s, "6lb-6"), `id="6lb-9"`) {
+		t.Error("the page has a figure of another seed")
+	}
+}
+
 func TestSelect(t *testing.T) {
 	names := func(figures []Figure) (names []string) {
 		for _, f := range figures {

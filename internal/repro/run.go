@@ -32,8 +32,8 @@ type Outcome struct {
 
 // Make makes the figures that the directory does not have yet, and writes each when it is done: NAME.csv
 // and NAME.svg, with a number where there are several charts, and NAME.json, by which it is found again.
-// Last it writes index.html, which shows all of them. It can be interrupted at any point: what is
-// written is whole, and is not made again.
+// Last it writes index.html, which shows them and all others that the directory has of the same program
+// and settings. It can be interrupted at any point: what is written is whole, and is not made again.
 func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) {
 	store, err := openStore(s)
 	if err != nil {
@@ -52,7 +52,7 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 		}
 		outcomes = append(outcomes, outcome)
 	}
-	return outcomes, store.writePage(outcomes)
+	return outcomes, store.writePage(store.withOthers(outcomes))
 }
 
 func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
