@@ -81,7 +81,7 @@ func TestBars(t *testing.T) {
 		}
 		return v
 	}
-	bars := elements(t, c.SVG(), "rect")[3:7] // after background, frame and clipping
+	bars := elements(t, c.SVG(), "rect")[2:6] // after background and frame
 	for i, height := range []float64{0.5, 1, 0.1, 0.2} {
 		if got := number(bars[i]["height"]); math.Abs(got-height*plotHeight) > 0.1 {
 			t.Errorf("bar %d is %v high, want %v", i, got, height*plotHeight)

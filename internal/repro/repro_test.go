@@ -48,9 +48,15 @@ func TestMake(t *testing.T) {
 	if times != 1 || first[0].Stored {
 		t.Fatalf("made %d times", times)
 	}
-	again := mustMake(t, figures, s)
+	var told []string
+	telling := s
+	telling.Progress = func(what string) { told = append(told, what) }
+	again := mustMake(t, figures, telling)
 	if times != 1 || !again[0].Stored {
 		t.Errorf("made again though it was stored")
+	}
+	if want := []string{"6lb-x (1 of 1)", "6lb-x was made before"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
 	}
 	if diff := cmp.Diff(first[0].Result, again[0].Result); diff != "" {
 		t.Errorf("stored result (-made +read):\n%s", diff)
@@ -185,7 +191,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page does not have %s", want)
 		}
 	}
-	for _, foreign := range []string{"<script", "<link", "src="} {
+	for _, foreign := range []string{"<script", "<link", "src=", "url("} {
 		if strings.Contains(string(content), foreign) {
 			t.Errorf("the page has %s: it must need no other file", foreign)
 		}

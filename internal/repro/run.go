@@ -26,7 +26,7 @@ type Settings struct {
 type Outcome struct {
 	Figure
 	Result
-	// Stored tells that the result was in the directory, made by the same code with the same settings.
+	// Stored tells that the result was in the directory, made by the same program with the same settings.
 	Stored bool
 }
 
@@ -49,6 +49,9 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 		}
 		if err != nil {
 			return nil, fmt.Errorf("figure %s: %w", figure.Name, err)
+		}
+		if outcome.Stored {
+			s.tell("%s was made before", figure.Name)
 		}
 		outcomes = append(outcomes, outcome)
 	}
