@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -40,6 +41,9 @@ tolerance, ok and note.`,
 			}
 			if s.Workers < 1 {
 				return fmt.Errorf("--workers %d: must be at least 1", s.Workers)
+			}
+			if s.Directory == "" {
+				return errors.New("--out: must name a directory")
 			}
 			s.Progress = progressTo(cmd.ErrOrStderr(), loud)
 			outcomes, err := repro.Make(cmd.Context(), figures, s)

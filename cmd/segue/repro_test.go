@@ -53,6 +53,7 @@ func TestReproErrors(t *testing.T) {
 		{"6lb-99", `figure "6lb-99": there is none of that name; segue repro --list names all`},
 		{"[", `figure "[": syntax error in pattern`},
 		{"--workers 0", "--workers 0: must be at least 1"},
+		{"--out=", "--out: must name a directory"},
 		{"--seed -1", `--seed "-1": must be a whole number from 0 to 18446744073709551615`},
 	} {
 		root := newRoot()
