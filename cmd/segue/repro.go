@@ -74,9 +74,8 @@ func listFigures(out io.Writer, figures []repro.Figure) error {
 	return w.Flush()
 }
 
-// checksOf is never nil, which JSON would have as null.
 func checksOf(outcomes []repro.Outcome) []repro.Check {
-	checks := []repro.Check{}
+	var checks []repro.Check
 	for _, o := range outcomes {
 		checks = append(checks, o.Checks...)
 	}

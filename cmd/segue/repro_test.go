@@ -36,9 +36,6 @@ func TestRepro(t *testing.T) {
 	if len(checks) != 1 || checks[0]["paper"] != 71.0 || checks[0]["ok"] != true || len(checks[0]) != 7 {
 		t.Errorf("%v", checks)
 	}
-	if got := runRepro(t, directory, "6lb-8b", "--json").String(); got != "[]\n" {
-		t.Errorf("a figure without comparisons: %s, want an empty array", got)
-	}
 }
 
 func TestReproList(t *testing.T) {
