@@ -3,6 +3,7 @@ package scenario
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -37,9 +38,11 @@ var metrics = map[string]func(*sim.Result) float64{
 	"timed-out":        func(r *sim.Result) float64 { return r.Share(sim.TimedOut).Value },
 	"lost":             func(r *sim.Result) float64 { return r.Share(sim.Lost).Value },
 	"broken":           func(r *sim.Result) float64 { return r.Share(sim.Broken).Value },
+	"failed":           func(r *sim.Result) float64 { return failed(r).Value },
 	"hops":             func(r *sim.Result) float64 { return r.Hops().Value },
 	"wrongful":         func(r *sim.Result) float64 { return r.Wrongful().Value },
 	"untracked":        func(r *sim.Result) float64 { return r.Untracked().Value },
+	"recovered":        func(r *sim.Result) float64 { return recovered(r).Value },
 	"fairness":         func(r *sim.Result) float64 { return r.Fairness().Value },
 	"instant-fairness": func(r *sim.Result) float64 { return r.InstantFairness().Value },
 	"utilisation":      func(r *sim.Result) float64 { return r.Utilisation().Value },
@@ -223,7 +226,8 @@ func (p *parser) factor() (expression, error) {
 	}
 	value := metric(w)
 	if value == nil {
-		return nil, fmt.Errorf("%q is no metric", w)
+		return nil, fmt.Errorf("%q is no metric; known: %s, and percentiles such as p99.9", w,
+			strings.Join(slices.Sorted(maps.Keys(metrics)), ", "))
 	}
 	return p.ofCase(value)
 }
@@ -236,8 +240,15 @@ func (p *parser) ofCase(value func(*sim.Result) float64) (expression, error) {
 	}
 	name := p.next()
 	if !slices.ContainsFunc(p.cases, func(c RunnableCase) bool { return c.Name == name }) {
-		return nil, fmt.Errorf("a case expected, %s found", p.found())
+		return nil, fmt.Errorf("a case expected, %s found; known: %s", p.found(), strings.Join(names(p.cases), ", "))
 	}
 	p.words = p.words[1:]
 	return func(r results) float64 { return value(r.cases[name]) }, p.expect(")")
+}
+
+func names(cases []RunnableCase) (names []string) {
+	for _, c := range cases {
+		names = append(names, c.Name)
+	}
+	return names
 }

@@ -17,7 +17,10 @@ func (m *merger) jobs(c *sim.Config) {
 	jobs, path := section[[]Job](m, "Jobs")
 	m.require(len(jobs) > 0, path, "at least one is required")
 	for i := range jobs {
-		c.Jobs = append(c.Jobs, m.job(fmt.Sprintf("%s[%d]", path, i), &jobs[i]))
+		at := fmt.Sprintf("%s[%d]", path, i)
+		m.require(jobs[i].Name == "" || !slices.ContainsFunc(jobs[:i], func(j Job) bool { return j.Name == jobs[i].Name }),
+			at+".name", "used twice")
+		c.Jobs = append(c.Jobs, m.job(at, &jobs[i]))
 	}
 	m.require(len(jobs) == 0 || slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 }),
 		path, "at least one share must be positive")
@@ -129,6 +132,7 @@ func (m *merger) file(name string) string {
 	return filepath.Join(m.dir, name)
 }
 
+// arrivals come last: a load is one of servers and jobs, which have to be right.
 func (m *merger) arrivals(c *sim.Config) {
 	arrivals, path := section[*Arrivals](m, "Arrivals")
 	if arrivals == nil {
@@ -152,7 +156,7 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	m.require(p.Rate >= 0, path+".rate", "must be positive")
 	m.require(p.Load >= 0, path+".load", "must be positive")
 	m.require((p.Rate == 0) != (p.Load == 0), path, "must have one of rate and load")
-	if p.Load > 0 {
+	if p.Load > 0 && len(m.errs) == 0 {
 		rate = c.Rate(p.Load)
 	}
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
@@ -185,7 +189,7 @@ func (m *merger) curve(path string, p *Poisson) sim.Curve {
 }
 
 func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFormat) sim.Arrivals {
-	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: t.Speed, Classes: m.classes()}
+	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: t.Speed}
 	if _, err := os.Stat(trace.File); err != nil {
 		m.failf(path+".file", "%v", err)
 		return nil
@@ -193,7 +197,11 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	m.require(t.Speed >= 0, path+".speed", "must be positive")
 	m.require(t.Load >= 0, path+".load", "must be positive")
 	m.require(t.Speed == 0 || t.Load == 0, path, "speed and load exclude each other")
-	if t.Load <= 0 {
+	if len(m.errs) > 0 {
+		return nil
+	}
+	trace.Classes = m.classes()
+	if t.Load == 0 {
 		return trace
 	}
 	lines, seconds, err := trace.Span()
@@ -230,6 +238,8 @@ func (m *merger) events(r *RunnableCase) {
 func (m *merger) event(path string, r *RunnableCase, e *Event) {
 	m.require(e.At >= 0, path+".at", "must not be negative")
 	m.require(e.Detect >= 0, path+".detect", "must not be negative")
+	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil, path+".detect",
+		"only with server-add, server-drain and server-fail")
 	n := 0
 	add := func(event sim.Event) {
 		event.At, event.Detect = e.At.Seconds(), e.Detect.Seconds()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,7 +63,7 @@ func (b *builder) require(ok bool, path, format string, args ...any) {
 }
 
 func (b *builder) scenario(f *File) {
-	b.require(f.Runs >= 1, "runs", "must be at least 1")
+	b.require(f.Runs >= 1 && f.Runs <= MostRuns, "runs", "must be 1 to %d", MostRuns)
 	b.result.Seed, b.result.Runs = f.Seed, f.Runs
 	cases := f.Cases
 	if len(cases) == 0 {
@@ -96,9 +97,7 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m.measure(r.Config)
 	m.placement(r.Config)
 	m.events(&r)
-	if len(b.errs) == 0 {
-		m.arrivals(r.Config) // need servers and jobs
-	}
+	m.arrivals(r.Config)
 	if len(b.errs) == 0 {
 		if err := sim.Check(r.Config); err != nil {
 			b.failf(path, "%v", err)
@@ -135,6 +134,7 @@ func join(path, name string) string {
 func (m *merger) servers(r *RunnableCase) {
 	groups, path := section[[]Servers](m, "Servers")
 	m.require(len(groups) > 0, path, "at least one group is required")
+	processors := 0
 	for i, g := range groups {
 		at := fmt.Sprintf("%s[%d]", path, i)
 		template := m.server(at, &g)
@@ -143,16 +143,29 @@ func (m *merger) servers(r *RunnableCase) {
 			g.Group = "g" + strconv.Itoa(i+1)
 		}
 		m.require(!slices.Contains(r.Groups, g.Group), at+".group", "used twice")
+		m.require(!serverName.MatchString(g.Group), at+".group", "must not be the name of a server")
 		r.Groups = append(r.Groups, g.Group)
-		for range min(max(g.Count, 0), mostServers) {
+		count := min(max(g.Count, 0), mostServers+1-len(r.Config.Servers))
+		processors += count * int(template.CPUs)
+		for range count {
 			template.Name = "s" + strconv.Itoa(len(r.Config.Servers)+1)
 			r.Config.Servers = append(r.Config.Servers, template)
 		}
 	}
 	m.require(len(r.Config.Servers) <= mostServers, path, "at most %d servers are possible", mostServers)
+	m.require(processors <= mostProcessors, path, "have %d processors, at most %d are possible", processors, mostProcessors)
 }
 
-const mostServers = 65535
+// serverName is what events cannot tell from a group's name.
+var serverName = regexp.MustCompile(`^s[1-9][0-9]*$`)
+
+// What memory is enough for: a run has some bytes for each processor, and keeps some for each run before.
+const (
+	mostServers    = 65535
+	mostProcessors = 1 << 22
+	// MostRuns is how many runs a case can have.
+	MostRuns = 10000
+)
 
 // server is one of a group.
 func (m *merger) server(path string, g *Servers) sim.Server {

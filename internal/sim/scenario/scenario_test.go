@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -109,7 +111,10 @@ func TestProblems(t *testing.T) {
 	for _, test := range []struct{ old, new, problem string }{
 		{"seed: 7", "sead: 7", `line 1: sead: unknown field; known: seed, runs, servers, balancers, flow-table, network,` +
 			` clients, arrivals, jobs, placement, measure, events, cases, assert`},
-		{"runs: 2", "runs: 0", `line 2: runs "0": must be at least 1`},
+		{"runs: 2", "runs: 0", `line 2: runs "0": must be 1 to 10000`},
+		{"runs: 2", "runs: 1000000000", `line 2: runs "1000000000": must be 1 to 10000`},
+		{"count: 2, cpus: 4", "count: 2, cpus: 2147483647",
+			`line 4: servers: have 4294967295 processors, at most 4194304 are possible`},
 		{"count: 2, cpus: 4", "count: 0, cpus: -1", `line 4: servers[0].count "0": must be 1 to 65535` + "\n" +
 			`line 4: servers[0].cpus "-1": must be at least 1`},
 		{"speed: 0.5", "speed: 0", `line 4: servers[0].speed "0": must be positive`},
@@ -117,6 +122,7 @@ func TestProblems(t *testing.T) {
 		{"backlog: 9", "workers: 9", `line 4: servers[0].workers "9": only with discipline processor-sharing`},
 		{"processor-sharing", "lifo", `line 5: servers[1].discipline "lifo": must be fifo or processor-sharing`},
 		{"group: new", "group: old", `line 5: servers[1].group "old": used twice`},
+		{"group: new", "group: s2", `line 5: servers[1].group "s2": must not be the name of a server`},
 		{"absent: [b2]", "absent: [b3]", `line 6: balancers.absent[0] "b3": must be b1 to b2`},
 		{"shares: [1, 3]", "shares: [1]", `line 6: balancers.shares: must be as many as balancers`},
 		{"{constant: 1ms}", "{constant: 1}", `line 8: network.client-balancer.constant "1": must be a duration with its` +
@@ -125,9 +131,11 @@ func TestProblems(t *testing.T) {
 			` constant, exponential, uniform, lognormal, pareto and values`},
 		{"max: 3ms", "max: 1us", `line 8: network.server-client.uniform: must be 0 <= min <= max`},
 		{"overflow: drop", "overflow: block", `line 9: clients.overflow "block": must be reset or drop`},
+		{"load: 0.5", "load: 50%", `line 10: arrivals.poisson.load "50%": must be a number`},
 		{"load: 0.5", "load: 0.5, rate: 1", `line 10: arrivals.poisson: must have one of rate and load`},
 		{"poisson: {load: 0.5}", "wikibench: {file: none}", `line 10: arrivals.wikibench.file "none": stat none: no such file or directory`},
 		{"share: 3", "share: -3", `line 12: jobs[0].share "-3": must not be negative`},
+		{"name: picture", "name: page", `line 13: jobs[1].name "page": used twice`},
 		{"match: wiki", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
 		{"exponential: 20ms", "values: none", `line 12: jobs[0].values "none": open none: no such file or directory`},
 		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
@@ -139,13 +147,15 @@ func TestProblems(t *testing.T) {
 		{"server-add: [s3]", "server-add: [s4]", `line 17: events[0].server-add[0] "s4": no server or group has this name`},
 		{"balancer-fail: [b1]", "balancer-fail: [b1], server-add: [s1]", `line 22: events[5]: must have one of` +
 			` server-add, server-drain, server-fail, speed, balancer-add and balancer-fail`},
+		{"{at: 6s, balancer-fail: [b1]", "{at: 6s, detect: 1s, balancer-fail: [b1]", `line 22: events[5].detect "1s": ` +
+			"only with server-add, server-drain and server-fail"},
 		{"to: 2", "to: 0", `line 20: events[3].speed.to "0": must be positive`},
 		{"name: second", "name: first", `line 25: cases[1].name "first": used twice`},
 		{"name: second", "name: 2nd", `line 25: cases[1].name "2nd": must be letters, digits and _ - . +, a letter first`},
 		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
 			`line 25: cases[1].events[0].at "-1s": must not be negative`},
 		{"holds: mean(first) < 1s", "holds: mean(third) < 1s",
-			`line 27: assert[0].holds "mean(third) < 1s": a case expected, "third" found`},
+			`line 27: assert[0].holds "mean(third) < 1s": a case expected, "third" found; known: first, second`},
 		{"holds: mean(first) < 1s", "{}", `line 27: assert[0]: must have one of holds and fails`},
 	} {
 		text := strings.Replace(valid, test.old, test.new, 1)
@@ -160,6 +170,27 @@ func TestProblems(t *testing.T) {
 		if !strings.HasPrefix(err.Error(), test.problem) {
 			t.Errorf("%s:\n got %v\nwant %s", test.new, err, test.problem)
 		}
+	}
+}
+
+// TestAllProblems checks that one problem does not hide another one elsewhere, and is reported once.
+func TestAllProblems(t *testing.T) {
+	text := strings.NewReplacer("cpus: 4", "cpus: 0.5", "load: 0.5", "load: 50%, curve: [{at: 2s, factor: 1}, {at: 1s}]",
+		"placement: lsq", "placement: last").Replace(valid)
+	_, err := Parse([]byte(text), ".")
+	var problems config.Errors
+	if !errors.As(err, &problems) {
+		t.Fatalf("error %v", err)
+	}
+	var paths []string
+	for _, problem := range problems {
+		paths = append(paths, problem.Path)
+	}
+	want := []string{
+		"servers[0].cpus", "arrivals.poisson.load", "arrivals.poisson.curve[1].at", "arrivals.poisson.curve", "placement",
+	}
+	if diff := cmp.Diff(want, paths); diff != "" {
+		t.Errorf("problems (-want +got):\n%s\nof\n%v", diff, err)
 	}
 }
 
@@ -207,20 +238,22 @@ func TestConditions(t *testing.T) {
 }
 
 func TestBadConditions(t *testing.T) {
+	const known = "; known: broken, deviation, failed, fairness, flows, hops, instant-fairness, lost, max, mean," +
+		" recovered, refused, timed-out, untracked, utilisation, wrongful, and percentiles such as p99.9"
 	for text, problem := range map[string]string{
 		"mean":                    "<, <=, >, >= or within expected, the end found",
 		"mean < 1 2":              `the end expected, "2" found`,
 		"mean = 1":                `<, <=, >, >= or within expected, "=" found`,
-		"median < 1":              `"median" is no metric`,
-		"p100 < 1":                `"p100" is no metric`,
+		"median < 1":              `"median" is no metric` + known,
+		"p100 < 1":                `"p100" is no metric` + known,
 		"mean <":                  "a number or a metric expected, the end found",
 		"mean(a < 1":              `")" expected, "<" found`,
 		"(mean < 1":               `")" expected, "<" found`,
 		"mean within x% of 1":     `a number expected, "x" found`,
 		"mean within 5 of 1":      `"%" expected, "of" found`,
 		"mean within 5% 1":        `"of" expected, "1" found`,
-		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric`,
-		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found`,
+		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric` + known,
+		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found; known: a`,
 	} {
 		b := builder{result: Scenario{Cases: []RunnableCase{{Name: "a"}}}}
 		b.assertion("assert[0]", Assertion{Holds: text})
