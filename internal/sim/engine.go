@@ -59,9 +59,8 @@ type engine struct {
 	shares     []float64 // of classes, cumulated
 	probeDraws *Rand
 
-	result  *RunResult
-	meter   meter
-	scratch []float64
+	result *RunResult
+	meter  meter
 }
 
 // simulate is one run, from its start until its last flow has ended.

@@ -237,29 +237,3 @@ func TestSamplesSeeTheTruth(t *testing.T) {
 		}
 	}
 }
-
-func TestEndsIsWhenTheFlowEnds(t *testing.T) {
-	for _, d := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
-		c := constantly(1, d, 0, 0.1, 0.3, 0.35, 0.9, 4, 4.1, 4.1, 9)
-		c.Servers[0].CPUs = 2
-		c.Jobs[0].Stages[0].Work = sim.Exponential(1)
-		foretold := make(map[uint64]float64)
-		c.Placement = method(func(b *sim.Balancer) sim.Placement {
-			return place(func(f *sim.Flow, offer *sim.Offer) {
-				foretold[f.Number] = b.World.Ends(0, f)
-				offer.Set(0)
-			})
-		})
-		all, _ := flows(t, c)
-		// With sharing those that come later make it end later; the last of each burst is right.
-		right := []uint64{4, 7, 8}
-		if d == sim.FIFO {
-			right = []uint64{0, 1, 2, 3, 4, 5, 6, 7, 8}
-		}
-		for _, n := range right {
-			if got, want := foretold[n], all[n].Response; !cmp.Equal(got, want, cmpopts.EquateApprox(0, 1e-9)) {
-				t.Errorf("discipline %d, flow %d: foretold %v, ended after %v", d, n, got, want)
-			}
-		}
-	}
-}
