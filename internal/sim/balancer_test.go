@@ -314,3 +314,25 @@ func TestNoBalancerIsLeft(t *testing.T) {
 	c.Events = []sim.Event{{At: 0.05, Kind: sim.BalancerFail, Balancers: []int32{0}}}
 	checkFlows(t, c, ended{0.1, -1, sim.Lost})
 }
+
+// A server that comes back before balancers know that it had gone stays; one that goes before they know
+// that it had come stays away.
+func TestDetectionIsOfTheLastChange(t *testing.T) {
+	c := constantly(2, sim.FIFO, 0, 5)
+	c.Servers[1].Absent = true
+	c.Events = []sim.Event{
+		{At: 1, Kind: sim.ServerFail, Servers: []int32{0}, Detect: 2},
+		{At: 2, Kind: sim.ServerAdd, Servers: []int32{0}},
+		{At: 2.5, Kind: sim.ServerAdd, Servers: []int32{1}, Detect: 2},
+		{At: 3.5, Kind: sim.ServerFail, Servers: []int32{1}},
+	}
+	log := recorded(c, func(b *sim.Balancer) place {
+		return func(_ *sim.Flow, offer *sim.Offer) { offer.Set(b.Live...) }
+	})
+	checkFlows(t, c, done(1), done(1))
+	for _, line := range *log {
+		if strings.Contains(line, "live") && !strings.Contains(line, "live [0],") {
+			t.Error(line)
+		}
+	}
+}

@@ -146,7 +146,7 @@ func (e *engine) handle(kind eventKind, index int32) {
 	case change:
 		e.change(&e.config.Events[index], index)
 	case detection:
-		e.detect(&e.config.Events[index])
+		e.detect(&e.config.Events[index], index)
 	case sample:
 		e.config.Sample(e.run, e.now, World{e})
 		e.queue.push(e.now+e.config.SampleInterval, sample, 0)

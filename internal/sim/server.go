@@ -6,6 +6,8 @@ import "math"
 // with IO, len(servers) after it.
 type server struct {
 	alive   bool
+	live    bool  // as balancers know: one of engine.live
+	change  int32 // the last event that had it come or go; none if there was none
 	workers int32 // 0 for no limit
 	backlog int32 // -1 for no limit
 	open    int32
