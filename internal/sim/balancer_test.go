@@ -336,3 +336,18 @@ func TestDetectionIsOfTheLastChange(t *testing.T) {
 		}
 	}
 }
+
+// A flow that was lost is not found again when balancers change once more.
+func TestLostFlowsStayLost(t *testing.T) {
+	c := constantly(1, sim.FIFO, 0)
+	c.Balancers = []sim.Share{{Weight: 1}, {Weight: 1, Absent: true}}
+	c.Events = []sim.Event{
+		{At: 0.25, Kind: sim.BalancerFail, Balancers: []int32{0}},
+		{At: 0.5, Kind: sim.BalancerAdd, Balancers: []int32{1}},
+	}
+	recorded(c, always(0))
+	all, r := flows(t, c)
+	if all[0].Outcome != sim.Broken || r.Recovered != 0 {
+		t.Errorf("outcome %v, %d recovered", all[0].Outcome, r.Recovered)
+	}
+}

@@ -147,7 +147,7 @@ func (e *engine) move(f, to int32) {
 		}
 	}
 	wasTracked := flow.tracked
-	flow.tracked = false
+	flow.tracked, flow.Mark = false, 0
 	if to != none {
 		flow.balancer = int16(to)
 	}
@@ -158,8 +158,8 @@ func (e *engine) move(f, to int32) {
 		if wasTracked { // its SYN is between balancer and servers
 			e.end(f, Lost)
 		}
-	case to == none || !e.recover(f):
-		flow.lost = true
+	case !flow.lost:
+		flow.lost = to == none || !e.recover(f)
 	}
 }
 

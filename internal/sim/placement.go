@@ -12,7 +12,8 @@ type Flow struct {
 	Number uint64
 	// Server has the flow; -1 before one has taken it.
 	Server int32
-	// Mark is the placement's own: what it wants to remember of the flow. It begins as 0.
+	// Mark is the placement's own: what it wants to remember of the flow. It begins as 0, on each
+	// balancer that the flow comes to.
 	Mark uint32
 	// transit is what its packets carry; here because there is room.
 	transit int32
