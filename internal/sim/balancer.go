@@ -178,6 +178,7 @@ func (e *engine) take(f, s int32) {
 	if flow.measured {
 		e.countTaken(flow, &e.transits[flow.transit].Offer, s)
 	}
+	flow.found = uint8(min(e.servers[s].open, math.MaxUint8))
 	e.opened(s, 1)
 	flow.Server = s
 	n := &e.config.Network

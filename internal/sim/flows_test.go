@@ -237,3 +237,31 @@ func TestSamplesSeeTheTruth(t *testing.T) {
 		}
 	}
 }
+
+// observer takes what it is offered, and writes down what it has served.
+type observer struct{ log *[]string }
+
+func (observer) Decide(_ sim.Load, offer *sim.Offer) int32 { return offer.At }
+
+func (o observer) Served(duration float64, others int32) {
+	*o.log = append(*o.log, fmt.Sprintf("after %.4g, beside %d", duration, others))
+}
+
+type observers struct{ log *[]string }
+
+func (o observers) New(*sim.Host) (sim.Agent, error) { return observer(o), nil }
+
+// An agent learns from what was served, and from nothing that was refused, given up or broken.
+func TestObserversSeeWhatWasServed(t *testing.T) {
+	var log []string
+	c := constantly(1, sim.FIFO, 0, 0, 0, 0, 1.25, 2.5)
+	c.Servers[0].Backlog, c.Timeout, c.Policy = 2, 1.5, observers{&log}
+	c.Network.ServerClient = sim.Constant(0.1)
+	c.Events = []sim.Event{{At: 2.55, Kind: sim.ServerFail, Servers: []int32{0}}}
+	checkFlows(t, c,
+		done(1.2), ended{1.5, 0, sim.TimedOut}, ended{1.5, 0, sim.TimedOut}, ended{0.2, 0, sim.Refused},
+		ended{1.4, 0, sim.Broken}, ended{0.15, 0, sim.Broken})
+	if want := []string{"after 1, beside 0", "after 2, beside 1"}; !slices.Equal(log, want) {
+		t.Errorf("seen %q, want %q", log, want)
+	}
+}

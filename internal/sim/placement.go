@@ -21,6 +21,8 @@ type Flow struct {
 	Class int16
 	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of HLB).
 	Connected bool
+	// found is how many flows its server had when it took this one, at most 255; here as transit.
+	found uint8
 }
 
 // Offer is the list of servers to which a new flow is offered in turn, as the segments of a SYN.
@@ -155,10 +157,11 @@ type Agent interface {
 
 // The interfaces that agents may have beside Agent.
 type (
-	// Observer sees the flows that have ended on its server: the seconds since their first
-	// acknowledgement passed the balancer, and how many others were open at the end of them.
+	// Observer sees the flows that its server has served to the end: the seconds since their first
+	// acknowledgement passed the balancer, and how many others were open when they were taken, at
+	// most 255.
 	Observer interface {
-		Ended(duration float64, others int32)
+		Served(duration float64, others int32)
 	}
 	// Estimator tells Load.Latency.
 	Estimator interface{ Latency(own Load) float64 }

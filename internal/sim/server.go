@@ -198,8 +198,8 @@ func (e *engine) leave(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	e.touch(flow.Server)
 	e.opened(flow.Server, -1)
-	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
-		agent.observer.Ended(e.now-flow.connected, e.servers[flow.Server].open)
+	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil && outcome == Completed {
+		agent.observer.Served(e.now-flow.connected, int32(flow.found))
 	}
 	e.end(f, outcome)
 }
