@@ -92,6 +92,8 @@ func TestBadTraces(t *testing.T) {
 	for _, test := range []struct{ text, problem string }{
 		{"1.0\t/a\n2.0 /b\n", `:2: "2.0 /b": not a line of the format`},
 		{"1.0\t/a\nx\t/b\n", `:2: time "x": must be a number of seconds`},
+		{"nan\t/a\n", `:1: time "nan": must be a number of seconds`},
+		{"1.0\t/a\ninf\t/b\n", `:2: time "inf": must be a number of seconds`},
 		{"1.0\t/a\n2.0\t" + strings.Repeat("b", 1<<21), `:2: bufio.Scanner: token too long`},
 	} {
 		trace := sim.Trace{File: write(t, "trace", test.text), Format: sim.TimedQueries}

@@ -173,6 +173,11 @@ func TestDistributions(t *testing.T) {
 				sum += samples[i]
 			}
 			slices.Sort(samples)
+			for _, bits := range []uint64{0, math.MaxUint64} {
+				if x := test.d.sample(bits); !(x >= 0) || math.IsInf(x, 1) {
+					t.Errorf("sample of bits %x: got %v, want a time", bits, x)
+				}
+			}
 			if got := test.d.Mean(); math.Abs(got-test.mean) > 1e-9 {
 				t.Errorf("Mean: got %v, want %v", got, test.mean)
 			}

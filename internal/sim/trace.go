@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"regexp"
 	"strconv"
@@ -117,10 +118,13 @@ func (l *traceLines) scan() bool {
 		l.err = fmt.Errorf("%s:%d: %q: not a line of the format", l.name, l.number, line)
 		return false
 	}
-	if l.at, l.err = strconv.ParseFloat(at, 64); l.err != nil {
+	seconds, err := strconv.ParseFloat(at, 64)
+	if err != nil || math.IsNaN(seconds) || math.IsInf(seconds, 0) {
 		l.err = fmt.Errorf("%s:%d: time %q: must be a number of seconds", l.name, l.number, at)
+		return false
 	}
-	return l.err == nil
+	l.at = seconds
+	return true
 }
 
 func (l *traceLines) close() error {
