@@ -78,9 +78,10 @@ func TestTraces(t *testing.T) {
 			if want := []int32{0, -1, 0, 2}; !cmp.Equal(of, want) {
 				t.Errorf("classes %v, want %v", of, want)
 			}
-			lines, seconds, err := trace.Span()
-			if lines != 4 || math.Abs(seconds-2) > 1e-6 || err != nil {
-				t.Errorf("Span: %d lines, %v s, %v", lines, seconds, err)
+			extent, err := trace.Extent()
+			want := sim.Extent{Seconds: 2, Matched: []uint64{2, 0, 1}, Drawn: 1}
+			if diff := cmp.Diff(want, extent, cmpopts.EquateApprox(0, 1e-6)); diff != "" || err != nil {
+				t.Errorf("extent, error %v (-want +got):\n%s", err, diff)
 			}
 		})
 	}

@@ -188,15 +188,22 @@ func (c *Config) Capacity() float64 {
 // Work is how many seconds of work a flow brings to the processors, in the mean over all classes.
 func (c *Config) Work() float64 {
 	sum, shares := 0.0, 0.0
-	for _, job := range c.Jobs {
-		shares += job.Share
-		for _, stage := range job.Stages {
-			if stage.Queue == CPU {
-				sum += job.Share * stage.Work.Mean()
-			}
-		}
+	for i := range c.Jobs {
+		shares += c.Jobs[i].Share
+		sum += c.Jobs[i].Share * c.Jobs[i].Work()
 	}
 	return sum / shares
+}
+
+// Work is how many seconds of work a flow of the class brings to the processors, in the mean.
+func (j *Job) Work() float64 {
+	sum := 0.0
+	for i := range j.Stages {
+		if stage := &j.Stages[i]; stage.Queue == CPU {
+			sum += stage.Work.Mean()
+		}
+	}
+	return sum
 }
 
 // Rate returns the arrivals per second that load the processors with rho: 1 is all that they can do.
