@@ -216,6 +216,12 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+func TestNoConditions(t *testing.T) {
+	if v := (&Scenario{}).Judge(nil); v == nil || len(v) != 0 {
+		t.Errorf("%#v, want an empty list", v)
+	}
+}
+
 func TestBadConditions(t *testing.T) {
 	for text, problem := range map[string]string{
 		"mean":                    "<, <=, >, >= or within expected, the end found",
