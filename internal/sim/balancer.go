@@ -251,8 +251,8 @@ func (e *engine) end(f int32, outcome Outcome) {
 	}
 	t := e.depart(f)
 	t.leaving = Load{}
-	if flow.Server != none {
-		t.leaving = e.load(flow.Server)
+	if s := flow.Server; s != none && e.servers[s].alive {
+		t.leaving = e.load(s)
 	}
 	e.send(back+e.delay(&n.ClientBalancer, f), closedAtBalancer, f)
 }

@@ -35,7 +35,11 @@ func (r *recorder) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
 func (r *recorder) Connected(f *sim.Flow) { r.write("connected %d", f.Number) }
 
 func (r *recorder) Closed(f *sim.Flow, end sim.End) {
-	r.write("closed %d, connected %t, after %.4g, %v, open %d", f.Number, f.Connected, end.Duration, end.Outcome, end.Load.Open)
+	load := "nothing said"
+	if end.Load.CPUs > 0 {
+		load = fmt.Sprintf("open %d", end.Load.Open)
+	}
+	r.write("closed %d, connected %t, after %.4g, %v, %s", f.Number, f.Connected, end.Duration, end.Outcome, load)
 }
 
 func (r *recorder) MembershipChanged() { r.write("live %d, peers %d", r.b.Live, r.b.Peers) }
@@ -102,7 +106,7 @@ func TestNoOfferIsALoss(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0)
 	log := recorded(c, always())
 	checkFlows(t, c, ended{0, -1, sim.Lost})
-	checkLog(t, log, "0: b1 place 0", "0: b1 closed 0, connected false, after 0, lost, open 0")
+	checkLog(t, log, "0: b1 place 0", "0: b1 closed 0, connected false, after 0, lost, nothing said")
 }
 
 func TestFlowTable(t *testing.T) {
@@ -349,5 +353,16 @@ func TestLostFlowsStayLost(t *testing.T) {
 	all, r := flows(t, c)
 	if all[0].Outcome != sim.Broken || r.Recovered != 0 {
 		t.Errorf("outcome %v, %d recovered", all[0].Outcome, r.Recovered)
+	}
+}
+
+// A server that has failed says nothing of its load, though the flows that it had are closed.
+func TestAFailedServerReportsNothing(t *testing.T) {
+	c := constantly(1, sim.FIFO, 0)
+	c.Events = []sim.Event{{At: 0.5, Kind: sim.ServerFail, Servers: []int32{0}}}
+	log := recorded(c, always(0))
+	checkFlows(t, c, ended{0.5, 0, sim.Broken})
+	if want := "0.5: b1 closed 0, connected true, after 0.5, broken, nothing said"; !slices.Contains(*log, want) {
+		t.Errorf("no %q in %q", want, *log)
 	}
 }

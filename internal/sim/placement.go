@@ -135,7 +135,7 @@ type End struct {
 	Duration float64
 	Outcome  Outcome
 	// Load is the server's, when the flow left it (remove-stickiness). Of flows that no server had,
-	// or that have moved to another balancer, it is not set: its CPUs are 0.
+	// whose server failed, or that have moved to another balancer, it is not set: its CPUs are 0.
 	Load Load
 }
 
