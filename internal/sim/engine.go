@@ -59,9 +59,8 @@ type engine struct {
 	shares     []float64 // of classes, cumulated
 	probeDraws *Rand
 
-	result  *RunResult
-	meter   meter
-	scratch []float64
+	result *RunResult
+	meter  meter
 }
 
 // simulate is one run, from its start until its last flow has ended.
@@ -147,7 +146,7 @@ func (e *engine) handle(kind eventKind, index int32) {
 	case change:
 		e.change(&e.config.Events[index], index)
 	case detection:
-		e.detect(&e.config.Events[index])
+		e.detect(&e.config.Events[index], index)
 	case sample:
 		e.config.Sample(e.run, e.now, World{e})
 		e.queue.push(e.now+e.config.SampleInterval, sample, 0)

@@ -6,6 +6,8 @@ import "math"
 // with IO, len(servers) after it.
 type server struct {
 	alive   bool
+	live    bool  // as balancers know: one of engine.live
+	change  int32 // the last event that had it come or go; none if there was none
 	workers int32 // 0 for no limit
 	backlog int32 // -1 for no limit
 	open    int32
@@ -196,8 +198,8 @@ func (e *engine) leave(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	e.touch(flow.Server)
 	e.opened(flow.Server, -1)
-	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
-		agent.observer.Ended(e.now-flow.connected, e.servers[flow.Server].open)
+	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil && outcome == Completed {
+		agent.observer.Served(e.now-flow.connected, int32(flow.found))
 	}
 	e.end(f, outcome)
 }

@@ -53,7 +53,10 @@ func (e *engine) addServers(seed uint64) error {
 	e.servers = make([]server, len(c.Servers))
 	for i := range c.Servers {
 		s, state := &c.Servers[i], &e.servers[i]
-		*state = server{alive: !s.Absent, workers: s.Workers, backlog: s.Backlog, waiting: newFlowList()}
+		*state = server{
+			alive: !s.Absent, live: !s.Absent, change: none,
+			workers: s.Workers, backlog: s.Backlog, waiting: newFlowList(),
+		}
 		e.addStation(int32(i), s.Discipline == ProcessorSharing, s.CPUs, s.Speed)
 		if state.alive {
 			e.live = append(e.live, int32(i))

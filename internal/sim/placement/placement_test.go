@@ -162,11 +162,11 @@ func TestHotOrCold(t *testing.T) {
 	}
 }
 
-// TestMarks: what a flow's mark says of one balancer nobody takes for another's.
+// TestMarks: a flow is counted where it was placed, and on a balancer that it comes to where it is.
 func TestMarks(t *testing.T) {
 	var changes []int32
-	one := newTally(&sim.Balancer{Index: 0}, CountPlaced, func(s int32, by float64) { changes = append(changes, s, int32(by)) })
-	two := newTally(&sim.Balancer{Index: 1}, CountPlaced, func(s int32, by float64) { changes = append(changes, 100+s, int32(by)) })
+	one := newTally(CountPlaced, func(s int32, by float64) { changes = append(changes, s, int32(by)) })
+	two := newTally(CountPlaced, func(s int32, by float64) { changes = append(changes, 100+s, int32(by)) })
 	f := &sim.Flow{Server: -1}
 	one.placed(f, 65535)
 	f.Server = 65535
@@ -174,7 +174,8 @@ func TestMarks(t *testing.T) {
 	if s, connected := one.closed(f); s != 65535 || !connected {
 		t.Errorf("server %d, connected %v", s, connected)
 	}
-	two.connected(f) // it has moved there
+	f.Mark = 0 // it has moved
+	two.connected(f)
 	two.closed(f)
 	if want := []int32{65535, 1, 65535, -1, 65635, 1, 65635, -1}; !reflect.DeepEqual(changes, want) {
 		t.Errorf("counted %v, want %v", changes, want)
@@ -258,6 +259,36 @@ func TestNewServerIsNotFlooded(t *testing.T) {
 		}
 		if new == 0 || new > all/2 {
 			t.Errorf("%s: %d of %d flows went to a server that had just come", name, new, all)
+		}
+	}
+}
+
+// TestCountsAfterABalancerComesBack: flows that come back with it, from one whose flow table had no
+// room for them, are as new to it.
+func TestCountsAfterABalancerComesBack(t *testing.T) {
+	for _, count := range []Count{CountPlaced, CountConnected} {
+		negative := 0
+		c := smallConfig(&SED{Own: Own{Candidates: 3, Buckets: 257, Count: count}})
+		c.Connections, c.FlowTable = 400, sim.FlowTable{Buckets: 8, Ways: 1}
+		c.Events = []sim.Event{
+			{At: 2, Kind: sim.BalancerFail, Balancers: []int32{1}},
+			{At: 2.2, Kind: sim.BalancerAdd, Balancers: []int32{1}},
+		}
+		c.SampleInterval = 0.01
+		c.Sample = func(_ int, _ float64, w sim.World) {
+			for b := range w.Balancers() {
+				for _, n := range w.Placement(int32(b)).(*byScore).flows {
+					if n < 0 {
+						negative++
+					}
+				}
+			}
+		}
+		if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 20, Parallel: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if negative > 0 {
+			t.Errorf("count %s: %d times fewer than no flows", count, negative)
 		}
 	}
 }

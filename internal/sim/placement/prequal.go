@@ -197,8 +197,8 @@ const (
 	latencySamples = 16 // for each
 )
 
-// latencyAgent keeps the latest latencies by the number of flows in flight, and takes their median. (The
-// paper's servers note the number when a query arrives; here it is that when it ends.)
+// latencyAgent keeps the latest latencies by the number of flows that were in flight when the flow
+// came, as the paper's servers do, and takes their median.
 type latencyAgent struct {
 	samples [latencyLevels][latencySamples]float64
 	seen    [latencyLevels]int
@@ -207,8 +207,8 @@ type latencyAgent struct {
 // Decide takes the flow.
 func (a *latencyAgent) Decide(_ sim.Load, offer *sim.Offer) int32 { return offer.At }
 
-// Ended takes in a latency.
-func (a *latencyAgent) Ended(duration float64, others int32) {
+// Served takes in a latency.
+func (a *latencyAgent) Served(duration float64, others int32) {
 	level := min(others, latencyLevels-1)
 	a.samples[level][a.seen[level]%latencySamples] = duration
 	a.seen[level]++

@@ -44,7 +44,7 @@ func (s *Scenario) Judge(all []*sim.Result) []Verdict {
 	for i, c := range s.Cases {
 		r.cases[c.Name] = all[i]
 	}
-	verdicts := []Verdict{}
+	verdicts := []Verdict{} // none are an empty list, also in JSON
 	for _, c := range s.Assertions {
 		verdicts = append(verdicts, c.judge(s, r))
 	}

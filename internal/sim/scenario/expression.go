@@ -21,8 +21,8 @@ import (
 //	product   = factor { ( "*" | "/" ) factor } .
 //	factor    = number | duration | metric [ "(" case ")" ] | "(" sum ")" .
 //
-// Durations, such as 350ms, are in seconds, as are times among the metrics. A minus between names has
-// blanks around it, for names have hyphens in them.
+// Durations, such as 350ms, are in seconds, as are times among the metrics. Plus and minus after a name
+// have a blank before them, for names may have them inside.
 type (
 	expression func(results) float64
 	comparison func(results) (holds bool, values string)
@@ -149,12 +149,21 @@ func (p *parser) condition() (comparison, error) {
 
 // percent reads what follows "within", up to "of".
 func (p *parser) percent() (float64, error) {
-	x, err := strconv.ParseFloat(p.next(), 64)
-	if err != nil {
+	x, ok := number(p.next())
+	if !ok {
 		return 0, fmt.Errorf("a number expected, %s found", p.found())
 	}
 	p.words = p.words[1:]
 	return x, errors.Join(p.expect("%"), p.expect("of"))
+}
+
+// number reads one that begins with a digit, so that nan and inf are none.
+func number(w string) (float64, bool) {
+	if w == "" || w[0] < '0' || w[0] > '9' {
+		return 0, false
+	}
+	x, err := strconv.ParseFloat(w, 64)
+	return x, err == nil
 }
 
 // compare compares two values. With a NaN, as of percentiles of no flows, nothing holds.
@@ -218,7 +227,7 @@ func (p *parser) factor() (expression, error) {
 		}
 		return inner, p.expect(")")
 	}
-	if x, err := strconv.ParseFloat(w, 64); err == nil {
+	if x, ok := number(w); ok {
 		return func(results) float64 { return x }, nil
 	}
 	if d, err := time.ParseDuration(w); err == nil {
