@@ -13,22 +13,22 @@ import (
 
 func TestParameters(t *testing.T) {
 	for want, spec := range map[string]Spec{
-		"candidates 0: must be 1 to 8":                                      &Hash{},
-		"candidates 9: must be 1 to 8":                                      &SR{Hunt: Hunt{Candidates: 9}},
-		"15 buckets: neither a prime nor a power of two":                    &Hash{Candidates: 1, Buckets: 15},
-		"threshold -1: must be 0 to 2147483647":                             &SR{Hunt: Hunt{Candidates: 2}, Threshold: -1},
-		"window 0: must be 1 to 1000000":                                    &SRDyn{Hunt: Hunt{Candidates: 2}},
-		"epsilon 0.5: must be 0 to 0.499999":                                &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
-		"chain 3: must be 0 to 2":                                           &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
-		"choices 9: must be 0 to 8":                                         &LSQ{Own: Own{Choices: 9}},
-		"choices and candidates: only one of them can be set":               &SED{Own: Own{Choices: 2, Candidates: 2}},
-		`ties "none": must be one of ["random" "first" "own-order" "home"]`: &LSQ{Own: Own{Ties: "none"}},
-		`count "now": must be one of ["placed" "connected"]`:                &Twos{Count: "now"},
-		`norm "max": must be one of ["sum" "mean"]`:                         &HLB{Weights: Weights{Norm: "max"}},
-		`capacity "some": must be one of ["known" "learned"]`:               &Territory{Capacity: "some"},
-		"interval: for learned capacities only":                             &Territory{Interval: 1},
-		"interval -1: must be 0.001 to 3600":                                &AWCMP{Polled{Interval: -1}},
-		"quantile 2: must be 0 to 1":                                        &Prequal{Probes: 1, Pool: 1, Age: 1, Quantile: 2},
+		"candidates 0: must be 1 to 8":                              &Hash{},
+		"candidates 9: must be 1 to 8":                              &SR{Hunt: Hunt{Candidates: 9}},
+		"15 buckets: neither a prime nor a power of two":            &Hash{Candidates: 1, Buckets: 15},
+		"threshold -1: must be 0 to 2147483647":                     &SR{Hunt: Hunt{Candidates: 2}, Threshold: -1},
+		"window 0: must be 1 to 1000000":                            &SRDyn{Hunt: Hunt{Candidates: 2}},
+		"epsilon 0.5: must be 0 to 0.499999":                        &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
+		"chain 3: must be 0 to 2":                                   &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
+		"choices 9: must be 0 to 8":                                 &LSQ{Own: Own{Choices: 9}},
+		"choices and candidates: only one of them can be set":       &SED{Own: Own{Choices: 2, Candidates: 2}},
+		`ties "none": must be random or first or own-order or home`: &LSQ{Own: Own{Ties: "none"}},
+		`count "now": must be placed or connected`:                  &Twos{Count: "now"},
+		`norm "max": must be sum or mean`:                           &HLB{Weights: Weights{Norm: "max"}},
+		`capacity "some": must be known or learned`:                 &Territory{Capacity: "some"},
+		"interval: for learned capacities only":                     &Territory{Interval: 1},
+		"interval -1: must be 0.001 to 3600":                        &AWCMP{Polled{Interval: -1}},
+		"quantile 2: must be 0 to 1":                                &Prequal{Probes: 1, Pool: 1, Age: 1, Quantile: 2},
 	} {
 		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%T: %v, want %s", spec, err, want)
