@@ -51,7 +51,8 @@ type TwoServers struct {
 	Rule Rule
 }
 
-// TwoServersResult is the steady state of two servers.
+// TwoServersResult is the steady state of two servers. Solve has durations and flows to 1e-6 of their
+// size, and refusals to 1e-9.
 type TwoServersResult struct {
 	// Duration is what figure 2 of HLB shows, the mean of Σ l_i/(l_1+l_2)·l_i/μ_i over the states in
 	// which there is a flow.
@@ -67,7 +68,7 @@ type TwoServersResult struct {
 // balancer that sees half of the flows would know of all, and LSQ would not differ from GSQ2. Which of
 // a server's flows ends next does not depend on who knows of it.
 //
-// With MaxRoom and part of the flows observed there are 314,721 states, which take a minute; Solve
+// With MaxRoom and part of the flows observed there are 314,721 states, which may take a minute; Solve
 // returns the context's cause when that is done before.
 func (s TwoServers) Solve(ctx context.Context) (TwoServersResult, error) {
 	if err := s.validate(); err != nil {

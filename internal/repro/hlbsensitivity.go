@@ -56,8 +56,8 @@ func gainChart(title string) chart.Chart {
 	return chart.Chart{Title: title, X: chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "Kalman gain", Log: true}}
 }
 
-// settled is when the gains of figure 18b are compared, in seconds from the start.
-const settled = 60
+// gainsCompared is when the gains of figure 18b are compared, in seconds from the start.
+const gainsCompared = 60
 
 // hlb18 has three distributions of work, and how far measurements move what HLB takes servers for.
 func hlb18(ctx context.Context, r *run) error {
@@ -102,15 +102,15 @@ func hlb18(ctx context.Context, r *run) error {
 	r.remark("The text does not state the parameters of the three lognormal distributions; here their deviation is their mean.")
 	r.remark("HLB's gains, says the text, converge differently for each distribution. After %d s they are %s here, and %s over the mean: "+
 		"the filter as printed expects no change of what it estimates, so that its gain follows from the number of steps. %s",
-		settled, gainsAfter(gained, 1), gainsAfter(gained, 3), normsDiffer)
+		gainsCompared, gainsAfter(gained, 1), gainsAfter(gained, 3), normsDiffer)
 	return nil
 }
 
-// gainsAfter are those of a rival with each distribution, settled seconds after the start.
+// gainsAfter are those of a rival with each distribution at that time.
 func gainsAfter(gained [][]gains, rival int) string {
 	var list []string
 	for i := range gained {
-		list = append(list, fmt.Sprintf("%.4f", gained[i][rival].after(settled)))
+		list = append(list, fmt.Sprintf("%.4f", gained[i][rival].after(gainsCompared)))
 	}
 	return strings.Join(list, ", ")
 }

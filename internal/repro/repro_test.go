@@ -268,8 +268,8 @@ func TestAnalyticFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, o := range mustMake(t, figures, Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}) {
-		if len(o.Charts) == 0 {
-			t.Errorf("%s: no chart", o.Name)
+		if len(o.Charts) == 0 || len(o.Checks) == 0 {
+			t.Errorf("%s: %d charts, %d comparisons", o.Name, len(o.Charts), len(o.Checks))
 		}
 		for _, c := range o.Checks {
 			if expected := c.Quantity != "chain: WCMP / LSQ, all observed"; c.OK != expected {

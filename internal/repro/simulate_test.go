@@ -39,6 +39,24 @@ func TestManyServers(t *testing.T) {
 	}
 }
 
+// TestSettled has the time in which servers that start empty come to the steady state, which is much longer
+// for SR2 at a high load than for others: after 100 it still has 19% fewer flows.
+func TestSettled(t *testing.T) {
+	for _, test := range []struct {
+		load        float64
+		threshold   int
+		least, most float64
+	}{{0.5, 4, 200, 200}, {0.88, 4, 200, 200}, {0.95, 2, 1400, 1800}} {
+		got, err := settled(t.Context(), test.load, test.threshold, 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got < test.least || got > test.most {
+			t.Errorf("SR%d at %v: %v, want %v to %v", test.threshold, test.load, got, test.least, test.most)
+		}
+	}
+}
+
 // TestSweep has the papers' headline at a few batches: SR4 is more than twice as fast as single choice.
 func TestSweep(t *testing.T) {
 	r := &run{Settings: Settings{Seed: 1, Workers: 1}}

@@ -84,6 +84,28 @@ func figure8a(ctx context.Context, r *run) error {
 // manyServers are so many that the model's assumption, infinitely many, is nearly so.
 const manyServers = 10_000
 
+// settled returns a duration of which the first half is long enough that empty servers have come within
+// 0.1% of the steady state's mean number of flows, by equation (1); and at least the one given.
+func settled(ctx context.Context, load float64, threshold int, least float64) (float64, error) {
+	s, err := steady(load, threshold)
+	if err != nil {
+		return 0, err
+	}
+	t, err := model.NewTransient(load, 1, threshold, 0)
+	if err != nil {
+		return 0, err
+	}
+	const step = 5
+	now := 0.0
+	for t.MeanFlows() < 0.999*s.MeanFlows() {
+		if err := t.Advance(ctx, step); err != nil {
+			return 0, err
+		}
+		now += step
+	}
+	return max(least, 2*now), nil
+}
+
 // manyServersConfig has servers of one processor, first come, first served, from empty for a time of
 // which the second half counts.
 func manyServersConfig(load float64, threshold int, duration float64) (*sim.Config, error) {
@@ -111,7 +133,11 @@ func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation flo
 	var configs []*sim.Config
 	for _, curve := range curves {
 		for _, load := range loads {
-			config, err := manyServersConfig(load, curve.threshold, pick(r, 80.0, 200.0))
+			duration, err := settled(ctx, load, curve.threshold, pick(r, 80.0, 200.0))
+			if err != nil {
+				return 0, err
+			}
+			config, err := manyServersConfig(load, curve.threshold, duration)
 			if err != nil {
 				return 0, err
 			}
