@@ -41,6 +41,7 @@ type engine struct {
 	slots    []slot
 
 	servers   []server
+	changes   []int32 // by server: the last event that had it come or go
 	agents    []agent // by server; none without a policy
 	stations  []station
 	balancers []balancer

@@ -13,7 +13,7 @@ func (e *engine) change(event *Event, index int32) {
 	case ServerAdd, ServerFail, ServerDrain:
 		for _, s := range event.Servers {
 			e.changeServer(s, event.Kind)
-			e.servers[s].change = index
+			e.changes[s] = index
 		}
 		e.queue.push(e.now+event.Detect, detection, index)
 	case BalancerAdd, BalancerFail:
@@ -82,8 +82,8 @@ func (e *engine) clear(st *station) {
 func (e *engine) detect(event *Event, index int32) {
 	e.balance()
 	for _, s := range event.Servers {
-		if server := &e.servers[s]; server.change == index {
-			server.live = event.Kind == ServerAdd
+		if e.changes[s] == index {
+			e.servers[s].live = event.Kind == ServerAdd
 		}
 	}
 	e.live = make([]int32, 0, len(e.servers))

@@ -3,11 +3,10 @@ package sim
 import "math"
 
 // server is a server's state. Its stations are those of the same index (CPU) and, if there are jobs
-// with IO, len(servers) after it.
+// with IO, len(servers) after it. It fills one line of the cache.
 type server struct {
 	alive   bool
 	live    bool  // as balancers know: one of engine.live
-	change  int32 // the last event that had it come or go; none if there was none
 	workers int32 // 0 for no limit
 	backlog int32 // -1 for no limit
 	open    int32

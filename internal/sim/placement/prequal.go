@@ -89,7 +89,7 @@ func (p *prequal) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// expire throws away what is too old, or of a server that is not live.
+// expire throws away what is too old.
 func (p *prequal) expire() {
 	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool { return p.b.Now()-a.when > p.m.Age })
 }
