@@ -138,7 +138,7 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 }
 
 // cutOff is where to cut bars off, so that others beside those that are many times as high can be told
-// apart: at twice the upper quartile, or 0, nowhere, if none is higher.
+// apart: at twice the upper quartile, or 0, nowhere, if that does not save a quarter of the axis.
 func cutOff(series []chart.Series) float64 {
 	var values []float64
 	for _, s := range series {
@@ -147,7 +147,7 @@ func cutOff(series []chart.Series) float64 {
 		}
 	}
 	slices.Sort(values)
-	if top := 2 * values[len(values)*3/4]; values[len(values)-1] > top {
+	if top := 2 * values[len(values)*3/4]; top < 0.75*values[len(values)-1] {
 		return top
 	}
 	return 0

@@ -101,8 +101,10 @@ func TestCutOff(t *testing.T) {
 	if got := cutOff(series(1, 2, 3, 1, 2, 3, 1, 40)); got != 6 {
 		t.Errorf("cut off at %v, want 6", got)
 	}
-	if got := cutOff(series(1, 2, 3, 4)); got != 0 {
-		t.Errorf("cut off at %v, want nowhere", got)
+	for _, high := range []float64{6, 7.9} {
+		if got := cutOff(series(1, 2, 3, 1, 2, 3, 1, high)); got != 0 {
+			t.Errorf("with a bar of %v: cut off at %v, want nowhere", high, got)
+		}
 	}
 }
 
