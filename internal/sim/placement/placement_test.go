@@ -3,6 +3,7 @@ package placement
 import (
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,6 +105,47 @@ func TestWaterLevel(t *testing.T) {
 	})
 }
 
+// TestTidalWaterFilling: of the flows that all balancers will place, each drawn by the probabilities, the
+// expected square of a queue's distance from the level is least in sum: it grows if any two servers
+// exchange some of their probability.
+func TestTidalWaterFilling(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := &twf{poll: poll{b: &sim.Balancer{Peers: []int32{0, 1, 2}}}}
+		p.placed = rapid.IntRange(1, 10).Draw(t, "placed")
+		flows := float64(3 * p.placed)
+		p.Step()
+		p.queue = rapid.SliceOfN(rapid.Float64Range(0, 20), 2, 8).Draw(t, "queue")
+		for s := range p.queue {
+			p.b.Live = append(p.b.Live, int32(s))
+		}
+		p.fill()
+		level, total := p.level(flows), p.lottery.sums[len(p.queue)-1]
+		share, before := make([]float64, len(p.queue)), 0.0
+		for s, sum := range p.lottery.sums {
+			share[s], before = (sum-before)/total, sum
+		}
+		cost := func(share []float64) (sum float64) {
+			for s, q := range p.queue {
+				mean := q + flows*share[s] - level
+				sum += mean*mean + flows*share[s]*(1-share[s])
+			}
+			return sum
+		}
+		least := cost(share)
+		for from := range share {
+			for to := range share {
+				other := slices.Clone(share)
+				by := min(other[from], 1e-3)
+				other[from] -= by
+				other[to] += by
+				if c := cost(other); c < least-1e-9 {
+					t.Fatalf("queues %v, %v flows, shares %v: %v; %v with %v", p.queue, flows, share, least, c, other)
+				}
+			}
+		}
+	})
+}
+
 // TestTurns: weighted round-robin gives each server its share, to one turn.
 func TestTurns(t *testing.T) {
 	p := &weightedRoundRobin{poll: poll{b: &sim.Balancer{Live: []int32{0, 1, 2}}}, weight: []float64{1, 2, 4}, turn: make([]float64, 3)}
@@ -158,6 +200,74 @@ func TestHotOrCold(t *testing.T) {
 		}
 		if got := p.choose(true); got != c.worst {
 			t.Errorf("%s: answer %d is worst, want %d", c.name, got, c.worst)
+		}
+	}
+	p.m.Quantile = 1
+	p.pool = []answer{{flight: 0, latency: 5}, {flight: 100, latency: 1}}
+	if got := p.choose(false); got != 1 {
+		t.Errorf("by latency alone answer %d is best, want 1", got)
+	}
+}
+
+// TestReuse: answers may be used as often as keeps the pool full, b_reuse of Prequal's section 4, in the
+// mean; without end where more are removed than come in.
+func TestReuse(t *testing.T) {
+	m := prequalDefaults()
+	p := &prequal{m: m, b: &sim.Balancer{Live: make([]int32, 100), Rand: new(sim.Rand)}}
+	sum, n := 0.0, 100_000
+	for range n {
+		uses := p.reuse()
+		if uses != 1 && uses != 2 {
+			t.Fatalf("%d uses", uses)
+		}
+		sum += float64(uses)
+	}
+	if got, want := sum/float64(n), 2/((1-0.16)*3-1); math.Abs(got-want) > 0.01 {
+		t.Errorf("%v uses in the mean, want %v", got, want)
+	}
+	if m.Remove = 3; p.reuse() < 1_000_000 {
+		t.Error("answers are used up though more are removed than come in")
+	}
+}
+
+// TestPool: a use counts the flow in, and the last one removes the answer; beside that the oldest and the
+// worst are removed in turn.
+func TestPool(t *testing.T) {
+	p := &prequal{m: prequalDefaults()}
+	p.pool = []answer{{server: 1, uses: 2, flight: 3}, {server: 2, uses: 1}}
+	if s := p.use(0); s != 1 || p.pool[0].uses != 1 || p.pool[0].flight != 4 {
+		t.Errorf("server %d used, left %+v", s, p.pool)
+	}
+	if s := p.use(1); s != 2 || len(p.pool) != 1 {
+		t.Errorf("server %d used, left %+v", s, p.pool)
+	}
+	p.pool = []answer{{server: 1, latency: 1}, {server: 2, latency: 2}, {server: 3, latency: 9}, {server: 4, latency: 3}}
+	for _, want := range [][]int32{{2, 3, 4}, {2, 4}, {4}, {}, {}} {
+		p.removeOne()
+		left := make([]int32, 0)
+		for _, a := range p.pool {
+			left = append(left, a.server)
+		}
+		if !slices.Equal(left, want) {
+			t.Fatalf("left %v, want %v", left, want)
+		}
+	}
+}
+
+// TestLatency: a server's is the median of the latest that came to as many flows, or nearly.
+func TestLatency(t *testing.T) {
+	a := &latencyAgent{}
+	if got := a.Latency(sim.Load{}); got != 0 {
+		t.Errorf("latency %v of nothing", got)
+	}
+	for i := range 20 { // of which the last 16 are kept
+		a.Served(float64(i), 3)
+	}
+	a.Served(50, 6)
+	a.Served(99, 1000)
+	for open, want := range map[int32]float64{0: 12, 3: 12, 4: 12, 5: 50, 8: 50, 63: 99, 2000: 99} {
+		if got := a.Latency(sim.Load{Open: open}); got != want {
+			t.Errorf("latency %v with %d flows, want %v", got, open, want)
 		}
 	}
 }

@@ -23,6 +23,7 @@ type Prequal struct {
 	// Age in seconds at which an answer is thrown away.
 	Age float64 `yaml:"age"`
 	// Quantile of the flows in flight, of recent answers, above which a server is hot, 0 to 1: Q_RIF.
+	// With 1 none is, and latencies alone decide.
 	Quantile float64 `yaml:"quantile"`
 	// Delta is the paper's, by which answers come into the pool a little faster than they go.
 	Delta float64 `yaml:"delta"`
@@ -130,7 +131,7 @@ func (a *answer) before(other *answer, hot int32) bool {
 // hot is the number of flows in flight above which a server is.
 func (p *prequal) hot() int32 {
 	n := min(p.seen, recentAnswers)
-	if n == 0 {
+	if n == 0 || p.m.Quantile == 1 {
 		return math.MaxInt32
 	}
 	sorted := p.sorted[:n]
