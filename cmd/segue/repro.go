@@ -103,7 +103,7 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 			fmt.Fprintf(out, "outside: %s, %s: %s\n", c.Figure, c.Quantity, c.Note)
 		}
 	}
-	_, err := fmt.Fprintf(out, "%d of %d quantities inside the tolerance; %d figures in %s\n", inside, len(checks), len(outcomes),
+	_, err := fmt.Fprintf(out, "%d of %d quantities inside the tolerance; %s in %s\n", inside, len(checks), count(len(outcomes), "figure"),
 		filepath.Join(directory, "index.html"))
 	return err
 }

@@ -6,6 +6,7 @@ package chart
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -23,7 +24,8 @@ type Axis struct {
 	Label string
 	// Log has decades at equal distances; values that are not positive are left out.
 	Log bool
-	// Min and Max bound the axis where they are not both zero; without them the values do.
+	// Min and Max bound the axis where they are not both zero; without them the values do. Bars that are
+	// higher are cut off, and have their value written on them.
 	Min, Max float64
 	// Categories name the whole numbers from 0, in place of numbers. For the horizontal axis only.
 	Categories []string
@@ -34,6 +36,9 @@ type Series struct {
 	Name   string
 	Points []Point
 	Style  Style
+	// Like names a series whose colour and marker this one shares, if the chart has it: another view of
+	// the same, which is told from it by its style, and of bars by being hollow.
+	Like string
 }
 
 // Point is one value. Where Low is below High they are the ends of an error bar.
@@ -59,6 +64,9 @@ const (
 
 // colours are those of M. Okabe and K. Ito, "Color Universal Design", without yellow, darkest first.
 var colours = []string{"#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"}
+
+// darkColours is how many of the colours are so dark that text on them has to be white.
+const darkColours = 4
 
 const (
 	width, height            = 660, 400
@@ -169,7 +177,7 @@ func (p *plot) series(i int) {
 		}
 		x, y := p.x.at(point.X)+p.offset(i), p.y.at(point.Y)
 		if point.Low < point.High {
-			p.errorBar(x, p.y.at(p.y.clamp(point.Low)), p.y.at(p.y.clamp(point.High)), colour(i))
+			p.errorBar(i, x, p.y.at(p.y.clamp(point.Low)), p.y.at(p.y.clamp(point.High)))
 		}
 		if s.Style == Marks || s.Style == Marked && p.markHere(s, j) {
 			p.marker(i, x, y)
@@ -199,7 +207,7 @@ func (p *plot) path(i int) {
 	if s.Style == Dashed {
 		dash = ` stroke-dasharray="6 4"`
 	}
-	p.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.8"%s/>`+"\n", d.String(), colour(i), dash)
+	p.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.8"%s/>`+"\n", d.String(), p.colour(i), dash)
 }
 
 // offset moves bars, and what is drawn with categories, to the series' own place beside the others.
@@ -234,11 +242,29 @@ func (p *plot) bars(i int) {
 		}
 		x, y, base := p.x.at(point.X)+p.offset(i)-bar/2, p.y.at(point.Y), p.y.at(p.y.clamp(0))
 		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" %s/>`+"\n",
-			x, min(y, base), bar, math.Abs(base-y), filling(i))
+			x, min(y, base), bar, math.Abs(base-y), p.filling(i))
+		if point.Y > p.y.clamp(point.Y) {
+			p.valueOnBar(i, x+bar/2, point.Y)
+		}
 	}
 }
 
-func (p *plot) errorBar(x, low, high float64, colour string) {
+// valueOnBar is written from below to the end of a bar that is cut off.
+func (p *plot) valueOnBar(i int, x, value float64) {
+	colour := "#fff"
+	if look := p.look(i); look >= darkColours || p.hollow(i) {
+		colour = "#000"
+	}
+	p.text(x+3.5, top+4, "end", fmt.Sprintf(` transform="rotate(-90 %.1f %d)" font-size="10" fill="%s"`, x+3.5, top+4, colour),
+		strconv.FormatFloat(value, 'g', 3, 64))
+}
+
+// errorBar has the series' colour, but on bars, where that would not be seen.
+func (p *plot) errorBar(i int, x, low, high float64) {
+	colour := p.colour(i)
+	if p.Series[i].Style == Bars {
+		colour = "#777"
+	}
 	attributes := fmt.Sprintf(`stroke="%s" stroke-width="1"`, colour)
 	p.line(x, low, x, high, attributes)
 	p.line(x-3, low, x+3, low, attributes)
@@ -247,8 +273,8 @@ func (p *plot) errorBar(x, low, high float64, colour string) {
 
 // marker draws one of five forms.
 func (p *plot) marker(i int, x, y float64) {
-	fill := fmt.Sprintf(`fill="%s"`, colour(i))
-	switch i % 5 {
+	fill := fmt.Sprintf(`fill="%s"`, p.colour(i))
+	switch p.look(i) % 5 {
 	case 0:
 		p.printf(`<circle cx="%.1f" cy="%.1f" r="3.2" %s/>`+"\n", x, y, fill)
 	case 1:
@@ -271,14 +297,14 @@ func (p *plot) legend() {
 		y := float64(top + 10 + 19*i)
 		switch s.Style {
 		case Bars:
-			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" %s/>`+"\n", x+4, y-5, filling(i))
+			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" %s/>`+"\n", x+4, y-5, p.filling(i))
 		case Marks:
 		default:
 			dash := ""
 			if s.Style == Dashed {
 				dash = ` stroke-dasharray="6 4"`
 			}
-			p.line(x, y, x+22, y, fmt.Sprintf(`stroke="%s" stroke-width="1.8"%s`, colour(i), dash))
+			p.line(x, y, x+22, y, fmt.Sprintf(`stroke="%s" stroke-width="1.8"%s`, p.colour(i), dash))
 		}
 		if s.Style == Marks || s.Style == Marked {
 			p.marker(i, x+11, y)
@@ -287,15 +313,37 @@ func (p *plot) legend() {
 	}
 }
 
-func colour(i int) string { return colours[i%len(colours)] }
+// like is the series that a series is like, or -1.
+func (p *plot) like(i int) int {
+	return slices.IndexFunc(p.Series, func(s Series) bool { return s.Name != "" && s.Name == p.Series[i].Like })
+}
 
-// filling is how a bar is drawn. Those of series beyond the colours are hollow, to be told from those
-// that have the same colour; other series have markers and dashes for that.
-func filling(i int) string {
-	if i < len(colours) {
-		return fmt.Sprintf(`fill="%s"`, colour(i))
+// look is the number of a series' colour and marker: that of the series that it is like, or else how many
+// that are like no other come before.
+func (p *plot) look(i int) (n int) {
+	if like := p.like(i); like >= 0 {
+		i = like
 	}
-	return fmt.Sprintf(`fill="#fff" stroke="%s" stroke-width="1.5"`, colour(i))
+	for j := range i {
+		if p.like(j) < 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *plot) colour(i int) string { return colours[p.look(i)%len(colours)] }
+
+// hollow are bars that have the colour of others: those that are like them, and those beyond the colours.
+// Other series have markers and dashes to be told apart.
+func (p *plot) hollow(i int) bool { return p.like(i) >= 0 || p.look(i) >= len(colours) }
+
+// filling is how a bar is drawn.
+func (p *plot) filling(i int) string {
+	if p.hollow(i) {
+		return fmt.Sprintf(`fill="#fff" stroke="%s" stroke-width="1.5"`, p.colour(i))
+	}
+	return fmt.Sprintf(`fill="%s"`, p.colour(i))
 }
 
 // number writes a value with as many digits as it needs, at most six.

@@ -123,12 +123,34 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 	drawn := chart.Chart{Title: title, X: x.axis, Y: y}
 	for i, rival := range c.rivals {
 		series := chart.Series{Name: rival.name, Style: style}
+		if all, ok := strings.CutSuffix(rival.name, "2"); ok {
+			series.Like = all // of all servers instead of two of them, where that is drawn too
+		}
 		for j, at := range x.at {
 			series.Points = append(series.Points, r.estimated(at, value(c.results[j][i])))
 		}
 		drawn.Series = append(drawn.Series, series)
 	}
+	if style == chart.Bars && y.Max == 0 && !y.Log {
+		drawn.Y.Max = cutOff(drawn.Series)
+	}
 	return drawn
+}
+
+// cutOff is where to cut bars off, so that others beside those that are many times as high can be told
+// apart: at twice the upper quartile, or 0, nowhere, if that does not save a quarter of the axis.
+func cutOff(series []chart.Series) float64 {
+	var values []float64
+	for _, s := range series {
+		for _, point := range s.Points {
+			values = append(values, point.Y)
+		}
+	}
+	slices.Sort(values)
+	if top := 2 * values[len(values)*3/4]; top < 0.75*values[len(values)-1] {
+		return top
+	}
+	return 0
 }
 
 // drawFCT draws mean and 90th percentile of the FCT, on logarithmic axes or not.

@@ -76,6 +76,12 @@ func TestMake(t *testing.T) {
 	if before := times; mustMake(t, figures, s) == nil || times != before+1 {
 		t.Error("not made anew though the file is not whole")
 	}
+	if err := os.Remove(filepath.Join(s.Directory, "6lb-x.svg")); err != nil {
+		t.Fatal(err)
+	}
+	if before := times; mustMake(t, figures, s) == nil || times != before {
+		t.Error("made anew for a chart that was removed")
+	}
 
 	var names []string
 	entries, err := os.ReadDir(s.Directory)
@@ -186,7 +192,7 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="outside">outside`, "at most 1"} {
+	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="outside">outside`, `class="outside">6lb-x</a>`, "at most 1"} {
 		if !strings.Contains(string(content), want) {
 			t.Errorf("the page does not have %s", want)
 		}

@@ -60,7 +60,7 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 
 func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
 	if result, ok := s.load(figure.Name); ok {
-		return Outcome{figure, result, true}, nil
+		return Outcome{figure, result, true}, s.saveCharts(figure.Name, result) // which may have been removed
 	}
 	r := &run{Settings: settings, figure: figure.Name}
 	if err := figure.make(ctx, r); err != nil {

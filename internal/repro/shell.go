@@ -190,7 +190,7 @@ func calibrate(infinite []float64, probability float64) float64 {
 func churnChart(title string, log bool) chart.Chart {
 	c := chart.Chart{Title: title, X: chart.Axis{Label: "reconfigurations, n"}, Y: chart.Axis{Label: "probability of a reset"}}
 	if log {
-		c.Y = chart.Axis{Label: "probability of a reset", Log: true, Min: 1e-6, Max: 1}
+		c.Y = chart.Axis{Label: "probability of a reset", Log: true}
 	}
 	return c
 }

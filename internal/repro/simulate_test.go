@@ -85,6 +85,27 @@ func TestSameSeed(t *testing.T) {
 	if diff := cmp.Diff(results[0], results[1]); diff != "" {
 		t.Errorf("one and two workers differ:\n%s", diff)
 	}
+	arriving := float64(srlbTestbed.queries) / srlbTestbed.rate(0.5)
+	for _, c := range results[0].Charts {
+		for _, series := range c.Series {
+			if end := series.Points[len(series.Points)-1].X; end > arriving || end < arriving-1 {
+				t.Errorf("%s, %s: ends after %v s, queries arrive for %v s", c.Title, series.Name, end, arriving)
+			}
+		}
+	}
+}
+
+// TestCutOff cuts few bars off that are much higher than the others.
+func TestCutOff(t *testing.T) {
+	series := func(ys ...float64) []chart.Series { return []chart.Series{{Points: indexed(ys...)}} }
+	if got := cutOff(series(1, 2, 3, 1, 2, 3, 1, 40)); got != 6 {
+		t.Errorf("cut off at %v, want 6", got)
+	}
+	for _, high := range []float64{6, 7.9} {
+		if got := cutOff(series(1, 2, 3, 1, 2, 3, 1, high)); got != 0 {
+			t.Errorf("with a bar of %v: cut off at %v, want nowhere", high, got)
+		}
+	}
 }
 
 // TestHLBRate counts what flows need of the resource that they use most.

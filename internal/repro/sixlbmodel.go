@@ -149,7 +149,7 @@ func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation flo
 		return 0, err
 	}
 	for i, curve := range curves {
-		series := chart.Series{Name: curve.name + ", simulated", Style: chart.Marks}
+		series := chart.Series{Name: curve.name + ", simulated", Style: chart.Marks, Like: curve.name}
 		for j, load := range loads {
 			s, err := steady(load, curve.threshold)
 			if err != nil {

@@ -52,7 +52,7 @@ func figure10a(ctx context.Context, r *run) error {
 // deviation of the simulation from it for loads below 0.9.
 func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (deviation float64, err error) {
 	for i, threshold := range []int{0, 4, 8, 16} {
-		series := chart.Series{Name: "model " + hunters[i].name, Style: chart.Dashed}
+		series := chart.Series{Name: "model " + hunters[i].name, Style: chart.Dashed, Like: hunters[i].name}
 		value := func(rho float64) (float64, error) {
 			s, err := model.SRc(rho, 2, threshold)
 			if err != nil {

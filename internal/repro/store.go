@@ -91,6 +91,17 @@ func (s *store) withOthers(outcomes []Outcome) []Outcome {
 
 // save writes the files of a figure, that with the key last.
 func (s *store) save(name string, result Result) error {
+	if err := s.saveCharts(name, result); err != nil {
+		return err
+	}
+	content, err := json.MarshalIndent(record{s.key, result}, "", " ")
+	if err != nil {
+		return err
+	}
+	return s.write(name+".json", append(content, '\n'))
+}
+
+func (s *store) saveCharts(name string, result Result) error {
 	for i := range result.Charts {
 		c := &result.Charts[i]
 		table, err := c.CSV()
@@ -105,11 +116,7 @@ func (s *store) save(name string, result Result) error {
 			return err
 		}
 	}
-	content, err := json.MarshalIndent(record{s.key, result}, "", " ")
-	if err != nil {
-		return err
-	}
-	return s.write(name+".json", append(content, '\n'))
+	return nil
 }
 
 // chartName is the figure's name, with a number where there are several charts.

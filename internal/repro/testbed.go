@@ -203,7 +203,14 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	for i, config := range b.configs {
 		config.SampleInterval = interval
-		config.Sample = func(_ int, _ float64, w sim.World) { samples[i] = append(samples[i], busy(w)) }
+		// Not for so many queries, but for as long as they take in the mean: what is left when none arrive
+		// any more is not the load that the papers show.
+		config.Connections, config.Duration = 0, float64(t.queries)/t.rate(rho)
+		config.Sample = func(_ int, now float64, w sim.World) {
+			if now <= config.Duration {
+				samples[i] = append(samples[i], busy(w))
+			}
+		}
 	}
 	if _, err := r.simulateBatches(ctx, &b, 1); err != nil {
 		return err
