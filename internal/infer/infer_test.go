@@ -172,6 +172,16 @@ func TestUnseen(t *testing.T) {
 			t.Errorf("norm %d: weights %v: the unseen one is not the fastest", norm, w)
 		}
 	}
+	// By the sum of all three, z is 1/6, 1/2 and 1/3; R is fixed.
+	by := NewSpeeds(3, Options{FixedNoise: true})
+	by.Observe(0, 1, 0)
+	by.Observe(1, 3, 0)
+	by.Step()
+	for server, z := range []float64{1. / 6, 1. / 2, 1. / 3} {
+		if got, want := by.servers[server].filter.Value, 0.5+(z-0.5)/1.5; !near(got, want) {
+			t.Errorf("server %d: %v estimated, want %v", server, got, want)
+		}
+	}
 	s := NewSpeeds(3, Options{})
 	s.Step()
 	if s.Weight(0) != 1.0/3 {

@@ -234,7 +234,7 @@ func (e *engine) end(f int32, outcome Outcome) {
 	response := e.now + back - flow.sent
 	limit := e.config.Timeout
 	switch {
-	case flow.lost && outcome == Completed:
+	case flow.lost: // before, whatever its server made of it
 		outcome = Broken
 	case limit > 0 && outcome == Completed && response > limit:
 		outcome = TimedOut

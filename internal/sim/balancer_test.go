@@ -341,9 +341,11 @@ func TestDetectionIsOfTheLastChange(t *testing.T) {
 	}
 }
 
-// A flow that was lost is not found again when balancers change once more.
+// Flows that were lost are broken, also one whose client would have given up later, and not found again
+// when balancers change once more.
 func TestLostFlowsStayLost(t *testing.T) {
-	c := constantly(1, sim.FIFO, 0)
+	c := constantly(1, sim.FIFO, 0, 0)
+	c.Timeout = 0.75
 	c.Balancers = []sim.Share{{Weight: 1}, {Weight: 1, Absent: true}}
 	c.Events = []sim.Event{
 		{At: 0.25, Kind: sim.BalancerFail, Balancers: []int32{0}},
@@ -351,8 +353,8 @@ func TestLostFlowsStayLost(t *testing.T) {
 	}
 	recorded(c, always(0))
 	all, r := flows(t, c)
-	if all[0].Outcome != sim.Broken || r.Recovered != 0 {
-		t.Errorf("outcome %v, %d recovered", all[0].Outcome, r.Recovered)
+	if all[0].Outcome != sim.Broken || all[1].Outcome != sim.Broken || r.Recovered != 0 {
+		t.Errorf("outcomes %v and %v, %d recovered", all[0].Outcome, all[1].Outcome, r.Recovered)
 	}
 }
 

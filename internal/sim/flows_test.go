@@ -139,6 +139,9 @@ func TestTimeouts(t *testing.T) {
 		c := constantly(1, sim.FIFO, 0, 0)
 		c.Servers[0].Backlog, c.Timeout, c.Silent = 0, 2.5, true
 		checkFlows(t, c, done(1), late)
+		if _, r := flows(t, c); r.Response.Count() != 2 || r.Response.Max() != 2.5 {
+			t.Errorf("%d response times up to %v, want 2 up to the timeout", r.Response.Count(), r.Response.Max())
+		}
 	})
 }
 
@@ -247,6 +250,8 @@ func (o observer) Served(duration float64, others int32) {
 	*o.log = append(*o.log, fmt.Sprintf("after %.4g, beside %d", duration, others))
 }
 
+func (observer) Latency(own sim.Load) float64 { return 7 + float64(own.Open) }
+
 type observers struct{ log *[]string }
 
 func (o observers) New(*sim.Host) (sim.Agent, error) { return observer(o), nil }
@@ -264,4 +269,11 @@ func TestObserversSeeWhatWasServed(t *testing.T) {
 	if want := []string{"after 1, beside 0", "after 2, beside 1"}; !slices.Equal(log, want) {
 		t.Errorf("seen %q, want %q", log, want)
 	}
+	c.SampleInterval = 0.25 // up to the last arrival
+	c.Sample = func(_ int, now float64, w sim.World) {
+		if l := w.Load(0); l.Latency != 7+float64(l.Open) {
+			t.Errorf("at %v latency %v with %d open", now, l.Latency, l.Open)
+		}
+	}
+	flows(t, c)
 }

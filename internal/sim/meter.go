@@ -109,14 +109,15 @@ func (e *engine) balance() {
 func (e *engine) opened(s, by int32) {
 	e.balance()
 	server := &e.servers[s]
-	each := 1 / float64(e.stations[s].cpus)
-	before := float64(server.open) * each
+	before := server.open
 	server.open += by
-	after := float64(server.open) * each
-	if server.live {
-		e.meter.sum += after - before
-		e.meter.squares += after*after - before*before
+	if !server.live {
+		return
 	}
+	each := e.stations[s].each
+	x, y := float64(before)*each, float64(server.open)*each
+	e.meter.sum += y - x
+	e.meter.squares += y*y - x*x
 }
 
 // compareLive makes the sums over the servers anew, when others are live.

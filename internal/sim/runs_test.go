@@ -131,6 +131,16 @@ func TestMeasuredWindow(t *testing.T) {
 	if all[0].Sent < 100 || all[len(all)-1].Sent >= 200 || math.Abs(r.Elapsed-100) > 10 {
 		t.Errorf("measured from %v to %v, for %v s", all[0].Sent, all[len(all)-1].Sent, r.Elapsed)
 	}
+	last := 0.0
+	c.Placement = method(func(b *sim.Balancer) sim.Placement {
+		return place(func(_ *sim.Flow, offer *sim.Offer) {
+			last = b.Now()
+			offer.Set(0)
+		})
+	})
+	if flows(t, c); last < 380 || last >= 400 {
+		t.Errorf("the last flow of 400 s arrives at %v", last)
+	}
 }
 
 func TestConfidence(t *testing.T) {

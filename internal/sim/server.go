@@ -37,6 +37,7 @@ type station struct {
 	slot    int32 // the first of as many as there are processors, or the only one if they are shared
 	busy    int32 // flows in service
 	speed   float64
+	each    float64 // 1/cpus
 	waiting flowList
 	sharing *sharing // nil if the discipline is FIFO
 }

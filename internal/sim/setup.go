@@ -84,7 +84,7 @@ func (e *engine) addServers(seed uint64) error {
 func (e *engine) addStation(server int32, shared bool, cpus int32, speed float64) {
 	at := int32(len(e.stations))
 	e.stations = append(e.stations, station{
-		server: server, cpus: cpus, speed: speed, slot: int32(len(e.slots)), waiting: newFlowList(),
+		server: server, cpus: cpus, speed: speed, each: 1 / float64(cpus), slot: int32(len(e.slots)), waiting: newFlowList(),
 	})
 	slots := cpus
 	if shared {

@@ -234,3 +234,14 @@ func TestBatchesKeepAllValues(t *testing.T) {
 		}
 	}
 }
+
+// Half of the interval of five values, by the t of a table: 2.776 with four degrees of freedom.
+func TestHalfWidth(t *testing.T) {
+	want := 2.776445 * math.Sqrt(2.5) / math.Sqrt(5)
+	if got := halfWidth([]float64{1, 2, 3, 4, 5}); math.Abs(got-want) > 1e-6 {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := halfWidth([]float64{1}); !math.IsNaN(got) {
+		t.Errorf("of one value: got %v, want NaN", got)
+	}
+}
