@@ -110,10 +110,13 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 	highest := math.Inf(-1)
 	for i, c := range possible {
 		served, logs := 0.0, 0.0
-		for n := 1; n <= mostServed; n++ {
+		for n, had := range r.having {
+			if n == 0 || had == (tenure{}) {
+				continue // which most are: this saves most logarithms
+			}
 			busy := min(float64(n), c)
-			served += r.having[n].seconds * busy
-			logs += r.having[n].ends * math.Log(busy)
+			served += had.seconds * busy
+			logs += had.ends * math.Log(busy)
 		}
 		p[i] = math.Log(common[i]+1) + logs - (alike+r.ends)*math.Log(alike*service+served)
 		highest = max(highest, p[i])
