@@ -76,10 +76,13 @@ func (c *Chart) SVG() []byte {
 	p.printf(`<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
 	p.text(left+plotWidth/2, 20, "middle", ` font-size="13" font-weight="bold"`, c.Title)
 	p.grid()
-	p.printf(`<clipPath id="%s"><rect x="%d" y="%d" width="%d" height="%d"/></clipPath>`+"\n", p.clip, left, top, plotWidth, plotHeight)
+	// An inner document cuts off what is outside of the axes, and needs no name, as a clip path does,
+	// which would have to be unique on a page.
+	p.printf(`<svg x="%d" y="%d" width="%d" height="%d" viewBox="%[1]d %[2]d %[3]d %[4]d">`+"\n", left, top, plotWidth, plotHeight)
 	for i := range c.Series {
 		p.series(i)
 	}
+	p.printf("</svg>\n")
 	p.legend()
 	p.printf("</svg>\n")
 	return []byte(p.out.String())
@@ -89,12 +92,11 @@ func (c *Chart) SVG() []byte {
 type plot struct {
 	*Chart
 	x, y scale
-	clip string
 	out  strings.Builder
 }
 
 func newPlot(c *Chart) *plot {
-	p := &plot{Chart: c, clip: "plot-" + identifier(c.Title)}
+	p := &plot{Chart: c}
 	var xs, ys []float64
 	for _, s := range c.Series {
 		for _, point := range s.Points {
@@ -113,16 +115,6 @@ func newPlot(c *Chart) *plot {
 	p.x = newScale(&c.X, xs, left, plotWidth, len(c.X.Categories) > 0)
 	p.y = newScale(&c.Y, ys, top+plotHeight, -plotHeight, false)
 	return p
-}
-
-// identifier makes a name that is unique on a page as far as the title is.
-func identifier(title string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, title)
 }
 
 var escaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;")
@@ -163,7 +155,7 @@ func (p *plot) grid() {
 
 func (p *plot) series(i int) {
 	s := &p.Series[i]
-	p.printf(`<g clip-path="url(#%s)">`+"\n", p.clip)
+	p.printf("<g>\n")
 	switch s.Style {
 	case Bars:
 		p.bars(i)
@@ -241,8 +233,8 @@ func (p *plot) bars(i int) {
 			continue
 		}
 		x, y, base := p.x.at(point.X)+p.offset(i)-bar/2, p.y.at(point.Y), p.y.at(p.y.clamp(0))
-		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n",
-			x, min(y, base), bar, math.Abs(base-y), colour(i))
+		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" %s/>`+"\n",
+			x, min(y, base), bar, math.Abs(base-y), filling(i))
 	}
 }
 
@@ -279,7 +271,7 @@ func (p *plot) legend() {
 		y := float64(top + 10 + 19*i)
 		switch s.Style {
 		case Bars:
-			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" fill="%s"/>`+"\n", x+4, y-5, colour(i))
+			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" %s/>`+"\n", x+4, y-5, filling(i))
 		case Marks:
 		default:
 			dash := ""
@@ -296,6 +288,15 @@ func (p *plot) legend() {
 }
 
 func colour(i int) string { return colours[i%len(colours)] }
+
+// filling is how a bar is drawn. Those of series beyond the colours are hollow, to be told from those
+// that have the same colour; other series have markers and dashes for that.
+func filling(i int) string {
+	if i < len(colours) {
+		return fmt.Sprintf(`fill="%s"`, colour(i))
+	}
+	return fmt.Sprintf(`fill="#fff" stroke="%s" stroke-width="1.5"`, colour(i))
+}
 
 // number writes a value with as many digits as it needs, at most six.
 func number(v float64) string {

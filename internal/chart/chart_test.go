@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -80,7 +81,7 @@ func TestBars(t *testing.T) {
 		}
 		return v
 	}
-	bars := elements(t, c.SVG(), "rect")[3:7] // after background, frame and clipping
+	bars := elements(t, c.SVG(), "rect")[2:6] // after background and frame
 	for i, height := range []float64{0.5, 1, 0.1, 0.2} {
 		if got := number(bars[i]["height"]); math.Abs(got-height*plotHeight) > 0.1 {
 			t.Errorf("bar %d is %v high, want %v", i, got, height*plotHeight)
@@ -162,5 +163,20 @@ func TestCSV(t *testing.T) {
 	want := "series,load,\"time, s\",low,high\na,\"low, or\",0.125,,\na,high,2,1,3\n"
 	if string(got) != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestManyBars has more series than there are colours, and no two that look alike.
+func TestManyBars(t *testing.T) {
+	c := Chart{X: Axis{Categories: []string{"only"}}}
+	for i := range 2 * len(colours) {
+		c.Series = append(c.Series, Series{Name: fmt.Sprint(i), Style: Bars, Points: []Point{{X: 0, Y: 1}}})
+	}
+	looks := make(map[string]int)
+	for _, look := range regexp.MustCompile(`<rect [^>]*height="10" ([^>]*)/>`).FindAllStringSubmatch(string(c.SVG()), -1) {
+		looks[look[1]]++
+	}
+	if len(looks) != len(c.Series) {
+		t.Errorf("%d series look like %v", len(c.Series), looks)
 	}
 }

@@ -294,3 +294,22 @@ func TestChoiceAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestGain has the gains of a filter whose noise is fixed at 1/2 and whose error begins at 1: 1/(n+1/2) in
+// the n-th step, and 0 before any.
+func TestGain(t *testing.T) {
+	s := NewSpeeds(2, Options{FixedNoise: true})
+	s.Step() // of which nothing follows, for no flow has ended
+	if got := s.Gain(0); got != 0 {
+		t.Errorf("gain %v before the first measurement, want 0", got)
+	}
+	s.Observe(0, 1, 0)
+	for n := 1; n <= 5; n++ {
+		s.Step()
+		for server := range int32(2) {
+			if got, want := s.Gain(server), 1/(float64(n)+0.5); math.Abs(got-want) > 1e-12 {
+				t.Errorf("step %d, server %d: gain %v, want %v", n, server, got, want)
+			}
+		}
+	}
+}
