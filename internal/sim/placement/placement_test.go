@@ -21,6 +21,7 @@ func TestParameters(t *testing.T) {
 		"window 0: must be 1 to 1000000":                            &SRDyn{Hunt: Hunt{Candidates: 2}},
 		"epsilon 0.5: must be 0 to 0.499999":                        &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
 		"chain 3: must be 0 to 2":                                   &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
+		"spare: with reports only":                                  &Least{Hunt: Hunt{Candidates: 2}, Spare: 1},
 		"choices 9: must be 0 to 8":                                 &LSQ{Own: Own{Choices: 9}},
 		"choices and candidates: only one of them can be set":       &SED{Own: Own{Choices: 2, Candidates: 2}},
 		`ties "none": must be random or first or own-order or home`: &LSQ{Own: Own{Ties: "none"}},
@@ -342,6 +343,27 @@ func smallConfig(m sim.Method) *sim.Config {
 	}
 	c.Arrivals = sim.Poisson{Rate: c.Rate(0.7)}
 	return c
+}
+
+// TestSpareServersAreUsed: a flow finds more servers than those of its bucket.
+func TestSpareServersAreUsed(t *testing.T) {
+	mean := func(spare int) float64 {
+		least := &Least{Hunt: Hunt{Candidates: 2}, Reports: true, Age: 0.2, Spare: spare}
+		method, policy, err := least.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := smallConfig(method)
+		c.Policy, c.Events = policy, nil
+		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 2, Parallel: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result.Mean().Value
+	}
+	if with, without := mean(8), mean(0); with > 0.97*without {
+		t.Errorf("%.1f ms with spare servers, %.1f without", 1000*with, 1000*without)
+	}
 }
 
 // TestNewServerIsNotFlooded: until the next step a server that has just come is as good as others.
