@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/chart"
-	"github.com/segue-lb/segue/internal/model"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -44,17 +43,17 @@ func figure10a(ctx context.Context, r *run) error {
 	c.Y.Max = 2
 	r.draw(c)
 	r.compareHunters(sixLBLoads, results, 0.87)
-	r.remark("Dashed: section V's model, for servers of two processors; no fit, unlike in the paper. Below ρ = 0.9 simulation and model differ by at most %.1f%%.", 100*deviation)
+	r.remark("Dashed: section V's model, without a fit of its own. Below ρ = 0.9 simulation and model differ by at most %.1f%%.", 100*deviation)
 	return nil
 }
 
-// addModel draws what section V gives for servers of two processors, and returns the largest relative
+// addModel draws what section V gives for the same rates, and returns the largest relative
 // deviation of the simulation from it for loads below 0.9.
 func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (deviation float64, err error) {
 	for i, threshold := range []int{0, 4, 8, 16} {
 		series := chart.Series{Name: "model " + hunters[i].name, Style: chart.Dashed}
 		value := func(rho float64) (float64, error) {
-			s, err := model.SRc(rho, 2, threshold)
+			s, err := steady(sustained*rho, threshold)
 			if err != nil {
 				return 0, err
 			}
@@ -135,7 +134,7 @@ func figure11a(ctx context.Context, r *run) error {
 	r.about("servers that SR4 needs instead of 48", 40, float64(enough), 2, "the paper has one batch for each number, near the load at which response times soar")
 	r.about("reduction of servers, %", 17, 100*(1-float64(enough)/48), 4, "as above")
 	r.about("mean response time of SC at ρ = 0.71, s", 0.58, target.Value, 0.03,
-		"two processors that keep their speed give 190 ms/(1-ρ²) = 0.38 s; see docs/reproduction.md")
+		"λ0, which is not stated, is chosen between what this number and SC / SR4 in figure 10a need; two processors would give 190 ms/(1-ρ²) = 0.38 s")
 	return nil
 }
 
