@@ -26,6 +26,7 @@ func TestParameters(t *testing.T) {
 		"choices and candidates: only one of them can be set":       &SED{Own: Own{Choices: 2, Candidates: 2}},
 		`ties "none": must be random or first or own-order or home`: &LSQ{Own: Own{Ties: "none"}},
 		`count "now": must be placed or connected`:                  &Twos{Count: "now"},
+		"steps -1: must be 0 to 2147483647":                         &HLB{Weights: Weights{Steps: -1}},
 		`norm "max": must be sum or mean`:                           &HLB{Weights: Weights{Norm: "max"}},
 		`capacity "some": must be known or learned`:                 &Territory{Capacity: "some"},
 		"interval: for learned capacities only":                     &Territory{Interval: 1},
