@@ -213,18 +213,26 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 // huntCourse is the course of a flow that no table knows, or not for sure, through its candidates.
 func (v *View) huntCourse(p Packet, service *balancerServiceEntry, row []uint32, entry flowEntry, now uint16) (to course, found balancerReason, err error) {
 	switch {
+	case p.Opens && v.isDrained(service, entry, now):
+		return offerAfter(entry.server(), row), balancerReasonREASON_FORWARD_HUNT, nil
 	case len(row) == 0:
 		return to, balancerReasonREASON_DROP_NO_SERVER, nil
-	case p.Opens && v.isDrained(service, entry, now):
-		slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == entry.server() })
-		slots = slices.Insert(slots, 0, entry.server())
-		to = askAll(slots[:min(len(slots), tables.MaxCandidates)], srv6.ConnectAvail, srv6.ConnectForce)
-		to.functions[0] = srv6.Steer
-		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	case p.Opens:
 		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), balancerReasonREASON_FORWARD_HUNT, nil
 	}
 	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), balancerReasonREASON_FORWARD_RECOVER, nil
+}
+
+// offerAfter is the course of a SYN that is offered to a row when a drained server has been asked whether the
+// connection is there: offer of bpf/hunt.h.
+func offerAfter(drained uint32, row []uint32) course {
+	slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == drained })
+	slots = slices.Insert(slots, 0, drained)
+	to := askAll(slots[:min(len(slots), tables.MaxCandidates)], srv6.ConnectAvail, srv6.ConnectForce)
+	if len(slots) > 1 || len(row) == 0 {
+		to.functions[0] = srv6.Steer
+	}
+	return to
 }
 
 // isDrained tells of an entry that a SYN leaves whether its server may have the connection all the same:
