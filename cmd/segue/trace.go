@@ -207,7 +207,7 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 		table.row("flow table", describeEntry(t.Known))
 	}
 	if p := t.Placement; p != nil {
-		table.row("placement", describePlacing(p))
+		table.row("placement", describePlacing(p, t.Course))
 	}
 	if s := t.Server; s != nil {
 		table.row("server", fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot))
@@ -218,15 +218,22 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 		if len(e.Segments) > 0 {
 			table.row("segments", describeSegments(e.Segments))
 		}
+	}
+	if t.Server != nil {
 		table.row("next hop", describeHop(t.NextHop))
 	}
 	table.row("outcome", describeOutcome(t))
 	return table.Flush()
 }
 
-func describePlacing(p *balancer.TracedPlacement) string {
+// describePlacing names the candidates, which random ones are not; of those the course has what precedes them.
+func describePlacing(p *balancer.TracedPlacement, course []balancer.TracedSegment) string {
 	if p.Random {
-		return fmt.Sprintf("the candidates of any of %d buckets", p.Buckets)
+		candidates := fmt.Sprintf("the candidates of any of %d buckets", p.Buckets)
+		for _, before := range course {
+			candidates = fmt.Sprintf("%s (%s), then %s", before.Server, before.Function, candidates)
+		}
+		return candidates
 	}
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
 }

@@ -220,6 +220,7 @@ func (j *joinedTrace) follow() {
 		return
 	}
 	onItsWay := true
+	isRandom := j.Placement != nil && j.Placement.Random // there are more, which nobody knows
 	for i, segment := range j.Course {
 		at := slices.IndexFunc(j.Agents, func(a askedAgent) bool { return a.Server == segment.Server })
 		if at < 0 {
@@ -229,7 +230,7 @@ func (j *joinedTrace) follow() {
 		if a.Reached && !onItsWay {
 			continue // asked twice: here or on the way it has ended
 		}
-		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1)
+		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
 		a.Reached = onItsWay
 		if !onItsWay {
 			continue
@@ -313,6 +314,9 @@ func describeEnd(j *joinedTrace) string {
 		return "nowhere, " + j.End
 	case !strings.HasPrefix(j.Reason, "forward_"):
 		return "at the balancer, " + j.Reason
+	}
+	if j.Placement != nil && j.Placement.Random {
+		return "NOT KNOWN, as its candidates are random"
 	}
 	return "NOT KNOWN, as not all servers on its way have answered"
 }

@@ -30,6 +30,7 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 			{Function: "ack-stickiness", Last: true, Outcome: "deliver"},
 			{Function: "recover-stickiness", Outcome: "next_not_local"}, {Function: "recover-stickiness", Last: true, Outcome: "drop_not_local"},
 			{Function: "deliver", Outcome: "deliver"}, {Function: "deliver", Last: true, Outcome: "deliver"},
+			{Function: "steer", Outcome: "next_not_local"}, {Function: "steer", Last: true, Outcome: "drop_not_local"},
 		},
 	}
 	if strings.HasPrefix(offer, "refused") {
@@ -96,6 +97,8 @@ func TestAskAgents(t *testing.T) {
 	offers := []balancer.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
 	recovers := []balancer.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
 	seeks := append(recovers[:2:2], segment("s2", "ack-stickiness")) // an entry that was idle for long
+	random := huntTrace(true, "forward_hunt", "established", segment("s9", "steer"))
+	random.Placement = &balancer.TracedPlacement{Buckets: 65537, Random: true}
 	for _, c := range []struct {
 		name     string
 		trace    *balancer.Trace
@@ -119,6 +122,8 @@ func TestAskAgents(t *testing.T) {
 			"s1": traceOf("s1", "", true), "s2": traceOf("s2", "accepted", false)}, "s1", "deliver"},
 		{"lost", huntTrace(false, "forward_recover", "established", seeks...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
+		{"drained has", random, map[string]*agent.Trace{"s9": traceOf("s9", "", true)}, "s9", "deliver"},
+		{"drained has not", random, map[string]*agent.Trace{"s9": traceOf("s9", "accepted", false)}, "", ""},
 		{"silent", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false)}, "", ""},
 		{"stuck", huntTrace(true, "drop_no_next_hop", "", offers...), map[string]*agent.Trace{
@@ -143,7 +148,7 @@ func TestAskAgents(t *testing.T) {
 		if err := printAgents(&output, &joined); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, "trace-hunt-"+c.name+".txt", bytes.NewBuffer(bytes.ReplaceAll(output.Bytes(), []byte(dir), []byte("DIR"))))
+		golden(t, "trace-hunt-"+strings.ReplaceAll(c.name, " ", "-")+".txt", bytes.NewBuffer(bytes.ReplaceAll(output.Bytes(), []byte(dir), []byte("DIR"))))
 	}
 }
 

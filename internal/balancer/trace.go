@@ -32,10 +32,12 @@ type Trace struct {
 	// Placement is where a new flow goes: one that is not known, or that does not stay. Of a service that hunts
 	// it is there for known flows too.
 	Placement *TracedPlacement `json:"placement"`
-	// Course is what the packet asks of servers, in the order of travel.
+	// Course is what the packet asks of servers, in the order of travel; before random candidates, of the
+	// flow's drained server alone.
 	Course []TracedSegment `json:"course"`
 	// Server gets the packet.
-	Server        *TracedServer        `json:"server"`
+	Server *TracedServer `json:"server"`
+	// Encapsulation is nil where the candidates are random: nobody knows how many remain of a row.
 	Encapsulation *TracedEncapsulation `json:"encapsulation"`
 	NextHop       *NextHop             `json:"next_hop"`
 	// Reason is what the packet is counted as.
@@ -188,6 +190,9 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	}
 	if hunts && p.Opens && placement.Selection == config.SelectRandom && service.Rule.Buckets > 0 {
 		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
+		if left := cmp.Or(entry, half); v.isDrained(service, left, now) {
+			v.traceFirst(askAll([]uint32{left.server()}, srv6.Steer, srv6.Steer), service, t)
+		}
 		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	}
 	if hunts && entry != 0 && !p.Opens && v.servers.serves(entry.server(), service.Id) {
@@ -439,6 +444,19 @@ func (v *View) traceCourse(to course, service *balancerServiceEntry) (segments [
 	return segments
 }
 
+// traceFirst tells the course as far as it is known, and of the server that it begins at.
+func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
+	slot := to.slots[0]
+	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
+	t.Course = v.traceCourse(to, service)
+	t.Server = &TracedServer{
+		Name:    v.serverName(slot),
+		Slot:    slot,
+		Address: describeAddress(addrOf(v.servers.servers[slot].Address), kind),
+	}
+	t.NextHop = v.nextHop(slot, interfaceNames())
+}
+
 // send says why the packet cannot leave for the server, if it cannot.
 func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace) (balancerReason, error) {
 	var addresses []netip.Addr
@@ -448,17 +466,10 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 		}
 		addresses = append(addresses, addrOf(v.servers.servers[slot].Address))
 	}
-	t.Course = v.traceCourse(to, service)
-	slot := to.slots[0]
+	v.traceFirst(to, service, t)
 	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
-	server := &v.servers.servers[slot]
-	t.Server = &TracedServer{
-		Name:    v.serverName(slot),
-		Slot:    slot,
-		Address: describeAddress(addrOf(server.Address), kind),
-	}
-	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addresses, to)
-	t.NextHop = v.nextHop(slot, interfaceNames())
+	source := addrOf(v.servers.servers[to.slots[0]].Source)
+	t.Encapsulation = encapsulationOf(kind, p.Flow, source, addresses, to)
 	if t.NextHop == nil {
 		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
 	}
