@@ -65,6 +65,7 @@ func OpenView(instance string) (_ *View, err error) {
 			return nil, fmt.Errorf("table %s: %w", name, err)
 		}
 	}
+	refuseReads(spec) // a question acknowledges nothing, which is all that they are for
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
 	}
