@@ -43,7 +43,8 @@ a SYN; --packet asks for the other. It is taken to be well-formed, with a hop li
 that suffices. Without --instance it is the one that there is, or that is attached
 in this network namespace.
 
---json prints the fields that docs/observability.md describes.`,
+--json prints the fields that docs/observability.md describes. The exit code is 1
+where what was asked for is not known, as a server does not answer.`,
 		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53\n" +
 			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'",
@@ -86,6 +87,9 @@ func (o *traceOptions) check(cmd *cobra.Command, flow balancer.Flow) error {
 		return fmt.Errorf("--packet %s: a udp flow has no such packet", o.kind)
 	case cmd.Flags().Changed("ask") && strings.TrimSpace(o.ask) == "":
 		return fmt.Errorf("--ask %q: must be a command", o.ask)
+	case cmd.Flags().Changed("ask") && !strings.Contains(o.ask, serverName):
+		return fmt.Errorf("--ask %q: must have %s in the place of the server's name, or every server would be asked by the same command",
+			o.ask, serverName)
 	}
 	return nil
 }
@@ -171,13 +175,20 @@ func balancerTrace(cmd *cobra.Command, instance string, flow balancer.Flow, o *t
 		}
 		joined.follow()
 	}
-	if o.asJSON {
-		return printJSON(cmd.OutOrStdout(), joined)
-	}
-	if err := printTrace(cmd.OutOrStdout(), t); err != nil || joined.Agents == nil {
+	if err := printJoined(cmd.OutOrStdout(), &joined, o.asJSON); err != nil {
 		return err
 	}
-	return printAgents(cmd.OutOrStdout(), &joined)
+	return joined.unknown()
+}
+
+func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
+	if asJSON {
+		return printJSON(out, j)
+	}
+	if err := printTrace(out, j.Trace); err != nil || j.Agents == nil {
+		return err
+	}
+	return printAgents(out, j)
 }
 
 func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trace, error) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -34,9 +35,14 @@ func agentTrace(out io.Writer, instance string, flow balancer.Flow, asJSON bool)
 		return err
 	}
 	if asJSON {
-		return printJSON(out, t)
+		err = printJSON(out, t)
+	} else {
+		err = printAgentTrace(out, t)
 	}
-	return printAgentTrace(out, t)
+	if err == nil && t.Socket == "" {
+		err = fmt.Errorf("instance %s is in another network namespace: what it would do is not known here", instance)
+	}
+	return err
 }
 
 func printAgentTrace(out io.Writer, t *agent.Trace) error {
@@ -132,6 +138,9 @@ type askedAgent struct {
 	Reached bool `json:"reached"`
 }
 
+// serverName stands for the name of a server in the command that asks it.
+const serverName = "{}"
+
 // askTimeout bounds how long a server may take to answer.
 const askTimeout = 10 * time.Second
 
@@ -178,20 +187,20 @@ func askAgent(ctx context.Context, command, server string, flow balancer.Flow) (
 	if !hostNames.MatchString(server) {
 		return nil, fmt.Errorf("%q is no name of a host", server)
 	}
-	words := strings.Fields(strings.ReplaceAll(command, "{}", server))
+	words := strings.Fields(strings.ReplaceAll(command, serverName, server))
 	words = append(words, "--json", string(flow.Protocol), flow.Source.String(), flow.Destination.String())
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	var errors bytes.Buffer
+	var complaint bytes.Buffer
 	ask := exec.CommandContext(ctx, words[0], words[1:]...)
-	ask.Stderr = &errors
+	ask.Stderr = &complaint
 	ask.WaitDelay = time.Second // for what it started
 	answer, err := ask.Output()
 	if ctx.Err() == context.DeadlineExceeded {
 		return nil, fmt.Errorf("%s: no answer in %s", words[0], askTimeout)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(errors.String()))
+		return nil, fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(complaint.String()))
 	}
 	var t agent.Trace
 	if err := json.Unmarshal(answer, &t); err != nil {
@@ -307,16 +316,25 @@ func describePassage(a *askedAgent) string {
 }
 
 func describeEnd(j *joinedTrace) string {
+	err := j.unknown()
 	switch {
+	case err != nil:
+		return "NOT KNOWN: " + err.Error()
 	case j.Receiver != "":
 		return fmt.Sprintf("%s, %s", j.Receiver, j.End)
 	case j.End != "":
 		return "nowhere, " + j.End
-	case !strings.HasPrefix(j.Reason, "forward_"):
-		return "at the balancer, " + j.Reason
 	}
-	if j.Placement != nil && j.Placement.Random {
-		return "NOT KNOWN, as its candidates are random"
+	return "at the balancer, " + j.Reason
+}
+
+// unknown says why it is not known what becomes of the packet, if servers were asked for it.
+func (j *joinedTrace) unknown() error {
+	switch {
+	case j.Agents == nil || j.End != "" || !strings.HasPrefix(j.Reason, "forward_"):
+		return nil
+	case j.Placement != nil && j.Placement.Random:
+		return errors.New("the packet's candidates are random")
 	}
-	return "NOT KNOWN, as not all servers on its way have answered"
+	return errors.New("not all servers on the packet's way have answered")
 }

@@ -144,6 +144,9 @@ func TestAskAgents(t *testing.T) {
 		if joined.Receiver != c.receiver || joined.End != c.end {
 			t.Errorf("%s: goes to %q and ends %q, want %q and %q", c.name, joined.Receiver, joined.End, c.receiver, c.end)
 		}
+		if err, isUnknown := joined.unknown(), c.end == "" && c.name != "stuck"; (err != nil) != isUnknown {
+			t.Errorf("%s: error %v, want one: %v", c.name, err, isUnknown)
+		}
 		var output bytes.Buffer
 		if err := printAgents(&output, &joined); err != nil {
 			t.Fatal(err)
@@ -182,5 +185,16 @@ func TestAskNobody(t *testing.T) {
 	hash := &balancer.Trace{Service: &balancer.TracedService{Name: "web"}}
 	if _, err := askAgents(context.Background(), "echo {}", hash); err == nil || !strings.Contains(err.Error(), "service web does not hunt") {
 		t.Errorf("of a service that does not hunt: error %v", err)
+	}
+}
+
+// A command that would be the same for all servers asks nobody.
+func TestAskWithoutName(t *testing.T) {
+	for ask, want := range map[string]string{"": "must be a command", "ssh s1 segue trace": "must have {} in the place of the server's name"} {
+		root := newRoot()
+		root.SetArgs([]string{"trace", "--ask", ask, "tcp", "[2001:db8:c::2]:40000", "[2001:db8:80::1]:80"})
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("--ask %q: error %v, want %q", ask, err, want)
+		}
 	}
 }
