@@ -11,6 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -20,6 +21,7 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 		return &balancer.Snapshot{
 			Snapshot: datapath.Snapshot{
 				Instance:   datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
+				Process:    &daemon.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
 				Time:       time.Unix(at, 0).UTC(),
 				Program:    &datapath.Program{ID: 12, Tag: "0123456789abcdef"},
 				Attachment: &datapath.Attachment{Ifindex: 2, Interface: "eth0", Mode: datapath.Native},
