@@ -111,7 +111,7 @@ func someAgent() (before, after *agent.Snapshot) {
 			Services: []*agent.ServiceState{
 				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP},
 				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP, Accept: &agent.AcceptState{
-					Policy: config.AcceptDynamic, Source: "reported", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
+					Policy: config.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
 					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
 				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: config.TCP, Accept: &agent.AcceptState{
 					Policy: config.AcceptNever, Offered: 6, Offers: offers(0, 0, 2, 3, 1)}},

@@ -22,7 +22,7 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	busy, capacity, threshold := uint32(12), uint32(16), uint32(8)
 	t := &agent.Trace{
 		Instance: instance, Client: someFlow.Source, VIP: someFlow.Destination, Served: true, Service: "web",
-		Accept: &agent.AcceptState{Policy: config.AcceptStatic, Source: "reported", Threshold: &threshold,
+		Accept: &agent.AcceptState{Policy: config.AcceptStatic, Source: "shared-memory", Threshold: &threshold,
 			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Offers: map[string]uint64{"accepted": 9}},
 		Flow: agent.TracedFlow{State: "listen"}, Socket: "listening",
 		Answers: []agent.Answer{
