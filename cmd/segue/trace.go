@@ -16,6 +16,7 @@ import (
 // traceOptions are the flags of the command.
 type traceOptions struct {
 	instance, kind, ask string
+	next                string // of an agent's trace
 	length              int
 	asJSON              bool
 }
@@ -31,7 +32,8 @@ server a new flow gets, how the packet is encapsulated and where it is sent. It
 reads the same tables as the data path, and changes none. It needs root.
 
 On a server it shows what the agent has of a connection: its state, the
-application's socket, and what would become of a packet by what it asks.
+application's socket, and what would become of a packet by what it asks; with --next
+also whether it knows a way to the next server, by its SID.
 
 With --ask a balancer's trace of a service that hunts asks the servers too, by
 running "segue trace" on each, and shows who has the connection and who gets the
@@ -62,7 +64,7 @@ where what was asked for is not known, as a server does not answer.`,
 				return err
 			}
 			if instance.Role == datapath.RoleAgent {
-				return agentTrace(cmd.OutOrStdout(), instance.Name, flow, o.asJSON)
+				return agentTrace(cmd.OutOrStdout(), instance.Name, flow, &o)
 			}
 			return balancerTrace(cmd, instance.Name, flow, &o)
 		},
@@ -71,6 +73,7 @@ where what was asked for is not known, as a server does not answer.`,
 	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of packet of a TCP connection: auto, syn or later")
 	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers alone)")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
+	cmd.Flags().StringVar(&o.next, "next", "", "`SID` of the server that an agent would pass the packet to")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -85,6 +88,8 @@ func (o *traceOptions) check(cmd *cobra.Command, flow balancer.Flow) error {
 		return fmt.Errorf("--packet %q: must be auto, syn or later", o.kind)
 	case o.kind != "auto" && flow.Protocol != config.TCP:
 		return fmt.Errorf("--packet %s: a udp flow has no such packet", o.kind)
+	case cmd.Flags().Changed("next") && !isIPv6(o.next):
+		return fmt.Errorf("--next %q: must be an IPv6 address", o.next)
 	case cmd.Flags().Changed("ask") && strings.TrimSpace(o.ask) == "":
 		return fmt.Errorf("--ask %q: must be a command", o.ask)
 	case cmd.Flags().Changed("ask") && !strings.Contains(o.ask, serverName):
@@ -92,6 +97,11 @@ func (o *traceOptions) check(cmd *cobra.Command, flow balancer.Flow) error {
 			o.ask, serverName)
 	}
 	return nil
+}
+
+func isIPv6(text string) bool {
+	address, err := netip.ParseAddr(text)
+	return err == nil && address.Is6() && !address.Is4In6() && address.Zone() == ""
 }
 
 // choose finds the one instance that is meant.
@@ -106,6 +116,9 @@ func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 			names[i] = found[i].Name
 		}
 		return datapath.Instance{}, fmt.Errorf("name a balancer or an agent with --instance: %s", strings.Join(names, ", "))
+	}
+	if found[0].Role == datapath.RoleBalancer && cmd.Flags().Changed("next") {
+		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer, and only agents' traces have that", found[0].Name)
 	}
 	if found[0].Role == datapath.RoleAgent {
 		for _, name := range []string{"packet", "length", "ask"} {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -21,7 +22,7 @@ import (
 )
 
 // agentTrace shows what an agent has of a connection.
-func agentTrace(out io.Writer, instance string, flow balancer.Flow, asJSON bool) error {
+func agentTrace(out io.Writer, instance string, flow balancer.Flow, o *traceOptions) error {
 	if flow.Protocol != config.TCP {
 		return fmt.Errorf("protocol %s: agents know of tcp connections alone", flow.Protocol)
 	}
@@ -34,7 +35,12 @@ func agentTrace(out io.Writer, instance string, flow balancer.Flow, asJSON bool)
 	if err != nil {
 		return err
 	}
-	if asJSON {
+	if o.next != "" && t.Socket != "" {
+		if t.Next, err = view.FindNext(netip.MustParseAddr(o.next)); err != nil {
+			return err
+		}
+	}
+	if o.asJSON {
 		err = printJSON(out, t)
 	} else {
 		err = printAgentTrace(out, t)
@@ -63,6 +69,9 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 		if !isSame && a.Function != srv6.Deliver.String() {
 			table.row(describeQuestion(a), describeAnswer(a, t.Accept))
 		}
+	}
+	if n := t.Next; n != nil {
+		table.row("next server", describeNext(n))
 	}
 	return table.Flush()
 }
@@ -96,6 +105,13 @@ func describeQuestion(a *agent.Answer) string {
 		return a.Function + ", last"
 	}
 	return a.Function
+}
+
+func describeNext(n *agent.NextSegment) string {
+	if n.Problem != "" {
+		return "LOST: " + n.Problem
+	}
+	return n.SID.String()
 }
 
 // describeAnswer says what becomes of a packet, and of an offer why.
@@ -161,7 +177,7 @@ func askAgents(ctx context.Context, command string, t *balancer.Trace) ([]askedA
 		group.Go(func() {
 			a := &agents[i]
 			var err error
-			if a.Trace, err = askAgent(ctx, command, a.Server, t.Flow); err != nil {
+			if a.Trace, err = askAgent(ctx, command, a.Server, t.Flow, nextOf(t, a.Server)); err != nil {
 				a.Error = err.Error()
 			}
 		})
@@ -183,11 +199,23 @@ func serversOf(t *balancer.Trace) (names []string) {
 	return names
 }
 
-func askAgent(ctx context.Context, command, server string, flow balancer.Flow) (*agent.Trace, error) {
+// nextOf is the SID that a server would pass the packet to; not valid where there is none, or it is not known.
+func nextOf(t *balancer.Trace, server string) netip.Addr {
+	at := slices.IndexFunc(t.Course, func(s balancer.TracedSegment) bool { return s.Server == server })
+	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
+		return netip.Addr{}
+	}
+	return t.Encapsulation.Segments[at+2] // the balancer is the first one
+}
+
+func askAgent(ctx context.Context, command, server string, flow balancer.Flow, next netip.Addr) (*agent.Trace, error) {
 	if !hostNames.MatchString(server) {
 		return nil, fmt.Errorf("%q is no name of a host", server)
 	}
 	words := strings.Fields(strings.ReplaceAll(command, serverName, server))
+	if next.IsValid() {
+		words = append(words, "--next", next.String())
+	}
 	words = append(words, "--json", string(flow.Protocol), flow.Source.String(), flow.Destination.String())
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -246,6 +274,10 @@ func (j *joinedTrace) follow() {
 		}
 		if a.Packet == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") {
 			onItsWay = false
+		} else if next := a.Trace.Next; next != nil && next.Problem != "" {
+			onItsWay = false
+			j.End = fmt.Sprintf("lost behind %s: %s", a.Server, next.Problem)
+			continue
 		}
 		if a.Packet != nil && !onItsWay {
 			j.End = a.Packet.Outcome

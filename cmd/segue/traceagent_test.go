@@ -46,6 +46,12 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	return t
 }
 
+// withoutRoute has the trace's server know no way to the next one.
+func withoutRoute(t *agent.Trace) *agent.Trace {
+	t.Next = &agent.NextSegment{SID: netip.MustParseAddr("fd00:5:0:1:2::"), Problem: "no route to fd00:5:0:1:2::: network is unreachable"}
+	return t
+}
+
 // huntTrace is a balancer's trace of someFlow, by two candidates.
 func huntTrace(opens bool, reason, state string, course ...balancer.TracedSegment) *balancer.Trace {
 	t := &balancer.Trace{
@@ -122,6 +128,8 @@ func TestAskAgents(t *testing.T) {
 			"s1": traceOf("s1", "", true), "s2": traceOf("s2", "accepted", false)}, "s1", "deliver"},
 		{"lost", huntTrace(false, "forward_recover", "established", seeks...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
+		{"no route", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": withoutRoute(traceOf("s2", "refused", false))}, "", "lost behind s2: no route to fd00:5:0:1:2::: network is unreachable"},
 		{"drained has", random, map[string]*agent.Trace{"s9": traceOf("s9", "", true)}, "s9", "deliver"},
 		{"drained has not", random, map[string]*agent.Trace{"s9": traceOf("s9", "accepted", false)}, "", ""},
 		{"silent", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
@@ -178,7 +186,7 @@ func TestAskNobody(t *testing.T) {
 		{"sh -c echo${IFS}null", "s1", "sh: the answer is no agent's trace of the flow"},
 		{"/nonexistent {}", "s1", "no such file"},
 	} {
-		if _, err := askAgent(context.Background(), c.command, c.server, someFlow); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := askAgent(context.Background(), c.command, c.server, someFlow, netip.Addr{}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s for %s: error %v, want %s", c.command, c.server, err, c.want)
 		}
 	}
@@ -196,5 +204,24 @@ func TestAskWithoutName(t *testing.T) {
 		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("--ask %q: error %v, want %q", ask, err, want)
 		}
+	}
+}
+
+// A server is asked for the way to the one that it would pass the packet to.
+func TestNextOf(t *testing.T) {
+	trace := huntTrace(true, "forward_hunt", "", segment("s2", "connect-avail"), segment("s1", "connect-force"))
+	var segments []netip.Addr
+	for _, text := range []string{"fd00:6c:0:1::", "fd00:5:0:2:1::", "fd00:5:0:1:2::", "2001:db8:80::1"} {
+		segments = append(segments, netip.MustParseAddr(text))
+	}
+	trace.Encapsulation = &balancer.TracedEncapsulation{Segments: segments}
+	for server, want := range map[string]netip.Addr{"s2": segments[2], "s1": {}, "s9": {}} {
+		if got := nextOf(trace, server); got != want {
+			t.Errorf("%s: next is %s, want %s", server, got, want)
+		}
+	}
+	trace.Encapsulation = nil
+	if got := nextOf(trace, "s2"); got.IsValid() {
+		t.Errorf("next is %s, where nobody knows it", got)
 	}
 }
