@@ -474,6 +474,7 @@ func TestSenders(t *testing.T) {
 // them, and they are told that the balancer knows; new flows are placed. After a while none of that is left.
 // Trace says the same.
 func TestServiceCeasesToHunt(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	taker := parts[second]
@@ -515,10 +516,10 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	f.start(cfg)
 	f.route()
 	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
-	f.services.settle(time.Now())
+	f.services.endHunts(time.Now())
 	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
 
-	f.services.settle(time.Now().Add(f.service("web").Timeouts.New))
+	f.services.endHunts(time.Now().Add(f.service("web").Timeouts.New))
 	send(halfOpen, packet.ACK, "forward_known", srv6.Deliver, taker)
 	send(left, packet.ACK, "forward_recover", srv6.Deliver, f.placed(left, "web"))
 }
