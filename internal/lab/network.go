@@ -170,10 +170,6 @@ func (n *Node) setSysctls() error {
 			sysctl{"ipv4/fib_multipath_hash_policy", "1"},
 			sysctl{"ipv6/fib_multipath_hash_policy", "1"},
 		)
-	case RoleClient:
-		// A veth hands the sender's own hash of a connection on, and the edge's ECMP takes it for the
-		// 5-tuple's: a connection that retransmits must not change it (since Linux 5.17).
-		settings = append(settings, sysctl{"core/txrehash", "0"})
 	case RoleServer:
 		// An agent passes packets on to the next segment, which the kernel's routing lookup for XDP
 		// answers only on a router. Balancers forward nothing but by XDP: were they routers, packets
@@ -231,7 +227,33 @@ func (l *Lab) buildLinks() error {
 	}
 	// Last, so that its ends do not have the same number in their namespaces: the kernel would take them for
 	// hardware, and let up to a second pass before it says that they are up.
-	return connect(edge, downlink, client, uplink, l.Topology.MTU.Client)
+	if err := connect(edge, downlink, client, uplink, l.Topology.MTU.Client); err != nil {
+		return err
+	}
+	return edge.forgetHashes()
+}
+
+// forgetHashes has the edge router spread what comes from clients by the 5-tuple alone (wire.bpf.c).
+func (n *Node) forgetHashes() error {
+	var wire wireObjects
+	if err := loadWireObjects(&wire, nil); err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	defer wire.Close()
+	err := n.netlink(func(h *netlink.Handle) error {
+		link, err := h.LinkByName(downlink)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", downlink, err)
+		}
+		if err := addClsact(h, link); err != nil {
+			return err
+		}
+		return attachFilter(h, link, netlink.HANDLE_MIN_INGRESS, wire.ForgetHash)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", n.Name, err)
+	}
+	return nil
 }
 
 // connect joins two nodes by a pair of veth interfaces.

@@ -61,8 +61,9 @@ func (n *Node) Instance() string { return instance(n.lab.Name, n.Name) }
 // httpPort is a port on which every HTTP server listens, whatever the services.
 const httpPort = 80
 
-// apacheWorkers is how many requests an Apache serves at a time (MaxRequestWorkers).
-const apacheWorkers = 64
+// apacheWorkers is how many requests an Apache serves at a time (MaxRequestWorkers). Where all are busy it closes
+// connections that rest, as after a second in which a busy machine did not let it run.
+const apacheWorkers = 256
 
 // The daemons' metrics, inside their namespaces.
 const (
