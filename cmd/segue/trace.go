@@ -73,7 +73,7 @@ where what was asked for is not known, as a server does not answer.`,
 	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of packet of a TCP connection: auto, syn or later")
 	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers alone)")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
-	cmd.Flags().StringVar(&o.next, "next", "", "`SID` of the server that an agent would pass the packet to")
+	cmd.Flags().StringVar(&o.next, "next", "", "`address`, a SID, of the server that an agent would pass the packet to")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
 	return cmd
 }
