@@ -1,9 +1,9 @@
 package placement
 
 import (
+	"errors"
 	"slices"
 
-	"errors"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -82,6 +82,9 @@ func newHLB(b *sim.Balancer, own *Own, weights *Weights, tables *tableCache) (*h
 
 // Weight is a server's of the last step; samples of a run may want to see it.
 func (p *hlb) Weight(server int32) float64 { return p.speeds.Weight(server) }
+
+// Gain is a server's Kalman gain of the last step; samples of a run may want to see it.
+func (p *hlb) Gain(server int32) float64 { return p.speeds.Gain(server) }
 
 func (p *hlb) Interval() float64 { return p.weights.interval() }
 

@@ -45,14 +45,15 @@ func (m *Territory) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Capacity == "learned" {
 		return newLearnedTerritory(b, m)
 	}
-	p := &territory{method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
-	p.tally = newTally(b, m.Count, p.add)
+	p := &territory{b: b, method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
+	p.tally = newTally(m.Count, p.add)
 	p.table = tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}
 	return p, p.arrange()
 }
 
 type territory struct {
 	tally
+	b         *sim.Balancer
 	method    *Territory
 	territory *infer.Territory
 	capacity  []float64 // of servers, whether they are live or not
