@@ -17,9 +17,12 @@ enum accept_policy {
 };
 
 enum load_source {
-	LOAD_REPORTED,	   /* user space writes it */
-	LOAD_CONNECTIONS,  /* those that are open (connections.h) */
-	LOAD_ACCEPT_QUEUE, /* those that wait for the application */
+	LOAD_CONNECTIONS = 1, /* those that are open (connections.h) */
+	LOAD_ACCEPT_QUEUE,    /* those that wait for the application */
+	/* User space writes these; here they are all the same. */
+	LOAD_APACHE_SCOREBOARD,
+	LOAD_CGROUP,
+	LOAD_SHARED_MEMORY,
 };
 
 /*

@@ -183,7 +183,9 @@ static __always_inline void list_drained(const struct service *service,
 
 /*
  * Offers a new connection to candidates; the last one has to take it, and so is not one that
- * cannot be reached or takes no new flows, unless all are like that.
+ * cannot be reached or takes no new flows, unless all are like that. A server that may have the
+ * connection is asked for it first, also where there is none to offer it to; if it is the only
+ * candidate, it has to take it as any other would.
  */
 static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
 				  const struct flow_slot *entry, struct segments *segments)
@@ -198,10 +200,9 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 	list_row(service, TABLE_PRESENT, bucket, LIST_TAKING, segments);
 	if (segments->count == drained)
 		list_row(service, TABLE_PRESENT, bucket, LIST_ANY, segments);
-	if (segments->count == drained ||
-	    !ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
+	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;
-	if (drained)
+	if (drained && (segments->count > drained || !buckets))
 		segments->first_sid = SID_HALF(SID_STEER);
 	return true;
 }

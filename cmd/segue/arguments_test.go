@@ -21,7 +21,7 @@ func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 // TestPlaceholders has help say what kind of value a flag takes, in the words that others use, and
 // errors say what is wrong with values of every type that is in use.
 func TestPlaceholders(t *testing.T) {
-	known := []string{"", "bytes", "command", "count", "counts", "duration", "file", "int", "kind", "name", "number", "numbers",
+	known := []string{"", "address", "bytes", "command", "count", "counts", "duration", "file", "int", "kind", "name", "number", "numbers",
 		"regexp", "role", "share", "shares"}
 	everyCommand(newRoot(), func(cmd *cobra.Command) {
 		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {

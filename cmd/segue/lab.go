@@ -26,7 +26,7 @@ func newLab() *cobra.Command {
 			cmd.SetContext(ctx)
 		},
 	}
-	cmd.AddCommand(newLabUp(), newLabStatus(), newLabExec(), newLabImpair(), newLabDown(),
+	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabImpair(), newLabDown(),
 		newLabDemo(), newLabUDPEcho(), newLabDelay())
 	return cmd
 }
@@ -88,6 +88,24 @@ func newLabUp() *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+func newLabList() *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the labs that are up",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names, err := lab.List()
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				fmt.Fprintln(cmd.OutOrStdout(), name)
+			}
+			return nil
+		},
+	}
 }
 
 func newLabStatus() *cobra.Command {

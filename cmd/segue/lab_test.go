@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -31,6 +33,34 @@ func TestLabRefuses(t *testing.T) {
 		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), test.err) {
 			t.Errorf("lab %s: %v, want %s", test.args, err, test.err)
 		}
+	}
+}
+
+// A lab that is not complete is up, or nobody would take it down.
+func TestLabList(t *testing.T) {
+	name := fmt.Sprintf("list%d", os.Getpid())
+	dir := filepath.Join("/run/segue/lab", name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Skipf("labs need root: %v", err)
+	}
+	list := func() []string {
+		t.Helper()
+		var output bytes.Buffer
+		root := newRoot()
+		root.SetOut(&output)
+		root.SetArgs([]string{"lab", "list"})
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(output.String(), "\n")
+	}
+	if names := list(); !slices.Contains(names, name) {
+		t.Errorf("%q, want %s among them", names, name)
+	}
+	for ; os.Remove(dir) == nil; dir = filepath.Dir(dir) { // as long as it is empty
+	}
+	if names := list(); slices.Contains(names, name) {
+		t.Errorf("%q, want no %s", names, name)
 	}
 }
 

@@ -2,7 +2,9 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 )
@@ -59,6 +61,7 @@ func TestModelErrors(t *testing.T) {
 		{"servers --servers 0", "--servers 0: must be at least 1"},
 		{"transient --step 0s", "--step 0s: must be above 0, at most --to 20s, and at least 1/10000 of that"},
 		{"transient --flows -1", "--flows -1: must be from 0 to 256"},
+		{"transient --service 1ns", "--to 20s: must be at most 1000000 times --service 1ns"},
 		{"two-servers --speeds 1", `--speeds "1": must be two numbers, such as 2,1`},
 		{"two-servers --weights 1,0", `--weights "0": must be a number above 0`},
 		{"two-servers --load 0%", `--load "0%": must be a share above 0%, such as 50%`},
@@ -72,5 +75,26 @@ func TestModelErrors(t *testing.T) {
 		if err := root.Execute(); err == nil || err.Error() != test.err {
 			t.Errorf("segue model %s: error %v, want %s", test.args, err, test.err)
 		}
+	}
+}
+
+// TestModelInterrupted ends what may take long when the program is asked to end.
+func TestModelInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, args := range []string{"transient", "two-servers --room 3"} {
+		root := newRoot()
+		root.SetOut(new(bytes.Buffer))
+		root.SetArgs(append([]string{"model"}, strings.Fields(args)...))
+		if err := root.ExecuteContext(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("segue model %s: error %v, want that it was cancelled", args, err)
+		}
+	}
+}
+
+// TestModelThreshold names policies by their number, however it is written.
+func TestModelThreshold(t *testing.T) {
+	if got := runModel(t, "--load 50% --threshold +4").String(); !strings.Contains(got, " SR4 ") {
+		t.Errorf("no SR4 in\n%s", got)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"math"
@@ -44,7 +45,7 @@ that a server of speed 1 needs for one, and the mean flows at both servers.`,
 			if room < 1 || room > model.MaxRoom {
 				return fmt.Errorf("--room %d: must be from 1 to %d", room, model.MaxRoom)
 			}
-			return twoServers(cmd.OutOrStdout(), s, *asJSON)
+			return twoServers(cmd.Context(), cmd.OutOrStdout(), s, *asJSON)
 		},
 	}
 	cmd.Flags().StringSliceVar(&speeds, "speeds", speeds, "the servers' speeds, two `numbers`")
@@ -81,10 +82,10 @@ type twoServersFigures struct {
 	Refused  float64    `json:"refused"`
 }
 
-func twoServers(out io.Writer, s model.TwoServers, asJSON bool) error {
+func twoServers(ctx context.Context, out io.Writer, s model.TwoServers, asJSON bool) error {
 	var rows []twoServersRow
 	for _, s.Rule = range model.Rules {
-		chain, err := s.Solve()
+		chain, err := s.Solve(ctx)
 		if err != nil {
 			return err
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -41,6 +42,9 @@ tolerance, ok and note.`,
 			if s.Workers < 1 {
 				return fmt.Errorf("--workers %d: must be at least 1", s.Workers)
 			}
+			if s.Directory == "" {
+				return errors.New("--out: must name a directory")
+			}
 			s.Progress = progressTo(cmd.ErrOrStderr(), loud)
 			outcomes, err := repro.Make(cmd.Context(), figures, s)
 			if err != nil {
@@ -70,9 +74,8 @@ func listFigures(out io.Writer, figures []repro.Figure) error {
 	return w.Flush()
 }
 
-// checksOf is never nil, which JSON would have as null.
 func checksOf(outcomes []repro.Outcome) []repro.Check {
-	checks := []repro.Check{}
+	var checks []repro.Check
 	for _, o := range outcomes {
 		checks = append(checks, o.Checks...)
 	}
@@ -100,7 +103,7 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 			fmt.Fprintf(out, "outside: %s, %s: %s\n", c.Figure, c.Quantity, c.Note)
 		}
 	}
-	_, err := fmt.Fprintf(out, "%d of %d quantities inside the tolerance; %d figures in %s\n", inside, len(checks), len(outcomes),
+	_, err := fmt.Fprintf(out, "%d of %d quantities inside the tolerance; %s in %s\n", inside, len(checks), count(len(outcomes), "figure"),
 		filepath.Join(directory, "index.html"))
 	return err
 }

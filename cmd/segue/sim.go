@@ -54,8 +54,8 @@ Both have times in seconds.`,
 }
 
 func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
-	if cmd.Flags().Changed("runs") && f.runs < 1 {
-		return fmt.Errorf("--runs %d: must be at least 1", f.runs)
+	if cmd.Flags().Changed("runs") && (f.runs < 1 || f.runs > scenario.MostRuns) {
+		return fmt.Errorf("--runs %d: must be 1 to %d", f.runs, scenario.MostRuns)
 	}
 	if f.parallel < 0 {
 		return fmt.Errorf("--parallel %d: must not be negative", f.parallel)
@@ -64,7 +64,15 @@ func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 	if err != nil {
 		return err
 	}
-	var reports []*scenario.Report
+	reports, err := f.runAll(cmd, scenarios)
+	if len(reports) == 0 {
+		return err
+	}
+	return errors.Join(f.print(cmd.OutOrStdout(), reports), unexpected(reports), err)
+}
+
+// runAll returns the reports of those scenarios that ended, also when it was interrupted.
+func (f *simFlags) runAll(cmd *cobra.Command, scenarios []*scenario.Scenario) (reports []*scenario.Report, err error) {
 	for _, s := range scenarios {
 		if cmd.Flags().Changed("seed") {
 			s.Seed = f.seed
@@ -74,14 +82,11 @@ func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 		}
 		report, err := s.Run(cmd.Context(), f.parallel, simProgress(cmd.ErrOrStderr(), s.Name))
 		if err != nil {
-			return fmt.Errorf("%s: %w", s.Name, err)
+			return reports, fmt.Errorf("%s: %w", s.Name, err)
 		}
 		reports = append(reports, report)
 	}
-	if err := f.print(cmd.OutOrStdout(), reports); err != nil {
-		return err
-	}
-	return unexpected(reports)
+	return reports, nil
 }
 
 // loadScenarios reads all files before any is run, and returns all that is wrong with them.
@@ -147,10 +152,10 @@ func printSim(out io.Writer, r *scenario.Report) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "case\tflows\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\tfairness\thops\twrongful\t")
 	for _, c := range r.Cases {
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%.2f%%\t%.1f%%\t%.3f\t%.3f\t%.2f%%\t\n", c.Name, c.Flows,
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", c.Name, c.Flows,
 			milliseconds(c.Mean.Value), milliseconds(c.Mean.Half), milliseconds(c.P50.Value), milliseconds(c.P90.Value),
-			milliseconds(c.P99.Value), 100*c.Failed(), 100*c.Utilisation.Value, c.Fairness.Value, c.Hops.Value,
-			100*c.Wrongful.Value)
+			milliseconds(c.P99.Value), cell("%.2f%%", 100*c.Failed.Value), cell("%.1f%%", 100*c.Utilisation.Value),
+			cell("%.3f", c.Fairness.Value), cell("%.3f", c.Hops.Value), cell("%.2f%%", 100*c.Wrongful.Value))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -159,6 +164,14 @@ func printSim(out io.Writer, r *scenario.Report) error {
 		fmt.Fprintln(out, verdictLine(&r.Assertions[i]))
 	}
 	return nil
+}
+
+// cell is a number of a table, or a dash where there is none, such as a share of no flows.
+func cell(format string, n scenario.Number) string {
+	if math.IsNaN(float64(n)) {
+		return "-"
+	}
+	return fmt.Sprintf(format, n)
 }
 
 // milliseconds has about four significant digits.

@@ -76,16 +76,22 @@ func TestSimErrors(t *testing.T) {
 		return path
 	}
 	bad, wrong := file("fast", "slow"), file("fails: mean", "holds: mean")
+	lines := filepath.Join(t.TempDir(), "lines")
+	if err := os.WriteFile(lines, []byte("0\ta\nx\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	trace := file("poisson: {load: 0.7}", "queries: {file: "+lines+"}")
 	for _, test := range []struct {
 		args []string
 		err  string
 	}{
-		{[]string{"--runs", "0", bad}, "--runs 0: must be at least 1"},
+		{[]string{"--runs", "0", bad}, "--runs 0: must be 1 to 10000"},
 		{[]string{"--parallel", "-1", bad}, "--parallel -1: must not be negative"},
 		{[]string{bad}, bad + `:4: servers[1].group "slow": used twice`},
 		{[]string{"nowhere.yaml", bad}, "open nowhere.yaml: no such file or directory\n" +
 			bad + `:4: servers[1].group "slow": used twice`},
 		{[]string{wrong}, "1 assertion not as expected"},
+		{[]string{wrong, trace}, "1 assertion not as expected\nchanged: " + lines + `:2: "x": not a line of the format`},
 	} {
 		output, err := simulate(t, test.args...)
 		if err == nil || err.Error() != test.err {

@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -241,7 +242,14 @@ func printHeader(out io.Writer, s *datapath.Snapshot) {
 	if s.Program != nil {
 		fmt.Fprintf(out, ", program %d tag %s", s.Program.ID, s.Program.Tag)
 	}
-	fmt.Fprintln(out)
+	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process))
+}
+
+func describeProcess(p *daemon.Process) string {
+	if p == nil {
+		return "NOT RUNNING, the data path goes on as the last one left it"
+	}
+	return fmt.Sprintf("%d, since %s", p.PID, p.Since.Format(time.RFC3339))
 }
 
 func describeAttachment(a *datapath.Attachment) string {

@@ -11,6 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
@@ -20,6 +21,7 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 		return &balancer.Snapshot{
 			Snapshot: datapath.Snapshot{
 				Instance:   datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
+				Process:    &daemon.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
 				Time:       time.Unix(at, 0).UTC(),
 				Program:    &datapath.Program{ID: 12, Tag: "0123456789abcdef"},
 				Attachment: &datapath.Attachment{Ifindex: 2, Interface: "eth0", Mode: datapath.Native},
@@ -110,7 +112,7 @@ func someAgent() (before, after *agent.Snapshot) {
 			Services: []*agent.ServiceState{
 				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP},
 				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP, Accept: &agent.AcceptState{
-					Policy: config.AcceptDynamic, Source: "reported", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
+					Policy: config.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
 					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
 				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: config.TCP, Accept: &agent.AcceptState{
 					Policy: config.AcceptNever, Offered: 6, Offers: offers(0, 0, 2, 3, 1)}},

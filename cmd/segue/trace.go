@@ -16,6 +16,7 @@ import (
 // traceOptions are the flags of the command.
 type traceOptions struct {
 	instance, kind, ask string
+	next                string // of an agent's trace
 	length              int
 	asJSON              bool
 }
@@ -31,7 +32,8 @@ server a new flow gets, how the packet is encapsulated and where it is sent. It
 reads the same tables as the data path, and changes none. It needs root.
 
 On a server it shows what the agent has of a connection: its state, the
-application's socket, and what would become of a packet by what it asks.
+application's socket, and what would become of a packet by what it asks; with --next
+also whether it knows a way to the next server, by its SID.
 
 With --ask a balancer's trace of a service that hunts asks the servers too, by
 running "segue trace" on each, and shows who has the connection and who gets the
@@ -43,7 +45,8 @@ a SYN; --packet asks for the other. It is taken to be well-formed, with a hop li
 that suffices. Without --instance it is the one that there is, or that is attached
 in this network namespace.
 
---json prints the fields that docs/observability.md describes.`,
+--json prints the fields that docs/observability.md describes. The exit code is 1
+where what was asked for is not known, as a server does not answer.`,
 		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53\n" +
 			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'",
@@ -61,7 +64,7 @@ in this network namespace.
 				return err
 			}
 			if instance.Role == datapath.RoleAgent {
-				return agentTrace(cmd.OutOrStdout(), instance.Name, flow, o.asJSON)
+				return agentTrace(cmd.OutOrStdout(), instance.Name, flow, &o)
 			}
 			return balancerTrace(cmd, instance.Name, flow, &o)
 		},
@@ -70,6 +73,7 @@ in this network namespace.
 	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of packet of a TCP connection: auto, syn or later")
 	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers alone)")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
+	cmd.Flags().StringVar(&o.next, "next", "", "`address`, a SID, of the server that an agent would pass the packet to")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
 	return cmd
 }
@@ -84,10 +88,20 @@ func (o *traceOptions) check(cmd *cobra.Command, flow balancer.Flow) error {
 		return fmt.Errorf("--packet %q: must be auto, syn or later", o.kind)
 	case o.kind != "auto" && flow.Protocol != config.TCP:
 		return fmt.Errorf("--packet %s: a udp flow has no such packet", o.kind)
+	case cmd.Flags().Changed("next") && !isIPv6(o.next):
+		return fmt.Errorf("--next %q: must be an IPv6 address", o.next)
 	case cmd.Flags().Changed("ask") && strings.TrimSpace(o.ask) == "":
 		return fmt.Errorf("--ask %q: must be a command", o.ask)
+	case cmd.Flags().Changed("ask") && !strings.Contains(o.ask, serverName):
+		return fmt.Errorf("--ask %q: must have %s in the place of the server's name, or every server would be asked by the same command",
+			o.ask, serverName)
 	}
 	return nil
+}
+
+func isIPv6(text string) bool {
+	address, err := netip.ParseAddr(text)
+	return err == nil && address.Is6() && !address.Is4In6() && address.Zone() == ""
 }
 
 // choose finds the one instance that is meant.
@@ -102,6 +116,9 @@ func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 			names[i] = found[i].Name
 		}
 		return datapath.Instance{}, fmt.Errorf("name a balancer or an agent with --instance: %s", strings.Join(names, ", "))
+	}
+	if found[0].Role == datapath.RoleBalancer && cmd.Flags().Changed("next") {
+		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer, and only agents' traces have that", found[0].Name)
 	}
 	if found[0].Role == datapath.RoleAgent {
 		for _, name := range []string{"packet", "length", "ask"} {
@@ -171,13 +188,20 @@ func balancerTrace(cmd *cobra.Command, instance string, flow balancer.Flow, o *t
 		}
 		joined.follow()
 	}
-	if o.asJSON {
-		return printJSON(cmd.OutOrStdout(), joined)
-	}
-	if err := printTrace(cmd.OutOrStdout(), t); err != nil || joined.Agents == nil {
+	if err := printJoined(cmd.OutOrStdout(), &joined, o.asJSON); err != nil {
 		return err
 	}
-	return printAgents(cmd.OutOrStdout(), &joined)
+	return joined.unknown()
+}
+
+func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
+	if asJSON {
+		return printJSON(out, j)
+	}
+	if err := printTrace(out, j.Trace); err != nil || j.Agents == nil {
+		return err
+	}
+	return printAgents(out, j)
 }
 
 func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trace, error) {
@@ -207,7 +231,7 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 		table.row("flow table", describeEntry(t.Known))
 	}
 	if p := t.Placement; p != nil {
-		table.row("placement", describePlacing(p))
+		table.row("placement", describePlacing(p, t.Course))
 	}
 	if s := t.Server; s != nil {
 		table.row("server", fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot))
@@ -218,15 +242,22 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 		if len(e.Segments) > 0 {
 			table.row("segments", describeSegments(e.Segments))
 		}
+	}
+	if t.Server != nil {
 		table.row("next hop", describeHop(t.NextHop))
 	}
 	table.row("outcome", describeOutcome(t))
 	return table.Flush()
 }
 
-func describePlacing(p *balancer.TracedPlacement) string {
+// describePlacing names the candidates, which random ones are not; of those the course has what precedes them.
+func describePlacing(p *balancer.TracedPlacement, course []balancer.TracedSegment) string {
 	if p.Random {
-		return fmt.Sprintf("the candidates of any of %d buckets", p.Buckets)
+		candidates := fmt.Sprintf("the candidates of any of %d buckets", p.Buckets)
+		for _, before := range course {
+			candidates = fmt.Sprintf("%s (%s), then %s", before.Server, before.Function, candidates)
+		}
+		return candidates
 	}
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
 }

@@ -36,6 +36,10 @@ func TestPrintTrace(t *testing.T) {
 				Source: netip.MustParseAddr("192.0.2.10"), Destination: netip.MustParseAddr("192.0.2.53")},
 			Known:  &balancer.TracedEntry{Server: "s1", State: "closing", Idle: 8.192, Left: "a new connection takes the place of one that is over"},
 			Reason: "drop_no_next_hop"},
+		"random": {Opens: true, Service: service, Placement: &balancer.TracedPlacement{Buckets: 65537, Random: true}, Reason: "forward_hunt"},
+		"random-after-drained": {Opens: true, Service: service, Placement: &balancer.TracedPlacement{Buckets: 65537, Random: true},
+			Course: []balancer.TracedSegment{{Server: "s2", Function: "steer"}}, Server: server, NextHop: hop,
+			Known: &balancer.TracedEntry{Server: "s2", State: "established", Idle: 4, Left: "the server is drained"}, Reason: "forward_hunt"},
 		"not-vip": {Reason: "pass_not_vip"},
 	} {
 		trace.Instance, trace.Flow, trace.Length = "lb", someFlow, 60

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -20,7 +22,7 @@ import (
 )
 
 // agentTrace shows what an agent has of a connection.
-func agentTrace(out io.Writer, instance string, flow balancer.Flow, asJSON bool) error {
+func agentTrace(out io.Writer, instance string, flow balancer.Flow, o *traceOptions) error {
 	if flow.Protocol != config.TCP {
 		return fmt.Errorf("protocol %s: agents know of tcp connections alone", flow.Protocol)
 	}
@@ -33,10 +35,20 @@ func agentTrace(out io.Writer, instance string, flow balancer.Flow, asJSON bool)
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		return printJSON(out, t)
+	if o.next != "" && t.Socket != "" {
+		if t.Next, err = view.FindNext(netip.MustParseAddr(o.next)); err != nil {
+			return err
+		}
 	}
-	return printAgentTrace(out, t)
+	if o.asJSON {
+		err = printJSON(out, t)
+	} else {
+		err = printAgentTrace(out, t)
+	}
+	if err == nil && t.Socket == "" {
+		err = fmt.Errorf("instance %s is in another network namespace: what it would do is not known here", instance)
+	}
+	return err
 }
 
 func printAgentTrace(out io.Writer, t *agent.Trace) error {
@@ -57,6 +69,9 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 		if !isSame && a.Function != srv6.Deliver.String() {
 			table.row(describeQuestion(a), describeAnswer(a, t.Accept))
 		}
+	}
+	if n := t.Next; n != nil {
+		table.row("next server", describeNext(n))
 	}
 	return table.Flush()
 }
@@ -90,6 +105,13 @@ func describeQuestion(a *agent.Answer) string {
 		return a.Function + ", last"
 	}
 	return a.Function
+}
+
+func describeNext(n *agent.NextSegment) string {
+	if n.Problem != "" {
+		return "LOST: " + n.Problem
+	}
+	return n.SID.String()
 }
 
 // describeAnswer says what becomes of a packet, and of an offer why.
@@ -132,6 +154,9 @@ type askedAgent struct {
 	Reached bool `json:"reached"`
 }
 
+// serverName stands for the name of a server in the command that asks it.
+const serverName = "{}"
+
 // askTimeout bounds how long a server may take to answer.
 const askTimeout = 10 * time.Second
 
@@ -152,7 +177,7 @@ func askAgents(ctx context.Context, command string, t *balancer.Trace) ([]askedA
 		group.Go(func() {
 			a := &agents[i]
 			var err error
-			if a.Trace, err = askAgent(ctx, command, a.Server, t.Flow); err != nil {
+			if a.Trace, err = askAgent(ctx, command, a.Server, t.Flow, nextOf(t, a.Server)); err != nil {
 				a.Error = err.Error()
 			}
 		})
@@ -174,24 +199,36 @@ func serversOf(t *balancer.Trace) (names []string) {
 	return names
 }
 
-func askAgent(ctx context.Context, command, server string, flow balancer.Flow) (*agent.Trace, error) {
+// nextOf is the SID that a server would pass the packet to; not valid where there is none, or it is not known.
+func nextOf(t *balancer.Trace, server string) netip.Addr {
+	at := slices.IndexFunc(t.Course, func(s balancer.TracedSegment) bool { return s.Server == server })
+	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
+		return netip.Addr{}
+	}
+	return t.Encapsulation.Segments[at+2] // the balancer is the first one
+}
+
+func askAgent(ctx context.Context, command, server string, flow balancer.Flow, next netip.Addr) (*agent.Trace, error) {
 	if !hostNames.MatchString(server) {
 		return nil, fmt.Errorf("%q is no name of a host", server)
 	}
-	words := strings.Fields(strings.ReplaceAll(command, "{}", server))
+	words := strings.Fields(strings.ReplaceAll(command, serverName, server))
+	if next.IsValid() {
+		words = append(words, "--next", next.String())
+	}
 	words = append(words, "--json", string(flow.Protocol), flow.Source.String(), flow.Destination.String())
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	var errors bytes.Buffer
+	var complaint bytes.Buffer
 	ask := exec.CommandContext(ctx, words[0], words[1:]...)
-	ask.Stderr = &errors
+	ask.Stderr = &complaint
 	ask.WaitDelay = time.Second // for what it started
 	answer, err := ask.Output()
 	if ctx.Err() == context.DeadlineExceeded {
 		return nil, fmt.Errorf("%s: no answer in %s", words[0], askTimeout)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(errors.String()))
+		return nil, fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(complaint.String()))
 	}
 	var t agent.Trace
 	if err := json.Unmarshal(answer, &t); err != nil {
@@ -220,6 +257,7 @@ func (j *joinedTrace) follow() {
 		return
 	}
 	onItsWay := true
+	isRandom := j.Placement != nil && j.Placement.Random // there are more, which nobody knows
 	for i, segment := range j.Course {
 		at := slices.IndexFunc(j.Agents, func(a askedAgent) bool { return a.Server == segment.Server })
 		if at < 0 {
@@ -229,13 +267,17 @@ func (j *joinedTrace) follow() {
 		if a.Reached && !onItsWay {
 			continue // asked twice: here or on the way it has ended
 		}
-		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1)
+		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
 		a.Reached = onItsWay
 		if !onItsWay {
 			continue
 		}
 		if a.Packet == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") {
 			onItsWay = false
+		} else if next := a.Trace.Next; next != nil && next.Problem != "" {
+			onItsWay = false
+			j.End = fmt.Sprintf("lost behind %s: %s", a.Server, next.Problem)
+			continue
 		}
 		if a.Packet != nil && !onItsWay {
 			j.End = a.Packet.Outcome
@@ -306,13 +348,25 @@ func describePassage(a *askedAgent) string {
 }
 
 func describeEnd(j *joinedTrace) string {
+	err := j.unknown()
 	switch {
+	case err != nil:
+		return "NOT KNOWN: " + err.Error()
 	case j.Receiver != "":
 		return fmt.Sprintf("%s, %s", j.Receiver, j.End)
 	case j.End != "":
 		return "nowhere, " + j.End
-	case !strings.HasPrefix(j.Reason, "forward_"):
-		return "at the balancer, " + j.Reason
 	}
-	return "NOT KNOWN, as not all servers on its way have answered"
+	return "at the balancer, " + j.Reason
+}
+
+// unknown says why it is not known what becomes of the packet, if servers were asked for it.
+func (j *joinedTrace) unknown() error {
+	switch {
+	case j.Agents == nil || j.End != "" || !strings.HasPrefix(j.Reason, "forward_"):
+		return nil
+	case j.Placement != nil && j.Placement.Random:
+		return errors.New("the packet's candidates are random")
+	}
+	return errors.New("not all servers on the packet's way have answered")
 }

@@ -22,7 +22,7 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	busy, capacity, threshold := uint32(12), uint32(16), uint32(8)
 	t := &agent.Trace{
 		Instance: instance, Client: someFlow.Source, VIP: someFlow.Destination, Served: true, Service: "web",
-		Accept: &agent.AcceptState{Policy: config.AcceptStatic, Source: "reported", Threshold: &threshold,
+		Accept: &agent.AcceptState{Policy: config.AcceptStatic, Source: "shared-memory", Threshold: &threshold,
 			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Offers: map[string]uint64{"accepted": 9}},
 		Flow: agent.TracedFlow{State: "listen"}, Socket: "listening",
 		Answers: []agent.Answer{
@@ -30,6 +30,7 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 			{Function: "ack-stickiness", Last: true, Outcome: "deliver"},
 			{Function: "recover-stickiness", Outcome: "next_not_local"}, {Function: "recover-stickiness", Last: true, Outcome: "drop_not_local"},
 			{Function: "deliver", Outcome: "deliver"}, {Function: "deliver", Last: true, Outcome: "deliver"},
+			{Function: "steer", Outcome: "next_not_local"}, {Function: "steer", Last: true, Outcome: "drop_not_local"},
 		},
 	}
 	if strings.HasPrefix(offer, "refused") {
@@ -42,6 +43,12 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 			t.Answers[i].Outcome, t.Answers[i].Offer = "deliver", ""
 		}
 	}
+	return t
+}
+
+// withoutRoute has the trace's server know no way to the next one.
+func withoutRoute(t *agent.Trace) *agent.Trace {
+	t.Next = &agent.NextSegment{SID: netip.MustParseAddr("fd00:5:0:1:2::"), Problem: "no route to fd00:5:0:1:2::: network is unreachable"}
 	return t
 }
 
@@ -96,6 +103,8 @@ func TestAskAgents(t *testing.T) {
 	offers := []balancer.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
 	recovers := []balancer.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
 	seeks := append(recovers[:2:2], segment("s2", "ack-stickiness")) // an entry that was idle for long
+	random := huntTrace(true, "forward_hunt", "established", segment("s9", "steer"))
+	random.Placement = &balancer.TracedPlacement{Buckets: 65537, Random: true}
 	for _, c := range []struct {
 		name     string
 		trace    *balancer.Trace
@@ -119,6 +128,10 @@ func TestAskAgents(t *testing.T) {
 			"s1": traceOf("s1", "", true), "s2": traceOf("s2", "accepted", false)}, "s1", "deliver"},
 		{"lost", huntTrace(false, "forward_recover", "established", seeks...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
+		{"no route", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": withoutRoute(traceOf("s2", "refused", false))}, "", "lost behind s2: no route to fd00:5:0:1:2::: network is unreachable"},
+		{"drained has", random, map[string]*agent.Trace{"s9": traceOf("s9", "", true)}, "s9", "deliver"},
+		{"drained has not", random, map[string]*agent.Trace{"s9": traceOf("s9", "accepted", false)}, "", ""},
 		{"silent", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false)}, "", ""},
 		{"stuck", huntTrace(true, "drop_no_next_hop", "", offers...), map[string]*agent.Trace{
@@ -139,11 +152,14 @@ func TestAskAgents(t *testing.T) {
 		if joined.Receiver != c.receiver || joined.End != c.end {
 			t.Errorf("%s: goes to %q and ends %q, want %q and %q", c.name, joined.Receiver, joined.End, c.receiver, c.end)
 		}
+		if err, isUnknown := joined.unknown(), c.end == "" && c.name != "stuck"; (err != nil) != isUnknown {
+			t.Errorf("%s: error %v, want one: %v", c.name, err, isUnknown)
+		}
 		var output bytes.Buffer
 		if err := printAgents(&output, &joined); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, "trace-hunt-"+c.name+".txt", bytes.NewBuffer(bytes.ReplaceAll(output.Bytes(), []byte(dir), []byte("DIR"))))
+		golden(t, "trace-hunt-"+strings.ReplaceAll(c.name, " ", "-")+".txt", bytes.NewBuffer(bytes.ReplaceAll(output.Bytes(), []byte(dir), []byte("DIR"))))
 	}
 }
 
@@ -170,12 +186,42 @@ func TestAskNobody(t *testing.T) {
 		{"sh -c echo${IFS}null", "s1", "sh: the answer is no agent's trace of the flow"},
 		{"/nonexistent {}", "s1", "no such file"},
 	} {
-		if _, err := askAgent(context.Background(), c.command, c.server, someFlow); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := askAgent(context.Background(), c.command, c.server, someFlow, netip.Addr{}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s for %s: error %v, want %s", c.command, c.server, err, c.want)
 		}
 	}
 	hash := &balancer.Trace{Service: &balancer.TracedService{Name: "web"}}
 	if _, err := askAgents(context.Background(), "echo {}", hash); err == nil || !strings.Contains(err.Error(), "service web does not hunt") {
 		t.Errorf("of a service that does not hunt: error %v", err)
+	}
+}
+
+// A command that would be the same for all servers asks nobody.
+func TestAskWithoutName(t *testing.T) {
+	for ask, want := range map[string]string{"": "must be a command", "ssh s1 segue trace": "must have {} in the place of the server's name"} {
+		root := newRoot()
+		root.SetArgs([]string{"trace", "--ask", ask, "tcp", "[2001:db8:c::2]:40000", "[2001:db8:80::1]:80"})
+		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("--ask %q: error %v, want %q", ask, err, want)
+		}
+	}
+}
+
+// A server is asked for the way to the one that it would pass the packet to.
+func TestNextOf(t *testing.T) {
+	trace := huntTrace(true, "forward_hunt", "", segment("s2", "connect-avail"), segment("s1", "connect-force"))
+	var segments []netip.Addr
+	for _, text := range []string{"fd00:6c:0:1::", "fd00:5:0:2:1::", "fd00:5:0:1:2::", "2001:db8:80::1"} {
+		segments = append(segments, netip.MustParseAddr(text))
+	}
+	trace.Encapsulation = &balancer.TracedEncapsulation{Segments: segments}
+	for server, want := range map[string]netip.Addr{"s2": segments[2], "s1": {}, "s9": {}} {
+		if got := nextOf(trace, server); got != want {
+			t.Errorf("%s: next is %s, want %s", server, got, want)
+		}
+	}
+	trace.Encapsulation = nil
+	if got := nextOf(trace, "s2"); got.IsValid() {
+		t.Errorf("next is %s, where nobody knows it", got)
 	}
 }

@@ -90,6 +90,7 @@ func TestLeast(t *testing.T) {
 		{"handed back", full(4), []Load{full(5), full(2), full(3)}, true, Return, 1},
 		{"to the first of two", full(4), []Load{full(3), full(3)}, true, Return, 0},
 		{"larger servers are less busy", Load{4, 2}, []Load{{3, 1}, {6, 4}}, true, Return, 1},
+		{"of full ones the larger", Load{1, 1}, []Load{{4, 4}, {2, 2}}, true, Return, 0},
 		{"no capacity known", Load{4, NoCapacity}, nil, false, Take, 0},
 	} {
 		if answer, back := Least(c.own, c.passed, c.last); answer != c.answer || back != c.back {

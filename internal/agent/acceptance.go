@@ -23,9 +23,9 @@ var (
 	loadSources = map[config.LoadSource]agentLoadSource{
 		config.LoadConnections:  agentLoadSourceLOAD_CONNECTIONS,
 		config.LoadAcceptQueue:  agentLoadSourceLOAD_ACCEPT_QUEUE,
-		config.LoadApache:       agentLoadSourceLOAD_REPORTED,
-		config.LoadCgroup:       agentLoadSourceLOAD_REPORTED,
-		config.LoadSharedMemory: agentLoadSourceLOAD_REPORTED,
+		config.LoadApache:       agentLoadSourceLOAD_APACHE_SCOREBOARD,
+		config.LoadCgroup:       agentLoadSourceLOAD_CGROUP,
+		config.LoadSharedMemory: agentLoadSourceLOAD_SHARED_MEMORY,
 	}
 )
 

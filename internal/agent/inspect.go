@@ -65,6 +65,7 @@ func OpenView(instance string) (_ *View, err error) {
 			return nil, fmt.Errorf("table %s: %w", name, err)
 		}
 	}
+	refuseReads(spec) // a question acknowledges nothing, which is all that they are for
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
 	}
@@ -109,8 +110,7 @@ type ServiceState struct {
 // AcceptState is how a service takes connections.
 type AcceptState struct {
 	Policy config.AcceptPolicy `json:"policy"`
-	// Source is what the policy asks for the load; empty of policies that do not. Sources that this process
-	// reads are "reported".
+	// Source is what the policy asks for the load; empty of policies that do not.
 	Source string `json:"source,omitempty"`
 	// Load is nil while it is not known, or not asked for. The accept queue's is known in the agent's network
 	// namespace alone, and only of services of one port that somebody listens on.
@@ -262,7 +262,7 @@ func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	if a == nil || err != nil {
 		return nil, err
 	}
-	state := &AcceptState{Policy: policyNamed(a.Policy)}
+	state := &AcceptState{Policy: named(acceptPolicies, a.Policy)}
 	if state.Offers, err = v.offerCounters(key); errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil, nil // taken away meanwhile
 	} else if err != nil {
@@ -302,7 +302,7 @@ func asksForLoad(a *agentAcceptance) bool {
 }
 
 func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
-	s.Source = sourceName(a.Source)
+	s.Source = string(named(loadSources, a.Source))
 	s.Stale = !known && agentLoadSource(a.Source) != agentLoadSourceLOAD_ACCEPT_QUEUE
 	if !known {
 		return
@@ -313,26 +313,14 @@ func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 	}
 }
 
-// policyNamed is what a configuration file calls a policy of the data path.
-func policyNamed(number uint8) config.AcceptPolicy {
-	for name, n := range acceptPolicies {
+// named is what a configuration file calls a number of the data path.
+func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Name {
+	for name, n := range names {
 		if uint8(n) == number {
 			return name
 		}
 	}
-	return config.AcceptPolicy(fmt.Sprint(number))
-}
-
-// sourceName is what a configuration file calls a load source; of those that user space reads the data
-// path does not know which it is.
-func sourceName(number uint8) string {
-	switch agentLoadSource(number) {
-	case agentLoadSourceLOAD_CONNECTIONS:
-		return string(config.LoadConnections)
-	case agentLoadSourceLOAD_ACCEPT_QUEUE:
-		return string(config.LoadAcceptQueue)
-	}
-	return "reported"
+	return Name(fmt.Sprint(number))
 }
 
 // readLoad is the load that the data path decides by; false where it is not known. That of the accept queue

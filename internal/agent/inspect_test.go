@@ -182,7 +182,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 		forced := maps.Clone(none)
 		forced["forced"] = 1
 		four, backlog := uint32(4), got[3].Accept.Load
-		reported := &AcceptState{Policy: config.AcceptStatic, Source: "reported", Load: &Load{Busy: 2, Capacity: &four},
+		reported := &AcceptState{Policy: config.AcceptStatic, Source: "shared-memory", Load: &Load{Busy: 2, Capacity: &four},
 			Threshold: &three, Offered: 1, Offers: forced}
 		if when != now {
 			reported.Load, reported.Stale = nil, true

@@ -73,15 +73,19 @@ func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 		}
 		datapath.NameAfter(spec.Maps[c.table], *c.labels)
 	}
-	err = features.HaveProgramHelper(ebpf.XDP, asm.FnProbeReadKernel)
+	return spec, l, nil
+}
+
+// mayRead finds out whether programs may read the kernel's memory.
+func mayRead() (bool, error) {
+	err := features.HaveProgramHelper(ebpf.XDP, asm.FnProbeReadKernel)
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		refuseReads(spec)
-		err = nil
+		return false, nil
 	}
 	if err != nil {
-		return nil, l, fmt.Errorf("find out whether programs may read the kernel's memory: %w", err)
+		return false, fmt.Errorf("find out whether programs may read the kernel's memory: %w", err)
 	}
-	return spec, l, nil
+	return true, nil
 }
 
 // refuseReads has programs read nothing of the kernel's memory, as on kernels that are locked down
@@ -102,6 +106,13 @@ func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
 		return err
 	}
 	k.labels = labels
+	allowed, err := mayRead()
+	if err != nil {
+		return err
+	}
+	if !allowed {
+		refuseReads(spec)
+	}
 	kept, err := k.openKept(spec, log)
 	if err != nil {
 		return err

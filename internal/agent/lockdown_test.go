@@ -40,3 +40,39 @@ func TestLockedDown(t *testing.T) {
 	}
 	programs.Close()
 }
+
+// A view loads everywhere, and without trying what the kernel allows.
+func TestViewReadsNoMemory(t *testing.T) {
+	k := testKernel(t)
+	if err := k.pin(); err != nil {
+		t.Fatal(err)
+	}
+	view, err := OpenView(k.instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer view.Close()
+	spec, err := loadAgent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	refuseReads(spec)
+	want, err := ebpf.NewProgram(spec.Programs[agentProgQuerySocket])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer want.Close()
+	if got, want := tag(t, view.sockets), tag(t, want); got != want {
+		t.Errorf("the view's program has the tag %s, that without reads of memory %s", got, want)
+	}
+}
+
+// tag is the kernel's hash of a program's instructions.
+func tag(t *testing.T, program *ebpf.Program) string {
+	t.Helper()
+	info, err := program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Tag
+}

@@ -27,6 +27,8 @@ type Trace struct {
 	// none. Empty: not known, in another network namespace than the agent's; neither are answers then.
 	Socket  string   `json:"socket"`
 	Answers []Answer `json:"answers"`
+	// Next is the way of what is passed on, where the next server is known.
+	Next *NextSegment `json:"next,omitempty"`
 }
 
 // TracedFlow is the agent's own entry of a connection: 6LB's table III, docs/protocol.md.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -198,4 +199,26 @@ func TestTraceOfLiveConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the end is signalled", func() bool { return trace(2).Flow.State == "closing" })
+
+	way := func(want string) {
+		t.Helper()
+		n.in(n.servers[0], func() error {
+			view, err := OpenView(instances[0])
+			if err != nil {
+				return err
+			}
+			defer view.Close()
+			next, err := view.FindNext(netip.MustParseAddr("fd00:5:0:2:2::"))
+			if err == nil && ((want == "") != (next.Problem == "") || !strings.HasPrefix(next.Problem, want)) {
+				t.Errorf("the way to the next server: %+v, want %q", next, want)
+			}
+			return err
+		})
+	}
+	way("")
+	n.in(n.servers[0], func() error {
+		_, all, _ := net.ParseCIDR("::/0")
+		return netlink.RouteDel(&netlink.Route{Dst: all})
+	})
+	way("no route to fd00:5:0:2:2::")
 }

@@ -428,7 +428,7 @@ func (b *Balancer) sweep() error {
 	}
 	b.flows = b.kernel.flows.sweep(keep)
 	b.pending = b.kernel.pending.sweep(keep)
-	b.services.settle(time.Now())
+	b.services.endHunts(time.Now())
 	return b.slots.swept()
 }
 

@@ -8,6 +8,7 @@ import (
 
 // TestConstants compares what Go repeats of the C side with the tables that the C side describes.
 func TestConstants(t *testing.T) {
+	t.Parallel()
 	spec, err := loadBalancer()
 	if err != nil {
 		t.Fatal(err)

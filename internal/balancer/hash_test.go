@@ -86,6 +86,7 @@ func withSource(flow Flow, source string) Flow {
 // For keys drawn at random, the hashes of two flows are independent and uniform: each bit differs
 // half of the time, and reduced to k bits they collide once in 2^k draws (docs/flow-table.md).
 func TestCollisions(t *testing.T) {
+	t.Parallel()
 	const draws, bits = 1 << 16, 10
 	for name, pair := range pairs {
 		seed := sha256.Sum256([]byte(name))

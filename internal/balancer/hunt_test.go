@@ -274,6 +274,7 @@ func (f *fixture) flowThatMoves(removed string) (flow Flow, left []string) {
 // A packet of a flow that was idle for long visits no more servers than it has room for, and its entry's server
 // alone if there is none.
 func TestSeekFits(t *testing.T) {
+	t.Parallel()
 	for _, candidates := range []int{1, 2, 4, 8} {
 		f := open(t, hunting(config.SelectConsistent, candidates))
 		view := f.view()

@@ -170,6 +170,7 @@ func TestSnapshotOfAttachedProgram(t *testing.T) {
 }
 
 func TestInstances(t *testing.T) {
+	t.Parallel()
 	f := open(t, varied())
 	instances, err := datapath.Instances()
 	if err != nil {

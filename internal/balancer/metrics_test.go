@@ -123,6 +123,7 @@ func TestMetricsOfMovedServer(t *testing.T) {
 
 // The manual has a line for every metric and every reason.
 func TestDocumented(t *testing.T) {
+	t.Parallel()
 	manual, err := os.ReadFile("../../docs/observability.md")
 	if err != nil {
 		t.Fatal(err)

@@ -361,6 +361,7 @@ func TestHairpin(t *testing.T) {
 }
 
 func TestEveryReasonHasACase(t *testing.T) {
+	t.Parallel()
 	provoked := map[string]bool{ // other tests
 		"none": true, "drop_no_headroom": true, "drop_rate_limit": true, "drop_outside": true, "drop_tag": true,
 	}

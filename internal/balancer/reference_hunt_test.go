@@ -81,7 +81,7 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []stage {
 	all := r.rowAsked(p.flow, svc, srv6.ConnectAvail)
 	server := r.holder(e, svc)
-	if all == nil || server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || r.linkOf(server.Name) == "" ||
+	if server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || r.linkOf(server.Name) == "" ||
 		e.state == stateClosing && e.age(r.now()) >= flowLinger {
 		return all
 	}

@@ -259,6 +259,7 @@ func TestRestartWithoutService(t *testing.T) {
 // A process that finds the tables as it would make them leaves them, and so the candidates before the servers
 // last changed, at whom flows from then are sought. So does a reload that changes something else.
 func TestRestartKeepsFormerCandidates(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	flow, left := f.flowThatMoves("s3")
 	asked := append(f.row(flow, "web"), left...)

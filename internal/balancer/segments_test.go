@@ -22,6 +22,7 @@ const maxSegments = 8
 // Lists of any length are the reference's, byte by byte, in both SRv6 encapsulations: 72 and 64
 // bytes for two servers.
 func TestSegmentLists(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("loading BPF programs needs root")
 	}

@@ -42,11 +42,11 @@ func (m *member) flags(used bool) balancerServerFlags {
 // service is a service as the data path has it.
 type service struct {
 	config.Service
-	id      uint32
-	rule    balancerServiceRule
-	members []*member
-	placed  placing   // what its table was built from
-	settled time.Time // when no flow is half open any more from when it hunted
+	id       uint32
+	rule     balancerServiceRule
+	members  []*member
+	placed   placing   // what its table was built from
+	huntsEnd time.Time // when no flow is half open any more from when it hunted
 }
 
 // services applies a configuration to the data path.
@@ -151,7 +151,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	}
 	known := knownFunction(cfg)
 	if svc.rule.hunted() {
-		known = srv6.AckStickiness // servers wait for it, until the hunts have settled
+		known = srv6.AckStickiness // servers wait for it, until the hunts have ended
 	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
@@ -304,8 +304,8 @@ func (s *services) place(svc *service) error {
 	}
 	if svc.Placement == config.PlacementHash && svc.rule.hunted() {
 		rule.Table |= ruleHunted
-		if svc.settled.IsZero() || svc.rule.Table&ruleHunted == 0 {
-			svc.settled = time.Now().Add(svc.Timeouts.New)
+		if svc.huntsEnd.IsZero() || svc.rule.Table&ruleHunted == 0 {
+			svc.huntsEnd = time.Now().Add(svc.Timeouts.New)
 		}
 	}
 	svc.rule, svc.placed = rule, p
@@ -353,13 +353,13 @@ func (s *services) holds(number uint32, rows []uint16) bool {
 	return true
 }
 
-// settle ends what goes on of hunts in services that place flows themselves now.
-func (s *services) settle(now time.Time) {
+// endHunts ends what goes on of hunts in services that place flows themselves now.
+func (s *services) endHunts(now time.Time) {
 	for _, svc := range s.byName {
-		if svc.settled.IsZero() || now.Before(svc.settled) {
+		if svc.huntsEnd.IsZero() || now.Before(svc.huntsEnd) {
 			continue
 		}
-		svc.settled = time.Time{}
+		svc.huntsEnd = time.Time{}
 		svc.rule.Table &^= ruleHunted
 		if entry := s.kernel.services.find(serviceKeyOf(&svc.Service)); entry != nil && entry.Id == svc.id {
 			entry.setRule(svc.rule)

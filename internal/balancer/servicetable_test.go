@@ -54,6 +54,7 @@ func TestFullServiceTable(t *testing.T) {
 // Whatever the keys of the hash, there is room for all services that can be configured, also when VIPs
 // or ports are numbered in turn, in which the hash is linear.
 func TestServiceTableHasRoom(t *testing.T) {
+	t.Parallel()
 	vip := func(i int) netip.Addr {
 		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i)})
 	}
@@ -87,6 +88,7 @@ func TestServiceTableHasRoom(t *testing.T) {
 
 // A table that packets may still see is not written: if the wait for them failed, the next change waits first.
 func TestServiceTableWaits(t *testing.T) {
+	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
 	table := f.kernel.services
 	entries := table.all()

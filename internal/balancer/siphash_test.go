@@ -44,6 +44,7 @@ func (w sipWords) hash(t *testing.T, objects *siphashObjects) (hashes [8]uint64)
 // The data path's SipHash, and the one that other tests take for it, are what the authors published, and of
 // random messages the same.
 func TestSipHash(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("loading BPF programs needs root")
 	}

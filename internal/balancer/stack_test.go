@@ -7,6 +7,7 @@ import (
 )
 
 func TestStackFitsAllKernels(t *testing.T) {
+	t.Parallel()
 	spec, _, err := loadSpec()
 	if err != nil {
 		t.Fatal(err)

@@ -350,6 +350,56 @@ func TestStickinessOfDrained(t *testing.T) {
 	}
 }
 
+// Where all servers are drained a SYN is offered to nobody; but the server of its flow is asked whether it has it.
+func TestSYNOfDrainedService(t *testing.T) {
+	t.Parallel()
+	cfg := hunting(config.SelectConsistent, 2)
+	f := open(t, cfg)
+	parts := f.cast(web, "web")
+	none := uint32(0)
+	cfg = hunting(config.SelectConsistent, 2)
+	for i := range cfg.Services[1].Servers {
+		cfg.Services[1].Servers[i].Weight = &none
+	}
+	f.mustApply(cfg)
+	view := f.view()
+	frame := web.frame()
+	for _, c := range []struct {
+		state   string
+		isAsked bool
+	}{{"listen", false}, {"pending first", true}, {"steer first", true}, {"closing first", true}, {"over first", false}, {"stale first", true}} {
+		t.Run(c.state, func(t *testing.T) {
+			f.t = t
+			f.setState(web, "web", c.state, parts)
+			want := refused(frame, "drop_no_server", 60)
+			if c.isAsked {
+				want = f.visited(frame, web, "web", "forward_hunt", stage{srv6.Steer, parts[first]})
+			}
+			trace := mustTrace(t, view, Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
+			f.check(want, f.traced(t, trace, frame))
+			f.check(want, f.run(frame))
+		})
+	}
+}
+
+// A drained server that is the only candidate is offered its own flow's SYN as it is any other: so it is for a
+// moment of each reload that drains it.
+func TestSYNOfLastCandidate(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(config.SelectConsistent, 1))
+	parts := map[string]string{first: f.row(web, "web")[0]}
+	f.kernel.servers.setFlags(f.slot("web", parts[first]), balancerServerFlagsSERVER_IN_USE|balancerServerFlagsSERVER_DRAINED)
+	view := f.view()
+	frame := web.frame()
+	want := f.offered(frame, web, "web", "forward_hunt", srv6.ConnectAvail, parts[first])
+	for _, state := range []string{"listen", "steer first"} {
+		f.setState(web, "web", state, parts)
+		trace := mustTrace(t, view, Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
+		f.check(want, f.traced(t, trace, frame))
+		f.check(want, f.run(frame))
+	}
+}
+
 // A flood of SYNs, and of answers to them, enters no flow and displaces none; a client that answers in the
 // midst of it does.
 func TestFloodOfSYNs(t *testing.T) {
@@ -424,6 +474,7 @@ func TestSenders(t *testing.T) {
 // them, and they are told that the balancer knows; new flows are placed. After a while none of that is left.
 // Trace says the same.
 func TestServiceCeasesToHunt(t *testing.T) {
+	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	taker := parts[second]
@@ -465,10 +516,10 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	f.start(cfg)
 	f.route()
 	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
-	f.services.settle(time.Now())
+	f.services.endHunts(time.Now())
 	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
 
-	f.services.settle(time.Now().Add(f.service("web").Timeouts.New))
+	f.services.endHunts(time.Now().Add(f.service("web").Timeouts.New))
 	send(halfOpen, packet.ACK, "forward_known", srv6.Deliver, taker)
 	send(left, packet.ACK, "forward_recover", srv6.Deliver, f.placed(left, "web"))
 }

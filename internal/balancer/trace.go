@@ -32,10 +32,12 @@ type Trace struct {
 	// Placement is where a new flow goes: one that is not known, or that does not stay. Of a service that hunts
 	// it is there for known flows too.
 	Placement *TracedPlacement `json:"placement"`
-	// Course is what the packet asks of servers, in the order of travel.
+	// Course is what the packet asks of servers, in the order of travel; before random candidates, of the
+	// flow's drained server alone.
 	Course []TracedSegment `json:"course"`
 	// Server gets the packet.
-	Server        *TracedServer        `json:"server"`
+	Server *TracedServer `json:"server"`
+	// Encapsulation is nil where the candidates are random: nobody knows how many remain of a row.
 	Encapsulation *TracedEncapsulation `json:"encapsulation"`
 	NextHop       *NextHop             `json:"next_hop"`
 	// Reason is what the packet is counted as.
@@ -188,6 +190,9 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	}
 	if hunts && p.Opens && placement.Selection == config.SelectRandom && service.Rule.Buckets > 0 {
 		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
+		if left := cmp.Or(entry, half); v.isDrained(service, left, now) {
+			v.traceFirst(askAll([]uint32{left.server()}, srv6.Steer, srv6.Steer), service, t)
+		}
 		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	}
 	if hunts && entry != 0 && !p.Opens && v.servers.serves(entry.server(), service.Id) {
@@ -213,18 +218,26 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 // huntCourse is the course of a flow that no table knows, or not for sure, through its candidates.
 func (v *View) huntCourse(p Packet, service *balancerServiceEntry, row []uint32, entry flowEntry, now uint16) (to course, found balancerReason, err error) {
 	switch {
+	case p.Opens && v.isDrained(service, entry, now):
+		return offerAfter(entry.server(), row), balancerReasonREASON_FORWARD_HUNT, nil
 	case len(row) == 0:
 		return to, balancerReasonREASON_DROP_NO_SERVER, nil
-	case p.Opens && v.isDrained(service, entry, now):
-		slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == entry.server() })
-		slots = slices.Insert(slots, 0, entry.server())
-		to = askAll(slots[:min(len(slots), tables.MaxCandidates)], srv6.ConnectAvail, srv6.ConnectForce)
-		to.functions[0] = srv6.Steer
-		return to, balancerReasonREASON_FORWARD_HUNT, nil
 	case p.Opens:
 		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), balancerReasonREASON_FORWARD_HUNT, nil
 	}
 	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), balancerReasonREASON_FORWARD_RECOVER, nil
+}
+
+// offerAfter is the course of a SYN that is offered to a row when a drained server has been asked whether the
+// connection is there: offer of bpf/hunt.h.
+func offerAfter(drained uint32, row []uint32) course {
+	slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == drained })
+	slots = slices.Insert(slots, 0, drained)
+	to := askAll(slots[:min(len(slots), tables.MaxCandidates)], srv6.ConnectAvail, srv6.ConnectForce)
+	if len(slots) > 1 || len(row) == 0 {
+		to.functions[0] = srv6.Steer
+	}
+	return to
 }
 
 // isDrained tells of an entry that a SYN leaves whether its server may have the connection all the same:
@@ -431,6 +444,19 @@ func (v *View) traceCourse(to course, service *balancerServiceEntry) (segments [
 	return segments
 }
 
+// traceFirst tells the course as far as it is known, and of the server that it begins at.
+func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
+	slot := to.slots[0]
+	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
+	t.Course = v.traceCourse(to, service)
+	t.Server = &TracedServer{
+		Name:    v.serverName(slot),
+		Slot:    slot,
+		Address: describeAddress(addrOf(v.servers.servers[slot].Address), kind),
+	}
+	t.NextHop = v.nextHop(slot, interfaceNames())
+}
+
 // send says why the packet cannot leave for the server, if it cannot.
 func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace) (balancerReason, error) {
 	var addresses []netip.Addr
@@ -440,17 +466,10 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 		}
 		addresses = append(addresses, addrOf(v.servers.servers[slot].Address))
 	}
-	t.Course = v.traceCourse(to, service)
-	slot := to.slots[0]
+	v.traceFirst(to, service, t)
 	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
-	server := &v.servers.servers[slot]
-	t.Server = &TracedServer{
-		Name:    v.serverName(slot),
-		Slot:    slot,
-		Address: describeAddress(addrOf(server.Address), kind),
-	}
-	t.Encapsulation = encapsulationOf(kind, p.Flow, addrOf(server.Source), addresses, to)
-	t.NextHop = v.nextHop(slot, interfaceNames())
+	source := addrOf(v.servers.servers[to.slots[0]].Source)
+	t.Encapsulation = encapsulationOf(kind, p.Flow, source, addresses, to)
 	if t.NextHop == nil {
 		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
 	}

@@ -215,6 +215,42 @@ func TestTraceOfRandomHunt(t *testing.T) {
 	}
 }
 
+// But for the drained server of the flow, which is asked first.
+func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(config.SelectRandom, 2))
+	parts := f.cast(web, "web")
+	cfg := hunting(config.SelectRandom, 2)
+	drained := serverOfName(&cfg.Services[1], parts[first])
+	drained.Weight = new(uint32)
+	f.mustApply(cfg)
+	view := f.view()
+	for _, state := range []string{"pending first", "steer first", "over first"} {
+		f.setState(web, "web", state, parts)
+		trace := mustTrace(t, view, Packet{Flow: web, Opens: true, Length: 60})
+		if !trace.Placement.Random || trace.Reason != "forward_hunt" {
+			t.Errorf("%s: %+v", state, trace)
+		}
+		_, out := f.exec(web.frame(), nil)
+		got := srv6.Parse(netip.AddrFrom16([16]byte(out[ethernetLength+24:])))
+		isAsked := got.Locator == drained.Locator && got.Function == srv6.Steer
+		if state == "over first" {
+			if isAsked || trace.Course != nil || trace.Server != nil {
+				t.Errorf("%s: asked first %v, traced as %+v", state, isAsked, trace)
+			}
+			continue
+		}
+		want := []TracedSegment{{Server: parts[first], Function: srv6.Steer.String()}}
+		if diff := cmp.Diff(want, trace.Course); diff != "" || !isAsked {
+			t.Fatalf("%s: %v is asked first; course (-want +got):\n%s", state, got, diff)
+		}
+		mac, err := net.ParseMAC(trace.NextHop.MAC)
+		if err != nil || trace.Server.Name != parts[first] || packet.MAC(mac) != packet.MAC(out) {
+			t.Errorf("%s: traced to %+v by %+v, error %v", state, trace.Server, trace.NextHop, err)
+		}
+	}
+}
+
 // fataler is a test of the testing or the rapid package.
 type fataler interface {
 	Helper()

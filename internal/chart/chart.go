@@ -6,6 +6,7 @@ package chart
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -23,7 +24,8 @@ type Axis struct {
 	Label string
 	// Log has decades at equal distances; values that are not positive are left out.
 	Log bool
-	// Min and Max bound the axis where they are not both zero; without them the values do.
+	// Min and Max bound the axis where they are not both zero; without them the values do. Bars that are
+	// higher are cut off, and have their value written on them.
 	Min, Max float64
 	// Categories name the whole numbers from 0, in place of numbers. For the horizontal axis only.
 	Categories []string
@@ -34,6 +36,9 @@ type Series struct {
 	Name   string
 	Points []Point
 	Style  Style
+	// Like names a series whose colour and marker this one shares, if the chart has it: another view of
+	// the same, which is told from it by its style, and of bars by being hollow.
+	Like string
 }
 
 // Point is one value. Where Low is below High they are the ends of an error bar.
@@ -60,6 +65,9 @@ const (
 // colours are those of M. Okabe and K. Ito, "Color Universal Design", without yellow, darkest first.
 var colours = []string{"#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"}
 
+// darkColours is how many of the colours are so dark that text on them has to be white.
+const darkColours = 4
+
 const (
 	width, height            = 660, 400
 	left, right, top, bottom = 68, 170, 34, 52
@@ -76,10 +84,13 @@ func (c *Chart) SVG() []byte {
 	p.printf(`<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
 	p.text(left+plotWidth/2, 20, "middle", ` font-size="13" font-weight="bold"`, c.Title)
 	p.grid()
-	p.printf(`<clipPath id="%s"><rect x="%d" y="%d" width="%d" height="%d"/></clipPath>`+"\n", p.clip, left, top, plotWidth, plotHeight)
+	// An inner document cuts off what is outside of the axes, and needs no name, as a clip path does,
+	// which would have to be unique on a page.
+	p.printf(`<svg x="%d" y="%d" width="%d" height="%d" viewBox="%[1]d %[2]d %[3]d %[4]d">`+"\n", left, top, plotWidth, plotHeight)
 	for i := range c.Series {
 		p.series(i)
 	}
+	p.printf("</svg>\n")
 	p.legend()
 	p.printf("</svg>\n")
 	return []byte(p.out.String())
@@ -89,12 +100,11 @@ func (c *Chart) SVG() []byte {
 type plot struct {
 	*Chart
 	x, y scale
-	clip string
 	out  strings.Builder
 }
 
 func newPlot(c *Chart) *plot {
-	p := &plot{Chart: c, clip: "plot-" + identifier(c.Title)}
+	p := &plot{Chart: c}
 	var xs, ys []float64
 	for _, s := range c.Series {
 		for _, point := range s.Points {
@@ -113,16 +123,6 @@ func newPlot(c *Chart) *plot {
 	p.x = newScale(&c.X, xs, left, plotWidth, len(c.X.Categories) > 0)
 	p.y = newScale(&c.Y, ys, top+plotHeight, -plotHeight, false)
 	return p
-}
-
-// identifier makes a name that is unique on a page as far as the title is.
-func identifier(title string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
-			return r
-		}
-		return '-'
-	}, title)
 }
 
 var escaper = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&quot;")
@@ -163,7 +163,7 @@ func (p *plot) grid() {
 
 func (p *plot) series(i int) {
 	s := &p.Series[i]
-	p.printf(`<g clip-path="url(#%s)">`+"\n", p.clip)
+	p.printf("<g>\n")
 	switch s.Style {
 	case Bars:
 		p.bars(i)
@@ -177,7 +177,7 @@ func (p *plot) series(i int) {
 		}
 		x, y := p.x.at(point.X)+p.offset(i), p.y.at(point.Y)
 		if point.Low < point.High {
-			p.errorBar(x, p.y.at(p.y.clamp(point.Low)), p.y.at(p.y.clamp(point.High)), colour(i))
+			p.errorBar(i, x, p.y.at(p.y.clamp(point.Low)), p.y.at(p.y.clamp(point.High)))
 		}
 		if s.Style == Marks || s.Style == Marked && p.markHere(s, j) {
 			p.marker(i, x, y)
@@ -207,7 +207,7 @@ func (p *plot) path(i int) {
 	if s.Style == Dashed {
 		dash = ` stroke-dasharray="6 4"`
 	}
-	p.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.8"%s/>`+"\n", d.String(), colour(i), dash)
+	p.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.8"%s/>`+"\n", d.String(), p.colour(i), dash)
 }
 
 // offset moves bars, and what is drawn with categories, to the series' own place beside the others.
@@ -241,12 +241,30 @@ func (p *plot) bars(i int) {
 			continue
 		}
 		x, y, base := p.x.at(point.X)+p.offset(i)-bar/2, p.y.at(point.Y), p.y.at(p.y.clamp(0))
-		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n",
-			x, min(y, base), bar, math.Abs(base-y), colour(i))
+		p.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" %s/>`+"\n",
+			x, min(y, base), bar, math.Abs(base-y), p.filling(i))
+		if point.Y > p.y.clamp(point.Y) {
+			p.valueOnBar(i, x+bar/2, point.Y)
+		}
 	}
 }
 
-func (p *plot) errorBar(x, low, high float64, colour string) {
+// valueOnBar is written from below to the end of a bar that is cut off.
+func (p *plot) valueOnBar(i int, x, value float64) {
+	colour := "#fff"
+	if look := p.look(i); look >= darkColours || p.hollow(i) {
+		colour = "#000"
+	}
+	p.text(x+3.5, top+4, "end", fmt.Sprintf(` transform="rotate(-90 %.1f %d)" font-size="10" fill="%s"`, x+3.5, top+4, colour),
+		strconv.FormatFloat(value, 'g', 3, 64))
+}
+
+// errorBar has the series' colour, but on bars, where that would not be seen.
+func (p *plot) errorBar(i int, x, low, high float64) {
+	colour := p.colour(i)
+	if p.Series[i].Style == Bars {
+		colour = "#777"
+	}
 	attributes := fmt.Sprintf(`stroke="%s" stroke-width="1"`, colour)
 	p.line(x, low, x, high, attributes)
 	p.line(x-3, low, x+3, low, attributes)
@@ -255,8 +273,8 @@ func (p *plot) errorBar(x, low, high float64, colour string) {
 
 // marker draws one of five forms.
 func (p *plot) marker(i int, x, y float64) {
-	fill := fmt.Sprintf(`fill="%s"`, colour(i))
-	switch i % 5 {
+	fill := fmt.Sprintf(`fill="%s"`, p.colour(i))
+	switch p.look(i) % 5 {
 	case 0:
 		p.printf(`<circle cx="%.1f" cy="%.1f" r="3.2" %s/>`+"\n", x, y, fill)
 	case 1:
@@ -279,14 +297,14 @@ func (p *plot) legend() {
 		y := float64(top + 10 + 19*i)
 		switch s.Style {
 		case Bars:
-			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" fill="%s"/>`+"\n", x+4, y-5, colour(i))
+			p.printf(`<rect x="%d" y="%.1f" width="14" height="10" %s/>`+"\n", x+4, y-5, p.filling(i))
 		case Marks:
 		default:
 			dash := ""
 			if s.Style == Dashed {
 				dash = ` stroke-dasharray="6 4"`
 			}
-			p.line(x, y, x+22, y, fmt.Sprintf(`stroke="%s" stroke-width="1.8"%s`, colour(i), dash))
+			p.line(x, y, x+22, y, fmt.Sprintf(`stroke="%s" stroke-width="1.8"%s`, p.colour(i), dash))
 		}
 		if s.Style == Marks || s.Style == Marked {
 			p.marker(i, x+11, y)
@@ -295,7 +313,38 @@ func (p *plot) legend() {
 	}
 }
 
-func colour(i int) string { return colours[i%len(colours)] }
+// like is the series that a series is like, or -1.
+func (p *plot) like(i int) int {
+	return slices.IndexFunc(p.Series, func(s Series) bool { return s.Name != "" && s.Name == p.Series[i].Like })
+}
+
+// look is the number of a series' colour and marker: that of the series that it is like, or else how many
+// that are like no other come before.
+func (p *plot) look(i int) (n int) {
+	if like := p.like(i); like >= 0 {
+		i = like
+	}
+	for j := range i {
+		if p.like(j) < 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func (p *plot) colour(i int) string { return colours[p.look(i)%len(colours)] }
+
+// hollow are bars that have the colour of others: those that are like them, and those beyond the colours.
+// Other series have markers and dashes to be told apart.
+func (p *plot) hollow(i int) bool { return p.like(i) >= 0 || p.look(i) >= len(colours) }
+
+// filling is how a bar is drawn.
+func (p *plot) filling(i int) string {
+	if p.hollow(i) {
+		return fmt.Sprintf(`fill="#fff" stroke="%s" stroke-width="1.5"`, p.colour(i))
+	}
+	return fmt.Sprintf(`fill="%s"`, p.colour(i))
+}
 
 // number writes a value with as many digits as it needs, at most six.
 func number(v float64) string {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -80,7 +82,7 @@ func TestBars(t *testing.T) {
 		}
 		return v
 	}
-	bars := elements(t, c.SVG(), "rect")[3:7] // after background, frame and clipping
+	bars := elements(t, c.SVG(), "rect")[2:6] // after background and frame
 	for i, height := range []float64{0.5, 1, 0.1, 0.2} {
 		if got := number(bars[i]["height"]); math.Abs(got-height*plotHeight) > 0.1 {
 			t.Errorf("bar %d is %v high, want %v", i, got, height*plotHeight)
@@ -109,11 +111,12 @@ func TestTextIsEscaped(t *testing.T) {
 
 func TestTicks(t *testing.T) {
 	for want, axis := range map[string]Axis{
-		"0 0.2 0.4 0.6 0.8 1":                 {Max: 1},
-		"-2 -1 0 1 2 3":                       {Min: -2, Max: 3},
-		"0 5 10 15 20 25":                     {Max: 25},
-		"1e-06 1e-05 0.0001 0.001 0.01 0.1 1": {Log: true, Min: 1e-6, Max: 1},
-		"10 20 50 100 200":                    {Log: true, Min: 10, Max: 200},
+		"0 0.2 0.4 0.6 0.8 1": {Max: 1},
+		"-2 -1 0 1 2 3":       {Min: -2, Max: 3},
+		"0 5 10 15 20 25":     {Max: 25},
+		"10⁻⁶ 10⁻⁵ 10⁻⁴ 0.001 0.01 0.1 1": {Log: true, Min: 1e-6, Max: 1},
+		"1 10 100 1000 10000 100000 10⁶":  {Log: true, Min: 1, Max: 1e6},
+		"10 20 50 100 200":                {Log: true, Min: 10, Max: 200},
 	} {
 		s := newScale(&axis, nil, 0, 1, false)
 		var labels []string
@@ -133,10 +136,13 @@ func TestRange(t *testing.T) {
 		values    []float64
 		low, high float64
 	}{
-		{Axis{}, []float64{2, 10}, 0, 10.3},           // from zero, as the values are not far from it
-		{Axis{}, []float64{90, 100}, 90, 100.3},       // not from zero
-		{Axis{}, []float64{-1, 1}, -1, 1.06},          // both signs
-		{Axis{Log: true}, []float64{1, 100}, 0, 2.06}, // decades
+		{Axis{}, []float64{2, 10}, 0, 10.3},        // from zero, as the values are not far from it
+		{Axis{}, []float64{90, 100}, 90, 100.3},    // not from zero
+		{Axis{}, []float64{-1, 1}, -1, 1.06},       // both signs
+		{Axis{Log: true}, []float64{1, 100}, 0, 2}, // decades
+		{Axis{Log: true}, []float64{0.6, 17}, math.Log10(0.5), math.Log10(20)},
+		{Axis{Log: true}, []float64{0.0003, 30000}, math.Log10(0.0002), math.Log10(50000)},
+		{Axis{Log: true}, []float64{3}, math.Log10(0.5), 1},
 		{Axis{}, nil, 0, 1.03},
 		{Axis{}, []float64{5}, 4.5, 5.53},
 	} {
@@ -162,5 +168,60 @@ func TestCSV(t *testing.T) {
 	want := "series,load,\"time, s\",low,high\na,\"low, or\",0.125,,\na,high,2,1,3\n"
 	if string(got) != want {
 		t.Errorf("%s, want %s", got, want)
+	}
+}
+
+// TestManyBars has more series than there are colours, and no two that look alike.
+func TestManyBars(t *testing.T) {
+	c := Chart{X: Axis{Categories: []string{"only"}}}
+	for i := range 2 * len(colours) {
+		c.Series = append(c.Series, Series{Name: fmt.Sprint(i), Style: Bars, Points: []Point{{X: 0, Y: 1}}})
+	}
+	looks := make(map[string]int)
+	for _, look := range regexp.MustCompile(`<rect [^>]*height="10" ([^>]*)/>`).FindAllStringSubmatch(string(c.SVG()), -1) {
+		looks[look[1]]++
+	}
+	if len(looks) != len(c.Series) {
+		t.Errorf("%d series look like %v", len(c.Series), looks)
+	}
+}
+
+// TestLike has bars that are like others hollow and in their colour, and lines in that of theirs.
+func TestLike(t *testing.T) {
+	c := Chart{Series: []Series{
+		{Name: "a", Style: Marked, Points: points(0, 1)}, {Name: "b", Style: Marked, Points: points(0, 2)},
+		{Name: "model b", Style: Dashed, Points: points(0, 2), Like: "b"}, {Name: "c", Points: points(0, 2), Like: "nobody"},
+	}}
+	var strokes []string
+	for _, path := range elements(t, c.SVG(), "path") {
+		if stroke, ok := path["stroke"]; ok {
+			strokes = append(strokes, stroke)
+		}
+	}
+	if want := []string{colours[0], colours[1], colours[1], colours[2]}; !slices.Equal(strokes, want) {
+		t.Errorf("lines are %v, want %v", strokes, want)
+	}
+	for i := range c.Series {
+		c.Series[i].Style = Bars
+	}
+	c.X.Categories = []string{"only"}
+	bars := elements(t, c.SVG(), "rect")[2:6] // after background and frame
+	if bar := bars[2]; bar["fill"] != "#fff" || bar["stroke"] != colours[1] {
+		t.Errorf("the bar that is like b is %v", bar)
+	}
+	if bar := bars[3]; bar["fill"] != colours[2] {
+		t.Errorf("the bar that is like none is %v", bar)
+	}
+}
+
+// TestCutOffBars have their value on them, and only they.
+func TestCutOffBars(t *testing.T) {
+	c := Chart{
+		X: Axis{Categories: []string{"one", "two"}}, Y: Axis{Max: 2},
+		Series: []Series{{Style: Bars, Points: points(0, 17.25, 1, 2)}},
+	}
+	written := regexp.MustCompile(`font-size="10"[^>]*>([^<]*)<`).FindAllStringSubmatch(string(c.SVG()), -1)
+	if len(written) != 1 || written[0][1] != "17.2" {
+		t.Errorf("written on bars: %v, want 17.2", written)
 	}
 }

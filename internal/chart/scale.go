@@ -3,6 +3,7 @@ package chart
 import (
 	"math"
 	"strconv"
+	"strings"
 )
 
 // scale maps values to positions.
@@ -31,13 +32,37 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 	case s.low == s.high:
 		s.low, s.high = s.low-0.5, s.high+0.5
 	}
-	if !exact && !axis.Log && s.low > 0 && s.low < s.high/2 {
-		s.low = 0
-	}
-	if !exact {
+	switch {
+	case exact:
+	case axis.Log:
+		s.low, s.high = s.logBounds()
+	default:
+		if s.low > 0 && s.low < s.high/2 {
+			s.low = 0
+		}
 		s.high += 0.03 * (s.high - s.low)
 	}
 	return s
+}
+
+// logFactors are the multiples of powers of ten that axes begin and end with.
+var logFactors = []float64{1, 2, 5}
+
+// logBounds are the multiples, in decades, between which the values are.
+func (s *scale) logBounds() (low, high float64) {
+	low, high = math.Inf(-1), math.Inf(1)
+	for decade := math.Floor(s.low) - 1; decade <= s.high+1; decade++ {
+		for _, factor := range logFactors {
+			d := decade + math.Log10(factor)
+			if d <= s.low+1e-9 {
+				low = max(low, d)
+			}
+			if d >= s.high-1e-9 {
+				high = min(high, d)
+			}
+		}
+	}
+	return low, high
 }
 
 func (s *scale) decades(v float64) float64 {
@@ -90,22 +115,33 @@ func (s *scale) ticks() []tick {
 	return ticks
 }
 
-// logTicks are at powers of ten, and at 2 and 5 times those where there are few.
+// logTicks are at powers of ten, and at the multiples of those where there are few.
 func (s *scale) logTicks() []tick {
-	factors := []float64{1}
-	if s.high-s.low < 2.5 {
-		factors = []float64{1, 2, 5}
+	factors := logFactors
+	if s.high-s.low > 2.5 {
+		factors = []float64{1}
 	}
 	var ticks []tick
 	for decade := math.Floor(s.low); decade <= s.high; decade++ {
 		for _, factor := range factors {
-			v := factor * math.Pow(10, decade)
-			if d := math.Log10(v); d >= s.low-1e-9 && d <= s.high+1e-9 {
-				ticks = append(ticks, tick{v, number(v)})
+			d := decade + math.Log10(factor)
+			if d < s.low-1e-9 || d > s.high+1e-9 {
+				continue
 			}
+			label := number(factor * math.Pow(10, decade))
+			if factor == 1 && (decade < -3 || decade > 5) {
+				label = "10" + superscript(int(decade))
+			}
+			ticks = append(ticks, tick{math.Pow(10, d), label})
 		}
 	}
 	return ticks
+}
+
+// superscript is a raised number.
+func superscript(n int) string {
+	return strings.NewReplacer("-", "⁻", "0", "⁰", "1", "¹", "2", "²", "3", "³", "4", "⁴", "5", "⁵", "6", "⁶",
+		"7", "⁷", "8", "⁸", "9", "⁹").Replace(strconv.Itoa(n))
 }
 
 // roundStep is the next of 1, 2 and 5 times a power of ten.

@@ -31,7 +31,7 @@ type field struct {
 // Decode reads the only YAML document in data into the struct that into points to, whose fields are
 // of the types that this package's own files have. Fields that data does not name keep their values.
 // Then rules returns the problems of what was read; where they are in data is found by their paths,
-// and those of fields that could not be read are left out. The error is of type Errors.
+// and those of fields that could not be read, wholly or in part, are left out. The error is of type Errors.
 func Decode(data []byte, into any, rules func() Errors) error {
 	d := decode(data, into)
 	for _, broken := range rules() {
@@ -94,10 +94,20 @@ func (d *document) bad(path string) bool {
 	}
 }
 
-// failf reports a problem with a field that was decoded, and nothing about one that was not: the
-// real problem of that is reported already.
+// lacks tells whether one of the fields of a section could not be decoded.
+func (d *document) lacks(section string) bool {
+	for path, f := range d.fields {
+		if f.bad && section != "" && parent(path) == section {
+			return true
+		}
+	}
+	return false
+}
+
+// failf reports a problem with a field that was decoded, and nothing about one that was not, wholly or
+// in part: the real problem of that is reported already.
 func (d *document) failf(path, format string, args ...any) {
-	if d.bad(path) {
+	if d.bad(path) || d.lacks(path) {
 		return
 	}
 	d.report(path, fmt.Sprintf(format, args...))

@@ -87,6 +87,9 @@ func (d *document) checkService(path string, s *Service) {
 	if s.Placement == PlacementHash && s.Candidates > 1 && s.Candidates <= tables.MaxCandidates {
 		d.failf(at, "must be 1 for placement %s", s.Placement)
 	}
+	if n := len(s.Servers); d.has(at) && s.Placement == PlacementHunt && n > 0 && n < s.Candidates && s.Candidates <= tables.MaxCandidates {
+		d.failf(at, "must not be more than the servers, of which there are %d", n)
+	}
 	d.checkHunt(path, s)
 	at = child(path, "buckets")
 	if err := tables.ValidBuckets(s.Buckets); err != nil {

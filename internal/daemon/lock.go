@@ -54,10 +54,18 @@ func lockFile(path string) (*os.File, error) {
 			return nil, err
 		}
 		if now, err := os.Stat(path); err == nil && os.SameFile(locked, now) {
-			return file, nil
+			return file, stamp(file)
 		}
 		_ = file.Close()
 	}
+}
+
+// stamp notes in the file's time since when it is locked, for FindProcess.
+func stamp(file *os.File) error {
+	if err := unix.Futimes(int(file.Fd()), nil); err != nil {
+		return errors.Join(fmt.Errorf("stamp %s: %w", file.Name(), err), file.Close())
+	}
+	return nil
 }
 
 // Unlock removes the lock file of an instance that is gone for good.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -51,11 +52,53 @@ func AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
 		return Attached{}, err
 	}
 	l, attached, err := attachXDP(prog, ifindex)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return Attached{}, fmt.Errorf("attach XDP to %s: %w: it runs %s", iface.Attrs().Name, err, describeXDP(ifindex))
+	}
 	if err != nil {
 		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
 	}
 	defer l.Close()
 	return attached, PinLink(l, pin)
+}
+
+// describeXDP names the program that an interface runs, and whose it is, as far as that can be found out.
+func describeXDP(ifindex int) string {
+	iface, err := netlink.LinkByIndex(ifindex)
+	if err != nil || iface.Attrs().Xdp == nil || iface.Attrs().Xdp.ProgId == 0 {
+		return "a program that has gone since"
+	}
+	id := ebpf.ProgramID(iface.Attrs().Xdp.ProgId)
+	text := fmt.Sprintf("program %d", id)
+	if program, err := ebpf.NewProgramFromID(id); err == nil {
+		if info, err := program.Info(); err == nil {
+			text += fmt.Sprintf(" %q", info.Name)
+		}
+		_ = program.Close()
+	}
+	if owner := ownerOf(id); owner != nil {
+		return fmt.Sprintf("%s of the %s %q", text, owner.Role, owner.Name)
+	}
+	return text + ", of no instance of segue"
+}
+
+// ownerOf is the instance that has attached a program; nil: none.
+func ownerOf(id ebpf.ProgramID) *Instance {
+	entries, _ := os.ReadDir(Dir(""))
+	for _, entry := range entries {
+		l, err := link.LoadPinnedLink(filepath.Join(Dir(entry.Name()), LinkPin), nil)
+		if err != nil {
+			continue
+		}
+		info, err := l.Info()
+		_ = l.Close()
+		if err != nil || info.Program != id {
+			continue
+		}
+		role, _ := roleOf(entry.Name())
+		return &Instance{entry.Name(), role}
+	}
+	return nil
 }
 
 func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {

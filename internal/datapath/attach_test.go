@@ -23,7 +23,7 @@ func pass(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	needRoot(t)
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: kind, License: "GPL",
+		Name: "passer", Type: kind, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdict), asm.Return()},
 	})
 	if err != nil {
@@ -140,6 +140,23 @@ func TestNoGenericOverAnother(t *testing.T) {
 		_, err := AttachXDP(program, ifindex, filepath.Join(dir, "second"))
 		if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "eth0") || strings.Contains(err.Error(), "generic") {
 			t.Errorf("over another program: error %v", err)
+		}
+		info, idErr := program.Info()
+		if idErr != nil {
+			return idErr
+		}
+		id, _ := info.ID()
+		if want := fmt.Sprintf(`program %d "passer", of no instance of segue`, id); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("over another program: error %v, want %s", err, want)
+		}
+		pinnedMap(t, dir, marks[RoleBalancer])
+		if err := os.Rename(filepath.Join(dir, "first"), filepath.Join(dir, LinkPin)); err != nil {
+			return err
+		}
+		_, err = AttachXDP(program, ifindex, filepath.Join(dir, "second"))
+		want := fmt.Sprintf(`program %d "passer" of the balancer %q`, id, filepath.Base(dir))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("over a balancer's: error %v, want %s", err, want)
 		}
 		return nil
 	}))

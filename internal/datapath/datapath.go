@@ -43,10 +43,20 @@ func MakeDir(instance string, role Role) (string, error) {
 		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach it first", instance, is, role)
 	}
 	dir := Dir(instance)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
+	return dir, makeInShared(dir)
+}
+
+// makeInShared makes a directory whose parent the last instance to go may remove at any time.
+func makeInShared(dir string) error {
+	const attempts = 100 // each that fails is another instance that goes
+	var err error
+	for range attempts {
+		// It exists when it is to be made, and no more when it is looked at.
+		if err = os.MkdirAll(dir, 0o700); !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
+			break
+		}
 	}
-	return dir, nil
+	return err
 }
 
 // RemoveDir unpins everything that an instance pinned; what only the pins held

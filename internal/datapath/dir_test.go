@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -35,6 +36,28 @@ func TestNamesStayInside(t *testing.T) {
 	if _, err := os.Stat(victim); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestInstancesComeAndGo has instances begin while others end, and take the shared parent along.
+func TestInstancesComeAndGo(t *testing.T) {
+	needRoot(t)
+	var group sync.WaitGroup
+	for i := range 3 {
+		group.Go(func() {
+			instance := fmt.Sprintf("test-%d-%d", os.Getpid(), i)
+			for range 2000 {
+				if _, err := MakeDir(instance, RoleAgent); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := RemoveDir(instance); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
 }
 
 func pinnedMap(t *testing.T, dir, name string) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/daemon"
 )
 
 // The names of pins that balancers and agents have in common, and of those that tell them apart.
@@ -116,11 +117,13 @@ func Instances() ([]Instance, error) {
 // Snapshot is what balancers and agents alike tell of themselves at one moment.
 type Snapshot struct {
 	Instance
-	Time       time.Time     `json:"time"`
-	Interval   float64       `json:"interval_seconds"` // that rates are over; 0: there are none
-	Program    *Program      `json:"program"`          // nil before it is attached
-	Attachment *Attachment   `json:"attachment"`       // nil: not attached, packets pass by
-	Reasons    []ReasonCount `json:"reasons"`
+	Time     time.Time `json:"time"`
+	Interval float64   `json:"interval_seconds"` // that rates are over; 0: there are none
+	// Process runs the instance; nil: none does, and the data path goes on as the last one left it.
+	Process    *daemon.Process `json:"process"`
+	Program    *Program        `json:"program"`    // nil before it is attached
+	Attachment *Attachment     `json:"attachment"` // nil: not attached, packets pass by
+	Reasons    []ReasonCount   `json:"reasons"`
 }
 
 // Program is a program in the kernel.
@@ -142,6 +145,9 @@ type Attachment struct {
 func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapshot, error) {
 	s := &Snapshot{Instance: instance, Time: time.Now(), Reasons: reasons}
 	var err error
+	if s.Process, err = daemon.FindProcess(instance.Name); err != nil {
+		return nil, err
+	}
 	if s.Program, err = readProgram(instance.Name, program); err != nil {
 		return nil, err
 	}

@@ -103,15 +103,6 @@ func Order(servers []Member, balancers []string, homes []int32, self int) []int3
 	return order
 }
 
-// Precedence sorts both parts of an order, the servers at home and the others, by weight, the largest
-// first: with the weights of Speeds it is how to choose among servers with as many flows of one's own,
-// where capacities are not known (docs/placement.md).
-func Precedence(order []int32, homes int, weight func(server int32) float64) {
-	heavier := func(a, b int32) int { return -cmp.Compare(weight(a), weight(b)) }
-	slices.SortStableFunc(order[:homes], heavier)
-	slices.SortStableFunc(order[homes:], heavier)
-}
-
 func hash(server, balancer string) uint64 {
 	digest := sha256.Sum256([]byte(seed + server + "\x00" + balancer))
 	return binary.BigEndian.Uint64(digest[:])

@@ -172,6 +172,16 @@ func TestUnseen(t *testing.T) {
 			t.Errorf("norm %d: weights %v: the unseen one is not the fastest", norm, w)
 		}
 	}
+	// By the sum of all three, z is 1/6, 1/2 and 1/3; R is fixed.
+	by := NewSpeeds(3, Options{FixedNoise: true})
+	by.Observe(0, 1, 0)
+	by.Observe(1, 3, 0)
+	by.Step()
+	for server, z := range []float64{1. / 6, 1. / 2, 1. / 3} {
+		if got, want := by.servers[server].filter.Value, 0.5+(z-0.5)/1.5; !near(got, want) {
+			t.Errorf("server %d: %v estimated, want %v", server, got, want)
+		}
+	}
 	s := NewSpeeds(3, Options{})
 	s.Step()
 	if s.Weight(0) != 1.0/3 {
@@ -292,5 +302,24 @@ func TestChoiceAllocatesNothing(t *testing.T) {
 		s %= 128
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestGain has the gains of a filter whose noise is fixed at 1/2 and whose error begins at 1: 1/(n+1/2) in
+// the n-th step, and 0 before any.
+func TestGain(t *testing.T) {
+	s := NewSpeeds(2, Options{FixedNoise: true})
+	s.Step() // of which nothing follows, for no flow has ended
+	if got := s.Gain(0); got != 0 {
+		t.Errorf("gain %v before the first measurement, want 0", got)
+	}
+	s.Observe(0, 1, 0)
+	for n := 1; n <= 5; n++ {
+		s.Step()
+		for server := range int32(2) {
+			if got, want := s.Gain(server), 1/(float64(n)+0.5); math.Abs(got-want) > 1e-12 {
+				t.Errorf("step %d, server %d: gain %v, want %v", n, server, got, want)
+			}
+		}
 	}
 }

@@ -55,6 +55,7 @@ type speed struct {
 	reservoir Reservoir
 	filter    Filter
 	measured  float64 // z of the last step
+	gain      float64 // K of the last step
 	weight    float64
 }
 
@@ -83,6 +84,10 @@ func (s *Speeds) Observe(server int32, duration float64, random uint64) {
 // Weight is a server's, above 0; those of all servers sum up to 1.
 func (s *Speeds) Weight(server int32) float64 { return s.servers[server].weight }
 
+// Gain is the Kalman gain of a server's last step, 0 to 1: how far its estimate has moved towards what
+// was measured. It is 0 before the first step (HLB, section VI-D1 and figure 18b).
+func (s *Speeds) Gain(server int32) float64 { return s.servers[server].gain }
+
 // Step makes new weights from the durations, as the paper does every 0.5 s (section V-C):
 // w = exp(-mu) / sum of all exp(-mu). Without any durations the weights stay.
 func (s *Speeds) Step() {
@@ -95,7 +100,7 @@ func (s *Speeds) Step() {
 	sum := 0.0
 	for i := range s.servers {
 		v := &s.servers[i]
-		v.filter.Update(v.measured, s.noise)
+		v.gain = v.filter.Update(v.measured, s.noise)
 		v.weight = math.Exp(-v.filter.Value)
 		sum += v.weight
 	}

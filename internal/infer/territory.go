@@ -2,17 +2,18 @@ package infer
 
 import "math"
 
-// Territory chooses servers on one of several balancers that do not talk, where capacities are known
-// (docs/placement.md). Every server has a home balancer. A balancer takes its own flows for all that its
-// home servers have. To those of others it adds, by symmetry, what its home servers carry for each unit
-// of capacity, up to mostOthers. Least waits first, then home before others, then the shortest delay,
-// then the order of preference.
+// Territory chooses servers on one of several balancers that do not talk (docs/placement.md). Every server
+// has a home balancer. A balancer takes its own flows for all that its home servers have. To those of
+// others it adds what flows were seen to wait there (SetWait), or as long as nobody says, by symmetry,
+// what its home servers carry for each unit of capacity, up to mostOthers. Least waits first, then home
+// before others, then the shortest delay, then the order of preference.
 type Territory struct {
 	flows    []float64
 	capacity []float64
-	position []int32 // of a server in the order of preference
-	order    []int32 // the server of a position
-	homes    int32   // how many of the order are at home
+	wait     []float64 // nil as long as nobody says
+	position []int32   // of a server in the order of preference
+	order    []int32   // the server of a position
+	homes    int32     // how many of the order are at home
 	home     *Ranking
 	away     *Ranking
 	// Of the home servers together.
@@ -44,6 +45,15 @@ func (t *Territory) SetCapacity(server int32, capacity float64) {
 	t.rank(server)
 }
 
+// SetWait says how long flows of this balancer's wait on a server, in the mean, for each second of service.
+func (t *Territory) SetWait(server int32, wait float64) {
+	if t.wait == nil {
+		t.wait = make([]float64, len(t.flows))
+	}
+	t.wait[server] = wait
+	t.rank(server)
+}
+
 // Add counts flows of this balancer's own in, or out.
 func (t *Territory) Add(server int32, flows float64) {
 	t.flows[server] += flows
@@ -58,7 +68,7 @@ func (t *Territory) Flows(server int32) float64 { return t.flows[server] }
 
 func (t *Territory) isHome(server int32) bool { return t.position[server] < t.homes }
 
-// rank scores a server by its delay as if there were no other balancers.
+// rank scores a server by its delay, without what others are taken to have by symmetry.
 func (t *Territory) rank(server int32) {
 	score := math.Inf(1)
 	if t.capacity[server] > 0 {
@@ -67,7 +77,7 @@ func (t *Territory) rank(server int32) {
 	if at := t.position[server]; at < t.homes {
 		t.home.Set(at, score)
 	} else {
-		t.away.Set(at-t.homes, score)
+		t.away.Set(at-t.homes, score+t.seen(server))
 	}
 }
 
@@ -77,16 +87,24 @@ func (t *Territory) rank(server int32) {
 const mostOthers = 0.9
 
 // others is what other balancers are taken to have at servers that are not at home, for each unit of
-// capacity.
+// capacity, if nobody says what it is.
 func (t *Territory) others() float64 {
-	if t.room <= 0 {
+	if t.room <= 0 || t.wait != nil {
 		return 0
 	}
 	return min(t.carried/t.room, mostOthers)
 }
 
-// Best returns the server for a new flow, -1 if there is none. What others have adds the same to every
-// delay abroad, so the best of home and the best of abroad are all that has to be compared.
+// seen is what was said of a server that is not at home.
+func (t *Territory) seen(server int32) float64 {
+	if t.wait == nil {
+		return 0
+	}
+	return t.wait[server]
+}
+
+// Best returns the server for a new flow, -1 if there is none. What others have by symmetry adds the
+// same to every delay abroad, so the best of home and the best of abroad are all that has to be compared.
 func (t *Territory) Best() int32 {
 	near, nearDelay := t.home.Best(0)
 	far, farDelay := t.away.Best(0)
@@ -109,7 +127,7 @@ func (t *Territory) BestOf(candidates []uint16) int32 {
 		}
 		mine := score{delay: Delay(t.flows[s], t.capacity[s]), home: t.isHome(s), position: t.position[s]}
 		if !mine.home {
-			mine.delay += others
+			mine.delay += others + t.seen(s)
 		}
 		if best < 0 || mine.before(bestScore) {
 			best, bestScore = s, mine

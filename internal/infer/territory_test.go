@@ -218,10 +218,22 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-func TestPrecedence(t *testing.T) {
-	order, weight := []int32{5, 4, 3, 2, 1, 0}, []float64{1, 2, 2, 1, 3, 2}
-	Precedence(order, 3, func(s int32) float64 { return weight[s] })
-	if want := []int32{4, 5, 3, 2, 1, 0}; !slices.Equal(order, want) {
-		t.Errorf("order %v, want %v", order, want)
+// TestTerritoryWithWaits: server 0 is at home, 1 and 2 abroad, all of capacity 1, and flows were seen to
+// wait on the latter.
+func TestTerritoryWithWaits(t *testing.T) {
+	territory := NewTerritory([]float64{1, 1, 1}, []int32{0, 1, 2}, 1)
+	territory.SetWait(0, 5) // is known better at home
+	territory.SetWait(1, 0.75)
+	territory.SetWait(2, 0.5)
+	// Delays at home 1, 2, 3; on server 1 1.75, 2.75; on server 2 1.5, 2.5. At home goes first.
+	for i, want := range []int32{0, 2, 1, 0, 2, 1, 0} {
+		if got := territory.BestOf([]uint16{0, 1, 2}); got != want {
+			t.Errorf("flow %d: server %d of all candidates, want %d", i, got, want)
+		}
+		got := territory.Best()
+		if got != want {
+			t.Errorf("flow %d: server %d, want %d", i, got, want)
+		}
+		territory.Add(got, 1)
 	}
 }

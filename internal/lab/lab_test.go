@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -160,9 +161,12 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	if err := os.MkdirAll(pin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if during := inspect(t, topology.Name); len(during.Namespaces) != 7 || len(during.Processes) != 2 || len(during.Pins) != 1 {
-		t.Errorf("while it is up: %d namespaces, %d nginx masters, %d pins; want 7, 2, 1",
-			len(during.Namespaces), len(during.Processes), len(during.Pins))
+	during := inspect(t, topology.Name)
+	slices.Sort(during.Processes)
+	masters := slices.Compact(during.Processes) // a worker is called as its master until it has its own name
+	if len(during.Namespaces) != 7 || len(masters) != 2 || len(during.Pins) != 1 {
+		t.Errorf("while it is up: %d namespaces, nginx masters %q, %d pins; want 7, 2, 1",
+			len(during.Namespaces), masters, len(during.Pins))
 	}
 	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "is up already") {
 		t.Errorf("second Up: %v", err)

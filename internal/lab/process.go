@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"strconv"
@@ -56,9 +57,21 @@ func (p *Process) Start(ctx context.Context) error {
 	return nil
 }
 
+// keepInherited keeps from the processes that are started what this one was given: they outlive it, and would hold
+// the lock of a flock(1), or somebody's pipe, until the lab goes. Go's own descriptors are never handed on.
+func keepInherited() error {
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("keep inherited files: %w", err)
+	}
+	return nil
+}
+
 func (p *Process) start(ctx context.Context) error {
 	if pid, alive := p.pidFile().alive(); alive {
 		return fmt.Errorf("runs already as process %d", pid)
+	}
+	if err := keepInherited(); err != nil {
+		return err
 	}
 	log, err := os.OpenFile(p.LogPath(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {

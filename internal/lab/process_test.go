@@ -113,3 +113,20 @@ func TestNotifyReportsTheEndOfTheProcess(t *testing.T) {
 		t.Errorf("await: %v", err)
 	}
 }
+
+// A lock that the lab's builder was given is free when it has ended, and not only when the lab has.
+func TestInheritedStaysHere(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	inherited, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR, 0o600) // not close-on-exec, as flock(1) has it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(inherited)
+	if err := keepInherited(); err != nil {
+		t.Fatal(err)
+	}
+	flags, err := unix.FcntlInt(uintptr(inherited), unix.F_GETFD, 0)
+	if err != nil || flags&unix.FD_CLOEXEC == 0 {
+		t.Errorf("the flags are %#x, error %v", flags, err)
+	}
+}

@@ -96,15 +96,26 @@ func (l *Lab) createState() (*lock, error) {
 	return lock, l.fillState()
 }
 
+// List returns the names of the labs that are up, also half built or half removed ones.
+func List() (names []string, err error) {
+	entries, err := os.ReadDir(stateRoot)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names, nil
+}
+
 // labsUp says which labs are.
 func labsUp() string {
-	entries, err := os.ReadDir(stateRoot)
-	if err != nil || len(entries) == 0 {
+	names, err := List()
+	if err != nil || len(names) == 0 {
 		return "none is: segue lab up"
 	}
-	var names []string
-	for _, entry := range entries {
-		names = append(names, strconv.Quote(entry.Name()))
+	for i, name := range names {
+		names[i] = strconv.Quote(name)
 	}
 	return "up are (--name): " + strings.Join(names, ", ")
 }

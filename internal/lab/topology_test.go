@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v4"
 
+	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/config"
 )
 
@@ -206,6 +208,18 @@ func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
 		if diff := cmp.Diff(want, got, addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", s.Name, diff)
 		}
+	}
+}
+
+// What the policy refused is no server that nobody listens on.
+func TestWriteOffers(t *testing.T) {
+	var out strings.Builder
+	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{Policy: config.AcceptNever, Offered: 10,
+		Offers: map[string]uint64{"accepted": 1, "accepted_stale": 2, "refused": 3, "refused_down": 4, "forced": 0}}}})
+	want := "hunting service  server  policy  load  threshold  offered  accepted  refused  refused down  forced\n" +
+		"web              s1      never   -     -          10       3         3        4             0\n\n"
+	if got := regexp.MustCompile(`(?m) +$`).ReplaceAllString(out.String(), ""); got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"context"
 	"fmt"
 	"math"
 
@@ -109,14 +110,18 @@ var (
 	difference = []float64{71. / 57600, 0, -71. / 16695, 71. / 1920, -17253. / 339200, 22. / 525, -1. / 40}
 )
 
-// Advance moves time forward by a duration, which must not be negative.
-func (t *Transient) Advance(duration float64) {
+// Advance moves time forward by a duration, which must not be negative. It takes some steps for each
+// unit of time, and returns the context's cause when that is done before.
+func (t *Transient) Advance(ctx context.Context, duration float64) error {
 	k := make([][]float64, len(stages))
 	for i := range k {
 		k[i] = make([]float64, len(t.tail))
 	}
 	next, wrong := make([]float64, len(t.tail)), make([]float64, len(t.tail))
 	for duration > 0 {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		step := min(t.step, duration)
 		for i, weights := range stages {
 			copy(next, t.tail)
@@ -138,4 +143,5 @@ func (t *Transient) Advance(duration float64) {
 			t.step = step * min(5, max(0.2, 0.9*math.Pow(tolerance/max(err, 1e-300), 0.2)))
 		}
 	}
+	return nil
 }

@@ -8,6 +8,13 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
+func advance(t *testing.T, tr *Transient, duration float64) {
+	t.Helper()
+	if err := tr.Advance(t.Context(), duration); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestTransientSettles follows empty and full servers to the steady state.
 func TestTransientSettles(t *testing.T) {
 	for _, cores := range []int{1, 2} {
@@ -20,7 +27,7 @@ func TestTransientSettles(t *testing.T) {
 				if tr.MeanFlows() != float64(flows) {
 					t.Errorf("starts with %v flows, want %d", tr.MeanFlows(), flows)
 				}
-				tr.Advance(1500)
+				advance(t, tr, 1500)
 				steady := mustSRc(t, 0.7, cores, threshold)
 				near(t, "flows", tr.MeanFlows(), steady.MeanFlows(), 1e-6)
 				near(t, "rejected", tr.Rejected(), steady.AtLeast(threshold), 1e-6)
@@ -50,7 +57,7 @@ func TestTransientOfSingleChoice(t *testing.T) {
 	now := 0.0
 	for _, pause := range []float64{0.2, 1, 5, 20} {
 		now += pause
-		tr.Advance(pause)
+		advance(t, tr, pause)
 		var scaled, exponential mat.Dense
 		scaled.Scale(now, generator)
 		exponential.Exp(&scaled)
@@ -70,9 +77,9 @@ func TestTransientInSteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	often, _ := NewTransient(0.9, 1, 4, 0)
-	once.Advance(10)
+	advance(t, once, 10)
 	for range 1000 {
-		often.Advance(0.01)
+		advance(t, often, 0.01)
 	}
 	near(t, "flows", often.MeanFlows(), once.MeanFlows(), 1e-7)
 	if _, err := NewTransient(0.9, 1, 4, -1); err == nil {

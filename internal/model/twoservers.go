@@ -1,6 +1,7 @@
 package model
 
 import (
+	"context"
 	"fmt"
 	"math"
 
@@ -50,7 +51,8 @@ type TwoServers struct {
 	Rule Rule
 }
 
-// TwoServersResult is the steady state of two servers.
+// TwoServersResult is the steady state of two servers. Solve has durations and flows to 1e-6 of their
+// size, and refusals to 1e-9.
 type TwoServersResult struct {
 	// Duration is what figure 2 of HLB shows, the mean of Σ l_i/(l_1+l_2)·l_i/μ_i over the states in
 	// which there is a flow.
@@ -65,11 +67,18 @@ type TwoServersResult struct {
 // that the balancer knows of and the others apart. The paper's state is (l_1, l_2) alone; but then a
 // balancer that sees half of the flows would know of all, and LSQ would not differ from GSQ2. Which of
 // a server's flows ends next does not depend on who knows of it.
-func (s TwoServers) Solve() (TwoServersResult, error) {
+//
+// With MaxRoom and part of the flows observed there are 314,721 states, which may take a minute; Solve
+// returns the context's cause when that is done before.
+func (s TwoServers) Solve(ctx context.Context) (TwoServersResult, error) {
 	if err := s.validate(); err != nil {
 		return TwoServersResult{}, err
 	}
-	return s.result(s.stationary()), nil
+	p, err := s.stationary(ctx)
+	if err != nil {
+		return TwoServersResult{}, err
+	}
+	return s.result(p), nil
 }
 
 // SolveApart returns the steady state by the equation that HLB prints in section III-A, in which each
@@ -265,13 +274,16 @@ func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []mov
 
 // stationary returns the probabilities of the states in the long run, by sweeps of Gauss and Seidel
 // forwards and backwards: a state's probability is what comes in over the rate out.
-func (s TwoServers) stationary() []float64 {
+func (s TwoServers) stationary(ctx context.Context) ([]float64, error) {
 	c := s.chain()
 	p := make([]float64, len(c.out))
 	for i := range p {
 		p[i] = 1 / float64(len(p))
 	}
 	for change := 1.0; change > 1e-9; {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		change = 0
 		for i := range p {
 			change += c.sweep(p, i)
@@ -281,7 +293,7 @@ func (s TwoServers) stationary() []float64 {
 		}
 		floats.Scale(1/floats.Sum(p), p)
 	}
-	return p
+	return p, nil
 }
 
 func (c *chain) sweep(p []float64, i int) (change float64) {

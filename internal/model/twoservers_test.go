@@ -1,6 +1,8 @@
 package model
 
 import (
+	"context"
+	"errors"
 	"math"
 	"testing"
 
@@ -14,7 +16,7 @@ func figure2(rule Rule) TwoServers {
 
 func mustSolve(t *testing.T, s TwoServers) TwoServersResult {
 	t.Helper()
-	r, err := s.Solve()
+	r, err := s.Solve(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +47,11 @@ func TestChainIsStationary(t *testing.T) {
 			if err := want.SolveVec(a, b); err != nil {
 				t.Fatal(err)
 			}
-			for i, got := range s.stationary() {
+			p, err := s.stationary(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, got := range p {
 				if math.Abs(got-want.AtVec(i)) > 1e-7 {
 					t.Fatalf("%v, %v observed, state %d: %v, want %v", rule, observed, i, got, want.AtVec(i))
 				}
@@ -93,7 +99,10 @@ func TestFlowsAreConserved(t *testing.T) {
 	for _, rule := range Rules {
 		s := figure2(rule)
 		s.Observed = 0.7
-		p := s.stationary()
+		p, err := s.stationary(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
 		list, _ := s.occupancies()
 		served := 0.0
 		for i, first := range list {
@@ -157,8 +166,24 @@ func TestTwoServersErrors(t *testing.T) {
 	} {
 		s := figure2(ECMP)
 		change(&s)
-		if _, err := s.Solve(); err == nil || err.Error() != want {
+		if _, err := s.Solve(t.Context()); err == nil || err.Error() != want {
 			t.Errorf("error %v, want %q", err, want)
 		}
+	}
+}
+
+// TestInterrupted ends what may take minutes when nobody waits for it any more.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := figure2(LSQ).Solve(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("two servers: error %v", err)
+	}
+	tr, err := NewTransient(0.9, 1, 4, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.Advance(ctx, 1e12); !errors.Is(err, context.Canceled) {
+		t.Errorf("transient: error %v", err)
 	}
 }

@@ -24,7 +24,7 @@ var hlbFigures = []Figure{
 // hlb2Room is Q, which the paper does not state. With more, all durations are longer, in the same order.
 const hlb2Room = 16
 
-func hlb2(_ context.Context, r *run) error {
+func hlb2(ctx context.Context, r *run) error {
 	scenarios := []struct {
 		name     string
 		observed float64
@@ -37,7 +37,8 @@ func hlb2(_ context.Context, r *run) error {
 	var durations [2][3][4]float64 // by the printed equation and by the chain, scenario, rule
 	charts := []chart.Chart{{Title: "Queues apart, by the equation printed"}, {Title: "Markov chain of both queues"}}
 	for method, solve := range []func(model.TwoServers) (model.TwoServersResult, error){
-		model.TwoServers.SolveApart, model.TwoServers.Solve,
+		model.TwoServers.SolveApart,
+		func(s model.TwoServers) (model.TwoServersResult, error) { return s.Solve(ctx) },
 	} {
 		c := &charts[method]
 		c.X = chart.Axis{Label: "knowledge of the balancer"}
@@ -71,8 +72,7 @@ func hlb2(_ context.Context, r *run) error {
 
 // compareHLB2 has what section III-A says in words.
 func (r *run) compareHLB2(d [3][4]float64, method string) {
-	const why = "an order, without a number"
-	before := func(small, large string, a, b float64) { r.before(method+small, large, a, b, 0, why) }
+	before := func(small, large string, a, b float64) { r.before(method+small, large, a, b, 0, inOrder) }
 	all, half, wrong := d[0], d[1], d[2]
 	before("WCMP", "LSQ, all observed", all[model.WCMP], all[model.LSQ])
 	before("SED", "LSQ, all observed", all[model.SED], all[model.LSQ])

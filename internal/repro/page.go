@@ -20,6 +20,8 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 type drawing struct {
 	Outcome
 	SVGs []template.HTML
+	// Outside tells that a quantity is outside of its tolerance.
+	Outside bool
 }
 
 // writePage writes index.html, which needs no other file.
@@ -41,6 +43,8 @@ func (s *store) writePage(outcomes []Outcome) error {
 			content.Total++
 			if c.OK {
 				content.Inside++
+			} else {
+				d.Outside = true
 			}
 		}
 		content.Drawings = append(content.Drawings, d)

@@ -1,6 +1,6 @@
 // Package repro makes the figures of the four papers that need no packets, each beside what the paper
 // states of it. Numbers of the papers are those that their text, tables and captions state; where they
-// state none, a figure is drawn and compared with nothing.
+// say no more than which of two is better, that is what is compared.
 package repro
 
 import (

@@ -48,9 +48,15 @@ func TestMake(t *testing.T) {
 	if times != 1 || first[0].Stored {
 		t.Fatalf("made %d times", times)
 	}
-	again := mustMake(t, figures, s)
+	var told []string
+	telling := s
+	telling.Progress = func(what string) { told = append(told, what) }
+	again := mustMake(t, figures, telling)
 	if times != 1 || !again[0].Stored {
 		t.Errorf("made again though it was stored")
+	}
+	if want := []string{"6lb-x (1 of 1)", "6lb-x was made before"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
 	}
 	if diff := cmp.Diff(first[0].Result, again[0].Result); diff != "" {
 		t.Errorf("stored result (-made +read):\n%s", diff)
@@ -69,6 +75,12 @@ func TestMake(t *testing.T) {
 	}
 	if before := times; mustMake(t, figures, s) == nil || times != before+1 {
 		t.Error("not made anew though the file is not whole")
+	}
+	if err := os.Remove(filepath.Join(s.Directory, "6lb-x.svg")); err != nil {
+		t.Fatal(err)
+	}
+	if before := times; mustMake(t, figures, s) == nil || times != before {
+		t.Error("made anew for a chart that was removed")
 	}
 
 	var names []string
@@ -180,15 +192,44 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="outside">outside`, "at most 1"} {
+	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="outside">outside`, `class="outside">6lb-x</a>`, "at most 1"} {
 		if !strings.Contains(string(content), want) {
 			t.Errorf("the page does not have %s", want)
 		}
 	}
-	for _, foreign := range []string{"<script", "<link", "src="} {
+	for _, foreign := range []string{"<script", "<link", "src=", "url("} {
 		if strings.Contains(string(content), foreign) {
 			t.Errorf("the page has %s: it must need no other file", foreign)
 		}
+	}
+}
+
+// TestPageHasAll makes one figure after another; the page has both, in their order, unless the other is
+// of other settings.
+func TestPageHasAll(t *testing.T) {
+	s := Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}
+	page := func(s Settings, name string) string {
+		figures, err := Select(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if outcomes := mustMake(t, figures, s); len(outcomes) != 1 || outcomes[0].Name != name {
+			t.Errorf("%d outcomes", len(outcomes))
+		}
+		content, err := os.ReadFile(filepath.Join(s.Directory, "index.html"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	page(s, "6lb-9")
+	both := page(s, "6lb-6")
+	if first, second := strings.Index(both, `id="6lb-6"`), strings.Index(both, `id="6lb-9"`); first < 0 || second < first {
+		t.Errorf("6lb-6 is at %d of the page, 6lb-9 at %d", first, second)
+	}
+	s.Seed = 2
+	if strings.Contains(page(s, "6lb-6"), `id="6lb-9"`) {
+		t.Error("the page has a figure of another seed")
 	}
 }
 
@@ -227,8 +268,8 @@ func TestAnalyticFigures(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, o := range mustMake(t, figures, Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}) {
-		if len(o.Charts) == 0 {
-			t.Errorf("%s: no chart", o.Name)
+		if len(o.Charts) == 0 || len(o.Checks) == 0 {
+			t.Errorf("%s: %d charts, %d comparisons", o.Name, len(o.Charts), len(o.Checks))
 		}
 		for _, c := range o.Checks {
 			if expected := c.Quantity != "chain: WCMP / LSQ, all observed"; c.OK != expected {

@@ -26,14 +26,14 @@ type Settings struct {
 type Outcome struct {
 	Figure
 	Result
-	// Stored tells that the result was in the directory, made by the same code with the same settings.
+	// Stored tells that the result was in the directory, made by the same program with the same settings.
 	Stored bool
 }
 
 // Make makes the figures that the directory does not have yet, and writes each when it is done: NAME.csv
 // and NAME.svg, with a number where there are several charts, and NAME.json, by which it is found again.
-// Last it writes index.html, which shows all of them. It can be interrupted at any point: what is
-// written is whole, and is not made again.
+// Last it writes index.html, which shows them and all others that the directory has of the same program
+// and settings. It can be interrupted at any point: what is written is whole, and is not made again.
 func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) {
 	store, err := openStore(s)
 	if err != nil {
@@ -50,14 +50,17 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 		if err != nil {
 			return nil, fmt.Errorf("figure %s: %w", figure.Name, err)
 		}
+		if outcome.Stored {
+			s.tell("%s was made before", figure.Name)
+		}
 		outcomes = append(outcomes, outcome)
 	}
-	return outcomes, store.writePage(outcomes)
+	return outcomes, store.writePage(store.withOthers(outcomes))
 }
 
 func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
 	if result, ok := s.load(figure.Name); ok {
-		return Outcome{figure, result, true}, nil
+		return Outcome{figure, result, true}, s.saveCharts(figure.Name, result) // which may have been removed
 	}
 	r := &run{Settings: settings, figure: figure.Name}
 	if err := figure.make(ctx, r); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/tables"
 )
@@ -34,6 +35,24 @@ func TestManyServers(t *testing.T) {
 		}
 		if got, want := result.Hops().Value, s.Rejected; math.Abs(got-want) > 0.01 {
 			t.Errorf("SR%d at %v: %v are passed on, model %v", test.threshold, test.load, got, want)
+		}
+	}
+}
+
+// TestSettled has the time in which servers that start empty come to the steady state, which is much longer
+// for SR2 at a high load than for others: after 100 it still has 19% fewer flows.
+func TestSettled(t *testing.T) {
+	for _, test := range []struct {
+		load        float64
+		threshold   int
+		least, most float64
+	}{{0.5, 4, 200, 200}, {0.88, 4, 200, 200}, {0.95, 2, 1400, 1800}} {
+		got, err := settled(t.Context(), test.load, test.threshold, 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got < test.least || got > test.most {
+			t.Errorf("SR%d at %v: %v, want %v to %v", test.threshold, test.load, got, test.least, test.most)
 		}
 	}
 }
@@ -66,6 +85,27 @@ func TestSameSeed(t *testing.T) {
 	if diff := cmp.Diff(results[0], results[1]); diff != "" {
 		t.Errorf("one and two workers differ:\n%s", diff)
 	}
+	arriving := float64(srlbTestbed.queries) / srlbTestbed.rate(0.5)
+	for _, c := range results[0].Charts {
+		for _, series := range c.Series {
+			if end := series.Points[len(series.Points)-1].X; end > arriving || end < arriving-1 {
+				t.Errorf("%s, %s: ends after %v s, queries arrive for %v s", c.Title, series.Name, end, arriving)
+			}
+		}
+	}
+}
+
+// TestCutOff cuts few bars off that are much higher than the others.
+func TestCutOff(t *testing.T) {
+	series := func(ys ...float64) []chart.Series { return []chart.Series{{Points: indexed(ys...)}} }
+	if got := cutOff(series(1, 2, 3, 1, 2, 3, 1, 40)); got != 6 {
+		t.Errorf("cut off at %v, want 6", got)
+	}
+	for _, high := range []float64{6, 7.9} {
+		if got := cutOff(series(1, 2, 3, 1, 2, 3, 1, high)); got != 0 {
+			t.Errorf("with a bar of %v: cut off at %v, want nowhere", high, got)
+		}
+	}
 }
 
 // TestHLBRate counts what flows need of the resource that they use most.
@@ -93,10 +133,10 @@ func TestHLBRate(t *testing.T) {
 func TestHalves(t *testing.T) {
 	servers := []sim.ServerUse{{Connections: 1, Open: 1}, {Connections: 2, Open: 1}, {Connections: 3, Open: 2}, {Connections: 6, Open: 4}}
 	result := &sim.Result{Runs: []*sim.RunResult{{Servers: servers}}}
-	if got := powerful(result); got != 0.75 {
+	if got := powerful(result).Value; got != 0.75 {
 		t.Errorf("the second half has %v of the flows, want 0.75", got)
 	}
-	if got := queueRatio(result); got != 3 {
+	if got := queueRatio(result).Value; got != 3 {
 		t.Errorf("the second half has %v times the queues, want 3", got)
 	}
 }
@@ -112,6 +152,32 @@ func TestWeightRatios(t *testing.T) {
 	}
 	if ratios[0] <= 1.005 || ratios[0] > 4 {
 		t.Errorf("ratio of weights %v, want more than 1 and at most 4", ratios[0])
+	}
+}
+
+// TestGains has HLB-FIX, whose gain is 1/(n+1/2) in the n-th of its steps, which are 0.5 s apart.
+func TestGains(t *testing.T) {
+	list, err := rivals("HLB-FIX")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var g gains
+	one := settings([]hlbCluster{newHLBCluster()}, 0.9, list)
+	one[0].watch = func(c *sim.Config, _ int) { g.watch(c) }
+	r := &run{Settings: Settings{Seed: 1, Workers: 2}}
+	if _, err := r.compete(t.Context(), one, 2); err != nil {
+		t.Fatal(err)
+	}
+	points := g.series("", chart.Line).Points
+	if len(points) < 40 {
+		t.Fatalf("%d samples", len(points))
+	}
+	for i, p := range points {
+		// The sample may be taken before the step of the same time.
+		steps := p.X / 0.5
+		if low, high := 1/(steps+0.5), 1/(steps-0.5); p.X != float64(i+1)*gainInterval || p.Y < low-1e-9 || p.Y > high+1e-9 {
+			t.Errorf("after %v s: gain %v, want %v to %v", p.X, p.Y, low, high)
+		}
 	}
 }
 

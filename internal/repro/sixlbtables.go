@@ -278,7 +278,7 @@ func figure11d(ctx context.Context, r *run) error {
 	}
 	r.draw(c)
 	r.draw(extra)
-	const why = "the paper has whole percents of 10 experiments. How many servers it removes is not in the text; here up to 16"
+	const why = "the paper has whole percents of 10 experiments. How many servers it removes is not in the text; most are reset where 4 to 6 go, and fewer with each one after"
 	r.atMost("most extra resets with SC, %", 4, largest[0], 0.5, why)
 	r.atMost("most extra resets with SR8, %", 2, largest[1], 0.5, why)
 	return nil

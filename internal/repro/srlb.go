@@ -35,8 +35,12 @@ func srlb2(ctx context.Context, r *run) error {
 }
 
 func srlb3(ctx context.Context, r *run) error {
-	_, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.88, pick(r, 8, 20))
-	return err
+	results, err := r.distributions(ctx, srlbTestbed, srlbContenders(), 0.88, pick(r, 8, 20))
+	if err != nil {
+		return err
+	}
+	r.dispersed(results, 0.88)
+	return nil
 }
 
 func srlb4(ctx context.Context, r *run) error {
@@ -48,6 +52,6 @@ func srlb5(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.about("SR16 / RR at ρ = 0.61", 1, ratio(results[3], results[0]), 0.02, "no improvement, says the text")
+	r.lightLoad(results, 0.61)
 	return nil
 }

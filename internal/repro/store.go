@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // store is the directory of the figures.
@@ -72,8 +73,35 @@ func (s *store) load(name string) (Result, bool) {
 	return r.Result, true
 }
 
+// withOthers adds the figures that are stored and not among the outcomes, and has all in the order of
+// Figures.
+func (s *store) withOthers(outcomes []Outcome) []Outcome {
+	var all []Outcome
+	rest := slices.Clone(outcomes)
+	for _, figure := range Figures() {
+		i := slices.IndexFunc(rest, func(o Outcome) bool { return o.Name == figure.Name })
+		if i >= 0 {
+			all, rest = append(all, rest[i]), slices.Delete(rest, i, i+1)
+		} else if result, ok := s.load(figure.Name); ok {
+			all = append(all, Outcome{figure, result, true})
+		}
+	}
+	return append(all, rest...)
+}
+
 // save writes the files of a figure, that with the key last.
 func (s *store) save(name string, result Result) error {
+	if err := s.saveCharts(name, result); err != nil {
+		return err
+	}
+	content, err := json.MarshalIndent(record{s.key, result}, "", " ")
+	if err != nil {
+		return err
+	}
+	return s.write(name+".json", append(content, '\n'))
+}
+
+func (s *store) saveCharts(name string, result Result) error {
 	for i := range result.Charts {
 		c := &result.Charts[i]
 		table, err := c.CSV()
@@ -88,11 +116,7 @@ func (s *store) save(name string, result Result) error {
 			return err
 		}
 	}
-	content, err := json.MarshalIndent(record{s.key, result}, "", " ")
-	if err != nil {
-		return err
-	}
-	return s.write(name+".json", append(content, '\n'))
+	return nil
 }
 
 // chartName is the figure's name, with a number where there are several charts.

@@ -145,6 +145,18 @@ func (r *run) meanChart(title string, contenders []contender, loads []float64, r
 	return c
 }
 
+// dispersed compares what the text says of the distributions at high load: those of single choice, the
+// first, are longer and more dispersed than all others.
+func (r *run) dispersed(results []*sim.Result, rho float64) {
+	mean, deviation := 0.0, 0.0
+	for _, result := range results[1:] {
+		mean, deviation = max(mean, result.Response.Mean()), max(deviation, result.Response.Deviation())
+	}
+	at := fmt.Sprintf("SC at ρ = %v", rho)
+	r.before("largest mean of the others", at, mean, results[0].Response.Mean(), 0, inOrder)
+	r.before("largest deviation of the others", at, deviation, results[0].Response.Deviation(), 0, inOrder)
+}
+
 // distributions draws the response times of contenders at one load, up to the 98th percentile of the
 // first.
 func (r *run) distributions(ctx context.Context, t testbed, contenders []contender, rho float64, runs int) ([]*sim.Result, error) {
@@ -172,7 +184,8 @@ func (r *run) distributions(ctx context.Context, t testbed, contenders []contend
 }
 
 // loadsOverTime draws the mean number of busy workers and Jain's index over one batch, both smoothed
-// as the papers do: an exponential moving average with a time constant of one second.
+// as the papers do: an exponential moving average with a time constant of one second. Of contenders the
+// first two are single choice and SR4, which the texts compare.
 func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contender, rho float64) error {
 	const interval = 0.5
 	load := chart.Chart{
@@ -190,16 +203,25 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	for i, config := range b.configs {
 		config.SampleInterval = interval
-		config.Sample = func(_ int, _ float64, w sim.World) { samples[i] = append(samples[i], busy(w)) }
+		// Not for so many queries, but for as long as they take in the mean: what is left when none arrive
+		// any more is not the load that the papers show.
+		config.Connections, config.Duration = 0, float64(t.queries)/t.rate(rho)
+		config.Sample = func(_ int, now float64, w sim.World) {
+			if now <= config.Duration {
+				samples[i] = append(samples[i], busy(w))
+			}
+		}
 	}
 	if _, err := r.simulateBatches(ctx, &b, 1); err != nil {
 		return err
 	}
+	means := make([][2]float64, len(contenders))
 	for i, c := range contenders {
 		series := [2]chart.Series{{Name: c.name}, {Name: c.name}}
 		smooth := samples[i][0]
 		for j, sample := range samples[i] {
 			for k := range smooth {
+				means[i][k] += sample[k] / float64(len(samples[i]))
 				smooth[k] += (1 - math.Exp(-interval)) * (sample[k] - smooth[k])
 				series[k].Points = append(series[k].Points, chart.Point{X: float64(j+1) * interval, Y: smooth[k]})
 			}
@@ -209,6 +231,8 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	r.draw(load)
 	r.draw(fairness)
+	r.before("busy workers over time with SR4", "SC", means[1][0], means[0][0], 0, inOrder)
+	r.atLeast("fairness over time with SR4 / SC", 1, means[1][1]/means[0][1], 0, "closer to 1 than with single choice, says the text")
 	return nil
 }
 

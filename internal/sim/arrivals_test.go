@@ -78,9 +78,10 @@ func TestTraces(t *testing.T) {
 			if want := []int32{0, -1, 0, 2}; !cmp.Equal(of, want) {
 				t.Errorf("classes %v, want %v", of, want)
 			}
-			lines, seconds, err := trace.Span()
-			if lines != 4 || math.Abs(seconds-2) > 1e-6 || err != nil {
-				t.Errorf("Span: %d lines, %v s, %v", lines, seconds, err)
+			extent, err := trace.Extent()
+			want := sim.Extent{Seconds: 2, Matched: []uint64{2, 0, 1}, Drawn: 1}
+			if diff := cmp.Diff(want, extent, cmpopts.EquateApprox(0, 1e-6)); diff != "" || err != nil {
+				t.Errorf("extent, error %v (-want +got):\n%s", err, diff)
 			}
 		})
 	}
@@ -92,6 +93,8 @@ func TestBadTraces(t *testing.T) {
 	for _, test := range []struct{ text, problem string }{
 		{"1.0\t/a\n2.0 /b\n", `:2: "2.0 /b": not a line of the format`},
 		{"1.0\t/a\nx\t/b\n", `:2: time "x": must be a number of seconds`},
+		{"nan\t/a\n", `:1: time "nan": must be a number of seconds`},
+		{"1.0\t/a\ninf\t/b\n", `:2: time "inf": must be a number of seconds`},
 		{"1.0\t/a\n2.0\t" + strings.Repeat("b", 1<<21), `:2: bufio.Scanner: token too long`},
 	} {
 		trace := sim.Trace{File: write(t, "trace", test.text), Format: sim.TimedQueries}

@@ -178,6 +178,7 @@ func (e *engine) take(f, s int32) {
 	if flow.measured {
 		e.countTaken(flow, &e.transits[flow.transit].Offer, s)
 	}
+	flow.found = uint8(min(e.servers[s].open, math.MaxUint8))
 	e.opened(s, 1)
 	flow.Server = s
 	n := &e.config.Network
@@ -233,7 +234,7 @@ func (e *engine) end(f int32, outcome Outcome) {
 	response := e.now + back - flow.sent
 	limit := e.config.Timeout
 	switch {
-	case flow.lost && outcome == Completed:
+	case flow.lost: // before, whatever its server made of it
 		outcome = Broken
 	case limit > 0 && outcome == Completed && response > limit:
 		outcome = TimedOut
@@ -250,8 +251,8 @@ func (e *engine) end(f int32, outcome Outcome) {
 	}
 	t := e.depart(f)
 	t.leaving = Load{}
-	if flow.Server != none {
-		t.leaving = e.load(flow.Server)
+	if s := flow.Server; s != none && e.servers[s].alive {
+		t.leaving = e.load(s)
 	}
 	e.send(back+e.delay(&n.ClientBalancer, f), closedAtBalancer, f)
 }

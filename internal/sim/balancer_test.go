@@ -35,7 +35,11 @@ func (r *recorder) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
 func (r *recorder) Connected(f *sim.Flow) { r.write("connected %d", f.Number) }
 
 func (r *recorder) Closed(f *sim.Flow, end sim.End) {
-	r.write("closed %d, connected %t, after %.4g, %v, open %d", f.Number, f.Connected, end.Duration, end.Outcome, end.Load.Open)
+	load := "nothing said"
+	if end.Load.CPUs > 0 {
+		load = fmt.Sprintf("open %d", end.Load.Open)
+	}
+	r.write("closed %d, connected %t, after %.4g, %v, %s", f.Number, f.Connected, end.Duration, end.Outcome, load)
 }
 
 func (r *recorder) MembershipChanged() { r.write("live %d, peers %d", r.b.Live, r.b.Peers) }
@@ -102,7 +106,7 @@ func TestNoOfferIsALoss(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0)
 	log := recorded(c, always())
 	checkFlows(t, c, ended{0, -1, sim.Lost})
-	checkLog(t, log, "0: b1 place 0", "0: b1 closed 0, connected false, after 0, lost, open 0")
+	checkLog(t, log, "0: b1 place 0", "0: b1 closed 0, connected false, after 0, lost, nothing said")
 }
 
 func TestFlowTable(t *testing.T) {
@@ -313,4 +317,54 @@ func TestNoBalancerIsLeft(t *testing.T) {
 	c.Network.ClientBalancer = sim.Constant(0.1)
 	c.Events = []sim.Event{{At: 0.05, Kind: sim.BalancerFail, Balancers: []int32{0}}}
 	checkFlows(t, c, ended{0.1, -1, sim.Lost})
+}
+
+// A server that comes back before balancers know that it had gone stays; one that goes before they know
+// that it had come stays away.
+func TestDetectionIsOfTheLastChange(t *testing.T) {
+	c := constantly(2, sim.FIFO, 0, 5)
+	c.Servers[1].Absent = true
+	c.Events = []sim.Event{
+		{At: 1, Kind: sim.ServerFail, Servers: []int32{0}, Detect: 2},
+		{At: 2, Kind: sim.ServerAdd, Servers: []int32{0}},
+		{At: 2.5, Kind: sim.ServerAdd, Servers: []int32{1}, Detect: 2},
+		{At: 3.5, Kind: sim.ServerFail, Servers: []int32{1}},
+	}
+	log := recorded(c, func(b *sim.Balancer) place {
+		return func(_ *sim.Flow, offer *sim.Offer) { offer.Set(b.Live...) }
+	})
+	checkFlows(t, c, done(1), done(1))
+	for _, line := range *log {
+		if strings.Contains(line, "live") && !strings.Contains(line, "live [0],") {
+			t.Error(line)
+		}
+	}
+}
+
+// Flows that were lost are broken, also one whose client would have given up later, and not found again
+// when balancers change once more.
+func TestLostFlowsStayLost(t *testing.T) {
+	c := constantly(1, sim.FIFO, 0, 0)
+	c.Timeout = 0.75
+	c.Balancers = []sim.Share{{Weight: 1}, {Weight: 1, Absent: true}}
+	c.Events = []sim.Event{
+		{At: 0.25, Kind: sim.BalancerFail, Balancers: []int32{0}},
+		{At: 0.5, Kind: sim.BalancerAdd, Balancers: []int32{1}},
+	}
+	recorded(c, always(0))
+	all, r := flows(t, c)
+	if all[0].Outcome != sim.Broken || all[1].Outcome != sim.Broken || r.Recovered != 0 {
+		t.Errorf("outcomes %v and %v, %d recovered", all[0].Outcome, all[1].Outcome, r.Recovered)
+	}
+}
+
+// A server that has failed says nothing of its load, though the flows that it had are closed.
+func TestAFailedServerReportsNothing(t *testing.T) {
+	c := constantly(1, sim.FIFO, 0)
+	c.Events = []sim.Event{{At: 0.5, Kind: sim.ServerFail, Servers: []int32{0}}}
+	log := recorded(c, always(0))
+	checkFlows(t, c, ended{0.5, 0, sim.Broken})
+	if want := "0.5: b1 closed 0, connected true, after 0.5, broken, nothing said"; !slices.Contains(*log, want) {
+		t.Errorf("no %q in %q", want, *log)
+	}
 }

@@ -188,15 +188,22 @@ func (c *Config) Capacity() float64 {
 // Work is how many seconds of work a flow brings to the processors, in the mean over all classes.
 func (c *Config) Work() float64 {
 	sum, shares := 0.0, 0.0
-	for _, job := range c.Jobs {
-		shares += job.Share
-		for _, stage := range job.Stages {
-			if stage.Queue == CPU {
-				sum += job.Share * stage.Work.Mean()
-			}
-		}
+	for i := range c.Jobs {
+		shares += c.Jobs[i].Share
+		sum += c.Jobs[i].Share * c.Jobs[i].Work()
 	}
 	return sum / shares
+}
+
+// Work is how many seconds of work a flow of the class brings to the processors, in the mean.
+func (j *Job) Work() float64 {
+	sum := 0.0
+	for i := range j.Stages {
+		if stage := &j.Stages[i]; stage.Queue == CPU {
+			sum += stage.Work.Mean()
+		}
+	}
+	return sum
 }
 
 // Rate returns the arrivals per second that load the processors with rho: 1 is all that they can do.
@@ -204,55 +211,76 @@ func (c *Config) Rate(rho float64) float64 { return rho * c.Capacity() / c.Work(
 
 // Validate returns what makes a run impossible. Each problem names the field.
 func (c *Config) Validate() error {
-	var errs []error
-	check := func(ok bool, format string, args ...any) {
-		if !ok {
-			errs = append(errs, fmt.Errorf(format, args...))
-		}
-	}
-	check(len(c.Servers) > 0, "no servers")
-	for i := range c.Servers {
-		s := &c.Servers[i]
-		check(s.CPUs > 0, "server %q: %d CPUs: must be at least 1", s.Name, s.CPUs)
-		check(s.Speed > 0, "server %q: speed %v: must be positive", s.Name, s.Speed)
-		check(s.Workers == 0 || s.Discipline == ProcessorSharing,
-			"server %q: %d workers: only with processor sharing", s.Name, s.Workers)
-	}
-	check(len(c.Balancers) > 0, "no balancers")
-	check(len(c.Balancers) <= math.MaxInt16, "%d balancers: more than %d", len(c.Balancers), math.MaxInt16)
-	check(c.FlowTable.Buckets == 0 || c.FlowTable.Ways > 0 && c.FlowTable.Ways <= math.MaxUint16,
-		"flow table of %d ways: must be 1 to %d", c.FlowTable.Ways, math.MaxUint16)
-	for i, b := range c.Balancers {
-		check(b.Weight > 0, "balancer %d: weight %v: must be positive", i, b.Weight)
-	}
-	check(len(c.Jobs) > 0, "no jobs")
-	check(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)
-	for _, job := range c.Jobs {
-		check(len(job.Stages) > 0, "job %q: no stages", job.Name)
-		check(len(job.Stages) <= math.MaxUint8, "job %q: %d stages: more than %d", job.Name, len(job.Stages), math.MaxUint8)
-	}
-	check(c.Placement != nil, "no placement")
-	check(c.Arrivals != nil, "no arrivals")
-	check(!c.Silent || c.Timeout > 0, "silent servers need a timeout")
-	check(c.Warmup >= 0 && c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1,
+	var p problems
+	c.checkServers(&p)
+	c.checkBalancers(&p)
+	c.checkJobs(&p)
+	p.require(c.Placement != nil, "no placement")
+	p.require(c.Arrivals != nil, "no arrivals")
+	p.require(!c.Silent || c.Timeout > 0, "silent servers need a timeout")
+	p.require(c.Warmup >= 0 && c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1,
 		"warmup %v and cooldown %v: must be less than 1 together", c.Warmup, c.Cooldown)
-	check(c.Sample == nil || c.SampleInterval > 0, "sample interval %v: must be positive", c.SampleInterval)
+	p.require(c.Sample == nil || c.SampleInterval > 0, "sample interval %v: must be positive", c.SampleInterval)
 	for i := range c.Events {
-		check(c.validTargets(&c.Events[i]), "event %d: a server or balancer that is not there", i)
+		c.checkEvent(&p, i)
 	}
-	return errors.Join(errs...)
+	return errors.Join(p...)
 }
 
-func (c *Config) validTargets(e *Event) bool {
+type problems []error
+
+// require adds a problem unless ok.
+func (p *problems) require(ok bool, format string, args ...any) {
+	if !ok {
+		*p = append(*p, fmt.Errorf(format, args...))
+	}
+}
+
+func (c *Config) checkServers(p *problems) {
+	p.require(len(c.Servers) > 0, "no servers")
+	io := c.usesIO()
+	for i := range c.Servers {
+		s := &c.Servers[i]
+		p.require(s.CPUs > 0, "server %q: %d CPUs: must be at least 1", s.Name, s.CPUs)
+		p.require(s.Speed > 0, "server %q: speed %v: must be positive", s.Name, s.Speed)
+		p.require(!io || s.IOSpeed > 0, "server %q: IO speed %v: must be positive", s.Name, s.IOSpeed)
+		p.require(s.Workers >= 0, "server %q: %d workers: must not be negative", s.Name, s.Workers)
+		p.require(s.Workers == 0 || s.Discipline == ProcessorSharing,
+			"server %q: %d workers: only with processor sharing", s.Name, s.Workers)
+	}
+}
+
+func (c *Config) checkBalancers(p *problems) {
+	p.require(len(c.Balancers) > 0, "no balancers")
+	p.require(len(c.Balancers) <= math.MaxInt16, "%d balancers: more than %d", len(c.Balancers), math.MaxInt16)
+	p.require(c.FlowTable.Buckets == 0 || c.FlowTable.Ways > 0 && c.FlowTable.Ways <= math.MaxUint16,
+		"flow table of %d ways: must be 1 to %d", c.FlowTable.Ways, math.MaxUint16)
+	for i, b := range c.Balancers {
+		p.require(b.Weight > 0, "balancer %d: weight %v: must be positive", i, b.Weight)
+	}
+}
+
+func (c *Config) checkJobs(p *problems) {
+	p.require(len(c.Jobs) > 0, "no jobs")
+	p.require(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)
+	shares := 0.0
+	for _, job := range c.Jobs {
+		p.require(len(job.Stages) > 0, "job %q: no stages", job.Name)
+		p.require(len(job.Stages) <= math.MaxUint8, "job %q: %d stages: more than %d", job.Name, len(job.Stages), math.MaxUint8)
+		p.require(job.Share >= 0, "job %q: share %v: must not be negative", job.Name, job.Share)
+		shares += job.Share
+	}
+	p.require(len(c.Jobs) == 0 || shares > 0, "jobs: at least one share must be positive")
+}
+
+func (c *Config) checkEvent(p *problems, i int) {
+	e := &c.Events[i]
+	p.require(e.At >= 0 && e.Detect >= 0, "event %d: at %v, detected after %v: must not be negative", i, e.At, e.Detect)
+	p.require(e.Kind != SetSpeed || e.Speed > 0, "event %d: speed %v: must be positive", i, e.Speed)
 	for _, s := range e.Servers {
-		if s < 0 || int(s) >= len(c.Servers) {
-			return false
-		}
+		p.require(s >= 0 && int(s) < len(c.Servers), "event %d: server %d of %d", i, s, len(c.Servers))
 	}
 	for _, b := range e.Balancers {
-		if b < 0 || int(b) >= len(c.Balancers) {
-			return false
-		}
+		p.require(b >= 0 && int(b) < len(c.Balancers), "event %d: balancer %d of %d", i, b, len(c.Balancers))
 	}
-	return e.Kind != SetSpeed || e.Speed > 0
 }

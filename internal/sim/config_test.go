@@ -26,7 +26,16 @@ func TestValidate(t *testing.T) {
 		"silent servers need a timeout":                 func(c *sim.Config) { c.Silent = true },
 		"warmup 0.5 and cooldown 0.5: must be":          func(c *sim.Config) { c.Warmup, c.Cooldown = 0.5, 0.5 },
 		"sample interval 0: must be positive":           func(c *sim.Config) { c.Sample = func(int, float64, sim.World) {} },
-		"event 0: a server or balancer that is not":     func(c *sim.Config) { c.Events = []sim.Event{{Servers: []int32{1}}} },
+		"event 0: server 1 of 1":                        func(c *sim.Config) { c.Events = []sim.Event{{Servers: []int32{1}}} },
+		"event 0: balancer -1 of 1":                     func(c *sim.Config) { c.Events = []sim.Event{{Balancers: []int32{-1}}} },
+		"event 0: speed 0: must be positive":            func(c *sim.Config) { c.Events = []sim.Event{{Kind: sim.SetSpeed}} },
+		"event 0: at -1, detected after 0: must not be": func(c *sim.Config) { c.Events = []sim.Event{{At: -1}} },
+		`server "s1": -1 workers: must not be negative`: func(c *sim.Config) { c.Servers[0].Workers = -1 },
+		`server "s1": IO speed 0: must be positive`: func(c *sim.Config) {
+			c.Servers[0].IOSpeed, c.Jobs[0].Stages[0].Queue = 0, sim.IO
+		},
+		`job "": share -1: must not be negative`:        func(c *sim.Config) { c.Jobs[0].Share = -1 },
+		"jobs: at least one share must be positive":     func(c *sim.Config) { c.Jobs[0].Share = 0 },
 		"balancer 0: an interval of 0 s: must be":       func(c *sim.Config) { c.Placement = idle{} },
 		"arrivals: open nowhere: no such file or direc": func(c *sim.Config) { c.Arrivals = sim.Trace{File: "nowhere"} },
 	} {

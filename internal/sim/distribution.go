@@ -79,7 +79,8 @@ func (d *Distribution) sample(bits uint64) float64 {
 	case uniform:
 		return d.a + d.b*unit(bits)
 	case lognormal:
-		return d.a * math.Exp(d.b*math.Sqrt2*math.Erfinv(2*unit(bits)-1))
+		below1 := min(unit(bits), 1-0x1p-53) // so that it is finite
+		return d.a * math.Exp(d.b*math.Sqrt2*math.Erfinv(2*below1-1))
 	case pareto:
 		return d.a * math.Pow(unit(bits), d.b)
 	default:

@@ -41,6 +41,7 @@ type engine struct {
 	slots    []slot
 
 	servers   []server
+	changes   []int32 // by server: the last event that had it come or go
 	agents    []agent // by server; none without a policy
 	stations  []station
 	balancers []balancer
@@ -59,9 +60,8 @@ type engine struct {
 	shares     []float64 // of classes, cumulated
 	probeDraws *Rand
 
-	result  *RunResult
-	meter   meter
-	scratch []float64
+	result *RunResult
+	meter  meter
 }
 
 // simulate is one run, from its start until its last flow has ended.
@@ -147,7 +147,7 @@ func (e *engine) handle(kind eventKind, index int32) {
 	case change:
 		e.change(&e.config.Events[index], index)
 	case detection:
-		e.detect(&e.config.Events[index])
+		e.detect(&e.config.Events[index], index)
 	case sample:
 		e.config.Sample(e.run, e.now, World{e})
 		e.queue.push(e.now+e.config.SampleInterval, sample, 0)

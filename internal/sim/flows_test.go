@@ -139,6 +139,9 @@ func TestTimeouts(t *testing.T) {
 		c := constantly(1, sim.FIFO, 0, 0)
 		c.Servers[0].Backlog, c.Timeout, c.Silent = 0, 2.5, true
 		checkFlows(t, c, done(1), late)
+		if _, r := flows(t, c); r.Response.Count() != 2 || r.Response.Max() != 2.5 {
+			t.Errorf("%d response times up to %v, want 2 up to the timeout", r.Response.Count(), r.Response.Max())
+		}
 	})
 }
 
@@ -238,28 +241,39 @@ func TestSamplesSeeTheTruth(t *testing.T) {
 	}
 }
 
-func TestEndsIsWhenTheFlowEnds(t *testing.T) {
-	for _, d := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
-		c := constantly(1, d, 0, 0.1, 0.3, 0.35, 0.9, 4, 4.1, 4.1, 9)
-		c.Servers[0].CPUs = 2
-		c.Jobs[0].Stages[0].Work = sim.Exponential(1)
-		foretold := make(map[uint64]float64)
-		c.Placement = method(func(b *sim.Balancer) sim.Placement {
-			return place(func(f *sim.Flow, offer *sim.Offer) {
-				foretold[f.Number] = b.World.Ends(0, f)
-				offer.Set(0)
-			})
-		})
-		all, _ := flows(t, c)
-		// With sharing those that come later make it end later; the last of each burst is right.
-		right := []uint64{4, 7, 8}
-		if d == sim.FIFO {
-			right = []uint64{0, 1, 2, 3, 4, 5, 6, 7, 8}
-		}
-		for _, n := range right {
-			if got, want := foretold[n], all[n].Response; !cmp.Equal(got, want, cmpopts.EquateApprox(0, 1e-9)) {
-				t.Errorf("discipline %d, flow %d: foretold %v, ended after %v", d, n, got, want)
-			}
+// observer takes what it is offered, and writes down what it has served.
+type observer struct{ log *[]string }
+
+func (observer) Decide(_ sim.Load, offer *sim.Offer) int32 { return offer.At }
+
+func (o observer) Served(duration float64, others int32) {
+	*o.log = append(*o.log, fmt.Sprintf("after %.4g, beside %d", duration, others))
+}
+
+func (observer) Latency(own sim.Load) float64 { return 7 + float64(own.Open) }
+
+type observers struct{ log *[]string }
+
+func (o observers) New(*sim.Host) (sim.Agent, error) { return observer(o), nil }
+
+// An agent learns from what was served, and from nothing that was refused, given up or broken.
+func TestObserversSeeWhatWasServed(t *testing.T) {
+	var log []string
+	c := constantly(1, sim.FIFO, 0, 0, 0, 0, 1.25, 2.5)
+	c.Servers[0].Backlog, c.Timeout, c.Policy = 2, 1.5, observers{&log}
+	c.Network.ServerClient = sim.Constant(0.1)
+	c.Events = []sim.Event{{At: 2.55, Kind: sim.ServerFail, Servers: []int32{0}}}
+	checkFlows(t, c,
+		done(1.2), ended{1.5, 0, sim.TimedOut}, ended{1.5, 0, sim.TimedOut}, ended{0.2, 0, sim.Refused},
+		ended{1.4, 0, sim.Broken}, ended{0.15, 0, sim.Broken})
+	if want := []string{"after 1, beside 0", "after 2, beside 1"}; !slices.Equal(log, want) {
+		t.Errorf("seen %q, want %q", log, want)
+	}
+	c.SampleInterval = 0.25 // up to the last arrival
+	c.Sample = func(_ int, now float64, w sim.World) {
+		if l := w.Load(0); l.Latency != 7+float64(l.Open) {
+			t.Errorf("at %v latency %v with %d open", now, l.Latency, l.Open)
 		}
 	}
+	flows(t, c)
 }

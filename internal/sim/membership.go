@@ -10,20 +10,23 @@ func (e *engine) change(event *Event, index int32) {
 		for _, s := range event.Servers {
 			e.setSpeed(&e.stations[s], event.Speed)
 		}
-	case ServerAdd:
+	case ServerAdd, ServerFail, ServerDrain:
 		for _, s := range event.Servers {
-			e.servers[s].alive = true
+			e.changeServer(s, event.Kind)
+			e.changes[s] = index
 		}
-		e.queue.push(e.now+event.Detect, detection, index)
-	case ServerFail:
-		for _, s := range event.Servers {
-			e.failServer(s)
-		}
-		e.queue.push(e.now+event.Detect, detection, index)
-	case ServerDrain:
 		e.queue.push(e.now+event.Detect, detection, index)
 	case BalancerAdd, BalancerFail:
 		e.changeBalancers(event)
+	}
+}
+
+func (e *engine) changeServer(s int32, kind EventKind) {
+	switch kind {
+	case ServerAdd:
+		e.servers[s].alive = true
+	case ServerFail:
+		e.failServer(s)
 	}
 }
 
@@ -74,20 +77,22 @@ func (e *engine) clear(st *station) {
 	}
 }
 
-// detect has balancers know that servers have come or gone.
-func (e *engine) detect(event *Event) {
+// detect has balancers know that servers have come or gone; but for those that have gone or come again
+// since, of which they will learn by a later event, or have learned already.
+func (e *engine) detect(event *Event, index int32) {
 	e.balance()
-	live := make([]int32, 0, len(e.servers))
-	for s := range int32(len(e.servers)) {
-		is := slices.Contains(e.live, s)
-		if slices.Contains(event.Servers, s) {
-			is = event.Kind == ServerAdd
-		}
-		if is {
-			live = append(live, s)
+	for _, s := range event.Servers {
+		if e.changes[s] == index {
+			e.servers[s].live = event.Kind == ServerAdd
 		}
 	}
-	e.live = live
+	e.live = make([]int32, 0, len(e.servers))
+	for s := range e.servers {
+		if e.servers[s].live {
+			e.live = append(e.live, int32(s))
+		}
+	}
+	e.compareLive()
 	e.tellMembership()
 }
 
@@ -142,7 +147,7 @@ func (e *engine) move(f, to int32) {
 		}
 	}
 	wasTracked := flow.tracked
-	flow.tracked = false
+	flow.tracked, flow.Mark = false, 0
 	if to != none {
 		flow.balancer = int16(to)
 	}
@@ -153,8 +158,8 @@ func (e *engine) move(f, to int32) {
 		if wasTracked { // its SYN is between balancer and servers
 			e.end(f, Lost)
 		}
-	case to == none || !e.recover(f):
-		flow.lost = true
+	case !flow.lost:
+		flow.lost = to == none || !e.recover(f)
 	}
 }
 

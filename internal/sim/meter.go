@@ -17,8 +17,8 @@ type meter struct {
 	from, to  float64 // likewise by time
 	since     float64
 	opened    float64
-	// Of x, the servers' open flows for each processor: the sums over all servers of x and x², and
-	// their integrals over time; and the integral of Jain's index at each instant.
+	// Of x, the open flows for each processor of the servers that balancers know: the sums over them of
+	// x and x², and their integrals over time; and the integral of Jain's index at each instant.
 	sum, squares             float64
 	sumTime, squaresTime     float64
 	instantTime, serversTime float64
@@ -87,7 +87,7 @@ func (e *engine) touch(s int32) {
 	server.use.busyTime += float64(min(cpu.busy, cpu.cpus)) * elapsed
 }
 
-// balance brings the sums over all servers up to now.
+// balance brings the integrals over the servers' sums up to now.
 func (e *engine) balance() {
 	m := &e.meter
 	elapsed := e.now - m.since
@@ -109,12 +109,26 @@ func (e *engine) balance() {
 func (e *engine) opened(s, by int32) {
 	e.balance()
 	server := &e.servers[s]
-	each := 1 / float64(e.stations[s].cpus)
-	before := float64(server.open) * each
+	before := server.open
 	server.open += by
-	after := float64(server.open) * each
-	e.meter.sum += after - before
-	e.meter.squares += after*after - before*before
+	if !server.live {
+		return
+	}
+	each := e.stations[s].each
+	x, y := float64(before)*each, float64(server.open)*each
+	e.meter.sum += y - x
+	e.meter.squares += y*y - x*x
+}
+
+// compareLive makes the sums over the servers anew, when others are live.
+func (e *engine) compareLive() {
+	m := &e.meter
+	m.sum, m.squares = 0, 0
+	for _, s := range e.live {
+		x := float64(e.servers[s].open) / float64(e.stations[s].cpus)
+		m.sum += x
+		m.squares += x * x
+	}
 }
 
 // keepUse keeps what the servers were used in the window.

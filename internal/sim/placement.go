@@ -12,7 +12,8 @@ type Flow struct {
 	Number uint64
 	// Server has the flow; -1 before one has taken it.
 	Server int32
-	// Mark is the placement's own: what it wants to remember of the flow. It begins as 0.
+	// Mark is the placement's own: what it wants to remember of the flow. It begins as 0, on each
+	// balancer that the flow comes to.
 	Mark uint32
 	// transit is what its packets carry; here because there is room.
 	transit int32
@@ -20,6 +21,8 @@ type Flow struct {
 	Class int16
 	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of HLB).
 	Connected bool
+	// found is how many flows its server had when it took this one, at most 255; here as transit.
+	found uint8
 }
 
 // Offer is the list of servers to which a new flow is offered in turn, as the segments of a SYN.
@@ -132,7 +135,7 @@ type End struct {
 	Duration float64
 	Outcome  Outcome
 	// Load is the server's, when the flow left it (remove-stickiness). Of flows that no server had,
-	// or that have moved to another balancer, it is not set: its CPUs are 0.
+	// whose server failed, or that have moved to another balancer, it is not set: its CPUs are 0.
 	Load Load
 }
 
@@ -154,10 +157,11 @@ type Agent interface {
 
 // The interfaces that agents may have beside Agent.
 type (
-	// Observer sees the flows that have ended on its server: the seconds since their first
-	// acknowledgement passed the balancer, and how many others were open at the end of them.
+	// Observer sees the flows that its server has served to the end: the seconds since their first
+	// acknowledgement passed the balancer, and how many others were open when they were taken, at
+	// most 255.
 	Observer interface {
-		Ended(duration float64, others int32)
+		Served(duration float64, others int32)
 	}
 	// Estimator tells Load.Latency.
 	Estimator interface{ Latency(own Load) float64 }

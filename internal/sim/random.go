@@ -37,7 +37,7 @@ func (r *Rand) Uint64() uint64 {
 	return mix(r.state)
 }
 
-// Float returns a number that is uniform in (0, 1).
+// Float returns a number that is uniform in (0, 1].
 func (r *Rand) Float() float64 { return unit(r.Uint64()) }
 
 // Intn returns a number that is uniform in 0 to n-1, for n below 2^32.
@@ -50,7 +50,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// unit maps random bits to (0, 1), both ends excluded, so that they have a logarithm.
+// unit maps random bits to (0, 1], so that they have a logarithm. Of 2^53 numbers only the last is
+// rounded to 1.
 func unit(bits uint64) float64 { return (float64(bits>>11) + 0.5) * 0x1p-53 }
 
 // exponential maps random bits to the exponential distribution of mean 1.

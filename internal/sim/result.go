@@ -4,7 +4,8 @@ package sim
 type RunResult struct {
 	Run  int
 	Seed uint64
-	// Elapsed is the length in seconds of the window in which flows were measured.
+	// Elapsed is the length in seconds of the window in which flows were measured: from the first of
+	// them to the first that arrived after them, or the last of all.
 	Elapsed float64
 	// Response are the times from the client's SYN to the end of the response. Flows that timed out
 	// are in it with the timeout; others that failed are not.

@@ -131,6 +131,16 @@ func TestMeasuredWindow(t *testing.T) {
 	if all[0].Sent < 100 || all[len(all)-1].Sent >= 200 || math.Abs(r.Elapsed-100) > 10 {
 		t.Errorf("measured from %v to %v, for %v s", all[0].Sent, all[len(all)-1].Sent, r.Elapsed)
 	}
+	last := 0.0
+	c.Placement = method(func(b *sim.Balancer) sim.Placement {
+		return place(func(_ *sim.Flow, offer *sim.Offer) {
+			last = b.Now()
+			offer.Set(0)
+		})
+	})
+	if flows(t, c); last < 380 || last >= 400 {
+		t.Errorf("the last flow of 400 s arrives at %v", last)
+	}
 }
 
 func TestConfidence(t *testing.T) {
@@ -192,5 +202,25 @@ func TestMemoryIsFlat(t *testing.T) {
 	few, many := allocated(50_000), allocated(500_000)
 	if many > few+few/2 {
 		t.Errorf("%d bytes for 50,000 flows, %d for 500,000", few, many)
+	}
+}
+
+// Flows that a drained server still has are no unfairness of those that take new ones.
+func TestFairnessIsThatOfLiveServers(t *testing.T) {
+	c := constantly(2, sim.ProcessorSharing, 0, 0, 0, 0, 0, 0.25, 10)
+	c.Events = []sim.Event{{At: 0.125, Kind: sim.ServerDrain, Servers: []int32{0}}}
+	c.Connections, c.Cooldown = 7, 1./7 // up to 10
+	c.Placement = method(func(b *sim.Balancer) sim.Placement {
+		return place(func(_ *sim.Flow, offer *sim.Offer) { offer.Set(b.Live[0]) })
+	})
+	_, r := flows(t, c)
+	// Until 0.125 one of two servers has all; from then on there is one to be compared, which has one
+	// flow for a second.
+	if want := (0.125*0.5 + 9.875) / 10; math.Abs(r.InstantFairness-want) > 1e-9 {
+		t.Errorf("instant fairness %v, want %v", r.InstantFairness, want)
+	}
+	sum, squares, servers := 0.125*5+1, 0.125*25+1, 0.125*2+9.875
+	if want := sum * sum / (squares * servers); math.Abs(r.Fairness-want) > 1e-9 {
+		t.Errorf("fairness %v, want %v", r.Fairness, want)
 	}
 }

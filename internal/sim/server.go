@@ -3,9 +3,10 @@ package sim
 import "math"
 
 // server is a server's state. Its stations are those of the same index (CPU) and, if there are jobs
-// with IO, len(servers) after it.
+// with IO, len(servers) after it. It fills one line of the cache.
 type server struct {
 	alive   bool
+	live    bool  // as balancers know: one of engine.live
 	workers int32 // 0 for no limit
 	backlog int32 // -1 for no limit
 	open    int32
@@ -36,6 +37,7 @@ type station struct {
 	slot    int32 // the first of as many as there are processors, or the only one if they are shared
 	busy    int32 // flows in service
 	speed   float64
+	each    float64 // 1/cpus
 	waiting flowList
 	sharing *sharing // nil if the discipline is FIFO
 }
@@ -196,8 +198,8 @@ func (e *engine) leave(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	e.touch(flow.Server)
 	e.opened(flow.Server, -1)
-	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil {
-		agent.observer.Ended(e.now-flow.connected, e.servers[flow.Server].open)
+	if agent := e.agentOf(flow.Server); agent != nil && agent.observer != nil && outcome == Completed {
+		agent.observer.Served(e.now-flow.connected, int32(flow.found))
 	}
 	e.end(f, outcome)
 }

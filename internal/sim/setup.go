@@ -50,10 +50,12 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 // addServers makes servers, their stations and slots.
 func (e *engine) addServers(seed uint64) error {
 	c := e.config
-	e.servers = make([]server, len(c.Servers))
+	e.servers, e.changes = make([]server, len(c.Servers)), make([]int32, len(c.Servers))
 	for i := range c.Servers {
 		s, state := &c.Servers[i], &e.servers[i]
-		*state = server{alive: !s.Absent, workers: s.Workers, backlog: s.Backlog, waiting: newFlowList()}
+		*state = server{
+			alive: !s.Absent, live: !s.Absent, workers: s.Workers, backlog: s.Backlog, waiting: newFlowList(),
+		}
 		e.addStation(int32(i), s.Discipline == ProcessorSharing, s.CPUs, s.Speed)
 		if state.alive {
 			e.live = append(e.live, int32(i))
@@ -82,7 +84,7 @@ func (e *engine) addServers(seed uint64) error {
 func (e *engine) addStation(server int32, shared bool, cpus int32, speed float64) {
 	at := int32(len(e.stations))
 	e.stations = append(e.stations, station{
-		server: server, cpus: cpus, speed: speed, slot: int32(len(e.slots)), waiting: newFlowList(),
+		server: server, cpus: cpus, speed: speed, each: 1 / float64(cpus), slot: int32(len(e.slots)), waiting: newFlowList(),
 	})
 	slots := cpus
 	if shared {

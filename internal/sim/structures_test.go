@@ -45,7 +45,7 @@ func TestTournamentFindsTheSmallest(t *testing.T) {
 			i := rapid.IntRange(0, n-1).Draw(t, "i")
 			keys[i] = rapid.SampledFrom([]float64{0, 0.5, 1, 2, 1e9, math.Inf(1)}).Draw(t, "key")
 			tournament.Set(int32(i), keys[i])
-			least := argmin(keys)
+			least := slices.Index(keys, slices.Min(keys))
 			if key, index := tournament.Min(); key != keys[least] || int(index) != least {
 				t.Fatalf("Min of %v: got %v of %d", keys, key, index)
 			}
@@ -173,6 +173,11 @@ func TestDistributions(t *testing.T) {
 				sum += samples[i]
 			}
 			slices.Sort(samples)
+			for _, bits := range []uint64{0, math.MaxUint64} {
+				if x := test.d.sample(bits); !(x >= 0) || math.IsInf(x, 1) {
+					t.Errorf("sample of bits %x: got %v, want a time", bits, x)
+				}
+			}
 			if got := test.d.Mean(); math.Abs(got-test.mean) > 1e-9 {
 				t.Errorf("Mean: got %v, want %v", got, test.mean)
 			}
@@ -227,5 +232,16 @@ func TestBatchesKeepAllValues(t *testing.T) {
 				t.Fatalf("%d values: mean of batch %d: got %v, want %v", n, i, mean, want)
 			}
 		}
+	}
+}
+
+// Half of the interval of five values, by the t of a table: 2.776 with four degrees of freedom.
+func TestHalfWidth(t *testing.T) {
+	want := 2.776445 * math.Sqrt(2.5) / math.Sqrt(5)
+	if got := halfWidth([]float64{1, 2, 3, 4, 5}); math.Abs(got-want) > 1e-6 {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := halfWidth([]float64{1}); !math.IsNaN(got) {
+		t.Errorf("of one value: got %v, want NaN", got)
 	}
 }

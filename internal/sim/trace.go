@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"regexp"
 	"strconv"
@@ -50,22 +51,32 @@ func (t Trace) Start(*Rand) (Source, error) {
 	return &traceSource{lines: lines, speed: speed, classes: t.Classes}, nil
 }
 
-// Span reads the whole trace and returns how many lines it has, and the seconds from the first to the
-// last at Speed 1.
-func (t Trace) Span() (lines uint64, seconds float64, err error) {
-	r, err := t.open()
+// Extent is what a whole trace comes to.
+type Extent struct {
+	// Seconds are from the first line to the last, at Speed 1.
+	Seconds float64
+	// Matched counts lines by the class that their query makes them, Drawn those without one.
+	Matched []uint64
+	Drawn   uint64
+}
+
+// Extent reads the whole trace.
+func (t Trace) Extent() (Extent, error) {
+	lines, err := t.open()
 	if err != nil {
-		return 0, 0, err
+		return Extent{}, err
 	}
-	first, last := 0.0, 0.0
-	for r.scan() {
-		if lines == 0 {
-			first, last = r.at, r.at
+	extent := Extent{Matched: make([]uint64, len(t.Classes))}
+	source := traceSource{lines: lines, speed: 1, classes: t.Classes}
+	for at, class, ok := source.Next(); ok; at, class, ok = source.Next() {
+		extent.Seconds = at
+		if class < 0 {
+			extent.Drawn++
+		} else {
+			extent.Matched[class]++
 		}
-		last = max(last, r.at)
-		lines++
 	}
-	return lines, last - first, r.close()
+	return extent, source.Close()
 }
 
 func (t Trace) open() (*traceLines, error) {
@@ -117,10 +128,13 @@ func (l *traceLines) scan() bool {
 		l.err = fmt.Errorf("%s:%d: %q: not a line of the format", l.name, l.number, line)
 		return false
 	}
-	if l.at, l.err = strconv.ParseFloat(at, 64); l.err != nil {
+	seconds, err := strconv.ParseFloat(at, 64)
+	if err != nil || math.IsNaN(seconds) || math.IsInf(seconds, 0) {
 		l.err = fmt.Errorf("%s:%d: time %q: must be a number of seconds", l.name, l.number, at)
+		return false
 	}
-	return l.err == nil
+	l.at = seconds
+	return true
 }
 
 func (l *traceLines) close() error {

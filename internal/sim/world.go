@@ -1,7 +1,5 @@
 package sim
 
-import "slices"
-
 // World is the true state of a run. Only placements that are bounds for others may look at it.
 type World struct{ e *engine }
 
@@ -65,63 +63,3 @@ func (e *engine) waitingWork(l *flowList) float64 {
 // Next is the flow's work at the processors in its first stage, which the placement of it decides
 // about.
 func (w World) Next(f *Flow) float64 { return w.e.work(f, 0) }
-
-// Ends is when a flow would leave the processors of a server if it went there now, in seconds from
-// now, and nothing else did: what a balancer knows that knows all but the future.
-func (w World) Ends(s int32, f *Flow) float64 {
-	e := w.e
-	st := &e.stations[s]
-	work := e.work(f, 0)
-	if st.sharing != nil {
-		return e.endsShared(s, work)
-	}
-	if st.busy < st.cpus {
-		return work / st.speed
-	}
-	free := e.scratch[:0]
-	for slot := st.slot; slot < st.slot+st.cpus; slot++ {
-		free = append(free, e.services.Key(slot)-e.now)
-	}
-	next := st.waiting.head
-	for range st.waiting.n {
-		first := argmin(free)
-		flow := &e.flows[next]
-		free[first] += e.work(&flow.Flow, flow.stage) / st.speed
-		next = flow.next
-	}
-	e.scratch = free
-	return free[argmin(free)] + work/st.speed
-}
-
-func argmin(xs []float64) int {
-	best := 0
-	for i, x := range xs {
-		if x < xs[best] {
-			best = i
-		}
-	}
-	return best
-}
-
-// endsShared is Ends with processor sharing, without regard to a worker limit: the shares that end
-// before go through in their order.
-func (e *engine) endsShared(s int32, work float64) float64 {
-	st := &e.stations[s]
-	virtual := st.virtualAt(e.now)
-	left := e.scratch[:0]
-	for _, job := range st.sharing.jobs {
-		left = append(left, job.until-virtual)
-	}
-	e.scratch = left
-	slices.Sort(left)
-	at, done, n := 0.0, 0.0, len(left)+1
-	for _, x := range left {
-		if x >= work {
-			break
-		}
-		at += (x - done) / sharedRate(st.speed, st.cpus, int32(n))
-		done = x
-		n--
-	}
-	return at + (work-done)/sharedRate(st.speed, st.cpus, int32(n))
-}

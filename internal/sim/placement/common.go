@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
@@ -16,12 +17,16 @@ func must(err error) {
 	}
 }
 
-// oneOf checks a parameter that is a word.
+// oneOf checks a parameter that is a word; the first that is allowed is none, where it is not given.
 func oneOf[T ~string](name string, value T, allowed ...T) error {
 	if slices.Contains(allowed, value) {
 		return nil
 	}
-	return fmt.Errorf("%s %q: must be one of %q", name, value, allowed[1:])
+	var words []string
+	for _, word := range allowed[1:] {
+		words = append(words, string(word))
+	}
+	return fmt.Errorf("%s %q: must be %s", name, value, strings.Join(words, " or "))
 }
 
 // inRange checks a parameter that is a number.

@@ -1,40 +1,48 @@
 package placement_test
 
 import (
-	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/sim/scenario"
 )
 
-// certain are the assertions about values that scatter little from run to run.
-var certain = regexp.MustCompile(`^(mean\((sr4|least[234]|reports|gsq)|(mean|p90)\((lsq|lsq-home|territory)-[248]|(mean|p90)\(sed-[24])\) within`)
+// exceptions are the design's figures that are not within 5%, and why.
+var exceptions = map[string]string{
+	"mean(hlb-8)":  "no reading of HLB's definition has all of its column: docs/placement.md",
+	"p90(hlb-8)":   "the same",
+	"mean(hlb-16)": "the same; and single runs scatter by 14%",
+	"p90(hlb-16)":  "the same",
+}
 
-// TestFigures runs the scenarios of docs/placement.md once, instead of several times, and has their
-// assertions hold about cases that scatter little.
+// TestFigures has every figure of the design's two tables of placements, and the ratio of 2.3, within 5%
+// of what the scenarios of docs/placement.md give, but for the exceptions.
 func TestFigures(t *testing.T) {
-	checked := 0
-	for _, file := range []string{"placement-hunt.yaml", "placement-infer.yaml"} {
+	for file, want := range map[string]int{"placement-hunt.yaml": 19, "placement-infer.yaml": 42} {
 		s, err := scenario.Load("../../../docs/examples/sim/" + file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Runs = 1
 		report, err := s.Run(t.Context(), 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
+		figures := 0
 		for _, v := range report.Assertions {
-			if !certain.MatchString(v.Condition) {
-				continue
-			}
-			checked++
 			if !v.OK() {
 				t.Errorf("%s: %s: %s", file, v.Condition, v.Values)
 			}
+			quantity, _, is := strings.Cut(v.Condition, " within 5% of ")
+			if !is {
+				continue
+			}
+			figures++
+			if _, excepted := exceptions[quantity]; excepted == v.Holds {
+				t.Errorf("%s: %s: %s, an exception: %v", file, v.Condition, v.Values, excepted)
+			}
 		}
-	}
-	if checked != 28 {
-		t.Errorf("only %d assertions checked", checked)
+		if figures != want {
+			t.Errorf("%s: %d figures are held to 5%%, want %d", file, figures, want)
+		}
 	}
 }

@@ -29,3 +29,15 @@ func TestFormula(t *testing.T) {
 		t.Error("an unknown formula is no error")
 	}
 }
+
+// TestSteps has weights rounded, but never to nothing.
+func TestSteps(t *testing.T) {
+	for _, test := range []struct {
+		steps        int
+		weight, want float64
+	}{{0, 0.3, 0.3}, {4, 0.3, 0.25}, {4, 0.4, 0.5}, {4, 0.01, 0.25}} {
+		if got := (&Weights{Steps: test.steps}).round(test.weight); got != test.want {
+			t.Errorf("%v in steps of 1/%d: %v, want %v", test.weight, test.steps, got, test.want)
+		}
+	}
+}

@@ -1,9 +1,10 @@
 package placement
 
 import (
+	"errors"
+	"math"
 	"slices"
 
-	"errors"
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -27,6 +28,17 @@ type Weights struct {
 	Unseen string `yaml:"unseen"`
 	// FixedNoise makes it HLB-FIX.
 	FixedNoise bool `yaml:"fixed-noise"`
+	// Steps, if not 0, has weights rounded to multiples of 1/Steps, as a data path without
+	// floating-point numbers may have them: 65536 for 16 bits.
+	Steps int `yaml:"steps"`
+}
+
+// round is a weight as it is written.
+func (w *Weights) round(weight float64) float64 {
+	if w.Steps == 0 {
+		return weight
+	}
+	return max(1, math.Round(weight*float64(w.Steps))) / float64(w.Steps)
 }
 
 func (w *Weights) validate() error {
@@ -34,6 +46,7 @@ func (w *Weights) validate() error {
 		checkInterval(w.interval()),
 		oneOf("norm", w.Norm, "", "sum", "mean"),
 		oneOf("unseen", w.Unseen, "", "average", "zero"),
+		inRange("steps", w.Steps, 0, math.MaxInt32),
 	)
 }
 
@@ -83,6 +96,9 @@ func newHLB(b *sim.Balancer, own *Own, weights *Weights, tables *tableCache) (*h
 // Weight is a server's of the last step; samples of a run may want to see it.
 func (p *hlb) Weight(server int32) float64 { return p.speeds.Weight(server) }
 
+// Gain is a server's Kalman gain of the last step; samples of a run may want to see it.
+func (p *hlb) Gain(server int32) float64 { return p.speeds.Gain(server) }
+
 func (p *hlb) Interval() float64 { return p.weights.interval() }
 
 func (p *hlb) Step() {
@@ -93,7 +109,7 @@ func (p *hlb) Step() {
 // weigh takes over the weights of all servers, also of those that may come later.
 func (p *hlb) weigh() {
 	for s := range p.weight {
-		p.weight[s] = p.speeds.Weight(int32(s))
+		p.weight[s] = p.weights.round(p.speeds.Weight(int32(s)))
 		p.rank(int32(s))
 	}
 }

@@ -113,11 +113,19 @@ type Least struct {
 	// the older it is, the less it says. About what flows last is right, and a factor of 4 off does
 	// little harm. 0 is for ever.
 	Age float64 `yaml:"age"`
+	// Spare is how many servers a balancer remembers that last said they had a free processor, of its
+	// bucket or not (accept.Spare). The newest takes the last place in the list. The flows that go
+	// outside their bucket are what is lost when their balancer fails.
+	Spare int `yaml:"spare"`
 }
 
 // Build implements Spec.
 func (m *Least) Build() (sim.Method, sim.Policy, error) {
-	err := errors.Join(m.validate(), inRange("chain", m.Chain, 0, m.Candidates), inRange("age", m.Age, 0, 3600))
+	err := errors.Join(m.validate(), inRange("chain", m.Chain, 0, m.Candidates),
+		inRange("age", m.Age, 0, 3600), inRange("spare", m.Spare, 0, mostServers))
+	if m.Spare > 0 && !m.Reports {
+		err = errors.Join(err, errors.New("spare: with reports only"))
+	}
 	return m, leastPolicy{}, err
 }
 
@@ -132,7 +140,9 @@ func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 	if !m.Reports || err != nil {
 		return p, err
 	}
-	return &reported{chained: p, b: b, age: m.Age, last: make([]report, len(b.Servers))}, nil
+	return &reported{
+		chained: p, b: b, age: m.Age, last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
+	}, nil
 }
 
 // chained offers a flow to the first of its candidates.
@@ -162,16 +172,17 @@ func (p *chained) MembershipChanged() {
 // reported orders the candidates by the load that was reported last.
 type reported struct {
 	*chained
-	b    *sim.Balancer
-	age  float64
-	last []report
-	mean float64 // of reports, recent ones for more
-	rank [sim.MaxChain]candidate
+	b     *sim.Balancer
+	age   float64
+	last  []report
+	mean  float64 // of reports, recent ones for more
+	spare *accept.Spare
+	rank  [sim.MaxChain]candidate
 }
 
 // report is what a server said of itself.
 type report struct {
-	load float64 // open flows for each processor
+	load float64 // open flows for each processor, with one more
 	when float64
 }
 
@@ -195,6 +206,17 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 		offer.Servers[i] = rank[i].server
 	}
 	offer.N = min(offer.N, p.chain)
+	p.offerSpare(offer)
+}
+
+// offerSpare has the last place for a server that is known to be free, beside those of the bucket.
+func (p *reported) offerSpare(offer *sim.Offer) {
+	s, ok := p.spare.Newest(offer.Servers[:offer.N])
+	if !ok {
+		return
+	}
+	offer.N = min(offer.N, p.chain-1)
+	offer.Add(s)
 }
 
 // load is what a server is taken to have now, going by its last report.
@@ -207,8 +229,11 @@ func (p *reported) load(server int32) float64 {
 }
 
 func (p *reported) report(server int32, load *sim.Load) {
-	now := report{float64(load.Open) / float64(load.CPUs), p.b.Now()}
+	now := report{float64(load.Open+1) / float64(load.CPUs), p.b.Now()}
 	p.last[server] = now
+	if p.live(server) { // one that is draining says how it empties
+		p.spare.Report(server, acceptLoad(*load, uint32(load.CPUs)))
+	}
 	p.mean += meanGain * (now.load - p.mean)
 }
 
@@ -228,6 +253,21 @@ func (p *reported) Closed(f *sim.Flow, end sim.End) {
 	if end.Load.CPUs > 0 {
 		p.report(f.Server, &end.Load)
 	}
+}
+
+// MembershipChanged forgets servers that are gone.
+func (p *reported) MembershipChanged() {
+	p.chained.MembershipChanged()
+	for s := range p.last {
+		if !p.live(int32(s)) {
+			p.spare.Forget(int32(s))
+		}
+	}
+}
+
+func (p *reported) live(server int32) bool {
+	_, live := slices.BinarySearch(p.b.Live, server)
+	return live
 }
 
 // leastPolicy is accept.Least.

@@ -65,37 +65,33 @@ func (o *Own) random() bool { return o.Ties == "" || o.Ties == TiesRandom }
 
 // tally counts the balancer's own flows.
 type tally struct {
-	b      *sim.Balancer
 	early  bool // from the choice on
 	change func(server int32, by float64)
 }
 
-func newTally(b *sim.Balancer, c Count, change func(int32, float64)) tally {
-	return tally{b, c != CountConnected, change}
+func newTally(c Count, change func(int32, float64)) tally {
+	return tally{c != CountConnected, change}
 }
 
-// A flow's mark holds its state, the server it went to, and the balancer that has the state.
-const (
-	stateBits, serverBits = 2, 16
-	mostServers           = 1 << serverBits
-	mostBalancers         = 1<<(32-stateBits-serverBits) - 1
-)
+// stateBits of a flow's mark hold its state, the others the server it went to.
+const stateBits = 2
 
-func (t *tally) mark(f *sim.Flow, state infer.State, server int32) {
-	f.Mark = uint32(state) | uint32(server)<<stateBits | uint32(t.b.Index+1)<<(stateBits+serverBits)
+func mark(f *sim.Flow, state infer.State, server int32) {
+	f.Mark = uint32(state) | uint32(server)<<stateBits
 }
 
-// marked is what mark has written, of this balancer.
-func (t *tally) marked(f *sim.Flow) (state infer.State, server int32) {
-	if f.Mark>>(stateBits+serverBits) != uint32(t.b.Index+1) {
-		return infer.Null, f.Server
+// marked is what mark has written; of a flow that came from another balancer its server.
+func marked(f *sim.Flow) (state infer.State, server int32) {
+	state = infer.State(f.Mark & (1<<stateBits - 1))
+	if state == infer.Null {
+		return state, f.Server
 	}
-	return infer.State(f.Mark & (1<<stateBits - 1)), int32(f.Mark >> stateBits & (mostServers - 1))
+	return state, int32(f.Mark >> stateBits)
 }
 
 func (t *tally) placed(f *sim.Flow, server int32) {
 	state, _ := infer.Null.Next(infer.Open)
-	t.mark(f, state, server)
+	mark(f, state, server)
 	if t.early {
 		t.change(server, 1)
 	}
@@ -103,13 +99,13 @@ func (t *tally) placed(f *sim.Flow, server int32) {
 
 // connected takes a flow for placed that has come from another balancer.
 func (t *tally) connected(f *sim.Flow) {
-	state, server := t.marked(f)
+	state, server := marked(f)
 	if state == infer.Null {
 		t.placed(f, server)
-		state, _ = t.marked(f)
+		state, _ = marked(f)
 	}
 	state, occupancy := state.Next(infer.Data)
-	t.mark(f, state, server)
+	mark(f, state, server)
 	if !t.early && occupancy != 0 {
 		t.change(server, float64(occupancy))
 	}
@@ -117,7 +113,7 @@ func (t *tally) connected(f *sim.Flow) {
 
 // closed returns the server that the flow was counted at, and whether it was connected.
 func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
-	state, server := t.marked(f)
+	state, server := marked(f)
 	_, occupancy := state.Next(infer.End)
 	switch {
 	case t.early && state != infer.Null:
@@ -131,6 +127,7 @@ func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
 // byScore takes the server of the smallest infer.Delay.
 type byScore struct {
 	tally
+	b        *sim.Balancer
 	own      *Own
 	weight   []float64 // of servers, whether they are live or not
 	flows    []float64
@@ -143,14 +140,17 @@ type byScore struct {
 	drawn    [sim.MaxChain]int32
 }
 
+// mostServers is how many a row of positions can tell apart.
+const mostServers = math.MaxUint16 + 1
+
 // newByScore begins with the given weights.
 func newByScore(b *sim.Balancer, own *Own, tables *tableCache, weight []float64) (*byScore, error) {
 	n := len(b.Servers)
-	if n > mostServers || b.Index >= mostBalancers {
-		return nil, fmt.Errorf("%d servers, balancer %d: at most %d and %d", n, b.Index, mostServers, mostBalancers-1)
+	if n > mostServers {
+		return nil, fmt.Errorf("%d servers: at most %d", n, mostServers)
 	}
-	p := &byScore{own: own, weight: weight, flows: make([]float64, n), live: make([]bool, n)}
-	p.tally = newTally(b, own.Count, p.add)
+	p := &byScore{b: b, own: own, weight: weight, flows: make([]float64, n), live: make([]bool, n)}
+	p.tally = newTally(own.Count, p.add)
 	p.table = tableOf{tables, b, own.Buckets, own.Candidates, nil}
 	return p, p.arrange()
 }

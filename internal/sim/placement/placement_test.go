@@ -3,6 +3,7 @@ package placement
 import (
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,22 +14,24 @@ import (
 
 func TestParameters(t *testing.T) {
 	for want, spec := range map[string]Spec{
-		"candidates 0: must be 1 to 8":                                      &Hash{},
-		"candidates 9: must be 1 to 8":                                      &SR{Hunt: Hunt{Candidates: 9}},
-		"15 buckets: neither a prime nor a power of two":                    &Hash{Candidates: 1, Buckets: 15},
-		"threshold -1: must be 0 to 2147483647":                             &SR{Hunt: Hunt{Candidates: 2}, Threshold: -1},
-		"window 0: must be 1 to 1000000":                                    &SRDyn{Hunt: Hunt{Candidates: 2}},
-		"epsilon 0.5: must be 0 to 0.499999":                                &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
-		"chain 3: must be 0 to 2":                                           &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
-		"choices 9: must be 0 to 8":                                         &LSQ{Own: Own{Choices: 9}},
-		"choices and candidates: only one of them can be set":               &SED{Own: Own{Choices: 2, Candidates: 2}},
-		`ties "none": must be one of ["random" "first" "own-order" "home"]`: &LSQ{Own: Own{Ties: "none"}},
-		`count "now": must be one of ["placed" "connected"]`:                &Twos{Count: "now"},
-		`norm "max": must be one of ["sum" "mean"]`:                         &HLB{Weights: Weights{Norm: "max"}},
-		`capacity "some": must be one of ["known" "learned"]`:               &Territory{Capacity: "some"},
-		"interval: for learned capacities only":                             &Territory{Interval: 1},
-		"interval -1: must be 0.001 to 3600":                                &AWCMP{Polled{Interval: -1}},
-		"quantile 2: must be 0 to 1":                                        &Prequal{Probes: 1, Pool: 1, Age: 1, Quantile: 2},
+		"candidates 0: must be 1 to 8":                              &Hash{},
+		"candidates 9: must be 1 to 8":                              &SR{Hunt: Hunt{Candidates: 9}},
+		"15 buckets: neither a prime nor a power of two":            &Hash{Candidates: 1, Buckets: 15},
+		"threshold -1: must be 0 to 2147483647":                     &SR{Hunt: Hunt{Candidates: 2}, Threshold: -1},
+		"window 0: must be 1 to 1000000":                            &SRDyn{Hunt: Hunt{Candidates: 2}},
+		"epsilon 0.5: must be 0 to 0.499999":                        &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
+		"chain 3: must be 0 to 2":                                   &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
+		"spare: with reports only":                                  &Least{Hunt: Hunt{Candidates: 2}, Spare: 1},
+		"choices 9: must be 0 to 8":                                 &LSQ{Own: Own{Choices: 9}},
+		"choices and candidates: only one of them can be set":       &SED{Own: Own{Choices: 2, Candidates: 2}},
+		`ties "none": must be random or first or own-order or home`: &LSQ{Own: Own{Ties: "none"}},
+		`count "now": must be placed or connected`:                  &Twos{Count: "now"},
+		"steps -1: must be 0 to 2147483647":                         &HLB{Weights: Weights{Steps: -1}},
+		`norm "max": must be sum or mean`:                           &HLB{Weights: Weights{Norm: "max"}},
+		`capacity "some": must be known or learned`:                 &Territory{Capacity: "some"},
+		"interval: for learned capacities only":                     &Territory{Interval: 1},
+		"interval -1: must be 0.001 to 3600":                        &AWCMP{Polled{Interval: -1}},
+		"quantile 2: must be 0 to 1":                                &Prequal{Probes: 1, Pool: 1, Age: 1, Quantile: 2},
 	} {
 		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%T: %v, want %s", spec, err, want)
@@ -104,6 +107,47 @@ func TestWaterLevel(t *testing.T) {
 	})
 }
 
+// TestTidalWaterFilling: of the flows that all balancers will place, each drawn by the probabilities, the
+// expected square of a queue's distance from the level is least in sum: it grows if any two servers
+// exchange some of their probability.
+func TestTidalWaterFilling(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := &twf{poll: poll{b: &sim.Balancer{Peers: []int32{0, 1, 2}}}}
+		p.placed = rapid.IntRange(1, 10).Draw(t, "placed")
+		flows := float64(3 * p.placed)
+		p.Step()
+		p.queue = rapid.SliceOfN(rapid.Float64Range(0, 20), 2, 8).Draw(t, "queue")
+		for s := range p.queue {
+			p.b.Live = append(p.b.Live, int32(s))
+		}
+		p.fill()
+		level, total := p.level(flows), p.lottery.sums[len(p.queue)-1]
+		share, before := make([]float64, len(p.queue)), 0.0
+		for s, sum := range p.lottery.sums {
+			share[s], before = (sum-before)/total, sum
+		}
+		cost := func(share []float64) (sum float64) {
+			for s, q := range p.queue {
+				mean := q + flows*share[s] - level
+				sum += mean*mean + flows*share[s]*(1-share[s])
+			}
+			return sum
+		}
+		least := cost(share)
+		for from := range share {
+			for to := range share {
+				other := slices.Clone(share)
+				by := min(other[from], 1e-3)
+				other[from] -= by
+				other[to] += by
+				if c := cost(other); c < least-1e-9 {
+					t.Fatalf("queues %v, %v flows, shares %v: %v; %v with %v", p.queue, flows, share, least, c, other)
+				}
+			}
+		}
+	})
+}
+
 // TestTurns: weighted round-robin gives each server its share, to one turn.
 func TestTurns(t *testing.T) {
 	p := &weightedRoundRobin{poll: poll{b: &sim.Balancer{Live: []int32{0, 1, 2}}}, weight: []float64{1, 2, 4}, turn: make([]float64, 3)}
@@ -160,13 +204,81 @@ func TestHotOrCold(t *testing.T) {
 			t.Errorf("%s: answer %d is worst, want %d", c.name, got, c.worst)
 		}
 	}
+	p.m.Quantile = 1
+	p.pool = []answer{{flight: 0, latency: 5}, {flight: 100, latency: 1}}
+	if got := p.choose(false); got != 1 {
+		t.Errorf("by latency alone answer %d is best, want 1", got)
+	}
 }
 
-// TestMarks: what a flow's mark says of one balancer nobody takes for another's.
+// TestReuse: answers may be used as often as keeps the pool full, b_reuse of Prequal's section 4, in the
+// mean; without end where more are removed than come in.
+func TestReuse(t *testing.T) {
+	m := prequalDefaults()
+	p := &prequal{m: m, b: &sim.Balancer{Live: make([]int32, 100), Rand: new(sim.Rand)}}
+	sum, n := 0.0, 100_000
+	for range n {
+		uses := p.reuse()
+		if uses != 1 && uses != 2 {
+			t.Fatalf("%d uses", uses)
+		}
+		sum += float64(uses)
+	}
+	if got, want := sum/float64(n), 2/((1-0.16)*3-1); math.Abs(got-want) > 0.01 {
+		t.Errorf("%v uses in the mean, want %v", got, want)
+	}
+	if m.Remove = 3; p.reuse() < 1_000_000 {
+		t.Error("answers are used up though more are removed than come in")
+	}
+}
+
+// TestPool: a use counts the flow in, and the last one removes the answer; beside that the oldest and the
+// worst are removed in turn.
+func TestPool(t *testing.T) {
+	p := &prequal{m: prequalDefaults()}
+	p.pool = []answer{{server: 1, uses: 2, flight: 3}, {server: 2, uses: 1}}
+	if s := p.use(0); s != 1 || p.pool[0].uses != 1 || p.pool[0].flight != 4 {
+		t.Errorf("server %d used, left %+v", s, p.pool)
+	}
+	if s := p.use(1); s != 2 || len(p.pool) != 1 {
+		t.Errorf("server %d used, left %+v", s, p.pool)
+	}
+	p.pool = []answer{{server: 1, latency: 1}, {server: 2, latency: 2}, {server: 3, latency: 9}, {server: 4, latency: 3}}
+	for _, want := range [][]int32{{2, 3, 4}, {2, 4}, {4}, {}, {}} {
+		p.removeOne()
+		left := make([]int32, 0)
+		for _, a := range p.pool {
+			left = append(left, a.server)
+		}
+		if !slices.Equal(left, want) {
+			t.Fatalf("left %v, want %v", left, want)
+		}
+	}
+}
+
+// TestLatency: a server's is the median of the latest that came to as many flows, or nearly.
+func TestLatency(t *testing.T) {
+	a := &latencyAgent{}
+	if got := a.Latency(sim.Load{}); got != 0 {
+		t.Errorf("latency %v of nothing", got)
+	}
+	for i := range 20 { // of which the last 16 are kept
+		a.Served(float64(i), 3)
+	}
+	a.Served(50, 6)
+	a.Served(99, 1000)
+	for open, want := range map[int32]float64{0: 12, 3: 12, 4: 12, 5: 50, 8: 50, 63: 99, 2000: 99} {
+		if got := a.Latency(sim.Load{Open: open}); got != want {
+			t.Errorf("latency %v with %d flows, want %v", got, open, want)
+		}
+	}
+}
+
+// TestMarks: a flow is counted where it was placed, and on a balancer that it comes to where it is.
 func TestMarks(t *testing.T) {
 	var changes []int32
-	one := newTally(&sim.Balancer{Index: 0}, CountPlaced, func(s int32, by float64) { changes = append(changes, s, int32(by)) })
-	two := newTally(&sim.Balancer{Index: 1}, CountPlaced, func(s int32, by float64) { changes = append(changes, 100+s, int32(by)) })
+	one := newTally(CountPlaced, func(s int32, by float64) { changes = append(changes, s, int32(by)) })
+	two := newTally(CountPlaced, func(s int32, by float64) { changes = append(changes, 100+s, int32(by)) })
 	f := &sim.Flow{Server: -1}
 	one.placed(f, 65535)
 	f.Server = 65535
@@ -174,7 +286,8 @@ func TestMarks(t *testing.T) {
 	if s, connected := one.closed(f); s != 65535 || !connected {
 		t.Errorf("server %d, connected %v", s, connected)
 	}
-	two.connected(f) // it has moved there
+	f.Mark = 0 // it has moved
+	two.connected(f)
 	two.closed(f)
 	if want := []int32{65535, 1, 65535, -1, 65635, 1, 65635, -1}; !reflect.DeepEqual(changes, want) {
 		t.Errorf("counted %v, want %v", changes, want)
@@ -233,6 +346,27 @@ func smallConfig(m sim.Method) *sim.Config {
 	return c
 }
 
+// TestSpareServersAreUsed: a flow finds more servers than those of its bucket.
+func TestSpareServersAreUsed(t *testing.T) {
+	mean := func(spare int) float64 {
+		least := &Least{Hunt: Hunt{Candidates: 2}, Reports: true, Age: 0.2, Spare: spare}
+		method, policy, err := least.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := smallConfig(method)
+		c.Policy, c.Events = policy, nil
+		result, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 2, Parallel: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return result.Mean().Value
+	}
+	if with, without := mean(8), mean(0); with > 0.97*without {
+		t.Errorf("%.1f ms with spare servers, %.1f without", 1000*with, 1000*without)
+	}
+}
+
 // TestNewServerIsNotFlooded: until the next step a server that has just come is as good as others.
 func TestNewServerIsNotFlooded(t *testing.T) {
 	for _, name := range []string{"hlb", "territory-learned"} {
@@ -258,6 +392,36 @@ func TestNewServerIsNotFlooded(t *testing.T) {
 		}
 		if new == 0 || new > all/2 {
 			t.Errorf("%s: %d of %d flows went to a server that had just come", name, new, all)
+		}
+	}
+}
+
+// TestCountsAfterABalancerComesBack: flows that come back with it, from one whose flow table had no
+// room for them, are as new to it.
+func TestCountsAfterABalancerComesBack(t *testing.T) {
+	for _, count := range []Count{CountPlaced, CountConnected} {
+		negative := 0
+		c := smallConfig(&SED{Own: Own{Candidates: 3, Buckets: 257, Count: count}})
+		c.Connections, c.FlowTable = 400, sim.FlowTable{Buckets: 8, Ways: 1}
+		c.Events = []sim.Event{
+			{At: 2, Kind: sim.BalancerFail, Balancers: []int32{1}},
+			{At: 2.2, Kind: sim.BalancerAdd, Balancers: []int32{1}},
+		}
+		c.SampleInterval = 0.01
+		c.Sample = func(_ int, _ float64, w sim.World) {
+			for b := range w.Balancers() {
+				for _, n := range w.Placement(int32(b)).(*byScore).flows {
+					if n < 0 {
+						negative++
+					}
+				}
+			}
+		}
+		if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 20, Parallel: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if negative > 0 {
+			t.Errorf("count %s: %d times fewer than no flows", count, negative)
 		}
 	}
 }

@@ -23,6 +23,7 @@ type Prequal struct {
 	// Age in seconds at which an answer is thrown away.
 	Age float64 `yaml:"age"`
 	// Quantile of the flows in flight, of recent answers, above which a server is hot, 0 to 1: Q_RIF.
+	// With 1 none is, and latencies alone decide.
 	Quantile float64 `yaml:"quantile"`
 	// Delta is the paper's, by which answers come into the pool a little faster than they go.
 	Delta float64 `yaml:"delta"`
@@ -89,7 +90,7 @@ func (p *prequal) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// expire throws away what is too old, or of a server that is not live.
+// expire throws away what is too old.
 func (p *prequal) expire() {
 	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool { return p.b.Now()-a.when > p.m.Age })
 }
@@ -130,7 +131,7 @@ func (a *answer) before(other *answer, hot int32) bool {
 // hot is the number of flows in flight above which a server is.
 func (p *prequal) hot() int32 {
 	n := min(p.seen, recentAnswers)
-	if n == 0 {
+	if n == 0 || p.m.Quantile == 1 {
 		return math.MaxInt32
 	}
 	sorted := p.sorted[:n]
@@ -197,8 +198,8 @@ const (
 	latencySamples = 16 // for each
 )
 
-// latencyAgent keeps the latest latencies by the number of flows in flight, and takes their median. (The
-// paper's servers note the number when a query arrives; here it is that when it ends.)
+// latencyAgent keeps the latest latencies by the number of flows that were in flight when the flow
+// came, as the paper's servers do, and takes their median.
 type latencyAgent struct {
 	samples [latencyLevels][latencySamples]float64
 	seen    [latencyLevels]int
@@ -207,8 +208,8 @@ type latencyAgent struct {
 // Decide takes the flow.
 func (a *latencyAgent) Decide(_ sim.Load, offer *sim.Offer) int32 { return offer.At }
 
-// Ended takes in a latency.
-func (a *latencyAgent) Ended(duration float64, others int32) {
+// Served takes in a latency.
+func (a *latencyAgent) Served(duration float64, others int32) {
 	level := min(others, latencyLevels-1)
 	a.samples[level][a.seen[level]%latencySamples] = duration
 	a.seen[level]++

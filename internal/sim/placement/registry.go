@@ -30,6 +30,9 @@ var specs = map[string]func() Spec{
 	"least-reports": func() Spec {
 		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 0.2}
 	},
+	"least-spare": func() Spec {
+		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 0.2, Spare: 16}
+	},
 	"lsq":               func() Spec { return &LSQ{} },
 	"lsq2":              func() Spec { return &LSQ{Own: Own{Choices: 2}} },
 	"lsq-home":          func() Spec { return &LSQ{Own: Own{Ties: TiesHome}} },
@@ -37,6 +40,7 @@ var specs = map[string]func() Spec{
 	"sed2":              func() Spec { return &SED{Own: Own{Choices: 2}} },
 	"gsq":               func() Spec { return &GSQ{} },
 	"gsq2":              func() Spec { return &GSQ{Truth{Choices: 2}} },
+	"gsed":              func() Spec { return &GSED{} },
 	"hlb":               func() Spec { return &HLB{Own: hlbOwn(0)} },
 	"hlb2":              func() Spec { return &HLB{Own: hlbOwn(2)} },
 	"hlb-fix":           func() Spec { return &HLB{Own: hlbOwn(0), Weights: Weights{FixedNoise: true}} },

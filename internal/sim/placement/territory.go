@@ -1,17 +1,15 @@
 package placement
 
 import (
-	"slices"
-
 	"errors"
+
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Territory has servers with home balancers. Where capacities are known it is infer.Territory, which
-// estimates what others have from what one's own servers have. Where they are learned, the server with
-// the fewest of the balancer's own flows gets the next, and of several the first by infer.Precedence with
-// the weights of HLB: it estimates nothing, but durations tell also where others' flows are.
+// Territory has servers with home balancers: infer.Territory. Where capacities are known it estimates what
+// others have from what one's own servers have. Where they are learned, by infer.Capacities, it learns
+// also what others have, from how long flows last.
 type Territory struct {
 	// Candidates, if not 0, restricts the choice to those of the flow's bucket.
 	Candidates int `yaml:"candidates"`
@@ -21,7 +19,7 @@ type Territory struct {
 	Count Count `yaml:"count"`
 	// Capacity is "known" (also "") or "learned".
 	Capacity string `yaml:"capacity"`
-	// Interval is that of HLB's weights, where capacities are learned.
+	// Interval in seconds is that of new estimates, where capacities are learned; 0 is 0.5.
 	Interval float64 `yaml:"interval"`
 	tables   tableCache
 }
@@ -32,12 +30,21 @@ func (m *Territory) Build() (sim.Method, sim.Policy, error) {
 	if m.Interval != 0 && m.Capacity != "learned" {
 		interval = errors.New("interval: for learned capacities only")
 	}
-	weights := Weights{Interval: m.Interval}
+	if m.Capacity == "learned" {
+		interval = checkInterval(m.interval())
+	}
 	return m, nil, errors.Join(
-		interval, weights.validate(), checkCandidates(m.Candidates, 0), checkBuckets(m.Buckets),
+		interval, checkCandidates(m.Candidates, 0), checkBuckets(m.Buckets),
 		oneOf("count", m.Count, "", CountPlaced, CountConnected),
 		oneOf("capacity", m.Capacity, "", "known", "learned"),
 	)
+}
+
+func (m *Territory) interval() float64 {
+	if m.Interval == 0 {
+		return 0.5
+	}
+	return m.Interval
 }
 
 // New implements sim.Method.
@@ -45,18 +52,20 @@ func (m *Territory) New(b *sim.Balancer) (sim.Placement, error) {
 	if m.Capacity == "learned" {
 		return newLearnedTerritory(b, m)
 	}
-	p := &territory{method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
-	p.tally = newTally(b, m.Count, p.add)
+	p := &territory{b: b, method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
+	p.tally = newTally(m.Count, p.add)
 	p.table = tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}
 	return p, p.arrange()
 }
 
 type territory struct {
 	tally
+	b         *sim.Balancer
 	method    *Territory
 	territory *infer.Territory
 	capacity  []float64 // of servers, whether they are live or not
 	flows     []float64
+	home      []int32
 	table     tableOf
 }
 
@@ -67,7 +76,7 @@ func (p *territory) arrange() error {
 	for _, s := range p.b.Live {
 		now[s] = p.capacity[s]
 	}
-	p.territory = infer.NewTerritory(now, order, homes)
+	p.territory, p.home = infer.NewTerritory(now, order, homes), order[:homes]
 	for s, n := range p.flows {
 		p.territory.Add(int32(s), n)
 	}
@@ -101,39 +110,81 @@ func (p *territory) MembershipChanged() { must(p.arrange()) }
 // Recover looks at the candidates of the bucket.
 func (p *territory) Recover(f *sim.Flow, offer *sim.Offer) { p.table.offerRow(f, offer) }
 
-// learnedTerritory knows no capacities. It learns as HLB does, but uses weights otherwise.
+// learnedTerritory knows no capacities, but how long it has had how many flows on each server, and when
+// one of them ended.
 type learnedTerritory struct {
-	*hlb
-	near  []int32 // infer.Order
-	homes int
+	territory
+	learned  *infer.Capacities
+	interval float64
+	since    []float64 // when a server's flows were last counted
+	known    []bool    // of servers, whether they were live
 }
 
 func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
-	own := &Own{Candidates: m.Candidates, Buckets: m.Buckets, Count: m.Count, Ties: TiesHome}
-	learner, err := newHLB(b, own, &Weights{Interval: m.Interval}, &m.tables)
-	if err != nil {
-		return nil, err
+	n := len(b.Servers)
+	p := &learnedTerritory{
+		territory: territory{b: b, method: m, capacity: equalWeights(b), flows: make([]float64, n)},
+		learned:   infer.NewCapacities(n), interval: m.interval(),
+		since: make([]float64, n), known: make([]bool, n),
 	}
-	p := &learnedTerritory{hlb: learner}
-	p.near, p.homes = homeOrder(b, p.weight)
-	p.sort()
-	return p, nil
+	p.tally = newTally(m.Count, p.add)
+	p.table = tableOf{&m.tables, b, m.Buckets, m.Candidates, nil}
+	return p, p.arrange()
 }
 
-// sort orders the servers by what is known of them now.
-func (p *learnedTerritory) sort() {
-	order := slices.Clone(p.near)
-	infer.Precedence(order, p.homes, p.speeds.Weight)
-	p.reorder(order)
+// arrange makes the territory anew, in which all have the same share of servers, and has what is learned
+// in it.
+func (p *learnedTerritory) arrange() error {
+	if err := p.territory.arrange(); err != nil {
+		return err
+	}
+	clear(p.known)
+	for _, s := range p.b.Live {
+		p.known[s] = true
+	}
+	p.apply()
+	return nil
 }
+
+// apply has the territory use what is learned.
+func (p *learnedTerritory) apply() {
+	for _, s := range p.b.Live {
+		p.territory.territory.SetCapacity(s, p.learned.Capacity(s))
+		p.territory.territory.SetWait(s, p.learned.Wait(s))
+	}
+}
+
+func (p *learnedTerritory) add(server int32, by float64) {
+	p.had(server)
+	if by < 0 {
+		p.learned.Ended(server, int(p.flows[server]))
+	}
+	p.territory.add(server, by)
+}
+
+// had tells how long the flows of a server have been as many as they are.
+func (p *learnedTerritory) had(server int32) {
+	now := p.b.Now()
+	p.learned.Had(server, int(p.flows[server]), now-p.since[server])
+	p.since[server] = now
+}
+
+func (p *learnedTerritory) Interval() float64 { return p.interval }
 
 func (p *learnedTerritory) Step() {
-	p.speeds.Step()
-	p.sort()
+	for s := range p.flows {
+		p.had(int32(s))
+	}
+	p.learned.Step(p.interval, p.home)
+	p.apply()
 }
 
+// MembershipChanged forgets what was learned of servers that have been away.
 func (p *learnedTerritory) MembershipChanged() {
-	p.hlb.MembershipChanged()
-	p.near, p.homes = homeOrder(p.b, p.weight)
-	p.sort()
+	for _, s := range p.b.Live {
+		if !p.known[s] {
+			p.learned.Forget(s)
+		}
+	}
+	must(p.arrange())
 }

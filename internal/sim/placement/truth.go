@@ -1,6 +1,9 @@
 package placement
 
-import "github.com/segue-lb/segue/internal/sim"
+import (
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/sim"
+)
 
 // Truth are the parameters of placements that know what no balancer can.
 type Truth struct {
@@ -54,6 +57,22 @@ func (m *GSQ) New(b *sim.Balancer) (sim.Placement, error) {
 
 // Build implements Spec.
 func (m *GSQ) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
+
+// GSED takes the server of the shortest expected delay in truth, infer.Delay of the flows of all balancers
+// and the server's capacity: what GSQ is where servers are equal, and a bound where they are not.
+type GSED struct {
+	Truth `yaml:",inline"`
+}
+
+// New implements sim.Method.
+func (m *GSED) New(b *sim.Balancer) (sim.Placement, error) {
+	return &byTruth{b: b, choices: m.Choices, cost: func(_ *sim.Flow, s int32) float64 {
+		return infer.Delay(float64(b.World.Open(s)), b.Servers[s].Capacity())
+	}}, nil
+}
+
+// Build implements Spec.
+func (m *GSED) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
 
 // Oracle takes the server that would have done all its work first, the new flow's included (HLB,
 // section V-C), Oracle2 of two random ones. It knows the work of every flow that a server has, and of

@@ -232,8 +232,8 @@ type Twos struct {
 
 // New implements sim.Method.
 func (m *Twos) New(b *sim.Balancer) (sim.Placement, error) {
-	p := &twos{capacity: capacities(b), flows: make([]float64, len(b.Servers))}
-	p.tally = newTally(b, m.Count, func(s int32, by float64) { p.flows[s] += by })
+	p := &twos{b: b, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
+	p.tally = newTally(m.Count, func(s int32, by float64) { p.flows[s] += by })
 	p.MembershipChanged()
 	return p, nil
 }
@@ -245,6 +245,7 @@ func (m *Twos) Build() (sim.Method, sim.Policy, error) {
 
 type twos struct {
 	tally
+	b               *sim.Balancer
 	capacity, flows []float64
 	lottery         lottery
 }

@@ -37,13 +37,14 @@ type results struct {
 	current string // the case of metrics that name none
 }
 
-// Judge judges all conditions. The results are those of Cases, in their order.
+// Judge judges all conditions. The results are those of Cases, in their order. What it returns is not
+// nil, which JSON would have as null.
 func (s *Scenario) Judge(all []*sim.Result) []Verdict {
 	r := results{cases: make(map[string]*sim.Result)}
 	for i, c := range s.Cases {
 		r.cases[c.Name] = all[i]
 	}
-	var verdicts []Verdict
+	verdicts := []Verdict{} // none are an empty list, also in JSON
 	for _, c := range s.Assertions {
 		verdicts = append(verdicts, c.judge(s, r))
 	}

@@ -3,6 +3,7 @@ package scenario
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -20,8 +21,8 @@ import (
 //	product   = factor { ( "*" | "/" ) factor } .
 //	factor    = number | duration | metric [ "(" case ")" ] | "(" sum ")" .
 //
-// Durations, such as 350ms, are in seconds, as are times among the metrics. A minus between names has
-// blanks around it, for names have hyphens in them.
+// Durations, such as 350ms, are in seconds, as are times among the metrics. Plus and minus after a name
+// have a blank before them, for names may have them inside.
 type (
 	expression func(results) float64
 	comparison func(results) (holds bool, values string)
@@ -37,9 +38,11 @@ var metrics = map[string]func(*sim.Result) float64{
 	"timed-out":        func(r *sim.Result) float64 { return r.Share(sim.TimedOut).Value },
 	"lost":             func(r *sim.Result) float64 { return r.Share(sim.Lost).Value },
 	"broken":           func(r *sim.Result) float64 { return r.Share(sim.Broken).Value },
+	"failed":           func(r *sim.Result) float64 { return failed(r).Value },
 	"hops":             func(r *sim.Result) float64 { return r.Hops().Value },
 	"wrongful":         func(r *sim.Result) float64 { return r.Wrongful().Value },
 	"untracked":        func(r *sim.Result) float64 { return r.Untracked().Value },
+	"recovered":        func(r *sim.Result) float64 { return recovered(r).Value },
 	"fairness":         func(r *sim.Result) float64 { return r.Fairness().Value },
 	"instant-fairness": func(r *sim.Result) float64 { return r.InstantFairness().Value },
 	"utilisation":      func(r *sim.Result) float64 { return r.Utilisation().Value },
@@ -146,12 +149,21 @@ func (p *parser) condition() (comparison, error) {
 
 // percent reads what follows "within", up to "of".
 func (p *parser) percent() (float64, error) {
-	x, err := strconv.ParseFloat(p.next(), 64)
-	if err != nil {
+	x, ok := number(p.next())
+	if !ok {
 		return 0, fmt.Errorf("a number expected, %s found", p.found())
 	}
 	p.words = p.words[1:]
 	return x, errors.Join(p.expect("%"), p.expect("of"))
+}
+
+// number reads one that begins with a digit, so that nan and inf are none.
+func number(w string) (float64, bool) {
+	if w == "" || w[0] < '0' || w[0] > '9' {
+		return 0, false
+	}
+	x, err := strconv.ParseFloat(w, 64)
+	return x, err == nil
 }
 
 // compare compares two values. With a NaN, as of percentiles of no flows, nothing holds.
@@ -215,7 +227,7 @@ func (p *parser) factor() (expression, error) {
 		}
 		return inner, p.expect(")")
 	}
-	if x, err := strconv.ParseFloat(w, 64); err == nil {
+	if x, ok := number(w); ok {
 		return func(results) float64 { return x }, nil
 	}
 	if d, err := time.ParseDuration(w); err == nil {
@@ -223,7 +235,8 @@ func (p *parser) factor() (expression, error) {
 	}
 	value := metric(w)
 	if value == nil {
-		return nil, fmt.Errorf("%q is no metric", w)
+		return nil, fmt.Errorf("%q is no metric; known: %s, and percentiles such as p99.9", w,
+			strings.Join(slices.Sorted(maps.Keys(metrics)), ", "))
 	}
 	return p.ofCase(value)
 }
@@ -236,8 +249,15 @@ func (p *parser) ofCase(value func(*sim.Result) float64) (expression, error) {
 	}
 	name := p.next()
 	if !slices.ContainsFunc(p.cases, func(c RunnableCase) bool { return c.Name == name }) {
-		return nil, fmt.Errorf("a case expected, %s found", p.found())
+		return nil, fmt.Errorf("a case expected, %s found; known: %s", p.found(), strings.Join(names(p.cases), ", "))
 	}
 	p.words = p.words[1:]
 	return func(r results) float64 { return value(r.cases[name]) }, p.expect(")")
+}
+
+func names(cases []RunnableCase) (names []string) {
+	for _, c := range cases {
+		names = append(names, c.Name)
+	}
+	return names
 }

@@ -44,7 +44,7 @@ type Sections struct {
 	Jobs      []Job      `yaml:"jobs"`
 	Placement *Placement `yaml:"placement"`
 	Measure   *Measure   `yaml:"measure"`
-	Events    []Event    `yaml:"events"`
+	Events    *[]Event   `yaml:"events"` // a pointer: a case may have none where the file has some
 }
 
 // Servers are a group of equal servers. Servers are named s1, s2 and so on through all groups.

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,7 +18,10 @@ func (m *merger) jobs(c *sim.Config) {
 	jobs, path := section[[]Job](m, "Jobs")
 	m.require(len(jobs) > 0, path, "at least one is required")
 	for i := range jobs {
-		c.Jobs = append(c.Jobs, m.job(fmt.Sprintf("%s[%d]", path, i), &jobs[i]))
+		at := fmt.Sprintf("%s[%d]", path, i)
+		m.require(jobs[i].Name == "" || !slices.ContainsFunc(jobs[:i], func(j Job) bool { return j.Name == jobs[i].Name }),
+			at+".name", "used twice")
+		c.Jobs = append(c.Jobs, m.job(at, &jobs[i]))
 	}
 	m.require(len(jobs) == 0 || slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 }),
 		path, "at least one share must be positive")
@@ -112,7 +116,7 @@ func (m *merger) values(path, name string) sim.Distribution {
 	var values []float64
 	for i, line := range strings.Split(strings.TrimRight(string(text), "\n"), "\n") {
 		x, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
-		if err != nil || !(x >= 0) {
+		if err != nil || !(x >= 0) || math.IsInf(x, 1) {
 			m.failf(path, "line %d of the file, %q: must be a number of seconds", i+1, line)
 			return sim.Distribution{}
 		}
@@ -129,6 +133,7 @@ func (m *merger) file(name string) string {
 	return filepath.Join(m.dir, name)
 }
 
+// arrivals come last: a load is one of servers and jobs, which have to be right.
 func (m *merger) arrivals(c *sim.Config) {
 	arrivals, path := section[*Arrivals](m, "Arrivals")
 	if arrivals == nil {
@@ -152,10 +157,21 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	m.require(p.Rate >= 0, path+".rate", "must be positive")
 	m.require(p.Load >= 0, path+".load", "must be positive")
 	m.require((p.Rate == 0) != (p.Load == 0), path, "must have one of rate and load")
-	if p.Load > 0 {
+	if p.Load > 0 && m.loadable(path, c) {
 		rate = c.Rate(p.Load)
 	}
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
+}
+
+// loadable tells whether there is a rate of arrivals that loads the processors, as far as servers and
+// jobs are valid.
+func (m *merger) loadable(path string, c *sim.Config) bool {
+	if len(m.errs) > 0 {
+		return false
+	}
+	m.require(c.Capacity() > 0, path+".load", "is not possible: no server is there at the start")
+	m.require(c.Work() > 0, path+".load", "is not possible: the jobs are no work for processors")
+	return len(m.errs) == 0
 }
 
 func (m *merger) curve(path string, p *Poisson) sim.Curve {
@@ -185,6 +201,10 @@ func (m *merger) curve(path string, p *Poisson) sim.Curve {
 }
 
 func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFormat) sim.Arrivals {
+	if t.File == "" {
+		m.failf(path+".file", "is required")
+		return nil
+	}
 	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: t.Speed, Classes: m.classes()}
 	if _, err := os.Stat(trace.File); err != nil {
 		m.failf(path+".file", "%v", err)
@@ -193,43 +213,55 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	m.require(t.Speed >= 0, path+".speed", "must be positive")
 	m.require(t.Load >= 0, path+".load", "must be positive")
 	m.require(t.Speed == 0 || t.Load == 0, path, "speed and load exclude each other")
-	if t.Load <= 0 {
-		return trace
-	}
-	lines, seconds, err := trace.Span()
-	switch {
-	case err != nil:
-		m.failf(path+".file", "%v", err)
-	case seconds <= 0:
-		m.failf(path+".load", "is not possible: all of the trace is at one time")
-	default:
-		trace.Speed = c.Rate(t.Load) * seconds / float64(lines)
+	if t.Load > 0 && m.loadable(path, c) {
+		trace.Speed = m.speed(path, c, t.Load, trace)
 	}
 	return trace
 }
 
-// classes are the jobs' patterns, which are valid.
+// speed is that at which a trace loads the processors.
+func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace) float64 {
+	extent, err := trace.Extent()
+	if err != nil {
+		m.failf(path+".file", "%v", err)
+		return 0
+	}
+	work := float64(extent.Drawn) * c.Work()
+	for class, n := range extent.Matched {
+		work += float64(n) * c.Jobs[class].Work()
+	}
+	m.require(extent.Seconds > 0, path+".load", "is not possible: all of the trace is at one time")
+	m.require(work > 0, path+".load", "is not possible: the trace is no work for processors")
+	return load * c.Capacity() * extent.Seconds / work
+}
+
+// classes are the jobs' patterns; nil where there is none, or no valid one.
 func (m *merger) classes() []*regexp.Regexp {
 	jobs, _ := section[[]Job](m, "Jobs")
 	classes := make([]*regexp.Regexp, len(jobs))
 	for i, j := range jobs {
 		if j.Match != "" {
-			classes[i] = regexp.MustCompile(j.Match)
+			classes[i], _ = regexp.Compile(j.Match)
 		}
 	}
 	return classes
 }
 
 func (m *merger) events(r *RunnableCase) {
-	events, path := section[[]Event](m, "Events")
-	for i := range events {
-		m.event(fmt.Sprintf("%s[%d]", path, i), r, &events[i])
+	events, path := section[*[]Event](m, "Events")
+	if events == nil {
+		return
+	}
+	for i := range *events {
+		m.event(fmt.Sprintf("%s[%d]", path, i), r, &(*events)[i])
 	}
 }
 
 func (m *merger) event(path string, r *RunnableCase, e *Event) {
 	m.require(e.At >= 0, path+".at", "must not be negative")
 	m.require(e.Detect >= 0, path+".detect", "must not be negative")
+	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil, path+".detect",
+		"only with server-add, server-drain and server-fail")
 	n := 0
 	add := func(event sim.Event) {
 		event.At, event.Detect = e.At.Seconds(), e.Detect.Seconds()

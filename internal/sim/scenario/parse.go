@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,7 +63,7 @@ func (b *builder) require(ok bool, path, format string, args ...any) {
 }
 
 func (b *builder) scenario(f *File) {
-	b.require(f.Runs >= 1, "runs", "must be at least 1")
+	b.require(f.Runs >= 1 && f.Runs <= MostRuns, "runs", "must be 1 to %d", MostRuns)
 	b.result.Seed, b.result.Runs = f.Seed, f.Runs
 	cases := f.Cases
 	if len(cases) == 0 {
@@ -96,9 +97,7 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m.measure(r.Config)
 	m.placement(r.Config)
 	m.events(&r)
-	if len(b.errs) == 0 {
-		m.arrivals(r.Config) // need servers and jobs
-	}
+	m.arrivals(r.Config) // after servers and jobs, which a load is about
 	if len(b.errs) == 0 {
 		if err := sim.Check(r.Config); err != nil {
 			b.failf(path, "%v", err)
@@ -143,16 +142,31 @@ func (m *merger) servers(r *RunnableCase) {
 			g.Group = "g" + strconv.Itoa(i+1)
 		}
 		m.require(!slices.Contains(r.Groups, g.Group), at+".group", "used twice")
+		m.require(!serverName.MatchString(g.Group), at+".group", "must not be the name of a server")
 		r.Groups = append(r.Groups, g.Group)
-		for range min(max(g.Count, 0), mostServers) {
+		count := min(max(g.Count, 0), mostServers+1-len(r.Config.Servers))
+		for range count {
 			template.Name = "s" + strconv.Itoa(len(r.Config.Servers)+1)
 			r.Config.Servers = append(r.Config.Servers, template)
 		}
 	}
 	m.require(len(r.Config.Servers) <= mostServers, path, "at most %d servers are possible", mostServers)
+	cpus := int64(0)
+	for i := range r.Config.Servers {
+		cpus += int64(r.Config.Servers[i].CPUs)
+	}
+	m.require(cpus <= mostCPUs, path, "at most %d processors of all servers are possible", mostCPUs)
 }
 
-const mostServers = 65535
+// serverName is what events cannot tell from a group's name.
+var serverName = regexp.MustCompile(`^s[1-9][0-9]*$`)
+
+const (
+	mostServers = 65535
+	mostCPUs    = 1 << 22 // of all servers
+	// MostRuns is how many runs a case can have: each keeps some memory.
+	MostRuns = 10000
+)
 
 // server is one of a group.
 func (m *merger) server(path string, g *Servers) sim.Server {
@@ -161,7 +175,7 @@ func (m *merger) server(path string, g *Servers) sim.Server {
 		s.CPUs = 1
 	}
 	m.require(g.Count >= 1 && g.Count <= mostServers, path+".count", "must be 1 to %d", mostServers)
-	m.require(s.CPUs > 0, path+".cpus", "must be at least 1")
+	m.require(s.CPUs >= 1, path+".cpus", "must be at least 1")
 	if g.Speed != nil {
 		s.Speed = *g.Speed
 	}
@@ -189,6 +203,8 @@ func (m *merger) server(path string, g *Servers) sim.Server {
 	return s
 }
 
+const mostBalancers = 256
+
 func (m *merger) balancers(c *sim.Config) {
 	section, path := section[*Balancers](m, "Balancers")
 	if section == nil {
@@ -196,9 +212,12 @@ func (m *merger) balancers(c *sim.Config) {
 	}
 	n := section.Count
 	if n == 0 {
-		n = len(section.Shares)
+		n = max(len(section.Shares), 1)
 	}
-	m.require(n >= 1 && n <= 256, path+".count", "must be 1 to 256")
+	if n < 1 || n > mostBalancers {
+		m.failf(path+".count", "must be 1 to %d", mostBalancers)
+		return
+	}
 	m.require(len(section.Shares) == 0 || len(section.Shares) == n, path+".shares", "must be as many as balancers")
 	for range n {
 		c.Balancers = append(c.Balancers, sim.Share{Weight: 1})
@@ -228,7 +247,7 @@ func (m *merger) balancerIndexes(path string, names []string, n int) []int32 {
 
 func (m *merger) flowTable(c *sim.Config) {
 	table, path := section[*FlowTable](m, "FlowTable")
-	if table == nil {
+	if table == nil || *table == (FlowTable{}) {
 		return
 	}
 	ways := max(table.Ways, 1)

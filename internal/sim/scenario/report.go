@@ -26,10 +26,13 @@ type CaseReport struct {
 	P90             Estimate      `json:"p90"`
 	P99             Estimate      `json:"p99"`
 	P999            Estimate      `json:"p99.9"`
+	Max             Estimate      `json:"max"`       // of all runs, without an interval
+	Deviation       Estimate      `json:"deviation"` // likewise
 	Refused         Estimate      `json:"refused"`
 	TimedOut        Estimate      `json:"timed-out"`
 	Lost            Estimate      `json:"lost"`
 	Broken          Estimate      `json:"broken"`
+	Failed          Estimate      `json:"failed"` // one of the four
 	Hops            Estimate      `json:"hops"`
 	Wrongful        Estimate      `json:"wrongful"`
 	Untracked       Estimate      `json:"untracked"`
@@ -92,15 +95,12 @@ type Column struct {
 func (c *CaseReport) Columns() []Column {
 	return []Column{
 		{"mean", c.Mean}, {"p50", c.P50}, {"p90", c.P90}, {"p99", c.P99}, {"p99.9", c.P999},
+		{"max", c.Max}, {"deviation", c.Deviation},
 		{"refused", c.Refused}, {"timed-out", c.TimedOut}, {"lost", c.Lost}, {"broken", c.Broken},
+		{"failed", c.Failed},
 		{"hops", c.Hops}, {"wrongful", c.Wrongful}, {"untracked", c.Untracked}, {"recovered", c.Recovered},
 		{"utilisation", c.Utilisation}, {"fairness", c.Fairness}, {"instant-fairness", c.InstantFairness},
 	}
-}
-
-// Failed is the share of the flows that were not completed.
-func (c *CaseReport) Failed() float64 {
-	return float64(c.Refused.Value + c.TimedOut.Value + c.Lost.Value + c.Broken.Value)
 }
 
 // Run simulates all cases, with as many runs at a time as parallel says (0: one for each core), and
@@ -125,6 +125,20 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 
 func estimate(e sim.Estimate) Estimate { return Estimate{Number(e.Value), Number(e.Half)} }
 
+// exact is a value that has no confidence interval.
+func exact(value float64) Estimate { return Estimate{Number(value), Number(math.NaN())} }
+
+// recovered is how many flows of a run were found by a balancer that they came to in their middle.
+func recovered(r *sim.Result) sim.Estimate {
+	return r.Estimate(func(run *sim.RunResult) float64 { return float64(run.Recovered) })
+}
+
+// failed is the share of the flows that were not completed.
+func failed(r *sim.Result) sim.Estimate {
+	completed := r.Share(sim.Completed)
+	return sim.Estimate{Value: 1 - completed.Value, Half: completed.Half}
+}
+
 func (c *RunnableCase) report(r *sim.Result) CaseReport {
 	report := CaseReport{
 		Name:            c.Name,
@@ -134,14 +148,17 @@ func (c *RunnableCase) report(r *sim.Result) CaseReport {
 		P90:             estimate(r.Quantile(0.9)),
 		P99:             estimate(r.Quantile(0.99)),
 		P999:            estimate(r.Quantile(0.999)),
+		Max:             exact(r.Response.Max()),
+		Deviation:       exact(r.Response.Deviation()),
 		Refused:         estimate(r.Share(sim.Refused)),
 		TimedOut:        estimate(r.Share(sim.TimedOut)),
 		Lost:            estimate(r.Share(sim.Lost)),
 		Broken:          estimate(r.Share(sim.Broken)),
+		Failed:          estimate(failed(r)),
 		Hops:            estimate(r.Hops()),
 		Wrongful:        estimate(r.Wrongful()),
 		Untracked:       estimate(r.Untracked()),
-		Recovered:       estimate(r.Estimate(func(run *sim.RunResult) float64 { return float64(run.Recovered) })),
+		Recovered:       estimate(recovered(r)),
 		Utilisation:     estimate(r.Utilisation()),
 		Fairness:        estimate(r.Fairness()),
 		InstantFairness: estimate(r.InstantFairness()),

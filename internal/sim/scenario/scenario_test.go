@@ -1,6 +1,8 @@
 package scenario
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -38,6 +41,7 @@ events:
 cases:
 - {name: first}
 - {name: second, placement: sc, balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]}
+- {name: third, balancers: {}, flow-table: {}, network: {}, clients: {}, events: []}
 assert:
 - holds: mean(first) < 1s
 - fails: p99 >= 5 * p50(second) + 2
@@ -48,21 +52,21 @@ func TestParse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Seed != 7 || s.Runs != 2 || len(s.Cases) != 2 || len(s.Assertions) != 2 {
+	if s.Seed != 7 || s.Runs != 2 || len(s.Cases) != 3 || len(s.Assertions) != 2 {
 		t.Fatalf("seed %d, %d runs, %d cases, %d assertions", s.Seed, s.Runs, len(s.Cases), len(s.Assertions))
 	}
-	first, second := s.Cases[0], s.Cases[1]
+	first, second, third := s.Cases[0], s.Cases[1], s.Cases[2]
 	if diff := cmp.Diff([]string{"old", "new"}, first.Groups); diff != "" {
 		t.Errorf("groups:\n%s", diff)
 	}
 	old := sim.Server{Name: "s1", CPUs: 4, Speed: 0.5, IOSpeed: 3, Backlog: 9}
-	third := sim.Server{
+	added := sim.Server{
 		Name: "s3", Group: 1, CPUs: 1, Speed: 1, IOSpeed: 1, Discipline: sim.ProcessorSharing, Workers: 8, Backlog: -1,
 		Absent: true,
 	}
 	c := first.Config
 	want := &sim.Config{
-		Servers:   []sim.Server{old, old, third},
+		Servers:   []sim.Server{old, old, added},
 		Balancers: []sim.Share{{Weight: 1}, {Weight: 3, Absent: true}},
 		FlowTable: sim.FlowTable{Buckets: 100, Ways: 2},
 		Network:   sim.Network{ClientBalancer: sim.Constant(0.001), ServerClient: sim.Uniform(0.001, 0.003)},
@@ -100,6 +104,9 @@ func TestParse(t *testing.T) {
 	if events := second.Config.Events; len(events) != 1 || events[0].Servers[0] != 1 {
 		t.Errorf("second case: events %v, want its own one", events)
 	}
+	if c := third.Config; len(c.Balancers) != 1 || c.FlowTable.Buckets != 0 || c.Network.ClientBalancer.Mean() != 0 || c.Silent || len(c.Events) != 0 {
+		t.Errorf("third case: %+v, want one balancer and nothing of the file's", c)
+	}
 }
 
 // lognormalMean is that of median 1 ms and sigma 1.
@@ -109,7 +116,8 @@ func TestProblems(t *testing.T) {
 	for _, test := range []struct{ old, new, problem string }{
 		{"seed: 7", "sead: 7", `line 1: sead: unknown field; known: seed, runs, servers, balancers, flow-table, network,` +
 			` clients, arrivals, jobs, placement, measure, events, cases, assert`},
-		{"runs: 2", "runs: 0", `line 2: runs "0": must be at least 1`},
+		{"runs: 2", "runs: 0", `line 2: runs "0": must be 1 to 10000`},
+		{"runs: 2", "runs: 1000000000", `line 2: runs "1000000000": must be 1 to 10000`},
 		{"count: 2, cpus: 4", "count: 0, cpus: -1", `line 4: servers[0].count "0": must be 1 to 65535` + "\n" +
 			`line 4: servers[0].cpus "-1": must be at least 1`},
 		{"speed: 0.5", "speed: 0", `line 4: servers[0].speed "0": must be positive`},
@@ -117,7 +125,10 @@ func TestProblems(t *testing.T) {
 		{"backlog: 9", "workers: 9", `line 4: servers[0].workers "9": only with discipline processor-sharing`},
 		{"processor-sharing", "lifo", `line 5: servers[1].discipline "lifo": must be fifo or processor-sharing`},
 		{"group: new", "group: old", `line 5: servers[1].group "old": used twice`},
+		{"group: new", "group: s2", `line 5: servers[1].group "s2": must not be the name of a server`},
 		{"absent: [b2]", "absent: [b3]", `line 6: balancers.absent[0] "b3": must be b1 to b2`},
+		{"count: 2, shares: [1, 3]", "count: -1", `line 6: balancers.count "-1": must be 1 to 256`},
+		{"count: 2, cpus: 4", "count: 2, cpus: 4000000", `line 4: servers: at most 4194304 processors of all servers are possible`},
 		{"shares: [1, 3]", "shares: [1]", `line 6: balancers.shares: must be as many as balancers`},
 		{"{constant: 1ms}", "{constant: 1}", `line 8: network.client-balancer.constant "1": must be a duration with its` +
 			` unit, such as 500ms, 30s or 2h`},
@@ -125,9 +136,14 @@ func TestProblems(t *testing.T) {
 			` constant, exponential, uniform, lognormal, pareto and values`},
 		{"max: 3ms", "max: 1us", `line 8: network.server-client.uniform: must be 0 <= min <= max`},
 		{"overflow: drop", "overflow: block", `line 9: clients.overflow "block": must be reset or drop`},
+		{"load: 0.5", "load: 50%", `line 10: arrivals.poisson.load "50%": must be a number`},
+		{"load: 0.5", "load: 0.5, curve: [{factor: 0}]", `line 10: arrivals.poisson.curve: must not be 0 everywhere`},
+		{"buckets: 100", "buckets: 0", `line 7: flow-table.buckets "0": must be 1 to 67108864`},
+		{"poisson: {load: 0.5}", "queries: {speed: 2}", `line 10: arrivals.queries.file: is required`},
 		{"load: 0.5", "load: 0.5, rate: 1", `line 10: arrivals.poisson: must have one of rate and load`},
 		{"poisson: {load: 0.5}", "wikibench: {file: none}", `line 10: arrivals.wikibench.file "none": stat none: no such file or directory`},
 		{"share: 3", "share: -3", `line 12: jobs[0].share "-3": must not be negative`},
+		{"name: picture", "name: page", `line 13: jobs[1].name "page": used twice`},
 		{"match: wiki", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
 		{"exponential: 20ms", "values: none", `line 12: jobs[0].values "none": open none: no such file or directory`},
 		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
@@ -139,14 +155,16 @@ func TestProblems(t *testing.T) {
 		{"server-add: [s3]", "server-add: [s4]", `line 17: events[0].server-add[0] "s4": no server or group has this name`},
 		{"balancer-fail: [b1]", "balancer-fail: [b1], server-add: [s1]", `line 22: events[5]: must have one of` +
 			` server-add, server-drain, server-fail, speed, balancer-add and balancer-fail`},
+		{"{at: 6s, balancer-fail: [b1]", "{at: 6s, detect: 1s, balancer-fail: [b1]", `line 22: events[5].detect "1s": ` +
+			"only with server-add, server-drain and server-fail"},
 		{"to: 2", "to: 0", `line 20: events[3].speed.to "0": must be positive`},
 		{"name: second", "name: first", `line 25: cases[1].name "first": used twice`},
 		{"name: second", "name: 2nd", `line 25: cases[1].name "2nd": must be letters, digits and _ - . +, a letter first`},
 		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
 			`line 25: cases[1].events[0].at "-1s": must not be negative`},
-		{"holds: mean(first) < 1s", "holds: mean(third) < 1s",
-			`line 27: assert[0].holds "mean(third) < 1s": a case expected, "third" found`},
-		{"holds: mean(first) < 1s", "{}", `line 27: assert[0]: must have one of holds and fails`},
+		{"holds: mean(first) < 1s", "holds: mean(fourth) < 1s", `line 28: assert[0].holds "mean(fourth) < 1s": ` +
+			`a case expected, "fourth" found; known: first, second, third`},
+		{"holds: mean(first) < 1s", "{}", `line 28: assert[0]: must have one of holds and fails`},
 	} {
 		text := strings.Replace(valid, test.old, test.new, 1)
 		if text == valid {
@@ -160,6 +178,27 @@ func TestProblems(t *testing.T) {
 		if !strings.HasPrefix(err.Error(), test.problem) {
 			t.Errorf("%s:\n got %v\nwant %s", test.new, err, test.problem)
 		}
+	}
+}
+
+// TestAllProblems checks that one problem does not hide another one elsewhere, and is reported once.
+func TestAllProblems(t *testing.T) {
+	text := strings.NewReplacer("cpus: 4", "cpus: 0.5", "load: 0.5", "load: 50%, curve: [{at: 2s, factor: 1}, {at: 1s}]",
+		"placement: lsq", "placement: last").Replace(valid)
+	_, err := Parse([]byte(text), ".")
+	var problems config.Errors
+	if !errors.As(err, &problems) {
+		t.Fatalf("error %v", err)
+	}
+	var paths []string
+	for _, problem := range problems {
+		paths = append(paths, problem.Path)
+	}
+	want := []string{
+		"servers[0].cpus", "arrivals.poisson.load", "arrivals.poisson.curve[1].at", "arrivals.poisson.curve", "placement",
+	}
+	if diff := cmp.Diff(want, paths); diff != "" {
+		t.Errorf("problems (-want +got):\n%s\nof\n%v", diff, err)
 	}
 }
 
@@ -206,21 +245,32 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+func TestNoConditions(t *testing.T) {
+	if v := (&Scenario{}).Judge(nil); v == nil || len(v) != 0 {
+		t.Errorf("%#v, want an empty list", v)
+	}
+}
+
 func TestBadConditions(t *testing.T) {
+	const known = "; known: broken, deviation, failed, fairness, flows, hops, instant-fairness, lost, max, mean," +
+		" recovered, refused, timed-out, untracked, utilisation, wrongful, and percentiles such as p99.9"
 	for text, problem := range map[string]string{
 		"mean":                    "<, <=, >, >= or within expected, the end found",
 		"mean < 1 2":              `the end expected, "2" found`,
 		"mean = 1":                `<, <=, >, >= or within expected, "=" found`,
-		"median < 1":              `"median" is no metric`,
-		"p100 < 1":                `"p100" is no metric`,
+		"median < 1":              `"median" is no metric` + known,
+		"p100 < 1":                `"p100" is no metric` + known,
 		"mean <":                  "a number or a metric expected, the end found",
 		"mean(a < 1":              `")" expected, "<" found`,
 		"(mean < 1":               `")" expected, "<" found`,
 		"mean within x% of 1":     `a number expected, "x" found`,
+		"mean within inf% of 1":   `a number expected, "inf" found`,
+		"mean < infinity":         `"infinity" is no metric` + known,
+		"mean < nan":              `"nan" is no metric` + known,
 		"mean within 5 of 1":      `"%" expected, "of" found`,
 		"mean within 5% 1":        `"of" expected, "1" found`,
-		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric`,
-		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found`,
+		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric` + known,
+		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found; known: a`,
 	} {
 		b := builder{result: Scenario{Cases: []RunnableCase{{Name: "a"}}}}
 		b.assertion("assert[0]", Assertion{Holds: text})
@@ -245,9 +295,10 @@ func TestTraceAtALoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 5 flows with 0.6 s of work each in the mean take 3 s of work, at half the load 6 s.
+	// Two flows of 0.2 s of work and three of 0.6 s, in the mean of both classes, take 2.2 s, at half the
+	// load 4.4 s.
 	want := sim.Trace{
-		File: filepath.Join(dir, "trace"), Format: sim.TimedQueries, Speed: 4. / 6,
+		File: filepath.Join(dir, "trace"), Format: sim.TimedQueries, Speed: 4 / 4.4,
 		Classes: []*regexp.Regexp{regexp.MustCompile("[ab]"), nil},
 	}
 	got := s.Cases[0].Config.Arrivals.(sim.Trace)
@@ -255,6 +306,41 @@ func TestTraceAtALoad(t *testing.T) {
 	near := cmp.Comparer(func(a, b float64) bool { return a-b < 1e-9 && b-a < 1e-9 })
 	if diff := cmp.Diff(want, got, same, near); diff != "" {
 		t.Errorf("trace (-want +got):\n%s", diff)
+	}
+}
+
+// TestImpossibleLoads: loads that would mean no flows at all, or all at once.
+func TestImpossibleLoads(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"trace": "0\ta\n1\tb\n", "values": "1\n", "infinite": "1\ninf\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const io = "{match: a, stages: [{queue: io, constant: 1s}]}"
+	for _, test := range []struct{ servers, arrivals, jobs, problem string }{
+		{"count: 1, absent: true", "poisson: {load: 0.5}", "{constant: 1s}",
+			"arrivals.poisson.load \"0.5\": is not possible: no server is there at the start"},
+		{"count: 1", "poisson: {load: 0.5}", io,
+			"arrivals.poisson.load \"0.5\": is not possible: the jobs are no work for processors"},
+		{"count: 1, absent: true", "queries: {file: trace, load: 0.5}", "{constant: 1s}",
+			"arrivals.queries.load \"0.5\": is not possible: no server is there at the start"},
+		{"count: 1", "queries: {file: trace, load: 0.5}", io + ", {share: 2, match: b, constant: 0s}, {constant: 1s, share: 0}",
+			"arrivals.queries.load \"0.5\": is not possible: the jobs are no work for processors"},
+		{"count: 1", "queries: {file: trace, load: 0.5}", io + ", {match: b, constant: 0s}, {constant: 1s}",
+			"arrivals.queries.load \"0.5\": is not possible: the trace is no work for processors"},
+		{"count: 1", "queries: {file: values, load: 0.5}", "{constant: 1s}",
+			`arrivals.queries.file "values": ` + filepath.Join(dir, "values") + `:1: "1": not a line of the format`},
+		{"count: 1", "poisson: {load: 0.5}", "{values: infinite}",
+			`jobs[0].values "infinite": line 2 of the file, "inf": must be a number of seconds`},
+		// One problem does not hide others.
+		{"count: 0", "poisson: {load: -1}", "{match: '[', constant: 1s}", "arrivals.poisson.load \"-1\": must be positive"},
+	} {
+		text := fmt.Sprintf("servers: [{%s}]\nplacement: lsq\nmeasure: {connections: 10}\narrivals: {%s}\njobs: [%s]\n",
+			test.servers, test.arrivals, test.jobs)
+		if _, err := Parse([]byte(text), dir); err == nil || !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s\n got %v\nwant %s", text, err, test.problem)
+		}
 	}
 }
 

@@ -1,0 +1,88 @@
+package infer
+
+import (
+	"math"
+	"testing"
+)
+
+// serve has a server of so many processors, each of a speed, have from 1 to most flows for 100 s each: as
+// many end as must in the mean.
+func serve(c *Capacities, server int32, processors, most int, speed float64) {
+	for n := 1; n <= most; n++ {
+		c.Had(server, n, 100)
+		for range int(100 * speed * float64(min(n, processors))) {
+			c.Ended(server, n)
+		}
+	}
+}
+
+func TestCapacities(t *testing.T) {
+	c := NewCapacities(6)
+	serve(c, 0, 1, 3, 1)
+	serve(c, 1, 2, 4, 1)
+	serve(c, 2, 4, 6, 1)
+	serve(c, 3, 16, 20, 1)
+	serve(c, 4, 4, 6, 0.5) // slow processors are as many
+	c.Step(0.5, []int32{0, 1, 2, 3})
+	for s, want := range []float64{1, 2, 4, 16, 4} {
+		if got := c.Capacity(int32(s)); got != want {
+			t.Errorf("server %d: capacity %v, want %v", s, got, want)
+		}
+	}
+	// Of the six seconds of flows in each second with 1, 2 and 3 of them, three were service.
+	if got := c.Wait(0); math.Abs(got-1) > 0.01 {
+		t.Errorf("server 0: a wait of %v, want 1", got)
+	}
+	if got := c.Wait(5); got != 0 {
+		t.Errorf("a server without flows: a wait of %v", got)
+	}
+	c.Forget(3)
+	if c.Capacity(3) != 1 || c.Wait(3) != 0 {
+		t.Errorf("after it was forgotten: capacity %v, wait %v", c.Capacity(3), c.Wait(3))
+	}
+}
+
+// TestCapacitiesAreCommon: little is known of the last server, and what is fits 2 as well as 4 and 16.
+func TestCapacitiesAreCommon(t *testing.T) {
+	c := NewCapacities(10)
+	home := make([]int32, 0, 9)
+	for s := range int32(9) {
+		serve(c, s, 4, 6, 1)
+		home = append(home, s)
+	}
+	c.Had(9, 2, 1)
+	c.Ended(9, 2)
+	c.Ended(9, 2)
+	for range 3 {
+		c.Step(0.5, home)
+	}
+	if got := c.Capacity(9); got != 4 {
+		t.Errorf("capacity %v, want 4 as of all others", got)
+	}
+}
+
+// TestCapacitiesFade: a server that loses processors is found out in the end.
+func TestCapacitiesFade(t *testing.T) {
+	c, home := NewCapacities(1), []int32{0}
+	serve(c, 0, 4, 6, 1)
+	c.Step(0.5, home)
+	if got := c.Capacity(0); got != 4 {
+		t.Errorf("capacity %v, want 4", got)
+	}
+	c.Step(5*memory, home)
+	serve(c, 0, 1, 6, 1)
+	c.Step(0.5, home)
+	if got := c.Capacity(0); got != 1 {
+		t.Errorf("capacity %v, want 1", got)
+	}
+}
+
+func TestNothingSeen(t *testing.T) {
+	c := NewCapacities(2)
+	c.Had(1, 1, 5)
+	c.Ended(1, 1) // abroad
+	c.Step(0.5, []int32{0})
+	if c.Capacity(1) != 1 || c.Wait(1) != 0 {
+		t.Errorf("capacity %v, wait %v of what cannot be told yet", c.Capacity(1), c.Wait(1))
+	}
+}

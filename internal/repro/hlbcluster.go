@@ -1,0 +1,126 @@
+package repro
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/chart"
+	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/sim/placement"
+)
+
+// hlbCluster is the simulated data centre of HLB, sections V-B and VI-A3: servers that serve first come,
+// first served, half of them with more processors than the others.
+type hlbCluster struct {
+	servers   int
+	cpus      [2]int32 // of the two halves
+	balancers int
+	jobs      []sim.Stage
+	flowTable sim.FlowTable
+}
+
+func newHLBCluster() hlbCluster {
+	return hlbCluster{
+		servers: 128, cpus: [2]int32{1, 2}, balancers: 4,
+		jobs: []sim.Stage{{Queue: sim.CPU, Work: sim.Exponential(0.5)}},
+	}
+}
+
+// ratioClusters are those of table III, and their names on an axis.
+func ratioClusters() ([]hlbCluster, places) {
+	var clusters []hlbCluster
+	for _, cpus := range []int32{1, 2, 4} {
+		c := newHLBCluster()
+		c.cpus[1] = cpus
+		clusters = append(clusters, c)
+	}
+	return clusters, categories("ratio of the halves' processors", "1x", "2x", "4x")
+}
+
+// balancerClusters differ in the number of balancers, which the axis has.
+func balancerClusters(balancers ...int) ([]hlbCluster, places) {
+	var clusters []hlbCluster
+	var names []string
+	for _, n := range balancers {
+		c := newHLBCluster()
+		c.balancers = n
+		clusters, names = append(clusters, c), append(names, fmt.Sprint(n))
+	}
+	return clusters, categories("balancers", names...)
+}
+
+// config is one run of 80000 flows, of which those that arrive in the middle half count (HLB, footnote
+// 10), at the rate that uses a share of the resource that they use most.
+func (h hlbCluster) config(spec placement.Spec, load float64) (*sim.Config, error) {
+	method, _, err := spec.Build()
+	if err != nil {
+		return nil, err
+	}
+	delay := sim.Uniform(0.0001, 0.001)
+	c := &sim.Config{
+		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, h.balancers),
+		FlowTable: h.flowTable,
+		Network:   sim.Network{ClientBalancer: delay, BalancerServer: delay, ServerServer: delay, ServerClient: delay},
+		Jobs:      []sim.Job{{Share: 1, Stages: h.jobs}},
+		Arrivals:  sim.Poisson{Rate: h.rate(load)},
+		Placement: method, Connections: 80_000, Warmup: 0.25, Cooldown: 0.25, Timeout: 40, Silent: true,
+	}
+	for i := range h.servers {
+		group := 2 * i / h.servers
+		c.Servers = append(c.Servers, sim.Server{
+			Name: fmt.Sprintf("server-%d", i), Group: int32(group), CPUs: h.cpus[group], Speed: 1, IOSpeed: 1,
+			Discipline: sim.FIFO, Backlog: 64,
+		})
+	}
+	return c, nil
+}
+
+// rate is the arrivals per second that use a share of the resource that they use most.
+func (h hlbCluster) rate(share float64) float64 {
+	var work [2]float64 // processors, IO
+	for _, stage := range h.jobs {
+		work[stage.Queue] += stage.Work.Mean()
+	}
+	half := float64(h.servers) / 2
+	most := work[sim.CPU] / (half * float64(h.cpus[0]+h.cpus[1]))
+	return share / max(most, work[sim.IO]/float64(h.servers))
+}
+
+// powerful is the share of the flows that the half with more processors gets.
+func powerful(result *sim.Result) sim.Estimate {
+	return result.Estimate(func(run *sim.RunResult) float64 {
+		sums := halves(run, func(s *sim.ServerUse) float64 { return float64(s.Connections) })
+		return sums[1] / (sums[0] + sums[1])
+	})
+}
+
+// queueRatio is that of the mean numbers of flows at the servers of the halves.
+func queueRatio(result *sim.Result) sim.Estimate {
+	return result.Estimate(func(run *sim.RunResult) float64 {
+		sums := halves(run, func(s *sim.ServerUse) float64 { return s.Open })
+		return sums[1] / sums[0]
+	})
+}
+
+// halves sums up a value of the servers.
+func halves(run *sim.RunResult, value func(*sim.ServerUse) float64) (sums [2]float64) {
+	for i := range run.Servers {
+		sums[2*i/len(run.Servers)] += value(&run.Servers[i])
+	}
+	return sums
+}
+
+// places are where settings stand on a chart's axis.
+type places struct {
+	axis chart.Axis
+	at   []float64
+}
+
+// categories are places that have names.
+func categories(label string, names ...string) places {
+	p := places{axis: chart.Axis{Label: label, Categories: names}}
+	for i := range names {
+		p.at = append(p.at, float64(i))
+	}
+	return p
+}

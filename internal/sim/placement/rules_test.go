@@ -1,0 +1,214 @@
+package placement
+
+import (
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/infer"
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// alone is a balancer without a run, for what needs neither clock nor truth.
+func alone(cpus ...int32) *sim.Balancer {
+	b := &sim.Balancer{Peers: []int32{0}, Rand: new(sim.Rand)}
+	for i, n := range cpus {
+		b.Servers = append(b.Servers, sim.Server{Name: string(rune('a' + i)), CPUs: n, Speed: 1, Backlog: -1})
+		b.Live = append(b.Live, int32(i))
+	}
+	return b
+}
+
+// spied is a method that keeps its first balancer: after a run its clock stands still.
+type spied struct {
+	sim.Method
+	b *sim.Balancer
+}
+
+func (s *spied) New(b *sim.Balancer) (sim.Placement, error) {
+	s.b = b
+	return s.Method.New(b)
+}
+
+// oldFriend is a balancer of a run that has ended some time after 0.
+func oldFriend(t *testing.T) *sim.Balancer {
+	t.Helper()
+	c := smallConfig(nil)
+	spy := &spied{Method: &ECMP{}}
+	c.Placement, c.Connections, c.Balancers, c.Events = spy, 100, c.Balancers[:1], nil
+	if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if spy.b.Now() <= 1 {
+		t.Fatalf("the run took %v s", spy.b.Now())
+	}
+	return spy.b
+}
+
+// TestTwosIsByCapacity: flows that stay are in proportion to what servers can do.
+func TestTwosIsByCapacity(t *testing.T) {
+	p, err := (&Twos{}).New(alone(1, 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range uint64(4000) {
+		var offer sim.Offer
+		p.Place(&sim.Flow{Key: i}, &offer)
+	}
+	flows := p.(*twos).flows
+	if math.Abs(flows[0]-1000) > 30 {
+		t.Errorf("flows %v, want 1000 and 3000", flows)
+	}
+}
+
+// TestChain: a flow is offered to the first of its candidates, and looked for at all.
+func TestChain(t *testing.T) {
+	for _, reports := range []bool{false, true} {
+		b := oldFriend(t)
+		p, err := (&Least{Hunt: Hunt{Candidates: 4, Buckets: 257}, Chain: 2, Reports: reports}).New(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var offer, all sim.Offer
+		f := &sim.Flow{Key: 12345}
+		p.Place(f, &offer)
+		p.(sim.Recoverer).Recover(f, &all)
+		if offer.N != 2 || all.N != 4 || !slices.Contains(all.Servers[:4], offer.Servers[0]) {
+			t.Errorf("reports %t: offered to %v, looked for at %v", reports, offer.Servers[:offer.N], all.Servers[:all.N])
+		}
+	}
+}
+
+// TestReportsAge: a report comes closer to the mean of all by the factor e in each age.
+func TestReportsAge(t *testing.T) {
+	b := oldFriend(t)
+	p := &reported{b: b, age: 0.5, mean: 2, last: []report{{load: 6, when: b.Now() - 0.5}, {load: 1, when: b.Now()}}}
+	for server, want := range []float64{2 + 4/math.E, 1} {
+		if got := p.load(int32(server)); math.Abs(got-want) > 1e-9 {
+			t.Errorf("server %d is taken to have %v, want %v", server, got, want)
+		}
+	}
+	if p.age = 0; p.load(0) != 6 {
+		t.Errorf("without ageing it is taken to have %v, want 6", p.load(0))
+	}
+}
+
+// TestOldAnswersAreNoChoice: answers are thrown away when they are too old; one is no choice.
+func TestOldAnswersAreNoChoice(t *testing.T) {
+	b := oldFriend(t)
+	p := &prequal{m: prequalDefaults(), b: b}
+	fresh, old := answer{server: 0, uses: 9, when: b.Now()}, answer{server: 0, uses: 9, when: b.Now() - 1.1}
+	count := func(pool ...answer) (first int) {
+		for range 100 {
+			var offer sim.Offer
+			p.pool = slices.Clone(pool)
+			p.Place(nil, &offer)
+			if offer.Servers[0] == 0 {
+				first++
+			}
+		}
+		return first
+	}
+	if n := count(fresh, fresh); n != 100 {
+		t.Errorf("%d of 100 flows went where two answers are from", n)
+	}
+	for _, pool := range [][]answer{{fresh}, {old, old}} {
+		if n := count(pool...); n == 0 || n > 50 {
+			t.Errorf("%d of 100 flows went to one of eight servers by chance", n)
+		}
+	}
+}
+
+// servers runs flows of equal work, all at once, and returns how many each server had.
+func servers(t *testing.T, m sim.Method, work float64, gap float64, flows int, all ...sim.Server) []int {
+	t.Helper()
+	c := smallConfig(m)
+	c.Servers, c.Events, c.Network = all, nil, sim.Network{}
+	c.Jobs[0].Stages[0].Work = sim.Constant(work)
+	c.Arrivals, c.Connections = sim.Poisson{Rate: 1 / gap}, uint64(flows)
+	had := make([]int, len(all))
+	c.Completed = func(_ int, f sim.Ended) { had[f.Server]++ }
+	if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1}); err != nil {
+		t.Fatal(err)
+	}
+	return had
+}
+
+// TestOracleCountsTheFlowIn: a fast server with work may have done a flow's sooner than a slow idle one.
+func TestOracleCountsTheFlowIn(t *testing.T) {
+	slow := sim.Server{Name: "slow", CPUs: 1, Speed: 1, Backlog: -1}
+	fast := sim.Server{Name: "fast", CPUs: 1, Speed: 10, Backlog: -1}
+	if had := servers(t, &Oracle{}, 10, 1e-6, 9, slow, fast); had[1] != 9 {
+		t.Errorf("flows %v, want all on the fast server", had)
+	}
+	if had := servers(t, &Oracle{}, 10, 1e-6, 22, slow, fast); had[0] == 0 || had[0] > 2 {
+		t.Errorf("flows %v, want 2 on the slow server", had)
+	}
+}
+
+// TestTruthBreaksTiesByChance: idle servers get flows alike.
+func TestTruthBreaksTiesByChance(t *testing.T) {
+	one := sim.Server{Name: "one", CPUs: 1, Speed: 1, Backlog: -1}
+	two := one
+	two.Name = "two"
+	if had := servers(t, &GSQ{}, 1e-6, 1, 200, one, two); had[0] < 70 || had[1] < 70 {
+		t.Errorf("flows %v, want about 100 on each", had)
+	}
+}
+
+// TestOwnOrder: each balancer breaks ties in an order of its own.
+func TestOwnOrder(t *testing.T) {
+	orders := make(map[string]bool)
+	for seed := range 4 {
+		b := alone(1, 1, 1, 1, 1, 1, 1, 1)
+		for range seed {
+			b.Rand.Uint64()
+		}
+		p, err := (&LSQ{Own: Own{Ties: TiesOwn}}).New(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		order := p.(*byScore).server
+		if !slices.Equal(slices.Sorted(slices.Values(order)), b.Live) {
+			t.Errorf("order %v", order)
+		}
+		name := ""
+		for _, s := range order {
+			name += b.Servers[s].Name
+		}
+		orders[name] = true
+	}
+	if len(orders) < 3 {
+		t.Errorf("four balancers have the orders %v", orders)
+	}
+}
+
+// TestHomesComeFirst: the servers at home are the first of a balancer's order, and those that are not
+// live the last.
+func TestHomesComeFirst(t *testing.T) {
+	b := alone(1, 2, 1, 2, 1, 2, 1, 2, 1, 2)
+	b.Live, b.Peers = []int32{0, 1, 2, 3, 5, 6, 7, 8}, []int32{0, 2}
+	var members []infer.Member
+	for _, s := range b.Live {
+		members = append(members, infer.Member{Name: b.Servers[s].Name, Weight: b.Servers[s].Capacity()})
+	}
+	home := infer.Homes(members, []string{"balancer 0", "balancer 2"})
+	total := 0
+	for self, index := range b.Peers {
+		b.Index = int(index)
+		order, homes := homeOrder(b, capacities(b))
+		var want []int32
+		for i, s := range b.Live {
+			if int(home[i]) == self {
+				want = append(want, s)
+			}
+		}
+		if got := slices.Sorted(slices.Values(order[:homes])); !slices.Equal(got, want) || !slices.Equal(order[8:], []int32{4, 9}) {
+			t.Errorf("balancer %d: order %v, of which %d at home; want %v there, and 4 and 9 last", index, order, homes, want)
+		}
+		total += homes
+	}
+	if total != len(b.Live) {
+		t.Errorf("%d servers have a home, want %d", total, len(b.Live))
+	}
+}
