@@ -18,6 +18,7 @@ import (
 // field's path, and lets the rules that follow do so too.
 type document struct {
 	fields   map[string]field // by path; a field that is null or empty is not there
+	lacking  map[string]bool  // the sections of which a field could not be decoded, by path
 	problems Errors
 }
 
@@ -42,7 +43,7 @@ func Decode(data []byte, into any, rules func() Errors) error {
 
 // decode is Decode without rules.
 func decode(data []byte, into any) *document {
-	d := &document{fields: make(map[string]field)}
+	d := &document{fields: make(map[string]field), lacking: make(map[string]bool)}
 	root, problem := parse(data)
 	if problem != nil {
 		d.problems = append(d.problems, problem)
@@ -94,20 +95,10 @@ func (d *document) bad(path string) bool {
 	}
 }
 
-// lacks tells whether one of the fields of a section could not be decoded.
-func (d *document) lacks(section string) bool {
-	for path, f := range d.fields {
-		if f.bad && section != "" && parent(path) == section {
-			return true
-		}
-	}
-	return false
-}
-
 // failf reports a problem with a field that was decoded, and nothing about one that was not, wholly or
 // in part: the real problem of that is reported already.
 func (d *document) failf(path, format string, args ...any) {
-	if d.bad(path) || d.lacks(path) {
+	if d.bad(path) || d.lacking[path] {
 		return
 	}
 	d.report(path, fmt.Sprintf(format, args...))
@@ -119,6 +110,9 @@ func (d *document) badf(path, format string, args ...any) {
 	f := d.fields[path]
 	f.bad = true
 	d.fields[path] = f
+	if section := parent(path); section != "" {
+		d.lacking[section] = true
+	}
 }
 
 // report adds a problem at the field's line, or at that of what should hold the field.
