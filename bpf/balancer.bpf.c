@@ -149,11 +149,13 @@ int xdp_lb(struct xdp_md *ctx)
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);
 }
 
+/* The index of the interface that clients come in by, on whichever the program is. */
+volatile __u32 host_client_interface;
+
 /*
  * Sends a server's packet on to the client, from behind xdp_lb: here the kernel finds
  * the next hop by itself, and holds the packet until it is resolved, where XDP would
- * have to know it and the host to be a router (next_segment.h). It leaves by the
- * interface that clients come in by.
+ * have to know it and the host to be a router (next_segment.h).
  */
 SEC("tc")
 int tc_return(struct __sk_buff *skb)
@@ -165,7 +167,7 @@ int tc_return(struct __sk_buff *skb)
 	    bpf_skb_load_bytes(skb, ETH_ALEN, source, ETH_ALEN) || !is_host(destination) ||
 	    !is_host(source))
 		return TC_ACT_UNSPEC;
-	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
+	return bpf_redirect_neigh(host_client_interface, NULL, 0, 0);
 }
 
 /* Tells user space what the flow table's clock counts: only programs can read it. */

@@ -187,6 +187,9 @@ func printJSON(out io.Writer, value any) error {
 
 func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 	printHeader(out, &s.Snapshot)
+	if s.Inside != nil {
+		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
+	}
 	flows := s.FlowTable.Flows
 	fmt.Fprintf(out, "flows: %d of %d (%s): %d new, %d established, %d closing; %d half-open\n", flows.Total(), s.FlowTable.Capacity,
 		percent(float64(flows.Total())/float64(s.FlowTable.Capacity)), flows.New, flows.Established, flows.Closing, s.FlowTable.HalfOpen)
@@ -251,7 +254,7 @@ func describeProcess(p *daemon.Process) string {
 
 func describeAttachment(a *datapath.Attachment) string {
 	switch {
-	case a == nil:
+	case a == nil || a.Ifindex == 0:
 		return "NOT ATTACHED, no packet is touched"
 	case a.Interface == "":
 		return fmt.Sprintf("attached to %s of another network namespace", interfaceName("", a.Ifindex))

@@ -31,6 +31,7 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 					{Reason: "drop_fragment"},
 				},
 			},
+			Inside:    &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Generic},
 			FlowTable: balancer.FlowTable{Capacity: 1024, HalfOpen: 3, Flows: balancer.FlowCounts{New: 1, Established: 41, Closing: 2}},
 			Services: []*balancer.ServiceState{
 				{
@@ -151,13 +152,18 @@ func TestPrintAgent(t *testing.T) {
 }
 
 func TestDescribeAttachment(t *testing.T) {
-	for want, attachment := range map[string]*datapath.Attachment{
-		"NOT ATTACHED, no packet is touched":          nil,
-		"attached to #7 of another network namespace": {Ifindex: 7},
-		"generic XDP on eth1":                         {Ifindex: 7, Interface: "eth1", Mode: datapath.Generic},
+	const not = "NOT ATTACHED, no packet is touched"
+	for _, c := range []struct {
+		attachment *datapath.Attachment
+		want       string
+	}{
+		{nil, not},
+		{&datapath.Attachment{}, not},
+		{&datapath.Attachment{Ifindex: 7}, "attached to #7 of another network namespace"},
+		{&datapath.Attachment{Ifindex: 7, Interface: "eth1", Mode: datapath.Generic}, "generic XDP on eth1"},
 	} {
-		if got := describeAttachment(attachment); got != want {
-			t.Errorf("%+v: %q, want %q", attachment, got, want)
+		if got := describeAttachment(c.attachment); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.attachment, got, c.want)
 		}
 	}
 }

@@ -289,7 +289,7 @@ func Detach(instance string) error {
 			return err
 		}
 	}
-	if err := datapath.RemoveFilters(instance, 0); err != nil {
+	if err := datapath.RemoveFilters(instance); err != nil {
 		return err
 	}
 	if err := all.release(nil); err != nil {

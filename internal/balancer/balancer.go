@@ -44,13 +44,13 @@ type Balancer struct {
 	slots    *slots
 	services *services
 	ports    *ports
-	own      nexthop.Link // node.interface; zero before there is one
+	own      []nexthop.Link // of the arms; zero before there is one
 	hops     map[netip.Addr]nexthop.Hop
 	resolver *nexthop.Resolver
 	checker  *health.Checker
 	reloads  chan reload
 	attached bool
-	mode     datapath.Mode   // since it is attached
+	mode     datapath.Mode   // since it is attached: native, if it is on any interface
 	warned   map[string]bool // interfaces that cannot send
 	stale    map[string]bool // services whose table is to follow their servers' state
 	flows    flowCounts      // that the last sweep left
@@ -85,7 +85,8 @@ func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Bal
 		log:      log,
 		cfg:      cfg,
 		kernel:   k,
-		resolver: nexthop.New(cfg.Node.Interface, log),
+		own:      make([]nexthop.Link, len(k.arms)),
+		resolver: nexthop.New(cfg.Node.Interfaces(), log),
 		checker:  health.New(log),
 		reloads:  make(chan reload),
 		warned:   map[string]bool{},
@@ -218,20 +219,27 @@ func (b *Balancer) attach() error {
 	for _, name := range b.unresolved() {
 		b.log.Warn("no next hop yet: it gets no new flows", "server", name)
 	}
-	if b.own.Index == 0 {
-		return fmt.Errorf("node.interface %q: there is no such interface", b.cfg.Node.Interface)
+	for i, name := range b.cfg.Node.Interfaces() {
+		if b.own[i].Index == 0 {
+			return fmt.Errorf("%s %q: there is no such interface", b.kernel.arms[i].setting, name)
+		}
 	}
 	if err := b.setHost(); err != nil {
 		return err
 	}
-	attached, err := b.kernel.attach(b.own.Index)
+	attached, err := b.kernel.attach(b.own)
 	if err != nil {
 		return err
 	}
-	attached.WarnIfGeneric(b.log, b.cfg.Node.Interface)
-	b.log.Info("steering", "interface", b.cfg.Node.Interface, "mode", attached.Mode,
-		"services", len(b.services.byName), "servers", len(b.services.members()))
-	b.attached, b.mode = true, attached.Mode
+	b.attached, b.mode = true, datapath.Generic
+	for i, a := range attached {
+		a.WarnIfGeneric(b.log, b.own[i].Name)
+		b.log.Info("steering", "interface", b.own[i].Name, "mode", a.Mode,
+			"services", len(b.services.byName), "servers", len(b.services.members()))
+		if a.Mode == datapath.Native {
+			b.mode = a.Mode
+		}
+	}
 	b.applyHops()
 	close(b.ready)
 	return nil
@@ -240,7 +248,7 @@ func (b *Balancer) attach() error {
 // follow takes on what the resolver found. The error says that the data path is
 // on no interface any more.
 func (b *Balancer) follow(update nexthop.Update) error {
-	if err := b.followInterface(update.Own); err != nil {
+	if err := b.followInterfaces(update.Own); err != nil {
 		return err
 	}
 	b.hops = update.Hops
@@ -251,25 +259,33 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	return nil
 }
 
-// followInterface takes on another MAC address of node.interface. An interface
+// followInterfaces takes on other MAC addresses of the arms' interfaces. An interface
 // that was made anew has no program: only another start attaches it.
-func (b *Balancer) followInterface(now nexthop.Link) error {
-	before := b.own
-	if b.attached && now.Index != before.Index {
-		return fmt.Errorf("node.interface %q is gone", b.cfg.Node.Interface)
+func (b *Balancer) followInterfaces(now []nexthop.Link) error {
+	changed := false
+	for i, name := range b.cfg.Node.Interfaces() {
+		before := b.own[i]
+		if b.attached && now[i].Index != before.Index {
+			return fmt.Errorf("%s %q is gone", b.kernel.arms[i].setting, name)
+		}
+		if b.attached && now[i].MAC != before.MAC {
+			b.log.Info("the interface changed", "interface", name, "mac", fmt.Sprintf("%x", now[i].MAC))
+			changed = true
+		}
 	}
 	b.own = now
-	if b.attached && now.MAC != before.MAC {
-		b.log.Info("the interface changed", "interface", now.Name, "mac", fmt.Sprintf("%x", now.MAC))
+	if changed {
 		return b.setHost()
 	}
 	return nil
 }
 
-// setHost tells the program of node.interface.
+// setHost tells the programs of the interfaces that they are on.
 func (b *Balancer) setHost() error {
-	if b.own.MAC == [6]byte{} {
-		return fmt.Errorf("node.interface %q has no Ethernet address", b.cfg.Node.Interface)
+	for i, link := range b.own {
+		if link.MAC == [6]byte{} {
+			return fmt.Errorf("%s %q has no Ethernet address", b.kernel.arms[i].setting, link.Name)
+		}
 	}
 	return b.kernel.setHost(b.own)
 }

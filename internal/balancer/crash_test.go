@@ -3,6 +3,7 @@ package balancer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -29,8 +30,9 @@ import (
 // The environment of a process that is to be killed.
 const (
 	crashInstance = "SEGUE_TEST_CRASH_INSTANCE"
-	crashCall     = "SEGUE_TEST_CRASH_CALL"  // which of its system calls it does not survive
-	crashFirst    = "SEGUE_TEST_CRASH_FIRST" // the configuration that it starts with; it reloads the next
+	crashCall     = "SEGUE_TEST_CRASH_CALL"   // which of its system calls it does not survive
+	crashFirst    = "SEGUE_TEST_CRASH_FIRST"  // the configuration that it starts with; it reloads the next
+	crashInside   = "SEGUE_TEST_CRASH_INSIDE" // its node.inside, eth0 or eth1, where it has one; the other is node.interface
 )
 
 func TestMain(m *testing.M) {
@@ -58,7 +60,14 @@ func crash() error {
 	if err := killBefore(call); err != nil {
 		return err
 	}
-	b, err := New(crashConfig(os.Getenv(crashInstance), first), slog.New(slog.DiscardHandler))
+	configOf := func(number int) *config.Balancer {
+		cfg := crashConfig(os.Getenv(crashInstance), number)
+		if cfg.Node.Inside = os.Getenv(crashInside); cfg.Node.Inside == "eth0" {
+			cfg.Node.Interface = "eth1"
+		}
+		return cfg
+	}
+	b, err := New(configOf(first), slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
@@ -70,7 +79,7 @@ func crash() error {
 		return err
 	case <-b.Ready():
 	}
-	return b.Reload(ctx, crashConfig(os.Getenv(crashInstance), 1-first))
+	return b.Reload(ctx, configOf(1-first))
 }
 
 // The services of the crash test: "web" is on two ports in turn, with servers that come, go and change
@@ -101,24 +110,33 @@ type crashSite struct {
 	t        *testing.T
 	ns       *testnet.Namespace
 	instance string
-	known    map[Flow][]byte // what established flows' packets look like on their way to the server
-	fresh    uint16          // port of the next new connection
+	// inside is node.inside of the processes, which take turns.
+	inside [2]string
+	known  map[Flow][]byte // what established flows' packets look like on their way to the server
+	fresh  uint16          // port of the next new connection
 }
 
-func newCrashSite(t *testing.T) *crashSite {
-	s := &crashSite{t: t, ns: testnet.New(t), instance: fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1)), fresh: 20000}
+func newCrashSite(t *testing.T, inside [2]string) *crashSite {
+	s := &crashSite{t: t, ns: testnet.New(t), inside: inside, instance: fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1)), fresh: 20000}
 	router := testnet.New(t)
 	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
 		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
+	testnet.Connect(t, s.ns, "eth1", nil, testnet.New(t), "eth0", nil)
 	s.must(s.ns.Do(func() error {
+		for _, name := range []string{"eth1", "eth0"} {
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetHardwareAddr(link, ownMAC[:]); err != nil {
+				return err
+			}
+		}
 		eth0, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
 		_, locators, _ := net.ParseCIDR("fd00:5::/32")
-		if err := netlink.LinkSetHardwareAddr(eth0, ownMAC[:]); err != nil {
-			return err
-		}
 		return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: locators, Gw: net.ParseIP("fd00:a::2")})
 	}))
 	t.Cleanup(func() { s.must(Detach(s.instance)) })
@@ -139,7 +157,7 @@ func (s *crashSite) run(first, call int) (killed bool) {
 	var output bytes.Buffer
 	cmd := exec.CommandContext(s.t.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), crashInstance+"="+s.instance,
-		crashFirst+"="+strconv.Itoa(first), crashCall+"="+strconv.Itoa(call))
+		crashFirst+"="+strconv.Itoa(first), crashCall+"="+strconv.Itoa(call), crashInside+"="+s.inside[first])
 	cmd.Stdout, cmd.Stderr = &output, &output
 	s.must(s.ns.Do(cmd.Start))
 	err := cmd.Wait()
@@ -152,30 +170,50 @@ func (s *crashSite) run(first, call int) (killed bool) {
 	return true
 }
 
-// programs are the one that packets meet and the one that is pinned for tools. Before the first
+// interfaces are those that all processes have.
+func (s *crashSite) interfaces() []string {
+	if slices.Contains(s.inside[:], "") {
+		return []string{"eth0"}
+	}
+	return []string{"eth0", "eth1"}
+}
+
+// programs are those that packets meet, by interfaces, and the one that is pinned for tools. Before the first
 // process has attached there is none.
-func (s *crashSite) programs() (programs []*ebpf.Program) {
+func (s *crashSite) programs() (programs map[string]*ebpf.Program) {
 	s.t.Helper()
-	l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(s.instance), datapath.LinkPin), nil)
-	s.must(err)
-	defer l.Close()
-	info, err := l.Info()
-	s.must(err)
-	s.must(s.ns.Do(func() error {
-		eth0, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
+	var held []ebpf.ProgramID
+	for _, kind := range armKinds {
+		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(s.instance), kind.xdpPin), nil)
+		if errors.Is(err, os.ErrNotExist) && kind.xdpPin == insidePin {
+			continue
 		}
-		if xdp := eth0.Attrs().Xdp; xdp == nil || xdp.ProgId != uint32(info.Program) {
-			s.t.Errorf("eth0 runs %+v, and program %d is pinned", xdp, info.Program)
+		s.must(err)
+		info, err := l.Info()
+		s.must(errors.Join(err, l.Close()))
+		held = append(held, info.Program)
+	}
+	programs = map[string]*ebpf.Program{}
+	s.must(s.ns.Do(func() error {
+		for _, name := range s.interfaces() {
+			device, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			xdp := device.Attrs().Xdp
+			if xdp == nil || !slices.Contains(held, ebpf.ProgramID(xdp.ProgId)) {
+				return fmt.Errorf("%s runs %+v, and the programs of pinned links are %d", name, xdp, held)
+			}
+			if programs[name], err = ebpf.NewProgramFromID(ebpf.ProgramID(xdp.ProgId)); err != nil {
+				return err
+			}
 		}
 		return nil
 	}))
-	attached, err := ebpf.NewProgramFromID(info.Program)
-	s.must(err)
 	pinned, err := ebpf.LoadPinnedProgram(filepath.Join(datapath.Dir(s.instance), datapath.BalancerProgram), nil)
 	s.must(err)
-	return []*ebpf.Program{attached, pinned}
+	programs["pin"] = pinned
+	return programs
 }
 
 // send puts a packet through a program.
@@ -190,12 +228,11 @@ func (s *crashSite) send(program *ebpf.Program, frame []byte) (verdict uint32, o
 // check sends packets of the flows that are known, and of new ones: none is lost or astray.
 func (s *crashSite) check(when string) {
 	s.t.Helper()
-	for i, program := range s.programs() {
-		which := []string{"attached", "pinned"}[i]
+	for which, program := range s.programs() {
 		for flow, want := range s.known {
 			verdict, out := s.send(program, flow.frame(packet.Flags(packet.ACK)))
 			if verdict != verdictRedirect || !bytes.Equal(out, want) {
-				s.t.Errorf("%s: %s program: %v: verdict %d, %x, want %x", when, which, flow.Source, verdict, out, want)
+				s.t.Errorf("%s: program of %s: %v: verdict %d, %x, want %x", when, which, flow.Source, verdict, out, want)
 			}
 		}
 		served := false
@@ -205,12 +242,12 @@ func (s *crashSite) check(when string) {
 				verdict, _ := s.send(program, to.from(s.fresh).frame())
 				served = served || to != staying && verdict == verdictRedirect
 				if to == staying && verdict != verdictRedirect {
-					s.t.Errorf("%s: %s program: new connection to %v: verdict %d", when, which, to.Destination, verdict)
+					s.t.Errorf("%s: program of %s: new connection to %v: verdict %d", when, which, to.Destination, verdict)
 				}
 			}
 		}
 		if !served {
-			s.t.Errorf("%s: %s program: the service that moves is in neither place", when, which)
+			s.t.Errorf("%s: program of %s: the service that moves is in neither place", when, which)
 		}
 		_ = program.Close()
 	}
@@ -219,8 +256,8 @@ func (s *crashSite) check(when string) {
 // remember establishes flows, and keeps those of servers that both configurations have.
 func (s *crashSite) remember() {
 	s.t.Helper()
-	program := s.programs()[0]
-	defer program.Close()
+	programs := s.programs()
+	program := programs["eth0"]
 	s.known = map[Flow][]byte{}
 	for port := range uint16(liveFlows) {
 		flow := staying.from(10000 + port)
@@ -240,24 +277,68 @@ func (s *crashSite) remember() {
 	}
 }
 
+// checkSides sends what only comes from inside: where an interface leads outside it is dropped. A balancer with one
+// interface is on no other.
+func (s *crashSite) checkSides(number int) {
+	s.t.Helper()
+	if s.inside[number] == "" {
+		s.must(s.ns.Do(func() error {
+			eth1, err := netlink.LinkByName("eth1")
+			if err == nil && eth1.Attrs().Xdp != nil && eth1.Attrs().Xdp.Attached {
+				err = fmt.Errorf("eth1 runs %+v", eth1.Attrs().Xdp)
+			}
+			return err
+		}))
+		return
+	}
+	for name, program := range s.programs() {
+		want := uint32(verdictDrop)
+		if name == s.inside[number] {
+			want = verdictPass
+		}
+		if verdict, _ := s.send(program, intrusions()["SID of a server"].frame); verdict != want {
+			s.t.Errorf("%s is inside: program of %s: verdict %d for a SID, want %d", s.inside[number], name, verdict, want)
+		}
+		_ = program.Close()
+	}
+}
+
 // TestKilledAtEveryStep has processes that start on a data path at work, and reload, killed before
 // every third of the system calls that change something, from any of the first three on. The data path works
 // on, and the next process, which has another configuration and is killed as well, copes with what the one
 // before has left.
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
-	s := newCrashSite(t)
+	killAtSteps(t, 3, [2]string{})
+}
+
+// TestKilledWithTwoInterfaces has processes killed whose interfaces change their parts from one to the next, or whose
+// second one comes and goes.
+func TestKilledWithTwoInterfaces(t *testing.T) {
+	t.Parallel()
+	for _, inside := range [][2]string{{"eth1", "eth0"}, {"eth1", ""}} {
+		t.Run(fmt.Sprintf("%q", inside), func(t *testing.T) {
+			t.Parallel()
+			killAtSteps(t, 11, inside)
+		})
+	}
+}
+
+// killAtSteps has processes killed before one of so many system calls.
+func killAtSteps(t *testing.T, step int, inside [2]string) {
+	s := newCrashSite(t, inside)
 	if s.run(1, 0) {
 		t.Fatal("the first process was killed")
 	}
 	s.remember()
-	call := rand.IntN(3) - 2
+	call := rand.IntN(step) - step + 1
 	for survived := 0; survived < 2; { // both configurations, in turn
-		call += 3
+		call += step
 		if s.run(call%2, call) {
 			survived = 0
 		} else {
 			survived++
+			s.checkSides(call % 2)
 		}
 		s.check(fmt.Sprintf("killed before call %d", call))
 		if t.Failed() {
@@ -267,7 +348,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 	if call < 30 {
 		t.Errorf("a process makes %d calls; there must be more", call)
 	}
-	if diff := cmp.Diff(newCrashSite(t).settled(), s.settled()); diff != "" {
+	if diff := cmp.Diff(newCrashSite(t, inside).settled(), s.settled()); diff != "" {
 		t.Errorf("what is left after all, other than after one start (-want +got):\n%s", diff)
 	}
 }
@@ -294,18 +375,25 @@ func (s *crashSite) settled() (services map[string][]string) {
 	return services
 }
 
-// TestFirstStartKilledAtEveryStep has the very first process killed. The next one steers.
+// TestFirstStartKilledAtEveryStep has the very first process killed. The next one steers, on the same interfaces or with
+// their parts changed.
 func TestFirstStartKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
-	s := newCrashSite(t)
-	killed := true
-	for call := 1; killed; call += 7 {
-		killed = s.run(0, call)
-		s.run(0, 0)
-		s.check(fmt.Sprintf("the first process was killed before call %d", call))
-		if t.Failed() {
-			t.FailNow()
-		}
-		s.must(Detach(s.instance))
+	for inside, step := range map[[2]string]int{{}: 7, {"eth1", "eth0"}: 13} {
+		t.Run(fmt.Sprintf("%q", inside), func(t *testing.T) {
+			t.Parallel()
+			s := newCrashSite(t, inside)
+			killed := true
+			for call := 1 + rand.IntN(step); killed; call += step {
+				killed = s.run(1, call)
+				s.run(0, 0)
+				s.check(fmt.Sprintf("the first process was killed before call %d", call))
+				s.checkSides(0)
+				if t.Failed() {
+					t.FailNow()
+				}
+				s.must(Detach(s.instance))
+			}
+		})
 	}
 }

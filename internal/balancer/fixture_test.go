@@ -37,6 +37,8 @@ type fixture struct {
 	t        testing.TB
 	clock    *flowClock // of this and all further processes
 	identity balancerIdentity
+	// inside says that frames come in by node.inside.
+	inside bool
 	// via names the interface of servers that are not behind "out"; "" is none: no next hop.
 	via map[string]string
 }
@@ -101,7 +103,7 @@ func (f *fixture) start(cfg *config.Balancer) {
 		f.t.Fatal(err)
 	}
 	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
-	f.must(f.kernel.setHost(nexthop.Link{Type: "veth", MAC: ownMAC}))
+	f.must(f.kernel.setHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.kernel.arms))))
 }
 
 // stop ends the process; what is pinned stays.
@@ -252,7 +254,11 @@ func (f *fixture) exec(frame []byte, context *xdpContext) (verdict uint32, out [
 		metadata = int(context.Data)
 		options.Context = context
 	}
-	verdict, err := f.kernel.objects.XdpLb.Run(&options)
+	program := f.kernel.objects.XdpLb
+	if f.inside {
+		program = f.kernel.arms[1].objects.XdpLb
+	}
+	verdict, err := program.Run(&options)
 	if err != nil {
 		f.t.Fatalf("run a frame of %d bytes: %v", len(frame), err)
 	}

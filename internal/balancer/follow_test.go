@@ -16,6 +16,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
@@ -23,24 +24,36 @@ import (
 // is: the machine may be busy, or stand still for a while.
 const patience = 60 * time.Second
 
-// steered is a balancer whose control loop runs, with a server behind "eth0", its node.interface.
+// steered is a balancer whose control loop runs, with a server behind "eth0", its node.interface. It can have "eth1",
+// its node.inside.
 type steered struct {
 	*fixture
 	ended chan error // the control loop's end
 }
 
-func steer(t *testing.T) *steered { return steerLate(t, 0) }
+func steer(t *testing.T) *steered { return steerLate(t, node(), 0) }
+
+// steerInside is steer with two interfaces.
+func steerInside(t *testing.T) *steered {
+	node := node()
+	node.Inside = "eth1"
+	return steerLate(t, node, 0)
+}
 
 // steerLate is steer with a resolver that begins that much later than the control loop.
-func steerLate(t *testing.T, late time.Duration) *steered {
+func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *steered {
 	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
+	cfg.Node = node
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
 	s.leaveSharedNetwork()
 	s.attached = false
 	router := testnet.New(t)
 	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
 		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
-	s.do(func(eth0 netlink.Link) error {
+	if node.Inside != "" {
+		testnet.Connect(t, s.ns, node.Inside, nil, testnet.New(t), "eth0", nil)
+	}
+	s.do("eth0", func(eth0 netlink.Link) error {
 		_, locator, _ := net.ParseCIDR("fd00:5::/32")
 		return netlink.RouteAdd(&netlink.Route{
 			LinkIndex: eth0.Attrs().Index, Dst: locator, Gw: net.ParseIP("fd00:a::2"),
@@ -77,14 +90,14 @@ func steerLate(t *testing.T, late time.Duration) *steered {
 // What was not found out in time because the machine stood still is not taken for missing.
 func TestStartsAfterStandstill(t *testing.T) {
 	t.Parallel()
-	steerLate(t, resolveTimeout+100*time.Millisecond)
+	steerLate(t, node(), resolveTimeout+100*time.Millisecond)
 }
 
-// do changes node.interface.
-func (s *steered) do(change func(netlink.Link) error) {
+// do changes an interface.
+func (s *steered) do(name string, change func(netlink.Link) error) {
 	s.t.Helper()
 	s.must(s.ns.Do(func() error {
-		link, err := netlink.LinkByName("eth0")
+		link, err := netlink.LinkByName(name)
 		if err != nil {
 			return err
 		}
@@ -109,10 +122,15 @@ func (s *steered) port() (port balancerPort) {
 	return s.kernel.mapped.Ports[number]
 }
 
-func (s *steered) hostMAC() (mac uint64) {
+// hostMACs are those for which the programs of each interface take frames.
+func (s *steered) hostMACs() (macs []uint64) {
 	s.t.Helper()
-	s.must(s.kernel.objects.HostMac.Get(&mac))
-	return mac
+	for _, arm := range s.kernel.arms {
+		var mac uint64
+		s.must(arm.objects.HostMac.Get(&mac))
+		macs = append(macs, mac)
+	}
+	return macs
 }
 
 // The data path takes frames for the interface's new address and sends with it; packets are cut to
@@ -121,28 +139,61 @@ func TestFollowsInterface(t *testing.T) {
 	t.Parallel()
 	s := steer(t)
 	mac := [6]byte{2, 0, 0, 0, 0, 9}
-	s.do(func(eth0 netlink.Link) error { return netlink.LinkSetHardwareAddr(eth0, mac[:]) })
+	s.do("eth0", func(eth0 netlink.Link) error { return netlink.LinkSetHardwareAddr(eth0, mac[:]) })
 	s.await("the new MAC address is not taken on", func() bool {
-		return s.hostMAC() == macWord(mac) && slices.Equal(s.port().mac(), mac[:])
+		return s.hostMACs()[0] == macWord(mac) && slices.Equal(s.port().mac(), mac[:])
 	})
-	s.do(func(eth0 netlink.Link) error { return netlink.LinkSetMTU(eth0, 1400) })
+	s.do("eth0", func(eth0 netlink.Link) error { return netlink.LinkSetMTU(eth0, 1400) })
 	s.await("the new MTU is not taken on", func() bool { return s.port().Mtu == 1400 })
 }
 
-// A balancer without its interface ends, whether another comes in its place or not.
+// Each interface's programs take frames for that interface's own address, whichever changes.
+func TestFollowsBothInterfaces(t *testing.T) {
+	t.Parallel()
+	s := steerInside(t)
+	want := s.hostMACs()
+	for i, name := range s.cfg.Node.Interfaces() {
+		mac := [6]byte{2, 0, 0, 0, 0, byte(8 + i)}
+		s.do(name, func(link netlink.Link) error { return netlink.LinkSetHardwareAddr(link, mac[:]) })
+		want[i] = macWord(mac)
+		s.await("the new MAC address of "+name+" is not taken on", func() bool { return slices.Equal(s.hostMACs(), want) })
+	}
+}
+
+// A balancer without its inside, or without a MAC address there, does not begin.
+func TestStartsWithBothInterfaces(t *testing.T) {
+	t.Parallel()
+	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
+	cfg.Node.Interface, cfg.Node.Inside = "out", "eth1"
+	f := open(t, cfg)
+	f.attached = false
+	f.own[0] = f.link("out")
+	if err := f.attach(); err == nil || err.Error() != `node.inside "eth1": there is no such interface` {
+		t.Errorf("without eth1: %v", err)
+	}
+	f.own[1] = nexthop.Link{Index: 1, Name: "eth1"}
+	if err := f.attach(); err == nil || err.Error() != `node.inside "eth1" has no Ethernet address` {
+		t.Errorf("without a MAC address: %v", err)
+	}
+}
+
+// A balancer without one of its interfaces ends, whether another comes in its place or not.
 func TestInterfaceGoes(t *testing.T) {
 	t.Parallel()
-	for _, again := range []bool{false, true} {
-		t.Run(fmt.Sprintf("made anew %v", again), func(t *testing.T) {
-			s := steer(t)
-			s.do(netlink.LinkDel)
-			if again {
+	for _, c := range []struct {
+		setting, name string
+		again         bool
+	}{{"node.interface", "eth0", false}, {"node.interface", "eth0", true}, {"node.inside", "eth1", false}, {"node.inside", "eth1", true}} {
+		t.Run(fmt.Sprintf("%s, made anew %v", c.name, c.again), func(t *testing.T) {
+			s := steerInside(t)
+			s.do(c.name, netlink.LinkDel)
+			if c.again {
 				far := testnet.New(t)
-				testnet.Connect(t, s.ns, "eth0", nil, far, "eth0", nil)
+				testnet.Connect(t, s.ns, c.name, nil, far, "eth0", nil)
 			}
 			select {
 			case err := <-s.ended:
-				if !strings.Contains(err.Error(), `node.interface "eth0" is gone`) {
+				if !strings.Contains(err.Error(), fmt.Sprintf("%s %q is gone", c.setting, c.name)) {
 					t.Errorf("it ended with: %v", err)
 				}
 			case <-time.After(patience):

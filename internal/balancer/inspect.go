@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -107,8 +108,11 @@ func (v *View) Close() error {
 // Snapshot is the state of a balancer at one moment.
 type Snapshot struct {
 	datapath.Snapshot
-	FlowTable FlowTable       `json:"flow_table"`
-	Services  []*ServiceState `json:"services"` // by name
+	// Inside is where the programs of node.inside run; nil: there are none. Its index is 0 when the interface is
+	// gone.
+	Inside    *datapath.Attachment `json:"inside"`
+	FlowTable FlowTable            `json:"flow_table"`
+	Services  []*ServiceState      `json:"services"` // by name
 }
 
 // FlowTable is how full the flow table is.
@@ -212,6 +216,9 @@ func (v *View) Snapshot() (*Snapshot, error) {
 		return nil, err
 	}
 	s := &Snapshot{Snapshot: *common, FlowTable: FlowTable{Capacity: v.capacity()}}
+	if s.Inside, err = readInside(v.instance); err != nil {
+		return nil, err
+	}
 	if s.Services, err = v.services(); err != nil {
 		return nil, err
 	}
@@ -232,6 +239,19 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	s.FlowTable.Flows = counts.total()
 	s.FlowTable.HalfOpen = halfOpen.total().Total()
 	return s, nil
+}
+
+// readInside tells no interface that is gone from one that there never was by the link alone.
+func readInside(instance string) (*datapath.Attachment, error) {
+	pin := filepath.Join(datapath.Dir(instance), insidePin)
+	attachment, err := datapath.ReadAttachment(pin)
+	if attachment != nil || err != nil {
+		return attachment, err
+	}
+	if _, err := os.Stat(pin); err != nil {
+		return nil, nil
+	}
+	return &datapath.Attachment{}, nil
 }
 
 // RatesSince fills in the rates since an earlier snapshot of the instance.

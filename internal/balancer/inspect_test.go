@@ -13,9 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -144,20 +146,16 @@ func TestSnapshotOfAttachedProgram(t *testing.T) {
 	f.leaveSharedNetwork()
 	view := f.view()
 	f.cfg.Node.Interface = "out"
-	f.attached, f.own = false, f.link("out")
+	f.attached, f.own = false, []nexthop.Link{f.link("out")}
 	f.must(f.ns.Do(f.attach))
 	outside := mustSnapshot(t, view)
 	if diff := cmp.Diff(&datapath.Attachment{Ifindex: f.ifindex["out"]}, outside.Attachment); diff != "" {
 		t.Errorf("from another namespace, -want +got:\n%s", diff)
 	}
-	var inside *Snapshot
-	f.must(f.ns.Do(func() (err error) {
-		inside, err = view.Snapshot()
-		return err
-	}))
+	inside := f.snapshotInside(view)
 	want := &datapath.Attachment{Ifindex: f.ifindex["out"], Interface: "out", Mode: datapath.Native}
-	if diff := cmp.Diff(want, inside.Attachment); diff != "" {
-		t.Errorf("from its own namespace, -want +got:\n%s", diff)
+	if diff := cmp.Diff(want, inside.Attachment); diff != "" || inside.Inside != nil {
+		t.Errorf("from its own namespace, -want +got:\n%s; node.inside: %+v", diff, inside.Inside)
 	}
 	if hop := inside.Services[0].Servers[0].NextHop; hop.Interface != "out" {
 		t.Errorf("next hop %+v, want it on out", hop)
@@ -256,5 +254,52 @@ func TestHuntCounts(t *testing.T) {
 	}
 	if got := counts(); len(got) != 0 {
 		t.Errorf("in slots that are given anew: %v", got)
+	}
+}
+
+// snapshotInside is a snapshot of a reader in the balancer's network namespace.
+func (f *fixture) snapshotInside(view *View) (s *Snapshot) {
+	f.t.Helper()
+	f.must(f.ns.Do(func() (err error) {
+		s, err = view.Snapshot()
+		return err
+	}))
+	return s
+}
+
+// A second interface is shown, also when it is gone.
+func TestSnapshotOfInside(t *testing.T) {
+	t.Parallel()
+	cfg := insideOf(varied())
+	cfg.Node.Interface, cfg.Node.Inside = "out", "narrow"
+	f := open(t, cfg)
+	f.leaveSharedNetwork()
+	view := f.view()
+	if s := f.snapshotInside(view); s.Attachment != nil || s.Inside != nil {
+		t.Errorf("not attached yet: %+v, %+v", s.Attachment, s.Inside)
+	}
+	f.attached, f.own = false, []nexthop.Link{f.link("out"), f.link("narrow")}
+	f.must(f.ns.Do(f.attach))
+	for _, c := range []struct {
+		when string
+		want *datapath.Attachment
+	}{
+		{"attached", &datapath.Attachment{Ifindex: f.ifindex["narrow"], Interface: "narrow", Mode: datapath.Native}},
+		{"gone", &datapath.Attachment{}},
+	} {
+		s := f.snapshotInside(view)
+		if diff := cmp.Diff(c.want, s.Inside); diff != "" || s.Attachment == nil || s.Attachment.Interface != "out" {
+			t.Errorf("%s, -want +got:\n%s; node.interface: %+v", c.when, diff, s.Attachment)
+		}
+		if s := mustSnapshot(t, view); c.when == "attached" && cmp.Diff(&datapath.Attachment{Ifindex: f.ifindex["narrow"]}, s.Inside) != "" {
+			t.Errorf("from another namespace: %+v", s.Inside)
+		}
+		_ = f.ns.Do(func() error {
+			link, err := netlink.LinkByName("narrow")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkDel(link)
+		})
 	}
 }

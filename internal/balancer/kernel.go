@@ -21,7 +21,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -33,6 +32,7 @@ type kernel struct {
 	recount   bool       // the counters that are pinned are of another build's reasons
 	counting  sync.Mutex // while counters move from one table to another
 	objects   objects
+	arms      []*arm        // on node.interface, and on node.inside where there is one
 	inner     *ebpf.MapSpec // of candidate tables
 	flows     *flowTable
 	pending   *flowTable // the half-open ones
@@ -104,7 +104,7 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 		attachTCX: link.AttachTCX,
 	}
 	if err := k.load(spec, &cfg.Node, log); err != nil {
-		_ = k.objects.Close()
+		_ = k.closeObjects()
 		return nil, errors.Join(k.explain(err), k.undo())
 	}
 	return k, nil
@@ -153,6 +153,9 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 		return fmt.Errorf("set where the interface leads: %w", err)
 	}
 	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept}); err != nil {
+		return err
+	}
+	if err := k.loadArms(spec, node); err != nil {
 		return err
 	}
 	k.clock.program = k.objects.ReadJiffies
@@ -318,29 +321,18 @@ func readIdentity(m *ebpf.Map, identity *balancerIdentity) error {
 	return nil
 }
 
-// attach puts the programs on an interface, in the place of an earlier build's. The one behind XDP comes
-// first, for XDP hands packets to it.
-func (k *kernel) attach(ifindex int) (datapath.Attached, error) {
-	if err := k.attachReturn(ifindex); err != nil {
-		return datapath.Attached{}, err
-	}
+// pinCounting pins the program that packets meet, for tools, and the counters that it counts in where they are others
+// than before.
+func (k *kernel) pinCounting() error {
 	if k.recount {
 		tables := pinned(&k.objects.kernelMaps)
 		for _, name := range countersByReason {
-			if err := datapath.Pin(*tables[name], filepath.Join(k.dir, name)); err != nil {
-				return datapath.Attached{}, err
+			if err := datapath.Pin(*tables[name], k.pin(name)); err != nil {
+				return err
 			}
 		}
 	}
-	if err := datapath.Pin(k.objects.XdpLb, filepath.Join(k.dir, datapath.BalancerProgram)); err != nil {
-		return datapath.Attached{}, err
-	}
-	attached, err := datapath.AttachXDP(k.objects.XdpLb, ifindex, filepath.Join(k.dir, datapath.LinkPin))
-	if err != nil {
-		return datapath.Attached{}, err
-	}
-	// A start on another interface leaves none behind on the one before.
-	return attached, datapath.RemoveFilters(k.instance, ifindex)
+	return datapath.Pin(k.objects.XdpLb, k.pin(datapath.BalancerProgram))
 }
 
 // undo takes away what a first start has pinned, and nobody has used.
@@ -353,29 +345,15 @@ func (k *kernel) undo() error {
 
 // close lets go of the data path; what is pinned works on.
 func (k *kernel) close() error {
-	return errors.Join(k.flows.close(), k.pending.close(), k.mapped.close(), k.objects.Close())
+	return errors.Join(k.flows.close(), k.pending.close(), k.mapped.close(), k.closeObjects())
 }
 
-// setHost tells the program of the interface that it is on: which frames are for this host, and how
-// they go back.
-func (k *kernel) setHost(link nexthop.Link) error {
-	hairpin := uint32(0)
-	if hairpins(link) {
-		hairpin = uint32(link.Index)
-	}
-	if err := k.objects.HostHairpin.Set(hairpin); err != nil {
-		return fmt.Errorf("set how frames go back: %w", err)
-	}
-	if err := k.objects.HostMac.Set(macWord(link.MAC)); err != nil {
-		return fmt.Errorf("set the interface's address: %w", err)
-	}
-	return nil
-}
-
-// setLocator tells the program which SIDs are this host's; an invalid one is none.
+// setLocator tells the programs which SIDs are this host's; an invalid one is none.
 func (k *kernel) setLocator(locator netip.Prefix) error {
-	if err := k.objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
-		return fmt.Errorf("set the locator: %w", err)
+	for _, arm := range k.arms {
+		if err := arm.objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
+			return fmt.Errorf("set the locator: %w", err)
+		}
 	}
 	return nil
 }
@@ -561,8 +539,10 @@ func Detach(instance string) error {
 	if err := detachReturn(instance); err != nil {
 		return err
 	}
-	if err := datapath.DetachLink(filepath.Join(datapath.Dir(instance), datapath.LinkPin)); err != nil {
-		return err
+	for _, kind := range armKinds {
+		if err := datapath.DetachLink(filepath.Join(datapath.Dir(instance), kind.xdpPin)); err != nil {
+			return err
+		}
 	}
 	return datapath.RemoveDir(instance)
 }

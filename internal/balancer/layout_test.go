@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -263,7 +264,7 @@ func TestOtherReasonsStayUntilAttached(t *testing.T) {
 		t.Errorf("pins (-before +after):\n%s", diff)
 	}
 	f.must(f.ns.Do(func() error {
-		_, err := b.kernel.attach(f.ifindex["out"])
+		_, err := b.kernel.attach([]nexthop.Link{f.link("out")})
 		return err
 	}))
 	view, err := OpenView(f.cfg.Node.Instance) // which refuses those of another build

@@ -211,7 +211,7 @@ func congested(outer []byte, innerClass byte) bool { return outer[1]>>4&3 == 3 &
 // takeSignal is all that becomes of a signal.
 func (r *reference) takeSignal(frame []byte) outcome {
 	h, ok := hear(frame[ethernetLength:])
-	if !r.cfg.Node.IsInternal() {
+	if r.guards() {
 		return refused(frame, "drop_outside", layer3(frame))
 	}
 	if !ok {
@@ -250,9 +250,12 @@ func (r *reference) vouches(frame []byte, h heard) bool {
 	})
 }
 
+// guards tells whether frames come in from outside.
+func (r *reference) guards() bool { return !r.cfg.Node.IsInternal() && !r.inside }
+
 // intrudes says whether a packet that no service takes comes from where it must not.
 func (r *reference) intrudes(p parsed, reason string) bool {
-	if r.cfg.Node.IsInternal() {
+	if !r.guards() {
 		return false
 	}
 	if reason == "drop_routing_header" {

@@ -14,11 +14,11 @@ import (
 // Constants are what programs on the data path's tables are loaded with, by the names of variables.
 func (b *Balancer) Constants() map[string]any { return b.kernel.constants }
 
-// Rehearse readies a data path that nobody runs for test runs of its program: frames for the MAC address
+// Rehearse readies a data path for one interface, that nobody runs, for test runs of its program: frames for the MAC address
 // of the hop's link are the host's, and every server is reached by the hop. The program belongs to the
 // balancer.
 func (b *Balancer) Rehearse(hop nexthop.Hop) (*ebpf.Program, error) {
-	b.own = hop.Link
+	b.own = []nexthop.Link{hop.Link}
 	if err := b.setHost(); err != nil {
 		return nil, err
 	}
@@ -27,10 +27,10 @@ func (b *Balancer) Rehearse(hop nexthop.Hop) (*ebpf.Program, error) {
 	return b.kernel.objects.XdpLb, b.rebuildAll()
 }
 
-// Steer attaches the data path to the interface, in place of Run, and has every server be reached by the
+// Steer attaches the data path to its only interface, in place of Run, and has every server be reached by the
 // hop. The caller is in the network namespace of the interface.
 func (b *Balancer) Steer(own nexthop.Link, hop nexthop.Hop) error {
-	if err := b.follow(nexthop.Update{Own: own, Hops: b.hopsBy(hop)}); err != nil {
+	if err := b.follow(nexthop.Update{Own: []nexthop.Link{own}, Hops: b.hopsBy(hop)}); err != nil {
 		return err
 	}
 	return b.rebuildAll()

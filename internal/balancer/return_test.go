@@ -2,10 +2,13 @@ package balancer
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
-	"net"
+	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,22 +19,30 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// fabric is a balancer on a real interface, and a router at its other end that is the way to everybody.
+// fabric is a balancer on real interfaces, eth0 to eth2, and routers at their other ends that are the way to everybody.
 type fabric struct {
-	t            *testing.T
-	near, router *testnet.Namespace
-	own          nexthop.Link
-	routerMAC    packet.MAC
-	routerIndex  int
-	cfg          *config.Balancer
-	balancer     *Balancer
-	attachTCX    func(link.TCXOptions) (link.Link, error)
+	t         *testing.T
+	near      *testnet.Namespace
+	routers   map[string]*router // by the balancer's interface
+	own       []nexthop.Link     // that the balancer uses
+	cfg       *config.Balancer
+	balancer  *Balancer
+	attachTCX func(link.TCXOptions) (link.Link, error)
+}
+
+// router is what an interface of the balancer leads to.
+type router struct {
+	ns       *testnet.Namespace
+	link     nexthop.Link // its own
+	index    int          // of the balancer's
+	gateways []netip.Prefix
 }
 
 // tcWays are how tc runs programs: by tcx, and on kernels before 6.6 by filters.
@@ -40,52 +51,72 @@ var tcWays = map[string]func(link.TCXOptions) (link.Link, error){
 	"filter": func(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupported },
 }
 
-func newFabric(t *testing.T, way string) *fabric {
+// newFabric starts a balancer on one interface or two.
+func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
 	t.Helper()
 	n := &fabric{
-		t: t, near: testnet.New(t), router: testnet.New(t), cfg: hunting(config.SelectConsistent, 2), attachTCX: tcWays[way],
+		t: t, near: testnet.New(t), routers: map[string]*router{}, cfg: hunting(config.SelectConsistent, 2), attachTCX: tcWays[way],
 	}
-	testnet.Connect(t, n.near, "eth0", testnet.Prefixes("fd00:9::1/64", "10.9.0.1/24"),
-		n.router, "eth0", testnet.Prefixes("fd00:9::2/64", "10.9.0.2/24"))
-	n.in(n.near, func() error {
-		if err := n.use("eth0"); err != nil {
-			return err
+	for i, name := range []string{"eth0", "eth1", "eth2"} {
+		n.connect(name, i)
+	}
+	n.cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
+	t.Cleanup(func() {
+		n.stop()
+		n.in(n.near, func() error { return Detach(n.cfg.Node.Instance) })
+		n.wantPrograms()
+	})
+	n.use(interfaces...)
+	n.start()
+	return n
+}
+
+// connect makes an interface.
+func (n *fabric) connect(name string, number int) {
+	n.t.Helper()
+	r := &router{ns: testnet.New(n.t)}
+	n.routers[name] = r
+	prefixes := func(host int) []netip.Prefix {
+		return testnet.Prefixes(fmt.Sprintf("fd00:9:%d::%d/64", number, host), fmt.Sprintf("10.9.%d.%d/24", number, host))
+	}
+	r.gateways = prefixes(2)
+	testnet.Connect(n.t, n.near, name, prefixes(1), r.ns, "eth0", r.gateways)
+	r.link = n.linkOf(r.ns, "eth0")
+	r.index = n.linkOf(n.near, name).Index
+}
+
+func (n *fabric) linkOf(ns *testnet.Namespace, name string) (found nexthop.Link) {
+	n.t.Helper()
+	n.in(ns, func() error {
+		device, err := netlink.LinkByName(name)
+		if err == nil {
+			a := device.Attrs()
+			found = nexthop.Link{Index: a.Index, Name: a.Name, Type: "veth", MAC: packet.MAC(a.HardwareAddr), MTU: a.MTU}
 		}
-		for _, gateway := range []string{"fd00:9::2", "10.9.0.2"} {
-			if err := netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(gateway)}); err != nil {
+		return err
+	})
+	return found
+}
+
+// use says which interfaces are the balancer's own, from the next start on. The first is the way to everybody.
+func (n *fabric) use(interfaces ...string) {
+	n.t.Helper()
+	n.in(n.near, func() error {
+		for _, gateway := range n.routers[interfaces[0]].gateways {
+			if err := netlink.RouteReplace(&netlink.Route{Gw: gateway.Addr().AsSlice()}); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
-	n.in(n.router, func() error {
-		device, err := net.InterfaceByName("eth0")
-		if err == nil {
-			n.routerMAC, n.routerIndex = packet.MAC(device.HardwareAddr), device.Index
-		}
-		return err
-	})
-	n.cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
-	t.Cleanup(func() {
-		n.stop()
-		n.in(n.near, func() error { return Detach(n.cfg.Node.Instance) })
-		if programs := n.programs(); programs != 0 {
-			t.Errorf("%d programs are left at tc ingress", programs)
-		}
-	})
-	n.start()
-	return n
-}
-
-// use makes an interface of the namespace the balancer's own.
-func (n *fabric) use(name string) error {
-	device, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
+	n.own = nil
+	for _, name := range interfaces {
+		n.own = append(n.own, n.linkOf(n.near, name))
 	}
-	a := device.Attrs()
-	n.own = nexthop.Link{Index: a.Index, Name: a.Name, Type: "veth", MAC: packet.MAC(a.HardwareAddr), MTU: a.MTU}
-	return nil
+	n.cfg.Node.Interface, n.cfg.Node.Inside = interfaces[0], ""
+	if len(interfaces) > 1 {
+		n.cfg.Node.Inside = interfaces[1]
+	}
 }
 
 func (n *fabric) in(ns *testnet.Namespace, f func() error) {
@@ -107,7 +138,12 @@ func (n *fabric) start() {
 			return err
 		}
 		n.balancer.kernel.attachTCX = n.attachTCX
-		return n.balancer.Steer(n.own, nexthop.Hop{MAC: n.routerMAC, Link: n.own})
+		inside := n.own[len(n.own)-1]
+		hop := nexthop.Hop{MAC: n.routers[inside.Name].link.MAC, Link: inside}
+		if err := n.balancer.follow(nexthop.Update{Own: n.own, Hops: n.balancer.hopsBy(hop)}); err != nil {
+			return err
+		}
+		return n.balancer.rebuildAll()
 	})
 }
 
@@ -123,63 +159,100 @@ func (n *fabric) stop() {
 	n.balancer = nil
 }
 
-// programs is how many run at tc ingress of the balancer's interface.
-func (n *fabric) programs() (count int) {
+// wantPrograms requires that packets meet one program of XDP, and one of tc at ingress, on these interfaces and on no
+// others.
+func (n *fabric) wantPrograms(interfaces ...string) {
 	n.t.Helper()
 	n.in(n.near, func() error {
-		found, err := link.QueryPrograms(link.QueryOptions{Target: n.own.Index, Attach: ebpf.AttachTCXIngress})
-		if err != nil {
-			return err
-		}
-		device, err := netlink.LinkByIndex(n.own.Index)
-		if err != nil {
-			return err
-		}
-		filters, err := netlink.FilterList(device, netlink.HANDLE_MIN_INGRESS)
-		count = len(found.Programs) + len(filters)
-		return err
-	})
-	return count
-}
-
-// exchange sends a frame from the router and waits for the one that comes back, of the same kind and to the
-// same address as wanted.
-func (n *fabric) exchange(frame, want []byte) {
-	n.t.Helper()
-	n.in(n.router, func() error {
-		const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
-		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		address := &unix.SockaddrLinklayer{Ifindex: n.routerIndex, Protocol: all}
-		if err := unix.Bind(fd, address); err != nil {
-			return err
-		}
-		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}); err != nil {
-			return err
-		}
-		buffer := make([]byte, 4096)
-		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-			if err := unix.Sendto(fd, frame, 0, address); err != nil {
+		for name, r := range n.routers {
+			found, err := link.QueryPrograms(link.QueryOptions{Target: r.index, Attach: ebpf.AttachTCXIngress})
+			if err != nil {
 				return err
 			}
-			for {
-				size, _, err := unix.Recvfrom(fd, buffer, 0)
-				if err != nil {
-					break // nothing for a second: the neighbour may not have been ready
-				}
-				if bytes.Equal(buffer[:size], want) {
-					return nil
-				}
-				if destination(buffer[:size]) == destination(want) && !bytes.Equal(buffer[:size], frame) {
-					return fmt.Errorf("-want +got:\n%s", cmp.Diff(want, buffer[:size]))
-				}
+			device, err := netlink.LinkByIndex(r.index)
+			if err != nil {
+				return err
+			}
+			filters, err := netlink.FilterList(device, netlink.HANDLE_MIN_INGRESS)
+			if err != nil {
+				return err
+			}
+			want := 0
+			if slices.Contains(interfaces, name) {
+				want = 1
+			}
+			xdp := device.Attrs().Xdp
+			if tc := len(found.Programs) + len(filters); tc != want || (xdp != nil && xdp.Attached) != (want == 1) {
+				n.t.Errorf("%s has %d programs at tc ingress, and XDP %+v; want %d of both", name, tc, xdp, want)
 			}
 		}
-		return fmt.Errorf("nothing comes back for %x", frame)
+		return nil
 	})
+}
+
+// xdpLinks are the links of XDP, by the indexes of their interfaces.
+func (n *fabric) xdpLinks() map[uint32]link.ID {
+	n.t.Helper()
+	links := map[uint32]link.ID{}
+	for _, kind := range armKinds {
+		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(n.cfg.Node.Instance), kind.xdpPin), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		info, err := l.Info()
+		_ = l.Close()
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		links[info.XDP().Ifindex] = info.ID
+	}
+	return links
+}
+
+// socket receives all frames of a router, and sends any.
+func (n *fabric) socket(r *router) int {
+	n.t.Helper()
+	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
+	var fd int
+	n.in(r.ns, func() (err error) {
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, all); err != nil {
+			return err
+		}
+		return errors.Join(unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: r.link.Index, Protocol: all}),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}))
+	})
+	return fd
+}
+
+// exchange sends a frame from one router and waits for the one that comes to another, of the same kind and to the
+// same address as wanted.
+func (n *fabric) exchange(from *router, frame []byte, to *router, want []byte) {
+	n.t.Helper()
+	out, in := n.socket(from), n.socket(to)
+	defer unix.Close(out)
+	defer unix.Close(in)
+	buffer := make([]byte, 4096)
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
+		if _, err := unix.Write(out, frame); err != nil {
+			n.t.Fatal(err)
+		}
+		for {
+			size, _, err := unix.Recvfrom(in, buffer, 0)
+			if err != nil {
+				break // nothing for a second: the neighbour may not have been ready
+			}
+			if bytes.Equal(buffer[:size], want) {
+				return
+			}
+			if destination(buffer[:size]) == destination(want) && !bytes.Equal(buffer[:size], frame) {
+				n.t.Fatalf("-want +got:\n%s", cmp.Diff(want, buffer[:size]))
+			}
+		}
+	}
+	n.t.Fatalf("nothing comes back for %x", frame)
 }
 
 // destination is where a frame's packet goes, as its header says it; empty without one.
@@ -194,57 +267,73 @@ func destination(frame []byte) string {
 }
 
 // A server's packet leaves for the client by the kernel's own route and neighbour, on a host that is no
-// router, in both encapsulations and of both families; also after a restart.
+// router, in both encapsulations and of both families; also after a restart. Where it comes in by node.inside it leaves
+// by node.interface.
 func TestReturn(t *testing.T) {
 	t.Parallel()
 	for way := range tcWays {
-		t.Run(way, func(t *testing.T) { testReturn(t, newFabric(t, way)) })
-	}
-}
-
-func testReturn(t *testing.T, n *fabric) {
-	for range 2 {
-		for service, flow := range hunted {
-			kind := config.SRv6Encap
-			if service == "insert" {
-				kind = config.SRv6Insert
-			}
-			frame := signal(kind, srv6Server("", 1, 1).Locator, flow, srv6.CreateStickiness, synAck)
-			frame = packet.SetMACs(frame, n.routerMAC, n.own.MAC)
-			out, err := packet.Return(frame, n.own.MAC)
-			if err != nil {
-				t.Fatal(err)
-			}
-			n.exchange(frame, packet.SetMACs(out, n.own.MAC, n.routerMAC))
-		}
-		n.stop()
-		n.start()
-		if programs := n.programs(); programs != 1 {
-			t.Fatalf("%d programs at tc ingress after a restart", programs)
+		for _, interfaces := range [][]string{{"eth0"}, {"eth0", "eth1"}} {
+			t.Run(fmt.Sprint(way, interfaces), func(t *testing.T) {
+				n := newFabric(t, way, interfaces...)
+				for range 2 {
+					for service := range hunted {
+						n.requireReturn(service)
+					}
+					before := n.xdpLinks()
+					n.stop()
+					n.start()
+					n.wantPrograms(interfaces...)
+					if diff := cmp.Diff(before, n.xdpLinks()); diff != "" {
+						t.Errorf("links of XDP (-before +after):\n%s", diff)
+					}
+				}
+			})
 		}
 	}
 }
 
-// A start on another interface leaves nothing on the one before.
+// requireReturn has a server of the service signal.
+func (n *fabric) requireReturn(service string) {
+	n.t.Helper()
+	kind := config.SRv6Encap
+	if service == "insert" {
+		kind = config.SRv6Insert
+	}
+	outside, inside := n.own[0], n.own[len(n.own)-1]
+	clients, servers := n.routers[outside.Name], n.routers[inside.Name]
+	frame := signal(kind, srv6Server("", 1, 1).Locator, hunted[service], srv6.CreateStickiness, synAck)
+	frame = packet.SetMACs(frame, servers.link.MAC, inside.MAC)
+	out, err := packet.Return(frame, inside.MAC)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.exchange(servers, frame, clients, packet.SetMACs(out, outside.MAC, clients.link.MAC))
+}
+
+// A start on other interfaces leaves nothing on those before, and changes programs in one step where an interface stays
+// in use, whichever part it had.
 func TestReturnMoves(t *testing.T) {
 	t.Parallel()
+	moves := [][]string{
+		{"eth0"}, {"eth1"}, {"eth1", "eth0"}, {"eth0", "eth1"}, {"eth0"}, {"eth1", "eth0"}, {"eth0", "eth2"},
+		{"eth2"}, {"eth0", "eth1"}, {"eth1", "eth2"}, {"eth2", "eth0"},
+	}
 	for way := range tcWays {
 		t.Run(way, func(t *testing.T) {
-			n := newFabric(t, way)
-			testnet.Connect(t, n.near, "eth1", nil, n.router, "eth1", nil)
-			before := n.own
-			n.stop()
-			n.in(n.near, func() error { return n.use("eth1") })
-			n.start()
-			if programs := n.programs(); programs != 1 {
-				t.Errorf("%d programs at tc ingress of the interface", programs)
+			n := newFabric(t, way, moves[0]...)
+			for _, interfaces := range moves[1:] {
+				n.stop()
+				before := n.xdpLinks()
+				n.use(interfaces...)
+				n.start()
+				n.wantPrograms(interfaces...)
+				for ifindex, id := range n.xdpLinks() {
+					if was, ok := before[ifindex]; ok && was != id {
+						t.Errorf("%v: interface %d has link %d in the place of %d", interfaces, ifindex, id, was)
+					}
+				}
+				n.requireReturn("web")
 			}
-			now := n.own
-			n.own = before
-			if programs := n.programs(); programs != 0 {
-				t.Errorf("%d programs are left on the interface before", programs)
-			}
-			n.own = now
 		})
 	}
 }

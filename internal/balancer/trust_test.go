@@ -280,6 +280,71 @@ func TestOutside(t *testing.T) {
 	}
 }
 
+// insideOf is a balancer at the edge, which has another interface that leads inside.
+func insideOf(cfg *config.Balancer) *config.Balancer {
+	cfg.Node.Inside = "eth1"
+	return outsideOf(cfg)
+}
+
+// A balancer with two interfaces is at the edge by one, and inside the domain by the other, whatever comes in.
+func TestInside(t *testing.T) {
+	t.Parallel()
+	one, two := openStandard(t), open(t, insideOf(standard()))
+	two.via = maps.Clone(one.via)
+	two.route()
+	for name, c := range intrusions() {
+		t.Run(name, func(t *testing.T) {
+			one.t, two.t, two.inside = t, t, false
+			two.check(refused(c.frame, "drop_outside", layer3(c.frame)), two.run(c.frame))
+			one.forgetFlows()
+			two.forgetFlows()
+			two.inside = true
+			got := two.run(c.frame)
+			two.check(one.run(c.frame), got)
+			if reason := reasonOf(got); reason != c.internal {
+				t.Errorf("inside: %s, want %s", reason, c.internal)
+			}
+		})
+	}
+	for _, inside := range []bool{false, true} {
+		t.Run(fmt.Sprintf("others, inside %v", inside), func(t *testing.T) {
+			two.t, two.inside = t, inside
+			newReference(two).compare(t, slices.DeleteFunc(captures(), func(frame []byte) bool { return len(frame) > 1500 }))
+		})
+	}
+}
+
+// What one interface learns the other knows: a connection that is offered by one, and created by the other, is known
+// to both, until the server takes its leave, and after a restart.
+func TestInsideLearns(t *testing.T) {
+	t.Parallel()
+	f := open(t, insideOf(hunting(config.SelectConsistent, 2)))
+	cfg := f.cfg
+	for service, flow := range hunted {
+		row := f.row(flow, service)
+		syn, ack := flow.frame(), flow.frame(packet.Flags(packet.ACK))
+		f.inside = false
+		f.check(f.offered(syn, flow, service, "forward_hunt", srv6.ConnectAvail, row...), f.run(syn))
+		f.inside = true
+		created := f.signal(flow, service, row[1], srv6.CreateStickiness, synAck)
+		f.check(f.returned(created, "return_create"), f.run(created))
+		f.inside = false
+		f.check(f.forwarded(ack, flow, service, row[1], "forward_new"), f.run(ack))
+		f.stop()
+		f.start(cfg)
+		f.route()
+		f.check(f.forwarded(ack, flow, service, row[1], "forward_known"), f.run(ack))
+		f.inside = true
+		f.check(f.forwarded(ack, flow, service, row[1], "forward_known"), f.run(ack))
+		removed := f.signal(flow, service, row[1], srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK))
+		f.check(f.returned(removed, "return_remove"), f.run(removed))
+		if got := f.kernel.flows.total().Closing; got != 1 {
+			t.Errorf("%s: %d flows are closing", service, got)
+		}
+		f.forgetFlows()
+	}
+}
+
 // Mutants of signals and intrusions are dropped as the reference says, where there is a key, and from outside.
 func TestMutantsOfStrangers(t *testing.T) {
 	t.Parallel()

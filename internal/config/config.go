@@ -24,9 +24,13 @@ type BalancerNode struct {
 	Instance string `yaml:"instance"`
 	// Interface receives the packets for the VIPs.
 	Interface string `yaml:"interface"`
-	// Internal says that only hosts of the segment routing domain send by the interface to SIDs, or with
-	// segments left: routers at the domain's edge see to it, or nobody else is there. Default true; a
-	// change needs a restart.
+	// Inside is a second interface, towards the servers, for a balancer that is itself the edge of the
+	// segment routing domain: it receives what they signal, and packets for the VIPs as well. A change
+	// needs a restart.
+	Inside string `yaml:"inside,omitempty"`
+	// Internal says that only hosts of the segment routing domain send by Interface to SIDs, or with
+	// segments left: routers at the domain's edge see to it, or nobody else is there. Default true
+	// without Inside, and always false with it; a change needs a restart.
 	Internal *bool `yaml:"internal"`
 	// Locator is the balancer's own /64, the sender in every segment list. It is
 	// required when a service uses an SRv6 encapsulation.
@@ -283,10 +287,24 @@ type Source struct {
 	Workers uint32 `yaml:"workers,omitempty"`
 }
 
-// IsInternal tells whether the interface is. A node that does not say is inside.
-func (n BalancerNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
+// IsInternal tells whether Interface is. A node that does not say is inside, unless it has another interface
+// that is.
+func (n BalancerNode) IsInternal() bool {
+	if n.Internal == nil {
+		return n.Inside == ""
+	}
+	return *n.Internal
+}
 
-// IsInternal is as the balancer's.
+// Interfaces are those that receive packets, Interface first.
+func (n BalancerNode) Interfaces() []string {
+	if n.Inside == "" {
+		return []string{n.Interface}
+	}
+	return []string{n.Interface, n.Inside}
+}
+
+// IsInternal tells whether the interface is. A node that does not say is inside.
 func (n AgentNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
 
 // Hunts tells whether balancers may offer the service's connections to this server.

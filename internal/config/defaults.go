@@ -18,8 +18,8 @@ func setDefault[T any](d *document, path string, field *T, value T) {
 
 func (b *Balancer) setDefaults(d *document) {
 	setDefault(d, "node.instance", &b.Node.Instance, "lb")
-	yes := true
-	setDefault(d, "node.internal", &b.Node.Internal, &yes)
+	internal := !d.has("node.inside")
+	setDefault(d, "node.internal", &b.Node.Internal, &internal)
 	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
 	setDefault(d, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	for i := range b.Services {

@@ -8,6 +8,7 @@ func (b *Balancer) ReloadableFrom(old *Balancer) error {
 	var fixed Errors
 	fixed = fixed.unchanged("node.instance", b.Node.Instance, old.Node.Instance)
 	fixed = fixed.unchanged("node.interface", b.Node.Interface, old.Node.Interface)
+	fixed = fixed.unchanged("node.inside", b.Node.Inside, old.Node.Inside)
 	fixed = fixed.unchanged("node.internal", b.Node.IsInternal(), old.Node.IsInternal())
 	fixed = fixed.unchanged("node.seed", b.Node.Seed, old.Node.Seed)
 	fixed = fixed.unchanged("node.limits.flows", b.Node.Limits.Flows, old.Node.Limits.Flows)

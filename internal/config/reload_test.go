@@ -22,6 +22,9 @@ func TestReloadableFrom(t *testing.T) {
 		{"signal key", balancer("seed: 0x10", "seed: 0x10\n  signal-key: /key").ReloadableFrom(oldBalancer), ""},
 		{"outside", balancer("seed: 0x10", "seed: 0x10\n  internal: false").ReloadableFrom(oldBalancer),
 			`node.internal "false": a change from "true" needs a restart`},
+		{"inside", balancer("seed: 0x10", "seed: 0x10\n  inside: eth1").ReloadableFrom(oldBalancer),
+			`node.inside "eth1": a change from "" needs a restart
+node.internal "false": a change from "true" needs a restart`},
 		{"several", balancer("eth0", "eth1").ReloadableFrom(&Balancer{}),
 			`node.instance "edge-1": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart

@@ -34,11 +34,10 @@ func (d *document) checkHost(instance, iface string, locator netip.Prefix, addre
 	if !isInstance(instance) {
 		d.failf("node.instance", "%s", instanceForm)
 	}
-	switch {
-	case !d.has("node.interface"):
+	if !d.has("node.interface") {
 		d.failf("node.interface", "required")
-	case !isInterfaceName(iface):
-		d.failf("node.interface", "must be an interface's name: 1 to 15 bytes without / : and spaces")
+	} else {
+		d.checkInterface("node.interface", iface)
 	}
 	d.checkLocator("node.locator", locator)
 	seen := make(map[netip.Addr]string)
@@ -52,6 +51,12 @@ func (d *document) checkHost(instance, iface string, locator netip.Prefix, addre
 func (d *document) checkSignalKey(file string) {
 	if file != "" && !filepath.IsAbs(file) {
 		d.failf(signalKeyPath, "must be absolute")
+	}
+}
+
+func (d *document) checkInterface(path, name string) {
+	if !isInterfaceName(name) {
+		d.failf(path, "must be an interface's name: 1 to 15 bytes without / : and spaces")
 	}
 }
 

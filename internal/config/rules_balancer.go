@@ -41,12 +41,28 @@ func (d *document) checkBalancer(b *Balancer) {
 		d.failf("node.limits.servers", "the services have %d servers together, more than %d", total, limit)
 	}
 	d.checkTunnelsNeeded(b)
-	hunting := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement == PlacementHunt })
-	if !b.Node.IsInternal() && hunting >= 0 {
-		d.failf("node.internal", "must be true for %s, whose placement is %s: its servers' signals come by the interface",
-			item("services", hunting), PlacementHunt)
-	}
+	d.checkInside(b)
 	d.checkVIPs(b, newVIPs(common))
+}
+
+// checkInside checks which interfaces lead where.
+func (d *document) checkInside(b *Balancer) {
+	hunting := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement == PlacementHunt })
+	switch {
+	case !d.has("node.inside"):
+		if !b.Node.IsInternal() && hunting >= 0 {
+			d.failf("node.internal", "must be true for %s, whose placement is %s: its servers' signals come by the interface, "+
+				"if node.inside names no other", item("services", hunting), PlacementHunt)
+		}
+		return
+	case b.Node.Inside == b.Node.Interface:
+		d.failf("node.inside", "is node.interface too")
+	default:
+		d.checkInterface("node.inside", b.Node.Inside)
+	}
+	if b.Node.IsInternal() {
+		d.failf("node.internal", "must be false, or left out, with node.inside: all that comes from inside comes by that")
+	}
 }
 
 // checkTunnelSources allows one source address of each family.

@@ -157,6 +157,7 @@ func TestBalancerNodeRules(t *testing.T) {
 			one("services[1].servers[0].address", "is the balancer's own")},
 
 		{"outside", "seed: 0x10", "internal: false", nil},
+		{"inside", "seed: 0x10", "inside: eth1", nil},
 		{"signal key", "seed: 0x10", "signal-key: /etc/segue/signal.key", nil},
 		{"signal key relative", "seed: 0x10", "signal-key: signal.key", one("node.signal-key", "must be absolute")},
 
@@ -188,15 +189,28 @@ func TestOutsideRules(t *testing.T) {
 	outside := func(file, from, to string) string {
 		return strings.Replace(strings.Replace(file, "interface: eth0", "interface: eth0\n  internal: false", 1), from, to, 1)
 	}
+	inside := func(file, name string) string {
+		return strings.Replace(file, "interface: eth0", "interface: eth0\n  inside: "+name, 1)
+	}
 	for _, c := range []struct {
 		name string
 		err  error
 		want string
 	}{
+		{"two interfaces", parses(ParseBalancer, inside(validBalancer, "eth1")), ""},
+		{"one interface twice", parses(ParseBalancer, inside(validBalancer, "eth0")), `line 4: node.inside "eth0": is node.interface too`},
+		{"no interface", parses(ParseBalancer, inside(validBalancer, `""`)),
+			`line 4: node.inside: must be an interface's name: 1 to 15 bytes without / : and spaces`},
+		{"two inside", parses(ParseBalancer, inside(strings.Replace(validBalancer, "seed: 0x10", "internal: true", 1), "eth1")),
+			`line 7: node.internal "true": must be false, or left out, with node.inside: all that comes from inside comes by that`},
+		{"agent with two", parses(ParseAgent, inside(validAgent, "eth1")),
+			"line 4: node.inside: unknown field; known: instance, interface, internal, locator, addresses, mtu, assign-vips, balancers, signal-key"},
 		{"balancer", parses(ParseBalancer, outside(validBalancer, "", "")), ""},
 		{"balancer that hunts", parses(ParseBalancer, outside(validBalancer, "placement: hash", "placement: hunt")),
 			`line 4: node.internal "false": must be true for services[0], whose placement is hunt: ` +
-				"its servers' signals come by the interface"},
+				"its servers' signals come by the interface, if node.inside names no other"},
+		{"balancer that hunts inside", parses(ParseBalancer,
+			inside(outside(validBalancer, "placement: hash", "placement: hunt"), "eth1")), ""},
 		{"agent in tunnels", parses(ParseAgent, outside(validAgent, "protocol: tcp", "protocol: tcp\n    encapsulation: ipip")), ""},
 		{"agent", parses(ParseAgent, outside(validAgent, "", "")),
 			`line 4: node.internal "false": must be true for services[0], whose encapsulation is srv6-encap: ` +

@@ -156,6 +156,29 @@ func UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
 	return nil
 }
 
+// ClaimLink gives the pin of a name to the link of an interface where that has another one, which gets what the name
+// was of: interfaces can have changed their parts since an earlier process. It names links only, and none is
+// taken off, but for such as UpdateLink would.
+func ClaimLink(pin, other string, ifindex int) error {
+	for _, unfinished := range []string{next(pin), next(other)} {
+		if err := DetachLink(unfinished); err != nil {
+			return err
+		}
+	}
+	attached, err := AttachedTo(other)
+	if err != nil || attached != ifindex {
+		return err
+	}
+	err = unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, pin, unix.RENAME_EXCHANGE)
+	if errors.Is(err, unix.ENOENT) {
+		err = os.Rename(other, pin)
+	}
+	if err != nil {
+		return fmt.Errorf("rename %s to %s: %w", other, pin, err)
+	}
+	return nil
+}
+
 // PinLink pins a new link. It takes the place of the one that is pinned there, if any, whose program is
 // then taken off its interface.
 func PinLink(l link.Link, pin string) error {

@@ -222,6 +222,60 @@ func TestOtherInterface(t *testing.T) {
 	}))
 }
 
+// A pin is given to the link of the interface that wants it; neither loses its program, and a link without a name is
+// none.
+func TestClaimLink(t *testing.T) {
+	ns, peer, first := pair(t)
+	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	program := pass(t, ebpf.XDP, 2)
+	dir := pins(t)
+	pin, other := filepath.Join(dir, LinkPin), filepath.Join(dir, "other")
+	must(t, ns.Do(func() error {
+		eth1, err := netlink.LinkByName("eth1")
+		must(t, err)
+		second := eth1.Attrs().Index
+		want := func(what string, wantPin, wantOther int) {
+			t.Helper()
+			for pin, want := range map[string]int{pin: wantPin, other: wantOther} {
+				if at, err := AttachedTo(pin); at != want || err != nil {
+					t.Errorf("%s: %s is attached to %d, error %v; want %d", what, filepath.Base(pin), at, err, want)
+				}
+			}
+		}
+		must(t, ClaimLink(pin, other, first))
+		want("without links", 0, 0)
+		_, err = AttachXDP(program, first, other)
+		must(t, err)
+		must(t, ClaimLink(pin, other, second))
+		want("claimed for another interface", 0, first)
+		must(t, ClaimLink(pin, other, first))
+		want("claimed", first, 0)
+		_, err = AttachXDP(program, second, other)
+		must(t, err)
+		must(t, ClaimLink(pin, other, first))
+		want("claimed again", first, second)
+		must(t, ClaimLink(pin, other, second))
+		want("changed", second, first)
+		for _, at := range []int{first, second} {
+			iface, err := netlink.LinkByIndex(at)
+			must(t, err)
+			if iface.Attrs().Xdp == nil || !iface.Attrs().Xdp.Attached {
+				t.Errorf("%s has lost its program", iface.Attrs().Name)
+			}
+		}
+		must(t, os.Rename(pin, next(pin)))
+		must(t, os.Rename(other, next(other)))
+		must(t, ClaimLink(pin, other, first))
+		want("claimed after unfinished pins", 0, 0)
+		for _, at := range []int{first, second} { // nothing is in the way of another start
+			if _, err := AttachXDP(program, at, pin); err != nil {
+				t.Error(err)
+			}
+		}
+		return nil
+	}))
+}
+
 // TestLinkOfAnotherNamespace stays as it is, though the interfaces' indexes are the same.
 func TestLinkOfAnotherNamespace(t *testing.T) {
 	a, b, ifindex := pair(t)

@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -45,8 +46,8 @@ func AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 const listAttempts = 20
 
 // RemoveFilters takes an instance's filters from all interfaces of the calling thread's network namespace
-// but the one to keep; 0 is none. They are found by their name, so that no process that ended early leaves one.
-func RemoveFilters(instance string, keep int) (err error) {
+// but those to keep. They are found by their name, so that no process that ended early leaves one.
+func RemoveFilters(instance string, keep ...int) (err error) {
 	for range listAttempts {
 		err = removeAllFilters(instance, keep)
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -56,13 +57,13 @@ func RemoveFilters(instance string, keep int) (err error) {
 	return err
 }
 
-func removeAllFilters(instance string, keep int) error {
+func removeAllFilters(instance string, keep []int) error {
 	devices, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("list the interfaces: %w", err)
 	}
 	for _, device := range devices {
-		if device.Attrs().Index == keep {
+		if slices.Contains(keep, device.Attrs().Index) {
 			continue
 		}
 		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {

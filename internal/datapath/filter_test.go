@@ -56,11 +56,13 @@ func TestFilters(t *testing.T) {
 		}
 		all := []string{"segue/a", "segue/a", "segue/b"}
 		want(all, all)
+		must(t, RemoveFilters("a", indexes["eth0"], indexes["eth1"]))
+		want(all, all)
 		must(t, RemoveFilters("a", indexes["eth1"]))
 		want([]string{"segue/b"}, all)
-		must(t, RemoveFilters("a", 0))
+		must(t, RemoveFilters("a"))
 		want([]string{"segue/b"}, []string{"segue/b"})
-		must(t, RemoveFilters("b", 0))
+		must(t, RemoveFilters("b"))
 		want(nil, nil)
 		for name, index := range indexes {
 			qdiscs, err := netlink.QdiscList(nil)

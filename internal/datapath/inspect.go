@@ -151,7 +151,7 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	if s.Program, err = readProgram(instance.Name, program); err != nil {
 		return nil, err
 	}
-	s.Attachment, err = readAttachment(instance.Name)
+	s.Attachment, err = ReadAttachment(filepath.Join(Dir(instance.Name), LinkPin))
 	return s, err
 }
 
@@ -212,14 +212,13 @@ func readProgram(instance, name string) (*Program, error) {
 // AttachedHere tells whether the instance's program runs on an interface of the calling thread's network
 // namespace.
 func AttachedHere(instance string) (bool, error) {
-	attachment, err := readAttachment(instance)
+	attachment, err := ReadAttachment(filepath.Join(Dir(instance), LinkPin))
 	return attachment != nil && attachment.Interface != "", err
 }
 
-// readAttachment finds out where the instance's program runs. An interface's index says nothing about
-// its network namespace, so the one of that index here counts only when it runs the very program.
-func readAttachment(instance string) (*Attachment, error) {
-	pin := filepath.Join(Dir(instance), LinkPin)
+// ReadAttachment finds out where the program of a pinned XDP link runs; nil: nowhere. An interface's index says
+// nothing about its network namespace, so the one of that index here counts only when it runs the very program.
+func ReadAttachment(pin string) (*Attachment, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil

@@ -195,8 +195,8 @@ func (n *Node) setSysctls() error {
 	})
 }
 
-// buildLinks makes the switch and the cables: one between client and edge router, and one between
-// the fabric and each node at it.
+// buildLinks makes the switch and the cables: one between client and edge router, one between
+// the fabric and each node at it, and one between edge router and each balancer with two arms.
 func (l *Lab) buildLinks() error {
 	fabric, edge, client := l.Node("fabric"), l.Node("edge"), l.Node("client")
 	snooping := false
@@ -223,6 +223,15 @@ func (l *Lab) buildLinks() error {
 		}
 		if err := fabric.plugIn(n, br); err != nil {
 			return fmt.Errorf("fabric: port %s: %w", n.Name, err)
+		}
+		if !n.hasOuter() {
+			continue
+		}
+		if err := connect(edge, n.Name, n, outer, l.Topology.MTU.Fabric); err != nil {
+			return err
+		}
+		if err := edge.Do(func() error { return prepareForXDP(n.Name, n.Role) }); err != nil {
+			return fmt.Errorf("edge: %s: %w", n.Name, err)
 		}
 	}
 	// Last, so that its ends do not have the same number in their namespaces: the kernel would take them for
@@ -330,8 +339,20 @@ func (n *Node) addAddresses(h *netlink.Handle) error {
 	if err := addInterface(h, uplink, up...); err != nil {
 		return err
 	}
+	if n.hasOuter() {
+		return addInterface(h, outer, netip.PrefixFrom(n.Outer6, 64), netip.PrefixFrom(n.Outer4, 24))
+	}
 	if n.Role != RoleEdge {
 		return nil
+	}
+	for _, other := range n.lab.Nodes {
+		if !other.hasOuter() {
+			continue
+		}
+		gateways := other.outerGateways()
+		if err := addInterface(h, other.Name, netip.PrefixFrom(gateways[0], 64), netip.PrefixFrom(gateways[1], 24)); err != nil {
+			return err
+		}
 	}
 	return addInterface(h, downlink,
 		netip.PrefixFrom(host(clientNet6, 1), 64), netip.PrefixFrom(host(clientNet4, 1), 24))
@@ -367,6 +388,10 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 		gateways = []netip.Addr{host(clientNet6, 1), host(clientNet4, 1)}
 	case RoleEdge:
 		gateways = nil
+	case RoleBalancer:
+		if n.hasOuter() {
+			gateways = n.outerGateways()
+		}
 	}
 	for _, gateway := range gateways {
 		all := netip.PrefixFrom(unspecified(gateway), 0)
@@ -383,7 +408,11 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 			continue
 		case other != n:
 			// A SID is never on the link: its locator has a next hop.
-			if err := addRoute(h, other.Locator, other.IPv6); err != nil {
+			via := other.IPv6
+			if n == edge {
+				via, _ = other.outside()
+			}
+			if err := addRoute(h, other.Locator, via); err != nil {
 				return err
 			}
 		default:
@@ -417,12 +446,8 @@ func (l *Lab) SetNextHops(balancers ...string) error {
 		nodes = append(nodes, n)
 	}
 	return l.Node("edge").netlink(func(h *netlink.Handle) error {
-		link, err := h.LinkByName(uplink)
-		if err != nil {
-			return fmt.Errorf("edge: %s: %w", uplink, err)
-		}
 		for _, vip := range l.Topology.vips() {
-			if err := replaceVIPRoute(h, link.Attrs().Index, vip, nodes); err != nil {
+			if err := replaceVIPRoute(h, vip, nodes); err != nil {
 				return fmt.Errorf("edge: route of VIP %s: %w", vip, err)
 			}
 		}
@@ -430,7 +455,7 @@ func (l *Lab) SetNextHops(balancers ...string) error {
 	})
 }
 
-func replaceVIPRoute(h *netlink.Handle, link int, vip netip.Addr, balancers []*Node) error {
+func replaceVIPRoute(h *netlink.Handle, vip netip.Addr, balancers []*Node) error {
 	dst := ipNet(netip.PrefixFrom(vip, vip.BitLen()))
 	if len(balancers) == 0 {
 		err := h.RouteDel(&netlink.Route{Dst: dst})
@@ -441,11 +466,19 @@ func replaceVIPRoute(h *netlink.Handle, link int, vip netip.Addr, balancers []*N
 	}
 	route := &netlink.Route{Dst: dst}
 	for _, n := range balancers {
-		gateway := n.IPv6
-		if vip.Is4() {
-			gateway = n.IPv4
+		name := uplink
+		if n.hasOuter() {
+			name = n.Name
 		}
-		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{LinkIndex: link, Gw: gateway.AsSlice()})
+		link, err := h.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		gateway, ipv4 := n.outside()
+		if vip.Is4() {
+			gateway = ipv4
+		}
+		route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()})
 	}
 	return h.RouteReplace(route)
 }

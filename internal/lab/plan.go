@@ -26,10 +26,11 @@ const (
 )
 
 // The names of interfaces. Every node but the fabric has its link to the fabric, or for the client
-// to the edge router, as uplink.
+// to the edge router, as uplink. The edge router's links to balancers with two arms are named after those.
 const (
 	uplink   = "eth0"
 	downlink = "eth1" // the edge router's, to the client
+	outer    = "eth1" // a balancer's second, to the edge router
 	bridge   = "br0"
 )
 
@@ -40,6 +41,8 @@ var (
 	clientNet4 = netip.MustParsePrefix("198.51.100.0/24")
 	fabricNet6 = netip.MustParsePrefix("fd00:fab::/64")
 	fabricNet4 = netip.MustParsePrefix("10.77.0.0/24")
+	outerNets6 = netip.MustParsePrefix("fd00:ed::/48") // fd00:ed:0:<i>::/64, the edge router's links to balancers
+	outerNets4 = netip.MustParsePrefix("10.78.0.0/16") // 10.78.<i>.0/24
 
 	balancerLocators = netip.MustParsePrefix("fd00:6c::/48") // fd00:6c:0:<i>::/64
 	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // fd00:5:0:<j>::/64
@@ -47,7 +50,7 @@ var (
 
 // reserved tells whether an address is in a prefix that the lab uses for itself.
 func reserved(addr netip.Addr) bool {
-	own := []netip.Prefix{clientNet6, clientNet4, fabricNet6, fabricNet4, balancerLocators, serverLocators}
+	own := []netip.Prefix{clientNet6, clientNet4, fabricNet6, fabricNet4, outerNets6, outerNets4, balancerLocators, serverLocators}
 	return slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
@@ -58,6 +61,9 @@ type Spec struct {
 	// IPv6 and IPv4 are the node's addresses on its uplink. The fabric has none.
 	IPv6 netip.Addr `json:"ipv6,omitzero"`
 	IPv4 netip.Addr `json:"ipv4,omitzero"`
+	// Outer6 and Outer4 are those of a balancer with two arms on its link to the edge router.
+	Outer6 netip.Addr `json:"outer6,omitzero"`
+	Outer4 netip.Addr `json:"outer4,omitzero"`
 	// Locator is the /64 of a balancer's or server's SIDs.
 	Locator netip.Prefix `json:"locator,omitzero"`
 	// Application is what a server runs.
@@ -72,11 +78,15 @@ func (t Topology) Specs() []Spec {
 		{Name: "client", Role: RoleClient, IPv6: host(clientNet6, 2), IPv4: host(clientNet4, 2)},
 	}
 	for i := 1; i <= t.Balancers; i++ {
-		specs = append(specs, Spec{
+		spec := Spec{
 			Name: fmt.Sprintf("lb%d", i), Role: RoleBalancer,
 			IPv6: host(fabricNet6, 1<<16|i), IPv4: host(fabricNet4, 10+i),
 			Locator: locator(balancerLocators, i),
-		})
+		}
+		if t.TwoArmed {
+			spec.Outer6, spec.Outer4 = host(locator(outerNets6, i), 2), host(outerNets4, i<<8|2)
+		}
+		specs = append(specs, spec)
 	}
 	for j := 1; j <= t.Servers; j++ {
 		specs = append(specs, Spec{
@@ -86,6 +96,20 @@ func (t Topology) Specs() []Spec {
 		})
 	}
 	return specs
+}
+
+// hasOuter tells whether a node is a balancer with two arms.
+func (s Spec) hasOuter() bool { return s.Outer6.IsValid() }
+
+// outerGateways are the edge router's addresses on the link to such a balancer.
+func (s Spec) outerGateways() []netip.Addr { return []netip.Addr{s.Outer6.Prev(), s.Outer4.Prev()} }
+
+// outside are the addresses by which clients' packets reach a balancer.
+func (s Spec) outside() (ipv6, ipv4 netip.Addr) {
+	if s.hasOuter() {
+		return s.Outer6, s.Outer4
+	}
+	return s.IPv6, s.IPv4
 }
 
 // application is what the server of a number runs.

@@ -81,6 +81,9 @@ func (n *Node) BalancerConfig() config.Balancer {
 		},
 		Metrics: config.Metrics{Listen: balancerMetrics},
 	}
+	if n.hasOuter() {
+		c.Node.Interface, c.Node.Inside = outer, uplink
+	}
 	if n.lab.Topology.has(config.GRE, config.IPIP) {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
 	}

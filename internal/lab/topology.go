@@ -21,6 +21,9 @@ type Topology struct {
 	Balancers int    `yaml:"balancers"` // 1 to 16
 	Servers   int    `yaml:"servers"`   // 1 to 128
 	MTU       MTU    `yaml:"mtu"`
+	// TwoArmed gives each balancer a link of its own to the edge router, by which clients' packets come. Its link to
+	// the fabric is inside the segment routing domain then, and it is the domain's edge.
+	TwoArmed bool `yaml:"two-armed"`
 	// Bare leaves out the balancers' and agents' daemons: the network, the servers' applications and
 	// nothing that connects VIPs with them.
 	Bare   bool       `yaml:"bare"`

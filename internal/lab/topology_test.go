@@ -86,7 +86,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return "services: [{name: a, vip: 2001:db8::1, port: 80, protocol: tcp, encapsulation: srv6-insert, placement: hunt, " + field + "}]"
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, bare, impair, applications, services"},
+		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, two-armed, bare, impair, applications, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -144,13 +144,15 @@ func TestParseTopologyRefuses(t *testing.T) {
 
 func TestSpecs(t *testing.T) {
 	topology := DefaultTopology()
-	topology.Balancers, topology.Servers = maxBalancers, maxServers
+	topology.Balancers, topology.Servers, topology.TwoArmed = maxBalancers, maxServers, true
 	topology.Applications = []Application{Nginx, Apache}
 	byName := make(map[string]Spec)
 	seen := make(map[string]string)
 	for _, s := range topology.Specs() {
 		byName[s.Name] = s
-		for _, used := range []string{s.Name, s.IPv4.String(), s.IPv6.String(), s.Locator.String()} {
+		for _, used := range []string{
+			s.Name, s.IPv4.String(), s.IPv6.String(), s.Outer4.String(), s.Outer6.String(), s.Locator.String(),
+		} {
 			if other, ok := seen[used]; ok && !strings.HasPrefix(used, "invalid") {
 				t.Errorf("%s and %s both have %s", other, s.Name, used)
 			}
@@ -164,12 +166,15 @@ func TestSpecs(t *testing.T) {
 	}
 	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
 	for _, want := range []Spec{
-		{"fabric", RoleFabric, netip.Addr{}, netip.Addr{}, netip.Prefix{}, ""},
-		{"edge", RoleEdge, addr("fd00:fab::1"), addr("10.77.0.1"), netip.Prefix{}, ""},
-		{"client", RoleClient, addr("2001:db8:c::2"), addr("198.51.100.2"), netip.Prefix{}, ""},
-		{"lb2", RoleBalancer, addr("fd00:fab::1:2"), addr("10.77.0.12"), prefix("fd00:6c:0:2::/64"), ""},
-		{"s127", RoleServer, addr("fd00:fab::2:7f"), addr("10.77.0.227"), prefix("fd00:5:0:7f::/64"), Nginx},
-		{"s128", RoleServer, addr("fd00:fab::2:80"), addr("10.77.0.228"), prefix("fd00:5:0:80::/64"), Apache},
+		{Name: "fabric", Role: RoleFabric},
+		{Name: "edge", Role: RoleEdge, IPv6: addr("fd00:fab::1"), IPv4: addr("10.77.0.1")},
+		{Name: "client", Role: RoleClient, IPv6: addr("2001:db8:c::2"), IPv4: addr("198.51.100.2")},
+		{Name: "lb2", Role: RoleBalancer, IPv6: addr("fd00:fab::1:2"), IPv4: addr("10.77.0.12"),
+			Outer6: addr("fd00:ed:0:2::2"), Outer4: addr("10.78.2.2"), Locator: prefix("fd00:6c:0:2::/64")},
+		{Name: "s127", Role: RoleServer, IPv6: addr("fd00:fab::2:7f"), IPv4: addr("10.77.0.227"),
+			Locator: prefix("fd00:5:0:7f::/64"), Application: Nginx},
+		{Name: "s128", Role: RoleServer, IPv6: addr("fd00:fab::2:80"), IPv4: addr("10.77.0.228"),
+			Locator: prefix("fd00:5:0:80::/64"), Application: Apache},
 	} {
 		if diff := cmp.Diff(want, byName[want.Name], addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", want.Name, diff)

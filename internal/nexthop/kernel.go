@@ -104,14 +104,15 @@ func (s *snapshot) add(n *netlink.Neigh, asked bool) {
 	s.neighbours[neighbour{n.LinkIndex, address.Unmap()}] = e
 }
 
-// linkNamed is zero if there is no interface of the name.
-func (s *snapshot) linkNamed(name string) Link {
+// linksNamed are the interfaces of these names, zero where there is none.
+func (s *snapshot) linksNamed(names []string) []Link {
+	found := make([]Link, len(names))
 	for _, link := range s.links {
-		if link.Name == name {
-			return link
+		if i := slices.Index(names, link.Name); i >= 0 {
+			found[i] = link
 		}
 	}
-	return Link{}
+	return found
 }
 
 // route asks the kernel for the gateway and interface towards an address. The

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -31,12 +32,12 @@ type Hop struct {
 
 // Update is everything that a resolver knows.
 type Update struct {
-	Own  Link // the resolver's interface; zero while there is none of its name
+	Own  []Link // the resolver's interfaces, in its order; zero while there is none of the name
 	Hops map[netip.Addr]Hop
 }
 
 func (u Update) equal(other Update) bool {
-	return u.Own == other.Own && maps.Equal(u.Hops, other.Hops)
+	return slices.Equal(u.Own, other.Own) && maps.Equal(u.Hops, other.Hops)
 }
 
 // settle is how long events are gathered before the routes are read again.
@@ -46,7 +47,7 @@ const settle = 20 * time.Millisecond
 // lost (netlink drops messages when a socket's buffer is full).
 const refresh = 30 * time.Second
 
-// Resolver follows one interface by name, and the routes and neighbours of its
+// Resolver follows interfaces by their names, and the routes and neighbours of its
 // targets. It belongs to the network namespace it was started in.
 //
 // Neighbours in use are "managed": the kernel keeps them resolved. Those that
@@ -55,7 +56,7 @@ const refresh = 30 * time.Second
 // takes over what it uses too, and GiveBack is for the rest.
 type Resolver struct {
 	log     *slog.Logger
-	own     string
+	own     []string
 	targets chan []netip.Addr
 	updates chan Update
 
@@ -65,9 +66,9 @@ type Resolver struct {
 	problems map[netip.Addr]string // of targets, as logged
 }
 
-// New returns a resolver that follows the named interface, too; it works while
+// New returns a resolver that follows the named interfaces, too; it works while
 // Run does.
-func New(own string, log *slog.Logger) *Resolver {
+func New(own []string, log *slog.Logger) *Resolver {
 	return &Resolver{
 		log:      log,
 		own:      own,
@@ -94,7 +95,7 @@ func (r *Resolver) SetTargets(ctx context.Context, targets []netip.Addr) {
 	}
 }
 
-// Updates delivers the interface and the hops of all targets that can be
+// Updates delivers the interfaces and the hops of all targets that can be
 // reached, whenever any of them changed. After SetTargets there is always one.
 func (r *Resolver) Updates() <-chan Update {
 	return r.updates
@@ -161,14 +162,14 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// resolve looks up the interface and every target.
+// resolve looks up the interfaces and every target.
 func (r *Resolver) resolve(targets []netip.Addr) Update {
 	kernel, err := readSnapshot()
 	if err != nil {
 		r.log.Error("read the interfaces and neighbours", "error", err)
 		return r.last
 	}
-	now := Update{Own: kernel.linkNamed(r.own), Hops: make(map[netip.Addr]Hop, len(targets))}
+	now := Update{Own: kernel.linksNamed(r.own), Hops: make(map[netip.Addr]Hop, len(targets))}
 	used := map[neighbour]bool{}
 	problems := map[netip.Addr]string{}
 	for _, target := range targets {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,7 +64,7 @@ func startWith(t *testing.T, prepare func(*network)) *network {
 	n.macRight = link(t, n.right, "eth0").MAC
 
 	n.logged = make(chan string, 100)
-	n.resolver = New("left", slog.New(slog.NewTextHandler(lines(n.logged), nil)))
+	n.resolver = New([]string{"left", "right"}, slog.New(slog.NewTextHandler(lines(n.logged), nil)))
 	prepare(n)
 	var ctx context.Context
 	ctx, n.cancel = context.WithCancel(context.Background())
@@ -259,7 +260,7 @@ func TestResumesFailedNeighbour(t *testing.T) {
 
 func TestFollowsInterfaces(t *testing.T) {
 	n := startLeft(t)
-	wanted := func(u Update) bool { return u.Own == n.ifLeft && u.Hops[server] == n.hopLeft() }
+	wanted := func(u Update) bool { return u.Own[0] == n.ifLeft && u.Hops[server] == n.hopLeft() }
 
 	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifLeft.Index}}
 	n.ifLeft.MTU = 1400
@@ -271,21 +272,23 @@ func TestFollowsInterfaces(t *testing.T) {
 	n.awaitUpdate("another MAC address", wanted)
 }
 
-// The resolver's own interface is followed although no target is behind it.
-func TestFollowsOwnInterface(t *testing.T) {
+// The resolver's own interfaces are followed although no target is behind them.
+func TestFollowsOwnInterfaces(t *testing.T) {
 	n := start(t)
 	n.resolver.SetTargets(t.Context(), nil)
-	wanted := func(u Update) bool { return u.Own == n.ifLeft }
-	n.awaitUpdate("the interface", wanted)
+	wanted := func(u Update) bool { return slices.Equal(u.Own, []Link{n.ifLeft, n.ifRight}) }
+	n.awaitUpdate("the interfaces", wanted)
 
-	device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: n.ifLeft.Index}}
-	n.ifLeft.MAC = [6]byte{2, 0, 0, 0, 0, 9}
-	n.do(func() error { return netlink.LinkSetHardwareAddr(device, n.ifLeft.MAC[:]) })
-	n.awaitUpdate("another MAC address", wanted)
+	for i, own := range []*Link{&n.ifLeft, &n.ifRight} {
+		device := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: own.Index}}
+		own.MAC = [6]byte{2, 0, 0, 0, 0, byte(9 + i)}
+		n.do(func() error { return netlink.LinkSetHardwareAddr(device, own.MAC[:]) })
+		n.awaitUpdate("another MAC address", wanted)
 
-	n.do(func() error { return netlink.LinkDel(device) })
-	n.ifLeft = Link{}
-	n.awaitUpdate("no interface", wanted)
+		n.do(func() error { return netlink.LinkDel(device) })
+		*own = Link{}
+		n.awaitUpdate("one interface less", wanted)
+	}
 }
 
 // A neighbour that the kernel knew before is kept resolved, too: its address may

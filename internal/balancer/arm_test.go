@@ -1,0 +1,21 @@
+package balancer
+
+import (
+	"strings"
+	"testing"
+)
+
+// No table is one arm's alone: only what the compiler makes of variables is.
+func TestArmsShareTables(t *testing.T) {
+	t.Parallel()
+	spec, _, err := loadSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := new(objects).tables()
+	for name := range spec.Maps {
+		if _, ok := shared[name]; ok == strings.HasPrefix(name, ".") {
+			t.Errorf("table %s is shared: %v", name, ok)
+		}
+	}
+}

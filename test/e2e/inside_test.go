@@ -1,0 +1,170 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// twoArmed is the topology of a lab whose balancers are the edge of the segment routing domain, between clients and
+// servers that hunt.
+func twoArmed() lab.Topology {
+	t := hunting(huntingServices(2)...)
+	t.TwoArmed = true
+	return t
+}
+
+// TestTwoArmedBalancersHunt opens connections through balancers with an interface on each side. Servers decide, by
+// signals that come inside, and what looks like those from the client's side is dropped.
+func TestTwoArmedBalancersHunt(t *testing.T) {
+	l := up(t, twoArmed())
+	accept(t, l, config.Accept{Policy: config.AcceptNever})
+	c := newClient(l)
+	const visits = 20
+	for _, s := range l.Topology.Services {
+		_, err := c.visit(t.Context(), s, visits)
+		must(t, err)
+	}
+	for _, s := range l.Topology.Services {
+		var all offered
+		for _, name := range nodes(l, lab.RoleServer) {
+			o := offers(t, l, name, s.Name)
+			all.accepted, all.refused, all.forced = all.accepted+o.accepted, all.refused+o.refused, all.forced+o.forced
+		}
+		if all.refused < visits || all.forced != all.refused || all.accepted > 0 {
+			t.Errorf("%s: %+v, want %d refused by the first server, and taken by the last", s.Name, all, visits)
+		}
+	}
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		requireArms(t, l.Node(name))
+	}
+	requireNoDrops(t, l)
+
+	n := l.Node("lb1")
+	before := packetCounts(t, n)
+	frames := forgeries(t, l)
+	sendOutside(t, l, frames)
+	eventually(t, func() error {
+		want := counts{"drop_outside": uint64(len(frames))}
+		if diff := cmp.Diff(want, packetCounts(t, n).since(t, before).with("drop_")); diff != "" {
+			return errors.New("-want +got:\n" + diff)
+		}
+		return nil
+	})
+	if grown := packetCounts(t, n).since(t, before).with("return_"); len(grown) > 0 {
+		t.Errorf("forged signals were taken: %v", grown)
+	}
+}
+
+// requireArms wants the balancer's programs on both interfaces, and packets of connections to have passed them.
+func requireArms(t *testing.T, n *lab.Node) {
+	t.Helper()
+	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
+	must(t, err)
+	var s balancer.Snapshot
+	must(t, json.Unmarshal([]byte(out), &s))
+	if s.Attachment == nil || s.Inside == nil || s.Attachment.Interface != "eth1" || s.Inside.Interface != "eth0" ||
+		s.Attachment.Mode != datapath.Native || s.Inside.Mode != datapath.Native {
+		t.Errorf("%s: attached to %+v, inside to %+v", n.Name, s.Attachment, s.Inside)
+	}
+	counted := packetCounts(t, n)
+	for _, reason := range []string{"forward_hunt", "return_create", "forward_new", "forward_known", "return_remove"} {
+		if counted[reason] == 0 {
+			t.Errorf("%s has counted no %s", n.Name, reason)
+		}
+	}
+}
+
+// forgeries are what only nodes of the domain may send, from the client's side: signals as a server would send them
+// for a connection of the client's, packets to servers' SIDs, and one with segments left for a VIP.
+func forgeries(t *testing.T, l *lab.Lab) (frames [][]byte) {
+	t.Helper()
+	lb, server, client := l.Node("lb1"), l.Node("s1"), l.Node("client")
+	for _, s := range l.Topology.Services {
+		address := client.IPv6
+		if s.VIP.Is4() {
+			address = client.IPv4
+		}
+		answer := packet.TCP(s.Address(), netip.AddrPortFrom(address, 40000), packet.Flags(packet.SYN|packet.ACK))
+		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
+			frame, err := packet.Signal(answer, packet.Encap{
+				Kind: s.Encapsulation, Sender: server.Locator.Addr(),
+				Segments: []netip.Addr{srv6.SID{Locator: lb.Locator, Function: function}.Addr()},
+			})
+			must(t, err)
+			frames = append(frames, frame)
+		}
+	}
+	vip := l.Topology.Services[0].VIP
+	sid := netip.AddrPortFrom(srv6.SID{Locator: server.Locator, Function: srv6.ConnectForce}.Addr(), 80)
+	from := netip.AddrPortFrom(client.IPv6, 40001)
+	return append(frames, packet.TCP(from, sid),
+		packet.TCP(from, netip.AddrPortFrom(vip, 80), packet.Routing(packet.NewSRH(1, vip, sid.Addr()))))
+}
+
+// sendOutside sends frames from the edge router to lb1, by the link that clients' packets take.
+func sendOutside(t *testing.T, l *lab.Lab, frames [][]byte) {
+	t.Helper()
+	device := func(node, name string) (device *net.Interface) {
+		must(t, l.Node(node).Do(func() (err error) {
+			device, err = net.InterfaceByName(name)
+			return err
+		}))
+		return device
+	}
+	from, to := device("edge", "lb1"), device("lb1", "eth1")
+	must(t, l.Node("edge").Do(func() error {
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		for _, frame := range frames {
+			frame = packet.SetMACs(frame, packet.MAC(from.HardwareAddr), packet.MAC(to.HardwareAddr))
+			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: from.Index}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// TestTwoArmedBalancersAreKilled kills balancers' processes under load, and starts them again with their interfaces
+// and with new programs: packets of either side do not notice.
+func TestTwoArmedBalancersAreKilled(t *testing.T) {
+	l := up(t, twoArmed())
+	live := open(t, l, 100, l.Topology.Services...)
+	visitors := startVisitors(t, l, 4, l.Topology.Services...)
+	for range 2 {
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			must(t, l.Process(name, "lb").Kill())
+			before := packetCounts(t, l.Node(name))
+			live.rounds(t, 1)
+			visitors.more(t, 50)
+			if grown := packetCounts(t, l.Node(name)).since(t, before); grown["return_create"] == 0 || grown["forward_known"] == 0 {
+				t.Errorf("%s did not go on without its process: %v", name, grown)
+			}
+			must(t, l.Process(name, "lb").Start(t.Context()))
+			live.rounds(t, 1)
+			visitors.more(t, 50)
+			if grown := packetCounts(t, l.Node(name)).since(t, before); grown["forward_recover"] > 0 {
+				t.Errorf("%s forgot what it knew: %v", name, grown)
+			}
+		}
+	}
+	live.requireUnbroken(t)
+	visitors.requireContent(t)
+	requireNoDrops(t, l)
+}
