@@ -168,13 +168,17 @@ func (m *tableMachine) nextHop(t *rapid.T) {
 	m.changed()
 }
 
-// reconfigure gives servers other weights, adds some and takes some away.
+// reconfigure gives servers other weights, adds some and takes some away, or drains all of a service.
 func (m *tableMachine) reconfigure(t *rapid.T) {
 	cfg := crowded(2)
 	for i := range cfg.Services {
 		svc := &cfg.Services[i]
+		weights := []uint32{0, 1, 1, 2}
+		if rapid.IntRange(0, 3).Draw(t, "all drained") == 0 {
+			weights = weights[:1]
+		}
 		for j := range svc.Servers {
-			weight := rapid.SampledFrom([]uint32{0, 1, 1, 2}).Draw(t, "weight")
+			weight := rapid.SampledFrom(weights).Draw(t, "weight")
 			svc.Servers[j].Weight = &weight
 		}
 		if gone := rapid.IntRange(-2, len(svc.Servers)-1).Draw(t, "gone"); gone >= 0 {
