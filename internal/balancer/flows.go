@@ -77,16 +77,21 @@ func (e flowEntry) age(now uint16) uint16 {
 // mostSlots is how many slots for servers an entry can tell apart.
 const mostSlots = 1 << 16
 
-// flowCounts counts flows by server slot and state. It is no map: in a large table there are a hundred
-// million flows to be counted.
+// flowCounts counts flows by server slot and state, up to the last slot with a flow. It is no map: in a large
+// table there are a hundred million flows to be counted.
 type flowCounts [][4]uint64
 
-func (c flowCounts) add(e flowEntry) { c[e.server()][e.state()]++ }
+func (c *flowCounts) add(e flowEntry) {
+	if missing := int(e.server()) + 1 - len(*c); missing > 0 {
+		*c = append(*c, make(flowCounts, missing)...)
+	}
+	(*c)[e.server()][e.state()]++
+}
 
 // sweep frees the entries that are not to be kept and counts the others. Traffic
 // goes on meanwhile: an entry that changes under the sweep is left alone.
 func (t *flowTable) sweep(keep func(flowEntry) bool) flowCounts {
-	counts := make(flowCounts, mostSlots)
+	counts := flowCounts{}
 	for i := range t.entries {
 		value := atomic.LoadUint64(&t.entries[i])
 		entry := flowEntry(value)

@@ -41,6 +41,22 @@ func (f *fixture) otherThanPlaced(flow Flow, service string) string {
 	return ""
 }
 
+// A sweep takes memory for the servers that have flows, and not for all that there could be: every few seconds
+// it would be two megabytes for each table.
+func TestSweepCountsServersWithFlows(t *testing.T) {
+	t.Parallel()
+	f := openStandard(t)
+	if counts := f.kernel.flows.count(); counts == nil || len(counts) > 0 {
+		t.Errorf("an empty table: counts of %d slots, nil: %v; want none", len(counts), counts == nil)
+	}
+	f.enter(web.from(1000), "web", "s1", stateEstablished)
+	slot := f.slot("web", "s1")
+	counts := f.kernel.flows.count()
+	if len(counts) != int(slot)+1 || counts.of(slot) != (FlowCounts{Established: 1}) {
+		t.Errorf("a flow of slot %d: counts of %d slots, there %+v", slot, len(counts), counts.of(slot))
+	}
+}
+
 // What a packet does to a flow that is in the table, on a server that placement would not choose.
 func TestFlowStates(t *testing.T) {
 	t.Parallel()
