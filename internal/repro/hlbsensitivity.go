@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
@@ -12,11 +13,14 @@ import (
 )
 
 func hlb17(ctx context.Context, r *run) error {
-	intervals := []float64{0.1, 0.25, 0.5, 1, 2}
+	const ms = time.Millisecond
+	intervals := []time.Duration{100 * ms, 250 * ms, 500 * ms, 1000 * ms, 2000 * ms}
+	x := places{axis: chart.Axis{Label: "interval between updates, s"}}
 	gained := make([]gains, len(intervals))
 	var list []setting
 	for i, interval := range intervals {
-		hlb, err := hlbWith("HLB", placement.Weights{Interval: interval})
+		x.at = append(x.at, interval.Seconds())
+		hlb, err := hlbWith("HLB", func(w *placement.Weights) { w.Interval = interval })
 		if err != nil {
 			return err
 		}
@@ -34,10 +38,10 @@ func hlb17(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.drawFCT(c, "FCT at 90% by interval", places{chart.Axis{Label: "interval between updates, s"}, intervals}, false)
+	r.drawFCT(c, "FCT at 90% by interval", x, false)
 	gain := gainChart("Kalman gain of HLB by interval")
 	for i, interval := range intervals {
-		gain.Series = append(gain.Series, gained[i].series(fmt.Sprintf("%v s", interval), chart.Line))
+		gain.Series = append(gain.Series, gained[i].series(fmt.Sprintf("%v s", interval.Seconds()), chart.Line))
 	}
 	r.draw(gain)
 
@@ -65,7 +69,7 @@ func hlb18(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	overMean, err := hlbWith("HLB over the mean", placement.Weights{Norm: "mean"})
+	overMean, err := hlbWith("HLB over the mean", func(w *placement.Weights) { w.Norm = "mean" })
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
@@ -65,7 +66,7 @@ var (
 	roundRobin = contender{"round-robin", func(testbed) placement.Spec { return &placement.RoundRobin{} }}
 	// feedback polls every 200 ms, as section VI-B7 of 6LB.
 	feedback = contender{"feedback", func(testbed) placement.Spec {
-		return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: 0.2}, Formula: placement.Formula6LB}
+		return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: 200 * time.Millisecond}, Formula: placement.Formula6LB}
 	}}
 	hunters = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
 )

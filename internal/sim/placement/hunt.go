@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/sim"
@@ -109,10 +110,10 @@ type Least struct {
 	// Reports has the balancer order the candidates by what servers said last of their load, in the
 	// signals that there are anyway.
 	Reports bool `yaml:"reports"`
-	// Age is the time in seconds in which a report comes closer to the mean of all, by the factor e:
+	// Age is the time in which a report comes closer to the mean of all, by the factor e:
 	// the older it is, the less it says. About what flows last is right, and a factor of 4 off does
 	// little harm. 0 is for ever.
-	Age float64 `yaml:"age"`
+	Age time.Duration `yaml:"age"`
 	// Spare is how many servers a balancer remembers that last said they had a free processor, of its
 	// bucket or not (accept.Spare). The newest takes the last place in the list. The flows that go
 	// outside their bucket are what is lost when their balancer fails.
@@ -122,7 +123,7 @@ type Least struct {
 // Build implements Spec.
 func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("chain", m.Chain, 0, m.Candidates),
-		inRange("age", m.Age, 0, 3600), inRange("spare", m.Spare, 0, mostServers))
+		inRange("age", m.Age, 0, time.Hour), inRange("spare", m.Spare, 0, mostServers))
 	if m.Spare > 0 && !m.Reports {
 		err = errors.Join(err, errors.New("spare: with reports only"))
 	}
@@ -141,7 +142,7 @@ func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 		return p, err
 	}
 	return &reported{
-		chained: p, b: b, age: m.Age, last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
+		chained: p, b: b, age: m.Age.Seconds(), last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
 	}, nil
 }
 

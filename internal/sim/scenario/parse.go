@@ -318,7 +318,9 @@ func (m *merger) placement(c *sim.Config) {
 	}
 	var err error
 	if c.Placement, c.Policy, err = p.Build(); err != nil {
-		m.failf(path, "%v", err)
+		for _, problem := range strings.Split(err.Error(), "\n") { // of each parameter
+			m.failf(path, "%s", problem)
+		}
 	}
 }
 

@@ -150,6 +150,10 @@ func TestProblems(t *testing.T) {
 		{"index: 3", "index: 1", `line 13: jobs[1].stages[1].pareto.index "1": must be more than 1`},
 		{"placement: lsq", "placement: last", `line 14: placement "last": `},
 		{"placement: lsq", "placement: {lsq: {x: 1}}", `line 14: placement.lsq.x: unknown field; known: `},
+		{"placement: lsq", "placement: {twf: {interval: 0.5}}", `line 14: placement.twf.interval "0.5": must be a duration with` +
+			` its unit, such as 500ms, 30s or 2h`},
+		{"placement: lsq", "placement: {hlb: {interval: 0s, steps: -1}}", "line 14: placement: interval 0s: must be 1ms to 1h0m0s\n" +
+			"line 14: placement: steps -1: must be 0 to 2147483647"},
 		{"warmup: 0.1", "warmup: 0.9", `line 15: measure.cooldown "0.2": must be 0 to less than 1, together with warmup`},
 		{"connections: 1000, duration: 9s, ", "", `line 15: measure: connections or duration is required`},
 		{"server-add: [s3]", "server-add: [s4]", `line 17: events[0].server-add[0] "s4": no server or group has this name`},
