@@ -84,6 +84,9 @@ func (f *simFlags) runAll(cmd *cobra.Command, scenarios []*scenario.Scenario) (r
 		if err != nil {
 			return reports, fmt.Errorf("%s: %w", s.Name, err)
 		}
+		for _, warning := range report.Warnings {
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s: %s\n", s.Name, warning)
+		}
 		reports = append(reports, report)
 	}
 	return reports, nil
@@ -185,7 +188,10 @@ func milliseconds(seconds scenario.Number) string {
 
 func verdictLine(v *scenario.Verdict) string {
 	verdict := "holds"
-	if !v.Holds {
+	switch {
+	case !v.Defined:
+		verdict = "undefined"
+	case !v.Holds:
 		verdict = "fails"
 	}
 	expected := "as expected"

@@ -59,6 +59,45 @@ func TestSimJSONIsValid(t *testing.T) {
 	}
 }
 
+// TestSimWarnings: what is in the file for nothing, but turns out to be so only when it is run.
+func TestSimWarnings(t *testing.T) {
+	text := `runs: 2
+servers: [{count: 1}]
+arrivals: {poisson: {rate: 100}}
+jobs: [{constant: 1ms}]
+measure: {connections: 100}
+placement: lsq
+cases:
+- {name: late, events: [{at: 1ms, server-fail: [s1]}, {at: 1m, server-add: [s1]}]}
+- {name: short, measure: {connections: 100, duration: 100ms, warmup: 0.9}}
+`
+	file := filepath.Join(t.TempDir(), "warned.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, warnings bytes.Buffer
+	cmd := newRoot()
+	cmd.SetArgs([]string{"sim", "--json", file})
+	cmd.SetOut(&out)
+	cmd.SetErr(&warnings)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const late = "case late: cases[0].events[1].at 60s is after the last arrival in 2 of 2 runs, which was at 1.06432s at the latest"
+	const short = "case short: no flow was measured in 2 of 2 runs"
+	var reports []struct{ Warnings []string }
+	if err := json.Unmarshal(out.Bytes(), &reports); err != nil {
+		t.Fatal(err)
+	}
+	w := reports[0].Warnings
+	if len(w) != 2 || w[0] != late || w[1] != short {
+		t.Errorf("warnings %q", w)
+	}
+	if got, want := warnings.String(), "warning: warned: "+strings.Join(w, "\nwarning: warned: ")+"\n"; got != want {
+		t.Errorf("printed\n%swant\n%s", got, want)
+	}
+}
+
 func TestSimErrors(t *testing.T) {
 	text, err := os.ReadFile("testdata/sim.yaml")
 	if err != nil {

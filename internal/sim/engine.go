@@ -182,6 +182,7 @@ func (e *engine) nextArrival() {
 	}
 	if !ok || c.Duration > 0 && e.arrival >= c.Duration {
 		e.arriving, e.arrival = false, never
+		e.result.LastArrival = e.now
 		if e.meter.open {
 			e.closeWindow()
 		}

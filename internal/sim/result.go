@@ -7,6 +7,8 @@ type RunResult struct {
 	// Elapsed is the length in seconds of the window in which flows were measured: from the first of
 	// them to the first that arrived after them, or the last of all.
 	Elapsed float64
+	// LastArrival is when the last flow arrived, measured or not, in seconds.
+	LastArrival float64
 	// Response are the times from the client's SYN to the end of the response. Flows that timed out
 	// are in it with the timeout; others that failed are not.
 	Response Histogram

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"strconv"
 
@@ -15,6 +16,8 @@ type Report struct {
 	Runs       int          `json:"runs"` // of each case
 	Cases      []CaseReport `json:"cases"`
 	Assertions []Verdict    `json:"assertions"`
+	// Warnings are what was in the file for nothing, as the runs have shown.
+	Warnings []string `json:"warnings"`
 }
 
 // CaseReport is what a case's runs have given: times in seconds, shares from 0 to 1.
@@ -116,11 +119,41 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 	if err != nil {
 		return nil, err
 	}
-	report := &Report{Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results)}
+	report := &Report{Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results), Warnings: []string{}}
 	for i := range s.Cases {
 		report.Cases = append(report.Cases, s.Cases[i].report(results[i]))
+		report.Warnings = append(report.Warnings, s.Cases[i].warnings(results[i])...)
 	}
 	return report, nil
+}
+
+// warnings are about runs in which no flow was measured, and events that came after the last arrival:
+// how long a number of connections, or a trace, takes is not known before.
+func (c *RunnableCase) warnings(r *sim.Result) (warnings []string) {
+	unmeasured := 0
+	last := 0.0
+	for _, run := range r.Runs {
+		last = max(last, run.LastArrival)
+		if run.Flows() == 0 {
+			unmeasured++
+		}
+	}
+	if unmeasured > 0 {
+		warnings = append(warnings, fmt.Sprintf("case %s: no flow was measured in %d of %d runs", c.Name, unmeasured, len(r.Runs)))
+	}
+	for i, event := range c.Config.Events {
+		late := 0
+		for _, run := range r.Runs {
+			if event.At > run.LastArrival {
+				late++
+			}
+		}
+		if late > 0 {
+			warnings = append(warnings, fmt.Sprintf("case %s: %s.at %gs is after the last arrival in %d of %d runs, which was at %.6gs at the latest",
+				c.Name, c.events[i], event.At, late, len(r.Runs), last))
+		}
+	}
+	return warnings
 }
 
 func estimate(e sim.Estimate) Estimate { return Estimate{Number(e.Value), Number(e.Half)} }

@@ -44,7 +44,7 @@ cases:
 - {name: third, balancers: {}, flow-table: {}, network: {}, clients: {}, events: []}
 assert:
 - holds: mean(first) < 1s
-- fails: p99 >= 5 * p50(second) + 2
+- fails: p99 >= 5 * p50(second) + 2s
 `
 
 func TestParse(t *testing.T) {
@@ -275,16 +275,16 @@ func TestConditions(t *testing.T) {
 		values string
 	}{
 		{"mean(a) < 600ms", true, "0.5 < 0.6"},
-		{"mean(a) < 0.5", false, "0.5 < 0.5"},
-		{"mean(a) <= 0.5", true, "0.5 <= 0.5"},
+		{"mean(a) < 0.5s", false, "0.5 < 0.5"},
+		{"mean(a) <= 500ms", true, "0.5 <= 0.5"},
 		{"mean(b-1) / mean(a) >= 4", true, "4 >= 4"},
-		{"mean(b-1) - mean(a) * 2 > 1", false, "1 > 1"},
-		{"(mean(b-1) - mean(a)) * 2 > 1", true, "3 > 1"},
+		{"mean(b-1) - mean(a) * 2 > 1s", false, "1 > 1"},
+		{"(mean(b-1) - mean(a)) * 2 > 1s", true, "3 > 1"},
 		{"mean(b-1)/mean(a) within 5% of 4.2", true, "4 within 5% of 4.2"},
 		{"mean(b-1)/mean(a) within 5 % of 4.3", false, "4 within 5% of 4.3"},
-		{"mean < 3", true, "b-1: 2 < 3"},
-		{"mean < 1", false, "b-1: 2 < 1"},
-		{"mean > 1", false, "a: 0.5 > 1"},
+		{"mean < 3s", true, "b-1: 2 < 3"},
+		{"mean < 1s", false, "b-1: 2 < 1"},
+		{"mean > 1s", false, "a: 0.5 > 1"},
 		{"p50(a) + p99.9(a) within 1% of 1s", true, "1 within 1% of 1"},
 	} {
 		b := builder{result: *s}
@@ -300,6 +300,21 @@ func TestConditions(t *testing.T) {
 		b.assertion("assert[0]", Assertion{Fails: test.text})
 		if v := b.result.Judge(all)[0]; v.OK() == test.holds {
 			t.Errorf("%s, said to fail: as expected is %t", test.text, v.OK())
+		}
+	}
+}
+
+// TestUndefined: what compares nothing with something is neither what holds nor what fails.
+func TestUndefined(t *testing.T) {
+	s := &Scenario{Cases: []RunnableCase{{Name: "a"}}}
+	for _, a := range []Assertion{{Holds: "p99(a) < 1s"}, {Fails: "p99(a) < 1s"}, {Fails: "mean within 5% of 1s"}, {Fails: "1s >= max"}} {
+		b := builder{result: *s}
+		if b.assertion("assert[0]", a); len(b.errs) > 0 {
+			t.Fatal(b.errs)
+		}
+		v := b.result.Judge([]*sim.Result{{Runs: []*sim.RunResult{{}}}})[0]
+		if v.OK() || v.Holds || v.Defined {
+			t.Errorf("%+v: %+v, of no flows", a, v)
 		}
 	}
 }
@@ -329,6 +344,12 @@ func TestBadConditions(t *testing.T) {
 		"mean within 5 of 1":      `"%" expected, "of" found`,
 		"mean within 5% 1":        `"of" expected, "1" found`,
 		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric` + known,
+		"mean < 350":              "a time is compared with a number: times have units, such as 350ms",
+		"failed < 5ms":            "a number is compared with a time: times have units, such as 350ms",
+		"mean + 1 < p50":          "a time + a number: times have units, such as 350ms",
+		"mean * mean < 1s":        "time to the power of 2 is compared with a time: times have units, such as 350ms",
+		"mean / p50 < 2s":         "a number is compared with a time: times have units, such as 350ms",
+		"1s < 2s":                 "there is no metric in it",
 		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found; known: a`,
 	} {
 		b := builder{result: Scenario{Cases: []RunnableCase{{Name: "a"}}}}
