@@ -55,6 +55,7 @@ var metrics = map[string]func(*sim.Result) float64{
 	"recovered":        func(r *sim.Result) float64 { return recovered(r).Value },
 	"fairness":         func(r *sim.Result) float64 { return r.Fairness().Value },
 	"instant-fairness": func(r *sim.Result) float64 { return r.InstantFairness().Value },
+	"open":             func(r *sim.Result) float64 { return r.Open().Value },
 	"utilisation":      func(r *sim.Result) float64 { return r.Utilisation().Value },
 }
 

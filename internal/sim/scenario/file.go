@@ -216,9 +216,11 @@ type Speed struct {
 
 // Scenario is a file, read and checked.
 type Scenario struct {
-	Name       string
-	Seed       uint64
-	Runs       int
+	Name string
+	Seed uint64
+	Runs int
+	// Every, if not 0, has Run report also each interval of this length.
+	Every      time.Duration
 	Cases      []RunnableCase
 	Assertions []Condition
 }

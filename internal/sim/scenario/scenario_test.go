@@ -327,7 +327,7 @@ func TestNoConditions(t *testing.T) {
 
 func TestBadConditions(t *testing.T) {
 	const known = "; known: broken, deviation, failed, fairness, flows, hops, instant-fairness, lost, max, mean," +
-		" recovered, refused, timed-out, untracked, utilisation, wrongful, and percentiles such as p99.9"
+		" open, recovered, refused, timed-out, untracked, utilisation, wrongful, and percentiles such as p99.9"
 	for text, problem := range map[string]string{
 		"mean":                    "<, <=, >, >= or within expected, the end found",
 		"mean < 1 2":              `the end expected, "2" found`,
