@@ -21,6 +21,7 @@ func TestParameters(t *testing.T) {
 		"threshold -1: must be 0 to 2147483647":                     &SR{Hunt: Hunt{Candidates: 2}, Threshold: -1},
 		"window 0: must be 1 to 1000000":                            &SRDyn{Hunt: Hunt{Candidates: 2}},
 		"epsilon 0.5: must be 0 to 0.499999":                        &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
+		"limit -1: must be 0 to 2147483647":                         &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Limit: -1},
 		"chain 3: must be 0 to 2":                                   &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
 		"spare: with reports only":                                  &Least{Hunt: Hunt{Candidates: 2}, Spare: 1},
 		"choices 9: must be 0 to 8":                                 &LSQ{Own: Own{Choices: 9}},
