@@ -52,7 +52,7 @@ var specs = map[string]func() Spec{
 	"territory":         func() Spec { return &Territory{} },
 	"territory-learned": func() Spec { return &Territory{Learned: true, Interval: defaultInterval} },
 	"oracle":            func() Spec { return &Oracle{} },
-	"oracle2":           func() Spec { return &Oracle{Truth{Choices: 2}} },
+	"oracle2":           func() Spec { return &Oracle{Truth: Truth{Choices: 2}} },
 	"prequal":           func() Spec { return prequalDefaults() },
 	"twos":              func() Spec { return &Twos{} },
 	"twf":               func() Spec { return &TWF{Polled: polled()} },

@@ -168,6 +168,18 @@ func TestOracleCountsTheFlowIn(t *testing.T) {
 	}
 }
 
+// TestOracleWhole: ten processors do the work of ten flows in the time that one needs for one, but not that of
+// one flow faster.
+func TestOracleWhole(t *testing.T) {
+	single := sim.Server{Name: "single", CPUs: 1, Speed: 2, Backlog: -1}
+	large := sim.Server{Name: "large", CPUs: 10, Speed: 1, Backlog: -1}
+	for whole, want := range map[bool][]int{false: {0, 1}, true: {1, 0}} {
+		if had := servers(t, &Oracle{Whole: whole}, 10, 1, 1, single, large); !slices.Equal(had, want) {
+			t.Errorf("whole %t: flows %v, want %v", whole, had, want)
+		}
+	}
+}
+
 // TestTruthBreaksTiesByChance: idle servers get flows alike.
 func TestTruthBreaksTiesByChance(t *testing.T) {
 	one := sim.Server{Name: "one", CPUs: 1, Speed: 1, Backlog: -1}
