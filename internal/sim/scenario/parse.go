@@ -32,7 +32,7 @@ func Parse(text []byte, dir string) (*Scenario, error) {
 	err := config.Decode(text, &file, func() config.Errors {
 		b = builder{dir: dir, unused: make(map[string]string), used: make(map[string]bool)}
 		b.scenario(&file)
-		return b.errs
+		return append(b.errs, nothing(text)...)
 	})
 	if err != nil {
 		return nil, err

@@ -192,6 +192,9 @@ func TestProblems(t *testing.T) {
 		{"balancer-add: [b2]", "balancer-add: [b1]", `line 21: events[4].balancer-add[0] "b1": changes nothing: at 5s it is there already, in case first`},
 		{"balancer-fail: [b1]", "balancer-fail: [b1, b1]", `line 22: events[5].balancer-fail[1] "b1": changes nothing: at 6s it is not there, in case first`},
 		{"server-fail: [s2]}", "server-fail: [s3]}", `line 25: cases[1].events[0].server-fail[0] "s3": changes nothing: at 1s it is not there`},
+		{"balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]", "events:", `line 25: cases[1].events: has no value: leave it out, or give it one such as [] or {}`},
+		{"flow-table: {buckets: 100, ways: 2}", "flow-table:", `line 7: flow-table: has no value`},
+		{"flow-table: {buckets: 100, ways: 2}", "flow-table: null", `line 7: flow-table: has no value`},
 		// What is not used.
 		{"absent: [b2]", "absent: [b2, b2]", `line 6: balancers.absent[1] "b2": used twice`},
 		{"- {at: 5s, balancer-add: [b2]}\n", "", `line 6: balancers.absent[0] "b2": no event adds this balancer`},
