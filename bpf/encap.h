@@ -114,15 +114,14 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 		const struct server *server =
 			server_at(segments->server[(encap->count - i) & (MAX_CANDIDATES - 1)]);
 
-		/* Or the compiler checks one register and writes through another. */
-		barrier_var(out);
 		if ((void *)(out + 1) > end)
 			return false;
 		write_sid(out++, &server->address, i == 1 ? segments->last_sid : segments->sid);
+		/* Or the compiler checks one register and writes through another. */
+		barrier_var(out);
 	}
 	if (reduced)
 		return true;
-	barrier_var(out);
 	if ((void *)(out + 1) > end)
 		return false;
 	write_first_sid(out, encap);
@@ -187,6 +186,7 @@ static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct en
 
 	if (move_hop_by_hop(ctx, encap->size, options) || (void *)(first + 1) > encap->end)
 		return false;
+	((struct ipv6hdr *)encap->layer3)->nexthdr = IPPROTO_HOPOPTS;
 	next_header = first->next_header;
 	first->next_header = IPPROTO_ROUTING;
 	return write_srh((void *)first + options, encap, next_header);
@@ -213,7 +213,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 		return false;
 	next_header = old->nexthdr;
 	((__be32 *)ip)[0] = ((const __be32 *)old)[0];
-	((__be32 *)ip)[1] = forwarded(encap, options ? IPPROTO_HOPOPTS : IPPROTO_ROUTING);
+	((__be32 *)ip)[1] = forwarded(encap, IPPROTO_ROUTING);
 	copy_address(&ip->saddr, &old->saddr);
 	write_first_sid(&ip->daddr, encap);
 	if (options)
@@ -365,10 +365,9 @@ static __always_inline bool write_ethernet(const struct encap *encap, __u64 next
 
 	if (encap->layer3 > encap->end)
 		return false;
-	/* The port number makes way for the source's first two bytes. */
-	*(__u64 *)ethernet = next_hop << 16 >> 16 | (__u64)port->mac_start << 48;
-	*(__u32 *)(ethernet + sizeof(__u64)) = port->mac_rest;
-	*(__be16 *)(ethernet + offsetof(struct ethhdr, h_proto)) = ethertype;
+	/* The second word is written over what the first has of the port's number. */
+	*(__u64 *)ethernet = next_hop;
+	*(__u64 *)(ethernet + ETH_ALEN) = port->mac | (__u64)ethertype << 48;
 	return true;
 }
 

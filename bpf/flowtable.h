@@ -10,8 +10,8 @@
  *     +------------------------+----------------+------+-------------+
  *
  * The bucket's number and the signature come from independent hashes, so a
- * lookup mistakes another flow for its own with probability at most 8 / 2^34,
- * less than one in two billion (docs/flow-table.md).
+ * lookup mistakes another flow for its own with probability at most 8 / 2^33,
+ * less than one in a billion (docs/flow-table.md).
  */
 #ifndef SEGUE_FLOWTABLE_H
 #define SEGUE_FLOWTABLE_H
@@ -53,16 +53,16 @@ struct {
 } flows SEC(".maps");
 
 /* Secret, random, and kept as long as the table: set at load. */
-const volatile __u64 flow_bucket_keys[FLOW_WORDS + 1];
+const volatile __u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
 const volatile __u64 flow_signature_keys[FLOW_WORDS + 1];
-const volatile __u32 flow_bucket_shift; /* 32 less the bits of a bucket's number */
+const volatile __u32 flow_bucket_shift; /* 64 less the bits of a bucket's number */
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
 /* A flow's place in the table. */
 struct flow_slot {
 	struct flow_bucket *bucket;
-	__u32 place;	 /* its highest bits are the bucket's number */
+	__u64 place;	 /* its highest bits are the bucket's number */
 	__u64 signature; /* in its place in an entry */
 	__u64 value;	 /* its entry when that was read; 0: it has none */
 };
@@ -99,24 +99,33 @@ static __always_inline __u64 flow_value(__u64 signature, __u32 server, enum flow
 	       now;
 }
 
-/* A service stands for the VIP and the protocol, and the port is hashed for
- * services of all ports. */
-static __always_inline void flow_hash(const struct flow_key *key, __u32 service, __u32 *place,
-				      __u64 *signature)
+/*
+ * A service stands for the VIP and the protocol, and the port is hashed for services of
+ * all ports. In their own order, addresses differ in the low bits, which decide the most
+ * of a product.
+ */
+static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
+{
+	const __be64 *source = (const __be64 *)&key->source;
+	__u64 rest = (__u64)service << 32 | *(const __u32 *)&key->source_port;
+
+	return spread(bpf_be64_to_cpu(source[0]) * flow_bucket_keys[0] +
+		      bpf_be64_to_cpu(source[1]) * flow_bucket_keys[1] +
+		      rest * flow_bucket_keys[2]);
+}
+
+static __always_inline __u64 flow_signature(const struct flow_key *key, __u32 service)
 {
 	const __u32 words[FLOW_WORDS] = {
 		key->source.s6_addr32[0],	   key->source.s6_addr32[1],
 		key->source.s6_addr32[2],	   key->source.s6_addr32[3],
 		*(const __u32 *)&key->source_port, service,
 	};
-	__u64 check = multilinear(words, FLOW_WORDS, flow_signature_keys);
+	__u64 signature = multilinear(words, FLOW_WORDS, flow_signature_keys) & FLOW_SIGNATURE_MASK;
 
-	*place = half_mix(multilinear(words, FLOW_WORDS, flow_bucket_keys));
-	/* The place's two lowest bits widen the signature: 2^30 buckets at most. */
-	*signature = check << 32 | (__u32)(*place << FLOW_SIGNATURE_SHIFT);
-	*signature &= FLOW_SIGNATURE_MASK;
 	/* Or the compiler, to have it later, would keep twelve numbers on the stack. */
-	barrier_var(*signature);
+	barrier_var(signature);
+	return signature;
 }
 
 static __always_inline __u64 flow_read(const struct flow_bucket *bucket, int way)
@@ -139,17 +148,21 @@ static __always_inline bool flow_is_own(const struct flow_slot *slot, __u64 valu
 /* Reads the entry of the signature in the bucket, if there is one. */
 static __always_inline void flow_search(struct flow_slot *slot)
 {
+	__u64 signature = slot->signature;
+
 	slot->value = 0;
 	if (!slot->bucket)
 		return;
 #pragma unroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		__u64 value = flow_read(slot->bucket, flow_way(slot->signature, i));
+		__u64 value = flow_read(slot->bucket, flow_way(signature, i));
 
 		if (flow_is_own(slot, value) && flow_state(value) != FLOW_FREE) {
 			slot->value = value;
 			return;
 		}
+		/* Or what is of use from the second on would be computed before the first. */
+		barrier_var(signature);
 	}
 }
 
@@ -158,8 +171,9 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 {
 	__u32 number;
 
-	flow_hash(key, service, &slot->place, &slot->signature);
-	number = (__u64)slot->place >> flow_bucket_shift;
+	slot->signature = flow_signature(key, service);
+	slot->place = flow_place(key, service);
+	number = slot->place >> flow_bucket_shift;
 	slot->bucket = bpf_map_lookup_elem(&flows, &number);
 	flow_search(slot);
 }

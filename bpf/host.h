@@ -17,15 +17,15 @@ volatile __u32 host_hairpin;
  * verifier leaves out what does not apply. */
 const volatile bool host_is_outside;
 
-/* Whether a frame's destination is this host: other MAC addresses, multicast and
- * broadcast are for others too. */
-static __always_inline bool is_host(const __u8 destination[ETH_ALEN])
+/* Whether it is this host's MAC address that stands here: the two bytes behind it are read
+ * as well. */
+static __always_inline bool is_host(const void *address)
 {
-	__u64 mac = *(const __u32 *)destination | (__u64) * (const __u16 *)&destination[4] << 32;
-
-	return mac == host_mac;
+	return (*(const __u64 *)address ^ host_mac) << 16 == 0;
 }
 
+/* Whether a frame is for this host: other MAC addresses, multicast and broadcast are for
+ * others too. */
 static __always_inline bool for_host(const struct xdp_md *ctx)
 {
 	const struct ethhdr *ethernet = frame_start(ctx);

@@ -22,13 +22,13 @@
  * but for what was behind a VLAN tag: the kernel takes that off in between. */
 static __always_inline bool left_for_next_segment(const struct __sk_buff *skb, struct ipv6hdr *ip)
 {
-	__u8 destination[ETH_ALEN];
+	__u64 destination;
 
 	return !skb->vlan_present && skb->protocol == bpf_htons(ETH_P_IPV6) &&
 	       !bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(*ip)) && in_node_locator(&ip->daddr) &&
 	       sid_function(&ip->daddr) != SID_HOST &&
-	       !bpf_skb_load_bytes(skb, 0, destination, sizeof(destination)) &&
-	       is_host(destination);
+	       !bpf_skb_load_bytes(skb, 0, &destination, sizeof(destination)) &&
+	       is_host(&destination);
 }
 
 /* Where the segment routing header is in the frame; 0: there is none. */

@@ -126,8 +126,7 @@ static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
 /* IPv4-mapped: here that says IPv4, so no IPv6 packet may claim it. */
 static __always_inline bool is_ipv4(const struct in6_addr *address)
 {
-	return !address->s6_addr32[0] && !address->s6_addr32[1] &&
-	       address->s6_addr32[2] == bpf_htonl(0xffff);
+	return !*(const __u64 *)address && address->s6_addr32[2] == bpf_htonl(0xffff);
 }
 
 static __always_inline bool same_address(const struct in6_addr *a, const struct in6_addr *b)

@@ -17,7 +17,7 @@ struct {
 	__type(value, struct flow_bucket);
 } pending SEC(".maps");
 
-const volatile __u32 pending_bucket_shift; /* 32 less the bits of a bucket's number */
+const volatile __u32 pending_bucket_shift; /* 64 less the bits of a bucket's number */
 
 /* The state of an entry whose server may have to yield to another one. */
 #define PENDING_CLAIM FLOW_CLOSING
@@ -25,7 +25,7 @@ const volatile __u32 pending_bucket_shift; /* 32 less the bits of a bucket's num
 /* Finds the half-open flow of what was looked up in the flow table; a claim is none yet. */
 static __always_inline void pending_lookup(const struct flow_slot *flow, struct flow_slot *slot)
 {
-	__u32 number = (__u64)flow->place >> pending_bucket_shift;
+	__u32 number = flow->place >> pending_bucket_shift;
 
 	slot->place = flow->place;
 	slot->signature = flow->signature;

@@ -91,6 +91,8 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 {
 	if (!serves(server, service))
 		return false;
+	if (is_plain(pkt) && pkt->key.protocol == IPPROTO_TCP) /* as most */
+		return true;
 	if (may_move(pkt) && (server->flags & SERVER_FAILING || !server->next_hop))
 		return false;
 	return !starts_connection(pkt) || (!(server->flags & SERVER_DRAINED) && !is_over(value));

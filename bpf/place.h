@@ -67,7 +67,7 @@ static __always_inline bool bucket_candidate(const struct service *service, enum
  * integer generation in an interval", 2019, section 2). */
 static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 buckets)
 {
-	__u32 hash = mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys));
+	__u32 hash = mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys) >> 32);
 
 	return (__u64)hash * buckets >> 32;
 }

@@ -19,9 +19,6 @@
 /* How far from where it belongs an entry may be, in lines. */
 #define SERVICE_REACH 16
 
-/* Of 2^64: Knuth, "The art of computer programming", volume 3, section 6.4. */
-#define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
-
 const volatile __u64 service_keys[SERVICE_WORDS];
 
 /* A service as it is while one packet passes. */
@@ -35,19 +32,14 @@ static __always_inline enum placement placement_of(const struct service *service
 	return service->rule.methods & 0xf;
 }
 
-/*
- * VIPs and ports are often numbered in turn, and the sum is linear in each: folding it
- * before another multiplication keeps them from crowding. The hash need be no better,
- * for no client chooses what is in the table.
- */
+/* No better than this, for no client chooses what is in the table. */
 static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
 {
 	const __u64 *words = (const __u64 *)vip;
-	__u64 hash = words[0] * service_keys[0] + words[1] * service_keys[1];
+	__u64 sum =
+		words[0] * service_keys[0] + words[1] * service_keys[1] + port * service_keys[2];
 
-	hash += port * service_keys[2];
-	hash ^= hash >> 32;
-	return hash * GOLDEN_RATIO >> (64 - SERVICE_BITS);
+	return spread(sum) >> (64 - SERVICE_BITS);
 }
 
 /* Port, protocol and kind of an entry as one word, as they are in memory. */

@@ -120,11 +120,12 @@ struct server {
 struct port {
 	__u32 ifindex; /* 0: not in use */
 	__u16 mtu;     /* bytes of layer 3 */
-	__u16 mac_start;
-	__u32 mac_rest; /* the MAC address, in memory order */
-	__u32 pad;
+	__u16 pad;
+	__u64 mac; /* the MAC address, in memory order */
 };
 
+/* A flow's source, its ports and service: with an odd key for each. */
+#define FLOW_BUCKET_WORDS 3
 /* What is hashed of a flow or of all of its key, in words of 32 bits: with a key for
  * each, and one more (hash.h). */
 #define FLOW_WORDS 6
@@ -138,13 +139,13 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 5,
+	TABLES_VERSION = 6,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */
 struct identity {
 	__u64 version; /* enum tables_version */
-	__u64 flow_bucket_keys[FLOW_WORDS + 1];
+	__u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
 	__u64 flow_signature_keys[FLOW_WORDS + 1];
 	__u64 service_keys[SERVICE_WORDS];
 	__u64 bucket_keys[TUPLE_WORDS + 1]; /* from the configured seed */

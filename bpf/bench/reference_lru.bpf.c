@@ -53,5 +53,5 @@ int xdp_reference(struct xdp_md *ctx)
 		return leave(ctx, &pkt, why);
 	why = find_segments(&pkt, &service, &segments);
 	return forward(ctx, &pkt, &service, &segments, 1,
-		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys), why);
+		       multilinear((const __u32 *)&pkt.key, TUPLE_WORDS, bucket_keys) >> 32, why);
 }

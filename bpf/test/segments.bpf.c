@@ -18,7 +18,7 @@ volatile __u32 encapsulation;
 SEC("xdp")
 int xdp_segments(struct xdp_md *ctx)
 {
-	const struct port port = { .mac_start = 0x0002, .mac_rest = 0x01010000 };
+	const struct port port = { .mac = 0x010100000002 };
 	struct segments segments = { .count = segment_count };
 	enum encapsulation kind = encapsulation;
 	struct packet pkt = {};

@@ -153,12 +153,12 @@ func (t *flowTable) bucket(flow Flow, service uint32, identity *balancerIdentity
 }
 
 // number is that of the bucket of a place.
-func (t *flowTable) number(place uint32) int {
-	return int(uint64(place) >> bucketShift(uint32(len(t.entries)/flowsPerBucket)))
+func (t *flowTable) number(place uint64) int {
+	return int(place >> bucketShift(uint32(len(t.entries)/flowsPerBucket)))
 }
 
 // bucketShift is flow_bucket_shift of bpf/flowtable.h for a number of buckets.
-func bucketShift(buckets uint32) uint32 { return 32 - uint32(bits.TrailingZeros32(buckets)) }
+func bucketShift(buckets uint32) uint32 { return 64 - uint32(bits.TrailingZeros32(buckets)) }
 
 // find returns the flow's entry, or zero.
 func (b *flowBucket) find(signature uint64) flowEntry {

@@ -19,7 +19,8 @@ type Flow struct {
 
 // Keys of the hashes.
 type (
-	flowKeys    = [7]uint64  // FLOW_WORDS in bpf/types.h, and one more
+	placeKeys   = [3]uint64  // FLOW_BUCKET_WORDS in bpf/types.h
+	flowKeys    = [7]uint64  // FLOW_WORDS, and one more
 	serviceKeys = [3]uint64  // SERVICE_WORDS
 	tupleKeys   = [11]uint64 // TUPLE_WORDS, and one more
 )
@@ -42,40 +43,53 @@ func (f Flow) words() (words [10]uint32) {
 // hash is what the flow is placed by, the same on all balancers: bucket_of in bpf/place.h.
 func (f Flow) hash(keys *tupleKeys) uint32 {
 	words := f.words()
-	return mix(multilinear(words[:], keys[:]))
+	return mix(uint32(multilinear(words[:], keys[:]) >> 32))
 }
 
-// tableHash is the flow's place in the flow table, whose highest bits are a bucket's number, and the 34
-// bits that stand for it there: flow_hash in bpf/flowtable.h.
-func (f Flow) tableHash(service uint32, identity *balancerIdentity) (place uint32, signature uint64) {
+// tableHash is the flow's place in the flow table, and the signature that stands for it there.
+func (f Flow) tableHash(service uint32, identity *balancerIdentity) (place, signature uint64) {
+	return f.place(service, &identity.FlowBucketKeys), f.signature(service, &identity.FlowSignatureKeys)
+}
+
+// place tells by its highest bits the bucket of the flow table that the flow is in: flow_place in
+// bpf/flowtable.h.
+func (f Flow) place(service uint32, keys *placeKeys) uint64 {
+	source := f.Source.Addr().As16()
+	rest := uint64(service)<<32 | uint64(f.words()[8])
+	return spread(binary.BigEndian.Uint64(source[:])*keys[0] + binary.BigEndian.Uint64(source[8:])*keys[1] + rest*keys[2])
+}
+
+// signature is the 34 bits that stand for the flow in its bucket: flow_signature in bpf/flowtable.h.
+func (f Flow) signature(service uint32, keys *flowKeys) uint64 {
 	words := f.words()
-	key := append(words[:4:4], words[8], service)
-	place = halfMix(multilinear(key, identity.FlowBucketKeys[:]))
-	check := multilinear(key, identity.FlowSignatureKeys[:])
-	return place, uint64(check)<<2 | uint64(place&3)
+	return multilinear(append(words[:4:4], words[8], service), keys[:]) >> 30
+}
+
+// goldenRatio is of 2^64: GOLDEN_RATIO in bpf/hash.h.
+const goldenRatio = 0x9e3779b97f4a7c15
+
+// spread is the function of that name in bpf/hash.h.
+func spread(sum uint64) uint64 {
+	sum ^= sum >> 32
+	return sum * goldenRatio
 }
 
 // multilinear is the function of that name in bpf/hash.h.
-func multilinear(words []uint32, keys []uint64) uint32 {
+func multilinear(words []uint32, keys []uint64) uint64 {
 	sum := keys[len(words)]
 	for i := 0; i < len(words); i += 2 {
 		sum += (keys[i] + uint64(words[i])) * (keys[i+1] + uint64(words[i+1]))
 	}
-	return uint32(sum >> 32)
+	return sum
 }
 
 // mix is mix in bpf/hash.h.
 func mix(hash uint32) uint32 {
-	hash = halfMix(hash)
+	hash ^= hash >> 16
+	hash *= 0x85ebca6b
 	hash ^= hash >> 13
 	hash *= 0xc2b2ae35
 	return hash ^ hash>>16
-}
-
-// halfMix is half_mix in bpf/hash.h.
-func halfMix(hash uint32) uint32 {
-	hash ^= hash >> 16
-	return hash * 0x85ebca6b
 }
 
 // bucketKeys expands the configured seed, in the same way on all balancers.

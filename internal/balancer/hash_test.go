@@ -2,6 +2,7 @@ package balancer
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"math"
 	"math/rand/v2"
 	"net/netip"
@@ -83,46 +84,101 @@ func withSource(flow Flow, source string) Flow {
 	return flow
 }
 
-// For keys drawn at random, the hashes of two flows are independent and uniform: each bit differs
+// For keys drawn at random, the signatures of two flows are independent and uniform: each bit differs
 // half of the time, and reduced to k bits they collide once in 2^k draws (docs/flow-table.md).
-func TestCollisions(t *testing.T) {
+func TestSignatureCollisions(t *testing.T) {
 	t.Parallel()
-	const draws, bits = 1 << 16, 10
+	const draws, signatureBits, bits = 1 << 16, 34, 10
 	for name, pair := range pairs {
-		seed := sha256.Sum256([]byte(name))
-		random := rand.New(rand.NewChaCha8(seed))
-		var differ [32]int
-		var low, high, joint int
+		random := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(name))))
+		var differ [signatureBits]int
+		var low, high int
 		for range draws {
-			place, signature := hashDifferences(random, pair)
+			difference := signatureDifference(random, pair)
 			for i := range differ {
-				differ[i] += int(place >> i & 1)
+				differ[i] += int(difference >> i & 1)
 			}
-			low += oneIf(place<<(32-bits) == 0)
-			high += oneIf(place>>(32-bits) == 0)
-			joint += oneIf(place>>(32-bits/2) == 0 && signature<<(32-bits/2) == 0)
+			low += oneIf(difference<<(64-bits) == 0)
+			high += oneIf(difference>>(signatureBits-bits) == 0)
 		}
 		for i, n := range differ {
 			within(t, name, "draws in which bit differs", i, n, draws, 0.5)
 		}
 		within(t, name, "collisions of the low bits", bits, low, draws, 1./(1<<bits))
 		within(t, name, "collisions of the high bits", bits, high, draws, 1./(1<<bits))
-		within(t, name, "collisions of half of each hash", bits, joint, draws, 1./(1<<bits))
 	}
 }
 
-// hashDifferences is where the two hashes of two flows differ, for fresh keys.
-func hashDifferences(random *rand.Rand, pair [2]Flow) (place, signature uint32) {
-	var identity balancerIdentity
-	for i := range identity.FlowBucketKeys {
-		identity.FlowBucketKeys[i], identity.FlowSignatureKeys[i] = random.Uint64(), random.Uint64()
+// signatureDifference is where the signatures of two flows differ, for fresh keys.
+func signatureDifference(random *rand.Rand, pair [2]Flow) (difference uint64) {
+	var keys flowKeys
+	for i := range keys {
+		keys[i] = random.Uint64()
 	}
 	for _, flow := range pair {
-		service := uint32(protocolNumber(flow.Protocol)) // a service has one protocol
-		p, s := flow.tableHash(service, &identity)
-		place, signature = place^p, signature^uint32(s>>2)
+		difference ^= flow.signature(uint32(protocolNumber(flow.Protocol)), &keys) // a service has one protocol
 	}
-	return place, signature
+	return difference
+}
+
+// clients are flows as they come in practice, and such as fill buckets unevenly where a hash is weak.
+var clients = map[string]func(i int) netip.AddrPort{
+	"ports in turn":       func(i int) netip.AddrPort { return netip.AddrPortFrom(client6.Addr(), uint16(i)) },
+	"even ports":          func(i int) netip.AddrPort { return netip.AddrPortFrom(client6.Addr(), uint16(2*i)) },
+	"hosts of a network":  func(i int) netip.AddrPort { return clientOf(0x20010db8_000c0000, uint64(i)) },
+	"networks of a site":  func(i int) netip.AddrPort { return clientOf(0x20010db8_000c0000+uint64(i), 1) },
+	"sites of a provider": func(i int) netip.AddrPort { return clientOf(0x20010db8_00000000+uint64(i)<<16, 1) },
+	"IPv4 hosts":          func(i int) netip.AddrPort { return clientOf(0, 0xffff_0a000000+uint64(i)) },
+	"IPv4 networks":       func(i int) netip.AddrPort { return clientOf(0, 0xffff_0a000001+uint64(i)<<8) },
+	"last bytes":          func(i int) netip.AddrPort { return clientOf(0x20010db8_000c0000+uint64(i&63), uint64(i>>6)) },
+}
+
+func clientOf(network, host uint64) netip.AddrPort {
+	address := binary.BigEndian.AppendUint64(nil, network)
+	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(binary.BigEndian.AppendUint64(address, host))).Unmap(), 40000)
+}
+
+// Whatever clients have in common, their flows fill buckets as if by chance: at capacity, with four flows in
+// a bucket on average, one in a hundred and twenty finds eight others there.
+func TestBucketsAreEven(t *testing.T) {
+	t.Parallel()
+	const bits, draws = 12, 100
+	var chance float64 // of a flow to be beyond the eighth of its bucket: Poisson's distribution
+	for n, p := 0, math.Exp(-4); n < 60; n++ {
+		chance += p * max(0, float64(n-flowsPerBucket)) / 4
+		p *= 4 / float64(n+1)
+	}
+	for name, client := range clients {
+		random := rand.New(rand.NewChaCha8(sha256.Sum256([]byte(name))))
+		var sum, most float64
+		for range draws {
+			beyond := flowsBeyond(randomPlaceKeys(random), bits, client)
+			sum, most = sum+beyond, max(most, beyond)
+		}
+		if mean := sum / draws; mean > 1.1*chance || most > 2*chance {
+			t.Errorf("%s: %.4f of the flows find no room, at most %.4f, want no more than about %.4f", name, mean, most, chance)
+		}
+	}
+}
+
+// flowsBeyond is the share of flows that are beyond the eighth of their bucket, of four in each of 2^bits.
+func flowsBeyond(keys placeKeys, bits int, client func(i int) netip.AddrPort) float64 {
+	flows, count, beyond := 4<<bits, make([]int, 1<<bits), 0
+	for i := range flows {
+		flow := web
+		flow.Source = client(i)
+		number := flow.place(5, &keys) >> (64 - bits)
+		beyond += oneIf(count[number] >= flowsPerBucket)
+		count[number]++
+	}
+	return float64(beyond) / float64(flows)
+}
+
+func randomPlaceKeys(random *rand.Rand) (keys placeKeys) {
+	for i := range keys {
+		keys[i] = random.Uint64() | 1
+	}
+	return keys
 }
 
 func oneIf(b bool) int {
@@ -142,7 +198,7 @@ func within(t *testing.T, name, what string, bit, got, draws int, p float64) {
 }
 
 // rekey starts the balancer anew with other keys for the flow table.
-func (f *fixture) rekey(bucket, signature flowKeys) {
+func (f *fixture) rekey(bucket placeKeys, signature flowKeys) {
 	f.t.Helper()
 	identity := f.identity
 	identity.FlowBucketKeys, identity.FlowSignatureKeys = bucket, signature
@@ -152,14 +208,12 @@ func (f *fixture) rekey(bucket, signature flowKeys) {
 	f.start(cfg)
 }
 
-// ignoreDestinations gives all flows from the client's address to the first two services the same
-// bucket and signature.
-func (f *fixture) ignoreDestinations() {
+// ignoreDestinations gives two flows of one client and port the same bucket and signature.
+func (f *fixture) ignoreDestinations(a, b Flow) {
 	f.t.Helper()
-	// All other products are zero, or one factor is: at most the ports times 1, too little for a hash.
-	keys := flowKeys{0: -uint64(web.words()[0])}
-	f.rekey(keys, keys)
-	if f.signature(web) != f.signature(insert) || &f.bucket(web)[0] != &f.bucket(insert)[0] {
+	// The product of ports and service is zero for both, by one factor or the other.
+	f.rekey(placeKeys{1, 1, 0}, flowKeys{4: -uint64(b.words()[8]), 5: -uint64(f.serviceID(a))})
+	if f.signature(a) != f.signature(b) || &f.bucket(a)[0] != &f.bucket(b)[0] {
 		f.t.Fatal("the keys tell destinations apart")
 	}
 }
@@ -169,8 +223,8 @@ func TestSharedSignature(t *testing.T) {
 	t.Parallel()
 	server := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
 	f := open(t, balancerOf(serviceOf("all", vip6, config.AllPorts, config.TCP, config.SRv6Encap, server...)))
-	f.ignoreDestinations()
 	a, b := flowTo(vip6, 80, config.TCP), flowTo(vip6, 81, config.TCP)
+	f.ignoreDestinations(a, b)
 	other := f.otherThanPlaced(b, "all")
 	f.enter(a, "all", other, stateEstablished)
 	f.check(f.forwarded(b.frame(), b, "all", other, "forward_known"), f.run(b.frame()))
@@ -182,7 +236,7 @@ func TestSharedSignatureOfTwoServices(t *testing.T) {
 	t.Parallel()
 	two := slices.DeleteFunc(standard().Services, func(s config.Service) bool { return s.Name != "web" && s.Name != "insert" })
 	f := open(t, balancerOf(two...))
-	f.ignoreDestinations()
+	f.ignoreDestinations(web, insert)
 	for range 3 {
 		for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
 			for flow, service := range map[Flow]string{web: "web", insert: "insert"} {

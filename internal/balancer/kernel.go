@@ -300,8 +300,10 @@ func identityOf(kept *ebpf.Map, seed uint64) (*balancerIdentity, error) {
 				return nil, fmt.Errorf("make hash keys: %w", err)
 			}
 		}
-		for i := range identity.ServiceKeys {
-			identity.ServiceKeys[i] |= 1
+		for _, odd := range [][]uint64{identity.FlowBucketKeys[:], identity.ServiceKeys[:]} {
+			for i := range odd {
+				odd[i] |= 1
+			}
 		}
 	}
 	identity.BucketKeys = bucketKeys(seed)

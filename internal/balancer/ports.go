@@ -51,25 +51,18 @@ func (p *ports) unused() (int, error) {
 
 // describe is an interface as the data path sees it.
 func describe(link nexthop.Link) balancerPort {
-	port := balancerPort{
+	return balancerPort{
 		Ifindex: uint32(link.Index),
 		Mtu:     uint16(min(link.MTU, math.MaxUint16)),
+		Mac:     macWord(link.MAC),
 	}
-	port.MacStart, port.MacRest = splitMAC(link.MAC)
-	return port
 }
 
 // hairpins tells whether an interface sends by XDP_TX. A veth drops that unless its peer runs XDP, too.
 func hairpins(link nexthop.Link) bool { return link.Type != "veth" }
 
-// splitMAC is a MAC address as struct port has it.
-func splitMAC(mac [6]byte) (start uint16, rest uint32) {
-	return binary.NativeEndian.Uint16(mac[:]), binary.NativeEndian.Uint32(mac[2:])
-}
-
 func (p balancerPort) mac() net.HardwareAddr {
-	mac := binary.NativeEndian.AppendUint16(nil, p.MacStart)
-	return net.HardwareAddr(binary.NativeEndian.AppendUint32(mac, p.MacRest))
+	return binary.LittleEndian.AppendUint64(nil, p.Mac)[:6]
 }
 
 // cannotTransmit are the types of interfaces that have Ethernet addresses but no

@@ -16,7 +16,6 @@ const (
 	serviceLineCount = 1 << serviceBits
 	servicesPerLine  = 2  // SERVICES_PER_LINE
 	serviceReach     = 16 // SERVICE_REACH
-	goldenRatio      = 0x9e3779b97f4a7c15
 )
 
 // serviceLines are a table of services.
@@ -132,9 +131,8 @@ func (t *serviceTable) add(lines *serviceLines, entry balancerServiceEntry) erro
 // place is the line where an entry belongs: service_place in bpf/services.h.
 func (t *serviceTable) place(entry balancerServiceEntry) int {
 	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
-	hash := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
-	hash ^= hash >> 32
-	return int(hash * goldenRatio >> (64 - serviceBits))
+	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
+	return int(spread(sum) >> (64 - serviceBits))
 }
 
 // serviceKeyOf is the key of a service: an entry without number and rule.

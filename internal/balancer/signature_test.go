@@ -32,11 +32,11 @@ type reduced struct {
 func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced {
 	t.Helper()
 	r := &reduced{fixture: open(t, cfg)}
-	var bucket, signature flowKeys
-	for i := range bucket {
-		bucket[i], signature[i] = random.Uint64(), random.Uint64()
+	var signature flowKeys
+	for i := range signature {
+		signature[i] = random.Uint64()
 	}
-	r.rekey(bucket, signature)
+	r.rekey(randomPlaceKeys(random), signature)
 	spec, err := loadSignature()
 	r.must(err)
 	NameDirectory(spec)

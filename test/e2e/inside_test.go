@@ -141,29 +141,12 @@ func sendOutside(t *testing.T, l *lab.Lab, frames [][]byte) {
 	}))
 }
 
-// TestTwoArmedBalancersAreKilled kills balancers' processes under load, and starts them again with their interfaces
-// and with new programs: packets of either side do not notice.
+// TestTwoArmedBalancersAreKilled kills balancers with two interfaces under load: packets of either side do not notice.
 func TestTwoArmedBalancersAreKilled(t *testing.T) {
 	l := up(t, twoArmed())
 	live := open(t, l, 100, l.Topology.Services...)
 	visitors := startVisitors(t, l, 4, l.Topology.Services...)
-	for range 2 {
-		for _, name := range nodes(l, lab.RoleBalancer) {
-			must(t, l.Process(name, "lb").Kill())
-			before := packetCounts(t, l.Node(name))
-			live.rounds(t, 1)
-			visitors.more(t, 50)
-			if grown := packetCounts(t, l.Node(name)).since(t, before); grown["return_create"] == 0 || grown["forward_known"] == 0 {
-				t.Errorf("%s did not go on without its process: %v", name, grown)
-			}
-			must(t, l.Process(name, "lb").Start(t.Context()))
-			live.rounds(t, 1)
-			visitors.more(t, 50)
-			if grown := packetCounts(t, l.Node(name)).since(t, before); grown["forward_recover"] > 0 {
-				t.Errorf("%s forgot what it knew: %v", name, grown)
-			}
-		}
-	}
+	killBalancers(t, l, live, visitors, "return_create")
 	live.requireUnbroken(t)
 	visitors.requireContent(t)
 	requireNoDrops(t, l)
