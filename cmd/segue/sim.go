@@ -8,6 +8,7 @@ import (
 	"math"
 	"strconv"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,6 +19,7 @@ import (
 type simFlags struct {
 	seed           uint64
 	runs, parallel int
+	every          time.Duration
 	asJSON, asCSV  bool
 }
 
@@ -34,12 +36,16 @@ Cases of a scenario see the same flows. The result follows from file and seed
 alone. Values after ± are half the width of 95% confidence intervals, from the
 runs or, of one run alone, from batches of its flows.
 
+--every 10s shows the results over time too: of the flows that arrived in each 10 s,
+and of the servers in that time.
+
 The exit code is 0 if every assertion in the files is as they expect.
 
---json prints an array with an object for each file; --csv a line for each case.
-Both have times in seconds.`,
-		Example: "  segue sim --runs 10 docs/examples/sim/placement-hunt.yaml",
-		Args:    cobra.MinimumNArgs(1),
+--json prints an array with an object for each file; --csv a line for each case, or
+with --every for each interval. Both have times in seconds.`,
+		Example: "  segue sim --runs 10 docs/examples/sim/placement-hunt.yaml\n" +
+			"  segue sim --every 5s --csv docs/examples/sim/failures.yaml",
+		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			return f.simulate(cmd, files)
 		},
@@ -47,6 +53,7 @@ Both have times in seconds.`,
 	cmd.Flags().Uint64Var(&f.seed, "seed", 0, "`number` that all randomness comes from, instead of the file's")
 	cmd.Flags().IntVar(&f.runs, "runs", 0, "`count` of runs of each case, instead of the file's")
 	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "`count` of runs at a time; 0 is one for each core")
+	cmd.Flags().DurationVar(&f.every, "every", 0, "show also what happened in each interval of this `duration`")
 	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&f.asCSV, "csv", false, "print CSV")
 	cmd.MarkFlagsMutuallyExclusive("json", "csv")
@@ -59,6 +66,9 @@ func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 	}
 	if f.parallel < 0 {
 		return fmt.Errorf("--parallel %d: must not be negative", f.parallel)
+	}
+	if cmd.Flags().Changed("every") && f.every < time.Millisecond {
+		return fmt.Errorf("--every %v: must be at least 1ms", f.every)
 	}
 	scenarios, err := loadScenarios(files)
 	if err != nil {
@@ -80,9 +90,13 @@ func (f *simFlags) runAll(cmd *cobra.Command, scenarios []*scenario.Scenario) (r
 		if f.runs > 0 {
 			s.Runs = f.runs
 		}
+		s.Every = f.every
 		report, err := s.Run(cmd.Context(), f.parallel, simProgress(cmd.ErrOrStderr(), s.Name))
 		if err != nil {
 			return reports, fmt.Errorf("%s: %w", s.Name, err)
+		}
+		for _, warning := range report.Warnings {
+			fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s: %s\n", s.Name, warning)
 		}
 		reports = append(reports, report)
 	}
@@ -118,7 +132,7 @@ func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
 	case f.asJSON:
 		return printJSON(out, reports)
 	case f.asCSV:
-		return printSimCSV(out, reports)
+		return f.printCSV(out, reports)
 	}
 	for i, r := range reports {
 		if i > 0 {
@@ -163,7 +177,29 @@ func printSim(out io.Writer, r *scenario.Report) error {
 	for i := range r.Assertions {
 		fmt.Fprintln(out, verdictLine(&r.Assertions[i]))
 	}
+	for i := range r.Cases {
+		if err := printSeries(out, r, &r.Cases[i]); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// printSeries prints a case's intervals, if there are any.
+func printSeries(out io.Writer, r *scenario.Report, c *scenario.CaseReport) error {
+	if len(c.Series) == 0 {
+		return nil
+	}
+	fmt.Fprintf(out, "\n%s, %s over time\n", r.Scenario, c.Name)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "from s\tto s\tflows/s\tmean ms\t±\tp50\tp90\tp99\tfailed\tutilisation\topen\tinstant-fairness\thops\t")
+	for _, at := range c.Series {
+		fmt.Fprintf(w, "%v\t%v\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", at.From, at.To, cell("%.1f", at.Arrivals.Value),
+			milliseconds(at.Mean.Value), milliseconds(at.Mean.Half), milliseconds(at.P50.Value), milliseconds(at.P90.Value),
+			milliseconds(at.P99.Value), cell("%.2f%%", 100*at.Failed.Value), cell("%.1f%%", 100*at.Utilisation.Value),
+			cell("%.2f", at.Open.Value), cell("%.3f", at.InstantFairness.Value), cell("%.3f", at.Hops.Value))
+	}
+	return w.Flush()
 }
 
 // cell is a number of a table, or a dash where there is none, such as a share of no flows.
@@ -185,7 +221,10 @@ func milliseconds(seconds scenario.Number) string {
 
 func verdictLine(v *scenario.Verdict) string {
 	verdict := "holds"
-	if !v.Holds {
+	switch {
+	case !v.Defined:
+		verdict = "undefined"
+	case !v.Holds:
 		verdict = "fails"
 	}
 	expected := "as expected"
@@ -195,29 +234,42 @@ func verdictLine(v *scenario.Verdict) string {
 	return fmt.Sprintf("%s, %s: %s (%s)", verdict, expected, v.Condition, v.Values)
 }
 
-func printSimCSV(out io.Writer, reports []*scenario.Report) error {
+// printCSV prints a line for each case, or for each interval of a case.
+func (f *simFlags) printCSV(out io.Writer, reports []*scenario.Report) error {
 	w := csv.NewWriter(out)
 	header := []string{"scenario", "case", "seed", "runs", "flows"}
-	for _, column := range (&scenario.CaseReport{}).Columns() {
+	if f.every > 0 {
+		header = append(header, "from", "to", "arrivals", "arrivals_half_width")
+	}
+	for _, column := range (&scenario.Quantities{}).Columns() {
 		header = append(header, column.Name, column.Name+"_half_width")
 	}
-	if err := w.Write(header); err != nil {
-		return err
-	}
+	lines := [][]string{header}
 	for _, r := range reports {
 		for i := range r.Cases {
 			c := &r.Cases[i]
-			line := []string{
-				r.Scenario, c.Name, strconv.FormatUint(r.Seed, 10), strconv.Itoa(r.Runs), strconv.FormatUint(c.Flows, 10),
+			line := func(flows uint64, more ...string) []string {
+				return append([]string{
+					r.Scenario, c.Name, strconv.FormatUint(r.Seed, 10), strconv.Itoa(r.Runs), strconv.FormatUint(flows, 10),
+				}, more...)
 			}
-			for _, column := range c.Columns() {
-				line = append(line, column.Estimate.Value.String(), column.Estimate.Half.String())
+			if f.every == 0 {
+				lines = append(lines, withColumns(line(c.Flows), &c.Quantities))
 			}
-			if err := w.Write(line); err != nil {
-				return err
+			for j := range c.Series {
+				at := &c.Series[j]
+				lines = append(lines, withColumns(line(at.Flows, at.From.String(), at.To.String(),
+					at.Arrivals.Value.String(), at.Arrivals.Half.String()), &at.Quantities))
 			}
 		}
 	}
-	w.Flush()
-	return w.Error()
+	return w.WriteAll(lines)
+}
+
+// withColumns appends all quantities to a line.
+func withColumns(line []string, q *scenario.Quantities) []string {
+	for _, column := range q.Columns() {
+		line = append(line, column.Estimate.Value.String(), column.Estimate.Half.String())
+	}
+	return line
 }

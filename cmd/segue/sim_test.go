@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // simulate runs segue sim with the arguments.
@@ -25,6 +27,10 @@ func TestSim(t *testing.T) {
 		"sim.txt":  {"--seed", "5"},
 		"sim.json": {"--json", "--runs", "1"},
 		"sim.csv":  {"--csv", "--parallel", "2"},
+
+		"sim-every.txt":  {"--every", "10s"},
+		"sim-every.json": {"--every", "20s", "--json", "--runs", "1"},
+		"sim-every.csv":  {"--every", "20s", "--csv"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			output, err := simulate(t, append(args, "testdata/sim.yaml")...)
@@ -59,6 +65,48 @@ func TestSimJSONIsValid(t *testing.T) {
 	}
 }
 
+// TestSimWarnings: what is in the file for nothing, but turns out to be so only when it is run.
+func TestSimWarnings(t *testing.T) {
+	text := `runs: 2
+servers: [{count: 1}]
+arrivals: {poisson: {rate: 100}}
+jobs: [{constant: 1ms}]
+measure: {connections: 100}
+placement: lsq
+cases:
+- {name: late, events: [{at: 1ms, server-fail: [s1]}, {at: 1m, server-add: [s1]}]}
+- {name: short, measure: {connections: 100, duration: 100ms, warmup: 0.9}}
+`
+	file := filepath.Join(t.TempDir(), "warned.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var out, warnings bytes.Buffer
+	cmd := newRoot()
+	cmd.SetArgs([]string{"sim", "--json", "--every", "2s", file})
+	cmd.SetOut(&out)
+	cmd.SetErr(&warnings)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"case late: no interval of 2s is over when the last flow arrives",
+		"case late: cases[0].events[1].at 60s is after the last arrival in 2 of 2 runs, which was at 1.06432s at the latest",
+		"case short: no flow was measured in 2 of 2 runs",
+		"case short: no interval of 2s is over when the last flow arrives",
+	}
+	var reports []struct{ Warnings []string }
+	if err := json.Unmarshal(out.Bytes(), &reports); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, reports[0].Warnings); diff != "" {
+		t.Errorf("warnings (-want +got):\n%s", diff)
+	}
+	if got, want := warnings.String(), "warning: warned: "+strings.Join(want, "\nwarning: warned: ")+"\n"; got != want {
+		t.Errorf("printed\n%swant\n%s", got, want)
+	}
+}
+
 func TestSimErrors(t *testing.T) {
 	text, err := os.ReadFile("testdata/sim.yaml")
 	if err != nil {
@@ -86,6 +134,7 @@ func TestSimErrors(t *testing.T) {
 		err  string
 	}{
 		{[]string{"--runs", "0", bad}, "--runs 0: must be 1 to 10000"},
+		{[]string{"--every", "0s", bad}, "--every 0s: must be at least 1ms"},
 		{[]string{"--parallel", "-1", bad}, "--parallel -1: must not be negative"},
 		{[]string{bad}, bad + `:4: servers[1].group "slow": used twice`},
 		{[]string{"nowhere.yaml", bad}, "open nowhere.yaml: no such file or directory\n" +

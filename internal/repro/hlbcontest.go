@@ -39,14 +39,13 @@ func rivals(names ...string) ([]rival, error) {
 	return list, nil
 }
 
-// hlbWith is HLB with parameters of its weights.
-func hlbWith(name string, weights placement.Weights) (rival, error) {
+// hlbWith is HLB with other parameters of its weights.
+func hlbWith(name string, change func(*placement.Weights)) (rival, error) {
 	list, err := rivals("HLB")
 	if err != nil {
 		return rival{}, err
 	}
-	weights.Unseen = unseenAsPrinted
-	list[0].spec.(*placement.HLB).Weights = weights
+	change(&list[0].spec.(*placement.HLB).Weights)
 	return rival{name, list[0].spec}, nil
 }
 

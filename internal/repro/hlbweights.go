@@ -36,7 +36,7 @@ func weighings(w sim.World, see func(server int32, at weighing)) {
 // those of the second are, in the mean over time and runs. Durations go into the weights over the norm
 // that infer.Norm describes: by default their sum, as printed.
 func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load float64, norm string) ([]float64, error) {
-	hlb, err := hlbWith("HLB", placement.Weights{Norm: norm})
+	hlb, err := hlbWith("HLB", func(w *placement.Weights) { w.Norm = norm })
 	if err != nil {
 		return nil, err
 	}

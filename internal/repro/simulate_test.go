@@ -181,6 +181,28 @@ func TestGains(t *testing.T) {
 	}
 }
 
+// TestMultiplesFail: where neighbours have nearly the same permutation, a server that goes moves flows of many
+// others.
+func TestMultiplesFail(t *testing.T) {
+	for name, test := range map[string]struct {
+		generator func(int, *rand.Rand) uint32
+		want      [2]float64
+	}{"ascending": {ascending, [2]float64{0.22, 0.057}}, "random": {anyGenerator, [2]float64{0.026, 0.014}}} {
+		rates, err := multiplesFail(1, 4, 8, test.generator)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range rates {
+			if math.Abs(rates[i]-test.want[i]) > 0.1*test.want[i] {
+				t.Errorf("%s: %v, want %v", name, rates, test.want)
+			}
+		}
+	}
+	if rates, err := multiplesFail(1, 1, 0, ascending); err != nil || rates != [2]float64{} {
+		t.Errorf("%v, %v, though no server goes", rates, err)
+	}
+}
+
 // TestPlaceLongFlows checks that servers take flows up to the threshold, and pass on those after.
 func TestPlaceLongFlows(t *testing.T) {
 	table, err := tables.Build(resiliencyServers(10, 0), 1021, 2)

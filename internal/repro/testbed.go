@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
@@ -64,11 +65,13 @@ var (
 	}}
 	roundRobin = contender{"round-robin", func(testbed) placement.Spec { return &placement.RoundRobin{} }}
 	// feedback polls every 200 ms, as section VI-B7 of 6LB.
-	feedback = contender{"feedback", func(testbed) placement.Spec {
-		return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: 0.2}, Formula: placement.Formula6LB}
-	}}
-	hunters = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
+	feedback = contender{"feedback", func(testbed) placement.Spec { return feedbackEvery(200 * time.Millisecond) }}
+	hunters  = []contender{singleChoice, sr4, {"SR8", sr(8)}, {"SR16", sr(16)}, srDynamic}
 )
+
+func feedbackEvery(interval time.Duration) placement.Spec {
+	return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: interval}, Formula: placement.Formula6LB}
+}
 
 // config is a batch of queries to empty servers, all of them measured, at so many a second.
 func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
@@ -183,13 +186,14 @@ func (r *run) distributions(ctx context.Context, t testbed, contenders []contend
 	return flat, nil
 }
 
-// loadsOverTime draws the mean number of busy workers and Jain's index over one batch, both smoothed
-// as the papers do: an exponential moving average with a time constant of one second. Of contenders the
-// first two are single choice and SR4, which the texts compare.
+// loadsOverTime draws the mean number of open flows and Jain's index of them over one batch, both smoothed
+// as the papers do: an exponential moving average with a time constant of one second. Open flows are busy
+// workers, as long as there are any that are not. Of contenders the first two are single choice and SR4,
+// which the texts compare.
 func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contender, rho float64) error {
 	const interval = 0.5
 	load := chart.Chart{
-		Title: fmt.Sprintf("Busy workers of a server, ρ = %v", rho),
+		Title: fmt.Sprintf("Open flows of a server, ρ = %v", rho),
 		X:     chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "mean over servers"},
 	}
 	fairness := chart.Chart{
@@ -197,32 +201,32 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 		X:     chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "Jain's index", Max: 1},
 	}
 	var b batches
-	samples := make([][][2]float64, len(contenders))
 	for _, c := range contenders {
 		b.add(t, c, t.rate(rho))
 	}
-	for i, config := range b.configs {
-		config.SampleInterval = interval
+	for _, config := range b.configs {
+		config.Every = interval
 		// Not for so many queries, but for as long as they take in the mean: what is left when none arrive
 		// any more is not the load that the papers show.
 		config.Connections, config.Duration = 0, float64(t.queries)/t.rate(rho)
-		config.Sample = func(_ int, now float64, w sim.World) {
-			if now <= config.Duration {
-				samples[i] = append(samples[i], busy(w))
-			}
-		}
 	}
-	if _, err := r.simulateBatches(ctx, &b, 1); err != nil {
+	results, err := r.simulateBatches(ctx, &b, 1)
+	if err != nil {
 		return err
 	}
 	means := make([][2]float64, len(contenders))
 	for i, c := range contenders {
 		series := [2]chart.Series{{Name: c.name}, {Name: c.name}}
-		smooth := samples[i][0]
-		for j, sample := range samples[i] {
+		var smooth [2]float64
+		all := results[i].Runs[0].Series
+		for j := range all {
+			loads := [2]float64{all[j].Open, all[j].InstantFairness}
+			if j == 0 {
+				smooth = loads
+			}
 			for k := range smooth {
-				means[i][k] += sample[k] / float64(len(samples[i]))
-				smooth[k] += (1 - math.Exp(-interval)) * (sample[k] - smooth[k])
+				means[i][k] += loads[k] / float64(len(all))
+				smooth[k] += (1 - math.Exp(-interval)) * (loads[k] - smooth[k])
 				series[k].Points = append(series[k].Points, chart.Point{X: float64(j+1) * interval, Y: smooth[k]})
 			}
 		}
@@ -231,24 +235,9 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	r.draw(load)
 	r.draw(fairness)
-	r.before("busy workers over time with SR4", "SC", means[1][0], means[0][0], 0, inOrder)
+	r.before("open flows over time with SR4", "SC", means[1][0], means[0][0], 0, inOrder)
 	r.atLeast("fairness over time with SR4 / SC", 1, means[1][1]/means[0][1], 0, "closer to 1 than with single choice, says the text")
 	return nil
-}
-
-// busy is the mean number of busy workers, and Jain's index of them.
-func busy(w sim.World) [2]float64 {
-	sum, squares := 0.0, 0.0
-	for s := range w.Servers() {
-		x := float64(w.Load(int32(s)).Busy)
-		sum += x
-		squares += x * x
-	}
-	n := float64(w.Servers())
-	if sum == 0 {
-		return [2]float64{0, 1}
-	}
-	return [2]float64{sum / n, sum * sum / (n * squares)}
 }
 
 // ratio is the mean response time of one result to that of another.

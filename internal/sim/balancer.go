@@ -127,8 +127,8 @@ func (e *engine) place(f int32) {
 			offer.Set(s)
 		}
 	}
-	if !flow.tracked && flow.measured {
-		e.result.Untracked++
+	if !flow.tracked {
+		e.count(flow, func(m *Measures) { m.Untracked++ })
 	}
 	if offer.N == 0 {
 		e.end(f, Lost)
@@ -175,9 +175,7 @@ func (e *engine) take(f, s int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
 	e.touch(s)
-	if flow.measured {
-		e.countTaken(flow, &e.transits[flow.transit].Offer, s)
-	}
+	e.countTaken(flow, &e.transits[flow.transit].Offer, s)
 	flow.found = uint8(min(e.servers[s].open, math.MaxUint8))
 	e.opened(s, 1)
 	flow.Server = s

@@ -42,6 +42,9 @@ type Config struct {
 	// are simulated but not measured: of Connections if that is set, otherwise of Duration.
 	Warmup, Cooldown float64
 	Events           []Event
+	// Every, if not 0, has results kept also of each interval of so many seconds, at most MostIntervals
+	// from the start on.
+	Every float64
 	// Completed, if set, is called for each measured flow that has ended. It runs in the goroutine of
 	// the run, so it must be safe for concurrent use if several runs share it.
 	Completed func(run int, flow Ended)
@@ -220,6 +223,7 @@ func (c *Config) Validate() error {
 	p.require(!c.Silent || c.Timeout > 0, "silent servers need a timeout")
 	p.require(c.Warmup >= 0 && c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1,
 		"warmup %v and cooldown %v: must be less than 1 together", c.Warmup, c.Cooldown)
+	p.require(c.Every >= 0, "intervals of %v s: must not be negative", c.Every)
 	p.require(c.Sample == nil || c.SampleInterval > 0, "sample interval %v: must be positive", c.SampleInterval)
 	for i := range c.Events {
 		c.checkEvent(&p, i)

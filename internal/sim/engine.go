@@ -20,6 +20,7 @@ const (
 	change                               // in Config.Events
 	detection                            // in Config.Events
 	sample
+	interval
 )
 
 // ofFlow tells whether the event is one of a flow.
@@ -40,16 +41,17 @@ type engine struct {
 	services *Tournament // when the next flow leaves each slot
 	slots    []slot
 
-	servers   []server
-	changes   []int32 // by server: the last event that had it come or go
-	agents    []agent // by server; none without a policy
-	stations  []station
-	balancers []balancer
-	unequal   bool    // the balancers' weights
-	live      []int32 // servers, as balancers know
-	peers     []int32 // balancers
-	probes    []probe
-	idle      []int32 // probes that are not under way
+	servers    []server
+	changes    []int32 // by server: the last event that had it come or go
+	processors float64 // of all servers
+	agents     []agent // by server; none without a policy
+	stations   []station
+	balancers  []balancer
+	unequal    bool    // the balancers' weights
+	live       []int32 // servers, as balancers know
+	peers      []int32 // balancers
+	probes     []probe
+	idle       []int32 // probes that are not under way
 
 	source     Source
 	arriving   bool
@@ -62,6 +64,8 @@ type engine struct {
 
 	result *RunResult
 	meter  meter
+	series series
+	until  float64 // arrivals go on, once that is known
 }
 
 // simulate is one run, from its start until its last flow has ended.
@@ -151,6 +155,8 @@ func (e *engine) handle(kind eventKind, index int32) {
 	case sample:
 		e.config.Sample(e.run, e.now, World{e})
 		e.queue.push(e.now+e.config.SampleInterval, sample, 0)
+	case interval:
+		e.endInterval()
 	}
 }
 
@@ -182,6 +188,10 @@ func (e *engine) nextArrival() {
 	}
 	if !ok || c.Duration > 0 && e.arrival >= c.Duration {
 		e.arriving, e.arrival = false, never
+		e.result.LastArrival, e.until = e.now, e.now
+		if ok {
+			e.until = c.Duration
+		}
 		if e.meter.open {
 			e.closeWindow()
 		}

@@ -4,10 +4,11 @@ import "math"
 
 // Histogram counts positive values in buckets of constant relative width: each power of two is cut
 // into 128. A quantile is therefore within 0.4% of an exact one of the same values, and memory does
-// not grow with their number. Times from 1 µs to 4,000,000 s are told apart; what is outside counts
-// as the nearest.
+// not grow with their number: there are buckets for the powers of two from the smallest value to the
+// largest. Times from 1 µs to 4,000,000 s are told apart; what is outside counts as the nearest.
 type Histogram struct {
-	counts     [histogramBuckets]uint64
+	counts     []uint64
+	first      int // the bucket of counts[0]
 	count      uint64
 	sum        float64
 	sumSquares float64
@@ -26,7 +27,11 @@ const (
 // Add counts one value.
 func (h *Histogram) Add(x float64) {
 	bucket := int(math.Float64bits(x)>>histogramShift) - histogramOffset
-	h.counts[min(max(bucket, 0), histogramBuckets-1)]++
+	bucket = min(max(bucket, 0), histogramBuckets-1)
+	if uint(bucket-h.first) >= uint(len(h.counts)) {
+		h.cover(bucket, bucket+1)
+	}
+	h.counts[bucket-h.first]++
 	if h.count == 0 || x < h.min {
 		h.min = x
 	}
@@ -34,6 +39,18 @@ func (h *Histogram) Add(x float64) {
 	h.count++
 	h.sum += x
 	h.sumSquares += x * x
+}
+
+// cover makes sure that there are the buckets from one to another.
+func (h *Histogram) cover(from, to int) {
+	if len(h.counts) > 0 {
+		from, to = min(from, h.first), max(to, h.first+len(h.counts))
+	}
+	const octave = 1 << histogramBits
+	from, to = from/octave*octave, (to+octave-1)/octave*octave
+	counts := make([]uint64, to-from)
+	copy(counts[max(h.first-from, 0):], h.counts)
+	h.counts, h.first = counts, from
 }
 
 // Merge adds all values of another histogram.
@@ -48,8 +65,9 @@ func (h *Histogram) Merge(other *Histogram) {
 	h.count += other.count
 	h.sum += other.sum
 	h.sumSquares += other.sumSquares
+	h.cover(other.first, other.first+len(other.counts))
 	for i, n := range other.counts {
-		h.counts[i] += n
+		h.counts[other.first+i-h.first] += n
 	}
 }
 
@@ -78,6 +96,12 @@ func (h *Histogram) orNaN(x float64) float64 {
 	return x
 }
 
+// bounds are those of the bucket of counts[i].
+func (h *Histogram) bounds(i int) (low, high float64) {
+	bucket := uint64(h.first + i + histogramOffset)
+	return math.Float64frombits(bucket << histogramShift), math.Float64frombits((bucket + 1) << histogramShift)
+}
+
 // Quantile returns the value below or at which a share q, 0 to 1, of all values are, within 0.4%.
 func (h *Histogram) Quantile(q float64) float64 {
 	if h.count == 0 {
@@ -87,8 +111,7 @@ func (h *Histogram) Quantile(q float64) float64 {
 	seen := uint64(0)
 	for i, n := range h.counts {
 		if seen += n; seen >= rank {
-			low := math.Float64frombits(uint64(i+histogramOffset) << histogramShift)
-			high := math.Float64frombits(uint64(i+1+histogramOffset) << histogramShift)
+			low, high := h.bounds(i)
 			return min(max((low+high)/2, h.min), h.max)
 		}
 	}
@@ -102,8 +125,7 @@ func (h *Histogram) Below(x float64) float64 {
 	}
 	seen := 0.0
 	for i, n := range h.counts {
-		low := math.Float64frombits(uint64(i+histogramOffset) << histogramShift)
-		high := math.Float64frombits(uint64(i+1+histogramOffset) << histogramShift)
+		low, high := h.bounds(i)
 		if high > x {
 			if x > low {
 				seen += float64(n) * (x - low) / (high - low)

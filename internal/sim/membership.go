@@ -80,7 +80,7 @@ func (e *engine) clear(st *station) {
 // detect has balancers know that servers have come or gone; but for those that have gone or come again
 // since, of which they will learn by a later event, or have learned already.
 func (e *engine) detect(event *Event, index int32) {
-	e.balance()
+	e.meter.advance(e.now, len(e.live))
 	for _, s := range event.Servers {
 		if e.changes[s] == index {
 			e.servers[s].live = event.Kind == ServerAdd
@@ -176,6 +176,9 @@ func (e *engine) recover(f int32) bool {
 		return false
 	}
 	e.result.Recovered++
+	if m := e.series.of(flow.sent); m != nil {
+		m.Recovered++
+	}
 	if flow.tracked = b.claim(flow.Key); !flow.tracked {
 		return true
 	}

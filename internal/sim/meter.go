@@ -15,13 +15,23 @@ type meter struct {
 	open      bool
 	low, high uint64  // flows that are measured, if they are chosen by number
 	from, to  float64 // likewise by time
-	since     float64
 	opened    float64
-	// Of x, the open flows for each processor of the servers that balancers know: the sums over them of
-	// x and x², and their integrals over time; and the integral of Jain's index at each instant.
-	sum, squares             float64
-	sumTime, squaresTime     float64
-	instantTime, serversTime float64
+	loads
+}
+
+// loads are about x, the open flows for each processor of the servers that balancers know.
+type loads struct {
+	since        float64 // the time up to which the integrals go
+	sum, squares float64 // over the servers, of x and x²
+	integrals
+}
+
+// integrals over time.
+type integrals struct {
+	sum, squares float64 // of those of loads
+	instant      float64 // of Jain's index at each instant
+	servers      float64 // of the number of servers that balancers know
+	busy, open   float64 // of busy processors and open flows of all servers; only where they are asked for
 }
 
 // newMeter finds out which flows are measured.
@@ -54,7 +64,8 @@ func (e *engine) openWindow() {
 	m := &e.meter
 	e.measureAll()
 	m.open, m.opened = true, e.now
-	m.sumTime, m.squaresTime, m.instantTime, m.serversTime = 0, 0, 0, 0
+	e.series.restart(e.integrals())
+	m.integrals = integrals{}
 	for s := range e.servers {
 		e.servers[s].use = use{since: e.now}
 	}
@@ -68,7 +79,7 @@ func (e *engine) closeWindow() {
 
 // measureAll brings all sums up to now.
 func (e *engine) measureAll() {
-	e.balance()
+	e.meter.advance(e.now, len(e.live))
 	for s := range e.servers {
 		e.touch(int32(s))
 	}
@@ -87,27 +98,37 @@ func (e *engine) touch(s int32) {
 	server.use.busyTime += float64(min(cpu.busy, cpu.cpus)) * elapsed
 }
 
-// balance brings the integrals over the servers' sums up to now.
-func (e *engine) balance() {
-	m := &e.meter
-	elapsed := e.now - m.since
+// advance brings the integrals up to now.
+func (l *loads) advance(now float64, servers int) {
+	elapsed := now - l.since
 	if elapsed == 0 {
 		return
 	}
-	m.since = e.now
-	m.sumTime += m.sum * elapsed
-	m.squaresTime += m.squares * elapsed
-	m.serversTime += float64(len(e.live)) * elapsed
-	if m.sum > 0 {
-		m.instantTime += m.sum * m.sum / (m.squares * float64(len(e.live))) * elapsed
+	l.since = now
+	l.integrals.sum += l.sum * elapsed
+	l.integrals.squares += l.squares * elapsed
+	l.integrals.servers += float64(servers) * elapsed
+	if l.sum > 0 {
+		l.integrals.instant += l.sum * l.sum / (l.squares * float64(servers)) * elapsed
 	} else {
-		m.instantTime += elapsed
+		l.integrals.instant += elapsed
 	}
+}
+
+// keepLoads writes down what the integrals over a time say.
+func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
+	m.Elapsed = elapsed
+	m.Utilisation = i.busy / (e.processors * elapsed)
+	m.Open = i.open / (float64(len(e.servers)) * elapsed)
+	if i.squares > 0 {
+		m.Fairness = i.sum * i.sum / (i.squares * i.servers)
+	}
+	m.InstantFairness = i.instant / elapsed
 }
 
 // opened changes the number of a server's open flows.
 func (e *engine) opened(s, by int32) {
-	e.balance()
+	e.meter.advance(e.now, len(e.live))
 	server := &e.servers[s]
 	before := server.open
 	server.open += by
@@ -135,7 +156,7 @@ func (e *engine) compareLive() {
 func (e *engine) keepUse() {
 	m, r := &e.meter, e.result
 	elapsed := e.now - m.opened
-	r.Elapsed = elapsed
+	window := m.integrals
 	for s := range e.servers {
 		use := &e.servers[s].use
 		r.Servers[s] = ServerUse{
@@ -143,20 +164,37 @@ func (e *engine) keepUse() {
 			Utilisation: use.busyTime / (float64(e.stations[s].cpus) * elapsed),
 			Open:        use.openTime / elapsed,
 		}
+		window.busy += use.busyTime
+		window.open += use.openTime
 	}
-	if m.squaresTime > 0 {
-		r.Fairness = m.sumTime * m.sumTime / (m.squaresTime * m.serversTime)
+	e.keepLoads(&r.Measures, &window, elapsed)
+}
+
+// count has what happens to a flow counted wherever it is measured.
+func (e *engine) count(flow *flow, count func(*Measures)) {
+	if flow.measured {
+		count(&e.result.Measures)
 	}
-	r.InstantFairness = m.instantTime / elapsed
+	if e.config.Every > 0 {
+		if m := e.series.of(flow.sent); m != nil {
+			count(m)
+		}
+	}
 }
 
 // countTaken counts a flow that a server is about to take.
 func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
-	e.servers[s].use.taken++
-	e.result.Hops += uint64(flow.hops)
-	if offer.At == offer.N-1 && e.wrongful(offer, s) {
-		e.result.Wrongful++
+	if flow.measured {
+		e.servers[s].use.taken++
 	}
+	wrongful := uint64(0)
+	if offer.At > 0 && offer.At == offer.N-1 && e.wrongful(offer, s) {
+		wrongful = 1
+	}
+	e.count(flow, func(m *Measures) {
+		m.Hops += uint64(flow.hops)
+		m.Wrongful += wrongful
+	})
 }
 
 // wrongful tells whether a server that passed the flow on, as it was then, had fewer open flows than
@@ -174,16 +212,8 @@ func (e *engine) wrongful(offer *Offer, s int32) bool {
 
 // countEnd counts a flow that has ended.
 func (e *engine) countEnd(flow *flow, response float64) {
-	if !flow.measured {
-		return
-	}
-	r := e.result
-	r.Outcomes[flow.outcome]++
-	if flow.outcome == Completed || flow.outcome == TimedOut {
-		r.Response.Add(response)
-		r.batches.add(response)
-	}
-	if e.config.Completed != nil {
+	e.count(flow, func(m *Measures) { m.ended(flow.outcome, response) })
+	if e.config.Completed != nil && flow.measured {
 		e.config.Completed(e.run, Ended{
 			Sent: flow.sent, Response: response, Number: flow.Number, Server: flow.Server,
 			Balancer: int32(flow.balancer), Class: int32(flow.Class), Hops: int32(flow.hops), Outcome: flow.outcome,

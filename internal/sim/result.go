@@ -4,8 +4,24 @@ package sim
 type RunResult struct {
 	Run  int
 	Seed uint64
-	// Elapsed is the length in seconds of the window in which flows were measured: from the first of
-	// them to the first that arrived after them, or the last of all.
+	// Measures are of the flows that are not left out by Warmup and Cooldown, and of the time from the
+	// first of them to the first flow that arrived after them, or the last of all.
+	Measures
+	// LastArrival is when the last flow arrived, measured or not, in seconds.
+	LastArrival float64
+	Servers     []ServerUse
+	// Balancers counts flows by balancer.
+	Balancers []uint64
+	// Series are the whole intervals of Config.Every in which flows arrived: each is of the flows that
+	// arrived in it, also those that Warmup and Cooldown leave out, and of the time that it is long.
+	Series []Measures
+
+	underWay uint64
+}
+
+// Measures are what is measured of flows, however late they end, and of servers over time.
+type Measures struct {
+	// Elapsed is how long in seconds servers were looked at.
 	Elapsed float64
 	// Response are the times from the client's SYN to the end of the response. Flows that timed out
 	// are in it with the timeout; others that failed are not.
@@ -15,18 +31,17 @@ type RunResult struct {
 	// Hops is how often flows were passed on; Wrongful how many the last server had to take though
 	// one before it had been less loaded (6LB, section V-E).
 	Hops, Wrongful uint64
-	// Untracked flows had no entry in the flow table. Recovered flows, of all, were found again after
-	// their balancer had changed.
+	// Untracked flows had no entry in the flow table. Recovered flows were found again after their
+	// balancer had changed; those of a run are of all flows.
 	Untracked, Recovered uint64
+	// Utilisation is that of all processors, 0 to 1, and Open the flows of a server, both in the mean over
+	// all servers, absent ones too, and time.
+	Utilisation, Open float64
 	// Fairness is Jain's index of the open flows for each processor, over servers and time (6LB,
 	// section V-D); InstantFairness the mean over time of that over servers.
 	Fairness, InstantFairness float64
-	Servers                   []ServerUse
-	// Balancers counts flows by balancer.
-	Balancers []uint64
 
-	batches  batches
-	underWay uint64
+	batches batches
 }
 
 // ServerUse is how a server was used.
@@ -38,12 +53,21 @@ type ServerUse struct {
 }
 
 // Flows is how many were measured.
-func (r *RunResult) Flows() uint64 {
+func (m *Measures) Flows() uint64 {
 	sum := uint64(0)
-	for _, n := range r.Outcomes {
+	for _, n := range m.Outcomes {
 		sum += n
 	}
 	return sum
+}
+
+// ended counts a flow that has ended.
+func (m *Measures) ended(outcome Outcome, response float64) {
+	m.Outcomes[outcome]++
+	if outcome == Completed || outcome == TimedOut {
+		m.Response.Add(response)
+		m.batches.add(response)
+	}
 }
 
 // batches are the means of batches of consecutive values, of which there are 32 to 64 whatever the
@@ -92,5 +116,6 @@ func (e *engine) finish() *RunResult {
 	for s := range e.servers {
 		e.result.Servers[s].Connections = e.servers[s].use.taken
 	}
+	e.finishSeries()
 	return e.result
 }

@@ -191,16 +191,32 @@ func (r *Result) InstantFairness() Estimate {
 	return r.Estimate(func(run *RunResult) float64 { return run.InstantFairness })
 }
 
-// Utilisation is that of all processors.
+// Utilisation is RunResult.Utilisation.
 func (r *Result) Utilisation() Estimate {
-	return r.Estimate(func(run *RunResult) float64 {
-		busy, all := 0.0, 0.0
-		for i := range run.Servers {
-			busy += run.Servers[i].Utilisation * float64(run.Servers[i].CPUs)
-			all += float64(run.Servers[i].CPUs)
+	return r.Estimate(func(run *RunResult) float64 { return run.Utilisation })
+}
+
+// Open is RunResult.Open.
+func (r *Result) Open() Estimate {
+	return r.Estimate(func(run *RunResult) float64 { return run.Open })
+}
+
+// Intervals are the results of each interval of Config.Every, as far as all runs have it. They have no
+// servers and balancers, and no series.
+func (r *Result) Intervals() []*Result {
+	n := math.MaxInt
+	for _, run := range r.Runs {
+		n = min(n, len(run.Series))
+	}
+	intervals := make([]*Result, n)
+	for i := range intervals {
+		intervals[i] = &Result{}
+		for _, run := range r.Runs {
+			intervals[i].Runs = append(intervals[i].Runs, &RunResult{Run: run.Run, Seed: run.Seed, Measures: run.Series[i]})
+			intervals[i].Response.Merge(&run.Series[i].Response)
 		}
-		return busy / all
-	})
+	}
+	return intervals
 }
 
 // Flows is how many flows were measured in all runs.

@@ -15,6 +15,8 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 		probeDraws: newRand(seed, streamProbe, 0),
 		meter:      newMeter(c),
 		arriving:   true,
+		until:      never,
+		series:     series{every: c.Every},
 		queue:      eventQueue{heap: make([]event, 0, 64)},
 		transits:   make([]transit, 0, 16),
 		result: &RunResult{
@@ -41,6 +43,9 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 	for i := range c.Events {
 		e.queue.push(c.Events[i].At, change, int32(i))
 	}
+	if c.Every > 0 {
+		e.queue.push(c.Every, interval, 0)
+	}
 	if c.Sample != nil {
 		e.queue.push(c.SampleInterval, sample, 0)
 	}
@@ -56,6 +61,7 @@ func (e *engine) addServers(seed uint64) error {
 		*state = server{
 			alive: !s.Absent, live: !s.Absent, workers: s.Workers, backlog: s.Backlog, waiting: newFlowList(),
 		}
+		e.processors += float64(s.CPUs)
 		e.addStation(int32(i), s.Discipline == ProcessorSharing, s.CPUs, s.Speed)
 		if state.alive {
 			e.live = append(e.live, int32(i))

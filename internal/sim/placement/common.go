@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
@@ -29,8 +30,8 @@ func oneOf[T ~string](name string, value T, allowed ...T) error {
 	return fmt.Errorf("%s %q: must be %s", name, value, strings.Join(words, " or "))
 }
 
-// inRange checks a parameter that is a number.
-func inRange[T int | float64](name string, value, least, most T) error {
+// inRange checks a parameter that is a number or a time.
+func inRange[T int | float64 | time.Duration](name string, value, least, most T) error {
 	if value >= least && value <= most {
 		return nil
 	}
@@ -48,7 +49,12 @@ func checkBuckets(buckets int) error {
 	return tables.ValidBuckets(buckets)
 }
 
-func checkInterval(seconds float64) error { return inRange("interval", seconds, 0.001, 3600) }
+func checkInterval(interval time.Duration) error {
+	return inRange("interval", interval, time.Millisecond, time.Hour)
+}
+
+// defaultInterval is that of HLB's section V-C.
+const defaultInterval = 500 * time.Millisecond
 
 // equalWeights is 1 for every server.
 func equalWeights(b *sim.Balancer) []float64 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
@@ -20,8 +21,8 @@ type HLB struct {
 
 // Weights are the parameters of infer.Speeds.
 type Weights struct {
-	// Interval is the time in seconds from one step to the next; 0 is 0.5, as in the paper.
-	Interval float64 `yaml:"interval"`
+	// Interval is the time from one step to the next, 1 ms to 1 h.
+	Interval time.Duration `yaml:"interval"`
 	// Norm is "sum" (the paper's, also "") or "mean".
 	Norm string `yaml:"norm"`
 	// Unseen is what servers are taken for of which no flow has ended: "average" (also "") or "zero".
@@ -43,18 +44,11 @@ func (w *Weights) round(weight float64) float64 {
 
 func (w *Weights) validate() error {
 	return errors.Join(
-		checkInterval(w.interval()),
+		checkInterval(w.Interval),
 		oneOf("norm", w.Norm, "", "sum", "mean"),
 		oneOf("unseen", w.Unseen, "", "average", "zero"),
 		inRange("steps", w.Steps, 0, math.MaxInt32),
 	)
-}
-
-func (w *Weights) interval() float64 {
-	if w.Interval == 0 {
-		return 0.5
-	}
-	return w.Interval
 }
 
 func (w *Weights) speeds(servers int) *infer.Speeds {
@@ -99,7 +93,7 @@ func (p *hlb) Weight(server int32) float64 { return p.speeds.Weight(server) }
 // Gain is a server's Kalman gain of the last step; samples of a run may want to see it.
 func (p *hlb) Gain(server int32) float64 { return p.speeds.Gain(server) }
 
-func (p *hlb) Interval() float64 { return p.weights.interval() }
+func (p *hlb) Interval() float64 { return p.weights.Interval.Seconds() }
 
 func (p *hlb) Step() {
 	p.speeds.Step()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/accept"
 	"github.com/segue-lb/segue/internal/sim"
@@ -54,7 +55,7 @@ type SR struct {
 // Build implements Spec.
 func (m *SR) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("threshold", m.Threshold, 0, math.MaxInt32))
-	return m, perServer(func() accept.Policy { return accept.Static{Threshold: uint32(m.Threshold)} }), err
+	return m, perServer{policy: func() accept.Policy { return accept.Static{Threshold: uint32(m.Threshold)} }}, err
 }
 
 // SRDyn is 6LB's SRdyn (section II-B, algorithm 2).
@@ -64,31 +65,45 @@ type SRDyn struct {
 	Window  int     `yaml:"window"`
 	Epsilon float64 `yaml:"epsilon"`
 	Initial int     `yaml:"initial"`
+	// Limit is the paper's n, which the threshold does not exceed: 0 for a server's workers, none if those
+	// are not limited, and with FIFO for its processors. The flows that wait for one are busy to the policy,
+	// as Apache's threads that wait for a processor are: where they should count, n has to be more.
+	Limit int `yaml:"limit"`
 }
 
 // Build implements Spec.
 func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(
 		m.validate(), inRange("window", m.Window, 1, 1_000_000), inRange("epsilon", m.Epsilon, 0, 0.499999),
-		inRange("initial", m.Initial, 0, math.MaxInt32),
+		inRange("initial", m.Initial, 0, math.MaxInt32), inRange("limit", m.Limit, 0, math.MaxInt32),
 	)
-	return m, perServer(func() accept.Policy {
+	return m, perServer{func() accept.Policy {
 		return accept.NewDynamic(uint32(m.Initial), uint32(m.Window), m.Epsilon)
-	}), err
+	}, uint32(m.Limit)}, err
 }
 
 // perServer has each server follow a policy of its own. Busy is what the server has open, the capacity
-// its limit of workers.
-type perServer func() accept.Policy
+// its limit of workers, or another one that is given.
+type perServer struct {
+	policy   func() accept.Policy
+	capacity uint32
+}
 
 // New implements sim.Policy.
-func (p perServer) New(*sim.Host) (sim.Agent, error) { return decider{p()}, nil }
+func (p perServer) New(*sim.Host) (sim.Agent, error) { return decider{p.policy(), p.capacity}, nil }
 
-type decider struct{ policy accept.Policy }
+type decider struct {
+	policy   accept.Policy
+	capacity uint32 // 0 for the server's own
+}
 
 // Decide asks the policy, unless there is nobody else.
 func (d decider) Decide(own sim.Load, offer *sim.Offer) int32 {
-	if offer.Last() || d.policy.Accepts(acceptLoad(own, uint32(own.Workers))) {
+	capacity := d.capacity
+	if capacity == 0 {
+		capacity = uint32(own.Workers)
+	}
+	if offer.Last() || d.policy.Accepts(acceptLoad(own, capacity)) {
 		return offer.At
 	}
 	return offer.At + 1
@@ -109,10 +124,10 @@ type Least struct {
 	// Reports has the balancer order the candidates by what servers said last of their load, in the
 	// signals that there are anyway.
 	Reports bool `yaml:"reports"`
-	// Age is the time in seconds in which a report comes closer to the mean of all, by the factor e:
+	// Age is the time in which a report comes closer to the mean of all, by the factor e:
 	// the older it is, the less it says. About what flows last is right, and a factor of 4 off does
 	// little harm. 0 is for ever.
-	Age float64 `yaml:"age"`
+	Age time.Duration `yaml:"age"`
 	// Spare is how many servers a balancer remembers that last said they had a free processor, of its
 	// bucket or not (accept.Spare). The newest takes the last place in the list. The flows that go
 	// outside their bucket are what is lost when their balancer fails.
@@ -122,7 +137,7 @@ type Least struct {
 // Build implements Spec.
 func (m *Least) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("chain", m.Chain, 0, m.Candidates),
-		inRange("age", m.Age, 0, 3600), inRange("spare", m.Spare, 0, mostServers))
+		inRange("age", m.Age, 0, time.Hour), inRange("spare", m.Spare, 0, mostServers))
 	if m.Spare > 0 && !m.Reports {
 		err = errors.Join(err, errors.New("spare: with reports only"))
 	}
@@ -141,7 +156,7 @@ func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 		return p, err
 	}
 	return &reported{
-		chained: p, b: b, age: m.Age, last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
+		chained: p, b: b, age: m.Age.Seconds(), last: make([]report, len(b.Servers)), spare: accept.NewSpare(m.Spare),
 	}, nil
 }
 

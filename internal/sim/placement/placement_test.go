@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -20,6 +21,7 @@ func TestParameters(t *testing.T) {
 		"threshold -1: must be 0 to 2147483647":                     &SR{Hunt: Hunt{Candidates: 2}, Threshold: -1},
 		"window 0: must be 1 to 1000000":                            &SRDyn{Hunt: Hunt{Candidates: 2}},
 		"epsilon 0.5: must be 0 to 0.499999":                        &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Epsilon: 0.5},
+		"limit -1: must be 0 to 2147483647":                         &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 1, Limit: -1},
 		"chain 3: must be 0 to 2":                                   &Least{Hunt: Hunt{Candidates: 2}, Chain: 3},
 		"spare: with reports only":                                  &Least{Hunt: Hunt{Candidates: 2}, Spare: 1},
 		"choices 9: must be 0 to 8":                                 &LSQ{Own: Own{Choices: 9}},
@@ -28,10 +30,11 @@ func TestParameters(t *testing.T) {
 		`count "now": must be placed or connected`:                  &Twos{Count: "now"},
 		"steps -1: must be 0 to 2147483647":                         &HLB{Weights: Weights{Steps: -1}},
 		`norm "max": must be sum or mean`:                           &HLB{Weights: Weights{Norm: "max"}},
-		`capacity "some": must be known or learned`:                 &Territory{Capacity: "some"},
-		"interval: for learned capacities only":                     &Territory{Interval: 1},
-		"interval -1: must be 0.001 to 3600":                        &AWCMP{Polled{Interval: -1}},
-		"quantile 2: must be 0 to 1":                                &Prequal{Probes: 1, Pool: 1, Age: 1, Quantile: 2},
+		"interval: for learned capacities only":                     &Territory{Interval: time.Second},
+		"interval -1s: must be 1ms to 1h0m0s":                       &AWCMP{Polled{Interval: -time.Second}},
+		"interval 0s: must be 1ms to 1h0m0s":                        &TWF{},
+		"age 2h0m0s: must be 0s to 1h0m0s":                          &Least{Hunt: Hunt{Candidates: 2}, Age: 2 * time.Hour},
+		"quantile 2: must be 0 to 1":                                &Prequal{Probes: 1, Pool: 1, Age: time.Second, Quantile: 2},
 	} {
 		if _, _, err := spec.Build(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%T: %v, want %s", spec, err, want)
@@ -349,7 +352,7 @@ func smallConfig(m sim.Method) *sim.Config {
 // TestSpareServersAreUsed: a flow finds more servers than those of its bucket.
 func TestSpareServersAreUsed(t *testing.T) {
 	mean := func(spare int) float64 {
-		least := &Least{Hunt: Hunt{Candidates: 2}, Reports: true, Age: 0.2, Spare: spare}
+		least := &Least{Hunt: Hunt{Candidates: 2}, Reports: true, Age: 200 * time.Millisecond, Spare: spare}
 		method, policy, err := least.Build()
 		if err != nil {
 			t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -20,8 +21,8 @@ type Prequal struct {
 	Remove float64 `yaml:"remove"`
 	// Pool is how many answers are kept.
 	Pool int `yaml:"pool"`
-	// Age in seconds at which an answer is thrown away.
-	Age float64 `yaml:"age"`
+	// Age at which an answer is thrown away, 1 ms to 1 h.
+	Age time.Duration `yaml:"age"`
 	// Quantile of the flows in flight, of recent answers, above which a server is hot, 0 to 1: Q_RIF.
 	// With 1 none is, and latencies alone decide.
 	Quantile float64 `yaml:"quantile"`
@@ -31,14 +32,14 @@ type Prequal struct {
 
 // prequalDefaults are those of the paper's experiments.
 func prequalDefaults() *Prequal {
-	return &Prequal{Probes: 3, Remove: 1, Pool: 16, Age: 1, Quantile: math.Pow(2, -0.25), Delta: 1}
+	return &Prequal{Probes: 3, Remove: 1, Pool: 16, Age: time.Second, Quantile: math.Pow(2, -0.25), Delta: 1}
 }
 
 // Build implements Spec.
 func (m *Prequal) Build() (sim.Method, sim.Policy, error) {
 	return m, latencyPolicy{}, errors.Join(
 		inRange("probes", m.Probes, 0.001, 100), inRange("remove", m.Remove, 0, 100), inRange("pool", m.Pool, 1, 1000),
-		inRange("age", m.Age, 0.001, 3600), inRange("quantile", m.Quantile, 0, 1), inRange("delta", m.Delta, 0, 100),
+		inRange("age", m.Age, time.Millisecond, time.Hour), inRange("quantile", m.Quantile, 0, 1), inRange("delta", m.Delta, 0, 100),
 	)
 }
 
@@ -92,7 +93,7 @@ func (p *prequal) Place(_ *sim.Flow, offer *sim.Offer) {
 
 // expire throws away what is too old.
 func (p *prequal) expire() {
-	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool { return p.b.Now()-a.when > p.m.Age })
+	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool { return p.b.Now()-a.when > p.m.Age.Seconds() })
 }
 
 // use takes an answer, and counts the flow in.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -21,40 +22,48 @@ var specs = map[string]func() Spec{
 	"sc":          func() Spec { return &Hash{Candidates: 1} },
 	"ecmp":        func() Spec { return &ECMP{} },
 	"wcmp":        func() Spec { return &WCMP{} },
-	"awcmp":       func() Spec { return &AWCMP{} },
+	"awcmp":       func() Spec { return &AWCMP{Polled: polled()} },
 	"rr":          func() Spec { return &RoundRobin{} },
-	"weighted-rr": func() Spec { return &WeightedRoundRobin{} },
+	"weighted-rr": func() Spec { return &WeightedRoundRobin{Polled: polled()} },
 	"sr":          func() Spec { return &SR{Hunt: Hunt{Candidates: 2}, Threshold: 4} },
 	"srdyn":       func() Spec { return &SRDyn{Hunt: Hunt{Candidates: 2}, Window: 50, Epsilon: 0.1, Initial: 1} },
 	"least":       func() Spec { return &Least{Hunt: Hunt{Candidates: 2}} },
 	"least-reports": func() Spec {
-		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 0.2}
+		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 200 * time.Millisecond}
 	},
 	"least-spare": func() Spec {
-		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 0.2, Spare: 16}
+		return &Least{Hunt: Hunt{Candidates: 8}, Chain: 3, Reports: true, Age: 200 * time.Millisecond, Spare: 16}
 	},
-	"lsq":               func() Spec { return &LSQ{} },
-	"lsq2":              func() Spec { return &LSQ{Own: Own{Choices: 2}} },
-	"lsq-home":          func() Spec { return &LSQ{Own: Own{Ties: TiesHome}} },
-	"sed":               func() Spec { return &SED{} },
-	"sed2":              func() Spec { return &SED{Own: Own{Choices: 2}} },
-	"gsq":               func() Spec { return &GSQ{} },
-	"gsq2":              func() Spec { return &GSQ{Truth{Choices: 2}} },
-	"gsed":              func() Spec { return &GSED{} },
-	"hlb":               func() Spec { return &HLB{Own: hlbOwn(0)} },
-	"hlb2":              func() Spec { return &HLB{Own: hlbOwn(2)} },
-	"hlb-fix":           func() Spec { return &HLB{Own: hlbOwn(0), Weights: Weights{FixedNoise: true}} },
+	"lsq":      func() Spec { return &LSQ{} },
+	"lsq2":     func() Spec { return &LSQ{Own: Own{Choices: 2}} },
+	"lsq-home": func() Spec { return &LSQ{Own: Own{Ties: TiesHome}} },
+	"sed":      func() Spec { return &SED{} },
+	"sed2":     func() Spec { return &SED{Own: Own{Choices: 2}} },
+	"gsq":      func() Spec { return &GSQ{} },
+	"gsq2":     func() Spec { return &GSQ{Truth{Choices: 2}} },
+	"gsed":     func() Spec { return &GSED{} },
+	"hlb":      func() Spec { return hlbDefaults(0) },
+	"hlb2":     func() Spec { return hlbDefaults(2) },
+	"hlb-fix": func() Spec {
+		spec := hlbDefaults(0)
+		spec.FixedNoise = true
+		return spec
+	},
 	"territory":         func() Spec { return &Territory{} },
-	"territory-learned": func() Spec { return &Territory{Capacity: "learned"} },
+	"territory-learned": func() Spec { return &Territory{Learned: true, Interval: defaultInterval} },
 	"oracle":            func() Spec { return &Oracle{} },
-	"oracle2":           func() Spec { return &Oracle{Truth{Choices: 2}} },
+	"oracle2":           func() Spec { return &Oracle{Truth: Truth{Choices: 2}} },
 	"prequal":           func() Spec { return prequalDefaults() },
 	"twos":              func() Spec { return &Twos{} },
-	"twf":               func() Spec { return &TWF{} },
+	"twf":               func() Spec { return &TWF{Polled: polled()} },
 }
 
-// hlbOwn is how HLB counts. It does not say how ties are broken.
-func hlbOwn(choices int) Own { return Own{Choices: choices, Count: CountConnected} }
+func polled() Polled { return Polled{Interval: defaultInterval} }
+
+// hlbDefaults count as HLB does. It does not say how ties are broken.
+func hlbDefaults(choices int) *HLB {
+	return &HLB{Own: Own{Choices: choices, Count: CountConnected}, Weights: Weights{Interval: defaultInterval}}
+}
 
 // Named returns a placement with its default parameters. Errors say which names there are.
 func Named(name string) (Spec, error) {

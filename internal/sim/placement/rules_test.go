@@ -61,6 +61,28 @@ func TestTwosIsByCapacity(t *testing.T) {
 	}
 }
 
+// TestSRDynLimit: on a server of one processor, on which four flows wait, the threshold comes to one, or to as
+// many as are taken if it may.
+func TestSRDynLimit(t *testing.T) {
+	for limit, want := range map[int]bool{0: false, 5: false, 6: true} {
+		_, policy, err := (&SRDyn{Hunt: Hunt{Candidates: 2}, Window: 10, Epsilon: 0.1, Initial: 1, Limit: limit}).Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent, err := policy.New(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken := false
+		for range 100 {
+			taken = taken || agent.Decide(sim.Load{Open: 5, Busy: 1, Waiting: 4, Workers: 1}, &sim.Offer{N: 2}) == 0
+		}
+		if taken != want {
+			t.Errorf("limit %d: a flow is taken: %t", limit, taken)
+		}
+	}
+}
+
 // TestChain: a flow is offered to the first of its candidates, and looked for at all.
 func TestChain(t *testing.T) {
 	for _, reports := range []bool{false, true} {
@@ -143,6 +165,18 @@ func TestOracleCountsTheFlowIn(t *testing.T) {
 	}
 	if had := servers(t, &Oracle{}, 10, 1e-6, 22, slow, fast); had[0] == 0 || had[0] > 2 {
 		t.Errorf("flows %v, want 2 on the slow server", had)
+	}
+}
+
+// TestOracleWhole: ten processors do the work of ten flows in the time that one needs for one, but not that of
+// one flow faster.
+func TestOracleWhole(t *testing.T) {
+	single := sim.Server{Name: "single", CPUs: 1, Speed: 2, Backlog: -1}
+	large := sim.Server{Name: "large", CPUs: 10, Speed: 1, Backlog: -1}
+	for whole, want := range map[bool][]int{false: {0, 1}, true: {1, 0}} {
+		if had := servers(t, &Oracle{Whole: whole}, 10, 1, 1, single, large); !slices.Equal(had, want) {
+			t.Errorf("whole %t: flows %v, want %v", whole, had, want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"errors"
+	"time"
 
 	"github.com/segue-lb/segue/internal/infer"
 	"github.com/segue-lb/segue/internal/sim"
@@ -17,39 +18,31 @@ type Territory struct {
 	Buckets int `yaml:"buckets"`
 	// Count says from when on a flow is counted.
 	Count Count `yaml:"count"`
-	// Capacity is "known" (also "") or "learned".
-	Capacity string `yaml:"capacity"`
-	// Interval in seconds is that of new estimates, where capacities are learned; 0 is 0.5.
-	Interval float64 `yaml:"interval"`
+	// Learned has it learn capacities, which it knows otherwise. A placement's name says it.
+	Learned bool
+	// Interval is that of new estimates, where capacities are learned: 1 ms to 1 h.
+	Interval time.Duration `yaml:"interval"`
 	tables   tableCache
 }
 
 // Build implements Spec.
 func (m *Territory) Build() (sim.Method, sim.Policy, error) {
 	var interval error
-	if m.Interval != 0 && m.Capacity != "learned" {
+	if m.Interval != 0 && !m.Learned {
 		interval = errors.New("interval: for learned capacities only")
 	}
-	if m.Capacity == "learned" {
-		interval = checkInterval(m.interval())
+	if m.Learned {
+		interval = checkInterval(m.Interval)
 	}
 	return m, nil, errors.Join(
 		interval, checkCandidates(m.Candidates, 0), checkBuckets(m.Buckets),
 		oneOf("count", m.Count, "", CountPlaced, CountConnected),
-		oneOf("capacity", m.Capacity, "", "known", "learned"),
 	)
-}
-
-func (m *Territory) interval() float64 {
-	if m.Interval == 0 {
-		return 0.5
-	}
-	return m.Interval
 }
 
 // New implements sim.Method.
 func (m *Territory) New(b *sim.Balancer) (sim.Placement, error) {
-	if m.Capacity == "learned" {
+	if m.Learned {
 		return newLearnedTerritory(b, m)
 	}
 	p := &territory{b: b, method: m, capacity: capacities(b), flows: make([]float64, len(b.Servers))}
@@ -124,7 +117,7 @@ func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 	n := len(b.Servers)
 	p := &learnedTerritory{
 		territory: territory{b: b, method: m, capacity: equalWeights(b), flows: make([]float64, n)},
-		learned:   infer.NewCapacities(n), interval: m.interval(),
+		learned:   infer.NewCapacities(n), interval: m.Interval.Seconds(),
 		since: make([]float64, n), known: make([]bool, n),
 	}
 	p.tally = newTally(m.Count, p.add)

@@ -79,12 +79,20 @@ func (m *GSED) Build() (sim.Method, sim.Policy, error) { return m, nil, m.valida
 // the new one, but not of those on their way.
 type Oracle struct {
 	Truth `yaml:",inline"`
+	// Whole has the new flow done by one processor: it takes as long as alone at least. Otherwise all work
+	// is taken to be shared by all processors, and a larger server that is busy for one that is idle.
+	Whole bool `yaml:"whole"`
 }
 
 // New implements sim.Method.
 func (m *Oracle) New(b *sim.Balancer) (sim.Placement, error) {
 	return &byTruth{b: b, choices: m.Choices, cost: func(f *sim.Flow, s int32) float64 {
-		return (b.World.Work(s) + b.World.Next(f)) / b.Servers[s].Capacity()
+		next := b.World.Next(f)
+		done := (b.World.Work(s) + next) / b.Servers[s].Capacity()
+		if m.Whole {
+			return max(done, next/b.Servers[s].Speed)
+		}
+		return done
 	}}, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"sort"
+	"time"
 
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -91,18 +92,11 @@ func (p *wcmp) MembershipChanged() {
 
 // Polled are the parameters of placements that ask all servers for their load.
 type Polled struct {
-	// Interval is the time in seconds from one poll to the next; 0 is 0.5, as HLB's section V-C has it.
-	Interval float64 `yaml:"interval"`
+	// Interval is the time from one poll to the next, 1 ms to 1 h.
+	Interval time.Duration `yaml:"interval"`
 }
 
-func (p *Polled) interval() float64 {
-	if p.Interval == 0 {
-		return 0.5
-	}
-	return p.Interval
-}
-
-func (p *Polled) validate() error { return checkInterval(p.interval()) }
+func (p *Polled) validate() error { return checkInterval(p.Interval) }
 
 // poll asks all live servers.
 type poll struct {
@@ -110,7 +104,7 @@ type poll struct {
 	polled *Polled
 }
 
-func (p *poll) Interval() float64 { return p.polled.interval() }
+func (p *poll) Interval() float64 { return p.polled.Interval.Seconds() }
 
 func (p *poll) Step() {
 	for _, s := range p.b.Live {

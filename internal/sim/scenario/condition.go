@@ -14,22 +14,24 @@ type Condition struct {
 	Text string
 	// Expected is what the file says: that it holds, or that it fails.
 	Expected bool
-	holds    comparison
+	compare  comparison
 	bare     bool // a metric names no case, so that it is about each
 }
 
 // Verdict is what became of a condition.
 type Verdict struct {
 	Condition string `json:"condition"`
-	// Expected is whether it should hold, Holds whether it does.
+	// Expected is whether it should hold, Holds whether it does. Defined is false if what it compares
+	// was not there, such as percentiles of no flows: then it is not as expected, whatever that is.
 	Expected bool `json:"expected"`
 	Holds    bool `json:"holds"`
+	Defined  bool `json:"defined"`
 	// Values are what was compared, such as "0.341 < 0.35".
 	Values string `json:"values"`
 }
 
 // OK tells whether the condition is as expected.
-func (v *Verdict) OK() bool { return v.Expected == v.Holds }
+func (v *Verdict) OK() bool { return v.Defined && v.Expected == v.Holds }
 
 // results are those that expressions look at.
 type results struct {
@@ -54,16 +56,15 @@ func (s *Scenario) Judge(all []*sim.Result) []Verdict {
 // judge is about each case in turn where a metric names none: the condition holds if it does for all,
 // and fails for the first for which it does not.
 func (c *Condition) judge(s *Scenario, r results) Verdict {
-	v := Verdict{Condition: c.Text, Expected: c.Expected, Holds: true}
+	v := Verdict{Condition: c.Text, Expected: c.Expected}
 	for _, each := range s.Cases {
 		r.current = each.Name
-		holds, values := c.holds(r)
-		v.Values = values
+		result := c.compare(r)
+		v.Holds, v.Defined, v.Values = result.holds, result.holds || result.fails, result.values
 		if c.bare && len(s.Cases) > 1 {
-			v.Values = each.Name + ": " + values
+			v.Values = each.Name + ": " + v.Values
 		}
-		if !holds {
-			v.Holds = false
+		if !v.Holds {
 			break
 		}
 		if !c.bare {

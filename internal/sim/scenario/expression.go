@@ -21,11 +21,21 @@ import (
 //	product   = factor { ( "*" | "/" ) factor } .
 //	factor    = number | duration | metric [ "(" case ")" ] | "(" sum ")" .
 //
-// Durations, such as 350ms, are in seconds, as are times among the metrics. Plus and minus after a name
-// have a blank before them, for names may have them inside.
+// Durations, such as 350ms, and times among the metrics are added to and compared with their like only: a
+// time that is compared with 350 is most likely not meant in seconds. Plus and minus after a name have a
+// blank before them, for names may have them inside.
 type (
-	expression func(results) float64
-	comparison func(results) (holds bool, values string)
+	expression struct {
+		value func(results) float64
+		time  int  // the power of time that it is: 1 for times, 0 for numbers and shares
+		about bool // of results, not of constants alone
+	}
+	comparison func(results) verdict
+	verdict    struct {
+		// holds and fails are both false of what there is none of, such as percentiles of no flows.
+		holds, fails bool
+		values       string
+	}
 )
 
 // metrics are what expressions can name, beside p50, p99.9 and other percentiles of the response time.
@@ -45,18 +55,25 @@ var metrics = map[string]func(*sim.Result) float64{
 	"recovered":        func(r *sim.Result) float64 { return recovered(r).Value },
 	"fairness":         func(r *sim.Result) float64 { return r.Fairness().Value },
 	"instant-fairness": func(r *sim.Result) float64 { return r.InstantFairness().Value },
+	"open":             func(r *sim.Result) float64 { return r.Open().Value },
 	"utilisation":      func(r *sim.Result) float64 { return r.Utilisation().Value },
 }
 
-// metric finds one by its name, nil if there is none.
-func metric(name string) func(*sim.Result) float64 {
+// times are the metrics that are times, beside percentiles.
+var times = []string{"mean", "deviation", "max"}
+
+// metric finds one by its name, nil if there is none, and the power of time that it is.
+func metric(name string) (value func(*sim.Result) float64, time int) {
 	if digits, ok := strings.CutPrefix(name, "p"); ok {
 		percent, err := strconv.ParseFloat(digits, 64)
 		if err == nil && percent > 0 && percent < 100 {
-			return func(r *sim.Result) float64 { return r.Quantile(percent / 100).Value }
+			return func(r *sim.Result) float64 { return r.Quantile(percent / 100).Value }, 1
 		}
 	}
-	return metrics[name]
+	if slices.Contains(times, name) {
+		time = 1
+	}
+	return metrics[name], time
 }
 
 // assertion adds a condition of the file.
@@ -71,13 +88,13 @@ func (b *builder) assertion(path string, a Assertion) {
 		name = "fails"
 	}
 	p := parser{words: word.FindAllString(text, -1), cases: b.result.Cases}
-	holds, err := p.condition()
+	compare, err := p.condition()
 	if err != nil {
 		b.failf(join(path, name), "%v", err)
 		return
 	}
 	b.result.Assertions = append(b.result.Assertions,
-		Condition{Text: text, Expected: a.Holds != "", holds: holds, bare: p.bare})
+		Condition{Text: text, Expected: a.Holds != "", compare: compare, bare: p.bare})
 }
 
 var word = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_.+-]*|[0-9][0-9A-Za-zµ.]*|<=|>=|[^\s]`)
@@ -141,10 +158,15 @@ func (p *parser) condition() (comparison, error) {
 	if err == nil && p.next() != "" {
 		err = fmt.Errorf("the end expected, %s found", p.found())
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case left.time != right.time:
+		return nil, fmt.Errorf("%s is compared with %s: times have units, such as 350ms", left.kind(), right.kind())
+	case !left.about && !right.about:
+		return nil, errors.New("there is no metric in it")
 	}
-	return func(r results) (bool, string) { return compare(left(r), op, within, right(r)) }, nil
+	return func(r results) verdict { return compare(left.value(r), op, within, right.value(r)) }, nil
 }
 
 // percent reads what follows "within", up to "of".
@@ -166,20 +188,35 @@ func number(w string) (float64, bool) {
 	return x, err == nil
 }
 
-// compare compares two values. With a NaN, as of percentiles of no flows, nothing holds.
-func compare(left float64, op string, within, right float64) (bool, string) {
-	values := fmt.Sprintf("%.4g %s %.4g", left, op, right)
+// kind is for messages.
+func (e expression) kind() string {
+	switch e.time {
+	case 0:
+		return "a number"
+	case 1:
+		return "a time"
+	}
+	return fmt.Sprintf("time to the power of %d", e.time)
+}
+
+// compare compares two values.
+func compare(left float64, op string, within, right float64) verdict {
+	v := verdict{values: fmt.Sprintf("%.4g %s %.4g", left, op, right)}
 	switch op {
 	case "<":
-		return left < right, values
+		v.holds = left < right
 	case "<=":
-		return left <= right, values
+		v.holds = left <= right
 	case ">":
-		return left > right, values
+		v.holds = left > right
 	case ">=":
-		return left >= right, values
+		v.holds = left >= right
+	default:
+		v.holds = math.Abs(left-right) <= within/100*math.Abs(right)
+		v.values = fmt.Sprintf("%.4g within %g%% of %.4g", left, within, right)
 	}
-	return math.Abs(left-right) <= within/100*math.Abs(right), fmt.Sprintf("%.4g within %g%% of %.4g", left, within, right)
+	v.fails = !v.holds && !math.IsNaN(left) && !math.IsNaN(right)
+	return v
 }
 
 func (p *parser) sum() (expression, error) { return p.chain(p.product, "+", "-") }
@@ -195,54 +232,68 @@ func (p *parser) chain(operand func() (expression, error), operators ...string) 
 			break
 		}
 		var right expression
-		right, err = operand()
-		left = combine(left, op, right)
+		if right, err = operand(); err == nil {
+			left, err = combine(left, op, right)
+		}
 	}
 	return left, err
 }
 
-func combine(left expression, op string, right expression) expression {
+func combine(left expression, op string, right expression) (expression, error) {
+	e := expression{time: left.time, about: left.about || right.about}
+	l, r := left.value, right.value
 	switch op {
 	case "+":
-		return func(r results) float64 { return left(r) + right(r) }
+		e.value = func(of results) float64 { return l(of) + r(of) }
 	case "-":
-		return func(r results) float64 { return left(r) - right(r) }
+		e.value = func(of results) float64 { return l(of) - r(of) }
 	case "*":
-		return func(r results) float64 { return left(r) * right(r) }
+		e.time += right.time
+		e.value = func(of results) float64 { return l(of) * r(of) }
 	default:
-		return func(r results) float64 { return left(r) / right(r) }
+		e.time -= right.time
+		e.value = func(of results) float64 { return l(of) / r(of) }
 	}
+	if strings.Contains("+-", op) && left.time != right.time {
+		return e, fmt.Errorf("%s %s %s: times have units, such as 350ms", left.kind(), op, right.kind())
+	}
+	return e, nil
 }
 
 func (p *parser) factor() (expression, error) {
 	w := p.next()
 	if w == "" {
-		return nil, errors.New("a number or a metric expected, the end found")
+		return expression{}, errors.New("a number or a metric expected, the end found")
 	}
 	p.words = p.words[1:]
 	if w == "(" {
 		inner, err := p.sum()
 		if err != nil {
-			return nil, err
+			return expression{}, err
 		}
 		return inner, p.expect(")")
 	}
 	if x, ok := number(w); ok {
-		return func(results) float64 { return x }, nil
+		return constant(x, 0), nil
 	}
 	if d, err := time.ParseDuration(w); err == nil {
-		return func(results) float64 { return d.Seconds() }, nil
+		return constant(d.Seconds(), 1), nil
 	}
-	value := metric(w)
+	value, time := metric(w)
 	if value == nil {
-		return nil, fmt.Errorf("%q is no metric; known: %s, and percentiles such as p99.9", w,
+		return expression{}, fmt.Errorf("%q is no metric; known: %s, and percentiles such as p99.9", w,
 			strings.Join(slices.Sorted(maps.Keys(metrics)), ", "))
 	}
-	return p.ofCase(value)
+	of, err := p.ofCase(value)
+	return expression{value: of, time: time, about: true}, err
+}
+
+func constant(x float64, time int) expression {
+	return expression{value: func(results) float64 { return x }, time: time}
 }
 
 // ofCase reads the case that a metric is about, if it says one.
-func (p *parser) ofCase(value func(*sim.Result) float64) (expression, error) {
+func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64, error) {
 	if p.accept("(") == "" {
 		p.bare = true
 		return func(r results) float64 { return value(r.cases[r.current]) }, nil

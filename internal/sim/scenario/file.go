@@ -51,11 +51,11 @@ type Sections struct {
 type Servers struct {
 	Group      string   `yaml:"group"` // default g1, g2 and so on
 	Count      int      `yaml:"count"`
-	CPUs       int32    `yaml:"cpus"`       // default 1
+	CPUs       *int32   `yaml:"cpus"`       // default 1
 	Speed      *float64 `yaml:"speed"`      // work done by a processor in a second, default 1
 	IOSpeed    *float64 `yaml:"io-speed"`   // the same of the IO queue
 	Discipline string   `yaml:"discipline"` // fifo or processor-sharing; default fifo
-	Workers    int32    `yaml:"workers"`    // with processor-sharing; default no limit
+	Workers    *int32   `yaml:"workers"`    // with processor-sharing; default no limit
 	// Backlog is how many flows wait at most, or unlimited; default 64.
 	Backlog string `yaml:"backlog"`
 	Absent  bool   `yaml:"absent"` // until an event
@@ -63,15 +63,15 @@ type Servers struct {
 
 // Balancers are named b1, b2 and so on.
 type Balancers struct {
-	Count  int       `yaml:"count"`
+	Count  *int      `yaml:"count"`  // default 1, or as many as there are shares
 	Shares []float64 `yaml:"shares"` // of the flows, relative; default equal
 	Absent []string  `yaml:"absent"` // until an event
 }
 
 // FlowTable limits what balancers know.
 type FlowTable struct {
-	Buckets int `yaml:"buckets"`
-	Ways    int `yaml:"ways"` // entries in a bucket, default 1
+	Buckets *int `yaml:"buckets"`
+	Ways    *int `yaml:"ways"` // entries in a bucket, default 1
 }
 
 // Network has the delays of packets; default none.
@@ -84,7 +84,7 @@ type Network struct {
 
 // Clients is what clients do when they wait too long.
 type Clients struct {
-	Timeout time.Duration `yaml:"timeout"` // default never
+	Timeout *time.Duration `yaml:"timeout"` // default never
 	// Overflow is what a server with a full backlog does: reset or drop. Default reset.
 	Overflow string `yaml:"overflow"`
 }
@@ -102,16 +102,16 @@ type Distribution struct {
 
 // Uniform is between two times.
 type Uniform struct {
-	Min time.Duration `yaml:"min"`
-	Max time.Duration `yaml:"max"`
+	Min *time.Duration `yaml:"min"`
+	Max *time.Duration `yaml:"max"`
 }
 
 // Lognormal is given by median and sigma, or by mean and deviation.
 type Lognormal struct {
-	Median    time.Duration `yaml:"median"`
-	Sigma     float64       `yaml:"sigma"` // the standard deviation of the logarithm
-	Mean      time.Duration `yaml:"mean"`
-	Deviation time.Duration `yaml:"deviation"`
+	Median    *time.Duration `yaml:"median"`
+	Sigma     *float64       `yaml:"sigma"` // the standard deviation of the logarithm
+	Mean      *time.Duration `yaml:"mean"`
+	Deviation *time.Duration `yaml:"deviation"`
 }
 
 // Pareto has a tail index of more than 1.
@@ -132,30 +132,30 @@ type Arrivals struct {
 // Poisson has a rate in flows a second, or as the load of the processors that are there at the start:
 // 1 is all that they can do.
 type Poisson struct {
-	Rate    float64  `yaml:"rate"`
-	Load    float64  `yaml:"load"`
+	Rate    *float64 `yaml:"rate"`
+	Load    *float64 `yaml:"load"`
 	Diurnal *Diurnal `yaml:"diurnal"`
 	Curve   []Point  `yaml:"curve"`
 }
 
 // Diurnal multiplies the rate by 1 + amplitude · sin(2π (t + phase) / period).
 type Diurnal struct {
-	Period    time.Duration `yaml:"period"` // default 24h
-	Amplitude float64       `yaml:"amplitude"`
-	Phase     time.Duration `yaml:"phase"`
+	Period    *time.Duration `yaml:"period"` // default 24h
+	Amplitude *float64       `yaml:"amplitude"`
+	Phase     time.Duration  `yaml:"phase"`
 }
 
 // Point is a factor of the rate at a time; between points it goes in straight lines.
 type Point struct {
-	At     time.Duration `yaml:"at"`
-	Factor float64       `yaml:"factor"`
+	At     *time.Duration `yaml:"at"`
+	Factor *float64       `yaml:"factor"`
 }
 
 // Trace is a file, relative to the scenario's, compressed if its name ends with .gz.
 type Trace struct {
-	File  string  `yaml:"file"`
-	Speed float64 `yaml:"speed"` // how many times faster than recorded, default 1
-	Load  float64 `yaml:"load"`  // instead: as fast as loads the processors so in the mean
+	File  string   `yaml:"file"`
+	Speed *float64 `yaml:"speed"` // how many times faster than recorded, default 1
+	Load  *float64 `yaml:"load"`  // instead: as fast as loads the processors so in the mean
 }
 
 // Job is what a class of flows wants of a server: one stage, or several.
@@ -176,30 +176,34 @@ type Stage struct {
 
 // Measure says how long arrivals go on, and which are measured.
 type Measure struct {
-	Connections uint64        `yaml:"connections"`
-	Duration    time.Duration `yaml:"duration"`
-	Warmup      float64       `yaml:"warmup"`   // the share at the beginning that is not measured
-	Cooldown    float64       `yaml:"cooldown"` // likewise at the end
+	Connections *uint64        `yaml:"connections"`
+	Duration    *time.Duration `yaml:"duration"`
+	Warmup      float64        `yaml:"warmup"`   // the share at the beginning that is not measured
+	Cooldown    float64        `yaml:"cooldown"` // likewise at the end
 }
 
 // Placement is the name of one, or a mapping of the name to its parameters.
-type Placement struct{ placement.Spec }
+type Placement struct {
+	placement.Spec
+	name string
+}
 
 // Choose implements config.Variant.
 func (p *Placement) Choose(name string) (into any, err error) {
+	p.name = name
 	p.Spec, err = placement.Named(name)
 	return p.Spec, err
 }
 
 // Event is one thing that happens at a time. Servers are given by name or group.
 type Event struct {
-	At           time.Duration `yaml:"at"`
-	ServerAdd    []string      `yaml:"server-add"`
-	ServerDrain  []string      `yaml:"server-drain"`
-	ServerFail   []string      `yaml:"server-fail"`
-	Speed        *Speed        `yaml:"speed"`
-	BalancerAdd  []string      `yaml:"balancer-add"`
-	BalancerFail []string      `yaml:"balancer-fail"`
+	At           *time.Duration `yaml:"at"`
+	ServerAdd    []string       `yaml:"server-add"`
+	ServerDrain  []string       `yaml:"server-drain"`
+	ServerFail   []string       `yaml:"server-fail"`
+	Speed        *Speed         `yaml:"speed"`
+	BalancerAdd  []string       `yaml:"balancer-add"`
+	BalancerFail []string       `yaml:"balancer-fail"`
 	// Detect is the time after which balancers know that a server is gone or there.
 	Detect time.Duration `yaml:"detect"`
 }
@@ -212,9 +216,11 @@ type Speed struct {
 
 // Scenario is a file, read and checked.
 type Scenario struct {
-	Name       string
-	Seed       uint64
-	Runs       int
+	Name string
+	Seed uint64
+	Runs int
+	// Every, if not 0, has Run report also each interval of this length.
+	Every      time.Duration
 	Cases      []RunnableCase
 	Assertions []Condition
 }
@@ -224,4 +230,5 @@ type RunnableCase struct {
 	Name   string
 	Groups []string // names, by sim.Server.Group
 	Config *sim.Config
+	events []string // paths of Config.Events in the file
 }

@@ -36,6 +36,9 @@ func (m *merger) job(path string, j *Job) sim.Job {
 	if _, err := regexp.Compile(j.Match); err != nil {
 		m.failf(path+".match", "%v", err)
 	}
+	if j.Match != "" {
+		m.mustUse(path+".match", "is not used: only flows of traces have a query")
+	}
 	if len(j.Stages) == 0 {
 		job.Stages = []sim.Stage{{Work: m.distribution(path, &j.Distribution)}}
 		return job
@@ -73,8 +76,9 @@ func (m *merger) distribution(path string, d *Distribution) sim.Distribution {
 		all = append(all, sim.Exponential(positive("exponential", *d.Exponential)))
 	}
 	if u := d.Uniform; u != nil {
-		m.require(u.Min >= 0 && u.Max >= u.Min, join(path, "uniform"), "must be 0 <= min <= max")
-		all = append(all, sim.Uniform(u.Min.Seconds(), u.Max.Seconds()))
+		low, high := given(u.Min, 0), given(u.Max, 0)
+		m.require(u.Min != nil && u.Max != nil && 0 <= low && low <= high, join(path, "uniform"), "must have 0 <= min <= max")
+		all = append(all, sim.Uniform(low.Seconds(), high.Seconds()))
 	}
 	if d.Lognormal != nil {
 		all = append(all, m.lognormal(join(path, "lognormal"), d.Lognormal))
@@ -96,11 +100,17 @@ func (m *merger) distribution(path string, d *Distribution) sim.Distribution {
 }
 
 func (m *merger) lognormal(path string, l *Lognormal) sim.Distribution {
+	positive := func(name string, t time.Duration) float64 {
+		m.require(t > 0, path+"."+name, "must be positive")
+		return t.Seconds()
+	}
 	switch {
-	case l.Median > 0 && l.Sigma >= 0 && l.Mean == 0 && l.Deviation == 0:
-		return sim.Lognormal(l.Median.Seconds(), l.Sigma)
-	case l.Mean > 0 && l.Deviation >= 0 && l.Median == 0 && l.Sigma == 0:
-		return sim.LognormalMoments(l.Mean.Seconds(), l.Deviation.Seconds())
+	case l.Median != nil && l.Sigma != nil && l.Mean == nil && l.Deviation == nil:
+		m.require(*l.Sigma >= 0, path+".sigma", "must not be negative")
+		return sim.Lognormal(positive("median", *l.Median), *l.Sigma)
+	case l.Mean != nil && l.Deviation != nil && l.Median == nil && l.Sigma == nil:
+		m.require(*l.Deviation >= 0, path+".deviation", "must not be negative")
+		return sim.LognormalMoments(positive("mean", *l.Mean), l.Deviation.Seconds())
 	}
 	m.failf(path, "must have median and sigma, or mean and deviation")
 	return sim.Distribution{}
@@ -153,12 +163,12 @@ func (m *merger) arrivals(c *sim.Config) {
 }
 
 func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
-	rate := p.Rate
-	m.require(p.Rate >= 0, path+".rate", "must be positive")
-	m.require(p.Load >= 0, path+".load", "must be positive")
-	m.require((p.Rate == 0) != (p.Load == 0), path, "must have one of rate and load")
-	if p.Load > 0 && m.loadable(path, c) {
-		rate = c.Rate(p.Load)
+	m.require(given(p.Rate, 1) > 0, path+".rate", "must be positive")
+	m.require(given(p.Load, 1) > 0, path+".load", "must be positive")
+	m.require((p.Rate == nil) != (p.Load == nil), path, "must have one of rate and load")
+	rate := given(p.Rate, 0)
+	if p.Load != nil && m.loadable(path, c) {
+		rate = c.Rate(*p.Load)
 	}
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
 }
@@ -177,13 +187,10 @@ func (m *merger) loadable(path string, c *sim.Config) bool {
 func (m *merger) curve(path string, p *Poisson) sim.Curve {
 	m.require(p.Diurnal == nil || p.Curve == nil, path, "diurnal and curve exclude each other")
 	if d := p.Diurnal; d != nil {
-		period := d.Period
-		if period == 0 {
-			period = 24 * time.Hour
-		}
+		period, amplitude := given(d.Period, 24*time.Hour), given(d.Amplitude, -1)
 		m.require(period > 0, path+".diurnal.period", "must be positive")
-		m.require(d.Amplitude >= 0 && d.Amplitude <= 1, path+".diurnal.amplitude", "must be 0 to 1")
-		return sim.Diurnal{Period: period.Seconds(), Amplitude: d.Amplitude, Phase: d.Phase.Seconds()}
+		m.require(amplitude > 0 && amplitude <= 1, path+".diurnal.amplitude", "must be more than 0, and at most 1")
+		return sim.Diurnal{Period: period.Seconds(), Amplitude: amplitude, Phase: d.Phase.Seconds()}
 	}
 	if p.Curve == nil {
 		return nil
@@ -191,9 +198,11 @@ func (m *merger) curve(path string, p *Poisson) sim.Curve {
 	var points sim.Points
 	for i, point := range p.Curve {
 		at := fmt.Sprintf("%s.curve[%d]", path, i)
-		m.require(point.Factor >= 0, at+".factor", "must not be negative")
-		m.require(i == 0 || point.At >= p.Curve[i-1].At, at+".at", "must not be before the point before")
-		points = append(points, sim.Point{At: point.At.Seconds(), Factor: point.Factor})
+		m.require(point.At != nil && point.Factor != nil, at, "must have at and factor")
+		next := sim.Point{At: given(point.At, 0).Seconds(), Factor: given(point.Factor, 1)}
+		m.require(next.Factor >= 0, at+".factor", "must not be negative")
+		m.require(i == 0 || next.At >= points[i-1].At, at+".at", "must not be before the point before")
+		points = append(points, next)
 	}
 	m.require(points.Max() > 0, path+".curve", "must not be 0 everywhere")
 	m.require(points[len(points)-1].Factor > 0, path+".curve", "must not end with 0: no flow would arrive any more")
@@ -205,16 +214,16 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 		m.failf(path+".file", "is required")
 		return nil
 	}
-	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: t.Speed, Classes: m.classes()}
+	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: given(t.Speed, 1), Classes: m.classes()}
 	if _, err := os.Stat(trace.File); err != nil {
 		m.failf(path+".file", "%v", err)
 		return nil
 	}
-	m.require(t.Speed >= 0, path+".speed", "must be positive")
-	m.require(t.Load >= 0, path+".load", "must be positive")
-	m.require(t.Speed == 0 || t.Load == 0, path, "speed and load exclude each other")
-	if t.Load > 0 && m.loadable(path, c) {
-		trace.Speed = m.speed(path, c, t.Load, trace)
+	m.require(given(t.Speed, 1) > 0, path+".speed", "must be positive")
+	m.require(given(t.Load, 1) > 0, path+".load", "must be positive")
+	m.require(t.Speed == nil || t.Load == nil, path, "speed and load exclude each other")
+	if t.Load != nil && m.loadable(path, c) {
+		trace.Speed = m.speed(path, c, *t.Load, trace)
 	}
 	return trace
 }
@@ -237,79 +246,13 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 
 // classes are the jobs' patterns; nil where there is none, or no valid one.
 func (m *merger) classes() []*regexp.Regexp {
-	jobs, _ := section[[]Job](m, "Jobs")
+	jobs, path := section[[]Job](m, "Jobs")
 	classes := make([]*regexp.Regexp, len(jobs))
 	for i, j := range jobs {
 		if j.Match != "" {
+			m.use(fmt.Sprintf("%s[%d].match", path, i))
 			classes[i], _ = regexp.Compile(j.Match)
 		}
 	}
 	return classes
-}
-
-func (m *merger) events(r *RunnableCase) {
-	events, path := section[*[]Event](m, "Events")
-	if events == nil {
-		return
-	}
-	for i := range *events {
-		m.event(fmt.Sprintf("%s[%d]", path, i), r, &(*events)[i])
-	}
-}
-
-func (m *merger) event(path string, r *RunnableCase, e *Event) {
-	m.require(e.At >= 0, path+".at", "must not be negative")
-	m.require(e.Detect >= 0, path+".detect", "must not be negative")
-	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil, path+".detect",
-		"only with server-add, server-drain and server-fail")
-	n := 0
-	add := func(event sim.Event) {
-		event.At, event.Detect = e.At.Seconds(), e.Detect.Seconds()
-		r.Config.Events = append(r.Config.Events, event)
-		n++
-	}
-	for _, of := range []struct {
-		name    string
-		servers []string
-		kind    sim.EventKind
-	}{
-		{"server-add", e.ServerAdd, sim.ServerAdd},
-		{"server-drain", e.ServerDrain, sim.ServerDrain},
-		{"server-fail", e.ServerFail, sim.ServerFail},
-	} {
-		if of.servers != nil {
-			add(sim.Event{Kind: of.kind, Servers: m.serverIndexes(path+"."+of.name, of.servers, r)})
-		}
-	}
-	balancers := len(r.Config.Balancers)
-	if e.BalancerAdd != nil {
-		add(sim.Event{Kind: sim.BalancerAdd, Balancers: m.balancerIndexes(path+".balancer-add", e.BalancerAdd, balancers)})
-	}
-	if e.BalancerFail != nil {
-		add(sim.Event{Kind: sim.BalancerFail, Balancers: m.balancerIndexes(path+".balancer-fail", e.BalancerFail, balancers)})
-	}
-	if e.Speed != nil {
-		m.require(e.Speed.To > 0, path+".speed.to", "must be positive")
-		servers := m.serverIndexes(path+".speed.servers", e.Speed.Servers, r)
-		add(sim.Event{Kind: sim.SetSpeed, Speed: e.Speed.To, Servers: servers})
-	}
-	m.require(n == 1, path, "must have one of server-add, server-drain, server-fail, speed, balancer-add and balancer-fail")
-}
-
-// serverIndexes resolves names of servers and groups.
-func (m *merger) serverIndexes(path string, names []string, r *RunnableCase) []int32 {
-	m.require(len(names) > 0, path, "at least one is required")
-	var all []int32
-	for i, name := range names {
-		before := len(all)
-		for s := range r.Config.Servers {
-			server := &r.Config.Servers[s]
-			if server.Name == name || r.Groups[server.Group] == name {
-				all = append(all, int32(s))
-			}
-		}
-		m.require(len(all) > before, fmt.Sprintf("%s[%d]", path, i), "no server or group has this name")
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }

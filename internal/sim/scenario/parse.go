@@ -30,9 +30,9 @@ func Parse(text []byte, dir string) (*Scenario, error) {
 	file := File{Seed: 1, Runs: 5}
 	var b builder
 	err := config.Decode(text, &file, func() config.Errors {
-		b = builder{dir: dir}
+		b = builder{dir: dir, unused: make(map[string]string), used: make(map[string]bool)}
 		b.scenario(&file)
-		return b.errs
+		return append(b.errs, nothing(text)...)
 	})
 	if err != nil {
 		return nil, err
@@ -45,6 +45,9 @@ type builder struct {
 	dir    string
 	errs   config.Errors
 	result Scenario
+	// unused are paths of what no case has used so far, and what is wrong then.
+	unused map[string]string
+	used   map[string]bool // paths
 }
 
 // failf reports a problem, once: sections that cases share are looked at for each of them.
@@ -52,6 +55,18 @@ func (b *builder) failf(path, format string, args ...any) {
 	problem := config.Error{Path: path, Problem: fmt.Sprintf(format, args...)}
 	if !slices.ContainsFunc(b.errs, func(e *config.Error) bool { return *e == problem }) {
 		b.errs = append(b.errs, &problem)
+	}
+}
+
+// mustUse has a problem reported unless a case uses what is at the path.
+func (b *builder) mustUse(path, problem string) { b.unused[path] = problem }
+
+func (b *builder) use(path string) { b.used[path] = true }
+
+// reportUnused reports what the file has and no case uses: a slip, for it changes nothing.
+func (b *builder) reportUnused() {
+	for path, problem := range b.unused {
+		b.require(b.used[path], path, "%s", problem)
 	}
 }
 
@@ -69,6 +84,11 @@ func (b *builder) scenario(f *File) {
 	if len(cases) == 0 {
 		cases = []Case{{Name: "result"}}
 	}
+	for i, field := range reflect.VisibleFields(reflect.TypeFor[Sections]()) {
+		if !reflect.ValueOf(f.Sections).Field(i).IsZero() {
+			b.mustUse(field.Tag.Get("yaml"), "is not used: every case has its own")
+		}
+	}
 	for i := range cases {
 		path := ""
 		if len(f.Cases) > 0 {
@@ -78,6 +98,9 @@ func (b *builder) scenario(f *File) {
 				join(path, "name"), "used twice")
 		}
 		b.runnable(path, &f.Sections, &cases[i])
+	}
+	if len(b.errs) == 0 { // else it may be what is wrong that would use it
+		b.reportUnused()
 	}
 	for i, a := range f.Assert {
 		b.assertion(fmt.Sprintf("assert[%d]", i), a)
@@ -121,7 +144,16 @@ func section[T any](m *merger, name string) (T, string) {
 	if !own.IsZero() {
 		return own.Interface().(T), join(m.path, tag)
 	}
+	m.use(tag)
 	return m.base.FieldByName(name).Interface().(T), tag
+}
+
+// given is a value of the file, or the default where it has none.
+func given[T any](value *T, otherwise T) T {
+	if value == nil {
+		return otherwise
+	}
+	return *value
 }
 
 func join(path, name string) string {
@@ -140,6 +172,9 @@ func (m *merger) servers(r *RunnableCase) {
 		template.Group = int32(i)
 		if g.Group == "" {
 			g.Group = "g" + strconv.Itoa(i+1)
+		}
+		if g.Absent {
+			m.mustUse(at+".absent", "no event adds servers of this group")
 		}
 		m.require(!slices.Contains(r.Groups, g.Group), at+".group", "used twice")
 		m.require(!serverName.MatchString(g.Group), at+".group", "must not be the name of a server")
@@ -170,26 +205,20 @@ const (
 
 // server is one of a group.
 func (m *merger) server(path string, g *Servers) sim.Server {
-	s := sim.Server{CPUs: g.CPUs, Speed: 1, IOSpeed: 1, Workers: g.Workers, Backlog: 64, Absent: g.Absent}
-	if g.CPUs == 0 {
-		s.CPUs = 1
+	s := sim.Server{
+		CPUs: given(g.CPUs, 1), Speed: given(g.Speed, 1), IOSpeed: given(g.IOSpeed, 1),
+		Workers: given(g.Workers, 0), Backlog: 64, Absent: g.Absent,
 	}
 	m.require(g.Count >= 1 && g.Count <= mostServers, path+".count", "must be 1 to %d", mostServers)
 	m.require(s.CPUs >= 1, path+".cpus", "must be at least 1")
-	if g.Speed != nil {
-		s.Speed = *g.Speed
-	}
 	m.require(s.Speed > 0, path+".speed", "must be positive")
-	if g.IOSpeed != nil {
-		s.IOSpeed = *g.IOSpeed
-	}
 	m.require(s.IOSpeed > 0, path+".io-speed", "must be positive")
 	switch g.Discipline {
 	case "", "fifo":
-		m.require(g.Workers == 0, path+".workers", "only with discipline processor-sharing")
+		m.require(g.Workers == nil, path+".workers", "only with discipline processor-sharing")
 	case "processor-sharing":
 		s.Discipline = sim.ProcessorSharing
-		m.require(g.Workers >= 0, path+".workers", "must not be negative")
+		m.require(g.Workers == nil || s.Workers >= 1, path+".workers", "must be at least 1")
 	default:
 		m.failf(path+".discipline", "must be fifo or processor-sharing")
 	}
@@ -208,12 +237,9 @@ const mostBalancers = 256
 func (m *merger) balancers(c *sim.Config) {
 	section, path := section[*Balancers](m, "Balancers")
 	if section == nil {
-		section = &Balancers{Count: 1}
+		section = &Balancers{}
 	}
-	n := section.Count
-	if n == 0 {
-		n = max(len(section.Shares), 1)
-	}
+	n := given(section.Count, max(len(section.Shares), 1))
 	if n < 1 || n > mostBalancers {
 		m.failf(path+".count", "must be 1 to %d", mostBalancers)
 		return
@@ -226,23 +252,24 @@ func (m *merger) balancers(c *sim.Config) {
 		m.require(share > 0, fmt.Sprintf("%s.shares[%d]", path, i), "must be positive")
 		c.Balancers[i].Weight = share
 	}
-	for _, i := range m.balancerIndexes(path+".absent", section.Absent, n) {
-		c.Balancers[i].Absent = true
+	for i, name := range section.Absent {
+		at := fmt.Sprintf("%s.absent[%d]", path, i)
+		if b := m.balancer(at, name, n); b >= 0 {
+			m.require(!c.Balancers[b].Absent, at, "used twice")
+			m.mustUse(at, "no event adds this balancer")
+			c.Balancers[b].Absent = true
+		}
 	}
 }
 
-// balancerIndexes resolves names of balancers.
-func (m *merger) balancerIndexes(path string, names []string, n int) []int32 {
-	var all []int32
-	for i, name := range names {
-		number, err := strconv.Atoi(strings.TrimPrefix(name, "b"))
-		if err != nil || !strings.HasPrefix(name, "b") || number < 1 || number > n {
-			m.failf(fmt.Sprintf("%s[%d]", path, i), "must be b1 to b%d", n)
-			continue
-		}
-		all = append(all, int32(number-1))
+// balancer resolves the name of one of n, and returns -1 after it has reported that it has no such name.
+func (m *merger) balancer(path, name string, n int) int32 {
+	number, err := strconv.Atoi(strings.TrimPrefix(name, "b"))
+	if err != nil || name != "b"+strconv.Itoa(number) || number < 1 || number > n {
+		m.failf(path, "must be b1 to b%d", n)
+		return -1
 	}
-	return all
+	return int32(number - 1)
 }
 
 func (m *merger) flowTable(c *sim.Config) {
@@ -250,10 +277,10 @@ func (m *merger) flowTable(c *sim.Config) {
 	if table == nil || *table == (FlowTable{}) {
 		return
 	}
-	ways := max(table.Ways, 1)
-	m.require(table.Buckets >= 1 && table.Buckets <= 1<<26, path+".buckets", "must be 1 to %d", 1<<26)
-	m.require(table.Ways >= 0 && table.Ways <= 64, path+".ways", "must be 1 to 64")
-	c.FlowTable = sim.FlowTable{Buckets: table.Buckets, Ways: ways}
+	buckets, ways := given(table.Buckets, 0), given(table.Ways, 1)
+	m.require(buckets >= 1 && buckets <= 1<<26, path+".buckets", "must be 1 to %d", 1<<26)
+	m.require(ways >= 1 && ways <= 64, path+".ways", "must be 1 to 64")
+	c.FlowTable = sim.FlowTable{Buckets: buckets, Ways: ways}
 }
 
 func (m *merger) network(c *sim.Config) {
@@ -282,13 +309,13 @@ func (m *merger) clients(c *sim.Config) {
 	if clients == nil {
 		return
 	}
-	c.Timeout = clients.Timeout.Seconds()
-	m.require(clients.Timeout >= 0, path+".timeout", "must not be negative")
+	c.Timeout = given(clients.Timeout, 0).Seconds()
+	m.require(clients.Timeout == nil || c.Timeout > 0, path+".timeout", "must be positive")
 	switch clients.Overflow {
 	case "", "reset":
 	case "drop":
 		c.Silent = true
-		m.require(clients.Timeout > 0, path+".overflow", "drop needs a timeout")
+		m.require(clients.Timeout != nil, path+".overflow", "drop needs a timeout")
 	default:
 		m.failf(path+".overflow", "must be reset or drop")
 	}
@@ -302,10 +329,11 @@ func (m *merger) measure(c *sim.Config) {
 			"connections or duration is required: only traces have an end")
 		return
 	}
-	c.Connections, c.Duration = measure.Connections, measure.Duration.Seconds()
+	c.Connections, c.Duration = given(measure.Connections, 0), given(measure.Duration, 0).Seconds()
 	c.Warmup, c.Cooldown = measure.Warmup, measure.Cooldown
-	m.require(measure.Duration >= 0, path+".duration", "must not be negative")
-	m.require(c.Connections > 0 || c.Duration > 0, path, "connections or duration is required")
+	m.require(measure.Connections == nil || c.Connections > 0, path+".connections", "must be positive")
+	m.require(measure.Duration == nil || c.Duration > 0, path+".duration", "must be positive")
+	m.require(measure.Connections != nil || measure.Duration != nil, path, "connections or duration is required")
 	m.require(c.Warmup >= 0 && c.Warmup < 1, path+".warmup", "must be 0 to less than 1")
 	m.require(c.Cooldown >= 0 && c.Warmup+c.Cooldown < 1, path+".cooldown", "must be 0 to less than 1, together with warmup")
 }
@@ -318,7 +346,9 @@ func (m *merger) placement(c *sim.Config) {
 	}
 	var err error
 	if c.Placement, c.Policy, err = p.Build(); err != nil {
-		m.failf(path, "%v", err)
+		for _, problem := range strings.Split(err.Error(), "\n") { // of each parameter
+			m.failf(join(path, p.name), "%s", problem)
+		}
 	}
 }
 

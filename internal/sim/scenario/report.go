@@ -2,8 +2,10 @@ package scenario
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"strconv"
+	"time"
 
 	"github.com/segue-lb/segue/internal/sim"
 )
@@ -15,33 +17,53 @@ type Report struct {
 	Runs       int          `json:"runs"` // of each case
 	Cases      []CaseReport `json:"cases"`
 	Assertions []Verdict    `json:"assertions"`
+	// Warnings are what was in the file for nothing, as the runs have shown.
+	Warnings []string `json:"warnings"`
 }
 
-// CaseReport is what a case's runs have given: times in seconds, shares from 0 to 1.
+// CaseReport is what a case's runs have given.
 type CaseReport struct {
-	Name            string        `json:"case"`
-	Flows           uint64        `json:"flows"`
-	Mean            Estimate      `json:"mean"`
-	P50             Estimate      `json:"p50"`
-	P90             Estimate      `json:"p90"`
-	P99             Estimate      `json:"p99"`
-	P999            Estimate      `json:"p99.9"`
-	Max             Estimate      `json:"max"`       // of all runs, without an interval
-	Deviation       Estimate      `json:"deviation"` // likewise
-	Refused         Estimate      `json:"refused"`
-	TimedOut        Estimate      `json:"timed-out"`
-	Lost            Estimate      `json:"lost"`
-	Broken          Estimate      `json:"broken"`
-	Failed          Estimate      `json:"failed"` // one of the four
-	Hops            Estimate      `json:"hops"`
-	Wrongful        Estimate      `json:"wrongful"`
-	Untracked       Estimate      `json:"untracked"`
-	Recovered       Estimate      `json:"recovered"` // flows in a run
-	Utilisation     Estimate      `json:"utilisation"`
-	Fairness        Estimate      `json:"fairness"`
-	InstantFairness Estimate      `json:"instant-fairness"`
-	Groups          []GroupReport `json:"groups"`
-	Servers         []ServerUse   `json:"servers"`
+	Name  string `json:"case"`
+	Flows uint64 `json:"flows"`
+	Quantities
+	Groups  []GroupReport `json:"groups"`
+	Servers []ServerUse   `json:"servers"`
+	// Series are the intervals of Scenario.Every that lie wholly in the time of arrivals of all runs.
+	Series []Interval `json:"series,omitempty"`
+}
+
+// Interval is what a case's runs have given in a part of the time: flows are those that arrived in it,
+// measured or not.
+type Interval struct {
+	From     Number   `json:"from"` // in seconds from the start
+	To       Number   `json:"to"`
+	Flows    uint64   `json:"flows"`
+	Arrivals Estimate `json:"arrivals"` // flows a second
+	Quantities
+}
+
+// Quantities are what is measured: times in seconds, shares from 0 to 1.
+type Quantities struct {
+	Mean            Estimate `json:"mean"`
+	P50             Estimate `json:"p50"`
+	P90             Estimate `json:"p90"`
+	P99             Estimate `json:"p99"`
+	P999            Estimate `json:"p99.9"`
+	Max             Estimate `json:"max"`       // of all runs, without an interval
+	Deviation       Estimate `json:"deviation"` // likewise
+	Refused         Estimate `json:"refused"`
+	TimedOut        Estimate `json:"timed-out"`
+	Lost            Estimate `json:"lost"`
+	Broken          Estimate `json:"broken"`
+	Failed          Estimate `json:"failed"` // one of the four
+	Hops            Estimate `json:"hops"`
+	Wrongful        Estimate `json:"wrongful"`
+	Untracked       Estimate `json:"untracked"`
+	Recovered       Estimate `json:"recovered"` // flows in a run
+	Utilisation     Estimate `json:"utilisation"`
+	Open            Estimate `json:"open"`
+	Fairness        Estimate `json:"fairness"`
+	InstantFairness Estimate `json:"instant-fairness"`
 }
 
 // GroupReport is what the servers of a group were used, each counted alike.
@@ -85,21 +107,21 @@ func (n Number) String() string {
 	return strconv.FormatFloat(float64(n), 'g', 6, 64)
 }
 
-// Column is a quantity of a case.
+// Column is a quantity by its name.
 type Column struct {
 	Name     string
 	Estimate Estimate
 }
 
-// Columns are all quantities of a case but those of groups and servers.
-func (c *CaseReport) Columns() []Column {
+// Columns are all quantities in their order.
+func (q *Quantities) Columns() []Column {
 	return []Column{
-		{"mean", c.Mean}, {"p50", c.P50}, {"p90", c.P90}, {"p99", c.P99}, {"p99.9", c.P999},
-		{"max", c.Max}, {"deviation", c.Deviation},
-		{"refused", c.Refused}, {"timed-out", c.TimedOut}, {"lost", c.Lost}, {"broken", c.Broken},
-		{"failed", c.Failed},
-		{"hops", c.Hops}, {"wrongful", c.Wrongful}, {"untracked", c.Untracked}, {"recovered", c.Recovered},
-		{"utilisation", c.Utilisation}, {"fairness", c.Fairness}, {"instant-fairness", c.InstantFairness},
+		{"mean", q.Mean}, {"p50", q.P50}, {"p90", q.P90}, {"p99", q.P99}, {"p99.9", q.P999},
+		{"max", q.Max}, {"deviation", q.Deviation},
+		{"refused", q.Refused}, {"timed-out", q.TimedOut}, {"lost", q.Lost}, {"broken", q.Broken},
+		{"failed", q.Failed},
+		{"hops", q.Hops}, {"wrongful", q.Wrongful}, {"untracked", q.Untracked}, {"recovered", q.Recovered},
+		{"utilisation", q.Utilisation}, {"open", q.Open}, {"fairness", q.Fairness}, {"instant-fairness", q.InstantFairness},
 	}
 }
 
@@ -108,7 +130,9 @@ func (c *CaseReport) Columns() []Column {
 func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, total int)) (*Report, error) {
 	var configs []*sim.Config
 	for _, c := range s.Cases {
-		configs = append(configs, c.Config)
+		config := *c.Config
+		config.Every = s.Every.Seconds()
+		configs = append(configs, &config)
 	}
 	results, err := sim.RunAll(ctx, configs, sim.Options{
 		Seed: s.Seed, Runs: s.Runs, Parallel: parallel, Progress: progress,
@@ -116,11 +140,47 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 	if err != nil {
 		return nil, err
 	}
-	report := &Report{Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results)}
+	report := &Report{Scenario: s.Name, Seed: s.Seed, Runs: s.Runs, Assertions: s.Judge(results), Warnings: []string{}}
 	for i := range s.Cases {
-		report.Cases = append(report.Cases, s.Cases[i].report(results[i]))
+		of := s.Cases[i].report(results[i], s.Every)
+		report.Cases = append(report.Cases, of)
+		report.Warnings = append(report.Warnings, s.Cases[i].warnings(results[i], s.Every, len(of.Series))...)
 	}
 	return report, nil
+}
+
+// warnings are about runs in which no flow was measured, intervals that are none or too many, and events
+// that came after the last arrival: how long a number of connections, or a trace, takes is not known before.
+func (c *RunnableCase) warnings(r *sim.Result, every time.Duration, intervals int) (warnings []string) {
+	unmeasured := 0
+	last := 0.0
+	for _, run := range r.Runs {
+		last = max(last, run.LastArrival)
+		if run.Flows() == 0 {
+			unmeasured++
+		}
+	}
+	if unmeasured > 0 {
+		warnings = append(warnings, fmt.Sprintf("case %s: no flow was measured in %d of %d runs", c.Name, unmeasured, len(r.Runs)))
+	}
+	if every > 0 && intervals == 0 {
+		warnings = append(warnings, fmt.Sprintf("case %s: no interval of %v is over when the last flow arrives", c.Name, every))
+	} else if intervals == sim.MostIntervals {
+		warnings = append(warnings, fmt.Sprintf("case %s: only the first %d intervals of %v are kept", c.Name, intervals, every))
+	}
+	for i, event := range c.Config.Events {
+		late := 0
+		for _, run := range r.Runs {
+			if event.At > run.LastArrival {
+				late++
+			}
+		}
+		if late > 0 {
+			warnings = append(warnings, fmt.Sprintf("case %s: %s.at %gs is after the last arrival in %d of %d runs, which was at %.6gs at the latest",
+				c.Name, c.events[i], event.At, late, len(r.Runs), last))
+		}
+	}
+	return warnings
 }
 
 func estimate(e sim.Estimate) Estimate { return Estimate{Number(e.Value), Number(e.Half)} }
@@ -139,10 +199,8 @@ func failed(r *sim.Result) sim.Estimate {
 	return sim.Estimate{Value: 1 - completed.Value, Half: completed.Half}
 }
 
-func (c *RunnableCase) report(r *sim.Result) CaseReport {
-	report := CaseReport{
-		Name:            c.Name,
-		Flows:           r.Flows(),
+func quantities(r *sim.Result) Quantities {
+	return Quantities{
 		Mean:            estimate(r.Mean()),
 		P50:             estimate(r.Quantile(0.5)),
 		P90:             estimate(r.Quantile(0.9)),
@@ -160,9 +218,29 @@ func (c *RunnableCase) report(r *sim.Result) CaseReport {
 		Untracked:       estimate(r.Untracked()),
 		Recovered:       estimate(recovered(r)),
 		Utilisation:     estimate(r.Utilisation()),
+		Open:            estimate(r.Open()),
 		Fairness:        estimate(r.Fairness()),
 		InstantFairness: estimate(r.InstantFairness()),
 	}
+}
+
+// series has the results of intervals of this length.
+func series(r *sim.Result, every time.Duration) (all []Interval) {
+	for i, of := range r.Intervals() {
+		all = append(all, Interval{
+			From: Number((time.Duration(i) * every).Seconds()), To: Number((time.Duration(i+1) * every).Seconds()),
+			Flows: of.Flows(),
+			Arrivals: estimate(of.Estimate(func(run *sim.RunResult) float64 {
+				return float64(run.Flows()) / every.Seconds()
+			})),
+			Quantities: quantities(of),
+		})
+	}
+	return all
+}
+
+func (c *RunnableCase) report(r *sim.Result, every time.Duration) CaseReport {
+	report := CaseReport{Name: c.Name, Flows: r.Flows(), Quantities: quantities(r), Series: series(r, every)}
 	for i := range c.Groups {
 		report.Groups = append(report.Groups, c.groupReport(int32(i), r))
 	}

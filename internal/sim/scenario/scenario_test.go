@@ -27,7 +27,7 @@ network: {client-balancer: {constant: 1ms}, server-client: {uniform: {min: 1ms, 
 clients: {timeout: 2s, overflow: drop}
 arrivals: {poisson: {load: 0.5}}
 jobs:
-- {name: page, share: 3, match: wiki, exponential: 20ms}
+- {name: page, share: 3, exponential: 20ms}
 - {name: picture, stages: [{lognormal: {median: 1ms, sigma: 1}}, {queue: io, pareto: {mean: 2ms, index: 3}}]}
 placement: lsq
 measure: {connections: 1000, duration: 9s, warmup: 0.1, cooldown: 0.2}
@@ -44,7 +44,7 @@ cases:
 - {name: third, balancers: {}, flow-table: {}, network: {}, clients: {}, events: []}
 assert:
 - holds: mean(first) < 1s
-- fails: p99 >= 5 * p50(second) + 2
+- fails: p99 >= 5 * p50(second) + 2s
 `
 
 func TestParse(t *testing.T) {
@@ -134,22 +134,26 @@ func TestProblems(t *testing.T) {
 			` unit, such as 500ms, 30s or 2h`},
 		{"{constant: 1ms}", "{constant: 1ms, exponential: 1ms}", `line 8: network.client-balancer: must have one of` +
 			` constant, exponential, uniform, lognormal, pareto and values`},
-		{"max: 3ms", "max: 1us", `line 8: network.server-client.uniform: must be 0 <= min <= max`},
+		{"max: 3ms", "max: 1us", `line 8: network.server-client.uniform: must have 0 <= min <= max`},
 		{"overflow: drop", "overflow: block", `line 9: clients.overflow "block": must be reset or drop`},
 		{"load: 0.5", "load: 50%", `line 10: arrivals.poisson.load "50%": must be a number`},
-		{"load: 0.5", "load: 0.5, curve: [{factor: 0}]", `line 10: arrivals.poisson.curve: must not be 0 everywhere`},
+		{"load: 0.5", "load: 0.5, curve: [{at: 0s, factor: 0}]", `line 10: arrivals.poisson.curve: must not be 0 everywhere`},
 		{"buckets: 100", "buckets: 0", `line 7: flow-table.buckets "0": must be 1 to 67108864`},
 		{"poisson: {load: 0.5}", "queries: {speed: 2}", `line 10: arrivals.queries.file: is required`},
 		{"load: 0.5", "load: 0.5, rate: 1", `line 10: arrivals.poisson: must have one of rate and load`},
 		{"poisson: {load: 0.5}", "wikibench: {file: none}", `line 10: arrivals.wikibench.file "none": stat none: no such file or directory`},
 		{"share: 3", "share: -3", `line 12: jobs[0].share "-3": must not be negative`},
 		{"name: picture", "name: page", `line 13: jobs[1].name "page": used twice`},
-		{"match: wiki", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
+		{"share: 3", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
 		{"exponential: 20ms", "values: none", `line 12: jobs[0].values "none": open none: no such file or directory`},
 		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
 		{"index: 3", "index: 1", `line 13: jobs[1].stages[1].pareto.index "1": must be more than 1`},
 		{"placement: lsq", "placement: last", `line 14: placement "last": `},
 		{"placement: lsq", "placement: {lsq: {x: 1}}", `line 14: placement.lsq.x: unknown field; known: `},
+		{"placement: lsq", "placement: {twf: {interval: 0.5}}", `line 14: placement.twf.interval "0.5": must be a duration with` +
+			` its unit, such as 500ms, 30s or 2h`},
+		{"placement: lsq", "placement: {hlb: {interval: 0s, steps: -1}}", "line 14: placement.hlb: interval 0s: must be 1ms to 1h0m0s\n" +
+			"line 14: placement.hlb: steps -1: must be 0 to 2147483647"},
 		{"warmup: 0.1", "warmup: 0.9", `line 15: measure.cooldown "0.2": must be 0 to less than 1, together with warmup`},
 		{"connections: 1000, duration: 9s, ", "", `line 15: measure: connections or duration is required`},
 		{"server-add: [s3]", "server-add: [s4]", `line 17: events[0].server-add[0] "s4": no server or group has this name`},
@@ -158,6 +162,43 @@ func TestProblems(t *testing.T) {
 		{"{at: 6s, balancer-fail: [b1]", "{at: 6s, detect: 1s, balancer-fail: [b1]", `line 22: events[5].detect "1s": ` +
 			"only with server-add, server-drain and server-fail"},
 		{"to: 2", "to: 0", `line 20: events[3].speed.to "0": must be positive`},
+		// Zeros that are written are not taken for defaults.
+		{"cpus: 4", "cpus: 0", `line 4: servers[0].cpus "0": must be at least 1`},
+		{"workers: 8", "workers: 0", `line 5: servers[1].workers "0": must be at least 1`},
+		{"count: 2, shares", "count: 0, shares", `line 6: balancers.count "0": must be 1 to 256`},
+		{"ways: 2", "ways: 0", `line 7: flow-table.ways "0": must be 1 to 64`},
+		{"buckets: 100, ways: 2", "buckets: 0", `line 7: flow-table.buckets "0": must be 1 to 67108864`},
+		{"timeout: 2s, overflow: drop", "timeout: 0s", `line 9: clients.timeout "0s": must be positive`},
+		{"load: 0.5", "load: 0", `line 10: arrivals.poisson.load "0": must be positive`},
+		{"load: 0.5", "load: 0.5, rate: 0", `line 10: arrivals.poisson.rate "0": must be positive` + "\n" +
+			`line 10: arrivals.poisson: must have one of rate and load`},
+		{"load: 0.5", "load: 0.5, diurnal: {period: 0s, amplitude: 0.5}", `line 10: arrivals.poisson.diurnal.period "0s": must be positive`},
+		{"connections: 1000", "connections: 0", `line 15: measure.connections "0": must be positive`},
+		{"duration: 9s", "duration: 0s", `line 15: measure.duration "0s": must be positive`},
+		// Nor is what is missing taken for zero.
+		{"max: 3ms", "mix: 3ms", `line 8: network.server-client.uniform.mix: unknown field; known: min, max`},
+		{"min: 1ms, ", "", `line 8: network.server-client.uniform: must have 0 <= min <= max`},
+		{"load: 0.5", "load: 0.5, diurnal: {period: 1m}", `line 10: arrivals.poisson.diurnal.amplitude: must be more than 0, and at most 1`},
+		{"load: 0.5", "load: 0.5, curve: [{at: 1s}]", `line 10: arrivals.poisson.curve[0]: must have at and factor`},
+		{"median: 1ms, sigma: 1", "median: 1ms", `line 13: jobs[1].stages[0].lognormal: must have median and sigma, or mean and deviation`},
+		{"median: 1ms, sigma: 1", "median: 0s, sigma: 1", `line 13: jobs[1].stages[0].lognormal.median "0s": must be positive`},
+		{"{at: 2s, ", "{", `line 18: events[1].at: is required`},
+		// Events that change nothing.
+		{"at: 6s", "at: 9s", `line 22: events[5].at "9s": must be before the end of arrivals, a duration of 9s`},
+		{"server-add: [s3]", "server-add: [s1]", `line 17: events[0].server-add[0] "s1": changes nothing: at 1s it is there already, in case first`},
+		{"server-drain: [old]", "server-drain: [s1, s1]", `line 18: events[1].server-drain[1] "s1": changes nothing: at 2s it is drained already, in case first`},
+		{"at: 1s, server-add: [s3]", "at: 3500ms, server-add: [s3]", `line 19: events[2].server-fail[1] "new": changes nothing: at 3s it is not there, in case first`},
+		{"[s2], to: 2", "[s2], to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it has this speed already, in case first`},
+		{"balancer-add: [b2]", "balancer-add: [b1]", `line 21: events[4].balancer-add[0] "b1": changes nothing: at 5s it is there already, in case first`},
+		{"balancer-fail: [b1]", "balancer-fail: [b1, b1]", `line 22: events[5].balancer-fail[1] "b1": changes nothing: at 6s it is not there, in case first`},
+		{"server-fail: [s2]}", "server-fail: [s3]}", `line 25: cases[1].events[0].server-fail[0] "s3": changes nothing: at 1s it is not there`},
+		{"balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]", "events:", `line 25: cases[1].events: has no value: leave it out, or give it one such as [] or {}`},
+		{"flow-table: {buckets: 100, ways: 2}", "flow-table:", `line 7: flow-table: has no value`},
+		{"flow-table: {buckets: 100, ways: 2}", "flow-table: null", `line 7: flow-table: has no value`},
+		// What is not used.
+		{"absent: [b2]", "absent: [b2, b2]", `line 6: balancers.absent[1] "b2": used twice`},
+		{"- {at: 5s, balancer-add: [b2]}\n", "", `line 6: balancers.absent[0] "b2": no event adds this balancer`},
+		{"share: 3", "share: 3, match: wiki", `line 12: jobs[0].match "wiki": is not used: only flows of traces have a query`},
 		{"name: second", "name: first", `line 25: cases[1].name "first": used twice`},
 		{"name: second", "name: 2nd", `line 25: cases[1].name "2nd": must be letters, digits and _ - . +, a letter first`},
 		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
@@ -181,9 +222,30 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+// TestUnused: what no case uses is a slip, but not what some case uses.
+func TestUnused(t *testing.T) {
+	const base = "servers: [{count: 1}, {count: 2, absent: true}]\njobs: [{constant: 1ms}]\nmeasure: {connections: 10}\n" +
+		"arrivals: {poisson: {load: 0.5}}\nplacement: lsq\nevents: [{at: 1s, server-add: [s3]}]\ncases:\n- {name: a}\n"
+	for _, cases := range []string{"", "- {name: b, placement: sc, events: []}"} {
+		if _, err := Parse([]byte(base+cases), "."); err != nil {
+			t.Errorf("%s: %v", cases, err)
+		}
+	}
+	for _, test := range []struct{ old, new, problem string }{
+		{"{name: a}", "{name: a, placement: sc}", `line 5: placement "lsq": is not used: every case has its own`},
+		{"[{at: 1s, server-add: [s3]}]", "[]", `line 1: servers[1].absent "true": no event adds servers of this group`},
+		{"{name: a}", "{name: a, events: []}", `line 6: events: is not used: every case has its own`},
+	} {
+		_, err := Parse([]byte(strings.Replace(base, test.old, test.new, 1)), ".")
+		if err == nil || !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s: %v, want %s", test.new, err, test.problem)
+		}
+	}
+}
+
 // TestAllProblems checks that one problem does not hide another one elsewhere, and is reported once.
 func TestAllProblems(t *testing.T) {
-	text := strings.NewReplacer("cpus: 4", "cpus: 0.5", "load: 0.5", "load: 50%, curve: [{at: 2s, factor: 1}, {at: 1s}]",
+	text := strings.NewReplacer("cpus: 4", "cpus: 0.5", "load: 0.5", "load: 50%, curve: [{at: 2s, factor: 1}, {at: 1s, factor: 0}]",
 		"placement: lsq", "placement: last").Replace(valid)
 	_, err := Parse([]byte(text), ".")
 	var problems config.Errors
@@ -216,16 +278,16 @@ func TestConditions(t *testing.T) {
 		values string
 	}{
 		{"mean(a) < 600ms", true, "0.5 < 0.6"},
-		{"mean(a) < 0.5", false, "0.5 < 0.5"},
-		{"mean(a) <= 0.5", true, "0.5 <= 0.5"},
+		{"mean(a) < 0.5s", false, "0.5 < 0.5"},
+		{"mean(a) <= 500ms", true, "0.5 <= 0.5"},
 		{"mean(b-1) / mean(a) >= 4", true, "4 >= 4"},
-		{"mean(b-1) - mean(a) * 2 > 1", false, "1 > 1"},
-		{"(mean(b-1) - mean(a)) * 2 > 1", true, "3 > 1"},
+		{"mean(b-1) - mean(a) * 2 > 1s", false, "1 > 1"},
+		{"(mean(b-1) - mean(a)) * 2 > 1s", true, "3 > 1"},
 		{"mean(b-1)/mean(a) within 5% of 4.2", true, "4 within 5% of 4.2"},
 		{"mean(b-1)/mean(a) within 5 % of 4.3", false, "4 within 5% of 4.3"},
-		{"mean < 3", true, "b-1: 2 < 3"},
-		{"mean < 1", false, "b-1: 2 < 1"},
-		{"mean > 1", false, "a: 0.5 > 1"},
+		{"mean < 3s", true, "b-1: 2 < 3"},
+		{"mean < 1s", false, "b-1: 2 < 1"},
+		{"mean > 1s", false, "a: 0.5 > 1"},
 		{"p50(a) + p99.9(a) within 1% of 1s", true, "1 within 1% of 1"},
 	} {
 		b := builder{result: *s}
@@ -245,6 +307,21 @@ func TestConditions(t *testing.T) {
 	}
 }
 
+// TestUndefined: what compares nothing with something is neither what holds nor what fails.
+func TestUndefined(t *testing.T) {
+	s := &Scenario{Cases: []RunnableCase{{Name: "a"}}}
+	for _, a := range []Assertion{{Holds: "p99(a) < 1s"}, {Fails: "p99(a) < 1s"}, {Fails: "mean within 5% of 1s"}, {Fails: "1s >= max"}} {
+		b := builder{result: *s}
+		if b.assertion("assert[0]", a); len(b.errs) > 0 {
+			t.Fatal(b.errs)
+		}
+		v := b.result.Judge([]*sim.Result{{Runs: []*sim.RunResult{{}}}})[0]
+		if v.OK() || v.Holds || v.Defined {
+			t.Errorf("%+v: %+v, of no flows", a, v)
+		}
+	}
+}
+
 func TestNoConditions(t *testing.T) {
 	if v := (&Scenario{}).Judge(nil); v == nil || len(v) != 0 {
 		t.Errorf("%#v, want an empty list", v)
@@ -253,7 +330,7 @@ func TestNoConditions(t *testing.T) {
 
 func TestBadConditions(t *testing.T) {
 	const known = "; known: broken, deviation, failed, fairness, flows, hops, instant-fairness, lost, max, mean," +
-		" recovered, refused, timed-out, untracked, utilisation, wrongful, and percentiles such as p99.9"
+		" open, recovered, refused, timed-out, untracked, utilisation, wrongful, and percentiles such as p99.9"
 	for text, problem := range map[string]string{
 		"mean":                    "<, <=, >, >= or within expected, the end found",
 		"mean < 1 2":              `the end expected, "2" found`,
@@ -270,6 +347,12 @@ func TestBadConditions(t *testing.T) {
 		"mean within 5 of 1":      `"%" expected, "of" found`,
 		"mean within 5% 1":        `"of" expected, "1" found`,
 		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric` + known,
+		"mean < 350":              "a time is compared with a number: times have units, such as 350ms",
+		"failed < 5ms":            "a number is compared with a time: times have units, such as 350ms",
+		"mean + 1 < p50":          "a time + a number: times have units, such as 350ms",
+		"mean * mean < 1s":        "time to the power of 2 is compared with a time: times have units, such as 350ms",
+		"mean / p50 < 2s":         "a number is compared with a time: times have units, such as 350ms",
+		"1s < 2s":                 "there is no metric in it",
 		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found; known: a`,
 	} {
 		b := builder{result: Scenario{Cases: []RunnableCase{{Name: "a"}}}}
