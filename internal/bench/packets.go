@@ -25,7 +25,7 @@ type PacketOptions struct {
 
 // DefaultPacketOptions measure everything.
 func DefaultPacketOptions() PacketOptions {
-	return PacketOptions{Flows: []uint32{1, 1_000, 64_000, 1_000_000, 10_000_000}, Rounds: 9, Packets: 200_000, Room: config.DefaultFlows}
+	return PacketOptions{Flows: []uint32{1, 1_000, 64_000, 1_000_000, 10_000_000}, Rounds: 15, Packets: 200_000, Room: config.DefaultFlows}
 }
 
 // PacketTime is what a packet of one kind costs, in nanoseconds of CPU time.
