@@ -2,8 +2,8 @@
 /*
  * Multilinear-HM hashing (Lemire and Kaser, "Strongly universal string hashing
  * is fast", 2014): for random keys, any two inputs get independent, uniform
- * 32-bit values. Collision probabilities are therefore exact whatever flows a
- * client chooses, as long as it does not know the keys.
+ * values in the 33 highest bits of 64. Collision probabilities are therefore exact
+ * whatever flows a client chooses, as long as it does not know the keys.
  */
 #ifndef SEGUE_HASH_H
 #define SEGUE_HASH_H
@@ -24,8 +24,7 @@ static __always_inline __u32 mix(__u32 hash)
 	return hash ^ hash >> 16;
 }
 
-/* The hash of an even number of words, `size`, by as many keys and one more: the 33
- * highest bits are such values, not only 32. */
+/* The hash of an even number of words, `size`, by as many keys and one more. */
 static __always_inline __u64 multilinear(const __u32 *word, int size, const volatile __u64 *keys)
 {
 	__u64 sum = keys[size];

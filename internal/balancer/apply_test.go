@@ -325,6 +325,18 @@ func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
 	f.check(f.forwarded(frame, web, "a", "s", "forward_recover"), f.run(frame))
 }
 
+// A server whose flags a reload has cleared keeps no flow, though its next hop is still there: a process may be killed
+// in between.
+func TestRetiredServerKeepsNoFlow(t *testing.T) {
+	t.Parallel()
+	f := openStandard(t)
+	other := f.otherThanPlaced(web, "web")
+	f.enter(web, "web", other, stateEstablished)
+	f.kernel.servers.setFlags(f.slot("web", other), 0)
+	frame := web.frame(packet.Flags(packet.ACK))
+	f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_recover"), f.run(frame))
+}
+
 // A reload that changes nothing for a service swaps nothing.
 func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 	t.Parallel()

@@ -212,18 +212,23 @@ func TestAllServersFailing(t *testing.T) {
 	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
 }
 
-// Datagrams know no connection: they leave a server that fails, and stay with one that is drained.
+// Datagrams know no connection: they leave a server that fails or cannot be reached, and stay with one that is
+// drained.
 func TestDatagramsLeaveFailingServer(t *testing.T) {
 	t.Parallel()
-	cfg := standard()
-	f := open(t, cfg)
-	server := f.placed(dns, "dns")
-	f.enter(dns, "dns", server, stateEstablished)
-	f.check(f.forwarded(dns.frame(), dns, "dns", server, "forward_known"), f.run(dns.frame()))
-	f.setHealth("dns", server, false)
-	got := f.run(dns.frame())
-	if to := serverOf(got); to == "dns/"+server || reasonOf(got) != "forward_new" {
-		t.Errorf("%s to %s after its server failed", reasonOf(got), to)
+	for what, fail := range map[string]func(f *fixture, server string){
+		"failed its checks": func(f *fixture, server string) { f.setHealth("dns", server, false) },
+		"lost its next hop": func(f *fixture, server string) { f.via[server] = ""; f.route() },
+	} {
+		f := openStandard(t)
+		server := f.placed(dns, "dns")
+		f.enter(dns, "dns", server, stateEstablished)
+		f.check(f.forwarded(dns.frame(), dns, "dns", server, "forward_known"), f.run(dns.frame()))
+		fail(f, server)
+		got := f.run(dns.frame())
+		if to := serverOf(got); to == "dns/"+server || reasonOf(got) != "forward_new" {
+			t.Errorf("%s to %s after its server %s", reasonOf(got), to, what)
+		}
 	}
 }
 
