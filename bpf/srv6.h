@@ -53,14 +53,24 @@ static __always_inline void write_sid(struct in6_addr *out, const struct in6_add
 #define SID_ARGUMENT_SHIFT 16
 #define SID_ARGUMENT_MASK ((1ULL << 48) - 1)
 
-static __always_inline __u64 sid_argument(const struct in6_addr *sid)
+static __always_inline __u64 sid_half(const struct in6_addr *sid)
 {
-	return ((const __u64 *)sid)[1] >> SID_ARGUMENT_SHIFT;
+	return ((const __u64 *)sid)[1];
+}
+
+static __always_inline __u64 half_argument(__u64 half)
+{
+	return half >> SID_ARGUMENT_SHIFT;
+}
+
+static __always_inline enum sid_function half_function(__u64 half)
+{
+	return bpf_ntohs(half);
 }
 
 static __always_inline enum sid_function sid_function(const struct in6_addr *sid)
 {
-	return bpf_ntohs(sid->s6_addr16[4]);
+	return half_function(sid_half(sid));
 }
 
 #define SEGMENT_SIZE sizeof(struct in6_addr)

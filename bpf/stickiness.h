@@ -59,14 +59,16 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 {
 	const struct signal_keys *keys = find_signal_keys();
 	struct tagged tagged_signal;
+	__u64 tag;
 
 	if (!pkt || !signal)
 		return false;
 	if (!keys)
 		return true;
-	tagged_signal = tagged(&pkt->key, signal->sender, signal->function);
-	return signal->argument == make_tag(&tagged_signal, &keys->key[0]) ||
-	       signal->argument == make_tag(&tagged_signal, &keys->key[1]);
+	tagged_signal = tagged(&pkt->key, signal->sender, half_function(signal->half));
+	tag = half_argument(signal->half);
+	return tag == make_tag(&tagged_signal, &keys->key[0]) ||
+	       tag == make_tag(&tagged_signal, &keys->key[1]);
 }
 
 /*
@@ -176,16 +178,48 @@ static __always_inline enum reason remove(const struct packet *pkt, const struct
 	return REASON_RETURN_REMOVE;
 }
 
+/* Whether it says that the flow ends. */
+static __always_inline bool is_removal(const struct signal *signal)
+{
+	return half_function(signal->half) == SID_REMOVE;
+}
+
+/* Does what a signal says. `label` becomes the flow's. */
+static __always_inline enum reason obey(const struct packet *pkt, const struct service *service,
+					const struct signal *signal, __u32 sender, __u32 *label)
+{
+	struct known known = {};
+	enum reason why = is_removal(signal) ? remove(pkt, service, &known, sender)
+					     : create(pkt, service, &known, sender);
+
+	*label = flow_label(&known.flow);
+	return why;
+}
+
+/* Turns the server's packet into a reset, and sends it back. */
+static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
+				      const struct service *service, const struct signal *signal,
+				      __u32 sender, __u32 label)
+{
+	struct segments segments = {
+		.count = 1,
+		.server = { sender },
+		.first = server_at(sender),
+	};
+
+	if (!make_reset(ctx, pkt, signal))
+		return leave(ctx, pkt, REASON_DROP_SIGNAL);
+	ask(&segments, SID_DELIVER, SID_DELIVER);
+	return forward(ctx, pkt, service, &segments, 1, label, REASON_FORWARD_RESET);
+}
+
 /* Takes a server's signal, whose packet goes on to the client. Not inlined: see
  * steer_unusual. */
 __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 {
-	struct segments segments = {};
 	struct service service = {};
 	struct signal signal = {};
-	struct known known = {};
-	const struct server *server;
-	__u32 sender = 0;
+	__u32 sender = 0, label;
 	enum reason why;
 
 	if (!pkt)
@@ -196,25 +230,17 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 		return leave(ctx, pkt, REASON_DROP_SIGNAL);
 	if (classify(pkt, &service))
 		return leave(ctx, pkt, REASON_DROP_SENDER);
-	server = find_sender(&signal, &service, &sender);
-	if (!server)
+	if (!find_sender(&signal, &service, &sender))
 		return leave(ctx, pkt, REASON_DROP_SENDER);
 	if (!is_vouched(pkt, &signal))
 		return leave(ctx, pkt, REASON_DROP_TAG);
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
-	count_signal(sender, signal.function == SID_REMOVE);
-	why = signal.function == SID_REMOVE ? remove(pkt, &service, &known, sender)
-					    : create(pkt, &service, &known, sender);
-	if (why != REASON_FORWARD_RESET)
-		return leave(ctx, pkt, unwrap(ctx, pkt, &signal) ? why : REASON_DROP_SIGNAL);
-	if (!make_reset(ctx, pkt, &signal))
-		return leave(ctx, pkt, REASON_DROP_SIGNAL);
-	segments.count = 1;
-	segments.server[0] = sender;
-	segments.first = server;
-	ask(&segments, SID_DELIVER, SID_DELIVER);
-	return forward(ctx, pkt, &service, &segments, 1, flow_label(&known.flow), why);
+	count_signal(sender, is_removal(&signal));
+	why = obey(pkt, &service, &signal, sender, &label);
+	if (why == REASON_FORWARD_RESET)
+		return send_reset(ctx, pkt, &service, &signal, sender, label);
+	return leave(ctx, pkt, unwrap(ctx, pkt, &signal) ? why : REASON_DROP_SIGNAL);
 }
 
 #endif

@@ -59,7 +59,7 @@ static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 s
 	return signal;
 }
 
-/* The first 48 bits of the hash, as sid_argument reads them. Not inlined: the verifier
+/* The first 48 bits of the hash, as half_argument has them. Not inlined: the verifier
  * walks it once. */
 __noinline __u64 make_tag(const struct tagged *signal, const struct siphash_key *key)
 {

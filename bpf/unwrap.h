@@ -29,13 +29,11 @@ enum signal_segment {
 
 struct signal {
 	__u64 sender;	     /* its locator, in memory order */
-	__u64 argument;	     /* of the SID that it came to */
+	__u64 half;	     /* of the SID that it came to: function and argument */
 	__be32 acknowledged; /* by the server: what the client sends next */
-	__u16 function;	     /* enum sid_function */
 	__u16 size;	     /* bytes of all headers around the packet for the client */
 	__s8 ecn;	     /* what an inner packet is to carry; -1: it is to be dropped */
 	__u8 inner_ecn;	     /* what it does */
-	__u8 pad[6];
 };
 
 /* Whether a packet that is no plain one of TCP or UDP is for the balancer itself. */
@@ -144,8 +142,7 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 		return false;
 	at.pos = (void *)(ip + 1);
 	at.left = pkt->length - sizeof(*ip);
-	signal->function = sid_function(&pkt->key.destination);
-	signal->argument = sid_argument(&pkt->key.destination);
+	signal->half = sid_half(&pkt->key.destination);
 	if (ip->nexthdr == IPPROTO_ROUTING) {
 		is_read = read_inserted(&at, pkt, signal);
 	} else {
