@@ -22,6 +22,7 @@ type meter struct {
 // loads are about x, the open flows for each processor of the servers that balancers know.
 type loads struct {
 	since        float64 // the time up to which the integrals go
+	flows        int64   // that are open on the servers
 	sum, squares float64 // over the servers, of x and x²
 	integrals
 }
@@ -135,17 +136,23 @@ func (e *engine) opened(s, by int32) {
 	if !server.live {
 		return
 	}
+	l := &e.meter.loads
+	if l.flows += int64(by); l.flows == 0 {
+		l.sum, l.squares = 0, 0 // also of x that are rounded, such as thirds
+		return
+	}
 	each := e.stations[s].each
 	x, y := float64(before)*each, float64(server.open)*each
-	e.meter.sum += y - x
-	e.meter.squares += y*y - x*x
+	l.sum += y - x
+	l.squares += y*y - x*x
 }
 
 // compareLive makes the sums over the servers anew, when others are live.
 func (e *engine) compareLive() {
 	m := &e.meter
-	m.sum, m.squares = 0, 0
+	m.flows, m.sum, m.squares = 0, 0, 0
 	for _, s := range e.live {
+		m.flows += int64(e.servers[s].open)
 		x := float64(e.servers[s].open) / float64(e.stations[s].cpus)
 		m.sum += x
 		m.squares += x * x

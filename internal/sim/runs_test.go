@@ -205,6 +205,19 @@ func TestMemoryIsFlat(t *testing.T) {
 	}
 }
 
+// TestFairnessOfThirds: flows for each processor of three are numbers that are rounded, which must not add up.
+func TestFairnessOfThirds(t *testing.T) {
+	c := figure10(2, 1, 0.1, inTurn{})
+	for i := range c.Servers {
+		c.Servers[i].CPUs = 3
+	}
+	c.Connections = 1000
+	r := runOnce(t, c)
+	if !(r.InstantFairness >= 0.5 && r.InstantFairness <= 1) {
+		t.Errorf("instant fairness of two servers %v, want 0.5 to 1", r.InstantFairness)
+	}
+}
+
 // Flows that a drained server still has are no unfairness of those that take new ones.
 func TestFairnessIsThatOfLiveServers(t *testing.T) {
 	c := constantly(2, sim.ProcessorSharing, 0, 0, 0, 0, 0, 0.25, 10)
