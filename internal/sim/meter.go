@@ -121,9 +121,7 @@ func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.Elapsed = elapsed
 	m.Utilisation = i.busy / (e.processors * elapsed)
 	m.Open = i.open / (float64(len(e.servers)) * elapsed)
-	if i.squares > 0 {
-		m.Fairness = i.sum * i.sum / (i.squares * i.servers)
-	}
+	m.Fairness = i.sum * i.sum / (i.squares * i.servers)
 	m.InstantFairness = i.instant / elapsed
 }
 
