@@ -32,7 +32,8 @@ type field struct {
 // Decode reads the only YAML document in data into the struct that into points to, whose fields are
 // of the types that this package's own files have. Fields that data does not name keep their values.
 // Then rules returns the problems of what was read; where they are in data is found by their paths,
-// unless they have lines, and those of fields that could not be read, wholly or in part, are left out. The error is of type Errors.
+// unless they have lines, and those of fields that could not be read, wholly or in part, are left out. The
+// error is of type Errors.
 func Decode(data []byte, into any, rules func() Errors) error {
 	d := decode(data, into)
 	for _, broken := range rules() {

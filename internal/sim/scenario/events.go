@@ -222,7 +222,7 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 
 // useAdded notes which of those that are absent at first are added.
 func (m *merger) useAdded(r *RunnableCase) {
-	_, servers := section[[]Servers](m, "Servers")
+	_, servers := section[*[]Servers](m, "Servers")
 	balancers, path := section[*Balancers](m, "Balancers")
 	for _, e := range r.Config.Events {
 		switch e.Kind {

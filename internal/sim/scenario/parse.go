@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -65,8 +66,8 @@ func (b *builder) use(path string) { b.used[path] = true }
 
 // reportUnused reports what the file has and no case uses: a slip, for it changes nothing.
 func (b *builder) reportUnused() {
-	for path, problem := range b.unused {
-		b.require(b.used[path], path, "%s", problem)
+	for _, path := range slices.Sorted(maps.Keys(b.unused)) {
+		b.require(b.used[path], path, "%s", b.unused[path])
 	}
 }
 
@@ -164,7 +165,8 @@ func join(path, name string) string {
 }
 
 func (m *merger) servers(r *RunnableCase) {
-	groups, path := section[[]Servers](m, "Servers")
+	section, path := section[*[]Servers](m, "Servers")
+	groups := given(section, nil)
 	m.require(len(groups) > 0, path, "at least one group is required")
 	for i, g := range groups {
 		at := fmt.Sprintf("%s[%d]", path, i)

@@ -199,6 +199,8 @@ func TestProblems(t *testing.T) {
 		{"absent: [b2]", "absent: [b2, b2]", `line 6: balancers.absent[1] "b2": used twice`},
 		{"- {at: 5s, balancer-add: [b2]}\n", "", `line 6: balancers.absent[0] "b2": no event adds this balancer`},
 		{"share: 3", "share: 3, match: wiki", `line 12: jobs[0].match "wiki": is not used: only flows of traces have a query`},
+		{"placement: sc", "servers: []", `line 25: cases[1].servers: at least one group is required`},
+		{"placement: sc", "jobs: []", `line 25: cases[1].jobs: at least one is required`},
 		{"name: second", "name: first", `line 25: cases[1].name "first": used twice`},
 		{"name: second", "name: 2nd", `line 25: cases[1].name "2nd": must be letters, digits and _ - . +, a letter first`},
 		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
@@ -240,6 +242,27 @@ func TestUnused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.problem) {
 			t.Errorf("%s: %v, want %s", test.new, err, test.problem)
 		}
+	}
+}
+
+// TestOrderOfProblems: those of one line come in one order.
+func TestOrderOfProblems(t *testing.T) {
+	want := ""
+	for range 20 {
+		_, err := Parse([]byte("{servers: [{count: 1}, {count: 1, absent: true}, {count: 1, absent: true}], placement: lsq,"+
+			" jobs: [{constant: 1ms, match: a}, {constant: 1ms, match: b}], arrivals: {poisson: {rate: 1}}, measure: {duration: 1s}}"), ".")
+		if err == nil || want != "" && err.Error() != want {
+			t.Fatalf("%v\nbefore:\n%s", err, want)
+		}
+		want = err.Error()
+	}
+}
+
+// TestEmptyElement: what is empty is reported once.
+func TestEmptyElement(t *testing.T) {
+	_, err := Parse([]byte(valid+"-\n"), ".")
+	if err == nil || err.Error() != "line 30: assert[2]: empty list element" {
+		t.Error(err)
 	}
 }
 
