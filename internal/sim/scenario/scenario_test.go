@@ -345,6 +345,21 @@ func TestUndefined(t *testing.T) {
 	}
 }
 
+// TestUndefinedOfACase: what is about each case is undefined if it is of one, wherever that comes.
+func TestUndefinedOfACase(t *testing.T) {
+	slow, none := &sim.Result{}, &sim.Result{}
+	slow.Response.Add(2)
+	for i, all := range [][]*sim.Result{{slow, none}, {none, slow}} {
+		s := &Scenario{Cases: []RunnableCase{{Name: "a"}, {Name: "b"}}}
+		b := builder{result: *s}
+		b.assertion("assert[0]", Assertion{Fails: "max < 1s"})
+		want := []string{"b: NaN < 1", "a: NaN < 1"}[i]
+		if v := b.result.Judge(all)[0]; v.OK() || v.Defined || v.Values != want {
+			t.Errorf("%+v, want %s", v, want)
+		}
+	}
+}
+
 func TestNoConditions(t *testing.T) {
 	if v := (&Scenario{}).Judge(nil); v == nil || len(v) != 0 {
 		t.Errorf("%#v, want an empty list", v)
