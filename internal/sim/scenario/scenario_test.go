@@ -258,6 +258,22 @@ func TestOrderOfProblems(t *testing.T) {
 	}
 }
 
+// TestConsequences: what would be wrong only because something else is, is not reported; and what is wrong in
+// several cases once.
+func TestConsequences(t *testing.T) {
+	for _, test := range []struct{ old, new, problem string }{
+		{"[s1, new], detect", "[s1, nobody], detect", `line 19: events[2].server-fail[1] "nobody": no server or group has this name`},
+		{"absent: true", "absent: yes", `line 5: servers[1].absent "yes": must be true or false`},
+		{"to: 2", "to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it has this speed already, in case first`},
+	} {
+		text := strings.Replace(valid, test.old, test.new, 1) + "- holds: max(fourth) < 1s\n"
+		text = strings.Replace(text, "cases:\n- {name: first}\n", "cases:\n- {name: first}\n- {name: fourth, placement: sc}\n", 1)
+		if _, err := Parse([]byte(text), "."); err == nil || err.Error() != test.problem {
+			t.Errorf("%s:\n got %v\nwant %s", test.new, err, test.problem)
+		}
+	}
+}
+
 // TestEmptyElement: what is empty is reported once.
 func TestEmptyElement(t *testing.T) {
 	_, err := Parse([]byte(valid+"-\n"), ".")
