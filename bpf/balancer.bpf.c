@@ -107,8 +107,8 @@ static __always_inline enum reason read_unusual(struct xdp_md *ctx, struct packe
 	return why;
 }
 
-/* The way of a packet that could not be parsed to the end, or whose flow is not known.
- * Not inlined: the verifier walks it once, and the others' way stays short. */
+/* The way of a packet that is not plain, or could not be parsed to the end, or whose flow is
+ * not known. Not inlined: the verifier walks it once, and the others' way stays short. */
 __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error)
 {
 	struct segments segments = {};
@@ -141,10 +141,12 @@ int xdp_lb(struct xdp_md *ctx)
 	if (error)
 		return is_signal(&pkt, error) ? take_signal(ctx, &pkt)
 					      : steer_unusual(ctx, &pkt, error);
+	if (!is_plain(&pkt))
+		return steer_unusual(ctx, &pkt, PARSE_OK);
 	why = classify(&pkt, &service);
 	if (why)
 		return leave(ctx, &pkt, judge(&pkt, why));
-	if (!persist(&pkt, &service, &flow, &segments))
+	if (!persist_plain(&pkt, &service, &flow, &segments))
 		return steer_unusual(ctx, &pkt, PARSE_OK);
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);
 }

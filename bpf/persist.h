@@ -74,6 +74,13 @@ static __always_inline bool serves(const struct server *server, const struct ser
 	return server->flags & SERVER_IN_USE && server->service == service->id;
 }
 
+/* Whether it serves, and can be reached as far as is known. */
+static __always_inline bool is_well(const struct server *server, const struct service *service)
+{
+	return (server->flags & (SERVER_IN_USE | SERVER_FAILING)) == SERVER_IN_USE &&
+	       server->service == service->id && server->next_hop;
+}
+
 static __always_inline bool takes_flows(const struct server *server)
 {
 	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
@@ -91,11 +98,19 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 {
 	if (!serves(server, service))
 		return false;
-	if (is_plain(pkt) && pkt->key.protocol == IPPROTO_TCP) /* as most */
-		return true;
 	if (may_move(pkt) && (server->flags & SERVER_FAILING || !server->next_hop))
 		return false;
 	return !starts_connection(pkt) || (!(server->flags & SERVER_DRAINED) && !is_over(value));
+}
+
+/* Makes a server the only segment, and asks it for what known flows are asked. */
+static __always_inline void go_to(struct segments *segments, __u32 number,
+				  const struct server *server)
+{
+	segments->count = 1;
+	segments->first_sid = 0;
+	segments->server[0] = number;
+	segments->first = server;
 }
 
 /* Makes the server of an entry the only segment, if the packet is to stay with it. */
@@ -107,10 +122,7 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 
 	if (!keeps_server(pkt, service, server, value))
 		return false;
-	segments->count = 1;
-	segments->first_sid = 0;
-	segments->server[0] = number;
-	segments->first = server;
+	go_to(segments, number, server);
 	return true;
 }
 
@@ -124,23 +136,44 @@ static __always_inline bool is_stale(const struct service *service, __u64 value,
 	return hunts(service) && flow_age(value, now) >= FLOW_MIN_IDLE;
 }
 
-/* Fills in the server of a known flow; false: place it. No packet of the client's renews a
- * stale entry (hunt.h). */
-static __always_inline bool persist(const struct packet *pkt, const struct service *service,
-				    struct flow_slot *slot, struct segments *segments)
+/* Notes what the packet tells of its flow. False when the entry is stale: no packet of the
+ * client's renews it (hunt.h). */
+static __always_inline bool renew(const struct packet *pkt, const struct service *service,
+				  struct flow_slot *slot, __u64 now)
 {
-	__u64 now;
-
-	flow_lookup(&pkt->key, service->id, slot);
-	if (!flow_known(slot) || !keep(pkt, service, slot->value, segments))
-		return false;
-	now = flow_now();
-	if ((is_plain(pkt) && flow_is_fresh(slot->value, now)) || lingers(pkt, slot->value, now))
+	if (lingers(pkt, slot->value, now))
 		return true;
 	if (is_stale(service, slot->value, now))
 		return false;
 	flow_touch(slot, next_state(pkt, flow_state(slot->value)), now);
 	return true;
+}
+
+/* Fills in the server of a known flow; false: place it. */
+static __always_inline bool persist(const struct packet *pkt, const struct service *service,
+				    struct flow_slot *slot, struct segments *segments)
+{
+	flow_lookup(&pkt->key, service->id, slot);
+	return flow_known(slot) && keep(pkt, service, slot->value, segments) &&
+	       renew(pkt, service, slot, flow_now());
+}
+
+/* The same for a plain packet, as long as its server is well: then none of them moves. */
+static __always_inline bool persist_plain(const struct packet *pkt, const struct service *service,
+					  struct flow_slot *slot, struct segments *segments)
+{
+	const struct server *server;
+	__u64 now;
+
+	flow_lookup(&pkt->key, service->id, slot);
+	if (!flow_known(slot))
+		return false;
+	server = server_at(flow_server(slot->value));
+	if (!is_well(server, service))
+		return false;
+	go_to(segments, flow_server(slot->value), server);
+	now = flow_now();
+	return flow_is_fresh(slot->value, now) || renew(pkt, service, slot, now);
 }
 
 /* Makes the server of an entry the only segment for a packet that does not speak for the

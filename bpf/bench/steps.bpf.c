@@ -43,7 +43,7 @@ int xdp_steps(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (last_step == STEP_CLASSIFY)
 		return stop(&service);
-	if (!persist(&pkt, &service, &flow, &segments))
+	if (!persist_plain(&pkt, &service, &flow, &segments))
 		return stop(&flow); /* one of the few that found no room */
 	if (last_step == STEP_PERSIST)
 		return stop(&segments);
