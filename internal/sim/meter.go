@@ -180,10 +180,8 @@ func (e *engine) count(flow *flow, count func(*Measures)) {
 	if flow.measured {
 		count(&e.result.Measures)
 	}
-	if e.config.Every > 0 {
-		if m := e.series.of(flow.sent); m != nil {
-			count(m)
-		}
+	if m := e.series.of(flow.sent); m != nil {
+		count(m)
 	}
 }
 
