@@ -107,6 +107,24 @@ cases:
 	}
 }
 
+// TestSimLongSeries: the times of intervals have all their digits.
+func TestSimLongSeries(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "long.yaml")
+	text := `{runs: 1, servers: [{count: 1}], arrivals: {poisson: {rate: 0.00001}}, jobs: [{constant: 1ms}], placement: lsq,
+measure: {duration: 2470000s}}`
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for format, want := range map[string]string{
+		"--csv": ",1234567.5,2469135,", "--json": `"to": 2469135,`, "--parallel=1": "  1234567.5    2469135  ",
+	} {
+		output, err := simulate(t, "--every", "1234567.5s", format, file)
+		if err != nil || !strings.Contains(output.String(), want) {
+			t.Errorf("%s: %v, no %q in\n%s", format, err, want, output)
+		}
+	}
+}
+
 func TestSimErrors(t *testing.T) {
 	text, err := os.ReadFile("testdata/sim.yaml")
 	if err != nil {

@@ -31,10 +31,23 @@ type field struct {
 
 // Decode reads the only YAML document in data into the struct that into points to, whose fields are
 // of the types that this package's own files have. Fields that data does not name keep their values.
-// Then rules returns the problems of what was read; where they are in data is found by their paths,
-// unless they have lines, and those of fields that could not be read, wholly or in part, are left out. The error is of type Errors.
-func Decode(data []byte, into any, rules func() Errors) error {
+// Then rules returns the problems of what was read, and further, where there are none at all, what may
+// be a consequence of others. Where they are in data is found by their paths, unless they have lines,
+// and those of fields that could not be read, wholly or in part, are left out. The error is of type
+// Errors.
+func Decode(data []byte, into any, rules func() Errors, further ...func() Errors) error {
 	d := decode(data, into)
+	d.check(rules)
+	for _, rules := range further {
+		if len(d.problems) == 0 {
+			d.check(rules)
+		}
+	}
+	return d.problems.orNil()
+}
+
+// check adds the problems that rules returns.
+func (d *document) check(rules func() Errors) {
 	for _, broken := range rules() {
 		if broken.Line > 0 {
 			d.problems = append(d.problems, broken)
@@ -42,7 +55,6 @@ func Decode(data []byte, into any, rules func() Errors) error {
 		}
 		d.failf(broken.Path, "%s", broken.Problem)
 	}
-	return d.problems.orNil()
 }
 
 // decode is Decode without rules.

@@ -22,6 +22,7 @@ type meter struct {
 // loads are about x, the open flows for each processor of the servers that balancers know.
 type loads struct {
 	since        float64 // the time up to which the integrals go
+	flows        int64   // that are open on the servers
 	sum, squares float64 // over the servers, of x and x²
 	integrals
 }
@@ -120,9 +121,7 @@ func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.Elapsed = elapsed
 	m.Utilisation = i.busy / (e.processors * elapsed)
 	m.Open = i.open / (float64(len(e.servers)) * elapsed)
-	if i.squares > 0 {
-		m.Fairness = i.sum * i.sum / (i.squares * i.servers)
-	}
+	m.Fairness = i.sum * i.sum / (i.squares * i.servers)
 	m.InstantFairness = i.instant / elapsed
 }
 
@@ -135,17 +134,23 @@ func (e *engine) opened(s, by int32) {
 	if !server.live {
 		return
 	}
+	l := &e.meter.loads
+	if l.flows += int64(by); l.flows == 0 {
+		l.sum, l.squares = 0, 0 // also of x that are rounded, such as thirds
+		return
+	}
 	each := e.stations[s].each
 	x, y := float64(before)*each, float64(server.open)*each
-	e.meter.sum += y - x
-	e.meter.squares += y*y - x*x
+	l.sum += y - x
+	l.squares += y*y - x*x
 }
 
 // compareLive makes the sums over the servers anew, when others are live.
 func (e *engine) compareLive() {
 	m := &e.meter
-	m.sum, m.squares = 0, 0
+	m.flows, m.sum, m.squares = 0, 0, 0
 	for _, s := range e.live {
+		m.flows += int64(e.servers[s].open)
 		x := float64(e.servers[s].open) / float64(e.stations[s].cpus)
 		m.sum += x
 		m.squares += x * x
@@ -175,10 +180,8 @@ func (e *engine) count(flow *flow, count func(*Measures)) {
 	if flow.measured {
 		count(&e.result.Measures)
 	}
-	if e.config.Every > 0 {
-		if m := e.series.of(flow.sent); m != nil {
-			count(m)
-		}
+	if m := e.series.of(flow.sent); m != nil {
+		count(m)
 	}
 }
 

@@ -19,7 +19,8 @@ type RunResult struct {
 	underWay uint64
 }
 
-// Measures are what is measured of flows, however late they end, and of servers over time.
+// Measures are what is measured of flows, however late they end, and of servers over time. What is over no time
+// is NaN.
 type Measures struct {
 	// Elapsed is how long in seconds servers were looked at.
 	Elapsed float64
@@ -38,7 +39,7 @@ type Measures struct {
 	// all servers, absent ones too, and time.
 	Utilisation, Open float64
 	// Fairness is Jain's index of the open flows for each processor, over servers and time (6LB,
-	// section V-D); InstantFairness the mean over time of that over servers.
+	// section V-D), NaN of none; InstantFairness the mean over time of that over servers, 1 of none.
 	Fairness, InstantFairness float64
 
 	batches batches
@@ -110,6 +111,10 @@ func (b *batches) means() []float64 {
 
 // finish ends a run's measurements.
 func (e *engine) finish() *RunResult {
+	if e.result.Flows() == 0 { // a window that was never open: there is nothing to say of no time
+		e.openWindow()
+		e.closeWindow()
+	}
 	for i := range e.balancers {
 		e.result.Balancers[i] = e.balancers[i].flows
 	}

@@ -118,12 +118,14 @@ type Estimate struct{ Value, Half float64 }
 // confidence is that of intervals.
 const confidence = 0.95
 
-// Estimate is the mean of a quantity over runs, with the confidence interval by Student's
-// distribution.
+// Estimate is the mean of a quantity over the runs in which there is one, which is not NaN as the mean of
+// no flows is, with the confidence interval by Student's distribution.
 func (r *Result) Estimate(quantity func(*RunResult) float64) Estimate {
-	values := make([]float64, len(r.Runs))
-	for i, run := range r.Runs {
-		values[i] = quantity(run)
+	values := make([]float64, 0, len(r.Runs))
+	for _, run := range r.Runs {
+		if value := quantity(run); !math.IsNaN(value) {
+			values = append(values, value)
+		}
 	}
 	return Estimate{Value: stat.Mean(values, nil), Half: halfWidth(values)}
 }
@@ -177,8 +179,15 @@ func (r *Result) Untracked() Estimate {
 	return r.perFlow(func(run *RunResult) uint64 { return run.Untracked })
 }
 
+// perFlow is a count for each flow of all runs together; the confidence interval is from the runs'.
 func (r *Result) perFlow(count func(*RunResult) uint64) Estimate {
-	return r.Estimate(func(run *RunResult) float64 { return float64(count(run)) / float64(run.Flows()) })
+	e := r.Estimate(func(run *RunResult) float64 { return float64(count(run)) / float64(run.Flows()) })
+	sum := uint64(0)
+	for _, run := range r.Runs {
+		sum += count(run)
+	}
+	e.Value = float64(sum) / float64(r.Flows())
+	return e
 }
 
 // Fairness is RunResult.Fairness.

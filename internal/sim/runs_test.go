@@ -205,6 +205,56 @@ func TestMemoryIsFlat(t *testing.T) {
 	}
 }
 
+// TestFairnessOfThirds: flows for each processor of three are numbers that are rounded, which must not add up.
+func TestFairnessOfThirds(t *testing.T) {
+	c := figure10(2, 1, 0.1, inTurn{})
+	for i := range c.Servers {
+		c.Servers[i].CPUs = 3
+	}
+	c.Connections = 1000
+	r := runOnce(t, c)
+	if !(r.InstantFairness >= 0.5 && r.InstantFairness <= 1) {
+		t.Errorf("instant fairness of two servers %v, want 0.5 to 1", r.InstantFairness)
+	}
+}
+
+// TestNothingIsMeasured: what is over no time, and what is of no flows, is no number.
+func TestNothingIsMeasured(t *testing.T) {
+	c := constantly(2, sim.FIFO, 0.5, 1)
+	c.Duration, c.Warmup, c.Every = 10, 0.5, 1
+	_, r := flows(t, c)
+	for name, value := range map[string]float64{
+		"utilisation": r.Utilisation, "open": r.Open, "fairness": r.Fairness, "instant fairness": r.InstantFairness,
+		"a server's utilisation": r.Servers[0].Utilisation, "a server's open": r.Servers[0].Open,
+	} {
+		if !math.IsNaN(value) {
+			t.Errorf("%s: %v", name, value)
+		}
+	}
+	if idle := r.Series[0]; len(r.Series) != 1 || idle.Utilisation != 0.25 {
+		t.Errorf("%d intervals, the first %+v", len(r.Series), idle)
+	}
+}
+
+// TestRunsWithoutFlows: shares are those of the flows of all runs, also where a run has none.
+func TestRunsWithoutFlows(t *testing.T) {
+	run := func(completed, lost uint64) *sim.RunResult {
+		m := sim.Measures{Fairness: math.NaN()}
+		if completed > 0 {
+			m.Fairness = 0.5
+		}
+		m.Outcomes[sim.Completed], m.Outcomes[sim.Lost] = completed, lost
+		return &sim.RunResult{Measures: m}
+	}
+	r := &sim.Result{Runs: []*sim.RunResult{run(9, 0), run(0, 0), run(1, 2)}}
+	if lost := r.Share(sim.Lost); math.Abs(lost.Value-2./12) > 1e-9 || !(lost.Half > 0) {
+		t.Errorf("%v of 12 flows are lost, want 2", lost)
+	}
+	if fairness := r.Fairness(); fairness.Value != 0.5 || fairness.Half != 0 {
+		t.Errorf("fairness %v, want 0.5 of two runs", fairness)
+	}
+}
+
 // Flows that a drained server still has are no unfairness of those that take new ones.
 func TestFairnessIsThatOfLiveServers(t *testing.T) {
 	c := constantly(2, sim.ProcessorSharing, 0, 0, 0, 0, 0, 0.25, 10)

@@ -3,6 +3,10 @@ package sim
 // MostIntervals is how many intervals of Config.Every a run keeps: the first.
 const MostIntervals = 10_000
 
+// rounding is the factor by which the multiple of an interval may be more than the time of a flow that arrives
+// then, or of the end of arrivals.
+const rounding = 1 + 1e-9
+
 // series are the intervals of Config.Every so far.
 type series struct {
 	every float64 // 0 for none
@@ -17,7 +21,7 @@ func (s *series) of(sent float64) *Measures {
 	if s.every == 0 {
 		return nil
 	}
-	i := int(sent / s.every)
+	i := int(sent / s.every * rounding)
 	if i >= MostIntervals {
 		return nil
 	}
@@ -53,9 +57,6 @@ func (e *engine) integrals() integrals {
 	}
 	return l.integrals
 }
-
-// rounding is by how much the multiple of an interval may be more than the time that arrivals end.
-const rounding = 1 + 1e-9
 
 // endInterval keeps what there is to say of the interval that ends now, if flows arrived up to its end.
 func (e *engine) endInterval() {

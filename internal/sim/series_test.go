@@ -48,6 +48,22 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+// TestSeriesOfTenths: flows that arrive at the beginning of an interval are in it, though tenths are rounded.
+func TestSeriesOfTenths(t *testing.T) {
+	var at []float64
+	for i := range 101 {
+		at = append(at, float64(i)/10)
+	}
+	c := constantly(1, sim.FIFO, at...)
+	c.Every = 0.1
+	_, r := flows(t, c)
+	for i := range r.Series {
+		if n := r.Series[i].Flows(); n != 1 {
+			t.Errorf("interval %d: %d flows, want 1", i, n)
+		}
+	}
+}
+
 // TestSeriesEnd: intervals go on to the end of a duration, also if no flow is left.
 func TestSeriesEnd(t *testing.T) {
 	for _, test := range []struct {

@@ -43,12 +43,17 @@ func (p *lsq) choose() int32 {
 func (p *lsq) Place(f *sim.Flow, offer *sim.Offer) {
 	if s := p.choose(); s >= 0 {
 		offer.Set(s)
-		f.Mark = uint32(s)
+		f.Mark = uint32(s) + 1
 		p.open.Add(s)
 	}
 }
 
-func (p *lsq) Closed(f *sim.Flow, _ sim.End) { p.open.Remove(int32(f.Mark)) }
+// Closed leaves out flows that there was no server for.
+func (p *lsq) Closed(f *sim.Flow, _ sim.End) {
+	if f.Mark > 0 {
+		p.open.Remove(int32(f.Mark) - 1)
+	}
+}
 
 func (p *lsq) MembershipChanged() { p.open.SetEligible(p.b.Live) }
 

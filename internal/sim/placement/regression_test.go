@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -111,6 +112,28 @@ func TestEveryFlowEnds(t *testing.T) {
 		}
 		if share := result.Share(sim.Completed).Value; share < 0.85 {
 			t.Errorf("%s: %v of flows completed: %v", name, share, result.Runs[0].Outcomes)
+		}
+	}
+}
+
+// TestNoServersAtFirst: flows are lost as long as nobody is there, and that is all that is left of them.
+func TestNoServersAtFirst(t *testing.T) {
+	for _, name := range placement.Names() {
+		c := eventful(t, name)
+		all := make([]int32, len(c.Servers))
+		rate := c.Rate(0.5)
+		for i := range c.Servers {
+			all[i], c.Servers[i].Absent = int32(i), true
+		}
+		c.Arrivals, c.Connections, c.Duration = sim.Poisson{Rate: rate}, 0, 20
+		c.Events = []sim.Event{{At: 10, Kind: sim.ServerAdd, Servers: all}}
+		c.Completed = func(_ int, f sim.Ended) {
+			if lost := f.Outcome == sim.Lost; lost != (f.Sent < 9.999) && math.Abs(f.Sent-10) > 0.001 {
+				t.Errorf("%s: a flow of %v s was %v", name, f.Sent, f.Outcome)
+			}
+		}
+		if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 6, Runs: 1}); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -54,20 +54,20 @@ func (s *Scenario) Judge(all []*sim.Result) []Verdict {
 }
 
 // judge is about each case in turn where a metric names none: the condition holds if it does for all,
-// and fails for the first for which it does not.
+// is undefined if it is for one, and else fails for the first for which it does not hold.
 func (c *Condition) judge(s *Scenario, r results) Verdict {
-	v := Verdict{Condition: c.Text, Expected: c.Expected}
+	v := Verdict{Condition: c.Text, Expected: c.Expected, Holds: true, Defined: true}
 	for _, each := range s.Cases {
 		r.current = each.Name
 		result := c.compare(r)
-		v.Holds, v.Defined, v.Values = result.holds, result.holds || result.fails, result.values
-		if c.bare && len(s.Cases) > 1 {
-			v.Values = each.Name + ": " + v.Values
+		defined := result.holds || result.fails
+		if v.Holds || !defined {
+			v.Holds, v.Defined, v.Values = result.holds, defined, result.values
+			if c.bare && len(s.Cases) > 1 {
+				v.Values = each.Name + ": " + v.Values
+			}
 		}
-		if !v.Holds {
-			break
-		}
-		if !c.bare {
+		if !c.bare || !defined {
 			break
 		}
 	}

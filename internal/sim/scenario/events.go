@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -30,7 +31,6 @@ func (m *merger) events(r *RunnableCase) {
 	if events == nil {
 		return
 	}
-	before := len(m.errs)
 	var all []happening
 	for i := range *events {
 		at := fmt.Sprintf("%s[%d]", path, i)
@@ -51,9 +51,7 @@ func (m *merger) events(r *RunnableCase) {
 		r.Config.Events, r.events = append(r.Config.Events, event), append(r.events, at)
 	}
 	m.useAdded(r)
-	if len(m.errs) == before {
-		m.replay(r, all)
-	}
+	m.later = append(m.later, func() { m.replay(r, all) })
 }
 
 // event reads one.
@@ -158,8 +156,8 @@ func newCluster(c *sim.Config) *cluster {
 	return cl
 }
 
-// replay goes through the events in their order, and reports names for which nothing changes: of a group
-// something must change for one server at least.
+// replay goes through the events in their order, and reports names for which nothing changes, of those of
+// several cases in the first: of a group something must change for one server at least.
 func (m *merger) replay(r *RunnableCase, events []happening) {
 	slices.SortStableFunc(events, func(a, b happening) int { return cmp.Compare(a.at, b.at) })
 	state := newCluster(r.Config)
@@ -173,7 +171,8 @@ func (m *merger) replay(r *RunnableCase, events []happening) {
 					changed = true
 				}
 			}
-			if !changed {
+			reported := slices.ContainsFunc(m.errs, func(e *config.Error) bool { return e.Path == t.path })
+			if !changed && !reported {
 				m.failf(t.path, "changes nothing: at %v it %s%s", events[i].at, problem, m.inCase(t.path, r))
 			}
 		}
@@ -222,7 +221,7 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 
 // useAdded notes which of those that are absent at first are added.
 func (m *merger) useAdded(r *RunnableCase) {
-	_, servers := section[[]Servers](m, "Servers")
+	_, servers := section[*[]Servers](m, "Servers")
 	balancers, path := section[*Balancers](m, "Balancers")
 	for _, e := range r.Config.Events {
 		switch e.Kind {

@@ -33,18 +33,19 @@ type Assertion struct {
 	Fails string `yaml:"fails"`
 }
 
-// Sections are what a configuration consists of.
+// Sections are what a configuration consists of. All are pointers: an empty one of a case is not none, which
+// would be the file's.
 type Sections struct {
-	Servers   []Servers  `yaml:"servers"`
+	Servers   *[]Servers `yaml:"servers"`
 	Balancers *Balancers `yaml:"balancers"` // default one
 	FlowTable *FlowTable `yaml:"flow-table"`
 	Network   *Network   `yaml:"network"`
 	Clients   *Clients   `yaml:"clients"`
 	Arrivals  *Arrivals  `yaml:"arrivals"`
-	Jobs      []Job      `yaml:"jobs"`
+	Jobs      *[]Job     `yaml:"jobs"`
 	Placement *Placement `yaml:"placement"`
 	Measure   *Measure   `yaml:"measure"`
-	Events    *[]Event   `yaml:"events"` // a pointer: a case may have none where the file has some
+	Events    *[]Event   `yaml:"events"`
 }
 
 // Servers are a group of equal servers. Servers are named s1, s2 and so on through all groups.

@@ -15,7 +15,8 @@ import (
 )
 
 func (m *merger) jobs(c *sim.Config) {
-	jobs, path := section[[]Job](m, "Jobs")
+	section, path := section[*[]Job](m, "Jobs")
+	jobs := given(section, nil)
 	m.require(len(jobs) > 0, path, "at least one is required")
 	for i := range jobs {
 		at := fmt.Sprintf("%s[%d]", path, i)
@@ -246,7 +247,8 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 
 // classes are the jobs' patterns; nil where there is none, or no valid one.
 func (m *merger) classes() []*regexp.Regexp {
-	jobs, path := section[[]Job](m, "Jobs")
+	section, path := section[*[]Job](m, "Jobs")
+	jobs := given(section, nil)
 	classes := make([]*regexp.Regexp, len(jobs))
 	for i, j := range jobs {
 		if j.Match != "" {

@@ -9,7 +9,7 @@ import (
 )
 
 // nothing reports the fields that a file names without a value. To YAML they are not there, so that a case
-// with "events:" would have the file's events, and not none.
+// with "events:" would have the file's events, and not none. Elements of lists are reported already.
 func nothing(text []byte) (errs config.Errors) {
 	var root yaml.Node
 	if yaml.Load(text, &root) != nil || len(root.Content) == 0 {
@@ -17,19 +17,21 @@ func nothing(text []byte) (errs config.Errors) {
 	}
 	var walk func(path string, node *yaml.Node)
 	walk = func(path string, node *yaml.Node) {
-		switch {
-		case node.Kind == yaml.SequenceNode:
+		switch node.Kind {
+		case yaml.SequenceNode:
 			for i, element := range node.Content {
 				walk(fmt.Sprintf("%s[%d]", path, i), element)
 			}
-		case node.Kind == yaml.MappingNode:
+		case yaml.MappingNode:
 			for i := 0; i < len(node.Content); i += 2 {
-				walk(join(path, node.Content[i].Value), node.Content[i+1])
+				field, value := join(path, node.Content[i].Value), node.Content[i+1]
+				if value.Kind == yaml.ScalarNode && value.Tag == "!!null" {
+					errs = append(errs, &config.Error{
+						Line: value.Line, Path: field, Problem: "has no value: leave it out, or give it one such as [] or {}",
+					})
+				}
+				walk(field, value)
 			}
-		case node.Kind == yaml.ScalarNode && node.Tag == "!!null":
-			errs = append(errs, &config.Error{
-				Line: node.Line, Path: path, Problem: "has no value: leave it out, or give it one such as [] or {}",
-			})
 		}
 	}
 	walk("", root.Content[0])

@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -33,6 +34,9 @@ func Parse(text []byte, dir string) (*Scenario, error) {
 		b = builder{dir: dir, unused: make(map[string]string), used: make(map[string]bool)}
 		b.scenario(&file)
 		return append(b.errs, nothing(text)...)
+	}, func() config.Errors {
+		b.consequences()
+		return b.errs
 	})
 	if err != nil {
 		return nil, err
@@ -45,6 +49,7 @@ type builder struct {
 	dir    string
 	errs   config.Errors
 	result Scenario
+	later  []func() // what consequences looks at
 	// unused are paths of what no case has used so far, and what is wrong then.
 	unused map[string]string
 	used   map[string]bool // paths
@@ -63,10 +68,17 @@ func (b *builder) mustUse(path, problem string) { b.unused[path] = problem }
 
 func (b *builder) use(path string) { b.used[path] = true }
 
-// reportUnused reports what the file has and no case uses: a slip, for it changes nothing.
-func (b *builder) reportUnused() {
-	for path, problem := range b.unused {
-		b.require(b.used[path], path, "%s", problem)
+// consequences reports what may be wrong only because something else is, and is called where nothing else is:
+// also what the file has and no case uses, a slip, for it changes nothing.
+func (b *builder) consequences() {
+	for _, check := range b.later {
+		check()
+	}
+	if len(b.errs) > 0 {
+		return // an event that changes nothing may be the one that should use it
+	}
+	for _, path := range slices.Sorted(maps.Keys(b.unused)) {
+		b.require(b.used[path], path, "%s", b.unused[path])
 	}
 }
 
@@ -99,9 +111,6 @@ func (b *builder) scenario(f *File) {
 		}
 		b.runnable(path, &f.Sections, &cases[i])
 	}
-	if len(b.errs) == 0 { // else it may be what is wrong that would use it
-		b.reportUnused()
-	}
 	for i, a := range f.Assert {
 		b.assertion(fmt.Sprintf("assert[%d]", i), a)
 	}
@@ -121,11 +130,11 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m.placement(r.Config)
 	m.events(&r)
 	m.arrivals(r.Config) // after servers and jobs, which a load is about
-	if len(b.errs) == 0 {
+	b.later = append(b.later, func() {
 		if err := sim.Check(r.Config); err != nil {
 			b.failf(path, "%v", err)
 		}
-	}
+	})
 	b.result.Cases = append(b.result.Cases, r)
 }
 
@@ -164,7 +173,8 @@ func join(path, name string) string {
 }
 
 func (m *merger) servers(r *RunnableCase) {
-	groups, path := section[[]Servers](m, "Servers")
+	section, path := section[*[]Servers](m, "Servers")
+	groups := given(section, nil)
 	m.require(len(groups) > 0, path, "at least one group is required")
 	for i, g := range groups {
 		at := fmt.Sprintf("%s[%d]", path, i)

@@ -35,8 +35,8 @@ type CaseReport struct {
 // Interval is what a case's runs have given in a part of the time: flows are those that arrived in it,
 // measured or not.
 type Interval struct {
-	From     Number   `json:"from"` // in seconds from the start
-	To       Number   `json:"to"`
+	From     Time     `json:"from"`
+	To       Time     `json:"to"`
 	Flows    uint64   `json:"flows"`
 	Arrivals Estimate `json:"arrivals"` // flows a second
 	Quantities
@@ -106,6 +106,12 @@ func (n Number) String() string {
 	}
 	return strconv.FormatFloat(float64(n), 'g', 6, 64)
 }
+
+// Time is one in seconds from the start.
+type Time float64
+
+// String has all digits.
+func (t Time) String() string { return strconv.FormatFloat(float64(t), 'f', -1, 64) }
 
 // Column is a quantity by its name.
 type Column struct {
@@ -228,7 +234,7 @@ func quantities(r *sim.Result) Quantities {
 func series(r *sim.Result, every time.Duration) (all []Interval) {
 	for i, of := range r.Intervals() {
 		all = append(all, Interval{
-			From: Number((time.Duration(i) * every).Seconds()), To: Number((time.Duration(i+1) * every).Seconds()),
+			From: Time((time.Duration(i) * every).Seconds()), To: Time((time.Duration(i+1) * every).Seconds()),
 			Flows: of.Flows(),
 			Arrivals: estimate(of.Estimate(func(run *sim.RunResult) float64 {
 				return float64(run.Flows()) / every.Seconds()

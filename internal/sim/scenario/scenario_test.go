@@ -199,6 +199,8 @@ func TestProblems(t *testing.T) {
 		{"absent: [b2]", "absent: [b2, b2]", `line 6: balancers.absent[1] "b2": used twice`},
 		{"- {at: 5s, balancer-add: [b2]}\n", "", `line 6: balancers.absent[0] "b2": no event adds this balancer`},
 		{"share: 3", "share: 3, match: wiki", `line 12: jobs[0].match "wiki": is not used: only flows of traces have a query`},
+		{"placement: sc", "servers: []", `line 25: cases[1].servers: at least one group is required`},
+		{"placement: sc", "jobs: []", `line 25: cases[1].jobs: at least one is required`},
 		{"name: second", "name: first", `line 25: cases[1].name "first": used twice`},
 		{"name: second", "name: 2nd", `line 25: cases[1].name "2nd": must be letters, digits and _ - . +, a letter first`},
 		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
@@ -240,6 +242,43 @@ func TestUnused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.problem) {
 			t.Errorf("%s: %v, want %s", test.new, err, test.problem)
 		}
+	}
+}
+
+// TestOrderOfProblems: those of one line come in one order.
+func TestOrderOfProblems(t *testing.T) {
+	want := ""
+	for range 20 {
+		_, err := Parse([]byte("{servers: [{count: 1}, {count: 1, absent: true}, {count: 1, absent: true}], placement: lsq,"+
+			" jobs: [{constant: 1ms, match: a}, {constant: 1ms, match: b}], arrivals: {poisson: {rate: 1}}, measure: {duration: 1s}}"), ".")
+		if err == nil || want != "" && err.Error() != want {
+			t.Fatalf("%v\nbefore:\n%s", err, want)
+		}
+		want = err.Error()
+	}
+}
+
+// TestConsequences: what would be wrong only because something else is, is not reported; and what is wrong in
+// several cases once.
+func TestConsequences(t *testing.T) {
+	for _, test := range []struct{ old, new, problem string }{
+		{"[s1, new], detect", "[s1, nobody], detect", `line 19: events[2].server-fail[1] "nobody": no server or group has this name`},
+		{"absent: true", "absent: yes", `line 5: servers[1].absent "yes": must be true or false`},
+		{"to: 2", "to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it has this speed already, in case first`},
+	} {
+		text := strings.Replace(valid, test.old, test.new, 1) + "- holds: max(fourth) < 1s\n"
+		text = strings.Replace(text, "cases:\n- {name: first}\n", "cases:\n- {name: first}\n- {name: fourth, placement: sc}\n", 1)
+		if _, err := Parse([]byte(text), "."); err == nil || err.Error() != test.problem {
+			t.Errorf("%s:\n got %v\nwant %s", test.new, err, test.problem)
+		}
+	}
+}
+
+// TestEmptyElement: what is empty is reported once.
+func TestEmptyElement(t *testing.T) {
+	_, err := Parse([]byte(valid+"-\n"), ".")
+	if err == nil || err.Error() != "line 30: assert[2]: empty list element" {
+		t.Error(err)
 	}
 }
 
@@ -318,6 +357,21 @@ func TestUndefined(t *testing.T) {
 		v := b.result.Judge([]*sim.Result{{Runs: []*sim.RunResult{{}}}})[0]
 		if v.OK() || v.Holds || v.Defined {
 			t.Errorf("%+v: %+v, of no flows", a, v)
+		}
+	}
+}
+
+// TestUndefinedOfACase: what is about each case is undefined if it is of one, wherever that comes.
+func TestUndefinedOfACase(t *testing.T) {
+	slow, none := &sim.Result{}, &sim.Result{}
+	slow.Response.Add(2)
+	for i, all := range [][]*sim.Result{{slow, none}, {none, slow}} {
+		s := &Scenario{Cases: []RunnableCase{{Name: "a"}, {Name: "b"}}}
+		b := builder{result: *s}
+		b.assertion("assert[0]", Assertion{Fails: "max < 1s"})
+		want := []string{"b: NaN < 1", "a: NaN < 1"}[i]
+		if v := b.result.Judge(all)[0]; v.OK() || v.Defined || v.Values != want {
+			t.Errorf("%+v, want %s", v, want)
 		}
 	}
 }
