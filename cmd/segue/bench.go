@@ -227,10 +227,10 @@ the balancer, with known flows that all cores share, a few and a million.`,
 				return printJSON(cmd.OutOrStdout(), results)
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', tabwriter.AlignRight)
-			fmt.Fprintln(w, "way\tcores\tMpps\tp10\tp90\ttimes one core\tlost\t")
+			fmt.Fprintln(w, "way\tcores\tMpps\tp10\tp90\tmean\ttimes one core\tlost\t")
 			for _, r := range results {
-				fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f%%\t\n", r.Way, r.Cores, r.PacketsPerSecond/1e6,
-					r.P10/1e6, r.P90/1e6, bench.Speedup(results, r.Way, r.Cores), 100*r.Lost)
+				fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f%%\t\n", r.Way, r.Cores, r.PacketsPerSecond/1e6,
+					r.P10/1e6, r.P90/1e6, r.Mean/1e6, bench.Speedup(results, r.Way, r.Cores), 100*r.Lost)
 			}
 			return w.Flush()
 		},

@@ -77,18 +77,21 @@ type Throughput struct {
 	PacketsPerSecond float64 `json:"packets_per_second"`
 	P10              float64 `json:"packets_per_second_p10"`
 	P90              float64 `json:"packets_per_second_p90"`
+	// Mean is that of all rounds. Cores' means add up, their medians do not where a core is now fast, now slow.
+	Mean float64 `json:"packets_per_second_mean"`
 	// Lost is the greatest share of the packets sent that found a veth's queue full, in any round.
 	Lost float64 `json:"lost"`
 }
 
-// Speedup is how many times the packets of one core so many cores carry; NaN if either was not measured.
+// Speedup is how many times the packets of one core so many cores carry in the mean; NaN if either was not
+// measured.
 func Speedup(results []Throughput, way Way, cores int) float64 {
 	find := func(cores int) float64 {
 		i := slices.IndexFunc(results, func(t Throughput) bool { return t.Way == way && t.Cores == cores })
 		if i < 0 {
 			return math.NaN()
 		}
-		return results[i].PacketsPerSecond
+		return results[i].Mean
 	}
 	return find(cores) / find(1)
 }
@@ -171,6 +174,9 @@ func (o *ThroughputOptions) setDefaults() {
 
 func (t *Throughput) summarize(rates []float64, lost float64) {
 	t.PacketsPerSecond, t.P10, t.P90 = percentile(rates, 50), percentile(rates, 10), percentile(rates, 90)
+	for _, rate := range rates {
+		t.Mean += rate / float64(len(rates))
+	}
 	t.Lost = lost
 }
 

@@ -33,14 +33,24 @@ func TestThroughput(t *testing.T) {
 
 func TestSpeedup(t *testing.T) {
 	results := []Throughput{
-		{Way: Dropped, Cores: 1, PacketsPerSecond: 5}, {Way: Balanced, Cores: 2, PacketsPerSecond: 3},
-		{Way: Balanced, Cores: 1, PacketsPerSecond: 2},
+		{Way: Dropped, Cores: 1, Mean: 5}, {Way: Balanced, Cores: 2, Mean: 3}, {Way: Balanced, Cores: 1, Mean: 2},
 	}
 	if got := Speedup(results, Balanced, 2); got != 1.5 {
 		t.Errorf("balanced: %v", got)
 	}
 	if got := Speedup(results, Dropped, 2); !math.IsNaN(got) {
 		t.Errorf("what was not measured: %v", got)
+	}
+}
+
+// A core that is fast in two rounds of three, and slow in the other, is half of two such cores by the means
+// alone.
+func TestSpeedupOfUnsteadyCores(t *testing.T) {
+	one, two := Throughput{Way: Balanced, Cores: 1}, Throughput{Way: Balanced, Cores: 2}
+	one.summarize([]float64{3, 3, 2}, 0)
+	two.summarize([]float64{3 + 2, 3 + 3, 2 + 3}, 0)
+	if got := Speedup([]Throughput{one, two}, Balanced, 2); math.Abs(got-2) > 1e-9 {
+		t.Errorf("two cores are %v times one", got)
 	}
 }
 
