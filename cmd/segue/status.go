@@ -272,6 +272,7 @@ func interfaceName(name string, index int) string {
 func printService(out io.Writer, s *balancer.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s\n", s.Name, s.Protocol,
 		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"))
+	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
 	if s.Placement == config.PlacementHunt {
@@ -297,6 +298,21 @@ func printService(out io.Writer, s *balancer.ServiceState) error {
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// printWarnings says what is wrong with a service as a whole.
+func printWarnings(out io.Writer, s *balancer.ServiceState) {
+	if s.Buckets == 0 {
+		fmt.Fprintln(out, "NO SERVER TAKES NEW FLOWS: all have weight 0, and new connections are dropped")
+	}
+	for _, cause := range s.Ignored {
+		switch cause {
+		case balancer.ServerUnresolved:
+			fmt.Fprintln(out, "NO SERVER CAN BE REACHED: those that are not drained have no next hop, and packets are dropped")
+		case balancer.ServerFailing:
+			fmt.Fprintln(out, "CHECKS ARE IGNORED: all servers that can be reached fail them, and take new flows all the same")
+		}
+	}
 }
 
 func numbers(values ...uint64) []string {
