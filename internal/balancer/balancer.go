@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -337,6 +338,8 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 		}
 		return err
 	}
+	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
+	b.log.Info("reloaded", changes.Attributes()...)
 	b.cfg, b.keys = cfg, keys
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(cfg.Services))

@@ -7,8 +7,9 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/segue-lb/segue/internal/config"
 )
 
 const (
@@ -18,8 +19,6 @@ const (
 	journalDelay = 2 * time.Second
 	// mostLines is how many changes of one kind are logged each on a line of its own.
 	mostLines = 3
-	// mostNames is how many names the line names that stands for more.
-	mostNames = 5
 )
 
 // wording is a message about one server or service, and about many.
@@ -107,11 +106,13 @@ func describeMany(all []change) []any {
 	if all[0].server == "" {
 		noun = "services"
 	}
-	attributes := []any{"count", len(all), noun, someNames(all)}
+	var names config.Names
 	times := map[string]int{}
 	for _, c := range all {
+		names = append(names, c.name())
 		times[c.reason]++
 	}
+	attributes := []any{"count", len(all), noun, names.String()}
 	delete(times, "")
 	if len(times) == 0 {
 		return attributes
@@ -123,17 +124,4 @@ func describeMany(all []change) []any {
 		return append(attributes, "reasons", fmt.Sprintf("%d times: %s", times[common], common))
 	}
 	return append(attributes, "reason", common)
-}
-
-// someNames lists the first names of many.
-func someNames(all []change) string {
-	names := make([]string, min(len(all), mostNames))
-	for i := range names {
-		names[i] = all[i].name()
-	}
-	list := strings.Join(names, ", ")
-	if more := len(all) - len(names); more > 0 {
-		return fmt.Sprintf("%s and %d more", list, more)
-	}
-	return list
 }
