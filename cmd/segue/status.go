@@ -187,6 +187,7 @@ func printJSON(out io.Writer, value any) error {
 
 func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 	printHeader(out, &s.Snapshot)
+	printConfiguration(out, s.Configuration)
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
@@ -203,6 +204,7 @@ func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 
 func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot)
+	printConfiguration(out, s.Configuration)
 	if err := printOffers(out, s.Services); err != nil {
 		return err
 	}
@@ -243,6 +245,22 @@ func printHeader(out io.Writer, s *datapath.Snapshot) {
 		fmt.Fprintf(out, ", program %d tag %s", s.Program.ID, s.Program.Tag)
 	}
 	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process))
+}
+
+// printConfiguration prints nothing where no process tells what it runs.
+func printConfiguration(out io.Writer, c *daemon.Configuration) {
+	if c == nil {
+		return
+	}
+	fmt.Fprintf(out, "configuration: %s, read %s\n", c.File, c.Read.Format(time.RFC3339))
+	if c.Refused == nil {
+		return
+	}
+	fmt.Fprintf(out, "RELOAD REFUSED at %s, the configuration read before stays in force:\n",
+		c.Refused.Time.Format(time.RFC3339))
+	for _, problem := range c.Refused.Problems {
+		fmt.Fprintf(out, "  %s\n", problem)
+	}
 }
 
 func describeProcess(p *daemon.Process) string {

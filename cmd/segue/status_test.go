@@ -20,8 +20,15 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 	snapshot := func(at int64, packets uint64) *balancer.Snapshot {
 		return &balancer.Snapshot{
 			Snapshot: datapath.Snapshot{
-				Instance:   datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
-				Process:    &daemon.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
+				Instance: datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
+				Process:  &daemon.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
+				Configuration: &daemon.Configuration{
+					File: "/etc/segue/lb.yaml", Read: time.Unix(910, 0).UTC(),
+					Refused: &daemon.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
+						`node.interface "eth1": a change from "eth0" needs a restart`,
+						`node.seed "7": a change from "0" needs a restart`,
+					}},
+				},
 				Time:       time.Unix(at, 0).UTC(),
 				Program:    &datapath.Program{ID: 12, Tag: "0123456789abcdef"},
 				Attachment: &datapath.Attachment{Ifindex: 2, Interface: "eth0", Mode: datapath.Native},

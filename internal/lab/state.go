@@ -240,11 +240,13 @@ func endRemaining(namespacePath string) error {
 	return fmt.Errorf("%s: processes keep appearing", namespacePath)
 }
 
-// removeInstances removes what the lab's instances have pinned, and their locks. Programs are attached
-// by pinned links, or to interfaces that end with their namespaces: nothing holds them afterwards.
+// removeInstances removes what the lab's instances have pinned, their locks and records. Programs are
+// attached by pinned links, or to interfaces that end with their namespaces: nothing holds them
+// afterwards.
 func removeInstances(name string) error {
 	all := instancePrefix(name) + "*"
-	for _, pattern := range []string{filepath.Join(pinRoot, all), daemon.LockFile(all)} {
+	patterns := []string{filepath.Join(pinRoot, all), daemon.LockFile(all), daemon.RecordFile(all)}
+	for _, pattern := range patterns {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			return err
@@ -259,11 +261,16 @@ func removeInstances(name string) error {
 	return nil
 }
 
-// removeLocks removes the files by which the lab's daemons kept others from running their instances.
-func removeLocks(name string) error {
-	locks, err := filepath.Glob(filepath.Join(runDir, instancePrefix(name)+"*.lock"))
-	for _, lock := range locks {
-		err = errors.Join(err, removeFile(lock))
+// removeLocks removes the files by which the lab's daemons kept others from running their
+// instances, and told what they run.
+func removeLocks(name string) (err error) {
+	all := instancePrefix(name) + "*"
+	for _, pattern := range []string{daemon.LockFile(all), daemon.RecordFile(all)} {
+		files, globErr := filepath.Glob(pattern)
+		err = errors.Join(err, globErr)
+		for _, file := range files {
+			err = errors.Join(err, removeFile(file))
+		}
 	}
 	return err
 }
