@@ -47,6 +47,7 @@ type Balancer struct {
 	ports    *ports
 	own      []nexthop.Link // of the arms; zero before there is one
 	hops     map[netip.Addr]nexthop.Hop
+	problems map[netip.Addr]string // of targets without a hop
 	resolver *nexthop.Resolver
 	checker  *health.Checker
 	reloads  chan reload
@@ -283,7 +284,7 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err
 	}
-	b.hops = update.Hops
+	b.hops, b.problems = update.Hops, update.Problems
 	b.applyHops()
 	if b.resolved() {
 		return b.attach()
@@ -400,6 +401,7 @@ func (b *Balancer) applyHops() {
 
 func (b *Balancer) applyHop(m *member) {
 	hop, ok := b.hops[target(m)]
+	m.setReason(unresolved, b.problems[target(m)])
 	if !ok {
 		if b.attached {
 			b.kernel.servers.clearNextHop(m.slot)

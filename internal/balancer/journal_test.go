@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -74,9 +75,11 @@ func TestChangesAreLogged(t *testing.T) {
 	}
 	f.expectLog("all is well")
 	f.via["s1"] = ""
+	s1 := target(f.services.byName["web"].member("s1"))
+	f.problems = map[netip.Addr]string{s1: "no route to host"}
 	f.route()
 	const lost = `level=WARN msg="server has no next hop: its packets are dropped" service=web server=`
-	f.expectLog("a next hop is lost", lost+"s1")
+	f.expectLog("a next hop is lost", lost+`s1 reason="no route to host"`)
 	f.expectLog("nothing has changed since")
 	f.mustApply(cfg)
 	f.expectLog("after a reload")
@@ -85,7 +88,7 @@ func TestChangesAreLogged(t *testing.T) {
 		`level=WARN msg="server fails its health checks" service=web server=s2 reason=refused`,
 		`level=ERROR msg="ALL reachable servers of the service fail their health checks: `+
 			`the checks are ignored" service=web`)
-	f.via["s1"] = "out"
+	f.via["s1"], f.problems = "out", nil
 	f.route()
 	f.expectLog("another server stands in",
 		`level=INFO msg="server has a next hop" service=web server=s1`,

@@ -180,11 +180,16 @@ func (s *services) setCause(
 		return nil
 	}
 	m.causes = m.causes.set(cause, holds)
+	m.setReason(cause, reason)
+	return svc
+}
+
+// setReason notes why a server has or has not a cause; empty: not known.
+func (m *member) setReason(cause causes, reason string) {
 	if m.reasons == nil {
 		m.reasons = map[causes]string{}
 	}
 	m.reasons[cause] = reason
-	return svc
 }
 
 // causes are all that a member has now.
