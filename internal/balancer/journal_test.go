@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
@@ -136,6 +137,86 @@ func TestManyChangesAreOneLine(t *testing.T) {
 	f.expectLog("some fail",
 		`level=WARN msg="servers fail their health checks" count=4 `+
 			`servers="api/s00, api/s01, api/s02, api/s03" reasons="3 times: timeout"`)
+}
+
+// logLines is a writer that sends each line.
+type logLines chan string
+
+func (l logLines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
+}
+
+// next waits for the next line about servers.
+func (l logLines) next(t *testing.T) string {
+	t.Helper()
+	timeout := time.After(patience)
+	for {
+		select {
+		case line := <-l:
+			if !strings.Contains(line, "msg=steering") {
+				return line
+			}
+		case <-timeout:
+			t.Fatal("no further line in the log")
+		}
+	}
+}
+
+// TestRacksAreLoggedOnce has all servers without a route at the start, and then come and go.
+func TestRacksAreLoggedOnce(t *testing.T) {
+	t.Parallel()
+	cfg := rack("web", "api")
+	for i := range cfg.Services {
+		cfg.Services[i].Health = nil
+	}
+	s := newSteered(t, cfg)
+	lines := make(logLines, 100)
+	s.log = slog.New(slog.NewTextHandler(lines, nil))
+	s.run(0)
+	expect := func(when string, want ...string) {
+		t.Helper()
+		for _, text := range want {
+			if line := lines.next(t); !strings.Contains(line, text) {
+				t.Errorf("%s: logged %q, want %s", when, line, text)
+			}
+		}
+	}
+	lost := []string{
+		`level=WARN msg="servers have no next hop: their packets are dropped" count=68 servers="api/`,
+		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=api`,
+		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=web`,
+	}
+	expect("at the start", lost...)
+	s.routeServers(netlink.RouteAdd)
+	expect("with a route", `level=INFO msg="servers have a next hop" count=68`,
+		"service=api", "service=web")
+	s.routeServers(netlink.RouteDel)
+	expect("without the route", lost...)
+	if len(lines) > 0 {
+		t.Errorf("there is another line: %s", <-lines)
+	}
+	s.routeServers(netlink.RouteAdd)
+	slot := s.slot("web", "s00")
+	s.await("the route is not taken on", func() bool { return s.kernel.servers.hasNextHop(slot) })
+	s.end() // before the changes have been gathered
+	expect("at the end", `level=INFO msg="servers have a next hop" count=68`)
+}
+
+// Tables of an earlier build note no causes: servers are up or failing, and stay so with this build.
+func TestConditionsOfEarlierBuild(t *testing.T) {
+	t.Parallel()
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
+	cfg.Services[0] = checked(cfg.Services[0])
+	f := open(t, cfg)
+	f.kernel.servers.setFlags(f.slot("web", "s1"), balancerServerFlagsSERVER_IN_USE)
+	f.kernel.servers.setFlags(f.slot("web", "s2"),
+		balancerServerFlagsSERVER_IN_USE|balancerServerFlagsSERVER_FAILING)
+	f.expectService("of the earlier build", []Condition{ServerUp, ServerFailing})
+	f.stop()
+	f.start(cfg)
+	f.attached = true
+	f.expectService("after an upgrade", []Condition{ServerUp, ServerFailing})
 }
 
 // fail makes a server fail its checks for a reason.

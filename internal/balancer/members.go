@@ -35,8 +35,8 @@ type causeKind struct {
 	service   changeText          // of a service that begins or ceases to ignore it
 }
 
-// causeKinds are all causes, the weightiest first: in this order they take servers out of placement.
-// A further cause is a constant, a line here and a call of setCause.
+// causeKinds are all causes, the weightiest first: in this order they take servers out of
+// placement. A further cause is a constant, a line here and a call of setCause.
 var causeKinds = []causeKind{
 	{
 		cause: unresolved, condition: ServerUnresolved,
@@ -186,6 +186,10 @@ func (s *services) setCause(
 
 // setReason notes why a server has or has not a cause; empty: not known.
 func (m *member) setReason(cause causes, reason string) {
+	if reason == "" {
+		delete(m.reasons, cause)
+		return
+	}
 	if m.reasons == nil {
 		m.reasons = map[causes]string{}
 	}
@@ -198,8 +202,8 @@ func (s *services) causes(m *member) causes {
 }
 
 // usable lists the servers of a service that new flows are placed on: those that are not drained
-// and have no cause. A cause that all have is ignored. For checks this means: when all fail, the checks
-// are the likelier culprit.
+// and have no cause. A cause that all have is ignored. For checks this means: when all fail, the
+// checks are the likelier culprit.
 func (s *services) usable(svc *service) []*member {
 	drained := func(m *member) bool { return *m.Weight == 0 }
 	chosen := slices.DeleteFunc(slices.Clone(svc.members), drained)

@@ -82,8 +82,8 @@ func (d difference) changes(what string) Changes {
 	}
 }
 
-// compare finds the items that only one of two lists has, and those that both have with other fields,
-// apart from the fields to leave out. It names them with the prefix.
+// compare finds the items that only one of two lists has, and those that both have with other
+// fields, apart from the fields to leave out. It names them with the prefix.
 func compare[T any](
 	now, before []T, prefix string, name func(T) string, leaveOut ...string,
 ) (d difference) {
@@ -143,8 +143,8 @@ const mostNames = 5
 // Names is a list for people to read.
 type Names []string
 
-// String lists the names; of more than five, which need not be known one by one, the first five, and
-// how many more there are.
+// String lists the names; of more than five, which need not be known one by one, the first five,
+// and how many more there are.
 func (n Names) String() string {
 	shown := n[:min(len(n), mostNames)]
 	list := strings.Join(shown, ", ")

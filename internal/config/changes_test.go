@@ -35,21 +35,25 @@ func TestChangesFrom(t *testing.T) {
 		"service removed": {node + "services:\n" + web, []any{"services_removed", "dns"}},
 		"service added": {both + strings.NewReplacer("web", "api", "port: 80", "port: 81").Replace(web),
 			[]any{"services_added", "api"}},
-		"service replaced": {replace("dns", "ns"), []any{"services_added", "ns", "services_removed", "dns"}},
+		"service replaced": {replace("dns", "ns"),
+			[]any{"services_added", "ns", "services_removed", "dns"}},
 		"server replaced": {replace("name: s2", "name: s3"),
 			[]any{"servers_added", "web/s3", "servers_removed", "web/s2"}},
-		"weight":      {replace("weight: 3", "weight: 0"), []any{"servers_changed", "web/s2 (weight 3 to 0)"}},
-		"readdressed": {replace("fd00:5:0:2::", "fd00:5:0:9::"), []any{"servers_changed", "web/s2 (locator)"}},
+		"weight": {replace("weight: 3", "weight: 0"),
+			[]any{"servers_changed", "web/s2 (weight 3 to 0)"}},
+		"readdressed": {replace("fd00:5:0:2::", "fd00:5:0:9::"),
+			[]any{"servers_changed", "web/s2 (locator)"}},
 		"fields of all": {
-			replace("eth0", "eth0, signal-key: /key", "protocol: udp", "protocol: udp, timeouts: {new: 5s}, buckets: 31",
-				"weight: 3", "weight: 5"),
+			replace("eth0", "eth0, signal-key: /key", "weight: 3", "weight: 5",
+				"protocol: udp", "protocol: udp, timeouts: {new: 5s}, buckets: 31"),
 			[]any{"node_changed", "signal-key", "services_changed", "dns (buckets, timeouts)",
 				"servers_changed", "web/s2 (weight 3 to 5)"},
 		},
 		"many": {replace("tcp, servers: [", "tcp, servers: ["+many),
 			[]any{"servers_added", "web/t00, web/t01, web/t02, web/t03, web/t04 and 63 more"}},
 	} {
-		old, now := mustParse(t, both, "", "", ParseBalancer), mustParse(t, test.to, "", "", ParseBalancer)
+		old := mustParse(t, both, "", "", ParseBalancer)
+		now := mustParse(t, test.to, "", "", ParseBalancer)
 		if diff := cmp.Diff(test.want, now.ChangesFrom(old).Attributes()); diff != "" {
 			t.Errorf("%s, -want +got:\n%s", name, diff)
 		}

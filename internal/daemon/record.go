@@ -47,8 +47,8 @@ func recordFile(lockFile string) string {
 	return strings.TrimSuffix(lockFile, lockSuffix) + ".json"
 }
 
-// FindRecord returns the record of the process that runs an instance. It is nil if no process runs it,
-// or the process wrote none.
+// FindRecord returns the record of the process that runs an instance. It is nil if no process runs
+// it, or the process wrote none.
 func FindRecord(instance string, process *Process) (*Record, error) {
 	record, err := readRecord(RecordFile(instance), process)
 	if err != nil {
@@ -78,16 +78,16 @@ func readRecord(path string, process *Process) (*Record, error) {
 	return &record, nil
 }
 
-// Recorder keeps the record of a process. A record that cannot be written is logged, and keeps nothing
-// from working.
+// Recorder keeps the record of a process. A record that cannot be written is logged, and keeps
+// nothing from working.
 type Recorder struct {
 	log    *slog.Logger
 	path   string
 	record Record
 }
 
-// NewRecorder writes the record of the process that holds the lock of an instance and has just read a
-// configuration file.
+// NewRecorder writes the record of the process that holds the lock of an instance and has just read
+// a configuration file.
 func NewRecorder(
 	lock *os.File, role, file string, fixed []config.Setting, log *slog.Logger,
 ) *Recorder {
@@ -130,8 +130,8 @@ func (r *Recorder) Close() error {
 	return nil
 }
 
-// write replaces the record in one step: readers see one or the other. Only root may read it, for the
-// seed is in it.
+// write replaces the record in one step: readers see one or the other. Only root may read it, for
+// the seed is in it.
 func (r *Recorder) write() {
 	if err := r.replace(); err != nil {
 		r.log.Warn("status cannot show the configuration", "error", err)

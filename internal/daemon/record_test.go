@@ -60,20 +60,24 @@ func TestRecord(t *testing.T) {
 	}
 
 	failure := errors.New("line 1: bad\nline 2: worse")
-	if err := r.TrackReloads(func(context.Context) error { return failure })(t.Context()); err != failure {
+	fail := r.TrackReloads(func(context.Context) error { return failure })
+	if err := fail(t.Context()); err != failure {
 		t.Errorf("error: %v, want that of the reload", err)
 	}
 	refused := reading(t, path).Configuration
-	if !refused.Read.Equal(started.Read) || refused.Refused == nil || refused.Refused.Time.Before(started.Read) {
+	if !refused.Read.Equal(started.Read) || refused.Refused == nil ||
+		refused.Refused.Time.Before(started.Read) {
 		t.Fatalf("after a failure: %+v", refused)
 	}
-	if diff := cmp.Diff([]string{"line 1: bad", "line 2: worse"}, refused.Refused.Problems); diff != "" {
+	problems := []string{"line 1: bad", "line 2: worse"}
+	if diff := cmp.Diff(problems, refused.Refused.Problems); diff != "" {
 		t.Errorf("problems, -want +got:\n%s", diff)
 	}
 	if err := r.TrackReloads(func(context.Context) error { return nil })(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if after := reading(t, path).Configuration; after.Refused != nil || !after.Read.After(started.Read) {
+	after := reading(t, path).Configuration
+	if after.Refused != nil || !after.Read.After(started.Read) {
 		t.Errorf("after a success: %+v", after)
 	}
 
