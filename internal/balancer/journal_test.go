@@ -171,7 +171,7 @@ func TestRacksAreLoggedOnce(t *testing.T) {
 		cfg.Services[i].Health = nil
 	}
 	s := newSteered(t, cfg)
-	lines := make(logLines, 100)
+	lines := make(logLines, 1000)
 	s.log = slog.New(slog.NewTextHandler(lines, nil))
 	s.run(0)
 	expect := func(when string, want ...string) {
