@@ -18,7 +18,7 @@ func newLab() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "A whole data centre in network namespaces of this machine",
-		Args:  cobra.NoArgs,
+		Args:  arguments(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		// A terminal that closes interrupts a lab that is being built, as Ctrl-C does.
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
@@ -47,6 +47,7 @@ var defaultLab = sync.OnceValue(func() string { return lab.DefaultTopology().Nam
 
 // labTopology adds the flags that describe a lab. The function that it returns reads them.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
+	cmd.Args = noArguments("the topology file", "-f")
 	file := cmd.Flags().StringP("file", "f", "", "topology `file` (default: the built-in topology)")
 	name := cmd.Flags().String("name", "", "`name` of the lab (default: the topology's)")
 	return func() (lab.Topology, error) {
@@ -68,7 +69,6 @@ func newLabUp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Build a lab and leave it running",
-		Args:  cobra.NoArgs,
 	}
 	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -94,7 +94,7 @@ func newLabList() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the labs that are up",
-		Args:  cobra.NoArgs,
+		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names, err := lab.List()
 			if err != nil {
@@ -112,7 +112,7 @@ func newLabStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show a lab's nodes, processes and services",
-		Args:  cobra.NoArgs,
+		Args:  noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
 	asJSON := cmd.Flags().Bool("json", false, "print JSON")
@@ -139,7 +139,7 @@ func newLabExec() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec NODE [-- COMMAND [ARGUMENT...]]",
 		Short: "Run a command, or a shell, in a node's network namespace",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  arguments("NODE", "[COMMAND...]"),
 	}
 	name := labName(cmd)
 	cmd.Flags().SetInterspersed(false) // what follows the node is the command's
@@ -197,7 +197,7 @@ func newLabDown() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Remove a lab and everything that belongs to it",
-		Args:  cobra.NoArgs,
+		Args:  noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -214,7 +214,6 @@ func newLabDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Build a lab, send real requests to every service, show what happened, remove the lab",
-		Args:  cobra.NoArgs,
 	}
 	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -244,7 +243,7 @@ func newLabUDPEcho() *cobra.Command {
 		Use:    "udp-echo NAME PORT...",
 		Short:  "Answer datagrams with a name and their content",
 		Hidden: true,
-		Args:   cobra.MinimumNArgs(2),
+		Args:   arguments("NAME", "PORT..."),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var ports []uint16
 			for _, arg := range args[1:] {
@@ -265,7 +264,7 @@ func newLabDelay() *cobra.Command {
 		Use:    "delay INTERFACE",
 		Short:  "Make a TAP interface that sends frames back a while later",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   arguments("INTERFACE"),
 		RunE:   func(cmd *cobra.Command, args []string) error { return lab.Delay(cmd.Context(), args[0]) },
 	}
 }
