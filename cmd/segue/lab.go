@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -26,8 +28,8 @@ func newLab() *cobra.Command {
 			cmd.SetContext(ctx)
 		},
 	}
-	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabImpair(), newLabDown(),
-		newLabDemo(), newLabUDPEcho(), newLabDelay())
+	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabImpair(),
+		newLabDown(), newLabDemo(), newLabUDPEcho(), newLabDelay())
 	return cmd
 }
 
@@ -144,17 +146,21 @@ func newLabExec() *cobra.Command {
 	name := labName(cmd)
 	cmd.Flags().SetInterspersed(false) // what follows the node is the command's
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		command := args[1:]
+		switch {
+		case len(command) > 0 && command[0] == "--":
+			command = command[1:]
+		case len(command) > 0 && strings.HasPrefix(command[0], "-"):
+			return fmt.Errorf("lab exec: %s after the node: flags come before the node, "+
+				"and a command after it", command[0])
+		}
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
 			return err
 		}
-		node := l.Node(args[0])
-		if node == nil {
-			return fmt.Errorf("lab %q has no node %q", *name, args[0])
-		}
-		command := args[1:]
-		if len(command) > 0 && command[0] == "--" {
-			command = command[1:]
+		node, err := l.FindNode(args[0])
+		if err != nil {
+			return err
 		}
 		if len(command) == 0 {
 			command = []string{"/bin/sh"}
@@ -170,7 +176,14 @@ func newLabExec() *cobra.Command {
 func newLabImpair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "impair [NODE...]",
-		Short: "Drop, duplicate or reorder packets between a lab's nodes, or to and from some; without shares, no longer",
+		Short: "Drop, duplicate or reorder packets between a lab's nodes",
+		Long: `Impair drops, duplicates or reorders shares of the packets between all nodes of the
+lab, or to and from those that are named, from now on. An impairment takes the place of
+the one before; --off ends it.`,
+		Example: "  segue lab impair --drop 5% --reorder 5%\n" +
+			"  segue lab impair --drop 20% s1\n" +
+			"  segue lab impair --off",
+		Args: arguments("[NODE...]"),
 	}
 	name := labName(cmd)
 	var impairment lab.Impairment
@@ -178,12 +191,21 @@ func newLabImpair() *cobra.Command {
 	cmd.Flags().Var(&impairment.Duplicate, "duplicate", "send that `share` twice")
 	cmd.Flags().Var(&impairment.Reorder, "reorder", "have later packets overtake that `share`")
 	cmd.Flags().Uint64Var(&impairment.Seed, "seed", 0, "`number` that chooses the sequence of fates")
+	off := cmd.Flags().Bool("off", false, "end the impairment of all nodes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		impairment.Links = args
+		if err := checkImpair(cmd, impairment, *off); err != nil {
+			return err
+		}
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
 			return err
 		}
-		impairment.Links = args
+		for _, node := range args {
+			if _, err := l.FindNode(node); err != nil {
+				return err
+			}
+		}
 		if err := l.Impair(cmd.Context(), impairment); err != nil {
 			return err
 		}
@@ -193,15 +215,41 @@ func newLabImpair() *cobra.Command {
 	return cmd
 }
 
+// checkImpair has an impairment end only where that is asked for.
+func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error {
+	given := func(flags ...string) bool { return slices.ContainsFunc(flags, cmd.Flags().Changed) }
+	switch {
+	case off && (given("drop", "duplicate", "reorder", "seed") || len(impairment.Links) > 0):
+		return errors.New("lab impair: --off ends the impairment of all nodes: " +
+			"it takes no shares and no nodes")
+	case off || impairment.Some():
+		return nil
+	case given("drop", "duplicate", "reorder"):
+		return errors.New("lab impair: all shares are 0%: --off ends the impairment")
+	}
+	return errors.New("lab impair: missing a share: --drop, --duplicate or --reorder; " +
+		"--off ends the impairment")
+}
+
 func newLabDown() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Remove a lab and everything that belongs to it",
-		Args:  noArguments("the lab", "--name"),
+		Long: `Down ends a lab's processes and all others in its network namespaces, and removes the
+namespaces and all else that belongs to the lab, also where it is half built or half
+removed. Balancers and agents that somebody has started there by hand are detached, and
+their flow tables removed.`,
+		Args: noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
+	ifExists := cmd.Flags().Bool("if-exists", false, "succeed where there is no such lab")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := lab.Down(*name); err != nil {
+		err := lab.Down(*name)
+		if *ifExists && errors.Is(err, lab.ErrNotUp) {
+			fmt.Fprintf(cmd.OutOrStdout(), "There is no lab %s.\n", *name)
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s is down.\n", *name)

@@ -90,7 +90,8 @@ func up(t *testing.T, topology Topology) *Lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := l.Down(); err != nil {
+		err := l.Down()
+		if err != nil && !errors.Is(err, ErrNotUp) { // the test may have removed it
 			t.Error(err)
 		}
 	})
@@ -171,10 +172,11 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "is up already") {
 		t.Errorf("second Up: %v", err)
 	}
-	for range 2 {
-		if err := l.Down(); err != nil {
-			t.Fatal(err)
-		}
+	if err := l.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Down(); !errors.Is(err, ErrNotUp) {
+		t.Errorf("Down of a lab that is down: %v", err)
 	}
 	if _, err := startTime(shell.Process.Pid); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the process in the lab still runs: %v", err)
@@ -189,10 +191,13 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 func TestUpThatFailsLeavesNothing(t *testing.T) {
 	needRoot(t)
 	topology := bareTopology()
+	topology.Servers, topology.Services = 1, topology.Services[:1]
 	before := inspect(t, topology.Name)
+	var progress []string
 	for _, phase := range []string{"Building", "Writing", "Starting"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		_, err := Up(ctx, topology, Options{Progress: func(text string) {
+			progress = append(progress, text)
 			if strings.HasPrefix(text, phase) {
 				cancel(errors.New("interrupted by the test"))
 			}
@@ -203,6 +208,14 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 		cancel(nil)
 		if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
 			t.Errorf("machine after an interruption while %s (-before +after):\n%s", phase, diff)
+		}
+	}
+	for _, text := range []string{
+		"Building the network: client, edge router, 2 balancers, 1 server, 1 service.",
+		"Starting 1 process.",
+	} {
+		if !slices.Contains(progress, text) {
+			t.Errorf("%q was not said, but %q", text, progress)
 		}
 	}
 	topology.Bare = false // the test binary is no balancer
@@ -241,7 +254,8 @@ func TestDownAfterUpWasKilled(t *testing.T) {
 }
 
 func TestOpenOfALabThatIsNotUp(t *testing.T) {
-	if _, err := Open("nosuchlab", Options{}); err == nil || !strings.Contains(err.Error(), `lab "nosuchlab" is not up; `) {
+	_, err := Open("nosuchlab", Options{})
+	if !errors.Is(err, ErrNotUp) || !strings.HasPrefix(err.Error(), `lab "nosuchlab" is not up`) {
 		t.Errorf("Open: %v", err)
 	}
 }

@@ -102,7 +102,8 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"impair: {duplicate: -1%}", `impair.duplicate "-1%": must be a share from 0% to 100%`},
 		{"impair: {drop: NaN%}", `impair.drop "NaN%": must be a share from 0% to 100%`},
 		{"impair: {drop: 60%, reorder: 60%}", "impair: the shares add up to more than 100%"},
-		{"servers: 2\nimpair: {links: [s1, s3]}", `line 2: impair.links[1] "s3": must be edge, or one of the balancers and servers`},
+		{"servers: 2\nimpair: {links: [s1, s3]}",
+			`line 2: impair.links[1] "s3": must be one of edge, lb1, lb2, s1, s2`},
 		{"services: 5", `line 1: services "5": must be a list`},
 		{"services: [", "line 2: while parsing a flow node"},
 		{service(`name: ""`), ": services[0].name: required"},
@@ -207,6 +208,22 @@ func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, got, addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", s.Name, diff)
+		}
+	}
+}
+
+func TestEnumerate(t *testing.T) {
+	for want, names := range map[string][]string{
+		"":                        nil,
+		"edge":                    {"edge"},
+		"edge, lb1, lb2":          {"edge", "lb1", "lb2"},
+		"edge, lb1, s1 to s3":     {"edge", "lb1", "s1", "s2", "s3"},
+		"s8 to s11, s13":          {"s8", "s9", "s10", "s11", "s13"},
+		"client, lb1 to lb3, s1":  {"client", "lb1", "lb2", "lb3", "s1"},
+		"s1, s3, s5, s6, lb7, s8": {"s1", "s3", "s5", "s6", "lb7", "s8"},
+	} {
+		if got := enumerate(names); got != want {
+			t.Errorf("%q: got %q, want %q", names, got, want)
 		}
 	}
 }
