@@ -159,25 +159,27 @@ type Timeouts struct {
 // Health is an active check of every server of a service. Exactly one of HTTP
 // and TCP is set.
 type Health struct {
-	HTTP     *HTTPCheck    `yaml:"http"`
-	TCP      *TCPCheck     `yaml:"tcp"`
-	Interval time.Duration `yaml:"interval"` // at least 100ms; default 1s
-	Timeout  time.Duration `yaml:"timeout"`  // 1ms to the interval; default the interval
+	HTTP     *HTTPCheck    `yaml:"http,omitempty"`
+	TCP      *TCPCheck     `yaml:"tcp,omitempty"`
+	Interval time.Duration `yaml:"interval,omitempty"` // at least 100ms; default 1s
+	Timeout  time.Duration `yaml:"timeout,omitempty"`  // 1ms to the interval; default the interval
 	// Rise is how many successes bring a server back, and Fall how many failures take it out:
 	// 1 to 1000 each.
-	Rise int `yaml:"rise" range:"1 to 1000"` // default 2
-	Fall int `yaml:"fall" range:"1 to 1000"` // default 3
+	Rise int `yaml:"rise,omitempty" range:"1 to 1000"` // default 2
+	Fall int `yaml:"fall,omitempty" range:"1 to 1000"` // default 3
 }
 
 // HTTPCheck succeeds on a status from 200 to 399.
 type HTTPCheck struct {
-	Path string `yaml:"path"`                    // default "/"
-	Port uint16 `yaml:"port" range:"1 to 65535"` // default the service's; required when that is all
+	Path string `yaml:"path,omitempty"` // default "/"
+	// Port is the service's by default, and required when that is all.
+	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 }
 
 // TCPCheck succeeds when a connection opens.
 type TCPCheck struct {
-	Port uint16 `yaml:"port" range:"1 to 65535"` // default the service's; required when that is all
+	// Port is the service's by default, and required when that is all.
+	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 }
 
 // Server is one application instance's host.
