@@ -66,7 +66,7 @@ func TestArgumentErrors(t *testing.T) {
 		{"bench memory nothing", `bench memory: unexpected argument "nothing"`},
 		{"version nothing", `version: unexpected argument "nothing"`},
 		{"lab nothing", `lab: unknown command "nothing": ` +
-			"the commands are demo, down, exec, impair, list, status, up"},
+			"the commands are demo, down, exec, impair, list, restart, status, up"},
 		{"lab up x",
 			`lab up: unexpected argument "x"; a flag names the topology file: segue lab up -f x`},
 		{"lab down x",
@@ -75,6 +75,8 @@ func TestArgumentErrors(t *testing.T) {
 			`lab status: unexpected argument "x"; a flag names the lab: segue lab status --name x`},
 		{"lab list x", `lab list: unexpected argument "x"`},
 		{"lab exec", "lab exec: missing NODE"},
+		{"lab restart", "lab restart: missing NODE"},
+		{"lab restart --kill", "lab restart: missing NODE"},
 		{"lab udp-echo s1", "lab udp-echo: missing PORT..."},
 		{"lab udp-echo s1 99999", `port "99999": must be a number from 1 to 65535`},
 		{"lab udp-echo s1 x", `port "x": must be a number from 1 to 65535`},

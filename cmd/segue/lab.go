@@ -28,8 +28,8 @@ func newLab() *cobra.Command {
 			cmd.SetContext(ctx)
 		},
 	}
-	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabImpair(),
-		newLabDown(), newLabDemo(), newLabUDPEcho(), newLabDelay())
+	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
+		newLabImpair(), newLabDown(), newLabDemo(), newLabUDPEcho(), newLabDelay())
 	return cmd
 }
 
@@ -169,6 +169,42 @@ func newLabExec() *cobra.Command {
 			}
 		}
 		return node.Exec(command)
+	}
+	return cmd
+}
+
+func newLabRestart() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "restart NODE [PROCESS...]",
+		Short: "End a node's processes, or some of them, and start them again",
+		Long: `Restart ends processes of a node of the lab, by SIGTERM or, with --kill, by SIGKILL,
+and starts them again: lb of a balancer; agent, nginx or apache, and echo of a server.
+A process that does not run is started. The command returns when all are ready.
+
+Balancers and agents are started from the executable that runs this command, which can
+be another build than before.`,
+		Example: "  segue lab restart s1 agent\n  segue lab restart --kill lb1",
+		Args:    arguments("NODE", "[PROCESS...]"),
+	}
+	name := labName(cmd)
+	kill := cmd.Flags().Bool("kill", false, "end them by SIGKILL, as in a crash")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		l, err := lab.Open(*name, labOptions(cmd))
+		if err != nil {
+			return err
+		}
+		processes, err := l.Restart(cmd.Context(), args[0], args[1:], *kill)
+		if err != nil {
+			return err
+		}
+		var running []string
+		for _, p := range processes {
+			pid, _ := p.PID()
+			running = append(running, fmt.Sprintf("%s (%d)", p.Name, pid))
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s: restarted on %s: %s.\n", *name, args[0],
+			strings.Join(running, ", "))
+		return nil
 	}
 	return cmd
 }

@@ -23,6 +23,7 @@ func TestLabRefuses(t *testing.T) {
 		{"status --name nosuchlab", `lab "nosuchlab" is not up`},
 		{"exec --name nosuchlab s1 -- true", `lab "nosuchlab" is not up`},
 		{"exec s1 --name nosuchlab", "lab exec: --name after the node: flags come before the node"},
+		{"restart --name nosuchlab s1", `lab "nosuchlab" is not up`},
 		{"impair --name nosuchlab --drop 5%", `lab "nosuchlab" is not up`},
 		{"impair --name nosuchlab --off", `lab "nosuchlab" is not up`},
 		{"impair --drop 5", `--drop "5": must be a share from 0% to 100%, such as 5%`},

@@ -144,6 +144,7 @@ func TestLabCommands(t *testing.T) {
 		t.Errorf("a command's exit code 7 becomes %v: %s", err, out)
 	}
 	checkLabImpair(t)
+	checkLabRestart(t)
 	startByHand(t, "client")
 	mustCLI(t, append([]string{"lab", "down"}, name...)...)
 	for _, command := range []string{"down", "status"} {
@@ -189,6 +190,43 @@ func checkLabImpair(t *testing.T) {
 	}
 	if out, err := onLab(t, "status"); err != nil || strings.Contains(out, "Impaired") {
 		t.Errorf("status after lab impair --off: %v: %s", err, out)
+	}
+}
+
+// checkLabRestart restarts an agent, which is asked to stop, and a balancer, which is killed.
+func checkLabRestart(t *testing.T) {
+	l, err := lab.Open(labName, lab.Options{Binary: segue})
+	must(t, err)
+	for _, test := range []struct {
+		args          string
+		node, process string
+		asked         bool
+	}{
+		{"s1 agent", "s1", "agent", true},
+		{"--kill lb1", "lb1", "lb", false},
+	} {
+		p, other := l.Process(test.node, test.process), l.Process("s1", "nginx")
+		before, _ := p.PID()
+		otherBefore, _ := other.PID()
+		said := len(readLog(t, p))
+		out, err := onLab(t, "restart", strings.Fields(test.args)...)
+		after, alive := p.PID()
+		want := fmt.Sprintf("%s (%d)", test.process, after)
+		if err != nil || !alive || after == before || !strings.Contains(out, want) {
+			t.Errorf("lab restart %s: process %d, then %d: %v: %s", test.args, before, after,
+				err, out)
+		}
+		if pid, _ := other.PID(); pid != otherBefore {
+			t.Errorf("lab restart %s restarts nginx of s1", test.args)
+		}
+		text := readLog(t, p)[said:]
+		if strings.Contains(text, "terminated signal received") != test.asked {
+			t.Errorf("lab restart %s: asked to stop: want %t in\n%s", test.args, test.asked, text)
+		}
+	}
+	if out, err := onLab(t, "restart", "fabric"); err == nil ||
+		!strings.Contains(out, "runs no processes to restart: lb1, lb2, s1 to s4 do") {
+		t.Errorf("lab restart fabric: %v: %s", err, out)
 	}
 }
 
