@@ -50,9 +50,9 @@ func TestCheck(t *testing.T) {
 			noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
 			noYAML + ": no valid balancer configuration: 1 problem"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
-		{"no flag", "", "", `required flag(s) "config" not set`},
+		{"no flag", "", "", "check: missing -c FILE"},
 		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb or agent`},
-		{"an argument", lb, "", "the file is named by a flag: segue check -c " + lb},
+		{"an argument", lb, "", "a flag names the file: segue check -c " + lb},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -116,7 +116,7 @@ func TestErrors(t *testing.T) {
 	tests := []struct {
 		name, file, want string
 	}{
-		{"empty", "", "no documents in stream"},
+		{"empty", "", "the file is empty: it must hold one YAML document"},
 		{"two documents", "node: {}\n---\nnode: {}\n", "expected single document, found multiple"},
 		{"syntax", "node:\n  interface: [eth0\nservices: []\n",
 			"line 3: while parsing a flow sequence: did not find expected ',' or ']'"},
