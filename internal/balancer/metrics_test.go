@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 func newRegistry(f *fixture) *prometheus.Registry {
@@ -71,6 +73,7 @@ segue_lb_server_healthy{server="s2",service="insert"} 0
 segue_lb_server_draining{server="s1",service="insert"} 0
 segue_lb_server_draining{server="s3",service="insert"} 1
 `
+	want += fmt.Sprintln("segue_lb_tables_version", tables.Version)
 	got := expose(t, registry)
 	for _, line := range strings.Split(strings.TrimSpace(want), "\n") {
 		if !strings.Contains(got, "\n"+line+"\n") {
