@@ -14,6 +14,8 @@ type Balancer struct {
 	Node     BalancerNode `yaml:"node"`
 	Metrics  Metrics      `yaml:"metrics"`
 	Services []Service    `yaml:"services"`
+
+	warnings Errors
 }
 
 // BalancerNode describes the host that a balancer runs on.
@@ -203,6 +205,8 @@ type Agent struct {
 	Node     AgentNode      `yaml:"node"`
 	Metrics  Metrics        `yaml:"metrics"`
 	Services []AgentService `yaml:"services"`
+
+	warnings Errors
 }
 
 // AgentNode describes a server.
