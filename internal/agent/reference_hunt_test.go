@@ -97,9 +97,14 @@ type segment struct {
 	fragment uint32
 }
 
+// isBalancer says whether the node takes the word of who sends by a locator.
+func (h *hunter) isBalancer(sender netip.Prefix) bool {
+	return len(h.balancers) == 0 || slices.ContainsFunc(h.balancers, func(p netip.Prefix) bool { return p.Contains(sender.Addr()) })
+}
+
 // handshake is what becomes of a packet to a VIP of the server: "" is delivered.
 func (h *hunter) handshake(w wrapped) string {
-	if len(h.balancers) > 0 && !slices.ContainsFunc(h.balancers, func(p netip.Prefix) bool { return p.Contains(w.sender.Addr()) }) {
+	if !h.isBalancer(w.sender) {
 		return "drop_sender"
 	}
 	s, ok := readClient(w)

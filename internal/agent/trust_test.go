@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -231,6 +232,47 @@ func TestBalancerTakesTags(t *testing.T) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// A stranger's packet that this server would pass on to a balancer as its own signal goes nowhere, also where
+// no balancers are named. What a server would make of it that passes on all the balancer takes.
+func TestForgedSignals(t *testing.T) {
+	cfg := testConfig()
+	cfg.Node.Balancers = nil
+	k := testKernelOf(t, cfg)
+	lb := rehearsedBalancer(t, "")
+	for _, way := range signalWays {
+		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
+			t.Run(fmt.Sprintf("%s/%v/%s", way.kind, way.client.Addr(), function.Short()), func(t *testing.T) {
+				signal := sidOf(balancer1, uint16(function))
+				forged := withoutSender(way.vip, way.client, sid, signal)
+				if way.kind == config.SRv6Encap {
+					forged = to(way.vip, way.client, packet.Encap{Kind: way.kind, Sender: node, Segments: []netip.Addr{sid, signal}})
+				}
+				before := counters(t, k)
+				verdict, _ := run(t, k.objects.XdpAgent, forged)
+				want := map[string]agentCounter{"drop_next_segment": {Packets: 1, Bytes: uint64(len(forged) - 14)}}
+				if diff := cmp.Diff(want, changed(before, counters(t, k))); verdict != xdpDrop || diff != "" {
+					t.Errorf("verdict %d; counters (-want +got):\n%s", verdict, diff)
+				}
+				if verdict, out := run(t, k.objects.TcForward, forged); verdict != tcShot || !bytes.Equal(forged, out) {
+					t.Errorf("behind XDP: verdict %#x, want %#x and the frame as it was", verdict, tcShot)
+				}
+
+				passedOn, err := packet.Advance(forged)
+				if err != nil {
+					t.Fatal(err)
+				}
+				taken := uint32(xdpDrop) // an encapsulated signal has no list
+				if way.kind == config.SRv6Insert {
+					taken = xdpPass
+				}
+				if verdict, _ := run(t, lb, packet.SetMACs(passedOn, hostMAC, lbMAC)); verdict != taken {
+					t.Errorf("the balancer's verdict %d, want %d", verdict, taken)
+				}
+			})
 		}
 	}
 }

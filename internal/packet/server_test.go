@@ -112,6 +112,21 @@ func TestForwardToNextServer(t *testing.T) {
 	}
 }
 
+// A server passes packets on to other servers only. What a balancer gets from it is a signal of its own.
+func TestForwardToServersOnly(t *testing.T) {
+	first := packet.Server{Locator: locator1}
+	for _, next := range []string{
+		"fd00:6c:0:1:11::", "fd00:6c:0:1:12::", "fd00:5:0:2::", "fd00:5:0:2:99::", "fd00:5:0:1:5::", "ff02::5:0:0:0",
+	} {
+		for _, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap} {
+			sent := encapsulated(t, packet.TCP(client6, vip6), srv6Encap(kind, deliver1, netip.MustParseAddr(next), deliver2))
+			if verdict, _, err := first.Receive(sent); verdict != packet.Drop || !errors.Is(err, packet.ErrNextSegment) {
+				t.Errorf("%s, then %s: %v, %v", kind, next, verdict, err)
+			}
+		}
+	}
+}
+
 // Figure 4 of RFC 6040.
 func TestCongestionMarks(t *testing.T) {
 	const notECT, ect1, ect0, ce, drop = 0, 1, 2, 3, 4
