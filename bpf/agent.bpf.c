@@ -153,7 +153,8 @@ int tc_agent(struct __sk_buff *skb)
 	if (!read_sent(skb, &sent))
 		return TC_ACT_UNSPEC;
 	clamp_mss(skb, &sent);
-	return signal(skb, &sent);
+	/* A packet that the host only forwards is a stranger's, whatever its source. */
+	return skb->ingress_ifindex ? TC_ACT_UNSPEC : signal(skb, &sent);
 }
 
 SEC("sockops")

@@ -277,6 +277,26 @@ func TestForgedSignals(t *testing.T) {
 	}
 }
 
+// What a host only forwards carries no signal, though it looks as if an application had sent it: routers and hosts
+// with containers would sign what anybody sends them.
+func TestForwardedPacketsDoNotSignal(t *testing.T) {
+	k := testKernel(t)
+	for _, way := range signalWays {
+		for _, flags := range []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST} {
+			frame := packet.TCP(way.vip, way.client, packet.Flags(flags))
+			for _, from := range []struct{ ifindex, verdict uint32 }{{0, tcRedirect}, {1, tcUnspec}} {
+				setFlow(t, k, way.flow, way.kind, "wait", 0)
+				flow := getFlow(t, k, way.flow)
+				verdict, out := transmitAs(t, k, frame, map[int]uint32{ingressIfindexAt: from.ifindex})
+				if verdict != from.verdict || from.ifindex != 0 && (!bytes.Equal(frame, out) || getFlow(t, k, way.flow) != flow) {
+					t.Errorf("%s, %v, flags %v, from interface %d: verdict %#x, want %#x; flow %v; %x",
+						way.kind, way.client, flags, from.ifindex, verdict, from.verdict, getFlow(t, k, way.flow), out)
+				}
+			}
+		}
+	}
+}
+
 var lbMAC = packet.MAC{2, 0, 0, 0, 6, 1}
 
 // rehearsedBalancer is the data path of the first balancer, on no interface.

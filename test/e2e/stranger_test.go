@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,8 +18,8 @@ import (
 )
 
 // TestStrangersForgeNoSignals has a host of the fabric that is no server of the services (s3 is none to s1) try to
-// have a server signal in the stranger's stead, by a list in which the balancer comes after the server. No balancer may get
-// anything from that.
+// have a server signal in the stranger's stead: by a list in which the balancer comes after the server, and by
+// an answer that the server's host is to forward. No balancer may get anything from that.
 func TestStrangersForgeNoSignals(t *testing.T) {
 	services := huntingServices(2)
 	services[0].Accept = config.Accept{Policy: config.AcceptAlways}
@@ -47,6 +49,26 @@ func TestStrangersForgeNoSignals(t *testing.T) {
 	})
 	if grown := signals().since(t, before); len(grown) > 0 {
 		t.Errorf("the balancers got packets that a stranger sent through s1: %v", grown)
+	}
+
+	c := dialServer(t, l, l.Topology.Services[0], "s1")
+	must(t, l.Node("s1").Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
+	}))
+	before = signals()
+	client := netip.MustParseAddrPort(c.conn.LocalAddr().String())
+	send(t, l, "s3", "eth0", "s1", "eth0", [][]byte{packet.TCP(c.service.Address(), client, packet.Flags(packet.RST))})
+	eventually(t, func() error {
+		if fields := strings.Fields(command(t, l, "s1", "nstat", "-asz", "Ip6OutForwDatagrams")); !slices.Contains(fields, "1") {
+			return fmt.Errorf("s1 has not forwarded the packet: %v", fields)
+		}
+		return nil
+	})
+	if server, err := c.request(); server != "s1" || err != nil {
+		t.Errorf("the connection goes to %q: %v", server, err)
+	}
+	if grown := signals().since(t, before); len(grown) > 0 {
+		t.Errorf("the balancers got signals for a packet that s1 forwarded: %v", grown)
 	}
 }
 
@@ -78,6 +100,23 @@ func listsThroughServer(l *lab.Lab, server, balancer string) (frames [][]byte) {
 		}
 	}
 	return frames
+}
+
+// dialServer opens connections to a service until one is at the server.
+func dialServer(t *testing.T, l *lab.Lab, s lab.Service, server string) (c *connection) {
+	t.Helper()
+	eventually(t, func() (err error) {
+		if c, err = dial(t.Context(), l, s); err != nil {
+			return err
+		}
+		if c.server != server {
+			c.conn.Close()
+			return fmt.Errorf("%s got the connection", c.server)
+		}
+		return nil
+	})
+	t.Cleanup(func() { c.conn.Close() })
+	return c
 }
 
 // requireWarned wants balancers that take signals from anybody, and agents that take anybody for a balancer, to have
