@@ -28,7 +28,7 @@ enum reason {
 	REASON_DELIVER_SRV6_ENCAP,
 	REASON_DELIVER_GRE,
 	REASON_DELIVER_IPIP,
-	REASON_DELIVER_NOT_LOCAL, /* a flow of nobody's: the stack answers with a reset */
+	REASON_DELIVER_NOT_LOCAL, /* a flow that no server has: the stack answers with a reset */
 
 	/* For the next server of the list. */
 	REASON_NEXT_SEGMENT,   /* this one does not have the VIP */
@@ -51,6 +51,7 @@ enum reason {
 	REASON_DROP_SENDER,	       /* from no balancer of ours: about a flow, or to travel on */
 	REASON_DROP_TRANSPORT,	       /* a function about a flow, and no TCP header to name it */
 	REASON_DROP_NOT_LOCAL,	       /* the flow is not here, and no server is left */
+	REASON_DROP_RATE_LIMIT,	       /* the same, to be reset, but too many were */
 	REASON_DROP_NEXT_SEGMENT,      /* the segment that comes next is no other server's */
 	REASON_DROP_HOP_LIMIT,
 	REASON_DROP_ECN,     /* congestion met, and the sender would not learn: RFC 6040 */

@@ -177,6 +177,8 @@ func drops() []packetCase {
 	return []packetCase{
 		{"recover-stickiness at the last", asks(config.SRv6Encap, recoverStickiness, syn4), "drop_not_local", nil},
 		{"steer at the last, ICMP error", asks(config.SRv6Encap, steer, few4["ICMP error"]), "drop_not_local", nil},
+		{"steer at the last, ICMP error, where others are reset", asks(config.SRv6Insert, steer, few6["ICMP error"]),
+			"drop_not_local", nil},
 		{"steer at the last, later fragment", asks(config.SRv6Encap, steer, few4["last fragment"]), "drop_not_local", nil},
 		{"recover-stickiness of a stranger", set(asks(config.SRv6Encap, recoverStickiness, syn4), 8+3, 0x6d), "drop_sender", nil},
 		{"steer of a stranger, later fragment", set(asks(config.SRv6Encap, steer, few4["last fragment"]), 8+3, 0x6d), "drop_sender", nil},

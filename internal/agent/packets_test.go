@@ -6,12 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
+	"runtime"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -131,6 +136,16 @@ func changed(before, after map[string]agentCounter) map[string]agentCounter {
 	return out
 }
 
+// refill lets every core reset again; setReset sets the time up to which each has used its share, in ns.
+func refill(t testing.TB, k *kernel) { setReset(t, k, 0) }
+
+func setReset(t testing.TB, k *kernel, ns uint64) {
+	t.Helper()
+	if err := k.objects.Resets.Put(uint32(0), slices.Repeat([]uint64{ns}, ebpf.MustPossibleCPU())); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func run(t testing.TB, prog *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
 	t.Helper()
 	verdict, out, err := prog.Test(frame)
@@ -221,6 +236,67 @@ func TestReceive(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Each core resets so many flows in a row, and then so many a second; what is beyond that it drops whole.
+func TestResetRate(t *testing.T) {
+	cfg := huntingConfig(config.SRv6Encap, config.Accept{Policy: config.AcceptAlways}, config.NotLocalReset)
+	k := testKernelOf(t, cfg)
+	for _, vip := range []netip.AddrPort{vip4, vip6} {
+		client := client4
+		if vip.Addr().Is6() {
+			client = client6
+		}
+		frame := asks(config.SRv6Encap, recoverStickiness, packet.TCP(client, vip, packet.Flags(packet.ACK)))
+		refill(t, k)
+		before, start := counters(t, k), time.Now()
+		onOneCore(t, func() {
+			for range 300 {
+				run(t, k.objects.XdpAgent, frame)
+			}
+		})
+		meanwhile := uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
+		got := changed(before, counters(t, k))
+		reset, beyond := got["deliver_not_local"].Packets, got["drop_rate_limit"].Packets
+		if reset < 100 || reset > 100+meanwhile || reset+beyond != 300 {
+			t.Errorf("%v: %d reset and %d not of 300, want 100 and %d at most for which there was time", vip, reset, beyond, meanwhile)
+		}
+
+		setReset(t, k, math.MaxInt64)
+		if verdict, out := run(t, k.objects.XdpAgent, frame); verdict != xdpDrop || !bytes.Equal(frame, out) {
+			t.Errorf("%v: verdict %d, want a drop and the frame as it was", vip, verdict)
+		}
+		// A packet that is a server's needs no share.
+		deliver := asks(config.SRv6Encap, ackStickiness, packet.TCP(client, vip, packet.Flags(packet.ACK)))
+		if verdict, _ := run(t, k.objects.XdpAgent, deliver); verdict != xdpPass {
+			t.Errorf("%v: verdict %d for a packet of a known flow", vip, verdict)
+		}
+	}
+}
+
+// onOneCore runs a function on one of the cores that the test may use.
+func onOneCore(t *testing.T, f func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if allowed.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.SchedSetaffinity(0, &allowed); err != nil {
+			t.Error(err)
+		}
+	}()
+	f()
 }
 
 // TestECN goes through figure 4 of RFC 6040.

@@ -222,8 +222,8 @@ func (h *hunter) recover(w wrapped, s segment) string {
 		return "next_not_local"
 	case !here && local.timeWait:
 		return ""
-	case !here && h.service(s.flow) != nil && h.service(s.flow).reset:
-		return "deliver_not_local"
+	case !here && h.service(s.flow) != nil && h.service(s.flow).reset && !s.isError:
+		return "deliver_not_local" // a core's share of resets is not this model's: see TestResetRate
 	case !here:
 		return "drop_not_local"
 	case w.function == steer:

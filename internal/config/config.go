@@ -238,7 +238,7 @@ type AgentService struct {
 	// Accept, Load and NotLocal are of services that hunt: TCP in an SRv6 encapsulation.
 	Accept Accept `yaml:"accept,omitempty"`
 	Load   Source `yaml:"load,omitempty"`
-	// NotLocal is what becomes of a packet whose flow no candidate has. Default drop.
+	// NotLocal is what becomes of a packet whose flow no candidate has. Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
 }
 
@@ -265,7 +265,7 @@ const (
 	LoadSharedMemory LoadSource = "shared-memory"
 
 	NotLocalDrop  NotLocal = "drop"
-	NotLocalReset NotLocal = "reset" // the server's own stack answers it
+	NotLocalReset NotLocal = "reset" // the server's own stack answers it, up to a rate
 )
 
 // Accept is an accept policy with its parameters; those of other policies are not set.

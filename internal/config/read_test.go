@@ -105,7 +105,7 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: AllPorts, Protocol: TCP, Encapsulation: SRv6Encap,
 			Accept:   Accept{Policy: AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial},
 			Load:     Source{Kind: LoadConnections},
-			NotLocal: NotLocalDrop,
+			NotLocal: NotLocalReset,
 		}},
 	}
 	if diff := cmp.Diff(want, got, exact); diff != "" {
