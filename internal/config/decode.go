@@ -13,9 +13,9 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// document is what a file holds and where, and the problems and warnings found in it so far. The library's own
-// decoder would stop at the names of Go types and lines; this one reports every problem with the
-// field's path, and lets the rules that follow do so too.
+// document is what a file holds and where, and the problems and warnings found in it so far. The
+// library's own decoder would stop at the names of Go types and lines; this one reports every
+// problem with the field's path, and lets the rules that follow do so too.
 type document struct {
 	fields   map[string]field  // by path; a field that is null or empty is not there
 	lacking  map[string]bool   // the sections of which a field could not be decoded, by path

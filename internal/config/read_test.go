@@ -16,8 +16,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// exact compares addresses as values, and leaves out warnings, which name lines; the other types have
-// no unexported fields.
+// exact compares addresses as values, and leaves out warnings, which name lines; the other types
+// have no unexported fields.
 var exact = cmp.Options{
 	cmpopts.IgnoreUnexported(Balancer{}, Agent{}),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
