@@ -136,12 +136,14 @@ func changed(before, after map[string]agentCounter) map[string]agentCounter {
 	return out
 }
 
-// refill lets every core reset again; setReset sets the time up to which each has used its share, in ns.
+// refill lets every core reset again.
 func refill(t testing.TB, k *kernel) { setReset(t, k, 0) }
 
+// setReset sets the time up to which each core has used its share of resets, in ns.
 func setReset(t testing.TB, k *kernel, ns uint64) {
 	t.Helper()
-	if err := k.objects.Resets.Put(uint32(0), slices.Repeat([]uint64{ns}, ebpf.MustPossibleCPU())); err != nil {
+	used := slices.Repeat([]uint64{ns}, ebpf.MustPossibleCPU())
+	if err := k.objects.Resets.Put(uint32(0), used); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -238,38 +240,36 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// Each core resets so many flows in a row, and then so many a second; what is beyond that it drops whole.
+// A core resets so many flows in a row, and then so many a second. It drops what is beyond that.
 func TestResetRate(t *testing.T) {
-	cfg := huntingConfig(config.SRv6Encap, config.Accept{Policy: config.AcceptAlways}, config.NotLocalReset)
-	k := testKernelOf(t, cfg)
-	for _, vip := range []netip.AddrPort{vip4, vip6} {
-		client := client4
-		if vip.Addr().Is6() {
-			client = client6
-		}
-		frame := asks(config.SRv6Encap, recoverStickiness, packet.TCP(client, vip, packet.Flags(packet.ACK)))
+	always := config.Accept{Policy: config.AcceptAlways}
+	k := testKernelOf(t, huntingConfig(config.SRv6Encap, always, config.NotLocalReset))
+	for _, f := range []flow{{client4, vip4}, {client6, vip6}} {
+		data := packet.TCP(f.client, f.vip, packet.Flags(packet.ACK))
+		lost := asks(config.SRv6Encap, recoverStickiness, data)
 		refill(t, k)
 		before, start := counters(t, k), time.Now()
 		onOneCore(t, func() {
 			for range 300 {
-				run(t, k.objects.XdpAgent, frame)
+				run(t, k.objects.XdpAgent, lost)
 			}
 		})
-		meanwhile := uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
+		most := 100 + uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
 		got := changed(before, counters(t, k))
 		reset, beyond := got["deliver_not_local"].Packets, got["drop_rate_limit"].Packets
-		if reset < 100 || reset > 100+meanwhile || reset+beyond != 300 {
-			t.Errorf("%v: %d reset and %d not of 300, want 100 and %d at most for which there was time", vip, reset, beyond, meanwhile)
+		if reset < 100 || reset > most || reset+beyond != 300 {
+			t.Errorf("%v: %d of 300 were reset, and %d not; want 100 to %d", f.vip, reset, beyond, most)
 		}
 
 		setReset(t, k, math.MaxInt64)
-		if verdict, out := run(t, k.objects.XdpAgent, frame); verdict != xdpDrop || !bytes.Equal(frame, out) {
-			t.Errorf("%v: verdict %d, want a drop and the frame as it was", vip, verdict)
+		verdict, out := run(t, k.objects.XdpAgent, lost)
+		if verdict != xdpDrop || !bytes.Equal(lost, out) {
+			t.Errorf("%v: verdict %d, want a drop and the frame as it was", f.vip, verdict)
 		}
-		// A packet that is a server's needs no share.
-		deliver := asks(config.SRv6Encap, ackStickiness, packet.TCP(client, vip, packet.Flags(packet.ACK)))
-		if verdict, _ := run(t, k.objects.XdpAgent, deliver); verdict != xdpPass {
-			t.Errorf("%v: verdict %d for a packet of a known flow", vip, verdict)
+		// What goes to a server that has the flow needs no share.
+		known := asks(config.SRv6Encap, ackStickiness, data)
+		if verdict, _ := run(t, k.objects.XdpAgent, known); verdict != xdpPass {
+			t.Errorf("%v: verdict %d for a packet of a known flow", f.vip, verdict)
 		}
 	}
 }

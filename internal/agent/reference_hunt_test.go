@@ -99,7 +99,8 @@ type segment struct {
 
 // isBalancer says whether the node takes the word of who sends by a locator.
 func (h *hunter) isBalancer(sender netip.Prefix) bool {
-	return len(h.balancers) == 0 || slices.ContainsFunc(h.balancers, func(p netip.Prefix) bool { return p.Contains(sender.Addr()) })
+	has := func(p netip.Prefix) bool { return p.Contains(sender.Addr()) }
+	return len(h.balancers) == 0 || slices.ContainsFunc(h.balancers, has)
 }
 
 // handshake is what becomes of a packet to a VIP of the server: "" is delivered.
@@ -223,7 +224,7 @@ func (h *hunter) recover(w wrapped, s segment) string {
 	case !here && local.timeWait:
 		return ""
 	case !here && h.service(s.flow) != nil && h.service(s.flow).reset && !s.isError:
-		return "deliver_not_local" // a core's share of resets is not this model's: see TestResetRate
+		return "deliver_not_local" // TestResetRate has the limit
 	case !here:
 		return "drop_not_local"
 	case w.function == steer:

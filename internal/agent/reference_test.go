@@ -118,7 +118,8 @@ func (r reference) decide(w wrapped) string {
 
 // isOtherServer says whether a packet may travel on to a segment.
 func (r reference) isOtherServer(segment netip.Addr) bool {
-	return srv6.Parse(segment).Function.AtServer() && !r.locator.Contains(segment) && !segment.IsMulticast()
+	return srv6.Parse(segment).Function.AtServer() &&
+		!r.locator.Contains(segment) && !segment.IsMulticast()
 }
 
 // open reads a frame up to the VIP; the reason is why there is none.

@@ -236,8 +236,8 @@ func TestBalancerTakesTags(t *testing.T) {
 	}
 }
 
-// A stranger's packet that this server would pass on to a balancer as its own signal goes nowhere, also where
-// no balancers are named. What a server would make of it that passes on all the balancer takes.
+// A stranger's packet that this server would pass on to a balancer as its own signal goes nowhere,
+// also where no balancers are named. The balancer takes what a server would make of an inserted one.
 func TestForgedSignals(t *testing.T) {
 	cfg := testConfig()
 	cfg.Node.Balancers = nil
@@ -245,31 +245,21 @@ func TestForgedSignals(t *testing.T) {
 	lb := rehearsedBalancer(t, "")
 	for _, way := range signalWays {
 		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
-			t.Run(fmt.Sprintf("%s/%v/%s", way.kind, way.client.Addr(), function.Short()), func(t *testing.T) {
-				signal := sidOf(balancer1, uint16(function))
-				forged := withoutSender(way.vip, way.client, sid, signal)
-				if way.kind == config.SRv6Encap {
-					forged = to(way.vip, way.client, packet.Encap{Kind: way.kind, Sender: node, Segments: []netip.Addr{sid, signal}})
-				}
-				before := counters(t, k)
-				verdict, _ := run(t, k.objects.XdpAgent, forged)
-				want := map[string]agentCounter{"drop_next_segment": {Packets: 1, Bytes: uint64(len(forged) - 14)}}
-				if diff := cmp.Diff(want, changed(before, counters(t, k))); verdict != xdpDrop || diff != "" {
-					t.Errorf("verdict %d; counters (-want +got):\n%s", verdict, diff)
-				}
-				if verdict, out := run(t, k.objects.TcForward, forged); verdict != tcShot || !bytes.Equal(forged, out) {
-					t.Errorf("behind XDP: verdict %#x, want %#x and the frame as it was", verdict, tcShot)
-				}
-
+			signal := sidOf(balancer1, uint16(function))
+			taken, forged := uint32(xdpPass), withoutSender(way.vip, way.client, sid, signal)
+			if way.kind == config.SRv6Encap { // where signals have no list
+				e := packet.Encap{Kind: way.kind, Sender: node, Segments: []netip.Addr{sid, signal}}
+				taken, forged = xdpDrop, to(way.vip, way.client, e)
+			}
+			name := fmt.Sprintf("%s/%v/%s", way.kind, way.client.Addr(), function.Short())
+			t.Run(name, func(t *testing.T) {
+				refuseForgery(t, k, forged)
 				passedOn, err := packet.Advance(forged)
 				if err != nil {
 					t.Fatal(err)
 				}
-				taken := uint32(xdpDrop) // an encapsulated signal has no list
-				if way.kind == config.SRv6Insert {
-					taken = xdpPass
-				}
-				if verdict, _ := run(t, lb, packet.SetMACs(passedOn, hostMAC, lbMAC)); verdict != taken {
+				verdict, _ := run(t, lb, packet.SetMACs(passedOn, hostMAC, lbMAC))
+				if verdict != taken {
 					t.Errorf("the balancer's verdict %d, want %d", verdict, taken)
 				}
 			})
@@ -277,21 +267,39 @@ func TestForgedSignals(t *testing.T) {
 	}
 }
 
-// What a host only forwards carries no signal, though it looks as if an application had sent it: routers and hosts
-// with containers would sign what anybody sends them.
+// refuseForgery wants both programs on the way to the next server to drop a frame.
+func refuseForgery(t *testing.T, k *kernel, forged []byte) {
+	t.Helper()
+	before := counters(t, k)
+	verdict, _ := run(t, k.objects.XdpAgent, forged)
+	want := map[string]agentCounter{"drop_next_segment": {Packets: 1, Bytes: uint64(len(forged) - 14)}}
+	if diff := cmp.Diff(want, changed(before, counters(t, k))); verdict != xdpDrop || diff != "" {
+		t.Errorf("verdict %d; counters (-want +got):\n%s", verdict, diff)
+	}
+	verdict, out := run(t, k.objects.TcForward, forged)
+	if verdict != tcShot || !bytes.Equal(forged, out) {
+		t.Errorf("at tc: verdict %#x, want %#x and the frame as it was", verdict, tcShot)
+	}
+}
+
+// What a host only forwards carries no signal, though it looks as if an application had sent it:
+// routers and hosts with containers would sign what anybody sends them.
 func TestForwardedPacketsDoNotSignal(t *testing.T) {
 	k := testKernel(t)
+	all := []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
 	for _, way := range signalWays {
-		for _, flags := range []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST} {
+		for _, flags := range all {
 			frame := packet.TCP(way.vip, way.client, packet.Flags(flags))
-			for _, from := range []struct{ ifindex, verdict uint32 }{{0, tcRedirect}, {1, tcUnspec}} {
-				setFlow(t, k, way.flow, way.kind, "wait", 0)
-				flow := getFlow(t, k, way.flow)
-				verdict, out := transmitAs(t, k, frame, map[int]uint32{ingressIfindexAt: from.ifindex})
-				if verdict != from.verdict || from.ifindex != 0 && (!bytes.Equal(frame, out) || getFlow(t, k, way.flow) != flow) {
-					t.Errorf("%s, %v, flags %v, from interface %d: verdict %#x, want %#x; flow %v; %x",
-						way.kind, way.client, flags, from.ifindex, verdict, from.verdict, getFlow(t, k, way.flow), out)
-				}
+			name := fmt.Sprintf("%s, %v, flags %v", way.kind, way.client, flags)
+
+			setFlow(t, k, way.flow, way.kind, "wait", 0)
+			flow := getFlow(t, k, way.flow)
+			verdict, out := transmitAs(t, k, frame, map[int]uint32{ingressIfindexAt: 1})
+			if verdict != tcUnspec || !bytes.Equal(frame, out) || getFlow(t, k, way.flow) != flow {
+				t.Errorf("%s: verdict %#x, flow %v; %x", name, verdict, getFlow(t, k, way.flow), out)
+			}
+			if verdict, _ := transmit(t, k, frame, 0); verdict != tcRedirect {
+				t.Errorf("%s: verdict %#x for the host's own packet", name, verdict)
 			}
 		}
 	}

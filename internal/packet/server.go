@@ -94,5 +94,6 @@ func (s Server) execute(frame []byte) (Verdict, []byte, error) {
 
 // mayPassTo tells whether a packet may travel on to a segment: to another server's function.
 func (s Server) mayPassTo(segment netip.Addr) bool {
-	return srv6.Parse(segment).Function.AtServer() && !s.Locator.Contains(segment) && !segment.IsMulticast()
+	return srv6.Parse(segment).Function.AtServer() &&
+		!s.Locator.Contains(segment) && !segment.IsMulticast()
 }

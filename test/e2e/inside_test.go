@@ -131,9 +131,10 @@ func send(t *testing.T, l *lab.Lab, from, fromDevice, to, toDevice string, frame
 			return err
 		}
 		defer unix.Close(fd)
+		address := &unix.SockaddrLinklayer{Ifindex: source.Index}
+		fromMAC, toMAC := packet.MAC(source.HardwareAddr), packet.MAC(destination.HardwareAddr)
 		for _, frame := range frames {
-			frame = packet.SetMACs(frame, packet.MAC(source.HardwareAddr), packet.MAC(destination.HardwareAddr))
-			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: source.Index}); err != nil {
+			if err := unix.Sendto(fd, packet.SetMACs(frame, fromMAC, toMAC), 0, address); err != nil {
 				return err
 			}
 		}

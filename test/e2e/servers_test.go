@@ -56,8 +56,9 @@ func TestServersComeAndGo(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestRemovedServersConnectionsAreReset removes a server that hunts under live connections. Their clients learn
-// of it by a reset, in every encapsulation that can hunt and both families, and do not wait for their timeouts.
+// TestRemovedServersConnectionsAreReset removes a server that hunts under live connections. Their
+// clients learn of it by a reset, in every encapsulation that can hunt and both families, and do not
+// wait for their timeouts.
 func TestRemovedServersConnectionsAreReset(t *testing.T) {
 	l := up(t, hunting(huntingServices(2)...))
 	live := open(t, l, 300, l.Topology.Services...)
@@ -68,7 +69,7 @@ func TestRemovedServersConnectionsAreReset(t *testing.T) {
 	resets := map[string]int{}
 	for _, c := range live.at("s1") {
 		if err := c.failure(); !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("%s: a connection to s1, which was removed: %v, want a reset", c.service.Name, err)
+			t.Errorf("%s: a connection to s1, which is gone: %v, want a reset", c.service.Name, err)
 		}
 		resets[c.service.Name]++
 	}

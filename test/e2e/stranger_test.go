@@ -17,28 +17,17 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// TestStrangersForgeNoSignals has a host of the fabric that is no server of the services (s3 is none to s1) try to
-// have a server signal in the stranger's stead: by a list in which the balancer comes after the server, and by
-// an answer that the server's host is to forward. No balancer may get anything from that.
+// TestStrangersForgeNoSignals has a neighbour on the fabric, s3, try to make s1 signal in its own name:
+// by a list in which a balancer comes after s1, and by a packet from a VIP to a client that s1's
+// host is to forward. The balancers must not get anything from that.
 func TestStrangersForgeNoSignals(t *testing.T) {
 	services := huntingServices(2)
 	services[0].Accept = config.Accept{Policy: config.AcceptAlways}
 	l := up(t, hunting(services...))
 	requireWarned(t, l)
-	signals := func() (returned counts) {
-		returned = counts{}
-		for _, name := range nodes(l, lab.RoleBalancer) {
-			for reason, n := range packetCounts(t, l.Node(name)) {
-				if strings.HasPrefix(reason, "return_") || strings.HasPrefix(reason, "drop_") {
-					returned[name+" "+reason] = n
-				}
-			}
-		}
-		return returned
-	}
 
-	before := signals()
-	lists := listsThroughServer(l, "s1", "lb1")
+	before := signalCounts(t, l)
+	lists := listsThroughServer(t, l, "s1", "lb1")
 	send(t, l, "s3", "eth0", "s1", "eth0", lists)
 	eventually(t, func() error {
 		want := counts{"drop_next_segment": uint64(len(lists))}
@@ -47,7 +36,7 @@ func TestStrangersForgeNoSignals(t *testing.T) {
 		}
 		return nil
 	})
-	if grown := signals().since(t, before); len(grown) > 0 {
+	if grown := signalCounts(t, l).since(t, before); len(grown) > 0 {
 		t.Errorf("the balancers got packets that a stranger sent through s1: %v", grown)
 	}
 
@@ -55,26 +44,44 @@ func TestStrangersForgeNoSignals(t *testing.T) {
 	must(t, l.Node("s1").Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0)
 	}))
-	before = signals()
+	before = signalCounts(t, l)
 	client := netip.MustParseAddrPort(c.conn.LocalAddr().String())
-	send(t, l, "s3", "eth0", "s1", "eth0", [][]byte{packet.TCP(c.service.Address(), client, packet.Flags(packet.RST))})
+	reset := packet.TCP(c.service.Address(), client, packet.Flags(packet.RST))
+	send(t, l, "s3", "eth0", "s1", "eth0", [][]byte{reset})
 	eventually(t, func() error {
-		if fields := strings.Fields(command(t, l, "s1", "nstat", "-asz", "Ip6OutForwDatagrams")); !slices.Contains(fields, "1") {
-			return fmt.Errorf("s1 has not forwarded the packet: %v", fields)
+		out := command(t, l, "s1", "nstat", "-asz", "Ip6OutForwDatagrams")
+		if !slices.Contains(strings.Fields(out), "1") {
+			return fmt.Errorf("s1 has not forwarded the packet: %s", out)
 		}
 		return nil
 	})
 	if server, err := c.request(); server != "s1" || err != nil {
 		t.Errorf("the connection goes to %q: %v", server, err)
 	}
-	if grown := signals().since(t, before); len(grown) > 0 {
+	if grown := signalCounts(t, l).since(t, before); len(grown) > 0 {
 		t.Errorf("the balancers got signals for a packet that s1 forwarded: %v", grown)
 	}
 }
 
-// listsThroughServer are packets to a server of which a balancer comes next, and would get a signal: as the
-// server's own, of every service and function.
-func listsThroughServer(l *lab.Lab, server, balancer string) (frames [][]byte) {
+// signalCounts are all balancers' counters of signals, and of what they drop.
+func signalCounts(t *testing.T, l *lab.Lab) counts {
+	t.Helper()
+	all := counts{}
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		counted := packetCounts(t, l.Node(name))
+		for _, prefix := range []string{"return_", "drop_"} {
+			for reason, n := range counted.with(prefix) {
+				all[name+" "+reason] = n
+			}
+		}
+	}
+	return all
+}
+
+// listsThroughServer are packets to a server whose lists then name a balancer's SIDs: of every
+// service and function, made up as the server's own signals.
+func listsThroughServer(t *testing.T, l *lab.Lab, server, balancer string) (frames [][]byte) {
+	t.Helper()
 	node := l.Node(server).Locator
 	deliver := srv6.SID{Locator: node, Function: srv6.Deliver}.Addr()
 	for _, s := range l.Topology.Services {
@@ -82,20 +89,20 @@ func listsThroughServer(l *lab.Lab, server, balancer string) (frames [][]byte) {
 		if s.VIP.Is4() {
 			client = netip.AddrPortFrom(l.Node("client").IPv4, 40000)
 		}
+		answer := func(options ...packet.Option) []byte {
+			return packet.TCP(s.Address(), client, append(options, packet.Flags(packet.SYN|packet.ACK))...)
+		}
 		for _, f := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			signal := srv6.SID{Locator: l.Node(balancer).Locator, Function: f}.Addr()
-			flags := packet.Flags(packet.SYN | packet.ACK)
 			if s.Encapsulation == config.SRv6Insert {
-				srh := packet.NewSRH(2, deliver, signal, client.Addr())
-				frames = append(frames, packet.TCP(s.Address(), client, flags, packet.Routing(srh)))
+				list := packet.NewSRH(2, deliver, signal, client.Addr())
+				frames = append(frames, answer(packet.Routing(list)))
 				continue
 			}
-			frame, err := packet.Encapsulate(packet.TCP(s.Address(), client, flags), packet.Encap{
+			frame, err := packet.Encapsulate(answer(), packet.Encap{
 				Kind: s.Encapsulation, Sender: node.Addr(), Segments: []netip.Addr{deliver, signal},
 			})
-			if err != nil {
-				panic(fmt.Sprintf("encapsulate: %v", err))
-			}
+			must(t, err)
 			frames = append(frames, frame)
 		}
 	}
@@ -119,12 +126,13 @@ func dialServer(t *testing.T, l *lab.Lab, s lab.Service, server string) (c *conn
 	return c
 }
 
-// requireWarned wants balancers that take signals from anybody, and agents that take anybody for a balancer, to have
-// said so at their start, and to say so again at a reload.
+// requireWarned wants a balancer that takes signals from anybody, and an agent that takes anybody for
+// a balancer, to have said so at their start, and to say so again at a reload.
 func requireWarned(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	warnings := func(node, process string) int {
-		return strings.Count(readLog(t, l.Process(node, process)), "level=WARN msg=configuration warning=")
+		log := readLog(t, l.Process(node, process))
+		return strings.Count(log, "level=WARN msg=configuration warning=")
 	}
 	for node, process := range map[string]string{"lb1": "lb", "s1": "agent"} {
 		if n := warnings(node, process); n != 1 {
