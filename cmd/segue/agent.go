@@ -40,6 +40,7 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 	if err != nil {
 		return err
 	}
+	logWarnings(log, cfg.Warnings())
 	lock, err := daemon.Lock(cfg.Node.Instance)
 	if err != nil {
 		return err
@@ -61,7 +62,11 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 		if err != nil {
 			return err
 		}
-		return a.Reload(ctx, cfg)
+		if err := a.Reload(ctx, cfg); err != nil {
+			return err
+		}
+		logWarnings(log, cfg.Warnings())
+		return nil
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })

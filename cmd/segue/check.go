@@ -18,13 +18,15 @@ func newCheck() *cobra.Command {
 		Use:   "check -c FILE",
 		Short: "Validate a configuration file",
 		Long: `Check reads a configuration file of a balancer or an agent and prints every
-problem in it, one a line, as FILE:LINE: FIELD "VALUE": PROBLEM. It touches
-nothing on the machine, so it may run anywhere and as any user.
+problem in it, one a line, as FILE:LINE: FIELD "VALUE": PROBLEM. What is valid
+but rarely meant it prints to the standard error, as warning: FILE:LINE: ...
+It touches nothing on the machine, so it may run anywhere and as any user.
 
 Without --role, a file in which a service lists servers is a balancer's, and any
 other an agent's; of one that is not YAML only that is said.
 
-The exit code is 0 if the file is valid and 1 if it is not.`,
+The exit code is 0 if the file is valid, with or without warnings, and 1 if it
+is not.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return check(cmd, file, role)
 		},
@@ -44,6 +46,7 @@ func check(cmd *cobra.Command, file, role string) error {
 		role, hint, err = guessRole(data)
 	}
 	var kind, content string
+	var warnings config.Errors
 	switch role {
 	case "": // nobody's: err says why
 	case "lb":
@@ -51,12 +54,14 @@ func check(cmd *cobra.Command, file, role string) error {
 		var b *config.Balancer
 		if b, err = config.ParseBalancer(data); err == nil {
 			content = count(len(b.Services), "service") + ", " + count(servers(b), "server")
+			warnings = b.Warnings()
 		}
 	case "agent":
 		kind = "agent "
 		var a *config.Agent
 		if a, err = config.ParseAgent(data); err == nil {
 			content = count(len(a.Services), "service")
+			warnings = a.Warnings()
 		}
 	default:
 		return fmt.Errorf("--role %q: must be lb or agent", role)
@@ -65,6 +70,9 @@ func check(cmd *cobra.Command, file, role string) error {
 	if errors.As(err, &problems) {
 		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
 		return fmt.Errorf("%s: no valid %sconfiguration: %s%s", file, kind, count(len(problems), "problem"), hint)
+	}
+	for _, warning := range warnings.In(file) {
+		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", warning)
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s: valid %sconfiguration: %s\n", file, kind, content)
 	return nil

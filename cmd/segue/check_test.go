@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -56,19 +57,72 @@ func TestCheck(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			var output bytes.Buffer
+			var output, warnings bytes.Buffer
 			root := newRoot()
 			root.SetOut(&output)
+			root.SetErr(&warnings)
 			root.SetArgs(append([]string{"check"}, strings.Fields(test.args)...))
 			err := root.Execute()
 			if output.String() != test.output {
 				t.Errorf("output:\n%s\nwant:\n%s", output.String(), test.output)
+			}
+			if test.err == "" && warnings.Len() > 0 {
+				t.Errorf("warnings:\n%s", warnings.String())
 			}
 			if test.err == "" && err != nil {
 				t.Error(err)
 			}
 			if test.err != "" && (err == nil || !strings.Contains(err.Error(), test.err)) {
 				t.Errorf("error: %v, want: %s", err, test.err)
+			}
+		})
+	}
+}
+
+// TestCheckWarns checks files that are valid and still cause a warning, on the standard error.
+func TestCheckWarns(t *testing.T) {
+	tests := map[string]struct{ file, output, warnings string }{
+		"balancer": {
+			file: `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement: hunt,
+   servers: [{name: s1, locator: "fd00:5:0:1::/64"}, {name: s2, locator: "fd00:5:0:2::/64"}]}
+`,
+			output: "%s: valid balancer configuration: 1 service, 2 servers\n",
+			warnings: "warning: %s:1: node.signal-key: missing, though node.internal is true: " +
+				"any host that can send packets to fd00:6c:0:1::/64 through eth0 " +
+				"can pose as a server of services[0] and take over its connections\n",
+		},
+		"agent": {
+			file: `node: {interface: eth0, locator: "fd00:5:0:1::/64"}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, load: {source: accept-queue}}
+`,
+			output: "%s: valid agent configuration: 1 service\n",
+			warnings: "warning: %s:1: node.balancers: missing: " +
+				"any host that can send packets to fd00:5:0:1::/64 through eth0 " +
+				"can pose as a balancer and have replies of services[0] sent to itself\n",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "node.yaml")
+			if err := os.WriteFile(file, []byte(test.file), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			var output, warnings bytes.Buffer
+			root := newRoot()
+			root.SetOut(&output)
+			root.SetErr(&warnings)
+			root.SetArgs([]string{"check", "-c", file})
+			if err := root.Execute(); err != nil {
+				t.Error(err)
+			}
+			if want := fmt.Sprintf(test.output, file); output.String() != want {
+				t.Errorf("output:\n%s\nwant:\n%s", output.String(), want)
+			}
+			if want := fmt.Sprintf(test.warnings, file); warnings.String() != want {
+				t.Errorf("warnings:\n%s\nwant:\n%s", warnings.String(), want)
 			}
 		})
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 )
 
@@ -17,4 +18,11 @@ func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan 
 	defer stop()
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 	return run(cmd.Context(), hangups, log)
+}
+
+// logWarnings logs what a configuration is warned of.
+func logWarnings(log *slog.Logger, warnings config.Errors) {
+	for _, warning := range warnings {
+		log.Warn("configuration", "warning", warning)
+	}
 }

@@ -43,6 +43,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	if err != nil {
 		return err
 	}
+	logWarnings(log, cfg.Warnings())
 	lock, err := daemon.Lock(cfg.Node.Instance)
 	if err != nil {
 		return err
@@ -69,7 +70,11 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 		if err != nil {
 			return err
 		}
-		return b.Reload(ctx, cfg)
+		if err := b.Reload(ctx, cfg); err != nil {
+			return err
+		}
+		logWarnings(log, cfg.Warnings())
+		return nil
 	})
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })

@@ -14,6 +14,8 @@ type Balancer struct {
 	Node     BalancerNode `yaml:"node"`
 	Metrics  Metrics      `yaml:"metrics"`
 	Services []Service    `yaml:"services"`
+
+	warnings Errors
 }
 
 // BalancerNode describes the host that a balancer runs on.
@@ -203,6 +205,8 @@ type Agent struct {
 	Node     AgentNode      `yaml:"node"`
 	Metrics  Metrics        `yaml:"metrics"`
 	Services []AgentService `yaml:"services"`
+
+	warnings Errors
 }
 
 // AgentNode describes a server.
@@ -234,7 +238,7 @@ type AgentService struct {
 	// Accept, Load and NotLocal are of services that hunt: TCP in an SRv6 encapsulation.
 	Accept Accept `yaml:"accept,omitempty"`
 	Load   Source `yaml:"load,omitempty"`
-	// NotLocal is what becomes of a packet whose flow no candidate has. Default drop.
+	// NotLocal is what becomes of a packet whose flow no candidate has. Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
 }
 
@@ -261,7 +265,7 @@ const (
 	LoadSharedMemory LoadSource = "shared-memory"
 
 	NotLocalDrop  NotLocal = "drop"
-	NotLocalReset NotLocal = "reset" // the server's own stack answers it
+	NotLocalReset NotLocal = "reset" // the server's own stack answers it, up to a rate
 )
 
 // Accept is an accept policy with its parameters; those of other policies are not set.

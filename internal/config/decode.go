@@ -13,14 +13,15 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// document is what a file holds and where, and the problems found in it so far. The library's own
-// decoder would stop at the names of Go types and lines; this one reports every problem with the
-// field's path, and lets the rules that follow do so too.
+// document is what a file holds and where, and the problems and warnings found in it so far. The
+// library's own decoder would stop at the names of Go types and lines; this one reports every
+// problem with the field's path, and lets the rules that follow do so too.
 type document struct {
 	fields   map[string]field  // by path; a field that is null or empty is not there
 	lacking  map[string]bool   // the sections of which a field could not be decoded, by path
 	bounds   map[string]bounds // of numbers whose field has a range tag, by path
 	problems Errors
+	warnings Errors
 }
 
 // field is where a document holds a value.
@@ -130,6 +131,11 @@ func (d *document) failf(path, format string, args ...any) {
 	d.report(path, fmt.Sprintf(format, args...))
 }
 
+// warnf warns of a field that was decoded, or that is missing. The file stays valid.
+func (d *document) warnf(path, format string, args ...any) {
+	d.warnings = append(d.warnings, d.at(path, fmt.Sprintf(format, args...)))
+}
+
 // badf reports that a field cannot be decoded.
 func (d *document) badf(path, format string, args ...any) {
 	d.report(path, fmt.Sprintf(format, args...))
@@ -141,13 +147,17 @@ func (d *document) badf(path, format string, args ...any) {
 	}
 }
 
-// report adds a problem at the field's line, or at that of what should hold the field.
 func (d *document) report(path, problem string) {
+	d.problems = append(d.problems, d.at(path, problem))
+}
+
+// at places a problem at the field's line, or at that of what should hold the field.
+func (d *document) at(path, problem string) *Error {
 	at := path
 	for !d.has(at) && at != "" {
 		at = parent(at)
 	}
-	d.reportAt(d.fields[at].line, path, d.fields[path].text, problem)
+	return &Error{Line: d.fields[at].line, Path: path, Value: d.fields[path].text, Problem: problem}
 }
 
 func (d *document) reportAt(line int, path, value, problem string) {

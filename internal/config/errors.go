@@ -84,6 +84,11 @@ func (e Errors) orNil() error {
 	if len(e) == 0 {
 		return nil
 	}
+	return e.sorted()
+}
+
+// sorted puts the problems in the order of the file's lines, and returns them.
+func (e Errors) sorted() Errors {
 	slices.SortStableFunc(e, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
 	return e
 }

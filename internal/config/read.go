@@ -18,8 +18,8 @@ func LoadAgent(path string) (*Agent, error) {
 	return Load(path, ParseAgent)
 }
 
-// Load reads a file by a function that parses its content, and has the problems that this returns
-// name the file.
+// Load reads a file by a function that parses its content. The problems that the function returns,
+// and the warnings of what it read, then name the file.
 func Load[T any](path string, parse func([]byte) (T, error)) (config T, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -29,6 +29,9 @@ func Load[T any](path string, parse func([]byte) (T, error)) (config T, err erro
 	var problems Errors
 	if errors.As(err, &problems) {
 		return config, problems.In(path)
+	}
+	if warned, ok := any(config).(interface{ Warnings() Errors }); ok && err == nil {
+		warned.Warnings().In(path)
 	}
 	return config, err
 }
@@ -42,6 +45,8 @@ func ParseBalancer(data []byte) (*Balancer, error) {
 	if err := d.problems.orNil(); err != nil {
 		return nil, err
 	}
+	d.warnOfBalancer(&b)
+	b.warnings = d.warnings.sorted()
 	return &b, nil
 }
 
@@ -54,6 +59,8 @@ func ParseAgent(data []byte) (*Agent, error) {
 	if err := d.problems.orNil(); err != nil {
 		return nil, err
 	}
+	d.warnOfAgent(&a)
+	a.warnings = d.warnings.sorted()
 	return &a, nil
 }
 

@@ -10,14 +10,17 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// addresses lets cmp compare what netip keeps to itself.
+// addresses lets cmp compare what netip keeps to itself, and leave out the warnings of configurations,
+// which name lines.
 var addresses = cmp.Options{
+	cmpopts.IgnoreUnexported(config.Balancer{}, config.Agent{}),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 }

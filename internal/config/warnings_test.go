@@ -1,0 +1,107 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const huntingBalancer = `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
+services:
+- {name: dns, vip: 192.0.2.53, port: 53, protocol: udp,
+   servers: [{name: s1, locator: "fd00:5:0:1::/64"}]}
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement: hunt, candidates: 1,
+   servers: [{name: s1, locator: "fd00:5:0:1::/64"}]}
+`
+
+const huntingAgent = `node: {interface: eth0, locator: "fd00:5:0:1::/64"}
+services:
+- {name: dns, vip: 192.0.2.53, port: 53, protocol: udp}
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, accept: {policy: always}}
+`
+
+const (
+	forgedSignals = "missing, though node.internal is true: any host that can send packets " +
+		"to fd00:6c:0:1::/64 through eth0 can pose as a server of services[1] and take over its connections"
+	forgedQuestions = "missing: any host that can send packets to fd00:5:0:1::/64 through eth0 " +
+		"can pose as a balancer and have replies of services[1] sent to itself"
+)
+
+// TestForgedSignals warns of balancers that believe whom nothing identifies.
+func TestForgedSignals(t *testing.T) {
+	const node = `{interface: eth0, locator: "fd00:6c:0:1::/64"`
+	checkWarnings(t, huntingBalancer, ParseBalancer, []mutation{
+		{"by default", "", "", one("node.signal-key", forgedSignals)},
+		{"told", node, node + ", internal: true", one("node.signal-key", forgedSignals)},
+		{"key", node, node + ", signal-key: /etc/segue/signal.key", nil},
+		{"edge", node, node + ", inside: eth1", nil},
+		{"hash", "placement: hunt", "placement: hash", nil},
+	})
+}
+
+// TestForgedQuestions warns of agents that tell anybody what their connections send.
+func TestForgedQuestions(t *testing.T) {
+	const node = `{interface: eth0, locator: "fd00:5:0:1::/64"`
+	checkWarnings(t, huntingAgent, ParseAgent, []mutation{
+		{"accept", "", "", one("node.balancers", forgedQuestions)},
+		{"load", "accept: {policy: always}", "load: {source: accept-queue}",
+			one("node.balancers", forgedQuestions)},
+		{"balancers", node, node + `, balancers: ["fd00:6c::/32"]`, nil},
+		{"nothing about hunting", ", accept: {policy: always}", "", nil},
+	})
+}
+
+// checkWarnings reads a file that is valid with each of the mutations.
+func checkWarnings[T interface{ Warnings() Errors }](
+	t *testing.T, valid string, parse func([]byte) (T, error), mutations []mutation,
+) {
+	t.Helper()
+	for _, m := range mutations {
+		t.Run(m.name, func(t *testing.T) {
+			if m.from != "" && strings.Count(valid, m.from) != 1 {
+				t.Fatalf("%q is not in the file once", m.from)
+			}
+			config, err := parse([]byte(strings.Replace(valid, m.from, m.to, 1)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []problem
+			for _, w := range config.Warnings() {
+				got = append(got, problem{w.Path, w.Problem})
+			}
+			if diff := cmp.Diff(m.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWarningsSayWhere covers file, line and order.
+func TestWarningsSayWhere(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "lb.yaml")
+	if err := os.WriteFile(file, []byte("\n"+huntingBalancer), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b, err := LoadBalancer(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := file + ":2: node.signal-key: " + forgedSignals
+	if got := b.Warnings().Error(); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+
+	d := decode([]byte("node:\n  interface: eth0\n  seed: 7\n"), new(Balancer))
+	d.warnf("node.seed", "%d is odd", 7)
+	d.warnf("node.interface", "is wired")
+	d.warnf("services", "missing")
+	want = "line 1: services: missing\n" +
+		"line 2: node.interface \"eth0\": is wired\n" +
+		"line 3: node.seed \"7\": 7 is odd"
+	if got := d.warnings.sorted().Error(); got != want {
+		t.Errorf("got:\n%s\nwant:\n%s", got, want)
+	}
+}
