@@ -62,7 +62,28 @@ static __always_inline enum reason decide(struct xdp_md *ctx, const struct envel
 	}
 	if (is_tunneled(envelope))
 		return REASON_PASS_OTHER_TUNNEL;
-	return is_last_server(envelope) ? REASON_DROP_NOT_SERVED : REASON_NEXT_SEGMENT;
+	if (is_last_server(envelope))
+		return REASON_DROP_NOT_SERVED;
+	return is_balancer(envelope->sender) ? REASON_NEXT_SEGMENT : REASON_DROP_SENDER;
+}
+
+static __always_inline bool next_is_server(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	__u32 list = ETH_HLEN + sizeof(struct ipv6hdr) + envelope->options;
+	struct in6_addr next;
+
+	return !bpf_xdp_load_bytes(ctx, list + srh_size(envelope->segments_left - 1), &next,
+				   sizeof(next)) &&
+	       is_other_server(&next);
+}
+
+/* Leaves the packet for tc_forward, if it may travel on. */
+static __always_inline enum reason pass_on(struct xdp_md *ctx, const struct envelope *envelope,
+					   enum reason decision)
+{
+	if (!next_is_server(ctx, envelope))
+		return REASON_DROP_NEXT_SEGMENT;
+	return envelope->hop_limit > 1 ? decision : REASON_DROP_HOP_LIMIT;
 }
 
 static __always_inline enum reason carry_out(struct xdp_md *ctx, const struct envelope *envelope,
@@ -79,7 +100,7 @@ static __always_inline enum reason carry_out(struct xdp_md *ctx, const struct en
 	case REASON_NEXT_SEGMENT:
 	case REASON_NEXT_REFUSED:
 	case REASON_NEXT_NOT_LOCAL:
-		return envelope->hop_limit > 1 ? decision : REASON_DROP_HOP_LIMIT;
+		return pass_on(ctx, envelope, decision);
 	default:
 		return decision;
 	}
@@ -132,7 +153,8 @@ int tc_agent(struct __sk_buff *skb)
 	if (!read_sent(skb, &sent))
 		return TC_ACT_UNSPEC;
 	clamp_mss(skb, &sent);
-	return signal(skb, &sent);
+	/* A packet that the host only forwards is a stranger's, whatever its source. */
+	return skb->ingress_ifindex ? TC_ACT_UNSPEC : signal(skb, &sent);
 }
 
 SEC("sockops")

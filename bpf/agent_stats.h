@@ -28,7 +28,7 @@ enum reason {
 	REASON_DELIVER_SRV6_ENCAP,
 	REASON_DELIVER_GRE,
 	REASON_DELIVER_IPIP,
-	REASON_DELIVER_NOT_LOCAL, /* a flow of nobody's: the stack answers with a reset */
+	REASON_DELIVER_NOT_LOCAL, /* a flow that no server has: the stack answers with a reset */
 
 	/* For the next server of the list. */
 	REASON_NEXT_SEGMENT,   /* this one does not have the VIP */
@@ -48,9 +48,11 @@ enum reason {
 	REASON_DROP_NOT_ENCAPSULATED,  /* neither a segment routing header nor a packet in it */
 	REASON_DROP_INNER_HEADER,      /* version or length of the packet in it */
 	REASON_DROP_NOT_SERVED,	       /* the VIP is none of ours, and no server is left */
-	REASON_DROP_SENDER,	       /* a function about a flow, from no balancer of ours */
+	REASON_DROP_SENDER,	       /* from no balancer of ours: about a flow, or to travel on */
 	REASON_DROP_TRANSPORT,	       /* a function about a flow, and no TCP header to name it */
 	REASON_DROP_NOT_LOCAL,	       /* the flow is not here, and no server is left */
+	REASON_DROP_RATE_LIMIT,	       /* the same, to be reset, but too many were */
+	REASON_DROP_NEXT_SEGMENT,      /* the segment that comes next is no other server's */
 	REASON_DROP_HOP_LIMIT,
 	REASON_DROP_ECN,     /* congestion met, and the sender would not learn: RFC 6040 */
 	REASON_DROP_REWRITE, /* the kernel refused the change */

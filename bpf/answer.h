@@ -13,16 +13,7 @@
 #include "encap.h"
 #include "parse.h"
 #include "stats.h"
-
-/*
- * Answers of each kind that one core gives, and how many in a row: more a second
- * than clients have reason to ask for, and at about a microsecond each no more
- * than a thousandth of a core. Linux has as many for a whole host
- * (net.ipv4.icmp_msgs_per_sec), to all its peers.
- */
-#define ANSWERS_PER_SECOND 1000
-#define ANSWERS_IN_A_ROW 100
-#define ANSWER_INTERVAL (1000000000ULL / ANSWERS_PER_SECOND) /* ns */
+#include "token.h"
 
 /* The longest ICMP error: RFC 1812 section 4.3.2.3, RFC 4443 section 2.4(c). */
 #define MAX_ICMPV4_ERROR 576
@@ -68,7 +59,7 @@ enum answer_kind {
 	ANSWER_KINDS,
 };
 
-/* A token bucket for each kind: the time up to which this core's share is used. */
+/* A token bucket for each kind (token.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, ANSWER_KINDS);
@@ -76,21 +67,12 @@ struct {
 	__type(value, __u64);
 } answers SEC(".maps");
 
-static __always_inline bool take_token(enum answer_kind kind)
+static __always_inline bool may_answer_now(enum answer_kind kind)
 {
-	__u64 now = bpf_ktime_get_coarse_ns();
-	__u64 full = now - ANSWERS_IN_A_ROW * ANSWER_INTERVAL;
 	__u32 key = kind;
 	__u64 *used = bpf_map_lookup_elem(&answers, &key);
 
-	if (!used)
-		return false;
-	if (*used < full)
-		*used = full;
-	if (*used + ANSWER_INTERVAL > now)
-		return false;
-	*used += ANSWER_INTERVAL;
-	return true;
+	return used && take_token(used);
 }
 
 /* Whether the source is one host's address, as far as can be told from it: not
@@ -183,7 +165,7 @@ static __always_inline enum reason answer_echo(struct xdp_md *ctx, const struct 
 
 	if (pkt->transport != ETH_HLEN + header || !is_from_one_host(pkt) || ip > end)
 		return REASON_DROP_ICMP_TYPE;
-	if (!take_token(ANSWER_REPLY))
+	if (!may_answer_now(ANSWER_REPLY))
 		return REASON_DROP_RATE_LIMIT;
 	if (!(is_v4 ? turn_ipv4(ip, end) : turn_ipv6(ip, end)))
 		return REASON_DROP_TRANSPORT;
@@ -343,7 +325,7 @@ __noinline int answer_error(struct xdp_md *ctx, __u32 length, __u32 why, __u32 m
 		  (is_v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	most = (is_v4 ? MAX_ICMPV4_ERROR : MAX_ICMPV6_ERROR) - headers;
 	length = length < most ? length : most;
-	if (!take_token(ANSWER_ERROR))
+	if (!may_answer_now(ANSWER_ERROR))
 		return REASON_DROP_RATE_LIMIT;
 	if (!make_room(ctx, headers, length))
 		return REASON_DROP_NO_HEADROOM;

@@ -50,6 +50,11 @@ static __always_inline bool in_node_locator(const struct in6_addr *address)
 	return locator && locator == node_locator;
 }
 
+static __always_inline bool is_multicast(const struct in6_addr *address)
+{
+	return address->s6_addr[0] == 0xff;
+}
+
 static __always_inline bool is_tunnel(__u8 protocol)
 {
 	return protocol == IPPROTO_GRE || protocol == IPPROTO_IPIP || protocol == IPPROTO_IPV6;
@@ -241,6 +246,14 @@ static __always_inline enum reason open_segments(struct cursor *at, struct envel
 static __always_inline bool is_server_function(__u16 function)
 {
 	return function >= SID_CONNECT_AVAIL && function <= SID_STEER;
+}
+
+/* Whether a packet may travel on to a segment. A balancer would take it for a signal of this
+ * server's, whoever sent it. */
+static __always_inline bool is_other_server(const struct in6_addr *segment)
+{
+	return is_server_function(sid_function(segment)) && !in_node_locator(segment) &&
+	       !is_multicast(segment);
 }
 
 static __always_inline enum reason open_sid(struct cursor *at, struct envelope *envelope)

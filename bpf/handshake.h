@@ -10,6 +10,7 @@
 #include "agent_flows.h"
 #include "client.h"
 #include "local.h"
+#include "token.h"
 
 /* The VIP of an inserted header is a segment too, but no server. */
 static __always_inline bool is_last_server(const struct envelope *envelope)
@@ -110,13 +111,32 @@ static __always_inline enum reason acknowledge(struct xdp_md *ctx, const struct 
 	return REASON_NONE;
 }
 
-/* What is for nobody. */
+/* A token bucket for resets (token.h): the packet may be anybody's, and name any client. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} resets SEC(".maps");
+
+static __always_inline bool may_reset_now(void)
+{
+	__u32 key = 0;
+	__u64 *used = bpf_map_lookup_elem(&resets, &key);
+
+	return used && take_token(used);
+}
+
+/* A packet of a flow that no server has: the stack resets it, if the service says so. ICMP
+ * errors are about such a flow, and answered by nobody. */
 static __always_inline enum reason refuse(const struct packet *pkt)
 {
 	struct service_key key = {};
 	const struct acceptance *acceptance = find_acceptance(&pkt->key, &key);
 
-	return acceptance && acceptance->reset ? REASON_DELIVER_NOT_LOCAL : REASON_DROP_NOT_LOCAL;
+	if (!acceptance || !acceptance->reset || pkt->kind == PACKET_ICMP_ERROR)
+		return REASON_DROP_NOT_LOCAL;
+	return may_reset_now() ? REASON_DELIVER_NOT_LOCAL : REASON_DROP_RATE_LIMIT;
 }
 
 /*

@@ -48,7 +48,7 @@ static __always_inline __u32 find_srh(const struct __sk_buff *skb, const struct 
 
 /* The checks of RFC 8754 section 4.3.1.1 once more. xdp_agent makes them for all that it
  * sees; what comes here must not be forwarded, whoever let it pass, with a hop limit
- * that wraps around or a segment from beyond the list. */
+ * that wraps around, or to a segment that is beyond the list or no other server's. */
 static __always_inline bool may_advance(const struct ipv6hdr *ip,
 					const struct segment_routing_header *srh)
 {
@@ -70,6 +70,7 @@ static __always_inline bool advance(struct __sk_buff *skb, const struct ipv6hdr 
 	srh.segments_left--;
 	return !bpf_skb_load_bytes(skb, at + srh_size(srh.segments_left), &segment,
 				   sizeof(segment)) &&
+	       is_other_server(&segment) &&
 	       !bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, daddr), &segment,
 				    sizeof(segment), BPF_F_RECOMPUTE_CSUM) &&
 	       !bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, hop_limit), &hop_limit,

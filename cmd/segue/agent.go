@@ -24,15 +24,13 @@ func newAgent() *cobra.Command {
 SIGHUP reads the configuration again; a bad one changes nothing. When the
 process ends the data path stays in the kernel and goes on delivering; the next
 start takes it over without losing a packet. "segue agent detach" takes it away.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
 				return runAgent(ctx, file, hangups, log)
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
-	_ = cmd.MarkFlagRequired("config")
+	configFlag(cmd, &file)
 	cmd.AddCommand(newDetach(datapath.RoleAgent, agent.Detach))
 	return cmd
 }

@@ -50,10 +50,35 @@ func TestArgumentErrors(t *testing.T) {
 		{"bench memory --flows=", "--flows: at least one number is required"},
 		{"bench throughput --duration 1", `--duration "1": must be a duration with its unit, such as 500ms, 30s or 2h`},
 		{"status --interval 9999999h", `--interval "9999999h": must be a duration with its unit, such as 500ms, 30s or 2h`},
-		{"status --nothing", "unknown flag: --nothing"},
-		{"status --interval", "flag needs an argument: --interval"},
+		{"status --nothing", "unknown flag: --nothing; segue status --help lists the flags"},
+		{"status --interval",
+			"flag needs an argument: --interval; segue status --help lists the flags"},
 		{"lb detach", "lb detach: missing INSTANCE"},
 		{"agent detach a b", `agent detach: unexpected argument "b"`},
+		{"lb", "lb: missing -c FILE"},
+		{"lb lb.yaml",
+			`lb: unexpected argument "lb.yaml"; a flag names the file: segue lb -c lb.yaml`},
+		{"agent", "agent: missing -c FILE"},
+		{"agent -c a b", `agent: unexpected argument "b"; a flag names the file: segue agent -c b`},
+		{"sim", "sim: missing FILE..."},
+		{"bench nothing",
+			`bench: unknown command "nothing": the commands are memory, tables, throughput`},
+		{"bench memory nothing", `bench memory: unexpected argument "nothing"`},
+		{"version nothing", `version: unexpected argument "nothing"`},
+		{"lab nothing", `lab: unknown command "nothing": ` +
+			"the commands are demo, down, exec, impair, list, restart, status, up"},
+		{"lab up x",
+			`lab up: unexpected argument "x"; a flag names the topology file: segue lab up -f x`},
+		{"lab down x",
+			`lab down: unexpected argument "x"; a flag names the lab: segue lab down --name x`},
+		{"lab status x",
+			`lab status: unexpected argument "x"; a flag names the lab: segue lab status --name x`},
+		{"lab list x", `lab list: unexpected argument "x"`},
+		{"lab exec", "lab exec: missing NODE"},
+		{"lab restart", "lab restart: missing NODE"},
+		{"lab restart --kill", "lab restart: missing NODE"},
+		{"lab udp-echo s1", "lab udp-echo: missing PORT..."},
+		{"lab udp-echo s1 99999", `port "99999": must be a number from 1 to 65535`},
 		{"lab udp-echo s1 x", `port "x": must be a number from 1 to 65535`},
 		{"lab udp-echo s1 0", `port "0": must be a number from 1 to 65535`},
 	} {
@@ -63,5 +88,37 @@ func TestArgumentErrors(t *testing.T) {
 		if err := root.Execute(); err == nil || err.Error() != test.err {
 			t.Errorf("segue %s: error %v, want %s", test.args, err, test.err)
 		}
+	}
+}
+
+// TestArgumentErrorsArePlain has too few and too many arguments for every command, of which none is
+// told in the library's words.
+func TestArgumentErrorsArePlain(t *testing.T) {
+	many := make([]string, 100)
+	for i := range many {
+		many[i] = "x"
+	}
+	refused := 0
+	root := newRoot()
+	everyCommand(root, func(cmd *cobra.Command) {
+		if cmd == root {
+			return // its arguments are commands
+		}
+		for _, args := range [][]string{nil, many} {
+			for _, err := range []error{cmd.ValidateArgs(args), cmd.ValidateRequiredFlags()} {
+				if err == nil {
+					continue
+				}
+				refused++
+				text := err.Error()
+				named := strings.HasPrefix(text, commandName(cmd)+": ")
+				if !named || strings.Contains(text, "(s)") {
+					t.Errorf("%s with %d arguments: %s", cmd.CommandPath(), len(args), text)
+				}
+			}
+		}
+	})
+	if refused < 20 {
+		t.Errorf("only %d errors were looked at", refused)
 	}
 }

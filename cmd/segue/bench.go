@@ -41,7 +41,7 @@ instructions.
 Bench needs root, and for ten million flows four gigabytes of memory; everything
 takes some minutes.`,
 		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M",
-		Args:    cobra.NoArgs,
+		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.Flows, err = parseFlowCounts("--flows", flows...); err != nil {
 				return err
@@ -142,7 +142,7 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "memory",
 		Short: "Measure the memory of flow tables, filled to their capacity",
-		Args:  cobra.NoArgs,
+		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			sizes, err := parseFlowCounts("--flows", flows...)
 			if err != nil {
@@ -172,7 +172,7 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tables",
 		Short: "Measure how long consistent-hash tables take to build and to swap in",
-		Args:  cobra.NoArgs,
+		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if changes < 1 {
 				return fmt.Errorf("--changes %d: must be at least 1", changes)
@@ -210,7 +210,7 @@ balanced with the same flows on all cores.
 The ways that begin with "host" are test runs, without a network, for which rates are
 of the CPUs' time: of the program that writes each packet anew alone, and of that and
 the balancer, with known flows that all cores share, a few and a million.`,
-		Args: cobra.NoArgs,
+		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Rounds < 1 {
 				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)

@@ -11,6 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/plural"
 )
 
 // newCheck returns the command that validates a configuration file and touches nothing else.
@@ -33,25 +34,15 @@ other an agent's; of one that is not YAML only that is said.
 
 The exit code is 0 if the file is valid, with or without warnings, and 1 if it
 is not, or is no reload for the instance.`,
-		Args: noFileArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return check(cmd, file, role, against)
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
+	configFlag(cmd, &file)
 	cmd.Flags().StringVar(&role, "role", "", "`role` of the host that the file is for: lb or agent")
 	cmd.Flags().StringVar(&against, "against", "",
 		"`name` of a running balancer or agent that is to reload the file")
-	cobra.CheckErr(cmd.MarkFlagRequired("config"))
 	return cmd
-}
-
-// noFileArguments refuses arguments, which are most likely the file.
-func noFileArguments(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("argument %q: the file is named by a flag: segue check -c %s", args[0], args[0])
-	}
-	return nil
 }
 
 func check(cmd *cobra.Command, file, role, against string) error {
@@ -174,9 +165,4 @@ func servers(b *config.Balancer) int {
 	return n
 }
 
-func count(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprintf("%d %s", n, noun)
-}
+func count(n int, noun string) string { return plural.Count(n, noun) }

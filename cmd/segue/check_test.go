@@ -56,9 +56,9 @@ func TestCheck(t *testing.T) {
 			noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
 			noYAML + ": no valid balancer configuration: 1 problem"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
-		{"no flag", "", "", `required flag(s) "config" not set`},
+		{"no flag", "", "", "check: missing -c FILE"},
 		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb or agent`},
-		{"an argument", lb, "", "the file is named by a flag: segue check -c " + lb},
+		{"an argument", lb, "", "a flag names the file: segue check -c " + lb},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestCheckWarns covers files that are valid and still deserve a word: it goes to the standard error.
+// TestCheckWarns checks files that are valid and still cause a warning, on the standard error.
 func TestCheckWarns(t *testing.T) {
 	tests := map[string]struct{ file, output, warnings string }{
 		"balancer": {
@@ -94,8 +94,9 @@ services:
    servers: [{name: s1, locator: "fd00:5:0:1::/64"}, {name: s2, locator: "fd00:5:0:2::/64"}]}
 `,
 			output: "%s: valid balancer configuration: 1 service, 2 servers\n",
-			warnings: "warning: %s:1: node.signal-key: missing, though node.internal is true: any host that can send packets " +
-				"to fd00:6c:0:1::/64 through eth0 can pose as a server of services[0] and take over its connections\n",
+			warnings: "warning: %s:1: node.signal-key: missing, though node.internal is true: " +
+				"any host that can send packets to fd00:6c:0:1::/64 through eth0 " +
+				"can pose as a server of services[0] and take over its connections\n",
 		},
 		"agent": {
 			file: `node: {interface: eth0, locator: "fd00:5:0:1::/64"}
@@ -103,7 +104,8 @@ services:
 - {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, load: {source: accept-queue}}
 `,
 			output: "%s: valid agent configuration: 1 service\n",
-			warnings: "warning: %s:1: node.balancers: missing: any host that can send packets to fd00:5:0:1::/64 through eth0 " +
+			warnings: "warning: %s:1: node.balancers: missing: " +
+				"any host that can send packets to fd00:5:0:1::/64 through eth0 " +
 				"can pose as a balancer and have replies of services[0] sent to itself\n",
 		},
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -18,7 +20,7 @@ func newLab() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
 		Short: "A whole data centre in network namespaces of this machine",
-		Args:  cobra.NoArgs,
+		Args:  arguments(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		// A terminal that closes interrupts a lab that is being built, as Ctrl-C does.
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
@@ -26,8 +28,8 @@ func newLab() *cobra.Command {
 			cmd.SetContext(ctx)
 		},
 	}
-	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabImpair(), newLabDown(),
-		newLabDemo(), newLabUDPEcho(), newLabDelay())
+	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
+		newLabImpair(), newLabDown(), newLabDemo(), newLabUDPEcho(), newLabDelay())
 	return cmd
 }
 
@@ -47,6 +49,7 @@ var defaultLab = sync.OnceValue(func() string { return lab.DefaultTopology().Nam
 
 // labTopology adds the flags that describe a lab. The function that it returns reads them.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
+	cmd.Args = noArguments("the topology file", "-f")
 	file := cmd.Flags().StringP("file", "f", "", "topology `file` (default: the built-in topology)")
 	name := cmd.Flags().String("name", "", "`name` of the lab (default: the topology's)")
 	return func() (lab.Topology, error) {
@@ -68,7 +71,6 @@ func newLabUp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Build a lab and leave it running",
-		Args:  cobra.NoArgs,
 	}
 	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -94,7 +96,7 @@ func newLabList() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the labs that are up",
-		Args:  cobra.NoArgs,
+		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names, err := lab.List()
 			if err != nil {
@@ -112,7 +114,7 @@ func newLabStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show a lab's nodes, processes and services",
-		Args:  cobra.NoArgs,
+		Args:  noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
 	asJSON := cmd.Flags().Bool("json", false, "print JSON")
@@ -139,22 +141,26 @@ func newLabExec() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec NODE [-- COMMAND [ARGUMENT...]]",
 		Short: "Run a command, or a shell, in a node's network namespace",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  arguments("NODE", "[COMMAND...]"),
 	}
 	name := labName(cmd)
 	cmd.Flags().SetInterspersed(false) // what follows the node is the command's
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		command := args[1:]
+		switch {
+		case len(command) > 0 && command[0] == "--":
+			command = command[1:]
+		case len(command) > 0 && strings.HasPrefix(command[0], "-"):
+			return fmt.Errorf("lab exec: %s after the node: flags come before the node, "+
+				"and a command after it", command[0])
+		}
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
 			return err
 		}
-		node := l.Node(args[0])
-		if node == nil {
-			return fmt.Errorf("lab %q has no node %q", *name, args[0])
-		}
-		command := args[1:]
-		if len(command) > 0 && command[0] == "--" {
-			command = command[1:]
+		node, err := l.FindNode(args[0])
+		if err != nil {
+			return err
 		}
 		if len(command) == 0 {
 			command = []string{"/bin/sh"}
@@ -167,10 +173,53 @@ func newLabExec() *cobra.Command {
 	return cmd
 }
 
+func newLabRestart() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "restart NODE [PROCESS...]",
+		Short: "End a node's processes, or some of them, and start them again",
+		Long: `Restart ends processes of a node of the lab, by SIGTERM or, with --kill, by SIGKILL,
+and starts them again: lb of a balancer; agent, nginx or apache, and echo of a server.
+A process that does not run is started. The command returns when all are ready.
+
+Balancers and agents are started from the executable that runs this command, which can
+be another build than before.`,
+		Example: "  segue lab restart s1 agent\n  segue lab restart --kill lb1",
+		Args:    arguments("NODE", "[PROCESS...]"),
+	}
+	name := labName(cmd)
+	kill := cmd.Flags().Bool("kill", false, "end them by SIGKILL, as in a crash")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		l, err := lab.Open(*name, labOptions(cmd))
+		if err != nil {
+			return err
+		}
+		processes, err := l.Restart(cmd.Context(), args[0], args[1:], *kill)
+		if err != nil {
+			return err
+		}
+		var running []string
+		for _, p := range processes {
+			pid, _ := p.PID()
+			running = append(running, fmt.Sprintf("%s (%d)", p.Name, pid))
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s: restarted on %s: %s.\n", *name, args[0],
+			strings.Join(running, ", "))
+		return nil
+	}
+	return cmd
+}
+
 func newLabImpair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "impair [NODE...]",
-		Short: "Drop, duplicate or reorder packets between a lab's nodes, or to and from some; without shares, no longer",
+		Short: "Drop, duplicate or reorder packets between a lab's nodes",
+		Long: `Impair drops, duplicates or reorders shares of the packets between all nodes of the
+lab, or to and from those that are named, from now on. An impairment takes the place of
+the one before; --off ends it.`,
+		Example: "  segue lab impair --drop 5% --reorder 5%\n" +
+			"  segue lab impair --drop 20% s1\n" +
+			"  segue lab impair --off",
+		Args: arguments("[NODE...]"),
 	}
 	name := labName(cmd)
 	var impairment lab.Impairment
@@ -178,12 +227,21 @@ func newLabImpair() *cobra.Command {
 	cmd.Flags().Var(&impairment.Duplicate, "duplicate", "send that `share` twice")
 	cmd.Flags().Var(&impairment.Reorder, "reorder", "have later packets overtake that `share`")
 	cmd.Flags().Uint64Var(&impairment.Seed, "seed", 0, "`number` that chooses the sequence of fates")
+	off := cmd.Flags().Bool("off", false, "end the impairment of all nodes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		impairment.Links = args
+		if err := checkImpair(cmd, impairment, *off); err != nil {
+			return err
+		}
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
 			return err
 		}
-		impairment.Links = args
+		for _, node := range args {
+			if _, err := l.FindNode(node); err != nil {
+				return err
+			}
+		}
 		if err := l.Impair(cmd.Context(), impairment); err != nil {
 			return err
 		}
@@ -193,15 +251,41 @@ func newLabImpair() *cobra.Command {
 	return cmd
 }
 
+// checkImpair has an impairment end only where that is asked for.
+func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error {
+	given := func(flags ...string) bool { return slices.ContainsFunc(flags, cmd.Flags().Changed) }
+	switch {
+	case off && (given("drop", "duplicate", "reorder", "seed") || len(impairment.Links) > 0):
+		return errors.New("lab impair: --off ends the impairment of all nodes: " +
+			"it takes no shares and no nodes")
+	case off || impairment.Some():
+		return nil
+	case given("drop", "duplicate", "reorder"):
+		return errors.New("lab impair: all shares are 0%: --off ends the impairment")
+	}
+	return errors.New("lab impair: missing a share: --drop, --duplicate or --reorder; " +
+		"--off ends the impairment")
+}
+
 func newLabDown() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "Remove a lab and everything that belongs to it",
-		Args:  cobra.NoArgs,
+		Long: `Down ends a lab's processes and all others in its network namespaces, and removes the
+namespaces and all else that belongs to the lab, also where it is half built or half
+removed. Balancers and agents that somebody has started there by hand are detached, and
+their flow tables removed.`,
+		Args: noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
+	ifExists := cmd.Flags().Bool("if-exists", false, "succeed where there is no such lab")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := lab.Down(*name); err != nil {
+		err := lab.Down(*name)
+		if *ifExists && errors.Is(err, lab.ErrNotUp) {
+			fmt.Fprintf(cmd.OutOrStdout(), "There is no lab %s.\n", *name)
+			return nil
+		}
+		if err != nil {
 			return err
 		}
 		fmt.Fprintf(cmd.OutOrStdout(), "Lab %s is down.\n", *name)
@@ -214,7 +298,6 @@ func newLabDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Build a lab, send real requests to every service, show what happened, remove the lab",
-		Args:  cobra.NoArgs,
 	}
 	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -244,7 +327,7 @@ func newLabUDPEcho() *cobra.Command {
 		Use:    "udp-echo NAME PORT...",
 		Short:  "Answer datagrams with a name and their content",
 		Hidden: true,
-		Args:   cobra.MinimumNArgs(2),
+		Args:   arguments("NAME", "PORT..."),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var ports []uint16
 			for _, arg := range args[1:] {
@@ -265,7 +348,7 @@ func newLabDelay() *cobra.Command {
 		Use:    "delay INTERFACE",
 		Short:  "Make a TAP interface that sends frames back a while later",
 		Hidden: true,
-		Args:   cobra.ExactArgs(1),
+		Args:   arguments("INTERFACE"),
 		RunE:   func(cmd *cobra.Command, args []string) error { return lab.Delay(cmd.Context(), args[0]) },
 	}
 }

@@ -19,57 +19,79 @@ func TestLabRefuses(t *testing.T) {
 		{"up -f " + file, file + `:1: servers "1000": must be 1 to 128`},
 		{"up -f " + file + ".none", "no such file"},
 		{"up --name my-lab", `name "my-lab": must be`},
-		{"demo extra", "unknown command"},
+		{"demo extra", `lab demo: unexpected argument "extra"`},
 		{"status --name nosuchlab", `lab "nosuchlab" is not up`},
 		{"exec --name nosuchlab s1 -- true", `lab "nosuchlab" is not up`},
-		{"exec", "requires at least 1 arg"},
-		{"impair --name nosuchlab", `lab "nosuchlab" is not up`},
+		{"exec s1 --name nosuchlab", "lab exec: --name after the node: flags come before the node"},
+		{"restart --name nosuchlab s1", `lab "nosuchlab" is not up`},
+		{"impair --name nosuchlab --drop 5%", `lab "nosuchlab" is not up`},
+		{"impair --name nosuchlab --off", `lab "nosuchlab" is not up`},
 		{"impair --drop 5", `--drop "5": must be a share from 0% to 100%, such as 5%`},
+		{"impair",
+			"lab impair: missing a share: --drop, --duplicate or --reorder; --off ends the"},
+		{"impair s1", "lab impair: missing a share: "},
+		{"impair --seed 1 s1", "lab impair: missing a share: "},
+		{"impair --drop 0% --reorder 0%",
+			"lab impair: all shares are 0%: --off ends the impairment"},
+		{"impair --off s1",
+			"lab impair: --off ends the impairment of all nodes: it takes no shares and no nodes"},
+		{"impair --off --drop 5%", "lab impair: --off ends the impairment of all nodes: "},
 		{"down --name ../x", `name "../x": must be`},
+		{"down --name ../x --if-exists", `name "../x": must be`},
+		{"down --name nosuchlab", `lab "nosuchlab" is not up`},
 	} {
-		root := newRoot()
-		root.SetOut(new(bytes.Buffer))
-		root.SetArgs(append([]string{"lab"}, strings.Fields(test.args)...))
-		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), test.err) {
+		if _, err := runLab(test.args); err == nil || !strings.Contains(err.Error(), test.err) {
 			t.Errorf("lab %s: %v, want %s", test.args, err, test.err)
 		}
 	}
 }
 
-// A lab that is not complete is up, or nobody would take it down.
-func TestLabList(t *testing.T) {
-	name := fmt.Sprintf("list%d", os.Getpid())
-	dir := filepath.Join("/run/segue/lab", name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Skipf("labs need root: %v", err)
-	}
-	list := func() []string {
-		t.Helper()
-		var output bytes.Buffer
-		root := newRoot()
-		root.SetOut(&output)
-		root.SetArgs([]string{"lab", "list"})
-		if err := root.Execute(); err != nil {
-			t.Fatal(err)
-		}
-		return strings.Split(output.String(), "\n")
-	}
-	if names := list(); !slices.Contains(names, name) {
-		t.Errorf("%q, want %s among them", names, name)
-	}
-	for ; os.Remove(dir) == nil; dir = filepath.Dir(dir) { // as long as it is empty
-	}
-	if names := list(); slices.Contains(names, name) {
-		t.Errorf("%q, want no %s", names, name)
-	}
-}
-
-func TestLabDownOfNothing(t *testing.T) {
+// runLab runs a command of segue lab and returns what it printed.
+func runLab(args string) (string, error) {
 	var output bytes.Buffer
 	root := newRoot()
 	root.SetOut(&output)
-	root.SetArgs([]string{"lab", "down", "--name", "nosuchlab"})
-	if err := root.Execute(); err != nil || output.String() != "Lab nosuchlab is down.\n" {
-		t.Errorf("%q, %v", output.String(), err)
+	root.SetArgs(append([]string{"lab"}, strings.Fields(args)...))
+	err := root.Execute()
+	return output.String(), err
+}
+
+// TestLabWithoutProcesses has commands on a lab of which there is nothing but its state, as when
+// somebody deleted its namespaces.
+func TestLabWithoutProcesses(t *testing.T) {
+	name := fmt.Sprintf("l%d", os.Getpid()%1e6)
+	dir := filepath.Join("/run/segue/lab", name)
+	if err := os.MkdirAll(dir, 0o755); err != nil || os.Geteuid() != 0 {
+		t.Skipf("labs need root: %v", err)
+	}
+	t.Cleanup(func() {
+		if _, err := runLab("down --if-exists --name " + name); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, test := range []struct{ args, output, err string }{
+		// A lab that is not complete is up, or nobody would take it down.
+		{"list", name + "\n", ""},
+		{"status --name " + name, "", `lab "` + name + `" is half built or half removed: ` +
+			"segue lab down --name " + name + " removes it"},
+		{"down --name nosuchlab",
+			"", `lab "nosuchlab" is not up; choose a lab that is up with --name: `},
+		{"down --name nosuchlab", "", name},
+		{"down --if-exists --name nosuchlab", "There is no lab nosuchlab.\n", ""},
+		{"down --name " + name, "Lab " + name + " is down.\n", ""},
+		{"down --name " + name, "", `lab "` + name + `" is not up`},
+		{"down --if-exists --name " + name, "There is no lab " + name + ".\n", ""},
+	} {
+		output, err := runLab(test.args)
+		if !strings.Contains(output, test.output) || (output == "") != (test.output == "") {
+			t.Errorf("lab %s: output %q, want %q", test.args, output, test.output)
+		}
+		if (err == nil) != (test.err == "") || !strings.Contains(fmt.Sprint(err), test.err) {
+			t.Errorf("lab %s: error %v, want %q", test.args, err, test.err)
+		}
+	}
+	output, err := runLab("list")
+	if err != nil || slices.Contains(strings.Split(output, "\n"), name) {
+		t.Errorf("%q, %v, want no %s", output, err, name)
 	}
 }

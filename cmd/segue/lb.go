@@ -27,15 +27,13 @@ func newLB() *cobra.Command {
 SIGHUP reads the configuration again; a bad one changes nothing. When the
 process ends the data path stays in the kernel and goes on steering; the next
 start takes it over without losing a packet. "segue lb detach" takes it away.`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
 				return runLB(ctx, file, hangups, log)
 			})
 		},
 	}
-	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration `file`")
-	_ = cmd.MarkFlagRequired("config")
+	configFlag(cmd, &file)
 	cmd.AddCommand(newDetach(datapath.RoleBalancer, detachLB))
 	return cmd
 }

@@ -44,5 +44,6 @@ func newRoot() *cobra.Command {
 	root.AddCommand(newModel())
 	root.AddCommand(newRepro())
 	root.AddCommand(newSim())
+	root.AddCommand(newVersion())
 	return root
 }

@@ -67,7 +67,8 @@ func TestModelErrors(t *testing.T) {
 		{"two-servers --load 0%", `--load "0%": must be a share above 0%, such as 50%`},
 		{"two-servers --observed 101%", `--observed "101%": must be a share from 0% to 100%, such as 50%`},
 		{"two-servers --room 33", "--room 33: must be from 1 to 32"},
-		{"nothing", `model: unexpected argument "nothing"`},
+		{"nothing", `model: unknown command "nothing": ` +
+			"the commands are distribution, servers, transient, two-servers"},
 	} {
 		root := newRoot()
 		root.SetOut(new(bytes.Buffer))

@@ -45,7 +45,7 @@ The exit code is 0 if every assertion in the files is as they expect.
 with --every for each interval. Both have times in seconds.`,
 		Example: "  segue sim --runs 10 docs/examples/sim/placement-hunt.yaml\n" +
 			"  segue sim --every 5s --csv docs/examples/sim/failures.yaml",
-		Args: cobra.MinimumNArgs(1),
+		Args: arguments("FILE..."),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			return f.simulate(cmd, files)
 		},

@@ -158,7 +158,7 @@ func TestSimErrors(t *testing.T) {
 		{[]string{"nowhere.yaml", bad}, "open nowhere.yaml: no such file or directory\n" +
 			bad + `:4: servers[1].group "slow": used twice`},
 		{[]string{wrong}, "1 assertion not as expected"},
-		{[]string{wrong, trace}, "1 assertion not as expected\nchanged: " + lines + `:2: "x": not a line of the format`},
+		{[]string{wrong, trace}, "1 assertion not as expected\nchanged: " + lines + `:2: "x": must be time<TAB>query`},
 	} {
 		output, err := simulate(t, test.args...)
 		if err == nil || err.Error() != test.err {

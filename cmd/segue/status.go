@@ -36,7 +36,7 @@ interfaces are those of the network namespace it runs in; of another one's, the
 index is shown, as #7.
 
 --json prints the fields that docs/observability.md describes.`,
-		Args: cobra.NoArgs,
+		Args: noArguments("the instance", "-i"),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return status(cmd.Context(), cmd.OutOrStdout(), instance, interval, asJSON)
 		},

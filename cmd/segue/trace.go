@@ -139,8 +139,8 @@ func parseFlow(protocol, source, destination string) (flow balancer.Flow, err er
 		name, value string
 		into        *netip.AddrPort
 	}{{"source", source, &flow.Source}, {"destination", destination, &flow.Destination}} {
-		if *end.into, err = netip.ParseAddrPort(end.value); err != nil {
-			return flow, fmt.Errorf("%s %q: must be ADDRESS:PORT, IPv6 addresses in brackets", end.name, end.value)
+		if *end.into, err = parseEndpoint(end.value); err != nil {
+			return flow, fmt.Errorf("%s %q: %w", end.name, end.value, err)
 		}
 		if end.into.Addr().Zone() != "" || end.into.Addr().Is4In6() {
 			return flow, fmt.Errorf("%s %q: must be a plain IPv4 or IPv6 address", end.name, end.value)

@@ -177,6 +177,8 @@ func drops() []packetCase {
 	return []packetCase{
 		{"recover-stickiness at the last", asks(config.SRv6Encap, recoverStickiness, syn4), "drop_not_local", nil},
 		{"steer at the last, ICMP error", asks(config.SRv6Encap, steer, few4["ICMP error"]), "drop_not_local", nil},
+		{"steer at the last, ICMP error, where others are reset",
+			asks(config.SRv6Insert, steer, few6["ICMP error"]), "drop_not_local", nil},
 		{"steer at the last, later fragment", asks(config.SRv6Encap, steer, few4["last fragment"]), "drop_not_local", nil},
 		{"recover-stickiness of a stranger", set(asks(config.SRv6Encap, recoverStickiness, syn4), 8+3, 0x6d), "drop_sender", nil},
 		{"steer of a stranger, later fragment", set(asks(config.SRv6Encap, steer, few4["last fragment"]), 8+3, 0x6d), "drop_sender", nil},
@@ -219,9 +221,49 @@ func drops() []packetCase {
 		{"encap, another VIP", to(client6, other6, srv6Encap(config.SRv6Encap, sid)), "drop_not_served", nil},
 		{"encap, last of two, another VIP", set(encapTwo, srhSegmentsLeft, 0), "drop_not_served", nil},
 		{"insert, last of two, another VIP", set(two, srhSegmentsLeft, 1), "drop_not_served", nil},
+		{"insert, next a balancer's create-stickiness",
+			to(client6, other6, srv6Encap(config.SRv6Insert, sid, balancerSID)), "drop_next_segment", nil},
+		{"encap, next a balancer's remove-stickiness",
+			to(client4, other4, srv6Encap(config.SRv6Encap, sid, sidOf(balancer1, 0x12))),
+			"drop_next_segment", nil},
+		{"next an unknown function, behind options",
+			to(client6, other6, srv6Encap(config.SRv6Insert, sid, sidOf(nextSID, 0x99)), packet.HopByHop(24)),
+			"drop_next_segment", nil},
+		{"next a host",
+			to(client6, other6, srv6Encap(config.SRv6Encap, sid, sidOf(nextSID, 0))), "drop_next_segment", nil},
+		{"next this server again",
+			to(client6, other6, srv6Encap(config.SRv6Insert, sid, sid, nextSID)), "drop_next_segment", nil},
+		{"next a multicast group",
+			to(client6, other6, srv6Encap(config.SRv6Encap, sid, netip.MustParseAddr("ff02::5:0:0:0"))),
+			"drop_next_segment", nil},
+		{"next a balancer, hop limit 1",
+			packet.SetHopLimit(to(client6, other6, srv6Encap(config.SRv6Encap, sid, balancerSID)), 1),
+			"drop_next_segment", nil},
+		{"refused, next a balancer",
+			asks(config.SRv6Insert, connectAvail, syn6, balancerSID), "drop_next_segment", nil},
+		{"refused, next a balancer, encap IPv4",
+			asks(config.SRv6Encap, connectAvail, syn4, balancerSID), "drop_next_segment", nil},
+		{"not here, next a balancer",
+			asks(config.SRv6Encap, recoverStickiness, syn6, balancerSID), "drop_next_segment", nil},
+		// This server's signal to the word, but for the function in its own segment.
+		{"a forged signal", withoutSender(vip6, client6, sid, balancerSID), "drop_sender", nil},
+		{"insert to the next, of a stranger", set(two, srhAt+8+3*16+3, 0x6d), "drop_sender", nil},
+		{"insert to the next, of nobody",
+			withoutSender(client6, other6, sid, nextSID), "drop_sender", nil},
+		{"encap to the next, of a stranger", set(encapTwo, 8+3, 0x6d), "drop_sender", nil},
 		{"hop limit 1 on the way to the next", packet.SetHopLimit(two, 1), "drop_hop_limit", nil},
 		{"congestion met by who does not understand", set(encap4, 1, 0x30), "drop_ecn", nil},
 	}
+}
+
+// balancerSID is what signals go to.
+var balancerSID = sidOf(balancer1, 0x11)
+
+// withoutSender is a SYN-ACK with an inserted header whose list begins with its destination.
+func withoutSender(source, destination netip.AddrPort, segments ...netip.Addr) []byte {
+	path := append(segments, destination.Addr())
+	return packet.TCP(source, destination, packet.Flags(packet.SYN|packet.ACK),
+		packet.Ethernet(packet.MAC{2}, hostMAC), packet.Routing(packet.NewSRH(len(path)-1, path...)))
 }
 
 func nexts() []packetCase {

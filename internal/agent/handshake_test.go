@@ -239,6 +239,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulat
 	}
 	setFlow(t, k, now.flow, kind, state, age)
 	frame := e.frame(now.dialogue, kind)
+	refill(t, k)
 	before, offersBefore := counters(t, k), offers(t, k, now.vip)
 	verdict, out := run(t, k.objects.XdpAgent, frame)
 	got := slices.Collect(maps.Keys(changed(before, counters(t, k))))

@@ -6,12 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"os"
+	"runtime"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/segue-lb/segue/internal/config"
@@ -131,6 +136,18 @@ func changed(before, after map[string]agentCounter) map[string]agentCounter {
 	return out
 }
 
+// refill lets every core reset again.
+func refill(t testing.TB, k *kernel) { setReset(t, k, 0) }
+
+// setReset sets the time up to which each core has used its share of resets, in ns.
+func setReset(t testing.TB, k *kernel, ns uint64) {
+	t.Helper()
+	used := slices.Repeat([]uint64{ns}, ebpf.MustPossibleCPU())
+	if err := k.objects.Resets.Put(uint32(0), used); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func run(t testing.TB, prog *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
 	t.Helper()
 	verdict, out, err := prog.Test(frame)
@@ -221,6 +238,65 @@ func TestReceive(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A core resets so many flows in a row, and then so many a second. It drops what is beyond that.
+func TestResetRate(t *testing.T) {
+	always := config.Accept{Policy: config.AcceptAlways}
+	k := testKernelOf(t, huntingConfig(config.SRv6Encap, always, config.NotLocalReset))
+	for _, f := range []flow{{client4, vip4}, {client6, vip6}} {
+		data := packet.TCP(f.client, f.vip, packet.Flags(packet.ACK))
+		lost := asks(config.SRv6Encap, recoverStickiness, data)
+		refill(t, k)
+		before, start := counters(t, k), time.Now()
+		onOneCore(t, func() {
+			for range 300 {
+				run(t, k.objects.XdpAgent, lost)
+			}
+		})
+		most := 100 + uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
+		got := changed(before, counters(t, k))
+		reset, beyond := got["deliver_not_local"].Packets, got["drop_rate_limit"].Packets
+		if reset < 100 || reset > most || reset+beyond != 300 {
+			t.Errorf("%v: %d of 300 were reset, and %d not; want 100 to %d", f.vip, reset, beyond, most)
+		}
+
+		setReset(t, k, math.MaxInt64)
+		verdict, out := run(t, k.objects.XdpAgent, lost)
+		if verdict != xdpDrop || !bytes.Equal(lost, out) {
+			t.Errorf("%v: verdict %d, want a drop and the frame as it was", f.vip, verdict)
+		}
+		// What goes to a server that has the flow needs no share.
+		known := asks(config.SRv6Encap, ackStickiness, data)
+		if verdict, _ := run(t, k.objects.XdpAgent, known); verdict != xdpPass {
+			t.Errorf("%v: verdict %d for a packet of a known flow", f.vip, verdict)
+		}
+	}
+}
+
+// onOneCore runs a function on one of the cores that the test may use.
+func onOneCore(t *testing.T, f func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := 0; one.Count() == 0; cpu++ {
+		if allowed.IsSet(cpu) {
+			one.Set(cpu)
+		}
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.SchedSetaffinity(0, &allowed); err != nil {
+			t.Error(err)
+		}
+	}()
+	f()
 }
 
 // TestECN goes through figure 4 of RFC 6040.

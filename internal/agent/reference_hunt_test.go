@@ -97,9 +97,15 @@ type segment struct {
 	fragment uint32
 }
 
+// isBalancer says whether the node takes the word of who sends by a locator.
+func (h *hunter) isBalancer(sender netip.Prefix) bool {
+	has := func(p netip.Prefix) bool { return p.Contains(sender.Addr()) }
+	return len(h.balancers) == 0 || slices.ContainsFunc(h.balancers, has)
+}
+
 // handshake is what becomes of a packet to a VIP of the server: "" is delivered.
 func (h *hunter) handshake(w wrapped) string {
-	if len(h.balancers) > 0 && !slices.ContainsFunc(h.balancers, func(p netip.Prefix) bool { return p.Contains(w.sender.Addr()) }) {
+	if !h.isBalancer(w.sender) {
 		return "drop_sender"
 	}
 	s, ok := readClient(w)
@@ -217,8 +223,8 @@ func (h *hunter) recover(w wrapped, s segment) string {
 		return "next_not_local"
 	case !here && local.timeWait:
 		return ""
-	case !here && h.service(s.flow) != nil && h.service(s.flow).reset:
-		return "deliver_not_local"
+	case !here && h.service(s.flow) != nil && h.service(s.flow).reset && !s.isError:
+		return "deliver_not_local" // TestResetRate has the limit
 	case !here:
 		return "drop_not_local"
 	case w.function == steer:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // reference is the agent's data path in Go, as docs/agent.md describes it, without a thought of speed or
@@ -48,6 +49,7 @@ type wrapped struct {
 	fits         bool // the inner packet's lengths agree with the outer's
 	hopLimit     uint8
 	segmentsLeft int
+	following    netip.Addr   // the segment that comes next, if there is one
 	function     uint16       // 0 in a tunnel
 	source       netip.Addr   // of the outer header, which is the client's own in srv6-insert
 	sender       netip.Prefix // the balancer's locator
@@ -100,14 +102,24 @@ func (r reference) decide(w wrapped) string {
 		return "pass_other_tunnel"
 	case w.left() <= 0:
 		return "drop_not_served"
+	case !r.isBalancer(w.sender):
+		return "drop_sender"
 	}
 	switch {
 	case reason == "":
 		return "deliver"
+	case strings.HasPrefix(reason, "next_") && !r.isOtherServer(w.following):
+		return "drop_next_segment"
 	case strings.HasPrefix(reason, "next_") && w.hopLimit <= 1:
 		return "drop_hop_limit"
 	}
 	return reason
+}
+
+// isOtherServer says whether a packet may travel on to a segment.
+func (r reference) isOtherServer(segment netip.Addr) bool {
+	return srv6.Parse(segment).Function.AtServer() &&
+		!r.locator.Contains(segment) && !segment.IsMulticast()
 }
 
 // open reads a frame up to the VIP; the reason is why there is none.
@@ -254,6 +266,9 @@ func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 			return reason
 		}
 		w.vip, w.segmentsLeft = netip.AddrFrom16([16]byte(b[8:])), int(b[3])
+		if w.segmentsLeft > 0 {
+			w.following = netip.AddrFrom16([16]byte(b[8+16*(w.segmentsLeft-1):]))
+		}
 		first, visited = netip.AddrFrom16([16]byte(b[8+16*int(b[4]):])), b[3] < b[4]
 		next, b = b[0], b[8+int(b[1])*8:]
 	}
@@ -273,8 +288,11 @@ func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 		return "drop_srh_segments_left"
 	}
 	w.kind = config.SRv6Insert
-	w.sender = netip.PrefixFrom(first, 64).Masked()
-	if w.function != deliverAlways && (!visited || w.sender.Addr().IsUnspecified()) {
+	w.sender = netip.PrefixFrom(netip.IPv6Unspecified(), 64) // a reduced header names none
+	if visited {
+		w.sender = netip.PrefixFrom(first, 64).Masked()
+	}
+	if w.function != deliverAlways && w.sender.Addr().IsUnspecified() {
 		return "drop_srh_segments_left" // the sender is to be told
 	}
 	return ""

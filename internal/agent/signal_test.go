@@ -176,13 +176,23 @@ func expectedSignal(state string, flags packet.TCPFlags) (function uint16, next 
 // transmit has the data path send a frame, which the interface is to cut into pieces of gso bytes, if any.
 func transmit(t *testing.T, k *kernel, frame []byte, gso uint32) (uint32, []byte) {
 	t.Helper()
-	out := make([]byte, len(frame)+256)
-	options := ebpf.RunOptions{Data: frame, DataOut: out}
-	if gso != 0 {
-		context := make([]byte, 192) // struct __sk_buff
-		binary.NativeEndian.PutUint32(context[176:], gso)
-		options.Context = context
+	return transmitAs(t, k, frame, map[int]uint32{gsoSizeAt: gso})
+}
+
+// The offsets in struct __sk_buff of gso_size and ingress_ifindex.
+const (
+	ingressIfindexAt = 36
+	gsoSizeAt        = 176
+)
+
+// transmitAs has the host send a frame whose socket buffer has values other than 0 at some offsets.
+func transmitAs(t *testing.T, k *kernel, frame []byte, buffer map[int]uint32) (uint32, []byte) {
+	t.Helper()
+	context := make([]byte, 192) // struct __sk_buff
+	for at, value := range buffer {
+		binary.NativeEndian.PutUint32(context[at:], value)
 	}
+	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context}
 	verdict, err := k.objects.TcAgent.Run(&options)
 	if err != nil {
 		t.Fatal(err)

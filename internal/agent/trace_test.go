@@ -104,6 +104,7 @@ func agree(t *testing.T, k *kernel, now situation, e event) string {
 		return a.Function == srv6.Function(e.function).String() && a.Last == e.last
 	})
 	want := trace.Answers[at]
+	refill(t, k)
 	before, offersBefore := counters(t, k), offers(t, k, now.vip)
 	run(t, k.objects.XdpAgent, e.frame(now.dialogue, config.SRv6Encap))
 	got := Answer{Function: want.Function, Last: want.Last}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -230,6 +231,75 @@ func TestBalancerTakesTags(t *testing.T) {
 						t.Errorf("verdict %d, want %d; (-want +got):\n%s", verdict, c.verdict, diff)
 					}
 				})
+			}
+		}
+	}
+}
+
+// A stranger's packet that this server would pass on to a balancer as its own signal goes nowhere,
+// also where no balancers are named. The balancer takes what a server would make of an inserted one.
+func TestForgedSignals(t *testing.T) {
+	cfg := testConfig()
+	cfg.Node.Balancers = nil
+	k := testKernelOf(t, cfg)
+	lb := rehearsedBalancer(t, "")
+	for _, way := range signalWays {
+		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
+			signal := sidOf(balancer1, uint16(function))
+			taken, forged := uint32(xdpPass), withoutSender(way.vip, way.client, sid, signal)
+			if way.kind == config.SRv6Encap { // where signals have no list
+				e := packet.Encap{Kind: way.kind, Sender: node, Segments: []netip.Addr{sid, signal}}
+				taken, forged = xdpDrop, to(way.vip, way.client, e)
+			}
+			name := fmt.Sprintf("%s/%v/%s", way.kind, way.client.Addr(), function.Short())
+			t.Run(name, func(t *testing.T) {
+				refuseForgery(t, k, forged)
+				passedOn, err := packet.Advance(forged)
+				if err != nil {
+					t.Fatal(err)
+				}
+				verdict, _ := run(t, lb, packet.SetMACs(passedOn, hostMAC, lbMAC))
+				if verdict != taken {
+					t.Errorf("the balancer's verdict %d, want %d", verdict, taken)
+				}
+			})
+		}
+	}
+}
+
+// refuseForgery wants both programs on the way to the next server to drop a frame.
+func refuseForgery(t *testing.T, k *kernel, forged []byte) {
+	t.Helper()
+	before := counters(t, k)
+	verdict, _ := run(t, k.objects.XdpAgent, forged)
+	want := map[string]agentCounter{"drop_next_segment": {Packets: 1, Bytes: uint64(len(forged) - 14)}}
+	if diff := cmp.Diff(want, changed(before, counters(t, k))); verdict != xdpDrop || diff != "" {
+		t.Errorf("verdict %d; counters (-want +got):\n%s", verdict, diff)
+	}
+	verdict, out := run(t, k.objects.TcForward, forged)
+	if verdict != tcShot || !bytes.Equal(forged, out) {
+		t.Errorf("at tc: verdict %#x, want %#x and the frame as it was", verdict, tcShot)
+	}
+}
+
+// What a host only forwards carries no signal, though it looks as if an application had sent it:
+// routers and hosts with containers would sign what anybody sends them.
+func TestForwardedPacketsDoNotSignal(t *testing.T) {
+	k := testKernel(t)
+	all := []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
+	for _, way := range signalWays {
+		for _, flags := range all {
+			frame := packet.TCP(way.vip, way.client, packet.Flags(flags))
+			name := fmt.Sprintf("%s, %v, flags %v", way.kind, way.client, flags)
+
+			setFlow(t, k, way.flow, way.kind, "wait", 0)
+			flow := getFlow(t, k, way.flow)
+			verdict, out := transmitAs(t, k, frame, map[int]uint32{ingressIfindexAt: 1})
+			if verdict != tcUnspec || !bytes.Equal(frame, out) || getFlow(t, k, way.flow) != flow {
+				t.Errorf("%s: verdict %#x, flow %v; %x", name, verdict, getFlow(t, k, way.flow), out)
+			}
+			if verdict, _ := transmit(t, k, frame, 0); verdict != tcRedirect {
+				t.Errorf("%s: verdict %#x for the host's own packet", name, verdict)
 			}
 		}
 	}

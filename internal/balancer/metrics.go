@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // published is what the goroutine in control shares with scrapes. It is replaced whole.
@@ -70,6 +71,8 @@ var (
 	resetsDesc = desc("server_resets_total",
 		"Resets to the server, of connections that another one had.", "service", "server")
 	capacityDesc = desc("flow_table_capacity", "Flows that the flow table is made for.")
+	versionDesc  = desc("tables_version",
+		"Version of the candidate tables, the same on all balancers of a service.")
 )
 
 // Describe implements prometheus.Collector.
@@ -77,7 +80,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
 		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
-		offersDesc, signalsDesc, resetsDesc,
+		offersDesc, signalsDesc, resetsDesc, versionDesc,
 	} {
 		out <- d
 	}
@@ -94,6 +97,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.NewInvalidMetric(serverPacketsDesc, err)
 	}
 	gauge(out, capacityDesc, float64(c.view.capacity()))
+	gauge(out, versionDesc, tables.Version)
 	collectReasons(out, reasons)
 	p := c.published()
 	collectServers(out, services, p)

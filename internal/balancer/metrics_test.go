@@ -1,6 +1,7 @@
 package balancer
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 func newRegistry(f *fixture) *prometheus.Registry {
@@ -81,6 +83,7 @@ segue_lb_service_cause_ignored{cause="failing",service="insert"} 0
 segue_lb_service_cause_ignored{cause="unresolved",service="insert"} 0
 segue_lb_service_cause_ignored{cause="failing",service="rest"} 1
 `
+	want += fmt.Sprintln("segue_lb_tables_version", tables.Version)
 	got := expose(t, registry)
 	for _, line := range strings.Split(strings.TrimSpace(want), "\n") {
 		if !strings.Contains(got, "\n"+line+"\n") {

@@ -55,10 +55,10 @@ type BalancerNode struct {
 type Limits struct {
 	// Flows is how many flows the flow table holds, 1024 to 100 million.
 	// Default 1,048,576.
-	Flows uint32 `yaml:"flows"`
+	Flows uint32 `yaml:"flows" range:"1024 to 100000000"`
 	// Servers is how many servers all services together may have, 1 to 65535.
 	// Default 4096.
-	Servers uint32 `yaml:"servers"`
+	Servers uint32 `yaml:"servers" range:"1 to 65535"`
 }
 
 // Metrics is where Prometheus metrics are served; no address, no server.
@@ -161,23 +161,27 @@ type Timeouts struct {
 // Health is an active check of every server of a service. Exactly one of HTTP
 // and TCP is set.
 type Health struct {
-	HTTP     *HTTPCheck    `yaml:"http"`
-	TCP      *TCPCheck     `yaml:"tcp"`
-	Interval time.Duration `yaml:"interval"` // at least 100ms; default 1s
-	Timeout  time.Duration `yaml:"timeout"`  // 1ms to the interval; default the interval
-	Rise     int           `yaml:"rise"`     // successes that bring a server back, 1 to 1000; default 2
-	Fall     int           `yaml:"fall"`     // failures that take it out, 1 to 1000; default 3
+	HTTP     *HTTPCheck    `yaml:"http,omitempty"`
+	TCP      *TCPCheck     `yaml:"tcp,omitempty"`
+	Interval time.Duration `yaml:"interval,omitempty"` // at least 100ms; default 1s
+	Timeout  time.Duration `yaml:"timeout,omitempty"`  // 1ms to the interval; default the interval
+	// Rise is how many successes bring a server back, and Fall how many failures take it out:
+	// 1 to 1000 each.
+	Rise int `yaml:"rise,omitempty" range:"1 to 1000"` // default 2
+	Fall int `yaml:"fall,omitempty" range:"1 to 1000"` // default 3
 }
 
 // HTTPCheck succeeds on a status from 200 to 399.
 type HTTPCheck struct {
-	Path string `yaml:"path"` // default "/"
-	Port uint16 `yaml:"port"` // default the service's; required when that is all
+	Path string `yaml:"path,omitempty"` // default "/"
+	// Port is the service's by default, and required when that is all.
+	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 }
 
 // TCPCheck succeeds when a connection opens.
 type TCPCheck struct {
-	Port uint16 `yaml:"port"` // default the service's; required when that is all
+	// Port is the service's by default, and required when that is all.
+	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 }
 
 // Server is one application instance's host.
@@ -193,7 +197,7 @@ type Server struct {
 	Host netip.Addr `yaml:"host"`
 	// Weight is the server's share of new flows relative to the others', 0 to
 	// 1000. Default 1. A server of weight 0 keeps its flows and gets no new ones.
-	Weight *uint32 `yaml:"weight"`
+	Weight *uint32 `yaml:"weight" range:"0 to 1000"`
 }
 
 // Agent is the configuration file of `segue agent`.
@@ -214,7 +218,7 @@ type AgentNode struct {
 	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
 	// MTU is the largest packet that travels from the balancers to here, 1280 to
 	// 65535 bytes. Default the interface's.
-	MTU int `yaml:"mtu,omitempty"`
+	MTU int `yaml:"mtu,omitempty" range:"1280 to 65535"`
 	// AssignVIPs makes the agent put the VIPs on the loopback interface, and take
 	// them away when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`
@@ -234,7 +238,7 @@ type AgentService struct {
 	// Accept, Load and NotLocal are of services that hunt: TCP in an SRv6 encapsulation.
 	Accept Accept `yaml:"accept,omitempty"`
 	Load   Source `yaml:"load,omitempty"`
-	// NotLocal is what becomes of a packet whose flow no candidate has. Default drop.
+	// NotLocal is what becomes of a packet whose flow no candidate has. Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
 }
 
@@ -261,7 +265,7 @@ const (
 	LoadSharedMemory LoadSource = "shared-memory"
 
 	NotLocalDrop  NotLocal = "drop"
-	NotLocalReset NotLocal = "reset" // the server's own stack answers it
+	NotLocalReset NotLocal = "reset" // the server's own stack answers it, up to a rate
 )
 
 // Accept is an accept policy with its parameters; those of other policies are not set.
@@ -271,7 +275,7 @@ type Accept struct {
 	// source. Required for static.
 	Threshold *uint32 `yaml:"threshold,omitempty"`
 	// Window is how many connections dynamic is offered before it adapts, 1 to 1,000,000. Default 50.
-	Window uint32 `yaml:"window,omitempty"`
+	Window uint32 `yaml:"window,omitempty" range:"1 to 1000000"`
 	// Epsilon is how far from one half the accepted share of a window may be, 0 to less than 0.5, to
 	// six decimal places. Default 0.1.
 	Epsilon *float64 `yaml:"epsilon,omitempty"`
@@ -288,7 +292,7 @@ type Source struct {
 	// Workers is how many connections the application serves at a time: MaxRequestWorkers for
 	// apache-scoreboard, the upper bound of the dynamic threshold for connections; not for others.
 	// Default 0, which for connections is no bound.
-	Workers uint32 `yaml:"workers,omitempty"`
+	Workers uint32 `yaml:"workers,omitempty" range:"1 to 4294967295"`
 }
 
 // IsInternal tells whether Interface is. A node that does not say is inside, unless it has another interface

@@ -13,12 +13,13 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// document is what a file holds and where, and the problems and warnings found in it so far. The library's own
-// decoder would stop at the names of Go types and lines; this one reports every problem with the
-// field's path, and lets the rules that follow do so too.
+// document is what a file holds and where, and the problems and warnings found in it so far. The
+// library's own decoder would stop at the names of Go types and lines; this one reports every
+// problem with the field's path, and lets the rules that follow do so too.
 type document struct {
-	fields   map[string]field // by path; a field that is null or empty is not there
-	lacking  map[string]bool  // the sections of which a field could not be decoded, by path
+	fields   map[string]field  // by path; a field that is null or empty is not there
+	lacking  map[string]bool   // the sections of which a field could not be decoded, by path
+	bounds   map[string]bounds // of numbers whose field has a range tag, by path
 	problems Errors
 	warnings Errors
 }
@@ -60,7 +61,10 @@ func (d *document) check(rules func() Errors) {
 
 // decode is Decode without rules.
 func decode(data []byte, into any) *document {
-	d := &document{fields: make(map[string]field), lacking: make(map[string]bool)}
+	d := &document{
+		fields: make(map[string]field), lacking: make(map[string]bool),
+		bounds: make(map[string]bounds),
+	}
 	root, problem := parse(data)
 	if problem != nil {
 		d.problems = append(d.problems, problem)
@@ -75,20 +79,26 @@ func decode(data []byte, into any) *document {
 func parse(data []byte) (*yaml.Node, *Error) {
 	var root yaml.Node
 	if err := yaml.Load(data, &root); err != nil {
-		return nil, syntaxError(err)
+		return nil, syntaxError(data, err)
 	}
 	return &root, nil
 }
 
-func syntaxError(err error) *Error {
+func syntaxError(data []byte, err error) *Error {
 	problem := Error{Problem: err.Error()}
 	var load *yaml.LoadError
-	if errors.As(err, &load) {
-		problem.Line = load.Mark.Line
-		problem.Problem = strings.TrimPrefix(load.Message, "yaml: ")
-		if load.ContextMsg != "" {
-			problem.Problem = load.ContextMsg + ": " + problem.Problem
-		}
+	if !errors.As(err, &load) {
+		return &problem
+	}
+	problem.Line = load.Mark.Line
+	problem.Problem = strings.TrimPrefix(load.Message, "yaml: ")
+	if load.ContextMsg != "" {
+		problem.Problem = load.ContextMsg + ": " + problem.Problem
+	}
+	if problem.Problem == "no documents in stream" {
+		problem.Problem = "the file is empty: it must hold one YAML document"
+	} else if mistake := findMistake(data, problem.Line); mistake != "" {
+		problem.Problem = mistake
 	}
 	return &problem
 }
@@ -191,6 +201,11 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 		return
 	}
 	d.fields[path] = field{line: line, text: node.Value}
+	if address, ok := misreadAddress(node); ok {
+		d.fields[path] = field{line: line, text: address}
+		d.badf(path, "%s", needsQuotes)
+		return
+	}
 	if v, ok := into.Addr().Interface().(Variant); ok {
 		d.variant(path, node, v)
 		return
@@ -206,7 +221,7 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	case node.Kind != yaml.ScalarNode:
 		d.badf(path, "must be a single value")
 	default:
-		if problem := setScalar(node.Value, into); problem != "" {
+		if problem := d.setScalar(path, node.Value, into); problem != "" {
 			d.badf(path, "%s", problem)
 		}
 	}
@@ -251,32 +266,35 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		return
 	}
 	var known []string
-	index := make(map[string][]int)
+	fields := make(map[string]reflect.StructField)
 	for _, f := range reflect.VisibleFields(into.Type()) {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		if name == "" {
 			continue // not of the file, or a struct whose fields are
 		}
 		known = append(known, name)
-		index[name] = f.Index
+		fields[name] = f
 	}
 	seen := make(map[string]int)
 	for i := 0; i < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
-		n, ok := index[key.Value]
+		f, ok := fields[key.Value]
+		at := child(path, key.Value)
 		first, duplicate := seen[key.Value]
 		switch {
 		case key.Kind != yaml.ScalarNode:
 			// A list or a mapping, which YAML marks with a question mark.
 			d.reportAt(key.Line, child(path, "?"), "", "a field name must be a plain word")
 		case !ok:
-			d.reportAt(key.Line, child(path, plain(key.Value)), "",
-				"unknown field; known: "+strings.Join(known, ", "))
+			d.reportAt(key.Line, child(path, plain(key.Value)), "", unknownField(key.Value, known))
 		case duplicate:
-			d.reportAt(key.Line, child(path, key.Value), "", fmt.Sprintf("given twice, first in line %d", first))
+			d.reportAt(key.Line, at, "", fmt.Sprintf("given twice, first in line %d", first))
 		default:
 			seen[key.Value] = key.Line
-			d.value(child(path, key.Value), value, into.FieldByIndex(n))
+			if tag, ok := f.Tag.Lookup("range"); ok {
+				d.bounds[at] = parseBounds(tag)
+			}
+			d.value(at, value, into.FieldByIndex(f.Index))
 		}
 	}
 }
@@ -318,7 +336,7 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 
 // setScalar parses text into a value of one of the types that configurations use. It returns what
 // is wrong with the text, or nothing.
-func setScalar(text string, into reflect.Value) (problem string) {
+func (d *document) setScalar(path, text string, into reflect.Value) (problem string) {
 	var err error
 	switch v := into.Addr().Interface().(type) {
 	case *netip.Addr:
@@ -343,14 +361,15 @@ func setScalar(text string, into reflect.Value) (problem string) {
 			return "must be a port from 1 to 65535, or all"
 		}
 	default:
-		return setBasic(text, into)
+		return d.setBasic(path, text, into)
 	}
 	return ""
 }
 
 // setBasic is setScalar for Go's own types. Strings take the text of any scalar as it is written,
 // which spares names like 1 and no their quotes.
-func setBasic(text string, into reflect.Value) (problem string) {
+func (d *document) setBasic(path, text string, into reflect.Value) (problem string) {
+	limits, limited := d.bounds[path]
 	switch {
 	case into.Kind() == reflect.String:
 		into.SetString(text)
@@ -360,14 +379,20 @@ func setBasic(text string, into reflect.Value) (problem string) {
 		}
 		into.SetBool(text == "true")
 	case into.CanUint():
+		if !limited {
+			limits = bounds{0, math.MaxUint64 >> (64 - into.Type().Bits())}
+		}
 		number, err := parseUint(text, into.Type().Bits())
-		if err != nil {
-			return fmt.Sprintf("must be a whole number from 0 to %d", ^uint64(0)>>(64-into.Type().Bits()))
+		if err != nil || number < limits.low || number > limits.high {
+			return "must be a whole number " + limits.String()
 		}
 		into.SetUint(number)
 	case into.CanInt():
 		number, err := parseInt(text, into.Type().Bits())
-		if err != nil {
+		switch {
+		case limited && (err != nil || number < int64(limits.low) || number > int64(limits.high)):
+			return "must be a whole number " + limits.String()
+		case err != nil:
 			return "must be a whole number"
 		}
 		into.SetInt(number)
@@ -402,3 +427,16 @@ func parseInt(text string, bits int) (int64, error) {
 	}
 	return int64(number), err
 }
+
+// bounds are the least and the greatest number that a field takes.
+type bounds struct{ low, high uint64 }
+
+// parseBounds reads a field's tag, such as `range:"0 to 1000"`.
+func parseBounds(tag string) (b bounds) {
+	if _, err := fmt.Sscanf(tag, "%d to %d", &b.low, &b.high); err != nil {
+		panic(fmt.Sprintf("config: range tag %q: %v", tag, err))
+	}
+	return b
+}
+
+func (b bounds) String() string { return fmt.Sprintf("from %d to %d", b.low, b.high) }

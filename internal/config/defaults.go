@@ -104,5 +104,5 @@ func (s *AgentService) setDefaults(d *document, path string) {
 		setDefault(d, child(path, "accept.initial"), &s.Accept.Initial, &initial)
 	}
 	setDefault(d, child(path, "load.source"), &s.Load.Kind, LoadConnections)
-	setDefault(d, child(path, "not-local"), &s.NotLocal, NotLocalDrop)
+	setDefault(d, child(path, "not-local"), &s.NotLocal, NotLocalReset)
 }

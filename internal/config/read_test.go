@@ -16,8 +16,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// exact compares addresses as values, and leaves out warnings, which name lines; the other types have
-// no unexported fields.
+// exact compares addresses as values, and leaves out warnings, which name lines; the other types
+// have no unexported fields.
 var exact = cmp.Options{
 	cmpopts.IgnoreUnexported(Balancer{}, Agent{}),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
@@ -105,7 +105,7 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: AllPorts, Protocol: TCP, Encapsulation: SRv6Encap,
 			Accept:   Accept{Policy: AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial},
 			Load:     Source{Kind: LoadConnections},
-			NotLocal: NotLocalDrop,
+			NotLocal: NotLocalReset,
 		}},
 	}
 	if diff := cmp.Diff(want, got, exact); diff != "" {
@@ -119,7 +119,7 @@ func TestErrors(t *testing.T) {
 	tests := []struct {
 		name, file, want string
 	}{
-		{"empty", "", "no documents in stream"},
+		{"empty", "", "the file is empty: it must hold one YAML document"},
 		{"two documents", "node: {}\n---\nnode: {}\n", "expected single document, found multiple"},
 		{"syntax", "node:\n  interface: [eth0\nservices: []\n",
 			"line 3: while parsing a flow sequence: did not find expected ',' or ']'"},

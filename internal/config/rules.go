@@ -83,7 +83,8 @@ func (d *document) checkListen(listen string) {
 	number, portErr := strconv.ParseUint(port, 10, 16)
 	_, addrErr := netip.ParseAddr(host)
 	if err != nil || portErr != nil || number == 0 || host != "" && addrErr != nil && !isHostName(host) {
-		d.failf("metrics.listen", "must be an address and a port, such as 127.0.0.1:9188 or [::1]:9188")
+		d.failf("metrics.listen", "must be an address and a port from 1 to 65535, "+
+			"such as 127.0.0.1:9188 or [::1]:9188")
 	}
 }
 
@@ -264,7 +265,7 @@ func checkKnown[T ~string](d *document, path string, value T, known ...T) {
 }
 
 // checkRange reports a value outside of a range that includes both its ends.
-func checkRange[T int | uint32 | time.Duration](d *document, path string, value, low, high T) {
+func checkRange[T int | time.Duration](d *document, path string, value, low, high T) {
 	if value < low || value > high {
 		d.failf(path, "must be %v to %v", low, high)
 	}

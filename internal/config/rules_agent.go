@@ -9,9 +9,6 @@ import (
 // checkAgent reports every rule that a decoded agent breaks.
 func (d *document) checkAgent(a *Agent) {
 	d.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
-	if d.has("node.mtu") {
-		checkRange(d, "node.mtu", a.Node.MTU, 1280, 65535)
-	}
 	d.checkBalancers(a.Node.Balancers, a.Services)
 	d.checkSignalKey(a.Node.SignalKey)
 	d.checkListen(a.Metrics.Listen)
@@ -102,7 +99,6 @@ func (d *document) checkAccept(path string, a Accept) {
 		}
 		return
 	}
-	checkRange(d, child(path, "window"), a.Window, 1, 1_000_000)
 	if a.Epsilon != nil && (*a.Epsilon < 0 || *a.Epsilon >= 0.5) {
 		d.failf(child(path, "epsilon"), "must be at least 0 and less than 0.5")
 	}
@@ -113,8 +109,6 @@ func (d *document) checkLoad(path string, l Source) {
 		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)
 	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
 		d.refuse(child(path, "workers"), "for connections and apache-scoreboard only: %s knows it", l.Kind)
-	} else if d.has(child(path, "workers")) && l.Workers == 0 {
-		d.failf(child(path, "workers"), "must be 1 or more")
 	}
 	switch l.Kind {
 	case LoadApache, LoadCgroup, LoadSharedMemory:

@@ -16,8 +16,6 @@ const MaxServices = 16384
 func (d *document) checkBalancer(b *Balancer) {
 	d.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
 	d.checkTunnelSources(b.Node.Addresses)
-	checkRange(d, "node.limits.flows", b.Node.Limits.Flows, 1024, 100_000_000)
-	checkRange(d, "node.limits.servers", b.Node.Limits.Servers, 1, 65535)
 	d.checkSignalKey(b.Node.SignalKey)
 	d.checkListen(b.Metrics.Listen)
 
@@ -148,16 +146,10 @@ func (d *document) checkHealth(path string, s *Service) {
 	} else {
 		checkRange(d, child(path, "timeout"), h.Timeout, time.Millisecond, h.Interval)
 	}
-	checkRange(d, child(path, "rise"), h.Rise, 1, 1000)
-	checkRange(d, child(path, "fall"), h.Fall, 1, 1000)
 }
 
 func (d *document) checkHealthPort(path string, port uint16, all bool) {
-	switch {
-	case port != 0:
-	case d.has(path):
-		d.failf(path, "must be a port from 1 to 65535")
-	case all:
+	if port == 0 && all {
 		d.failf(path, "required for a service of all ports")
 	}
 }
@@ -190,9 +182,6 @@ func (d *document) checkServers(path string, s *Service, own netip.Prefix) {
 			d.checkCheckedHost(child(at, "host"), server.Host)
 		} else if s.Health != nil && s.Encapsulation.isSRv6() {
 			d.failf(child(at, "host"), "required by the health checks of a service whose encapsulation is %s", s.Encapsulation)
-		}
-		if server.Weight != nil {
-			checkRange(d, child(at, "weight"), *server.Weight, 0, 1000)
 		}
 	}
 }

@@ -2,8 +2,8 @@ package config
 
 import "slices"
 
-// Warnings are what is valid in the file that b was read from, but rarely meant, in the order of its lines.
-// A balancer that was not read from a file has none.
+// Warnings are what is valid in the file that b was read from, but rarely meant, in the order of its
+// lines. A balancer that was not read from a file has none.
 func (b *Balancer) Warnings() Errors { return b.warnings }
 
 // Warnings are the agent's, as those of Balancer.
@@ -22,12 +22,13 @@ func (d *document) warnOfAgent(a *Agent) {
 
 // warnOfForgedSignals warns where nothing tells a server's signal from that of another host.
 func (d *document) warnOfForgedSignals(b *Balancer) {
-	hunting := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement == PlacementHunt })
+	hunts := func(s Service) bool { return s.Placement == PlacementHunt }
+	hunting := slices.IndexFunc(b.Services, hunts)
 	if hunting < 0 || !b.Node.IsInternal() || b.Node.SignalKey != "" {
 		return
 	}
-	d.warnf(signalKeyPath, "missing, though node.internal is true: any host that can send packets to %s through %s "+
-		"can pose as a server of %s and take over its connections",
+	d.warnf(signalKeyPath, "missing, though node.internal is true: any host that can send packets "+
+		"to %s through %s can pose as a server of %s and take over its connections",
 		b.Node.Locator, b.Node.Interface, item("services", hunting))
 }
 
@@ -50,8 +51,9 @@ func (d *document) warnOfForgedQuestions(a *Agent) {
 	for i := range a.Services {
 		path := item("services", i)
 		if d.has(child(path, "accept")) || d.has(child(path, "load")) {
-			d.warnf("node.balancers", "missing: any host that can send packets to %s through %s can pose as a balancer "+
-				"and have replies of %s sent to itself", a.Node.Locator, a.Node.Interface, path)
+			d.warnf("node.balancers", "missing: any host that can send packets to %s through %s "+
+				"can pose as a balancer and have replies of %s sent to itself",
+				a.Node.Locator, a.Node.Interface, path)
 			return
 		}
 	}

@@ -24,10 +24,10 @@ services:
 `
 
 const (
-	forgedSignals = "missing, though node.internal is true: any host that can send packets to fd00:6c:0:1::/64 through eth0 " +
-		"can pose as a server of services[1] and take over its connections"
-	forgedQuestions = "missing: any host that can send packets to fd00:5:0:1::/64 through eth0 can pose as a balancer " +
-		"and have replies of services[1] sent to itself"
+	forgedSignals = "missing, though node.internal is true: any host that can send packets " +
+		"to fd00:6c:0:1::/64 through eth0 can pose as a server of services[1] and take over its connections"
+	forgedQuestions = "missing: any host that can send packets to fd00:5:0:1::/64 through eth0 " +
+		"can pose as a balancer and have replies of services[1] sent to itself"
 )
 
 // TestForgedSignals warns of balancers that believe whom nothing identifies.
@@ -47,7 +47,8 @@ func TestForgedQuestions(t *testing.T) {
 	const node = `{interface: eth0, locator: "fd00:5:0:1::/64"`
 	checkWarnings(t, huntingAgent, ParseAgent, []mutation{
 		{"accept", "", "", one("node.balancers", forgedQuestions)},
-		{"load", "accept: {policy: always}", "load: {source: accept-queue}", one("node.balancers", forgedQuestions)},
+		{"load", "accept: {policy: always}", "load: {source: accept-queue}",
+			one("node.balancers", forgedQuestions)},
 		{"balancers", node, node + `, balancers: ["fd00:6c::/32"]`, nil},
 		{"nothing about hunting", ", accept: {policy: always}", "", nil},
 	})
@@ -72,7 +73,9 @@ func TestNoWeight(t *testing.T) {
 }
 
 // checkWarnings reads a file that is valid with each of the mutations.
-func checkWarnings[T interface{ Warnings() Errors }](t *testing.T, valid string, parse func([]byte) (T, error), mutations []mutation) {
+func checkWarnings[T interface{ Warnings() Errors }](
+	t *testing.T, valid string, parse func([]byte) (T, error), mutations []mutation,
+) {
 	t.Helper()
 	for _, m := range mutations {
 		t.Run(m.name, func(t *testing.T) {
@@ -113,7 +116,9 @@ func TestWarningsSayWhere(t *testing.T) {
 	d.warnf("node.seed", "%d is odd", 7)
 	d.warnf("node.interface", "is wired")
 	d.warnf("services", "missing")
-	want = "line 1: services: missing\nline 2: node.interface \"eth0\": is wired\nline 3: node.seed \"7\": 7 is odd"
+	want = "line 1: services: missing\n" +
+		"line 2: node.interface \"eth0\": is wired\n" +
+		"line 3: node.seed \"7\": 7 is odd"
 	if got := d.warnings.sorted().Error(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}

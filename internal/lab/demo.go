@@ -21,6 +21,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/plural"
 )
 
 // How often the demo does what, for each service: enough connections to show how they spread, and
@@ -85,7 +86,7 @@ var errNotTried = errors.New("not tried")
 func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error) {
 	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
-	requests := count(len(d.checks), "request")
+	requests := plural.Count(len(d.checks), "request")
 	l.progress(fmt.Sprintf("Sending %s, each on a connection of its own.", requests))
 	before, err := l.balancerTraffic()
 	if err != nil {
@@ -112,7 +113,7 @@ func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error)
 		return "", fmt.Errorf("demo failed: %d of %s", failed, requests)
 	}
 	return fmt.Sprintf("Demo passed: %s over %s, %.0f MB, every byte correct.",
-		requests, count(len(l.Topology.Services), "service"), r.megabytes()), nil
+		requests, plural.Count(len(l.Topology.Services), "service"), r.megabytes()), nil
 }
 
 // checks lists all that the demo does.

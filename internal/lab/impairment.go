@@ -109,9 +109,13 @@ func (i Impairment) problems(t Topology) (errs config.Errors) {
 	if sum > 1+1e-9 { // which is what rounding may add
 		fail("impair", "", "the shares add up to more than 100%")
 	}
+	var links []string
+	for _, spec := range t.fabricSpecs() {
+		links = append(links, spec.Name)
+	}
 	for j, name := range i.Links {
-		if !slices.ContainsFunc(t.fabricSpecs(), func(s Spec) bool { return s.Name == name }) {
-			fail(fmt.Sprintf("impair.links[%d]", j), name, "must be edge, or one of the balancers and servers")
+		if !slices.Contains(links, name) {
+			fail(fmt.Sprintf("impair.links[%d]", j), name, "must be one of "+enumerate(links))
 		}
 	}
 	return errs

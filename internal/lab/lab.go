@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"slices"
 	"sync"
+
+	"github.com/segue-lb/segue/internal/plural"
 )
 
 // Lab is a lab that is up. Its methods may be called by several goroutines at a time, but those of
@@ -64,8 +66,8 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
 	}
-	if os.Geteuid() != 0 {
-		return nil, errors.New("a lab needs root, to make network namespaces")
+	if err := checkRoot(); err != nil {
+		return nil, err
 	}
 	l, err := newLab(topology, options)
 	if err != nil {
@@ -91,15 +93,26 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	return l, nil
 }
 
+// checkRoot returns an error for a user who cannot work on labs.
+func checkRoot() error {
+	if os.Geteuid() != 0 {
+		return errors.New("labs need root: they are made of network namespaces")
+	}
+	return nil
+}
+
 func (l *Lab) build(ctx context.Context) error {
 	type step struct {
 		progress string
 		do       func(context.Context) error
 	}
+	start := func(ctx context.Context) error {
+		return forAll(l.Processes, func(p *Process) error { return p.Start(ctx) })
+	}
 	steps := []step{
 		{"Building the network: " + l.Topology.summary() + ".", l.buildNetwork},
 		{"Writing configurations and the servers' files.", func(context.Context) error { return l.writeFiles() }},
-		{fmt.Sprintf("Starting %d processes.", len(l.Processes)), l.startProcesses},
+		{"Starting " + plural.Count(len(l.Processes), "process") + ".", start},
 	}
 	if l.Topology.Impair.Some() {
 		steps = append(steps, step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
@@ -121,23 +134,16 @@ func (l *Lab) build(ctx context.Context) error {
 
 func (t Topology) summary() string {
 	return fmt.Sprintf("client, edge router, %s, %s, %s",
-		count(t.Balancers, "balancer"), count(t.Servers, "server"), count(len(t.Services), "service"))
+		plural.Count(t.Balancers, "balancer"), plural.Count(t.Servers, "server"),
+		plural.Count(len(t.Services), "service"))
 }
 
-// count returns a number with its noun.
-func count(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprintf("%d %s", n, noun)
-}
-
-// startProcesses starts all processes at the same time.
-func (l *Lab) startProcesses(ctx context.Context) error {
-	errs := make([]error, len(l.Processes))
+// forAll calls do for all of the processes at the same time.
+func forAll(processes []*Process, do func(*Process) error) error {
+	errs := make([]error, len(processes))
 	var wait sync.WaitGroup
-	for i, p := range l.Processes {
-		wait.Go(func() { errs[i] = p.Start(ctx) })
+	for i, p := range processes {
+		wait.Go(func() { errs[i] = do(p) })
 	}
 	wait.Wait()
 	return errors.Join(errs...)
@@ -163,6 +169,19 @@ func (l *Lab) Node(name string) *Node {
 		return nil
 	}
 	return l.Nodes[i]
+}
+
+// FindNode returns the node of a name. The error names the nodes that there are.
+func (l *Lab) FindNode(name string) (*Node, error) {
+	if n := l.Node(name); n != nil {
+		return n, nil
+	}
+	var names []string
+	for _, n := range l.Nodes {
+		names = append(names, n.Name)
+	}
+	return nil, fmt.Errorf("lab %q has no node %q: its nodes are %s", l.Name, name,
+		enumerate(names))
 }
 
 // Process returns a process of a node, or nil. The processes are lb on balancers; agent, echo and

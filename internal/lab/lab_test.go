@@ -55,7 +55,9 @@ func segue(ctx context.Context, args []string) error {
 			}
 			ports = append(ports, uint16(port))
 		}
-		return UDPEcho(ctx, args[2], ports)
+		err := UDPEcho(ctx, args[2], ports)
+		fmt.Println("asked to end")
+		return err
 	case len(args) == 3 && args[1] == "delay":
 		return Delay(ctx, args[2])
 	case len(args) == 3 && args[1] == "up":
@@ -90,7 +92,8 @@ func up(t *testing.T, topology Topology) *Lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := l.Down(); err != nil {
+		err := l.Down()
+		if err != nil && !errors.Is(err, ErrNotUp) { // the test may have removed it
 			t.Error(err)
 		}
 	})
@@ -171,10 +174,11 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "is up already") {
 		t.Errorf("second Up: %v", err)
 	}
-	for range 2 {
-		if err := l.Down(); err != nil {
-			t.Fatal(err)
-		}
+	if err := l.Down(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Down(); !errors.Is(err, ErrNotUp) {
+		t.Errorf("Down of a lab that is down: %v", err)
 	}
 	if _, err := startTime(shell.Process.Pid); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the process in the lab still runs: %v", err)
@@ -189,10 +193,13 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 func TestUpThatFailsLeavesNothing(t *testing.T) {
 	needRoot(t)
 	topology := bareTopology()
+	topology.Servers, topology.Services = 1, topology.Services[:1]
 	before := inspect(t, topology.Name)
+	var progress []string
 	for _, phase := range []string{"Building", "Writing", "Starting"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		_, err := Up(ctx, topology, Options{Progress: func(text string) {
+			progress = append(progress, text)
 			if strings.HasPrefix(text, phase) {
 				cancel(errors.New("interrupted by the test"))
 			}
@@ -203,6 +210,14 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 		cancel(nil)
 		if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
 			t.Errorf("machine after an interruption while %s (-before +after):\n%s", phase, diff)
+		}
+	}
+	for _, text := range []string{
+		"Building the network: client, edge router, 2 balancers, 1 server, 1 service.",
+		"Starting 1 process.",
+	} {
+		if !slices.Contains(progress, text) {
+			t.Errorf("%q was not said, but %q", text, progress)
 		}
 	}
 	topology.Bare = false // the test binary is no balancer
@@ -241,7 +256,8 @@ func TestDownAfterUpWasKilled(t *testing.T) {
 }
 
 func TestOpenOfALabThatIsNotUp(t *testing.T) {
-	if _, err := Open("nosuchlab", Options{}); err == nil || !strings.Contains(err.Error(), `lab "nosuchlab" is not up; `) {
+	_, err := Open("nosuchlab", Options{})
+	if !errors.Is(err, ErrNotUp) || !strings.HasPrefix(err.Error(), `lab "nosuchlab" is not up`) {
 		t.Errorf("Open: %v", err)
 	}
 }
@@ -490,6 +506,66 @@ func TestProcessesAndStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A restart comes from another process, too.
+	restart := func(kill bool, node string, names ...string) {
+		t.Helper()
+		before := processIDs(other)
+		processes, err := other.Restart(t.Context(), node, names, kill)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var restarted []string
+		for _, p := range processes {
+			restarted = append(restarted, p.String())
+			requireSessionEnded(t, p.node, before[p.String()])
+		}
+		var changed []string
+		for process, pid := range processIDs(other) {
+			if pid != before[process] {
+				changed = append(changed, process)
+			}
+		}
+		slices.Sort(restarted)
+		slices.Sort(changed)
+		if len(restarted) == 0 || !slices.Equal(restarted, changed) {
+			t.Errorf("restart of %s %v: restarted %q, other PIDs have %q", node, names,
+				restarted, changed)
+		}
+	}
+	ends := func() int {
+		text, err := os.ReadFile(l.Process("s1", "echo").LogPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(string(text), "asked to end")
+	}
+	restart(false, "s1")
+	if n := ends(); n != 1 {
+		t.Errorf("the echo was asked to end %d times by a restart, want once", n)
+	}
+	restart(true, "s1", "echo")
+	restart(true, "s2") // the workers of its nginx, which keep the ports, end with it
+	if n := ends(); n != 1 {
+		t.Errorf("the echo was asked to end %d times by a restart and a kill, want once", n)
+	}
+	// One that somebody else has killed.
+	killed := processIDs(other)["s2 nginx"]
+	if err := unix.Kill(killed, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	restart(false, "s2", "nginx", "nginx")
+	requireSessionEnded(t, l.Node("s2"), killed)
+	for _, test := range []struct{ node, process, err string }{
+		{"s3", "", `has no node "s3": its nodes are fabric, edge, client, lb1, lb2, s1, s2`},
+		{"edge", "", "runs no processes to restart: s1, s2 do"},
+		{"s1", "lb", `runs no process "lb": its processes are nginx, echo`},
+	} {
+		names := strings.Fields(test.process)
+		_, err := other.Restart(t.Context(), test.node, names, false)
+		if err == nil || !strings.Contains(err.Error(), test.err) {
+			t.Errorf("restart of %s %v: %v, want %s", test.node, names, err, test.err)
+		}
+	}
 	if got, err := other.Status(); err != nil || got.Running != 4 || got.Processes != 4 {
 		t.Errorf("%d of %d processes run, want 4 of 4; %v", got.Running, got.Processes, err)
 	}
@@ -520,6 +596,32 @@ func TestProcessesAndStatus(t *testing.T) {
 			}
 		}
 	}
+}
+
+// requireSessionEnded fails the test if a process on a node is left of those that another one has
+// started.
+func requireSessionEnded(t *testing.T, n *Node, session int) {
+	t.Helper()
+	pids, err := processesIn(n.namespacePath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range pids {
+		if session != 0 && sessionOf(pid) == session {
+			t.Errorf("%s: process %d has outlived %d, which started it", n.Name, pid, session)
+		}
+	}
+}
+
+// processIDs are the PIDs of the lab's processes that run.
+func processIDs(l *Lab) map[string]int {
+	pids := make(map[string]int)
+	for _, p := range l.Processes {
+		if pid, alive := p.PID(); alive {
+			pids[p.String()] = pid
+		}
+	}
+	return pids
 }
 
 // exchange sends a datagram and returns the answer, which has to come from where it was sent.

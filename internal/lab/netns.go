@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 
@@ -30,40 +31,49 @@ func (n *Node) namespacePath() string { return filepath.Join(netnsDir, n.namespa
 
 func namespacePrefix(lab string) string { return "segue-" + lab + "-" }
 
+// labNamespace tells whose a namespace is.
+var labNamespace = regexp.MustCompile(`^segue-([a-z0-9]{1,12})-`)
+
 // Do runs f on a thread inside the node's network namespace. Sockets that f opens, sysctls that it
 // writes and processes that it starts are the node's, goroutines that it starts are not. All other
 // namespaces, that of mounts among them, stay the caller's: /sys/fs/bpf remains visible, which
 // `ip netns exec` would hide under a new /sys.
 func (n *Node) Do(f func() error) error {
+	return doIn(n.Name, n.namespacePath(), f)
+}
+
+// doIn is Node.Do for the network namespace at a path. Errors about entering it and leaving it
+// begin with the name.
+func doIn(name, namespacePath string, f func() error) error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
 	if err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("%s: own network namespace: %w", n.Name, err)
+		return fmt.Errorf("%s: own network namespace: %w", name, err)
 	}
 	defer home.Close()
-	if err := n.enter(); err != nil {
+	if err := enter(name, namespacePath); err != nil {
 		runtime.UnlockOSThread()
 		return err
 	}
 	errF := f()
 	if err := netns.Set(home); err != nil {
 		// The thread is of no use to any other goroutine: it stays locked, and ends with this one.
-		return errors.Join(errF, fmt.Errorf("%s: leave network namespace: %w", n.Name, err))
+		return errors.Join(errF, fmt.Errorf("%s: leave network namespace: %w", name, err))
 	}
 	runtime.UnlockOSThread()
 	return errF
 }
 
-// enter moves the calling thread, which has to be locked, into the node's network namespace.
-func (n *Node) enter() error {
-	handle, err := netns.GetFromPath(n.namespacePath())
+// enter moves the calling thread, which has to be locked, into the network namespace at a path.
+func enter(name, namespacePath string) error {
+	handle, err := netns.GetFromPath(namespacePath)
 	if err != nil {
-		return fmt.Errorf("%s: network namespace %s: %w", n.Name, n.namespacePath(), err)
+		return fmt.Errorf("%s: network namespace %s: %w", name, namespacePath, err)
 	}
 	defer handle.Close()
 	if err := netns.Set(handle); err != nil {
-		return fmt.Errorf("%s: enter network namespace: %w", n.Name, err)
+		return fmt.Errorf("%s: enter network namespace: %w", name, err)
 	}
 	return nil
 }
@@ -76,7 +86,7 @@ func (n *Node) Exec(command []string) error {
 		return err
 	}
 	runtime.LockOSThread() // never unlocked: this thread becomes the command
-	if err := n.enter(); err != nil {
+	if err := enter(n.Name, n.namespacePath()); err != nil {
 		return err
 	}
 	return fmt.Errorf("%s: %w", path, unix.Exec(path, command, os.Environ()))

@@ -29,14 +29,23 @@ func (f pidFile) write(pid int) error {
 	return os.WriteFile(string(f), fmt.Appendf(nil, "%d %s\n", pid, start), 0o644)
 }
 
-// alive returns the PID of the process and whether it runs.
-func (f pidFile) alive() (pid int, alive bool) {
+// read returns what the file says.
+func (f pidFile) read() (pid int, start string, err error) {
 	text, err := os.ReadFile(string(f))
 	if err != nil {
-		return 0, false
+		return 0, "", err
 	}
 	number, start, _ := strings.Cut(strings.TrimSpace(string(text)), " ")
 	if pid, err = strconv.Atoi(number); err != nil {
+		return 0, "", fmt.Errorf("%s: %w", f, err)
+	}
+	return pid, start, nil
+}
+
+// alive returns the PID of the process and whether it runs.
+func (f pidFile) alive() (pid int, alive bool) {
+	pid, start, err := f.read()
+	if err != nil {
 		return 0, false
 	}
 	now, err := startTime(pid)
@@ -60,25 +69,46 @@ func (f pidFile) end(signal unix.Signal) error {
 	return removeFile(string(f))
 }
 
-// startTime returns when a process started, in clock ticks since boot: field 22 of /proc/PID/stat,
-// proc_pid_stat(5). A zombie has ended: it is reported as not there.
+// startTime returns when a process started, in clock ticks since boot: field 22 of /proc/PID/stat.
+// The error is fs.ErrNotExist for one that has ended.
 func startTime(pid int) (string, error) {
+	fields, err := statOf(pid)
+	if err != nil {
+		return "", err
+	}
+	return fields[22], nil
+}
+
+// sessionOf returns the session that a process is in, field 6 of /proc/PID/stat; 0 for one that has
+// ended. The lab's processes lead one each, of their own PID.
+func sessionOf(pid int) int {
+	fields, err := statOf(pid)
+	if err != nil {
+		return 0
+	}
+	session, _ := strconv.Atoi(fields[6])
+	return session
+}
+
+// statOf returns the fields of /proc/PID/stat from the third on, by their numbers in
+// proc_pid_stat(5). A zombie has ended: it is reported as not there.
+func statOf(pid int) (fields [23]string, err error) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist
 	}
 	if err != nil {
-		return "", err
+		return fields, err
 	}
 	// Field 2, the command in parentheses, may hold anything. Field 3 is the state.
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 20 {
-		return "", fmt.Errorf("process %d: cannot read its start time from %q", pid, stat)
+	words := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if copy(fields[3:], words) < len(fields)-3 {
+		return fields, fmt.Errorf("process %d: too few fields in %q", pid, stat)
 	}
-	if string(fields[0]) == "Z" {
-		return "", fs.ErrNotExist
+	if fields[3] == "Z" {
+		return fields, fs.ErrNotExist
 	}
-	return string(fields[19]), nil
+	return fields, nil
 }
 
 // withPidfd calls f with a descriptor that stays that of one process, whatever becomes of its number.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // Role is what a node does.
@@ -128,6 +130,36 @@ func (t Topology) specs(role Role) []Spec {
 // fabricSpecs returns the nodes that have a port of the fabric, named after them.
 func (t Topology) fabricSpecs() []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role == RoleFabric || s.Role == RoleClient })
+}
+
+// enumerate lists the names of nodes, of which three or more with consecutive numbers are written
+// as s1 to s4.
+func enumerate(names []string) string {
+	var parts []string
+	for i := 0; i < len(names); {
+		end := i + 1
+		for end < len(names) && names[end] == successor(names[end-1]) {
+			end++
+		}
+		if end-i < 3 {
+			end = i + 1
+			parts = append(parts, names[i])
+		} else {
+			parts = append(parts, names[i]+" to "+names[end-1])
+		}
+		i = end
+	}
+	return strings.Join(parts, ", ")
+}
+
+// successor is the name of the node after one whose name ends in a number, and else empty.
+func successor(name string) string {
+	kind := strings.TrimRight(name, "0123456789")
+	number, err := strconv.Atoi(name[len(kind):])
+	if err != nil {
+		return ""
+	}
+	return kind + strconv.Itoa(number+1)
 }
 
 // host returns the address n in a prefix.

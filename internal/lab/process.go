@@ -138,14 +138,21 @@ func (p *Process) lastWords() string {
 }
 
 // Stop ends the process with SIGTERM and waits until it is gone; one that does not obey is killed.
-// It is no error when the process does not run.
+// It is no error when the process does not run. Processes that it has left, as the workers of an
+// nginx that was killed, end with it.
 func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
 
 // Kill ends the process with SIGKILL and waits until it is gone.
 func (p *Process) Kill() error { return p.end(unix.SIGKILL) }
 
 func (p *Process) end(signal unix.Signal) error {
-	if err := p.pidFile().end(signal); err != nil {
+	session, _, unknown := p.pidFile().read()
+	err := p.pidFile().end(signal)
+	if err == nil && unknown == nil {
+		left := func(pid int) bool { return sessionOf(pid) == session }
+		err = killAll(p.node.namespacePath(), left)
+	}
+	if err != nil {
 		return fmt.Errorf("end %s: %w", p, err)
 	}
 	if p.exited != nil {

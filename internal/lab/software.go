@@ -91,6 +91,7 @@ func (n *Node) BalancerConfig() config.Balancer {
 		service := config.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
 			Placement: s.Placement, Selection: s.Selection, Candidates: s.Candidates,
+			Health: s.Health,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {
 			service.Servers = append(service.Servers, server(spec, s))
@@ -110,6 +111,13 @@ func server(spec Spec, s Service) config.Server {
 		server.Address = spec.IPv4
 	default:
 		server.Address = spec.IPv6
+	}
+	switch {
+	case s.Health == nil:
+	case s.VIP.Is4():
+		server.Host = spec.IPv4
+	default:
+		server.Host = spec.IPv6
 	}
 	return server
 }

@@ -7,15 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/sys/unix"
-
-	"github.com/segue-lb/segue/internal/daemon"
 )
 
 const (
@@ -35,11 +32,6 @@ func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
 func (l *Lab) path(elem ...string) string {
 	return filepath.Join(append([]string{stateDir(l.Name)}, elem...)...)
 }
-
-// instance names a node's balancer or agent among all on this machine.
-func instance(lab, node string) string { return instancePrefix(lab) + node }
-
-func instancePrefix(lab string) string { return "lab-" + lab + "-" }
 
 // lockPatience is how long a lock may be held by nobody who matters.
 const lockPatience = time.Second
@@ -105,19 +97,37 @@ func List() (names []string, err error) {
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
-	return names, nil
+	// A lab whose state is lost still has these.
+	entries, err = os.ReadDir(netnsDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, entry := range entries {
+		if match := labNamespace.FindStringSubmatch(entry.Name()); match != nil {
+			names = append(names, match[1])
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
 }
 
-// labsUp says which labs are.
-func labsUp() string {
+// ErrNotUp is why something cannot be done with a lab that there is nothing of.
+var ErrNotUp = errors.New("is not up")
+
+// checkUp returns an error, which is ErrNotUp and names the labs that are up, unless there is
+// something of a lab.
+func checkUp(name string) error {
 	names, err := List()
-	if err != nil || len(names) == 0 {
-		return "none is: segue lab up"
+	switch {
+	case err != nil:
+		return err
+	case slices.Contains(names, name):
+		return nil
+	case len(names) == 0:
+		return fmt.Errorf("lab %q %w, and no other lab is: segue lab up builds one", name, ErrNotUp)
 	}
-	for i, name := range names {
-		names[i] = strconv.Quote(name)
-	}
-	return "up are (--name): " + strings.Join(names, ", ")
+	return fmt.Errorf("lab %q %w; choose a lab that is up with --name: %s", name, ErrNotUp,
+		strings.Join(names, ", "))
 }
 
 func (l *Lab) fillState() error {
@@ -150,9 +160,16 @@ func Open(name string, options Options) (*Lab, error) {
 	if err := ValidateName(name); err != nil {
 		return nil, err
 	}
+	if err := checkUp(name); err != nil {
+		return nil, err
+	}
+	if err := checkRoot(); err != nil {
+		return nil, err
+	}
 	text, err := os.ReadFile(filepath.Join(stateDir(name), "topology.yaml"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("lab %q is not up; %s", name, labsUp())
+		return nil, fmt.Errorf("lab %q is half built or half removed: "+
+			"segue lab down --name %s removes it", name, name)
 	}
 	if err != nil {
 		return nil, err
@@ -164,10 +181,16 @@ func Open(name string, options Options) (*Lab, error) {
 	return newLab(topology, options)
 }
 
-// Down removes the lab of a name and everything that belongs to it, however far it was built. A lab
-// that does not exist is no error. Errors do not keep it from removing the rest.
+// Down removes the lab of a name and everything that belongs to it, however far it was built. The
+// error is ErrNotUp where there is nothing of it. Errors do not keep it from removing the rest.
 func Down(name string) error {
 	if err := ValidateName(name); err != nil {
+		return err
+	}
+	if err := checkUp(name); err != nil {
+		return err
+	}
+	if err := checkRoot(); err != nil {
 		return err
 	}
 	lock, err := lockState(name)
@@ -184,10 +207,14 @@ func remove(name string) error {
 	errs := []error{endRecorded(name)}
 	left, err := namespaces(name)
 	errs = append(errs, err)
+	// Processes show which instances are the lab's while they run, and may pin more until they end.
+	running, err := instancesOf(name, left)
+	errs = append(errs, err)
 	for _, namespace := range left {
 		errs = append(errs, endRemaining(filepath.Join(netnsDir, namespace)))
 	}
-	errs = append(errs, removeInstances(name))
+	pinned, err := instancesOf(name, left)
+	errs = append(errs, err, removeInstances(append(running, pinned...)))
 	for _, namespace := range left {
 		errs = append(errs, deleteNamespace(namespace))
 	}
@@ -197,7 +224,7 @@ func remove(name string) error {
 	if err := unmountBPFFS(name); err != nil {
 		return err
 	}
-	if err := errors.Join(removeLocks(name), os.RemoveAll(stateDir(name))); err != nil {
+	if err := os.RemoveAll(stateDir(name)); err != nil {
 		return err
 	}
 	// These two are shared with other labs and daemons: they stay while they are not empty.
@@ -225,12 +252,18 @@ func endRecorded(name string) error {
 // shells that somebody opened in it, or a process whose PID file an interrupted Up did not come to
 // write.
 func endRemaining(namespacePath string) error {
+	return killAll(namespacePath, func(int) bool { return true })
+}
+
+// killAll kills the processes in a namespace that are meant.
+func killAll(namespacePath string, meant func(pid int) bool) error {
+	inside := func(pid int) bool { return isIn(pid, namespacePath) && meant(pid) }
 	for range 10 { // they may be starting others
 		pids, err := processesIn(namespacePath)
+		pids = slices.DeleteFunc(pids, func(pid int) bool { return !meant(pid) })
 		if err != nil || len(pids) == 0 {
 			return err
 		}
-		inside := func(pid int) bool { return isIn(pid, namespacePath) }
 		for _, pid := range pids {
 			if err := endProcess(pid, inside, unix.SIGKILL); err != nil {
 				return err
@@ -238,41 +271,6 @@ func endRemaining(namespacePath string) error {
 		}
 	}
 	return fmt.Errorf("%s: processes keep appearing", namespacePath)
-}
-
-// removeInstances removes what the lab's instances have pinned, their locks and records. Programs are
-// attached by pinned links, or to interfaces that end with their namespaces: nothing holds them
-// afterwards.
-func removeInstances(name string) error {
-	all := instancePrefix(name) + "*"
-	patterns := []string{filepath.Join(pinRoot, all), daemon.LockFile(all), daemon.RecordFile(all)}
-	for _, pattern := range patterns {
-		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			return err
-		}
-		for _, path := range paths {
-			if err := os.RemoveAll(path); err != nil {
-				return err
-			}
-		}
-	}
-	os.Remove(pinRoot) // stays while other instances have pins
-	return nil
-}
-
-// removeLocks removes the files by which the lab's daemons kept others from running their
-// instances, and told what they run.
-func removeLocks(name string) (err error) {
-	all := instancePrefix(name) + "*"
-	for _, pattern := range []string{daemon.LockFile(all), daemon.RecordFile(all)} {
-		files, globErr := filepath.Glob(pattern)
-		err = errors.Join(err, globErr)
-		for _, file := range files {
-			err = errors.Join(err, removeFile(file))
-		}
-	}
-	return err
 }
 
 // mountedMark is the file that tells that the lab mounted the BPF file system.

@@ -44,7 +44,7 @@ const (
 
 // MTU holds the sizes in bytes of the largest packets.
 type MTU struct {
-	Client int `yaml:"client"` // between client and edge router: 1280 to 65535
+	Client int `yaml:"client"` // between client and edge router: 1280 to that of the fabric
 	Fabric int `yaml:"fabric"` // among edge router, balancers and servers: 1280 to MaxFabricMTU
 }
 
@@ -63,6 +63,9 @@ type Service struct {
 	Placement  config.Placement `yaml:"placement,omitempty"`
 	Selection  config.Selection `yaml:"selection,omitempty"`
 	Candidates int              `yaml:"candidates,omitempty"`
+	// Health is as in a balancer's configuration, with its defaults. The checks connect to the
+	// servers' link addresses of the VIP's family.
+	Health *config.Health `yaml:"health,omitempty"`
 	// Accept, Load and NotLocal are as in an agent's configuration, with its defaults. The path and
 	// the workers of apache-scoreboard are those of the lab's Apache, unless the topology says.
 	Accept   config.Accept   `yaml:"accept,omitempty"`
@@ -147,8 +150,14 @@ func (t Topology) problems() config.Errors {
 	}
 	inRange("balancers", t.Balancers, 1, maxBalancers)
 	inRange("servers", t.Servers, 1, maxServers)
-	inRange("mtu.client", t.MTU.Client, 1280, 65535)
+	before := len(errs)
+	inRange("mtu.client", t.MTU.Client, 1280, MaxFabricMTU)
 	inRange("mtu.fabric", t.MTU.Fabric, 1280+t.longerLists(), MaxFabricMTU)
+	if len(errs) == before && t.MTU.Fabric < t.MTU.Client {
+		fail("mtu", "", "the fabric's MTU of %d is smaller than the client's of %d: "+
+			"the edge router could not pass on the client's largest packets",
+			t.MTU.Fabric, t.MTU.Client)
+	}
 	errs = append(errs, t.Impair.problems(t)...)
 	for i, application := range t.Applications {
 		if application != Nginx && application != Apache {

@@ -97,7 +97,15 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"servers: many", `line 1: servers "many": must be a whole number`},
 		{"bare: perhaps", `line 1: bare "perhaps": must be true or false`},
 		{"mtu: 1500", `line 1: mtu "1500": must be a mapping`},
-		{"mtu: {client: 1279}", `mtu.client "1279": must be 1280 to 65535`},
+		{"mtu: {client: 1279}", `mtu.client "1279": must be 1280 to 3498`},
+		{"mtu: {client: 9000}", `mtu.client "9000": must be 1280 to 3498`},
+		{"mtu: {client: 1601}",
+			"line 1: mtu: the fabric's MTU of 1600 is smaller than the client's of 1601"},
+		{"servers: 3\nmtu:\n  fabric: 1499",
+			"line 3: mtu: the fabric's MTU of 1499 is smaller than the client's of 1500"},
+		{"mtu: {client: 1279, fabric: 1200}",
+			`line 1: mtu.client "1279": must be 1280 to 3498` + "\n" +
+				`line 1: mtu.fabric "1200": must be 1304 to 3498`},
 		{"mtu: {fabric: 9000}", `mtu.fabric "9000": must be 1304 to 3498`},
 		{"impair: 5%", `line 1: impair "5%": must be a mapping`},
 		{"impair: {drop: 5}", `line 1: impair.drop "5": must be a share from 0% to 100%`},
@@ -105,7 +113,8 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"impair: {duplicate: -1%}", `impair.duplicate "-1%": must be a share from 0% to 100%`},
 		{"impair: {drop: NaN%}", `impair.drop "NaN%": must be a share from 0% to 100%`},
 		{"impair: {drop: 60%, reorder: 60%}", "impair: the shares add up to more than 100%"},
-		{"servers: 2\nimpair: {links: [s1, s3]}", `line 2: impair.links[1] "s3": must be edge, or one of the balancers and servers`},
+		{"servers: 2\nimpair: {links: [s1, s3]}",
+			`line 2: impair.links[1] "s3": must be one of edge, lb1, lb2, s1, s2`},
 		{"services: 5", `line 1: services "5": must be a list`},
 		{"services: [", "line 2: while parsing a flow node"},
 		{service(`name: ""`), ": services[0].name: required"},
@@ -117,6 +126,20 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{service("port: all"), `: services[0].port "all": must be a port from 1 to 65535: the servers`},
 		{service("protocol: sctp"), `: services[0].protocol "sctp": must be tcp or udp`},
 		{service("encapsulation: vxlan"), `: services[0].encapsulation "vxlan": must be one of [srv6-insert srv6-encap gre ipip]`},
+		{service("port: 99999"), `: services[0].port "99999": must be a port from 1 to 65535`},
+		{service("health: {}"), ": services[0].health: must have exactly one of http and tcp"},
+		{service("health: {interval: 5s}"),
+			": services[0].health: must have exactly one of http and tcp"},
+		{service("health: {http: {path: healthz}}"),
+			`: services[0].health.http.path "healthz": must be the path of a URL`},
+		{service("health: {tcp: {port: 99999}}"),
+			`: services[0].health.tcp.port "99999": must be a whole number from 1 to 65535`},
+		{service("health: {tcp: {}, rise: 0}"),
+			`: services[0].health.rise "0": must be a whole number from 1 to 1000`},
+		{service("health: {tcp: {}, interval: 1ms}"),
+			`: services[0].health.interval "1ms": must be at least 100ms (lb1)`},
+		{service("health: {tcp: {}, udp: {}}"),
+			": services[0].health.udp: unknown field; known: http, tcp, interval"},
 		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be nginx or apache`},
 		{"applications: []", "line 1: applications: at least one is required"},
 		{service("placement: hunt"), `: services[0].encapsulation "gre": must be srv6-insert or srv6-encap for placement hunt`},
@@ -210,6 +233,84 @@ func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, got, addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", s.Name, diff)
+		}
+	}
+}
+
+// TestHealthIsAsTheTopologySays has checks connect to servers by the VIP's family, and writes the
+// topology for the next command.
+func TestHealthIsAsTheTopologySays(t *testing.T) {
+	topology, err := ParseTopology([]byte(`
+services:
+  - name: a
+    vip: 2001:db8::1
+    port: 80
+    protocol: tcp
+    encapsulation: srv6-insert
+    health: {http: {path: /healthz}, interval: 500ms, fall: 2}
+  - {name: b, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: srv6-encap, health: {tcp: {}}}
+  - {name: c, vip: 192.0.2.1, port: 9000, protocol: udp, encapsulation: gre,
+     health: {tcp: {port: 80}}}
+  - {name: d, vip: 192.0.2.1, port: 81, protocol: tcp, encapsulation: gre}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := yaml.Dump(topology)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := ParseTopology(text)
+	if diff := cmp.Diff(topology, again, addresses); err != nil || diff != "" {
+		t.Fatalf("topology that was written: %v (-want +got):\n%s\n%s", err, diff, text)
+	}
+	text, err = render("balancer.yaml", testLab(t, again).Node("lb1").BalancerConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := config.ParseBalancer(text)
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	host6, host4 := netip.MustParseAddr("fd00:fab::2:2"), netip.MustParseAddr("10.77.0.102")
+	tcp := &config.Health{
+		TCP:      &config.TCPCheck{Port: 80},
+		Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
+	}
+	for i, want := range []struct {
+		health *config.Health
+		host   netip.Addr
+	}{
+		{&config.Health{
+			HTTP:     &config.HTTPCheck{Path: "/healthz", Port: 80},
+			Interval: time.Second / 2, Timeout: time.Second / 2, Rise: 2, Fall: 2,
+		}, host6},
+		{tcp, host4},
+		{tcp, host4},
+		{nil, host4}, // that of the tunnel
+	} {
+		s := c.Services[i]
+		if diff := cmp.Diff(want.health, s.Health); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", s.Name, diff)
+		}
+		if got := s.Servers[1].Host; got != want.host {
+			t.Errorf("%s: s2 is checked at %s, want %s", s.Name, got, want.host)
+		}
+	}
+}
+
+func TestEnumerate(t *testing.T) {
+	for want, names := range map[string][]string{
+		"":                        nil,
+		"edge":                    {"edge"},
+		"edge, lb1, lb2":          {"edge", "lb1", "lb2"},
+		"edge, lb1, s1 to s3":     {"edge", "lb1", "s1", "s2", "s3"},
+		"s8 to s11, s13":          {"s8", "s9", "s10", "s11", "s13"},
+		"client, lb1 to lb3, s1":  {"client", "lb1", "lb2", "lb3", "s1"},
+		"s1, s3, s5, s6, lb7, s8": {"s1", "s3", "s5", "s6", "lb7", "s8"},
+	} {
+		if got := enumerate(names); got != want {
+			t.Errorf("%q: got %q, want %q", names, got, want)
 		}
 	}
 }

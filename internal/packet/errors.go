@@ -25,6 +25,8 @@ var (
 	ErrFunction = errors.New("unknown function")
 	// ErrSegments is a segment routing header whose segments left or last entry is impossible.
 	ErrSegments = errors.New("bad segment routing header")
+	// ErrNextSegment is a next segment that is no other server's, to which servers pass nothing on.
+	ErrNextSegment = errors.New("next segment is no other server's")
 	// ErrGRE is a GRE header with a version, a flag or a protocol that balancers do not send.
 	ErrGRE = errors.New("bad GRE header")
 	// ErrFragment is a fragment of an outer packet.

@@ -85,6 +85,15 @@ func (s Server) execute(frame []byte) (Verdict, []byte, error) {
 	if env.remaining() == 0 {
 		return Drop, nil, fmt.Errorf("%v: %w", vip, ErrNotServed)
 	}
+	if next := env.srh.Segments[env.srh.SegmentsLeft-1]; !s.mayPassTo(next) {
+		return Drop, nil, fmt.Errorf("%v: %w", next, ErrNextSegment)
+	}
 	out, err := Advance(frame)
 	return Forward, out, err
+}
+
+// mayPassTo tells whether a packet may travel on to a segment: to another server's function.
+func (s Server) mayPassTo(segment netip.Addr) bool {
+	return srv6.Parse(segment).Function.AtServer() &&
+		!s.Locator.Contains(segment) && !segment.IsMulticast()
 }

@@ -112,6 +112,24 @@ func TestForwardToNextServer(t *testing.T) {
 	}
 }
 
+// A server passes packets on to other servers only: a balancer would take them for its signals.
+func TestForwardToServersOnly(t *testing.T) {
+	first := packet.Server{Locator: locator1}
+	for _, next := range []string{
+		"fd00:6c:0:1:11::", "fd00:6c:0:1:12::", // signals
+		"fd00:5:0:2::", "fd00:5:0:2:99::", "fd00:5:0:1:5::", "ff02::5:0:0:0",
+	} {
+		segments := []netip.Addr{deliver1, netip.MustParseAddr(next), deliver2}
+		for _, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap} {
+			sent := encapsulated(t, packet.TCP(client6, vip6), srv6Encap(kind, segments...))
+			verdict, _, err := first.Receive(sent)
+			if verdict != packet.Drop || !errors.Is(err, packet.ErrNextSegment) {
+				t.Errorf("%s, then %s: %v, %v", kind, next, verdict, err)
+			}
+		}
+	}
+}
+
 // Figure 4 of RFC 6040.
 func TestCongestionMarks(t *testing.T) {
 	const notECT, ect1, ect0, ce, drop = 0, 1, 2, 3, 4

@@ -14,12 +14,20 @@ type Arrivals interface {
 
 // Source are the arrivals of one run.
 type Source interface {
-	// Next returns when the next flow arrives, in seconds, not before the one before; and its class,
-	// an index in Config.Jobs, or -1 to have it drawn by the jobs' shares. It is not ok when no more
+	// Next returns the next flow, which arrives not before the one before. It is not ok when no more
 	// flows arrive.
-	Next() (at float64, class int32, ok bool)
+	Next() (next Arrival, ok bool)
 	// Close releases what the source holds. It returns an error if there were not all arrivals.
 	Close() error
+}
+
+// Arrival is when a flow arrives, and what is known of it then.
+type Arrival struct {
+	At float64 // seconds
+	// Class is an index in Config.Jobs, or -1 to have it drawn by the jobs' shares.
+	Class int32
+	// Size, in units of Stage.PerUnit, is 0 where no trace tells it.
+	Size float64
 }
 
 // Poisson arrivals are independent of each other, Rate a second in the mean. Where Curve is set it
@@ -51,9 +59,9 @@ type poisson struct {
 	_    cacheLine
 }
 
-func (p *poisson) Next() (at float64, class int32, ok bool) {
+func (p *poisson) Next() (next Arrival, ok bool) {
 	p.at += p.mean * exponential(p.r.Uint64())
-	return p.at, -1, true
+	return Arrival{At: p.at, Class: -1}, true
 }
 
 func (p *poisson) Close() error { return nil }
@@ -65,11 +73,11 @@ type thinned struct {
 	curve Curve
 }
 
-func (t *thinned) Next() (at float64, class int32, ok bool) {
+func (t *thinned) Next() (next Arrival, ok bool) {
 	for {
-		t.poisson.Next()
-		if t.r.Float()*t.curve.Max() < t.curve.Factor(t.at) {
-			return t.at, -1, true
+		next, _ = t.poisson.Next()
+		if t.r.Float()*t.curve.Max() < t.curve.Factor(next.At) {
+			return next, true
 		}
 	}
 }

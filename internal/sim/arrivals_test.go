@@ -2,10 +2,12 @@ package sim_test
 
 import (
 	"compress/gzip"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,19 +17,19 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// arrivals are those of a trace, and their classes.
-func arrivals(t *testing.T, trace sim.Trace) (at []float64, classes []int32, err error) {
+// arrivals are those of a trace.
+func arrivals(t *testing.T, trace sim.Trace) (all []sim.Arrival, err error) {
 	t.Helper()
 	source, err := trace.Start(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for {
-		when, class, ok := source.Next()
+		next, ok := source.Next()
 		if !ok {
-			return at, classes, source.Close()
+			return all, source.Close()
 		}
-		at, classes = append(at, when), append(classes, class)
+		all = append(all, next)
 	}
 }
 
@@ -45,11 +47,18 @@ const (
 		"11 1194892290.500 http://en.wikipedia.org/skins/main.css -\n" +
 		"12 1194892290.250 http://en.wikipedia.org/wiki/B save\n" +
 		"13 1194892292.000 http://upload.wikimedia.org/x.png -\n"
+	dated = "1 2010-05-27T23:59:59.5 http://en.m.wikipedia.org/wiki/A -\n" +
+		"2 2010-05-28T00:00:00 http://en.wikipedia.org/skins/main.css -\n" +
+		"3 2010-05-27T23:59:59.75 http://en.wikipedia.org/wiki/B save\n" +
+		"4 2010-05-28T00:00:01.50 http://upload.wikimedia.org/x.png -\n"
 	queries = "3.5\t/wiki/A\n4.0\t/skins/main.css\n3.75\t/wiki/B\n5.5\t/x.png\n"
 )
 
 func TestTraces(t *testing.T) {
-	classes := []*regexp.Regexp{regexp.MustCompile("/wiki/"), nil, regexp.MustCompile("[.]png$")}
+	classes := []sim.TraceClass{
+		{Match: regexp.MustCompile("/wiki/")}, {}, {Match: regexp.MustCompile("[.]png$")},
+	}
+	const header = "time\tquery\n"
 	compressed := filepath.Join(t.TempDir(), "trace.gz")
 	file, err := os.Create(compressed)
 	if err != nil {
@@ -61,26 +70,40 @@ func TestTraces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, trace := range map[string]sim.Trace{
-		"wikibench":  {File: write(t, "trace", wikibench), Format: sim.Wikibench},
-		"queries":    {File: write(t, "trace", queries), Format: sim.TimedQueries},
-		"compressed": {File: compressed, Format: sim.TimedQueries},
+	for name, test := range map[string]struct {
+		format sim.TraceFormat
+		text   string
+	}{
+		"wikibench":              {sim.Wikibench, wikibench},
+		"wikibench, header":      {sim.Wikibench, "counter epoch url save\n" + wikibench},
+		"wikibench, dates":       {sim.Wikibench, dated},
+		"queries":                {sim.TimedQueries, queries},
+		"queries, header":        {sim.TimedQueries, header + queries},
+		"queries, DOS's newline": {sim.TimedQueries, strings.ReplaceAll(header+queries, "\n", "\r\n")},
+		"compressed":             {sim.TimedQueries, ""},
 	} {
+		trace := sim.Trace{File: compressed, Format: test.format}
+		if test.text != "" {
+			trace.File = write(t, "trace", test.text)
+		}
 		t.Run(name, func(t *testing.T) {
 			trace.Speed, trace.Classes = 2, classes
-			at, of, err := arrivals(t, trace)
+			got, err := arrivals(t, trace)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := []float64{0, 0.25, 0.25, 1}; !cmp.Equal(at, want, cmpopts.EquateApprox(0, 1e-6)) {
-				t.Errorf("arrivals %v, want %v", at, want)
+			want := []sim.Arrival{
+				{At: 0, Class: 0}, {At: 0.25, Class: -1}, {At: 0.25, Class: 0}, {At: 1, Class: 2},
 			}
-			if want := []int32{0, -1, 0, 2}; !cmp.Equal(of, want) {
-				t.Errorf("classes %v, want %v", of, want)
+			near := cmpopts.EquateApprox(0, 1e-6)
+			if diff := cmp.Diff(want, got, near); diff != "" {
+				t.Errorf("arrivals (-want +got):\n%s", diff)
 			}
 			extent, err := trace.Extent()
-			want := sim.Extent{Seconds: 2, Matched: []uint64{2, 0, 1}, Drawn: 1}
-			if diff := cmp.Diff(want, extent, cmpopts.EquateApprox(0, 1e-6)); diff != "" || err != nil {
+			total := sim.Extent{
+				Seconds: 2, Matched: []uint64{2, 0, 1}, Sizes: []float64{0, 0, 0}, Drawn: 1,
+			}
+			if diff := cmp.Diff(total, extent, near); diff != "" || err != nil {
 				t.Errorf("extent, error %v (-want +got):\n%s", err, diff)
 			}
 		})
@@ -89,22 +112,140 @@ func TestTraces(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
+// sized matches HLB's queries, which have the iterations of a loop in them.
+var sized = sim.TraceClass{Match: regexp.MustCompile(`^/dummy[.]php/[?]n=(.*)$`), Sized: true}
+
+// TestSizes: a flow's work is the number in its query times a factor, in each stage, and whatever
+// else the stage has.
+func TestSizes(t *testing.T) {
+	c := constantly(1, sim.FIFO)
+	c.Jobs = []sim.Job{
+		{Stages: []sim.Stage{{PerUnit: 0.5}, {Queue: sim.IO, PerUnit: 0.25, Work: sim.Constant(2)}}},
+		{Share: 1, Stages: []sim.Stage{{Work: sim.Constant(3)}}},
+	}
+	const lines = "time\tquery\n0\t/dummy.php/?n=4\n100\t/other\n200\t/dummy.php/?n=1.6e1\n" +
+		"300\t/dummy.php/?n=0\n"
+	trace := sim.Trace{
+		File: write(t, "trace", lines), Format: sim.TimedQueries, Classes: []sim.TraceClass{sized, {}},
+	}
+	c.Arrivals = trace
+	all, _ := flows(t, c)
+	var got []float64
+	for _, f := range all {
+		got = append(got, f.Response)
+	}
+	times := []float64{2 + 1 + 2, 3, 8 + 4 + 2, 2}
+	if diff := cmp.Diff(times, got, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+		t.Errorf("response times (-want +got):\n%s", diff)
+	}
+	extent, err := trace.Extent()
+	want := sim.Extent{Seconds: 300, Matched: []uint64{3, 0}, Sizes: []float64{20, 0}, Drawn: 1}
+	if diff := cmp.Diff(want, extent); diff != "" || err != nil {
+		t.Errorf("extent, error %v (-want +got):\n%s", err, diff)
+	}
+	if work := c.Jobs[0].Work(20); work != 10 {
+		t.Errorf("work of the size 20: %v s at the processors, want 10", work)
+	}
+}
+
+// TestSizesOfManyFlows: sizes are those of the flow, however many there are at a time.
+func TestSizesOfManyFlows(t *testing.T) {
+	for _, discipline := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
+		var text strings.Builder
+		want := 0.0
+		for i := range 1000 {
+			n := 1 + i*7919%100
+			fmt.Fprintf(&text, "%g\t/dummy.php/?n=%d\n", float64(i)/10, n)
+			want += float64(n) / 1000
+		}
+		c := constantly(1, discipline)
+		c.Jobs = []sim.Job{{Stages: []sim.Stage{{PerUnit: 0.001}}}}
+		c.Arrivals = sim.Trace{
+			File: write(t, "trace", text.String()), Format: sim.TimedQueries,
+			Classes: []sim.TraceClass{sized}, MustMatch: true,
+		}
+		_, r := flows(t, c)
+		// All flows arrive within 99.9 s, during which the server works off what has come.
+		if got := r.Utilisation * r.LastArrival; math.Abs(got-want) > 0.1 {
+			t.Errorf("discipline %d: busy for %.3f s, want %.3f", discipline, got, want)
+		}
+	}
+}
+
+// TestSizesAreNeeded: what depends on sizes is refused where some flows would have none.
+func TestSizesAreNeeded(t *testing.T) {
+	trace := sim.Trace{
+		File: write(t, "trace", queries), Format: sim.TimedQueries,
+		Classes: []sim.TraceClass{sized}, MustMatch: true,
+	}
+	unsized, noGroup := trace, trace
+	unsized.Classes = []sim.TraceClass{{Match: sized.Match}}
+	noGroup.Classes = []sim.TraceClass{{Match: regexp.MustCompile("n="), Sized: true}}
+	const problem = `job "": work by the size: needs a trace that tells sizes, and the share 0`
+	for _, test := range []struct {
+		arrivals sim.Arrivals
+		share    float64
+	}{{sim.Poisson{Rate: 1}, 1}, {trace, 1}, {unsized, 0}, {noGroup, 0}} {
+		c := constantly(1, sim.FIFO)
+		c.Arrivals = test.arrivals
+		c.Jobs = []sim.Job{{Share: test.share, Stages: []sim.Stage{{PerUnit: 0.5}}}}
+		if err := c.Validate(); err == nil || err.Error() != problem {
+			t.Errorf("%+v, share %v: %v, want %s", test.arrivals, test.share, err, problem)
+		}
+	}
+}
+
 func TestBadTraces(t *testing.T) {
-	for _, test := range []struct{ text, problem string }{
-		{"1.0\t/a\n2.0 /b\n", `:2: "2.0 /b": not a line of the format`},
-		{"1.0\t/a\nx\t/b\n", `:2: time "x": must be a number of seconds`},
-		{"nan\t/a\n", `:1: time "nan": must be a number of seconds`},
-		{"1.0\t/a\ninf\t/b\n", `:2: time "inf": must be a number of seconds`},
-		{"1.0\t/a\n2.0\t" + strings.Repeat("b", 1<<21), `:2: bufio.Scanner: token too long`},
+	const (
+		badTime   = "must be seconds, or such as 2010-05-27T09:31:55.63"
+		badNumber = "must be a number, 0 or more"
+		ok        = "1.0\t/a\n"
+		dummy     = "1.0\t/dummy.php/?n="
+		queries   = sim.TimedQueries
+	)
+	long := "x\t" + strings.Repeat("b", 1<<10)
+	for _, test := range []struct {
+		format        sim.TraceFormat
+		text, problem string
+	}{
+		{queries, ok + "2.0 /b\n", `:2: "2.0 /b": must be time<TAB>query`},
+		{queries, "time query\n1.0\t/a\n", `:1: "time query": must be time<TAB>query`},
+		{queries, ok + "x\t/b\n", `:2: "x\t/b": time "x": ` + badTime},
+		{queries, "time\tquery\ntime\tagain\n", `:2: "time\tagain": time "time": ` + badTime},
+		{queries, "x1.0\t/a\n", `:1: "x1.0\t/a": time "x1.0": ` + badTime},
+		{queries, "-\t/a\n", `:1: "-\t/a": time "-": ` + badTime},
+		{queries, "nan\t/a\n", `:1: "nan\t/a": time "nan": ` + badTime},
+		{queries, ok + "inf\t/b\n", `:2: "inf\t/b": time "inf": ` + badTime},
+		{queries, ok + strings.Repeat("b", 1<<21), `:2: bufio.Scanner: token too long`},
+		{queries, ok + long, `:2: ` + strconv.Quote(long[:200]) + `: time "x": ` + badTime},
+		{sim.Wikibench, "1 1.0 /a -\n2 2.0\n",
+			`:2: "2 2.0": must be counter, time and URL, with blanks between`},
+		{sim.Wikibench, "1 1.0 /a -\n2 2010-05-27T09:31:65 /b -\n",
+			`:2: "2 2010-05-27T09:31:65 /b -": time "2010-05-27T09:31:65": ` + badTime},
+		{queries, "time\tquery\n" + dummy + "x\n", `:2: "1.0\t/dummy.php/?n=x": captured "x": ` + badNumber},
+		{queries, dummy + "-1\n", `:1: "1.0\t/dummy.php/?n=-1": captured "-1": ` + badNumber},
+		{queries, dummy + "nan\n", `:1: "1.0\t/dummy.php/?n=nan": captured "nan": ` + badNumber},
+		{queries, dummy + "1e999\n", `:1: "1.0\t/dummy.php/?n=1e999": captured "1e999": ` + badNumber},
+		{queries, dummy + "1\n2.0\t/b\n", `:2: "2.0\t/b": the query matches no job`},
 	} {
-		trace := sim.Trace{File: write(t, "trace", test.text), Format: sim.TimedQueries}
-		if _, _, err := arrivals(t, trace); err == nil || err.Error() != trace.File+test.problem {
-			t.Errorf("error %v, want ...%s", err, test.problem)
+		trace := sim.Trace{
+			File: write(t, "trace", test.text), Format: test.format,
+			Classes: []sim.TraceClass{sized, {Match: regexp.MustCompile("^/a")}}, MustMatch: true,
+		}
+		if _, err := arrivals(t, trace); err == nil || err.Error() != trace.File+test.problem {
+			t.Errorf("error %v\n want ...%s", err, test.problem)
+		}
+		if _, err := trace.Extent(); err == nil || err.Error() != trace.File+test.problem {
+			t.Errorf("Extent: error %v\n want ...%s", err, test.problem)
 		}
 		c := constantly(1, sim.FIFO)
 		c.Arrivals = trace
-		if _, err := sim.Run(t.Context(), c, sim.Options{Runs: 1}); err == nil {
-			t.Error("a run does not fail")
+		c.Jobs = []sim.Job{
+			{Stages: []sim.Stage{{PerUnit: 1e-9}}}, {Stages: []sim.Stage{{Work: sim.Constant(1)}}},
+		}
+		_, err := sim.Run(t.Context(), c, sim.Options{Runs: 1})
+		if err == nil || !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("a run: error %v\n want ...%s", err, test.problem)
 		}
 	}
 }

@@ -285,6 +285,9 @@ func (e *engine) forget(f int32) {
 	if flow.phase != forgotten {
 		flow.phase = forgotten
 		e.result.underWay--
+		if e.sizes != nil {
+			delete(e.sizes, flow.Number)
+		}
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Config says what to simulate. Times are in seconds.
@@ -126,6 +127,9 @@ type Stage struct {
 	Queue Queue
 	// Work is in seconds at speed 1.
 	Work Distribution
+	// PerUnit adds so many seconds for each unit of the flow's size. Only traces tell sizes
+	// (TraceClass.Sized).
+	PerUnit float64
 }
 
 // Queue is one of a server.
@@ -193,20 +197,26 @@ func (c *Config) Work() float64 {
 	sum, shares := 0.0, 0.0
 	for i := range c.Jobs {
 		shares += c.Jobs[i].Share
-		sum += c.Jobs[i].Share * c.Jobs[i].Work()
+		sum += c.Jobs[i].Share * c.Jobs[i].Work(0)
 	}
 	return sum / shares
 }
 
-// Work is how many seconds of work a flow of the class brings to the processors, in the mean.
-func (j *Job) Work() float64 {
+// Work is how many seconds of work a flow of the class and of a size (Stage.PerUnit) brings to the
+// processors, in the mean.
+func (j *Job) Work(size float64) float64 {
 	sum := 0.0
 	for i := range j.Stages {
 		if stage := &j.Stages[i]; stage.Queue == CPU {
-			sum += stage.Work.Mean()
+			sum += stage.Work.Mean() + stage.PerUnit*size
 		}
 	}
 	return sum
+}
+
+// sized tells whether a stage's work depends on the flow's size.
+func (j *Job) sized() bool {
+	return slices.ContainsFunc(j.Stages, func(s Stage) bool { return s.PerUnit > 0 })
 }
 
 // Rate returns the arrivals per second that load the processors with rho: 1 is all that they can do.
@@ -268,13 +278,20 @@ func (c *Config) checkJobs(p *problems) {
 	p.require(len(c.Jobs) > 0, "no jobs")
 	p.require(len(c.Jobs) <= math.MaxInt16, "%d jobs: more than %d", len(c.Jobs), math.MaxInt16)
 	shares := 0.0
-	for _, job := range c.Jobs {
+	trace, _ := c.Arrivals.(Trace)
+	p.require(len(trace.Classes) <= len(c.Jobs),
+		"a trace of %d classes: only %d jobs", len(trace.Classes), len(c.Jobs))
+	for i, job := range c.Jobs {
 		p.require(len(job.Stages) > 0, "job %q: no stages", job.Name)
 		p.require(len(job.Stages) <= math.MaxUint8, "job %q: %d stages: more than %d", job.Name, len(job.Stages), math.MaxUint8)
 		p.require(job.Share >= 0, "job %q: share %v: must not be negative", job.Name, job.Share)
+		hasSize := i < len(trace.Classes) && trace.Classes[i].captures()
+		p.require(!job.sized() || hasSize && job.Share == 0,
+			"job %q: work by the size: needs a trace that tells sizes, and the share 0", job.Name)
 		shares += job.Share
 	}
-	p.require(len(c.Jobs) == 0 || shares > 0, "jobs: at least one share must be positive")
+	p.require(len(c.Jobs) == 0 || shares > 0 || trace.MustMatch,
+		"jobs: at least one share must be positive")
 }
 
 func (c *Config) checkEvent(p *problems, i int) {

@@ -34,8 +34,11 @@ func TestValidate(t *testing.T) {
 		`server "s1": IO speed 0: must be positive`: func(c *sim.Config) {
 			c.Servers[0].IOSpeed, c.Jobs[0].Stages[0].Queue = 0, sim.IO
 		},
-		`job "": share -1: must not be negative`:        func(c *sim.Config) { c.Jobs[0].Share = -1 },
-		"jobs: at least one share must be positive":     func(c *sim.Config) { c.Jobs[0].Share = 0 },
+		`job "": share -1: must not be negative`:    func(c *sim.Config) { c.Jobs[0].Share = -1 },
+		"jobs: at least one share must be positive": func(c *sim.Config) { c.Jobs[0].Share = 0 },
+		"a trace of 2 classes: only 1 jobs": func(c *sim.Config) {
+			c.Arrivals = sim.Trace{Classes: make([]sim.TraceClass, 2)}
+		},
 		"balancer 0: an interval of 0 s: must be":       func(c *sim.Config) { c.Placement = idle{} },
 		"arrivals: open nowhere: no such file or direc": func(c *sim.Config) { c.Arrivals = sim.Trace{File: "nowhere"} },
 	} {

@@ -53,11 +53,15 @@ type engine struct {
 	probes     []probe
 	idle       []int32 // probes that are not under way
 
-	source     Source
-	arriving   bool
-	arrival    float64
-	class      int32
-	arrivals   uint64 // so far
+	source   Source
+	arriving bool
+	arrival  float64
+	class    int32
+	size     float64
+	arrivals uint64 // so far
+	// sizes are those of flows that have not ended, by Flow.Number; nil if no job needs them. They
+	// are not in flow, which fills its cache line.
+	sizes      map[uint64]float64
 	keys       *Rand
 	shares     []float64 // of classes, cumulated
 	probeDraws *Rand
@@ -184,7 +188,9 @@ func (e *engine) nextArrival() {
 	c := e.config
 	ok := false
 	if c.Connections == 0 || e.arrivals < c.Connections {
-		e.arrival, e.class, ok = e.source.Next()
+		var next Arrival
+		next, ok = e.source.Next()
+		e.arrival, e.class, e.size = next.At, next.Class, next.Size
 	}
 	if !ok || c.Duration > 0 && e.arrival >= c.Duration {
 		e.arriving, e.arrival = false, never
@@ -208,6 +214,9 @@ func (e *engine) arrive() {
 	flow.Class = int16(e.class)
 	if e.class < 0 {
 		flow.Class = e.drawClass(flow)
+	}
+	if e.sizes != nil {
+		e.sizes[flow.Number] = e.size
 	}
 	flow.measured = e.meter.open
 	flow.balancer = int16(e.edgeChoice(key))

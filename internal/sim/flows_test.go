@@ -18,12 +18,13 @@ func (a times) Start(*sim.Rand) (sim.Source, error) { return &timesSource{left: 
 
 type timesSource struct{ left times }
 
-func (s *timesSource) Next() (at float64, class int32, ok bool) {
+func (s *timesSource) Next() (next sim.Arrival, ok bool) {
 	if len(s.left) == 0 {
-		return 0, 0, false
+		return sim.Arrival{}, false
 	}
-	at, s.left = s.left[0], s.left[1:]
-	return at, -1, true
+	next = sim.Arrival{At: s.left[0], Class: -1}
+	s.left = s.left[1:]
+	return next, true
 }
 
 func (s *timesSource) Close() error { return nil }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -202,6 +203,37 @@ func TestMemoryIsFlat(t *testing.T) {
 	few, many := allocated(50_000), allocated(500_000)
 	if many > few+few/2 {
 		t.Errorf("%d bytes for 50,000 flows, %d for 500,000", few, many)
+	}
+}
+
+// TestMemoryOfSizes: of flows that have ended no size is kept.
+func TestMemoryOfSizes(t *testing.T) {
+	const lines = 200_000
+	var text strings.Builder
+	for i := range lines {
+		fmt.Fprintf(&text, "%d\t/dummy.php/?n=1\n", i)
+	}
+	c := constantly(1, sim.FIFO)
+	c.Jobs = []sim.Job{{Stages: []sim.Stage{{PerUnit: 0.5}}}}
+	c.Arrivals = sim.Trace{
+		File: write(t, "trace", text.String()), Format: sim.TimedQueries,
+		Classes: []sim.TraceClass{sized}, MustMatch: true,
+	}
+	text.Reset()
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	var early, late int64
+	c.SampleInterval = lines/2 - 1
+	c.Sample = func(_ int, now float64, _ sim.World) { early, late = late, heap() }
+	if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if grown := late - early; early == 0 || grown > 8*lines/2 {
+		t.Errorf("%d bytes at half of %d flows, %d at the end", early, lines, late)
 	}
 }
 

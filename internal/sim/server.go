@@ -138,7 +138,12 @@ func (e *engine) begin(f int32, stage *Stage) {
 
 // work is how many seconds of work a stage of a flow has.
 func (e *engine) work(f *Flow, stage uint8) float64 {
-	return e.config.Jobs[f.Class].Stages[stage].Work.sample(stageDraw(f.Key, stage))
+	s := &e.config.Jobs[f.Class].Stages[stage]
+	work := s.Work.sample(stageDraw(f.Key, stage))
+	if s.PerUnit > 0 {
+		work += s.PerUnit * e.sizes[f.Number]
+	}
+	return work
 }
 
 // nextWorker gives the worker that a flow has left to one that waits for it.

@@ -28,6 +28,9 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 	for _, job := range c.Jobs {
 		share += job.Share
 		e.shares = append(e.shares, share)
+		if job.sized() {
+			e.sizes = make(map[uint64]float64)
+		}
 	}
 	if err := e.addServers(seed); err != nil {
 		return nil, err

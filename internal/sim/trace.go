@@ -11,6 +11,9 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Trace has flows arrive as a file says, which it reads a line at a time. The first flow arrives at 0.
@@ -21,22 +24,56 @@ type Trace struct {
 	Format TraceFormat
 	// Speed is how many times faster than it was recorded the trace goes by; 0 is 1.
 	Speed float64
-	// Classes decide on a flow's class: that of the first that its query matches. Those that no one
-	// matches are drawn by the jobs' shares. A nil one matches nothing.
-	Classes []*regexp.Regexp
+	// Classes are those of the jobs, in their order. A flow is of the first class whose pattern its
+	// query matches.
+	Classes []TraceClass
+	// MustMatch makes a query that matches no class an error. Otherwise the flow's class is drawn by
+	// the jobs' shares.
+	MustMatch bool
+}
+
+// TraceClass says which queries are of a class.
+type TraceClass struct {
+	Match *regexp.Regexp // nil matches nothing
+	// Sized means that the only group of Match captures the flow's size: a number, 0 or more.
+	Sized bool
+}
+
+// captures tells whether each of the class's flows has a size.
+func (c *TraceClass) captures() bool {
+	return c.Sized && c.Match != nil && c.Match.NumSubexp() == 1
 }
 
 // TraceFormat says what is on a line.
 type TraceFormat uint8
 
-// The formats of traces.
+// The formats of traces. Times are seconds, or dates with a time of day, in UTC, as in ISO 8601. The
+// first line may be a header, with names in the place of values.
 const (
-	// Wikibench is "counter epoch.fraction url ...", with blanks between; what follows the URL is not
-	// read.
+	// Wikibench is "counter time url ...", with blanks between; what follows the URL is not read.
 	Wikibench TraceFormat = iota
-	// TimedQueries is "time<TAB>query", with the time in seconds.
+	// TimedQueries is "time<TAB>query".
 	TimedQueries
 )
+
+// split returns the fields of a line, and false if it does not have them.
+func (f TraceFormat) split(line string) (at, query string, ok bool) {
+	if f == TimedQueries {
+		return strings.Cut(line, "\t")
+	}
+	_, rest, _ := strings.Cut(line, " ")
+	at, query, ok = strings.Cut(rest, " ")
+	query, _, _ = strings.Cut(query, " ")
+	return at, query, ok
+}
+
+// String is what a line must be.
+func (f TraceFormat) String() string {
+	if f == TimedQueries {
+		return "time<TAB>query"
+	}
+	return "counter, time and URL, with blanks between"
+}
 
 // Start implements Arrivals.
 func (t Trace) Start(*Rand) (Source, error) {
@@ -48,15 +85,23 @@ func (t Trace) Start(*Rand) (Source, error) {
 	if speed == 0 {
 		speed = 1
 	}
-	return &traceSource{lines: lines, speed: speed, classes: t.Classes}, nil
+	return t.source(lines, speed), nil
+}
+
+func (t Trace) source(lines *traceLines, speed float64) *traceSource {
+	return &traceSource{
+		lines: lines, speed: speed, classes: t.Classes, mustMatch: t.MustMatch, first: math.NaN(),
+	}
 }
 
 // Extent is what a whole trace comes to.
 type Extent struct {
 	// Seconds are from the first line to the last, at Speed 1.
 	Seconds float64
-	// Matched counts lines by the class that their query makes them, Drawn those without one.
+	// Matched counts lines by the class that their query makes them, Drawn those without one. Sizes
+	// are the sums of the flows' sizes, by class.
 	Matched []uint64
+	Sizes   []float64
 	Drawn   uint64
 }
 
@@ -66,14 +111,15 @@ func (t Trace) Extent() (Extent, error) {
 	if err != nil {
 		return Extent{}, err
 	}
-	extent := Extent{Matched: make([]uint64, len(t.Classes))}
-	source := traceSource{lines: lines, speed: 1, classes: t.Classes}
-	for at, class, ok := source.Next(); ok; at, class, ok = source.Next() {
-		extent.Seconds = at
-		if class < 0 {
+	extent := Extent{Matched: make([]uint64, len(t.Classes)), Sizes: make([]float64, len(t.Classes))}
+	source := t.source(lines, 1)
+	for next, ok := source.Next(); ok; next, ok = source.Next() {
+		extent.Seconds = next.At
+		if next.Class < 0 {
 			extent.Drawn++
 		} else {
-			extent.Matched[class]++
+			extent.Matched[next.Class]++
+			extent.Sizes[next.Class] += next.Size
 		}
 	}
 	return extent, source.Close()
@@ -111,30 +157,48 @@ type traceLines struct {
 
 // scan reads the next line; it returns false at the end or at an error, which close returns.
 func (l *traceLines) scan() bool {
-	if l.err != nil || !l.scanner.Scan() {
+	for l.err == nil && l.scanner.Scan() {
+		l.number++
+		at, query, ok := l.format.split(l.scanner.Text())
+		if !ok {
+			return l.failf("must be %v", l.format)
+		}
+		if l.at, ok = parseTime(at); ok {
+			l.query = query
+			return true
+		}
+		if l.number > 1 || !isName(at) {
+			return l.failf("time %q: must be seconds, or such as 2010-05-27T09:31:55.63", at)
+		}
+	}
+	return false
+}
+
+// failf keeps what is wrong with the line that was read last. It returns false.
+func (l *traceLines) failf(format string, args ...any) bool {
+	problem := fmt.Sprintf(format, args...)
+	l.err = fmt.Errorf("%s:%d: %.200q: %s", l.name, l.number, l.scanner.Text(), problem)
+	return false
+}
+
+// parseTime reads seconds, or a date and a time of day, which it returns in seconds since 1970.
+func parseTime(text string) (seconds float64, ok bool) {
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		date, err := time.Parse("2006-01-02T15:04:05", text)
+		return float64(date.Unix()) + float64(date.Nanosecond())/1e9, err == nil
+	}
+	return seconds, !math.IsNaN(seconds) && !math.IsInf(seconds, 0)
+}
+
+// isName tells a header's name for the time from a time that is wrong: a name begins with a letter
+// and has no digit.
+func isName(text string) bool {
+	if _, err := strconv.ParseFloat(text, 64); err == nil { // such as nan
 		return false
 	}
-	l.number++
-	line := l.scanner.Text()
-	var at string
-	var ok bool
-	if l.format == TimedQueries {
-		at, l.query, ok = strings.Cut(line, "\t")
-	} else if _, at, ok = strings.Cut(line, " "); ok {
-		at, l.query, ok = strings.Cut(at, " ")
-		l.query, _, _ = strings.Cut(l.query, " ")
-	}
-	if !ok {
-		l.err = fmt.Errorf("%s:%d: %q: not a line of the format", l.name, l.number, line)
-		return false
-	}
-	seconds, err := strconv.ParseFloat(at, 64)
-	if err != nil || math.IsNaN(seconds) || math.IsInf(seconds, 0) {
-		l.err = fmt.Errorf("%s:%d: time %q: must be a number of seconds", l.name, l.number, at)
-		return false
-	}
-	l.at = seconds
-	return true
+	first, _ := utf8.DecodeRuneInString(text)
+	return unicode.IsLetter(first) && !strings.ContainsAny(text, "0123456789")
 }
 
 func (l *traceLines) close() error {
@@ -149,31 +213,57 @@ func (l *traceLines) close() error {
 }
 
 type traceSource struct {
-	lines   *traceLines
-	speed   float64
-	classes []*regexp.Regexp
-	first   float64
-	last    float64
+	lines     *traceLines
+	speed     float64
+	classes   []TraceClass
+	mustMatch bool
+	first     float64 // NaN before the first flow
+	last      float64
 }
 
-func (s *traceSource) Next() (at float64, class int32, ok bool) {
+func (s *traceSource) Next() (next Arrival, ok bool) {
 	if !s.lines.scan() {
-		return 0, 0, false
+		return Arrival{}, false
 	}
-	if s.lines.number == 1 {
+	if math.IsNaN(s.first) {
 		s.first = s.lines.at
 	}
 	s.last = max(s.last, (s.lines.at-s.first)/s.speed)
-	return s.last, s.classOf(s.lines.query), true
+	class, size, ok := s.classify(s.lines.query)
+	return Arrival{At: s.last, Class: class, Size: size}, ok
 }
 
-func (s *traceSource) classOf(query string) int32 {
-	for i, class := range s.classes {
-		if class != nil && class.MatchString(query) {
-			return int32(i)
+// classify finds the class of a query, -1 if that is to be drawn, and the flow's size. It is not ok
+// if the query must have a class or a size and has not.
+func (s *traceSource) classify(query string) (class int32, size float64, ok bool) {
+	for i := range s.classes {
+		match := s.classes[i].Match
+		switch {
+		case match == nil:
+		case !s.classes[i].Sized:
+			if match.MatchString(query) {
+				return int32(i), 0, true
+			}
+		default:
+			if groups := match.FindStringSubmatch(query); groups != nil {
+				size, ok = s.size(groups[1])
+				return int32(i), size, ok
+			}
 		}
 	}
-	return -1
+	if s.mustMatch {
+		return 0, 0, s.lines.failf("the query matches no job")
+	}
+	return -1, 0, true
+}
+
+// size reads what a group captured.
+func (s *traceSource) size(captured string) (size float64, ok bool) {
+	size, err := strconv.ParseFloat(captured, 64)
+	if err != nil || !(size >= 0) || math.IsInf(size, 1) {
+		return 0, s.lines.failf("captured %q: must be a number, 0 or more", captured)
+	}
+	return size, true
 }
 
 func (s *traceSource) Close() error { return s.lines.close() }

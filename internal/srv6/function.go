@@ -45,6 +45,9 @@ var functionNames = map[Function]struct{ long, short string }{
 	RemoveStickiness:  {"remove-stickiness", "rms"},
 }
 
+// AtServer tells whether servers carry out the function: is_server_function in bpf/envelope.h.
+func (f Function) AtServer() bool { return f >= ConnectAvail && f <= Steer }
+
 // String is the function's name, or its code where it has none.
 func (f Function) String() string {
 	if name, ok := functionNames[f]; ok {

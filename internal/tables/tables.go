@@ -25,8 +25,13 @@ const (
 	MaxServers = 65535
 )
 
+// Version says which candidates a flow has. Builds of one Version make the same table of the same
+// servers, and find a flow in the same bucket (balancer.Flow). A change of either needs another
+// Version: balancers of the builds before and after it place flows on different servers.
+const Version = 1
+
 // seed makes the permutations independent of other hashes of the same names. To change it is to
-// change every table: balancers of the version before and after disagree on their rows.
+// change every table.
 const seed = "segue consistent-hash table 1\x00"
 
 // Server is a server to be placed in a table.

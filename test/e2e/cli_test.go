@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -31,7 +32,7 @@ func inspect(t *testing.T) machine {
 	m := machine{Sysctls: map[string]string{}}
 	for _, pattern := range []string{
 		"/run/netns/segue-" + labName + "-*",
-		"/sys/fs/bpf/segue/lab-" + labName + "-*",
+		"/sys/fs/bpf/segue/*" + labName + "-*",
 		"/run/segue/*" + labName + "*",
 		"/run/segue/lab/" + labName,
 	} {
@@ -96,7 +97,7 @@ func mustCLI(t *testing.T, args ...string) string {
 // cleanUp takes the lab down at the end of a test, however that ends.
 func cleanUp(t *testing.T) {
 	t.Cleanup(func() {
-		if err := lab.Down(labName); err != nil {
+		if err := lab.Down(labName); err != nil && !errors.Is(err, lab.ErrNotUp) {
 			t.Error(err)
 		}
 	})
@@ -142,13 +143,118 @@ func TestLabCommands(t *testing.T) {
 	if !ok || exit.ExitCode() != 7 {
 		t.Errorf("a command's exit code 7 becomes %v: %s", err, out)
 	}
-	for range 2 { // the second finds nothing, and does not mind
-		mustCLI(t, append([]string{"lab", "down"}, name...)...)
+	checkLabImpair(t)
+	checkLabRestart(t)
+	startByHand(t, "client")
+	mustCLI(t, append([]string{"lab", "down"}, name...)...)
+	for _, command := range []string{"down", "status"} {
+		if out, err := onLab(t, command); err == nil || !strings.Contains(out, "is not up") {
+			t.Errorf("%s of a lab that is down: %v: %s", command, err, out)
+		}
 	}
-	if out, err := cli(t, append([]string{"lab", "status"}, name...)...); err == nil || !strings.Contains(out, "is not up") {
-		t.Errorf("status of a lab that is down: %v: %s", err, out)
-	}
+	mustCLI(t, append([]string{"lab", "down", "--if-exists"}, name...)...)
 	requireUnchanged(t, before)
+}
+
+// onLab runs a command of segue lab on the test's lab and returns what it printed.
+func onLab(t *testing.T, command string, args ...string) (string, error) {
+	t.Helper()
+	return cli(t, append([]string{"lab", command, "--name", labName}, args...)...)
+}
+
+// checkLabImpair has an impairment that ends only when that is asked for.
+func checkLabImpair(t *testing.T) {
+	for _, test := range []struct {
+		args    string
+		refused bool
+		output  string
+	}{
+		{"--drop 5% s1", false, ": 5% dropped to and from s1."},
+		{"s1", true, "missing a share"},
+		{"", true, "missing a share"},
+		{"--drop 0% s1", true, "all shares are 0%"},
+		{"--drop 5% s9", true, "its nodes are fabric, edge, client, lb1, lb2, s1 to s4"},
+	} {
+		out, err := onLab(t, "impair", strings.Fields(test.args)...)
+		if (err != nil) != test.refused || !strings.Contains(out, test.output) {
+			t.Errorf("lab impair %s: %v: %s", test.args, err, out)
+		}
+		out, err = onLab(t, "status")
+		if err != nil || !strings.Contains(out, "Impaired: 5% dropped to and from s1") {
+			t.Errorf("status after lab impair %s: %v: %s", test.args, err, out)
+		}
+	}
+	out, err := onLab(t, "impair", "--off")
+	if err != nil || !strings.Contains(out, "no packets are impaired") {
+		t.Errorf("lab impair --off: %v: %s", err, out)
+	}
+	if out, err := onLab(t, "status"); err != nil || strings.Contains(out, "Impaired") {
+		t.Errorf("status after lab impair --off: %v: %s", err, out)
+	}
+}
+
+// checkLabRestart restarts an agent, which is asked to stop, and a balancer, which is killed.
+func checkLabRestart(t *testing.T) {
+	l, err := lab.Open(labName, lab.Options{Binary: segue})
+	must(t, err)
+	for _, test := range []struct {
+		args          string
+		node, process string
+		asked         bool
+	}{
+		{"s1 agent", "s1", "agent", true},
+		{"--kill lb1", "lb1", "lb", false},
+	} {
+		p, other := l.Process(test.node, test.process), l.Process("s1", "nginx")
+		before, _ := p.PID()
+		otherBefore, _ := other.PID()
+		said := len(readLog(t, p))
+		out, err := onLab(t, "restart", strings.Fields(test.args)...)
+		after, alive := p.PID()
+		want := fmt.Sprintf("%s (%d)", test.process, after)
+		if err != nil || !alive || after == before || !strings.Contains(out, want) {
+			t.Errorf("lab restart %s: process %d, then %d: %v: %s", test.args, before, after,
+				err, out)
+		}
+		if pid, _ := other.PID(); pid != otherBefore {
+			t.Errorf("lab restart %s restarts nginx of s1", test.args)
+		}
+		text := readLog(t, p)[said:]
+		if strings.Contains(text, "terminated signal received") != test.asked {
+			t.Errorf("lab restart %s: asked to stop: want %t in\n%s", test.args, test.asked, text)
+		}
+	}
+	if out, err := onLab(t, "restart", "fabric"); err == nil ||
+		!strings.Contains(out, "runs no processes to restart: lb1, lb2, s1 to s4 do") {
+		t.Errorf("lab restart fabric: %v: %s", err, out)
+	}
+}
+
+// startByHand starts an agent on a node, which the lab knows nothing of, and leaves it running.
+func startByHand(t *testing.T, node string) {
+	file := filepath.Join(t.TempDir(), "agent.yaml")
+	text := fmt.Sprintf(`
+node: {instance: hand-%s-agent, interface: eth0, locator: "fd00:5:0:ff::/64"}
+services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp}]
+`, labName)
+	must(t, os.WriteFile(file, []byte(text), 0o644))
+	cmd := exec.Command(segue, "lab", "exec", "--name", labName, node, "--",
+		segue, "agent", "-c", file)
+	log, err := cmd.StderrPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // if the lab's end has not ended it
+		_ = cmd.Wait()
+	})
+	said := ""
+	lines := bufio.NewScanner(log)
+	for !strings.Contains(said, "msg=receiving") {
+		if !lines.Scan() {
+			t.Fatalf("the agent on %s ended: %s", node, said)
+		}
+		said += lines.Text() + "\n"
+	}
 }
 
 // TestDemoIsInterrupted ends the demo half-way, in each of its phases.

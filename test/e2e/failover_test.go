@@ -18,7 +18,6 @@ import (
 func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	hunts := huntingServices(2)[0]
 	hunts.Accept = config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(liveConnections / 48))}
-	hunts.NotLocal = config.NotLocalReset // what is lost shows at once
 	hashes := lab.Service{Name: "single", VIP: hunts.VIP, Port: 81, Protocol: config.TCP, Encapsulation: hunts.Encapsulation}
 	topology := hunting(hunts, hashes)
 	topology.Servers, topology.Applications = 48, []lab.Application{lab.Nginx}

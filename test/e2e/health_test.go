@@ -15,18 +15,14 @@ import (
 // TestUnhealthyServersAreAvoided stops a server's nginx, and starts it again. Then it stops those
 // of all servers.
 func TestUnhealthyServersAreAvoided(t *testing.T) {
-	l := up(t, topology(mixed...))
-	reconfigure(t, l, func(cfg *config.Balancer) {
-		for i := range cfg.Services {
-			cfg.Services[i].Health = &config.Health{
-				HTTP: &config.HTTPCheck{Path: "/healthz"}, Interval: 500 * time.Millisecond, Rise: 2, Fall: 2,
-			}
-			for j := range cfg.Services[i].Servers {
-				server := &cfg.Services[i].Servers[j]
-				server.Host = l.Node(server.Name).IPv6
-			}
+	checked := topology(mixed...)
+	for i := range checked.Services {
+		checked.Services[i].Health = &config.Health{
+			HTTP:     &config.HTTPCheck{Path: "/healthz"},
+			Interval: 500 * time.Millisecond, Rise: 2, Fall: 2,
 		}
-	})
+	}
+	l := up(t, checked)
 	live := open(t, l, 200, l.Topology.Services...)
 	c := newClient(l)
 	must(t, l.Process("s1", "nginx").Stop())

@@ -53,7 +53,7 @@ func TestTwoArmedBalancersHunt(t *testing.T) {
 	n := l.Node("lb1")
 	before := packetCounts(t, n)
 	frames := forgeries(t, l)
-	sendOutside(t, l, frames)
+	send(t, l, "edge", "lb1", "lb1", "eth1", frames) // by the link that clients' packets take
 	eventually(t, func() error {
 		want := counts{"drop_outside": uint64(len(frames))}
 		if diff := cmp.Diff(want, packetCounts(t, n).since(t, before).with("drop_")); diff != "" {
@@ -109,8 +109,8 @@ func forgeries(t *testing.T, l *lab.Lab) (frames [][]byte) {
 		packet.TCP(from, netip.AddrPortFrom(vip, 80), packet.Routing(packet.NewSRH(1, vip, sid.Addr()))))
 }
 
-// sendOutside sends frames from the edge router to lb1, by the link that clients' packets take.
-func sendOutside(t *testing.T, l *lab.Lab, frames [][]byte) {
+// send sends frames from an interface of one node to an interface of another.
+func send(t *testing.T, l *lab.Lab, from, fromDevice, to, toDevice string, frames [][]byte) {
 	t.Helper()
 	device := func(node, name string) (device *net.Interface) {
 		must(t, l.Node(node).Do(func() (err error) {
@@ -119,16 +119,17 @@ func sendOutside(t *testing.T, l *lab.Lab, frames [][]byte) {
 		}))
 		return device
 	}
-	from, to := device("edge", "lb1"), device("lb1", "eth1")
-	must(t, l.Node("edge").Do(func() error {
+	source, destination := device(from, fromDevice), device(to, toDevice)
+	must(t, l.Node(from).Do(func() error {
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
+		address := &unix.SockaddrLinklayer{Ifindex: source.Index}
+		fromMAC, toMAC := packet.MAC(source.HardwareAddr), packet.MAC(destination.HardwareAddr)
 		for _, frame := range frames {
-			frame = packet.SetMACs(frame, packet.MAC(from.HardwareAddr), packet.MAC(to.HardwareAddr))
-			if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: from.Index}); err != nil {
+			if err := unix.Sendto(fd, packet.SetMACs(frame, fromMAC, toMAC), 0, address); err != nil {
 				return err
 			}
 		}

@@ -74,6 +74,9 @@ func takeDown() error {
 	deadline := time.Now().Add(patience)
 	for {
 		err := lab.Down(labName)
+		if errors.Is(err, lab.ErrNotUp) {
+			return nil
+		}
 		if err == nil || time.Now().After(deadline) {
 			return err
 		}

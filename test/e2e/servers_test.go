@@ -1,7 +1,10 @@
 package e2e
 
 import (
+	"errors"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
@@ -50,6 +53,38 @@ func TestServersComeAndGo(t *testing.T) {
 	must(t, newClient(l).spread(t.Context(), "s3", "s4"))
 	live.rounds(t, 3)
 	live.requireUnbroken(t, "s1")
+	requireNoDrops(t, l)
+}
+
+// TestRemovedServersConnectionsAreReset removes a server that hunts under live connections. Their
+// clients learn of it by a reset, in every encapsulation that can hunt and both families, and do not
+// wait for their timeouts.
+func TestRemovedServersConnectionsAreReset(t *testing.T) {
+	l := up(t, hunting(huntingServices(2)...))
+	live := open(t, l, 300, l.Topology.Services...)
+	live.rounds(t, 1)
+	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s2", "s3") })
+	live.rounds(t, 3)
+	live.requireUnbroken(t, "s1")
+	resets := map[string]int{}
+	for _, c := range live.at("s1") {
+		if err := c.failure(); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("%s: a connection to s1, which is gone: %v, want a reset", c.service.Name, err)
+		}
+		resets[c.service.Name]++
+	}
+	for _, s := range l.Topology.Services {
+		if resets[s.Name] == 0 {
+			t.Errorf("%s had no connection to s1", s.Name)
+		}
+	}
+	var answered uint64
+	for _, name := range []string{"s2", "s3"} {
+		answered += packetCounts(t, l.Node(name))["deliver_not_local"]
+	}
+	if answered < uint64(len(live.at("s1"))) {
+		t.Errorf("%d connections were at s1, and the others reset %d", len(live.at("s1")), answered)
+	}
 	requireNoDrops(t, l)
 }
 

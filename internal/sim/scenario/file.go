@@ -124,8 +124,7 @@ type Pareto struct {
 // Arrivals are of one kind.
 type Arrivals struct {
 	Poisson *Poisson `yaml:"poisson"`
-	// Wikibench and Queries are traces: lines of "counter epoch.fraction url ...", or of
-	// "time<TAB>query".
+	// Wikibench and Queries are traces: lines of "counter time url ...", or of "time<TAB>query".
 	Wikibench *Trace `yaml:"wikibench"`
 	Queries   *Trace `yaml:"queries"`
 }
@@ -165,14 +164,25 @@ type Job struct {
 	Share *float64 `yaml:"share"` // of the flows, relative; default 1
 	// Match is a regular expression: flows of a trace whose query it matches are of this class.
 	Match string `yaml:"match"`
-	Distribution
+	Work
 	Stages []Stage `yaml:"stages"`
+}
+
+// Work is how long a stage takes at speed 1. One field is set.
+type Work struct {
+	Distribution
+	Captured *Captured `yaml:"captured"`
+}
+
+// Captured multiplies the number that the group in the job's Match captures in the flow's query.
+type Captured struct {
+	Factor string `yaml:"factor"` // a time with its unit, such as 35ns or 0.8ns
 }
 
 // Stage is a visit to a queue: cpu, the default, or io.
 type Stage struct {
 	Queue string `yaml:"queue"`
-	Distribution
+	Work
 }
 
 // Measure says how long arrivals go on, and which are measured.

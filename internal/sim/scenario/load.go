@@ -14,7 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-func (m *merger) jobs(c *sim.Config) {
+func (m *merger) jobs(r *RunnableCase) {
+	c := r.Config
 	section, path := section[*[]Job](m, "Jobs")
 	jobs := given(section, nil)
 	m.require(len(jobs) > 0, path, "at least one is required")
@@ -23,32 +24,43 @@ func (m *merger) jobs(c *sim.Config) {
 		m.require(jobs[i].Name == "" || !slices.ContainsFunc(jobs[:i], func(j Job) bool { return j.Name == jobs[i].Name }),
 			at+".name", "used twice")
 		c.Jobs = append(c.Jobs, m.job(at, &jobs[i]))
+		m.require(m.fromTrace() || !jobs[i].captures(), at,
+			"captured: only the queries of a trace have a number to capture%s", m.inCase(at, r))
 	}
-	m.require(len(jobs) == 0 || slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 }),
+	m.require(len(jobs) == 0 || m.fromTrace() || drawn(c) || slices.ContainsFunc(jobs, Job.captures),
 		path, "at least one share must be positive")
+}
+
+// fromTrace tells whether flows arrive as a trace says.
+func (m *merger) fromTrace() bool {
+	arrivals, _ := section[*Arrivals](m, "Arrivals")
+	return arrivals != nil && (arrivals.Wikibench != nil || arrivals.Queries != nil)
+}
+
+// drawn tells whether the class of a flow can be drawn by the jobs' shares.
+func drawn(c *sim.Config) bool {
+	return slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 })
 }
 
 func (m *merger) job(path string, j *Job) sim.Job {
 	job := sim.Job{Name: j.Name, Share: 1}
-	if j.Share != nil {
-		job.Share = *j.Share
+	if j.captures() {
+		job.Share = 0
+		m.require(j.Share == nil, path+".share",
+			"not together with captured: a class that is drawn has no number")
 	}
+	job.Share = given(j.Share, job.Share)
 	m.require(job.Share >= 0, path+".share", "must not be negative")
-	if _, err := regexp.Compile(j.Match); err != nil {
-		m.failf(path+".match", "%v", err)
-	}
-	if j.Match != "" {
-		m.mustUse(path+".match", "is not used: only flows of traces have a query")
-	}
+	m.match(path, j)
 	if len(j.Stages) == 0 {
-		job.Stages = []sim.Stage{{Work: m.distribution(path, &j.Distribution)}}
+		job.Stages = []sim.Stage{m.stage(path, &j.Work)}
 		return job
 	}
-	m.require(j.Distribution == Distribution{}, path, "a distribution and stages exclude each other")
+	m.require(j.Work == Work{}, path, "stages exclude a distribution and captured beside them")
 	m.require(len(j.Stages) <= 255, path+".stages", "must be at most 255")
 	for i := range j.Stages {
 		at := fmt.Sprintf("%s.stages[%d]", path, i)
-		stage := sim.Stage{Work: m.distribution(at, &j.Stages[i].Distribution)}
+		stage := m.stage(at, &j.Stages[i].Work)
 		switch j.Stages[i].Queue {
 		case "", "cpu":
 		case "io":
@@ -61,8 +73,50 @@ func (m *merger) job(path string, j *Job) sim.Job {
 	return job
 }
 
-// distribution reads one. Its fields are among others of the section.
-func (m *merger) distribution(path string, d *Distribution) sim.Distribution {
+// captures tells whether the work of a stage follows from the query.
+func (j Job) captures() bool {
+	return j.Captured != nil ||
+		slices.ContainsFunc(j.Stages, func(s Stage) bool { return s.Captured != nil })
+}
+
+// match checks a job's pattern.
+func (m *merger) match(path string, j *Job) {
+	pattern, err := regexp.Compile(j.Match)
+	if err != nil {
+		m.failf(path+".match", "%v", err)
+		return
+	}
+	m.require(!j.captures() || pattern.NumSubexp() == 1, path+".match",
+		`must have one group, such as n=(\d+), for captured; (?:...) does not count`)
+	if j.Match != "" {
+		m.mustUse(path+".match", "is not used: only flows of traces have a query")
+	}
+}
+
+// stage reads the work of one.
+func (m *merger) stage(path string, w *Work) sim.Stage {
+	if w.Captured == nil {
+		return sim.Stage{Work: m.distribution(path, &w.Distribution, "captured")}
+	}
+	m.require(w.Distribution == Distribution{}, path,
+		"captured and a distribution exclude each other")
+	return sim.Stage{PerUnit: m.factor(join(path, "captured.factor"), w.Captured.Factor)}
+}
+
+// factor reads a time in seconds that may be less than a nanosecond, the least of time.Duration.
+func (m *merger) factor(path, text string) float64 {
+	units := map[string]float64{"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1}
+	number := strings.TrimRight(text, "nuµms")
+	unit, known := units[text[len(number):]]
+	x, err := strconv.ParseFloat(number, 64)
+	m.require(known && err == nil && x > 0 && !math.IsInf(x, 1), path,
+		"must be a positive time with its unit, such as 35ns or 0.8ns")
+	return x * unit
+}
+
+// distribution reads one. Its fields are among others of the section; instead are those that may be
+// set in the place of a distribution.
+func (m *merger) distribution(path string, d *Distribution, instead ...string) sim.Distribution {
 	before := len(m.errs)
 	var all []sim.Distribution
 	positive := func(name string, t time.Duration) float64 {
@@ -93,7 +147,10 @@ func (m *merger) distribution(path string, d *Distribution) sim.Distribution {
 	}
 	if len(all) != 1 {
 		if len(m.errs) == before {
-			m.failf(path, "must have one of constant, exponential, uniform, lognormal, pareto and values")
+			known := []string{"constant", "exponential", "uniform", "lognormal", "pareto", "values"}
+			known = append(known, instead...)
+			last := len(known) - 1
+			m.failf(path, "must have one of %s and %s", strings.Join(known[:last], ", "), known[last])
 		}
 		return sim.Distribution{}
 	}
@@ -169,19 +226,18 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	m.require((p.Rate == nil) != (p.Load == nil), path, "must have one of rate and load")
 	rate := given(p.Rate, 0)
 	if p.Load != nil && m.loadable(path, c) {
+		m.require(c.Work() > 0, path+".load", "is not possible: the jobs are no work for processors")
 		rate = c.Rate(*p.Load)
 	}
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
 }
 
-// loadable tells whether there is a rate of arrivals that loads the processors, as far as servers and
-// jobs are valid.
+// loadable tells whether there are processors to load, as far as servers and jobs are valid.
 func (m *merger) loadable(path string, c *sim.Config) bool {
 	if len(m.errs) > 0 {
 		return false
 	}
 	m.require(c.Capacity() > 0, path+".load", "is not possible: no server is there at the start")
-	m.require(c.Work() > 0, path+".load", "is not possible: the jobs are no work for processors")
 	return len(m.errs) == 0
 }
 
@@ -215,7 +271,10 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 		m.failf(path+".file", "is required")
 		return nil
 	}
-	trace := sim.Trace{File: m.file(t.File), Format: format, Speed: given(t.Speed, 1), Classes: m.classes()}
+	trace := sim.Trace{
+		File: m.file(t.File), Format: format, Speed: given(t.Speed, 1),
+		Classes: m.classes(), MustMatch: !drawn(c),
+	}
 	if _, err := os.Stat(trace.File); err != nil {
 		m.failf(path+".file", "%v", err)
 		return nil
@@ -236,9 +295,14 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 		m.failf(path+".file", "%v", err)
 		return 0
 	}
-	work := float64(extent.Drawn) * c.Work()
+	work := 0.0
+	if extent.Drawn > 0 {
+		work = float64(extent.Drawn) * c.Work()
+	}
 	for class, n := range extent.Matched {
-		work += float64(n) * c.Jobs[class].Work()
+		if n > 0 {
+			work += float64(n) * c.Jobs[class].Work(extent.Sizes[class]/float64(n))
+		}
 	}
 	m.require(extent.Seconds > 0, path+".load", "is not possible: all of the trace is at one time")
 	m.require(work > 0, path+".load", "is not possible: the trace is no work for processors")
@@ -246,14 +310,15 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 }
 
 // classes are the jobs' patterns; nil where there is none, or no valid one.
-func (m *merger) classes() []*regexp.Regexp {
+func (m *merger) classes() []sim.TraceClass {
 	section, path := section[*[]Job](m, "Jobs")
 	jobs := given(section, nil)
-	classes := make([]*regexp.Regexp, len(jobs))
-	for i, j := range jobs {
-		if j.Match != "" {
+	classes := make([]sim.TraceClass, len(jobs))
+	for i := range jobs {
+		if j := &jobs[i]; j.Match != "" {
 			m.use(fmt.Sprintf("%s[%d].match", path, i))
-			classes[i], _ = regexp.Compile(j.Match)
+			classes[i].Match, _ = regexp.Compile(j.Match)
+			classes[i].Sized = j.captures()
 		}
 	}
 	return classes

@@ -122,7 +122,7 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	r := RunnableCase{Name: c.Name, Config: &sim.Config{}}
 	m.servers(&r)
 	m.balancers(r.Config)
-	m.jobs(r.Config)
+	m.jobs(&r)
 	m.flowTable(r.Config)
 	m.network(r.Config)
 	m.clients(r.Config)

@@ -146,6 +146,12 @@ func TestProblems(t *testing.T) {
 		{"name: picture", "name: page", `line 13: jobs[1].name "page": used twice`},
 		{"share: 3", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
 		{"exponential: 20ms", "values: none", `line 12: jobs[0].values "none": open none: no such file or directory`},
+		{"exponential: 20ms", "factor: 35ns", `line 12: jobs[0].factor: unknown field; known: name,` +
+			` share, match, constant, exponential, uniform, lognormal, pareto, values, captured, stages` +
+			"\n" + `line 12: jobs[0]: must have one of constant, exponential, uniform, lognormal,` +
+			` pareto, values and captured`},
+		{"{constant: 1ms}", "{captured: {factor: 35ns}}", `line 8: network.client-balancer.captured:` +
+			` unknown field; known: constant, exponential, uniform, lognormal, pareto, values`},
 		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
 		{"index: 3", "index: 1", `line 13: jobs[1].stages[1].pareto.index "1": must be more than 1`},
 		{"placement: lsq", "placement: last", `line 14: placement "last": `},
@@ -436,7 +442,7 @@ func TestTraceAtALoad(t *testing.T) {
 	// load 4.4 s.
 	want := sim.Trace{
 		File: filepath.Join(dir, "trace"), Format: sim.TimedQueries, Speed: 4 / 4.4,
-		Classes: []*regexp.Regexp{regexp.MustCompile("[ab]"), nil},
+		Classes: []sim.TraceClass{{Match: regexp.MustCompile("[ab]")}, {}},
 	}
 	got := s.Cases[0].Config.Arrivals.(sim.Trace)
 	same := cmp.Comparer(func(a, b *regexp.Regexp) bool { return a == b || a != nil && b != nil && a.String() == b.String() })
@@ -463,11 +469,11 @@ func TestImpossibleLoads(t *testing.T) {
 		{"count: 1, absent: true", "queries: {file: trace, load: 0.5}", "{constant: 1s}",
 			"arrivals.queries.load \"0.5\": is not possible: no server is there at the start"},
 		{"count: 1", "queries: {file: trace, load: 0.5}", io + ", {share: 2, match: b, constant: 0s}, {constant: 1s, share: 0}",
-			"arrivals.queries.load \"0.5\": is not possible: the jobs are no work for processors"},
+			"arrivals.queries.load \"0.5\": is not possible: the trace is no work for processors"},
 		{"count: 1", "queries: {file: trace, load: 0.5}", io + ", {match: b, constant: 0s}, {constant: 1s}",
 			"arrivals.queries.load \"0.5\": is not possible: the trace is no work for processors"},
 		{"count: 1", "queries: {file: values, load: 0.5}", "{constant: 1s}",
-			`arrivals.queries.file "values": ` + filepath.Join(dir, "values") + `:1: "1": not a line of the format`},
+			`arrivals.queries.file "values": ` + filepath.Join(dir, "values") + `:1: "1": must be time<TAB>query`},
 		{"count: 1", "poisson: {load: 0.5}", "{values: infinite}",
 			`jobs[0].values "infinite": line 2 of the file, "inf": must be a number of seconds`},
 		// One problem does not hide others.

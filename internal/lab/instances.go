@@ -1,0 +1,108 @@
+package lab
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// instance names a node's balancer or agent among all on this machine.
+func instance(lab, node string) string { return instancePrefix(lab) + node }
+
+func instancePrefix(lab string) string { return "lab-" + lab + "-" }
+
+// labInstance is the form of the names that labs give to instances.
+var labInstance = regexp.MustCompile(`^lab-[a-z0-9]{1,12}-`)
+
+// instancesOf names the balancers and agents of a lab: those with names that the lab gave, and
+// those that somebody has started by hand in its namespaces, such as in a bare lab.
+func instancesOf(lab string, namespaces []string) ([]string, error) {
+	all, err := instancesOnMachine()
+	if err != nil {
+		return nil, err
+	}
+	var own, others []string
+	for _, name := range all {
+		switch {
+		case strings.HasPrefix(name, instancePrefix(lab)):
+			own = append(own, name)
+		case !labInstance.MatchString(name):
+			others = append(others, name)
+		}
+	}
+	var errs []error
+	for _, namespace := range namespaces {
+		found, err := instancesIn(namespace, others)
+		own = append(own, found...)
+		errs = append(errs, err)
+	}
+	return own, errors.Join(errs...)
+}
+
+// instancesOnMachine names all instances that have pins or a lock.
+func instancesOnMachine() (names []string, err error) {
+	for dir, suffix := range map[string]string{pinRoot: "", runDir: ".lock"} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, entry := range entries {
+			if name, ok := strings.CutSuffix(entry.Name(), suffix); ok {
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// instancesIn returns those of the instances whose process runs in a namespace, or whose program is
+// attached to an interface there.
+func instancesIn(namespace string, instances []string) (found []string, err error) {
+	path := filepath.Join(netnsDir, namespace)
+	err = doIn(namespace, path, func() error {
+		for _, name := range instances {
+			process, err := daemon.FindProcess(name)
+			if err != nil {
+				return err
+			}
+			// Pins that cannot be read are of another program, or another build: none of this
+			// lab's.
+			attached, _ := datapath.AttachedHere(name)
+			if attached || process != nil && isIn(process.PID, path) {
+				found = append(found, name)
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, unix.EINVAL) { // no namespace, which is how an interrupted creation leaves it
+		return nil, nil
+	}
+	return found, err
+}
+
+// removeInstances removes what instances have pinned, their locks and records. Programs are attached
+// by pinned links, or to interfaces that end with their namespaces: nothing holds them afterwards.
+func removeInstances(names []string) error {
+	for _, name := range names {
+		if err := os.RemoveAll(filepath.Join(pinRoot, name)); err != nil {
+			return err
+		}
+		for _, file := range []string{daemon.RecordFile(name), daemon.LockFile(name)} {
+			if err := removeFile(file); err != nil {
+				return err
+			}
+		}
+	}
+	os.Remove(pinRoot) // stays while other instances have pins
+	return nil
+}

@@ -1,0 +1,142 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/namespace"
+)
+
+// TestDownRemovesInstancesStartedByHand has instances under names that are not the lab's: one that
+// is attached in the lab, one whose process runs there and has not attached anything yet, and one
+// that is attached elsewhere. Down leaves the last one alone, and one of another lab.
+func TestDownRemovesInstancesStartedByHand(t *testing.T) {
+	l := up(t, bareTopology())
+	attached, starting := l.Name+"-attached", l.Name+"-starting"
+	elsewhere, stopped := l.Name+"-elsewhere", l.Name+"-stopped"
+	other := "lab-" + l.Name + "x-s1"
+	all := []string{attached, starting, elsewhere, stopped, other}
+	t.Cleanup(func() {
+		if err := removeInstances(all); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, name := range all {
+		if err := os.MkdirAll(filepath.Join(pinRoot, name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{daemon.LockFile(name), daemon.RecordFile(name)} {
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	outside, err := namespace.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer outside.Close()
+	for _, err := range []error{
+		l.Node("s1").Do(func() error { return pinXDP(attached, "eth0") }),
+		outside.Do(func() error { return pinXDP(elsewhere, "lo") }),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	holder := exec.Command("flock", "--no-fork", daemon.LockFile(starting), "sleep", "1000")
+	if err := l.Node("lb1").Start(holder); err != nil {
+		t.Fatal(err)
+	}
+	awaitProcess(t, starting)
+
+	if err := l.Down(); err != nil {
+		t.Fatal(err)
+	}
+	holder.Wait()
+	for name, gone := range map[string]bool{
+		attached: true, starting: true, elsewhere: false, stopped: false, other: false,
+	} {
+		pins := filepath.Join(pinRoot, name)
+		for _, path := range []string{pins, daemon.LockFile(name), daemon.RecordFile(name)} {
+			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != gone {
+				t.Errorf("%s: %v; should it be gone: %t", path, err, gone)
+			}
+		}
+	}
+}
+
+// pinXDP attaches a program to an interface of this thread's network namespace and pins the link,
+// as an instance of that name does.
+func pinXDP(instance, ifname string) error {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // XDP_PASS
+	})
+	if err != nil {
+		return err
+	}
+	defer program.Close()
+	device, err := netlink.LinkByName(ifname)
+	if err != nil {
+		return err
+	}
+	l, err := link.AttachXDP(link.XDPOptions{
+		Program: program, Interface: device.Attrs().Index, Flags: link.XDPGenericMode,
+	})
+	if err != nil {
+		return fmt.Errorf("attach to %s: %w", ifname, err)
+	}
+	defer l.Close()
+	return l.Pin(filepath.Join(pinRoot, instance, "link"))
+}
+
+// awaitProcess waits until a process holds an instance's lock.
+func awaitProcess(t *testing.T, instance string) {
+	t.Helper()
+	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(10 * time.Millisecond) {
+		process, err := daemon.FindProcess(instance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if process != nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no process holds the lock of %s", instance)
+		}
+	}
+}
+
+// TestDownOfALabWithoutItsState removes a lab whose folder somebody deleted.
+func TestDownOfALabWithoutItsState(t *testing.T) {
+	needRoot(t)
+	name := bareTopology().Name
+	l := testLab(t, Topology{Name: name})
+	if err := l.Node("client").createNamespace(); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Up(t.Context(), bareTopology(), Options{})
+	if err == nil || !strings.Contains(err.Error(), "segue lab down") {
+		t.Errorf("Up where a namespace is left: %v", err)
+	}
+	if err := Down(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := Down(name); !errors.Is(err, ErrNotUp) {
+		t.Errorf("second Down: %v", err)
+	}
+}

@@ -1,0 +1,70 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Restart ends processes of a node and starts them again: all of them, unless some are named. They
+// end by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
+// started. The daemons run Options.Binary, which may be another build than before. Restart returns
+// the processes when all of them are ready. What keeps delayed packets is none of the processes:
+// Impair starts it.
+func (l *Lab) Restart(
+	ctx context.Context, node string, names []string, kill bool,
+) ([]*Process, error) {
+	processes, err := l.choose(node, names)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := lockState(l.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.unlock()
+	end := (*Process).Stop
+	if kill {
+		end = (*Process).Kill
+	}
+	if err := forAll(processes, end); err != nil {
+		return nil, err
+	}
+	return processes, forAll(processes, func(p *Process) error { return p.Start(ctx) })
+}
+
+// choose returns the processes of a node that are named, or all where none is.
+func (l *Lab) choose(node string, names []string) ([]*Process, error) {
+	n, err := l.FindNode(node)
+	if err != nil {
+		return nil, err
+	}
+	var all []string   // the names of the node's processes
+	var nodes []string // that have processes
+	for _, p := range l.Processes {
+		nodes = append(nodes, p.node.Name)
+		if p.node == n {
+			all = append(all, p.Name)
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("node %q of lab %q runs no processes to restart: %s do",
+			node, l.Name, enumerate(slices.Compact(nodes)))
+	}
+	if len(names) == 0 {
+		names = all
+	}
+	var chosen []*Process
+	for _, name := range names {
+		p := l.Process(node, name)
+		if p == nil {
+			return nil, fmt.Errorf("node %q of lab %q runs no process %q: its processes are %s",
+				node, l.Name, name, strings.Join(all, ", "))
+		}
+		if !slices.Contains(chosen, p) {
+			chosen = append(chosen, p)
+		}
+	}
+	return chosen, nil
+}
