@@ -94,8 +94,14 @@ struct candidates {
 enum server_flags {
 	SERVER_IN_USE = 1 << 0,	 /* keeps its flows; without it the slot is free */
 	SERVER_DRAINED = 1 << 1, /* gets no new flow */
-	SERVER_FAILING = 1 << 2, /* fails its checks, and others can stand in */
+	SERVER_FAILING = 1 << 2, /* unfit for new flows, and others can stand in */
 	SERVER_IPV4 = 1 << 3,	 /* the tunnel's outer header is IPv4 */
+	/*
+	 * The programs ignore what follows. It tells user space, without a process,
+	 * why a server is unfit, also where it gets new flows all the same.
+	 */
+	SERVER_UNCHECKED = 1 << 4,   /* has no health checks */
+	SERVER_CHECKS_FAIL = 1 << 5, /* fails them */
 };
 
 /*

@@ -57,7 +57,9 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 	}
 	defer a.Close()
 	metrics.MustRegister(a)
-	reload := metrics.TrackReloads(func(ctx context.Context) error {
+	recorder := daemon.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
+	defer recorder.Close()
+	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
 		cfg, err := config.LoadAgent(file)
 		if err != nil {
 			return err
@@ -67,7 +69,7 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 		}
 		logWarnings(log, cfg.Warnings())
 		return nil
-	})
+	}))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error {

@@ -2,11 +2,16 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/daemon"
 )
 
 func TestCheck(t *testing.T) {
@@ -127,3 +132,85 @@ services:
 		})
 	}
 }
+
+// TestCheckAgainst compares files with what a process runs: this one, as far as a reader can tell.
+func TestCheckAgainst(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can write below /run/segue")
+	}
+	const files = `node: {instance: %s, interface: eth0, locator: "fd00:6c:0:1::/64"}
+services:
+- {name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp%s}
+`
+	const servers = `, servers: [{name: s1, locator: "fd00:5:0:1::/64"}]`
+	dir := t.TempDir()
+	for _, test := range []struct {
+		role, more string
+		parse      func([]byte) (settings, error)
+		other      string // interface of a file that needs a restart
+		problems   []string
+	}{
+		{"balancer", servers, func(data []byte) (settings, error) { return config.ParseBalancer(data) },
+			"eth1, seed: 7", []string{
+				`node.interface "eth1": a change from "eth0" needs a restart`,
+				`node.seed "7": a change from "0" needs a restart`,
+			}},
+		{"agent", "", func(data []byte) (settings, error) { return config.ParseAgent(data) },
+			"eth1", []string{`node.interface "eth1": a change from "eth0" needs a restart`}},
+	} {
+		instance := fmt.Sprintf("check-%s-%d", test.role, os.Getpid())
+		running := fmt.Sprintf(files, instance, test.more)
+		cfg, err := test.parse([]byte(running))
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, "node.yaml")
+		check := func(content, output, problem string) {
+			t.Helper()
+			if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			var got bytes.Buffer
+			root := newRoot()
+			root.SetOut(&got)
+			root.SetArgs([]string{"check", "-c", file, "--against", instance})
+			err := root.Execute()
+			if got.String() != output {
+				t.Errorf("%s: output:\n%s\nwant:\n%s", test.role, got.String(), output)
+			}
+			if message := fmt.Sprint(err); !strings.Contains(message, problem) {
+				t.Errorf("%s: error %v, want %s", test.role, err, problem)
+			}
+		}
+		check(running, "", "no process runs the instance")
+		lock, err := daemon.Lock(instance)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(running, "", "is of a build that does not tell what it runs")
+		recorder := daemon.NewRecorder(lock, test.role, file, cfg.Fixed(), slog.New(slog.DiscardHandler))
+		same := strings.Replace(running, "port: 80", "port: 81", 1)
+		valid := file + ": valid " + test.role + " configuration: 1 service"
+		if test.role == "balancer" {
+			valid += ", 1 server"
+		}
+		check(same, valid+"\n", "<nil>")
+		problems := ""
+		for _, problem := range test.problems {
+			problems += file + ": " + problem + "\n"
+		}
+		check(strings.Replace(same, "eth0", test.other, 1), problems,
+			fmt.Sprintf("%s: valid, but instance %q would refuse the reload", file, instance))
+		otherRole := strings.Replace(running, servers, "", 1)
+		if test.role == "agent" {
+			otherRole = fmt.Sprintf(files, instance, servers)
+		}
+		check(otherRole, "", "the instance is of the role "+test.role)
+		if err := errors.Join(recorder.Close(), daemon.Unlock(lock)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// settings are a configuration.
+type settings interface{ Fixed() []config.Setting }

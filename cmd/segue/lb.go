@@ -65,7 +65,9 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	}
 	defer collector.Close()
 	metrics.MustRegister(collector)
-	reload := metrics.TrackReloads(func(ctx context.Context) error {
+	recorder := daemon.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
+	defer recorder.Close()
+	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
 		cfg, err := config.LoadBalancer(file)
 		if err != nil {
 			return err
@@ -75,7 +77,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 		}
 		logWarnings(log, cfg.Warnings())
 		return nil
-	})
+	}))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return metrics.Run(ctx) })
 	group.Go(func() error { return daemon.Serve(ctx, b, reload, hangups, "segue lb detach "+cfg.Node.Instance, log) })

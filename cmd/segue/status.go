@@ -187,6 +187,7 @@ func printJSON(out io.Writer, value any) error {
 
 func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 	printHeader(out, &s.Snapshot)
+	printConfiguration(out, s.Configuration)
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
@@ -203,6 +204,7 @@ func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 
 func printAgent(out io.Writer, s *agent.Snapshot) error {
 	printHeader(out, &s.Snapshot)
+	printConfiguration(out, s.Configuration)
 	if err := printOffers(out, s.Services); err != nil {
 		return err
 	}
@@ -245,6 +247,22 @@ func printHeader(out io.Writer, s *datapath.Snapshot) {
 	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process))
 }
 
+// printConfiguration prints nothing where no process tells what it runs.
+func printConfiguration(out io.Writer, c *daemon.Configuration) {
+	if c == nil {
+		return
+	}
+	fmt.Fprintf(out, "configuration: %s, read %s\n", c.File, c.Read.Format(time.RFC3339))
+	if c.Refused == nil {
+		return
+	}
+	fmt.Fprintf(out, "RELOAD REFUSED at %s, the configuration read before stays in force:\n",
+		c.Refused.Time.Format(time.RFC3339))
+	for _, problem := range c.Refused.Problems {
+		fmt.Fprintf(out, "  %s\n", problem)
+	}
+}
+
 func describeProcess(p *daemon.Process) string {
 	if p == nil {
 		return "NOT RUNNING, the data path goes on as the last one left it"
@@ -272,6 +290,7 @@ func interfaceName(name string, index int) string {
 func printService(out io.Writer, s *balancer.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s\n", s.Name, s.Protocol,
 		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"))
+	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
 	if s.Placement == config.PlacementHunt {
@@ -297,6 +316,21 @@ func printService(out io.Writer, s *balancer.ServiceState) error {
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// printWarnings says what is wrong with a service as a whole.
+func printWarnings(out io.Writer, s *balancer.ServiceState) {
+	if s.Buckets == 0 {
+		fmt.Fprintln(out, "NO SERVER TAKES NEW FLOWS: all have weight 0, and new connections are dropped")
+	}
+	for _, cause := range s.Ignored {
+		switch cause {
+		case balancer.ServerUnresolved:
+			fmt.Fprintln(out, "NO SERVER CAN BE REACHED: those that are not drained have no next hop, and packets are dropped")
+		case balancer.ServerFailing:
+			fmt.Fprintln(out, "CHECKS ARE IGNORED: all servers that can be reached fail them, and take new flows all the same")
+		}
+	}
 }
 
 func numbers(values ...uint64) []string {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -216,6 +217,8 @@ func (a *Agent) reload(cfg *config.Agent) error {
 		}
 		return err
 	}
+	changes := cfg.ChangesFrom(a.cfg).WithKeys(!slices.Equal(keys, a.keys))
+	a.log.Info("reloaded", changes.Attributes()...)
 	a.cfg, a.keys = cfg, keys
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +47,7 @@ type Balancer struct {
 	ports    *ports
 	own      []nexthop.Link // of the arms; zero before there is one
 	hops     map[netip.Addr]nexthop.Hop
+	problems map[netip.Addr]string // of targets without a hop
 	resolver *nexthop.Resolver
 	checker  *health.Checker
 	reloads  chan reload
@@ -165,9 +167,9 @@ func (b *Balancer) Run(ctx context.Context) error {
 func (b *Balancer) control(ctx context.Context) error {
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	rebuild := time.NewTimer(gather)
+	rebuild, journal := newAlarm(), newAlarm()
 	defer rebuild.Stop()
-	armed := true
+	defer journal.Stop()
 
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
@@ -177,6 +179,7 @@ func (b *Balancer) control(ctx context.Context) error {
 		var err error
 		select {
 		case <-ctx.Done():
+			b.logChanges()
 			return nil
 		case update := <-b.resolver.Updates():
 			err = b.follow(update)
@@ -188,10 +191,13 @@ func (b *Balancer) control(ctx context.Context) error {
 				b.stale[svc.Name] = true
 			}
 		case <-rebuild.C:
-			armed = !b.rebuild()
-			if armed {
-				rebuild.Reset(retryInterval)
+			rebuild.armed = false
+			if !b.rebuild() {
+				rebuild.within(retryInterval)
 			}
+		case <-journal.C:
+			journal.armed = false
+			b.logChanges()
 		case <-patience:
 			err = b.attach()
 		case <-sweep.C:
@@ -200,14 +206,35 @@ func (b *Balancer) control(ctx context.Context) error {
 			}
 		case r := <-b.reloads:
 			r.result <- b.reload(ctx, r.cfg)
+			journal.within(journalDelay) // there may be servers without a next hop
 		}
 		if err != nil {
 			return err
 		}
-		if len(b.stale) > 0 && !armed {
-			rebuild.Reset(gather)
-			armed = true
+		if len(b.stale) > 0 {
+			rebuild.within(gather)
+			journal.within(journalDelay)
 		}
+	}
+}
+
+// alarm is a timer that is set when there is something to do, and not put off by more of it.
+type alarm struct {
+	*time.Timer
+	armed bool // until its owner has taken note that it went off
+}
+
+func newAlarm() *alarm {
+	a := &alarm{Timer: time.NewTimer(time.Hour)}
+	a.Stop()
+	return a
+}
+
+// within sets the alarm, unless it is set already.
+func (a *alarm) within(d time.Duration) {
+	if !a.armed {
+		a.Reset(d)
+		a.armed = true
 	}
 }
 
@@ -215,9 +242,6 @@ func (b *Balancer) control(ctx context.Context) error {
 func (b *Balancer) attach() error {
 	if b.attached {
 		return nil
-	}
-	for _, name := range b.unresolved() {
-		b.log.Warn("no next hop yet: it gets no new flows", "server", name)
 	}
 	for i, name := range b.cfg.Node.Interfaces() {
 		if b.own[i].Index == 0 {
@@ -241,8 +265,17 @@ func (b *Balancer) attach() error {
 		}
 	}
 	b.applyHops()
+	b.logChanges()
 	close(b.ready)
 	return nil
+}
+
+// logChanges logs which servers have become unfit for new flows, or fit. Before the start is over
+// nothing is known of them.
+func (b *Balancer) logChanges() {
+	if b.attached {
+		b.services.logChanges(b.log)
+	}
 }
 
 // follow takes on what the resolver found. The error says that the data path is
@@ -251,9 +284,9 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err
 	}
-	b.hops = update.Hops
+	b.hops, b.problems = update.Hops, update.Problems
 	b.applyHops()
-	if len(b.unresolved()) == 0 {
+	if b.resolved() {
 		return b.attach()
 	}
 	return nil
@@ -306,6 +339,8 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 		}
 		return err
 	}
+	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
+	b.log.Info("reloaded", changes.Attributes()...)
 	b.cfg, b.keys = cfg, keys
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(cfg.Services))
@@ -366,6 +401,7 @@ func (b *Balancer) applyHops() {
 
 func (b *Balancer) applyHop(m *member) {
 	hop, ok := b.hops[target(m)]
+	m.setReason(unresolved, b.problems[target(m)])
 	if !ok {
 		if b.attached {
 			b.kernel.servers.clearNextHop(m.slot)
@@ -404,15 +440,14 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	return hops
 }
 
-// unresolved names the servers without a next hop.
-func (b *Balancer) unresolved() []string {
-	var names []string
+// resolved tells whether all servers have a next hop.
+func (b *Balancer) resolved() bool {
 	for _, m := range b.services.members() {
 		if _, ok := b.hops[target(m)]; !ok {
-			names = append(names, m.Name)
+			return false
 		}
 	}
-	return names
+	return true
 }
 
 // sweep frees the flows past their timeouts and those of servers that are gone.

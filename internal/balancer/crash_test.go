@@ -366,9 +366,14 @@ func (s *crashSite) settled() (services map[string][]string) {
 	for _, service := range state.Services {
 		name := fmt.Sprintf("%s %s %d, %d buckets", service.Name, service.VIP, service.Port, service.Buckets)
 		for _, server := range service.Servers {
-			if server.Condition != ServerRemoved { // not swept yet
-				services[name] = append(services[name], fmt.Sprintf("%s %s %s %v", server.Name, server.Address, server.Condition, server.Share))
+			condition := server.Condition
+			switch condition {
+			case ServerRemoved: // not swept yet
+				continue
+			case ServerUnresolved: // a new server's next hop may be found after the process has ended
+				condition = ServerUnchecked
 			}
+			services[name] = append(services[name], fmt.Sprintf("%s %s %s %v", server.Name, server.Address, condition, server.Share))
 		}
 		slices.Sort(services[name])
 	}

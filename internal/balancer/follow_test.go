@@ -29,6 +29,7 @@ const patience = 60 * time.Second
 type steered struct {
 	*fixture
 	ended chan error // the control loop's end
+	end   func()     // ends it
 }
 
 func steer(t *testing.T) *steered { return steerLate(t, node(), 0) }
@@ -44,23 +45,43 @@ func steerInside(t *testing.T) *steered {
 func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *steered {
 	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
 	cfg.Node = node
+	s := newSteered(t, cfg)
+	s.routeServers(netlink.RouteAdd)
+	s.run(late)
+	return s
+}
+
+// newSteered is a balancer whose control loop does not run yet, and whose servers no route leads to.
+func newSteered(t *testing.T, cfg *config.Balancer) *steered {
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
 	s.leaveSharedNetwork()
 	s.attached = false
 	router := testnet.New(t)
 	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),
 		router, "eth0", testnet.Prefixes("fd00:a::2/64"))
-	if node.Inside != "" {
-		testnet.Connect(t, s.ns, node.Inside, nil, testnet.New(t), "eth0", nil)
+	if cfg.Node.Inside != "" {
+		testnet.Connect(t, s.ns, cfg.Node.Inside, nil, testnet.New(t), "eth0", nil)
 	}
+	return s
+}
+
+// routeServers adds or deletes the route to all servers.
+func (s *steered) routeServers(change func(*netlink.Route) error) {
+	s.t.Helper()
 	s.do("eth0", func(eth0 netlink.Link) error {
 		_, locator, _ := net.ParseCIDR("fd00:5::/32")
-		return netlink.RouteAdd(&netlink.Route{
+		return change(&netlink.Route{
 			LinkIndex: eth0.Attrs().Index, Dst: locator, Gw: net.ParseIP("fd00:a::2"),
 		})
 	})
+}
+
+// run starts the control loop, and the resolver that much later, and waits until packets are steered.
+func (s *steered) run(late time.Duration) {
+	s.t.Helper()
 	// Run itself would leave the namespace: its goroutines are not in it.
 	ctx, cancel := context.WithCancel(context.Background())
+	s.end = cancel
 	loops := make(chan struct{}, 3)
 	run := func(loop func() error) {
 		defer func() { loops <- struct{}{} }()
@@ -71,7 +92,7 @@ func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *stee
 	go run(func() error { return s.control(ctx) })
 	go run(func() error { return s.checker.Run(ctx) })
 	time.AfterFunc(late, func() { run(func() error { return s.resolver.Run(ctx) }) })
-	t.Cleanup(func() {
+	s.t.Cleanup(func() {
 		cancel()
 		for range cap(loops) {
 			<-loops
@@ -80,11 +101,10 @@ func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *stee
 	select {
 	case <-s.Ready():
 	case err := <-s.ended:
-		t.Fatal(err)
+		s.t.Fatal(err)
 	case <-time.After(patience):
-		t.Fatal("not attached")
+		s.t.Fatal("not attached")
 	}
-	return s
 }
 
 // What was not found out in time because the machine stood still is not taken for missing.

@@ -149,7 +149,10 @@ type ServiceState struct {
 	Encapsulation config.Encapsulation `json:"encapsulation"`
 	Buckets       uint32               `json:"buckets"` // 0: there is no server to place on
 	Candidates    uint8                `json:"candidates"`
-	Servers       []*ServerState       `json:"servers"` // by name
+	// Ignored are the causes of servers that new flows are placed on all the same, as no server that
+	// is not drained is without.
+	Ignored []Condition    `json:"ignored"`
+	Servers []*ServerState `json:"servers"` // by name
 
 	table uint32
 }
@@ -157,13 +160,18 @@ type ServiceState struct {
 // Condition is what a server is used for.
 type Condition string
 
-// The conditions of a server.
+// The conditions of a server. ServerUnresolved and ServerFailing are also the names of causes.
 const (
-	ServerUp      Condition = "up"      // gets new flows
-	ServerDrained Condition = "drained" // weight 0: keeps its flows, gets no new ones
-	ServerFailing Condition = "failing" // its checks: keeps its connections, gets no new ones
-	ServerRemoved Condition = "removed" // no longer configured: its slot is about to be freed
+	ServerUp         Condition = "up"         // passes its health checks, and gets new flows
+	ServerUnchecked  Condition = "unchecked"  // gets new flows; it has no health checks
+	ServerDrained    Condition = "drained"    // weight 0: keeps its flows, gets no new ones
+	ServerUnresolved Condition = "unresolved" // no next hop: its packets are dropped
+	ServerFailing    Condition = "failing"    // its checks: keeps its connections, gets no new ones
+	ServerRemoved    Condition = "removed"    // no longer configured: its slot is about to be freed
 )
+
+// conditions are all that a configured server can be in.
+var conditions = []Condition{ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerFailing}
 
 // ServerState is a server of a service as the data path has it, with its counters since it was
 // configured.
@@ -172,6 +180,10 @@ type ServerState struct {
 	Slot      uint32    `json:"slot"`
 	Address   string    `json:"address"` // locator, or the tunnel's far end
 	Condition Condition `json:"condition"`
+	Checked   bool      `json:"checked"` // it has health checks
+	// Causes are why it is unfit for new flows, the weightiest first. It gets them all the same where
+	// its service ignores the cause, and none where it is without causes but drained.
+	Causes []Condition `json:"causes"`
 	// Share is the part of the buckets whose first candidate it is, 0 to 1.
 	Share   float64    `json:"share"`
 	NextHop *NextHop   `json:"next_hop"` // nil: not resolved, its packets are dropped
@@ -348,6 +360,7 @@ func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
 		Encapsulation: nameOf(encapsulations, balancerEncapsulation(entry.Rule.Encapsulation)),
 		Buckets:       entry.Rule.Buckets,
 		Candidates:    entry.Rule.Candidates,
+		Ignored:       []Condition{},
 		Servers:       []*ServerState{},
 		table:         entry.table(),
 	}
@@ -397,16 +410,41 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 		slices.SortFunc(service.Servers, func(a, b *ServerState) int {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Slot, b.Slot))
 		})
+		service.Ignored = v.ignored(service)
 	}
 	return nil
 }
 
+// ignored finds what services.ignored does, by what the slots tell.
+func (v *View) ignored(service *ServiceState) []Condition {
+	candidates := slices.DeleteFunc(slices.Clone(service.Servers), func(server *ServerState) bool {
+		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
+			v.servers.flags(server.Slot)&balancerServerFlagsSERVER_FAILING != 0
+	})
+	hasHop := func(server *ServerState) bool { return server.NextHop != nil }
+	if slices.ContainsFunc(candidates, hasHop) {
+		candidates = slices.DeleteFunc(candidates, func(server *ServerState) bool { return !hasHop(server) })
+	}
+	ignored := []Condition{}
+	for _, kind := range causeKinds {
+		if slices.ContainsFunc(candidates, func(server *ServerState) bool {
+			return slices.Contains(server.Causes, kind.condition)
+		}) {
+			ignored = append(ignored, kind.condition)
+		}
+	}
+	return ignored
+}
+
 func (v *View) server(slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface) (*ServerState, error) {
+	flags, causes := v.servers.flags(slot), v.servers.causes(slot)
 	server := &ServerState{
 		Name:      name,
 		Slot:      slot,
 		Address:   describeAddress(addrOf(v.servers.servers[slot].Address), service.Encapsulation),
-		Condition: conditionOf(v.servers.flags(slot)),
+		Condition: conditionOf(flags, causes),
+		Checked:   flags&balancerServerFlagsSERVER_UNCHECKED == 0,
+		Causes:    causes.conditions(),
 		NextHop:   v.nextHop(slot, interfaces),
 	}
 	counter, err := readServerCounter(v.maps.ServerCounters, slot)
@@ -436,18 +474,6 @@ func describeAddress(address netip.Addr, kind config.Encapsulation) string {
 		return netip.PrefixFrom(address, srv6.LocatorBits).String()
 	}
 	return address.String()
-}
-
-func conditionOf(flags balancerServerFlags) Condition {
-	switch {
-	case flags&balancerServerFlagsSERVER_IN_USE == 0:
-		return ServerRemoved
-	case flags&balancerServerFlagsSERVER_DRAINED != 0:
-		return ServerDrained
-	case flags&balancerServerFlagsSERVER_FAILING != 0:
-		return ServerFailing
-	}
-	return ServerUp
 }
 
 // nextHop is nil for a server that has none.

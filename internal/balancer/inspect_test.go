@@ -31,7 +31,7 @@ func (f *fixture) send(port uint16, flags packet.TCPFlags, want string) {
 	}
 }
 
-func mustSnapshot(t *testing.T, view *View) *Snapshot {
+func mustSnapshot(t testing.TB, view *View) *Snapshot {
 	t.Helper()
 	s, err := view.Snapshot()
 	if err != nil {
@@ -79,15 +79,17 @@ func TestSnapshot(t *testing.T) {
 	hop := func(locator, link string) *NextHop {
 		return &NextHop{MAC: hopMAC(netip.MustParseAddr(locator)).String(), Ifindex: f.ifindex[link], MTU: links[link]}
 	}
+	none := []Condition{}
 	want := &ServiceState{
 		Name: "insert", VIP: vip6, Port: 80, Protocol: config.TCP, Placement: config.PlacementHash,
 		Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert, Buckets: 251, Candidates: 1,
+		Ignored: none,
 		Servers: []*ServerState{
-			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: ServerUp, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
+			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: ServerUnchecked, Causes: none, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
 				Flows: FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
-			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: ServerUp,
+			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: ServerUnresolved, Causes: []Condition{ServerUnresolved},
 				Flows: FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
-			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerDrained, NextHop: hop("fd00:5:0:3:5::", "narrow")},
+			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerDrained, Causes: none, NextHop: hop("fd00:5:0:3:5::", "narrow")},
 		},
 	}
 	if diff := cmp.Diff(want, s.Services[2], cmpopts.IgnoreUnexported(ServiceState{}), cmp.Comparer(sameAddr)); diff != "" {

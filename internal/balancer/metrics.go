@@ -1,6 +1,8 @@
 package balancer
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/segue-lb/segue/internal/datapath"
@@ -9,28 +11,13 @@ import (
 
 // published is what the goroutine in control shares with scrapes. It is replaced whole.
 type published struct {
-	members map[uint32]memberState // by slot
-	flows   flowCounts             // of the last sweep; nil before the first
-	pending flowCounts             // the half-open ones
-}
-
-type memberState struct {
-	checked, healthy, draining bool
+	flows   flowCounts // of the last sweep; nil before the first
+	pending flowCounts // the half-open ones
 }
 
 // publish shares the present state.
 func (b *Balancer) publish() {
-	p := &published{members: map[uint32]memberState{}, flows: b.flows, pending: b.pending}
-	for _, svc := range b.services.byName {
-		for _, m := range svc.members {
-			p.members[m.slot] = memberState{
-				checked:  svc.Health != nil,
-				healthy:  m.healthy,
-				draining: *m.Weight == 0,
-			}
-		}
-	}
-	b.published.Store(p)
+	b.published.Store(&published{flows: b.flows, pending: b.pending})
 }
 
 // Collector collects the metrics of a balancer. Counters are read from the kernel at each scrape; the
@@ -70,6 +57,10 @@ var (
 	serverHealthyDesc  = desc("server_healthy", "Whether the server passes its health checks.", "service", "server")
 	serverDrainingDesc = desc("server_draining", "Whether the server has weight 0.", "service", "server")
 
+	serviceServersDesc = desc("service_servers", "Servers of the service by condition.", "service", "condition")
+	serviceIgnoredDesc = desc("service_cause_ignored",
+		"Whether servers get new flows despite the cause, as no server of the service is without.", "service", "cause")
+
 	flowsDesc    = desc("flows", "Flows in the flow table when it was last swept.", "service", "server", "state")
 	halfOpenDesc = desc("half_open_flows",
 		"Flows whose SYN the server has answered and the client has not, when they were last swept.", "service", "server")
@@ -88,7 +79,7 @@ var (
 func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
-		serverHealthyDesc, serverDrainingDesc, flowsDesc, halfOpenDesc, capacityDesc,
+		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
 		offersDesc, signalsDesc, resetsDesc, versionDesc,
 	} {
 		out <- d
@@ -124,23 +115,39 @@ func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount
 func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *published) {
 	for _, service := range services {
 		seen := map[string]bool{}
+		counts := map[Condition]int{}
 		for _, server := range service.Servers {
 			if server.Condition == ServerRemoved || seen[server.Name] {
 				continue
 			}
 			seen[server.Name] = true
-			labels := []string{service.Name, server.Name}
-			counter(out, serverPacketsDesc, server.Packets, labels...)
-			counter(out, serverBytesDesc, server.Bytes, labels...)
-			counter(out, serverFlowsDesc, server.Placed, labels...)
-			gauge(out, serverHopDesc, boolean(server.NextHop != nil), labels...)
-			if server.Hunt != nil {
-				collectHunt(out, server.Hunt, labels)
-			}
-			if p != nil {
-				collectPublished(out, server, p, labels)
-			}
+			counts[server.Condition]++
+			collectServer(out, server, []string{service.Name, server.Name}, p)
 		}
+		for _, condition := range conditions {
+			gauge(out, serviceServersDesc, float64(counts[condition]), service.Name, string(condition))
+		}
+		for _, kind := range causeKinds {
+			ignored := slices.Contains(service.Ignored, kind.condition)
+			gauge(out, serviceIgnoredDesc, boolean(ignored), service.Name, string(kind.condition))
+		}
+	}
+}
+
+func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string, p *published) {
+	counter(out, serverPacketsDesc, server.Packets, labels...)
+	counter(out, serverBytesDesc, server.Bytes, labels...)
+	counter(out, serverFlowsDesc, server.Placed, labels...)
+	gauge(out, serverHopDesc, boolean(server.NextHop != nil), labels...)
+	gauge(out, serverDrainingDesc, boolean(server.Condition == ServerDrained), labels...)
+	if server.Checked {
+		gauge(out, serverHealthyDesc, boolean(!slices.Contains(server.Causes, ServerFailing)), labels...)
+	}
+	if server.Hunt != nil {
+		collectHunt(out, server.Hunt, labels)
+	}
+	if p != nil && p.flows != nil {
+		collectFlows(out, server, p, labels)
 	}
 }
 
@@ -151,16 +158,7 @@ func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string
 	counter(out, resetsDesc, hunt.Resets, labels...)
 }
 
-func collectPublished(out chan<- prometheus.Metric, server *ServerState, p *published, labels []string) {
-	if member, ok := p.members[server.Slot]; ok {
-		gauge(out, serverDrainingDesc, boolean(member.draining), labels...)
-		if member.checked {
-			gauge(out, serverHealthyDesc, boolean(member.healthy), labels...)
-		}
-	}
-	if p.flows == nil {
-		return
-	}
+func collectFlows(out chan<- prometheus.Metric, server *ServerState, p *published, labels []string) {
 	if server.Hunt != nil {
 		gauge(out, halfOpenDesc, float64(p.pending.of(server.Slot).Total()), labels...)
 	}

@@ -31,7 +31,7 @@ func newRegistry(f *fixture) *prometheus.Registry {
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	cfg := varied()
-	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{}}
+	cfg.Services[0], cfg.Services[3] = checked(cfg.Services[0]), checked(cfg.Services[3])
 	f := open(t, cfg)
 	registry := newRegistry(f)
 	flow := flowTo(vip6, 80, config.TCP)
@@ -44,6 +44,8 @@ func TestMetrics(t *testing.T) {
 	f.via["s2"] = ""
 	f.route()
 	f.setHealth("insert", "s2", false)
+	f.setHealth("rest", "r4", false)
+	f.setHealth("rest", "r6", false)
 	f.must(f.sweep())
 	f.publish()
 
@@ -72,6 +74,14 @@ segue_lb_server_healthy{server="s1",service="insert"} 1
 segue_lb_server_healthy{server="s2",service="insert"} 0
 segue_lb_server_draining{server="s1",service="insert"} 0
 segue_lb_server_draining{server="s3",service="insert"} 1
+segue_lb_service_servers{condition="up",service="insert"} 1
+segue_lb_service_servers{condition="unresolved",service="insert"} 1
+segue_lb_service_servers{condition="drained",service="insert"} 1
+segue_lb_service_servers{condition="failing",service="insert"} 0
+segue_lb_service_servers{condition="unchecked",service="encap"} 1
+segue_lb_service_cause_ignored{cause="failing",service="insert"} 0
+segue_lb_service_cause_ignored{cause="unresolved",service="insert"} 0
+segue_lb_service_cause_ignored{cause="failing",service="rest"} 1
 `
 	want += fmt.Sprintln("segue_lb_tables_version", tables.Version)
 	got := expose(t, registry)

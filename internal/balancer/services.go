@@ -16,29 +16,6 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// member is a server of a service as the data path has it.
-type member struct {
-	config.Server
-	slot    uint32
-	healthy bool
-}
-
-// flags are what the data path is told of the member: failing only when new flows
-// are not placed on it all the same.
-func (m *member) flags(used bool) balancerServerFlags {
-	flags := balancerServerFlagsSERVER_IN_USE
-	if m.Address.Is4() {
-		flags |= balancerServerFlagsSERVER_IPV4
-	}
-	if *m.Weight == 0 {
-		flags |= balancerServerFlagsSERVER_DRAINED
-	}
-	if !m.healthy && !used {
-		flags |= balancerServerFlagsSERVER_FAILING
-	}
-	return flags
-}
-
 // service is a service as the data path has it.
 type service struct {
 	config.Service
@@ -47,6 +24,7 @@ type service struct {
 	members  []*member
 	placed   placing   // what its table was built from
 	huntsEnd time.Time // when no flow is half open any more from when it hunted
+	logged   causes    // that are ignored, as the log has it
 }
 
 // services applies a configuration to the data path.
@@ -156,10 +134,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, node)
-		m := &member{Server: server, healthy: cfg.Health == nil || !s.slots.failing(key)}
-		if old := before[server.Name]; old != nil && cfg.Health != nil {
-			m.healthy = old.healthy
-		}
+		m := newMember(server, cfg, before[server.Name], s.slots.causes(key))
 		slot, err := s.slots.claim(key, svc.id, known, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
@@ -210,16 +185,7 @@ func keysOf(cfg *config.Balancer) map[serverKey]bool {
 // setHealth notes what the checks found of a server, and returns the service
 // whose table is to follow: nil when nothing changed, or a reload has removed it.
 func (s *services) setHealth(result health.Result) *service {
-	svc := s.byName[result.Service]
-	if svc == nil {
-		return nil
-	}
-	m := svc.member(result.Server)
-	if m == nil || m.healthy == result.Healthy {
-		return nil
-	}
-	m.healthy = result.Healthy
-	return svc
+	return s.setCause(result.Service, result.Server, failing, !result.Healthy, result.Reason)
 }
 
 // healthTargets are the servers to be checked, as they are held to be.
@@ -227,27 +193,9 @@ func (s *services) healthTargets(services []config.Service) []health.Target {
 	targets := health.Targets(services)
 	for i := range targets {
 		t := &targets[i]
-		t.Failing = !s.byName[t.Service].member(t.Server).healthy
+		t.Failing = s.byName[t.Service].member(t.Server).causes.has(failing)
 	}
 	return targets
-}
-
-// usable lists the servers of a service that new flows are placed on: of those that
-// are not drained, the ones with a next hop that pass their checks. When all fail
-// their checks the checks are the likelier culprit: all of them are used.
-func (s *services) usable(svc *service) []*member {
-	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return *m.Weight == 0 })
-	reachable := prefer(undrained, func(m *member) bool { return s.kernel.servers.hasNextHop(m.slot) })
-	return prefer(reachable, func(m *member) bool { return m.healthy })
-}
-
-// prefer returns the members that are good, or all when none is.
-func prefer(members []*member, good func(*member) bool) []*member {
-	chosen := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return !good(m) })
-	if len(chosen) == 0 {
-		return members
-	}
-	return chosen
 }
 
 // placing is all that a service's entry and table follow from.

@@ -65,8 +65,8 @@ func loadSlots(k *kernel) (*slots, error) {
 
 // claim returns the slot of a server: the one it has, or a free one. A slot that
 // was retired takes up its flows again. The service is told by its id, too, which
-// changes when the service goes and comes back. Whether the server fails its checks
-// stays noted: this process may end before it places the service.
+// changes when the service goes and comes back. Whether the server is unfit stays
+// noted: this process may end before it places the service.
 func (s *slots) claim(key serverKey, service uint32, known srv6.Function, flags balancerServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
@@ -96,10 +96,13 @@ func (s *slots) claim(key serverKey, service uint32, known srv6.Function, flags 
 	return slot, s.kernel.addSender(slot)
 }
 
-// failing tells whether a server has a slot and fails its checks.
-func (s *slots) failing(key serverKey) bool {
+// causes are those noted in the slot of a server; none if it has no slot.
+func (s *slots) causes(key serverKey) causes {
 	slot, ok := s.byKey[key]
-	return ok && s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING != 0
+	if !ok {
+		return 0
+	}
+	return s.kernel.servers.causes(slot)
 }
 
 // free finds a slot that nobody has.

@@ -1,41 +1,74 @@
 package config
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Setting is a field that a running process cannot change, with its value as text.
+type Setting struct {
+	Field string `json:"field"` // its path, such as node.interface
+	Value string `json:"value"`
+}
+
+// Fixed are the fields that only a restart changes, in the order of the manual.
+func (b *Balancer) Fixed() []Setting {
+	return []Setting{
+		setting("node.instance", b.Node.Instance),
+		setting("node.interface", b.Node.Interface),
+		setting("node.inside", b.Node.Inside),
+		setting("node.internal", b.Node.IsInternal()),
+		setting("node.seed", b.Node.Seed),
+		setting("node.limits.flows", b.Node.Limits.Flows),
+		setting("node.limits.servers", b.Node.Limits.Servers),
+		setting("metrics.listen", b.Metrics.Listen),
+	}
+}
+
+// Fixed are the agent's, as those of Balancer.
+func (a *Agent) Fixed() []Setting {
+	return []Setting{
+		setting("node.instance", a.Node.Instance),
+		setting("node.interface", a.Node.Interface),
+		setting("node.internal", a.Node.IsInternal()),
+		setting("metrics.listen", a.Metrics.Listen),
+	}
+}
+
+func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }
 
 // ReloadableFrom tells whether a running balancer can take on b without a restart. The error is of
 // type Errors and names each field that cannot change, with the value asked for and the running one.
 func (b *Balancer) ReloadableFrom(old *Balancer) error {
-	var fixed Errors
-	fixed = fixed.unchanged("node.instance", b.Node.Instance, old.Node.Instance)
-	fixed = fixed.unchanged("node.interface", b.Node.Interface, old.Node.Interface)
-	fixed = fixed.unchanged("node.inside", b.Node.Inside, old.Node.Inside)
-	fixed = fixed.unchanged("node.internal", b.Node.IsInternal(), old.Node.IsInternal())
-	fixed = fixed.unchanged("node.seed", b.Node.Seed, old.Node.Seed)
-	fixed = fixed.unchanged("node.limits.flows", b.Node.Limits.Flows, old.Node.Limits.Flows)
-	fixed = fixed.unchanged("node.limits.servers", b.Node.Limits.Servers, old.Node.Limits.Servers)
-	fixed = fixed.unchanged("metrics.listen", b.Metrics.Listen, old.Metrics.Listen)
-	return fixed.orNil()
+	return CheckFixed(b.Fixed(), old.Fixed())
 }
 
 // ReloadableFrom tells whether a running agent can take on a without a restart, as that of
 // Balancer does.
 func (a *Agent) ReloadableFrom(old *Agent) error {
-	var fixed Errors
-	fixed = fixed.unchanged("node.instance", a.Node.Instance, old.Node.Instance)
-	fixed = fixed.unchanged("node.interface", a.Node.Interface, old.Node.Interface)
-	fixed = fixed.unchanged("node.internal", a.Node.IsInternal(), old.Node.IsInternal())
-	fixed = fixed.unchanged("metrics.listen", a.Metrics.Listen, old.Metrics.Listen)
-	return fixed.orNil()
+	return CheckFixed(a.Fixed(), old.Fixed())
 }
 
-// unchanged appends a problem if a field differs from its running value.
-func (e Errors) unchanged(path string, value, running any) Errors {
-	if value == running {
-		return e
+// CheckFixed compares the fixed settings of a configuration with those of a running process. The
+// error is that of ReloadableFrom. A field that the process does not list is no problem: the
+// process is of another build.
+func CheckFixed(wanted, running []Setting) error {
+	var fixed Errors
+	for _, w := range wanted {
+		i := slices.IndexFunc(running, func(r Setting) bool { return r.Field == w.Field })
+		if i < 0 || running[i].Value == w.Value {
+			continue
+		}
+		remedy := "needs a restart"
+		if strings.HasPrefix(w.Field, "node.limits.") {
+			remedy = "needs a stop, `segue lb detach`, which forgets all flows, and a start"
+		}
+		fixed = append(fixed, &Error{
+			Path:    w.Field,
+			Value:   w.Value,
+			Problem: fmt.Sprintf("a change from %q %s", running[i].Value, remedy),
+		})
 	}
-	return append(e, &Error{
-		Path:    path,
-		Value:   fmt.Sprint(value),
-		Problem: fmt.Sprintf("a change from %q needs a restart", fmt.Sprint(running)),
-	})
+	return fixed.orNil()
 }

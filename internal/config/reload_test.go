@@ -6,6 +6,7 @@ import (
 )
 
 func TestReloadableFrom(t *testing.T) {
+	const detached = "`segue lb detach`, which forgets all flows, and a start"
 	balancer := func(from, to string) *Balancer { return mustParse(t, validBalancer, from, to, ParseBalancer) }
 	agent := func(from, to string) *Agent { return mustParse(t, validAgent, from, to, ParseAgent) }
 	oldBalancer, oldAgent := balancer("", ""), agent("", "")
@@ -29,8 +30,8 @@ node.internal "false": a change from "true" needs a restart`},
 			`node.instance "edge-1": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
 node.seed "16": a change from "0" needs a restart
-node.limits.flows "1024": a change from "0" needs a restart
-node.limits.servers "5": a change from "0" needs a restart
+node.limits.flows "1024": a change from "0" needs a stop, ` + detached + `
+node.limits.servers "5": a change from "0" needs a stop, ` + detached + `
 metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
 		{"agent same", agent("", "").ReloadableFrom(oldAgent), ""},
 		{"agent MTU", agent("mtu: 1500", "mtu: 9000").ReloadableFrom(oldAgent), ""},

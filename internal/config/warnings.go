@@ -12,6 +12,7 @@ func (a *Agent) Warnings() Errors { return a.warnings }
 // warnOfBalancer reports what is valid in a balancer's file, but rarely meant.
 func (d *document) warnOfBalancer(b *Balancer) {
 	d.warnOfForgedSignals(b)
+	d.warnOfNoWeight(b)
 }
 
 // warnOfAgent reports what is valid in an agent's file, but rarely meant.
@@ -29,6 +30,16 @@ func (d *document) warnOfForgedSignals(b *Balancer) {
 	d.warnf(signalKeyPath, "missing, though node.internal is true: any host that can send packets "+
 		"to %s through %s can pose as a server of %s and take over its connections",
 		b.Node.Locator, b.Node.Interface, item("services", hunting))
+}
+
+// warnOfNoWeight warns of services that take no new connection, though they are kept.
+func (d *document) warnOfNoWeight(b *Balancer) {
+	for i, service := range b.Services {
+		if !slices.ContainsFunc(service.Servers, func(s Server) bool { return *s.Weight > 0 }) {
+			d.warnf(child(item("services", i), "servers"),
+				"all have weight 0: %s takes no new connections", service.Name)
+		}
+	}
 }
 
 // warnOfForgedQuestions warns where any host passes for a balancer. Only a service with fields for hunting

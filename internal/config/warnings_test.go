@@ -54,6 +54,24 @@ func TestForgedQuestions(t *testing.T) {
 	})
 }
 
+// TestNoWeight warns of services that drop every new connection.
+func TestNoWeight(t *testing.T) {
+	const (
+		first = `{name: s1, locator: "fd00:5:0:1::/64"}]}
+- {name: web`
+		second  = "[" + first
+		drained = `{name: s1, locator: "fd00:5:0:1::/64", weight: 0}`
+		rest    = "]}\n- {name: web"
+	)
+	hashing := strings.Replace(huntingBalancer, "hunt, candidates: 1", "hash", 1)
+	checkWarnings(t, hashing, ParseBalancer, []mutation{
+		{"weights", "", "", nil},
+		{"all drained", second, "[" + drained + rest,
+			one("services[0].servers", "all have weight 0: dns takes no new connections")},
+		{"one drained", second, "[" + drained + `, {name: s2, locator: "fd00:5:0:2::/64"}` + rest, nil},
+	})
+}
+
 // checkWarnings reads a file that is valid with each of the mutations.
 func checkWarnings[T interface{ Warnings() Errors }](
 	t *testing.T, valid string, parse func([]byte) (T, error), mutations []mutation,

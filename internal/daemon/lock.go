@@ -14,10 +14,12 @@ import (
 // runDir holds what lives as long as the machine is up.
 const runDir = "/run/segue"
 
+const lockSuffix = ".lock"
+
 // LockFile is the path of an instance's lock. It exists from the instance's first start until the
 // instance is gone for good.
 func LockFile(instance string) string {
-	return filepath.Join(runDir, instance+".lock")
+	return filepath.Join(runDir, instance+lockSuffix)
 }
 
 // Lock makes sure that one process at a time runs an instance. The lock is held
@@ -68,7 +70,12 @@ func stamp(file *os.File) error {
 	return nil
 }
 
-// Unlock removes the lock file of an instance that is gone for good.
+// Unlock removes the lock file of an instance that is gone for good, and the record that a killed
+// process has left.
 func Unlock(lock *os.File) error {
-	return errors.Join(os.Remove(lock.Name()), lock.Close())
+	err := os.Remove(recordFile(lock.Name()))
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.Remove(lock.Name()), lock.Close())
 }

@@ -28,8 +28,9 @@ func CatchHangups() (hangups <-chan os.Signal, stop func()) {
 }
 
 // Serve runs a service and tells the service manager when it is ready. On each of hangups, also those
-// from before it was ready, it calls reload; a reload that fails is logged and changes nothing. When the
-// context ends it logs why, and the command that detaches what stays.
+// from before it was ready, it calls reload, which logs what it has changed; one that fails changes
+// nothing, and is logged here. When the context ends it logs why, and the command that detaches what
+// stays.
 func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
 	detach string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
@@ -84,8 +85,6 @@ func announceReload(reload func() error, log *slog.Logger) {
 	}
 	if err := reload(); err != nil {
 		log.Error("reload failed: the configuration before stays in force", "error", err)
-	} else {
-		log.Info("reloaded")
 	}
 	if err := Notify("READY=1"); err != nil {
 		log.Warn(err.Error())

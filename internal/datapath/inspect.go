@@ -120,10 +120,13 @@ type Snapshot struct {
 	Time     time.Time `json:"time"`
 	Interval float64   `json:"interval_seconds"` // that rates are over; 0: there are none
 	// Process runs the instance; nil: none does, and the data path goes on as the last one left it.
-	Process    *daemon.Process `json:"process"`
-	Program    *Program        `json:"program"`    // nil before it is attached
-	Attachment *Attachment     `json:"attachment"` // nil: not attached, packets pass by
-	Reasons    []ReasonCount   `json:"reasons"`
+	Process *daemon.Process `json:"process"`
+	// Configuration is the process's own; nil: no process runs the instance, or it is of an earlier
+	// build.
+	Configuration *daemon.Configuration `json:"configuration"`
+	Program       *Program              `json:"program"`    // nil before it is attached
+	Attachment    *Attachment           `json:"attachment"` // nil: not attached, packets pass by
+	Reasons       []ReasonCount         `json:"reasons"`
 }
 
 // Program is a program in the kernel.
@@ -147,6 +150,13 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	var err error
 	if s.Process, err = daemon.FindProcess(instance.Name); err != nil {
 		return nil, err
+	}
+	record, err := daemon.FindRecord(instance.Name, s.Process)
+	if err != nil {
+		return nil, err
+	}
+	if record != nil {
+		s.Configuration = &record.Configuration
 	}
 	if s.Program, err = readProgram(instance.Name, program); err != nil {
 		return nil, err

@@ -64,14 +64,13 @@ func (b *board) replace(targets []Target) {
 }
 
 // record takes note of a verdict, unless its target is no longer watched.
-func (b *board) record(v verdict) bool {
+func (b *board) record(v verdict) {
 	n := name{v.watch.target.Service, v.watch.target.Server}
 	if b.watches[n] != v.watch {
-		return false
+		return
 	}
 	v.watch.healthy, v.watch.reason = v.healthy, v.reason
 	b.mark(n)
-	return true
 }
 
 // mark puts a target among those that the reader must be told of, or not.

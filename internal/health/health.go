@@ -95,9 +95,7 @@ func (c *Checker) Run(ctx context.Context) error {
 		case targets := <-c.targets:
 			b.replace(targets)
 		case v := <-c.verdicts:
-			if b.record(v) {
-				c.logChange(v)
-			}
+			b.record(v)
 		case err := <-c.untried:
 			if time.Since(complained) >= complaintInterval {
 				c.log.Error("cannot check servers", "error", err)
@@ -107,15 +105,6 @@ func (c *Checker) Run(ctx context.Context) error {
 			b.delivered(news)
 		}
 	}
-}
-
-func (c *Checker) logChange(v verdict) {
-	level, message := slog.LevelWarn, "server is unhealthy"
-	if v.healthy {
-		level, message = slog.LevelInfo, "server is healthy"
-	}
-	c.log.Log(context.Background(), level, message,
-		"service", v.watch.target.Service, "server", v.watch.target.Server, "reason", v.reason)
 }
 
 // follow probes a target until the context ends: at once, then at a random time

@@ -348,19 +348,19 @@ func TestServiceIsPartOfTheName(t *testing.T) {
 	})
 }
 
-// A verdict may still be on its way when its target has been replaced.
+// A verdict may still be on its way when its target has been replaced, or removed.
 func TestVerdictOfReplacedTarget(t *testing.T) {
 	b := newBoard(func(w *watch) { w.stop = func() {} })
 	b.replace([]Target{target("s1")})
 	old := b.watches[name{"web", "s1"}]
 	changed := target("s1")
 	changed.Fall = 9
-	b.replace([]Target{changed})
-	if b.record(verdict{watch: old, reason: "connection refused"}) {
-		t.Error("it was recorded")
-	}
-	if r, ok := b.news(); ok {
-		t.Errorf("news: %+v", r)
+	for _, targets := range [][]Target{{changed}, nil} {
+		b.replace(targets)
+		b.record(verdict{watch: old, reason: "connection refused"})
+		if r, ok := b.news(); ok {
+			t.Errorf("news: %+v", r)
+		}
 	}
 }
 

@@ -90,15 +90,17 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 	return found, err
 }
 
-// removeInstances removes what instances have pinned, and their locks. Programs are attached by
-// pinned links, or to interfaces that end with their namespaces: nothing holds them afterwards.
+// removeInstances removes what instances have pinned, their locks and records. Programs are attached
+// by pinned links, or to interfaces that end with their namespaces: nothing holds them afterwards.
 func removeInstances(names []string) error {
 	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(pinRoot, name)); err != nil {
 			return err
 		}
-		if err := removeFile(daemon.LockFile(name)); err != nil {
-			return err
+		for _, file := range []string{daemon.RecordFile(name), daemon.LockFile(name)} {
+			if err := removeFile(file); err != nil {
+				return err
+			}
 		}
 	}
 	os.Remove(pinRoot) // stays while other instances have pins

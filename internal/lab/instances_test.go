@@ -38,8 +38,10 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(pinRoot, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(daemon.LockFile(name), nil, 0o600); err != nil {
-			t.Fatal(err)
+		for _, path := range []string{daemon.LockFile(name), daemon.RecordFile(name)} {
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	outside, err := namespace.New()
@@ -68,7 +70,8 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 	for name, gone := range map[string]bool{
 		attached: true, starting: true, elsewhere: false, stopped: false, other: false,
 	} {
-		for _, path := range []string{filepath.Join(pinRoot, name), daemon.LockFile(name)} {
+		pins := filepath.Join(pinRoot, name)
+		for _, path := range []string{pins, daemon.LockFile(name), daemon.RecordFile(name)} {
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != gone {
 				t.Errorf("%s: %v; should it be gone: %t", path, err, gone)
 			}

@@ -34,10 +34,13 @@ type Hop struct {
 type Update struct {
 	Own  []Link // the resolver's interfaces, in its order; zero while there is none of the name
 	Hops map[netip.Addr]Hop
+	// Problems say why targets have no hop.
+	Problems map[netip.Addr]string
 }
 
 func (u Update) equal(other Update) bool {
-	return slices.Equal(u.Own, other.Own) && maps.Equal(u.Hops, other.Hops)
+	return slices.Equal(u.Own, other.Own) && maps.Equal(u.Hops, other.Hops) &&
+		maps.Equal(u.Problems, other.Problems)
 }
 
 // settle is how long events are gathered before the routes are read again.
@@ -63,7 +66,7 @@ type Resolver struct {
 	// Of the goroutine in Run:
 	last     Update                // that was resolved
 	managed  map[neighbour]bool    // by resolvers, and in use by this one
-	problems map[netip.Addr]string // of targets, as logged
+	problems map[netip.Addr]string // of targets that have a hop, as logged
 }
 
 // New returns a resolver that follows the named interfaces, too; it works while
@@ -169,7 +172,11 @@ func (r *Resolver) resolve(targets []netip.Addr) Update {
 		r.log.Error("read the interfaces and neighbours", "error", err)
 		return r.last
 	}
-	now := Update{Own: kernel.linksNamed(r.own), Hops: make(map[netip.Addr]Hop, len(targets))}
+	now := Update{
+		Own:      kernel.linksNamed(r.own),
+		Hops:     make(map[netip.Addr]Hop, len(targets)),
+		Problems: map[netip.Addr]string{},
+	}
 	used := map[neighbour]bool{}
 	problems := map[netip.Addr]string{}
 	for _, target := range targets {
@@ -178,11 +185,17 @@ func (r *Resolver) resolve(targets []netip.Addr) Update {
 			used[way] = true
 			err = r.manage(kernel, way)
 		}
-		if err != nil {
-			problems[target] = err.Error()
-		}
-		if hop, ok := kernel.hop(way, r.last.Hops[target]); ok {
+		hop, ok := kernel.hop(way, r.last.Hops[target])
+		switch {
+		case ok:
 			now.Hops[target] = hop
+			if err != nil {
+				problems[target] = err.Error()
+			}
+		case err != nil:
+			now.Problems[target] = err.Error()
+		default:
+			now.Problems[target] = fmt.Sprintf("%s does not answer on %s", way.address, hop.Link.Name)
 		}
 	}
 	r.release(kernel, used)
@@ -251,7 +264,7 @@ func (r *Resolver) releaseAll() {
 	r.release(s, nil)
 }
 
-// report logs the problems that are new.
+// report logs the problems that are new, of targets that have a hop all the same.
 func (r *Resolver) report(problems map[netip.Addr]string) {
 	for target, problem := range problems {
 		if r.problems[target] != problem {

@@ -457,36 +457,24 @@ func (n *network) storm(ctx context.Context, raging chan<- struct{}) error {
 	}
 }
 
-// A server without a route is told of once, and again when it lost its route again.
-func TestLogsChangesOnly(t *testing.T) {
+// An update says why a server has no hop.
+func TestProblems(t *testing.T) {
 	n := start(t)
-	reports := func() (count int) {
-		for {
-			select {
-			case line := <-n.logged:
-				if strings.Contains(line, "no route") {
-					count++
-				}
-			default:
-				return count
-			}
-		}
-	}
-	for range 3 {
-		n.resolver.SetTargets(t.Context(), []netip.Addr{server})
-		n.awaitLost(server)
-	}
-	if got := reports(); got != 1 {
-		t.Errorf("%d reports of one server without a route", got)
-	}
+	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
+	n.awaitProblem("no route")
+	n.routeVia(n.ifLeft, "fd00:a::77") // which nobody has
+	n.awaitProblem("fd00:a::77 does not answer on left")
 	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.await(server, n.hopLeft())
-	n.do(func() error {
-		_, locator, _ := net.ParseCIDR("fd00:5:0:1::/64")
-		return netlink.RouteDel(&netlink.Route{LinkIndex: n.ifLeft.Index, Dst: locator})
+	n.awaitUpdate("there is to be no problem", func(u Update) bool {
+		return u.Hops[server] == n.hopLeft() && len(u.Problems) == 0
 	})
-	n.awaitLost(server)
-	if got := reports(); got != 1 {
-		t.Errorf("%d reports of a server that lost its route", got)
-	}
+}
+
+// awaitProblem reads updates until the server has no hop, for a reason that contains the text.
+func (n *network) awaitProblem(text string) {
+	n.t.Helper()
+	n.awaitUpdate("the problem is to be "+text, func(u Update) bool {
+		_, ok := u.Hops[server]
+		return !ok && strings.Contains(u.Problems[server], text)
+	})
 }

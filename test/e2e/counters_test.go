@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
 )
@@ -34,6 +35,16 @@ func status(t *testing.T, n *lab.Node) *datapath.Snapshot {
 	if len(s.Reasons) == 0 || s.Program == nil {
 		t.Fatalf("%s has no counters, or no program: %s", n.Name, out)
 	}
+	return &s
+}
+
+// balancerStatus has segue tell the state of a balancer, with its services.
+func balancerStatus(t *testing.T, n *lab.Node) *balancer.Snapshot {
+	t.Helper()
+	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
+	must(t, err)
+	var s balancer.Snapshot
+	must(t, json.Unmarshal([]byte(out), &s))
 	return &s
 }
 

@@ -1,14 +1,19 @@
 package e2e
 
 import (
+	"fmt"
+	"regexp"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestUnhealthyServersAreAvoided stops a server's nginx, and starts it again.
+// TestUnhealthyServersAreAvoided stops a server's nginx, and starts it again. Then it stops those
+// of all servers.
 func TestUnhealthyServersAreAvoided(t *testing.T) {
 	checked := topology(mixed...)
 	for i := range checked.Services {
@@ -31,4 +36,37 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 	live.rounds(t, 1)
 	live.requireUnbroken(t, "s1")
 	requireNoDrops(t, l)
+	for _, name := range nodes(l, lab.RoleServer) {
+		must(t, l.Process(name, "nginx").Stop())
+	}
+	n := l.Node("lb1")
+	eventually(t, func() error { return allFail(t, n, readLog(t, l.Process("lb1", "lb"))) })
+}
+
+// allFail wants all servers to be shown as failing, all services to place flows all the same, and
+// the log to say so.
+func allFail(t *testing.T, n *lab.Node, log string) error {
+	t.Helper()
+	status := balancerStatus(t, n)
+	failing := []balancer.Condition{balancer.ServerFailing}
+	for _, service := range status.Services {
+		if service.Buckets == 0 || !slices.Equal(service.Ignored, failing) {
+			return fmt.Errorf("service %s ignores %v", service.Name, service.Ignored)
+		}
+		for _, server := range service.Servers {
+			if server.Condition != balancer.ServerFailing {
+				return fmt.Errorf("%s of %s is %s", server.Name, service.Name, server.Condition)
+			}
+		}
+	}
+	for _, text := range []string{ // of one or of many, as they come
+		`level=WARN msg="servers? fails? (its|their) health checks"`,
+		`level=INFO msg="servers? pass(es)? (its|their) health checks"`,
+		`level=ERROR msg="ALL reachable servers of .* the checks are ignored"`,
+	} {
+		if !regexp.MustCompile(text).MatchString(log) {
+			return fmt.Errorf("no %s in the log:\n%s", text, log)
+		}
+	}
+	return nil
 }

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"encoding/json"
 	"errors"
 	"net"
 	"net/netip"
@@ -10,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
@@ -71,10 +69,7 @@ func TestTwoArmedBalancersHunt(t *testing.T) {
 // requireArms wants the balancer's programs on both interfaces, and packets of connections to have passed them.
 func requireArms(t *testing.T, n *lab.Node) {
 	t.Helper()
-	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
-	must(t, err)
-	var s balancer.Snapshot
-	must(t, json.Unmarshal([]byte(out), &s))
+	s := balancerStatus(t, n)
 	if s.Attachment == nil || s.Inside == nil || s.Attachment.Interface != "eth1" || s.Inside.Interface != "eth0" ||
 		s.Attachment.Mode != datapath.Native || s.Inside.Mode != datapath.Native {
 		t.Errorf("%s: attached to %+v, inside to %+v", n.Name, s.Attachment, s.Inside)

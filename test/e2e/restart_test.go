@@ -138,7 +138,8 @@ func TestReloadsUnderLoad(t *testing.T) {
 	requireUnnoticed(t, l, live, visitors)
 }
 
-// TestBadConfigurations reloads what is not valid: the balancer says why and goes on as before.
+// TestBadConfigurations reloads what is not valid: the balancer says why, in the log and in its
+// status, and goes on as before.
 func TestBadConfigurations(t *testing.T) {
 	l := up(t, topology(mixed...))
 	balancer := l.Process("lb1", "lb")
@@ -171,6 +172,7 @@ func TestBadConfigurations(t *testing.T) {
 			if !strings.Contains(answer, "reload failed") || !strings.Contains(answer, bad.logged) {
 				t.Errorf("the log does not tell %q: %s", bad.logged, answer)
 			}
+			requireRefused(t, l.Node("lb1"), path, bad.logged)
 			if now, alive := balancer.PID(); !alive || now != pid {
 				t.Fatal("the balancer has ended")
 			}
@@ -183,5 +185,49 @@ func TestBadConfigurations(t *testing.T) {
 	}
 	must(t, os.WriteFile(path, good, 0o644))
 	reload(t, l, "lb1")
+	requireAccepted(t, l.Node("lb1"), path)
+	badAgentConfiguration(t, l)
 	requireNoDrops(t, l)
+}
+
+// badAgentConfiguration asks an agent for what only a restart can change.
+func badAgentConfiguration(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	n := l.Node("s1")
+	cfg := n.AgentConfig()
+	must(t, n.WriteAgentConfig(cfg))
+	cfg.Node.Interface = "lo"
+	path := filepath.Join("/run/segue/lab", l.Name, "conf", "s1-agent.yaml")
+	good, err := os.ReadFile(path)
+	must(t, err)
+	must(t, n.WriteAgentConfig(cfg))
+	must(t, l.Process("s1", "agent").Reload(t.Context()))
+	requireRefused(t, n, path, `node.interface "lo": a change from "eth0" needs a restart`)
+	must(t, os.WriteFile(path, good, 0o644))
+	reload(t, l, "s1")
+	requireAccepted(t, n, path)
+}
+
+// requireRefused wants the status to tell why the last reload was refused, and segue check to tell
+// that the file would be refused again.
+func requireRefused(t *testing.T, n *lab.Node, file, problem string) {
+	t.Helper()
+	c := status(t, n).Configuration
+	if c == nil || c.File != file || c.Refused == nil ||
+		!strings.Contains(strings.Join(c.Refused.Problems, "\n"), problem) {
+		t.Errorf("the status of %s does not tell %q: %+v", n.Name, problem, c)
+	}
+	out, err := cli(t, "check", "-c", file, "--against", n.Instance())
+	if err == nil || !strings.Contains(out, problem) {
+		t.Errorf("segue check: error %v, and no %q in:\n%s", err, problem, out)
+	}
+}
+
+// requireAccepted is the reverse of requireRefused.
+func requireAccepted(t *testing.T, n *lab.Node, file string) {
+	t.Helper()
+	if c := status(t, n).Configuration; c == nil || c.Refused != nil {
+		t.Errorf("status of %s after a reload: %+v", n.Name, c)
+	}
+	mustCLI(t, "check", "-c", file, "--against", n.Instance())
 }

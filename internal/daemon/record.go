@@ -1,0 +1,151 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// Configuration tells what a running process has made of its configuration file.
+type Configuration struct {
+	File string    `json:"file"` // absolute
+	Read time.Time `json:"read"` // when the configuration in force was read
+	// Refused is the last reload; nil: it took effect, or there was none.
+	Refused *Refusal `json:"refused"`
+}
+
+// Refusal is a reload that changed nothing.
+type Refusal struct {
+	Time     time.Time `json:"time"`
+	Problems []string  `json:"problems"` // as in the log, one each
+}
+
+// Record is what a process tells of itself, for as long as it runs, in a file beside its lock.
+type Record struct {
+	// Process is since when it runs, as Process.Since says: a process that is killed leaves its
+	// record, which is not the next one's.
+	Process       time.Time        `json:"process"`
+	Role          string           `json:"role"` // of the instance: balancer or agent
+	Configuration Configuration    `json:"configuration"`
+	Fixed         []config.Setting `json:"fixed"` // those in force
+}
+
+// RecordFile is the path of an instance's record. It exists while the instance's process runs, and
+// after one that was killed.
+func RecordFile(instance string) string { return recordFile(LockFile(instance)) }
+
+// recordFile is the path of the record of the process that holds a lock.
+func recordFile(lockFile string) string {
+	return strings.TrimSuffix(lockFile, lockSuffix) + ".json"
+}
+
+// FindRecord returns the record of the process that runs an instance. It is nil if no process runs
+// it, or the process wrote none.
+func FindRecord(instance string, process *Process) (*Record, error) {
+	record, err := readRecord(RecordFile(instance), process)
+	if err != nil {
+		return nil, fmt.Errorf("read what the process of instance %q runs: %w", instance, err)
+	}
+	return record, nil
+}
+
+func readRecord(path string, process *Process) (*Record, error) {
+	if process == nil {
+		return nil, nil
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var record Record
+	if err := json.Unmarshal(data, &record); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if !record.Process.Equal(process.Since) {
+		return nil, nil
+	}
+	return &record, nil
+}
+
+// Recorder keeps the record of a process. A record that cannot be written is logged, and keeps
+// nothing from working.
+type Recorder struct {
+	log    *slog.Logger
+	path   string
+	record Record
+}
+
+// NewRecorder writes the record of the process that holds the lock of an instance and has just read
+// a configuration file.
+func NewRecorder(
+	lock *os.File, role, file string, fixed []config.Setting, log *slog.Logger,
+) *Recorder {
+	r := &Recorder{log: log, path: recordFile(lock.Name())}
+	if absolute, err := filepath.Abs(file); err == nil {
+		file = absolute
+	}
+	r.record.Configuration = Configuration{File: file, Read: time.Now()}
+	r.record.Role, r.record.Fixed = role, fixed
+	info, err := lock.Stat()
+	if err != nil {
+		log.Warn("status cannot show the configuration", "error", err)
+		return r
+	}
+	r.record.Process = info.ModTime()
+	r.write()
+	return r
+}
+
+// TrackReloads makes a function that reloads and records the result.
+func (r *Recorder) TrackReloads(reload func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		now := time.Now()
+		err := reload(ctx)
+		if err != nil {
+			r.record.Configuration.Refused = &Refusal{now, strings.Split(err.Error(), "\n")}
+		} else {
+			r.record.Configuration.Read, r.record.Configuration.Refused = now, nil
+		}
+		r.write()
+		return err
+	}
+}
+
+// Close removes the record.
+func (r *Recorder) Close() error {
+	if err := os.Remove(r.path); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// write replaces the record in one step: readers see one or the other. Only root may read it, for
+// the seed is in it.
+func (r *Recorder) write() {
+	if err := r.replace(); err != nil {
+		r.log.Warn("status cannot show the configuration", "error", err)
+	}
+}
+
+func (r *Recorder) replace() error {
+	data, err := json.Marshal(&r.record)
+	if err != nil {
+		return err
+	}
+	next := r.path + ".next"
+	if err := os.WriteFile(next, data, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(next, r.path)
+}
