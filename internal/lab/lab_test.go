@@ -339,6 +339,9 @@ func assignVIP(t *testing.T, n *Node, vip netip.Addr) {
 	err := n.netlink(func(h *netlink.Handle) error {
 		return addInterface(h, "lo", netip.PrefixFrom(vip, vip.BitLen()))
 	})
+	if err == nil {
+		err = n.awaitNetwork(t.Context())
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
