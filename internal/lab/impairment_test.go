@@ -37,7 +37,19 @@ func stream(t *testing.T, l *Lab, server string, n uint64, settle func()) arriva
 	t.Logf("%.0f datagrams a second", float64(n)/time.Since(start).Seconds())
 	settle()
 	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
-	return <-result
+	return await(t, "the end of the stream to "+server, result)
+}
+
+// await returns the next value of a channel.
+func await[T any](t *testing.T, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case value := <-from:
+		return value
+	case <-time.After(time.Minute):
+		t.Fatalf("waited a minute for %s", what)
+		return *new(T)
+	}
 }
 
 // streamTo makes a connection from the client to a server's own address, and returns what becomes of the
@@ -279,9 +291,9 @@ func TestImpairmentsChangeWithoutLoss(t *testing.T) {
 		}
 	}
 	close(done)
-	n := <-sent
+	n := await(t, "the sender", sent)
 	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
-	got := <-result
+	got := await(t, "the end of the stream", result)
 	t.Logf("sent: %d; arrived: %+v", n, got)
 	if got.distinct != n || got.copies != 0 {
 		t.Errorf("%d datagrams are missing, %d came twice", n-got.distinct, got.copies)

@@ -308,7 +308,7 @@ func TestECMP(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				counts[<-served]++
+				counts[await(t, "a balancer to accept", served)]++
 				conn.Close()
 			}
 			return counts

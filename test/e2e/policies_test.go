@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -176,7 +177,10 @@ func TestRandomCandidates(t *testing.T) {
 	l := up(t, topology)
 	accept(t, l, config.Accept{Policy: config.AcceptAlways})
 	busy := map[string]int{"s1": 0, "s2": 0}
-	for busy["s1"] < 4 || busy["s2"] < 4 {
+	for deadline := time.Now().Add(patience); busy["s1"] < 4 || busy["s2"] < 4; {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v s1 and s2 still have %v connections, not 4 each", patience, busy)
+		}
 		c, err := dial(t.Context(), l, s)
 		must(t, err)
 		if _, keep := busy[c.server]; !keep {
