@@ -16,6 +16,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // arrivals are what came of a stream of numbered datagrams.
@@ -156,6 +158,9 @@ func onOneCPU(t *testing.T, f func() error) {
 // is sent in the next second waits, or is lost, before it meets the fabric.
 func impair(t *testing.T, l *Lab, i Impairment) {
 	t.Helper()
+	if i.Reorder.some() {
+		needs.TUN(t)
+	}
 	if err := l.Impair(t.Context(), Impairment{}); err != nil {
 		t.Fatal(err)
 	}
@@ -259,6 +264,7 @@ func TestKeptBackPacketsAreNotLost(t *testing.T) {
 
 // TestImpairmentsChangeWithoutLoss has impairments that lose nothing come and go under traffic.
 func TestImpairmentsChangeWithoutLoss(t *testing.T) {
+	needs.TUN(t)
 	const changes = 40
 	l := up(t, bareTopology())
 	stream(t, l, "s1", 1, func() {}) // a host that looks for a neighbour queues few packets

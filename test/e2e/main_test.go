@@ -19,6 +19,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // patience is how long anything may take that should happen soon. It is no measure of how fast it
@@ -83,9 +84,8 @@ func takeDown() error {
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
+	needs.Namespaces(t)
+	needs.Agent(t)
 }
 
 // topology is that of a lab of two balancers, three servers and the named services of the built-in

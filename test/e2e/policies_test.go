@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -94,6 +95,7 @@ func TestFixedPolicies(t *testing.T) {
 // two candidates the first one, while it has fewer than four, and else the second. Nothing of that is left
 // to chance: the rows follow from the servers' names, and the ports are given.
 func TestStaticPolicy(t *testing.T) {
+	needs.Cgroup2(t)
 	const threshold = 4
 	topology := hunting(huntingServices(2)...)
 	topology.Servers = 4
@@ -169,6 +171,7 @@ func algorithm1(servers map[string]offered, candidates []string, threshold int) 
 // servers is that of the rows with one, and half of the connections are taken by servers that are not in their own
 // bucket's row of two, give or take six standard deviations.
 func TestRandomCandidates(t *testing.T) {
+	needs.Cgroup2(t)
 	const connections = 600
 	s := huntingServices(2)[0]
 	s.Selection = config.SelectRandom
