@@ -5,21 +5,17 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/overlaytest"
 )
 
-// What a copy of the test program is told through its environment: to report to a file, or to test
-// on overlayfs below a folder.
-const (
-	reportVariable  = "LOADSHM_TEST_REPORT"
-	overlayVariable = "LOADSHM_TEST_OVERLAY"
-)
+// reportVariable tells a copy of the test program to report to a file.
+const reportVariable = "LOADSHM_TEST_REPORT"
 
 func TestMain(m *testing.M) {
+	overlaytest.Enter()
 	if path := os.Getenv(reportVariable); path != "" {
 		reportAndWait(path)
-	}
-	if dir := os.Getenv(overlayVariable); dir != "" {
-		useOverlay(dir)
 	}
 	os.Exit(m.Run())
 }
@@ -91,6 +87,11 @@ func TestDeadProcess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Who holds a slot is the same on overlayfs.
+func TestOnOverlayfs(t *testing.T) {
+	overlaytest.Rerun(t, "TestReportersAreSummed", "TestForgottenReporter", "TestDeadProcess", "TestExamples")
 }
 
 // startReporter returns when the process is busy. Its children end with the test.
