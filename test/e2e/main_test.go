@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
@@ -196,6 +197,31 @@ func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
 		change(&cfg)
 		must(t, l.Node(name).WriteBalancerConfig(cfg))
 		reload(t, l, name)
+	}
+}
+
+// awaitServers waits until every balancer places new flows on all of its servers but drained ones. A
+// server that comes back is in the tables once its next hop is known.
+func awaitServers(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		view, err := balancer.OpenView(l.Node(name).Instance())
+		must(t, err)
+		defer view.Close()
+		eventually(t, func() error {
+			state, err := view.Snapshot()
+			if err != nil {
+				return err
+			}
+			for _, service := range state.Services {
+				for _, s := range service.Servers {
+					if s.Condition == balancer.ServerUp && s.Share == 0 {
+						return fmt.Errorf("%s places no flow of %s on %s", name, service.Name, s.Name)
+					}
+				}
+			}
+			return nil
+		})
 	}
 }
 
