@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket/layers"
@@ -78,7 +79,7 @@ func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 		}
 		return sum
 	}
-	for {
+	for deadline := time.Now().Add(patience); ; {
 		var file sharedFile
 		before := resent()
 		tap, err := l.Node("fabric").Capture(lab.Every, &file)
@@ -97,6 +98,9 @@ func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 		must(t, tap.Stop())
 		if resent() == before {
 			return connections(t, s, servers, hops)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: for %v segments were sent again whenever %d connections were made", s.Name, patience, n)
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // mostStack is how much stack a program and all functions that call each other may have, in bytes
@@ -25,6 +27,7 @@ var stackDepths = regexp.MustCompile(`(?m)^stack depth ([0-9+]+)`)
 // more stack than the oldest kernels allow. No map is pinned.
 func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program string) {
 	t.Helper()
+	needs.BPF(t)
 	for name := range spec.Programs {
 		if name != program {
 			delete(spec.Programs, name)
