@@ -257,6 +257,50 @@ func TestOffersWithoutAnswers(t *testing.T) {
 	})
 }
 
+// A silent server leaves offers unanswered, too: when it answers probes again, it is offered connections
+// again.
+func TestSilenceExplainsUnansweredOffers(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2] = well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2)})
+		pass(p, 2*Interval)
+		w.set(1, nil)
+		w.offer(1, 10, 0) // not enough before the silence shows
+		pass(p, 3*Interval)
+		if p.fault("s1") != Silent {
+			t.Fatalf("s1: %v", p.fault("s1"))
+		}
+		w.offer(1, 10*UnansweredOffers, 0) // repeated by clients
+		pass(p, 3*Interval)
+		w.set(1, well)
+		expect(t, "few offers", pass(p, 3*Interval), map[string]Fault{"s1": None})
+
+		w.set(2, nil)
+		w.offer(2, 10*UnansweredOffers, 0)
+		expect(t, "before silence shows", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
+		expect(t, "silence shows", pass(p, 2*Interval), map[string]Fault{"s2": Silent})
+		w.set(2, well)
+		expect(t, "many offers", pass(p, 3*Interval), map[string]Fault{"s2": None})
+	})
+}
+
+// A server that was unheard long ago gets its next chance as soon as one that never was.
+func TestOldTrialsAreForgotten(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2] = well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2)})
+		pass(p, 2*Interval)
+		for range 6 {
+			w.offer(1, UnansweredOffers, 0)
+			expect(t, "no answers", pass(p, 2*Interval), map[string]Fault{"s1": Unheard})
+			expect(t, "another chance", pass(p, firstTrial+2*Interval), map[string]Fault{"s1": None})
+			pass(p, 2*lastTrial)
+		}
+	})
+}
+
 // A server that takes half of what it is offered, and drops that, is found by those that it takes.
 func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 	w := newWire()

@@ -68,9 +68,12 @@ func (s *server) noteOffers(offered, answered uint64, now time.Time) {
 	switch {
 	case !s.counted:
 		s.counted = true
+	case s.probed != None: // which explains what is not answered
+		s.forget()
+		s.trial = firstTrial
 	case s.unheard:
 		if now.After(s.retry) {
-			s.unheard, s.score, s.pending = false, 0, 0
+			s.forget()
 		}
 	default:
 		late := newAnswers - min(newAnswers, newOffers)
@@ -80,6 +83,9 @@ func (s *server) noteOffers(offered, answered uint64, now time.Time) {
 	}
 }
 
+// forget forgets which offers were not answered.
+func (s *server) forget() { s.unheard, s.score, s.pending = false, 0, 0 }
+
 // suspect tells whether many offers are without an answer.
 func (s *server) suspect() bool { return s.unheard || s.score >= UnansweredOffers/2 }
 
@@ -88,6 +94,9 @@ func (s *server) mayGiveUp() bool { return !s.unheard && s.score >= UnansweredOf
 
 // giveUp makes a server unheard for a time.
 func (s *server) giveUp(now time.Time) {
+	if now.Sub(s.retry) > lastTrial { // the last trial went well
+		s.trial = firstTrial
+	}
 	s.unheard, s.retry = true, now.Add(s.trial)
 	s.trial = min(2*s.trial, lastTrial)
 }
