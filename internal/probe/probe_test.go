@@ -285,6 +285,21 @@ func TestSilenceExplainsUnansweredOffers(t *testing.T) {
 	})
 }
 
+// Servers pass on what they refuse to a server that is silent, too: its silence explains what is not
+// answered of their offers.
+func TestSilenceExplainsOffersOfPeers(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2], w.answers[3] = well, well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
+		pass(p, 2*Interval)
+		w.set(1, nil)
+		w.offer(2, 4*UnansweredOffers, 2*UnansweredOffers)
+		expect(t, "what is passed on is lost", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
+		expect(t, "the reason shows", pass(p, 3*Interval), map[string]Fault{"s1": Silent, "s2": None})
+	})
+}
+
 // A server that was unheard long ago gets its next chance as soon as one that never was.
 func TestOldTrialsAreForgotten(t *testing.T) {
 	w := newWire()

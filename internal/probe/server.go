@@ -33,9 +33,10 @@ func newServer(t Target) *server {
 	return s
 }
 
-// noteProbe takes note of what a probe has shown. An agent's own word is believed at once; a probe
-// may be lost.
-func (s *server) noteProbe(found Fault) {
+// noteProbe takes note of what a probe has shown, and tells whether that is the first proof of a fault.
+// An agent's own word is believed at once; a probe may be lost.
+func (s *server) noteProbe(found Fault) (proof bool) {
+	before := s.probed
 	switch found {
 	case None:
 		s.misses = 0
@@ -53,6 +54,7 @@ func (s *server) noteProbe(found Fault) {
 		s.misses, s.hits = 0, 0
 		s.probed = found
 	}
+	return before == None && s.probed != None
 }
 
 // noteOffers takes note of the counters of offers and answers.
