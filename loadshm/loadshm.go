@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package loadshm reports to a Segue agent how busy an application is, through a small file that both
 // map into memory. A report is a store to memory: no system call, no lock, no waiting, and nothing to
 // start first.

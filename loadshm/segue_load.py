@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Reports to a Segue agent how busy this process is, through a small file that both map into memory.
 
 A report is a store to memory: no system call and no waiting. The layout of the file is described in

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package balancer
 
 //go:generate go tool bpf2go -target bpfel segments ../../bpf/test/segments.bpf.c -- -I../../bpf

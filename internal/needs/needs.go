@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package needs skips tests on machines that lack what they need, as containers often do, and says
 // why. Each function finds out once for the process.
 package needs

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package overlaytest runs tests once more on overlayfs, which containers have their files on. There
 // a mapping does not keep the mapped file open, and stat(2) and /proc/locks may name a file
 // differently.

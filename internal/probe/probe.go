@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package probe finds out, once a second, whether servers can serve: it asks their agents by the
 // way that clients' packets take, and compares the connections that they are offered with the
 // answers. docs/protocol.md describes probes on the wire.

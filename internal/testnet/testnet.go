@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package testnet gives tests network namespaces of their own.
 package testnet
 

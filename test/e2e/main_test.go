@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e tests segue as a whole: real programs and real sockets in labs of network namespaces.
 package e2e
 

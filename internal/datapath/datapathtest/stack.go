@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package datapathtest has what tests of BPF programs share.
 package datapathtest
 
