@@ -41,7 +41,11 @@ const (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(crashInstance) != "" {
-		if err := crash(); err != nil {
+		do := crash
+		if os.Getenv(crashFails) != "" {
+			do = failStart
+		}
+		if err := do(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
