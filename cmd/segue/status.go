@@ -189,7 +189,7 @@ func printJSON(out io.Writer, value any) error {
 }
 
 func printBalancer(out io.Writer, s *balancer.Snapshot) error {
-	printHeader(out, &s.Snapshot)
+	printHeader(out, &s.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
@@ -206,7 +206,7 @@ func printBalancer(out io.Writer, s *balancer.Snapshot) error {
 }
 
 func printAgent(out io.Writer, s *agent.Snapshot) error {
-	printHeader(out, &s.Snapshot)
+	printHeader(out, &s.Snapshot, isAttached(s.Attachment))
 	printConfiguration(out, s.Configuration)
 	if err := printOffers(out, s.Services); err != nil {
 		return err
@@ -242,12 +242,13 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 	return table.Flush()
 }
 
-func printHeader(out io.Writer, s *datapath.Snapshot) {
+// printHeader is told whether the data path is attached to any interface.
+func printHeader(out io.Writer, s *datapath.Snapshot, attached bool) {
 	fmt.Fprintf(out, "%s %s: %s", s.Role, s.Name, describeAttachment(s.Attachment))
 	if s.Program != nil {
 		fmt.Fprintf(out, ", program %d tag %s", s.Program.ID, s.Program.Tag)
 	}
-	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process))
+	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process, attached))
 }
 
 // printConfiguration prints nothing where no process tells what it runs.
@@ -266,16 +267,21 @@ func printConfiguration(out io.Writer, c *daemon.Configuration) {
 	}
 }
 
-func describeProcess(p *daemon.Process) string {
-	if p == nil {
+func describeProcess(p *daemon.Process, attached bool) string {
+	switch {
+	case p != nil:
+		return fmt.Sprintf("%d, since %s", p.PID, p.Since.Format(time.RFC3339))
+	case attached:
 		return "NOT RUNNING, the data path goes on as the last one left it"
 	}
-	return fmt.Sprintf("%d, since %s", p.PID, p.Since.Format(time.RFC3339))
+	return "NOT RUNNING"
 }
+
+func isAttached(a *datapath.Attachment) bool { return a != nil && a.Ifindex != 0 }
 
 func describeAttachment(a *datapath.Attachment) string {
 	switch {
-	case a == nil || a.Ifindex == 0:
+	case !isAttached(a):
 		return "NOT ATTACHED, no packet is touched"
 	case a.Interface == "":
 		return fmt.Sprintf("attached to %s of another network namespace", interfaceName("", a.Ifindex))

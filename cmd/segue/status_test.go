@@ -211,6 +211,30 @@ func TestDescribeAttachment(t *testing.T) {
 	}
 }
 
+// Status says that a data path goes on without its process only if it is attached.
+func TestStatusOfStopped(t *testing.T) {
+	kept := &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Native}
+	gone := &datapath.Attachment{}
+	const goesOn = "process: NOT RUNNING, the data path goes on as the last one left it\n"
+	const ended = "process: NOT RUNNING\n"
+	for _, c := range []struct {
+		outside, inside *datapath.Attachment
+		want            string
+	}{
+		{kept, nil, goesOn}, {nil, nil, ended}, {gone, nil, ended}, {nil, kept, goesOn},
+	} {
+		_, s := someSnapshots()
+		s.Process, s.Attachment, s.Inside = nil, c.outside, c.inside
+		var output bytes.Buffer
+		if err := printBalancer(&output, s); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(output.String(), c.want) {
+			t.Errorf("attached %+v and %+v: no %q in\n%s", c.outside, c.inside, c.want, &output)
+		}
+	}
+}
+
 func TestListInstances(t *testing.T) {
 	instances := []datapath.Instance{{Name: "agent", Role: datapath.RoleAgent}, {Name: "lb", Role: datapath.RoleBalancer}}
 	var output bytes.Buffer

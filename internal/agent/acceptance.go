@@ -65,42 +65,66 @@ func sameRule(a, b agentAcceptance) bool {
 }
 
 // writeAcceptances makes the data path follow the policies. A service whose policy stays keeps the
-// threshold that it has come to.
-func (k *kernel) writeAcceptances(want map[agentServiceKey]agentAcceptance) error {
+// threshold that it has come to. The process before uses these tables, too.
+func (k *kernel) writeAcceptances(
+	t *datapath.Takeover, want map[agentServiceKey]agentAcceptance,
+) error {
 	none := make([]agentOffers, ebpf.MustPossibleCPU())
 	for key, a := range want {
-		if err := addIfAbsent(k.objects.Offers, key, none); err != nil {
+		if err := addIfAbsent(t, k.objects.Offers, key, none); err != nil {
 			return err
 		}
-		if err := addIfAbsent(k.objects.Connections, key, int64(0)); err != nil {
+		if err := addIfAbsent(t, k.objects.Connections, key, int64(0)); err != nil {
 			return err
 		}
-		var now agentAcceptance
-		err := k.objects.Acceptances.LookupWithFlags(key, &now, ebpf.LookupLock)
-		if err == nil && sameRule(a, now) {
-			continue
-		}
-		flags := ebpf.UpdateAny
-		if err == nil {
-			flags = ebpf.UpdateExist | ebpf.UpdateLock
-		} else if !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("read %s: %w", k.objects.Acceptances, err)
-		}
-		if err := k.objects.Acceptances.Update(key, a, flags); err != nil {
-			return fmt.Errorf("write to %s: %w", k.objects.Acceptances, err)
+		if err := k.writeAcceptance(t, key, a); err != nil {
+			return err
 		}
 	}
 	// The connections of a service that is gone stay counted: they may outlast its absence.
-	return errors.Join(
-		datapath.Keep(k.objects.Acceptances, want),
-		datapath.Keep(k.objects.Offers, want),
-		datapath.Keep(k.objects.Loads, want),
-	)
+	t.OnCommit(func() error {
+		return errors.Join(
+			datapath.Keep(k.objects.Acceptances, want),
+			datapath.Keep(k.objects.Offers, want),
+			datapath.Keep(k.objects.Loads, want),
+		)
+	})
+	return nil
 }
 
-func addIfAbsent(m *ebpf.Map, key agentServiceKey, value any) error {
-	if err := m.Update(key, value, ebpf.UpdateNoExist); err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+func (k *kernel) writeAcceptance(
+	t *datapath.Takeover, key agentServiceKey, a agentAcceptance,
+) error {
+	m := k.objects.Acceptances
+	var now agentAcceptance
+	err := m.LookupWithFlags(key, &now, ebpf.LookupLock)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return addIfAbsent(t, m, key, a)
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", m, err)
+	}
+	if sameRule(a, now) {
+		return nil
+	}
+	put := func(a agentAcceptance) error {
+		if err := m.Update(key, a, ebpf.UpdateExist|ebpf.UpdateLock); err != nil {
+			return fmt.Errorf("write to %s: %w", m, err)
+		}
+		return nil
+	}
+	t.OnUndo(func() error { return put(now) })
+	return put(a)
+}
+
+func addIfAbsent(t *datapath.Takeover, m *ebpf.Map, key agentServiceKey, value any) error {
+	err := m.Update(key, value, ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) {
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("write to %s: %w", m, err)
 	}
+	t.OnUndo(func() error { return m.Delete(key) })
 	return nil
 }

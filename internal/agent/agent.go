@@ -92,13 +92,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	links, err := followLinks(ctx)
 	if err != nil {
 		cancel()
-		return err
+		return a.kernel.undo(err)
 	}
 	addresses, err := addressChanges(ctx)
 	if err != nil {
 		cancel()
 		drain(links)
-		return err
+		return a.kernel.undo(err)
 	}
 	defer func() {
 		cancel()
@@ -151,10 +151,14 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// start applies the configuration and attaches the programs. On an error it takes away what it did,
-// unless an earlier process's data path was there.
+// start applies the configuration and attaches the programs. If it fails, the data path of an
+// earlier process goes on as it was; without one start leaves nothing behind.
 func (a *Agent) start() error {
-	attached, err := a.attach()
+	err := a.check()
+	var attached datapath.Attached
+	if err == nil {
+		attached, err = a.attach()
+	}
 	if err != nil {
 		return a.kernel.undo(err)
 	}
@@ -178,25 +182,38 @@ func (a *Agent) find() error {
 	return err
 }
 
-func (a *Agent) attach() (datapath.Attached, error) {
+// check returns an error if the agent cannot start. It changes nothing that an earlier process
+// uses.
+func (a *Agent) check() (err error) {
+	if err := a.kernel.checkNamespace(); err != nil {
+		return err
+	}
 	if err := a.find(); err != nil {
-		return datapath.Attached{}, err
+		return err
 	}
-	// An instance at work in another network namespace must not lose its addresses here.
-	if _, err := datapath.AttachedTo(a.kernel.linkPin()); err != nil {
-		return datapath.Attached{}, err
+	if err := datapath.CheckXDP(a.link.index, a.kernel.linkPin()); err != nil {
+		return err
 	}
-	if err := a.kernel.setHostMAC(a.link.mac); err != nil {
-		return datapath.Attached{}, err
-	}
-	var err error
 	if a.keys, err = config.ReadSignalKeys(a.cfg.Node.SignalKey); err != nil {
-		return datapath.Attached{}, err
+		return err
 	}
-	if err := a.apply(a.cfg, a.keys); err != nil {
-		return datapath.Attached{}, err
-	}
-	return a.kernel.attach(a.link.index)
+	return a.kernel.setHostMAC(a.link.mac)
+}
+
+// attach changes the host and the tables, and attaches the programs, or leaves everything as it
+// was.
+func (a *Agent) attach() (attached datapath.Attached, err error) {
+	err = datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
+		if err := a.kernel.pinKept(t); err != nil {
+			return err
+		}
+		if err := a.fill(t, a.cfg, a.keys); err != nil {
+			return err
+		}
+		attached, err = a.kernel.attach(t, a.link.index)
+		return err
+	})
+	return attached, err
 }
 
 // mtu is the longest packet that travels from the balancers to here.
@@ -214,23 +231,31 @@ func (a *Agent) content(cfg *config.Agent) *content {
 	return c
 }
 
-// apply makes the host and the data path as the configuration says: what comes is there before the
+// fill makes the host and the data path as the configuration says: what comes is there before the
 // first packet needs it, what goes stays until the last one passed. The keys are those that the
 // configuration's file holds.
-func (a *Agent) apply(cfg *config.Agent, keys config.SignalKeys) error {
+func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.SignalKeys) error {
 	want := a.content(cfg)
-	if err := a.kernel.belongings.assign(want.assigned); err != nil {
+	if err := a.kernel.belongings.assign(t, want.assigned); err != nil {
 		return err
 	}
-	if err := a.kernel.write(want); err != nil {
+	if err := a.kernel.fill(t, want); err != nil {
 		return err
 	}
 	if err := datapath.SetSignalKeys(a.kernel.objects.SignalKeys, keys); err != nil {
 		return err
 	}
-	a.followConnections(cfg)
+	a.followConnections(t, cfg)
 	a.watches.follow(a.kernel, cfg, a.log)
-	return a.kernel.belongings.release(want.assigned)
+	t.OnCommit(func() error { return a.kernel.belongings.release(want.assigned) })
+	return nil
+}
+
+// apply is fill for an agent at work.
+func (a *Agent) apply(cfg *config.Agent, keys config.SignalKeys) error {
+	return datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
+		return a.fill(t, cfg, keys)
+	})
 }
 
 // reload applies another configuration; a failure on the way brings the running one back.

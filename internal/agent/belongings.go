@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 // belongings are what the agent put on the host, in a pinned map: a later process takes away just
@@ -21,7 +23,7 @@ type belongings struct {
 }
 
 // assign puts the VIPs on the loopback interface that no interface has.
-func (b belongings) assign(vips map[netip.Addr]bool) error {
+func (b belongings) assign(t *datapath.Takeover, vips map[netip.Addr]bool) error {
 	if len(vips) == 0 {
 		return nil
 	}
@@ -37,18 +39,28 @@ func (b belongings) assign(vips map[netip.Addr]bool) error {
 		if present[vip] {
 			continue
 		}
-		// First the note: an address without one would stay for ever.
-		if err := b.m.Put(vip.As16(), uint32(lo.Attrs().Index)); err != nil {
-			return fmt.Errorf("remember VIP %s: %w", vip, err)
-		}
-		if err := netlink.AddrAdd(lo, hostAddress(vip)); err != nil {
-			return fmt.Errorf("add VIP %s to lo: %w", vip, err)
-		}
-		if err := awaitLocal(vip); err != nil {
+		if err := b.add(t, lo, vip); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// add puts a VIP on the loopback interface. First comes the note: an address without a note would
+// stay for ever. There is a note already if somebody else has removed the address.
+func (b belongings) add(t *datapath.Takeover, lo netlink.Link, vip netip.Addr) error {
+	err := b.m.Update(vip.As16(), uint32(lo.Attrs().Index), ebpf.UpdateNoExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("remember VIP %s: %w", vip, err)
+	}
+	if err == nil {
+		t.OnUndo(func() error { return b.m.Delete(vip.As16()) })
+	}
+	if err := netlink.AddrAdd(lo, hostAddress(vip)); err != nil {
+		return fmt.Errorf("add VIP %s to lo: %w", vip, err)
+	}
+	t.OnUndo(func() error { return netlink.AddrDel(lo, hostAddress(vip)) })
+	return awaitLocal(vip)
 }
 
 // awaitLocal waits until the kernel takes packets to a new address: it adds the route of an IPv6

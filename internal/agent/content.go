@@ -129,6 +129,12 @@ func overhead(kind config.Encapsulation, tunnels []netip.Addr) int {
 
 // write makes the tables hold the content.
 func (k *kernel) write(c *content) error {
+	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error { return k.fill(t, c) })
+}
+
+// fill is write as a step of a takeover, which can undo what it does to the tables that the process
+// before uses, too.
+func (k *kernel) fill(t *datapath.Takeover, c *content) error {
 	if err := k.objects.NodeLocator.Set(c.locator); err != nil {
 		return fmt.Errorf("set the locator: %w", err)
 	}
@@ -140,7 +146,7 @@ func (k *kernel) write(c *content) error {
 		datapath.Replace(k.objects.Vips, c.vips),
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
-		k.writeAcceptances(c.acceptances),
+		k.writeAcceptances(t, c.acceptances),
 		datapath.Replace(k.objects.ServiceLabels, c.labels),
 	)
 }

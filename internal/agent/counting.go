@@ -25,11 +25,11 @@ const countingPin = "link_sockops"
 // followConnections counts the connections of services if one of them decides by that. What has begun
 // goes on until the agent is detached, or connections that end meanwhile would stay counted. A host where
 // that cannot be is one whose load is not known: the data path takes what it is offered.
-func (a *Agent) followConnections(cfg *config.Agent) {
+func (a *Agent) followConnections(t *datapath.Takeover, cfg *config.Agent) {
 	wanted := slices.ContainsFunc(cfg.Services, func(s config.AgentService) bool { return s.Load.Kind == config.LoadConnections })
 	begun, err := a.kernel.countingBegun()
 	if wanted || begun {
-		err = errors.Join(err, a.kernel.startCounting())
+		err = errors.Join(err, a.kernel.startCounting(t))
 	}
 	if err != nil {
 		a.log.Warn("connections cannot be counted: taking all that are offered where load.source is connections",
@@ -47,7 +47,7 @@ func (k *kernel) countingBegun() (bool, error) {
 
 // startCounting attaches the program to the root of control groups, for the sockets of the calling
 // thread's network namespace.
-func (k *kernel) startCounting() error {
+func (k *kernel) startCounting(t *datapath.Takeover) error {
 	cookie, err := netnsCookie()
 	if err != nil {
 		return err
@@ -55,17 +55,17 @@ func (k *kernel) startCounting() error {
 	if err := k.objects.NodeNetns.Set(cookie); err != nil {
 		return fmt.Errorf("set the network namespace: %w", err)
 	}
-	if err := k.attachCounting(); err != nil {
+	if err := k.attachCounting(t); err != nil {
 		return errors.Join(err, k.objects.ConnectionsCounted.Set(uint32(0)))
 	}
 	return k.objects.ConnectionsCounted.Set(uint32(1))
 }
 
-func (k *kernel) attachCounting() error {
+func (k *kernel) attachCounting(t *datapath.Takeover) error {
 	pin := filepath.Join(k.dir, countingPin)
 	l, err := link.LoadPinnedLink(pin, nil)
 	if err == nil {
-		return errors.Join(l.Update(k.objects.CountConnections), l.Close())
+		return t.Update(l, k.objects.CountConnections)
 	}
 	if !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("open %s: %w", pin, err)
@@ -80,7 +80,7 @@ func (k *kernel) attachCounting() error {
 	if err != nil {
 		return fmt.Errorf("attach to %s: %w", root, err)
 	}
-	return errors.Join(datapath.PinLink(l, pin), l.Close())
+	return t.PinLink(l, pin)
 }
 
 // netnsCookie names the network namespace of the calling thread to programs.

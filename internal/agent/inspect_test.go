@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,10 +20,17 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
+// pinAll pins what other processes read of an agent.
+func pinAll(k *kernel) error {
+	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error {
+		return errors.Join(k.pinKept(t), k.pin(t))
+	})
+}
+
 // Another process finds a pinned agent, and reads what its program counts.
 func TestInspect(t *testing.T) {
 	k := testKernel(t)
-	if err := k.pin(); err != nil {
+	if err := pinAll(k); err != nil {
 		t.Fatal(err)
 	}
 	instances, err := datapath.Instances()
@@ -73,7 +79,7 @@ func inspect(instance string) (*Snapshot, error) {
 // Counters of a build that counts as many reasons in another order are nobody's to read, and start anew.
 func TestOtherReasons(t *testing.T) {
 	k := testKernel(t)
-	if err := k.pin(); err != nil {
+	if err := pinAll(k); err != nil {
 		t.Fatal(err)
 	}
 	spec, labels, err := loadSpec()
@@ -84,11 +90,14 @@ func TestOtherReasons(t *testing.T) {
 	other.Name = agentMapReasons
 	slices.Reverse(labels.reasons)
 	datapath.NameAfter(other, labels.reasons)
-	m, err := newPinned(filepath.Join(k.dir, agentMapReasons), other)
+	m, err := ebpf.NewMap(other)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
+	if err := datapath.Pin(m, k.pinOf(agentMapReasons)); err != nil {
+		t.Fatal(err)
+	}
 	cpus := make([]agentCounter, ebpf.MustPossibleCPU())
 	cpus[0].Packets = 7
 	if err := m.Put(uint32(1), cpus); err != nil {
@@ -104,6 +113,12 @@ func TestOtherReasons(t *testing.T) {
 	defer next.close()
 	if counted := counters(t, next); len(counted) != 0 {
 		t.Errorf("the next process begins with %v", counted)
+	}
+	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
+		t.Errorf("before the next process has taken over: error %v", err)
+	}
+	if err := pinAll(next); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := inspect(k.instance); err != nil {
 		t.Error(err)
@@ -148,7 +163,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 	cfg.Services[4].Accept = cfg.Services[0].Accept
 	cfg.Services[4].Load = config.Source{Kind: config.LoadAcceptQueue}
 	cfg.Services[0].Port = 81
-	if err := errors.Join(k.write(newContent(cfg, mtu)), k.pin()); err != nil {
+	if err := errors.Join(k.write(newContent(cfg, mtu)), pinAll(k)); err != nil {
 		t.Fatal(err)
 	}
 	now, err := monotonic()

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -25,9 +26,11 @@ import (
 // for its programs, so that a restart swaps programs and tables in one step; only the counters, what
 // the programs themselves remember of connections, and the belongings are handed on.
 type kernel struct {
+	log        *slog.Logger
 	instance   string
 	dir        string
-	first      bool // no earlier process's data path is attached
+	first      bool     // no earlier process's data path is attached
+	begun      []string // kept maps that this process starts anew
 	objects    agentObjects
 	belongings belongings
 	labels     labels
@@ -46,11 +49,11 @@ func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &kernel{instance: instance, dir: dir}
+	k := &kernel{log: log, instance: instance, dir: dir}
 	if _, err := os.Stat(k.linkPin()); errors.Is(err, os.ErrNotExist) {
 		k.first = true
 	}
-	if err := k.load(node, log); err != nil {
+	if err := k.load(node); err != nil {
 		return nil, errors.Join(k.undo(err), k.close())
 	}
 	return k, nil
@@ -102,7 +105,7 @@ func refuseReads(spec *ebpf.CollectionSpec) {
 	}
 }
 
-func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
+func (k *kernel) load(node *config.AgentNode) error {
 	spec, labels, err := loadSpec()
 	if err != nil {
 		return err
@@ -115,7 +118,7 @@ func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
 	if !allowed {
 		refuseReads(spec)
 	}
-	kept, err := k.openKept(spec, log)
+	kept, err := k.openKept(spec)
 	if err != nil {
 		return err
 	}
@@ -132,37 +135,53 @@ func (k *kernel) load(node *config.AgentNode, log *slog.Logger) error {
 		return fmt.Errorf("load the data path: %w", err)
 	}
 	k.belongings = belongings{k.objects.Belongings}
-	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX, unpinned: map[string]link.Link{}}
+	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX}
 	return nil
 }
 
-// openKept opens the maps that outlive a process, or makes them: the belongings first, which tell an
-// instance's role. Those of a build that kept something else start anew.
-func (k *kernel) openKept(spec *ebpf.CollectionSpec, log *slog.Logger) (map[string]*ebpf.Map, error) {
-	kept := map[string]*ebpf.Map{}
-	for _, name := range []string{
-		agentMapBelongings, agentMapReasons, agentMapSynAcks, agentMapSignals, agentMapOffers,
-		agentMapAgentFlows, agentMapConnections, agentMapAcceptances,
-	} {
-		pin := filepath.Join(k.dir, name)
-		m, err := openOrPin(pin, spec.Maps[name])
-		if errors.Is(err, ebpf.ErrMapIncompatible) && name != agentMapBelongings {
-			log.Warn("another build kept something else: it starts anew", "map", name)
-			m, err = newPinned(pin, spec.Maps[name])
-		}
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("open map %s: %w", name, err), closeAll(kept))
-		}
-		kept[name] = m
+// keptMaps are the maps that outlive a process. The belongings come first: they tell the role of an
+// instance.
+func keptMaps(maps *agentMaps) []keptMap {
+	return []keptMap{
+		{agentMapBelongings, &maps.Belongings},
+		{agentMapReasons, &maps.Reasons},
+		{agentMapSynAcks, &maps.SynAcks},
+		{agentMapSignals, &maps.Signals},
+		{agentMapOffers, &maps.Offers},
+		{agentMapAgentFlows, &maps.AgentFlows},
+		{agentMapConnections, &maps.Connections},
+		{agentMapAcceptances, &maps.Acceptances},
 	}
-	return kept, nil
 }
 
-func openOrPin(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	m, err := ebpf.LoadPinnedMap(pin, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return newPinned(pin, spec)
+type keptMap struct {
+	name string
+	m    **ebpf.Map
+}
+
+// openKept opens the kept maps that an earlier process has left. A map of a build that kept
+// something else starts anew.
+func (k *kernel) openKept(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
+	opened := map[string]*ebpf.Map{}
+	for _, kept := range keptMaps(&agentMaps{}) {
+		m, err := openMap(k.pinOf(kept.name), spec.Maps[kept.name])
+		switch {
+		case err == nil:
+			opened[kept.name] = m
+			continue
+		case errors.Is(err, os.ErrNotExist):
+		case errors.Is(err, ebpf.ErrMapIncompatible) && kept.name != agentMapBelongings:
+			k.log.Warn("another build kept something else: it starts anew", "map", kept.name)
+		default:
+			return nil, errors.Join(fmt.Errorf("open map %s: %w", kept.name, err), closeAll(opened))
+		}
+		k.begun = append(k.begun, kept.name)
 	}
+	return opened, nil
+}
+
+func openMap(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(pin, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -172,15 +191,16 @@ func openOrPin(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-func newPinned(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	m, err := ebpf.NewMap(spec)
-	if err != nil {
-		return nil, err
+// pinKept pins the kept maps that start anew.
+func (k *kernel) pinKept(t *datapath.Takeover) error {
+	for _, kept := range keptMaps(&k.objects.agentMaps) {
+		if slices.Contains(k.begun, kept.name) {
+			if err := t.Pin(*kept.m, k.pinOf(kept.name)); err != nil {
+				return err
+			}
+		}
 	}
-	if err := datapath.Pin(m, pin); err != nil {
-		return nil, errors.Join(err, m.Close())
-	}
-	return m, nil
+	return nil
 }
 
 func closeAll(maps map[string]*ebpf.Map) error {
@@ -194,39 +214,45 @@ func closeAll(maps map[string]*ebpf.Map) error {
 // attach puts the programs on an interface, each in the place of an earlier process's, and pins them
 // with their tables for other tools to find. What an earlier process has on another interface works
 // until all of them are attached.
-func (k *kernel) attach(ifindex int) (_ datapath.Attached, err error) {
-	defer func() { err = errors.Join(err, k.tc.drop()) }()
+func (k *kernel) attach(t *datapath.Takeover, ifindex int) (datapath.Attached, error) {
 	// XDP comes last, for it hands packets to the others.
-	if err := k.tc.attach(k.objects.TcAgent, ifindex, egress); err != nil {
+	if err := k.tc.attach(t, k.objects.TcAgent, ifindex, egress); err != nil {
 		return datapath.Attached{}, err
 	}
-	if err := k.tc.attach(k.objects.TcForward, ifindex, ingress); err != nil {
+	if err := k.tc.attach(t, k.objects.TcForward, ifindex, ingress); err != nil {
 		return datapath.Attached{}, err
 	}
-	attached, err := datapath.AttachXDP(k.objects.XdpAgent, ifindex, k.linkPin())
+	attached, err := t.AttachXDP(k.objects.XdpAgent, ifindex, k.linkPin())
 	if err != nil {
 		return datapath.Attached{}, err
 	}
-	if err := k.tc.pin(); err != nil {
-		return datapath.Attached{}, err
-	}
 	// A start on another interface leaves none behind on the one before.
-	if err := datapath.RemoveFilters(k.instance, ifindex); err != nil {
-		return datapath.Attached{}, err
-	}
-	return attached, k.pin()
+	t.OnCommit(func() error { return datapath.RemoveFilters(k.instance, ifindex) })
+	return attached, k.pin(t)
 }
 
-// linkPin is where the XDP link is pinned.
-func (k *kernel) linkPin() string { return filepath.Join(k.dir, datapath.LinkPin) }
+// checkNamespace returns an error if the instance works in another network namespace.
+func (k *kernel) checkNamespace() error {
+	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin} {
+		if _, err := datapath.AttachedTo(k.pinOf(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
-func (k *kernel) pin() error {
+func (k *kernel) pinOf(name string) string { return filepath.Join(k.dir, name) }
+
+// linkPin is where the XDP link is pinned.
+func (k *kernel) linkPin() string { return k.pinOf(datapath.LinkPin) }
+
+func (k *kernel) pin(t *datapath.Takeover) error {
 	for name, prog := range map[string]*ebpf.Program{
 		agentProgXdpAgent:  k.objects.XdpAgent,
 		agentProgTcAgent:   k.objects.TcAgent,
 		agentProgTcForward: k.objects.TcForward,
 	} {
-		if err := datapath.Pin(prog, filepath.Join(k.dir, name)); err != nil {
+		if err := t.Pin(prog, k.pinOf(name)); err != nil {
 			return err
 		}
 	}
@@ -237,7 +263,7 @@ func (k *kernel) pin() error {
 		agentMapLoads:           k.objects.Loads,
 		agentMapServiceLabels:   k.objects.ServiceLabels,
 	} {
-		if err := datapath.Pin(m, filepath.Join(k.dir, name)); err != nil {
+		if err := t.Pin(m, k.pinOf(name)); err != nil {
 			return err
 		}
 	}

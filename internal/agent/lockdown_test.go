@@ -45,7 +45,7 @@ func TestLockedDown(t *testing.T) {
 // A view loads everywhere, and without trying what the kernel allows.
 func TestViewReadsNoMemory(t *testing.T) {
 	k := testKernel(t)
-	if err := k.pin(); err != nil {
+	if err := pinAll(k); err != nil {
 		t.Fatal(err)
 	}
 	view, err := OpenView(k.instance)

@@ -25,7 +25,7 @@ type NextSegment struct {
 func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	ifindex, err := datapath.AttachedTo(filepath.Join(datapath.Dir(v.instance), datapath.LinkPin))
 	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+		return nil, err
 	}
 	next := &NextSegment{SID: sid}
 	next.Problem, err = whyUnreachable(ifindex, sid)

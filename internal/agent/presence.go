@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 const (
@@ -74,7 +76,10 @@ func (a *Agent) restore(vip netip.Addr) bool {
 	if !a.cfg.Node.AssignsVIPs() {
 		return false
 	}
-	if err := a.kernel.belongings.assign(map[netip.Addr]bool{vip: true}); err != nil {
+	err := datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
+		return a.kernel.belongings.assign(t, map[netip.Addr]bool{vip: true})
+	})
+	if err != nil {
 		if !a.absent[vip] {
 			a.log.Error("cannot put a VIP back on this host", "vip", vip, "error", err)
 		}

@@ -36,48 +36,24 @@ type tc struct {
 	instance  string
 	dir       string // of the links' pins
 	attachTCX func(link.TCXOptions) (link.Link, error)
-	unpinned  map[string]link.Link // made by attach, by their pins to be
 }
 
 // attach runs prog at the hook, in the place of an earlier process's program, in one step. One that is
-// on another interface works there until pin.
-func (t *tc) attach(prog *ebpf.Program, ifindex int, at hook) error {
-	pin := filepath.Join(t.dir, at.pin)
-	err := datapath.UpdateLink(prog, ifindex, pin)
+// on another interface works there until the takeover's end.
+func (c *tc) attach(t *datapath.Takeover, prog *ebpf.Program, ifindex int, at hook) error {
+	pin := filepath.Join(c.dir, at.pin)
+	err := t.UpdateLink(prog, ifindex, pin)
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	l, err := t.attachTCX(link.TCXOptions{Program: prog, Interface: ifindex, Attach: at.tcx})
+	l, err := c.attachTCX(link.TCXOptions{Program: prog, Interface: ifindex, Attach: at.tcx})
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return datapath.AttachFilter(prog, ifindex, datapath.Filter{Instance: t.instance, Parent: at.parent, Priority: filterPriority})
+		return t.AttachFilter(prog, ifindex, datapath.Filter{
+			Instance: c.instance, Parent: at.parent, Priority: filterPriority,
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("attach %s to interface %d: %w", at.tcx, ifindex, err)
 	}
-	t.unpinned[pin] = l
-	return nil
-}
-
-// pin pins the links that attach has made.
-func (t *tc) pin() error {
-	for pin, l := range t.unpinned {
-		if err := datapath.PinLink(l, pin); err != nil {
-			return err
-		}
-		delete(t.unpinned, pin)
-		if err := l.Close(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// drop takes away the links that attach has made, and that are not pinned.
-func (t *tc) drop() error {
-	var errs []error
-	for _, l := range t.unpinned {
-		errs = append(errs, l.Detach(), l.Close())
-	}
-	clear(t.unpinned)
-	return errors.Join(errs...)
+	return t.PinLink(l, pin)
 }

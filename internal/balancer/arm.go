@@ -116,37 +116,66 @@ func (k *kernel) setHost(links []nexthop.Link) error {
 	return nil
 }
 
+// check returns an error if the instance works in another network namespace, or if an interface
+// runs a program of somebody else.
+func (k *kernel) check(links []nexthop.Link) error {
+	if err := k.checkNamespace(); err != nil {
+		return err
+	}
+	outside, inside := k.pin(armKinds[0].xdpPin), k.pin(armKinds[1].xdpPin)
+	for _, link := range links {
+		if err := datapath.CheckXDP(link.Index, outside, inside); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkNamespace returns an error if the instance works in another network namespace.
+func (k *kernel) checkNamespace() error {
+	for _, kind := range armKinds {
+		for _, pin := range []string{kind.xdpPin, kind.returnPin} {
+			if _, err := datapath.AttachedTo(k.pin(pin)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // attach puts the programs on the interfaces of the arms, in the place of an earlier build's. The ones behind XDP
 // come first, for XDP hands packets to them, and the outside last: what goes on from there is answered inside.
-func (k *kernel) attach(links []nexthop.Link) ([]datapath.Attached, error) {
-	if err := k.claim(links); err != nil {
+func (k *kernel) attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
+	if err := k.claim(t, links); err != nil {
 		return nil, err
 	}
 	for i, arm := range k.arms {
-		if err := k.attachReturn(arm, links[i].Index); err != nil {
+		if err := k.attachReturn(t, arm, links[i].Index); err != nil {
 			return nil, err
 		}
 	}
-	if err := k.pinCounting(); err != nil {
+	if err := k.pinCounting(t); err != nil {
 		return nil, err
 	}
 	attached := make([]datapath.Attached, len(links))
 	for i := len(links) - 1; i >= 0; i-- {
 		var err error
-		attached[i], err = datapath.AttachXDP(k.arms[i].objects.XdpLb, links[i].Index, k.pin(k.arms[i].xdpPin))
+		arm := k.arms[i]
+		attached[i], err = t.AttachXDP(arm.objects.XdpLb, links[i].Index, k.pin(arm.xdpPin))
 		if err != nil {
 			return nil, err
 		}
 	}
-	return attached, k.leave(links)
+	t.OnCommit(func() error { return k.leave(links) })
+	return attached, nil
 }
 
 // claim finds the links that an earlier process has left on the interfaces, whichever parts these had then.
-func (k *kernel) claim(links []nexthop.Link) error {
+func (k *kernel) claim(t *datapath.Takeover, links []nexthop.Link) error {
 	for i, link := range links {
 		mine, other := armKinds[i], armKinds[1-i]
 		for pin, other := range map[string]string{mine.xdpPin: other.xdpPin, mine.returnPin: other.returnPin} {
-			if err := datapath.ClaimLink(k.pin(pin), k.pin(other), link.Index); err != nil {
+			if err := t.ClaimLink(k.pin(pin), k.pin(other), link.Index); err != nil {
 				return err
 			}
 		}

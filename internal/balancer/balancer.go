@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -73,8 +74,8 @@ type reload struct {
 	result chan<- error
 }
 
-// New loads the data path and applies the configuration to it; no packet is
-// touched before Run attaches it.
+// New loads the data path, and makes sure that the configuration can be applied to
+// what an earlier process has left. Nothing of that changes before Run attaches it.
 func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 	clock, err := newFlowClock()
 	if err != nil {
@@ -103,25 +104,44 @@ func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Bal
 		stale:    map[string]bool{},
 		ready:    make(chan struct{}),
 	}
-	if err := b.load(); err != nil {
+	if err := b.read(); err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
 	b.resolver.Resume(b.nextHops())
 	return b, nil
 }
 
-func (b *Balancer) load() (err error) {
-	if b.slots, err = loadSlots(b.kernel); err != nil {
-		return err
-	}
-	if err := b.slots.reclaim(keysOf(b.cfg)); err != nil {
+// read reads what an earlier process has left, and checks that the configuration has room beside
+// it.
+func (b *Balancer) read() (err error) {
+	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
 		return err
 	}
 	b.ports = &ports{directory: b.kernel.mapped}
-	if b.services, err = loadServices(b.kernel, b.slots); err != nil {
+	if b.slots, err = loadSlots(b.kernel); err != nil {
 		return err
 	}
-	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
+	if b.services, err = loadServices(b.kernel, b.slots, b.applyHop); err != nil {
+		return err
+	}
+	added := 0
+	for _, service := range b.cfg.Services {
+		if b.services.byName[service.Name] == nil {
+			added++
+		}
+	}
+	return errors.Join(b.services.checkRoom(added), b.slots.checkRoom(keysOf(b.cfg)))
+}
+
+// fill applies the configuration to the tables that an earlier process has left.
+func (b *Balancer) fill(t *datapath.Takeover) error {
+	if err := b.kernel.backUp(t); err != nil {
+		return err
+	}
+	if err := b.kernel.writeIdentity(); err != nil {
+		return err
+	}
+	if err := b.slots.reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
 	return b.apply(b.cfg, b.keys)
@@ -164,6 +184,9 @@ func (b *Balancer) Reload(ctx context.Context, cfg *config.Balancer) error {
 // Run attaches the data path as soon as its next hops are known, and keeps it
 // true until the context ends. The data path stays.
 func (b *Balancer) Run(ctx context.Context) error {
+	if err := b.kernel.checkNamespace(); err != nil {
+		return err
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return b.resolver.Run(ctx) })
 	group.Go(func() error { return b.checker.Run(ctx) })
@@ -174,17 +197,22 @@ func (b *Balancer) Run(ctx context.Context) error {
 
 // control is the one goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
+	if err := b.start(ctx); err != nil || !b.attached {
+		return err
+	}
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	rebuild, journal := newAlarm(), newAlarm()
 	defer rebuild.Stop()
 	defer journal.Stop()
 
-	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
 	b.prober.SetTargets(ctx, b.services.probeTargets())
-	var patience <-chan time.Time // from the first update on: before it nothing is known
 	for {
+		if len(b.stale) > 0 {
+			rebuild.within(gather)
+			journal.within(journalDelay)
+		}
 		b.publish()
 		var err error
 		select {
@@ -193,9 +221,6 @@ func (b *Balancer) control(ctx context.Context) error {
 			return nil
 		case update := <-b.resolver.Updates():
 			err = b.follow(update)
-			if patience == nil {
-				patience = time.After(resolveTimeout)
-			}
 		case result := <-b.checker.Updates():
 			if svc := b.services.setHealth(result); svc != nil {
 				b.stale[svc.Name] = true
@@ -214,8 +239,6 @@ func (b *Balancer) control(ctx context.Context) error {
 		case <-journal.C:
 			journal.armed = false
 			b.logChanges()
-		case <-patience:
-			err = b.attach()
 		case <-sweep.C:
 			if err := b.sweep(); err != nil {
 				b.log.Error("sweep the flow table", "error", err)
@@ -226,10 +249,6 @@ func (b *Balancer) control(ctx context.Context) error {
 		}
 		if err != nil {
 			return err
-		}
-		if len(b.stale) > 0 {
-			rebuild.within(gather)
-			journal.within(journalDelay)
 		}
 	}
 }
@@ -254,11 +273,32 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// attach starts steering, once.
-func (b *Balancer) attach() error {
-	if b.attached {
-		return nil
+// start attaches the data path when it knows all next hops, or has waited too long for them.
+func (b *Balancer) start(ctx context.Context) error {
+	b.resolver.SetTargets(ctx, b.targets())
+	var patience <-chan time.Time // from the first update on: before it nothing is known
+	for !b.attached {
+		var err error
+		select {
+		case <-ctx.Done():
+			return nil
+		case update := <-b.resolver.Updates():
+			err = b.follow(update)
+			if patience == nil {
+				patience = time.After(resolveTimeout)
+			}
+		case <-patience:
+			err = b.attach()
+		}
+		if err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// attach starts steering. If it fails, the data path of an earlier process goes on as it was.
+func (b *Balancer) attach() error {
 	for i, name := range b.cfg.Node.Interfaces() {
 		if b.own[i].Index == 0 {
 			return fmt.Errorf("%s %q: there is no such interface", b.kernel.arms[i].setting, name)
@@ -267,7 +307,10 @@ func (b *Balancer) attach() error {
 	if err := b.setHost(); err != nil {
 		return err
 	}
-	attached, err := b.kernel.attach(b.own)
+	if err := b.kernel.check(b.own); err != nil {
+		return err
+	}
+	attached, err := b.takeOver()
 	if err != nil {
 		return err
 	}
@@ -284,6 +327,7 @@ func (b *Balancer) attach() error {
 	b.wire.egress.Store(&egress{b.own[inside].Index, attached[inside].Mode})
 	b.applyHops()
 	b.logChanges()
+	b.publish()
 	close(b.ready)
 	return nil
 }
@@ -296,6 +340,18 @@ func (b *Balancer) logChanges() {
 	}
 }
 
+// takeOver applies the configuration and attaches the programs, or leaves everything as it was.
+func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
+	err = datapath.TakeOver(b.log, func(t *datapath.Takeover) error {
+		if err := b.fill(t); err != nil {
+			return err
+		}
+		attached, err = b.kernel.attach(t, b.own)
+		return err
+	})
+	return attached, err
+}
+
 // follow takes on what the resolver found. The error says that the data path is
 // on no interface any more.
 func (b *Balancer) follow(update nexthop.Update) error {
@@ -303,8 +359,10 @@ func (b *Balancer) follow(update nexthop.Update) error {
 		return err
 	}
 	b.hops, b.problems = update.Hops, update.Problems
-	b.applyHops()
-	if b.resolved() {
+	switch {
+	case b.attached:
+		b.applyHops()
+	case b.resolved():
 		return b.attach()
 	}
 	return nil
@@ -383,18 +441,32 @@ func (b *Balancer) rebuild() (done bool) {
 }
 
 // target is the address whose route a server's packets take.
-func target(m *member) netip.Addr {
-	if m.Locator.IsValid() {
-		return srv6.SID{Locator: m.Locator, Function: srv6.Deliver}.Addr()
+func target(server *config.Server) netip.Addr {
+	if server.Locator.IsValid() {
+		return srv6.SID{Locator: server.Locator, Function: srv6.Deliver}.Addr()
 	}
-	return m.Address
+	return server.Address
+}
+
+// servers are those of the configuration, each with its service.
+func (b *Balancer) servers() iter.Seq2[*config.Service, *config.Server] {
+	return func(yield func(*config.Service, *config.Server) bool) {
+		for i := range b.cfg.Services {
+			svc := &b.cfg.Services[i]
+			for j := range svc.Servers {
+				if !yield(svc, &svc.Servers[j]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func (b *Balancer) targets() []netip.Addr {
 	seen := map[netip.Addr]bool{}
 	var targets []netip.Addr
-	for _, m := range b.services.members() {
-		if t := target(m); !seen[t] {
+	for _, server := range b.servers() {
+		if t := target(server); !seen[t] {
 			seen[t] = true
 			targets = append(targets, t)
 		}
@@ -403,9 +475,8 @@ func (b *Balancer) targets() []netip.Addr {
 }
 
 // applyHops writes the next hops into the server table. A server without keeps
-// none: its packets are dropped and counted, and it gets no new flow. Before the
-// start is over its next hop is not known yet, and that of the process before is
-// kept.
+// none: its packets are dropped and counted, and it gets no new flow. Until this
+// process has taken over, that of the process before is kept.
 func (b *Balancer) applyHops() {
 	for name, svc := range b.services.byName {
 		for _, m := range svc.members {
@@ -419,8 +490,9 @@ func (b *Balancer) applyHops() {
 }
 
 func (b *Balancer) applyHop(m *member) {
-	hop, ok := b.hops[target(m)]
-	m.setReason(unresolved, b.problems[target(m)])
+	to := target(&m.Server)
+	hop, ok := b.hops[to]
+	m.setReason(unresolved, b.problems[to])
 	if !ok {
 		if b.attached {
 			b.kernel.servers.clearNextHop(m.slot)
@@ -451,9 +523,14 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 // nextHops are those that the data path has, by targets.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
-	for _, m := range b.services.members() {
-		if mac, port, ok := b.kernel.servers.nextHop(m.slot); ok {
-			hops[target(m)] = nexthop.Hop{MAC: mac, Link: nexthop.Link{Index: int(b.kernel.mapped.Ports[port].Ifindex)}}
+	for svc, server := range b.servers() {
+		slot, ok := b.slots.byKey[keyOfServer(svc, server, &b.cfg.Node)]
+		if !ok {
+			continue
+		}
+		if mac, port, ok := b.kernel.servers.nextHop(slot); ok {
+			out := nexthop.Link{Index: int(b.kernel.mapped.Ports[port].Ifindex)}
+			hops[target(server)] = nexthop.Hop{MAC: mac, Link: out}
 		}
 	}
 	return hops
@@ -461,8 +538,8 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 
 // resolved tells whether all servers have a next hop.
 func (b *Balancer) resolved() bool {
-	for _, m := range b.services.members() {
-		if _, ok := b.hops[target(m)]; !ok {
+	for _, server := range b.servers() {
+		if _, ok := b.hops[target(server)]; !ok {
 			return false
 		}
 	}

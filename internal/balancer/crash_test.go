@@ -25,6 +25,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -40,7 +41,11 @@ const (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(crashInstance) != "" {
-		if err := crash(); err != nil {
+		do := crash
+		if os.Getenv(crashFails) != "" {
+			do = failStart
+		}
+		if err := do(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -56,33 +61,51 @@ func crash() error {
 	if err != nil {
 		return err
 	}
-	first, err := strconv.Atoi(os.Getenv(crashFirst))
+	if err := datapathtest.KillBefore(call); err != nil {
+		return err
+	}
+	b, err := startCrash(context.Background())
 	if err != nil {
 		return err
 	}
-	if err := killBefore(call); err != nil {
-		return err
-	}
-	configOf := func(number int) *config.Balancer {
-		cfg := crashConfig(os.Getenv(crashInstance), number)
-		if cfg.Node.Inside = os.Getenv(crashInside); cfg.Node.Inside == "eth0" {
-			cfg.Node.Interface = "eth1"
-		}
-		return cfg
-	}
-	b, err := New(configOf(first), slog.New(slog.DiscardHandler))
+	cfg, err := crashConfigOf(1)
 	if err != nil {
 		return err
 	}
-	ctx := context.Background()
+	return b.Reload(context.Background(), cfg)
+}
+
+// startCrash starts a balancer with the first configuration that this process is to have.
+func startCrash(ctx context.Context) (*Balancer, error) {
+	cfg, err := crashConfigOf(0)
+	if err != nil {
+		return nil, err
+	}
+	b, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	select {
 	case err := <-ended:
-		return err
+		return nil, errors.Join(err, b.Close())
 	case <-b.Ready():
+		return b, nil
 	}
-	return b.Reload(ctx, configOf(1-first))
+}
+
+// crashConfigOf is the nth configuration of this process, counted from 0.
+func crashConfigOf(n int) (*config.Balancer, error) {
+	first, err := strconv.Atoi(os.Getenv(crashFirst))
+	if err != nil {
+		return nil, err
+	}
+	cfg := crashConfig(os.Getenv(crashInstance), (first+n)%2)
+	if cfg.Node.Inside = os.Getenv(crashInside); cfg.Node.Inside == "eth0" {
+		cfg.Node.Interface = "eth1"
+	}
+	return cfg, nil
 }
 
 // The services of the crash test: "web" is on two ports in turn, with servers that come, go and change

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/needs"
@@ -104,6 +105,7 @@ func (f *fixture) start(cfg *config.Balancer) {
 	if f.Balancer, err = newBalancer(cfg, f.clock, slog.New(slog.DiscardHandler)); err != nil {
 		f.t.Fatal(err)
 	}
+	f.must(datapath.TakeOver(slog.New(slog.DiscardHandler), f.Balancer.fill))
 	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
 	f.must(f.kernel.setHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.kernel.arms))))
 }
@@ -174,7 +176,8 @@ func (f *fixture) route() {
 	f.hops = map[netip.Addr]nexthop.Hop{}
 	for _, m := range f.services.members() {
 		if link := f.linkOf(m.Name); link != "" {
-			f.hops[target(m)] = nexthop.Hop{MAC: hopMAC(target(m)), Link: f.link(link)}
+			to := target(&m.Server)
+			f.hops[to] = nexthop.Hop{MAC: hopMAC(to), Link: f.link(link)}
 		}
 	}
 	f.applyHops()

@@ -78,7 +78,7 @@ func TestChangesAreLogged(t *testing.T) {
 	}
 	f.expectLog("all is well")
 	f.via["s1"] = ""
-	s1 := target(f.services.byName["web"].member("s1"))
+	s1 := target(&f.services.byName["web"].member("s1").Server)
 	f.problems = map[netip.Addr]string{s1: "no route to host"}
 	f.route()
 	const lost = `level=WARN msg="server has no next hop: its packets are dropped" service=web server=`

@@ -43,7 +43,10 @@ type kernel struct {
 	servers   *serverTable
 	services  *serviceTable
 	probes    *probeTable
+	identity  *balancerIdentity
 	constants map[string]any // that the program was loaded with
+	made      []string       // pins of tables that no earlier process has left
+	backup    *backup        // while this process takes over
 	attachTCX func(link.TCXOptions) (link.Link, error)
 }
 
@@ -84,16 +87,16 @@ func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 }
 
 // openKernel loads the program and opens the tables that an earlier process left
-// pinned, or makes them. A build or limits that do not fit those tables are
-// refused before anything is changed. Nothing is attached yet.
+// pinned, or makes them. What is in the tables stays as it is, and nothing is attached
+// yet. A build or limits that do not fit the tables are refused.
 func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kernel, error) {
-	_, err := os.Stat(datapath.Dir(cfg.Node.Instance))
-	fresh := errors.Is(err, os.ErrNotExist)
-	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
+	spec, _, err := loadSpec()
 	if err != nil {
 		return nil, err
 	}
-	spec, _, err := loadSpec()
+	_, err = os.Stat(datapath.Dir(cfg.Node.Instance))
+	fresh := errors.Is(err, os.ErrNotExist)
+	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +127,7 @@ func serverSlots(servers uint32) uint32 {
 	return min(2*servers, mostSlots)
 }
 
-// load changes nothing that is pinned before the kernel has taken the program.
+// load pins nothing before the kernel has taken the program.
 func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *slog.Logger) error {
 	kept, err := openKept(spec, k.dir)
 	defer closeAll(kept)
@@ -142,6 +145,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 	if err != nil {
 		return err
 	}
+	k.identity = identity
 	k.constants = map[string]any{
 		balancerVarFlowTickShift:      k.clock.shift,
 		balancerVarFlowBucketKeys:     identity.FlowBucketKeys,
@@ -179,10 +183,19 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 	if k.probes, err = k.mapProbes(k.arms[len(k.arms)-1]); err != nil { // the arm towards the servers
 		return err
 	}
-	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
-		return fmt.Errorf("write identity: %w", err)
+	if kept[balancerMapIdentity] == nil {
+		if err := k.writeIdentity(); err != nil {
+			return err
+		}
 	}
 	return k.pinNew(kept)
+}
+
+func (k *kernel) writeIdentity() error {
+	if err := k.objects.Identity.Put(uint32(0), k.identity); err != nil {
+		return fmt.Errorf("write identity: %w", err)
+	}
+	return nil
 }
 
 // countsOthers tells whether counters by reason were kept, and are of other reasons.
@@ -265,7 +278,8 @@ func (k *kernel) pinNew(kept map[string]*ebpf.Map) error {
 		if kept[name] != nil || k.recount && slices.Contains(countersByReason, name) {
 			return nil
 		}
-		return datapath.Pin(table, filepath.Join(k.dir, name))
+		k.made = append(k.made, name)
+		return datapath.Pin(table, k.pin(name))
 	}
 	if err := pin(balancerMapIdentity, k.objects.Identity); err != nil {
 		return err
@@ -335,24 +349,30 @@ func readIdentity(m *ebpf.Map, identity *balancerIdentity) error {
 
 // pinCounting pins the program that packets meet, for tools, and the counters that it counts in where they are others
 // than before.
-func (k *kernel) pinCounting() error {
+func (k *kernel) pinCounting(t *datapath.Takeover) error {
 	if k.recount {
 		tables := pinned(&k.objects.kernelMaps)
 		for _, name := range countersByReason {
-			if err := datapath.Pin(*tables[name], k.pin(name)); err != nil {
+			if err := t.Pin(*tables[name], k.pin(name)); err != nil {
 				return err
 			}
 		}
 	}
-	return datapath.Pin(k.objects.XdpLb, k.pin(datapath.BalancerProgram))
+	return t.Pin(k.objects.XdpLb, k.pin(datapath.BalancerProgram))
 }
 
-// undo takes away what a first start has pinned, and nobody has used.
+// undo takes away the pins of a start that came to nothing.
 func (k *kernel) undo() error {
-	if !k.fresh {
-		return nil
+	if k.fresh {
+		return datapath.RemoveDir(k.instance)
 	}
-	return datapath.RemoveDir(k.instance)
+	var errs []error
+	for _, name := range k.made {
+		if err := os.Remove(k.pin(name)); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // close lets go of the data path; what is pinned works on.
@@ -532,6 +552,9 @@ func (k *kernel) install(number uint32, rows []uint16) error {
 	defer table.Close()
 	if _, err := table.BatchUpdate(keys, words, nil); err != nil {
 		return fmt.Errorf("fill a table of %d candidates: %w", len(rows), err)
+	}
+	if err := k.backup.keepTable(number); err != nil {
+		return err
 	}
 	if err := k.objects.Tables.Put(number, table); err != nil {
 		return fmt.Errorf("install table %d: %w", number, err)

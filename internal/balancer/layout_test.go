@@ -266,7 +266,8 @@ func TestOtherReasonsStayUntilAttached(t *testing.T) {
 		t.Errorf("pins (-before +after):\n%s", diff)
 	}
 	f.must(f.ns.Do(func() error {
-		_, err := b.kernel.attach([]nexthop.Link{f.link("out")})
+		b.own = []nexthop.Link{f.link("out")}
+		_, err := b.takeOver()
 		return err
 	}))
 	view, err := OpenView(f.cfg.Node.Instance) // which refuses those of another build

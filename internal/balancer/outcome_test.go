@@ -262,7 +262,7 @@ func (f *fixture) encap(flow Flow, service, server string) packet.Encap {
 		}
 		e := packet.Encap{
 			Kind: svc.Encapsulation, FlowLabel: f.flowLabel(flow),
-			Own: f.macs[f.linkOf(server)], NextHop: hopMAC(target(&member{Server: *s})),
+			Own: f.macs[f.linkOf(server)], NextHop: hopMAC(target(s)),
 		}
 		if s.Locator.IsValid() {
 			e.Sender = f.cfg.Node.Locator.Addr()

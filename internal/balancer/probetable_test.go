@@ -31,7 +31,7 @@ func (f *fixture) probeOf(svc *config.Service, server string, token uint64) []by
 	out, err := packet.Encapsulate(frame, packet.Encap{
 		Kind: svc.Encapsulation, FlowLabel: label, Sender: sender,
 		Segments: []netip.Addr{srv6.SID{Locator: s.Locator, Function: srv6.Probe}.Addr()},
-		Own:      f.macs[f.linkOf(server)], NextHop: hopMAC(target(&member{Server: *s})),
+		Own:      f.macs[f.linkOf(server)], NextHop: hopMAC(target(s)),
 	})
 	f.must(err)
 	return out

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
@@ -25,8 +26,7 @@ func (b *Balancer) Rehearse(hop nexthop.Hop) (*ebpf.Program, error) {
 		return nil, err
 	}
 	b.hops = b.hopsBy(hop)
-	b.applyHops()
-	return b.kernel.objects.XdpLb, b.rebuildAll()
+	return b.kernel.objects.XdpLb, datapath.TakeOver(b.log, b.fill)
 }
 
 // Steer attaches the data path to its only interface, in place of Run, and has every server be reached by the

@@ -157,7 +157,7 @@ func TestRestartKnowsNextHops(t *testing.T) {
 	f.start(webWith(cfg, srv6Server("s3", 3, 1)))
 	want := map[netip.Addr]nexthop.Hop{}
 	for _, s := range cfg.Services[0].Servers {
-		to := target(&member{Server: s})
+		to := target(&s)
 		want[to] = nexthop.Hop{MAC: hopMAC(to), Link: nexthop.Link{Index: f.ifindex["out"]}}
 	}
 	if diff := cmp.Diff(want, f.nextHops(), addrComparer); diff != "" {

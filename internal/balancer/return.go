@@ -20,23 +20,22 @@ const returnPriority = 0x5e6c
 
 // attachReturn runs the program behind XDP, in the place of an earlier process's: by tcx, or where the
 // kernel is older than 6.6, by a filter.
-func (k *kernel) attachReturn(arm *arm, ifindex int) error {
+func (k *kernel) attachReturn(t *datapath.Takeover, arm *arm, ifindex int) error {
 	pin, program := k.pin(arm.returnPin), arm.objects.TcReturn
-	err := datapath.UpdateLink(program, ifindex, pin)
+	err := t.UpdateLink(program, ifindex, pin)
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	l, err := k.attachTCX(link.TCXOptions{Program: program, Interface: ifindex, Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, ebpf.ErrNotSupported) {
-		return datapath.AttachFilter(program, ifindex, datapath.Filter{
+		return t.AttachFilter(program, ifindex, datapath.Filter{
 			Instance: k.instance, Parent: netlink.HANDLE_MIN_INGRESS, Priority: returnPriority,
 		})
 	}
 	if err != nil {
 		return fmt.Errorf("attach %s to interface %d: %w", ebpf.AttachTCXIngress, ifindex, err)
 	}
-	defer l.Close()
-	return datapath.PinLink(l, pin)
+	return t.PinLink(l, pin)
 }
 
 // detachReturn takes the programs behind XDP of an instance off their interfaces. Filters are found in the network

@@ -34,13 +34,14 @@ type services struct {
 	kernel *kernel
 	slots  *slots
 	byName map[string]*service
-	free   []uint32 // numbers that no service has, the next one last
+	free   []uint32      // numbers that no service has, the next one last
+	reach  func(*member) // gives a member its next hop, if that is known
 }
 
 // loadServices reads what an earlier process has left; their members and
 // configuration come with the first apply.
-func loadServices(k *kernel, slots *slots) (*services, error) {
-	s := &services{kernel: k, slots: slots, byName: map[string]*service{}}
+func loadServices(k *kernel, slots *slots, reach func(*member)) (*services, error) {
+	s := &services{kernel: k, slots: slots, byName: map[string]*service{}, reach: reach}
 	byID := map[uint32]*service{}
 	var id uint32
 	var label balancerLabel
@@ -106,9 +107,8 @@ func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) 
 
 // add gives a service a number.
 func (s *services) add(name string) (*service, error) {
-	if len(s.free) == 0 {
-		return nil, fmt.Errorf("there are %d services, as many as can be, with those that go after the new ones come",
-			len(s.byName))
+	if err := s.checkRoom(1); err != nil {
+		return nil, err
 	}
 	id := s.free[len(s.free)-1]
 	var label balancerLabel
@@ -120,6 +120,15 @@ func (s *services) add(name string) (*service, error) {
 	svc := &service{Service: config.Service{Name: name}, id: id}
 	s.byName[name] = svc
 	return svc, nil
+}
+
+// checkRoom returns an error if there are no numbers for so many more services.
+func (s *services) checkRoom(more int) error {
+	if more <= len(s.free) {
+		return nil
+	}
+	return fmt.Errorf("%d services are too many: there can be %d, with those that go after the "+
+		"new ones come", len(s.byName)+more, len(s.byName)+len(s.free))
 }
 
 // claimMembers gives the configured servers their slots. A server that was there
@@ -142,6 +151,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
 		}
 		m.slot = slot
+		s.reach(m)
 		members = append(members, m)
 	}
 	return members, nil

@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"fmt"
+	"iter"
 	"math"
 	"math/bits"
 	"net/netip"
@@ -55,16 +56,26 @@ func (t *serviceTable) all() []balancerServiceEntry {
 
 func (l *serviceLines) all() []balancerServiceEntry {
 	var all []balancerServiceEntry
-	for i := range l {
-		for j := range l[i].Entry {
-			if e := &l[i].Entry[j]; kindOf(e) != balancerServiceEntryKindENTRY_FREE {
-				entry := *e
-				entry.Rule = e.rule()
-				all = append(all, entry)
+	for e := range l.entries() {
+		entry := *e
+		entry.Rule = e.rule()
+		all = append(all, entry)
+	}
+	return all
+}
+
+// entries are those that are not free, in the memory that packets are looked up in.
+func (l *serviceLines) entries() iter.Seq[*balancerServiceEntry] {
+	return func(yield func(*balancerServiceEntry) bool) {
+		for i := range l {
+			for j := range l[i].Entry {
+				e := &l[i].Entry[j]
+				if kindOf(e) != balancerServiceEntryKindENTRY_FREE && !yield(e) {
+					return
+				}
 			}
 		}
 	}
-	return all
 }
 
 // find returns the entry under a key, or nil: find_entry in bpf/services.h.

@@ -98,6 +98,28 @@ func (s *slots) claim(key serverKey, service uint32, known srv6.Function, flags 
 	return slot, s.kernel.addSender(slot)
 }
 
+// checkRoom returns an error if there are not enough slots for the wanted servers, after a reclaim.
+func (s *slots) checkRoom(wanted map[serverKey]bool) error {
+	free := len(s.kernel.servers.servers) - len(s.bySlot)
+	for slot := range s.retired {
+		if !wanted[s.bySlot[slot]] {
+			free++
+		}
+	}
+	more := 0
+	for key := range wanted {
+		if _, ok := s.byKey[key]; !ok {
+			more++
+		}
+	}
+	if more > free {
+		return fmt.Errorf("%d servers are new, and %d of %d slots for servers are free, until "+
+			"servers that go have gone: node.limits.servers is too low", more, free,
+			len(s.kernel.servers.servers))
+	}
+	return nil
+}
+
 // causes are those noted in the slot of a server; none if it has no slot.
 func (s *slots) causes(key serverKey) causes {
 	slot, ok := s.byKey[key]
@@ -155,9 +177,13 @@ func (s *slots) reclaim(wanted map[serverKey]bool) error {
 		return nil
 	}
 	for _, table := range []*flowTable{s.kernel.flows, s.kernel.pending} {
+		s.kernel.backup.keepFlows(table, func(e flowEntry) bool { return unwanted[e.server()] })
 		table.sweep(func(e flowEntry) bool { return !unwanted[e.server()] })
 	}
 	for slot := range unwanted {
+		if err := s.kernel.backup.keepCounters(slot); err != nil {
+			return err
+		}
 		if err := s.release(slot); err != nil {
 			return err
 		}

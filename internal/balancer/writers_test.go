@@ -103,7 +103,7 @@ func macs(cfg *config.Balancer) map[packet.MAC]string {
 	out := map[packet.MAC]string{}
 	for _, svc := range cfg.Services {
 		for _, server := range svc.Servers {
-			out[hopMAC(target(&member{Server: server}))] = svc.Name + "/" + server.Name
+			out[hopMAC(target(&server))] = svc.Name + "/" + server.Name
 		}
 	}
 	return out
@@ -111,7 +111,7 @@ func macs(cfg *config.Balancer) map[packet.MAC]string {
 
 // anchor is the next hop of the anchor of a flow's service.
 func (s *storm) anchor(flow Flow) packet.MAC {
-	return hopMAC(target(&member{Server: s.config(true, nil, nil).Services[serviceNumber(flow)].Servers[0]}))
+	return hopMAC(target(&s.config(true, nil, nil).Services[serviceNumber(flow)].Servers[0]))
 }
 
 func serviceNumber(flow Flow) int {

@@ -408,7 +408,9 @@ func (b *testbed) take(way Way) error {
 		program = pinned
 	}
 	return b.middle.Do(func() error {
-		return datapath.UpdateLink(program, b.in.Index, filepath.Join(dir, datapath.LinkPin))
+		return datapath.TakeOver(slog.New(slog.DiscardHandler), func(t *datapath.Takeover) error {
+			return t.UpdateLink(program, b.in.Index, filepath.Join(dir, datapath.LinkPin))
+		})
 	})
 }
 

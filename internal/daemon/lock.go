@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,13 +32,37 @@ func Lock(instance string) (*os.File, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
-		return nil, err
+		return nil, refused(instance, err)
 	}
 	file, err := lockFile(LockFile(instance))
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("instance %q is running already: %w", instance, err)
+	if err != nil {
+		return nil, refused(instance, err)
 	}
-	return file, err
+	return file, nil
+}
+
+// refused says why an instance cannot be locked.
+func refused(instance string, err error) error {
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return running(instance)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("instance %q: this needs root: %w", instance, err)
+	}
+	return fmt.Errorf("instance %q: %w", instance, err)
+}
+
+// running says which process has the lock of an instance.
+func running(instance string) error {
+	process, err := FindProcess(instance)
+	if err != nil {
+		return fmt.Errorf("instance %q is running already: %w", instance, err)
+	}
+	if process == nil { // or it has ended just now
+		return fmt.Errorf("instance %q is running already, in another PID namespace", instance)
+	}
+	return fmt.Errorf("instance %q is running already: process %d, since %s", instance,
+		process.PID, process.Since.Format(time.RFC3339))
 }
 
 // lockFile opens and locks a file. Unlock may remove it in between: what is locked then keeps nobody

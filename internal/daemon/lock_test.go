@@ -3,11 +3,15 @@
 package daemon
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestLockIsHeldOnce has many lock and unlock one file, which each unlock removes.
@@ -36,6 +40,32 @@ func TestLockIsHeldOnce(t *testing.T) {
 	group.Wait()
 	if locked.Load() == 0 {
 		t.Error("nobody came to hold the lock")
+	}
+}
+
+// A process that gets no lock is told which process has it, or that it needs root.
+func TestLockSaysWhy(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("locks of instances need root")
+	}
+	instance := fmt.Sprintf("test-%d-lock", os.Getpid())
+	file, err := Lock(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Lock(instance)
+	holder := fmt.Sprintf("instance %q is running already: process %d, since 20", instance,
+		os.Getpid())
+	if err == nil || !strings.HasPrefix(err.Error(), holder) {
+		t.Errorf("error %v, want %s...", err, holder)
+	}
+	if err := Unlock(file); err != nil {
+		t.Fatal(err)
+	}
+	denied := &os.PathError{Op: "open", Path: LockFile("lb"), Err: unix.EACCES}
+	const want = `instance "lb": this needs root: open /run/segue/lb.lock: permission denied`
+	if got := refused("lb", denied).Error(); got != want {
+		t.Errorf("error %s, want %s", got, want)
 	}
 }
 

@@ -34,34 +34,48 @@ func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
 		"merged (switch GRO and LRO off)", "interface", iface, "native", a.NoNative)
 }
 
-// AttachXDP runs prog on an interface and pins the link at pin. A link that is
-// pinned there already and belongs to the interface is given the new program in
-// one step; no packet passes by. One of another interface works until the new one
-// takes its place. The native mode is tried first.
-func AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
+// CheckXDP returns an error if an interface runs an XDP program of any other than these pinned
+// links.
+func CheckXDP(ifindex int, pins ...string) error {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
-		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
+		return fmt.Errorf("interface %d: %w", ifindex, err)
 	}
-	err = UpdateLink(prog, ifindex, pin)
-	if err == nil && modeOf(iface) == Generic {
-		return Attached{Generic, errKept}, nil
+	xdp := iface.Attrs().Xdp
+	if xdp == nil || xdp.ProgId == 0 {
+		return nil
 	}
-	if err == nil {
-		return Attached{Mode: Native}, nil
+	for _, pin := range pins {
+		for _, own := range []string{pin, next(pin)} {
+			if program, err := programOf(own); err != nil || program == ebpf.ProgramID(xdp.ProgId) {
+				return err
+			}
+		}
 	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return Attached{}, err
-	}
-	l, attached, err := attachXDP(prog, ifindex)
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
-		return Attached{}, fmt.Errorf("attach XDP to %s: %w: it runs %s", iface.Attrs().Name, err, describeXDP(ifindex))
+	return busy(iface, unix.EBUSY)
+}
+
+// programOf is the program of a pinned link; 0 if there is no such link.
+func programOf(pin string) (ebpf.ProgramID, error) {
+	l, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
 	}
 	if err != nil {
-		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
+		return 0, fmt.Errorf("open %s: %w", pin, err)
 	}
 	defer l.Close()
-	return attached, PinLink(l, pin)
+	info, err := l.Info()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", pin, err)
+	}
+	return info.Program, nil
+}
+
+// busy says whose program keeps others off an interface.
+func busy(iface netlink.Link, err error) error {
+	attrs := iface.Attrs()
+	return fmt.Errorf("attach XDP to %s: %w: it runs %s", attrs.Name, err, describeXDP(attrs.Index))
 }
 
 // describeXDP names the program that an interface runs, and whose it is, as far as that can be found out.
@@ -88,13 +102,8 @@ func describeXDP(ifindex int) string {
 func ownerOf(id ebpf.ProgramID) *Instance {
 	entries, _ := os.ReadDir(Dir(""))
 	for _, entry := range entries {
-		l, err := link.LoadPinnedLink(filepath.Join(Dir(entry.Name()), LinkPin), nil)
-		if err != nil {
-			continue
-		}
-		info, err := l.Info()
-		_ = l.Close()
-		if err != nil || info.Program != id {
+		found, err := programOf(filepath.Join(Dir(entry.Name()), LinkPin))
+		if err != nil || found != id {
 			continue
 		}
 		role, _ := roleOf(entry.Name())
@@ -130,77 +139,6 @@ func worthGeneric(native error) bool {
 		}
 	}
 	return true
-}
-
-// UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
-// when there is no such link, or it is another interface's: see PinLink. A link of another network
-// namespace is another error. A link that an earlier process has made, and whose pin it did not live to
-// name, is taken off its interface first.
-func UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
-	if err := DetachLink(next(pin)); err != nil {
-		return err
-	}
-	attached, err := AttachedTo(pin)
-	if err != nil {
-		return err
-	}
-	l, err := link.LoadPinnedLink(pin, nil)
-	if err != nil {
-		return err
-	}
-	defer l.Close()
-	if attached != ifindex {
-		return os.ErrNotExist
-	}
-	if err := l.Update(prog); err != nil {
-		return fmt.Errorf("replace the program of %s: %w", pin, err)
-	}
-	return nil
-}
-
-// ClaimLink gives the pin of a name to the link of an interface where that has another one, which gets what the name
-// was of: interfaces can have changed their parts since an earlier process. It names links only, and none is
-// taken off, but for such as UpdateLink would.
-func ClaimLink(pin, other string, ifindex int) error {
-	for _, unfinished := range []string{next(pin), next(other)} {
-		if err := DetachLink(unfinished); err != nil {
-			return err
-		}
-	}
-	attached, err := AttachedTo(other)
-	if err != nil || attached != ifindex {
-		return err
-	}
-	err = unix.Renameat2(unix.AT_FDCWD, other, unix.AT_FDCWD, pin, unix.RENAME_EXCHANGE)
-	if errors.Is(err, unix.ENOENT) {
-		err = os.Rename(other, pin)
-	}
-	if err != nil {
-		return fmt.Errorf("rename %s to %s: %w", other, pin, err)
-	}
-	return nil
-}
-
-// PinLink pins a new link. It takes the place of the one that is pinned there, if any, whose program is
-// then taken off its interface.
-func PinLink(l link.Link, pin string) error {
-	before, err := link.LoadPinnedLink(pin, nil)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("open %s: %w", pin, err)
-	}
-	if before != nil {
-		defer before.Close()
-	}
-	if err := Pin(l, pin); err != nil {
-		return err
-	}
-	if before == nil {
-		return nil
-	}
-	if err := before.Detach(); err != nil {
-		return fmt.Errorf("detach what %s was before: %w", pin, err)
-	}
-	return nil
 }
 
 // DetachLink takes a program off its interface, and its link's pin away. It does not leave that to the
@@ -250,9 +188,17 @@ func AttachedTo(pin string) (int, error) {
 		return 0, fmt.Errorf("%s: %w", pin, err)
 	}
 	if ifindex != 0 && !here {
-		return 0, fmt.Errorf("%s: interface %d is in another network namespace", pin, ifindex)
+		return 0, elsewhere(pin, ifindex)
 	}
 	return ifindex, nil
+}
+
+// elsewhere says what to do about an instance of another network namespace.
+func elsewhere(pin string, ifindex int) error {
+	dir, name := filepath.Split(pin)
+	return fmt.Errorf("instance %q works in another network namespace, on interface %d of that "+
+		"(pin %s): run this command there (`nsenter --net=`); another instance needs another "+
+		"node.instance", filepath.Base(dir), ifindex, name)
 }
 
 // runsXDP tells whether the interface of this network namespace runs a program.

@@ -73,6 +73,27 @@ func pair(t *testing.T) (a, b *testnet.Namespace, ifindex int) {
 	return a, b, ifindex
 }
 
+// inOne is a takeover of one step.
+func inOne(step func(*Takeover) error) error {
+	return TakeOver(slog.New(slog.DiscardHandler), step)
+}
+
+func attach(prog *ebpf.Program, ifindex int, pin string) (attached Attached, err error) {
+	err = inOne(func(t *Takeover) error {
+		attached, err = t.AttachXDP(prog, ifindex, pin)
+		return err
+	})
+	return attached, err
+}
+
+func update(prog *ebpf.Program, ifindex int, pin string) error {
+	return inOne(func(t *Takeover) error { return t.UpdateLink(prog, ifindex, pin) })
+}
+
+func claim(pin, other string, ifindex int) error {
+	return inOne(func(t *Takeover) error { return t.ClaimLink(pin, other, ifindex) })
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -93,7 +114,7 @@ func TestAttachAfterUnfinishedPin(t *testing.T) {
 		if err := errors.Join(l.Pin(next(pin)), l.Close()); err != nil {
 			return err
 		}
-		_, err = AttachXDP(program, ifindex, pin)
+		_, err = attach(program, ifindex, pin)
 		return err
 	}))
 }
@@ -111,7 +132,7 @@ func TestGenericWhereNativeFails(t *testing.T) {
 		return netlink.LinkSetMTU(l, 9000)
 	}))
 	must(t, ns.Do(func() error {
-		attached, err := AttachXDP(program, ifindex, pin)
+		attached, err := attach(program, ifindex, pin)
 		if err != nil {
 			return err
 		}
@@ -123,7 +144,8 @@ func TestGenericWhereNativeFails(t *testing.T) {
 		if !strings.Contains(log.String(), "interface=eth0") || !strings.Contains(log.String(), unix.ERANGE.Error()) {
 			t.Errorf("the warning is %q", log.String())
 		}
-		if again, err := AttachXDP(program, ifindex, pin); err != nil || again.Mode != Generic || again.NoNative == nil {
+		again, err := attach(program, ifindex, pin)
+		if err != nil || again.Mode != Generic || again.NoNative == nil {
 			t.Errorf("attached again as %+v, error %v", again, err)
 		}
 		return nil
@@ -136,10 +158,11 @@ func TestNoGenericOverAnother(t *testing.T) {
 	program := pass(t, ebpf.XDP, 2)
 	dir := pins(t)
 	must(t, ns.Do(func() error {
-		if attached, err := AttachXDP(program, ifindex, filepath.Join(dir, "first")); err != nil || attached.Mode != Native {
+		attached, err := attach(program, ifindex, filepath.Join(dir, "first"))
+		if err != nil || attached.Mode != Native {
 			t.Errorf("attached as %+v, error %v", attached, err)
 		}
-		_, err := AttachXDP(program, ifindex, filepath.Join(dir, "second"))
+		_, err = attach(program, ifindex, filepath.Join(dir, "second"))
 		if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "eth0") || strings.Contains(err.Error(), "generic") {
 			t.Errorf("over another program: error %v", err)
 		}
@@ -155,7 +178,7 @@ func TestNoGenericOverAnother(t *testing.T) {
 		if err := os.Rename(filepath.Join(dir, "first"), filepath.Join(dir, LinkPin)); err != nil {
 			return err
 		}
-		_, err = AttachXDP(program, ifindex, filepath.Join(dir, "second"))
+		_, err = attach(program, ifindex, filepath.Join(dir, "second"))
 		want := fmt.Sprintf(`program %d "passer" of the balancer %q`, id, filepath.Base(dir))
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("over a balancer's: error %v, want %s", err, want)
@@ -171,7 +194,7 @@ func TestAttachedAgain(t *testing.T) {
 	pin := filepath.Join(pins(t), LinkPin)
 	must(t, ns.Do(func() error {
 		for range 20 {
-			if _, err := AttachXDP(program, ifindex, pin); err != nil {
+			if _, err := attach(program, ifindex, pin); err != nil {
 				return err
 			}
 			if err := DetachLink(pin); err != nil {
@@ -195,13 +218,13 @@ func TestOtherInterface(t *testing.T) {
 			return err
 		}
 		second := eth1.Attrs().Index
-		if _, err := AttachXDP(program, first, pin); err != nil {
+		if _, err := attach(program, first, pin); err != nil {
 			return err
 		}
-		if _, err := AttachXDP(program, second, blocker); err != nil {
+		if _, err := attach(program, second, blocker); err != nil {
 			return err
 		}
-		if _, err := AttachXDP(program, second, pin); !errors.Is(err, unix.EBUSY) {
+		if _, err := attach(program, second, pin); !errors.Is(err, unix.EBUSY) {
 			t.Errorf("over another program: error %v", err)
 		}
 		if at, err := AttachedTo(pin); at != first || err != nil {
@@ -210,7 +233,7 @@ func TestOtherInterface(t *testing.T) {
 		if err := DetachLink(blocker); err != nil {
 			return err
 		}
-		if _, err := AttachXDP(program, second, pin); err != nil {
+		if _, err := attach(program, second, pin); err != nil {
 			return err
 		}
 		if at, err := AttachedTo(pin); at != second || err != nil {
@@ -244,19 +267,19 @@ func TestClaimLink(t *testing.T) {
 				}
 			}
 		}
-		must(t, ClaimLink(pin, other, first))
+		must(t, claim(pin, other, first))
 		want("without links", 0, 0)
-		_, err = AttachXDP(program, first, other)
+		_, err = attach(program, first, other)
 		must(t, err)
-		must(t, ClaimLink(pin, other, second))
+		must(t, claim(pin, other, second))
 		want("claimed for another interface", 0, first)
-		must(t, ClaimLink(pin, other, first))
+		must(t, claim(pin, other, first))
 		want("claimed", first, 0)
-		_, err = AttachXDP(program, second, other)
+		_, err = attach(program, second, other)
 		must(t, err)
-		must(t, ClaimLink(pin, other, first))
+		must(t, claim(pin, other, first))
 		want("claimed again", first, second)
-		must(t, ClaimLink(pin, other, second))
+		must(t, claim(pin, other, second))
 		want("changed", second, first)
 		for _, at := range []int{first, second} {
 			iface, err := netlink.LinkByIndex(at)
@@ -267,10 +290,10 @@ func TestClaimLink(t *testing.T) {
 		}
 		must(t, os.Rename(pin, next(pin)))
 		must(t, os.Rename(other, next(other)))
-		must(t, ClaimLink(pin, other, first))
+		must(t, claim(pin, other, first))
 		want("claimed after unfinished pins", 0, 0)
 		for _, at := range []int{first, second} { // nothing is in the way of another start
-			if _, err := AttachXDP(program, at, pin); err != nil {
+			if _, err := attach(program, at, pin); err != nil {
 				t.Error(err)
 			}
 		}
@@ -286,7 +309,7 @@ func TestLinkOfAnotherNamespace(t *testing.T) {
 	dir := pins(t)
 	xdpPin, tcxPin := filepath.Join(dir, LinkPin), filepath.Join(dir, "link_ingress")
 	must(t, a.Do(func() error {
-		if _, err := AttachXDP(program, ifindex, xdpPin); err != nil {
+		if _, err := attach(program, ifindex, xdpPin); err != nil {
 			return err
 		}
 		l, err := link.AttachTCX(link.TCXOptions{Program: filter, Interface: ifindex, Attach: ebpf.AttachTCXIngress})
@@ -297,7 +320,7 @@ func TestLinkOfAnotherNamespace(t *testing.T) {
 	}))
 	for pin, program := range map[string]*ebpf.Program{xdpPin: next, tcxPin: nextFilter} {
 		must(t, b.Do(func() error {
-			if err := UpdateLink(program, ifindex, pin); err == nil || errors.Is(err, os.ErrNotExist) {
+			if err := update(program, ifindex, pin); err == nil || errors.Is(err, os.ErrNotExist) {
 				t.Errorf("update %s from another namespace: error %v", pin, err)
 			}
 			return nil
@@ -306,7 +329,7 @@ func TestLinkOfAnotherNamespace(t *testing.T) {
 			if at, err := AttachedTo(pin); at != ifindex || err != nil {
 				t.Errorf("%s is attached to %d, error %v; want %d", pin, at, err, ifindex)
 			}
-			return UpdateLink(program, ifindex, pin)
+			return update(program, ifindex, pin)
 		}))
 	}
 }

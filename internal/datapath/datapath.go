@@ -81,15 +81,27 @@ func RemoveDir(instance string) error {
 
 // Pin pins a program or a map at path, through an object that was not pinned before. It takes the place
 // of what is pinned there in one step, so that there is one or the other whenever this process ends.
-func Pin(object interface{ Pin(path string) error }, path string) error {
-	next := next(path) // which a process that ended here has left, perhaps
-	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+func Pin(object pinnable, path string) error {
+	next, err := pinNext(object, path)
+	if err != nil {
 		return err
 	}
-	if err := object.Pin(next); err != nil {
-		return fmt.Errorf("pin %s: %w", next, err)
-	}
 	return os.Rename(next, path)
+}
+
+// pinnable is a program, a map or a link.
+type pinnable interface{ Pin(path string) error }
+
+// pinNext pins an object beside path, where a killed process may have left another pin.
+func pinNext(object pinnable, path string) (string, error) {
+	next := next(path)
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", err
+	}
+	if err := object.Pin(next); err != nil {
+		return "", fmt.Errorf("pin %s: %w", next, err)
+	}
+	return next, nil
 }
 
 // next is where Pin pins first what is to be pinned at path.

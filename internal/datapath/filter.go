@@ -25,23 +25,63 @@ func filterName(instance string) string { return "segue/" + instance }
 
 // AttachFilter runs prog on an interface, in the place of an earlier process's program, in one step.
 // Packets that an interface sends while it gets its first clsact may be lost, so clsact stays for good.
-func AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error {
+func (t *Takeover) AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
 	}})
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
 	}
-	err = netlink.FilterReplace(&netlink.BpfFilter{
+	before, err := t.filterProgram(ifindex, f)
+	if err != nil {
+		return fmt.Errorf("list the filters of interface %d: %w", ifindex, err)
+	}
+	filter := f.on(ifindex, prog)
+	if err := netlink.FilterReplace(filter); err != nil {
+		return fmt.Errorf("add filter %q to interface %d: %w", filter.Name, ifindex, err)
+	}
+	t.OnUndo(func() error {
+		if before == nil {
+			return netlink.FilterDel(filter)
+		}
+		return netlink.FilterReplace(f.on(ifindex, before))
+	})
+	return nil
+}
+
+// on describes the filter on an interface, with a program.
+func (f Filter) on(ifindex int, prog *ebpf.Program) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: ifindex, Parent: f.Parent, Handle: 1, Priority: f.Priority, Protocol: unix.ETH_P_ALL,
 		},
 		Fd: prog.FD(), Name: filterName(f.Instance), DirectAction: true,
-	})
-	if err != nil {
-		return fmt.Errorf("add filter %q to interface %d: %w", filterName(f.Instance), ifindex, err)
 	}
-	return nil
+}
+
+// filterProgram returns the program of the filter on an interface; nil if there is no such filter.
+// The takeover closes it.
+func (t *Takeover) filterProgram(ifindex int, f Filter) (*ebpf.Program, error) {
+	iface, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return nil, err
+	}
+	filters, err := netlink.FilterList(iface, f.Parent)
+	if err != nil {
+		return nil, err
+	}
+	for _, found := range filters {
+		bpf, ok := found.(*netlink.BpfFilter)
+		if !ok || bpf.Name != filterName(f.Instance) || bpf.Priority != f.Priority {
+			continue
+		}
+		program, err := ebpf.NewProgramFromID(ebpf.ProgramID(bpf.Id))
+		if err == nil {
+			t.held = append(t.held, program)
+		}
+		return program, err
+	}
+	return nil, nil
 }
 
 // listAttempts is how often interfaces are looked through while others come and go.

@@ -29,6 +29,10 @@ func filtersOf(t *testing.T, name string) (names []string) {
 	return names
 }
 
+func addFilter(prog *ebpf.Program, ifindex int, f Filter) error {
+	return inOne(func(t *Takeover) error { return t.AttachFilter(prog, ifindex, f) })
+}
+
 // An instance's filters are one for each place however often it starts, and are taken away without those of
 // others and without clsact.
 func TestFilters(t *testing.T) {
@@ -44,9 +48,10 @@ func TestFilters(t *testing.T) {
 			indexes[name] = device.Attrs().Index
 			for range 2 {
 				for i, instance := range []string{"a", "b"} {
-					must(t, AttachFilter(prog, indexes[name], Filter{instance, netlink.HANDLE_MIN_INGRESS, uint16(10 + i)}))
+					f := Filter{instance, netlink.HANDLE_MIN_INGRESS, uint16(10 + i)}
+					must(t, addFilter(prog, indexes[name], f))
 				}
-				must(t, AttachFilter(prog, indexes[name], Filter{"a", netlink.HANDLE_MIN_EGRESS, 10}))
+				must(t, addFilter(prog, indexes[name], Filter{"a", netlink.HANDLE_MIN_EGRESS, 10}))
 			}
 		}
 		want := func(eth0, eth1 []string) {

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// The environment of a process whose start is to fail.
+const (
+	failConfig = "SEGUE_TEST_FAIL_CONFIG" // the file of its configuration
+	failCall   = "SEGUE_TEST_FAIL_CALL"   // which of its system calls fails
+	failFilter = "SEGUE_TEST_FAIL_FILTER" // not empty: its kernel knows no tcx
+)
+
+// failed is what a process prints if the call has failed.
+const failed = "failed"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(failConfig) != "" {
+		if err := failStart(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// failStart is a process that starts an agent, and ends.
+func failStart() error {
+	call, err := strconv.Atoi(os.Getenv(failCall))
+	if err != nil {
+		return err
+	}
+	cfg, err := config.LoadAgent(os.Getenv(failConfig))
+	if err != nil {
+		return err
+	}
+	hasFailed, err := datapathtest.FailAt(call, unix.SYS_SENDTO) // netlink
+	if err != nil {
+		return err
+	}
+	err = startAndEnd(cfg)
+	if hasFailed() {
+		fmt.Println(failed)
+	}
+	return err
+}
+
+func startAndEnd(cfg *config.Agent) error {
+	a, err := New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	if os.Getenv(failFilter) != "" {
+		a.kernel.tc.attachTCX = noTCX
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	select {
+	case err = <-ended:
+	case <-a.Ready():
+		cancel()
+		err = <-ended
+	}
+	return errors.Join(err, a.Close())
+}
+
+// failSite is a server where starts fail.
+type failSite struct {
+	*network
+	instance string
+	filter   string // failFilter of all processes
+}
+
+func newFailSite(t *testing.T, filter string) *failSite {
+	t.Helper()
+	s := &failSite{newNetwork(t, 1), fmt.Sprintf("test-%d-failed", os.Getpid()), filter}
+	testnet.Connect(t, s.servers[0], "eth1", nil, s.router, "second", nil)
+	t.Cleanup(func() { s.detach(1, s.instance) })
+	return s
+}
+
+// configs writes two configurations. The second one names its own interface, has one service less,
+// one more, and one that takes connections by another rule.
+func (s *failSite) configs(second string) (files [2]string) {
+	s.t.Helper()
+	for i, c := range []struct {
+		iface, other, vip string
+		threshold         int
+	}{{"eth0", "going", "2001:db8:80::7", 3}, {second, "coming", "2001:db8:80::8", 5}} {
+		files[i] = filepath.Join(s.t.TempDir(), "agent.yaml")
+		text := fmt.Sprintf(`
+node: {instance: %s, interface: %s, locator: "fd00:5:0:1::/64"}
+services:
+  - name: web
+    vip: %s
+    port: 80
+    protocol: tcp
+    encapsulation: srv6-encap
+    accept: {policy: static, threshold: %d}
+    load: {source: connections, workers: 8}
+  - name: %s
+    vip: %s
+    port: 80
+    protocol: tcp
+    encapsulation: srv6-encap
+    accept: {policy: always}
+`, s.instance, c.iface, vip6.Addr(), c.threshold, c.other, c.vip)
+		if err := os.WriteFile(files[i], []byte(text), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return files
+}
+
+// start starts a process. The nth of its calls fails. It returns the error of the start, which is
+// empty if the start did without the call, and whether there was such a call.
+func (s *failSite) start(file string, call int) (refusal string, reached bool) {
+	s.t.Helper()
+	var output, problem bytes.Buffer
+	cmd := exec.CommandContext(s.t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), failConfig+"="+file, failFilter+"="+s.filter,
+		failCall+"="+strconv.Itoa(call))
+	cmd.Stdout, cmd.Stderr = &output, &problem
+	s.in(s.servers[0], cmd.Start)
+	if err := cmd.Wait(); (err != nil) != (problem.Len() > 0) {
+		s.t.Fatalf("call %d fails: %v, %q", call, err, &problem)
+	}
+	return problem.String(), strings.TrimSpace(output.String()) == failed
+}
+
+// state describes what is pinned, except the counters of packets: the host sends some at any time.
+func (s *failSite) state() datapathtest.State {
+	s.t.Helper()
+	state := datapathtest.ReadState(s.t, datapath.Dir(s.instance))
+	for key := range state[agentMapReasons] {
+		if key != "map" {
+			delete(state[agentMapReasons], key)
+		}
+	}
+	return state
+}
+
+// A start that fails over a data path at work, on the same interface or on another, leaves maps,
+// pins, programs and addresses as they were, and connections go on.
+func TestFailedStartChangesNothing(t *testing.T) {
+	for _, c := range []struct {
+		name, filter, second string
+		step                 int
+	}{
+		{"tcx", "", "eth0", 3}, {"clsact", "yes", "eth0", 8}, {"other interface", "", "eth1", 8},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newFailSite(t, c.filter)
+			files := s.configs(c.second)
+			if refusal, _ := s.start(files[0], 0); refusal != "" {
+				t.Fatal(refusal)
+			}
+			s.failAtSteps(files, c.step)
+		})
+	}
+}
+
+// failAtSteps starts processes over a data path at work. In each of them another system call fails,
+// at intervals of so many calls. A start that does without the call takes over; the next one has
+// the other configuration.
+func (s *failSite) failAtSteps(files [2]string, step int) {
+	s.t.Helper()
+	s.serve(1, vip6.Addr())
+	s.use(srv6Encap(config.SRv6Encap, serverSID(1)))
+	connection := s.dial(vip6.Addr())
+	s.echo(connection, 100)
+	before, host, next, refusals := s.state(), s.inspect(1, s.instance), 1, 0
+	for call := 1 + rand.IntN(step); ; call += step {
+		refusal, reached := s.start(files[next], call)
+		if !reached {
+			break
+		}
+		if refusal == "" {
+			next = 1 - next
+		} else {
+			when := fmt.Sprintf("call %d failed: %s", call, refusal)
+			before.RequireSame(s.t, when, s.state())
+			if diff := cmp.Diff(host, s.inspect(1, s.instance)); diff != "" {
+				s.t.Errorf("%s: the host (-before +after):\n%s", when, diff)
+			}
+			refusals++
+		}
+		if s.t.Failed() {
+			s.t.FailNow()
+		}
+		before, host = s.state(), s.inspect(1, s.instance)
+	}
+	if refusals*step < 20 {
+		s.t.Errorf("%d starts were refused; there must be more", refusals)
+	}
+	if refusal, _ := s.start(files[0], 0); refusal != "" { // it may be on the other interface
+		s.t.Error(refusal)
+	}
+	s.echo(connection, 100)
+}
+
+// A first start that fails leaves the host as it was, whichever step fails.
+func TestFailedFirstStartLeavesNothing(t *testing.T) {
+	const step = 8
+	s := newFailSite(t, "")
+	file := s.configs("eth0")[0]
+	before := s.inspect(1, s.instance)
+	for call := 1 + rand.IntN(step); ; call += step {
+		refusal, reached := s.start(file, call)
+		if !reached {
+			break
+		}
+		if refusal == "" {
+			s.detach(1, s.instance)
+		}
+		if diff := cmp.Diff(before, s.inspect(1, s.instance)); diff != "" {
+			t.Fatalf("call %d failed: %s: (-before +after):\n%s", call, refusal, diff)
+		}
+	}
+}

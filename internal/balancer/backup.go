@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// backup holds what a start finds in the tables of an earlier process and may change. The start
+// copies small tables before it begins. Of the others it keeps each element that it changes.
+type backup struct {
+	kernel        *kernel
+	identity      balancerIdentity
+	generation    uint64
+	rules         map[*balancerServiceEntry]balancerServiceRule // of the services in force
+	ports         []balancerPort
+	servers       []balancerServer
+	serverLabels  map[uint32]balancerLabel
+	serviceLabels map[uint32]balancerLabel
+
+	tables   map[uint32]*ebpf.Map // replaced candidate tables; nil: there was none
+	flows    []sweptFlow
+	counters map[uint32]slotCounters
+	reasons  map[uint32][]balancerCounter // of packets to servers
+}
+
+// sweptFlow is an entry of a flow table that was freed.
+type sweptFlow struct {
+	place *uint64
+	value uint64
+}
+
+// slotCounters are the counters of a server, by CPU.
+type slotCounters struct {
+	packets []balancerServerCounter
+	signals []balancerSignalCounter
+}
+
+// backUp makes a backup, and has the takeover restore it on undo.
+func (k *kernel) backUp(t *datapath.Takeover) error {
+	b := &backup{
+		kernel:     k,
+		generation: k.mapped.Generation,
+		rules:      map[*balancerServiceEntry]balancerServiceRule{},
+		ports:      slices.Clone(k.mapped.Ports[:]),
+		servers:    slices.Clone(k.servers.servers),
+		tables:     map[uint32]*ebpf.Map{},
+		counters:   map[uint32]slotCounters{},
+		reasons:    map[uint32][]balancerCounter{},
+	}
+	for entry := range k.services.inForce().entries() {
+		b.rules[entry] = entry.rule()
+	}
+	var err error
+	if b.serverLabels, err = readLabels(k.objects.ServerLabels); err != nil {
+		return fmt.Errorf("read the labels of servers: %w", err)
+	}
+	if b.serviceLabels, err = readLabels(k.objects.ServiceLabels); err != nil {
+		return fmt.Errorf("read the labels of services: %w", err)
+	}
+	if err := k.objects.Identity.Lookup(uint32(0), &b.identity); err != nil {
+		return fmt.Errorf("read identity: %w", err)
+	}
+	k.backup = b
+	t.OnUndo(func() error { return errors.Join(b.restore(), b.close()) })
+	t.OnCommit(b.close)
+	return nil
+}
+
+func readLabels(m *ebpf.Map) (map[uint32]balancerLabel, error) {
+	labels := map[uint32]balancerLabel{}
+	var number uint32
+	var label balancerLabel
+	entries := m.Iterate()
+	for entries.Next(&number, &label) {
+		labels[number] = label
+	}
+	return labels, entries.Err()
+}
+
+// keepTable keeps a candidate table that is about to be replaced. Without a backup it does nothing.
+func (b *backup) keepTable(number uint32) error {
+	if b == nil {
+		return nil
+	}
+	if _, kept := b.tables[number]; kept {
+		return nil
+	}
+	var table *ebpf.Map
+	err := b.kernel.objects.Tables.Lookup(number, &table)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read table %d: %w", number, err)
+	}
+	b.tables[number] = table
+	return nil
+}
+
+// keepFlows keeps the flows that are about to be swept.
+func (b *backup) keepFlows(table *flowTable, swept func(flowEntry) bool) {
+	for i := range table.entries {
+		value := atomic.LoadUint64(&table.entries[i])
+		if entry := flowEntry(value); entry.state() != balancerFlowStateFLOW_FREE && swept(entry) {
+			b.flows = append(b.flows, sweptFlow{&table.entries[i], value})
+		}
+	}
+}
+
+// keepCounters keeps the counters of a slot, and the sums that they are about to be added to.
+func (b *backup) keepCounters(slot uint32) error {
+	objects := &b.kernel.objects
+	var counters slotCounters
+	if err := objects.ServerCounters.Lookup(slot, &counters.packets); err != nil {
+		return fmt.Errorf("read the counters of slot %d: %w", slot, err)
+	}
+	if err := objects.ServerSignals.Lookup(slot, &counters.signals); err != nil {
+		return fmt.Errorf("read the signals of slot %d: %w", slot, err)
+	}
+	b.counters[slot] = counters
+	if len(b.reasons) > 0 {
+		return nil
+	}
+	for i := range len(balancerServerCounter{}.Forwarded) {
+		reason := firstForward + uint32(i)
+		var cpus []balancerCounter
+		if err := objects.Reasons.Lookup(reason, &cpus); err != nil {
+			return fmt.Errorf("read the counters of reason %d: %w", reason, err)
+		}
+		b.reasons[reason] = cpus
+	}
+	return nil
+}
+
+// restore makes the tables as they were. Servers come before the services that name them, and go
+// after. It goes on after errors.
+func (b *backup) restore() error {
+	k := b.kernel
+	inUse := func(slot uint32) bool {
+		return balancerServerFlags(b.servers[slot].Flags)&balancerServerFlagsSERVER_IN_USE != 0
+	}
+	b.restoreServers(inUse)
+	for entry, rule := range b.rules {
+		entry.setRule(rule)
+	}
+	atomic.StoreUint64(&k.mapped.Generation, b.generation)
+	errs := []error{b.restoreTables()}
+	b.restoreServers(func(slot uint32) bool { return !inUse(slot) })
+	copy(k.mapped.Ports[:], b.ports)
+	b.restoreFlows()
+	return errors.Join(append(errs,
+		datapath.Replace(k.objects.ServerLabels, b.serverLabels),
+		datapath.Replace(k.objects.ServiceLabels, b.serviceLabels),
+		k.objects.Identity.Put(uint32(0), &b.identity),
+		b.restoreCounters(),
+	)...)
+}
+
+func (b *backup) restoreServers(which func(slot uint32) bool) {
+	for slot, server := range b.servers {
+		if which(uint32(slot)) {
+			b.kernel.servers.restore(uint32(slot), server)
+		}
+	}
+}
+
+// restore makes a slot as it was. A slot that was in use has the same server as before: only its
+// flags, its next hop and its function can differ.
+func (t *serverTable) restore(slot uint32, server balancerServer) {
+	if server.Flags == 0 {
+		t.setFlags(slot, 0)
+	}
+	now := &t.servers[slot]
+	now.Service, now.Address, now.Source = server.Service, server.Address, server.Source
+	atomic.StoreUint64(&now.KnownSid, server.KnownSid)
+	atomic.StoreUint64(&now.NextHop, server.NextHop)
+	t.setFlags(slot, balancerServerFlags(server.Flags))
+}
+
+func (b *backup) restoreTables() error {
+	var errs []error
+	for number, table := range b.tables {
+		if table != nil {
+			errs = append(errs, b.kernel.objects.Tables.Put(number, table))
+			continue
+		}
+		if err := b.kernel.objects.Tables.Delete(number); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (b *backup) restoreCounters() error {
+	objects := &b.kernel.objects
+	var errs []error
+	for slot, counters := range b.counters {
+		errs = append(errs,
+			objects.ServerCounters.Put(slot, counters.packets),
+			objects.ServerSignals.Put(slot, counters.signals))
+	}
+	for reason, cpus := range b.reasons {
+		errs = append(errs, objects.Reasons.Put(reason, cpus))
+	}
+	return errors.Join(errs...)
+}
+
+// restoreFlows skips a flow whose place another one has taken.
+func (b *backup) restoreFlows() {
+	for _, flow := range b.flows {
+		atomic.CompareAndSwapUint64(flow.place, 0, flow.value)
+	}
+}
+
+func (b *backup) close() error {
+	b.kernel.backup = nil
+	var errs []error
+	for _, table := range b.tables {
+		if table != nil {
+			errs = append(errs, table.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

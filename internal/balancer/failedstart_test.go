@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// crashFails is the environment variable that makes the call fail, instead of killing the process.
+const crashFails = "SEGUE_TEST_CRASH_FAILS"
+
+// failed is what a process prints if the call has failed.
+const failed = "failed"
+
+// failStart is a process that starts a balancer, and ends.
+func failStart() error {
+	call, err := strconv.Atoi(os.Getenv(crashCall))
+	if err != nil {
+		return err
+	}
+	hasFailed, err := datapathtest.FailAt(call)
+	if err != nil {
+		return err
+	}
+	b, err := startCrash(context.Background())
+	if hasFailed() {
+		fmt.Println(failed)
+	}
+	if err != nil {
+		return err
+	}
+	return b.Close()
+}
+
+// fail starts a process with the configuration of a number, and with node.inside of the other one:
+// so both differ from those of the process before. The nth of its calls fails. It returns the error
+// of the start, which is empty if the start did without the call, and whether there was such a
+// call.
+func (s *crashSite) fail(number, call int) (refusal string, reached bool) {
+	s.t.Helper()
+	var output, problem bytes.Buffer
+	cmd := exec.CommandContext(s.t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), crashFails+"=1", crashInstance+"="+s.instance,
+		crashFirst+"="+strconv.Itoa(number), crashCall+"="+strconv.Itoa(call),
+		crashInside+"="+s.inside[1-number])
+	cmd.Stdout, cmd.Stderr = &output, &problem
+	s.must(s.ns.Do(cmd.Start))
+	if err := cmd.Wait(); (err != nil) != (problem.Len() > 0) {
+		s.t.Fatalf("call %d fails: %v, %q", call, err, &problem)
+	}
+	return problem.String(), strings.TrimSpace(output.String()) == failed
+}
+
+// stateOf describes what an instance has pinned, except the table of services that is not in force
+// and the counters of packets that go to no server: the host sends such packets at any time.
+func stateOf(t *testing.T, instance string) datapathtest.State {
+	t.Helper()
+	state := datapathtest.ReadState(t, datapath.Dir(instance))
+	for _, element := range state[directoryMap] {
+		if len(element) < int(directorySize) {
+			continue
+		}
+		directory := (*balancerDirectory)(unsafe.Pointer(unsafe.SliceData(element)))
+		clear(directory.Services[1-directory.Generation%2][:])
+	}
+	for key := range state[balancerMapReasons] {
+		number, err := hex.DecodeString(key)
+		const forwards = uint32(len(balancerServerCounter{}.Forwarded))
+		if err == nil && binary.NativeEndian.Uint32(number)-firstForward >= forwards {
+			delete(state[balancerMapReasons], key)
+		}
+	}
+	return state
+}
+
+// failAtSteps starts processes over a data path at work. In each of them another system call fails,
+// at intervals of so many calls. A start that does without the call takes over; the next one has
+// the other configuration.
+func failAtSteps(t *testing.T, step int, inside [2]string) {
+	s := newCrashSite(t, inside)
+	s.run(0, 0) // which reloads the configuration 1
+	s.remember()
+	before, next, refusals := stateOf(t, s.instance), 0, 0
+	for call := 1 + rand.IntN(step); ; call += step {
+		refusal, reached := s.fail(next, call)
+		if !reached {
+			break
+		}
+		when := fmt.Sprintf("call %d failed: %s", call, refusal)
+		if refusal == "" {
+			s.check(when)
+			s.checkSides(1 - next)
+			before, next = stateOf(t, s.instance), 1-next
+		} else {
+			before.RequireSame(t, when, stateOf(t, s.instance))
+			s.checkSides(next)
+			refusals++
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	if refusals*step < 20 {
+		t.Errorf("%d starts were refused; there must be more", refusals)
+	}
+	s.check("after all")
+}
+
+// A start that fails leaves every map, pin and program as it was, also one whose interfaces change
+// their parts, come or go.
+func TestFailedStartChangesNothing(t *testing.T) {
+	t.Parallel()
+	for inside, step := range map[[2]string]int{
+		{}: 2, {"eth1", "eth0"}: 8, {"eth1", ""}: 8, {"", "eth1"}: 8,
+	} {
+		t.Run(fmt.Sprintf("%q", inside), func(t *testing.T) {
+			t.Parallel()
+			failAtSteps(t, step, inside)
+		})
+	}
+}
+
+// A start that fails also restores what few starts change: a server that went shortly before, and
+// whose slot another one needs, with its flows and counters. It removes the pin of a table that the
+// build before did not have.
+func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
+	t.Parallel()
+	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
+	for name, placed := range map[string]func(...config.Server) *config.Balancer{
+		"hash": webOf,
+		"hunt": func(servers ...config.Server) *config.Balancer {
+			cfg := webOf(servers...)
+			cfg.Services[0] = huntingOf(cfg.Services[0], config.SelectConsistent, 2)
+			return cfg
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := placed(s1, s2)
+			cfg.Node.Limits.Servers = 2 // and as many slots again
+			f := open(t, cfg)
+			for port := range uint16(liveFlows) {
+				flow := web.from(10000 + port)
+				f.run(flow.frame())
+				f.run(flow.frame(packet.Flags(packet.ACK)))
+				f.run(signal(config.SRv6Encap, s2.Locator, flow, srv6.CreateStickiness, synAck))
+			}
+			after := placed(s1, s3)
+			after.Node = cfg.Node
+			f.mustApply(after)
+			f.stop()
+			f.must(os.Remove(filepath.Join(datapath.Dir(cfg.Node.Instance), balancerMapFragments)))
+			before := stateOf(t, cfg.Node.Instance)
+			next := placed(srv6Server("s4", 4, 1), srv6Server("s5", 5, 1))
+			next.Node = cfg.Node
+			next.Node.Seed++
+			b, err := newBalancer(next, f.clock, slog.New(slog.DiscardHandler))
+			f.must(err)
+			late := errors.New("late")
+			err = datapath.TakeOver(b.log, func(takeover *datapath.Takeover) error {
+				f.must(b.fill(takeover))
+				flows, slots := len(b.kernel.backup.flows), len(b.kernel.backup.counters)
+				if flows < liveFlows/4 || slots != 1 {
+					t.Errorf("%d flows and the counters of %d slots are swept", flows, slots)
+				}
+				return late
+			})
+			if err != late {
+				t.Errorf("error %v", err)
+			}
+			f.must(b.Close())
+			before.RequireSame(t, "after the start", stateOf(t, cfg.Node.Instance))
+		})
+	}
+}
+
+// refusal is a start that is refused before its first step.
+type refusal struct {
+	want    string // of the error
+	prepare func(*fabric, *config.Balancer)
+	at      string // the router in whose network namespace the process is; empty: the balancer's
+}
+
+var refusals = map[string]refusal{
+	"no such interface": {want: "there is no such interface",
+		prepare: func(n *fabric, _ *config.Balancer) { n.own[0] = nexthop.Link{} }},
+	"no Ethernet": {want: "no Ethernet address",
+		prepare: func(n *fabric, _ *config.Balancer) { n.own[0].MAC = packet.MAC{} }},
+	"another network namespace": {want: "works in another network namespace", at: "eth0",
+		prepare: func(n *fabric, _ *config.Balancer) { n.own[0] = n.routers["eth0"].link }},
+	"another program": {want: "it runs program",
+		prepare: func(n *fabric, _ *config.Balancer) { n.own[0] = n.linkOf(n.near, "eth2") }},
+	"no keys of signals": {want: "/no/such/file",
+		prepare: func(_ *fabric, cfg *config.Balancer) { cfg.Node.SignalKey = "/no/such/file" }},
+	"other limits": {want: "other limits",
+		prepare: func(_ *fabric, cfg *config.Balancer) { cfg.Node.Limits.Flows *= 4 }},
+	"too many servers": {want: "node.limits.servers",
+		prepare: func(_ *fabric, cfg *config.Balancer) {
+			web := &cfg.Services[0]
+			for i := range 2 * cfg.Node.Limits.Servers {
+				web.Servers = append(web.Servers, srv6Server(fmt.Sprint("more", i), byte(100+i), 1))
+			}
+		}},
+	"too many services": {want: "are too many",
+		prepare: func(_ *fabric, cfg *config.Balancer) {
+			for i := range 16384 {
+				cfg.Services = append(cfg.Services, config.Service{Name: fmt.Sprint("more", i)})
+			}
+		}},
+}
+
+// A start that is sure to fail does not begin.
+func TestRefusedStartBeginsNothing(t *testing.T) {
+	t.Parallel()
+	n := newFabric(t, "tcx", "eth0")
+	n.stop()
+	blocker := n.block("eth2")
+	defer blocker.Close()
+	clock, err := newFlowClock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range refusals {
+		t.Run(name, func(t *testing.T) {
+			before := stateOf(t, n.cfg.Node.Instance)
+			n := *n
+			n.own = slices.Clone(n.own)
+			cfg := hunting(config.SelectRandom, 3)
+			cfg.Node = n.cfg.Node
+			c.prepare(&n, cfg)
+			at := n.near
+			if c.at != "" {
+				at = n.routers[c.at].ns
+			}
+			b, err := newBalancer(cfg, clock, slog.New(slog.DiscardHandler))
+			if err == nil {
+				hops := b.hopsBy(nexthop.Hop{MAC: ownMAC, Link: n.own[0]})
+				err = at.Do(func() error {
+					return b.follow(nexthop.Update{Own: n.own, Hops: hops})
+				})
+				if len(b.services.members()) > 0 {
+					t.Error("servers have slots already")
+				}
+				if err := b.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v, want %s", err, c.want)
+			}
+			before.RequireSame(t, name, stateOf(t, n.cfg.Node.Instance))
+		})
+	}
+}
+
+// block makes an interface run a program of somebody else.
+func (n *fabric) block(name string) (blocker link.Link) {
+	n.t.Helper()
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "blocker", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, verdictPass), asm.Return()},
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer program.Close()
+	n.in(n.near, func() (err error) {
+		on := n.routers[name].index
+		blocker, err = link.AttachXDP(link.XDPOptions{Program: program, Interface: on})
+		return err
+	})
+	return blocker
+}
+
+// A first start that fails leaves no pin and no program, whichever step fails.
+func TestFailedFirstStartLeavesNothing(t *testing.T) {
+	t.Parallel()
+	const step = 8
+	s := newCrashSite(t, [2]string{"eth1", "eth1"})
+	for call := 1 + rand.IntN(step); ; call += step {
+		refusal, reached := s.fail(0, call)
+		if !reached {
+			break
+		}
+		if refusal == "" {
+			s.must(Detach(s.instance))
+			continue
+		}
+		if _, err := os.Stat(datapath.Dir(s.instance)); !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("call %d failed: %s: pins are left: error %v", call, refusal, err)
+		}
+		s.must(s.ns.Do(func() error {
+			for _, name := range s.interfaces() {
+				device, err := netlink.LinkByName(name)
+				if err != nil {
+					return err
+				}
+				if xdp := device.Attrs().Xdp; xdp != nil && xdp.Attached {
+					t.Fatalf("call %d failed: %s: %s runs %+v", call, refusal, name, xdp)
+				}
+			}
+			return nil
+		}))
+	}
+}

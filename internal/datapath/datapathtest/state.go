@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapathtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/pin"
+)
+
+// State describes everything that an instance has pinned, by the names of the pins: the number of a
+// map and its elements by their keys, the number of a program, and the number, the program and the
+// interface of a link.
+type State map[string]map[string][]byte
+
+// ReadState reads what is pinned in a directory.
+func ReadState(t testing.TB, dir string) State {
+	t.Helper()
+	pins, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := State{}
+	for _, entry := range pins {
+		object, err := pin.Load(filepath.Join(dir, entry.Name()), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s[entry.Name()], err = describe(object)
+		if err := errors.Join(err, object.Close()); err != nil {
+			t.Fatalf("%s: %v", entry.Name(), err)
+		}
+	}
+	return s
+}
+
+func describe(object pin.Pinner) (map[string][]byte, error) {
+	switch object := object.(type) {
+	case *ebpf.Map:
+		info, err := object.Info()
+		if err != nil {
+			return nil, err
+		}
+		id, _ := info.ID()
+		elements, err := readMap(object)
+		if err == nil {
+			elements["map"] = []byte(fmt.Sprint(id))
+		}
+		return elements, err
+	case *ebpf.Program:
+		info, err := object.Info()
+		if err != nil {
+			return nil, err
+		}
+		id, _ := info.ID()
+		return map[string][]byte{"program": []byte(fmt.Sprint(id))}, nil
+	case link.Link:
+		info, err := object.Info()
+		if err != nil {
+			return nil, err
+		}
+		text := fmt.Sprintf("%d of program %d", info.ID, info.Program)
+		if xdp := info.XDP(); xdp != nil {
+			text += fmt.Sprintf(" on interface %d", xdp.Ifindex)
+		}
+		if tcx := info.TCX(); tcx != nil {
+			text += fmt.Sprintf(" on interface %d", tcx.Ifindex)
+		}
+		return map[string][]byte{"link": []byte(text)}, nil
+	}
+	return nil, fmt.Errorf("neither a map, a program nor a link: %T", object)
+}
+
+// readMap reads the elements of a map. The element of a map of maps is the content of the inner
+// map.
+func readMap(m *ebpf.Map) (map[string][]byte, error) {
+	elements := map[string][]byte{}
+	key, err := m.NextKeyBytes(nil)
+	for ; err == nil && key != nil; key, err = m.NextKeyBytes(key) {
+		value, err := readElement(m, key)
+		if errors.Is(err, ebpf.ErrKeyNotExist) { // an array of maps has all keys
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("element %x: %w", key, err)
+		}
+		elements[fmt.Sprintf("%x", key)] = value
+	}
+	return elements, err
+}
+
+func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
+	switch m.Type() {
+	case ebpf.PerCPUArray, ebpf.PerCPUHash, ebpf.LRUCPUHash:
+		var cpus [][]byte
+		err := m.Lookup(key, &cpus)
+		return bytes.Join(cpus, nil), err
+	case ebpf.ArrayOfMaps, ebpf.HashOfMaps:
+		var inner *ebpf.Map
+		if err := m.Lookup(key, &inner); err != nil {
+			return nil, err
+		}
+		defer inner.Close()
+		elements, err := describe(inner)
+		var all []byte
+		for _, key := range slices.Sorted(maps.Keys(elements)) {
+			all = append(append(all, key...), elements[key]...)
+		}
+		return all, err
+	}
+	value, err := m.LookupBytes(key)
+	if err == nil && value == nil {
+		err = ebpf.ErrKeyNotExist
+	}
+	return value, err
+}
+
+// RequireSame fails the test if a later state differs, and tells where.
+func (s State) RequireSame(t testing.TB, when string, later State) {
+	t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		if later[name] == nil {
+			t.Errorf("%s: the pin %s is gone", when, name)
+			continue
+		}
+		requireSameElements(t, when+": "+name, s[name], later[name])
+	}
+	for name := range later {
+		if s[name] == nil {
+			t.Errorf("%s: there is a new pin %s", when, name)
+		}
+	}
+}
+
+func requireSameElements(t testing.TB, where string, before, after map[string][]byte) {
+	t.Helper()
+	for _, key := range slices.Sorted(maps.Keys(before)) {
+		value, ok := after[key]
+		switch {
+		case !ok:
+			t.Errorf("%s: element %s is gone", where, key)
+		case !bytes.Equal(before[key], value):
+			at := firstDifference(before[key], value)
+			t.Errorf("%s: element %s differs from byte %d on: %x, not %x", where, key, at,
+				excerpt(value, at), excerpt(before[key], at))
+		}
+	}
+	for key := range after {
+		if _, ok := before[key]; !ok {
+			t.Errorf("%s: there is a new element %s", where, key)
+		}
+	}
+}
+
+func firstDifference(a, b []byte) int {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return min(len(a), len(b))
+}
+
+func excerpt(b []byte, from int) []byte { return b[from:min(len(b), from+32)] }

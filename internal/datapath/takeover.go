@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Takeover is one attempt of this process to replace the programs and maps of an earlier process.
+// It knows how to undo its steps. TakeOver makes it.
+type Takeover struct {
+	undo   []func() error
+	commit []func() error
+	held   []io.Closer // what undo needs
+}
+
+// TakeOver takes the steps. If they return an error, TakeOver undoes them in the opposite order, so
+// that packets meet the same states on the way back, and returns that error. Otherwise it removes
+// what the steps have replaced. A failure to remove something does no other harm: it is logged.
+func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
+	t := &Takeover{}
+	if err := steps(t); err != nil {
+		if undo := t.end(t.undo); undo != nil {
+			return fmt.Errorf("%w; and the state before is not fully restored: %w", err, undo)
+		}
+		return err
+	}
+	if err := t.end(t.commit); err != nil {
+		log.Error("remove what an earlier process has left", "error", err)
+	}
+	return nil
+}
+
+// end runs the functions, the last one first. It goes on after errors.
+func (t *Takeover) end(functions []func() error) error {
+	var errs []error
+	for _, f := range slices.Backward(functions) {
+		errs = append(errs, f())
+	}
+	for _, object := range t.held {
+		errs = append(errs, object.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// OnUndo adds a function that undoes a step.
+func (t *Takeover) OnUndo(f func() error) { t.undo = append(t.undo, f) }
+
+// OnCommit adds a function that removes what a step has replaced.
+func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
+
+// AttachXDP runs prog on an interface and pins the link at pin. A link that is
+// pinned there already and belongs to the interface is given the new program in
+// one step; no packet passes by. A link of another interface works until the
+// takeover ends. The native mode is tried first.
+func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
+	iface, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return Attached{}, fmt.Errorf("interface %d: %w", ifindex, err)
+	}
+	err = t.UpdateLink(prog, ifindex, pin)
+	if err == nil && modeOf(iface) == Generic {
+		return Attached{Generic, errKept}, nil
+	}
+	if err == nil {
+		return Attached{Mode: Native}, nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return Attached{}, err
+	}
+	l, attached, err := attachXDP(prog, ifindex)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) {
+		return Attached{}, busy(iface, err)
+	}
+	if err != nil {
+		return Attached{}, fmt.Errorf("attach XDP to %s: %w", iface.Attrs().Name, err)
+	}
+	return attached, t.PinLink(l, pin)
+}
+
+// UpdateLink gives a pinned XDP or tcx link a new program, in one step. The error is os.ErrNotExist
+// when there is no such link, or when it belongs to another interface: see PinLink. A link of
+// another network namespace is another error. UpdateLink first detaches a link that a killed
+// process has left half-way: new, but not named yet, or replaced, but not detached yet.
+func (t *Takeover) UpdateLink(prog *ebpf.Program, ifindex int, pin string) error {
+	if err := DetachLink(next(pin)); err != nil {
+		return err
+	}
+	attached, err := AttachedTo(pin)
+	if err != nil {
+		return err
+	}
+	l, err := link.LoadPinnedLink(pin, nil)
+	if err != nil {
+		return err
+	}
+	if attached != ifindex {
+		return errors.Join(os.ErrNotExist, l.Close())
+	}
+	if err := t.Update(l, prog); err != nil {
+		return fmt.Errorf("replace the program of %s: %w", pin, err)
+	}
+	return nil
+}
+
+// Update gives a link a new program, in one step. The takeover closes the link.
+func (t *Takeover) Update(l link.Link, prog *ebpf.Program) error {
+	t.held = append(t.held, l)
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	before, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return fmt.Errorf("program %d: %w", info.Program, err)
+	}
+	t.held = append(t.held, before)
+	if err := l.Update(prog); err != nil {
+		return err
+	}
+	t.OnUndo(func() error { return l.Update(before) })
+	return nil
+}
+
+// ClaimLink gives the link of an interface the name pin, if it has the name other. A link that has
+// the name pin gets the name other: interfaces can have changed their parts since an earlier
+// process. No link is detached, except for one that UpdateLink would detach first.
+func (t *Takeover) ClaimLink(pin, other string, ifindex int) error {
+	for _, unfinished := range []string{next(pin), next(other)} {
+		if err := DetachLink(unfinished); err != nil {
+			return err
+		}
+	}
+	attached, err := AttachedTo(other)
+	if err != nil || attached != ifindex {
+		return err
+	}
+	back := func() error { return exchange(other, pin) }
+	err = exchange(other, pin)
+	if errors.Is(err, unix.ENOENT) {
+		back = func() error { return os.Rename(pin, other) }
+		err = os.Rename(other, pin)
+	}
+	if err != nil {
+		return fmt.Errorf("rename %s to %s: %w", other, pin, err)
+	}
+	t.OnUndo(back)
+	return nil
+}
+
+func exchange(a, b string) error {
+	return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+}
+
+// PinLink pins a new link, and closes it when the takeover ends. A link that is pinned there
+// already works until then.
+func (t *Takeover) PinLink(l link.Link, pin string) error {
+	t.held = append(t.held, l)
+	t.OnUndo(l.Detach)
+	return t.pin(l, pin, DetachLink)
+}
+
+// Pin pins a program or a map at path, in one step. The object must not have been pinned before.
+// What is pinned at path already is kept until the takeover ends.
+func (t *Takeover) Pin(object pinnable, path string) error { return t.pin(object, path, os.Remove) }
+
+// pin exchanges the pins, so that undo need not make one. The function remove is for the old pin.
+func (t *Takeover) pin(object pinnable, path string, remove func(path string) error) error {
+	next, err := pinNext(object, path)
+	if err != nil {
+		return err
+	}
+	err = exchange(next, path)
+	if errors.Is(err, unix.ENOENT) { // nothing is pinned there
+		if err = os.Rename(next, path); err == nil {
+			t.OnUndo(func() error { return os.Remove(path) })
+			return nil
+		}
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("pin %s: %w", path, err), os.Remove(next))
+	}
+	t.OnUndo(func() error { return os.Rename(next, path) })
+	t.OnCommit(func() error { return remove(next) })
+	return nil
+}

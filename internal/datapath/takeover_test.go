@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// errLate is the error of a step behind all others.
+var errLate = errors.New("late")
+
+// fail makes a takeover of which the last step fails.
+func fail(t *testing.T, steps func(*Takeover) error) {
+	t.Helper()
+	err := inOne(func(takeover *Takeover) error { return errors.Join(steps(takeover), errLate) })
+	if err == nil || err.Error() != errLate.Error() {
+		t.Errorf("error %v, want %v alone", err, errLate)
+	}
+}
+
+// xdpOf is the number of the XDP program that an interface runs; 0 if it runs none.
+func xdpOf(t *testing.T, name string) uint32 {
+	t.Helper()
+	iface, err := netlink.LinkByName(name)
+	must(t, err)
+	if iface.Attrs().Xdp == nil {
+		return 0
+	}
+	return iface.Attrs().Xdp.ProgId
+}
+
+// undoing is two interfaces, and the pins of the programs that they run.
+type undoing struct {
+	t             *testing.T
+	dir           string
+	first, second int // interfaces
+	program       *ebpf.Program
+}
+
+func (u *undoing) pin(name string) string { return filepath.Join(u.dir, name) }
+
+// attach puts the program on an interface, and pins it.
+func (u *undoing) attach(takeover *Takeover, ifindex int) error {
+	unpinned, err := u.program.Clone()
+	must(u.t, err)
+	u.t.Cleanup(func() { unpinned.Close() })
+	_, err = takeover.AttachXDP(u.program, ifindex, u.pin(LinkPin))
+	return errors.Join(err, takeover.Pin(unpinned, u.pin(BalancerProgram)))
+}
+
+// requireUndone makes a takeover that fails in the end, and requires that it changes nothing.
+func (u *undoing) requireUndone(name string, steps func(*Takeover) error) {
+	u.t.Helper()
+	before, on0, on1 := datapathtest.ReadState(u.t, u.dir), xdpOf(u.t, "eth0"), xdpOf(u.t, "eth1")
+	fail(u.t, steps)
+	before.RequireSame(u.t, name, datapathtest.ReadState(u.t, u.dir))
+	if now0, now1 := xdpOf(u.t, "eth0"), xdpOf(u.t, "eth1"); now0 != on0 || now1 != on1 {
+		u.t.Errorf("%s: eth0 runs program %d, eth1 %d; before %d, %d", name, now0, now1, on0, on1)
+	}
+}
+
+// requireAttachUndone requires it of programs on the same interface and on the other one.
+func (u *undoing) requireAttachUndone(when string) {
+	u.t.Helper()
+	for name, ifindex := range map[string]int{"eth0": u.first, "eth1": u.second} {
+		u.requireUndone(when+" "+name, func(takeover *Takeover) error {
+			return u.attach(takeover, ifindex)
+		})
+	}
+}
+
+// A takeover that fails in the end leaves pins, links and programs as they were.
+func TestTakeoverIsUndone(t *testing.T) {
+	ns, peer, first := pair(t)
+	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	old := pass(t, ebpf.XDP, 2)
+	u := &undoing{t: t, dir: pins(t), first: first, program: pass(t, ebpf.XDP, 2)}
+	link, other := u.pin(LinkPin), u.pin("other")
+	must(t, ns.Do(func() error {
+		eth1, err := netlink.LinkByName("eth1")
+		must(t, err)
+		u.second = eth1.Attrs().Index
+		u.requireAttachUndone("without a program before, on")
+		_, err = attach(old, u.first, link)
+		must(t, errors.Join(err, Pin(old, u.pin(BalancerProgram))))
+		u.requireAttachUndone("with a program on eth0, on")
+		u.requireUndone("renamed", func(takeover *Takeover) error {
+			return takeover.ClaimLink(other, link, u.first)
+		})
+		_, err = attach(u.program, u.second, other)
+		must(t, err)
+		u.requireUndone("exchanged", func(takeover *Takeover) error {
+			return errors.Join(takeover.ClaimLink(link, other, u.second),
+				takeover.ClaimLink(other, link, u.first), takeover.UpdateLink(old, u.second, link))
+		})
+		return nil
+	}))
+}
+
+// A takeover that fails in the end restores a filter that it has replaced, and removes one that it
+// has added.
+func TestFilterIsUndone(t *testing.T) {
+	old, program := pass(t, ebpf.SchedCLS, -1), pass(t, ebpf.SchedCLS, 0)
+	ns, _, ifindex := pair(t)
+	must(t, ns.Do(func() error {
+		filters := map[uint32]Filter{}
+		for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+			filters[parent] = Filter{"a", parent, 10}
+		}
+		must(t, addFilter(old, ifindex, filters[netlink.HANDLE_MIN_INGRESS]))
+		info, err := old.Info()
+		must(t, err)
+		id, _ := info.ID()
+		fail(t, func(takeover *Takeover) error {
+			for _, f := range filters {
+				must(t, takeover.AttachFilter(program, ifindex, f))
+			}
+			return nil
+		})
+		eth0, err := netlink.LinkByIndex(ifindex)
+		must(t, err)
+		found, err := netlink.FilterList(eth0, netlink.HANDLE_MIN_INGRESS)
+		must(t, err)
+		if len(found) != 1 || found[0].(*netlink.BpfFilter).Id != int(id) {
+			t.Errorf("at ingress: %+v, want program %d alone", found, id)
+		}
+		found, err = netlink.FilterList(eth0, netlink.HANDLE_MIN_EGRESS)
+		must(t, err)
+		if len(found) != 0 {
+			t.Errorf("at egress: %+v, want none", found)
+		}
+		return nil
+	}))
+}
+
+// The error tells what could not be undone. The log tells what could not be removed in the end.
+func TestTakeoverTellsTheRest(t *testing.T) {
+	stuck := errors.New("stuck")
+	var log bytes.Buffer
+	var undone []string
+	err := TakeOver(slog.New(slog.NewTextHandler(&log, nil)), func(takeover *Takeover) error {
+		for _, step := range []string{"first", "second"} {
+			takeover.OnUndo(func() error { undone = append(undone, step); return stuck })
+			takeover.OnCommit(func() error { t.Errorf("commits after an error"); return nil })
+		}
+		return errLate
+	})
+	if !errors.Is(err, errLate) || !errors.Is(err, stuck) || log.Len() > 0 {
+		t.Errorf("error %v, logged %q", err, &log)
+	}
+	if got := strings.Join(undone, " "); got != "second first" {
+		t.Errorf("undone: %s", got)
+	}
+	err = TakeOver(slog.New(slog.NewTextHandler(&log, nil)), func(takeover *Takeover) error {
+		takeover.OnUndo(func() error { t.Errorf("undoes without an error"); return nil })
+		takeover.OnCommit(func() error { return stuck })
+		return nil
+	})
+	logged := log.String()
+	if err != nil || !strings.Contains(logged, "level=ERROR") ||
+		!strings.Contains(logged, "stuck") {
+		t.Errorf("error %v, logged %q", err, logged)
+	}
+}
+
+// An interface belongs to the links that run it, named or not yet named, and to no other.
+func TestCheckXDP(t *testing.T) {
+	ns, _, ifindex := pair(t)
+	program := pass(t, ebpf.XDP, 2)
+	dir := pins(t)
+	own, foreign := filepath.Join(dir, LinkPin), filepath.Join(dir, "foreign")
+	must(t, ns.Do(func() error {
+		must(t, CheckXDP(ifindex, own))
+		_, err := attach(program, ifindex, own)
+		must(t, err)
+		must(t, CheckXDP(ifindex, foreign, own))
+		err = CheckXDP(ifindex, foreign)
+		if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), `"passer"`) {
+			t.Errorf("the interface runs another program: error %v", err)
+		}
+		must(t, os.Rename(own, next(own)))
+		return CheckXDP(ifindex, own)
+	}))
+}
+
+// The error names the instance that works in another network namespace, and says what to do.
+func TestElsewhereSaysWhatToDo(t *testing.T) {
+	a, b, ifindex := pair(t)
+	program := pass(t, ebpf.XDP, 2)
+	dir := pins(t)
+	pin := filepath.Join(dir, "link_inside")
+	must(t, a.Do(func() error {
+		_, err := attach(program, ifindex, pin)
+		return err
+	}))
+	want := fmt.Sprintf("instance %q works in another network namespace, on interface %d of that "+
+		"(pin link_inside): run this command there (`nsenter --net=`); another instance needs "+
+		"another node.instance", filepath.Base(dir), ifindex)
+	must(t, b.Do(func() error {
+		if _, err := AttachedTo(pin); err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
+		return nil
+	}))
+}
