@@ -2,7 +2,7 @@
 /*
  * The agent's data path. A packet's way is one line:
  *
- *	parse -> function -> decide -> deliver | next segment
+ *	parse -> function -> decide -> deliver | next segment | answer
  *
  * What is delivered goes up the host's own stack; what is for the next segment
  * leaves from tc ingress, right behind XDP. Replies go straight to the client, but
@@ -11,6 +11,7 @@
  */
 #include "agent_maps.h"
 #include "agent_stats.h"
+#include "answer_probe.h"
 #include "connections.h"
 #include "decap.h"
 #include "envelope.h"
@@ -34,6 +35,8 @@ const union {
 	enum load_source load_source;
 	enum agent_flow_state agent_flow_state;
 	enum socket_kind socket_kind;
+	enum protocol_version protocol_version;
+	enum probe_flag probe_flag;
 	struct socket_query socket_query;
 } *shared_types __attribute__((unused));
 
@@ -53,7 +56,11 @@ static __always_inline bool is_served(const struct envelope *envelope)
 /* What is to become of a packet: none if it is to be delivered. */
 static __always_inline enum reason decide(struct xdp_md *ctx, const struct envelope *envelope)
 {
-	if (is_served(envelope)) {
+	bool serves = is_served(envelope);
+
+	if (envelope->function == SID_PROBE)
+		return answer_probe(ctx, envelope, serves);
+	if (serves) {
 		if (envelope->encapsulation != ENCAP_SRV6_INSERT && !envelope->inner_fits)
 			return REASON_DROP_INNER_HEADER;
 		if (is_tunneled(envelope) || envelope->function == SID_DELIVER)
@@ -134,8 +141,12 @@ int xdp_agent(struct xdp_md *ctx)
 SEC("tc")
 int tc_forward(struct __sk_buff *skb)
 {
-	struct ipv6hdr ip;
+	struct ipv6hdr ip __attribute__((aligned(8))); /* SIDs are read by words */
 
+	if (!read_behind_xdp(skb, &ip))
+		return TC_ACT_UNSPEC;
+	if (is_probe_answer(skb, &ip))
+		return turn_back(skb);
 	if (!left_for_next_segment(skb, &ip))
 		return TC_ACT_UNSPEC;
 	if (!advance(skb, &ip)) {

@@ -9,7 +9,8 @@
 
 #define MAX_SERVICES 65536
 
-/* The VIPs of the services that this server takes part in. */
+/* The VIPs of the services that this server takes part in, and whether they are addresses
+ * of this host at the moment. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

@@ -35,6 +35,9 @@ enum reason {
 	REASON_NEXT_REFUSED,   /* this one did not want the connection */
 	REASON_NEXT_NOT_LOCAL, /* this one does not have the flow */
 
+	/* Back to the balancer that asked. */
+	REASON_ANSWER_PROBE,
+
 	/* For a SID or a VIP of ours, but not to be delivered. */
 	REASON_DROP_IP_HEADER,
 	REASON_DROP_OUTSIDE, /* what only hosts of the domain may send */
@@ -50,6 +53,7 @@ enum reason {
 	REASON_DROP_NOT_SERVED,	       /* the VIP is none of ours, and no server is left */
 	REASON_DROP_SENDER,	       /* from no balancer of ours: about a flow, or to travel on */
 	REASON_DROP_TRANSPORT,	       /* a function about a flow, and no TCP header to name it */
+	REASON_DROP_PROBE,	       /* a probe without a token */
 	REASON_DROP_NOT_LOCAL,	       /* the flow is not here, and no server is left */
 	REASON_DROP_RATE_LIMIT,	       /* the same, to be reset, but too many were */
 	REASON_DROP_NEXT_SEGMENT,      /* the segment that comes next is no other server's */

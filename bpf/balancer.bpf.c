@@ -11,6 +11,7 @@
 #include "hunt.h"
 #include "icmp.h"
 #include "persist.h"
+#include "prober.h"
 #include "steer.h"
 #include "stickiness.h"
 
@@ -28,6 +29,8 @@ const union {
 	struct directory directory;
 	enum reason reason;
 	enum tables_version tables_version;
+	enum protocol_version protocol_version;
+	enum probe_flag probe_flag;
 } *shared_types __attribute__((unused));
 
 /* Finds the servers that the packet visits, and says how they were found. */
@@ -125,6 +128,18 @@ __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error
 	return forward(ctx, pkt, &service, &segments, segments.count, flow_label(&flow), why);
 }
 
+/* Takes what a server sends to the balancer itself. Not inlined: see steer_unusual. */
+__noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
+{
+	if (!pkt)
+		return XDP_ABORTED;
+	if (host_is_outside)
+		return leave(ctx, pkt, REASON_DROP_OUTSIDE);
+	if (sid_function(&pkt->key.destination) == SID_PROBE)
+		return leave(ctx, pkt, take_probe_answer(ctx));
+	return take_signal(ctx, pkt);
+}
+
 SEC("xdp")
 int xdp_lb(struct xdp_md *ctx)
 {
@@ -139,8 +154,8 @@ int xdp_lb(struct xdp_md *ctx)
 		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST);
 	error = parse(ctx, &pkt);
 	if (error)
-		return is_signal(&pkt, error) ? take_signal(ctx, &pkt)
-					      : steer_unusual(ctx, &pkt, error);
+		return is_for_balancer(&pkt, error) ? take_own(ctx, &pkt)
+						    : steer_unusual(ctx, &pkt, error);
 	if (!is_plain(&pkt))
 		return steer_unusual(ctx, &pkt, PARSE_OK);
 	why = classify(&pkt, &service);
@@ -149,6 +164,16 @@ int xdp_lb(struct xdp_md *ctx)
 	if (!persist_plain(&pkt, &service, &flow, &segments))
 		return steer_unusual(ctx, &pkt, PARSE_OK);
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);
+}
+
+/* Sends the next probe: attached to nothing, user space runs it. */
+SEC("xdp")
+int xdp_probe(struct xdp_md *ctx)
+{
+	__u32 turn = __sync_fetch_and_add(&probe_turn, 1);
+	const __u64 *server = bpf_map_lookup_elem(&probe_turns, &turn);
+
+	return server ? send_probe(ctx, *server) : XDP_DROP;
 }
 
 /* The index of the interface that clients come in by, on whichever the program is. */

@@ -242,17 +242,22 @@ static __always_inline enum reason open_segments(struct cursor *at, struct envel
 	return open_inserted(envelope);
 }
 
-/* Whether a server has the function. */
-static __always_inline bool is_server_function(__u16 function)
+/* Whether servers have the function, for packets to VIPs. */
+static __always_inline bool is_vip_function(__u16 function)
 {
 	return function >= SID_CONNECT_AVAIL && function <= SID_STEER;
+}
+
+static __always_inline bool is_server_function(__u16 function)
+{
+	return is_vip_function(function) || function == SID_PROBE;
 }
 
 /* Whether a packet may travel on to a segment. A balancer would take it for a signal of this
  * server's, whoever sent it. */
 static __always_inline bool is_other_server(const struct in6_addr *segment)
 {
-	return is_server_function(sid_function(segment)) && !in_node_locator(segment) &&
+	return is_vip_function(sid_function(segment)) && !in_node_locator(segment) &&
 	       !is_multicast(segment);
 }
 

@@ -207,6 +207,28 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 	return true;
 }
 
+/*
+ * The server that a flow's SYN was offered to first, where the bucket says it and nothing has
+ * changed since; negative: there is none. Not inlined: see steer_unusual.
+ */
+__noinline int first_offered(const struct service *service, const struct flow_key *flow)
+{
+	__u32 bucket;
+
+	if (!service || !flow || !service->rule.buckets || placement_of(service) != PLACEMENT_HUNT)
+		return -1;
+	bucket = bucket_of(flow, service->rule.buckets);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < service->rule.candidates; i++) {
+		__u32 number;
+
+		if (!bucket_candidate(service, TABLE_PRESENT, bucket, i, &number))
+			break;
+		if (is_wanted(service, number, LIST_TAKING))
+			return number;
+	}
+	return -1;
+}
+
 /* Renews an entry that nobody could be asked about: there is no other candidate, or no room in
  * the packet to ask. Else a long upload would never, and its entry be taken for an idle one. */
 static __always_inline void renew_unasked(const struct packet *pkt, struct flow_slot *flow,

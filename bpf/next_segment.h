@@ -17,18 +17,29 @@
 #include "envelope.h"
 #include "host.h"
 
-/* Reads the IPv6 header of a packet that xdp_agent left for here; false for any
- * other. Nothing else that it lets pass is for this host and a SID with a function,
- * but for what was behind a VLAN tag: the kernel takes that off in between. */
-static __always_inline bool left_for_next_segment(const struct __sk_buff *skb, struct ipv6hdr *ip)
+/* Reads the IPv6 header of a packet behind XDP; false for any other packet. What was
+ * behind a VLAN tag, which the kernel takes off in between, XDP has not seen. */
+static __always_inline bool read_behind_xdp(const struct __sk_buff *skb, struct ipv6hdr *ip)
+{
+	return !skb->vlan_present && skb->protocol == bpf_htons(ETH_P_IPV6) &&
+	       !bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(*ip));
+}
+
+static __always_inline bool is_to_host(const struct __sk_buff *skb)
 {
 	__u64 destination;
 
-	return !skb->vlan_present && skb->protocol == bpf_htons(ETH_P_IPV6) &&
-	       !bpf_skb_load_bytes(skb, ETH_HLEN, ip, sizeof(*ip)) && in_node_locator(&ip->daddr) &&
-	       sid_function(&ip->daddr) != SID_HOST &&
-	       !bpf_skb_load_bytes(skb, 0, &destination, sizeof(destination)) &&
+	return !bpf_skb_load_bytes(skb, 0, &destination, sizeof(destination)) &&
 	       is_host(&destination);
+}
+
+/* Whether xdp_agent left the packet for here. Nothing else that it lets pass is for this
+ * host and a SID with a function. */
+static __always_inline bool left_for_next_segment(const struct __sk_buff *skb,
+						  const struct ipv6hdr *ip)
+{
+	return in_node_locator(&ip->daddr) && sid_function(&ip->daddr) != SID_HOST &&
+	       is_to_host(skb);
 }
 
 /* Where the segment routing header is in the frame; 0: there is none. */

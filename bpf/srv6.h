@@ -22,6 +22,9 @@ enum sid_function {
 	SID_DELIVER = 0x0005,	    /* deliver to the service */
 	SID_STEER = 0x0006,	    /* deliver if the flow is yours */
 
+	/* At both. */
+	SID_PROBE = 0x0007, /* at a server: answer; at a balancer: this is the answer */
+
 	/* At a balancer. */
 	SID_CREATE = 0x0011, /* the sender took this flow */
 	SID_REMOVE = 0x0012, /* this flow is ending */

@@ -38,6 +38,9 @@ enum reason {
 	REASON_ANSWER_HOP_LIMIT, /* time exceeded */
 	REASON_ANSWER_TOO_BIG,	 /* longer than the way to the server allows */
 
+	/* For the balancer itself. */
+	REASON_TAKE_PROBE, /* a server's answer to a probe */
+
 	/* For a VIP, but not to be forwarded. */
 	REASON_DROP_IP_HEADER,
 	REASON_DROP_EXTENSION,
@@ -51,8 +54,8 @@ enum reason {
 	REASON_DROP_ICMP_QUOTE,	     /* an error that names no flow from the VIP */
 	REASON_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
 	REASON_DROP_OUTSIDE,	     /* what only hosts of the domain may send */
-	REASON_DROP_SIGNAL,	     /* a server's, but not wrapped as one */
-	REASON_DROP_SENDER,	     /* a signal of no server of the flow's service */
+	REASON_DROP_SIGNAL,	     /* a signal or an answer to a probe that is malformed */
+	REASON_DROP_SENDER,	     /* the same, from no server of the service */
 	REASON_DROP_TAG,	     /* a signal that does not bear the tag of a node's key */
 	REASON_DROP_HOP_LIMIT,	     /* and it may not be answered */
 	REASON_DROP_NO_SERVER,	     /* the service has none to place on */
@@ -100,6 +103,15 @@ struct {
 	__type(key, __u32);
 	__type(value, struct signal_counter);
 } server_signals SEC(".maps");
+
+/* Of the SYNs that the server was the first to be offered, those that a server has answered.
+ * User space compares them with the offers (FORWARD_HUNT). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__type(key, __u32);
+	__type(value, __u64);
+} answered_offers SEC(".maps");
 
 /* Whether the packet is on to a server as far as is known. */
 static __always_inline bool is_forward(enum reason why)
@@ -171,6 +183,18 @@ static __always_inline void count_signal(__u32 server, bool removes)
 		counter->removed++;
 	else
 		counter->created++;
+}
+
+static __always_inline void count_answered_offer(int server)
+{
+	__u32 number = server;
+	__u64 *answered;
+
+	if (server < 0)
+		return;
+	answered = bpf_map_lookup_elem(&answered_offers, &number);
+	if (answered)
+		(*answered)++;
 }
 
 #endif

@@ -213,19 +213,14 @@ static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 	return forward(ctx, pkt, service, &segments, 1, label, REASON_FORWARD_RESET);
 }
 
-/* Takes a server's signal, whose packet goes on to the client. Not inlined: see
- * steer_unusual. */
-__noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
+/* Takes a server's signal, whose packet goes on to the client. */
+static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct service service = {};
 	struct signal signal = {};
 	__u32 sender = 0, label;
 	enum reason why;
 
-	if (!pkt)
-		return XDP_ABORTED;
-	if (host_is_outside)
-		return leave(ctx, pkt, REASON_DROP_OUTSIDE);
 	if (!read_signal(ctx, pkt, &signal))
 		return leave(ctx, pkt, REASON_DROP_SIGNAL);
 	if (classify(pkt, &service))
@@ -237,6 +232,8 @@ __noinline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	if (pkt->hop_limit <= 1)
 		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
 	count_signal(sender, is_removal(&signal));
+	if (pkt->tcp_flags & TCP_SYN)
+		count_answered_offer(first_offered(&service, &pkt->key));
 	why = obey(pkt, &service, &signal, sender, &label);
 	if (why == REASON_FORWARD_RESET)
 		return send_reset(ctx, pkt, &service, &signal, sender, label);

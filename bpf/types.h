@@ -100,8 +100,13 @@ enum server_flags {
 	 * The programs ignore what follows. It tells user space, without a process,
 	 * why a server is unfit, also where it gets new flows all the same.
 	 */
-	SERVER_UNCHECKED = 1 << 4,   /* has no health checks */
-	SERVER_CHECKS_FAIL = 1 << 5, /* fails them */
+	SERVER_UNCHECKED = 1 << 4,    /* has no health checks */
+	SERVER_CHECKS_FAIL = 1 << 5,  /* fails them */
+	SERVER_UNPROBED = 1 << 6,     /* its agent is not probed */
+	SERVER_SILENT = 1 << 7,	      /* its agent does not answer probes */
+	SERVER_INCOMPATIBLE = 1 << 8, /* its agent speaks another version of the protocol */
+	SERVER_NOT_SERVED = 1 << 9,   /* its agent does not have the VIP */
+	SERVER_UNHEARD = 1 << 10,     /* the connections offered to it first are not answered */
 };
 
 /*

@@ -36,17 +36,18 @@ struct signal {
 	__u8 inner_ecn;	     /* what it does */
 };
 
-/* Whether a packet that is no plain one of TCP or UDP is for the balancer itself. */
-static __always_inline bool is_signal(const struct packet *pkt, enum parse_error error)
+/* Whether a packet that is neither plain TCP nor UDP is a server's to the balancer itself. */
+static __always_inline bool is_for_balancer(const struct packet *pkt, enum parse_error error)
 {
 	const struct in6_addr *to = &pkt->key.destination;
+	enum sid_function function = sid_function(to);
 	__u64 locator = *(const __u64 *)to;
 
 	if (pkt->ethertype != bpf_htons(ETH_P_IPV6) || locator != node_locator || !locator)
 		return false;
 	if (error != PARSE_ROUTING_HEADER && error != PARSE_PROTOCOL)
 		return false;
-	return sid_function(to) == SID_CREATE || sid_function(to) == SID_REMOVE;
+	return function == SID_CREATE || function == SID_REMOVE || function == SID_PROBE;
 }
 
 /* Makes the packet one of the client's flow, seen from there. */

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -288,8 +289,8 @@ func interfaceName(name string, index int) string {
 }
 
 func printService(out io.Writer, s *balancer.ServiceState) error {
-	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s\n", s.Name, s.Protocol,
-		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"))
+	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s%s\n", s.Name, s.Protocol,
+		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"), describeProbing(s))
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
@@ -329,8 +330,19 @@ func printWarnings(out io.Writer, s *balancer.ServiceState) {
 			fmt.Fprintln(out, "NO SERVER CAN BE REACHED: those that are not drained have no next hop, and packets are dropped")
 		case balancer.ServerFailing:
 			fmt.Fprintln(out, "CHECKS ARE IGNORED: all servers that can be reached fail them, and take new flows all the same")
+		default: // the others are what probes find
+			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes take out a third at most, and the others take new flows all the same\n",
+				strings.ToUpper(string(cause)))
 		}
 	}
+}
+
+// describeProbing says so where agents are not probed: their servers may be up or not.
+func describeProbing(s *balancer.ServiceState) string {
+	if slices.ContainsFunc(s.Servers, func(server *balancer.ServerState) bool { return !server.Probed }) {
+		return ", agents not probed"
+	}
+	return ""
 }
 
 func numbers(values ...uint64) []string {

@@ -64,17 +64,17 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 					Buckets: 65537, Candidates: 1, Ignored: none,
 					Servers: []*balancer.ServerState{
 						{
-							Name: "s1", Address: "fd00:5:0:1::/64", Condition: balancer.ServerUp, Checked: true, Causes: none, Share: 0.3333,
+							Name: "s1", Address: "fd00:5:0:1::/64", Condition: balancer.ServerUp, Checked: true, Probed: true, Causes: none, Share: 0.3333,
 							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:01", Ifindex: 2, Interface: "eth0", MTU: 1500},
 							Flows:   balancer.FlowCounts{New: 1, Established: 41, Closing: 2},
 							Packets: packets, Bytes: 1000 * packets, Placed: packets / 100,
 						},
 						{
-							Name: "server-with-a-long-name", Slot: 1, Address: "fd00:5:0:2::/64", Condition: balancer.ServerUp, Checked: true, Causes: none,
+							Name: "server-with-a-long-name", Slot: 1, Address: "fd00:5:0:2::/64", Condition: balancer.ServerUp, Checked: true, Probed: true, Causes: none,
 							Share: 0.6667, NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 7, MTU: 1500},
 						},
 						{
-							Name: "slow", Slot: 2, Address: "fd00:5:0:4::/64", Condition: balancer.ServerFailing, Checked: true,
+							Name: "slow", Slot: 2, Address: "fd00:5:0:4::/64", Condition: balancer.ServerFailing, Checked: true, Probed: true,
 							Causes:  failing,
 							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:04", Ifindex: 7, MTU: 1500},
 						},

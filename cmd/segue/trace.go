@@ -219,6 +219,15 @@ func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trac
 	return view.Trace(packet)
 }
 
+// describeServer says so where the server may not answer.
+func describeServer(s *balancer.TracedServer) string {
+	text := fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot)
+	for _, cause := range s.Causes {
+		text += ", " + strings.ToUpper(string(cause))
+	}
+	return text
+}
+
 func printTrace(out io.Writer, t *balancer.Trace) error {
 	table := newTable(out)
 	table.row("packet", describePacket(t))
@@ -234,7 +243,7 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 		table.row("placement", describePlacing(p, t.Course))
 	}
 	if s := t.Server; s != nil {
-		table.row("server", fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot))
+		table.row("server", describeServer(s))
 	}
 	if e := t.Encapsulation; e != nil {
 		table.row("encapsulation", describeEncapsulation(e))

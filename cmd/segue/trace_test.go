@@ -22,7 +22,7 @@ func TestPrintTrace(t *testing.T) {
 		Segments: []netip.Addr{netip.MustParseAddr("fd00:6c:0:1::"), netip.MustParseAddr("fd00:5:0:2:5::"),
 			someFlow.Destination.Addr()},
 	}
-	server := &balancer.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64"}
+	server := &balancer.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Causes: []balancer.Condition{}}
 	service := &balancer.TracedService{Name: "web", Exact: true}
 	hop := &balancer.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 2, Interface: "eth0", MTU: 1500}
 	placement := &balancer.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}}
@@ -30,6 +30,10 @@ func TestPrintTrace(t *testing.T) {
 		"new": {Opens: true, Service: service, Placement: placement, Server: server, Encapsulation: insert, NextHop: hop,
 			Reason: "forward_new"},
 		"known": {Service: &balancer.TracedService{Name: "web"}, Server: server, Encapsulation: insert, NextHop: hop,
+			Known: &balancer.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
+		"known-silent": {Service: service, Encapsulation: insert, NextHop: hop,
+			Server: &balancer.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64",
+				Causes: []balancer.Condition{balancer.ServerFailing, balancer.ServerSilent}},
 			Known: &balancer.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
 		"left": {Opens: true, Service: service, Placement: placement, Server: server,
 			Encapsulation: &balancer.TracedEncapsulation{Kind: config.GRE, Added: 24,

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -24,6 +26,7 @@ type Agent struct {
 	kernel  *kernel
 	link    iface
 	watches watches
+	absent  map[netip.Addr]bool // VIPs that are no addresses of the host
 	reloads chan reload
 	ready   chan struct{}
 }
@@ -52,6 +55,7 @@ func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
 		cfg:     cfg,
 		kernel:  k,
 		watches: watches{},
+		absent:  map[netip.Addr]bool{},
 		reloads: make(chan reload),
 		ready:   make(chan struct{}),
 	}, nil
@@ -88,15 +92,24 @@ func (a *Agent) Run(ctx context.Context) error {
 		cancel()
 		return err
 	}
+	addresses, err := addressChanges(ctx)
+	if err != nil {
+		cancel()
+		drain(links)
+		return err
+	}
 	defer func() {
 		cancel()
 		drain(links)
+		drain(addresses)
 		a.watches.stopAll()
 	}()
 	if err := a.start(); err != nil {
 		return err
 	}
 	close(a.ready)
+	vips := time.NewTimer(0)
+	defer vips.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -114,8 +127,24 @@ func (a *Agent) Run(ctx context.Context) error {
 			if err := a.followLink(update); err != nil {
 				return err
 			}
+		case _, ok := <-addresses:
+			if !ok {
+				if ctx.Err() != nil {
+					return nil
+				}
+				if addresses, err = addressChanges(ctx); err != nil {
+					return err
+				}
+			}
+			vips.Reset(settleInterval)
+		case <-vips.C:
+			if err := a.followVIPs(); err != nil {
+				a.log.Error("follow the VIPs", "error", err)
+			}
+			vips.Reset(presenceInterval)
 		case r := <-a.reloads:
 			r.result <- a.reload(r.cfg)
+			vips.Reset(0)
 		}
 	}
 }
@@ -267,10 +296,10 @@ func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 }
 
 // drain waits until nobody writes to the channel any more; nil is no channel.
-func drain(links <-chan netlink.LinkUpdate) {
-	if links == nil {
+func drain[T any](updates <-chan T) {
+	if updates == nil {
 		return
 	}
-	for range links {
+	for range updates {
 	}
 }

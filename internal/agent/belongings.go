@@ -54,13 +54,18 @@ func (b belongings) assign(vips map[netip.Addr]bool) error {
 func awaitLocal(vip netip.Addr) error {
 	const patience, pause = time.Second, time.Millisecond
 	for waited := time.Duration(0); waited < patience; waited += pause {
-		routes, err := netlink.RouteGet(vip.AsSlice())
-		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+		if isLocal(vip) {
 			return nil
 		}
 		time.Sleep(pause)
 	}
 	return fmt.Errorf("VIP %s on lo is not usable after %s; is lo up?", vip, patience)
+}
+
+// isLocal tells whether the kernel takes packets to the address as the host's own.
+func isLocal(address netip.Addr) bool {
+	routes, err := netlink.RouteGet(address.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
 // release takes the VIPs from the loopback interface that the agent put there, but for those to keep.

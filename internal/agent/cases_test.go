@@ -190,7 +190,7 @@ func drops() []packetCase {
 			"drop_srh_segments_left", nil},
 		{"version", set(insert, 0, 0x50), "drop_ip_header", nil},
 		{"longer than the frame", shorten(insert, 1), "drop_ip_header", nil},
-		{"function 0x0007", set(insert, functionAt+1, 7), "drop_unknown_function", nil},
+		{"function 0x0008", set(insert, functionAt+1, 8), "drop_unknown_function", nil},
 		{"a balancer's function", set(insert, functionAt+1, 0x11), "drop_unknown_function", nil},
 		{"function 0x0500", set(insert, functionAt, 5, 0), "drop_unknown_function", nil},
 		{"options beyond the packet", set(options, 41, 255), "drop_extension", nil},

@@ -50,7 +50,7 @@ func newContent(cfg *config.Agent, mtu int) *content {
 	for _, s := range cfg.Services {
 		c.vips[s.VIP.As16()] = 1
 		c.labels[serviceKey(s)] = labelOf(s.Name)
-		if cfg.Node.AssignVIPs == nil || *cfg.Node.AssignVIPs {
+		if cfg.Node.AssignsVIPs() {
 			c.assigned[s.VIP] = true
 		}
 		if s.Protocol == config.TCP {

@@ -37,7 +37,7 @@ func openComparisonOf(t testing.TB, cfg *config.Agent) *comparison {
 
 // captures are frames for each way to be delivered or refused.
 func captures() (frames [][]byte) {
-	for _, cases := range [][]packetCase{deliveries(), passes(), drops(), nexts()} {
+	for _, cases := range [][]packetCase{deliveries(), passes(), drops(), nexts(), probes()} {
 		for _, c := range cases {
 			if len(c.frame) >= 14 {
 				frames = append(frames, c.frame)
@@ -179,6 +179,9 @@ func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byt
 	if !bytes.Equal(want, out) {
 		t.Errorf("%s\n%s: the frame that comes out is other (-want +got):\n%s", explain(frame), reason, cmp.Diff(want, out))
 	}
+	if reason == "answer_probe" {
+		c.checkSentBack(t, out)
+	}
 	if !strings.HasPrefix(reason, "next_") {
 		return
 	}
@@ -189,6 +192,16 @@ func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byt
 	if verdict, out := run(t, c.objects.TcForward, frame); verdict != tcRedirect || !bytes.Equal(next, out) {
 		t.Errorf("%s\non to the next segment: verdict %d, want %d; (-want +got):\n%s",
 			explain(frame), verdict, tcRedirect, cmp.Diff(next, out))
+	}
+}
+
+// checkSentBack compares what tc makes of an answer: it goes to the neighbour that the probe came from.
+func (c *comparison) checkSentBack(t *testing.T, answer []byte) {
+	t.Helper()
+	want := packet.SetMACs(answer, packet.MAC(answer), packet.MAC(answer[6:]))
+	if verdict, out := run(t, c.objects.TcForward, answer); verdict != tcRedirect || !bytes.Equal(want, out) {
+		t.Errorf("%s\nback to where it came from: verdict %d, want %d; (-want +got):\n%s",
+			explain(answer), verdict, tcRedirect, cmp.Diff(want, out))
 	}
 }
 

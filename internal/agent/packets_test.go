@@ -216,6 +216,7 @@ func TestReceive(t *testing.T) {
 		cases   []packetCase
 	}{
 		{xdpPass, deliveries()}, {xdpPass, passes()}, {xdpPass, nexts()}, {xdpDrop, drops()},
+		{xdpPass, answered(true)}, {xdpDrop, answered(false)},
 	} {
 		for _, c := range group.cases {
 			t.Run(c.reason+"/"+c.name, func(t *testing.T) {
@@ -380,7 +381,7 @@ func TestReferenceAgrees(t *testing.T) {
 			wrapped = packet.SetByte(wrapped, at, rapid.Byte().Draw(r, "value"))
 		}
 		if function := binary.BigEndian.Uint16(wrapped[14+functionAt:]); len(e.Segments) > 0 &&
-			function >= connectAvail && function <= steer && function != deliverAlways {
+			function >= connectAvail && function <= probe && function != deliverAlways {
 			r.Skip("a function about flows, which package packet does not know")
 		}
 		verdict, want, _ := server.Receive(wrapped)

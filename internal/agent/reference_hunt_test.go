@@ -18,6 +18,7 @@ const (
 	recoverStickiness
 	deliverAlways
 	steer
+	probe
 )
 
 // flow is a connection by its ends.

@@ -19,6 +19,7 @@ type reference struct {
 	locator netip.Prefix
 	tunnels []netip.Addr
 	vips    []netip.Addr
+	absent  []netip.Addr // VIPs that are no address of the host
 	// largest are the segment sizes of TCP services; port 0 is all that no other service names.
 	largest map[netip.AddrPort]uint16
 	hunter
@@ -55,6 +56,7 @@ type wrapped struct {
 	sender       netip.Prefix // the balancer's locator
 	next         byte         // what inner is, in srv6-insert
 	inner        []byte       // behind the headers that a balancer adds
+	headers      int          // bytes of these
 }
 
 // left is how many servers are to be visited yet.
@@ -70,6 +72,9 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 	w, reason := r.open(frame)
 	if reason == "" {
 		reason = r.decide(w)
+	}
+	if reason == "answer_probe" {
+		return reason, r.answer(w, frame)
 	}
 	if reason != "deliver" && reason != "deliver_not_local" {
 		return reason, frame
@@ -92,6 +97,8 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 func (r reference) decide(w wrapped) string {
 	reason := "next_segment"
 	switch {
+	case w.function == probe:
+		return r.probe(w)
 	case slices.Contains(r.vips, w.vip) && w.kind != config.SRv6Insert && !w.fits:
 		return "drop_inner_header"
 	case slices.Contains(r.vips, w.vip) && (w.function == 0 || w.function == deliverAlways):
@@ -114,6 +121,41 @@ func (r reference) decide(w wrapped) string {
 		return "drop_hop_limit"
 	}
 	return reason
+}
+
+// probe is the reason that a probe leaves for.
+func (r reference) probe(w wrapped) string {
+	switch {
+	case !r.isBalancer(w.sender):
+		return "drop_sender"
+	case w.token() == nil || w.headers > 2*40+8+3*16:
+		return "drop_probe"
+	}
+	return "answer_probe"
+}
+
+// token is what a probe carries behind its headers; nil: it is malformed.
+func (w wrapped) token() []byte {
+	protocol, rest := w.next, w.inner
+	if w.kind == config.SRv6Encap && w.vip.Is4() {
+		protocol, rest = rest[9], rest[20:]
+	} else if w.kind == config.SRv6Encap {
+		protocol, rest = rest[6], rest[40:]
+	}
+	if protocol != 59 || len(rest) < 8 {
+		return nil
+	}
+	return rest[:8]
+}
+
+// answer is the answer to a probe, as XDP leaves it to tc: still with the probe's MAC addresses.
+func (r reference) answer(w wrapped, frame []byte) []byte {
+	flags := uint16(0)
+	if slices.Contains(r.vips, w.vip) && !slices.Contains(r.absent, w.vip) {
+		flags = 1
+	}
+	return packet.ProbeAnswer(r.locator.Addr(), w.sender.Addr(), binary.NativeEndian.Uint64(w.token()), 1, flags,
+		packet.Ethernet(packet.MAC(frame[6:]), packet.MAC(frame)))
 }
 
 // isOtherServer says whether a packet may travel on to a segment.
@@ -211,7 +253,7 @@ func (r reference) openIPv6(b []byte) (wrapped, string) {
 		switch function := binary.BigEndian.Uint16(b[32:]); {
 		case function == 0:
 			return wrapped{}, "pass_host"
-		case function < connectAvail || function > steer:
+		case function < connectAvail || function > probe:
 			return wrapped{}, "drop_unknown_function"
 		case bad:
 			return wrapped{}, "drop_ip_header"
@@ -221,6 +263,7 @@ func (r reference) openIPv6(b []byte) (wrapped, string) {
 		}
 		w.sender = netip.PrefixFrom(w.source, 64).Masked()
 		reason := w.openSegments(b[6], b[40:length])
+		w.headers = length - len(w.inner)
 		return w, reason
 	}
 	switch {

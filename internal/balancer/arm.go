@@ -38,17 +38,20 @@ const insidePin = "link_inside"
 type armObjects struct {
 	XdpLb               *ebpf.Program  `ebpf:"xdp_lb"`
 	TcReturn            *ebpf.Program  `ebpf:"tc_return"`
+	XdpProbe            *ebpf.Program  `ebpf:"xdp_probe"`
 	HostMac             *ebpf.Variable `ebpf:"host_mac"`
 	HostHairpin         *ebpf.Variable `ebpf:"host_hairpin"`
 	HostClientInterface *ebpf.Variable `ebpf:"host_client_interface"`
 	NodeLocator         *ebpf.Variable `ebpf:"node_locator"`
+	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
 }
 
 // loadArms makes the arms of the objects that are loaded, and loads what node.inside needs beside.
 func (k *kernel) loadArms(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
 	own := &k.objects
 	k.arms = []*arm{{armKinds[0], armObjects{
-		own.XdpLb, own.TcReturn, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
+		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
+		own.ProbeTurn,
 	}}}
 	if node.Inside == "" {
 		return nil
@@ -68,10 +71,13 @@ func (k *kernel) loadArms(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 // tables are those that all arms have in common, by their names.
 func (o *objects) tables() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
-		balancerMapAnswers:    o.Answers,
-		balancerMapLocators:   o.Locators,
-		balancerMapSenders:    o.Senders,
-		balancerMapSignalKeys: o.SignalKeys,
+		balancerMapAnsweredOffers: o.AnsweredOffers,
+		balancerMapAnswers:        o.Answers,
+		balancerMapLocators:       o.Locators,
+		balancerMapProbes:         o.Probes,
+		balancerMapProbeTurns:     o.ProbeTurns,
+		balancerMapSenders:        o.Senders,
+		balancerMapSignalKeys:     o.SignalKeys,
 	}
 	for name, table := range pinned(&o.kernelMaps) {
 		all[name] = *table
@@ -166,7 +172,7 @@ func (k *kernel) pin(name string) string { return filepath.Join(k.dir, name) }
 func (k *kernel) closeObjects() error {
 	err := k.objects.Close()
 	for _, arm := range k.arms[min(1, len(k.arms)):] { // the first has the same programs
-		err = errors.Join(err, arm.objects.XdpLb.Close(), arm.objects.TcReturn.Close())
+		err = errors.Join(err, arm.objects.XdpLb.Close(), arm.objects.TcReturn.Close(), arm.objects.XdpProbe.Close())
 	}
 	return err
 }

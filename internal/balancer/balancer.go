@@ -19,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -50,6 +51,8 @@ type Balancer struct {
 	problems map[netip.Addr]string // of targets without a hop
 	resolver *nexthop.Resolver
 	checker  *health.Checker
+	prober   *probe.Prober
+	wire     *wire // of the prober
 	reloads  chan reload
 	attached bool
 	mode     datapath.Mode   // since it is attached: native, if it is on any interface
@@ -83,6 +86,7 @@ func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Bal
 	if err != nil {
 		return nil, err
 	}
+	w := &wire{kernel: k}
 	b := &Balancer{
 		log:      log,
 		cfg:      cfg,
@@ -90,6 +94,8 @@ func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Bal
 		own:      make([]nexthop.Link, len(k.arms)),
 		resolver: nexthop.New(cfg.Node.Interfaces(), log),
 		checker:  health.New(log),
+		prober:   probe.New(w, uint16(balancerProtocolVersionPROTOCOL_VERSION), log),
+		wire:     w,
 		reloads:  make(chan reload),
 		warned:   map[string]bool{},
 		stale:    map[string]bool{},
@@ -159,6 +165,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return b.resolver.Run(ctx) })
 	group.Go(func() error { return b.checker.Run(ctx) })
+	group.Go(func() error { return b.prober.Run(ctx) })
 	group.Go(func() error { return b.control(ctx) })
 	return group.Wait()
 }
@@ -173,6 +180,7 @@ func (b *Balancer) control(ctx context.Context) error {
 
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
+	b.prober.SetTargets(ctx, b.services.probeTargets())
 	var patience <-chan time.Time // from the first update on: before it nothing is known
 	for {
 		b.publish()
@@ -189,6 +197,12 @@ func (b *Balancer) control(ctx context.Context) error {
 		case result := <-b.checker.Updates():
 			if svc := b.services.setHealth(result); svc != nil {
 				b.stale[svc.Name] = true
+			}
+		case results := <-b.prober.Updates():
+			for _, result := range results {
+				if svc := b.services.setFault(result); svc != nil {
+					b.stale[svc.Name] = true
+				}
 			}
 		case <-rebuild.C:
 			rebuild.armed = false
@@ -264,6 +278,8 @@ func (b *Balancer) attach() error {
 			b.mode = a.Mode
 		}
 	}
+	inside := len(attached) - 1
+	b.wire.egress.Store(&egress{b.own[inside].Index, attached[inside].Mode})
 	b.applyHops()
 	b.logChanges()
 	close(b.ready)
@@ -344,6 +360,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	b.cfg, b.keys = cfg, keys
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(cfg.Services))
+	b.prober.SetTargets(ctx, b.services.probeTargets())
 	b.applyHops()
 	return nil
 }

@@ -78,7 +78,27 @@ func (k *kernel) retireCounter(slot uint32) error {
 	if err := k.objects.ServerSignals.Put(slot, make([]balancerSignalCounter, ebpf.MustPossibleCPU())); err != nil {
 		return fmt.Errorf("clear the signals of slot %d: %w", slot, err)
 	}
+	if err := k.objects.AnsweredOffers.Put(slot, make([]uint64, ebpf.MustPossibleCPU())); err != nil {
+		return fmt.Errorf("clear the answered offers of slot %d: %w", slot, err)
+	}
 	return nil
+}
+
+// offers are how often a server was the first to be offered a new connection, and how many of
+// these connections any server took.
+func (k *kernel) offers(slot uint32) (offered, answered uint64, err error) {
+	counter, err := readServerCounter(k.objects.ServerCounters, slot)
+	if err != nil {
+		return 0, 0, err
+	}
+	var cpus []uint64
+	if err := k.objects.AnsweredOffers.Lookup(slot, &cpus); err != nil {
+		return 0, 0, fmt.Errorf("read the answered offers of slot %d: %w", slot, err)
+	}
+	for _, cpu := range cpus {
+		answered += cpu
+	}
+	return counter.packets(balancerReasonREASON_FORWARD_HUNT), answered, nil
 }
 
 // addReason adds to the counters of a reason that no program counts under.

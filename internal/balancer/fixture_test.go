@@ -217,11 +217,6 @@ func (f *fixture) mustApply(cfg *config.Balancer) {
 	f.must(f.apply(cfg))
 }
 
-// xdpContext is struct xdp_md, for a test run that has one.
-type xdpContext struct {
-	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
-}
-
 // run puts a frame through the data path, received on the loopback interface.
 func (f *fixture) run(frame []byte) outcome {
 	f.t.Helper()

@@ -82,7 +82,7 @@ func (s *steered) run(late time.Duration) {
 	// Run itself would leave the namespace: its goroutines are not in it.
 	ctx, cancel := context.WithCancel(context.Background())
 	s.end = cancel
-	loops := make(chan struct{}, 3)
+	loops := make(chan struct{}, 4)
 	run := func(loop func() error) {
 		defer func() { loops <- struct{}{} }()
 		if err := s.ns.Do(loop); err != nil {
@@ -91,6 +91,7 @@ func (s *steered) run(late time.Duration) {
 	}
 	go run(func() error { return s.control(ctx) })
 	go run(func() error { return s.checker.Run(ctx) })
+	go run(func() error { return s.prober.Run(ctx) })
 	time.AfterFunc(late, func() { run(func() error { return s.resolver.Run(ctx) }) })
 	s.t.Cleanup(func() {
 		cancel()

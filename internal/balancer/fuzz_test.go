@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +28,7 @@ func openReference(t testing.TB) *reference {
 	f.must(Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.route()
+	f.kernel.probes.set(0, vip6, config.SRv6Insert, probeToken)
 	return newReference(f)
 }
 
@@ -72,6 +74,9 @@ func captures() (frames [][]byte) {
 	}
 	for _, sum := range []uint16{0, 0xfeff, 0xffff} { // checksums that carry
 		frames = append(frames, set(web4.frame(), 10, sum))
+	}
+	for _, token := range []uint64{0, probeToken, probeToken + 1, probeToken | 0xffff} {
+		frames = append(frames, packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), node().Locator.Addr(), token, 1, 1))
 	}
 	for seed := range 20 {
 		frame := packettest.Frame(4 + 2*(seed%2)).Example(seed)

@@ -168,10 +168,19 @@ const (
 	ServerUnresolved Condition = "unresolved" // no next hop: its packets are dropped
 	ServerFailing    Condition = "failing"    // its checks: keeps its connections, gets no new ones
 	ServerRemoved    Condition = "removed"    // no longer configured: its slot is about to be freed
+
+	// What probes find: the server keeps its connections and gets no new ones.
+	ServerSilent       Condition = "silent"       // its agent does not answer
+	ServerIncompatible Condition = "incompatible" // its agent speaks another version of the protocol
+	ServerNotServed    Condition = "not-served"   // its agent does not have the VIP
+	ServerUnheard      Condition = "unheard"      // connections that it is offered first are not answered
 )
 
 // conditions are all that a configured server can be in.
-var conditions = []Condition{ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerFailing}
+var conditions = []Condition{
+	ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerFailing,
+	ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard,
+}
 
 // ServerState is a server of a service as the data path has it, with its counters since it was
 // configured.
@@ -181,6 +190,7 @@ type ServerState struct {
 	Address   string    `json:"address"` // locator, or the tunnel's far end
 	Condition Condition `json:"condition"`
 	Checked   bool      `json:"checked"` // it has health checks
+	Probed    bool      `json:"probed"`  // its agent is probed
 	// Causes are why it is unfit for new flows, the weightiest first. It gets them all the same where
 	// its service ignores the cause, and none where it is without causes but drained.
 	Causes []Condition `json:"causes"`
@@ -444,6 +454,7 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 		Address:   describeAddress(addrOf(v.servers.servers[slot].Address), service.Encapsulation),
 		Condition: conditionOf(flags, causes),
 		Checked:   flags&balancerServerFlagsSERVER_UNCHECKED == 0,
+		Probed:    flags&balancerServerFlagsSERVER_UNPROBED == 0,
 		Causes:    causes.conditions(),
 		NextHop:   v.nextHop(slot, interfaces),
 	}

@@ -40,6 +40,7 @@ type kernel struct {
 	mapped    *directory
 	servers   *serverTable
 	services  *serviceTable
+	probes    *probeTable
 	constants map[string]any // that the program was loaded with
 	attachTCX func(link.TCXOptions) (link.Link, error)
 }
@@ -96,8 +97,12 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 	}
 	spec.Maps[balancerMapFlows].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
 	spec.Maps[balancerMapPending].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerPending)
-	spec.Maps[balancerMapServerCounters].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
-	spec.Maps[balancerMapServerSignals].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
+	for _, bySlot := range []string{
+		balancerMapServerCounters, balancerMapServerSignals, balancerMapAnsweredOffers,
+		balancerMapProbes, balancerMapProbeTurns,
+	} {
+		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
+	}
 
 	k := &kernel{
 		instance: cfg.Node.Instance, dir: dir, fresh: fresh, clock: clock, inner: spec.Maps[balancerMapTables].InnerMap,
@@ -169,6 +174,9 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 		return err
 	}
 	k.servers, k.services = k.objects.serverTable(k.mapped), &serviceTable{directory: k.mapped, keys: &identity.ServiceKeys}
+	if k.probes, err = k.mapProbes(k.arms[len(k.arms)-1]); err != nil { // the arm towards the servers
+		return err
+	}
 	if err := k.objects.Identity.Put(uint32(0), identity); err != nil {
 		return fmt.Errorf("write identity: %w", err)
 	}
@@ -347,7 +355,7 @@ func (k *kernel) undo() error {
 
 // close lets go of the data path; what is pinned works on.
 func (k *kernel) close() error {
-	return errors.Join(k.flows.close(), k.pending.close(), k.mapped.close(), k.closeObjects())
+	return errors.Join(k.probes.close(), k.flows.close(), k.pending.close(), k.mapped.close(), k.closeObjects())
 }
 
 // setLocator tells the programs which SIDs are this host's; an invalid one is none.

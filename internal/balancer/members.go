@@ -1,9 +1,12 @@
 package balancer
 
 import (
+	"cmp"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/probe"
 )
 
 // causes is a set of causes. A cause makes a server unfit for new flows while other servers of its
@@ -11,9 +14,17 @@ import (
 type causes uint8
 
 const (
-	unresolved causes = 1 << iota // the server has no next hop
-	failing                       // the server fails its health checks
+	unresolved   causes = 1 << iota // the server has no next hop
+	failing                         // the server fails its health checks
+	silent                          // its agent does not answer probes
+	incompatible                    // its agent speaks another version of the protocol
+	notServed                       // its agent does not have the VIP
+	unheard                         // connections that it is offered first are not answered
 )
+
+// probed are the causes that probes find. They may be wrong about many servers at a time, by an error in
+// the network or in the configuration. So they take no more than a third of the servers out.
+const probed = silent | incompatible | notServed | unheard
 
 // has tells whether the set has all of the given causes.
 func (c causes) has(these causes) bool { return c&these == these }
@@ -67,6 +78,52 @@ var causeKinds = []causeKind{
 				"the health checks of these services count again"},
 		},
 	},
+	{
+		cause: silent, condition: ServerSilent, flag: balancerServerFlagsSERVER_SILENT,
+		server: changeText{
+			began: wording{"agent does not answer probes", "agents do not answer probes"},
+			ended: wording{"agent answers probes", "agents answer probes"},
+		},
+		service: tooMany,
+	},
+	{
+		cause: incompatible, condition: ServerIncompatible, flag: balancerServerFlagsSERVER_INCOMPATIBLE,
+		server: changeText{
+			began: wording{"agent speaks another version of the protocol than this balancer",
+				"agents speak another version of the protocol than this balancer"},
+			ended: wording{"agent speaks this balancer's version of the protocol",
+				"agents speak this balancer's version of the protocol"},
+		},
+		service: tooMany,
+	},
+	{
+		cause: notServed, condition: ServerNotServed, flag: balancerServerFlagsSERVER_NOT_SERVED,
+		server: changeText{
+			began: wording{"agent does not have the VIP", "agents do not have the VIP"},
+			ended: wording{"agent has the VIP", "agents have the VIP"},
+		},
+		service: tooMany,
+	},
+	{
+		cause: unheard, condition: ServerUnheard, flag: balancerServerFlagsSERVER_UNHEARD,
+		server: changeText{
+			began: wording{"connections that the server is offered are not answered",
+				"connections that the servers are offered are not answered"},
+			ended: wording{"server is offered connections again", "servers are offered connections again"},
+		},
+		service: tooMany,
+	},
+}
+
+// tooMany is said of a service, for each cause on its own, when probes find more servers unfit than
+// they may take out.
+var tooMany = changeText{
+	began: wording{"TOO MANY servers of the service are found unfit by probes, more than a third: " +
+		"the others get new connections all the same",
+		"TOO MANY servers of these services are found unfit by probes, more than a third: " +
+			"the others get new connections all the same"},
+	ended: wording{"the servers of the service that get new connections pass their probes again",
+		"the servers of these services that get new connections pass their probes again"},
 }
 
 // conditions names the causes as their conditions.
@@ -127,6 +184,9 @@ type member struct {
 	config.Server
 	slot    uint32
 	checked bool
+	probed  bool
+	// since is when probes found the member unfit; zero: before this process, or not at all.
+	since time.Time
 	// causes are all but unresolved, which the next hop in the server table tells.
 	causes  causes
 	reasons map[causes]string // why, in plain words, where that is known
@@ -136,13 +196,16 @@ type member struct {
 // newMember is a server that goes on as the one before it in the process, if there is one, and else
 // as its slot says.
 func newMember(server config.Server, cfg *config.Service, before *member, noted causes) *member {
-	m := &member{Server: server, checked: cfg.Health != nil, causes: noted}
+	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted}
 	if before != nil {
-		m.causes, m.reasons, m.logged = before.causes, before.reasons, before.logged
+		m.causes, m.reasons, m.logged, m.since = before.causes, before.reasons, before.logged, before.since
 	}
 	m.causes &^= unresolved
 	if !m.checked {
 		m.causes &^= failing
+	}
+	if !m.probed {
+		m.causes &^= probed
 	}
 	return m
 }
@@ -159,6 +222,9 @@ func (m *member) flags(used bool) balancerServerFlags {
 	}
 	if !m.checked {
 		flags |= balancerServerFlagsSERVER_UNCHECKED
+	}
+	if !m.probed {
+		flags |= balancerServerFlagsSERVER_UNPROBED
 	}
 	if m.causes != 0 && !used {
 		flags |= balancerServerFlagsSERVER_FAILING
@@ -206,11 +272,29 @@ func (s *services) causes(m *member) causes {
 // checks are the likelier culprit.
 func (s *services) usable(svc *service) []*member {
 	drained := func(m *member) bool { return *m.Weight == 0 }
-	chosen := slices.DeleteFunc(slices.Clone(svc.members), drained)
-	for _, kind := range causeKinds {
-		chosen = prefer(chosen, func(m *member) bool { return !s.causes(m).has(kind.cause) })
+	undrained := slices.DeleteFunc(slices.Clone(svc.members), drained)
+	chosen := undrained
+	for _, cause := range []causes{unresolved, failing} {
+		chosen = prefer(chosen, func(m *member) bool { return !s.causes(m).has(cause) })
 	}
-	return chosen
+	return withoutUnfit(chosen, mostUnfit(len(undrained)))
+}
+
+// mostUnfit is how many of a service's servers probes may take out: a third, but one of two.
+func mostUnfit(servers int) int { return max(1, servers/3) }
+
+// withoutUnfit takes out the members that probes have found unfit first, at most so many. When all
+// are unfit, the probes are the likelier culprit.
+func withoutUnfit(members []*member, most int) []*member {
+	unfit := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m.causes&probed == 0 })
+	if len(unfit) == len(members) {
+		return members
+	}
+	slices.SortFunc(unfit, func(a, b *member) int {
+		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.Name, b.Name))
+	})
+	unfit = unfit[:min(len(unfit), most)]
+	return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return slices.Contains(unfit, m) })
 }
 
 // prefer returns the members that are good, or all when none is.
@@ -228,4 +312,55 @@ func (s *services) ignored(svc *service) (all causes) {
 		all |= s.causes(m)
 	}
 	return all
+}
+
+// causesOfFaults are the causes by what probes find.
+var causesOfFaults = map[probe.Fault]causes{
+	probe.Silent: silent, probe.OtherVersion: incompatible, probe.NotServed: notServed, probe.Unheard: unheard,
+}
+
+// faultOf is the reverse of causesOfFaults; None for a server without such a cause.
+func faultOf(c causes) probe.Fault {
+	for fault, cause := range causesOfFaults {
+		if c.has(cause) {
+			return fault
+		}
+	}
+	return probe.None
+}
+
+// setFault notes what probes find of a server. It returns the service whose table is to follow: nil
+// when nothing changed, or a reload has removed the server.
+func (s *services) setFault(result probe.Result) *service {
+	svc := s.byName[result.Service]
+	if svc == nil {
+		return nil
+	}
+	m := svc.member(result.Server)
+	if m == nil || !m.probed || m.slot != result.Slot || faultOf(m.causes) == result.Fault {
+		return nil
+	}
+	if m.causes&probed == 0 {
+		m.since = time.Now()
+	}
+	m.causes = m.causes&^probed | causesOfFaults[result.Fault]
+	return svc
+}
+
+// probeTargets are the servers whose agents are probed, as they are held to be.
+func (s *services) probeTargets() []probe.Target {
+	var targets []probe.Target
+	for _, svc := range s.byName {
+		for _, m := range svc.members {
+			if !m.probed {
+				continue
+			}
+			targets = append(targets, probe.Target{
+				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Encapsulation: svc.Encapsulation,
+				Offered: svc.Selection == config.SelectConsistent && svc.Placement == config.PlacementHunt,
+				Fault:   faultOf(m.causes),
+			})
+		}
+	}
+	return targets
 }

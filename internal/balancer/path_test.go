@@ -364,6 +364,7 @@ func TestEveryReasonHasACase(t *testing.T) {
 	t.Parallel()
 	provoked := map[string]bool{ // other tests
 		"none": true, "drop_no_headroom": true, "drop_rate_limit": true, "drop_outside": true, "drop_tag": true,
+		"take_probe": true,
 	}
 	for _, v := range visits {
 		provoked[v.reason] = true

@@ -144,7 +144,7 @@ func (r *reference) isSignal(frame []byte) bool {
 	sid := srv6.Parse(netip.AddrFrom16([16]byte(b[24:])))
 	length := 40 + int(binary.BigEndian.Uint16(b[4:]))
 	if sid.Locator != r.cfg.Node.Locator || b[0]>>4 != 6 || length > len(b) ||
-		sid.Function != srv6.CreateStickiness && sid.Function != srv6.RemoveStickiness {
+		!slices.Contains([]srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness, srv6.Probe}, sid.Function) {
 		return false
 	}
 	next, _, fragment, reason := walk(b[6], b[40:length])
@@ -208,8 +208,26 @@ func hear(b []byte) (h heard, ok bool) {
 // congested says that the way marked a packet that does not understand it.
 func congested(outer []byte, innerClass byte) bool { return outer[1]>>4&3 == 3 && innerClass&3 == 0 }
 
-// takeSignal is all that becomes of a signal.
+// takeAnswer is all that becomes of an answer to a probe.
+func (r *reference) takeAnswer(frame []byte) outcome {
+	ip := frame[ethernetLength:]
+	answer := ip[40 : 40+int(binary.BigEndian.Uint16(ip[4:]))]
+	if ip[6] != 59 || len(answer) < 16 {
+		return refused(frame, "drop_signal", layer3(frame))
+	}
+	token := binary.NativeEndian.Uint64(answer)
+	sent := r.kernel.probes.probes
+	if slot := token & 0xffff; token == 0 || slot >= uint64(len(sent)) || sent[slot].Token != token {
+		return refused(frame, "drop_sender", layer3(frame))
+	}
+	return refused(frame, "take_probe", layer3(frame))
+}
+
+// takeSignal is all that becomes of a packet to the balancer itself.
 func (r *reference) takeSignal(frame []byte) outcome {
+	if functionOf(frame) == srv6.Probe && !r.guards() {
+		return r.takeAnswer(frame)
+	}
 	h, ok := hear(frame[ethernetLength:])
 	if r.guards() {
 		return refused(frame, "drop_outside", layer3(frame))

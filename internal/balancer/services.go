@@ -200,7 +200,7 @@ func (s *services) healthTargets(services []config.Service) []health.Target {
 
 // placing is all that a service's entry and table follow from.
 type placing struct {
-	service config.Service // but for its servers, timeouts and health check
+	service config.Service // but for its servers, timeouts, health check and probes
 	servers []tables.Server
 	slots   []uint16
 }
@@ -208,7 +208,8 @@ type placing struct {
 // placingOf describes a service whose new flows go to the given members.
 func placingOf(svc *service, usable []*member) placing {
 	p := placing{service: svc.Service}
-	p.service.Servers, p.service.Timeouts, p.service.Health = nil, config.Timeouts{}, nil
+	p.service.Servers, p.service.Timeouts = nil, config.Timeouts{}
+	p.service.Health, p.service.Probe = nil, nil
 	for _, m := range usable {
 		p.servers = append(p.servers, tables.Server{Name: m.Name, Weight: *m.Weight})
 		p.slots = append(p.slots, uint16(m.slot))

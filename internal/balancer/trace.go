@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 
@@ -80,6 +81,8 @@ type TracedServer struct {
 	Name    string `json:"name"`
 	Slot    uint32 `json:"slot"`
 	Address string `json:"address"`
+	// Causes are why the server is unfit for new flows.
+	Causes []Condition `json:"causes"`
 }
 
 // TracedEncapsulation is how a packet travels to its server.
@@ -327,7 +330,7 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 	case v.servers.servers[entry.server()].Service != service.Id:
 		return "the entry is another service's: two flows share a signature"
 	case mayMove && flags&balancerServerFlagsSERVER_FAILING != 0:
-		return "the server fails its checks"
+		return fmt.Sprintf("the server is %s", describeConditions(v.servers.causes(entry.server()).conditions()))
 	case mayMove && !v.servers.hasNextHop(entry.server()):
 		return "the server has no next hop"
 	case p.Opens && isOver(entry, now):
@@ -338,6 +341,15 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 		return "it was idle for so long that servers are asked whose the flow is now"
 	}
 	return ""
+}
+
+// describeConditions joins conditions to one text.
+func describeConditions(conditions []Condition) string {
+	names := make([]string, len(conditions))
+	for i, condition := range conditions {
+		names[i] = string(condition)
+	}
+	return strings.Join(names, ", ")
 }
 
 // place lists the servers that a packet is sent to by the flow's bucket. It is empty where the service has no
@@ -453,6 +465,7 @@ func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
 		Name:    v.serverName(slot),
 		Slot:    slot,
 		Address: describeAddress(addrOf(v.servers.servers[slot].Address), kind),
+		Causes:  v.servers.causes(slot).conditions(),
 	}
 	t.NextHop = v.nextHop(slot, interfaceNames())
 }

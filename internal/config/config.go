@@ -146,9 +146,15 @@ type Service struct {
 	Buckets  int      `yaml:"buckets"`
 	Timeouts Timeouts `yaml:"timeouts"`
 	// Health takes servers that fail it out of placement; nil checks nothing.
-	Health  *Health  `yaml:"health"`
+	Health *Health `yaml:"health"`
+	// Probe says whether the balancer probes the servers' agents. Default true where servers have
+	// locators and the balancer takes packets from them (TakesSignals); else it must not be true.
+	Probe   *bool    `yaml:"probe"`
 	Servers []Server `yaml:"servers"`
 }
+
+// Probes tells whether the servers' agents are probed. A service that does not say is not.
+func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
 
 // Timeouts are how long the flow table keeps a flow after its last packet. The
 // granularity is 4 to 7 s, the shortest 5 s, the longest four hours.
@@ -312,8 +318,15 @@ func (n BalancerNode) Interfaces() []string {
 	return []string{n.Interface, n.Inside}
 }
 
+// TakesSignals tells whether the balancer takes packets from servers to its SIDs: by an interface
+// that is inside.
+func (n BalancerNode) TakesSignals() bool { return n.IsInternal() || n.Inside != "" }
+
 // IsInternal tells whether the interface is. A node that does not say is inside.
 func (n AgentNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
+
+// AssignsVIPs tells whether the agent puts the VIPs on the loopback interface.
+func (n AgentNode) AssignsVIPs() bool { return n.AssignVIPs == nil || *n.AssignVIPs }
 
 // Hunts tells whether balancers may offer the service's connections to this server.
 func (s AgentService) Hunts() bool { return s.Protocol == TCP && s.Encapsulation.isSRv6() }

@@ -23,7 +23,10 @@ func (b *Balancer) setDefaults(d *document) {
 	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
 	setDefault(d, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	for i := range b.Services {
-		b.Services[i].setDefaults(d, item("services", i))
+		s, path := &b.Services[i], item("services", i)
+		s.setDefaults(d, path)
+		probes := s.Encapsulation.isSRv6() && b.Node.TakesSignals()
+		setDefault(d, child(path, "probe"), &s.Probe, &probes)
 	}
 }
 

@@ -46,7 +46,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, yes := uint32(1), true
+	one, yes, no := uint32(1), true, false
 	want := &Balancer{
 		Node: BalancerNode{
 			Instance:  "lb",
@@ -64,6 +64,7 @@ services:
 				HTTP:     &HTTPCheck{Path: "/", Port: 443},
 				Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
 			},
+			Probe: &yes,
 			Servers: []Server{{
 				Name: "s1", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
 				Host: netip.MustParseAddr("2001:db8:0:5::1"), Weight: &one,
@@ -76,6 +77,7 @@ services:
 				TCP:      &TCPCheck{Port: 53},
 				Interval: 5 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
 			},
+			Probe: &no,
 			Servers: []Server{{
 				Name: "d1", Address: netip.MustParseAddr("192.0.2.7"),
 				Host: netip.MustParseAddr("192.0.2.7"), Weight: &one,
@@ -154,7 +156,7 @@ line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
 line 14: services[0]."a.b\n": unknown field; known: name, vip, port, protocol, placement, persistence, ` +
-			`encapsulation, selection, candidates, buckets, timeouts, health, servers
+			`encapsulation, selection, candidates, buckets, timeouts, health, probe, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
 line 18: services[0].servers[2].locator: required by encapsulation srv6-encap

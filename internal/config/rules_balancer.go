@@ -32,6 +32,7 @@ func (d *document) checkBalancer(b *Balancer) {
 	total := 0
 	for i := range b.Services {
 		d.checkService(item("services", i), &b.Services[i])
+		d.checkProbe(child(item("services", i), "probe"), &b.Services[i], &b.Node)
 		d.checkServers(item("services", i), &b.Services[i], b.Node.Locator)
 		total += len(b.Services[i].Servers)
 	}
@@ -121,6 +122,18 @@ func (d *document) checkHunt(path string, s *Service) {
 	if at := child(path, "encapsulation"); s.Encapsulation.isTunnel() && !d.bad(at) {
 		d.failf(at, "must be %s or %s for placement %s: %s has no list of servers",
 			SRv6Insert, SRv6Encap, s.Placement, s.Encapsulation)
+	}
+}
+
+// checkProbe checks what probes need.
+func (d *document) checkProbe(path string, s *Service, node *BalancerNode) {
+	switch {
+	case !s.Probes() || !d.has(path):
+	case s.Encapsulation.isTunnel():
+		d.failf(path, "must be false for encapsulation %s: agents are probed by their locators", s.Encapsulation)
+	case !node.TakesSignals():
+		d.failf(path, "must be false where node.internal is false: agents answer by an interface that is inside "+
+			"(node.inside)")
 	}
 }
 

@@ -25,6 +25,9 @@ const (
 	Steer Function = 0x0006
 )
 
+// Probe asks an agent for an answer. The answer goes to the same function of the balancer.
+const Probe Function = 0x0007
+
 // The functions of a balancer.
 const (
 	// CreateStickiness says that the sender took this flow.
@@ -41,11 +44,13 @@ var functionNames = map[Function]struct{ long, short string }{
 	RecoverStickiness: {"recover-stickiness", "rs"},
 	Deliver:           {"deliver", "dv"},
 	Steer:             {"steer", "st"},
+	Probe:             {"probe", "pr"},
 	CreateStickiness:  {"create-stickiness", "cs"},
 	RemoveStickiness:  {"remove-stickiness", "rms"},
 }
 
-// AtServer tells whether servers carry out the function: is_server_function in bpf/envelope.h.
+// AtServer tells whether a packet to a VIP may ask servers for the function: is_vip_function in
+// bpf/envelope.h.
 func (f Function) AtServer() bool { return f >= ConnectAvail && f <= Steer }
 
 // String is the function's name, or its code where it has none.

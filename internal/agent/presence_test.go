@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// onLoopback adds a VIP to the loopback interface of a server, or removes it.
+func (n *network) onLoopback(server int, vip netip.Addr, change func(netlink.Link, *netlink.Addr) error) {
+	n.t.Helper()
+	n.in(n.servers[server-1], func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return change(lo, hostAddress(vip))
+	})
+}
+
+// awaitPresent waits until the data path has a VIP as present on the host, or not.
+func (n *network) awaitPresent(a *running, vip netip.Addr, want bool) {
+	n.t.Helper()
+	deadline := time.Now().Add(patience)
+	for {
+		var present uint32
+		if err := a.kernel.objects.Vips.Lookup(vip.As16(), &present); err != nil {
+			n.t.Fatal(err)
+		}
+		if (present != 0) == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			n.t.Fatalf("VIP %s: present is %d", vip, present)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// The agent keeps the VIPs on the host that it put there.
+func TestRemovedVIPComesBack(t *testing.T) {
+	n := newNetwork(t, 1)
+	a := n.run(1, n.config(1, config.SRv6Insert, vip6.Addr(), vip4.Addr()), link.AttachTCX)
+	for _, vip := range []netip.Addr{vip6.Addr(), vip4.Addr()} {
+		n.awaitPresent(a, vip, true)
+		n.onLoopback(1, vip, netlink.AddrDel)
+		deadline := time.Now().Add(patience)
+		for back := false; !back; {
+			n.in(n.servers[0], func() error {
+				back = isLocal(vip)
+				return nil
+			})
+			if time.Now().After(deadline) {
+				t.Fatalf("VIP %s is not back", vip)
+			}
+		}
+		n.awaitPresent(a, vip, true)
+	}
+}
+
+// Where somebody else assigns the VIPs the agent tells balancers which are missing.
+func TestMissingVIPIsTold(t *testing.T) {
+	n := newNetwork(t, 1)
+	cfg := n.config(1, config.SRv6Insert, vip6.Addr(), vip4.Addr())
+	no := false
+	cfg.Node.AssignVIPs = &no
+	n.onLoopback(1, vip6.Addr(), netlink.AddrAdd)
+	a := n.run(1, cfg, link.AttachTCX)
+	n.awaitPresent(a, vip6.Addr(), true)
+	n.awaitPresent(a, vip4.Addr(), false)
+	n.onLoopback(1, vip4.Addr(), netlink.AddrAdd)
+	n.awaitPresent(a, vip4.Addr(), true)
+	n.onLoopback(1, vip6.Addr(), netlink.AddrDel)
+	n.awaitPresent(a, vip6.Addr(), false)
+}

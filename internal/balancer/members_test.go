@@ -1,0 +1,148 @@
+package balancer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/probe"
+)
+
+// probedWeb is a service of servers s1, s2, … whose agents are probed.
+func probedWeb(servers int) *config.Balancer {
+	var all []config.Server
+	for n := range uint8(servers) {
+		all = append(all, srv6Server(fmt.Sprint("s", n+1), n+1, 1))
+	}
+	cfg := webOf(all...)
+	yes := true
+	cfg.Services[0].Probe = &yes
+	return cfg
+}
+
+// find makes the data path follow what probes find.
+func (f *fixture) find(fault probe.Fault, servers ...string) {
+	f.t.Helper()
+	for _, server := range servers {
+		result := probe.Result{Service: "web", Server: server, Slot: f.slot("web", server), Fault: fault}
+		if svc := f.services.setFault(result); svc != nil {
+			f.must(f.services.place(svc))
+		}
+	}
+}
+
+// used are the servers that new flows are placed on.
+func (f *fixture) used() string {
+	var names []string
+	for _, m := range f.services.usable(f.services.byName["web"]) {
+		names = append(names, m.Name)
+	}
+	slices.Sort(names)
+	return strings.Join(names, " ")
+}
+
+func (f *fixture) expectUsed(when, want string) {
+	f.t.Helper()
+	if got := f.used(); got != want {
+		f.t.Errorf("%s: new flows go to %s, want %s", when, got, want)
+	}
+}
+
+// Probes take out a third of the servers at most, those that were found unfit first.
+func TestProbesTakeOutAThird(t *testing.T) {
+	t.Parallel()
+	f := open(t, probedWeb(7))
+	f.expectUsed("all are well", "s1 s2 s3 s4 s5 s6 s7")
+	f.find(probe.Silent, "s6")
+	f.find(probe.NotServed, "s3")
+	f.expectUsed("two are unfit", "s1 s2 s4 s5 s7")
+	f.expectLog("two are unfit",
+		`level=WARN msg="agent does not answer probes" service=web server=s6`,
+		`level=WARN msg="agent does not have the VIP" service=web server=s3`)
+	f.find(probe.Silent, "s1")
+	f.expectUsed("the third is used all the same", "s1 s2 s4 s5 s7")
+	f.expectLog("the third",
+		`level=WARN msg="agent does not answer probes" service=web server=s1`,
+		`level=ERROR msg="TOO MANY servers of the service are found unfit by probes, more than a third: `+
+			`the others get new connections all the same" service=web`)
+	f.find(probe.OtherVersion, "s6")
+	f.expectUsed("another fault keeps its place", "s1 s2 s4 s5 s7")
+	f.find(probe.None, "s6")
+	f.expectUsed("the third comes for the first", "s2 s4 s5 s6 s7")
+	f.find(probe.Silent, "s2", "s4", "s5", "s6", "s7")
+	f.expectUsed("all are unfit: probes are ignored", "s1 s2 s3 s4 s5 s6 s7")
+	f.find(probe.None, "s1", "s2", "s3", "s4", "s5", "s6", "s7")
+	f.expectUsed("all are well again", "s1 s2 s3 s4 s5 s6 s7")
+}
+
+// Of two servers one may be taken out, and the only one not.
+func TestProbesOfFewServers(t *testing.T) {
+	t.Parallel()
+	f := open(t, probedWeb(2))
+	f.find(probe.Silent, "s2")
+	f.expectUsed("one of two", "s1")
+	f.find(probe.Silent, "s1")
+	f.expectUsed("both", "s1 s2")
+	f.mustApply(probedWeb(1))
+	f.expectUsed("the only one", "s1")
+}
+
+// A server that others cannot stand in for does not count against those that can be taken out.
+func TestProbesAfterChecks(t *testing.T) {
+	t.Parallel()
+	f := open(t, probedWeb(4))
+	f.via["s1"] = ""
+	f.route()
+	f.find(probe.Silent, "s1", "s2")
+	f.expectUsed("one has no next hop, another is silent", "s3 s4")
+}
+
+// What probes have found outlives the process, and is forgotten where agents are not probed any more.
+func TestFaultsAreKept(t *testing.T) {
+	t.Parallel()
+	cfg := probedWeb(4)
+	f := open(t, cfg)
+	f.find(probe.Unheard, "s2")
+	f.stop()
+	f.start(cfg)
+	f.route()
+	f.expectUsed("after a restart", "s1 s3 s4")
+	targets := f.services.probeTargets()
+	i := slices.IndexFunc(targets, func(t probe.Target) bool { return t.Server == "s2" })
+	if len(targets) != 4 || targets[i].Fault != probe.Unheard {
+		t.Errorf("targets: %+v", targets)
+	}
+	unprobed := probedWeb(4)
+	unprobed.Services[0].Probe = nil
+	f.mustApply(unprobed)
+	f.expectUsed("agents are not probed", "s1 s2 s3 s4")
+	if targets := f.services.probeTargets(); len(targets) != 0 {
+		t.Errorf("targets: %+v", targets)
+	}
+}
+
+// Readers without a process see what probes have found.
+func TestStatusShowsFaults(t *testing.T) {
+	t.Parallel()
+	f := open(t, probedWeb(6))
+	for fault, server := range map[probe.Fault]string{
+		probe.Silent: "s1", probe.OtherVersion: "s2", probe.NotServed: "s3", probe.Unheard: "s4",
+	} {
+		f.find(fault, server)
+	}
+	view, err := f.kernel.view()
+	f.must(err)
+	defer view.Close()
+	service := mustSnapshot(t, view).Services[0]
+	want := []Condition{ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard, ServerUnchecked, ServerUnchecked}
+	for i, server := range service.Servers {
+		if server.Condition != want[i] || !server.Probed {
+			t.Errorf("%s: %s, probed %v; want %s", server.Name, server.Condition, server.Probed, want[i])
+		}
+	}
+	if len(service.Ignored) != 2 {
+		t.Errorf("of four unfit servers, two of which are used, these causes are ignored: %v", service.Ignored)
+	}
+}

@@ -1,0 +1,61 @@
+package balancer
+
+import (
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// Whichever server answers a SYN, the answer counts for the server that was the first to be offered it.
+func TestAnswersCountForTheFirstOffered(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(config.SelectConsistent, 2))
+	for service, flow := range hunted {
+		t.Run(service, func(t *testing.T) {
+			f.t = t
+			row := f.row(flow, service)
+			kind := f.service(service).Encapsulation
+			answer := func(server string, flags packet.TCPFlags) {
+				f.run(signal(kind, f.locatorOf(service, server), flow, srv6.CreateStickiness, packet.Flags(flags)))
+			}
+			expect := func(when, server string, offered, answered uint64) {
+				t.Helper()
+				gotOffered, gotAnswered, err := f.kernel.offers(f.slot(service, server))
+				f.must(err)
+				if gotOffered != offered || gotAnswered != answered {
+					t.Errorf("%s: %d offers and %d answers, want %d and %d", when, gotOffered, gotAnswered, offered, answered)
+				}
+			}
+			f.run(flow.frame())
+			expect("a SYN", row[0], 1, 0)
+			answer(row[1], packet.SYN|packet.ACK)
+			expect("the second server takes it", row[0], 1, 1)
+			expect("the second server takes it", row[1], 0, 0)
+			answer(row[1], packet.ACK)
+			expect("not a SYN-ACK", row[0], 1, 1)
+
+			f.forgetFlows()
+			f.setHealth(service, row[0], false)
+			defer f.setHealth(service, row[0], true)
+			next := f.row(flow, service) // of the configuration; the table skips the failing server
+			f.run(flow.frame())
+			answer(next[1], packet.SYN|packet.ACK)
+			expect("the first one fails its checks", row[0], 1, 1)
+		})
+	}
+}
+
+// With random candidates nobody knows afterwards who was the first.
+func TestAnswersToRandomOffersDoNotCount(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(config.SelectRandom, 2))
+	row := f.row(web, "web")
+	f.run(signal(config.SRv6Encap, f.locatorOf("web", row[0]), web, srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK)))
+	for _, server := range f.service("web").Servers {
+		if _, answered, err := f.kernel.offers(f.slot("web", server.Name)); answered != 0 || err != nil {
+			t.Errorf("%s: %d answers, %v", server.Name, answered, err)
+		}
+	}
+}

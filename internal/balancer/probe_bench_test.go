@@ -1,0 +1,62 @@
+package balancer
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/probe"
+)
+
+// cpuTime is what this process has used, in user space and in the kernel.
+func cpuTime(t testing.TB) time.Duration {
+	t.Helper()
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// BenchmarkProbes is one second of probes to 10,000 servers that hunt, by XDP and by a packet socket. The
+// metric that counts is cpu-ms/op, what the process uses of a core in that second; answers, which XDP takes,
+// are not in it.
+func BenchmarkProbes(b *testing.B) {
+	const servers = 10000
+	all := make([]config.Server, servers)
+	one := uint32(1)
+	for i := range all {
+		locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 6: byte(i >> 8), 7: byte(i)})
+		all[i] = config.Server{Name: fmt.Sprint("s", i), Locator: netip.PrefixFrom(locator, 64), Weight: &one}
+	}
+	yes := true
+	svc := huntingOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, all...), config.SelectConsistent, 2)
+	svc.Probe, svc.Buckets = &yes, 65537
+	cfg := balancerOf(svc)
+	cfg.Node.Limits.Servers = servers
+	f := open(b, cfg)
+	f.leaveSharedNetwork()
+	for _, mode := range []datapath.Mode{datapath.Native, datapath.Generic} {
+		b.Run(string(mode), func(b *testing.B) {
+			f.t = b
+			w := &wire{kernel: f.kernel}
+			w.egress.Store(&egress{f.ifindex["out"], mode})
+			p := probe.New(w, 1, slog.New(slog.DiscardHandler))
+			p.Replace(f.services.probeTargets())
+			before := cpuTime(b)
+			f.must(f.ns.Do(func() error {
+				for range b.N {
+					p.Round(time.Now())
+				}
+				return nil
+			}))
+			b.ReportMetric(float64((cpuTime(b)-before).Microseconds())/1000/float64(b.N), "cpu-ms/op")
+		})
+	}
+}

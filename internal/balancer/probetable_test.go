@@ -1,0 +1,146 @@
+package balancer
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/probe"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// probeToken is of a probe to the server of slot 0.
+const probeToken = 0xabcdef0123450000
+
+// answerTo is the answer of an agent that serves the VIP.
+func (f *fixture) answerTo(token uint64) []byte {
+	return packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 1, 1)
+}
+
+// probeOf is the frame that asks a server's agent, as the reference implementation makes it.
+func (f *fixture) probeOf(svc *config.Service, server string, token uint64) []byte {
+	f.t.Helper()
+	label := uint32(token>>16) & 0xfffff
+	sender := f.cfg.Node.Locator.Addr()
+	frame := packet.Probe(sender, svc.VIP, token, packet.FlowLabel(label))
+	s := serverOfName(svc, server)
+	out, err := packet.Encapsulate(frame, packet.Encap{
+		Kind: svc.Encapsulation, FlowLabel: label, Sender: sender,
+		Segments: []netip.Addr{srv6.SID{Locator: s.Locator, Function: srv6.Probe}.Addr()},
+		Own:      f.macs[f.linkOf(server)], NextHop: hopMAC(target(&member{Server: *s})),
+	})
+	f.must(err)
+	return out
+}
+
+// A probe takes the way of data: the service's encapsulation, and the server's next hop.
+func TestProbeFrames(t *testing.T) {
+	t.Parallel()
+	var services []config.Service
+	for i, w := range ways {
+		if w.kind == config.SRv6Insert || w.kind == config.SRv6Encap {
+			services = append(services, w.serviceBy(uint8(i), config.TCP))
+		}
+	}
+	f := open(t, balancerOf(services...))
+	for i := range services {
+		svc := &services[i]
+		t.Run(svc.Name, func(t *testing.T) {
+			f.t = t
+			slot := f.slot(svc.Name, "s")
+			token := 0x123456789abc0000 | uint64(slot)
+			f.kernel.probes.set(slot, svc.VIP, svc.Encapsulation, token)
+			before := f.counters()
+			got, err := f.kernel.probes.frame(slot)
+			f.must(err)
+			if want := f.probeOf(svc, "s", token); !bytes.Equal(got, want) {
+				t.Errorf("got  %x\nwant %x", got, want)
+			}
+			if after := f.counters(); len(difference(before.servers, after.servers)) > 0 {
+				t.Error("a probe is counted as a packet of the server's")
+			}
+		})
+	}
+}
+
+// A server without a next hop, and one that the frame does not fit to, is not probed.
+func TestNoProbeWithoutWay(t *testing.T) {
+	t.Parallel()
+	f := open(t, balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, srv6Server("s1", 1, 1))))
+	slot := f.slot("web", "s1")
+	f.kernel.probes.set(slot, vip6, config.SRv6Insert, 1<<16|uint64(slot))
+	if frame, err := f.kernel.probes.frame(slot); frame == nil || err != nil {
+		t.Fatalf("a server with a next hop: %x, %v", frame, err)
+	}
+	f.via["s1"] = ""
+	f.route()
+	if frame, err := f.kernel.probes.frame(slot); frame != nil || err != nil {
+		t.Errorf("a server without a next hop: %x, %v", frame, err)
+	}
+}
+
+// Only the answer that has the token of the last probe is taken.
+func TestProbeAnswers(t *testing.T) {
+	t.Parallel()
+	f := open(t, balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert,
+		srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))))
+	slot, other := f.slot("web", "s1"), f.slot("web", "s2")
+	token := 0x123456789abc0000 | uint64(slot)
+	f.kernel.probes.set(slot, vip6, config.SRv6Insert, token)
+	answer := f.answerTo(token)
+	short := packet.Truncate(packet.SetByte(answer, ethernetLength+5, 15), len(answer)-1)
+	for _, c := range []struct {
+		name   string
+		frame  []byte
+		reason string
+	}{
+		{"none yet", nil, ""},
+		{"to another probe", f.answerTo(token + 1<<16), "drop_sender"},
+		{"for another server", f.answerTo(token&^0xffff | uint64(other)), "drop_sender"},
+		{"for a server that there is not", f.answerTo(token | 0xffff), "drop_sender"},
+		{"to no probe", f.answerTo(uint64(other)), "drop_sender"},
+		{"to the token 0", f.answerTo(0), "drop_sender"},
+		{"too short", short, "drop_signal"},
+		{"of another protocol", packet.SetByte(answer, ethernetLength+6, 50), "drop_signal"},
+		{"to another balancer", packet.FlipByte(answer, ethernetLength+24+7), "pass_not_vip"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f.t = t
+			if c.frame != nil {
+				f.check(refused(c.frame, c.reason, layer3(c.frame)), f.run(c.frame))
+			}
+			if _, ok := f.kernel.probes.answer(slot); ok {
+				t.Error("the server has answered")
+			}
+		})
+	}
+	f.t = t
+	f.check(refused(answer, "take_probe", layer3(answer)), f.run(answer))
+	if got, ok := f.kernel.probes.answer(slot); !ok || got != (probe.Answer{Version: 1, Serves: true}) {
+		t.Errorf("got %+v, %v", got, ok)
+	}
+	refusal := packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 0x102, 0xfffe)
+	f.check(refused(refusal, "take_probe", layer3(refusal)), f.run(refusal))
+	if got, ok := f.kernel.probes.answer(slot); !ok || got != (probe.Answer{Version: 0x102}) {
+		t.Errorf("got %+v, %v", got, ok)
+	}
+	f.kernel.probes.set(slot, vip6, config.SRv6Insert, token+1<<16)
+	if _, ok := f.kernel.probes.answer(slot); ok {
+		t.Error("the server has answered the next probe")
+	}
+	f.kernel.probes.forget(slot)
+	f.check(refused(answer, "drop_sender", layer3(answer)), f.run(answer))
+}
+
+// An edge takes no answers from outside.
+func TestProbeAnswersFromOutside(t *testing.T) {
+	t.Parallel()
+	f := open(t, outsideOf(balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))))
+	slot := f.slot("web", "s1")
+	token := 1<<16 | uint64(slot)
+	f.kernel.probes.set(slot, vip6, config.SRv6Encap, token)
+	answer := f.answerTo(token)
+	f.check(refused(answer, "drop_outside", layer3(answer)), f.run(answer))
+}

@@ -1,0 +1,328 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const version = 7
+
+// wire is a network of agents that answer as a test says.
+type wire struct {
+	mu        sync.Mutex
+	answers   map[uint32]*Answer // by slot; nil: no answer
+	tokens    map[uint32]uint64  // of the last probes
+	sent      map[uint32][]time.Time
+	offers    map[uint32][2]uint64 // offered, answered
+	forgotten []uint32
+	err       error // of Send
+}
+
+func newWire() *wire {
+	return &wire{
+		answers: map[uint32]*Answer{}, tokens: map[uint32]uint64{}, sent: map[uint32][]time.Time{},
+		offers: map[uint32][2]uint64{},
+	}
+}
+
+func (w *wire) Send(requests []Request) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil {
+		return w.err
+	}
+	for _, r := range requests {
+		w.sent[r.Target.Slot] = append(w.sent[r.Target.Slot], time.Now())
+		w.tokens[r.Target.Slot] = r.Token
+	}
+	return nil
+}
+
+func (w *wire) Answer(slot uint32) (Answer, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if a := w.answers[slot]; a != nil && w.tokens[slot] != 0 {
+		return *a, true
+	}
+	return Answer{}, false
+}
+
+func (w *wire) Offers(slot uint32) (offered, answered uint64, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.offers[slot][0], w.offers[slot][1], nil
+}
+
+func (w *wire) Forget(slot uint32) { w.forgotten = append(w.forgotten, slot) }
+
+// set has an agent answer from now on; nil: not at all.
+func (w *wire) set(slot uint32, answer *Answer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.answers[slot] = answer
+}
+
+func (w *wire) fail(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
+}
+
+// offer has a number of connections offered to a server, and some of them answered.
+func (w *wire) offer(slot uint32, offered, answered uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.offers[slot]
+	w.offers[slot] = [2]uint64{now[0] + offered, now[1] + answered}
+}
+
+var well = &Answer{Version: version, Serves: true}
+
+// simulate runs a prober in fake time.
+func simulate(t *testing.T, w *wire, test func(t *testing.T, p *Prober)) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(w, version, slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- p.Run(ctx) }()
+		time.Sleep(Interval / groups / 2) // so that the test and the prober never act at the same time
+		test(t, p)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func target(slot uint32) Target {
+	return Target{Service: "web", Server: fmt.Sprint("s", slot), Slot: slot, Offered: true}
+}
+
+// pass lets time go by, and returns the faults that were told meanwhile, the last of each server.
+func pass(p *Prober, d time.Duration) map[string]Fault {
+	time.Sleep(d) // fake time: exact, and over when all else waits
+	faults := map[string]Fault{}
+	for {
+		synctest.Wait()
+		select {
+		case results := <-p.Updates():
+			for _, r := range results {
+				faults[r.Server] = r.Fault
+			}
+		default:
+			return faults
+		}
+	}
+}
+
+// fault is what the prober holds of a server; to be called while it waits.
+func (p *Prober) fault(name string) Fault {
+	for _, s := range p.servers {
+		if s.target.Server == name {
+			return s.fault
+		}
+	}
+	return None
+}
+
+func expect(t *testing.T, when string, got, want map[string]Fault) {
+	t.Helper()
+	if !maps.Equal(got, want) {
+		t.Errorf("%s: got %v, want %v", when, got, want)
+	}
+}
+
+func TestProbes(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2] = well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
+		expect(t, "before three probes are missed", pass(p, 2*Interval), map[string]Fault{})
+		expect(t, "no answer from one", pass(p, 2*Interval), map[string]Fault{"s3": Silent})
+		w.set(1, nil)
+		w.set(3, well)
+		expect(t, "one goes, one comes", pass(p, 10*Interval), map[string]Fault{"s1": Silent, "s3": None})
+		w.set(2, &Answer{Version: version + 1, Serves: true})
+		expect(t, "another version", pass(p, Interval), map[string]Fault{"s2": OtherVersion})
+		w.set(2, &Answer{Version: version})
+		expect(t, "the VIP is gone", pass(p, Interval), map[string]Fault{"s2": NotServed})
+		w.set(2, well)
+		expect(t, "one good answer", pass(p, Interval), map[string]Fault{})
+		expect(t, "two good answers", pass(p, Interval), map[string]Fault{"s2": None})
+	})
+}
+
+// Lost probes that are not in a row show nothing.
+func TestLostProbes(t *testing.T) {
+	w := newWire()
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1)})
+		for i := range 30 {
+			w.set(1, nil)
+			if i%Fall == 0 {
+				w.set(1, well)
+			}
+			expect(t, fmt.Sprint("probe ", i), pass(p, Interval), map[string]Fault{})
+		}
+	})
+}
+
+// Every server is probed at its interval, and they take turns.
+func TestRhythm(t *testing.T) {
+	const servers = 100
+	w := newWire()
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		var targets []Target
+		for slot := range uint32(servers) {
+			w.answers[slot] = well
+			targets = append(targets, target(slot))
+		}
+		p.SetTargets(t.Context(), targets)
+		expect(t, "all are well", pass(p, 10*Interval), map[string]Fault{})
+		together := map[time.Time]int{}
+		for slot, times := range w.sent {
+			if len(times) < 9 {
+				t.Errorf("server %d was probed %d times", slot, len(times))
+			}
+			for i, at := range times {
+				together[at]++
+				if i > 0 && at.Sub(times[i-1]) != Interval {
+					t.Errorf("server %d: probe %d came %v after the one before", slot, i, at.Sub(times[i-1]))
+				}
+			}
+		}
+		if most := slices.Max(slices.Collect(maps.Values(together))); most != servers/groups {
+			t.Errorf("%d probes at a time, want %d", most, servers/groups)
+		}
+	})
+}
+
+// Targets that stay go on, others are forgotten, and the finding of an earlier process holds until
+// the server proves well.
+func TestTargetsChange(t *testing.T) {
+	w := newWire()
+	w.answers[2] = well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1)})
+		expect(t, "two misses", pass(p, 3*Interval-Interval/2), map[string]Fault{})
+		second := target(2)
+		second.Fault = Silent
+		p.SetTargets(t.Context(), []Target{target(1), second})
+		expect(t, "the third miss", pass(p, Interval+Interval/2), map[string]Fault{"s1": Silent})
+		expect(t, "the other's second answer", pass(p, 2*Interval), map[string]Fault{"s2": None})
+		p.SetTargets(t.Context(), []Target{second})
+		expect(t, "one target less", pass(p, 5*Interval), map[string]Fault{})
+		if !slices.Equal(w.forgotten, []uint32{1}) {
+			t.Errorf("forgotten: %v", w.forgotten)
+		}
+	})
+}
+
+// A probe that could not be sent shows nothing about its server.
+func TestSendFails(t *testing.T) {
+	w := newWire()
+	w.err = errors.New("no such device")
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1)})
+		expect(t, "nothing is sent", pass(p, 10*Interval), map[string]Fault{})
+		w.fail(nil)
+		expect(t, "sent, and no answer", pass(p, 5*Interval), map[string]Fault{"s1": Silent})
+	})
+}
+
+func TestOffersWithoutAnswers(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2], w.answers[3] = well, well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
+		pass(p, 2*Interval)
+		w.offer(1, 1000, 1000)
+		w.offer(2, UnansweredOffers, 0)
+		expect(t, "answers may be under way", pass(p, Interval), map[string]Fault{})
+		expect(t, "they did not come", pass(p, Interval), map[string]Fault{"s2": Unheard})
+		expect(t, "no offers, no proof", pass(p, firstTrial-2*Interval), map[string]Fault{})
+		expect(t, "another chance", pass(p, 3*Interval), map[string]Fault{"s2": None})
+		w.offer(2, UnansweredOffers, 0)
+		expect(t, "in vain", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
+		expect(t, "the next one is later", pass(p, firstTrial+3*Interval), map[string]Fault{})
+		expect(t, "but comes", pass(p, firstTrial), map[string]Fault{"s2": None})
+	})
+}
+
+// A server that takes half of what it is offered, and drops that, is found by those that it takes.
+func TestOffersThatAreRefusedHideNothing(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2] = well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2)})
+		pass(p, 2*Interval)
+		for range 10 {
+			w.offer(1, 20, 18) // a tenth of the SYNs or their answers is lost
+			w.offer(2, 20, 10)
+			pass(p, Interval)
+		}
+		if p.fault("s1") != None || p.fault("s2") != Unheard {
+			t.Errorf("s1: %v, s2: %v", p.fault("s1"), p.fault("s2"))
+		}
+	})
+}
+
+// Answers that come in the next interval, and bursts, show nothing.
+func TestLateAnswers(t *testing.T) {
+	w := newWire()
+	w.answers[1] = well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1)})
+		pass(p, 2*Interval)
+		for range 20 {
+			w.offer(1, 1000, 0)
+			expect(t, "a burst", pass(p, Interval), map[string]Fault{})
+			w.offer(1, 0, 1000)
+			expect(t, "its answers", pass(p, Interval), map[string]Fault{})
+			w.offer(1, 1000, 1000)
+			expect(t, "both", pass(p, Interval), map[string]Fault{})
+		}
+	})
+}
+
+// Where most servers leave offers unanswered none is to blame.
+func TestOverload(t *testing.T) {
+	w := newWire()
+	var targets []Target
+	for slot := range uint32(6) {
+		w.answers[slot] = well
+		targets = append(targets, target(slot))
+	}
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		for range 20 {
+			for slot := range uint32(6) {
+				w.offer(slot, 7, 2)
+			}
+			expect(t, "overload", pass(p, Interval), map[string]Fault{})
+		}
+	})
+}
+
+// Services whose first offers the data path cannot tell are not compared.
+func TestOffersAreNotCompared(t *testing.T) {
+	w := newWire()
+	w.answers[1] = well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		unlisted := target(1)
+		unlisted.Offered = false
+		p.SetTargets(t.Context(), []Target{unlisted})
+		pass(p, 2*Interval)
+		w.offer(1, 1000, 0)
+		expect(t, "random candidates", pass(p, 5*Interval), map[string]Fault{})
+	})
+}

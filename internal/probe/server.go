@@ -1,0 +1,93 @@
+package probe
+
+import "time"
+
+// server is what is known of a target.
+type server struct {
+	target Target
+	fault  Fault // as it was told
+	asked  bool  // a probe was sent
+
+	// From probes:
+	probed       Fault
+	misses, hits int // in a row
+
+	// From offers:
+	counted           bool   // the counters have been read before
+	offered, answered uint64 // as they were last read
+	pending           uint64 // unanswered at the last reading: the answers may be under way
+	score             float64
+	unheard           bool
+	trial             time.Duration
+	retry             time.Time // when an unheard server gets another chance
+}
+
+// newServer begins with what an earlier process has found.
+func newServer(t Target) *server {
+	s := &server{target: t, fault: t.Fault, trial: firstTrial}
+	if t.Fault == Unheard {
+		s.unheard, s.retry = true, time.Now().Add(firstTrial)
+	} else {
+		s.probed = t.Fault
+	}
+	return s
+}
+
+// noteProbe takes note of what a probe has shown. An agent's own word is believed at once; a probe
+// may be lost.
+func (s *server) noteProbe(found Fault) {
+	switch found {
+	case None:
+		s.misses = 0
+		s.hits++
+		if s.hits >= Rise {
+			s.probed = None
+		}
+	case Silent:
+		s.hits = 0
+		s.misses++
+		if s.misses >= Fall {
+			s.probed = Silent
+		}
+	default:
+		s.misses, s.hits = 0, 0
+		s.probed = found
+	}
+}
+
+// noteOffers takes note of the counters of offers and answers.
+//
+// The score is a cumulative sum (Page, "Continuous inspection schemes", 1954). It rises by one for
+// each offer without an answer, and falls by answerWorth for each with one. So it stays near zero
+// while more than three of four offers are answered, also if a tenth of all packets is lost. A server
+// that drops what it takes cannot hide behind the offers that it refuses and others take: by policy
+// `dynamic` a server refuses half.
+func (s *server) noteOffers(offered, answered uint64, now time.Time) {
+	newOffers, newAnswers := offered-s.offered, answered-s.answered
+	s.offered, s.answered = offered, answered
+	switch {
+	case !s.counted:
+		s.counted = true
+	case s.unheard:
+		if now.After(s.retry) {
+			s.unheard, s.score, s.pending = false, 0, 0
+		}
+	default:
+		late := newAnswers - min(newAnswers, newOffers)
+		lost := s.pending - min(s.pending, late)
+		s.pending = newOffers - min(newOffers, newAnswers)
+		s.score = max(0, s.score+float64(lost)-answerWorth*float64(newAnswers))
+	}
+}
+
+// suspect tells whether many offers are without an answer.
+func (s *server) suspect() bool { return s.unheard || s.score >= UnansweredOffers/2 }
+
+// mayGiveUp tells whether too many offers are without an answer.
+func (s *server) mayGiveUp() bool { return !s.unheard && s.score >= UnansweredOffers }
+
+// giveUp makes a server unheard for a time.
+func (s *server) giveUp(now time.Time) {
+	s.unheard, s.retry = true, now.Add(s.trial)
+	s.trial = min(2*s.trial, lastTrial)
+}

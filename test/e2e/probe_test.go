@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// probed are services whose servers' agents are probed: both placements, families and encapsulations.
+var probed = []string{"http6-insert", "http4-encap", "hunt6-insert", "hunt4-encap"}
+
+// conditions are those of a server in all services of a balancer, as status tells them.
+func conditions(t *testing.T, n *lab.Node, server string) map[string]balancer.Condition {
+	t.Helper()
+	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
+	must(t, err)
+	var s balancer.Snapshot
+	must(t, json.Unmarshal([]byte(out), &s))
+	all := map[string]balancer.Condition{}
+	for _, service := range s.Services {
+		for _, state := range service.Servers {
+			if state.Name == server {
+				all[service.Name] = state.Condition
+			}
+		}
+	}
+	return all
+}
+
+// awaitCondition waits until all balancers tell the condition of a server in some services.
+func awaitCondition(t *testing.T, l *lab.Lab, server string, want balancer.Condition, services ...string) {
+	t.Helper()
+	eventually(t, func() error {
+		for _, name := range nodes(l, lab.RoleBalancer) {
+			got := conditions(t, l.Node(name), server)
+			for _, service := range services {
+				if got[service] != want {
+					return fmt.Errorf("%s: %s is %s in %s, want %s", name, server, got[service], service, want)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// TestDetachedAgent takes the agent from a server that goes on running: its host, its application and
+// the way to it are well, and no connection would be served.
+func TestDetachedAgent(t *testing.T) {
+	l := up(t, topology(probed...))
+	c := newClient(l)
+	awaitCondition(t, l, "s3", balancer.ServerUnchecked, probed...)
+	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+
+	must(t, l.Process("s3", "agent").Stop())
+	must(t, c.spread(t.Context(), "s1", "s2", "s3")) // the data path goes on
+	command(t, l, "s3", segue, "agent", "detach", l.Node("s3").Instance())
+	awaitCondition(t, l, "s3", balancer.ServerSilent, probed...)
+	must(t, c.spread(t.Context(), "s1", "s2"))
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		eventually(t, func() error { // changes are gathered before they are logged
+			if log := readLog(t, l.Process(name, "lb")); !strings.Contains(log, "agents do not answer probes") {
+				return fmt.Errorf("%s does not log that agents are silent: %s", name, log)
+			}
+			return nil
+		})
+	}
+
+	must(t, l.Process("s3", "agent").Start(t.Context()))
+	awaitCondition(t, l, "s3", balancer.ServerUnchecked, probed...)
+	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+}
+
+// TestServerWithoutWayToBalancers takes from a server the routes to the balancers: it answers probes,
+// and takes connections, but its SYN-ACKs, which go by way of the balancers, are lost.
+func TestServerWithoutWayToBalancers(t *testing.T) {
+	l := up(t, topology("hunt6-insert", "hunt4-encap"))
+	c := newClient(l)
+	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		command(t, l, "s3", "ip", "-6", "route", "add", "unreachable", l.Node(name).Locator.String(), "metric", "1")
+	}
+	stop := attempts(t, l)
+	awaitCondition(t, l, "s3", balancer.ServerUnheard, "hunt6-insert", "hunt4-encap")
+	stop()
+	must(t, c.spread(t.Context(), "s1", "s2"))
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		command(t, l, "s3", "ip", "-6", "route", "del", "unreachable", l.Node(name).Locator.String(), "metric", "1")
+	}
+	awaitCondition(t, l, "s3", balancer.ServerUnchecked, "hunt6-insert", "hunt4-encap")
+	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
+}
+
+// attempts opens connections to every service, of which some may not come about soon, until the
+// function that it returns is called, or the test ends.
+func attempts(t *testing.T, l *lab.Lab) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var dials sync.WaitGroup
+	for _, s := range l.Topology.Services {
+		for range 20 {
+			dials.Go(func() {
+				for ctx.Err() == nil {
+					soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+					if conn, err := l.Node("client").Dial(soon, "tcp", s.Address().String()); err == nil {
+						_ = conn.Close()
+					}
+					<-soon.Done() // at a moderate rate
+					cancel()
+				}
+			})
+		}
+	}
+	stop = sync.OnceFunc(func() {
+		cancel()
+		dials.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
