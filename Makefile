@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 # Everything here runs on a machine with nothing installed: each target first installs what it needs
 # (scripts/setup.sh), into the system with apt and into .tools. `make help` lists the targets.
 
@@ -29,7 +31,7 @@ export BPF2GO_STRIP := $(CURDIR)/.tools/bin/llvm-strip
 export BPF2GO_CFLAGS := -mcpu=v3 -fno-strict-aliasing -Wall -Werror -I/usr/include/$(shell uname -m)-linux-gnu
 
 BPF := $(wildcard bpf/*.c bpf/*.h bpf/*/*.c)
-REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c)
+REPORTER := $(wildcard loadshm/*.h loadshm/example/c/*.c loadshm/testdata/*.c)
 GENERATORS := $(shell grep -rl --include='*.go' '^//go:generate' cmd internal)
 GENERATED := bin/.generated
 SCRIPTS := $(SETUP) .ci/run
@@ -64,7 +66,8 @@ fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)
 	bin/test-run fuzz $(FUZZTIME)
 
 .PHONY: lint
-lint: setup-lint generate ## check format and correctness of C, Go and shell
+lint: setup-lint generate ## check licence lines, format and correctness of C, Go and shell
+	go run ./test/spdx
 	clang-format-19 --dry-run -Werror $(BPF) $(REPORTER)
 	shellcheck $(SCRIPTS)
 	@unformatted=$$(gofmt -l cmd internal loadshm test) && \
@@ -73,7 +76,8 @@ lint: setup-lint generate ## check format and correctness of C, Go and shell
 	go tool staticcheck ./...
 
 .PHONY: format
-format: setup-lint ## format C and Go in place
+format: setup-lint ## format C and Go in place, and add licence lines
+	go run ./test/spdx -w
 	clang-format-19 -i $(BPF) $(REPORTER)
 	gofmt -w cmd internal loadshm test
 

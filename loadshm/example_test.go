@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package loadshm
 
 import (
@@ -19,7 +21,9 @@ const limit = time.Minute
 // The example programs, one in each language, report what they are busy with.
 func TestExamples(t *testing.T) {
 	for name, command := range map[string]func(*testing.T) *exec.Cmd{
-		"C": compileC, "Go": compileGo, "Python": python,
+		"C":      func(t *testing.T) *exec.Cmd { return compileC(t, "example/c/server.c") },
+		"Go":     compileGo,
+		"Python": func(t *testing.T) *exec.Cmd { return python(t, "example/python/server.py") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "load")
@@ -48,16 +52,17 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-func compileC(t *testing.T) *exec.Cmd {
+func compileC(t *testing.T, source string) *exec.Cmd {
+	t.Helper()
 	compiler, err := exec.LookPath("cc")
 	if err != nil {
 		if compiler, err = exec.LookPath("clang"); err != nil {
 			t.Skip("needs a C compiler, cc or clang")
 		}
 	}
-	program := filepath.Join(t.TempDir(), "server")
-	build(t, compiler, "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread", "-I.", "-o", program,
-		"example/c/server.c")
+	program := filepath.Join(t.TempDir(), "program")
+	build(t, compiler, "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread", "-I.",
+		"-o", program, source)
 	return exec.Command(program)
 }
 
@@ -74,12 +79,13 @@ func build(t *testing.T, name string, args ...string) {
 	}
 }
 
-func python(t *testing.T) *exec.Cmd {
+func python(t *testing.T, script string) *exec.Cmd {
+	t.Helper()
 	interpreter, err := exec.LookPath("python3")
 	if err != nil {
 		t.Skip("needs python3")
 	}
-	cmd := exec.Command(interpreter, "example/python/server.py")
+	cmd := exec.Command(interpreter, script)
 	cmd.Env = append(os.Environ(), "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1")
 	return cmd
 }
@@ -103,11 +109,27 @@ func start(t *testing.T, cmd *exec.Cmd) string {
 			t.Logf("%s said: %s", cmd.Path, complaints.String())
 		}
 	})
-	address, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatalf("%s: %v", cmd.Path, err)
+	return "http://" + firstLine(t, cmd.Path, out)
+}
+
+// firstLine waits for the first line that a program writes.
+func firstLine(t *testing.T, program string, out io.Reader) string {
+	t.Helper()
+	result := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(out).ReadString('\n')
+		result <- line
+	}()
+	select {
+	case line := <-result:
+		if !strings.HasSuffix(line, "\n") {
+			t.Fatalf("%s: the output ended in its first line, after %q", program, line)
+		}
+		return strings.TrimSpace(line)
+	case <-time.After(limit):
+		t.Fatalf("%s wrote no line within %v", program, limit)
+		return ""
 	}
-	return "http://" + strings.TrimSpace(address)
 }
 
 // upload is a request that lasts until it is finished.
@@ -146,8 +168,14 @@ func (u *upload) finish(t *testing.T) {
 		t.Error(err)
 	}
 	u.body.Close()
-	if reply, want := <-u.reply, fmt.Sprintf("%d bytes\n", uploadSize); reply != want {
-		t.Errorf("the server replied %q, want %q", reply, want)
+	want := fmt.Sprintf("%d bytes\n", uploadSize)
+	select {
+	case reply := <-u.reply:
+		if reply != want {
+			t.Errorf("the server replied %q, want %q", reply, want)
+		}
+	case <-time.After(limit):
+		t.Fatalf("the server did not reply within %v", limit)
 	}
 }
 

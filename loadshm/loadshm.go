@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package loadshm reports to a Segue agent how busy an application is, through a small file that both
 // map into memory. A report is a store to memory: no system call, no lock, no waiting, and nothing to
 // start first.
@@ -41,6 +43,7 @@ var magic = binary.NativeEndian.Uint64([]byte("segueshm"))
 type Reporter struct {
 	page []byte
 	word *atomic.Uint64
+	fd   int // keeps the lock on the slot
 }
 
 // Open maps the file, which it makes if there is none (mode 0660 less the umask), and takes a free slot.
@@ -54,7 +57,6 @@ func Open(path string, capacity uint32) (*Reporter, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What keeps the lock from here on is the mapping, which has its own hold on the open file.
 	defer f.Close()
 	page, err := mapForWriting(f)
 	if err != nil {
@@ -65,9 +67,26 @@ func Open(path string, capacity uint32) (*Reporter, error) {
 		_ = unix.Munmap(page)
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	r := &Reporter{page: page, word: word(page, headerSize+slot*slotSize)}
+	fd, err := keepOpen(f)
+	if err != nil {
+		_ = unix.Munmap(page)
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	r := &Reporter{page: page, word: word(page, headerSize+slot*slotSize), fd: fd}
 	r.Set(0, capacity)
 	return r, nil
+}
+
+// keepOpen returns a second descriptor of the open file, which is closed on exec and which the
+// garbage collector does not close. The file stays open, and the lock with it, as long as there is a
+// descriptor. A mapping alone is not enough: on overlayfs the kernel maps the file underneath
+// instead.
+func keepOpen(f *os.File) (int, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("duplicate the descriptor: %w", err)
+	}
+	return fd, nil
 }
 
 // mapForWriting also writes the header of a new file. Others may do so at the same time: it is the
@@ -155,7 +174,7 @@ func (r *Reporter) Set(busy, capacity uint32) {
 // Close gives the slot back.
 func (r *Reporter) Close() error {
 	r.Set(0, 0)
-	return unix.Munmap(r.page)
+	return errors.Join(unix.Munmap(r.page), unix.Close(r.fd))
 }
 
 // ErrNobody is what Read returns of a file to which no living process reports.

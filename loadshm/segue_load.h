@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reports to a Segue agent how busy this process is, through a small file that both map into memory. A
  * report is one atomic operation on memory: no system call, no lock, no waiting. The layout of the file
@@ -9,9 +10,12 @@
  *	segue_load_end(&load);                                   after it
  *	segue_load_close(&load);
  *
- * C99 or C++ with GCC or Clang, on 64-bit Linux. Threads may share a struct segue_load. A process that
- * is forked shares its parent's slot, and is counted with it; to be counted, and to die, on its own it
- * opens the file itself, after the fork.
+ * C99 or C++ with GCC or Clang, on 64-bit Linux. Threads may share a struct segue_load. A process
+ * that is forked shares its parent's slot, and is counted with it, until it closes the slot, executes
+ * another program or ends. To be counted on its own it closes that slot and opens the file again.
+ *
+ * A descriptor stays open for as long as the slot is taken: a process that closes all descriptors,
+ * as daemons do when they start, must do so before it opens the file.
  */
 #ifndef SEGUE_LOAD_H
 #define SEGUE_LOAD_H
@@ -22,6 +26,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #ifndef F_OFD_SETLK
@@ -43,6 +48,8 @@ struct segue_load_file {
 struct segue_load {
 	struct segue_load_file *file;
 	uint64_t *word;
+	int fd;	   /* keeps the lock on the slot */
+	pid_t pid; /* who took the slot */
 };
 
 /* Replaces both numbers at once. capacity is at least 1; with 0 this process is left out. */
@@ -105,6 +112,18 @@ static inline int segue_load_take(int fd, struct segue_load_file *file)
 }
 
 /*
+ * Returns a second descriptor of the open file. The file stays open, and the lock with it, as long as
+ * there is a descriptor. A mapping alone is not enough: on overlayfs the kernel maps the file
+ * underneath instead. Numbers below 3 are left for the standard streams.
+ */
+static inline int segue_load_keep_open(int fd)
+{
+	int kept = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+
+	return kept < 0 ? -errno : kept;
+}
+
+/*
  * Maps the file, which it makes if there is none, and takes a slot. capacity is how many requests this
  * process serves at a time when it is full, at least 1. Returns 0 or a negative errno: -EINVAL for a file
  * of another kind or a capacity of 0, -ENOSPC where all slots are taken.
@@ -113,7 +132,7 @@ static inline int segue_load_open(struct segue_load *load, const char *path, uin
 {
 	struct segue_load_file *file = NULL;
 	struct stat st;
-	int fd, err = 0, slot = 0;
+	int fd, kept = -1, err = 0, slot = 0;
 	void *page;
 
 	if (capacity == 0)
@@ -138,7 +157,11 @@ static inline int segue_load_open(struct segue_load *load, const char *path, uin
 		slot = segue_load_take(fd, file);
 		err = slot < 0 ? slot : 0;
 	}
-	close(fd); /* the mapping keeps the lock */
+	if (err == 0) {
+		kept = segue_load_keep_open(fd);
+		err = kept < 0 ? kept : 0;
+	}
+	close(fd);
 	if (err != 0) {
 		if (file != NULL)
 			munmap(file, SEGUE_LOAD_FILE_SIZE);
@@ -146,15 +169,19 @@ static inline int segue_load_open(struct segue_load *load, const char *path, uin
 	}
 	load->file = file;
 	load->word = &file->slots[slot];
+	load->fd = kept;
+	load->pid = getpid();
 	segue_load_set(load, 0, capacity);
 	return 0;
 }
 
-/* Gives the slot back. Not for a forked process that shares its parent's. */
+/* Gives the slot back. A forked process that shares its parent's slot leaves it to the parent. */
 static inline void segue_load_close(struct segue_load *load)
 {
-	segue_load_set(load, 0, 0);
+	if (getpid() == load->pid)
+		segue_load_set(load, 0, 0);
 	munmap(load->file, SEGUE_LOAD_FILE_SIZE);
+	close(load->fd);
 }
 
 #endif

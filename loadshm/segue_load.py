@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Reports to a Segue agent how busy this process is, through a small file that both map into memory.
 
 A report is a store to memory: no system call and no waiting. The layout of the file is described in
@@ -7,7 +9,12 @@ docs/load-sources.md. Python 3.9 or later, on 64-bit Linux.
     with load:          # around each request
         ...
 
-Threads may share a Reporter. A process that is forked must make its own: a Reporter counts one process.
+Threads may share a Reporter. A Reporter counts one process. A process that is forked closes the
+Reporter of its parent, and makes its own. Until it closes its parent's, executes another program or
+ends, the parent's slot stays taken, even when the parent has died.
+
+A Reporter holds a file descriptor: a process that closes all descriptors, as daemons do when they
+start, must do so before it makes one.
 """
 
 import errno
@@ -43,7 +50,8 @@ class Reporter:
                 os.ftruncate(fd, _FILE_SIZE)
             elif size != _FILE_SIZE:
                 raise ValueError(f"{path}: size is {size} bytes, not {_FILE_SIZE}")
-            # The mapping keeps the lock: it has its own hold on the open file.
+            # The mmap object keeps a duplicate of the descriptor, and that keeps the lock. A mapping
+            # alone would not: on overlayfs the kernel maps the file underneath instead.
             self._page = mmap.mmap(fd, _FILE_SIZE)
             # As 64-bit items: storing one is a single store, which no reader sees half of.
             self._words = memoryview(self._page).cast("Q")
@@ -51,6 +59,7 @@ class Reporter:
             slot = self._take(fd, path)
         finally:
             os.close(fd)
+        self._pid = os.getpid()
         self._slot = _HEADER_SIZE // _SLOT_SIZE + slot
         self._mutex = threading.Lock()
         self.set(0, capacity)
@@ -101,8 +110,9 @@ class Reporter:
         self._words[self._slot] = self._capacity << 32 | self._busy
 
     def close(self):
-        """Gives the slot back."""
-        self.set(0, 0)
+        """Gives the slot back. A forked process leaves the slot of its parent to the parent."""
+        if os.getpid() == self._pid:
+            self.set(0, 0)
         self._words.release()
         self._page.close()
 

@@ -1,4 +1,6 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+
 # Installs what building, demonstrating, testing or linting needs and this machine lacks, and links
 # the chosen tools into .tools/bin, where the Makefile looks first.
 #

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command segue is a load-aware layer-4 load balancer for Linux.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package accept holds the policies by which a server takes a connection that it is offered or passes
 // it on: those of "6LB: Scalable and Application-Aware Load Balancing with Segment Routing", section
 // II-B, and Least; and with Spare what a balancer makes of servers' answers. The agent's data path has

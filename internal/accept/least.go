@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package accept
 
 // Answer is what a candidate does with a connection that travels along a list of candidates.

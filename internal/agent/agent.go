@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package agent is the control plane of `segue agent`: it loads the data path of a server, makes it
 // follow the configuration and the interface, and reads back what it does.
 package agent

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 //go:generate go tool bpf2go -target bpfel -type accept_policy -type load_source -type agent_flow_state -type socket_kind -type socket_query agent ../../bpf/agent.bpf.c -- -I../../bpf

@@ -1,18 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // Programs that may not read the kernel's memory do not try, and are programs all the same.
 func TestLockedDown(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading programs needs root")
-	}
+	needs.Agent(t)
 	spec, err := loadAgent()
 	if err != nil {
 		t.Fatal(err)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -22,6 +24,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -50,6 +53,9 @@ type network struct {
 }
 
 func newNetwork(t *testing.T, servers int) *network {
+	t.Helper()
+	needs.Agent(t)
+	needs.TUN(t)
 	n := &network{t: t, client: testnet.New(t), router: testnet.New(t)}
 	testnet.Connect(t, n.client, "eth0", testnet.Prefixes("fd00:c::2/64", "10.0.0.2/24"),
 		n.router, "client", testnet.Prefixes("fd00:c::1/64", "10.0.0.1/24"))

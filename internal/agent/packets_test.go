@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -21,6 +23,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
@@ -79,9 +82,7 @@ func testKernel(t testing.TB) *kernel {
 
 func testKernelOf(t testing.TB, cfg *config.Agent) *kernel {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("loading programs needs root")
-	}
+	needs.Agent(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-packets", os.Getpid())
 	k, err := openKernel(&cfg.Node, slog.New(slog.DiscardHandler))
 	if err != nil {

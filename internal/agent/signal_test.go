@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -18,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -309,6 +312,7 @@ func (h *hunting) take(frame []byte) error {
 // TestHunt has real connections offered to real servers: those of the first are refused, and all go on to
 // the second. Half way the balancer forgets everything, as when others' flows come to it.
 func TestHunt(t *testing.T) {
+	needs.Cgroup2(t)
 	for _, c := range []struct {
 		kind config.Encapsulation
 		vip  netip.Addr

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -14,6 +16,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -28,9 +31,7 @@ type stage struct {
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
+	needs.TUN(t)
 	s := &stage{t: t, ns: testnet.New(t)}
 	s.do(func() (err error) {
 		if s.tun, err = openTUN("clients"); err != nil {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -12,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/loadshm"
 )
 
@@ -99,6 +102,7 @@ func TestReportedLoad(t *testing.T) {
 
 // TestRestartKeepsConnections: another process goes on with what the one before has learned of connections.
 func TestRestartKeepsConnections(t *testing.T) {
+	needs.Cgroup2(t)
 	n := newNetwork(t, 1)
 	epsilon, initial := 0.1, uint32(5)
 	cfg := n.config(1, config.SRv6Insert, vip6.Addr())

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package balancer is the control plane of `segue lb`: it loads the data path,
 // makes it follow the configuration, the routes and the servers' health, and
 // reads back what it does.

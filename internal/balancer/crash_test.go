@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package balancer
 
 import (
@@ -23,6 +25,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -117,6 +120,8 @@ type crashSite struct {
 }
 
 func newCrashSite(t *testing.T, inside [2]string) *crashSite {
+	t.Helper()
+	needs.BPF(t)
 	s := &crashSite{t: t, ns: testnet.New(t), inside: inside, instance: fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1)), fresh: 20000}
 	router := testnet.New(t)
 	testnet.Connect(t, s.ns, "eth0", testnet.Prefixes("fd00:a::1/64"),

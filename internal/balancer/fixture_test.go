@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package balancer
 
 import (
@@ -17,6 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/tables"
@@ -74,9 +77,8 @@ const standstill = 63
 // openAt is open with a flow clock of its own.
 func openAt(t testing.TB, cfg *config.Balancer, clock *flowClock) *fixture {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.Namespaces(t)
+	needs.BPF(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
 	t.Cleanup(func() {
 		if err := Detach(cfg.Node.Instance); err != nil {

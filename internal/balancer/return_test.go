@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package balancer
 
 import (
@@ -20,6 +22,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -54,6 +57,7 @@ var tcWays = map[string]func(link.TCXOptions) (link.Link, error){
 // newFabric starts a balancer on one interface or two.
 func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
 	t.Helper()
+	needs.BPF(t)
 	n := &fabric{
 		t: t, near: testnet.New(t), routers: map[string]*router{}, cfg: hunting(config.SelectConsistent, 2), attachTCX: tcWays[way],
 	}

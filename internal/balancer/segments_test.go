@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package balancer
 
 //go:generate go tool bpf2go -target bpfel segments ../../bpf/test/segments.bpf.c -- -I../../bpf
@@ -5,7 +7,6 @@ package balancer
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -23,9 +25,7 @@ const maxSegments = 8
 // bytes for two servers.
 func TestSegmentLists(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.BPF(t)
 	var objects struct {
 		segmentsObjects
 		Directory *ebpf.Map `ebpf:"directory"`

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package balancer
 
 //go:generate go tool bpf2go -target bpfel siphash ../../bpf/test/siphash.bpf.c -- -I../../bpf
@@ -6,10 +8,11 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	dchest "github.com/dchest/siphash"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // sipVectors are those that the authors of SipHash published with their implementation (vectors_sip64), for
@@ -45,9 +48,7 @@ func (w sipWords) hash(t *testing.T, objects *siphashObjects) (hashes [8]uint64)
 // random messages the same.
 func TestSipHash(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.BPF(t)
 	var objects siphashObjects
 	if err := loadSiphashObjects(&objects, nil); err != nil {
 		t.Fatalf("%+v", err)

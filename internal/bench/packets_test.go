@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
@@ -9,13 +11,12 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // Every case comes to the verdict that it is to measure, for each number of flows.
 func TestMeasurePackets(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.Agent(t)
 	o := PacketOptions{Flows: []uint32{1, 500}, Rounds: 1, Packets: 2000, Room: 1024}
 	times, err := MeasurePackets(t.Context(), o)
 	if err != nil {
@@ -51,9 +52,7 @@ func TestMeasurePackets(t *testing.T) {
 
 // What is not chosen is not built; null and floor are measured anyway.
 func TestChosenCases(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.Agent(t)
 	o := PacketOptions{Flows: []uint32{1}, Rounds: 1, Packets: 100, Room: 1, Case: regexp.MustCompile("^vip-miss$")}
 	times, err := MeasurePackets(t.Context(), o)
 	if err != nil {
@@ -70,9 +69,7 @@ func TestChosenCases(t *testing.T) {
 
 // A packet that comes to another verdict is an error, and not a measurement.
 func TestUnexpectedVerdict(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.Agent(t)
 	h, err := newHost()
 	if err != nil {
 		t.Fatal(err)
@@ -90,9 +87,7 @@ func TestUnexpectedVerdict(t *testing.T) {
 
 // Known flows were confirmed, new ones were not.
 func TestFill(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.Agent(t)
 	h, err := newHost()
 	if err != nil {
 		t.Fatal(err)
@@ -121,9 +116,7 @@ func TestFill(t *testing.T) {
 }
 
 func TestMeasureMemory(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.Agent(t)
 	all, err := MeasureMemory(t.Context(), []uint32{100_000}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -1,15 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
-	"os"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // Every size is measured; to swap a table takes the time to build it and more.
 func TestTables(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("loading BPF programs needs root")
-	}
+	needs.BPF(t)
 	times, err := MeasureTables(t.Context(), TableSizes, 5, nil)
 	if err != nil {
 		t.Fatal(err)

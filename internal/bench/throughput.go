@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 //go:generate go tool bpf2go -target bpfel throughput ../../bpf/bench/throughput.bpf.c -- -I../../bpf

@@ -1,18 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package bench
 
 import (
 	"math"
-	"os"
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // Every way carries packets, on one core and on two.
 func TestThroughput(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
+	needs.Namespaces(t)
+	needs.BPF(t)
 	cores := []int{1, 2}[:min(2, runtime.NumCPU())]
 	results, err := MeasureThroughput(t.Context(), ThroughputOptions{
 		Cores: cores, Duration: 100 * time.Millisecond, Rounds: 1,

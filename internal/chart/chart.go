@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package chart draws lines, steps and bars as SVG, and writes the same numbers as CSV. It is as much
 // of a chart library as the papers' figures need: one file of text that any browser shows, in colours
 // that the colour-blind can tell apart, with markers and dashes for print in black and white.

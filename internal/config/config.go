@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package config holds the configuration files of the balancer and the agent:
 // their schema, how they are read, and every rule that they must satisfy before
 // anything on the machine is touched.

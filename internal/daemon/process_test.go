@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package daemon
 
 import (
@@ -5,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/segue-lb/segue/internal/overlaytest"
 )
 
 // A lock's holder is found while it holds the lock, and does so since it took it.
@@ -37,4 +41,13 @@ func TestFindHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	none("afterwards")
+}
+
+func TestMain(m *testing.M) {
+	overlaytest.Enter()
+	os.Exit(m.Run())
+}
+
+func TestFindHolderOnOverlayfs(t *testing.T) {
+	overlaytest.Rerun(t, "TestFindHolder")
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package datapath attaches BPF programs to interfaces and pins them with their
 // maps, so that they outlive the process that loaded them: a restart finds them
 // again and swaps the program without losing a packet.

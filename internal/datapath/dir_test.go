@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package datapath
 
 import (
@@ -9,13 +11,13 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("pins need root")
-	}
+	needs.BPF(t)
 }
 
 // TestNamesStayInside has names that lead out of the directory of the pins.

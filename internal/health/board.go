@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package health
 
 // name is what a reader knows a target by.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package health checks servers actively: it connects to each at its interval,
 // and tells when one has stopped answering or answers again.
 package health

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package health
 
 import (
@@ -402,9 +404,19 @@ func TestRealServers(t *testing.T) {
 	web.Server, queue.Server, refused.Server = "web", "late", "refused"
 	queue.Timeout, queue.Interval = brief, brief
 	c.SetTargets(ctx, []Target{web, queue, refused})
+	next := func(what string) Result {
+		t.Helper()
+		select {
+		case r := <-c.Updates():
+			return r
+		case <-time.After(time.Minute):
+			t.Fatalf("waited a minute for a result %s", what)
+			return Result{}
+		}
+	}
 	got := map[string]Result{}
 	for len(got) < 3 {
-		r := <-c.Updates()
+		r := next("of each server")
 		got[r.Server] = r
 	}
 	for _, want := range []Result{
@@ -419,7 +431,7 @@ func TestRealServers(t *testing.T) {
 
 	<-broken
 	broken <- false
-	if r := <-c.Updates(); r.Server != "web" || !r.Healthy {
+	if r := next("after the repair"); r.Server != "web" || !r.Healthy {
 		t.Errorf("after the repair: %+v", r)
 	}
 	go func() {
@@ -427,7 +439,7 @@ func TestRealServers(t *testing.T) {
 			_, _ = io.WriteString(w, "ok")
 		}))
 	}()
-	if r := <-c.Updates(); r.Server != "late" || !r.Healthy {
+	if r := next("after the first accept"); r.Server != "late" || !r.Healthy {
 		t.Errorf("after the first accept: %+v", r)
 	}
 	cancel()

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package infer
 
 // Filter is a Kalman filter of a value that is taken to stay as it is, from noisy measurements of it

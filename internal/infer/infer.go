@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package infer holds what lets a balancer choose a server for a flow by what it sees itself, without
 // asking anyone: "HLB: Toward Load-Aware Load Balancing" (Yao et al., IEEE/ACM Transactions on
 // Networking, 2022), and territories, by which several balancers that cannot talk keep out of each

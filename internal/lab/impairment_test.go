@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package lab
 
 import (
@@ -16,6 +18,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // arrivals are what came of a stream of numbered datagrams.
@@ -37,7 +41,19 @@ func stream(t *testing.T, l *Lab, server string, n uint64, settle func()) arriva
 	t.Logf("%.0f datagrams a second", float64(n)/time.Since(start).Seconds())
 	settle()
 	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
-	return <-result
+	return await(t, "the end of the stream to "+server, result)
+}
+
+// await returns the next value of a channel.
+func await[T any](t *testing.T, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case value := <-from:
+		return value
+	case <-time.After(time.Minute):
+		t.Fatalf("waited a minute for %s", what)
+		return *new(T)
+	}
 }
 
 // streamTo makes a connection from the client to a server's own address, and returns what becomes of the
@@ -144,6 +160,9 @@ func onOneCPU(t *testing.T, f func() error) {
 // is sent in the next second waits, or is lost, before it meets the fabric.
 func impair(t *testing.T, l *Lab, i Impairment) {
 	t.Helper()
+	if i.Reorder.some() {
+		needs.TUN(t)
+	}
 	if err := l.Impair(t.Context(), Impairment{}); err != nil {
 		t.Fatal(err)
 	}
@@ -247,6 +266,7 @@ func TestKeptBackPacketsAreNotLost(t *testing.T) {
 
 // TestImpairmentsChangeWithoutLoss has impairments that lose nothing come and go under traffic.
 func TestImpairmentsChangeWithoutLoss(t *testing.T) {
+	needs.TUN(t)
 	const changes = 40
 	l := up(t, bareTopology())
 	stream(t, l, "s1", 1, func() {}) // a host that looks for a neighbour queues few packets
@@ -279,9 +299,9 @@ func TestImpairmentsChangeWithoutLoss(t *testing.T) {
 		}
 	}
 	close(done)
-	n := <-sent
+	n := await(t, "the sender", sent)
 	onOneCPU(t, func() error { return sendNumbers(sender, endOfStream, 1) })
-	got := <-result
+	got := await(t, "the end of the stream", result)
 	t.Logf("sent: %d; arrived: %+v", n, got)
 	if got.distinct != n || got.copies != 0 {
 		t.Errorf("%d datagrams are missing, %d came twice", n-got.distinct, got.copies)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lab builds a whole data centre in network namespaces on one machine: a client, an edge
 // router that spreads packets over the balancers by ECMP, balancers, and servers that run nginx or Apache,
 // joined at layer 2. `segue lab` shows it to people; end-to-end tests use the package.

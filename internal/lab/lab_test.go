@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package lab
 
 import (
@@ -26,6 +28,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // TestMain lets the test binary stand in for segue, which labs start on their nodes.
@@ -79,14 +83,17 @@ func bareTopology() Topology {
 }
 
 func needRoot(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
+	t.Helper()
+	needs.Namespaces(t)
+	needs.BPF(t)
 }
 
 // up builds a lab for the time of a test.
 func up(t *testing.T, topology Topology) *Lab {
 	needRoot(t)
+	if topology.Impair.Reorder.some() {
+		needs.TUN(t)
+	}
 	l, err := Up(t.Context(), topology, Options{Progress: func(text string) { t.Log(text) }})
 	if err != nil {
 		t.Fatal(err)
@@ -324,7 +331,7 @@ func TestECMP(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				counts[<-served]++
+				counts[await(t, "a balancer to accept", served)]++
 				conn.Close()
 			}
 			return counts
@@ -355,6 +362,9 @@ func assignVIP(t *testing.T, n *Node, vip netip.Addr) {
 	err := n.netlink(func(h *netlink.Handle) error {
 		return addInterface(h, "lo", netip.PrefixFrom(vip, vip.BitLen()))
 	})
+	if err == nil {
+		err = n.awaitNetwork(t.Context())
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

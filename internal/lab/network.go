@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package lab
 
 import (
@@ -41,7 +43,7 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 	if err := l.SetNextHops(l.balancers()...); err != nil {
 		return err
 	}
-	return l.awaitLinks(ctx)
+	return l.awaitNetwork(ctx)
 }
 
 // resolvable is how many neighbours the kernel may be left to find by itself. All namespaces together may
@@ -89,43 +91,79 @@ func (l *Lab) introduceServers() error {
 	return nil
 }
 
-// awaitLinks returns when all links are up. The kernel takes up to a second to notice, and drops what
-// is sent before.
-func (l *Lab) awaitLinks(ctx context.Context) error {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
+func (l *Lab) awaitNetwork(ctx context.Context) error {
 	for _, n := range l.Nodes {
-		for {
-			up, err := n.linksUp()
-			if err != nil {
-				return err
-			}
-			if up {
-				break
-			}
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-tick.C:
-			}
+		if err := n.awaitNetwork(ctx); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-func (n *Node) linksUp() (up bool, err error) {
-	err = n.netlink(func(h *netlink.Handle) error {
-		links, err := h.LinkList()
-		if err != nil {
-			return fmt.Errorf("%s: list links: %w", n.Name, err)
+// awaitNetwork returns when all links are up and all addresses take packets. The kernel takes up to a
+// second to notice that a link is up, and drops what is sent before. It adds the local route of an
+// IPv6 address some time after the address, and answers until then that there is no route.
+func (n *Node) awaitNetwork(ctx context.Context) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ready, err := n.networkReady(); err != nil || ready {
+			return err
 		}
-		up = !slices.ContainsFunc(links, func(link netlink.Link) bool {
-			_, ours := link.(*netlink.Veth) // some kernels put tunnel devices into every namespace
-			return ours && link.Attrs().OperState != netlink.OperUp
-		})
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+func (n *Node) networkReady() (ready bool, err error) {
+	err = n.netlink(func(h *netlink.Handle) (err error) {
+		if ready, err = linksUp(h); err == nil && ready {
+			ready, err = addressesLocal(h)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
 		return nil
 	})
-	return up, err
+	return ready, err
+}
+
+func linksUp(h *netlink.Handle) (bool, error) {
+	links, err := h.LinkList()
+	if err != nil {
+		return false, fmt.Errorf("list links: %w", err)
+	}
+	return !slices.ContainsFunc(links, func(link netlink.Link) bool {
+		_, ours := link.(*netlink.Veth) // some kernels put tunnel devices into every namespace
+		return ours && link.Attrs().OperState != netlink.OperUp
+	}), nil
+}
+
+// addressesLocal tells whether the kernel takes packets to each IPv6 address for its own.
+func addressesLocal(h *netlink.Handle) (bool, error) {
+	addresses, err := h.AddrList(nil, netlink.FAMILY_V6)
+	if err != nil {
+		return false, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, address := range addresses {
+		if address.IP.IsLinkLocalUnicast() { // the kernel's own
+			continue
+		}
+		routes, err := h.RouteGet(address.IP)
+		if errors.Is(err, unix.ENETUNREACH) {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("route to %s: %w", address.IP, err)
+		}
+		if routes[0].Type != unix.RTN_LOCAL {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // netlink runs f with a netlink handle of the node.

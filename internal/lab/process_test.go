@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package lab
 
 import (
@@ -46,7 +48,7 @@ func TestPidFileEndsItsProcess(t *testing.T) {
 	if err := file.end(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	<-ended
+	await(t, "the end of the process", ended)
 	if _, err := os.Stat(string(file)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the PID file is still there: %v", err)
 	}

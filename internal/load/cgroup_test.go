@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package load
 
 import (
@@ -14,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // group is a fake control group.
@@ -235,23 +239,17 @@ func TestCgroupOfTheKernel(t *testing.T) {
 
 // realGroup makes a control group where this machine has version 2.
 func realGroup(t testing.TB) string {
-	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-		if !isCgroup2(root) {
-			continue
-		}
-		path, err := os.MkdirTemp(root, "segue-test-")
-		if err != nil {
-			t.Skipf("cannot make a control group: %v", err)
-		}
-		t.Cleanup(func() {
-			if err := os.Remove(path); err != nil {
-				t.Error(err)
-			}
-		})
-		return path
+	t.Helper()
+	path, err := os.MkdirTemp(needs.Cgroup2(t), "segue-test-")
+	if err != nil {
+		t.Skipf("cannot make a control group: %v", err)
 	}
-	t.Skip("this machine mounts no control groups of version 2")
-	return ""
+	t.Cleanup(func() {
+		if err := os.Remove(path); err != nil {
+			t.Error(err)
+		}
+	})
+	return path
 }
 
 func BenchmarkCgroup(b *testing.B) {

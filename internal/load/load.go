@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package load tells how busy the application of a service is on this server: it reads what the
 // application, its web server or the kernel says, without asking any of them.
 //

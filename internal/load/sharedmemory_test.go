@@ -1,13 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package load
 
 import (
-	"context"
 	"errors"
-	"log/slog"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/segue-lb/segue/loadshm"
 )
@@ -17,13 +16,9 @@ import (
 func TestSharedMemoryIsWatched(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	synctest.Test(t, func(t *testing.T) {
-		reports := make(chan State, 1000)
-		w := NewWatcher(NewSharedMemory(path), SharedMemoryInterval, time.Second, slog.New(slog.DiscardHandler),
-			func(s State) { reports <- s })
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		go w.Run(ctx)
-		synctest.Wait()
+		w := startWatch(t, NewSharedMemory(path))
+		defer w.stop()
+		w.pass(0)
 		if s := w.State(); !s.Stale || s.Err == nil {
 			t.Errorf("before the application has started: %+v", s)
 		}
@@ -32,18 +27,16 @@ func TestSharedMemoryIsWatched(t *testing.T) {
 			t.Fatal(err)
 		}
 		app.Begin()
-		time.Sleep(SharedMemoryInterval)
-		synctest.Wait()
-		if s := <-reports; s.Stale || s.Load != (Load{1, 4}) {
-			t.Errorf("of a busy application: %+v", s)
+		got := w.pass(testInterval)
+		if len(got) != 1 || got[0].Stale || got[0].Load != (Load{1, 4}) {
+			t.Errorf("reports of a busy application: %+v; the state is %+v", got, w.State())
 		}
 		if err := app.Close(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if s := <-reports; !s.Stale || !errors.Is(s.Err, loadshm.ErrNobody) {
-			t.Errorf("of one that has ended: %+v", s)
+		got = w.pass(testStaleAfter)
+		if len(got) != 1 || !got[0].Stale || !errors.Is(got[0].Err, loadshm.ErrNobody) {
+			t.Errorf("reports of one that has ended: %+v; the state is %+v", got, w.State())
 		}
 	})
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package load
 
 import (
@@ -72,10 +74,10 @@ const (
 	testStaleAfter = time.Second
 )
 
-func startWatch(t *testing.T, f *fake) *watch {
+func startWatch(t *testing.T, source Source) *watch {
 	w := &watch{}
 	log := slog.New(slog.NewTextHandler(&w.log, nil))
-	w.Watcher = NewWatcher(f, testInterval, testStaleAfter, log, w.report)
+	w.Watcher = NewWatcher(source, testInterval, testStaleAfter, log, w.report)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package loadgen
 
 //go:generate go tool bpf2go -target bpfel loadgen ../../bpf/loadgen.bpf.c -- -I../../bpf

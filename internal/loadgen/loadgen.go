@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package loadgen sends packets of many flows, as fast as the kernel can: a BPF program writes each
 // frame, and the kernel sends it straight from its page (BPF_PROG_TEST_RUN with
 // BPF_F_TEST_XDP_LIVE_FRAMES, since Linux 5.18; Documentation/bpf/bpf_prog_run.rst).

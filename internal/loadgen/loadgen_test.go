@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package loadgen
 
 import (
@@ -15,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -29,6 +32,8 @@ type cable struct {
 }
 
 func newCable(t testing.TB) *cable {
+	t.Helper()
+	needs.BPF(t)
 	c := &cable{t: t, near: testnet.New(t), far: testnet.New(t)}
 	testnet.Connect(t, c.near, "near", nil, c.far, "far", nil)
 	c.nearIndex, c.nearMAC = c.describe(c.near, "near")

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package model computes what queueing theory says of load balancing, without simulation: section V of
 // "6LB: Scalable and Application-Aware Load Balancing with Segment Routing", for servers in so large a
 // number that a random one tells of all, and the Markov chain of two servers in section III of "HLB:

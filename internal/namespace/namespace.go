@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package namespace makes network namespaces without names, and joins them by virtual cables: networks
 // that nobody else sees, and that go with whoever made them.
 package namespace

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nexthop keeps track of how the kernel would reach a set of addresses:
 // by which interface and to which MAC address. The data path sends packets past
 // the kernel's own routing, so somebody must follow its routes, neighbours and

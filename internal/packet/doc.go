@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package packet builds, changes and explains Ethernet frames, and says what a balancer and an agent
 // must do to them.
 //

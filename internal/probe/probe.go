@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package probe finds out, once a second, whether servers can serve: it asks their agents by the
 // way that clients' packets take, and compares the connections that they are offered with the
 // answers. docs/protocol.md describes probes on the wire.
@@ -236,7 +238,9 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 	before := s.fault
 	if s.asked {
 		answer, ok := p.wire.Answer(s.target.Slot)
-		s.noteProbe(p.faultOf(answer, ok))
+		if s.noteProbe(p.faultOf(answer, ok)) {
+			p.explain(s)
+		}
 	}
 	if s.target.Offered {
 		offered, answered, err := p.wire.Offers(s.target.Slot)
@@ -254,6 +258,14 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 		s.fault = Unheard
 	}
 	return s.fault != before
+}
+
+// explain forgets which offers were not answered, when probes find the reason: the server did not take
+// its own, nor those that its peers passed on to it.
+func (p *Prober) explain(s *server) {
+	for _, peer := range p.peers[s.target.Service] {
+		peer.forget()
+	}
 }
 
 // isOverloaded tells whether more than a third of a service's servers leave offers unanswered: they

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package probe
 
 import (
@@ -254,6 +256,65 @@ func TestOffersWithoutAnswers(t *testing.T) {
 		expect(t, "in vain", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
 		expect(t, "the next one is later", pass(p, firstTrial+3*Interval), map[string]Fault{})
 		expect(t, "but comes", pass(p, firstTrial), map[string]Fault{"s2": None})
+	})
+}
+
+// A silent server leaves offers unanswered, too: when it answers probes again, it is offered connections
+// again.
+func TestSilenceExplainsUnansweredOffers(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2] = well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2)})
+		pass(p, 2*Interval)
+		w.set(1, nil)
+		w.offer(1, 10, 0) // not enough before the silence shows
+		pass(p, 3*Interval)
+		if p.fault("s1") != Silent {
+			t.Fatalf("s1: %v", p.fault("s1"))
+		}
+		w.offer(1, 10*UnansweredOffers, 0) // repeated by clients
+		pass(p, 3*Interval)
+		w.set(1, well)
+		expect(t, "few offers", pass(p, 3*Interval), map[string]Fault{"s1": None})
+
+		w.set(2, nil)
+		w.offer(2, 10*UnansweredOffers, 0)
+		expect(t, "before silence shows", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
+		expect(t, "silence shows", pass(p, 2*Interval), map[string]Fault{"s2": Silent})
+		w.set(2, well)
+		expect(t, "many offers", pass(p, 3*Interval), map[string]Fault{"s2": None})
+	})
+}
+
+// Servers pass on what they refuse to a server that is silent, too: its silence explains what is not
+// answered of their offers.
+func TestSilenceExplainsOffersOfPeers(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2], w.answers[3] = well, well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
+		pass(p, 2*Interval)
+		w.set(1, nil)
+		w.offer(2, 4*UnansweredOffers, 2*UnansweredOffers)
+		expect(t, "what is passed on is lost", pass(p, 2*Interval), map[string]Fault{"s2": Unheard})
+		expect(t, "the reason shows", pass(p, 3*Interval), map[string]Fault{"s1": Silent, "s2": None})
+	})
+}
+
+// A server that was unheard long ago gets its next chance as soon as one that never was.
+func TestOldTrialsAreForgotten(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2] = well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2)})
+		pass(p, 2*Interval)
+		for range 6 {
+			w.offer(1, UnansweredOffers, 0)
+			expect(t, "no answers", pass(p, 2*Interval), map[string]Fault{"s1": Unheard})
+			expect(t, "another chance", pass(p, firstTrial+2*Interval), map[string]Fault{"s1": None})
+			pass(p, 2*lastTrial)
+		}
 	})
 }
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package probe
 
 import "time"
@@ -33,9 +35,10 @@ func newServer(t Target) *server {
 	return s
 }
 
-// noteProbe takes note of what a probe has shown. An agent's own word is believed at once; a probe
-// may be lost.
-func (s *server) noteProbe(found Fault) {
+// noteProbe takes note of what a probe has shown, and tells whether that is the first proof of a fault.
+// An agent's own word is believed at once; a probe may be lost.
+func (s *server) noteProbe(found Fault) (proof bool) {
+	before := s.probed
 	switch found {
 	case None:
 		s.misses = 0
@@ -53,6 +56,7 @@ func (s *server) noteProbe(found Fault) {
 		s.misses, s.hits = 0, 0
 		s.probed = found
 	}
+	return before == None && s.probed != None
 }
 
 // noteOffers takes note of the counters of offers and answers.
@@ -68,9 +72,12 @@ func (s *server) noteOffers(offered, answered uint64, now time.Time) {
 	switch {
 	case !s.counted:
 		s.counted = true
+	case s.probed != None: // which explains what is not answered
+		s.forget()
+		s.trial = firstTrial
 	case s.unheard:
 		if now.After(s.retry) {
-			s.unheard, s.score, s.pending = false, 0, 0
+			s.forget()
 		}
 	default:
 		late := newAnswers - min(newAnswers, newOffers)
@@ -80,6 +87,9 @@ func (s *server) noteOffers(offered, answered uint64, now time.Time) {
 	}
 }
 
+// forget forgets which offers were not answered.
+func (s *server) forget() { s.unheard, s.score, s.pending = false, 0, 0 }
+
 // suspect tells whether many offers are without an answer.
 func (s *server) suspect() bool { return s.unheard || s.score >= UnansweredOffers/2 }
 
@@ -88,6 +98,9 @@ func (s *server) mayGiveUp() bool { return !s.unheard && s.score >= UnansweredOf
 
 // giveUp makes a server unheard for a time.
 func (s *server) giveUp(now time.Time) {
+	if now.Sub(s.retry) > lastTrial { // the last trial went well
+		s.trial = firstTrial
+	}
 	s.unheard, s.retry = true, now.Add(s.trial)
 	s.trial = min(2*s.trial, lastTrial)
 }

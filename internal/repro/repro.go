@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package repro makes the figures of the four papers that need no packets, each beside what the paper
 // states of it. Numbers of the papers are those that their text, tables and captions state; where they
 // say no more than which of two is better, that is what is compared.

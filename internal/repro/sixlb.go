@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package repro
 
 // sixLBFigures are those of "6LB: Scalable and Application-Aware Load Balancing with Segment Routing".

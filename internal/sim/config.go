@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sim is an event-driven simulator of load balancers and servers: flows arrive at balancers,
 // which offer them to servers, which serve them. What it simulates is exact down to the connection;
 // packets are there only as the delays between the steps of a connection's life.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package sim
 
 // Counts are numbers of servers' flows, one for each, of which it finds the smallest. Each operation

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package sim
 
 // event is something that happens at a time to a flow, a balancer or the whole system.

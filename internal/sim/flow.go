@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package sim
 
 // flow is a flow under way: what balancers see of it, and the rest. It fills one line of the cache, for

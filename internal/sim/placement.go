@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package sim
 
 // MaxChain is the longest list of servers that a flow can be offered to.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package sim
 
 // MostIntervals is how many intervals of Config.Every a run keeps: the first.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package sim
 
 // Processor sharing: n flows on k processors of speed v have v·min(1, k/n) each. All have the same, so

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package sim
 
 // World is the true state of a run. Only placements that are bounds for others may look at it.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package srv6 names the segment identifiers (SIDs) that balancers and agents exchange.
 package srv6
 

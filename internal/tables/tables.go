@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tables builds the consistent-hash tables that map a bucket to an ordered list of candidate
 // servers, by algorithm 3 of "6LB: Scalable and Application-Aware Load Balancing with Segment
 // Routing" (section III). With one candidate a bucket it is Maglev's. A table follows from the set

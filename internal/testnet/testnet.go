@@ -1,24 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package testnet gives tests network namespaces of their own.
 package testnet
 
 import (
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // Namespace is a network namespace without a name: it goes with the test.
 type Namespace = namespace.Namespace
 
 // New makes a namespace whose loopback interface is up. It skips the test where
-// the user is not root.
+// the user may not.
 func New(t testing.TB) *Namespace {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("network namespaces need root")
-	}
+	needs.Namespaces(t)
 	n, err := namespace.New()
 	if err != nil {
 		t.Fatal(err)

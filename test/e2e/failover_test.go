@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package e2e
 
 import (
@@ -25,6 +27,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	all := nodes(l, lab.RoleServer)
 	lost := map[string]int{}
 	for _, x := range []int{1, 2, 4, 8} {
+		awaitServers(t, l) // or the table of a connection would not be the one before the change
 		must(t, l.SetNextHops("lb1"))
 		live := make([]*connection, 2*liveConnections)
 		each(t, live, func(i int) (err error) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package e2e
 
 import (
@@ -8,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket/layers"
@@ -78,7 +81,7 @@ func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 		}
 		return sum
 	}
-	for {
+	for deadline := time.Now().Add(patience); ; {
 		var file sharedFile
 		before := resent()
 		tap, err := l.Node("fabric").Capture(lab.Every, &file)
@@ -97,6 +100,9 @@ func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 		must(t, tap.Stop())
 		if resent() == before {
 			return connections(t, s, servers, hops)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: for %v segments were sent again whenever %d connections were made", s.Name, patience, n)
 		}
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package e2e
 
 import (
@@ -12,11 +14,13 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // TestConnectionsOverBadLinks makes connections while the fabric drops and reorders packets, from host
 // to host: two in eleven of those from the client do not arrive at a server, or not in order.
 func TestConnectionsOverBadLinks(t *testing.T) {
+	needs.TUN(t)
 	const connections, atATime = 2000, 1000
 	l := up(t, topology(mixed...))
 	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
@@ -51,6 +55,8 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 // and hunt again, servers' answers are lost, and losers are told so late that they answer again. Every
 // connection is answered all the same, by the only server that ever had it, and none is reset.
 func TestHuntingOverBadLinks(t *testing.T) {
+	needs.Cgroup2(t)
+	needs.TUN(t)
 	const connections, atATime = 10_000, 2000
 	topology := topology()
 	topology.Services = huntingServices(2)[:2] // inserted and encapsulated

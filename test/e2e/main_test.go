@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package e2e tests segue as a whole: real programs and real sockets in labs of network namespaces.
 package e2e
 
@@ -17,8 +19,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // patience is how long anything may take that should happen soon. It is no measure of how fast it
@@ -86,9 +90,8 @@ func takeDown() error {
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make network namespaces")
-	}
+	needs.Namespaces(t)
+	needs.Agent(t)
 }
 
 // topology is that of a lab of two balancers, three servers and the named services of the built-in
@@ -199,6 +202,31 @@ func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
 		change(&cfg)
 		must(t, l.Node(name).WriteBalancerConfig(cfg))
 		reload(t, l, name)
+	}
+}
+
+// awaitServers waits until every balancer places new flows on all of its servers but drained ones. A
+// server that comes back is in the tables once its next hop is known.
+func awaitServers(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		view, err := balancer.OpenView(l.Node(name).Instance())
+		must(t, err)
+		defer view.Close()
+		eventually(t, func() error {
+			state, err := view.Snapshot()
+			if err != nil {
+				return err
+			}
+			for _, service := range state.Services {
+				for _, s := range service.Servers {
+					if s.Condition == balancer.ServerUp && s.Share == 0 {
+						return fmt.Errorf("%s places no flow of %s on %s", name, service.Name, s.Name)
+					}
+				}
+			}
+			return nil
+		})
 	}
 }
 

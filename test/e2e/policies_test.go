@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package e2e
 
 import (
@@ -7,12 +9,14 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -93,6 +97,7 @@ func TestFixedPolicies(t *testing.T) {
 // two candidates the first one, while it has fewer than four, and else the second. Nothing of that is left
 // to chance: the rows follow from the servers' names, and the ports are given.
 func TestStaticPolicy(t *testing.T) {
+	needs.Cgroup2(t)
 	const threshold = 4
 	topology := hunting(huntingServices(2)...)
 	topology.Servers = 4
@@ -168,6 +173,7 @@ func algorithm1(servers map[string]offered, candidates []string, threshold int) 
 // servers is that of the rows with one, and half of the connections are taken by servers that are not in their own
 // bucket's row of two, give or take six standard deviations.
 func TestRandomCandidates(t *testing.T) {
+	needs.Cgroup2(t)
 	const connections = 600
 	s := huntingServices(2)[0]
 	s.Selection = config.SelectRandom
@@ -176,7 +182,10 @@ func TestRandomCandidates(t *testing.T) {
 	l := up(t, topology)
 	accept(t, l, config.Accept{Policy: config.AcceptAlways})
 	busy := map[string]int{"s1": 0, "s2": 0}
-	for busy["s1"] < 4 || busy["s2"] < 4 {
+	for deadline := time.Now().Add(patience); busy["s1"] < 4 || busy["s2"] < 4; {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v s1 and s2 still have %v connections, not 4 each", patience, busy)
+		}
 		c, err := dial(t.Context(), l, s)
 		must(t, err)
 		if _, keep := busy[c.server]; !keep {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package e2e
 
 import (
@@ -80,7 +82,11 @@ func TestLoadSources(t *testing.T) {
 // dialFirst opens a connection, without a request, that is offered to a server first.
 func (r *rows) dialFirst(t *testing.T, l *lab.Lab, s lab.Service, server string) net.Conn {
 	t.Helper()
-	for r.candidates(t, s)[0] != server {
+	const ports = 1000 // each server is the first for hundreds of them
+	for tried := 1; r.candidates(t, s)[0] != server; tried++ {
+		if tried == ports {
+			t.Fatalf("%s is the first candidate of none of %d connections", server, ports)
+		}
 	}
 	conn, err := dialPort(t.Context(), l, s, r.port)
 	must(t, err)

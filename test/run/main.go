@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command run runs the project's tests by tier and closes with one line of counts.
 //
 //	make test TIER="[tier...]"

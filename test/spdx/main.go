@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command spdx finds source files that do not say their licence.
 //
 //	go run ./test/spdx       # lists them; the exit code is 1 if there are any

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package datapathtest has what tests of BPF programs share.
 package datapathtest
 
@@ -9,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/needs"
 )
 
 // mostStack is how much stack a program and all functions that call each other may have, in bytes
@@ -25,6 +29,7 @@ var stackDepths = regexp.MustCompile(`(?m)^stack depth ([0-9+]+)`)
 // more stack than the oldest kernels allow. No map is pinned.
 func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program string) {
 	t.Helper()
+	needs.BPF(t)
 	for name := range spec.Programs {
 		if name != program {
 			delete(spec.Programs, name)

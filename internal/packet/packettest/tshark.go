@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package packettest holds what tests of packets share: frames at random, and tshark's opinion of
 // frames.
 package packettest

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package scenario reads files that say what to simulate, and judges the results by the assertions in
 // them.
 package scenario

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A server with a pool of threads that takes HTTP uploads and reports how many it is busy with.
  *

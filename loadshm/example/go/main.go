@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command go is an HTTP server that takes uploads and reports how many it is busy with.
 //
 //	go run ./loadshm/example/go /run/shop/load 8

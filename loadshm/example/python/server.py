@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An HTTP server that takes uploads and reports how many it is busy with.
 
     PYTHONPATH=loadshm python3 loadshm/example/python/server.py /run/shop/load 8

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package needs skips tests on machines that lack what they need, as containers often do, and says
+// why. Each function finds out once for the process.
+package needs
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/namespace"
+)
+
+// Namespaces skips a test unless it may make network namespaces, and set their sysctls.
+func Namespaces(t testing.TB) {
+	t.Helper()
+	skipUnless(t, namespaces)
+	skipUnless(t, sysctls)
+}
+
+// BPF skips a test unless it may load BPF programs and pin them in /sys/fs/bpf.
+func BPF(t testing.TB) {
+	t.Helper()
+	skipUnless(t, programs)
+	skipUnless(t, pins)
+}
+
+// Agent skips a test unless agents can be loaded: in addition to BPF they need a kernel that
+// describes its types.
+func Agent(t testing.TB) {
+	t.Helper()
+	BPF(t)
+	skipUnless(t, kernelTypes)
+}
+
+// TUN skips a test unless it may make TUN interfaces.
+func TUN(t testing.TB) {
+	t.Helper()
+	skipUnless(t, tun)
+}
+
+// Cgroup2 returns the folder where control groups version 2 are mounted, to whose root programs
+// can be attached. It skips a test where there is none.
+func Cgroup2(t testing.TB) string {
+	t.Helper()
+	skipUnless(t, func() error { _, err := cgroup2(); return err })
+	root, _ := cgroup2()
+	return root
+}
+
+func skipUnless(t testing.TB, can func() error) {
+	t.Helper()
+	if err := can(); err != nil {
+		t.Skip(err)
+	}
+}
+
+var errNoRoot = errors.New("needs root")
+
+var namespaces = sync.OnceValue(func() error {
+	if os.Geteuid() != 0 {
+		return errNoRoot
+	}
+	n, err := namespace.New()
+	if err != nil {
+		return fmt.Errorf("needs network namespaces: %w", err)
+	}
+	return n.Close()
+})
+
+var sysctls = sync.OnceValue(func() error {
+	const sysctl = "/proc/sys/net/ipv4/ip_forward"
+	if err := unix.Access(sysctl, unix.W_OK); err != nil {
+		return fmt.Errorf("needs to set sysctls: %s: %w", sysctl, err)
+	}
+	return nil
+})
+
+var programs = sync.OnceValue(func() error {
+	if os.Geteuid() != 0 {
+		return errNoRoot
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	if errors.Is(err, os.ErrPermission) {
+		err = unix.EPERM // package ebpf guesses at why
+	}
+	if err != nil {
+		return fmt.Errorf("needs to load BPF programs: %w", err)
+	}
+	return p.Close()
+})
+
+// pins finds out whether Segue could mount the BPF file system where it is not mounted. It mounts one
+// elsewhere for that, because tests look at whether labs leave theirs mounted.
+var pins = sync.OnceValue(func() error {
+	const root = "/sys/fs/bpf"
+	var stat unix.Statfs_t
+	if err := unix.Statfs(root, &stat); err != nil {
+		return fmt.Errorf("needs the BPF file system: %s: %w", root, err)
+	}
+	if stat.Type == unix.BPF_FS_MAGIC {
+		return nil
+	}
+	dir, err := os.MkdirTemp("", "segue-bpf")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(dir)
+	if err := unix.Mount("bpf", dir, "bpf", 0, ""); err != nil {
+		return fmt.Errorf("needs to mount the BPF file system: %w", err)
+	}
+	return unix.Unmount(dir, 0)
+})
+
+var kernelTypes = sync.OnceValue(func() error {
+	if _, err := btf.LoadKernelSpec(); err != nil {
+		return fmt.Errorf("needs a kernel that describes its types: %w", err)
+	}
+	return nil
+})
+
+var tun = sync.OnceValue(func() error {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("needs TUN interfaces: /dev/net/tun: %w", err)
+	}
+	return unix.Close(fd)
+})
+
+// cgroup2 takes the first mount point, as the agent does.
+var cgroup2 = sync.OnceValues(func() (string, error) {
+	mounts, err := os.Open("/proc/self/mounts")
+	if err != nil {
+		return "", fmt.Errorf("needs control groups version 2: %w", err)
+	}
+	defer mounts.Close()
+	for lines := bufio.NewScanner(mounts); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 3 || fields[2] != "cgroup2" {
+			continue
+		}
+		var stat unix.Statfs_t
+		if err := unix.Statfs(fields[1], &stat); err != nil || stat.Type != unix.CGROUP2_SUPER_MAGIC {
+			return "", fmt.Errorf("needs control groups version 2: %s is hidden by another mount", fields[1])
+		}
+		return fields[1], nil
+	}
+	return "", errors.New("needs control groups version 2, and none are mounted")
+})

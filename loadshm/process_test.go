@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loadshm
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/overlaytest"
+)
+
+// reportVariable tells a copy of the test program to report to a file.
+const reportVariable = "LOADSHM_TEST_REPORT"
+
+func TestMain(m *testing.M) {
+	overlaytest.Enter()
+	if path := os.Getenv(reportVariable); path != "" {
+		reportAndWait(path)
+	}
+	os.Exit(m.Run())
+}
+
+// reportAndWait is a process that is busy until its standard input ends. It has a child, as
+// testdata/reporter.c and testdata/reporter.py have.
+func reportAndWait(path string) {
+	fail := func(err error) {
+		if err != nil {
+			os.Stdout.WriteString(err.Error() + "\n")
+			os.Exit(1)
+		}
+	}
+	r, err := Open(path, 4)
+	fail(err)
+	r.Begin()
+	child := exec.Command("cat")
+	child.Stdin = os.Stdin
+	fail(child.Start())
+	os.Stdout.WriteString("busy\n")
+	os.Stdin.Read(make([]byte, 1))
+	os.Exit(0) // without Close
+}
+
+// reporters are programs that take a file, are busy with 1 of 4 requests and say so by "busy", and end
+// with their standard input. Each has a child that it executes, and, where the language can fork, one
+// that is forked and has closed its parent's slot.
+var reporters = map[string]func(*testing.T, string) *exec.Cmd{
+	"C": func(t *testing.T, path string) *exec.Cmd {
+		cmd := compileC(t, "testdata/reporter.c")
+		cmd.Args = append(cmd.Args, path)
+		return cmd
+	},
+	"Go": func(t *testing.T, path string) *exec.Cmd {
+		program, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(program)
+		cmd.Env = append(os.Environ(), reportVariable+"="+path)
+		return cmd
+	},
+	"Python": func(t *testing.T, path string) *exec.Cmd {
+		cmd := python(t, "testdata/reporter.py")
+		cmd.Args = append(cmd.Args, path)
+		return cmd
+	},
+}
+
+// What a killed process has left behind does not count, and its slot is free, although it has
+// children that live on.
+func TestDeadProcess(t *testing.T) {
+	for name, command := range reporters {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "load")
+			cmd := command(t, path)
+			startReporter(t, cmd)
+			expect(t, path, 1, 4)
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait()
+			expectNobody(t, path)
+			r := open(t, path, 2)
+			defer r.Close()
+			expect(t, path, 0, 2)
+			if r.word != word(r.page, headerSize) {
+				t.Error("the slot of the dead process was not taken again")
+			}
+		})
+	}
+}
+
+// Who holds a slot is the same on overlayfs.
+func TestOnOverlayfs(t *testing.T) {
+	overlaytest.Rerun(t, "TestReportersAreSummed", "TestForgottenReporter", "TestDeadProcess", "TestExamples")
+}
+
+// startReporter returns when the process is busy. Its children end with the test.
+func startReporter(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	// Files and pipes of our own: those of package exec would end the children with the process, or
+	// wait for them.
+	stdin, end, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	t.Cleanup(func() { end.Close() })
+	complaints, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer complaints.Close()
+	cmd.Stdin, cmd.Stderr = stdin, complaints
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if line := firstLine(t, cmd.Path, out); line != "busy" {
+		said, _ := os.ReadFile(complaints.Name())
+		t.Fatalf("%s said %q\n%s", cmd.Path, line, said)
+	}
+}
