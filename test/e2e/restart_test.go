@@ -160,7 +160,7 @@ func TestBadConfigurations(t *testing.T) {
 		{"locator missing", `, locator: "fd00:5:0:1::/64"`, "", "services[0].servers[0].locator"},
 		{"VIP", `vip: "203.0.113.3"`, `vip: "224.0.0.1"`, "services[2].vip"},
 		{"interface cannot change", `interface: "eth0"`, `interface: "lo"`, "node.interface"},
-		{"empty", string(good), "", "no documents"},
+		{"empty", string(good), "", "the file is empty"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
 			text := strings.Replace(string(good), bad.old, bad.new, 1)
