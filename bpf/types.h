@@ -96,6 +96,8 @@ enum server_flags {
 	SERVER_DRAINED = 1 << 1, /* gets no new flow */
 	SERVER_FAILING = 1 << 2, /* fails its checks, and others can stand in */
 	SERVER_IPV4 = 1 << 3,	 /* the tunnel's outer header is IPv4 */
+	SERVER_SILENT = 1 << 4,	 /* its next hop does not answer the kernel */
+	SERVER_ROUTED = 1 << 5,	 /* for user space: it has had a route of its own */
 };
 
 /*

@@ -325,7 +325,11 @@ func describeHop(hop *balancer.NextHop) string {
 	if hop == nil {
 		return "UNRESOLVED"
 	}
-	return hop.MAC + " " + interfaceName(hop.Interface, hop.Ifindex)
+	text := hop.MAC + " " + interfaceName(hop.Interface, hop.Ifindex)
+	if hop.Silent {
+		text += " SILENT"
+	}
+	return text
 }
 
 // printReasons leaves out those that no packet had.

@@ -63,7 +63,7 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 						},
 						{
 							Name: "server-with-a-long-name", Slot: 1, Address: "fd00:5:0:2::/64", Condition: balancer.ServerUp, Share: 0.6667,
-							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 7, MTU: 1500},
+							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 7, MTU: 1500, Silent: true},
 						},
 					},
 				},

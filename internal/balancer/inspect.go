@@ -201,7 +201,8 @@ type NextHop struct {
 	Ifindex int    `json:"ifindex"`
 	// Interface is its name; empty when it belongs to another network namespace than the reader's.
 	Interface string `json:"interface"`
-	MTU       int    `json:"mtu"` // bytes of layer 3
+	MTU       int    `json:"mtu"`    // bytes of layer 3
+	Silent    bool   `json:"silent"` // it does not answer: the server gets no new flows
 }
 
 // Snapshot reads everything. Of its cost, 64 bytes are read for every four flows of capacity.
@@ -457,7 +458,9 @@ func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) *NextHop {
 		return nil
 	}
 	port := v.mapped.Ports[word>>48&0xff]
-	hop := &NextHop{MAC: macOf(word).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu)}
+	hop := &NextHop{
+		MAC: macOf(word).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu), Silent: !v.servers.reachable(slot),
+	}
 	// An index says nothing about the namespace; an address as well is a good sign.
 	if here := interfaces[hop.Ifindex]; slices.Equal(here.HardwareAddr, port.mac()) {
 		hop.Interface = here.Name

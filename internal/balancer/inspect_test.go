@@ -60,6 +60,7 @@ func TestSnapshot(t *testing.T) {
 		f.send(port, packet.SYN, "forward_new")
 	}
 	f.via["s2"] = "" // known flows stay, and are lost
+	f.silent["s3"] = true
 	f.route()
 	for port := range uint16(100) {
 		if f.placed(flow.from(port), "insert") == "s2" {
@@ -76,18 +77,20 @@ func TestSnapshot(t *testing.T) {
 	if diff := cmp.Diff(FlowTable{Capacity: 1024, Flows: FlowCounts{New: placed["s1"], Established: placed["s2"]}}, s.FlowTable); diff != "" {
 		t.Errorf("flow table, -want +got:\n%s", diff)
 	}
-	hop := func(locator, link string) *NextHop {
-		return &NextHop{MAC: hopMAC(netip.MustParseAddr(locator)).String(), Ifindex: f.ifindex[link], MTU: links[link]}
+	hop := func(locator, link string, silent bool) *NextHop {
+		return &NextHop{
+			MAC: hopMAC(netip.MustParseAddr(locator)).String(), Ifindex: f.ifindex[link], MTU: links[link], Silent: silent,
+		}
 	}
 	want := &ServiceState{
 		Name: "insert", VIP: vip6, Port: 80, Protocol: config.TCP, Placement: config.PlacementHash,
 		Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert, Buckets: 251, Candidates: 1,
 		Servers: []*ServerState{
-			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: ServerUp, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
+			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: ServerUp, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out", false),
 				Flows: FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
 			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: ServerUp,
 				Flows: FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
-			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerDrained, NextHop: hop("fd00:5:0:3:5::", "narrow")},
+			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerDrained, NextHop: hop("fd00:5:0:3:5::", "narrow", true)},
 		},
 	}
 	if diff := cmp.Diff(want, s.Services[2], cmpopts.IgnoreUnexported(ServiceState{}), cmp.Comparer(sameAddr)); diff != "" {

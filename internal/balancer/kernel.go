@@ -486,6 +486,17 @@ func (t *serverTable) hasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
 }
 
+// reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/persist.h.
+func (t *serverTable) reachable(slot uint32) bool {
+	return t.hasNextHop(slot) && t.flags(slot)&balancerServerFlagsSERVER_SILENT == 0
+}
+
+// setWayFlags says what the flags are that tell of the way to the server.
+func (t *serverTable) setWayFlags(slot uint32, flags balancerServerFlags) {
+	const ways = balancerServerFlagsSERVER_SILENT | balancerServerFlagsSERVER_ROUTED
+	t.setFlags(slot, t.flags(slot)&^ways|flags)
+}
+
 func (t *serverTable) clearNextHop(slot uint32) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
 }

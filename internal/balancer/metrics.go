@@ -65,7 +65,7 @@ var (
 	serverBytesDesc   = desc("server_bytes_total",
 		"Bytes of layer 3 of the packets sent to the server, without encapsulation.", "service", "server")
 	serverFlowsDesc    = desc("server_flows_total", "New flows placed on the server.", "service", "server")
-	serverHopDesc      = desc("server_next_hop", "Whether the next hop to the server is known.", "service", "server")
+	serverHopDesc      = desc("server_next_hop", "Whether the next hop to the server is known, and answers.", "service", "server")
 	serverHealthyDesc  = desc("server_healthy", "Whether the server passes its health checks.", "service", "server")
 	serverDrainingDesc = desc("server_draining", "Whether the server has weight 0.", "service", "server")
 
@@ -129,7 +129,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *p
 			counter(out, serverPacketsDesc, server.Packets, labels...)
 			counter(out, serverBytesDesc, server.Bytes, labels...)
 			counter(out, serverFlowsDesc, server.Placed, labels...)
-			gauge(out, serverHopDesc, boolean(server.NextHop != nil), labels...)
+			gauge(out, serverHopDesc, boolean(server.NextHop != nil && !server.NextHop.Silent), labels...)
 			if server.Hunt != nil {
 				collectHunt(out, server.Hunt, labels)
 			}

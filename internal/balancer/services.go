@@ -21,6 +21,8 @@ type member struct {
 	config.Server
 	slot    uint32
 	healthy bool
+	silent  bool // its next hop does not answer
+	routed  bool // it has had a route of its own, and is not reached by the default route again
 }
 
 // flags are what the data path is told of the member: failing only when new flows
@@ -35,6 +37,17 @@ func (m *member) flags(used bool) balancerServerFlags {
 	}
 	if !m.healthy && !used {
 		flags |= balancerServerFlagsSERVER_FAILING
+	}
+	return flags | m.wayFlags()
+}
+
+// wayFlags are those that tell of the way to the member.
+func (m *member) wayFlags() (flags balancerServerFlags) {
+	if m.silent {
+		flags |= balancerServerFlagsSERVER_SILENT
+	}
+	if m.routed {
+		flags |= balancerServerFlagsSERVER_ROUTED
 	}
 	return flags
 }
@@ -156,7 +169,13 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, node)
-		m := &member{Server: server, healthy: cfg.Health == nil || !s.slots.failing(key)}
+		kept := s.slots.flags(key)
+		m := &member{
+			Server:  server,
+			healthy: cfg.Health == nil || kept&balancerServerFlagsSERVER_FAILING == 0,
+			silent:  kept&balancerServerFlagsSERVER_SILENT != 0,
+			routed:  kept&balancerServerFlagsSERVER_ROUTED != 0,
+		}
 		if old := before[server.Name]; old != nil && cfg.Health != nil {
 			m.healthy = old.healthy
 		}
@@ -233,11 +252,13 @@ func (s *services) healthTargets(services []config.Service) []health.Target {
 }
 
 // usable lists the servers of a service that new flows are placed on: of those that
-// are not drained, the ones with a next hop that pass their checks. When all fail
-// their checks the checks are the likelier culprit: all of them are used.
+// are not drained, the ones with a next hop, which answers, that pass their checks. When
+// all fail their checks the checks are the likelier culprit: all of them are used. So are
+// all with a next hop when none answers: the balancer's own link may be to blame.
 func (s *services) usable(svc *service) []*member {
 	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return *m.Weight == 0 })
-	reachable := prefer(undrained, func(m *member) bool { return s.kernel.servers.hasNextHop(m.slot) })
+	known := prefer(undrained, func(m *member) bool { return s.kernel.servers.hasNextHop(m.slot) })
+	reachable := prefer(known, func(m *member) bool { return s.kernel.servers.reachable(m.slot) })
 	return prefer(reachable, func(m *member) bool { return m.healthy })
 }
 

@@ -96,10 +96,13 @@ func (s *slots) claim(key serverKey, service uint32, known srv6.Function, flags 
 	return slot, s.kernel.addSender(slot)
 }
 
-// failing tells whether a server has a slot and fails its checks.
-func (s *slots) failing(key serverKey) bool {
+// flags are those of a server's slot; none if it has no slot.
+func (s *slots) flags(key serverKey) balancerServerFlags {
 	slot, ok := s.byKey[key]
-	return ok && s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING != 0
+	if !ok {
+		return 0
+	}
+	return s.kernel.servers.flags(slot)
 }
 
 // free finds a slot that nobody has.

@@ -62,6 +62,7 @@ func (f *fixture) reconfigure(t *rapid.T, number int) {
 		weight := rapid.Uint32Range(0, 2).Draw(t, "weight")
 		service.Servers[i].Weight = &weight
 		f.via[service.Servers[i].Name] = rapid.SampledFrom([]string{"out", "narrow", "narrow", "narrow", "narrow", ""}).Draw(t, "link")
+		f.silent[service.Servers[i].Name] = rapid.IntRange(0, 4).Draw(t, "silent") == 0
 	}
 	if rapid.Bool().Draw(t, "without the first server") {
 		service.Servers = service.Servers[1:]
@@ -130,12 +131,15 @@ func TestTraceOfHunt(t *testing.T) {
 		parts := f.cast(flow, service)
 		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second", "stale first", "stale second", "stale third"} {
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-				for _, lost := range []string{"", first, second} {
-					t.Run(fmt.Sprintf("%s/%s/%v/without %s", service, state, flags, lost), func(t *testing.T) {
+				for _, harm := range []string{"", "without " + first, "without " + second, "silent " + first, "silent " + second} {
+					t.Run(fmt.Sprintf("%s/%s/%v/%s", service, state, flags, harm), func(t *testing.T) {
 						f.t = t
 						f.route()
-						if lost != "" {
-							f.kernel.servers.clearNextHop(f.slot(service, parts[lost]))
+						switch what, part, _ := strings.Cut(harm, " "); what {
+						case "without":
+							f.kernel.servers.clearNextHop(f.slot(service, parts[part]))
+						case "silent":
+							f.hush(f.slot(service, parts[part]))
 						}
 						f.setState(flow, service, state, parts)
 						frame := flow.frame(packet.Flags(flags))
@@ -170,8 +174,9 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 			flags := packet.Flags(kind)
 			switch rapid.IntRange(0, 9).Draw(t, "what") {
 			case 0:
-				for _, lost := range f.row(flow, service)[:rapid.IntRange(1, 3).Draw(t, "lost")] {
-					f.kernel.servers.clearNextHop(f.slot(service, lost))
+				harm := rapid.SampledFrom([]func(uint32){f.kernel.servers.clearNextHop, f.hush}).Draw(t, "harm")
+				for _, name := range f.row(flow, service)[:rapid.IntRange(1, 3).Draw(t, "harmed")] {
+					harm(f.slot(service, name))
 				}
 			case 1:
 				f.route()
