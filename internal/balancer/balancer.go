@@ -403,15 +403,16 @@ func (b *Balancer) targets() []netip.Addr {
 }
 
 // applyHops writes the next hops into the server table. A server without keeps
-// none: its packets are dropped and counted, and it gets no new flow. Before the
+// none: its packets are dropped and counted, and it gets no new flow. One whose
+// next hop is silent gets no new flow, and the packets of those that it has. Before the
 // start is over its next hop is not known yet, and that of the process before is
 // kept.
 func (b *Balancer) applyHops() {
 	for name, svc := range b.services.byName {
 		for _, m := range svc.members {
-			reachable := b.kernel.servers.hasNextHop(m.slot)
+			causes, routed := b.services.causes(m), m.routed
 			b.applyHop(m)
-			if b.kernel.servers.hasNextHop(m.slot) != reachable {
+			if b.services.causes(m) != causes || m.routed != routed {
 				b.stale[name] = true
 			}
 		}
@@ -424,6 +425,7 @@ func (b *Balancer) applyHop(m *member) {
 	if !ok {
 		if b.attached {
 			b.kernel.servers.clearNextHop(m.slot)
+			m.causes = m.causes.set(unreachable, false) // it has no next hop to be reached by
 		}
 		return
 	}
@@ -433,6 +435,7 @@ func (b *Balancer) applyHop(m *member) {
 		b.log.Error("next hop", "server", m.Name, "error", err)
 		return
 	}
+	m.causes, m.routed = m.causes.set(unreachable, hop.Silent), m.routed || !hop.Default
 	b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
 }
 
@@ -448,13 +451,22 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 		"interface", link.Name, "type", link.Type)
 }
 
-// nextHops are those that the data path has, by targets.
+// nextHops are those that the data path has, by targets, and of servers that have lost the next hop
+// by their own routes nothing but that.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for _, m := range b.services.members() {
-		if mac, port, ok := b.kernel.servers.nextHop(m.slot); ok {
-			hops[target(m)] = nexthop.Hop{MAC: mac, Link: nexthop.Link{Index: int(b.kernel.mapped.Ports[port].Ifindex)}}
+		mac, port, ok := b.kernel.servers.nextHop(m.slot)
+		if !ok && !m.routed {
+			continue
 		}
+		hop, seen := hops[target(m)] // for another service
+		hop.Default = !m.routed && (hop.Default || !seen)
+		if ok {
+			hop.MAC, hop.Silent = mac, m.causes.has(unreachable)
+			hop.Link.Index = int(b.kernel.mapped.Ports[port].Ifindex)
+		}
+		hops[target(m)] = hop
 	}
 	return hops
 }
