@@ -20,7 +20,8 @@ func TestServersMACChanges(t *testing.T) {
 	command(t, l, "s1", "ip", "link", "set", "eth0", "address", "02:00:00:00:5e:01")
 	live.rounds(t, 2)
 	live.requireUnbroken(t)
-	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
+	// While the kernel finds out, the server gets no new connections.
+	eventually(t, func() error { return newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...) })
 }
 
 // TestRouteToServerChanges leads the way to a server's locator by another server and back.
