@@ -19,7 +19,7 @@
 /* Which servers of a row are listed. */
 enum listed {
 	LIST_TAKING,	/* that take new flows */
-	LIST_REACHABLE, /* that have a next hop */
+	LIST_REACHABLE, /* whose next hop answers */
 	LIST_ANY,
 };
 
@@ -34,7 +34,7 @@ static __always_inline bool is_wanted(const struct service *service, __u32 numbe
 	case LIST_TAKING:
 		return takes_flows(server);
 	case LIST_REACHABLE:
-		return server->next_hop;
+		return is_reachable(server);
 	default:
 		return true;
 	}
@@ -131,7 +131,7 @@ static __always_inline bool list_holder(const struct service *service,
 {
 	bool is_held = recall(service, entry, segments);
 
-	segments->count = is_held && segments->first->next_hop;
+	segments->count = is_held && is_reachable(segments->first);
 	return is_held;
 }
 

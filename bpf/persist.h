@@ -77,13 +77,20 @@ static __always_inline bool serves(const struct server *server, const struct ser
 /* Whether it serves, and can be reached as far as is known. */
 static __always_inline bool is_well(const struct server *server, const struct service *service)
 {
-	return (server->flags & (SERVER_IN_USE | SERVER_FAILING)) == SERVER_IN_USE &&
+	return (server->flags & (SERVER_IN_USE | SERVER_FAILING | SERVER_UNREACHABLE)) ==
+		       SERVER_IN_USE &&
 	       server->service == service->id && server->next_hop;
+}
+
+/* Whether its next hop is known, and answers. */
+static __always_inline bool is_reachable(const struct server *server)
+{
+	return server->next_hop && !(server->flags & SERVER_UNREACHABLE);
 }
 
 static __always_inline bool takes_flows(const struct server *server)
 {
-	return server->next_hop && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
+	return is_reachable(server) && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
 }
 
 /*
@@ -98,7 +105,7 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 {
 	if (!serves(server, service))
 		return false;
-	if (may_move(pkt) && (server->flags & SERVER_FAILING || !server->next_hop))
+	if (may_move(pkt) && (server->flags & SERVER_FAILING || !is_reachable(server)))
 		return false;
 	return !starts_connection(pkt) || (!(server->flags & SERVER_DRAINED) && !is_over(value));
 }

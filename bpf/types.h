@@ -92,10 +92,11 @@ struct candidates {
 };
 
 enum server_flags {
-	SERVER_IN_USE = 1 << 0,	 /* keeps its flows; without it the slot is free */
-	SERVER_DRAINED = 1 << 1, /* gets no new flow */
-	SERVER_FAILING = 1 << 2, /* unfit for new flows, and others can stand in */
-	SERVER_IPV4 = 1 << 3,	 /* the tunnel's outer header is IPv4 */
+	SERVER_IN_USE = 1 << 0,	      /* keeps its flows; without it the slot is free */
+	SERVER_DRAINED = 1 << 1,      /* gets no new flow */
+	SERVER_FAILING = 1 << 2,      /* unfit for new flows, and others can stand in */
+	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
+	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
 	/*
 	 * The programs ignore what follows. It tells user space, without a process,
 	 * why a server is unfit, also where it gets new flows all the same.
@@ -107,6 +108,7 @@ enum server_flags {
 	SERVER_INCOMPATIBLE = 1 << 8, /* its agent speaks another version of the protocol */
 	SERVER_NOT_SERVED = 1 << 9,   /* its agent does not have the VIP */
 	SERVER_UNHEARD = 1 << 10,     /* the connections offered to it first are not answered */
+	SERVER_ROUTED = 1 << 12,      /* it has had a route of its own, not the default route */
 };
 
 /*

@@ -475,14 +475,15 @@ func (b *Balancer) targets() []netip.Addr {
 }
 
 // applyHops writes the next hops into the server table. A server without keeps
-// none: its packets are dropped and counted, and it gets no new flow. Until this
-// process has taken over, that of the process before is kept.
+// none: its packets are dropped and counted, and it gets no new flow. A server whose
+// next hop does not answer keeps its flows, and gets no new one. Until this process
+// has taken over, the next hop of the process before is kept.
 func (b *Balancer) applyHops() {
 	for name, svc := range b.services.byName {
 		for _, m := range svc.members {
-			reachable := b.kernel.servers.hasNextHop(m.slot)
+			causes, routed := b.services.causes(m), m.routed
 			b.applyHop(m)
-			if b.kernel.servers.hasNextHop(m.slot) != reachable {
+			if b.services.causes(m) != causes || m.routed != routed {
 				b.stale[name] = true
 			}
 		}
@@ -496,6 +497,7 @@ func (b *Balancer) applyHop(m *member) {
 	if !ok {
 		if b.attached {
 			b.kernel.servers.clearNextHop(m.slot)
+			m.causes = m.causes.set(unreachable, false) // it has no next hop to be reached by
 		}
 		return
 	}
@@ -505,6 +507,7 @@ func (b *Balancer) applyHop(m *member) {
 		b.log.Error("next hop", "server", m.Name, "error", err)
 		return
 	}
+	m.causes, m.routed = m.causes.set(unreachable, hop.Silent), m.routed || !hop.Default
 	b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
 }
 
@@ -520,18 +523,28 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 		"interface", link.Name, "type", link.Type)
 }
 
-// nextHops are those that the data path has, by targets.
+// nextHops are those that the data path has, by targets, and of servers that have lost the next hop
+// by their own routes nothing but that.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for svc, server := range b.servers() {
-		slot, ok := b.slots.byKey[keyOfServer(svc, server, &b.cfg.Node)]
+		key := keyOfServer(svc, server, &b.cfg.Node)
+		slot, ok := b.slots.byKey[key]
 		if !ok {
 			continue
 		}
-		if mac, port, ok := b.kernel.servers.nextHop(slot); ok {
-			out := nexthop.Link{Index: int(b.kernel.mapped.Ports[port].Ifindex)}
-			hops[target(server)] = nexthop.Hop{MAC: mac, Link: out}
+		noted, routed := b.slots.noted(key)
+		mac, port, known := b.kernel.servers.nextHop(slot)
+		if !known && !routed {
+			continue
 		}
+		hop, seen := hops[target(server)] // for another service
+		hop.Default = !routed && (hop.Default || !seen)
+		if known {
+			hop.MAC, hop.Silent = mac, noted.has(unreachable)
+			hop.Link.Index = int(b.kernel.mapped.Ports[port].Ifindex)
+		}
+		hops[target(server)] = hop
 	}
 	return hops
 }

@@ -45,6 +45,8 @@ type fixture struct {
 	inside bool
 	// via names the interface of servers that are not behind "out"; "" is none: no next hop.
 	via map[string]string
+	// silent are the servers whose next hop does not answer.
+	silent map[string]bool
 }
 
 // network is a namespace with the links. Nothing is ever sent on them.
@@ -86,7 +88,7 @@ func openAt(t testing.TB, cfg *config.Balancer, clock *flowClock) *fixture {
 			t.Error(err)
 		}
 	})
-	f := &fixture{t: t, clock: clock, via: map[string]string{}}
+	f := &fixture{t: t, clock: clock, via: map[string]string{}, silent: map[string]bool{}}
 	var err error
 	f.network, err = sharedNetwork()
 	f.must(err)
@@ -177,7 +179,7 @@ func (f *fixture) route() {
 	for _, m := range f.services.members() {
 		if link := f.linkOf(m.Name); link != "" {
 			to := target(&m.Server)
-			f.hops[to] = nexthop.Hop{MAC: hopMAC(to), Link: f.link(link)}
+			f.hops[to] = nexthop.Hop{MAC: hopMAC(to), Link: f.link(link), Silent: f.silent[m.Name]}
 		}
 	}
 	f.applyHops()
@@ -198,6 +200,14 @@ func (f *fixture) linkOf(server string) string {
 		return link
 	}
 	return "out"
+}
+
+// reaches says whether a server has a next hop that answers.
+func (f *fixture) reaches(server string) bool { return f.linkOf(server) != "" && !f.silent[server] }
+
+// hush has the next hop of a server not answer, until servers are routed again.
+func (f *fixture) hush(slot uint32) {
+	f.kernel.servers.setFlags(slot, f.kernel.servers.flags(slot)|balancerServerFlagsSERVER_UNREACHABLE)
 }
 
 // hopMAC is a next hop's address that tells which server it leads to.

@@ -251,6 +251,33 @@ func TestLostNextHop(t *testing.T) {
 	}
 }
 
+// The same where the next hop is known, but does not answer. Connections go on: it may be back before
+// the kernel knows.
+func TestSilentNextHop(t *testing.T) {
+	t.Parallel()
+	f := openStandard(t)
+	for flow, name := range map[Flow]string{web: "web", dns: "dns"} {
+		server := f.placed(flow, name)
+		f.enter(flow, name, server, stateEstablished)
+		f.silent[server] = true
+		f.route()
+		trace := mustTrace(t, f.view(), Packet{Flow: flow, Opens: flow == web, Length: 100})
+		if want := "the server is unreachable"; trace.Known.Left != want {
+			t.Errorf("%s: trace says that the flow leaves because %q", name, trace.Known.Left)
+		}
+		if flow == web {
+			ack := web.frame(packet.Flags(packet.ACK))
+			f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
+		}
+		got := f.run(flow.frame())
+		if to := serverOf(got); to == name+"/"+server || reasonOf(got) != "forward_new" {
+			t.Errorf("%s: %s to %s", name, reasonOf(got), to)
+		}
+		f.silent[server] = false
+		f.route()
+	}
+}
+
 // The same where the only others are drained: they are no alternative.
 func TestAllButDrainedServersFailing(t *testing.T) {
 	t.Parallel()
@@ -283,6 +310,12 @@ func TestServerWithoutNextHop(t *testing.T) {
 	f.route()
 	check("web/s1", "web/s2", "web/s3")
 	f.via["s1"] = ""
+	f.route()
+	check("web/s2", "web/s3")
+	f.silent["s2"] = true
+	f.route()
+	check("web/s3")
+	f.silent["s3"] = true // their next hops may be back
 	f.route()
 	check("web/s2", "web/s3")
 }

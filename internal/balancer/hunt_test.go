@@ -173,6 +173,9 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 		{"second lost", lose, []string{b}, []string{a, c}, []string{a, c, b}},
 		{"last lost", lose, []string{c}, []string{a, b}, row},
 		{"all but one lost", lose, []string{a, b}, []string{c}, []string{c, a, b}},
+		{"first silent", f.hush, []string{a}, []string{b, c}, []string{b, c, a}},
+		{"last silent", f.hush, []string{c}, []string{a, b}, row},
+		{"all silent", f.hush, row, row, row},
 		{"last drained", drain, []string{c}, []string{a, b}, row},
 		{"first failing", fail, []string{a}, []string{b, c}, row},
 		{"all failing", fail, row, row, row},
@@ -232,6 +235,11 @@ func TestRecoverAsksFormerCandidates(t *testing.T) {
 	check("and out of reach", row...)
 	f.route()
 	check("and back", append(slices.Clone(row), left...)...)
+	for _, name := range left {
+		f.hush(f.slot("web", name))
+	}
+	check("and silent", row...)
+	f.route()
 
 	f.mustApply(huntingWithout(3, "s3"))
 	f.route()

@@ -168,8 +168,11 @@ const (
 	ServerUnchecked  Condition = "unchecked"  // gets new flows; it has no health checks
 	ServerDrained    Condition = "drained"    // weight 0: keeps its flows, gets no new ones
 	ServerUnresolved Condition = "unresolved" // no next hop: its packets are dropped
-	ServerFailing    Condition = "failing"    // its checks: keeps its connections, gets no new ones
-	ServerRemoved    Condition = "removed"    // no longer configured: its slot is about to be freed
+	// ServerUnreachable says that the next hop does not answer the kernel: the server keeps its connections,
+	// for the next hop may be back before the kernel knows, and gets no new ones.
+	ServerUnreachable Condition = "unreachable"
+	ServerFailing     Condition = "failing" // its checks: keeps its connections, gets no new ones
+	ServerRemoved     Condition = "removed" // no longer configured: its slot is about to be freed
 
 	// What probes find: the server keeps its connections and gets no new ones.
 	ServerSilent       Condition = "silent"       // its agent does not answer
@@ -180,7 +183,7 @@ const (
 
 // conditions are all that a configured server can be in.
 var conditions = []Condition{
-	ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerFailing,
+	ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerUnreachable, ServerFailing,
 	ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard,
 }
 

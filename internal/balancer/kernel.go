@@ -516,6 +516,11 @@ func (t *serverTable) hasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
 }
 
+// reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/persist.h.
+func (t *serverTable) reachable(slot uint32) bool {
+	return t.hasNextHop(slot) && t.flags(slot)&balancerServerFlagsSERVER_UNREACHABLE == 0
+}
+
 func (t *serverTable) clearNextHop(slot uint32) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
 }

@@ -17,6 +17,7 @@ type causes uint8
 
 const (
 	unresolved   causes = 1 << iota // the server has no next hop
+	unreachable                     // its next hop does not answer the kernel
 	failing                         // the server fails its health checks
 	silent                          // its agent does not answer probes
 	incompatible                    // its agent speaks another version of the protocol
@@ -63,6 +64,19 @@ var causeKinds = []causeKind{
 				"NO server of these services has a next hop: their packets are dropped"},
 			ended: wording{"the service has a server with a next hop again",
 				"these services have servers with a next hop again"},
+		},
+	},
+	{
+		cause: unreachable, condition: ServerUnreachable, flag: balancerServerFlagsSERVER_UNREACHABLE,
+		server: changeText{
+			began: wording{"next hop of the server does not answer", "next hops of the servers do not answer"},
+			ended: wording{"next hop of the server answers", "next hops of the servers answer"},
+		},
+		service: changeText{
+			began: wording{"the next hops of ALL servers of the service do not answer: new connections go to them all the same",
+				"the next hops of ALL servers of these services do not answer: new connections go to them all the same"},
+			ended: wording{"the service has a server whose next hop answers again",
+				"these services have servers whose next hops answer again"},
 		},
 	},
 	{
@@ -187,6 +201,7 @@ type member struct {
 	slot    uint32
 	checked bool
 	probed  bool
+	routed  bool // it has had a route of its own, and is not reached by the default route again
 	// since is when probes found the member unfit; zero: before this process, or not at all.
 	since time.Time
 	// causes are all but unresolved, which the next hop in the server table tells.
@@ -197,8 +212,8 @@ type member struct {
 
 // newMember is a server that goes on as the one before it in the process, if there is one, and else
 // as its slot says.
-func newMember(server config.Server, cfg *config.Service, before *member, noted causes) *member {
-	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted}
+func newMember(server config.Server, cfg *config.Service, before *member, noted causes, routed bool) *member {
+	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted, routed: routed}
 	if before != nil {
 		m.causes, m.reasons, m.logged, m.since = before.causes, before.reasons, before.logged, before.since
 	}
@@ -227,6 +242,9 @@ func (m *member) flags(used bool) balancerServerFlags {
 	}
 	if !m.probed {
 		flags |= balancerServerFlagsSERVER_UNPROBED
+	}
+	if m.routed {
+		flags |= balancerServerFlagsSERVER_ROUTED
 	}
 	if m.causes != 0 && !used {
 		flags |= balancerServerFlagsSERVER_FAILING
@@ -276,7 +294,7 @@ func (s *services) usable(svc *service) []*member {
 	drained := func(m *member) bool { return *m.Weight == 0 }
 	undrained := slices.DeleteFunc(slices.Clone(svc.members), drained)
 	chosen := undrained
-	for _, cause := range []causes{unresolved, failing} {
+	for _, cause := range []causes{unresolved, unreachable, failing} {
 		chosen = prefer(chosen, func(m *member) bool { return !s.causes(m).has(cause) })
 	}
 	return withoutUnfit(chosen, mostUnfit(len(undrained)))

@@ -55,7 +55,7 @@ var (
 	serverBytesDesc   = desc("server_bytes_total",
 		"Bytes of layer 3 of the packets sent to the server, without encapsulation.", "service", "server")
 	serverFlowsDesc    = desc("server_flows_total", "New flows placed on the server.", "service", "server")
-	serverHopDesc      = desc("server_next_hop", "Whether the next hop to the server is known.", "service", "server")
+	serverHopDesc      = desc("server_next_hop", "Whether the next hop to the server is known, and answers.", "service", "server")
 	serverHealthyDesc  = desc("server_healthy", "Whether the server passes its health checks.", "service", "server")
 	serverDrainingDesc = desc("server_draining", "Whether the server has weight 0.", "service", "server")
 
@@ -140,7 +140,7 @@ func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []s
 	counter(out, serverPacketsDesc, server.Packets, labels...)
 	counter(out, serverBytesDesc, server.Bytes, labels...)
 	counter(out, serverFlowsDesc, server.Placed, labels...)
-	gauge(out, serverHopDesc, boolean(server.NextHop != nil), labels...)
+	gauge(out, serverHopDesc, boolean(hasHop(server)), labels...)
 	gauge(out, serverDrainingDesc, boolean(server.Condition == ServerDrained), labels...)
 	if server.Checked {
 		gauge(out, serverHealthyDesc, boolean(!slices.Contains(server.Causes, ServerFailing)), labels...)
@@ -151,6 +151,11 @@ func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []s
 	if p != nil && p.flows != nil {
 		collectFlows(out, server, p, labels)
 	}
+}
+
+// hasHop tells whether the server's next hop is known, and answers.
+func hasHop(server *ServerState) bool {
+	return server.NextHop != nil && !slices.Contains(server.Causes, ServerUnreachable)
 }
 
 func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string) {

@@ -43,7 +43,7 @@ func TestMetrics(t *testing.T) {
 	}
 	f.send(port, packet.SYN, "forward_new")
 	f.send(port, packet.ACK, "forward_known")
-	f.via["s2"] = ""
+	f.via["s2"], f.silent["s3"] = "", true
 	f.route()
 	f.setHealth("insert", "s2", false)
 	f.setHealth("rest", "r4", false)
@@ -72,6 +72,7 @@ segue_lb_flows{server="s1",service="insert",state="new"} 0
 segue_lb_flows{server="s1",service="insert",state="closing"} 0
 segue_lb_server_next_hop{server="s1",service="insert"} 1
 segue_lb_server_next_hop{server="s2",service="insert"} 0
+segue_lb_server_next_hop{server="s3",service="insert"} 0
 segue_lb_server_healthy{server="s1",service="insert"} 1
 segue_lb_server_healthy{server="s2",service="insert"} 0
 segue_lb_server_draining{server="s1",service="insert"} 0

@@ -108,7 +108,7 @@ func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Se
 	}
 	fails := r.failing[svc.Name+"/"+server.Name] && !usable
 	switch {
-	case p.mayMove() && (fails || r.linkOf(server.Name) == ""):
+	case p.mayMove() && (fails || !r.reaches(server.Name)):
 		return false
 	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || *server.Weight == 0):
 		return false

@@ -31,7 +31,7 @@ func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Funct
 	if row == nil {
 		return nil
 	}
-	lost := func(name string) bool { return r.linkOf(name) == "" }
+	lost := func(name string) bool { return !r.reaches(name) }
 	found := slices.DeleteFunc(slices.Clone(row), lost)
 	if function != srv6.ConnectAvail || len(found) == 0 {
 		found = append(found, slices.DeleteFunc(slices.Clone(row), func(name string) bool { return !lost(name) })...)
@@ -83,7 +83,7 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []stage {
 	all := r.rowAsked(p.flow, svc, srv6.ConnectAvail)
 	server := r.holder(e, svc)
-	if server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || r.linkOf(server.Name) == "" ||
+	if server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
 		e.state == stateClosing && e.age(r.now()) >= flowLinger {
 		return all
 	}
@@ -103,9 +103,9 @@ func (r *reference) isStale(e *referenceEntry, svc *config.Service) bool {
 // to the candidates, as many as the packet has room for, and to that server again in the end.
 func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) []stage {
 	all := slices.DeleteFunc(r.rowAsked(p.flow, svc, srv6.RecoverStickiness), func(v stage) bool {
-		return v.server == holder.Name && r.linkOf(holder.Name) != ""
+		return v.server == holder.Name && r.reaches(holder.Name)
 	})
-	if r.linkOf(holder.Name) != "" {
+	if r.reaches(holder.Name) {
 		all = slices.Insert(all, 0, stage{srv6.RecoverStickiness, holder.Name})
 	}
 	for n := min(len(all), 7); n > 1 || n == 1 && all[0].server != holder.Name; n-- {

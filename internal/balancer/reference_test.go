@@ -291,12 +291,13 @@ func (f *fixture) classify(flow Flow) (found *config.Service) {
 	return found
 }
 
-// usable are the servers that new flows are placed on: undrained, if possible with a next hop, and of
-// those, if possible, ones that pass their checks.
+// usable are the servers that new flows are placed on: undrained, if possible with a next hop that
+// answers, and of those, if possible, ones that pass their checks.
 func (r *reference) usable(svc *config.Service) []config.Server {
 	servers := slices.DeleteFunc(slices.Clone(svc.Servers), func(s config.Server) bool { return *s.Weight == 0 })
 	for _, bad := range []func(config.Server) bool{
 		func(s config.Server) bool { return r.linkOf(s.Name) == "" },
+		func(s config.Server) bool { return !r.reaches(s.Name) },
 		func(s config.Server) bool { return r.failing[svc.Name+"/"+s.Name] },
 	} {
 		if good := slices.DeleteFunc(slices.Clone(servers), bad); len(good) > 0 {

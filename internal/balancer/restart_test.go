@@ -165,6 +165,47 @@ func TestRestartKnowsNextHops(t *testing.T) {
 	}
 }
 
+// A process that has just started knows which next hops were silent, and which servers had routes of
+// their own, also those that lost them. A server that is removed and added again is another.
+func TestRestartKnowsWays(t *testing.T) {
+	t.Parallel()
+	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1))
+	f := open(t, cfg)
+	f.silent["s1"], f.via["s2"], f.via["s3"], f.via["s4"] = true, "", "", ""
+	f.route()
+	without := webOf(cfg.Services[0].Servers[:2]...)
+	without.Node = cfg.Node
+	f.mustApply(without)
+	f.mustApply(cfg)
+	f.mustApply(webWith(cfg, srv6Server("s4", 4, 1)))
+	want := map[netip.Addr]nexthop.Hop{}
+	for _, m := range f.services.members() {
+		hop := nexthop.Hop{MAC: hopMAC(target(&m.Server)), Link: f.link("out")}
+		switch m.Name {
+		case "s1":
+			hop.Silent = true
+		case "s2":
+			hop = nexthop.Hop{}
+		case "s3":
+			continue
+		case "s4":
+			hop.Default = true
+			f.hops[target(&m.Server)] = hop
+		}
+		hop.Link = nexthop.Link{Index: hop.Link.Index}
+		want[target(&m.Server)] = hop
+	}
+	f.applyHops()
+	for _, when := range []string{"before", "after"} {
+		if diff := cmp.Diff(want, f.nextHops(), addrComparer); diff != "" {
+			t.Errorf("%s the restart (-want +got):\n%s", when, diff)
+		}
+		next := f.cfg
+		f.stop()
+		f.start(next)
+	}
+}
+
 // webWith is the configuration with another server.
 func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
 	next := webOf(append(slices.Clone(cfg.Services[0].Servers), server)...)

@@ -145,7 +145,8 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, node)
-		m := newMember(server, cfg, before[server.Name], s.slots.causes(key))
+		noted, routed := s.slots.noted(key)
+		m := newMember(server, cfg, before[server.Name], noted, routed)
 		slot, err := s.slots.claim(key, svc.id, known, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)

@@ -120,13 +120,14 @@ func (s *slots) checkRoom(wanted map[serverKey]bool) error {
 	return nil
 }
 
-// causes are those noted in the slot of a server; none if it has no slot.
-func (s *slots) causes(key serverKey) causes {
+// noted is what the slot of a server tells of it: why it is unfit, and whether it has had a route of its
+// own. A server without a slot is fit, and has not.
+func (s *slots) noted(key serverKey) (all causes, routed bool) {
 	slot, ok := s.byKey[key]
 	if !ok {
-		return 0
+		return 0, false
 	}
-	return s.kernel.servers.causes(slot)
+	return s.kernel.servers.causes(slot), s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_ROUTED != 0
 }
 
 // free finds a slot that nobody has.

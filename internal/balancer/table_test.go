@@ -166,6 +166,7 @@ func (m *tableMachine) health(t *rapid.T) {
 func (m *tableMachine) nextHop(t *rapid.T) {
 	_, server := m.drawServer(t)
 	m.via[server] = rapid.SampledFrom([]string{"", "out", "out"}).Draw(t, "link")
+	m.silent[server] = rapid.IntRange(0, 2).Draw(t, "silent") == 0
 	m.route()
 	m.changed()
 }

@@ -249,14 +249,14 @@ func offerAfter(drained uint32, row []uint32) course {
 // list_drained of bpf/hunt.h.
 func (v *View) isDrained(service *balancerServiceEntry, entry flowEntry, now uint16) bool {
 	slot := entry.server()
-	return entry != 0 && v.servers.serves(slot, service.Id) && v.servers.hasNextHop(slot) && !isOver(entry, now) &&
+	return entry != 0 && v.servers.serves(slot, service.Id) && v.servers.reachable(slot) && !isOver(entry, now) &&
 		v.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0
 }
 
 // seek is the course of a packet of a flow whose entry is stale: seek of bpf/hunt.h.
 func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holder uint32) course {
 	slots := slices.Clone(row)
-	if v.servers.hasNextHop(holder) {
+	if v.servers.reachable(holder) {
 		slots = slices.DeleteFunc(slots, func(slot uint32) bool { return slot == holder })
 		slots = slices.Insert(slots, 0, holder)
 	}
@@ -335,6 +335,8 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 		return fmt.Sprintf("the server is %s", describeConditions(v.servers.causes(entry.server()).conditions()))
 	case mayMove && !v.servers.hasNextHop(entry.server()):
 		return "the server has no next hop"
+	case mayMove && !v.servers.reachable(entry.server()):
+		return "the server's next hop does not answer"
 	case p.Opens && isOver(entry, now):
 		return "a new connection takes the place of one that is over"
 	case p.Opens && flags&balancerServerFlagsSERVER_DRAINED != 0:
@@ -385,7 +387,7 @@ func (v *View) place(p Packet, service *balancerServiceEntry, hunts bool, t *Tra
 // listOffered lists the servers that a new connection is offered to: offer of bpf/hunt.h.
 func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32 {
 	takes := func(slot uint32) bool {
-		return v.servers.hasNextHop(slot) &&
+		return v.servers.reachable(slot) &&
 			v.servers.flags(slot)&(balancerServerFlagsSERVER_DRAINED|balancerServerFlagsSERVER_FAILING) == 0
 	}
 	if slots := v.appendRow(nil, row, service, takes); len(slots) > 0 {
@@ -396,13 +398,13 @@ func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32
 
 // listAsked lists the servers that are asked for a flow: list_own of bpf/hunt.h.
 func (v *View) listAsked(row []uint32, bucket uint32, service *balancerServiceEntry) ([]uint32, error) {
-	slots := v.appendRow(nil, row, service, v.servers.hasNextHop)
+	slots := v.appendRow(nil, row, service, v.servers.reachable)
 	if service.Rule.Table&ruleFormer != 0 {
 		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
 		if err != nil {
 			return nil, err
 		}
-		slots = v.appendRow(slots, former, service, v.servers.hasNextHop)
+		slots = v.appendRow(slots, former, service, v.servers.reachable)
 	}
 	return v.appendRow(slots, row, service, isAny), nil
 }

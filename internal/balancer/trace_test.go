@@ -64,6 +64,7 @@ func (f *fixture) reconfigure(t *rapid.T, number int) {
 		weight := rapid.Uint32Range(0, 2).Draw(t, "weight")
 		service.Servers[i].Weight = &weight
 		f.via[service.Servers[i].Name] = rapid.SampledFrom([]string{"out", "narrow", "narrow", "narrow", "narrow", ""}).Draw(t, "link")
+		f.silent[service.Servers[i].Name] = rapid.IntRange(0, 4).Draw(t, "silent") == 0
 	}
 	if rapid.Bool().Draw(t, "without the first server") {
 		service.Servers = service.Servers[1:]
@@ -132,12 +133,15 @@ func TestTraceOfHunt(t *testing.T) {
 		parts := f.cast(flow, service)
 		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second", "stale first", "stale second", "stale third"} {
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-				for _, lost := range []string{"", first, second} {
-					t.Run(fmt.Sprintf("%s/%s/%v/without %s", service, state, flags, lost), func(t *testing.T) {
+				for _, harm := range []string{"", "without " + first, "without " + second, "silent " + first, "silent " + second} {
+					t.Run(fmt.Sprintf("%s/%s/%v/%s", service, state, flags, harm), func(t *testing.T) {
 						f.t = t
 						f.route()
-						if lost != "" {
-							f.kernel.servers.clearNextHop(f.slot(service, parts[lost]))
+						switch what, part, _ := strings.Cut(harm, " "); what {
+						case "without":
+							f.kernel.servers.clearNextHop(f.slot(service, parts[part]))
+						case "silent":
+							f.hush(f.slot(service, parts[part]))
 						}
 						f.setState(flow, service, state, parts)
 						frame := flow.frame(packet.Flags(flags))
@@ -172,8 +176,9 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 			flags := packet.Flags(kind)
 			switch rapid.IntRange(0, 9).Draw(t, "what") {
 			case 0:
-				for _, lost := range f.row(flow, service)[:rapid.IntRange(1, 3).Draw(t, "lost")] {
-					f.kernel.servers.clearNextHop(f.slot(service, lost))
+				harm := rapid.SampledFrom([]func(uint32){f.kernel.servers.clearNextHop, f.hush}).Draw(t, "harm")
+				for _, name := range f.row(flow, service)[:rapid.IntRange(1, 3).Draw(t, "harmed")] {
+					harm(f.slot(service, name))
 				}
 			case 1:
 				f.route()
@@ -288,8 +293,9 @@ func (f *fixture) compare(t fataler, view *View, p Packet, flags packet.TCPFlags
 	}
 	if before.Server != nil && before.Reason != "forward_no_room" {
 		after := mustTrace(t, view, Packet{Flow: p.Flow, Length: p.Length})
-		// It was entered for a server without a next hop only where there is no other.
-		unreachable := before.Reason == "drop_no_next_hop" && p.Flow.Protocol == config.UDP
+		// It was entered for a server that cannot be reached only where there is no other.
+		unreachable := p.Flow.Protocol == config.UDP &&
+			(before.Reason == "drop_no_next_hop" || slices.Contains(before.Server.Causes, ServerUnreachable))
 		if after.Known == nil || after.Known.Server != before.Server.Name || (after.Known.Left != "") != unreachable {
 			t.Fatalf("%+v went to %s; for a later packet trace has %+v", p, before.Server.Name, after.Known)
 		}

@@ -4,22 +4,22 @@ package nexthop
 
 import (
 	"bytes"
-	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// snapshot is the kernel's interfaces and neighbours at one time.
+// snapshot is the kernel's interfaces, neighbours and routes to targets at one time.
 type snapshot struct {
 	links      map[int]Link
 	neighbours map[neighbour]entry
+	policies   map[byte]*policy // by families
 }
 
 // neighbour is a key of the kernel's neighbour tables.
@@ -32,6 +32,7 @@ type neighbour struct {
 type entry struct {
 	mac     [6]byte
 	usable  bool // the kernel itself would send there
+	failed  bool // it was asked, and has not answered
 	managed bool // the kernel keeps it resolved
 	ours    bool // because a resolver asked for it
 	fixed   bool // somebody else keeps it: an operator or a routing daemon
@@ -41,69 +42,78 @@ type entry struct {
 const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY |
 	netlink.NUD_PROBE | netlink.NUD_PERMANENT | netlink.NUD_NOARP
 
-func readSnapshot() (*snapshot, error) {
-	s := &snapshot{map[int]Link{}, map[neighbour]entry{}}
-	links, err := netlink.LinkList()
-	if err != nil {
+// readSnapshot reads all interfaces and neighbours, and the routes to the targets.
+func readSnapshot(targets targets) (s *snapshot, err error) {
+	s = &snapshot{policies: map[byte]*policy{}}
+	if s.links, err = readLinks(); err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	for _, l := range links {
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		if !targets.has(family) {
+			continue
+		}
+		if s.policies[family], err = readPolicy(family, targets); err != nil {
+			return nil, err
+		}
+	}
+	s.neighbours, err = readNeighbours()
+	return s, err
+}
+
+func readLinks() (map[int]Link, error) {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return nil, err
+	}
+	links := map[int]Link{}
+	for _, l := range all {
 		attrs := l.Attrs()
 		link := Link{Index: attrs.Index, Name: attrs.Name, Type: l.Type(), MTU: attrs.MTU}
 		if len(attrs.HardwareAddr) == len(link.MAC) {
 			link.MAC = [6]byte(attrs.HardwareAddr)
 		}
-		s.links[link.Index] = link
+		links[link.Index] = link
 	}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		if err := s.addNeighbours(family); err != nil {
+	return links, nil
+}
+
+func readNeighbours() (map[neighbour]entry, error) {
+	all := map[neighbour]entry{}
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		err := dump(unix.RTM_GETNEIGH, unix.RTM_NEWNEIGH, family, unix.SizeofNdMsg, func(message []byte) {
+			n, e := parseNeighbour(message)
+			all[n] = e
+		})
+		if err != nil {
 			return nil, fmt.Errorf("list neighbours: %w", err)
 		}
 	}
-	return s, nil
+	return all, nil
 }
 
-// addNeighbours asks the kernel itself: what the library makes of its answer lacks the originator.
-func (s *snapshot) addNeighbours(family int) error {
-	request := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
-	request.AddData(&netlink.Ndmsg{Family: uint8(family)})
-	messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
-	if err != nil {
-		return err
-	}
-	for _, message := range messages {
-		n, err := netlink.NeighDeserialize(message)
-		if err != nil {
-			return err
+// parseNeighbour reads a struct ndmsg and the attributes after it.
+func parseNeighbour(message []byte) (n neighbour, e entry) {
+	n.ifindex = int(number(message[4:]))
+	state, flags := binary.NativeEndian.Uint16(message[8:]), message[10]
+	e.failed = state&netlink.NUD_FAILED != 0
+	e.fixed = state&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 ||
+		flags&netlink.NTF_EXT_LEARNED != 0
+	for kind, value := range attributes(message[unix.SizeofNdMsg:]) {
+		switch kind {
+		case netlink.NDA_DST:
+			n.address = addressOf(value)
+		case netlink.NDA_LLADDR:
+			if len(value) == len(e.mac) {
+				e.mac, e.usable = [6]byte(value), state&usable != 0
+			}
+		case netlink.NDA_FLAGS_EXT:
+			e.managed = number(value)&netlink.NTF_EXT_MANAGED != 0
+		case netlink.NDA_PROTOCOL:
+			e.ours = bytes.Equal(value, []byte{originator})
 		}
-		attributes, err := nl.ParseRouteAttr(message[unix.SizeofNdMsg:])
-		if err != nil {
-			return err
-		}
-		s.add(n, slices.ContainsFunc(attributes, func(a syscall.NetlinkRouteAttr) bool {
-			return a.Attr.Type == netlink.NDA_PROTOCOL && bytes.Equal(a.Value, []byte{originator})
-		}))
 	}
-	return nil
-}
-
-// add takes note of a neighbour, which a resolver has asked for some day or not.
-func (s *snapshot) add(n *netlink.Neigh, asked bool) {
-	address, ok := netip.AddrFromSlice(n.IP)
-	if !ok {
-		return
-	}
-	managed := n.FlagsExt&netlink.NTF_EXT_MANAGED != 0
-	e := entry{
-		managed: managed,
-		ours:    managed && asked,
-		fixed: n.State&(netlink.NUD_PERMANENT|netlink.NUD_NOARP) != 0 ||
-			n.Flags&netlink.NTF_EXT_LEARNED != 0,
-	}
-	if len(n.HardwareAddr) == len(e.mac) {
-		e.mac, e.usable = [6]byte(n.HardwareAddr), n.State&usable != 0
-	}
-	s.neighbours[neighbour{n.LinkIndex, address.Unmap()}] = e
+	e.ours = e.ours && e.managed
+	return n, e
 }
 
 // linksNamed are the interfaces of these names, zero where there is none.
@@ -117,31 +127,6 @@ func (s *snapshot) linksNamed(names []string) []Link {
 	return found
 }
 
-// route asks the kernel for the gateway and interface towards an address. The
-// gateway is the address itself on a shared link.
-func route(target netip.Addr) (neighbour, error) {
-	routes, err := netlink.RouteGet(target.AsSlice())
-	if err != nil {
-		return neighbour{}, fmt.Errorf("no route: %w", err)
-	}
-	if len(routes) == 0 {
-		return neighbour{}, errors.New("no route")
-	}
-	first := routes[0]
-	if first.Type == unix.RTN_LOCAL {
-		return neighbour{}, errors.New("the address is this host's own")
-	}
-	gateway := first.Gw
-	if v, ok := first.Via.(*netlink.Via); ok {
-		gateway = v.Addr
-	}
-	if gateway == nil {
-		return neighbour{first.LinkIndex, target}, nil
-	}
-	via, _ := netip.AddrFromSlice(gateway)
-	return neighbour{first.LinkIndex, via.Unmap()}, nil
-}
-
 // originator is what resolvers give as the originator of entries that they ask for, "proto" of
 // ip-neighbour(8): a number that neither the kernel's rtnetlink.h nor iproute2 has a name for.
 const originator = 83
@@ -150,12 +135,10 @@ const originator = 83
 // resolved although no packet of the kernel's own goes there (NTF_EXT_MANAGED,
 // Linux 5.16). With NTF_USE an entry that exists keeps its state and address.
 func setManaged(n neighbour, managed bool) error {
-	family := unix.AF_INET6
-	if n.address.Is4() {
-		family = unix.AF_INET
-	}
 	request := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
-	request.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(n.ifindex), Flags: netlink.NTF_USE})
+	request.AddData(&netlink.Ndmsg{
+		Family: familyOf(n.address), Index: uint32(n.ifindex), Flags: netlink.NTF_USE,
+	})
 	request.AddData(nl.NewRtAttr(netlink.NDA_DST, n.address.AsSlice()))
 	if managed {
 		request.AddData(nl.NewRtAttr(netlink.NDA_FLAGS_EXT, nl.Uint32Attr(netlink.NTF_EXT_MANAGED)))
@@ -168,11 +151,11 @@ func setManaged(n neighbour, managed bool) error {
 // GiveBack takes the mark from all neighbours that resolvers have made managed in this network
 // namespace: after resolvers that were killed. One at work marks its own again.
 func GiveBack() error {
-	s, err := readSnapshot()
+	all, err := readNeighbours()
 	if err != nil {
 		return err
 	}
-	for n, e := range s.neighbours {
+	for n, e := range all {
 		if e.ours {
 			if failed := setManaged(n, false); failed != nil {
 				err = errors.Join(err, fmt.Errorf("give back neighbour %s: %w", n.address, failed))
@@ -180,49 +163,4 @@ func GiveBack() error {
 		}
 	}
 	return err
-}
-
-// subscribe returns a channel that gets a value after changes of routes,
-// neighbours or links, and holds one at most. It closes when the context ends or
-// one of the three does.
-func subscribe(ctx context.Context) (<-chan struct{}, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	events, err := merge(ctx, cancel)
-	if err != nil {
-		cancel()
-	}
-	return events, err
-}
-
-func merge(ctx context.Context, cancel func()) (<-chan struct{}, error) {
-	routes := make(chan netlink.RouteUpdate, 64)
-	neighbours := make(chan netlink.NeighUpdate, 64)
-	links := make(chan netlink.LinkUpdate, 64)
-	if err := netlink.RouteSubscribe(routes, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to routes: %w", err)
-	}
-	if err := netlink.NeighSubscribe(neighbours, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to neighbours: %w", err)
-	}
-	if err := netlink.LinkSubscribe(links, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to links: %w", err)
-	}
-	events := make(chan struct{}, 1)
-	go func() {
-		defer close(events)
-		defer cancel()
-		open := true
-		for open {
-			select {
-			case _, open = <-routes:
-			case _, open = <-neighbours:
-			case _, open = <-links:
-			}
-			select {
-			case events <- struct{}{}:
-			default: // one is waiting already
-			}
-		}
-	}()
-	return events, nil
 }

@@ -38,6 +38,7 @@ type network struct {
 	cancel            context.CancelFunc
 	done              chan struct{} // closed when the resolver has ended
 	logged            chan string
+	mtu               int // how often that of the loopback interface was changed
 }
 
 func start(t *testing.T) *network {
@@ -56,6 +57,9 @@ func startLeft(t *testing.T) *network {
 // startWith prepares the resolver before it runs.
 func startWith(t *testing.T, prepare func(*network)) *network {
 	n := &network{t: t, balancer: testnet.New(t), left: testnet.New(t), right: testnet.New(t)}
+	for _, ns := range []*testnet.Namespace{n.balancer, n.left, n.right} {
+		sysctl(t, ns, "ipv6/conf/default/accept_dad", "0") // it takes two seconds
+	}
 	testnet.Connect(t, n.balancer, "left", testnet.Prefixes("fd00:a::1/64", "10.1.0.1/24"),
 		n.left, "eth0", testnet.Prefixes("fd00:a::2/64", "10.1.0.2/24"))
 	testnet.Connect(t, n.balancer, "right", testnet.Prefixes("fd00:b::1/64", "10.2.0.1/24"),
@@ -180,10 +184,8 @@ func (n *network) hopRight() Hop {
 func (n *network) isManaged(link Link, address string) (managed bool) {
 	n.t.Helper()
 	n.do(func() error {
-		s, err := readSnapshot()
-		if err == nil {
-			managed = s.neighbours[neighbour{link.Index, netip.MustParseAddr(address)}].managed
-		}
+		all, err := readNeighbours()
+		managed = all[neighbour{link.Index, netip.MustParseAddr(address)}].managed
 		return err
 	})
 	return managed
@@ -436,14 +438,14 @@ func TestWorksInStorm(t *testing.T) {
 	}
 }
 
-// storm changes a neighbour, much more often than the resolver settles.
+// storm changes a route beside the server's, much more often than the resolver settles.
 func (n *network) storm(ctx context.Context, raging chan<- struct{}) error {
 	tick := time.NewTicker(settle / 10)
 	defer tick.Stop()
+	_, aggregate, _ := net.ParseCIDR("fd00:5::/32")
 	for i := 0; ; i++ {
-		err := netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: n.ifRight.Index, IP: net.ParseIP("fd00:b::99"),
-			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, byte(i)}, State: netlink.NUD_PERMANENT,
+		err := netlink.RouteReplace(&netlink.Route{
+			LinkIndex: n.ifRight.Index, Dst: aggregate, Gw: net.ParseIP(fmt.Sprintf("fd00:b::%x", 2+i%9)),
 		})
 		if err != nil {
 			return err

@@ -14,22 +14,14 @@ import (
 // neighbour entries have to expire.
 func TestServersMACChanges(t *testing.T) {
 	l := up(t, topology(mixed...))
-	for _, name := range nodes(l, lab.RoleBalancer) {
-		// By default the kernel trusts an entry for half a minute, and one that is there already does
-		// not hear of another default.
-		for _, family := range []string{"ipv4", "ipv6"} {
-			for _, timer := range []string{"base_reachable_time_ms=500", "delay_first_probe_time=1", "ucast_solicit=1"} {
-				command(t, l, name, "sysctl", "-w", fmt.Sprintf("net.%s.neigh.eth0.%s", family, timer))
-			}
-		}
-		command(t, l, name, "ip", "neigh", "flush", "dev", "eth0")
-	}
+	hurryNeighbours(t, l)
 	live := open(t, l, 200, l.Topology.Services...)
 	live.rounds(t, 1)
 	command(t, l, "s1", "ip", "link", "set", "eth0", "address", "02:00:00:00:5e:01")
 	live.rounds(t, 2)
 	live.requireUnbroken(t)
-	must(t, newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...))
+	// While the kernel finds out, the server gets no new connections.
+	eventually(t, func() error { return newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...) })
 }
 
 // TestRouteToServerChanges leads the way to a server's locator by another server and back.

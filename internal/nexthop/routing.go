@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nexthop
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// policy is the routing policy of a family: the rules, and the routes by their tables.
+type policy struct {
+	rules  []rule
+	tables map[uint32]*table
+}
+
+// table is a routing table, as far as it leads to targets.
+type table struct {
+	routes  map[netip.Prefix][]*route // the lowest metric first, and of equal ones the lowest rank
+	lengths []int                     // of the prefixes, in bits; the longest first
+}
+
+// readPolicy reads the rules of a family, and the routes that lead to one of the targets.
+func readPolicy(family byte, targets targets) (*policy, error) {
+	rules, err := readRules(family)
+	if err != nil {
+		return nil, fmt.Errorf("list rules: %w", err)
+	}
+	var routes []*route
+	err = readRoutes(family, func(r *route) {
+		if targets.any(r.prefix) {
+			routes = append(routes, r)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	if err := resolveObjects(routes); err != nil {
+		return nil, fmt.Errorf("list nexthop objects: %w", err)
+	}
+	return newPolicy(rules, routes), nil
+}
+
+// resolveObjects gives the routes their paths that name nothing but an object.
+func resolveObjects(routes []*route) error {
+	unresolved := func(r *route) bool {
+		return r.kind == unix.RTN_UNICAST && len(r.paths) == 0 && r.object != 0
+	}
+	if !slices.ContainsFunc(routes, unresolved) {
+		return nil
+	}
+	all, err := readObjects()
+	for _, r := range routes {
+		if unresolved(r) {
+			all.resolve(r)
+		}
+	}
+	return err
+}
+
+// newPolicy arranges the routes that are in use.
+func newPolicy(rules []rule, routes []*route) *policy {
+	p := &policy{rules, map[uint32]*table{}}
+	for _, r := range routes {
+		t := p.tables[r.table]
+		if t == nil {
+			t = &table{routes: map[netip.Prefix][]*route{}}
+			p.tables[r.table] = t
+		}
+		if r.inUse() {
+			t.routes[r.prefix] = append(t.routes[r.prefix], r)
+		}
+	}
+	for _, t := range p.tables {
+		t.sort()
+	}
+	return p
+}
+
+// inUse says whether the kernel uses the route now: not if all interfaces that it names are down.
+func (r *route) inUse() bool {
+	return r.kind != unix.RTN_UNICAST ||
+		slices.ContainsFunc(r.paths, func(p path) bool { return !p.dead })
+}
+
+func (t *table) sort() {
+	lengths := map[int]bool{}
+	for prefix, routes := range t.routes {
+		lengths[prefix.Bits()] = true
+		slices.SortStableFunc(routes, func(a, b *route) int {
+			return cmp.Or(cmp.Compare(a.metric, b.metric), cmp.Compare(a.rank, b.rank))
+		})
+	}
+	for bits := range lengths {
+		t.lengths = append(t.lengths, bits)
+	}
+	slices.SortFunc(t.lengths, func(a, b int) int { return cmp.Compare(b, a) })
+}
+
+// find returns the routes of the longest prefix with an address in it.
+func (t *table) find(target netip.Addr) []*route {
+	if t == nil {
+		return nil
+	}
+	for _, bits := range t.lengths {
+		prefix, _ := target.Prefix(bits)
+		if routes := t.routes[prefix]; len(routes) > 0 {
+			return routes
+		}
+	}
+	return nil
+}
+
+// found is what the routing tables say of a target.
+type found struct {
+	ways []neighbour // the preferred one first; none where there is an error
+	bits int         // of the route's prefix; of a default route 0, of none -1
+	err  error
+}
+
+// nowhere is found for a target without a route.
+var nowhere = found{bits: -1, err: errors.New("no route")}
+
+var errOwn = errors.New("the address is this host's own")
+
+// lookup finds by way of which neighbours the kernel would send a packet of this host's own to an
+// address.
+//
+// Unlike a lookup by the kernel (ask) it does not care for the state of neighbours. For IPv6 the
+// kernel passes over a route whose neighbour has failed, on to shorter prefixes (rt6_score_route in
+// net/ipv6/route.c), unless the sysctl net.ipv6.conf.all.forwarding is set.
+func (p *policy) lookup(target netip.Addr) found {
+	for i := 0; i < len(p.rules); i++ {
+		rule := &p.rules[i]
+		if !rule.matches(target) {
+			continue
+		}
+		switch rule.action {
+		case unix.FR_ACT_GOTO:
+			if to := p.ruleAt(rule.jump); to > i {
+				i = to - 1
+			}
+		case unix.FR_ACT_BLACKHOLE, unix.FR_ACT_UNREACHABLE, unix.FR_ACT_PROHIBIT:
+			return found{bits: -1, err: fmt.Errorf("no route: rule %d forbids it", rule.priority)}
+		case unix.FR_ACT_TO_TBL:
+			routes := p.tables[rule.table].find(target)
+			if len(routes) == 0 || rule.passesOver(routes[0]) {
+				continue
+			}
+			ways, err := waysOf(routes, target)
+			return found{ways, routes[0].prefix.Bits(), err}
+		}
+	}
+	return nowhere
+}
+
+// ask has the kernel look up an address.
+func ask(target netip.Addr) found {
+	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
+	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
+		Family: familyOf(target), Dst_len: byte(target.BitLen()), Flags: unix.RTM_F_FIB_MATCH,
+	}})
+	request.AddData(nl.NewRtAttr(unix.RTA_DST, target.AsSlice()))
+	messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWROUTE)
+	if err != nil || len(messages) == 0 {
+		return nowhere
+	}
+	r, ok := parseRoute(messages[0])
+	// For IPv6 the kernel may tell another route that has the same nexthop object.
+	if !ok || !r.prefix.Contains(target) || resolveObjects([]*route{r}) != nil || !r.inUse() {
+		return nowhere
+	}
+	ways, err := waysOf([]*route{r}, target)
+	return found{ways, r.prefix.Bits(), err}
+}
+
+// ruleAt is the position of the first rule of a priority; -1: there is none.
+func (p *policy) ruleAt(priority uint32) int {
+	return slices.IndexFunc(p.rules, func(r rule) bool { return r.priority == priority })
+}
+
+// waysOf lists the neighbours that the routes of a prefix name, in the order of the routes. It ends
+// before the first route that is not for other hosts.
+func waysOf(routes []*route, target netip.Addr) (ways []neighbour, err error) {
+	for _, r := range routes {
+		if r.kind != unix.RTN_UNICAST {
+			err = refusal(r)
+			break
+		}
+		ways = append(ways, r.neighbours(target)...)
+	}
+	if len(ways) > 0 {
+		return ways, nil
+	}
+	return nil, err
+}
+
+// neighbours are those of the paths that are in use, in the target's order.
+func (r *route) neighbours(target netip.Addr) []neighbour {
+	paths := slices.DeleteFunc(slices.Clone(r.paths), func(p path) bool { return p.dead })
+	if len(paths) > 1 {
+		slices.SortFunc(paths, func(a, b path) int {
+			return cmp.Compare(a.order(target), b.order(target))
+		})
+	}
+	ways := make([]neighbour, 0, len(paths))
+	for _, p := range paths {
+		if !p.gateway.IsValid() {
+			p.gateway = target
+		}
+		ways = append(ways, neighbour{p.ifindex, p.gateway})
+	}
+	return ways
+}
+
+// refusals are the kinds of routes that have packets dropped.
+var refusals = map[byte]string{
+	unix.RTN_BLACKHOLE:   "blackhole",
+	unix.RTN_UNREACHABLE: "unreachable",
+	unix.RTN_PROHIBIT:    "prohibit",
+}
+
+// refusal says why a route leads to no other host.
+func refusal(r *route) error {
+	if kind, ok := refusals[r.kind]; ok {
+		return fmt.Errorf("no route: %s is routed as %s", r.prefix, kind)
+	}
+	return errOwn
+}
