@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/probe"
 )
 
 // firstForward is FIRST_FORWARD in bpf/stats.h: the first of the reasons that are counted by server.
@@ -86,21 +87,27 @@ func (k *kernel) retireCounter(slot uint32) error {
 	return nil
 }
 
-// offers are how often a server was the first to be offered a new connection, and how many of
-// these connections any server took.
-func (k *kernel) offers(slot uint32) (offered, answered uint64, err error) {
+// offers are what a server had to do with new connections of a service that hunts.
+func (k *kernel) offers(slot uint32) (probe.Offers, error) {
 	counter, err := readServerCounter(k.objects.ServerCounters, slot)
 	if err != nil {
-		return 0, 0, err
+		return probe.Offers{}, err
+	}
+	signals, err := readServerSignals(k.objects.ServerSignals, slot)
+	if err != nil {
+		return probe.Offers{}, err
+	}
+	offers := probe.Offers{
+		Offered: counter.packets(balancerReasonREASON_FORWARD_HUNT), Taken: signals.Created,
 	}
 	var cpus []uint64
 	if err := k.objects.AnsweredOffers.Lookup(slot, &cpus); err != nil {
-		return 0, 0, fmt.Errorf("read the answered offers of slot %d: %w", slot, err)
+		return probe.Offers{}, fmt.Errorf("read the answered offers of slot %d: %w", slot, err)
 	}
 	for _, cpu := range cpus {
-		answered += cpu
+		offers.Answered += cpu
 	}
-	return counter.packets(balancerReasonREASON_FORWARD_HUNT), answered, nil
+	return offers, nil
 }
 
 // addReason adds to the counters of a reason that no program counts under.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -22,21 +23,21 @@ func TestAnswersCountForTheFirstOffered(t *testing.T) {
 			answer := func(server string, flags packet.TCPFlags) {
 				f.run(signal(kind, f.locatorOf(service, server), flow, srv6.CreateStickiness, packet.Flags(flags)))
 			}
-			expect := func(when, server string, offered, answered uint64) {
+			expect := func(when, server string, offered, answered, taken uint64) {
 				t.Helper()
-				gotOffered, gotAnswered, err := f.kernel.offers(f.slot(service, server))
+				got, err := f.kernel.offers(f.slot(service, server))
 				f.must(err)
-				if gotOffered != offered || gotAnswered != answered {
-					t.Errorf("%s: %d offers and %d answers, want %d and %d", when, gotOffered, gotAnswered, offered, answered)
+				if want := (probe.Offers{Offered: offered, Answered: answered, Taken: taken}); got != want {
+					t.Errorf("%s: %+v, want %+v", when, got, want)
 				}
 			}
 			f.run(flow.frame())
-			expect("a SYN", row[0], 1, 0)
+			expect("a SYN", row[0], 1, 0, 0)
 			answer(row[1], packet.SYN|packet.ACK)
-			expect("the second server takes it", row[0], 1, 1)
-			expect("the second server takes it", row[1], 0, 0)
+			expect("the second server takes it", row[0], 1, 1, 0)
+			expect("the second server takes it", row[1], 0, 0, 1)
 			answer(row[1], packet.ACK)
-			expect("not a SYN-ACK", row[0], 1, 1)
+			expect("not a SYN-ACK", row[0], 1, 1, 0)
 
 			f.forgetFlows()
 			f.setHealth(service, row[0], false)
@@ -44,7 +45,7 @@ func TestAnswersCountForTheFirstOffered(t *testing.T) {
 			next := f.row(flow, service) // of the configuration; the table skips the failing server
 			f.run(flow.frame())
 			answer(next[1], packet.SYN|packet.ACK)
-			expect("the first one fails its checks", row[0], 1, 1)
+			expect("the first one fails its checks", row[0], 1, 1, 0)
 		})
 	}
 }
@@ -56,8 +57,8 @@ func TestAnswersToRandomOffersDoNotCount(t *testing.T) {
 	row := f.row(web, "web")
 	f.run(signal(config.SRv6Encap, f.locatorOf("web", row[0]), web, srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK)))
 	for _, server := range f.service("web").Servers {
-		if _, answered, err := f.kernel.offers(f.slot("web", server.Name)); answered != 0 || err != nil {
-			t.Errorf("%s: %d answers, %v", server.Name, answered, err)
+		if got, err := f.kernel.offers(f.slot("web", server.Name)); got.Answered != 0 || err != nil {
+			t.Errorf("%s: %+v, %v", server.Name, got, err)
 		}
 	}
 }

@@ -40,9 +40,7 @@ func (w *wire) Send(requests []probe.Request) error {
 func (w *wire) Answer(slot uint32) (probe.Answer, bool) { return w.kernel.probes.answer(slot) }
 
 // Offers implements probe.Wire.
-func (w *wire) Offers(slot uint32) (offered, answered uint64, err error) {
-	return w.kernel.offers(slot)
-}
+func (w *wire) Offers(slot uint32) (probe.Offers, error) { return w.kernel.offers(slot) }
 
 // Forget implements probe.Wire.
 func (w *wire) Forget(slot uint32) { w.kernel.probes.forget(slot) }

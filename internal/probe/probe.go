@@ -29,8 +29,9 @@ const (
 	// UnansweredOffers is how many connections are offered to a server first, and taken by no
 	// server, before the first one is Unheard; more if others are taken in between.
 	UnansweredOffers = 20
-	// answerWorth is how many unanswered offers an answered one makes up for.
-	answerWorth = 1. / 3
+	// answerWorth is how many unanswered offers an answered one makes up for, and takenWorth, how many
+	// a connection that the server took itself.
+	answerWorth, takenWorth = 1. / 3, 3.
 	// An Unheard server gets no offers that could show that it is well again. It is given another
 	// chance after firstTrial, and each time later, up to lastTrial.
 	firstTrial, lastTrial = 10 * time.Second, 160 * time.Second
@@ -75,6 +76,13 @@ type Answer struct {
 	Serves  bool   // it has the VIP
 }
 
+// Offers are the connections of a service that hunts, as a server has to do with them.
+type Offers struct {
+	Offered  uint64 // it was the first to be offered
+	Answered uint64 // of these, any server took
+	Taken    uint64 // it took, whoever was the first
+}
+
 // ErrNotReady says that the data path cannot send probes yet.
 var ErrNotReady = errors.New("the data path is not attached")
 
@@ -84,9 +92,8 @@ type Wire interface {
 	Send([]Request) error
 	// Answer returns the answer to a server's last probe, if it has come.
 	Answer(slot uint32) (answer Answer, ok bool)
-	// Offers counts the connections that a server was the first to be offered, and those of them
-	// that any server took; both since the server came.
-	Offers(slot uint32) (offered, answered uint64, err error)
+	// Offers counts what there was since a server came.
+	Offers(slot uint32) (Offers, error)
 	// Forget takes no answer from a server any more.
 	Forget(slot uint32)
 }
@@ -243,11 +250,11 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 		}
 	}
 	if s.target.Offered {
-		offered, answered, err := p.wire.Offers(s.target.Slot)
+		offers, err := p.wire.Offers(s.target.Slot)
 		if err != nil {
 			p.log.Error("compare offers with answers", "service", s.target.Service, "server", s.target.Server, "error", err)
 		} else {
-			s.noteOffers(offered, answered, now)
+			s.noteOffers(offers, now)
 			if s.mayGiveUp() && !p.isOverloaded(s.target.Service) {
 				s.giveUp(now)
 			}

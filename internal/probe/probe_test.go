@@ -23,7 +23,7 @@ type wire struct {
 	answers   map[uint32]*Answer // by slot; nil: no answer
 	tokens    map[uint32]uint64  // of the last probes
 	sent      map[uint32][]time.Time
-	offers    map[uint32][2]uint64 // offered, answered
+	offers    map[uint32]Offers
 	forgotten []uint32
 	err       error // of Send
 }
@@ -31,7 +31,7 @@ type wire struct {
 func newWire() *wire {
 	return &wire{
 		answers: map[uint32]*Answer{}, tokens: map[uint32]uint64{}, sent: map[uint32][]time.Time{},
-		offers: map[uint32][2]uint64{},
+		offers: map[uint32]Offers{},
 	}
 }
 
@@ -57,10 +57,10 @@ func (w *wire) Answer(slot uint32) (Answer, bool) {
 	return Answer{}, false
 }
 
-func (w *wire) Offers(slot uint32) (offered, answered uint64, err error) {
+func (w *wire) Offers(slot uint32) (Offers, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.offers[slot][0], w.offers[slot][1], nil
+	return w.offers[slot], nil
 }
 
 func (w *wire) Forget(slot uint32) { w.forgotten = append(w.forgotten, slot) }
@@ -83,7 +83,16 @@ func (w *wire) offer(slot uint32, offered, answered uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.offers[slot]
-	w.offers[slot] = [2]uint64{now[0] + offered, now[1] + answered}
+	w.offers[slot] = Offers{now.Offered + offered, now.Answered + answered, now.Taken}
+}
+
+// take has a server take some connections.
+func (w *wire) take(slot uint32, taken uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := w.offers[slot]
+	now.Taken += taken
+	w.offers[slot] = now
 }
 
 var well = &Answer{Version: version, Serves: true}
@@ -332,6 +341,54 @@ func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 		}
 		if p.fault("s1") != None || p.fault("s2") != Unheard {
 			t.Errorf("s1: %v, s2: %v", p.fault("s1"), p.fault("s2"))
+		}
+	})
+}
+
+// Of two servers one drops what it takes. What the other refuses is lost with it, and clients try again:
+// three of four offers of the good server are without an answer, as of the bad one.
+func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
+	w := newWire()
+	w.answers[1], w.answers[2] = well, well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2)})
+		pass(p, 2*Interval)
+		for range 5 {
+			w.offer(1, 40, 10)
+			w.offer(2, 40, 10)
+			w.take(1, 20)
+			pass(p, Interval)
+		}
+		if p.fault("s1") != None || p.fault("s2") != Unheard {
+			t.Errorf("s1: %v, s2: %v", p.fault("s1"), p.fault("s2"))
+		}
+	})
+}
+
+// However long offers were without answers, once they are answered nothing is held against a server:
+// not even if it recovers last.
+func TestEndOfOverload(t *testing.T) {
+	w := newWire()
+	var targets []Target
+	for slot := range uint32(6) {
+		w.answers[slot] = well
+		targets = append(targets, target(slot))
+	}
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), targets)
+		pass(p, 2*Interval)
+		for range 100 {
+			for slot := range uint32(6) {
+				w.offer(slot, 7, 2)
+			}
+			expect(t, "overload", pass(p, Interval), map[string]Fault{})
+		}
+		for range 20 {
+			for slot := range uint32(6) {
+				w.offer(slot, 6, 6)
+				w.take(slot, 3+100*uint64(slot))
+			}
+			expect(t, "it is over", pass(p, Interval), map[string]Fault{})
 		}
 	})
 }

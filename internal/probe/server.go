@@ -15,13 +15,13 @@ type server struct {
 	misses, hits int // in a row
 
 	// From offers:
-	counted           bool   // the counters have been read before
-	offered, answered uint64 // as they were last read
-	pending           uint64 // unanswered at the last reading: the answers may be under way
-	score             float64
-	unheard           bool
-	trial             time.Duration
-	retry             time.Time // when an unheard server gets another chance
+	counted bool   // the counters have been read before
+	offers  Offers // as they were last read
+	pending uint64 // unanswered at the last reading: the answers may be under way
+	score   float64
+	unheard bool
+	trial   time.Duration
+	retry   time.Time // when an unheard server gets another chance
 }
 
 // newServer begins with what an earlier process has found.
@@ -66,9 +66,16 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 // while more than three of four offers are answered, also if a tenth of all packets is lost. A server
 // that drops what it takes cannot hide behind the offers that it refuses and others take: by policy
 // `dynamic` a server refuses half.
-func (s *server) noteOffers(offered, answered uint64, now time.Time) {
-	newOffers, newAnswers := offered-s.offered, answered-s.answered
-	s.offered, s.answered = offered, answered
+//
+// What a server refuses may be lost at the next one, and then clients offer it again: of two or three
+// servers, one that does not answer makes most offers of the others look unanswered, too. But these
+// are heard of, by what they take themselves, and each such connection takes takenWorth from the score.
+//
+// The score is bounded, so that the first good news counts.
+func (s *server) noteOffers(now Offers, at time.Time) {
+	newOffers, newAnswers := now.Offered-s.offers.Offered, now.Answered-s.offers.Answered
+	newTaken := now.Taken - s.offers.Taken
+	s.offers = now
 	switch {
 	case !s.counted:
 		s.counted = true
@@ -76,14 +83,15 @@ func (s *server) noteOffers(offered, answered uint64, now time.Time) {
 		s.forget()
 		s.trial = firstTrial
 	case s.unheard:
-		if now.After(s.retry) {
+		if at.After(s.retry) {
 			s.forget()
 		}
 	default:
 		late := newAnswers - min(newAnswers, newOffers)
 		lost := s.pending - min(s.pending, late)
 		s.pending = newOffers - min(newOffers, newAnswers)
-		s.score = max(0, s.score+float64(lost)-answerWorth*float64(newAnswers))
+		s.score += float64(lost) - answerWorth*float64(newAnswers) - takenWorth*float64(newTaken)
+		s.score = min(max(0, s.score), UnansweredOffers)
 	}
 }
 
