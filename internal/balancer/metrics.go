@@ -94,7 +94,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(packetsDesc, err)
 	}
-	services, err := c.view.services()
+	services, err := c.view.Services()
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(serverPacketsDesc, err)
 	}
