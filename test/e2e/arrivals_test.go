@@ -1,0 +1,206 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// arrivals are connections that the lab's client opens at a fixed rate, whether those before are
+// answered or not (an open loop). Services take turns. Each connection makes one request.
+type arrivals struct {
+	services []lab.Service
+	interval time.Duration // from one connection to the next
+	cancel   context.CancelFunc
+	group    sync.WaitGroup
+
+	mu    sync.Mutex
+	limit time.Duration // of those that begin from now on
+	all   []*arrival
+	err   error // why no more can be opened
+}
+
+// arrival is one of the connections.
+type arrival struct {
+	service string
+	began   time.Time
+	ended   time.Time // zero: it is still under way
+	server  string    // that answered
+	err     error     // why it has no whole answer
+}
+
+// startArrivals opens connections, so many a second in all, until the test ends. Those without a
+// whole answer within the limit give up.
+func startArrivals(t *testing.T, l *lab.Lab, rate int, limit time.Duration) *arrivals {
+	ctx, cancel := context.WithCancel(t.Context())
+	a := &arrivals{
+		services: l.Topology.Services, interval: time.Second / time.Duration(rate),
+		cancel: cancel, limit: limit,
+	}
+	a.group.Go(func() {
+		err := l.Node("client").Do(func() error { return a.run(ctx) })
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.err = err
+	})
+	t.Cleanup(a.stop)
+	return a
+}
+
+// run opens the connections. It has a thread in the client's network namespace to itself: sockets
+// stay in the namespace that they are opened in, and any thread can go on with them.
+func (a *arrivals) run(ctx context.Context) error {
+	due := time.Now()
+	for i := 0; ; i++ {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(time.Until(due)): // at once, after the machine stood still
+		}
+		due = due.Add(a.interval)
+		s := a.services[i%len(a.services)]
+		conn, err := beginConnect(s.Address())
+		if conn == nil {
+			return err
+		}
+		arrived := &arrival{service: s.Name, began: time.Now()}
+		a.mu.Lock()
+		a.all = append(a.all, arrived)
+		limit := a.limit
+		a.mu.Unlock()
+		a.group.Go(func() {
+			server := ""
+			if err == nil {
+				server, err = converse(ctx, conn, s, limit)
+			}
+			conn.Close()
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			arrived.ended, arrived.server, arrived.err = time.Now(), server, err
+		})
+	}
+}
+
+// beginConnect opens a socket and sends the SYN. The error is that of the connection if there is a
+// socket, else that of this host.
+func beginConnect(to netip.AddrPort) (*os.File, error) {
+	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	domain := unix.AF_INET6
+	if to.Addr().Is4() {
+		domain = unix.AF_INET
+		address = &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open a socket: %w", err)
+	}
+	err = unix.Connect(fd, address)
+	if errors.Is(err, unix.EINPROGRESS) {
+		err = nil
+	}
+	return os.NewFile(uintptr(fd), to.String()), err
+}
+
+// converse makes a request, which waits until the connection is open, and returns the server whose
+// whole answer came.
+func converse(
+	ctx context.Context, conn *os.File, s lab.Service, limit time.Duration,
+) (server string, err error) {
+	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
+		return "", err
+	}
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	const request = "GET / HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n"
+	_, err = fmt.Fprintf(conn, request, s.Address())
+	if err != nil {
+		return "", err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		return "", err
+	}
+	if response.StatusCode != http.StatusOK {
+		return "", errors.New(response.Status)
+	}
+	return response.Header.Get("X-Segue-Server"), nil
+}
+
+// setLimit gives the connections that begin from now on another limit.
+func (a *arrivals) setLimit(limit time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.limit = limit
+}
+
+// since returns those that began at a time or later, or were under way then, as they are now.
+func (a *arrivals) since(t *testing.T, from time.Time) []arrival {
+	t.Helper()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	must(t, a.err)
+	var some []arrival
+	for _, arrived := range a.all {
+		if arrived.ended.IsZero() || !arrived.ended.Before(from) {
+			some = append(some, *arrived)
+		}
+	}
+	return some
+}
+
+// await waits until all those that began from one time to another have ended, and returns them, as
+// since does.
+func (a *arrivals) await(t *testing.T, from, to time.Time) (some []arrival) {
+	t.Helper()
+	eventually(t, func() error {
+		some = a.since(t, from)
+		some = slices.DeleteFunc(some, func(c arrival) bool { return c.began.After(to) })
+		for _, c := range some {
+			if c.ended.IsZero() {
+				return fmt.Errorf("a connection to %s is without an answer after %v",
+					c.service, time.Since(c.began))
+			}
+		}
+		return nil
+	})
+	return some
+}
+
+func (a *arrivals) stop() {
+	a.cancel()
+	a.group.Wait()
+}
+
+// outcome says in a word what became of a connection; empty: it was answered in time.
+func (c arrival) outcome(limit time.Duration) string {
+	switch {
+	case c.err == nil && c.ended.Sub(c.began) <= limit:
+		return ""
+	case errors.Is(c.err, unix.ECONNREFUSED):
+		return "refused"
+	case errors.Is(c.err, unix.ECONNRESET), errors.Is(c.err, unix.EPIPE):
+		return "reset"
+	case errors.Is(c.err, unix.EHOSTUNREACH), errors.Is(c.err, unix.ENETUNREACH):
+		return "unreachable"
+	case c.err == nil, errors.Is(c.err, os.ErrDeadlineExceeded):
+		return "timeout"
+	}
+	return "broken off"
+}

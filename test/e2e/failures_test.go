@@ -1,0 +1,292 @@
+package e2e
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+var failuresTable = flag.Bool("failures.table", false,
+	"TestServerFailures injects all failures and writes the tables of docs/server-failures.md")
+
+const (
+	// failureRate is how many connections the client opens in a second, to all services together.
+	failureRate = 200
+	// answerLimit is how long a client waits for its whole answer.
+	answerLimit = 3 * time.Second
+	// aftermath is how long connections are watched at least after all balancers have noticed.
+	aftermath = 1500 * time.Millisecond
+)
+
+// TestServerFailures has one of three servers fail in one way after the other, while a client opens
+// connections. Every balancer has to notice, and no connection fails that begins after that. When
+// the failure is over, the server gets connections again.
+func TestServerFailures(t *testing.T) {
+	f := newFailing(t, "s3")
+	var outcomes []*outcome
+	for _, x := range failures {
+		if !x.brief && !*failuresTable {
+			continue
+		}
+		t.Run(x.name, func(t *testing.T) { outcomes = append(outcomes, f.in(t).undergo(x)) })
+		if t.Failed() {
+			return // the next one would find the server as this one left it
+		}
+	}
+	if *failuresTable {
+		must(t, documentFailures(outcomes))
+	}
+}
+
+// failing is a lab with a server that fails time and again.
+type failing struct {
+	*testing.T
+	lab      *lab.Lab
+	server   *lab.Node
+	routes   [][]string // of the server, by gateways
+	arrivals *arrivals
+	watch    *watch
+}
+
+// newFailing builds the lab, and has the client begin to open connections.
+func newFailing(t *testing.T, server string) *failing {
+	t.Helper()
+	topology := topology(probed...)
+	for i := range topology.Services {
+		topology.Services[i].Health = &config.Health{HTTP: &config.HTTPCheck{Path: "/healthz"}}
+	}
+	l := up(t, topology)
+	for _, name := range nodes(l, lab.RoleServer) {
+		// A host that forwards sends in circles what comes for a VIP that it has lost. Hosts with
+		// applications do not, as a rule; servers of a lab do, for other tests.
+		command(t, l, name, "sysctl", "-w",
+			"net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward=0")
+	}
+	f := &failing{T: t, lab: l, server: l.Node(server), watch: startWatch(t, l, server)}
+	f.routes = f.staticRoutes()
+	f.arrivals = startArrivals(t, l, failureRate, answerLimit)
+	return f
+}
+
+// in is the same in a part of the test.
+func (f failing) in(t *testing.T) *failing {
+	f.T = t
+	return &f
+}
+
+// run runs a command on a node and returns what it printed.
+func (f *failing) run(node, name string, args ...string) string {
+	f.Helper()
+	return command(f.T, f.lab, node, name, args...)
+}
+
+// undergo injects a failure and ends it, and returns what came of it.
+func (f *failing) undergo(x failure) *outcome {
+	f.Helper()
+	f.awaitUse()
+	if x.prepare != nil {
+		x.prepare(f)
+		f.awaitUse()
+	}
+	isHidden := func(service string) bool { return slices.Contains(x.hidden, service) }
+	noticing := slices.DeleteFunc(slices.Clone(probed), isHidden)
+	start := time.Now()
+	x.inject(f)
+	f.watch.await(f.T, false, noticing...)
+	noticed := time.Now()
+	f.arrivals.setLimit(patience / 2) // none of these may fail because the machine is slow
+	lasts := aftermath
+	if *failuresTable {
+		lasts = max(2*aftermath, x.lasts-time.Since(start))
+	}
+	pause(f.T, lasts)
+	end := time.Now()
+	f.arrivals.setLimit(answerLimit)
+	if !x.retried {
+		f.requireAllAnswered(noticed, end, noticing...)
+		f.requireOut(noticed, end, noticing...)
+	}
+	o := f.judge(x, start, end)
+	o.requireConditions(f.T)
+	x.heal(f)
+	f.awaitUse()
+	f.Logf("%v\nhealed after %.1f s", o, time.Since(end).Seconds())
+	return o
+}
+
+// awaitUse waits until all balancers use the server again, and it has answered connections to all
+// services.
+func (f *failing) awaitUse() {
+	f.Helper()
+	f.watch.await(f.T, true, probed...)
+	used := time.Now()
+	eventually(f.T, func() error {
+		answered := map[string]bool{}
+		for _, c := range f.arrivals.since(f.T, used) {
+			answered[c.service] = answered[c.service] || c.server == f.server.Name
+		}
+		for _, s := range probed {
+			if !answered[s] {
+				return fmt.Errorf("%s gets no connection to %s", f.server.Name, s)
+			}
+		}
+		return nil
+	})
+	f.requireAllAnswered(used, time.Now(), probed...)
+}
+
+// requireAllAnswered fails the test if a connection to the services that began between two times
+// got no answer.
+func (f *failing) requireAllAnswered(from, to time.Time, services ...string) {
+	f.Helper()
+	failed := 0
+	for _, c := range f.arrivals.await(f.T, from, to) {
+		if c.began.Before(from) || c.err == nil || !slices.Contains(services, c.service) {
+			continue
+		}
+		if failed++; failed <= 5 {
+			f.Errorf("a connection to %s that began %v after it had to work failed: %v",
+				c.service, c.began.Sub(from), c.err)
+		}
+	}
+	if failed > 5 {
+		f.Errorf("and %d more", failed-5)
+	}
+}
+
+// requireOut fails the test if the server got new connections between two times.
+func (f *failing) requireOut(from, to time.Time, services ...string) {
+	f.Helper()
+	matters := func(service string, at time.Time) bool {
+		return slices.Contains(services, service) && at.After(from) && at.Before(to)
+	}
+	for here, sights := range f.watch.since(f.T, from) {
+		for _, s := range sights {
+			if s.used && matters(here.service, s.at) {
+				f.Errorf("%s uses %s in %s again %v after all had noticed: %s",
+					here.balancer, f.server.Name, here.service, s.at.Sub(from), s.condition)
+			}
+		}
+	}
+	for _, c := range f.arrivals.since(f.T, from) {
+		if c.server == f.server.Name && matters(c.service, c.began) {
+			f.Errorf("%s has a connection to %s that began %v after all had noticed",
+				c.server, c.service, c.began.Sub(from))
+		}
+	}
+}
+
+// outcome is what came of a failure.
+type outcome struct {
+	failure  failure
+	lasted   time.Duration
+	services map[string]*serviceOutcome
+}
+
+// serviceOutcome is what came of it for a service. Times count from the failure.
+type serviceOutcome struct {
+	noticed map[string]time.Duration               // when balancers ceased to use the server
+	found   map[balancer.Condition][]time.Duration // when balancers knew of a cause
+	told    []balancer.Condition                   // by balancers that did not use it, in turn
+	before  tally                                  // connections until all balancers had noticed
+	after   tally                                  // and from then on
+}
+
+// tally counts connections.
+type tally struct {
+	offered int
+	failed  map[string]int // by what became of them
+}
+
+// judge gathers what came of a failure between two times.
+func (f *failing) judge(x failure, start, end time.Time) *outcome {
+	f.Helper()
+	o := &outcome{failure: x, lasted: end.Sub(start), services: map[string]*serviceOutcome{}}
+	sights := f.watch.since(f.T, start)
+	for _, name := range probed {
+		o.services[name] = newServiceOutcome(name, sights, start, end)
+	}
+	for _, c := range f.arrivals.await(f.T, start, end) {
+		o.services[c.service].count(c, len(nodes(f.lab, lab.RoleBalancer)), start)
+	}
+	return o
+}
+
+// newServiceOutcome is that of a service, without the connections.
+func newServiceOutcome(
+	name string, sights map[place][]sight, start, end time.Time,
+) *serviceOutcome {
+	o := &serviceOutcome{
+		noticed: map[string]time.Duration{}, found: map[balancer.Condition][]time.Duration{},
+		before: tally{failed: map[string]int{}}, after: tally{failed: map[string]int{}},
+	}
+	var all []sight
+	for _, here := range slices.SortedFunc(maps.Keys(sights), comparePlaces) {
+		if here.service != name {
+			continue
+		}
+		seen := slices.DeleteFunc(sights[here], func(s sight) bool { return s.at.After(end) })
+		o.see(here.balancer, seen, start)
+		all = append(all, seen...)
+	}
+	slices.SortFunc(all, func(a, b sight) int { return a.at.Compare(b.at) })
+	for _, s := range all {
+		if !s.used && !slices.Contains(o.told, s.condition) {
+			o.told = append(o.told, s.condition)
+		}
+	}
+	return o
+}
+
+// see takes note of what a balancer held of the server.
+func (o *serviceOutcome) see(name string, sights []sight, start time.Time) {
+	known := map[balancer.Condition]bool{}
+	for _, s := range sights {
+		if _, ok := o.noticed[name]; !ok && !s.used {
+			o.noticed[name] = s.at.Sub(start)
+		}
+		for _, cause := range s.causes {
+			if !known[cause] {
+				known[cause] = true
+				o.found[cause] = append(o.found[cause], s.at.Sub(start))
+			}
+		}
+	}
+}
+
+// count adds a connection, of a service of so many balancers.
+func (o *serviceOutcome) count(c arrival, balancers int, start time.Time) {
+	t := &o.before
+	times := slices.Collect(maps.Values(o.noticed))
+	if len(times) == balancers && c.began.Sub(start) > slices.Max(times) {
+		t = &o.after
+	}
+	t.offered++
+	if what := c.outcome(answerLimit); what != "" {
+		t.failed[what]++
+	}
+}
+
+// requireConditions fails the test if status told something else than it should.
+func (o *outcome) requireConditions(t *testing.T) {
+	t.Helper()
+	for _, name := range probed {
+		for _, condition := range o.services[name].told {
+			if !slices.Contains(o.failure.tells, condition) {
+				t.Errorf("%s: status says %s, want one of %v", name, condition, o.failure.tells)
+			}
+		}
+	}
+}
+
+func comparePlaces(a, b place) int {
+	return cmp.Or(cmp.Compare(a.balancer, b.balancer), cmp.Compare(a.service, b.service))
+}

@@ -1,0 +1,272 @@
+package e2e
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// failure is something that goes wrong at a server.
+type failure struct {
+	name    string
+	brief   bool                 // it is part of the test's short form
+	prepare func(*failing)       // steps before it that do no harm
+	inject  func(*failing)       // begins it
+	heal    func(*failing)       // undoes it
+	tells   []balancer.Condition // what status may say when a balancer has noticed
+	hidden  []string             // services in which balancers may not notice
+	retried bool                 // balancers give the server further chances meanwhile
+	lasts   time.Duration        // how long it is watched for the tables, at least
+}
+
+// failures are all that are injected.
+var failures = []failure{
+	{
+		name: "link cut", brief: true, inject: cutLink, heal: mendLink,
+		tells: unreachable, lasts: time.Minute,
+	},
+	{
+		name: "neighbour lost", inject: hideNeighbour, heal: showNeighbour,
+		tells: unreachable, lasts: 30 * time.Second,
+	},
+	{
+		name: "route withdrawn", brief: true, inject: withdrawRoute, heal: announceRoute,
+		tells: []balancer.Condition{
+			balancer.ServerUnresolved, balancer.ServerSilent, balancer.ServerUnheard,
+		},
+	},
+	{
+		name: "host stopped", inject: stopHost, heal: startHost,
+		tells: unreachable, lasts: time.Minute,
+	},
+	{
+		name: "application killed", brief: true, inject: killApplication, heal: startApplication,
+		tells: []balancer.Condition{balancer.ServerFailing},
+	},
+	{
+		name: "agent detached", brief: true,
+		prepare: stopAgent, inject: detachAgent, heal: startAgent,
+		tells: []balancer.Condition{balancer.ServerSilent, balancer.ServerUnheard},
+	},
+	{
+		name: "VIP gone, agent puts it back", inject: removeVIPs,
+		heal:  func(*failing) {}, // the agent does
+		tells: notServed, hidden: probed, lasts: 10 * time.Second,
+	},
+	{
+		name: "VIP gone, agent does not assign VIPs", prepare: assignByHand,
+		inject: removeVIPs, heal: assignByAgent, tells: notServed,
+	},
+	{
+		name: "VIP gone, agent killed", prepare: killAgent, inject: removeVIPs, heal: startAgent,
+		tells:  []balancer.Condition{balancer.ServerUnheard},
+		hidden: []string{"http6-insert", "http4-encap"}, retried: true, lasts: 30 * time.Second,
+	},
+}
+
+// unreachable is what status may say of a server that gets no packets.
+var unreachable = []balancer.Condition{
+	balancer.ServerUnresolved, balancer.ServerFailing,
+	balancer.ServerSilent, balancer.ServerUnheard,
+}
+
+// notServed is what status may say of a server without the VIPs whose agent knows that.
+var notServed = []balancer.Condition{balancer.ServerNotServed, balancer.ServerUnheard}
+
+// fabric is the interface of the servers towards the fabric.
+const fabric = "eth0"
+
+// cutLink takes the server's interface down.
+func cutLink(f *failing) { f.run(f.server.Name, "ip", "link", "set", fabric, "down") }
+
+// mendLink brings it up, with the address and the routes that the kernel has dropped.
+func mendLink(f *failing) {
+	f.run(f.server.Name, "ip", "link", "set", fabric, "up")
+	address := netip.PrefixFrom(f.server.IPv6, 64).String()
+	f.run(f.server.Name, "ip", "address", "replace", address, "dev", fabric, "nodad")
+	for _, route := range f.routes {
+		eventually(f.T, func() error { // once the link is ready
+			args := append([]string{"route", "replace"}, route...)
+			_, err := f.server.Run(f.Context(), "ip", args...)
+			return err
+		})
+	}
+}
+
+// staticRoutes are the server's routes by gateways, as arguments of `ip route`.
+func (f *failing) staticRoutes() (routes [][]string) {
+	for _, family := range []string{"-4", "-6"} {
+		for line := range strings.Lines(f.run(f.server.Name, "ip", family, "route")) {
+			if strings.Contains(line, " via ") {
+				routes = append(routes, strings.Fields(line))
+			}
+		}
+	}
+	return routes
+}
+
+// hideNeighbour keeps requests for the server's link address from it: ARP's, and IPv6's neighbour
+// solicitations. The balancers' neighbour entries go as well: all else gets through to the server,
+// and while TCP makes progress, as in health checks, the kernel takes a neighbour for reachable
+// (RFC 4861 section 7.3.1).
+func hideNeighbour(f *failing) {
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL", Instructions: dropsRequests,
+	})
+	must(f.T, err)
+	defer program.Close()
+	must(f.T, f.atPort(func(port netlink.Link) error {
+		filter := requestFilter(port)
+		filter.Fd = program.FD()
+		return netlink.FilterAdd(filter)
+	}))
+	for _, name := range nodes(f.lab, lab.RoleBalancer) {
+		for _, address := range []netip.Addr{f.server.IPv6, f.server.IPv4} {
+			f.run(name, "ip", "neigh", "flush", "dev", fabric, "to", address.String())
+		}
+	}
+}
+
+func showNeighbour(f *failing) {
+	must(f.T, f.atPort(func(port netlink.Link) error {
+		return netlink.FilterDel(requestFilter(port))
+	}))
+}
+
+// dropsRequests is a program at tc egress.
+var dropsRequests = asm.Instructions{
+	asm.Mov.Reg(asm.R6, asm.R1),
+	asm.LoadAbs(12, asm.Half), // EtherType
+	asm.JEq.Imm(asm.R0, unix.ETH_P_ARP, "arp"),
+	asm.JNE.Imm(asm.R0, unix.ETH_P_IPV6, "pass"),
+	asm.LoadAbs(14+6, asm.Byte), // next header
+	asm.JNE.Imm(asm.R0, unix.IPPROTO_ICMPV6, "pass"),
+	asm.LoadAbs(14+40, asm.Byte), // type
+	asm.JEq.Imm(asm.R0, 135, "drop"),
+	asm.Ja.Label("pass"),
+	asm.LoadAbs(14+6, asm.Half).WithSymbol("arp"), // operation
+	asm.JEq.Imm(asm.R0, 1, "drop"),
+	asm.Mov.Imm(asm.R0, -1).WithSymbol("pass"), // TC_ACT_UNSPEC
+	asm.Return(),
+	asm.Mov.Imm(asm.R0, 2).WithSymbol("drop"), // TC_ACT_SHOT
+	asm.Return(),
+}
+
+func requestFilter(port netlink.Link) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: port.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS,
+			Handle: 1, Priority: 1, Protocol: unix.ETH_P_ALL,
+		},
+		Name: "neighbour requests", DirectAction: true,
+	}
+}
+
+// atPort does something about the fabric's port to the server.
+func (f *failing) atPort(do func(port netlink.Link) error) error {
+	return f.lab.Node("fabric").Do(func() error {
+		port, err := netlink.LinkByName(f.server.Name)
+		if err != nil {
+			return err
+		}
+		return do(port)
+	})
+}
+
+// withdrawRoute takes the route to the server's locator from all other nodes, as a routing protocol
+// would. Balancers still have a default route.
+func withdrawRoute(f *failing) {
+	for _, name := range f.others() {
+		f.run(name, "ip", "-6", "route", "del", f.server.Locator.String())
+	}
+}
+
+func announceRoute(f *failing) {
+	for _, name := range f.others() {
+		f.run(name, "ip", "-6", "route", "add",
+			f.server.Locator.String(), "via", f.server.IPv6.String())
+	}
+}
+
+// others are the nodes that have a route to the server, balancers first.
+func (f *failing) others() (names []string) {
+	for _, role := range []lab.Role{lab.RoleBalancer, lab.RoleEdge, lab.RoleServer} {
+		for _, name := range nodes(f.lab, role) {
+			if name != f.server.Name {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// stopHost takes the server off the fabric, and kills its processes.
+func stopHost(f *failing) {
+	must(f.T, f.atPort(netlink.LinkSetDown))
+	killApplication(f)
+	killAgent(f)
+}
+
+func startHost(f *failing) {
+	must(f.T, f.atPort(netlink.LinkSetUp))
+	startApplication(f)
+	startAgent(f)
+}
+
+// process is one of the server's.
+func (f *failing) process(name string) *lab.Process { return f.lab.Process(f.server.Name, name) }
+
+func killApplication(f *failing)  { must(f.T, f.process("nginx").Kill()) }
+func startApplication(f *failing) { must(f.T, f.process("nginx").Start(f.Context())) }
+
+func stopAgent(f *failing)  { must(f.T, f.process("agent").Stop()) }
+func killAgent(f *failing)  { must(f.T, f.process("agent").Kill()) }
+func startAgent(f *failing) { must(f.T, f.process("agent").Start(f.Context())) }
+
+func detachAgent(f *failing) { f.run(f.server.Name, segue, "agent", "detach", f.server.Instance()) }
+
+// removeVIPs takes all VIPs from the server.
+func removeVIPs(f *failing) { must(f.T, f.changeVIPs(netlink.AddrDel)) }
+
+// assignByHand has the agent leave the VIPs to the operator, who assigns them.
+func assignByHand(f *failing) {
+	f.assignVIPs(false)
+	must(f.T, f.changeVIPs(netlink.AddrAdd))
+}
+
+func assignByAgent(f *failing) { f.assignVIPs(true) }
+
+// assignVIPs says whether the agent is to assign the VIPs.
+func (f *failing) assignVIPs(assign bool) {
+	cfg := f.server.AgentConfig()
+	cfg.Node.AssignVIPs = &assign
+	must(f.T, f.server.WriteAgentConfig(cfg))
+	reload(f.T, f.lab, f.server.Name)
+}
+
+// changeVIPs adds all VIPs to the server's loopback interface, or removes them.
+func (f *failing) changeVIPs(change func(netlink.Link, *netlink.Addr) error) error {
+	return f.server.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		for _, s := range f.lab.Topology.Services {
+			bits := s.VIP.BitLen()
+			prefix := &net.IPNet{IP: s.VIP.AsSlice(), Mask: net.CIDRMask(bits, bits)}
+			address := &netlink.Addr{IPNet: prefix, Flags: unix.IFA_F_NODAD}
+			err = errors.Join(err, change(lo, address))
+		}
+		return err
+	})
+}

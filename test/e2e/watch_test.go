@@ -1,0 +1,205 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// sight is what a balancer's tables say of a server, as `segue status` does, from a time on.
+type sight struct {
+	at        time.Time
+	condition balancer.Condition
+	causes    []balancer.Condition
+	used      bool // it is in the table of the service, and gets new flows
+}
+
+// place is a service of a balancer.
+type place struct{ balancer, service string }
+
+// watch follows what all balancers hold of a server in each service.
+type watch struct {
+	server string
+	views  map[string]*balancer.View // by balancers
+	cancel context.CancelFunc
+	group  sync.WaitGroup
+
+	mu     sync.Mutex
+	sights map[place][]sight // what has changed, the oldest first
+	err    error
+}
+
+// startWatch watches a server until the test ends.
+func startWatch(t *testing.T, l *lab.Lab, server string) *watch {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &watch{
+		server: server, cancel: cancel,
+		views: map[string]*balancer.View{}, sights: map[place][]sight{},
+	}
+	for _, name := range nodes(l, lab.RoleBalancer) {
+		view, err := balancer.OpenView(l.Node(name).Instance())
+		must(t, err)
+		t.Cleanup(func() { view.Close() })
+		w.views[name] = view
+	}
+	w.look()
+	w.group.Go(func() { w.run(ctx) })
+	t.Cleanup(w.stop)
+	return w
+}
+
+func (w *watch) run(ctx context.Context) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			w.look()
+		}
+	}
+}
+
+// look takes note of what all balancers hold of the server now.
+func (w *watch) look() {
+	for name, view := range w.views {
+		services, err := view.Services()
+		if err == nil && w.hasNews(name, services) {
+			services, err = sharesOf(view)
+		}
+		w.note(name, services, err)
+	}
+}
+
+// sharesOf reads the services with the servers' shares, which takes long.
+func sharesOf(view *balancer.View) ([]*balancer.ServiceState, error) {
+	snapshot, err := view.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	return snapshot.Services, nil
+}
+
+// hasNews says whether the server may have come to a service's table, or gone from it.
+func (w *watch) hasNews(name string, services []*balancer.ServiceState) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(services, func(service *balancer.ServiceState) bool {
+		server := w.find(service)
+		sights := w.sights[place{name, service.Name}]
+		return len(sights) == 0 || sights[len(sights)-1].used != isFit(service, server)
+	})
+}
+
+// fit are the conditions in which a server gets new flows.
+var fit = []balancer.Condition{balancer.ServerUp, balancer.ServerUnchecked}
+
+// isFit says whether the server is to be in the service's table.
+func isFit(service *balancer.ServiceState, server *balancer.ServerState) bool {
+	return slices.Contains(fit, server.Condition) ||
+		slices.Contains(service.Ignored, server.Condition)
+}
+
+// find returns the server's state in a service.
+func (w *watch) find(service *balancer.ServiceState) *balancer.ServerState {
+	for _, server := range service.Servers {
+		if server.Name == w.server {
+			return server
+		}
+	}
+	return &balancer.ServerState{Name: w.server, Condition: balancer.ServerRemoved}
+}
+
+// note takes note of what has changed. Services that were read without shares have the servers in
+// their tables that they had before.
+func (w *watch) note(name string, services []*balancer.ServiceState, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil {
+		w.err = fmt.Errorf("%s: %w", name, err)
+	}
+	for _, service := range services {
+		server := w.find(service)
+		here := place{name, service.Name}
+		sights := w.sights[here]
+		now := sight{
+			at: time.Now(), condition: server.Condition, causes: server.Causes,
+			used: server.Share > 0,
+		}
+		switch {
+		case !hasShares(service) && len(sights) > 0:
+			now.used = sights[len(sights)-1].used
+		case !now.used && isFit(service, server):
+			continue // the table was read later than the condition, and has changed in between
+		}
+		if len(sights) == 0 || sights[len(sights)-1].differs(now) {
+			w.sights[here] = append(sights, now)
+		}
+	}
+}
+
+func hasShares(service *balancer.ServiceState) bool {
+	placed := func(s *balancer.ServerState) bool { return s.Share > 0 }
+	return slices.ContainsFunc(service.Servers, placed)
+}
+
+func (s sight) differs(other sight) bool {
+	return s.condition != other.condition || s.used != other.used ||
+		!slices.Equal(s.causes, other.causes)
+}
+
+// last returns what is held of the server now.
+func (w *watch) last(t *testing.T) map[place]sight {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	must(t, w.err)
+	all := map[place]sight{}
+	for here, sights := range w.sights {
+		all[here] = sights[len(sights)-1]
+	}
+	return all
+}
+
+// since returns what has changed since a time.
+func (w *watch) since(t *testing.T, from time.Time) map[place][]sight {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	must(t, w.err)
+	all := map[place][]sight{}
+	for here, sights := range w.sights {
+		earlier := func(s sight) bool { return s.at.Before(from) }
+		all[here] = slices.DeleteFunc(slices.Clone(sights), earlier)
+	}
+	return all
+}
+
+// await waits until all balancers use the server in the services, or none does.
+func (w *watch) await(t *testing.T, used bool, services ...string) {
+	t.Helper()
+	eventually(t, func() error {
+		all := w.last(t)
+		for _, here := range slices.SortedFunc(maps.Keys(all), comparePlaces) {
+			if slices.Contains(services, here.service) && all[here].used != used {
+				return fmt.Errorf("%s: %s is %s in %s",
+					here.balancer, w.server, all[here].condition, here.service)
+			}
+		}
+		return nil
+	})
+}
+
+func (w *watch) stop() {
+	w.cancel()
+	w.group.Wait()
+}
