@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -122,6 +123,17 @@ func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
 		err = ebpf.ErrKeyNotExist
 	}
 	return value, err
+}
+
+// HasRemains tells whether there are pins of what a takeover has replaced and could not remove. The
+// next start removes them, whether it fails or not.
+func (s State) HasRemains() bool {
+	for name := range s {
+		if strings.HasSuffix(name, "_next") {
+			return true
+		}
+	}
+	return false
 }
 
 // RequireSame fails the test if a later state differs, and tells where.
