@@ -227,6 +227,11 @@ func (a *Agent) mtu(cfg *config.Agent) int {
 // content is what a configuration asks for. What the interface does not send carries no signal.
 func (a *Agent) content(cfg *config.Agent) *content {
 	c := newContent(cfg, a.mtu(cfg))
+	for vip := range a.absent {
+		if _, ok := c.vips[vip.As16()]; ok {
+			c.vips[vip.As16()] = 0
+		}
+	}
 	c.signalMTU = min(c.signalMTU, uint32(a.link.mtu))
 	return c
 }

@@ -47,8 +47,9 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 // followVIPs tells the data path, and so balancers that probe it, which VIPs are the host's own. It
 // puts those back that the agent assigned and somebody has removed.
 func (a *Agent) followVIPs() error {
-	absent := map[netip.Addr]bool{}
+	absent, served := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, s := range a.cfg.Services {
+		served[s.VIP] = true
 		present := isLocal(s.VIP) || a.restore(s.VIP)
 		if !present {
 			absent[s.VIP] = true
@@ -63,7 +64,7 @@ func (a *Agent) followVIPs() error {
 		}
 	}
 	for vip := range a.absent {
-		if !absent[vip] {
+		if !absent[vip] && served[vip] {
 			a.log.Info("a VIP is an address of this host again", "vip", vip)
 		}
 	}

@@ -80,3 +80,13 @@ func TestMissingVIPIsTold(t *testing.T) {
 	n.onLoopback(1, vip6.Addr(), netlink.AddrDel)
 	n.awaitPresent(a, vip6.Addr(), false)
 }
+
+// A change of the interface's MTU does not make a missing VIP served.
+func TestMissingVIPStaysMissing(t *testing.T) {
+	cfg := testConfig()
+	a := &Agent{cfg: cfg, link: iface{mtu: mtu}, absent: map[netip.Addr]bool{vip6.Addr(): true}}
+	content := a.content(cfg)
+	if content.vips[vip6.Addr().As16()] != 0 || content.vips[vip4.Addr().As16()] != 1 {
+		t.Errorf("VIPs: %v", content.vips)
+	}
+}

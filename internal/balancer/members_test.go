@@ -125,6 +125,18 @@ func TestFaultsAreKept(t *testing.T) {
 	}
 }
 
+// A server that moves to another address is another host, of which nothing is known.
+func TestMovedServerHasNoFaults(t *testing.T) {
+	t.Parallel()
+	f := open(t, probedWeb(4))
+	f.find(probe.Silent, "s2")
+	f.expectUsed("one is silent", "s1 s3 s4")
+	moved := probedWeb(4)
+	moved.Services[0].Servers[1].Locator = srv6Server("s2", 99, 1).Locator
+	f.mustApply(moved)
+	f.expectUsed("it has moved", "s1 s2 s3 s4")
+}
+
 // Readers without a process see what probes have found.
 func TestStatusShowsFaults(t *testing.T) {
 	t.Parallel()

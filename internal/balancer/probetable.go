@@ -151,10 +151,8 @@ func (t *probeTable) sendBySocket(slots []uint32) error {
 			continue
 		}
 		port := t.directory.Ports[t.directory.Servers[slot].NextHop>>48&0xff]
-		err = unix.Sendto(t.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: int(port.Ifindex)})
-		if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENETDOWN) && !errors.Is(err, unix.ENXIO) {
-			return fmt.Errorf("send a probe by interface %d: %w", port.Ifindex, err)
-		}
+		// A probe that an interface does not take is lost like one on the way. The others go on.
+		_ = unix.Sendto(t.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: int(port.Ifindex)})
 	}
 	return nil
 }

@@ -146,7 +146,11 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, node)
 		noted, routed := s.slots.noted(key)
-		m := newMember(server, cfg, before[server.Name], noted, routed)
+		old := before[server.Name]
+		if old != nil && s.slots.byKey[key] != old.slot {
+			old = nil // it is at another address: what is known is of another host
+		}
+		m := newMember(server, cfg, old, noted, routed)
 		slot, err := s.slots.claim(key, svc.id, known, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)

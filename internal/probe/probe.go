@@ -156,7 +156,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case targets := <-p.targets:
-			p.Replace(targets)
+			pending = p.Replace(targets)
 		case now := <-ticker.C:
 			pending = append(pending, p.tick(now)...)
 		case out <- pending:
@@ -165,8 +165,9 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// Replace does what SetTargets does, of a prober that does not run.
-func (p *Prober) Replace(targets []Target) {
+// Replace does what SetTargets does, of a prober that does not run. It returns what its owner does not
+// know: the findings that differ from the targets' Fault.
+func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.peers = make(map[Target]*server, len(targets)), map[string][]*server{}
 	kept := make(map[uint32]bool, len(targets))
@@ -180,12 +181,16 @@ func (p *Prober) Replace(targets []Target) {
 		p.servers[key] = s
 		p.peers[t.Service] = append(p.peers[t.Service], s)
 		kept[t.Slot] = true
+		if s.fault != t.Fault {
+			news = append(news, Result{t.Service, t.Server, t.Slot, s.fault})
+		}
 	}
 	for key := range before {
 		if !kept[key.Slot] {
 			p.wire.Forget(key.Slot)
 		}
 	}
+	return news
 }
 
 // Round is what a prober that does not run would do within an interval: it judges all servers, and

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"testing"
@@ -229,6 +230,7 @@ func TestTargetsChange(t *testing.T) {
 		p.SetTargets(t.Context(), []Target{target(1), second})
 		expect(t, "the third miss", pass(p, Interval+Interval/2), map[string]Fault{"s1": Silent})
 		expect(t, "the other's second answer", pass(p, 2*Interval), map[string]Fault{"s2": None})
+		second.Fault = None
 		p.SetTargets(t.Context(), []Target{second})
 		expect(t, "one target less", pass(p, 5*Interval), map[string]Fault{})
 		if !slices.Equal(w.forgotten, []uint32{1}) {
@@ -428,6 +430,34 @@ func TestOverload(t *testing.T) {
 			}
 			expect(t, "overload", pass(p, Interval), map[string]Fault{})
 		}
+	})
+}
+
+// A server that was unheard, of a service that does not hunt any more, is well as soon as it answers.
+func TestUnheardEndsWithHunting(t *testing.T) {
+	w := newWire()
+	w.answers[1] = well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		placed := target(1)
+		placed.Offered, placed.Fault = false, Unheard
+		p.SetTargets(t.Context(), []Target{placed})
+		expect(t, "its service places connections itself", pass(p, 3*Interval), map[string]Fault{"s1": None})
+	})
+}
+
+// What the owner did not hear before it set other targets, it hears again if it still holds, and what
+// no longer holds it does not hear.
+func TestFindingsBeforeNewTargets(t *testing.T) {
+	w := newWire()
+	w.answers[2] = well
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
+		time.Sleep(5 * Interval) // s1 and s3 are silent, and nobody listens
+		synctest.Wait()
+		other := target(1)
+		other.VIP = netip.MustParseAddr("2001:db8::1")
+		p.SetTargets(t.Context(), []Target{other, target(2), target(3)})
+		expect(t, "a new target, one that is well, one that is silent", pass(p, 0), map[string]Fault{"s3": Silent})
 	})
 }
 

@@ -27,8 +27,8 @@ type server struct {
 // newServer begins with what an earlier process has found.
 func newServer(t Target) *server {
 	s := &server{target: t, fault: t.Fault, trial: firstTrial}
-	if t.Fault == Unheard {
-		s.unheard, s.retry = true, time.Now().Add(firstTrial)
+	if t.Fault == Unheard { // which only a server that is offered connections can be
+		s.unheard, s.retry = t.Offered, time.Now().Add(firstTrial)
 	} else {
 		s.probed = t.Fault
 	}
