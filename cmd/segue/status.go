@@ -339,7 +339,7 @@ func printWarnings(out io.Writer, s *balancer.ServiceState) {
 		case balancer.ServerFailing:
 			fmt.Fprintln(out, "CHECKS ARE IGNORED: all servers that can be reached fail them, and take new flows all the same")
 		default: // the others are what probes find
-			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes take out a third at most, and the others take new flows all the same\n",
+			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes take out a third of the servers at most, so some of these take new flows\n",
 				strings.ToUpper(string(cause)))
 		}
 	}
