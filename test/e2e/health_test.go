@@ -34,7 +34,8 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 	live.requireUnbroken(t, "s1")
 
 	must(t, l.Process("s1", "nginx").Start(t.Context()))
-	eventually(t, func() error { return c.spread(t.Context(), nodes(l, lab.RoleServer)...) })
+	awaitServers(t, l)
+	must(t, c.spread(t.Context(), nodes(l, lab.RoleServer)...))
 	live.rounds(t, 1)
 	live.requireUnbroken(t, "s1")
 	requireNoDrops(t, l)

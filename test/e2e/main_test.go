@@ -206,7 +206,7 @@ func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
 }
 
 // awaitServers waits until every balancer places new flows on all of its servers but drained ones. A
-// server that comes back is in the tables once its next hop is known.
+// server that comes back is in the tables once its next hop is known, and its checks have passed.
 func awaitServers(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -220,8 +220,9 @@ func awaitServers(t *testing.T, l *lab.Lab) {
 			}
 			for _, service := range state.Services {
 				for _, s := range service.Servers {
-					if s.Condition == balancer.ServerUp && s.Share == 0 {
-						return fmt.Errorf("%s places no flow of %s on %s", name, service.Name, s.Name)
+					out := s.Condition == balancer.ServerDrained || s.Condition == balancer.ServerRemoved
+					if !out && s.Share == 0 {
+						return fmt.Errorf("%s places no flow of %s on %s, which is %s", name, service.Name, s.Name, s.Condition)
 					}
 				}
 			}
