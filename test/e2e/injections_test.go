@@ -78,7 +78,7 @@ var failures = []failure{
 
 // unreachable is what status may say of a server that gets no packets.
 var unreachable = []balancer.Condition{
-	balancer.ServerUnresolved, balancer.ServerFailing,
+	balancer.ServerUnresolved, balancer.ServerUnreachable, balancer.ServerFailing,
 	balancer.ServerSilent, balancer.ServerUnheard,
 }
 
