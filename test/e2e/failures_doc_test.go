@@ -125,7 +125,7 @@ var finders = []struct {
 	name   string
 	causes []balancer.Condition
 }{
-	{"next hop", []balancer.Condition{balancer.ServerUnresolved}},
+	{"next hop", []balancer.Condition{balancer.ServerUnresolved, balancer.ServerUnreachable}},
 	{"health checks", []balancer.Condition{balancer.ServerFailing}},
 	{"probes", []balancer.Condition{
 		balancer.ServerSilent, balancer.ServerIncompatible, balancer.ServerNotServed,
