@@ -36,6 +36,9 @@ func (w *wire) Send(requests []probe.Request) error {
 	return w.kernel.probes.send(w.slots, by.ifindex, by.mode)
 }
 
+// HasWay implements probe.Wire.
+func (w *wire) HasWay(slot uint32) bool { return w.kernel.servers.hasNextHop(slot) }
+
 // Answer implements probe.Wire.
 func (w *wire) Answer(slot uint32) (probe.Answer, bool) { return w.kernel.probes.answer(slot) }
 

@@ -90,6 +90,8 @@ var ErrNotReady = errors.New("the data path is not attached")
 type Wire interface {
 	// Send probes servers. While the data path is not at work yet, it sends nothing: ErrNotReady.
 	Send([]Request) error
+	// HasWay tells whether there is a next hop to a server, by which a probe could be sent.
+	HasWay(slot uint32) bool
 	// Answer returns the answer to a server's last probe, if it has come.
 	Answer(slot uint32) (answer Answer, ok bool)
 	// Offers counts what there was since a server came.
@@ -213,7 +215,9 @@ func (p *Prober) tick(now time.Time) (changes []Result) {
 		if p.judge(s, now) {
 			changes = append(changes, Result{s.target.Service, s.target.Server, s.target.Slot, s.fault})
 		}
-		s.asked = true
+		if s.asked = p.wire.HasWay(s.target.Slot); !s.asked {
+			continue // the missing next hop is known, and proves nothing about the agent
+		}
 		requests = append(requests, Request{&s.target, rand.Uint64()&^slotMask | uint64(s.target.Slot)})
 	}
 	if len(requests) > 0 {

@@ -27,6 +27,7 @@ type wire struct {
 	offers    map[uint32]Offers
 	forgotten []uint32
 	err       error // of Send
+	cutOff    bool  // there is no way to any server
 }
 
 func newWire() *wire {
@@ -47,6 +48,12 @@ func (w *wire) Send(requests []Request) error {
 		w.tokens[r.Target.Slot] = r.Token
 	}
 	return nil
+}
+
+func (w *wire) HasWay(uint32) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.cutOff
 }
 
 func (w *wire) Answer(slot uint32) (Answer, bool) {
@@ -458,6 +465,26 @@ func TestFindingsBeforeNewTargets(t *testing.T) {
 		other.VIP = netip.MustParseAddr("2001:db8::1")
 		p.SetTargets(t.Context(), []Target{other, target(2), target(3)})
 		expect(t, "a new target, one that is well, one that is silent", pass(p, 0), map[string]Fault{"s3": Silent})
+	})
+}
+
+// A server without a next hop is not asked, and is not silent for that.
+func TestServerWithoutWay(t *testing.T) {
+	w := newWire()
+	w.answers[1] = well
+	cut := func(off bool) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.cutOff = off
+	}
+	simulate(t, w, func(t *testing.T, p *Prober) {
+		p.SetTargets(t.Context(), []Target{target(1)})
+		pass(p, 2*Interval)
+		w.set(1, nil)
+		cut(true)
+		expect(t, "there is no way", pass(p, 10*Interval), map[string]Fault{})
+		cut(false)
+		expect(t, "there is a way, and no answer", pass(p, 5*Interval), map[string]Fault{"s1": Silent})
 	})
 }
 
