@@ -47,7 +47,7 @@ func TestEveryEncapsulation(t *testing.T) {
 		for label, n := range counted.with("") {
 			// The host's own traffic is that of neighbour discovery; all else is for VIPs.
 			expected := []string{"forward_new", "forward_known", "forward_hunt", "return_create", "return_remove",
-				"pass_not_ip", "pass_not_for_host", "pass_not_vip"}
+				"take_probe", "pass_not_ip", "pass_not_for_host", "pass_not_vip"}
 			if !slices.Contains(expected, label) {
 				t.Errorf("%s: %d packets are counted as %s", name, n, label)
 			}
