@@ -52,7 +52,8 @@ func builtFrom() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("name the commit: %w", err)
 	}
-	changes, err := exec.Command("git", "status", "--porcelain", "--", ":/", ":!/docs").Output()
+	changes, err := exec.Command(
+		"git", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs").Output()
 	if err != nil {
 		return "", fmt.Errorf("look for changes since the commit: %w", err)
 	}

@@ -38,14 +38,12 @@ var failures = []failure{
 		tells: unreachable, lasts: time.Minute,
 	},
 	{
-		name: "neighbour lost", inject: hideNeighbour, heal: showNeighbour,
+		name: "neighbour lost", brief: true, inject: hideNeighbour, heal: showNeighbour,
 		tells: unreachable, lasts: 30 * time.Second,
 	},
 	{
 		name: "route withdrawn", brief: true, inject: withdrawRoute, heal: announceRoute,
-		tells: []balancer.Condition{
-			balancer.ServerUnresolved, balancer.ServerSilent, balancer.ServerUnheard,
-		},
+		tells: []balancer.Condition{balancer.ServerUnresolved},
 	},
 	{
 		name: "host stopped", inject: stopHost, heal: startHost,
@@ -78,7 +76,7 @@ var failures = []failure{
 
 // unreachable is what status may say of a server that gets no packets.
 var unreachable = []balancer.Condition{
-	balancer.ServerUnresolved, balancer.ServerUnreachable, balancer.ServerFailing,
+	balancer.ServerUnreachable, balancer.ServerFailing,
 	balancer.ServerSilent, balancer.ServerUnheard,
 }
 
