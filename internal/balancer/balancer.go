@@ -412,17 +412,24 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	if err := b.apply(cfg, keys); err != nil {
 		if undo := b.apply(b.cfg, b.keys); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
+			return err
 		}
+		b.setTargets(ctx) // servers may have other slots than before
 		return err
 	}
 	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
 	b.log.Info("reloaded", changes.Attributes()...)
 	b.cfg, b.keys = cfg, keys
-	b.resolver.SetTargets(ctx, b.targets())
-	b.checker.SetTargets(ctx, b.services.healthTargets(cfg.Services))
-	b.prober.SetTargets(ctx, b.services.probeTargets())
+	b.setTargets(ctx)
 	b.applyHops()
 	return nil
+}
+
+// setTargets has the servers of the configuration resolved, checked and probed.
+func (b *Balancer) setTargets(ctx context.Context) {
+	b.resolver.SetTargets(ctx, b.targets())
+	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
+	b.prober.SetTargets(ctx, b.services.probeTargets())
 }
 
 // rebuild swaps in new tables for the stale services, where they still exist. One
@@ -493,11 +500,11 @@ func (b *Balancer) applyHops() {
 func (b *Balancer) applyHop(m *member) {
 	to := target(&m.Server)
 	hop, ok := b.hops[to]
-	m.setReason(unresolved, b.problems[to])
+	m.setReason(unresolved, true, b.problems[to])
 	if !ok {
 		if b.attached {
 			b.kernel.servers.clearNextHop(m.slot)
-			m.causes = m.causes.set(unreachable, false) // it has no next hop to be reached by
+			m.set(unreachable, false) // it has no next hop to be reached by
 		}
 		return
 	}
@@ -507,7 +514,8 @@ func (b *Balancer) applyHop(m *member) {
 		b.log.Error("next hop", "server", m.Name, "error", err)
 		return
 	}
-	m.causes, m.routed = m.causes.set(unreachable, hop.Silent), m.routed || !hop.Default
+	m.set(unreachable, hop.Silent)
+	m.routed = m.routed || !hop.Default
 	b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
 }
 

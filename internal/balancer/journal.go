@@ -16,8 +16,7 @@ import (
 
 const (
 	// journalDelay is how long changes of servers are gathered before they are logged. Servers that
-	// fail together fail their checks within one interval of each other, one second by default. What
-	// comes and goes in between is not logged.
+	// fail together fail their checks within one interval of each other, one second by default.
 	journalDelay = 2 * time.Second
 	// mostLines is how many changes of one kind are logged each on a line of its own.
 	mostLines = 3
@@ -42,17 +41,29 @@ func (c change) name() string {
 	return c.service + "/" + c.server
 }
 
-// transitions are the changes of one kind of cause.
-type transitions struct{ began, ended []change }
+// transitions are the changes of one kind of cause, in the order of the log.
+type transitions struct{ ended, began, endedSoon []change }
 
-// note adds a change if the cause holds now and did not before, or the reverse.
-func (t *transitions) note(cause, before, now causes, c change) {
+// note adds the changes of a server that had the cause before, has it now, or had it in between. A
+// server that had the cause only in between is in began and in endedSoon.
+func (t *transitions) note(cause, before, between, now causes, began, ended change) {
 	switch {
-	case now.has(cause) && !before.has(cause):
-		t.began = append(t.began, c)
 	case before.has(cause) && !now.has(cause):
-		t.ended = append(t.ended, c)
+		t.ended = append(t.ended, ended)
+	case before.has(cause):
+	case now.has(cause):
+		t.began = append(t.began, began)
+	case between.has(cause):
+		t.began = append(t.began, began)
+		t.endedSoon = append(t.endedSoon, ended)
 	}
+}
+
+// log logs the changes, those for the worse at the given level.
+func (t *transitions) log(log *slog.Logger, worse slog.Level, text changeText) {
+	logAll(log, slog.LevelInfo, text.ended, t.ended)
+	logAll(log, worse, text.began, t.began)
+	logAll(log, slog.LevelInfo, text.ended, t.endedSoon)
 }
 
 // logChanges logs what has changed of servers and services since it was called last: which servers
@@ -64,23 +75,23 @@ func (s *services) logChanges(log *slog.Logger) {
 		for _, m := range svc.members {
 			now := s.causes(m)
 			for i, kind := range causeKinds {
-				servers[i].note(kind.cause, m.logged, now, change{name, m.Name, m.reasons[kind.cause]})
+				servers[i].note(kind.cause, m.logged, m.unlogged, now,
+					change{name, m.Name, m.reasons[kind.cause].began},
+					change{name, m.Name, m.reasons[kind.cause].ended})
 			}
-			m.logged = now
+			m.logged, m.unlogged = now, 0
 		}
 		ignored := s.ignored(svc)
 		for i, kind := range causeKinds {
-			services[i].note(kind.cause, svc.logged, ignored, change{service: name})
+			services[i].note(kind.cause, svc.logged, 0, ignored, change{service: name}, change{service: name})
 		}
 		svc.logged = ignored
 	}
 	for i, kind := range causeKinds {
-		logAll(log, slog.LevelInfo, kind.server.ended, servers[i].ended)
-		logAll(log, slog.LevelWarn, kind.server.began, servers[i].began)
+		servers[i].log(log, slog.LevelWarn, kind.server)
 	}
 	for i, kind := range causeKinds {
-		logAll(log, slog.LevelInfo, kind.service.ended, services[i].ended)
-		logAll(log, slog.LevelError, kind.service.began, services[i].began)
+		services[i].log(log, slog.LevelError, kind.service)
 	}
 }
 

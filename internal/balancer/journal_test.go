@@ -101,7 +101,10 @@ func TestChangesAreLogged(t *testing.T) {
 		`level=INFO msg="server passes its health checks" service=web server=s2 reason="2 passed"`)
 	find("s1", false, "timeout")
 	find("s1", true, "successful checks: 2")
-	f.expectLog("a server has come and gone in between")
+	f.expectLog("a server fails for a moment",
+		`level=WARN msg="server fails its health checks" service=web server=s1 reason=timeout`,
+		`level=INFO msg="server passes its health checks" service=web server=s1 reason="successful checks: 2"`)
+	f.expectLog("nothing has changed since that moment")
 	f.via["s1"], f.via["s2"] = "", ""
 	f.route()
 	f.expectLog("all next hops but that of a drained server are lost",

@@ -206,16 +206,22 @@ type member struct {
 	since time.Time
 	// causes are all but unresolved, which the next hop in the server table tells.
 	causes  causes
-	reasons map[causes]string // why, in plain words, where that is known
-	logged  causes            // as the log has it, with unresolved
+	reasons map[causes]reasons
+	logged  causes // as the log has it, with unresolved
+	// unlogged are the causes that the member has got since the last log, but for unresolved.
+	unlogged causes
 }
+
+// reasons say in plain words why a server got a cause, and why it lost the cause. Empty: not known.
+type reasons struct{ began, ended string }
 
 // newMember is a server that goes on as the one before it in the process, if there is one, and else
 // as its slot says.
 func newMember(server config.Server, cfg *config.Service, before *member, noted causes, routed bool) *member {
 	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted, routed: routed}
 	if before != nil {
-		m.causes, m.reasons, m.logged, m.since = before.causes, before.reasons, before.logged, before.since
+		m.causes, m.reasons, m.since = before.causes, before.reasons, before.since
+		m.logged, m.unlogged = before.logged, before.unlogged
 	}
 	m.causes &^= unresolved
 	if !m.checked {
@@ -265,21 +271,31 @@ func (s *services) setCause(
 	if m == nil || m.causes.has(cause) == holds {
 		return nil
 	}
-	m.causes = m.causes.set(cause, holds)
-	m.setReason(cause, reason)
+	m.set(cause, holds)
+	m.setReason(cause, holds, reason)
 	return svc
 }
 
-// setReason notes why a server has or has not a cause; empty: not known.
-func (m *member) setReason(cause causes, reason string) {
-	if reason == "" {
-		delete(m.reasons, cause)
-		return
+// set notes that a server has or has not a cause, for the data path and for the log.
+func (m *member) set(cause causes, holds bool) {
+	m.causes = m.causes.set(cause, holds)
+	m.unlogged |= m.causes & cause
+}
+
+// setReason notes why a server has, or has no more, a cause.
+func (m *member) setReason(cause causes, holds bool, reason string) {
+	why := m.reasons[cause]
+	if holds {
+		why.began = reason
+	} else {
+		why.ended = reason
 	}
-	if m.reasons == nil {
-		m.reasons = map[causes]string{}
+	if m.reasons == nil && reason != "" {
+		m.reasons = map[causes]reasons{}
 	}
-	m.reasons[cause] = reason
+	if m.reasons != nil {
+		m.reasons[cause] = why
+	}
 }
 
 // causes are all that a member has now.
@@ -363,7 +379,8 @@ func (s *services) setFault(result probe.Result) *service {
 	if m.causes&probed == 0 {
 		m.since = time.Now()
 	}
-	m.causes = m.causes&^probed | causesOfFaults[result.Fault]
+	m.set(probed, false)
+	m.set(causesOfFaults[result.Fault], true)
 	return svc
 }
 
