@@ -28,7 +28,8 @@ type Agent struct {
 	kernel  *kernel
 	link    iface
 	watches watches
-	absent  map[netip.Addr]bool // VIPs that are no addresses of the host
+	absent  map[netip.Addr]bool      // VIPs that are no addresses of the host
+	refused map[netip.Addr]time.Time // when the host last refused to take a VIP back
 	reloads chan reload
 	ready   chan struct{}
 }
@@ -58,6 +59,7 @@ func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
 		kernel:  k,
 		watches: watches{},
 		absent:  map[netip.Addr]bool{},
+		refused: map[netip.Addr]time.Time{},
 		reloads: make(chan reload),
 		ready:   make(chan struct{}),
 	}, nil

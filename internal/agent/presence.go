@@ -73,10 +73,13 @@ func (a *Agent) followVIPs() error {
 }
 
 // restore puts a VIP back on the host, if that is the agent's to do. False: the VIP is still missing.
+// A host that refused is left alone for a while: an attempt takes up to a second, and changes
+// addresses itself.
 func (a *Agent) restore(vip netip.Addr) bool {
-	if !a.cfg.Node.AssignsVIPs() {
+	if !a.cfg.Node.AssignsVIPs() || time.Since(a.refused[vip]) < presenceInterval {
 		return false
 	}
+	delete(a.refused, vip)
 	err := datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
 		return a.kernel.belongings.assign(t, map[netip.Addr]bool{vip: true})
 	})
@@ -84,6 +87,7 @@ func (a *Agent) restore(vip netip.Addr) bool {
 		if !a.absent[vip] {
 			a.log.Error("cannot put a VIP back on this host", "vip", vip, "error", err)
 		}
+		a.refused[vip] = time.Now()
 		return false
 	}
 	if isLocal(vip) {

@@ -3,12 +3,14 @@
 package agent
 
 import (
+	"log/slog"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
 )
@@ -62,6 +64,54 @@ func TestRemovedVIPComesBack(t *testing.T) {
 			}
 		}
 		n.awaitPresent(a, vip, true)
+	}
+}
+
+// A VIP that the host does not take, here for want of the rule of the local table, is not tried again at
+// once: each attempt changes addresses, which would call for the next.
+func TestRefusedVIPIsLeftAlone(t *testing.T) {
+	n := newNetwork(t, 1)
+	vip := vip4.Addr()
+	a, err := New(n.config(1, config.SRv6Insert, vip), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		n.detach(1, a.cfg.Node.Instance)
+	})
+	n.in(n.servers[0], a.start)
+	n.onLoopback(1, vip, netlink.AddrDel)
+	n.in(n.servers[0], func() error {
+		local := netlink.NewRule()
+		local.Family, local.Priority, local.Table = netlink.FAMILY_V4, 0, unix.RT_TABLE_LOCAL
+		return netlink.RuleDel(local)
+	})
+	changes := make(chan netlink.AddrUpdate, 100)
+	done := make(chan struct{})
+	n.in(n.servers[0], func() error { return netlink.AddrSubscribe(changes, done) })
+	for range 3 {
+		n.in(n.servers[0], a.followVIPs)
+	}
+	if !a.absent[vip] {
+		t.Error("the VIP is not missing")
+	}
+	// This change is the last.
+	n.onLoopback(1, vip6.Addr(), netlink.AddrAdd)
+	attempts := 0
+	for change := range changes {
+		if change.LinkAddress.IP.Equal(vip6.Addr().AsSlice()) {
+			break
+		}
+		if change.NewAddr {
+			attempts++
+		}
+	}
+	close(done)
+	if attempts != 1 {
+		t.Errorf("%d attempts", attempts)
 	}
 }
 
