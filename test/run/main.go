@@ -120,6 +120,10 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 			break
 		}
 	}
+	fmt.Println("== slowest")
+	for _, t := range total.slowest(10) {
+		fmt.Println(t)
+	}
 	if len(failed) > 0 {
 		fmt.Println("== failed")
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,11 +40,31 @@ type event struct {
 type result struct {
 	counts
 	failures []failure
+	timings  []timing
 }
 
 func (r *result) add(s result) {
 	r.counts.add(s.counts)
 	r.failures = append(r.failures, s.failures...)
+	r.timings = append(r.timings, s.timings...)
+}
+
+// timing is how long a test took, in seconds, with its subtests.
+type timing struct {
+	pkg, test string
+	seconds   float64
+}
+
+func (t timing) String() string {
+	return fmt.Sprintf("%6.1f s %s %s", t.seconds, t.pkg, t.test)
+}
+
+// slowest returns the tests that took longest, the slowest first.
+func (r *result) slowest(count int) []timing {
+	sorted := slices.SortedStableFunc(slices.Values(r.timings), func(a, b timing) int {
+		return cmp.Compare(b.seconds, a.seconds)
+	})
+	return sorted[:min(count, len(sorted))]
 }
 
 // failure is a test that failed; without a test's name, a package that failed outside of its tests.
@@ -103,6 +124,9 @@ func unfinished(output map[[2]string][]byte, pkg string) (tests []string) {
 }
 
 func (r *result) endTest(e event, output string, w io.Writer) {
+	if !strings.Contains(e.Test, "/") {
+		r.timings = append(r.timings, timing{e.Package, e.Test, e.Elapsed})
+	}
 	switch e.Action {
 	case "pass":
 		r.passed++

@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 
@@ -121,6 +122,23 @@ func TestReport(t *testing.T) {
 				t.Errorf("prints %q:\n%s", c.hides, &out)
 			}
 		})
+	}
+}
+
+func TestSlowest(t *testing.T) {
+	events := `{"Action":"start","Package":"p"}
+		{"Action":"pass","Package":"p","Test":"A","Elapsed":1}
+		{"Action":"pass","Package":"p","Test":"B/sub","Elapsed":30}
+		{"Action":"fail","Package":"p","Test":"B","Elapsed":30.04}
+		{"Action":"skip","Package":"p","Test":"C","Elapsed":2}
+		{"Action":"fail","Package":"p"}`
+	r, err := report(strings.NewReader(events), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := fmt.Sprint(r.slowest(2), len(r.slowest(9)))
+	if want := "[  30.0 s p B    2.0 s p C] 3"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
