@@ -105,7 +105,7 @@ func TestRefusedVIPIsLeftAlone(t *testing.T) {
 		if change.LinkAddress.IP.Equal(vip6.Addr().AsSlice()) {
 			break
 		}
-		if change.NewAddr {
+		if change.NewAddr && change.LinkAddress.IP.Equal(vip.AsSlice()) {
 			attempts++
 		}
 	}
