@@ -233,8 +233,10 @@ func newMember(server config.Server, cfg *config.Service, before *member, noted 
 	return m
 }
 
-// flags are what the data path is told of the member: failing only when new flows
-// are not placed on it all the same.
+// flags are what the data path is told of the member. It counts as failing only when new flows are not
+// placed on it all the same, and then connections that are being made move to other servers. They do
+// not for want of answers to offers: a server that has answered the SYN of a connection is well
+// enough for it, and a second server would reset what the client has from the first.
 func (m *member) flags(used bool) balancerServerFlags {
 	flags := balancerServerFlagsSERVER_IN_USE | m.causes.flags()
 	if m.Address.Is4() {
@@ -252,7 +254,7 @@ func (m *member) flags(used bool) balancerServerFlags {
 	if m.routed {
 		flags |= balancerServerFlagsSERVER_ROUTED
 	}
-	if m.causes != 0 && !used {
+	if m.causes&^unheard != 0 && !used {
 		flags |= balancerServerFlagsSERVER_FAILING
 	}
 	return flags

@@ -12,6 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -349,6 +350,28 @@ func TestStickinessOfDrained(t *testing.T) {
 				t.Errorf("then %q, want %q", after, c.after)
 			}
 		})
+	}
+}
+
+// A server that has answered a SYN keeps the connection also when other offers to it are not answered: a
+// SYN that is sent again, or late, is not offered to another server.
+func TestHalfOpenFlowOfUnheardStays(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(config.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	f.setState(web, "web", "pending first", parts)
+	for _, m := range f.services.byName["web"].members {
+		m.probed = true
+	}
+	f.find(probe.Unheard, parts[first])
+	frame := web.frame()
+	f.check(f.offered(frame, web, "web", "forward_known", srv6.AckStickiness, parts[first]), f.run(frame))
+	if strings.Contains(f.used()+" ", parts[first]+" ") {
+		t.Errorf("new flows go to %s, with %s, which is unheard", f.used(), parts[first])
+	}
+	f.find(probe.Silent, parts[first])
+	if got := f.run(frame); got.Reasons["forward_hunt"].Packets != 1 {
+		t.Errorf("a SYN whose server is silent: %+v", got)
 	}
 }
 
