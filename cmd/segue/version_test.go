@@ -15,10 +15,12 @@ func TestPrintVersion(t *testing.T) {
 	known := version.Build{
 		Version: "v0.4.1-0.20260102030405-c0ffee123456+dirty",
 		Commit:  "c0ffee1234567890c0ffee1234567890c0ffee12", Time: "2026-01-02T03:04:05Z",
-		Modified: true, Go: "go1.26.0", Platform: "linux/amd64",
+		Modified: true, Go: "go1.26.0", Platform: "linux/amd64", Tables: 3,
 	}
 	var output bytes.Buffer
-	unknown := version.Build{Version: "(devel)", Go: "go1.26.0", Platform: "linux/arm64"}
+	unknown := version.Build{
+		Version: "(devel)", Go: "go1.26.0", Platform: "linux/arm64", Tables: 3,
+	}
 	for _, build := range []version.Build{known, unknown} {
 		if err := printVersion(&output, build); err != nil {
 			t.Fatal(err)

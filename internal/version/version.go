@@ -6,6 +6,8 @@ package version
 import (
 	"runtime"
 	"runtime/debug"
+
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // Build is what is known of a build. Fields that are not known are empty.
@@ -22,6 +24,9 @@ type Build struct {
 	Modified bool   `json:"modified,omitempty"`
 	Go       string `json:"go"`       // the version of the Go toolchain
 	Platform string `json:"platform"` // operating system and architecture, such as linux/amd64
+	// Tables is the version of the candidate tables (tables.Version). Balancers of one service
+	// need builds of the same one.
+	Tables int `json:"tables"`
 }
 
 // String is the version of the running program's build.
@@ -41,7 +46,7 @@ func Read() Build {
 func describe(info *debug.BuildInfo) Build {
 	b := Build{
 		Version: info.Main.Version, Go: info.GoVersion,
-		Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		Platform: runtime.GOOS + "/" + runtime.GOARCH, Tables: tables.Version,
 	}
 	for _, setting := range info.Settings {
 		switch setting.Key {

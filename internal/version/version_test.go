@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 func TestDescribe(t *testing.T) {
@@ -35,6 +37,7 @@ func TestDescribe(t *testing.T) {
 		info := &debug.BuildInfo{
 			GoVersion: "go1.26.0", Main: debug.Module{Version: "v1.2.3"}, Settings: test.settings,
 		}
+		test.want.Tables = tables.Version
 		if got := describe(info); got != test.want {
 			t.Errorf("%v: got %+v, want %+v", test.settings, got, test.want)
 		}
