@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Reports to a Segue agent how busy this process is, through a small file that both map into memory. A
  * report is one atomic operation on memory: no system call, no lock, no waiting. The layout of the file

@@ -23,9 +23,11 @@ import (
 )
 
 const (
-	tag        = "SPDX-License-Identifier: "
-	project    = "Apache-2.0"
-	bpfSources = "GPL-2.0-only OR BSD-2-Clause" // LICENSE in the programs tells the kernel the same
+	tag     = "SPDX-License-Identifier: "
+	project = "Apache-2.0"
+	// cSources is the licence of all C. LICENSE in the BPF programs tells the kernel the same, and a
+	// program of either licence may include loadshm/segue_load.h.
+	cSources = "GPL-2.0-only OR BSD-2-Clause"
 )
 
 // comments are how a source file's comments begin and end, by the ending of its name, or all of it.
@@ -124,8 +126,8 @@ func commentOf(name string) [2]string {
 
 // licenceOf is the licence that a file must have.
 func licenceOf(name string) string {
-	if strings.HasPrefix(name, "bpf/") {
-		return bpfSources
+	if ext := path.Ext(name); ext == ".c" || ext == ".h" {
+		return cSources
 	}
 	return project
 }

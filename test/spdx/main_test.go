@@ -28,6 +28,9 @@ func TestCheck(t *testing.T) {
 		"a/notes.md":         {"nothing\n", ""},
 		"bpf/good.h":         {"/* " + dual + " */\n", ""},
 		"bpf/bench/bad.c":    {"/* " + apache + " */\n", `: licence "Apache-2.0", must be "GPL-2.0-only OR BSD-2-Clause"`},
+		"loadshm/good.h":     {"/* " + dual + " */\n", ""},
+		"loadshm/a/bad.c":    {"/* " + apache + " */\n", `: licence "Apache-2.0", must be "GPL-2.0-only OR BSD-2-Clause"`},
+		"loadshm/good.py":    {"# " + apache + "\n", ""},
 		"scripts/good.sh":    {"#!/bin/bash\n# " + apache + "\n", ""},
 		"scripts/bad.sh":     {"#!/bin/bash\n", none},
 		"Makefile":           {"all:\n", none},
@@ -62,6 +65,7 @@ func TestInsert(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"a.go":    {"// Package a.\npackage a\n", "// " + apache + "\n\n// Package a.\npackage a\n"},
 		"b.go":    {"//go:build linux\n\npackage b\n", "// " + apache + "\n\n//go:build linux\n\npackage b\n"},
+		"a/b.h":   {"int b;\n", "/* " + dual + " */\nint b;\n"},
 		"bpf/a.c": {"/*\n * A.\n */\n", "/* " + dual + " */\n/*\n * A.\n */\n"},
 		"a.sh":    {"#!/bin/bash\n# A.\n", "#!/bin/bash\n# " + apache + "\n\n# A.\n"},
 		"a.py":    {"\"\"\"A.\"\"\"\n", "# " + apache + "\n\n\"\"\"A.\"\"\"\n"},
