@@ -43,7 +43,7 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 		return err
 	}
 	logWarnings(log, cfg.Warnings())
-	lock, err := daemon.Lock(cfg.Node.Instance)
+	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
 		return err
 	}

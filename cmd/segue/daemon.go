@@ -4,6 +4,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 
@@ -20,6 +22,16 @@ func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan 
 	defer stop()
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 	return run(cmd.Context(), hangups, log)
+}
+
+// lockInstance is daemon.Lock for a process that is to run the instance.
+func lockInstance(name string) (*os.File, error) {
+	lock, err := daemon.Lock(name)
+	if errors.Is(err, daemon.ErrRunning) {
+		err = fmt.Errorf("%w; to run another instance on this host, give it another name in "+
+			"node.instance", err)
+	}
+	return lock, err
 }
 
 // logWarnings logs what a configuration is warned of.

@@ -3,13 +3,19 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/daemon"
 )
 
 // TestHangupWhileStarting waits for the daemon, and does not end the process.
@@ -25,5 +31,42 @@ func TestHangupWhileStarting(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRunningAlready: a start whose instance runs already names the setting for a second instance.
+func TestRunningAlready(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("locks of instances need root")
+	}
+	instance := fmt.Sprintf("test-%d-running", os.Getpid())
+	lock, err := daemon.Lock(instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := daemon.Unlock(lock); err != nil {
+			t.Error(err)
+		}
+	}()
+	const node = "node: {instance: %s, interface: lo, locator: \"fd00:6c:0:1::/64\"}\n"
+	const service = "services: [{name: web, vip: 198.51.100.1, port: 80, protocol: tcp%s}]\n"
+	for role, servers := range map[string]string{
+		"lb": ", servers: [{name: s1, locator: \"fd00:5:0:1::/64\"}]", "agent": "",
+	} {
+		path := filepath.Join(t.TempDir(), role+".yaml")
+		file := fmt.Sprintf(node+service, instance, servers)
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		root := newRoot()
+		root.SetErr(new(bytes.Buffer)) // which has the log
+		root.SetArgs([]string{role, "-c", path})
+		err := root.ExecuteContext(t.Context())
+		for _, want := range []string{"is running already", "another name in node.instance"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("segue %s: error %v, want %q", role, err, want)
+			}
+		}
 	}
 }

@@ -46,7 +46,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 		return err
 	}
 	logWarnings(log, cfg.Warnings())
-	lock, err := daemon.Lock(cfg.Node.Instance)
+	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
 		return err
 	}

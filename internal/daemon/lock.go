@@ -25,8 +25,12 @@ func LockFile(instance string) string {
 	return filepath.Join(runDir, instance+lockSuffix)
 }
 
+// ErrRunning is part of the error of Lock when a process runs the instance.
+var ErrRunning = errors.New("is running already")
+
 // Lock makes sure that one process at a time runs an instance. The lock is held
-// until the returned file is closed, or the process ends.
+// until the returned file is closed, or the process ends. The error is ErrRunning if another process
+// holds it.
 func Lock(instance string) (*os.File, error) {
 	if err := config.CheckInstance(instance); err != nil {
 		return nil, err
@@ -56,13 +60,13 @@ func refused(instance string, err error) error {
 func running(instance string) error {
 	process, err := FindProcess(instance)
 	if err != nil {
-		return fmt.Errorf("instance %q is running already: %w", instance, err)
+		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
 	}
 	if process == nil { // or it has ended just now
-		return fmt.Errorf("instance %q is running already, in another PID namespace", instance)
+		return fmt.Errorf("instance %q %w, in another PID namespace", instance, ErrRunning)
 	}
-	return fmt.Errorf("instance %q is running already: process %d, since %s", instance,
-		process.PID, process.Since.Format(time.RFC3339))
+	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,
+		process.Since.Format(time.RFC3339))
 }
 
 // lockFile opens and locks a file. Unlock may remove it in between: what is locked then keeps nobody
