@@ -31,10 +31,8 @@ type armKind struct {
 // armKinds are node.interface, which every balancer has, and node.inside.
 var armKinds = [...]armKind{
 	{"node.interface", datapath.LinkPin, "link_return"},
-	{"node.inside", insidePin, "link_return_inside"},
+	{"node.inside", datapath.InsidePin, "link_return_inside"},
 }
-
-const insidePin = "link_inside"
 
 // armObjects are what an arm has for itself of objects.
 type armObjects struct {

@@ -213,7 +213,7 @@ func (s *crashSite) programs() (programs map[string]*ebpf.Program) {
 	var held []ebpf.ProgramID
 	for _, kind := range armKinds {
 		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(s.instance), kind.xdpPin), nil)
-		if errors.Is(err, os.ErrNotExist) && kind.xdpPin == insidePin {
+		if errors.Is(err, os.ErrNotExist) && kind.xdpPin == datapath.InsidePin {
 			continue
 		}
 		s.must(err)

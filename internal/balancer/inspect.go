@@ -270,7 +270,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 
 // readInside tells no interface that is gone from one that there never was by the link alone.
 func readInside(instance string) (*datapath.Attachment, error) {
-	pin := filepath.Join(datapath.Dir(instance), insidePin)
+	pin := filepath.Join(datapath.Dir(instance), datapath.InsidePin)
 	attachment, err := datapath.ReadAttachment(pin)
 	if attachment != nil || err != nil {
 		return attachment, err

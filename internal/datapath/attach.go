@@ -92,22 +92,35 @@ func describeXDP(ifindex int) string {
 		}
 		_ = program.Close()
 	}
-	if owner := ownerOf(id); owner != nil {
-		return fmt.Sprintf("%s of the %s %q", text, owner.Role, owner.Name)
+	owner := ownerOf(id)
+	if owner == nil {
+		return text + ", of no instance of segue"
 	}
-	return text + ", of no instance of segue"
+	text += fmt.Sprintf(" of the %s %q", owner.Role, owner.Name)
+	command, ok := commands[owner.Role]
+	if !ok {
+		return text
+	}
+	return fmt.Sprintf("%s; an interface runs one instance: to free it, as after a change of "+
+		"node.instance, stop the process of %q and run `segue %s detach %s`",
+		text, owner.Name, command, owner.Name)
 }
+
+// commands run the roles.
+var commands = map[Role]string{RoleBalancer: "lb", RoleAgent: "agent"}
 
 // ownerOf is the instance that has attached a program; nil: none.
 func ownerOf(id ebpf.ProgramID) *Instance {
 	entries, _ := os.ReadDir(Dir(""))
 	for _, entry := range entries {
-		found, err := programOf(filepath.Join(Dir(entry.Name()), LinkPin))
-		if err != nil || found != id {
-			continue
+		for _, pin := range xdpPins {
+			found, err := programOf(filepath.Join(Dir(entry.Name()), pin))
+			if err != nil || found != id {
+				continue
+			}
+			role, _ := roleOf(entry.Name())
+			return &Instance{entry.Name(), role}
 		}
-		role, _ := roleOf(entry.Name())
-		return &Instance{entry.Name(), role}
 	}
 	return nil
 }

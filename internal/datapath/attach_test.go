@@ -175,13 +175,18 @@ func TestNoGenericOverAnother(t *testing.T) {
 			t.Errorf("over another program: error %v, want %s", err, want)
 		}
 		pinnedMap(t, dir, marks[RoleBalancer])
-		if err := os.Rename(filepath.Join(dir, "first"), filepath.Join(dir, LinkPin)); err != nil {
-			return err
-		}
-		_, err = attach(program, ifindex, filepath.Join(dir, "second"))
 		want := fmt.Sprintf(`program %d "passer" of the balancer %q`, id, filepath.Base(dir))
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("over a balancer's: error %v, want %s", err, want)
+		remedy := fmt.Sprintf("run `segue lb detach %s`", filepath.Base(dir))
+		at := "first"
+		for _, pin := range xdpPins {
+			must(t, os.Rename(filepath.Join(dir, at), filepath.Join(dir, pin)))
+			at = pin
+			_, err := attach(program, ifindex, filepath.Join(dir, "second"))
+			for _, part := range []string{want, remedy} {
+				if err == nil || !strings.Contains(err.Error(), part) {
+					t.Errorf("over a balancer's %s: error %v, want %s", pin, err, part)
+				}
+			}
 		}
 		return nil
 	}))

@@ -20,13 +20,17 @@ import (
 
 // The names of pins that balancers and agents have in common, and of those that tell them apart.
 const (
-	LinkPin         = "link" // keeps the program attached
+	LinkPin         = "link"        // keeps the program attached
+	InsidePin       = "link_inside" // the same for a balancer's node.inside
 	BalancerProgram = "xdp_lb"
 	AgentProgram    = "xdp_agent"
 
 	flowsPin = "flows" // a balancer has one also before its program is attached
 
 )
+
+// xdpPins are the links that an instance can have to XDP.
+var xdpPins = [...]string{LinkPin, InsidePin}
 
 // Role is what an instance does.
 type Role string
@@ -226,6 +230,20 @@ func readProgram(instance, name string) (*Program, error) {
 func AttachedHere(instance string) (bool, error) {
 	attachment, err := ReadAttachment(filepath.Join(Dir(instance), LinkPin))
 	return attachment != nil && attachment.Interface != "", err
+}
+
+// ReadAttachments finds out where the instance's XDP program runs.
+func ReadAttachments(instance string) (attachments []*Attachment, err error) {
+	for _, pin := range xdpPins {
+		attachment, err := ReadAttachment(filepath.Join(Dir(instance), pin))
+		if err != nil {
+			return nil, err
+		}
+		if attachment != nil {
+			attachments = append(attachments, attachment)
+		}
+	}
+	return attachments, nil
 }
 
 // ReadAttachment finds out where the program of a pinned XDP link runs; nil: nowhere. An interface's index says
