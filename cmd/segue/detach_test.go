@@ -3,8 +3,21 @@
 package main
 
 import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testnet"
 )
 
 // TestDetachRefuses what is no instance of the role, before it locks or removes anything.
@@ -23,4 +36,78 @@ func TestDetachRefuses(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestDetachTells has the command say what it has detached, and from which interfaces.
+func TestDetachTells(t *testing.T) {
+	needs.BPF(t)
+	ns, peer := testnet.New(t), testnet.New(t)
+	testnet.Connect(t, ns, "eth0", nil, peer, "eth0", nil)
+	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
+	both := map[string]string{datapath.LinkPin: "eth0", datapath.InsidePin: "eth1"}
+	for want, links := range map[string]map[string]string{
+		", which was attached to no interface": nil,
+		" from eth0 and eth1":                  both,
+	} {
+		instance := fmt.Sprintf("test-%d-detach", os.Getpid())
+		pinBalancer(t, ns, instance, links)
+		var output bytes.Buffer
+		root := newRoot()
+		root.SetOut(&output)
+		root.SetArgs([]string{"lb", "detach", instance})
+		if err := ns.Do(root.Execute); err != nil {
+			t.Fatal(err)
+		}
+		want = fmt.Sprintf("Detached balancer %q%s.\n", instance, want)
+		if output.String() != want {
+			t.Errorf("the command prints %q, want %q", output.String(), want)
+		}
+	}
+	elsewhere := []*datapath.Attachment{{Ifindex: 7}}
+	const want = " from #7 of another network namespace"
+	if got := describeDetached(elsewhere); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// pinBalancer pins what tells a balancer, and its links to the interfaces of the namespace.
+func pinBalancer(
+	t *testing.T, ns *testnet.Namespace, instance string, links map[string]string,
+) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir, err := datapath.MakeDir(instance, datapath.RoleBalancer)
+	must(err)
+	t.Cleanup(func() { _ = datapath.RemoveDir(instance) })
+	identity, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+	})
+	must(err)
+	defer identity.Close()
+	must(identity.Pin(filepath.Join(dir, "identity")))
+	const xdpPass = 2 // enum xdp_action
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
+	})
+	must(err)
+	defer program.Close()
+	must(ns.Do(func() error {
+		for pin, name := range links {
+			iface, err := netlink.LinkByName(name)
+			must(err)
+			l, err := link.AttachXDP(link.XDPOptions{
+				Program: program, Interface: iface.Attrs().Index,
+			})
+			must(err)
+			defer l.Close()
+			must(l.Pin(filepath.Join(dir, pin)))
+		}
+		return nil
+	}))
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -106,11 +107,35 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 			if err != nil {
 				return fmt.Errorf("stop it first: %w", err)
 			}
-			if err := detach(instance); err != nil {
+			attachments, err := datapath.ReadAttachments(instance)
+			if err == nil {
+				err = detach(instance)
+			}
+			if err != nil {
 				_ = lock.Close()
 				return err
 			}
-			return daemon.Unlock(lock)
+			if err := daemon.Unlock(lock); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Detached %s %q%s.\n",
+				role, instance, describeDetached(attachments))
+			return err
 		},
 	}
+}
+
+// describeDetached says what an instance was detached from.
+func describeDetached(attachments []*datapath.Attachment) string {
+	if len(attachments) == 0 {
+		return ", which was attached to no interface"
+	}
+	names := make([]string, len(attachments))
+	for i, a := range attachments {
+		names[i] = interfaceName(a.Interface, a.Ifindex)
+		if a.Interface == "" {
+			names[i] += " of another network namespace"
+		}
+	}
+	return " from " + strings.Join(names, " and ")
 }
