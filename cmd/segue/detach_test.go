@@ -70,7 +70,7 @@ func TestDetachTells(t *testing.T) {
 	}
 }
 
-// pinBalancer pins what tells a balancer, and its links to the interfaces of the namespace.
+// pinBalancer pins what makes an instance a balancer, and its links to the interfaces of the namespace.
 func pinBalancer(
 	t *testing.T, ns *testnet.Namespace, instance string, links map[string]string,
 ) {
@@ -84,12 +84,14 @@ func pinBalancer(
 	dir, err := datapath.MakeDir(instance, datapath.RoleBalancer)
 	must(err)
 	t.Cleanup(func() { _ = datapath.RemoveDir(instance) })
-	identity, err := ebpf.NewMap(&ebpf.MapSpec{
-		Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
-	})
-	must(err)
-	defer identity.Close()
-	must(identity.Pin(filepath.Join(dir, "identity")))
+	for _, name := range []string{"identity", "flows"} { // what tells a balancer, and lists it
+		m, err := ebpf.NewMap(&ebpf.MapSpec{
+			Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+		})
+		must(err)
+		defer m.Close()
+		must(m.Pin(filepath.Join(dir, name)))
+	}
 	const xdpPass = 2 // enum xdp_action
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.XDP, License: "GPL",

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -34,9 +35,12 @@ func newStatus() *cobra.Command {
 need a running process for, and watches the counters for an interval to tell
 rates. It needs root.
 
-Without --instance it shows the one that there is, or lists them. Names of
-interfaces are those of the network namespace it runs in; of another one's, the
-index is shown, as #7.
+Without --instance it shows the one instance that there is, or the one in this
+network namespace. If that leaves none or several, it lists all instances and
+where they run, and the exit code is 1.
+
+Names of interfaces are those of the network namespace that the command runs in;
+of another one's interface the index is shown, as #7.
 
 --json prints the fields that docs/observability.md describes.`,
 		Args: noArguments("the instance", "-i"),
@@ -54,74 +58,18 @@ func status(ctx context.Context, out io.Writer, name string, interval time.Durat
 	if interval < 0 {
 		return fmt.Errorf("--interval %s: must not be negative", interval)
 	}
-	instances, err := choose(name, datapath.RoleBalancer, datapath.RoleAgent)
+	instance, err := choose(name)
+	var several *severalError
+	if errors.As(err, &several) {
+		return errors.Join(listInstances(out, several.instances, asJSON), err)
+	}
 	if err != nil {
 		return err
 	}
-	if len(instances) > 1 {
-		return listInstances(out, instances, asJSON)
+	if instance.Role == datapath.RoleAgent {
+		return agentStatus(ctx, out, instance.Name, interval, asJSON)
 	}
-	if instances[0].Role == datapath.RoleAgent {
-		return agentStatus(ctx, out, instances[0].Name, interval, asJSON)
-	}
-	return balancerStatus(ctx, out, instances[0].Name, interval, asJSON)
-}
-
-// find returns the instances of the roles that a name can mean, at least one; no name means any.
-func find(name string, roles ...datapath.Role) ([]datapath.Instance, error) {
-	all, err := datapath.Instances()
-	if err != nil {
-		return nil, err
-	}
-	what := "instance"
-	if len(roles) == 1 {
-		what = string(roles[0])
-	}
-	found := slices.DeleteFunc(all, func(i datapath.Instance) bool {
-		return !slices.Contains(roles, i.Role) || name != "" && i.Name != name
-	})
-	switch {
-	case len(found) > 0:
-		return found, nil
-	case name != "":
-		return nil, fmt.Errorf("no %s %q under %s; is it running?", what, name, datapath.Dir(""))
-	}
-	return nil, fmt.Errorf("no %s under %s; is it running?", what, datapath.Dir(""))
-}
-
-// choose is find, but where no name leaves several it returns the one that is attached in this network
-// namespace, if there is one such.
-func choose(name string, roles ...datapath.Role) ([]datapath.Instance, error) {
-	found, err := find(name, roles...)
-	if err != nil || len(found) == 1 {
-		return found, err
-	}
-	var here []datapath.Instance
-	for _, instance := range found {
-		attached, err := datapath.AttachedHere(instance.Name)
-		if err != nil {
-			return nil, err
-		}
-		if attached {
-			here = append(here, instance)
-		}
-	}
-	if len(here) == 1 {
-		return here, nil
-	}
-	return found, nil
-}
-
-func listInstances(out io.Writer, instances []datapath.Instance, asJSON bool) error {
-	if asJSON {
-		return printJSON(out, map[string]any{"instances": instances})
-	}
-	table := newTable(out)
-	table.row("instance", "role")
-	for _, i := range instances {
-		table.row(i.Name, string(i.Role))
-	}
-	return table.Flush()
+	return balancerStatus(ctx, out, instance.Name, interval, asJSON)
 }
 
 func balancerStatus(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {

@@ -235,20 +235,6 @@ func TestStatusOfStopped(t *testing.T) {
 	}
 }
 
-func TestListInstances(t *testing.T) {
-	instances := []datapath.Instance{{Name: "agent", Role: datapath.RoleAgent}, {Name: "lb", Role: datapath.RoleBalancer}}
-	var output bytes.Buffer
-	if err := listInstances(&output, instances, false); err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "instances.txt", &output)
-	output.Reset()
-	if err := listInstances(&output, instances, true); err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "instances.json", &output)
-}
-
 func TestShort(t *testing.T) {
 	for n, want := range map[float64]string{
 		0: "0", 0.5: "0.50", 9.994: "9.99", 9.996: "10.0", 12.34: "12.3", 99.96: "100", 999.4: "999", 999.5: "1.00k",

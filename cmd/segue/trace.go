@@ -108,28 +108,21 @@ func isIPv6(text string) bool {
 
 // choose finds the one instance that is meant.
 func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
-	found, err := choose(o.instance, datapath.RoleBalancer, datapath.RoleAgent)
+	found, err := choose(o.instance)
 	if err != nil {
-		return datapath.Instance{}, err
+		return found, err
 	}
-	if len(found) > 1 {
-		names := make([]string, len(found))
-		for i := range found {
-			names[i] = found[i].Name
-		}
-		return datapath.Instance{}, fmt.Errorf("name a balancer or an agent with --instance: %s", strings.Join(names, ", "))
+	if found.Role == datapath.RoleBalancer && cmd.Flags().Changed("next") {
+		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer, and only agents' traces have that", found.Name)
 	}
-	if found[0].Role == datapath.RoleBalancer && cmd.Flags().Changed("next") {
-		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer, and only agents' traces have that", found[0].Name)
-	}
-	if found[0].Role == datapath.RoleAgent {
+	if found.Role == datapath.RoleAgent {
 		for _, name := range []string{"packet", "length", "ask"} {
 			if cmd.Flags().Changed(name) {
-				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent, and only balancers' traces have that", name, found[0].Name)
+				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent, and only balancers' traces have that", name, found.Name)
 			}
 		}
 	}
-	return found[0], nil
+	return found, nil
 }
 
 func parseFlow(protocol, source, destination string) (flow balancer.Flow, err error) {

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// choose returns the instance of a name. Without a name it returns the only one that there is, or
+// the only one in this network namespace; the error is a severalError if that leaves none or several.
+func choose(name string) (datapath.Instance, error) {
+	found, err := datapath.Instances()
+	if err != nil {
+		return datapath.Instance{}, err
+	}
+	which := "instance"
+	if name != "" {
+		which = fmt.Sprintf("instance %q", name)
+		found = slices.DeleteFunc(found, func(i datapath.Instance) bool { return i.Name != name })
+	}
+	switch len(found) {
+	case 0:
+		return datapath.Instance{}, fmt.Errorf("no %s under %s; is it running?", which, datapath.Dir(""))
+	case 1:
+		return found[0], nil
+	}
+	several := &severalError{}
+	for _, instance := range found {
+		located, err := datapath.Locate(instance)
+		if err != nil {
+			return datapath.Instance{}, err
+		}
+		several.instances = append(several.instances, located)
+	}
+	if here := several.here(); len(here) == 1 {
+		return here[0].Instance, nil
+	}
+	return datapath.Instance{}, several
+}
+
+// severalError says that a command without a name of an instance can mean none or several.
+type severalError struct{ instances []datapath.Located }
+
+// here are the instances in this network namespace.
+func (e *severalError) here() []datapath.Located {
+	return slices.DeleteFunc(slices.Clone(e.instances), func(l datapath.Located) bool { return !l.Here() })
+}
+
+func (e *severalError) Error() string {
+	if here := e.here(); len(here) > 0 {
+		names := make([]string, len(here))
+		for i := range here {
+			names[i] = here[i].Name
+		}
+		return "several instances run in this network namespace; name one with --instance: " +
+			strings.Join(names, ", ")
+	}
+	places := make([]string, len(e.instances))
+	for i := range e.instances {
+		l := &e.instances[i]
+		places[i] = fmt.Sprintf("%s (%s)", l.Name, describePlace(l))
+	}
+	return "no instance runs in this network namespace; name one with --instance, or enter its " +
+		"network namespace with `nsenter --net=`: " + strings.Join(places, ", ")
+}
+
+func listInstances(out io.Writer, instances []datapath.Located, asJSON bool) error {
+	if asJSON {
+		return printJSON(out, map[string]any{"instances": instances})
+	}
+	table := newTable(out)
+	table.row("instance", "role", "interface", "network namespace")
+	for i := range instances {
+		l := &instances[i]
+		name := "-"
+		if l.Attachment != nil {
+			name = interfaceName(l.Attachment.Interface, l.Attachment.Ifindex)
+		}
+		table.row(l.Name, string(l.Role), name, describePlace(l))
+	}
+	return table.Flush()
+}
+
+// describePlace names the network namespace of an instance.
+func describePlace(l *datapath.Located) string {
+	switch {
+	case l.Attachment == nil:
+		return "not attached"
+	case l.Here():
+		return "this one"
+	case l.Namespace == "":
+		return "another one, not found"
+	}
+	return l.Namespace
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/needs"
+	"github.com/segue-lb/segue/internal/testnet"
+)
+
+// someInstances are two of this network namespace, and three that are not.
+func someInstances() (here, elsewhere []datapath.Located) {
+	eth0 := &datapath.Attachment{Ifindex: 2, Interface: "eth0", Mode: datapath.Native}
+	eth1 := &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Generic}
+	away := &datapath.Attachment{Ifindex: 2}
+	instance := func(name string, role datapath.Role) datapath.Instance {
+		return datapath.Instance{Name: name, Role: role}
+	}
+	here = []datapath.Located{
+		{Instance: instance("agent", datapath.RoleAgent), Attachment: eth0},
+		{Instance: instance("lb", datapath.RoleBalancer), Attachment: eth1},
+	}
+	elsewhere = []datapath.Located{
+		{Instance: instance("s1", datapath.RoleAgent), Attachment: away, Namespace: "/run/netns/s1"},
+		{Instance: instance("s2", datapath.RoleAgent), Attachment: away},
+		{Instance: instance("s3", datapath.RoleAgent)},
+	}
+	return here, elsewhere
+}
+
+func TestListInstances(t *testing.T) {
+	here, elsewhere := someInstances()
+	instances := append(here, elsewhere...)
+	var output bytes.Buffer
+	if err := listInstances(&output, instances, false); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "instances.txt", &output)
+	output.Reset()
+	if err := listInstances(&output, instances, true); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "instances.json", &output)
+}
+
+func TestSeveralInstances(t *testing.T) {
+	here, elsewhere := someInstances()
+	for want, instances := range map[string][]datapath.Located{
+		"several instances run in this network namespace; name one with --instance: " +
+			"agent, lb": append(here, elsewhere...),
+		"no instance runs in this network namespace; name one with --instance, or enter its network " +
+			"namespace with `nsenter --net=`: s1 (/run/netns/s1), s2 (another one, not found), " +
+			"s3 (not attached)": elsewhere,
+	} {
+		if got := (&severalError{instances}).Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+// TestChoose has a command without --instance find the instance of its network namespace, and refuse
+// to choose where there is none, or two.
+func TestChoose(t *testing.T) {
+	needs.BPF(t)
+	lb, other, nobody := testnet.New(t), testnet.New(t), testnet.New(t)
+	testnet.Connect(t, lb, "eth0", nil, other, "eth0", nil)
+	testnet.Connect(t, lb, "eth1", nil, other, "eth1", nil)
+	name := func(i int) string { return fmt.Sprintf("test-%d-choose%d", os.Getpid(), i) }
+	pinBalancer(t, lb, name(1), map[string]string{datapath.LinkPin: "eth0"})
+	pinBalancer(t, other, name(2), map[string]string{datapath.LinkPin: "eth0"})
+	chosen := func(in *testnet.Namespace) (instance datapath.Instance, err error) {
+		_ = in.Do(func() error {
+			instance, err = choose("")
+			return nil
+		})
+		return instance, err
+	}
+	for i, ns := range []*testnet.Namespace{lb, other} {
+		if got, err := chosen(ns); got.Name != name(i+1) || err != nil {
+			t.Errorf("chose %+v, error %v; want %s", got, err, name(i+1))
+		}
+	}
+	pinBalancer(t, lb, name(3), map[string]string{datapath.LinkPin: "eth1"})
+	for ns, want := range map[*testnet.Namespace]string{
+		lb:     "several instances run in this network namespace",
+		nobody: "no instance runs in this network namespace",
+	} {
+		if got, err := chosen(ns); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("chose %+v, error %v; want %s", got, err, want)
+		}
+		for _, command := range []string{"status", "status --json", "trace tcp 192.0.2.1:1 192.0.2.2:2"} {
+			root := newRoot()
+			root.SetOut(new(bytes.Buffer))
+			root.SetArgs(strings.Fields(command))
+			err := ns.Do(func() error { return root.ExecuteContext(t.Context()) })
+			if err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("segue %s: error %v, want %s", command, err, want)
+			}
+		}
+	}
+}
