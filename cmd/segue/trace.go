@@ -39,7 +39,9 @@ also whether it knows a way to the next server, by its SID.
 
 With --ask a balancer's trace of a service that hunts asks the servers too, by
 running "segue trace" on each, and shows who has the connection and who gets the
-packet. The command is split at spaces, and {} in it is the server's name.
+packet. The command is split at spaces, and {} in it is the server's name. It must
+run in the network namespace of the server's agent: the last example is for
+servers in network namespaces of this host.
 
 SRC is the client and DST the VIP; IPv6 addresses go in brackets. Of TCP the
 packet is a later one of the connection if the flow is in the flow table, and else
@@ -51,7 +53,8 @@ in this network namespace.
 where what was asked for is not known, as a server does not answer.`,
 		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53\n" +
-			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'",
+			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
+			"  segue trace --ask 'nsenter --net=/run/netns/{} segue trace' tcp 198.51.100.7:5000 203.0.113.2:80",
 		Args: arguments("tcp|udp", "SRC:PORT", "DST:PORT"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			flow, err := parseFlow(args[0], args[1], args[2])

@@ -20,6 +20,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -48,9 +49,27 @@ func agentTrace(out io.Writer, instance string, flow balancer.Flow, o *traceOpti
 		err = printAgentTrace(out, t)
 	}
 	if err == nil && t.Socket == "" {
-		err = fmt.Errorf("instance %s is in another network namespace: what it would do is not known here", instance)
+		err = elsewhere(instance)
 	}
 	return err
+}
+
+// elsewhere says where an agent can be traced, if not here.
+func elsewhere(instance string) error {
+	l, err := datapath.Locate(datapath.Instance{Name: instance, Role: datapath.RoleAgent})
+	if err != nil {
+		return err
+	}
+	return unknownHere(&l)
+}
+
+func unknownHere(l *datapath.Located) error {
+	namespace := "PATH"
+	if l.Namespace != "" {
+		namespace = l.Namespace
+	}
+	return fmt.Errorf("instance %s is in another network namespace: what it would do is not known "+
+		"here; run this command there: nsenter --net=%s segue trace", l.Name, namespace)
 }
 
 func printAgentTrace(out io.Writer, t *agent.Trace) error {

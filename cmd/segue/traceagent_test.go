@@ -16,6 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 )
 
 // traceOf is an agent's trace of someFlow. A new connection is answered as said, unless it must be taken; whether the
@@ -90,6 +91,21 @@ func TestPrintAgentTrace(t *testing.T) {
 }
 
 // The servers are asked by a command; what they say makes the way of the packet.
+// TestUnknownHere names the network namespace to run the command in, if it was found.
+func TestUnknownHere(t *testing.T) {
+	const want = "instance s1 is in another network namespace: what it would do is not known here; " +
+		"run this command there: nsenter --net="
+	for namespace, command := range map[string]string{
+		"/run/netns/s1": "/run/netns/s1 segue trace", "": "PATH segue trace",
+	} {
+		s1 := datapath.Instance{Name: "s1", Role: datapath.RoleAgent}
+		err := unknownHere(&datapath.Located{Instance: s1, Namespace: namespace})
+		if got := err.Error(); got != want+command {
+			t.Errorf("got  %s\nwant %s", got, want+command)
+		}
+	}
+}
+
 func TestAskAgents(t *testing.T) {
 	dir := t.TempDir()
 	say := func(server string, trace *agent.Trace) {
