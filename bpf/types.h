@@ -109,6 +109,7 @@ enum server_flags {
 	SERVER_NOT_SERVED = 1 << 9,   /* its agent does not have the VIP */
 	SERVER_UNHEARD = 1 << 10,     /* the connections offered to it first are not answered */
 	SERVER_ROUTED = 1 << 12,      /* it has had a route of its own, not the default route */
+	SERVER_UNUSED = 1 << 13,      /* it gets no new flows, for one of these reasons */
 };
 
 /*

@@ -433,9 +433,10 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 
 // ignored finds what services.ignored does, by what the slots tell.
 func (v *View) ignored(service *ServiceState) []Condition {
+	const unused = balancerServerFlagsSERVER_UNUSED | balancerServerFlagsSERVER_FAILING // which alone is an earlier build's
 	candidates := slices.DeleteFunc(slices.Clone(service.Servers), func(server *ServerState) bool {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
-			v.servers.flags(server.Slot)&balancerServerFlagsSERVER_FAILING != 0
+			v.servers.flags(server.Slot)&unused != 0
 	})
 	hasHop := func(server *ServerState) bool { return server.NextHop != nil }
 	if slices.ContainsFunc(candidates, hasHop) {

@@ -254,6 +254,9 @@ func (m *member) flags(used bool) balancerServerFlags {
 	if m.routed {
 		flags |= balancerServerFlagsSERVER_ROUTED
 	}
+	if m.causes != 0 && !used {
+		flags |= balancerServerFlagsSERVER_UNUSED
+	}
 	if m.causes&^unheard != 0 && !used {
 		flags |= balancerServerFlagsSERVER_FAILING
 	}

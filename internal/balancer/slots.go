@@ -80,7 +80,8 @@ func (s *slots) claim(key serverKey, service uint32, known srv6.Function, flags 
 		}
 		s.kernel.servers.servers[slot].Service = service
 		s.kernel.servers.setKnown(slot, known)
-		s.kernel.servers.setFlags(slot, flags|s.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING)
+		const unfit = balancerServerFlagsSERVER_FAILING | balancerServerFlagsSERVER_UNUSED
+		s.kernel.servers.setFlags(slot, flags|s.kernel.servers.flags(slot)&unfit)
 		return slot, s.kernel.addSender(slot)
 	}
 	slot, err := s.free()

@@ -118,7 +118,7 @@ func (w world) rule(r *rand.Rand, priority int) string {
 	selectors := []string{
 		"to " + prefix, "not to " + prefix, "from " + prefix, "not from " + prefix, "fwmark 7",
 		"fwmark 0/0xff", "iif lo", "iif left", "oif left", "uidrange 0-10", "uidrange 5-10",
-		"ipproto tcp", "tos 4", "from all",
+		"ipproto 6", "tos 4", "from all",
 	}
 	actions := []string{
 		"lookup 100", "lookup 101", "lookup 254", "lookup 254 suppress_prefixlength 0",
