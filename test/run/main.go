@@ -52,13 +52,13 @@ var tiers = []tier{
 	},
 	{
 		name:     "packet", // BPF programs in the kernel
-		packages: []string{"internal/balancer", "internal/agent"},
-		// More tests than cores: the kernel lets those wait that change tables.
-		flags: []string{"-count=1", "-timeout=10m", "-parallel=4"},
+		packages: []string{"internal/balancer", "internal/agent", "internal/nexthop", "internal/loadgen", "internal/bench"},
+		// More tests and packages than cores: the kernel lets those wait that change tables or routes.
+		flags: []string{"-count=1", "-timeout=10m", "-parallel=4", "-p=3"},
 	},
 	{
 		name:     "e2e", // networks of namespaces
-		packages: []string{"internal/nexthop", "internal/loadgen", "internal/bench", "internal/lab", "test/e2e"},
+		packages: []string{"internal/lab", "test/e2e"},
 		// One package at a time: they share the machine.
 		flags: []string{"-count=1", "-timeout=15m", "-p=1"},
 	},

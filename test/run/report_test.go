@@ -172,7 +172,7 @@ func TestTiersDivideThePackages(t *testing.T) {
 			found[p] = append(found[p], tier.name)
 		}
 	}
-	for i, want := range []string{"unit", "unit", "unit", "packet", "e2e", "e2e"} {
+	for i, want := range []string{"unit", "unit", "unit", "packet", "packet", "e2e"} {
 		if got := strings.Join(found[all[i]], " "); got != want {
 			t.Errorf("%s is in tier %q, want %q", all[i], got, want)
 		}
