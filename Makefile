@@ -59,6 +59,11 @@ bench: build ## measure what packets cost, memory, tables and throughput (root; 
 	bin/segue bench tables
 	bin/segue bench throughput
 
+.PHONY: soak
+soak: setup-test build ## run the long forms of end-to-end tests (root; some 20 minutes)
+	go build -o bin/test-run ./test/run
+	bin/test-run soak
+
 FUZZTIME := 10m
 .PHONY: fuzz
 fuzz: setup-test generate ## run all fuzzers, for FUZZTIME (10m) together (root)

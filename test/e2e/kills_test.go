@@ -22,8 +22,8 @@ import (
 )
 
 var (
-	killsWanted     = flag.Int("kills.count", 20, "how often TestKillsUnderManyConnections kills a balancer's process")
-	connectionCount = flag.Int("kills.connections", 10000, "how many connections TestKillsUnderManyConnections keeps open")
+	killsWanted     = flag.Int("kills.count", 8, "how often TestKillsUnderManyConnections kills a balancer's process")
+	connectionCount = flag.Int("kills.connections", 4000, "how many connections TestKillsUnderManyConnections keeps open")
 )
 
 // manyThink is how long each of very many connections rests between two requests.

@@ -7,6 +7,9 @@
 // Without arguments it runs every tier. A tier in which no test ran has failed: on a machine that
 // lacks what its tests need, all being skipped must not look like success.
 //
+// The tier soak runs only when it is named: tests that take minutes in their full length, of which
+// the tier e2e runs a short form.
+//
 // It also runs all fuzzers one after the other, each for its share of the time.
 //
 //	make fuzz FUZZTIME=10m
@@ -37,6 +40,7 @@ type tier struct {
 	packages []string // below the module; none: all that no other tier has
 	flags    []string
 	env      []string
+	args     []string // of the tests themselves
 }
 
 var tiers = []tier{
@@ -62,6 +66,16 @@ var tiers = []tier{
 		// One package at a time: they share the machine.
 		flags: []string{"-count=1", "-timeout=15m", "-p=1"},
 	},
+}
+
+// soak is the tests whose full length is too long for every run.
+var soak = tier{
+	name:     "soak",
+	packages: []string{"./test/e2e"},
+	flags: []string{
+		"-count=1", "-timeout=60m", "-run=^(TestKillsUnderManyConnections|TestServerFailures)$",
+	},
+	args: []string{"-kills.count=20", "-kills.connections=10000", "-failures.table"},
 }
 
 // choosePackages picks a tier's packages out of all of the module's.
@@ -111,7 +125,11 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	var failed []string
 	for _, t := range chosen {
 		fmt.Printf("== %s\n", t.name)
-		r, err := t.run(ctx, t.choosePackages(strings.Fields(string(all))))
+		packages := t.packages
+		if t.name != soak.name {
+			packages = t.choosePackages(strings.Fields(string(all)))
+		}
+		r, err := t.run(ctx, packages)
 		total.add(r)
 		if err != nil {
 			failed = append(failed, fmt.Sprintf("tier %s: %v", t.name, err))
@@ -144,13 +162,13 @@ func choose(names []string) ([]tier, error) {
 	var chosen []tier
 	for _, name := range names {
 		before := len(chosen)
-		for _, t := range tiers {
+		for _, t := range append(slices.Clone(tiers), soak) {
 			if t.name == name {
 				chosen = append(chosen, t)
 			}
 		}
 		if len(chosen) == before {
-			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e", name)
+			return nil, fmt.Errorf("tier %q: not one of unit, packet, e2e, soak", name)
 		}
 	}
 	return chosen, nil
@@ -161,7 +179,7 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")
 	}
-	args := slices.Concat([]string{"test", "-json"}, t.flags, packages)
+	args := slices.Concat([]string{"test", "-json"}, t.flags, packages, t.args)
 	cmd := goCommand(ctx, args...)
 	cmd.Env = append(os.Environ(), t.env...)
 	events, err := cmd.StdoutPipe()
