@@ -136,6 +136,7 @@ func (r *requests) read(t *testing.T, server *lab.Node) {
 // connection, and agree about it for as long as it is away: also while the kernel asks for it in
 // vain, and they have a default route. Then the server is back, and its connections go on.
 func TestDeadServer(t *testing.T) {
+	waits(t)
 	l := up(t, topology("http6-insert", "http4-encap", "http4-gre", "hunt6-insert", "hunt4-encap"))
 	hurryNeighbours(t, l)
 	views, macs := viewsOf(t, l), macsOf(t, l)
@@ -233,6 +234,7 @@ func requireMetrics(t *testing.T, l *lab.Lab, balancer, without string) {
 // route. They do not take that, also after a restart; until the route is back others get the new
 // connections.
 func TestWithdrawnRoute(t *testing.T) {
+	waits(t)
 	l := up(t, topology("http6-insert", "hunt4-encap"))
 	views, macs := viewsOf(t, l), macsOf(t, l)
 	for _, view := range views {

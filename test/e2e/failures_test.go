@@ -32,6 +32,7 @@ const (
 // connections. Every balancer has to notice, and no connection fails that begins after that. When
 // the failure is over, the server gets connections again.
 func TestServerFailures(t *testing.T) {
+	waits(t)
 	f := newFailing(t, "s3")
 	var outcomes []*outcome
 	for _, x := range failures {

@@ -17,6 +17,7 @@ import (
 // TestUnhealthyServersAreAvoided stops a server's nginx, and starts it again. Then it stops those
 // of all servers.
 func TestUnhealthyServersAreAvoided(t *testing.T) {
+	waits(t)
 	checked := topology(mixed...)
 	for i := range checked.Services {
 		checked.Services[i].Health = &config.Health{

@@ -32,8 +32,10 @@ const patience = 60 * time.Second
 var (
 	// segue is the executable under test.
 	segue string
-	// labName is the name of every lab of this process: tests run one after the other.
+	// labName is the name of the labs of this process, but for tests that run beside others (waits).
 	labName = "e" + strconv.FormatInt(int64(os.Getpid()), 36)
+	// freeNames are the names of labs that are not up.
+	freeNames = newNames(8)
 	// interrupted ends when somebody interrupts the tests.
 	interrupted context.Context
 )
@@ -71,13 +73,41 @@ func run(m *testing.M) int {
 	}
 }
 
-// takeDown removes the lab of an interrupted test, which may be about to remove it itself.
+// nameOf is the name of a lab: labName for the only one.
+func nameOf(i int) string {
+	if i == 0 {
+		return labName
+	}
+	return fmt.Sprint(labName, "n", i)
+}
+
+func newNames(count int) chan string {
+	names := make(chan string, count)
+	for i := range count {
+		names <- nameOf(i)
+	}
+	return names
+}
+
+// waits is for tests that mostly wait, until something is noticed. They run when the others are done, a
+// few at a time.
+func waits(t *testing.T) { t.Parallel() }
+
+// takeDown removes the labs of interrupted tests, which may be about to remove them themselves.
 func takeDown() error {
+	var errs []error
+	for i := range cap(freeNames) {
+		errs = append(errs, takeDownLab(nameOf(i)))
+	}
+	return errors.Join(errs...)
+}
+
+func takeDownLab(name string) error {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	deadline := time.Now().Add(patience)
 	for {
-		err := lab.Down(labName)
+		err := lab.Down(name)
 		if errors.Is(err, lab.ErrNotUp) {
 			return nil
 		}
@@ -114,6 +144,10 @@ func up(t *testing.T, topology lab.Topology) *lab.Lab {
 func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
+	if topology.Name == labName {
+		topology.Name = <-freeNames
+		t.Cleanup(func() { freeNames <- topology.Name })
+	}
 	l, err := lab.Up(interrupted, topology, lab.Options{Binary: binary})
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 // TestServersMACChanges gives a server's interface another address. Nobody is told: the balancers'
 // neighbour entries have to expire.
 func TestServersMACChanges(t *testing.T) {
+	waits(t)
 	l := up(t, topology(mixed...))
 	hurryNeighbours(t, l)
 	live := open(t, l, 200, l.Topology.Services...)
@@ -26,6 +27,7 @@ func TestServersMACChanges(t *testing.T) {
 
 // TestRouteToServerChanges leads the way to a server's locator by another server and back.
 func TestRouteToServerChanges(t *testing.T) {
+	waits(t)
 	l := up(t, topology("http6-insert", "http6-encap", "http4-encap"))
 	live := open(t, l, 200, l.Topology.Services...)
 	live.rounds(t, 1)

@@ -55,6 +55,7 @@ func awaitCondition(t *testing.T, l *lab.Lab, server string, want balancer.Condi
 // TestDetachedAgent takes the agent from a server that goes on running: its host, its application and
 // the way to it are well, and no connection would be served.
 func TestDetachedAgent(t *testing.T) {
+	waits(t)
 	l := up(t, topology(probed...))
 	c := newClient(l)
 	awaitCondition(t, l, "s3", balancer.ServerUnchecked, probed...)
@@ -82,6 +83,7 @@ func TestDetachedAgent(t *testing.T) {
 // TestServerWithoutWayToBalancers takes from a server the routes to the balancers: it answers probes,
 // and takes connections, but its SYN-ACKs, which go by way of the balancers, are lost.
 func TestServerWithoutWayToBalancers(t *testing.T) {
+	waits(t)
 	l := up(t, topology("hunt6-insert", "hunt4-encap"))
 	c := newClient(l)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))

@@ -62,6 +62,7 @@ func TestServersComeAndGo(t *testing.T) {
 // clients learn of it by a reset, in every encapsulation that can hunt and both families, and do not
 // wait for their timeouts.
 func TestRemovedServersConnectionsAreReset(t *testing.T) {
+	waits(t)
 	l := up(t, hunting(huntingServices(2)...))
 	live := open(t, l, 300, l.Topology.Services...)
 	live.rounds(t, 1)
@@ -116,6 +117,7 @@ func TestServersAreAddedUnderLoad(t *testing.T) {
 // not run and its data path does. The new process has to look for all servers, and keeps what the one
 // before knew meanwhile.
 func TestServersAreAddedAtRestart(t *testing.T) {
+	waits(t)
 	l := up(t, topology(mixed...))
 	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
 	visitors := startVisitors(t, l, 8, l.Topology.Services...)

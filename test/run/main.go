@@ -64,7 +64,7 @@ var tiers = []tier{
 		name:     "e2e", // networks of namespaces
 		packages: []string{"internal/lab", "test/e2e"},
 		// One package at a time: they share the machine.
-		flags: []string{"-count=1", "-timeout=15m", "-p=1"},
+		flags: []string{"-count=1", "-timeout=15m", "-p=1", "-parallel=3"},
 	},
 }
 
