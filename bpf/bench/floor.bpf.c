@@ -3,8 +3,8 @@
  * The least that any balancer has to do for `srv6-insert`: see that there is a
  * packet, make room, write the headers, send. It looks nothing up.
  */
-#include "parse.h"
-#include "srv6.h"
+#include "net/parse.h"
+#include "net/srv6.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -4,7 +4,7 @@
  * program on what the run before left of the packet, so every packet is written
  * anew here, with a flow of its own.
  */
-#include "parse.h"
+#include "net/parse.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -4,8 +4,8 @@
  * the kernel's LRU hash map remembers the flows. It is what the flow table is
  * measured against.
  */
-#include "hash.h"
-#include "steer.h"
+#include "balancer/hash.h"
+#include "balancer/steer.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

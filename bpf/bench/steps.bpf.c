@@ -3,8 +3,8 @@
  * The way of a packet of a known flow up to one of its steps, so that differences
  * tell what each step costs. The verifier removes what is behind the last one.
  */
-#include "persist.h"
-#include "steer.h"
+#include "balancer/persist.h"
+#include "balancer/steer.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

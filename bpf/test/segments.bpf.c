@@ -3,10 +3,10 @@
  * Encapsulates whatever it gets for the first servers of the table, as many as
  * it is told: longer segment lists than one server are for placements to come.
  */
-#include "encap.h"
-#include "maps.h"
-#include "parse.h"
-#include "place.h"
+#include "balancer/encap.h"
+#include "balancer/maps.h"
+#include "net/parse.h"
+#include "balancer/place.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

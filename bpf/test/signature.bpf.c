@@ -3,9 +3,9 @@
  * The balancer, but signatures have only the bits that it is told: flows are taken
  * for others so often that it can be counted.
  */
-#include "types.h"
+#include "net/types.h"
 
 volatile __u64 flow_signature_mask; /* in its place in an entry */
 #define FLOW_SIGNATURE_MASK flow_signature_mask
 
-#include "balancer.bpf.c"
+#include "balancer/balancer.bpf.c"

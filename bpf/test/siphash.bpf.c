@@ -2,7 +2,7 @@
 /*
  * Hashes messages of every length up to the longest, in words.
  */
-#include "siphash.h"
+#include "net/siphash.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

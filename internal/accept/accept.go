@@ -3,7 +3,7 @@
 // Package accept holds the policies by which a server takes a connection that it is offered or passes
 // it on: those of "6LB: Scalable and Application-Aware Load Balancing with Segment Routing", section
 // II-B, and Least; and with Spare what a balancer makes of servers' answers. The agent's data path has
-// its own form of the paper's in bpf/accept.h; tests of the agent compare the two.
+// its own form of the paper's in bpf/agent/accept.h; tests of the agent compare the two.
 package accept
 
 import "math"

@@ -21,7 +21,7 @@ type NextSegment struct {
 }
 
 // FindNext looks up the way from the instance's interface to the SID of another server. The programs hand a
-// packet to the kernel before it looks for a route (bpf/next_segment.h), and so cannot tell.
+// packet to the kernel before it looks for a route (bpf/agent/next_segment.h), and so cannot tell.
 func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	ifindex, err := datapath.AttachedTo(filepath.Join(datapath.Dir(v.instance), datapath.LinkPin))
 	if err != nil {

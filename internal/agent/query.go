@@ -50,7 +50,7 @@ func (s socketState) has(kinds ...agentSocketKind) bool {
 	return false
 }
 
-// isLive is is_live in bpf/local.h.
+// isLive is is_live in bpf/agent/local.h.
 func (s socketState) isLive() bool {
 	return s.has(agentSocketKindSOCKET_REQUEST, agentSocketKindSOCKET_CONNECTED)
 }

@@ -141,13 +141,13 @@ var flowStateNames = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
 }
 
-// The lifetimes of bpf/agent_flows.h.
+// The lifetimes of bpf/agent/flows.h.
 const (
 	closingLifetime = 10 * time.Second
 	repeatLifetime  = 2 * time.Minute
 )
 
-// traceFlow reads the agent's entry, as find_flow in bpf/agent_flows.h does, and how old it is.
+// traceFlow reads the agent's entry, as find_flow in bpf/agent/flows.h does, and how old it is.
 func (v *View) traceFlow(t *Trace) (agentAgentFlowState, time.Duration, error) {
 	t.Flow.State = flowStateNames[agentAgentFlowStateAGENT_FLOW_LISTEN]
 	var flow agentAgentFlow
@@ -210,7 +210,7 @@ func (t *tracer) answers() (all []Answer) {
 	return all
 }
 
-// answer is decide in bpf/agent.bpf.c.
+// answer is decide in bpf/agent/agent.bpf.c.
 func (t *tracer) answer(f srv6.Function, last bool) (outcome, offer string) {
 	switch {
 	case !t.served && last:
@@ -225,7 +225,7 @@ func (t *tracer) answer(f srv6.Function, last bool) (outcome, offer string) {
 	return deliver, ""
 }
 
-// connect is connect in bpf/handshake.h.
+// connect is connect in bpf/agent/handshake.h.
 func (t *tracer) connect(isForced bool) (outcome, offer string) {
 	listening := t.sockets.has(agentSocketKindSOCKET_LISTENING)
 	wasAccepted := agentSocketKind(t.sockets.Kinds) == agentSocketKindSOCKET_LISTENING &&
@@ -248,7 +248,7 @@ func (t *tracer) connect(isForced bool) (outcome, offer string) {
 	return deliver, offer
 }
 
-// decideOffer is decide_offer in bpf/accept.h.
+// decideOffer is decide_offer in bpf/agent/accept.h.
 func (t *tracer) decideOffer() string {
 	a := *t.acceptance
 	switch agentAcceptPolicy(a.Policy) {
@@ -270,7 +270,7 @@ func (t *tracer) decideOffer() string {
 	return "refused"
 }
 
-// adapt changes the threshold at the end of a window, as adapt in bpf/accept.h does.
+// adapt changes the threshold at the end of a window, as adapt in bpf/agent/accept.h does.
 func (a *agentAcceptance) adapt(load *agentLoad) {
 	if a.Accepted < a.Few {
 		if a.Threshold < load.Capacity {
@@ -281,7 +281,7 @@ func (a *agentAcceptance) adapt(load *agentLoad) {
 	}
 }
 
-// recover is recover in bpf/handshake.h.
+// recover is recover in bpf/agent/handshake.h.
 func (t *tracer) recover(last bool) string {
 	switch {
 	case t.sockets.isLive():

@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// firstForward is FIRST_FORWARD in bpf/stats.h: the first of the reasons that are counted by server.
+// firstForward is FIRST_FORWARD in bpf/balancer/stats.h: the first of the reasons that are counted by server.
 const firstForward = uint32(balancerReasonREASON_FORWARD_KNOWN)
 
 // readServerCounter returns what went to a server, all CPUs together.

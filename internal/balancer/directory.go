@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	directorySection = ".data.directory" // in bpf/directory.h
+	directorySection = ".data.directory" // in bpf/balancer/directory.h
 	directoryMap     = "directory"
 	directorySize    = uint32(unsafe.Sizeof(balancerDirectory{}))
 )
 
-// NameDirectory gives the map of bpf/directory.h its name and size, in an object that uses it.
+// NameDirectory gives the map of bpf/balancer/directory.h its name and size, in an object that uses it.
 func NameDirectory(spec *ebpf.CollectionSpec) {
 	datapath.NameSection(spec, directorySection, directoryMap, directorySize)
 }

@@ -17,7 +17,7 @@ const leastTick = 4 * time.Hour / maxFlowTicks
 // flowClock is the flow table's clock: the kernel's jiffies, in ticks of a power of two of them. Only a
 // BPF program can read those.
 type flowClock struct {
-	program *ebpf.Program // read_jiffies of bpf/balancer.bpf.c
+	program *ebpf.Program // read_jiffies of bpf/balancer/balancer.bpf.c
 	shift   uint32
 	tick    time.Duration
 }

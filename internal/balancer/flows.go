@@ -24,10 +24,10 @@ const (
 
 	flowTimeMask = 0xfff
 	// maxFlowLead is how far an entry can be ahead of a clock that was read
-	// earlier, in ticks; FLOW_MAX_LEAD in bpf/flowtable.h.
+	// earlier, in ticks; FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
 	maxFlowLead = 32
-	flowMinIdle = 15 // ticks; FLOW_MIN_IDLE in bpf/flowtable.h
-	flowLinger  = 2  // ticks; FLOW_LINGER in bpf/persist.h
+	flowMinIdle = 15 // ticks; FLOW_MIN_IDLE in bpf/balancer/flowtable.h
+	flowLinger  = 2  // ticks; FLOW_LINGER in bpf/balancer/persist.h
 	// maxFlowTicks leaves the sweeper time before the clock wraps around.
 	maxFlowTicks = flowTimeMask - 2*maxFlowLead
 )
@@ -59,7 +59,7 @@ func (t *flowTable) close() error {
 	return unix.Munmap(t.memory)
 }
 
-// flowEntry is an entry of the flow table; bpf/flowtable.h has its layout.
+// flowEntry is an entry of the flow table; bpf/balancer/flowtable.h has its layout.
 type flowEntry uint64
 
 func (e flowEntry) signature() uint64        { return uint64(e) >> 30 }
@@ -159,7 +159,7 @@ func (t *flowTable) number(place uint64) int {
 	return int(place >> bucketShift(uint32(len(t.entries)/flowsPerBucket)))
 }
 
-// bucketShift is flow_bucket_shift of bpf/flowtable.h for a number of buckets.
+// bucketShift is flow_bucket_shift of bpf/balancer/flowtable.h for a number of buckets.
 func bucketShift(buckets uint32) uint32 { return 64 - uint32(bits.TrailingZeros32(buckets)) }
 
 // find returns the flow's entry, or zero.
@@ -172,7 +172,7 @@ func (b *flowBucket) find(signature uint64) flowEntry {
 	return 0
 }
 
-// hasRoom tells whether another flow finds room: flow_rank in bpf/flowtable.h is not 0 for one of the
+// hasRoom tells whether another flow finds room: flow_rank in bpf/balancer/flowtable.h is not 0 for one of the
 // entries at least.
 func (b *flowBucket) hasRoom(now uint16) bool {
 	for _, entry := range b {

@@ -134,7 +134,7 @@ func (r *reference) compare(t *testing.T, frames [][]byte) {
 	}
 }
 
-// fragmentLifetime is FRAGMENT_LIFETIME in bpf/fragment.h.
+// fragmentLifetime is FRAGMENT_LIFETIME in bpf/balancer/fragment.h.
 const fragmentLifetime = 5 * time.Second
 
 // disagreement describes the first frame of which the two disagree; "": there is none. The counters are

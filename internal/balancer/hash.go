@@ -21,13 +21,13 @@ type Flow struct {
 
 // Keys of the hashes.
 type (
-	placeKeys   = [3]uint64  // FLOW_BUCKET_WORDS in bpf/types.h
+	placeKeys   = [3]uint64  // FLOW_BUCKET_WORDS in bpf/balancer/types.h
 	flowKeys    = [7]uint64  // FLOW_WORDS, and one more
 	serviceKeys = [3]uint64  // SERVICE_WORDS
 	tupleKeys   = [11]uint64 // TUPLE_WORDS, and one more
 )
 
-// words lays the flow out as struct flow_key in bpf/types.h does.
+// words lays the flow out as struct flow_key in bpf/balancer/types.h does.
 func (f Flow) words() (words [10]uint32) {
 	var key [40]byte
 	source, destination := f.Source.Addr().As16(), f.Destination.Addr().As16()
@@ -42,7 +42,7 @@ func (f Flow) words() (words [10]uint32) {
 	return words
 }
 
-// hash is what the flow is placed by, the same on all balancers: bucket_of in bpf/place.h.
+// hash is what the flow is placed by, the same on all balancers: bucket_of in bpf/balancer/place.h.
 func (f Flow) hash(keys *tupleKeys) uint32 {
 	words := f.words()
 	return mix(uint32(multilinear(words[:], keys[:]) >> 32))
@@ -54,29 +54,29 @@ func (f Flow) tableHash(service uint32, identity *balancerIdentity) (place, sign
 }
 
 // place tells by its highest bits the bucket of the flow table that the flow is in: flow_place in
-// bpf/flowtable.h.
+// bpf/balancer/flowtable.h.
 func (f Flow) place(service uint32, keys *placeKeys) uint64 {
 	source := f.Source.Addr().As16()
 	rest := uint64(service)<<32 | uint64(f.words()[8])
 	return spread(binary.BigEndian.Uint64(source[:])*keys[0] + binary.BigEndian.Uint64(source[8:])*keys[1] + rest*keys[2])
 }
 
-// signature is the 34 bits that stand for the flow in its bucket: flow_signature in bpf/flowtable.h.
+// signature is the 34 bits that stand for the flow in its bucket: flow_signature in bpf/balancer/flowtable.h.
 func (f Flow) signature(service uint32, keys *flowKeys) uint64 {
 	words := f.words()
 	return multilinear(append(words[:4:4], words[8], service), keys[:]) >> 30
 }
 
-// goldenRatio is of 2^64: GOLDEN_RATIO in bpf/hash.h.
+// goldenRatio is of 2^64: GOLDEN_RATIO in bpf/balancer/hash.h.
 const goldenRatio = 0x9e3779b97f4a7c15
 
-// spread is the function of that name in bpf/hash.h.
+// spread is the function of that name in bpf/balancer/hash.h.
 func spread(sum uint64) uint64 {
 	sum ^= sum >> 32
 	return sum * goldenRatio
 }
 
-// multilinear is the function of that name in bpf/hash.h.
+// multilinear is the function of that name in bpf/balancer/hash.h.
 func multilinear(words []uint32, keys []uint64) uint64 {
 	sum := keys[len(words)]
 	for i := 0; i < len(words); i += 2 {
@@ -85,7 +85,7 @@ func multilinear(words []uint32, keys []uint64) uint64 {
 	return sum
 }
 
-// mix is mix in bpf/hash.h.
+// mix is mix in bpf/balancer/hash.h.
 func mix(hash uint32) uint32 {
 	hash ^= hash >> 16
 	hash *= 0x85ebca6b
@@ -103,7 +103,7 @@ func bucketKeys(seed uint64) (keys tupleKeys) {
 	return keys
 }
 
-// bucketOf is bucket_of in bpf/place.h.
+// bucketOf is bucket_of in bpf/balancer/place.h.
 func bucketOf(hash, buckets uint32) uint32 {
 	return uint32(uint64(hash) * uint64(buckets) >> 32)
 }

@@ -476,7 +476,7 @@ func (t *serverTable) flags(slot uint32) balancerServerFlags {
 	return balancerServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
 }
 
-// serves tells whether the slot has a server of the service: serves of bpf/persist.h.
+// serves tells whether the slot has a server of the service: serves of bpf/balancer/persist.h.
 func (t *serverTable) serves(slot, service uint32) bool {
 	return int(slot) < len(t.servers) && t.flags(slot)&balancerServerFlagsSERVER_IN_USE != 0 && t.servers[slot].Service == service
 }
@@ -496,7 +496,7 @@ func (t *serverTable) known(slot uint32) srv6.Function {
 	return srv6.Function(bits.ReverseBytes16(uint16(half)))
 }
 
-// sidHalf is SID_HALF in bpf/srv6.h.
+// sidHalf is SID_HALF in bpf/net/srv6.h.
 func sidHalf(function srv6.Function) uint64 {
 	return uint64(bits.ReverseBytes32(uint32(function) << 16))
 }
@@ -516,7 +516,7 @@ func (t *serverTable) hasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
 }
 
-// reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/persist.h.
+// reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/balancer/persist.h.
 func (t *serverTable) reachable(slot uint32) bool {
 	return t.hasNextHop(slot) && t.flags(slot)&balancerServerFlagsSERVER_UNREACHABLE == 0
 }
@@ -536,7 +536,7 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
 }
 
-// candidatesPerWord is CANDIDATES_PER_WORD in bpf/types.h.
+// candidatesPerWord is CANDIDATES_PER_WORD in bpf/balancer/types.h.
 const candidatesPerWord = 4
 
 // install writes a candidate table under a number that no service names yet.

@@ -101,7 +101,7 @@ func difference(before, after map[string]tally) map[string]tally {
 	return out
 }
 
-// reasonNumbers is enum reason of bpf/stats.h, by the names that metrics use.
+// reasonNumbers is enum reason of bpf/balancer/stats.h, by the names that metrics use.
 var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
 	spec, err := loadBalancer()
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	probeBatch = 256
 )
 
-// probeTable sends the probes of bpf/prober.h and reads what servers answer. It belongs to one
+// probeTable sends the probes of bpf/balancer/prober.h and reads what servers answer. It belongs to one
 // goroutine, but for the answers, which the data path writes.
 type probeTable struct {
 	memory, turnMemory []byte

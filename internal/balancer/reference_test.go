@@ -19,7 +19,7 @@ import (
 // world does to servers, and nothing of the tables in the kernel. From the fixture it takes the
 // configuration, the ways to the servers, and the hash keys.
 //
-// Its steps are those of xdp_lb() and steer_unusual() in bpf/balancer.bpf.c:
+// Its steps are those of xdp_lb() and steer_unusual() in bpf/balancer/balancer.bpf.c:
 //
 //	parse -> classify -> persist -> place -> encapsulate
 type reference struct {

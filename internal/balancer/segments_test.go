@@ -81,7 +81,7 @@ func TestSegmentLists(t *testing.T) {
 	}
 }
 
-// overheadOf is the header's size for n servers (bpf/encap.h).
+// overheadOf is the header's size for n servers (bpf/balancer/encap.h).
 func overheadOf(kind config.Encapsulation, n int) int {
 	switch {
 	case kind == config.SRv6Insert:

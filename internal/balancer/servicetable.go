@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	serviceBits      = 16 // SERVICE_BITS in bpf/directory.h
+	serviceBits      = 16 // SERVICE_BITS in bpf/balancer/directory.h
 	serviceLineCount = 1 << serviceBits
 	servicesPerLine  = 2  // SERVICES_PER_LINE
 	serviceReach     = 16 // SERVICE_REACH
@@ -24,7 +24,7 @@ const (
 // serviceLines are a table of services.
 type serviceLines [serviceLineCount]balancerServiceLine
 
-// serviceTable is what bpf/services.h finds services in: one of the directory's two tables, while the other
+// serviceTable is what bpf/balancer/services.h finds services in: one of the directory's two tables, while the other
 // waits to take its place.
 type serviceTable struct {
 	directory *directory
@@ -78,7 +78,7 @@ func (l *serviceLines) entries() iter.Seq[*balancerServiceEntry] {
 	}
 }
 
-// find returns the entry under a key, or nil: find_entry in bpf/services.h.
+// find returns the entry under a key, or nil: find_entry in bpf/balancer/services.h.
 func (t *serviceTable) find(key balancerServiceEntry) *balancerServiceEntry {
 	lines, place := t.inForce(), t.place(key)
 	for i := range serviceReach {
@@ -141,7 +141,7 @@ func (t *serviceTable) add(lines *serviceLines, entry balancerServiceEntry) erro
 	return fmt.Errorf("the table of services has no room for %s", addrOf(entry.Vip))
 }
 
-// place is the line where an entry belongs: service_place in bpf/services.h.
+// place is the line where an entry belongs: service_place in bpf/balancer/services.h.
 func (t *serviceTable) place(entry balancerServiceEntry) int {
 	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
 	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
@@ -184,10 +184,10 @@ func (e *balancerServiceEntry) matches() (netip.Addr, config.Port, config.Protoc
 func (e *balancerServiceEntry) table() uint32 { return 2*e.Id + uint32(e.Rule.table()) }
 
 // ruleFormer tells that the service's other table is the one before, of the same shape: RULE_FORMER of
-// bpf/types.h.
+// bpf/balancer/types.h.
 const ruleFormer = 2
 
-// ruleHunted tells that the service has hunted until lately: RULE_HUNTED of bpf/types.h.
+// ruleHunted tells that the service has hunted until lately: RULE_HUNTED of bpf/balancer/types.h.
 const ruleHunted = 4
 
 // hunted tells whether there may be flows that servers have taken and wait with.
@@ -208,7 +208,7 @@ func (e *balancerServiceEntry) setRule(rule balancerServiceRule) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&e.Rule)), *(*uint64)(unsafe.Pointer(&rule)))
 }
 
-// methods is METHODS in bpf/types.h.
+// methods is METHODS in bpf/balancer/types.h.
 func methods(placement balancerPlacement, persistence balancerPersistence) uint8 {
 	return uint8(placement) | uint8(persistence)<<4
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// MaxServices is the most services that a balancer has: MAX_SERVICES of bpf/services.h.
+// MaxServices is the most services that a balancer has: MAX_SERVICES of bpf/balancer/services.h.
 const MaxServices = 16384
 
 // checkBalancer reports every rule that a decoded balancer breaks.

@@ -12,7 +12,7 @@ import (
 )
 
 // SetSignalKeys makes a data path use these keys for the tags of signals, one or two, or no tags if there are none. The map
-// is signal_keys of bpf/tag.h, whose element is replaced whole.
+// is signal_keys of bpf/net/tag.h, whose element is replaced whole.
 func SetSignalKeys(m *ebpf.Map, keys config.SignalKeys) error {
 	if len(keys) == 0 {
 		if err := m.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

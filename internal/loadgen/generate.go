@@ -2,4 +2,4 @@
 
 package loadgen
 
-//go:generate go tool bpf2go -target bpfel loadgen ../../bpf/loadgen.bpf.c -- -I../../bpf
+//go:generate go tool bpf2go -target bpfel loadgen ../../bpf/loadgen/loadgen.bpf.c -- -I../../bpf

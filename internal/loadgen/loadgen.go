@@ -43,7 +43,7 @@ const (
 const (
 	// MaxBatch is how many frames the kernel sends at a time, at most (TEST_XDP_MAX_BATCH).
 	MaxBatch = 256
-	// portBits and maxHostBits are what tells flows from each other; PORT_BITS in bpf/loadgen.bpf.c.
+	// portBits and maxHostBits are what tells flows from each other; PORT_BITS in bpf/loadgen/loadgen.bpf.c.
 	portBits, maxHostBits = 15, 32
 	// slice is how long a call of the kernel lasts, about, as it cannot be interrupted; setting one up
 	// takes some 20 ms.

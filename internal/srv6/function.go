@@ -52,7 +52,7 @@ var functionNames = map[Function]struct{ long, short string }{
 }
 
 // AtServer tells whether a packet to a VIP may ask servers for the function: is_vip_function in
-// bpf/envelope.h.
+// bpf/agent/envelope.h.
 func (f Function) AtServer() bool { return f >= ConnectAvail && f <= Steer }
 
 // String is the function's name, or its code where it has none.

@@ -184,7 +184,7 @@ func otherBuild(t *testing.T) (path string) {
 		compiler = "clang"
 	}
 	args := append(strings.Fields(os.Getenv("BPF2GO_CFLAGS")), "-Os", "-g", "-target", "bpf",
-		"-I../../bpf", "-c", "../../bpf/balancer.bpf.c", "-o", object)
+		"-I../../bpf", "-c", "../../bpf/balancer/balancer.bpf.c", "-o", object)
 	must(t, os.WriteFile(overlay, fmt.Appendf(nil, `{"Replace": {%q: %q}}`, embedded, object), 0o644))
 	path = filepath.Join(dir, "segue-other")
 	for _, command := range [][]string{

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The agent's data path. A packet's way is one line:
+ *
+ *	parse -> function -> decide -> deliver | next segment | answer
+ *
+ * What is delivered goes up the host's own stack; what is for the next segment
+ * leaves from tc ingress, right behind XDP. Replies go straight to the client, but
+ * for those that tell a balancer what became of a connection; in SYN-ACKs the MSS is
+ * clamped.
+ */
+#include "maps.h"
+#include "stats.h"
+#include "answer_probe.h"
+#include "connections.h"
+#include "decap.h"
+#include "envelope.h"
+#include "handshake.h"
+#include "net/host.h"
+#include "mss.h"
+#include "next_segment.h"
+#include "query.h"
+#include "signal.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Makes the compiler describe these enumerations in the object, where user space
+ * reads the names of the counters. */
+const union {
+	enum reason reason;
+	enum syn_ack syn_ack;
+	enum offer offer;
+	enum signal signal;
+	enum accept_policy accept_policy;
+	enum load_source load_source;
+	enum agent_flow_state agent_flow_state;
+	enum socket_kind socket_kind;
+	enum protocol_version protocol_version;
+	enum probe_flag probe_flag;
+	struct socket_query socket_query;
+} *shared_types __attribute__((unused));
+
+static __always_inline bool is_tunneled(const struct envelope *envelope)
+{
+	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;
+}
+
+/* In the table the IPv4-mapped form says IPv4; no IPv6 packet may claim it. */
+static __always_inline bool is_served(const struct envelope *envelope)
+{
+	if (envelope->ethertype != bpf_htons(ETH_P_IP) && is_ipv4(&envelope->vip))
+		return false;
+	return bpf_map_lookup_elem(&vips, &envelope->vip);
+}
+
+/* What is to become of a packet: none if it is to be delivered. */
+static __always_inline enum reason decide(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	bool serves = is_served(envelope);
+
+	if (envelope->function == SID_PROBE)
+		return answer_probe(ctx, envelope, serves);
+	if (serves) {
+		if (envelope->encapsulation != ENCAP_SRV6_INSERT && !envelope->inner_fits)
+			return REASON_DROP_INNER_HEADER;
+		if (is_tunneled(envelope) || envelope->function == SID_DELIVER)
+			return REASON_NONE;
+		return handshake(ctx, envelope);
+	}
+	if (is_tunneled(envelope))
+		return REASON_PASS_OTHER_TUNNEL;
+	if (is_last_server(envelope))
+		return REASON_DROP_NOT_SERVED;
+	return is_balancer(envelope->sender) ? REASON_NEXT_SEGMENT : REASON_DROP_SENDER;
+}
+
+static __always_inline bool next_is_server(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	__u32 list = ETH_HLEN + sizeof(struct ipv6hdr) + envelope->options;
+	struct in6_addr next;
+
+	return !bpf_xdp_load_bytes(ctx, list + srh_size(envelope->segments_left - 1), &next,
+				   sizeof(next)) &&
+	       is_other_server(&next);
+}
+
+/* Leaves the packet for tc_forward, if it may travel on. */
+static __always_inline enum reason pass_on(struct xdp_md *ctx, const struct envelope *envelope,
+					   enum reason decision)
+{
+	if (!next_is_server(ctx, envelope))
+		return REASON_DROP_NEXT_SEGMENT;
+	return envelope->hop_limit > 1 ? decision : REASON_DROP_HOP_LIMIT;
+}
+
+static __always_inline enum reason carry_out(struct xdp_md *ctx, const struct envelope *envelope,
+					     enum reason decision)
+{
+	enum reason why;
+
+	switch (decision) {
+	case REASON_NONE:
+		return deliver(ctx, envelope);
+	case REASON_DELIVER_NOT_LOCAL:
+		why = deliver(ctx, envelope);
+		return why < REASON_DROP_IP_HEADER ? decision : why;
+	case REASON_NEXT_SEGMENT:
+	case REASON_NEXT_REFUSED:
+	case REASON_NEXT_NOT_LOCAL:
+		return pass_on(ctx, envelope, decision);
+	default:
+		return decision;
+	}
+}
+
+static __always_inline enum reason receive(struct xdp_md *ctx)
+{
+	struct envelope envelope = {};
+	enum reason why;
+
+	if (!for_host(ctx))
+		return REASON_PASS_NOT_FOR_HOST;
+	if (host_is_outside && is_intruder(ctx))
+		return REASON_DROP_OUTSIDE;
+	why = open(ctx, &envelope);
+	if (why)
+		return why;
+	return carry_out(ctx, &envelope, decide(ctx, &envelope));
+}
+
+SEC("xdp")
+int xdp_agent(struct xdp_md *ctx)
+{
+	__u32 bytes = ctx->data_end - ctx->data - ETH_HLEN; /* never fewer */
+	enum reason why = receive(ctx);
+
+	count(why, bytes);
+	return why < REASON_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
+}
+
+SEC("tc")
+int tc_forward(struct __sk_buff *skb)
+{
+	struct ipv6hdr ip __attribute__((aligned(8))); /* SIDs are read by words */
+
+	if (!read_behind_xdp(skb, &ip))
+		return TC_ACT_UNSPEC;
+	if (is_probe_answer(skb, &ip))
+		return turn_back(skb);
+	if (!left_for_next_segment(skb, &ip))
+		return TC_ACT_UNSPEC;
+	if (!advance(skb, &ip)) {
+		count(REASON_DROP_REWRITE, skb->len - ETH_HLEN);
+		return TC_ACT_SHOT;
+	}
+	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
+}
+
+SEC("tc")
+int tc_agent(struct __sk_buff *skb)
+{
+	struct sent sent = {};
+
+	if (!read_sent(skb, &sent))
+		return TC_ACT_UNSPEC;
+	clamp_mss(skb, &sent);
+	/* A packet that the host only forwards is a stranger's, whatever its source. */
+	return skb->ingress_ifindex ? TC_ACT_UNSPEC : signal(skb, &sent);
+}
+
+SEC("sockops")
+int count_connections(struct bpf_sock_ops *ops)
+{
+	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB ||
+	    (ops->op == BPF_SOCK_OPS_STATE_CB && is_open(ops->args[0]) && !is_open(ops->args[1])))
+		follow_connection(ops);
+	return 1;
+}
+
+/* Answers a socket_query: attached to nothing, user space runs it. */
+SEC("xdp")
+int query_socket(struct xdp_md *ctx)
+{
+	struct socket_query *query = frame_start(ctx);
+
+	if ((void *)(query + 1) > frame_end(ctx))
+		return XDP_DROP;
+	answer_query(ctx, query);
+	return XDP_PASS;
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The agent's side of probes (probe.h). XDP turns a probe into its answer, and tc
+ * sends the answer back to the neighbour that the probe came from: to answer, a server
+ * needs no route to the balancer. XDP_TX would need an XDP program at the far end of
+ * a veth.
+ */
+#ifndef SEGUE_AGENT_ANSWER_PROBE_H
+#define SEGUE_AGENT_ANSWER_PROBE_H
+
+#include <linux/pkt_cls.h>
+
+#include "maps.h"
+#include "envelope.h"
+#include "handshake.h"
+#include "net/host.h"
+#include "next_segment.h"
+#include "net/probe.h"
+
+#define ANSWER_HOP_LIMIT 64
+#define ANSWER_SIZE (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct probe_answer))
+/* No balancer's probe has more headers: an inserted list of three segments. */
+#define MAX_PROBE_HEADERS (2 * sizeof(struct ipv6hdr) + srh_size(3))
+
+/* Where a probe has its token, behind all headers; 0: it is malformed. */
+static __always_inline __u32 token_offset(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	__u32 offset = ETH_HLEN + envelope->size;
+	const __u8 *inner = frame_start(ctx) + (offset & 0xff);
+
+	if (envelope->size > MAX_PROBE_HEADERS)
+		return 0;
+	if (envelope->encapsulation == ENCAP_SRV6_INSERT)
+		return envelope->next_header == NO_NEXT_HEADER ? offset : 0;
+	if ((const void *)inner + sizeof(struct iphdr) > frame_end(ctx))
+		return 0;
+	if (envelope->ethertype == bpf_htons(ETH_P_IP))
+		return inner[offsetof(struct iphdr, protocol)] == NO_NEXT_HEADER
+			       ? offset + sizeof(struct iphdr)
+			       : 0;
+	return inner[offsetof(struct ipv6hdr, nexthdr)] == NO_NEXT_HEADER
+		       ? offset + sizeof(struct ipv6hdr)
+		       : 0;
+}
+
+/* Reads the token of a probe; false when there is none. */
+static __always_inline bool read_token(struct xdp_md *ctx, const struct envelope *envelope,
+				       __u64 *token)
+{
+	const struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+	__u32 offset = token_offset(ctx, envelope);
+	const __u64 *data = frame_start(ctx) + (offset & 0xff);
+
+	if (!offset || (const void *)(ip + 1) > frame_end(ctx) ||
+	    (const void *)(data + 1) > frame_end(ctx) ||
+	    offset + sizeof(*data) > ETH_HLEN + sizeof(*ip) + bpf_ntohs(ip->payload_len))
+		return false;
+	*token = *data;
+	return true;
+}
+
+/* The VIP is on this host: user space keeps an eye on it. */
+static __always_inline bool is_present(const struct in6_addr *vip)
+{
+	const __u32 *present = bpf_map_lookup_elem(&vips, vip);
+
+	return present && *present;
+}
+
+/* Makes the frame the answer; its addresses are still those of the probe's Ethernet header. */
+static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelope *envelope,
+					 __u64 token, __u16 flags)
+{
+	int size = bpf_xdp_get_buff_len(ctx);
+	struct probe_answer *answer;
+	struct ipv6hdr *ip;
+
+	if (bpf_xdp_adjust_tail(ctx, (int)ANSWER_SIZE - size))
+		return false;
+	ip = frame_start(ctx) + ETH_HLEN;
+	answer = (void *)(ip + 1);
+	if ((void *)(answer + 1) > frame_end(ctx))
+		return false;
+	*(__be32 *)ip = bpf_htonl(6 << 28);
+	ip->payload_len = bpf_htons(sizeof(*answer));
+	ip->nexthdr = NO_NEXT_HEADER;
+	ip->hop_limit = ANSWER_HOP_LIMIT;
+	((__u64 *)&ip->saddr)[0] = node_locator;
+	((__u64 *)&ip->saddr)[1] = SID_HALF(SID_HOST);
+	((__u64 *)&ip->daddr)[0] = envelope->sender;
+	((__u64 *)&ip->daddr)[1] = SID_HALF(SID_PROBE);
+	answer->token = token;
+	answer->version = bpf_htons(PROTOCOL_VERSION);
+	answer->flags = bpf_htons(flags);
+	answer->reserved = 0;
+	return true;
+}
+
+/* What becomes of a probe. */
+static __always_inline enum reason answer_probe(struct xdp_md *ctx, const struct envelope *envelope,
+						bool serves)
+{
+	__u16 flags = serves && is_present(&envelope->vip) ? PROBE_SERVED : 0;
+	__u64 token;
+
+	if (!is_balancer(envelope->sender))
+		return REASON_DROP_SENDER;
+	if (!read_token(ctx, envelope, &token))
+		return REASON_DROP_PROBE;
+	return write_answer(ctx, envelope, token, flags) ? REASON_ANSWER_PROBE
+							 : REASON_DROP_REWRITE;
+}
+
+/* Whether xdp_agent left an answer for tc to send. XDP lets nothing else pass from this
+ * host's own address to this function, but for a packet that some host on the link made
+ * up: it gets its packet back. */
+static __always_inline bool is_probe_answer(const struct __sk_buff *skb, const struct ipv6hdr *ip)
+{
+	return ip->nexthdr == NO_NEXT_HEADER && sid_function(&ip->daddr) == SID_PROBE &&
+	       in_node_locator(&ip->saddr) && sid_function(&ip->saddr) == SID_HOST &&
+	       is_to_host(skb);
+}
+
+/* Sends a frame back to the neighbour that it came from. */
+static __always_inline int turn_back(struct __sk_buff *skb)
+{
+	__u8 old[2 * ETH_ALEN], turned[2 * ETH_ALEN];
+
+	if (bpf_skb_load_bytes(skb, 0, old, sizeof(old)))
+		return TC_ACT_SHOT;
+	__builtin_memcpy(turned, old + ETH_ALEN, ETH_ALEN);
+	__builtin_memcpy(turned + ETH_ALEN, old, ETH_ALEN);
+	if (bpf_skb_store_bytes(skb, 0, turned, sizeof(turned), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+#endif

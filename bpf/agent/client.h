@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which flow the packet in an envelope is of.
+ */
+#ifndef SEGUE_AGENT_CLIENT_H
+#define SEGUE_AGENT_CLIENT_H
+
+#include "envelope.h"
+#include "net/quote.h"
+
+#define MAX_FIRST_FRAGMENTS 4096
+#define ICMP_HEADER_SIZE 8
+
+/* Which packet a fragment is of: RFC 791 section 3.2, RFC 8200 section 4.5. */
+struct fragment_key {
+	struct in6_addr source;
+	struct in6_addr destination;
+	__be32 identification;
+};
+
+/* The packets whose first fragments were delivered: the others have no ports. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_FIRST_FRAGMENTS);
+	__type(key, struct fragment_key);
+	__type(value, __u32);
+} first_fragments SEC(".maps");
+
+/* A client's packet, and which piece of it. */
+struct client_packet {
+	struct packet packet;
+	struct fragment fragment;
+};
+
+static __always_inline struct fragment_key fragment_key(const struct client_packet *client)
+{
+	struct fragment_key key = {
+		.source = client->packet.key.source,
+		.destination = client->packet.key.destination,
+		.identification = client->fragment.identification,
+	};
+
+	return key;
+}
+
+static __always_inline void note_first_fragment(const struct client_packet *client)
+{
+	struct fragment_key key = fragment_key(client);
+	__u32 noted = 1;
+
+	bpf_map_update_elem(&first_fragments, &key, &noted, BPF_ANY);
+}
+
+static __always_inline bool first_was_delivered(const struct client_packet *client)
+{
+	struct fragment_key key = fragment_key(client);
+
+	return bpf_map_lookup_elem(&first_fragments, &key);
+}
+
+/* The client's own header is in front of the segment routing header. */
+static __always_inline bool read_inserted(struct xdp_md *ctx, const struct envelope *envelope,
+					  struct packet *pkt)
+{
+	const struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+
+	if ((void *)(ip + 1) > frame_end(ctx))
+		return false;
+	copy_address(&pkt->key.source, &ip->saddr);
+	copy_address(&pkt->key.destination, &envelope->vip);
+	pkt->ethertype = bpf_htons(ETH_P_IPV6);
+	pkt->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	set_protocol(pkt, envelope->next_header);
+	pkt->transport = ETH_HLEN + envelope->size;
+	return true;
+}
+
+static __always_inline bool read_wrapped(struct xdp_md *ctx, const struct envelope *envelope,
+					 struct client_packet *client)
+{
+	struct packet *pkt = &client->packet;
+	struct cursor at = {
+		.pos = frame_start(ctx) + ETH_HLEN + (envelope->size & 0x7fff),
+		.end = frame_end(ctx),
+	};
+
+	if (envelope->ethertype == bpf_htons(ETH_P_IP)) {
+		/* A fragment is no error here. */
+		if (parse_ipv4(&at, pkt, &client->fragment))
+			return false;
+	} else if (parse_ipv6(&at, pkt)) {
+		return false;
+	}
+	pkt->length += envelope->size; /* as if the frame's own header said so */
+	pkt->transport = at.pos - frame_start(ctx);
+	return true;
+}
+
+static __always_inline bool is_icmp_for(const struct packet *pkt)
+{
+	return pkt->key.protocol ==
+	       (pkt->ethertype == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6);
+}
+
+/*
+ * Reads the packet in an envelope to a VIP of ours as far as its flow; `client` must be
+ * zero. False when it is not of TCP, or of no flow. Not inlined: the verifier walks it
+ * once.
+ */
+__noinline int read_client(struct xdp_md *ctx, const struct envelope *envelope,
+			   struct client_packet *client)
+{
+	struct packet *pkt = &client->packet;
+	struct cursor at;
+
+	if (!envelope || !client)
+		return false;
+	if (envelope->encapsulation == ENCAP_SRV6_INSERT ? !read_inserted(ctx, envelope, pkt)
+							 : !read_wrapped(ctx, envelope, client))
+		return false;
+	if (pkt->ethertype == bpf_htons(ETH_P_IPV6) && is_extension(pkt->key.protocol) &&
+	    parse_extensions(ctx, pkt, &client->fragment))
+		return false;
+	if (client->fragment.is_later)
+		return true;
+	move_to(&at, ctx, pkt);
+	if (is_icmp_for(pkt)) {
+		if (!has(&at, ICMP_HEADER_SIZE))
+			return false;
+		skip(&at, ICMP_HEADER_SIZE);
+		if (!read_quote(ctx, &at, pkt))
+			return false;
+	} else if (parse_transport(&at, pkt, false)) {
+		return false;
+	}
+	return pkt->key.protocol == IPPROTO_TCP;
+}
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Counts the connections of each service, as the load to decide by. The kernel calls for
+ * the sockets of all network namespaces in the control group; those of the agent's own
+ * are its services'.
+ */
+#ifndef SEGUE_AGENT_CONNECTIONS_H
+#define SEGUE_AGENT_CONNECTIONS_H
+
+#include "accept.h"
+
+/* The network namespace of the agent. */
+volatile __u64 node_netns;
+
+#define IPV6_FAMILY 10 /* AF_INET6 */
+
+static __always_inline __s64 *connections_of(const struct bpf_sock_ops *ops)
+{
+	struct service_key key = { .protocol = IPPROTO_TCP };
+	/* Read before it is known to be of use: the verifier wants plain accesses, and the
+	 * compiler would make one of two. */
+	__u32 ipv4 = ((const volatile struct bpf_sock_ops *)ops)->local_ip4;
+	__s64 *open;
+
+	if (ops->family == IPV6_FAMILY) {
+		key.vip.s6_addr32[0] = ops->local_ip6[0];
+		key.vip.s6_addr32[1] = ops->local_ip6[1];
+		key.vip.s6_addr32[2] = ops->local_ip6[2];
+		key.vip.s6_addr32[3] = ops->local_ip6[3];
+	} else {
+		map_ipv4(&key.vip, ipv4);
+	}
+	key.port = bpf_htons(ops->local_port);
+	open = bpf_map_lookup_elem(&connections, &key);
+	if (open)
+		return open;
+	key.port = 0;
+	return bpf_map_lookup_elem(&connections, &key);
+}
+
+/* Whether the server's side has not closed yet; the client's may have. */
+static __always_inline bool is_open(__u32 state)
+{
+	return state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT;
+}
+
+static __always_inline void follow_connection(struct bpf_sock_ops *ops)
+{
+	__s64 *open;
+
+	if (bpf_get_netns_cookie(ops) != node_netns)
+		return;
+	open = connections_of(ops);
+	if (!open)
+		return;
+	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
+		__sync_fetch_and_add(open, 1);
+		bpf_sock_ops_cb_flags_set(ops,
+					  ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+	} else {
+		__sync_fetch_and_add(open, -1);
+	}
+}
+
+#endif

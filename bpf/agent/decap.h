@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Takes the envelope off: the frame is then as the balancer got it from the
+ * client, but for the hop that the balancer took, and for congestion met since.
+ */
+#ifndef SEGUE_AGENT_DECAP_H
+#define SEGUE_AGENT_DECAP_H
+
+#include "net/ecn.h"
+#include "envelope.h"
+
+/* 256 units of 8 bytes: all that an extension header can be. */
+#define MAX_EXTENSION 2048
+
+/* Shows the congestion met on the way in the inner header, right behind Ethernet's. */
+static __always_inline bool mark(const struct xdp_md *ctx, const struct envelope *envelope,
+				 __u8 ecn)
+{
+	void *layer3 = frame_start(ctx) + ETH_HLEN;
+
+	if (envelope->ethertype == bpf_htons(ETH_P_IP)) {
+		if (layer3 + sizeof(struct iphdr) > frame_end(ctx))
+			return false;
+		set_ipv4_ecn(layer3, ecn);
+	} else {
+		if (layer3 + sizeof(struct ipv6hdr) > frame_end(ctx))
+			return false;
+		set_ipv6_ecn(layer3, ecn);
+	}
+	return true;
+}
+
+/* Takes the headers in front of an inner packet off. */
+static __always_inline enum reason unwrap(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	int ecn = combine_ecn(envelope->inner_class, envelope->traffic_class);
+	struct ethhdr *ethernet = frame_start(ctx);
+	struct ethhdr saved;
+
+	if (ecn < 0)
+		return REASON_DROP_ECN;
+	if ((void *)(ethernet + 1) > frame_end(ctx))
+		return REASON_DROP_REWRITE;
+	saved = *ethernet;
+	saved.h_proto = envelope->ethertype;
+	if (bpf_xdp_adjust_head(ctx, envelope->size))
+		return REASON_DROP_REWRITE;
+	ethernet = frame_start(ctx);
+	if ((void *)(ethernet + 1) > frame_end(ctx))
+		return REASON_DROP_REWRITE;
+	*ethernet = saved;
+	if (ecn != (envelope->inner_class & ECN_MASK) && !mark(ctx, envelope, ecn))
+		return REASON_DROP_REWRITE;
+	return REASON_NONE;
+}
+
+/*
+ * Moves `size` bytes of hop-by-hop options `distance` bytes towards the end,
+ * over the segment routing header behind them. Returns 0, or -1 when they do not
+ * fit the frame. Not inlined: the verifier walks the loop once, and almost no
+ * packet has any.
+ */
+__noinline int move_options_back(struct xdp_md *ctx, __u32 distance, __u32 size)
+{
+	void *options = frame_start(ctx) + ETH_HLEN + sizeof(struct ipv6hdr);
+
+	for (__u32 i = sizeof(__u64); i <= MAX_EXTENSION && i <= size; i += sizeof(__u64)) {
+		__u64 *from = options + ((size - i) & (MAX_EXTENSION - 1));
+		__u64 *to = (void *)from + (distance & (2 * MAX_EXTENSION - 1));
+
+		if ((void *)(from + 1) > frame_end(ctx) || (void *)(to + 1) > frame_end(ctx))
+			return -1;
+		*to = *from;
+	}
+	return 0;
+}
+
+/* Whoever names the segment routing header as the next one. */
+static __always_inline __u8 *names_srh(struct ipv6hdr *ip, const struct envelope *envelope)
+{
+	struct extension_header *options = (void *)(ip + 1);
+
+	return envelope->options ? &options->next_header : &ip->nexthdr;
+}
+
+/* Takes an inserted segment routing header out: what is in front moves up. */
+static __always_inline enum reason remove_srh(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	struct ethhdr *ethernet = frame_start(ctx), saved_ethernet;
+	struct ipv6hdr *ip = (void *)(ethernet + 1), saved_ip;
+
+	if ((void *)(ip + 1) + sizeof(struct extension_header) > frame_end(ctx))
+		return REASON_DROP_REWRITE;
+	*names_srh(ip, envelope) = envelope->next_header;
+	saved_ethernet = *ethernet;
+	saved_ip = *ip;
+	saved_ip.payload_len = bpf_htons(bpf_ntohs(ip->payload_len) - envelope->srh);
+	saved_ip.daddr = envelope->vip;
+	if (envelope->options && move_options_back(ctx, envelope->srh, envelope->options))
+		return REASON_DROP_REWRITE;
+	if (bpf_xdp_adjust_head(ctx, envelope->srh))
+		return REASON_DROP_REWRITE;
+	ethernet = frame_start(ctx);
+	ip = (void *)(ethernet + 1);
+	if ((void *)(ip + 1) > frame_end(ctx))
+		return REASON_DROP_REWRITE;
+	*ethernet = saved_ethernet;
+	*ip = saved_ip;
+	return REASON_NONE;
+}
+
+/* Hands the client's packet to the host's own stack. */
+static __always_inline enum reason deliver(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	enum reason failed = envelope->encapsulation == ENCAP_SRV6_INSERT
+				     ? remove_srh(ctx, envelope)
+				     : unwrap(ctx, envelope);
+
+	if (failed)
+		return failed;
+	switch (envelope->encapsulation) {
+	case ENCAP_SRV6_INSERT:
+		return REASON_DELIVER_SRV6_INSERT;
+	case ENCAP_SRV6_ENCAP:
+		return REASON_DELIVER_SRV6_ENCAP;
+	case ENCAP_GRE:
+		return REASON_DELIVER_GRE;
+	default:
+		return REASON_DELIVER_IPIP;
+	}
+}
+
+#endif

@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From the wire to a VIP: which SID or tunnel of this node a frame came to, what
+ * is wrapped around the client's packet, and where that packet was going.
+ */
+#ifndef SEGUE_AGENT_ENVELOPE_H
+#define SEGUE_AGENT_ENVELOPE_H
+
+#include "maps.h"
+#include "stats.h"
+#include "net/gre.h"
+#include "net/parse.h"
+#include "net/srv6.h"
+
+/* The node's locator, in memory order, changed in one store; 0: it has none. */
+volatile __u64 node_locator;
+
+/* What a client's packet came in. */
+struct envelope {
+	struct in6_addr vip;
+	__u64 sender;	    /* the balancer's locator, in memory order */
+	__u64 first;	    /* that of the list's first segment, if it is visited; else 0 */
+	__u16 function;	    /* enum sid_function; SID_HOST in a tunnel */
+	__be16 ethertype;   /* of the packet to deliver */
+	__u16 options;	    /* bytes of hop-by-hop options */
+	__u16 srh;	    /* bytes of the segment routing header; 0: none */
+	__u16 size;	    /* bytes of all headers in front of an inner packet */
+	__u8 encapsulation; /* enum encapsulation */
+	__u8 hop_limit;
+	__u8 traffic_class;
+	__u8 inner_class; /* the inner packet's TOS or traffic class */
+	__u8 segments_left;
+	__u8 next_header; /* behind what was read so far */
+	bool inner_fits;  /* the inner packet's lengths agree with the outer's */
+};
+
+/* The first half of a SID, in memory order. */
+static __always_inline __u64 locator_of(const struct in6_addr *sid)
+{
+	__u64 locator;
+
+	__builtin_memcpy(&locator, sid, sizeof(locator));
+	return locator;
+}
+
+static __always_inline bool in_node_locator(const struct in6_addr *address)
+{
+	__u64 locator = locator_of(address);
+
+	return locator && locator == node_locator;
+}
+
+static __always_inline bool is_multicast(const struct in6_addr *address)
+{
+	return address->s6_addr[0] == 0xff;
+}
+
+static __always_inline bool is_tunnel(__u8 protocol)
+{
+	return protocol == IPPROTO_GRE || protocol == IPPROTO_IPIP || protocol == IPPROTO_IPV6;
+}
+
+/* Takes `size` bytes of outer headers as read. */
+static __always_inline void peel(struct cursor *at, struct envelope *envelope, __u32 size)
+{
+	skip(at, size);
+	envelope->size += size;
+}
+
+/* False when there is no header of that version to read a destination from. */
+static __always_inline bool read_inner_ipv4(const struct cursor *at, struct envelope *envelope)
+{
+	const struct iphdr *ip = at->pos;
+	__u32 length;
+
+	if (!has(at, sizeof(*ip)) || ip->version != 4)
+		return false;
+	length = bpf_ntohs(ip->tot_len);
+	map_ipv4(&envelope->vip, ip->daddr);
+	envelope->ethertype = bpf_htons(ETH_P_IP);
+	envelope->inner_class = ip->tos;
+	envelope->inner_fits = ip->ihl >= 5 && length >= ip->ihl * 4 && length <= at->left;
+	return true;
+}
+
+static __always_inline bool read_inner_ipv6(const struct cursor *at, struct envelope *envelope)
+{
+	const struct ipv6hdr *ip = at->pos;
+
+	if (!has(at, sizeof(*ip)) || ip->version != 6)
+		return false;
+	envelope->vip = ip->daddr;
+	envelope->ethertype = bpf_htons(ETH_P_IPV6);
+	envelope->inner_class = ipv6_traffic_class(ip);
+	envelope->inner_fits = sizeof(*ip) + bpf_ntohs(ip->payload_len) <= at->left;
+	return true;
+}
+
+static __always_inline bool read_inner(const struct cursor *at, struct envelope *envelope,
+				       __be16 ethertype)
+{
+	if (ethertype == bpf_htons(ETH_P_IP))
+		return read_inner_ipv4(at, envelope);
+	return read_inner_ipv6(at, envelope);
+}
+
+static __always_inline __be16 inner_ethertype(__u8 next_header)
+{
+	return next_header == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+}
+
+/* Reads what is behind the outer header of a tunnel to this node. Whatever is
+ * not as our balancers send it may belong to another tunnel between the same
+ * addresses. */
+static __always_inline enum reason open_tunnel(struct cursor *at, struct envelope *envelope)
+{
+	__be16 ethertype = inner_ethertype(envelope->next_header);
+
+	envelope->encapsulation = ENCAP_IPIP;
+	if (envelope->next_header == IPPROTO_GRE) {
+		const struct gre_header *gre = at->pos;
+
+		if (!has(at, sizeof(*gre)) || gre->flags)
+			return REASON_PASS_GRE;
+		ethertype = gre->protocol;
+		if (ethertype != bpf_htons(ETH_P_IP) && ethertype != bpf_htons(ETH_P_IPV6))
+			return REASON_PASS_GRE;
+		envelope->encapsulation = ENCAP_GRE;
+		peel(at, envelope, sizeof(*gre));
+	}
+	return read_inner(at, envelope, ethertype) ? REASON_NONE : REASON_PASS_OTHER_TUNNEL;
+}
+
+static __always_inline enum reason open_ipv4(struct cursor *at, struct envelope *envelope)
+{
+	const struct iphdr *ip = at->pos;
+	struct in6_addr destination;
+
+	if ((void *)(ip + 1) > at->end)
+		return REASON_PASS_IP_HEADER;
+	map_ipv4(&destination, ip->daddr);
+	if (!is_tunnel(ip->protocol) || !bpf_map_lookup_elem(&tunnel_addresses, &destination))
+		return REASON_PASS_NOT_FOR_AGENT;
+	if (ip->version != 4 || ip->ihl < 5 || bpf_ntohs(ip->tot_len) < ip->ihl * 4 ||
+	    !limit(at, bpf_ntohs(ip->tot_len)))
+		return REASON_PASS_IP_HEADER;
+	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
+		return REASON_PASS_FRAGMENT;
+	envelope->traffic_class = ip->tos;
+	envelope->next_header = ip->protocol;
+	peel(at, envelope, ip->ihl * 4);
+	return open_tunnel(at, envelope);
+}
+
+/* Hop-by-hop options stay in front of an inserted segment routing header. */
+static __always_inline bool open_options(struct cursor *at, struct envelope *envelope)
+{
+	const struct extension_header *header = at->pos;
+	__u32 size;
+
+	if (!has(at, sizeof(*header)))
+		return false;
+	size = (header->length + 1) * 8;
+	if (size > at->left)
+		return false;
+	envelope->options = size;
+	envelope->next_header = header->next_header;
+	peel(at, envelope, size);
+	return true;
+}
+
+/*
+ * The checks of RFC 8754 section 4.3.1.1. Segments left may be one more than
+ * the last entry: a reduced header leaves out the first segment (4.1.1). TLVs
+ * behind the list are skipped (section 2.1).
+ */
+static __always_inline enum reason open_srh(struct cursor *at, struct envelope *envelope)
+{
+	const struct segment_routing_header *srh = at->pos;
+	const struct in6_addr *first;
+	__u32 size;
+
+	if (!has(at, srh_size(1)))
+		return REASON_DROP_SRH_TRUNCATED;
+	if (srh->type != ROUTING_TYPE_SRH)
+		return REASON_DROP_ROUTING_TYPE;
+	size = (srh->length + 1) * 8;
+	if (size > at->left)
+		return REASON_DROP_SRH_TRUNCATED;
+	if (srh_size(srh->last_entry + 1) > size)
+		return REASON_DROP_SRH_LAST_ENTRY;
+	if (srh->segments_left > srh->last_entry + 1)
+		return REASON_DROP_SRH_SEGMENTS_LEFT;
+	first = &srh->segment[srh->last_entry];
+	if ((void *)(first + 1) > at->end)
+		return REASON_DROP_SRH_TRUNCATED; /* checked already, but not for the verifier */
+	if (srh->segments_left < srh->last_entry)
+		envelope->first = locator_of(first);
+	envelope->vip = srh->segment[0];
+	envelope->srh = size;
+	envelope->segments_left = srh->segments_left;
+	envelope->next_header = srh->next_header;
+	peel(at, envelope, size);
+	return REASON_NONE;
+}
+
+/*
+ * In an inserted list the sender is the first segment, which is not a server's. The
+ * function deliver does not ask for one, and so takes a reduced header too.
+ */
+static __always_inline enum reason open_inserted(struct envelope *envelope)
+{
+	envelope->encapsulation = ENCAP_SRV6_INSERT;
+	if (!envelope->segments_left)
+		return REASON_DROP_SRH_SEGMENTS_LEFT;
+	if (envelope->function != SID_DELIVER && !envelope->first)
+		return REASON_DROP_SRH_SEGMENTS_LEFT;
+	envelope->sender = envelope->first;
+	return REASON_NONE;
+}
+
+/* Reads behind the header of a packet to a SID, up to the VIP. */
+static __always_inline enum reason open_segments(struct cursor *at, struct envelope *envelope)
+{
+	if (envelope->next_header == IPPROTO_HOPOPTS && !open_options(at, envelope))
+		return REASON_DROP_EXTENSION;
+	if (envelope->next_header == IPPROTO_ROUTING) {
+		enum reason why = open_srh(at, envelope);
+
+		if (why)
+			return why;
+	}
+	if (envelope->next_header == IPPROTO_IPIP || envelope->next_header == IPPROTO_IPV6) {
+		envelope->encapsulation = ENCAP_SRV6_ENCAP;
+		if (!read_inner(at, envelope, inner_ethertype(envelope->next_header)))
+			return REASON_DROP_INNER_HEADER;
+		return REASON_NONE;
+	}
+	if (!envelope->srh)
+		return envelope->next_header == IPPROTO_FRAGMENT ? REASON_DROP_FRAGMENT
+								 : REASON_DROP_NOT_ENCAPSULATED;
+	return open_inserted(envelope);
+}
+
+/* Whether servers have the function, for packets to VIPs. */
+static __always_inline bool is_vip_function(__u16 function)
+{
+	return function >= SID_CONNECT_AVAIL && function <= SID_STEER;
+}
+
+static __always_inline bool is_server_function(__u16 function)
+{
+	return is_vip_function(function) || function == SID_PROBE;
+}
+
+/* Whether a packet may travel on to a segment. A balancer would take it for a signal of this
+ * server's, whoever sent it. */
+static __always_inline bool is_other_server(const struct in6_addr *segment)
+{
+	return is_vip_function(sid_function(segment)) && !in_node_locator(segment) &&
+	       !is_multicast(segment);
+}
+
+static __always_inline enum reason open_sid(struct cursor *at, struct envelope *envelope)
+{
+	const struct ipv6hdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return REASON_PASS_IP_HEADER;
+	envelope->function = sid_function(&ip->daddr);
+	envelope->sender = locator_of(&ip->saddr);
+	if (envelope->function == SID_HOST)
+		return REASON_PASS_HOST;
+	if (!is_server_function(envelope->function))
+		return REASON_DROP_UNKNOWN_FUNCTION;
+	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
+		return REASON_DROP_IP_HEADER;
+	envelope->next_header = ip->nexthdr;
+	peel(at, envelope, sizeof(*ip));
+	return open_segments(at, envelope);
+}
+
+static __always_inline enum reason open_ipv6(struct cursor *at, struct envelope *envelope)
+{
+	const struct ipv6hdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return REASON_PASS_IP_HEADER;
+	envelope->traffic_class = ipv6_traffic_class(ip);
+	envelope->hop_limit = ip->hop_limit;
+	if (in_node_locator(&ip->daddr))
+		return open_sid(at, envelope);
+	if (!is_tunnel(ip->nexthdr) || is_ipv4(&ip->daddr) ||
+	    !bpf_map_lookup_elem(&tunnel_addresses, &ip->daddr))
+		return REASON_PASS_NOT_FOR_AGENT;
+	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
+		return REASON_PASS_IP_HEADER;
+	envelope->next_header = ip->nexthdr;
+	peel(at, envelope, sizeof(*ip));
+	return open_tunnel(at, envelope);
+}
+
+/*
+ * Whether a frame tries to choose its way from where it must not: RFC 8754 section 5.1,
+ * and segments that are left in front of a VIP. Not inlined: few interfaces are outside.
+ */
+__noinline int is_intruder(struct xdp_md *ctx)
+{
+	struct fragment fragment = {};
+	struct packet pkt = {};
+	struct cursor at = {};
+	enum parse_error error = parse_network(ctx, &at, &pkt, &fragment);
+
+	if (pkt.ethertype != bpf_htons(ETH_P_IPV6))
+		return false;
+	if (in_node_locator(&pkt.key.destination))
+		return sid_function(&pkt.key.destination) != SID_HOST;
+	return error == PARSE_ROUTING_HEADER && bpf_map_lookup_elem(&vips, &pkt.key.destination);
+}
+
+/* Reads a frame up to the VIP; the reason is none if there is one. `envelope`
+ * must be zero. */
+static __always_inline enum reason open(const struct xdp_md *ctx, struct envelope *envelope)
+{
+	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
+	const struct ethhdr *ethernet = at.pos;
+
+	if ((void *)(ethernet + 1) > at.end)
+		return REASON_PASS_NOT_IP;
+	at.pos = (void *)(ethernet + 1);
+	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
+		return open_ipv4(&at, envelope);
+	if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
+		return open_ipv6(&at, envelope);
+	return REASON_PASS_NOT_IP;
+}
+
+#endif

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the functions about flows ask of the server: the left half of 6LB's table III,
+ * packets from the balancer. signal.h is the other half.
+ */
+#ifndef SEGUE_AGENT_HANDSHAKE_H
+#define SEGUE_AGENT_HANDSHAKE_H
+
+#include "accept.h"
+#include "flows.h"
+#include "client.h"
+#include "local.h"
+#include "net/token.h"
+
+/* The VIP of an inserted header is a segment too, but no server. */
+static __always_inline bool is_last_server(const struct envelope *envelope)
+{
+	return envelope->segments_left <= (envelope->encapsulation == ENCAP_SRV6_INSERT);
+}
+
+/* A repeated SYN of a connection that is here, or one that the stack has to judge. */
+static __always_inline void follow_syn(const struct packet *pkt, const struct envelope *envelope,
+				       int kinds)
+{
+	const struct agent_flow *flow = find_flow(&pkt->key);
+
+	if (kinds & SOCKET_REQUEST || (flow && flow->state == AGENT_FLOW_WAIT))
+		follow(&pkt->key, flow, envelope, AGENT_FLOW_WAIT);
+	else if (!flow)
+		set_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_DIRECT);
+}
+
+/* A SYN that came before, whose connection is not to be seen yet or will have a cookie. What
+ * waits for longer is of a client that went away. */
+static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
+{
+	const struct agent_flow *flow = find_flow(&pkt->key);
+
+	return kinds == SOCKET_LISTENING && flow && flow->state == AGENT_FLOW_WAIT &&
+	       (__s64)(bpf_ktime_get_coarse_ns() - flow->since) <= REPEAT_LIFETIME;
+}
+
+/* A connection that is new here. What has no service has no policy, and nobody to count
+ * it: only the last server takes it. */
+static __always_inline bool take(const struct packet *pkt, int kinds, bool is_forced,
+				 const struct backlog *backlog)
+{
+	struct service_key key = {};
+	struct acceptance *acceptance = find_acceptance(&pkt->key, &key);
+	enum offer result;
+
+	if (!acceptance)
+		return is_forced;
+	if (is_forced)
+		result = OFFER_FORCED;
+	else if (!(kinds & SOCKET_LISTENING))
+		result = OFFER_REFUSED_DOWN;
+	else
+		result = decide_offer(acceptance, &key, backlog);
+	count_offer(&key, result);
+	return result != OFFER_REFUSED && result != OFFER_REFUSED_DOWN;
+}
+
+/* connect-avail and connect-force. The last server takes it by either. */
+static __always_inline enum reason connect(struct xdp_md *ctx, const struct envelope *envelope,
+					   const struct packet *pkt)
+{
+	bool is_forced = envelope->function == SID_CONNECT_FORCE || is_last_server(envelope);
+	struct backlog backlog = {};
+	int kinds = find_local(ctx, pkt, &backlog);
+
+	if (is_live(kinds)) {
+		follow_syn(pkt, envelope, kinds);
+		return REASON_NONE;
+	}
+	if (!was_accepted(pkt, kinds) && !take(pkt, kinds, is_forced, &backlog))
+		return REASON_NEXT_REFUSED;
+	set_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_WAIT);
+	return REASON_NONE;
+}
+
+static __always_inline bool is_ending(const struct packet *pkt)
+{
+	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
+}
+
+/* Where a packet of a known flow leads; `open` is for one that does not end it. */
+static __always_inline enum agent_flow_state
+next_state(const struct packet *pkt, const struct agent_flow *flow, enum agent_flow_state open)
+{
+	if (flow && flow->state == AGENT_FLOW_ENDING)
+		return AGENT_FLOW_ENDING;
+	return is_ending(pkt) ? AGENT_FLOW_CLOSING : open;
+}
+
+/* ack-stickiness: whoever asks is told by the stack if the flow is not here, and the
+ * balancer by what the stack says then (signal.h). */
+static __always_inline enum reason acknowledge(struct xdp_md *ctx, const struct envelope *envelope,
+					       const struct packet *pkt)
+{
+	const struct agent_flow *flow = find_flow(&pkt->key);
+	enum agent_flow_state open = AGENT_FLOW_DIRECT;
+	struct backlog backlog = {};
+
+	if (!flow && pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) &&
+	    !is_live(find_local(ctx, pkt, &backlog)))
+		return REASON_NONE;
+	if (flow && flow->state == AGENT_FLOW_CLOSING)
+		open = AGENT_FLOW_CLOSING;
+	follow(&pkt->key, flow, envelope, next_state(pkt, flow, open));
+	return REASON_NONE;
+}
+
+/* A token bucket for resets (token.h): the packet may be anybody's, and name any client. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} resets SEC(".maps");
+
+static __always_inline bool may_reset_now(void)
+{
+	__u32 key = 0;
+	__u64 *used = bpf_map_lookup_elem(&resets, &key);
+
+	return used && take_token(used);
+}
+
+/* A packet of a flow that no server has: the stack resets it, if the service says so. ICMP
+ * errors are about such a flow, and answered by nobody. */
+static __always_inline enum reason refuse(const struct packet *pkt)
+{
+	struct service_key key = {};
+	const struct acceptance *acceptance = find_acceptance(&pkt->key, &key);
+
+	if (!acceptance || !acceptance->reset || pkt->kind == PACKET_ICMP_ERROR)
+		return REASON_DROP_NOT_LOCAL;
+	return may_reset_now() ? REASON_DELIVER_NOT_LOCAL : REASON_DROP_RATE_LIMIT;
+}
+
+/*
+ * recover-stickiness and steer. Only the sockets count: an entry may be of a connection
+ * that is over, while another server has the client's next one from the same port. A
+ * socket in TIME_WAIT counts where no other server is left to ask, for the same reason.
+ */
+static __always_inline enum reason recover(struct xdp_md *ctx, const struct envelope *envelope,
+					   const struct packet *pkt)
+{
+	struct backlog backlog = {};
+	int kinds = find_local(ctx, pkt, &backlog);
+	bool is_last = is_last_server(envelope);
+	const struct agent_flow *flow;
+
+	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE)) {
+		if (!is_last)
+			return REASON_NEXT_NOT_LOCAL;
+		return kinds & SOCKET_TIME_WAIT ? REASON_NONE : refuse(pkt);
+	}
+	if (envelope->function == SID_STEER)
+		return REASON_NONE;
+	flow = find_flow(&pkt->key);
+	follow(&pkt->key, flow, envelope, next_state(pkt, flow, AGENT_FLOW_WAIT));
+	return REASON_NONE;
+}
+
+/* A later fragment goes where the first one went. */
+static __always_inline enum reason follow_first(const struct envelope *envelope,
+						const struct client_packet *client)
+{
+	if (envelope->function != SID_STEER || first_was_delivered(client))
+		return REASON_NONE;
+	return is_last_server(envelope) ? REASON_DROP_NOT_LOCAL : REASON_NEXT_NOT_LOCAL;
+}
+
+/* Whom to tell of a flow is what the packet says; so it has to be one of them. */
+static __always_inline bool is_balancer(__u64 sender)
+{
+	struct locator_prefix key = { .length = 64 };
+
+	if (!balancers_are_named)
+		return true;
+	__builtin_memcpy(key.locator, &sender, sizeof(key.locator));
+	return bpf_map_lookup_elem(&balancers, &key);
+}
+
+/*
+ * Returns enum reason of a packet to a VIP of ours, and to another function than
+ * deliver: none if it is to be delivered. Not inlined: the verifier walks it once.
+ */
+__noinline int handshake(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	struct client_packet client = {};
+	enum reason why;
+
+	if (!envelope)
+		return REASON_DROP_TRANSPORT;
+	if (!is_balancer(envelope->sender))
+		return REASON_DROP_SENDER;
+	if (!read_client(ctx, envelope, &client) ||
+	    (client.packet.kind == PACKET_ICMP_ERROR && envelope->function != SID_STEER))
+		return envelope->function == SID_ACK ? REASON_NONE : REASON_DROP_TRANSPORT;
+	if (client.fragment.is_later)
+		return follow_first(envelope, &client);
+	if (envelope->function == SID_ACK)
+		why = acknowledge(ctx, envelope, &client.packet);
+	else if (envelope->function == SID_RECOVER || envelope->function == SID_STEER)
+		why = recover(ctx, envelope, &client.packet);
+	else
+		why = connect(ctx, envelope, &client.packet);
+	if (!why && client.fragment.identification)
+		note_first_fragment(&client);
+	return why;
+}
+
+#endif

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Whether a flow is this server's, by the kernel's own sockets. They cannot be washed out
+ * by a flood, and none of them outlives its connection.
+ */
+#ifndef SEGUE_AGENT_LOCAL_H
+#define SEGUE_AGENT_LOCAL_H
+
+#include "client.h"
+
+/* Of the kernel's structures, what is read; where it is, the loader finds out (CO-RE). */
+struct sock {
+	__u32 sk_ack_backlog;
+	__u32 sk_max_ack_backlog;
+} __attribute__((preserve_access_index));
+
+struct inet_sock {
+	struct sock sk;
+} __attribute__((preserve_access_index));
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+} __attribute__((preserve_access_index));
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+} __attribute__((preserve_access_index));
+
+struct tcp_request_sock {
+	__u32 snt_isn;
+} __attribute__((preserve_access_index));
+
+/* What the kernel has for a flow; several may hold. */
+enum socket_kind {
+	SOCKET_NONE = 0,
+	SOCKET_LISTENING = 1 << 0, /* the application is up */
+	SOCKET_REQUEST = 1 << 1,   /* its SYN was answered */
+	SOCKET_CONNECTED = 1 << 2, /* until both sides have closed it */
+	SOCKET_TIME_WAIT = 1 << 3, /* it was here, and is over */
+	SOCKET_COOKIE = 1 << 4,	   /* the packet returns a SYN cookie of ours */
+};
+
+/* How many connections wait for the application, and how many may. */
+struct backlog {
+	__u32 waiting;
+	__u32 most;
+};
+
+static __always_inline bool is_live(int kinds)
+{
+	return kinds & (SOCKET_REQUEST | SOCKET_CONNECTED);
+}
+
+static __always_inline struct bpf_sock *find_socket(struct xdp_md *ctx, const struct flow_key *key,
+						    __be16 source_port)
+{
+	struct bpf_sock_tuple tuple = {};
+
+	if (is_ipv4(&key->destination)) {
+		tuple.ipv4.saddr = key->source.s6_addr32[3];
+		tuple.ipv4.daddr = key->destination.s6_addr32[3];
+		tuple.ipv4.sport = source_port;
+		tuple.ipv4.dport = key->destination_port;
+		return bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+	}
+	__builtin_memcpy(tuple.ipv6.saddr, &key->source, sizeof(key->source));
+	__builtin_memcpy(tuple.ipv6.daddr, &key->destination, sizeof(key->destination));
+	tuple.ipv6.sport = source_port;
+	tuple.ipv6.dport = key->destination_port;
+	return bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+static __always_inline void read_backlog(struct bpf_sock *listener, struct backlog *backlog)
+{
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(listener);
+
+	if (!tcp)
+		return;
+	backlog->waiting = tcp->inet_conn.icsk_inet.sk.sk_ack_backlog;
+	backlog->most = tcp->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
+}
+
+/* Whether the application listens: port 0 is no client's. */
+static __always_inline bool is_listening(struct xdp_md *ctx, const struct flow_key *key,
+					 struct backlog *backlog)
+{
+	struct bpf_sock *socket = find_socket(ctx, key, 0);
+	bool listening;
+
+	if (!socket)
+		return false;
+	listening = socket->state == BPF_TCP_LISTEN;
+	if (listening)
+		read_backlog(socket, backlog);
+	bpf_sk_release(socket);
+	return listening;
+}
+
+/* Under a flood of SYNs the kernel keeps nothing of a connection but what the client
+ * returns. The kernel computes the cookie from the header that the client has sent. */
+static __always_inline bool returns_cookie(struct xdp_md *ctx, const struct packet *pkt,
+					   struct bpf_sock *listener)
+{
+	struct ipv6hdr ip = { .version = 6 };
+	struct tcphdr tcp;
+
+	if (pkt->kind != PACKET_WHOLE || !(pkt->tcp_flags & TCP_ACK) ||
+	    bpf_xdp_load_bytes(ctx, pkt->transport, &tcp, sizeof(tcp)))
+		return false;
+	if (is_ipv4(&pkt->key.destination)) {
+		struct iphdr *ipv4 = (void *)&ip;
+
+		ipv4->version = 4;
+		ipv4->ihl = 5;
+		ipv4->saddr = pkt->key.source.s6_addr32[3];
+		ipv4->daddr = pkt->key.destination.s6_addr32[3];
+		return !bpf_tcp_check_syncookie(listener, &ip, sizeof(*ipv4), &tcp, sizeof(tcp));
+	}
+	ip.saddr = pkt->key.source;
+	ip.daddr = pkt->key.destination;
+	return !bpf_tcp_check_syncookie(listener, &ip, sizeof(ip), &tcp, sizeof(tcp));
+}
+
+/*
+ * Reads the sequence number of the SYN-ACK that a half-open connection was answered with.
+ * bpf_skc_to_tcp_request_sock knows no requests to listeners of multipath TCP, though
+ * these begin with the same structure. The verifier takes no other way into a socket: so
+ * its address is read from the stack, and what is there as any memory of the kernel's,
+ * which locked down kernels refuse.
+ */
+static __always_inline bool read_sent_isn(struct bpf_sock *socket, __u32 *isn)
+{
+	struct tcp_request_sock *request;
+
+	return !bpf_probe_read_kernel(&request, sizeof(request), &socket) &&
+	       !bpf_probe_read_kernel(isn, sizeof(*isn), &request->snt_isn);
+}
+
+/*
+ * Whether a packet of a half-open connection acknowledges this server's SYN-ACK, and not
+ * that of another server which took a copy of the SYN: to that one the connection belongs,
+ * and this one's stack would reset it.
+ */
+static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet *pkt,
+					 struct bpf_sock *socket)
+{
+	struct tcphdr tcp;
+	__u32 isn;
+
+	if (pkt->kind != PACKET_WHOLE || !(pkt->tcp_flags & TCP_ACK) ||
+	    bpf_xdp_load_bytes(ctx, pkt->transport, &tcp, sizeof(tcp)) ||
+	    !read_sent_isn(socket, &isn))
+		return true;
+	return bpf_ntohl(tcp.ack_seq) == isn + 1;
+}
+
+/*
+ * Returns enum socket_kind of the packet's flow, and with a listener its backlog. Not
+ * inlined: the verifier walks it once.
+ */
+__noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct backlog *backlog)
+{
+	struct bpf_sock *socket;
+	int kinds;
+
+	if (!pkt || !backlog)
+		return SOCKET_NONE;
+	socket = find_socket(ctx, &pkt->key, pkt->key.source_port);
+	if (!socket)
+		return SOCKET_NONE;
+	switch (socket->state) {
+	case BPF_TCP_LISTEN:
+		kinds = SOCKET_LISTENING;
+		read_backlog(socket, backlog);
+		if (returns_cookie(ctx, pkt, socket))
+			kinds |= SOCKET_COOKIE;
+		break;
+	case BPF_TCP_NEW_SYN_RECV:
+		kinds = is_answer_to(ctx, pkt, socket) ? SOCKET_REQUEST : SOCKET_NONE;
+		break;
+	case BPF_TCP_SYN_RECV:
+		kinds = SOCKET_REQUEST;
+		break;
+	case BPF_TCP_TIME_WAIT:
+		kinds = SOCKET_TIME_WAIT;
+		break;
+	default:
+		kinds = SOCKET_CONNECTED;
+	}
+	bpf_sk_release(socket);
+	if (kinds == SOCKET_TIME_WAIT && is_listening(ctx, &pkt->key, backlog))
+		kinds |= SOCKET_LISTENING;
+	return kinds;
+}
+
+#endif

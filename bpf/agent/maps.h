@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The agent's tables. User space writes all of them.
+ */
+#ifndef SEGUE_AGENT_MAPS_H
+#define SEGUE_AGENT_MAPS_H
+
+#include "net/types.h"
+
+#define MAX_SERVICES 65536
+
+/* The VIPs of the services that this server takes part in, and whether they are addresses
+ * of this host at the moment. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} vips SEC(".maps");
+
+/* Whether those that may ask about flows are named; else all may, and no look-up tells. */
+volatile __u32 balancers_are_named;
+
+/* Their locators, of any length up to all 64 bits. */
+struct locator_prefix {
+	__u32 length; /* in bits */
+	__u8 locator[8];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 2 * 1024); /* all, and those before, while they are replaced */
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct locator_prefix);
+	__type(value, __u32);
+} balancers SEC(".maps");
+
+/* This end of gre and ipip tunnels. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} tunnel_addresses SEC(".maps");
+
+struct service_key {
+	struct in6_addr vip;
+	__be16 port; /* 0: every port that no other service of the VIP names */
+	__u8 protocol;
+	__u8 pad;
+};
+
+/* The largest MSS that fits the way from the balancers, by TCP service. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, __u32);
+} segment_sizes SEC(".maps");
+
+struct service_label {
+	__u8 name[NAME_SIZE]; /* zero-terminated */
+};
+
+/* The services by their names, for other tools; no program reads it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERVICES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct service_label);
+} service_labels SEC(".maps");
+
+/*
+ * The addresses that the agent put on the host, and the indexes of their interfaces,
+ * for it to take them away again after any number of restarts; no program reads it.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, __u32);
+} belongings SEC(".maps");
+
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Tells the balancer what becomes of a connection, on the packets that the application
+ * sends anyway: the right half of 6LB's table III. What carries a signal goes to the
+ * balancer, which takes the header off and sends the packet on to the client.
+ */
+#ifndef SEGUE_AGENT_SIGNAL_H
+#define SEGUE_AGENT_SIGNAL_H
+
+#include <linux/pkt_cls.h>
+
+#include "flows.h"
+#include "stats.h"
+#include "sent.h"
+#include "net/tag.h"
+
+/* The longest packet that reaches the balancers, in bytes of layer 3. */
+volatile __u32 signal_mtu;
+
+#define OUTER_HOP_LIMIT 64
+
+/* (s, lb::f, client) in the order of travel, in front of the TCP header. */
+struct inserted_signal {
+	struct ipv6hdr ip;
+	__u64 srh; /* struct segment_routing_header without its list */
+	struct in6_addr segment[3];
+};
+
+static __always_inline __u32 signal_size(const struct agent_flow *flow)
+{
+	return flow->encapsulation == ENCAP_SRV6_INSERT ? srh_size(3) : sizeof(struct ipv6hdr);
+}
+
+/*
+ * Large packets are left alone: those that the interface cuts into pieces would carry
+ * the signal on each, those that fit only without it would not arrive, and balancers
+ * do not take fragments.
+ */
+static __always_inline bool can_signal(const struct __sk_buff *skb, const struct sent *sent,
+				       const struct agent_flow *flow)
+{
+	return !skb->gso_size && !sent->is_fragment &&
+	       skb->len - ETH_HLEN + signal_size(flow) <= signal_mtu;
+}
+
+/* A balancer's SID's second half: with a tag, if the node has a key. */
+static __always_inline __u64 signal_half(const struct flow_key *flow, enum sid_function function)
+{
+	const struct signal_keys *keys = find_signal_keys();
+	struct tagged tagged_signal;
+
+	if (!keys)
+		return SID_HALF(function);
+	tagged_signal = tagged(flow, node_locator, function);
+	return SID_HALF(function) | make_tag(&tagged_signal, &keys->key[0]) << SID_ARGUMENT_SHIFT;
+}
+
+static __always_inline void write_signal_sid(struct in6_addr *sid, const struct agent_flow *flow,
+					     __u64 half)
+{
+	((__u64 *)sid)[0] = flow->balancer;
+	((__u64 *)sid)[1] = half;
+}
+
+static __always_inline void write_node(struct in6_addr *address)
+{
+	((__u64 *)address)[0] = node_locator;
+	((__u64 *)address)[1] = 0;
+}
+
+static __always_inline bool insert_signal(struct __sk_buff *skb, const struct agent_flow *flow,
+					  __u64 half)
+{
+	struct inserted_signal header = {};
+	struct segment_routing_header *srh = (void *)&header.srh;
+
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN, &header.ip, sizeof(header.ip)))
+		return false;
+	srh->next_header = header.ip.nexthdr;
+	srh->length = srh_size(3) / 8 - 1;
+	srh->type = ROUTING_TYPE_SRH;
+	srh->segments_left = 1;
+	srh->last_entry = 2;
+	header.segment[0] = header.ip.daddr;
+	write_signal_sid(&header.segment[1], flow, half);
+	write_node(&header.segment[2]);
+	header.ip.nexthdr = IPPROTO_ROUTING;
+	header.ip.payload_len = bpf_htons(bpf_ntohs(header.ip.payload_len) + srh_size(3));
+	header.ip.daddr = header.segment[1];
+	return !bpf_skb_adjust_room(skb, srh_size(3), BPF_ADJ_ROOM_NET, 0) &&
+	       !bpf_skb_store_bytes(skb, ETH_HLEN, &header, sizeof(header), 0);
+}
+
+/* The flow label is the flow's (RFC 6438), the class that of the packet (RFC 2983, RFC 6040). */
+static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent *sent,
+					const struct agent_flow *flow, __u64 half)
+{
+	bool is_v4 = skb->protocol == bpf_htons(ETH_P_IP);
+	__be16 ethertype = bpf_htons(ETH_P_IPV6);
+	struct ipv6hdr ip = {};
+
+	*(__be32 *)&ip = (sent->first & bpf_htonl(0xfff00000)) |
+			 bpf_htonl(bpf_get_hash_recalc(skb) & 0xfffff);
+	ip.payload_len = bpf_htons(skb->len - ETH_HLEN);
+	ip.nexthdr = is_v4 ? IPPROTO_IPIP : IPPROTO_IPV6;
+	ip.hop_limit = OUTER_HOP_LIMIT;
+	write_node(&ip.saddr);
+	write_signal_sid(&ip.daddr, flow, half);
+	return !bpf_skb_adjust_room(skb, sizeof(ip), BPF_ADJ_ROOM_MAC,
+				    BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) &&
+	       !bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
+				    sizeof(ethertype), 0) &&
+	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
+}
+
+/* The signal that the packet is to carry; SID_HOST: none. The end is told once: its
+ * repetition goes straight to the client, for the balancer may be what it was lost with. */
+static __always_inline enum sid_function signal_of(const struct sent *sent,
+						   const struct agent_flow *flow)
+{
+	if (flow->told)
+		return SID_HOST;
+	if (sent->tcp_flags & (TCP_FIN | TCP_RST) || flow->state == AGENT_FLOW_ENDING)
+		return SID_REMOVE;
+	return flow->state == AGENT_FLOW_WAIT ? SID_CREATE : SID_HOST;
+}
+
+/* Signals what the packet says, if there is anything to say, and it fits. */
+static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
+{
+	const struct agent_flow *known = find_flow(&sent->flow);
+	enum sid_function function;
+	struct agent_flow flow;
+	__u64 half;
+	bool fits;
+
+	if (!known)
+		return TC_ACT_UNSPEC;
+	flow = *known;
+	function = signal_of(sent, &flow);
+	if (function == SID_HOST)
+		return TC_ACT_UNSPEC;
+	fits = can_signal(skb, sent, &flow);
+	if (function == SID_REMOVE) {
+		flow.state = fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING;
+		flow.told = fits;
+		put_flow(&sent->flow, &flow);
+	}
+	if (!fits) {
+		count_signal(SIGNAL_TOO_LONG);
+		return TC_ACT_UNSPEC;
+	}
+	half = signal_half(&sent->flow, function);
+	if (!(flow.encapsulation == ENCAP_SRV6_INSERT ? insert_signal(skb, &flow, half)
+						      : wrap_signal(skb, sent, &flow, half))) {
+		count_signal(SIGNAL_FAILED);
+		return TC_ACT_SHOT;
+	}
+	count_signal(function == SID_CREATE ? SIGNAL_CREATE : SIGNAL_REMOVE);
+	/* To the balancer, whose next hop may be another than the client's. */
+	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
+}
+
+#endif

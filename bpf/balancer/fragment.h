@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Fragments. The first one of a packet has the ports and is steered like a whole
+ * packet; the others follow by what it left here.
+ */
+#ifndef SEGUE_BALANCER_FRAGMENT_H
+#define SEGUE_BALANCER_FRAGMENT_H
+
+#include "net/parse.h"
+#include "stats.h"
+
+#define MAX_FRAGMENTED 65536
+/* How long the others may take after the first: they travel together, and IPv4's
+ * identifications of a fast sender come round soon (RFC 4963). */
+#define FRAGMENT_LIFETIME 5000000000ULL /* ns */
+
+/* Which packet a fragment is of: RFC 791 section 3.2, RFC 8200 section 4.5. */
+struct fragment_key {
+	struct in6_addr source;
+	struct in6_addr destination;
+	__be32 identification;
+	__u8 protocol; /* IPv4 only */
+	__u8 pad[3];
+};
+
+/* What only the first fragment says of its flow. */
+struct fragment_flow {
+	__u64 seen; /* ns of the coarse monotonic clock */
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+/* The oldest makes room, so that no flood of fragments takes more memory. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_FRAGMENTED);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment_flow);
+} fragments SEC(".maps");
+
+static __always_inline enum reason follow_first(const struct fragment_key *key, struct packet *pkt)
+{
+	const struct fragment_flow *first = bpf_map_lookup_elem(&fragments, key);
+
+	if (!first || bpf_ktime_get_coarse_ns() - first->seen > FRAGMENT_LIFETIME)
+		return REASON_DROP_FRAGMENT_UNKNOWN;
+	pkt->key.source_port = first->source_port;
+	pkt->key.destination_port = first->destination_port;
+	set_protocol(pkt, first->protocol);
+	pkt->kind = PACKET_LATER_FRAGMENT;
+	return REASON_NONE;
+}
+
+/* A first fragment has all headers (RFC 7112), or nobody knows whose it is. */
+static __always_inline enum reason read_first(struct cursor *at, const struct fragment_key *key,
+					      struct packet *pkt)
+{
+	enum parse_error error = parse_transport(at, pkt, false);
+	struct fragment_flow flow = {
+		.seen = bpf_ktime_get_coarse_ns(),
+		.source_port = pkt->key.source_port,
+		.destination_port = pkt->key.destination_port,
+		.protocol = pkt->key.protocol,
+	};
+
+	if (error == PARSE_PROTOCOL)
+		return REASON_DROP_PROTOCOL;
+	if (error)
+		return REASON_DROP_FRAGMENT;
+	bpf_map_update_elem(&fragments, key, &flow, BPF_ANY);
+	return REASON_NONE;
+}
+
+/* Reads a fragment to a VIP; the reason is none if its flow is known. Not inlined:
+ * the verifier walks it once, and whole packets do not come by. */
+__noinline int read_fragment(struct xdp_md *ctx, struct packet *pkt)
+{
+	struct fragment fragment = {};
+	struct fragment_key key = {};
+	struct cursor at = {};
+	enum parse_error error;
+
+	if (!pkt)
+		return REASON_DROP_FRAGMENT;
+	error = parse_network(ctx, &at, pkt, &fragment);
+	if (error)
+		return reason_of(error);
+	key.source = pkt->key.source;
+	key.destination = pkt->key.destination;
+	key.identification = fragment.identification;
+	if (pkt->ethertype == bpf_htons(ETH_P_IP))
+		key.protocol = pkt->key.protocol;
+	return fragment.is_later ? follow_first(&key, pkt) : read_first(&at, &key, pkt);
+}
+
+#endif

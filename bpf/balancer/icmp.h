@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * ICMP to a VIP. Errors about what a server has sent to a client quote it, and
+ * with it the flow whose server is to learn of them (RFC 792, RFC 4443 section 2.4).
+ */
+#ifndef SEGUE_BALANCER_ICMP_H
+#define SEGUE_BALANCER_ICMP_H
+
+#include "answer.h"
+#include "net/parse.h"
+#include "net/quote.h"
+#include "stats.h"
+
+static __always_inline bool is_icmp(const struct packet *pkt)
+{
+	return pkt->key.protocol ==
+	       (pkt->ethertype == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6);
+}
+
+/* Errors about a packet. Source quench and redirects are not for the ends of a
+ * flow: RFC 6633, RFC 1122 section 3.3.1.2. */
+static __always_inline bool is_icmp_error(const struct packet *pkt, __u8 type)
+{
+	if (pkt->ethertype == bpf_htons(ETH_P_IP))
+		return type == ICMPV4_UNREACHABLE || type == ICMPV4_TIME_EXCEEDED ||
+		       type == ICMPV4_PARAMETER_PROBLEM;
+	return type >= ICMPV6_UNREACHABLE && type <= ICMPV6_PARAMETER_PROBLEM;
+}
+
+/*
+ * Reads an ICMP message to a VIP, whose network header is parsed; the reason is
+ * none if it is for a flow's server. Not inlined: the verifier walks it once, and
+ * packets of flows do not come by.
+ */
+__noinline int read_icmp(struct xdp_md *ctx, struct packet *pkt)
+{
+	const struct icmp_header *icmp;
+	struct cursor at;
+
+	if (!pkt)
+		return REASON_DROP_TRANSPORT;
+	move_to(&at, ctx, pkt);
+	icmp = at.pos;
+	if (!has(&at, sizeof(*icmp)))
+		return REASON_DROP_TRANSPORT;
+	if (is_echo_request(pkt, icmp))
+		return answer_echo(ctx, pkt);
+	if (!is_icmp_error(pkt, icmp->type))
+		return REASON_DROP_ICMP_TYPE;
+	skip(&at, sizeof(*icmp));
+	return read_quote(ctx, &at, pkt) ? REASON_NONE : REASON_DROP_ICMP_QUOTE;
+}
+
+#endif

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The balancer's side of probes (probe.h). A probe is a packet to a VIP that takes the
+ * way of clients' packets: the same encapsulation, next hop and port, sent by XDP.
+ * User space says whom to probe, and runs xdp_probe once for each.
+ */
+#ifndef SEGUE_BALANCER_PROBER_H
+#define SEGUE_BALANCER_PROBER_H
+
+#include "directory.h"
+#include "net/parse.h"
+#include "net/probe.h"
+#include "net/srv6.h"
+#include "stats.h"
+#include "steer.h"
+
+/* The last probe of a server, and its answer. */
+struct probe {
+	struct in6_addr vip;
+	__u64 token;	/* its low 16 bits are the server's slot; 0: none was sent */
+	__u64 answered; /* the token of the last answer */
+	__u16 version;	/* of that answer, like its flags (enum probe_flag) */
+	__u16 flags;
+	__u8 encapsulation; /* enum encapsulation */
+	__u8 pad[3];
+};
+
+/* By slot. User space writes what is sent, the program what is answered. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct probe);
+} probes SEC(".maps");
+
+/* The slots to probe now, and whose turn it is. User space writes both. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: as servers */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} probe_turns SEC(".maps");
+
+__u32 probe_turn;
+
+/* The dummy address of hosts that have no IPv4 address to send from (RFC 7600). The answer
+ * does not go there. */
+#define DUMMY_IPV4 bpf_htonl(0xc0000008)
+#define PROBE_HOP_LIMIT 64
+
+/* Writes a whole frame, for the one that came may be an earlier probe. */
+static __always_inline bool write_probe_ipv6(struct xdp_md *ctx, const struct probe *probe,
+					     const struct server *server, struct packet *pkt)
+{
+	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+	__u64 *token = (void *)(ip + 1);
+
+	if ((void *)(token + 1) > frame_end(ctx))
+		return false;
+	pkt->ethertype = bpf_htons(ETH_P_IPV6);
+	pkt->length = sizeof(*ip) + sizeof(*token);
+	pkt->first = bpf_htons(6 << 12);
+	*(__be32 *)ip = bpf_htonl(6 << 28 | (probe->token >> 16 & FLOW_LABEL_MASK));
+	ip->payload_len = bpf_htons(sizeof(*token));
+	ip->nexthdr = NO_NEXT_HEADER;
+	ip->hop_limit = PROBE_HOP_LIMIT;
+	ip->saddr = server->source;
+	ip->daddr = probe->vip;
+	*token = probe->token;
+	return true;
+}
+
+static __always_inline bool write_probe_ipv4(struct xdp_md *ctx, const struct probe *probe,
+					     struct packet *pkt)
+{
+	struct iphdr *ip;
+	__u64 *token;
+	struct iphdr header = {
+		.version = 4,
+		.ihl = 5,
+		.tot_len = bpf_htons(sizeof(*ip) + sizeof(*token)),
+		.frag_off = bpf_htons(IP_FLAG_DF),
+		.ttl = PROBE_HOP_LIMIT,
+		.protocol = NO_NEXT_HEADER,
+		.saddr = DUMMY_IPV4,
+		.daddr = probe->vip.s6_addr32[3],
+	};
+
+	if (bpf_xdp_adjust_tail(ctx, (int)sizeof(*ip) - (int)sizeof(struct ipv6hdr)))
+		return false;
+	ip = frame_start(ctx) + ETH_HLEN;
+	token = (void *)(ip + 1);
+	if ((void *)(token + 1) > frame_end(ctx))
+		return false;
+	pkt->ethertype = bpf_htons(ETH_P_IP);
+	pkt->length = sizeof(*ip) + sizeof(*token);
+	pkt->first = bpf_htons(4 << 12);
+	header.check = ipv4_checksum(&header);
+	*ip = header;
+	*token = probe->token;
+	return true;
+}
+
+/* Sends a server's probe. The frame that comes is long enough for IPv6. */
+static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
+{
+	const struct probe *probe = bpf_map_lookup_elem(&probes, &server);
+	struct segments segments = {
+		.count = 1,
+		.server = { server },
+		.first = server_at(server),
+	};
+	struct service service = {};
+	struct packet pkt = {};
+	const struct port *port;
+	enum reason failed;
+
+	if (!probe)
+		return XDP_ABORTED;
+	service.rule.encapsulation = probe->encapsulation;
+	pkt.key.destination = probe->vip;
+	pkt.hop_limit = PROBE_HOP_LIMIT;
+	if (!(is_ipv4(&probe->vip) ? write_probe_ipv4(ctx, probe, &pkt)
+				   : write_probe_ipv6(ctx, probe, segments.first, &pkt)))
+		return XDP_ABORTED;
+	ask(&segments, SID_PROBE, SID_PROBE);
+	port = send(ctx, &pkt, &service, &segments, 1, probe->token >> 16, &failed);
+	return port ? transmit(port) : XDP_DROP;
+}
+
+/*
+ * Notes a server's answer to its last probe. Nobody else can give one: only the server and
+ * the hosts on the way know the token.
+ */
+static __always_inline enum reason take_probe_answer(struct xdp_md *ctx)
+{
+	const struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
+	const struct probe_answer *answer = (const void *)(ip + 1);
+	struct probe *probe;
+	__u32 server;
+
+	if ((void *)(answer + 1) > frame_end(ctx) || ip->nexthdr != NO_NEXT_HEADER ||
+	    bpf_ntohs(ip->payload_len) < sizeof(*answer))
+		return REASON_DROP_SIGNAL;
+	server = answer->token & (MAX_SERVERS - 1);
+	probe = bpf_map_lookup_elem(&probes, &server);
+	if (!probe || !probe->token || probe->token != answer->token)
+		return REASON_DROP_SENDER;
+	probe->version = bpf_ntohs(answer->version);
+	probe->flags = bpf_ntohs(answer->flags);
+	/* Last, for user space looks at the others once this is there. */
+	*(volatile __u64 *)&probe->answered = answer->token;
+	return REASON_TAKE_PROBE;
+}
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which service a packet is for. A line has two entries; one that finds its line
+ * full goes to the next that is not, so that nearly every search, also one in
+ * vain, ends in the line where it began.
+ *
+ * User space changes a service's rule in place, by one store. For everything else
+ * it builds another table beside this one and swaps it in.
+ */
+#ifndef SEGUE_BALANCER_SERVICES_H
+#define SEGUE_BALANCER_SERVICES_H
+
+#include "directory.h"
+#include "hash.h"
+#include "net/parse.h"
+#include "stats.h"
+
+#define MAX_SERVICES 16384
+/* How far from where it belongs an entry may be, in lines. */
+#define SERVICE_REACH 16
+
+const volatile __u64 service_keys[SERVICE_WORDS];
+
+/* A service as it is while one packet passes. */
+struct service {
+	struct service_rule rule;
+	__u32 id;
+};
+
+static __always_inline enum placement placement_of(const struct service *service)
+{
+	return service->rule.methods & 0xf;
+}
+
+/* No better than this, for no client chooses what is in the table. */
+static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
+{
+	const __u64 *words = (const __u64 *)vip;
+	__u64 sum =
+		words[0] * service_keys[0] + words[1] * service_keys[1] + port * service_keys[2];
+
+	return spread(sum) >> (64 - SERVICE_BITS);
+}
+
+/* Port, protocol and kind of an entry as one word, as they are in memory. */
+static __always_inline __u32 service_port(__be16 port, __u8 protocol, enum service_entry_kind kind)
+{
+	return port | (__u32)protocol << 16 | (__u32)kind << 24;
+}
+
+static __always_inline bool is_entry(const struct service_entry *entry, const struct in6_addr *vip,
+				     __u32 port)
+{
+	const __u64 *a = (const __u64 *)&entry->vip, *b = (const __u64 *)vip;
+
+	return *(const __u32 *)&entry->port == port && a[0] == b[0] && a[1] == b[1];
+}
+
+static __always_inline const struct service_entry *
+find_entry(const struct service_line *table, const struct in6_addr *vip, __u32 port)
+{
+	__u32 number = service_place(vip, port);
+
+	for (int i = 0; i < SERVICE_REACH; i++) {
+		const struct service_line *line = &table[number];
+
+		if (is_entry(&line->entry[0], vip, port))
+			return &line->entry[0];
+		if (is_entry(&line->entry[1], vip, port))
+			return &line->entry[1];
+		if (line->entry[1].kind == ENTRY_FREE)
+			return NULL;
+		number = (number + 1) & (SERVICE_LINES - 1);
+	}
+	return NULL;
+}
+
+/* The same one for all of a packet's way: the other takes its place in between. */
+static __always_inline const struct service_line *service_table(void)
+{
+	const struct directory *all = directory();
+
+	return all->services[*(const volatile __u64 *)&all->generation & 1];
+}
+
+static __always_inline bool is_vip(const struct in6_addr *address)
+{
+	return find_entry(service_table(), address, service_port(0, 0, ENTRY_VIP));
+}
+
+/*
+ * Finds the packet's service, by its port, else the VIP's for all ports; the reason is
+ * none if there is one. What is for no VIP at all is looked up no more than twice; a
+ * service for all ports is found at the third attempt.
+ */
+static __always_inline enum reason classify(const struct packet *pkt, struct service *service)
+{
+	const struct flow_key *key = &pkt->key;
+	const struct service_entry *entry;
+	const struct service_line *table = service_table();
+
+	entry = find_entry(table, &key->destination,
+			   service_port(key->destination_port, key->protocol, ENTRY_SERVICE));
+	if (!entry) {
+		if (!find_entry(table, &key->destination, service_port(0, 0, ENTRY_VIP)))
+			return REASON_PASS_NOT_VIP;
+		entry = find_entry(table, &key->destination,
+				   service_port(0, key->protocol, ENTRY_SERVICE));
+	}
+	if (!entry)
+		return REASON_DROP_NO_SERVICE;
+	/* One word, also on the stack: the compiler would tear it apart. */
+	*(volatile __u64 *)&service->rule = *(const volatile __u64 *)&entry->rule;
+	service->id = entry->id;
+	return REASON_NONE;
+}
+
+#endif

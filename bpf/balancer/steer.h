@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What does not depend on how flows are remembered: a packet's way out to the
+ * servers that were found.
+ */
+#ifndef SEGUE_BALANCER_STEER_H
+#define SEGUE_BALANCER_STEER_H
+
+#include "answer.h"
+#include "encap.h"
+#include "net/host.h"
+#include "maps.h"
+#include "net/parse.h"
+#include "place.h"
+#include "stats.h"
+
+/* Inlined for each kind: the sizes of headers are constants then. */
+static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulation kind,
+					   struct encap *encap, __u32 count, __u64 next_hop,
+					   const struct port *port)
+{
+	encap->count = count;
+	encap->size = encap_size(kind, encap);
+	if (encap->pkt->length + encap->size > port->mtu)
+		return refuse_length(ctx, encap->pkt, port->mtu - (int)encap->size);
+	if (!encapsulate(ctx, kind, encap) ||
+	    !write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap)))
+		return REASON_DROP_NO_HEADROOM;
+	return REASON_NONE;
+}
+
+/* Wraps the packet for the first `count` of its servers. Returns the port that leads to the
+ * first, or NULL: `failed` says why. */
+static __always_inline const struct port *send(struct xdp_md *ctx, const struct packet *pkt,
+					       const struct service *service,
+					       const struct segments *segments, __u32 count,
+					       __u32 flow_label, enum reason *failed)
+{
+	const struct server *server = segments->first;
+	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
+	const struct port *port = port_at(NEXT_HOP_PORT(next_hop));
+	struct encap encap = {
+		.pkt = pkt,
+		.segments = segments,
+		.server = server,
+		.flow_label = flow_label,
+	};
+
+	*failed = REASON_DROP_NO_NEXT_HOP;
+	if (!next_hop)
+		return NULL;
+	if (pkt->hop_limit <= 1) {
+		*failed = expire(ctx, pkt);
+		return NULL;
+	}
+	switch (service->rule.encapsulation) {
+	case ENCAP_SRV6_INSERT:
+		*failed = send_as(ctx, ENCAP_SRV6_INSERT, &encap, count, next_hop, port);
+		break;
+	case ENCAP_SRV6_ENCAP:
+		*failed = send_as(ctx, ENCAP_SRV6_ENCAP, &encap, count, next_hop, port);
+		break;
+	case ENCAP_GRE:
+		*failed = send_as(ctx, ENCAP_GRE, &encap, 1, next_hop, port);
+		break;
+	case ENCAP_IPIP:
+		*failed = send_as(ctx, ENCAP_IPIP, &encap, 1, next_hop, port);
+		break;
+	}
+	return *failed ? NULL : port;
+}
+
+static __always_inline int transmit(const struct port *port)
+{
+	return port->ifindex == host_hairpin ? XDP_TX : bpf_redirect(port->ifindex, 0);
+}
+
+/* Back where the packet came from. */
+static __always_inline int send_back(const struct xdp_md *ctx)
+{
+	return host_hairpin ? XDP_TX : bpf_redirect(ctx->ingress_ifindex, 0);
+}
+
+/* The end of the way of a packet that goes to no server. */
+static __always_inline int leave(const struct xdp_md *ctx, const struct packet *pkt,
+				 enum reason why)
+{
+	count(why, pkt);
+	if (is_answer(why))
+		return send_back(ctx);
+	return why < REASON_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
+}
+
+/* Sends the packet to the servers that were found for it, if they were. `count` is how
+ * many, as a constant where one is all there can be. */
+static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
+				   const struct service *service, const struct segments *segments,
+				   __u32 count, __u32 flow_label, enum reason found)
+{
+	const struct port *port;
+	enum reason failed;
+
+	if (!is_forward(found))
+		return leave(ctx, pkt, found);
+	port = send(ctx, pkt, service, segments, count, flow_label, &failed);
+	if (!port)
+		return leave(ctx, pkt, failed);
+	count_forwarded(segments->server[0], found, pkt);
+	return transmit(port);
+}
+
+#endif

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The formats of the balancer's tables, which user space shares. Go sees structs and enums
+ * through bpf2go; what is only #defined it repeats. Padding is explicit everywhere.
+ */
+#ifndef SEGUE_BALANCER_TYPES_H
+#define SEGUE_BALANCER_TYPES_H
+
+#include "net/types.h"
+
+#define CACHE_LINE 64
+/* The longest list of candidates a packet can be offered to. */
+#define MAX_CANDIDATES 8
+
+enum placement {
+	PLACEMENT_HASH,
+	PLACEMENT_HUNT,	       /* the servers decide: those of the flow's bucket, in turn */
+	PLACEMENT_HUNT_RANDOM, /* those of any bucket */
+};
+
+enum persistence {
+	PERSISTENCE_TABLE,
+};
+
+/* What becomes of a service's packets: one word, replaced by a single store. */
+struct service_rule {
+	__u32 buckets; /* rows of its consistent-hash table; 0: no server to place on */
+	__u8 table;    /* its table is 2 id + this, but for the flags below: 0 or 1 */
+	__u8 candidates;
+	__u8 methods;	    /* METHODS(placement, persistence) */
+	__u8 encapsulation; /* enum encapsulation */
+} __attribute__((aligned(8)));
+
+/* The other one is the table before, with as many rows and candidates. */
+#define RULE_FORMER 2
+/* It has hunted until lately: there are flows that servers have taken and wait with. */
+#define RULE_HUNTED 4
+
+#define METHODS(placement, persistence) ((placement) | (persistence) << 4)
+
+enum service_entry_kind {
+	ENTRY_FREE,
+	ENTRY_SERVICE,
+	ENTRY_VIP, /* only says that the address is a VIP */
+};
+
+/* Half a cache line, under the key that packets have. */
+struct service_entry {
+	struct in6_addr vip;
+	__be16 port; /* 0: every port that no other service of the VIP names */
+	__u8 protocol;
+	__u8 kind; /* enum service_entry_kind */
+	__u32 id;
+	struct service_rule rule;
+};
+
+/*
+ * Candidates are packed four to a word because the kernel rounds the elements
+ * of an array up to eight bytes: candidate i of row r is number r * C + i.
+ */
+#define CANDIDATES_PER_WORD 4
+struct candidates {
+	__u16 server[CANDIDATES_PER_WORD];
+};
+
+enum server_flags {
+	SERVER_IN_USE = 1 << 0,	      /* keeps its flows; without it the slot is free */
+	SERVER_DRAINED = 1 << 1,      /* gets no new flow */
+	SERVER_FAILING = 1 << 2,      /* unfit for new flows, and others can stand in */
+	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
+	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
+	/*
+	 * The programs ignore what follows. It tells user space, without a process,
+	 * why a server is unfit, also where it gets new flows all the same.
+	 */
+	SERVER_UNCHECKED = 1 << 4,    /* has no health checks */
+	SERVER_CHECKS_FAIL = 1 << 5,  /* fails them */
+	SERVER_UNPROBED = 1 << 6,     /* its agent is not probed */
+	SERVER_SILENT = 1 << 7,	      /* its agent does not answer probes */
+	SERVER_INCOMPATIBLE = 1 << 8, /* its agent speaks another version of the protocol */
+	SERVER_NOT_SERVED = 1 << 9,   /* its agent does not have the VIP */
+	SERVER_UNHEARD = 1 << 10,     /* the connections offered to it first are not answered */
+	SERVER_ROUTED = 1 << 12,      /* it has had a route of its own, not the default route */
+	SERVER_UNUSED = 1 << 13,      /* it gets no new flows, for one of these reasons */
+};
+
+/*
+ * A server of one service. Its number (`slot`) is what flow entries and tables
+ * hold. One cache line, all that a packet needs to leave. Addresses never
+ * change while the slot is in use; next_hop is replaced by a single store.
+ */
+struct server {
+	__u64 next_hop;		 /* NEXT_HOP_*; 0: not resolved */
+	__u32 flags;		 /* enum server_flags */
+	__u32 service;		 /* its id */
+	struct in6_addr address; /* locator, or the tunnel's far end */
+	struct in6_addr source;	 /* the balancer, as the server sees it */
+	__u64 known_sid;	 /* SID_HALF of what is asked for known flows */
+	__u8 reserved[8];
+};
+
+/* A next hop in one word: the MAC address in memory order, then the port. */
+#define NEXT_HOP_PORT(next_hop) ((next_hop) >> 48)
+
+/* An interface that packets leave by. Never changed while a next hop names it. */
+struct port {
+	__u32 ifindex; /* 0: not in use */
+	__u16 mtu;     /* bytes of layer 3 */
+	__u16 pad;
+	__u64 mac; /* the MAC address, in memory order */
+};
+
+/* A flow's source, its ports and service: with an odd key for each. */
+#define FLOW_BUCKET_WORDS 3
+/* What is hashed of a flow or of all of its key, in words of 32 bits: with a key for
+ * each, and one more (hash.h). */
+#define FLOW_WORDS 6
+#define TUPLE_WORDS (sizeof(struct flow_key) / sizeof(__u32))
+/* The VIP's two halves; port, protocol and kind: with an odd key for each. */
+#define SERVICE_WORDS 3
+
+/*
+ * What the pinned tables mean. A build refuses those of another version: to be
+ * raised with every change that the tables' sizes do not show, such as other
+ * bits of a flow's entry or another hash.
+ */
+enum tables_version {
+	TABLES_VERSION = 6,
+};
+
+/* The version, and the hash keys; all but the last live as long as the tables. */
+struct identity {
+	__u64 version; /* enum tables_version */
+	__u64 flow_bucket_keys[FLOW_BUCKET_WORDS];
+	__u64 flow_signature_keys[FLOW_WORDS + 1];
+	__u64 service_keys[SERVICE_WORDS];
+	__u64 bucket_keys[TUPLE_WORDS + 1]; /* from the configured seed */
+};
+
+struct label {
+	__u8 service[NAME_SIZE]; /* zero-terminated */
+	__u8 server[NAME_SIZE];	 /* empty for a service */
+};
+
+#endif

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From a server's signal to the packet for the client that carries it. There are two
+ * wrappings (docs/protocol.md):
+ *
+ *	srv6-insert	VIP -> balancer's SID, routing header (server, balancer's SID,
+ *			client) with one segment left, TCP
+ *	srv6-encap	server -> balancer's SID, the packet
+ */
+#ifndef SEGUE_BALANCER_UNWRAP_H
+#define SEGUE_BALANCER_UNWRAP_H
+
+#include "net/ecn.h"
+#include "encap.h"
+#include "net/host.h"
+#include "net/parse.h"
+#include "net/srv6.h"
+
+/* The node's locator, in memory order, changed in one store; 0: it has none. */
+volatile __u64 node_locator;
+
+/* Segments of a signal's routing header, as they are in memory. */
+enum signal_segment {
+	SIGNAL_CLIENT,
+	SIGNAL_BALANCER,
+	SIGNAL_SENDER,
+	SIGNAL_SEGMENTS,
+};
+
+struct signal {
+	__u64 sender;	     /* its locator, in memory order */
+	__u64 half;	     /* of the SID that it came to: function and argument */
+	__be32 acknowledged; /* by the server: what the client sends next */
+	__u16 size;	     /* bytes of all headers around the packet for the client */
+	__s8 ecn;	     /* what an inner packet is to carry; -1: it is to be dropped */
+	__u8 inner_ecn;	     /* what it does */
+};
+
+/* Whether a packet that is neither plain TCP nor UDP is a server's to the balancer itself. */
+static __always_inline bool is_for_balancer(const struct packet *pkt, enum parse_error error)
+{
+	const struct in6_addr *to = &pkt->key.destination;
+	enum sid_function function = sid_function(to);
+	__u64 locator = *(const __u64 *)to;
+
+	if (pkt->ethertype != bpf_htons(ETH_P_IPV6) || locator != node_locator || !locator)
+		return false;
+	if (error != PARSE_ROUTING_HEADER && error != PARSE_PROTOCOL)
+		return false;
+	return function == SID_CREATE || function == SID_REMOVE || function == SID_PROBE;
+}
+
+/* Makes the packet one of the client's flow, seen from there. */
+static __always_inline void set_flow(struct packet *pkt, const struct in6_addr *client,
+				     const struct in6_addr *vip)
+{
+	pkt->key.source = *client;
+	pkt->key.destination = *vip;
+}
+
+/* What happened on the way is for the packet that goes on to show (ecn.h). `pkt` still has
+ * the outer header's class. */
+static __always_inline void read_ecn(const struct packet *pkt, struct signal *signal, __u8 inner)
+{
+	signal->inner_ecn = inner & ECN_MASK;
+	signal->ecn = combine_ecn(inner, traffic_class(pkt));
+}
+
+/* The balancer's segment is not looked at: the destination is another. */
+static __always_inline bool read_inserted(struct cursor *at, struct packet *pkt,
+					  struct signal *signal)
+{
+	const struct segment_routing_header *srh = at->pos;
+	struct in6_addr vip = pkt->key.source;
+
+	if (!has(at, srh_size(SIGNAL_SEGMENTS)) || srh->type != ROUTING_TYPE_SRH ||
+	    srh->length != SIGNAL_SEGMENTS * 2 || srh->last_entry != SIGNAL_SEGMENTS - 1 ||
+	    srh->segments_left != SIGNAL_BALANCER)
+		return false;
+	set_flow(pkt, &srh->segment[SIGNAL_CLIENT], &vip);
+	set_protocol(pkt, srh->next_header);
+	signal->sender = *(const __u64 *)&srh->segment[SIGNAL_SENDER];
+	signal->size = srh_size(SIGNAL_SEGMENTS);
+	skip(at, srh_size(SIGNAL_SEGMENTS));
+	return !is_ipv4(&pkt->key.source) && !is_ipv4(&vip);
+}
+
+static __always_inline bool read_inner_ipv4(struct cursor *at, struct packet *pkt,
+					    struct signal *signal)
+{
+	const struct iphdr *ip = at->pos;
+	struct in6_addr client, vip;
+	__u16 length;
+
+	if (!has(at, sizeof(*ip)) || ip->version != 4 || ip->ihl < 5)
+		return false;
+	length = bpf_ntohs(ip->tot_len);
+	if (length != at->left || length < ip->ihl * 4 ||
+	    ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
+		return false;
+	read_ecn(pkt, signal, ip->tos);
+	map_ipv4(&vip, ip->saddr);
+	map_ipv4(&client, ip->daddr);
+	set_flow(pkt, &client, &vip);
+	set_protocol(pkt, ip->protocol);
+	pkt->ethertype = bpf_htons(ETH_P_IP);
+	pkt->hop_limit = ip->ttl;
+	skip(at, ip->ihl * 4);
+	return true;
+}
+
+static __always_inline bool read_inner_ipv6(struct cursor *at, struct packet *pkt,
+					    struct signal *signal)
+{
+	const struct ipv6hdr *ip = at->pos;
+
+	if (!has(at, sizeof(*ip)) || ip->version != 6 ||
+	    sizeof(*ip) + bpf_ntohs(ip->payload_len) != at->left)
+		return false;
+	if (is_ipv4(&ip->saddr) || is_ipv4(&ip->daddr))
+		return false;
+	read_ecn(pkt, signal, ipv6_traffic_class(ip));
+	set_flow(pkt, &ip->daddr, &ip->saddr);
+	set_protocol(pkt, ip->nexthdr);
+	pkt->hop_limit = ip->hop_limit;
+	skip(at, sizeof(*ip));
+	return true;
+}
+
+/*
+ * Reads the frame of a signal, of which the outer header is parsed, up to the TCP
+ * header: the packet is then one of the client's flow, with the server's flags. False
+ * when it is wrapped as no server does. Not inlined: see steer_unusual.
+ */
+__noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal *signal)
+{
+	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
+	const struct ipv6hdr *ip = at.pos + ETH_HLEN;
+	const struct tcphdr *tcp;
+	bool is_read = false;
+
+	if (!pkt || !signal || (void *)(ip + 1) > at.end)
+		return false;
+	at.pos = (void *)(ip + 1);
+	at.left = pkt->length - sizeof(*ip);
+	signal->half = sid_half(&pkt->key.destination);
+	if (ip->nexthdr == IPPROTO_ROUTING) {
+		is_read = read_inserted(&at, pkt, signal);
+	} else {
+		signal->sender = *(const __u64 *)&pkt->key.source;
+		signal->size = sizeof(*ip);
+		if (ip->nexthdr == IPPROTO_IPIP)
+			is_read = read_inner_ipv4(&at, pkt, signal);
+		else if (ip->nexthdr == IPPROTO_IPV6)
+			is_read = read_inner_ipv6(&at, pkt, signal);
+	}
+	tcp = at.pos;
+	if (!is_read || signal->ecn < 0 || pkt->key.protocol != IPPROTO_TCP ||
+	    !has(&at, sizeof(*tcp)))
+		return false;
+	pkt->key.source_port = tcp->dest;
+	pkt->key.destination_port = tcp->source;
+	pkt->tcp_flags = ((const __u8 *)tcp)[13];
+	signal->acknowledged = tcp->ack_seq;
+	return true;
+}
+
+/* Readdresses the frame to this host, from itself: nothing else that arrives is that,
+ * so that tc_return knows it. */
+static __always_inline void mark_returned(struct ethhdr *ethernet, __be16 ethertype)
+{
+	__u64 mac = host_mac;
+
+	__builtin_memcpy(ethernet->h_dest, &mac, ETH_ALEN);
+	__builtin_memcpy(ethernet->h_source, &mac, ETH_ALEN);
+	*ethertype_of(ethernet) = ethertype;
+}
+
+/* Takes the routing header out: what is in front of it moves by its size. */
+static __always_inline bool take_out(struct xdp_md *ctx, const struct packet *pkt)
+{
+	const __u32 size = srh_size(SIGNAL_SEGMENTS);
+	struct ethhdr *ethernet = frame_start(ctx) + size;
+	struct ipv6hdr *ip = (void *)(ethernet + 1);
+
+	if ((void *)(ip + 1) > frame_end(ctx))
+		return false;
+	__builtin_memcpy(ethernet, frame_start(ctx), sizeof(*ethernet) + sizeof(*ip));
+	ip->payload_len = bpf_htons(pkt->length - sizeof(*ip) - size);
+	ip->nexthdr = IPPROTO_TCP;
+	copy_address(&ip->daddr, &pkt->key.source);
+	return true;
+}
+
+static __always_inline bool mark_congestion(struct xdp_md *ctx, const struct packet *pkt, __u8 ecn)
+{
+	void *layer3 = frame_start(ctx) + ETH_HLEN;
+
+	if (layer3 + sizeof(struct ipv6hdr) > frame_end(ctx))
+		return false;
+	if (pkt->ethertype == bpf_htons(ETH_P_IP))
+		set_ipv4_ecn(layer3, ecn);
+	else
+		set_ipv6_ecn(layer3, ecn);
+	return true;
+}
+
+/* Makes the frame one with the packet for the client alone, which takes a hop here. */
+static __always_inline bool unwrap(struct xdp_md *ctx, const struct packet *pkt,
+				   const struct signal *signal)
+{
+	struct ethhdr *ethernet;
+
+	if (signal->size != sizeof(struct ipv6hdr) && !take_out(ctx, pkt))
+		return false;
+	if (bpf_xdp_adjust_head(ctx, signal->size))
+		return false;
+	ethernet = frame_start(ctx);
+	if ((void *)(ethernet + 1) > frame_end(ctx))
+		return false;
+	mark_returned(ethernet, pkt->ethertype);
+	if (signal->ecn != signal->inner_ecn && !mark_congestion(ctx, pkt, signal->ecn))
+		return false;
+	return take_hop(ctx, pkt);
+}
+
+#endif

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * From the wire to a flow key. Every access is bounded by the frame *and* by
+ * the length that the IP header states, so that Ethernet padding is never read
+ * as a header.
+ */
+#ifndef SEGUE_NET_PARSE_H
+#define SEGUE_NET_PARSE_H
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include "types.h"
+
+#define IP_FLAG_MF 0x2000
+#define IP_OFFSET_MASK 0x1fff
+#define IP6_FRAGMENT_OFFSET 0xfff8	   /* RFC 8200 section 4.5 */
+#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* and the flag that more are to come */
+
+/* Longer chains exist only to confuse middleboxes (RFC 9288 section 3.5). */
+#define MAX_EXTENSION_HEADERS 8
+
+enum tcp_flag {
+	TCP_FIN = 0x01,
+	TCP_SYN = 0x02,
+	TCP_RST = 0x04,
+	TCP_ACK = 0x10,
+};
+
+/* Why a packet could not be parsed to the end; 0: it could. */
+enum parse_error {
+	PARSE_OK,
+	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */
+	PARSE_IP_HEADER,      /* version, destination or a length */
+	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
+	PARSE_ROUTING_HEADER, /* not at the last of its segments yet */
+	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */
+	PARSE_PROTOCOL,	      /* neither TCP nor UDP; `transport` is where it begins */
+	PARSE_TRANSPORT,      /* transport header truncated or inconsistent */
+};
+
+/* What a packet is to the flow that its key names. */
+enum packet_kind {
+	PACKET_WHOLE, /* or a first fragment: with a transport header of its own */
+	PACKET_LATER_FRAGMENT,
+	PACKET_ICMP_ERROR, /* about a packet of the flow's other direction */
+};
+
+struct packet {
+	struct flow_key key;
+	__be16 ethertype; /* 0 until the IP header's addresses are known */
+	__u16 length;	  /* of layer 3 */
+	__u16 hop_by_hop; /* bytes of IPv6 hop-by-hop options */
+	__u16 transport;  /* offset of the transport header in the frame */
+	__be16 first;	  /* of the IP header: the version, and what traffic_class reads */
+	__u8 hop_limit;
+	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
+	__u8 kind;	/* enum packet_kind */
+};
+
+/*
+ * A position in a frame. `left` is what the IP header says there still is; the
+ * verifier cannot follow it, so `end` (the frame's) is checked as well.
+ */
+struct cursor {
+	void *pos;
+	void *end;
+	__u32 left;
+};
+
+struct extension_header {
+	__u8 next_header;
+	__u8 length; /* units of 8 bytes beyond the first 8 */
+	__u8 type;
+	__u8 segments_left; /* in a routing header */
+};
+
+struct fragment_header {
+	__u8 next_header;
+	__u8 reserved;
+	__be16 offset;
+	__be32 identification;
+};
+
+/* What is to be known of a piece of a packet. */
+struct fragment {
+	__be32 identification; /* IPv4: 16 bits */
+	bool is_later;	       /* behind the first, and so without a transport header */
+};
+
+static __always_inline void *frame_start(const struct xdp_md *ctx)
+{
+	return (void *)(long)ctx->data;
+}
+
+static __always_inline void *frame_end(const struct xdp_md *ctx)
+{
+	return (void *)(long)ctx->data_end;
+}
+
+/* As two words: the compiler, which may not rely on alignment, would take four. */
+static __always_inline void copy_address(struct in6_addr *to, const struct in6_addr *from)
+{
+	((__u64 *)to)[0] = ((const __u64 *)from)[0];
+	((__u64 *)to)[1] = ((const __u64 *)from)[1];
+}
+
+/* The whole word, as it is hashed. */
+static __always_inline void set_protocol(struct packet *pkt, __u8 protocol)
+{
+	*(__u32 *)&pkt->key.protocol = protocol;
+}
+
+static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
+{
+	out->s6_addr32[0] = 0;
+	out->s6_addr32[1] = 0;
+	out->s6_addr32[2] = bpf_htonl(0xffff);
+	out->s6_addr32[3] = address;
+}
+
+/* IPv4-mapped: here that says IPv4, so no IPv6 packet may claim it. */
+static __always_inline bool is_ipv4(const struct in6_addr *address)
+{
+	return !*(const __u64 *)address && address->s6_addr32[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline bool same_address(const struct in6_addr *a, const struct in6_addr *b)
+{
+	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
+
+	return x[0] == y[0] && x[1] == y[1];
+}
+
+static __always_inline __u8 ipv6_traffic_class(const struct ipv6hdr *ip)
+{
+	return ip->priority << 4 | ip->flow_lbl[0] >> 4;
+}
+
+/* IPv4's TOS or IPv6's traffic class: DSCP and ECN. */
+static __always_inline __u8 traffic_class(const struct packet *pkt)
+{
+	__u16 first = bpf_ntohs(pkt->first);
+
+	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? first >> 4 : first;
+}
+
+/* Whether `size` bytes can be read at the cursor. */
+static __always_inline bool has(const struct cursor *at, __u32 size)
+{
+	return at->pos + size <= at->end && size <= at->left;
+}
+
+static __always_inline void skip(struct cursor *at, __u32 size)
+{
+	at->pos += size;
+	at->left -= size;
+}
+
+/* Starts layer 3 here; false when the frame is shorter than `length`. */
+static __always_inline bool limit(struct cursor *at, __u32 length)
+{
+	at->left = length;
+	return at->pos + length <= at->end;
+}
+
+/* Both at once, as they are hashed: a load that takes together what two stores
+ * wrote waits until they have left the core. */
+static __always_inline void read_ports(struct packet *pkt, const void *transport)
+{
+	*(__u32 *)&pkt->key.source_port = *(const __u32 *)transport;
+}
+
+/* `is_whole`: all of the datagram's data is here. */
+static __always_inline enum parse_error parse_transport(struct cursor *at, struct packet *pkt,
+							bool is_whole)
+{
+	if (pkt->key.protocol == IPPROTO_TCP) {
+		const __u8 *tcp = at->pos;
+		__u32 size;
+
+		if ((const void *)tcp + sizeof(struct tcphdr) > at->end)
+			return PARSE_TRANSPORT;
+		size = (tcp[12] >> 4) * 4;
+		if (size < sizeof(struct tcphdr) || size > at->left)
+			return PARSE_TRANSPORT;
+		read_ports(pkt, tcp);
+		pkt->tcp_flags = tcp[13];
+		return PARSE_OK;
+	}
+	if (pkt->key.protocol == IPPROTO_UDP) {
+		struct udphdr *udp = at->pos;
+
+		if (!has(at, sizeof(*udp)) || bpf_ntohs(udp->len) < sizeof(*udp) ||
+		    (is_whole && bpf_ntohs(udp->len) > at->left))
+			return PARSE_TRANSPORT;
+		read_ports(pkt, udp);
+		return PARSE_OK;
+	}
+	return PARSE_PROTOCOL;
+}
+
+static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct packet *pkt,
+						   struct fragment *fragment)
+{
+	struct iphdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return PARSE_IP_HEADER;
+	map_ipv4(&pkt->key.source, ip->saddr);
+	map_ipv4(&pkt->key.destination, ip->daddr);
+	pkt->ethertype = bpf_htons(ETH_P_IP);
+	pkt->length = bpf_ntohs(ip->tot_len);
+	pkt->first = *(const __be16 *)ip;
+	pkt->hop_limit = ip->ttl;
+	set_protocol(pkt, ip->protocol);
+	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 || !limit(at, pkt->length))
+		return PARSE_IP_HEADER;
+	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK)) {
+		if (!fragment)
+			return PARSE_FRAGMENT;
+		fragment->identification = ip->id;
+		fragment->is_later = ip->frag_off & bpf_htons(IP_OFFSET_MASK);
+	}
+	skip(at, ip->ihl * 4);
+	return PARSE_OK;
+}
+
+/* Those that may stand in front of a transport header that can be read. */
+static __always_inline bool is_extension(__u8 next_header)
+{
+	if (next_header == IPPROTO_TCP) /* as most are */
+		return false;
+	return next_header == IPPROTO_HOPOPTS || next_header == IPPROTO_ROUTING ||
+	       next_header == IPPROTO_DSTOPTS || next_header == IPPROTO_FRAGMENT;
+}
+
+/* To where the transport header was found. */
+static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
+				    const struct packet *pkt)
+{
+	/* Masked for the verifier alone: eight extension headers are shorter. */
+	at->pos = frame_start(ctx) + (pkt->transport & 0x7fff);
+	at->end = frame_end(ctx);
+	at->left = pkt->length + ETH_HLEN - pkt->transport;
+}
+
+/*
+ * Walks the extension headers to the transport header, of a later fragment to its
+ * data. An atomic fragment (offset 0, no more to come) is a whole packet (RFC 6946).
+ * Not inlined: few packets have any, and the others' path stays short.
+ */
+__noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct fragment *fragment)
+{
+	struct cursor at;
+	__u8 next;
+
+	if (!pkt)
+		return PARSE_EXTENSION;
+	next = pkt->key.protocol;
+	move_to(&at, ctx, pkt);
+	for (int i = 0; i <= MAX_EXTENSION_HEADERS; i++) {
+		struct extension_header *header = at.pos;
+		__u32 size;
+
+		if (!is_extension(next)) {
+			pkt->transport = at.pos - frame_start(ctx);
+			set_protocol(pkt, next);
+			return PARSE_OK;
+		}
+		if (!has(&at, sizeof(struct fragment_header)))
+			return PARSE_EXTENSION;
+		size = (header->length + 1) * 8;
+		if (next == IPPROTO_FRAGMENT) {
+			struct fragment_header *piece = at.pos;
+
+			if (piece->offset & bpf_htons(IP6_FRAGMENT_OFFSET_OR_MORE)) {
+				if (!fragment)
+					return PARSE_FRAGMENT;
+				fragment->identification = piece->identification;
+				fragment->is_later = piece->offset & bpf_htons(IP6_FRAGMENT_OFFSET);
+				if (fragment->is_later)
+					return PARSE_OK;
+			}
+			size = sizeof(*piece);
+		} else if (next == IPPROTO_HOPOPTS) {
+			if (i > 0) /* RFC 8200 section 4.1: only right behind the IPv6 header */
+				return PARSE_EXTENSION;
+			pkt->hop_by_hop = size;
+		} else if (next == IPPROTO_ROUTING && header->segments_left > 0) {
+			return PARSE_ROUTING_HEADER;
+		}
+		if (size > at.left)
+			return PARSE_EXTENSION;
+		next = header->next_header;
+		skip(&at, size);
+	}
+	return PARSE_EXTENSION;
+}
+
+/* Up to the first extension header. */
+static __always_inline enum parse_error parse_ipv6(struct cursor *at, struct packet *pkt)
+{
+	struct ipv6hdr *ip = at->pos;
+
+	if ((void *)(ip + 1) > at->end)
+		return PARSE_IP_HEADER;
+	copy_address(&pkt->key.source, &ip->saddr);
+	copy_address(&pkt->key.destination, &ip->daddr);
+	pkt->ethertype = bpf_htons(ETH_P_IPV6);
+	pkt->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	pkt->first = *(const __be16 *)ip;
+	pkt->hop_limit = ip->hop_limit;
+	set_protocol(pkt, ip->nexthdr);
+	/* A length beyond 65,535 wraps to less than the header's own. */
+	if (ip->version != 6 || is_ipv4(&ip->daddr) || pkt->length < sizeof(*ip) ||
+	    !limit(at, pkt->length))
+		return PARSE_IP_HEADER;
+	skip(at, sizeof(*ip));
+	return PARSE_OK;
+}
+
+/* To be read and written whole, though the struct is packed. */
+static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
+{
+	return (void *)ethernet + offsetof(struct ethhdr, h_proto);
+}
+
+/* Reads a frame up to what follows its network headers. `fragment` is zero, or NULL
+ * for a reader who has no use for fragments. */
+static __always_inline enum parse_error parse_network(struct xdp_md *ctx, struct cursor *at,
+						      struct packet *pkt, struct fragment *fragment)
+{
+	struct ethhdr *ethernet = frame_start(ctx);
+	enum parse_error error;
+	__be16 ethertype;
+
+	at->end = frame_end(ctx);
+	if ((void *)(ethernet + 1) > at->end)
+		return PARSE_NOT_IP;
+	at->pos = ethernet + 1;
+	ethertype = *ethertype_of(ethernet);
+	if (ethertype == bpf_htons(ETH_P_IP))
+		error = parse_ipv4(at, pkt, fragment);
+	else if (ethertype == bpf_htons(ETH_P_IPV6))
+		error = parse_ipv6(at, pkt);
+	else
+		return PARSE_NOT_IP;
+	if (error)
+		return error;
+	if (pkt->ethertype == bpf_htons(ETH_P_IPV6) && is_extension(pkt->key.protocol)) {
+		pkt->transport = at->pos - frame_start(ctx);
+		error = parse_extensions(ctx, pkt, fragment);
+		if (error)
+			return error;
+		move_to(at, ctx, pkt);
+	}
+	return PARSE_OK;
+}
+
+/* Reads a whole packet up to its transport header. `pkt` must be zero. */
+static __always_inline enum parse_error parse(struct xdp_md *ctx, struct packet *pkt)
+{
+	struct cursor at = {};
+	enum parse_error error = parse_network(ctx, &at, pkt, NULL);
+
+	if (!error)
+		error = parse_transport(&at, pkt, true);
+	if (error == PARSE_PROTOCOL)
+		pkt->transport = at.pos - frame_start(ctx);
+	return error;
+}
+
+#endif

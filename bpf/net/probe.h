@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Probes: a balancer asks an agent, by the way that data takes, whether it is there,
+ * what version of the protocol it speaks, and whether it serves a VIP. This is what
+ * both programs share; docs/protocol.md describes the packets.
+ *
+ *	probe	a packet from the balancer to the VIP, with a token as its data, in the
+ *		service's encapsulation and with the function `probe`
+ *	answer	a packet from the server to the function `probe` of the balancer
+ */
+#ifndef SEGUE_NET_PROBE_H
+#define SEGUE_NET_PROBE_H
+
+#include "types.h"
+
+/* Raised when balancers and agents of two versions cannot work together. */
+enum protocol_version {
+	PROTOCOL_VERSION = 1,
+};
+
+/* What follows is of no protocol: RFC 8200 section 4.7. Linux has no name for it in BPF. */
+#define NO_NEXT_HEADER 59
+
+enum probe_flag {
+	PROBE_SERVED = 1 << 0, /* the server takes packets to the VIP */
+};
+
+struct probe_answer {
+	__u64 token; /* the probe's, unchanged */
+	__be16 version;
+	__be16 flags; /* enum probe_flag; others are to be ignored */
+	__u32 reserved;
+};
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Segment identifiers: locator (64 bits) : function (16) : argument (48), as
+ * RFC 8986 section 3.1 LOC:FUNCT:ARG, and the header that lists them (RFC 8754).
+ */
+#ifndef SEGUE_NET_SRV6_H
+#define SEGUE_NET_SRV6_H
+
+#include "types.h"
+
+#define ROUTING_TYPE_SRH 4 /* RFC 8754 section 8.1 */
+
+/* What a segment asks of the host that its locator names; docs/protocol.md. */
+enum sid_function {
+	SID_HOST = 0x0000, /* no function: the host itself */
+
+	/* At a server. */
+	SID_CONNECT_AVAIL = 0x0001, /* take this new connection if you want it */
+	SID_CONNECT_FORCE = 0x0002, /* take it */
+	SID_ACK = 0x0003,	    /* deliver: the balancer knows that the flow is yours */
+	SID_RECOVER = 0x0004,	    /* deliver if the flow is yours, and tell the balancer */
+	SID_DELIVER = 0x0005,	    /* deliver to the service */
+	SID_STEER = 0x0006,	    /* deliver if the flow is yours */
+
+	/* At both. */
+	SID_PROBE = 0x0007, /* at a server: answer; at a balancer: this is the answer */
+
+	/* At a balancer. */
+	SID_CREATE = 0x0011, /* the sender took this flow */
+	SID_REMOVE = 0x0012, /* this flow is ending */
+};
+
+struct segment_routing_header {
+	__u8 next_header;
+	__u8 length; /* units of 8 bytes beyond the first 8 */
+	__u8 type;
+	__u8 segments_left;
+	__u8 last_entry;
+	__u8 flags;
+	__be16 tag;
+	struct in6_addr segment[]; /* the last one to be visited comes first */
+};
+
+/* A SID's second half, in memory order: the function, with an argument of 0. */
+#define SID_HALF(function) ((__u64)bpf_htonl((__u32)(function) << 16))
+
+static __always_inline void write_sid(struct in6_addr *out, const struct in6_addr *locator,
+				      __u64 half)
+{
+	((__u64 *)out)[0] = *(const __u64 *)locator;
+	((__u64 *)out)[1] = half;
+}
+
+/* A SID's argument, its bytes as they are in memory; SID_HALF has it from bit
+ * SID_ARGUMENT_SHIFT on. */
+#define SID_ARGUMENT_SHIFT 16
+#define SID_ARGUMENT_MASK ((1ULL << 48) - 1)
+
+static __always_inline __u64 sid_half(const struct in6_addr *sid)
+{
+	return ((const __u64 *)sid)[1];
+}
+
+static __always_inline __u64 half_argument(__u64 half)
+{
+	return half >> SID_ARGUMENT_SHIFT;
+}
+
+static __always_inline enum sid_function half_function(__u64 half)
+{
+	return bpf_ntohs(half);
+}
+
+static __always_inline enum sid_function sid_function(const struct in6_addr *sid)
+{
+	return half_function(sid_half(sid));
+}
+
+#define SEGMENT_SIZE sizeof(struct in6_addr)
+
+static __always_inline __u32 srh_size(__u32 segments)
+{
+	return sizeof(struct segment_routing_header) + segments * SEGMENT_SIZE;
+}
+
+#endif

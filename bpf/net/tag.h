@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The tag of a signal: its SID's argument, which only nodes with the key can make
+ * (docs/protocol.md, "Trust").
+ */
+#ifndef SEGUE_NET_TAG_H
+#define SEGUE_NET_TAG_H
+
+#include "siphash.h"
+#include "srv6.h"
+
+/* What a tag vouches for, as it is hashed: in network order, without gaps. */
+struct tagged {
+	struct in6_addr client;
+	struct in6_addr vip;
+	__be16 client_port;
+	__be16 vip_port;
+	__be16 function; /* enum sid_function */
+	__u16 zero;
+	__u64 sender; /* the server's locator, in memory order */
+};
+
+/* By the first a node makes tags; it takes those by the other one as well, which is the
+ * same unless keys are being changed. */
+#define SIGNAL_KEYS 2
+struct signal_keys {
+	struct siphash_key key[SIGNAL_KEYS];
+};
+
+/* Empty: no tags. Elements are replaced whole, and not before all who read them are done. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct signal_keys);
+} signal_keys SEC(".maps");
+
+static __always_inline const struct signal_keys *find_signal_keys(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&signal_keys, &first);
+}
+
+/* `flow` is the client's: its source is the client. */
+static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 sender,
+					    enum sid_function function)
+{
+	struct tagged signal = {
+		.client = flow->source,
+		.vip = flow->destination,
+		.client_port = flow->source_port,
+		.vip_port = flow->destination_port,
+		.function = bpf_htons(function),
+		.sender = sender,
+	};
+
+	return signal;
+}
+
+/* The first 48 bits of the hash, as half_argument has them. Not inlined: the verifier
+ * walks it once. */
+__noinline __u64 make_tag(const struct tagged *signal, const struct siphash_key *key)
+{
+	if (!signal || !key)
+		return 0;
+	return siphash(key, (const __u64 *)signal, sizeof(*signal) / sizeof(__u64)) &
+	       SID_ARGUMENT_MASK;
+}
+
+#endif
