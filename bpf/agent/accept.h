@@ -48,7 +48,7 @@ struct acceptance {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
+	__uint(max_entries, MAX_AGENT_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, struct acceptance);
@@ -63,7 +63,7 @@ struct load {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
+	__uint(max_entries, MAX_AGENT_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, struct load);
@@ -72,7 +72,7 @@ struct {
 /* The connections of a service that the server has not closed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
+	__uint(max_entries, MAX_AGENT_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, __s64);
@@ -99,7 +99,7 @@ struct offers {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
-	__uint(max_entries, MAX_SERVICES);
+	__uint(max_entries, MAX_AGENT_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, struct offers);

@@ -27,10 +27,10 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Makes the compiler describe these enumerations in the object, where user space
  * reads the names of the counters. */
 const union {
-	enum reason reason;
+	enum agent_reason reason;
 	enum syn_ack syn_ack;
 	enum offer offer;
-	enum signal signal;
+	enum sent_signal signal;
 	enum accept_policy accept_policy;
 	enum load_source load_source;
 	enum agent_flow_state agent_flow_state;
@@ -54,7 +54,7 @@ static __always_inline bool is_served(const struct envelope *envelope)
 }
 
 /* What is to become of a packet: none if it is to be delivered. */
-static __always_inline enum reason decide(struct xdp_md *ctx, const struct envelope *envelope)
+static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	bool serves = is_served(envelope);
 
@@ -62,16 +62,16 @@ static __always_inline enum reason decide(struct xdp_md *ctx, const struct envel
 		return answer_probe(ctx, envelope, serves);
 	if (serves) {
 		if (envelope->encapsulation != ENCAP_SRV6_INSERT && !envelope->inner_fits)
-			return REASON_DROP_INNER_HEADER;
+			return AGENT_DROP_INNER_HEADER;
 		if (is_tunneled(envelope) || envelope->function == SID_DELIVER)
-			return REASON_NONE;
-		return handshake(ctx, envelope);
+			return AGENT_NONE;
+		return handle_flow_function(ctx, envelope);
 	}
 	if (is_tunneled(envelope))
-		return REASON_PASS_OTHER_TUNNEL;
+		return AGENT_PASS_OTHER_TUNNEL;
 	if (is_last_server(envelope))
-		return REASON_DROP_NOT_SERVED;
-	return is_balancer(envelope->sender) ? REASON_NEXT_SEGMENT : REASON_DROP_SENDER;
+		return AGENT_DROP_NOT_SERVED;
+	return is_balancer(envelope->sender) ? AGENT_NEXT_SEGMENT : AGENT_DROP_SENDER;
 }
 
 static __always_inline bool next_is_server(struct xdp_md *ctx, const struct envelope *envelope)
@@ -85,44 +85,44 @@ static __always_inline bool next_is_server(struct xdp_md *ctx, const struct enve
 }
 
 /* Leaves the packet for tc_forward, if it may travel on. */
-static __always_inline enum reason pass_on(struct xdp_md *ctx, const struct envelope *envelope,
-					   enum reason decision)
+static __always_inline enum agent_reason
+pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
 {
 	if (!next_is_server(ctx, envelope))
-		return REASON_DROP_NEXT_SEGMENT;
-	return envelope->hop_limit > 1 ? decision : REASON_DROP_HOP_LIMIT;
+		return AGENT_DROP_NEXT_SEGMENT;
+	return envelope->hop_limit > 1 ? decision : AGENT_DROP_HOP_LIMIT;
 }
 
-static __always_inline enum reason carry_out(struct xdp_md *ctx, const struct envelope *envelope,
-					     enum reason decision)
+static __always_inline enum agent_reason
+carry_out(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
 {
-	enum reason why;
+	enum agent_reason why;
 
 	switch (decision) {
-	case REASON_NONE:
+	case AGENT_NONE:
 		return deliver(ctx, envelope);
-	case REASON_DELIVER_NOT_LOCAL:
+	case AGENT_DELIVER_NOT_LOCAL:
 		why = deliver(ctx, envelope);
-		return why < REASON_DROP_IP_HEADER ? decision : why;
-	case REASON_NEXT_SEGMENT:
-	case REASON_NEXT_REFUSED:
-	case REASON_NEXT_NOT_LOCAL:
+		return why < AGENT_DROP_IP_HEADER ? decision : why;
+	case AGENT_NEXT_SEGMENT:
+	case AGENT_NEXT_REFUSED:
+	case AGENT_NEXT_NOT_LOCAL:
 		return pass_on(ctx, envelope, decision);
 	default:
 		return decision;
 	}
 }
 
-static __always_inline enum reason receive(struct xdp_md *ctx)
+static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 {
 	struct envelope envelope = {};
-	enum reason why;
+	enum agent_reason why;
 
 	if (!for_host(ctx))
-		return REASON_PASS_NOT_FOR_HOST;
+		return AGENT_PASS_NOT_FOR_HOST;
 	if (host_is_outside && is_intruder(ctx))
-		return REASON_DROP_OUTSIDE;
-	why = open(ctx, &envelope);
+		return AGENT_DROP_OUTSIDE;
+	why = open_envelope(ctx, &envelope);
 	if (why)
 		return why;
 	return carry_out(ctx, &envelope, decide(ctx, &envelope));
@@ -132,10 +132,10 @@ SEC("xdp")
 int xdp_agent(struct xdp_md *ctx)
 {
 	__u32 bytes = ctx->data_end - ctx->data - ETH_HLEN; /* never fewer */
-	enum reason why = receive(ctx);
+	enum agent_reason why = receive(ctx);
 
-	count(why, bytes);
-	return why < REASON_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
+	count_frame(why, bytes);
+	return why < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
 }
 
 SEC("tc")
@@ -150,7 +150,7 @@ int tc_forward(struct __sk_buff *skb)
 	if (!left_for_next_segment(skb, &ip))
 		return TC_ACT_UNSPEC;
 	if (!advance(skb, &ip)) {
-		count(REASON_DROP_REWRITE, skb->len - ETH_HLEN);
+		count_frame(AGENT_DROP_REWRITE, skb->len - ETH_HLEN);
 		return TC_ACT_SHOT;
 	}
 	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);

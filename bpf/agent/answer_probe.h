@@ -86,9 +86,9 @@ static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelo
 	ip->nexthdr = NO_NEXT_HEADER;
 	ip->hop_limit = ANSWER_HOP_LIMIT;
 	((__u64 *)&ip->saddr)[0] = node_locator;
-	((__u64 *)&ip->saddr)[1] = SID_HALF(SID_HOST);
+	((__u64 *)&ip->saddr)[1] = SID_LOW(SID_HOST);
 	((__u64 *)&ip->daddr)[0] = envelope->sender;
-	((__u64 *)&ip->daddr)[1] = SID_HALF(SID_PROBE);
+	((__u64 *)&ip->daddr)[1] = SID_LOW(SID_PROBE);
 	answer->token = token;
 	answer->version = bpf_htons(PROTOCOL_VERSION);
 	answer->flags = bpf_htons(flags);
@@ -97,18 +97,17 @@ static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelo
 }
 
 /* What becomes of a probe. */
-static __always_inline enum reason answer_probe(struct xdp_md *ctx, const struct envelope *envelope,
-						bool serves)
+static __always_inline enum agent_reason answer_probe(struct xdp_md *ctx,
+						      const struct envelope *envelope, bool serves)
 {
 	__u16 flags = serves && is_present(&envelope->vip) ? PROBE_SERVED : 0;
 	__u64 token;
 
 	if (!is_balancer(envelope->sender))
-		return REASON_DROP_SENDER;
+		return AGENT_DROP_SENDER;
 	if (!read_token(ctx, envelope, &token))
-		return REASON_DROP_PROBE;
-	return write_answer(ctx, envelope, token, flags) ? REASON_ANSWER_PROBE
-							 : REASON_DROP_REWRITE;
+		return AGENT_DROP_PROBE;
+	return write_answer(ctx, envelope, token, flags) ? AGENT_ANSWER_PROBE : AGENT_DROP_REWRITE;
 }
 
 /* Whether xdp_agent left an answer for tc to send. XDP lets nothing else pass from this

@@ -8,11 +8,11 @@
 #include "envelope.h"
 #include "net/quote.h"
 
-#define MAX_FIRST_FRAGMENTS 4096
+#define MAX_DELIVERED_FRAGMENTS 4096
 #define ICMP_HEADER_SIZE 8
 
 /* Which packet a fragment is of: RFC 791 section 3.2, RFC 8200 section 4.5. */
-struct fragment_key {
+struct delivered_fragment {
 	struct in6_addr source;
 	struct in6_addr destination;
 	__be32 identification;
@@ -21,10 +21,10 @@ struct fragment_key {
 /* The packets whose first fragments were delivered: the others have no ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, MAX_FIRST_FRAGMENTS);
-	__type(key, struct fragment_key);
+	__uint(max_entries, MAX_DELIVERED_FRAGMENTS);
+	__type(key, struct delivered_fragment);
 	__type(value, __u32);
-} first_fragments SEC(".maps");
+} delivered_fragments SEC(".maps");
 
 /* A client's packet, and which piece of it. */
 struct client_packet {
@@ -32,9 +32,10 @@ struct client_packet {
 	struct fragment fragment;
 };
 
-static __always_inline struct fragment_key fragment_key(const struct client_packet *client)
+static __always_inline struct delivered_fragment
+delivered_fragment(const struct client_packet *client)
 {
-	struct fragment_key key = {
+	struct delivered_fragment key = {
 		.source = client->packet.key.source,
 		.destination = client->packet.key.destination,
 		.identification = client->fragment.identification,
@@ -43,24 +44,24 @@ static __always_inline struct fragment_key fragment_key(const struct client_pack
 	return key;
 }
 
-static __always_inline void note_first_fragment(const struct client_packet *client)
+static __always_inline void note_delivered_fragment(const struct client_packet *client)
 {
-	struct fragment_key key = fragment_key(client);
+	struct delivered_fragment key = delivered_fragment(client);
 	__u32 noted = 1;
 
-	bpf_map_update_elem(&first_fragments, &key, &noted, BPF_ANY);
+	bpf_map_update_elem(&delivered_fragments, &key, &noted, BPF_ANY);
 }
 
 static __always_inline bool first_was_delivered(const struct client_packet *client)
 {
-	struct fragment_key key = fragment_key(client);
+	struct delivered_fragment key = delivered_fragment(client);
 
-	return bpf_map_lookup_elem(&first_fragments, &key);
+	return bpf_map_lookup_elem(&delivered_fragments, &key);
 }
 
 /* The client's own header is in front of the segment routing header. */
-static __always_inline bool read_inserted(struct xdp_md *ctx, const struct envelope *envelope,
-					  struct packet *pkt)
+static __always_inline bool
+read_inserted_client(struct xdp_md *ctx, const struct envelope *envelope, struct packet *pkt)
 {
 	const struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
 
@@ -75,8 +76,8 @@ static __always_inline bool read_inserted(struct xdp_md *ctx, const struct envel
 	return true;
 }
 
-static __always_inline bool read_wrapped(struct xdp_md *ctx, const struct envelope *envelope,
-					 struct client_packet *client)
+static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct envelope *envelope,
+						struct client_packet *client)
 {
 	struct packet *pkt = &client->packet;
 	struct cursor at = {
@@ -115,8 +116,9 @@ __noinline int read_client(struct xdp_md *ctx, const struct envelope *envelope,
 
 	if (!envelope || !client)
 		return false;
-	if (envelope->encapsulation == ENCAP_SRV6_INSERT ? !read_inserted(ctx, envelope, pkt)
-							 : !read_wrapped(ctx, envelope, client))
+	if (envelope->encapsulation == ENCAP_SRV6_INSERT
+		    ? !read_inserted_client(ctx, envelope, pkt)
+		    : !read_wrapped_client(ctx, envelope, client))
 		return false;
 	if (pkt->ethertype == bpf_htons(ETH_P_IPV6) && is_extension(pkt->key.protocol) &&
 	    parse_extensions(ctx, pkt, &client->fragment))

@@ -13,8 +13,8 @@
 #define MAX_EXTENSION 2048
 
 /* Shows the congestion met on the way in the inner header, right behind Ethernet's. */
-static __always_inline bool mark(const struct xdp_md *ctx, const struct envelope *envelope,
-				 __u8 ecn)
+static __always_inline bool set_inner_ecn(const struct xdp_md *ctx, const struct envelope *envelope,
+					  __u8 ecn)
 {
 	void *layer3 = frame_start(ctx) + ETH_HLEN;
 
@@ -31,27 +31,28 @@ static __always_inline bool mark(const struct xdp_md *ctx, const struct envelope
 }
 
 /* Takes the headers in front of an inner packet off. */
-static __always_inline enum reason unwrap(struct xdp_md *ctx, const struct envelope *envelope)
+static __always_inline enum agent_reason decapsulate(struct xdp_md *ctx,
+						     const struct envelope *envelope)
 {
 	int ecn = combine_ecn(envelope->inner_class, envelope->traffic_class);
 	struct ethhdr *ethernet = frame_start(ctx);
 	struct ethhdr saved;
 
 	if (ecn < 0)
-		return REASON_DROP_ECN;
+		return AGENT_DROP_ECN;
 	if ((void *)(ethernet + 1) > frame_end(ctx))
-		return REASON_DROP_REWRITE;
+		return AGENT_DROP_REWRITE;
 	saved = *ethernet;
 	saved.h_proto = envelope->ethertype;
 	if (bpf_xdp_adjust_head(ctx, envelope->size))
-		return REASON_DROP_REWRITE;
+		return AGENT_DROP_REWRITE;
 	ethernet = frame_start(ctx);
 	if ((void *)(ethernet + 1) > frame_end(ctx))
-		return REASON_DROP_REWRITE;
+		return AGENT_DROP_REWRITE;
 	*ethernet = saved;
-	if (ecn != (envelope->inner_class & ECN_MASK) && !mark(ctx, envelope, ecn))
-		return REASON_DROP_REWRITE;
-	return REASON_NONE;
+	if (ecn != (envelope->inner_class & ECN_MASK) && !set_inner_ecn(ctx, envelope, ecn))
+		return AGENT_DROP_REWRITE;
+	return AGENT_NONE;
 }
 
 /*
@@ -84,49 +85,51 @@ static __always_inline __u8 *names_srh(struct ipv6hdr *ip, const struct envelope
 }
 
 /* Takes an inserted segment routing header out: what is in front moves up. */
-static __always_inline enum reason remove_srh(struct xdp_md *ctx, const struct envelope *envelope)
+static __always_inline enum agent_reason remove_srh(struct xdp_md *ctx,
+						    const struct envelope *envelope)
 {
 	struct ethhdr *ethernet = frame_start(ctx), saved_ethernet;
 	struct ipv6hdr *ip = (void *)(ethernet + 1), saved_ip;
 
 	if ((void *)(ip + 1) + sizeof(struct extension_header) > frame_end(ctx))
-		return REASON_DROP_REWRITE;
+		return AGENT_DROP_REWRITE;
 	*names_srh(ip, envelope) = envelope->next_header;
 	saved_ethernet = *ethernet;
 	saved_ip = *ip;
 	saved_ip.payload_len = bpf_htons(bpf_ntohs(ip->payload_len) - envelope->srh);
 	saved_ip.daddr = envelope->vip;
 	if (envelope->options && move_options_back(ctx, envelope->srh, envelope->options))
-		return REASON_DROP_REWRITE;
+		return AGENT_DROP_REWRITE;
 	if (bpf_xdp_adjust_head(ctx, envelope->srh))
-		return REASON_DROP_REWRITE;
+		return AGENT_DROP_REWRITE;
 	ethernet = frame_start(ctx);
 	ip = (void *)(ethernet + 1);
 	if ((void *)(ip + 1) > frame_end(ctx))
-		return REASON_DROP_REWRITE;
+		return AGENT_DROP_REWRITE;
 	*ethernet = saved_ethernet;
 	*ip = saved_ip;
-	return REASON_NONE;
+	return AGENT_NONE;
 }
 
 /* Hands the client's packet to the host's own stack. */
-static __always_inline enum reason deliver(struct xdp_md *ctx, const struct envelope *envelope)
+static __always_inline enum agent_reason deliver(struct xdp_md *ctx,
+						 const struct envelope *envelope)
 {
-	enum reason failed = envelope->encapsulation == ENCAP_SRV6_INSERT
-				     ? remove_srh(ctx, envelope)
-				     : unwrap(ctx, envelope);
+	enum agent_reason failed = envelope->encapsulation == ENCAP_SRV6_INSERT
+					   ? remove_srh(ctx, envelope)
+					   : decapsulate(ctx, envelope);
 
 	if (failed)
 		return failed;
 	switch (envelope->encapsulation) {
 	case ENCAP_SRV6_INSERT:
-		return REASON_DELIVER_SRV6_INSERT;
+		return AGENT_DELIVER_SRV6_INSERT;
 	case ENCAP_SRV6_ENCAP:
-		return REASON_DELIVER_SRV6_ENCAP;
+		return AGENT_DELIVER_SRV6_ENCAP;
 	case ENCAP_GRE:
-		return REASON_DELIVER_GRE;
+		return AGENT_DELIVER_GRE;
 	default:
-		return REASON_DELIVER_IPIP;
+		return AGENT_DELIVER_IPIP;
 	}
 }
 

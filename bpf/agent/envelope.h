@@ -34,7 +34,7 @@ struct envelope {
 	bool inner_fits;  /* the inner packet's lengths agree with the outer's */
 };
 
-/* The first half of a SID, in memory order. */
+/* The locator of a SID, in memory order. */
 static __always_inline __u64 locator_of(const struct in6_addr *sid)
 {
 	__u64 locator;
@@ -112,7 +112,7 @@ static __always_inline __be16 inner_ethertype(__u8 next_header)
 /* Reads what is behind the outer header of a tunnel to this node. Whatever is
  * not as our balancers send it may belong to another tunnel between the same
  * addresses. */
-static __always_inline enum reason open_tunnel(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason open_tunnel(struct cursor *at, struct envelope *envelope)
 {
 	__be16 ethertype = inner_ethertype(envelope->next_header);
 
@@ -121,31 +121,31 @@ static __always_inline enum reason open_tunnel(struct cursor *at, struct envelop
 		const struct gre_header *gre = at->pos;
 
 		if (!has(at, sizeof(*gre)) || gre->flags)
-			return REASON_PASS_GRE;
+			return AGENT_PASS_GRE;
 		ethertype = gre->protocol;
 		if (ethertype != bpf_htons(ETH_P_IP) && ethertype != bpf_htons(ETH_P_IPV6))
-			return REASON_PASS_GRE;
+			return AGENT_PASS_GRE;
 		envelope->encapsulation = ENCAP_GRE;
 		peel(at, envelope, sizeof(*gre));
 	}
-	return read_inner(at, envelope, ethertype) ? REASON_NONE : REASON_PASS_OTHER_TUNNEL;
+	return read_inner(at, envelope, ethertype) ? AGENT_NONE : AGENT_PASS_OTHER_TUNNEL;
 }
 
-static __always_inline enum reason open_ipv4(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason open_ipv4(struct cursor *at, struct envelope *envelope)
 {
 	const struct iphdr *ip = at->pos;
 	struct in6_addr destination;
 
 	if ((void *)(ip + 1) > at->end)
-		return REASON_PASS_IP_HEADER;
+		return AGENT_PASS_IP_HEADER;
 	map_ipv4(&destination, ip->daddr);
 	if (!is_tunnel(ip->protocol) || !bpf_map_lookup_elem(&tunnel_addresses, &destination))
-		return REASON_PASS_NOT_FOR_AGENT;
+		return AGENT_PASS_NOT_FOR_AGENT;
 	if (ip->version != 4 || ip->ihl < 5 || bpf_ntohs(ip->tot_len) < ip->ihl * 4 ||
 	    !limit(at, bpf_ntohs(ip->tot_len)))
-		return REASON_PASS_IP_HEADER;
+		return AGENT_PASS_IP_HEADER;
 	if (ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
-		return REASON_PASS_FRAGMENT;
+		return AGENT_PASS_FRAGMENT;
 	envelope->traffic_class = ip->tos;
 	envelope->next_header = ip->protocol;
 	peel(at, envelope, ip->ihl * 4);
@@ -174,26 +174,26 @@ static __always_inline bool open_options(struct cursor *at, struct envelope *env
  * the last entry: a reduced header leaves out the first segment (4.1.1). TLVs
  * behind the list are skipped (section 2.1).
  */
-static __always_inline enum reason open_srh(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason open_srh(struct cursor *at, struct envelope *envelope)
 {
 	const struct segment_routing_header *srh = at->pos;
 	const struct in6_addr *first;
 	__u32 size;
 
 	if (!has(at, srh_size(1)))
-		return REASON_DROP_SRH_TRUNCATED;
+		return AGENT_DROP_SRH_TRUNCATED;
 	if (srh->type != ROUTING_TYPE_SRH)
-		return REASON_DROP_ROUTING_TYPE;
+		return AGENT_DROP_ROUTING_TYPE;
 	size = (srh->length + 1) * 8;
 	if (size > at->left)
-		return REASON_DROP_SRH_TRUNCATED;
+		return AGENT_DROP_SRH_TRUNCATED;
 	if (srh_size(srh->last_entry + 1) > size)
-		return REASON_DROP_SRH_LAST_ENTRY;
+		return AGENT_DROP_SRH_LAST_ENTRY;
 	if (srh->segments_left > srh->last_entry + 1)
-		return REASON_DROP_SRH_SEGMENTS_LEFT;
+		return AGENT_DROP_SRH_SEGMENTS_LEFT;
 	first = &srh->segment[srh->last_entry];
 	if ((void *)(first + 1) > at->end)
-		return REASON_DROP_SRH_TRUNCATED; /* checked already, but not for the verifier */
+		return AGENT_DROP_SRH_TRUNCATED; /* checked already, but not for the verifier */
 	if (srh->segments_left < srh->last_entry)
 		envelope->first = locator_of(first);
 	envelope->vip = srh->segment[0];
@@ -201,31 +201,31 @@ static __always_inline enum reason open_srh(struct cursor *at, struct envelope *
 	envelope->segments_left = srh->segments_left;
 	envelope->next_header = srh->next_header;
 	peel(at, envelope, size);
-	return REASON_NONE;
+	return AGENT_NONE;
 }
 
 /*
  * In an inserted list the sender is the first segment, which is not a server's. The
  * function deliver does not ask for one, and so takes a reduced header too.
  */
-static __always_inline enum reason open_inserted(struct envelope *envelope)
+static __always_inline enum agent_reason open_inserted(struct envelope *envelope)
 {
 	envelope->encapsulation = ENCAP_SRV6_INSERT;
 	if (!envelope->segments_left)
-		return REASON_DROP_SRH_SEGMENTS_LEFT;
+		return AGENT_DROP_SRH_SEGMENTS_LEFT;
 	if (envelope->function != SID_DELIVER && !envelope->first)
-		return REASON_DROP_SRH_SEGMENTS_LEFT;
+		return AGENT_DROP_SRH_SEGMENTS_LEFT;
 	envelope->sender = envelope->first;
-	return REASON_NONE;
+	return AGENT_NONE;
 }
 
 /* Reads behind the header of a packet to a SID, up to the VIP. */
-static __always_inline enum reason open_segments(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason open_segments(struct cursor *at, struct envelope *envelope)
 {
 	if (envelope->next_header == IPPROTO_HOPOPTS && !open_options(at, envelope))
-		return REASON_DROP_EXTENSION;
+		return AGENT_DROP_EXTENSION;
 	if (envelope->next_header == IPPROTO_ROUTING) {
-		enum reason why = open_srh(at, envelope);
+		enum agent_reason why = open_srh(at, envelope);
 
 		if (why)
 			return why;
@@ -233,12 +233,12 @@ static __always_inline enum reason open_segments(struct cursor *at, struct envel
 	if (envelope->next_header == IPPROTO_IPIP || envelope->next_header == IPPROTO_IPV6) {
 		envelope->encapsulation = ENCAP_SRV6_ENCAP;
 		if (!read_inner(at, envelope, inner_ethertype(envelope->next_header)))
-			return REASON_DROP_INNER_HEADER;
-		return REASON_NONE;
+			return AGENT_DROP_INNER_HEADER;
+		return AGENT_NONE;
 	}
 	if (!envelope->srh)
-		return envelope->next_header == IPPROTO_FRAGMENT ? REASON_DROP_FRAGMENT
-								 : REASON_DROP_NOT_ENCAPSULATED;
+		return envelope->next_header == IPPROTO_FRAGMENT ? AGENT_DROP_FRAGMENT
+								 : AGENT_DROP_NOT_ENCAPSULATED;
 	return open_inserted(envelope);
 }
 
@@ -261,40 +261,40 @@ static __always_inline bool is_other_server(const struct in6_addr *segment)
 	       !is_multicast(segment);
 }
 
-static __always_inline enum reason open_sid(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason open_sid(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;
 
 	if ((void *)(ip + 1) > at->end)
-		return REASON_PASS_IP_HEADER;
+		return AGENT_PASS_IP_HEADER;
 	envelope->function = sid_function(&ip->daddr);
 	envelope->sender = locator_of(&ip->saddr);
 	if (envelope->function == SID_HOST)
-		return REASON_PASS_HOST;
+		return AGENT_PASS_HOST;
 	if (!is_server_function(envelope->function))
-		return REASON_DROP_UNKNOWN_FUNCTION;
+		return AGENT_DROP_UNKNOWN_FUNCTION;
 	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
-		return REASON_DROP_IP_HEADER;
+		return AGENT_DROP_IP_HEADER;
 	envelope->next_header = ip->nexthdr;
 	peel(at, envelope, sizeof(*ip));
 	return open_segments(at, envelope);
 }
 
-static __always_inline enum reason open_ipv6(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason open_ipv6(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;
 
 	if ((void *)(ip + 1) > at->end)
-		return REASON_PASS_IP_HEADER;
+		return AGENT_PASS_IP_HEADER;
 	envelope->traffic_class = ipv6_traffic_class(ip);
 	envelope->hop_limit = ip->hop_limit;
 	if (in_node_locator(&ip->daddr))
 		return open_sid(at, envelope);
 	if (!is_tunnel(ip->nexthdr) || is_ipv4(&ip->daddr) ||
 	    !bpf_map_lookup_elem(&tunnel_addresses, &ip->daddr))
-		return REASON_PASS_NOT_FOR_AGENT;
+		return AGENT_PASS_NOT_FOR_AGENT;
 	if (ip->version != 6 || !limit(at, sizeof(*ip) + bpf_ntohs(ip->payload_len)))
-		return REASON_PASS_IP_HEADER;
+		return AGENT_PASS_IP_HEADER;
 	envelope->next_header = ip->nexthdr;
 	peel(at, envelope, sizeof(*ip));
 	return open_tunnel(at, envelope);
@@ -320,19 +320,20 @@ __noinline int is_intruder(struct xdp_md *ctx)
 
 /* Reads a frame up to the VIP; the reason is none if there is one. `envelope`
  * must be zero. */
-static __always_inline enum reason open(const struct xdp_md *ctx, struct envelope *envelope)
+static __always_inline enum agent_reason open_envelope(const struct xdp_md *ctx,
+						       struct envelope *envelope)
 {
 	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
 	const struct ethhdr *ethernet = at.pos;
 
 	if ((void *)(ethernet + 1) > at.end)
-		return REASON_PASS_NOT_IP;
+		return AGENT_PASS_NOT_IP;
 	at.pos = (void *)(ethernet + 1);
 	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
 		return open_ipv4(&at, envelope);
 	if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
 		return open_ipv6(&at, envelope);
-	return REASON_PASS_NOT_IP;
+	return AGENT_PASS_NOT_IP;
 }
 
 #endif

@@ -42,7 +42,7 @@ struct {
 	__type(value, struct agent_flow);
 } agent_flows SEC(".maps");
 
-static __always_inline const struct agent_flow *find_flow(const struct flow_key *key)
+static __always_inline const struct agent_flow *find_agent_flow(const struct flow_key *key)
 {
 	const struct agent_flow *flow = bpf_map_lookup_elem(&agent_flows, key);
 
@@ -53,14 +53,14 @@ static __always_inline const struct agent_flow *find_flow(const struct flow_key 
 }
 
 /* Replaced whole, so that whoever reads it sees nothing half done. */
-static __always_inline void put_flow(const struct flow_key *key, struct agent_flow *flow)
+static __always_inline void put_agent_flow(const struct flow_key *key, struct agent_flow *flow)
 {
 	flow->since = bpf_ktime_get_coarse_ns();
 	bpf_map_update_elem(&agent_flows, key, flow, BPF_ANY);
 }
 
-static __always_inline void set_flow(const struct flow_key *key, __u64 balancer, __u8 encapsulation,
-				     enum agent_flow_state state)
+static __always_inline void store_agent_flow(const struct flow_key *key, __u64 balancer,
+					     __u8 encapsulation, enum agent_flow_state state)
 {
 	struct agent_flow flow = {
 		.balancer = balancer,
@@ -68,17 +68,19 @@ static __always_inline void set_flow(const struct flow_key *key, __u64 balancer,
 		.encapsulation = encapsulation,
 	};
 
-	put_flow(key, &flow);
+	put_agent_flow(key, &flow);
 }
 
 /* Takes on what the packet says. Most packets of a flow say nothing new. */
-static __always_inline void follow(const struct flow_key *key, const struct agent_flow *flow,
-				   const struct envelope *envelope, enum agent_flow_state state)
+static __always_inline void update_agent_flow(const struct flow_key *key,
+					      const struct agent_flow *flow,
+					      const struct envelope *envelope,
+					      enum agent_flow_state state)
 {
 	if (flow && flow->state == state && flow->balancer == envelope->sender &&
 	    flow->encapsulation == envelope->encapsulation)
 		return;
-	set_flow(key, envelope->sender, envelope->encapsulation, state);
+	store_agent_flow(key, envelope->sender, envelope->encapsulation, state);
 }
 
 #endif

@@ -19,22 +19,23 @@ static __always_inline bool is_last_server(const struct envelope *envelope)
 }
 
 /* A repeated SYN of a connection that is here, or one that the stack has to judge. */
-static __always_inline void follow_syn(const struct packet *pkt, const struct envelope *envelope,
-				       int kinds)
+static __always_inline void handle_repeated_syn(const struct packet *pkt,
+						const struct envelope *envelope, int kinds)
 {
-	const struct agent_flow *flow = find_flow(&pkt->key);
+	const struct agent_flow *flow = find_agent_flow(&pkt->key);
 
 	if (kinds & SOCKET_REQUEST || (flow && flow->state == AGENT_FLOW_WAIT))
-		follow(&pkt->key, flow, envelope, AGENT_FLOW_WAIT);
+		update_agent_flow(&pkt->key, flow, envelope, AGENT_FLOW_WAIT);
 	else if (!flow)
-		set_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_DIRECT);
+		store_agent_flow(&pkt->key, envelope->sender, envelope->encapsulation,
+				 AGENT_FLOW_DIRECT);
 }
 
 /* A SYN that came before, whose connection is not to be seen yet or will have a cookie. What
  * waits for longer is of a client that went away. */
 static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
 {
-	const struct agent_flow *flow = find_flow(&pkt->key);
+	const struct agent_flow *flow = find_agent_flow(&pkt->key);
 
 	return kinds == SOCKET_LISTENING && flow && flow->state == AGENT_FLOW_WAIT &&
 	       (__s64)(bpf_ktime_get_coarse_ns() - flow->since) <= REPEAT_LIFETIME;
@@ -42,8 +43,8 @@ static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
 
 /* A connection that is new here. What has no service has no policy, and nobody to count
  * it: only the last server takes it. */
-static __always_inline bool take(const struct packet *pkt, int kinds, bool is_forced,
-				 const struct backlog *backlog)
+static __always_inline bool take_connection(const struct packet *pkt, int kinds, bool is_forced,
+					    const struct backlog *backlog)
 {
 	struct service_key key = {};
 	struct acceptance *acceptance = find_acceptance(&pkt->key, &key);
@@ -62,21 +63,21 @@ static __always_inline bool take(const struct packet *pkt, int kinds, bool is_fo
 }
 
 /* connect-avail and connect-force. The last server takes it by either. */
-static __always_inline enum reason connect(struct xdp_md *ctx, const struct envelope *envelope,
-					   const struct packet *pkt)
+static __always_inline enum agent_reason
+handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
 	bool is_forced = envelope->function == SID_CONNECT_FORCE || is_last_server(envelope);
 	struct backlog backlog = {};
 	int kinds = find_local(ctx, pkt, &backlog);
 
 	if (is_live(kinds)) {
-		follow_syn(pkt, envelope, kinds);
-		return REASON_NONE;
+		handle_repeated_syn(pkt, envelope, kinds);
+		return AGENT_NONE;
 	}
-	if (!was_accepted(pkt, kinds) && !take(pkt, kinds, is_forced, &backlog))
-		return REASON_NEXT_REFUSED;
-	set_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_WAIT);
-	return REASON_NONE;
+	if (!was_accepted(pkt, kinds) && !take_connection(pkt, kinds, is_forced, &backlog))
+		return AGENT_NEXT_REFUSED;
+	store_agent_flow(&pkt->key, envelope->sender, envelope->encapsulation, AGENT_FLOW_WAIT);
+	return AGENT_NONE;
 }
 
 static __always_inline bool is_ending(const struct packet *pkt)
@@ -85,8 +86,9 @@ static __always_inline bool is_ending(const struct packet *pkt)
 }
 
 /* Where a packet of a known flow leads; `open` is for one that does not end it. */
-static __always_inline enum agent_flow_state
-next_state(const struct packet *pkt, const struct agent_flow *flow, enum agent_flow_state open)
+static __always_inline enum agent_flow_state next_agent_state(const struct packet *pkt,
+							      const struct agent_flow *flow,
+							      enum agent_flow_state open)
 {
 	if (flow && flow->state == AGENT_FLOW_ENDING)
 		return AGENT_FLOW_ENDING;
@@ -95,20 +97,20 @@ next_state(const struct packet *pkt, const struct agent_flow *flow, enum agent_f
 
 /* ack-stickiness: whoever asks is told by the stack if the flow is not here, and the
  * balancer by what the stack says then (signal.h). */
-static __always_inline enum reason acknowledge(struct xdp_md *ctx, const struct envelope *envelope,
-					       const struct packet *pkt)
+static __always_inline enum agent_reason
+handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
-	const struct agent_flow *flow = find_flow(&pkt->key);
+	const struct agent_flow *flow = find_agent_flow(&pkt->key);
 	enum agent_flow_state open = AGENT_FLOW_DIRECT;
 	struct backlog backlog = {};
 
 	if (!flow && pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) &&
 	    !is_live(find_local(ctx, pkt, &backlog)))
-		return REASON_NONE;
+		return AGENT_NONE;
 	if (flow && flow->state == AGENT_FLOW_CLOSING)
 		open = AGENT_FLOW_CLOSING;
-	follow(&pkt->key, flow, envelope, next_state(pkt, flow, open));
-	return REASON_NONE;
+	update_agent_flow(&pkt->key, flow, envelope, next_agent_state(pkt, flow, open));
+	return AGENT_NONE;
 }
 
 /* A token bucket for resets (token.h): the packet may be anybody's, and name any client. */
@@ -129,14 +131,14 @@ static __always_inline bool may_reset_now(void)
 
 /* A packet of a flow that no server has: the stack resets it, if the service says so. ICMP
  * errors are about such a flow, and answered by nobody. */
-static __always_inline enum reason refuse(const struct packet *pkt)
+static __always_inline enum agent_reason refuse_unknown_flow(const struct packet *pkt)
 {
 	struct service_key key = {};
 	const struct acceptance *acceptance = find_acceptance(&pkt->key, &key);
 
 	if (!acceptance || !acceptance->reset || pkt->kind == PACKET_ICMP_ERROR)
-		return REASON_DROP_NOT_LOCAL;
-	return may_reset_now() ? REASON_DELIVER_NOT_LOCAL : REASON_DROP_RATE_LIMIT;
+		return AGENT_DROP_NOT_LOCAL;
+	return may_reset_now() ? AGENT_DELIVER_NOT_LOCAL : AGENT_DROP_RATE_LIMIT;
 }
 
 /*
@@ -144,8 +146,8 @@ static __always_inline enum reason refuse(const struct packet *pkt)
  * that is over, while another server has the client's next one from the same port. A
  * socket in TIME_WAIT counts where no other server is left to ask, for the same reason.
  */
-static __always_inline enum reason recover(struct xdp_md *ctx, const struct envelope *envelope,
-					   const struct packet *pkt)
+static __always_inline enum agent_reason
+handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
 	struct backlog backlog = {};
 	int kinds = find_local(ctx, pkt, &backlog);
@@ -154,23 +156,23 @@ static __always_inline enum reason recover(struct xdp_md *ctx, const struct enve
 
 	if (!is_live(kinds) && !(kinds & SOCKET_COOKIE)) {
 		if (!is_last)
-			return REASON_NEXT_NOT_LOCAL;
-		return kinds & SOCKET_TIME_WAIT ? REASON_NONE : refuse(pkt);
+			return AGENT_NEXT_NOT_LOCAL;
+		return kinds & SOCKET_TIME_WAIT ? AGENT_NONE : refuse_unknown_flow(pkt);
 	}
 	if (envelope->function == SID_STEER)
-		return REASON_NONE;
-	flow = find_flow(&pkt->key);
-	follow(&pkt->key, flow, envelope, next_state(pkt, flow, AGENT_FLOW_WAIT));
-	return REASON_NONE;
+		return AGENT_NONE;
+	flow = find_agent_flow(&pkt->key);
+	update_agent_flow(&pkt->key, flow, envelope, next_agent_state(pkt, flow, AGENT_FLOW_WAIT));
+	return AGENT_NONE;
 }
 
 /* A later fragment goes where the first one went. */
-static __always_inline enum reason follow_first(const struct envelope *envelope,
-						const struct client_packet *client)
+static __always_inline enum agent_reason handle_later_fragment(const struct envelope *envelope,
+							       const struct client_packet *client)
 {
 	if (envelope->function != SID_STEER || first_was_delivered(client))
-		return REASON_NONE;
-	return is_last_server(envelope) ? REASON_DROP_NOT_LOCAL : REASON_NEXT_NOT_LOCAL;
+		return AGENT_NONE;
+	return is_last_server(envelope) ? AGENT_DROP_NOT_LOCAL : AGENT_NEXT_NOT_LOCAL;
 }
 
 /* Whom to tell of a flow is what the packet says; so it has to be one of them. */
@@ -185,31 +187,31 @@ static __always_inline bool is_balancer(__u64 sender)
 }
 
 /*
- * Returns enum reason of a packet to a VIP of ours, and to another function than
+ * Returns enum agent_reason of a packet to a VIP of ours, and to another function than
  * deliver: none if it is to be delivered. Not inlined: the verifier walks it once.
  */
-__noinline int handshake(struct xdp_md *ctx, const struct envelope *envelope)
+__noinline int handle_flow_function(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	struct client_packet client = {};
-	enum reason why;
+	enum agent_reason why;
 
 	if (!envelope)
-		return REASON_DROP_TRANSPORT;
+		return AGENT_DROP_TRANSPORT;
 	if (!is_balancer(envelope->sender))
-		return REASON_DROP_SENDER;
+		return AGENT_DROP_SENDER;
 	if (!read_client(ctx, envelope, &client) ||
 	    (client.packet.kind == PACKET_ICMP_ERROR && envelope->function != SID_STEER))
-		return envelope->function == SID_ACK ? REASON_NONE : REASON_DROP_TRANSPORT;
+		return envelope->function == SID_ACK ? AGENT_NONE : AGENT_DROP_TRANSPORT;
 	if (client.fragment.is_later)
-		return follow_first(envelope, &client);
+		return handle_later_fragment(envelope, &client);
 	if (envelope->function == SID_ACK)
-		why = acknowledge(ctx, envelope, &client.packet);
+		why = handle_ack(ctx, envelope, &client.packet);
 	else if (envelope->function == SID_RECOVER || envelope->function == SID_STEER)
-		why = recover(ctx, envelope, &client.packet);
+		why = handle_recover(ctx, envelope, &client.packet);
 	else
-		why = connect(ctx, envelope, &client.packet);
+		why = handle_connect(ctx, envelope, &client.packet);
 	if (!why && client.fragment.identification)
-		note_first_fragment(&client);
+		note_delivered_fragment(&client);
 	return why;
 }
 

@@ -7,7 +7,7 @@
 
 #include "net/types.h"
 
-#define MAX_SERVICES 65536
+#define MAX_AGENT_SERVICES 65536
 
 /* The VIPs of the services that this server takes part in, and whether they are addresses
  * of this host at the moment. */
@@ -55,7 +55,7 @@ struct service_key {
 /* The largest MSS that fits the way from the balancers, by TCP service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
+	__uint(max_entries, MAX_AGENT_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, __u32);
@@ -68,11 +68,11 @@ struct service_label {
 /* The services by their names, for other tools; no program reads it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_SERVICES);
+	__uint(max_entries, MAX_AGENT_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct service_key);
 	__type(value, struct service_label);
-} service_labels SEC(".maps");
+} service_names SEC(".maps");
 
 /*
  * The addresses that the agent put on the host, and the indexes of their interfaces,

@@ -8,9 +8,9 @@
 #include "net/parse.h"
 
 struct sent {
-	struct flow_key flow; /* as the client's packets name it: the source is the client */
-	__be32 first;	      /* of the IP header: version and what goes to an outer one */
-	__u16 tcp;	      /* offset of the TCP header in the frame */
+	struct flow_key flow;	    /* as the client's packets name it: the source is the client */
+	__be32 version_class_label; /* of the IP header: version and what goes to an outer one */
+	__u16 tcp;		    /* offset of the TCP header in the frame */
 	__u8 tcp_size;
 	__u8 tcp_flags;	  /* enum tcp_flag */
 	bool is_fragment; /* the first one, of IPv4 */
@@ -25,7 +25,7 @@ static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct s
 		return false;
 	map_ipv4(&sent->flow.source, ip.daddr);
 	map_ipv4(&sent->flow.destination, ip.saddr);
-	sent->first = bpf_htonl(6 << 28 | ip.tos << 20);
+	sent->version_class_label = bpf_htonl(6 << 28 | ip.tos << 20);
 	sent->is_fragment = ip.frag_off & bpf_htons(IP_FLAG_MF);
 	sent->tcp = ETH_HLEN + ip.ihl * 4;
 	return true;
@@ -41,7 +41,7 @@ static __always_inline bool read_sent_ipv6(const struct __sk_buff *skb, struct s
 		return false;
 	sent->flow.source = ip.daddr;
 	sent->flow.destination = ip.saddr;
-	sent->first = *(const __be32 *)&ip;
+	sent->version_class_label = *(const __be32 *)&ip;
 	sent->tcp = ETH_HLEN + sizeof(ip);
 	return true;
 }

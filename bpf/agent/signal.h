@@ -43,23 +43,23 @@ static __always_inline bool can_signal(const struct __sk_buff *skb, const struct
 	       skb->len - ETH_HLEN + signal_size(flow) <= signal_mtu;
 }
 
-/* A balancer's SID's second half: with a tag, if the node has a key. */
-static __always_inline __u64 signal_half(const struct flow_key *flow, enum sid_function function)
+/* A balancer's SID's low 64 bits: with a tag, if the node has a key. */
+static __always_inline __u64 signal_sid_low(const struct flow_key *flow, enum sid_function function)
 {
 	const struct signal_keys *keys = find_signal_keys();
 	struct tagged tagged_signal;
 
 	if (!keys)
-		return SID_HALF(function);
+		return SID_LOW(function);
 	tagged_signal = tagged(flow, node_locator, function);
-	return SID_HALF(function) | make_tag(&tagged_signal, &keys->key[0]) << SID_ARGUMENT_SHIFT;
+	return SID_LOW(function) | make_tag(&tagged_signal, &keys->key[0]) << SID_ARGUMENT_SHIFT;
 }
 
 static __always_inline void write_signal_sid(struct in6_addr *sid, const struct agent_flow *flow,
-					     __u64 half)
+					     __u64 sid_low)
 {
 	((__u64 *)sid)[0] = flow->balancer;
-	((__u64 *)sid)[1] = half;
+	((__u64 *)sid)[1] = sid_low;
 }
 
 static __always_inline void write_node(struct in6_addr *address)
@@ -69,7 +69,7 @@ static __always_inline void write_node(struct in6_addr *address)
 }
 
 static __always_inline bool insert_signal(struct __sk_buff *skb, const struct agent_flow *flow,
-					  __u64 half)
+					  __u64 sid_low)
 {
 	struct inserted_signal header = {};
 	struct segment_routing_header *srh = (void *)&header.srh;
@@ -83,7 +83,7 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 	srh->segments_left = 1;
 	srh->last_entry = 2;
 	header.segment[0] = header.ip.daddr;
-	write_signal_sid(&header.segment[1], flow, half);
+	write_signal_sid(&header.segment[1], flow, sid_low);
 	write_node(&header.segment[2]);
 	header.ip.nexthdr = IPPROTO_ROUTING;
 	header.ip.payload_len = bpf_htons(bpf_ntohs(header.ip.payload_len) + srh_size(3));
@@ -94,19 +94,19 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 
 /* The flow label is the flow's (RFC 6438), the class that of the packet (RFC 2983, RFC 6040). */
 static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent *sent,
-					const struct agent_flow *flow, __u64 half)
+					const struct agent_flow *flow, __u64 sid_low)
 {
 	bool is_v4 = skb->protocol == bpf_htons(ETH_P_IP);
 	__be16 ethertype = bpf_htons(ETH_P_IPV6);
 	struct ipv6hdr ip = {};
 
-	*(__be32 *)&ip = (sent->first & bpf_htonl(0xfff00000)) |
+	*(__be32 *)&ip = (sent->version_class_label & bpf_htonl(0xfff00000)) |
 			 bpf_htonl(bpf_get_hash_recalc(skb) & 0xfffff);
 	ip.payload_len = bpf_htons(skb->len - ETH_HLEN);
 	ip.nexthdr = is_v4 ? IPPROTO_IPIP : IPPROTO_IPV6;
 	ip.hop_limit = OUTER_HOP_LIMIT;
 	write_node(&ip.saddr);
-	write_signal_sid(&ip.daddr, flow, half);
+	write_signal_sid(&ip.daddr, flow, sid_low);
 	return !bpf_skb_adjust_room(skb, sizeof(ip), BPF_ADJ_ROOM_MAC,
 				    BPF_F_ADJ_ROOM_ENCAP_L3_IPV6) &&
 	       !bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_proto), &ethertype,
@@ -129,10 +129,10 @@ static __always_inline enum sid_function signal_of(const struct sent *sent,
 /* Signals what the packet says, if there is anything to say, and it fits. */
 static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
 {
-	const struct agent_flow *known = find_flow(&sent->flow);
+	const struct agent_flow *known = find_agent_flow(&sent->flow);
 	enum sid_function function;
 	struct agent_flow flow;
-	__u64 half;
+	__u64 sid_low;
 	bool fits;
 
 	if (!known)
@@ -145,19 +145,19 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 	if (function == SID_REMOVE) {
 		flow.state = fits ? AGENT_FLOW_CLOSING : AGENT_FLOW_ENDING;
 		flow.told = fits;
-		put_flow(&sent->flow, &flow);
+		put_agent_flow(&sent->flow, &flow);
 	}
 	if (!fits) {
-		count_signal(SIGNAL_TOO_LONG);
+		count_sent_signal(SENT_TOO_LONG);
 		return TC_ACT_UNSPEC;
 	}
-	half = signal_half(&sent->flow, function);
-	if (!(flow.encapsulation == ENCAP_SRV6_INSERT ? insert_signal(skb, &flow, half)
-						      : wrap_signal(skb, sent, &flow, half))) {
-		count_signal(SIGNAL_FAILED);
+	sid_low = signal_sid_low(&sent->flow, function);
+	if (!(flow.encapsulation == ENCAP_SRV6_INSERT ? insert_signal(skb, &flow, sid_low)
+						      : wrap_signal(skb, sent, &flow, sid_low))) {
+		count_sent_signal(SENT_FAILED);
 		return TC_ACT_SHOT;
 	}
-	count_signal(function == SID_CREATE ? SIGNAL_CREATE : SIGNAL_REMOVE);
+	count_sent_signal(function == SID_CREATE ? SENT_CREATE : SENT_REMOVE);
 	/* To the balancer, whose next hop may be another than the client's. */
 	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
 }

@@ -155,7 +155,7 @@ static __always_inline bool turn_ipv6(struct ipv6hdr *ip, const void *end)
 
 /* Turns a ping in place into its reply; one with IPv4 options or extension headers,
  * which would have to be turned as well, is none that people send. */
-static __always_inline enum reason answer_echo(struct xdp_md *ctx, const struct packet *pkt)
+static __always_inline enum lb_reason answer_echo(struct xdp_md *ctx, const struct packet *pkt)
 {
 	bool is_v4 = pkt->ethertype == bpf_htons(ETH_P_IP);
 	__u32 header = is_v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
@@ -164,13 +164,13 @@ static __always_inline enum reason answer_echo(struct xdp_md *ctx, const struct 
 	void *ip = ethernet + 1;
 
 	if (pkt->transport != ETH_HLEN + header || !is_from_one_host(pkt) || ip > end)
-		return REASON_DROP_ICMP_TYPE;
+		return LB_DROP_ICMP_TYPE;
 	if (!may_answer_now(ANSWER_REPLY))
-		return REASON_DROP_RATE_LIMIT;
+		return LB_DROP_RATE_LIMIT;
 	if (!(is_v4 ? turn_ipv4(ip, end) : turn_ipv6(ip, end)))
-		return REASON_DROP_TRANSPORT;
+		return LB_DROP_TRANSPORT;
 	turn_ethernet(ethernet);
-	return REASON_ANSWER_ECHO;
+	return LB_ANSWER_ECHO;
 }
 
 /* The ones' complement sum of `size` bytes of the frame; 0 when there are not as
@@ -208,12 +208,12 @@ __noinline __u32 sum_frame(struct xdp_md *ctx, __u32 offset, __u32 size)
 }
 
 /* Writes the header of an error about a packet, without its checksum. */
-static __always_inline void write_icmp_error(struct icmp_header *icmp, bool is_v4, enum reason why,
-					     __u32 mtu)
+static __always_inline void write_icmp_error(struct icmp_header *icmp, bool is_v4,
+					     enum lb_reason why, __u32 mtu)
 {
 	struct icmp_header header = {};
 
-	if (why == REASON_ANSWER_TOO_BIG) {
+	if (why == LB_ANSWER_TOO_BIG) {
 		header.type = is_v4 ? ICMPV4_UNREACHABLE : ICMPV6_TOO_BIG;
 		header.code = is_v4 ? ICMPV4_FRAGMENTATION_NEEDED : 0;
 		header.rest = bpf_htonl(mtu);
@@ -234,7 +234,7 @@ static __always_inline bool write_checksum(struct xdp_md *ctx, __u32 offset, __u
 	return true;
 }
 
-static __always_inline bool write_ipv4_error(struct xdp_md *ctx, __u32 quote, enum reason why,
+static __always_inline bool write_ipv4_error(struct xdp_md *ctx, __u32 quote, enum lb_reason why,
 					     __u32 mtu)
 {
 	struct iphdr *ip = frame_start(ctx) + ETH_HLEN;
@@ -262,7 +262,7 @@ static __always_inline bool write_ipv4_error(struct xdp_md *ctx, __u32 quote, en
 }
 
 /* The checksum is of the addresses, too, which are right in front of the message. */
-static __always_inline bool write_ipv6_error(struct xdp_md *ctx, __u32 quote, enum reason why,
+static __always_inline bool write_ipv6_error(struct xdp_md *ctx, __u32 quote, enum lb_reason why,
 					     __u32 mtu)
 {
 	struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
@@ -319,19 +319,19 @@ __noinline int answer_error(struct xdp_md *ctx, __u32 length, __u32 why, __u32 m
 	bool is_v4;
 
 	if ((void *)(ethernet + 1) > frame_end(ctx))
-		return REASON_DROP_NO_HEADROOM;
+		return LB_DROP_NO_HEADROOM;
 	is_v4 = ethernet->h_proto == bpf_htons(ETH_P_IP);
 	headers = sizeof(struct icmp_header) +
 		  (is_v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	most = (is_v4 ? MAX_ICMPV4_ERROR : MAX_ICMPV6_ERROR) - headers;
 	length = length < most ? length : most;
 	if (!may_answer_now(ANSWER_ERROR))
-		return REASON_DROP_RATE_LIMIT;
+		return LB_DROP_RATE_LIMIT;
 	if (!make_room(ctx, headers, length))
-		return REASON_DROP_NO_HEADROOM;
+		return LB_DROP_NO_HEADROOM;
 	if (!(is_v4 ? write_ipv4_error(ctx, length, why, mtu)
 		    : write_ipv6_error(ctx, length, why, mtu)))
-		return REASON_DROP_NO_HEADROOM;
+		return LB_DROP_NO_HEADROOM;
 	return why;
 }
 
@@ -343,11 +343,11 @@ static __always_inline bool may_answer(const struct packet *pkt)
 }
 
 /* What becomes of a packet that has no hop left. */
-static __always_inline enum reason expire(struct xdp_md *ctx, const struct packet *pkt)
+static __always_inline enum lb_reason expire(struct xdp_md *ctx, const struct packet *pkt)
 {
 	if (!may_answer(pkt))
-		return REASON_DROP_HOP_LIMIT;
-	return answer_error(ctx, pkt->length, REASON_ANSWER_HOP_LIMIT, 0);
+		return LB_DROP_HOP_LIMIT;
+	return answer_error(ctx, pkt->length, LB_ANSWER_HOP_LIMIT, 0);
 }
 
 /*
@@ -356,16 +356,16 @@ static __always_inline enum reason expire(struct xdp_md *ctx, const struct packe
  * fragmented, for the balancer fragments none. A client that could not make them
  * any smaller is not told.
  */
-static __always_inline enum reason refuse_length(struct xdp_md *ctx, const struct packet *pkt,
-						 int mtu)
+static __always_inline enum lb_reason refuse_length(struct xdp_md *ctx, const struct packet *pkt,
+						    int mtu)
 {
 	int least = pkt->ethertype == bpf_htons(ETH_P_IP) ? MIN_IPV4_MTU : MIN_IPV6_MTU;
 
 	if (mtu < least)
 		mtu = least;
 	if (!may_answer(pkt) || pkt->length <= mtu)
-		return REASON_DROP_TOO_BIG;
-	return answer_error(ctx, pkt->length, REASON_ANSWER_TOO_BIG, mtu);
+		return LB_DROP_TOO_BIG;
+	return answer_error(ctx, pkt->length, LB_ANSWER_TOO_BIG, mtu);
 }
 
 #endif

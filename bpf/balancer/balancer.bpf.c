@@ -27,33 +27,34 @@ const union {
 	enum service_entry_kind service_entry_kind;
 	struct service_entry service_entry;
 	struct directory directory;
-	enum reason reason;
+	enum lb_reason reason;
 	enum tables_version tables_version;
 	enum protocol_version protocol_version;
 	enum probe_flag probe_flag;
 } *shared_types __attribute__((unused));
 
 /* Finds the servers that the packet visits, and says how they were found. */
-static __always_inline enum reason find_segments(const struct packet *pkt,
-						 const struct service *service,
-						 struct flow_slot *flow, struct segments *segments)
+static __always_inline enum lb_reason find_segments(const struct packet *pkt,
+						    const struct service *service,
+						    struct flow_slot *flow,
+						    struct segments *segments)
 {
-	enum reason why;
+	enum lb_reason why;
 
 	if (persist(pkt, service, flow, segments))
-		return REASON_FORWARD_KNOWN;
+		return LB_FORWARD_KNOWN;
 	if (hunts(service))
 		return hunt(pkt, service, flow, segments);
 	why = finish_hunt(pkt, service, flow, segments);
 	if (why)
 		return why;
 	if (!place(&pkt->key, service, segments))
-		return REASON_DROP_NO_SERVER;
+		return LB_DROP_NO_SERVER;
 	if (!remember(pkt, flow, segments))
-		return REASON_FORWARD_NO_ROOM;
+		return LB_FORWARD_NO_ROOM;
 	if (pkt->key.protocol == IPPROTO_TCP && !starts_connection(pkt))
-		return REASON_FORWARD_RECOVER;
-	return REASON_FORWARD_NEW;
+		return LB_FORWARD_RECOVER;
+	return LB_FORWARD_NEW;
 }
 
 /* Lists the servers of a flow that is not known, for what does not speak for it: any
@@ -71,42 +72,44 @@ static __always_inline bool guess(const struct packet *pkt, const struct service
 
 /* Finds the servers of what belongs to a flow without speaking for it: the entry stays
  * as it is. */
-static __always_inline enum reason follow(const struct packet *pkt, const struct service *service,
-					  struct flow_slot *flow, struct segments *segments)
+static __always_inline enum lb_reason lookup_related(const struct packet *pkt,
+						     const struct service *service,
+						     struct flow_slot *flow,
+						     struct segments *segments)
 {
 	flow_lookup(&pkt->key, service->id, flow);
 	if (!recall(service, flow, segments) && !guess(pkt, service, flow, segments))
-		return REASON_DROP_NO_SERVER;
-	return pkt->kind == PACKET_ICMP_ERROR ? REASON_FORWARD_ICMP : REASON_FORWARD_FRAGMENT;
+		return LB_DROP_NO_SERVER;
+	return pkt->kind == PACKET_ICMP_ERROR ? LB_FORWARD_ICMP : LB_FORWARD_FRAGMENT;
 }
 
 /* What becomes of a packet that cannot be parsed to the end: `why`, if it is for a VIP;
  * else it is none of our business. */
-static __always_inline enum reason refuse(const struct packet *pkt, enum reason why)
+static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum lb_reason why)
 {
 	if (!pkt->ethertype || !is_vip(&pkt->key.destination))
-		return REASON_PASS_NOT_VIP;
+		return LB_PASS_NOT_VIP;
 	return why;
 }
 
 /* Finds the service of a packet, and the flow that what is no whole packet of TCP or
  * UDP belongs to; the reason is none if there are both. */
-static __always_inline enum reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
-						enum parse_error error, struct service *service)
+static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
+						   enum parse_error error, struct service *service)
 {
-	enum reason why = reason_of(error);
+	enum lb_reason why = reason_of(error);
 
-	if (why && why != REASON_PASS_NOT_IP)
-		why = refuse(pkt, why);
-	if (why == REASON_DROP_FRAGMENT)
+	if (why && why != LB_PASS_NOT_IP)
+		why = drop_if_vip(pkt, why);
+	if (why == LB_DROP_FRAGMENT)
 		why = read_fragment(ctx, pkt);
-	else if (why == REASON_DROP_PROTOCOL && is_icmp(pkt))
+	else if (why == LB_DROP_PROTOCOL && is_icmp(pkt))
 		why = read_icmp(ctx, pkt);
 	if (why)
 		return why;
 	why = classify(pkt, service);
 	if (why && pkt->kind == PACKET_ICMP_ERROR)
-		return REASON_DROP_ICMP_NO_SERVICE;
+		return LB_DROP_ICMP_NO_SERVICE;
 	return why;
 }
 
@@ -117,14 +120,14 @@ __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error
 	struct segments segments = {};
 	struct service service = {};
 	struct flow_slot flow = {};
-	enum reason why;
+	enum lb_reason why;
 
 	if (!pkt)
 		return XDP_ABORTED;
 	why = judge(pkt, read_unusual(ctx, pkt, error, &service));
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
-						: follow(pkt, &service, &flow, &segments);
+						: lookup_related(pkt, &service, &flow, &segments);
 	return forward(ctx, pkt, &service, &segments, segments.count, flow_label(&flow), why);
 }
 
@@ -134,7 +137,7 @@ __noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
 	if (!pkt)
 		return XDP_ABORTED;
 	if (host_is_outside)
-		return leave(ctx, pkt, REASON_DROP_OUTSIDE);
+		return leave(ctx, pkt, LB_DROP_OUTSIDE);
 	if (sid_function(&pkt->key.destination) == SID_PROBE)
 		return leave(ctx, pkt, take_probe_answer(ctx));
 	return take_signal(ctx, pkt);
@@ -148,10 +151,10 @@ int xdp_lb(struct xdp_md *ctx)
 	struct service service;
 	struct flow_slot flow;
 	enum parse_error error;
-	enum reason why;
+	enum lb_reason why;
 
 	if (!for_host(ctx))
-		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST);
+		return leave(ctx, &pkt, LB_PASS_NOT_FOR_HOST);
 	error = parse(ctx, &pkt);
 	if (error)
 		return is_for_balancer(&pkt, error) ? take_own(ctx, &pkt)
@@ -163,7 +166,7 @@ int xdp_lb(struct xdp_md *ctx)
 		return leave(ctx, &pkt, judge(&pkt, why));
 	if (!persist_plain(&pkt, &service, &flow, &segments))
 		return steer_unusual(ctx, &pkt, PARSE_OK);
-	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), REASON_FORWARD_KNOWN);
+	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), LB_FORWARD_KNOWN);
 }
 
 /* Sends the next probe: attached to nothing, user space runs it. */

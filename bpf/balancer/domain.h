@@ -31,14 +31,14 @@ static __always_inline bool is_domain_sid(const struct in6_addr *address)
 }
 
 /* The reason in the end of a packet without a service, which was to leave for another. */
-static __always_inline enum reason judge(const struct packet *pkt, enum reason why)
+static __always_inline enum lb_reason judge(const struct packet *pkt, enum lb_reason why)
 {
 	if (!host_is_outside)
 		return why;
-	if (why == REASON_DROP_ROUTING_HEADER)
-		return REASON_DROP_OUTSIDE;
-	if (why == REASON_PASS_NOT_VIP && is_domain_sid(&pkt->key.destination))
-		return REASON_DROP_OUTSIDE;
+	if (why == LB_DROP_ROUTING_HEADER)
+		return LB_DROP_OUTSIDE;
+	if (why == LB_PASS_NOT_VIP && is_domain_sid(&pkt->key.destination))
+		return LB_DROP_OUTSIDE;
 	return why;
 }
 

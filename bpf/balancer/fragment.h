@@ -40,22 +40,23 @@ struct {
 	__type(value, struct fragment_flow);
 } fragments SEC(".maps");
 
-static __always_inline enum reason follow_first(const struct fragment_key *key, struct packet *pkt)
+static __always_inline enum lb_reason read_later_fragment(const struct fragment_key *key,
+							  struct packet *pkt)
 {
 	const struct fragment_flow *first = bpf_map_lookup_elem(&fragments, key);
 
 	if (!first || bpf_ktime_get_coarse_ns() - first->seen > FRAGMENT_LIFETIME)
-		return REASON_DROP_FRAGMENT_UNKNOWN;
+		return LB_DROP_FRAGMENT_UNKNOWN;
 	pkt->key.source_port = first->source_port;
 	pkt->key.destination_port = first->destination_port;
 	set_protocol(pkt, first->protocol);
 	pkt->kind = PACKET_LATER_FRAGMENT;
-	return REASON_NONE;
+	return LB_NONE;
 }
 
 /* A first fragment has all headers (RFC 7112), or nobody knows whose it is. */
-static __always_inline enum reason read_first(struct cursor *at, const struct fragment_key *key,
-					      struct packet *pkt)
+static __always_inline enum lb_reason
+read_first_fragment(struct cursor *at, const struct fragment_key *key, struct packet *pkt)
 {
 	enum parse_error error = parse_transport(at, pkt, false);
 	struct fragment_flow flow = {
@@ -66,11 +67,11 @@ static __always_inline enum reason read_first(struct cursor *at, const struct fr
 	};
 
 	if (error == PARSE_PROTOCOL)
-		return REASON_DROP_PROTOCOL;
+		return LB_DROP_PROTOCOL;
 	if (error)
-		return REASON_DROP_FRAGMENT;
+		return LB_DROP_FRAGMENT;
 	bpf_map_update_elem(&fragments, key, &flow, BPF_ANY);
-	return REASON_NONE;
+	return LB_NONE;
 }
 
 /* Reads a fragment to a VIP; the reason is none if its flow is known. Not inlined:
@@ -83,7 +84,7 @@ __noinline int read_fragment(struct xdp_md *ctx, struct packet *pkt)
 	enum parse_error error;
 
 	if (!pkt)
-		return REASON_DROP_FRAGMENT;
+		return LB_DROP_FRAGMENT;
 	error = parse_network(ctx, &at, pkt, &fragment);
 	if (error)
 		return reason_of(error);
@@ -92,7 +93,8 @@ __noinline int read_fragment(struct xdp_md *ctx, struct packet *pkt)
 	key.identification = fragment.identification;
 	if (pkt->ethertype == bpf_htons(ETH_P_IP))
 		key.protocol = pkt->key.protocol;
-	return fragment.is_later ? follow_first(&key, pkt) : read_first(&at, &key, pkt);
+	return fragment.is_later ? read_later_fragment(&key, pkt)
+				 : read_first_fragment(&at, &key, pkt);
 }
 
 #endif

@@ -79,7 +79,7 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 {
 	if (!segments->count)
 		return false;
-	segments->first = server_at(segments->server[0]);
+	segments->first_server = server_at(segments->server[0]);
 	ask(segments, each, last);
 	return true;
 }
@@ -131,7 +131,7 @@ static __always_inline bool list_holder(const struct service *service,
 {
 	bool is_held = recall(service, entry, segments);
 
-	segments->count = is_held && is_reachable(segments->first);
+	segments->count = is_held && is_reachable(segments->first_server);
 	return is_held;
 }
 
@@ -177,7 +177,7 @@ static __always_inline void list_drained(const struct service *service,
 					 const struct flow_slot *entry, struct segments *segments)
 {
 	if (!list_holder(service, entry, segments) || is_over(entry->value) ||
-	    segments->first->flags & SERVER_FAILING)
+	    segments->first_server->flags & SERVER_FAILING)
 		segments->count = 0;
 }
 
@@ -203,7 +203,7 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 	if (!ask_listed(segments, SID_CONNECT_AVAIL, SID_CONNECT_FORCE))
 		return false;
 	if (drained && (segments->count > drained || !buckets))
-		segments->first_sid = SID_HALF(SID_STEER);
+		segments->first_sid = SID_LOW(SID_STEER);
 	return true;
 }
 
@@ -240,50 +240,50 @@ static __always_inline void renew_unasked(const struct packet *pkt, struct flow_
 }
 
 /* The client has answered the server: from now on the flow is known. */
-static __always_inline enum reason confirm(const struct packet *pkt, struct flow_slot *flow,
-					   const struct flow_slot *half, __u32 server)
+static __always_inline enum lb_reason confirm(const struct packet *pkt, struct flow_slot *flow,
+					      const struct flow_slot *half, __u32 server)
 {
 	enum flow_state state = ends_connection(pkt) ? FLOW_CLOSING : FLOW_ESTABLISHED;
 
 	if (!flow_insert(flow, server, state, flow_now()))
-		return REASON_FORWARD_NO_ROOM;
+		return LB_FORWARD_NO_ROOM;
 	pending_remove(half);
-	return REASON_FORWARD_NEW;
+	return LB_FORWARD_NEW;
 }
 
 /* Goes on with a half-open flow. None where there is no such, or it has to begin again. */
-static __always_inline enum reason go_on(const struct packet *pkt, const struct service *service,
-					 struct flow_slot *flow, const struct flow_slot *half,
-					 struct segments *segments)
+static __always_inline enum lb_reason go_on(const struct packet *pkt, const struct service *service,
+					    struct flow_slot *flow, const struct flow_slot *half,
+					    struct segments *segments)
 {
 	if (!flow_known(half) || !keep(pkt, service, half->value, segments))
-		return REASON_NONE;
+		return LB_NONE;
 	ask(segments, SID_ACK, SID_ACK);
 	if (starts_connection(pkt))
-		return REASON_FORWARD_KNOWN;
+		return LB_FORWARD_KNOWN;
 	return confirm(pkt, flow, half, segments->server[0]);
 }
 
 /* The same for a service that has ceased to hunt. */
-static __always_inline enum reason finish_hunt(const struct packet *pkt,
-					       const struct service *service,
-					       struct flow_slot *flow, struct segments *segments)
+static __always_inline enum lb_reason finish_hunt(const struct packet *pkt,
+						  const struct service *service,
+						  struct flow_slot *flow, struct segments *segments)
 {
 	struct flow_slot half;
 
 	if (!(service->rule.table & RULE_HUNTED))
-		return REASON_NONE;
+		return LB_NONE;
 	pending_lookup(flow, &half);
 	return go_on(pkt, service, flow, &half, segments);
 }
 
 /* Finds the servers of a flow that the flow table does not know for sure: the one that
  * has answered its SYN, or else candidates. */
-static __always_inline enum reason hunt(const struct packet *pkt, const struct service *service,
-					struct flow_slot *flow, struct segments *segments)
+static __always_inline enum lb_reason hunt(const struct packet *pkt, const struct service *service,
+					   struct flow_slot *flow, struct segments *segments)
 {
 	struct flow_slot half;
-	enum reason why;
+	enum lb_reason why;
 
 	pending_lookup(flow, &half);
 	why = go_on(pkt, service, flow, &half, segments);
@@ -291,15 +291,15 @@ static __always_inline enum reason hunt(const struct packet *pkt, const struct s
 		return why;
 	if (starts_connection(pkt) && flow_known(flow) &&
 	    keep(pkt, service, flow->value, segments)) /* for its server to judge */
-		return REASON_FORWARD_KNOWN;
+		return LB_FORWARD_KNOWN;
 	if (starts_connection(pkt))
 		return offer(&pkt->key, service, flow_known(flow) ? flow : &half, segments)
-			       ? REASON_FORWARD_HUNT
-			       : REASON_DROP_NO_SERVER;
+			       ? LB_FORWARD_HUNT
+			       : LB_DROP_NO_SERVER;
 	if (!seek(pkt, service, flow, segments))
-		return REASON_DROP_NO_SERVER;
+		return LB_DROP_NO_SERVER;
 	renew_unasked(pkt, flow, segments);
-	return REASON_FORWARD_RECOVER;
+	return LB_FORWARD_RECOVER;
 }
 
 #endif

@@ -38,17 +38,17 @@ __noinline int read_icmp(struct xdp_md *ctx, struct packet *pkt)
 	struct cursor at;
 
 	if (!pkt)
-		return REASON_DROP_TRANSPORT;
+		return LB_DROP_TRANSPORT;
 	move_to(&at, ctx, pkt);
 	icmp = at.pos;
 	if (!has(&at, sizeof(*icmp)))
-		return REASON_DROP_TRANSPORT;
+		return LB_DROP_TRANSPORT;
 	if (is_echo_request(pkt, icmp))
 		return answer_echo(ctx, pkt);
 	if (!is_icmp_error(pkt, icmp->type))
-		return REASON_DROP_ICMP_TYPE;
+		return LB_DROP_ICMP_TYPE;
 	skip(&at, sizeof(*icmp));
-	return read_quote(ctx, &at, pkt) ? REASON_NONE : REASON_DROP_ICMP_QUOTE;
+	return read_quote(ctx, &at, pkt) ? LB_NONE : LB_DROP_ICMP_QUOTE;
 }
 
 #endif

@@ -117,7 +117,7 @@ static __always_inline void go_to(struct segments *segments, __u32 number,
 	segments->count = 1;
 	segments->first_sid = 0;
 	segments->server[0] = number;
-	segments->first = server;
+	segments->first_server = server;
 }
 
 /* Makes the server of an entry the only segment, if the packet is to stay with it. */
@@ -198,7 +198,7 @@ static __always_inline bool recall(const struct service *service, const struct f
 		return false;
 	segments->count = 1;
 	segments->server[0] = number;
-	segments->first = server;
+	segments->first_server = server;
 	ask(segments, SID_DELIVER, SID_DELIVER);
 	return true;
 }

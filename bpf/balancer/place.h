@@ -15,10 +15,10 @@
 struct segments {
 	__u32 count;
 	__u32 server[MAX_CANDIDATES];
-	/* SID_HALF of what is asked of the first, and of the others and the last, if there are any.
+	/* SID_LOW of what is asked of the first, and of the others and the last, if there are any.
 	 * Of the first 0: its known_sid, loaded no sooner than it is written, that is. */
 	__u32 first_sid, sid, last_sid;
-	const struct server *first; /* server[0] */
+	const struct server *first_server; /* server[0] */
 };
 
 static __always_inline bool hunts(const struct service *service)
@@ -30,9 +30,9 @@ static __always_inline bool hunts(const struct service *service)
 static __always_inline void ask(struct segments *segments, enum sid_function each,
 				enum sid_function last)
 {
-	segments->first_sid = segments->count > 1 ? SID_HALF(each) : SID_HALF(last);
-	segments->sid = SID_HALF(each);
-	segments->last_sid = SID_HALF(last);
+	segments->first_sid = segments->count > 1 ? SID_LOW(each) : SID_LOW(last);
+	segments->sid = SID_LOW(each);
+	segments->last_sid = SID_LOW(last);
 }
 
 /* The same on all balancers that share a seed: set at load. */
@@ -86,7 +86,7 @@ static __always_inline bool place(const struct flow_key *flow, const struct serv
 	if (!bucket_candidate(service, TABLE_PRESENT, bucket_of(flow, buckets), 0,
 			      &segments->server[0]))
 		return false;
-	segments->first = server_at(segments->server[0]);
+	segments->first_server = server_at(segments->server[0]);
 	return true;
 }
 

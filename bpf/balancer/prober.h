@@ -61,7 +61,7 @@ static __always_inline bool write_probe_ipv6(struct xdp_md *ctx, const struct pr
 		return false;
 	pkt->ethertype = bpf_htons(ETH_P_IPV6);
 	pkt->length = sizeof(*ip) + sizeof(*token);
-	pkt->first = bpf_htons(6 << 12);
+	pkt->version_class = bpf_htons(6 << 12);
 	*(__be32 *)ip = bpf_htonl(6 << 28 | (probe->token >> 16 & FLOW_LABEL_MASK));
 	ip->payload_len = bpf_htons(sizeof(*token));
 	ip->nexthdr = NO_NEXT_HEADER;
@@ -96,7 +96,7 @@ static __always_inline bool write_probe_ipv4(struct xdp_md *ctx, const struct pr
 		return false;
 	pkt->ethertype = bpf_htons(ETH_P_IP);
 	pkt->length = sizeof(*ip) + sizeof(*token);
-	pkt->first = bpf_htons(4 << 12);
+	pkt->version_class = bpf_htons(4 << 12);
 	header.check = ipv4_checksum(&header);
 	*ip = header;
 	*token = probe->token;
@@ -110,12 +110,12 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 	struct segments segments = {
 		.count = 1,
 		.server = { server },
-		.first = server_at(server),
+		.first_server = server_at(server),
 	};
 	struct service service = {};
 	struct packet pkt = {};
 	const struct port *port;
-	enum reason failed;
+	enum lb_reason failed;
 
 	if (!probe)
 		return XDP_ABORTED;
@@ -123,7 +123,7 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 	pkt.key.destination = probe->vip;
 	pkt.hop_limit = PROBE_HOP_LIMIT;
 	if (!(is_ipv4(&probe->vip) ? write_probe_ipv4(ctx, probe, &pkt)
-				   : write_probe_ipv6(ctx, probe, segments.first, &pkt)))
+				   : write_probe_ipv6(ctx, probe, segments.first_server, &pkt)))
 		return XDP_ABORTED;
 	ask(&segments, SID_PROBE, SID_PROBE);
 	port = send(ctx, &pkt, &service, &segments, 1, probe->token >> 16, &failed);
@@ -134,7 +134,7 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
  * Notes a server's answer to its last probe. Nobody else can give one: only the server and
  * the hosts on the way know the token.
  */
-static __always_inline enum reason take_probe_answer(struct xdp_md *ctx)
+static __always_inline enum lb_reason take_probe_answer(struct xdp_md *ctx)
 {
 	const struct ipv6hdr *ip = frame_start(ctx) + ETH_HLEN;
 	const struct probe_answer *answer = (const void *)(ip + 1);
@@ -143,16 +143,16 @@ static __always_inline enum reason take_probe_answer(struct xdp_md *ctx)
 
 	if ((void *)(answer + 1) > frame_end(ctx) || ip->nexthdr != NO_NEXT_HEADER ||
 	    bpf_ntohs(ip->payload_len) < sizeof(*answer))
-		return REASON_DROP_SIGNAL;
+		return LB_DROP_SIGNAL;
 	server = answer->token & (MAX_SERVERS - 1);
 	probe = bpf_map_lookup_elem(&probes, &server);
 	if (!probe || !probe->token || probe->token != answer->token)
-		return REASON_DROP_SENDER;
+		return LB_DROP_SENDER;
 	probe->version = bpf_ntohs(answer->version);
 	probe->flags = bpf_ntohs(answer->flags);
 	/* Last, for user space looks at the others once this is there. */
 	*(volatile __u64 *)&probe->answered = answer->token;
-	return REASON_TAKE_PROBE;
+	return LB_TAKE_PROBE;
 }
 
 #endif

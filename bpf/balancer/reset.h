@@ -94,7 +94,7 @@ static __always_inline bool make_reset(struct xdp_md *ctx, struct packet *pkt,
 		return false;
 	pkt->length = length;
 	pkt->hop_limit = OWN_HOP_LIMIT;
-	pkt->first = is_v4 ? bpf_htons(0x4500) : bpf_htons(0x6000);
+	pkt->version_class = is_v4 ? bpf_htons(0x4500) : bpf_htons(0x6000);
 	pkt->tcp_flags = TCP_RST;
 	return is_v4 ? write_ipv4_reset(ctx, pkt, signal) : write_ipv6_reset(ctx, pkt, signal);
 }

@@ -93,7 +93,7 @@ static __always_inline bool is_vip(const struct in6_addr *address)
  * none if there is one. What is for no VIP at all is looked up no more than twice; a
  * service for all ports is found at the third attempt.
  */
-static __always_inline enum reason classify(const struct packet *pkt, struct service *service)
+static __always_inline enum lb_reason classify(const struct packet *pkt, struct service *service)
 {
 	const struct flow_key *key = &pkt->key;
 	const struct service_entry *entry;
@@ -103,16 +103,16 @@ static __always_inline enum reason classify(const struct packet *pkt, struct ser
 			   service_port(key->destination_port, key->protocol, ENTRY_SERVICE));
 	if (!entry) {
 		if (!find_entry(table, &key->destination, service_port(0, 0, ENTRY_VIP)))
-			return REASON_PASS_NOT_VIP;
+			return LB_PASS_NOT_VIP;
 		entry = find_entry(table, &key->destination,
 				   service_port(0, key->protocol, ENTRY_SERVICE));
 	}
 	if (!entry)
-		return REASON_DROP_NO_SERVICE;
+		return LB_DROP_NO_SERVICE;
 	/* One word, also on the stack: the compiler would tear it apart. */
 	*(volatile __u64 *)&service->rule = *(const volatile __u64 *)&entry->rule;
 	service->id = entry->id;
-	return REASON_NONE;
+	return LB_NONE;
 }
 
 #endif

@@ -2,7 +2,7 @@
 /*
  * Every packet leaves the balancer for exactly one reason, and every reason is
  * counted. The names become the `reason` label of segue_lb_packets_total:
- * REASON_DROP_FRAGMENT is drop_fragment. Keep the groups together: the prefix
+ * LB_DROP_FRAGMENT is drop_fragment. Keep the groups together: the prefix
  * says what happens to the packet; FORWARDS counts from the first forward to the last.
  */
 #ifndef SEGUE_BALANCER_STATS_H
@@ -10,74 +10,74 @@
 
 #include "net/parse.h"
 
-enum reason {
-	REASON_NONE, /* still on its way */
+enum lb_reason {
+	LB_NONE, /* still on its way */
 
 	/* Not ours: up the host's own stack, untouched. */
-	REASON_PASS_NOT_IP,
-	REASON_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
-	REASON_PASS_NOT_VIP,
+	LB_PASS_NOT_IP,
+	LB_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
+	LB_PASS_NOT_VIP,
 
 	/* On to a client, by tc_return: a server's packet, with its signal taken off. */
-	REASON_RETURN_CREATE,  /* the server has the flow */
-	REASON_RETURN_NO_ROOM, /* the same, but there was no room to remember it */
-	REASON_RETURN_REMOVE,  /* the flow is ending */
+	LB_RETURN_CREATE,  /* the server has the flow */
+	LB_RETURN_NO_ROOM, /* the same, but there was no room to remember it */
+	LB_RETURN_REMOVE,  /* the flow is ending */
 
 	/* On to a server. */
-	REASON_FORWARD_KNOWN,	 /* the flow table named the server */
-	REASON_FORWARD_NEW,	 /* placed; in the flow table from now on */
-	REASON_FORWARD_HUNT,	 /* offered to candidates; remembered nowhere */
-	REASON_FORWARD_RECOVER,	 /* not a first packet, yet unknown: placed again, or sought */
-	REASON_FORWARD_NO_ROOM,	 /* placed; the flow table had no room for it */
-	REASON_FORWARD_RESET,	 /* a signal of a flow that another server has: a reset */
-	REASON_FORWARD_FRAGMENT, /* after the first one of its packet */
-	REASON_FORWARD_ICMP,	 /* an error about the flow, which it leaves as it is */
+	LB_FORWARD_KNOWN,    /* the flow table named the server */
+	LB_FORWARD_NEW,	     /* placed; in the flow table from now on */
+	LB_FORWARD_HUNT,     /* offered to candidates; remembered nowhere */
+	LB_FORWARD_RECOVER,  /* not a first packet, yet unknown: placed again, or sought */
+	LB_FORWARD_NO_ROOM,  /* placed; the flow table had no room for it */
+	LB_FORWARD_RESET,    /* a signal of a flow that another server has: a reset */
+	LB_FORWARD_FRAGMENT, /* after the first one of its packet */
+	LB_FORWARD_ICMP,     /* an error about the flow, which it leaves as it is */
 
 	/* Not to a server: an ICMP message went back where the packet came from. */
-	REASON_ANSWER_ECHO,	 /* a ping */
-	REASON_ANSWER_HOP_LIMIT, /* time exceeded */
-	REASON_ANSWER_TOO_BIG,	 /* longer than the way to the server allows */
+	LB_ANSWER_ECHO,	     /* a ping */
+	LB_ANSWER_HOP_LIMIT, /* time exceeded */
+	LB_ANSWER_TOO_BIG,   /* longer than the way to the server allows */
 
 	/* For the balancer itself. */
-	REASON_TAKE_PROBE, /* a server's answer to a probe */
+	LB_TAKE_PROBE, /* a server's answer to a probe */
 
 	/* For a VIP, but not to be forwarded. */
-	REASON_DROP_IP_HEADER,
-	REASON_DROP_EXTENSION,
-	REASON_DROP_ROUTING_HEADER,
-	REASON_DROP_FRAGMENT,	      /* a first one without all headers */
-	REASON_DROP_FRAGMENT_UNKNOWN, /* a later one whose first was not seen */
-	REASON_DROP_PROTOCOL,
-	REASON_DROP_TRANSPORT,
-	REASON_DROP_NO_SERVICE,	     /* no service of the VIP has this port */
-	REASON_DROP_ICMP_TYPE,	     /* neither an error about a packet nor a ping */
-	REASON_DROP_ICMP_QUOTE,	     /* an error that names no flow from the VIP */
-	REASON_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
-	REASON_DROP_OUTSIDE,	     /* what only hosts of the domain may send */
-	REASON_DROP_SIGNAL,	     /* a signal or an answer to a probe that is malformed */
-	REASON_DROP_SENDER,	     /* the same, from no server of the service */
-	REASON_DROP_TAG,	     /* a signal that does not bear the tag of a node's key */
-	REASON_DROP_HOP_LIMIT,	     /* and it may not be answered */
-	REASON_DROP_NO_SERVER,	     /* the service has none to place on */
-	REASON_DROP_NO_NEXT_HOP,
-	REASON_DROP_TOO_BIG,	 /* and it may not be answered */
-	REASON_DROP_RATE_LIMIT,	 /* it would be answered, but too many were */
-	REASON_DROP_NO_HEADROOM, /* the driver left no room for the headers */
+	LB_DROP_IP_HEADER,
+	LB_DROP_EXTENSION,
+	LB_DROP_ROUTING_HEADER,
+	LB_DROP_FRAGMENT,	  /* a first one without all headers */
+	LB_DROP_FRAGMENT_UNKNOWN, /* a later one whose first was not seen */
+	LB_DROP_PROTOCOL,
+	LB_DROP_TRANSPORT,
+	LB_DROP_NO_SERVICE,	 /* no service of the VIP has this port */
+	LB_DROP_ICMP_TYPE,	 /* neither an error about a packet nor a ping */
+	LB_DROP_ICMP_QUOTE,	 /* an error that names no flow from the VIP */
+	LB_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
+	LB_DROP_OUTSIDE,	 /* what only hosts of the domain may send */
+	LB_DROP_SIGNAL,		 /* a signal or an answer to a probe that is malformed */
+	LB_DROP_SENDER,		 /* the same, from no server of the service */
+	LB_DROP_TAG,		 /* a signal that does not bear the tag of a node's key */
+	LB_DROP_HOP_LIMIT,	 /* and it may not be answered */
+	LB_DROP_NO_SERVER,	 /* the service has none to place on */
+	LB_DROP_NO_NEXT_HOP,
+	LB_DROP_TOO_BIG,     /* and it may not be answered */
+	LB_DROP_RATE_LIMIT,  /* it would be answered, but too many were */
+	LB_DROP_NO_HEADROOM, /* the driver left no room for the headers */
 
-	REASON_COUNT,
+	LB_COUNT,
 };
 
 /* What goes to a server is counted there alone: here are only the sums of servers that
  * are no more, which user space adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, REASON_COUNT);
+	__uint(max_entries, LB_COUNT);
 	__type(key, __u32);
 	__type(value, struct counter);
 } reasons SEC(".maps");
 
-#define FIRST_FORWARD REASON_FORWARD_KNOWN
-#define FORWARDS (REASON_FORWARD_ICMP - FIRST_FORWARD + 1)
+#define FIRST_FORWARD LB_FORWARD_KNOWN
+#define FORWARDS (LB_FORWARD_ICMP - FIRST_FORWARD + 1)
 
 /* What went to a server, by the reason. */
 struct server_counter {
@@ -114,38 +114,38 @@ struct {
 } answered_offers SEC(".maps");
 
 /* Whether the packet is on to a server as far as is known. */
-static __always_inline bool is_forward(enum reason why)
+static __always_inline bool is_forward(enum lb_reason why)
 {
 	return why >= FIRST_FORWARD && why < FIRST_FORWARD + FORWARDS;
 }
 
 /* Whether the frame is now one for whoever sent it. */
-static __always_inline bool is_answer(enum reason why)
+static __always_inline bool is_answer(enum lb_reason why)
 {
-	return why >= REASON_ANSWER_ECHO && why <= REASON_ANSWER_TOO_BIG;
+	return why >= LB_ANSWER_ECHO && why <= LB_ANSWER_TOO_BIG;
 }
 
-static __always_inline enum reason reason_of(enum parse_error error)
+static __always_inline enum lb_reason reason_of(enum parse_error error)
 {
 	switch (error) {
 	case PARSE_OK:
-		return REASON_NONE;
+		return LB_NONE;
 	case PARSE_NOT_IP:
-		return REASON_PASS_NOT_IP;
+		return LB_PASS_NOT_IP;
 	case PARSE_IP_HEADER:
-		return REASON_DROP_IP_HEADER;
+		return LB_DROP_IP_HEADER;
 	case PARSE_EXTENSION:
-		return REASON_DROP_EXTENSION;
+		return LB_DROP_EXTENSION;
 	case PARSE_ROUTING_HEADER:
-		return REASON_DROP_ROUTING_HEADER;
+		return LB_DROP_ROUTING_HEADER;
 	case PARSE_FRAGMENT:
-		return REASON_DROP_FRAGMENT;
+		return LB_DROP_FRAGMENT;
 	case PARSE_PROTOCOL:
-		return REASON_DROP_PROTOCOL;
+		return LB_DROP_PROTOCOL;
 	case PARSE_TRANSPORT:
-		return REASON_DROP_TRANSPORT;
+		return LB_DROP_TRANSPORT;
 	}
-	return REASON_DROP_IP_HEADER;
+	return LB_DROP_IP_HEADER;
 }
 
 static __always_inline void add(struct counter *counter, const struct packet *pkt)
@@ -154,7 +154,7 @@ static __always_inline void add(struct counter *counter, const struct packet *pk
 	counter->bytes += pkt->length;
 }
 
-static __always_inline void count(enum reason why, const struct packet *pkt)
+static __always_inline void count_packet(enum lb_reason why, const struct packet *pkt)
 {
 	__u32 key = why;
 	struct counter *counter = bpf_map_lookup_elem(&reasons, &key);
@@ -164,7 +164,8 @@ static __always_inline void count(enum reason why, const struct packet *pkt)
 }
 
 /* In one place only, for the sake of known flows. */
-static __always_inline void count_forwarded(__u32 server, enum reason why, const struct packet *pkt)
+static __always_inline void count_forwarded(__u32 server, enum lb_reason why,
+					    const struct packet *pkt)
 {
 	struct server_counter *counter = bpf_map_lookup_elem(&server_counters, &server);
 	__u32 number = why - FIRST_FORWARD;
@@ -173,7 +174,7 @@ static __always_inline void count_forwarded(__u32 server, enum reason why, const
 		add(&counter->forwarded[number], pkt);
 }
 
-static __always_inline void count_signal(__u32 server, bool removes)
+static __always_inline void count_received_signal(__u32 server, bool removes)
 {
 	struct signal_counter *counter = bpf_map_lookup_elem(&server_signals, &server);
 

@@ -15,9 +15,9 @@
 #include "stats.h"
 
 /* Inlined for each kind: the sizes of headers are constants then. */
-static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulation kind,
-					   struct encap *encap, __u32 count, __u64 next_hop,
-					   const struct port *port)
+static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsulation kind,
+					      struct encap *encap, __u32 count, __u64 next_hop,
+					      const struct port *port)
 {
 	encap->count = count;
 	encap->size = encap_size(kind, encap);
@@ -25,8 +25,8 @@ static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulatio
 		return refuse_length(ctx, encap->pkt, port->mtu - (int)encap->size);
 	if (!encapsulate(ctx, kind, encap) ||
 	    !write_ethernet(encap, next_hop, port, outer_ethertype(kind, encap)))
-		return REASON_DROP_NO_HEADROOM;
-	return REASON_NONE;
+		return LB_DROP_NO_HEADROOM;
+	return LB_NONE;
 }
 
 /* Wraps the packet for the first `count` of its servers. Returns the port that leads to the
@@ -34,9 +34,9 @@ static __always_inline enum reason send_as(struct xdp_md *ctx, enum encapsulatio
 static __always_inline const struct port *send(struct xdp_md *ctx, const struct packet *pkt,
 					       const struct service *service,
 					       const struct segments *segments, __u32 count,
-					       __u32 flow_label, enum reason *failed)
+					       __u32 flow_label, enum lb_reason *failed)
 {
-	const struct server *server = segments->first;
+	const struct server *server = segments->first_server;
 	__u64 next_hop = server ? *(volatile __u64 *)&server->next_hop : 0;
 	const struct port *port = port_at(NEXT_HOP_PORT(next_hop));
 	struct encap encap = {
@@ -46,7 +46,7 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 		.flow_label = flow_label,
 	};
 
-	*failed = REASON_DROP_NO_NEXT_HOP;
+	*failed = LB_DROP_NO_NEXT_HOP;
 	if (!next_hop)
 		return NULL;
 	if (pkt->hop_limit <= 1) {
@@ -83,22 +83,22 @@ static __always_inline int send_back(const struct xdp_md *ctx)
 
 /* The end of the way of a packet that goes to no server. */
 static __always_inline int leave(const struct xdp_md *ctx, const struct packet *pkt,
-				 enum reason why)
+				 enum lb_reason why)
 {
-	count(why, pkt);
+	count_packet(why, pkt);
 	if (is_answer(why))
 		return send_back(ctx);
-	return why < REASON_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
+	return why < LB_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
 }
 
 /* Sends the packet to the servers that were found for it, if they were. `count` is how
  * many, as a constant where one is all there can be. */
 static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 				   const struct service *service, const struct segments *segments,
-				   __u32 count, __u32 flow_label, enum reason found)
+				   __u32 count, __u32 flow_label, enum lb_reason found)
 {
 	const struct port *port;
-	enum reason failed;
+	enum lb_reason failed;
 
 	if (!is_forward(found))
 		return leave(ctx, pkt, found);

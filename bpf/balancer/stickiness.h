@@ -65,8 +65,8 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 		return false;
 	if (!keys)
 		return true;
-	tagged_signal = tagged(&pkt->key, signal->sender, half_function(signal->half));
-	tag = half_argument(signal->half);
+	tagged_signal = tagged(&pkt->key, signal->sender, sid_low_function(signal->sid_low));
+	tag = sid_low_argument(signal->sid_low);
 	return tag == make_tag(&tagged_signal, &keys->key[0]) ||
 	       tag == make_tag(&tagged_signal, &keys->key[1]);
 }
@@ -135,9 +135,9 @@ static __always_inline void recollect(const struct packet *pkt, const struct ser
 	pending_lookup(&known->flow, &known->half);
 }
 
-static __always_inline enum reason create_result(int server, __u32 sender)
+static __always_inline enum lb_reason create_result(int server, __u32 sender)
 {
-	return server == sender ? REASON_RETURN_CREATE : REASON_FORWARD_RESET;
+	return server == sender ? LB_RETURN_CREATE : LB_FORWARD_RESET;
 }
 
 /*
@@ -145,8 +145,8 @@ static __always_inline enum reason create_result(int server, __u32 sender)
  * where the sender is another. Where it cannot be noted another core may have been
  * faster: one more look tells.
  */
-static __always_inline enum reason create(const struct packet *pkt, const struct service *service,
-					  struct known *known, __u32 sender)
+static __always_inline enum lb_reason
+create(const struct packet *pkt, const struct service *service, struct known *known, __u32 sender)
 {
 	for (int i = 0; i < 2; i++) {
 		struct flow_slot *slot = &known->flow;
@@ -161,12 +161,12 @@ static __always_inline enum reason create(const struct packet *pkt, const struct
 		if (server != PENDING_NOBODY)
 			return create_result(server, sender);
 	}
-	return REASON_RETURN_NO_ROOM;
+	return LB_RETURN_NO_ROOM;
 }
 
 /* remove-stickiness: of the flow's own server it begins the end; others know nothing. */
-static __always_inline enum reason remove(const struct packet *pkt, const struct service *service,
-					  struct known *known, __u32 sender)
+static __always_inline enum lb_reason
+remove(const struct packet *pkt, const struct service *service, struct known *known, __u32 sender)
 {
 	recollect(pkt, service, known);
 	if (flow_known(&known->flow)) {
@@ -175,22 +175,22 @@ static __always_inline enum reason remove(const struct packet *pkt, const struct
 	} else if (flow_known(&known->half) && flow_server(known->half.value) == sender) {
 		pending_remove(&known->half);
 	}
-	return REASON_RETURN_REMOVE;
+	return LB_RETURN_REMOVE;
 }
 
 /* Whether it says that the flow ends. */
 static __always_inline bool is_removal(const struct signal *signal)
 {
-	return half_function(signal->half) == SID_REMOVE;
+	return sid_low_function(signal->sid_low) == SID_REMOVE;
 }
 
 /* Does what a signal says. `label` becomes the flow's. */
-static __always_inline enum reason obey(const struct packet *pkt, const struct service *service,
-					const struct signal *signal, __u32 sender, __u32 *label)
+static __always_inline enum lb_reason obey(const struct packet *pkt, const struct service *service,
+					   const struct signal *signal, __u32 sender, __u32 *label)
 {
 	struct known known = {};
-	enum reason why = is_removal(signal) ? remove(pkt, service, &known, sender)
-					     : create(pkt, service, &known, sender);
+	enum lb_reason why = is_removal(signal) ? remove(pkt, service, &known, sender)
+						: create(pkt, service, &known, sender);
 
 	*label = flow_label(&known.flow);
 	return why;
@@ -204,13 +204,13 @@ static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 	struct segments segments = {
 		.count = 1,
 		.server = { sender },
-		.first = server_at(sender),
+		.first_server = server_at(sender),
 	};
 
 	if (!make_reset(ctx, pkt, signal))
-		return leave(ctx, pkt, REASON_DROP_SIGNAL);
+		return leave(ctx, pkt, LB_DROP_SIGNAL);
 	ask(&segments, SID_DELIVER, SID_DELIVER);
-	return forward(ctx, pkt, service, &segments, 1, label, REASON_FORWARD_RESET);
+	return forward(ctx, pkt, service, &segments, 1, label, LB_FORWARD_RESET);
 }
 
 /* Takes a server's signal, whose packet goes on to the client. */
@@ -219,25 +219,25 @@ static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 	struct service service = {};
 	struct signal signal = {};
 	__u32 sender = 0, label;
-	enum reason why;
+	enum lb_reason why;
 
 	if (!read_signal(ctx, pkt, &signal))
-		return leave(ctx, pkt, REASON_DROP_SIGNAL);
+		return leave(ctx, pkt, LB_DROP_SIGNAL);
 	if (classify(pkt, &service))
-		return leave(ctx, pkt, REASON_DROP_SENDER);
+		return leave(ctx, pkt, LB_DROP_SENDER);
 	if (!find_sender(&signal, &service, &sender))
-		return leave(ctx, pkt, REASON_DROP_SENDER);
+		return leave(ctx, pkt, LB_DROP_SENDER);
 	if (!is_vouched(pkt, &signal))
-		return leave(ctx, pkt, REASON_DROP_TAG);
+		return leave(ctx, pkt, LB_DROP_TAG);
 	if (pkt->hop_limit <= 1)
-		return leave(ctx, pkt, REASON_DROP_HOP_LIMIT);
-	count_signal(sender, is_removal(&signal));
+		return leave(ctx, pkt, LB_DROP_HOP_LIMIT);
+	count_received_signal(sender, is_removal(&signal));
 	if (pkt->tcp_flags & TCP_SYN)
 		count_answered_offer(first_offered(&service, &pkt->key));
 	why = obey(pkt, &service, &signal, sender, &label);
-	if (why == REASON_FORWARD_RESET)
+	if (why == LB_FORWARD_RESET)
 		return send_reset(ctx, pkt, &service, &signal, sender, label);
-	return leave(ctx, pkt, unwrap(ctx, pkt, &signal) ? why : REASON_DROP_SIGNAL);
+	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
 }
 
 #endif

@@ -95,7 +95,7 @@ struct server {
 	__u32 service;		 /* its id */
 	struct in6_addr address; /* locator, or the tunnel's far end */
 	struct in6_addr source;	 /* the balancer, as the server sees it */
-	__u64 known_sid;	 /* SID_HALF of what is asked for known flows */
+	__u64 known_sid;	 /* SID_LOW of what is asked for known flows */
 	__u8 reserved[8];
 };
 

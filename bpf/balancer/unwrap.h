@@ -29,7 +29,7 @@ enum signal_segment {
 
 struct signal {
 	__u64 sender;	     /* its locator, in memory order */
-	__u64 half;	     /* of the SID that it came to: function and argument */
+	__u64 sid_low;	     /* of the SID that it came to: function and argument */
 	__be32 acknowledged; /* by the server: what the client sends next */
 	__u16 size;	     /* bytes of all headers around the packet for the client */
 	__s8 ecn;	     /* what an inner packet is to carry; -1: it is to be dropped */
@@ -51,8 +51,8 @@ static __always_inline bool is_for_balancer(const struct packet *pkt, enum parse
 }
 
 /* Makes the packet one of the client's flow, seen from there. */
-static __always_inline void set_flow(struct packet *pkt, const struct in6_addr *client,
-				     const struct in6_addr *vip)
+static __always_inline void set_flow_key(struct packet *pkt, const struct in6_addr *client,
+					 const struct in6_addr *vip)
 {
 	pkt->key.source = *client;
 	pkt->key.destination = *vip;
@@ -67,8 +67,8 @@ static __always_inline void read_ecn(const struct packet *pkt, struct signal *si
 }
 
 /* The balancer's segment is not looked at: the destination is another. */
-static __always_inline bool read_inserted(struct cursor *at, struct packet *pkt,
-					  struct signal *signal)
+static __always_inline bool read_inserted_signal(struct cursor *at, struct packet *pkt,
+						 struct signal *signal)
 {
 	const struct segment_routing_header *srh = at->pos;
 	struct in6_addr vip = pkt->key.source;
@@ -77,7 +77,7 @@ static __always_inline bool read_inserted(struct cursor *at, struct packet *pkt,
 	    srh->length != SIGNAL_SEGMENTS * 2 || srh->last_entry != SIGNAL_SEGMENTS - 1 ||
 	    srh->segments_left != SIGNAL_BALANCER)
 		return false;
-	set_flow(pkt, &srh->segment[SIGNAL_CLIENT], &vip);
+	set_flow_key(pkt, &srh->segment[SIGNAL_CLIENT], &vip);
 	set_protocol(pkt, srh->next_header);
 	signal->sender = *(const __u64 *)&srh->segment[SIGNAL_SENDER];
 	signal->size = srh_size(SIGNAL_SEGMENTS);
@@ -101,7 +101,7 @@ static __always_inline bool read_inner_ipv4(struct cursor *at, struct packet *pk
 	read_ecn(pkt, signal, ip->tos);
 	map_ipv4(&vip, ip->saddr);
 	map_ipv4(&client, ip->daddr);
-	set_flow(pkt, &client, &vip);
+	set_flow_key(pkt, &client, &vip);
 	set_protocol(pkt, ip->protocol);
 	pkt->ethertype = bpf_htons(ETH_P_IP);
 	pkt->hop_limit = ip->ttl;
@@ -120,7 +120,7 @@ static __always_inline bool read_inner_ipv6(struct cursor *at, struct packet *pk
 	if (is_ipv4(&ip->saddr) || is_ipv4(&ip->daddr))
 		return false;
 	read_ecn(pkt, signal, ipv6_traffic_class(ip));
-	set_flow(pkt, &ip->daddr, &ip->saddr);
+	set_flow_key(pkt, &ip->daddr, &ip->saddr);
 	set_protocol(pkt, ip->nexthdr);
 	pkt->hop_limit = ip->hop_limit;
 	skip(at, sizeof(*ip));
@@ -143,9 +143,9 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 		return false;
 	at.pos = (void *)(ip + 1);
 	at.left = pkt->length - sizeof(*ip);
-	signal->half = sid_half(&pkt->key.destination);
+	signal->sid_low = low_bits_of(&pkt->key.destination);
 	if (ip->nexthdr == IPPROTO_ROUTING) {
-		is_read = read_inserted(&at, pkt, signal);
+		is_read = read_inserted_signal(&at, pkt, signal);
 	} else {
 		signal->sender = *(const __u64 *)&pkt->key.source;
 		signal->size = sizeof(*ip);
@@ -206,8 +206,8 @@ static __always_inline bool mark_congestion(struct xdp_md *ctx, const struct pac
 }
 
 /* Makes the frame one with the packet for the client alone, which takes a hop here. */
-static __always_inline bool unwrap(struct xdp_md *ctx, const struct packet *pkt,
-				   const struct signal *signal)
+static __always_inline bool remove_signal(struct xdp_md *ctx, const struct packet *pkt,
+					  const struct signal *signal)
 {
 	struct ethhdr *ethernet;
 

@@ -17,23 +17,23 @@ struct {
 } reference_flows SEC(".maps");
 
 /* Looks the flow's server up, else places the flow and remembers where. */
-static __always_inline enum reason
+static __always_inline enum lb_reason
 find_segments(const struct packet *pkt, const struct service *service, struct segments *segments)
 {
 	const __u32 *known = bpf_map_lookup_elem(&reference_flows, &pkt->key);
 
 	if (known) {
 		segments->count = 1;
-		segments->first_sid = SID_HALF(SID_DELIVER);
+		segments->first_sid = SID_LOW(SID_DELIVER);
 		segments->server[0] = *known;
-		segments->first = server_at(*known);
-		return REASON_FORWARD_KNOWN;
+		segments->first_server = server_at(*known);
+		return LB_FORWARD_KNOWN;
 	}
 	if (!place(&pkt->key, service, segments))
-		return REASON_DROP_NO_SERVER;
+		return LB_DROP_NO_SERVER;
 	if (bpf_map_update_elem(&reference_flows, &pkt->key, &segments->server[0], BPF_ANY))
-		return REASON_FORWARD_NO_ROOM;
-	return REASON_FORWARD_NEW;
+		return LB_FORWARD_NO_ROOM;
+	return LB_FORWARD_NEW;
 }
 
 SEC("xdp")
@@ -42,12 +42,12 @@ int xdp_reference(struct xdp_md *ctx)
 	struct segments segments = {};
 	struct packet pkt = {};
 	struct service service;
-	enum reason why;
+	enum lb_reason why;
 
 	if (!for_host(ctx))
-		return leave(ctx, &pkt, REASON_PASS_NOT_FOR_HOST);
+		return leave(ctx, &pkt, LB_PASS_NOT_FOR_HOST);
 	if (parse(ctx, &pkt))
-		return leave(ctx, &pkt, REASON_PASS_NOT_IP);
+		return leave(ctx, &pkt, LB_PASS_NOT_IP);
 	why = classify(&pkt, &service);
 	if (why)
 		return leave(ctx, &pkt, why);

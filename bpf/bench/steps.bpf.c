@@ -33,7 +33,7 @@ int xdp_steps(struct xdp_md *ctx)
 	struct flow_slot flow = {};
 	struct packet pkt = {};
 	struct service service;
-	enum reason failed;
+	enum lb_reason failed;
 
 	if (!for_host(ctx) || parse(ctx, &pkt))
 		return XDP_DROP;
@@ -51,6 +51,6 @@ int xdp_steps(struct xdp_md *ctx)
 	if (!port)
 		return XDP_DROP;
 	if (last_step == STEP_COUNT)
-		count_forwarded(segments.server[0], REASON_FORWARD_KNOWN, &pkt);
+		count_forwarded(segments.server[0], LB_FORWARD_KNOWN, &pkt);
 	return transmit(port);
 }

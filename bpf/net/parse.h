@@ -52,11 +52,11 @@ enum packet_kind {
 
 struct packet {
 	struct flow_key key;
-	__be16 ethertype; /* 0 until the IP header's addresses are known */
-	__u16 length;	  /* of layer 3 */
-	__u16 hop_by_hop; /* bytes of IPv6 hop-by-hop options */
-	__u16 transport;  /* offset of the transport header in the frame */
-	__be16 first;	  /* of the IP header: the version, and what traffic_class reads */
+	__be16 ethertype;     /* 0 until the IP header's addresses are known */
+	__u16 length;	      /* of layer 3 */
+	__u16 hop_by_hop;     /* bytes of IPv6 hop-by-hop options */
+	__u16 transport;      /* offset of the transport header in the frame */
+	__be16 version_class; /* of the IP header: the version, and what traffic_class reads */
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
 	__u8 kind;	/* enum packet_kind */
@@ -144,7 +144,7 @@ static __always_inline __u8 ipv6_traffic_class(const struct ipv6hdr *ip)
 /* IPv4's TOS or IPv6's traffic class: DSCP and ECN. */
 static __always_inline __u8 traffic_class(const struct packet *pkt)
 {
-	__u16 first = bpf_ntohs(pkt->first);
+	__u16 first = bpf_ntohs(pkt->version_class);
 
 	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? first >> 4 : first;
 }
@@ -215,7 +215,7 @@ static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct pac
 	map_ipv4(&pkt->key.destination, ip->daddr);
 	pkt->ethertype = bpf_htons(ETH_P_IP);
 	pkt->length = bpf_ntohs(ip->tot_len);
-	pkt->first = *(const __be16 *)ip;
+	pkt->version_class = *(const __be16 *)ip;
 	pkt->hop_limit = ip->ttl;
 	set_protocol(pkt, ip->protocol);
 	if (ip->version != 4 || ip->ihl < 5 || pkt->length < ip->ihl * 4 || !limit(at, pkt->length))
@@ -313,7 +313,7 @@ static __always_inline enum parse_error parse_ipv6(struct cursor *at, struct pac
 	copy_address(&pkt->key.destination, &ip->daddr);
 	pkt->ethertype = bpf_htons(ETH_P_IPV6);
 	pkt->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
-	pkt->first = *(const __be16 *)ip;
+	pkt->version_class = *(const __be16 *)ip;
 	pkt->hop_limit = ip->hop_limit;
 	set_protocol(pkt, ip->nexthdr);
 	/* A length beyond 65,535 wraps to less than the header's own. */

@@ -41,39 +41,39 @@ struct segment_routing_header {
 	struct in6_addr segment[]; /* the last one to be visited comes first */
 };
 
-/* A SID's second half, in memory order: the function, with an argument of 0. */
-#define SID_HALF(function) ((__u64)bpf_htonl((__u32)(function) << 16))
+/* A SID's low 64 bits, in memory order: the function, with an argument of 0. */
+#define SID_LOW(function) ((__u64)bpf_htonl((__u32)(function) << 16))
 
 static __always_inline void write_sid(struct in6_addr *out, const struct in6_addr *locator,
-				      __u64 half)
+				      __u64 sid_low)
 {
 	((__u64 *)out)[0] = *(const __u64 *)locator;
-	((__u64 *)out)[1] = half;
+	((__u64 *)out)[1] = sid_low;
 }
 
-/* A SID's argument, its bytes as they are in memory; SID_HALF has it from bit
+/* A SID's argument, its bytes as they are in memory; SID_LOW has it from bit
  * SID_ARGUMENT_SHIFT on. */
 #define SID_ARGUMENT_SHIFT 16
 #define SID_ARGUMENT_MASK ((1ULL << 48) - 1)
 
-static __always_inline __u64 sid_half(const struct in6_addr *sid)
+static __always_inline __u64 low_bits_of(const struct in6_addr *sid)
 {
 	return ((const __u64 *)sid)[1];
 }
 
-static __always_inline __u64 half_argument(__u64 half)
+static __always_inline __u64 sid_low_argument(__u64 sid_low)
 {
-	return half >> SID_ARGUMENT_SHIFT;
+	return sid_low >> SID_ARGUMENT_SHIFT;
 }
 
-static __always_inline enum sid_function half_function(__u64 half)
+static __always_inline enum sid_function sid_low_function(__u64 sid_low)
 {
-	return bpf_ntohs(half);
+	return bpf_ntohs(sid_low);
 }
 
 static __always_inline enum sid_function sid_function(const struct in6_addr *sid)
 {
-	return half_function(sid_half(sid));
+	return sid_low_function(low_bits_of(sid));
 }
 
 #define SEGMENT_SIZE sizeof(struct in6_addr)

@@ -147,7 +147,7 @@ func (k *kernel) fill(t *datapath.Takeover, c *content) error {
 		datapath.Replace(k.objects.TunnelAddresses, c.tunnels),
 		datapath.Replace(k.objects.SegmentSizes, c.segmentSizes),
 		k.writeAcceptances(t, c.acceptances),
-		datapath.Replace(k.objects.ServiceLabels, c.labels),
+		datapath.Replace(k.objects.ServiceNames, c.labels),
 	)
 }
 

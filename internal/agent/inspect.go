@@ -34,16 +34,16 @@ type View struct {
 // viewed are the tables that a view reads, by their names.
 func viewed(maps *agentMaps) map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
-		agentMapAcceptances:   &maps.Acceptances,
-		agentMapAgentFlows:    &maps.AgentFlows,
-		agentMapConnections:   &maps.Connections,
-		agentMapLoads:         &maps.Loads,
-		agentMapOffers:        &maps.Offers,
-		agentMapReasons:       &maps.Reasons,
-		agentMapServiceLabels: &maps.ServiceLabels,
-		agentMapSignals:       &maps.Signals,
-		agentMapSynAcks:       &maps.SynAcks,
-		agentMapVips:          &maps.Vips,
+		agentMapAcceptances:  &maps.Acceptances,
+		agentMapAgentFlows:   &maps.AgentFlows,
+		agentMapConnections:  &maps.Connections,
+		agentMapLoads:        &maps.Loads,
+		agentMapOffers:       &maps.Offers,
+		agentMapReasons:      &maps.Reasons,
+		agentMapServiceNames: &maps.ServiceNames,
+		agentMapSignals:      &maps.Signals,
+		agentMapSynAcks:      &maps.SynAcks,
+		agentMapVips:         &maps.Vips,
 	}
 }
 
@@ -223,7 +223,7 @@ func (v *View) services() ([]*ServiceState, error) {
 	services := []*ServiceState{}
 	var key agentServiceKey
 	var label agentServiceLabel
-	labels := v.maps.ServiceLabels.Iterate()
+	labels := v.maps.ServiceNames.Iterate()
 	for labels.Next(&key, &label) {
 		service := newServiceState(key, label)
 		var err error

@@ -135,7 +135,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := datapath.Reasons(spec.Types)
+	names, err := datapath.EnumLabels(spec.Types, "agent_reason", "AGENT_")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -65,15 +64,15 @@ func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 		return nil, l, err
 	}
 	for _, c := range []struct {
-		enum, table string
-		labels      *[]string
+		enum, prefix, table string
+		labels              *[]string
 	}{
-		{"reason", agentMapReasons, &l.reasons},
-		{"syn_ack", agentMapSynAcks, &l.synAcks},
-		{"offer", agentMapOffers, &l.offers},
-		{"signal", agentMapSignals, &l.signals},
+		{"agent_reason", "AGENT_", agentMapReasons, &l.reasons},
+		{"syn_ack", "SYN_ACK_", agentMapSynAcks, &l.synAcks},
+		{"offer", "OFFER_", agentMapOffers, &l.offers},
+		{"sent_signal", "SENT_", agentMapSignals, &l.signals},
 	} {
-		if *c.labels, err = datapath.EnumLabels(spec.Types, c.enum, strings.ToUpper(c.enum)+"_"); err != nil {
+		if *c.labels, err = datapath.EnumLabels(spec.Types, c.enum, c.prefix); err != nil {
 			return nil, l, err
 		}
 		datapath.NameAfter(spec.Maps[c.table], *c.labels)
@@ -261,7 +260,7 @@ func (k *kernel) pin(t *datapath.Takeover) error {
 		agentMapTunnelAddresses: k.objects.TunnelAddresses,
 		agentMapSegmentSizes:    k.objects.SegmentSizes,
 		agentMapLoads:           k.objects.Loads,
-		agentMapServiceLabels:   k.objects.ServiceLabels,
+		agentMapServiceNames:    k.objects.ServiceNames,
 	} {
 		if err := t.Pin(m, k.pinOf(name)); err != nil {
 			return err

@@ -120,13 +120,13 @@ func (v *View) traceService(t *Trace) (agentServiceKey, error) {
 	for _, port := range []config.Port{config.Port(t.VIP.Port()), config.AllPorts} {
 		key = serviceKey(config.AgentService{VIP: t.VIP.Addr(), Port: port, Protocol: config.TCP})
 		var label agentServiceLabel
-		err := v.maps.ServiceLabels.Lookup(key, &label)
+		err := v.maps.ServiceNames.Lookup(key, &label)
 		if err == nil {
 			t.Service = text(label.Name[:])
 			break
 		}
 		if !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return key, fmt.Errorf("read %s: %w", v.maps.ServiceLabels, err)
+			return key, fmt.Errorf("read %s: %w", v.maps.ServiceNames, err)
 		}
 	}
 	return key, nil

@@ -12,7 +12,7 @@ import (
 )
 
 // firstForward is FIRST_FORWARD in bpf/balancer/stats.h: the first of the reasons that are counted by server.
-const firstForward = uint32(balancerReasonREASON_FORWARD_KNOWN)
+const firstForward = uint32(balancerLbReasonLB_FORWARD_KNOWN)
 
 // readServerCounter returns what went to a server, all CPUs together.
 func readServerCounter(counters *ebpf.Map, slot uint32) (sum balancerServerCounter, err error) {
@@ -42,12 +42,12 @@ func (c *balancerServerCounter) total() (sum balancerCounter) {
 }
 
 // packets is how many packets went to the server for a reason.
-func (c *balancerServerCounter) packets(reason balancerReason) uint64 {
+func (c *balancerServerCounter) packets(reason balancerLbReason) uint64 {
 	return c.Forwarded[uint32(reason)-firstForward].Packets
 }
 
 // placed is how many flows were placed on the server.
-func (c *balancerServerCounter) placed() uint64 { return c.packets(balancerReasonREASON_FORWARD_NEW) }
+func (c *balancerServerCounter) placed() uint64 { return c.packets(balancerLbReasonLB_FORWARD_NEW) }
 
 // readServerSignals returns what a server said of flows, all CPUs together.
 func readServerSignals(signals *ebpf.Map, slot uint32) (sum balancerSignalCounter, err error) {
@@ -98,7 +98,7 @@ func (k *kernel) offers(slot uint32) (probe.Offers, error) {
 		return probe.Offers{}, err
 	}
 	offers := probe.Offers{
-		Offered: counter.packets(balancerReasonREASON_FORWARD_HUNT), Taken: signals.Created,
+		Offered: counter.packets(balancerLbReasonLB_FORWARD_HUNT), Taken: signals.Created,
 	}
 	var cpus []uint64
 	if err := k.objects.AnsweredOffers.Lookup(slot, &cpus); err != nil {

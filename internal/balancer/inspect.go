@@ -479,9 +479,9 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 		return nil, err
 	}
 	server.Hunt = &HuntCounts{
-		Offered: counter.packets(balancerReasonREASON_FORWARD_HUNT),
+		Offered: counter.packets(balancerLbReasonLB_FORWARD_HUNT),
 		Created: signals.Created, Removed: signals.Removed,
-		Resets: counter.packets(balancerReasonREASON_FORWARD_RESET),
+		Resets: counter.packets(balancerLbReasonLB_FORWARD_RESET),
 	}
 	return server, nil
 }

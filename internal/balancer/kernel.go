@@ -76,7 +76,7 @@ func loadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	if spec, err = loadBalancer(); err != nil {
 		return nil, nil, err
 	}
-	if reasons, err = datapath.Reasons(spec.Types); err != nil {
+	if reasons, err = datapath.EnumLabels(spec.Types, "lb_reason", "LB_"); err != nil {
 		return nil, nil, err
 	}
 	for _, name := range countersByReason {
@@ -487,7 +487,7 @@ func (t *serverTable) setFlags(slot uint32, flags balancerServerFlags) {
 
 // setKnown says what the server is asked for packets of known flows.
 func (t *serverTable) setKnown(slot uint32, function srv6.Function) {
-	atomic.StoreUint64(&t.servers[slot].KnownSid, sidHalf(function))
+	atomic.StoreUint64(&t.servers[slot].KnownSid, sidLow(function))
 }
 
 // known is what the server is asked for packets of known flows.
@@ -496,8 +496,8 @@ func (t *serverTable) known(slot uint32) srv6.Function {
 	return srv6.Function(bits.ReverseBytes16(uint16(half)))
 }
 
-// sidHalf is SID_HALF in bpf/net/srv6.h.
-func sidHalf(function srv6.Function) uint64 {
+// sidLow is SID_LOW in bpf/net/srv6.h.
+func sidLow(function srv6.Function) uint64 {
 	return uint64(bits.ReverseBytes32(uint32(function) << 16))
 }
 

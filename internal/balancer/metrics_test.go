@@ -150,7 +150,7 @@ func TestDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names, err := datapath.Reasons(spec.Types)
+	names, err := datapath.EnumLabels(spec.Types, "lb_reason", "LB_")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,19 +101,19 @@ func difference(before, after map[string]tally) map[string]tally {
 	return out
 }
 
-// reasonNumbers is enum reason of bpf/balancer/stats.h, by the names that metrics use.
+// reasonNumbers is enum lb_reason of bpf/balancer/stats.h, by the names that metrics use.
 var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
 	spec, err := loadBalancer()
 	if err != nil {
 		panic(err)
 	}
 	var enum *btf.Enum
-	if err := spec.Types.TypeByName("reason", &enum); err != nil {
+	if err := spec.Types.TypeByName("lb_reason", &enum); err != nil {
 		panic(err)
 	}
 	numbers := map[string]uint32{}
 	for _, value := range enum.Values {
-		name := strings.ToLower(strings.TrimPrefix(value.Name, "REASON_"))
+		name := strings.ToLower(strings.TrimPrefix(value.Name, "LB_"))
 		if name != "count" {
 			numbers[name] = uint32(value.Value)
 		}

@@ -230,7 +230,7 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 	datapath.NameAfter(reordered, reasons)
 	counted := make([]balancerCounter, ebpf.MustPossibleCPU())
 	counted[0].Packets = 7 // for another reason
-	reordered.Contents = []ebpf.MapKV{{Key: uint32(balancerReasonREASON_FORWARD_KNOWN), Value: counted}}
+	reordered.Contents = []ebpf.MapKV{{Key: uint32(balancerLbReasonLB_FORWARD_KNOWN), Value: counted}}
 	byServer := spec.Maps[balancerMapServerCounters].Copy()
 	byServer.Name = balancerMapServerCounters
 	datapath.NameAfter(byServer, reasons)

@@ -111,13 +111,13 @@ func (v *View) Trace(p Packet) (*Trace, error) {
 	return t, nil
 }
 
-func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
+func (v *View) steer(p Packet, t *Trace) (balancerLbReason, error) {
 	service, exact, isVIP := v.classify(p.Flow)
 	switch {
 	case !isVIP:
-		return balancerReasonREASON_PASS_NOT_VIP, nil
+		return balancerLbReasonLB_PASS_NOT_VIP, nil
 	case service == nil:
-		return balancerReasonREASON_DROP_NO_SERVICE, nil
+		return balancerLbReasonLB_DROP_NO_SERVICE, nil
 	}
 	names, err := v.serviceNames()
 	if err != nil {
@@ -129,7 +129,7 @@ func (v *View) steer(p Packet, t *Trace) (balancerReason, error) {
 		return found, err
 	}
 	failed, err := v.send(p, service, to, t)
-	if err != nil || failed != balancerReasonREASON_NONE {
+	if err != nil || failed != balancerLbReasonLB_NONE {
 		return failed, err
 	}
 	return found, nil
@@ -165,7 +165,7 @@ func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP 
 }
 
 // findServers says which servers the packet goes to, and how they were found.
-func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (to course, found balancerReason, err error) {
+func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (to course, found balancerLbReason, err error) {
 	now, err := v.clock.now()
 	if err != nil {
 		return to, 0, err
@@ -183,7 +183,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	hasRoom := entry != 0 || bucket.hasRoom(now)
 	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
 		known := v.servers.known(entry.server())
-		return askAll([]uint32{entry.server()}, known, known), balancerReasonREASON_FORWARD_KNOWN, nil
+		return askAll([]uint32{entry.server()}, known, known), balancerLbReasonLB_FORWARD_KNOWN, nil
 	}
 	var half flowEntry
 	if service.Rule.hunted() {
@@ -198,39 +198,39 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 		if left := cmp.Or(entry, half); v.isDrained(service, left, now) {
 			v.traceFirst(askAll([]uint32{left.server()}, srv6.Steer, srv6.Steer), service, t)
 		}
-		return to, balancerReasonREASON_FORWARD_HUNT, nil
+		return to, balancerLbReasonLB_FORWARD_HUNT, nil
 	}
 	if hunts && entry != 0 && !p.Opens && v.servers.serves(entry.server(), service.Id) {
-		return v.seek(p, service, row, entry.server()), balancerReasonREASON_FORWARD_RECOVER, nil
+		return v.seek(p, service, row, entry.server()), balancerLbReasonLB_FORWARD_RECOVER, nil
 	}
 	if hunts {
 		return v.huntCourse(p, service, row, cmp.Or(entry, half), now)
 	}
 	slots, err := v.place(p, service, hunts, t)
 	if err != nil || len(slots) == 0 {
-		return to, balancerReasonREASON_DROP_NO_SERVER, err
+		return to, balancerLbReasonLB_DROP_NO_SERVER, err
 	}
 	to = askAll(slots[:1], srv6.Deliver, srv6.Deliver)
 	switch {
 	case !hasRoom:
-		return to, balancerReasonREASON_FORWARD_NO_ROOM, nil
+		return to, balancerLbReasonLB_FORWARD_NO_ROOM, nil
 	case p.Flow.Protocol == config.TCP && !p.Opens:
-		return to, balancerReasonREASON_FORWARD_RECOVER, nil
+		return to, balancerLbReasonLB_FORWARD_RECOVER, nil
 	}
-	return to, balancerReasonREASON_FORWARD_NEW, nil
+	return to, balancerLbReasonLB_FORWARD_NEW, nil
 }
 
 // huntCourse is the course of a flow that no table knows, or not for sure, through its candidates.
-func (v *View) huntCourse(p Packet, service *balancerServiceEntry, row []uint32, entry flowEntry, now uint16) (to course, found balancerReason, err error) {
+func (v *View) huntCourse(p Packet, service *balancerServiceEntry, row []uint32, entry flowEntry, now uint16) (to course, found balancerLbReason, err error) {
 	switch {
 	case p.Opens && v.isDrained(service, entry, now):
-		return offerAfter(entry.server(), row), balancerReasonREASON_FORWARD_HUNT, nil
+		return offerAfter(entry.server(), row), balancerLbReasonLB_FORWARD_HUNT, nil
 	case len(row) == 0:
-		return to, balancerReasonREASON_DROP_NO_SERVER, nil
+		return to, balancerLbReasonLB_DROP_NO_SERVER, nil
 	case p.Opens:
-		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), balancerReasonREASON_FORWARD_HUNT, nil
+		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), balancerLbReasonLB_FORWARD_HUNT, nil
 	}
-	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), balancerReasonREASON_FORWARD_RECOVER, nil
+	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), balancerLbReasonLB_FORWARD_RECOVER, nil
 }
 
 // offerAfter is the course of a SYN that is offered to a row when a drained server has been asked whether the
@@ -296,14 +296,14 @@ func (v *View) traceEntry(p Packet, service *balancerServiceEntry, entry flowEnt
 }
 
 // foundHalfOpen is what a packet of a flow is counted as whose SYN a server has answered.
-func foundHalfOpen(p Packet, hasRoom bool) balancerReason {
+func foundHalfOpen(p Packet, hasRoom bool) balancerLbReason {
 	switch {
 	case p.Opens:
-		return balancerReasonREASON_FORWARD_KNOWN
+		return balancerLbReasonLB_FORWARD_KNOWN
 	case !hasRoom:
-		return balancerReasonREASON_FORWARD_NO_ROOM
+		return balancerLbReasonLB_FORWARD_NO_ROOM
 	}
-	return balancerReasonREASON_FORWARD_NEW
+	return balancerLbReasonLB_FORWARD_NEW
 }
 
 // stateNames are how users see flow states.
@@ -475,11 +475,11 @@ func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
 }
 
 // send says why the packet cannot leave for the server, if it cannot.
-func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace) (balancerReason, error) {
+func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace) (balancerLbReason, error) {
 	var addresses []netip.Addr
 	for _, slot := range to.slots {
 		if int(slot) >= len(v.servers.servers) {
-			return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
+			return balancerLbReasonLB_DROP_NO_NEXT_HOP, nil
 		}
 		addresses = append(addresses, addrOf(v.servers.servers[slot].Address))
 	}
@@ -488,27 +488,27 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 	source := addrOf(v.servers.servers[to.slots[0]].Source)
 	t.Encapsulation = encapsulationOf(kind, p.Flow, source, addresses, to)
 	if t.NextHop == nil {
-		return balancerReasonREASON_DROP_NO_NEXT_HOP, nil
+		return balancerLbReasonLB_DROP_NO_NEXT_HOP, nil
 	}
 	t.Encapsulation.MaxLength = t.NextHop.MTU - t.Encapsulation.Added
 	if p.Length > t.Encapsulation.MaxLength {
 		return refuseLength(p, t.Encapsulation.MaxLength), nil
 	}
-	return balancerReasonREASON_NONE, nil
+	return balancerLbReasonLB_NONE, nil
 }
 
 // refuseLength says what becomes of a packet that is longer than the way to its server allows, as
 // refuse_length in bpf/balancer/answer.h does. How much was answered already it does not know.
-func refuseLength(p Packet, longest int) balancerReason {
+func refuseLength(p Packet, longest int) balancerLbReason {
 	const leastIPv4, leastIPv6 = 68, 1280
 	least := leastIPv6
 	if p.Flow.Source.Addr().Is4() {
 		least = leastIPv4
 	}
 	if p.Length <= max(longest, least) || !isOneHost(p.Flow.Source.Addr()) {
-		return balancerReasonREASON_DROP_TOO_BIG
+		return balancerLbReasonLB_DROP_TOO_BIG
 	}
-	return balancerReasonREASON_ANSWER_TOO_BIG
+	return balancerLbReasonLB_ANSWER_TOO_BIG
 }
 
 // reserved are the sources that are no one host's: unspecified, loopback, multicast and others.

@@ -10,7 +10,7 @@ import (
 )
 
 // EnumLabels returns the names of a C enumeration among a program's types, by their values: without the
-// prefix that all share, and in lower case. REASON_DROP_FRAGMENT of enum reason becomes
+// prefix that all share, and in lower case. LB_DROP_FRAGMENT of enum lb_reason becomes
 // drop_fragment. The values start at 0 and have no gaps; the last, the enumeration's COUNT, is left
 // out.
 func EnumLabels(types *btf.Spec, name, prefix string) ([]string, error) {

@@ -9,14 +9,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 )
-
-// Reasons are the names of what can become of a packet, indexed by the number that a program counts
-// them under: the labels of `enum reason` among its types. Number 0, none, is never counted.
-func Reasons(types *btf.Spec) ([]string, error) {
-	return EnumLabels(types, "reason", "REASON_")
-}
 
 // NameAfter gives a map of counters a name that tells what it counts, so that the counters of a build
 // that counts something else are not taken for its own, even when there are as many. Of the 15 bytes
