@@ -7,10 +7,11 @@
 #define SEGUE_AGENT_ENVELOPE_H
 
 #include "maps.h"
-#include "stats.h"
 #include "net/gre.h"
+#include "net/inner.h"
 #include "net/parse.h"
 #include "net/srv6.h"
+#include "stats.h"
 
 /* The node's locator, in memory order, changed in one store; 0: it has none. */
 volatile __u64 node_locator;
@@ -67,46 +68,19 @@ static __always_inline void peel(struct cursor *at, struct envelope *envelope, _
 	envelope->size += size;
 }
 
-/* False when there is no header of that version to read a destination from. */
-static __always_inline bool read_inner_ipv4(const struct cursor *at, struct envelope *envelope)
-{
-	const struct iphdr *ip = at->pos;
-	__u32 length;
-
-	if (!has(at, sizeof(*ip)) || ip->version != 4)
-		return false;
-	length = bpf_ntohs(ip->tot_len);
-	map_ipv4(&envelope->vip, ip->daddr);
-	envelope->ethertype = bpf_htons(ETH_P_IP);
-	envelope->inner_class = ip->tos;
-	envelope->inner_fits = ip->ihl >= 5 && length >= ip->ihl * 4 && length <= at->left;
-	return true;
-}
-
-static __always_inline bool read_inner_ipv6(const struct cursor *at, struct envelope *envelope)
-{
-	const struct ipv6hdr *ip = at->pos;
-
-	if (!has(at, sizeof(*ip)) || ip->version != 6)
-		return false;
-	envelope->vip = ip->daddr;
-	envelope->ethertype = bpf_htons(ETH_P_IPV6);
-	envelope->inner_class = ipv6_traffic_class(ip);
-	envelope->inner_fits = sizeof(*ip) + bpf_ntohs(ip->payload_len) <= at->left;
-	return true;
-}
-
+/* Reads the destination of the packet inside. False when there is no header to read it from. */
 static __always_inline bool read_inner(const struct cursor *at, struct envelope *envelope,
 				       __be16 ethertype)
 {
-	if (ethertype == bpf_htons(ETH_P_IP))
-		return read_inner_ipv4(at, envelope);
-	return read_inner_ipv6(at, envelope);
-}
+	struct inner_header inner;
 
-static __always_inline __be16 inner_ethertype(__u8 next_header)
-{
-	return next_header == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+	if (!read_inner_header(at, ethertype, &inner))
+		return false;
+	envelope->vip = inner.destination;
+	envelope->ethertype = inner.ethertype;
+	envelope->inner_class = inner.traffic_class;
+	envelope->inner_fits = inner_fits(&inner, at->left);
+	return true;
 }
 
 /* Reads what is behind the outer header of a tunnel to this node. Whatever is

@@ -17,8 +17,6 @@
 /* The longest packet that reaches the balancers, in bytes of layer 3. */
 volatile __u32 signal_mtu;
 
-#define OUTER_HOP_LIMIT 64
-
 /* (s, lb::f, client) in the order of travel, in front of the TCP header. */
 struct inserted_signal {
 	struct ipv6hdr ip;

@@ -20,7 +20,6 @@
 #include "place.h"
 #include "net/srv6.h"
 
-#define OUTER_HOP_LIMIT 64
 #define FLOW_LABEL_MASK 0xfffff
 #define IP_FLAG_DF 0x4000
 #define MAX_HOP_BY_HOP 2048

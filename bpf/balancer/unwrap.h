@@ -13,6 +13,7 @@
 #include "net/ecn.h"
 #include "encap.h"
 #include "net/host.h"
+#include "net/inner.h"
 #include "net/parse.h"
 #include "net/srv6.h"
 
@@ -85,45 +86,25 @@ static __always_inline bool read_inserted_signal(struct cursor *at, struct packe
 	return !is_ipv4(&pkt->key.source) && !is_ipv4(&vip);
 }
 
-static __always_inline bool read_inner_ipv4(struct cursor *at, struct packet *pkt,
-					    struct signal *signal)
+/* Reads the packet of a server to a client. In the tables, the IPv4-mapped form says IPv4: no IPv6
+ * packet may have it. */
+static __always_inline bool read_wrapped_signal(struct cursor *at, struct packet *pkt,
+						struct signal *signal, __be16 ethertype)
 {
-	const struct iphdr *ip = at->pos;
-	struct in6_addr client, vip;
-	__u16 length;
+	struct inner_header inner;
 
-	if (!has(at, sizeof(*ip)) || ip->version != 4 || ip->ihl < 5)
+	if (!read_inner_header(at, ethertype, &inner) || !inner_fits(&inner, at->left) ||
+	    inner.length != at->left || inner.is_fragment)
 		return false;
-	length = bpf_ntohs(ip->tot_len);
-	if (length != at->left || length < ip->ihl * 4 ||
-	    ip->frag_off & bpf_htons(IP_FLAG_MF | IP_OFFSET_MASK))
+	if (ethertype == bpf_htons(ETH_P_IPV6) &&
+	    (is_ipv4(&inner.source) || is_ipv4(&inner.destination)))
 		return false;
-	read_ecn(pkt, signal, ip->tos);
-	map_ipv4(&vip, ip->saddr);
-	map_ipv4(&client, ip->daddr);
-	set_flow_key(pkt, &client, &vip);
-	set_protocol(pkt, ip->protocol);
-	pkt->ethertype = bpf_htons(ETH_P_IP);
-	pkt->hop_limit = ip->ttl;
-	skip(at, ip->ihl * 4);
-	return true;
-}
-
-static __always_inline bool read_inner_ipv6(struct cursor *at, struct packet *pkt,
-					    struct signal *signal)
-{
-	const struct ipv6hdr *ip = at->pos;
-
-	if (!has(at, sizeof(*ip)) || ip->version != 6 ||
-	    sizeof(*ip) + bpf_ntohs(ip->payload_len) != at->left)
-		return false;
-	if (is_ipv4(&ip->saddr) || is_ipv4(&ip->daddr))
-		return false;
-	read_ecn(pkt, signal, ipv6_traffic_class(ip));
-	set_flow_key(pkt, &ip->daddr, &ip->saddr);
-	set_protocol(pkt, ip->nexthdr);
-	pkt->hop_limit = ip->hop_limit;
-	skip(at, sizeof(*ip));
+	read_ecn(pkt, signal, inner.traffic_class);
+	set_flow_key(pkt, &inner.destination, &inner.source);
+	set_protocol(pkt, inner.protocol);
+	pkt->ethertype = inner.ethertype;
+	pkt->hop_limit = inner.hop_limit;
+	skip(at, inner.size);
 	return true;
 }
 
@@ -149,10 +130,9 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 	} else {
 		signal->sender = *(const __u64 *)&pkt->key.source;
 		signal->size = sizeof(*ip);
-		if (ip->nexthdr == IPPROTO_IPIP)
-			is_read = read_inner_ipv4(&at, pkt, signal);
-		else if (ip->nexthdr == IPPROTO_IPV6)
-			is_read = read_inner_ipv6(&at, pkt, signal);
+		if (ip->nexthdr == IPPROTO_IPIP || ip->nexthdr == IPPROTO_IPV6)
+			is_read =
+				read_wrapped_signal(&at, pkt, signal, inner_ethertype(ip->nexthdr));
 	}
 	tcp = at.pos;
 	if (!is_read || signal->ecn < 0 || pkt->key.protocol != IPPROTO_TCP ||

@@ -8,6 +8,7 @@
 
 #include "types.h"
 
+#define OUTER_HOP_LIMIT 64 /* of the headers around packets */
 #define ROUTING_TYPE_SRH 4 /* RFC 8754 section 8.1 */
 
 /* What a segment asks of the host that its locator names; docs/protocol.md. */
