@@ -80,11 +80,6 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	return AGENT_NONE;
 }
 
-static __always_inline bool is_ending(const struct packet *pkt)
-{
-	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
-}
-
 /* Where a packet of a known flow leads; `open` is for one that does not end it. */
 static __always_inline enum agent_flow_state next_agent_state(const struct packet *pkt,
 							      const struct agent_flow *flow,
@@ -92,7 +87,7 @@ static __always_inline enum agent_flow_state next_agent_state(const struct packe
 {
 	if (flow && flow->state == AGENT_FLOW_ENDING)
 		return AGENT_FLOW_ENDING;
-	return is_ending(pkt) ? AGENT_FLOW_CLOSING : open;
+	return ends_connection(pkt) ? AGENT_FLOW_CLOSING : open;
 }
 
 /* ack-stickiness: whoever asks is told by the stack if the flow is not here, and the

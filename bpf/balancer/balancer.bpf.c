@@ -2,18 +2,21 @@
 /*
  * The balancer's data path. A packet's way is one line:
  *
- *	parse -> classify -> persist -> place -> segments -> encapsulate -> transmit
+ *	parse -> classify -> lookup -> choose -> commit -> encapsulate -> transmit
+ *
+ * Lookup and commit belong to persistence (persistence.h), choose to placement (placement.h). A
+ * packet whose flow lookup finds skips choose and commit.
  */
 #include <linux/pkt_cls.h>
 
 #include "domain.h"
+#include "forward.h"
 #include "fragment.h"
-#include "hunt.h"
 #include "icmp.h"
-#include "persist.h"
+#include "persistence.h"
+#include "placement.h"
 #include "prober.h"
-#include "steer.h"
-#include "stickiness.h"
+#include "signals.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -25,6 +28,7 @@ const union {
 	enum server_flags server_flags;
 	enum flow_state flow_state;
 	enum service_entry_kind service_entry_kind;
+	enum rule_flags rule_flags;
 	struct service_entry service_entry;
 	struct directory directory;
 	enum lb_reason reason;
@@ -36,49 +40,24 @@ const union {
 /* Finds the servers that the packet visits, and says how they were found. */
 static __always_inline enum lb_reason find_segments(const struct packet *pkt,
 						    const struct service *service,
-						    struct flow_slot *flow,
-						    struct segments *segments)
+						    struct flow *flow, struct segments *segments)
 {
-	enum lb_reason why;
+	int holder = -1;
+	enum lb_reason why = lookup(pkt, service, flow, &holder, segments);
 
-	if (persist(pkt, service, flow, segments))
-		return LB_FORWARD_KNOWN;
-	if (hunts(service))
-		return hunt(pkt, service, flow, segments);
-	why = finish_hunt(pkt, service, flow, segments);
 	if (why)
 		return why;
-	if (!place(&pkt->key, service, segments))
+	if (!choose(pkt, service, holder, segments))
 		return LB_DROP_NO_SERVER;
-	if (!remember(pkt, flow, segments))
-		return LB_FORWARD_NO_ROOM;
-	if (pkt->key.protocol == IPPROTO_TCP && !starts_connection(pkt))
-		return LB_FORWARD_RECOVER;
-	return LB_FORWARD_NEW;
+	return commit(pkt, service, flow, segments);
 }
 
-/* Lists the servers of a flow that is not known, for what does not speak for it: any
- * candidate may be the one. */
-static __always_inline bool guess(const struct packet *pkt, const struct service *service,
-				  const struct flow_slot *flow, struct segments *segments)
+/* The same for a fragment or an ICMP error, which changes nothing of its flow. */
+static __always_inline enum lb_reason find_related(const struct packet *pkt,
+						   const struct service *service, struct flow *flow,
+						   struct segments *segments)
 {
-	struct flow_slot half;
-
-	if (!hunts(service))
-		return place(&pkt->key, service, segments);
-	pending_lookup(flow, &half);
-	return recall(service, &half, segments) || steer(&pkt->key, service, segments);
-}
-
-/* Finds the servers of what belongs to a flow without speaking for it: the entry stays
- * as it is. */
-static __always_inline enum lb_reason lookup_related(const struct packet *pkt,
-						     const struct service *service,
-						     struct flow_slot *flow,
-						     struct segments *segments)
-{
-	flow_lookup(&pkt->key, service->id, flow);
-	if (!recall(service, flow, segments) && !guess(pkt, service, flow, segments))
+	if (!recall_flow(pkt, service, flow, segments) && !choose_related(pkt, service, segments))
 		return LB_DROP_NO_SERVER;
 	return pkt->kind == PACKET_ICMP_ERROR ? LB_FORWARD_ICMP : LB_FORWARD_FRAGMENT;
 }
@@ -115,11 +94,11 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 
 /* The way of a packet that is not plain, or could not be parsed to the end, or whose flow is
  * not known. Not inlined: the verifier walks it once, and the others' way stays short. */
-__noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error)
+__noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 error)
 {
 	struct segments segments = {};
 	struct service service = {};
-	struct flow_slot flow = {};
+	struct flow flow = {};
 	enum lb_reason why;
 
 	if (!pkt)
@@ -127,11 +106,11 @@ __noinline int steer_unusual(struct xdp_md *ctx, struct packet *pkt, __u32 error
 	why = judge(pkt, read_unusual(ctx, pkt, error, &service));
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
-						: lookup_related(pkt, &service, &flow, &segments);
+						: find_related(pkt, &service, &flow, &segments);
 	return forward(ctx, pkt, &service, &segments, segments.count, flow_label(&flow), why);
 }
 
-/* Takes what a server sends to the balancer itself. Not inlined: see steer_unusual. */
+/* Takes what a server sends to the balancer itself. Not inlined: see handle_in_full. */
 __noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
 {
 	if (!pkt)
@@ -149,7 +128,7 @@ int xdp_lb(struct xdp_md *ctx)
 	struct packet pkt = {};
 	struct segments segments;
 	struct service service;
-	struct flow_slot flow;
+	struct flow flow;
 	enum parse_error error;
 	enum lb_reason why;
 
@@ -158,14 +137,14 @@ int xdp_lb(struct xdp_md *ctx)
 	error = parse(ctx, &pkt);
 	if (error)
 		return is_for_balancer(&pkt, error) ? take_own(ctx, &pkt)
-						    : steer_unusual(ctx, &pkt, error);
+						    : handle_in_full(ctx, &pkt, error);
 	if (!is_plain(&pkt))
-		return steer_unusual(ctx, &pkt, PARSE_OK);
+		return handle_in_full(ctx, &pkt, PARSE_OK);
 	why = classify(&pkt, &service);
 	if (why)
 		return leave(ctx, &pkt, judge(&pkt, why));
-	if (!persist_plain(&pkt, &service, &flow, &segments))
-		return steer_unusual(ctx, &pkt, PARSE_OK);
+	if (!lookup_plain(&pkt, &service, &flow, &segments))
+		return handle_in_full(ctx, &pkt, PARSE_OK);
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), LB_FORWARD_KNOWN);
 }
 

@@ -17,7 +17,7 @@
 #include "net/gre.h"
 #include "maps.h"
 #include "net/parse.h"
-#include "place.h"
+#include "segments.h"
 #include "net/srv6.h"
 
 #define FLOW_LABEL_MASK 0xfffff

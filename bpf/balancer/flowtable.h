@@ -32,6 +32,9 @@
 #define FLOW_MAX_LEAD 32
 /* An established flow yields its entry to a new one only when idle as long. */
 #define FLOW_MIN_IDLE 15 /* ticks: about a minute */
+/* What a connection still sends after the client's FIN or RST comes within this time: one tick and
+ * what is left of another. */
+#define FLOW_LINGER 2 /* ticks */
 
 enum flow_state {
 	FLOW_FREE,
@@ -59,8 +62,8 @@ const volatile __u32 flow_bucket_shift; /* 64 less the bits of a bucket's number
 /* One tick of `last seen` is 2^this jiffies, 3.6 to 7.2 s. */
 const volatile __u32 flow_tick_shift;
 
-/* A flow's place in the table. */
-struct flow_slot {
+/* A flow, as a lookup found it. Only this file and halfopen.h look inside. */
+struct flow {
 	struct flow_bucket *bucket;
 	__u64 place;	 /* its highest bits are the bucket's number */
 	__u64 signature; /* in its place in an entry */
@@ -73,27 +76,28 @@ static __always_inline __u64 flow_now(void)
 	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;
 }
 
-static __always_inline __u32 flow_server(__u64 value)
+/* The fields of an entry's value. Only this file and halfopen.h read them. */
+static __always_inline __u32 entry_server(__u64 value)
 {
 	return (value >> FLOW_SERVER_SHIFT) & 0xffff;
 }
 
-static __always_inline enum flow_state flow_state(__u64 value)
+static __always_inline enum flow_state entry_state(__u64 value)
 {
 	return (value >> FLOW_STATE_SHIFT) & 3;
 }
 
-/* Another core may have renewed the entry after this one read the clock: ages
- * of less than nothing are nothing. */
-static __always_inline __u64 flow_age(__u64 value, __u64 now)
+/* Ticks since the flow was seen. Another core may have renewed the entry after this one read the
+ * clock: such an entry has age 0. */
+static __always_inline __u64 entry_age(__u64 value, __u64 now)
 {
 	__u64 age = (now - value) & FLOW_TIME_MASK;
 
 	return age > FLOW_TIME_MASK - FLOW_MAX_LEAD ? 0 : age;
 }
 
-static __always_inline __u64 flow_value(__u64 signature, __u32 server, enum flow_state state,
-					__u64 now)
+static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flow_state state,
+					 __u64 now)
 {
 	return signature | (__u64)server << FLOW_SERVER_SHIFT | (__u64)state << FLOW_STATE_SHIFT |
 	       now;
@@ -128,7 +132,7 @@ static __always_inline __u64 flow_signature(const struct flow_key *key, __u32 se
 	return signature;
 }
 
-static __always_inline __u64 flow_read(const struct flow_bucket *bucket, int way)
+static __always_inline __u64 entry_read(const struct flow_bucket *bucket, int way)
 {
 	return *(const volatile __u64 *)&bucket->entry[way];
 }
@@ -140,25 +144,25 @@ static __always_inline int flow_way(__u64 signature, int i)
 	return (i ^ signature >> FLOW_SIGNATURE_SHIFT) & (FLOWS_PER_BUCKET - 1);
 }
 
-static __always_inline bool flow_is_own(const struct flow_slot *slot, __u64 value)
+static __always_inline bool entry_is_own(const struct flow *flow, __u64 value)
 {
-	return (value ^ slot->signature) >> FLOW_SIGNATURE_SHIFT == 0;
+	return (value ^ flow->signature) >> FLOW_SIGNATURE_SHIFT == 0;
 }
 
 /* Reads the entry of the signature in the bucket, if there is one. */
-static __always_inline void flow_search(struct flow_slot *slot)
+static __always_inline void flow_search(struct flow *flow)
 {
-	__u64 signature = slot->signature;
+	__u64 signature = flow->signature;
 
-	slot->value = 0;
-	if (!slot->bucket)
+	flow->value = 0;
+	if (!flow->bucket)
 		return;
 #pragma unroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		__u64 value = flow_read(slot->bucket, flow_way(signature, i));
+		__u64 value = entry_read(flow->bucket, flow_way(signature, i));
 
-		if (flow_is_own(slot, value) && flow_state(value) != FLOW_FREE) {
-			slot->value = value;
+		if (entry_is_own(flow, value) && entry_state(value) != FLOW_FREE) {
+			flow->value = value;
 			return;
 		}
 		/* Or what is of use from the second on would be computed before the first. */
@@ -167,65 +171,141 @@ static __always_inline void flow_search(struct flow_slot *slot)
 }
 
 static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
-					struct flow_slot *slot)
+					struct flow *flow)
 {
 	__u32 number;
 
-	slot->signature = flow_signature(key, service);
-	slot->place = flow_place(key, service);
-	number = slot->place >> flow_bucket_shift;
-	slot->bucket = bpf_map_lookup_elem(&flows, &number);
-	flow_search(slot);
+	flow->signature = flow_signature(key, service);
+	flow->place = flow_place(key, service);
+	number = flow->place >> flow_bucket_shift;
+	flow->bucket = bpf_map_lookup_elem(&flows, &number);
+	flow_search(flow);
 }
 
-static __always_inline bool flow_known(const struct flow_slot *slot)
+static __always_inline bool flow_known(const struct flow *flow)
 {
-	return slot->value;
+	return flow->value;
 }
 
 /* What tells the flow from others to routers: the signature's low bits. */
-static __always_inline __u32 flow_label(const struct flow_slot *slot)
+static __always_inline __u32 flow_label(const struct flow *flow)
 {
-	return slot->signature >> FLOW_SIGNATURE_SHIFT;
+	return flow->signature >> FLOW_SIGNATURE_SHIFT;
 }
 
-/* Replaces an entry of the bucket; false when another core was faster. */
-static __always_inline bool flow_exchange(const struct flow_slot *slot, __u64 old, __u64 new)
+/* The server of a known flow. */
+static __always_inline __u32 flow_server(const struct flow *flow)
 {
+	return entry_server(flow->value);
+}
+
+/* Whether the client has ended the connection, or its server has. */
+static __always_inline bool flow_is_closing(const struct flow *flow)
+{
+	return entry_state(flow->value) == FLOW_CLOSING;
+}
+
+/* Whether no packet of the entry's connection is under way any more. Until then, a SYN may be a
+ * late copy of the connection's own. */
+static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
+{
+	return flow_is_closing(flow) && entry_age(flow->value, now) >= FLOW_LINGER;
+}
+
+static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
+{
+	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
+}
+
+/* Whether the flow is established and was seen in this tick: another packet changes nothing. */
+static __always_inline bool flow_is_fresh(const struct flow *flow, __u64 now)
+{
+	return (flow->value & FLOW_SEEN_MASK) ==
+	       ((__u64)FLOW_ESTABLISHED << FLOW_STATE_SHIFT | now);
+}
+
+/* What happens to a flow. */
+enum flow_event {
+	FLOW_OPENS,	/* a SYN: nothing confirms that the client is there */
+	FLOW_CONTINUES, /* any other packet */
+	FLOW_ENDS,	/* a FIN or RST, or the server says so */
+};
+
+/*
+ * The state machine. A repeated SYN confirms nothing, or a flood of them would; any other second
+ * packet does. So does a packet that comes long after a FIN or RST: that was half a close, or
+ * forged.
+ */
+static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
+{
+	switch (event) {
+	case FLOW_ENDS:
+		return FLOW_CLOSING;
+	case FLOW_OPENS:
+		return from == FLOW_ESTABLISHED ? FLOW_ESTABLISHED : FLOW_NEW;
+	default:
+		return from == FLOW_FREE ? FLOW_NEW : FLOW_ESTABLISHED;
+	}
+}
+
+/* A change of an entry, which may have been of another flow before. */
+struct flow_transition {
+	bool is_done; /* false: another core was faster, and the entry is as that core left it */
+	enum flow_state from, to;
+	__u32 from_server, to_server;
+};
+
+/*
+ * Changes an entry. Every change of a flow's state, age or server, also by the sweep, is made here
+ * and nowhere else.
+ */
+static __always_inline struct flow_transition entry_transition(__u64 *entry, __u64 old, __u64 new)
+{
+	struct flow_transition made = {
+		.is_done = __sync_val_compare_and_swap(entry, old, new) == old,
+		.from = entry_state(old),
+		.to = entry_state(new),
+		.from_server = entry_server(old),
+		.to_server = entry_server(new),
+	};
+
+	return made;
+}
+
+/* Changes the entry of the flow's bucket that has the old value. */
+static __always_inline struct flow_transition flow_transition(const struct flow *flow, __u64 old,
+							      __u64 new)
+{
+	struct flow_transition none = {};
+
 #pragma unroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		int way = flow_way(slot->signature, i);
+		int way = flow_way(flow->signature, i);
 
-		if (flow_read(slot->bucket, way) == old)
-			return __sync_val_compare_and_swap(&slot->bucket->entry[way], old, new) ==
-			       old;
+		if (entry_read(flow->bucket, way) == old)
+			return entry_transition(&flow->bucket->entry[way], old, new);
 	}
-	return false;
+	return none;
 }
 
-/* Whether it is established and was seen in this tick: another packet tells nothing new. */
-static __always_inline bool flow_is_fresh(__u64 value, __u64 now)
+/* Notes what happens to a known flow, which stays with its server. Writes only what changes, and
+ * not twice a tick, to leave the cache line shared between cores. */
+static __always_inline struct flow_transition flow_renew(struct flow *flow, enum flow_event event,
+							 __u64 now)
 {
-	return (value & FLOW_SEEN_MASK) == ((__u64)FLOW_ESTABLISHED << FLOW_STATE_SHIFT | now);
-}
+	__u64 seen = (__u64)flow_next(entry_state(flow->value), event) << FLOW_STATE_SHIFT | now;
+	__u64 changed = (flow->value ^ seen) & FLOW_SEEN_MASK;
+	struct flow_transition none = {};
 
-/* Notes that the flow was seen. Writes only what changed, and not twice a tick,
- * to leave the line shared between cores. */
-static __always_inline void flow_touch(struct flow_slot *slot, enum flow_state state, __u64 now)
-{
-	__u64 seen = (__u64)state << FLOW_STATE_SHIFT | now;
-	__u64 changed = (slot->value ^ seen) & FLOW_SEEN_MASK;
-
-	if (changed)
-		flow_exchange(slot, slot->value, slot->value ^ changed);
+	return changed ? flow_transition(flow, flow->value, flow->value ^ changed) : none;
 }
 
 /* How readily an entry yields its place; 0: not at all. */
-static __always_inline __u64 flow_rank(__u64 value, __u64 now)
+static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
-	__u64 age = flow_age(value, now);
+	__u64 age = entry_age(value, now);
 
-	switch (flow_state(value)) {
+	switch (entry_state(value)) {
 	case FLOW_FREE:
 		return 3 * (FLOW_TIME_MASK + 1);
 	case FLOW_ESTABLISHED:
@@ -237,37 +317,32 @@ static __always_inline __u64 flow_rank(__u64 value, __u64 now)
 
 /*
  * Enters a flow, over its own old entry or the one that yields most readily: free, then the
- * oldest that is new or closing, then the oldest idle. False when all are in use, or another
- * core was faster. Whether one that another core has made of the flow since it was looked up
- * is spared is for the caller to say.
+ * oldest that is new or closing, then the oldest idle. Not done when all are in use, or another
+ * core was faster. Whether an entry is spared that another core has made of the flow since the
+ * lookup is for the caller to say.
  */
-static __always_inline bool flow_enter(struct flow_slot *slot, __u32 server, enum flow_state state,
-				       __u64 now, bool spares_own)
+static __always_inline struct flow_transition
+flow_enter(struct flow *flow, __u32 server, enum flow_state state, __u64 now, bool spares_own)
 {
-	__u64 value = flow_value(slot->signature, server, state, now);
-	__u64 old = slot->value, best = 0;
+	__u64 value = entry_value(flow->signature, server, state, now);
+	struct flow_transition none = {};
+	__u64 old = flow->value, best = 0;
 
-	if (!slot->bucket)
-		return false;
-	if (flow_known(slot))
-		return flow_exchange(slot, old, value);
+	if (!flow->bucket)
+		return none;
+	if (flow_known(flow))
+		return flow_transition(flow, old, value);
 #pragma unroll
 	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
-		__u64 other = flow_read(slot->bucket, flow_way(slot->signature, i));
-		__u64 rank = spares_own && flow_is_own(slot, other) ? 0 : flow_rank(other, now);
+		__u64 other = entry_read(flow->bucket, flow_way(flow->signature, i));
+		__u64 rank = spares_own && entry_is_own(flow, other) ? 0 : entry_rank(other, now);
 
 		if (rank > best) {
 			best = rank;
 			old = other;
 		}
 	}
-	return best && flow_exchange(slot, old, value);
-}
-
-static __always_inline bool flow_insert(struct flow_slot *slot, __u32 server, enum flow_state state,
-					__u64 now)
-{
-	return flow_enter(slot, server, state, now, false);
+	return best ? flow_transition(flow, old, value) : none;
 }
 
 #endif

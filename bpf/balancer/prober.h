@@ -12,7 +12,7 @@
 #include "net/probe.h"
 #include "net/srv6.h"
 #include "stats.h"
-#include "steer.h"
+#include "forward.h"
 
 /* The last probe of a server, and its answer. */
 struct probe {

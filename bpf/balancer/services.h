@@ -32,6 +32,11 @@ static __always_inline enum placement placement_of(const struct service *service
 	return service->rule.methods & 0xf;
 }
 
+static __always_inline enum persistence persistence_of(const struct service *service)
+{
+	return service->rule.methods >> 4;
+}
+
 /* No better than this, for no client chooses what is in the table. */
 static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
 {

@@ -25,16 +25,20 @@ enum persistence {
 /* What becomes of a service's packets: one word, replaced by a single store. */
 struct service_rule {
 	__u32 buckets; /* rows of its consistent-hash table; 0: no server to place on */
-	__u8 table;    /* its table is 2 id + this, but for the flags below: 0 or 1 */
+	__u8 flags;    /* enum rule_flags */
 	__u8 candidates;
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
 } __attribute__((aligned(8)));
 
-/* The other one is the table before, with as many rows and candidates. */
-#define RULE_FORMER 2
-/* It has hunted until lately: there are flows that servers have taken and wait with. */
-#define RULE_HUNTED 4
+/* The last three are what placement and persistence must know of each other. */
+enum rule_flags {
+	RULE_TABLE = 1 << 0,	      /* the table in force is 2 id + 1, not 2 id */
+	RULE_FORMER = 1 << 1,	      /* the other table is the one before, of the same shape */
+	RULE_HALF_OPEN = 1 << 2,      /* servers answer offers, or did until lately */
+	RULE_SERVERS_ANSWER = 1 << 3, /* the server that takes a flow says so */
+	RULE_ASK_IDLE = 1 << 4,	      /* an idle entry proves nothing: servers are asked */
+};
 
 #define METHODS(placement, persistence) ((placement) | (persistence) << 4)
 
@@ -125,7 +129,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 6,
+	TABLES_VERSION = 7,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */

@@ -111,7 +111,7 @@ static __always_inline bool read_wrapped_signal(struct cursor *at, struct packet
 /*
  * Reads the frame of a signal, of which the outer header is parsed, up to the TCP
  * header: the packet is then one of the client's flow, with the server's flags. False
- * when it is wrapped as no server does. Not inlined: see steer_unusual.
+ * when it is wrapped as no server does. Not inlined: see handle_in_full.
  */
 __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal *signal)
 {

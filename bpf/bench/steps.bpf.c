@@ -3,15 +3,15 @@
  * The way of a packet of a known flow up to one of its steps, so that differences
  * tell what each step costs. The verifier removes what is behind the last one.
  */
-#include "balancer/persist.h"
-#include "balancer/steer.h"
+#include "balancer/persistence.h"
+#include "balancer/forward.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 enum step {
 	STEP_PARSE,
 	STEP_CLASSIFY,
-	STEP_PERSIST,
+	STEP_LOOKUP,
 	STEP_ENCAPSULATE,
 	STEP_COUNT,
 };
@@ -30,7 +30,7 @@ int xdp_steps(struct xdp_md *ctx)
 {
 	const struct port *port;
 	struct segments segments = {};
-	struct flow_slot flow = {};
+	struct flow flow = {};
 	struct packet pkt = {};
 	struct service service;
 	enum lb_reason failed;
@@ -43,9 +43,9 @@ int xdp_steps(struct xdp_md *ctx)
 		return XDP_DROP;
 	if (last_step == STEP_CLASSIFY)
 		return stop(&service);
-	if (!persist_plain(&pkt, &service, &flow, &segments))
+	if (!lookup_plain(&pkt, &service, &flow, &segments))
 		return stop(&flow); /* one of the few that found no room */
-	if (last_step == STEP_PERSIST)
+	if (last_step == STEP_LOOKUP)
 		return stop(&segments);
 	port = send(ctx, &pkt, &service, &segments, 1, flow_label(&flow), &failed);
 	if (!port)

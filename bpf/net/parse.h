@@ -149,6 +149,23 @@ static __always_inline __u8 traffic_class(const struct packet *pkt)
 	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? first >> 4 : first;
 }
 
+/* Whether a packet opens a connection. */
+static __always_inline bool starts_connection(const struct packet *pkt)
+{
+	return (pkt->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+static __always_inline bool ends_connection(const struct packet *pkt)
+{
+	return pkt->tcp_flags & (TCP_FIN | TCP_RST);
+}
+
+/* Whether a packet neither opens nor ends a connection, as most do. */
+static __always_inline bool is_plain(const struct packet *pkt)
+{
+	return !(pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST));
+}
+
 /* Whether `size` bytes can be read at the cursor. */
 static __always_inline bool has(const struct cursor *at, __u32 size)
 {

@@ -6,7 +6,7 @@
 #include "balancer/encap.h"
 #include "balancer/maps.h"
 #include "net/parse.h"
-#include "balancer/place.h"
+#include "balancer/segments.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -343,15 +343,15 @@ func TestRetiredServerKeepsNoFlow(t *testing.T) {
 func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 	t.Parallel()
 	f := open(t, standard())
-	before := f.services.byName["web"].rule.Table
+	before := f.services.byName["web"].rule.Flags
 	f.mustApply(standard())
-	if after := f.services.byName["web"].rule.Table; after != before {
+	if after := f.services.byName["web"].rule.Flags; after != before {
 		t.Errorf("table %d, was %d", after, before)
 	}
 	cfg := standard()
 	cfg.Services[0].Servers = cfg.Services[0].Servers[1:]
 	f.mustApply(cfg)
-	if f.services.byName["web"].rule.Table == before {
+	if f.services.byName["web"].rule.Flags == before {
 		t.Error("with a server fewer the table is the same")
 	}
 }

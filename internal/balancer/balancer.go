@@ -62,7 +62,7 @@ type Balancer struct {
 	warned   map[string]bool // interfaces that cannot send
 	stale    map[string]bool // services whose table is to follow their servers' state
 	flows    flowCounts      // that the last sweep left
-	pending  flowCounts      // the half-open ones
+	halfOpen flowCounts      // the half-open ones
 	ready    chan struct{}
 
 	published atomic.Pointer[published] // for scrapes
@@ -579,7 +579,7 @@ func (b *Balancer) sweep() error {
 		return limits != nil && e.age(now) <= limits[e.state()]
 	}
 	b.flows = b.kernel.flows.sweep(keep)
-	b.pending = b.kernel.pending.sweep(keep)
+	b.halfOpen = b.kernel.halfOpen.sweep(keep)
 	b.services.endHunts(time.Now())
 	return b.slots.swept()
 }

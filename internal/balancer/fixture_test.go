@@ -353,7 +353,7 @@ func (f *fixture) bucketNumber(flow Flow) uint32 {
 // forgetFlows empties the flow table, and that of half-open flows.
 func (f *fixture) forgetFlows() {
 	clear(f.kernel.flows.entries)
-	clear(f.kernel.pending.entries)
+	clear(f.kernel.halfOpen.entries)
 }
 
 // total counts the flows of a table by state. It needs no table of its own by server, as count does: tests ask often.

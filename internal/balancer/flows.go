@@ -18,16 +18,16 @@ const (
 	// bucket: half, so that few buckets overflow (docs/flow-table.md).
 	flowLoad = flowsPerBucket / 2
 
-	// flowsPerPending is how many flows there may be for each that is half open: a client answers within
+	// flowsPerHalfOpen is how many flows there may be for each that is half open: a client answers within
 	// a round trip, and then talks for many.
-	flowsPerPending = 4
+	flowsPerHalfOpen = 4
 
 	flowTimeMask = 0xfff
 	// maxFlowLead is how far an entry can be ahead of a clock that was read
 	// earlier, in ticks; FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
 	maxFlowLead = 32
 	flowMinIdle = 15 // ticks; FLOW_MIN_IDLE in bpf/balancer/flowtable.h
-	flowLinger  = 2  // ticks; FLOW_LINGER in bpf/balancer/persist.h
+	flowLinger  = 2  // ticks; FLOW_LINGER in bpf/balancer/flowtable.h
 	// maxFlowTicks leaves the sweeper time before the clock wraps around.
 	maxFlowTicks = flowTimeMask - 2*maxFlowLead
 )

@@ -42,7 +42,7 @@ func (f Flow) words() (words [10]uint32) {
 	return words
 }
 
-// hash is what the flow is placed by, the same on all balancers: bucket_of in bpf/balancer/place.h.
+// hash is what the flow is placed by, the same on all balancers: bucket_of in bpf/balancer/candidates.h.
 func (f Flow) hash(keys *tupleKeys) uint32 {
 	words := f.words()
 	return mix(uint32(multilinear(words[:], keys[:]) >> 32))
@@ -103,7 +103,7 @@ func bucketKeys(seed uint64) (keys tupleKeys) {
 	return keys
 }
 
-// bucketOf is bucket_of in bpf/balancer/place.h.
+// bucketOf is bucket_of in bpf/balancer/candidates.h.
 func bucketOf(hash, buckets uint32) uint32 {
 	return uint32(uint64(hash) * uint64(buckets) >> 32)
 }

@@ -104,7 +104,7 @@ func TestHuntLists(t *testing.T) {
 			}
 		}
 		if slices.ContainsFunc(f.kernel.flows.entries, func(e uint64) bool { return e != 0 }) ||
-			slices.ContainsFunc(f.kernel.pending.entries, func(e uint64) bool { return e != 0 }) {
+			slices.ContainsFunc(f.kernel.halfOpen.entries, func(e uint64) bool { return e != 0 }) {
 			t.Error("the balancer remembers a flow that no server has taken")
 		}
 	}

@@ -33,7 +33,7 @@ type View struct {
 	servers  *serverTable
 	table    *serviceTable
 	flows    *flowTable
-	pending  *flowTable // the half-open ones
+	halfOpen *flowTable // the half-open ones
 	clock    *flowClock
 	counting *sync.Mutex // while counters move from one table to another
 }
@@ -82,7 +82,7 @@ func newView(instance string, counting *sync.Mutex, open func(name string, spec 
 	if v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ); err != nil {
 		return nil, err
 	}
-	if v.pending, err = mapFlows(v.maps.Pending, unix.PROT_READ); err != nil {
+	if v.halfOpen, err = mapFlows(v.maps.HalfOpen, unix.PROT_READ); err != nil {
 		return nil, err
 	}
 	v.clock, err = loadFlowClock(spec)
@@ -95,8 +95,8 @@ func (v *View) Close() error {
 	if v.flows != nil {
 		errs = append(errs, v.flows.close())
 	}
-	if v.pending != nil {
-		errs = append(errs, v.pending.close())
+	if v.halfOpen != nil {
+		errs = append(errs, v.halfOpen.close())
 	}
 	if v.mapped != nil {
 		errs = append(errs, v.mapped.close())
@@ -254,7 +254,7 @@ func (v *View) Snapshot() (*Snapshot, error) {
 			return nil, fmt.Errorf("instance %s: service %s: %w", v.instance, service.Name, err)
 		}
 	}
-	counts, halfOpen := v.flows.count(), v.pending.count()
+	counts, halfOpen := v.flows.count(), v.halfOpen.count()
 	for _, service := range s.Services {
 		for _, server := range service.Servers {
 			server.Flows = counts.of(server.Slot)

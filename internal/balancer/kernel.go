@@ -37,7 +37,7 @@ type kernel struct {
 	arms      []*arm        // on node.interface, and on node.inside where there is one
 	inner     *ebpf.MapSpec // of candidate tables
 	flows     *flowTable
-	pending   *flowTable // the half-open ones
+	halfOpen  *flowTable // the half-open ones
 	clock     *flowClock
 	mapped    *directory
 	servers   *serverTable
@@ -57,7 +57,7 @@ func pinned(maps *kernelMaps) map[string]**ebpf.Map {
 		balancerMapFlows:          &maps.Flows,
 		balancerMapFragments:      &maps.Fragments,
 		balancerMapIdentity:       &maps.Identity,
-		balancerMapPending:        &maps.Pending,
+		balancerMapHalfOpen:       &maps.HalfOpen,
 		balancerMapReasons:        &maps.Reasons,
 		balancerMapServerCounters: &maps.ServerCounters,
 		balancerMapServerLabels:   &maps.ServerLabels,
@@ -101,7 +101,7 @@ func openKernel(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*kern
 		return nil, err
 	}
 	spec.Maps[balancerMapFlows].MaxEntries = flowBuckets(cfg.Node.Limits.Flows)
-	spec.Maps[balancerMapPending].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerPending)
+	spec.Maps[balancerMapHalfOpen].MaxEntries = flowBuckets(cfg.Node.Limits.Flows / flowsPerHalfOpen)
 	for _, bySlot := range []string{
 		balancerMapServerCounters, balancerMapServerSignals, balancerMapAnsweredOffers,
 		balancerMapProbes, balancerMapProbeTurns,
@@ -147,13 +147,13 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 	}
 	k.identity = identity
 	k.constants = map[string]any{
-		balancerVarFlowTickShift:      k.clock.shift,
-		balancerVarFlowBucketKeys:     identity.FlowBucketKeys,
-		balancerVarFlowSignatureKeys:  identity.FlowSignatureKeys,
-		balancerVarFlowBucketShift:    bucketShift(spec.Maps[balancerMapFlows].MaxEntries),
-		balancerVarPendingBucketShift: bucketShift(spec.Maps[balancerMapPending].MaxEntries),
-		balancerVarServiceKeys:        identity.ServiceKeys,
-		balancerVarBucketKeys:         identity.BucketKeys,
+		balancerVarFlowTickShift:       k.clock.shift,
+		balancerVarFlowBucketKeys:      identity.FlowBucketKeys,
+		balancerVarFlowSignatureKeys:   identity.FlowSignatureKeys,
+		balancerVarFlowBucketShift:     bucketShift(spec.Maps[balancerMapFlows].MaxEntries),
+		balancerVarHalfOpenBucketShift: bucketShift(spec.Maps[balancerMapHalfOpen].MaxEntries),
+		balancerVarServiceKeys:         identity.ServiceKeys,
+		balancerVarBucketKeys:          identity.BucketKeys,
 	}
 	for name, value := range k.constants {
 		if err := spec.Variables[name].Set(value); err != nil {
@@ -173,7 +173,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 	if k.flows, err = mapFlows(k.objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	if k.pending, err = mapFlows(k.objects.Pending, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if k.halfOpen, err = mapFlows(k.objects.HalfOpen, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
 	if k.mapped, err = mapDirectory(k.objects.Directory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
@@ -377,7 +377,7 @@ func (k *kernel) undo() error {
 
 // close lets go of the data path; what is pinned works on.
 func (k *kernel) close() error {
-	return errors.Join(k.probes.close(), k.flows.close(), k.pending.close(), k.mapped.close(), k.closeObjects())
+	return errors.Join(k.probes.close(), k.flows.close(), k.halfOpen.close(), k.mapped.close(), k.closeObjects())
 }
 
 // setLocator tells the programs which SIDs are this host's; an invalid one is none.
@@ -476,7 +476,7 @@ func (t *serverTable) flags(slot uint32) balancerServerFlags {
 	return balancerServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
 }
 
-// serves tells whether the slot has a server of the service: serves of bpf/balancer/persist.h.
+// serves tells whether the slot has a server of the service: serves of bpf/balancer/segments.h.
 func (t *serverTable) serves(slot, service uint32) bool {
 	return int(slot) < len(t.servers) && t.flags(slot)&balancerServerFlagsSERVER_IN_USE != 0 && t.servers[slot].Service == service
 }
@@ -516,7 +516,7 @@ func (t *serverTable) hasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
 }
 
-// reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/balancer/persist.h.
+// reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/balancer/segments.h.
 func (t *serverTable) reachable(slot uint32) bool {
 	return t.hasNextHop(slot) && t.flags(slot)&balancerServerFlagsSERVER_UNREACHABLE == 0
 }

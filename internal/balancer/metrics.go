@@ -13,13 +13,13 @@ import (
 
 // published is what the goroutine in control shares with scrapes. It is replaced whole.
 type published struct {
-	flows   flowCounts // of the last sweep; nil before the first
-	pending flowCounts // the half-open ones
+	flows    flowCounts // of the last sweep; nil before the first
+	halfOpen flowCounts // the half-open ones
 }
 
 // publish shares the present state.
 func (b *Balancer) publish() {
-	b.published.Store(&published{flows: b.flows, pending: b.pending})
+	b.published.Store(&published{flows: b.flows, halfOpen: b.halfOpen})
 }
 
 // Collector collects the metrics of a balancer. Counters are read from the kernel at each scrape; the
@@ -167,7 +167,7 @@ func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string
 
 func collectFlows(out chan<- prometheus.Metric, server *ServerState, p *published, labels []string) {
 	if server.Hunt != nil {
-		gauge(out, halfOpenDesc, float64(p.pending.of(server.Slot).Total()), labels...)
+		gauge(out, halfOpenDesc, float64(p.halfOpen.of(server.Slot).Total()), labels...)
 	}
 	counts := p.flows.of(server.Slot)
 	for state, count := range map[balancerFlowState]uint64{

@@ -280,7 +280,7 @@ func TestEveryExit(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
 			clear(f.kernel.flows.entries)
-			clear(f.kernel.pending.entries)
+			clear(f.kernel.halfOpen.entries)
 			f.forgetFragments()
 			if v.full {
 				f.fill(v.flow, f.slot(v.service, f.placed(v.flow, v.service)))

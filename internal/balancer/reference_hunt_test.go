@@ -14,14 +14,14 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// pendingOf is the flow's bucket in the reference's table of half-open flows.
-func (r *reference) pendingOf(flow Flow) *referenceBucket {
+// halfOpenOf is the flow's bucket in the reference's table of half-open flows.
+func (r *reference) halfOpenOf(flow Flow) *referenceBucket {
 	place, _ := flow.tableHash(r.serviceID(flow), &r.identity)
-	number := uint32(r.kernel.pending.number(place))
-	if r.pending[number] == nil {
-		r.pending[number] = &referenceBucket{}
+	number := uint32(r.kernel.halfOpen.number(place))
+	if r.halfOpen[number] == nil {
+		r.halfOpen[number] = &referenceBucket{}
 	}
-	return r.pending[number]
+	return r.halfOpen[number]
 }
 
 // rowAsked is the way through the flow's candidates, of which those that cannot be reached come last, or are
@@ -41,7 +41,7 @@ func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Funct
 
 // hunt is the way of a packet of a flow that the flow table does not know.
 func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason string) {
-	half := r.pendingOf(p.flow).find(p.flow, svc.Name)
+	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
 	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
 		to = alone(srv6.AckStickiness, server)
 		if p.opens() {
@@ -295,7 +295,7 @@ func (r *reference) intrudes(p parsed, reason string) bool {
 func (r *reference) create(h heard, svc *config.Service, sender *config.Server) string {
 	answers := h.flags&packet.SYN != 0
 	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
-	half := r.pendingOf(h.flow).find(h.flow, svc.Name)
+	half := r.halfOpenOf(h.flow).find(h.flow, svc.Name)
 	e := known
 	if e == nil {
 		e = half
@@ -311,7 +311,7 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 		}
 	}
 	if answers && known == nil {
-		if !r.enter(r.pendingOf(h.flow), h.flow, svc, sender, stateNew) {
+		if !r.enter(r.halfOpenOf(h.flow), h.flow, svc, sender, stateNew) {
 			return "return_no_room"
 		}
 		return "return_create"
@@ -332,7 +332,7 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 // remove is what becomes of a flow that a server says is ending.
 func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) {
 	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
-	half := r.pendingOf(h.flow).find(h.flow, svc.Name)
+	half := r.halfOpenOf(h.flow).find(h.flow, svc.Name)
 	switch {
 	case known != nil && r.holder(known, svc) == sender:
 		known.state, known.seen = stateClosing, r.now()

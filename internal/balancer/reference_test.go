@@ -19,17 +19,17 @@ import (
 // world does to servers, and nothing of the tables in the kernel. From the fixture it takes the
 // configuration, the ways to the servers, and the hash keys.
 //
-// Its steps are those of xdp_lb() and steer_unusual() in bpf/balancer/balancer.bpf.c:
+// Its steps are those of xdp_lb() and handle_in_full() in bpf/balancer/balancer.bpf.c:
 //
 //	parse -> classify -> persist -> place -> encapsulate
 type reference struct {
 	*fixture
-	failing map[string]bool // servers that fail their checks, by "service/server"
-	flows   map[uint32]*referenceBucket
-	pending map[uint32]*referenceBucket // the half-open ones
-	firsts  map[piece]Flow              // of first fragments
-	tables  map[string]*tables.Table    // of services, until something changes
-	seen    func(outcome)               // told of what the data path does with each frame; nil: nobody is
+	failing  map[string]bool // servers that fail their checks, by "service/server"
+	flows    map[uint32]*referenceBucket
+	halfOpen map[uint32]*referenceBucket // the half-open ones
+	firsts   map[piece]Flow              // of first fragments
+	tables   map[string]*tables.Table    // of services, until something changes
+	seen     func(outcome)               // told of what the data path does with each frame; nil: nobody is
 }
 
 func newReference(f *fixture) *reference {
@@ -41,7 +41,7 @@ func newReference(f *fixture) *reference {
 
 // forget empties both flow tables.
 func (r *reference) forget() {
-	r.flows, r.pending = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
+	r.flows, r.halfOpen = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
 	r.forgetFlows()
 	r.firsts = map[piece]Flow{}
 	r.forgetFragments()
@@ -117,7 +117,7 @@ func (r *reference) find(p parsed, svc *config.Service) (to []stage, reason stri
 func (r *reference) findFollower(p parsed, svc *config.Service) []stage {
 	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
 	if server == nil && svc.Placement == config.PlacementHunt {
-		if server = r.recall(r.pendingOf(p.flow), p.flow, svc); server == nil {
+		if server = r.recall(r.halfOpenOf(p.flow), p.flow, svc); server == nil {
 			return r.rowAsked(p.flow, svc, srv6.Steer)
 		}
 	}

@@ -139,7 +139,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 		before[m.Name] = m
 	}
 	known := knownFunction(cfg)
-	if svc.rule.hunted() {
+	if svc.rule.hasHalfOpen() {
 		known = srv6.AckStickiness // servers wait for it, until the hunts have ended
 	}
 	members := make([]*member, 0, len(cfg.Servers))
@@ -265,15 +265,10 @@ func (s *services) place(svc *service) error {
 	if table.Candidates > 0 {
 		rule.Buckets = uint32(table.Buckets)
 	}
-	if rule.Table, err = s.install(svc, rule, rows); err != nil {
+	if rule.Flags, err = s.install(svc, rule, rows); err != nil {
 		return err
 	}
-	if svc.Placement == config.PlacementHash && svc.rule.hunted() {
-		rule.Table |= ruleHunted
-		if svc.huntsEnd.IsZero() || svc.rule.Table&ruleHunted == 0 {
-			svc.huntsEnd = time.Now().Add(svc.Timeouts.New)
-		}
-	}
+	s.setCapabilities(svc, &rule)
 	svc.rule, svc.placed = rule, p
 	// One that is new, or moves to another VIP or port, waits until all are ready.
 	if entry := s.kernel.services.find(serviceKeyOf(&svc.Service)); entry != nil && entry.Id == svc.id {
@@ -282,13 +277,28 @@ func (s *services) place(svc *service) error {
 	return nil
 }
 
+// setCapabilities tells persistence what it must know of the placement: whether servers answer, and so
+// can be asked. Where they do no longer, flows that are half open still are for a while.
+func (s *services) setCapabilities(svc *service, rule *balancerServiceRule) {
+	switch {
+	case svc.Placement == config.PlacementHunt:
+		rule.Flags |= ruleServersAnswer | ruleHalfOpen | ruleAskIdle
+		svc.huntsEnd = time.Time{}
+	case svc.rule.hasHalfOpen():
+		rule.Flags |= ruleHalfOpen
+		if svc.huntsEnd.IsZero() {
+			svc.huntsEnd = time.Now().Add(svc.Timeouts.New)
+		}
+	}
+}
+
 // install makes one of the service's two tables hold the rows, and says which, with what is true of the other:
 // a table that is as it would be stays, and with it the one before, after a restart too.
 func (s *services) install(svc *service, rule balancerServiceRule, rows []uint16) (table uint8, err error) {
 	fits := rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates
 	table = svc.rule.table()
 	if fits && s.holds(2*svc.id+uint32(table), rows) {
-		return table | svc.rule.Table&ruleFormer, nil
+		return table | svc.rule.Flags&ruleFormer, nil
 	}
 	table = 1 - table
 	if err := s.kernel.install(2*svc.id+uint32(table), rows); err != nil {
@@ -326,7 +336,7 @@ func (s *services) endHunts(now time.Time) {
 			continue
 		}
 		svc.huntsEnd = time.Time{}
-		svc.rule.Table &^= ruleHunted
+		svc.rule.Flags &^= ruleHalfOpen
 		if entry := s.kernel.services.find(serviceKeyOf(&svc.Service)); entry != nil && entry.Id == svc.id {
 			entry.setRule(svc.rule)
 		}

@@ -183,20 +183,21 @@ func (e *balancerServiceEntry) matches() (netip.Addr, config.Port, config.Protoc
 // table is the number of the service's consistent-hash table.
 func (e *balancerServiceEntry) table() uint32 { return 2*e.Id + uint32(e.Rule.table()) }
 
-// ruleFormer tells that the service's other table is the one before, of the same shape: RULE_FORMER of
-// bpf/balancer/types.h.
-const ruleFormer = 2
+// enum rule_flags of bpf/balancer/types.h.
+const (
+	ruleTable         = uint8(balancerRuleFlagsRULE_TABLE)
+	ruleFormer        = uint8(balancerRuleFlagsRULE_FORMER)
+	ruleHalfOpen      = uint8(balancerRuleFlagsRULE_HALF_OPEN)
+	ruleServersAnswer = uint8(balancerRuleFlagsRULE_SERVERS_ANSWER)
+	ruleAskIdle       = uint8(balancerRuleFlagsRULE_ASK_IDLE)
+)
 
-// ruleHunted tells that the service has hunted until lately: RULE_HUNTED of bpf/balancer/types.h.
-const ruleHunted = 4
-
-// hunted tells whether there may be flows that servers have taken and wait with.
-func (r *balancerServiceRule) hunted() bool {
-	return r.Table&ruleHunted != 0 || r.placement() != balancerPlacementPLACEMENT_HASH
-}
+// hasHalfOpen tells whether there may be flows that servers have taken and whose clients have not
+// answered yet.
+func (r *balancerServiceRule) hasHalfOpen() bool { return r.Flags&ruleHalfOpen != 0 }
 
 // table is which of its two tables a service uses: 0 or 1.
-func (r *balancerServiceRule) table() uint8 { return r.Table &^ (ruleFormer | ruleHunted) }
+func (r *balancerServiceRule) table() uint8 { return r.Flags & ruleTable }
 
 func (e *balancerServiceEntry) rule() (rule balancerServiceRule) {
 	*(*uint64)(unsafe.Pointer(&rule)) = atomic.LoadUint64((*uint64)(unsafe.Pointer(&e.Rule)))

@@ -178,7 +178,7 @@ func (s *slots) reclaim(wanted map[serverKey]bool) error {
 	if len(unwanted) == 0 {
 		return nil
 	}
-	for _, table := range []*flowTable{s.kernel.flows, s.kernel.pending} {
+	for _, table := range []*flowTable{s.kernel.flows, s.kernel.halfOpen} {
 		s.kernel.backup.keepFlows(table, func(e flowEntry) bool { return unwanted[e.server()] })
 		table.sweep(func(e flowEntry) bool { return !unwanted[e.server()] })
 	}

@@ -75,19 +75,19 @@ func (f *fixture) cast(flow Flow, service string) map[string]string {
 	return parts
 }
 
-// setState makes the tables say of a flow what a state does: "listen", or "pending", "new", "steer",
+// setState makes the tables say of a flow what a state does: "listen", or "half-open", "new", "steer",
 // "closing", "over" or "stale" with a server.
 func (f *fixture) setState(flow Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.kernel.flows.entries)
-	clear(f.kernel.pending.entries)
+	clear(f.kernel.halfOpen.entries)
 	kind, part, _ := strings.Cut(state, " ")
 	if kind == "listen" {
 		return
 	}
 	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
 	table, flowState := f.kernel.flows, map[string]balancerFlowState{
-		"pending": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing, "over": stateClosing,
+		"half-open": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing, "over": stateClosing,
 		"stale": stateEstablished,
 	}[kind]
 	seen := f.now()
@@ -97,8 +97,8 @@ func (f *fixture) setState(flow Flow, service, state string, parts map[string]st
 	if kind == "stale" {
 		seen = (seen - flowMinIdle) & flowTimeMask
 	}
-	if kind == "pending" {
-		table = f.kernel.pending
+	if kind == "half-open" {
+		table = f.kernel.halfOpen
 	}
 	table.entries[table.number(place)*flowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, seen)
 }
@@ -108,7 +108,7 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 	f.t.Helper()
 	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
 	var states []string
-	for name, table := range map[string]*flowTable{"pending": f.kernel.pending, "": f.kernel.flows} {
+	for name, table := range map[string]*flowTable{"half-open": f.kernel.halfOpen, "": f.kernel.flows} {
 		for i := range table.entries {
 			entry := flowEntry(table.entries[i])
 			if entry == 0 {
@@ -154,25 +154,25 @@ var stickiness = []struct {
 	{"listen", "SYN", "hunt", "listen"},
 	{"listen", "ACK", "recover", "listen"},
 	{"listen", "FIN", "recover", "listen"},
-	{"listen", "create SYN-ACK first", "client", "pending first"},
-	{"listen", "create SYN-ACK second", "client", "pending second"},
-	{"listen", "create SYN-ACK third", "client", "pending third"}, // of random candidates, or another set of servers
+	{"listen", "create SYN-ACK first", "client", "half-open first"},
+	{"listen", "create SYN-ACK second", "client", "half-open second"},
+	{"listen", "create SYN-ACK third", "client", "half-open third"}, // of random candidates, or another set of servers
 	{"listen", "create ACK first", "client", "steer first"},
 	{"listen", "create ACK second", "client", "steer second"},
 	{"listen", "create FIN first", "client", "steer first"},
 	{"listen", "remove FIN first", "client", "listen"},
 	{"listen", "remove RST second", "client", "listen"},
 
-	{"pending first", "SYN", "first", "pending first"},
-	{"pending first", "ACK", "first", "steer first"},
-	{"pending first", "FIN", "first", "closing first"},
-	{"pending first", "RST", "first", "closing first"},
-	{"pending first", "create SYN-ACK first", "client", "pending first"},
-	{"pending first", "create ACK first", "client", "pending first"},
-	{"pending first", "create SYN-ACK second", "reset second", "pending first"},
-	{"pending first", "create ACK second", "reset second", "pending first"},
-	{"pending first", "remove RST first", "client", "listen"},
-	{"pending first", "remove RST second", "client", "pending first"},
+	{"half-open first", "SYN", "first", "half-open first"},
+	{"half-open first", "ACK", "first", "steer first"},
+	{"half-open first", "FIN", "first", "closing first"},
+	{"half-open first", "RST", "first", "closing first"},
+	{"half-open first", "create SYN-ACK first", "client", "half-open first"},
+	{"half-open first", "create ACK first", "client", "half-open first"},
+	{"half-open first", "create SYN-ACK second", "reset second", "half-open first"},
+	{"half-open first", "create ACK second", "reset second", "half-open first"},
+	{"half-open first", "remove RST first", "client", "listen"},
+	{"half-open first", "remove RST second", "client", "half-open first"},
 
 	{"steer first", "SYN", "first", "steer first"},
 	{"steer first", "ACK", "first", "steer first"},
@@ -232,11 +232,11 @@ var stickiness = []struct {
 // The same of flows whose server is drained: the client may well connect anew, but if it does that server knows,
 // which is asked first. So nobody else's SYN moves a connection.
 var stickinessOfDrained = []struct{ state, event, want, after string }{
-	{"pending first", "SYN", "hunt after first", "pending first"},
-	{"pending first", "ACK", "first", "steer first"},
-	{"pending first", "create SYN-ACK first", "client", "pending first"},
-	{"pending first", "create SYN-ACK second", "client", "pending second"},
-	{"pending first", "create ACK second", "reset second", "pending first"},
+	{"half-open first", "SYN", "hunt after first", "half-open first"},
+	{"half-open first", "ACK", "first", "steer first"},
+	{"half-open first", "create SYN-ACK first", "client", "half-open first"},
+	{"half-open first", "create SYN-ACK second", "client", "half-open second"},
+	{"half-open first", "create ACK second", "reset second", "half-open first"},
 	{"steer first", "SYN", "hunt after first", "steer first"},
 	{"steer first", "ACK", "first", "steer first"},
 	{"steer first", "create SYN-ACK second", "client", "new second"},
@@ -359,7 +359,7 @@ func TestHalfOpenFlowOfUnheardStays(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
-	f.setState(web, "web", "pending first", parts)
+	f.setState(web, "web", "half-open first", parts)
 	for _, m := range f.services.byName["web"].members {
 		m.probed = true
 	}
@@ -392,7 +392,7 @@ func TestSYNOfDrainedService(t *testing.T) {
 	for _, c := range []struct {
 		state   string
 		isAsked bool
-	}{{"listen", false}, {"pending first", true}, {"steer first", true}, {"closing first", true}, {"over first", false}, {"stale first", true}} {
+	}{{"listen", false}, {"half-open first", true}, {"steer first", true}, {"closing first", true}, {"over first", false}, {"stale first", true}} {
 		t.Run(c.state, func(t *testing.T) {
 			f.t = t
 			f.setState(web, "web", c.state, parts)
@@ -443,7 +443,7 @@ func TestFloodOfSYNs(t *testing.T) {
 	if !slices.Equal(before, f.kernel.flows.entries) {
 		t.Error("the flow table is other than before")
 	}
-	for _, e := range f.kernel.pending.entries {
+	for _, e := range f.kernel.halfOpen.entries {
 		if e == 0 {
 			t.Error("the flood did not fill the table of half-open flows")
 			break
@@ -558,11 +558,11 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 	for _, c := range []struct {
 		idle  uint16
 		after string
-	}{{ticks, "pending first"}, {ticks + 1, "listen"}} {
-		f.setState(web, "web", "pending first", parts)
-		for i, e := range f.kernel.pending.entries {
+	}{{ticks, "half-open first"}, {ticks + 1, "listen"}} {
+		f.setState(web, "web", "half-open first", parts)
+		for i, e := range f.kernel.halfOpen.entries {
 			if e != 0 {
-				f.kernel.pending.entries[i] = e&^flowTimeMask | uint64(f.now()-c.idle)&flowTimeMask
+				f.kernel.halfOpen.entries[i] = e&^flowTimeMask | uint64(f.now()-c.idle)&flowTimeMask
 			}
 		}
 		f.must(f.sweep())
@@ -570,12 +570,12 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 			t.Errorf("idle for %d ticks of %d: %s, want %s", c.idle, ticks, state, c.after)
 		}
 	}
-	f.setState(web, "web", "pending first", parts)
+	f.setState(web, "web", "half-open first", parts)
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)
 	f.route()
-	if state := f.state(web, "web", parts); state != "pending first" {
+	if state := f.state(web, "web", parts); state != "half-open first" {
 		t.Errorf("after a restart: %s", state)
 	}
 }

@@ -62,11 +62,11 @@ func TestTwoTakers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			won := map[string]int{}
-			f.collide(4_000, frames, func() { f.crowdPending(web, "web", ages) }, func(verdict [2]uint32) {
-				f.leavePending(web)
+			f.collide(4_000, frames, func() { f.crowdHalfOpen(web, "web", ages) }, func(verdict [2]uint32) {
+				f.leaveHalfOpen(web)
 				outcome := verdicts[verdict[0]] + ", " + verdicts[verdict[1]] + ": " + f.state(web, "web", parts)
 				won[outcome]++
-				if outcome != "pass, redirect: pending first" && outcome != "redirect, pass: pending second" {
+				if outcome != "pass, redirect: half-open first" && outcome != "redirect, pass: half-open second" {
 					t.Error(outcome)
 				}
 			})
@@ -78,21 +78,21 @@ func TestTwoTakers(t *testing.T) {
 	}
 }
 
-// crowdPending puts half-open flows of the given ages, in ticks, into a flow's bucket, and leaves no others.
-func (f *fixture) crowdPending(flow Flow, service string, ages []uint16) {
-	clear(f.kernel.pending.entries)
+// crowdHalfOpen puts half-open flows of the given ages, in ticks, into a flow's bucket, and leaves no others.
+func (f *fixture) crowdHalfOpen(flow Flow, service string, ages []uint16) {
+	clear(f.kernel.halfOpen.entries)
 	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
 	for i, age := range ages {
 		other := signature ^ uint64(i+1)<<3
-		f.kernel.pending.entries[f.kernel.pending.number(place)*flowsPerBucket+i] =
+		f.kernel.halfOpen.entries[f.kernel.halfOpen.number(place)*flowsPerBucket+i] =
 			entryOf(other, f.slot(service, f.service(service).Servers[0].Name), stateNew, f.now()-age)
 	}
 }
 
-// leavePending frees all entries of a flow's bucket but its own.
-func (f *fixture) leavePending(flow Flow) {
+// leaveHalfOpen frees all entries of a flow's bucket but its own.
+func (f *fixture) leaveHalfOpen(flow Flow) {
 	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
-	bucket := f.kernel.pending.entries[f.kernel.pending.number(place)*flowsPerBucket:][:flowsPerBucket]
+	bucket := f.kernel.halfOpen.entries[f.kernel.halfOpen.number(place)*flowsPerBucket:][:flowsPerBucket]
 	for i, entry := range bucket {
 		if flowEntry(entry).signature() != signature {
 			bucket[i] = 0
@@ -109,7 +109,7 @@ func TestTakerWhileConfirmed(t *testing.T) {
 		web.frame(packet.Flags(packet.ACK)),
 		f.signal(web, "web", parts[second], srv6.CreateStickiness, synAck),
 	}
-	f.collide(30_000, frames, func() { f.setState(web, "web", "pending first", parts) }, func(verdict [2]uint32) {
+	f.collide(30_000, frames, func() { f.setState(web, "web", "half-open first", parts) }, func(verdict [2]uint32) {
 		outcome := verdicts[verdict[0]] + ", " + verdicts[verdict[1]] + ": " + f.state(web, "web", parts)
 		if outcome != "redirect, redirect: steer first" {
 			t.Error(outcome)

@@ -141,7 +141,7 @@ type course struct {
 	functions []srv6.Function
 }
 
-// askAll is the course through servers of which the last is asked something else: ask of bpf/balancer/place.h.
+// askAll is the course through servers of which the last is asked something else: ask of bpf/balancer/segments.h.
 func askAll(slots []uint32, each, last srv6.Function) course {
 	c := course{slots, slices.Repeat([]srv6.Function{each}, len(slots))}
 	if len(slots) > 0 {
@@ -186,8 +186,8 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 		return askAll([]uint32{entry.server()}, known, known), balancerLbReasonLB_FORWARD_KNOWN, nil
 	}
 	var half flowEntry
-	if service.Rule.hunted() {
-		halfOpen, signature := v.pending.bucket(p.Flow, service.Id, &v.identity)
+	if service.Rule.hasHalfOpen() {
+		halfOpen, signature := v.halfOpen.bucket(p.Flow, service.Id, &v.identity)
 		half = halfOpen.find(signature)
 		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
 			return askAll([]uint32{half.server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
@@ -234,7 +234,7 @@ func (v *View) huntCourse(p Packet, service *balancerServiceEntry, row []uint32,
 }
 
 // offerAfter is the course of a SYN that is offered to a row when a drained server has been asked whether the
-// connection is there: offer of bpf/balancer/hunt.h.
+// connection is there: offer of bpf/balancer/place_hunt.h.
 func offerAfter(drained uint32, row []uint32) course {
 	slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == drained })
 	slots = slices.Insert(slots, 0, drained)
@@ -246,14 +246,14 @@ func offerAfter(drained uint32, row []uint32) course {
 }
 
 // isDrained tells of an entry that a SYN leaves whether its server may have the connection all the same:
-// list_drained of bpf/balancer/hunt.h.
+// list_holder of bpf/balancer/place_hunt.h.
 func (v *View) isDrained(service *balancerServiceEntry, entry flowEntry, now uint16) bool {
 	slot := entry.server()
 	return entry != 0 && v.servers.serves(slot, service.Id) && v.servers.reachable(slot) && !isOver(entry, now) &&
 		v.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0
 }
 
-// seek is the course of a packet of a flow whose entry is stale: seek of bpf/balancer/hunt.h.
+// seek is the course of a packet of a flow whose entry is stale: seek of bpf/balancer/place_hunt.h.
 func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holder uint32) course {
 	slots := slices.Clone(row)
 	if v.servers.reachable(holder) {
@@ -273,7 +273,7 @@ func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holde
 	return askAll(append(slots[:last:last], holder), srv6.RecoverStickiness, srv6.AckStickiness)
 }
 
-// mostSegments is how many segments a packet may visit and still fit a way: most_segments of bpf/balancer/hunt.h.
+// mostSegments is how many segments a packet may visit and still fit a way: most_segments of bpf/balancer/place_hunt.h.
 func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
 	room := mtu - p.Length
 	if kind == config.SRv6Insert {
@@ -313,13 +313,13 @@ var stateNames = map[balancerFlowState]string{
 	balancerFlowStateFLOW_CLOSING:     "closing",
 }
 
-// isOver tells whether an entry's connection has ended for good: is_over in bpf/balancer/persist.h.
+// isOver tells whether an entry's connection has ended for good: flow_is_over in bpf/balancer/flowtable.h.
 func isOver(entry flowEntry, now uint16) bool {
 	return entry.state() == balancerFlowStateFLOW_CLOSING && entry.age(now) >= flowLinger
 }
 
 // leaves says why the packet of a known flow does not go to its server: keeps_server in
-// bpf/balancer/persist.h. Empty: it does.
+// bpf/balancer/persist_table.h. Empty: it does.
 func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, now uint16) string {
 	if int(entry.server()) >= len(v.servers.servers) {
 		return "the server's slot is beyond the table"
@@ -384,7 +384,7 @@ func (v *View) place(p Packet, service *balancerServiceEntry, hunts bool, t *Tra
 	return slots, nil
 }
 
-// listOffered lists the servers that a new connection is offered to: offer of bpf/balancer/hunt.h.
+// listOffered lists the servers that a new connection is offered to: offer of bpf/balancer/place_hunt.h.
 func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32 {
 	takes := func(slot uint32) bool {
 		return v.servers.reachable(slot) &&
@@ -396,10 +396,10 @@ func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32
 	return v.appendRow(nil, row, service, isAny)
 }
 
-// listAsked lists the servers that are asked for a flow: list_own of bpf/balancer/hunt.h.
+// listAsked lists the servers that are asked for a flow: list_own of bpf/balancer/place_hunt.h.
 func (v *View) listAsked(row []uint32, bucket uint32, service *balancerServiceEntry) ([]uint32, error) {
 	slots := v.appendRow(nil, row, service, v.servers.reachable)
-	if service.Rule.Table&ruleFormer != 0 {
+	if service.Rule.Flags&ruleFormer != 0 {
 		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
 		if err != nil {
 			return nil, err
@@ -411,7 +411,7 @@ func (v *View) listAsked(row []uint32, bucket uint32, service *balancerServiceEn
 
 func isAny(uint32) bool { return true }
 
-// appendRow adds the wanted servers of a row: list_row of bpf/balancer/hunt.h.
+// appendRow adds the wanted servers of a row: list_row of bpf/balancer/place_hunt.h.
 func (v *View) appendRow(slots, row []uint32, service *balancerServiceEntry, wanted func(uint32) bool) []uint32 {
 	for _, slot := range row {
 		if len(slots) < tables.MaxCandidates && v.servers.serves(slot, service.Id) && wanted(slot) && !slices.Contains(slots, slot) {

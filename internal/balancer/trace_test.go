@@ -131,7 +131,7 @@ func TestTraceOfHunt(t *testing.T) {
 	view := f.view()
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
-		for _, state := range []string{"listen", "pending second", "new second", "steer third", "closing second", "over second", "stale first", "stale second", "stale third"} {
+		for _, state := range []string{"listen", "half-open second", "new second", "steer third", "closing second", "over second", "stale first", "stale second", "stale third"} {
 			for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
 				for _, harm := range []string{"", "without " + first, "without " + second, "silent " + first, "silent " + second} {
 					t.Run(fmt.Sprintf("%s/%s/%v/%s", service, state, flags, harm), func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 	kinds := []packet.TCPFlags{packet.SYN, packet.SYN, packet.SYN, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
 	rapid.Check(t, func(t *rapid.T) {
 		clear(f.kernel.flows.entries)
-		clear(f.kernel.pending.entries)
+		clear(f.kernel.halfOpen.entries)
 		f.route()
 		for range rapid.IntRange(40, 80).Draw(t, "packets") {
 			service := rapid.SampledFrom(names).Draw(t, "service")
@@ -232,7 +232,7 @@ func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 	drained.Weight = new(uint32)
 	f.mustApply(cfg)
 	view := f.view()
-	for _, state := range []string{"pending first", "steer first", "over first"} {
+	for _, state := range []string{"half-open first", "steer first", "over first"} {
 		f.setState(web, "web", state, parts)
 		trace := mustTrace(t, view, Packet{Flow: web, Opens: true, Length: 60})
 		if !trace.Placement.Random || trace.Reason != "forward_hunt" {

@@ -68,7 +68,7 @@ type benchCase struct {
 func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseFloor }
 
 // steps of a packet's way; enum step of bpf/bench/steps.bpf.c.
-var steps = []string{"parse", "classify", "persist", "encapsulate", "count"}
+var steps = []string{"parse", "classify", "lookup", "encapsulate", "count"}
 
 // encapsulations are those of a family's packets.
 var encapsulations = map[family][]config.Encapsulation{

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What does not depend on how flows are remembered: a packet's way out to the
- * servers that were found.
+ * Forwarding: a packet's way out, once its servers are found.
  */
-#ifndef SEGUE_BALANCER_STEER_H
-#define SEGUE_BALANCER_STEER_H
+#ifndef SEGUE_BALANCER_FORWARD_H
+#define SEGUE_BALANCER_FORWARD_H
 
 #include "answer.h"
 #include "encap.h"
 #include "net/host.h"
 #include "maps.h"
 #include "net/parse.h"
-#include "place.h"
+#include "segments.h"
 #include "stats.h"
 
 /* Inlined for each kind: the sizes of headers are constants then. */

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Half-open flows: a server has answered the SYN, and the client has not said anything since.
+ * They are kept as flows are (flowtable.h), but apart: SYNs whose sender never comes back
+ * displace one another here, and no flow there.
+ */
+#ifndef SEGUE_BALANCER_HALFOPEN_H
+#define SEGUE_BALANCER_HALFOPEN_H
+
+#include "flowtable.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load: a power of two */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_bucket);
+} half_open SEC(".maps");
+
+const volatile __u32 half_open_bucket_shift; /* 64 less the bits of a bucket's number */
+
+/* The state of an entry whose server may have to yield to another one. */
+#define HALF_OPEN_CLAIM FLOW_CLOSING
+
+/* Finds the half-open flow of a flow that was looked up; a claim is none yet. */
+static __always_inline void half_open_lookup(const struct flow *flow, struct flow *half_open_flow)
+{
+	__u32 number = flow->place >> half_open_bucket_shift;
+
+	half_open_flow->place = flow->place;
+	half_open_flow->signature = flow->signature;
+	half_open_flow->bucket = bpf_map_lookup_elem(&half_open, &number);
+	flow_search(half_open_flow);
+	if (entry_state(half_open_flow->value) == HALF_OPEN_CLAIM)
+		half_open_flow->value = 0;
+}
+
+static __always_inline void half_open_remove(const struct flow *flow)
+{
+	flow_transition(flow, flow->value, 0);
+}
+
+/* The server of an entry that could not be made: there is no room, or another core was faster. */
+#define HALF_OPEN_NOBODY -1
+
+static __always_inline bool is_rival(const struct flow *claim, __u64 value)
+{
+	return entry_is_own(claim, value) && value != claim->value &&
+	       entry_state(value) != FLOW_FREE;
+}
+
+/*
+ * The server that a claim to the flow has to yield to because of another entry: that of
+ * an entry that is confirmed, or of the lower of two claims. The higher claim is removed, unless
+ * it is confirmed that very moment.
+ */
+static __always_inline int half_open_rival(const struct flow *claim, __u64 *entry)
+{
+	__u64 value = *(volatile __u64 *)entry;
+
+	if (is_rival(claim, value) && entry_state(value) == HALF_OPEN_CLAIM && value > claim->value)
+		value = entry_transition(entry, value, 0).is_done ? 0 : *(volatile __u64 *)entry;
+	return is_rival(claim, value) ? (int)entry_server(value) : HALF_OPEN_NOBODY;
+}
+
+/*
+ * Enters the server that has answered the SYN, and returns the server that has the flow then.
+ * Two cores may enter two servers, in two entries of the bucket, also of a full one: each
+ * first claims one, then looks for others, and confirms its claim if nobody has removed it.
+ */
+static __always_inline int half_open_insert(struct flow *flow, __u32 server)
+{
+	__u64 now = flow_now();
+	__u64 confirmed = entry_value(flow->signature, server, FLOW_NEW, now);
+
+	if (!flow_enter(flow, server, HALF_OPEN_CLAIM, now, true).is_done)
+		return HALF_OPEN_NOBODY;
+	flow->value = entry_value(flow->signature, server, HALF_OPEN_CLAIM, now);
+#pragma unroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++) {
+		int rival = half_open_rival(flow, &flow->bucket->entry[i]);
+
+		if (rival != HALF_OPEN_NOBODY) {
+			half_open_remove(flow);
+			return rival;
+		}
+	}
+	if (!flow_transition(flow, flow->value, confirmed).is_done)
+		return HALF_OPEN_NOBODY;
+	flow->value = confirmed;
+	return server;
+}
+
+#endif

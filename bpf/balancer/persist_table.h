@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Persistence `table`: the flow table remembers which server has a flow. Where servers answer
+ * offers of new connections, their answers enter the flow: at first as half open, so that a
+ * flood of SYNs leaves no trace in the flow table.
+ */
+#ifndef SEGUE_BALANCER_PERSIST_TABLE_H
+#define SEGUE_BALANCER_PERSIST_TABLE_H
+
+#include "flowtable.h"
+#include "halfopen.h"
+#include "segments.h"
+#include "stats.h"
+
+static __always_inline enum flow_event event_of(const struct packet *pkt)
+{
+	if (ends_connection(pkt))
+		return FLOW_ENDS;
+	return starts_connection(pkt) ? FLOW_OPENS : FLOW_CONTINUES;
+}
+
+/*
+ * Whether a packet after a FIN or RST tells nothing: it may belong to the end. The
+ * entry keeps the time of the FIN, so that later ones can tell more.
+ */
+static __always_inline bool lingers(const struct packet *pkt, const struct flow *flow, __u64 now)
+{
+	return flow_is_closing(flow) && !flow_is_over(flow, now) && event_of(pkt) == FLOW_CONTINUES;
+}
+
+/* Whether a packet can be moved to another server safely: a SYN, or one that is not TCP. */
+static __always_inline bool may_move(const struct packet *pkt)
+{
+	return starts_connection(pkt) || pkt->key.protocol != IPPROTO_TCP;
+}
+
+/*
+ * A flow stays with its server as long as that is configured. A new connection
+ * that reuses the ports of one that is over, or whose server is drained, is placed
+ * afresh, and so is whatever may move while its server cannot be reached. A
+ * server of another service shows that two flows share a signature: they are never mixed up.
+ */
+static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
+					 const struct flow *flow)
+{
+	const struct server *server = server_at(flow_server(flow));
+
+	if (!serves(server, service))
+		return false;
+	if (may_move(pkt) && (server->flags & SERVER_FAILING || !is_reachable(server)))
+		return false;
+	return !starts_connection(pkt) ||
+	       (!(server->flags & SERVER_DRAINED) && !flow_is_over(flow, flow_now()));
+}
+
+/* Makes the server of a known flow the only segment, if the packet is to stay with it. */
+static __always_inline bool keep(const struct packet *pkt, const struct service *service,
+				 const struct flow *flow, struct segments *segments)
+{
+	if (!flow_known(flow) || !keeps_server(pkt, service, flow))
+		return false;
+	go_to(segments, flow_server(flow), server_at(flow_server(flow)));
+	return true;
+}
+
+/*
+ * Whether an entry was idle for so long that it proves nothing, where servers can be asked: the
+ * flow may have moved to another balancer, ended there, and be back as another connection,
+ * with another server. Clients do not use a port again any sooner, as a rule.
+ */
+static __always_inline bool is_stale(const struct service *service, const struct flow *flow,
+				     __u64 now)
+{
+	return service->rule.flags & RULE_ASK_IDLE && flow_is_idle(flow, now);
+}
+
+/* Notes what the packet tells of its flow. False when the entry is stale: only a server's answer
+ * renews it. */
+static __always_inline bool renew(const struct packet *pkt, const struct service *service,
+				  struct flow *flow, __u64 now)
+{
+	if (lingers(pkt, flow, now))
+		return true;
+	if (is_stale(service, flow, now))
+		return false;
+	flow_renew(flow, event_of(pkt), now);
+	return true;
+}
+
+/* The client has answered the server: from now on the flow table has the flow. */
+static __always_inline enum lb_reason confirm(const struct packet *pkt, struct flow *flow,
+					      const struct flow *half_open_flow)
+{
+	enum flow_state state = flow_next(FLOW_NEW, event_of(pkt));
+
+	if (!flow_enter(flow, flow_server(half_open_flow), state, flow_now(), false).is_done)
+		return LB_FORWARD_NO_ROOM;
+	half_open_remove(half_open_flow);
+	return LB_FORWARD_NEW;
+}
+
+/* Goes on with a half-open flow. None where there is no such, or it has to begin again. */
+static __always_inline enum lb_reason
+lookup_half_open(const struct packet *pkt, const struct service *service, struct flow *flow,
+		 const struct flow *half_open_flow, struct segments *segments)
+{
+	if (!keep(pkt, service, half_open_flow, segments))
+		return LB_NONE;
+	ask(segments, SID_ACK, SID_ACK);
+	if (starts_connection(pkt))
+		return LB_FORWARD_KNOWN;
+	return confirm(pkt, flow, half_open_flow);
+}
+
+/* The server that may have the flow, though the packet is not to stay with it; negative: there is
+ * none. A server that fails its checks is not asked about new connections. */
+static __always_inline int holder_of(const struct packet *pkt, const struct service *service,
+				     const struct flow *flow)
+{
+	const struct server *server = server_at(flow_server(flow));
+
+	if (!flow_known(flow) || !serves(server, service))
+		return -1;
+	if (starts_connection(pkt) &&
+	    (server->flags & SERVER_FAILING || flow_is_over(flow, flow_now())))
+		return -1;
+	return flow_server(flow);
+}
+
+/*
+ * Finds the server of a flow. The reason is none where the flow is to be placed; `holder` is then
+ * the server that may have the flow. The SYN of a stale entry is for the entry's server to judge.
+ */
+static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
+						   const struct service *service, struct flow *flow,
+						   int *holder, struct segments *segments)
+{
+	struct flow half_open_flow = {};
+	enum lb_reason why;
+
+	flow_lookup(&pkt->key, service->id, flow);
+	if (keep(pkt, service, flow, segments) && renew(pkt, service, flow, flow_now()))
+		return LB_FORWARD_KNOWN;
+	if (service->rule.flags & RULE_HALF_OPEN) {
+		half_open_lookup(flow, &half_open_flow);
+		why = lookup_half_open(pkt, service, flow, &half_open_flow, segments);
+		if (why)
+			return why;
+	}
+	if (starts_connection(pkt) && keep(pkt, service, flow, segments))
+		return LB_FORWARD_KNOWN;
+	*holder = holder_of(pkt, service,
+			    starts_connection(pkt) && !flow_known(flow) ? &half_open_flow : flow);
+	return LB_NONE;
+}
+
+/* The same for a plain packet of a flow whose server is well: then none of its packets moves.
+ * False: the packet takes the full way. */
+static __always_inline bool lookup_table_plain(const struct packet *pkt,
+					       const struct service *service, struct flow *flow,
+					       struct segments *segments)
+{
+	const struct server *server;
+	__u64 now;
+
+	flow_lookup(&pkt->key, service->id, flow);
+	if (!flow_known(flow))
+		return false;
+	server = server_at(flow_server(flow));
+	if (!is_well(server, service))
+		return false;
+	go_to(segments, flow_server(flow), server);
+	now = flow_now();
+	return flow_is_fresh(flow, now) || renew(pkt, service, flow, now);
+}
+
+/* Makes the server of an entry the only segment for a packet that may be anybody's. */
+static __always_inline bool recall(const struct service *service, const struct flow *flow,
+				   struct segments *segments)
+{
+	const struct server *server = server_at(flow_server(flow));
+
+	if (!flow_known(flow) || !serves(server, service))
+		return false;
+	go_to(segments, flow_server(flow), server);
+	ask(segments, SID_DELIVER, SID_DELIVER);
+	return true;
+}
+
+/* Finds the server of a flow for a fragment or an ICMP error, which leaves the entry as it is. */
+static __always_inline bool recall_table(const struct packet *pkt, const struct service *service,
+					 struct flow *flow, struct segments *segments)
+{
+	struct flow half_open_flow;
+
+	flow_lookup(&pkt->key, service->id, flow);
+	if (recall(service, flow, segments))
+		return true;
+	if (!(service->rule.flags & RULE_HALF_OPEN))
+		return false;
+	half_open_lookup(flow, &half_open_flow);
+	return recall(service, &half_open_flow, segments);
+}
+
+/*
+ * Remembers where a flow was placed. A flow that finds no room is placed again by every packet of
+ * it, and still keeps its server while the candidates stay the same. Where servers answer, they
+ * decide: an entry is renewed only where there is nobody else to ask, or no room in the packet to
+ * ask. Otherwise the entry of a long upload would look idle.
+ */
+static __always_inline enum lb_reason commit_table(const struct packet *pkt,
+						   const struct service *service, struct flow *flow,
+						   const struct segments *segments)
+{
+	bool is_open = pkt->key.protocol == IPPROTO_TCP && !starts_connection(pkt);
+
+	if (service->rule.flags & RULE_SERVERS_ANSWER) {
+		if (starts_connection(pkt))
+			return LB_FORWARD_HUNT;
+		if (segments->count == 1 && flow_known(flow) &&
+		    segments->server[0] == flow_server(flow))
+			flow_renew(flow, event_of(pkt), flow_now());
+		return LB_FORWARD_RECOVER;
+	}
+	if (!flow_enter(flow, segments->server[0], flow_next(FLOW_FREE, event_of(pkt)), flow_now(),
+			false)
+		     .is_done)
+		return LB_FORWARD_NO_ROOM;
+	return is_open ? LB_FORWARD_RECOVER : LB_FORWARD_NEW;
+}
+
+/*
+ * Whether an entry's server has the flow, so that no other can: it is a server of the
+ * service, and a SYN would still be sent to it (keeps_server), or the signal is not an
+ * answer to a SYN. A flow that is over may begin again elsewhere, and a closing one may be gone;
+ * but its own server's signals may have overtaken one another. A stale entry is why servers were
+ * asked.
+ */
+static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
+				     const struct flow *flow, __u32 sender, __u64 now)
+{
+	const struct server *server = server_at(flow_server(flow));
+
+	if (!flow_known(flow) || is_stale(service, flow, now) || !serves(server, service))
+		return false;
+	if (pkt->tcp_flags & TCP_SYN)
+		return takes_flows(server) && !flow_is_over(flow, now);
+	return !flow_is_closing(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
+}
+
+/* A SYN-ACK's server is half open until the client answers. Its answer to another one may have
+ * come since the flow table was looked at: entries are there before they are gone from here. */
+static __always_inline int enter_half_open(struct flow *flow, struct flow *half_open_flow,
+					   __u32 server)
+{
+	int winner = half_open_insert(half_open_flow, server);
+
+	if (winner == HALF_OPEN_NOBODY)
+		return winner;
+	flow_search(flow);
+	if (winner != (int)server || !flow_known(flow))
+		return winner;
+	half_open_remove(half_open_flow);
+	return HALF_OPEN_NOBODY;
+}
+
+/*
+ * Enters the server that took a flow, and returns the server that has it then. A packet that is
+ * not a SYN-ACK comes from a connection. A flow that had an entry keeps its place, half open
+ * or not.
+ */
+static __always_inline int enter_answer(const struct packet *pkt, struct flow *flow,
+					struct flow *half_open_flow, __u32 server)
+{
+	bool is_syn_ack = pkt->tcp_flags & TCP_SYN;
+
+	if (is_syn_ack && !flow_known(flow))
+		return enter_half_open(flow, half_open_flow, server);
+	if (!flow_enter(flow, server, is_syn_ack ? FLOW_NEW : FLOW_ESTABLISHED, flow_now(), false)
+		     .is_done)
+		return HALF_OPEN_NOBODY;
+	if (flow_known(half_open_flow))
+		half_open_remove(half_open_flow);
+	return server;
+}
+
+static __always_inline void lookup_both(const struct packet *pkt, const struct service *service,
+					struct flow *flow, struct flow *half_open_flow)
+{
+	flow_lookup(&pkt->key, service->id, flow);
+	half_open_lookup(flow, half_open_flow);
+}
+
+/*
+ * A server says that it has taken the flow: the first one keeps it, and any other gets a reset.
+ * Where the server cannot be entered another core may have been faster: one more look tells.
+ */
+static __always_inline enum lb_reason take_create_table(const struct packet *pkt,
+							const struct service *service,
+							struct flow *flow, __u32 sender)
+{
+	struct flow half_open_flow = {};
+
+	for (int i = 0; i < 2; i++) {
+		const struct flow *entry = flow;
+		int server;
+
+		lookup_both(pkt, service, flow, &half_open_flow);
+		if (!flow_known(flow))
+			entry = &half_open_flow;
+		server = is_taken(pkt, service, entry, sender, flow_now())
+				 ? (int)flow_server(entry)
+				 : enter_answer(pkt, flow, &half_open_flow, sender);
+		if (server != HALF_OPEN_NOBODY)
+			return server == (int)sender ? LB_RETURN_CREATE : LB_FORWARD_RESET;
+	}
+	return LB_RETURN_NO_ROOM;
+}
+
+/* A server says that the flow is ending. Only the flow's own server is believed. */
+static __always_inline enum lb_reason take_remove_table(const struct packet *pkt,
+							const struct service *service,
+							struct flow *flow, __u32 sender)
+{
+	struct flow half_open_flow = {};
+
+	lookup_both(pkt, service, flow, &half_open_flow);
+	if (flow_known(flow)) {
+		if (flow_server(flow) == sender)
+			flow_renew(flow, FLOW_ENDS, flow_now());
+	} else if (flow_known(&half_open_flow) && flow_server(&half_open_flow) == sender) {
+		half_open_remove(&half_open_flow);
+	}
+	return LB_RETURN_REMOVE;
+}
+
+#endif

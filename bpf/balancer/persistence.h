@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Persistence: how the packets of a flow that was placed find its server again. Each method has a
+ * header of its own, and a case in each function here.
+ */
+#ifndef SEGUE_BALANCER_PERSISTENCE_H
+#define SEGUE_BALANCER_PERSISTENCE_H
+
+#include "persist_table.h"
+
+/* Finds the server of a flow. The reason is none where the flow is to be placed; `holder` is then
+ * a server that may have the flow, and negative where there is none. */
+static __always_inline enum lb_reason lookup(const struct packet *pkt,
+					     const struct service *service, struct flow *flow,
+					     int *holder, struct segments *segments)
+{
+	switch (persistence_of(service)) {
+	case PERSISTENCE_TABLE:
+		return lookup_table(pkt, service, flow, holder, segments);
+	}
+	return LB_NONE;
+}
+
+/* Finds the server of a plain packet. False: the packet takes the full way. */
+static __always_inline bool lookup_plain(const struct packet *pkt, const struct service *service,
+					 struct flow *flow, struct segments *segments)
+{
+	return lookup_table_plain(pkt, service, flow, segments);
+}
+
+/* Finds the server of a flow for a packet that tells nothing about the flow: a fragment, or an
+ * ICMP error. */
+static __always_inline bool recall_flow(const struct packet *pkt, const struct service *service,
+					struct flow *flow, struct segments *segments)
+{
+	switch (persistence_of(service)) {
+	case PERSISTENCE_TABLE:
+		return recall_table(pkt, service, flow, segments);
+	}
+	return false;
+}
+
+/* Remembers where a flow was placed, and says why the packet goes there. */
+static __always_inline enum lb_reason commit(const struct packet *pkt,
+					     const struct service *service, struct flow *flow,
+					     const struct segments *segments)
+{
+	switch (persistence_of(service)) {
+	case PERSISTENCE_TABLE:
+		return commit_table(pkt, service, flow, segments);
+	}
+	return LB_FORWARD_NEW;
+}
+
+/* Takes note of a server's signal about a flow: create-stickiness, or remove-stickiness. */
+static __always_inline enum lb_reason take_signal_of(const struct packet *pkt,
+						     const struct service *service,
+						     struct flow *flow, __u32 sender, bool removes)
+{
+	switch (persistence_of(service)) {
+	case PERSISTENCE_TABLE:
+		return removes ? take_remove_table(pkt, service, flow, sender)
+			       : take_create_table(pkt, service, flow, sender);
+	}
+	return removes ? LB_RETURN_REMOVE : LB_RETURN_CREATE;
+}
+
+#endif

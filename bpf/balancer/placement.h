@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Placement: which servers get a new flow, or are offered it. Each method has a header of its own,
+ * and a case in each function here.
+ */
+#ifndef SEGUE_BALANCER_PLACEMENT_H
+#define SEGUE_BALANCER_PLACEMENT_H
+
+#include "place_hash.h"
+#include "place_hunt.h"
+
+/* Chooses servers for a packet whose flow persistence does not know for sure. A `holder` that is
+ * not negative is a server that may have the flow. False: the service has no server. */
+static __always_inline bool choose(const struct packet *pkt, const struct service *service,
+				   int holder, struct segments *segments)
+{
+	switch (placement_of(service)) {
+	case PLACEMENT_HASH:
+		return place_hash(&pkt->key, service, segments);
+	case PLACEMENT_HUNT:
+	case PLACEMENT_HUNT_RANDOM:
+		return place_hunt(pkt, service, holder, segments);
+	}
+	return false;
+}
+
+/* Chooses servers that may have an unknown flow, for a fragment or an ICMP error of it. */
+static __always_inline bool choose_related(const struct packet *pkt, const struct service *service,
+					   struct segments *segments)
+{
+	switch (placement_of(service)) {
+	case PLACEMENT_HASH:
+		return place_hash(&pkt->key, service, segments);
+	case PLACEMENT_HUNT:
+	case PLACEMENT_HUNT_RANDOM:
+		return visit_candidates(&pkt->key, service, segments);
+	}
+	return false;
+}
+
+#endif

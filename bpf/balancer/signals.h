@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Servers' signals about flows of services whose servers answer: create-stickiness, that the
+ * sender has taken the flow, and remove-stickiness, that it is ending. They come with packets to the
+ * client, which the balancer unwraps and sends on. The states are those of 6LB, table
+ * II; docs/protocol.md has them all.
+ */
+#ifndef SEGUE_BALANCER_STICKINESS_H
+#define SEGUE_BALANCER_STICKINESS_H
+
+#include "forward.h"
+#include "persistence.h"
+#include "placement.h"
+#include "reset.h"
+#include "net/tag.h"
+#include "unwrap.h"
+
+/* Which slot a server of a service has. The service is part of the key, for one host
+ * may serve many. */
+struct sender {
+	__u64 locator; /* in memory order */
+	__u32 service;
+	__u32 pad;
+};
+
+#define MAX_SENDERS 131072
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SENDERS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sender);
+	__type(value, __u32);
+} senders SEC(".maps");
+
+/* The server that sent the signal, if it is one of the service. */
+static __always_inline const struct server *
+find_sender(const struct signal *signal, const struct service *service, __u32 *number)
+{
+	const struct sender key = { .locator = signal->sender, .service = service->id };
+	const __u32 *slot = bpf_map_lookup_elem(&senders, &key);
+	const struct server *server;
+
+	if (!slot)
+		return NULL;
+	*number = *slot;
+	server = server_at(*number);
+	return serves(server, service) ? server : NULL;
+}
+
+/* Whether the sender has a key of this node's; anybody has if there is none. Not inlined,
+ * for the stack's sake. */
+__noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
+{
+	const struct signal_keys *keys = find_signal_keys();
+	struct tagged tagged_signal;
+	__u64 tag;
+
+	if (!pkt || !signal)
+		return false;
+	if (!keys)
+		return true;
+	tagged_signal = tagged(&pkt->key, signal->sender, sid_low_function(signal->sid_low));
+	tag = sid_low_argument(signal->sid_low);
+	return tag == make_tag(&tagged_signal, &keys->key[0]) ||
+	       tag == make_tag(&tagged_signal, &keys->key[1]);
+}
+
+/* Whether it says that the flow ends. */
+static __always_inline bool is_removal(const struct signal *signal)
+{
+	return sid_low_function(signal->sid_low) == SID_REMOVE;
+}
+
+/* Turns the server's packet into a reset, and sends it back. */
+static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
+				      const struct service *service, const struct signal *signal,
+				      __u32 sender, __u32 label)
+{
+	struct segments segments = {
+		.count = 1,
+		.server = { sender },
+		.first_server = server_at(sender),
+	};
+
+	if (!make_reset(ctx, pkt, signal))
+		return leave(ctx, pkt, LB_DROP_SIGNAL);
+	ask(&segments, SID_DELIVER, SID_DELIVER);
+	return forward(ctx, pkt, service, &segments, 1, label, LB_FORWARD_RESET);
+}
+
+/* Takes a server's signal, whose packet goes on to the client. */
+static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
+{
+	struct service service = {};
+	struct signal signal = {};
+	struct flow flow = {};
+	__u32 sender = 0;
+	enum lb_reason why;
+
+	if (!read_signal(ctx, pkt, &signal))
+		return leave(ctx, pkt, LB_DROP_SIGNAL);
+	if (classify(pkt, &service))
+		return leave(ctx, pkt, LB_DROP_SENDER);
+	if (!find_sender(&signal, &service, &sender))
+		return leave(ctx, pkt, LB_DROP_SENDER);
+	if (!is_vouched(pkt, &signal))
+		return leave(ctx, pkt, LB_DROP_TAG);
+	if (pkt->hop_limit <= 1)
+		return leave(ctx, pkt, LB_DROP_HOP_LIMIT);
+	count_received_signal(sender, is_removal(&signal));
+	if (pkt->tcp_flags & TCP_SYN)
+		count_answered_offer(first_offered(&service, &pkt->key));
+	why = take_signal_of(pkt, &service, &flow, sender, is_removal(&signal));
+	if (why == LB_FORWARD_RESET)
+		return send_reset(ctx, pkt, &service, &signal, sender, flow_label(&flow));
+	return leave(ctx, pkt, remove_signal(ctx, pkt, &signal) ? why : LB_DROP_SIGNAL);
+}
+
+#endif
