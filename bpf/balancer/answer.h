@@ -163,7 +163,7 @@ static __always_inline enum lb_reason answer_echo(struct xdp_md *ctx, const stru
 	const void *end = frame_end(ctx);
 	void *ip = ethernet + 1;
 
-	if (pkt->transport != ETH_HLEN + header || !is_from_one_host(pkt) || ip > end)
+	if (transport_offset(pkt) != ETH_HLEN + header || !is_from_one_host(pkt) || ip > end)
 		return LB_DROP_ICMP_TYPE;
 	if (!may_answer_now(ANSWER_REPLY))
 		return LB_DROP_RATE_LIMIT;

@@ -39,7 +39,7 @@ enum parse_error {
 	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
 	PARSE_ROUTING_HEADER, /* not at the last of its segments yet */
 	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */
-	PARSE_PROTOCOL,	      /* neither TCP nor UDP; `transport` is where it begins */
+	PARSE_PROTOCOL,	      /* neither TCP nor UDP; transport_offset() is where it begins */
 	PARSE_TRANSPORT,      /* transport header truncated or inconsistent */
 };
 
@@ -52,10 +52,12 @@ enum packet_kind {
 
 struct packet {
 	struct flow_key key;
-	__be16 ethertype;     /* 0 until the IP header's addresses are known */
-	__u16 length;	      /* of layer 3 */
-	__u16 hop_by_hop;     /* bytes of IPv6 hop-by-hop options */
-	__u16 transport;      /* offset of the transport header in the frame */
+	__be16 ethertype; /* 0 until the IP header's addresses are known */
+	__u16 length;	  /* of layer 3 */
+	__u16 hop_by_hop; /* bytes of IPv6 hop-by-hop options */
+	/* Offset of the transport header in the frame, if extension headers are in front of it; else 0.
+	 * transport_offset() tells it in both cases. */
+	__u16 transport;
 	__be16 version_class; /* of the IP header: the version, and what traffic_class reads */
 	__u8 hop_limit;
 	__u8 tcp_flags; /* enum tcp_flag; 0 for UDP */
@@ -256,14 +258,30 @@ static __always_inline bool is_extension(__u8 next_header)
 	       next_header == IPPROTO_DSTOPTS || next_header == IPPROTO_FRAGMENT;
 }
 
+/*
+ * Where the transport header of a parsed packet is in the frame, in bytes. It follows from what is
+ * kept of the IP header anyway, so that only those who read the transport header again, for TCP
+ * options, say, pay for it.
+ */
+static __always_inline __u32 transport_offset(const struct packet *pkt)
+{
+	if (pkt->transport)
+		return pkt->transport;
+	if (pkt->ethertype == bpf_htons(ETH_P_IPV6))
+		return ETH_HLEN + sizeof(struct ipv6hdr);
+	return ETH_HLEN + (bpf_ntohs(pkt->version_class) >> 8 & 0xf) * 4;
+}
+
 /* To where the transport header was found. */
 static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
 				    const struct packet *pkt)
 {
+	__u32 offset = transport_offset(pkt);
+
 	/* Masked for the verifier alone: eight extension headers are shorter. */
-	at->pos = frame_start(ctx) + (pkt->transport & 0x7fff);
+	at->pos = frame_start(ctx) + (offset & 0x7fff);
 	at->end = frame_end(ctx);
-	at->left = pkt->length + ETH_HLEN - pkt->transport;
+	at->left = pkt->length + ETH_HLEN - offset;
 }
 
 /*
@@ -387,8 +405,6 @@ static __always_inline enum parse_error parse(struct xdp_md *ctx, struct packet 
 
 	if (!error)
 		error = parse_transport(&at, pkt, true);
-	if (error == PARSE_PROTOCOL)
-		pkt->transport = at.pos - frame_start(ctx);
 	return error;
 }
 
