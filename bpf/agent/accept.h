@@ -135,13 +135,13 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 				      struct load *load)
 {
 	const struct load *reported;
-	const __s64 *open;
+	const __s64 *count;
 
 	load->capacity = acceptance->capacity;
 	switch (acceptance->source) {
 	case LOAD_CONNECTIONS:
-		open = bpf_map_lookup_elem(&connections, key);
-		load->busy = open && *open > 0 ? *open : 0;
+		count = bpf_map_lookup_elem(&connections, key);
+		load->busy = count && *count > 0 ? *count : 0;
 		return connections_counted;
 	case LOAD_ACCEPT_QUEUE:
 		load->busy = backlog->waiting;

@@ -122,7 +122,7 @@ static __always_inline enum agent_reason receive(struct xdp_md *ctx)
 		return AGENT_PASS_NOT_FOR_HOST;
 	if (host_is_outside && is_intruder(ctx))
 		return AGENT_DROP_OUTSIDE;
-	why = open_envelope(ctx, &envelope);
+	why = read_envelope(ctx, &envelope);
 	if (why)
 		return why;
 	return carry_out(ctx, &envelope, decide(ctx, &envelope));

@@ -20,7 +20,7 @@ static __always_inline __s64 *connections_of(const struct bpf_sock_ops *ops)
 	/* Read before it is known to be of use: the verifier wants plain accesses, and the
 	 * compiler would make one of two. */
 	__u32 ipv4 = ((const volatile struct bpf_sock_ops *)ops)->local_ip4;
-	__s64 *open;
+	__s64 *count;
 
 	if (ops->family == IPV6_FAMILY) {
 		key.vip.s6_addr32[0] = ops->local_ip6[0];
@@ -31,9 +31,9 @@ static __always_inline __s64 *connections_of(const struct bpf_sock_ops *ops)
 		map_ipv4(&key.vip, ipv4);
 	}
 	key.port = bpf_htons(ops->local_port);
-	open = bpf_map_lookup_elem(&connections, &key);
-	if (open)
-		return open;
+	count = bpf_map_lookup_elem(&connections, &key);
+	if (count)
+		return count;
 	key.port = 0;
 	return bpf_map_lookup_elem(&connections, &key);
 }
@@ -46,19 +46,19 @@ static __always_inline bool is_open(__u32 state)
 
 static __always_inline void follow_connection(struct bpf_sock_ops *ops)
 {
-	__s64 *open;
+	__s64 *count;
 
 	if (bpf_get_netns_cookie(ops) != node_netns)
 		return;
-	open = connections_of(ops);
-	if (!open)
+	count = connections_of(ops);
+	if (!count)
 		return;
 	if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
-		__sync_fetch_and_add(open, 1);
+		__sync_fetch_and_add(count, 1);
 		bpf_sock_ops_cb_flags_set(ops,
 					  ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 	} else {
-		__sync_fetch_and_add(open, -1);
+		__sync_fetch_and_add(count, -1);
 	}
 }
 

@@ -19,14 +19,14 @@ volatile __u64 node_locator;
 /* What a client's packet came in. */
 struct envelope {
 	struct in6_addr vip;
-	__u64 sender;	    /* the balancer's locator, in memory order */
-	__u64 first;	    /* that of the list's first segment, if it is visited; else 0 */
-	__u16 function;	    /* enum sid_function; SID_HOST in a tunnel */
-	__be16 ethertype;   /* of the packet to deliver */
-	__u16 options;	    /* bytes of hop-by-hop options */
-	__u16 srh;	    /* bytes of the segment routing header; 0: none */
-	__u16 size;	    /* bytes of all headers in front of an inner packet */
-	__u8 encapsulation; /* enum encapsulation */
+	__u64 sender;	     /* the balancer's locator, in memory order */
+	__u64 first_segment; /* that of the list's first segment, if it is visited; else 0 */
+	__u16 function;	     /* enum sid_function; SID_HOST in a tunnel */
+	__be16 ethertype;    /* of the packet to deliver */
+	__u16 options;	     /* bytes of hop-by-hop options */
+	__u16 srh;	     /* bytes of the segment routing header; 0: none */
+	__u16 size;	     /* bytes of all headers in front of an inner packet */
+	__u8 encapsulation;  /* enum encapsulation */
 	__u8 hop_limit;
 	__u8 traffic_class;
 	__u8 inner_class; /* the inner packet's TOS or traffic class */
@@ -86,7 +86,7 @@ static __always_inline bool read_inner(const struct cursor *at, struct envelope 
 /* Reads what is behind the outer header of a tunnel to this node. Whatever is
  * not as our balancers send it may belong to another tunnel between the same
  * addresses. */
-static __always_inline enum agent_reason open_tunnel(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason read_tunnel(struct cursor *at, struct envelope *envelope)
 {
 	__be16 ethertype = inner_ethertype(envelope->next_header);
 
@@ -105,7 +105,7 @@ static __always_inline enum agent_reason open_tunnel(struct cursor *at, struct e
 	return read_inner(at, envelope, ethertype) ? AGENT_NONE : AGENT_PASS_OTHER_TUNNEL;
 }
 
-static __always_inline enum agent_reason open_ipv4(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason read_ipv4(struct cursor *at, struct envelope *envelope)
 {
 	const struct iphdr *ip = at->pos;
 	struct in6_addr destination;
@@ -123,11 +123,11 @@ static __always_inline enum agent_reason open_ipv4(struct cursor *at, struct env
 	envelope->traffic_class = ip->tos;
 	envelope->next_header = ip->protocol;
 	peel(at, envelope, ip->ihl * 4);
-	return open_tunnel(at, envelope);
+	return read_tunnel(at, envelope);
 }
 
 /* Hop-by-hop options stay in front of an inserted segment routing header. */
-static __always_inline bool open_options(struct cursor *at, struct envelope *envelope)
+static __always_inline bool read_options(struct cursor *at, struct envelope *envelope)
 {
 	const struct extension_header *header = at->pos;
 	__u32 size;
@@ -148,7 +148,7 @@ static __always_inline bool open_options(struct cursor *at, struct envelope *env
  * the last entry: a reduced header leaves out the first segment (4.1.1). TLVs
  * behind the list are skipped (section 2.1).
  */
-static __always_inline enum agent_reason open_srh(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason read_srh(struct cursor *at, struct envelope *envelope)
 {
 	const struct segment_routing_header *srh = at->pos;
 	const struct in6_addr *first;
@@ -169,7 +169,7 @@ static __always_inline enum agent_reason open_srh(struct cursor *at, struct enve
 	if ((void *)(first + 1) > at->end)
 		return AGENT_DROP_SRH_TRUNCATED; /* checked already, but not for the verifier */
 	if (srh->segments_left < srh->last_entry)
-		envelope->first = locator_of(first);
+		envelope->first_segment = locator_of(first);
 	envelope->vip = srh->segment[0];
 	envelope->srh = size;
 	envelope->segments_left = srh->segments_left;
@@ -182,24 +182,24 @@ static __always_inline enum agent_reason open_srh(struct cursor *at, struct enve
  * In an inserted list the sender is the first segment, which is not a server's. The
  * function deliver does not ask for one, and so takes a reduced header too.
  */
-static __always_inline enum agent_reason open_inserted(struct envelope *envelope)
+static __always_inline enum agent_reason read_inserted(struct envelope *envelope)
 {
 	envelope->encapsulation = ENCAP_SRV6_INSERT;
 	if (!envelope->segments_left)
 		return AGENT_DROP_SRH_SEGMENTS_LEFT;
-	if (envelope->function != SID_DELIVER && !envelope->first)
+	if (envelope->function != SID_DELIVER && !envelope->first_segment)
 		return AGENT_DROP_SRH_SEGMENTS_LEFT;
-	envelope->sender = envelope->first;
+	envelope->sender = envelope->first_segment;
 	return AGENT_NONE;
 }
 
 /* Reads behind the header of a packet to a SID, up to the VIP. */
-static __always_inline enum agent_reason open_segments(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason read_segments(struct cursor *at, struct envelope *envelope)
 {
-	if (envelope->next_header == IPPROTO_HOPOPTS && !open_options(at, envelope))
+	if (envelope->next_header == IPPROTO_HOPOPTS && !read_options(at, envelope))
 		return AGENT_DROP_EXTENSION;
 	if (envelope->next_header == IPPROTO_ROUTING) {
-		enum agent_reason why = open_srh(at, envelope);
+		enum agent_reason why = read_srh(at, envelope);
 
 		if (why)
 			return why;
@@ -213,7 +213,7 @@ static __always_inline enum agent_reason open_segments(struct cursor *at, struct
 	if (!envelope->srh)
 		return envelope->next_header == IPPROTO_FRAGMENT ? AGENT_DROP_FRAGMENT
 								 : AGENT_DROP_NOT_ENCAPSULATED;
-	return open_inserted(envelope);
+	return read_inserted(envelope);
 }
 
 /* Whether servers have the function, for packets to VIPs. */
@@ -235,7 +235,7 @@ static __always_inline bool is_other_server(const struct in6_addr *segment)
 	       !is_multicast(segment);
 }
 
-static __always_inline enum agent_reason open_sid(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason read_sid(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;
 
@@ -251,10 +251,10 @@ static __always_inline enum agent_reason open_sid(struct cursor *at, struct enve
 		return AGENT_DROP_IP_HEADER;
 	envelope->next_header = ip->nexthdr;
 	peel(at, envelope, sizeof(*ip));
-	return open_segments(at, envelope);
+	return read_segments(at, envelope);
 }
 
-static __always_inline enum agent_reason open_ipv6(struct cursor *at, struct envelope *envelope)
+static __always_inline enum agent_reason read_ipv6(struct cursor *at, struct envelope *envelope)
 {
 	const struct ipv6hdr *ip = at->pos;
 
@@ -263,7 +263,7 @@ static __always_inline enum agent_reason open_ipv6(struct cursor *at, struct env
 	envelope->traffic_class = ipv6_traffic_class(ip);
 	envelope->hop_limit = ip->hop_limit;
 	if (in_node_locator(&ip->daddr))
-		return open_sid(at, envelope);
+		return read_sid(at, envelope);
 	if (!is_tunnel(ip->nexthdr) || is_ipv4(&ip->daddr) ||
 	    !bpf_map_lookup_elem(&tunnel_addresses, &ip->daddr))
 		return AGENT_PASS_NOT_FOR_AGENT;
@@ -271,7 +271,7 @@ static __always_inline enum agent_reason open_ipv6(struct cursor *at, struct env
 		return AGENT_PASS_IP_HEADER;
 	envelope->next_header = ip->nexthdr;
 	peel(at, envelope, sizeof(*ip));
-	return open_tunnel(at, envelope);
+	return read_tunnel(at, envelope);
 }
 
 /*
@@ -283,18 +283,18 @@ __noinline int is_intruder(struct xdp_md *ctx)
 	struct fragment fragment = {};
 	struct packet pkt = {};
 	struct cursor at = {};
-	enum parse_error error = parse_network(ctx, &at, &pkt, &fragment);
+	enum parse_result result = parse_network(ctx, &at, &pkt, &fragment);
 
 	if (pkt.ethertype != bpf_htons(ETH_P_IPV6))
 		return false;
 	if (in_node_locator(&pkt.key.destination))
 		return sid_function(&pkt.key.destination) != SID_HOST;
-	return error == PARSE_ROUTING_HEADER && bpf_map_lookup_elem(&vips, &pkt.key.destination);
+	return result == PARSE_SEGMENTS_LEFT && bpf_map_lookup_elem(&vips, &pkt.key.destination);
 }
 
 /* Reads a frame up to the VIP; the reason is none if there is one. `envelope`
  * must be zero. */
-static __always_inline enum agent_reason open_envelope(const struct xdp_md *ctx,
+static __always_inline enum agent_reason read_envelope(const struct xdp_md *ctx,
 						       struct envelope *envelope)
 {
 	struct cursor at = { .pos = frame_start(ctx), .end = frame_end(ctx) };
@@ -304,9 +304,9 @@ static __always_inline enum agent_reason open_envelope(const struct xdp_md *ctx,
 		return AGENT_PASS_NOT_IP;
 	at.pos = (void *)(ethernet + 1);
 	if (ethernet->h_proto == bpf_htons(ETH_P_IP))
-		return open_ipv4(&at, envelope);
+		return read_ipv4(&at, envelope);
 	if (ethernet->h_proto == bpf_htons(ETH_P_IPV6))
-		return open_ipv6(&at, envelope);
+		return read_ipv6(&at, envelope);
 	return AGENT_PASS_NOT_IP;
 }
 

@@ -80,14 +80,14 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	return AGENT_NONE;
 }
 
-/* Where a packet of a known flow leads; `open` is for one that does not end it. */
+/* Where a packet of a known flow leads; `otherwise` is for a packet that does not end it. */
 static __always_inline enum agent_flow_state next_agent_state(const struct packet *pkt,
 							      const struct agent_flow *flow,
-							      enum agent_flow_state open)
+							      enum agent_flow_state otherwise)
 {
 	if (flow && flow->state == AGENT_FLOW_ENDING)
 		return AGENT_FLOW_ENDING;
-	return ends_connection(pkt) ? AGENT_FLOW_CLOSING : open;
+	return ends_connection(pkt) ? AGENT_FLOW_CLOSING : otherwise;
 }
 
 /* ack-stickiness: whoever asks is told by the stack if the flow is not here, and the
@@ -96,15 +96,15 @@ static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
 	const struct agent_flow *flow = find_agent_flow(&pkt->key);
-	enum agent_flow_state open = AGENT_FLOW_DIRECT;
+	enum agent_flow_state otherwise = AGENT_FLOW_DIRECT;
 	struct backlog backlog = {};
 
 	if (!flow && pkt->tcp_flags & (TCP_SYN | TCP_FIN | TCP_RST) &&
 	    !is_live(find_local(ctx, pkt, &backlog)))
 		return AGENT_NONE;
 	if (flow && flow->state == AGENT_FLOW_CLOSING)
-		open = AGENT_FLOW_CLOSING;
-	update_agent_flow(&pkt->key, flow, envelope, next_agent_state(pkt, flow, open));
+		otherwise = AGENT_FLOW_CLOSING;
+	update_agent_flow(&pkt->key, flow, envelope, next_agent_state(pkt, flow, otherwise));
 	return AGENT_NONE;
 }
 

@@ -74,9 +74,10 @@ static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum
 /* Finds the service of a packet, and the flow that what is no whole packet of TCP or
  * UDP belongs to; the reason is none if there are both. */
 static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
-						   enum parse_error error, struct service *service)
+						   enum parse_result result,
+						   struct service *service)
 {
-	enum lb_reason why = reason_of(error);
+	enum lb_reason why = reason_of(result);
 
 	if (why && why != LB_PASS_NOT_IP)
 		why = drop_if_vip(pkt, why);
@@ -94,7 +95,7 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 
 /* The way of a packet that is not plain, or could not be parsed to the end, or whose flow is
  * not known. Not inlined: the verifier walks it once, and the others' way stays short. */
-__noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 error)
+__noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result)
 {
 	struct segments segments = {};
 	struct service service = {};
@@ -103,7 +104,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 erro
 
 	if (!pkt)
 		return XDP_ABORTED;
-	why = judge(pkt, read_unusual(ctx, pkt, error, &service));
+	why = judge(pkt, read_unusual(ctx, pkt, result, &service));
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
 						: find_related(pkt, &service, &flow, &segments);
@@ -129,15 +130,15 @@ int xdp_lb(struct xdp_md *ctx)
 	struct segments segments;
 	struct service service;
 	struct flow flow;
-	enum parse_error error;
+	enum parse_result result;
 	enum lb_reason why;
 
 	if (!for_host(ctx))
 		return leave(ctx, &pkt, LB_PASS_NOT_FOR_HOST);
-	error = parse(ctx, &pkt);
-	if (error)
-		return is_for_balancer(&pkt, error) ? take_own(ctx, &pkt)
-						    : handle_in_full(ctx, &pkt, error);
+	result = parse(ctx, &pkt);
+	if (result)
+		return is_to_balancer(&pkt, result) ? take_own(ctx, &pkt)
+						     : handle_in_full(ctx, &pkt, result);
 	if (!is_plain(&pkt))
 		return handle_in_full(ctx, &pkt, PARSE_OK);
 	why = classify(&pkt, &service);

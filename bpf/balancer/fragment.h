@@ -58,7 +58,7 @@ static __always_inline enum lb_reason read_later_fragment(const struct fragment_
 static __always_inline enum lb_reason
 read_first_fragment(struct cursor *at, const struct fragment_key *key, struct packet *pkt)
 {
-	enum parse_error error = parse_transport(at, pkt, false);
+	enum parse_result result = parse_transport(at, pkt, false);
 	struct fragment_flow flow = {
 		.seen = bpf_ktime_get_coarse_ns(),
 		.source_port = pkt->key.source_port,
@@ -66,9 +66,9 @@ read_first_fragment(struct cursor *at, const struct fragment_key *key, struct pa
 		.protocol = pkt->key.protocol,
 	};
 
-	if (error == PARSE_PROTOCOL)
+	if (result == PARSE_OTHER_PROTOCOL)
 		return LB_DROP_PROTOCOL;
-	if (error)
+	if (result)
 		return LB_DROP_FRAGMENT;
 	bpf_map_update_elem(&fragments, key, &flow, BPF_ANY);
 	return LB_NONE;
@@ -81,13 +81,13 @@ __noinline int read_fragment(struct xdp_md *ctx, struct packet *pkt)
 	struct fragment fragment = {};
 	struct fragment_key key = {};
 	struct cursor at = {};
-	enum parse_error error;
+	enum parse_result result;
 
 	if (!pkt)
 		return LB_DROP_FRAGMENT;
-	error = parse_network(ctx, &at, pkt, &fragment);
-	if (error)
-		return reason_of(error);
+	result = parse_network(ctx, &at, pkt, &fragment);
+	if (result)
+		return reason_of(result);
 	key.source = pkt->key.source;
 	key.destination = pkt->key.destination;
 	key.identification = fragment.identification;

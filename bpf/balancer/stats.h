@@ -125,9 +125,9 @@ static __always_inline bool is_answer(enum lb_reason why)
 	return why >= LB_ANSWER_ECHO && why <= LB_ANSWER_TOO_BIG;
 }
 
-static __always_inline enum lb_reason reason_of(enum parse_error error)
+static __always_inline enum lb_reason reason_of(enum parse_result result)
 {
-	switch (error) {
+	switch (result) {
 	case PARSE_OK:
 		return LB_NONE;
 	case PARSE_NOT_IP:
@@ -136,11 +136,11 @@ static __always_inline enum lb_reason reason_of(enum parse_error error)
 		return LB_DROP_IP_HEADER;
 	case PARSE_EXTENSION:
 		return LB_DROP_EXTENSION;
-	case PARSE_ROUTING_HEADER:
+	case PARSE_SEGMENTS_LEFT:
 		return LB_DROP_ROUTING_HEADER;
 	case PARSE_FRAGMENT:
 		return LB_DROP_FRAGMENT;
-	case PARSE_PROTOCOL:
+	case PARSE_OTHER_PROTOCOL:
 		return LB_DROP_PROTOCOL;
 	case PARSE_TRANSPORT:
 		return LB_DROP_TRANSPORT;

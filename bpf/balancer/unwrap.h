@@ -37,8 +37,9 @@ struct signal {
 	__u8 inner_ecn;	     /* what it does */
 };
 
-/* Whether a packet that is neither plain TCP nor UDP is a server's to the balancer itself. */
-static __always_inline bool is_for_balancer(const struct packet *pkt, enum parse_error error)
+/* Whether a packet is a signal of a server, or its answer to a probe: it is to this balancer's SID,
+ * and has segments left or a packet inside. */
+static __always_inline bool is_to_balancer(const struct packet *pkt, enum parse_result result)
 {
 	const struct in6_addr *to = &pkt->key.destination;
 	enum sid_function function = sid_function(to);
@@ -46,7 +47,7 @@ static __always_inline bool is_for_balancer(const struct packet *pkt, enum parse
 
 	if (pkt->ethertype != bpf_htons(ETH_P_IPV6) || locator != node_locator || !locator)
 		return false;
-	if (error != PARSE_ROUTING_HEADER && error != PARSE_PROTOCOL)
+	if (result != PARSE_SEGMENTS_LEFT && result != PARSE_OTHER_PROTOCOL)
 		return false;
 	return function == SID_CREATE || function == SID_REMOVE || function == SID_PROBE;
 }

@@ -31,15 +31,16 @@ enum tcp_flag {
 	TCP_ACK = 0x10,
 };
 
-/* Why a packet could not be parsed to the end; 0: it could. */
-enum parse_error {
+/* How far a packet could be parsed. PARSE_OTHER_PROTOCOL and PARSE_SEGMENTS_LEFT are well-formed
+ * packets, as far as was read. Servers' signals are among them. */
+enum parse_result {
 	PARSE_OK,
 	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */
 	PARSE_IP_HEADER,      /* version, destination or a length */
 	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
-	PARSE_ROUTING_HEADER, /* not at the last of its segments yet */
+	PARSE_SEGMENTS_LEFT,  /* not at the last of its segments yet */
 	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */
-	PARSE_PROTOCOL,	      /* neither TCP nor UDP; transport_offset() is where it begins */
+	PARSE_OTHER_PROTOCOL, /* neither TCP nor UDP; transport_offset() is where it begins */
 	PARSE_TRANSPORT,      /* transport header truncated or inconsistent */
 };
 
@@ -195,8 +196,8 @@ static __always_inline void read_ports(struct packet *pkt, const void *transport
 }
 
 /* `is_whole`: all of the datagram's data is here. */
-static __always_inline enum parse_error parse_transport(struct cursor *at, struct packet *pkt,
-							bool is_whole)
+static __always_inline enum parse_result parse_transport(struct cursor *at, struct packet *pkt,
+							 bool is_whole)
 {
 	if (pkt->key.protocol == IPPROTO_TCP) {
 		const __u8 *tcp = at->pos;
@@ -220,11 +221,11 @@ static __always_inline enum parse_error parse_transport(struct cursor *at, struc
 		read_ports(pkt, udp);
 		return PARSE_OK;
 	}
-	return PARSE_PROTOCOL;
+	return PARSE_OTHER_PROTOCOL;
 }
 
-static __always_inline enum parse_error parse_ipv4(struct cursor *at, struct packet *pkt,
-						   struct fragment *fragment)
+static __always_inline enum parse_result parse_ipv4(struct cursor *at, struct packet *pkt,
+						    struct fragment *fragment)
 {
 	struct iphdr *ip = at->pos;
 
@@ -327,7 +328,7 @@ __noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct f
 				return PARSE_EXTENSION;
 			pkt->hop_by_hop = size;
 		} else if (next == IPPROTO_ROUTING && header->segments_left > 0) {
-			return PARSE_ROUTING_HEADER;
+			return PARSE_SEGMENTS_LEFT;
 		}
 		if (size > at.left)
 			return PARSE_EXTENSION;
@@ -338,7 +339,7 @@ __noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct f
 }
 
 /* Up to the first extension header. */
-static __always_inline enum parse_error parse_ipv6(struct cursor *at, struct packet *pkt)
+static __always_inline enum parse_result parse_ipv6(struct cursor *at, struct packet *pkt)
 {
 	struct ipv6hdr *ip = at->pos;
 
@@ -367,11 +368,11 @@ static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
 
 /* Reads a frame up to what follows its network headers. `fragment` is zero, or NULL
  * for a reader who has no use for fragments. */
-static __always_inline enum parse_error parse_network(struct xdp_md *ctx, struct cursor *at,
-						      struct packet *pkt, struct fragment *fragment)
+static __always_inline enum parse_result
+parse_network(struct xdp_md *ctx, struct cursor *at, struct packet *pkt, struct fragment *fragment)
 {
 	struct ethhdr *ethernet = frame_start(ctx);
-	enum parse_error error;
+	enum parse_result result;
 	__be16 ethertype;
 
 	at->end = frame_end(ctx);
@@ -380,32 +381,32 @@ static __always_inline enum parse_error parse_network(struct xdp_md *ctx, struct
 	at->pos = ethernet + 1;
 	ethertype = *ethertype_of(ethernet);
 	if (ethertype == bpf_htons(ETH_P_IP))
-		error = parse_ipv4(at, pkt, fragment);
+		result = parse_ipv4(at, pkt, fragment);
 	else if (ethertype == bpf_htons(ETH_P_IPV6))
-		error = parse_ipv6(at, pkt);
+		result = parse_ipv6(at, pkt);
 	else
 		return PARSE_NOT_IP;
-	if (error)
-		return error;
+	if (result)
+		return result;
 	if (pkt->ethertype == bpf_htons(ETH_P_IPV6) && is_extension(pkt->key.protocol)) {
 		pkt->transport = at->pos - frame_start(ctx);
-		error = parse_extensions(ctx, pkt, fragment);
-		if (error)
-			return error;
+		result = parse_extensions(ctx, pkt, fragment);
+		if (result)
+			return result;
 		move_to(at, ctx, pkt);
 	}
 	return PARSE_OK;
 }
 
 /* Reads a whole packet up to its transport header. `pkt` must be zero. */
-static __always_inline enum parse_error parse(struct xdp_md *ctx, struct packet *pkt)
+static __always_inline enum parse_result parse(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct cursor at = {};
-	enum parse_error error = parse_network(ctx, &at, pkt, NULL);
+	enum parse_result result = parse_network(ctx, &at, pkt, NULL);
 
-	if (!error)
-		error = parse_transport(&at, pkt, true);
-	return error;
+	if (!result)
+		result = parse_transport(&at, pkt, true);
+	return result;
 }
 
 #endif
