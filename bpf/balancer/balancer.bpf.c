@@ -138,7 +138,7 @@ int xdp_lb(struct xdp_md *ctx)
 	result = parse(ctx, &pkt);
 	if (result)
 		return is_to_balancer(&pkt, result) ? take_own(ctx, &pkt)
-						     : handle_in_full(ctx, &pkt, result);
+						    : handle_in_full(ctx, &pkt, result);
 	if (!is_plain(&pkt))
 		return handle_in_full(ctx, &pkt, PARSE_OK);
 	why = classify(&pkt, &service);
