@@ -14,6 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 func newAgent() *cobra.Command {
@@ -59,7 +60,7 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 	}
 	defer a.Close()
 	metrics.MustRegister(a)
-	recorder := daemon.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
+	recorder := runstate.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
 		cfg, err := config.LoadAgent(file)

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // newCheck returns the command that validates a configuration file and touches nothing else.
@@ -122,14 +122,14 @@ func checkAgainst(instance string, file checkedFile) error {
 	if err := config.CheckInstance(instance); err != nil {
 		return fmt.Errorf("--against: %w", err)
 	}
-	process, err := daemon.FindProcess(instance)
+	process, err := runstate.FindProcess(instance)
 	if err != nil {
 		return fmt.Errorf("--against %s: %w", instance, err)
 	}
 	if process == nil {
 		return fmt.Errorf("--against %s: no process runs the instance", instance)
 	}
-	record, err := daemon.FindRecord(instance, process)
+	record, err := runstate.FindRecord(instance, process)
 	switch {
 	case errors.Is(err, os.ErrPermission):
 		return fmt.Errorf("--against %s (which needs root): %w", instance, err)

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 func TestCheck(t *testing.T) {
@@ -185,12 +185,12 @@ services:
 			}
 		}
 		check(running, "", "no process runs the instance")
-		lock, err := daemon.Lock(instance)
+		lock, err := runstate.Lock(instance)
 		if err != nil {
 			t.Fatal(err)
 		}
 		check(running, "", "is of a build that does not tell what it runs")
-		recorder := daemon.NewRecorder(lock, test.role, file, cfg.Fixed(), slog.New(slog.DiscardHandler))
+		recorder := runstate.NewRecorder(lock, test.role, file, cfg.Fixed(), slog.New(slog.DiscardHandler))
 		same := strings.Replace(running, "port: 80", "port: 81", 1)
 		valid := file + ": valid " + test.role + " configuration: 1 service"
 		if test.role == "balancer" {
@@ -208,7 +208,7 @@ services:
 			otherRole = fmt.Sprintf(files, instance, servers)
 		}
 		check(otherRole, "", "the instance is of the role "+test.role)
-		if err := errors.Join(recorder.Close(), daemon.Unlock(lock)); err != nil {
+		if err := errors.Join(recorder.Close(), runstate.Unlock(lock)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // runDaemon is the body of the commands that run in the foreground. It catches SIGHUP before it does
@@ -24,10 +25,10 @@ func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan 
 	return run(cmd.Context(), hangups, log)
 }
 
-// lockInstance is daemon.Lock for a process that is to run the instance.
+// lockInstance is runstate.Lock for a process that is to run the instance.
 func lockInstance(name string) (*os.File, error) {
-	lock, err := daemon.Lock(name)
-	if errors.Is(err, daemon.ErrRunning) {
+	lock, err := runstate.Lock(name)
+	if errors.Is(err, runstate.ErrRunning) {
 		err = fmt.Errorf("%w; to run another instance on this host, give it another name in "+
 			"node.instance", err)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // TestHangupWhileStarting waits for the daemon, and does not end the process.
@@ -40,12 +40,12 @@ func TestRunningAlready(t *testing.T) {
 		t.Skip("locks of instances need root")
 	}
 	instance := fmt.Sprintf("test-%d-running", os.Getpid())
-	lock, err := daemon.Lock(instance)
+	lock, err := runstate.Lock(instance)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := daemon.Unlock(lock); err != nil {
+		if err := runstate.Unlock(lock); err != nil {
 			t.Error(err)
 		}
 	}()

@@ -18,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 func newLB() *cobra.Command {
@@ -68,7 +69,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	}
 	defer collector.Close()
 	metrics.MustRegister(collector)
-	recorder := daemon.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
+	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
 		cfg, err := config.LoadBalancer(file)
@@ -103,7 +104,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 			if err := datapath.CheckRole(instance, role); err != nil {
 				return err
 			}
-			lock, err := daemon.Lock(instance)
+			lock, err := runstate.Lock(instance)
 			if err != nil {
 				return fmt.Errorf("stop it first: %w", err)
 			}
@@ -115,7 +116,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 				_ = lock.Close()
 				return err
 			}
-			if err := daemon.Unlock(lock); err != nil {
+			if err := runstate.Unlock(lock); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Detached %s %q%s.\n",

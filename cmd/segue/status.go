@@ -20,8 +20,8 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 func newStatus() *cobra.Command {
@@ -200,7 +200,7 @@ func printHeader(out io.Writer, s *datapath.Snapshot, attached bool) {
 }
 
 // printConfiguration prints nothing where no process tells what it runs.
-func printConfiguration(out io.Writer, c *daemon.Configuration) {
+func printConfiguration(out io.Writer, c *runstate.Configuration) {
 	if c == nil {
 		return
 	}
@@ -215,7 +215,7 @@ func printConfiguration(out io.Writer, c *daemon.Configuration) {
 	}
 }
 
-func describeProcess(p *daemon.Process, attached bool) string {
+func describeProcess(p *runstate.Process, attached bool) string {
 	switch {
 	case p != nil:
 		return fmt.Sprintf("%d, since %s", p.PID, p.Since.Format(time.RFC3339))

@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // someSnapshots are a balancer at two moments, two seconds apart.
@@ -23,10 +23,10 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 		return &balancer.Snapshot{
 			Snapshot: datapath.Snapshot{
 				Instance: datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
-				Process:  &daemon.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
-				Configuration: &daemon.Configuration{
+				Process:  &runstate.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
+				Configuration: &runstate.Configuration{
 					File: "/etc/segue/lb.yaml", Read: time.Unix(910, 0).UTC(),
-					Refused: &daemon.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
+					Refused: &runstate.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
 						`node.interface "eth1": a change from "eth0" needs a restart`,
 						`node.seed "7": a change from "0" needs a restart`,
 					}},

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // The names of pins that balancers and agents have in common, and of those that tell them apart.
@@ -126,13 +126,13 @@ type Snapshot struct {
 	Time     time.Time `json:"time"`
 	Interval float64   `json:"interval_seconds"` // that rates are over; 0: there are none
 	// Process runs the instance; nil: none does, and the data path goes on as the last one left it.
-	Process *daemon.Process `json:"process"`
+	Process *runstate.Process `json:"process"`
 	// Configuration is the process's own; nil: no process runs the instance, or it is of an earlier
 	// build.
-	Configuration *daemon.Configuration `json:"configuration"`
-	Program       *Program              `json:"program"`    // nil before it is attached
-	Attachment    *Attachment           `json:"attachment"` // nil: not attached, packets pass by
-	Reasons       []ReasonCount         `json:"reasons"`
+	Configuration *runstate.Configuration `json:"configuration"`
+	Program       *Program                `json:"program"`    // nil before it is attached
+	Attachment    *Attachment             `json:"attachment"` // nil: not attached, packets pass by
+	Reasons       []ReasonCount           `json:"reasons"`
 }
 
 // Program is a program in the kernel.
@@ -154,10 +154,10 @@ type Attachment struct {
 func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapshot, error) {
 	s := &Snapshot{Instance: instance, Time: time.Now(), Reasons: reasons}
 	var err error
-	if s.Process, err = daemon.FindProcess(instance.Name); err != nil {
+	if s.Process, err = runstate.FindProcess(instance.Name); err != nil {
 		return nil, err
 	}
-	record, err := daemon.FindRecord(instance.Name, s.Process)
+	record, err := runstate.FindRecord(instance.Name, s.Process)
 	if err != nil {
 		return nil, err
 	}

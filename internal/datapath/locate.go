@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // Located is an instance with the place where its program runs. Pins are the same in all network
@@ -53,7 +53,7 @@ func Locate(instance Instance) (Located, error) {
 func namespacePaths(instance string) []string {
 	paths, _ := filepath.Glob("/run/netns/*") // fails for a bad pattern only
 	paths = append(paths, "/proc/1/ns/net")
-	if process, err := daemon.FindProcess(instance); err == nil && process != nil {
+	if process, err := runstate.FindProcess(instance); err == nil && process != nil {
 		paths = append(paths, fmt.Sprintf("/proc/%d/ns/net", process.PID))
 	}
 	return paths

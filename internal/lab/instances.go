@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // instance names a node's balancer or agent among all on this machine.
@@ -73,7 +73,7 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 	path := filepath.Join(netnsDir, namespace)
 	err = doIn(namespace, path, func() error {
 		for _, name := range instances {
-			process, err := daemon.FindProcess(name)
+			process, err := runstate.FindProcess(name)
 			if err != nil {
 				return err
 			}
@@ -99,7 +99,7 @@ func removeInstances(names []string) error {
 		if err := os.RemoveAll(filepath.Join(pinRoot, name)); err != nil {
 			return err
 		}
-		for _, file := range []string{daemon.RecordFile(name), daemon.LockFile(name)} {
+		for _, file := range []string{runstate.RecordFile(name), runstate.LockFile(name)} {
 			if err := removeFile(file); err != nil {
 				return err
 			}

@@ -18,8 +18,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/namespace"
+	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // TestDownRemovesInstancesStartedByHand has instances under names that are not the lab's: one that
@@ -40,7 +40,7 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(pinRoot, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range []string{daemon.LockFile(name), daemon.RecordFile(name)} {
+		for _, path := range []string{runstate.LockFile(name), runstate.RecordFile(name)} {
 			if err := os.WriteFile(path, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -59,7 +59,7 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	holder := exec.Command("flock", "--no-fork", daemon.LockFile(starting), "sleep", "1000")
+	holder := exec.Command("flock", "--no-fork", runstate.LockFile(starting), "sleep", "1000")
 	if err := l.Node("lb1").Start(holder); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 		attached: true, starting: true, elsewhere: false, stopped: false, other: false,
 	} {
 		pins := filepath.Join(pinRoot, name)
-		for _, path := range []string{pins, daemon.LockFile(name), daemon.RecordFile(name)} {
+		for _, path := range []string{pins, runstate.LockFile(name), runstate.RecordFile(name)} {
 			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) != gone {
 				t.Errorf("%s: %v; should it be gone: %t", path, err, gone)
 			}
@@ -110,7 +110,7 @@ func pinXDP(instance, ifname string) error {
 func awaitProcess(t *testing.T, instance string) {
 	t.Helper()
 	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(10 * time.Millisecond) {
-		process, err := daemon.FindProcess(instance)
+		process, err := runstate.FindProcess(instance)
 		if err != nil {
 			t.Fatal(err)
 		}

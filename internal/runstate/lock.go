@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package daemon
+// Package runstate keeps what runs an instance: the lock that one process at a time holds, and the
+// record that this process writes of itself. Both lie in /run/segue.
+package runstate
 
 import (
 	"errors"
