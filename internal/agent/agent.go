@@ -226,9 +226,9 @@ func (a *Agent) mtu(cfg *config.Agent) int {
 	return a.link.mtu
 }
 
-// content is what a configuration asks for. What the interface does not send carries no signal.
-func (a *Agent) content(cfg *config.Agent) *content {
-	c := newContent(cfg, a.mtu(cfg))
+// tableContent is what a configuration asks for. What the interface does not send carries no signal.
+func (a *Agent) tableContent(cfg *config.Agent) *tableContent {
+	c := newTableContent(cfg, a.mtu(cfg))
 	for vip := range a.absent {
 		if _, ok := c.vips[vip.As16()]; ok {
 			c.vips[vip.As16()] = 0
@@ -242,8 +242,8 @@ func (a *Agent) content(cfg *config.Agent) *content {
 // first packet needs it, what goes stays until the last one passed. The keys are those that the
 // configuration's file holds.
 func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.SignalKeys) error {
-	want := a.content(cfg)
-	if err := a.kernel.belongings.assign(t, want.assigned); err != nil {
+	want := a.tableContent(cfg)
+	if err := a.kernel.assigned.assign(t, want.assigned); err != nil {
 		return err
 	}
 	if err := a.kernel.fill(t, want); err != nil {
@@ -254,7 +254,7 @@ func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.Signal
 	}
 	a.followConnections(t, cfg)
 	a.watches.follow(a.kernel, cfg, a.log)
-	t.OnCommit(func() error { return a.kernel.belongings.release(want.assigned) })
+	t.OnCommit(func() error { return a.kernel.assigned.release(want.assigned) })
 	return nil
 }
 
@@ -304,7 +304,7 @@ func (a *Agent) followLink(update netlink.LinkUpdate) error {
 	if err := a.kernel.setHostMAC(now.mac); err != nil {
 		return err
 	}
-	return a.kernel.write(a.content(a.cfg))
+	return a.kernel.write(a.tableContent(a.cfg))
 }
 
 func describe(link netlink.Link) (iface, error) {

@@ -28,7 +28,7 @@ func TestExample(t *testing.T) {
 	}
 	at := func(server string) {
 		cfg.Node.Locator = netip.MustParsePrefix(map[string]string{"s1": "fd00:5:0:1::/64", "s2": "fd00:5:0:2::/64"}[server])
-		if err := k.write(newContent(cfg, mtu)); err != nil {
+		if err := k.write(newTableContent(cfg, mtu)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -204,7 +204,7 @@ func TestTableIII(t *testing.T) {
 				config.AcceptAlways: config.NotLocalReset, config.AcceptNever: config.NotLocalDrop,
 			}[accept]
 			cfg := huntingConfig(way.kind, config.Accept{Policy: accept}, notLocal)
-			if err := k.write(newContent(cfg, mtu)); err != nil {
+			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
 			}
 			for _, now := range sides[way.side] {
@@ -317,7 +317,7 @@ func TestPapersRows(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%s/%s", row.policy, row.state, row.sockets, row.event), func(t *testing.T) {
 			cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: row.policy}, config.NotLocalDrop)
-			if err := k.write(newContent(cfg, mtu)); err != nil {
+			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
 			}
 			now := all[row.sockets]
@@ -347,7 +347,7 @@ func TestRepeatedSYN(t *testing.T) {
 	s := newStage(t)
 	s.listen(vip6)
 	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
-	if err := k.write(newContent(cfg, mtu)); err != nil {
+	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
 	f := flow{client6, vip6}
@@ -379,7 +379,7 @@ func TestAlgorithm2(t *testing.T) {
 		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
 		rule := config.Accept{Policy: config.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
 		cfg := huntingConfig(config.SRv6Insert, rule, config.NotLocalDrop)
-		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newContent(cfg, mtu))); err != nil {
+		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))); err != nil {
 			t.Fatal(err)
 		}
 		want := newPolicy(cfg.Services[2])
@@ -436,7 +436,7 @@ func TestStaleLoad(t *testing.T) {
 	s.listen(vip6)
 	threshold := uint32(0)
 	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptStatic, Threshold: &threshold}, config.NotLocalDrop)
-	if err := k.write(newContent(cfg, mtu)); err != nil {
+	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
 	key := serviceKey(cfg.Services[2])
@@ -476,7 +476,7 @@ func TestReloadKeepsThreshold(t *testing.T) {
 	cfg := huntingConfig(config.SRv6Insert, accept, config.NotLocalDrop)
 	key := serviceKey(cfg.Services[0])
 	threshold := func() uint32 {
-		if err := k.write(newContent(cfg, mtu)); err != nil {
+		if err := k.write(newTableContent(cfg, mtu)); err != nil {
 			t.Fatal(err)
 		}
 		var a agentAcceptance

@@ -355,7 +355,7 @@ func (v *View) openConnections(key agentServiceKey, a *agentAcceptance) (l agent
 	} else if err != nil {
 		return l, false, fmt.Errorf("read %s: %w", v.maps.Connections, err)
 	}
-	_, err = os.Stat(filepath.Join(datapath.Dir(v.instance), countingPin))
+	_, err = os.Stat(filepath.Join(datapath.Dir(v.instance), connectionCountPin))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return l, false, err
 	}

@@ -163,7 +163,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 	cfg.Services[4].Accept = cfg.Services[0].Accept
 	cfg.Services[4].Load = config.Source{Kind: config.LoadAcceptQueue}
 	cfg.Services[0].Port = 81
-	if err := errors.Join(k.write(newContent(cfg, mtu)), pinAll(k)); err != nil {
+	if err := errors.Join(k.write(newTableContent(cfg, mtu)), pinAll(k)); err != nil {
 		t.Fatal(err)
 	}
 	now, err := monotonic()

@@ -23,17 +23,17 @@ import (
 
 // kernel is the data path: the programs and the tables that they read. Each process makes new tables
 // for its programs, so that a restart swaps programs and tables in one step; only the counters, what
-// the programs themselves remember of connections, and the belongings are handed on.
+// the programs themselves remember of connections, and the assigned VIPs are handed on.
 type kernel struct {
-	log        *slog.Logger
-	instance   string
-	dir        string
-	first      bool     // no earlier process's data path is attached
-	begun      []string // kept maps that this process starts anew
-	objects    agentObjects
-	belongings belongings
-	labels     labels
-	tc         tc
+	log      *slog.Logger
+	instance string
+	dir      string
+	first    bool     // no earlier process's data path is attached
+	begun    []string // kept maps that this process starts anew
+	objects  agentObjects
+	assigned assignedVIPs
+	labels   labels
+	tc       tc
 }
 
 // labels are the names of what the data path counts, by their numbers.
@@ -133,12 +133,12 @@ func (k *kernel) load(node *config.AgentNode) error {
 	if err != nil {
 		return fmt.Errorf("load the data path: %w", err)
 	}
-	k.belongings = belongings{k.objects.Belongings}
+	k.assigned = assignedVIPs{k.objects.Belongings}
 	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX}
 	return nil
 }
 
-// keptMaps are the maps that outlive a process. The belongings come first: they tell the role of an
+// keptMaps are the maps that outlive a process. The assigned VIPs come first: they tell the role of an
 // instance.
 func keptMaps(maps *agentMaps) []keptMap {
 	return []keptMap{
@@ -306,12 +306,12 @@ func Detach(instance string) error {
 		return fmt.Errorf("open map %s: %w", agentMapBelongings, err)
 	}
 	defer m.Close()
-	all := belongings{m}
+	all := assignedVIPs{m}
 	// The programs go first, so that no packet is delivered to an address that is gone.
 	if _, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin)); err != nil {
 		return err
 	}
-	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin, countingPin} {
+	for _, name := range []string{datapath.LinkPin, ingress.pin, egress.pin, connectionCountPin} {
 		if err := datapath.DetachLink(filepath.Join(dir, name)); err != nil {
 			return err
 		}

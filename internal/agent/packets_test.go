@@ -93,7 +93,7 @@ func testKernelOf(t testing.TB, cfg *config.Agent) *kernel {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(k.write(newContent(cfg, mtu)), k.setHostMAC(hostMAC)); err != nil {
+	if err := errors.Join(k.write(newTableContent(cfg, mtu)), k.setHostMAC(hostMAC)); err != nil {
 		t.Fatal(err)
 	}
 	return k
@@ -367,7 +367,7 @@ func TestReferenceAgrees(t *testing.T) {
 		}
 		cfg.Node.Locator, cfg.Node.Addresses = server.Locator, server.Addresses
 		cfg.Services = []config.AgentService{{VIP: vip, Protocol: config.UDP}}
-		if err := k.write(newContent(cfg, mtu)); err != nil {
+		if err := k.write(newTableContent(cfg, mtu)); err != nil {
 			r.Fatal(err)
 		}
 		wrapped, err := packet.Encapsulate(frame, e)

@@ -81,7 +81,7 @@ func (a *Agent) restore(vip netip.Addr) bool {
 	}
 	delete(a.refused, vip)
 	err := datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
-		return a.kernel.belongings.assign(t, map[netip.Addr]bool{vip: true})
+		return a.kernel.assigned.assign(t, map[netip.Addr]bool{vip: true})
 	})
 	if err != nil {
 		if !a.absent[vip] {

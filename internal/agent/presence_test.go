@@ -135,7 +135,7 @@ func TestMissingVIPIsTold(t *testing.T) {
 func TestMissingVIPStaysMissing(t *testing.T) {
 	cfg := testConfig()
 	a := &Agent{cfg: cfg, link: iface{mtu: mtu}, absent: map[netip.Addr]bool{vip6.Addr(): true}}
-	content := a.content(cfg)
+	content := a.tableContent(cfg)
 	if content.vips[vip6.Addr().As16()] != 0 || content.vips[vip4.Addr().As16()] != 1 {
 		t.Errorf("VIPs: %v", content.vips)
 	}

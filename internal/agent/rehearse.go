@@ -18,6 +18,6 @@ func (a *Agent) Rehearse(mac [6]byte) (*ebpf.Program, error) {
 		if err := a.kernel.pinKept(t); err != nil {
 			return err
 		}
-		return a.kernel.fill(t, newContent(a.cfg, a.mtu(a.cfg)))
+		return a.kernel.fill(t, newTableContent(a.cfg, a.mtu(a.cfg)))
 	})
 }

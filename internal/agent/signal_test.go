@@ -109,7 +109,7 @@ func TestSignals(t *testing.T) {
 // that was lost.
 func TestEndIsToldOnce(t *testing.T) {
 	k := testKernel(t)
-	if err := k.write(newContent(huntingConfig(config.SRv6Encap, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop), mtu)); err != nil {
+	if err := k.write(newTableContent(huntingConfig(config.SRv6Encap, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop), mtu)); err != nil {
 		t.Fatal(err)
 	}
 	f := flow{client6, vip6}
@@ -417,7 +417,7 @@ func TestAcceptQueue(t *testing.T) {
 	for i := range cfg.Services {
 		cfg.Services[i].Load.Kind = config.LoadAcceptQueue
 	}
-	if err := k.write(newContent(cfg, mtu)); err != nil {
+	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
 	offer := func(f flow, waiting int, want string) {

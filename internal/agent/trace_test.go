@@ -57,7 +57,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 	seen := map[string]int{}
 	for range 200 {
 		accept, notLocal := randomRule(random)
-		if err := k.write(newContent(huntingConfig(config.SRv6Encap, accept, notLocal), mtu)); err != nil {
+		if err := k.write(newTableContent(huntingConfig(config.SRv6Encap, accept, notLocal), mtu)); err != nil {
 			t.Fatal(err)
 		}
 		s.do(func() error {
@@ -129,7 +129,7 @@ func TestTraceOfConnection(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
-	if err := k.write(newContent(cfg, mtu)); err != nil {
+	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
 	view := k.view()

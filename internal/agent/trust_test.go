@@ -134,7 +134,7 @@ func TestBalancersAreNamed(t *testing.T) {
 		} {
 			cfg := huntingConfig(way.kind, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop)
 			cfg.Node.Balancers = c.named
-			if err := k.write(newContent(cfg, mtu)); err != nil {
+			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
 			}
 			for _, e := range events() {

@@ -17,8 +17,8 @@ import (
 // address is a key of the data path's tables: IPv4 in its IPv4-mapped form.
 type address = [16]byte
 
-// content is what the data path's tables and the loopback interface should hold.
-type content struct {
+// tableContent is what the data path's tables and the loopback interface should hold.
+type tableContent struct {
 	locator      uint64 // the first half, in memory order; 0 for none
 	balancers    map[agentLocatorPrefix]uint32
 	vips         map[address]uint32
@@ -30,9 +30,9 @@ type content struct {
 	assigned     map[netip.Addr]bool
 }
 
-// newContent is the content for packets of at most mtu bytes on the way from the balancers.
-func newContent(cfg *config.Agent, mtu int) *content {
-	c := &content{
+// newTableContent is the content for packets of at most mtu bytes on the way from the balancers.
+func newTableContent(cfg *config.Agent, mtu int) *tableContent {
+	c := &tableContent{
 		balancers:    balancersOf(&cfg.Node),
 		vips:         map[address]uint32{},
 		tunnels:      map[address]uint32{},
@@ -128,13 +128,13 @@ func overhead(kind config.Encapsulation, tunnels []netip.Addr) int {
 }
 
 // write makes the tables hold the content.
-func (k *kernel) write(c *content) error {
+func (k *kernel) write(c *tableContent) error {
 	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error { return k.fill(t, c) })
 }
 
 // fill is write as a step of a takeover, which can undo what it does to the tables that the process
 // before uses, too.
-func (k *kernel) fill(t *datapath.Takeover, c *content) error {
+func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 	if err := k.objects.NodeLocator.Set(c.locator); err != nil {
 		return fmt.Errorf("set the locator: %w", err)
 	}

@@ -16,14 +16,15 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// belongings are what the agent put on the host, in a pinned map: a later process takes away just
+// assignedVIPs are the VIPs that agents put on the loopback interface, in the pinned map belongings: a
+// later process takes away just
 // that, and leaves what was there before.
-type belongings struct {
+type assignedVIPs struct {
 	m *ebpf.Map
 }
 
 // assign puts the VIPs on the loopback interface that no interface has.
-func (b belongings) assign(t *datapath.Takeover, vips map[netip.Addr]bool) error {
+func (v assignedVIPs) assign(t *datapath.Takeover, vips map[netip.Addr]bool) error {
 	if len(vips) == 0 {
 		return nil
 	}
@@ -39,7 +40,7 @@ func (b belongings) assign(t *datapath.Takeover, vips map[netip.Addr]bool) error
 		if present[vip] {
 			continue
 		}
-		if err := b.add(t, lo, vip); err != nil {
+		if err := v.add(t, lo, vip); err != nil {
 			return err
 		}
 	}
@@ -48,13 +49,13 @@ func (b belongings) assign(t *datapath.Takeover, vips map[netip.Addr]bool) error
 
 // add puts a VIP on the loopback interface. First comes the note: an address without a note would
 // stay for ever. There is a note already if somebody else has removed the address.
-func (b belongings) add(t *datapath.Takeover, lo netlink.Link, vip netip.Addr) error {
-	err := b.m.Update(vip.As16(), uint32(lo.Attrs().Index), ebpf.UpdateNoExist)
+func (v assignedVIPs) add(t *datapath.Takeover, lo netlink.Link, vip netip.Addr) error {
+	err := v.m.Update(vip.As16(), uint32(lo.Attrs().Index), ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return fmt.Errorf("remember VIP %s: %w", vip, err)
 	}
 	if err == nil {
-		t.OnUndo(func() error { return b.m.Delete(vip.As16()) })
+		t.OnUndo(func() error { return v.m.Delete(vip.As16()) })
 	}
 	if err := netlink.AddrAdd(lo, hostAddress(vip)); err != nil {
 		return fmt.Errorf("add VIP %s to lo: %w", vip, err)
@@ -83,12 +84,12 @@ func isLocal(address netip.Addr) bool {
 }
 
 // release takes the VIPs from the loopback interface that the agent put there, but for those to keep.
-func (b belongings) release(keep map[netip.Addr]bool) error {
+func (v assignedVIPs) release(keep map[netip.Addr]bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("interface lo: %w", err)
 	}
-	vips, err := b.vips()
+	vips, err := v.vips()
 	if err != nil {
 		return err
 	}
@@ -100,7 +101,7 @@ func (b belongings) release(keep map[netip.Addr]bool) error {
 		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // someone else was faster
 			return fmt.Errorf("remove VIP %s from lo: %w", vip, err)
 		}
-		if err := b.m.Delete(vip.As16()); err != nil {
+		if err := v.m.Delete(vip.As16()); err != nil {
 			return fmt.Errorf("forget VIP %s: %w", vip, err)
 		}
 	}
@@ -108,17 +109,17 @@ func (b belongings) release(keep map[netip.Addr]bool) error {
 }
 
 // vips are the addresses that the agent assigned.
-func (b belongings) vips() (all []netip.Addr, err error) {
+func (v assignedVIPs) vips() (all []netip.Addr, err error) {
 	var (
 		vip address
 		lo  uint32
 	)
-	entries := b.m.Iterate()
+	entries := v.m.Iterate()
 	for entries.Next(&vip, &lo) {
 		all = append(all, netip.AddrFrom16(vip).Unmap())
 	}
 	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read the belongings: %w", err)
+		return nil, fmt.Errorf("read the assigned VIPs: %w", err)
 	}
 	return all, nil
 }

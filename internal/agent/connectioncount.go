@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// countingPin is the link of the program that counts connections.
-const countingPin = "link_sockops"
+// connectionCountPin is the link of the program that counts connections.
+const connectionCountPin = "link_sockops"
 
 // followConnections counts the connections of services if one of them decides by that. What has begun
 // goes on until the agent is detached, or connections that end meanwhile would stay counted. A host where
@@ -38,7 +38,7 @@ func (a *Agent) followConnections(t *datapath.Takeover, cfg *config.Agent) {
 }
 
 func (k *kernel) countingBegun() (bool, error) {
-	_, err := os.Stat(filepath.Join(k.dir, countingPin))
+	_, err := os.Stat(filepath.Join(k.dir, connectionCountPin))
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
@@ -62,7 +62,7 @@ func (k *kernel) startCounting(t *datapath.Takeover) error {
 }
 
 func (k *kernel) attachCounting(t *datapath.Takeover) error {
-	pin := filepath.Join(k.dir, countingPin)
+	pin := filepath.Join(k.dir, connectionCountPin)
 	l, err := link.LoadPinnedLink(pin, nil)
 	if err == nil {
 		return t.Update(l, k.objects.CountConnections)
