@@ -49,7 +49,7 @@ type Balancer struct {
 	slots    *slots
 	services *services
 	ports    *ports
-	own      []nexthop.Link // of the arms; zero before there is one
+	own      []nexthop.Link // of the sides; zero before there is one
 	hops     map[netip.Addr]nexthop.Hop
 	problems map[netip.Addr]string // of targets without a hop
 	resolver *nexthop.Resolver
@@ -94,7 +94,7 @@ func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Bal
 		log:      log,
 		cfg:      cfg,
 		kernel:   k,
-		own:      make([]nexthop.Link, len(k.arms)),
+		own:      make([]nexthop.Link, len(k.sides)),
 		resolver: nexthop.New(cfg.Node.Interfaces(), log),
 		checker:  health.New(log),
 		prober:   probe.New(w, uint16(balancerProtocolVersionPROTOCOL_VERSION), log),
@@ -301,7 +301,7 @@ func (b *Balancer) start(ctx context.Context) error {
 func (b *Balancer) attach() error {
 	for i, name := range b.cfg.Node.Interfaces() {
 		if b.own[i].Index == 0 {
-			return fmt.Errorf("%s %q: there is no such interface", b.kernel.arms[i].setting, name)
+			return fmt.Errorf("%s %q: there is no such interface", b.kernel.sides[i].setting, name)
 		}
 	}
 	if err := b.setHost(); err != nil {
@@ -368,14 +368,14 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	return nil
 }
 
-// followInterfaces takes on other MAC addresses of the arms' interfaces. An interface
+// followInterfaces takes on other MAC addresses of the sides' interfaces. An interface
 // that was made anew has no program: only another start attaches it.
 func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 	changed := false
 	for i, name := range b.cfg.Node.Interfaces() {
 		before := b.own[i]
 		if b.attached && now[i].Index != before.Index {
-			return fmt.Errorf("%s %q is gone", b.kernel.arms[i].setting, name)
+			return fmt.Errorf("%s %q is gone", b.kernel.sides[i].setting, name)
 		}
 		if b.attached && now[i].MAC != before.MAC {
 			b.log.Info("the interface changed", "interface", name, "mac", fmt.Sprintf("%x", now[i].MAC))
@@ -393,7 +393,7 @@ func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 func (b *Balancer) setHost() error {
 	for i, link := range b.own {
 		if link.MAC == [6]byte{} {
-			return fmt.Errorf("%s %q has no Ethernet address", b.kernel.arms[i].setting, link.Name)
+			return fmt.Errorf("%s %q has no Ethernet address", b.kernel.sides[i].setting, link.Name)
 		}
 	}
 	return b.kernel.setHost(b.own)

@@ -211,7 +211,7 @@ func (s *crashSite) interfaces() []string {
 func (s *crashSite) programs() (programs map[string]*ebpf.Program) {
 	s.t.Helper()
 	var held []ebpf.ProgramID
-	for _, kind := range armKinds {
+	for _, kind := range sideKinds {
 		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(s.instance), kind.xdpPin), nil)
 		if errors.Is(err, os.ErrNotExist) && kind.xdpPin == datapath.InsidePin {
 			continue

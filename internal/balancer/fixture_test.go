@@ -109,7 +109,7 @@ func (f *fixture) start(cfg *config.Balancer) {
 	}
 	f.must(datapath.TakeOver(slog.New(slog.DiscardHandler), f.Balancer.fill))
 	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
-	f.must(f.kernel.setHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.kernel.arms))))
+	f.must(f.kernel.setHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.kernel.sides))))
 }
 
 // stop ends the process; what is pinned stays.
@@ -266,7 +266,7 @@ func (f *fixture) exec(frame []byte, context *xdpContext) (verdict uint32, out [
 	}
 	program := f.kernel.objects.XdpLb
 	if f.inside {
-		program = f.kernel.arms[1].objects.XdpLb
+		program = f.kernel.sides[1].objects.XdpLb
 	}
 	verdict, err := program.Run(&options)
 	if err != nil {

@@ -148,9 +148,9 @@ func (s *steered) port() (port balancerPort) {
 // hostMACs are those for which the programs of each interface take frames.
 func (s *steered) hostMACs() (macs []uint64) {
 	s.t.Helper()
-	for _, arm := range s.kernel.arms {
+	for _, side := range s.kernel.sides {
 		var mac uint64
-		s.must(arm.objects.HostMac.Get(&mac))
+		s.must(side.objects.HostMac.Get(&mac))
 		macs = append(macs, mac)
 	}
 	return macs

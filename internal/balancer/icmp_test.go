@@ -389,7 +389,7 @@ func TestAnswersGoBack(t *testing.T) {
 	frame := packet.ICMP(client4.Addr(), vip4, 8, 0, 1)
 	want := sentBack(frame, "answer_echo", packet.EchoReply(frame, 64))
 	for kind, verdict := range map[string]uint32{"veth": verdictRedirect, "device": verdictTX} {
-		f.must(f.kernel.arms[0].setHost(nexthop.Link{Index: 1, Type: kind, MAC: ownMAC}))
+		f.must(f.kernel.sides[0].setHost(nexthop.Link{Index: 1, Type: kind, MAC: ownMAC}))
 		want.Verdict = verdict
 		f.check(want, f.run(frame))
 	}

@@ -34,7 +34,7 @@ type kernel struct {
 	recount   bool       // the counters that are pinned are of another build's reasons
 	counting  sync.Mutex // while counters move from one table to another
 	objects   objects
-	arms      []*arm        // on node.interface, and on node.inside where there is one
+	sides     []*side       // on node.interface, and on node.inside where there is one
 	inner     *ebpf.MapSpec // of candidate tables
 	flows     *flowTable
 	halfOpen  *flowTable // the half-open ones
@@ -166,7 +166,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 	if err := spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept}); err != nil {
 		return err
 	}
-	if err := k.loadArms(spec, node); err != nil {
+	if err := k.loadSides(spec, node); err != nil {
 		return err
 	}
 	k.clock.program = k.objects.ReadJiffies
@@ -180,7 +180,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 		return err
 	}
 	k.servers, k.services = k.objects.serverTable(k.mapped), &serviceTable{directory: k.mapped, keys: &identity.ServiceKeys}
-	if k.probes, err = k.mapProbes(k.arms[len(k.arms)-1]); err != nil { // the arm towards the servers
+	if k.probes, err = k.mapProbes(k.sides[len(k.sides)-1]); err != nil { // the side towards the servers
 		return err
 	}
 	if kept[balancerMapIdentity] == nil {
@@ -382,8 +382,8 @@ func (k *kernel) close() error {
 
 // setLocator tells the programs which SIDs are this host's; an invalid one is none.
 func (k *kernel) setLocator(locator netip.Prefix) error {
-	for _, arm := range k.arms {
-		if err := arm.objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
+	for _, side := range k.sides {
+		if err := side.objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
 			return fmt.Errorf("set the locator: %w", err)
 		}
 	}
@@ -579,7 +579,7 @@ func Detach(instance string) error {
 	if err := detachReturn(instance); err != nil {
 		return err
 	}
-	for _, kind := range armKinds {
+	for _, kind := range sideKinds {
 		if err := datapath.DetachLink(filepath.Join(datapath.Dir(instance), kind.xdpPin)); err != nil {
 			return err
 		}

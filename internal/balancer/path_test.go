@@ -352,7 +352,7 @@ func TestHairpin(t *testing.T) {
 		clear(f.kernel.flows.entries)
 		own := f.link(v.link)
 		own.MAC = ownMAC
-		f.must(f.kernel.arms[0].setHost(own))
+		f.must(f.kernel.sides[0].setHost(own))
 		want := f.forwarded(v.flow.frame(), v.flow, v.service, f.placed(v.flow, v.service), "forward_new")
 		want.Verdict = v.verdict
 		f.must(f.ns.Do(func() error {

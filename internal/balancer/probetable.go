@@ -37,10 +37,10 @@ type probeTable struct {
 	socket             int // sends what XDP cannot; negative: it is not open
 }
 
-// mapProbes maps the tables of the probes that leave by an arm.
-func (k *kernel) mapProbes(arm *arm) (*probeTable, error) {
+// mapProbes maps the tables of the probes that leave by a side.
+func (k *kernel) mapProbes(side *side) (*probeTable, error) {
 	t := &probeTable{
-		program: arm.objects.XdpProbe, turn: arm.objects.ProbeTurn, directory: k.mapped, socket: -1,
+		program: side.objects.XdpProbe, turn: side.objects.ProbeTurn, directory: k.mapped, socket: -1,
 	}
 	var err error
 	if t.memory, t.probes, err = mapArray[balancerProbe](k.objects.Probes); err != nil {

@@ -20,8 +20,8 @@ const returnPriority = 0x5e6c
 
 // attachReturn runs the program behind XDP, in the place of an earlier process's: by tcx, or where the
 // kernel is older than 6.6, by a filter.
-func (k *kernel) attachReturn(t *datapath.Takeover, arm *arm, ifindex int) error {
-	pin, program := k.pin(arm.returnPin), arm.objects.TcReturn
+func (k *kernel) attachReturn(t *datapath.Takeover, side *side, ifindex int) error {
+	pin, program := k.pin(side.returnPin), side.objects.TcReturn
 	err := t.UpdateLink(program, ifindex, pin)
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -43,7 +43,7 @@ func (k *kernel) attachReturn(t *datapath.Takeover, arm *arm, ifindex int) error
 func detachReturn(instance string) error {
 	byFilters := true
 	dir := datapath.Dir(instance)
-	for _, kind := range armKinds {
+	for _, kind := range sideKinds {
 		pin := filepath.Join(dir, kind.returnPin)
 		if _, err := os.Stat(pin); err != nil {
 			continue
@@ -56,7 +56,7 @@ func detachReturn(instance string) error {
 	if !byFilters {
 		return nil
 	}
-	for _, kind := range armKinds {
+	for _, kind := range sideKinds {
 		if _, err := datapath.AttachedTo(filepath.Join(dir, kind.xdpPin)); err != nil {
 			return err
 		}

@@ -198,7 +198,7 @@ func (n *fabric) wantPrograms(interfaces ...string) {
 func (n *fabric) xdpLinks() map[uint32]link.ID {
 	n.t.Helper()
 	links := map[uint32]link.ID{}
-	for _, kind := range armKinds {
+	for _, kind := range sideKinds {
 		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(n.cfg.Node.Instance), kind.xdpPin), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue

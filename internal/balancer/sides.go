@@ -14,28 +14,29 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
-// arm is the data path on one interface. Arms have all tables in common, but each has programs of its own: what
-// those are told is of their interface.
-type arm struct {
-	armKind
-	objects armObjects
+// side is the data path on one of the balancer's interfaces: the outside, which is node.interface, or
+// the inside, which is node.inside. Both sides share all tables. Each has programs of its own, because
+// the programs' variables describe their interface.
+type side struct {
+	sideKind
+	objects sideObjects
 }
 
-// armKind is which of the balancer's interfaces an arm is on.
-type armKind struct {
+// sideKind names what belongs to a side.
+type sideKind struct {
 	setting   string // that names the interface
 	xdpPin    string // of the link of xdp_lb
 	returnPin string // of the link of tc_return
 }
 
-// armKinds are node.interface, which every balancer has, and node.inside.
-var armKinds = [...]armKind{
+// sideKinds are the outside, which every balancer has, and the inside.
+var sideKinds = [...]sideKind{
 	{"node.interface", datapath.LinkPin, "link_return"},
 	{"node.inside", datapath.InsidePin, "link_return_inside"},
 }
 
-// armObjects are what an arm has for itself of objects.
-type armObjects struct {
+// sideObjects are the objects that each side has for itself.
+type sideObjects struct {
 	XdpLb               *ebpf.Program  `ebpf:"xdp_lb"`
 	TcReturn            *ebpf.Program  `ebpf:"tc_return"`
 	XdpProbe            *ebpf.Program  `ebpf:"xdp_probe"`
@@ -46,10 +47,10 @@ type armObjects struct {
 	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
 }
 
-// loadArms makes the arms of the objects that are loaded, and loads what node.inside needs beside.
-func (k *kernel) loadArms(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
+// loadSides makes the outside of the objects that are loaded, and loads further programs for an inside.
+func (k *kernel) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
 	own := &k.objects
-	k.arms = []*arm{{armKinds[0], armObjects{
+	k.sides = []*side{{sideKinds[0], sideObjects{
 		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
 		own.ProbeTurn,
 	}}}
@@ -59,16 +60,16 @@ func (k *kernel) loadArms(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 	if err := spec.Variables[balancerVarHostIsOutside].Set(false); err != nil {
 		return fmt.Errorf("set where node.inside leads: %w", err)
 	}
-	inside := &arm{armKind: armKinds[1]}
+	inside := &side{sideKind: sideKinds[1]}
 	err := spec.LoadAndAssign(&inside.objects, &ebpf.CollectionOptions{MapReplacements: own.tables()})
 	if err != nil {
 		return err
 	}
-	k.arms = append(k.arms, inside)
+	k.sides = append(k.sides, inside)
 	return nil
 }
 
-// tables are those that all arms have in common, by their names.
+// tables are those that both sides share, by their names.
 func (o *objects) tables() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
 		balancerMapAnsweredOffers: o.AnsweredOffers,
@@ -87,27 +88,27 @@ func (o *objects) tables() map[string]*ebpf.Map {
 
 // setHost tells the programs of the interface that they are on: which frames are for this host, and how they
 // go back.
-func (a *arm) setHost(link nexthop.Link) error {
+func (s *side) setHost(link nexthop.Link) error {
 	hairpin := uint32(0)
 	if hairpins(link) {
 		hairpin = uint32(link.Index)
 	}
-	if err := a.objects.HostHairpin.Set(hairpin); err != nil {
+	if err := s.objects.HostHairpin.Set(hairpin); err != nil {
 		return fmt.Errorf("set how frames go back: %w", err)
 	}
-	if err := a.objects.HostMac.Set(macWord(link.MAC)); err != nil {
+	if err := s.objects.HostMac.Set(macWord(link.MAC)); err != nil {
 		return fmt.Errorf("set the interface's address: %w", err)
 	}
 	return nil
 }
 
-// setHost tells all programs of the interfaces of their arms. Servers' packets leave by the first.
+// setHost tells all programs of the interfaces of their sides. Servers' packets leave by the first.
 func (k *kernel) setHost(links []nexthop.Link) error {
-	for i, arm := range k.arms {
-		if err := arm.objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
+	for i, side := range k.sides {
+		if err := side.objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
 			return fmt.Errorf("set which interface leads to clients: %w", err)
 		}
-		if err := arm.setHost(links[i]); err != nil {
+		if err := side.setHost(links[i]); err != nil {
 			return err
 		}
 	}
@@ -120,7 +121,7 @@ func (k *kernel) check(links []nexthop.Link) error {
 	if err := k.checkNamespace(); err != nil {
 		return err
 	}
-	outside, inside := k.pin(armKinds[0].xdpPin), k.pin(armKinds[1].xdpPin)
+	outside, inside := k.pin(sideKinds[0].xdpPin), k.pin(sideKinds[1].xdpPin)
 	for _, link := range links {
 		if err := datapath.CheckXDP(link.Index, outside, inside); err != nil {
 			return err
@@ -131,7 +132,7 @@ func (k *kernel) check(links []nexthop.Link) error {
 
 // checkNamespace returns an error if the instance works in another network namespace.
 func (k *kernel) checkNamespace() error {
-	for _, kind := range armKinds {
+	for _, kind := range sideKinds {
 		for _, pin := range []string{kind.xdpPin, kind.returnPin} {
 			if _, err := datapath.AttachedTo(k.pin(pin)); err != nil {
 				return err
@@ -141,14 +142,14 @@ func (k *kernel) checkNamespace() error {
 	return nil
 }
 
-// attach puts the programs on the interfaces of the arms, in the place of an earlier build's. The ones behind XDP
+// attach puts the programs on the interfaces of the sides, in the place of an earlier build's. The ones behind XDP
 // come first, for XDP hands packets to them, and the outside last: what goes on from there is answered inside.
 func (k *kernel) attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
 	if err := k.claim(t, links); err != nil {
 		return nil, err
 	}
-	for i, arm := range k.arms {
-		if err := k.attachReturn(t, arm, links[i].Index); err != nil {
+	for i, side := range k.sides {
+		if err := k.attachReturn(t, side, links[i].Index); err != nil {
 			return nil, err
 		}
 	}
@@ -158,8 +159,8 @@ func (k *kernel) attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.
 	attached := make([]datapath.Attached, len(links))
 	for i := len(links) - 1; i >= 0; i-- {
 		var err error
-		arm := k.arms[i]
-		attached[i], err = t.AttachXDP(arm.objects.XdpLb, links[i].Index, k.pin(arm.xdpPin))
+		side := k.sides[i]
+		attached[i], err = t.AttachXDP(side.objects.XdpLb, links[i].Index, k.pin(side.xdpPin))
 		if err != nil {
 			return nil, err
 		}
@@ -171,7 +172,7 @@ func (k *kernel) attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.
 // claim finds the links that an earlier process has left on the interfaces, whichever parts these had then.
 func (k *kernel) claim(t *datapath.Takeover, links []nexthop.Link) error {
 	for i, link := range links {
-		mine, other := armKinds[i], armKinds[1-i]
+		mine, other := sideKinds[i], sideKinds[1-i]
 		for pin, other := range map[string]string{mine.xdpPin: other.xdpPin, mine.returnPin: other.returnPin} {
 			if err := t.ClaimLink(k.pin(pin), k.pin(other), link.Index); err != nil {
 				return err
@@ -183,7 +184,7 @@ func (k *kernel) claim(t *datapath.Takeover, links []nexthop.Link) error {
 
 // leave takes the programs off the interfaces that an earlier process had, and this one has not.
 func (k *kernel) leave(links []nexthop.Link) error {
-	for _, kind := range armKinds[len(k.arms):] {
+	for _, kind := range sideKinds[len(k.sides):] {
 		if err := detachLinks(k.pin(kind.xdpPin), k.pin(kind.returnPin)); err != nil {
 			return err
 		}
@@ -200,8 +201,8 @@ func (k *kernel) pin(name string) string { return filepath.Join(k.dir, name) }
 // closeObjects lets go of what is loaded.
 func (k *kernel) closeObjects() error {
 	err := k.objects.Close()
-	for _, arm := range k.arms[min(1, len(k.arms)):] { // the first has the same programs
-		err = errors.Join(err, arm.objects.XdpLb.Close(), arm.objects.TcReturn.Close(), arm.objects.XdpProbe.Close())
+	for _, side := range k.sides[min(1, len(k.sides)):] { // the first has the same programs
+		err = errors.Join(err, side.objects.XdpLb.Close(), side.objects.TcReturn.Close(), side.objects.XdpProbe.Close())
 	}
 	return err
 }

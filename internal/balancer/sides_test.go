@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// No table is one arm's alone: only what the compiler makes of variables is.
-func TestArmsShareTables(t *testing.T) {
+// No table belongs to one side alone: only what the compiler makes of variables is.
+func TestSidesShareTables(t *testing.T) {
 	t.Parallel()
 	spec, _, err := loadSpec()
 	if err != nil {
