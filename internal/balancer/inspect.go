@@ -187,6 +187,41 @@ var conditions = []Condition{
 	ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard,
 }
 
+// conditionsOfCauses are the conditions of servers that have one cause alone.
+var conditionsOfCauses = map[causes]Condition{
+	unresolved:   ServerUnresolved,
+	unreachable:  ServerUnreachable,
+	failing:      ServerFailing,
+	silent:       ServerSilent,
+	incompatible: ServerIncompatible,
+	notServed:    ServerNotServed,
+	unheard:      ServerUnheard,
+}
+
+// conditionsOf names causes, the weightiest first, as the conditions that they lead to.
+func conditionsOf(c causes) []Condition {
+	names := []Condition{}
+	for _, cause := range c.each() {
+		names = append(names, conditionsOfCauses[cause])
+	}
+	return names
+}
+
+// conditionOf is the one condition that stands for all that is known of a server.
+func conditionOf(flags balancerServerFlags, all causes) Condition {
+	switch {
+	case flags&balancerServerFlagsSERVER_IN_USE == 0:
+		return ServerRemoved
+	case flags&balancerServerFlagsSERVER_DRAINED != 0:
+		return ServerDrained
+	case all != 0:
+		return conditionsOf(all)[0]
+	case flags&balancerServerFlagsSERVER_UNCHECKED != 0:
+		return ServerUnchecked
+	}
+	return ServerUp
+}
+
 // ServerState is a server of a service as the data path has it, with its counters since it was
 // configured.
 type ServerState struct {
@@ -443,11 +478,11 @@ func (v *View) ignored(service *ServiceState) []Condition {
 		candidates = slices.DeleteFunc(candidates, func(server *ServerState) bool { return !hasHop(server) })
 	}
 	ignored := []Condition{}
-	for _, kind := range causeKinds {
+	for _, condition := range conditionsOf(anyCause) {
 		if slices.ContainsFunc(candidates, func(server *ServerState) bool {
-			return slices.Contains(server.Causes, kind.condition)
+			return slices.Contains(server.Causes, condition)
 		}) {
-			ignored = append(ignored, kind.condition)
+			ignored = append(ignored, condition)
 		}
 	}
 	return ignored
@@ -462,7 +497,7 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 		Condition: conditionOf(flags, causes),
 		Checked:   flags&balancerServerFlagsSERVER_UNCHECKED == 0,
 		Probed:    flags&balancerServerFlagsSERVER_UNPROBED == 0,
-		Causes:    causes.conditions(),
+		Causes:    conditionsOf(causes),
 		NextHop:   v.nextHop(slot, interfaces),
 	}
 	counter, err := readServerCounter(v.maps.ServerCounters, slot)

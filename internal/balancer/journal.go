@@ -69,12 +69,12 @@ func (t *transitions) log(log *slog.Logger, worse slog.Level, text changeText) {
 // logChanges logs what has changed of servers and services since it was called last: which servers
 // are unfit for new flows, and which services place flows on unfit servers.
 func (s *services) logChanges(log *slog.Logger) {
-	servers, services := make([]transitions, len(causeKinds)), make([]transitions, len(causeKinds))
+	servers, services := make([]transitions, len(causeTexts)), make([]transitions, len(causeTexts))
 	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
 		svc := s.byName[name]
 		for _, m := range svc.members {
 			now := s.causes(m)
-			for i, kind := range causeKinds {
+			for i, kind := range causeTexts {
 				servers[i].note(kind.cause, m.logged, m.unlogged, now,
 					change{name, m.Name, m.reasons[kind.cause].began},
 					change{name, m.Name, m.reasons[kind.cause].ended})
@@ -82,15 +82,15 @@ func (s *services) logChanges(log *slog.Logger) {
 			m.logged, m.unlogged = now, 0
 		}
 		ignored := s.ignored(svc)
-		for i, kind := range causeKinds {
+		for i, kind := range causeTexts {
 			services[i].note(kind.cause, svc.logged, 0, ignored, change{service: name}, change{service: name})
 		}
 		svc.logged = ignored
 	}
-	for i, kind := range causeKinds {
+	for i, kind := range causeTexts {
 		servers[i].log(log, slog.LevelWarn, kind.server)
 	}
-	for i, kind := range causeKinds {
+	for i, kind := range causeTexts {
 		services[i].log(log, slog.LevelError, kind.service)
 	}
 }

@@ -11,49 +11,18 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// causes is a set of causes. A cause makes a server unfit for new flows while other servers of its
-// service are fit.
-type causes uint8
-
-const (
-	unresolved   causes = 1 << iota // the server has no next hop
-	unreachable                     // its next hop does not answer the kernel
-	failing                         // the server fails its health checks
-	silent                          // its agent does not answer probes
-	incompatible                    // its agent speaks another version of the protocol
-	notServed                       // its agent does not have the VIP
-	unheard                         // connections that it is offered first are not answered
-)
-
-// probed are the causes that probes find. They may be wrong about many servers at a time, by an error in
-// the network or in the configuration. So they take no more than a third of the servers out.
-const probed = silent | incompatible | notServed | unheard
-
-// has tells whether the set has all of the given causes.
-func (c causes) has(these causes) bool { return c&these == these }
-
-// set returns the set with or without the given causes.
-func (c causes) set(these causes, hold bool) causes {
-	if hold {
-		return c | these
-	}
-	return c &^ these
+// causeText is what the log says of a cause.
+type causeText struct {
+	cause   causes
+	server  changeText // of a server that gets or loses the cause
+	service changeText // of a service that begins or ceases to ignore it
 }
 
-// causeKind says how a cause is kept and told.
-type causeKind struct {
-	cause     causes
-	condition Condition           // of a server with this cause and none before it in causeKinds
-	flag      balancerServerFlags // notes the cause in the server's slot; 0: next_hop tells
-	server    changeText          // of a server that gets or loses the cause
-	service   changeText          // of a service that begins or ceases to ignore it
-}
-
-// causeKinds are all causes, the weightiest first: in this order they take servers out of
-// placement. A further cause is a constant, a line here and a call of setCause.
-var causeKinds = []causeKind{
+// causeTexts are all causes, the weightiest first. A further cause is a constant with its flag in
+// causeFlags, a text here, a condition in conditionsOfCauses and a call of setCause.
+var causeTexts = []causeText{
 	{
-		cause: unresolved, condition: ServerUnresolved,
+		cause: unresolved,
 		server: changeText{
 			began: wording{"server has no next hop: its packets are dropped",
 				"servers have no next hop: their packets are dropped"},
@@ -67,7 +36,7 @@ var causeKinds = []causeKind{
 		},
 	},
 	{
-		cause: unreachable, condition: ServerUnreachable, flag: balancerServerFlagsSERVER_UNREACHABLE,
+		cause: unreachable,
 		server: changeText{
 			began: wording{"next hop of the server does not answer", "next hops of the servers do not answer"},
 			ended: wording{"next hop of the server answers", "next hops of the servers answer"},
@@ -80,7 +49,7 @@ var causeKinds = []causeKind{
 		},
 	},
 	{
-		cause: failing, condition: ServerFailing, flag: balancerServerFlagsSERVER_CHECKS_FAIL,
+		cause: failing,
 		server: changeText{
 			began: wording{"server fails its health checks", "servers fail their health checks"},
 			ended: wording{"server passes its health checks", "servers pass their health checks"},
@@ -95,7 +64,7 @@ var causeKinds = []causeKind{
 		},
 	},
 	{
-		cause: silent, condition: ServerSilent, flag: balancerServerFlagsSERVER_SILENT,
+		cause: silent,
 		server: changeText{
 			began: wording{"agent does not answer probes", "agents do not answer probes"},
 			ended: wording{"agent answers probes", "agents answer probes"},
@@ -103,7 +72,7 @@ var causeKinds = []causeKind{
 		service: tooMany,
 	},
 	{
-		cause: incompatible, condition: ServerIncompatible, flag: balancerServerFlagsSERVER_INCOMPATIBLE,
+		cause: incompatible,
 		server: changeText{
 			began: wording{"agent speaks another version of the protocol than this balancer",
 				"agents speak another version of the protocol than this balancer"},
@@ -113,7 +82,7 @@ var causeKinds = []causeKind{
 		service: tooMany,
 	},
 	{
-		cause: notServed, condition: ServerNotServed, flag: balancerServerFlagsSERVER_NOT_SERVED,
+		cause: notServed,
 		server: changeText{
 			began: wording{"agent does not have the VIP", "agents do not have the VIP"},
 			ended: wording{"agent has the VIP", "agents have the VIP"},
@@ -121,7 +90,7 @@ var causeKinds = []causeKind{
 		service: tooMany,
 	},
 	{
-		cause: unheard, condition: ServerUnheard, flag: balancerServerFlagsSERVER_UNHEARD,
+		cause: unheard,
 		server: changeText{
 			began: wording{"connections that the server is offered are not answered",
 				"connections that the servers are offered are not answered"},
@@ -140,59 +109,6 @@ var tooMany = changeText{
 			"the others get new connections all the same"},
 	ended: wording{"the servers of the service that get new connections pass their probes again",
 		"the servers of these services that get new connections pass their probes again"},
-}
-
-// conditions names the causes as their conditions.
-func (c causes) conditions() []Condition {
-	names := []Condition{}
-	for _, kind := range causeKinds {
-		if c.has(kind.cause) {
-			names = append(names, kind.condition)
-		}
-	}
-	return names
-}
-
-// flags note the causes in a server's slot.
-func (c causes) flags() (flags balancerServerFlags) {
-	for _, kind := range causeKinds {
-		if c.has(kind.cause) {
-			flags |= kind.flag
-		}
-	}
-	return flags
-}
-
-// causes reads the causes that a server's slot tells; none of a slot that is not in use.
-func (t *serverTable) causes(slot uint32) (all causes) {
-	flags := t.flags(slot)
-	if flags&balancerServerFlagsSERVER_IN_USE == 0 {
-		return 0
-	}
-	for _, kind := range causeKinds {
-		if kind.flag != 0 && flags&kind.flag != 0 {
-			all |= kind.cause
-		}
-	}
-	if all == 0 && flags&balancerServerFlagsSERVER_FAILING != 0 {
-		all = failing // an earlier build knows no other cause, and does not note it
-	}
-	return all.set(unresolved, !t.hasNextHop(slot))
-}
-
-// conditionOf is the one condition that stands for all that is known of a server.
-func conditionOf(flags balancerServerFlags, all causes) Condition {
-	switch {
-	case flags&balancerServerFlagsSERVER_IN_USE == 0:
-		return ServerRemoved
-	case flags&balancerServerFlagsSERVER_DRAINED != 0:
-		return ServerDrained
-	case all != 0:
-		return all.conditions()[0]
-	case flags&balancerServerFlagsSERVER_UNCHECKED != 0:
-		return ServerUnchecked
-	}
-	return ServerUp
 }
 
 // member is a server of a service as the data path has it.

@@ -129,9 +129,9 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *p
 		for _, condition := range conditions {
 			gauge(out, serviceServersDesc, float64(counts[condition]), service.Name, string(condition))
 		}
-		for _, kind := range causeKinds {
-			ignored := slices.Contains(service.Ignored, kind.condition)
-			gauge(out, serviceIgnoredDesc, boolean(ignored), service.Name, string(kind.condition))
+		for _, condition := range conditionsOf(anyCause) {
+			ignored := slices.Contains(service.Ignored, condition)
+			gauge(out, serviceIgnoredDesc, boolean(ignored), service.Name, string(condition))
 		}
 	}
 }

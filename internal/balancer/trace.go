@@ -332,7 +332,7 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 	case v.servers.servers[entry.server()].Service != service.Id:
 		return "the entry is another service's: two flows share a signature"
 	case mayMove && flags&balancerServerFlagsSERVER_FAILING != 0:
-		return fmt.Sprintf("the server is %s", describeConditions(v.servers.causes(entry.server()).conditions()))
+		return fmt.Sprintf("the server is %s", describeConditions(conditionsOf(v.servers.causes(entry.server()))))
 	case mayMove && !v.servers.hasNextHop(entry.server()):
 		return "the server has no next hop"
 	case mayMove && !v.servers.reachable(entry.server()):
@@ -469,7 +469,7 @@ func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
 		Name:    v.serverName(slot),
 		Slot:    slot,
 		Address: describeAddress(addrOf(v.servers.servers[slot].Address), kind),
-		Causes:  v.servers.causes(slot).conditions(),
+		Causes:  conditionsOf(v.servers.causes(slot)),
 	}
 	t.NextHop = v.nextHop(slot, interfaceNames())
 }
