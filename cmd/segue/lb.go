@@ -63,7 +63,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 		return err
 	}
 	defer b.Close()
-	collector, err := balancer.NewCollector(b)
+	collector, err := b.Collector()
 	if err != nil {
 		return err
 	}

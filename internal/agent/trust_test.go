@@ -326,7 +326,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	lb, err := balancer.New(cfg, slog.New(slog.DiscardHandler))
+	lb, err := balancer.NewRehearsal(cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +339,7 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	program, err := lb.Rehearse(nexthop.Hop{
+	program, err := lb.Fill(nexthop.Hop{
 		MAC: hostMAC, Link: nexthop.Link{Index: lo.Index, Name: lo.Name, Type: "veth", MAC: lbMAC, MTU: 9000},
 	})
 	if err != nil {

@@ -74,17 +74,6 @@ func (k *kernel) backUp(t *datapath.Takeover) error {
 	return nil
 }
 
-func readLabels(m *ebpf.Map) (map[uint32]balancerLabel, error) {
-	labels := map[uint32]balancerLabel{}
-	var number uint32
-	var label balancerLabel
-	entries := m.Iterate()
-	for entries.Next(&number, &label) {
-		labels[number] = label
-	}
-	return labels, entries.Err()
-}
-
 // keepTable keeps a candidate table that is about to be replaced. Without a backup it does nothing.
 func (b *backup) keepTable(number uint32) error {
 	if b == nil {
@@ -167,19 +156,6 @@ func (b *backup) restoreServers(which func(slot uint32) bool) {
 			b.kernel.servers.restore(uint32(slot), server)
 		}
 	}
-}
-
-// restore makes a slot as it was. A slot that was in use has the same server as before: only its
-// flags, its next hop and its function can differ.
-func (t *serverTable) restore(slot uint32, server balancerServer) {
-	if server.Flags == 0 {
-		t.setFlags(slot, 0)
-	}
-	now := &t.servers[slot]
-	now.Service, now.Address, now.Source = server.Service, server.Address, server.Source
-	atomic.StoreUint64(&now.KnownSid, server.KnownSid)
-	atomic.StoreUint64(&now.NextHop, server.NextHop)
-	t.setFlags(slot, balancerServerFlags(server.Flags))
 }
 
 func (b *backup) restoreTables() error {

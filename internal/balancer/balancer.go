@@ -48,7 +48,6 @@ type Balancer struct {
 	kernel   *kernel
 	slots    *slots
 	services *services
-	ports    *ports
 	own      []nexthop.Link // of the sides; zero before there is one
 	hops     map[netip.Addr]nexthop.Hop
 	problems map[netip.Addr]string // of targets without a hop
@@ -65,7 +64,7 @@ type Balancer struct {
 	halfOpen flowCounts      // the half-open ones
 	ready    chan struct{}
 
-	published atomic.Pointer[published] // for scrapes
+	published atomic.Pointer[SweptFlows] // for scrapes
 }
 
 // reload is a new configuration, and where its result goes.
@@ -117,7 +116,6 @@ func (b *Balancer) read() (err error) {
 	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
 		return err
 	}
-	b.ports = &ports{directory: b.kernel.mapped}
 	if b.slots, err = loadSlots(b.kernel); err != nil {
 		return err
 	}
@@ -152,7 +150,7 @@ func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys) error {
 	if err := b.services.apply(cfg); err != nil {
 		return err
 	}
-	return datapath.SetSignalKeys(b.kernel.objects.SignalKeys, keys)
+	return b.kernel.setSignalKeys(keys)
 }
 
 // Close lets go of the data path, which works on; one that never did is removed.
@@ -162,6 +160,20 @@ func (b *Balancer) Close() error {
 		err = errors.Join(err, b.kernel.undo())
 	}
 	return err
+}
+
+// publish shares the flows that the last sweep left with scrapes.
+func (b *Balancer) publish() {
+	b.published.Store(&SweptFlows{Flows: b.flows, HalfOpen: b.halfOpen})
+}
+
+// Collector returns a collector of the balancer's metrics. Close it before the balancer.
+func (b *Balancer) Collector() (*Collector, error) {
+	tables, err := b.kernel.reader()
+	if err != nil {
+		return nil, err
+	}
+	return newCollector(newView(tables), b.published.Load), nil
 }
 
 // Ready is closed when the data path is attached.
@@ -509,7 +521,7 @@ func (b *Balancer) applyHop(m *member) {
 		return
 	}
 	b.checkEgress(hop.Link)
-	port, err := b.ports.number(hop.Link)
+	port, err := b.kernel.ports.number(hop.Link)
 	if err != nil {
 		b.log.Error("next hop", "server", m.Name, "error", err)
 		return
@@ -522,7 +534,7 @@ func (b *Balancer) applyHop(m *member) {
 // checkEgress warns, once, of an interface that drops everything the program
 // sends there. In generic mode the kernel sends by any interface.
 func (b *Balancer) checkEgress(link nexthop.Link) {
-	if b.mode != datapath.Native || !cannotTransmit[link.Type] || b.warned[link.Name] {
+	if b.mode != datapath.Native || !!canTransmit(link) || b.warned[link.Name] {
 		return
 	}
 	b.warned[link.Name] = true
@@ -537,7 +549,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for svc, server := range b.servers() {
 		key := keyOfServer(svc, server, &b.cfg.Node)
-		slot, ok := b.slots.byKey[key]
+		slot, ok := b.slots.of(key)
 		if !ok {
 			continue
 		}
@@ -550,7 +562,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		hop.Default = !routed && (hop.Default || !seen)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.has(unreachable)
-			hop.Link.Index = int(b.kernel.mapped.Ports[port].Ifindex)
+			hop.Link.Index = b.kernel.ports.ifindex(port)
 		}
 		hops[target(server)] = hop
 	}

@@ -125,28 +125,21 @@ func (k *kernel) addReason(reason uint32, more balancerCounter) error {
 
 // countReasons counts the packets by what became of them. Those that went to servers are the sums of the
 // servers' counters, and of those of servers that are no more.
-func (v *View) countReasons() ([]datapath.ReasonCount, error) {
-	v.counting.Lock()
-	defer v.counting.Unlock()
-	counts, err := datapath.CountReasons(v.maps.Reasons, v.reasons)
+func (r *reader) countReasons() ([]datapath.ReasonCount, error) {
+	r.counting.Lock()
+	defer r.counting.Unlock()
+	counts, err := datapath.CountReasons(r.maps.Reasons, r.reasons)
 	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+		return nil, fmt.Errorf("instance %s: %w", r.instance, err)
 	}
-	// A set, for what is deleted meanwhile makes the kernel begin again.
-	slots := map[uint32]bool{}
-	var slot uint32
-	var label balancerLabel
-	labels := v.maps.ServerLabels.Iterate()
-	for labels.Next(&slot, &label) {
-		slots[slot] = true
+	labels, err := r.serverNames()
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", r.instance, err)
 	}
-	if err := labels.Err(); err != nil {
-		return nil, fmt.Errorf("instance %s: read the labels of servers: %w", v.instance, err)
-	}
-	for slot := range slots {
-		counter, err := readServerCounter(v.maps.ServerCounters, slot)
+	for slot := range labels {
+		counter, err := readServerCounter(r.maps.ServerCounters, slot)
 		if err != nil {
-			return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+			return nil, fmt.Errorf("instance %s: %w", r.instance, err)
 		}
 		for i, forwarded := range counter.Forwarded {
 			count := &counts[firstForward+uint32(i)-1] // none is not among them

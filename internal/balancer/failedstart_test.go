@@ -264,7 +264,7 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 			}
 			b, err := newBalancer(cfg, clock, slog.New(slog.DiscardHandler))
 			if err == nil {
-				hops := b.hopsBy(nexthop.Hop{MAC: ownMAC, Link: n.own[0]})
+				hops := (&Rehearsal{b}).hopsBy(nexthop.Hop{MAC: ownMAC, Link: n.own[0]})
 				err = at.Do(func() error {
 					return b.follow(nexthop.Update{Own: n.own, Hops: hops})
 				})

@@ -220,7 +220,7 @@ func hopMAC(target netip.Addr) packet.MAC {
 func (f *fixture) apply(cfg *config.Balancer) error {
 	f.t.Helper()
 	cfg.Node.Instance = f.cfg.Node.Instance
-	if err := f.ns.Do(func() error { return f.Apply(cfg) }); err != nil {
+	if err := f.ns.Do(func() error { return (&Rehearsal{f.Balancer}).Apply(cfg) }); err != nil {
 		return err
 	}
 	f.route()

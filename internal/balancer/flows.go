@@ -113,6 +113,16 @@ func (t *flowTable) count() flowCounts {
 	return t.sweep(func(flowEntry) bool { return true })
 }
 
+// FlowCounts are numbers of flows by state.
+type FlowCounts struct {
+	New         uint64 `json:"new"`         // one packet seen
+	Established uint64 `json:"established"` // more than one
+	Closing     uint64 `json:"closing"`     // FIN or RST seen
+}
+
+// Total is the number of flows in any state.
+func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
+
 // of are the flows of a server.
 func (c flowCounts) of(server uint32) (counts FlowCounts) {
 	if server < uint32(len(c)) {

@@ -4,108 +4,36 @@ package balancer
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
-	"sync/atomic"
-
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// View reads the tables of a balancer, whether its process runs or not, and writes none. Traffic and
-// reloads go on meanwhile: what is read is true of each table, not of all at one moment.
-type View struct {
-	instance string
-	maps     kernelMaps
-	identity balancerIdentity
-	reasons  []string
-	mapped   *directory
-	servers  *serverTable
-	table    *serviceTable
-	flows    *flowTable
-	halfOpen *flowTable // the half-open ones
-	clock    *flowClock
-	counting *sync.Mutex // while counters move from one table to another
-}
+// View tells the state of a balancer, whether its process runs or not. Traffic and reloads go on meanwhile:
+// what is read is true of each table, not of all at one moment.
+type View struct{ tables *reader }
 
 // OpenView opens the tables of an instance. Those of a build with another layout are refused.
 func OpenView(instance string) (*View, error) {
-	return newView(instance, new(sync.Mutex), func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-		return datapath.OpenTable(filepath.Join(datapath.Dir(instance), name), spec)
-	})
-}
-
-// view is a View of the data path's own tables. Not all of them are pinned before it is attached.
-func (k *kernel) view() (*View, error) {
-	tables := pinned(&k.objects.kernelMaps)
-	return newView(k.instance, &k.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
-		return (*tables[name]).Clone()
-	})
-}
-
-// newView makes a View of tables that it opens.
-func newView(instance string, counting *sync.Mutex, open func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error)) (_ *View, err error) {
-	v := &View{instance: instance, counting: counting}
-	defer func() {
-		if err != nil {
-			_ = v.Close()
-			err = fmt.Errorf("instance %s: %w", instance, err)
-		}
-	}()
-	spec, reasons, err := loadSpec()
+	tables, err := openReader(instance)
 	if err != nil {
 		return nil, err
 	}
-	v.reasons = reasons
-	for name, m := range pinned(&v.maps) {
-		if *m, err = open(name, spec.Maps[name]); err != nil {
-			return nil, fmt.Errorf("table %s: %w", name, err)
-		}
-	}
-	if err := readIdentity(v.maps.Identity, &v.identity); err != nil {
-		return nil, err
-	}
-	if v.mapped, err = mapDirectory(v.maps.Directory, unix.PROT_READ); err != nil {
-		return nil, err
-	}
-	v.servers, v.table = v.maps.serverTable(v.mapped), &serviceTable{directory: v.mapped, keys: &v.identity.ServiceKeys}
-	if v.flows, err = mapFlows(v.maps.Flows, unix.PROT_READ); err != nil {
-		return nil, err
-	}
-	if v.halfOpen, err = mapFlows(v.maps.HalfOpen, unix.PROT_READ); err != nil {
-		return nil, err
-	}
-	v.clock, err = loadFlowClock(spec)
-	return v, err
+	return newView(tables), nil
 }
 
+// newView returns a view of tables that are open. Close closes them.
+func newView(tables *reader) *View { return &View{tables} }
+
 // Close closes the tables.
-func (v *View) Close() error {
-	var errs []error
-	if v.flows != nil {
-		errs = append(errs, v.flows.close())
-	}
-	if v.halfOpen != nil {
-		errs = append(errs, v.halfOpen.close())
-	}
-	if v.mapped != nil {
-		errs = append(errs, v.mapped.close())
-	}
-	if v.clock != nil {
-		errs = append(errs, v.clock.close())
-	}
-	return errors.Join(append(errs, v.maps.Close())...)
-}
+func (v *View) Close() error { return v.tables.close() }
 
 // Snapshot is the state of a balancer at one moment.
 type Snapshot struct {
@@ -128,16 +56,6 @@ type FlowTable struct {
 	// a table of their own.
 	HalfOpen uint64 `json:"half_open"`
 }
-
-// FlowCounts are numbers of flows by state.
-type FlowCounts struct {
-	New         uint64 `json:"new"`         // one packet seen
-	Established uint64 `json:"established"` // more than one
-	Closing     uint64 `json:"closing"`     // FIN or RST seen
-}
-
-// Total is the number of flows in any state.
-func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
 
 // ServiceState is a service as the data path has it.
 type ServiceState struct {
@@ -268,17 +186,17 @@ type NextHop struct {
 
 // Snapshot reads everything. Of its cost, 64 bytes are read for every four flows of capacity.
 func (v *View) Snapshot() (*Snapshot, error) {
-	reasons, err := v.countReasons()
+	reasons, err := v.tables.countReasons()
 	if err != nil {
 		return nil, err
 	}
-	instance := datapath.Instance{Name: v.instance, Role: datapath.RoleBalancer}
+	instance := datapath.Instance{Name: v.tables.instance, Role: datapath.RoleBalancer}
 	common, err := datapath.Inspect(instance, datapath.BalancerProgram, reasons)
 	if err != nil {
 		return nil, err
 	}
-	s := &Snapshot{Snapshot: *common, FlowTable: FlowTable{Capacity: v.capacity()}}
-	if s.Inside, err = readInside(v.instance); err != nil {
+	s := &Snapshot{Snapshot: *common, FlowTable: FlowTable{Capacity: v.tables.capacity()}}
+	if s.Inside, err = readInside(v.tables.instance); err != nil {
 		return nil, err
 	}
 	if s.Services, err = v.Services(); err != nil {
@@ -286,10 +204,10 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	}
 	for _, service := range s.Services {
 		if err := v.addShares(service); err != nil {
-			return nil, fmt.Errorf("instance %s: service %s: %w", v.instance, service.Name, err)
+			return nil, fmt.Errorf("instance %s: service %s: %w", v.tables.instance, service.Name, err)
 		}
 	}
-	counts, halfOpen := v.flows.count(), v.halfOpen.count()
+	counts, halfOpen := v.tables.flows.count(), v.tables.halfOpen.count()
 	for _, service := range s.Services {
 		for _, server := range service.Servers {
 			server.Flows = counts.of(server.Slot)
@@ -346,7 +264,7 @@ type serverLabel struct {
 
 // Count is how many packets left the data path for a reason.
 func (v *View) Count(reason string) (uint64, error) {
-	counts, err := v.countReasons()
+	counts, err := v.tables.countReasons()
 	if err != nil {
 		return 0, err
 	}
@@ -355,23 +273,19 @@ func (v *View) Count(reason string) (uint64, error) {
 			return count.Packets, nil
 		}
 	}
-	return 0, fmt.Errorf("instance %s: there is no reason %s", v.instance, reason)
-}
-
-func (v *View) capacity() uint64 {
-	return uint64(v.maps.Flows.MaxEntries()) * flowLoad
+	return 0, fmt.Errorf("instance %s: there is no reason %s", v.tables.instance, reason)
 }
 
 // Services reads the services with their servers and counters, but no flows and no shares. It costs a
 // small part of what Snapshot does.
 func (v *View) Services() ([]*ServiceState, error) {
-	names, err := v.serviceNames()
+	names, err := v.tables.serviceNames()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("instance %s: %w", v.tables.instance, err)
 	}
 	byName := map[string]*ServiceState{}
 	var services []*ServiceState
-	for _, entry := range v.table.all() {
+	for _, entry := range v.tables.services.all() {
 		// Between two steps of a reload an entry can be without a name.
 		name, ok := names[entry.Id]
 		if ok && kindOf(&entry) == balancerServiceEntryKindENTRY_SERVICE && byName[name] == nil {
@@ -381,20 +295,6 @@ func (v *View) Services() ([]*ServiceState, error) {
 	}
 	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
 	return services, v.addServers(byName)
-}
-
-func (v *View) serviceNames() (map[uint32]string, error) {
-	names := map[uint32]string{}
-	var id uint32
-	var label balancerLabel
-	labels := v.maps.ServiceLabels.Iterate()
-	for labels.Next(&id, &label) {
-		names[id] = text(label.Service[:])
-	}
-	if err := labels.Err(); err != nil {
-		return nil, fmt.Errorf("instance %s: read the labels of services: %w", v.instance, err)
-	}
-	return names, nil
 }
 
 func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
@@ -417,45 +317,23 @@ func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
 	}
 }
 
-// placementNamed is the placement that the data path has a number for.
-func placementNamed(number balancerPlacement) placement {
-	for name, n := range placements {
-		if n == number {
-			return name
-		}
-	}
-	return placement{Placement: config.Placement(fmt.Sprint(number))}
-}
-
-// nameOf is what a configuration file calls a value of the data path.
-func nameOf[N ~string, V comparable](values map[N]V, value V) N {
-	for name, v := range values {
-		if v == value {
-			return name
-		}
-	}
-	return N(fmt.Sprint(value))
-}
-
 // addServers gives the services their servers.
 func (v *View) addServers(services map[string]*ServiceState) error {
 	interfaces := interfaceNames()
-	var slot uint32
-	var label balancerLabel
-	labels := v.maps.ServerLabels.Iterate()
-	for labels.Next(&slot, &label) {
-		service := services[text(label.Service[:])]
-		if service == nil || int(slot) >= len(v.servers.servers) {
+	names, err := v.tables.serverNames()
+	if err != nil {
+		return fmt.Errorf("instance %s: %w", v.tables.instance, err)
+	}
+	for slot, name := range names {
+		service := services[name.service]
+		if service == nil || !v.tables.servers.has(slot) {
 			continue
 		}
-		server, err := v.server(slot, text(label.Server[:]), service, interfaces)
+		server, err := v.server(slot, name.server, service, interfaces)
 		if err != nil {
-			return fmt.Errorf("instance %s: service %s: server %s: %w", v.instance, service.Name, text(label.Server[:]), err)
+			return fmt.Errorf("instance %s: service %s: server %s: %w", v.tables.instance, service.Name, name.server, err)
 		}
 		service.Servers = append(service.Servers, server)
-	}
-	if err := labels.Err(); err != nil {
-		return fmt.Errorf("instance %s: read the labels of servers: %w", v.instance, err)
 	}
 	for _, service := range services {
 		slices.SortFunc(service.Servers, func(a, b *ServerState) int {
@@ -471,7 +349,7 @@ func (v *View) ignored(service *ServiceState) []Condition {
 	const unused = balancerServerFlagsSERVER_UNUSED | balancerServerFlagsSERVER_FAILING // which alone is an earlier build's
 	candidates := slices.DeleteFunc(slices.Clone(service.Servers), func(server *ServerState) bool {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
-			v.servers.flags(server.Slot)&unused != 0
+			v.tables.servers.flags(server.Slot)&unused != 0
 	})
 	hasHop := func(server *ServerState) bool { return server.NextHop != nil }
 	if slices.ContainsFunc(candidates, hasHop) {
@@ -489,18 +367,18 @@ func (v *View) ignored(service *ServiceState) []Condition {
 }
 
 func (v *View) server(slot uint32, name string, service *ServiceState, interfaces map[int]net.Interface) (*ServerState, error) {
-	flags, causes := v.servers.flags(slot), v.servers.causes(slot)
+	flags, causes := v.tables.servers.flags(slot), v.tables.servers.causes(slot)
 	server := &ServerState{
 		Name:      name,
 		Slot:      slot,
-		Address:   describeAddress(addrOf(v.servers.servers[slot].Address), service.Encapsulation),
+		Address:   describeAddress(v.tables.servers.address(slot), service.Encapsulation),
 		Condition: conditionOf(flags, causes),
 		Checked:   flags&balancerServerFlagsSERVER_UNCHECKED == 0,
 		Probed:    flags&balancerServerFlagsSERVER_UNPROBED == 0,
 		Causes:    conditionsOf(causes),
 		NextHop:   v.nextHop(slot, interfaces),
 	}
-	counter, err := readServerCounter(v.maps.ServerCounters, slot)
+	counter, err := v.tables.serverCounter(slot)
 	if err != nil {
 		return nil, err
 	}
@@ -509,7 +387,7 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 	if service.Placement != config.PlacementHunt {
 		return server, nil
 	}
-	signals, err := readServerSignals(v.maps.ServerSignals, slot)
+	signals, err := v.tables.serverSignals(slot)
 	if err != nil {
 		return nil, err
 	}
@@ -531,26 +409,17 @@ func describeAddress(address netip.Addr, kind config.Encapsulation) string {
 
 // nextHop is nil for a server that has none.
 func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) *NextHop {
-	word := atomic.LoadUint64(&v.servers.servers[slot].NextHop)
-	if word == 0 {
+	mac, number, ok := v.tables.servers.nextHop(slot)
+	if !ok {
 		return nil
 	}
-	port := v.mapped.Ports[word>>48&0xff]
-	hop := &NextHop{MAC: macOf(word).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu)}
+	port := v.tables.port(number)
+	hop := &NextHop{MAC: net.HardwareAddr(mac[:]).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu)}
 	// An index says nothing about the namespace; an address as well is a good sign.
 	if here := interfaces[hop.Ifindex]; slices.Equal(here.HardwareAddr, port.mac()) {
 		hop.Interface = here.Name
 	}
 	return hop
-}
-
-// macOf is the reverse of macWord.
-func macOf(word uint64) net.HardwareAddr {
-	mac := make(net.HardwareAddr, 6)
-	for i := range mac {
-		mac[i] = byte(word >> (8 * i))
-	}
-	return mac
 }
 
 // interfaceNames are the interfaces of the reader's network namespace. Names are a courtesy: without
@@ -569,41 +438,21 @@ func (v *View) addShares(service *ServiceState) error {
 	if service.Buckets == 0 {
 		return nil
 	}
-	var table *ebpf.Map
-	if err := v.maps.Tables.Lookup(service.table, &table); err != nil {
-		return fmt.Errorf("open table %d: %w", service.table, err)
-	}
-	defer table.Close()
-	words, err := readWords(table)
+	table, err := v.tables.candidates(service.table)
 	if err != nil {
-		return fmt.Errorf("read table %d: %w", service.table, err)
+		return err
 	}
 	owned := map[uint32]uint32{}
 	for bucket := range service.Buckets {
 		position := bucket * uint32(service.Candidates)
-		if int(position/candidatesPerWord) >= len(words) {
+		slot, ok := table.at(position)
+		if !ok {
 			break // the table was replaced by a smaller one since the service was read
 		}
-		owned[candidate(words[position/candidatesPerWord], position)]++
+		owned[slot]++
 	}
 	for _, server := range service.Servers {
 		server.Share = float64(owned[server.Slot]) / float64(service.Buckets)
 	}
 	return nil
-}
-
-// readWords reads a whole consistent-hash table.
-func readWords(table *ebpf.Map) ([]uint64, error) {
-	words := make([]uint64, table.MaxEntries())
-	keys := make([]uint32, len(words))
-	var cursor ebpf.MapBatchCursor
-	if _, err := table.BatchLookup(&cursor, keys, words, nil); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, err
-	}
-	return words, nil
-}
-
-// candidate takes a position of a table out of the word that holds it.
-func candidate(word uint64, position uint32) uint32 {
-	return uint32(uint16(word >> (16 * (position % candidatesPerWord))))
 }

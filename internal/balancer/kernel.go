@@ -3,19 +3,13 @@
 package balancer
 
 import (
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/bits"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -23,7 +17,6 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
-	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // kernel is the data path: the program and the tables that it reads.
@@ -42,6 +35,7 @@ type kernel struct {
 	mapped    *directory
 	servers   *serverTable
 	services  *serviceTable
+	ports     *ports
 	probes    *probeTable
 	identity  *balancerIdentity
 	constants map[string]any // that the program was loaded with
@@ -180,6 +174,7 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 		return err
 	}
 	k.servers, k.services = k.objects.serverTable(k.mapped), &serviceTable{directory: k.mapped, keys: &identity.ServiceKeys}
+	k.ports = &ports{directory: k.mapped}
 	if k.probes, err = k.mapProbes(k.sides[len(k.sides)-1]); err != nil { // the side towards the servers
 		return err
 	}
@@ -189,13 +184,6 @@ func (k *kernel) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log 
 		}
 	}
 	return k.pinNew(kept)
-}
-
-func (k *kernel) writeIdentity() error {
-	if err := k.objects.Identity.Put(uint32(0), k.identity); err != nil {
-		return fmt.Errorf("write identity: %w", err)
-	}
-	return nil
 }
 
 // countsOthers tells whether counters by reason were kept, and are of other reasons.
@@ -308,45 +296,6 @@ func (k *kernel) explain(err error) error {
 	return fmt.Errorf("load the data path: %w", err)
 }
 
-// identityOf returns the hash keys: those of the flow table that exists, or
-// fresh ones if there is none.
-func identityOf(kept *ebpf.Map, seed uint64) (*balancerIdentity, error) {
-	identity := balancerIdentity{Version: uint64(balancerTablesVersionTABLES_VERSION)}
-	if kept != nil {
-		if err := readIdentity(kept, &identity); err != nil {
-			return nil, err
-		}
-	} else {
-		for _, keys := range []any{
-			&identity.FlowBucketKeys, &identity.FlowSignatureKeys, &identity.ServiceKeys,
-		} {
-			if err := binary.Read(rand.Reader, binary.NativeEndian, keys); err != nil {
-				return nil, fmt.Errorf("make hash keys: %w", err)
-			}
-		}
-		for _, odd := range [][]uint64{identity.FlowBucketKeys[:], identity.ServiceKeys[:]} {
-			for i := range odd {
-				odd[i] |= 1
-			}
-		}
-	}
-	identity.BucketKeys = bucketKeys(seed)
-	return &identity, nil
-}
-
-// readIdentity reads the identity of tables, which must mean what this build
-// takes them for.
-func readIdentity(m *ebpf.Map, identity *balancerIdentity) error {
-	if err := m.Lookup(uint32(0), identity); err != nil {
-		return fmt.Errorf("read identity: %w", err)
-	}
-	if wanted := uint64(balancerTablesVersionTABLES_VERSION); identity.Version != wanted {
-		return fmt.Errorf("the tables are of version %d, those of this build of version %d: %w",
-			identity.Version, wanted, ebpf.ErrMapIncompatible)
-	}
-	return nil
-}
-
 // pinCounting pins the program that packets meet, for tools, and the counters that it counts in where they are others
 // than before.
 func (k *kernel) pinCounting(t *datapath.Takeover) error {
@@ -359,6 +308,11 @@ func (k *kernel) pinCounting(t *datapath.Takeover) error {
 		}
 	}
 	return t.Pin(k.objects.XdpLb, k.pin(datapath.BalancerProgram))
+}
+
+// setSignalKeys replaces the keys that tell servers' signals from others'.
+func (k *kernel) setSignalKeys(keys config.SignalKeys) error {
+	return datapath.SetSignalKeys(k.objects.SignalKeys, keys)
 }
 
 // undo takes away the pins of a start that came to nothing.
@@ -378,199 +332,6 @@ func (k *kernel) undo() error {
 // close lets go of the data path; what is pinned works on.
 func (k *kernel) close() error {
 	return errors.Join(k.probes.close(), k.flows.close(), k.halfOpen.close(), k.mapped.close(), k.closeObjects())
-}
-
-// setLocator tells the programs which SIDs are this host's; an invalid one is none.
-func (k *kernel) setLocator(locator netip.Prefix) error {
-	for _, side := range k.sides {
-		if err := side.objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
-			return fmt.Errorf("set the locator: %w", err)
-		}
-	}
-	return nil
-}
-
-// locatorWord is the first half of an IPv6 address in memory order; 0 for any other.
-func locatorWord(address netip.Addr) uint64 {
-	if !address.Is6() || address.Is4In6() {
-		return 0
-	}
-	b := address.As16()
-	return binary.NativeEndian.Uint64(b[:])
-}
-
-// setDomain tells the program which locators are of the domain, if it is to guard them.
-func (k *kernel) setDomain(cfg *config.Balancer) error {
-	domain := map[uint64]uint32{}
-	if !cfg.Node.IsInternal() {
-		domain[locatorWord(cfg.Node.Locator.Addr())] = 1
-		for _, service := range cfg.Services {
-			for _, server := range service.Servers {
-				domain[locatorWord(server.Locator.Addr())] = 1
-			}
-		}
-		delete(domain, 0) // of those that have none
-	}
-	return datapath.Replace(k.objects.Locators, domain)
-}
-
-// addSender lets the server of a slot signal, if it has a locator.
-func (k *kernel) addSender(slot uint32) error {
-	key := k.senderOf(slot)
-	if key.Locator == 0 {
-		return nil
-	}
-	if err := k.objects.Senders.Put(&key, slot); err != nil {
-		return fmt.Errorf("let the server of slot %d signal: %w", slot, err)
-	}
-	return nil
-}
-
-// removeSender is the reverse of addSender, unless another slot has taken the server over.
-func (k *kernel) removeSender(slot uint32) error {
-	key := k.senderOf(slot)
-	var holder uint32
-	err := k.objects.Senders.Lookup(&key, &holder)
-	if err == nil && holder == slot {
-		err = k.objects.Senders.Delete(&key)
-	}
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("let the server of slot %d signal no more: %w", slot, err)
-	}
-	return nil
-}
-
-func (k *kernel) senderOf(slot uint32) balancerSender {
-	server := &k.servers.servers[slot]
-	return balancerSender{Locator: locatorWord(addrOf(server.Address)), Service: server.Service}
-}
-
-// macWord is a MAC address in memory order, in the low 48 bits.
-func macWord(mac [6]byte) uint64 {
-	var word [8]byte
-	copy(word[:], mac[:])
-	return binary.LittleEndian.Uint64(word[:])
-}
-
-// serverTable are the directory's servers: as many slots as there are counters for.
-type serverTable struct {
-	servers []balancerServer
-}
-
-func (t *kernelMaps) serverTable(in *directory) *serverTable {
-	return &serverTable{in.Servers[:t.ServerSignals.MaxEntries()]}
-}
-
-// put fills a free slot. Its flags, which bring it to life, come last.
-func (t *serverTable) put(slot, service uint32, address, source netip.Addr, known srv6.Function, flags balancerServerFlags) {
-	server := &t.servers[slot]
-	server.Service = service
-	t.setKnown(slot, known)
-	atomic.StoreUint64(&server.NextHop, 0)
-	server.Address = in6(address)
-	server.Source = in6(source)
-	t.setFlags(slot, flags)
-}
-
-func (t *serverTable) flags(slot uint32) balancerServerFlags {
-	return balancerServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
-}
-
-// serves tells whether the slot has a server of the service: serves of bpf/balancer/segments.h.
-func (t *serverTable) serves(slot, service uint32) bool {
-	return int(slot) < len(t.servers) && t.flags(slot)&balancerServerFlagsSERVER_IN_USE != 0 && t.servers[slot].Service == service
-}
-
-func (t *serverTable) setFlags(slot uint32, flags balancerServerFlags) {
-	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
-}
-
-// setKnown says what the server is asked for packets of known flows.
-func (t *serverTable) setKnown(slot uint32, function srv6.Function) {
-	atomic.StoreUint64(&t.servers[slot].KnownSid, sidLow(function))
-}
-
-// known is what the server is asked for packets of known flows.
-func (t *serverTable) known(slot uint32) srv6.Function {
-	half := atomic.LoadUint64(&t.servers[slot].KnownSid)
-	return srv6.Function(bits.ReverseBytes16(uint16(half)))
-}
-
-// sidLow is SID_LOW in bpf/net/srv6.h.
-func sidLow(function srv6.Function) uint64 {
-	return uint64(bits.ReverseBytes32(uint32(function) << 16))
-}
-
-// setNextHop names the MAC address and port by which a server is reached.
-func (t *serverTable) setNextHop(slot uint32, mac [6]byte, port uint16) {
-	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
-}
-
-// nextHop is the reverse of setNextHop; false: there is none.
-func (t *serverTable) nextHop(slot uint32) (mac [6]byte, port uint16, ok bool) {
-	word := atomic.LoadUint64(&t.servers[slot].NextHop)
-	return [6]byte(macOf(word)), uint16(word >> 48), word != 0
-}
-
-func (t *serverTable) hasNextHop(slot uint32) bool {
-	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
-}
-
-// reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/balancer/segments.h.
-func (t *serverTable) reachable(slot uint32) bool {
-	return t.hasNextHop(slot) && t.flags(slot)&balancerServerFlagsSERVER_UNREACHABLE == 0
-}
-
-func (t *serverTable) clearNextHop(slot uint32) {
-	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
-}
-
-// in6 is an address as the data path holds it: IPv4 in its IPv4-mapped form.
-func in6(address netip.Addr) (out balancerIn6Addr) {
-	out.In6U.U6Addr8 = address.As16()
-	return out
-}
-
-// addrOf is the reverse of in6.
-func addrOf(in balancerIn6Addr) netip.Addr {
-	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
-}
-
-// candidatesPerWord is CANDIDATES_PER_WORD in bpf/balancer/types.h.
-const candidatesPerWord = 4
-
-// install writes a candidate table under a number that no service names yet.
-func (k *kernel) install(number uint32, rows []uint16) error {
-	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
-	keys := make([]uint32, len(words))
-	for i := range keys {
-		keys[i] = uint32(i)
-	}
-	packed := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*candidatesPerWord)
-	copy(packed, rows)
-	spec := k.inner.Copy()
-	spec.MaxEntries = uint32(len(words))
-	table, err := ebpf.NewMap(spec)
-	if err != nil {
-		return fmt.Errorf("make a table of %d candidates: %w", len(rows), err)
-	}
-	defer table.Close()
-	if _, err := table.BatchUpdate(keys, words, nil); err != nil {
-		return fmt.Errorf("fill a table of %d candidates: %w", len(rows), err)
-	}
-	if err := k.backup.keepTable(number); err != nil {
-		return err
-	}
-	if err := k.objects.Tables.Put(number, table); err != nil {
-		return fmt.Errorf("install table %d: %w", number, err)
-	}
-	return nil
-}
-
-// settle returns when no packet is on its way that came before: the kernel waits for that when an element of
-// a map of maps is replaced.
-func (k *kernel) settle() error {
-	return k.install(k.objects.Tables.MaxEntries()-1, nil)
 }
 
 // Detach takes the data path of an instance out of the kernel, with all flows. No

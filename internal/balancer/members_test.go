@@ -146,10 +146,7 @@ func TestStatusShowsFaults(t *testing.T) {
 	} {
 		f.find(fault, server)
 	}
-	view, err := f.kernel.view()
-	f.must(err)
-	defer view.Close()
-	service := mustSnapshot(t, view).Services[0]
+	service := mustSnapshot(t, f.view()).Services[0]
 	want := []Condition{ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard, ServerUnchecked, ServerUnchecked}
 	for i, server := range service.Servers {
 		if server.Condition != want[i] || !server.Probed {

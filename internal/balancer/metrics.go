@@ -11,31 +11,22 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// published is what the goroutine in control shares with scrapes. It is replaced whole.
-type published struct {
-	flows    flowCounts // of the last sweep; nil before the first
-	halfOpen flowCounts // the half-open ones
-}
-
-// publish shares the present state.
-func (b *Balancer) publish() {
-	b.published.Store(&published{flows: b.flows, halfOpen: b.halfOpen})
+// SweptFlows are the flows that the last sweep of the flow table left.
+type SweptFlows struct {
+	Flows    flowCounts // nil before the first sweep
+	HalfOpen flowCounts // the half-open ones
 }
 
 // Collector collects the metrics of a balancer. Counters are read from the kernel at each scrape; the
 // flows, whose table may be large, are those that the last sweep found.
 type Collector struct {
-	view      *View
-	published func() *published
+	view  *View
+	swept func() *SweptFlows
 }
 
-// NewCollector returns the collector of a balancer. Close it before the balancer.
-func NewCollector(b *Balancer) (*Collector, error) {
-	view, err := b.kernel.view()
-	if err != nil {
-		return nil, err
-	}
-	return &Collector{view: view, published: b.published.Load}, nil
+// newCollector returns a collector that takes the flows from swept, which may return nil.
+func newCollector(view *View, swept func() *SweptFlows) *Collector {
+	return &Collector{view: view, swept: swept}
 }
 
 // Close closes the tables that the collector reads.
@@ -90,7 +81,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(out chan<- prometheus.Metric) {
-	reasons, err := c.view.countReasons()
+	reasons, err := c.view.tables.countReasons()
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(packetsDesc, err)
 	}
@@ -98,11 +89,11 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	if err != nil {
 		out <- prometheus.NewInvalidMetric(serverPacketsDesc, err)
 	}
-	gauge(out, capacityDesc, float64(c.view.capacity()))
+	gauge(out, capacityDesc, float64(c.view.tables.capacity()))
 	gauge(out, versionDesc, tables.Version)
 	collectReasons(out, reasons)
-	p := c.published()
-	collectServers(out, services, p)
+
+	collectServers(out, services, c.swept())
 }
 
 func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount) {
@@ -114,7 +105,7 @@ func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount
 
 // collectServers leaves out servers that are no longer configured. In the middle of a reload one that
 // moves has two slots: the first stands for it.
-func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *published) {
+func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swept *SweptFlows) {
 	for _, service := range services {
 		seen := map[string]bool{}
 		counts := map[Condition]int{}
@@ -124,7 +115,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *p
 			}
 			seen[server.Name] = true
 			counts[server.Condition]++
-			collectServer(out, server, []string{service.Name, server.Name}, p)
+			collectServer(out, server, []string{service.Name, server.Name}, swept)
 		}
 		for _, condition := range conditions {
 			gauge(out, serviceServersDesc, float64(counts[condition]), service.Name, string(condition))
@@ -136,7 +127,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, p *p
 	}
 }
 
-func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string, p *published) {
+func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string, swept *SweptFlows) {
 	counter(out, serverPacketsDesc, server.Packets, labels...)
 	counter(out, serverBytesDesc, server.Bytes, labels...)
 	counter(out, serverFlowsDesc, server.Placed, labels...)
@@ -148,8 +139,8 @@ func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []s
 	if server.Hunt != nil {
 		collectHunt(out, server.Hunt, labels)
 	}
-	if p != nil && p.flows != nil {
-		collectFlows(out, server, p, labels)
+	if swept != nil && swept.Flows != nil {
+		collectFlows(out, server, swept, labels)
 	}
 }
 
@@ -165,11 +156,11 @@ func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string
 	counter(out, resetsDesc, hunt.Resets, labels...)
 }
 
-func collectFlows(out chan<- prometheus.Metric, server *ServerState, p *published, labels []string) {
+func collectFlows(out chan<- prometheus.Metric, server *ServerState, swept *SweptFlows, labels []string) {
 	if server.Hunt != nil {
-		gauge(out, halfOpenDesc, float64(p.halfOpen.of(server.Slot).Total()), labels...)
+		gauge(out, halfOpenDesc, float64(swept.HalfOpen.of(server.Slot).Total()), labels...)
 	}
-	counts := p.flows.of(server.Slot)
+	counts := swept.Flows.of(server.Slot)
 	for state, count := range map[balancerFlowState]uint64{
 		balancerFlowStateFLOW_NEW:         counts.New,
 		balancerFlowStateFLOW_ESTABLISHED: counts.Established,

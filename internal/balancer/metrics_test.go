@@ -22,7 +22,7 @@ import (
 
 func newRegistry(f *fixture) *prometheus.Registry {
 	f.t.Helper()
-	collector, err := NewCollector(f.Balancer)
+	collector, err := f.Collector()
 	f.must(err)
 	f.t.Cleanup(func() { _ = collector.Close() })
 	registry := prometheus.NewPedanticRegistry()

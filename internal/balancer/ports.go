@@ -35,6 +35,9 @@ func (p *ports) number(link nexthop.Link) (uint16, error) {
 	return uint16(i), nil
 }
 
+// ifindex is the interface of a port that a next hop names.
+func (p *ports) ifindex(number uint16) int { return int(p.directory.Ports[number].Ifindex) }
+
 // unused finds a number that no next hop names, longest unused first.
 func (p *ports) unused() (int, error) {
 	const most = len(p.directory.Ports) - 1
@@ -66,6 +69,9 @@ func hairpins(link nexthop.Link) bool { return link.Type != "veth" }
 func (p balancerPort) mac() net.HardwareAddr {
 	return binary.LittleEndian.AppendUint64(nil, p.Mac)[:6]
 }
+
+// canTransmit tells whether an interface sends what XDP in a driver redirects to it.
+func canTransmit(link nexthop.Link) bool { return !cannotTransmit[link.Type] }
 
 // cannotTransmit are the types of interfaces that have Ethernet addresses but no
 // way to send what XDP in a driver redirects to them (ndo_xdp_xmit of Linux).

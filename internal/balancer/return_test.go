@@ -144,10 +144,7 @@ func (n *fabric) start() {
 		n.balancer.kernel.attachTCX = n.attachTCX
 		inside := n.own[len(n.own)-1]
 		hop := nexthop.Hop{MAC: n.routers[inside.Name].link.MAC, Link: inside}
-		if err := n.balancer.follow(nexthop.Update{Own: n.own, Hops: n.balancer.hopsBy(hop)}); err != nil {
-			return err
-		}
-		return n.balancer.rebuildAll()
+		return (&Rehearsal{n.balancer}).Attach(n.own, hop)
 	})
 }
 

@@ -3,14 +3,11 @@
 package balancer
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"time"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
@@ -43,18 +40,15 @@ type services struct {
 func loadServices(k *kernel, slots *slots, reach func(*member)) (*services, error) {
 	s := &services{kernel: k, slots: slots, byName: map[string]*service{}, reach: reach}
 	byID := map[uint32]*service{}
-	var id uint32
-	var label balancerLabel
-	labels := k.objects.ServiceLabels.Iterate()
-	for labels.Next(&id, &label) {
-		name := text(label.Service[:])
+	names, err := readServiceNames(k.objects.ServiceLabels)
+	if err != nil {
+		return nil, err
+	}
+	for id, name := range names {
 		byID[id] = &service{Service: config.Service{Name: name}, id: id}
 		s.byName[name] = byID[id]
 	}
-	if err := labels.Err(); err != nil {
-		return nil, fmt.Errorf("read the labels of services: %w", err)
-	}
-	for id := k.objects.ServiceLabels.MaxEntries(); id > 0; id-- {
+	for id := uint32(config.MaxServices); id > 0; id-- {
 		if byID[id-1] == nil {
 			s.free = append(s.free, id-1)
 		}
@@ -111,10 +105,8 @@ func (s *services) add(name string) (*service, error) {
 		return nil, err
 	}
 	id := s.free[len(s.free)-1]
-	var label balancerLabel
-	copy(label.Service[:], name)
-	if err := s.kernel.objects.ServiceLabels.Put(id, &label); err != nil {
-		return nil, fmt.Errorf("label service %d: %w", id, err)
+	if err := s.kernel.labelService(id, name); err != nil {
+		return nil, err
 	}
 	s.free = s.free[:len(s.free)-1]
 	svc := &service{Service: config.Service{Name: name}, id: id}
@@ -147,7 +139,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 		key := keyOfServer(cfg, &server, node)
 		noted, routed := s.slots.noted(key)
 		old := before[server.Name]
-		if old != nil && s.slots.byKey[key] != old.slot {
+		if slot, _ := s.slots.of(key); old != nil && slot != old.slot {
 			old = nil // it is at another address: what is known is of another host
 		}
 		m := newMember(server, cfg, old, noted, routed)
@@ -297,7 +289,7 @@ func (s *services) setCapabilities(svc *service, rule *balancerServiceRule) {
 func (s *services) install(svc *service, rule balancerServiceRule, rows []uint16) (table uint8, err error) {
 	fits := rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates
 	table = svc.rule.table()
-	if fits && s.holds(2*svc.id+uint32(table), rows) {
+	if fits && s.kernel.holds(2*svc.id+uint32(table), rows) {
 		return table | svc.rule.Flags&ruleFormer, nil
 	}
 	table = 1 - table
@@ -308,25 +300,6 @@ func (s *services) install(svc *service, rule balancerServiceRule, rows []uint16
 		table |= ruleFormer
 	}
 	return table, nil
-}
-
-// holds tells whether a table is there and has these rows.
-func (s *services) holds(number uint32, rows []uint16) bool {
-	var table *ebpf.Map
-	if err := s.kernel.objects.Tables.Lookup(number, &table); err != nil {
-		return false
-	}
-	defer table.Close()
-	words, err := readWords(table)
-	if err != nil || len(words)*candidatesPerWord < len(rows) {
-		return false
-	}
-	for i, server := range rows {
-		if candidate(words[i/candidatesPerWord], uint32(i)) != uint32(server) {
-			return false
-		}
-	}
-	return true
 }
 
 // endHunts ends what goes on of hunts in services that place flows themselves now.
@@ -346,20 +319,6 @@ func (s *services) endHunts(now time.Time) {
 	}
 }
 
-// placement is what the data path calls one.
-type placement struct {
-	config.Placement
-	config.Selection
-}
-
-func placementOf(svc *config.Service) placement { return placement{svc.Placement, svc.Selection} }
-
-var placements = map[placement]balancerPlacement{
-	{config.PlacementHash, ""}:                      balancerPlacementPLACEMENT_HASH,
-	{config.PlacementHunt, config.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
-	{config.PlacementHunt, config.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
-}
-
 // knownFunction is what a service's servers are asked for packets of known flows: where they are to tell
 // the balancer of their flows, the packets tell them that it knows.
 func knownFunction(svc *config.Service) srv6.Function {
@@ -367,17 +326,6 @@ func knownFunction(svc *config.Service) srv6.Function {
 		return srv6.AckStickiness
 	}
 	return srv6.Deliver
-}
-
-var persistences = map[config.Persistence]balancerPersistence{
-	config.PersistenceTable: balancerPersistencePERSISTENCE_TABLE,
-}
-
-var encapsulations = map[config.Encapsulation]balancerEncapsulation{
-	config.SRv6Insert: balancerEncapsulationENCAP_SRV6INSERT,
-	config.SRv6Encap:  balancerEncapsulationENCAP_SRV6ENCAP,
-	config.GRE:        balancerEncapsulationENCAP_GRE,
-	config.IPIP:       balancerEncapsulationENCAP_IPIP,
 }
 
 // keepOnly brings the wanted services, and no others, into the data path, and frees the numbers of the
@@ -390,8 +338,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 		if wanted[name] {
 			continue
 		}
-		err := s.kernel.objects.ServiceLabels.Delete(svc.id)
-		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		if err := s.kernel.unlabelService(svc.id); err != nil {
 			return fmt.Errorf("remove service %s: %w", name, err)
 		}
 		delete(s.byName, name)
@@ -427,15 +374,7 @@ func (s *services) retireSlots() error {
 	for _, m := range s.members() {
 		held[m.slot] = true
 	}
-	for slot := range s.slots.bySlot {
-		if _, retired := s.slots.retired[slot]; held[slot] || retired {
-			continue
-		}
-		if err := s.slots.retire(slot); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.slots.retireOthers(held)
 }
 
 // members lists the members of all services.

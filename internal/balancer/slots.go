@@ -43,14 +43,15 @@ func loadSlots(k *kernel) (*slots, error) {
 		bySlot:  map[uint32]serverKey{},
 		retired: map[uint32]int{},
 	}
-	var slot uint32
-	var label balancerLabel
-	labels := k.objects.ServerLabels.Iterate()
-	for labels.Next(&slot, &label) {
+	names, err := readServerNames(k.objects.ServerLabels)
+	if err != nil {
+		return nil, err
+	}
+	for slot, name := range names {
 		server := &k.servers.servers[slot]
 		key := serverKey{
-			service: text(label.Service[:]),
-			server:  text(label.Server[:]),
+			service: name.service,
+			server:  name.server,
 			address: addrOf(server.Address),
 			source:  addrOf(server.Source),
 		}
@@ -59,10 +60,13 @@ func loadSlots(k *kernel) (*slots, error) {
 			s.retired[slot] = 0
 		}
 	}
-	if err := labels.Err(); err != nil {
-		return nil, fmt.Errorf("read the labels of servers: %w", err)
-	}
 	return s, nil
+}
+
+// of returns the slot of a server; false: it has none.
+func (s *slots) of(key serverKey) (slot uint32, ok bool) {
+	slot, ok = s.byKey[key]
+	return slot, ok
 }
 
 // claim returns the slot of a server: the one it has, or a free one. A slot that
@@ -151,6 +155,19 @@ func (s *slots) retire(slot uint32) error {
 	return s.kernel.removeSender(slot)
 }
 
+// retireOthers retires the slots that are not held.
+func (s *slots) retireOthers(held map[uint32]bool) error {
+	for slot := range s.bySlot {
+		if _, retired := s.retired[slot]; held[slot] || retired {
+			continue
+		}
+		if err := s.retire(slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // swept notes that the flow table holds no flow of the retired slots any more,
 // and frees those that have seen it often enough.
 func (s *slots) swept() error {
@@ -209,14 +226,4 @@ func (s *slots) release(slot uint32) error {
 	delete(s.bySlot, slot)
 	delete(s.retired, slot)
 	return nil
-}
-
-// text is a zero-terminated name.
-func text(b []byte) string {
-	for i, c := range b {
-		if c == 0 {
-			return string(b[:i])
-		}
-	}
-	return string(b)
 }

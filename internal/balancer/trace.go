@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
@@ -102,12 +100,12 @@ type TracedEncapsulation struct {
 
 // Trace follows a packet through the tables as `xdp_lb` in bpf/balancer/balancer.bpf.c does.
 func (v *View) Trace(p Packet) (*Trace, error) {
-	t := &Trace{Instance: v.instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length}
+	t := &Trace{Instance: v.tables.instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length}
 	reason, err := v.steer(p, t)
 	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", v.instance, err)
+		return nil, fmt.Errorf("instance %s: %w", v.tables.instance, err)
 	}
-	t.Reason = v.reasons[reason]
+	t.Reason = v.tables.reasons[reason]
 	return t, nil
 }
 
@@ -119,7 +117,7 @@ func (v *View) steer(p Packet, t *Trace) (balancerLbReason, error) {
 	case service == nil:
 		return balancerLbReasonLB_DROP_NO_SERVICE, nil
 	}
-	names, err := v.serviceNames()
+	names, err := v.tables.serviceNames()
 	if err != nil {
 		return 0, err
 	}
@@ -153,9 +151,9 @@ func askAll(slots []uint32, each, last srv6.Function) course {
 // classify returns no service for a flow that none takes, and whether its destination is a VIP.
 func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP bool) {
 	vip := flow.Destination.Addr()
-	isVIP = v.table.find(vipKeyOf(vip)) != nil
+	isVIP = v.tables.services.find(vipKeyOf(vip)) != nil
 	for _, port := range []config.Port{config.Port(flow.Destination.Port()), config.AllPorts} {
-		entry := v.table.find(serviceKeyOf(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
+		entry := v.tables.services.find(serviceKeyOf(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
 		if entry != nil {
 			found := *entry
 			return &found, port != config.AllPorts, isVIP
@@ -166,7 +164,7 @@ func (v *View) classify(flow Flow) (service *balancerServiceEntry, exact, isVIP 
 
 // findServers says which servers the packet goes to, and how they were found.
 func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (to course, found balancerLbReason, err error) {
-	now, err := v.clock.now()
+	now, err := v.tables.clock.now()
 	if err != nil {
 		return to, 0, err
 	}
@@ -178,16 +176,16 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 			return to, 0, err
 		}
 	}
-	bucket, signature := v.flows.bucket(p.Flow, service.Id, &v.identity)
+	bucket, signature := v.tables.flows.bucket(p.Flow, service.Id, &v.tables.identity)
 	entry := bucket.find(signature)
 	hasRoom := entry != 0 || bucket.hasRoom(now)
 	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
-		known := v.servers.known(entry.server())
+		known := v.tables.servers.known(entry.server())
 		return askAll([]uint32{entry.server()}, known, known), balancerLbReasonLB_FORWARD_KNOWN, nil
 	}
 	var half flowEntry
 	if service.Rule.hasHalfOpen() {
-		halfOpen, signature := v.halfOpen.bucket(p.Flow, service.Id, &v.identity)
+		halfOpen, signature := v.tables.halfOpen.bucket(p.Flow, service.Id, &v.tables.identity)
 		half = halfOpen.find(signature)
 		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
 			return askAll([]uint32{half.server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
@@ -200,7 +198,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 		}
 		return to, balancerLbReasonLB_FORWARD_HUNT, nil
 	}
-	if hunts && entry != 0 && !p.Opens && v.servers.serves(entry.server(), service.Id) {
+	if hunts && entry != 0 && !p.Opens && v.tables.servers.serves(entry.server(), service.Id) {
 		return v.seek(p, service, row, entry.server()), balancerLbReasonLB_FORWARD_RECOVER, nil
 	}
 	if hunts {
@@ -249,14 +247,14 @@ func offerAfter(drained uint32, row []uint32) course {
 // list_holder of bpf/balancer/place_hunt.h.
 func (v *View) isDrained(service *balancerServiceEntry, entry flowEntry, now uint16) bool {
 	slot := entry.server()
-	return entry != 0 && v.servers.serves(slot, service.Id) && v.servers.reachable(slot) && !isOver(entry, now) &&
-		v.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0
+	return entry != 0 && v.tables.servers.serves(slot, service.Id) && v.tables.servers.reachable(slot) && !isOver(entry, now) &&
+		v.tables.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0
 }
 
 // seek is the course of a packet of a flow whose entry is stale: seek of bpf/balancer/place_hunt.h.
 func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holder uint32) course {
 	slots := slices.Clone(row)
-	if v.servers.reachable(holder) {
+	if v.tables.servers.reachable(holder) {
 		slots = slices.DeleteFunc(slots, func(slot uint32) bool { return slot == holder })
 		slots = slices.Insert(slots, 0, holder)
 	}
@@ -289,7 +287,7 @@ func (v *View) traceEntry(p Packet, service *balancerServiceEntry, entry flowEnt
 	t.Known = &TracedEntry{
 		Server: v.serverName(entry.server()),
 		State:  state,
-		Idle:   float64(entry.age(now)) * v.clock.tick.Seconds(),
+		Idle:   float64(entry.age(now)) * v.tables.clock.tick.Seconds(),
 		Left:   v.leaves(p, service, entry, now),
 	}
 	return t.Known.Left == ""
@@ -321,21 +319,21 @@ func isOver(entry flowEntry, now uint16) bool {
 // leaves says why the packet of a known flow does not go to its server: keeps_server in
 // bpf/balancer/persist_table.h. Empty: it does.
 func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, now uint16) string {
-	if int(entry.server()) >= len(v.servers.servers) {
+	if !v.tables.servers.has(entry.server()) {
 		return "the server's slot is beyond the table"
 	}
-	flags := v.servers.flags(entry.server())
+	flags := v.tables.servers.flags(entry.server())
 	mayMove := p.Opens || p.Flow.Protocol != config.TCP
 	switch {
 	case flags&balancerServerFlagsSERVER_IN_USE == 0:
 		return "the server was removed"
-	case v.servers.servers[entry.server()].Service != service.Id:
+	case v.tables.servers.service(entry.server()) != service.Id:
 		return "the entry is another service's: two flows share a signature"
 	case mayMove && flags&balancerServerFlagsSERVER_FAILING != 0:
-		return fmt.Sprintf("the server is %s", describeConditions(conditionsOf(v.servers.causes(entry.server()))))
-	case mayMove && !v.servers.hasNextHop(entry.server()):
+		return fmt.Sprintf("the server is %s", describeConditions(conditionsOf(v.tables.servers.causes(entry.server()))))
+	case mayMove && !v.tables.servers.hasNextHop(entry.server()):
 		return "the server has no next hop"
-	case mayMove && !v.servers.reachable(entry.server()):
+	case mayMove && !v.tables.servers.reachable(entry.server()):
 		return "the server's next hop does not answer"
 	case p.Opens && isOver(entry, now):
 		return "a new connection takes the place of one that is over"
@@ -362,8 +360,8 @@ func (v *View) place(p Packet, service *balancerServiceEntry, hunts bool, t *Tra
 	if service.Rule.Buckets == 0 {
 		return nil, nil
 	}
-	bucket := bucketOf(p.Flow.hash(&v.identity.BucketKeys), service.Rule.Buckets)
-	row, err := v.readRow(service.table(), bucket, service.Rule.Candidates)
+	bucket := bucketOf(p.Flow.hash(&v.tables.identity.BucketKeys), service.Rule.Buckets)
+	row, err := v.tables.row(service.table(), bucket, service.Rule.Candidates)
 	if err != nil {
 		return nil, err
 	}
@@ -387,8 +385,8 @@ func (v *View) place(p Packet, service *balancerServiceEntry, hunts bool, t *Tra
 // listOffered lists the servers that a new connection is offered to: offer of bpf/balancer/place_hunt.h.
 func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32 {
 	takes := func(slot uint32) bool {
-		return v.servers.reachable(slot) &&
-			v.servers.flags(slot)&(balancerServerFlagsSERVER_DRAINED|balancerServerFlagsSERVER_FAILING) == 0
+		return v.tables.servers.reachable(slot) &&
+			v.tables.servers.flags(slot)&(balancerServerFlagsSERVER_DRAINED|balancerServerFlagsSERVER_FAILING) == 0
 	}
 	if slots := v.appendRow(nil, row, service, takes); len(slots) > 0 {
 		return slots
@@ -398,13 +396,13 @@ func (v *View) listOffered(row []uint32, service *balancerServiceEntry) []uint32
 
 // listAsked lists the servers that are asked for a flow: list_own of bpf/balancer/place_hunt.h.
 func (v *View) listAsked(row []uint32, bucket uint32, service *balancerServiceEntry) ([]uint32, error) {
-	slots := v.appendRow(nil, row, service, v.servers.reachable)
+	slots := v.appendRow(nil, row, service, v.tables.servers.reachable)
 	if service.Rule.Flags&ruleFormer != 0 {
-		former, err := v.readRow(service.table()^1, bucket, service.Rule.Candidates)
+		former, err := v.tables.row(service.table()^1, bucket, service.Rule.Candidates)
 		if err != nil {
 			return nil, err
 		}
-		slots = v.appendRow(slots, former, service, v.servers.reachable)
+		slots = v.appendRow(slots, former, service, v.tables.servers.reachable)
 	}
 	return v.appendRow(slots, row, service, isAny), nil
 }
@@ -414,37 +412,19 @@ func isAny(uint32) bool { return true }
 // appendRow adds the wanted servers of a row: list_row of bpf/balancer/place_hunt.h.
 func (v *View) appendRow(slots, row []uint32, service *balancerServiceEntry, wanted func(uint32) bool) []uint32 {
 	for _, slot := range row {
-		if len(slots) < tables.MaxCandidates && v.servers.serves(slot, service.Id) && wanted(slot) && !slices.Contains(slots, slot) {
+		if len(slots) < tables.MaxCandidates && v.tables.servers.serves(slot, service.Id) && wanted(slot) && !slices.Contains(slots, slot) {
 			slots = append(slots, slot)
 		}
 	}
 	return slots
 }
 
-// readRow reads the candidates of a bucket from a consistent-hash table.
-func (v *View) readRow(number, bucket uint32, candidates uint8) (slots []uint32, err error) {
-	var table *ebpf.Map
-	if err := v.maps.Tables.Lookup(number, &table); err != nil {
-		return nil, fmt.Errorf("open table %d: %w", number, err)
-	}
-	defer table.Close()
-	for i := range uint32(candidates) {
-		position := bucket*uint32(candidates) + i
-		var word uint64
-		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
-			return nil, fmt.Errorf("read table %d: %w", number, err)
-		}
-		slots = append(slots, candidate(word, position))
-	}
-	return slots, nil
-}
-
 func (v *View) serverName(slot uint32) string {
-	var label balancerLabel
-	if err := v.maps.ServerLabels.Lookup(slot, &label); err != nil {
+	name, ok := v.tables.serverName(slot)
+	if !ok {
 		return fmt.Sprintf("slot %d", slot)
 	}
-	return text(label.Server[:])
+	return name.server
 }
 
 // traceCourse says what each server is asked.
@@ -468,8 +448,8 @@ func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
 	t.Server = &TracedServer{
 		Name:    v.serverName(slot),
 		Slot:    slot,
-		Address: describeAddress(addrOf(v.servers.servers[slot].Address), kind),
-		Causes:  conditionsOf(v.servers.causes(slot)),
+		Address: describeAddress(v.tables.servers.address(slot), kind),
+		Causes:  conditionsOf(v.tables.servers.causes(slot)),
 	}
 	t.NextHop = v.nextHop(slot, interfaceNames())
 }
@@ -478,14 +458,14 @@ func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
 func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace) (balancerLbReason, error) {
 	var addresses []netip.Addr
 	for _, slot := range to.slots {
-		if int(slot) >= len(v.servers.servers) {
+		if !v.tables.servers.has(slot) {
 			return balancerLbReasonLB_DROP_NO_NEXT_HOP, nil
 		}
-		addresses = append(addresses, addrOf(v.servers.servers[slot].Address))
+		addresses = append(addresses, v.tables.servers.address(slot))
 	}
 	v.traceFirst(to, service, t)
 	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
-	source := addrOf(v.servers.servers[to.slots[0]].Source)
+	source := v.tables.servers.source(to.slots[0])
 	t.Encapsulation = encapsulationOf(kind, p.Flow, source, addresses, to)
 	if t.NextHop == nil {
 		return balancerLbReasonLB_DROP_NO_NEXT_HOP, nil

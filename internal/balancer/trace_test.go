@@ -267,9 +267,10 @@ type fataler interface {
 
 func (f *fixture) view() *View {
 	f.t.Helper()
-	view, err := OpenView(f.cfg.Node.Instance)
+	tables, err := openReader(f.cfg.Node.Instance)
 	f.must(err)
-	view.clock.shift = f.clock.shift
+	tables.clock.shift = f.clock.shift
+	view := newView(tables)
 	f.t.Cleanup(func() { _ = view.Close() })
 	return view
 }

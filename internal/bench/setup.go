@@ -107,7 +107,7 @@ type setup struct {
 type rig struct {
 	program  *ebpf.Program
 	steps    map[string]*ebpf.Program // those of a balancer's tables that end after a step
-	balancer *balancer.Balancer
+	balancer *balancer.Rehearsal
 	config   *config.Balancer
 	serves   service // what the config's only service is
 	next     uint64  // number of the first flow that no packet was of
@@ -176,11 +176,11 @@ func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), insta
 func (r *rig) loadBalancer(s *setup) (err error) {
 	r.serves = usual(s.family, config.TCP)
 	r.config = balancerConfig(s, r.serves)
-	if r.balancer, err = balancer.New(r.config, slog.New(slog.DiscardHandler)); err != nil {
+	if r.balancer, err = balancer.NewRehearsal(r.config, slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
 	r.closers = append(r.closers, r.balancer.Close)
-	if r.program, err = r.balancer.Rehearse(hop); err != nil {
+	if r.program, err = r.balancer.Fill(hop); err != nil {
 		return err
 	}
 	if s.kind == setupReference {
@@ -331,15 +331,16 @@ func (r *rig) loadAgent(s *setup) error {
 			return err
 		}
 	}
-	a, err := agent.New(cfg, slog.New(slog.DiscardHandler))
+	// An agent leaves its data path, also one that was never put in place.
+	r.closers = append(r.closers, func() error { return datapath.RemoveDir(cfg.Node.Instance) })
+	a, err := agent.NewRehearsal(cfg, hostMAC, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}
-	// An agent leaves its data path, also one that was never put in place.
-	r.closers = append(r.closers, func() error { return datapath.RemoveDir(cfg.Node.Instance) }, a.Close)
+	r.closers = append(r.closers, a.Close)
 	r.count = func(reason string) (uint64, error) { return agent.Count(cfg.Node.Instance, reason) }
-	r.program, err = a.Rehearse(hostMAC)
-	return err
+	r.program = a.Program()
+	return nil
 }
 
 // listen makes a host of its own, on which an application takes connections to any address.

@@ -71,7 +71,7 @@ func buildTime(ctx context.Context, size TableSize, changes int) (time.Duration,
 // swapTime takes the last server out of a balancer's service and puts it back, in turn.
 func swapTime(ctx context.Context, size TableSize, changes int) (_ time.Duration, err error) {
 	all, fewer := tableConfig(size, size.Servers), tableConfig(size, size.Servers-1)
-	b, err := balancer.New(all, slog.New(slog.DiscardHandler))
+	b, err := balancer.NewRehearsal(all, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return 0, err
 	}

@@ -209,7 +209,7 @@ type testbed struct {
 	in, out  nexthop.Link
 	to       nexthop.Link // "sink"
 	programs throughputObjects
-	balancer *balancer.Balancer
+	balancer *balancer.Rehearsal
 	attached []link.Link
 	instance string
 }
@@ -295,10 +295,10 @@ func (b *testbed) attach(program *ebpf.Program, ifindex int) error {
 
 // steer puts a balancer in the middle.
 func (b *testbed) steer() (err error) {
-	if b.balancer, err = balancer.New(b.config(), slog.New(slog.DiscardHandler)); err != nil {
+	if b.balancer, err = balancer.NewRehearsal(b.config(), slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
-	return b.middle.Do(func() error { return b.balancer.Steer(b.in, nexthop.Hop{MAC: b.to.MAC, Link: b.out}) })
+	return b.middle.Do(func() error { return b.balancer.Attach([]nexthop.Link{b.in}, nexthop.Hop{MAC: b.to.MAC, Link: b.out}) })
 }
 
 func (b *testbed) config() *config.Balancer {

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"log/slog"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// Rehearsal is an agent that nobody runs, for benchmarks. Its data path is on no interface.
+type Rehearsal struct{ agent *Agent }
+
+// NewRehearsal loads the data path of an agent and applies the configuration for test runs of the program:
+// frames for the MAC address are the host's.
+func NewRehearsal(cfg *config.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
+	a, err := New(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	fill := func(t *datapath.Takeover) error {
+		if err := a.kernel.pinKept(t); err != nil {
+			return err
+		}
+		return a.kernel.fill(t, newTableContent(cfg, a.mtu(cfg)))
+	}
+	if err := errors.Join(a.kernel.setHostMAC(mac), datapath.TakeOver(log, fill)); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return &Rehearsal{a}, nil
+}
+
+// Program is what frames of the agent's interface go to. It belongs to the rehearsal.
+func (r *Rehearsal) Program() *ebpf.Program { return r.agent.kernel.objects.XdpAgent }
+
+// Close lets go of the data path. Its pins stay.
+func (r *Rehearsal) Close() error { return r.agent.Close() }
