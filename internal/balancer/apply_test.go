@@ -258,23 +258,23 @@ func TestFailedReload(t *testing.T) {
 func (f *fixture) configuration() map[string]string {
 	f.t.Helper()
 	out := map[string]string{}
+	names, err := f.kernel.serviceNames()
+	f.must(err)
 	for _, entry := range f.kernel.services.all() {
 		vip, port, protocol := entry.matches()
 		if kindOf(&entry) == balancerServiceEntryKindENTRY_VIP {
 			out["VIP "+vip.String()] = ""
 			continue
 		}
-		var label balancerLabel
-		f.must(f.kernel.objects.ServiceLabels.Lookup(entry.Id, &label))
-		out["service "+vip.String()+" "+port.String()+" "+string(protocol)] = text(label.Service[:])
+		out["service "+vip.String()+" "+port.String()+" "+string(protocol)] = names[entry.Id]
 	}
-	for slot, key := range f.slots.bySlot {
-		if server := &f.kernel.servers.servers[slot]; server.Flags != 0 {
+	for slot, key := range f.slots.all() {
+		if flags := f.kernel.servers.flags(slot); flags != 0 {
 			state := "in use"
-			if server.Flags&uint32(balancerServerFlagsSERVER_DRAINED) != 0 {
+			if flags&balancerServerFlagsSERVER_DRAINED != 0 {
 				state = "drained"
 			}
-			out["server "+key.service+"/"+key.server+" "+addrOf(server.Address).String()] = state
+			out["server "+key.service+"/"+key.server+" "+f.kernel.servers.address(slot).String()] = state
 		}
 	}
 	return out
@@ -296,8 +296,8 @@ func TestSlotLifecycle(t *testing.T) {
 	if got := f.slot("web", "s3"); got == slot {
 		t.Fatalf("slot %d has another server at once", slot)
 	}
-	if hop := f.kernel.servers.servers[slot].NextHop; hop != 0 {
-		t.Errorf("a slot without a server holds on to port %d", hop>>48)
+	if _, port, ok := f.kernel.servers.nextHop(slot); ok {
+		t.Errorf("a slot without a server holds on to port %d", port)
 	}
 	f.must(f.sweep())
 	if entry := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); entry != 0 {

@@ -74,6 +74,14 @@ func (k *kernel) backUp(t *datapath.Takeover) error {
 	return nil
 }
 
+// saved is how much an undo of the takeover would put back: entries of flow tables, and counters of slots.
+func (k *kernel) saved() (flows, slots int) {
+	if k.backup == nil {
+		return 0, 0
+	}
+	return len(k.backup.flows), len(k.backup.counters)
+}
+
 // keepTable keeps a candidate table that is about to be replaced. Without a backup it does nothing.
 func (b *backup) keepTable(number uint32) error {
 	if b == nil {

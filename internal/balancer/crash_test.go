@@ -211,9 +211,9 @@ func (s *crashSite) interfaces() []string {
 func (s *crashSite) programs() (programs map[string]*ebpf.Program) {
 	s.t.Helper()
 	var held []ebpf.ProgramID
-	for _, kind := range sideKinds {
-		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(s.instance), kind.xdpPin), nil)
-		if errors.Is(err, os.ErrNotExist) && kind.xdpPin == datapath.InsidePin {
+	for _, pin := range []string{datapath.LinkPin, datapath.InsidePin} {
+		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(s.instance), pin), nil)
+		if errors.Is(err, os.ErrNotExist) && pin == datapath.InsidePin {
 			continue
 		}
 		s.must(err)

@@ -189,7 +189,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 			late := errors.New("late")
 			err = datapath.TakeOver(b.log, func(takeover *datapath.Takeover) error {
 				f.must(b.fill(takeover))
-				flows, slots := len(b.kernel.backup.flows), len(b.kernel.backup.counters)
+				flows, slots := b.kernel.saved()
 				if flows < liveFlows/4 || slots != 1 {
 					t.Errorf("%d flows and the counters of %d slots are swept", flows, slots)
 				}

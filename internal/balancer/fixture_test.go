@@ -73,6 +73,14 @@ func open(t testing.TB, cfg *config.Balancer) *fixture {
 	return openAt(t, cfg, clock)
 }
 
+// wordOf is a MAC address as the data path has it: in memory order, in the low 48 bits.
+func wordOf(mac [6]byte) (word uint64) {
+	for i, b := range mac {
+		word |= uint64(b) << (8 * i)
+	}
+	return word
+}
+
 // standstill is a length of ticks, in powers of two of jiffies, with which the flow clock is 0 for ever: what
 // becomes of a packet does not depend on when it comes.
 const standstill = 63
@@ -397,8 +405,8 @@ func (f *fixture) placed(flow Flow, service string) string {
 // slot is the number of a server.
 func (f *fixture) slot(service, server string) uint32 {
 	f.t.Helper()
-	for slot, key := range f.slots.bySlot {
-		if _, retired := f.slots.retired[slot]; !retired && key.service == service && key.server == server {
+	for slot, key := range f.slots.all() {
+		if !f.slots.isRetired(slot) && key.service == service && key.server == server {
 			return slot
 		}
 	}

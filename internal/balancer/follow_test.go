@@ -141,7 +141,7 @@ func (s *steered) await(what string, holds func() bool) {
 // port is that of the server's next hop.
 func (s *steered) port() (port balancerPort) {
 	s.t.Helper()
-	number := uint32(atomic.LoadUint64(&s.kernel.servers.servers[s.slot("web", "s1")].NextHop) >> 48)
+	number := uint32(atomic.LoadUint64(&s.kernel.mapped.Servers[s.slot("web", "s1")].NextHop) >> 48)
 	return s.kernel.mapped.Ports[number]
 }
 
@@ -164,7 +164,7 @@ func TestFollowsInterface(t *testing.T) {
 	mac := [6]byte{2, 0, 0, 0, 0, 9}
 	s.do("eth0", func(eth0 netlink.Link) error { return netlink.LinkSetHardwareAddr(eth0, mac[:]) })
 	s.await("the new MAC address is not taken on", func() bool {
-		return s.hostMACs()[0] == macWord(mac) && slices.Equal(s.port().mac(), mac[:])
+		return s.hostMACs()[0] == wordOf(mac) && slices.Equal(s.port().mac(), mac[:])
 	})
 	s.do("eth0", func(eth0 netlink.Link) error { return netlink.LinkSetMTU(eth0, 1400) })
 	s.await("the new MTU is not taken on", func() bool { return s.port().Mtu == 1400 })
@@ -178,7 +178,7 @@ func TestFollowsBothInterfaces(t *testing.T) {
 	for i, name := range s.cfg.Node.Interfaces() {
 		mac := [6]byte{2, 0, 0, 0, 0, byte(8 + i)}
 		s.do(name, func(link netlink.Link) error { return netlink.LinkSetHardwareAddr(link, mac[:]) })
-		want[i] = macWord(mac)
+		want[i] = wordOf(mac)
 		s.await("the new MAC address of "+name+" is not taken on", func() bool { return slices.Equal(s.hostMACs(), want) })
 	}
 }

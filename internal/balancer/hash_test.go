@@ -8,66 +8,11 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"testing"
 
-	"pgregory.net/rapid"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/packet"
 )
-
-// anyFlow is a flow to one of the VIPs, from any client.
-func anyFlow(vips ...netip.Addr) *rapid.Generator[Flow] {
-	return rapid.Custom(func(t *rapid.T) Flow {
-		vip := rapid.SampledFrom(vips).Draw(t, "vip")
-		source := netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "source")))
-		if vip.Is6() {
-			source = netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "source")))
-		}
-		return Flow{
-			Protocol:    rapid.SampledFrom([]config.Protocol{config.TCP, config.UDP}).Draw(t, "protocol"),
-			Source:      netip.AddrPortFrom(source, rapid.Uint16().Draw(t, "source port")),
-			Destination: netip.AddrPortFrom(vip, rapid.Uint16().Draw(t, "port")),
-		}
-	})
-}
-
-// The data path and this process agree for every flow on bucket, signature and candidate: a flow is
-// found where the one entered it, on the server that the other names.
-func TestHashesAgree(t *testing.T) {
-	t.Parallel()
-	var servers []config.Server
-	for i := range uint8(20) {
-		servers = append(servers, srv6Server(string(rune('a'+i)), i+1, 1))
-	}
-	names := map[Flow]string{}
-	name := func(vip netip.Addr, protocol config.Protocol) string {
-		return names[Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}]
-	}
-	var services []config.Service
-	for _, vip := range []netip.Addr{vip4, vip6} {
-		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
-			svc := serviceOf("all "+vip.String()+string(protocol), vip, config.AllPorts, protocol, config.SRv6Encap, servers...)
-			services = append(services, svc)
-			names[Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}] = svc.Name
-		}
-	}
-	cfg := balancerOf(services...)
-	cfg.Node.Limits = config.Limits{Flows: 1 << 16, Servers: 128}
-	f := open(t, cfg)
-	rapid.Check(t, func(t *rapid.T) {
-		flow := anyFlow(vip4, vip6).Draw(t, "flow")
-		clear(f.bucket(flow))
-		service := name(flow.Destination.Addr(), flow.Protocol)
-		server := f.placed(flow, service)
-		f.check(f.forwarded(flow.frame(), flow, service, server, "forward_new"), f.run(flow.frame()))
-		if f.t.Failed() {
-			t.Fatalf("flow %+v", flow)
-		}
-		f.isEntered(flow, service, server, stateNew)
-	})
-}
 
 // pairs of flows that differ as little as flows can, or as clients would choose them.
 var pairs = map[string][2]Flow{
@@ -221,54 +166,3 @@ func within(t *testing.T, name, what string, bit, got, draws int, p float64) {
 	}
 }
 
-// rekey starts the balancer anew with other keys for the flow table.
-func (f *fixture) rekey(bucket placeKeys, signature flowKeys) {
-	f.t.Helper()
-	identity := f.identity
-	identity.FlowBucketKeys, identity.FlowSignatureKeys = bucket, signature
-	f.must(f.kernel.objects.Identity.Put(uint32(0), &identity))
-	cfg := f.cfg
-	f.stop()
-	f.start(cfg)
-}
-
-// ignoreDestinations gives two flows of one client and port the same bucket and signature.
-func (f *fixture) ignoreDestinations(a, b Flow) {
-	f.t.Helper()
-	// The product of ports and service is zero for both, by one factor or the other.
-	f.rekey(placeKeys{1, 1, 0}, flowKeys{4: -uint64(b.words()[8]), 5: -uint64(f.serviceID(a))})
-	if f.signature(a) != f.signature(b) || &f.bucket(a)[0] != &f.bucket(b)[0] {
-		f.t.Fatal("the keys tell destinations apart")
-	}
-}
-
-// Two flows of one service with the same signature are served by one server.
-func TestSharedSignature(t *testing.T) {
-	t.Parallel()
-	server := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
-	f := open(t, balancerOf(serviceOf("all", vip6, config.AllPorts, config.TCP, config.SRv6Encap, server...)))
-	a, b := flowTo(vip6, 80, config.TCP), flowTo(vip6, 81, config.TCP)
-	f.ignoreDestinations(a, b)
-	other := f.otherThanPlaced(b, "all")
-	f.enter(a, "all", other, stateEstablished)
-	f.check(f.forwarded(b.frame(), b, "all", other, "forward_known"), f.run(b.frame()))
-}
-
-// Two flows of different services with the same signature never meet: each is placed where its own
-// service says, every time.
-func TestSharedSignatureOfTwoServices(t *testing.T) {
-	t.Parallel()
-	two := slices.DeleteFunc(standard().Services, func(s config.Service) bool { return s.Name != "web" && s.Name != "insert" })
-	f := open(t, balancerOf(two...))
-	f.ignoreDestinations(web, insert)
-	for range 3 {
-		for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-			for flow, service := range map[Flow]string{web: "web", insert: "insert"} {
-				got := f.run(flow.frame(packet.Flags(flags)))
-				if want := service + "/" + f.placed(flow, service); serverOf(got) != want {
-					t.Errorf("%v with %#x went to %s, want %s", flow, flags, serverOf(got), want)
-				}
-			}
-		}
-	}
-}

@@ -88,7 +88,7 @@ func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 		t.Error("an error has made an entry")
 	}
 	for name, slot := range map[string]uint32{
-		"a free slot": uint32(len(f.kernel.servers.servers) - 1), "another service's": f.slot("dns", "s1"),
+		"a free slot": 2*f.cfg.Node.Limits.Servers - 1, "another service's": f.slot("dns", "s1"),
 	} {
 		entry := entryOf(f.signature(web), slot, stateEstablished, f.now())
 		f.bucket(web)[0] = entry

@@ -299,16 +299,16 @@ func (v *View) Services() ([]*ServiceState, error) {
 
 func newServiceState(name string, entry *balancerServiceEntry) *ServiceState {
 	vip, port, protocol := entry.matches()
-	method := placementNamed(entry.Rule.placement())
+	placement, selection := entry.Rule.placement()
 	return &ServiceState{
 		Name:          name,
 		VIP:           vip,
 		Port:          uint16(port),
 		Protocol:      protocol,
-		Placement:     method.Placement,
-		Selection:     method.Selection,
-		Persistence:   nameOf(persistences, entry.Rule.persistence()),
-		Encapsulation: nameOf(encapsulations, balancerEncapsulation(entry.Rule.Encapsulation)),
+		Placement:     placement,
+		Selection:     selection,
+		Persistence:   entry.Rule.persistence(),
+		Encapsulation: entry.Rule.encapsulation(),
 		Buckets:       entry.Rule.Buckets,
 		Candidates:    entry.Rule.Candidates,
 		Ignored:       []Condition{},

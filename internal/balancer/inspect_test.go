@@ -194,7 +194,7 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if err := datapath.Pin(other, filepath.Join(f.kernel.dir, directoryMap)); err != nil {
+	if err := datapath.Pin(other, filepath.Join(datapath.Dir(f.cfg.Node.Instance), directoryMap)); err != nil {
 		t.Fatal(err)
 	}
 	_, err = OpenView(f.cfg.Node.Instance)

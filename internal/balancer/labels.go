@@ -43,6 +43,11 @@ func readServiceNames(labels *ebpf.Map) (map[uint32]string, error) {
 	return names, nil
 }
 
+// serviceNames reads the names of services, by their numbers.
+func (k *kernel) serviceNames() (map[uint32]string, error) {
+	return readServiceNames(k.objects.ServiceLabels)
+}
+
 // labelService notes the name of the service with a number.
 func (k *kernel) labelService(id uint32, name string) error {
 	var label balancerLabel

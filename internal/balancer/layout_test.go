@@ -222,7 +222,7 @@ func TestOtherRoleIsRefused(t *testing.T) {
 func TestOtherCandidateTablesAreRefused(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
-	spec, err := loadBalancer()
+	spec, _, err := loadSpec()
 	f.must(err)
 	tables := spec.Maps[balancerMapTables].Copy()
 	tables.InnerMap.ValueSize *= 2

@@ -8,15 +8,13 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// placement is what the data path calls one.
-type placement struct {
+// placementName is what a configuration calls a placement.
+type placementName struct {
 	config.Placement
 	config.Selection
 }
 
-func placementOf(svc *config.Service) placement { return placement{svc.Placement, svc.Selection} }
-
-var placements = map[placement]balancerPlacement{
+var placements = map[placementName]balancerPlacement{
 	{config.PlacementHash, ""}:                      balancerPlacementPLACEMENT_HASH,
 	{config.PlacementHunt, config.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
 	{config.PlacementHunt, config.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
@@ -33,22 +31,44 @@ var encapsulations = map[config.Encapsulation]balancerEncapsulation{
 	config.IPIP:       balancerEncapsulationENCAP_IPIP,
 }
 
-// placementNamed is the placement that the data path has a number for.
-func placementNamed(number balancerPlacement) placement {
-	for name, n := range placements {
-		if n == number {
-			return name
-		}
+// ruleOf is the rule of a service without what depends on its servers: the table, and flags.
+func ruleOf(svc *config.Service) balancerServiceRule {
+	placement := placements[placementName{svc.Placement, svc.Selection}]
+	persistence := persistences[svc.Persistence]
+	return balancerServiceRule{
+		Methods:       uint8(placement) | uint8(persistence)<<4, // METHODS in bpf/balancer/types.h
+		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
 	}
-	return placement{Placement: config.Placement(fmt.Sprint(number))}
 }
 
-// nameOf is what a configuration file calls a value of the data path.
-func nameOf[N ~string, V comparable](values map[N]V, value V) N {
+// placement is how new flows of the service find a server, as a configuration says it. Of a placement that
+// this build does not know it is the number.
+func (r balancerServiceRule) placement() (config.Placement, config.Selection) {
+	number := balancerPlacement(r.Methods & 0xf)
+	for name, n := range placements {
+		if n == number {
+			return name.Placement, name.Selection
+		}
+	}
+	return config.Placement(fmt.Sprint(uint32(number))), ""
+}
+
+// persistence is how packets of known flows find their server, as a configuration says it.
+func (r balancerServiceRule) persistence() config.Persistence {
+	return nameOf(persistences, balancerPersistence(r.Methods>>4))
+}
+
+// encapsulation is how packets travel to the servers, as a configuration says it.
+func (r balancerServiceRule) encapsulation() config.Encapsulation {
+	return nameOf(encapsulations, balancerEncapsulation(r.Encapsulation))
+}
+
+// nameOf is what a configuration calls a value of the data path, or the value as a number.
+func nameOf[N ~string, V ~uint32](values map[N]V, value V) N {
 	for name, v := range values {
 		if v == value {
 			return name
 		}
 	}
-	return N(fmt.Sprint(value))
+	return N(fmt.Sprint(uint32(value)))
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/segue-lb/segue/internal/config"
-	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
@@ -124,7 +123,7 @@ func TestMetricsOfMovedServer(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
 	registry := newRegistry(f)
-	for slot, key := range maps.Clone(f.slots.bySlot) {
+	for slot, key := range maps.Collect(f.slots.all()) {
 		if key.server == "s1" {
 			key.address = key.address.Next()
 			if _, err := f.slots.claim(key, f.services.byName[key.service].id, srv6.Deliver, balancerServerFlagsSERVER_IN_USE); err != nil {
@@ -146,11 +145,7 @@ func TestDocumented(t *testing.T) {
 	}
 	_, table, _ := strings.Cut(string(manual), "## Reasons of a balancer")
 	table, _, _ = strings.Cut(table, "## ")
-	spec, err := loadBalancer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	names, err := datapath.EnumLabels(spec.Types, "lb_reason", "LB_")
+	_, names, err := loadSpec()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,7 @@ func (f *fixture) counters() counters {
 		c.reasons[name] = sum
 	}
 	servers := lookupAll[balancerServerCounter](f, f.kernel.objects.ServerCounters)
-	for slot, key := range f.slots.bySlot {
+	for slot, key := range f.slots.all() {
 		var sum tally
 		for _, v := range servers(slot) {
 			total := v.total()
@@ -68,7 +68,7 @@ func (f *fixture) counters() counters {
 			}
 		}
 		name := key.service + "/" + key.server
-		if _, retired := f.slots.retired[slot]; retired {
+		if f.slots.isRetired(slot) {
 			name += ", retired"
 		}
 		c.servers[name] = sum
@@ -103,7 +103,7 @@ func difference(before, after map[string]tally) map[string]tally {
 
 // reasonNumbers is enum lb_reason of bpf/balancer/stats.h, by the names that metrics use.
 var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
-	spec, err := loadBalancer()
+	spec, _, err := loadSpec()
 	if err != nil {
 		panic(err)
 	}

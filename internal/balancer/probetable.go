@@ -88,10 +88,18 @@ func (t *probeTable) forget(slot uint32) {
 	atomic.StoreUint64(&t.probes[slot].Token, 0)
 }
 
+// token is what the answer of a slot's server must bring; 0: no answer is taken.
+func (t *probeTable) token(slot uint32) uint64 {
+	if int(slot) >= len(t.probes) {
+		return 0
+	}
+	return atomic.LoadUint64(&t.probes[slot].Token)
+}
+
 // answer returns the answer to the last probe of a slot's server; false: there is none.
 func (t *probeTable) answer(slot uint32) (probe.Answer, bool) {
 	p := &t.probes[slot]
-	if atomic.LoadUint64(&p.Answered) != p.Token {
+	if atomic.LoadUint64(&p.Answered) != t.token(slot) {
 		return probe.Answer{}, false
 	}
 	return probe.Answer{

@@ -218,8 +218,7 @@ func (r *reference) takeAnswer(frame []byte) outcome {
 		return refused(frame, "drop_signal", layer3(frame))
 	}
 	token := binary.NativeEndian.Uint64(answer)
-	sent := r.kernel.probes.probes
-	if slot := token & 0xffff; token == 0 || slot >= uint64(len(sent)) || sent[slot].Token != token {
+	if slot := uint32(token & 0xffff); token == 0 || r.kernel.probes.token(slot) != token {
 		return refused(frame, "drop_sender", layer3(frame))
 	}
 	return refused(frame, "take_probe", layer3(frame))

@@ -31,7 +31,7 @@ func TestRestart(t *testing.T) {
 	cfg.Node.Limits.Flows = 1 << 14
 	f := open(t, cfg)
 	servers := f.establish(web)
-	identity, counters, slots := f.identity, f.counters(), maps.Clone(f.slots.bySlot)
+	identity, counters, slots := f.identity, f.counters(), maps.Collect(f.slots.all())
 
 	f.stop()
 	f.start(cfg)
@@ -41,7 +41,7 @@ func TestRestart(t *testing.T) {
 	if diff := cmp.Diff(counters, f.counters(), cmp.AllowUnexported(counterType)); diff != "" {
 		t.Errorf("counters (-before +after):\n%s", diff)
 	}
-	if diff := cmp.Diff(slots, f.slots.bySlot, cmp.AllowUnexported(serverKey{}), addrComparer); diff != "" {
+	if diff := cmp.Diff(slots, maps.Collect(f.slots.all()), cmp.AllowUnexported(serverKey{}), addrComparer); diff != "" {
 		t.Errorf("slots (-before +after):\n%s", diff)
 	}
 	f.stay(servers, "")

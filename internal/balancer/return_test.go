@@ -195,8 +195,8 @@ func (n *fabric) wantPrograms(interfaces ...string) {
 func (n *fabric) xdpLinks() map[uint32]link.ID {
 	n.t.Helper()
 	links := map[uint32]link.ID{}
-	for _, kind := range sideKinds {
-		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(n.cfg.Node.Instance), kind.xdpPin), nil)
+	for _, pin := range []string{datapath.LinkPin, datapath.InsidePin} {
+		l, err := link.LoadPinnedLink(filepath.Join(datapath.Dir(n.cfg.Node.Instance), pin), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}

@@ -48,8 +48,9 @@ func TestSegmentLists(t *testing.T) {
 	path := fillServers(mapped)
 	for _, version := range []int{4, 6} {
 		flow := map[int]Flow{4: web4, 6: web}[version]
-		for kind, number := range encapsulations {
-			if kind == config.GRE || kind == config.IPIP || kind == config.SRv6Insert && version == 4 {
+		for _, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap} {
+			number := ruleOf(&config.Service{Encapsulation: kind}).Encapsulation
+			if kind == config.SRv6Insert && version == 4 {
 				continue
 			}
 			for n := 1; n <= maxSegments; n++ {
@@ -97,16 +98,15 @@ func fillServers(mapped *directory) (path []netip.Addr) {
 	for i := range maxSegments {
 		locator := srv6Server("", uint8(i+1), 1).Locator
 		path = append(path, srv6.SID{Locator: locator, Function: srv6.ConnectAvail}.Addr())
-		mapped.Servers[i] = balancerServer{
-			NextHop: macWord(packet.MAC{2, 0, 0, 0, 1, 2}),
-			Address: in6(locator.Addr()),
-			Source:  in6(node().Locator.Addr()),
-		}
+		server := &mapped.Servers[i]
+		server.NextHop = wordOf(packet.MAC{2, 0, 0, 0, 1, 2})
+		server.Address.In6U.U6Addr8 = locator.Addr().As16()
+		server.Source.In6U.U6Addr8 = node().Locator.Addr().As16()
 	}
 	return path
 }
 
-func runSegments(t *testing.T, objects *segmentsObjects, kind balancerEncapsulation, n int, frame []byte) []byte {
+func runSegments(t *testing.T, objects *segmentsObjects, kind uint8, n int, frame []byte) []byte {
 	t.Helper()
 	if err := objects.SegmentCount.Set(uint32(n)); err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ type services struct {
 func loadServices(k *kernel, slots *slots, reach func(*member)) (*services, error) {
 	s := &services{kernel: k, slots: slots, byName: map[string]*service{}, reach: reach}
 	byID := map[uint32]*service{}
-	names, err := readServiceNames(k.objects.ServiceLabels)
+	names, err := k.serviceNames()
 	if err != nil {
 		return nil, err
 	}
@@ -249,11 +249,8 @@ func (s *services) place(svc *service) error {
 	for i, server := range rows {
 		rows[i] = p.slots[server]
 	}
-	rule := balancerServiceRule{
-		Candidates:    uint8(table.Candidates),
-		Methods:       methods(placements[placementOf(&svc.Service)], persistences[svc.Persistence]),
-		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
-	}
+	rule := ruleOf(&svc.Service)
+	rule.Candidates = uint8(table.Candidates)
 	if table.Candidates > 0 {
 		rule.Buckets = uint32(table.Buckets)
 	}

@@ -208,14 +208,3 @@ func (e *balancerServiceEntry) rule() (rule balancerServiceRule) {
 func (e *balancerServiceEntry) setRule(rule balancerServiceRule) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&e.Rule)), *(*uint64)(unsafe.Pointer(&rule)))
 }
-
-// methods is METHODS in bpf/balancer/types.h.
-func methods(placement balancerPlacement, persistence balancerPersistence) uint8 {
-	return uint8(placement) | uint8(persistence)<<4
-}
-
-func (r balancerServiceRule) placement() balancerPlacement { return balancerPlacement(r.Methods & 0xf) }
-
-func (r balancerServiceRule) persistence() balancerPersistence {
-	return balancerPersistence(r.Methods >> 4)
-}

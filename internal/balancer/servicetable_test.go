@@ -43,49 +43,14 @@ func TestFullServiceTable(t *testing.T) {
 	}
 	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_new"), f.run(web.frame()))
 	for i := len(first); i < len(entries); i += 2 * 1024 {
-		flow := flowTo(addrOf(entries[i].Vip), 7, config.TCP)
+		flow := flowTo(vipOf(entries[i]), 7, config.TCP)
 		want := map[string]tally{"drop_no_service": {1, 60, 0}}
 		if diff := cmp.Diff(want, f.run(flow.frame()).Reasons); diff != "" {
 			t.Errorf("%v: (-want +got):\n%s", flow.Destination, diff)
 		}
 	}
-	stranger := flowTo(addrOf(absent.Vip), 7, config.TCP)
+	stranger := flowTo(vipOf(absent), 7, config.TCP)
 	f.check(refused(stranger.frame(), "pass_not_vip", 60), f.run(stranger.frame()))
-}
-
-// Whatever the keys of the hash, there is room for all services that can be configured, also when VIPs
-// or ports are numbered in turn, in which the hash is linear.
-func TestServiceTableHasRoom(t *testing.T) {
-	t.Parallel()
-	vip := func(i int) netip.Addr {
-		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i)})
-	}
-	keyOf := func(vip netip.Addr, port int) balancerServiceEntry {
-		return serviceKeyOf(&config.Service{VIP: vip, Port: config.Port(port), Protocol: config.TCP})
-	}
-	random := rand.New(rand.NewPCG(1, 2))
-	for name, entries := range map[string]func(i int) []balancerServiceEntry{
-		"VIPs":           func(i int) []balancerServiceEntry { return []balancerServiceEntry{keyOf(vip(i), 80), vipKeyOf(vip(i))} },
-		"ports":          func(i int) []balancerServiceEntry { return []balancerServiceEntry{keyOf(vip(1), i+1)} },
-		"VIPs and ports": func(i int) []balancerServiceEntry { return []balancerServiceEntry{keyOf(vip(i/128), 8000+i%128)} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			table, lines := serviceTable{keys: new(serviceKeys)}, new(serviceLines)
-			for range 200 {
-				for i := range table.keys {
-					table.keys[i] = random.Uint64() | 1
-				}
-				clear(lines[:])
-				for i := range config.MaxServices {
-					for _, entry := range entries(i) {
-						if err := table.add(lines, entry); err != nil {
-							t.Fatalf("service %d, keys %#x: %v", i, *table.keys, err)
-						}
-					}
-				}
-			}
-		})
-	}
 }
 
 // A table that packets may still see is not written: if the wait for them failed, the next change waits first.
@@ -99,11 +64,12 @@ func TestServiceTableWaits(t *testing.T) {
 	if err := table.replace(entries[:1], wait); !errors.Is(err, failure) {
 		t.Errorf("error: %v", err)
 	}
-	before := *table.of(table.directory.Generation + 1)
+	next := &f.kernel.mapped.Services[(f.kernel.mapped.Generation+1)%2]
+	before := *next
 	if err := table.replace(entries, wait); !errors.Is(err, failure) || waits != 2 {
 		t.Errorf("%d waits, error: %v", waits, err)
 	}
-	if *table.of(table.directory.Generation + 1) != before {
+	if *next != before {
 		t.Error("a table was written that packets may see")
 	}
 	var first, second *ebpf.Map
@@ -128,4 +94,9 @@ func idOf(t *testing.T, m *ebpf.Map) ebpf.MapID {
 	}
 	id, _ := info.ID()
 	return id
+}
+
+func vipOf(e balancerServiceEntry) netip.Addr {
+	vip, _, _ := e.matches()
+	return vip
 }

@@ -50,7 +50,7 @@ func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced
 	for name, value := range r.kernel.constants {
 		r.must(spec.Variables[name].Set(value))
 	}
-	r.must(spec.Variables[balancerVarHostMac].Set(macWord(ownMAC)))
+	r.must(spec.Variables["host_mac"].Set(wordOf(ownMAC)))
 	r.must(spec.LoadAndAssign(&r.objects, &ebpf.CollectionOptions{MapReplacements: kept}))
 	r.must(r.kernel.objects.XdpLb.Close())
 	r.kernel.objects.XdpLb = r.objects.XdpLb
@@ -191,7 +191,7 @@ func TestReducedSignatureOfTwoServices(t *testing.T) {
 		case 1:
 			kind, frame = "ICMP error", packet.ICMPError(router6, 2, 0, 1280, reply(flow))
 		}
-		if e := r.find(flow); e != 0 && r.slots.bySlot[e.server()].service != service {
+		if e := r.find(flow); e != 0 && r.slots.server(e.server()).service != service {
 			crossings[kind]++
 		}
 		verdict, out := r.exec(frame, nil)

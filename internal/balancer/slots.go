@@ -5,6 +5,8 @@ package balancer
 import (
 	"errors"
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -67,6 +69,18 @@ func loadSlots(k *kernel) (*slots, error) {
 func (s *slots) of(key serverKey) (slot uint32, ok bool) {
 	slot, ok = s.byKey[key]
 	return slot, ok
+}
+
+// all are the servers that have slots, those of retired slots too.
+func (s *slots) all() iter.Seq2[uint32, serverKey] { return maps.All(s.bySlot) }
+
+// server is whose a slot is; zero: nobody's.
+func (s *slots) server(slot uint32) serverKey { return s.bySlot[slot] }
+
+// isRetired tells whether the server of a slot is gone, but may still have flows.
+func (s *slots) isRetired(slot uint32) bool {
+	_, retired := s.retired[slot]
+	return retired
 }
 
 // claim returns the slot of a server: the one it has, or a free one. A slot that
@@ -158,7 +172,7 @@ func (s *slots) retire(slot uint32) error {
 // retireOthers retires the slots that are not held.
 func (s *slots) retireOthers(held map[uint32]bool) error {
 	for slot := range s.bySlot {
-		if _, retired := s.retired[slot]; held[slot] || retired {
+		if held[slot] || s.isRetired(slot) {
 			continue
 		}
 		if err := s.retire(slot); err != nil {

@@ -213,7 +213,7 @@ func (m *tableMachine) agreesOnEntries(t *rapid.T) {
 			}
 		}
 		if e := m.kernel.flows.find(flow, m.serviceID(flow), &m.identity); e != 0 {
-			key := m.slots.bySlot[e.server()]
+			key := m.slots.server(e.server())
 			got = text(key.service+"/"+key.server, e.state(), e.seen())
 		}
 		if got != wanted {

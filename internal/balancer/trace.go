@@ -168,8 +168,8 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	if err != nil {
 		return to, 0, err
 	}
-	placement := placementNamed(service.Rule.placement())
-	hunts := placement.Placement == config.PlacementHunt
+	placement, selection := service.Rule.placement()
+	hunts := placement == config.PlacementHunt
 	var row []uint32
 	if hunts {
 		if row, err = v.place(p, service, hunts, t); err != nil {
@@ -191,7 +191,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 			return askAll([]uint32{half.server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
 		}
 	}
-	if hunts && p.Opens && placement.Selection == config.SelectRandom && service.Rule.Buckets > 0 {
+	if hunts && p.Opens && selection == config.SelectRandom && service.Rule.Buckets > 0 {
 		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
 		if left := cmp.Or(entry, half); v.isDrained(service, left, now) {
 			v.traceFirst(askAll([]uint32{left.server()}, srv6.Steer, srv6.Steer), service, t)
@@ -261,7 +261,7 @@ func (v *View) seek(p Packet, service *balancerServiceEntry, row []uint32, holde
 	most := 1
 	if len(slots) > 0 {
 		if hop := v.nextHop(slots[0], nil); hop != nil {
-			most = mostSegments(p, nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation)), hop.MTU)
+			most = mostSegments(p, service.Rule.encapsulation(), hop.MTU)
 		}
 	}
 	last := min(len(slots), most-1)
@@ -323,6 +323,7 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 		return "the server's slot is beyond the table"
 	}
 	flags := v.tables.servers.flags(entry.server())
+	placement, _ := service.Rule.placement()
 	mayMove := p.Opens || p.Flow.Protocol != config.TCP
 	switch {
 	case flags&balancerServerFlagsSERVER_IN_USE == 0:
@@ -339,7 +340,7 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 		return "a new connection takes the place of one that is over"
 	case p.Opens && flags&balancerServerFlagsSERVER_DRAINED != 0:
 		return "the server is drained"
-	case !p.Opens && placementNamed(service.Rule.placement()).Placement == config.PlacementHunt && entry.age(now) >= flowMinIdle:
+	case !p.Opens && placement == config.PlacementHunt && entry.age(now) >= flowMinIdle:
 		return "it was idle for so long that servers are asked whose the flow is now"
 	}
 	return ""
@@ -429,7 +430,7 @@ func (v *View) serverName(slot uint32) string {
 
 // traceCourse says what each server is asked.
 func (v *View) traceCourse(to course, service *balancerServiceEntry) (segments []TracedSegment) {
-	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
+	kind := service.Rule.encapsulation()
 	for i, slot := range to.slots {
 		segment := TracedSegment{Server: v.serverName(slot)}
 		if kind == config.SRv6Insert || kind == config.SRv6Encap {
@@ -443,7 +444,7 @@ func (v *View) traceCourse(to course, service *balancerServiceEntry) (segments [
 // traceFirst tells the course as far as it is known, and of the server that it begins at.
 func (v *View) traceFirst(to course, service *balancerServiceEntry, t *Trace) {
 	slot := to.slots[0]
-	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
+	kind := service.Rule.encapsulation()
 	t.Course = v.traceCourse(to, service)
 	t.Server = &TracedServer{
 		Name:    v.serverName(slot),
@@ -464,7 +465,7 @@ func (v *View) send(p Packet, service *balancerServiceEntry, to course, t *Trace
 		addresses = append(addresses, v.tables.servers.address(slot))
 	}
 	v.traceFirst(to, service, t)
-	kind := nameOf(encapsulations, balancerEncapsulation(service.Rule.Encapsulation))
+	kind := service.Rule.encapsulation()
 	source := v.tables.servers.source(to.slots[0])
 	t.Encapsulation = encapsulationOf(kind, p.Flow, source, addresses, to)
 	if t.NextHop == nil {

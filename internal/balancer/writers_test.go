@@ -366,8 +366,8 @@ func (s *storm) checkCalm() {
 		service := s.cfg.Services[serviceNumber(flow)].Name
 		bucket, signature := s.kernel.flows.bucket(flow, s.serviceID(flow), &s.identity)
 		for _, e := range bucket {
-			if e.state() != stateFree && e.signature() == signature && s.slots.bySlot[e.server()].service != service {
-				s.t.Errorf("an entry of %v is for slot %d, which is %+v", flow, e.server(), s.slots.bySlot[e.server()])
+			if e.state() != stateFree && e.signature() == signature && s.slots.server(e.server()).service != service {
+				s.t.Errorf("an entry of %v is for slot %d, which is %+v", flow, e.server(), s.slots.server(e.server()))
 			}
 		}
 		var to []packet.MAC
