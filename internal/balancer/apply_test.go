@@ -262,7 +262,7 @@ func (f *fixture) configuration() map[string]string {
 	f.must(err)
 	for _, entry := range f.kernel.services.all() {
 		vip, port, protocol := entry.matches()
-		if kindOf(&entry) == balancerServiceEntryKindENTRY_VIP {
+		if !entry.isService() {
 			out["VIP "+vip.String()] = ""
 			continue
 		}

@@ -288,7 +288,7 @@ func (v *View) Services() ([]*ServiceState, error) {
 	for _, entry := range v.tables.services.all() {
 		// Between two steps of a reload an entry can be without a name.
 		name, ok := names[entry.Id]
-		if ok && kindOf(&entry) == balancerServiceEntryKindENTRY_SERVICE && byName[name] == nil {
+		if ok && entry.isService() && byName[name] == nil {
 			byName[name] = newServiceState(name, &entry)
 			services = append(services, byName[name])
 		}

@@ -225,7 +225,7 @@ func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	}
 	defer mapped.close()
 	for _, entry := range (&serviceTable{directory: mapped}).all() {
-		if kindOf(&entry) != balancerServiceEntryKindENTRY_SERVICE {
+		if !entry.isService() {
 			continue
 		}
 		if err := checkElement(kept[balancerMapTables], entry.table(), spec.Maps[balancerMapTables].InnerMap); err != nil {

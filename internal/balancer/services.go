@@ -54,7 +54,7 @@ func loadServices(k *kernel, slots *slots, reach func(*member)) (*services, erro
 		}
 	}
 	for _, entry := range k.services.all() {
-		if known := byID[entry.Id]; known != nil && kindOf(&entry) == balancerServiceEntryKindENTRY_SERVICE {
+		if known := byID[entry.Id]; known != nil && entry.isService() {
 			known.rule = entry.Rule
 		}
 	}

@@ -171,6 +171,11 @@ func kindOf(e *balancerServiceEntry) balancerServiceEntryKind {
 	return balancerServiceEntryKind(e.Kind)
 }
 
+// isService tells an entry of a service from one that says that an address is a VIP.
+func (e *balancerServiceEntry) isService() bool {
+	return kindOf(e) == balancerServiceEntryKindENTRY_SERVICE
+}
+
 // matches tells what packets a service entry is for.
 func (e *balancerServiceEntry) matches() (netip.Addr, config.Port, config.Protocol) {
 	protocol := config.TCP
