@@ -88,7 +88,7 @@ func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Bal
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{kernel: k}
+	w := newWire(k)
 	b := &Balancer{
 		log:      log,
 		cfg:      cfg,
@@ -336,7 +336,7 @@ func (b *Balancer) attach() error {
 		}
 	}
 	inside := len(attached) - 1
-	b.wire.egress.Store(&egress{b.own[inside].Index, attached[inside].Mode})
+	b.wire.leaveBy(b.own[inside].Index, attached[inside].Mode)
 	b.applyHops()
 	b.logChanges()
 	b.publish()

@@ -84,10 +84,11 @@ func stateOf(t *testing.T, instance string) datapathtest.State {
 	t.Helper()
 	state := datapathtest.ReadState(t, datapath.Dir(instance))
 	for _, element := range state[directoryMap] {
-		if len(element) < int(directorySize) {
+		var directory *balancerDirectory
+		if len(element) < int(unsafe.Sizeof(*directory)) {
 			continue
 		}
-		directory := (*balancerDirectory)(unsafe.Pointer(unsafe.SliceData(element)))
+		directory = (*balancerDirectory)(unsafe.Pointer(unsafe.SliceData(element)))
 		clear(directory.Services[1-directory.Generation%2][:])
 	}
 	for key := range state[balancerMapReasons] {

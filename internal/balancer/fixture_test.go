@@ -240,6 +240,11 @@ func (f *fixture) mustApply(cfg *config.Balancer) {
 	f.must(f.apply(cfg))
 }
 
+// frameContext is struct xdp_md.
+type frameContext struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
+}
+
 // run puts a frame through the data path, received on the loopback interface.
 func (f *fixture) run(frame []byte) outcome {
 	f.t.Helper()
@@ -248,7 +253,7 @@ func (f *fixture) run(frame []byte) outcome {
 
 // runIn puts a frame through the data path with a context, which may say that the frame begins with
 // metadata of the driver.
-func (f *fixture) runIn(frame []byte, context *xdpContext) outcome {
+func (f *fixture) runIn(frame []byte, context *frameContext) outcome {
 	f.t.Helper()
 	before := f.counters()
 	verdict, out := f.exec(frame, context)
@@ -262,7 +267,7 @@ func (f *fixture) runIn(frame []byte, context *xdpContext) outcome {
 }
 
 // exec is runIn without a look at the counters.
-func (f *fixture) exec(frame []byte, context *xdpContext) (verdict uint32, out []byte) {
+func (f *fixture) exec(frame []byte, context *frameContext) (verdict uint32, out []byte) {
 	f.t.Helper()
 	f.refill()
 	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}

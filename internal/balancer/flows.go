@@ -76,6 +76,24 @@ func (e flowEntry) age(now uint16) uint16 {
 	return age
 }
 
+// isOver tells whether an entry's connection has ended for good: flow_is_over in bpf/balancer/flowtable.h.
+func (e flowEntry) isOver(now uint16) bool {
+	return e.state() == balancerFlowStateFLOW_CLOSING && e.age(now) >= flowLinger
+}
+
+// String is how users see the state of a flow.
+func (s balancerFlowState) String() string {
+	switch s {
+	case balancerFlowStateFLOW_NEW:
+		return "new"
+	case balancerFlowStateFLOW_ESTABLISHED:
+		return "established"
+	case balancerFlowStateFLOW_CLOSING:
+		return "closing"
+	}
+	return "free"
+}
+
 // mostSlots is how many slots for servers an entry can tell apart.
 const mostSlots = 1 << 16
 

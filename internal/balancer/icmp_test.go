@@ -401,7 +401,7 @@ func TestNoHeadroomForAnswer(t *testing.T) {
 	f := openStandard(t)
 	metadata := make([]byte, 200)
 	frame := web.frame(packet.HopLimit(1))
-	got := f.runIn(append(metadata, frame...), &xdpContext{Data: uint32(len(metadata))})
+	got := f.runIn(append(metadata, frame...), &frameContext{Data: uint32(len(metadata))})
 	f.check(refused(frame, "drop_no_headroom", 60), got)
 }
 

@@ -45,7 +45,7 @@ type kernel struct {
 }
 
 // pinned are the tables that outlive the process, by their names.
-func pinned(maps *kernelMaps) map[string]**ebpf.Map {
+func (maps *kernelMaps) pinned() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		directoryMap:              &maps.Directory,
 		balancerMapFlows:          &maps.Flows,
@@ -197,7 +197,7 @@ func countsOthers(spec *ebpf.CollectionSpec, kept map[string]*ebpf.Map) bool {
 // or other limits are an error, but for the counters by reason.
 func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map, err error) {
 	kept = map[string]*ebpf.Map{}
-	for name := range pinned(&kernelMaps{}) {
+	for name := range new(kernelMaps).pinned() {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -272,7 +272,7 @@ func (k *kernel) pinNew(kept map[string]*ebpf.Map) error {
 	if err := pin(balancerMapIdentity, k.objects.Identity); err != nil {
 		return err
 	}
-	for name, table := range pinned(&k.objects.kernelMaps) {
+	for name, table := range k.objects.kernelMaps.pinned() {
 		if name == balancerMapIdentity {
 			continue
 		}
@@ -300,7 +300,7 @@ func (k *kernel) explain(err error) error {
 // than before.
 func (k *kernel) pinCounting(t *datapath.Takeover) error {
 	if k.recount {
-		tables := pinned(&k.objects.kernelMaps)
+		tables := k.objects.kernelMaps.pinned()
 		for _, name := range countersByReason {
 			if err := t.Pin(*tables[name], k.pin(name)); err != nil {
 				return err

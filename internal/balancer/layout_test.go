@@ -141,7 +141,7 @@ func TestOtherLayoutsAreRefused(t *testing.T) {
 	f := openSteering(t)
 	spec, _, err := loadSpec()
 	f.must(err)
-	for name, table := range pinned(&f.kernel.objects.kernelMaps) {
+	for name, table := range f.kernel.objects.kernelMaps.pinned() {
 		for what, change := range changes {
 			if slices.Contains(countersByReason, name) {
 				continue // see TestUpgradeWithOtherReasons

@@ -166,7 +166,7 @@ func collectFlows(out chan<- prometheus.Metric, server *ServerState, swept *Swep
 		balancerFlowStateFLOW_ESTABLISHED: counts.Established,
 		balancerFlowStateFLOW_CLOSING:     counts.Closing,
 	} {
-		gauge(out, flowsDesc, float64(count), append(labels[:2:2], stateNames[state])...)
+		gauge(out, flowsDesc, float64(count), append(labels[:2:2], state.String())...)
 	}
 }
 

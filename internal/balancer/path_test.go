@@ -328,7 +328,7 @@ func TestNoHeadroom(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	metadata := make([]byte, 200)
-	got := f.runIn(append(metadata, web.frame()...), &xdpContext{Data: uint32(len(metadata))})
+	got := f.runIn(append(metadata, web.frame()...), &frameContext{Data: uint32(len(metadata))})
 	want := refused(packet.SetHopLimit(web.frame(), 63), "drop_no_headroom", 60)
 	f.check(want, got)
 }
@@ -356,7 +356,7 @@ func TestHairpin(t *testing.T) {
 		want := f.forwarded(v.flow.frame(), v.flow, v.service, f.placed(v.flow, v.service), "forward_new")
 		want.Verdict = v.verdict
 		f.must(f.ns.Do(func() error {
-			f.check(want, f.runIn(v.flow.frame(), &xdpContext{IngressIfindex: uint32(f.ifindex[v.link])}))
+			f.check(want, f.runIn(v.flow.frame(), &frameContext{IngressIfindex: uint32(f.ifindex[v.link])}))
 			return nil
 		}))
 	}

@@ -47,8 +47,8 @@ func BenchmarkProbes(b *testing.B) {
 	for _, mode := range []datapath.Mode{datapath.Native, datapath.Generic} {
 		b.Run(string(mode), func(b *testing.B) {
 			f.t = b
-			w := &wire{kernel: f.kernel}
-			w.egress.Store(&egress{f.ifindex["out"], mode})
+			w := newWire(f.kernel)
+			w.leaveBy(f.ifindex["out"], mode)
 			p := probe.New(w, 1, slog.New(slog.DiscardHandler))
 			p.Replace(f.services.probeTargets())
 			before := cpuTime(b)

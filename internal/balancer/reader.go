@@ -39,7 +39,7 @@ func openReader(instance string) (*reader, error) {
 
 // reader reads the data path's own tables. Not all of them are pinned before it is attached.
 func (k *kernel) reader() (*reader, error) {
-	tables := pinned(&k.objects.kernelMaps)
+	tables := k.objects.kernelMaps.pinned()
 	return newReader(k.instance, &k.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
 		return (*tables[name]).Clone()
 	})
@@ -59,7 +59,7 @@ func newReader(instance string, counting *sync.Mutex, open func(name string, spe
 		return nil, err
 	}
 	r.reasons = reasons
-	for name, m := range pinned(&r.maps) {
+	for name, m := range r.maps.pinned() {
 		if *m, err = open(name, spec.Maps[name]); err != nil {
 			return nil, fmt.Errorf("table %s: %w", name, err)
 		}

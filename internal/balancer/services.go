@@ -357,7 +357,7 @@ func (s *services) enter(wanted map[string]bool) error {
 		entry.Id, entry.Rule = svc.id, svc.rule
 		entries[key], entries[vip] = entry, vip
 	}
-	unchanged := func(e balancerServiceEntry) bool { return entries[keyOfEntry(&e)] == e }
+	unchanged := func(e balancerServiceEntry) bool { return entries[e.key()] == e }
 	before := s.kernel.services.all()
 	if len(before) == len(entries) && !slices.ContainsFunc(before, func(e balancerServiceEntry) bool { return !unchanged(e) }) {
 		return nil

@@ -84,7 +84,7 @@ func (t *serviceTable) find(key balancerServiceEntry) *balancerServiceEntry {
 	for i := range serviceReach {
 		line := &lines[(place+i)%serviceLineCount].Entry
 		for j := range line {
-			if keyOfEntry(&line[j]) == key {
+			if line[j].key() == key {
 				return &line[j]
 			}
 		}
@@ -163,7 +163,8 @@ func vipKeyOf(vip netip.Addr) balancerServiceEntry {
 	return balancerServiceEntry{Vip: in6(vip), Kind: uint8(balancerServiceEntryKindENTRY_VIP)}
 }
 
-func keyOfEntry(e *balancerServiceEntry) balancerServiceEntry {
+// key is the entry without number and rule.
+func (e *balancerServiceEntry) key() balancerServiceEntry {
 	return balancerServiceEntry{Vip: e.Vip, Port: e.Port, Protocol: e.Protocol, Kind: e.Kind}
 }
 

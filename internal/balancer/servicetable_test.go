@@ -30,7 +30,7 @@ func TestFullServiceTable(t *testing.T) {
 	}
 	f.must(f.kernel.services.replace(entries, f.kernel.settle))
 	for _, entry := range entries {
-		if got := f.kernel.services.find(keyOfEntry(&entry)); got == nil || *got != entry {
+		if got := f.kernel.services.find(entry.key()); got == nil || *got != entry {
 			t.Fatalf("found %+v, want %+v", got, entry)
 		}
 	}

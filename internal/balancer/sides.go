@@ -80,7 +80,7 @@ func (o *objects) tables() map[string]*ebpf.Map {
 		balancerMapSenders:        o.Senders,
 		balancerMapSignalKeys:     o.SignalKeys,
 	}
-	for name, table := range pinned(&o.kernelMaps) {
+	for name, table := range o.kernelMaps.pinned() {
 		all[name] = *table
 	}
 	return all

@@ -43,7 +43,7 @@ func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced
 	r.must(err)
 	NameDirectory(spec)
 	kept := map[string]*ebpf.Map{}
-	for name, m := range pinned(&r.kernel.objects.kernelMaps) {
+	for name, m := range r.kernel.objects.kernelMaps.pinned() {
 		kept[name] = *m
 		spec.Maps[name].MaxEntries = (*m).MaxEntries()
 	}
@@ -205,4 +205,20 @@ func TestReducedSignatureOfTwoServices(t *testing.T) {
 		}
 	}
 	t.Log(crossings)
+}
+
+func randomPlaceKeys(random *rand.Rand) (keys placeKeys) {
+	for i := range keys {
+		keys[i] = random.Uint64() | 1
+	}
+	return keys
+}
+
+// within allows six standard deviations of a binomial distribution; the draws are the same each time.
+func within(t *testing.T, name, what string, bit, got, draws int, p float64) {
+	t.Helper()
+	mean, deviation := float64(draws)*p, math.Sqrt(float64(draws)*p*(1-p))
+	if math.Abs(float64(got)-mean) > 6*deviation {
+		t.Errorf("%s: %s (%d): %d, want %.0f ± %.0f", name, what, bit, got, mean, deviation)
+	}
 }

@@ -118,7 +118,7 @@ func (f *fixture) state(flow Flow, service string, parts map[string]string) stri
 				return "an entry of another flow"
 			}
 			kind := map[balancerFlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing"}[entry.state()]
-			if isOver(entry, f.now()) {
+			if entry.isOver(f.now()) {
 				kind = "over"
 			}
 			if kind == "steer" && entry.age(f.now()) >= flowMinIdle {

@@ -197,7 +197,7 @@ func (m *tableMachine) reconfigure(t *rapid.T) {
 func (m *tableMachine) agreesOnEntries(t *rapid.T) {
 	var want FlowCounts
 	text := func(server string, state balancerFlowState, seen uint16) string {
-		return fmt.Sprintf("%s, %s, seen at %d", server, stateNames[state], seen)
+		return fmt.Sprintf("%s, %s, seen at %d", server, state.String(), seen)
 	}
 	for _, flow := range m.known {
 		wanted, got := "none", "none"

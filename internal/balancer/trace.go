@@ -179,7 +179,7 @@ func (v *View) findServers(p Packet, service *balancerServiceEntry, t *Trace) (t
 	bucket, signature := v.tables.flows.bucket(p.Flow, service.Id, &v.tables.identity)
 	entry := bucket.find(signature)
 	hasRoom := entry != 0 || bucket.hasRoom(now)
-	if entry != 0 && v.traceEntry(p, service, entry, stateNames[entry.state()], now, t) {
+	if entry != 0 && v.traceEntry(p, service, entry, entry.state().String(), now, t) {
 		known := v.tables.servers.known(entry.server())
 		return askAll([]uint32{entry.server()}, known, known), balancerLbReasonLB_FORWARD_KNOWN, nil
 	}
@@ -247,7 +247,7 @@ func offerAfter(drained uint32, row []uint32) course {
 // list_holder of bpf/balancer/place_hunt.h.
 func (v *View) isDrained(service *balancerServiceEntry, entry flowEntry, now uint16) bool {
 	slot := entry.server()
-	return entry != 0 && v.tables.servers.serves(slot, service.Id) && v.tables.servers.reachable(slot) && !isOver(entry, now) &&
+	return entry != 0 && v.tables.servers.serves(slot, service.Id) && v.tables.servers.reachable(slot) && !entry.isOver(now) &&
 		v.tables.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0
 }
 
@@ -304,18 +304,6 @@ func foundHalfOpen(p Packet, hasRoom bool) balancerLbReason {
 	return balancerLbReasonLB_FORWARD_NEW
 }
 
-// stateNames are how users see flow states.
-var stateNames = map[balancerFlowState]string{
-	balancerFlowStateFLOW_NEW:         "new",
-	balancerFlowStateFLOW_ESTABLISHED: "established",
-	balancerFlowStateFLOW_CLOSING:     "closing",
-}
-
-// isOver tells whether an entry's connection has ended for good: flow_is_over in bpf/balancer/flowtable.h.
-func isOver(entry flowEntry, now uint16) bool {
-	return entry.state() == balancerFlowStateFLOW_CLOSING && entry.age(now) >= flowLinger
-}
-
 // leaves says why the packet of a known flow does not go to its server: keeps_server in
 // bpf/balancer/persist_table.h. Empty: it does.
 func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, now uint16) string {
@@ -336,7 +324,7 @@ func (v *View) leaves(p Packet, service *balancerServiceEntry, entry flowEntry, 
 		return "the server has no next hop"
 	case mayMove && !v.tables.servers.reachable(entry.server()):
 		return "the server's next hop does not answer"
-	case p.Opens && isOver(entry, now):
+	case p.Opens && entry.isOver(now):
 		return "a new connection takes the place of one that is over"
 	case p.Opens && flags&balancerServerFlagsSERVER_DRAINED != 0:
 		return "the server is drained"

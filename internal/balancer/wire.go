@@ -16,6 +16,12 @@ type wire struct {
 	slots  []uint32               // of the probes to send
 }
 
+// newWire returns a wire that sends nothing before leaveBy.
+func newWire(k *kernel) *wire { return &wire{kernel: k} }
+
+// leaveBy has probes sent by an interface on which the programs run in that mode.
+func (w *wire) leaveBy(ifindex int, mode datapath.Mode) { w.egress.Store(&egress{ifindex, mode}) }
+
 // egress is how probes leave.
 type egress struct {
 	ifindex int
