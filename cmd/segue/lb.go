@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
@@ -90,7 +91,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 
 // detachLB also takes back what a process that was killed could not.
 func detachLB(instance string) error {
-	return errors.Join(balancer.Detach(instance), nexthop.GiveBack())
+	return errors.Join(dataplane.Detach(instance), nexthop.GiveBack())
 }
 
 // newDetach is the command that takes an instance's data path away.

@@ -18,7 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/agent"
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/runstate"
@@ -73,7 +73,7 @@ func status(ctx context.Context, out io.Writer, name string, interval time.Durat
 }
 
 func balancerStatus(ctx context.Context, out io.Writer, name string, interval time.Duration, asJSON bool) error {
-	view, err := balancer.OpenView(name)
+	view, err := inspect.OpenView(name)
 	if err != nil {
 		return err
 	}
@@ -136,7 +136,7 @@ func printJSON(out io.Writer, value any) error {
 	return encoder.Encode(value)
 }
 
-func printBalancer(out io.Writer, s *balancer.Snapshot) error {
+func printBalancer(out io.Writer, s *inspect.Snapshot) error {
 	printHeader(out, &s.Snapshot, isAttached(s.Attachment) || isAttached(s.Inside))
 	printConfiguration(out, s.Configuration)
 	if s.Inside != nil {
@@ -244,7 +244,7 @@ func interfaceName(name string, index int) string {
 	return name
 }
 
-func printService(out io.Writer, s *balancer.ServiceState) error {
+func printService(out io.Writer, s *inspect.ServiceState) error {
 	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s%s\n", s.Name, s.Protocol,
 		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"), describeProbing(s))
 	printWarnings(out, s)
@@ -276,15 +276,15 @@ func printService(out io.Writer, s *balancer.ServiceState) error {
 }
 
 // printWarnings says what is wrong with a service as a whole.
-func printWarnings(out io.Writer, s *balancer.ServiceState) {
+func printWarnings(out io.Writer, s *inspect.ServiceState) {
 	if s.Buckets == 0 {
 		fmt.Fprintln(out, "NO SERVER TAKES NEW FLOWS: all have weight 0, and new connections are dropped")
 	}
 	for _, cause := range s.Ignored {
 		switch cause {
-		case balancer.ServerUnresolved:
+		case inspect.ServerUnresolved:
 			fmt.Fprintln(out, "NO SERVER CAN BE REACHED: those that are not drained have no next hop, and packets are dropped")
-		case balancer.ServerFailing:
+		case inspect.ServerFailing:
 			fmt.Fprintln(out, "CHECKS ARE IGNORED: all servers that can be reached fail them, and take new flows all the same")
 		default: // the others are what probes find
 			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes take out a third of the servers at most, so some of these take new flows\n",
@@ -294,8 +294,8 @@ func printWarnings(out io.Writer, s *balancer.ServiceState) {
 }
 
 // describeProbing says so where agents are not probed: their servers may be up or not.
-func describeProbing(s *balancer.ServiceState) string {
-	if slices.ContainsFunc(s.Servers, func(server *balancer.ServerState) bool { return !server.Probed }) {
+func describeProbing(s *inspect.ServiceState) string {
+	if slices.ContainsFunc(s.Servers, func(server *inspect.ServerState) bool { return !server.Probed }) {
 		return ", agents not probed"
 	}
 	return ""
@@ -309,21 +309,21 @@ func numbers(values ...uint64) []string {
 	return texts
 }
 
-func describePlacement(s *balancer.ServiceState) string {
+func describePlacement(s *inspect.ServiceState) string {
 	if s.Selection == "" {
 		return string(s.Placement)
 	}
 	return fmt.Sprintf("%s %s", s.Placement, s.Selection)
 }
 
-func endpoint(s *balancer.ServiceState) string {
+func endpoint(s *inspect.ServiceState) string {
 	if config.Port(s.Port) == config.AllPorts {
 		return s.VIP.String() + " all ports"
 	}
 	return netip.AddrPortFrom(s.VIP, s.Port).String()
 }
 
-func describeHop(hop *balancer.NextHop) string {
+func describeHop(hop *inspect.NextHop) string {
 	if hop == nil {
 		return "UNRESOLVED"
 	}

@@ -11,16 +11,17 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/agent"
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
 // someSnapshots are a balancer at two moments, two seconds apart.
-func someSnapshots() (before, after *balancer.Snapshot) {
-	snapshot := func(at int64, packets uint64) *balancer.Snapshot {
-		return &balancer.Snapshot{
+func someSnapshots() (before, after *inspect.Snapshot) {
+	snapshot := func(at int64, packets uint64) *inspect.Snapshot {
+		return &inspect.Snapshot{
 			Snapshot: datapath.Snapshot{
 				Instance: datapath.Instance{Name: "lb", Role: datapath.RoleBalancer},
 				Process:  &runstate.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
@@ -41,44 +42,44 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 				},
 			},
 			Inside:    &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Generic},
-			FlowTable: balancer.FlowTable{Capacity: 1024, HalfOpen: 3, Flows: balancer.FlowCounts{New: 1, Established: 41, Closing: 2}},
-			Services: append(troubledServices(), []*balancer.ServiceState{
+			FlowTable: inspect.FlowTable{Capacity: 1024, HalfOpen: 3, Flows: dataplane.FlowCounts{New: 1, Established: 41, Closing: 2}},
+			Services: append(troubledServices(), []*inspect.ServiceState{
 				{
 					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP, Placement: config.PlacementHash,
 					Persistence: config.PersistenceTable, Encapsulation: config.GRE, Ignored: none,
-					Servers: []*balancer.ServerState{
-						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: balancer.ServerDrained, Causes: unresolved},
+					Servers: []*inspect.ServerState{
+						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: inspect.ServerDrained, Causes: unresolved},
 					},
 				},
 				{
 					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: config.TCP,
 					Placement: config.PlacementHunt, Selection: config.SelectConsistent, Persistence: config.PersistenceTable,
 					Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 2, Ignored: none,
-					Servers: []*balancer.ServerState{{
-						Name: "h1", Slot: 4, Address: "fd00:5:0:3::/64", Condition: balancer.ServerUnchecked, Causes: none, Share: 1,
-						NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:03", Ifindex: 2, Interface: "eth0", MTU: 1500},
-						Hunt:    &balancer.HuntCounts{HalfOpen: 3, Offered: 70, Created: 51, Removed: 40, Resets: 1},
+					Servers: []*inspect.ServerState{{
+						Name: "h1", Slot: 4, Address: "fd00:5:0:3::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1,
+						NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:03", Ifindex: 2, Interface: "eth0", MTU: 1500},
+						Hunt:    &inspect.HuntCounts{HalfOpen: 3, Offered: 70, Created: 51, Removed: 40, Resets: 1},
 					}},
 				},
 				{
 					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
 					Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert,
 					Buckets: 65537, Candidates: 1, Ignored: none,
-					Servers: []*balancer.ServerState{
+					Servers: []*inspect.ServerState{
 						{
-							Name: "s1", Address: "fd00:5:0:1::/64", Condition: balancer.ServerUp, Checked: true, Probed: true, Causes: none, Share: 0.3333,
-							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:01", Ifindex: 2, Interface: "eth0", MTU: 1500},
-							Flows:   balancer.FlowCounts{New: 1, Established: 41, Closing: 2},
+							Name: "s1", Address: "fd00:5:0:1::/64", Condition: inspect.ServerUp, Checked: true, Probed: true, Causes: none, Share: 0.3333,
+							NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:01", Ifindex: 2, Interface: "eth0", MTU: 1500},
+							Flows:   dataplane.FlowCounts{New: 1, Established: 41, Closing: 2},
 							Packets: packets, Bytes: 1000 * packets, Placed: packets / 100,
 						},
 						{
-							Name: "server-with-a-long-name", Slot: 1, Address: "fd00:5:0:2::/64", Condition: balancer.ServerUp, Checked: true, Probed: true, Causes: none,
-							Share: 0.6667, NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 7, MTU: 1500},
+							Name: "server-with-a-long-name", Slot: 1, Address: "fd00:5:0:2::/64", Condition: inspect.ServerUp, Checked: true, Probed: true, Causes: none,
+							Share: 0.6667, NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 7, MTU: 1500},
 						},
 						{
-							Name: "slow", Slot: 2, Address: "fd00:5:0:4::/64", Condition: balancer.ServerFailing, Checked: true, Probed: true,
+							Name: "slow", Slot: 2, Address: "fd00:5:0:4::/64", Condition: inspect.ServerFailing, Checked: true, Probed: true,
 							Causes:  failing,
-							NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:04", Ifindex: 7, MTU: 1500},
+							NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:04", Ifindex: 7, MTU: 1500},
 						},
 					},
 				},
@@ -90,28 +91,28 @@ func someSnapshots() (before, after *balancer.Snapshot) {
 
 // The causes that servers of the snapshots have.
 var (
-	none       = []balancer.Condition{}
-	unresolved = []balancer.Condition{balancer.ServerUnresolved}
-	failing    = []balancer.Condition{balancer.ServerFailing}
+	none       = []inspect.Condition{}
+	unresolved = []inspect.Condition{inspect.ServerUnresolved}
+	failing    = []inspect.Condition{inspect.ServerFailing}
 )
 
 // troubledServices are services that no server of which is fit for new flows.
-func troubledServices() []*balancer.ServiceState {
-	service := func(name string, port uint16, ignored []balancer.Condition, server balancer.ServerState) *balancer.ServiceState {
+func troubledServices() []*inspect.ServiceState {
+	service := func(name string, port uint16, ignored []inspect.Condition, server inspect.ServerState) *inspect.ServiceState {
 		server.Share, server.Causes = 1, ignored
-		return &balancer.ServiceState{
+		return &inspect.ServiceState{
 			Name: name, VIP: netip.MustParseAddr("2001:db8:80::3"), Port: port, Protocol: config.TCP, Placement: config.PlacementHash,
 			Persistence: config.PersistenceTable, Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 1,
-			Ignored: ignored, Servers: []*balancer.ServerState{&server},
+			Ignored: ignored, Servers: []*inspect.ServerState{&server},
 		}
 	}
-	return []*balancer.ServiceState{
-		service("checks-ignored", 80, failing, balancer.ServerState{
-			Name: "c1", Slot: 5, Address: "fd00:5:0:5::/64", Condition: balancer.ServerFailing, Checked: true,
-			NextHop: &balancer.NextHop{MAC: "02:00:00:00:00:05", Ifindex: 2, Interface: "eth0", MTU: 1500},
+	return []*inspect.ServiceState{
+		service("checks-ignored", 80, failing, inspect.ServerState{
+			Name: "c1", Slot: 5, Address: "fd00:5:0:5::/64", Condition: inspect.ServerFailing, Checked: true,
+			NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:05", Ifindex: 2, Interface: "eth0", MTU: 1500},
 		}),
-		service("cut-off", 81, unresolved, balancer.ServerState{
-			Name: "c2", Slot: 6, Address: "fd00:5:0:6::/64", Condition: balancer.ServerUnresolved,
+		service("cut-off", 81, unresolved, inspect.ServerState{
+			Name: "c2", Slot: 6, Address: "fd00:5:0:6::/64", Condition: inspect.ServerUnresolved,
 		}),
 	}
 }

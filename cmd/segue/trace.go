@@ -10,7 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
@@ -84,7 +85,7 @@ where what was asked for is not known, as a server does not answer.`,
 }
 
 // check refuses values that no instance could make sense of.
-func (o *traceOptions) check(cmd *cobra.Command, flow balancer.Flow) error {
+func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
 	_, err := newPacket(flow, o.length)
 	switch {
 	case err != nil:
@@ -128,7 +129,7 @@ func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 	return found, nil
 }
 
-func parseFlow(protocol, source, destination string) (flow balancer.Flow, err error) {
+func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err error) {
 	flow.Protocol = config.Protocol(protocol)
 	if flow.Protocol != config.TCP && flow.Protocol != config.UDP {
 		return flow, fmt.Errorf("protocol %q: must be tcp or udp", protocol)
@@ -151,7 +152,7 @@ func parseFlow(protocol, source, destination string) (flow balancer.Flow, err er
 }
 
 // newPacket makes a packet of a flow, of the shortest possible length for 0.
-func newPacket(flow balancer.Flow, length int) (balancer.Packet, error) {
+func newPacket(flow dataplane.Flow, length int) (inspect.Packet, error) {
 	shortest := 40
 	if flow.Source.Addr().Is4() {
 		shortest = 20
@@ -165,12 +166,12 @@ func newPacket(flow balancer.Flow, length int) (balancer.Packet, error) {
 	case length == 0:
 		length = shortest
 	case length < shortest || length > 65535:
-		return balancer.Packet{}, fmt.Errorf("--length %d: must be %d to 65535", length, shortest)
+		return inspect.Packet{}, fmt.Errorf("--length %d: must be %d to 65535", length, shortest)
 	}
-	return balancer.Packet{Flow: flow, Length: length}, nil
+	return inspect.Packet{Flow: flow, Length: length}, nil
 }
 
-func balancerTrace(cmd *cobra.Command, instance string, flow balancer.Flow, o *traceOptions) error {
+func balancerTrace(cmd *cobra.Command, instance string, flow dataplane.Flow, o *traceOptions) error {
 	packet, err := newPacket(flow, o.length)
 	if err != nil {
 		return err
@@ -202,8 +203,8 @@ func printJoined(out io.Writer, j *joinedTrace, asJSON bool) error {
 	return printAgents(out, j)
 }
 
-func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trace, error) {
-	view, err := balancer.OpenView(instance)
+func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace, error) {
+	view, err := inspect.OpenView(instance)
 	if err != nil {
 		return nil, err
 	}
@@ -218,7 +219,7 @@ func trace(instance string, packet balancer.Packet, kind string) (*balancer.Trac
 }
 
 // describeServer says so where the server may not answer.
-func describeServer(s *balancer.TracedServer) string {
+func describeServer(s *inspect.TracedServer) string {
 	text := fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot)
 	for _, cause := range s.Causes {
 		text += ", " + strings.ToUpper(string(cause))
@@ -226,7 +227,7 @@ func describeServer(s *balancer.TracedServer) string {
 	return text
 }
 
-func printTrace(out io.Writer, t *balancer.Trace) error {
+func printTrace(out io.Writer, t *inspect.Trace) error {
 	table := newTable(out)
 	table.row("packet", describePacket(t))
 	if s := t.Service; s != nil {
@@ -258,7 +259,7 @@ func printTrace(out io.Writer, t *balancer.Trace) error {
 }
 
 // describePlacing names the candidates, which random ones are not; of those the course has what precedes them.
-func describePlacing(p *balancer.TracedPlacement, course []balancer.TracedSegment) string {
+func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment) string {
 	if p.Random {
 		candidates := fmt.Sprintf("the candidates of any of %d buckets", p.Buckets)
 		for _, before := range course {
@@ -269,7 +270,7 @@ func describePlacing(p *balancer.TracedPlacement, course []balancer.TracedSegmen
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
 }
 
-func describePacket(t *balancer.Trace) string {
+func describePacket(t *inspect.Trace) string {
 	kind := string(t.Flow.Protocol)
 	switch {
 	case t.Opens:
@@ -280,7 +281,7 @@ func describePacket(t *balancer.Trace) string {
 	return fmt.Sprintf("%s -> %s, %s, %d bytes", t.Flow.Source, t.Flow.Destination, kind, t.Length)
 }
 
-func describeEntry(e *balancer.TracedEntry) string {
+func describeEntry(e *inspect.TracedEntry) string {
 	if e == nil {
 		return "does not know the flow"
 	}
@@ -291,7 +292,7 @@ func describeEntry(e *balancer.TracedEntry) string {
 	return known
 }
 
-func describeEncapsulation(e *balancer.TracedEncapsulation) string {
+func describeEncapsulation(e *inspect.TracedEncapsulation) string {
 	text := fmt.Sprintf("%s, %d bytes more", e.Kind, e.Added)
 	if e.MaxLength > 0 {
 		text += fmt.Sprintf(": packets up to %d bytes fit", e.MaxLength)
@@ -308,7 +309,7 @@ func describeSegments(segments []netip.Addr) string {
 }
 
 // describeOutcome adds what happens to the packet, which the prefix of the reason says.
-func describeOutcome(t *balancer.Trace) string {
+func describeOutcome(t *inspect.Trace) string {
 	verdict, _, _ := strings.Cut(t.Reason, "_")
 	text := map[string]string{
 		"pass":    "up the host's own stack, not to a server",

@@ -7,45 +7,46 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 )
 
-var someFlow = balancer.Flow{
+var someFlow = dataplane.Flow{
 	Protocol:    config.TCP,
 	Source:      netip.MustParseAddrPort("[2001:db8:c::2]:40000"),
 	Destination: netip.MustParseAddrPort("[2001:db8:80::1]:80"),
 }
 
 func TestPrintTrace(t *testing.T) {
-	insert := &balancer.TracedEncapsulation{
+	insert := &inspect.TracedEncapsulation{
 		Kind: config.SRv6Insert, Added: 56, MaxLength: 1444, Source: someFlow.Source.Addr(),
 		Destination: netip.MustParseAddr("fd00:5:0:2:5::"),
 		Segments: []netip.Addr{netip.MustParseAddr("fd00:6c:0:1::"), netip.MustParseAddr("fd00:5:0:2:5::"),
 			someFlow.Destination.Addr()},
 	}
-	server := &balancer.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Causes: []balancer.Condition{}}
-	service := &balancer.TracedService{Name: "web", Exact: true}
-	hop := &balancer.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 2, Interface: "eth0", MTU: 1500}
-	placement := &balancer.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}}
-	for name, trace := range map[string]*balancer.Trace{
+	server := &inspect.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Causes: []inspect.Condition{}}
+	service := &inspect.TracedService{Name: "web", Exact: true}
+	hop := &inspect.NextHop{MAC: "02:00:00:00:00:02", Ifindex: 2, Interface: "eth0", MTU: 1500}
+	placement := &inspect.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}}
+	for name, trace := range map[string]*inspect.Trace{
 		"new": {Opens: true, Service: service, Placement: placement, Server: server, Encapsulation: insert, NextHop: hop,
 			Reason: "forward_new"},
-		"known": {Service: &balancer.TracedService{Name: "web"}, Server: server, Encapsulation: insert, NextHop: hop,
-			Known: &balancer.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
+		"known": {Service: &inspect.TracedService{Name: "web"}, Server: server, Encapsulation: insert, NextHop: hop,
+			Known: &inspect.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
 		"known-silent": {Service: service, Encapsulation: insert, NextHop: hop,
-			Server: &balancer.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64",
-				Causes: []balancer.Condition{balancer.ServerFailing, balancer.ServerSilent}},
-			Known: &balancer.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
+			Server: &inspect.TracedServer{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64",
+				Causes: []inspect.Condition{inspect.ServerFailing, inspect.ServerSilent}},
+			Known: &inspect.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
 		"left": {Opens: true, Service: service, Placement: placement, Server: server,
-			Encapsulation: &balancer.TracedEncapsulation{Kind: config.GRE, Added: 24,
+			Encapsulation: &inspect.TracedEncapsulation{Kind: config.GRE, Added: 24,
 				Source: netip.MustParseAddr("192.0.2.10"), Destination: netip.MustParseAddr("192.0.2.53")},
-			Known:  &balancer.TracedEntry{Server: "s1", State: "closing", Idle: 8.192, Left: "a new connection takes the place of one that is over"},
+			Known:  &inspect.TracedEntry{Server: "s1", State: "closing", Idle: 8.192, Left: "a new connection takes the place of one that is over"},
 			Reason: "drop_no_next_hop"},
-		"random": {Opens: true, Service: service, Placement: &balancer.TracedPlacement{Buckets: 65537, Random: true}, Reason: "forward_hunt"},
-		"random-after-drained": {Opens: true, Service: service, Placement: &balancer.TracedPlacement{Buckets: 65537, Random: true},
-			Course: []balancer.TracedSegment{{Server: "s2", Function: "steer"}}, Server: server, NextHop: hop,
-			Known: &balancer.TracedEntry{Server: "s2", State: "established", Idle: 4, Left: "the server is drained"}, Reason: "forward_hunt"},
+		"random": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true}, Reason: "forward_hunt"},
+		"random-after-drained": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true},
+			Course: []inspect.TracedSegment{{Server: "s2", Function: "steer"}}, Server: server, NextHop: hop,
+			Known: &inspect.TracedEntry{Server: "s2", State: "established", Idle: 4, Left: "the server is drained"}, Reason: "forward_hunt"},
 		"not-vip": {Reason: "pass_not_vip"},
 	} {
 		trace.Instance, trace.Flow, trace.Length = "lb", someFlow, 60

@@ -18,14 +18,15 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/agent"
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // agentTrace shows what an agent has of a connection.
-func agentTrace(out io.Writer, instance string, flow balancer.Flow, o *traceOptions) error {
+func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOptions) error {
 	if flow.Protocol != config.TCP {
 		return fmt.Errorf("protocol %s: agents know of tcp connections alone", flow.Protocol)
 	}
@@ -152,7 +153,7 @@ func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 
 // joinedTrace is a balancer's trace with those of the servers.
 type joinedTrace struct {
-	*balancer.Trace
+	*inspect.Trace
 	// Agents are the candidates in their order, and then the flow's server if it is none of them. Null: nobody
 	// was asked.
 	Agents []askedAgent `json:"agents"`
@@ -185,7 +186,7 @@ const askTimeout = 10 * time.Second
 var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 // askAgents runs the command for all servers that have to do with the flow, at once.
-func askAgents(ctx context.Context, command string, t *balancer.Trace) ([]askedAgent, error) {
+func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAgent, error) {
 	if t.Service != nil && t.Placement == nil {
 		return nil, fmt.Errorf("--ask: service %s does not hunt", t.Service.Name)
 	}
@@ -208,7 +209,7 @@ func askAgents(ctx context.Context, command string, t *balancer.Trace) ([]askedA
 }
 
 // serversOf are the candidates of a flow, and its server.
-func serversOf(t *balancer.Trace) (names []string) {
+func serversOf(t *inspect.Trace) (names []string) {
 	if t.Placement != nil {
 		names = slices.Clone(t.Placement.Candidates)
 	}
@@ -221,15 +222,15 @@ func serversOf(t *balancer.Trace) (names []string) {
 }
 
 // nextOf is the SID that a server would pass the packet to; not valid where there is none, or it is not known.
-func nextOf(t *balancer.Trace, server string) netip.Addr {
-	at := slices.IndexFunc(t.Course, func(s balancer.TracedSegment) bool { return s.Server == server })
+func nextOf(t *inspect.Trace, server string) netip.Addr {
+	at := slices.IndexFunc(t.Course, func(s inspect.TracedSegment) bool { return s.Server == server })
 	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
 		return netip.Addr{}
 	}
 	return t.Encapsulation.Segments[at+2] // the balancer is the first one
 }
 
-func askAgent(ctx context.Context, command, server string, flow balancer.Flow, next netip.Addr) (*agent.Trace, error) {
+func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, next netip.Addr) (*agent.Trace, error) {
 	if !hostNames.MatchString(server) {
 		return nil, fmt.Errorf("%q is no name of a host", server)
 	}

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/agent"
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 )
@@ -56,20 +56,20 @@ func withoutRoute(t *agent.Trace) *agent.Trace {
 }
 
 // huntTrace is a balancer's trace of someFlow, by two candidates.
-func huntTrace(opens bool, reason, state string, course ...balancer.TracedSegment) *balancer.Trace {
-	t := &balancer.Trace{
-		Instance: "lb", Flow: someFlow, Opens: opens, Length: 60, Service: &balancer.TracedService{Name: "web", Exact: true},
-		Placement: &balancer.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}},
+func huntTrace(opens bool, reason, state string, course ...inspect.TracedSegment) *inspect.Trace {
+	t := &inspect.Trace{
+		Instance: "lb", Flow: someFlow, Opens: opens, Length: 60, Service: &inspect.TracedService{Name: "web", Exact: true},
+		Placement: &inspect.TracedPlacement{Bucket: 4711, Buckets: 65537, Candidates: []string{"s2", "s1"}},
 		Course:    course, Reason: reason,
 	}
 	if state != "" {
-		t.Known = &balancer.TracedEntry{Server: course[0].Server, State: state, Idle: 4}
+		t.Known = &inspect.TracedEntry{Server: course[0].Server, State: state, Idle: 4}
 	}
 	return t
 }
 
-func segment(server, function string) balancer.TracedSegment {
-	return balancer.TracedSegment{Server: server, Function: function}
+func segment(server, function string) inspect.TracedSegment {
+	return inspect.TracedSegment{Server: server, Function: function}
 }
 
 func TestPrintAgentTrace(t *testing.T) {
@@ -118,14 +118,14 @@ func TestAskAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	offers := []balancer.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
-	recovers := []balancer.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
+	offers := []inspect.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
+	recovers := []inspect.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
 	seeks := append(recovers[:2:2], segment("s2", "ack-stickiness")) // an entry that was idle for long
 	random := huntTrace(true, "forward_hunt", "established", segment("s9", "steer"))
-	random.Placement = &balancer.TracedPlacement{Buckets: 65537, Random: true}
+	random.Placement = &inspect.TracedPlacement{Buckets: 65537, Random: true}
 	for _, c := range []struct {
 		name     string
-		trace    *balancer.Trace
+		trace    *inspect.Trace
 		says     map[string]*agent.Trace // "" is the end of all three
 		receiver string
 		end      string
@@ -208,7 +208,7 @@ func TestAskNobody(t *testing.T) {
 			t.Errorf("%s for %s: error %v, want %s", c.command, c.server, err, c.want)
 		}
 	}
-	hash := &balancer.Trace{Service: &balancer.TracedService{Name: "web"}}
+	hash := &inspect.Trace{Service: &inspect.TracedService{Name: "web"}}
 	if _, err := askAgents(context.Background(), "echo {}", hash); err == nil || !strings.Contains(err.Error(), "service web does not hunt") {
 		t.Errorf("of a service that does not hunt: error %v", err)
 	}
@@ -232,7 +232,7 @@ func TestNextOf(t *testing.T) {
 	for _, text := range []string{"fd00:6c:0:1::", "fd00:5:0:2:1::", "fd00:5:0:1:2::", "2001:db8:80::1"} {
 		segments = append(segments, netip.MustParseAddr(text))
 	}
-	trace.Encapsulation = &balancer.TracedEncapsulation{Segments: segments}
+	trace.Encapsulation = &inspect.TracedEncapsulation{Segments: segments}
 	for server, want := range map[string]netip.Addr{"s2": segments[2], "s1": {}, "s9": {}} {
 		if got := nextOf(trace, server); got != want {
 			t.Errorf("%s: next is %s, want %s", server, got, want)

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -331,7 +332,7 @@ services:
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(lb.Close(), balancer.Detach(cfg.Node.Instance)); err != nil {
+		if err := errors.Join(lb.Close(), dataplane.Detach(cfg.Node.Instance)); err != nil {
 			t.Error(err)
 		}
 	})

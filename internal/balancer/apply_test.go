@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -25,13 +26,13 @@ func webOf(servers ...config.Server) *config.Balancer {
 const liveFlows = 200
 
 // establish opens connections, each by a SYN and an ACK, and says which server took each.
-func (f *fixture) establish(flow Flow) map[Flow]string {
+func (f *fixture) establish(flow dataplane.Flow) map[dataplane.Flow]string {
 	f.t.Helper()
-	servers := map[Flow]string{}
+	servers := map[dataplane.Flow]string{}
 	for port := range uint16(liveFlows) {
-		flow := flow.from(10000 + port)
-		servers[flow] = serverOf(f.run(flow.frame()))
-		if got := serverOf(f.run(flow.frame(packet.Flags(packet.ACK)))); got != servers[flow] || got == "" {
+		flow := fromPort(flow, 10000+port)
+		servers[flow] = serverOf(f.run(frameOf(flow)))
+		if got := serverOf(f.run(frameOf(flow, packet.Flags(packet.ACK)))); got != servers[flow] || got == "" {
 			f.t.Fatalf("%v: SYN to %q, ACK to %q", flow, servers[flow], got)
 		}
 	}
@@ -39,10 +40,10 @@ func (f *fixture) establish(flow Flow) map[Flow]string {
 }
 
 // stay checks that connections are where they were, but for those of servers that went.
-func (f *fixture) stay(servers map[Flow]string, gone string) {
+func (f *fixture) stay(servers map[dataplane.Flow]string, gone string) {
 	f.t.Helper()
 	for flow, server := range servers {
-		o := f.run(flow.frame(packet.Flags(packet.ACK)))
+		o := f.run(frameOf(flow, packet.Flags(packet.ACK)))
 		switch {
 		case server != gone && (serverOf(o) != server || reasonOf(o) != "forward_known"):
 			f.t.Errorf("%v moved from %s to %s (%s)", flow.Source, server, serverOf(o), reasonOf(o))
@@ -87,10 +88,10 @@ func TestServersComeAndGo(t *testing.T) {
 
 // readdressed checks that the flows of s2, now elsewhere, are placed anew and none goes to its old
 // address.
-func (f *fixture) readdressed(servers map[Flow]string) {
+func (f *fixture) readdressed(servers map[dataplane.Flow]string) {
 	f.t.Helper()
 	for flow, server := range servers {
-		frame := flow.frame(packet.Flags(packet.ACK))
+		frame := frameOf(flow, packet.Flags(packet.ACK))
 		reason := "forward_known"
 		if server == "web/s2" {
 			reason = "forward_recover"
@@ -109,8 +110,8 @@ func (f *fixture) places(servers []config.Server) {
 		}
 	}
 	for port := range uint16(liveFlows) {
-		flow := web.from(20000 + port)
-		o := f.run(flow.frame())
+		flow := fromPort(web, 20000+port)
+		o := f.run(frameOf(flow))
 		if want := "web/" + f.placed(flow, "web"); serverOf(o) != want {
 			f.t.Errorf("%v placed on %s, want %s", flow, serverOf(o), want)
 		}
@@ -128,12 +129,12 @@ func TestServerComesBack(t *testing.T) {
 	f := open(t, webOf(s1, s2))
 	flow := web
 	for f.placed(flow, "web") != "s2" {
-		flow = flow.from(flow.Source.Port() + 1)
+		flow = fromPort(flow, flow.Source.Port()+1)
 	}
-	f.run(flow.frame())
+	f.run(frameOf(flow))
 	f.mustApply(webOf(s1))
 	f.mustApply(webOf(s1, s2))
-	if o := f.run(flow.frame(packet.Flags(packet.ACK))); reasonOf(o) != "forward_known" || serverOf(o) != "web/s2" {
+	if o := f.run(frameOf(flow, packet.Flags(packet.ACK))); reasonOf(o) != "forward_known" || serverOf(o) != "web/s2" {
 		t.Errorf("%s to %s", reasonOf(o), serverOf(o))
 	}
 }
@@ -144,17 +145,17 @@ func TestServiceGoes(t *testing.T) {
 	cfg := standard()
 	cfg.Services = cfg.Services[:len(cfg.Services)-1] // "one"
 	f.mustApply(cfg)
-	f.check(f.forwarded(toOne.frame(), toOne, "all", "a", "forward_new"), f.run(toOne.frame()))
+	f.check(f.forwarded(frameOf(toOne), toOne, "all", "a", "forward_new"), f.run(frameOf(toOne)))
 
 	cfg = standard()
 	cfg.Services = cfg.Services[:len(cfg.Services)-2] // and "all": the VIP goes, too
 	f.mustApply(cfg)
-	f.check(refused(toOne.frame(), "pass_not_vip", 60), f.run(toOne.frame()))
-	f.check(refused(toAll.frame(), "pass_not_vip", 60), f.run(toAll.frame()))
+	f.check(refused(frameOf(toOne), "pass_not_vip", 60), f.run(frameOf(toOne)))
+	f.check(refused(frameOf(toAll), "pass_not_vip", 60), f.run(frameOf(toAll)))
 
 	f.mustApply(standard())
-	clear(f.kernel.flows.entries)
-	f.check(f.forwarded(toOne.frame(), toOne, "one", "o", "forward_new"), f.run(toOne.frame()))
+	clear(f.plane.Flows.Entries)
+	f.check(f.forwarded(frameOf(toOne), toOne, "one", "o", "forward_new"), f.run(frameOf(toOne)))
 }
 
 func TestServiceMoves(t *testing.T) {
@@ -162,14 +163,14 @@ func TestServiceMoves(t *testing.T) {
 	server := srv6Server("s", 1, 1)
 	f := open(t, webOf(server))
 	f.mustApply(balancerOf(serviceOf("web", vip6, 8080, config.TCP, config.SRv6Encap, server)))
-	f.check(refused(web.frame(), "drop_no_service", 60), f.run(web.frame()))
+	f.check(refused(frameOf(web), "drop_no_service", 60), f.run(frameOf(web)))
 	moved := flowTo(vip6, 8080, config.TCP)
-	f.check(f.forwarded(moved.frame(), moved, "web", "s", "forward_new"), f.run(moved.frame()))
+	f.check(f.forwarded(frameOf(moved), moved, "web", "s", "forward_new"), f.run(frameOf(moved)))
 
 	f.mustApply(balancerOf(serviceOf("web", vip4, 8080, config.UDP, config.SRv6Encap, server)))
-	f.check(refused(moved.frame(), "pass_not_vip", 60), f.run(moved.frame()))
+	f.check(refused(frameOf(moved), "pass_not_vip", 60), f.run(frameOf(moved)))
 	moved = flowTo(vip4, 8080, config.UDP)
-	f.check(f.forwarded(moved.frame(), moved, "web", "s", "forward_new"), f.run(moved.frame()))
+	f.check(f.forwarded(frameOf(moved), moved, "web", "s", "forward_new"), f.run(frameOf(moved)))
 }
 
 func twoServices(a, b netip.Addr) *config.Balancer {
@@ -183,14 +184,14 @@ func twoServices(a, b netip.Addr) *config.Balancer {
 func TestServicesSwapVIPs(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
-	flows := []Flow{web, toOne}
+	flows := []dataplane.Flow{web, toOne}
 	before := f.counters()
 	ctx, cancel := context.WithCancel(t.Context())
 	var traffic sync.WaitGroup
 	traffic.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
-			frame := flows[i%2].frame()
-			if _, err := f.kernel.objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+			frame := frameOf(flows[i%2])
+			if _, err := f.plane.Objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
 				t.Error(err)
 				return
 			}
@@ -208,9 +209,9 @@ func TestServicesSwapVIPs(t *testing.T) {
 			t.Errorf("packets left as %s", reason)
 		}
 	}
-	clear(f.kernel.flows.entries)
-	f.check(f.forwarded(web.frame(), web, "b", "s", "forward_new"), f.run(web.frame()))
-	f.check(f.forwarded(toOne.frame(), toOne, "a", "s", "forward_new"), f.run(toOne.frame()))
+	clear(f.plane.Flows.Entries)
+	f.check(f.forwarded(frameOf(web), web, "b", "s", "forward_new"), f.run(frameOf(web)))
+	f.check(f.forwarded(frameOf(toOne), toOne, "a", "s", "forward_new"), f.run(frameOf(toOne)))
 }
 
 // A reload that fails half-way leaves everything as it was: here the second service has no room for
@@ -224,8 +225,8 @@ func TestFailedReload(t *testing.T) {
 	}
 	f := open(t, base())
 	flow := web
-	f.run(flow.frame())
-	f.run(toOne.frame())
+	f.run(frameOf(flow))
+	f.run(frameOf(toOne))
 	want := f.configuration()
 
 	cfg := base()
@@ -241,10 +242,10 @@ func TestFailedReload(t *testing.T) {
 	if diff := cmp.Diff(want, f.configuration()); diff != "" {
 		t.Errorf("after the reload that failed (-before +after):\n%s", diff)
 	}
-	f.check(f.forwarded(flow.frame(), flow, "a", "s", "forward_known"), f.run(flow.frame()))
-	f.check(f.forwarded(toOne.frame(), toOne, "b", "s", "forward_known"), f.run(toOne.frame()))
+	f.check(f.forwarded(frameOf(flow), flow, "a", "s", "forward_known"), f.run(frameOf(flow)))
+	f.check(f.forwarded(frameOf(toOne), toOne, "b", "s", "forward_known"), f.run(frameOf(toOne)))
 	v4 := flowTo(vip4, 443, config.UDP)
-	f.check(refused(v4.frame(), "pass_not_vip", layer3(v4.frame())), f.run(v4.frame()))
+	f.check(refused(frameOf(v4), "pass_not_vip", layer3(frameOf(v4))), f.run(frameOf(v4)))
 
 	// What the failed reload took is free again once it was swept, and only then.
 	f.must(f.sweep())
@@ -258,23 +259,23 @@ func TestFailedReload(t *testing.T) {
 func (f *fixture) configuration() map[string]string {
 	f.t.Helper()
 	out := map[string]string{}
-	names, err := f.kernel.serviceNames()
+	names, err := f.plane.ServiceNames()
 	f.must(err)
-	for _, entry := range f.kernel.services.all() {
-		vip, port, protocol := entry.matches()
-		if !entry.isService() {
+	for _, entry := range f.plane.Services.All() {
+		vip, port, protocol := entry.Matches()
+		if !entry.IsService() {
 			out["VIP "+vip.String()] = ""
 			continue
 		}
 		out["service "+vip.String()+" "+port.String()+" "+string(protocol)] = names[entry.Id]
 	}
-	for slot, key := range f.slots.all() {
-		if flags := f.kernel.servers.flags(slot); flags != 0 {
+	for slot, key := range f.slots.All() {
+		if flags := f.plane.Servers.Flags(slot); flags != 0 {
 			state := "in use"
-			if flags&balancerServerFlagsSERVER_DRAINED != 0 {
+			if flags&dataplane.FlagDrained != 0 {
 				state = "drained"
 			}
-			out["server "+key.service+"/"+key.server+" "+f.kernel.servers.address(slot).String()] = state
+			out["server "+key.Service+"/"+key.Server+" "+f.plane.Servers.Address(slot).String()] = state
 		}
 	}
 	return out
@@ -289,18 +290,18 @@ func TestSlotLifecycle(t *testing.T) {
 	slot := f.slot("web", "s2")
 	flow := web
 	for f.placed(flow, "web") != "s2" {
-		flow = flow.from(flow.Source.Port() + 1)
+		flow = fromPort(flow, flow.Source.Port()+1)
 	}
-	f.run(flow.frame())
+	f.run(frameOf(flow))
 	f.mustApply(webOf(srv6Server("s1", 1, 1), srv6Server("s3", 3, 1)))
 	if got := f.slot("web", "s3"); got == slot {
 		t.Fatalf("slot %d has another server at once", slot)
 	}
-	if _, port, ok := f.kernel.servers.nextHop(slot); ok {
+	if _, port, ok := f.plane.Servers.NextHop(slot); ok {
 		t.Errorf("a slot without a server holds on to port %d", port)
 	}
 	f.must(f.sweep())
-	if entry := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); entry != 0 {
+	if entry := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity); entry != 0 {
 		t.Errorf("flow of the server that went is still there after a sweep: %#x", entry)
 	}
 	f.mustApply(webOf(srv6Server("s1", 1, 1), srv6Server("s3", 3, 1), srv6Server("s4", 4, 1)))
@@ -321,9 +322,9 @@ func TestSlotLifecycle(t *testing.T) {
 func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
-	entry := entryOf(f.signature(web), f.slot("b", "s"), balancerFlowStateFLOW_ESTABLISHED, f.now())
+	entry := entryOf(f.signature(web), f.slot("b", "s"), dataplane.FlowEstablished, f.now())
 	f.bucket(web)[3] = entry
-	frame := web.frame(packet.Flags(packet.ACK))
+	frame := frameOf(web, packet.Flags(packet.ACK))
 	f.check(f.forwarded(frame, web, "a", "s", "forward_recover"), f.run(frame))
 }
 
@@ -334,8 +335,8 @@ func TestRetiredServerKeepsNoFlow(t *testing.T) {
 	f := openStandard(t)
 	other := f.otherThanPlaced(web, "web")
 	f.enter(web, "web", other, stateEstablished)
-	f.kernel.servers.setFlags(f.slot("web", other), 0)
-	frame := web.frame(packet.Flags(packet.ACK))
+	f.plane.Servers.SetFlags(f.slot("web", other), 0)
+	frame := frameOf(web, packet.Flags(packet.ACK))
 	f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_recover"), f.run(frame))
 }
 
@@ -371,10 +372,10 @@ func TestTablesAreSwappedWhole(t *testing.T) {
 	}
 	versions := []*config.Balancer{tableOf(64, 1, 1, 1, 1, 1, 1), tableOf(4099, 9, 1, 0, 7, 0, 2)}
 	f := open(t, versions[0])
-	var flows []Flow
-	allowed := map[Flow]map[packet.MAC]bool{}
+	var flows []dataplane.Flow
+	allowed := map[dataplane.Flow]map[packet.MAC]bool{}
 	for port := range uint16(500) {
-		flow := web.from(port + 1)
+		flow := fromPort(web, port+1)
 		flows, allowed[flow] = append(flows, flow), map[packet.MAC]bool{}
 	}
 	for i := len(versions) - 1; i >= 0; i-- {
@@ -390,7 +391,7 @@ func TestTablesAreSwappedWhole(t *testing.T) {
 			flow := flows[i%len(flows)]
 			clear(f.bucket(flow))
 			out := make([]byte, 256)
-			verdict, err := f.kernel.objects.XdpLb.Run(&ebpf.RunOptions{Data: flow.frame(), DataOut: out})
+			verdict, err := f.plane.Objects.XdpLb.Run(&ebpf.RunOptions{Data: frameOf(flow), DataOut: out})
 			if err != nil || verdict != verdictRedirect || !allowed[flow][packet.MAC(out)] {
 				t.Errorf("%v: verdict %d, to %v of %v, %v", flow.Source, verdict, packet.MAC(out), allowed[flow], err)
 				return

@@ -18,6 +18,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/health"
@@ -45,8 +47,8 @@ type Balancer struct {
 	log      *slog.Logger
 	cfg      *config.Balancer
 	keys     config.SignalKeys
-	kernel   *kernel
-	slots    *slots
+	plane    *dataplane.Plane
+	slots    *dataplane.Slots
 	services *services
 	own      []nexthop.Link // of the sides; zero before there is one
 	hops     map[netip.Addr]nexthop.Hop
@@ -54,17 +56,17 @@ type Balancer struct {
 	resolver *nexthop.Resolver
 	checker  *health.Checker
 	prober   *probe.Prober
-	wire     *wire // of the prober
+	wire     *dataplane.Wire // of the prober
 	reloads  chan reload
 	attached bool
-	mode     datapath.Mode   // since it is attached: native, if it is on any interface
-	warned   map[string]bool // interfaces that cannot send
-	stale    map[string]bool // services whose table is to follow their servers' state
-	flows    flowCounts      // that the last sweep left
-	halfOpen flowCounts      // the half-open ones
+	mode     datapath.Mode              // since it is attached: native, if it is on any interface
+	warned   map[string]bool            // interfaces that cannot send
+	stale    map[string]bool            // services whose table is to follow their servers' state
+	flows    dataplane.FlowCountsBySlot // that the last sweep left
+	halfOpen dataplane.FlowCountsBySlot // the half-open ones
 	ready    chan struct{}
 
-	published atomic.Pointer[SweptFlows] // for scrapes
+	published atomic.Pointer[inspect.SweptFlows] // for scrapes
 }
 
 // reload is a new configuration, and where its result goes.
@@ -76,27 +78,27 @@ type reload struct {
 // New loads the data path, and makes sure that the configuration can be applied to
 // what an earlier process has left. Nothing of that changes before Run attaches it.
 func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
-	clock, err := newFlowClock()
+	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		return nil, err
 	}
 	return newBalancer(cfg, clock, log)
 }
 
-func newBalancer(cfg *config.Balancer, clock *flowClock, log *slog.Logger) (*Balancer, error) {
-	k, err := openKernel(cfg, clock, log)
+func newBalancer(cfg *config.Balancer, clock *dataplane.FlowClock, log *slog.Logger) (*Balancer, error) {
+	k, err := dataplane.Open(cfg, clock, log)
 	if err != nil {
 		return nil, err
 	}
-	w := newWire(k)
+	w := dataplane.NewWire(k)
 	b := &Balancer{
 		log:      log,
 		cfg:      cfg,
-		kernel:   k,
-		own:      make([]nexthop.Link, len(k.sides)),
+		plane:    k,
+		own:      make([]nexthop.Link, len(k.Sides)),
 		resolver: nexthop.New(cfg.Node.Interfaces(), log),
 		checker:  health.New(log),
-		prober:   probe.New(w, uint16(balancerProtocolVersionPROTOCOL_VERSION), log),
+		prober:   probe.New(w, uint16(dataplane.ProtocolVersion), log),
 		wire:     w,
 		reloads:  make(chan reload),
 		warned:   map[string]bool{},
@@ -116,10 +118,10 @@ func (b *Balancer) read() (err error) {
 	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
 		return err
 	}
-	if b.slots, err = loadSlots(b.kernel); err != nil {
+	if b.slots, err = dataplane.LoadSlots(b.plane); err != nil {
 		return err
 	}
-	if b.services, err = loadServices(b.kernel, b.slots, b.applyHop); err != nil {
+	if b.services, err = loadServices(b.plane, b.slots, b.applyHop); err != nil {
 		return err
 	}
 	added := 0
@@ -128,18 +130,18 @@ func (b *Balancer) read() (err error) {
 			added++
 		}
 	}
-	return errors.Join(b.services.checkRoom(added), b.slots.checkRoom(keysOf(b.cfg)))
+	return errors.Join(b.services.checkRoom(added), b.slots.CheckRoom(keysOf(b.cfg)))
 }
 
 // fill applies the configuration to the tables that an earlier process has left.
 func (b *Balancer) fill(t *datapath.Takeover) error {
-	if err := b.kernel.backUp(t); err != nil {
+	if err := b.plane.BackUp(t); err != nil {
 		return err
 	}
-	if err := b.kernel.writeIdentity(); err != nil {
+	if err := b.plane.WriteIdentity(); err != nil {
 		return err
 	}
-	if err := b.slots.reclaim(keysOf(b.cfg)); err != nil {
+	if err := b.slots.Reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
 	return b.apply(b.cfg, b.keys)
@@ -150,30 +152,30 @@ func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys) error {
 	if err := b.services.apply(cfg); err != nil {
 		return err
 	}
-	return b.kernel.setSignalKeys(keys)
+	return b.plane.SetSignalKeys(keys)
 }
 
 // Close lets go of the data path, which works on; one that never did is removed.
 func (b *Balancer) Close() error {
-	err := b.kernel.close()
+	err := b.plane.Close()
 	if !b.attached {
-		err = errors.Join(err, b.kernel.undo())
+		err = errors.Join(err, b.plane.Undo())
 	}
 	return err
 }
 
 // publish shares the flows that the last sweep left with scrapes.
 func (b *Balancer) publish() {
-	b.published.Store(&SweptFlows{Flows: b.flows, HalfOpen: b.halfOpen})
+	b.published.Store(&inspect.SweptFlows{Flows: b.flows, HalfOpen: b.halfOpen})
 }
 
 // Collector returns a collector of the balancer's metrics. Close it before the balancer.
-func (b *Balancer) Collector() (*Collector, error) {
-	tables, err := b.kernel.reader()
+func (b *Balancer) Collector() (*inspect.Collector, error) {
+	tables, err := b.plane.Reader()
 	if err != nil {
 		return nil, err
 	}
-	return newCollector(newView(tables), b.published.Load), nil
+	return inspect.NewCollector(inspect.NewView(tables), b.published.Load), nil
 }
 
 // Ready is closed when the data path is attached.
@@ -196,7 +198,7 @@ func (b *Balancer) Reload(ctx context.Context, cfg *config.Balancer) error {
 // Run attaches the data path as soon as its next hops are known, and keeps it
 // true until the context ends. The data path stays.
 func (b *Balancer) Run(ctx context.Context) error {
-	if err := b.kernel.checkNamespace(); err != nil {
+	if err := b.plane.CheckNamespace(); err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -313,13 +315,13 @@ func (b *Balancer) start(ctx context.Context) error {
 func (b *Balancer) attach() error {
 	for i, name := range b.cfg.Node.Interfaces() {
 		if b.own[i].Index == 0 {
-			return fmt.Errorf("%s %q: there is no such interface", b.kernel.sides[i].setting, name)
+			return fmt.Errorf("%s %q: there is no such interface", b.plane.Sides[i].Setting, name)
 		}
 	}
 	if err := b.setHost(); err != nil {
 		return err
 	}
-	if err := b.kernel.check(b.own); err != nil {
+	if err := b.plane.CheckInterfaces(b.own); err != nil {
 		return err
 	}
 	attached, err := b.takeOver()
@@ -336,7 +338,7 @@ func (b *Balancer) attach() error {
 		}
 	}
 	inside := len(attached) - 1
-	b.wire.leaveBy(b.own[inside].Index, attached[inside].Mode)
+	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
 	b.applyHops()
 	b.logChanges()
 	b.publish()
@@ -358,7 +360,7 @@ func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
 		if err := b.fill(t); err != nil {
 			return err
 		}
-		attached, err = b.kernel.attach(t, b.own)
+		attached, err = b.plane.Attach(t, b.own)
 		return err
 	})
 	return attached, err
@@ -387,7 +389,7 @@ func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 	for i, name := range b.cfg.Node.Interfaces() {
 		before := b.own[i]
 		if b.attached && now[i].Index != before.Index {
-			return fmt.Errorf("%s %q is gone", b.kernel.sides[i].setting, name)
+			return fmt.Errorf("%s %q is gone", b.plane.Sides[i].Setting, name)
 		}
 		if b.attached && now[i].MAC != before.MAC {
 			b.log.Info("the interface changed", "interface", name, "mac", fmt.Sprintf("%x", now[i].MAC))
@@ -405,10 +407,10 @@ func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 func (b *Balancer) setHost() error {
 	for i, link := range b.own {
 		if link.MAC == [6]byte{} {
-			return fmt.Errorf("%s %q has no Ethernet address", b.kernel.sides[i].setting, link.Name)
+			return fmt.Errorf("%s %q has no Ethernet address", b.plane.Sides[i].Setting, link.Name)
 		}
 	}
-	return b.kernel.setHost(b.own)
+	return b.plane.SetHost(b.own)
 }
 
 // reload applies another configuration; a failure on the way brings the running
@@ -512,29 +514,29 @@ func (b *Balancer) applyHops() {
 func (b *Balancer) applyHop(m *member) {
 	to := target(&m.Server)
 	hop, ok := b.hops[to]
-	m.setReason(unresolved, true, b.problems[to])
+	m.setReason(dataplane.Unresolved, true, b.problems[to])
 	if !ok {
 		if b.attached {
-			b.kernel.servers.clearNextHop(m.slot)
-			m.set(unreachable, false) // it has no next hop to be reached by
+			b.plane.Servers.ClearNextHop(m.slot)
+			m.set(dataplane.Unreachable, false) // it has no next hop to be reached by
 		}
 		return
 	}
 	b.checkEgress(hop.Link)
-	port, err := b.kernel.ports.number(hop.Link)
+	port, err := b.plane.Ports.Number(hop.Link)
 	if err != nil {
 		b.log.Error("next hop", "server", m.Name, "error", err)
 		return
 	}
-	m.set(unreachable, hop.Silent)
+	m.set(dataplane.Unreachable, hop.Silent)
 	m.routed = m.routed || !hop.Default
-	b.kernel.servers.setNextHop(m.slot, hop.MAC, port)
+	b.plane.Servers.SetNextHop(m.slot, hop.MAC, port)
 }
 
 // checkEgress warns, once, of an interface that drops everything the program
 // sends there. In generic mode the kernel sends by any interface.
 func (b *Balancer) checkEgress(link nexthop.Link) {
-	if b.mode != datapath.Native || !!canTransmit(link) || b.warned[link.Name] {
+	if b.mode != datapath.Native || !!dataplane.CanTransmit(link) || b.warned[link.Name] {
 		return
 	}
 	b.warned[link.Name] = true
@@ -549,20 +551,20 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for svc, server := range b.servers() {
 		key := keyOfServer(svc, server, &b.cfg.Node)
-		slot, ok := b.slots.of(key)
+		slot, ok := b.slots.Of(key)
 		if !ok {
 			continue
 		}
-		noted, routed := b.slots.noted(key)
-		mac, port, known := b.kernel.servers.nextHop(slot)
+		noted, routed := b.slots.Noted(key)
+		mac, port, known := b.plane.Servers.NextHop(slot)
 		if !known && !routed {
 			continue
 		}
 		hop, seen := hops[target(server)] // for another service
 		hop.Default = !routed && (hop.Default || !seen)
 		if known {
-			hop.MAC, hop.Silent = mac, noted.has(unreachable)
-			hop.Link.Index = b.kernel.ports.ifindex(port)
+			hop.MAC, hop.Silent = mac, noted.Has(dataplane.Unreachable)
+			hop.Link.Index = b.plane.Ports.Ifindex(port)
 		}
 		hops[target(server)] = hop
 	}
@@ -581,29 +583,29 @@ func (b *Balancer) resolved() bool {
 
 // sweep frees the flows past their timeouts and those of servers that are gone.
 func (b *Balancer) sweep() error {
-	now, err := b.kernel.clock.now()
+	now, err := b.plane.Clock.Now()
 	if err != nil {
 		return err
 	}
 	timeouts := b.timeouts()
-	keep := func(e flowEntry) bool {
-		limits := timeouts[e.server()]
-		return limits != nil && e.age(now) <= limits[e.state()]
+	keep := func(e dataplane.FlowEntry) bool {
+		limits := timeouts[e.Server()]
+		return limits != nil && e.Age(now) <= limits[e.State()]
 	}
-	b.flows = b.kernel.flows.sweep(keep)
-	b.halfOpen = b.kernel.halfOpen.sweep(keep)
+	b.flows = b.plane.Flows.Sweep(keep)
+	b.halfOpen = b.plane.HalfOpen.Sweep(keep)
 	b.services.endHunts(time.Now())
-	return b.slots.swept()
+	return b.slots.Swept()
 }
 
 // timeouts are the ticks that flows in each state are kept, by server slot; nil where there is no server.
 func (b *Balancer) timeouts() []*[4]uint16 {
-	timeouts := make([]*[4]uint16, mostSlots)
+	timeouts := make([]*[4]uint16, dataplane.MostSlots)
 	for _, svc := range b.services.byName {
 		limits := &[4]uint16{
-			balancerFlowStateFLOW_NEW:         b.kernel.clock.ticks(svc.Timeouts.New),
-			balancerFlowStateFLOW_ESTABLISHED: b.kernel.clock.ticks(svc.Timeouts.Established),
-			balancerFlowStateFLOW_CLOSING:     b.kernel.clock.ticks(svc.Timeouts.Closing),
+			dataplane.FlowNew:         b.plane.Clock.Ticks(svc.Timeouts.New),
+			dataplane.FlowEstablished: b.plane.Clock.Ticks(svc.Timeouts.Established),
+			dataplane.FlowClosing:     b.plane.Clock.Ticks(svc.Timeouts.Closing),
 		}
 		for _, m := range svc.members {
 			timeouts[m.slot] = limits

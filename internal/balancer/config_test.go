@@ -6,20 +6,21 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// frame is a packet of a flow.
-func (flow Flow) frame(options ...packet.Option) []byte {
+// frameOf is a packet of a flow.
+func frameOf(flow dataplane.Flow, options ...packet.Option) []byte {
 	if flow.Protocol == config.UDP {
 		return packet.UDP(flow.Source, flow.Destination, options...)
 	}
 	return packet.TCP(flow.Source, flow.Destination, options...)
 }
 
-// reverse is the flow of the other direction.
-func (flow Flow) reverse() Flow {
+// reversed is the flow of the other direction.
+func reversed(flow dataplane.Flow) dataplane.Flow {
 	flow.Source, flow.Destination = flow.Destination, flow.Source
 	return flow
 }
@@ -72,16 +73,16 @@ func tunnelServer(name, address string) config.Server {
 }
 
 // flowTo is a flow of the client of the VIP's family.
-func flowTo(vip netip.Addr, port uint16, protocol config.Protocol) Flow {
+func flowTo(vip netip.Addr, port uint16, protocol config.Protocol) dataplane.Flow {
 	source := client6
 	if vip.Is4() {
 		source = client4
 	}
-	return Flow{Protocol: protocol, Source: source, Destination: netip.AddrPortFrom(vip, port)}
+	return dataplane.Flow{Protocol: protocol, Source: source, Destination: netip.AddrPortFrom(vip, port)}
 }
 
-// from is the flow with another client port.
-func (flow Flow) from(port uint16) Flow {
+// fromPort is the flow with another client port.
+func fromPort(flow dataplane.Flow, port uint16) dataplane.Flow {
 	flow.Source = netip.AddrPortFrom(flow.Source.Addr(), port)
 	return flow
 }

@@ -18,9 +18,9 @@ func TestCountersOutliveServers(t *testing.T) {
 	a, b := srv6Server("a", 1, 1), srv6Server("b", 2, 1)
 	f := open(t, webOf(a))
 	registry := newRegistry(f)
-	f.run(web.frame())
+	f.run(frameOf(web))
 	for range 3 {
-		f.run(web.frame(packet.Flags(packet.ACK)))
+		f.run(frameOf(web, packet.Flags(packet.ACK)))
 	}
 	slot := f.slot("web", "a")
 	without := func(servers ...config.Server) *config.Balancer {

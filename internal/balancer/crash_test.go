@@ -23,6 +23,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
@@ -112,7 +114,7 @@ func crashConfigOf(n int) (*config.Balancer, error) {
 // their weight; "moving" is on one port or the other.
 var (
 	staying = web
-	moving  = [2]Flow{flowTo(vip6, 8080, config.TCP), flowTo(vip6, 8081, config.TCP)}
+	moving  = [2]dataplane.Flow{flowTo(vip6, 8080, config.TCP), flowTo(vip6, 8081, config.TCP)}
 )
 
 // crashConfig is one of two configurations, 0 and 1.
@@ -138,8 +140,8 @@ type crashSite struct {
 	instance string
 	// inside is node.inside of the processes, which take turns.
 	inside [2]string
-	known  map[Flow][]byte // what established flows' packets look like on their way to the server
-	fresh  uint16          // port of the next new connection
+	known  map[dataplane.Flow][]byte // what established flows' packets look like on their way to the server
+	fresh  uint16                    // port of the next new connection
 }
 
 func newCrashSite(t *testing.T, inside [2]string) *crashSite {
@@ -167,7 +169,7 @@ func newCrashSite(t *testing.T, inside [2]string) *crashSite {
 		_, locators, _ := net.ParseCIDR("fd00:5::/32")
 		return netlink.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: locators, Gw: net.ParseIP("fd00:a::2")})
 	}))
-	t.Cleanup(func() { s.must(Detach(s.instance)) })
+	t.Cleanup(func() { s.must(dataplane.Detach(s.instance)) })
 	return s
 }
 
@@ -258,16 +260,16 @@ func (s *crashSite) check(when string) {
 	s.t.Helper()
 	for which, program := range s.programs() {
 		for flow, want := range s.known {
-			verdict, out := s.send(program, flow.frame(packet.Flags(packet.ACK)))
+			verdict, out := s.send(program, frameOf(flow, packet.Flags(packet.ACK)))
 			if verdict != verdictRedirect || !bytes.Equal(out, want) {
 				s.t.Errorf("%s: program of %s: %v: verdict %d, %x, want %x", when, which, flow.Source, verdict, out, want)
 			}
 		}
 		served := false
-		for _, to := range []Flow{staying, moving[0], moving[1]} {
+		for _, to := range []dataplane.Flow{staying, moving[0], moving[1]} {
 			for range 8 {
 				s.fresh++
-				verdict, _ := s.send(program, to.from(s.fresh).frame())
+				verdict, _ := s.send(program, frameOf(fromPort(to, s.fresh)))
 				served = served || to != staying && verdict == verdictRedirect
 				if to == staying && verdict != verdictRedirect {
 					s.t.Errorf("%s: program of %s: new connection to %v: verdict %d", when, which, to.Destination, verdict)
@@ -286,11 +288,11 @@ func (s *crashSite) remember() {
 	s.t.Helper()
 	programs := s.programs()
 	program := programs["eth0"]
-	s.known = map[Flow][]byte{}
+	s.known = map[dataplane.Flow][]byte{}
 	for port := range uint16(liveFlows) {
-		flow := staying.from(10000 + port)
-		s.send(program, flow.frame())
-		verdict, out := s.send(program, flow.frame(packet.Flags(packet.ACK)))
+		flow := fromPort(staying, 10000+port)
+		s.send(program, frameOf(flow))
+		verdict, out := s.send(program, frameOf(flow, packet.Flags(packet.ACK)))
 		if verdict != verdictRedirect {
 			s.t.Fatalf("%v: verdict %d", flow, verdict)
 		}
@@ -385,7 +387,7 @@ func killAtSteps(t *testing.T, step int, inside [2]string) {
 func (s *crashSite) settled() (services map[string][]string) {
 	s.t.Helper()
 	s.run(0, 0)
-	view, err := OpenView(s.instance)
+	view, err := inspect.OpenView(s.instance)
 	s.must(err)
 	defer view.Close()
 	state, err := view.Snapshot()
@@ -396,10 +398,10 @@ func (s *crashSite) settled() (services map[string][]string) {
 		for _, server := range service.Servers {
 			condition := server.Condition
 			switch condition {
-			case ServerRemoved: // not swept yet
+			case inspect.ServerRemoved: // not swept yet
 				continue
-			case ServerUnresolved: // a new server's next hop may be found after the process has ended
-				condition = ServerUnchecked
+			case inspect.ServerUnresolved: // a new server's next hop may be found after the process has ended
+				condition = inspect.ServerUnchecked
 			}
 			services[name] = append(services[name], fmt.Sprintf("%s %s %s %v", server.Name, server.Address, condition, server.Share))
 		}
@@ -425,7 +427,7 @@ func TestFirstStartKilledAtEveryStep(t *testing.T) {
 				if t.Failed() {
 					t.FailNow()
 				}
-				s.must(Detach(s.instance))
+				s.must(dataplane.Detach(s.instance))
 			}
 		})
 	}

@@ -92,8 +92,8 @@ func TestEncapsulations(t *testing.T) {
 		for shape, options := range shapes(w.inner) {
 			t.Run(svc.Name+"/"+shape, func(t *testing.T) {
 				f.t = t
-				clear(f.kernel.flows.entries)
-				frame := flow.frame(options...)
+				clear(f.plane.Flows.Entries)
+				frame := frameOf(flow, options...)
 				got := f.run(frame)
 				f.check(f.forwarded(frame, flow, svc.Name, "s", "forward_new"), got)
 				if overhead := len(got.Frame) - len(frame); overhead != w.overhead {
@@ -122,14 +122,14 @@ func TestMTU(t *testing.T) {
 		t.Run(services[i].Name, func(t *testing.T) {
 			f.t = t
 			flow := flowTo(services[i].VIP, 80, config.UDP)
-			empty := int(layer3(flow.frame()))
-			fits := flow.frame(packet.Payload(make([]byte, links["narrow"]-w.overhead-empty)))
+			empty := int(layer3(frameOf(flow)))
+			fits := frameOf(flow, packet.Payload(make([]byte, links["narrow"]-w.overhead-empty)))
 			got := f.run(fits)
 			f.check(f.forwarded(fits, flow, services[i].Name, "s", "forward_new"), got)
 			if want := ethernetLength + links["narrow"]; len(got.Frame) != want {
 				t.Errorf("frame of %d bytes, want %d", len(got.Frame), want)
 			}
-			large := flow.frame(packet.Payload(make([]byte, links["narrow"]-w.overhead-empty+1)))
+			large := frameOf(flow, packet.Payload(make([]byte, links["narrow"]-w.overhead-empty+1)))
 			got = f.run(large)
 			f.check(answered(large, "answer_too_big", uint32(links["narrow"]-w.overhead)), got)
 			if err := packet.Verify(got.Frame); err != nil {
@@ -144,7 +144,7 @@ func TestMTU(t *testing.T) {
 func TestMTUChanges(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	frame := narrow.frame(packet.Payload(make([]byte, 1500-40-60)))
+	frame := frameOf(narrow, packet.Payload(make([]byte, 1500-40-60)))
 	for mtu := 1300; mtu < 1300+300; mtu++ { // more often than there are numbers for interfaces
 		for target, hop := range f.hops {
 			if hop.Link.Name == "narrow" {
@@ -161,14 +161,14 @@ func TestMTUChanges(t *testing.T) {
 			t.Fatalf("packet of 1500 bytes to an MTU of %d: %s, want %s", mtu, got, want)
 		}
 	}
-	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
+	f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), "forward_new"), f.run(frameOf(web)))
 }
 
 // Bytes behind the packet, which short frames have on a wire, do not count towards the MTU.
 func TestPaddingIsNotPayload(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	frame := packet.Pad(narrow.frame(packet.Payload(make([]byte, 1500-40-60))), make([]byte, 32)...)
+	frame := packet.Pad(frameOf(narrow, packet.Payload(make([]byte, 1500-40-60))), make([]byte, 32)...)
 	f.check(f.forwarded(frame, narrow, "narrow", "n", "forward_new"), f.run(frame))
 }
 
@@ -178,8 +178,8 @@ func TestChecksumCarries(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	for _, sum := range []uint16{0x0000, 0x00ff, 0xfe00, 0xfeff, 0xff00, 0xfffe, 0xffff} {
-		clear(f.kernel.flows.entries)
-		frame := set(web4.frame(), 10, sum)
+		clear(f.plane.Flows.Entries)
+		frame := set(frameOf(web4), 10, sum)
 		f.check(f.forwarded(frame, web4, "web4", f.placed(web4, "web4"), "forward_new"), f.run(frame))
 	}
 }

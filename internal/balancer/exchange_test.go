@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -20,12 +21,12 @@ import (
 // counters say were entered. An entry that one core overwrites without having seen it is missing.
 type duel struct {
 	*fixture
-	flows [][2]Flow // by bucket and core
+	flows [][2]dataplane.Flow // by bucket and core
 }
 
 // openDuel looks for two flows of each bucket that begin with the same of its entries.
 func openDuel(t *testing.T, buckets uint32) *duel {
-	d := &duel{open(t, crowded(buckets)), make([][2]Flow, buckets)}
+	d := &duel{open(t, crowded(buckets)), make([][2]dataplane.Flow, buckets)}
 	random := rand.New(rand.NewPCG(5, 6))
 	found := make([]int, buckets)
 	for missing := 2 * buckets; missing > 0; {
@@ -42,7 +43,7 @@ func openDuel(t *testing.T, buckets uint32) *duel {
 }
 
 // settle fills each bucket with residents, the first of whom is the first core's flow.
-func (d *duel) settle(residents [flowsPerBucket]resident) {
+func (d *duel) settle(residents [dataplane.FlowsPerBucket]resident) {
 	d.t.Helper()
 	now, slot := d.now(), d.slot("web", "s1")
 	for _, flows := range d.flows {
@@ -59,7 +60,7 @@ func (d *duel) settle(residents [flowsPerBucket]resident) {
 // frames are one for each flow of a core.
 func (d *duel) frames(core int, flags packet.TCPFlags) (frames [][]byte) {
 	for _, flows := range d.flows {
-		frames = append(frames, flows[core].frame(packet.Flags(flags)))
+		frames = append(frames, frameOf(flows[core], packet.Flags(flags)))
 	}
 	return frames
 }
@@ -79,7 +80,7 @@ func (d *duel) fight(frames [2][][]byte) {
 						runtime.Gosched()
 					}
 				}
-				if _, err := d.kernel.objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+				if _, err := d.plane.Objects.XdpLb.Run(&ebpf.RunOptions{Data: frame}); err != nil {
 					d.t.Error(err)
 				}
 			}
@@ -93,18 +94,18 @@ func TestOneWriterWins(t *testing.T) {
 	const buckets = 1024
 	d := openDuel(t, buckets)
 	busy := repeat(stateEstablished, 0)
-	others := uint64(buckets * (flowsPerBucket - 1))
-	both := func(noRoom uint64) FlowCounts { return FlowCounts{New: 2*buckets - noRoom} }
+	others := uint64(buckets * (dataplane.FlowsPerBucket - 1))
+	both := func(noRoom uint64) dataplane.FlowCounts { return dataplane.FlowCounts{New: 2*buckets - noRoom} }
 	// Where the first core's packet is first, its flow is established and the other finds no room. Else
 	// the other's is entered, unless the first core's comes so late that it is entered anew, over that.
-	either := func(noRoom uint64) FlowCounts {
-		return FlowCounts{New: buckets - noRoom, Established: others + noRoom}
+	either := func(noRoom uint64) dataplane.FlowCounts {
+		return dataplane.FlowCounts{New: buckets - noRoom, Established: others + noRoom}
 	}
 	for _, v := range []struct {
 		name      string
-		residents [flowsPerBucket]resident
+		residents [dataplane.FlowsPerBucket]resident
 		flags     packet.TCPFlags // of the first core's packets; the other sends SYNs
-		want      func(noRoom uint64) FlowCounts
+		want      func(noRoom uint64) dataplane.FlowCounts
 	}{
 		{"both enter", repeat(stateFree, 0), packet.SYN, both},
 		{"one enters, where the other confirms", with(busy, map[int]resident{0: {stateNew, 0}}), packet.ACK, either},
@@ -120,7 +121,7 @@ func TestOneWriterWins(t *testing.T) {
 				d.fight(frames)
 				reasons := difference(before.reasons, d.counters().reasons)
 				noRoom := reasons["forward_no_room"].Packets
-				if got, want := d.kernel.flows.total(), v.want(noRoom); got != want {
+				if got, want := totalOf(d.plane.Flows), v.want(noRoom); got != want {
 					t.Errorf("round %d: the table has %+v, want %+v; packets left as %v", rounds, got, want, reasons)
 				}
 				missed += noRoom

@@ -25,6 +25,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
@@ -83,19 +84,19 @@ func (s *crashSite) fail(number, call int) (refusal string, reached bool) {
 func stateOf(t *testing.T, instance string) datapathtest.State {
 	t.Helper()
 	state := datapathtest.ReadState(t, datapath.Dir(instance))
-	for _, element := range state[directoryMap] {
-		var directory *balancerDirectory
+	for _, element := range state[dataplane.DirectoryMap] {
+		var directory *dataplane.DirectoryLayout
 		if len(element) < int(unsafe.Sizeof(*directory)) {
 			continue
 		}
-		directory = (*balancerDirectory)(unsafe.Pointer(unsafe.SliceData(element)))
+		directory = (*dataplane.DirectoryLayout)(unsafe.Pointer(unsafe.SliceData(element)))
 		clear(directory.Services[1-directory.Generation%2][:])
 	}
-	for key := range state[balancerMapReasons] {
+	for key := range state[dataplane.ReasonsMap] {
 		number, err := hex.DecodeString(key)
-		const forwards = uint32(len(balancerServerCounter{}.Forwarded))
-		if err == nil && binary.NativeEndian.Uint32(number)-firstForward >= forwards {
-			delete(state[balancerMapReasons], key)
+		const forwards = uint32(len(dataplane.ServerCounter{}.Forwarded))
+		if err == nil && binary.NativeEndian.Uint32(number)-dataplane.FirstForward >= forwards {
+			delete(state[dataplane.ReasonsMap], key)
 		}
 	}
 	return state
@@ -171,16 +172,16 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 			cfg.Node.Limits.Servers = 2 // and as many slots again
 			f := open(t, cfg)
 			for port := range uint16(liveFlows) {
-				flow := web.from(10000 + port)
-				f.run(flow.frame())
-				f.run(flow.frame(packet.Flags(packet.ACK)))
+				flow := fromPort(web, 10000+port)
+				f.run(frameOf(flow))
+				f.run(frameOf(flow, packet.Flags(packet.ACK)))
 				f.run(signal(config.SRv6Encap, s2.Locator, flow, srv6.CreateStickiness, synAck))
 			}
 			after := placed(s1, s3)
 			after.Node = cfg.Node
 			f.mustApply(after)
 			f.stop()
-			f.must(os.Remove(filepath.Join(datapath.Dir(cfg.Node.Instance), balancerMapFragments)))
+			f.must(os.Remove(filepath.Join(datapath.Dir(cfg.Node.Instance), dataplane.FragmentsMap)))
 			before := stateOf(t, cfg.Node.Instance)
 			next := placed(srv6Server("s4", 4, 1), srv6Server("s5", 5, 1))
 			next.Node = cfg.Node
@@ -190,7 +191,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 			late := errors.New("late")
 			err = datapath.TakeOver(b.log, func(takeover *datapath.Takeover) error {
 				f.must(b.fill(takeover))
-				flows, slots := b.kernel.saved()
+				flows, slots := b.plane.Saved()
 				if flows < liveFlows/4 || slots != 1 {
 					t.Errorf("%d flows and the counters of %d slots are swept", flows, slots)
 				}
@@ -247,7 +248,7 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 	n.stop()
 	blocker := n.block("eth2")
 	defer blocker.Close()
-	clock, err := newFlowClock()
+	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +315,7 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 			break
 		}
 		if refusal == "" {
-			s.must(Detach(s.instance))
+			s.must(dataplane.Detach(s.instance))
 			continue
 		}
 		if _, err := os.Stat(datapath.Dir(s.instance)); !errors.Is(err, os.ErrNotExist) {

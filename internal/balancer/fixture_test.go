@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/health"
@@ -39,8 +40,8 @@ type fixture struct {
 	*Balancer
 	*network
 	t        testing.TB
-	clock    *flowClock // of this and all further processes
-	identity balancerIdentity
+	clock    *dataplane.FlowClock // of this and all further processes
+	identity dataplane.Identity
 	// inside says that frames come in by node.inside.
 	inside bool
 	// via names the interface of servers that are not behind "out"; "" is none: no next hop.
@@ -65,11 +66,11 @@ var instances atomic.Int32
 // open loads a balancer with the configuration, in an instance of the test's own.
 func open(t testing.TB, cfg *config.Balancer) *fixture {
 	t.Helper()
-	clock, err := newFlowClock()
+	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	clock.shift = standstill
+	clock.Shift = standstill
 	return openAt(t, cfg, clock)
 }
 
@@ -86,13 +87,13 @@ func wordOf(mac [6]byte) (word uint64) {
 const standstill = 63
 
 // openAt is open with a flow clock of its own.
-func openAt(t testing.TB, cfg *config.Balancer, clock *flowClock) *fixture {
+func openAt(t testing.TB, cfg *config.Balancer, clock *dataplane.FlowClock) *fixture {
 	t.Helper()
 	needs.Namespaces(t)
 	needs.BPF(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
 	t.Cleanup(func() {
-		if err := Detach(cfg.Node.Instance); err != nil {
+		if err := dataplane.Detach(cfg.Node.Instance); err != nil {
 			t.Error(err)
 		}
 	})
@@ -116,8 +117,8 @@ func (f *fixture) start(cfg *config.Balancer) {
 		f.t.Fatal(err)
 	}
 	f.must(datapath.TakeOver(slog.New(slog.DiscardHandler), f.Balancer.fill))
-	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &f.identity))
-	f.must(f.kernel.setHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.kernel.sides))))
+	f.must(f.plane.Objects.Identity.Lookup(uint32(0), &f.identity))
+	f.must(f.plane.SetHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.plane.Sides))))
 }
 
 // stop ends the process; what is pinned stays.
@@ -215,7 +216,7 @@ func (f *fixture) reaches(server string) bool { return f.linkOf(server) != "" &&
 
 // hush has the next hop of a server not answer, until servers are routed again.
 func (f *fixture) hush(slot uint32) {
-	f.kernel.servers.setFlags(slot, f.kernel.servers.flags(slot)|balancerServerFlagsSERVER_UNREACHABLE)
+	f.plane.Servers.SetFlags(slot, f.plane.Servers.Flags(slot)|dataplane.FlagUnreachable)
 }
 
 // hopMAC is a next hop's address that tells which server it leads to.
@@ -277,9 +278,9 @@ func (f *fixture) exec(frame []byte, context *frameContext) (verdict uint32, out
 		metadata = int(context.Data)
 		options.Context = context
 	}
-	program := f.kernel.objects.XdpLb
+	program := f.plane.Objects.XdpLb
 	if f.inside {
-		program = f.kernel.sides[1].objects.XdpLb
+		program = f.plane.Sides[1].Objects.XdpLb
 	}
 	verdict, err := program.Run(&options)
 	if err != nil {
@@ -296,24 +297,24 @@ func (f *fixture) setAnswered(ns uint64) {
 	f.t.Helper()
 	cpus, err := ebpf.PossibleCPU()
 	f.must(err)
-	for kind := range f.kernel.objects.Answers.MaxEntries() {
-		f.must(f.kernel.objects.Answers.Put(kind, slices.Repeat([]uint64{ns}, cpus)))
+	for kind := range f.plane.Objects.Answers.MaxEntries() {
+		f.must(f.plane.Objects.Answers.Put(kind, slices.Repeat([]uint64{ns}, cpus)))
 	}
 }
 
 // forgetFragments empties the table of first fragments.
 func (f *fixture) forgetFragments() {
 	f.t.Helper()
-	var keys []balancerFragmentKey
-	var key balancerFragmentKey
-	var flow balancerFragmentFlow
-	entries := f.kernel.objects.Fragments.Iterate()
+	var keys []dataplane.FragmentKey
+	var key dataplane.FragmentKey
+	var flow dataplane.FragmentFlow
+	entries := f.plane.Objects.Fragments.Iterate()
 	for entries.Next(&key, &flow) {
 		keys = append(keys, key)
 	}
 	f.must(entries.Err())
 	for _, key := range keys {
-		f.must(f.kernel.objects.Fragments.Delete(key))
+		f.must(f.plane.Objects.Fragments.Delete(key))
 	}
 }
 
@@ -329,16 +330,18 @@ func (f *fixture) service(name string) *config.Service {
 }
 
 // preferred is the entry of its bucket that a flow takes if it can choose.
-func (f *fixture) preferred(flow Flow) int { return int(f.signature(flow) % flowsPerBucket) }
+func (f *fixture) preferred(flow dataplane.Flow) int {
+	return int(f.signature(flow) % dataplane.FlowsPerBucket)
+}
 
 // signature is the 34 bits that stand for a flow in the flow table.
-func (f *fixture) signature(flow Flow) uint64 {
-	_, signature := flow.tableHash(f.serviceID(flow), &f.identity)
+func (f *fixture) signature(flow dataplane.Flow) uint64 {
+	_, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	return signature
 }
 
 // serviceID is the number of a flow's service.
-func (f *fixture) serviceID(flow Flow) uint32 {
+func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	f.t.Helper()
 	svc := f.classify(flow)
 	if svc == nil {
@@ -347,32 +350,32 @@ func (f *fixture) serviceID(flow Flow) uint32 {
 	return f.services.byName[svc.Name].id
 }
 
-func (f *fixture) flowLabel(flow Flow) uint32 {
+func (f *fixture) flowLabel(flow dataplane.Flow) uint32 {
 	return uint32(f.signature(flow)) & 0xfffff
 }
 
 // bucket is the flow's in the flow table, with the kernel's own memory behind it.
-func (f *fixture) bucket(flow Flow) []uint64 {
-	at := f.bucketNumber(flow) * flowsPerBucket
-	return f.kernel.flows.entries[at : at+flowsPerBucket]
+func (f *fixture) bucket(flow dataplane.Flow) []uint64 {
+	at := f.bucketNumber(flow) * dataplane.FlowsPerBucket
+	return f.plane.Flows.Entries[at : at+dataplane.FlowsPerBucket]
 }
 
 // bucketNumber tells buckets of the flow table apart.
-func (f *fixture) bucketNumber(flow Flow) uint32 {
-	place, _ := flow.tableHash(f.serviceID(flow), &f.identity)
-	return uint32(f.kernel.flows.number(place))
+func (f *fixture) bucketNumber(flow dataplane.Flow) uint32 {
+	place, _ := flow.TableHash(f.serviceID(flow), &f.identity)
+	return uint32(f.plane.Flows.BucketNumber(place))
 }
 
 // forgetFlows empties the flow table, and that of half-open flows.
 func (f *fixture) forgetFlows() {
-	clear(f.kernel.flows.entries)
-	clear(f.kernel.halfOpen.entries)
+	clear(f.plane.Flows.Entries)
+	clear(f.plane.HalfOpen.Entries)
 }
 
-// total counts the flows of a table by state. It needs no table of its own by server, as count does: tests ask often.
-func (t *flowTable) total() (total FlowCounts) {
-	for _, value := range t.entries {
-		switch flowEntry(value).state() {
+// totalOf counts the flows of a table by state. It needs no table of its own by server, as count does: tests ask often.
+func totalOf(t *dataplane.FlowTable) (total dataplane.FlowCounts) {
+	for _, value := range t.Entries {
+		switch dataplane.FlowEntry(value).State() {
 		case stateNew:
 			total.New++
 		case stateEstablished:
@@ -385,16 +388,16 @@ func (t *flowTable) total() (total FlowCounts) {
 }
 
 // elapseFlows makes some flows of the table as if they had been seen that many ticks earlier.
-func (f *fixture) elapseFlows(ticks uint16, which func(flowEntry) bool) {
-	for i, value := range f.kernel.flows.entries {
-		if e := flowEntry(value); e.state() != stateFree && which(e) {
-			f.kernel.flows.entries[i] = value&^flowTimeMask | uint64(e.seen()-ticks)&flowTimeMask
+func (f *fixture) elapseFlows(ticks uint16, which func(dataplane.FlowEntry) bool) {
+	for i, value := range f.plane.Flows.Entries {
+		if e := dataplane.FlowEntry(value); e.State() != stateFree && which(e) {
+			f.plane.Flows.Entries[i] = value&^dataplane.FlowTimeMask | uint64(seenOf(e)-ticks)&dataplane.FlowTimeMask
 		}
 	}
 }
 
 // placed is the server that consistent hashing names for a flow.
-func (f *fixture) placed(flow Flow, service string) string {
+func (f *fixture) placed(flow dataplane.Flow, service string) string {
 	f.t.Helper()
 	svc := f.service(service)
 	var servers []tables.Server
@@ -403,15 +406,15 @@ func (f *fixture) placed(flow Flow, service string) string {
 	}
 	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
 	f.must(err)
-	row := table.Row(int(bucketOf(flow.hash(&f.identity.BucketKeys), uint32(svc.Buckets))))
+	row := table.Row(int(dataplane.BucketOf(flow.Hash(&f.identity.BucketKeys), uint32(svc.Buckets))))
 	return servers[row[0]].Name
 }
 
 // slot is the number of a server.
 func (f *fixture) slot(service, server string) uint32 {
 	f.t.Helper()
-	for slot, key := range f.slots.all() {
-		if !f.slots.isRetired(slot) && key.service == service && key.server == server {
+	for slot, key := range f.slots.All() {
+		if !f.slots.IsRetired(slot) && key.Service == service && key.Server == server {
 			return slot
 		}
 	}
@@ -422,16 +425,16 @@ func (f *fixture) slot(service, server string) uint32 {
 // now is the time of the flow table's clock.
 func (f *fixture) now() uint16 {
 	f.t.Helper()
-	now, err := f.clock.now()
+	now, err := f.clock.Now()
 	f.must(err)
 	return now
 }
 
-func (e flowEntry) seen() uint16 { return uint16(e) & flowTimeMask }
+func seenOf(e dataplane.FlowEntry) uint16 { return uint16(e) & dataplane.FlowTimeMask }
 
 // entryOf is an entry of the flow table.
-func entryOf(signature uint64, slot uint32, state balancerFlowState, seen uint16) uint64 {
-	return signature<<30 | uint64(slot)<<14 | uint64(state)<<12 | uint64(seen&flowTimeMask)
+func entryOf(signature uint64, slot uint32, state dataplane.FlowState, seen uint16) uint64 {
+	return signature<<30 | uint64(slot)<<14 | uint64(state)<<12 | uint64(seen&dataplane.FlowTimeMask)
 }
 
 // setHealth makes the data path follow what a check found.

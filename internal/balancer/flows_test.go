@@ -11,19 +11,21 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 const (
-	stateFree        = balancerFlowStateFLOW_FREE
-	stateNew         = balancerFlowStateFLOW_NEW
-	stateEstablished = balancerFlowStateFLOW_ESTABLISHED
-	stateClosing     = balancerFlowStateFLOW_CLOSING
+	stateFree        = dataplane.FlowFree
+	stateNew         = dataplane.FlowNew
+	stateEstablished = dataplane.FlowEstablished
+	stateClosing     = dataplane.FlowClosing
 )
 
 // enter puts a flow into the first place of its bucket, which has no other.
-func (f *fixture) enter(flow Flow, service, server string, state balancerFlowState) {
+func (f *fixture) enter(flow dataplane.Flow, service, server string, state dataplane.FlowState) {
 	f.t.Helper()
 	bucket := f.bucket(flow)
 	clear(bucket)
@@ -31,7 +33,7 @@ func (f *fixture) enter(flow Flow, service, server string, state balancerFlowSta
 }
 
 // otherThanPlaced is a server of the service that consistent hashing does not name for the flow.
-func (f *fixture) otherThanPlaced(flow Flow, service string) string {
+func (f *fixture) otherThanPlaced(flow dataplane.Flow, service string) string {
 	f.t.Helper()
 	placed := f.placed(flow, service)
 	for _, s := range f.service(service).Servers {
@@ -48,14 +50,14 @@ func (f *fixture) otherThanPlaced(flow Flow, service string) string {
 func TestSweepCountsServersWithFlows(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	if counts := f.kernel.flows.count(); counts == nil || len(counts) > 0 {
+	if counts := f.plane.Flows.Count(); counts == nil || len(counts) > 0 {
 		t.Errorf("an empty table: counts of %d slots, nil: %v; want none", len(counts), counts == nil)
 	}
-	f.enter(web.from(1000), "web", "s1", stateEstablished)
+	f.enter(fromPort(web, 1000), "web", "s1", stateEstablished)
 	slot := f.slot("web", "s1")
-	counts := f.kernel.flows.count()
-	if len(counts) != int(slot)+1 || counts.of(slot) != (FlowCounts{Established: 1}) {
-		t.Errorf("a flow of slot %d: counts of %d slots, there %+v", slot, len(counts), counts.of(slot))
+	counts := f.plane.Flows.Count()
+	if len(counts) != int(slot)+1 || counts.Of(slot) != (dataplane.FlowCounts{Established: 1}) {
+		t.Errorf("a flow of slot %d: counts of %d slots, there %+v", slot, len(counts), counts.Of(slot))
 	}
 }
 
@@ -64,10 +66,10 @@ func TestFlowStates(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	for _, v := range []struct {
-		state  balancerFlowState
+		state  dataplane.FlowState
 		flags  packet.TCPFlags
 		stays  bool
-		after  balancerFlowState
+		after  dataplane.FlowState
 		reason string
 	}{
 		{stateNew, packet.SYN, true, stateNew, "forward_known"},
@@ -98,7 +100,7 @@ func TestFlowStates(t *testing.T) {
 			if !v.stays {
 				server = f.placed(web, "web")
 			}
-			frame := web.frame(packet.Flags(v.flags))
+			frame := frameOf(web, packet.Flags(v.flags))
 			f.check(f.forwarded(frame, web, "web", server, v.reason), f.run(frame))
 			f.isEntered(web, "web", server, v.after)
 		})
@@ -106,16 +108,16 @@ func TestFlowStates(t *testing.T) {
 }
 
 // isEntered checks that a flow is in its bucket, alone and as said.
-func (f *fixture) isEntered(flow Flow, service, server string, state balancerFlowState) {
+func (f *fixture) isEntered(flow dataplane.Flow, service, server string, state dataplane.FlowState) {
 	f.t.Helper()
-	entry := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity)
-	if entry.state() != state || entry.server() != f.slot(service, server) {
+	entry := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity)
+	if entry.State() != state || entry.Server() != f.slot(service, server) {
 		f.t.Errorf("entry: state %d, slot %d; want state %d, slot %d",
-			entry.state(), entry.server(), state, f.slot(service, server))
+			entry.State(), entry.Server(), state, f.slot(service, server))
 	}
 	entries := 0
 	for _, value := range f.bucket(flow) {
-		if flowEntry(value).state() != stateFree {
+		if dataplane.FlowEntry(value).State() != stateFree {
 			entries++
 		}
 	}
@@ -134,7 +136,7 @@ func TestConnectionGoesOnAfterFIN(t *testing.T) {
 	for _, v := range []struct {
 		age   uint16 // ticks since the FIN
 		flags packet.TCPFlags
-		after balancerFlowState
+		after dataplane.FlowState
 		seen  uint16 // ticks ago
 	}{
 		{0, packet.ACK, stateClosing, 0},
@@ -150,11 +152,11 @@ func TestConnectionGoesOnAfterFIN(t *testing.T) {
 		now := f.now()
 		clear(f.bucket(web))
 		f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", server), stateClosing, now-v.age)
-		f.run(web.frame(packet.Flags(v.flags)))
-		entry := f.kernel.flows.find(web, f.serviceID(web), &f.identity)
-		if entry.state() != v.after || entry.seen() != (now-v.seen)&flowTimeMask || entry.server() != f.slot("web", server) {
+		f.run(frameOf(web, packet.Flags(v.flags)))
+		entry := f.plane.Flows.Find(web, f.serviceID(web), &f.identity)
+		if entry.State() != v.after || seenOf(entry) != (now-v.seen)&dataplane.FlowTimeMask || entry.Server() != f.slot("web", server) {
 			t.Errorf("%v %d ticks after a FIN: state %d, seen %d ticks ago; want state %d, %d ticks ago",
-				v.flags, v.age, entry.state(), entry.age(now), v.after, v.seen)
+				v.flags, v.age, entry.State(), entry.Age(now), v.after, v.seen)
 		}
 	}
 }
@@ -163,9 +165,9 @@ func TestDatagramsConfirm(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	server := f.placed(dns, "dns")
-	f.run(dns.frame())
+	f.run(frameOf(dns))
 	f.isEntered(dns, "dns", server, stateNew)
-	f.run(dns.frame())
+	f.run(frameOf(dns))
 	f.isEntered(dns, "dns", server, stateEstablished)
 }
 
@@ -192,9 +194,9 @@ func TestServerWithoutNewFlows(t *testing.T) {
 			server := f.placed(web, "web")
 			f.enter(web, "web", server, stateEstablished)
 			take(f, server)
-			ack := web.frame(packet.Flags(packet.ACK))
+			ack := frameOf(web, packet.Flags(packet.ACK))
 			f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
-			got := f.run(web.frame())
+			got := f.run(frameOf(web))
 			if to := serverOf(got); to == "web/"+server || reasonOf(got) != "forward_new" {
 				t.Errorf("SYN: %s to %s", reasonOf(got), to)
 			}
@@ -211,7 +213,7 @@ func TestAllServersFailing(t *testing.T) {
 	for _, s := range f.service("web").Servers {
 		f.setHealth("web", s.Name, false)
 	}
-	f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), "forward_new"), f.run(web.frame()))
+	f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), "forward_new"), f.run(frameOf(web)))
 }
 
 // Datagrams know no connection: they leave a server that fails or cannot be reached, and stay with one that is
@@ -225,9 +227,9 @@ func TestDatagramsLeaveFailingServer(t *testing.T) {
 		f := openStandard(t)
 		server := f.placed(dns, "dns")
 		f.enter(dns, "dns", server, stateEstablished)
-		f.check(f.forwarded(dns.frame(), dns, "dns", server, "forward_known"), f.run(dns.frame()))
+		f.check(f.forwarded(frameOf(dns), dns, "dns", server, "forward_known"), f.run(frameOf(dns)))
 		fail(f, server)
-		got := f.run(dns.frame())
+		got := f.run(frameOf(dns))
 		if to := serverOf(got); to == "dns/"+server || reasonOf(got) != "forward_new" {
 			t.Errorf("%s to %s after its server %s", reasonOf(got), to, what)
 		}
@@ -242,10 +244,10 @@ func TestLostNextHop(t *testing.T) {
 	f.enter(web, "web", server, stateEstablished)
 	f.via[server] = ""
 	f.route()
-	if got := f.run(web.frame(packet.Flags(packet.ACK))); reasonOf(got) != "drop_no_next_hop" {
+	if got := f.run(frameOf(web, packet.Flags(packet.ACK))); reasonOf(got) != "drop_no_next_hop" {
 		t.Errorf("ACK: %s", reasonOf(got))
 	}
-	got := f.run(web.frame())
+	got := f.run(frameOf(web))
 	if to := serverOf(got); to == "web/"+server || reasonOf(got) != "forward_new" {
 		t.Errorf("SYN: %s to %s", reasonOf(got), to)
 	}
@@ -256,20 +258,20 @@ func TestLostNextHop(t *testing.T) {
 func TestSilentNextHop(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	for flow, name := range map[Flow]string{web: "web", dns: "dns"} {
+	for flow, name := range map[dataplane.Flow]string{web: "web", dns: "dns"} {
 		server := f.placed(flow, name)
 		f.enter(flow, name, server, stateEstablished)
 		f.silent[server] = true
 		f.route()
-		trace := mustTrace(t, f.view(), Packet{Flow: flow, Opens: flow == web, Length: 100})
+		trace := mustTrace(t, f.view(), inspect.Packet{Flow: flow, Opens: flow == web, Length: 100})
 		if want := "the server is unreachable"; trace.Known.Left != want {
 			t.Errorf("%s: trace says that the flow leaves because %q", name, trace.Known.Left)
 		}
 		if flow == web {
-			ack := web.frame(packet.Flags(packet.ACK))
+			ack := frameOf(web, packet.Flags(packet.ACK))
 			f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
 		}
-		got := f.run(flow.frame())
+		got := f.run(frameOf(flow))
 		if to := serverOf(got); to == name+"/"+server || reasonOf(got) != "forward_new" {
 			t.Errorf("%s: %s to %s", name, reasonOf(got), to)
 		}
@@ -283,7 +285,7 @@ func TestAllButDrainedServersFailing(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s1", 1, 0), srv6Server("s2", 2, 1)))
 	f.setHealth("web", "s2", false)
-	f.check(f.forwarded(web.frame(), web, "web", "s2", "forward_new"), f.run(web.frame()))
+	f.check(f.forwarded(frameOf(web), web, "web", "s2", "forward_new"), f.run(frameOf(web)))
 }
 
 // A server that cannot be reached gets no new flow, before it is found and after it is lost.
@@ -297,7 +299,7 @@ func TestServerWithoutNextHop(t *testing.T) {
 		got := map[string]bool{}
 		for range 100 {
 			port++ // a flow that was never seen
-			got[serverOf(f.run(web.from(port).frame()))] = true
+			got[serverOf(f.run(frameOf(fromPort(web, port))))] = true
 		}
 		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {
 			t.Errorf("servers with new flows (-want +got):\n%s", diff)
@@ -322,18 +324,18 @@ func TestServerWithoutNextHop(t *testing.T) {
 
 // resident is an entry of a full bucket; its age is in ticks.
 type resident struct {
-	state balancerFlowState
+	state dataplane.FlowState
 	age   int
 }
 
-func repeat(state balancerFlowState, ages ...int) (out [flowsPerBucket]resident) {
+func repeat(state dataplane.FlowState, ages ...int) (out [dataplane.FlowsPerBucket]resident) {
 	for i := range out {
 		out[i] = resident{state, ages[min(i, len(ages)-1)]}
 	}
 	return out
 }
 
-func with(bucket [flowsPerBucket]resident, changes map[int]resident) [flowsPerBucket]resident {
+func with(bucket [dataplane.FlowsPerBucket]resident, changes map[int]resident) [dataplane.FlowsPerBucket]resident {
 	for i, r := range changes {
 		bucket[i] = r
 	}
@@ -345,7 +347,7 @@ func TestEviction(t *testing.T) {
 	f := openStandard(t)
 	busy := repeat(stateEstablished, 0)
 	for name, v := range map[string]struct {
-		bucket  [flowsPerBucket]resident
+		bucket  [dataplane.FlowsPerBucket]resident
 		evicted int // -1: none
 	}{
 		"empty":                                  {repeat(stateFree, 0), f.preferred(web)},
@@ -373,7 +375,7 @@ func TestEviction(t *testing.T) {
 			} else {
 				want[v.evicted] = entryOf(f.signature(web), f.slot("web", f.placed(web, "web")), stateNew, now)
 			}
-			f.check(f.forwarded(web.frame(), web, "web", f.placed(web, "web"), reason), f.run(web.frame()))
+			f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), reason), f.run(frameOf(web)))
 			for i, entry := range f.bucket(web) {
 				if entry != want[i] {
 					t.Errorf("entry %d is %#x, want %#x", i, entry, want[i])
@@ -384,7 +386,7 @@ func TestEviction(t *testing.T) {
 }
 
 // settle fills the bucket of the flow `web` with residents, other flows all of them.
-func (f *fixture) settle(bucket [flowsPerBucket]resident, now uint16) (entries [flowsPerBucket]uint64) {
+func (f *fixture) settle(bucket [dataplane.FlowsPerBucket]resident, now uint16) (entries [dataplane.FlowsPerBucket]uint64) {
 	f.t.Helper()
 	slot := f.slot("web", "s1")
 	for i, r := range bucket {
@@ -400,7 +402,7 @@ func (f *fixture) settle(bucket [flowsPerBucket]resident, now uint16) (entries [
 // A packet writes and renews when its flow was seen, by a clock that ticks.
 func TestRenewal(t *testing.T) {
 	t.Parallel()
-	clock, err := newFlowClock()
+	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -408,17 +410,17 @@ func TestRenewal(t *testing.T) {
 	sees := func(flags packet.TCPFlags) {
 		t.Helper()
 		before := f.now()
-		f.run(web.frame(packet.Flags(flags)))
+		f.run(frameOf(web, packet.Flags(flags)))
 		after := f.now()
-		seen := f.kernel.flows.find(web, f.serviceID(web), &f.identity).seen()
-		if passed := (after - before) & flowTimeMask; (seen-before)&flowTimeMask > passed {
+		seen := seenOf(f.plane.Flows.Find(web, f.serviceID(web), &f.identity))
+		if passed := (after - before) & dataplane.FlowTimeMask; (seen-before)&dataplane.FlowTimeMask > passed {
 			t.Errorf("seen at %d, from %d to %d", seen, before, after)
 		}
 	}
 	sees(packet.SYN)
 	for _, age := range []uint16{0, 1, 100, 4000} {
 		f.enter(web, "web", "s1", stateEstablished)
-		f.elapseFlows(age, func(flowEntry) bool { return true })
+		f.elapseFlows(age, func(dataplane.FlowEntry) bool { return true })
 		sees(packet.ACK)
 	}
 }
@@ -430,10 +432,10 @@ func TestSweep(t *testing.T) {
 		New: 10 * time.Second, Established: 4 * time.Hour, Closing: 20 * time.Second,
 	}
 	f := open(t, cfg)
-	ticks := func(d time.Duration) int { return int((d + f.clock.tick - 1) / f.clock.tick) }
+	ticks := func(d time.Duration) int { return int((d + f.clock.Tick - 1) / f.clock.Tick) }
 	newest, closing, longest := ticks(10*time.Second), ticks(20*time.Second), ticks(4*time.Hour)
 	for _, v := range []struct {
-		state balancerFlowState
+		state dataplane.FlowState
 		age   int
 		kept  bool
 	}{
@@ -446,7 +448,7 @@ func TestSweep(t *testing.T) {
 		f.settle(repeat(v.state, v.age), f.now())
 		f.must(f.sweep())
 		for _, entry := range f.bucket(web) {
-			if kept := flowEntry(entry).state() != stateFree; kept != v.kept {
+			if kept := dataplane.FlowEntry(entry).State() != stateFree; kept != v.kept {
 				t.Errorf("state %d, %d ticks old: kept %v, want %v", v.state, v.age, kept, v.kept)
 				break
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -139,18 +140,18 @@ func (s *steered) await(what string, holds func() bool) {
 }
 
 // port is that of the server's next hop.
-func (s *steered) port() (port balancerPort) {
+func (s *steered) port() (port dataplane.Port) {
 	s.t.Helper()
-	number := uint32(atomic.LoadUint64(&s.kernel.mapped.Servers[s.slot("web", "s1")].NextHop) >> 48)
-	return s.kernel.mapped.Ports[number]
+	number := uint32(atomic.LoadUint64(&s.plane.Directory.Servers[s.slot("web", "s1")].NextHop) >> 48)
+	return s.plane.Directory.Ports[number]
 }
 
 // hostMACs are those for which the programs of each interface take frames.
 func (s *steered) hostMACs() (macs []uint64) {
 	s.t.Helper()
-	for _, side := range s.kernel.sides {
+	for _, side := range s.plane.Sides {
 		var mac uint64
-		s.must(side.objects.HostMac.Get(&mac))
+		s.must(side.Objects.HostMac.Get(&mac))
 		macs = append(macs, mac)
 	}
 	return macs
@@ -164,7 +165,7 @@ func TestFollowsInterface(t *testing.T) {
 	mac := [6]byte{2, 0, 0, 0, 0, 9}
 	s.do("eth0", func(eth0 netlink.Link) error { return netlink.LinkSetHardwareAddr(eth0, mac[:]) })
 	s.await("the new MAC address is not taken on", func() bool {
-		return s.hostMACs()[0] == wordOf(mac) && slices.Equal(s.port().mac(), mac[:])
+		return s.hostMACs()[0] == wordOf(mac) && slices.Equal(s.port().HardwareAddr(), mac[:])
 	})
 	s.do("eth0", func(eth0 netlink.Link) error { return netlink.LinkSetMTU(eth0, 1400) })
 	s.await("the new MTU is not taken on", func() bool { return s.port().Mtu == 1400 })

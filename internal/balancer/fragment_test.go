@@ -7,17 +7,18 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 // datagram is UDP with 4000 bytes of data, none of them like another's neighbour.
-func datagram(flow Flow, options ...packet.Option) []byte {
+func datagram(flow dataplane.Flow, options ...packet.Option) []byte {
 	payload := make([]byte, 4000)
 	for i := range payload {
 		payload[i] = byte(i * 7)
 	}
-	return flow.frame(append(options, packet.Payload(payload))...)
+	return frameOf(flow, append(options, packet.Payload(payload))...)
 }
 
 // All fragments of a datagram go to its flow's server, by every encapsulation, and speak for the flow
@@ -39,7 +40,7 @@ func TestFragmentsStayTogether(t *testing.T) {
 		for shape, options := range shapes {
 			t.Run(services[i].Name+"/"+shape, func(t *testing.T) {
 				f.t = t
-				clear(f.kernel.flows.entries)
+				clear(f.plane.Flows.Entries)
 				f.forgetFragments()
 				flow := flowTo(services[i].VIP, 80, config.UDP)
 				fragments := packet.Fragments(datagram(flow, options...), 1440, 0xfedcba98)
@@ -50,13 +51,13 @@ func TestFragmentsStayTogether(t *testing.T) {
 					}
 					f.check(f.forwarded(fragment, flow, services[i].Name, "s", reason), f.run(fragment))
 				}
-				if e := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); e.state() != stateNew {
-					t.Errorf("state %d after one datagram, want new", e.state())
+				if e := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity); e.State() != stateNew {
+					t.Errorf("state %d after one datagram, want new", e.State())
 				}
-				clear(f.kernel.flows.entries)
+				clear(f.plane.Flows.Entries)
 				last := fragments[len(fragments)-1]
 				f.check(f.forwarded(last, flow, services[i].Name, "s", "forward_fragment"), f.run(last))
-				if e := f.kernel.flows.find(flow, f.serviceID(flow), &f.identity); e != 0 {
+				if e := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity); e != 0 {
 					t.Errorf("a later fragment has entered its flow: %#x", e)
 				}
 			})
@@ -68,7 +69,7 @@ func TestFragmentsStayTogether(t *testing.T) {
 func TestFragmentsOfOtherPackets(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	for _, flow := range []Flow{dns, dns4} {
+	for _, flow := range []dataplane.Flow{dns, dns4} {
 		fragments := packet.Fragments(datagram(flow), 1440, 7)
 		f.run(fragments[0])
 		otherID := packet.Fragments(datagram(flow), 1440, 8)[1]
@@ -84,7 +85,7 @@ func TestFragmentsOfOtherPackets(t *testing.T) {
 		}
 	}
 	// The identification is of an IP protocol in IPv4, and of the addresses alone in IPv6.
-	tcp4 := packet.Fragments(web4.frame(packet.Payload(make([]byte, 100))), 64, 7)[1]
+	tcp4 := packet.Fragments(frameOf(web4, packet.Payload(make([]byte, 100))), 64, 7)[1]
 	f.check(refused(tcp4, "drop_fragment_unknown", layer3(tcp4)), f.run(tcp4))
 }
 
@@ -92,7 +93,7 @@ func TestFragmentsOfOtherPackets(t *testing.T) {
 func TestIdentificationIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	for _, flow := range []Flow{dns4, dns4.from(40001)} {
+	for _, flow := range []dataplane.Flow{dns4, fromPort(dns4, 40001)} {
 		fragments := packet.Fragments(datagram(flow), 1440, 7)
 		f.run(fragments[0])
 		f.check(f.forwarded(fragments[2], flow, "dns4", f.placed(flow, "dns4"), "forward_fragment"), f.run(fragments[2]))
@@ -107,19 +108,19 @@ func TestFragmentsAreForgotten(t *testing.T) {
 	f.check(refused(fragments[1], "drop_fragment_unknown", layer3(fragments[1])), f.run(fragments[1]))
 	f.run(fragments[0])
 	for age, reason := range map[uint64]string{4e9: "forward_fragment", 6e9: "drop_fragment_unknown"} {
-		var key balancerFragmentKey
-		var value balancerFragmentFlow
-		entries := f.kernel.objects.Fragments.Iterate()
+		var key dataplane.FragmentKey
+		var value dataplane.FragmentFlow
+		entries := f.plane.Objects.Fragments.Iterate()
 		if !entries.Next(&key, &value) {
 			t.Fatal("the first fragment is not in the table")
 		}
 		saved := value
 		value.Seen -= age
-		f.must(f.kernel.objects.Fragments.Put(&key, &value))
+		f.must(f.plane.Objects.Fragments.Put(&key, &value))
 		if got := reasonOf(f.run(fragments[1])); got != reason {
 			t.Errorf("after %d ns: %s, want %s", age, got, reason)
 		}
-		f.must(f.kernel.objects.Fragments.Put(&key, &saved))
+		f.must(f.plane.Objects.Fragments.Put(&key, &saved))
 	}
 }
 
@@ -127,12 +128,12 @@ func TestFragmentsAreForgotten(t *testing.T) {
 func TestErrorsAboutFragments(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	for _, flow := range []Flow{dns, dns4} {
+	for _, flow := range []dataplane.Flow{dns, dns4} {
 		fragments := packet.Fragments(datagram(flow, packet.HopLimit(1)), 1440, 7)
 		f.check(answered(fragments[0], "answer_hop_limit", 0), f.run(fragments[0]))
 		f.check(refused(fragments[1], "drop_hop_limit", layer3(fragments[1])), f.run(fragments[1]))
 	}
-	large := packet.Fragments(narrow.frame(packet.Payload(make([]byte, 4000))), 1440, 7)
+	large := packet.Fragments(frameOf(narrow, packet.Payload(make([]byte, 4000))), 1440, 7)
 	f.check(answered(large[0], "answer_too_big", 1460), f.run(large[0]))
 	f.check(refused(large[1], "drop_too_big", layer3(large[1])), f.run(large[1]))
 }
@@ -143,11 +144,11 @@ func TestFragmentTableIsBounded(t *testing.T) {
 	f := openStandard(t)
 	fragment := packet.Fragments(datagram(dns), 1440, 0)[0]
 	const identification = ethernetLength + 40 + 4
-	most := f.kernel.objects.Fragments.MaxEntries()
+	most := f.plane.Objects.Fragments.MaxEntries()
 	for id := range most + most/8 {
 		frame := slices.Clone(fragment)
 		frame[identification+1], frame[identification+2], frame[identification+3] = byte(id>>16), byte(id>>8), byte(id)
-		if _, _, err := f.kernel.objects.XdpLb.Test(frame); err != nil {
+		if _, _, err := f.plane.Objects.XdpLb.Test(frame); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -27,10 +28,10 @@ func openReference(t testing.TB) *reference {
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), config.TCP), w.serviceBy(uint8(i), config.UDP))
 	}
 	f := open(t, cfg)
-	f.must(Detach(cfg.Node.Instance))
+	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.route()
-	f.kernel.probes.set(0, vip6, config.SRv6Insert, probeToken)
+	f.plane.Probes.Set(0, vip6, config.SRv6Insert, probeToken)
 	return newReference(f)
 }
 
@@ -45,37 +46,37 @@ func captures() (frames [][]byte) {
 			flow := flowTo(svc.VIP, uint16(svc.Port), svc.Protocol)
 			all := shapes(w.inner)
 			for _, shape := range slices.Sorted(maps.Keys(all)) {
-				frames = append(frames, flow.frame(all[shape]...))
+				frames = append(frames, frameOf(flow, all[shape]...))
 			}
 			if protocol == config.TCP {
 				for _, flags := range []packet.TCPFlags{packet.ACK, packet.FIN | packet.ACK, packet.RST} {
-					frames = append(frames, flow.frame(packet.Flags(flags)))
+					frames = append(frames, frameOf(flow, packet.Flags(flags)))
 				}
 			}
 		}
 	}
-	for _, flow := range []Flow{dns, dns4} { // many, so that mutants of one packet's pieces meet
+	for _, flow := range []dataplane.Flow{dns, dns4} { // many, so that mutants of one packet's pieces meet
 		for range 5 {
-			frames = append(frames, packet.Fragments(flow.frame(large), 64, 7)...)
+			frames = append(frames, packet.Fragments(frameOf(flow, large), 64, 7)...)
 		}
 	}
-	for _, flow := range []Flow{hunt, hunt4} { // servers that compete, and clients that answer
+	for _, flow := range []dataplane.Flow{hunt, hunt4} { // servers that compete, and clients that answer
 		for number := range uint8(4) {
 			for _, flags := range []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK} {
-				frames = append(frames, flow.signal(number, srv6.CreateStickiness, packet.Flags(flags), packet.Sequence(7, 8)))
+				frames = append(frames, signalTo(flow, number, srv6.CreateStickiness, packet.Flags(flags), packet.Sequence(7, 8)))
 			}
-			frames = append(frames, flow.signal(number, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)))
+			frames = append(frames, signalTo(flow, number, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)))
 		}
 		for _, flags := range []packet.TCPFlags{packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST} {
-			frames = append(frames, flow.frame(packet.Flags(flags)))
+			frames = append(frames, frameOf(flow, packet.Flags(flags)))
 		}
 	}
 	for _, class := range []uint8{0, 1, 2, 3} { // marked on the way
-		frame := hunt4.signal(1, srv6.CreateStickiness, packet.TrafficClass(2))
+		frame := signalTo(hunt4, 1, srv6.CreateStickiness, packet.TrafficClass(2))
 		frames = append(frames, setByte(frame, 1, class<<4))
 	}
 	for _, sum := range []uint16{0, 0xfeff, 0xffff} { // checksums that carry
-		frames = append(frames, set(web4.frame(), 10, sum))
+		frames = append(frames, set(frameOf(web4), 10, sum))
 	}
 	for _, token := range []uint64{0, probeToken, probeToken + 1, probeToken | 0xffff} {
 		frames = append(frames, packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), node().Locator.Addr(), token, 1, 1))

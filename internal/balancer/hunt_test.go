@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -39,10 +41,10 @@ func hunting(selection config.Selection, candidates int) *config.Balancer {
 }
 
 // hunted are the flows to the services of hunting.
-var hunted = map[string]Flow{"insert": insert, "web": web, "web4": web4}
+var hunted = map[string]dataplane.Flow{"insert": insert, "web": web, "web4": web4}
 
 // row lists the servers of a flow's bucket.
-func (f *fixture) row(flow Flow, service string) (names []string) {
+func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 	f.t.Helper()
 	svc := f.service(service)
 	var servers []tables.Server
@@ -51,7 +53,7 @@ func (f *fixture) row(flow Flow, service string) (names []string) {
 	}
 	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
 	f.must(err)
-	for _, i := range table.Row(int(bucketOf(flow.hash(&f.identity.BucketKeys), uint32(svc.Buckets)))) {
+	for _, i := range table.Row(int(dataplane.BucketOf(flow.Hash(&f.identity.BucketKeys), uint32(svc.Buckets)))) {
 		names = append(names, table.Servers[i].Name)
 	}
 	return names
@@ -66,7 +68,7 @@ func TestHuntLists(t *testing.T) {
 		for service, flow := range hunted {
 			kind := f.service(service).Encapsulation
 			row := f.row(flow, service)
-			fragments := packet.Fragments(flow.frame(large), 64, 7)
+			fragments := packet.Fragments(frameOf(flow, large), 64, 7)
 			router := router6
 			if flow.Source.Addr().Is4() {
 				router = router4
@@ -81,11 +83,11 @@ func TestHuntLists(t *testing.T) {
 				reason   string
 				function srv6.Function
 			}{
-				{"SYN", flow.frame(), "forward_hunt", srv6.ConnectAvail},
-				{"SYN again", flow.frame(), "forward_hunt", srv6.ConnectAvail},
-				{"SYN-ACK", flow.frame(packet.Flags(packet.SYN | packet.ACK)), "forward_recover", srv6.RecoverStickiness},
-				{"ACK", flow.frame(packet.Flags(packet.ACK)), "forward_recover", srv6.RecoverStickiness},
-				{"RST", flow.frame(packet.Flags(packet.RST)), "forward_recover", srv6.RecoverStickiness},
+				{"SYN", frameOf(flow), "forward_hunt", srv6.ConnectAvail},
+				{"SYN again", frameOf(flow), "forward_hunt", srv6.ConnectAvail},
+				{"SYN-ACK", frameOf(flow, packet.Flags(packet.SYN|packet.ACK)), "forward_recover", srv6.RecoverStickiness},
+				{"ACK", frameOf(flow, packet.Flags(packet.ACK)), "forward_recover", srv6.RecoverStickiness},
+				{"RST", frameOf(flow, packet.Flags(packet.RST)), "forward_recover", srv6.RecoverStickiness},
 				{"first fragment", fragments[0], "forward_hunt", srv6.ConnectAvail},
 				{"later fragment", fragments[1], "forward_fragment", srv6.Steer},
 				{"ICMP error", problem, "forward_icmp", srv6.Steer},
@@ -103,8 +105,8 @@ func TestHuntLists(t *testing.T) {
 				})
 			}
 		}
-		if slices.ContainsFunc(f.kernel.flows.entries, func(e uint64) bool { return e != 0 }) ||
-			slices.ContainsFunc(f.kernel.halfOpen.entries, func(e uint64) bool { return e != 0 }) {
+		if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) ||
+			slices.ContainsFunc(f.plane.HalfOpen.Entries, func(e uint64) bool { return e != 0 }) {
 			t.Error("the balancer remembers a flow that no server has taken")
 		}
 	}
@@ -118,7 +120,7 @@ func TestHuntRandom(t *testing.T) {
 	lists := map[string]bool{}
 	svc := f.service("web")
 	for range 100 {
-		verdict, out := f.exec(web.frame(), nil)
+		verdict, out := f.exec(frameOf(web), nil)
 		if verdict != verdictRedirect {
 			t.Fatalf("verdict %d", verdict)
 		}
@@ -127,7 +129,7 @@ func TestHuntRandom(t *testing.T) {
 			for _, b := range svc.Servers {
 				e := f.encap(web, "web", a.Name)
 				e.Segments = f.segments("web", stages(srv6.ConnectAvail, a.Name, b.Name)...)
-				want, err := packet.Encapsulate(web.frame(), e)
+				want, err := packet.Encapsulate(frameOf(web), e)
 				f.must(err)
 				if a.Name != b.Name && slices.Equal(want, out) {
 					found = a.Name + " " + b.Name
@@ -143,7 +145,7 @@ func TestHuntRandom(t *testing.T) {
 	if len(lists) < 5 {
 		t.Errorf("100 SYNs had the lists %v", lists)
 	}
-	ack := web.frame(packet.Flags(packet.ACK))
+	ack := frameOf(web, packet.Flags(packet.ACK))
 	f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, f.row(web, "web")...), f.run(ack))
 }
 
@@ -156,12 +158,12 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 	row := f.row(web, "web")
 	a, b, c := row[0], row[1], row[2]
 	view := f.view()
-	ack := web.frame(packet.Flags(packet.ACK))
-	lose := func(slot uint32) { f.kernel.servers.clearNextHop(slot) }
-	flag := func(flag balancerServerFlags) func(uint32) {
-		return func(slot uint32) { f.kernel.servers.setFlags(slot, f.kernel.servers.flags(slot)|flag) }
+	ack := frameOf(web, packet.Flags(packet.ACK))
+	lose := func(slot uint32) { f.plane.Servers.ClearNextHop(slot) }
+	flag := func(flag dataplane.ServerFlags) func(uint32) {
+		return func(slot uint32) { f.plane.Servers.SetFlags(slot, f.plane.Servers.Flags(slot)|flag) }
 	}
-	drain, fail := flag(balancerServerFlagsSERVER_DRAINED), flag(balancerServerFlagsSERVER_FAILING)
+	drain, fail := flag(dataplane.FlagDrained), flag(dataplane.FlagFailing)
 	for _, v := range []struct {
 		name           string
 		harm           func(slot uint32)
@@ -182,18 +184,18 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 	} {
 		f.route()
 		for _, name := range row {
-			f.kernel.servers.setFlags(f.slot("web", name), balancerServerFlagsSERVER_IN_USE)
+			f.plane.Servers.SetFlags(f.slot("web", name), dataplane.FlagInUse)
 		}
 		for _, name := range v.harmed {
 			v.harm(f.slot("web", name))
 		}
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
-			f.check(f.offered(web.frame(), web, "web", "forward_hunt", srv6.ConnectAvail, v.offered...), f.run(web.frame()))
+			f.check(f.offered(frameOf(web), web, "web", "forward_hunt", srv6.ConnectAvail, v.offered...), f.run(frameOf(web)))
 			f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, v.asked...), f.run(ack))
 			for _, opens := range []bool{true, false} {
-				frame := web.frame(packet.Flags(map[bool]packet.TCPFlags{true: packet.SYN, false: packet.ACK}[opens]))
-				trace := mustTrace(t, view, Packet{Flow: web, Opens: opens, Length: int(layer3(frame))})
+				frame := frameOf(web, packet.Flags(map[bool]packet.TCPFlags{true: packet.SYN, false: packet.ACK}[opens]))
+				trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: opens, Length: int(layer3(frame))})
 				f.check(f.traced(t, trace, frame), f.run(frame))
 			}
 		})
@@ -202,7 +204,7 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 	for _, name := range row {
 		lose(f.slot("web", name))
 	}
-	f.check(refused(web.frame(), "drop_no_next_hop", 60), f.run(web.frame()))
+	f.check(refused(frameOf(web), "drop_no_next_hop", 60), f.run(frameOf(web)))
 	f.check(refused(ack, "drop_no_next_hop", 60), f.run(ack))
 }
 
@@ -215,22 +217,22 @@ func TestRecoverAsksFormerCandidates(t *testing.T) {
 	flow, left := f.flowThatMoves("s3")
 	row := f.row(flow, "web")
 	view := f.view()
-	ack := flow.frame(packet.Flags(packet.ACK))
+	ack := frameOf(flow, packet.Flags(packet.ACK))
 	check := func(name string, list ...string) {
 		t.Helper()
 		f.forgetFlows()
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			f.check(f.offered(ack, flow, "web", "forward_recover", srv6.RecoverStickiness, list...), f.run(ack))
-			f.check(f.offered(flow.frame(), flow, "web", "forward_hunt", srv6.ConnectAvail, row...), f.run(flow.frame()))
-			trace := mustTrace(t, view, Packet{Flow: flow, Length: int(layer3(ack))})
+			f.check(f.offered(frameOf(flow), flow, "web", "forward_hunt", srv6.ConnectAvail, row...), f.run(frameOf(flow)))
+			trace := mustTrace(t, view, inspect.Packet{Flow: flow, Length: int(layer3(ack))})
 			f.check(f.traced(t, trace, ack), f.run(ack))
 		})
 		f.t = t
 	}
 	check("after the change", append(slices.Clone(row), left...)...)
 	for _, name := range left {
-		f.kernel.servers.clearNextHop(f.slot("web", name))
+		f.plane.Servers.ClearNextHop(f.slot("web", name))
 	}
 	check("and out of reach", row...)
 	f.route()
@@ -259,9 +261,9 @@ func huntingWithout(candidates int, names ...string) *config.Balancer {
 
 // flowThatMoves removes a server, and finds a flow that has another candidate then than it had, and lost
 // one that stays.
-func (f *fixture) flowThatMoves(removed string) (flow Flow, left []string) {
+func (f *fixture) flowThatMoves(removed string) (flow dataplane.Flow, left []string) {
 	f.t.Helper()
-	var flows []Flow
+	var flows []dataplane.Flow
 	var before [][]string
 	for port := range uint16(2000) {
 		flow := web
@@ -302,8 +304,8 @@ func TestSeekFits(t *testing.T) {
 					t.Run(fmt.Sprintf("%d/%s/%d bytes", candidates, service, c.length), func(t *testing.T) {
 						f.t = t
 						f.setState(flow, service, "stale first", parts)
-						bare := int(layer3(flow.frame(packet.Flags(packet.ACK), packet.Payload(nil))))
-						frame := flow.frame(packet.Flags(packet.ACK), packet.Payload(make([]byte, c.length-bare)))
+						bare := int(layer3(frameOf(flow, packet.Flags(packet.ACK), packet.Payload(nil))))
+						frame := frameOf(flow, packet.Flags(packet.ACK), packet.Payload(make([]byte, c.length-bare)))
 						want := f.visited(frame, flow, service, "forward_recover", cut(all, c.most)...)
 						f.check(want, f.run(frame))
 						after := "stale first"
@@ -314,7 +316,7 @@ func TestSeekFits(t *testing.T) {
 							t.Errorf("afterwards the flow is %q, want %q", got, after)
 						}
 						f.setState(flow, service, "stale first", parts)
-						trace := mustTrace(t, view, Packet{Flow: flow, Length: c.length})
+						trace := mustTrace(t, view, inspect.Packet{Flow: flow, Length: c.length})
 						f.check(f.traced(t, trace, frame), f.run(frame))
 					})
 					f.t = t
@@ -347,7 +349,7 @@ func TestHuntWithoutServers(t *testing.T) {
 	}
 	f := open(t, cfg)
 	for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-		frame := insert.frame(packet.Flags(flags))
+		frame := frameOf(insert, packet.Flags(flags))
 		f.check(refused(frame, "drop_no_server", 60), f.run(frame))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
@@ -64,13 +65,13 @@ func TestICMPErrorsFollowTheFlow(t *testing.T) {
 		for name, message := range icmpErrors(svc.VIP) {
 			t.Run(svc.Name+"/"+name, func(t *testing.T) {
 				f.t = t
-				clear(f.kernel.flows.entries)
+				clear(f.plane.Flows.Entries)
 				frame := packet.ICMPError(routerOf(svc.VIP), message[0], message[1], 1280, reply(flow))
 				f.check(f.forwarded(frame, flow, svc.Name, placed, "forward_icmp"), f.run(frame))
 				f.bucket(flow)[3] = entryOf(f.signature(flow), f.slot(svc.Name, other), stateNew, f.now()-5)
-				before := slices.Clone(f.kernel.flows.entries)
+				before := slices.Clone(f.plane.Flows.Entries)
 				f.check(f.forwarded(frame, flow, svc.Name, other, "forward_icmp"), f.run(frame))
-				if !slices.Equal(before, f.kernel.flows.entries) {
+				if !slices.Equal(before, f.plane.Flows.Entries) {
 					t.Error("the flow table has changed")
 				}
 			})
@@ -84,7 +85,7 @@ func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 	f := openStandard(t)
 	frame := packet.ICMPError(router6, 2, 0, 1280, reply(web))
 	f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_icmp"), f.run(frame))
-	if slices.ContainsFunc(f.kernel.flows.entries, func(e uint64) bool { return e != 0 }) {
+	if slices.ContainsFunc(f.plane.Flows.Entries, func(e uint64) bool { return e != 0 }) {
 		t.Error("an error has made an entry")
 	}
 	for name, slot := range map[string]uint32{
@@ -106,7 +107,7 @@ func TestICMPQuotes(t *testing.T) {
 	f := openStandard(t)
 	later := packet.Flags(packet.ACK)
 	for name, v := range map[string]struct {
-		flow   Flow
+		flow   dataplane.Flow
 		quoted []byte
 		ports  int // bytes before the ports
 	}{
@@ -122,7 +123,7 @@ func TestICMPQuotes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			whole := packet.ICMPError(routerOf(v.flow.Destination.Addr()), 3, 1, 0, v.quoted)
-			service := map[Flow]string{web: "web", web4: "web4", dns: "dns", dns4: "dns4"}[v.flow]
+			service := map[dataplane.Flow]string{web: "web", web4: "web4", dns: "dns", dns4: "dns4"}[v.flow]
 			header := len(whole) - ethernetLength - min(len(v.quoted)-ethernetLength, quotable(whole))
 			for length := header; length <= len(whole)-ethernetLength; length++ {
 				frame := shorten(whole, length)
@@ -182,7 +183,7 @@ func TestICMPRefused(t *testing.T) {
 		"no quote":                         {set(error6(reply(web)), 4, 8), "drop_icmp_quote"},
 		"quote of another VIP's packet":    {fromOther6, "drop_icmp_quote"},
 		"quote of no VIP's packet":         {fromOther4, "drop_icmp_quote"},
-		"quote of the client's packet":     {packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(web.frame()[ethernetLength:])), "drop_icmp_quote"},
+		"quote of the client's packet":     {packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(frameOf(web)[ethernetLength:])), "drop_icmp_quote"},
 		"quote of the other version":       {packet.ICMP(router6, vip6, 2, 0, 1280, packet.Payload(reply(web4)[ethernetLength:])), "drop_icmp_quote"},
 		"quote of version 5":               {setByte(error4(reply(web4)), quote4, 0x55), "drop_icmp_quote"},
 		"quoted header of 16 bytes":        {setByte(error4(reply(web4)), quote4, 0x44), "drop_icmp_quote"},
@@ -245,13 +246,13 @@ func TestEcho(t *testing.T) {
 func TestErrorsQuoteThePacket(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	for _, flow := range []Flow{web, web4} {
+	for _, flow := range []dataplane.Flow{web, web4} {
 		for size := range 1300 {
 			payload := make([]byte, size)
 			for i := range payload {
 				payload[i] = byte(i*7 + size)
 			}
-			frame := packet.Pad(flow.frame(packet.HopLimit(1), packet.Payload(payload)), 1, 2, 3)
+			frame := packet.Pad(frameOf(flow, packet.HopLimit(1), packet.Payload(payload)), 1, 2, 3)
 			got := f.run(frame)
 			if want := answered(frame, "answer_hop_limit", 0); !same(want, got) {
 				t.Fatalf("payload of %d bytes: %+v, want %+v", size, got, want)
@@ -280,7 +281,7 @@ func TestNoErrorToManyOrNobody(t *testing.T) {
 		}
 		flow := flowTo(vip, 80, config.TCP)
 		flow.Source = netip.AddrPortFrom(address, 40000)
-		frame := flow.frame(packet.HopLimit(1))
+		frame := frameOf(flow, packet.HopLimit(1))
 		want := refused(frame, "drop_hop_limit", layer3(frame))
 		if told {
 			want = answered(frame, "answer_hop_limit", 0)
@@ -297,7 +298,7 @@ func TestLeastMTU(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	for _, v := range []struct {
-		flow       Flow
+		flow       dataplane.Flow
 		mtu, least int // of the way, with and without the encapsulation
 		told       uint32
 	}{
@@ -315,11 +316,11 @@ func TestLeastMTU(t *testing.T) {
 			f.hops[target] = hop
 		}
 		f.applyHops()
-		headers := len(v.flow.frame()) - ethernetLength
-		longer := v.flow.frame(packet.Payload(make([]byte, v.least+1-headers)))
+		headers := len(frameOf(v.flow)) - ethernetLength
+		longer := frameOf(v.flow, packet.Payload(make([]byte, v.least+1-headers)))
 		f.check(answered(longer, "answer_too_big", v.told), f.run(longer))
 		if v.mtu-40 < v.least {
-			shortest := v.flow.frame(packet.Payload(make([]byte, v.least-headers)))
+			shortest := frameOf(v.flow, packet.Payload(make([]byte, v.least-headers)))
 			f.check(refused(shortest, "drop_too_big", uint64(v.least)), f.run(shortest))
 		}
 	}
@@ -332,7 +333,7 @@ func TestTooBigThatMayBeFragmented(t *testing.T) {
 	f.via["s"] = "narrow"
 	f.route()
 	flow := flowTo(f.cfg.Services[0].VIP, 80, config.UDP)
-	frame := flow.frame(packet.Payload(make([]byte, 1461-28)))
+	frame := frameOf(flow, packet.Payload(make([]byte, 1461-28)))
 	for _, flags := range []uint16{0x4000, 0} {
 		frame := set(frame, 6, flags)
 		f.check(answered(frame, "answer_too_big", 1460), f.run(frame))
@@ -343,7 +344,7 @@ func TestTooBigThatMayBeFragmented(t *testing.T) {
 // does not answer is counted apart and left whole.
 func TestAnswerRate(t *testing.T) {
 	f := openStandard(t)
-	expired := web.frame(packet.HopLimit(1))
+	expired := frameOf(web, packet.HopLimit(1))
 	ping := packet.ICMP(client4.Addr(), vip4, 8, 0, 1)
 	for _, v := range []struct {
 		frame  []byte
@@ -358,7 +359,7 @@ func TestAnswerRate(t *testing.T) {
 				f.refill()
 				before := f.counters()
 				for range 300 {
-					if _, _, err := f.kernel.objects.XdpLb.Test(v.frame); err != nil {
+					if _, _, err := f.plane.Objects.XdpLb.Test(v.frame); err != nil {
 						t.Error(err)
 					}
 				}
@@ -374,7 +375,7 @@ func TestAnswerRate(t *testing.T) {
 	}
 	f.setAnswered(math.MaxInt64)
 	for _, frame := range [][]byte{expired, ping} {
-		verdict, out, err := f.kernel.objects.XdpLb.Test(frame)
+		verdict, out, err := f.plane.Objects.XdpLb.Test(frame)
 		f.must(err)
 		if verdict != verdictDrop || !slices.Equal(frame, out) {
 			t.Errorf("verdict %d, want a drop and the frame as it was", verdict)
@@ -389,7 +390,7 @@ func TestAnswersGoBack(t *testing.T) {
 	frame := packet.ICMP(client4.Addr(), vip4, 8, 0, 1)
 	want := sentBack(frame, "answer_echo", packet.EchoReply(frame, 64))
 	for kind, verdict := range map[string]uint32{"veth": verdictRedirect, "device": verdictTX} {
-		f.must(f.kernel.sides[0].setHost(nexthop.Link{Index: 1, Type: kind, MAC: ownMAC}))
+		f.must(f.plane.Sides[0].SetHost(nexthop.Link{Index: 1, Type: kind, MAC: ownMAC}))
 		want.Verdict = verdict
 		f.check(want, f.run(frame))
 	}
@@ -400,7 +401,7 @@ func TestNoHeadroomForAnswer(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	metadata := make([]byte, 200)
-	frame := web.frame(packet.HopLimit(1))
+	frame := frameOf(web, packet.HopLimit(1))
 	got := f.runIn(append(metadata, frame...), &frameContext{Data: uint32(len(metadata))})
 	f.check(refused(frame, "drop_no_headroom", 60), got)
 }
@@ -409,7 +410,7 @@ func TestNoHeadroomForAnswer(t *testing.T) {
 func TestErrorHeader(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	large := narrow.frame(packet.Payload(make([]byte, 1461-60)))
+	large := frameOf(narrow, packet.Payload(make([]byte, 1461-60)))
 	got := f.run(large).Frame[ethernetLength+40:]
 	if got[0] != 2 || got[1] != 0 || binary.BigEndian.Uint32(got[4:]) != 1460 {
 		t.Errorf("ICMPv6 header % x, want type 2, code 0 and MTU 1460", got[:8])

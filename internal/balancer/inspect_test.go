@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -27,13 +29,13 @@ import (
 // send sends a TCP segment to the service insert, and expects it to be counted as a reason.
 func (f *fixture) send(port uint16, flags packet.TCPFlags, want string) {
 	f.t.Helper()
-	frame := flowTo(vip6, 80, config.TCP).from(port).frame(packet.Flags(flags))
+	frame := frameOf(fromPort(flowTo(vip6, 80, config.TCP), port), packet.Flags(flags))
 	if got := f.run(frame).Reasons; got[want].Packets != 1 || len(got) != 1 {
 		f.t.Fatalf("port %d, flags %v: %v, want %s", port, flags, got, want)
 	}
 }
 
-func mustSnapshot(t testing.TB, view *View) *Snapshot {
+func mustSnapshot(t testing.TB, view *inspect.View) *inspect.Snapshot {
 	t.Helper()
 	s, err := view.Snapshot()
 	if err != nil {
@@ -58,13 +60,13 @@ func TestSnapshot(t *testing.T) {
 	flow := flowTo(vip6, 80, config.TCP)
 	placed := map[string]uint64{}
 	for port := range uint16(100) {
-		placed[f.placed(flow.from(port), "insert")]++
+		placed[f.placed(fromPort(flow, port), "insert")]++
 		f.send(port, packet.SYN, "forward_new")
 	}
 	f.via["s2"] = "" // known flows stay, and are lost
 	f.route()
 	for port := range uint16(100) {
-		if f.placed(flow.from(port), "insert") == "s2" {
+		if f.placed(fromPort(flow, port), "insert") == "s2" {
 			f.send(port, packet.ACK, "drop_no_next_hop")
 		}
 	}
@@ -75,26 +77,26 @@ func TestSnapshot(t *testing.T) {
 	if got, want := serviceNamesOf(s), []string{"encap", "gre", "insert", "rest"}; !slices.Equal(got, want) {
 		t.Fatalf("services %v, want %v", got, want)
 	}
-	if diff := cmp.Diff(FlowTable{Capacity: 1024, Flows: FlowCounts{New: placed["s1"], Established: placed["s2"]}}, s.FlowTable); diff != "" {
+	if diff := cmp.Diff(inspect.FlowTable{Capacity: 1024, Flows: dataplane.FlowCounts{New: placed["s1"], Established: placed["s2"]}}, s.FlowTable); diff != "" {
 		t.Errorf("flow table, -want +got:\n%s", diff)
 	}
-	hop := func(locator, link string) *NextHop {
-		return &NextHop{MAC: hopMAC(netip.MustParseAddr(locator)).String(), Ifindex: f.ifindex[link], MTU: links[link]}
+	hop := func(locator, link string) *inspect.NextHop {
+		return &inspect.NextHop{MAC: hopMAC(netip.MustParseAddr(locator)).String(), Ifindex: f.ifindex[link], MTU: links[link]}
 	}
-	none := []Condition{}
-	want := &ServiceState{
+	none := []inspect.Condition{}
+	want := &inspect.ServiceState{
 		Name: "insert", VIP: vip6, Port: 80, Protocol: config.TCP, Placement: config.PlacementHash,
 		Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert, Buckets: 251, Candidates: 1,
 		Ignored: none,
-		Servers: []*ServerState{
-			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: ServerUnchecked, Causes: none, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
-				Flows: FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
-			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: ServerUnresolved, Causes: []Condition{ServerUnresolved},
-				Flows: FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
-			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: ServerDrained, Causes: none, NextHop: hop("fd00:5:0:3:5::", "narrow")},
+		Servers: []*inspect.ServerState{
+			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
+				Flows: dataplane.FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
+			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: inspect.ServerUnresolved, Causes: []inspect.Condition{inspect.ServerUnresolved},
+				Flows: dataplane.FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
+			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: inspect.ServerDrained, Causes: none, NextHop: hop("fd00:5:0:3:5::", "narrow")},
 		},
 	}
-	if diff := cmp.Diff(want, s.Services[2], cmpopts.IgnoreUnexported(ServiceState{}), cmp.Comparer(sameAddr)); diff != "" {
+	if diff := cmp.Diff(want, s.Services[2], cmpopts.IgnoreUnexported(inspect.ServiceState{}), cmp.Comparer(sameAddr)); diff != "" {
 		t.Errorf("service insert, -want +got:\n%s", diff)
 	}
 	s.RatesSince(before)
@@ -111,7 +113,7 @@ func TestSnapshot(t *testing.T) {
 
 func sameAddr(a, b netip.Addr) bool { return a == b }
 
-func serviceNamesOf(s *Snapshot) (names []string) {
+func serviceNamesOf(s *inspect.Snapshot) (names []string) {
 	for _, service := range s.Services {
 		names = append(names, service.Name)
 	}
@@ -127,7 +129,7 @@ func TestSnapshotFlowStates(t *testing.T) {
 	f.send(2, packet.ACK, "forward_recover")
 	f.send(2, packet.ACK, "forward_known")
 	f.send(3, packet.FIN|packet.ACK, "forward_recover")
-	if diff := cmp.Diff(FlowCounts{New: 1, Established: 1, Closing: 1}, mustSnapshot(t, view).FlowTable.Flows); diff != "" {
+	if diff := cmp.Diff(dataplane.FlowCounts{New: 1, Established: 1, Closing: 1}, mustSnapshot(t, view).FlowTable.Flows); diff != "" {
 		t.Errorf("flows, -want +got:\n%s", diff)
 	}
 	cfg := varied()
@@ -138,7 +140,7 @@ func TestSnapshotFlowStates(t *testing.T) {
 		t.Errorf("with their servers removed: %+v", s.FlowTable.Flows)
 	}
 	for _, server := range s.Services[2].Servers {
-		if removed := server.Condition == ServerRemoved; removed != (server.Name != "s3") || removed && server.NextHop != nil {
+		if removed := server.Condition == inspect.ServerRemoved; removed != (server.Name != "s3") || removed && server.NextHop != nil {
 			t.Errorf("after all but s3 were removed: %+v", server)
 		}
 	}
@@ -164,7 +166,7 @@ func TestSnapshotOfAttachedProgram(t *testing.T) {
 	if hop := inside.Services[0].Servers[0].NextHop; hop.Interface != "out" {
 		t.Errorf("next hop %+v, want it on out", hop)
 	}
-	info, err := f.kernel.objects.XdpLb.Info()
+	info, err := f.plane.Objects.XdpLb.Info()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,10 +196,10 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if err := datapath.Pin(other, filepath.Join(datapath.Dir(f.cfg.Node.Instance), directoryMap)); err != nil {
+	if err := datapath.Pin(other, filepath.Join(datapath.Dir(f.cfg.Node.Instance), dataplane.DirectoryMap)); err != nil {
 		t.Fatal(err)
 	}
-	_, err = OpenView(f.cfg.Node.Instance)
+	_, err = inspect.OpenView(f.cfg.Node.Instance)
 	if !errors.Is(err, ebpf.ErrMapIncompatible) || !strings.Contains(err.Error(), "table directory: of another build") {
 		t.Errorf("error: %v", err)
 	}
@@ -210,7 +212,7 @@ func TestHuntCounts(t *testing.T) {
 	f := open(t, hunting(config.SelectConsistent, 2))
 	registry := newRegistry(f)
 	row := f.row(web, "web")
-	f.run(web.frame())
+	f.run(frameOf(web))
 	f.run(f.signal(web, "web", row[1], srv6.CreateStickiness, synAck))
 	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // the loser
 	f.must(f.sweep())
@@ -219,22 +221,22 @@ func TestHuntCounts(t *testing.T) {
 	if got := expose(t, registry); !strings.Contains(got, halfOpen+"\n") {
 		t.Errorf("no line %q in\n%s", halfOpen, got)
 	}
-	f.run(web.frame(packet.Flags(packet.ACK)))
+	f.run(frameOf(web, packet.Flags(packet.ACK)))
 	f.run(f.signal(web, "web", row[1], srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)))
-	counts := func() map[string]HuntCounts {
-		counts := map[string]HuntCounts{}
+	counts := func() map[string]inspect.HuntCounts {
+		counts := map[string]inspect.HuntCounts{}
 		for _, service := range mustSnapshot(t, f.view()).Services {
 			for _, server := range service.Servers {
 				if server.Hunt == nil {
 					t.Errorf("%s of %s has no counts", server.Name, service.Name)
-				} else if *server.Hunt != (HuntCounts{}) {
+				} else if *server.Hunt != (inspect.HuntCounts{}) {
 					counts[service.Name+" "+server.Name] = *server.Hunt
 				}
 			}
 		}
 		return counts
 	}
-	want := map[string]HuntCounts{
+	want := map[string]inspect.HuntCounts{
 		"web " + row[0]: {Offered: 1, Created: 1, Resets: 1},
 		"web " + row[1]: {Created: 1, Removed: 1},
 	}
@@ -254,7 +256,7 @@ func TestHuntCounts(t *testing.T) {
 		}
 	}
 	for _, name := range row {
-		f.must(f.kernel.retireCounter(f.slot("web", name)))
+		f.must(f.plane.RetireCounters(f.slot("web", name)))
 	}
 	if got := counts(); len(got) != 0 {
 		t.Errorf("in slots that are given anew: %v", got)
@@ -262,7 +264,7 @@ func TestHuntCounts(t *testing.T) {
 }
 
 // snapshotInside is a snapshot of a reader in the balancer's network namespace.
-func (f *fixture) snapshotInside(view *View) (s *Snapshot) {
+func (f *fixture) snapshotInside(view *inspect.View) (s *inspect.Snapshot) {
 	f.t.Helper()
 	f.must(f.ns.Do(func() (err error) {
 		s, err = view.Snapshot()

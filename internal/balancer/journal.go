@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 )
 
@@ -46,14 +47,14 @@ type transitions struct{ ended, began, endedSoon []change }
 
 // note adds the changes of a server that had the cause before, has it now, or had it in between. A
 // server that had the cause only in between is in began and in endedSoon.
-func (t *transitions) note(cause, before, between, now causes, began, ended change) {
+func (t *transitions) note(cause, before, between, now dataplane.Causes, began, ended change) {
 	switch {
-	case before.has(cause) && !now.has(cause):
+	case before.Has(cause) && !now.Has(cause):
 		t.ended = append(t.ended, ended)
-	case before.has(cause):
-	case now.has(cause):
+	case before.Has(cause):
+	case now.Has(cause):
 		t.began = append(t.began, began)
-	case between.has(cause):
+	case between.Has(cause):
 		t.began = append(t.began, began)
 		t.endedSoon = append(t.endedSoon, ended)
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
 )
@@ -203,7 +205,7 @@ func TestRacksAreLoggedOnce(t *testing.T) {
 	}
 	s.routeServers(netlink.RouteAdd)
 	slot := s.slot("web", "s00")
-	s.await("the route is not taken on", func() bool { return s.kernel.servers.hasNextHop(slot) })
+	s.await("the route is not taken on", func() bool { return s.plane.Servers.HasNextHop(slot) })
 	s.end() // before the changes have been gathered
 	expect("at the end", `level=INFO msg="servers have a next hop" count=68`)
 }
@@ -214,14 +216,14 @@ func TestConditionsOfEarlierBuild(t *testing.T) {
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Services[0] = checked(cfg.Services[0])
 	f := open(t, cfg)
-	f.kernel.servers.setFlags(f.slot("web", "s1"), balancerServerFlagsSERVER_IN_USE)
-	f.kernel.servers.setFlags(f.slot("web", "s2"),
-		balancerServerFlagsSERVER_IN_USE|balancerServerFlagsSERVER_FAILING)
-	f.expectService("of the earlier build", []Condition{ServerUp, ServerFailing})
+	f.plane.Servers.SetFlags(f.slot("web", "s1"), dataplane.FlagInUse)
+	f.plane.Servers.SetFlags(f.slot("web", "s2"),
+		dataplane.FlagInUse|dataplane.FlagFailing)
+	f.expectService("of the earlier build", []inspect.Condition{inspect.ServerUp, inspect.ServerFailing})
 	f.stop()
 	f.start(cfg)
 	f.attached = true
-	f.expectService("after an upgrade", []Condition{ServerUp, ServerFailing})
+	f.expectService("after an upgrade", []inspect.Condition{inspect.ServerUp, inspect.ServerFailing})
 }
 
 // fail makes a server fail its checks for a reason.
@@ -239,33 +241,33 @@ func TestIgnoredChecksOutliveRestart(t *testing.T) {
 	cfg.Services[0] = checked(cfg.Services[0])
 	f := open(t, cfg)
 	f.setHealth("web", "s1", false)
-	f.expectService("one fails", []Condition{ServerFailing, ServerUp, ServerDrained})
+	f.expectService("one fails", []inspect.Condition{inspect.ServerFailing, inspect.ServerUp, inspect.ServerDrained})
 	f.setHealth("web", "s2", false)
-	allFail := []Condition{ServerFailing, ServerFailing, ServerDrained}
-	f.expectService("all fail", allFail, ServerFailing)
+	allFail := []inspect.Condition{inspect.ServerFailing, inspect.ServerFailing, inspect.ServerDrained}
+	f.expectService("all fail", allFail, inspect.ServerFailing)
 	f.stop()
 	f.start(cfg)
 	f.attached = true
-	f.expectService("after a restart", allFail, ServerFailing)
+	f.expectService("after a restart", allFail, inspect.ServerFailing)
 	f.setHealth("web", "s1", true)
-	f.expectService("one recovers", []Condition{ServerUp, ServerFailing, ServerDrained})
+	f.expectService("one recovers", []inspect.Condition{inspect.ServerUp, inspect.ServerFailing, inspect.ServerDrained})
 	for i := range cfg.Services {
 		cfg.Services[i].Health = nil
 	}
 	f.mustApply(cfg)
-	f.expectService("without checks", []Condition{ServerUnchecked, ServerUnchecked, ServerDrained})
+	f.expectService("without checks", []inspect.Condition{inspect.ServerUnchecked, inspect.ServerUnchecked, inspect.ServerDrained})
 }
 
 // expectService checks what is seen of the only service from outside.
-func (f *fixture) expectService(when string, conditions []Condition, ignored ...Condition) {
+func (f *fixture) expectService(when string, conditions []inspect.Condition, ignored ...inspect.Condition) {
 	f.t.Helper()
 	service := mustSnapshot(f.t, f.view()).Services[0]
-	var got []Condition
+	var got []inspect.Condition
 	for _, server := range service.Servers {
 		got = append(got, server.Condition)
 	}
 	if ignored == nil {
-		ignored = []Condition{}
+		ignored = []inspect.Condition{}
 	}
 	if diff := cmp.Diff(conditions, got); diff != "" {
 		f.t.Errorf("%s: conditions, -want +got:\n%s", when, diff)

@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
@@ -52,7 +54,7 @@ func (f *fixture) pins() map[string]string {
 // everything is all that a start which is refused must leave as it is.
 type everything struct {
 	Pins          map[string]string
-	Identity      balancerIdentity
+	Identity      dataplane.Identity
 	Configuration map[string]string
 	Reasons       map[string]tally
 	Servers       map[string]tally
@@ -61,8 +63,8 @@ type everything struct {
 
 func (f *fixture) everything() everything {
 	f.t.Helper()
-	e := everything{Pins: f.pins(), Configuration: f.configuration(), Flows: append([]uint64(nil), f.kernel.flows.entries...)}
-	f.must(f.kernel.objects.Identity.Lookup(uint32(0), &e.Identity))
+	e := everything{Pins: f.pins(), Configuration: f.configuration(), Flows: append([]uint64(nil), f.plane.Flows.Entries...)}
+	f.must(f.plane.Objects.Identity.Lookup(uint32(0), &e.Identity))
 	counted := f.counters()
 	e.Reasons, e.Servers = counted.reasons, counted.servers
 	return e
@@ -89,7 +91,7 @@ func (f *fixture) refusesStart(want ...string) {
 	if diff := cmp.Diff(before, f.everything()); diff != "" {
 		f.t.Errorf("(-before +after):\n%s", diff)
 	}
-	ack := web.frame(packet.Flags(packet.ACK))
+	ack := frameOf(web, packet.Flags(packet.ACK))
 	f.check(f.forwarded(ack, web, "web", "s", "forward_known"), f.run(ack))
 }
 
@@ -105,8 +107,8 @@ func (f *fixture) repin(name string, spec *ebpf.MapSpec) {
 // openSteering is a balancer with one flow and a program that is pinned.
 func openSteering(t *testing.T) *fixture {
 	f := open(t, webOf(srv6Server("s", 1, 1)))
-	f.run(web.frame())
-	f.must(datapath.Pin(f.kernel.objects.XdpLb, filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
+	f.run(frameOf(web))
+	f.must(datapath.Pin(f.plane.Objects.XdpLb, filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
 	return f
 }
 
@@ -139,11 +141,11 @@ var fixed = map[ebpf.MapType]map[string]bool{
 func TestOtherLayoutsAreRefused(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
-	spec, _, err := loadSpec()
+	spec, _, err := dataplane.LoadSpec()
 	f.must(err)
-	for name, table := range f.kernel.objects.kernelMaps.pinned() {
+	for name, table := range f.plane.Objects.Maps.Pinned() {
 		for what, change := range changes {
-			if slices.Contains(countersByReason, name) {
+			if slices.Contains(dataplane.CountersByReason, name) {
 				continue // see TestUpgradeWithOtherReasons
 			}
 			other := spec.Maps[name].Copy()
@@ -182,9 +184,9 @@ func TestOtherVersionIsRefused(t *testing.T) {
 	f := openSteering(t)
 	identity := f.identity
 	identity.Version++
-	f.must(f.kernel.objects.Identity.Put(uint32(0), &identity))
+	f.must(f.plane.Objects.Identity.Put(uint32(0), &identity))
 	f.refusesStart(fmt.Sprintf("version %d", identity.Version))
-	if view, err := OpenView(f.cfg.Node.Instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
+	if view, err := inspect.OpenView(f.cfg.Node.Instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("segue status reads them all the same: %v", err)
 		_ = view.Close()
 	}
@@ -222,9 +224,9 @@ func TestOtherRoleIsRefused(t *testing.T) {
 func TestOtherCandidateTablesAreRefused(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
-	spec, _, err := loadSpec()
+	spec, _, err := dataplane.LoadSpec()
 	f.must(err)
-	tables := spec.Maps[balancerMapTables].Copy()
+	tables := spec.Maps[dataplane.TablesMap].Copy()
 	tables.InnerMap.ValueSize *= 2
 	outer, err := ebpf.NewMap(tables)
 	f.must(err)
@@ -234,7 +236,7 @@ func TestOtherCandidateTablesAreRefused(t *testing.T) {
 	defer inner.Close()
 	web := f.services.byName["web"]
 	f.must(outer.Put(2*web.id+uint32(web.rule.Flags), inner))
-	f.must(datapath.Pin(outer, filepath.Join(datapath.Dir(f.cfg.Node.Instance), balancerMapTables)))
+	f.must(datapath.Pin(outer, filepath.Join(datapath.Dir(f.cfg.Node.Instance), dataplane.TablesMap)))
 	f.refusesStart("candidate table")
 }
 
@@ -244,9 +246,9 @@ func TestRefusedStartMakesNothing(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
 	dir := datapath.Dir(f.cfg.Node.Instance)
-	f.must(os.Remove(filepath.Join(dir, balancerMapFragments)))
-	f.repin(balancerMapReasons, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
-	f.repin(balancerMapFlows, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 128, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE})
+	f.must(os.Remove(filepath.Join(dir, dataplane.FragmentsMap)))
+	f.repin(dataplane.ReasonsMap, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
+	f.repin(dataplane.FlowsMap, &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 128, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE})
 	f.refusesStart("table flows")
 }
 
@@ -255,7 +257,7 @@ func TestOtherReasonsStayUntilAttached(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
 	f.leaveSharedNetwork()
-	for _, name := range countersByReason {
+	for _, name := range dataplane.CountersByReason {
 		f.repin(name, &ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16, MaxEntries: 3})
 	}
 	before := f.pins()
@@ -270,7 +272,7 @@ func TestOtherReasonsStayUntilAttached(t *testing.T) {
 		_, err := b.takeOver()
 		return err
 	}))
-	view, err := OpenView(f.cfg.Node.Instance) // which refuses those of another build
+	view, err := inspect.OpenView(f.cfg.Node.Instance) // which refuses those of another build
 	f.must(err)
 	f.must(view.Close())
 }

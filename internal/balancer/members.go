@@ -7,13 +7,14 @@ import (
 	"slices"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/probe"
 )
 
 // causeText is what the log says of a cause.
 type causeText struct {
-	cause   causes
+	cause   dataplane.Causes
 	server  changeText // of a server that gets or loses the cause
 	service changeText // of a service that begins or ceases to ignore it
 }
@@ -22,7 +23,7 @@ type causeText struct {
 // causeFlags, a text here, a condition in conditionsOfCauses and a call of setCause.
 var causeTexts = []causeText{
 	{
-		cause: unresolved,
+		cause: dataplane.Unresolved,
 		server: changeText{
 			began: wording{"server has no next hop: its packets are dropped",
 				"servers have no next hop: their packets are dropped"},
@@ -36,7 +37,7 @@ var causeTexts = []causeText{
 		},
 	},
 	{
-		cause: unreachable,
+		cause: dataplane.Unreachable,
 		server: changeText{
 			began: wording{"next hop of the server does not answer", "next hops of the servers do not answer"},
 			ended: wording{"next hop of the server answers", "next hops of the servers answer"},
@@ -49,7 +50,7 @@ var causeTexts = []causeText{
 		},
 	},
 	{
-		cause: failing,
+		cause: dataplane.Failing,
 		server: changeText{
 			began: wording{"server fails its health checks", "servers fail their health checks"},
 			ended: wording{"server passes its health checks", "servers pass their health checks"},
@@ -64,7 +65,7 @@ var causeTexts = []causeText{
 		},
 	},
 	{
-		cause: silent,
+		cause: dataplane.Silent,
 		server: changeText{
 			began: wording{"agent does not answer probes", "agents do not answer probes"},
 			ended: wording{"agent answers probes", "agents answer probes"},
@@ -72,7 +73,7 @@ var causeTexts = []causeText{
 		service: tooMany,
 	},
 	{
-		cause: incompatible,
+		cause: dataplane.Incompatible,
 		server: changeText{
 			began: wording{"agent speaks another version of the protocol than this balancer",
 				"agents speak another version of the protocol than this balancer"},
@@ -82,7 +83,7 @@ var causeTexts = []causeText{
 		service: tooMany,
 	},
 	{
-		cause: notServed,
+		cause: dataplane.NotServed,
 		server: changeText{
 			began: wording{"agent does not have the VIP", "agents do not have the VIP"},
 			ended: wording{"agent has the VIP", "agents have the VIP"},
@@ -90,7 +91,7 @@ var causeTexts = []causeText{
 		service: tooMany,
 	},
 	{
-		cause: unheard,
+		cause: dataplane.Unheard,
 		server: changeText{
 			began: wording{"connections that the server is offered are not answered",
 				"connections that the servers are offered are not answered"},
@@ -121,11 +122,11 @@ type member struct {
 	// since is when probes found the member unfit; zero: before this process, or not at all.
 	since time.Time
 	// causes are all but unresolved, which the next hop in the server table tells.
-	causes  causes
-	reasons map[causes]reasons
-	logged  causes // as the log has it, with unresolved
+	causes  dataplane.Causes
+	reasons map[dataplane.Causes]reasons
+	logged  dataplane.Causes // as the log has it, with unresolved
 	// unlogged are the causes that the member has got since the last log, but for unresolved.
-	unlogged causes
+	unlogged dataplane.Causes
 }
 
 // reasons say in plain words why a server got a cause, and why it lost the cause. Empty: not known.
@@ -133,18 +134,18 @@ type reasons struct{ began, ended string }
 
 // newMember is a server that goes on as the one before it in the process, if there is one, and else
 // as its slot says.
-func newMember(server config.Server, cfg *config.Service, before *member, noted causes, routed bool) *member {
+func newMember(server config.Server, cfg *config.Service, before *member, noted dataplane.Causes, routed bool) *member {
 	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted, routed: routed}
 	if before != nil {
 		m.causes, m.reasons, m.since = before.causes, before.reasons, before.since
 		m.logged, m.unlogged = before.logged, before.unlogged
 	}
-	m.causes &^= unresolved
+	m.causes &^= dataplane.Unresolved
 	if !m.checked {
-		m.causes &^= failing
+		m.causes &^= dataplane.Failing
 	}
 	if !m.probed {
-		m.causes &^= probed
+		m.causes &^= dataplane.Probed
 	}
 	return m
 }
@@ -153,28 +154,28 @@ func newMember(server config.Server, cfg *config.Service, before *member, noted 
 // placed on it all the same, and then connections that are being made move to other servers. They do
 // not for want of answers to offers: a server that has answered the SYN of a connection is well
 // enough for it, and a second server would reset what the client has from the first.
-func (m *member) flags(used bool) balancerServerFlags {
-	flags := balancerServerFlagsSERVER_IN_USE | m.causes.flags()
+func (m *member) flags(used bool) dataplane.ServerFlags {
+	flags := dataplane.FlagInUse | m.causes.Flags()
 	if m.Address.Is4() {
-		flags |= balancerServerFlagsSERVER_IPV4
+		flags |= dataplane.FlagIPv4
 	}
 	if *m.Weight == 0 {
-		flags |= balancerServerFlagsSERVER_DRAINED
+		flags |= dataplane.FlagDrained
 	}
 	if !m.checked {
-		flags |= balancerServerFlagsSERVER_UNCHECKED
+		flags |= dataplane.FlagUnchecked
 	}
 	if !m.probed {
-		flags |= balancerServerFlagsSERVER_UNPROBED
+		flags |= dataplane.FlagUnprobed
 	}
 	if m.routed {
-		flags |= balancerServerFlagsSERVER_ROUTED
+		flags |= dataplane.FlagRouted
 	}
 	if m.causes != 0 && !used {
-		flags |= balancerServerFlagsSERVER_UNUSED
+		flags |= dataplane.FlagUnused
 	}
-	if m.causes&^unheard != 0 && !used {
-		flags |= balancerServerFlagsSERVER_FAILING
+	if m.causes&^dataplane.Unheard != 0 && !used {
+		flags |= dataplane.FlagFailing
 	}
 	return flags
 }
@@ -182,14 +183,14 @@ func (m *member) flags(used bool) balancerServerFlags {
 // setCause notes that a server has or has not a cause, and why. It returns the service whose table
 // is to follow: nil when nothing changed, or a reload has removed the server.
 func (s *services) setCause(
-	service, server string, cause causes, holds bool, reason string,
+	service, server string, cause dataplane.Causes, holds bool, reason string,
 ) *service {
 	svc := s.byName[service]
 	if svc == nil {
 		return nil
 	}
 	m := svc.member(server)
-	if m == nil || m.causes.has(cause) == holds {
+	if m == nil || m.causes.Has(cause) == holds {
 		return nil
 	}
 	m.set(cause, holds)
@@ -198,13 +199,13 @@ func (s *services) setCause(
 }
 
 // set notes that a server has or has not a cause, for the data path and for the log.
-func (m *member) set(cause causes, holds bool) {
-	m.causes = m.causes.set(cause, holds)
+func (m *member) set(cause dataplane.Causes, holds bool) {
+	m.causes = m.causes.Set(cause, holds)
 	m.unlogged |= m.causes & cause
 }
 
 // setReason notes why a server has, or has no more, a cause.
-func (m *member) setReason(cause causes, holds bool, reason string) {
+func (m *member) setReason(cause dataplane.Causes, holds bool, reason string) {
 	why := m.reasons[cause]
 	if holds {
 		why.began = reason
@@ -212,7 +213,7 @@ func (m *member) setReason(cause causes, holds bool, reason string) {
 		why.ended = reason
 	}
 	if m.reasons == nil && reason != "" {
-		m.reasons = map[causes]reasons{}
+		m.reasons = map[dataplane.Causes]reasons{}
 	}
 	if m.reasons != nil {
 		m.reasons[cause] = why
@@ -220,8 +221,8 @@ func (m *member) setReason(cause causes, holds bool, reason string) {
 }
 
 // causes are all that a member has now.
-func (s *services) causes(m *member) causes {
-	return m.causes.set(unresolved, !s.kernel.servers.hasNextHop(m.slot))
+func (s *services) causes(m *member) dataplane.Causes {
+	return m.causes.Set(dataplane.Unresolved, !s.plane.Servers.HasNextHop(m.slot))
 }
 
 // usable lists the servers of a service that new flows are placed on: those that are not drained
@@ -231,8 +232,8 @@ func (s *services) usable(svc *service) []*member {
 	drained := func(m *member) bool { return *m.Weight == 0 }
 	undrained := slices.DeleteFunc(slices.Clone(svc.members), drained)
 	chosen := undrained
-	for _, cause := range []causes{unresolved, unreachable, failing} {
-		chosen = prefer(chosen, func(m *member) bool { return !s.causes(m).has(cause) })
+	for _, cause := range []dataplane.Causes{dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing} {
+		chosen = prefer(chosen, func(m *member) bool { return !s.causes(m).Has(cause) })
 	}
 	return withoutUnfit(chosen, mostUnfit(len(undrained)))
 }
@@ -243,7 +244,7 @@ func mostUnfit(servers int) int { return max(1, servers/3) }
 // withoutUnfit takes out the members that probes have found unfit first, at most so many. When all
 // are unfit, the probes are the likelier culprit.
 func withoutUnfit(members []*member, most int) []*member {
-	unfit := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m.causes&probed == 0 })
+	unfit := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m.causes&dataplane.Probed == 0 })
 	if len(unfit) == len(members) {
 		return members
 	}
@@ -264,7 +265,7 @@ func prefer(members []*member, good func(*member) bool) []*member {
 }
 
 // ignored are the causes of servers that new flows are placed on all the same.
-func (s *services) ignored(svc *service) (all causes) {
+func (s *services) ignored(svc *service) (all dataplane.Causes) {
 	for _, m := range s.usable(svc) {
 		all |= s.causes(m)
 	}
@@ -272,14 +273,14 @@ func (s *services) ignored(svc *service) (all causes) {
 }
 
 // causesOfFaults are the causes by what probes find.
-var causesOfFaults = map[probe.Fault]causes{
-	probe.Silent: silent, probe.OtherVersion: incompatible, probe.NotServed: notServed, probe.Unheard: unheard,
+var causesOfFaults = map[probe.Fault]dataplane.Causes{
+	probe.Silent: dataplane.Silent, probe.OtherVersion: dataplane.Incompatible, probe.NotServed: dataplane.NotServed, probe.Unheard: dataplane.Unheard,
 }
 
 // faultOf is the reverse of causesOfFaults; None for a server without such a cause.
-func faultOf(c causes) probe.Fault {
+func faultOf(c dataplane.Causes) probe.Fault {
 	for fault, cause := range causesOfFaults {
-		if c.has(cause) {
+		if c.Has(cause) {
 			return fault
 		}
 	}
@@ -297,10 +298,10 @@ func (s *services) setFault(result probe.Result) *service {
 	if m == nil || !m.probed || m.slot != result.Slot || faultOf(m.causes) == result.Fault {
 		return nil
 	}
-	if m.causes&probed == 0 {
+	if m.causes&dataplane.Probed == 0 {
 		m.since = time.Now()
 	}
-	m.set(probed, false)
+	m.set(dataplane.Probed, false)
 	m.set(causesOfFaults[result.Fault], true)
 	return svc
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/probe"
 )
@@ -147,7 +148,7 @@ func TestStatusShowsFaults(t *testing.T) {
 		f.find(fault, server)
 	}
 	service := mustSnapshot(t, f.view()).Services[0]
-	want := []Condition{ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard, ServerUnchecked, ServerUnchecked}
+	want := []inspect.Condition{inspect.ServerSilent, inspect.ServerIncompatible, inspect.ServerNotServed, inspect.ServerUnheard, inspect.ServerUnchecked, inspect.ServerUnchecked}
 	for i, server := range service.Servers {
 		if server.Condition != want[i] || !server.Probed {
 			t.Errorf("%s: %s, probed %v; want %s", server.Name, server.Condition, server.Probed, want[i])

@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/prometheus/common/expfmt"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -37,7 +39,7 @@ func TestMetrics(t *testing.T) {
 	registry := newRegistry(f)
 	flow := flowTo(vip6, 80, config.TCP)
 	port := uint16(1) // the first whose flow s1 gets
-	for f.placed(flow.from(port), "insert") != "s1" {
+	for f.placed(fromPort(flow, port), "insert") != "s1" {
 		port++
 	}
 	f.send(port, packet.SYN, "forward_new")
@@ -123,10 +125,10 @@ func TestMetricsOfMovedServer(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
 	registry := newRegistry(f)
-	for slot, key := range maps.Collect(f.slots.all()) {
-		if key.server == "s1" {
-			key.address = key.address.Next()
-			if _, err := f.slots.claim(key, f.services.byName[key.service].id, srv6.Deliver, balancerServerFlagsSERVER_IN_USE); err != nil {
+	for slot, key := range maps.Collect(f.slots.All()) {
+		if key.Server == "s1" {
+			key.Address = key.Address.Next()
+			if _, err := f.slots.Claim(key, f.services.byName[key.Service].id, srv6.Deliver, dataplane.FlagInUse); err != nil {
 				t.Fatalf("claim a second slot beside %d: %v", slot, err)
 			}
 		}
@@ -145,7 +147,7 @@ func TestDocumented(t *testing.T) {
 	}
 	_, table, _ := strings.Cut(string(manual), "## Reasons of a balancer")
 	table, _, _ = strings.Cut(table, "## ")
-	_, names, err := loadSpec()
+	_, names, err := dataplane.LoadSpec()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +157,7 @@ func TestDocumented(t *testing.T) {
 		}
 	}
 	descs := make(chan *prometheus.Desc, 100)
-	(&Collector{}).Describe(descs)
+	(&inspect.Collector{}).Describe(descs)
 	close(descs)
 	for desc := range descs {
 		_, rest, _ := strings.Cut(desc.String(), `fqName: "`)

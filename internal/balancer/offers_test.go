@@ -25,13 +25,13 @@ func TestAnswersCountForTheFirstOffered(t *testing.T) {
 			}
 			expect := func(when, server string, offered, answered, taken uint64) {
 				t.Helper()
-				got, err := f.kernel.offers(f.slot(service, server))
+				got, err := f.plane.Offers(f.slot(service, server))
 				f.must(err)
 				if want := (probe.Offers{Offered: offered, Answered: answered, Taken: taken}); got != want {
 					t.Errorf("%s: %+v, want %+v", when, got, want)
 				}
 			}
-			f.run(flow.frame())
+			f.run(frameOf(flow))
 			expect("a SYN", row[0], 1, 0, 0)
 			answer(row[1], packet.SYN|packet.ACK)
 			expect("the second server takes it", row[0], 1, 1, 0)
@@ -43,7 +43,7 @@ func TestAnswersCountForTheFirstOffered(t *testing.T) {
 			f.setHealth(service, row[0], false)
 			defer f.setHealth(service, row[0], true)
 			next := f.row(flow, service) // of the configuration; the table skips the failing server
-			f.run(flow.frame())
+			f.run(frameOf(flow))
 			answer(next[1], packet.SYN|packet.ACK)
 			expect("the first one fails its checks", row[0], 1, 1, 0)
 		})
@@ -57,7 +57,7 @@ func TestAnswersToRandomOffersDoNotCount(t *testing.T) {
 	row := f.row(web, "web")
 	f.run(signal(config.SRv6Encap, f.locatorOf("web", row[0]), web, srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK)))
 	for _, server := range f.service("web").Servers {
-		if got, err := f.kernel.offers(f.slot("web", server.Name)); got.Answered != 0 || err != nil {
+		if got, err := f.plane.Offers(f.slot("web", server.Name)); got.Answered != 0 || err != nil {
 			t.Errorf("%s: %+v, %v", server.Name, got, err)
 		}
 	}

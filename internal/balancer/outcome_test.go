@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -43,7 +44,7 @@ type counters struct{ reasons, servers map[string]tally }
 func (f *fixture) counters() counters {
 	f.t.Helper()
 	c := counters{map[string]tally{}, map[string]tally{}}
-	reasons := lookupAll[balancerCounter](f, f.kernel.objects.Reasons)
+	reasons := lookupAll[dataplane.Counter](f, f.plane.Objects.Reasons)
 	for name, number := range reasonNumbers() {
 		var sum tally
 		for _, v := range reasons(number) {
@@ -52,23 +53,23 @@ func (f *fixture) counters() counters {
 		}
 		c.reasons[name] = sum
 	}
-	servers := lookupAll[balancerServerCounter](f, f.kernel.objects.ServerCounters)
-	for slot, key := range f.slots.all() {
+	servers := lookupAll[dataplane.ServerCounter](f, f.plane.Objects.ServerCounters)
+	for slot, key := range f.slots.All() {
 		var sum tally
 		for _, v := range servers(slot) {
-			total := v.total()
+			total := v.Total()
 			sum.Packets += total.Packets
 			sum.Bytes += total.Bytes
-			sum.Flows += v.placed()
+			sum.Flows += v.Placed()
 			for i, n := range v.Forwarded {
-				reason := c.reasons[reasonName(firstForward+uint32(i))]
+				reason := c.reasons[reasonName(dataplane.FirstForward+uint32(i))]
 				reason.Packets += n.Packets
 				reason.Bytes += n.Bytes
-				c.reasons[reasonName(firstForward+uint32(i))] = reason
+				c.reasons[reasonName(dataplane.FirstForward+uint32(i))] = reason
 			}
 		}
-		name := key.service + "/" + key.server
-		if f.slots.isRetired(slot) {
+		name := key.Service + "/" + key.Server
+		if f.slots.IsRetired(slot) {
 			name += ", retired"
 		}
 		c.servers[name] = sum
@@ -103,7 +104,7 @@ func difference(before, after map[string]tally) map[string]tally {
 
 // reasonNumbers is enum lb_reason of bpf/balancer/stats.h, by the names that metrics use.
 var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
-	spec, _, err := loadSpec()
+	spec, _, err := dataplane.LoadSpec()
 	if err != nil {
 		panic(err)
 	}
@@ -166,7 +167,7 @@ func refused(frame []byte, reason string, length uint64) outcome {
 
 // forwarded is the outcome of a frame that goes to a server of a service, as the reference
 // implementation encapsulates it.
-func (f *fixture) forwarded(frame []byte, flow Flow, service, server, reason string) outcome {
+func (f *fixture) forwarded(frame []byte, flow dataplane.Flow, service, server, reason string) outcome {
 	f.t.Helper()
 	return f.offered(frame, flow, service, reason, knownFunction(f.service(service)), server)
 }
@@ -190,13 +191,13 @@ func stages(function srv6.Function, servers ...string) (all []stage) {
 }
 
 // offered is the outcome of a frame that goes from server to server, as stages has them.
-func (f *fixture) offered(frame []byte, flow Flow, service, reason string, function srv6.Function, servers ...string) outcome {
+func (f *fixture) offered(frame []byte, flow dataplane.Flow, service, reason string, function srv6.Function, servers ...string) outcome {
 	f.t.Helper()
 	return f.visited(frame, flow, service, reason, stages(function, servers...)...)
 }
 
 // visited is the outcome of a frame that goes from server to server.
-func (f *fixture) visited(frame []byte, flow Flow, service, reason string, all ...stage) outcome {
+func (f *fixture) visited(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
 	f.t.Helper()
 	e := f.encap(flow, service, all[0].server)
 	if len(e.Segments) > 0 {
@@ -252,7 +253,7 @@ func sentBack(frame []byte, reason string, answer []byte) outcome {
 }
 
 // encap says how packets of a flow travel to a server.
-func (f *fixture) encap(flow Flow, service, server string) packet.Encap {
+func (f *fixture) encap(flow dataplane.Flow, service, server string) packet.Encap {
 	f.t.Helper()
 	svc := f.service(service)
 	for i := range svc.Servers {

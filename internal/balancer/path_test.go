@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -79,7 +80,7 @@ type visit struct {
 	full   bool // the flow's bucket is full of flows in use
 	reason string
 	// A frame that is forwarded has its flow and its service here.
-	flow    Flow
+	flow    dataplane.Flow
 	service string
 	// One that is offered to the candidates in turn has what they are asked here.
 	function srv6.Function
@@ -93,8 +94,8 @@ const ethernetLength = 14
 
 var synAck = packet.Flags(packet.SYN | packet.ACK)
 
-// signal is one of the server of that number, in the encapsulation that the flow's family has in visits.
-func (flow Flow) signal(number uint8, function srv6.Function, options ...packet.Option) []byte {
+// signalTo is one of the server of that number, in the encapsulation that the flow's family has in visits.
+func signalTo(flow dataplane.Flow, number uint8, function srv6.Function, options ...packet.Option) []byte {
 	kind := config.SRv6Insert
 	if flow.Source.Addr().Is4() {
 		kind = config.SRv6Encap
@@ -103,8 +104,8 @@ func (flow Flow) signal(number uint8, function srv6.Function, options ...packet.
 }
 
 // reply is a packet of the server's to the client.
-func reply(flow Flow, options ...packet.Option) []byte {
-	return flow.reverse().frame(options...)
+func reply(flow dataplane.Flow, options ...packet.Option) []byte {
+	return frameOf(reversed(flow), options...)
 }
 
 // set returns a copy of the frame with a 16-bit field of layer 3 replaced.
@@ -127,113 +128,113 @@ func mapped(frame []byte) []byte {
 }
 
 var visits = []visit{
-	{name: "ARP", frame: packet.SetByte(web4.frame(), 13, 0x06), reason: "pass_not_ip"},
-	{name: "VLAN", frame: web.frame(packet.VLAN(7)), reason: "pass_not_ip"},
-	{name: "another host", frame: packet.SetByte(web.frame(), 5, 9), reason: "pass_not_for_host"},
-	{name: "broadcast", frame: packet.SetMACs(web4.frame(), packet.MAC{2, 0, 0, 0, 0, 1},
+	{name: "ARP", frame: packet.SetByte(frameOf(web4), 13, 0x06), reason: "pass_not_ip"},
+	{name: "VLAN", frame: frameOf(web, packet.VLAN(7)), reason: "pass_not_ip"},
+	{name: "another host", frame: packet.SetByte(frameOf(web), 5, 9), reason: "pass_not_for_host"},
+	{name: "broadcast", frame: packet.SetMACs(frameOf(web4), packet.MAC{2, 0, 0, 0, 0, 1},
 		packet.MAC{255, 255, 255, 255, 255, 255}), reason: "pass_not_for_host"},
-	{name: "not a VIP", frame: noVIP.frame(), reason: "pass_not_vip", length: 60},
-	{name: "not a VIP, IPv4", frame: noVIP4.frame(), reason: "pass_not_vip", length: 40},
-	{name: "VIP of the other family's form", frame: flowTo(
-		netip.MustParseAddr("2001:db8:80::c633:6401"), 80, config.TCP).frame(), reason: "pass_not_vip", length: 60},
-	{name: "Ethernet header only", frame: web.frame()[:ethernetLength], reason: "pass_not_vip"},
+	{name: "not a VIP", frame: frameOf(noVIP), reason: "pass_not_vip", length: 60},
+	{name: "not a VIP, IPv4", frame: frameOf(noVIP4), reason: "pass_not_vip", length: 40},
+	{name: "VIP of the other family's form", frame: frameOf(flowTo(
+		netip.MustParseAddr("2001:db8:80::c633:6401"), 80, config.TCP)), reason: "pass_not_vip", length: 60},
+	{name: "Ethernet header only", frame: frameOf(web)[:ethernetLength], reason: "pass_not_vip"},
 
-	{name: "SYN", frame: web.frame(), reason: "forward_new", flow: web, service: "web"},
-	{name: "SYN, IPv4", frame: web4.frame(), reason: "forward_new", flow: web4, service: "web4"},
-	{name: "UDP", frame: dns.frame(), reason: "forward_new", flow: dns, service: "dns"},
-	{name: "UDP, IPv4", frame: dns4.frame(), reason: "forward_new", flow: dns4, service: "dns4"},
-	{name: "ACK after SYN", before: web.frame(), frame: web.frame(packet.Flags(packet.ACK)),
+	{name: "SYN", frame: frameOf(web), reason: "forward_new", flow: web, service: "web"},
+	{name: "SYN, IPv4", frame: frameOf(web4), reason: "forward_new", flow: web4, service: "web4"},
+	{name: "UDP", frame: frameOf(dns), reason: "forward_new", flow: dns, service: "dns"},
+	{name: "UDP, IPv4", frame: frameOf(dns4), reason: "forward_new", flow: dns4, service: "dns4"},
+	{name: "ACK after SYN", before: frameOf(web), frame: frameOf(web, packet.Flags(packet.ACK)),
 		reason: "forward_known", flow: web, service: "web"},
-	{name: "SYN again", before: web.frame(), frame: web.frame(), reason: "forward_known", flow: web, service: "web"},
-	{name: "second datagram", before: dns.frame(), frame: dns.frame(), reason: "forward_known", flow: dns, service: "dns"},
-	{name: "ACK of an unknown flow", frame: web.frame(packet.Flags(packet.ACK)),
+	{name: "SYN again", before: frameOf(web), frame: frameOf(web), reason: "forward_known", flow: web, service: "web"},
+	{name: "second datagram", before: frameOf(dns), frame: frameOf(dns), reason: "forward_known", flow: dns, service: "dns"},
+	{name: "ACK of an unknown flow", frame: frameOf(web, packet.Flags(packet.ACK)),
 		reason: "forward_recover", flow: web, service: "web"},
-	{name: "SYN-ACK of an unknown flow", frame: web.frame(packet.Flags(packet.SYN | packet.ACK)),
+	{name: "SYN-ACK of an unknown flow", frame: frameOf(web, packet.Flags(packet.SYN|packet.ACK)),
 		reason: "forward_recover", flow: web, service: "web"},
-	{name: "SYN into a full bucket", full: true, frame: web.frame(), reason: "forward_no_room", flow: web, service: "web"},
-	{name: "ACK into a full bucket", full: true, frame: web.frame(packet.Flags(packet.ACK)),
+	{name: "SYN into a full bucket", full: true, frame: frameOf(web), reason: "forward_no_room", flow: web, service: "web"},
+	{name: "ACK into a full bucket", full: true, frame: frameOf(web, packet.Flags(packet.ACK)),
 		reason: "forward_no_room", flow: web, service: "web"},
-	{name: "every port of a VIP", frame: toAll.frame(), reason: "forward_new", flow: toAll, service: "all"},
-	{name: "a port with its own service", frame: toOne.frame(), reason: "forward_new", flow: toOne, service: "one"},
-	{name: "padding after the packet", frame: packet.Pad(web4.frame(), 1, 2, 3, 4, 5, 6),
+	{name: "every port of a VIP", frame: frameOf(toAll), reason: "forward_new", flow: toAll, service: "all"},
+	{name: "a port with its own service", frame: frameOf(toOne), reason: "forward_new", flow: toOne, service: "one"},
+	{name: "padding after the packet", frame: packet.Pad(frameOf(web4), 1, 2, 3, 4, 5, 6),
 		reason: "forward_new", flow: web4, service: "web4"},
-	{name: "IPv4 options", frame: web4.frame(packet.IPOptions(slices.Repeat([]byte{1}, 40))),
+	{name: "IPv4 options", frame: frameOf(web4, packet.IPOptions(slices.Repeat([]byte{1}, 40))),
 		reason: "forward_new", flow: web4, service: "web4"},
-	{name: "DSCP and ECN", frame: web.frame(packet.TrafficClass(0xb9), packet.FlowLabel(0xabcde)),
+	{name: "DSCP and ECN", frame: frameOf(web, packet.TrafficClass(0xb9), packet.FlowLabel(0xabcde)),
 		reason: "forward_new", flow: web, service: "web"},
-	{name: "DSCP and ECN, IPv4", frame: web4.frame(packet.TrafficClass(0xb9)),
+	{name: "DSCP and ECN, IPv4", frame: frameOf(web4, packet.TrafficClass(0xb9)),
 		reason: "forward_new", flow: web4, service: "web4"},
-	{name: "first fragment", frame: packet.Fragments(dns.frame(large), 64, 7)[0],
+	{name: "first fragment", frame: packet.Fragments(frameOf(dns, large), 64, 7)[0],
 		reason: "forward_new", flow: dns, service: "dns"},
-	{name: "first fragment, IPv4", frame: packet.Fragments(dns4.frame(large), 64, 7)[0],
+	{name: "first fragment, IPv4", frame: packet.Fragments(frameOf(dns4, large), 64, 7)[0],
 		reason: "forward_new", flow: dns4, service: "dns4"},
-	{name: "last fragment", before: packet.Fragments(dns.frame(large), 64, 7)[0],
-		frame: packet.Fragments(dns.frame(large), 64, 7)[1], reason: "forward_fragment", flow: dns, service: "dns"},
-	{name: "last fragment, IPv4", before: packet.Fragments(dns4.frame(large), 64, 7)[0],
-		frame: packet.Fragments(dns4.frame(large), 64, 7)[1], reason: "forward_fragment", flow: dns4, service: "dns4"},
-	{name: "atomic fragment", frame: packet.Fragments(web.frame(), 64, 7)[0],
+	{name: "last fragment", before: packet.Fragments(frameOf(dns, large), 64, 7)[0],
+		frame: packet.Fragments(frameOf(dns, large), 64, 7)[1], reason: "forward_fragment", flow: dns, service: "dns"},
+	{name: "last fragment, IPv4", before: packet.Fragments(frameOf(dns4, large), 64, 7)[0],
+		frame: packet.Fragments(frameOf(dns4, large), 64, 7)[1], reason: "forward_fragment", flow: dns4, service: "dns4"},
+	{name: "atomic fragment", frame: packet.Fragments(frameOf(web), 64, 7)[0],
 		reason: "forward_new", flow: web, service: "web"},
-	{name: "atomic fragment behind hop-by-hop options", frame: packet.Fragments(insert.frame(packet.HopByHop(8)), 64, 7)[0],
+	{name: "atomic fragment behind hop-by-hop options", frame: packet.Fragments(frameOf(insert, packet.HopByHop(8)), 64, 7)[0],
 		reason: "forward_new", flow: insert, service: "insert"},
-	{name: "routing header at its end", frame: web.frame(packet.Routing(packet.NewSRH(0, vip6))),
+	{name: "routing header at its end", frame: frameOf(web, packet.Routing(packet.NewSRH(0, vip6))),
 		reason: "forward_new", flow: web, service: "web"},
-	{name: "eight extension headers", frame: web.frame(slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 8)...),
+	{name: "eight extension headers", frame: frameOf(web, slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 8)...),
 		reason: "forward_new", flow: web, service: "web"},
-	{name: "hop limit 2", frame: web.frame(packet.HopLimit(2)), reason: "forward_new", flow: web, service: "web"},
-	{name: "TTL 2", frame: web4.frame(packet.HopLimit(2)), reason: "forward_new", flow: web4, service: "web4"},
-	{name: "as long as the way allows", frame: narrow.frame(packet.Payload(make([]byte, 1500-40-60))),
+	{name: "hop limit 2", frame: frameOf(web, packet.HopLimit(2)), reason: "forward_new", flow: web, service: "web"},
+	{name: "TTL 2", frame: frameOf(web4, packet.HopLimit(2)), reason: "forward_new", flow: web4, service: "web4"},
+	{name: "as long as the way allows", frame: frameOf(narrow, packet.Payload(make([]byte, 1500-40-60))),
 		reason: "forward_new", flow: narrow, service: "narrow"},
 
-	{name: "SYN, hunting", frame: hunt.frame(), reason: "forward_hunt", flow: hunt, service: "hunt", function: srv6.ConnectAvail},
-	{name: "SYN, hunting, IPv4", frame: hunt4.frame(), reason: "forward_hunt", flow: hunt4, service: "hunt4",
+	{name: "SYN, hunting", frame: frameOf(hunt), reason: "forward_hunt", flow: hunt, service: "hunt", function: srv6.ConnectAvail},
+	{name: "SYN, hunting, IPv4", frame: frameOf(hunt4), reason: "forward_hunt", flow: hunt4, service: "hunt4",
 		function: srv6.ConnectAvail},
-	{name: "ACK, hunting", frame: hunt.frame(packet.Flags(packet.ACK)), reason: "forward_recover", flow: hunt, service: "hunt",
+	{name: "ACK, hunting", frame: frameOf(hunt, packet.Flags(packet.ACK)), reason: "forward_recover", flow: hunt, service: "hunt",
 		function: srv6.RecoverStickiness},
 	{name: "too big about a hunting flow", frame: packet.ICMPError(router6, 2, 0, 1400, reply(hunt)),
 		reason: "forward_icmp", flow: hunt, service: "hunt", function: srv6.Steer},
-	{name: "signal: created", frame: hunt.signal(1, srv6.CreateStickiness, synAck), reason: "return_create"},
-	{name: "signal: created, IPv4", frame: hunt4.signal(2, srv6.CreateStickiness, synAck), reason: "return_create"},
-	{name: "signal: created, and a full bucket", full: true, frame: hunt.signal(1, srv6.CreateStickiness, packet.Flags(packet.ACK)),
+	{name: "signal: created", frame: signalTo(hunt, 1, srv6.CreateStickiness, synAck), reason: "return_create"},
+	{name: "signal: created, IPv4", frame: signalTo(hunt4, 2, srv6.CreateStickiness, synAck), reason: "return_create"},
+	{name: "signal: created, and a full bucket", full: true, frame: signalTo(hunt, 1, srv6.CreateStickiness, packet.Flags(packet.ACK)),
 		reason: "return_no_room", flow: hunt, service: "hunt"},
-	{name: "signal: removed", frame: hunt.signal(1, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)),
+	{name: "signal: removed", frame: signalTo(hunt, 1, srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK)),
 		reason: "return_remove"},
-	{name: "signal: created by another", before: hunt.signal(1, srv6.CreateStickiness, synAck),
-		frame:  hunt.signal(2, srv6.CreateStickiness, synAck, packet.Sequence(1, acknowledged)),
+	{name: "signal: created by another", before: signalTo(hunt, 1, srv6.CreateStickiness, synAck),
+		frame:  signalTo(hunt, 2, srv6.CreateStickiness, synAck, packet.Sequence(1, acknowledged)),
 		reason: "forward_reset", flow: hunt, service: "hunt"},
-	{name: "signal: of no server", frame: hunt.signal(9, srv6.CreateStickiness, synAck), reason: "drop_sender", length: 116},
-	{name: "signal: of no service", frame: flowTo(vip6, 8080, config.TCP).signal(1, srv6.CreateStickiness, synAck),
+	{name: "signal: of no server", frame: signalTo(hunt, 9, srv6.CreateStickiness, synAck), reason: "drop_sender", length: 116},
+	{name: "signal: of no service", frame: signalTo(flowTo(vip6, 8080, config.TCP), 1, srv6.CreateStickiness, synAck),
 		reason: "drop_sender", length: 116},
-	{name: "signal: hop limit 1", frame: hunt.signal(1, srv6.CreateStickiness, synAck, packet.HopLimit(1)),
+	{name: "signal: hop limit 1", frame: signalTo(hunt, 1, srv6.CreateStickiness, synAck, packet.HopLimit(1)),
 		reason: "drop_hop_limit", length: 116},
-	{name: "signal: two segments left", frame: setByte(hunt.signal(1, srv6.CreateStickiness, synAck), 43, 2),
+	{name: "signal: two segments left", frame: setByte(signalTo(hunt, 1, srv6.CreateStickiness, synAck), 43, 2),
 		reason: "drop_signal", length: 116},
-	{name: "signal: of UDP", frame: setByte(hunt4.signal(1, srv6.CreateStickiness, synAck), 40+9, 17),
+	{name: "signal: of UDP", frame: setByte(signalTo(hunt4, 1, srv6.CreateStickiness, synAck), 40+9, 17),
 		reason: "drop_signal", length: 80},
 
-	{name: "version 4 in IPv6", frame: setByte(web.frame(), 0, 0x40), reason: "drop_ip_header", length: 60},
-	{name: "version 6 in IPv4", frame: setByte(web4.frame(), 0, 0x65), reason: "drop_ip_header", length: 40},
-	{name: "IPv4 header length 4", frame: setByte(web4.frame(), 0, 0x44), reason: "drop_ip_header", length: 40},
-	{name: "IPv4 header longer than the packet", frame: setByte(web4.frame(), 0, 0x4f), reason: "drop_ip_header", length: 40},
-	{name: "IPv4 total length 19", frame: set(web4.frame(), 2, 19), reason: "drop_ip_header", length: 19},
-	{name: "IPv4 longer than the frame", frame: set(web4.frame(), 2, 41), reason: "drop_ip_header", length: 41},
-	{name: "IPv6 longer than the frame", frame: set(web.frame(), 4, 21), reason: "drop_ip_header", length: 61},
-	{name: "IPv6 length that wraps to itself", frame: set(web.frame(), 4, 65535), reason: "drop_ip_header", length: 39},
-	{name: "IPv4 VIP in IPv6", frame: mapped(web.frame()), reason: "drop_ip_header", length: 60},
-	{name: "no room for an extension header", frame: set(web.frame(packet.HopByHop(8)), 4, 7),
+	{name: "version 4 in IPv6", frame: setByte(frameOf(web), 0, 0x40), reason: "drop_ip_header", length: 60},
+	{name: "version 6 in IPv4", frame: setByte(frameOf(web4), 0, 0x65), reason: "drop_ip_header", length: 40},
+	{name: "IPv4 header length 4", frame: setByte(frameOf(web4), 0, 0x44), reason: "drop_ip_header", length: 40},
+	{name: "IPv4 header longer than the packet", frame: setByte(frameOf(web4), 0, 0x4f), reason: "drop_ip_header", length: 40},
+	{name: "IPv4 total length 19", frame: set(frameOf(web4), 2, 19), reason: "drop_ip_header", length: 19},
+	{name: "IPv4 longer than the frame", frame: set(frameOf(web4), 2, 41), reason: "drop_ip_header", length: 41},
+	{name: "IPv6 longer than the frame", frame: set(frameOf(web), 4, 21), reason: "drop_ip_header", length: 61},
+	{name: "IPv6 length that wraps to itself", frame: set(frameOf(web), 4, 65535), reason: "drop_ip_header", length: 39},
+	{name: "IPv4 VIP in IPv6", frame: mapped(frameOf(web)), reason: "drop_ip_header", length: 60},
+	{name: "no room for an extension header", frame: set(frameOf(web, packet.HopByHop(8)), 4, 7),
 		reason: "drop_extension", length: 47},
-	{name: "extension header beyond the packet", frame: setByte(web.frame(packet.HopByHop(8)), 41, 3),
+	{name: "extension header beyond the packet", frame: setByte(frameOf(web, packet.HopByHop(8)), 41, 3),
 		reason: "drop_extension", length: 68},
-	{name: "hop-by-hop options in second place", frame: web.frame(packet.DestinationOptions(8), packet.HopByHop(8)),
+	{name: "hop-by-hop options in second place", frame: frameOf(web, packet.DestinationOptions(8), packet.HopByHop(8)),
 		reason: "drop_extension", length: 76},
-	{name: "nine extension headers", frame: web.frame(slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 9)...),
+	{name: "nine extension headers", frame: frameOf(web, slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 9)...),
 		reason: "drop_extension", length: 60 + 72},
-	{name: "routing header on its way", frame: web.frame(packet.Routing(packet.NewSRH(1, vip6, otherIP6))),
+	{name: "routing header on its way", frame: frameOf(web, packet.Routing(packet.NewSRH(1, vip6, otherIP6))),
 		reason: "drop_routing_header", length: 60 + 40},
-	{name: "first fragment without all of TCP", frame: packet.Fragments(web.frame(), 8, 7)[0], reason: "drop_fragment", length: 56},
-	{name: "first fragment without all of TCP, IPv4", frame: packet.Fragments(web4.frame(), 8, 7)[0],
+	{name: "first fragment without all of TCP", frame: packet.Fragments(frameOf(web), 8, 7)[0], reason: "drop_fragment", length: 56},
+	{name: "first fragment without all of TCP, IPv4", frame: packet.Fragments(frameOf(web4), 8, 7)[0],
 		reason: "drop_fragment", length: 28},
-	{name: "last fragment alone", frame: packet.Fragments(dns.frame(large), 64, 7)[1], reason: "drop_fragment_unknown", length: 40 + 8 + 44},
-	{name: "last fragment alone, IPv4", frame: packet.Fragments(dns4.frame(large), 64, 7)[1],
+	{name: "last fragment alone", frame: packet.Fragments(frameOf(dns, large), 64, 7)[1], reason: "drop_fragment_unknown", length: 40 + 8 + 44},
+	{name: "last fragment alone, IPv4", frame: packet.Fragments(frameOf(dns4, large), 64, 7)[1],
 		reason: "drop_fragment_unknown", length: 20 + 44},
 	{name: "ping, IPv6", frame: packet.ICMP(client6.Addr(), vip6, 128, 0, 1), reason: "answer_echo"},
 	{name: "ping, IPv4", frame: packet.ICMP(client4.Addr(), vip4, 8, 0, 1), reason: "answer_echo"},
@@ -246,28 +247,28 @@ var visits = []visit{
 		reason: "drop_icmp_quote", length: 56},
 	{name: "error about a flow of no service", frame: packet.ICMPError(router6, 2, 0, 1400, reply(flowTo(vip6, 8080, config.TCP))),
 		reason: "drop_icmp_no_service", length: 48 + 60},
-	{name: "IGMP", frame: setByte(web4.frame(), 9, 2), reason: "drop_protocol", length: 40},
-	{name: "ICMPv6 in IPv4", frame: setByte(web4.frame(), 9, 58), reason: "drop_protocol", length: 40},
-	{name: "ICMP in IPv6", frame: setByte(web.frame(), 6, 1), reason: "drop_protocol", length: 60},
-	{name: "no next header", frame: setByte(web.frame(), 6, 59), reason: "drop_protocol", length: 60},
-	{name: "TCP data offset 4", frame: setByte(web.frame(), 40+12, 0x40), reason: "drop_transport", length: 60},
-	{name: "19 bytes of TCP", frame: set(web.frame(), 4, 19), reason: "drop_transport", length: 59},
-	{name: "19 bytes of TCP, IPv4, and padding", frame: set(web4.frame(), 2, 39), reason: "drop_transport", length: 39},
-	{name: "7 bytes of UDP", frame: set(dns.frame(), 4, 7), reason: "drop_transport", length: 47},
-	{name: "UDP length 7", frame: set(dns.frame(), 40+4, 7), reason: "drop_transport", length: 48},
-	{name: "port without a service", frame: flowTo(vip6, 8080, config.TCP).frame(), reason: "drop_no_service", length: 60},
-	{name: "protocol without a service", frame: flowTo(vip6, 80, config.UDP).frame(), reason: "drop_no_service", length: 48},
-	{name: "UDP to a VIP of all ports of TCP", frame: flowTo(vip6All, 80, config.UDP).frame(),
+	{name: "IGMP", frame: setByte(frameOf(web4), 9, 2), reason: "drop_protocol", length: 40},
+	{name: "ICMPv6 in IPv4", frame: setByte(frameOf(web4), 9, 58), reason: "drop_protocol", length: 40},
+	{name: "ICMP in IPv6", frame: setByte(frameOf(web), 6, 1), reason: "drop_protocol", length: 60},
+	{name: "no next header", frame: setByte(frameOf(web), 6, 59), reason: "drop_protocol", length: 60},
+	{name: "TCP data offset 4", frame: setByte(frameOf(web), 40+12, 0x40), reason: "drop_transport", length: 60},
+	{name: "19 bytes of TCP", frame: set(frameOf(web), 4, 19), reason: "drop_transport", length: 59},
+	{name: "19 bytes of TCP, IPv4, and padding", frame: set(frameOf(web4), 2, 39), reason: "drop_transport", length: 39},
+	{name: "7 bytes of UDP", frame: set(frameOf(dns), 4, 7), reason: "drop_transport", length: 47},
+	{name: "UDP length 7", frame: set(frameOf(dns), 40+4, 7), reason: "drop_transport", length: 48},
+	{name: "port without a service", frame: frameOf(flowTo(vip6, 8080, config.TCP)), reason: "drop_no_service", length: 60},
+	{name: "protocol without a service", frame: frameOf(flowTo(vip6, 80, config.UDP)), reason: "drop_no_service", length: 48},
+	{name: "UDP to a VIP of all ports of TCP", frame: frameOf(flowTo(vip6All, 80, config.UDP)),
 		reason: "drop_no_service", length: 48},
-	{name: "hop limit 1", frame: web.frame(packet.HopLimit(1)), reason: "answer_hop_limit"},
-	{name: "hop limit 0", frame: web.frame(packet.HopLimit(0)), reason: "answer_hop_limit"},
-	{name: "TTL 1", frame: web4.frame(packet.HopLimit(1)), reason: "answer_hop_limit"},
-	{name: "TTL 0", frame: web4.frame(packet.HopLimit(0)), reason: "answer_hop_limit"},
+	{name: "hop limit 1", frame: frameOf(web, packet.HopLimit(1)), reason: "answer_hop_limit"},
+	{name: "hop limit 0", frame: frameOf(web, packet.HopLimit(0)), reason: "answer_hop_limit"},
+	{name: "TTL 1", frame: frameOf(web4, packet.HopLimit(1)), reason: "answer_hop_limit"},
+	{name: "TTL 0", frame: frameOf(web4, packet.HopLimit(0)), reason: "answer_hop_limit"},
 	{name: "hop limit 1, about a flow", frame: packet.ICMPError(router6, 2, 0, 1400, reply(web), packet.HopLimit(1)),
 		reason: "drop_hop_limit", length: 48 + 60},
-	{name: "all servers drained", frame: drained.frame(), reason: "drop_no_server", length: 60},
-	{name: "server without a next hop", frame: unrouted.frame(), reason: "drop_no_next_hop", length: 60},
-	{name: "longer than the way allows", frame: narrow.frame(packet.Payload(make([]byte, 1500-40-60+1))),
+	{name: "all servers drained", frame: frameOf(drained), reason: "drop_no_server", length: 60},
+	{name: "server without a next hop", frame: frameOf(unrouted), reason: "drop_no_next_hop", length: 60},
+	{name: "longer than the way allows", frame: frameOf(narrow, packet.Payload(make([]byte, 1500-40-60+1))),
 		reason: "answer_too_big", mtu: 1460},
 	{name: "longer than the way allows, about a flow", frame: packet.ICMPError(router6, 1, 0, 0, reply(narrow),
 		packet.DestinationOptions(1400)), reason: "drop_too_big", length: 1400 + 48 + 60},
@@ -279,8 +280,8 @@ func TestEveryExit(t *testing.T) {
 	for _, v := range visits {
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
-			clear(f.kernel.flows.entries)
-			clear(f.kernel.halfOpen.entries)
+			clear(f.plane.Flows.Entries)
+			clear(f.plane.HalfOpen.Entries)
 			f.forgetFragments()
 			if v.full {
 				f.fill(v.flow, f.slot(v.service, f.placed(v.flow, v.service)))
@@ -313,12 +314,12 @@ func (f *fixture) expected(v visit) outcome {
 }
 
 // fill puts eight other established flows of the server, just seen, into the flow's bucket.
-func (f *fixture) fill(flow Flow, slot uint32) {
+func (f *fixture) fill(flow dataplane.Flow, slot uint32) {
 	f.t.Helper()
 	now := f.now()
 	for i := range f.bucket(flow) {
 		other := f.signature(flow) ^ uint64(i+1)
-		f.bucket(flow)[i] = entryOf(other, slot, balancerFlowStateFLOW_ESTABLISHED, now)
+		f.bucket(flow)[i] = entryOf(other, slot, dataplane.FlowEstablished, now)
 	}
 }
 
@@ -328,8 +329,8 @@ func TestNoHeadroom(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	metadata := make([]byte, 200)
-	got := f.runIn(append(metadata, web.frame()...), &frameContext{Data: uint32(len(metadata))})
-	want := refused(packet.SetHopLimit(web.frame(), 63), "drop_no_headroom", 60)
+	got := f.runIn(append(metadata, frameOf(web)...), &frameContext{Data: uint32(len(metadata))})
+	want := refused(packet.SetHopLimit(frameOf(web), 63), "drop_no_headroom", 60)
 	f.check(want, got)
 }
 
@@ -340,7 +341,7 @@ func TestHairpin(t *testing.T) {
 	f := openStandard(t)
 	for _, v := range []struct {
 		link    string // that the program is on
-		flow    Flow
+		flow    dataplane.Flow
 		service string
 		verdict uint32
 	}{
@@ -349,14 +350,14 @@ func TestHairpin(t *testing.T) {
 		{"out", hairpin, "hairpin", verdictRedirect},
 		{"out", web, "web", verdictRedirect},
 	} {
-		clear(f.kernel.flows.entries)
+		clear(f.plane.Flows.Entries)
 		own := f.link(v.link)
 		own.MAC = ownMAC
-		f.must(f.kernel.sides[0].setHost(own))
-		want := f.forwarded(v.flow.frame(), v.flow, v.service, f.placed(v.flow, v.service), "forward_new")
+		f.must(f.plane.Sides[0].SetHost(own))
+		want := f.forwarded(frameOf(v.flow), v.flow, v.service, f.placed(v.flow, v.service), "forward_new")
 		want.Verdict = v.verdict
 		f.must(f.ns.Do(func() error {
-			f.check(want, f.runIn(v.flow.frame(), &frameContext{IngressIfindex: uint32(f.ifindex[v.link])}))
+			f.check(want, f.runIn(frameOf(v.flow), &frameContext{IngressIfindex: uint32(f.ifindex[v.link])}))
 			return nil
 		}))
 	}
@@ -421,10 +422,10 @@ func TestTruncated(t *testing.T) {
 		frame  []byte
 		header int
 	}{
-		"IPv4 TCP": {web4.frame(packet.IPOptions([]byte{1, 1, 1, 1}), packet.Payload([]byte("data"))), 20},
-		"IPv4 UDP": {dns4.frame(packet.Payload([]byte("data"))), 20},
-		"IPv6 TCP": {web.frame(packet.HopByHop(16), packet.DestinationOptions(8), packet.Payload([]byte("data"))), 40},
-		"IPv6 UDP": {dns.frame(packet.Payload([]byte("data"))), 40},
+		"IPv4 TCP": {frameOf(web4, packet.IPOptions([]byte{1, 1, 1, 1}), packet.Payload([]byte("data"))), 20},
+		"IPv4 UDP": {frameOf(dns4, packet.Payload([]byte("data"))), 20},
+		"IPv6 TCP": {frameOf(web, packet.HopByHop(16), packet.DestinationOptions(8), packet.Payload([]byte("data"))), 40},
+		"IPv6 UDP": {frameOf(dns, packet.Payload([]byte("data"))), 40},
 	} {
 		for length := ethernetLength; length < len(v.frame); length++ {
 			frame := packet.Truncate(v.frame, length)
@@ -443,8 +444,8 @@ func TestTruncated(t *testing.T) {
 func TestShortened(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
-	tcp4 := web4.frame(packet.IPOptions([]byte{1, 1, 1, 1}), packet.Payload([]byte("data")))
-	tcp6 := web.frame(packet.HopByHop(16), packet.DestinationOptions(8), packet.Payload([]byte("data")))
+	tcp4 := frameOf(web4, packet.IPOptions([]byte{1, 1, 1, 1}), packet.Payload([]byte("data")))
+	tcp6 := frameOf(web, packet.HopByHop(16), packet.DestinationOptions(8), packet.Payload([]byte("data")))
 	for length := 0; length < len(tcp4)-ethernetLength; length++ {
 		frame := set(tcp4, 2, uint16(length))
 		want := refused(frame, "drop_transport", uint64(length))
@@ -452,7 +453,7 @@ func TestShortened(t *testing.T) {
 		case length < 24:
 			want = refused(frame, "drop_ip_header", uint64(length))
 		case length >= 24+20:
-			clear(f.kernel.flows.entries)
+			clear(f.plane.Flows.Entries)
 			want = f.forwarded(frame, web4, "web4", f.placed(web4, "web4"), "forward_new")
 		}
 		if got := f.run(frame); !same(want, got) {
@@ -466,7 +467,7 @@ func TestShortened(t *testing.T) {
 		case length < 24:
 			want = refused(frame, "drop_extension", uint64(40+length))
 		case length >= 24+20:
-			clear(f.kernel.flows.entries)
+			clear(f.plane.Flows.Entries)
 			want = f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_new")
 		}
 		if got := f.run(frame); !same(want, got) {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/probe"
@@ -47,8 +48,8 @@ func BenchmarkProbes(b *testing.B) {
 	for _, mode := range []datapath.Mode{datapath.Native, datapath.Generic} {
 		b.Run(string(mode), func(b *testing.B) {
 			f.t = b
-			w := newWire(f.kernel)
-			w.leaveBy(f.ifindex["out"], mode)
+			w := dataplane.NewWire(f.plane)
+			w.LeaveBy(f.ifindex["out"], mode)
 			p := probe.New(w, 1, slog.New(slog.DiscardHandler))
 			p.Replace(f.services.probeTargets())
 			before := cpuTime(b)

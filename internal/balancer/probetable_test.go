@@ -53,9 +53,9 @@ func TestProbeFrames(t *testing.T) {
 			f.t = t
 			slot := f.slot(svc.Name, "s")
 			token := 0x123456789abc0000 | uint64(slot)
-			f.kernel.probes.set(slot, svc.VIP, svc.Encapsulation, token)
+			f.plane.Probes.Set(slot, svc.VIP, svc.Encapsulation, token)
 			before := f.counters()
-			got, err := f.kernel.probes.frame(slot)
+			got, err := f.plane.Probes.Frame(slot)
 			f.must(err)
 			if want := f.probeOf(svc, "s", token); !bytes.Equal(got, want) {
 				t.Errorf("got  %x\nwant %x", got, want)
@@ -72,13 +72,13 @@ func TestNoProbeWithoutWay(t *testing.T) {
 	t.Parallel()
 	f := open(t, balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, srv6Server("s1", 1, 1))))
 	slot := f.slot("web", "s1")
-	f.kernel.probes.set(slot, vip6, config.SRv6Insert, 1<<16|uint64(slot))
-	if frame, err := f.kernel.probes.frame(slot); frame == nil || err != nil {
+	f.plane.Probes.Set(slot, vip6, config.SRv6Insert, 1<<16|uint64(slot))
+	if frame, err := f.plane.Probes.Frame(slot); frame == nil || err != nil {
 		t.Fatalf("a server with a next hop: %x, %v", frame, err)
 	}
 	f.via["s1"] = ""
 	f.route()
-	if frame, err := f.kernel.probes.frame(slot); frame != nil || err != nil {
+	if frame, err := f.plane.Probes.Frame(slot); frame != nil || err != nil {
 		t.Errorf("a server without a next hop: %x, %v", frame, err)
 	}
 }
@@ -90,7 +90,7 @@ func TestProbeAnswers(t *testing.T) {
 		srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))))
 	slot, other := f.slot("web", "s1"), f.slot("web", "s2")
 	token := 0x123456789abc0000 | uint64(slot)
-	f.kernel.probes.set(slot, vip6, config.SRv6Insert, token)
+	f.plane.Probes.Set(slot, vip6, config.SRv6Insert, token)
 	answer := f.answerTo(token)
 	short := packet.Truncate(packet.SetByte(answer, ethernetLength+5, 15), len(answer)-1)
 	for _, c := range []struct {
@@ -113,26 +113,26 @@ func TestProbeAnswers(t *testing.T) {
 			if c.frame != nil {
 				f.check(refused(c.frame, c.reason, layer3(c.frame)), f.run(c.frame))
 			}
-			if _, ok := f.kernel.probes.answer(slot); ok {
+			if _, ok := f.plane.Probes.Answer(slot); ok {
 				t.Error("the server has answered")
 			}
 		})
 	}
 	f.t = t
 	f.check(refused(answer, "take_probe", layer3(answer)), f.run(answer))
-	if got, ok := f.kernel.probes.answer(slot); !ok || got != (probe.Answer{Version: 1, Serves: true}) {
+	if got, ok := f.plane.Probes.Answer(slot); !ok || got != (probe.Answer{Version: 1, Serves: true}) {
 		t.Errorf("got %+v, %v", got, ok)
 	}
 	refusal := packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 0x102, 0xfffe)
 	f.check(refused(refusal, "take_probe", layer3(refusal)), f.run(refusal))
-	if got, ok := f.kernel.probes.answer(slot); !ok || got != (probe.Answer{Version: 0x102}) {
+	if got, ok := f.plane.Probes.Answer(slot); !ok || got != (probe.Answer{Version: 0x102}) {
 		t.Errorf("got %+v, %v", got, ok)
 	}
-	f.kernel.probes.set(slot, vip6, config.SRv6Insert, token+1<<16)
-	if _, ok := f.kernel.probes.answer(slot); ok {
+	f.plane.Probes.Set(slot, vip6, config.SRv6Insert, token+1<<16)
+	if _, ok := f.plane.Probes.Answer(slot); ok {
 		t.Error("the server has answered the next probe")
 	}
-	f.kernel.probes.forget(slot)
+	f.plane.Probes.Forget(slot)
 	f.check(refused(answer, "drop_sender", layer3(answer)), f.run(answer))
 }
 
@@ -142,7 +142,7 @@ func TestProbeAnswersFromOutside(t *testing.T) {
 	f := open(t, outsideOf(balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))))
 	slot := f.slot("web", "s1")
 	token := 1<<16 | uint64(slot)
-	f.kernel.probes.set(slot, vip6, config.SRv6Encap, token)
+	f.plane.Probes.Set(slot, vip6, config.SRv6Encap, token)
 	answer := f.answerTo(token)
 	f.check(refused(answer, "drop_outside", layer3(answer)), f.run(answer))
 }

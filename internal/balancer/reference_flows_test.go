@@ -6,24 +6,25 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 )
 
 // referenceEntry is a flow in the reference's flow table.
 type referenceEntry struct {
-	flow   Flow
+	flow   dataplane.Flow
 	server string // "service/server"
-	state  balancerFlowState
+	state  dataplane.FlowState
 	seen   uint16
 }
 
-func (e *referenceEntry) age(now uint16) uint16 { return (now - e.seen) & flowTimeMask }
+func (e *referenceEntry) age(now uint16) uint16 { return (now - e.seen) & dataplane.FlowTimeMask }
 
 // referenceBucket is a bucket of the flow table, in the words of docs/flow-table.md.
-type referenceBucket [flowsPerBucket]referenceEntry
+type referenceBucket [dataplane.FlowsPerBucket]referenceEntry
 
 // find looks a flow of a service up.
-func (b *referenceBucket) find(flow Flow, service string) *referenceEntry {
+func (b *referenceBucket) find(flow dataplane.Flow, service string) *referenceEntry {
 	for i := range b {
 		if b[i].state != stateFree && b[i].flow == flow && strings.HasPrefix(b[i].server, service+"/") {
 			return &b[i]
@@ -57,7 +58,7 @@ func (b *referenceBucket) yielding(preferred int, now uint16) *referenceEntry {
 }
 
 // bucketOf is the flow's bucket in the reference's flow table.
-func (r *reference) bucketOf(flow Flow) *referenceBucket {
+func (r *reference) bucketOf(flow dataplane.Flow) *referenceBucket {
 	number := r.bucketNumber(flow)
 	if r.flows[number] == nil {
 		r.flows[number] = &referenceBucket{}
@@ -76,7 +77,7 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 		return nil
 	}
 	now := r.now()
-	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < flowLinger {
+	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < dataplane.FlowLinger {
 		return server // the packet may belong to the end
 	}
 	if r.isStale(e, svc) {
@@ -110,7 +111,7 @@ func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Se
 	switch {
 	case p.mayMove() && (fails || !r.reaches(server.Name)):
 		return false
-	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || *server.Weight == 0):
+	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= dataplane.FlowLinger || *server.Weight == 0):
 		return false
 	}
 	return true
@@ -163,7 +164,7 @@ func (r *reference) keeps(e *referenceEntry) bool {
 	case stateClosing:
 		timeout = r.cfg.Services[i].Timeouts.Closing
 	}
-	return e.age(r.now()) <= r.clock.ticks(timeout)
+	return e.age(r.now()) <= r.clock.Ticks(timeout)
 }
 
 // elapse lets time pass in both flow tables. Flows that were idle for hours stay as old as they are: the
@@ -174,9 +175,9 @@ func (r *reference) elapse(ticks uint16) {
 	for _, bucket := range r.flows {
 		for i := range bucket {
 			if e := &bucket[i]; !old(e.age(now)) {
-				e.seen = (e.seen - ticks) & flowTimeMask
+				e.seen = (e.seen - ticks) & dataplane.FlowTimeMask
 			}
 		}
 	}
-	r.elapseFlows(ticks, func(e flowEntry) bool { return !old(e.age(now)) })
+	r.elapseFlows(ticks, func(e dataplane.FlowEntry) bool { return !old(e.Age(now)) })
 }

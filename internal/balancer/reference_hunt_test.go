@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -15,9 +16,9 @@ import (
 )
 
 // halfOpenOf is the flow's bucket in the reference's table of half-open flows.
-func (r *reference) halfOpenOf(flow Flow) *referenceBucket {
-	place, _ := flow.tableHash(r.serviceID(flow), &r.identity)
-	number := uint32(r.kernel.halfOpen.number(place))
+func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
+	place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
+	number := uint32(r.plane.HalfOpen.BucketNumber(place))
 	if r.halfOpen[number] == nil {
 		r.halfOpen[number] = &referenceBucket{}
 	}
@@ -26,7 +27,7 @@ func (r *reference) halfOpenOf(flow Flow) *referenceBucket {
 
 // rowAsked is the way through the flow's candidates, of which those that cannot be reached come last, or are
 // not offered anything; nil: there are none.
-func (r *reference) rowAsked(flow Flow, svc *config.Service, function srv6.Function) []stage {
+func (r *reference) rowAsked(flow dataplane.Flow, svc *config.Service, function srv6.Function) []stage {
 	row := r.candidates(flow, svc)
 	if row == nil {
 		return nil
@@ -84,7 +85,7 @@ func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []st
 	all := r.rowAsked(p.flow, svc, srv6.ConnectAvail)
 	server := r.holder(e, svc)
 	if server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
-		e.state == stateClosing && e.age(r.now()) >= flowLinger {
+		e.state == stateClosing && e.age(r.now()) >= dataplane.FlowLinger {
 		return all
 	}
 	all = slices.Insert(all, 0, stage{srv6.Steer, server.Name})
@@ -125,7 +126,7 @@ func (r *reference) holder(e *referenceEntry, svc *config.Service) *config.Serve
 }
 
 // enter writes a flow over its own entry, or over the one that yields; false: there is none.
-func (r *reference) enter(bucket *referenceBucket, flow Flow, svc *config.Service, server *config.Server, state balancerFlowState) bool {
+func (r *reference) enter(bucket *referenceBucket, flow dataplane.Flow, svc *config.Service, server *config.Server, state dataplane.FlowState) bool {
 	e := bucket.find(flow, svc.Name)
 	if e == nil {
 		e = bucket.yielding(r.preferred(flow), r.now())
@@ -158,7 +159,7 @@ func (r *reference) isSignal(frame []byte) bool {
 
 // heard is what a signal says.
 type heard struct {
-	flow         Flow
+	flow         dataplane.Flow
 	sender       netip.Prefix
 	flags        packet.TCPFlags
 	acknowledged uint32
@@ -198,7 +199,7 @@ func hear(b []byte) (h heard, ok bool) {
 	if protocol != 6 || len(rest) < 20 || vip.Is4In6() || client.Is4In6() {
 		return h, false
 	}
-	h.flow = Flow{
+	h.flow = dataplane.Flow{
 		Protocol:    config.TCP,
 		Source:      netip.AddrPortFrom(client, binary.BigEndian.Uint16(rest[2:])),
 		Destination: netip.AddrPortFrom(vip, binary.BigEndian.Uint16(rest)),
@@ -218,7 +219,7 @@ func (r *reference) takeAnswer(frame []byte) outcome {
 		return refused(frame, "drop_signal", layer3(frame))
 	}
 	token := binary.NativeEndian.Uint64(answer)
-	if slot := uint32(token & 0xffff); token == 0 || r.kernel.probes.token(slot) != token {
+	if slot := uint32(token & 0xffff); token == 0 || r.plane.Probes.Token(slot) != token {
 		return refused(frame, "drop_sender", layer3(frame))
 	}
 	return refused(frame, "take_probe", layer3(frame))
@@ -301,7 +302,7 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 	}
 	if server := r.holder(e, svc); server != nil && !r.isStale(e, svc) {
 		opening := parsed{flow: h.flow, flags: packet.SYN}
-		overtaken := server == sender && e.age(r.now()) < flowLinger
+		overtaken := server == sender && e.age(r.now()) < dataplane.FlowLinger
 		if answers && r.keepsServer(opening, svc, server, e) || !answers && (e.state != stateClosing || overtaken) {
 			if server == sender {
 				return "return_create"
@@ -342,7 +343,7 @@ func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) 
 
 // resetSender is the outcome of a signal from a server that has a flow too late.
 func (r *reference) resetSender(frame []byte, h heard, svc *config.Service, sender *config.Server) outcome {
-	rst := h.flow.frame(packet.Flags(packet.RST), packet.Sequence(h.acknowledged, 0), packet.Window(0))
+	rst := frameOf(h.flow, packet.Flags(packet.RST), packet.Sequence(h.acknowledged, 0), packet.Window(0))
 	if r.linkOf(sender.Name) == "" { // the packet is gone all the same
 		return refused(append(slices.Clone(frame[:ethernetLength]), rst[ethernetLength:]...), "drop_no_next_hop", layer3(rst))
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 )
 
@@ -37,7 +38,7 @@ func (r *reference) follow(p *parsed) (reason string) {
 }
 
 // recall is the server that the flow table names, whatever has become of it; nil: there is none.
-func (r *reference) recall(bucket *referenceBucket, flow Flow, svc *config.Service) *config.Server {
+func (r *reference) recall(bucket *referenceBucket, flow dataplane.Flow, svc *config.Service) *config.Server {
 	e := bucket.find(flow, svc.Name)
 	if e == nil {
 		return nil
@@ -64,12 +65,12 @@ func (p *parsed) parseICMP(b []byte, version int, plain bool) (reason string) {
 	if !ok || quoted.Source.Addr() != p.flow.Destination.Addr() {
 		return "drop_icmp_quote"
 	}
-	p.follow, p.flow = "forward_icmp", quoted.reverse()
+	p.follow, p.flow = "forward_icmp", reversed(quoted)
 	return ""
 }
 
 // quotedFlow reads the beginning of a packet.
-func quotedFlow(p []byte, version int) (flow Flow, ok bool) {
+func quotedFlow(p []byte, version int) (flow dataplane.Flow, ok bool) {
 	var protocol byte
 	var source, destination netip.Addr
 	switch {

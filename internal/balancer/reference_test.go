@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -27,7 +28,7 @@ type reference struct {
 	failing  map[string]bool // servers that fail their checks, by "service/server"
 	flows    map[uint32]*referenceBucket
 	halfOpen map[uint32]*referenceBucket // the half-open ones
-	firsts   map[piece]Flow              // of first fragments
+	firsts   map[piece]dataplane.Flow    // of first fragments
 	tables   map[string]*tables.Table    // of services, until something changes
 	seen     func(outcome)               // told of what the data path does with each frame; nil: nobody is
 }
@@ -43,7 +44,7 @@ func newReference(f *fixture) *reference {
 func (r *reference) forget() {
 	r.flows, r.halfOpen = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
 	r.forgetFlows()
-	r.firsts = map[piece]Flow{}
+	r.firsts = map[piece]dataplane.Flow{}
 	r.forgetFragments()
 }
 
@@ -133,7 +134,7 @@ func (r *reference) findFollower(p parsed, svc *config.Service) []stage {
 // parsed is what the data path reads in a frame. Where a header cannot be read, what comes behind it
 // is zero.
 type parsed struct {
-	flow     Flow
+	flow     dataplane.Flow
 	flags    packet.TCPFlags
 	hopLimit uint8
 	length   uint64 // of layer 3, as the IP header says
@@ -275,7 +276,7 @@ func (r *reference) isVIP(address netip.Addr) bool {
 }
 
 // classify returns nil for a flow that no service takes.
-func (f *fixture) classify(flow Flow) (found *config.Service) {
+func (f *fixture) classify(flow dataplane.Flow) (found *config.Service) {
 	for i := range f.cfg.Services {
 		s := &f.cfg.Services[i]
 		if s.VIP != flow.Destination.Addr() || s.Protocol != flow.Protocol {
@@ -308,7 +309,7 @@ func (r *reference) usable(svc *config.Service) []config.Server {
 }
 
 // candidates are the servers of the flow's bucket.
-func (r *reference) candidates(flow Flow, svc *config.Service) (names []string) {
+func (r *reference) candidates(flow dataplane.Flow, svc *config.Service) (names []string) {
 	table := r.tables[svc.Name]
 	if table == nil {
 		var servers []tables.Server
@@ -323,14 +324,14 @@ func (r *reference) candidates(flow Flow, svc *config.Service) (names []string) 
 	if table.Candidates == 0 {
 		return nil
 	}
-	for _, i := range table.Row(int(bucketOf(flow.hash(&r.identity.BucketKeys), uint32(svc.Buckets)))) {
+	for _, i := range table.Row(int(dataplane.BucketOf(flow.Hash(&r.identity.BucketKeys), uint32(svc.Buckets)))) {
 		names = append(names, table.Servers[i].Name)
 	}
 	return names
 }
 
 // place is the server that consistent hashing names for a flow; nil: there is none.
-func (r *reference) place(flow Flow, svc *config.Service) *config.Server {
+func (r *reference) place(flow dataplane.Flow, svc *config.Service) *config.Server {
 	row := r.candidates(flow, svc)
 	if row == nil {
 		return nil

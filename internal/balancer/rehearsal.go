@@ -40,7 +40,7 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 		return nil, err
 	}
 	b.hops = r.hopsBy(hop)
-	return b.kernel.objects.XdpLb, datapath.TakeOver(b.log, b.fill)
+	return b.plane.Objects.XdpLb, datapath.TakeOver(b.log, b.fill)
 }
 
 // Attach applies the configuration and attaches the programs: to the link of node.interface, and to that of
@@ -65,7 +65,7 @@ func (r *Rehearsal) Apply(cfg *config.Balancer) error {
 }
 
 // Constants are the values that other programs on the tables must be loaded with, by the names of variables.
-func (r *Rehearsal) Constants() map[string]any { return r.balancer.kernel.constants }
+func (r *Rehearsal) Constants() map[string]any { return r.balancer.plane.Constants }
 
 func (r *Rehearsal) hopsBy(hop nexthop.Hop) map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}

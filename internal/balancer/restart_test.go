@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -31,7 +32,7 @@ func TestRestart(t *testing.T) {
 	cfg.Node.Limits.Flows = 1 << 14
 	f := open(t, cfg)
 	servers := f.establish(web)
-	identity, counters, slots := f.identity, f.counters(), maps.Collect(f.slots.all())
+	identity, counters, slots := f.identity, f.counters(), maps.Collect(f.slots.All())
 
 	f.stop()
 	f.start(cfg)
@@ -41,7 +42,7 @@ func TestRestart(t *testing.T) {
 	if diff := cmp.Diff(counters, f.counters(), cmp.AllowUnexported(counterType)); diff != "" {
 		t.Errorf("counters (-before +after):\n%s", diff)
 	}
-	if diff := cmp.Diff(slots, maps.Collect(f.slots.all()), cmp.AllowUnexported(serverKey{}), addrComparer); diff != "" {
+	if diff := cmp.Diff(slots, maps.Collect(f.slots.All()), cmp.AllowUnexported(dataplane.ServerKey{}), addrComparer); diff != "" {
 		t.Errorf("slots (-before +after):\n%s", diff)
 	}
 	f.stay(servers, "")
@@ -85,7 +86,7 @@ func TestRestartWithOtherServers(t *testing.T) {
 	cfg.Services = webOf(srv6Server("s1", 11, 1), srv6Server("s2", 12, 1)).Services
 	f.start(cfg)
 	f.route()
-	if got := f.run(web.frame()); reasonOf(got) != "forward_new" {
+	if got := f.run(frameOf(web)); reasonOf(got) != "forward_new" {
 		t.Errorf("SYN: %s", reasonOf(got))
 	}
 }
@@ -96,13 +97,13 @@ func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
 	cfg.Node.Limits.Servers = 2
 	f := open(t, cfg)
-	f.run(web.frame())
+	f.run(frameOf(web))
 	for i := range uint8(5) {
 		f.stop()
 		cfg.Services = webOf(srv6Server("s1", 11+i, 1), srv6Server("s2", 21+i, 1)).Services
 		f.start(cfg)
 		// At the first start the server was there until now.
-		if known := f.kernel.flows.find(web, f.services.byName["web"].id, &f.identity) != 0; known != (i == 0) {
+		if known := f.plane.Flows.Find(web, f.services.byName["web"].id, &f.identity) != 0; known != (i == 0) {
 			t.Errorf("start %d: the flow of a server that went is known: %v", i, known)
 		}
 	}
@@ -114,14 +115,14 @@ func TestServerComesBackAfterRestart(t *testing.T) {
 	cfg := webOf(srv6Server("s1", 1, 1))
 	first := cfg.Services
 	f := open(t, cfg)
-	f.run(web.frame())
+	f.run(frameOf(web))
 	for _, services := range [][]config.Service{webOf(srv6Server("s2", 2, 1)).Services, first} {
 		f.stop()
 		cfg.Services = services
 		f.start(cfg)
 	}
 	f.route()
-	if got := f.run(web.frame(packet.Flags(packet.ACK))); reasonOf(got) != "forward_known" {
+	if got := f.run(frameOf(web, packet.Flags(packet.ACK))); reasonOf(got) != "forward_known" {
 		t.Errorf("%s", reasonOf(got))
 	}
 }
@@ -137,7 +138,7 @@ func TestRestartRemembersHealth(t *testing.T) {
 	f.start(cfg)
 	f.route()
 	for port := range uint16(50) {
-		if got := serverOf(f.run(web.from(20000 + port).frame())); got != "web/s2" {
+		if got := serverOf(f.run(frameOf(fromPort(web, 20000+port)))); got != "web/s2" {
 			t.Fatalf("a new flow goes to %s", got)
 		}
 	}
@@ -217,22 +218,22 @@ func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
 // Scrapes see the counters of this build from the start on, though its program is not attached yet.
 func TestUpgradeWithOtherReasons(t *testing.T) {
 	t.Parallel()
-	spec, reasons, err := loadSpec()
+	spec, reasons, err := dataplane.LoadSpec()
 	if err != nil {
 		t.Fatal(err)
 	}
-	fewer := spec.Maps[balancerMapReasons].Copy()
-	fewer.Name, fewer.MaxEntries = balancerMapReasons, 3
+	fewer := spec.Maps[dataplane.ReasonsMap].Copy()
+	fewer.Name, fewer.MaxEntries = dataplane.ReasonsMap, 3
 	datapath.NameAfter(fewer, reasons[:3])
-	reordered := spec.Maps[balancerMapReasons].Copy()
-	reordered.Name = balancerMapReasons
+	reordered := spec.Maps[dataplane.ReasonsMap].Copy()
+	reordered.Name = dataplane.ReasonsMap
 	slices.Reverse(reasons)
 	datapath.NameAfter(reordered, reasons)
-	counted := make([]balancerCounter, ebpf.MustPossibleCPU())
+	counted := make([]dataplane.Counter, ebpf.MustPossibleCPU())
 	counted[0].Packets = 7 // for another reason
-	reordered.Contents = []ebpf.MapKV{{Key: uint32(balancerLbReasonLB_FORWARD_KNOWN), Value: counted}}
-	byServer := spec.Maps[balancerMapServerCounters].Copy()
-	byServer.Name = balancerMapServerCounters
+	reordered.Contents = []ebpf.MapKV{{Key: uint32(dataplane.ForwardKnown), Value: counted}}
+	byServer := spec.Maps[dataplane.ServerCountersMap].Copy()
+	byServer.Name = dataplane.ServerCountersMap
 	datapath.NameAfter(byServer, reasons)
 	for name, other := range map[string]*ebpf.MapSpec{
 		"fewer": fewer, "reordered": reordered, "reordered by server": byServer,
@@ -241,17 +242,17 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 			cfg := standard()
 			f := open(t, cfg)
 			server := f.placed(web, "web")
-			f.run(web.frame())
+			f.run(frameOf(web))
 			if other == byServer {
-				other.MaxEntries = f.kernel.objects.ServerCounters.MaxEntries()
-				f.repin(balancerMapServerCounters, other)
+				other.MaxEntries = f.plane.Objects.ServerCounters.MaxEntries()
+				f.repin(dataplane.ServerCountersMap, other)
 			} else {
-				f.repin(balancerMapReasons, other)
+				f.repin(dataplane.ReasonsMap, other)
 			}
 			f.stop()
 			f.start(cfg)
 			registry := newRegistry(f)
-			ack := web.frame(packet.Flags(packet.ACK))
+			ack := frameOf(web, packet.Flags(packet.ACK))
 			f.check(f.forwarded(ack, web, "web", server, "forward_known"), f.run(ack))
 			if got, want := expose(t, registry), `segue_lb_packets_total{reason="forward_known"} 1`; !strings.Contains(got, want+"\n") {
 				t.Errorf("no line %q in\n%s", want, got)
@@ -272,7 +273,7 @@ func TestNumbersOfServices(t *testing.T) {
 		cfg.Node = f.cfg.Node
 		return cfg
 	}
-	most := f.kernel.objects.ServiceLabels.MaxEntries()
+	most := f.plane.Objects.ServiceLabels.MaxEntries()
 	for _, names := range [][]string{{"a", "c"}, {"c", "d"}, {"e", "f"}} {
 		cfg := named(names...)
 		f.mustApply(cfg)
@@ -295,8 +296,8 @@ func TestRestartWithoutService(t *testing.T) {
 	cfg.Node, cfg.Services = f.cfg.Node, cfg.Services[:1]
 	f.stop()
 	f.start(cfg)
-	f.check(refused(toOne.frame(), "pass_not_vip", 60), f.run(toOne.frame()))
-	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+	f.check(refused(frameOf(toOne), "pass_not_vip", 60), f.run(frameOf(toOne)))
+	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
 
 // A process that finds the tables as it would make them leaves them, and so the candidates before the servers
@@ -306,7 +307,7 @@ func TestRestartKeepsFormerCandidates(t *testing.T) {
 	f := open(t, hunting(config.SelectConsistent, 2))
 	flow, left := f.flowThatMoves("s3")
 	asked := append(f.row(flow, "web"), left...)
-	ack := flow.frame(packet.Flags(packet.ACK))
+	ack := frameOf(flow, packet.Flags(packet.ACK))
 	check := func(when string) {
 		t.Helper()
 		if diff := cmp.Diff(f.offered(ack, flow, "web", "forward_recover", srv6.RecoverStickiness, asked...), f.run(ack)); diff != "" {
@@ -332,18 +333,18 @@ func TestRestartKeepsFormerCandidates(t *testing.T) {
 func TestRestartAfterHalfAMove(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
-	entries := f.kernel.services.all()
+	entries := f.plane.Services.All()
 	moved := *f.service("a")
 	moved.Port = 8080
-	entry := serviceKeyOf(&moved)
+	entry := dataplane.ServiceKey(&moved)
 	entry.Id, entry.Rule = f.services.byName["a"].id, f.services.byName["a"].rule
-	f.must(f.kernel.services.replace(append(entries, entry), f.kernel.settle))
+	f.must(f.plane.Services.Replace(append(entries, entry), f.plane.Settle))
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)
 	flow := flowTo(vip6, 8080, config.TCP)
-	f.check(refused(flow.frame(), "drop_no_service", 60), f.run(flow.frame()))
-	f.check(f.forwarded(web.frame(), web, "a", "s", "forward_new"), f.run(web.frame()))
+	f.check(refused(frameOf(flow), "drop_no_service", 60), f.run(frameOf(flow)))
+	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
 
 // A start that fails forgets nothing of what the health checks found.
@@ -362,7 +363,7 @@ func TestFailedStartRemembersHealth(t *testing.T) {
 		_ = b.Close()
 		t.Fatal("no error")
 	}
-	if f.kernel.servers.flags(slot)&balancerServerFlagsSERVER_FAILING == 0 {
+	if f.plane.Servers.Flags(slot)&dataplane.FlagFailing == 0 {
 		t.Error("s1 is not held to be failing any more")
 	}
 }
@@ -371,7 +372,7 @@ func TestFailedStartRemembersHealth(t *testing.T) {
 func TestOtherLimitsAreRefused(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
-	f.run(web.frame())
+	f.run(frameOf(web))
 	want := f.configuration()
 	for name, change := range map[string]func(*config.Limits){
 		"flows":   func(l *config.Limits) { l.Flows *= 4 },
@@ -389,8 +390,8 @@ func TestOtherLimitsAreRefused(t *testing.T) {
 		if message := err.Error(); !strings.Contains(message, "limits") || !strings.Contains(message, "segue lb detach "+cfg.Node.Instance) {
 			t.Errorf("%s: %v", name, err)
 		}
-		var identity balancerIdentity
-		f.must(f.kernel.objects.Identity.Lookup(uint32(0), &identity))
+		var identity dataplane.Identity
+		f.must(f.plane.Objects.Identity.Lookup(uint32(0), &identity))
 		if identity != f.identity {
 			t.Errorf("%s: the hash keys changed", name)
 		}
@@ -398,5 +399,5 @@ func TestOtherLimitsAreRefused(t *testing.T) {
 	if diff := cmp.Diff(want, f.configuration()); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
 	}
-	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_known"), f.run(web.frame()))
+	f.check(f.forwarded(frameOf(web), web, "web", "s", "forward_known"), f.run(frameOf(web)))
 }

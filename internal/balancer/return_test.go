@@ -20,6 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/needs"
@@ -67,7 +68,7 @@ func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
 	n.cfg.Node.Instance = fmt.Sprintf("test-%d-%d", os.Getpid(), instances.Add(1))
 	t.Cleanup(func() {
 		n.stop()
-		n.in(n.near, func() error { return Detach(n.cfg.Node.Instance) })
+		n.in(n.near, func() error { return dataplane.Detach(n.cfg.Node.Instance) })
 		n.wantPrograms()
 	})
 	n.use(interfaces...)
@@ -133,7 +134,7 @@ func (n *fabric) in(ns *testnet.Namespace, f func() error) {
 // start makes a process, which attaches the data path.
 func (n *fabric) start() {
 	n.t.Helper()
-	clock, err := newFlowClock()
+	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -141,7 +142,7 @@ func (n *fabric) start() {
 		if n.balancer, err = newBalancer(n.cfg, clock, slog.New(slog.DiscardHandler)); err != nil {
 			return err
 		}
-		n.balancer.kernel.attachTCX = n.attachTCX
+		n.balancer.plane.AttachTCX = n.attachTCX
 		inside := n.own[len(n.own)-1]
 		hop := nexthop.Hop{MAC: n.routers[inside.Name].link.MAC, Link: inside}
 		return (&Rehearsal{n.balancer}).Attach(n.own, hop)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
@@ -34,29 +35,29 @@ func TestSegmentLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	NameDirectory(spec)
+	dataplane.NameDirectory(spec)
 	if err := spec.LoadAndAssign(&objects, nil); err != nil {
 		t.Fatalf("%+v", err)
 	}
 	defer objects.Close()
 	defer objects.Directory.Close()
-	mapped, err := mapDirectory(objects.Directory, unix.PROT_READ|unix.PROT_WRITE)
+	mapped, err := dataplane.MapDirectory(objects.Directory, unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer mapped.close()
+	defer mapped.Close()
 	path := fillServers(mapped)
 	for _, version := range []int{4, 6} {
-		flow := map[int]Flow{4: web4, 6: web}[version]
+		flow := map[int]dataplane.Flow{4: web4, 6: web}[version]
 		for _, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap} {
-			number := ruleOf(&config.Service{Encapsulation: kind}).Encapsulation
+			number := dataplane.RuleOf(&config.Service{Encapsulation: kind}).Encapsulation
 			if kind == config.SRv6Insert && version == 4 {
 				continue
 			}
 			for n := 1; n <= maxSegments; n++ {
 				for shape, options := range shapes(version) {
 					t.Run(fmt.Sprintf("%s/IPv%d/%d/%s", kind, version, n, shape), func(t *testing.T) {
-						frame := flow.frame(options...)
+						frame := frameOf(flow, options...)
 						list := append(path[:n-1:n-1], srv6.SID{Locator: srv6.Parse(path[n-1]).Locator, Function: srv6.ConnectForce}.Addr())
 						want, err := packet.Encapsulate(frame, packet.Encap{
 							Kind: kind, Sender: node().Locator.Addr(), Segments: list, FlowLabel: 0x12345,
@@ -94,7 +95,7 @@ func overheadOf(kind config.Encapsulation, n int) int {
 }
 
 // fillServers writes eight servers and returns their SIDs for connect-avail in the order of travel.
-func fillServers(mapped *directory) (path []netip.Addr) {
+func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
 	for i := range maxSegments {
 		locator := srv6Server("", uint8(i+1), 1).Locator
 		path = append(path, srv6.SID{Locator: locator, Function: srv6.ConnectAvail}.Addr())

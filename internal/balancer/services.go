@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -19,17 +20,17 @@ import (
 type service struct {
 	config.Service
 	id       uint32
-	rule     balancerServiceRule
+	rule     dataplane.ServiceRule
 	members  []*member
-	placed   placing   // what its table was built from
-	huntsEnd time.Time // when no flow is half open any more from when it hunted
-	logged   causes    // that are ignored, as the log has it
+	placed   placing          // what its table was built from
+	huntsEnd time.Time        // when no flow is half open any more from when it hunted
+	logged   dataplane.Causes // that are ignored, as the log has it
 }
 
 // services applies a configuration to the data path.
 type services struct {
-	kernel *kernel
-	slots  *slots
+	plane  *dataplane.Plane
+	slots  *dataplane.Slots
 	byName map[string]*service
 	free   []uint32      // numbers that no service has, the next one last
 	reach  func(*member) // gives a member its next hop, if that is known
@@ -37,10 +38,10 @@ type services struct {
 
 // loadServices reads what an earlier process has left; their members and
 // configuration come with the first apply.
-func loadServices(k *kernel, slots *slots, reach func(*member)) (*services, error) {
-	s := &services{kernel: k, slots: slots, byName: map[string]*service{}, reach: reach}
+func loadServices(k *dataplane.Plane, slots *dataplane.Slots, reach func(*member)) (*services, error) {
+	s := &services{plane: k, slots: slots, byName: map[string]*service{}, reach: reach}
 	byID := map[uint32]*service{}
-	names, err := k.serviceNames()
+	names, err := k.ServiceNames()
 	if err != nil {
 		return nil, err
 	}
@@ -53,8 +54,8 @@ func loadServices(k *kernel, slots *slots, reach func(*member)) (*services, erro
 			s.free = append(s.free, id-1)
 		}
 	}
-	for _, entry := range k.services.all() {
-		if known := byID[entry.Id]; known != nil && entry.isService() {
+	for _, entry := range k.Services.All() {
+		if known := byID[entry.Id]; known != nil && entry.IsService() {
 			known.rule = entry.Rule
 		}
 	}
@@ -74,10 +75,10 @@ func (s *services) apply(cfg *config.Balancer) error {
 	if err := s.keepOnly(wanted); err != nil {
 		return err
 	}
-	if err := s.kernel.setLocator(cfg.Node.Locator); err != nil {
+	if err := s.plane.SetLocator(cfg.Node.Locator); err != nil {
 		return err
 	}
-	if err := s.kernel.setDomain(cfg); err != nil {
+	if err := s.plane.SetDomain(cfg); err != nil {
 		return err
 	}
 	return s.retireSlots()
@@ -105,7 +106,7 @@ func (s *services) add(name string) (*service, error) {
 		return nil, err
 	}
 	id := s.free[len(s.free)-1]
-	if err := s.kernel.labelService(id, name); err != nil {
+	if err := s.plane.LabelService(id, name); err != nil {
 		return nil, err
 	}
 	s.free = s.free[:len(s.free)-1]
@@ -131,19 +132,19 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 		before[m.Name] = m
 	}
 	known := knownFunction(cfg)
-	if svc.rule.hasHalfOpen() {
+	if svc.rule.HasHalfOpen() {
 		known = srv6.AckStickiness // servers wait for it, until the hunts have ended
 	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
 		key := keyOfServer(cfg, &server, node)
-		noted, routed := s.slots.noted(key)
+		noted, routed := s.slots.Noted(key)
 		old := before[server.Name]
-		if slot, _ := s.slots.of(key); old != nil && slot != old.slot {
+		if slot, _ := s.slots.Of(key); old != nil && slot != old.slot {
 			old = nil // it is at another address: what is known is of another host
 		}
 		m := newMember(server, cfg, old, noted, routed)
-		slot, err := s.slots.claim(key, svc.id, known, m.flags(true))
+		slot, err := s.slots.Claim(key, svc.id, known, m.flags(true))
 		if err != nil {
 			return nil, fmt.Errorf("server %s: %w", server.Name, err)
 		}
@@ -165,24 +166,24 @@ func (svc *service) member(name string) *member {
 }
 
 // keyOfServer says between which addresses a server's packets travel.
-func keyOfServer(svc *config.Service, server *config.Server, node *config.BalancerNode) serverKey {
-	key := serverKey{service: svc.Name, server: server.Name}
+func keyOfServer(svc *config.Service, server *config.Server, node *config.BalancerNode) dataplane.ServerKey {
+	key := dataplane.ServerKey{Service: svc.Name, Server: server.Name}
 	if server.Locator.IsValid() {
-		key.address, key.source = server.Locator.Addr(), node.Locator.Addr()
+		key.Address, key.Source = server.Locator.Addr(), node.Locator.Addr()
 		return key
 	}
-	key.address = server.Address
+	key.Address = server.Address
 	for _, source := range node.Addresses {
 		if source.Is4() == server.Address.Is4() {
-			key.source = source
+			key.Source = source
 		}
 	}
 	return key
 }
 
 // keysOf are the keys of all servers of a configuration.
-func keysOf(cfg *config.Balancer) map[serverKey]bool {
-	keys := map[serverKey]bool{}
+func keysOf(cfg *config.Balancer) map[dataplane.ServerKey]bool {
+	keys := map[dataplane.ServerKey]bool{}
 	for i := range cfg.Services {
 		for j := range cfg.Services[i].Servers {
 			keys[keyOfServer(&cfg.Services[i], &cfg.Services[i].Servers[j], &cfg.Node)] = true
@@ -194,7 +195,7 @@ func keysOf(cfg *config.Balancer) map[serverKey]bool {
 // setHealth notes what the checks found of a server, and returns the service
 // whose table is to follow: nil when nothing changed, or a reload has removed it.
 func (s *services) setHealth(result health.Result) *service {
-	return s.setCause(result.Service, result.Server, failing, !result.Healthy, result.Reason)
+	return s.setCause(result.Service, result.Server, dataplane.Failing, !result.Healthy, result.Reason)
 }
 
 // healthTargets are the servers to be checked, as they are held to be.
@@ -202,7 +203,7 @@ func (s *services) healthTargets(services []config.Service) []health.Target {
 	targets := health.Targets(services)
 	for i := range targets {
 		t := &targets[i]
-		t.Failing = s.byName[t.Service].member(t.Server).causes.has(failing)
+		t.Failing = s.byName[t.Service].member(t.Server).causes.Has(dataplane.Failing)
 	}
 	return targets
 }
@@ -235,7 +236,7 @@ func (s *services) place(svc *service) error {
 		used[m] = true
 	}
 	for _, m := range svc.members {
-		s.kernel.servers.setFlags(m.slot, m.flags(used[m]))
+		s.plane.Servers.SetFlags(m.slot, m.flags(used[m]))
 	}
 	p := placingOf(svc, usable)
 	if reflect.DeepEqual(p, svc.placed) {
@@ -249,7 +250,7 @@ func (s *services) place(svc *service) error {
 	for i, server := range rows {
 		rows[i] = p.slots[server]
 	}
-	rule := ruleOf(&svc.Service)
+	rule := dataplane.RuleOf(&svc.Service)
 	rule.Candidates = uint8(table.Candidates)
 	if table.Candidates > 0 {
 		rule.Buckets = uint32(table.Buckets)
@@ -260,21 +261,21 @@ func (s *services) place(svc *service) error {
 	s.setCapabilities(svc, &rule)
 	svc.rule, svc.placed = rule, p
 	// One that is new, or moves to another VIP or port, waits until all are ready.
-	if entry := s.kernel.services.find(serviceKeyOf(&svc.Service)); entry != nil && entry.Id == svc.id {
-		entry.setRule(rule)
+	if entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service)); entry != nil && entry.Id == svc.id {
+		entry.SetRule(rule)
 	}
 	return nil
 }
 
 // setCapabilities tells persistence what it must know of the placement: whether servers answer, and so
 // can be asked. Where they do no longer, flows that are half open still are for a while.
-func (s *services) setCapabilities(svc *service, rule *balancerServiceRule) {
+func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	switch {
 	case svc.Placement == config.PlacementHunt:
-		rule.Flags |= ruleServersAnswer | ruleHalfOpen | ruleAskIdle
+		rule.Flags |= dataplane.RuleServersAnswer | dataplane.RuleHalfOpen | dataplane.RuleAskIdle
 		svc.huntsEnd = time.Time{}
-	case svc.rule.hasHalfOpen():
-		rule.Flags |= ruleHalfOpen
+	case svc.rule.HasHalfOpen():
+		rule.Flags |= dataplane.RuleHalfOpen
 		if svc.huntsEnd.IsZero() {
 			svc.huntsEnd = time.Now().Add(svc.Timeouts.New)
 		}
@@ -283,18 +284,18 @@ func (s *services) setCapabilities(svc *service, rule *balancerServiceRule) {
 
 // install makes one of the service's two tables hold the rows, and says which, with what is true of the other:
 // a table that is as it would be stays, and with it the one before, after a restart too.
-func (s *services) install(svc *service, rule balancerServiceRule, rows []uint16) (table uint8, err error) {
+func (s *services) install(svc *service, rule dataplane.ServiceRule, rows []uint16) (table uint8, err error) {
 	fits := rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates
-	table = svc.rule.table()
-	if fits && s.kernel.holds(2*svc.id+uint32(table), rows) {
-		return table | svc.rule.Flags&ruleFormer, nil
+	table = svc.rule.Table()
+	if fits && s.plane.Holds(2*svc.id+uint32(table), rows) {
+		return table | svc.rule.Flags&dataplane.RuleFormer, nil
 	}
 	table = 1 - table
-	if err := s.kernel.install(2*svc.id+uint32(table), rows); err != nil {
+	if err := s.plane.Install(2*svc.id+uint32(table), rows); err != nil {
 		return 0, err
 	}
 	if fits {
-		table |= ruleFormer
+		table |= dataplane.RuleFormer
 	}
 	return table, nil
 }
@@ -306,12 +307,12 @@ func (s *services) endHunts(now time.Time) {
 			continue
 		}
 		svc.huntsEnd = time.Time{}
-		svc.rule.Flags &^= ruleHalfOpen
-		if entry := s.kernel.services.find(serviceKeyOf(&svc.Service)); entry != nil && entry.Id == svc.id {
-			entry.setRule(svc.rule)
+		svc.rule.Flags &^= dataplane.RuleHalfOpen
+		if entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service)); entry != nil && entry.Id == svc.id {
+			entry.SetRule(svc.rule)
 		}
 		for _, m := range svc.members {
-			s.kernel.servers.setKnown(m.slot, knownFunction(&svc.Service))
+			s.plane.Servers.SetKnown(m.slot, knownFunction(&svc.Service))
 		}
 	}
 }
@@ -335,7 +336,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 		if wanted[name] {
 			continue
 		}
-		if err := s.kernel.unlabelService(svc.id); err != nil {
+		if err := s.plane.UnlabelService(svc.id); err != nil {
 			return fmt.Errorf("remove service %s: %w", name, err)
 		}
 		delete(s.byName, name)
@@ -347,22 +348,22 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 // enter makes the table of services have the wanted ones. They come and go together, so that no packet
 // misses its service while services change places.
 func (s *services) enter(wanted map[string]bool) error {
-	entries := map[balancerServiceEntry]balancerServiceEntry{} // by key
+	entries := map[dataplane.ServiceEntry]dataplane.ServiceEntry{} // by key
 	for name, svc := range s.byName {
 		if !wanted[name] {
 			continue
 		}
-		key, vip := serviceKeyOf(&svc.Service), vipKeyOf(svc.VIP)
+		key, vip := dataplane.ServiceKey(&svc.Service), dataplane.VIPKey(svc.VIP)
 		entry := key
 		entry.Id, entry.Rule = svc.id, svc.rule
 		entries[key], entries[vip] = entry, vip
 	}
-	unchanged := func(e balancerServiceEntry) bool { return entries[e.key()] == e }
-	before := s.kernel.services.all()
-	if len(before) == len(entries) && !slices.ContainsFunc(before, func(e balancerServiceEntry) bool { return !unchanged(e) }) {
+	unchanged := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] == e }
+	before := s.plane.Services.All()
+	if len(before) == len(entries) && !slices.ContainsFunc(before, func(e dataplane.ServiceEntry) bool { return !unchanged(e) }) {
 		return nil
 	}
-	return s.kernel.services.replace(slices.Collect(maps.Values(entries)), s.kernel.settle)
+	return s.plane.Services.Replace(slices.Collect(maps.Values(entries)), s.plane.Settle)
 }
 
 // retireSlots retires the slots that no member holds any more.
@@ -371,7 +372,7 @@ func (s *services) retireSlots() error {
 	for _, m := range s.members() {
 		held[m.slot] = true
 	}
-	return s.slots.retireOthers(held)
+	return s.slots.RetireOthers(held)
 }
 
 // members lists the members of all services.

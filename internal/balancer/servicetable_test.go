@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 )
 
@@ -20,70 +21,70 @@ func TestFullServiceTable(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
 	random := rand.New(rand.NewPCG(1, 2))
-	first := f.kernel.services.all()
+	first := f.plane.Services.All()
 	entries := first
 	for i := range uint32(16383) {
 		vip := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 8: byte(random.Uint32()), 9: byte(random.Uint32()), 14: byte(i >> 8), 15: byte(i)})
-		entry := serviceKeyOf(&config.Service{VIP: vip, Port: config.Port(random.IntN(1 << 16)), Protocol: config.UDP})
+		entry := dataplane.ServiceKey(&config.Service{VIP: vip, Port: config.Port(random.IntN(1 << 16)), Protocol: config.UDP})
 		entry.Id = i + 1
-		entries = append(entries, entry, vipKeyOf(vip))
+		entries = append(entries, entry, dataplane.VIPKey(vip))
 	}
-	f.must(f.kernel.services.replace(entries, f.kernel.settle))
+	f.must(f.plane.Services.Replace(entries, f.plane.Settle))
 	for _, entry := range entries {
-		if got := f.kernel.services.find(entry.key()); got == nil || *got != entry {
+		if got := f.plane.Services.Find(entry.Key()); got == nil || *got != entry {
 			t.Fatalf("found %+v, want %+v", got, entry)
 		}
 	}
-	if got := len(f.kernel.services.all()); got != len(entries) {
+	if got := len(f.plane.Services.All()); got != len(entries) {
 		t.Errorf("the table lists %d entries, want %d", got, len(entries))
 	}
-	absent := vipKeyOf(netip.MustParseAddr("2001:db8::bad"))
-	if got := f.kernel.services.find(absent); got != nil {
+	absent := dataplane.VIPKey(netip.MustParseAddr("2001:db8::bad"))
+	if got := f.plane.Services.Find(absent); got != nil {
 		t.Errorf("found %+v, which nobody entered", got)
 	}
-	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_new"), f.run(web.frame()))
+	f.check(f.forwarded(frameOf(web), web, "web", "s", "forward_new"), f.run(frameOf(web)))
 	for i := len(first); i < len(entries); i += 2 * 1024 {
 		flow := flowTo(vipOf(entries[i]), 7, config.TCP)
 		want := map[string]tally{"drop_no_service": {1, 60, 0}}
-		if diff := cmp.Diff(want, f.run(flow.frame()).Reasons); diff != "" {
+		if diff := cmp.Diff(want, f.run(frameOf(flow)).Reasons); diff != "" {
 			t.Errorf("%v: (-want +got):\n%s", flow.Destination, diff)
 		}
 	}
 	stranger := flowTo(vipOf(absent), 7, config.TCP)
-	f.check(refused(stranger.frame(), "pass_not_vip", 60), f.run(stranger.frame()))
+	f.check(refused(frameOf(stranger), "pass_not_vip", 60), f.run(frameOf(stranger)))
 }
 
 // A table that packets may still see is not written: if the wait for them failed, the next change waits first.
 func TestServiceTableWaits(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
-	table := f.kernel.services
-	entries := table.all()
+	table := f.plane.Services
+	entries := table.All()
 	waits, failure := 0, errors.New("no memory")
 	wait := func() error { waits++; return failure }
-	if err := table.replace(entries[:1], wait); !errors.Is(err, failure) {
+	if err := table.Replace(entries[:1], wait); !errors.Is(err, failure) {
 		t.Errorf("error: %v", err)
 	}
-	next := &f.kernel.mapped.Services[(f.kernel.mapped.Generation+1)%2]
+	next := &f.plane.Directory.Services[(f.plane.Directory.Generation+1)%2]
 	before := *next
-	if err := table.replace(entries, wait); !errors.Is(err, failure) || waits != 2 {
+	if err := table.Replace(entries, wait); !errors.Is(err, failure) || waits != 2 {
 		t.Errorf("%d waits, error: %v", waits, err)
 	}
 	if *next != before {
 		t.Error("a table was written that packets may see")
 	}
 	var first, second *ebpf.Map
-	last := f.kernel.objects.Tables.MaxEntries() - 1
-	f.must(f.kernel.settle())
-	f.must(f.kernel.objects.Tables.Lookup(last, &first))
+	last := f.plane.Objects.Tables.MaxEntries() - 1
+	f.must(f.plane.Settle())
+	f.must(f.plane.Objects.Tables.Lookup(last, &first))
 	defer first.Close()
-	f.must(table.replace(entries, f.kernel.settle))
-	f.must(f.kernel.objects.Tables.Lookup(last, &second))
+	f.must(table.Replace(entries, f.plane.Settle))
+	f.must(f.plane.Objects.Tables.Lookup(last, &second))
 	defer second.Close()
 	if idOf(t, first) == idOf(t, second) {
 		t.Error("nothing was replaced that the kernel waits at")
 	}
-	f.check(f.forwarded(web.frame(), web, "web", "s", "forward_new"), f.run(web.frame()))
+	f.check(f.forwarded(frameOf(web), web, "web", "s", "forward_new"), f.run(frameOf(web)))
 }
 
 func idOf(t *testing.T, m *ebpf.Map) ebpf.MapID {
@@ -96,7 +97,7 @@ func idOf(t *testing.T, m *ebpf.Map) ebpf.MapID {
 	return id
 }
 
-func vipOf(e balancerServiceEntry) netip.Addr {
-	vip, _, _ := e.matches()
+func vipOf(e dataplane.ServiceEntry) netip.Addr {
+	vip, _, _ := e.Matches()
 	return vip
 }

@@ -10,19 +10,20 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 // anyFlow is a flow to one of the VIPs, from any client.
-func anyFlow(vips ...netip.Addr) *rapid.Generator[Flow] {
-	return rapid.Custom(func(t *rapid.T) Flow {
+func anyFlow(vips ...netip.Addr) *rapid.Generator[dataplane.Flow] {
+	return rapid.Custom(func(t *rapid.T) dataplane.Flow {
 		vip := rapid.SampledFrom(vips).Draw(t, "vip")
 		source := netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "source")))
 		if vip.Is6() {
 			source = netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "source")))
 		}
-		return Flow{
+		return dataplane.Flow{
 			Protocol:    rapid.SampledFrom([]config.Protocol{config.TCP, config.UDP}).Draw(t, "protocol"),
 			Source:      netip.AddrPortFrom(source, rapid.Uint16().Draw(t, "source port")),
 			Destination: netip.AddrPortFrom(vip, rapid.Uint16().Draw(t, "port")),
@@ -38,16 +39,16 @@ func TestHashesAgree(t *testing.T) {
 	for i := range uint8(20) {
 		servers = append(servers, srv6Server(string(rune('a'+i)), i+1, 1))
 	}
-	names := map[Flow]string{}
+	names := map[dataplane.Flow]string{}
 	name := func(vip netip.Addr, protocol config.Protocol) string {
-		return names[Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}]
+		return names[dataplane.Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}]
 	}
 	var services []config.Service
 	for _, vip := range []netip.Addr{vip4, vip6} {
 		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
 			svc := serviceOf("all "+vip.String()+string(protocol), vip, config.AllPorts, protocol, config.SRv6Encap, servers...)
 			services = append(services, svc)
-			names[Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}] = svc.Name
+			names[dataplane.Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}] = svc.Name
 		}
 	}
 	cfg := balancerOf(services...)
@@ -58,7 +59,7 @@ func TestHashesAgree(t *testing.T) {
 		clear(f.bucket(flow))
 		service := name(flow.Destination.Addr(), flow.Protocol)
 		server := f.placed(flow, service)
-		f.check(f.forwarded(flow.frame(), flow, service, server, "forward_new"), f.run(flow.frame()))
+		f.check(f.forwarded(frameOf(flow), flow, service, server, "forward_new"), f.run(frameOf(flow)))
 		if f.t.Failed() {
 			t.Fatalf("flow %+v", flow)
 		}
@@ -67,28 +68,28 @@ func TestHashesAgree(t *testing.T) {
 }
 
 // rekey starts the balancer anew with other keys for the flow table.
-func (f *fixture) rekey(bucket placeKeys, signature flowKeys) {
+func (f *fixture) rekey(bucket dataplane.PlaceKeys, signature dataplane.FlowKeys) {
 	f.t.Helper()
 	identity := f.identity
 	identity.FlowBucketKeys, identity.FlowSignatureKeys = bucket, signature
-	f.must(f.kernel.objects.Identity.Put(uint32(0), &identity))
+	f.must(f.plane.Objects.Identity.Put(uint32(0), &identity))
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)
 }
 
 // portsOf is the word of the hash that has a flow's ports.
-func portsOf(flow Flow) uint64 {
+func portsOf(flow dataplane.Flow) uint64 {
 	ports := binary.BigEndian.AppendUint16(nil, flow.Source.Port())
 	ports = binary.BigEndian.AppendUint16(ports, flow.Destination.Port())
 	return uint64(binary.NativeEndian.Uint32(ports))
 }
 
 // ignoreDestinations gives two flows of one client and port the same bucket and signature.
-func (f *fixture) ignoreDestinations(a, b Flow) {
+func (f *fixture) ignoreDestinations(a, b dataplane.Flow) {
 	f.t.Helper()
 	// The product of ports and service is zero for both, by one factor or the other.
-	f.rekey(placeKeys{1, 1, 0}, flowKeys{4: -portsOf(b), 5: -uint64(f.serviceID(a))})
+	f.rekey(dataplane.PlaceKeys{1, 1, 0}, dataplane.FlowKeys{4: -portsOf(b), 5: -uint64(f.serviceID(a))})
 	if f.signature(a) != f.signature(b) || &f.bucket(a)[0] != &f.bucket(b)[0] {
 		f.t.Fatal("the keys tell destinations apart")
 	}
@@ -103,7 +104,7 @@ func TestSharedSignature(t *testing.T) {
 	f.ignoreDestinations(a, b)
 	other := f.otherThanPlaced(b, "all")
 	f.enter(a, "all", other, stateEstablished)
-	f.check(f.forwarded(b.frame(), b, "all", other, "forward_known"), f.run(b.frame()))
+	f.check(f.forwarded(frameOf(b), b, "all", other, "forward_known"), f.run(frameOf(b)))
 }
 
 // Two flows of different services with the same signature never meet: each is placed where its own
@@ -115,8 +116,8 @@ func TestSharedSignatureOfTwoServices(t *testing.T) {
 	f.ignoreDestinations(web, insert)
 	for range 3 {
 		for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK} {
-			for flow, service := range map[Flow]string{web: "web", insert: "insert"} {
-				got := f.run(flow.frame(packet.Flags(flags)))
+			for flow, service := range map[dataplane.Flow]string{web: "web", insert: "insert"} {
+				got := f.run(frameOf(flow, packet.Flags(flags)))
 				if want := service + "/" + f.placed(flow, service); serverOf(got) != want {
 					t.Errorf("%v with %#x went to %s, want %s", flow, flags, serverOf(got), want)
 				}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -34,26 +35,26 @@ type reduced struct {
 func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced {
 	t.Helper()
 	r := &reduced{fixture: open(t, cfg)}
-	var signature flowKeys
+	var signature dataplane.FlowKeys
 	for i := range signature {
 		signature[i] = random.Uint64()
 	}
 	r.rekey(randomPlaceKeys(random), signature)
 	spec, err := loadSignature()
 	r.must(err)
-	NameDirectory(spec)
+	dataplane.NameDirectory(spec)
 	kept := map[string]*ebpf.Map{}
-	for name, m := range r.kernel.objects.kernelMaps.pinned() {
+	for name, m := range r.plane.Objects.Maps.Pinned() {
 		kept[name] = *m
 		spec.Maps[name].MaxEntries = (*m).MaxEntries()
 	}
-	for name, value := range r.kernel.constants {
+	for name, value := range r.plane.Constants {
 		r.must(spec.Variables[name].Set(value))
 	}
 	r.must(spec.Variables["host_mac"].Set(wordOf(ownMAC)))
 	r.must(spec.LoadAndAssign(&r.objects, &ebpf.CollectionOptions{MapReplacements: kept}))
-	r.must(r.kernel.objects.XdpLb.Close())
-	r.kernel.objects.XdpLb = r.objects.XdpLb
+	r.must(r.plane.Objects.XdpLb.Close())
+	r.plane.Objects.XdpLb = r.objects.XdpLb
 	return r
 }
 
@@ -66,9 +67,9 @@ func (r *reduced) reduce(bits, shift int) {
 }
 
 // find is the entry that the data path takes for the flow's, or zero.
-func (r *reduced) find(flow Flow) flowEntry {
-	bucket, signature := r.kernel.flows.bucket(flow, r.serviceID(flow), &r.identity)
-	return bucket.find(signature & r.mask)
+func (r *reduced) find(flow dataplane.Flow) dataplane.FlowEntry {
+	bucket, signature := r.plane.Flows.Bucket(flow, r.serviceID(flow), &r.identity)
+	return bucket.Find(signature & r.mask)
 }
 
 // randomClient is one that is most likely nowhere else.
@@ -91,19 +92,19 @@ func (r *reduced) send(frame []byte, client netip.AddrPort) {
 }
 
 // fill establishes flows of random clients until the table has as many as wanted.
-func (r *reduced) fill(random *rand.Rand, want FlowCounts) {
+func (r *reduced) fill(random *rand.Rand, want dataplane.FlowCounts) {
 	r.t.Helper()
-	syn, ack := web.frame(packet.Flags(packet.SYN)), web.frame(packet.Flags(packet.ACK))
+	syn, ack := frameOf(web, packet.Flags(packet.SYN)), frameOf(web, packet.Flags(packet.ACK))
 	for range 50 * want.Established {
 		client := randomClient(random)
 		r.send(syn, client)
 		r.send(ack, client)
-		if r.kernel.flows.total() == want {
+		if totalOf(r.plane.Flows) == want {
 			return
 		}
 	}
 	r.t.Fatalf("with %#x of the signature, the table has %+v, and does not come to %+v",
-		r.mask, r.kernel.flows.total(), want)
+		r.mask, totalOf(r.plane.Flows), want)
 }
 
 // An entry is free by its state: a flow whose signature is that of free entries is found behind one.
@@ -112,12 +113,12 @@ func TestSignatureOfFreeEntries(t *testing.T) {
 	r := openReduced(t, rand.New(rand.NewPCG(1, 2)), webOf(srv6Server("s", 1, 1)))
 	r.reduce(0, 0)
 	client := client6
-	r.send(web.frame(packet.Flags(packet.SYN)), client)
+	r.send(frameOf(web, packet.Flags(packet.SYN)), client)
 	bucket := r.bucket(web)
 	i := slices.IndexFunc(bucket, func(entry uint64) bool { return entry != 0 })
 	bucket[(i+1)%len(bucket)], bucket[i] = bucket[i], 0
-	r.send(web.frame(packet.Flags(packet.ACK)), client)
-	if got, want := r.kernel.flows.total(), (FlowCounts{Established: 1}); got != want {
+	r.send(frameOf(web, packet.Flags(packet.ACK)), client)
+	if got, want := totalOf(r.plane.Flows), (dataplane.FlowCounts{Established: 1}); got != want {
 		t.Errorf("%+v in the table, want %+v", got, want)
 	}
 }
@@ -131,8 +132,8 @@ func TestReducedSignature(t *testing.T) {
 	const buckets, strangers = 64, 25_000
 	random := rand.New(rand.NewPCG(1, 2))
 	r := openReduced(t, random, crowded(buckets))
-	syn := web.frame(packet.Flags(packet.SYN))
-	full := FlowCounts{Established: buckets * flowsPerBucket}
+	syn := frameOf(web, packet.Flags(packet.SYN))
+	full := dataplane.FlowCounts{Established: buckets * dataplane.FlowsPerBucket}
 	clients := []struct {
 		name string
 		next func(i int) netip.AddrPort
@@ -152,11 +153,11 @@ func TestReducedSignature(t *testing.T) {
 			}
 			reasons := difference(before.reasons, r.counters().reasons)
 			mistaken, noRoom := reasons["forward_known"].Packets, reasons["forward_no_room"].Packets
-			if now := r.kernel.flows.total(); mistaken+noRoom != strangers || now != full {
+			if now := totalOf(r.plane.Flows); mistaken+noRoom != strangers || now != full {
 				t.Errorf("strangers left as %v, the table has %+v; want it full, with %+v", reasons, now, full)
 			}
 			name := fmt.Sprintf("%d bits from bit %d, %s", v.bits, v.shift, client.name)
-			probability := flowsPerBucket / math.Exp2(float64(v.bits))
+			probability := dataplane.FlowsPerBucket / math.Exp2(float64(v.bits))
 			within(t, name, "strangers taken for others; bits", v.bits, int(mistaken), strangers, probability)
 			t.Logf("%s: %d of %d strangers were taken for others", name, mistaken, strangers)
 		}
@@ -173,7 +174,7 @@ func TestReducedSignatureOfTwoServices(t *testing.T) {
 		serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, srv6Server("w1", 1, 1), srv6Server("w2", 2, 1)),
 		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, srv6Server("d1", 3, 1), srv6Server("d2", 4, 1)),
 	)
-	cfg.Node.Limits.Flows = 16 * flowLoad
+	cfg.Node.Limits.Flows = 16 * dataplane.FlowLoad
 	r := openReduced(t, random, cfg)
 	r.reduce(5, 11)
 	servers := macs(cfg)
@@ -184,14 +185,14 @@ func TestReducedSignatureOfTwoServices(t *testing.T) {
 			flow, service = dns, "dns"
 		}
 		flow.Source = randomClient(random)
-		kind, frame := "SYN", flow.frame(packet.Flags(packet.SYN))
+		kind, frame := "SYN", frameOf(flow, packet.Flags(packet.SYN))
 		switch random.IntN(3) {
 		case 0:
-			kind, frame = "ACK", flow.frame(packet.Flags(packet.ACK))
+			kind, frame = "ACK", frameOf(flow, packet.Flags(packet.ACK))
 		case 1:
 			kind, frame = "ICMP error", packet.ICMPError(router6, 2, 0, 1280, reply(flow))
 		}
-		if e := r.find(flow); e != 0 && r.slots.server(e.server()).service != service {
+		if e := r.find(flow); e != 0 && r.slots.Server(e.Server()).Service != service {
 			crossings[kind]++
 		}
 		verdict, out := r.exec(frame, nil)
@@ -207,7 +208,7 @@ func TestReducedSignatureOfTwoServices(t *testing.T) {
 	t.Log(crossings)
 }
 
-func randomPlaceKeys(random *rand.Rand) (keys placeKeys) {
+func randomPlaceKeys(random *rand.Rand) (keys dataplane.PlaceKeys) {
 	for i := range keys {
 		keys[i] = random.Uint64() | 1
 	}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/probe"
@@ -17,14 +19,14 @@ import (
 )
 
 // signal is a server's packet to the client of a flow, with which it tells the balancer something.
-func (f *fixture) signal(flow Flow, service, server string, function srv6.Function, options ...packet.Option) []byte {
+func (f *fixture) signal(flow dataplane.Flow, service, server string, function srv6.Function, options ...packet.Option) []byte {
 	f.t.Helper()
 	svc := f.service(service)
 	return signal(svc.Encapsulation, serverOfName(svc, server).Locator, flow, function, options...)
 }
 
 // signal is one of a server with the locator to the balancer that node describes.
-func signal(kind config.Encapsulation, sender netip.Prefix, flow Flow, function srv6.Function, options ...packet.Option) []byte {
+func signal(kind config.Encapsulation, sender netip.Prefix, flow dataplane.Flow, function srv6.Function, options ...packet.Option) []byte {
 	frame, err := packet.Signal(reply(flow, options...), packet.Encap{
 		Kind:     kind,
 		Sender:   sender.Addr(),
@@ -49,9 +51,9 @@ func (f *fixture) returned(frame []byte, reason string) outcome {
 const acknowledged = 0xfedcba98
 
 // reset is the outcome of a signal whose sender is told that the client has no such connection.
-func (f *fixture) reset(flow Flow, service, server string) outcome {
+func (f *fixture) reset(flow dataplane.Flow, service, server string) outcome {
 	f.t.Helper()
-	rst := flow.frame(packet.Flags(packet.RST), packet.Sequence(acknowledged, 0), packet.Window(0))
+	rst := frameOf(flow, packet.Flags(packet.RST), packet.Sequence(acknowledged, 0), packet.Window(0))
 	return f.offered(rst, flow, service, "forward_reset", srv6.Deliver, server)
 }
 
@@ -63,7 +65,7 @@ const (
 )
 
 // cast gives the parts to servers: in the words of a table, first is the flow's first candidate.
-func (f *fixture) cast(flow Flow, service string) map[string]string {
+func (f *fixture) cast(flow dataplane.Flow, service string) map[string]string {
 	f.t.Helper()
 	row := f.row(flow, service)
 	parts := map[string]string{first: row[0], second: row[1]}
@@ -77,60 +79,60 @@ func (f *fixture) cast(flow Flow, service string) map[string]string {
 
 // setState makes the tables say of a flow what a state does: "listen", or "half-open", "new", "steer",
 // "closing", "over" or "stale" with a server.
-func (f *fixture) setState(flow Flow, service, state string, parts map[string]string) {
+func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
-	clear(f.kernel.flows.entries)
-	clear(f.kernel.halfOpen.entries)
+	clear(f.plane.Flows.Entries)
+	clear(f.plane.HalfOpen.Entries)
 	kind, part, _ := strings.Cut(state, " ")
 	if kind == "listen" {
 		return
 	}
-	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
-	table, flowState := f.kernel.flows, map[string]balancerFlowState{
+	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
+	table, flowState := f.plane.Flows, map[string]dataplane.FlowState{
 		"half-open": stateNew, "new": stateNew, "steer": stateEstablished, "closing": stateClosing, "over": stateClosing,
 		"stale": stateEstablished,
 	}[kind]
 	seen := f.now()
 	if kind == "over" {
-		seen = (seen - flowLinger) & flowTimeMask
+		seen = (seen - dataplane.FlowLinger) & dataplane.FlowTimeMask
 	}
 	if kind == "stale" {
-		seen = (seen - flowMinIdle) & flowTimeMask
+		seen = (seen - dataplane.FlowMinIdle) & dataplane.FlowTimeMask
 	}
 	if kind == "half-open" {
-		table = f.kernel.halfOpen
+		table = f.plane.HalfOpen
 	}
-	table.entries[table.number(place)*flowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, seen)
+	table.Entries[table.BucketNumber(place)*dataplane.FlowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, seen)
 }
 
 // state is the reverse of setState.
-func (f *fixture) state(flow Flow, service string, parts map[string]string) string {
+func (f *fixture) state(flow dataplane.Flow, service string, parts map[string]string) string {
 	f.t.Helper()
-	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
+	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	var states []string
-	for name, table := range map[string]*flowTable{"half-open": f.kernel.halfOpen, "": f.kernel.flows} {
-		for i := range table.entries {
-			entry := flowEntry(table.entries[i])
+	for name, table := range map[string]*dataplane.FlowTable{"half-open": f.plane.HalfOpen, "": f.plane.Flows} {
+		for i := range table.Entries {
+			entry := dataplane.FlowEntry(table.Entries[i])
 			if entry == 0 {
 				continue
 			}
-			if entry.signature() != signature || i/flowsPerBucket != table.number(place) {
+			if entry.Signature() != signature || i/dataplane.FlowsPerBucket != table.BucketNumber(place) {
 				return "an entry of another flow"
 			}
-			kind := map[balancerFlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing"}[entry.state()]
-			if entry.isOver(f.now()) {
+			kind := map[dataplane.FlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing"}[entry.State()]
+			if entry.IsOver(f.now()) {
 				kind = "over"
 			}
-			if kind == "steer" && entry.age(f.now()) >= flowMinIdle {
+			if kind == "steer" && entry.Age(f.now()) >= dataplane.FlowMinIdle {
 				kind = "stale"
 			}
-			if name != "" && entry.state() == stateNew {
+			if name != "" && entry.State() == stateNew {
 				kind = name
 			} else if name != "" {
 				kind = name + " " + kind
 			}
 			for part, server := range parts {
-				if f.slot(service, server) == entry.server() {
+				if f.slot(service, server) == entry.Server() {
 					kind += " " + part
 				}
 			}
@@ -256,18 +258,18 @@ var flagsOf = map[string]packet.TCPFlags{
 
 // sought is the way of a packet of a flow with a stale entry: its server, the other candidates, and its server
 // again.
-func (f *fixture) sought(flow Flow, service, holder string) []stage {
+func (f *fixture) sought(flow dataplane.Flow, service, holder string) []stage {
 	f.t.Helper()
 	asked := append([]string{holder}, slices.DeleteFunc(f.row(flow, service), func(name string) bool { return name == holder })...)
 	return append(stages(srv6.RecoverStickiness, asked...), stage{srv6.AckStickiness, holder})
 }
 
 // happen puts an event of a table through the data path and returns the outcome that it wants.
-func (f *fixture) happen(flow Flow, service, state, event, want string, parts map[string]string) (wanted, got outcome) {
+func (f *fixture) happen(flow dataplane.Flow, service, state, event, want string, parts map[string]string) (wanted, got outcome) {
 	f.t.Helper()
 	words := strings.Split(event, " ")
 	if len(words) == 1 {
-		frame := flow.frame(packet.Flags(flagsOf[event]))
+		frame := frameOf(flow, packet.Flags(flagsOf[event]))
 		got = f.run(frame)
 		if holder, ok := strings.CutPrefix(want, "hunt after "); ok {
 			way := append(stages(srv6.Steer, parts[holder]), stages(srv6.ConnectAvail, f.row(flow, service)...)...)
@@ -339,8 +341,8 @@ func TestStickinessOfDrained(t *testing.T) {
 			f.t = t
 			if flags, ok := flagsOf[c.event]; ok {
 				f.setState(web, "web", c.state, parts)
-				frame := web.frame(packet.Flags(flags))
-				trace := mustTrace(t, view, Packet{Flow: web, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+				frame := frameOf(web, packet.Flags(flags))
+				trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: flags == packet.SYN, Length: int(layer3(frame))})
 				f.check(f.traced(t, trace, frame), f.run(frame))
 			}
 			f.setState(web, "web", c.state, parts)
@@ -364,7 +366,7 @@ func TestHalfOpenFlowOfUnheardStays(t *testing.T) {
 		m.probed = true
 	}
 	f.find(probe.Unheard, parts[first])
-	frame := web.frame()
+	frame := frameOf(web)
 	f.check(f.offered(frame, web, "web", "forward_known", srv6.AckStickiness, parts[first]), f.run(frame))
 	if strings.Contains(f.used()+" ", parts[first]+" ") {
 		t.Errorf("new flows go to %s, with %s, which is unheard", f.used(), parts[first])
@@ -388,7 +390,7 @@ func TestSYNOfDrainedService(t *testing.T) {
 	}
 	f.mustApply(cfg)
 	view := f.view()
-	frame := web.frame()
+	frame := frameOf(web)
 	for _, c := range []struct {
 		state   string
 		isAsked bool
@@ -400,7 +402,7 @@ func TestSYNOfDrainedService(t *testing.T) {
 			if c.isAsked {
 				want = f.visited(frame, web, "web", "forward_hunt", stage{srv6.Steer, parts[first]})
 			}
-			trace := mustTrace(t, view, Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
+			trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
 			f.check(want, f.traced(t, trace, frame))
 			f.check(want, f.run(frame))
 		})
@@ -413,13 +415,13 @@ func TestSYNOfLastCandidate(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 1))
 	parts := map[string]string{first: f.row(web, "web")[0]}
-	f.kernel.servers.setFlags(f.slot("web", parts[first]), balancerServerFlagsSERVER_IN_USE|balancerServerFlagsSERVER_DRAINED)
+	f.plane.Servers.SetFlags(f.slot("web", parts[first]), dataplane.FlagInUse|dataplane.FlagDrained)
 	view := f.view()
-	frame := web.frame()
+	frame := frameOf(web)
 	want := f.offered(frame, web, "web", "forward_hunt", srv6.ConnectAvail, parts[first])
 	for _, state := range []string{"listen", "steer first"} {
 		f.setState(web, "web", state, parts)
-		trace := mustTrace(t, view, Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
+		trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
 		f.check(want, f.traced(t, trace, frame))
 		f.check(want, f.run(frame))
 	}
@@ -433,26 +435,26 @@ func TestFloodOfSYNs(t *testing.T) {
 	f := open(t, cfg)
 	row := f.row(web, "web")
 	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck))
-	f.run(web.frame(packet.Flags(packet.ACK)))
-	before := slices.Clone(f.kernel.flows.entries)
+	f.run(frameOf(web, packet.Flags(packet.ACK)))
+	before := slices.Clone(f.plane.Flows.Entries)
 	for port := range uint16(5_000) { // five times what the table is made for
-		flow := web.from(10_000 + port)
-		f.exec(flow.frame(), nil)
+		flow := fromPort(web, 10_000+port)
+		f.exec(frameOf(flow), nil)
 		f.exec(f.signal(flow, "web", row[port%2], srv6.CreateStickiness, synAck), nil)
 	}
-	if !slices.Equal(before, f.kernel.flows.entries) {
+	if !slices.Equal(before, f.plane.Flows.Entries) {
 		t.Error("the flow table is other than before")
 	}
-	for _, e := range f.kernel.halfOpen.entries {
+	for _, e := range f.plane.HalfOpen.Entries {
 		if e == 0 {
 			t.Error("the flood did not fill the table of half-open flows")
 			break
 		}
 	}
-	f.check(f.forwarded(web.frame(packet.Flags(packet.ACK)), web, "web", row[0], "forward_known"), f.run(web.frame(packet.Flags(packet.ACK))))
-	newcomer := web.from(60_000)
+	f.check(f.forwarded(frameOf(web, packet.Flags(packet.ACK)), web, "web", row[0], "forward_known"), f.run(frameOf(web, packet.Flags(packet.ACK))))
+	newcomer := fromPort(web, 60_000)
 	f.run(f.signal(newcomer, "web", row[1], srv6.CreateStickiness, synAck))
-	ack := newcomer.frame(packet.Flags(packet.ACK))
+	ack := frameOf(newcomer, packet.Flags(packet.ACK))
 	f.check(f.forwarded(ack, newcomer, "web", row[1], "forward_new"), f.run(ack))
 }
 
@@ -469,10 +471,10 @@ func TestSenders(t *testing.T) {
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
 
 	slot := f.slot("web", parts[first])
-	flags := f.kernel.servers.flags(slot)
-	f.kernel.servers.setFlags(slot, 0) // as a reload begins to retire it
+	flags := f.plane.Servers.Flags(slot)
+	f.plane.Servers.SetFlags(slot, 0) // as a reload begins to retire it
 	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
-	f.kernel.servers.setFlags(slot, flags)
+	f.plane.Servers.SetFlags(slot, flags)
 
 	fewer := hunting(config.SelectConsistent, 2)
 	svc := &fewer.Services[1]
@@ -504,24 +506,24 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	parts := f.cast(web, "web")
 	taker := parts[second]
 	view := f.view()
-	send := func(flow Flow, flags packet.TCPFlags, reason string, function srv6.Function, server string) {
+	send := func(flow dataplane.Flow, flags packet.TCPFlags, reason string, function srv6.Function, server string) {
 		t.Helper()
-		frame := flow.frame(packet.Flags(flags))
-		trace := mustTrace(t, view, Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+		frame := frameOf(flow, packet.Flags(flags))
+		trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
 		foretold, got := f.traced(t, trace, frame), f.run(frame)
 		f.check(f.offered(frame, flow, "web", reason, function, server), got)
 		f.check(foretold, got)
 	}
-	answer := func(flow Flow) {
+	answer := func(flow dataplane.Flow) {
 		t.Helper()
 		frame := f.signal(flow, "web", taker, srv6.CreateStickiness, synAck)
 		f.check(f.returned(frame, "return_create"), f.run(frame))
 	}
-	halfOpen, offered, repeated, left := web, web.from(1001), web.from(1002), web.from(1003)
+	halfOpen, offered, repeated, left := web, fromPort(web, 1001), fromPort(web, 1002), fromPort(web, 1003)
 	answer(halfOpen)
 	answer(repeated)
 	answer(left)
-	f.run(offered.frame())
+	f.run(frameOf(offered))
 
 	cfg := hunting(config.SelectConsistent, 2)
 	for i := range cfg.Services {
@@ -534,7 +536,7 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	send(offered, packet.ACK, "forward_new", srv6.AckStickiness, taker)
 	send(repeated, packet.SYN, "forward_known", srv6.AckStickiness, taker)
 	send(repeated, packet.ACK, "forward_new", srv6.AckStickiness, taker)
-	newcomer := web.from(1004)
+	newcomer := fromPort(web, 1004)
 	send(newcomer, packet.SYN, "forward_new", srv6.Deliver, f.placed(newcomer, "web"))
 
 	f.stop() // the next process knows of it, too
@@ -554,15 +556,15 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
-	ticks := f.clock.ticks(f.service("web").Timeouts.New)
+	ticks := f.clock.Ticks(f.service("web").Timeouts.New)
 	for _, c := range []struct {
 		idle  uint16
 		after string
 	}{{ticks, "half-open first"}, {ticks + 1, "listen"}} {
 		f.setState(web, "web", "half-open first", parts)
-		for i, e := range f.kernel.halfOpen.entries {
+		for i, e := range f.plane.HalfOpen.Entries {
 			if e != 0 {
-				f.kernel.halfOpen.entries[i] = e&^flowTimeMask | uint64(f.now()-c.idle)&flowTimeMask
+				f.plane.HalfOpen.Entries[i] = e&^dataplane.FlowTimeMask | uint64(f.now()-c.idle)&dataplane.FlowTimeMask
 			}
 		}
 		f.must(f.sweep())

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -26,14 +27,14 @@ func crowded(buckets uint32) *config.Balancer {
 	for i := range cfg.Services {
 		cfg.Services[i].Health = &config.Health{TCP: &config.TCPCheck{}}
 	}
-	cfg.Node.Limits = config.Limits{Flows: buckets * flowLoad, Servers: 8}
+	cfg.Node.Limits = config.Limits{Flows: buckets * dataplane.FlowLoad, Servers: 8}
 	return cfg
 }
 
 // crowd is n flows of each service.
-func crowd(n uint16) (flows []Flow) {
+func crowd(n uint16) (flows []dataplane.Flow) {
 	for port := range n {
-		flows = append(flows, web.from(1000+port), dns.from(1000+port))
+		flows = append(flows, fromPort(web, 1000+port), fromPort(dns, 1000+port))
 	}
 	return flows
 }
@@ -42,12 +43,12 @@ func crowd(n uint16) (flows []Flow) {
 // time, sweeps, and all that happens to servers.
 type tableMachine struct {
 	*reference
-	known []Flow
+	known []dataplane.Flow
 }
 
 func openTableMachine(t testing.TB) *tableMachine {
 	f := open(t, crowded(2))
-	f.must(Detach(f.cfg.Node.Instance))
+	f.must(dataplane.Detach(f.cfg.Node.Instance))
 	return &tableMachine{reference: newReference(f), known: crowd(15)}
 }
 
@@ -115,8 +116,8 @@ func (m *tableMachine) crowd(t *rapid.T) {
 	}
 }
 
-func (m *tableMachine) send(t *rapid.T, flow Flow, flags packet.TCPFlags) {
-	frame := flow.frame(packet.Flags(flags))
+func (m *tableMachine) send(t *rapid.T, flow dataplane.Flow, flags packet.TCPFlags) {
+	frame := frameOf(flow, packet.Flags(flags))
 	want, got := m.receive(frame), m.run(frame)
 	if m.seen != nil {
 		m.seen(got)
@@ -195,8 +196,8 @@ func (m *tableMachine) reconfigure(t *rapid.T) {
 
 // agreesOnEntries compares the flow table with the reference's.
 func (m *tableMachine) agreesOnEntries(t *rapid.T) {
-	var want FlowCounts
-	text := func(server string, state balancerFlowState, seen uint16) string {
+	var want dataplane.FlowCounts
+	text := func(server string, state dataplane.FlowState, seen uint16) string {
 		return fmt.Sprintf("%s, %s, seen at %d", server, state.String(), seen)
 	}
 	for _, flow := range m.known {
@@ -212,15 +213,15 @@ func (m *tableMachine) agreesOnEntries(t *rapid.T) {
 				want.Closing++
 			}
 		}
-		if e := m.kernel.flows.find(flow, m.serviceID(flow), &m.identity); e != 0 {
-			key := m.slots.server(e.server())
-			got = text(key.service+"/"+key.server, e.state(), e.seen())
+		if e := m.plane.Flows.Find(flow, m.serviceID(flow), &m.identity); e != 0 {
+			key := m.slots.Server(e.Server())
+			got = text(key.Service+"/"+key.Server, e.State(), seenOf(e))
 		}
 		if got != wanted {
 			t.Fatalf("entry of %v: %s, want %s", flow, got, wanted)
 		}
 	}
-	if got := m.kernel.flows.total(); got != want {
+	if got := totalOf(m.plane.Flows); got != want {
 		t.Fatalf("the table has %+v, want %+v", got, want)
 	}
 }

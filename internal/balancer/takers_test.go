@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -79,22 +80,22 @@ func TestTwoTakers(t *testing.T) {
 }
 
 // crowdHalfOpen puts half-open flows of the given ages, in ticks, into a flow's bucket, and leaves no others.
-func (f *fixture) crowdHalfOpen(flow Flow, service string, ages []uint16) {
-	clear(f.kernel.halfOpen.entries)
-	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
+func (f *fixture) crowdHalfOpen(flow dataplane.Flow, service string, ages []uint16) {
+	clear(f.plane.HalfOpen.Entries)
+	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	for i, age := range ages {
 		other := signature ^ uint64(i+1)<<3
-		f.kernel.halfOpen.entries[f.kernel.halfOpen.number(place)*flowsPerBucket+i] =
+		f.plane.HalfOpen.Entries[f.plane.HalfOpen.BucketNumber(place)*dataplane.FlowsPerBucket+i] =
 			entryOf(other, f.slot(service, f.service(service).Servers[0].Name), stateNew, f.now()-age)
 	}
 }
 
 // leaveHalfOpen frees all entries of a flow's bucket but its own.
-func (f *fixture) leaveHalfOpen(flow Flow) {
-	place, signature := flow.tableHash(f.serviceID(flow), &f.identity)
-	bucket := f.kernel.halfOpen.entries[f.kernel.halfOpen.number(place)*flowsPerBucket:][:flowsPerBucket]
+func (f *fixture) leaveHalfOpen(flow dataplane.Flow) {
+	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
+	bucket := f.plane.HalfOpen.Entries[f.plane.HalfOpen.BucketNumber(place)*dataplane.FlowsPerBucket:][:dataplane.FlowsPerBucket]
 	for i, entry := range bucket {
-		if flowEntry(entry).signature() != signature {
+		if dataplane.FlowEntry(entry).Signature() != signature {
 			bucket[i] = 0
 		}
 	}
@@ -106,7 +107,7 @@ func TestTakerWhileConfirmed(t *testing.T) {
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	frames := [2][]byte{
-		web.frame(packet.Flags(packet.ACK)),
+		frameOf(web, packet.Flags(packet.ACK)),
 		f.signal(web, "web", parts[second], srv6.CreateStickiness, synAck),
 	}
 	f.collide(30_000, frames, func() { f.setState(web, "web", "half-open first", parts) }, func(verdict [2]uint32) {

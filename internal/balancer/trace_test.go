@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -31,14 +33,14 @@ func varied() *config.Balancer {
 }
 
 // randomPacket is of few flows, so that many packets meet a known one. The flags are those of TCP.
-func randomPacket(t *rapid.T) (p Packet, flags packet.TCPFlags, frame []byte) {
+func randomPacket(t *rapid.T) (p inspect.Packet, flags packet.TCPFlags, frame []byte) {
 	client, vips, headers := "2001:db8:c::%d", []netip.Addr{vip6, vip6, vip6.Next()}, 40
 	if rapid.Bool().Draw(t, "IPv4") {
 		client, vips, headers = "203.0.113.%d", []netip.Addr{vip4, vip4, vip4.Next()}, 20
 	}
 	source := netip.MustParseAddr(fmt.Sprintf(client, rapid.IntRange(1, 2).Draw(t, "client")))
 	vip, port := rapid.SampledFrom(vips).Draw(t, "VIP"), rapid.SampledFrom([]uint16{80, 53, 443}).Draw(t, "port")
-	p.Flow = Flow{
+	p.Flow = dataplane.Flow{
 		Protocol:    rapid.SampledFrom([]config.Protocol{config.TCP, config.UDP}).Draw(t, "protocol"),
 		Source:      netip.AddrPortFrom(source, rapid.Uint16Range(40000, 40001).Draw(t, "source port")),
 		Destination: netip.AddrPortFrom(vip, port),
@@ -53,7 +55,7 @@ func randomPacket(t *rapid.T) (p Packet, flags packet.TCPFlags, frame []byte) {
 	// Around the longest that each encapsulation leaves of the narrow link, and any other.
 	mtu := links["narrow"]
 	p.Length = rapid.OneOf(rapid.IntRange(headers, mtu), rapid.IntRange(mtu-80, mtu-16)).Draw(t, "length")
-	return p, flags, p.Flow.frame(packet.Flags(flags), packet.Payload(make([]byte, p.Length-headers)))
+	return p, flags, frameOf(p.Flow, packet.Flags(flags), packet.Payload(make([]byte, p.Length-headers)))
 }
 
 // reconfigure changes what decides about the packets of a service: weights, membership and next hops.
@@ -83,7 +85,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 	view := f.view()
 	seen := map[string]int{}
 	rapid.Check(t, func(t *rapid.T) {
-		clear(f.kernel.flows.entries)
+		clear(f.plane.Flows.Entries)
 		for number := range f.cfg.Services {
 			f.reconfigure(t, number)
 		}
@@ -108,18 +110,18 @@ func TestTraceOfFullTable(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
 	view := f.view()
-	p := Packet{Flow: flowTo(vip6, 80, config.TCP), Opens: true, Length: 60}
+	p := inspect.Packet{Flow: flowTo(vip6, 80, config.TCP), Opens: true, Length: 60}
 	fill := func(idle uint16) {
-		for i := range f.kernel.flows.entries {
-			f.kernel.flows.entries[i] = entryOf(uint64(i), 0, balancerFlowStateFLOW_ESTABLISHED, f.now()-idle)
+		for i := range f.plane.Flows.Entries {
+			f.plane.Flows.Entries[i] = entryOf(uint64(i), 0, dataplane.FlowEstablished, f.now()-idle)
 		}
 	}
-	fill(flowMinIdle - 2)
-	if reason := f.compare(t, view, p, packet.SYN, p.Flow.frame()); reason != "forward_no_room" {
+	fill(dataplane.FlowMinIdle - 2)
+	if reason := f.compare(t, view, p, packet.SYN, frameOf(p.Flow)); reason != "forward_no_room" {
 		t.Errorf("among flows in use: %s", reason)
 	}
-	fill(flowMinIdle)
-	if reason := f.compare(t, view, p, packet.SYN, p.Flow.frame()); reason != "forward_new" {
+	fill(dataplane.FlowMinIdle)
+	if reason := f.compare(t, view, p, packet.SYN, frameOf(p.Flow)); reason != "forward_new" {
 		t.Errorf("among idle flows: %s", reason)
 	}
 }
@@ -139,13 +141,13 @@ func TestTraceOfHunt(t *testing.T) {
 						f.route()
 						switch what, part, _ := strings.Cut(harm, " "); what {
 						case "without":
-							f.kernel.servers.clearNextHop(f.slot(service, parts[part]))
+							f.plane.Servers.ClearNextHop(f.slot(service, parts[part]))
 						case "silent":
 							f.hush(f.slot(service, parts[part]))
 						}
 						f.setState(flow, service, state, parts)
-						frame := flow.frame(packet.Flags(flags))
-						trace := mustTrace(t, view, Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
+						frame := frameOf(flow, packet.Flags(flags))
+						trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: flags == packet.SYN, Length: int(layer3(frame))})
 						f.check(f.traced(t, trace, frame), f.run(frame))
 					})
 				}
@@ -165,18 +167,18 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 	// SYNs are what meets most, and flows that are closing at servers out of reach the rarest of it.
 	kinds := []packet.TCPFlags{packet.SYN, packet.SYN, packet.SYN, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
 	rapid.Check(t, func(t *rapid.T) {
-		clear(f.kernel.flows.entries)
-		clear(f.kernel.halfOpen.entries)
+		clear(f.plane.Flows.Entries)
+		clear(f.plane.HalfOpen.Entries)
 		f.route()
 		for range rapid.IntRange(40, 80).Draw(t, "packets") {
 			service := rapid.SampledFrom(names).Draw(t, "service")
-			flow := hunted[service].from(rapid.Uint16Range(1, 2).Draw(t, "port"))
+			flow := fromPort(hunted[service], rapid.Uint16Range(1, 2).Draw(t, "port"))
 			server := rapid.SampledFrom(f.row(flow, service)).Draw(t, "server")
 			kind := rapid.SampledFrom(kinds).Draw(t, "flags")
 			flags := packet.Flags(kind)
 			switch rapid.IntRange(0, 9).Draw(t, "what") {
 			case 0:
-				harm := rapid.SampledFrom([]func(uint32){f.kernel.servers.clearNextHop, f.hush}).Draw(t, "harm")
+				harm := rapid.SampledFrom([]func(uint32){f.plane.Servers.ClearNextHop, f.hush}).Draw(t, "harm")
 				for _, name := range f.row(flow, service)[:rapid.IntRange(1, 3).Draw(t, "harmed")] {
 					harm(f.slot(service, name))
 				}
@@ -187,8 +189,8 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 			case 4:
 				f.exec(f.signal(flow, service, server, srv6.RemoveStickiness, flags), nil)
 			default:
-				frame := flow.frame(flags)
-				trace := mustTrace(t, view, Packet{Flow: flow, Opens: kind == packet.SYN, Length: int(layer3(frame))})
+				frame := frameOf(flow, flags)
+				trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: kind == packet.SYN, Length: int(layer3(frame))})
 				if diff := cmp.Diff(f.traced(t, trace, frame), f.run(frame)); diff != "" {
 					t.Fatalf("traced as %+v; -trace +data path:\n%s", trace, diff)
 				}
@@ -215,8 +217,8 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 func TestTraceOfRandomHunt(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))
-	trace := mustTrace(t, f.view(), Packet{Flow: web, Opens: true, Length: 60})
-	want := &TracedPlacement{Buckets: 251, Random: true}
+	trace := mustTrace(t, f.view(), inspect.Packet{Flow: web, Opens: true, Length: 60})
+	want := &inspect.TracedPlacement{Buckets: 251, Random: true}
 	if diff := cmp.Diff(want, trace.Placement); diff != "" || trace.Reason != "forward_hunt" || trace.Server != nil {
 		t.Errorf("%+v, placement (-want +got):\n%s", trace, diff)
 	}
@@ -234,11 +236,11 @@ func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 	view := f.view()
 	for _, state := range []string{"half-open first", "steer first", "over first"} {
 		f.setState(web, "web", state, parts)
-		trace := mustTrace(t, view, Packet{Flow: web, Opens: true, Length: 60})
+		trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: 60})
 		if !trace.Placement.Random || trace.Reason != "forward_hunt" {
 			t.Errorf("%s: %+v", state, trace)
 		}
-		_, out := f.exec(web.frame(), nil)
+		_, out := f.exec(frameOf(web), nil)
 		got := srv6.Parse(netip.AddrFrom16([16]byte(out[ethernetLength+24:])))
 		isAsked := got.Locator == drained.Locator && got.Function == srv6.Steer
 		if state == "over first" {
@@ -247,7 +249,7 @@ func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 			}
 			continue
 		}
-		want := []TracedSegment{{Server: parts[first], Function: srv6.Steer.String()}}
+		want := []inspect.TracedSegment{{Server: parts[first], Function: srv6.Steer.String()}}
 		if diff := cmp.Diff(want, trace.Course); diff != "" || !isAsked {
 			t.Fatalf("%s: %v is asked first; course (-want +got):\n%s", state, got, diff)
 		}
@@ -265,17 +267,17 @@ type fataler interface {
 	Fatalf(string, ...any)
 }
 
-func (f *fixture) view() *View {
+func (f *fixture) view() *inspect.View {
 	f.t.Helper()
-	tables, err := openReader(f.cfg.Node.Instance)
+	tables, err := dataplane.OpenReader(f.cfg.Node.Instance)
 	f.must(err)
-	tables.clock.shift = f.clock.shift
-	view := newView(tables)
+	tables.Clock.Shift = f.clock.Shift
+	view := inspect.NewView(tables)
 	f.t.Cleanup(func() { _ = view.Close() })
 	return view
 }
 
-func mustTrace(t fataler, view *View, p Packet) *Trace {
+func mustTrace(t fataler, view *inspect.View, p inspect.Packet) *inspect.Trace {
 	t.Helper()
 	trace, err := view.Trace(p)
 	if err != nil {
@@ -285,7 +287,7 @@ func mustTrace(t fataler, view *View, p Packet) *Trace {
 }
 
 // compare traces a packet, sends it, and traces the next one of its flow.
-func (f *fixture) compare(t fataler, view *View, p Packet, flags packet.TCPFlags, frame []byte) string {
+func (f *fixture) compare(t fataler, view *inspect.View, p inspect.Packet, flags packet.TCPFlags, frame []byte) string {
 	t.Helper()
 	before := mustTrace(t, view, p)
 	got := f.run(frame)
@@ -293,10 +295,10 @@ func (f *fixture) compare(t fataler, view *View, p Packet, flags packet.TCPFlags
 		t.Fatalf("%+v\nwas traced as %+v; -trace +data path:\n%s", p, before, diff)
 	}
 	if before.Server != nil && before.Reason != "forward_no_room" {
-		after := mustTrace(t, view, Packet{Flow: p.Flow, Length: p.Length})
+		after := mustTrace(t, view, inspect.Packet{Flow: p.Flow, Length: p.Length})
 		// It was entered for a server that cannot be reached only where there is no other.
 		unreachable := p.Flow.Protocol == config.UDP &&
-			(before.Reason == "drop_no_next_hop" || slices.Contains(before.Server.Causes, ServerUnreachable))
+			(before.Reason == "drop_no_next_hop" || slices.Contains(before.Server.Causes, inspect.ServerUnreachable))
 		if after.Known == nil || after.Known.Server != before.Server.Name || (after.Known.Left != "") != unreachable {
 			t.Fatalf("%+v went to %s; for a later packet trace has %+v", p, before.Server.Name, after.Known)
 		}
@@ -308,7 +310,7 @@ func (f *fixture) compare(t fataler, view *View, p Packet, flags packet.TCPFlags
 }
 
 // traced is the outcome that a trace foretells.
-func (f *fixture) traced(t fataler, trace *Trace, frame []byte) outcome {
+func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome {
 	t.Helper()
 	switch {
 	case trace.Reason == "answer_too_big":
@@ -351,7 +353,7 @@ func (f *fixture) traced(t fataler, trace *Trace, frame []byte) outcome {
 }
 
 // checkCourse compares what trace says of a packet's course with the segments.
-func (f *fixture) checkCourse(t fataler, trace *Trace) {
+func (f *fixture) checkCourse(t fataler, trace *inspect.Trace) {
 	t.Helper()
 	servers := f.service(trace.Service.Name).Servers
 	if len(trace.Course) == 0 || trace.Course[0].Server != trace.Server.Name {
@@ -370,7 +372,7 @@ func (f *fixture) checkCourse(t fataler, trace *Trace) {
 }
 
 // stateAfter is the state of a flow after a packet that was traced before.
-func stateAfter(before *Trace, flags packet.TCPFlags) string {
+func stateAfter(before *inspect.Trace, flags packet.TCPFlags) string {
 	switch {
 	case flags&(packet.FIN|packet.RST) != 0:
 		return "closing"

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -82,7 +83,7 @@ func TestTags(t *testing.T) {
 		sender, other := f.locatorOf(service, row[0]), f.locatorOf(service, row[1])
 		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			frame := signal(kind, sender, flow, function, packet.Flags(packet.ACK))
-			tag := func(key config.SignalKey, function srv6.Function, sender netip.Prefix, flow Flow) []byte {
+			tag := func(key config.SignalKey, function srv6.Function, sender netip.Prefix, flow dataplane.Flow) []byte {
 				return withArgument(frame, packettest.Tag(key, function, sender, flow.Source, flow.Destination))
 			}
 			otherFunction := srv6.CreateStickiness + srv6.RemoveStickiness - function
@@ -105,7 +106,7 @@ func TestTags(t *testing.T) {
 				{"of another function", tag(newKey, otherFunction, sender, flow), false},
 				{"of another server", tag(newKey, function, other, flow), false},
 				{"of another client", tag(newKey, function, sender, otherClient), false},
-				{"of another port of the client", tag(newKey, function, sender, flow.from(flow.Source.Port()+1)), false},
+				{"of another port of the client", tag(newKey, function, sender, fromPort(flow, flow.Source.Port()+1)), false},
 				{"of another VIP", tag(newKey, function, sender, otherVIP), false},
 				{"of another port of the VIP", tag(newKey, function, sender, otherPort), false},
 				{"one with its first bit wrong", packet.FlipByte(good, ethernetLength+24+10), false},
@@ -214,15 +215,15 @@ func intrusions() map[string]struct {
 		"with an argument":         {to("fd00:6c:0:1:5::7"), "pass_not_vip"},
 		"SID of a server":          {to("fd00:5:0:1:2::"), "pass_not_vip"},
 		"with UDP":                 {packet.UDP(client6, netip.MustParseAddrPort("[fd00:5:0:2:5::]:53")), "pass_not_vip"},
-		"a packet in it":           {inner(web.frame(), "fd00:5:0:1:2::"), "pass_not_vip"},
+		"a packet in it":           {inner(frameOf(web), "fd00:5:0:1:2::"), "pass_not_vip"},
 		"with segments left":       {to("::", packet.Routing(packet.NewSRH(1, netip.MustParseAddr("fd00:5:0:1:1::"), vip6))), "pass_not_vip"},
 		"a first fragment to it":   {packet.Fragments(to("fd00:5:0:1:2::", large), 64, 7)[0], "pass_not_vip"},
 		"a later fragment to it":   {packet.Fragments(to("fd00:5:0:1:2::", large), 64, 7)[1], "pass_not_vip"},
-		"segments left for a VIP":  {web.frame(packet.Routing(packet.NewSRH(1, vip6, otherIP6))), "drop_routing_header"},
-		"the same behind options":  {web.frame(packet.HopByHop(8), packet.Routing(packet.NewSRH(1, vip6, otherIP6))), "drop_routing_header"},
-		"a signal":                 {hunt.signal(1, srv6.CreateStickiness, synAck), "return_create"},
-		"a signal of nobody":       {hunt4.signal(9, srv6.RemoveStickiness, synAck), "drop_sender"},
-		"a signal wrapped wrongly": {setByte(hunt.signal(1, srv6.CreateStickiness, synAck), 43, 2), "drop_signal"},
+		"segments left for a VIP":  {frameOf(web, packet.Routing(packet.NewSRH(1, vip6, otherIP6))), "drop_routing_header"},
+		"the same behind options":  {frameOf(web, packet.HopByHop(8), packet.Routing(packet.NewSRH(1, vip6, otherIP6))), "drop_routing_header"},
+		"a signal":                 {signalTo(hunt, 1, srv6.CreateStickiness, synAck), "return_create"},
+		"a signal of nobody":       {signalTo(hunt4, 9, srv6.RemoveStickiness, synAck), "drop_sender"},
+		"a signal wrapped wrongly": {setByte(signalTo(hunt, 1, srv6.CreateStickiness, synAck), 43, 2), "drop_signal"},
 	}
 }
 
@@ -324,7 +325,7 @@ func TestInsideLearns(t *testing.T) {
 	cfg := f.cfg
 	for service, flow := range hunted {
 		row := f.row(flow, service)
-		syn, ack := flow.frame(), flow.frame(packet.Flags(packet.ACK))
+		syn, ack := frameOf(flow), frameOf(flow, packet.Flags(packet.ACK))
 		f.inside = false
 		f.check(f.offered(syn, flow, service, "forward_hunt", srv6.ConnectAvail, row...), f.run(syn))
 		f.inside = true
@@ -340,7 +341,7 @@ func TestInsideLearns(t *testing.T) {
 		f.check(f.forwarded(ack, flow, service, row[1], "forward_known"), f.run(ack))
 		removed := f.signal(flow, service, row[1], srv6.RemoveStickiness, packet.Flags(packet.FIN|packet.ACK))
 		f.check(f.returned(removed, "return_remove"), f.run(removed))
-		if got := f.kernel.flows.total().Closing; got != 1 {
+		if got := totalOf(f.plane.Flows).Closing; got != 1 {
 			t.Errorf("%s: %d flows are closing", service, got)
 		}
 		f.forgetFlows()

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -35,10 +36,10 @@ import (
 type storm struct {
 	*fixture
 	buckets  uint32
-	anchored []Flow    // established on the anchors, which then get no new flows
-	pool     []Flow    // that come and go
-	own      [2][]Flow // each sent by one writer only
-	frames   map[Flow]map[packet.TCPFlags][]byte
+	anchored []dataplane.Flow    // established on the anchors, which then get no new flows
+	pool     []dataplane.Flow    // that come and go
+	own      [2][]dataplane.Flow // each sent by one writer only
+	frames   map[dataplane.Flow]map[packet.TCPFlags][]byte
 	// allowed are the servers, by the MAC addresses of their next hops, that packets of pool may go to.
 	// During a change it has those from before and after.
 	allowed atomic.Pointer[map[packet.MAC]string]
@@ -54,16 +55,16 @@ type writer struct {
 	bytes     uint64
 	forwarded map[packet.MAC]uint64
 	dropped   uint64
-	settled   map[Flow]bool // its own flows that are established on a server that stays
+	settled   map[dataplane.Flow]bool // its own flows that are established on a server that stays
 }
 
 func openStorm(t testing.TB, buckets uint32) *storm {
-	s := &storm{buckets: buckets, frames: map[Flow]map[packet.TCPFlags][]byte{}}
+	s := &storm{buckets: buckets, frames: map[dataplane.Flow]map[packet.TCPFlags][]byte{}}
 	s.fixture = open(t, s.config(true, nil, nil))
-	s.must(Detach(s.cfg.Node.Instance))
+	s.must(dataplane.Detach(s.cfg.Node.Instance))
 	residents := map[uint32]int{}
 	for _, flow := range crowd(100) {
-		if number := s.bucketNumber(flow); len(s.anchored) < 10 && residents[number] < flowsPerBucket/2 {
+		if number := s.bucketNumber(flow); len(s.anchored) < 10 && residents[number] < dataplane.FlowsPerBucket/2 {
 			residents[number]++
 			s.anchored = append(s.anchored, flow)
 		} else if n := len(s.frames) % 10; n < len(s.own) {
@@ -73,7 +74,7 @@ func openStorm(t testing.TB, buckets uint32) *storm {
 		}
 		s.frames[flow] = map[packet.TCPFlags][]byte{}
 		for _, flags := range []packet.TCPFlags{packet.SYN, packet.ACK, packet.FIN | packet.ACK, packet.RST} {
-			s.frames[flow][flags] = flow.frame(packet.Flags(flags))
+			s.frames[flow][flags] = frameOf(flow, packet.Flags(flags))
 		}
 	}
 	return s
@@ -110,11 +111,11 @@ func macs(cfg *config.Balancer) map[packet.MAC]string {
 }
 
 // anchor is the next hop of the anchor of a flow's service.
-func (s *storm) anchor(flow Flow) packet.MAC {
+func (s *storm) anchor(flow dataplane.Flow) packet.MAC {
 	return hopMAC(target(&s.config(true, nil, nil).Services[serviceNumber(flow)].Servers[0]))
 }
 
-func serviceNumber(flow Flow) int {
+func serviceNumber(flow dataplane.Flow) int {
 	if flow.Protocol == config.UDP {
 		return 1
 	}
@@ -136,7 +137,7 @@ func (s *storm) begin() {
 	}
 	s.sent = [2]writer{}
 	for i := range s.sent {
-		s.sent[i].forwarded, s.sent[i].settled = map[packet.MAC]uint64{}, map[Flow]bool{}
+		s.sent[i].forwarded, s.sent[i].settled = map[packet.MAC]uint64{}, map[dataplane.Flow]bool{}
 	}
 }
 
@@ -180,7 +181,7 @@ func (s *storm) rage(seed uint64, packets int) {
 }
 
 // write sends random packets, and checks where they go.
-func (s *storm) write(w *writer, own []Flow, random *rand.Rand, packets int) {
+func (s *storm) write(w *writer, own []dataplane.Flow, random *rand.Rand, packets int) {
 	for range packets {
 		flow, flags := s.pool[random.IntN(len(s.pool))], packet.ACK
 		anchored := random.IntN(4) == 0
@@ -223,9 +224,9 @@ func (s *storm) write(w *writer, own []Flow, random *rand.Rand, packets int) {
 const stays = 9
 
 // checkSettled looks a flow up that no other core sends, after a packet of it.
-func (s *storm) checkSettled(w *writer, flow Flow, flags packet.TCPFlags) bool {
-	e := s.kernel.flows.find(flow, s.serviceID(flow), &s.identity)
-	settled := e.state() == stateEstablished && e.server() == s.staying[serviceNumber(flow)]
+func (s *storm) checkSettled(w *writer, flow dataplane.Flow, flags packet.TCPFlags) bool {
+	e := s.plane.Flows.Find(flow, s.serviceID(flow), &s.identity)
+	settled := e.State() == stateEstablished && e.Server() == s.staying[serviceNumber(flow)]
 	if closes := flow.Protocol == config.TCP && flags&packet.RST != 0; w.settled[flow] && !settled && !closes {
 		s.t.Errorf("%v was established, and nobody closed it: now its entry is %#x", flow, e)
 		return false
@@ -235,7 +236,7 @@ func (s *storm) checkSettled(w *writer, flow Flow, flags packet.TCPFlags) bool {
 }
 
 // problem is what is wrong with where a packet went; the servers allowed are those when it set out.
-func (s *storm) problem(flow Flow, anchored bool, verdict uint32, to packet.MAC, allowed map[packet.MAC]string) string {
+func (s *storm) problem(flow dataplane.Flow, anchored bool, verdict uint32, to packet.MAC, allowed map[packet.MAC]string) string {
 	if verdict != verdictRedirect {
 		return "the verdict is " + verdicts[verdict]
 	}
@@ -276,22 +277,22 @@ func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 }
 
 // sweepSome frees new and closing entries as a sweep would that comes after their time.
-func (s *storm) sweepSome(some uint64) flowCounts {
-	return s.kernel.flows.sweep(func(e flowEntry) bool {
-		return e.state() == stateEstablished || (e.signature()^some)%3 != 0
+func (s *storm) sweepSome(some uint64) dataplane.FlowCountsBySlot {
+	return s.plane.Flows.Sweep(func(e dataplane.FlowEntry) bool {
+		return e.State() == stateEstablished || (e.Signature()^some)%3 != 0
 	})
 }
 
 func (s *storm) countDoubles() {
 	for _, flow := range s.pool {
-		bucket, signature := s.kernel.flows.bucket(flow, s.serviceID(flow), &s.identity)
-		first := bucket.find(signature)
+		bucket, signature := s.plane.Flows.Bucket(flow, s.serviceID(flow), &s.identity)
+		first := bucket.Find(signature)
 		for _, e := range bucket {
-			if e.state() == stateFree || e.signature() != signature || e == first {
+			if e.State() == stateFree || e.Signature() != signature || e == first {
 				continue
 			}
 			s.doubles++
-			if e.server() != first.server() {
+			if e.Server() != first.Server() {
 				s.split++
 			}
 		}
@@ -299,16 +300,16 @@ func (s *storm) countDoubles() {
 }
 
 // checkAnchored checks that no established flow has gone, and no other come to the anchors.
-func (s *storm) checkAnchored(counts flowCounts) {
+func (s *storm) checkAnchored(counts dataplane.FlowCountsBySlot) {
 	s.t.Helper()
 	for number, svc := range []string{"web", "dns"} {
-		want := FlowCounts{}
+		want := dataplane.FlowCounts{}
 		for _, flow := range s.anchored {
 			if serviceNumber(flow) == number {
 				want.Established++
 			}
 		}
-		if got := counts.of(s.slot(svc, "anchor-"+svc)); got != want {
+		if got := counts.Of(s.slot(svc, "anchor-"+svc)); got != want {
 			s.t.Errorf("the anchor of %s has %+v, want %+v", svc, got, want)
 		}
 	}
@@ -364,10 +365,10 @@ func (s *storm) checkCalm() {
 	s.t.Helper()
 	for _, flow := range slices.Concat(s.anchored, s.own[0], s.own[1], s.pool) {
 		service := s.cfg.Services[serviceNumber(flow)].Name
-		bucket, signature := s.kernel.flows.bucket(flow, s.serviceID(flow), &s.identity)
+		bucket, signature := s.plane.Flows.Bucket(flow, s.serviceID(flow), &s.identity)
 		for _, e := range bucket {
-			if e.state() != stateFree && e.signature() == signature && s.slots.server(e.server()).service != service {
-				s.t.Errorf("an entry of %v is for slot %d, which is %+v", flow, e.server(), s.slots.server(e.server()))
+			if e.State() != stateFree && e.Signature() == signature && s.slots.Server(e.Server()).Service != service {
+				s.t.Errorf("an entry of %v is for slot %d, which is %+v", flow, e.Server(), s.slots.Server(e.Server()))
 			}
 		}
 		var to []packet.MAC

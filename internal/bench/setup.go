@@ -19,6 +19,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/namespace"
@@ -111,7 +113,7 @@ type rig struct {
 	config   *config.Balancer
 	serves   service // what the config's only service is
 	next     uint64  // number of the first flow that no packet was of
-	view     *balancer.View
+	view     *inspect.View
 	// count reads how many packets were counted by a reason; nil: there are no counters.
 	count func(reason string) (uint64, error)
 	// namespace has the sockets of an agent's host; nil: that of the process will do.
@@ -186,7 +188,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	if s.kind == setupReference {
 		return r.loadReference(s.capacity)
 	}
-	if r.view, err = balancer.OpenView(r.config.Node.Instance); err != nil {
+	if r.view, err = inspect.OpenView(r.config.Node.Instance); err != nil {
 		return err
 	}
 	r.count, r.closers = r.view.Count, append(r.closers, r.view.Close)
@@ -279,7 +281,7 @@ func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, er
 	if err != nil {
 		return nil, err
 	}
-	balancer.NameDirectory(spec)
+	dataplane.NameDirectory(spec)
 	shared := map[string]*ebpf.Map{}
 	defer func() {
 		for _, m := range shared {

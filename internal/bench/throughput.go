@@ -23,6 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/loadgen"
@@ -334,7 +336,7 @@ func (b *testbed) close() error {
 		errs = append(errs, l.Close())
 	}
 	if b.balancer != nil {
-		errs = append(errs, b.balancer.Close(), b.middle.Do(func() error { return balancer.Detach(b.instance) }))
+		errs = append(errs, b.balancer.Close(), b.middle.Do(func() error { return dataplane.Detach(b.instance) }))
 	}
 	if b.programs.Sink != nil {
 		errs = append(errs, b.programs.Close())
@@ -570,7 +572,7 @@ func sum(counts []uint64) (total uint64) {
 
 // known is how many packets of known flows the balancer has forwarded.
 func (b *testbed) known() (uint64, error) {
-	view, err := balancer.OpenView(b.instance)
+	view, err := inspect.OpenView(b.instance)
 	if err != nil {
 		return 0, err
 	}

@@ -21,7 +21,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/plural"
 )
@@ -325,7 +325,7 @@ func (l *Lab) placedFlows(name string) (map[config.Protocol]uint64, error) {
 	if l.Topology.Bare {
 		return placed, nil
 	}
-	view, err := balancer.OpenView(l.Node(name).Instance())
+	view, err := inspect.OpenView(l.Node(name).Instance())
 	if err != nil {
 		return nil, err
 	}

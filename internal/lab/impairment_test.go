@@ -327,7 +327,7 @@ func TestImpairedLinksOfANode(t *testing.T) {
 func TestImpairmentIsReplaced(t *testing.T) {
 	topology := bareTopology()
 	topology.Impair = Impairment{Drop: "5%", Reorder: "5%"}
-	before := inspect(t, topology.Name)
+	before := readMachine(t, topology.Name)
 	l := up(t, topology)
 	requireStatus(t, l.Name, "5 of 5 processes running", "delay (", "Impaired: 5% dropped, 5% reordered between all nodes")
 	if err := l.delay.Kill(); err != nil {
@@ -359,7 +359,7 @@ func TestImpairmentIsReplaced(t *testing.T) {
 	if _, err := startTime(pid); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the process that delays packets still runs: %v", err)
 	}
-	if diff := cmp.Diff(before, inspect(t, l.Name)); diff != "" {
+	if diff := cmp.Diff(before, readMachine(t, l.Name)); diff != "" {
 		t.Errorf("machine (-before +after):\n%s", diff)
 	}
 }

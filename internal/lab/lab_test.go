@@ -113,8 +113,8 @@ type machine struct {
 	Sysctls                                    map[string]string
 }
 
-// inspect lists what there is of a lab on the machine, and the machine's own network sysctls.
-func inspect(t *testing.T, name string) machine {
+// readMachine lists what there is of a lab on the machine, and the machine's own network sysctls.
+func readMachine(t *testing.T, name string) machine {
 	t.Helper()
 	m := machine{Sysctls: make(map[string]string)}
 	glob := func(pattern string) []string {
@@ -160,7 +160,7 @@ func inspect(t *testing.T, name string) machine {
 
 func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	topology := bareTopology()
-	before := inspect(t, topology.Name)
+	before := readMachine(t, topology.Name)
 	l := up(t, topology)
 	// Somebody's shell in the lab, and a daemon's pin.
 	shell := exec.Command("sleep", "1000")
@@ -171,7 +171,7 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	if err := os.MkdirAll(pin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	during := inspect(t, topology.Name)
+	during := readMachine(t, topology.Name)
 	slices.Sort(during.Processes)
 	masters := slices.Compact(during.Processes) // a worker is called as its master until it has its own name
 	if len(during.Namespaces) != 7 || len(masters) != 2 || len(during.Pins) != 1 {
@@ -192,7 +192,7 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 		shell.Process.Kill()
 	}
 	shell.Wait()
-	if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
+	if diff := cmp.Diff(before, readMachine(t, topology.Name)); diff != "" {
 		t.Errorf("machine (-before +after):\n%s", diff)
 	}
 }
@@ -201,7 +201,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 	needRoot(t)
 	topology := bareTopology()
 	topology.Servers, topology.Services = 1, topology.Services[:1]
-	before := inspect(t, topology.Name)
+	before := readMachine(t, topology.Name)
 	var progress []string
 	for _, phase := range []string{"Building", "Writing", "Starting"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -215,7 +215,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 			t.Errorf("Up interrupted while %s: %v", phase, err)
 		}
 		cancel(nil)
-		if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
+		if diff := cmp.Diff(before, readMachine(t, topology.Name)); diff != "" {
 			t.Errorf("machine after an interruption while %s (-before +after):\n%s", phase, diff)
 		}
 	}
@@ -231,7 +231,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "start lb1 lb: it ended") {
 		t.Errorf("Up with daemons that fail: %v", err)
 	}
-	if diff := cmp.Diff(before, inspect(t, topology.Name)); diff != "" {
+	if diff := cmp.Diff(before, readMachine(t, topology.Name)); diff != "" {
 		t.Errorf("machine after a failure (-before +after):\n%s", diff)
 	}
 }
@@ -239,7 +239,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 func TestDownAfterUpWasKilled(t *testing.T) {
 	needRoot(t)
 	name := bareTopology().Name + "k"
-	before := inspect(t, name)
+	before := readMachine(t, name)
 	for _, phase := range []string{"Building", "Writing", "Starting"} {
 		cmd := exec.Command(os.Args[0], "lab", "up", name)
 		out, err := cmd.StdoutPipe()
@@ -256,7 +256,7 @@ func TestDownAfterUpWasKilled(t *testing.T) {
 		if err := Down(name); err != nil {
 			t.Errorf("down after kill while %s: %v", phase, err)
 		}
-		if diff := cmp.Diff(before, inspect(t, name)); diff != "" {
+		if diff := cmp.Diff(before, readMachine(t, name)); diff != "" {
 			t.Errorf("machine after a kill while %s (-before +after):\n%s", phase, diff)
 		}
 	}

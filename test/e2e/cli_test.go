@@ -28,8 +28,8 @@ type machine struct {
 	Sysctls                  map[string]string
 }
 
-// inspect lists what there is of the lab on the machine, and the machine's own network sysctls.
-func inspect(t *testing.T) machine {
+// readMachine lists what there is of the lab on the machine, and the machine's own network sysctls.
+func readMachine(t *testing.T) machine {
 	t.Helper()
 	m := machine{Sysctls: map[string]string{}}
 	for _, pattern := range []string{
@@ -73,7 +73,7 @@ func inspect(t *testing.T) machine {
 // requireUnchanged fails the test unless the machine is as it was.
 func requireUnchanged(t *testing.T, before machine) {
 	t.Helper()
-	if diff := cmp.Diff(before, inspect(t)); diff != "" {
+	if diff := cmp.Diff(before, readMachine(t)); diff != "" {
 		t.Errorf("the machine (-before +after):\n%s", diff)
 	}
 }
@@ -107,7 +107,7 @@ func cleanUp(t *testing.T) {
 
 func TestLabCommands(t *testing.T) {
 	needRoot(t)
-	before := inspect(t)
+	before := readMachine(t)
 	cleanUp(t)
 	name := []string{"--name", labName}
 	mustCLI(t, append([]string{"lab", "up"}, name...)...)
@@ -262,7 +262,7 @@ services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp}]
 // TestDemoIsInterrupted ends the demo half-way, in each of its phases.
 func TestDemoIsInterrupted(t *testing.T) {
 	needRoot(t)
-	before := inspect(t)
+	before := readMachine(t)
 	cleanUp(t)
 	for _, phase := range []string{"Building", "Starting", "Sending", "Removing"} {
 		signals := []unix.Signal{unix.SIGINT, unix.SIGKILL}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
 )
@@ -41,11 +41,11 @@ func status(t *testing.T, n *lab.Node) *datapath.Snapshot {
 }
 
 // balancerStatus has segue tell the state of a balancer, with its services.
-func balancerStatus(t *testing.T, n *lab.Node) *balancer.Snapshot {
+func balancerStatus(t *testing.T, n *lab.Node) *inspect.Snapshot {
 	t.Helper()
 	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
 	must(t, err)
-	var s balancer.Snapshot
+	var s inspect.Snapshot
 	must(t, json.Unmarshal([]byte(out), &s))
 	return &s
 }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -42,14 +42,14 @@ type way struct {
 // ways are those of a balancer's servers, by "service/server".
 type ways map[string]way
 
-func waysOf(t *testing.T, view *balancer.View) ways {
+func waysOf(t *testing.T, view *inspect.View) ways {
 	t.Helper()
 	snapshot, err := view.Snapshot()
 	must(t, err)
 	all := ways{}
 	for _, service := range snapshot.Services {
 		for _, server := range service.Servers {
-			w := way{share: server.Share, silent: slices.Contains(server.Causes, balancer.ServerUnreachable)}
+			w := way{share: server.Share, silent: slices.Contains(server.Causes, inspect.ServerUnreachable)}
 			if hop := server.NextHop; hop != nil {
 				w.mac = hop.MAC
 			}
@@ -60,10 +60,10 @@ func waysOf(t *testing.T, view *balancer.View) ways {
 }
 
 // viewsOf are views of all balancers.
-func viewsOf(t *testing.T, l *lab.Lab) (views []*balancer.View) {
+func viewsOf(t *testing.T, l *lab.Lab) (views []*inspect.View) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
-		view, err := balancer.OpenView(l.Node(name).Instance())
+		view, err := inspect.OpenView(l.Node(name).Instance())
 		must(t, err)
 		t.Cleanup(func() { _ = view.Close() })
 		views = append(views, view)
@@ -182,7 +182,7 @@ func TestDeadServer(t *testing.T) {
 }
 
 // stayDead watches until every balancer's kernel has asked for the neighbours of s1 twice more.
-func stayDead(t *testing.T, l *lab.Lab, views []*balancer.View, mac string) {
+func stayDead(t *testing.T, l *lab.Lab, views []*inspect.View, mac string) {
 	t.Helper()
 	var asked []*requests
 	for _, name := range nodes(l, lab.RoleBalancer) {

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 )
 
 const (
@@ -124,14 +124,14 @@ func (t tally) String() string {
 // finders are what may find that a server fails, and the causes that they tell.
 var finders = []struct {
 	name   string
-	causes []balancer.Condition
+	causes []inspect.Condition
 }{
-	{"next hop", []balancer.Condition{balancer.ServerUnresolved, balancer.ServerUnreachable}},
-	{"health checks", []balancer.Condition{balancer.ServerFailing}},
-	{"probes", []balancer.Condition{
-		balancer.ServerSilent, balancer.ServerIncompatible, balancer.ServerNotServed,
+	{"next hop", []inspect.Condition{inspect.ServerUnresolved, inspect.ServerUnreachable}},
+	{"health checks", []inspect.Condition{inspect.ServerFailing}},
+	{"probes", []inspect.Condition{
+		inspect.ServerSilent, inspect.ServerIncompatible, inspect.ServerNotServed,
 	}},
-	{"offers without answers (hunt)", []balancer.Condition{balancer.ServerUnheard}},
+	{"offers without answers (hunt)", []inspect.Condition{inspect.ServerUnheard}},
 }
 
 // writeFinders writes the table of what finds each failure.
@@ -151,7 +151,7 @@ func writeFinders(text *strings.Builder, outcomes []*outcome) {
 }
 
 // foundBy says when balancers, in all services, knew of one of the causes.
-func (o *outcome) foundBy(causes []balancer.Condition) string {
+func (o *outcome) foundBy(causes []inspect.Condition) string {
 	var times []time.Duration
 	for _, s := range o.services {
 		for _, cause := range causes {

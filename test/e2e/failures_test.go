@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 )
@@ -196,11 +196,11 @@ type outcome struct {
 
 // serviceOutcome is what came of it for a service. Times count from the failure.
 type serviceOutcome struct {
-	noticed map[string]time.Duration               // when balancers ceased to use the server
-	found   map[balancer.Condition][]time.Duration // when balancers knew of a cause
-	told    []balancer.Condition                   // by balancers that did not use it, in turn
-	before  tally                                  // connections until all balancers had noticed
-	after   tally                                  // and from then on
+	noticed map[string]time.Duration              // when balancers ceased to use the server
+	found   map[inspect.Condition][]time.Duration // when balancers knew of a cause
+	told    []inspect.Condition                   // by balancers that did not use it, in turn
+	before  tally                                 // connections until all balancers had noticed
+	after   tally                                 // and from then on
 }
 
 // tally counts connections.
@@ -228,7 +228,7 @@ func newServiceOutcome(
 	name string, sights map[place][]sight, start, end time.Time,
 ) *serviceOutcome {
 	o := &serviceOutcome{
-		noticed: map[string]time.Duration{}, found: map[balancer.Condition][]time.Duration{},
+		noticed: map[string]time.Duration{}, found: map[inspect.Condition][]time.Duration{},
 		before: tally{failed: map[string]int{}}, after: tally{failed: map[string]int{}},
 	}
 	var all []sight
@@ -251,7 +251,7 @@ func newServiceOutcome(
 
 // see takes note of what a balancer held of the server.
 func (o *serviceOutcome) see(name string, sights []sight, start time.Time) {
-	known := map[balancer.Condition]bool{}
+	known := map[inspect.Condition]bool{}
 	for _, s := range sights {
 		if _, ok := o.noticed[name]; !ok && !s.used {
 			o.noticed[name] = s.at.Sub(start)

@@ -20,7 +20,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/lab"
@@ -141,7 +142,7 @@ func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
 func requireEstablished(t *testing.T, l *lab.Lab, n uint64) {
 	t.Helper()
 	eventually(t, func() error {
-		var flows balancer.FlowCounts
+		var flows dataplane.FlowCounts
 		for _, name := range nodes(l, lab.RoleBalancer) {
 			table := flowTable(t, l.Node(name))
 			flows.New += table.Flows.New
@@ -397,11 +398,11 @@ func requireBounded(t *testing.T, l *lab.Lab) {
 }
 
 // flowTable has segue tell what is in a balancer's flow table.
-func flowTable(t *testing.T, n *lab.Node) balancer.FlowTable {
+func flowTable(t *testing.T, n *lab.Node) inspect.FlowTable {
 	t.Helper()
 	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
 	must(t, err)
-	var status balancer.Snapshot
+	var status inspect.Snapshot
 	must(t, json.Unmarshal([]byte(out), &status))
 	return status.FlowTable
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 )
@@ -52,13 +52,13 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 func allFail(t *testing.T, n *lab.Node, log string) error {
 	t.Helper()
 	status := balancerStatus(t, n)
-	failing := []balancer.Condition{balancer.ServerFailing}
+	failing := []inspect.Condition{inspect.ServerFailing}
 	for _, service := range status.Services {
 		if service.Buckets == 0 || !slices.Equal(service.Ignored, failing) {
 			return fmt.Errorf("service %s ignores %v", service.Name, service.Ignored)
 		}
 		for _, server := range service.Servers {
-			if server.Condition != balancer.ServerFailing {
+			if server.Condition != inspect.ServerFailing {
 				return fmt.Errorf("%s of %s is %s", server.Name, service.Name, server.Condition)
 			}
 		}

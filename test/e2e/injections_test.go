@@ -14,21 +14,21 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
 // failure is something that goes wrong at a server.
 type failure struct {
 	name    string
-	brief   bool                 // it is part of the test's short form
-	prepare func(*failing)       // steps before it that do no harm
-	inject  func(*failing)       // begins it
-	heal    func(*failing)       // undoes it
-	tells   []balancer.Condition // what status may say when a balancer has noticed
-	hidden  []string             // services in which balancers may not notice
-	retried bool                 // balancers give the server further chances meanwhile
-	lasts   time.Duration        // how long it is watched for the tables, at least
+	brief   bool                // it is part of the test's short form
+	prepare func(*failing)      // steps before it that do no harm
+	inject  func(*failing)      // begins it
+	heal    func(*failing)      // undoes it
+	tells   []inspect.Condition // what status may say when a balancer has noticed
+	hidden  []string            // services in which balancers may not notice
+	retried bool                // balancers give the server further chances meanwhile
+	lasts   time.Duration       // how long it is watched for the tables, at least
 }
 
 // failures are all that are injected.
@@ -43,7 +43,7 @@ var failures = []failure{
 	},
 	{
 		name: "route withdrawn", brief: true, inject: withdrawRoute, heal: announceRoute,
-		tells: []balancer.Condition{balancer.ServerUnresolved},
+		tells: []inspect.Condition{inspect.ServerUnresolved},
 	},
 	{
 		name: "host stopped", inject: stopHost, heal: startHost,
@@ -51,12 +51,12 @@ var failures = []failure{
 	},
 	{
 		name: "application killed", brief: true, inject: killApplication, heal: startApplication,
-		tells: []balancer.Condition{balancer.ServerFailing},
+		tells: []inspect.Condition{inspect.ServerFailing},
 	},
 	{
 		name: "agent detached", brief: true,
 		prepare: stopAgent, inject: detachAgent, heal: startAgent,
-		tells: []balancer.Condition{balancer.ServerSilent, balancer.ServerUnheard},
+		tells: []inspect.Condition{inspect.ServerSilent, inspect.ServerUnheard},
 	},
 	{
 		name: "VIP gone, agent puts it back", inject: removeVIPs,
@@ -69,19 +69,19 @@ var failures = []failure{
 	},
 	{
 		name: "VIP gone, agent killed", prepare: killAgent, inject: removeVIPs, heal: startAgent,
-		tells:  []balancer.Condition{balancer.ServerUnheard},
+		tells:  []inspect.Condition{inspect.ServerUnheard},
 		hidden: []string{"http6-insert", "http4-encap"}, retried: true, lasts: 30 * time.Second,
 	},
 }
 
 // unreachable is what status may say of a server that gets no packets.
-var unreachable = []balancer.Condition{
-	balancer.ServerUnreachable, balancer.ServerFailing,
-	balancer.ServerSilent, balancer.ServerUnheard,
+var unreachable = []inspect.Condition{
+	inspect.ServerUnreachable, inspect.ServerFailing,
+	inspect.ServerSilent, inspect.ServerUnheard,
 }
 
 // notServed is what status may say of a server without the VIPs whose agent knows that.
-var notServed = []balancer.Condition{balancer.ServerNotServed, balancer.ServerUnheard}
+var notServed = []inspect.Condition{inspect.ServerNotServed, inspect.ServerUnheard}
 
 // fabric is the interface of the servers towards the fabric.
 const fabric = "eth0"

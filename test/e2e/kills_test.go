@@ -177,7 +177,7 @@ func otherBuild(t *testing.T) (path string) {
 	t.Helper()
 	dir := t.TempDir()
 	object, overlay := filepath.Join(dir, "balancer_bpfel.o"), filepath.Join(dir, "overlay.json")
-	embedded, err := filepath.Abs("../../internal/balancer/balancer_bpfel.o")
+	embedded, err := filepath.Abs("../../internal/balancer/dataplane/balancer_bpfel.o")
 	must(t, err)
 	compiler := os.Getenv("BPF2GO_CC")
 	if compiler == "" {

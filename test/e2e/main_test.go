@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
@@ -244,7 +244,7 @@ func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
 func awaitServers(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
-		view, err := balancer.OpenView(l.Node(name).Instance())
+		view, err := inspect.OpenView(l.Node(name).Instance())
 		must(t, err)
 		defer view.Close()
 		eventually(t, func() error {
@@ -254,7 +254,7 @@ func awaitServers(t *testing.T, l *lab.Lab) {
 			}
 			for _, service := range state.Services {
 				for _, s := range service.Servers {
-					out := s.Condition == balancer.ServerDrained || s.Condition == balancer.ServerRemoved
+					out := s.Condition == inspect.ServerDrained || s.Condition == inspect.ServerRemoved
 					if !out && s.Share == 0 {
 						return fmt.Errorf("%s places no flow of %s on %s, which is %s", name, service.Name, s.Name, s.Condition)
 					}

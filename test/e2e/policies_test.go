@@ -13,7 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
@@ -22,13 +23,13 @@ import (
 
 // rows tells which candidates the balancers have for a connection, from the tables in the kernel.
 type rows struct {
-	view *balancer.View
+	view *inspect.View
 	port int // of the last connection, outside of those that the kernel gives
 }
 
 func openRows(t *testing.T, l *lab.Lab) *rows {
 	t.Helper()
-	view, err := balancer.OpenView(l.Node("lb1").Instance())
+	view, err := inspect.OpenView(l.Node("lb1").Instance())
 	must(t, err)
 	t.Cleanup(func() { view.Close() })
 	return &rows{view: view, port: 20000}
@@ -42,7 +43,7 @@ func (r *rows) candidates(t *testing.T, s lab.Service) []string {
 	if s.VIP.Is4() {
 		source = netip.MustParseAddr("198.51.100.2")
 	}
-	trace, err := r.view.Trace(balancer.Packet{Length: 60, Flow: balancer.Flow{
+	trace, err := r.view.Trace(inspect.Packet{Length: 60, Flow: dataplane.Flow{
 		Protocol: config.TCP, Source: netip.AddrPortFrom(source, uint16(r.port)), Destination: s.Address(),
 	}})
 	must(t, err)

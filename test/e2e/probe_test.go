@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -19,13 +19,13 @@ import (
 var probed = []string{"http6-insert", "http4-encap", "hunt6-insert", "hunt4-encap"}
 
 // conditions are those of a server in all services of a balancer, as status tells them.
-func conditions(t *testing.T, n *lab.Node, server string) map[string]balancer.Condition {
+func conditions(t *testing.T, n *lab.Node, server string) map[string]inspect.Condition {
 	t.Helper()
 	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
 	must(t, err)
-	var s balancer.Snapshot
+	var s inspect.Snapshot
 	must(t, json.Unmarshal([]byte(out), &s))
-	all := map[string]balancer.Condition{}
+	all := map[string]inspect.Condition{}
 	for _, service := range s.Services {
 		for _, state := range service.Servers {
 			if state.Name == server {
@@ -37,7 +37,7 @@ func conditions(t *testing.T, n *lab.Node, server string) map[string]balancer.Co
 }
 
 // awaitCondition waits until all balancers tell the condition of a server in some services.
-func awaitCondition(t *testing.T, l *lab.Lab, server string, want balancer.Condition, services ...string) {
+func awaitCondition(t *testing.T, l *lab.Lab, server string, want inspect.Condition, services ...string) {
 	t.Helper()
 	eventually(t, func() error {
 		for _, name := range nodes(l, lab.RoleBalancer) {
@@ -58,13 +58,13 @@ func TestDetachedAgent(t *testing.T) {
 	waits(t)
 	l := up(t, topology(probed...))
 	c := newClient(l)
-	awaitCondition(t, l, "s3", balancer.ServerUnchecked, probed...)
+	awaitCondition(t, l, "s3", inspect.ServerUnchecked, probed...)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 
 	must(t, l.Process("s3", "agent").Stop())
 	must(t, c.spread(t.Context(), "s1", "s2", "s3")) // the data path goes on
 	command(t, l, "s3", segue, "agent", "detach", l.Node("s3").Instance())
-	awaitCondition(t, l, "s3", balancer.ServerSilent, probed...)
+	awaitCondition(t, l, "s3", inspect.ServerSilent, probed...)
 	must(t, c.spread(t.Context(), "s1", "s2"))
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		eventually(t, func() error { // changes are gathered before they are logged
@@ -76,7 +76,7 @@ func TestDetachedAgent(t *testing.T) {
 	}
 
 	must(t, l.Process("s3", "agent").Start(t.Context()))
-	awaitCondition(t, l, "s3", balancer.ServerUnchecked, probed...)
+	awaitCondition(t, l, "s3", inspect.ServerUnchecked, probed...)
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 }
 
@@ -91,13 +91,13 @@ func TestServerWithoutWayToBalancers(t *testing.T) {
 		command(t, l, "s3", "ip", "-6", "route", "add", "unreachable", l.Node(name).Locator.String(), "metric", "1")
 	}
 	stop := attempts(t, l)
-	awaitCondition(t, l, "s3", balancer.ServerUnheard, "hunt6-insert", "hunt4-encap")
+	awaitCondition(t, l, "s3", inspect.ServerUnheard, "hunt6-insert", "hunt4-encap")
 	stop()
 	must(t, c.spread(t.Context(), "s1", "s2"))
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		command(t, l, "s3", "ip", "-6", "route", "del", "unreachable", l.Node(name).Locator.String(), "metric", "1")
 	}
-	awaitCondition(t, l, "s3", balancer.ServerUnchecked, "hunt6-insert", "hunt4-encap")
+	awaitCondition(t, l, "s3", inspect.ServerUnchecked, "hunt6-insert", "hunt4-encap")
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 }
 

@@ -12,14 +12,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/agent"
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
 // hunted is what segue trace --ask prints as JSON.
 type hunted struct {
-	balancer.Trace
+	inspect.Trace
 	Agents []struct {
 		Server        string
 		Trace         *agent.Trace
@@ -31,7 +32,7 @@ type hunted struct {
 }
 
 // askServers traces a flow at a balancer, which asks the servers.
-func askServers(t *testing.T, l *lab.Lab, node string, flow balancer.Flow, args ...string) string {
+func askServers(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args ...string) string {
 	t.Helper()
 	args = append([]string{"trace", "-i", l.Node(node).Instance(),
 		"--ask", fmt.Sprintf("%s lab exec --name %s {} -- %[1]s trace", segue, l.Name)}, args...)
@@ -40,7 +41,7 @@ func askServers(t *testing.T, l *lab.Lab, node string, flow balancer.Flow, args 
 
 // askHops tells what each server that was asked says: what it has of the connection, what becomes of a new
 // one, and what becomes of the packet, if that comes by.
-func askHops(t *testing.T, l *lab.Lab, node string, flow balancer.Flow, args ...string) (h hunted, hops []string) {
+func askHops(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args ...string) (h hunted, hops []string) {
 	t.Helper()
 	must(t, json.Unmarshal([]byte(askServers(t, l, node, flow, append(args, "--json")...)), &h))
 	for _, a := range h.Agents {
@@ -70,7 +71,7 @@ func TestTraceAsksServers(t *testing.T) {
 			if s.VIP.Is4() {
 				source = netip.MustParseAddr("198.51.100.2")
 			}
-			flow := balancer.Flow{Protocol: config.TCP, Source: netip.AddrPortFrom(source, uint16(port)), Destination: s.Address()}
+			flow := dataplane.Flow{Protocol: config.TCP, Source: netip.AddrPortFrom(source, uint16(port)), Destination: s.Address()}
 
 			h, hops := askHops(t, l, "lb1", flow)
 			first, last := h.Placement.Candidates[0], h.Placement.Candidates[1]

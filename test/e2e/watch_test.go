@@ -11,15 +11,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/segue-lb/segue/internal/balancer"
+	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
 // sight is what a balancer's tables say of a server, as `segue status` does, from a time on.
 type sight struct {
 	at        time.Time
-	condition balancer.Condition
-	causes    []balancer.Condition
+	condition inspect.Condition
+	causes    []inspect.Condition
 	used      bool // it is in the table of the service, and gets new flows
 }
 
@@ -29,7 +29,7 @@ type place struct{ balancer, service string }
 // watch follows what all balancers hold of a server in each service.
 type watch struct {
 	server string
-	views  map[string]*balancer.View // by balancers
+	views  map[string]*inspect.View // by balancers
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
@@ -44,10 +44,10 @@ func startWatch(t *testing.T, l *lab.Lab, server string) *watch {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &watch{
 		server: server, cancel: cancel,
-		views: map[string]*balancer.View{}, sights: map[place][]sight{},
+		views: map[string]*inspect.View{}, sights: map[place][]sight{},
 	}
 	for _, name := range nodes(l, lab.RoleBalancer) {
-		view, err := balancer.OpenView(l.Node(name).Instance())
+		view, err := inspect.OpenView(l.Node(name).Instance())
 		must(t, err)
 		t.Cleanup(func() { view.Close() })
 		w.views[name] = view
@@ -83,7 +83,7 @@ func (w *watch) look() {
 }
 
 // sharesOf reads the services with the servers' shares, which takes long.
-func sharesOf(view *balancer.View) ([]*balancer.ServiceState, error) {
+func sharesOf(view *inspect.View) ([]*inspect.ServiceState, error) {
 	snapshot, err := view.Snapshot()
 	if err != nil {
 		return nil, err
@@ -92,10 +92,10 @@ func sharesOf(view *balancer.View) ([]*balancer.ServiceState, error) {
 }
 
 // hasNews says whether the server may have come to a service's table, or gone from it.
-func (w *watch) hasNews(name string, services []*balancer.ServiceState) bool {
+func (w *watch) hasNews(name string, services []*inspect.ServiceState) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.ContainsFunc(services, func(service *balancer.ServiceState) bool {
+	return slices.ContainsFunc(services, func(service *inspect.ServiceState) bool {
 		server := w.find(service)
 		sights := w.sights[place{name, service.Name}]
 		return len(sights) == 0 || sights[len(sights)-1].used != isFit(service, server)
@@ -103,27 +103,27 @@ func (w *watch) hasNews(name string, services []*balancer.ServiceState) bool {
 }
 
 // fit are the conditions in which a server gets new flows.
-var fit = []balancer.Condition{balancer.ServerUp, balancer.ServerUnchecked}
+var fit = []inspect.Condition{inspect.ServerUp, inspect.ServerUnchecked}
 
 // isFit says whether the server is to be in the service's table.
-func isFit(service *balancer.ServiceState, server *balancer.ServerState) bool {
+func isFit(service *inspect.ServiceState, server *inspect.ServerState) bool {
 	return slices.Contains(fit, server.Condition) ||
 		slices.Contains(service.Ignored, server.Condition)
 }
 
 // find returns the server's state in a service.
-func (w *watch) find(service *balancer.ServiceState) *balancer.ServerState {
+func (w *watch) find(service *inspect.ServiceState) *inspect.ServerState {
 	for _, server := range service.Servers {
 		if server.Name == w.server {
 			return server
 		}
 	}
-	return &balancer.ServerState{Name: w.server, Condition: balancer.ServerRemoved}
+	return &inspect.ServerState{Name: w.server, Condition: inspect.ServerRemoved}
 }
 
 // note takes note of what has changed. Services that were read without shares have the servers in
 // their tables that they had before.
-func (w *watch) note(name string, services []*balancer.ServiceState, err error) {
+func (w *watch) note(name string, services []*inspect.ServiceState, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil {
@@ -149,8 +149,8 @@ func (w *watch) note(name string, services []*balancer.ServiceState, err error) 
 	}
 }
 
-func hasShares(service *balancer.ServiceState) bool {
-	placed := func(s *balancer.ServerState) bool { return s.Share > 0 }
+func hasShares(service *inspect.ServiceState) bool {
+	placed := func(s *inspect.ServerState) bool { return s.Share > 0 }
 	return slices.ContainsFunc(service.Servers, placed)
 }
 

@@ -55,8 +55,11 @@ var tiers = []tier{
 		packages: []string{"internal/tables", "internal/sim", "internal/sim/placement", "internal/repro"},
 	},
 	{
-		name:     "packet", // BPF programs in the kernel
-		packages: []string{"internal/balancer", "internal/agent", "internal/nexthop", "internal/loadgen", "internal/bench"},
+		name: "packet", // BPF programs in the kernel
+		packages: []string{
+			"internal/balancer", "internal/balancer/dataplane", "internal/agent",
+			"internal/nexthop", "internal/loadgen", "internal/bench",
+		},
 		// More tests and packages than cores: the kernel lets those wait that change tables or routes.
 		flags: []string{"-count=1", "-timeout=10m", "-parallel=4", "-p=3"},
 	},

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// backup holds what a start finds in the tables of an earlier process and may change. The start
+// copies small tables before it begins. Of the others it keeps each element that it changes.
+type backup struct {
+	plane         *Plane
+	identity      Identity
+	generation    uint64
+	rules         map[*ServiceEntry]ServiceRule // of the services in force
+	ports         []Port
+	servers       []balancerServer
+	serverLabels  map[uint32]balancerLabel
+	serviceLabels map[uint32]balancerLabel
+
+	tables   map[uint32]*ebpf.Map // replaced candidate tables; nil: there was none
+	flows    []sweptFlow
+	counters map[uint32]slotCounters
+	reasons  map[uint32][]Counter // of packets to servers
+}
+
+// sweptFlow is an entry of a flow table that was freed.
+type sweptFlow struct {
+	place *uint64
+	value uint64
+}
+
+// slotCounters are the counters of a server, by CPU.
+type slotCounters struct {
+	packets []ServerCounter
+	signals []SignalCounter
+}
+
+// BackUp makes a backup, and has the takeover restore it on undo.
+func (k *Plane) BackUp(t *datapath.Takeover) error {
+	b := &backup{
+		plane:      k,
+		generation: k.Directory.Generation,
+		rules:      map[*ServiceEntry]ServiceRule{},
+		ports:      slices.Clone(k.Directory.Ports[:]),
+		servers:    slices.Clone(k.Servers.servers),
+		tables:     map[uint32]*ebpf.Map{},
+		counters:   map[uint32]slotCounters{},
+		reasons:    map[uint32][]Counter{},
+	}
+	for entry := range k.Services.inForce().entries() {
+		b.rules[entry] = entry.rule()
+	}
+	var err error
+	if b.serverLabels, err = readLabels(k.Objects.ServerLabels); err != nil {
+		return fmt.Errorf("read the labels of servers: %w", err)
+	}
+	if b.serviceLabels, err = readLabels(k.Objects.ServiceLabels); err != nil {
+		return fmt.Errorf("read the labels of services: %w", err)
+	}
+	if err := k.Objects.Identity.Lookup(uint32(0), &b.identity); err != nil {
+		return fmt.Errorf("read identity: %w", err)
+	}
+	k.backup = b
+	t.OnUndo(func() error { return errors.Join(b.restore(), b.close()) })
+	t.OnCommit(b.close)
+	return nil
+}
+
+// Saved is how much an undo of the takeover would put back: entries of flow tables, and counters of slots.
+func (k *Plane) Saved() (flows, slots int) {
+	if k.backup == nil {
+		return 0, 0
+	}
+	return len(k.backup.flows), len(k.backup.counters)
+}
+
+// keepTable keeps a candidate table that is about to be replaced. Without a backup it does nothing.
+func (b *backup) keepTable(number uint32) error {
+	if b == nil {
+		return nil
+	}
+	if _, kept := b.tables[number]; kept {
+		return nil
+	}
+	var table *ebpf.Map
+	err := b.plane.Objects.Tables.Lookup(number, &table)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read table %d: %w", number, err)
+	}
+	b.tables[number] = table
+	return nil
+}
+
+// keepFlows keeps the flows that are about to be swept.
+func (b *backup) keepFlows(table *FlowTable, swept func(FlowEntry) bool) {
+	for i := range table.Entries {
+		value := atomic.LoadUint64(&table.Entries[i])
+		if entry := FlowEntry(value); entry.State() != FlowFree && swept(entry) {
+			b.flows = append(b.flows, sweptFlow{&table.Entries[i], value})
+		}
+	}
+}
+
+// keepCounters keeps the counters of a slot, and the sums that they are about to be added to.
+func (b *backup) keepCounters(slot uint32) error {
+	objects := &b.plane.Objects
+	var counters slotCounters
+	if err := objects.ServerCounters.Lookup(slot, &counters.packets); err != nil {
+		return fmt.Errorf("read the counters of slot %d: %w", slot, err)
+	}
+	if err := objects.ServerSignals.Lookup(slot, &counters.signals); err != nil {
+		return fmt.Errorf("read the signals of slot %d: %w", slot, err)
+	}
+	b.counters[slot] = counters
+	if len(b.reasons) > 0 {
+		return nil
+	}
+	for i := range len(ServerCounter{}.Forwarded) {
+		reason := FirstForward + uint32(i)
+		var cpus []Counter
+		if err := objects.Reasons.Lookup(reason, &cpus); err != nil {
+			return fmt.Errorf("read the counters of reason %d: %w", reason, err)
+		}
+		b.reasons[reason] = cpus
+	}
+	return nil
+}
+
+// restore makes the tables as they were. Servers come before the services that name them, and go
+// after. It goes on after errors.
+func (b *backup) restore() error {
+	k := b.plane
+	inUse := func(slot uint32) bool {
+		return ServerFlags(b.servers[slot].Flags)&FlagInUse != 0
+	}
+	b.restoreServers(inUse)
+	for entry, rule := range b.rules {
+		entry.SetRule(rule)
+	}
+	atomic.StoreUint64(&k.Directory.Generation, b.generation)
+	errs := []error{b.restoreTables()}
+	b.restoreServers(func(slot uint32) bool { return !inUse(slot) })
+	copy(k.Directory.Ports[:], b.ports)
+	b.restoreFlows()
+	return errors.Join(append(errs,
+		datapath.Replace(k.Objects.ServerLabels, b.serverLabels),
+		datapath.Replace(k.Objects.ServiceLabels, b.serviceLabels),
+		k.Objects.Identity.Put(uint32(0), &b.identity),
+		b.restoreCounters(),
+	)...)
+}
+
+func (b *backup) restoreServers(which func(slot uint32) bool) {
+	for slot, server := range b.servers {
+		if which(uint32(slot)) {
+			b.plane.Servers.restore(uint32(slot), server)
+		}
+	}
+}
+
+func (b *backup) restoreTables() error {
+	var errs []error
+	for number, table := range b.tables {
+		if table != nil {
+			errs = append(errs, b.plane.Objects.Tables.Put(number, table))
+			continue
+		}
+		if err := b.plane.Objects.Tables.Delete(number); !errors.Is(err, ebpf.ErrKeyNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (b *backup) restoreCounters() error {
+	objects := &b.plane.Objects
+	var errs []error
+	for slot, counters := range b.counters {
+		errs = append(errs,
+			objects.ServerCounters.Put(slot, counters.packets),
+			objects.ServerSignals.Put(slot, counters.signals))
+	}
+	for reason, cpus := range b.reasons {
+		errs = append(errs, objects.Reasons.Put(reason, cpus))
+	}
+	return errors.Join(errs...)
+}
+
+// restoreFlows skips a flow whose place another one has taken.
+func (b *backup) restoreFlows() {
+	for _, flow := range b.flows {
+		atomic.CompareAndSwapUint64(flow.place, 0, flow.value)
+	}
+}
+
+func (b *backup) close() error {
+	b.plane.backup = nil
+	var errs []error
+	for _, table := range b.tables {
+		if table != nil {
+			errs = append(errs, table.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// TestBucketsOfOtherBuilds pins the hash that finds a flow's bucket. Balancers of different builds
+// share services, so it may change only with tables.Version.
+func TestBucketsOfOtherBuilds(t *testing.T) {
+	const version = 1 // of these hashes
+	if tables.Version != version {
+		t.Fatalf("tables are of version %d: write down its hashes here, in the place of those of version %d",
+			tables.Version, version)
+	}
+	flow := func(source, destination string, protocol config.Protocol) Flow {
+		return Flow{
+			Protocol: protocol,
+			Source:   netip.MustParseAddrPort(source), Destination: netip.MustParseAddrPort(destination),
+		}
+	}
+	for _, test := range []struct {
+		seed uint64
+		flow Flow
+		want uint32
+	}{
+		{0, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", config.TCP), 0xa50e8f6e},
+		{0, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", config.UDP), 0x8c0d12ca},
+		{0, flow("192.0.2.2:40000", "198.51.100.1:80", config.TCP), 0x3f2289ab},
+		{0, flow("192.0.2.2:40001", "198.51.100.1:80", config.TCP), 0xe9c4a9c5},
+		{1 << 63, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", config.TCP), 0x882977aa},
+		{1 << 63, flow("192.0.2.2:40000", "198.51.100.1:443", config.UDP), 0x7f478e6b},
+	} {
+		keys := bucketKeys(test.seed)
+		if got := test.flow.Hash(&keys); got != test.want {
+			t.Errorf("seed %d, %+v: hash %#08x, want %#08x", test.seed, test.flow, got, test.want)
+		}
+	}
+	// The hash, as a fraction of 2^32, is the bucket's place among all.
+	if got := BucketOf(0xbfffffff, tables.DefaultBuckets); got != 49152 {
+		t.Errorf("bucket %d, want 49152", got)
+	}
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// TestConstants compares what Go repeats of the C side with the tables that the C side describes.
+func TestConstants(t *testing.T) {
+	t.Parallel()
+	spec, err := loadBalancer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables := spec.Maps[TablesMap]
+	var directory *DirectoryLayout // of types alone
+	for _, c := range []struct {
+		name        string
+		here, there int
+	}{
+		{"flows in a bucket", FlowsPerBucket, int(spec.Maps[FlowsMap].ValueSize / 8)},
+		{"lines of services", serviceLineCount, len(directory.Services[0])},
+		{"services in a line", servicesPerLine, len(directory.Services[0][0].Entry)},
+		{"services", config.MaxServices, int(spec.Maps[balancerMapServiceLabels].MaxEntries)},
+		{"candidate tables, and one to wait by", 2*config.MaxServices + 1, int(tables.MaxEntries)},
+		{"candidates in a word", candidatesPerWord, int(tables.InnerMap.ValueSize / 2)},
+		{"slots for servers", MostSlots, int(spec.Maps[balancerMapServerLabels].MaxEntries)},
+		{"servers in the directory", MostSlots, len(directory.Servers)},
+	} {
+		if c.here != c.there {
+			t.Errorf("%s: %d in Go, %d in C", c.name, c.here, c.there)
+		}
+	}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/probe"
+)
+
+// FirstForward is FIRST_FORWARD in bpf/balancer/stats.h: the first of the reasons that are counted by server.
+const FirstForward = uint32(ForwardKnown)
+
+// readServerCounter returns what went to a server, all CPUs together.
+func readServerCounter(counters *ebpf.Map, slot uint32) (sum ServerCounter, err error) {
+	var cpus []ServerCounter
+	if err := counters.Lookup(slot, &cpus); err != nil {
+		return sum, fmt.Errorf("read the counters of slot %d: %w", slot, err)
+	}
+	for _, cpu := range cpus {
+		for i, forwarded := range cpu.Forwarded {
+			sum.Forwarded[i].add(forwarded.Packets, forwarded.Bytes)
+		}
+	}
+	return sum, nil
+}
+
+func (c *Counter) add(packets, bytes uint64) {
+	c.Packets += packets
+	c.Bytes += bytes
+}
+
+// Total is what went to the server for any reason.
+func (c *ServerCounter) Total() (sum Counter) {
+	for _, forwarded := range c.Forwarded {
+		sum.add(forwarded.Packets, forwarded.Bytes)
+	}
+	return sum
+}
+
+// Packets is how many packets went to the server for a reason.
+func (c *ServerCounter) Packets(reason Reason) uint64 {
+	return c.Forwarded[uint32(reason)-FirstForward].Packets
+}
+
+// Placed is how many flows were placed on the server.
+func (c *ServerCounter) Placed() uint64 { return c.Packets(ForwardNew) }
+
+// readServerSignals returns what a server said of flows, all CPUs together.
+func readServerSignals(signals *ebpf.Map, slot uint32) (sum SignalCounter, err error) {
+	var cpus []SignalCounter
+	if err := signals.Lookup(slot, &cpus); err != nil {
+		return sum, fmt.Errorf("read the signals of slot %d: %w", slot, err)
+	}
+	for _, cpu := range cpus {
+		sum.Created += cpu.Created
+		sum.Removed += cpu.Removed
+	}
+	return sum, nil
+}
+
+// RetireCounters adds what went to the server of a slot to the sums that stay, and clears its counters. Who is
+// interrupted in between leaves the sums too high, but never lower than they were.
+func (k *Plane) RetireCounters(slot uint32) error {
+	counter, err := readServerCounter(k.Objects.ServerCounters, slot)
+	if err != nil {
+		return err
+	}
+	for i, forwarded := range counter.Forwarded {
+		if err := k.addReason(FirstForward+uint32(i), forwarded); err != nil {
+			return err
+		}
+	}
+	zero := make([]ServerCounter, ebpf.MustPossibleCPU())
+	if err := k.Objects.ServerCounters.Put(slot, zero); err != nil {
+		return fmt.Errorf("clear the counters of slot %d: %w", slot, err)
+	}
+	if err := k.Objects.ServerSignals.Put(slot, make([]SignalCounter, ebpf.MustPossibleCPU())); err != nil {
+		return fmt.Errorf("clear the signals of slot %d: %w", slot, err)
+	}
+	if err := k.Objects.AnsweredOffers.Put(slot, make([]uint64, ebpf.MustPossibleCPU())); err != nil {
+		return fmt.Errorf("clear the answered offers of slot %d: %w", slot, err)
+	}
+	return nil
+}
+
+// Offers are what a server had to do with new connections of a service that hunts.
+func (k *Plane) Offers(slot uint32) (probe.Offers, error) {
+	counter, err := readServerCounter(k.Objects.ServerCounters, slot)
+	if err != nil {
+		return probe.Offers{}, err
+	}
+	signals, err := readServerSignals(k.Objects.ServerSignals, slot)
+	if err != nil {
+		return probe.Offers{}, err
+	}
+	offers := probe.Offers{
+		Offered: counter.Packets(ForwardHunt), Taken: signals.Created,
+	}
+	var cpus []uint64
+	if err := k.Objects.AnsweredOffers.Lookup(slot, &cpus); err != nil {
+		return probe.Offers{}, fmt.Errorf("read the answered offers of slot %d: %w", slot, err)
+	}
+	for _, cpu := range cpus {
+		offers.Answered += cpu
+	}
+	return offers, nil
+}
+
+// addReason adds to the counters of a reason that no program counts under.
+func (k *Plane) addReason(reason uint32, more Counter) error {
+	var cpus []Counter
+	if err := k.Objects.Reasons.Lookup(reason, &cpus); err != nil {
+		return fmt.Errorf("read the counters of reason %d: %w", reason, err)
+	}
+	cpus[0].add(more.Packets, more.Bytes)
+	if err := k.Objects.Reasons.Put(reason, cpus); err != nil {
+		return fmt.Errorf("write the counters of reason %d: %w", reason, err)
+	}
+	return nil
+}
+
+// CountReasons counts the packets by what became of them. Those that went to servers are the sums of the
+// servers' counters, and of those of servers that are no more.
+func (r *Reader) CountReasons() ([]datapath.ReasonCount, error) {
+	r.counting.Lock()
+	defer r.counting.Unlock()
+	counts, err := datapath.CountReasons(r.maps.Reasons, r.Reasons)
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", r.Instance, err)
+	}
+	labels, err := r.ServerNames()
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", r.Instance, err)
+	}
+	for slot := range labels {
+		counter, err := readServerCounter(r.maps.ServerCounters, slot)
+		if err != nil {
+			return nil, fmt.Errorf("instance %s: %w", r.Instance, err)
+		}
+		for i, forwarded := range counter.Forwarded {
+			count := &counts[FirstForward+uint32(i)-1] // none is not among them
+			count.Packets += forwarded.Packets
+			count.Bytes += forwarded.Bytes
+		}
+	}
+	return counts, nil
+}

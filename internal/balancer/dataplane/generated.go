@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+// The names that other packages have for what bpf2go makes of the headers in bpf/balancer. Fields have the
+// names, units and byte orders of the headers.
+type (
+	// Identity is what tells the tables of an instance from those of others: hash keys and the version of
+	// the tables' meaning (types.h).
+	Identity = balancerIdentity
+	// DirectoryLayout is what the data path reads first of each packet (directory.h).
+	DirectoryLayout = balancerDirectory
+	// ServiceEntry says that an address is a VIP, or what becomes of packets to a service (types.h).
+	ServiceEntry = balancerServiceEntry
+	// ServiceRule is the part of a service's entry that changes by one store.
+	ServiceRule = balancerServiceRule
+	// ServerFlags say what a server is used for, and why.
+	ServerFlags = balancerServerFlags
+	// Port is an interface that packets leave by.
+	Port = balancerPort
+	// FlowState is the state of an entry of a flow table.
+	FlowState = balancerFlowState
+	// FragmentKey and FragmentFlow are an element of the table of first fragments (fragments.h).
+	FragmentKey  = balancerFragmentKey
+	FragmentFlow = balancerFragmentFlow
+	// Reason is why a packet left the data path, and in which way (stats.h).
+	Reason = balancerLbReason
+	// Counter, ServerCounter and SignalCounter are what one CPU has counted (stats.h).
+	Counter       = balancerCounter
+	ServerCounter = balancerServerCounter
+	SignalCounter = balancerSignalCounter
+)
+
+// ProtocolVersion is the version of the protocol between balancers and agents (docs/protocol.md).
+const ProtocolVersion = balancerProtocolVersionPROTOCOL_VERSION
+
+// Names of maps, which are also those of their pins.
+const (
+	FlowsMap          = balancerMapFlows
+	FragmentsMap      = balancerMapFragments
+	ReasonsMap        = balancerMapReasons
+	ServerCountersMap = balancerMapServerCounters
+	TablesMap         = balancerMapTables
+)
+
+// The states of a flow.
+const (
+	FlowFree        = balancerFlowStateFLOW_FREE // the entry has no flow
+	FlowNew         = balancerFlowStateFLOW_NEW
+	FlowEstablished = balancerFlowStateFLOW_ESTABLISHED
+	FlowClosing     = balancerFlowStateFLOW_CLOSING
+)
+
+// The flags of a server (enum server_flags in types.h).
+const (
+	FlagInUse        = balancerServerFlagsSERVER_IN_USE
+	FlagIPv4         = balancerServerFlagsSERVER_IPV4
+	FlagDrained      = balancerServerFlagsSERVER_DRAINED
+	FlagFailing      = balancerServerFlagsSERVER_FAILING
+	FlagUnused       = balancerServerFlagsSERVER_UNUSED
+	FlagRouted       = balancerServerFlagsSERVER_ROUTED
+	FlagUnchecked    = balancerServerFlagsSERVER_UNCHECKED
+	FlagUnprobed     = balancerServerFlagsSERVER_UNPROBED
+	FlagUnreachable  = balancerServerFlagsSERVER_UNREACHABLE
+	FlagChecksFail   = balancerServerFlagsSERVER_CHECKS_FAIL
+	FlagSilent       = balancerServerFlagsSERVER_SILENT
+	FlagIncompatible = balancerServerFlagsSERVER_INCOMPATIBLE
+	FlagNotServed    = balancerServerFlagsSERVER_NOT_SERVED
+	FlagUnheard      = balancerServerFlagsSERVER_UNHEARD
+)
+
+// Some of the reasons (enum lb_reason in stats.h; docs/observability.md explains all of them).
+const (
+	NoReason       = balancerLbReasonLB_NONE
+	AnswerTooBig   = balancerLbReasonLB_ANSWER_TOO_BIG
+	DropNoNextHop  = balancerLbReasonLB_DROP_NO_NEXT_HOP
+	DropNoServer   = balancerLbReasonLB_DROP_NO_SERVER
+	DropNoService  = balancerLbReasonLB_DROP_NO_SERVICE
+	DropTooBig     = balancerLbReasonLB_DROP_TOO_BIG
+	ForwardHunt    = balancerLbReasonLB_FORWARD_HUNT
+	ForwardKnown   = balancerLbReasonLB_FORWARD_KNOWN
+	ForwardNew     = balancerLbReasonLB_FORWARD_NEW
+	ForwardNoRoom  = balancerLbReasonLB_FORWARD_NO_ROOM
+	ForwardRecover = balancerLbReasonLB_FORWARD_RECOVER
+	ForwardReset   = balancerLbReasonLB_FORWARD_RESET
+	PassNotVIP     = balancerLbReasonLB_PASS_NOT_VIP
+)

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+func (k *Plane) WriteIdentity() error {
+	if err := k.Objects.Identity.Put(uint32(0), k.identity); err != nil {
+		return fmt.Errorf("write identity: %w", err)
+	}
+	return nil
+}
+
+// identityOf returns the hash keys: those of the flow table that exists, or
+// fresh ones if there is none.
+func identityOf(kept *ebpf.Map, seed uint64) (*Identity, error) {
+	identity := Identity{Version: uint64(balancerTablesVersionTABLES_VERSION)}
+	if kept != nil {
+		if err := readIdentity(kept, &identity); err != nil {
+			return nil, err
+		}
+	} else {
+		for _, keys := range []any{
+			&identity.FlowBucketKeys, &identity.FlowSignatureKeys, &identity.ServiceKeys,
+		} {
+			if err := binary.Read(rand.Reader, binary.NativeEndian, keys); err != nil {
+				return nil, fmt.Errorf("make hash keys: %w", err)
+			}
+		}
+		for _, odd := range [][]uint64{identity.FlowBucketKeys[:], identity.ServiceKeys[:]} {
+			for i := range odd {
+				odd[i] |= 1
+			}
+		}
+	}
+	identity.BucketKeys = bucketKeys(seed)
+	return &identity, nil
+}
+
+// readIdentity reads the identity of tables, which must mean what this build
+// takes them for.
+func readIdentity(m *ebpf.Map, identity *Identity) error {
+	if err := m.Lookup(uint32(0), identity); err != nil {
+		return fmt.Errorf("read identity: %w", err)
+	}
+	if wanted := uint64(balancerTablesVersionTABLES_VERSION); identity.Version != wanted {
+		return fmt.Errorf("the tables are of version %d, those of this build of version %d: %w",
+			identity.Version, wanted, ebpf.ErrMapIncompatible)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// ServerName is what the label of a slot says: the server, and its service.
+type ServerName struct{ Service, Server string }
+
+// readServerNames reads whose the slots are.
+func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
+	bySlot, err := readLabels(labels)
+	if err != nil {
+		return nil, fmt.Errorf("read the labels of servers: %w", err)
+	}
+	names := map[uint32]ServerName{}
+	for slot, label := range bySlot {
+		names[slot] = nameIn(label)
+	}
+	return names, nil
+}
+
+// nameIn is the name that a label of a slot has.
+func nameIn(label balancerLabel) ServerName {
+	return ServerName{text(label.Service[:]), text(label.Server[:])}
+}
+
+// readServiceNames reads the names of services, by their numbers.
+func readServiceNames(labels *ebpf.Map) (map[uint32]string, error) {
+	byNumber, err := readLabels(labels)
+	if err != nil {
+		return nil, fmt.Errorf("read the labels of services: %w", err)
+	}
+	names := map[uint32]string{}
+	for id, label := range byNumber {
+		names[id] = text(label.Service[:])
+	}
+	return names, nil
+}
+
+// ServiceNames reads the names of services, by their numbers.
+func (k *Plane) ServiceNames() (map[uint32]string, error) {
+	return readServiceNames(k.Objects.ServiceLabels)
+}
+
+// LabelService notes the name of the service with a number.
+func (k *Plane) LabelService(id uint32, name string) error {
+	var label balancerLabel
+	copy(label.Service[:], name)
+	if err := k.Objects.ServiceLabels.Put(id, &label); err != nil {
+		return fmt.Errorf("label service %d: %w", id, err)
+	}
+	return nil
+}
+
+// UnlabelService frees the number of a service.
+func (k *Plane) UnlabelService(id uint32) error {
+	err := k.Objects.ServiceLabels.Delete(id)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove the label of service %d: %w", id, err)
+	}
+	return nil
+}
+
+// readLabels reads all labels, by number. A label that is deleted meanwhile makes the kernel begin again, so
+// that the iterator can return others twice.
+func readLabels(m *ebpf.Map) (map[uint32]balancerLabel, error) {
+	labels := map[uint32]balancerLabel{}
+	var number uint32
+	var label balancerLabel
+	entries := m.Iterate()
+	for entries.Next(&number, &label) {
+		labels[number] = label
+	}
+	return labels, entries.Err()
+}
+
+// text is a zero-terminated name.
+func text(b []byte) string {
+	for i, c := range b {
+		if c == 0 {
+			return string(b[:i])
+		}
+	}
+	return string(b)
+}

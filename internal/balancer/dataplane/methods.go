@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+// placementName is what a configuration calls a placement.
+type placementName struct {
+	config.Placement
+	config.Selection
+}
+
+var placements = map[placementName]balancerPlacement{
+	{config.PlacementHash, ""}:                      balancerPlacementPLACEMENT_HASH,
+	{config.PlacementHunt, config.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
+	{config.PlacementHunt, config.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
+}
+
+var persistences = map[config.Persistence]balancerPersistence{
+	config.PersistenceTable: balancerPersistencePERSISTENCE_TABLE,
+}
+
+var encapsulations = map[config.Encapsulation]balancerEncapsulation{
+	config.SRv6Insert: balancerEncapsulationENCAP_SRV6INSERT,
+	config.SRv6Encap:  balancerEncapsulationENCAP_SRV6ENCAP,
+	config.GRE:        balancerEncapsulationENCAP_GRE,
+	config.IPIP:       balancerEncapsulationENCAP_IPIP,
+}
+
+// RuleOf is the rule of a service without what depends on its servers: the table, and flags.
+func RuleOf(svc *config.Service) ServiceRule {
+	placement := placements[placementName{svc.Placement, svc.Selection}]
+	persistence := persistences[svc.Persistence]
+	return ServiceRule{
+		Methods:       uint8(placement) | uint8(persistence)<<4, // METHODS in bpf/balancer/types.h
+		Encapsulation: uint8(encapsulations[svc.Encapsulation]),
+	}
+}
+
+// PlacementName is how new flows of the service find a server, as a configuration says it. Of a placement that
+// this build does not know it is the number.
+func (r ServiceRule) PlacementName() (config.Placement, config.Selection) {
+	number := balancerPlacement(r.Methods & 0xf)
+	for name, n := range placements {
+		if n == number {
+			return name.Placement, name.Selection
+		}
+	}
+	return config.Placement(fmt.Sprint(uint32(number))), ""
+}
+
+// PersistenceName is how packets of known flows find their server, as a configuration says it.
+func (r ServiceRule) PersistenceName() config.Persistence {
+	return nameOf(persistences, balancerPersistence(r.Methods>>4))
+}
+
+// EncapsulationName is how packets travel to the servers, as a configuration says it.
+func (r ServiceRule) EncapsulationName() config.Encapsulation {
+	return nameOf(encapsulations, balancerEncapsulation(r.Encapsulation))
+}
+
+// nameOf is what a configuration calls a value of the data path, or the value as a number.
+func nameOf[N ~string, V ~uint32](values map[N]V, value V) N {
+	for name, v := range values {
+		if v == value {
+			return name
+		}
+	}
+	return N(fmt.Sprint(uint32(value)))
+}

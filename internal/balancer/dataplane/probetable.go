@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/probe"
+)
+
+const (
+	// probeFrame is as long as the longest frame that xdp_probe wraps: Ethernet's and IPv6's
+	// headers and the token.
+	probeFrame = 14 + 40 + 8
+	// probeBatch is how many frames the kernel sends at a time, at most (TEST_XDP_MAX_BATCH).
+	probeBatch = 256
+)
+
+// ProbeTable sends the probes of bpf/balancer/prober.h and reads what servers answer. It belongs to one
+// goroutine, but for the answers, which the data path writes.
+type ProbeTable struct {
+	memory, turnMemory []byte
+	probes             []balancerProbe // by slot
+	turns              []uint64        // the slots that the next run probes, in order
+	program            *ebpf.Program
+	turn               *ebpf.Variable
+	directory          *Directory
+	socket             int // sends what XDP cannot; negative: it is not open
+}
+
+// mapProbes maps the tables of the probes that leave by a side.
+func (k *Plane) mapProbes(side *Side) (*ProbeTable, error) {
+	t := &ProbeTable{
+		program: side.Objects.XdpProbe, turn: side.Objects.ProbeTurn, directory: k.Directory, socket: -1,
+	}
+	var err error
+	if t.memory, t.probes, err = mapArray[balancerProbe](k.Objects.Probes); err != nil {
+		return nil, fmt.Errorf("map the probes: %w", err)
+	}
+	if t.turnMemory, t.turns, err = mapArray[uint64](k.Objects.ProbeTurns); err != nil {
+		return nil, errors.Join(fmt.Errorf("map the turns of probes: %w", err), t.close())
+	}
+	return t, nil
+}
+
+// mapArray maps an array map, whose elements are multiples of eight bytes, for reading and writing.
+func mapArray[E any](m *ebpf.Map) (memory []byte, elements []E, err error) {
+	size := int(m.MaxEntries()) * int(m.ValueSize())
+	memory, err = unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, nil, err
+	}
+	return memory, unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(memory))), m.MaxEntries()), nil
+}
+
+func (t *ProbeTable) close() error {
+	var errs []error
+	for _, memory := range [][]byte{t.memory, t.turnMemory} {
+		if memory != nil {
+			errs = append(errs, unix.Munmap(memory))
+		}
+	}
+	if t.socket >= 0 {
+		errs = append(errs, unix.Close(t.socket))
+	}
+	return errors.Join(errs...)
+}
+
+// Set says what the next probe of a slot's server asks. The token's low 16 bits are the slot.
+func (t *ProbeTable) Set(slot uint32, vip netip.Addr, encapsulation config.Encapsulation, token uint64) {
+	p := &t.probes[slot]
+	p.Vip = in6(vip)
+	p.Encapsulation = uint8(encapsulations[encapsulation])
+	atomic.StoreUint64(&p.Token, token)
+}
+
+// Forget makes the table take no answer of a slot's server.
+func (t *ProbeTable) Forget(slot uint32) {
+	atomic.StoreUint64(&t.probes[slot].Token, 0)
+}
+
+// Token is what the answer of a slot's server must bring; 0: no answer is taken.
+func (t *ProbeTable) Token(slot uint32) uint64 {
+	if int(slot) >= len(t.probes) {
+		return 0
+	}
+	return atomic.LoadUint64(&t.probes[slot].Token)
+}
+
+// Answer returns the answer to the last probe of a slot's server; false: there is none.
+func (t *ProbeTable) Answer(slot uint32) (probe.Answer, bool) {
+	p := &t.probes[slot]
+	if atomic.LoadUint64(&p.Answered) != t.Token(slot) {
+		return probe.Answer{}, false
+	}
+	return probe.Answer{
+		Version: p.Version, Serves: balancerProbeFlag(p.Flags)&balancerProbeFlagPROBE_SERVED != 0,
+	}, true
+}
+
+// send probes the servers of the slots, by the interface with that index. XDP in a driver sends
+// probes as it does clients' packets. Frames of generic XDP leave like those of the host, which a
+// packet socket does too.
+func (t *ProbeTable) send(slots []uint32, ifindex int, mode datapath.Mode) error {
+	if len(slots) == 0 {
+		return nil
+	}
+	if mode != datapath.Native {
+		return t.sendBySocket(slots)
+	}
+	for i, slot := range slots {
+		t.turns[i] = uint64(slot)
+	}
+	if err := t.turn.Set(uint32(0)); err != nil {
+		return fmt.Errorf("start the turns of probes: %w", err)
+	}
+	_, err := t.program.Run(&ebpf.RunOptions{
+		Data:      make([]byte, probeFrame),
+		Context:   xdpContext{DataEnd: probeFrame, IngressIfindex: uint32(ifindex)},
+		Repeat:    uint32(len(slots)),
+		Flags:     unix.BPF_F_TEST_XDP_LIVE_FRAMES,
+		BatchSize: min(uint32(len(slots)), probeBatch),
+	})
+	if err != nil {
+		return fmt.Errorf("send probes: %w", err)
+	}
+	return nil
+}
+
+// xdpContext is struct xdp_md.
+type xdpContext struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
+}
+
+// sendBySocket has the program make each frame, and sends it by the server's port.
+func (t *ProbeTable) sendBySocket(slots []uint32) error {
+	if t.socket < 0 {
+		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return fmt.Errorf("open a socket for probes: %w", err)
+		}
+		t.socket = socket
+	}
+	for _, slot := range slots {
+		frame, err := t.Frame(slot)
+		if err != nil {
+			return err
+		}
+		if frame == nil {
+			continue
+		}
+		port := t.directory.Ports[t.directory.Servers[slot].NextHop>>48&0xff]
+		// A probe that an interface does not take is lost like one on the way. The others go on.
+		_ = unix.Sendto(t.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: int(port.Ifindex)})
+	}
+	return nil
+}
+
+// Frame is the probe of a slot's server as it leaves; nil: there is no way to the server.
+func (t *ProbeTable) Frame(slot uint32) ([]byte, error) {
+	t.turns[0] = uint64(slot)
+	if err := t.turn.Set(uint32(0)); err != nil {
+		return nil, fmt.Errorf("start the turns of probes: %w", err)
+	}
+	out := make([]byte, 2*probeFrame+256)
+	run := &ebpf.RunOptions{Data: make([]byte, probeFrame), DataOut: out}
+	verdict, err := t.program.Run(run)
+	if err != nil {
+		return nil, fmt.Errorf("make a probe: %w", err)
+	}
+	if verdict != xdpTX && verdict != xdpRedirect {
+		return nil, nil
+	}
+	return run.DataOut, nil
+}
+
+// Verdicts of XDP programs that send the frame.
+const (
+	xdpTX       = 3
+	xdpRedirect = 4
+)

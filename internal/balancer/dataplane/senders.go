@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// SetLocator tells the programs which SIDs are this host's; an invalid one is none.
+func (k *Plane) SetLocator(locator netip.Prefix) error {
+	for _, side := range k.Sides {
+		if err := side.Objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
+			return fmt.Errorf("set the locator: %w", err)
+		}
+	}
+	return nil
+}
+
+// locatorWord is the first half of an IPv6 address in memory order; 0 for any other.
+func locatorWord(address netip.Addr) uint64 {
+	if !address.Is6() || address.Is4In6() {
+		return 0
+	}
+	b := address.As16()
+	return binary.NativeEndian.Uint64(b[:])
+}
+
+// SetDomain tells the program which locators are of the domain, if it is to guard them.
+func (k *Plane) SetDomain(cfg *config.Balancer) error {
+	domain := map[uint64]uint32{}
+	if !cfg.Node.IsInternal() {
+		domain[locatorWord(cfg.Node.Locator.Addr())] = 1
+		for _, service := range cfg.Services {
+			for _, server := range service.Servers {
+				domain[locatorWord(server.Locator.Addr())] = 1
+			}
+		}
+		delete(domain, 0) // of those that have none
+	}
+	return datapath.Replace(k.Objects.Locators, domain)
+}
+
+// addSender lets the server of a slot signal, if it has a locator.
+func (k *Plane) addSender(slot uint32) error {
+	key := k.senderOf(slot)
+	if key.Locator == 0 {
+		return nil
+	}
+	if err := k.Objects.Senders.Put(&key, slot); err != nil {
+		return fmt.Errorf("let the server of slot %d signal: %w", slot, err)
+	}
+	return nil
+}
+
+// removeSender is the reverse of addSender, unless another slot has taken the server over.
+func (k *Plane) removeSender(slot uint32) error {
+	key := k.senderOf(slot)
+	var holder uint32
+	err := k.Objects.Senders.Lookup(&key, &holder)
+	if err == nil && holder == slot {
+		err = k.Objects.Senders.Delete(&key)
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("let the server of slot %d signal no more: %w", slot, err)
+	}
+	return nil
+}
+
+func (k *Plane) senderOf(slot uint32) balancerSender {
+	server := &k.Servers.servers[slot]
+	return balancerSender{Locator: locatorWord(addrOf(server.Address)), Service: server.Service}
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"net"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// macWord is a MAC address in memory order, in the low 48 bits.
+func macWord(mac [6]byte) uint64 {
+	var word [8]byte
+	copy(word[:], mac[:])
+	return binary.LittleEndian.Uint64(word[:])
+}
+
+// macOf is the reverse of macWord.
+func macOf(word uint64) net.HardwareAddr {
+	mac := make(net.HardwareAddr, 6)
+	for i := range mac {
+		mac[i] = byte(word >> (8 * i))
+	}
+	return mac
+}
+
+// ServerTable are the directory's servers: as many slots as there are counters for.
+type ServerTable struct {
+	servers []balancerServer
+}
+
+func (t *Maps) serverTable(in *Directory) *ServerTable {
+	return &ServerTable{in.Servers[:t.ServerSignals.MaxEntries()]}
+}
+
+// Has tells whether there is such a slot.
+func (t *ServerTable) Has(slot uint32) bool { return int(slot) < len(t.servers) }
+
+// Address is the locator of the server of a slot, or the far end of its tunnel.
+func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[slot].Address) }
+
+// Source is where the balancer's packets to the server of a slot come from.
+func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[slot].Source) }
+
+// Service is the number of the service that the slot serves.
+func (t *ServerTable) Service(slot uint32) uint32 { return t.servers[slot].Service }
+
+// put fills a free slot. Its flags, which bring it to life, come last.
+func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, known srv6.Function, flags ServerFlags) {
+	server := &t.servers[slot]
+	server.Service = service
+	t.SetKnown(slot, known)
+	atomic.StoreUint64(&server.NextHop, 0)
+	server.Address = in6(address)
+	server.Source = in6(source)
+	t.SetFlags(slot, flags)
+}
+
+func (t *ServerTable) Flags(slot uint32) ServerFlags {
+	return ServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
+}
+
+// Serves tells whether the slot has a server of the service: serves of bpf/balancer/segments.h.
+func (t *ServerTable) Serves(slot, service uint32) bool {
+	return int(slot) < len(t.servers) && t.Flags(slot)&FlagInUse != 0 && t.servers[slot].Service == service
+}
+
+func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
+	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
+}
+
+// SetKnown says what the server is asked for packets of known flows.
+func (t *ServerTable) SetKnown(slot uint32, function srv6.Function) {
+	atomic.StoreUint64(&t.servers[slot].KnownSid, sidLow(function))
+}
+
+// Known is what the server is asked for packets of known flows.
+func (t *ServerTable) Known(slot uint32) srv6.Function {
+	half := atomic.LoadUint64(&t.servers[slot].KnownSid)
+	return srv6.Function(bits.ReverseBytes16(uint16(half)))
+}
+
+// sidLow is SID_LOW in bpf/net/srv6.h.
+func sidLow(function srv6.Function) uint64 {
+	return uint64(bits.ReverseBytes32(uint32(function) << 16))
+}
+
+// SetNextHop names the MAC address and port by which a server is reached.
+func (t *ServerTable) SetNextHop(slot uint32, mac [6]byte, port uint16) {
+	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
+}
+
+// NextHop is the reverse of setNextHop; false: there is none.
+func (t *ServerTable) NextHop(slot uint32) (mac [6]byte, port uint16, ok bool) {
+	word := atomic.LoadUint64(&t.servers[slot].NextHop)
+	return [6]byte(macOf(word)), uint16(word >> 48), word != 0
+}
+
+func (t *ServerTable) HasNextHop(slot uint32) bool {
+	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
+}
+
+// Reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/balancer/segments.h.
+func (t *ServerTable) Reachable(slot uint32) bool {
+	return t.HasNextHop(slot) && t.Flags(slot)&FlagUnreachable == 0
+}
+
+func (t *ServerTable) ClearNextHop(slot uint32) {
+	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
+}
+
+// in6 is an address as the data path holds it: IPv4 in its IPv4-mapped form.
+func in6(address netip.Addr) (out balancerIn6Addr) {
+	out.In6U.U6Addr8 = address.As16()
+	return out
+}
+
+// addrOf is the reverse of in6.
+func addrOf(in balancerIn6Addr) netip.Addr {
+	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
+}
+
+// restore makes a slot as it was. A slot that was in use has the same server as before: only its
+// flags, its next hop and its function can differ.
+func (t *ServerTable) restore(slot uint32, server balancerServer) {
+	if server.Flags == 0 {
+		t.SetFlags(slot, 0)
+	}
+	now := &t.servers[slot]
+	now.Service, now.Address, now.Source = server.Service, server.Address, server.Source
+	atomic.StoreUint64(&now.KnownSid, server.KnownSid)
+	atomic.StoreUint64(&now.NextHop, server.NextHop)
+	t.SetFlags(slot, ServerFlags(server.Flags))
+}

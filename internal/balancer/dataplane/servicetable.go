@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+	"iter"
+	"math"
+	"math/bits"
+	"net/netip"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/segue-lb/segue/internal/config"
+)
+
+const (
+	serviceBits      = 16 // SERVICE_BITS in bpf/balancer/directory.h
+	serviceLineCount = 1 << serviceBits
+	servicesPerLine  = 2  // SERVICES_PER_LINE
+	serviceReach     = 16 // SERVICE_REACH
+)
+
+// serviceLines are a table of services.
+type serviceLines [serviceLineCount]balancerServiceLine
+
+// ServiceTable is what bpf/balancer/services.h finds services in: one of the directory's two tables, while the other
+// waits to take its place.
+type ServiceTable struct {
+	directory *Directory
+	keys      *ServiceKeys
+	unsettled bool // packets may still be on their way that saw the table that is not in force
+}
+
+// inForce is the table that packets are looked up in.
+func (t *ServiceTable) inForce() *serviceLines {
+	return t.of(atomic.LoadUint64(&t.directory.Generation))
+}
+
+// of is the table of a generation.
+func (t *ServiceTable) of(generation uint64) *serviceLines {
+	return (*serviceLines)(&t.directory.Services[generation%2])
+}
+
+// All lists what is in the table, in no order that means anything. Another process may replace tables
+// meanwhile: what it writes to is not in force, but may have been.
+func (t *ServiceTable) All() []ServiceEntry {
+	for {
+		generation := atomic.LoadUint64(&t.directory.Generation)
+		all := t.of(generation).all()
+		if atomic.LoadUint64(&t.directory.Generation) == generation {
+			return all
+		}
+	}
+}
+
+func (l *serviceLines) all() []ServiceEntry {
+	var all []ServiceEntry
+	for e := range l.entries() {
+		entry := *e
+		entry.Rule = e.rule()
+		all = append(all, entry)
+	}
+	return all
+}
+
+// entries are those that are not free, in the memory that packets are looked up in.
+func (l *serviceLines) entries() iter.Seq[*ServiceEntry] {
+	return func(yield func(*ServiceEntry) bool) {
+		for i := range l {
+			for j := range l[i].Entry {
+				e := &l[i].Entry[j]
+				if kindOf(e) != balancerServiceEntryKindENTRY_FREE && !yield(e) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Find returns the entry under a key, or nil: find_entry in bpf/balancer/services.h.
+func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
+	lines, place := t.inForce(), t.place(key)
+	for i := range serviceReach {
+		line := &lines[(place+i)%serviceLineCount].Entry
+		for j := range line {
+			if line[j].Key() == key {
+				return &line[j]
+			}
+		}
+		if kindOf(&line[servicesPerLine-1]) == balancerServiceEntryKindENTRY_FREE {
+			return nil
+		}
+	}
+	return nil
+}
+
+// Replace brings another table with the given entries into force; no packet sees anything between, and none
+// is on its way that saw the one before when it returns.
+func (t *ServiceTable) Replace(entries []ServiceEntry, wait func() error) error {
+	if err := t.settle(wait); err != nil {
+		return err
+	}
+	generation := t.directory.Generation + 1
+	next := t.of(generation)
+	clear(next[:])
+	for _, entry := range entries {
+		if err := t.add(next, entry); err != nil {
+			return err
+		}
+	}
+	atomic.StoreUint64(&t.directory.Generation, generation)
+	t.unsettled = true
+	return t.settle(wait)
+}
+
+// settle waits, if nobody has, until no packet sees the table that is not in force.
+func (t *ServiceTable) settle(wait func() error) error {
+	if !t.unsettled {
+		return nil
+	}
+	if err := wait(); err != nil {
+		return fmt.Errorf("wait for packets that saw the table of services before: %w", err)
+	}
+	t.unsettled = false
+	return nil
+}
+
+// add fills a free entry of a table that is not in force.
+func (t *ServiceTable) add(lines *serviceLines, entry ServiceEntry) error {
+	place := t.place(entry)
+	for i := range serviceReach {
+		line := &lines[(place+i)%serviceLineCount].Entry
+		for j := range line {
+			if kindOf(&line[j]) == balancerServiceEntryKindENTRY_FREE {
+				line[j] = entry
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("the table of services has no room for %s", addrOf(entry.Vip))
+}
+
+// place is the line where an entry belongs: service_place in bpf/balancer/services.h.
+func (t *ServiceTable) place(entry ServiceEntry) int {
+	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
+	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
+	return int(spread(sum) >> (64 - serviceBits))
+}
+
+// ServiceKey is the key of a service: an entry without number and rule.
+func ServiceKey(svc *config.Service) ServiceEntry {
+	return ServiceEntry{
+		Vip:      in6(svc.VIP),
+		Port:     bits.ReverseBytes16(uint16(svc.Port)),
+		Protocol: protocolNumber(svc.Protocol),
+		Kind:     uint8(balancerServiceEntryKindENTRY_SERVICE),
+	}
+}
+
+// VIPKey is the key that says that an address is a VIP.
+func VIPKey(vip netip.Addr) ServiceEntry {
+	return ServiceEntry{Vip: in6(vip), Kind: uint8(balancerServiceEntryKindENTRY_VIP)}
+}
+
+// Key is the entry without number and rule.
+func (e *ServiceEntry) Key() ServiceEntry {
+	return ServiceEntry{Vip: e.Vip, Port: e.Port, Protocol: e.Protocol, Kind: e.Kind}
+}
+
+func kindOf(e *ServiceEntry) balancerServiceEntryKind {
+	return balancerServiceEntryKind(e.Kind)
+}
+
+// IsService tells an entry of a service from one that says that an address is a VIP.
+func (e *ServiceEntry) IsService() bool {
+	return kindOf(e) == balancerServiceEntryKindENTRY_SERVICE
+}
+
+// Matches tells what packets a service entry is for.
+func (e *ServiceEntry) Matches() (netip.Addr, config.Port, config.Protocol) {
+	protocol := config.TCP
+	if e.Protocol == protocolNumber(config.UDP) {
+		protocol = config.UDP
+	}
+	return addrOf(e.Vip), config.Port(bits.ReverseBytes16(e.Port)), protocol
+}
+
+// Table is the number of the service's consistent-hash table.
+func (e *ServiceEntry) Table() uint32 { return 2*e.Id + uint32(e.Rule.Table()) }
+
+// enum rule_flags of bpf/balancer/types.h.
+const (
+	ruleTable         = uint8(balancerRuleFlagsRULE_TABLE)
+	RuleFormer        = uint8(balancerRuleFlagsRULE_FORMER)
+	RuleHalfOpen      = uint8(balancerRuleFlagsRULE_HALF_OPEN)
+	RuleServersAnswer = uint8(balancerRuleFlagsRULE_SERVERS_ANSWER)
+	RuleAskIdle       = uint8(balancerRuleFlagsRULE_ASK_IDLE)
+)
+
+// HasHalfOpen tells whether there may be flows that servers have taken and whose clients have not
+// answered yet.
+func (r *ServiceRule) HasHalfOpen() bool { return r.Flags&RuleHalfOpen != 0 }
+
+// Table is which of its two tables a service uses: 0 or 1.
+func (r *ServiceRule) Table() uint8 { return r.Flags & ruleTable }
+
+func (e *ServiceEntry) rule() (rule ServiceRule) {
+	*(*uint64)(unsafe.Pointer(&rule)) = atomic.LoadUint64((*uint64)(unsafe.Pointer(&e.Rule)))
+	return rule
+}
+
+// SetRule changes what becomes of a service's packets, all at once.
+func (e *ServiceEntry) SetRule(rule ServiceRule) {
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&e.Rule)), *(*uint64)(unsafe.Pointer(&rule)))
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/nexthop"
+)
+
+// Side is the data path on one of the balancer's interfaces: the outside, which is node.interface, or
+// the inside, which is node.inside. Both sides share all tables. Each has programs of its own, because
+// the programs' variables describe their interface.
+type Side struct {
+	sideKind
+	Objects SideObjects
+}
+
+// sideKind names what belongs to a side.
+type sideKind struct {
+	Setting   string // that names the interface
+	xdpPin    string // of the link of xdp_lb
+	returnPin string // of the link of tc_return
+}
+
+// sideKinds are the outside, which every balancer has, and the inside.
+var sideKinds = [...]sideKind{
+	{"node.interface", datapath.LinkPin, "link_return"},
+	{"node.inside", datapath.InsidePin, "link_return_inside"},
+}
+
+// SideObjects are the objects that each side has for itself.
+type SideObjects struct {
+	XdpLb               *ebpf.Program  `ebpf:"xdp_lb"`
+	TcReturn            *ebpf.Program  `ebpf:"tc_return"`
+	XdpProbe            *ebpf.Program  `ebpf:"xdp_probe"`
+	HostMac             *ebpf.Variable `ebpf:"host_mac"`
+	HostHairpin         *ebpf.Variable `ebpf:"host_hairpin"`
+	HostClientInterface *ebpf.Variable `ebpf:"host_client_interface"`
+	NodeLocator         *ebpf.Variable `ebpf:"node_locator"`
+	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
+}
+
+// loadSides makes the outside of the objects that are loaded, and loads further programs for an inside.
+func (k *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
+	own := &k.Objects
+	k.Sides = []*Side{{sideKinds[0], SideObjects{
+		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
+		own.ProbeTurn,
+	}}}
+	if node.Inside == "" {
+		return nil
+	}
+	if err := spec.Variables[balancerVarHostIsOutside].Set(false); err != nil {
+		return fmt.Errorf("set where node.inside leads: %w", err)
+	}
+	inside := &Side{sideKind: sideKinds[1]}
+	err := spec.LoadAndAssign(&inside.Objects, &ebpf.CollectionOptions{MapReplacements: own.tables()})
+	if err != nil {
+		return err
+	}
+	k.Sides = append(k.Sides, inside)
+	return nil
+}
+
+// tables are those that both sides share, by their names.
+func (o *Objects) tables() map[string]*ebpf.Map {
+	all := map[string]*ebpf.Map{
+		balancerMapAnsweredOffers: o.AnsweredOffers,
+		balancerMapAnswers:        o.Answers,
+		balancerMapLocators:       o.Locators,
+		balancerMapProbes:         o.Probes,
+		balancerMapProbeTurns:     o.ProbeTurns,
+		balancerMapSenders:        o.Senders,
+		balancerMapSignalKeys:     o.SignalKeys,
+	}
+	for name, table := range o.Maps.Pinned() {
+		all[name] = *table
+	}
+	return all
+}
+
+// SetHost tells the programs of the interface that they are on: which frames are for this host, and how they
+// go back.
+func (s *Side) SetHost(link nexthop.Link) error {
+	hairpin := uint32(0)
+	if hairpins(link) {
+		hairpin = uint32(link.Index)
+	}
+	if err := s.Objects.HostHairpin.Set(hairpin); err != nil {
+		return fmt.Errorf("set how frames go back: %w", err)
+	}
+	if err := s.Objects.HostMac.Set(macWord(link.MAC)); err != nil {
+		return fmt.Errorf("set the interface's address: %w", err)
+	}
+	return nil
+}
+
+// SetHost tells all programs of the interfaces of their sides. Servers' packets leave by the first.
+func (k *Plane) SetHost(links []nexthop.Link) error {
+	for i, side := range k.Sides {
+		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
+			return fmt.Errorf("set which interface leads to clients: %w", err)
+		}
+		if err := side.SetHost(links[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckInterfaces returns an error if the instance works in another network namespace, or if an interface
+// runs a program of somebody else.
+func (k *Plane) CheckInterfaces(links []nexthop.Link) error {
+	if err := k.CheckNamespace(); err != nil {
+		return err
+	}
+	outside, inside := k.pin(sideKinds[0].xdpPin), k.pin(sideKinds[1].xdpPin)
+	for _, link := range links {
+		if err := datapath.CheckXDP(link.Index, outside, inside); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckNamespace returns an error if the instance works in another network namespace.
+func (k *Plane) CheckNamespace() error {
+	for _, kind := range sideKinds {
+		for _, pin := range []string{kind.xdpPin, kind.returnPin} {
+			if _, err := datapath.AttachedTo(k.pin(pin)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Attach puts the programs on the interfaces of the sides, in the place of an earlier build's. The ones behind XDP
+// come first, for XDP hands packets to them, and the outside last: what goes on from there is answered inside.
+func (k *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
+	if err := k.claim(t, links); err != nil {
+		return nil, err
+	}
+	for i, side := range k.Sides {
+		if err := k.attachReturn(t, side, links[i].Index); err != nil {
+			return nil, err
+		}
+	}
+	if err := k.pinCounting(t); err != nil {
+		return nil, err
+	}
+	attached := make([]datapath.Attached, len(links))
+	for i := len(links) - 1; i >= 0; i-- {
+		var err error
+		side := k.Sides[i]
+		attached[i], err = t.AttachXDP(side.Objects.XdpLb, links[i].Index, k.pin(side.xdpPin))
+		if err != nil {
+			return nil, err
+		}
+	}
+	t.OnCommit(func() error { return k.leave(links) })
+	return attached, nil
+}
+
+// claim finds the links that an earlier process has left on the interfaces, whichever parts these had then.
+func (k *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
+	for i, link := range links {
+		mine, other := sideKinds[i], sideKinds[1-i]
+		for pin, other := range map[string]string{mine.xdpPin: other.xdpPin, mine.returnPin: other.returnPin} {
+			if err := t.ClaimLink(k.pin(pin), k.pin(other), link.Index); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// leave takes the programs off the interfaces that an earlier process had, and this one has not.
+func (k *Plane) leave(links []nexthop.Link) error {
+	for _, kind := range sideKinds[len(k.Sides):] {
+		if err := detachLinks(k.pin(kind.xdpPin), k.pin(kind.returnPin)); err != nil {
+			return err
+		}
+	}
+	var keep []int
+	for _, link := range links {
+		keep = append(keep, link.Index)
+	}
+	return datapath.RemoveFilters(k.instance, keep...)
+}
+
+func (k *Plane) pin(name string) string { return filepath.Join(k.dir, name) }
+
+// closeObjects lets go of what is loaded.
+func (k *Plane) closeObjects() error {
+	err := k.Objects.Close()
+	for _, side := range k.Sides[min(1, len(k.Sides)):] { // the first has the same programs
+		err = errors.Join(err, side.Objects.XdpLb.Close(), side.Objects.TcReturn.Close(), side.Objects.XdpProbe.Close())
+	}
+	return err
+}
+
+func detachLinks(pins ...string) error {
+	var errs []error
+	for _, pin := range pins {
+		errs = append(errs, datapath.DetachLink(pin))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"strings"
+	"testing"
+)
+
+// No table belongs to one side alone: only what the compiler makes of variables is.
+func TestSidesShareTables(t *testing.T) {
+	t.Parallel()
+	spec, _, err := LoadSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := new(Objects).tables()
+	for name := range spec.Maps {
+		if _, ok := shared[name]; ok == strings.HasPrefix(name, ".") {
+			t.Errorf("table %s is shared: %v", name, ok)
+		}
+	}
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// identity of a server of a service: flows stay with it as long as all of this
+// stays the same.
+type ServerKey struct {
+	Service, Server string
+	Address, Source netip.Addr
+}
+
+// Slots gives every server of every service a number, which flow entries and
+// candidate tables hold. The numbers outlive the process: labels in the kernel
+// say whose they are.
+type Slots struct {
+	plane   *Plane
+	byKey   map[ServerKey]uint32
+	bySlot  map[uint32]ServerKey
+	retired map[uint32]int // slots without a server, and how many sweeps they have seen
+	lowest  uint32         // no slot below is free
+}
+
+// sweepsToRelease is how many sweeps of the flow table must find a slot retired
+// before it is given to another server: a packet on its way during the first may
+// still enter a flow for it.
+const sweepsToRelease = 2
+
+// LoadSlots reads which slots an earlier process has given out.
+func LoadSlots(k *Plane) (*Slots, error) {
+	s := &Slots{
+		plane:   k,
+		byKey:   map[ServerKey]uint32{},
+		bySlot:  map[uint32]ServerKey{},
+		retired: map[uint32]int{},
+	}
+	names, err := readServerNames(k.Objects.ServerLabels)
+	if err != nil {
+		return nil, err
+	}
+	for slot, name := range names {
+		server := &k.Servers.servers[slot]
+		key := ServerKey{
+			Service: name.Service,
+			Server:  name.Server,
+			Address: addrOf(server.Address),
+			Source:  addrOf(server.Source),
+		}
+		s.byKey[key], s.bySlot[slot] = slot, key
+		if k.Servers.Flags(slot)&FlagInUse == 0 {
+			s.retired[slot] = 0
+		}
+	}
+	return s, nil
+}
+
+// Of returns the slot of a server; false: it has none.
+func (s *Slots) Of(key ServerKey) (slot uint32, ok bool) {
+	slot, ok = s.byKey[key]
+	return slot, ok
+}
+
+// All are the servers that have slots, those of retired slots too.
+func (s *Slots) All() iter.Seq2[uint32, ServerKey] { return maps.All(s.bySlot) }
+
+// Server is whose a slot is; zero: nobody's.
+func (s *Slots) Server(slot uint32) ServerKey { return s.bySlot[slot] }
+
+// IsRetired tells whether the server of a slot is gone, but may still have flows.
+func (s *Slots) IsRetired(slot uint32) bool {
+	_, retired := s.retired[slot]
+	return retired
+}
+
+// Claim returns the slot of a server: the one it has, or a free one. A slot that
+// was retired takes up its flows again. The service is told by its id, too, which
+// changes when the service goes and comes back. Whether the server is unfit stays
+// noted: this process may end before it places the service.
+func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags ServerFlags) (uint32, error) {
+	slot, ok := s.byKey[key]
+	if ok {
+		delete(s.retired, slot)
+		if s.plane.Servers.servers[slot].Service != service {
+			if err := s.plane.removeSender(slot); err != nil {
+				return 0, err
+			}
+		}
+		s.plane.Servers.servers[slot].Service = service
+		s.plane.Servers.SetKnown(slot, known)
+		const unfit = FlagFailing | FlagUnused
+		s.plane.Servers.SetFlags(slot, flags|s.plane.Servers.Flags(slot)&unfit)
+		return slot, s.plane.addSender(slot)
+	}
+	slot, err := s.free()
+	if err != nil {
+		return 0, err
+	}
+	label := balancerLabel{}
+	copy(label.Service[:], key.Service)
+	copy(label.Server[:], key.Server)
+	if err := s.plane.Objects.ServerLabels.Put(slot, &label); err != nil {
+		return 0, fmt.Errorf("label slot %d: %w", slot, err)
+	}
+	s.plane.Servers.put(slot, service, key.Address, key.Source, known, flags)
+	s.byKey[key], s.bySlot[slot] = slot, key
+	return slot, s.plane.addSender(slot)
+}
+
+// CheckRoom returns an error if there are not enough slots for the wanted servers, after a reclaim.
+func (s *Slots) CheckRoom(wanted map[ServerKey]bool) error {
+	free := len(s.plane.Servers.servers) - len(s.bySlot)
+	for slot := range s.retired {
+		if !wanted[s.bySlot[slot]] {
+			free++
+		}
+	}
+	more := 0
+	for key := range wanted {
+		if _, ok := s.byKey[key]; !ok {
+			more++
+		}
+	}
+	if more > free {
+		return fmt.Errorf("%d servers are new, and %d of %d slots for servers are free, until "+
+			"servers that go have gone: node.limits.servers is too low", more, free,
+			len(s.plane.Servers.servers))
+	}
+	return nil
+}
+
+// Noted is what the slot of a server tells of it: why it is unfit, and whether it has had a route of its
+// own. A server without a slot is fit, and has not.
+func (s *Slots) Noted(key ServerKey) (all Causes, routed bool) {
+	slot, ok := s.byKey[key]
+	if !ok {
+		return 0, false
+	}
+	return s.plane.Servers.Causes(slot), s.plane.Servers.Flags(slot)&FlagRouted != 0
+}
+
+// free finds a slot that nobody has.
+func (s *Slots) free() (uint32, error) {
+	for ; s.lowest < uint32(len(s.plane.Servers.servers)); s.lowest++ {
+		if _, taken := s.bySlot[s.lowest]; !taken {
+			return s.lowest, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d slots for servers are taken, %d of them until their flows are swept: "+
+		"node.limits.servers is too low", len(s.plane.Servers.servers), len(s.retired))
+}
+
+// retire takes the server off a slot. Its flows are placed anew by their next
+// packets.
+func (s *Slots) retire(slot uint32) error {
+	s.plane.Servers.SetFlags(slot, 0)
+	s.plane.Servers.ClearNextHop(slot)
+	s.retired[slot] = 0
+	return s.plane.removeSender(slot)
+}
+
+// RetireOthers retires the slots that are not held.
+func (s *Slots) RetireOthers(held map[uint32]bool) error {
+	for slot := range s.bySlot {
+		if held[slot] || s.IsRetired(slot) {
+			continue
+		}
+		if err := s.retire(slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Swept notes that the flow table holds no flow of the retired slots any more,
+// and frees those that have seen it often enough.
+func (s *Slots) Swept() error {
+	for slot := range s.retired {
+		if s.retired[slot]++; s.retired[slot] < sweepsToRelease {
+			continue
+		}
+		if err := s.release(slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Reclaim frees the slots that an earlier process has retired and that are not
+// wanted again. Packets that were on their way then have gone by now, so that one
+// sweep is enough; and processes that end before they sweep do not use up all slots.
+func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
+	unwanted := map[uint32]bool{}
+	for slot := range s.retired {
+		if !wanted[s.bySlot[slot]] {
+			unwanted[slot] = true
+		}
+	}
+	if len(unwanted) == 0 {
+		return nil
+	}
+	for _, table := range []*FlowTable{s.plane.Flows, s.plane.HalfOpen} {
+		s.plane.backup.keepFlows(table, func(e FlowEntry) bool { return unwanted[e.Server()] })
+		table.Sweep(func(e FlowEntry) bool { return !unwanted[e.Server()] })
+	}
+	for slot := range unwanted {
+		if err := s.plane.backup.keepCounters(slot); err != nil {
+			return err
+		}
+		if err := s.release(slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// release frees a slot. No View of this process counts while the counters move.
+func (s *Slots) release(slot uint32) error {
+	s.plane.counting.Lock()
+	defer s.plane.counting.Unlock()
+	if err := s.plane.RetireCounters(slot); err != nil {
+		return err
+	}
+	err := s.plane.Objects.ServerLabels.Delete(slot)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("free slot %d: %w", slot, err)
+	}
+	s.lowest = min(s.lowest, slot)
+	delete(s.byKey, s.bySlot[slot])
+	delete(s.bySlot, slot)
+	delete(s.retired, slot)
+	return nil
+}

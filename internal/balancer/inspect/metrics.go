@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package inspect
+
+import (
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// SweptFlows are the flows that the last sweep of the flow table left.
+type SweptFlows struct {
+	Flows    dataplane.FlowCountsBySlot // nil before the first sweep
+	HalfOpen dataplane.FlowCountsBySlot // the half-open ones
+}
+
+// Collector collects the metrics of a balancer. Counters are read from the kernel at each scrape; the
+// flows, whose table may be large, are those that the last sweep found.
+type Collector struct {
+	view  *View
+	swept func() *SweptFlows
+}
+
+// NewCollector returns a collector that takes the flows from swept, which may return nil.
+func NewCollector(view *View, swept func() *SweptFlows) *Collector {
+	return &Collector{view: view, swept: swept}
+}
+
+// Close closes the tables that the collector reads.
+func (c *Collector) Close() error {
+	return c.view.Close()
+}
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("segue_lb_"+name, help, labels, nil)
+}
+
+var (
+	packetsDesc = desc("packets_total", "Packets that left the data path, by what became of them.", "reason")
+	bytesDesc   = desc("bytes_total", "Bytes of layer 3 of packets as received, by what became of them.", "reason")
+
+	serverPacketsDesc = desc("server_packets_total", "Packets sent to the server.", "service", "server")
+	serverBytesDesc   = desc("server_bytes_total",
+		"Bytes of layer 3 of the packets sent to the server, without encapsulation.", "service", "server")
+	serverFlowsDesc    = desc("server_flows_total", "New flows placed on the server.", "service", "server")
+	serverHopDesc      = desc("server_next_hop", "Whether the next hop to the server is known, and answers.", "service", "server")
+	serverHealthyDesc  = desc("server_healthy", "Whether the server passes its health checks.", "service", "server")
+	serverDrainingDesc = desc("server_draining", "Whether the server has weight 0.", "service", "server")
+
+	serviceServersDesc = desc("service_servers", "Servers of the service by condition.", "service", "condition")
+	serviceIgnoredDesc = desc("service_cause_ignored",
+		"Whether servers get new flows despite the cause, as no server of the service is without.", "service", "cause")
+
+	flowsDesc    = desc("flows", "Flows in the flow table when it was last swept.", "service", "server", "state")
+	halfOpenDesc = desc("half_open_flows",
+		"Flows whose SYN the server has answered and the client has not, when they were last swept.", "service", "server")
+	offersDesc = desc("server_offers_total",
+		"New connections that the server was the first to be offered.", "service", "server")
+	signalsDesc = desc("server_signals_total",
+		"Packets with which the server told what becomes of connections.", "service", "server", "signal")
+	resetsDesc = desc("server_resets_total",
+		"Resets to the server, of connections that another one had.", "service", "server")
+	capacityDesc = desc("flow_table_capacity", "Flows that the flow table is made for.")
+	versionDesc  = desc("tables_version",
+		"Version of the candidate tables, the same on all balancers of a service.")
+)
+
+// Describe implements prometheus.Collector.
+func (c *Collector) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
+		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
+		offersDesc, signalsDesc, resetsDesc, versionDesc,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *Collector) Collect(out chan<- prometheus.Metric) {
+	reasons, err := c.view.tables.CountReasons()
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(packetsDesc, err)
+	}
+	services, err := c.view.Services()
+	if err != nil {
+		out <- prometheus.NewInvalidMetric(serverPacketsDesc, err)
+	}
+	gauge(out, capacityDesc, float64(c.view.tables.Capacity()))
+	gauge(out, versionDesc, tables.Version)
+	collectReasons(out, reasons)
+
+	collectServers(out, services, c.swept())
+}
+
+func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount) {
+	for _, r := range reasons {
+		counter(out, packetsDesc, r.Packets, r.Reason)
+		counter(out, bytesDesc, r.Bytes, r.Reason)
+	}
+}
+
+// collectServers leaves out servers that are no longer configured. In the middle of a reload one that
+// moves has two slots: the first stands for it.
+func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swept *SweptFlows) {
+	for _, service := range services {
+		seen := map[string]bool{}
+		counts := map[Condition]int{}
+		for _, server := range service.Servers {
+			if server.Condition == ServerRemoved || seen[server.Name] {
+				continue
+			}
+			seen[server.Name] = true
+			counts[server.Condition]++
+			collectServer(out, server, []string{service.Name, server.Name}, swept)
+		}
+		for _, condition := range conditions {
+			gauge(out, serviceServersDesc, float64(counts[condition]), service.Name, string(condition))
+		}
+		for _, condition := range conditionsOf(dataplane.AnyCause) {
+			ignored := slices.Contains(service.Ignored, condition)
+			gauge(out, serviceIgnoredDesc, boolean(ignored), service.Name, string(condition))
+		}
+	}
+}
+
+func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string, swept *SweptFlows) {
+	counter(out, serverPacketsDesc, server.Packets, labels...)
+	counter(out, serverBytesDesc, server.Bytes, labels...)
+	counter(out, serverFlowsDesc, server.Placed, labels...)
+	gauge(out, serverHopDesc, boolean(hasHop(server)), labels...)
+	gauge(out, serverDrainingDesc, boolean(server.Condition == ServerDrained), labels...)
+	if server.Checked {
+		gauge(out, serverHealthyDesc, boolean(!slices.Contains(server.Causes, ServerFailing)), labels...)
+	}
+	if server.Hunt != nil {
+		collectHunt(out, server.Hunt, labels)
+	}
+	if swept != nil && swept.Flows != nil {
+		collectFlows(out, server, swept, labels)
+	}
+}
+
+// hasHop tells whether the server's next hop is known, and answers.
+func hasHop(server *ServerState) bool {
+	return server.NextHop != nil && !slices.Contains(server.Causes, ServerUnreachable)
+}
+
+func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string) {
+	counter(out, offersDesc, hunt.Offered, labels...)
+	counter(out, signalsDesc, hunt.Created, append(labels[:2:2], "create")...)
+	counter(out, signalsDesc, hunt.Removed, append(labels[:2:2], "remove")...)
+	counter(out, resetsDesc, hunt.Resets, labels...)
+}
+
+func collectFlows(out chan<- prometheus.Metric, server *ServerState, swept *SweptFlows, labels []string) {
+	if server.Hunt != nil {
+		gauge(out, halfOpenDesc, float64(swept.HalfOpen.Of(server.Slot).Total()), labels...)
+	}
+	counts := swept.Flows.Of(server.Slot)
+	for state, count := range map[dataplane.FlowState]uint64{
+		dataplane.FlowNew:         counts.New,
+		dataplane.FlowEstablished: counts.Established,
+		dataplane.FlowClosing:     counts.Closing,
+	} {
+		gauge(out, flowsDesc, float64(count), append(labels[:2:2], state.String())...)
+	}
+}
+
+func counter(out chan<- prometheus.Metric, desc *prometheus.Desc, value uint64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(value), labels...)
+}
+
+func gauge(out chan<- prometheus.Metric, desc *prometheus.Desc, value float64, labels ...string) {
+	out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
