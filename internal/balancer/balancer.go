@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package balancer is the control plane of `segue lb`: it loads the data path,
-// makes it follow the configuration, the routes and the servers' health, and
-// reads back what it does.
+// Package balancer is the control loop of `segue lb`. It decides what the tables of package dataplane hold:
+// by the configuration, the routes and what checks and probes find of the servers.
 package balancer
 
 import (
@@ -86,16 +85,16 @@ func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 }
 
 func newBalancer(cfg *config.Balancer, clock *dataplane.FlowClock, log *slog.Logger) (*Balancer, error) {
-	k, err := dataplane.Open(cfg, clock, log)
+	plane, err := dataplane.Open(cfg, clock, log)
 	if err != nil {
 		return nil, err
 	}
-	w := dataplane.NewWire(k)
+	w := dataplane.NewWire(plane)
 	b := &Balancer{
 		log:      log,
 		cfg:      cfg,
-		plane:    k,
-		own:      make([]nexthop.Link, len(k.Sides)),
+		plane:    plane,
+		own:      make([]nexthop.Link, len(plane.Sides)),
 		resolver: nexthop.New(cfg.Node.Interfaces(), log),
 		checker:  health.New(log),
 		prober:   probe.New(w, uint16(dataplane.ProtocolVersion), log),

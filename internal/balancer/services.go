@@ -38,10 +38,10 @@ type services struct {
 
 // loadServices reads what an earlier process has left; their members and
 // configuration come with the first apply.
-func loadServices(k *dataplane.Plane, slots *dataplane.Slots, reach func(*member)) (*services, error) {
-	s := &services{plane: k, slots: slots, byName: map[string]*service{}, reach: reach}
+func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*member)) (*services, error) {
+	s := &services{plane: plane, slots: slots, byName: map[string]*service{}, reach: reach}
 	byID := map[uint32]*service{}
-	names, err := k.ServiceNames()
+	names, err := plane.ServiceNames()
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func loadServices(k *dataplane.Plane, slots *dataplane.Slots, reach func(*member
 			s.free = append(s.free, id-1)
 		}
 	}
-	for _, entry := range k.Services.All() {
+	for _, entry := range plane.Services.All() {
 		if known := byID[entry.Id]; known != nil && entry.IsService() {
 			known.rule = entry.Rule
 		}

@@ -44,42 +44,42 @@ type slotCounters struct {
 }
 
 // BackUp makes a backup, and has the takeover restore it on undo.
-func (k *Plane) BackUp(t *datapath.Takeover) error {
+func (p *Plane) BackUp(t *datapath.Takeover) error {
 	b := &backup{
-		plane:      k,
-		generation: k.Directory.Generation,
+		plane:      p,
+		generation: p.Directory.Generation,
 		rules:      map[*ServiceEntry]ServiceRule{},
-		ports:      slices.Clone(k.Directory.Ports[:]),
-		servers:    slices.Clone(k.Servers.servers),
+		ports:      slices.Clone(p.Directory.Ports[:]),
+		servers:    slices.Clone(p.Servers.servers),
 		tables:     map[uint32]*ebpf.Map{},
 		counters:   map[uint32]slotCounters{},
 		reasons:    map[uint32][]Counter{},
 	}
-	for entry := range k.Services.inForce().entries() {
+	for entry := range p.Services.inForce().entries() {
 		b.rules[entry] = entry.rule()
 	}
 	var err error
-	if b.serverLabels, err = readLabels(k.Objects.ServerLabels); err != nil {
+	if b.serverLabels, err = readLabels(p.Objects.ServerLabels); err != nil {
 		return fmt.Errorf("read the labels of servers: %w", err)
 	}
-	if b.serviceLabels, err = readLabels(k.Objects.ServiceLabels); err != nil {
+	if b.serviceLabels, err = readLabels(p.Objects.ServiceLabels); err != nil {
 		return fmt.Errorf("read the labels of services: %w", err)
 	}
-	if err := k.Objects.Identity.Lookup(uint32(0), &b.identity); err != nil {
+	if err := p.Objects.Identity.Lookup(uint32(0), &b.identity); err != nil {
 		return fmt.Errorf("read identity: %w", err)
 	}
-	k.backup = b
+	p.backup = b
 	t.OnUndo(func() error { return errors.Join(b.restore(), b.close()) })
 	t.OnCommit(b.close)
 	return nil
 }
 
 // Saved is how much an undo of the takeover would put back: entries of flow tables, and counters of slots.
-func (k *Plane) Saved() (flows, slots int) {
-	if k.backup == nil {
+func (p *Plane) Saved() (flows, slots int) {
+	if p.backup == nil {
 		return 0, 0
 	}
-	return len(k.backup.flows), len(k.backup.counters)
+	return len(p.backup.flows), len(p.backup.counters)
 }
 
 // keepTable keeps a candidate table that is about to be replaced. Without a backup it does nothing.
@@ -137,7 +137,7 @@ func (b *backup) keepCounters(slot uint32) error {
 // restore makes the tables as they were. Servers come before the services that name them, and go
 // after. It goes on after errors.
 func (b *backup) restore() error {
-	k := b.plane
+	p := b.plane
 	inUse := func(slot uint32) bool {
 		return ServerFlags(b.servers[slot].Flags)&FlagInUse != 0
 	}
@@ -145,15 +145,15 @@ func (b *backup) restore() error {
 	for entry, rule := range b.rules {
 		entry.SetRule(rule)
 	}
-	atomic.StoreUint64(&k.Directory.Generation, b.generation)
+	atomic.StoreUint64(&p.Directory.Generation, b.generation)
 	errs := []error{b.restoreTables()}
 	b.restoreServers(func(slot uint32) bool { return !inUse(slot) })
-	copy(k.Directory.Ports[:], b.ports)
+	copy(p.Directory.Ports[:], b.ports)
 	b.restoreFlows()
 	return errors.Join(append(errs,
-		datapath.Replace(k.Objects.ServerLabels, b.serverLabels),
-		datapath.Replace(k.Objects.ServiceLabels, b.serviceLabels),
-		k.Objects.Identity.Put(uint32(0), &b.identity),
+		datapath.Replace(p.Objects.ServerLabels, b.serverLabels),
+		datapath.Replace(p.Objects.ServiceLabels, b.serviceLabels),
+		p.Objects.Identity.Put(uint32(0), &b.identity),
 		b.restoreCounters(),
 	)...)
 }

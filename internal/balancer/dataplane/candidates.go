@@ -14,7 +14,7 @@ import (
 const candidatesPerWord = 4
 
 // Install writes a candidate table under a number that no service names yet.
-func (k *Plane) Install(number uint32, rows []uint16) error {
+func (p *Plane) Install(number uint32, rows []uint16) error {
 	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
 	keys := make([]uint32, len(words))
 	for i := range keys {
@@ -22,7 +22,7 @@ func (k *Plane) Install(number uint32, rows []uint16) error {
 	}
 	packed := unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*candidatesPerWord)
 	copy(packed, rows)
-	spec := k.inner.Copy()
+	spec := p.inner.Copy()
 	spec.MaxEntries = uint32(len(words))
 	table, err := ebpf.NewMap(spec)
 	if err != nil {
@@ -32,18 +32,18 @@ func (k *Plane) Install(number uint32, rows []uint16) error {
 	if _, err := table.BatchUpdate(keys, words, nil); err != nil {
 		return fmt.Errorf("fill a table of %d candidates: %w", len(rows), err)
 	}
-	if err := k.backup.keepTable(number); err != nil {
+	if err := p.backup.keepTable(number); err != nil {
 		return err
 	}
-	if err := k.Objects.Tables.Put(number, table); err != nil {
+	if err := p.Objects.Tables.Put(number, table); err != nil {
 		return fmt.Errorf("install table %d: %w", number, err)
 	}
 	return nil
 }
 
 // Holds tells whether the table of a number is there and has these rows.
-func (k *Plane) Holds(number uint32, rows []uint16) bool {
-	table, err := readCandidates(k.Objects.Tables, number)
+func (p *Plane) Holds(number uint32, rows []uint16) bool {
+	table, err := readCandidates(p.Objects.Tables, number)
 	if err != nil || len(table)*candidatesPerWord < len(rows) {
 		return false
 	}
@@ -57,8 +57,8 @@ func (k *Plane) Holds(number uint32, rows []uint16) bool {
 
 // Settle returns when no packet is on its way that came before: the kernel waits for that when an element of
 // a map of maps is replaced.
-func (k *Plane) Settle() error {
-	return k.Install(k.Objects.Tables.MaxEntries()-1, nil)
+func (p *Plane) Settle() error {
+	return p.Install(p.Objects.Tables.MaxEntries()-1, nil)
 }
 
 // Candidates is a copy of a candidate table: its words, in each of which there are some candidates.

@@ -64,36 +64,36 @@ func readServerSignals(signals *ebpf.Map, slot uint32) (sum SignalCounter, err e
 
 // RetireCounters adds what went to the server of a slot to the sums that stay, and clears its counters. Who is
 // interrupted in between leaves the sums too high, but never lower than they were.
-func (k *Plane) RetireCounters(slot uint32) error {
-	counter, err := readServerCounter(k.Objects.ServerCounters, slot)
+func (p *Plane) RetireCounters(slot uint32) error {
+	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
 		return err
 	}
 	for i, forwarded := range counter.Forwarded {
-		if err := k.addReason(FirstForward+uint32(i), forwarded); err != nil {
+		if err := p.addReason(FirstForward+uint32(i), forwarded); err != nil {
 			return err
 		}
 	}
 	zero := make([]ServerCounter, ebpf.MustPossibleCPU())
-	if err := k.Objects.ServerCounters.Put(slot, zero); err != nil {
+	if err := p.Objects.ServerCounters.Put(slot, zero); err != nil {
 		return fmt.Errorf("clear the counters of slot %d: %w", slot, err)
 	}
-	if err := k.Objects.ServerSignals.Put(slot, make([]SignalCounter, ebpf.MustPossibleCPU())); err != nil {
+	if err := p.Objects.ServerSignals.Put(slot, make([]SignalCounter, ebpf.MustPossibleCPU())); err != nil {
 		return fmt.Errorf("clear the signals of slot %d: %w", slot, err)
 	}
-	if err := k.Objects.AnsweredOffers.Put(slot, make([]uint64, ebpf.MustPossibleCPU())); err != nil {
+	if err := p.Objects.AnsweredOffers.Put(slot, make([]uint64, ebpf.MustPossibleCPU())); err != nil {
 		return fmt.Errorf("clear the answered offers of slot %d: %w", slot, err)
 	}
 	return nil
 }
 
 // Offers are what a server had to do with new connections of a service that hunts.
-func (k *Plane) Offers(slot uint32) (probe.Offers, error) {
-	counter, err := readServerCounter(k.Objects.ServerCounters, slot)
+func (p *Plane) Offers(slot uint32) (probe.Offers, error) {
+	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
 		return probe.Offers{}, err
 	}
-	signals, err := readServerSignals(k.Objects.ServerSignals, slot)
+	signals, err := readServerSignals(p.Objects.ServerSignals, slot)
 	if err != nil {
 		return probe.Offers{}, err
 	}
@@ -101,7 +101,7 @@ func (k *Plane) Offers(slot uint32) (probe.Offers, error) {
 		Offered: counter.Packets(ForwardHunt), Taken: signals.Created,
 	}
 	var cpus []uint64
-	if err := k.Objects.AnsweredOffers.Lookup(slot, &cpus); err != nil {
+	if err := p.Objects.AnsweredOffers.Lookup(slot, &cpus); err != nil {
 		return probe.Offers{}, fmt.Errorf("read the answered offers of slot %d: %w", slot, err)
 	}
 	for _, cpu := range cpus {
@@ -111,13 +111,13 @@ func (k *Plane) Offers(slot uint32) (probe.Offers, error) {
 }
 
 // addReason adds to the counters of a reason that no program counts under.
-func (k *Plane) addReason(reason uint32, more Counter) error {
+func (p *Plane) addReason(reason uint32, more Counter) error {
 	var cpus []Counter
-	if err := k.Objects.Reasons.Lookup(reason, &cpus); err != nil {
+	if err := p.Objects.Reasons.Lookup(reason, &cpus); err != nil {
 		return fmt.Errorf("read the counters of reason %d: %w", reason, err)
 	}
 	cpus[0].add(more.Packets, more.Bytes)
-	if err := k.Objects.Reasons.Put(reason, cpus); err != nil {
+	if err := p.Objects.Reasons.Put(reason, cpus); err != nil {
 		return fmt.Errorf("write the counters of reason %d: %w", reason, err)
 	}
 	return nil

@@ -3,7 +3,6 @@
 package dataplane
 
 import (
-	"errors"
 	"fmt"
 	"unsafe"
 
@@ -23,24 +22,6 @@ const (
 func NameDirectory(spec *ebpf.CollectionSpec) {
 	datapath.NameSection(spec, directorySection, DirectoryMap, directorySize)
 }
-
-// Maps are the data path's tables.
-type Maps struct {
-	balancerMaps
-	Directory *ebpf.Map `ebpf:"directory"`
-}
-
-// Close closes the tables, but not what is mapped of them.
-func (t *Maps) Close() error { return errors.Join(t.balancerMaps.Close(), t.Directory.Close()) }
-
-// Objects are the data path's, as they are loaded.
-type Objects struct {
-	balancerPrograms
-	Maps
-	balancerVariables
-}
-
-func (o *Objects) Close() error { return errors.Join(o.balancerPrograms.Close(), o.Maps.Close()) }
 
 // Directory is the kernel's, mapped into this process, so that single words are replaced without a packet
 // seeing half of one.

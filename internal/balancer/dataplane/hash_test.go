@@ -64,7 +64,7 @@ func differInHighBits(pair [2]Flow) bool {
 }
 
 // For keys drawn at random, the 33 highest bits of the signatures of two flows are independent and uniform: each
-// differs half of the time, and of k bits all are alike once in 2^k draws. So does the lowest, but for flows that differ in
+// differs half of the time, and of k bits all are alike once in 2^p draws. So does the lowest, but for flows that differ in
 // nothing but the highest bits of words, where it never does (docs/flow-table.md).
 func TestSignatureCollisions(t *testing.T) {
 	t.Parallel()

@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-func (k *Plane) WriteIdentity() error {
-	if err := k.Objects.Identity.Put(uint32(0), k.identity); err != nil {
+func (p *Plane) WriteIdentity() error {
+	if err := p.Objects.Identity.Put(uint32(0), p.identity); err != nil {
 		return fmt.Errorf("write identity: %w", err)
 	}
 	return nil

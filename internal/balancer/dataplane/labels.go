@@ -44,23 +44,23 @@ func readServiceNames(labels *ebpf.Map) (map[uint32]string, error) {
 }
 
 // ServiceNames reads the names of services, by their numbers.
-func (k *Plane) ServiceNames() (map[uint32]string, error) {
-	return readServiceNames(k.Objects.ServiceLabels)
+func (p *Plane) ServiceNames() (map[uint32]string, error) {
+	return readServiceNames(p.Objects.ServiceLabels)
 }
 
 // LabelService notes the name of the service with a number.
-func (k *Plane) LabelService(id uint32, name string) error {
+func (p *Plane) LabelService(id uint32, name string) error {
 	var label balancerLabel
 	copy(label.Service[:], name)
-	if err := k.Objects.ServiceLabels.Put(id, &label); err != nil {
+	if err := p.Objects.ServiceLabels.Put(id, &label); err != nil {
 		return fmt.Errorf("label service %d: %w", id, err)
 	}
 	return nil
 }
 
 // UnlabelService frees the number of a service.
-func (k *Plane) UnlabelService(id uint32) error {
-	err := k.Objects.ServiceLabels.Delete(id)
+func (p *Plane) UnlabelService(id uint32) error {
+	err := p.Objects.ServiceLabels.Delete(id)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove the label of service %d: %w", id, err)
 	}

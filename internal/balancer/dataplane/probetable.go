@@ -38,15 +38,15 @@ type ProbeTable struct {
 }
 
 // mapProbes maps the tables of the probes that leave by a side.
-func (k *Plane) mapProbes(side *Side) (*ProbeTable, error) {
+func (p *Plane) mapProbes(side *Side) (*ProbeTable, error) {
 	t := &ProbeTable{
-		program: side.Objects.XdpProbe, turn: side.Objects.ProbeTurn, directory: k.Directory, socket: -1,
+		program: side.Objects.XdpProbe, turn: side.Objects.ProbeTurn, directory: p.Directory, socket: -1,
 	}
 	var err error
-	if t.memory, t.probes, err = mapArray[balancerProbe](k.Objects.Probes); err != nil {
+	if t.memory, t.probes, err = mapArray[balancerProbe](p.Objects.Probes); err != nil {
 		return nil, fmt.Errorf("map the probes: %w", err)
 	}
-	if t.turnMemory, t.turns, err = mapArray[uint64](k.Objects.ProbeTurns); err != nil {
+	if t.turnMemory, t.turns, err = mapArray[uint64](p.Objects.ProbeTurns); err != nil {
 		return nil, errors.Join(fmt.Errorf("map the turns of probes: %w", err), t.close())
 	}
 	return t, nil

@@ -38,9 +38,9 @@ func OpenReader(instance string) (*Reader, error) {
 }
 
 // Reader reads the data path's own tables. Not all of them are pinned before it is attached.
-func (k *Plane) Reader() (*Reader, error) {
-	tables := k.Objects.Maps.Pinned()
-	return newReader(k.instance, &k.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
+func (p *Plane) Reader() (*Reader, error) {
+	tables := p.Objects.Maps.Pinned()
+	return newReader(p.instance, &p.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
 		return (*tables[name]).Clone()
 	})
 }

@@ -20,16 +20,16 @@ const returnPriority = 0x5e6c
 
 // attachReturn runs the program behind XDP, in the place of an earlier process's: by tcx, or where the
 // kernel is older than 6.6, by a filter.
-func (k *Plane) attachReturn(t *datapath.Takeover, side *Side, ifindex int) error {
-	pin, program := k.pin(side.returnPin), side.Objects.TcReturn
+func (p *Plane) attachReturn(t *datapath.Takeover, side *Side, ifindex int) error {
+	pin, program := p.pin(side.returnPin), side.Objects.TcReturn
 	err := t.UpdateLink(program, ifindex, pin)
 	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	l, err := k.AttachTCX(link.TCXOptions{Program: program, Interface: ifindex, Attach: ebpf.AttachTCXIngress})
+	l, err := p.AttachTCX(link.TCXOptions{Program: program, Interface: ifindex, Attach: ebpf.AttachTCXIngress})
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		return t.AttachFilter(program, ifindex, datapath.Filter{
-			Instance: k.instance, Parent: netlink.HANDLE_MIN_INGRESS, Priority: returnPriority,
+			Instance: p.instance, Parent: netlink.HANDLE_MIN_INGRESS, Priority: returnPriority,
 		})
 	}
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 )
 
 // SetLocator tells the programs which SIDs are this host's; an invalid one is none.
-func (k *Plane) SetLocator(locator netip.Prefix) error {
-	for _, side := range k.Sides {
+func (p *Plane) SetLocator(locator netip.Prefix) error {
+	for _, side := range p.Sides {
 		if err := side.Objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
 			return fmt.Errorf("set the locator: %w", err)
 		}
@@ -34,7 +34,7 @@ func locatorWord(address netip.Addr) uint64 {
 }
 
 // SetDomain tells the program which locators are of the domain, if it is to guard them.
-func (k *Plane) SetDomain(cfg *config.Balancer) error {
+func (p *Plane) SetDomain(cfg *config.Balancer) error {
 	domain := map[uint64]uint32{}
 	if !cfg.Node.IsInternal() {
 		domain[locatorWord(cfg.Node.Locator.Addr())] = 1
@@ -45,28 +45,28 @@ func (k *Plane) SetDomain(cfg *config.Balancer) error {
 		}
 		delete(domain, 0) // of those that have none
 	}
-	return datapath.Replace(k.Objects.Locators, domain)
+	return datapath.Replace(p.Objects.Locators, domain)
 }
 
 // addSender lets the server of a slot signal, if it has a locator.
-func (k *Plane) addSender(slot uint32) error {
-	key := k.senderOf(slot)
+func (p *Plane) addSender(slot uint32) error {
+	key := p.senderOf(slot)
 	if key.Locator == 0 {
 		return nil
 	}
-	if err := k.Objects.Senders.Put(&key, slot); err != nil {
+	if err := p.Objects.Senders.Put(&key, slot); err != nil {
 		return fmt.Errorf("let the server of slot %d signal: %w", slot, err)
 	}
 	return nil
 }
 
 // removeSender is the reverse of addSender, unless another slot has taken the server over.
-func (k *Plane) removeSender(slot uint32) error {
-	key := k.senderOf(slot)
+func (p *Plane) removeSender(slot uint32) error {
+	key := p.senderOf(slot)
 	var holder uint32
-	err := k.Objects.Senders.Lookup(&key, &holder)
+	err := p.Objects.Senders.Lookup(&key, &holder)
 	if err == nil && holder == slot {
-		err = k.Objects.Senders.Delete(&key)
+		err = p.Objects.Senders.Delete(&key)
 	}
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("let the server of slot %d signal no more: %w", slot, err)
@@ -74,7 +74,7 @@ func (k *Plane) removeSender(slot uint32) error {
 	return nil
 }
 
-func (k *Plane) senderOf(slot uint32) balancerSender {
-	server := &k.Servers.servers[slot]
+func (p *Plane) senderOf(slot uint32) balancerSender {
+	server := &p.Servers.servers[slot]
 	return balancerSender{Locator: locatorWord(addrOf(server.Address)), Service: server.Service}
 }

@@ -48,9 +48,9 @@ type SideObjects struct {
 }
 
 // loadSides makes the outside of the objects that are loaded, and loads further programs for an inside.
-func (k *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
-	own := &k.Objects
-	k.Sides = []*Side{{sideKinds[0], SideObjects{
+func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
+	own := &p.Objects
+	p.Sides = []*Side{{sideKinds[0], SideObjects{
 		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,
 		own.ProbeTurn,
 	}}}
@@ -65,25 +65,8 @@ func (k *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 	if err != nil {
 		return err
 	}
-	k.Sides = append(k.Sides, inside)
+	p.Sides = append(p.Sides, inside)
 	return nil
-}
-
-// tables are those that both sides share, by their names.
-func (o *Objects) tables() map[string]*ebpf.Map {
-	all := map[string]*ebpf.Map{
-		balancerMapAnsweredOffers: o.AnsweredOffers,
-		balancerMapAnswers:        o.Answers,
-		balancerMapLocators:       o.Locators,
-		balancerMapProbes:         o.Probes,
-		balancerMapProbeTurns:     o.ProbeTurns,
-		balancerMapSenders:        o.Senders,
-		balancerMapSignalKeys:     o.SignalKeys,
-	}
-	for name, table := range o.Maps.Pinned() {
-		all[name] = *table
-	}
-	return all
 }
 
 // SetHost tells the programs of the interface that they are on: which frames are for this host, and how they
@@ -103,8 +86,8 @@ func (s *Side) SetHost(link nexthop.Link) error {
 }
 
 // SetHost tells all programs of the interfaces of their sides. Servers' packets leave by the first.
-func (k *Plane) SetHost(links []nexthop.Link) error {
-	for i, side := range k.Sides {
+func (p *Plane) SetHost(links []nexthop.Link) error {
+	for i, side := range p.Sides {
 		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
 			return fmt.Errorf("set which interface leads to clients: %w", err)
 		}
@@ -117,11 +100,11 @@ func (k *Plane) SetHost(links []nexthop.Link) error {
 
 // CheckInterfaces returns an error if the instance works in another network namespace, or if an interface
 // runs a program of somebody else.
-func (k *Plane) CheckInterfaces(links []nexthop.Link) error {
-	if err := k.CheckNamespace(); err != nil {
+func (p *Plane) CheckInterfaces(links []nexthop.Link) error {
+	if err := p.CheckNamespace(); err != nil {
 		return err
 	}
-	outside, inside := k.pin(sideKinds[0].xdpPin), k.pin(sideKinds[1].xdpPin)
+	outside, inside := p.pin(sideKinds[0].xdpPin), p.pin(sideKinds[1].xdpPin)
 	for _, link := range links {
 		if err := datapath.CheckXDP(link.Index, outside, inside); err != nil {
 			return err
@@ -131,10 +114,10 @@ func (k *Plane) CheckInterfaces(links []nexthop.Link) error {
 }
 
 // CheckNamespace returns an error if the instance works in another network namespace.
-func (k *Plane) CheckNamespace() error {
+func (p *Plane) CheckNamespace() error {
 	for _, kind := range sideKinds {
 		for _, pin := range []string{kind.xdpPin, kind.returnPin} {
-			if _, err := datapath.AttachedTo(k.pin(pin)); err != nil {
+			if _, err := datapath.AttachedTo(p.pin(pin)); err != nil {
 				return err
 			}
 		}
@@ -144,37 +127,37 @@ func (k *Plane) CheckNamespace() error {
 
 // Attach puts the programs on the interfaces of the sides, in the place of an earlier build's. The ones behind XDP
 // come first, for XDP hands packets to them, and the outside last: what goes on from there is answered inside.
-func (k *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
-	if err := k.claim(t, links); err != nil {
+func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
+	if err := p.claim(t, links); err != nil {
 		return nil, err
 	}
-	for i, side := range k.Sides {
-		if err := k.attachReturn(t, side, links[i].Index); err != nil {
+	for i, side := range p.Sides {
+		if err := p.attachReturn(t, side, links[i].Index); err != nil {
 			return nil, err
 		}
 	}
-	if err := k.pinCounting(t); err != nil {
+	if err := p.pinCounting(t); err != nil {
 		return nil, err
 	}
 	attached := make([]datapath.Attached, len(links))
 	for i := len(links) - 1; i >= 0; i-- {
 		var err error
-		side := k.Sides[i]
-		attached[i], err = t.AttachXDP(side.Objects.XdpLb, links[i].Index, k.pin(side.xdpPin))
+		side := p.Sides[i]
+		attached[i], err = t.AttachXDP(side.Objects.XdpLb, links[i].Index, p.pin(side.xdpPin))
 		if err != nil {
 			return nil, err
 		}
 	}
-	t.OnCommit(func() error { return k.leave(links) })
+	t.OnCommit(func() error { return p.leave(links) })
 	return attached, nil
 }
 
 // claim finds the links that an earlier process has left on the interfaces, whichever parts these had then.
-func (k *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
+func (p *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
 	for i, link := range links {
 		mine, other := sideKinds[i], sideKinds[1-i]
 		for pin, other := range map[string]string{mine.xdpPin: other.xdpPin, mine.returnPin: other.returnPin} {
-			if err := t.ClaimLink(k.pin(pin), k.pin(other), link.Index); err != nil {
+			if err := t.ClaimLink(p.pin(pin), p.pin(other), link.Index); err != nil {
 				return err
 			}
 		}
@@ -183,9 +166,9 @@ func (k *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
 }
 
 // leave takes the programs off the interfaces that an earlier process had, and this one has not.
-func (k *Plane) leave(links []nexthop.Link) error {
-	for _, kind := range sideKinds[len(k.Sides):] {
-		if err := detachLinks(k.pin(kind.xdpPin), k.pin(kind.returnPin)); err != nil {
+func (p *Plane) leave(links []nexthop.Link) error {
+	for _, kind := range sideKinds[len(p.Sides):] {
+		if err := detachLinks(p.pin(kind.xdpPin), p.pin(kind.returnPin)); err != nil {
 			return err
 		}
 	}
@@ -193,15 +176,15 @@ func (k *Plane) leave(links []nexthop.Link) error {
 	for _, link := range links {
 		keep = append(keep, link.Index)
 	}
-	return datapath.RemoveFilters(k.instance, keep...)
+	return datapath.RemoveFilters(p.instance, keep...)
 }
 
-func (k *Plane) pin(name string) string { return filepath.Join(k.dir, name) }
+func (p *Plane) pin(name string) string { return filepath.Join(p.dir, name) }
 
 // closeObjects lets go of what is loaded.
-func (k *Plane) closeObjects() error {
-	err := k.Objects.Close()
-	for _, side := range k.Sides[min(1, len(k.Sides)):] { // the first has the same programs
+func (p *Plane) closeObjects() error {
+	err := p.Objects.Close()
+	for _, side := range p.Sides[min(1, len(p.Sides)):] { // the first has the same programs
 		err = errors.Join(err, side.Objects.XdpLb.Close(), side.Objects.TcReturn.Close(), side.Objects.XdpProbe.Close())
 	}
 	return err

@@ -38,19 +38,19 @@ type Slots struct {
 const sweepsToRelease = 2
 
 // LoadSlots reads which slots an earlier process has given out.
-func LoadSlots(k *Plane) (*Slots, error) {
+func LoadSlots(p *Plane) (*Slots, error) {
 	s := &Slots{
-		plane:   k,
+		plane:   p,
 		byKey:   map[ServerKey]uint32{},
 		bySlot:  map[uint32]ServerKey{},
 		retired: map[uint32]int{},
 	}
-	names, err := readServerNames(k.Objects.ServerLabels)
+	names, err := readServerNames(p.Objects.ServerLabels)
 	if err != nil {
 		return nil, err
 	}
 	for slot, name := range names {
-		server := &k.Servers.servers[slot]
+		server := &p.Servers.servers[slot]
 		key := ServerKey{
 			Service: name.Service,
 			Server:  name.Server,
@@ -58,7 +58,7 @@ func LoadSlots(k *Plane) (*Slots, error) {
 			Source:  addrOf(server.Source),
 		}
 		s.byKey[key], s.bySlot[slot] = slot, key
-		if k.Servers.Flags(slot)&FlagInUse == 0 {
+		if p.Servers.Flags(slot)&FlagInUse == 0 {
 			s.retired[slot] = 0
 		}
 	}

@@ -17,7 +17,7 @@ type Wire struct {
 }
 
 // NewWire returns a wire that sends nothing before leaveBy.
-func NewWire(k *Plane) *Wire { return &Wire{plane: k} }
+func NewWire(p *Plane) *Wire { return &Wire{plane: p} }
 
 // LeaveBy has probes sent by an interface on which the programs run in that mode.
 func (w *Wire) LeaveBy(ifindex int, mode datapath.Mode) { w.egress.Store(&egress{ifindex, mode}) }

@@ -17,25 +17,6 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// View tells the state of a balancer, whether its process runs or not. Traffic and reloads go on meanwhile:
-// what is read is true of each table, not of all at one moment.
-type View struct{ tables *dataplane.Reader }
-
-// OpenView opens the tables of an instance. Those of a build with another layout are refused.
-func OpenView(instance string) (*View, error) {
-	tables, err := dataplane.OpenReader(instance)
-	if err != nil {
-		return nil, err
-	}
-	return NewView(tables), nil
-}
-
-// NewView returns a view of tables that are open. Close closes them.
-func NewView(tables *dataplane.Reader) *View { return &View{tables} }
-
-// Close closes the tables.
-func (v *View) Close() error { return v.tables.Close() }
-
 // Snapshot is the state of a balancer at one moment.
 type Snapshot struct {
 	datapath.Snapshot
@@ -76,69 +57,6 @@ type ServiceState struct {
 	Servers []*ServerState `json:"servers"` // by name
 
 	table uint32
-}
-
-// Condition is what a server is used for.
-type Condition string
-
-// The conditions of a server. ServerUnresolved and ServerFailing are also the names of causes.
-const (
-	ServerUp         Condition = "up"         // passes its health checks, and gets new flows
-	ServerUnchecked  Condition = "unchecked"  // gets new flows; it has no health checks
-	ServerDrained    Condition = "drained"    // weight 0: keeps its flows, gets no new ones
-	ServerUnresolved Condition = "unresolved" // no next hop: its packets are dropped
-	// ServerUnreachable says that the next hop does not answer the kernel: the server keeps its connections,
-	// for the next hop may be back before the kernel knows, and gets no new ones.
-	ServerUnreachable Condition = "unreachable"
-	ServerFailing     Condition = "failing" // its checks: keeps its connections, gets no new ones
-	ServerRemoved     Condition = "removed" // no longer configured: its slot is about to be freed
-
-	// What probes find: the server keeps its connections and gets no new ones.
-	ServerSilent       Condition = "silent"       // its agent does not answer
-	ServerIncompatible Condition = "incompatible" // its agent speaks another version of the protocol
-	ServerNotServed    Condition = "not-served"   // its agent does not have the VIP
-	ServerUnheard      Condition = "unheard"      // connections that it is offered first are not answered
-)
-
-// conditions are all that a configured server can be in.
-var conditions = []Condition{
-	ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerUnreachable, ServerFailing,
-	ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard,
-}
-
-// conditionsOfCauses are the conditions of servers that have one cause alone.
-var conditionsOfCauses = map[dataplane.Causes]Condition{
-	dataplane.Unresolved:   ServerUnresolved,
-	dataplane.Unreachable:  ServerUnreachable,
-	dataplane.Failing:      ServerFailing,
-	dataplane.Silent:       ServerSilent,
-	dataplane.Incompatible: ServerIncompatible,
-	dataplane.NotServed:    ServerNotServed,
-	dataplane.Unheard:      ServerUnheard,
-}
-
-// conditionsOf names causes, the weightiest first, as the conditions that they lead to.
-func conditionsOf(c dataplane.Causes) []Condition {
-	names := []Condition{}
-	for _, cause := range c.Each() {
-		names = append(names, conditionsOfCauses[cause])
-	}
-	return names
-}
-
-// conditionOf is the one condition that stands for all that is known of a server.
-func conditionOf(flags dataplane.ServerFlags, all dataplane.Causes) Condition {
-	switch {
-	case flags&dataplane.FlagInUse == 0:
-		return ServerRemoved
-	case flags&dataplane.FlagDrained != 0:
-		return ServerDrained
-	case all != 0:
-		return conditionsOf(all)[0]
-	case flags&dataplane.FlagUnchecked != 0:
-		return ServerUnchecked
-	}
-	return ServerUp
 }
 
 // ServerState is a server of a service as the data path has it, with its counters since it was
@@ -261,20 +179,6 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 type serverLabel struct {
 	service, server string
 	slot            uint32
-}
-
-// Count is how many packets left the data path for a reason.
-func (v *View) Count(reason string) (uint64, error) {
-	counts, err := v.tables.CountReasons()
-	if err != nil {
-		return 0, err
-	}
-	for _, count := range counts {
-		if count.Reason == reason {
-			return count.Packets, nil
-		}
-	}
-	return 0, fmt.Errorf("instance %s: there is no reason %s", v.tables.Instance, reason)
 }
 
 // Services reads the services with their servers and counters, but no flows and no shares. It costs a

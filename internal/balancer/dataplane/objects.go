@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// Maps are the data path's tables.
+type Maps struct {
+	balancerMaps
+	Directory *ebpf.Map `ebpf:"directory"`
+}
+
+// Close closes the tables, but not what is mapped of them.
+func (t *Maps) Close() error { return errors.Join(t.balancerMaps.Close(), t.Directory.Close()) }
+
+// Objects are the data path's, as they are loaded.
+type Objects struct {
+	balancerPrograms
+	Maps
+	balancerVariables
+}
+
+func (o *Objects) Close() error { return errors.Join(o.balancerPrograms.Close(), o.Maps.Close()) }
+
+// Pinned are the tables that outlive the process, by their names.
+func (maps *Maps) Pinned() map[string]**ebpf.Map {
+	return map[string]**ebpf.Map{
+		DirectoryMap:             &maps.Directory,
+		FlowsMap:                 &maps.Flows,
+		FragmentsMap:             &maps.Fragments,
+		balancerMapIdentity:      &maps.Identity,
+		balancerMapHalfOpen:      &maps.HalfOpen,
+		ReasonsMap:               &maps.Reasons,
+		ServerCountersMap:        &maps.ServerCounters,
+		balancerMapServerLabels:  &maps.ServerLabels,
+		balancerMapServerSignals: &maps.ServerSignals,
+		balancerMapServiceLabels: &maps.ServiceLabels,
+		TablesMap:                &maps.Tables,
+	}
+}
+
+// CountersByReason are the tables that mean something else to a build with other reasons. They alone can be
+// lost without harm.
+var CountersByReason = []string{ReasonsMap, ServerCountersMap}
+
+// LoadSpec describes the data path of this build, and names the reasons that it counts.
+func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
+	if spec, err = loadBalancer(); err != nil {
+		return nil, nil, err
+	}
+	if reasons, err = datapath.EnumLabels(spec.Types, "lb_reason", "LB_"); err != nil {
+		return nil, nil, err
+	}
+	for _, name := range CountersByReason {
+		datapath.NameAfter(spec.Maps[name], reasons)
+	}
+	NameDirectory(spec)
+	return spec, reasons, nil
+}
+
+// tables are those that both sides share, by their names.
+func (o *Objects) tables() map[string]*ebpf.Map {
+	all := map[string]*ebpf.Map{
+		balancerMapAnsweredOffers: o.AnsweredOffers,
+		balancerMapAnswers:        o.Answers,
+		balancerMapLocators:       o.Locators,
+		balancerMapProbes:         o.Probes,
+		balancerMapProbeTurns:     o.ProbeTurns,
+		balancerMapSenders:        o.Senders,
+		balancerMapSignalKeys:     o.SignalKeys,
+	}
+	for name, table := range o.Maps.Pinned() {
+		all[name] = *table
+	}
+	return all
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// countsOthers tells whether counters by reason were kept, and are of other reasons.
+func countsOthers(spec *ebpf.CollectionSpec, kept map[string]*ebpf.Map) bool {
+	return slices.ContainsFunc(CountersByReason, func(name string) bool {
+		return kept[name] != nil && datapath.Compatible(spec.Maps[name], kept[name]) != nil
+	})
+}
+
+// openKept opens the tables that an earlier process left. Those of another layout
+// or other limits are an error, but for the counters by reason.
+func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map, err error) {
+	kept = map[string]*ebpf.Map{}
+	for name := range new(Maps).Pinned() {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return kept, fmt.Errorf("table %s: %w", name, err)
+		}
+		kept[name] = m
+		if err := spec.Maps[name].Compatible(m); err != nil && !slices.Contains(CountersByReason, name) {
+			return kept, fmt.Errorf("table %s: %w", name, err)
+		}
+	}
+	return kept, checkInner(kept, spec)
+}
+
+// checkInner compares the layout of one candidate table, for no pin names them. The kernel sees to it that
+// all are the same.
+func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
+	if kept[DirectoryMap] == nil || kept[TablesMap] == nil {
+		return nil
+	}
+	mapped, err := MapDirectory(kept[DirectoryMap], unix.PROT_READ)
+	if err != nil {
+		return err
+	}
+	defer mapped.Close()
+	for _, entry := range (&ServiceTable{directory: mapped}).All() {
+		if !entry.IsService() {
+			continue
+		}
+		if err := checkElement(kept[TablesMap], entry.Table(), spec.Maps[TablesMap].InnerMap); err != nil {
+			return fmt.Errorf("candidate table %d: %w", entry.Table(), err)
+		}
+		break
+	}
+	return nil
+}
+
+// checkElement compares an element, if there is one, of a map of maps; its size is set with its content.
+func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
+	var inner *ebpf.Map
+	err := outer.Lookup(number, &inner)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer inner.Close()
+	expected := spec.Copy()
+	expected.MaxEntries = inner.MaxEntries()
+	return expected.Compatible(inner)
+}
+
+func closeAll(maps map[string]*ebpf.Map) {
+	for _, m := range maps {
+		_ = m.Close()
+	}
+}
+
+// pinNew pins the tables that were not: identity first, which tells an instance's
+// role. Counters that take the place of others wait until the program that counts
+// in them is attached.
+func (p *Plane) pinNew(kept map[string]*ebpf.Map) error {
+	pin := func(name string, table *ebpf.Map) error {
+		if kept[name] != nil || p.recount && slices.Contains(CountersByReason, name) {
+			return nil
+		}
+		p.made = append(p.made, name)
+		return datapath.Pin(table, p.pin(name))
+	}
+	if err := pin(balancerMapIdentity, p.Objects.Identity); err != nil {
+		return err
+	}
+	for name, table := range p.Objects.Maps.Pinned() {
+		if name == balancerMapIdentity {
+			continue
+		}
+		if err := pin(name, *table); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// explain says what to do about pins that another build or other limits left.
+func (p *Plane) explain(err error) error {
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		return fmt.Errorf("the kernel refuses the program: %+v", verifier)
+	}
+	if errors.Is(err, ebpf.ErrMapIncompatible) {
+		return fmt.Errorf("the tables in %s have another layout or other limits, and flows in them: "+
+			"`segue lb detach %s` drops them: %w", p.dir, p.instance, err)
+	}
+	return fmt.Errorf("load the data path: %w", err)
+}
+
+// pinCounting pins the program that packets meet, for tools, and the counters that it counts in where they are others
+// than before.
+func (p *Plane) pinCounting(t *datapath.Takeover) error {
+	if p.recount {
+		tables := p.Objects.Maps.Pinned()
+		for _, name := range CountersByReason {
+			if err := t.Pin(*tables[name], p.pin(name)); err != nil {
+				return err
+			}
+		}
+	}
+	return t.Pin(p.Objects.XdpLb, p.pin(datapath.BalancerProgram))
+}
+
+// Undo takes away the pins of a start that came to nothing.
+func (p *Plane) Undo() error {
+	if p.fresh {
+		return datapath.RemoveDir(p.instance)
+	}
+	var errs []error
+	for _, name := range p.made {
+		if err := os.Remove(p.pin(name)); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
