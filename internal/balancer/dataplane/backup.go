@@ -43,7 +43,8 @@ type slotCounters struct {
 	signals []SignalCounter
 }
 
-// BackUp makes a backup, and has the takeover restore it on undo.
+// BackUp keeps what the tables hold, and has the takeover put it back on undo. From then until
+// the end of the takeover, each change keeps what it replaces.
 func (p *Plane) BackUp(t *datapath.Takeover) error {
 	b := &backup{
 		plane:      p,
@@ -74,7 +75,8 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 	return nil
 }
 
-// Saved is how much an undo of the takeover would put back: entries of flow tables, and counters of slots.
+// Saved returns how much an undo would put back: entries of flow tables, and slots' counters.
+// Both are 0 without a takeover.
 func (p *Plane) Saved() (flows, slots int) {
 	if p.backup == nil {
 		return 0, 0

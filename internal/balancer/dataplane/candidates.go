@@ -13,7 +13,8 @@ import (
 // candidatesPerWord is CANDIDATES_PER_WORD in bpf/balancer/types.h.
 const candidatesPerWord = 4
 
-// Install writes a candidate table under a number that no service names yet.
+// Install writes a candidate table: slots, row by row. No service may name the number yet.
+// Table 2n and table 2n+1 are those of the service with number n.
 func (p *Plane) Install(number uint32, rows []uint16) error {
 	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
 	keys := make([]uint32, len(words))
@@ -41,7 +42,7 @@ func (p *Plane) Install(number uint32, rows []uint16) error {
 	return nil
 }
 
-// Holds tells whether the table of a number is there and has these rows.
+// Holds tells whether the candidate table of that number exists and begins with these rows.
 func (p *Plane) Holds(number uint32, rows []uint16) bool {
 	table, err := readCandidates(p.Objects.Tables, number)
 	if err != nil || len(table)*candidatesPerWord < len(rows) {
@@ -55,13 +56,13 @@ func (p *Plane) Holds(number uint32, rows []uint16) bool {
 	return true
 }
 
-// Settle returns when no packet is on its way that came before: the kernel waits for that when an element of
-// a map of maps is replaced.
+// Settle returns when all packets that came before the call have left the data path. The kernel
+// waits for them when an element of a map of maps is replaced.
 func (p *Plane) Settle() error {
 	return p.Install(p.Objects.Tables.MaxEntries()-1, nil)
 }
 
-// Candidates is a copy of a candidate table: its words, in each of which there are some candidates.
+// Candidates is a copy of a candidate table. Each word holds several slots.
 type Candidates []uint64
 
 // readCandidates reads a whole candidate table.
@@ -81,7 +82,8 @@ func readCandidates(tables *ebpf.Map, number uint32) (Candidates, error) {
 	return words, nil
 }
 
-// At is the slot at a position of the table; false: the table is smaller.
+// At returns the slot at a position: bucket × candidates of a bucket + candidate. False: the
+// table is smaller.
 func (t Candidates) At(position uint32) (slot uint32, ok bool) {
 	if int(position/candidatesPerWord) >= len(t) {
 		return 0, false

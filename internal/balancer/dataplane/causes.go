@@ -16,8 +16,9 @@ const (
 	Unheard                         // connections that it is offered first are not answered
 )
 
-// Probed are the causes that probes find. They may be wrong about many servers at a time, by an error in
-// the network or in the configuration. So they take no more than a third of the servers out.
+// Probed are the causes that probes find. Probes can be wrong about many servers at a time, by
+// an error in the network or in the configuration, and so take out at most a third of a
+// service's servers.
 const Probed = Silent | Incompatible | NotServed | Unheard
 
 // AnyCause is the set of all causes.
@@ -49,7 +50,7 @@ var causeFlags = []struct {
 	{Unheard, FlagUnheard},
 }
 
-// Each lists the causes in the set, the weightiest first.
+// Each lists the causes of the set one by one, the weightiest first.
 func (c Causes) Each() []Causes {
 	var all []Causes
 	for _, kind := range causeFlags {
@@ -60,7 +61,7 @@ func (c Causes) Each() []Causes {
 	return all
 }
 
-// Flags note the causes in a server's slot.
+// Flags returns the flags that note the causes in a server's slot. Unresolved has none.
 func (c Causes) Flags() (flags ServerFlags) {
 	for _, kind := range causeFlags {
 		if c.Has(kind.cause) {
@@ -70,7 +71,7 @@ func (c Causes) Flags() (flags ServerFlags) {
 	return flags
 }
 
-// Causes reads the causes that a server's slot tells; none of a slot that is not in use.
+// Causes returns the causes that a slot notes. A slot that is not in use has none.
 func (t *ServerTable) Causes(slot uint32) (all Causes) {
 	flags := t.Flags(slot)
 	if flags&FlagInUse == 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// FirstForward is FIRST_FORWARD in bpf/balancer/stats.h: the first of the reasons that are counted by server.
+// FirstForward is the first of the reasons that are counted by server: FIRST_FORWARD in
+// bpf/balancer/stats.h.
 const FirstForward = uint32(ForwardKnown)
 
 // readServerCounter returns what went to a server, all CPUs together.
@@ -33,7 +34,7 @@ func (c *Counter) add(packets, bytes uint64) {
 	c.Bytes += bytes
 }
 
-// Total is what went to the server for any reason.
+// Total sums the packets to the server over all reasons.
 func (c *ServerCounter) Total() (sum Counter) {
 	for _, forwarded := range c.Forwarded {
 		sum.add(forwarded.Packets, forwarded.Bytes)
@@ -41,12 +42,13 @@ func (c *ServerCounter) Total() (sum Counter) {
 	return sum
 }
 
-// Packets is how many packets went to the server for a reason.
+// Packets returns how many packets went to the server for a reason, which is at least
+// FirstForward.
 func (c *ServerCounter) Packets(reason Reason) uint64 {
 	return c.Forwarded[uint32(reason)-FirstForward].Packets
 }
 
-// Placed is how many flows were placed on the server.
+// Placed returns how many new flows were placed on the server.
 func (c *ServerCounter) Placed() uint64 { return c.Packets(ForwardNew) }
 
 // readServerSignals returns what a server said of flows, all CPUs together.
@@ -62,8 +64,8 @@ func readServerSignals(signals *ebpf.Map, slot uint32) (sum SignalCounter, err e
 	return sum, nil
 }
 
-// RetireCounters adds what went to the server of a slot to the sums that stay, and clears its counters. Who is
-// interrupted in between leaves the sums too high, but never lower than they were.
+// RetireCounters adds the counters of a slot to the sums by reason, and clears them. A process
+// that is killed in between leaves the sums too high, but never too low.
 func (p *Plane) RetireCounters(slot uint32) error {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
@@ -87,7 +89,8 @@ func (p *Plane) RetireCounters(slot uint32) error {
 	return nil
 }
 
-// Offers are what a server had to do with new connections of a service that hunts.
+// Offers returns what became of new connections that were offered to the slot's server first,
+// and how many connections it took.
 func (p *Plane) Offers(slot uint32) (probe.Offers, error) {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
@@ -123,8 +126,8 @@ func (p *Plane) addReason(reason uint32, more Counter) error {
 	return nil
 }
 
-// CountReasons counts the packets by what became of them. Those that went to servers are the sums of the
-// servers' counters, and of those of servers that are no more.
+// CountReasons counts packets by what became of them. Packets to servers are the sums of the
+// servers' counters and of those of servers that were removed.
 func (r *Reader) CountReasons() ([]datapath.ReasonCount, error) {
 	r.counting.Lock()
 	defer r.counting.Unlock()

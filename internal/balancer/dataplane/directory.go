@@ -18,18 +18,21 @@ const (
 	directorySize    = uint32(unsafe.Sizeof(DirectoryLayout{}))
 )
 
-// NameDirectory gives the map of bpf/balancer/directory.h its name and size, in an object that uses it.
+// NameDirectory gives the map of bpf/balancer/directory.h its name and size in the
+// specification of an object that uses the map. Each object needs it before it is loaded.
 func NameDirectory(spec *ebpf.CollectionSpec) {
 	datapath.NameSection(spec, directorySection, DirectoryMap, directorySize)
 }
 
-// Directory is the kernel's, mapped into this process, so that single words are replaced without a packet
-// seeing half of one.
+// Directory is the map of bpf/balancer/directory.h in the memory of this process. A store of an
+// aligned word replaces the word as a whole for packets.
 type Directory struct {
 	memory []byte
 	*balancerDirectory
 }
 
+// MapDirectory maps a directory into memory. The protection is PROT_READ, with PROT_WRITE to
+// change it.
 func MapDirectory(m *ebpf.Map, protection int) (*Directory, error) {
 	memory, err := unix.Mmap(m.FD(), 0, int(directorySize), protection, unix.MAP_SHARED)
 	if err != nil {
@@ -38,4 +41,5 @@ func MapDirectory(m *ebpf.Map, protection int) (*Directory, error) {
 	return &Directory{memory, (*DirectoryLayout)(unsafe.Pointer(unsafe.SliceData(memory)))}, nil
 }
 
+// Close unmaps the directory.
 func (d *Directory) Close() error { return unix.Munmap(d.memory) }

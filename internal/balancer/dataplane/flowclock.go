@@ -14,15 +14,16 @@ import (
 // clock wraps around.
 const leastTick = 4 * time.Hour / maxFlowTicks
 
-// FlowClock is the flow table's clock: the kernel's jiffies, in ticks of a power of two of them. Only a
-// BPF program can read those.
+// FlowClock is the clock of the flow tables. It counts in ticks of 2^Shift jiffies. Only a BPF
+// program can read the kernel's jiffies.
 type FlowClock struct {
+	Shift   uint32        // a tick is 2^Shift jiffies
+	Tick    time.Duration // the length of a tick
 	program *ebpf.Program // read_jiffies of bpf/balancer/balancer.bpf.c
-	Shift   uint32
-	Tick    time.Duration
 }
 
-// NewFlowClock says how long ticks are on this machine; its owner adds the program.
+// NewFlowClock returns a clock with the shortest ticks that the longest timeout allows on this
+// machine. Now needs a program too, which Open adds.
 func NewFlowClock() (*FlowClock, error) {
 	var jiffy unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &jiffy); err != nil {
@@ -55,13 +56,13 @@ func (c *FlowClock) jiffies() (jiffies uint64, err error) {
 	return jiffies, nil
 }
 
-// Now is the time in ticks, as the data path reads it.
+// Now returns the time in ticks, modulo 4096, as the data path reads it.
 func (c *FlowClock) Now() (uint16, error) {
 	jiffies, err := c.jiffies()
 	return uint16(jiffies>>c.Shift) & FlowTimeMask, err
 }
 
-// Ticks rounds a timeout up to ticks.
+// Ticks rounds a timeout up to ticks, at most to the longest that the clock can tell.
 func (c *FlowClock) Ticks(d time.Duration) uint16 {
 	return uint16(min((d+c.Tick-1)/c.Tick, maxFlowTicks))
 }

@@ -13,21 +13,27 @@ import (
 )
 
 const (
+	// FlowsPerBucket is how many entries a bucket has; FLOWS_PER_BUCKET in bpf/balancer/flowtable.h.
 	FlowsPerBucket = 8
-	// FlowLoad is how full the table is at its stated capacity, in flows per
-	// bucket: half, so that few buckets overflow (docs/flow-table.md).
+	// FlowLoad is how full the table is at its stated capacity, in flows per bucket: half, so that few
+	// buckets overflow (docs/flow-table.md).
 	FlowLoad = FlowsPerBucket / 2
 
 	// flowsPerHalfOpen is how many flows there may be for each that is half open: a client answers within
 	// a round trip, and then talks for many.
 	flowsPerHalfOpen = 4
 
+	// FlowTimeMask has the bits of an entry that say when the flow was seen, in ticks.
 	FlowTimeMask = 0xfff
 	// maxFlowLead is how far an entry can be ahead of a clock that was read
 	// earlier, in ticks; FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
 	maxFlowLead = 32
-	FlowMinIdle = 15 // ticks; FLOW_MIN_IDLE in bpf/balancer/flowtable.h
-	FlowLinger  = 2  // ticks; FLOW_LINGER in bpf/balancer/flowtable.h
+	// FlowMinIdle is how long, in ticks, an established flow is idle before a new one may take its
+	// entry; FLOW_MIN_IDLE in bpf/balancer/flowtable.h.
+	FlowMinIdle = 15
+	// FlowLinger is how long, in ticks, packets of a closing flow can still be on their way;
+	// FLOW_LINGER in bpf/balancer/flowtable.h.
+	FlowLinger = 2
 	// maxFlowTicks leaves the sweeper time before the clock wraps around.
 	maxFlowTicks = FlowTimeMask - 2*maxFlowLead
 )
@@ -38,9 +44,11 @@ func flowBuckets(flows uint32) uint32 {
 	return 1 << bits.Len64(needed-1)
 }
 
-// FlowTable is the kernel's flow table, mapped into this process.
+// FlowTable is a flow table of the data path, mapped into this process.
 type FlowTable struct {
-	memory  []byte
+	memory []byte
+	// Entries are those of all buckets, FlowsPerBucket each; FlowEntry has the layout. The data
+	// path changes them at any time, so access is atomic.
 	Entries []uint64
 }
 
@@ -62,12 +70,17 @@ func (t *FlowTable) close() error {
 // FlowEntry is an entry of the flow table; bpf/balancer/flowtable.h has its layout.
 type FlowEntry uint64
 
+// Signature returns the 34 bits that stand for the flow in its bucket.
 func (e FlowEntry) Signature() uint64 { return uint64(e) >> 30 }
-func (e FlowEntry) Server() uint32    { return uint32(e>>14) & 0xffff }
-func (e FlowEntry) State() FlowState  { return FlowState(e >> 12 & 3) }
 
-// Age is the time since the flow was seen, in ticks: 0 also when a packet renewed
-// the entry after now was read.
+// Server returns the slot of the flow's server.
+func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
+
+// State returns the state of the flow. FlowFree: the entry has no flow.
+func (e FlowEntry) State() FlowState { return FlowState(e >> 12 & 3) }
+
+// Age returns the time since the last packet of the flow, in ticks from 0 to 4063. It is 0 if a
+// packet came after now was read.
 func (e FlowEntry) Age(now uint16) uint16 {
 	age := (now - uint16(e)) & FlowTimeMask
 	if age > FlowTimeMask-maxFlowLead {
@@ -76,12 +89,13 @@ func (e FlowEntry) Age(now uint16) uint16 {
 	return age
 }
 
-// IsOver tells whether an entry's connection has ended for good: flow_is_over in bpf/balancer/flowtable.h.
+// IsOver tells whether the connection has ended for good: flow_is_over in
+// bpf/balancer/flowtable.h.
 func (e FlowEntry) IsOver(now uint16) bool {
 	return e.State() == FlowClosing && e.Age(now) >= FlowLinger
 }
 
-// String is how users see the state of a flow.
+// String returns the name that users see.
 func (s FlowState) String() string {
 	switch s {
 	case FlowNew:
@@ -97,8 +111,8 @@ func (s FlowState) String() string {
 // MostSlots is how many slots for servers an entry can tell apart.
 const MostSlots = 1 << 16
 
-// FlowCountsBySlot counts flows by server slot and state, up to the last slot with a flow. It is no map: in a large
-// table there are a hundred million flows to be counted.
+// FlowCountsBySlot counts flows by slot and state, up to the last slot that has a flow. A slice
+// is faster than a map: a large table has a hundred million flows.
 type FlowCountsBySlot [][4]uint64
 
 func (c *FlowCountsBySlot) add(e FlowEntry) {
@@ -108,8 +122,8 @@ func (c *FlowCountsBySlot) add(e FlowEntry) {
 	(*c)[e.Server()][e.State()]++
 }
 
-// Sweep frees the entries that are not to be kept and counts the others. Traffic
-// goes on meanwhile: an entry that changes under the sweep is left alone.
+// Sweep frees the entries that keep does not want, and counts the others. Traffic goes on
+// meanwhile: an entry that changes during the sweep stays.
 func (t *FlowTable) Sweep(keep func(FlowEntry) bool) FlowCountsBySlot {
 	counts := FlowCountsBySlot{}
 	for i := range t.Entries {
@@ -126,7 +140,7 @@ func (t *FlowTable) Sweep(keep func(FlowEntry) bool) FlowCountsBySlot {
 	return counts
 }
 
-// Count counts the flows.
+// Count counts the flows. It reads the whole table.
 func (t *FlowTable) Count() FlowCountsBySlot {
 	return t.Sweep(func(FlowEntry) bool { return true })
 }
@@ -141,7 +155,7 @@ type FlowCounts struct {
 // Total is the number of flows in any state.
 func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
 
-// Of are the flows of a server.
+// Of returns the flows of a slot's server.
 func (c FlowCountsBySlot) Of(server uint32) (counts FlowCounts) {
 	if server < uint32(len(c)) {
 		states := &c[server]
@@ -152,7 +166,7 @@ func (c FlowCountsBySlot) Of(server uint32) (counts FlowCounts) {
 	return counts
 }
 
-// Total are the flows of all servers.
+// Total returns the flows of all servers.
 func (c FlowCountsBySlot) Total() (total FlowCounts) {
 	for server := range c {
 		counts := c.Of(uint32(server))
@@ -163,7 +177,7 @@ func (c FlowCountsBySlot) Total() (total FlowCounts) {
 	return total
 }
 
-// Find looks a flow up as the data path does. No entry is zero.
+// Find looks a flow up as the data path does. It returns 0 for a flow that has no entry.
 func (t *FlowTable) Find(flow Flow, service uint32, identity *Identity) FlowEntry {
 	bucket, signature := t.Bucket(flow, service, identity)
 	return bucket.Find(signature)
@@ -172,7 +186,8 @@ func (t *FlowTable) Find(flow Flow, service uint32, identity *Identity) FlowEntr
 // FlowBucket is a copy of a bucket of the flow table.
 type FlowBucket [FlowsPerBucket]FlowEntry
 
-// Bucket is the one that holds a flow, or would, under the signature.
+// Bucket returns a copy of the bucket that a flow's entry is in or would be in, and the flow's
+// signature.
 func (t *FlowTable) Bucket(flow Flow, service uint32, identity *Identity) (bucket FlowBucket, signature uint64) {
 	place, signature := flow.TableHash(service, identity)
 	number := t.BucketNumber(place)
@@ -182,7 +197,7 @@ func (t *FlowTable) Bucket(flow Flow, service uint32, identity *Identity) (bucke
 	return bucket, signature
 }
 
-// BucketNumber is that of the bucket of a place.
+// BucketNumber returns the number of the bucket for a place (Flow.TableHash).
 func (t *FlowTable) BucketNumber(place uint64) int {
 	return int(place >> bucketShift(uint32(len(t.Entries)/FlowsPerBucket)))
 }
@@ -190,7 +205,7 @@ func (t *FlowTable) BucketNumber(place uint64) int {
 // bucketShift is flow_bucket_shift of bpf/balancer/flowtable.h for a number of buckets.
 func bucketShift(buckets uint32) uint32 { return 64 - uint32(bits.TrailingZeros32(buckets)) }
 
-// Find returns the flow's entry, or zero.
+// Find returns the entry with the signature, or 0.
 func (b *FlowBucket) Find(signature uint64) FlowEntry {
 	for _, entry := range b {
 		if entry.Signature() == signature && entry.State() != FlowFree {
@@ -200,8 +215,8 @@ func (b *FlowBucket) Find(signature uint64) FlowEntry {
 	return 0
 }
 
-// HasRoom tells whether another flow finds room: flow_rank in bpf/balancer/flowtable.h is not 0 for one of the
-// entries at least.
+// HasRoom tells whether a new flow gets an entry: flow_rank in bpf/balancer/flowtable.h is
+// above 0 for one of the bucket's entries.
 func (b *FlowBucket) HasRoom(now uint16) bool {
 	for _, entry := range b {
 		if entry.State() != FlowEstablished || entry.Age(now) >= FlowMinIdle {

@@ -5,10 +5,9 @@ package dataplane
 // The names that other packages have for what bpf2go makes of the headers in bpf/balancer. Fields have the
 // names, units and byte orders of the headers.
 type (
-	// Identity is what tells the tables of an instance from those of others: hash keys and the version of
-	// the tables' meaning (types.h).
+	// Identity has the hash keys of an instance, and the version of its tables (types.h).
 	Identity = balancerIdentity
-	// DirectoryLayout is what the data path reads first of each packet (directory.h).
+	// DirectoryLayout is what is in a Directory (directory.h).
 	DirectoryLayout = balancerDirectory
 	// ServiceEntry says that an address is a VIP, or what becomes of packets to a service (types.h).
 	ServiceEntry = balancerServiceEntry

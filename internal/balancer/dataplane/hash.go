@@ -12,19 +12,23 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Flow is what tells the packets of one connection from all others.
+// Flow identifies a connection: its packets have the same addresses, ports and protocol.
 type Flow struct {
 	Protocol    config.Protocol `json:"protocol"`
 	Source      netip.AddrPort  `json:"source"`
 	Destination netip.AddrPort  `json:"destination"`
 }
 
-// Keys of the hashes.
+// The keys of the hashes, with as many words as bpf/balancer/types.h says.
 type (
-	PlaceKeys   = [3]uint64  // FLOW_BUCKET_WORDS in bpf/balancer/types.h
-	FlowKeys    = [7]uint64  // FLOW_WORDS, and one more
-	ServiceKeys = [3]uint64  // SERVICE_WORDS
-	TupleKeys   = [11]uint64 // TUPLE_WORDS, and one more
+	// PlaceKeys are of the place in a flow table: FLOW_BUCKET_WORDS. All are odd.
+	PlaceKeys = [3]uint64
+	// FlowKeys are of the signature in a flow table: FLOW_WORDS, and one more.
+	FlowKeys = [7]uint64
+	// ServiceKeys are of the table of services: SERVICE_WORDS. All are odd.
+	ServiceKeys = [3]uint64
+	// TupleKeys are of the bucket in a candidate table: TUPLE_WORDS, and one more.
+	TupleKeys = [11]uint64
 )
 
 // words lays the flow out as struct flow_key in bpf/balancer/types.h does.
@@ -42,13 +46,15 @@ func (f Flow) words() (words [10]uint32) {
 	return words
 }
 
-// Hash is what the flow is placed by, the same on all balancers: bucket_of in bpf/balancer/candidates.h.
+// Hash returns the hash by which the flow is placed, the same on all balancers: bucket_of in
+// bpf/balancer/candidates.h.
 func (f Flow) Hash(keys *TupleKeys) uint32 {
 	words := f.words()
 	return mix(uint32(multilinear(words[:], keys[:]) >> 32))
 }
 
-// TableHash is the flow's place in the flow table, and the signature that stands for it there.
+// TableHash returns the place of the flow in a flow table and the 34-bit signature of its entry
+// there.
 func (f Flow) TableHash(service uint32, identity *Identity) (place, signature uint64) {
 	return f.place(service, &identity.FlowBucketKeys), f.signature(service, &identity.FlowSignatureKeys)
 }
@@ -103,7 +109,7 @@ func bucketKeys(seed uint64) (keys TupleKeys) {
 	return keys
 }
 
-// BucketOf is bucket_of in bpf/balancer/candidates.h.
+// BucketOf returns the bucket of a hash: bucket_of in bpf/balancer/candidates.h.
 func BucketOf(hash, buckets uint32) uint32 {
 	return uint32(uint64(hash) * uint64(buckets) >> 32)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+// WriteIdentity writes the identity of this process: its hash keys and the version of its
+// tables.
 func (p *Plane) WriteIdentity() error {
 	if err := p.Objects.Identity.Put(uint32(0), p.identity); err != nil {
 		return fmt.Errorf("write identity: %w", err)

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// ServerName is what the label of a slot says: the server, and its service.
+// ServerName is a server with its service.
 type ServerName struct{ Service, Server string }
 
 // readServerNames reads whose the slots are.
@@ -48,7 +48,7 @@ func (p *Plane) ServiceNames() (map[uint32]string, error) {
 	return readServiceNames(p.Objects.ServiceLabels)
 }
 
-// LabelService notes the name of the service with a number.
+// LabelService notes which service has a number.
 func (p *Plane) LabelService(id uint32, name string) error {
 	var label balancerLabel
 	copy(label.Service[:], name)
@@ -58,7 +58,7 @@ func (p *Plane) LabelService(id uint32, name string) error {
 	return nil
 }
 
-// UnlabelService frees the number of a service.
+// UnlabelService frees the number of a service. A number that no service has is no error.
 func (p *Plane) UnlabelService(id uint32) error {
 	err := p.Objects.ServiceLabels.Delete(id)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -31,7 +31,8 @@ var encapsulations = map[config.Encapsulation]balancerEncapsulation{
 	config.IPIP:       balancerEncapsulationENCAP_IPIP,
 }
 
-// RuleOf is the rule of a service without what depends on its servers: the table, and flags.
+// RuleOf returns what the configuration of a service says of its rule: placement, persistence
+// and encapsulation. Buckets, candidates and flags are 0.
 func RuleOf(svc *config.Service) ServiceRule {
 	placement := placements[placementName{svc.Placement, svc.Selection}]
 	persistence := persistences[svc.Persistence]
@@ -41,8 +42,8 @@ func RuleOf(svc *config.Service) ServiceRule {
 	}
 }
 
-// PlacementName is how new flows of the service find a server, as a configuration says it. Of a placement that
-// this build does not know it is the number.
+// PlacementName returns what a configuration calls the rule's placement. A placement that this
+// build does not know is named by its number.
 func (r ServiceRule) PlacementName() (config.Placement, config.Selection) {
 	number := balancerPlacement(r.Methods & 0xf)
 	for name, n := range placements {
@@ -53,12 +54,12 @@ func (r ServiceRule) PlacementName() (config.Placement, config.Selection) {
 	return config.Placement(fmt.Sprint(uint32(number))), ""
 }
 
-// PersistenceName is how packets of known flows find their server, as a configuration says it.
+// PersistenceName returns what a configuration calls the rule's persistence, or its number.
 func (r ServiceRule) PersistenceName() config.Persistence {
 	return nameOf(persistences, balancerPersistence(r.Methods>>4))
 }
 
-// EncapsulationName is how packets travel to the servers, as a configuration says it.
+// EncapsulationName returns what a configuration calls the rule's encapsulation, or its number.
 func (r ServiceRule) EncapsulationName() config.Encapsulation {
 	return nameOf(encapsulations, balancerEncapsulation(r.Encapsulation))
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Maps are the data path's tables.
+// Maps are the maps of the data path, as they are loaded or opened.
 type Maps struct {
 	balancerMaps
 	Directory *ebpf.Map `ebpf:"directory"`
@@ -19,16 +19,17 @@ type Maps struct {
 // Close closes the tables, but not what is mapped of them.
 func (t *Maps) Close() error { return errors.Join(t.balancerMaps.Close(), t.Directory.Close()) }
 
-// Objects are the data path's, as they are loaded.
+// Objects are the maps, programs and variables of the data path, as they are loaded.
 type Objects struct {
 	balancerPrograms
 	Maps
 	balancerVariables
 }
 
+// Close unloads what is not pinned.
 func (o *Objects) Close() error { return errors.Join(o.balancerPrograms.Close(), o.Maps.Close()) }
 
-// Pinned are the tables that outlive the process, by their names.
+// Pinned returns the maps that outlive the process, by the names of their pins.
 func (maps *Maps) Pinned() map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		DirectoryMap:             &maps.Directory,
@@ -45,11 +46,12 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 	}
 }
 
-// CountersByReason are the tables that mean something else to a build with other reasons. They alone can be
-// lost without harm.
+// CountersByReason are the maps whose elements mean something else to a build with other
+// reasons. A start of such a build replaces them, and the counters begin at zero.
 var CountersByReason = []string{ReasonsMap, ServerCountersMap}
 
-// LoadSpec describes the data path of this build, and names the reasons that it counts.
+// LoadSpec returns the specification of this build's data path, and the names of its reasons by
+// number.
 func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	if spec, err = loadBalancer(); err != nil {
 		return nil, nil, err

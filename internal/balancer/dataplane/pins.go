@@ -139,7 +139,7 @@ func (p *Plane) pinCounting(t *datapath.Takeover) error {
 	return t.Pin(p.Objects.XdpLb, p.pin(datapath.BalancerProgram))
 }
 
-// Undo takes away the pins of a start that came to nothing.
+// Undo removes the pins that this process has made, after a start that failed.
 func (p *Plane) Undo() error {
 	if p.fresh {
 		return datapath.RemoveDir(p.instance)

@@ -52,9 +52,9 @@ type Plane struct {
 	backup   *backup // while this process takes over
 }
 
-// Open loads the program and opens the tables that an earlier process left
-// pinned, or makes them. What is in the tables stays as it is, and nothing is attached
-// yet. A build or limits that do not fit the tables are refused.
+// Open loads the programs. It opens the tables that an earlier process has left pinned, or
+// makes and pins them. It neither attaches programs nor changes what is in the tables. Tables
+// of another build's layout or of other limits are an error, and Open leaves them as they are.
 func Open(cfg *config.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
 	spec, _, err := LoadSpec()
 	if err != nil {
@@ -158,18 +158,18 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 	return p.pinNew(kept)
 }
 
-// SetSignalKeys replaces the keys that tell servers' signals from others'.
+// SetSignalKeys replaces the keys by which signals of servers are verified.
 func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 	return datapath.SetSignalKeys(p.Objects.SignalKeys, keys)
 }
 
-// Close lets go of the data path; what is pinned works on.
+// Close unloads what is not pinned. The data path works on if it is attached.
 func (p *Plane) Close() error {
 	return errors.Join(p.Probes.close(), p.Flows.close(), p.HalfOpen.close(), p.Directory.Close(), p.closeObjects())
 }
 
-// Detach takes the data path of an instance out of the kernel, with all flows. No
-// packet meets a program whose tables are on their way out.
+// Detach takes the data path of an instance out of the kernel, with all flows. Programs go
+// before their tables. The caller is in the network namespace of the instance.
 func Detach(instance string) error {
 	if err := detachReturn(instance); err != nil {
 		return err

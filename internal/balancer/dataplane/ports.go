@@ -11,15 +11,16 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
-// Ports numbers the interfaces that packets leave by. An entry never changes
-// while a server's next hop names it: when an interface gets another address or
-// MTU, it gets another number, and next hops follow one by one.
+// Ports numbers the interfaces that packets leave by, from 1 to 255. A port never changes while
+// a server's next hop names it: an interface that gets another address or MTU gets another
+// port, and next hops follow one by one.
 type Ports struct {
 	directory *Directory // whose port 0 is never given out
 	next      int
 }
 
-// Number returns the port of an interface as it is now.
+// Number returns the port of an interface as it is now. It is an error if next hops name all
+// other ports.
 func (p *Ports) Number(link nexthop.Link) (uint16, error) {
 	port := describe(link)
 	for i := 1; i < len(p.directory.Ports); i++ {
@@ -35,7 +36,7 @@ func (p *Ports) Number(link nexthop.Link) (uint16, error) {
 	return uint16(i), nil
 }
 
-// Ifindex is the interface of a port that a next hop names.
+// Ifindex returns the index of the interface that a port stands for.
 func (p *Ports) Ifindex(number uint16) int { return int(p.directory.Ports[number].Ifindex) }
 
 // unused finds a number that no next hop names, longest unused first.
@@ -66,11 +67,12 @@ func describe(link nexthop.Link) Port {
 // hairpins tells whether an interface sends by XDP_TX. A veth drops that unless its peer runs XDP, too.
 func hairpins(link nexthop.Link) bool { return link.Type != "veth" }
 
+// HardwareAddr returns the MAC address of the interface.
 func (p Port) HardwareAddr() net.HardwareAddr {
 	return binary.LittleEndian.AppendUint64(nil, p.Mac)[:6]
 }
 
-// CanTransmit tells whether an interface sends what XDP in a driver redirects to it.
+// CanTransmit tells whether the interface can send what XDP in a driver redirects to it.
 func CanTransmit(link nexthop.Link) bool { return !cannotTransmit[link.Type] }
 
 // cannotTransmit are the types of interfaces that have Ethernet addresses but no

@@ -25,8 +25,8 @@ const (
 	probeBatch = 256
 )
 
-// ProbeTable sends the probes of bpf/balancer/prober.h and reads what servers answer. It belongs to one
-// goroutine, but for the answers, which the data path writes.
+// ProbeTable sends the probes of bpf/balancer/prober.h and reads the answers of agents. One
+// goroutine owns it. The data path writes the answers.
 type ProbeTable struct {
 	memory, turnMemory []byte
 	probes             []balancerProbe // by slot
@@ -75,7 +75,7 @@ func (t *ProbeTable) close() error {
 	return errors.Join(errs...)
 }
 
-// Set says what the next probe of a slot's server asks. The token's low 16 bits are the slot.
+// Set prepares the next probe of the slot's server. The low 16 bits of the token are the slot.
 func (t *ProbeTable) Set(slot uint32, vip netip.Addr, encapsulation config.Encapsulation, token uint64) {
 	p := &t.probes[slot]
 	p.Vip = in6(vip)
@@ -83,12 +83,12 @@ func (t *ProbeTable) Set(slot uint32, vip netip.Addr, encapsulation config.Encap
 	atomic.StoreUint64(&p.Token, token)
 }
 
-// Forget makes the table take no answer of a slot's server.
+// Forget makes the data path drop answers of the slot's server until the next Set.
 func (t *ProbeTable) Forget(slot uint32) {
 	atomic.StoreUint64(&t.probes[slot].Token, 0)
 }
 
-// Token is what the answer of a slot's server must bring; 0: no answer is taken.
+// Token returns the token that an answer of the slot's server must have; 0: no answer is taken.
 func (t *ProbeTable) Token(slot uint32) uint64 {
 	if int(slot) >= len(t.probes) {
 		return 0
@@ -96,7 +96,7 @@ func (t *ProbeTable) Token(slot uint32) uint64 {
 	return atomic.LoadUint64(&t.probes[slot].Token)
 }
 
-// Answer returns the answer to the last probe of a slot's server; false: there is none.
+// Answer returns the answer to the last probe of the slot's server; false: none has come.
 func (t *ProbeTable) Answer(slot uint32) (probe.Answer, bool) {
 	p := &t.probes[slot]
 	if atomic.LoadUint64(&p.Answered) != t.Token(slot) {
@@ -165,7 +165,8 @@ func (t *ProbeTable) sendBySocket(slots []uint32) error {
 	return nil
 }
 
-// Frame is the probe of a slot's server as it leaves; nil: there is no way to the server.
+// Frame returns the probe of the slot's server as it leaves the data path; nil: the server has
+// no next hop.
 func (t *ProbeTable) Frame(slot uint32) ([]byte, error) {
 	t.turns[0] = uint64(slot)
 	if err := t.turn.Set(uint32(0)); err != nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Reader has the tables of an instance open, whether its process runs or not, and writes none. Traffic and
-// reloads go on meanwhile: what is read is true of each table, not of all at one moment.
+// Reader reads the tables of an instance, whether its process runs or not. Traffic and reloads
+// go on meanwhile: a Reader sees each table as it is at some moment, but not all of them at the
+// same moment.
 type Reader struct {
 	Instance  string
 	maps      Maps
@@ -30,14 +31,15 @@ type Reader struct {
 	counting  *sync.Mutex // while counters move from one table to another
 }
 
-// OpenReader opens the tables of an instance. Those of a build with another layout are refused.
+// OpenReader opens the pinned tables of an instance. Tables of a build with another layout are
+// an error, which is ebpf.ErrMapIncompatible.
 func OpenReader(instance string) (*Reader, error) {
 	return newReader(instance, new(sync.Mutex), func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		return datapath.OpenTable(filepath.Join(datapath.Dir(instance), name), spec)
 	})
 }
 
-// Reader reads the data path's own tables. Not all of them are pinned before it is attached.
+// Reader reads the tables of this process, which need not be pinned yet.
 func (p *Plane) Reader() (*Reader, error) {
 	tables := p.Objects.Maps.Pinned()
 	return newReader(p.instance, &p.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
@@ -99,7 +101,7 @@ func (r *Reader) Close() error {
 	return errors.Join(append(errs, r.maps.Close())...)
 }
 
-// Capacity is how many flows the flow table is made for.
+// Capacity returns how many flows the flow table is made for.
 func (r *Reader) Capacity() uint64 { return uint64(r.maps.Flows.MaxEntries()) * FlowLoad }
 
 // ServiceNames reads the names of services, by their numbers.
@@ -107,12 +109,12 @@ func (r *Reader) ServiceNames() (map[uint32]string, error) {
 	return readServiceNames(r.maps.ServiceLabels)
 }
 
-// ServerNames reads whose the slots are.
+// ServerNames reads which server has which slot.
 func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
 	return readServerNames(r.maps.ServerLabels)
 }
 
-// ServerName reads whose a slot is; false: nobody's.
+// ServerName reads which server has a slot; false: none.
 func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 	var label balancerLabel
 	if err := r.maps.ServerLabels.Lookup(slot, &label); err != nil {
@@ -121,25 +123,26 @@ func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 	return nameIn(label), true
 }
 
-// Candidates reads a whole candidate table.
+// Candidates reads the candidate table of that number.
 func (r *Reader) Candidates(number uint32) (Candidates, error) {
 	return readCandidates(r.maps.Tables, number)
 }
 
-// Row reads the candidates of a bucket from a candidate table.
+// Row reads the slots of a bucket of the candidate table of that number, whose buckets have so
+// many candidates.
 func (r *Reader) Row(number, bucket uint32, candidates uint8) (slots []uint32, err error) {
 	return readRow(r.maps.Tables, number, bucket, candidates)
 }
 
-// Port is an interface that packets leave by, as a next hop names it.
+// Port returns the interface that a next hop names by the number of its port.
 func (r *Reader) Port(number uint16) Port { return r.Directory.Ports[number] }
 
-// ServerCounter returns what went to the server of a slot, all CPUs together.
+// ServerCounter returns the packets to the slot's server, all CPUs together.
 func (r *Reader) ServerCounter(slot uint32) (ServerCounter, error) {
 	return readServerCounter(r.maps.ServerCounters, slot)
 }
 
-// ServerSignals returns what the server of a slot said of flows, all CPUs together.
+// ServerSignals returns the signals of the slot's server, all CPUs together.
 func (r *Reader) ServerSignals(slot uint32) (SignalCounter, error) {
 	return readServerSignals(r.maps.ServerSignals, slot)
 }

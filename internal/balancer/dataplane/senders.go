@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// SetLocator tells the programs which SIDs are this host's; an invalid one is none.
+// SetLocator sets the locator whose SIDs are this host's. An invalid prefix is none.
 func (p *Plane) SetLocator(locator netip.Prefix) error {
 	for _, side := range p.Sides {
 		if err := side.Objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
@@ -33,7 +33,8 @@ func locatorWord(address netip.Addr) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// SetDomain tells the program which locators are of the domain, if it is to guard them.
+// SetDomain sets which locators belong to the domain. A balancer in the domain sets none,
+// because it does not guard the domain.
 func (p *Plane) SetDomain(cfg *config.Balancer) error {
 	domain := map[uint64]uint32{}
 	if !cfg.Node.IsInternal() {

@@ -28,7 +28,9 @@ func macOf(word uint64) net.HardwareAddr {
 	return mac
 }
 
-// ServerTable are the directory's servers: as many slots as there are counters for.
+// ServerTable is the part of the directory that the balancer has slots for. A slot is a number
+// from 0 up to the table's size; other slots make its methods panic, except Has and Serves.
+// Each write is one aligned store, so that packets see a server before or after it.
 type ServerTable struct {
 	servers []balancerServer
 }
@@ -37,16 +39,16 @@ func (t *Maps) serverTable(in *Directory) *ServerTable {
 	return &ServerTable{in.Servers[:t.ServerSignals.MaxEntries()]}
 }
 
-// Has tells whether there is such a slot.
+// Has tells whether the table has the slot.
 func (t *ServerTable) Has(slot uint32) bool { return int(slot) < len(t.servers) }
 
-// Address is the locator of the server of a slot, or the far end of its tunnel.
+// Address returns the locator of the slot's server, or the far end of its tunnel.
 func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[slot].Address) }
 
-// Source is where the balancer's packets to the server of a slot come from.
+// Source returns the address from which the balancer sends packets to the slot's server.
 func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[slot].Source) }
 
-// Service is the number of the service that the slot serves.
+// Service returns the number of the service that the slot's server belongs to.
 func (t *ServerTable) Service(slot uint32) uint32 { return t.servers[slot].Service }
 
 // put fills a free slot. Its flags, which bring it to life, come last.
@@ -60,25 +62,28 @@ func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, know
 	t.SetFlags(slot, flags)
 }
 
+// Flags returns the flags of the slot. Those of a slot that is not in use are 0.
 func (t *ServerTable) Flags(slot uint32) ServerFlags {
 	return ServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
 }
 
-// Serves tells whether the slot has a server of the service: serves of bpf/balancer/segments.h.
+// Serves tells whether the slot is in use by a server of the service: serves in
+// bpf/balancer/segments.h.
 func (t *ServerTable) Serves(slot, service uint32) bool {
 	return int(slot) < len(t.servers) && t.Flags(slot)&FlagInUse != 0 && t.servers[slot].Service == service
 }
 
+// SetFlags replaces the flags of the slot.
 func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
 }
 
-// SetKnown says what the server is asked for packets of known flows.
+// SetKnown sets the function that packets of known flows ask of the slot's server.
 func (t *ServerTable) SetKnown(slot uint32, function srv6.Function) {
 	atomic.StoreUint64(&t.servers[slot].KnownSid, sidLow(function))
 }
 
-// Known is what the server is asked for packets of known flows.
+// Known returns the function that packets of known flows ask of the slot's server.
 func (t *ServerTable) Known(slot uint32) srv6.Function {
 	half := atomic.LoadUint64(&t.servers[slot].KnownSid)
 	return srv6.Function(bits.ReverseBytes16(uint16(half)))
@@ -89,26 +94,30 @@ func sidLow(function srv6.Function) uint64 {
 	return uint64(bits.ReverseBytes32(uint32(function) << 16))
 }
 
-// SetNextHop names the MAC address and port by which a server is reached.
+// SetNextHop sets the MAC address and the port (a number of Ports, below 256) by which the
+// slot's server is reached.
 func (t *ServerTable) SetNextHop(slot uint32, mac [6]byte, port uint16) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
 }
 
-// NextHop is the reverse of setNextHop; false: there is none.
+// NextHop returns what SetNextHop has set; false: the server has no next hop.
 func (t *ServerTable) NextHop(slot uint32) (mac [6]byte, port uint16, ok bool) {
 	word := atomic.LoadUint64(&t.servers[slot].NextHop)
 	return [6]byte(macOf(word)), uint16(word >> 48), word != 0
 }
 
+// HasNextHop tells whether the slot's server has a next hop.
 func (t *ServerTable) HasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
 }
 
-// Reachable tells whether the server's next hop is known, and answers: is_reachable of bpf/balancer/segments.h.
+// Reachable tells whether the slot's server has a next hop that answers: is_reachable in
+// bpf/balancer/segments.h.
 func (t *ServerTable) Reachable(slot uint32) bool {
 	return t.HasNextHop(slot) && t.Flags(slot)&FlagUnreachable == 0
 }
 
+// ClearNextHop takes the next hop from the slot's server. Packets to the server are dropped.
 func (t *ServerTable) ClearNextHop(slot uint32) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
 }

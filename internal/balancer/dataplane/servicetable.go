@@ -24,8 +24,8 @@ const (
 // serviceLines are a table of services.
 type serviceLines [serviceLineCount]balancerServiceLine
 
-// ServiceTable is what bpf/balancer/services.h finds services in: one of the directory's two tables, while the other
-// waits to take its place.
+// ServiceTable is the table that bpf/balancer/services.h looks services up in. The directory
+// has two: one is in force, and the other is filled with the next services.
 type ServiceTable struct {
 	directory *Directory
 	keys      *ServiceKeys
@@ -42,8 +42,8 @@ func (t *ServiceTable) of(generation uint64) *serviceLines {
 	return (*serviceLines)(&t.directory.Services[generation%2])
 }
 
-// All lists what is in the table, in no order that means anything. Another process may replace tables
-// meanwhile: what it writes to is not in force, but may have been.
+// All lists the entries in force, in any order. Another process may replace the table
+// meanwhile: then All begins again.
 func (t *ServiceTable) All() []ServiceEntry {
 	for {
 		generation := atomic.LoadUint64(&t.directory.Generation)
@@ -78,7 +78,8 @@ func (l *serviceLines) entries() iter.Seq[*ServiceEntry] {
 	}
 }
 
-// Find returns the entry under a key, or nil: find_entry in bpf/balancer/services.h.
+// Find returns the entry in force that has the key, or nil: find_entry in
+// bpf/balancer/services.h.
 func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
 	lines, place := t.inForce(), t.place(key)
 	for i := range serviceReach {
@@ -95,8 +96,8 @@ func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
 	return nil
 }
 
-// Replace brings another table with the given entries into force; no packet sees anything between, and none
-// is on its way that saw the one before when it returns.
+// Replace puts the given entries into force, all at once. It waits (by Plane.Settle) until no
+// packet uses the table before. It is an error if the wait fails, or if an entry has no room.
 func (t *ServiceTable) Replace(entries []ServiceEntry, wait func() error) error {
 	if err := t.settle(wait); err != nil {
 		return err
@@ -148,7 +149,7 @@ func (t *ServiceTable) place(entry ServiceEntry) int {
 	return int(spread(sum) >> (64 - serviceBits))
 }
 
-// ServiceKey is the key of a service: an entry without number and rule.
+// ServiceKey returns the key under which a service is found: its entry without number and rule.
 func ServiceKey(svc *config.Service) ServiceEntry {
 	return ServiceEntry{
 		Vip:      in6(svc.VIP),
@@ -158,12 +159,12 @@ func ServiceKey(svc *config.Service) ServiceEntry {
 	}
 }
 
-// VIPKey is the key that says that an address is a VIP.
+// VIPKey returns the key of the entry that says that an address is a VIP.
 func VIPKey(vip netip.Addr) ServiceEntry {
 	return ServiceEntry{Vip: in6(vip), Kind: uint8(balancerServiceEntryKindENTRY_VIP)}
 }
 
-// Key is the entry without number and rule.
+// Key returns the entry without number and rule.
 func (e *ServiceEntry) Key() ServiceEntry {
 	return ServiceEntry{Vip: e.Vip, Port: e.Port, Protocol: e.Protocol, Kind: e.Kind}
 }
@@ -172,12 +173,12 @@ func kindOf(e *ServiceEntry) balancerServiceEntryKind {
 	return balancerServiceEntryKind(e.Kind)
 }
 
-// IsService tells an entry of a service from one that says that an address is a VIP.
+// IsService tells the entry of a service from one that says that an address is a VIP.
 func (e *ServiceEntry) IsService() bool {
 	return kindOf(e) == balancerServiceEntryKindENTRY_SERVICE
 }
 
-// Matches tells what packets a service entry is for.
+// Matches returns the destination of the packets that the entry is for. Port 0 is any port.
 func (e *ServiceEntry) Matches() (netip.Addr, config.Port, config.Protocol) {
 	protocol := config.TCP
 	if e.Protocol == protocolNumber(config.UDP) {
@@ -186,7 +187,7 @@ func (e *ServiceEntry) Matches() (netip.Addr, config.Port, config.Protocol) {
 	return addrOf(e.Vip), config.Port(bits.ReverseBytes16(e.Port)), protocol
 }
 
-// Table is the number of the service's consistent-hash table.
+// Table returns the number of the service's candidate table.
 func (e *ServiceEntry) Table() uint32 { return 2*e.Id + uint32(e.Rule.Table()) }
 
 // enum rule_flags of bpf/balancer/types.h.
@@ -198,11 +199,11 @@ const (
 	RuleAskIdle       = uint8(balancerRuleFlagsRULE_ASK_IDLE)
 )
 
-// HasHalfOpen tells whether there may be flows that servers have taken and whose clients have not
-// answered yet.
+// HasHalfOpen tells whether the service may have half-open flows: flows that a server has taken
+// and whose client has not answered.
 func (r *ServiceRule) HasHalfOpen() bool { return r.Flags&RuleHalfOpen != 0 }
 
-// Table is which of its two tables a service uses: 0 or 1.
+// Table returns which of its two candidate tables a service uses: 0 or 1.
 func (r *ServiceRule) Table() uint8 { return r.Flags & ruleTable }
 
 func (e *ServiceEntry) rule() (rule ServiceRule) {
@@ -210,7 +211,7 @@ func (e *ServiceEntry) rule() (rule ServiceRule) {
 	return rule
 }
 
-// SetRule changes what becomes of a service's packets, all at once.
+// SetRule replaces the rule of an entry in force, by one store.
 func (e *ServiceEntry) SetRule(rule ServiceRule) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&e.Rule)), *(*uint64)(unsafe.Pointer(&rule)))
 }

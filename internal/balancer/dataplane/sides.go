@@ -85,7 +85,8 @@ func (s *Side) SetHost(link nexthop.Link) error {
 	return nil
 }
 
-// SetHost tells all programs of the interfaces of their sides. Servers' packets leave by the first.
+// SetHost describes the interfaces to the programs on them: links are those of the sides, in
+// the order of Sides. Packets of servers to clients leave by the first.
 func (p *Plane) SetHost(links []nexthop.Link) error {
 	for i, side := range p.Sides {
 		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
@@ -98,8 +99,8 @@ func (p *Plane) SetHost(links []nexthop.Link) error {
 	return nil
 }
 
-// CheckInterfaces returns an error if the instance works in another network namespace, or if an interface
-// runs a program of somebody else.
+// CheckInterfaces returns an error if the instance works in another network namespace, or if
+// one of the interfaces runs an XDP program of somebody else.
 func (p *Plane) CheckInterfaces(links []nexthop.Link) error {
 	if err := p.CheckNamespace(); err != nil {
 		return err
@@ -113,7 +114,8 @@ func (p *Plane) CheckInterfaces(links []nexthop.Link) error {
 	return nil
 }
 
-// CheckNamespace returns an error if the instance works in another network namespace.
+// CheckNamespace returns an error if the instance works in another network namespace than the
+// caller's.
 func (p *Plane) CheckNamespace() error {
 	for _, kind := range sideKinds {
 		for _, pin := range []string{kind.xdpPin, kind.returnPin} {
@@ -125,8 +127,9 @@ func (p *Plane) CheckNamespace() error {
 	return nil
 }
 
-// Attach puts the programs on the interfaces of the sides, in the place of an earlier build's. The ones behind XDP
-// come first, for XDP hands packets to them, and the outside last: what goes on from there is answered inside.
+// Attach puts the programs on the interfaces of the sides, in the order of Sides, in the place
+// of those of an earlier process. The programs behind XDP come first, because XDP hands packets
+// to them. The outside comes last, because its packets are answered inside.
 func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
 	if err := p.claim(t, links); err != nil {
 		return nil, err

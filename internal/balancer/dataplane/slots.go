@@ -14,8 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// identity of a server of a service: flows stay with it as long as all of this
-// stays the same.
+// ServerKey identifies a server of a service. The server keeps its slot and its flows as long
+// as all of this stays the same.
 type ServerKey struct {
 	Service, Server string
 	Address, Source netip.Addr
@@ -37,7 +37,7 @@ type Slots struct {
 // still enter a flow for it.
 const sweepsToRelease = 2
 
-// LoadSlots reads which slots an earlier process has given out.
+// LoadSlots reads which slots earlier processes have given out.
 func LoadSlots(p *Plane) (*Slots, error) {
 	s := &Slots{
 		plane:   p,
@@ -65,28 +65,30 @@ func LoadSlots(p *Plane) (*Slots, error) {
 	return s, nil
 }
 
-// Of returns the slot of a server; false: it has none.
+// Of returns the slot of a server; false: the server has none.
 func (s *Slots) Of(key ServerKey) (slot uint32, ok bool) {
 	slot, ok = s.byKey[key]
 	return slot, ok
 }
 
-// All are the servers that have slots, those of retired slots too.
+// All lists the slots that have a server, with those of retired servers.
 func (s *Slots) All() iter.Seq2[uint32, ServerKey] { return maps.All(s.bySlot) }
 
-// Server is whose a slot is; zero: nobody's.
+// Server returns the server that has a slot; the zero key: no server has it.
 func (s *Slots) Server(slot uint32) ServerKey { return s.bySlot[slot] }
 
-// IsRetired tells whether the server of a slot is gone, but may still have flows.
+// IsRetired tells whether the slot's server is no longer configured. Its flows may still be in
+// the flow tables.
 func (s *Slots) IsRetired(slot uint32) bool {
 	_, retired := s.retired[slot]
 	return retired
 }
 
-// Claim returns the slot of a server: the one it has, or a free one. A slot that
-// was retired takes up its flows again. The service is told by its id, too, which
-// changes when the service goes and comes back. Whether the server is unfit stays
-// noted: this process may end before it places the service.
+// Claim returns the slot of a server: the slot that it has, or a free one. A retired server
+// gets its flows back with its slot. The number of the service can differ from the one before,
+// because a service that is removed and added again gets another number. Known is what packets
+// of known flows ask of the server. Claim adds the flags to those that say that the server is
+// unfit: the process may end before it has found out again. It is an error if no slot is free.
 func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags ServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
@@ -117,7 +119,8 @@ func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags 
 	return slot, s.plane.addSender(slot)
 }
 
-// CheckRoom returns an error if there are not enough slots for the wanted servers, after a reclaim.
+// CheckRoom returns an error if the wanted servers need more slots than Reclaim and the free
+// slots give.
 func (s *Slots) CheckRoom(wanted map[ServerKey]bool) error {
 	free := len(s.plane.Servers.servers) - len(s.bySlot)
 	for slot := range s.retired {
@@ -139,8 +142,8 @@ func (s *Slots) CheckRoom(wanted map[ServerKey]bool) error {
 	return nil
 }
 
-// Noted is what the slot of a server tells of it: why it is unfit, and whether it has had a route of its
-// own. A server without a slot is fit, and has not.
+// Noted returns what the slot of a server says of it: why it is unfit, and whether it has had a
+// route of its own. A server without a slot is fit and has had none.
 func (s *Slots) Noted(key ServerKey) (all Causes, routed bool) {
 	slot, ok := s.byKey[key]
 	if !ok {
@@ -169,7 +172,8 @@ func (s *Slots) retire(slot uint32) error {
 	return s.plane.removeSender(slot)
 }
 
-// RetireOthers retires the slots that are not held.
+// RetireOthers retires all servers except those in the held slots. Packets of their flows are
+// placed anew.
 func (s *Slots) RetireOthers(held map[uint32]bool) error {
 	for slot := range s.bySlot {
 		if held[slot] || s.IsRetired(slot) {
@@ -182,8 +186,8 @@ func (s *Slots) RetireOthers(held map[uint32]bool) error {
 	return nil
 }
 
-// Swept notes that the flow table holds no flow of the retired slots any more,
-// and frees those that have seen it often enough.
+// Swept notes that a sweep has freed the entries of all retired servers. It frees the slots of
+// which two sweeps are noted.
 func (s *Slots) Swept() error {
 	for slot := range s.retired {
 		if s.retired[slot]++; s.retired[slot] < sweepsToRelease {
@@ -196,9 +200,10 @@ func (s *Slots) Swept() error {
 	return nil
 }
 
-// Reclaim frees the slots that an earlier process has retired and that are not
-// wanted again. Packets that were on their way then have gone by now, so that one
-// sweep is enough; and processes that end before they sweep do not use up all slots.
+// Reclaim frees the slots of servers that an earlier process has retired, unless they are
+// wanted again. It sweeps their flows itself. One sweep is enough, because the packets that
+// were on their way then have gone by now; and processes that end before they sweep do not use
+// up all slots.
 func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 	unwanted := map[uint32]bool{}
 	for slot := range s.retired {

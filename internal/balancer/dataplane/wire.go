@@ -9,17 +9,17 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// Wire is the data path as package probe uses it.
+// Wire sends probes through the data path and reads their answers. It implements probe.Wire.
 type Wire struct {
 	plane  *Plane
 	egress atomic.Pointer[egress] // nil: nothing is attached, and nothing is sent
 	slots  []uint32               // of the probes to send
 }
 
-// NewWire returns a wire that sends nothing before leaveBy.
+// NewWire returns a Wire that sends nothing before LeaveBy.
 func NewWire(p *Plane) *Wire { return &Wire{plane: p} }
 
-// LeaveBy has probes sent by an interface on which the programs run in that mode.
+// LeaveBy makes probes leave by an interface, on which XDP runs in that mode.
 func (w *Wire) LeaveBy(ifindex int, mode datapath.Mode) { w.egress.Store(&egress{ifindex, mode}) }
 
 // egress is how probes leave.
