@@ -226,7 +226,8 @@ func (a *Agent) mtu(cfg *config.Agent) int {
 	return a.link.mtu
 }
 
-// tableContent is what a configuration asks for. What the interface does not send carries no signal.
+// tableContent is what a configuration asks for. What the interface does not send carries no
+// signal.
 func (a *Agent) tableContent(cfg *config.Agent) *tableContent {
 	c := newTableContent(cfg, a.mtu(cfg))
 	for vip := range a.absent {

@@ -16,9 +16,8 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// assignedVIPs are the VIPs that agents put on the loopback interface, in the pinned map belongings: a
-// later process takes away just
-// that, and leaves what was there before.
+// assignedVIPs are the VIPs that agents put on the loopback interface, in the pinned map
+// belongings: a later process takes away just that, and leaves what was there before.
 type assignedVIPs struct {
 	m *ebpf.Map
 }

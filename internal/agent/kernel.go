@@ -138,8 +138,8 @@ func (k *kernel) load(node *config.AgentNode) error {
 	return nil
 }
 
-// keptMaps are the maps that outlive a process. The assigned VIPs come first: they tell the role of an
-// instance.
+// keptMaps are the maps that outlive a process. The assigned VIPs come first: they tell the role
+// of an instance.
 func keptMaps(maps *agentMaps) []keptMap {
 	return []keptMap{
 		{agentMapBelongings, &maps.Belongings},

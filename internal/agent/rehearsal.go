@@ -15,8 +15,8 @@ import (
 // Rehearsal is an agent that nobody runs, for benchmarks. Its data path is on no interface.
 type Rehearsal struct{ agent *Agent }
 
-// NewRehearsal loads the data path of an agent and applies the configuration for test runs of the program:
-// frames for the MAC address are the host's.
+// NewRehearsal loads the data path of an agent and applies the configuration for test runs of
+// the program: frames for the MAC address are the host's.
 func NewRehearsal(cfg *config.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
 	a, err := New(cfg, log)
 	if err != nil {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package balancer is the control loop of `segue lb`. It decides what the tables of package dataplane hold:
-// by the configuration, the routes and what checks and probes find of the servers.
+// Package balancer is the control loop of `segue lb`. It decides what the tables of package
+// dataplane hold: by the configuration, the routes and what checks and probes find of the
+// servers.
 package balancer
 
 import (

@@ -274,7 +274,10 @@ func (s *services) ignored(svc *service) (all dataplane.Causes) {
 
 // causesOfFaults are the causes by what probes find.
 var causesOfFaults = map[probe.Fault]dataplane.Causes{
-	probe.Silent: dataplane.Silent, probe.OtherVersion: dataplane.Incompatible, probe.NotServed: dataplane.NotServed, probe.Unheard: dataplane.Unheard,
+	probe.Silent:       dataplane.Silent,
+	probe.OtherVersion: dataplane.Incompatible,
+	probe.NotServed:    dataplane.NotServed,
+	probe.Unheard:      dataplane.Unheard,
 }
 
 // faultOf is the reverse of causesOfFaults; None for a server without such a cause.

@@ -358,9 +358,9 @@ func (s *services) enter(wanted map[string]bool) error {
 		entry.Id, entry.Rule = svc.id, svc.rule
 		entries[key], entries[vip] = entry, vip
 	}
-	unchanged := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] == e }
+	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
 	before := s.plane.Services.All()
-	if len(before) == len(entries) && !slices.ContainsFunc(before, func(e dataplane.ServiceEntry) bool { return !unchanged(e) }) {
+	if len(before) == len(entries) && !slices.ContainsFunc(before, changed) {
 		return nil
 	}
 	return s.plane.Services.Replace(slices.Collect(maps.Values(entries)), s.plane.Settle)

@@ -300,7 +300,8 @@ func (b *testbed) steer() (err error) {
 	if b.balancer, err = balancer.NewRehearsal(b.config(), slog.New(slog.DiscardHandler)); err != nil {
 		return err
 	}
-	return b.middle.Do(func() error { return b.balancer.Attach([]nexthop.Link{b.in}, nexthop.Hop{MAC: b.to.MAC, Link: b.out}) })
+	hop := nexthop.Hop{MAC: b.to.MAC, Link: b.out}
+	return b.middle.Do(func() error { return b.balancer.Attach([]nexthop.Link{b.in}, hop) })
 }
 
 func (b *testbed) config() *config.Balancer {

@@ -35,8 +35,8 @@ func (c Causes) Set(these Causes, hold bool) Causes {
 	return c &^ these
 }
 
-// causeFlags are all causes, the weightiest first, with the flags that note them in a server's slot. The
-// next hop in the slot tells whether the server is unresolved.
+// causeFlags are all causes, the weightiest first, with the flags that note them in a server's
+// slot. The next hop in the slot tells whether the server is unresolved.
 var causeFlags = []struct {
 	cause Causes
 	flag  ServerFlags

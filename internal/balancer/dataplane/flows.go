@@ -13,10 +13,11 @@ import (
 )
 
 const (
-	// FlowsPerBucket is how many entries a bucket has; FLOWS_PER_BUCKET in bpf/balancer/flowtable.h.
+	// FlowsPerBucket is how many entries a bucket has; FLOWS_PER_BUCKET in
+	// bpf/balancer/flowtable.h.
 	FlowsPerBucket = 8
-	// FlowLoad is how full the table is at its stated capacity, in flows per bucket: half, so that few
-	// buckets overflow (docs/flow-table.md).
+	// FlowLoad is how full the table is at its stated capacity, in flows per bucket: half, so
+	// that few buckets overflow (docs/flow-table.md).
 	FlowLoad = FlowsPerBucket / 2
 
 	// flowsPerHalfOpen is how many flows there may be for each that is half open: a client answers within

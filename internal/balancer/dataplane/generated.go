@@ -2,14 +2,15 @@
 
 package dataplane
 
-// The names that other packages have for what bpf2go makes of the headers in bpf/balancer. Fields have the
-// names, units and byte orders of the headers.
+// The names that other packages have for what bpf2go makes of the headers in bpf/balancer.
+// Fields have the names, units and byte orders of the headers.
 type (
 	// Identity has the hash keys of an instance, and the version of its tables (types.h).
 	Identity = balancerIdentity
 	// DirectoryLayout is what is in a Directory (directory.h).
 	DirectoryLayout = balancerDirectory
-	// ServiceEntry says that an address is a VIP, or what becomes of packets to a service (types.h).
+	// ServiceEntry says that an address is a VIP, or what becomes of packets to a service
+	// (types.h).
 	ServiceEntry = balancerServiceEntry
 	// ServiceRule is the part of a service's entry that changes by one store.
 	ServiceRule = balancerServiceRule

@@ -67,8 +67,8 @@ func (p *Plane) UnlabelService(id uint32) error {
 	return nil
 }
 
-// readLabels reads all labels, by number. A label that is deleted meanwhile makes the kernel begin again, so
-// that the iterator can return others twice.
+// readLabels reads all labels, by number. A label that is deleted meanwhile makes the kernel
+// begin again, so that the iterator can return others twice.
 func readLabels(m *ebpf.Map) (map[uint32]balancerLabel, error) {
 	labels := map[uint32]balancerLabel{}
 	var number uint32

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dataplane owns what a balancer has in the kernel: programs, their pins and their tables. It knows
-// the layout of each table and how to change it while packets meet it. What the tables are to hold, others
-// decide: package balancer writes them, and package inspect reads them, also without a process.
+// Package dataplane owns what a balancer has in the kernel: programs, their pins and their
+// tables. It knows the layout of each table and how to change it while packets meet it. What the
+// tables are to hold, others decide: package balancer writes them, and package inspect reads
+// them, also without a process.
 package dataplane
 
 import (
@@ -21,8 +22,9 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Plane is the data path of an instance: programs in the kernel, and the tables that they read. It belongs
-// to one goroutine, except for Probes, which belong to another, and for what a Reader reads.
+// Plane is the data path of an instance: programs in the kernel, and the tables that they read.
+// It belongs to one goroutine, except for Probes, which belong to another, and for what a Reader
+// reads.
 type Plane struct {
 	// Objects are the maps and the programs of the outside, as they are loaded.
 	Objects Objects
@@ -145,7 +147,8 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 	if p.Directory, err = MapDirectory(p.Objects.Directory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
-	p.Servers, p.Services = p.Objects.serverTable(p.Directory), &ServiceTable{directory: p.Directory, keys: &identity.ServiceKeys}
+	p.Servers = p.Objects.serverTable(p.Directory)
+	p.Services = &ServiceTable{directory: p.Directory, keys: &identity.ServiceKeys}
 	p.Ports = &Ports{directory: p.Directory}
 	if p.Probes, err = p.mapProbes(p.Sides[len(p.Sides)-1]); err != nil { // the side towards the servers
 		return err
@@ -165,7 +168,8 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 
 // Close unloads what is not pinned. The data path works on if it is attached.
 func (p *Plane) Close() error {
-	return errors.Join(p.Probes.close(), p.Flows.close(), p.HalfOpen.close(), p.Directory.Close(), p.closeObjects())
+	return errors.Join(p.Probes.close(), p.Flows.close(), p.HalfOpen.close(), p.Directory.Close(),
+		p.closeObjects())
 }
 
 // Detach takes the data path of an instance out of the kernel, with all flows. Programs go

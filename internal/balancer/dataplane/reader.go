@@ -18,17 +18,18 @@ import (
 // go on meanwhile: a Reader sees each table as it is at some moment, but not all of them at the
 // same moment.
 type Reader struct {
-	Instance  string
+	Instance string
+	Identity Identity
+	Reasons  []string // the names of reasons, by number
+	Services *ServiceTable
+	Servers  *ServerTable
+	Flows    *FlowTable
+	HalfOpen *FlowTable // flows whose server has answered and whose client has not
+	Clock    *FlowClock // of both flow tables
+
 	maps      Maps
-	Identity  Identity
-	Reasons   []string // the names of reasons, by number
-	Directory *Directory
-	Servers   *ServerTable
-	Services  *ServiceTable
-	Flows     *FlowTable
-	HalfOpen  *FlowTable // the half-open ones
-	Clock     *FlowClock
-	counting  *sync.Mutex // while counters move from one table to another
+	directory *Directory
+	counting  *sync.Mutex // held while counters move from one table to another
 }
 
 // OpenReader opens the pinned tables of an instance. Tables of a build with another layout are
@@ -48,7 +49,9 @@ func (p *Plane) Reader() (*Reader, error) {
 }
 
 // newReader makes a reader of tables that it opens.
-func newReader(instance string, counting *sync.Mutex, open func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error)) (_ *Reader, err error) {
+func newReader(
+	instance string, counting *sync.Mutex, open func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error),
+) (_ *Reader, err error) {
 	r := &Reader{Instance: instance, counting: counting}
 	defer func() {
 		if err != nil {
@@ -69,10 +72,11 @@ func newReader(instance string, counting *sync.Mutex, open func(name string, spe
 	if err := readIdentity(r.maps.Identity, &r.Identity); err != nil {
 		return nil, err
 	}
-	if r.Directory, err = MapDirectory(r.maps.Directory, unix.PROT_READ); err != nil {
+	if r.directory, err = MapDirectory(r.maps.Directory, unix.PROT_READ); err != nil {
 		return nil, err
 	}
-	r.Servers, r.Services = r.maps.serverTable(r.Directory), &ServiceTable{directory: r.Directory, keys: &r.Identity.ServiceKeys}
+	r.Servers = r.maps.serverTable(r.directory)
+	r.Services = &ServiceTable{directory: r.directory, keys: &r.Identity.ServiceKeys}
 	if r.Flows, err = mapFlows(r.maps.Flows, unix.PROT_READ); err != nil {
 		return nil, err
 	}
@@ -92,8 +96,8 @@ func (r *Reader) Close() error {
 	if r.HalfOpen != nil {
 		errs = append(errs, r.HalfOpen.close())
 	}
-	if r.Directory != nil {
-		errs = append(errs, r.Directory.Close())
+	if r.directory != nil {
+		errs = append(errs, r.directory.Close())
 	}
 	if r.Clock != nil {
 		errs = append(errs, r.Clock.close())
@@ -135,7 +139,7 @@ func (r *Reader) Row(number, bucket uint32, candidates uint8) (slots []uint32, e
 }
 
 // Port returns the interface that a next hop names by the number of its port.
-func (r *Reader) Port(number uint16) Port { return r.Directory.Ports[number] }
+func (r *Reader) Port(number uint16) Port { return r.directory.Ports[number] }
 
 // ServerCounter returns the packets to the slot's server, all CPUs together.
 func (r *Reader) ServerCounter(slot uint32) (ServerCounter, error) {

@@ -14,9 +14,9 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
-// Side is the data path on one of the balancer's interfaces: the outside, which is node.interface, or
-// the inside, which is node.inside. Both sides share all tables. Each has programs of its own, because
-// the programs' variables describe their interface.
+// Side is the data path on one of the balancer's interfaces: the outside, which is
+// node.interface, or the inside, which is node.inside. Both sides share all tables. Each has
+// programs of its own, because the programs' variables describe their interface.
 type Side struct {
 	sideKind
 	Objects SideObjects
@@ -47,7 +47,8 @@ type SideObjects struct {
 	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
 }
 
-// loadSides makes the outside of the objects that are loaded, and loads further programs for an inside.
+// loadSides makes the outside of the objects that are loaded, and loads further programs for an
+// inside.
 func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
 	own := &p.Objects
 	p.Sides = []*Side{{sideKinds[0], SideObjects{
@@ -69,8 +70,8 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 	return nil
 }
 
-// SetHost tells the programs of the interface that they are on: which frames are for this host, and how they
-// go back.
+// SetHost tells the programs of the interface that they are on: which frames are for this host,
+// and how they go back.
 func (s *Side) SetHost(link nexthop.Link) error {
 	hairpin := uint32(0)
 	if hairpins(link) {

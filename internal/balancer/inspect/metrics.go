@@ -18,8 +18,8 @@ type SweptFlows struct {
 	HalfOpen dataplane.FlowCountsBySlot // the half-open ones
 }
 
-// Collector collects the metrics of a balancer. Counters are read from the kernel at each scrape; the
-// flows, whose table may be large, are those that the last sweep found.
+// Collector collects the metrics of a balancer. Counters are read from the kernel at each
+// scrape; the flows, whose table may be large, are those that the last sweep found.
 type Collector struct {
 	view  *View
 	swept func() *SweptFlows

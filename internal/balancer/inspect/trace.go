@@ -164,7 +164,9 @@ func (v *View) classify(flow dataplane.Flow) (service *dataplane.ServiceEntry, e
 }
 
 // findServers says which servers the packet goes to, and how they were found.
-func (v *View) findServers(p Packet, service *dataplane.ServiceEntry, t *Trace) (to course, found dataplane.Reason, err error) {
+func (v *View) findServers(
+	p Packet, service *dataplane.ServiceEntry, t *Trace,
+) (to course, found dataplane.Reason, err error) {
 	now, err := v.tables.Clock.Now()
 	if err != nil {
 		return to, 0, err
@@ -220,7 +222,9 @@ func (v *View) findServers(p Packet, service *dataplane.ServiceEntry, t *Trace) 
 }
 
 // huntCourse is the course of a flow that no table knows, or not for sure, through its candidates.
-func (v *View) huntCourse(p Packet, service *dataplane.ServiceEntry, row []uint32, entry dataplane.FlowEntry, now uint16) (to course, found dataplane.Reason, err error) {
+func (v *View) huntCourse(
+	p Packet, service *dataplane.ServiceEntry, row []uint32, entry dataplane.FlowEntry, now uint16,
+) (to course, found dataplane.Reason, err error) {
 	switch {
 	case p.Opens && v.isDrained(service, entry, now):
 		return offerAfter(entry.Server(), row), dataplane.ForwardHunt, nil
@@ -284,7 +288,9 @@ func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
 }
 
 // traceEntry tells whether the packet goes to the server of an entry, and notes why.
-func (v *View) traceEntry(p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, state string, now uint16, t *Trace) bool {
+func (v *View) traceEntry(
+	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, state string, now uint16, t *Trace,
+) bool {
 	t.Known = &TracedEntry{
 		Server: v.serverName(entry.Server()),
 		State:  state,
@@ -501,7 +507,9 @@ const (
 
 // encapsulationOf describes what bpf/balancer/encap.h makes of a packet for servers, of which only SRv6 can have more
 // than one.
-func encapsulationOf(kind config.Encapsulation, flow dataplane.Flow, source netip.Addr, addresses []netip.Addr, to course) *TracedEncapsulation {
+func encapsulationOf(
+	kind config.Encapsulation, flow dataplane.Flow, source netip.Addr, addresses []netip.Addr, to course,
+) *TracedEncapsulation {
 	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: addresses[0], Added: ipv6Header}
 	if addresses[0].Is4() {
 		e.Added = ipv4Header

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect tells what a balancer does: its state, its metrics, and what it would do with a packet. It
-// reads the tables in the kernel, whether a process runs the balancer or not, and writes none.
+// Package inspect tells what a balancer does: its state, its metrics, and what it would do with
+// a packet. It reads the tables in the kernel, whether a process runs the balancer or not, and
+// writes none.
 package inspect
 
 import (
@@ -10,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 )
 
-// View tells the state of a balancer, whether its process runs or not. Traffic and reloads go on meanwhile:
-// what is read is true of each table, not of all at one moment.
+// View tells the state of a balancer, whether its process runs or not. Traffic and reloads go on
+// meanwhile: what is read is true of each table, not of all at one moment.
 type View struct{ tables *dataplane.Reader }
 
 // OpenView opens the tables of an instance. Those of a build with another layout are refused.
