@@ -536,7 +536,7 @@ func (b *Balancer) applyHop(m *member) {
 // checkEgress warns, once, of an interface that drops everything the program
 // sends there. In generic mode the kernel sends by any interface.
 func (b *Balancer) checkEgress(link nexthop.Link) {
-	if b.mode != datapath.Native || !!dataplane.CanTransmit(link) || b.warned[link.Name] {
+	if b.mode != datapath.Native || dataplane.CanTransmit(link) || b.warned[link.Name] {
 		return
 	}
 	b.warned[link.Name] = true
