@@ -92,6 +92,7 @@ generate: setup-build $(GENERATED) ## compile the BPF programs and their Go bind
 $(BPF2GO_CC): | setup-build
 
 $(GENERATED): $(BPF) $(GENERATORS) $(BPF2GO_CC) go.mod Makefile
+	@find cmd internal -name '*_bpfel*' -delete # also of packages that have moved
 	go generate ./...
 	@mkdir -p $(@D) && touch $@
 
