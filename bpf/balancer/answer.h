@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the balancer says itself, in the name of a VIP: ICMP errors about packets
- * that it cannot forward, and replies to pings. The frame becomes the answer and
- * goes back to the router that it came from, whatever the way to the client.
+ * Answers: ICMP errors about packets that the balancer cannot forward, and replies to pings. The
+ * frame becomes the answer and goes back to the router that it came from, whatever the route to the
+ * client.
  *
- * The source is the VIP: the one address of the balancer's that the client knows,
- * of its family, and that every network on the way lets it send from.
+ * The source of an answer is the VIP: the client knows that address, it has the client's family,
+ * and every network on the way accepts it as a source.
  */
 #ifndef SEGUE_BALANCER_ANSWER_H
 #define SEGUE_BALANCER_ANSWER_H
@@ -15,15 +15,15 @@
 #include "stats.h"
 #include "net/token.h"
 
-/* The longest ICMP error: RFC 1812 section 4.3.2.3, RFC 4443 section 2.4(c). */
+/* Bytes of the longest ICMP error: RFC 1812 section 4.3.2.3, RFC 4443 section 2.4(c). */
 #define MAX_ICMPV4_ERROR 576
 #define MAX_ICMPV6_ERROR 1280
-/* The longest is 1272 bytes: all of an ICMPv6 error but eight. */
+/* Bytes of the longest checksummed message: an ICMPv6 error without eight of its bytes. */
 #define MAX_SUMMED 0x7ff
-/* No client is told of less: RFC 791 section 3.2, RFC 8200 section 5. */
+/* The smallest MTUs that clients are told: RFC 791 section 3.2, RFC 8200 section 5. */
 #define MIN_IPV4_MTU 68
 #define MIN_IPV6_MTU 1280
-/* Class selector 6, as RFC 1812 section 4.3.2.5 asks. */
+/* Class selector 6, as RFC 1812 section 4.3.2.5 requires. */
 #define ICMP_ERROR_CLASS 0xc0
 #define OWN_HOP_LIMIT 64
 
@@ -50,7 +50,7 @@ struct icmp_header {
 	__u8 type;
 	__u8 code;
 	__u16 checksum;
-	__be32 rest; /* of too big: the MTU */
+	__be32 rest; /* the MTU, in packet too big */
 };
 
 enum answer_kind {
@@ -75,19 +75,19 @@ static __always_inline bool may_answer_now(enum answer_kind kind)
 	return used && take_token(used);
 }
 
-/* Whether the source is one host's address, as far as can be told from it: not
- * unspecified, loopback, multicast or reserved. */
+/* Whether the source may be the address of one host: it is not unspecified, loopback, multicast or
+ * reserved. */
 static __always_inline bool is_from_one_host(const struct packet *pkt)
 {
 	const struct in6_addr *source = &pkt->key.source;
-	__u8 first = source->s6_addr[12]; /* of an IPv4 address */
+	__u8 first = source->s6_addr[12]; /* byte of an IPv4 address */
 
 	if (pkt->ethertype == bpf_htons(ETH_P_IP))
 		return first != 0 && first != 127 && first < 224;
 	return (source->s6_addr32[0] || source->s6_addr32[1]) && source->s6_addr[0] != 0xff;
 }
 
-/* RFC 1624 equation 3, for one word of those that the checksum is of. */
+/* Updates a checksum for one changed word, by RFC 1624 equation 3. */
 static __always_inline __u16 replace_word(__u16 checksum, __u16 from, __u16 to)
 {
 	__u32 sum = (__u16)~checksum + (__u16)~from + to;
@@ -110,7 +110,7 @@ static __always_inline bool is_echo_request(const struct packet *pkt,
 	return icmp->type == (pkt->ethertype == bpf_htons(ETH_P_IP) ? ICMPV4_ECHO : ICMPV6_ECHO);
 }
 
-/* What an echo's header does not say stays as it came. */
+/* Fields that a reply shares with the request stay as they are. */
 static __always_inline void turn_echo(struct icmp_header *icmp, __u8 reply)
 {
 	__u16 *type_and_code = (__u16 *)icmp;
@@ -153,8 +153,8 @@ static __always_inline bool turn_ipv6(struct ipv6hdr *ip, const void *end)
 	return true;
 }
 
-/* Turns a ping in place into its reply; one with IPv4 options or extension headers,
- * which would have to be turned as well, is none that people send. */
+/* Turns a ping into its reply, in place. A ping with IPv4 options or extension headers is not
+ * answered, because those would have to be reversed too, and nobody sends such pings. */
 static __always_inline enum lb_reason answer_echo(struct xdp_md *ctx, const struct packet *pkt)
 {
 	bool is_v4 = pkt->ethertype == bpf_htons(ETH_P_IP);
@@ -173,8 +173,8 @@ static __always_inline enum lb_reason answer_echo(struct xdp_md *ctx, const stru
 	return LB_ANSWER_ECHO;
 }
 
-/* The ones' complement sum of `size` bytes of the frame; 0 when there are not as
- * many. Not inlined: the verifier walks the loop once. */
+/* The ones' complement sum of `size` bytes of the frame; 0 when the frame is shorter. Not
+ * inlined: the verifier walks the loop once. */
 __noinline __u32 sum_frame(struct xdp_md *ctx, __u32 offset, __u32 size)
 {
 	void *start = frame_start(ctx) + (offset & 0xff);
@@ -261,7 +261,7 @@ static __always_inline bool write_ipv4_error(struct xdp_md *ctx, __u32 quote, en
 			      sum_frame(ctx, ETH_HLEN + sizeof(*ip), sizeof(*icmp) + quote));
 }
 
-/* The checksum is of the addresses, too, which are right in front of the message. */
+/* The checksum includes the addresses, which are right in front of the message. */
 static __always_inline bool write_ipv6_error(struct xdp_md *ctx, __u32 quote, enum lb_reason why,
 					     __u32 mtu)
 {
@@ -286,8 +286,7 @@ static __always_inline bool write_ipv6_error(struct xdp_md *ctx, __u32 quote, en
 			      sum + length + bpf_htons(IPPROTO_ICMPV6));
 }
 
-/* Puts `headers` bytes between Ethernet's header and the packet, of which `quote`
- * bytes are left. */
+/* Makes room for `headers` bytes in front of the packet, and cuts the packet to `quote` bytes. */
 static __always_inline bool make_room(struct xdp_md *ctx, __u32 headers, __u32 quote)
 {
 	struct ethhdr *ethernet = frame_start(ctx), saved;
@@ -308,9 +307,9 @@ static __always_inline bool make_room(struct xdp_md *ctx, __u32 headers, __u32 q
 }
 
 /*
- * Turns the frame into the ICMP error that `why` says about its packet, of `length`
- * bytes, as received. Returns what became of it. Not inlined: see sum_frame, and no
- * packet that is forwarded comes by.
+ * Turns the frame into an ICMP error about its packet, which had `length` bytes when it was
+ * received. Returns `why`, or the reason for a drop. Not inlined: see sum_frame, and forwarded
+ * packets do not take this path.
  */
 __noinline int answer_error(struct xdp_md *ctx, __u32 length, __u32 why, __u32 mtu)
 {
@@ -335,14 +334,14 @@ __noinline int answer_error(struct xdp_md *ctx, __u32 length, __u32 why, __u32 m
 	return why;
 }
 
-/* Whether an ICMP error may be sent about the packet: not about another, nor to
- * what is no one host's address (RFC 1122 section 3.2.2, RFC 4443 section 2.4(e)). */
+/* Whether an ICMP error may be sent about the packet: not about another ICMP error, and only to the
+ * address of one host (RFC 1122 section 3.2.2, RFC 4443 section 2.4(e)). */
 static __always_inline bool may_answer(const struct packet *pkt)
 {
 	return pkt->kind == PACKET_WHOLE && is_from_one_host(pkt);
 }
 
-/* What becomes of a packet that has no hop left. */
+/* Answers a packet whose hop limit is exceeded, or drops it. Returns the reason. */
 static __always_inline enum lb_reason expire(struct xdp_md *ctx, const struct packet *pkt)
 {
 	if (!may_answer(pkt))
@@ -351,10 +350,10 @@ static __always_inline enum lb_reason expire(struct xdp_md *ctx, const struct pa
 }
 
 /*
- * What becomes of a packet that is longer than the `mtu` bytes that are left for
- * the client's: that is what the client is told, also of IPv4 packets that may be
- * fragmented, for the balancer fragments none. A client that could not make them
- * any smaller is not told.
+ * Answers a packet that is too long for the path to its server, or drops it. Returns the reason.
+ * `mtu` is the number of bytes that the path has room for, and the client is told this number. IPv4
+ * packets that may be fragmented are answered too, because the balancer does not fragment. There is
+ * no answer when the client could not send packets that are small enough.
  */
 static __always_inline enum lb_reason refuse_length(struct xdp_md *ctx, const struct packet *pkt,
 						    int mtu)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The balancer's data path. A packet's way is one line:
+ * The balancer's data path. A packet takes these steps:
  *
  *	parse -> classify -> lookup -> choose -> commit -> encapsulate -> transmit
  *
- * Lookup and commit belong to persistence (persistence.h), choose to placement (placement.h). A
- * packet whose flow lookup finds skips choose and commit.
+ * Lookup and commit belong to persistence (persistence.h), choose to placement (placement.h). If
+ * lookup finds the flow, choose and commit are skipped.
  */
 #include <linux/pkt_cls.h>
 
@@ -20,7 +20,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Makes the compiler describe to user space what no map's type mentions. */
+/* Makes the compiler describe these types to user space, which no map mentions. */
 const union {
 	enum placement placement;
 	enum persistence persistence;
@@ -37,7 +37,7 @@ const union {
 	enum probe_flag probe_flag;
 } *shared_types __attribute__((unused));
 
-/* Finds the servers that the packet visits, and says how they were found. */
+/* Finds the servers that a packet visits. The reason tells how. */
 static __always_inline enum lb_reason find_segments(const struct packet *pkt,
 						    const struct service *service,
 						    struct flow *flow, struct segments *segments)
@@ -52,7 +52,7 @@ static __always_inline enum lb_reason find_segments(const struct packet *pkt,
 	return commit(pkt, service, flow, segments);
 }
 
-/* The same for a fragment or an ICMP error, which changes nothing of its flow. */
+/* Finds the servers of a fragment or an ICMP error, which does not change its flow. */
 static __always_inline enum lb_reason find_related(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
 						   struct segments *segments)
@@ -62,8 +62,8 @@ static __always_inline enum lb_reason find_related(const struct packet *pkt,
 	return pkt->kind == PACKET_ICMP_ERROR ? LB_FORWARD_ICMP : LB_FORWARD_FRAGMENT;
 }
 
-/* What becomes of a packet that cannot be parsed to the end: `why`, if it is for a VIP;
- * else it is none of our business. */
+/* The reason of a packet that is not parsed completely: `why` if it is for a VIP, or else it
+ * passes. */
 static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum lb_reason why)
 {
 	if (!pkt->ethertype || !is_vip(&pkt->key.destination))
@@ -71,8 +71,8 @@ static __always_inline enum lb_reason drop_if_vip(const struct packet *pkt, enum
 	return why;
 }
 
-/* Finds the service of a packet, and the flow that what is no whole packet of TCP or
- * UDP belongs to; the reason is none if there are both. */
+/* Completes the flow key of a fragment or of ICMP, and finds the packet's service. The reason is
+ * none if both succeed. */
 static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct packet *pkt,
 						   enum parse_result result,
 						   struct service *service)
@@ -93,8 +93,8 @@ static __always_inline enum lb_reason read_unusual(struct xdp_md *ctx, struct pa
 	return why;
 }
 
-/* The way of a packet that is not plain, or could not be parsed to the end, or whose flow is
- * not known. Not inlined: the verifier walks it once, and the others' way stays short. */
+/* Handles a packet that is not plain, that is not parsed completely, or whose flow is not known.
+ * Not inlined: the verifier walks it once, and the path of all other packets stays short. */
 __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 result)
 {
 	struct segments segments = {};
@@ -111,7 +111,7 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 	return forward(ctx, pkt, &service, &segments, segments.count, flow_label(&flow), why);
 }
 
-/* Takes what a server sends to the balancer itself. Not inlined: see handle_in_full. */
+/* Handles a packet of a server to the balancer itself. Not inlined: see handle_in_full. */
 __noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
 {
 	if (!pkt)
@@ -149,7 +149,7 @@ int xdp_lb(struct xdp_md *ctx)
 	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), LB_FORWARD_KNOWN);
 }
 
-/* Sends the next probe: attached to nothing, user space runs it. */
+/* Sends the next probe. It is not attached: user space runs it. */
 SEC("xdp")
 int xdp_probe(struct xdp_md *ctx)
 {
@@ -159,13 +159,13 @@ int xdp_probe(struct xdp_md *ctx)
 	return server ? send_probe(ctx, *server) : XDP_DROP;
 }
 
-/* The index of the interface that clients come in by, on whichever the program is. */
+/* The index of the interface towards clients, whichever interface this program is on. */
 volatile __u32 host_client_interface;
 
 /*
- * Sends a server's packet on to the client, from behind xdp_lb: here the kernel finds
- * the next hop by itself, and holds the packet until it is resolved, where XDP would
- * have to know it and the host to be a router (next_segment.h).
+ * Sends a server's packet on to the client. It runs behind xdp_lb, because here the kernel finds
+ * the next hop and holds the packet until the neighbour is resolved. In XDP the neighbour would
+ * have to be resolved already, and the host would have to be a router (agent/next_segment.h).
  */
 SEC("tc")
 int tc_return(struct __sk_buff *skb)
@@ -179,7 +179,7 @@ int tc_return(struct __sk_buff *skb)
 	return bpf_redirect_neigh(host_client_interface, NULL, 0, 0);
 }
 
-/* Tells user space what the flow table's clock counts: only programs can read it. */
+/* Tells user space the time of the flow table's clock, which only programs can read. */
 SEC("syscall")
 int read_jiffies(__u64 *jiffies)
 {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What user space alone writes and most packets read: services, servers, and the ports
- * that lead to them. All of it is the one value of one map, which programs address
- * directly: a lookup each would be a tenth of a known flow's packet.
+ * The directory: services, servers, and the ports that lead to servers. Only user space writes it,
+ * and most packets read it. It is the only value of one map, which programs address directly. A
+ * lookup for each part would take a tenth of the time of a known flow's packet.
  */
 #ifndef SEGUE_BALANCER_DIRECTORY_H
 #define SEGUE_BALANCER_DIRECTORY_H
 
 #include "types.h"
 
-/* A quarter full when all services have VIPs of their own. */
+/* The table is a quarter full when all services have VIPs of their own. */
 #define SERVICE_BITS 16
 #define SERVICE_LINES (1 << SERVICE_BITS)
 #define SERVICES_PER_LINE 2
@@ -20,7 +20,7 @@ struct service_line {
 	struct service_entry entry[SERVICES_PER_LINE];
 };
 
-/* Mapped memory starts on a page, so that a line here is a cache line. */
+/* Mapped memory starts at a page, so each service_line is a cache line. */
 struct directory {
 	__u64 generation; /* of services: table generation % 2 is in force */
 	__u64 pad[7];
@@ -29,15 +29,15 @@ struct directory {
 	struct service_line services[2][SERVICE_LINES];
 };
 
-/* Where it begins. User space makes it as large as struct directory when it loads the
- * programs: its zeros are not to be in the object file. */
+/* The start of the directory. User space makes the section as large as struct directory when it
+ * loads the programs, to keep its zeros out of the object file. */
 __u64 directory_start SEC(".data.directory") __hidden;
 
 static __always_inline struct directory *directory(void)
 {
 	void *start = &directory_start;
 
-	/* The compiler knows of no more than the first word. */
+	/* The compiler believes that there is only this word. */
 	barrier_var(start);
 	return start;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What comes from outside the segment routing domain may not choose its way inside: no
- * SID of the domain is its destination, and it has no segments left (RFC 8754 section
- * 5.1). Where the interface is internal the verifier leaves all of this out.
+ * Protection of the segment routing domain (RFC 8754 section 5.1). Packets from outside must not
+ * choose their path inside: they are dropped if their destination is a SID of the domain or if they
+ * have segments left. Where the interface is internal, the verifier removes this code.
  */
 #ifndef SEGUE_BALANCER_DOMAIN_H
 #define SEGUE_BALANCER_DOMAIN_H
@@ -11,8 +11,8 @@
 #include "net/srv6.h"
 #include "stats.h"
 
-/* Those of the balancer and of all servers, in memory order: with those before, while
- * they are replaced. */
+/* Locators of the balancer and of all servers, in memory order. While they are replaced, old and
+ * new ones are here. */
 #define MAX_LOCATORS 131072
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -22,7 +22,7 @@ struct {
 	__type(value, __u32);
 } locators SEC(".maps");
 
-/* Whether somebody in the domain would do more with it than take it as an address. */
+/* Whether the address is a SID with a function, at a host of the domain. */
 static __always_inline bool is_domain_sid(const struct in6_addr *address)
 {
 	__u64 locator = *(const __u64 *)address;
@@ -30,7 +30,7 @@ static __always_inline bool is_domain_sid(const struct in6_addr *address)
 	return sid_function(address) != SID_HOST && bpf_map_lookup_elem(&locators, &locator);
 }
 
-/* The reason in the end of a packet without a service, which was to leave for another. */
+/* The final reason of a packet that has no service. */
 static __always_inline enum lb_reason judge(const struct packet *pkt, enum lb_reason why)
 {
 	if (!host_is_outside)

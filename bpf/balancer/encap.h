@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The four ways to wrap a packet for its server. What each costs, in bytes, for
- * n segments:
+ * The four encapsulations, with the bytes that each adds for n segments:
  *
  *	srv6-insert	8 + 16 (n + 2)			RFC 8754; 56 for one, 72 for two
  *	srv6-encap	40, and 8 + 16 (n - 1) if n > 1	RFC 8986 section 5.2; 40, 64
@@ -24,14 +23,14 @@
 #define IP_FLAG_DF 0x4000
 #define MAX_HOP_BY_HOP 2048
 
-/* What there is to write, and where from. */
+/* What to encapsulate, and how. */
 struct encap {
 	const struct packet *pkt;
 	const struct segments *segments;
-	const struct server *server; /* the first to be visited */
+	const struct server *server; /* the first one to visit */
 	__u32 flow_label;	     /* its low bits */
 	__u32 count;		     /* of segments */
-	__u32 size;		     /* bytes that the packet grows by */
+	__u32 size;		     /* bytes to add */
 	void *layer3;		     /* where the headers go, once there is room */
 	const void *end;	     /* of the frame */
 };
@@ -63,8 +62,8 @@ static __always_inline __be16 outer_ethertype(enum encapsulation kind, const str
 	return bpf_htons(is_tunnel && encap->server->flags & SERVER_IPV4 ? ETH_P_IP : ETH_P_IPV6);
 }
 
-/* The balancer forwards, so it takes one hop: RFC 8986 section 5, RFC 2473
- * section 3.1, RFC 2003 section 3.1. IPv4's checksum follows by RFC 1624. */
+/* Decrements the hop limit, as a forwarder does: RFC 8986 section 5, RFC 2473 section 3.1, RFC 2003
+ * section 3.1. Updates IPv4's checksum by RFC 1624. */
 static __always_inline bool take_hop(const struct xdp_md *ctx, const struct packet *pkt)
 {
 	void *layer3 = frame_start(ctx) + ETH_HLEN;
@@ -93,7 +92,7 @@ static __always_inline __u8 inner_protocol(const struct packet *pkt)
 	return pkt->ethertype == bpf_htons(ETH_P_IPV6) ? IPPROTO_IPV6 : IPPROTO_IPIP;
 }
 
-/* Makes `out` the segment that is visited first. */
+/* Writes the SID of the first server. */
 static __always_inline void write_first_sid(struct in6_addr *out, const struct encap *encap)
 {
 	const struct server *server = encap->server;
@@ -101,8 +100,8 @@ static __always_inline void write_first_sid(struct in6_addr *out, const struct e
 	write_sid(out, &server->address, encap->segments->first_sid ?: server->known_sid);
 }
 
-/* Writes the segments in the header's order, the last one to be visited first. A
- * reduced header leaves out the one that is visited first. */
+/* Writes the segment list. Its order is reversed: the last segment comes first. A reduced header
+ * leaves out the segment that is visited first. */
 static __always_inline bool write_segments(struct in6_addr *out, const struct encap *encap,
 					   bool reduced)
 {
@@ -116,7 +115,7 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 		if ((void *)(out + 1) > end)
 			return false;
 		write_sid(out++, &server->address, i == 1 ? segments->last_sid : segments->sid);
-		/* Or the compiler checks one register and writes through another. */
+		/* Otherwise the compiler would check one register and write through another. */
 		barrier_var(out);
 	}
 	if (reduced)
@@ -130,15 +129,15 @@ static __always_inline bool write_segments(struct in6_addr *out, const struct en
 static __always_inline void start_srh(struct segment_routing_header *srh, __u8 next_header,
 				      __u32 entries, __u32 segments_left)
 {
-	/* All eight fields at once, in their order. Flags and tag are zero. */
+	/* All fields in one store, in their order. Flags and tag are zero. */
 	*(__u64 *)srh = next_header | (entries * 2) << 8 | ROUTING_TYPE_SRH << 16 |
 			segments_left << 24 | (__u64)(entries - 1) << 32;
 }
 
 /*
- * Moves hop-by-hop options, which stay right behind the IPv6 header, `distance`
- * bytes towards the front. Returns 0, or -1 when they do not fit the frame. Not
- * inlined: the verifier walks the loop once, and almost no packet has any.
+ * Moves hop-by-hop options `distance` bytes towards the front, because they must stay right behind
+ * the IPv6 header. Returns 0, or -1 when the frame is too short. Not inlined: the verifier walks
+ * the loop once, and almost no packet has options.
  */
 __noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
 {
@@ -155,7 +154,7 @@ __noinline int move_hop_by_hop(struct xdp_md *ctx, __u32 distance, __u32 size)
 	return 0;
 }
 
-/* (lb, s1, ..., sn, VIP); the balancer is the segment that was visited already. */
+/* (lb, s1, ..., sn, VIP). The balancer is the first segment, and visited already. */
 static __always_inline bool write_srh(struct segment_routing_header *srh, const struct encap *encap,
 				      __u8 next_header)
 {
@@ -176,7 +175,7 @@ static __always_inline bool write_srh(struct segment_routing_header *srh, const 
 	return true;
 }
 
-/* Hop-by-hop options are to stay right behind the IPv6 header. */
+/* Hop-by-hop options stay right behind the IPv6 header. */
 static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct encap *encap,
 					     __u32 options)
 {
@@ -191,7 +190,8 @@ static __always_inline bool write_srh_behind(struct xdp_md *ctx, const struct en
 	return write_srh((void *)first + options, encap, next_header);
 }
 
-/* Payload length, next header and hop limit at once, the client's less this hop. */
+/* Payload length, next header and hop limit in one store. The hop limit is the client's minus
+ * one. */
 static __always_inline __u32 forwarded(const struct encap *encap, __u8 next_header)
 {
 	__u16 payload = encap->pkt->length + encap->size - sizeof(struct ipv6hdr);
@@ -199,8 +199,7 @@ static __always_inline __u32 forwarded(const struct encap *encap, __u8 next_head
 	return bpf_htons(payload) | next_header << 16 | (encap->pkt->hop_limit - 1U) << 24;
 }
 
-/* A segment routing header between the IPv6 header and the rest. The source stays the
- * client's. */
+/* Inserts a segment routing header behind the IPv6 header. The source remains the client. */
 static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct encap *encap)
 {
 	struct ipv6hdr *ip = encap->layer3;
@@ -220,7 +219,7 @@ static __always_inline bool write_srv6_insert(struct xdp_md *ctx, const struct e
 	return write_srh((void *)(ip + 1), encap, next_header);
 }
 
-/* An outer IPv6 header in front of the packet; the addresses are the caller's. */
+/* Writes an outer IPv6 header in front of the packet, but for its addresses. */
 static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct encap *encap,
 					     __u8 next_header)
 {
@@ -234,7 +233,7 @@ static __always_inline void start_outer_ipv6(struct ipv6hdr *ip, const struct en
 	copy_address(&ip->saddr, &encap->server->source);
 }
 
-/* H.Encaps.Red: the first segment is the outer destination and nowhere else. */
+/* H.Encaps.Red (RFC 8986 section 5.2): the first segment is only in the outer destination. */
 static __always_inline bool write_srv6_encap(const struct encap *encap)
 {
 	const void *end = encap->end;
@@ -266,7 +265,7 @@ static __always_inline __be16 ipv4_checksum(const struct iphdr *ip)
 	return ~((sum & 0xffff) + (sum >> 16));
 }
 
-/* Never fragmented on the way, so the identification may be 0: RFC 6864. */
+/* The identification may be 0, because DF is set (RFC 6864). */
 static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct encap *encap,
 					     __u8 protocol)
 {
@@ -286,8 +285,8 @@ static __always_inline void write_outer_ipv4(struct iphdr *ip, const struct enca
 	*ip = outer;
 }
 
-/* Writes the outer header of a tunnel; NULL when it does not fit, else where
- * the rest goes. */
+/* Writes the outer header of a tunnel. Returns the position behind it, or NULL when the frame is
+ * too short. */
 static __always_inline void *write_outer(const struct encap *encap, __u8 protocol)
 {
 	if (encap->server->flags & SERVER_IPV4) {
@@ -340,12 +339,12 @@ static __always_inline bool write_headers(struct xdp_md *ctx, enum encapsulation
 	return false;
 }
 
-/* Grows the frame by encap->size and writes all headers but Ethernet's. False
- * when the driver left no room; the frame is then fit for nothing. */
+/* Grows the frame by encap->size bytes and writes all headers but Ethernet's. False when the driver
+ * left no headroom; the frame is then unusable. */
 static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation kind,
 					struct encap *encap)
 {
-	/* An IPv6 header that is copied takes the hop by the way. */
+	/* The encapsulations that copy the IPv6 header decrement the hop limit as they copy. */
 	if (kind != ENCAP_SRV6_INSERT && !take_hop(ctx, encap->pkt))
 		return false;
 	if (bpf_xdp_adjust_head(ctx, -(int)encap->size))
@@ -355,8 +354,8 @@ static __always_inline bool encapsulate(struct xdp_md *ctx, enum encapsulation k
 	return write_headers(ctx, kind, encap);
 }
 
-/* Addresses the frame to the next hop. Through no pointer to a packed header: the
- * compiler would store byte by byte. */
+/* Writes the Ethernet header. It uses words instead of the packed struct, for which the compiler
+ * would store single bytes. */
 static __always_inline bool write_ethernet(const struct encap *encap, __u64 next_hop,
 					   const struct port *port, __be16 ethertype)
 {
@@ -364,7 +363,7 @@ static __always_inline bool write_ethernet(const struct encap *encap, __u64 next
 
 	if (encap->layer3 > encap->end)
 		return false;
-	/* The second word is written over what the first has of the port's number. */
+	/* The second word overwrites the port's number, which the first one contains. */
 	*(__u64 *)ethernet = next_hop;
 	*(__u64 *)(ethernet + ETH_ALEN) = port->mac | (__u64)ethertype << 48;
 	return true;

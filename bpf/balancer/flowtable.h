@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The flow table: set-associative, one cache line a bucket, eight flows of 64
- * bits in it, shared by all cores without locks. Readers load an entry once;
- * writers exchange it whole with compare-and-swap, and who loses leaves it be.
+ * The flow table: set-associative, with one cache line per bucket and eight entries of 64 bits in
+ * each. All cores share it without locks. Readers load an entry once. Writers replace a whole entry by
+ * compare-and-swap; a writer that loses the race changes nothing.
  *
  *      63                    30 29            14 13  12 11          0
  *     +------------------------+----------------+------+-------------+
@@ -24,21 +24,22 @@
 #define FLOW_SIGNATURE_SHIFT 30
 #define FLOW_TIME_MASK 0xfffULL
 #define FLOW_SEEN_MASK 0x3fffULL /* state and time */
-/* Which bits of the signature there are: all. A test has fewer, to meet flows that share one. */
+/* The bits of the signature that are used: all. A test uses fewer, so that flows share
+ * signatures. */
 #ifndef FLOW_SIGNATURE_MASK
 #define FLOW_SIGNATURE_MASK (~0ULL << FLOW_SIGNATURE_SHIFT)
 #endif
 /* How far an entry can be ahead of a clock that was read earlier, in ticks. */
 #define FLOW_MAX_LEAD 32
-/* An established flow yields its entry to a new one only when idle as long. */
+/* An established flow yields its entry to a new flow only after it was idle for this time. */
 #define FLOW_MIN_IDLE 15 /* ticks: about a minute */
-/* What a connection still sends after the client's FIN or RST comes within this time: one tick and
- * what is left of another. */
+/* The last packets of a connection follow the client's FIN or RST within this time: one full
+ * tick, and the rest of the tick of the FIN. */
 #define FLOW_LINGER 2 /* ticks */
 
 enum flow_state {
 	FLOW_FREE,
-	FLOW_NEW, /* one packet seen: perhaps a flood's */
+	FLOW_NEW, /* one packet seen: it may belong to a flood */
 	FLOW_ESTABLISHED,
 	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
 };
@@ -65,12 +66,12 @@ const volatile __u32 flow_tick_shift;
 /* A flow, as a lookup found it. Only this file and halfopen.h look inside. */
 struct flow {
 	struct flow_bucket *bucket;
-	__u64 place;	 /* its highest bits are the bucket's number */
-	__u64 signature; /* in its place in an entry */
-	__u64 value;	 /* its entry when that was read; 0: it has none */
+	__u64 place;	 /* the highest bits are the bucket's number */
+	__u64 signature; /* at its position in an entry */
+	__u64 value;	 /* the entry, as it was read; 0: the flow has none */
 };
 
-/* Jiffies cost a load; the clocks in nanoseconds cost a call. */
+/* The time in ticks. Jiffies take a load; the clocks in nanoseconds take a call. */
 static __always_inline __u64 flow_now(void)
 {
 	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;
@@ -104,9 +105,9 @@ static __always_inline __u64 entry_value(__u64 signature, __u32 server, enum flo
 }
 
 /*
- * A service stands for the VIP and the protocol, and the port is hashed for services of
- * all ports. In their own order, addresses differ in the low bits, which decide the most
- * of a product.
+ * The key is the source, both ports and the service. The service stands for VIP and protocol.
+ * Addresses are hashed in host order: they differ in the low bits, which influence most bits of a
+ * product.
  */
 static __always_inline __u64 flow_place(const struct flow_key *key, __u32 service)
 {
@@ -127,7 +128,7 @@ static __always_inline __u64 flow_signature(const struct flow_key *key, __u32 se
 	};
 	__u64 signature = multilinear(words, FLOW_WORDS, flow_signature_keys) & FLOW_SIGNATURE_MASK;
 
-	/* Or the compiler, to have it later, would keep twelve numbers on the stack. */
+	/* Otherwise the compiler would compute it later, and keep twelve numbers on the stack. */
 	barrier_var(signature);
 	return signature;
 }
@@ -137,8 +138,8 @@ static __always_inline __u64 entry_read(const struct flow_bucket *bucket, int wa
 	return *(const volatile __u64 *)&bucket->entry[way];
 }
 
-/* A flow's ways through its bucket begin where its signature says: in most buckets
- * it is there, and the processor foresees that. */
+/* The i-th entry of a bucket to look at. Each flow starts at the entry that its signature names.
+ * Most flows are found there at once, so the processor predicts the branches well. */
 static __always_inline int flow_way(__u64 signature, int i)
 {
 	return (i ^ signature >> FLOW_SIGNATURE_SHIFT) & (FLOWS_PER_BUCKET - 1);
@@ -149,7 +150,7 @@ static __always_inline bool entry_is_own(const struct flow *flow, __u64 value)
 	return (value ^ flow->signature) >> FLOW_SIGNATURE_SHIFT == 0;
 }
 
-/* Reads the entry of the signature in the bucket, if there is one. */
+/* Searches the bucket for the entry with the flow's signature. */
 static __always_inline void flow_search(struct flow *flow)
 {
 	__u64 signature = flow->signature;
@@ -165,7 +166,7 @@ static __always_inline void flow_search(struct flow *flow)
 			flow->value = value;
 			return;
 		}
-		/* Or what is of use from the second on would be computed before the first. */
+		/* Otherwise the compiler would prepare all iterations before the first. */
 		barrier_var(signature);
 	}
 }
@@ -187,7 +188,7 @@ static __always_inline bool flow_known(const struct flow *flow)
 	return flow->value;
 }
 
-/* What tells the flow from others to routers: the signature's low bits. */
+/* The flow label for routers: the signature's low bits. */
 static __always_inline __u32 flow_label(const struct flow *flow)
 {
 	return flow->signature >> FLOW_SIGNATURE_SHIFT;
@@ -205,8 +206,8 @@ static __always_inline bool flow_is_closing(const struct flow *flow)
 	return entry_state(flow->value) == FLOW_CLOSING;
 }
 
-/* Whether no packet of the entry's connection is under way any more. Until then, a SYN may be a
- * late copy of the connection's own. */
+/* Whether the connection has ended so long ago that none of its packets is under way. Before, a
+ * SYN may be a late copy of the connection's own SYN. */
 static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
 {
 	return flow_is_closing(flow) && entry_age(flow->value, now) >= FLOW_LINGER;
@@ -228,13 +229,13 @@ static __always_inline bool flow_is_fresh(const struct flow *flow, __u64 now)
 enum flow_event {
 	FLOW_OPENS,	/* a SYN: nothing confirms that the client is there */
 	FLOW_CONTINUES, /* any other packet */
-	FLOW_ENDS,	/* a FIN or RST, or the server says so */
+	FLOW_ENDS,	/* a FIN or RST, or a remove-stickiness */
 };
 
 /*
- * The state machine. A repeated SYN confirms nothing, or a flood of them would; any other second
- * packet does. So does a packet that comes long after a FIN or RST: that was half a close, or
- * forged.
+ * The state machine. A repeated SYN does not confirm a flow, because a flood could repeat SYNs too.
+ * Any other second packet confirms it. So does a packet long after a FIN or RST: the connection was
+ * only half closed, or the FIN or RST was forged.
  */
 static __always_inline enum flow_state flow_next(enum flow_state from, enum flow_event event)
 {
@@ -248,7 +249,7 @@ static __always_inline enum flow_state flow_next(enum flow_state from, enum flow
 	}
 }
 
-/* A change of an entry, which may have been of another flow before. */
+/* A change of an entry. Before the change, it may have been the entry of another flow. */
 struct flow_transition {
 	bool is_done; /* false: another core was faster, and the entry is as that core left it */
 	enum flow_state from, to;
@@ -288,8 +289,8 @@ static __always_inline struct flow_transition flow_transition(const struct flow 
 	return none;
 }
 
-/* Notes what happens to a known flow, which stays with its server. Writes only what changes, and
- * not twice a tick, to leave the cache line shared between cores. */
+/* Notes an event of a known flow, which stays with its server. It writes only if something
+ * changes, at most once per tick, so that cores can share the cache line. */
 static __always_inline struct flow_transition flow_renew(struct flow *flow, enum flow_event event,
 							 __u64 now)
 {
@@ -300,7 +301,7 @@ static __always_inline struct flow_transition flow_renew(struct flow *flow, enum
 	return changed ? flow_transition(flow, flow->value, flow->value ^ changed) : none;
 }
 
-/* How readily an entry yields its place; 0: not at all. */
+/* How readily an entry is replaced; 0: not at all. */
 static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
 	__u64 age = entry_age(value, now);
@@ -316,10 +317,10 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 }
 
 /*
- * Enters a flow, over its own old entry or the one that yields most readily: free, then the
- * oldest that is new or closing, then the oldest idle. Not done when all are in use, or another
- * core was faster. Whether an entry is spared that another core has made of the flow since the
- * lookup is for the caller to say.
+ * Enters a flow. It replaces the flow's own old entry, or else the entry of the highest rank: a
+ * free one, then the oldest that is new or closing, then the oldest idle one. Nothing is done when
+ * all entries are in use, or when another core was faster. With `spares_own`, an entry that another
+ * core has made for the same flow since the lookup is not replaced.
  */
 static __always_inline struct flow_transition
 flow_enter(struct flow *flow, __u32 server, enum flow_state state, __u64 now, bool spares_own)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Forwarding: a packet's way out, once its servers are found.
+ * Forwarding: encapsulates and sends a packet whose servers are known.
  */
 #ifndef SEGUE_BALANCER_FORWARD_H
 #define SEGUE_BALANCER_FORWARD_H
@@ -13,7 +13,7 @@
 #include "segments.h"
 #include "stats.h"
 
-/* Inlined for each kind: the sizes of headers are constants then. */
+/* Inlined for each kind, so that sizes of headers are constants. */
 static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsulation kind,
 					      struct encap *encap, __u32 count, __u64 next_hop,
 					      const struct port *port)
@@ -28,8 +28,8 @@ static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsula
 	return LB_NONE;
 }
 
-/* Wraps the packet for the first `count` of its servers. Returns the port that leads to the
- * first, or NULL: `failed` says why. */
+/* Encapsulates the packet for the first `count` of its servers. Returns the port that leads to the
+ * first server, or NULL with the reason in `failed`. */
 static __always_inline const struct port *send(struct xdp_md *ctx, const struct packet *pkt,
 					       const struct service *service,
 					       const struct segments *segments, __u32 count,
@@ -74,13 +74,13 @@ static __always_inline int transmit(const struct port *port)
 	return port->ifindex == host_hairpin ? XDP_TX : bpf_redirect(port->ifindex, 0);
 }
 
-/* Back where the packet came from. */
+/* Sends the frame out by the interface that it came in by. */
 static __always_inline int send_back(const struct xdp_md *ctx)
 {
 	return host_hairpin ? XDP_TX : bpf_redirect(ctx->ingress_ifindex, 0);
 }
 
-/* The end of the way of a packet that goes to no server. */
+/* Counts a packet that goes to no server, and returns its verdict. */
 static __always_inline int leave(const struct xdp_md *ctx, const struct packet *pkt,
 				 enum lb_reason why)
 {
@@ -90,8 +90,8 @@ static __always_inline int leave(const struct xdp_md *ctx, const struct packet *
 	return why < LB_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
 }
 
-/* Sends the packet to the servers that were found for it, if they were. `count` is how
- * many, as a constant where one is all there can be. */
+/* Sends the packet to its servers if the reason says that some were found. `count` is their
+ * number, a constant where there can be only one. */
 static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 				   const struct service *service, const struct segments *segments,
 				   __u32 count, __u32 flow_label, enum lb_reason found)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Fragments. The first one of a packet has the ports and is steered like a whole
- * packet; the others follow by what it left here.
+ * Fragments. The first fragment of a packet has the ports: it takes the path of a whole packet, and
+ * its flow is remembered here. Later fragments follow it.
  */
 #ifndef SEGUE_BALANCER_FRAGMENT_H
 #define SEGUE_BALANCER_FRAGMENT_H
@@ -10,8 +10,8 @@
 #include "stats.h"
 
 #define MAX_FRAGMENTED 65536
-/* How long the others may take after the first: they travel together, and IPv4's
- * identifications of a fast sender come round soon (RFC 4963). */
+/* How long later fragments may take after the first. Fragments travel together, and the IPv4
+ * identifications of a fast sender wrap around soon (RFC 4963). */
 #define FRAGMENT_LIFETIME 5000000000ULL /* ns */
 
 /* Which packet a fragment is of: RFC 791 section 3.2, RFC 8200 section 4.5. */
@@ -23,7 +23,7 @@ struct fragment_key {
 	__u8 pad[3];
 };
 
-/* What only the first fragment says of its flow. */
+/* The part of the flow key that only the first fragment has. */
 struct fragment_flow {
 	__u64 seen; /* ns of the coarse monotonic clock */
 	__be16 source_port;
@@ -32,7 +32,7 @@ struct fragment_flow {
 	__u8 pad[3];
 };
 
-/* The oldest makes room, so that no flood of fragments takes more memory. */
+/* The oldest entry is evicted, so a flood of fragments takes no more memory. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_FRAGMENTED);
@@ -54,7 +54,7 @@ static __always_inline enum lb_reason read_later_fragment(const struct fragment_
 	return LB_NONE;
 }
 
-/* A first fragment has all headers (RFC 7112), or nobody knows whose it is. */
+/* Reads a first fragment. It must include all headers (RFC 7112). */
 static __always_inline enum lb_reason
 read_first_fragment(struct cursor *at, const struct fragment_key *key, struct packet *pkt)
 {
@@ -74,8 +74,8 @@ read_first_fragment(struct cursor *at, const struct fragment_key *key, struct pa
 	return LB_NONE;
 }
 
-/* Reads a fragment to a VIP; the reason is none if its flow is known. Not inlined:
- * the verifier walks it once, and whole packets do not come by. */
+/* Reads a fragment to a VIP. The reason is none if its flow is known. Not inlined: the verifier
+ * walks it once, and only fragments take this path. */
 __noinline int read_fragment(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct fragment fragment = {};

@@ -11,9 +11,9 @@
 #include "types.h"
 
 /*
- * The sum is linear in the ports, so those of one client, taken in turn, may fall
- * on few buckets. Mixing the bits spreads them, and as it is a bijection (the
- * finalizer of MurmurHash3) the probabilities above stay what they are.
+ * Multilinear hashing is linear in the ports, so the consecutive ports of one client may fall
+ * into few buckets. Mixing the bits spreads them. The mixer is a bijection (the finalizer of
+ * MurmurHash3), so it leaves collision probabilities as they are.
  */
 static __always_inline __u32 mix(__u32 hash)
 {
@@ -24,7 +24,7 @@ static __always_inline __u32 mix(__u32 hash)
 	return hash ^ hash >> 16;
 }
 
-/* The hash of an even number of words, `size`, by as many keys and one more. */
+/* Hashes `size` words, an even number, with `size` + 1 keys. */
 static __always_inline __u64 multilinear(const __u32 *word, int size, const volatile __u64 *keys)
 {
 	__u64 sum = keys[size];
@@ -35,14 +35,14 @@ static __always_inline __u64 multilinear(const __u32 *word, int size, const vola
 	return sum;
 }
 
-/* Of 2^64: Knuth, "The art of computer programming", volume 3, section 6.4. */
+/* The golden ratio of 2^64: Knuth, "The art of computer programming", volume 3, section 6.4. */
 #define GOLDEN_RATIO 0x9e3779b97f4a7c15ULL
 
 /*
- * Where in a table something belongs, by the highest bits; `sum` is of its words of 64
- * bits, each times an odd key (Dietzfelbinger et al., "A reliable randomized algorithm
- * for the closest-pair problem", 1997, section 2). What is numbered in turn would crowd
- * where the sum alone decided: folding it before another multiplication spreads it.
+ * A place in a table, given by the highest bits. `sum` is the sum of the key's 64-bit words, each
+ * multiplied by an odd key (Dietzfelbinger et al., "A reliable randomized algorithm for the
+ * closest-pair problem", 1997, section 2). Consecutive numbers have sums close to each other:
+ * folding the sum before another multiplication spreads them.
  */
 static __always_inline __u64 spread(__u64 sum)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * ICMP to a VIP. Errors about what a server has sent to a client quote it, and
- * with it the flow whose server is to learn of them (RFC 792, RFC 4443 section 2.4).
+ * ICMP to a VIP. An error about a server's packet quotes that packet. The quote names the flow, and
+ * so the server that has to learn of the error (RFC 792, RFC 4443 section 2.4).
  */
 #ifndef SEGUE_BALANCER_ICMP_H
 #define SEGUE_BALANCER_ICMP_H
@@ -17,8 +17,8 @@ static __always_inline bool is_icmp(const struct packet *pkt)
 	       (pkt->ethertype == bpf_htons(ETH_P_IP) ? IPPROTO_ICMP : IPPROTO_ICMPV6);
 }
 
-/* Errors about a packet. Source quench and redirects are not for the ends of a
- * flow: RFC 6633, RFC 1122 section 3.3.1.2. */
+/* Whether a message is an error about a packet of a flow. Source quench is obsolete (RFC 6633), and
+ * redirects are for the sender's host alone (RFC 1122 section 3.3.1.2). */
 static __always_inline bool is_icmp_error(const struct packet *pkt, __u8 type)
 {
 	if (pkt->ethertype == bpf_htons(ETH_P_IP))
@@ -28,9 +28,8 @@ static __always_inline bool is_icmp_error(const struct packet *pkt, __u8 type)
 }
 
 /*
- * Reads an ICMP message to a VIP, whose network header is parsed; the reason is
- * none if it is for a flow's server. Not inlined: the verifier walks it once, and
- * packets of flows do not come by.
+ * Reads an ICMP message to a VIP. Its network header is parsed. The reason is none if the message
+ * is for a flow's server. Not inlined: the verifier walks it once, and only ICMP takes this path.
  */
 __noinline int read_icmp(struct xdp_md *ctx, struct packet *pkt)
 {

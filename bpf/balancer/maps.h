@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The tables that only user space writes. Sizes marked "set at load" are
- * placeholders.
+ * Tables that only user space writes. Sizes marked "set at load" are placeholders.
  */
 #ifndef SEGUE_BALANCER_MAPS_H
 #define SEGUE_BALANCER_MAPS_H
@@ -9,9 +8,10 @@
 #include "directory.h"
 #include "services.h"
 
-/* Consistent-hash tables. A new one is built beside the old; the service then
- * names it in one update, and the old one stays for packets on their way. The last is no
- * service's: it is replaced where only the kernel's waiting for packets is wanted. */
+/* Candidate tables, two for each service. User space builds a new one beside the one in force;
+ * then one update of the service's rule swaps them, and the old one stays for packets under way.
+ * The last element belongs to no service: user space replaces it to make the kernel wait until
+ * no packet is under way. */
 struct candidate_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -27,7 +27,7 @@ struct {
 	__array(values, struct candidate_table);
 } tables SEC(".maps");
 
-/* What user space must find again after a restart; no program reads it. */
+/* State that user space reads after a restart; no program reads it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -35,7 +35,7 @@ struct {
 	__type(value, struct identity);
 } identity SEC(".maps");
 
-/* Which server of which service a slot is. */
+/* Names of server and service, by the server's slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -44,7 +44,7 @@ struct {
 	__type(value, struct label);
 } server_labels SEC(".maps");
 
-/* The names of services, by their number. */
+/* Names of services, by their id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_SERVICES);

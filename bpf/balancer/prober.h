@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The balancer's side of probes (probe.h). A probe is a packet to a VIP that takes the
- * way of clients' packets: the same encapsulation, next hop and port, sent by XDP.
- * User space says whom to probe, and runs xdp_probe once for each.
+ * The balancer's side of probes (net/probe.h). A probe is a packet to a VIP that takes the path of
+ * clients' packets: it has the same encapsulation, next hop and port, and XDP sends it. User space
+ * chooses the servers to probe, and runs xdp_probe once for each.
  */
 #ifndef SEGUE_BALANCER_PROBER_H
 #define SEGUE_BALANCER_PROBER_H
@@ -19,13 +19,13 @@ struct probe {
 	struct in6_addr vip;
 	__u64 token;	/* its low 16 bits are the server's slot; 0: none was sent */
 	__u64 answered; /* the token of the last answer */
-	__u16 version;	/* of that answer, like its flags (enum probe_flag) */
+	__u16 version;	/* of the last answer; so are the flags (enum probe_flag) */
 	__u16 flags;
 	__u8 encapsulation; /* enum encapsulation */
 	__u8 pad[3];
 };
 
-/* By slot. User space writes what is sent, the program what is answered. */
+/* By slot. User space writes the fields of the probe, the program those of the answer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1); /* set at load: as servers */
@@ -34,7 +34,7 @@ struct {
 	__type(value, struct probe);
 } probes SEC(".maps");
 
-/* The slots to probe now, and whose turn it is. User space writes both. */
+/* The slots to probe now. probe_turn is the index of the next one. User space writes both. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1); /* set at load: as servers */
@@ -45,12 +45,11 @@ struct {
 
 __u32 probe_turn;
 
-/* The dummy address of hosts that have no IPv4 address to send from (RFC 7600). The answer
- * does not go there. */
+/* The IPv4 dummy address (RFC 7600), as the source of probes inside IPv6: nothing is sent to it. */
 #define DUMMY_IPV4 bpf_htonl(0xc0000008)
 #define PROBE_HOP_LIMIT 64
 
-/* Writes a whole frame, for the one that came may be an earlier probe. */
+/* Writes the whole packet, because the frame may hold an earlier probe. */
 static __always_inline bool write_probe_ipv6(struct xdp_md *ctx, const struct probe *probe,
 					     const struct server *server, struct packet *pkt)
 {
@@ -103,7 +102,7 @@ static __always_inline bool write_probe_ipv4(struct xdp_md *ctx, const struct pr
 	return true;
 }
 
-/* Sends a server's probe. The frame that comes is long enough for IPv6. */
+/* Sends a probe to a server. The frame is long enough for a probe inside IPv6. */
 static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 {
 	const struct probe *probe = bpf_map_lookup_elem(&probes, &server);
@@ -131,8 +130,8 @@ static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 }
 
 /*
- * Notes a server's answer to its last probe. Nobody else can give one: only the server and
- * the hosts on the way know the token.
+ * Notes a server's answer to its last probe. Strangers cannot forge an answer, because only the
+ * server and the hosts on the path know the token.
  */
 static __always_inline enum lb_reason take_probe_answer(struct xdp_md *ctx)
 {
@@ -150,7 +149,7 @@ static __always_inline enum lb_reason take_probe_answer(struct xdp_md *ctx)
 		return LB_DROP_SENDER;
 	probe->version = bpf_ntohs(answer->version);
 	probe->flags = bpf_ntohs(answer->flags);
-	/* Last, for user space looks at the others once this is there. */
+	/* Written last: user space reads the other fields after it has seen this one. */
 	*(volatile __u64 *)&probe->answered = answer->token;
 	return LB_TAKE_PROBE;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A server that took a connection which another has is told, in the client's name,
- * that there is none: by a reset that it accepts, as it bears the sequence number that
- * the server expects (RFC 9293 section 3.10.7).
+ * Resets. When two servers have accepted a connection, the second one gets a reset that seems to
+ * come from the client. The server accepts the reset, because it has the sequence number that the
+ * server expects (RFC 9293 section 3.10.7).
  */
 #ifndef SEGUE_BALANCER_RESET_H
 #define SEGUE_BALANCER_RESET_H
@@ -11,8 +11,8 @@
 #include "net/parse.h"
 #include "unwrap.h"
 
-/* The TCP header of a reset, with its checksum: one sum does for both families, as what
- * else the IPv4-mapped form of two addresses has adds up to nothing. */
+/* Writes the TCP header of a reset. One checksum code serves both families, because the prefixes of
+ * two IPv4-mapped addresses add up to 0. */
 static __always_inline void write_reset(struct tcphdr *tcp, const struct packet *pkt,
 					const struct signal *signal)
 {
@@ -81,7 +81,7 @@ static __always_inline bool write_ipv6_reset(struct xdp_md *ctx, const struct pa
 	return true;
 }
 
-/* Turns the frame of a signal into one with the client's reset, not wrapped yet. */
+/* Turns the frame of a signal into the client's reset, without encapsulation. */
 static __always_inline bool make_reset(struct xdp_md *ctx, struct packet *pkt,
 				       const struct signal *signal)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which service a packet is for. A line has two entries; one that finds its line
- * full goes to the next that is not, so that nearly every search, also one in
- * vain, ends in the line where it began.
+ * Classify: which service a packet is for. The table is a hash table of cache lines with two
+ * entries each. An entry whose line is full is put into the next line with room. So nearly every
+ * search ends in the line where it began, also if it finds nothing.
  *
- * User space changes a service's rule in place, by one store. For everything else
- * it builds another table beside this one and swaps it in.
+ * User space changes a service's rule in place, by one store. For every other change it builds
+ * another table beside this one and swaps it in.
  */
 #ifndef SEGUE_BALANCER_SERVICES_H
 #define SEGUE_BALANCER_SERVICES_H
@@ -16,12 +16,12 @@
 #include "stats.h"
 
 #define MAX_SERVICES 16384
-/* How far from where it belongs an entry may be, in lines. */
+/* How far an entry may be from its own line, in lines. */
 #define SERVICE_REACH 16
 
 const volatile __u64 service_keys[SERVICE_WORDS];
 
-/* A service as it is while one packet passes. */
+/* A copy of a service for the time of one packet. */
 struct service {
 	struct service_rule rule;
 	__u32 id;
@@ -37,7 +37,7 @@ static __always_inline enum persistence persistence_of(const struct service *ser
 	return service->rule.methods >> 4;
 }
 
-/* No better than this, for no client chooses what is in the table. */
+/* The entry's own line. A simple hash will do, because no client chooses the entries. */
 static __always_inline __u32 service_place(const struct in6_addr *vip, __u32 port)
 {
 	const __u64 *words = (const __u64 *)vip;
@@ -80,7 +80,8 @@ find_entry(const struct service_line *table, const struct in6_addr *vip, __u32 p
 	return NULL;
 }
 
-/* The same one for all of a packet's way: the other takes its place in between. */
+/* The table in force. A packet must use one table throughout, because user space may swap tables
+ * meanwhile. */
 static __always_inline const struct service_line *service_table(void)
 {
 	const struct directory *all = directory();
@@ -94,9 +95,9 @@ static __always_inline bool is_vip(const struct in6_addr *address)
 }
 
 /*
- * Finds the packet's service, by its port, else the VIP's for all ports; the reason is
- * none if there is one. What is for no VIP at all is looked up no more than twice; a
- * service for all ports is found at the third attempt.
+ * Finds the packet's service by its port, or else the VIP's service for all ports. The reason is
+ * none if there is a service. A packet to no VIP takes at most two searches, and a packet of a
+ * service for all ports takes three.
  */
 static __always_inline enum lb_reason classify(const struct packet *pkt, struct service *service)
 {
@@ -114,7 +115,7 @@ static __always_inline enum lb_reason classify(const struct packet *pkt, struct 
 	}
 	if (!entry)
 		return LB_DROP_NO_SERVICE;
-	/* One word, also on the stack: the compiler would tear it apart. */
+	/* Volatile, so that the compiler copies the rule as one word. */
 	*(volatile __u64 *)&service->rule = *(const volatile __u64 *)&entry->rule;
 	service->id = entry->id;
 	return LB_NONE;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Servers' signals about flows of services whose servers answer: create-stickiness, that the
- * sender has taken the flow, and remove-stickiness, that it is ending. They come with packets to the
- * client, which the balancer unwraps and sends on. The states are those of 6LB, table
- * II; docs/protocol.md has them all.
+ * Signals: servers tell the balancer that they have accepted a flow (create-stickiness), or that it
+ * is ending (remove-stickiness). A signal comes with a packet to the client. The balancer takes the
+ * signal off and sends the packet on. The states are those of 6LB, table II; docs/protocol.md lists
+ * all of them.
  */
 #ifndef SEGUE_BALANCER_STICKINESS_H
 #define SEGUE_BALANCER_STICKINESS_H
@@ -15,8 +15,8 @@
 #include "net/tag.h"
 #include "unwrap.h"
 
-/* Which slot a server of a service has. The service is part of the key, for one host
- * may serve many. */
+/* Key of a server's slot. The service is part of the key, because one host may serve many
+ * services. */
 struct sender {
 	__u64 locator; /* in memory order */
 	__u32 service;
@@ -32,7 +32,7 @@ struct {
 	__type(value, __u32);
 } senders SEC(".maps");
 
-/* The server that sent the signal, if it is one of the service. */
+/* The server that sent the signal; NULL if the service has no such server. */
 static __always_inline const struct server *
 find_sender(const struct signal *signal, const struct service *service, __u32 *number)
 {
@@ -47,8 +47,8 @@ find_sender(const struct signal *signal, const struct service *service, __u32 *n
 	return serves(server, service) ? server : NULL;
 }
 
-/* Whether the sender has a key of this node's; anybody has if there is none. Not inlined,
- * for the stack's sake. */
+/* Whether the tag of a signal is valid. Without keys, every signal is accepted. Not inlined: its
+ * stack frame would be too large for the caller. */
 __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 {
 	const struct signal_keys *keys = find_signal_keys();
@@ -65,13 +65,13 @@ __noinline int is_vouched(const struct packet *pkt, const struct signal *signal)
 	       tag == make_tag(&tagged_signal, &keys->key[1]);
 }
 
-/* Whether it says that the flow ends. */
+/* Whether the signal is remove-stickiness. */
 static __always_inline bool is_removal(const struct signal *signal)
 {
 	return sid_low_function(signal->sid_low) == SID_REMOVE;
 }
 
-/* Turns the server's packet into a reset, and sends it back. */
+/* Turns the signal's frame into a reset, and sends it to the signal's sender. */
 static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 				      const struct service *service, const struct signal *signal,
 				      __u32 sender, __u32 label)
@@ -88,7 +88,7 @@ static __always_inline int send_reset(struct xdp_md *ctx, struct packet *pkt,
 	return forward(ctx, pkt, service, &segments, 1, label, LB_FORWARD_RESET);
 }
 
-/* Takes a server's signal, whose packet goes on to the client. */
+/* Handles a signal: notes what it says, and sends its packet on to the client. */
 static __always_inline int take_signal(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct service service = {};

@@ -13,62 +13,62 @@
 enum lb_reason {
 	LB_NONE, /* still on its way */
 
-	/* Not ours: up the host's own stack, untouched. */
+	/* Not for a VIP: to the host's own stack, unchanged. */
 	LB_PASS_NOT_IP,
 	LB_PASS_NOT_FOR_HOST, /* another MAC address, multicast, broadcast */
 	LB_PASS_NOT_VIP,
 
-	/* On to a client, by tc_return: a server's packet, with its signal taken off. */
-	LB_RETURN_CREATE,  /* the server has the flow */
-	LB_RETURN_NO_ROOM, /* the same, but there was no room to remember it */
+	/* A server's packet without its signal, on its way to the client by tc_return. */
+	LB_RETURN_CREATE,  /* the server has accepted the flow */
+	LB_RETURN_NO_ROOM, /* the same, but the tables had no room for the flow */
 	LB_RETURN_REMOVE,  /* the flow is ending */
 
-	/* On to a server. */
-	LB_FORWARD_KNOWN,    /* the flow table named the server */
-	LB_FORWARD_NEW,	     /* placed; in the flow table from now on */
-	LB_FORWARD_HUNT,     /* offered to candidates; remembered nowhere */
-	LB_FORWARD_RECOVER,  /* not a first packet, yet unknown: placed again, or sought */
-	LB_FORWARD_NO_ROOM,  /* placed; the flow table had no room for it */
-	LB_FORWARD_RESET,    /* a signal of a flow that another server has: a reset */
-	LB_FORWARD_FRAGMENT, /* after the first one of its packet */
-	LB_FORWARD_ICMP,     /* an error about the flow, which it leaves as it is */
+	/* To a server. */
+	LB_FORWARD_KNOWN, /* the flow table named the server */
+	LB_FORWARD_NEW,	  /* placed, and entered in the flow table */
+	LB_FORWARD_HUNT,  /* offered to candidates; not entered anywhere */
+	LB_FORWARD_RECOVER, /* not the first of an unknown flow: placed, or sent to candidates */
+	LB_FORWARD_NO_ROOM,  /* placed, but the flow table had no room for the flow */
+	LB_FORWARD_RESET,    /* a reset to a server that has signalled another server's flow */
+	LB_FORWARD_FRAGMENT, /* a later fragment */
+	LB_FORWARD_ICMP,     /* an ICMP error about the flow */
 
-	/* Not to a server: an ICMP message went back where the packet came from. */
+	/* Answered by an ICMP message to the sender. */
 	LB_ANSWER_ECHO,	     /* a ping */
 	LB_ANSWER_HOP_LIMIT, /* time exceeded */
-	LB_ANSWER_TOO_BIG,   /* longer than the way to the server allows */
+	LB_ANSWER_TOO_BIG,   /* longer than the MTU towards the server allows */
 
 	/* For the balancer itself. */
 	LB_TAKE_PROBE, /* a server's answer to a probe */
 
-	/* For a VIP, but not to be forwarded. */
+	/* For a VIP, but dropped. */
 	LB_DROP_IP_HEADER,
 	LB_DROP_EXTENSION,
 	LB_DROP_ROUTING_HEADER,
-	LB_DROP_FRAGMENT,	  /* a first one without all headers */
-	LB_DROP_FRAGMENT_UNKNOWN, /* a later one whose first was not seen */
+	LB_DROP_FRAGMENT,	  /* a first fragment without all headers */
+	LB_DROP_FRAGMENT_UNKNOWN, /* a later fragment whose first was not seen */
 	LB_DROP_PROTOCOL,
 	LB_DROP_TRANSPORT,
 	LB_DROP_NO_SERVICE,	 /* no service of the VIP has this port */
 	LB_DROP_ICMP_TYPE,	 /* neither an error about a packet nor a ping */
 	LB_DROP_ICMP_QUOTE,	 /* an error that names no flow from the VIP */
 	LB_DROP_ICMP_NO_SERVICE, /* an error about a flow of no service */
-	LB_DROP_OUTSIDE,	 /* what only hosts of the domain may send */
-	LB_DROP_SIGNAL,		 /* a signal or an answer to a probe that is malformed */
-	LB_DROP_SENDER,		 /* the same, from no server of the service */
-	LB_DROP_TAG,		 /* a signal that does not bear the tag of a node's key */
-	LB_DROP_HOP_LIMIT,	 /* and it may not be answered */
-	LB_DROP_NO_SERVER,	 /* the service has none to place on */
+	LB_DROP_OUTSIDE,	 /* a packet that only hosts of the domain may send */
+	LB_DROP_SIGNAL,		 /* a malformed signal, or answer to a probe */
+	LB_DROP_SENDER,		 /* a signal, or an answer, from no server of the service */
+	LB_DROP_TAG,		 /* a signal without a valid tag */
+	LB_DROP_HOP_LIMIT,	 /* hop limit exceeded, and no answer is permitted */
+	LB_DROP_NO_SERVER,	 /* the service has no server to place on */
 	LB_DROP_NO_NEXT_HOP,
-	LB_DROP_TOO_BIG,     /* and it may not be answered */
-	LB_DROP_RATE_LIMIT,  /* it would be answered, but too many were */
+	LB_DROP_TOO_BIG,     /* too long, and no answer is permitted */
+	LB_DROP_RATE_LIMIT,  /* the rate limit of answers is exceeded */
 	LB_DROP_NO_HEADROOM, /* the driver left no room for the headers */
 
 	LB_COUNT,
 };
 
-/* What goes to a server is counted there alone: here are only the sums of servers that
- * are no more, which user space adds. */
+/* Counters by reason. Packets to servers are counted by server alone (server_counters); of them,
+ * this map has only the sums of removed servers, which user space adds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, LB_COUNT);
@@ -79,7 +79,7 @@ struct {
 #define FIRST_FORWARD LB_FORWARD_KNOWN
 #define FORWARDS (LB_FORWARD_ICMP - FIRST_FORWARD + 1)
 
-/* What went to a server, by the reason. */
+/* Packets to a server, by reason. */
 struct server_counter {
 	struct counter forwarded[FORWARDS];
 };
@@ -91,7 +91,7 @@ struct {
 	__type(value, struct server_counter);
 } server_counters SEC(".maps");
 
-/* What a server said of flows, whatever became of it. */
+/* Signals of a server, also those that changed nothing. */
 struct signal_counter {
 	__u64 created;
 	__u64 removed;
@@ -104,8 +104,8 @@ struct {
 	__type(value, struct signal_counter);
 } server_signals SEC(".maps");
 
-/* Of the SYNs that the server was the first to be offered, those that a server has answered.
- * User space compares them with the offers (FORWARD_HUNT). */
+/* Answered SYNs, by the server that they were offered to first, whichever server answered. User
+ * space compares them with the offers (LB_FORWARD_HUNT). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1); /* set at load: as servers */
@@ -113,13 +113,13 @@ struct {
 	__type(value, __u64);
 } answered_offers SEC(".maps");
 
-/* Whether the packet is on to a server as far as is known. */
+/* Whether the reason says that the packet goes to a server. */
 static __always_inline bool is_forward(enum lb_reason why)
 {
 	return why >= FIRST_FORWARD && why < FIRST_FORWARD + FORWARDS;
 }
 
-/* Whether the frame is now one for whoever sent it. */
+/* Whether the frame now holds an answer to its sender. */
 static __always_inline bool is_answer(enum lb_reason why)
 {
 	return why >= LB_ANSWER_ECHO && why <= LB_ANSWER_TOO_BIG;
@@ -163,7 +163,7 @@ static __always_inline void count_packet(enum lb_reason why, const struct packet
 		add(counter, pkt);
 }
 
-/* In one place only, for the sake of known flows. */
+/* Updates one counter only: known flows take this path. */
 static __always_inline void count_forwarded(__u32 server, enum lb_reason why,
 					    const struct packet *pkt)
 {

@@ -14,29 +14,29 @@
 
 enum placement {
 	PLACEMENT_HASH,
-	PLACEMENT_HUNT,	       /* the servers decide: those of the flow's bucket, in turn */
-	PLACEMENT_HUNT_RANDOM, /* those of any bucket */
+	PLACEMENT_HUNT,	       /* the candidates of the flow's bucket decide, in turn */
+	PLACEMENT_HUNT_RANDOM, /* the candidates of a random bucket decide */
 };
 
 enum persistence {
 	PERSISTENCE_TABLE,
 };
 
-/* What becomes of a service's packets: one word, replaced by a single store. */
+/* How a service's packets are handled: one word, replaced by a single store. */
 struct service_rule {
-	__u32 buckets; /* rows of its consistent-hash table; 0: no server to place on */
+	__u32 buckets; /* rows of its candidate table; 0: there is no server */
 	__u8 flags;    /* enum rule_flags */
 	__u8 candidates;
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
 } __attribute__((aligned(8)));
 
-/* The last three are what placement and persistence must know of each other. */
+/* The last three are all that placement and persistence must know of each other. */
 enum rule_flags {
 	RULE_TABLE = 1 << 0,	      /* the table in force is 2 id + 1, not 2 id */
-	RULE_FORMER = 1 << 1,	      /* the other table is the one before, of the same shape */
+	RULE_FORMER = 1 << 1,	      /* the other table is the former one, of the same size */
 	RULE_HALF_OPEN = 1 << 2,      /* servers answer offers, or did until lately */
-	RULE_SERVERS_ANSWER = 1 << 3, /* the server that takes a flow says so */
+	RULE_SERVERS_ANSWER = 1 << 3, /* the server that accepts a flow says so */
 	RULE_ASK_IDLE = 1 << 4,	      /* an idle entry proves nothing: servers are asked */
 };
 

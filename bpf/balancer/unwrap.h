@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * From a server's signal to the packet for the client that carries it. There are two
- * wrappings (docs/protocol.md):
+ * Reads a server's signal, and takes it off the packet to the client that carries it. There are two
+ * formats (docs/protocol.md):
  *
  *	srv6-insert	VIP -> balancer's SID, routing header (server, balancer's SID,
  *			client) with one segment left, TCP
@@ -17,10 +17,10 @@
 #include "net/parse.h"
 #include "net/srv6.h"
 
-/* The node's locator, in memory order, changed in one store; 0: it has none. */
+/* The node's locator, in memory order, replaced by one store; 0: the node has none. */
 volatile __u64 node_locator;
 
-/* Segments of a signal's routing header, as they are in memory. */
+/* Segments of a signal's routing header, in memory order. */
 enum signal_segment {
 	SIGNAL_CLIENT,
 	SIGNAL_BALANCER,
@@ -30,11 +30,11 @@ enum signal_segment {
 
 struct signal {
 	__u64 sender;	     /* its locator, in memory order */
-	__u64 sid_low;	     /* of the SID that it came to: function and argument */
-	__be32 acknowledged; /* by the server: what the client sends next */
+	__u64 sid_low;	     /* of the destination SID: function and argument */
+	__be32 acknowledged; /* sequence number that the server expects next */
 	__u16 size;	     /* bytes of all headers around the packet for the client */
-	__s8 ecn;	     /* what an inner packet is to carry; -1: it is to be dropped */
-	__u8 inner_ecn;	     /* what it does */
+	__s8 ecn;	     /* that the inner packet must get; -1: drop it */
+	__u8 inner_ecn;	     /* that the inner packet has */
 };
 
 /* Whether a packet is a signal of a server, or its answer to a probe: it is to this balancer's SID,
@@ -52,7 +52,7 @@ static __always_inline bool is_to_balancer(const struct packet *pkt, enum parse_
 	return function == SID_CREATE || function == SID_REMOVE || function == SID_PROBE;
 }
 
-/* Makes the packet one of the client's flow, seen from there. */
+/* Sets the addresses of the flow's key, whose source is the client. */
 static __always_inline void set_flow_key(struct packet *pkt, const struct in6_addr *client,
 					 const struct in6_addr *vip)
 {
@@ -60,15 +60,15 @@ static __always_inline void set_flow_key(struct packet *pkt, const struct in6_ad
 	pkt->key.destination = *vip;
 }
 
-/* What happened on the way is for the packet that goes on to show (ecn.h). `pkt` still has
- * the outer header's class. */
+/* Combines the ECN fields of both headers (net/ecn.h). `pkt` has the outer traffic class. */
 static __always_inline void read_ecn(const struct packet *pkt, struct signal *signal, __u8 inner)
 {
 	signal->inner_ecn = inner & ECN_MASK;
 	signal->ecn = combine_ecn(inner, traffic_class(pkt));
 }
 
-/* The balancer's segment is not looked at: the destination is another. */
+/* Reads an inserted signal. The balancer's segment is not compared, because the destination has
+ * it. */
 static __always_inline bool read_inserted_signal(struct cursor *at, struct packet *pkt,
 						 struct signal *signal)
 {
@@ -87,8 +87,8 @@ static __always_inline bool read_inserted_signal(struct cursor *at, struct packe
 	return !is_ipv4(&pkt->key.source) && !is_ipv4(&vip);
 }
 
-/* Reads the packet of a server to a client. In the tables, the IPv4-mapped form says IPv4: no IPv6
- * packet may have it. */
+/* Reads a signal around the server's packet to the client. Inner IPv6 addresses must not have the
+ * IPv4-mapped form, which means IPv4 in the tables. */
 static __always_inline bool read_wrapped_signal(struct cursor *at, struct packet *pkt,
 						struct signal *signal, __be16 ethertype)
 {
@@ -110,9 +110,9 @@ static __always_inline bool read_wrapped_signal(struct cursor *at, struct packet
 }
 
 /*
- * Reads the frame of a signal, of which the outer header is parsed, up to the TCP
- * header: the packet is then one of the client's flow, with the server's flags. False
- * when it is wrapped as no server does. Not inlined: see handle_in_full.
+ * Reads a signal, whose outer header is parsed, up to the TCP header. `pkt` then has the key of the
+ * client's flow, and the TCP flags of the server's packet. False when the format is wrong. Not
+ * inlined: see handle_in_full.
  */
 __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal *signal)
 {
@@ -146,8 +146,8 @@ __noinline int read_signal(struct xdp_md *ctx, struct packet *pkt, struct signal
 	return true;
 }
 
-/* Readdresses the frame to this host, from itself: nothing else that arrives is that,
- * so that tc_return knows it. */
+/* Addresses the frame to this host, from this host. No other received frame has these addresses, so
+ * tc_return recognises it. */
 static __always_inline void mark_returned(struct ethhdr *ethernet, __be16 ethertype)
 {
 	__u64 mac = host_mac;
@@ -157,7 +157,7 @@ static __always_inline void mark_returned(struct ethhdr *ethernet, __be16 ethert
 	*ethertype_of(ethernet) = ethertype;
 }
 
-/* Takes the routing header out: what is in front of it moves by its size. */
+/* Removes the routing header: moves the headers in front of it by its size. */
 static __always_inline bool take_out(struct xdp_md *ctx, const struct packet *pkt)
 {
 	const __u32 size = srh_size(SIGNAL_SEGMENTS);
@@ -186,7 +186,7 @@ static __always_inline bool mark_congestion(struct xdp_md *ctx, const struct pac
 	return true;
 }
 
-/* Makes the frame one with the packet for the client alone, which takes a hop here. */
+/* Leaves only the packet to the client in the frame, and decrements its hop limit. */
 static __always_inline bool remove_signal(struct xdp_md *ctx, const struct packet *pkt,
 					  const struct signal *signal)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Explicit congestion notification when an outer header is taken off: the inner
- * header is to show what happened on the way (RFC 6040 section 4.2, figure 4).
+ * Explicit congestion notification on decapsulation: the inner header takes over marks of the
+ * outer one (RFC 6040 section 4.2, figure 4).
  */
 #ifndef SEGUE_NET_ECN_H
 #define SEGUE_NET_ECN_H
@@ -20,8 +20,8 @@ enum ecn {
 	ECN_CE = 3,
 };
 
-/* What the inner header is to carry; -1: drop the packet, for its sender does
- * not understand marks. */
+/* The inner header's new ECN field; -1: the packet must be dropped, because its sender does not
+ * understand marks. */
 static __always_inline int combine_ecn(__u8 inner, __u8 outer)
 {
 	inner &= ECN_MASK;
@@ -33,7 +33,7 @@ static __always_inline int combine_ecn(__u8 inner, __u8 outer)
 	return inner;
 }
 
-/* The checksum follows by RFC 1624 equation 3. */
+/* Updates the checksum by RFC 1624 equation 3. */
 static __always_inline void set_ipv4_ecn(struct iphdr *ip, __u8 ecn)
 {
 	__be16 *word = (__be16 *)ip;

@@ -11,9 +11,9 @@
 struct inner_header {
 	struct in6_addr source;
 	struct in6_addr destination;
-	__be16 ethertype; /* that the header belongs to */
-	__u16 size;	  /* bytes of the header; less than an IP header has: malformed */
-	__u32 length;	  /* bytes of the packet, as the header states it */
+	__be16 ethertype;
+	__u16 size;   /* bytes of the header; malformed headers may state too few */
+	__u32 length; /* bytes of the packet, as the header states it */
 	__u8 traffic_class;
 	__u8 protocol;
 	__u8 hop_limit;

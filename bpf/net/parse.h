@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * From the wire to a flow key. Every access is bounded by the frame *and* by
+ * Parsing: from a frame to a flow key. Every access is bounded by the frame *and* by
  * the length that the IP header states, so that Ethernet padding is never read
  * as a header.
  */
@@ -19,7 +19,7 @@
 #define IP_FLAG_MF 0x2000
 #define IP_OFFSET_MASK 0x1fff
 #define IP6_FRAGMENT_OFFSET 0xfff8	   /* RFC 8200 section 4.5 */
-#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* and the flag that more are to come */
+#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* and the flag "more fragments" */
 
 /* Longer chains exist only to confuse middleboxes (RFC 9288 section 3.5). */
 #define MAX_EXTENSION_HEADERS 8
@@ -38,15 +38,15 @@ enum parse_result {
 	PARSE_NOT_IP,	      /* another EtherType, or too short to tell */
 	PARSE_IP_HEADER,      /* version, destination or a length */
 	PARSE_EXTENSION,      /* IPv6 chain: truncated or too long */
-	PARSE_SEGMENTS_LEFT,  /* not at the last of its segments yet */
-	PARSE_FRAGMENT,	      /* has no transport header, or not all of it */
+	PARSE_SEGMENTS_LEFT,  /* a routing header has segments left to visit */
+	PARSE_FRAGMENT,	      /* the transport header is missing or incomplete */
 	PARSE_OTHER_PROTOCOL, /* neither TCP nor UDP; transport_offset() is where it begins */
 	PARSE_TRANSPORT,      /* transport header truncated or inconsistent */
 };
 
-/* What a packet is to the flow that its key names. */
+/* How a packet relates to the flow that its key names. */
 enum packet_kind {
-	PACKET_WHOLE, /* or a first fragment: with a transport header of its own */
+	PACKET_WHOLE, /* it has a transport header: a whole packet, or a first fragment */
 	PACKET_LATER_FRAGMENT,
 	PACKET_ICMP_ERROR, /* about a packet of the flow's other direction */
 };
@@ -56,8 +56,8 @@ struct packet {
 	__be16 ethertype; /* 0 until the IP header's addresses are known */
 	__u16 length;	  /* of layer 3 */
 	__u16 hop_by_hop; /* bytes of IPv6 hop-by-hop options */
-	/* Offset of the transport header in the frame, if extension headers are in front of it; else 0.
-	 * transport_offset() tells it in both cases. */
+	/* Offset of the transport header in the frame, if extension headers are in front of it;
+	 * else 0. transport_offset() tells it in both cases. */
 	__u16 transport;
 	__be16 version_class; /* of the IP header: the version, and what traffic_class reads */
 	__u8 hop_limit;
@@ -66,8 +66,8 @@ struct packet {
 };
 
 /*
- * A position in a frame. `left` is what the IP header says there still is; the
- * verifier cannot follow it, so `end` (the frame's) is checked as well.
+ * A position in a frame. `left` counts the bytes from here to the end that the IP header states.
+ * The verifier cannot follow `left`, so `end`, the end of the frame, is checked as well.
  */
 struct cursor {
 	void *pos;
@@ -89,10 +89,10 @@ struct fragment_header {
 	__be32 identification;
 };
 
-/* What is to be known of a piece of a packet. */
+/* Which piece of a packet a fragment is. */
 struct fragment {
 	__be32 identification; /* IPv4: 16 bits */
-	bool is_later;	       /* behind the first, and so without a transport header */
+	bool is_later;	       /* not the first fragment: it has no transport header */
 };
 
 static __always_inline void *frame_start(const struct xdp_md *ctx)
@@ -105,14 +105,15 @@ static __always_inline void *frame_end(const struct xdp_md *ctx)
 	return (void *)(long)ctx->data_end;
 }
 
-/* As two words: the compiler, which may not rely on alignment, would take four. */
+/* Copies two 64-bit words. The compiler may not rely on the alignment, and would copy four
+ * words. */
 static __always_inline void copy_address(struct in6_addr *to, const struct in6_addr *from)
 {
 	((__u64 *)to)[0] = ((const __u64 *)from)[0];
 	((__u64 *)to)[1] = ((const __u64 *)from)[1];
 }
 
-/* The whole word, as it is hashed. */
+/* Writes the whole word that is hashed: the protocol and its padding. */
 static __always_inline void set_protocol(struct packet *pkt, __u8 protocol)
 {
 	*(__u32 *)&pkt->key.protocol = protocol;
@@ -126,7 +127,8 @@ static __always_inline void map_ipv4(struct in6_addr *out, __be32 address)
 	out->s6_addr32[3] = address;
 }
 
-/* IPv4-mapped: here that says IPv4, so no IPv6 packet may claim it. */
+/* Whether an address has the IPv4-mapped form. Here that form means IPv4, so no IPv6 packet may use
+ * it. */
 static __always_inline bool is_ipv4(const struct in6_addr *address)
 {
 	return !*(const __u64 *)address && address->s6_addr32[2] == bpf_htonl(0xffff);
@@ -188,14 +190,14 @@ static __always_inline bool limit(struct cursor *at, __u32 length)
 	return at->pos + length <= at->end;
 }
 
-/* Both at once, as they are hashed: a load that takes together what two stores
- * wrote waits until they have left the core. */
+/* Reads both ports at once, because they are hashed as one word: a load that combines two stores
+ * has to wait until both have left the core. */
 static __always_inline void read_ports(struct packet *pkt, const void *transport)
 {
 	*(__u32 *)&pkt->key.source_port = *(const __u32 *)transport;
 }
 
-/* `is_whole`: all of the datagram's data is here. */
+/* `is_whole` says that the frame holds all of the datagram. */
 static __always_inline enum parse_result parse_transport(struct cursor *at, struct packet *pkt,
 							 bool is_whole)
 {
@@ -250,7 +252,7 @@ static __always_inline enum parse_result parse_ipv4(struct cursor *at, struct pa
 	return PARSE_OK;
 }
 
-/* Those that may stand in front of a transport header that can be read. */
+/* Extension headers that may be in front of a readable transport header. */
 static __always_inline bool is_extension(__u8 next_header)
 {
 	if (next_header == IPPROTO_TCP) /* as most are */
@@ -260,9 +262,9 @@ static __always_inline bool is_extension(__u8 next_header)
 }
 
 /*
- * Where the transport header of a parsed packet is in the frame, in bytes. It follows from what is
- * kept of the IP header anyway, so that only those who read the transport header again, for TCP
- * options, say, pay for it.
+ * Offset of a parsed packet's transport header in the frame, in bytes. It is computed from fields
+ * that are kept anyway. So only code that reads the transport header again pays for it, for example
+ * to read TCP options.
  */
 static __always_inline __u32 transport_offset(const struct packet *pkt)
 {
@@ -273,22 +275,22 @@ static __always_inline __u32 transport_offset(const struct packet *pkt)
 	return ETH_HLEN + (bpf_ntohs(pkt->version_class) >> 8 & 0xf) * 4;
 }
 
-/* To where the transport header was found. */
+/* Moves the cursor to the transport header of a parsed packet. */
 static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
 				    const struct packet *pkt)
 {
 	__u32 offset = transport_offset(pkt);
 
-	/* Masked for the verifier alone: eight extension headers are shorter. */
+	/* The mask is for the verifier: eight extension headers are shorter. */
 	at->pos = frame_start(ctx) + (offset & 0x7fff);
 	at->end = frame_end(ctx);
 	at->left = pkt->length + ETH_HLEN - offset;
 }
 
 /*
- * Walks the extension headers to the transport header, of a later fragment to its
- * data. An atomic fragment (offset 0, no more to come) is a whole packet (RFC 6946).
- * Not inlined: few packets have any, and the others' path stays short.
+ * Walks the extension headers to the transport header, or to the data of a later fragment. An
+ * atomic fragment (offset 0, no more fragments) is a whole packet (RFC 6946). Not inlined: few
+ * packets have extension headers, and the path of all others stays short.
  */
 __noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct fragment *fragment)
 {
@@ -338,7 +340,7 @@ __noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct f
 	return PARSE_EXTENSION;
 }
 
-/* Up to the first extension header. */
+/* Parses the IPv6 header, up to the first extension header. */
 static __always_inline enum parse_result parse_ipv6(struct cursor *at, struct packet *pkt)
 {
 	struct ipv6hdr *ip = at->pos;
@@ -352,7 +354,7 @@ static __always_inline enum parse_result parse_ipv6(struct cursor *at, struct pa
 	pkt->version_class = *(const __be16 *)ip;
 	pkt->hop_limit = ip->hop_limit;
 	set_protocol(pkt, ip->nexthdr);
-	/* A length beyond 65,535 wraps to less than the header's own. */
+	/* A length above 65,535 wraps around to less than the size of the header. */
 	if (ip->version != 6 || is_ipv4(&ip->daddr) || pkt->length < sizeof(*ip) ||
 	    !limit(at, pkt->length))
 		return PARSE_IP_HEADER;
@@ -360,14 +362,14 @@ static __always_inline enum parse_result parse_ipv6(struct cursor *at, struct pa
 	return PARSE_OK;
 }
 
-/* To be read and written whole, though the struct is packed. */
+/* The EtherType field, to be read and written at once though the struct is packed. */
 static __always_inline __be16 *ethertype_of(struct ethhdr *ethernet)
 {
 	return (void *)ethernet + offsetof(struct ethhdr, h_proto);
 }
 
-/* Reads a frame up to what follows its network headers. `fragment` is zero, or NULL
- * for a reader who has no use for fragments. */
+/* Parses Ethernet and network headers, extension headers included. `fragment` must be zero. If
+ * it is NULL, fragments are PARSE_FRAGMENT. */
 static __always_inline enum parse_result
 parse_network(struct xdp_md *ctx, struct cursor *at, struct packet *pkt, struct fragment *fragment)
 {
@@ -398,7 +400,7 @@ parse_network(struct xdp_md *ctx, struct cursor *at, struct packet *pkt, struct 
 	return PARSE_OK;
 }
 
-/* Reads a whole packet up to its transport header. `pkt` must be zero. */
+/* Parses a whole packet, transport header included. `pkt` must be zero. */
 static __always_inline enum parse_result parse(struct xdp_md *ctx, struct packet *pkt)
 {
 	struct cursor at = {};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Probes: a balancer asks an agent, by the way that data takes, whether it is there,
- * what version of the protocol it speaks, and whether it serves a VIP. This is what
- * both programs share; docs/protocol.md describes the packets.
+ * Probes: a balancer asks an agent which version of the protocol the agent speaks, and whether it
+ * serves a VIP. A probe takes the path of data packets. Both programs share this header;
+ * docs/protocol.md describes the packets.
  *
  *	probe	a packet from the balancer to the VIP, with a token as its data, in the
  *		service's encapsulation and with the function `probe`
@@ -18,7 +18,7 @@ enum protocol_version {
 	PROTOCOL_VERSION = 1,
 };
 
-/* What follows is of no protocol: RFC 8200 section 4.7. Linux has no name for it in BPF. */
+/* No next header: RFC 8200 section 4.7. The kernel's headers for user space do not define it. */
 #define NO_NEXT_HEADER 59
 
 enum probe_flag {
@@ -28,7 +28,7 @@ enum probe_flag {
 struct probe_answer {
 	__u64 token; /* the probe's, unchanged */
 	__be16 version;
-	__be16 flags; /* enum probe_flag; others are to be ignored */
+	__be16 flags; /* enum probe_flag; unknown flags are ignored */
 	__u32 reserved;
 };
 

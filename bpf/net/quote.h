@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What an ICMP error quotes of the packet that it is about.
+ * Reads the packet that an ICMP error quotes.
  */
 #ifndef SEGUE_NET_QUOTE_H
 #define SEGUE_NET_QUOTE_H
 
 #include "parse.h"
 
-/* Of the transport header, what every quote has of it (RFC 792): more than ports. */
+/* Bytes of the transport header that every quote includes (RFC 792): the ports, and four more. */
 #define QUOTED_TRANSPORT 8
 
-/* Reads the addresses and the protocol of a packet of which there is only the
- * beginning, up to its transport header. Its lengths are not looked at. */
+/* Reads addresses and protocol of a quoted packet, up to its transport header. Its lengths are not
+ * checked, because only its beginning is quoted. */
 static __always_inline bool read_quoted_ipv4(struct cursor *at, struct packet *pkt)
 {
 	const struct iphdr *ip = at->pos;
@@ -47,9 +47,10 @@ static __always_inline bool read_quoted_ipv6(struct xdp_md *ctx, struct cursor *
 	return true;
 }
 
-/* Makes the packet one of the flow that is quoted: what the server has sent, seen
- * from the client. False when it is not a VIP's that was asked for. Read in place, for
- * there is no room for another packet on the stack (512 bytes for all functions). */
+/* Gives the packet the key of the quoted flow. A server has sent the quoted packet, and the key
+ * is that of the client's packets, so source and destination change places. False when the
+ * quoted packet's source is not the VIP that the error was sent to. `pkt` is changed in place,
+ * because the stack has no room for a second one (512 bytes for all functions). */
 static __always_inline bool read_quote(struct xdp_md *ctx, struct cursor *at, struct packet *pkt)
 {
 	bool is_v4 = pkt->ethertype == bpf_htons(ETH_P_IP);

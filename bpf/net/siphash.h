@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * SipHash-2-4, which nobody can compute without the key: Aumasson, Bernstein, "SipHash:
- * a fast short-input PRF", 2012, section 2. Of messages in whole words alone.
+ * SipHash-2-4, a keyed hash: Aumasson, Bernstein, "SipHash: a fast short-input PRF", 2012, section
+ * 2. Messages are whole 64-bit words only.
  */
 #ifndef SEGUE_NET_SIPHASH_H
 #define SEGUE_NET_SIPHASH_H
@@ -40,7 +40,7 @@ static __always_inline void sip_absorb(__u64 v[4], __u64 word)
 	v[0] ^= word;
 }
 
-/* `count` is a constant: the number of 64-bit words of the message. */
+/* `count` is the number of 64-bit words of the message; it must be a constant. */
 static __always_inline __u64 siphash(const struct siphash_key *key, const __u64 *message,
 				     __u32 count)
 {

@@ -11,24 +11,24 @@
 #define OUTER_HOP_LIMIT 64 /* of the headers around packets */
 #define ROUTING_TYPE_SRH 4 /* RFC 8754 section 8.1 */
 
-/* What a segment asks of the host that its locator names; docs/protocol.md. */
+/* What a SID asks of the host that its locator names (docs/protocol.md). */
 enum sid_function {
 	SID_HOST = 0x0000, /* no function: the host itself */
 
 	/* At a server. */
-	SID_CONNECT_AVAIL = 0x0001, /* take this new connection if you want it */
-	SID_CONNECT_FORCE = 0x0002, /* take it */
-	SID_ACK = 0x0003,	    /* deliver: the balancer knows that the flow is yours */
-	SID_RECOVER = 0x0004,	    /* deliver if the flow is yours, and tell the balancer */
+	SID_CONNECT_AVAIL = 0x0001, /* accept this new connection, or pass it on */
+	SID_CONNECT_FORCE = 0x0002, /* accept it */
+	SID_ACK = 0x0003,	    /* deliver: the balancer knows that the server has the flow */
+	SID_RECOVER = 0x0004,	    /* like SID_STEER, and tell the balancer */
 	SID_DELIVER = 0x0005,	    /* deliver to the service */
-	SID_STEER = 0x0006,	    /* deliver if the flow is yours */
+	SID_STEER = 0x0006,	    /* deliver if the server has the flow */
 
 	/* At both. */
 	SID_PROBE = 0x0007, /* at a server: answer; at a balancer: this is the answer */
 
 	/* At a balancer. */
-	SID_CREATE = 0x0011, /* the sender took this flow */
-	SID_REMOVE = 0x0012, /* this flow is ending */
+	SID_CREATE = 0x0011, /* create-stickiness: the sender has accepted the flow */
+	SID_REMOVE = 0x0012, /* remove-stickiness: the flow is ending */
 };
 
 struct segment_routing_header {
@@ -52,8 +52,7 @@ static __always_inline void write_sid(struct in6_addr *out, const struct in6_add
 	((__u64 *)out)[1] = sid_low;
 }
 
-/* A SID's argument, its bytes as they are in memory; SID_LOW has it from bit
- * SID_ARGUMENT_SHIFT on. */
+/* The argument's place in a SID's low 64 bits, in memory order. */
 #define SID_ARGUMENT_SHIFT 16
 #define SID_ARGUMENT_MASK ((1ULL << 48) - 1)
 

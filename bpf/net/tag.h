@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The tag of a signal: its SID's argument, which only nodes with the key can make
- * (docs/protocol.md, "Trust").
+ * The tag of a signal. It is the argument of the signal's SID, and only nodes with the key can make
+ * it (docs/protocol.md, "Trust").
  */
 #ifndef SEGUE_NET_TAG_H
 #define SEGUE_NET_TAG_H
@@ -9,7 +9,8 @@
 #include "siphash.h"
 #include "srv6.h"
 
-/* What a tag vouches for, as it is hashed: in network order, without gaps. */
+/* The fields that a tag authenticates, in network order and without gaps, because they are
+ * hashed. */
 struct tagged {
 	struct in6_addr client;
 	struct in6_addr vip;
@@ -20,14 +21,15 @@ struct tagged {
 	__u64 sender; /* the server's locator, in memory order */
 };
 
-/* By the first a node makes tags; it takes those by the other one as well, which is the
- * same unless keys are being changed. */
+/* A node makes tags with the first key, and accepts tags made with either. Both are the same unless
+ * keys are being changed. */
 #define SIGNAL_KEYS 2
 struct signal_keys {
 	struct siphash_key key[SIGNAL_KEYS];
 };
 
-/* Empty: no tags. Elements are replaced whole, and not before all who read them are done. */
+/* Empty if the node uses no tags. An element is replaced as a whole, so readers never see half of
+ * one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -43,7 +45,7 @@ static __always_inline const struct signal_keys *find_signal_keys(void)
 	return bpf_map_lookup_elem(&signal_keys, &first);
 }
 
-/* `flow` is the client's: its source is the client. */
+/* `flow` is the key of the client's packets: its source is the client. */
 static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 sender,
 					    enum sid_function function)
 {
@@ -59,7 +61,7 @@ static __always_inline struct tagged tagged(const struct flow_key *flow, __u64 s
 	return signal;
 }
 
-/* The first 48 bits of the hash, as half_argument has them. Not inlined: the verifier
+/* The first 48 bits of the hash, as sid_low_argument() returns them. Not inlined: the verifier
  * walks it once. */
 __noinline __u64 make_tag(const struct tagged *signal, const struct siphash_key *key)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A limit on what strangers can make a core do, as a token bucket.
+ * A token bucket that limits the work that strangers can cause on a core.
  */
 #ifndef SEGUE_NET_TOKEN_H
 #define SEGUE_NET_TOKEN_H
@@ -8,16 +8,15 @@
 #include "types.h"
 
 /*
- * What one core does of each kind, and how many in a row: more a second than clients
- * have reason to ask for, and at a few microseconds each less than a hundredth of a
- * core. Linux sends as many ICMP errors (net.ipv4.icmp_msgs_per_sec), for a whole host
- * and to all its peers.
+ * The rate of each core, and the burst. Clients have no reason to ask for more, and at a few
+ * microseconds each it takes less than a hundredth of a core. Linux sends as many ICMP errors
+ * (net.ipv4.icmp_msgs_per_sec), though for a whole host.
  */
 #define TOKENS_PER_SECOND 1000
 #define TOKENS_IN_A_ROW 100
 #define TOKEN_INTERVAL (1000000000ULL / TOKENS_PER_SECOND) /* ns */
 
-/* Takes a token, unless there is none. `used` is the time up to which this core's share is
+/* Takes a token; false when there is none. `used` is the time up to which this core's tokens are
  * used, in ns of the coarse monotonic clock. */
 static __always_inline bool take_token(__u64 *used)
 {
