@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether this server wants a connection that it is offered: algorithms 1 and 2 of 6LB.
+ * Accept policies: whether this server accepts an offered connection. Algorithms 1 and 2 of 6LB.
  * (SRLB prints the second one too, but there the attempts never accumulate.)
  */
 #ifndef SEGUE_AGENT_ACCEPT_H
@@ -17,33 +17,33 @@ enum accept_policy {
 };
 
 enum load_source {
-	LOAD_CONNECTIONS = 1, /* those that are open (connections.h) */
-	LOAD_ACCEPT_QUEUE,    /* those that wait for the application */
-	/* User space writes these; here they are all the same. */
+	LOAD_CONNECTIONS = 1, /* open connections (connections.h) */
+	LOAD_ACCEPT_QUEUE,    /* connections that wait in the accept queue */
+	/* Loads that user space writes. The programs treat them alike. */
 	LOAD_APACHE_SCOREBOARD,
 	LOAD_CGROUP,
 	LOAD_SHARED_MEMORY,
 };
 
 /*
- * How a TCP service takes connections. User space replaces it as a whole, and with it
- * the state of the dynamic policy, which else is the programs' own.
+ * How a TCP service accepts connections. User space replaces it as a whole. Only then does user
+ * space write the state of the dynamic policy, which the programs maintain.
  */
 struct acceptance {
 	struct bpf_spin_lock lock;
-	__u32 threshold; /* c: takes a connection while fewer than this are busy */
-	__u32 attempts;	 /* of this window */
+	__u32 threshold; /* c: accepts while fewer workers than this are busy */
+	__u32 attempts;	 /* in this window */
 	__u32 accepted;
 	__u32 window;
-	__u32 few;	   /* fewer accepted than this in a window raise the threshold */
-	__u32 many;	   /* more than this lower it */
-	__u32 capacity;	   /* n, where the source does not know it; 0: none */
-	__u64 stale_after; /* ns; of a load that user space writes */
+	__u32 few;	   /* a window with fewer accepted raises the threshold */
+	__u32 many;	   /* a window with more accepted lowers it */
+	__u32 capacity;	   /* n, if the source does not know it; 0: not set */
+	__u64 stale_after; /* ns; for loads that user space writes */
 	__u8 policy;	   /* enum accept_policy */
 	__u8 source;	   /* enum load_source */
-	__u8 reset;	   /* what is not here goes to the stack, which resets it */
+	__u8 reset;	   /* the stack resets connections that no server has */
 	__u8 pad[1];
-	__u32 initial; /* threshold at first; kept to tell whether the rule has changed */
+	__u32 initial; /* the first threshold; shows whether the policy was changed */
 };
 
 struct {
@@ -54,7 +54,7 @@ struct {
 	__type(value, struct acceptance);
 } acceptances SEC(".maps");
 
-/* What user space read of a service's load. */
+/* A service's load, as user space has read it. */
 struct load {
 	__u32 busy;
 	__u32 capacity;
@@ -69,7 +69,7 @@ struct {
 	__type(value, struct load);
 } loads SEC(".maps");
 
-/* The connections of a service that the server has not closed. */
+/* Open connections of a service: those that the server has not closed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -78,17 +78,16 @@ struct {
 	__type(value, __s64);
 } connections SEC(".maps");
 
-/* Whether they are counted on this host. */
+/* Whether open connections are counted on this host. */
 volatile __u32 connections_counted;
 
-/* What became of a connection that was offered: the `result` label of
- * segue_agent_offers_total. */
+/* The result of an offer: the `result` label of segue_agent_offers_total. */
 enum offer {
 	OFFER_ACCEPTED,
-	OFFER_ACCEPTED_STALE, /* for want of a load to decide by */
+	OFFER_ACCEPTED_STALE, /* because no recent load is known */
 	OFFER_REFUSED,
 	OFFER_REFUSED_DOWN, /* no application listens */
-	OFFER_FORCED,	    /* there was nobody else */
+	OFFER_FORCED,	    /* this server was the last candidate */
 
 	OFFER_COUNT,
 };
@@ -105,7 +104,7 @@ struct {
 	__type(value, struct offers);
 } offers SEC(".maps");
 
-/* Finds the service of a flow, and makes `key` that of its entries. */
+/* Finds the service of a flow, and sets `key` to the key of the service's entries. */
 static __always_inline struct acceptance *find_acceptance(const struct flow_key *flow,
 							  struct service_key *key)
 {
@@ -129,7 +128,7 @@ static __always_inline void count_offer(const struct service_key *key, enum offe
 		counters->count[result]++;
 }
 
-/* False when nothing is known of the load, or it is too old to go by. */
+/* Reads the load. False when it is unknown or stale. */
 static __always_inline bool read_load(const struct acceptance *acceptance,
 				      const struct service_key *key, const struct backlog *backlog,
 				      struct load *load)
@@ -152,7 +151,7 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 		if (!reported || !reported->when)
 			return false;
 		*load = *reported;
-		/* The coarse clock may be behind the one that the load was stamped by. */
+		/* The coarse clock may be behind the clock of the timestamp. */
 		return (__s64)(bpf_ktime_get_coarse_ns() - load->when) <=
 		       (__s64)acceptance->stale_after;
 	}
@@ -165,7 +164,7 @@ static __always_inline bool accept_static(const struct acceptance *acceptance,
 	return load->busy < acceptance->threshold;
 }
 
-/* The end of algorithm 2's window: keep the share that is accepted around one half. */
+/* The end of algorithm 2's window: keeps the accepted share around one half. */
 static __always_inline void adapt(struct acceptance *acceptance, const struct load *load)
 {
 	if (acceptance->accepted < acceptance->few) {
@@ -178,8 +177,8 @@ static __always_inline void adapt(struct acceptance *acceptance, const struct lo
 	acceptance->accepted = 0;
 }
 
-/* Algorithm 2, SRdyn, in its order: the last attempt of a window is decided by the new
- * threshold, and counted in the next one as accepted, though not as an attempt. */
+/* Algorithm 2, SRdyn, in the order of the paper: the new threshold decides the last attempt of a
+ * window. The next window counts that attempt as accepted, but not as an attempt. */
 static __always_inline bool accept_dynamic(struct acceptance *acceptance, const struct load *load)
 {
 	bool accepted;
@@ -195,7 +194,7 @@ static __always_inline bool accept_dynamic(struct acceptance *acceptance, const 
 	return accepted;
 }
 
-/* Asks the policy. */
+/* Applies the policy. */
 static __always_inline enum offer decide_offer(struct acceptance *acceptance,
 					       const struct service_key *key,
 					       const struct backlog *backlog)

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The agent's data path. A packet's way is one line:
+ * The agent's data path. A packet takes these steps:
  *
  *	parse -> function -> decide -> deliver | next segment | answer
  *
- * What is delivered goes up the host's own stack; what is for the next segment
- * leaves from tc ingress, right behind XDP. Replies go straight to the client, but
- * for those that tell a balancer what became of a connection; in SYN-ACKs the MSS is
- * clamped.
+ * Delivered packets go to the host's own stack. Packets for the next segment leave from tc ingress,
+ * right behind XDP. The server's packets go straight to the client, except those that carry a
+ * signal to a balancer. In SYN-ACKs the MSS is clamped.
  */
 #include "maps.h"
 #include "stats.h"
@@ -24,8 +23,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Makes the compiler describe these enumerations in the object, where user space
- * reads the names of the counters. */
+/* Makes the compiler describe these types to user space, which no map mentions. */
 const union {
 	enum agent_reason reason;
 	enum syn_ack syn_ack;
@@ -45,7 +43,8 @@ static __always_inline bool is_tunneled(const struct envelope *envelope)
 	return envelope->encapsulation == ENCAP_GRE || envelope->encapsulation == ENCAP_IPIP;
 }
 
-/* In the table the IPv4-mapped form says IPv4; no IPv6 packet may claim it. */
+/* Whether this server serves the VIP. In the table, the IPv4-mapped form means IPv4, so no IPv6
+ * packet may have it. */
 static __always_inline bool is_served(const struct envelope *envelope)
 {
 	if (envelope->ethertype != bpf_htons(ETH_P_IP) && is_ipv4(&envelope->vip))
@@ -53,7 +52,7 @@ static __always_inline bool is_served(const struct envelope *envelope)
 	return bpf_map_lookup_elem(&vips, &envelope->vip);
 }
 
-/* What is to become of a packet: none if it is to be delivered. */
+/* Decides what to do with a packet. The reason is none if it is to be delivered. */
 static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	bool serves = is_served(envelope);
@@ -84,7 +83,7 @@ static __always_inline bool next_is_server(struct xdp_md *ctx, const struct enve
 	       is_other_server(&next);
 }
 
-/* Leaves the packet for tc_forward, if it may travel on. */
+/* Leaves the packet to tc_forward, if it may travel on. */
 static __always_inline enum agent_reason
 pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
 {
@@ -141,7 +140,7 @@ int xdp_agent(struct xdp_md *ctx)
 SEC("tc")
 int tc_forward(struct __sk_buff *skb)
 {
-	struct ipv6hdr ip __attribute__((aligned(8))); /* SIDs are read by words */
+	struct ipv6hdr ip __attribute__((aligned(8))); /* SIDs are read as words */
 
 	if (!read_behind_xdp(skb, &ip))
 		return TC_ACT_UNSPEC;
@@ -164,7 +163,7 @@ int tc_agent(struct __sk_buff *skb)
 	if (!read_sent(skb, &sent))
 		return TC_ACT_UNSPEC;
 	clamp_mss(skb, &sent);
-	/* A packet that the host only forwards is a stranger's, whatever its source. */
+	/* A packet that the host only forwards is not the server's, whatever its source. */
 	return skb->ingress_ifindex ? TC_ACT_UNSPEC : signal(skb, &sent);
 }
 
@@ -177,7 +176,7 @@ int count_connections(struct bpf_sock_ops *ops)
 	return 1;
 }
 
-/* Answers a socket_query: attached to nothing, user space runs it. */
+/* Answers a socket_query. It is not attached: user space runs it. */
 SEC("xdp")
 int query_socket(struct xdp_md *ctx)
 {

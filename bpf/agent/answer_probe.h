@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The agent's side of probes (probe.h). XDP turns a probe into its answer, and tc
- * sends the answer back to the neighbour that the probe came from: to answer, a server
- * needs no route to the balancer. XDP_TX would need an XDP program at the far end of
- * a veth.
+ * The agent's side of probes (net/probe.h). XDP turns a probe into its answer, and tc sends the
+ * answer back to the neighbour that the probe came from. So a server needs no route to the balancer
+ * to answer. XDP_TX would need an XDP program at the far end of a veth.
  */
 #ifndef SEGUE_AGENT_ANSWER_PROBE_H
 #define SEGUE_AGENT_ANSWER_PROBE_H
@@ -19,10 +18,10 @@
 
 #define ANSWER_HOP_LIMIT 64
 #define ANSWER_SIZE (ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct probe_answer))
-/* No balancer's probe has more headers: an inserted list of three segments. */
+/* The most bytes of headers in a balancer's probe: with an inserted list of three segments. */
 #define MAX_PROBE_HEADERS (2 * sizeof(struct ipv6hdr) + srh_size(3))
 
-/* Where a probe has its token, behind all headers; 0: it is malformed. */
+/* Offset of the token in a probe, behind all headers; 0: the probe is malformed. */
 static __always_inline __u32 token_offset(struct xdp_md *ctx, const struct envelope *envelope)
 {
 	__u32 offset = ETH_HLEN + envelope->size;
@@ -43,7 +42,7 @@ static __always_inline __u32 token_offset(struct xdp_md *ctx, const struct envel
 		       : 0;
 }
 
-/* Reads the token of a probe; false when there is none. */
+/* Reads the token of a probe. False when there is none. */
 static __always_inline bool read_token(struct xdp_md *ctx, const struct envelope *envelope,
 				       __u64 *token)
 {
@@ -59,7 +58,7 @@ static __always_inline bool read_token(struct xdp_md *ctx, const struct envelope
 	return true;
 }
 
-/* The VIP is on this host: user space keeps an eye on it. */
+/* Whether the VIP is an address of this host. User space keeps the table up to date. */
 static __always_inline bool is_present(const struct in6_addr *vip)
 {
 	const __u32 *present = bpf_map_lookup_elem(&vips, vip);
@@ -67,7 +66,7 @@ static __always_inline bool is_present(const struct in6_addr *vip)
 	return present && *present;
 }
 
-/* Makes the frame the answer; its addresses are still those of the probe's Ethernet header. */
+/* Turns the frame into the answer, which keeps the Ethernet addresses of the probe. */
 static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelope *envelope,
 					 __u64 token, __u16 flags)
 {
@@ -96,7 +95,7 @@ static __always_inline bool write_answer(struct xdp_md *ctx, const struct envelo
 	return true;
 }
 
-/* What becomes of a probe. */
+/* Answers a probe, or returns the reason for a drop. */
 static __always_inline enum agent_reason answer_probe(struct xdp_md *ctx,
 						      const struct envelope *envelope, bool serves)
 {
@@ -110,9 +109,9 @@ static __always_inline enum agent_reason answer_probe(struct xdp_md *ctx,
 	return write_answer(ctx, envelope, token, flags) ? AGENT_ANSWER_PROBE : AGENT_DROP_REWRITE;
 }
 
-/* Whether xdp_agent left an answer for tc to send. XDP lets nothing else pass from this
- * host's own address to this function, but for a packet that some host on the link made
- * up: it gets its packet back. */
+/* Whether the packet is an answer that xdp_agent left to tc. XDP passes no other packet from
+ * this host's own address to this function, unless a host on the link forges one: that host gets
+ * it back. */
 static __always_inline bool is_probe_answer(const struct __sk_buff *skb, const struct ipv6hdr *ip)
 {
 	return ip->nexthdr == NO_NEXT_HEADER && sid_function(&ip->daddr) == SID_PROBE &&
@@ -120,7 +119,7 @@ static __always_inline bool is_probe_answer(const struct __sk_buff *skb, const s
 	       is_to_host(skb);
 }
 
-/* Sends a frame back to the neighbour that it came from. */
+/* Sends the frame back to the neighbour that it came from. */
 static __always_inline int turn_back(struct __sk_buff *skb)
 {
 	__u8 old[2 * ETH_ALEN], turned[2 * ETH_ALEN];

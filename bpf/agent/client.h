@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Which flow the packet in an envelope is of.
+ * Reads the client's packet inside an envelope, as far as its flow key.
  */
 #ifndef SEGUE_AGENT_CLIENT_H
 #define SEGUE_AGENT_CLIENT_H
@@ -18,7 +18,8 @@ struct delivered_fragment {
 	__be32 identification;
 };
 
-/* The packets whose first fragments were delivered: the others have no ports. */
+/* Packets whose first fragment was delivered. Later fragments have no ports to find their flow
+ * by. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_DELIVERED_FRAGMENTS);
@@ -26,7 +27,7 @@ struct {
 	__type(value, __u32);
 } delivered_fragments SEC(".maps");
 
-/* A client's packet, and which piece of it. */
+/* A client's packet, or a fragment of one. */
 struct client_packet {
 	struct packet packet;
 	struct fragment fragment;
@@ -59,7 +60,7 @@ static __always_inline bool first_was_delivered(const struct client_packet *clie
 	return bpf_map_lookup_elem(&delivered_fragments, &key);
 }
 
-/* The client's own header is in front of the segment routing header. */
+/* Reads a packet with an inserted header: the client's own IPv6 header is in front of it. */
 static __always_inline bool
 read_inserted_client(struct xdp_md *ctx, const struct envelope *envelope, struct packet *pkt)
 {
@@ -86,13 +87,13 @@ static __always_inline bool read_wrapped_client(struct xdp_md *ctx, const struct
 	};
 
 	if (envelope->ethertype == bpf_htons(ETH_P_IP)) {
-		/* A fragment is no error here. */
+		/* Fragments are accepted here. */
 		if (parse_ipv4(&at, pkt, &client->fragment))
 			return false;
 	} else if (parse_ipv6(&at, pkt)) {
 		return false;
 	}
-	pkt->length += envelope->size; /* as if the frame's own header said so */
+	pkt->length += envelope->size; /* as move_to() counts from the start of the frame */
 	pkt->transport = at.pos - frame_start(ctx);
 	return true;
 }
@@ -104,9 +105,8 @@ static __always_inline bool is_icmp_for(const struct packet *pkt)
 }
 
 /*
- * Reads the packet in an envelope to a VIP of ours as far as its flow; `client` must be
- * zero. False when it is not of TCP, or of no flow. Not inlined: the verifier walks it
- * once.
+ * Reads the client's packet up to the ports. `client` must be zero. False when it is not TCP, or
+ * has no flow. Not inlined: the verifier walks it once.
  */
 __noinline int read_client(struct xdp_md *ctx, const struct envelope *envelope,
 			   struct client_packet *client)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Counts the connections of each service, as the load to decide by. The kernel calls for
- * the sockets of all network namespaces in the control group; those of the agent's own
- * are its services'.
+ * Counts the open connections of each service, which accept policies use as the load. The kernel
+ * calls this program for sockets of all network namespaces in the control group. Sockets of the
+ * agent's own namespace count.
  */
 #ifndef SEGUE_AGENT_CONNECTIONS_H
 #define SEGUE_AGENT_CONNECTIONS_H
 
 #include "accept.h"
 
-/* The network namespace of the agent. */
+/* The cookie of the agent's network namespace. */
 volatile __u64 node_netns;
 
 #define IPV6_FAMILY 10 /* AF_INET6 */
@@ -17,8 +17,8 @@ volatile __u64 node_netns;
 static __always_inline __s64 *connections_of(const struct bpf_sock_ops *ops)
 {
 	struct service_key key = { .protocol = IPPROTO_TCP };
-	/* Read before it is known to be of use: the verifier wants plain accesses, and the
-	 * compiler would make one of two. */
+	/* Both are read before one is chosen: the verifier requires plain accesses, and the
+	 * compiler would merge the two reads. */
 	__u32 ipv4 = ((const volatile struct bpf_sock_ops *)ops)->local_ip4;
 	__s64 *count;
 
@@ -38,7 +38,7 @@ static __always_inline __s64 *connections_of(const struct bpf_sock_ops *ops)
 	return bpf_map_lookup_elem(&connections, &key);
 }
 
-/* Whether the server's side has not closed yet; the client's may have. */
+/* Whether the server has not closed the connection yet. The client may have. */
 static __always_inline bool is_open(__u32 state)
 {
 	return state == BPF_TCP_ESTABLISHED || state == BPF_TCP_CLOSE_WAIT;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Takes the envelope off: the frame is then as the balancer got it from the
- * client, but for the hop that the balancer took, and for congestion met since.
+ * Decapsulation. The frame is then as the client sent it, except for its hop limit, which the
+ * balancer has decremented, and for congestion marks from the path to the server.
  */
 #ifndef SEGUE_AGENT_DECAP_H
 #define SEGUE_AGENT_DECAP_H
@@ -9,10 +9,10 @@
 #include "net/ecn.h"
 #include "envelope.h"
 
-/* 256 units of 8 bytes: all that an extension header can be. */
+/* Bytes of the longest extension header: 256 units of 8. */
 #define MAX_EXTENSION 2048
 
-/* Shows the congestion met on the way in the inner header, right behind Ethernet's. */
+/* Writes the ECN field of the inner header, which is right behind Ethernet's. */
 static __always_inline bool set_inner_ecn(const struct xdp_md *ctx, const struct envelope *envelope,
 					  __u8 ecn)
 {
@@ -30,7 +30,7 @@ static __always_inline bool set_inner_ecn(const struct xdp_md *ctx, const struct
 	return true;
 }
 
-/* Takes the headers in front of an inner packet off. */
+/* Removes the headers in front of an inner packet. */
 static __always_inline enum agent_reason decapsulate(struct xdp_md *ctx,
 						     const struct envelope *envelope)
 {
@@ -56,10 +56,9 @@ static __always_inline enum agent_reason decapsulate(struct xdp_md *ctx,
 }
 
 /*
- * Moves `size` bytes of hop-by-hop options `distance` bytes towards the end,
- * over the segment routing header behind them. Returns 0, or -1 when they do not
- * fit the frame. Not inlined: the verifier walks the loop once, and almost no
- * packet has any.
+ * Moves `size` bytes of hop-by-hop options `distance` bytes towards the end, over the segment
+ * routing header behind them. Returns 0, or -1 when the frame is too short. Not inlined: the
+ * verifier walks the loop once, and almost no packet has options.
  */
 __noinline int move_options_back(struct xdp_md *ctx, __u32 distance, __u32 size)
 {
@@ -76,7 +75,7 @@ __noinline int move_options_back(struct xdp_md *ctx, __u32 distance, __u32 size)
 	return 0;
 }
 
-/* Whoever names the segment routing header as the next one. */
+/* The next-header field in front of the segment routing header. */
 static __always_inline __u8 *names_srh(struct ipv6hdr *ip, const struct envelope *envelope)
 {
 	struct extension_header *options = (void *)(ip + 1);
@@ -84,7 +83,7 @@ static __always_inline __u8 *names_srh(struct ipv6hdr *ip, const struct envelope
 	return envelope->options ? &options->next_header : &ip->nexthdr;
 }
 
-/* Takes an inserted segment routing header out: what is in front moves up. */
+/* Removes an inserted segment routing header: moves the headers in front of it. */
 static __always_inline enum agent_reason remove_srh(struct xdp_md *ctx,
 						    const struct envelope *envelope)
 {
@@ -111,7 +110,7 @@ static __always_inline enum agent_reason remove_srh(struct xdp_md *ctx,
 	return AGENT_NONE;
 }
 
-/* Hands the client's packet to the host's own stack. */
+/* Decapsulates the client's packet, for the host's own stack. */
 static __always_inline enum agent_reason deliver(struct xdp_md *ctx,
 						 const struct envelope *envelope)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * From the wire to a VIP: which SID or tunnel of this node a frame came to, what
- * is wrapped around the client's packet, and where that packet was going.
+ * Reads an envelope, the headers around a client's packet: which SID or tunnel of this node it came
+ * to, which encapsulation it has, and to which VIP the client's packet is going.
  */
 #ifndef SEGUE_AGENT_ENVELOPE_H
 #define SEGUE_AGENT_ENVELOPE_H
@@ -13,26 +13,26 @@
 #include "net/srv6.h"
 #include "stats.h"
 
-/* The node's locator, in memory order, changed in one store; 0: it has none. */
+/* The node's locator, in memory order, replaced by one store; 0: the node has none. */
 volatile __u64 node_locator;
 
-/* What a client's packet came in. */
+/* The headers around a client's packet. */
 struct envelope {
 	struct in6_addr vip;
 	__u64 sender;	     /* the balancer's locator, in memory order */
-	__u64 first_segment; /* that of the list's first segment, if it is visited; else 0 */
+	__u64 first_segment; /* locator of the list's first segment, if it was visited; else 0 */
 	__u16 function;	     /* enum sid_function; SID_HOST in a tunnel */
 	__be16 ethertype;    /* of the packet to deliver */
 	__u16 options;	     /* bytes of hop-by-hop options */
 	__u16 srh;	     /* bytes of the segment routing header; 0: none */
-	__u16 size;	     /* bytes of all headers in front of an inner packet */
+	__u16 size;	     /* bytes of all headers in front of the inner packet */
 	__u8 encapsulation;  /* enum encapsulation */
 	__u8 hop_limit;
 	__u8 traffic_class;
 	__u8 inner_class; /* the inner packet's TOS or traffic class */
 	__u8 segments_left;
-	__u8 next_header; /* behind what was read so far */
-	bool inner_fits;  /* the inner packet's lengths agree with the outer's */
+	__u8 next_header; /* behind the headers read so far */
+	bool inner_fits;  /* the inner packet's length agrees with the outer one's */
 };
 
 /* The locator of a SID, in memory order. */
@@ -61,14 +61,14 @@ static __always_inline bool is_tunnel(__u8 protocol)
 	return protocol == IPPROTO_GRE || protocol == IPPROTO_IPIP || protocol == IPPROTO_IPV6;
 }
 
-/* Takes `size` bytes of outer headers as read. */
+/* Moves the cursor over `size` bytes of outer headers. */
 static __always_inline void peel(struct cursor *at, struct envelope *envelope, __u32 size)
 {
 	skip(at, size);
 	envelope->size += size;
 }
 
-/* Reads the destination of the packet inside. False when there is no header to read it from. */
+/* Reads the header of the inner packet. False when there is none. */
 static __always_inline bool read_inner(const struct cursor *at, struct envelope *envelope,
 				       __be16 ethertype)
 {
@@ -83,9 +83,8 @@ static __always_inline bool read_inner(const struct cursor *at, struct envelope 
 	return true;
 }
 
-/* Reads what is behind the outer header of a tunnel to this node. Whatever is
- * not as our balancers send it may belong to another tunnel between the same
- * addresses. */
+/* Reads the headers behind the outer header of a tunnel to this node. Packets in other formats
+ * than a balancer's may belong to another tunnel between the same addresses: they pass. */
 static __always_inline enum agent_reason read_tunnel(struct cursor *at, struct envelope *envelope)
 {
 	__be16 ethertype = inner_ethertype(envelope->next_header);
@@ -144,9 +143,9 @@ static __always_inline bool read_options(struct cursor *at, struct envelope *env
 }
 
 /*
- * The checks of RFC 8754 section 4.3.1.1. Segments left may be one more than
- * the last entry: a reduced header leaves out the first segment (4.1.1). TLVs
- * behind the list are skipped (section 2.1).
+ * Reads a segment routing header, with the checks of RFC 8754 section 4.3.1.1. The segments left
+ * may be one more than the last entry, because a reduced header leaves out the first segment
+ * (section 4.1.1). TLVs behind the list are skipped (section 2.1).
  */
 static __always_inline enum agent_reason read_srh(struct cursor *at, struct envelope *envelope)
 {
@@ -167,7 +166,7 @@ static __always_inline enum agent_reason read_srh(struct cursor *at, struct enve
 		return AGENT_DROP_SRH_SEGMENTS_LEFT;
 	first = &srh->segment[srh->last_entry];
 	if ((void *)(first + 1) > at->end)
-		return AGENT_DROP_SRH_TRUNCATED; /* checked already, but not for the verifier */
+		return AGENT_DROP_SRH_TRUNCATED; /* never: this check is for the verifier */
 	if (srh->segments_left < srh->last_entry)
 		envelope->first_segment = locator_of(first);
 	envelope->vip = srh->segment[0];
@@ -179,8 +178,8 @@ static __always_inline enum agent_reason read_srh(struct cursor *at, struct enve
 }
 
 /*
- * In an inserted list the sender is the first segment, which is not a server's. The
- * function deliver does not ask for one, and so takes a reduced header too.
+ * Finds the sender of an inserted list: the first segment is the balancer. The function `deliver`
+ * needs no sender, so it permits a reduced header.
  */
 static __always_inline enum agent_reason read_inserted(struct envelope *envelope)
 {
@@ -193,7 +192,7 @@ static __always_inline enum agent_reason read_inserted(struct envelope *envelope
 	return AGENT_NONE;
 }
 
-/* Reads behind the header of a packet to a SID, up to the VIP. */
+/* Reads the headers behind the IPv6 header of a packet to a SID, up to the VIP. */
 static __always_inline enum agent_reason read_segments(struct cursor *at, struct envelope *envelope)
 {
 	if (envelope->next_header == IPPROTO_HOPOPTS && !read_options(at, envelope))
@@ -216,7 +215,7 @@ static __always_inline enum agent_reason read_segments(struct cursor *at, struct
 	return read_inserted(envelope);
 }
 
-/* Whether servers have the function, for packets to VIPs. */
+/* Whether it is a function of servers for packets to VIPs. */
 static __always_inline bool is_vip_function(__u16 function)
 {
 	return function >= SID_CONNECT_AVAIL && function <= SID_STEER;
@@ -227,8 +226,8 @@ static __always_inline bool is_server_function(__u16 function)
 	return is_vip_function(function) || function == SID_PROBE;
 }
 
-/* Whether a packet may travel on to a segment. A balancer would take it for a signal of this
- * server's, whoever sent it. */
+/* Whether a packet may travel on to this segment: only to another server. A balancer would take the
+ * packet for a signal of this server, whoever sent it. */
 static __always_inline bool is_other_server(const struct in6_addr *segment)
 {
 	return is_vip_function(sid_function(segment)) && !in_node_locator(segment) &&
@@ -275,8 +274,8 @@ static __always_inline enum agent_reason read_ipv6(struct cursor *at, struct env
 }
 
 /*
- * Whether a frame tries to choose its way from where it must not: RFC 8754 section 5.1,
- * and segments that are left in front of a VIP. Not inlined: few interfaces are outside.
+ * Whether a frame from outside the domain must be dropped: it is to a SID with a function (RFC 8754
+ * section 5.1), or to a VIP with segments left. Not inlined: few interfaces are outside.
  */
 __noinline int is_intruder(struct xdp_md *ctx)
 {
@@ -292,8 +291,7 @@ __noinline int is_intruder(struct xdp_md *ctx)
 	return result == PARSE_SEGMENTS_LEFT && bpf_map_lookup_elem(&vips, &pkt.key.destination);
 }
 
-/* Reads a frame up to the VIP; the reason is none if there is one. `envelope`
- * must be zero. */
+/* Reads a frame up to the VIP. The reason is none if there is one. `envelope` must be zero. */
 static __always_inline enum agent_reason read_envelope(const struct xdp_md *ctx,
 						       struct envelope *envelope)
 {

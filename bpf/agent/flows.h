@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the server knows of the connections that it was offered: table III of 6LB,
- * "Scalable and Application-Aware Load Balancing with Segment Routing". It says
- * whom to tell what becomes of a connection; which ones there are, the sockets say
- * (local.h). An entry that is lost costs a remove-stickiness, and no connection.
+ * The server's flow table: table III of 6LB, "Scalable and Application-Aware Load Balancing with
+ * Segment Routing". An entry names the balancer that gets the signals of a connection. Whether a
+ * connection exists, the sockets tell (local.h). If an entry is lost, so is a remove-stickiness,
+ * but no connection.
  */
 #ifndef SEGUE_AGENT_FLOWS_H
 #define SEGUE_AGENT_FLOWS_H
@@ -11,18 +11,18 @@
 #include "envelope.h"
 
 #define MAX_AGENT_FLOWS 131072
-/* How long a flow is remembered that has ended (6LB table III). */
+/* How long an ended flow is remembered (6LB table III). */
 #define CLOSING_LIFETIME 10000000000LL /* ns */
-/* How long a client may take to repeat its SYN: the longest timeout (RFC 6298 section 2.5
- * allows any of 60 s and more; Linux has 120). After that the connection is a new one. */
+/* The longest time in which a client repeats its SYN. RFC 6298 section 2.5 permits a maximum
+ * timeout of 60 s or more, and Linux has 120 s. A later SYN is a new connection. */
 #define REPEAT_LIFETIME 120000000000LL /* ns */
 
 enum agent_flow_state {
 	AGENT_FLOW_LISTEN,  /* not in the table */
-	AGENT_FLOW_WAIT,    /* what the application sends goes through the balancer */
-	AGENT_FLOW_DIRECT,  /* the balancer knows; what it sends goes to the client */
-	AGENT_FLOW_ENDING,  /* the end could not be told yet: the next packet that fits does */
-	AGENT_FLOW_CLOSING, /* one side has ended it */
+	AGENT_FLOW_WAIT,    /* the application's packets go to the balancer, with a signal */
+	AGENT_FLOW_DIRECT,  /* the balancer knows the flow; packets go straight to the client */
+	AGENT_FLOW_ENDING,  /* the end is not signalled yet: the next packet with room signals it */
+	AGENT_FLOW_CLOSING, /* one side has ended the connection */
 };
 
 struct agent_flow {
@@ -30,11 +30,11 @@ struct agent_flow {
 	__u64 since;	/* ns of the coarse monotonic clock */
 	__u8 state;	/* enum agent_flow_state */
 	__u8 encapsulation;
-	__u8 told; /* the end, to this balancer */
+	__u8 told; /* the end was signalled to this balancer */
 	__u8 pad[5];
 };
 
-/* By the client's packets: the source is the client. The oldest make room. */
+/* By the key of the client's packets, whose source is the client. The oldest entry is evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_AGENT_FLOWS);
@@ -52,7 +52,7 @@ static __always_inline const struct agent_flow *find_agent_flow(const struct flo
 	return flow;
 }
 
-/* Replaced whole, so that whoever reads it sees nothing half done. */
+/* Replaces the whole entry, so that readers never see half of a change. */
 static __always_inline void put_agent_flow(const struct flow_key *key, struct agent_flow *flow)
 {
 	flow->since = bpf_ktime_get_coarse_ns();
@@ -71,7 +71,7 @@ static __always_inline void store_agent_flow(const struct flow_key *key, __u64 b
 	put_agent_flow(key, &flow);
 }
 
-/* Takes on what the packet says. Most packets of a flow say nothing new. */
+/* Updates the entry if the packet changes it. Most packets of a flow do not. */
 static __always_inline void update_agent_flow(const struct flow_key *key,
 					      const struct agent_flow *flow,
 					      const struct envelope *envelope,

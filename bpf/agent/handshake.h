@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the functions about flows ask of the server: the left half of 6LB's table III,
- * packets from the balancer. signal.h is the other half.
+ * The functions about flows, on packets from the balancer: the left half of 6LB's table III.
+ * signal.h is the right half.
  */
 #ifndef SEGUE_AGENT_HANDSHAKE_H
 #define SEGUE_AGENT_HANDSHAKE_H
@@ -12,13 +12,13 @@
 #include "local.h"
 #include "net/token.h"
 
-/* The VIP of an inserted header is a segment too, but no server. */
+/* Whether this server is the last of the list. In an inserted header the VIP is a segment too. */
 static __always_inline bool is_last_server(const struct envelope *envelope)
 {
 	return envelope->segments_left <= (envelope->encapsulation == ENCAP_SRV6_INSERT);
 }
 
-/* A repeated SYN of a connection that is here, or one that the stack has to judge. */
+/* Handles a SYN of a connection that this server has. The stack decides what the SYN means. */
 static __always_inline void handle_repeated_syn(const struct packet *pkt,
 						const struct envelope *envelope, int kinds)
 {
@@ -31,8 +31,8 @@ static __always_inline void handle_repeated_syn(const struct packet *pkt,
 				 AGENT_FLOW_DIRECT);
 }
 
-/* A SYN that came before, whose connection is not to be seen yet or will have a cookie. What
- * waits for longer is of a client that went away. */
+/* Whether this server has accepted the same SYN before. The connection may not have a socket
+ * yet, or will have a SYN cookie. After REPEAT_LIFETIME, the client of the first SYN has gone. */
 static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
 {
 	const struct agent_flow *flow = find_agent_flow(&pkt->key);
@@ -41,8 +41,8 @@ static __always_inline bool was_accepted(const struct packet *pkt, int kinds)
 	       (__s64)(bpf_ktime_get_coarse_ns() - flow->since) <= REPEAT_LIFETIME;
 }
 
-/* A connection that is new here. What has no service has no policy, and nobody to count
- * it: only the last server takes it. */
+/* Decides whether to accept a new connection. Without a service there is no policy: only the last
+ * server accepts. */
 static __always_inline bool take_connection(const struct packet *pkt, int kinds, bool is_forced,
 					    const struct backlog *backlog)
 {
@@ -62,7 +62,7 @@ static __always_inline bool take_connection(const struct packet *pkt, int kinds,
 	return result != OFFER_REFUSED && result != OFFER_REFUSED_DOWN;
 }
 
-/* connect-avail and connect-force. The last server takes it by either. */
+/* connect-avail and connect-force. The last server accepts in both cases. */
 static __always_inline enum agent_reason
 handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
@@ -80,7 +80,8 @@ handle_connect(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	return AGENT_NONE;
 }
 
-/* Where a packet of a known flow leads; `otherwise` is for a packet that does not end it. */
+/* The state of a flow after a packet. `otherwise` is the state after a packet that does not end
+ * it. */
 static __always_inline enum agent_flow_state next_agent_state(const struct packet *pkt,
 							      const struct agent_flow *flow,
 							      enum agent_flow_state otherwise)
@@ -90,8 +91,8 @@ static __always_inline enum agent_flow_state next_agent_state(const struct packe
 	return ends_connection(pkt) ? AGENT_FLOW_CLOSING : otherwise;
 }
 
-/* ack-stickiness: whoever asks is told by the stack if the flow is not here, and the
- * balancer by what the stack says then (signal.h). */
+/* ack-stickiness. If this server does not have the flow, the stack resets it, and the reset signals
+ * the end to the balancer (signal.h). */
 static __always_inline enum agent_reason
 handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
 {
@@ -108,7 +109,8 @@ handle_ack(struct xdp_md *ctx, const struct envelope *envelope, const struct pac
 	return AGENT_NONE;
 }
 
-/* A token bucket for resets (token.h): the packet may be anybody's, and name any client. */
+/* A token bucket for resets (net/token.h), because anybody can send such packets in any client's
+ * name. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -124,8 +126,8 @@ static __always_inline bool may_reset_now(void)
 	return used && take_token(used);
 }
 
-/* A packet of a flow that no server has: the stack resets it, if the service says so. ICMP
- * errors are about such a flow, and answered by nobody. */
+/* Handles a packet of a flow that no server has: the stack resets the connection, if the service is
+ * configured so. ICMP errors are dropped. */
 static __always_inline enum agent_reason refuse_unknown_flow(const struct packet *pkt)
 {
 	struct service_key key = {};
@@ -137,9 +139,9 @@ static __always_inline enum agent_reason refuse_unknown_flow(const struct packet
 }
 
 /*
- * recover-stickiness and steer. Only the sockets count: an entry may be of a connection
- * that is over, while another server has the client's next one from the same port. A
- * socket in TIME_WAIT counts where no other server is left to ask, for the same reason.
+ * recover-stickiness and steer. Only sockets count. An entry may be of a connection that is over,
+ * while another server has the client's next connection from the same port. For the same reason, a
+ * socket in TIME_WAIT counts only if no other server is left to ask.
  */
 static __always_inline enum agent_reason
 handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct packet *pkt)
@@ -161,7 +163,7 @@ handle_recover(struct xdp_md *ctx, const struct envelope *envelope, const struct
 	return AGENT_NONE;
 }
 
-/* A later fragment goes where the first one went. */
+/* Handles a later fragment, which follows the first one. */
 static __always_inline enum agent_reason handle_later_fragment(const struct envelope *envelope,
 							       const struct client_packet *client)
 {
@@ -170,7 +172,8 @@ static __always_inline enum agent_reason handle_later_fragment(const struct enve
 	return is_last_server(envelope) ? AGENT_DROP_NOT_LOCAL : AGENT_NEXT_NOT_LOCAL;
 }
 
-/* Whom to tell of a flow is what the packet says; so it has to be one of them. */
+/* Whether the sender is a balancer. Signals go to the sender of a packet, so strangers must not be
+ * accepted. */
 static __always_inline bool is_balancer(__u64 sender)
 {
 	struct locator_prefix key = { .length = 64 };
@@ -182,8 +185,8 @@ static __always_inline bool is_balancer(__u64 sender)
 }
 
 /*
- * Returns enum agent_reason of a packet to a VIP of ours, and to another function than
- * deliver: none if it is to be delivered. Not inlined: the verifier walks it once.
+ * Handles a packet to a VIP of this server with a function about flows. Returns enum agent_reason:
+ * none if the packet is to be delivered. Not inlined: the verifier walks it once.
  */
 __noinline int handle_flow_function(struct xdp_md *ctx, const struct envelope *envelope)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whether a flow is this server's, by the kernel's own sockets. They cannot be washed out
- * by a flood, and none of them outlives its connection.
+ * Whether this server has a flow, by the kernel's own sockets. A flood cannot evict them, and no
+ * socket outlives its connection.
  */
 #ifndef SEGUE_AGENT_LOCAL_H
 #define SEGUE_AGENT_LOCAL_H
 
 #include "client.h"
 
-/* Of the kernel's structures, what is read; where it is, the loader finds out (CO-RE). */
+/* The fields of the kernel's structures that are read. The loader finds their offsets (CO-RE). */
 struct sock {
 	__u32 sk_ack_backlog;
 	__u32 sk_max_ack_backlog;
@@ -30,17 +30,17 @@ struct tcp_request_sock {
 	__u32 snt_isn;
 } __attribute__((preserve_access_index));
 
-/* What the kernel has for a flow; several may hold. */
+/* The sockets that the kernel has for a flow. Several may hold. */
 enum socket_kind {
 	SOCKET_NONE = 0,
-	SOCKET_LISTENING = 1 << 0, /* the application is up */
-	SOCKET_REQUEST = 1 << 1,   /* its SYN was answered */
-	SOCKET_CONNECTED = 1 << 2, /* until both sides have closed it */
-	SOCKET_TIME_WAIT = 1 << 3, /* it was here, and is over */
-	SOCKET_COOKIE = 1 << 4,	   /* the packet returns a SYN cookie of ours */
+	SOCKET_LISTENING = 1 << 0, /* the application listens */
+	SOCKET_REQUEST = 1 << 1,   /* half-open: the SYN was answered */
+	SOCKET_CONNECTED = 1 << 2, /* until both sides have closed the connection */
+	SOCKET_TIME_WAIT = 1 << 3, /* the connection is over */
+	SOCKET_COOKIE = 1 << 4,	   /* the packet returns a valid SYN cookie */
 };
 
-/* How many connections wait for the application, and how many may. */
+/* Connections in the accept queue, and the queue's limit. */
 struct backlog {
 	__u32 waiting;
 	__u32 most;
@@ -80,7 +80,7 @@ static __always_inline void read_backlog(struct bpf_sock *listener, struct backl
 	backlog->most = tcp->inet_conn.icsk_inet.sk.sk_max_ack_backlog;
 }
 
-/* Whether the application listens: port 0 is no client's. */
+/* Whether the application listens. No client has port 0, so the lookup finds only listeners. */
 static __always_inline bool is_listening(struct xdp_md *ctx, const struct flow_key *key,
 					 struct backlog *backlog)
 {
@@ -96,8 +96,8 @@ static __always_inline bool is_listening(struct xdp_md *ctx, const struct flow_k
 	return listening;
 }
 
-/* Under a flood of SYNs the kernel keeps nothing of a connection but what the client
- * returns. The kernel computes the cookie from the header that the client has sent. */
+/* Whether the packet returns a valid SYN cookie. Under a flood of SYNs the kernel keeps no
+ * socket for a half-open connection. */
 static __always_inline bool returns_cookie(struct xdp_md *ctx, const struct packet *pkt,
 					   struct bpf_sock *listener)
 {
@@ -122,11 +122,10 @@ static __always_inline bool returns_cookie(struct xdp_md *ctx, const struct pack
 }
 
 /*
- * Reads the sequence number of the SYN-ACK that a half-open connection was answered with.
- * bpf_skc_to_tcp_request_sock knows no requests to listeners of multipath TCP, though
- * these begin with the same structure. The verifier takes no other way into a socket: so
- * its address is read from the stack, and what is there as any memory of the kernel's,
- * which locked down kernels refuse.
+ * Reads the sequence number of the SYN-ACK of a half-open connection. bpf_skc_to_tcp_request_sock
+ * does not support requests of multipath TCP, though they begin with the same structure. The
+ * verifier permits no other access to a socket's fields. So the program reads the socket's address
+ * from the stack, and then the field as kernel memory, which kernels in lockdown refuse.
  */
 static __always_inline bool read_sent_isn(struct bpf_sock *socket, __u32 *isn)
 {
@@ -137,9 +136,9 @@ static __always_inline bool read_sent_isn(struct bpf_sock *socket, __u32 *isn)
 }
 
 /*
- * Whether a packet of a half-open connection acknowledges this server's SYN-ACK, and not
- * that of another server which took a copy of the SYN: to that one the connection belongs,
- * and this one's stack would reset it.
+ * Whether a packet of a half-open connection acknowledges this server's SYN-ACK. It may acknowledge
+ * the SYN-ACK of another server that accepted a copy of the SYN. Then the connection belongs to
+ * that server, and this server's stack would reset it.
  */
 static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet *pkt,
 					 struct bpf_sock *socket)
@@ -155,8 +154,8 @@ static __always_inline bool is_answer_to(struct xdp_md *ctx, const struct packet
 }
 
 /*
- * Returns enum socket_kind of the packet's flow, and with a listener its backlog. Not
- * inlined: the verifier walks it once.
+ * Returns the kinds of sockets (enum socket_kind) of the packet's flow, and sets the backlog if
+ * there is a listener. Not inlined: the verifier walks it once.
  */
 __noinline int find_local(struct xdp_md *ctx, const struct packet *pkt, struct backlog *backlog)
 {

@@ -9,8 +9,8 @@
 
 #define MAX_AGENT_SERVICES 65536
 
-/* The VIPs of the services that this server takes part in, and whether they are addresses
- * of this host at the moment. */
+/* The VIPs that this server serves. The value is 1 while the VIP is an address of this host,
+ * else 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -19,10 +19,10 @@ struct {
 	__type(value, __u32);
 } vips SEC(".maps");
 
-/* Whether those that may ask about flows are named; else all may, and no look-up tells. */
+/* Whether `balancers` restricts who may send functions about flows. If not, everybody may. */
 volatile __u32 balancers_are_named;
 
-/* Their locators, of any length up to all 64 bits. */
+/* A prefix of locators, of up to 64 bits. */
 struct locator_prefix {
 	__u32 length; /* in bits */
 	__u8 locator[8];
@@ -30,13 +30,13 @@ struct locator_prefix {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 2 * 1024); /* all, and those before, while they are replaced */
+	__uint(max_entries, 2 * 1024); /* old and new ones, while they are replaced */
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct locator_prefix);
 	__type(value, __u32);
 } balancers SEC(".maps");
 
-/* This end of gre and ipip tunnels. */
+/* This node's addresses as the end of gre and ipip tunnels. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -52,7 +52,7 @@ struct service_key {
 	__u8 pad;
 };
 
-/* The largest MSS that fits the way from the balancers, by TCP service. */
+/* The largest MSS that fits the path from the balancers, by TCP service. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -65,7 +65,7 @@ struct service_label {
 	__u8 name[NAME_SIZE]; /* zero-terminated */
 };
 
-/* The services by their names, for other tools; no program reads it. */
+/* Names of services, for user space; no program reads it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_AGENT_SERVICES);
@@ -75,8 +75,8 @@ struct {
 } service_names SEC(".maps");
 
 /*
- * The addresses that the agent put on the host, and the indexes of their interfaces,
- * for it to take them away again after any number of restarts; no program reads it.
+ * The addresses that the agent has added to the host, with the indexes of their interfaces. They
+ * are kept so that the agent can remove them after any number of restarts; no program reads them.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

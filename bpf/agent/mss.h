@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Lowers the maximum segment size that the server offers a client (RFC 9293
- * section 3.7.1), so that the client's segments still fit the way from the
- * balancer to here when they are wrapped.
+ * MSS clamping: lowers the maximum segment size that the server offers a client (RFC 9293 section
+ * 3.7.1), so that the client's segments fit the path from balancer to server after encapsulation.
  */
 #ifndef SEGUE_AGENT_MSS_H
 #define SEGUE_AGENT_MSS_H
@@ -11,20 +10,20 @@
 #include "stats.h"
 #include "sent.h"
 
-/* Of at most 40 bytes; who sends more than these pads without sense. */
+/* The options have at most 40 bytes. More options than these would be mostly padding. */
 #define MAX_TCP_OPTIONS 20
 #define TCP_OPTION_END 0
 #define TCP_OPTION_NOP 1
 #define TCP_OPTION_MSS 2
 #define TCP_OPTION_MSS_SIZE 4
 
-/* Where the value of an MSS option is in the frame, and what it is. */
+/* An MSS option: the offset of its value in the frame, and the value. */
 struct mss_option {
 	__u32 at;
 	__be16 value;
 };
 
-/* The largest segment size of the service; 0: none of ours. */
+/* The largest segment size of the service; 0: this node has no such service. */
 static __always_inline __u32 largest_mss(struct service_key *key)
 {
 	__u32 *mss = bpf_map_lookup_elem(&segment_sizes, key);
@@ -75,13 +74,13 @@ static __always_inline enum syn_ack find_mss(const struct __sk_buff *skb, __u32 
 	return SYN_ACK_MALFORMED;
 }
 
-/* The checksum is of 16-bit words, and an option may begin at an odd byte. */
+/* A value as the checksum adds it: in 16-bit words, though an option may begin at an odd byte. */
 static __always_inline __u16 checksum_word(__be16 value, __u32 offset)
 {
 	return offset & 1 ? value << 8 | value >> 8 : value;
 }
 
-/* The checksum follows by RFC 1624. */
+/* Updates the checksum by RFC 1624. */
 static __always_inline bool write_mss(struct __sk_buff *skb, __u32 tcp,
 				      const struct mss_option *mss, __be16 value)
 {
@@ -104,7 +103,7 @@ static __always_inline enum syn_ack clamp(struct __sk_buff *skb, __u32 tcp, __u3
 	return write_mss(skb, tcp, &mss, bpf_htons(largest)) ? SYN_ACK_CLAMPED : SYN_ACK_MALFORMED;
 }
 
-/* Lowers the MSS of a SYN-ACK of our services; leaves all else alone. */
+/* Lowers the MSS of a SYN-ACK of this node's services. Other packets are left alone. */
 static __always_inline void clamp_mss(struct __sk_buff *skb, const struct sent *sent)
 {
 	struct service_key key = {

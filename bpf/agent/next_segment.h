@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Sends a packet on to the next server of its list (RFC 8754 section 4.3.1.1).
+ * Passes a packet on to the next server of its list (RFC 8754 section 4.3.1.1).
  *
- * This is done behind the XDP program, at tc ingress, because there the kernel
- * finds the next hop by itself, as for packets of its own: it resolves the
- * neighbour and holds the packet meanwhile. XDP would need bpf_fib_lookup, which
- * knows only neighbours that are resolved and insists on a forwarding interface;
- * to make a host forward, even on lo alone, deletes the default routes that it
- * learned from router advertisements.
+ * This runs behind the XDP program, at tc ingress. There the kernel finds the next hop, as for its
+ * own packets: it resolves the neighbour and holds the packet meanwhile. XDP would need
+ * bpf_fib_lookup, which finds only resolved neighbours and requires a forwarding interface. To
+ * enable forwarding on a host, even on lo alone, deletes the default routes from router
+ * advertisements.
  */
 #ifndef SEGUE_AGENT_NEXT_SEGMENT_H
 #define SEGUE_AGENT_NEXT_SEGMENT_H
@@ -17,8 +16,8 @@
 #include "envelope.h"
 #include "net/host.h"
 
-/* Reads the IPv6 header of a packet behind XDP; false for any other packet. What was
- * behind a VLAN tag, which the kernel takes off in between, XDP has not seen. */
+/* Reads the IPv6 header of a packet that XDP has seen. False for any other packet: XDP has not seen
+ * packets in VLANs, whose tag the kernel removes between XDP and tc. */
 static __always_inline bool read_behind_xdp(const struct __sk_buff *skb, struct ipv6hdr *ip)
 {
 	return !skb->vlan_present && skb->protocol == bpf_htons(ETH_P_IPV6) &&
@@ -33,8 +32,8 @@ static __always_inline bool is_to_host(const struct __sk_buff *skb)
 	       is_host(&destination);
 }
 
-/* Whether xdp_agent left the packet for here. Nothing else that it lets pass is for this
- * host and a SID with a function. */
+/* Whether xdp_agent left the packet to tc. It passes no other packet that is for this host and
+ * to a SID with a function. */
 static __always_inline bool left_for_next_segment(const struct __sk_buff *skb,
 						  const struct ipv6hdr *ip)
 {
@@ -42,7 +41,7 @@ static __always_inline bool left_for_next_segment(const struct __sk_buff *skb,
 	       is_to_host(skb);
 }
 
-/* Where the segment routing header is in the frame; 0: there is none. */
+/* Offset of the segment routing header in the frame; 0: there is none. */
 static __always_inline __u32 find_srh(const struct __sk_buff *skb, const struct ipv6hdr *ip)
 {
 	__u32 at = ETH_HLEN + sizeof(*ip);
@@ -57,9 +56,9 @@ static __always_inline __u32 find_srh(const struct __sk_buff *skb, const struct 
 	return at + (options.length + 1) * 8;
 }
 
-/* The checks of RFC 8754 section 4.3.1.1 once more. xdp_agent makes them for all that it
- * sees; what comes here must not be forwarded, whoever let it pass, with a hop limit
- * that wraps around, or to a segment that is beyond the list or no other server's. */
+/* Repeats the checks of RFC 8754 section 4.3.1.1. xdp_agent makes them for every packet that it
+ * sees. But no packet must ever be forwarded with a hop limit that wraps around, or to a segment
+ * beyond the list. */
 static __always_inline bool may_advance(const struct ipv6hdr *ip,
 					const struct segment_routing_header *srh)
 {
@@ -68,7 +67,7 @@ static __always_inline bool may_advance(const struct ipv6hdr *ip,
 	       srh_size(srh->last_entry + 1) <= (srh->length + 1) * 8;
 }
 
-/* Makes the next segment the destination. */
+/* Makes the next segment the destination. False when the packet must be dropped. */
 static __always_inline bool advance(struct __sk_buff *skb, const struct ipv6hdr *ip)
 {
 	__u32 at = find_srh(skb, ip);

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What user space asks of the kernel's sockets: the same as packets do, by the same way,
- * so that what it tells of a flow is what becomes of the flow.
+ * Lets user space look up sockets with the code that packets use, so that a trace tells what would
+ * happen to a packet.
  */
 #ifndef SEGUE_AGENT_QUERY_H
 #define SEGUE_AGENT_QUERY_H
 
 #include "local.h"
 
-/* In the place of a frame. */
+/* User space passes it in place of a frame. */
 struct socket_query {
-	struct flow_key flow; /* of the question, as are all others of the answer */
-	__u32 kinds;	      /* enum socket_kind; of cookies nothing is known */
-	__u32 state;	      /* BPF_TCP_*, of the socket that packets of the flow meet; 0: none */
+	struct flow_key flow; /* set by user space; the program sets all other fields */
+	__u32 kinds;	      /* enum socket_kind, but never SOCKET_COOKIE */
+	__u32 state;	      /* BPF_TCP_* of the flow's socket; 0: none */
 	struct backlog backlog;
 };
 

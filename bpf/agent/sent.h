@@ -8,12 +8,12 @@
 #include "net/parse.h"
 
 struct sent {
-	struct flow_key flow;	    /* as the client's packets name it: the source is the client */
-	__be32 version_class_label; /* of the IP header: version and what goes to an outer one */
+	struct flow_key flow;	    /* the client's packets': the client is the source */
+	__be32 version_class_label; /* first 32 bits of an IPv6 header */
 	__u16 tcp;		    /* offset of the TCP header in the frame */
 	__u8 tcp_size;
 	__u8 tcp_flags;	  /* enum tcp_flag */
-	bool is_fragment; /* the first one, of IPv4 */
+	bool is_fragment; /* the first fragment of an IPv4 packet */
 };
 
 static __always_inline bool read_sent_ipv4(const struct __sk_buff *skb, struct sent *sent)
@@ -35,7 +35,7 @@ static __always_inline bool read_sent_ipv6(const struct __sk_buff *skb, struct s
 {
 	struct ipv6hdr ip;
 
-	/* The tables' form of IPv4 addresses is none that IPv6 packets may have. */
+	/* In the tables, the IPv4-mapped form means IPv4: no IPv6 packet may have it. */
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 6 ||
 	    ip.nexthdr != IPPROTO_TCP || is_ipv4(&ip.saddr))
 		return false;
@@ -46,7 +46,8 @@ static __always_inline bool read_sent_ipv6(const struct __sk_buff *skb, struct s
 	return true;
 }
 
-/* Reads up to the TCP header; false when there is none where hosts put it. `sent` must be zero. */
+/* Reads up to the TCP header. False when the packet is not TCP, or has extension headers. `sent`
+ * must be zero. */
 static __always_inline bool read_sent(const struct __sk_buff *skb, struct sent *sent)
 {
 	struct tcphdr tcp;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Tells the balancer what becomes of a connection, on the packets that the application
- * sends anyway: the right half of 6LB's table III. What carries a signal goes to the
- * balancer, which takes the header off and sends the packet on to the client.
+ * Signals to the balancer: the right half of 6LB's table III. A signal is a header around a packet
+ * that the server sends to the client anyway. The packet goes to the balancer, which removes the
+ * header and sends the packet on to the client.
  */
 #ifndef SEGUE_AGENT_SIGNAL_H
 #define SEGUE_AGENT_SIGNAL_H
@@ -14,7 +14,7 @@
 #include "sent.h"
 #include "net/tag.h"
 
-/* The longest packet that reaches the balancers, in bytes of layer 3. */
+/* The MTU of the path to the balancers, in bytes of layer 3. */
 volatile __u32 signal_mtu;
 
 /* (s, lb::f, client) in the order of travel, in front of the TCP header. */
@@ -30,9 +30,9 @@ static __always_inline __u32 signal_size(const struct agent_flow *flow)
 }
 
 /*
- * Large packets are left alone: those that the interface cuts into pieces would carry
- * the signal on each, those that fit only without it would not arrive, and balancers
- * do not take fragments.
+ * Whether the packet has room for a signal. A packet that the interface segments (TSO) would carry
+ * the signal in each segment. A packet that exceeds the MTU with the signal would be lost.
+ * Balancers do not accept fragmented signals.
  */
 static __always_inline bool can_signal(const struct __sk_buff *skb, const struct sent *sent,
 				       const struct agent_flow *flow)
@@ -41,7 +41,7 @@ static __always_inline bool can_signal(const struct __sk_buff *skb, const struct
 	       skb->len - ETH_HLEN + signal_size(flow) <= signal_mtu;
 }
 
-/* A balancer's SID's low 64 bits: with a tag, if the node has a key. */
+/* The low 64 bits of a signal's SID: the function, and a tag if the node has a key. */
 static __always_inline __u64 signal_sid_low(const struct flow_key *flow, enum sid_function function)
 {
 	const struct signal_keys *keys = find_signal_keys();
@@ -90,7 +90,8 @@ static __always_inline bool insert_signal(struct __sk_buff *skb, const struct ag
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &header, sizeof(header), 0);
 }
 
-/* The flow label is the flow's (RFC 6438), the class that of the packet (RFC 2983, RFC 6040). */
+/* Wraps the packet. The outer header has a flow label of the flow (RFC 6438), and the packet's
+ * traffic class (RFC 2983, RFC 6040). */
 static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent *sent,
 					const struct agent_flow *flow, __u64 sid_low)
 {
@@ -112,8 +113,8 @@ static __always_inline bool wrap_signal(struct __sk_buff *skb, const struct sent
 	       !bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0);
 }
 
-/* The signal that the packet is to carry; SID_HOST: none. The end is told once: its
- * repetition goes straight to the client, for the balancer may be what it was lost with. */
+/* The signal for the packet; SID_HOST: none. The end is signalled once. A repeated FIN or RST goes
+ * straight to the client, because the first one may have been lost with the balancer. */
 static __always_inline enum sid_function signal_of(const struct sent *sent,
 						   const struct agent_flow *flow)
 {
@@ -124,7 +125,7 @@ static __always_inline enum sid_function signal_of(const struct sent *sent,
 	return flow->state == AGENT_FLOW_WAIT ? SID_CREATE : SID_HOST;
 }
 
-/* Signals what the packet says, if there is anything to say, and it fits. */
+/* Adds a signal to the packet, if there is one to send and the packet has room. */
 static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent)
 {
 	const struct agent_flow *known = find_agent_flow(&sent->flow);
@@ -156,7 +157,7 @@ static __always_inline int signal(struct __sk_buff *skb, const struct sent *sent
 		return TC_ACT_SHOT;
 	}
 	count_sent_signal(function == SID_CREATE ? SENT_CREATE : SENT_REMOVE);
-	/* To the balancer, whose next hop may be another than the client's. */
+	/* The balancer's next hop may differ from the client's. */
 	return bpf_redirect_neigh(skb->ifindex, NULL, 0, 0);
 }
 

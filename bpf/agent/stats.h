@@ -13,52 +13,52 @@
 enum agent_reason {
 	AGENT_NONE, /* still on its way */
 
-	/* Not ours, or not surely: up the host's own stack, untouched. */
+	/* Not for the agent, or possibly not: to the host's own stack, unchanged. */
 	AGENT_PASS_NOT_IP,
 	AGENT_PASS_NOT_FOR_HOST,  /* another MAC address, multicast, broadcast */
 	AGENT_PASS_NOT_FOR_AGENT, /* neither a SID nor a tunnel of this node */
 	AGENT_PASS_HOST,	  /* a SID without a function: the host itself */
-	AGENT_PASS_IP_HEADER,	  /* to no SID, and malformed */
-	AGENT_PASS_FRAGMENT,	  /* of a tunnel's packet: the stack reassembles */
-	AGENT_PASS_GRE,		  /* version, flags or protocol that no balancer sends */
-	AGENT_PASS_OTHER_TUNNEL,  /* the inner destination is no VIP of ours */
+	AGENT_PASS_IP_HEADER,	  /* malformed, and not to a SID */
+	AGENT_PASS_FRAGMENT,	  /* of a packet in a tunnel: the stack reassembles it */
+	AGENT_PASS_GRE,		  /* in a format that balancers do not send */
+	AGENT_PASS_OTHER_TUNNEL,  /* the inner destination is not a VIP of this node */
 
-	/* Freed of its encapsulation, up the stack to the VIP. */
+	/* Decapsulated, and delivered to the VIP. */
 	AGENT_DELIVER_SRV6_INSERT,
 	AGENT_DELIVER_SRV6_ENCAP,
 	AGENT_DELIVER_GRE,
 	AGENT_DELIVER_IPIP,
-	AGENT_DELIVER_NOT_LOCAL, /* a flow that no server has: the stack answers with a reset */
+	AGENT_DELIVER_NOT_LOCAL, /* no server has the flow: the stack sends a reset */
 
-	/* For the next server of the list. */
-	AGENT_NEXT_SEGMENT,   /* this one does not have the VIP */
-	AGENT_NEXT_REFUSED,   /* this one did not want the connection */
-	AGENT_NEXT_NOT_LOCAL, /* this one does not have the flow */
+	/* Passed on to the next server of the list. */
+	AGENT_NEXT_SEGMENT,   /* this server does not serve the VIP */
+	AGENT_NEXT_REFUSED,   /* this server did not accept the connection */
+	AGENT_NEXT_NOT_LOCAL, /* this server does not have the flow */
 
-	/* Back to the balancer that asked. */
+	/* Answered to the balancer. */
 	AGENT_ANSWER_PROBE,
 
-	/* For a SID or a VIP of ours, but not to be delivered. */
+	/* For a SID or a VIP of this node, but dropped. */
 	AGENT_DROP_IP_HEADER,
-	AGENT_DROP_OUTSIDE, /* what only hosts of the domain may send */
+	AGENT_DROP_OUTSIDE, /* a packet that only hosts of the domain may send */
 	AGENT_DROP_UNKNOWN_FUNCTION,
-	AGENT_DROP_EXTENSION, /* hop-by-hop options: truncated */
+	AGENT_DROP_EXTENSION, /* truncated hop-by-hop options */
 	AGENT_DROP_FRAGMENT,
 	AGENT_DROP_ROUTING_TYPE,      /* not a segment routing header */
-	AGENT_DROP_SRH_TRUNCATED,     /* longer than the packet */
+	AGENT_DROP_SRH_TRUNCATED,     /* the header is longer than the packet */
 	AGENT_DROP_SRH_LAST_ENTRY,    /* the list is longer than the header */
-	AGENT_DROP_SRH_SEGMENTS_LEFT, /* beyond the list, or none left before the VIP */
-	AGENT_DROP_NOT_ENCAPSULATED,  /* neither a segment routing header nor a packet in it */
-	AGENT_DROP_INNER_HEADER,      /* version or length of the packet in it */
-	AGENT_DROP_NOT_SERVED,	      /* the VIP is none of ours, and no server is left */
-	AGENT_DROP_SENDER,	      /* from no balancer of ours: about a flow, or to travel on */
-	AGENT_DROP_TRANSPORT,	      /* a function about a flow, and no TCP header to name it */
+	AGENT_DROP_SRH_SEGMENTS_LEFT, /* beyond the list, or 0 before the VIP */
+	AGENT_DROP_NOT_ENCAPSULATED,  /* neither a segment routing header nor an inner packet */
+	AGENT_DROP_INNER_HEADER,      /* wrong version or length of the inner packet */
+	AGENT_DROP_NOT_SERVED,	      /* not a VIP of this node, and no server is left */
+	AGENT_DROP_SENDER,	      /* not from a configured balancer */
+	AGENT_DROP_TRANSPORT,	      /* a function about a flow, but no TCP header */
 	AGENT_DROP_PROBE,	      /* a probe without a token */
-	AGENT_DROP_NOT_LOCAL,	      /* the flow is not here, and no server is left */
-	AGENT_DROP_RATE_LIMIT,	      /* the same, to be reset, but too many were */
-	AGENT_DROP_NEXT_SEGMENT,      /* the segment that comes next is no other server's */
+	AGENT_DROP_NOT_LOCAL,	      /* no server of the list has the flow */
+	AGENT_DROP_RATE_LIMIT,	      /* the rate limit of resets is exceeded */
+	AGENT_DROP_NEXT_SEGMENT,      /* the next segment is not another server */
 	AGENT_DROP_HOP_LIMIT,
-	AGENT_DROP_ECN,	    /* congestion met, and the sender would not learn: RFC 6040 */
+	AGENT_DROP_ECN,	    /* marked, but the sender does not understand marks: RFC 6040 */
 	AGENT_DROP_REWRITE, /* the kernel refused the change */
 
 	AGENT_COUNT,
@@ -82,13 +82,12 @@ static __always_inline void count_frame(enum agent_reason why, __u32 bytes)
 	counter->bytes += bytes;
 }
 
-/* What became of a SYN-ACK of a service: the `result` label of
- * segue_agent_syn_acks_total. */
+/* The result of clamping a SYN-ACK: the `result` label of segue_agent_syn_acks_total. */
 enum syn_ack {
 	SYN_ACK_CLAMPED,
 	SYN_ACK_FITS,	   /* its MSS was small enough */
 	SYN_ACK_NO_OPTION, /* no MSS: the client takes 536 or 1220 (RFC 9293 section 3.7.1) */
-	SYN_ACK_MALFORMED, /* options; left alone */
+	SYN_ACK_MALFORMED, /* malformed options; unchanged */
 
 	SYN_ACK_COUNT,
 };
@@ -109,12 +108,11 @@ static __always_inline void count_syn_ack(enum syn_ack result)
 		(*counter)++;
 }
 
-/* What became of a signal to a balancer: the `signal` label of
- * segue_agent_signals_total. */
+/* The signal of a packet: the `signal` label of segue_agent_signals_total. */
 enum sent_signal {
 	SENT_CREATE,   /* create-stickiness */
 	SENT_REMOVE,   /* remove-stickiness */
-	SENT_TOO_LONG, /* no room for it, or in pieces, or to be: the next one signals */
+	SENT_TOO_LONG, /* no room in this packet: a later one signals */
 	SENT_FAILED,   /* the kernel refused the change */
 
 	SENT_COUNT,

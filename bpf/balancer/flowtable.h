@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The flow table: set-associative, with one cache line per bucket and eight entries of 64 bits in
- * each. All cores share it without locks. Readers load an entry once. Writers replace a whole entry by
- * compare-and-swap; a writer that loses the race changes nothing.
+ * each. All cores share it without locks. Readers load an entry once. Writers replace a whole entry
+ * by compare-and-swap; a writer that loses the race changes nothing.
  *
  *      63                    30 29            14 13  12 11          0
  *     +------------------------+----------------+------+-------------+

@@ -45,7 +45,7 @@ struct {
 
 __u32 probe_turn;
 
-/* The IPv4 dummy address (RFC 7600), as the source of probes inside IPv6: nothing is sent to it. */
+/* The IPv4 dummy address (RFC 7600), the source of probes to IPv4 VIPs: nothing is sent to it. */
 #define DUMMY_IPV4 bpf_htonl(0xc0000008)
 #define PROBE_HOP_LIMIT 64
 
@@ -102,7 +102,7 @@ static __always_inline bool write_probe_ipv4(struct xdp_md *ctx, const struct pr
 	return true;
 }
 
-/* Sends a probe to a server. The frame is long enough for a probe inside IPv6. */
+/* Sends a probe to a server. The frame is long enough for an IPv6 probe. */
 static __always_inline int send_probe(struct xdp_md *ctx, __u32 server)
 {
 	const struct probe *probe = bpf_map_lookup_elem(&probes, &server);

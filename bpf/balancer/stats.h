@@ -24,10 +24,10 @@ enum lb_reason {
 	LB_RETURN_REMOVE,  /* the flow is ending */
 
 	/* To a server. */
-	LB_FORWARD_KNOWN, /* the flow table named the server */
-	LB_FORWARD_NEW,	  /* placed, and entered in the flow table */
-	LB_FORWARD_HUNT,  /* offered to candidates; not entered anywhere */
-	LB_FORWARD_RECOVER, /* not the first of an unknown flow: placed, or sent to candidates */
+	LB_FORWARD_KNOWN,    /* the flow table named the server */
+	LB_FORWARD_NEW,	     /* placed, and entered in the flow table */
+	LB_FORWARD_HUNT,     /* offered to candidates; not entered anywhere */
+	LB_FORWARD_RECOVER,  /* not the first of an unknown flow: placed, or sent to candidates */
 	LB_FORWARD_NO_ROOM,  /* placed, but the flow table had no room for the flow */
 	LB_FORWARD_RESET,    /* a reset to a server that has signalled another server's flow */
 	LB_FORWARD_FRAGMENT, /* a later fragment */
