@@ -256,10 +256,7 @@ struct flow_transition {
 	__u32 from_server, to_server;
 };
 
-/*
- * Changes an entry. Every change of a flow's state, age or server, also by the sweep, is made here
- * and nowhere else.
- */
+/* Changes an entry. The programs make every change of a flow's state, age or server here. */
 static __always_inline struct flow_transition entry_transition(__u64 *entry, __u64 old, __u64 new)
 {
 	struct flow_transition made = {

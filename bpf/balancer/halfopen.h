@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Half-open flows: a server has answered the SYN, and the client has not said anything since.
- * They are kept as flows are (flowtable.h), but apart: SYNs whose sender never comes back
- * displace one another here, and no flow there.
+ * Half-open flows: a server has answered the SYN, and no packet of the client has come since. Their
+ * table has the format of the flow table (flowtable.h), but is separate: the half-open flows of a
+ * flood evict one another here, and no flow there.
  */
 #ifndef SEGUE_BALANCER_HALFOPEN_H
 #define SEGUE_BALANCER_HALFOPEN_H
@@ -19,10 +19,10 @@ struct {
 
 const volatile __u32 half_open_bucket_shift; /* 64 less the bits of a bucket's number */
 
-/* The state of an entry whose server may have to yield to another one. */
+/* The state of a claim: an entry whose server may have to yield to another server. */
 #define HALF_OPEN_CLAIM FLOW_CLOSING
 
-/* Finds the half-open flow of a flow that was looked up; a claim is none yet. */
+/* Finds the half-open entry of a flow, after flow_lookup(). Claims do not count. */
 static __always_inline void half_open_lookup(const struct flow *flow, struct flow *half_open_flow)
 {
 	__u32 number = flow->place >> half_open_bucket_shift;
@@ -40,7 +40,8 @@ static __always_inline void half_open_remove(const struct flow *flow)
 	flow_transition(flow, flow->value, 0);
 }
 
-/* The server of an entry that could not be made: there is no room, or another core was faster. */
+/* In place of a server: no entry could be made, for want of room or because another core was
+ * faster. */
 #define HALF_OPEN_NOBODY -1
 
 static __always_inline bool is_rival(const struct flow *claim, __u64 value)
@@ -50,9 +51,9 @@ static __always_inline bool is_rival(const struct flow *claim, __u64 value)
 }
 
 /*
- * The server that a claim to the flow has to yield to because of another entry: that of
- * an entry that is confirmed, or of the lower of two claims. The higher claim is removed, unless
- * it is confirmed that very moment.
+ * The server that a claim has to yield to because of another entry of the flow. A claim yields to a
+ * confirmed entry, and the higher of two claims yields to the lower one. A higher claim is removed
+ * here, unless it is confirmed at that very moment.
  */
 static __always_inline int half_open_rival(const struct flow *claim, __u64 *entry)
 {
@@ -64,9 +65,9 @@ static __always_inline int half_open_rival(const struct flow *claim, __u64 *entr
 }
 
 /*
- * Enters the server that has answered the SYN, and returns the server that has the flow then.
- * Two cores may enter two servers, in two entries of the bucket, also of a full one: each
- * first claims one, then looks for others, and confirms its claim if nobody has removed it.
+ * Enters the server that has answered the SYN, and returns the server that has the flow then. Two
+ * cores may enter two servers at the same time, in two entries of the bucket. So each core first
+ * makes a claim, then looks for other entries, and confirms its claim if nobody has removed it.
  */
 static __always_inline int half_open_insert(struct flow *flow, __u32 server)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Persistence `table`: the flow table remembers which server has a flow. Where servers answer
- * offers of new connections, their answers enter the flow: at first as half open, so that a
+ * Persistence `table`: the flow table remembers which server has a flow. If servers answer offers
+ * of new connections, a server's answer enters the flow. The flow is half-open at first, so that a
  * flood of SYNs leaves no trace in the flow table.
  */
 #ifndef SEGUE_BALANCER_PERSIST_TABLE_H
@@ -20,8 +20,8 @@ static __always_inline enum flow_event event_of(const struct packet *pkt)
 }
 
 /*
- * Whether a packet after a FIN or RST tells nothing: it may belong to the end. The
- * entry keeps the time of the FIN, so that later ones can tell more.
+ * Whether a packet soon after a FIN or RST changes nothing, because it may belong to the end of the
+ * connection. The entry keeps the time of the FIN, so that a later packet can be told apart.
  */
 static __always_inline bool lingers(const struct packet *pkt, const struct flow *flow, __u64 now)
 {
@@ -35,10 +35,10 @@ static __always_inline bool may_move(const struct packet *pkt)
 }
 
 /*
- * A flow stays with its server as long as that is configured. A new connection
- * that reuses the ports of one that is over, or whose server is drained, is placed
- * afresh, and so is whatever may move while its server cannot be reached. A
- * server of another service shows that two flows share a signature: they are never mixed up.
+ * Whether a packet stays with the flow's server. A flow stays as long as its server is configured.
+ * A SYN is placed anew if the entry's connection is over or the server is drained. Packets that may
+ * move are placed anew if the server fails or cannot be reached. If the entry's server belongs to
+ * another service, two flows share a signature: they are never mixed up.
  */
 static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
 					 const struct flow *flow)
@@ -64,9 +64,9 @@ static __always_inline bool keep(const struct packet *pkt, const struct service 
 }
 
 /*
- * Whether an entry was idle for so long that it proves nothing, where servers can be asked: the
- * flow may have moved to another balancer, ended there, and be back as another connection,
- * with another server. Clients do not use a port again any sooner, as a rule.
+ * Whether an entry was idle for so long that it proves nothing. The flow may have moved to another
+ * balancer and ended there, and this may be another connection, with another server. Clients rarely
+ * reuse a port any sooner. Entries of services whose servers cannot be asked never become stale.
  */
 static __always_inline bool is_stale(const struct service *service, const struct flow *flow,
 				     __u64 now)
@@ -74,8 +74,8 @@ static __always_inline bool is_stale(const struct service *service, const struct
 	return service->rule.flags & RULE_ASK_IDLE && flow_is_idle(flow, now);
 }
 
-/* Notes what the packet tells of its flow. False when the entry is stale: only a server's answer
- * renews it. */
+/* Notes what the packet tells about its flow. False when the entry is stale: only a server's answer
+ * renews a stale entry. */
 static __always_inline bool renew(const struct packet *pkt, const struct service *service,
 				  struct flow *flow, __u64 now)
 {
@@ -99,7 +99,8 @@ static __always_inline enum lb_reason confirm(const struct packet *pkt, struct f
 	return LB_FORWARD_NEW;
 }
 
-/* Goes on with a half-open flow. None where there is no such, or it has to begin again. */
+/* Finds the server of a half-open flow. None if the flow is not half-open, or has to be placed
+ * anew. */
 static __always_inline enum lb_reason
 lookup_half_open(const struct packet *pkt, const struct service *service, struct flow *flow,
 		 const struct flow *half_open_flow, struct segments *segments)
@@ -128,8 +129,9 @@ static __always_inline int holder_of(const struct packet *pkt, const struct serv
 }
 
 /*
- * Finds the server of a flow. The reason is none where the flow is to be placed; `holder` is then
- * the server that may have the flow. The SYN of a stale entry is for the entry's server to judge.
+ * Finds the server of a flow. The reason is none if the flow has to be placed; `holder` is then the
+ * server that may have the flow. The SYN of a stale entry goes to the entry's server, whose stack
+ * decides what it means.
  */
 static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
@@ -154,8 +156,8 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 	return LB_NONE;
 }
 
-/* The same for a plain packet of a flow whose server is well: then none of its packets moves.
- * False: the packet takes the full way. */
+/* Finds the server of a plain packet, if that server is well, so that none of the flow's packets
+ * may move. False: handle_in_full() handles the packet. */
 static __always_inline bool lookup_table_plain(const struct packet *pkt,
 					       const struct service *service, struct flow *flow,
 					       struct segments *segments)
@@ -174,7 +176,8 @@ static __always_inline bool lookup_table_plain(const struct packet *pkt,
 	return flow_is_fresh(flow, now) || renew(pkt, service, flow, now);
 }
 
-/* Makes the server of an entry the only segment for a packet that may be anybody's. */
+/* Makes the server of an entry the only segment, for a packet that does not prove to be of the
+ * flow. */
 static __always_inline bool recall(const struct service *service, const struct flow *flow,
 				   struct segments *segments)
 {
@@ -203,10 +206,10 @@ static __always_inline bool recall_table(const struct packet *pkt, const struct 
 }
 
 /*
- * Remembers where a flow was placed. A flow that finds no room is placed again by every packet of
- * it, and still keeps its server while the candidates stay the same. Where servers answer, they
- * decide: an entry is renewed only where there is nobody else to ask, or no room in the packet to
- * ask. Otherwise the entry of a long upload would look idle.
+ * Remembers where a flow was placed. If the table has no room, each packet of the flow is placed
+ * again, and reaches the same server as long as the candidates stay the same. If servers answer,
+ * their answers enter the flow, and here an entry is only renewed if no other server could be
+ * asked. Otherwise the entry of a long upload would look idle.
  */
 static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
@@ -230,11 +233,10 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 }
 
 /*
- * Whether an entry's server has the flow, so that no other can: it is a server of the
- * service, and a SYN would still be sent to it (keeps_server), or the signal is not an
- * answer to a SYN. A flow that is over may begin again elsewhere, and a closing one may be gone;
- * but its own server's signals may have overtaken one another. A stale entry is why servers were
- * asked.
+ * Whether an entry's server has the flow, so that no other server can take it. The server belongs
+ * to the service, and would still get a SYN (keeps_server), or the signal is not an answer to a
+ * SYN. A flow that is over may begin again elsewhere, and a closing flow may be gone, though its
+ * own server's signals may arrive out of order. A stale entry proves nothing.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow, __u32 sender, __u64 now)
@@ -248,8 +250,9 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	return !flow_is_closing(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
 }
 
-/* A SYN-ACK's server is half open until the client answers. Its answer to another one may have
- * come since the flow table was looked at: entries are there before they are gone from here. */
+/* Enters the server of a SYN-ACK as half-open, and returns the server that has the flow then.
+ * The client may have answered another SYN-ACK since the flow table was read. So the table is
+ * read again: a flow is entered there before it is removed here. */
 static __always_inline int enter_half_open(struct flow *flow, struct flow *half_open_flow,
 					   __u32 server)
 {
@@ -265,9 +268,9 @@ static __always_inline int enter_half_open(struct flow *flow, struct flow *half_
 }
 
 /*
- * Enters the server that took a flow, and returns the server that has it then. A packet that is
- * not a SYN-ACK comes from a connection. A flow that had an entry keeps its place, half open
- * or not.
+ * Enters the server that has accepted a flow, and returns the server that has the flow then. A flow
+ * that has an entry keeps its place in the table, half-open or not. A signal on any other packet
+ * than a SYN-ACK proves that the connection is established.
  */
 static __always_inline int enter_answer(const struct packet *pkt, struct flow *flow,
 					struct flow *half_open_flow, __u32 server)
@@ -292,8 +295,8 @@ static __always_inline void lookup_both(const struct packet *pkt, const struct s
 }
 
 /*
- * A server says that it has taken the flow: the first one keeps it, and any other gets a reset.
- * Where the server cannot be entered another core may have been faster: one more look tells.
+ * Handles create-stickiness: the first server keeps the flow, and any other gets a reset. If the
+ * server cannot be entered, another core may have been faster: a second try finds out.
  */
 static __always_inline enum lb_reason take_create_table(const struct packet *pkt,
 							const struct service *service,
@@ -317,7 +320,7 @@ static __always_inline enum lb_reason take_create_table(const struct packet *pkt
 	return LB_RETURN_NO_ROOM;
 }
 
-/* A server says that the flow is ending. Only the flow's own server is believed. */
+/* Handles remove-stickiness, which only the flow's own server can send. */
 static __always_inline enum lb_reason take_remove_table(const struct packet *pkt,
 							const struct service *service,
 							struct flow *flow, __u32 sender)

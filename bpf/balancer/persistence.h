@@ -21,11 +21,15 @@ static __always_inline enum lb_reason lookup(const struct packet *pkt,
 	return LB_NONE;
 }
 
-/* Finds the server of a plain packet. False: the packet takes the full way. */
+/* Finds the server of a plain packet. False: handle_in_full() handles the packet. */
 static __always_inline bool lookup_plain(const struct packet *pkt, const struct service *service,
 					 struct flow *flow, struct segments *segments)
 {
-	return lookup_table_plain(pkt, service, flow, segments);
+	switch (persistence_of(service)) {
+	case PERSISTENCE_TABLE:
+		return lookup_table_plain(pkt, service, flow, segments);
+	}
+	return false;
 }
 
 /* Finds the server of a flow for a packet that tells nothing about the flow: a fragment, or an

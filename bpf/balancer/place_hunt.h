@@ -13,10 +13,10 @@
 #include "candidates.h"
 #include "segments.h"
 
-/* Which servers of a row are listed. */
+/* Which servers of a row to list. */
 enum listed {
-	LIST_TAKING,	/* that take new flows */
-	LIST_REACHABLE, /* whose next hop answers */
+	LIST_TAKING,	/* servers that take new flows */
+	LIST_REACHABLE, /* servers whose next hop answers */
 	LIST_ANY,
 };
 
@@ -46,10 +46,8 @@ static __always_inline bool is_listed(const struct segments *segments, __u32 num
 	return false;
 }
 
-/*
- * Appends the wanted servers of a row to the list, but those that are there already.
- * Not inlined: see handle_in_full.
- */
+/* Appends the wanted servers of a row to the list, without duplicates. Not inlined: see
+ * handle_in_full. */
 __noinline int list_row(const struct service *service, __u32 which, __u32 bucket, __u32 wanted,
 			struct segments *segments)
 {
@@ -69,8 +67,7 @@ __noinline int list_row(const struct service *service, __u32 which, __u32 bucket
 	return 0;
 }
 
-/* Says what is asked of the servers listed, and of the last of them. False when there are
- * none. */
+/* Says what is asked of each listed server, and of the last. False when the list is empty. */
 static __always_inline bool ask_listed(struct segments *segments, enum sid_function each,
 				       enum sid_function last)
 {
@@ -82,10 +79,10 @@ static __always_inline bool ask_listed(struct segments *segments, enum sid_funct
 }
 
 /*
- * Appends a flow's own candidates, which are the same on all balancers, and those that the
- * row had before the servers last changed: a flow from then may be there. What cannot be
- * reached comes last, for what others cannot be passed the packet by; but it is not left
- * out, or the one before would be the last and reset what it does not have.
+ * Appends a flow's own candidates, which are the same on all balancers, and the candidates from
+ * before the servers last changed, which may have an older flow. Servers that cannot be reached
+ * come last, because they cannot pass the packet on. They are not left out: otherwise the server
+ * before them would be the last, and would reset a connection that it does not have.
  */
 static __always_inline void list_own(const struct flow_key *flow, const struct service *service,
 				     struct segments *segments)
@@ -109,12 +106,12 @@ static __always_inline bool visit_candidates(const struct flow_key *flow,
 	return ask_listed(segments, SID_STEER, SID_STEER);
 }
 
-/* How many segments a packet may visit and still not be too long for its way. */
+/* The most segments that a packet can visit without becoming too long for its path. */
 static __always_inline __u32 most_segments(const struct packet *pkt, const struct service *service,
 					   const struct server *first)
 {
 	bool is_inserted = service->rule.encapsulation == ENCAP_SRV6_INSERT;
-	/* Of a list of two or more, what does not grow with it. */
+	/* Bytes of a list of two or more segments that do not depend on their number. */
 	int fixed = is_inserted ? srh_size(2) : sizeof(struct ipv6hdr) + srh_size(0) - SEGMENT_SIZE;
 	int room = port_at(NEXT_HOP_PORT(first->next_hop))->mtu - (int)pkt->length - fixed;
 
@@ -133,8 +130,8 @@ static __always_inline void list_holder(int holder, struct segments *segments)
 	segments->count = 1;
 }
 
-/* Ends the list with the server of a flow's entry, which takes what nobody else does; where it
- * leads the list as well there are others in between, or it is alone. */
+/* Ends the list with the holder. If the holder is also the first of the list, then it has other
+ * servers behind it, or it is alone. */
 static __always_inline void end_with(struct segments *segments, __u32 holder, __u32 most)
 {
 	__u32 last = segments->count < most ? segments->count : most - 1;
@@ -146,9 +143,9 @@ static __always_inline void end_with(struct segments *segments, __u32 holder, __
 }
 
 /*
- * Asks the candidates for a connection that one of them may have. Its holder, if there is one, is
- * asked first. If no server has the connection, the last one says so to the client, and that is
- * the holder again, as if nobody had been asked. The list makes no packet too long.
+ * Asks the candidates for a connection that one of them may have. The holder, if there is one, is
+ * asked first and last: if no server has the connection, the holder resets it, as if nobody else
+ * had been asked. The list is never so long that the packet does not fit its path.
  */
 static __always_inline bool seek(const struct packet *pkt, const struct service *service,
 				 int holder, struct segments *segments)
@@ -166,10 +163,10 @@ static __always_inline bool seek(const struct packet *pkt, const struct service 
 }
 
 /*
- * Offers a new connection to candidates. The last one has to take it. So the last is no server that
- * cannot be reached or takes no new flows, unless all are like that. The holder is asked first
- * whether it has the connection, also where there is no candidate. If the holder is the only
- * candidate, it has to take the connection as any other would.
+ * Offers a new connection to candidates. The last candidate has to accept it. So servers that
+ * cannot be reached or take no new flows are not listed, unless all candidates are like that. The
+ * holder is asked first whether it has the connection, also if there are no candidates. If the
+ * holder is the only candidate, it has to accept the connection as any other would.
  */
 static __always_inline bool offer(const struct flow_key *flow, const struct service *service,
 				  int holder, struct segments *segments)

@@ -5,8 +5,8 @@
  * signal off and sends the packet on. The states are those of 6LB, table II; docs/protocol.md lists
  * all of them.
  */
-#ifndef SEGUE_BALANCER_STICKINESS_H
-#define SEGUE_BALANCER_STICKINESS_H
+#ifndef SEGUE_BALANCER_SIGNALS_H
+#define SEGUE_BALANCER_SIGNALS_H
 
 #include "forward.h"
 #include "persistence.h"
