@@ -35,19 +35,30 @@ static __always_inline bool may_move(const struct packet *pkt)
 }
 
 /*
+ * Whether a server is fit for the SYN of a flow that it has. A half-open flow stays with an unheard
+ * server, because that server has just answered the flow's SYN. A second server would reset what
+ * the client has from the first.
+ */
+static __always_inline bool is_fit(const struct server *server, bool is_half_open)
+{
+	return is_reachable(server) &&
+	       (!(server->flags & SERVER_FAILING) || (is_half_open && is_only_unheard(server)));
+}
+
+/*
  * Whether a packet stays with the flow's server. A flow stays as long as its server is configured.
  * A SYN is placed anew if the entry's connection is over or the server is drained. Packets that may
  * move are placed anew if the server fails or cannot be reached. If the entry's server belongs to
  * another service, two flows share a signature: they are never mixed up.
  */
 static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
-					 const struct flow *flow)
+					 const struct flow *flow, bool is_half_open)
 {
 	const struct server *server = server_at(flow_server(flow));
 
 	if (!serves(server, service))
 		return false;
-	if (may_move(pkt) && (server->flags & SERVER_FAILING || !is_reachable(server)))
+	if (may_move(pkt) && !is_fit(server, is_half_open))
 		return false;
 	return !starts_connection(pkt) ||
 	       (!(server->flags & SERVER_DRAINED) && !flow_is_over(flow, flow_now()));
@@ -55,9 +66,10 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 
 /* Makes the server of a known flow the only segment, if the packet is to stay with it. */
 static __always_inline bool keep(const struct packet *pkt, const struct service *service,
-				 const struct flow *flow, struct segments *segments)
+				 const struct flow *flow, bool is_half_open,
+				 struct segments *segments)
 {
-	if (!flow_known(flow) || !keeps_server(pkt, service, flow))
+	if (!flow_known(flow) || !keeps_server(pkt, service, flow, is_half_open))
 		return false;
 	go_to(segments, flow_server(flow), server_at(flow_server(flow)));
 	return true;
@@ -105,7 +117,7 @@ static __always_inline enum lb_reason
 lookup_half_open(const struct packet *pkt, const struct service *service, struct flow *flow,
 		 const struct flow *half_open_flow, struct segments *segments)
 {
-	if (!keep(pkt, service, half_open_flow, segments))
+	if (!keep(pkt, service, half_open_flow, true, segments))
 		return LB_NONE;
 	ask(segments, SID_ACK, SID_ACK);
 	if (starts_connection(pkt))
@@ -118,9 +130,12 @@ lookup_half_open(const struct packet *pkt, const struct service *service, struct
 static __always_inline int holder_of(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow)
 {
-	const struct server *server = server_at(flow_server(flow));
+	const struct server *server;
 
-	if (!flow_known(flow) || !serves(server, service))
+	if (!flow_known(flow))
+		return -1;
+	server = server_at(flow_server(flow));
+	if (!serves(server, service))
 		return -1;
 	if (starts_connection(pkt) &&
 	    (server->flags & SERVER_FAILING || flow_is_over(flow, flow_now())))
@@ -137,22 +152,25 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
 						   int *holder, struct segments *segments)
 {
-	struct flow half_open_flow = {};
-	enum lb_reason why;
-
 	flow_lookup(&pkt->key, service->id, flow);
-	if (keep(pkt, service, flow, segments) && renew(pkt, service, flow, flow_now()))
+	if (keep(pkt, service, flow, false, segments) && renew(pkt, service, flow, flow_now()))
 		return LB_FORWARD_KNOWN;
 	if (service->rule.flags & RULE_HALF_OPEN) {
+		struct flow half_open_flow;
+		enum lb_reason why;
+
 		half_open_lookup(flow, &half_open_flow);
 		why = lookup_half_open(pkt, service, flow, &half_open_flow, segments);
 		if (why)
 			return why;
+		if (starts_connection(pkt))
+			*holder = holder_of(pkt, service, &half_open_flow);
 	}
-	if (starts_connection(pkt) && keep(pkt, service, flow, segments))
+	if (!flow_known(flow))
+		return LB_NONE;
+	if (starts_connection(pkt) && keep(pkt, service, flow, false, segments))
 		return LB_FORWARD_KNOWN;
-	*holder = holder_of(pkt, service,
-			    starts_connection(pkt) && !flow_known(flow) ? &half_open_flow : flow);
+	*holder = holder_of(pkt, service, flow);
 	return LB_NONE;
 }
 
@@ -239,14 +257,16 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
  * own server's signals may arrive out of order. A stale entry proves nothing.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
-				     const struct flow *flow, __u32 sender, __u64 now)
+				     const struct flow *flow, bool is_half_open, __u32 sender,
+				     __u64 now)
 {
 	const struct server *server = server_at(flow_server(flow));
 
 	if (!flow_known(flow) || is_stale(service, flow, now) || !serves(server, service))
 		return false;
 	if (pkt->tcp_flags & TCP_SYN)
-		return takes_flows(server) && !flow_is_over(flow, now);
+		return is_fit(server, is_half_open) && !(server->flags & SERVER_DRAINED) &&
+		       !flow_is_over(flow, now);
 	return !flow_is_closing(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
 }
 
@@ -305,13 +325,14 @@ static __always_inline enum lb_reason take_create_table(const struct packet *pkt
 	struct flow half_open_flow = {};
 
 	for (int i = 0; i < 2; i++) {
-		const struct flow *entry = flow;
+		bool is_half_open;
+		const struct flow *entry;
 		int server;
 
 		lookup_both(pkt, service, flow, &half_open_flow);
-		if (!flow_known(flow))
-			entry = &half_open_flow;
-		server = is_taken(pkt, service, entry, sender, flow_now())
+		is_half_open = !flow_known(flow);
+		entry = is_half_open ? &half_open_flow : flow;
+		server = is_taken(pkt, service, entry, is_half_open, sender, flow_now())
 				 ? (int)flow_server(entry)
 				 : enter_answer(pkt, flow, &half_open_flow, sender);
 		if (server != HALF_OPEN_NOBODY)

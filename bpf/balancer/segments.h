@@ -60,6 +60,15 @@ static __always_inline bool is_reachable(const struct server *server)
 	return server->next_hop && !(server->flags & SERVER_UNREACHABLE);
 }
 
+/* Whether the server is unfit for one reason alone: offers to it are not answered. */
+static __always_inline bool is_only_unheard(const struct server *server)
+{
+	const __u32 causes = SERVER_CHECKS_FAIL | SERVER_SILENT | SERVER_INCOMPATIBLE |
+			     SERVER_NOT_SERVED | SERVER_UNHEARD;
+
+	return (server->flags & causes) == SERVER_UNHEARD;
+}
+
 /* Whether new flows may be placed on it. */
 static __always_inline bool takes_flows(const struct server *server)
 {

@@ -74,8 +74,8 @@ enum server_flags {
 	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
 	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
 	/*
-	 * The programs ignore what follows. It tells user space, without a process,
-	 * why a server is unfit, also where it gets new flows all the same.
+	 * Why a server is unfit, also if it gets new flows all the same. User space reads it
+	 * without a process; the programs read only whether the server is merely unheard.
 	 */
 	SERVER_UNCHECKED = 1 << 4,    /* has no health checks */
 	SERVER_CHECKS_FAIL = 1 << 5,  /* fails them */
@@ -85,7 +85,6 @@ enum server_flags {
 	SERVER_NOT_SERVED = 1 << 9,   /* its agent does not have the VIP */
 	SERVER_UNHEARD = 1 << 10,     /* the connections offered to it first are not answered */
 	SERVER_ROUTED = 1 << 12,      /* it has had a route of its own, not the default route */
-	SERVER_UNUSED = 1 << 13,      /* it gets no new flows, for one of these reasons */
 };
 
 /*

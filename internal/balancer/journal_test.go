@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/health"
@@ -208,22 +207,6 @@ func TestRacksAreLoggedOnce(t *testing.T) {
 	s.await("the route is not taken on", func() bool { return s.plane.Servers.HasNextHop(slot) })
 	s.end() // before the changes have been gathered
 	expect("at the end", `level=INFO msg="servers have a next hop" count=68`)
-}
-
-// Tables of an earlier build note no causes: servers are up or failing, and stay so with this build.
-func TestConditionsOfEarlierBuild(t *testing.T) {
-	t.Parallel()
-	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
-	cfg.Services[0] = checked(cfg.Services[0])
-	f := open(t, cfg)
-	f.plane.Servers.SetFlags(f.slot("web", "s1"), dataplane.FlagInUse)
-	f.plane.Servers.SetFlags(f.slot("web", "s2"),
-		dataplane.FlagInUse|dataplane.FlagFailing)
-	f.expectService("of the earlier build", []inspect.Condition{inspect.ServerUp, inspect.ServerFailing})
-	f.stop()
-	f.start(cfg)
-	f.attached = true
-	f.expectService("after an upgrade", []inspect.Condition{inspect.ServerUp, inspect.ServerFailing})
 }
 
 // fail makes a server fail its checks for a reason.

@@ -150,10 +150,8 @@ func newMember(server config.Server, cfg *config.Service, before *member, noted 
 	return m
 }
 
-// flags are what the data path is told of the member. It counts as failing only when new flows are not
-// placed on it all the same, and then connections that are being made move to other servers. They do
-// not for want of answers to offers: a server that has answered the SYN of a connection is well
-// enough for it, and a second server would reset what the client has from the first.
+// flags are what the data path is told of the member. A member is failing if it has a cause and gets
+// no new flows.
 func (m *member) flags(used bool) dataplane.ServerFlags {
 	flags := dataplane.FlagInUse | m.causes.Flags()
 	if m.Address.Is4() {
@@ -172,9 +170,6 @@ func (m *member) flags(used bool) dataplane.ServerFlags {
 		flags |= dataplane.FlagRouted
 	}
 	if m.causes != 0 && !used {
-		flags |= dataplane.FlagUnused
-	}
-	if m.causes&^dataplane.Unheard != 0 && !used {
 		flags |= dataplane.FlagFailing
 	}
 	return flags

@@ -355,25 +355,36 @@ func TestStickinessOfDrained(t *testing.T) {
 	}
 }
 
-// A server that has answered a SYN keeps the connection also when other offers to it are not answered: a
-// SYN that is sent again, or late, is not offered to another server.
-func TestHalfOpenFlowOfUnheardStays(t *testing.T) {
+// A half-open flow stays with an unheard server, which has answered its SYN: a second server would reset
+// what the client has from the first. Any other SYN is offered to other servers.
+func TestSYNOfUnheardServer(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
-	f.setState(web, "web", "half-open first", parts)
 	for _, m := range f.services.byName["web"].members {
 		m.probed = true
 	}
 	f.find(probe.Unheard, parts[first])
+	view := f.view()
 	frame := frameOf(web)
-	f.check(f.offered(frame, web, "web", "forward_known", srv6.AckStickiness, parts[first]), f.run(frame))
-	if strings.Contains(f.used()+" ", parts[first]+" ") {
-		t.Errorf("new flows go to %s, with %s, which is unheard", f.used(), parts[first])
+	for _, c := range []struct{ state, want string }{
+		{"listen", "forward_hunt"}, {"half-open first", "forward_known"}, {"new first", "forward_hunt"},
+		{"steer first", "forward_hunt"}, {"stale first", "forward_hunt"}, {"over first", "forward_hunt"},
+	} {
+		f.setState(web, "web", c.state, parts)
+		trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
+		if got := f.run(frame); got.Reasons[c.want].Packets != 1 || trace.Reason != c.want {
+			t.Errorf("%s: %+v, traced as %s, want %s", c.state, got.Reasons, trace.Reason, c.want)
+		}
+	}
+	f.setState(web, "web", "half-open first", parts)
+	second := f.signal(web, "web", parts[second], srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK))
+	if got := f.run(second); got.Reasons["forward_reset"].Packets != 1 {
+		t.Errorf("a second server answers: %+v", got.Reasons)
 	}
 	f.find(probe.Silent, parts[first])
 	if got := f.run(frame); got.Reasons["forward_hunt"].Packets != 1 {
-		t.Errorf("a SYN whose server is silent: %+v", got)
+		t.Errorf("a half-open flow of a silent server: %+v", got.Reasons)
 	}
 }
 

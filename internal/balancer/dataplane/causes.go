@@ -82,8 +82,5 @@ func (t *ServerTable) Causes(slot uint32) (all Causes) {
 			all |= kind.cause
 		}
 	}
-	if all == 0 && flags&FlagFailing != 0 {
-		all = Failing // an earlier build knows no other cause, and does not note it
-	}
 	return all.Set(Unresolved, !t.HasNextHop(slot))
 }

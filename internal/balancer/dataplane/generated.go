@@ -57,7 +57,6 @@ const (
 	FlagIPv4         = balancerServerFlagsSERVER_IPV4
 	FlagDrained      = balancerServerFlagsSERVER_DRAINED
 	FlagFailing      = balancerServerFlagsSERVER_FAILING
-	FlagUnused       = balancerServerFlagsSERVER_UNUSED
 	FlagRouted       = balancerServerFlagsSERVER_ROUTED
 	FlagUnchecked    = balancerServerFlagsSERVER_UNCHECKED
 	FlagUnprobed     = balancerServerFlagsSERVER_UNPROBED

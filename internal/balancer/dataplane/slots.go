@@ -100,8 +100,7 @@ func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags 
 		}
 		s.plane.Servers.servers[slot].Service = service
 		s.plane.Servers.SetKnown(slot, known)
-		const unfit = FlagFailing | FlagUnused
-		s.plane.Servers.SetFlags(slot, flags|s.plane.Servers.Flags(slot)&unfit)
+		s.plane.Servers.SetFlags(slot, flags|s.plane.Servers.Flags(slot)&FlagFailing)
 		return slot, s.plane.addSender(slot)
 	}
 	slot, err := s.free()

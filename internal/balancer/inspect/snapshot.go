@@ -251,10 +251,9 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 
 // ignored finds what services.ignored does, by what the slots tell.
 func (v *View) ignored(service *ServiceState) []Condition {
-	const unused = dataplane.FlagUnused | dataplane.FlagFailing // which alone is an earlier build's
 	candidates := slices.DeleteFunc(slices.Clone(service.Servers), func(server *ServerState) bool {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
-			v.tables.Servers.Flags(server.Slot)&unused != 0
+			v.tables.Servers.Flags(server.Slot)&dataplane.FlagFailing != 0
 	})
 	hasHop := func(server *ServerState) bool { return server.NextHop != nil }
 	if slices.ContainsFunc(candidates, hasHop) {

@@ -190,7 +190,7 @@ func (v *View) findServers(
 	if service.Rule.HasHalfOpen() {
 		halfOpen, signature := v.tables.HalfOpen.Bucket(p.Flow, service.Id, &v.tables.Identity)
 		half = halfOpen.Find(signature)
-		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
+		if half != 0 && v.traceEntry(p, service, half, halfOpenState, now, t) {
 			return askAll([]uint32{half.Server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
 		}
 	}
@@ -287,6 +287,9 @@ func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
 	return min(max(room/segmentSize, 1), tables.MaxCandidates)
 }
 
+// halfOpenState is the state of a half-open flow.
+const halfOpenState = "half-open"
+
 // traceEntry tells whether the packet goes to the server of an entry, and notes why.
 func (v *View) traceEntry(
 	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, state string, now uint16, t *Trace,
@@ -295,7 +298,7 @@ func (v *View) traceEntry(
 		Server: v.serverName(entry.Server()),
 		State:  state,
 		Idle:   float64(entry.Age(now)) * v.tables.Clock.Tick.Seconds(),
-		Left:   v.leaves(p, service, entry, now),
+		Left:   v.leaves(p, service, entry, state == halfOpenState, now),
 	}
 	return t.Known.Left == ""
 }
@@ -313,20 +316,23 @@ func foundHalfOpen(p Packet, hasRoom bool) dataplane.Reason {
 
 // leaves says why the packet of a known flow does not go to its server: keeps_server in
 // bpf/balancer/persist_table.h. Empty: it does.
-func (v *View) leaves(p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, now uint16) string {
+func (v *View) leaves(
+	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, isHalfOpen bool, now uint16,
+) string {
 	if !v.tables.Servers.Has(entry.Server()) {
 		return "the server's slot is beyond the table"
 	}
 	flags := v.tables.Servers.Flags(entry.Server())
-	placement, _ := service.Rule.PlacementName()
+	causes := v.tables.Servers.Causes(entry.Server())
+	staysThough := isHalfOpen && causes&^dataplane.Unresolved&^dataplane.Unreachable == dataplane.Unheard
 	mayMove := p.Opens || p.Flow.Protocol != config.TCP
 	switch {
 	case flags&dataplane.FlagInUse == 0:
 		return "the server was removed"
 	case v.tables.Servers.Service(entry.Server()) != service.Id:
 		return "the entry is another service's: two flows share a signature"
-	case mayMove && flags&dataplane.FlagFailing != 0:
-		return fmt.Sprintf("the server is %s", describeConditions(conditionsOf(v.tables.Servers.Causes(entry.Server()))))
+	case mayMove && flags&dataplane.FlagFailing != 0 && !staysThough:
+		return fmt.Sprintf("the server is %s", describeConditions(conditionsOf(causes)))
 	case mayMove && !v.tables.Servers.HasNextHop(entry.Server()):
 		return "the server has no next hop"
 	case mayMove && !v.tables.Servers.Reachable(entry.Server()):
@@ -335,7 +341,7 @@ func (v *View) leaves(p Packet, service *dataplane.ServiceEntry, entry dataplane
 		return "a new connection takes the place of one that is over"
 	case p.Opens && flags&dataplane.FlagDrained != 0:
 		return "the server is drained"
-	case !p.Opens && placement == config.PlacementHunt && entry.Age(now) >= dataplane.FlowMinIdle:
+	case !p.Opens && service.Rule.Flags&dataplane.RuleAskIdle != 0 && entry.Age(now) >= dataplane.FlowMinIdle:
 		return "it was idle for so long that servers are asked whose the flow is now"
 	}
 	return ""
