@@ -60,7 +60,7 @@ bench: build ## measure what packets cost, memory, tables and throughput (root; 
 	bin/segue bench throughput
 
 .PHONY: soak
-soak: setup-test build ## run the long forms of end-to-end tests (root; some 20 minutes)
+soak: setup-test build ## run the long forms of end-to-end tests, which rewrite a table in docs/ (root; 20 minutes)
 	go build -o bin/test-run ./test/run
 	bin/test-run soak
 

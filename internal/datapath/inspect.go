@@ -193,6 +193,9 @@ func OpenTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	// The kernel refuses to map what was opened for reading only, even for reading.
 	mapped := spec.Flags&unix.BPF_F_MMAPABLE != 0
 	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: !mapped})
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("missing: another build of segue started the instance: %w", err)
+	}
 	if err != nil {
 		return nil, err
 	}

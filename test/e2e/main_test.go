@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
@@ -95,11 +96,11 @@ func waits(t *testing.T) { t.Parallel() }
 
 // takeDown removes the labs of interrupted tests, which may be about to remove them themselves.
 func takeDown() error {
-	var errs []error
+	var group errgroup.Group
 	for i := range cap(freeNames) {
-		errs = append(errs, takeDownLab(nameOf(i)))
+		group.Go(func() error { return takeDownLab(nameOf(i)) })
 	}
-	return errors.Join(errs...)
+	return group.Wait()
 }
 
 func takeDownLab(name string) error {
@@ -146,7 +147,7 @@ func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 	needRoot(t)
 	if topology.Name == labName {
 		topology.Name = <-freeNames
-		t.Cleanup(func() { freeNames <- topology.Name })
+		t.Cleanup(func() { giveBack(topology.Name) })
 	}
 	l, err := lab.Up(interrupted, topology, lab.Options{Binary: binary})
 	if err != nil {
@@ -161,6 +162,14 @@ func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 		}
 	})
 	return l
+}
+
+// giveBack lets another test have the name of a lab that is down. The name of a lab that could not be
+// removed is lost to tests, which would only find that it is still up.
+func giveBack(name string) {
+	if err := lab.Down(name); err == nil || errors.Is(err, lab.ErrNotUp) {
+		freeNames <- name
+	}
 }
 
 func showLogs(t *testing.T, l *lab.Lab) {

@@ -51,9 +51,18 @@ func readIdentity(m *ebpf.Map, identity *Identity) error {
 	if err := m.Lookup(uint32(0), identity); err != nil {
 		return fmt.Errorf("read identity: %w", err)
 	}
-	if wanted := uint64(balancerTablesVersionTABLES_VERSION); identity.Version != wanted {
-		return fmt.Errorf("the tables are of version %d, those of this build of version %d: %w",
-			identity.Version, wanted, ebpf.ErrMapIncompatible)
+	if identity.Version != uint64(balancerTablesVersionTABLES_VERSION) {
+		return otherVersion(identity.Version)
 	}
 	return nil
 }
+
+// otherVersion is an error: tables have this version instead of the build's.
+type otherVersion uint64
+
+func (v otherVersion) Error() string {
+	return fmt.Sprintf("the tables were made by another build of segue (table version %d; this build: %d)",
+		uint64(v), uint64(balancerTablesVersionTABLES_VERSION))
+}
+
+func (v otherVersion) Unwrap() error { return ebpf.ErrMapIncompatible }

@@ -118,6 +118,9 @@ func (p *Plane) explain(err error) error {
 	if errors.As(err, &verifier) {
 		return fmt.Errorf("the kernel refuses the program: %+v", verifier)
 	}
+	if version := otherVersion(0); errors.As(err, &version) {
+		return fmt.Errorf("%s: %w; `segue lb detach %s` drops them with their flows", p.dir, version, p.instance)
+	}
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
 		return fmt.Errorf("the tables in %s have another layout or other limits, and flows in them: "+
 			"`segue lb detach %s` drops them: %w", p.dir, p.instance, err)

@@ -64,13 +64,26 @@ func newReader(
 		return nil, err
 	}
 	r.Reasons = reasons
-	for name, m := range r.maps.Pinned() {
+	openTable := func(name string, m **ebpf.Map) (err error) {
 		if *m, err = open(name, spec.Maps[name]); err != nil {
-			return nil, fmt.Errorf("table %s: %w", name, err)
+			return fmt.Errorf("table %s: %w", name, err)
 		}
+		return nil
+	}
+	// The identity comes first, because it tells whether another build made the other tables.
+	if err := openTable(balancerMapIdentity, &r.maps.Identity); err != nil {
+		return nil, err
 	}
 	if err := readIdentity(r.maps.Identity, &r.Identity); err != nil {
 		return nil, err
+	}
+	for name, m := range r.maps.Pinned() {
+		if name == balancerMapIdentity {
+			continue
+		}
+		if err := openTable(name, m); err != nil {
+			return nil, err
+		}
 	}
 	if r.directory, err = MapDirectory(r.maps.Directory, unix.PROT_READ); err != nil {
 		return nil, err
