@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -37,6 +38,7 @@ const (
 	caseDeliver   = "agent-deliver"   // decapsulated on a server
 	caseHuntKnown = "known-flow-hunt" // known-flow of a service whose servers decide
 	caseHuntSYN   = "syn-hunt"        // of a new flow of such a service: offered to two servers
+	caseSignal    = "signal-create"   // the SYN-ACK by which a server says that it has taken a flow
 	caseAccept    = "agent-accept"    // such an offer, which the server takes
 	casePassOn    = "agent-pass-on"   // one that it refuses
 	caseAck       = "agent-ack"       // a packet of a flow that the server has taken
@@ -115,7 +117,8 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	for _, flows := range levels {
 		offered := newCase(caseHuntSYN, s, packet.SYN, flows, room)
 		offered.reason = "forward_hunt"
-		cases = append(cases, knownCase(caseHuntKnown, s, flows, room), offered)
+		cases = append(cases, knownCase(caseHuntKnown, s, flows, room), offered,
+			signalCase(s, flows, room))
 	}
 	return append(cases,
 		offerCase(caseAccept, s, 1, "deliver_"+underscored(s.encapsulation)), offerCase(casePassOn, s, 0, "next_refused"),
@@ -178,6 +181,28 @@ func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) 
 	c.traffic = trafficTo(s.family, vips[s.family], s.protocol, flags)
 	c.traffic.order = inTurn
 	c.reason = reasonKnown
+	return c
+}
+
+// signalCase has a server take one new flow after the other: each packet is its SYN-ACK to the client,
+// which tells the balancer, and which the balancer unwraps and passes on.
+func signalCase(s service, flows, room uint32) benchCase {
+	c := newCase(caseSignal, s, packet.SYN, flows, room)
+	c.traffic.verdict, c.reason = xdpPass, "return_create"
+	client := clients[s.family]
+	reply := packet.TCP(netip.AddrPortFrom(vips[s.family], servicePort), netip.AddrPortFrom(client, 40000),
+		packet.Ethernet(clientMAC, hostMAC), packet.Flags(packet.SYN|packet.ACK))
+	sid := srv6.SID{Locator: balancerLocator, Function: srv6.CreateStickiness}
+	frame, err := packet.Signal(reply, packet.Encap{
+		Kind: s.encapsulation, Sender: serverLocator(1).Addr(), Segments: []netip.Addr{sid.Addr()},
+		Own: clientMAC, NextHop: hostMAC,
+	})
+	if err != nil {
+		panic(fmt.Sprintf("%s: %v", s.encapsulation, err)) // frames and addresses are constants
+	}
+	address := client.AsSlice()
+	c.traffic.frame = frame
+	c.traffic.flowOffset = uint32(bytes.LastIndex(frame, address) + len(address) - 4)
 	return c
 }
 

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
+)
+
+// The number of the flow is added to the client's address, inside whatever the server wraps it in.
+func TestFlowsOfSignals(t *testing.T) {
+	for f, want := range map[family]string{ipv4: "10.0.0.7", ipv6: "2001:db8:c::7"} {
+		c := signalCase(usual(f, config.TCP), 1, 1)
+		frame := append([]byte(nil), c.traffic.frame...)
+		frame[c.traffic.flowOffset+3] += 7
+		returned, err := packet.Return(frame, hostMAC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decoded, err := packet.Decode(returned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := decoded.Headers[len(decoded.Headers)-1].Destination; got != netip.MustParseAddr(want) {
+			t.Errorf("%s: flow 7 is of client %v, want %s", f, got, want)
+		}
+	}
+}
