@@ -4,13 +4,18 @@ package bench
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"runtime"
 	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/namespace"
 )
 
 // Verdicts of XDP programs (enum xdp_action of the kernel).
@@ -44,6 +49,9 @@ type host struct {
 	objects   hostObjects
 	frame     []byte
 	underTest *ebpf.Program // nil: none
+	// quiet has the interface that the program is attached to: see keepCallable.
+	quiet    *namespace.Namespace
+	attached link.Link
 }
 
 func newHost() (*host, error) {
@@ -51,10 +59,41 @@ func newHost() (*host, error) {
 	if err := loadHostObjects(&h.objects, nil); err != nil {
 		return nil, fmt.Errorf("load the host program: %w", err)
 	}
+	if err := h.keepCallable(); err != nil {
+		return nil, errors.Join(fmt.Errorf("attach the host program: %w", err), h.close())
+	}
 	return h, nil
 }
 
-func (h *host) close() error { return h.objects.Close() }
+// keepCallable attaches the host program in a network namespace of its own, where no packet comes.
+// The kernel has a table of XDP programs that it calls directly (BPF_DISPATCHER). It enters a
+// program that is not attached before each test run and removes it after that, and waits both times
+// until no CPU uses the old table.
+func (h *host) keepCallable() (err error) {
+	if h.quiet, err = namespace.New(); err != nil {
+		return err
+	}
+	return h.quiet.Do(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		h.attached, err = link.AttachXDP(link.XDPOptions{
+			Program: h.objects.XdpHost, Interface: lo.Attrs().Index, Flags: link.XDPGenericMode,
+		})
+		return err
+	})
+}
+
+func (h *host) close() (err error) {
+	if h.attached != nil {
+		err = h.attached.Close()
+	}
+	if h.quiet != nil {
+		err = errors.Join(err, h.quiet.Close())
+	}
+	return errors.Join(err, h.objects.Close())
+}
 
 // prepare makes the program, or none, the one under test, and the traffic what it gets.
 func (h *host) prepare(program *ebpf.Program, t *traffic) error {

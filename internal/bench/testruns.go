@@ -120,7 +120,7 @@ func (t *testRuns) runAll(ctx context.Context, cpus []int) (rate float64, packet
 const trialPackets = 200_000
 
 // runOn sends packets on a CPU for about as long, and returns the rate, by the CPU's time, and their
-// number. They are one test run but for the trial: the kernel lets each wait some milliseconds.
+// number.
 func (h *host) runOn(cpu int, duration time.Duration) (rate float64, sent uint64, err error) {
 	runtime.LockOSThread() // for good: with its goroutine ends a thread that no other is to get
 	var set unix.CPUSet
