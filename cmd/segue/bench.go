@@ -12,15 +12,58 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/bench"
 )
 
+// packetFlags say what packets are measured with.
+type packetFlags struct {
+	options bench.PacketOptions
+	flows   []string
+	room    string
+	pattern string
+}
+
+func (f *packetFlags) add(flags *pflag.FlagSet) {
+	f.options = bench.DefaultPacketOptions()
+	f.flows, f.room = []string{"1", "1k", "64k", "1M", "10M"}, "1M"
+	flags.StringSliceVar(&f.flows, "flows", f.flows,
+		"`counts` of flows, with k or M for thousands or millions")
+	flags.StringVar(&f.room, "room", f.room,
+		"`count` of flows that tables are filled for at least, however few are visited")
+	flags.StringVar(&f.pattern, "case", "", "measure only cases whose name matches the `regexp`")
+	flags.IntVar(&f.options.Rounds, "rounds", f.options.Rounds, "how often every case is measured")
+	flags.Uint32Var(&f.options.Packets, "packets", f.options.Packets,
+		"`count` of packets that a measurement has")
+}
+
+// parse reads the flags' values into the options.
+func (f *packetFlags) parse() (err error) {
+	if f.options.Flows, err = parseFlowCounts("--flows", f.flows...); err != nil {
+		return err
+	}
+	rooms, err := parseFlowCounts("--room", f.room)
+	if err != nil {
+		return err
+	}
+	f.options.Room = rooms[0]
+	if f.options.Case, err = parseRegexp("--case", f.pattern); err != nil {
+		return err
+	}
+	if f.options.Rounds < 1 {
+		return fmt.Errorf("--rounds %d: must be at least 1", f.options.Rounds)
+	}
+	if f.options.Packets < 1 {
+		return fmt.Errorf("--packets %d: must be at least 1", f.options.Packets)
+	}
+	return nil
+}
+
 func newBench() *cobra.Command {
-	o := bench.DefaultPacketOptions()
-	flows, room := []string{"1", "1k", "64k", "1M", "10M"}, "1M"
-	var pattern string
+	var f packetFlags
+	var against string
 	var asJSON, loud bool
 	cmd := &cobra.Command{
 		Use:   "bench",
@@ -36,34 +79,31 @@ median less that of the host program alone (null), which writes each packet anew
 random order, in a table filled with as many as --room says, or with all of them if
 they are more. docs/performance.md says what the cases are.
 
+--against compares this build with another one, whose executable it names: in every
+round each case is measured in both builds, one right after the other, and what counts
+is the ratio of the new build's time to the old one's. Its defaults are --flows 1k,
+--rounds 100 and --packets 20000, and all cases of a build's own programs.
+docs/performance.md explains the report.
+
 --json prints an array of objects with the keys case, family, encapsulation, flows,
 ns_median, ns_p10, ns_p90, net_ns and rounds, and, where the processor counts them,
-instructions.
+instructions; with --against it prints one object with the keys old and new (the builds),
+cases, only_old and only_new.
 
 Bench needs root, and for ten million flows four gigabytes of memory; everything
 takes some minutes.`,
-		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M",
-		Args:    arguments(),
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.Flows, err = parseFlowCounts("--flows", flows...); err != nil {
+		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M\n" +
+			"  segue bench --against /usr/local/bin/segue",
+		Args: arguments(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.parse(); err != nil {
 				return err
 			}
-			rooms, err := parseFlowCounts("--room", room)
-			if err != nil {
-				return err
+			f.options.Progress = progressTo(cmd.ErrOrStderr(), loud)
+			if cmd.Flags().Changed(againstFlag) {
+				return compareBuilds(cmd, f.options, against, asJSON)
 			}
-			o.Room = rooms[0]
-			if o.Case, err = parseRegexp("--case", pattern); err != nil {
-				return err
-			}
-			if o.Rounds < 1 {
-				return fmt.Errorf("--rounds %d: must be at least 1", o.Rounds)
-			}
-			if o.Packets < 1 {
-				return fmt.Errorf("--packets %d: must be at least 1", o.Packets)
-			}
-			o.Progress = progressTo(cmd.ErrOrStderr(), loud)
-			times, err := bench.MeasurePackets(cmd.Context(), o)
+			times, err := bench.MeasurePackets(cmd.Context(), f.options)
 			if err != nil {
 				return err
 			}
@@ -73,14 +113,12 @@ takes some minutes.`,
 			return printPackets(cmd.OutOrStdout(), times)
 		},
 	}
-	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows, with k or M for thousands or millions")
-	cmd.Flags().StringVar(&room, "room", room, "`count` of flows that tables are filled for at least, however few are visited")
-	cmd.Flags().StringVar(&pattern, "case", "", "measure only cases whose name matches the `regexp`")
-	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how often every case is measured")
-	cmd.Flags().Uint32Var(&o.Packets, "packets", o.Packets, "`count` of packets that a measurement has")
+	f.add(cmd.Flags())
+	cmd.Flags().StringVar(&against, againstFlag, "", "compare this build with the one in the `file`, an executable")
 	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "say what is done also where standard error is no terminal")
 	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud))
+	cmd.AddCommand(newBenchWorker())
 	return cmd
 }
 

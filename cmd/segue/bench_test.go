@@ -3,9 +3,14 @@
 package main
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/bench"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/version"
 )
 
 func TestParseFlowCounts(t *testing.T) {
@@ -28,6 +33,10 @@ func TestBenchRefuses(t *testing.T) {
 		"--changes 0":                           {"bench", "tables", "--changes", "0"},
 		`"nosuch"`:                              {"bench", "--case", "nosuch", "--rounds", "1"},
 		"--duration -1s: must be at least 10ms": {"bench", "throughput", "--duration", "-1s"},
+		"--against: missing the executable":     {"bench", "--against", ""},
+		"--against /no/such/segue: start the old build": {
+			"bench", "--against", "/no/such/segue", "--rounds", "1",
+		},
 	} {
 		root := newRoot()
 		root.SetArgs(args)
@@ -35,4 +44,34 @@ func TestBenchRefuses(t *testing.T) {
 			t.Errorf("%v: error %v, want %q", args, err, want)
 		}
 	}
+}
+
+func TestPrintComparison(t *testing.T) {
+	instructions := 310.4
+	known := bench.CaseComparison{
+		CaseName: bench.CaseName{
+			Case: "known-flow", Family: "ipv6", Encapsulation: config.SRv6Insert, Flows: 1000,
+		},
+		Old:      bench.BuildCost{Median: 120.31, Instructions: &instructions},
+		New:      bench.BuildCost{Median: 121.52, Instructions: &instructions},
+		Ratio:    bench.Spread{Median: 1.0101, P10: 0.95, P90: 1.08},
+		NetRatio: &bench.Spread{Median: 1.0296, P10: 0.9, P90: 1.2},
+	}
+	known.Old.Program.Instructions, known.New.Program.Instructions = 12652, 12083
+	null := bench.CaseComparison{
+		CaseName: bench.CaseName{Case: "null", Family: "ipv4", Flows: 1},
+		Old:      bench.BuildCost{Median: 75}, New: bench.BuildCost{Median: 75},
+		Ratio: bench.Spread{Median: 1, P10: 1, P90: 1}, SameProgram: true,
+	}
+	var out bytes.Buffer
+	if err := printComparison(&out, &bench.Comparison{
+		Old:     version.Build{Version: "v1.2.3", Commit: "c0ffee", Modified: true},
+		New:     version.Build{Version: "(devel)"},
+		Cases:   []bench.CaseComparison{null, known},
+		OnlyOld: []bench.CaseName{{Case: "gone", Family: "ipv4", Encapsulation: config.GRE, Flows: 1}},
+		OnlyNew: []bench.CaseName{{Case: "signal-create", Family: "ipv6", Flows: 1000}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "bench-against.txt", &out)
 }

@@ -104,8 +104,8 @@ const casesPerBase = 10
 
 // interleave is the order of cases in a round. What others are compared with comes again and again, for its
 // errors are those of all others.
-func interleave(cases []*measured) (turn []*measured) {
-	var bases, others []*measured
+func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
+	var bases, others []C
 	for _, m := range cases {
 		if m.isBase() {
 			bases = append(bases, m)

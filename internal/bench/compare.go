@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/version"
+)
+
+// CompareOptions say which builds are compared, and with what.
+type CompareOptions struct {
+	// PacketOptions are those of both builds. Without Case, all cases of a build's own programs are
+	// measured, and null and floor.
+	PacketOptions
+	// Old is the executable of the build that this one is compared with.
+	Old string
+}
+
+// DefaultCompareOptions measure little, but often.
+func DefaultCompareOptions() PacketOptions {
+	o := DefaultPacketOptions()
+	o.Flows, o.Rounds, o.Packets = []uint32{1_000}, 100, 20_000
+	return o
+}
+
+// thisBuild is the executable of this process, also after its file was replaced.
+const thisBuild = "/proc/self/exe"
+
+// roundsPerStart is after how many rounds both workers are started anew. Where tables and programs
+// happen to lie in memory, and which random keys their hashes have, makes one process some percent
+// faster than another of the same build for as long as they run.
+const roundsPerStart = 10
+
+// roundsPerVisit is how many rounds of a case follow one another before the next case: the
+// kernel takes far longer to change services and programs than to measure a case.
+const roundsPerVisit = 5
+
+// Comparison is what two builds cost, measured in turn.
+type Comparison struct {
+	Old     version.Build    `json:"old"`
+	New     version.Build    `json:"new"`
+	Cases   []CaseComparison `json:"cases"`
+	OnlyOld []CaseName       `json:"only_old"` // cases that the new build does not have
+	OnlyNew []CaseName       `json:"only_new"`
+}
+
+// CaseComparison compares what a packet of one kind costs in two builds.
+type CaseComparison struct {
+	CaseName
+	Old BuildCost `json:"old"`
+	New BuildCost `json:"new"`
+	// Ratio is that of the new build's time to the old one's, the host program's share included.
+	Ratio Spread `json:"ratio"`
+	// NetRatio is the same with the host program's time taken off each: that of case null in
+	// the same round and build. Nil where nothing remains: for null itself.
+	NetRatio *Spread `json:"net_ratio,omitempty"`
+	// SameProgram says that both builds' programs are equal, instruction by instruction.
+	SameProgram bool `json:"same_program"`
+}
+
+// BuildCost is what a case costs in one build.
+type BuildCost struct {
+	// Median is in nanoseconds of CPU time, the host program's share included.
+	Median  float64         `json:"ns_median"`
+	Program programIdentity `json:"program"`
+	// Instructions is the median of those that the processor ran for a packet, the host
+	// program's share included; nil where it does not count them.
+	Instructions *float64 `json:"instructions,omitempty"`
+}
+
+// Spread is percentiles over the rounds.
+type Spread struct {
+	Median float64 `json:"median"`
+	P10    float64 `json:"p10"`
+	P90    float64 `json:"p90"`
+}
+
+func spreadOf(values []float64) Spread {
+	return Spread{percentile(values, 50), percentile(values, 10), percentile(values, 90)}
+}
+
+// build is one of the two that are compared.
+type build int
+
+const (
+	oldBuild build = iota
+	newBuild
+)
+
+var buildNames = [...]string{oldBuild: "old", newBuild: "new"}
+
+// comparedCase is a case that both builds have, with what its rounds have shown.
+type comparedCase struct {
+	CaseName
+	programs [2]programIdentity
+	samples  []sample
+}
+
+// sample is one measurement of a case in both builds.
+type sample struct {
+	round int
+	costs [2]workerCost
+}
+
+// comparison is one that is going on.
+type comparison struct {
+	options CompareOptions
+	cpu     int
+	workers [2]*workerClient
+	// prepared is what each build answered to prepare when it was first started.
+	prepared [2][]workerCase
+	result   Comparison
+	cases    []*comparedCase
+}
+
+// Compare measures an old build and this one in one run: each measurement of a case in one
+// build comes right before or after that in the other, on the same CPU. It needs root.
+func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
+	cpus, err := allowedCPUs()
+	if err != nil {
+		return nil, err
+	}
+	c := &comparison{options: o, cpu: cpus[len(cpus)-1]} // the first CPU serves most interrupts
+	defer func() {
+		err = errors.Join(err, c.stop())
+		if ctx.Err() != nil {
+			err = ctx.Err() // the workers only report that they were ended
+		}
+	}()
+	for first := 0; first < o.Rounds; first += roundsPerStart {
+		if err := c.start(ctx, first/roundsPerStart%2 == 1); err != nil {
+			return nil, err
+		}
+		end := min(first+roundsPerStart, o.Rounds)
+		for round := first; round < end; round += roundsPerVisit {
+			o.Progress.say("round %d of %d", round+1, o.Rounds)
+			if err := c.measure(round, min(round+roundsPerVisit, end)); err != nil {
+				return nil, err
+			}
+		}
+		if err := c.stop(); err != nil {
+			return nil, err
+		}
+	}
+	c.result.Cases = summarizeComparison(c.cases)
+	return &c.result, nil
+}
+
+// inOrder returns both builds, the old one first unless reversed.
+func inOrder(reversed bool) [2]build {
+	if reversed {
+		return [2]build{newBuild, oldBuild}
+	}
+	return [2]build{oldBuild, newBuild}
+}
+
+// start starts both workers, and finds the cases that both have.
+func (c *comparison) start(ctx context.Context, reversed bool) error {
+	r := prepareRequest{Flows: c.options.Flows, Room: c.options.Room}
+	if c.options.Case != nil {
+		r.Case = c.options.Case.String()
+	}
+	executables := [2]string{oldBuild: c.options.Old, newBuild: thisBuild}
+	for _, b := range inOrder(reversed) {
+		w, err := startWorker(ctx, buildNames[b], executables[b], c.cpu)
+		if err != nil {
+			return err
+		}
+		c.workers[b] = w
+	}
+	var cases [2][]workerCase
+	for _, b := range inOrder(reversed) {
+		var err error
+		if cases[b], err = c.workers[b].prepare(r, c.options.Progress); err != nil {
+			return err
+		}
+	}
+	if c.cases != nil {
+		return c.requireSame(cases)
+	}
+	c.prepared = cases
+	c.result.Old, c.result.New = c.workers[oldBuild].build, c.workers[newBuild].build
+	c.cases, c.result.OnlyOld, c.result.OnlyNew = matchCases(cases[oldBuild], cases[newBuild])
+	if !slices.ContainsFunc(c.cases, func(m *comparedCase) bool { return !m.isBase() }) {
+		return errors.New("the builds have no case in common")
+	}
+	return nil
+}
+
+// requireSame is an error if an executable was replaced since the run began.
+func (c *comparison) requireSame(cases [2][]workerCase) error {
+	builds := [2]version.Build{oldBuild: c.result.Old, newBuild: c.result.New}
+	for b, name := range buildNames {
+		if c.workers[b].build != builds[b] || !slices.Equal(cases[b], c.prepared[b]) {
+			return fmt.Errorf("the executable of the %s build changed during the run", name)
+		}
+	}
+	return nil
+}
+
+// matchCases finds the cases that both builds have, in the order of the new one.
+func matchCases(ofOld, ofNew []workerCase) (both []*comparedCase, onlyOld, onlyNew []CaseName) {
+	programs := map[CaseName]programIdentity{}
+	for _, c := range ofOld {
+		programs[c.CaseName] = c.Program
+	}
+	onlyOld, onlyNew = []CaseName{}, []CaseName{} // in JSON an empty list, rather than null
+	known := map[CaseName]bool{}
+	for _, c := range ofNew {
+		known[c.CaseName] = true
+		if program, ok := programs[c.CaseName]; ok {
+			both = append(both, &comparedCase{
+				CaseName: c.CaseName,
+				programs: [2]programIdentity{oldBuild: program, newBuild: c.Program},
+			})
+		} else {
+			onlyNew = append(onlyNew, c.CaseName)
+		}
+	}
+	for _, c := range ofOld {
+		if !known[c.CaseName] {
+			onlyOld = append(onlyOld, c.CaseName)
+		}
+	}
+	return both, onlyOld, onlyNew
+}
+
+// measure measures every case in some rounds, once in each build and round. Which build comes first
+// alternates.
+func (c *comparison) measure(first, end int) error {
+	for turn, m := range interleave(c.cases) {
+		for round := first; round < end; round++ {
+			s := sample{round: round}
+			for _, b := range inOrder((round+turn)%2 == 1) {
+				var err error
+				if s.costs[b], err = c.workers[b].run(m.CaseName, c.options.Packets); err != nil {
+					return err
+				}
+			}
+			m.samples = append(m.samples, s)
+		}
+	}
+	return nil
+}
+
+func (c *comparison) stop() (err error) {
+	for b, w := range c.workers {
+		if w != nil {
+			err = errors.Join(err, w.close())
+		}
+		c.workers[b] = nil
+	}
+	return err
+}
+
+// summarizeComparison has a result for each case.
+func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
+	nulls := map[string]map[int][2]float64{} // by family and round
+	for _, m := range cases {
+		if m.Case == caseNull {
+			nulls[m.Family] = m.medianByRound()
+		}
+	}
+	for _, m := range cases {
+		r := CaseComparison{
+			CaseName: m.CaseName, Old: m.costOf(oldBuild), New: m.costOf(newBuild),
+			Ratio:       spreadOf(m.ratios(nil)),
+			SameProgram: m.programs[oldBuild] == m.programs[newBuild],
+		}
+		if net := m.ratios(nulls[m.Family]); m.Case != caseNull && len(net) > 0 {
+			spread := spreadOf(net)
+			r.NetRatio = &spread
+		}
+		results = append(results, r)
+	}
+	return results
+}
+
+// times are those of a build in the samples.
+func times(samples []sample, b build) (all []float64) {
+	for _, s := range samples {
+		all = append(all, s.costs[b].Nanoseconds)
+	}
+	return all
+}
+
+// medianByRound is of the times of a case that is measured several times in each round.
+func (m *comparedCase) medianByRound() map[int][2]float64 {
+	byRound := map[int][]sample{}
+	for _, s := range m.samples {
+		byRound[s.round] = append(byRound[s.round], s)
+	}
+	medians := map[int][2]float64{}
+	for round, samples := range byRound {
+		medians[round] = [2]float64{
+			oldBuild: percentile(times(samples, oldBuild), 50),
+			newBuild: percentile(times(samples, newBuild), 50),
+		}
+	}
+	return medians
+}
+
+// ratios are those of the times, less what `hosts` has for the round. A round in which the host
+// program took longer than the case says nothing, and is left out.
+func (m *comparedCase) ratios(hosts map[int][2]float64) (ratios []float64) {
+	for _, s := range m.samples {
+		host := hosts[s.round]
+		old := s.costs[oldBuild].Nanoseconds - host[oldBuild]
+		if old > 0 {
+			ratios = append(ratios, (s.costs[newBuild].Nanoseconds-host[newBuild])/old)
+		}
+	}
+	return ratios
+}
+
+func (m *comparedCase) costOf(b build) BuildCost {
+	cost := BuildCost{Median: percentile(times(m.samples, b), 50), Program: m.programs[b]}
+	var counted []float64
+	for _, s := range m.samples {
+		counted = append(counted, s.costs[b].Instructions)
+	}
+	if median := percentile(counted, 50); median > 0 {
+		cost.Instructions = &median
+	}
+	return cost
+}

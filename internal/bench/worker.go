@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/version"
+)
+
+// The worker protocol. A comparison of two builds (Compare) starts one worker process of each
+// build, `segue bench worker`, and talks to it over pipes in JSON objects, one a line. The
+// worker first says hello. Then it answers one request after the other, until its input ends:
+// it then removes what it has loaded, and ends. A long request is answered with lines of
+// progress first.
+
+// workerProtocol is the version of the protocol. It changes whenever a worker of the version before
+// would misread a request, or a comparison its answers.
+const workerProtocol = 1
+
+// workerArguments start a worker, after the name of the executable.
+var workerArguments = []string{"bench", "worker"}
+
+// hello is the first line of a worker.
+type hello struct {
+	// Protocol is workerProtocol. Its key tells workers from other programs that write JSON.
+	Protocol int           `json:"segue_bench_worker"`
+	Build    version.Build `json:"build"`
+}
+
+// request has one of its fields set.
+type request struct {
+	Prepare *prepareRequest `json:"prepare,omitempty"`
+	Run     *runRequest     `json:"run,omitempty"`
+}
+
+// prepareRequest asks for the tables and programs of cases. It is the first request, and comes
+// once.
+type prepareRequest struct {
+	Flows []uint32 `json:"flows"`
+	Room  uint32   `json:"room"`
+	Case  string   `json:"case"` // a regular expression; "": all cases of the build's own data path
+}
+
+// runRequest asks to measure a case once.
+type runRequest struct {
+	Case    int    `json:"case"` // its index in the answer to prepare
+	Packets uint32 `json:"packets"`
+}
+
+// answer is a line of a worker after its hello.
+type answer struct {
+	Progress string       `json:"progress,omitempty"` // the request goes on
+	Error    string       `json:"error,omitempty"`    // the request failed
+	Cases    []workerCase `json:"cases,omitempty"`    // to prepare
+	Cost     *workerCost  `json:"cost,omitempty"`     // to run
+}
+
+// CaseName says which case is meant, in each build.
+type CaseName struct {
+	Case          string               `json:"case"`
+	Family        string               `json:"family"`
+	Encapsulation config.Encapsulation `json:"encapsulation"`
+	Flows         uint32               `json:"flows"`
+}
+
+func (n CaseName) String() string {
+	words := []string{n.Case, n.Family}
+	if n.Encapsulation != "" {
+		words = append(words, string(n.Encapsulation))
+	}
+	return fmt.Sprintf("%s, %d flows", strings.Join(words, ", "), n.Flows)
+}
+
+func (n CaseName) isBase() bool { return n.Case == caseNull || n.Case == caseFloor }
+
+// workerCase is a case that a worker has prepared.
+type workerCase struct {
+	CaseName
+	Program programIdentity `json:"program"`
+}
+
+// programIdentity is equal for two programs of the same instructions.
+type programIdentity struct {
+	// Instructions is how many the kernel keeps after it has removed those that cannot be reached.
+	Instructions int `json:"instructions"`
+	// Tag is the kernel's digest of all instructions as they were loaded (bpf_prog_info.tag).
+	Tag string `json:"tag"`
+}
+
+// workerCost is what a packet of one measurement took.
+type workerCost struct {
+	Nanoseconds  float64 `json:"ns"`           // of CPU time
+	Instructions float64 `json:"instructions"` // of the processor; 0 where it does not count them
+}
+
+// worker measures cases of this build one at a time, as another process asks.
+type worker struct {
+	host  *host
+	rigs  map[setup]*rig
+	cases []*measured
+	out   *json.Encoder
+}
+
+// ServeWorker answers the requests of a comparison of builds, until the input ends. A request that
+// fails is answered by its error. ServeWorker itself fails if a request is malformed, if too many
+// packets were not of the kind that their case is to measure, or if tables cannot be removed.
+func ServeWorker(ctx context.Context, in io.Reader, out io.Writer) (err error) {
+	w := &worker{rigs: map[setup]*rig{}, out: json.NewEncoder(out)}
+	if err := w.out.Encode(hello{workerProtocol, version.Read()}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.close()) }()
+	requests := json.NewDecoder(in)
+	for {
+		var r request
+		err := requests.Decode(&r)
+		if errors.Is(err, io.EOF) {
+			return w.check()
+		}
+		if err != nil {
+			return fmt.Errorf("read a request: %w", err)
+		}
+		reply, err := w.handle(ctx, &r)
+		if err != nil {
+			reply = answer{Error: err.Error()}
+		}
+		if err := w.out.Encode(reply); err != nil {
+			return err
+		}
+	}
+}
+
+func (w *worker) handle(ctx context.Context, r *request) (answer, error) {
+	if err := ctx.Err(); err != nil {
+		return answer{}, err
+	}
+	switch {
+	case r.Prepare != nil:
+		return w.prepare(ctx, r.Prepare)
+	case r.Run != nil:
+		return w.run(r.Run)
+	}
+	return answer{}, errors.New("a request of no known kind")
+}
+
+func (w *worker) prepare(ctx context.Context, r *prepareRequest) (a answer, err error) {
+	if w.host != nil {
+		return a, errors.New("the cases are prepared already")
+	}
+	chosen, err := r.chooseCases()
+	if err != nil {
+		return a, err
+	}
+	if w.host, err = newHost(); err != nil {
+		return a, err
+	}
+	progress := func(what string) { _ = w.out.Encode(answer{Progress: what}) }
+	if w.cases, err = prepareCases(ctx, w.host, w.rigs, chosen, progress); err != nil {
+		return a, err
+	}
+	for _, m := range w.cases {
+		c := workerCase{CaseName: m.caseName()}
+		if c.Program, err = identify(m.programMeasured(w.host)); err != nil {
+			return a, m.explain(err)
+		}
+		a.Cases = append(a.Cases, c)
+	}
+	return a, nil
+}
+
+func (r *prepareRequest) chooseCases() ([]benchCase, error) {
+	o := PacketOptions{Flows: r.Flows, Room: r.Room}
+	if r.Case != "" {
+		expression, err := regexp.Compile(r.Case)
+		if err != nil {
+			return nil, err
+		}
+		o.Case = expression
+		return o.chooseCases()
+	}
+	var chosen []benchCase
+	for _, c := range allCases(o.Flows, o.Room) {
+		if c.isBase() || c.isDataPath() {
+			chosen = append(chosen, c)
+		}
+	}
+	return chosen, nil
+}
+
+// isDataPath says whether the case measures a whole program of the product.
+func (c *benchCase) isDataPath() bool {
+	return (c.setup.kind == setupBalancer || c.setup.kind == setupAgent) && c.step == ""
+}
+
+func (c *benchCase) caseName() CaseName {
+	return CaseName{c.name, string(c.family), c.encapsulation, c.flows}
+}
+
+// programMeasured is the program under test, or the host program where that runs alone.
+func (m *measured) programMeasured(h *host) *ebpf.Program {
+	if m.program == nil {
+		return h.objects.XdpHost
+	}
+	return m.program
+}
+
+func identify(program *ebpf.Program) (id programIdentity, err error) {
+	info, err := program.Info()
+	if err != nil {
+		return id, err
+	}
+	size, err := info.TranslatedSize()
+	if err != nil {
+		return id, err
+	}
+	const instructionSize = 8
+	return programIdentity{size / instructionSize, info.Tag}, nil
+}
+
+func (w *worker) run(r *runRequest) (a answer, err error) {
+	if r.Case < 0 || r.Case >= len(w.cases) {
+		return a, fmt.Errorf("case %d: there are %d", r.Case, len(w.cases))
+	}
+	if r.Packets == 0 {
+		return a, errors.New("no packets to measure")
+	}
+	m := w.cases[r.Case]
+	if err := m.round(w.host, r.Packets); err != nil {
+		return a, m.explain(err)
+	}
+	last := len(m.times) - 1
+	a.Cost = &workerCost{m.times[last], m.instructions[last]}
+	return a, nil
+}
+
+// check requires that the packets of all measurements were of the kind that their case is to
+// measure.
+func (w *worker) check() error {
+	for _, m := range w.cases {
+		if m.sent == 0 {
+			continue
+		}
+		if err := m.requireCounted(); err != nil {
+			return m.explain(err)
+		}
+	}
+	return nil
+}
+
+func (w *worker) close() (err error) {
+	for _, r := range w.rigs {
+		err = errors.Join(err, r.close())
+	}
+	if w.host != nil {
+		err = errors.Join(err, w.host.close())
+	}
+	return err
+}

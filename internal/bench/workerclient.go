@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/version"
+)
+
+const (
+	// helloDeadline is how long a process may take to say hello, which needs no more than its
+	// start.
+	helloDeadline = 30 * time.Second
+	// endDeadline is how long a worker may take to end that was told to.
+	endDeadline = 30 * time.Second
+)
+
+// workerClient is a worker process, seen from the comparison.
+type workerClient struct {
+	name    string // for errors: the old or the new build
+	build   version.Build
+	command *exec.Cmd
+	in      io.WriteCloser
+	out     *json.Decoder
+	stderr  bytes.Buffer // what the process wrote to standard error
+	cases   map[CaseName]int
+}
+
+// startWorker starts an executable as a worker on a CPU, and waits for its hello. The context ends
+// the process.
+func startWorker(ctx context.Context, name, executable string, cpu int) (*workerClient, error) {
+	w := &workerClient{name: name}
+	w.command = exec.CommandContext(ctx, executable, workerArguments...)
+	w.command.Stderr = &w.stderr
+	w.command.Cancel = func() error { return w.command.Process.Signal(syscall.SIGTERM) }
+	w.command.WaitDelay = endDeadline
+	var err error
+	if w.in, err = w.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := w.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	w.out = json.NewDecoder(out)
+	if err := startOnCPU(w.command, cpu); err != nil {
+		return nil, fmt.Errorf("start the %s build: %w", name, err)
+	}
+	if err := w.greet(executable); err != nil {
+		_ = w.command.Process.Kill()
+		_ = w.in.Close() // for processes of its own, which would keep Wait waiting
+		_ = w.command.Wait()
+		return nil, w.withOutput(errors.Join(err, ctx.Err()))
+	}
+	return w, nil
+}
+
+// startOnCPU starts a process that runs on one CPU only, as do all its threads: two workers
+// that run in turn then have the same caches and the same neighbours.
+func startOnCPU(command *exec.Cmd, cpu int) error {
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends here, and with it its affinity
+		var set unix.CPUSet
+		set.Set(cpu)
+		err := unix.SchedSetaffinity(0, &set)
+		if err != nil {
+			err = fmt.Errorf("move to CPU %d: %w", cpu, err)
+		} else {
+			err = command.Start()
+		}
+		started <- err
+	}()
+	return <-started
+}
+
+// greet reads the hello. Any other program ends, writes something else, or is silent.
+func (w *workerClient) greet(executable string) error {
+	silent := time.AfterFunc(helloDeadline, func() { _ = w.command.Process.Kill() })
+	var first hello
+	err := w.out.Decode(&first)
+	if !silent.Stop() {
+		return fmt.Errorf("%s said nothing for %v: it is not a segue with `bench worker`",
+			executable, helloDeadline)
+	}
+	if err != nil || first.Protocol == 0 {
+		return fmt.Errorf("%s has no `bench worker`: it is not segue, or a build from before --against",
+			executable)
+	}
+	if first.Protocol != workerProtocol {
+		return fmt.Errorf("%s speaks version %d of the worker protocol, this build version %d: "+
+			"builds can be compared only if their versions are equal",
+			executable, first.Protocol, workerProtocol)
+	}
+	w.build = first.Build
+	return nil
+}
+
+// withOutput adds what the process wrote to standard error, once it has ended.
+func (w *workerClient) withOutput(err error) error {
+	if said := strings.TrimSpace(w.stderr.String()); said != "" {
+		return fmt.Errorf("%w (it wrote: %s)", err, said)
+	}
+	return err
+}
+
+// call sends a request and waits for its answer.
+func (w *workerClient) call(r request, progress Progress) (answer, error) {
+	err := json.NewEncoder(w.in).Encode(r)
+	for err == nil {
+		var a answer
+		if err = w.out.Decode(&a); err != nil {
+			break
+		}
+		if a.Progress == "" {
+			if a.Error != "" {
+				return a, fmt.Errorf("%s build: %s", w.name, a.Error)
+			}
+			return a, nil
+		}
+		progress.say("%s: %s", w.name, a.Progress)
+	}
+	return answer{}, fmt.Errorf("%s build: the worker ended: %w", w.name, err)
+}
+
+// prepare has the worker make what its cases need.
+func (w *workerClient) prepare(r prepareRequest, progress Progress) ([]workerCase, error) {
+	a, err := w.call(request{Prepare: &r}, progress)
+	if err != nil {
+		return nil, err
+	}
+	w.cases = map[CaseName]int{}
+	for i, c := range a.Cases {
+		if _, twice := w.cases[c.CaseName]; twice {
+			return nil, fmt.Errorf("%s build: two cases are %s", w.name, c.CaseName)
+		}
+		w.cases[c.CaseName] = i
+	}
+	return a.Cases, nil
+}
+
+// run measures a case once.
+func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
+	a, err := w.call(request{Run: &runRequest{w.cases[name], packets}}, nil)
+	if err != nil {
+		return workerCost{}, err
+	}
+	if a.Cost == nil || a.Cost.Nanoseconds <= 0 {
+		return workerCost{}, fmt.Errorf("%s build: %s: answered without a cost", w.name, name)
+	}
+	return *a.Cost, nil
+}
+
+// close ends the worker, and waits until it has removed its tables. The error is also what the
+// worker found wrong with all that it has measured.
+func (w *workerClient) close() error {
+	_ = w.in.Close() // it may have ended
+	late := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })
+	defer late.Stop()
+	if err := w.command.Wait(); err != nil {
+		return w.withOutput(fmt.Errorf("%s build: the worker failed: %w", w.name, err))
+	}
+	return nil
+}
