@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loadshm reports to a Segue agent how busy an application is, through a small file that both
-// map into memory. A report is a store to memory: no system call, no lock, no waiting, and nothing to
-// start first.
+// Package loadshm reports the load of an application to a Segue agent, through a small file that
+// both map into memory. A report is a store to memory, without a system call, a lock or a wait.
 //
-// The file has one slot for each process that reports. A process holds a lock on its slot as long as
-// it lives, so that what a dead one has left behind counts no more. The agent sums the slots. The
-// layout is in docs/load-sources.md; segue_load.h and segue_load.py beside this file are the same for C
-// and Python.
+// The file has one slot for each reporting process. A process holds a lock on its slot while it
+// lives, so the number of an ended process counts no more. The agent adds up the slots.
+// docs/load-sources.md describes the layout. segue_load.h and segue_load.py in this folder are the
+// same for C and Python.
 package loadshm
 
 import (
@@ -22,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The layout: a header, then slots, one 64-bit word each, in the byte order of the machine. The lower
-// half of a slot is busy, the upper capacity.
+// The layout: a header, then slots, one 64-bit word each, in the byte order of the machine. The
+// lower half of a slot is busy, the upper capacity.
 const (
 	fileSize   = 4096
 	headerSize = 64
@@ -38,17 +37,17 @@ const (
 // magic is "segueshm" as it lies in memory.
 var magic = binary.NativeEndian.Uint64([]byte("segueshm"))
 
-// Reporter is this process's slot in a file. Its methods can be called by any goroutines at once; only
-// Close must be the last.
+// Reporter is this process's slot in a file. Several goroutines may call its methods at the same
+// time. Close must be the last call.
 type Reporter struct {
 	page []byte
 	word *atomic.Uint64
 	fd   int // keeps the lock on the slot
 }
 
-// Open maps the file, which it makes if there is none (mode 0660 less the umask), and takes a free slot.
-// capacity is how many requests this process serves at a time when it is full, at least 1. The file
-// should be in memory, say below /run: a disk would have to write it again and again.
+// Open maps the file, and takes a free slot. It creates the file if there is none (mode 0660 less
+// the umask). capacity is the number of requests that this process serves at a time, at least 1.
+// The file should be on a file system in memory, such as /run, to avoid constant writes to a disk.
 func Open(path string, capacity uint32) (*Reporter, error) {
 	if capacity == 0 {
 		return nil, fmt.Errorf("%s: capacity is 0", path)
@@ -78,9 +77,8 @@ func Open(path string, capacity uint32) (*Reporter, error) {
 }
 
 // keepOpen returns a second descriptor of the open file, which is closed on exec and which the
-// garbage collector does not close. The file stays open, and the lock with it, as long as there is a
-// descriptor. A mapping alone is not enough: on overlayfs the kernel maps the file underneath
-// instead.
+// garbage collector does not close. The lock lasts while the open file has a descriptor. A mapping
+// is not enough: on overlayfs the kernel maps the underlying file instead.
 func keepOpen(f *os.File) (int, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -89,8 +87,8 @@ func keepOpen(f *os.File) (int, error) {
 	return fd, nil
 }
 
-// mapForWriting also writes the header of a new file. Others may do so at the same time: it is the
-// same for all.
+// mapForWriting also writes the header of a new file. Several processes may do so at the same time,
+// because all write the same.
 func mapForWriting(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
@@ -121,7 +119,7 @@ func mapForWriting(f *os.File) ([]byte, error) {
 
 func checkHeader(page []byte) error {
 	if got := word(page, magicOffset).Load(); got != magic {
-		return fmt.Errorf("begins with %#x: not a file of load reports", got)
+		return fmt.Errorf("begins with %#x, so it is not a file of load reports", got)
 	}
 	if got := binary.NativeEndian.Uint32(page[versionOffset:]); got != version {
 		return fmt.Errorf("version is %d, not %d", got, version)
@@ -129,8 +127,8 @@ func checkHeader(page []byte) error {
 	return nil
 }
 
-// takeSlot locks the first slot that nobody has. The lock belongs to the open file, not to the
-// process (fcntl(2), open file description locks).
+// takeSlot locks the first free slot. The lock belongs to the open file, not to the process
+// (fcntl(2), open file description locks).
 func takeSlot(f *os.File) (int, error) {
 	for slot := range slots {
 		lock := slotLock(slot)
@@ -152,7 +150,7 @@ func word(page []byte, offset int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&page[offset]))
 }
 
-// Begin counts one more request, worker or whatever the capacity counts, as busy.
+// Begin counts one more request (or worker, in the unit of the capacity) as busy.
 func (r *Reporter) Begin() { r.word.Add(1) }
 
 // End undoes one Begin. Without a Begin to undo it does nothing.
@@ -165,23 +163,23 @@ func (r *Reporter) End() {
 	}
 }
 
-// Set replaces both numbers at once, for applications that count themselves. capacity is at least 1;
-// with 0 this process is left out.
+// Set replaces both numbers at once, for applications with their own count. capacity is at least 1;
+// with 0 this process does not count.
 func (r *Reporter) Set(busy, capacity uint32) {
 	r.word.Store(uint64(capacity)<<32 | uint64(busy))
 }
 
-// Close gives the slot back.
+// Close releases the slot.
 func (r *Reporter) Close() error {
 	r.Set(0, 0)
 	return errors.Join(unix.Munmap(r.page), unix.Close(r.fd))
 }
 
-// ErrNobody is what Read returns of a file to which no living process reports.
-var ErrNobody = errors.New("no living process reports")
+// ErrNobody is the error of Read if no living process reports to the file.
+var ErrNobody = errors.New("no process reports its load")
 
-// Read returns the sum of all living processes' reports. It trusts the file in nothing: that may be
-// cut short by others at any moment. A FIFO or a device under its name is an error.
+// Read returns the sum of the reports of all living processes. It does not trust the file: others
+// may truncate it at any moment. A FIFO or a device under its name is an error.
 func Read(path string) (busy, capacity uint32, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -205,7 +203,7 @@ func read(f *os.File) (busy, capacity uint32, err error) {
 	if info.Size() != fileSize {
 		return 0, 0, fmt.Errorf("size is %d bytes, not %d", info.Size(), fileSize)
 	}
-	// Mapped, because only of a load from memory is it certain that it never sees half a store.
+	// Only a load from mapped memory is certain never to see half a store.
 	page, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return 0, 0, fmt.Errorf("map: %w", err)
@@ -218,13 +216,13 @@ func read(f *os.File) (busy, capacity uint32, err error) {
 	return sum(f, words)
 }
 
-// copyPage checks the header and returns the slots. A file that is cut short under it raises SIGBUS,
-// which becomes an error.
+// copyPage checks the header and returns the slots. If the file is truncated meanwhile, SIGBUS
+// becomes an error.
 func copyPage(page []byte) (words [slots]uint64, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if fault := recover(); fault != nil {
-			err = fmt.Errorf("was cut short while it was read: %v", fault)
+			err = fmt.Errorf("was truncated while it was read: %v", fault)
 		}
 	}()
 	if err := checkHeader(page); err != nil {
@@ -236,7 +234,7 @@ func copyPage(page []byte) (words [slots]uint64, err error) {
 	return words, nil
 }
 
-// sum adds up the slots that somebody holds.
+// sum adds up the locked slots.
 func sum(f *os.File, words [slots]uint64) (busy, capacity uint32, err error) {
 	var busySum, capacitySum uint64
 	for slot, w := range words {
@@ -245,7 +243,7 @@ func sum(f *os.File, words [slots]uint64) (busy, capacity uint32, err error) {
 		}
 		lock := slotLock(slot)
 		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-			return 0, 0, fmt.Errorf("ask for the lock of slot %d: %w", slot, err)
+			return 0, 0, fmt.Errorf("query the lock of slot %d: %w", slot, err)
 		}
 		if lock.Type != unix.F_UNLCK {
 			busySum += w & (1<<32 - 1)

@@ -188,7 +188,7 @@ func TestFaultBecomesError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(page)
-	if _, err := copyPage(page); err == nil || !strings.Contains(err.Error(), "cut short") {
+	if _, err := copyPage(page); err == nil || !strings.Contains(err.Error(), "truncated") {
 		t.Errorf("copying a page that is not there: %v", err)
 	}
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Reports to a Segue agent how busy this process is, through a small file that both map into memory. A
- * report is one atomic operation on memory: no system call, no lock, no waiting. The layout of the file
- * is described in docs/load-sources.md.
+ * Reports the load of this process to a Segue agent, through a small file that both map into memory. A
+ * report is one atomic operation on memory, without a system call, a lock or a wait.
+ * docs/load-sources.md describes the layout of the file.
  *
  *	struct segue_load load;
  *	int err = segue_load_open(&load, "/run/shop/load", 8);   0, or a negative errno
@@ -14,8 +14,8 @@
  * that is forked shares its parent's slot, and is counted with it, until it closes the slot, executes
  * another program or ends. To be counted on its own it closes that slot and opens the file again.
  *
- * A descriptor stays open for as long as the slot is taken: a process that closes all descriptors,
- * as daemons do when they start, must do so before it opens the file.
+ * A descriptor stays open while the slot is taken. A process that closes all descriptors, as daemons
+ * do when they start, must do so before it opens the file.
  */
 #ifndef SEGUE_LOAD_H
 #define SEGUE_LOAD_H
@@ -49,16 +49,16 @@ struct segue_load {
 	struct segue_load_file *file;
 	uint64_t *word;
 	int fd;	   /* keeps the lock on the slot */
-	pid_t pid; /* who took the slot */
+	pid_t pid; /* the process that took the slot */
 };
 
-/* Replaces both numbers at once. capacity is at least 1; with 0 this process is left out. */
+/* Replaces both numbers at once. capacity is at least 1; with 0 this process does not count. */
 static inline void segue_load_set(struct segue_load *load, uint32_t busy, uint32_t capacity)
 {
 	__atomic_store_n(load->word, (uint64_t)capacity << 32 | busy, __ATOMIC_RELAXED);
 }
 
-/* Counts one more request, worker or whatever the capacity counts, as busy. */
+/* Counts one more request (or worker, in the unit of the capacity) as busy. */
 static inline void segue_load_begin(struct segue_load *load)
 {
 	__atomic_fetch_add(load->word, 1, __ATOMIC_RELAXED);
@@ -75,7 +75,7 @@ static inline void segue_load_end(struct segue_load *load)
 		;
 }
 
-/* Writes the header of a new file. Others may do so at the same time: it is the same for all. */
+/* Writes the header of a new file. Others may do so at the same time, because all write the same. */
 static inline int segue_load_header(struct segue_load_file *file)
 {
 	static const char magic[8] = { 's', 'e', 'g', 'u', 'e', 's', 'h', 'm' };
@@ -91,7 +91,7 @@ static inline int segue_load_header(struct segue_load_file *file)
 	return now == word && file->version == SEGUE_LOAD_VERSION ? 0 : -EINVAL;
 }
 
-/* Locks the first slot that nobody has; returns its index. */
+/* Locks the first free slot; returns its index. */
 static inline int segue_load_take(int fd, struct segue_load_file *file)
 {
 	int i, n = (int)(sizeof(file->slots) / sizeof(file->slots[0]));
@@ -112,9 +112,9 @@ static inline int segue_load_take(int fd, struct segue_load_file *file)
 }
 
 /*
- * Returns a second descriptor of the open file. The file stays open, and the lock with it, as long as
- * there is a descriptor. A mapping alone is not enough: on overlayfs the kernel maps the file
- * underneath instead. Numbers below 3 are left for the standard streams.
+ * Returns a second descriptor of the open file. The lock lasts while the open file has a descriptor. A
+ * mapping is not enough: on overlayfs the kernel maps the underlying file instead. Numbers below 3 are
+ * left for the standard streams.
  */
 static inline int segue_load_keep_open(int fd)
 {
@@ -124,9 +124,9 @@ static inline int segue_load_keep_open(int fd)
 }
 
 /*
- * Maps the file, which it makes if there is none, and takes a slot. capacity is how many requests this
- * process serves at a time when it is full, at least 1. Returns 0 or a negative errno: -EINVAL for a file
- * of another kind or a capacity of 0, -ENOSPC where all slots are taken.
+ * Maps the file, and takes a slot. Creates the file if there is none. capacity is the number of
+ * requests that this process serves at a time, at least 1. Returns 0 or a negative errno: -EINVAL for a
+ * file of another kind or a capacity of 0, -ENOSPC if all slots are taken.
  */
 static inline int segue_load_open(struct segue_load *load, const char *path, uint32_t capacity)
 {
@@ -175,7 +175,7 @@ static inline int segue_load_open(struct segue_load *load, const char *path, uin
 	return 0;
 }
 
-/* Gives the slot back. A forked process that shares its parent's slot leaves it to the parent. */
+/* Releases the slot. A forked process that shares its parent's slot leaves it to the parent. */
 static inline void segue_load_close(struct segue_load *load)
 {
 	if (getpid() == load->pid)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reports to a Segue agent how busy this process is, through a small file that both map into memory.
+"""Reports the load of this process to a Segue agent, through a small file that both map into memory.
 
 A report is a store to memory: no system call and no waiting. The layout of the file is described in
 docs/load-sources.md. Python 3.9 or later, on 64-bit Linux.
@@ -50,10 +50,10 @@ class Reporter:
                 os.ftruncate(fd, _FILE_SIZE)
             elif size != _FILE_SIZE:
                 raise ValueError(f"{path}: size is {size} bytes, not {_FILE_SIZE}")
-            # The mmap object keeps a duplicate of the descriptor, and that keeps the lock. A mapping
-            # alone would not: on overlayfs the kernel maps the file underneath instead.
+            # The mmap object keeps a duplicate of the descriptor, which keeps the lock. A mapping alone
+            # would not: on overlayfs the kernel maps the underlying file instead.
             self._page = mmap.mmap(fd, _FILE_SIZE)
-            # As 64-bit items: storing one is a single store, which no reader sees half of.
+            # Items of 64 bits: each is written by a single store, so no reader sees half of one.
             self._words = memoryview(self._page).cast("Q")
             self._check(path)
             slot = self._take(fd, path)
@@ -65,7 +65,7 @@ class Reporter:
         self.set(0, capacity)
 
     def _check(self, path):
-        """Writes the header of a new file. Others may do so at the same time: it is the same for all."""
+        """Writes the header of a new file. Others may do so at the same time: all write the same."""
         if self._words[0] == 0:
             struct.pack_into("=I", self._page, 8, _VERSION)
             self._words[0] = _MAGIC
@@ -75,7 +75,7 @@ class Reporter:
 
     @staticmethod
     def _take(fd, path):
-        """Locks the first slot that nobody has, and returns its index."""
+        """Locks the first free slot and returns its index."""
         for slot in range(_SLOTS):
             start = _HEADER_SIZE + slot * _SLOT_SIZE
             # struct flock: type, whence, start, length, process.
@@ -89,13 +89,13 @@ class Reporter:
         raise OSError(errno.ENOSPC, f"all {_SLOTS} slots are taken", path)
 
     def set(self, busy, capacity):
-        """Replaces both numbers at once. With capacity 0 this process is left out."""
+        """Replaces both numbers at once. With capacity 0 this process does not count."""
         with self._mutex:
             self._busy, self._capacity = busy, capacity
             self._store()
 
     def begin(self):
-        """Counts one more request, worker or whatever the capacity counts, as busy."""
+        """Counts one more request (or worker, in the unit of the capacity) as busy."""
         with self._mutex:
             self._busy += 1
             self._store()
@@ -110,7 +110,7 @@ class Reporter:
         self._words[self._slot] = self._capacity << 32 | self._busy
 
     def close(self):
-        """Gives the slot back. A forked process leaves the slot of its parent to the parent."""
+        """Releases the slot. A forked process leaves its parent's slot to the parent."""
         if os.getpid() == self._pid:
             self.set(0, 0)
         self._words.release()

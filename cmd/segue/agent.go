@@ -24,9 +24,10 @@ func newAgent() *cobra.Command {
 		Short: "Run the agent of a server",
 		Long: `Run the agent of a server in the foreground.
 
-SIGHUP reads the configuration again; a bad one changes nothing. When the
-process ends the data path stays in the kernel and goes on delivering; the next
-start takes it over without losing a packet. "segue agent detach" takes it away.`,
+On SIGHUP the agent reads its configuration again. It refuses an invalid file and
+keeps the running configuration. When the process ends, the data path stays in the
+kernel and keeps delivering packets. The next start takes it over without losing a
+packet. "segue agent detach" removes it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
 				return runAgent(ctx, file, hangups, log)

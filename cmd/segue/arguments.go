@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// arguments demands the named arguments, and says which are missing. The last one may be in
-// brackets, if it can be left out, and end in "...", if there may be several.
+// arguments requires the named arguments. Its error names the missing ones. The last name may be in
+// brackets if it is optional, and end in "..." if there may be several.
 func arguments(names ...string) cobra.PositionalArgs {
 	required, most := len(names), len(names)
 	if most > 0 {
@@ -41,7 +41,7 @@ func arguments(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// tooMany is the error about an argument too many.
+// tooMany returns the error about an unexpected argument.
 func tooMany(cmd *cobra.Command, arg string) error {
 	var names []string
 	for _, sub := range cmd.Commands() {
@@ -56,25 +56,25 @@ func tooMany(cmd *cobra.Command, arg string) error {
 		strings.Join(names, ", "))
 }
 
-// noArguments refuses arguments of a command whose flag names what an argument is most likely meant
-// for: the file, as in "segue check -c FILE".
+// noArguments refuses all arguments. Its error names the flag that the user probably meant, as in
+// "segue check -c FILE".
 func noArguments(meant, flag string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil
 		}
 		name := commandName(cmd)
-		return fmt.Errorf("%s: unexpected argument %q; a flag names %s: segue %s %s %s",
+		return fmt.Errorf("%s: unexpected argument %q; to name %s, write: segue %s %s %s",
 			name, args[0], meant, name, flag, args[0])
 	}
 }
 
-// commandName is how a command is called after segue.
+// commandName returns the words after "segue" that call a command.
 func commandName(cmd *cobra.Command) string {
 	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
 }
 
-// configFlag adds the flag that names a configuration file, without which the command does nothing.
+// configFlag adds the required flag for the configuration file.
 func configFlag(cmd *cobra.Command, file *string) {
 	cmd.Flags().StringVarP(file, "config", "c", "", "configuration `file`")
 	refuse := noArguments("the file", "-c")
@@ -89,10 +89,10 @@ func configFlag(cmd *cobra.Command, file *string) {
 	}
 }
 
-// valueForms say, by their type, what the values of flags look like.
+// valueForms describe the valid values of flags, by type.
 var valueForms = map[string]string{
 	"bool":        "true or false",
-	"duration":    "a duration with its unit, such as 500ms, 30s or 2h",
+	"duration":    "a duration with a unit, such as 500ms, 30s or 2h",
 	"int":         "a whole number",
 	"share":       "a share from 0% to 100%, such as 5%",
 	"stringSlice": "values separated by commas",
@@ -100,8 +100,8 @@ var valueForms = map[string]string{
 	"uint64":      "a whole number from 0 to 18446744073709551615",
 }
 
-// describeFlagError says what a flag's value must be where the library would quote Go's own errors,
-// and else where to read which flags there are.
+// describeFlagError says what the value of a flag must be, where the library would quote Go's own
+// errors. For other errors it names the command that lists the flags.
 func describeFlagError(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {
@@ -139,7 +139,7 @@ func parseEndpoint(text string) (netip.AddrPort, error) {
 	colon := strings.LastIndexByte(text, ':')
 	_, err := netip.ParseAddrPort(text[:max(colon, 0)] + ":1")
 	if err != nil {
-		return netip.AddrPort{}, errors.New("must be ADDRESS:PORT, IPv6 addresses in brackets")
+		return netip.AddrPort{}, errors.New("must be ADDRESS:PORT, with an IPv6 address in brackets")
 	}
 	if _, err := parsePort(text[colon+1:]); err != nil {
 		return netip.AddrPort{}, err

@@ -50,8 +50,8 @@ func TestArgumentErrors(t *testing.T) {
 		{"bench --json=perhaps", `--json "perhaps": must be true or false`},
 		{"bench --case (", `--case "(": must be a regular expression: missing closing ): (`},
 		{"bench memory --flows=", "--flows: at least one number is required"},
-		{"bench throughput --duration 1", `--duration "1": must be a duration with its unit, such as 500ms, 30s or 2h`},
-		{"status --interval 9999999h", `--interval "9999999h": must be a duration with its unit, such as 500ms, 30s or 2h`},
+		{"bench throughput --duration 1", `--duration "1": must be a duration with a unit, such as 500ms, 30s or 2h`},
+		{"status --interval 9999999h", `--interval "9999999h": must be a duration with a unit, such as 500ms, 30s or 2h`},
 		{"status --nothing", "unknown flag: --nothing; segue status --help lists the flags"},
 		{"status --interval",
 			"flag needs an argument: --interval; segue status --help lists the flags"},
@@ -59,9 +59,9 @@ func TestArgumentErrors(t *testing.T) {
 		{"agent detach a b", `agent detach: unexpected argument "b"`},
 		{"lb", "lb: missing -c FILE"},
 		{"lb lb.yaml",
-			`lb: unexpected argument "lb.yaml"; a flag names the file: segue lb -c lb.yaml`},
+			`lb: unexpected argument "lb.yaml"; to name the file, write: segue lb -c lb.yaml`},
 		{"agent", "agent: missing -c FILE"},
-		{"agent -c a b", `agent: unexpected argument "b"; a flag names the file: segue agent -c b`},
+		{"agent -c a b", `agent: unexpected argument "b"; to name the file, write: segue agent -c b`},
 		{"sim", "sim: missing FILE..."},
 		{"bench nothing",
 			`bench: unknown command "nothing": the commands are memory, tables, throughput`},
@@ -70,11 +70,11 @@ func TestArgumentErrors(t *testing.T) {
 		{"lab nothing", `lab: unknown command "nothing": ` +
 			"the commands are demo, down, exec, impair, list, restart, status, up"},
 		{"lab up x",
-			`lab up: unexpected argument "x"; a flag names the topology file: segue lab up -f x`},
+			`lab up: unexpected argument "x"; to name the topology file, write: segue lab up -f x`},
 		{"lab down x",
-			`lab down: unexpected argument "x"; a flag names the lab: segue lab down --name x`},
+			`lab down: unexpected argument "x"; to name the lab, write: segue lab down --name x`},
 		{"lab status x",
-			`lab status: unexpected argument "x"; a flag names the lab: segue lab status --name x`},
+			`lab status: unexpected argument "x"; to name the lab, write: segue lab status --name x`},
 		{"lab list x", `lab list: unexpected argument "x"`},
 		{"lab exec", "lab exec: missing NODE"},
 		{"lab restart", "lab restart: missing NODE"},
@@ -122,5 +122,24 @@ func TestArgumentErrorsArePlain(t *testing.T) {
 	})
 	if refused < 20 {
 		t.Errorf("only %d errors were looked at", refused)
+	}
+}
+
+// TestHelpGroups checks that help lists every command in a group, except for those about segue
+// itself.
+func TestHelpGroups(t *testing.T) {
+	root := newRoot()
+	var help bytes.Buffer
+	root.SetOut(&help)
+	root.SetArgs([]string{"--help"})
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "help.txt", &help)
+	about := []string{"completion", "help", "version"}
+	for _, cmd := range root.Commands() {
+		if grouped := cmd.GroupID != ""; grouped == slices.Contains(about, cmd.Name()) {
+			t.Errorf("segue %s is in group %q", cmd.Name(), cmd.GroupID)
+		}
 	}
 }

@@ -30,13 +30,13 @@ func (f *packetFlags) add(flags *pflag.FlagSet) {
 	f.options = bench.DefaultPacketOptions()
 	f.flows, f.room = []string{"1", "1k", "64k", "1M", "10M"}, "1M"
 	flags.StringSliceVar(&f.flows, "flows", f.flows,
-		"`counts` of flows, with k or M for thousands or millions")
+		"`counts` of known flows to visit; k and M stand for thousands and millions")
 	flags.StringVar(&f.room, "room", f.room,
-		"`count` of flows that tables are filled for at least, however few are visited")
-	flags.StringVar(&f.pattern, "case", "", "measure only cases whose name matches the `regexp`")
-	flags.IntVar(&f.options.Rounds, "rounds", f.options.Rounds, "how often every case is measured")
+		"least `count` of flows in the table")
+	flags.StringVar(&f.pattern, "case", "", "measure only the cases whose names match this `regexp`")
+	flags.IntVar(&f.options.Rounds, "rounds", f.options.Rounds, "number of measurements of each case")
 	flags.Uint32Var(&f.options.Packets, "packets", f.options.Packets,
-		"`count` of packets that a measurement has")
+		"`count` of packets in a measurement")
 }
 
 // parse reads the flags' values into the options.
@@ -68,21 +68,21 @@ func newBench() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the data path on this machine",
-		Long: `Bench measures what a packet costs in the data path, in nanoseconds of CPU time, by
-test runs of the programs that are attached otherwise: no interface is touched, and
-balancers at work on the machine are not disturbed but by the load on its CPUs.
+		Long: `Bench measures the CPU time of a packet in the data path, in nanoseconds. It uses test
+runs of the programs (BPF_PROG_TEST_RUN). It touches no interface. It disturbs balancers
+on this machine only by its CPU load.
 
-Every case is measured in every round, those that others are compared with more
-often, each with as many packets before that only warm the caches. "net" is the
-median less that of the host program alone (null), which writes each packet anew;
-"floor" is a bare encapsulation that looks nothing up. Known flows are visited in
-random order, in a table filled with as many as --room says, or with all of them if
-they are more. docs/performance.md says what the cases are.
+Every round measures every case, and measures the cases that others are compared with
+more often. As many packets before each measurement warm the caches. "net" is the
+median minus the median of the host program alone ("null"), which writes each packet
+anew. "floor" is an encapsulation without any lookup. Known flows are visited in random
+order, in a table that holds at least --room flows. docs/performance.md describes the
+cases.
 
---against compares this build with another one, whose executable it names: in every
-round each case is measured in both builds, one right after the other, and what counts
-is the ratio of the new build's time to the old one's. Its defaults are --flows 1k,
---rounds 100 and --packets 20000, and all cases of a build's own programs.
+--against compares this build with another one, whose executable it names. Every round
+measures each case in both builds, one right after the other, and the report shows the
+ratio of the new build's time to the old one's. The defaults are then --flows 1k,
+--rounds 100, --packets 20000, and all cases of a build's own programs.
 docs/performance.md explains the report.
 
 --json prints an array of objects with the keys case, family, encapsulation, flows,
@@ -90,8 +90,8 @@ ns_median, ns_p10, ns_p90, net_ns and rounds, and, where the processor counts th
 instructions; with --against it prints one object with the keys old and new (the builds),
 cases, only_old and only_new.
 
-Bench needs root, and for ten million flows four gigabytes of memory; everything
-takes some minutes.`,
+Bench needs root and, for ten million flows, four gigabytes of memory. A full run takes
+some minutes.`,
 		Example: "  segue bench --case 'known-flow$|reference' --flows 1k,1M\n" +
 			"  segue bench --against /usr/local/bin/segue",
 		Args: arguments(),
@@ -116,7 +116,7 @@ takes some minutes.`,
 	f.add(cmd.Flags())
 	cmd.Flags().StringVar(&against, againstFlag, "", "compare this build with the one in the `file`, an executable")
 	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "say what is done also where standard error is no terminal")
+	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud))
 	cmd.AddCommand(newBenchWorker())
 	return cmd
@@ -181,7 +181,7 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 	flows := []string{"1M", "10M"}
 	cmd := &cobra.Command{
 		Use:   "memory",
-		Short: "Measure the memory of flow tables, filled to their capacity",
+		Short: "Measure the memory of full flow tables",
 		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			sizes, err := parseFlowCounts("--flows", flows...)
@@ -203,7 +203,7 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 			return w.Flush()
 		},
 	}
-	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows that tables are sized for, with k or M for thousands or millions")
+	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows to size tables for; k and M stand for thousands and millions")
 	return cmd
 }
 
@@ -211,7 +211,7 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 	changes := 9
 	cmd := &cobra.Command{
 		Use:   "tables",
-		Short: "Measure how long consistent-hash tables take to build and to swap in",
+		Short: "Measure the time to build candidate tables and to swap them in",
 		Args:  arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if changes < 1 {
@@ -233,7 +233,7 @@ func newBenchTables(asJSON, loud *bool) *cobra.Command {
 			return w.Flush()
 		},
 	}
-	cmd.Flags().IntVar(&changes, "changes", changes, "how often the servers change; the median counts")
+	cmd.Flags().IntVar(&changes, "changes", changes, "number of changes of the servers; the result is their median")
 	return cmd
 }
 
@@ -241,15 +241,16 @@ func newBenchThroughput(asJSON, loud *bool) *cobra.Command {
 	o := bench.ThroughputOptions{Duration: time.Second, Rounds: 9}
 	cmd := &cobra.Command{
 		Use:   "throughput",
-		Short: "Measure the packets per second that one and two cores carry",
-		Long: `Throughput sends packets of known flows through a balancer in network namespaces of
-its own, from a generator in the kernel on the same core. Each way contains the one
-before: dropped on arrival, passed on unchanged, balanced as srv6-insert, and
-balanced with the same flows on all cores.
+		Short: "Measure the packets per second of one and two cores",
+		Long: `Throughput sends packets of known flows through a balancer in its own network
+namespaces. The packets come from a generator in the kernel on the same core. Each
+setup does all that the one before does, and more: drop packets on arrival, forward
+them unchanged, balance them by srv6-insert, and balance them with the same flows on
+all cores.
 
-The ways that begin with "host" are test runs, without a network, for which rates are
-of the CPUs' time: of the program that writes each packet anew alone, and of that and
-the balancer, with known flows that all cores share, a few and a million.`,
+Setups that begin with "host" are test runs without a network. Their rates are per
+second of CPU time. One runs only the program that writes each packet anew. The others
+also run the balancer, with known flows that all cores share: a few, and a million.`,
 		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Rounds < 1 {
@@ -267,7 +268,7 @@ the balancer, with known flows that all cores share, a few and a million.`,
 				return printJSON(cmd.OutOrStdout(), results)
 			}
 			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', tabwriter.AlignRight)
-			fmt.Fprintln(w, "way\tcores\tMpps\tp10\tp90\tmean\ttimes one core\tlost\t")
+			fmt.Fprintln(w, "setup\tcores\tMpps\tp10\tp90\tmean\tspeedup\tlost\t")
 			for _, r := range results {
 				fmt.Fprintf(w, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.1f%%\t\n", r.Way, r.Cores, r.PacketsPerSecond/1e6,
 					r.P10/1e6, r.P90/1e6, r.Mean/1e6, bench.Speedup(results, r.Way, r.Cores), 100*r.Lost)
@@ -275,7 +276,7 @@ the balancer, with known flows that all cores share, a few and a million.`,
 			return w.Flush()
 		},
 	}
-	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "how often everything is measured")
-	cmd.Flags().DurationVar(&o.Duration, "duration", o.Duration, "how long each measurement takes")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", o.Rounds, "number of measurements of each setup")
+	cmd.Flags().DurationVar(&o.Duration, "duration", o.Duration, "length of each measurement")
 	return cmd
 }

@@ -16,34 +16,33 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// newCheck returns the command that validates a configuration file and touches nothing else.
+// newCheck returns the command that validates a configuration file. It changes nothing.
 func newCheck() *cobra.Command {
 	var file, role, against string
 	cmd := &cobra.Command{
 		Use:   "check -c FILE",
 		Short: "Validate a configuration file",
-		Long: `Check reads a configuration file of a balancer or an agent and prints every
-problem in it, one a line, as FILE:LINE: FIELD "VALUE": PROBLEM. What is valid
-but rarely meant it prints to the standard error, as warning: FILE:LINE: ...
-It touches nothing on the machine, so it may run anywhere and as any user.
+		Long: `Check reads a configuration file of a balancer or an agent. It prints one line
+for each error, as FILE:LINE: FIELD "VALUE": ERROR. It prints warnings to standard
+error, as warning: FILE:LINE: ... A warning is about a valid setting that is rarely
+intended. Check changes nothing on the machine. It can run anywhere, as any user.
 
-With --against, the file must also be one that the process which runs the
-instance can take on by a reload. Check prints each field of which only a restart
-can change the value. That needs root.
+With --against, check also compares the file with the process that runs the
+instance. It prints each field whose change needs a restart. This needs root.
 
-Without --role, a file in which a service lists servers is a balancer's, and any
-other an agent's; of one that is not YAML only that is said.
+Without --role, a file in which a service lists servers is checked as a balancer's
+file, and any other as an agent's file.
 
-The exit code is 0 if the file is valid, with or without warnings, and 1 if it
-is not, or is no reload for the instance.`,
+The exit code is 0 if the file is valid, with or without warnings. It is 1 if the
+file is invalid, or if the instance would refuse to reload it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return check(cmd, file, role, against)
 		},
 	}
 	configFlag(cmd, &file)
-	cmd.Flags().StringVar(&role, "role", "", "`role` of the host that the file is for: lb or agent")
+	cmd.Flags().StringVar(&role, "role", "", "`role` of the file: lb or agent")
 	cmd.Flags().StringVar(&against, "against", "",
-		"`name` of a running balancer or agent that is to reload the file")
+		"`name` of a running instance to compare the file with")
 	return cmd
 }
 
@@ -63,8 +62,8 @@ func check(cmd *cobra.Command, file, role, against string) error {
 	var problems config.Errors
 	if errors.As(err, &problems) {
 		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
-		what := strings.TrimSpace(read.kind + " configuration") // a file that is not YAML has no kind
-		return fmt.Errorf("%s: no valid %s: %s%s", file, what, count(len(problems), "problem"), hint)
+		what := strings.TrimSpace(read.kind + " configuration") // kind is empty if the file is not YAML
+		return fmt.Errorf("%s: invalid %s: %s%s", file, what, count(len(problems), "error"), hint)
 	}
 	if err != nil {
 		return err
@@ -77,8 +76,8 @@ func check(cmd *cobra.Command, file, role, against string) error {
 	}
 	if errors.As(err, &problems) {
 		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
-		return fmt.Errorf("%s: valid, but instance %q would refuse the reload: %s", file, against,
-			count(len(problems), "problem"))
+		return fmt.Errorf("%s: valid, but instance %q would refuse to reload it: %s", file, against,
+			count(len(problems), "error"))
 	}
 	if err != nil {
 		return err
@@ -87,10 +86,10 @@ func check(cmd *cobra.Command, file, role, against string) error {
 	return nil
 }
 
-// checkedFile is what check tells of a file that is valid; of any other only the kind.
+// checkedFile describes a valid file. For an invalid file only the kind is set.
 type checkedFile struct {
 	kind     string // balancer or agent
-	content  string // how much is in it
+	content  string // numbers of services and servers
 	warnings config.Errors
 	fixed    []config.Setting
 }
@@ -116,8 +115,8 @@ func parseFor(role string, data []byte) (checkedFile, error) {
 	return checkedFile{}, fmt.Errorf("--role %q: must be lb or agent", role)
 }
 
-// checkAgainst compares a file with what the process of an instance runs. The error is of type
-// config.Errors where the process cannot take the file on.
+// checkAgainst compares a file with the running configuration of an instance. The error is of type
+// config.Errors if the process would refuse to reload the file.
 func checkAgainst(instance string, file checkedFile) error {
 	if err := config.CheckInstance(instance); err != nil {
 		return fmt.Errorf("--against: %w", err)
@@ -136,29 +135,29 @@ func checkAgainst(instance string, file checkedFile) error {
 	case err != nil:
 		return fmt.Errorf("--against %s: %w", instance, err)
 	case record == nil:
-		return fmt.Errorf("--against %s: process %d is of a build that does not tell what it runs; "+
+		return fmt.Errorf("--against %s: process %d runs a build that does not record its configuration; "+
 			"restart it", instance, process.PID)
 	case record.Role != file.kind:
-		return fmt.Errorf("--against %s: the instance is of the role %s, and the file is for the role %s",
+		return fmt.Errorf("--against %s: the instance has the role %s, but the file is for the role %s",
 			instance, record.Role, file.kind)
 	}
 	return config.CheckFixed(file.fixed, record.Fixed)
 }
 
-// guessRole tells whose a file is, and why, for those who meant the other. One that is not YAML is
-// nobody's.
+// guessRole returns the role of a file, and a hint for users who meant the other role. If the file
+// is not YAML it returns an error.
 func guessRole(data []byte) (role, hint string, err error) {
 	isBalancer, err := config.HasServers(data)
 	switch {
 	case err != nil:
 		return "", "", err
 	case isBalancer:
-		return "lb", " (a balancer's, for a service lists servers; --role agent if it is an agent's)", nil
+		return "lb", " (for an agent's file, use --role agent)", nil
 	}
-	return "agent", " (an agent's, for no service lists servers; --role lb if it is a balancer's)", nil
+	return "agent", " (for a balancer's file, use --role lb)", nil
 }
 
-// servers counts a server once for each service that it is in.
+// servers counts the servers of all services. A server in two services counts twice.
 func servers(b *config.Balancer) int {
 	n := 0
 	for _, s := range b.Services {

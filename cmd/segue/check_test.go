@@ -45,22 +45,22 @@ func TestCheck(t *testing.T) {
 			bad + ":3: services[0].vip: required\n" +
 			bad + ":3: services[0].port: required\n" +
 			bad + ":3: services[0].protocol: required\n" +
-			bad + ":3: services[0].servers[0].name \"s 1\": must be printable and have no spaces\n" +
+			bad + ":3: services[0].servers[0].name \"s 1\": must have only printable characters, and no spaces\n" +
 			bad + ":3: services[0].servers[0].locator: required by encapsulation srv6-encap\n",
-			bad + ": no valid balancer configuration: 7 problems (a balancer's, for a service lists servers"},
+			bad + ": invalid balancer configuration: 7 errors (for an agent's file, use --role agent)"},
 		{"agent by default", "-c " + badAgent, badAgent + ":1: services: at least one is required\n",
-			badAgent + ": no valid agent configuration: 1 problem (an agent's, for no service lists servers; --role lb"},
+			badAgent + ": invalid agent configuration: 1 error (for a balancer's file, use --role lb)"},
 		{"balancer by role", "--role lb -c " + badAgent, badAgent + ":1: services: at least one is required\n",
-			badAgent + ": no valid balancer configuration: 1 problem"},
+			badAgent + ": invalid balancer configuration: 1 error"},
 		{"no YAML", "-c " + noYAML, noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
-			noYAML + ": no valid configuration: 1 problem"},
+			noYAML + ": invalid configuration: 1 error"},
 		{"no YAML by role", "--role lb -c " + noYAML,
 			noYAML + ":2: while parsing a flow mapping: did not find expected ',' or '}'\n",
-			noYAML + ": no valid balancer configuration: 1 problem"},
+			noYAML + ": invalid balancer configuration: 1 error"},
 		{"no file", "-c " + filepath.Join(dir, "none"), "", "no such file or directory"},
 		{"no flag", "", "", "check: missing -c FILE"},
 		{"unknown role", "--role web -c " + lb, "", `--role "web": must be lb or agent`},
-		{"an argument", lb, "", "a flag names the file: segue check -c " + lb},
+		{"an argument", lb, "", "to name the file, write: segue check -c " + lb},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -96,7 +96,7 @@ services:
    servers: [{name: s1, locator: "fd00:5:0:1::/64"}, {name: s2, locator: "fd00:5:0:2::/64"}]}
 `,
 			output: "%s: valid balancer configuration: 1 service, 2 servers\n",
-			warnings: "warning: %s:1: node.signal-key: missing, though node.internal is true: " +
+			warnings: "warning: %s:1: node.signal-key: missing while node.internal is true: " +
 				"any host that can send packets to fd00:6c:0:1::/64 through eth0 " +
 				"can pose as a server of services[0] and take over its connections\n",
 		},
@@ -189,7 +189,7 @@ services:
 		if err != nil {
 			t.Fatal(err)
 		}
-		check(running, "", "is of a build that does not tell what it runs")
+		check(running, "", "runs a build that does not record its configuration")
 		recorder := runstate.NewRecorder(lock, test.role, file, cfg.Fixed(), slog.New(slog.DiscardHandler))
 		same := strings.Replace(running, "port: 80", "port: 81", 1)
 		valid := file + ": valid " + test.role + " configuration: 1 service"
@@ -202,12 +202,12 @@ services:
 			problems += file + ": " + problem + "\n"
 		}
 		check(strings.Replace(same, "eth0", test.other, 1), problems,
-			fmt.Sprintf("%s: valid, but instance %q would refuse the reload", file, instance))
+			fmt.Sprintf("%s: valid, but instance %q would refuse to reload it", file, instance))
 		otherRole := strings.Replace(running, servers, "", 1)
 		if test.role == "agent" {
 			otherRole = fmt.Sprintf(files, instance, servers)
 		}
-		check(otherRole, "", "the instance is of the role "+test.role)
+		check(otherRole, "", "the instance has the role "+test.role)
 		if err := errors.Join(recorder.Close(), runstate.Unlock(lock)); err != nil {
 			t.Error(err)
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// runDaemon is the body of the commands that run in the foreground. It catches SIGHUP before it does
-// anything else: one that comes while the daemon starts would end the process.
+// runDaemon is the body of the commands that run in the foreground. It catches SIGHUP first,
+// because a SIGHUP during the start would end the process.
 func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error) error {
 	hangups, stop := daemon.CatchHangups()
 	defer stop()
@@ -25,17 +25,16 @@ func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan 
 	return run(cmd.Context(), hangups, log)
 }
 
-// lockInstance is runstate.Lock for a process that is to run the instance.
+// lockInstance is runstate.Lock for a process that will run the instance.
 func lockInstance(name string) (*os.File, error) {
 	lock, err := runstate.Lock(name)
 	if errors.Is(err, runstate.ErrRunning) {
-		err = fmt.Errorf("%w; to run another instance on this host, give it another name in "+
-			"node.instance", err)
+		err = fmt.Errorf("%w; another instance on this host needs another node.instance", err)
 	}
 	return lock, err
 }
 
-// logWarnings logs what a configuration is warned of.
+// logWarnings logs the warnings about a configuration.
 func logWarnings(log *slog.Logger, warnings config.Errors) {
 	for _, warning := range warnings {
 		log.Warn("configuration", "warning", warning)

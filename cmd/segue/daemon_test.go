@@ -63,7 +63,7 @@ func TestRunningAlready(t *testing.T) {
 		root.SetErr(new(bytes.Buffer)) // which has the log
 		root.SetArgs([]string{role, "-c", path})
 		err := root.ExecuteContext(t.Context())
-		for _, want := range []string{"is running already", "another name in node.instance"} {
+		for _, want := range []string{"is already running", "needs another node.instance"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("segue %s: error %v, want %q", role, err, want)
 			}

@@ -46,8 +46,8 @@ func TestDetachTells(t *testing.T) {
 	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
 	both := map[string]string{datapath.LinkPin: "eth0", datapath.InsidePin: "eth1"}
 	for want, links := range map[string]map[string]string{
-		", which was attached to no interface": nil,
-		" from eth0 and eth1":                  both,
+		", which was not attached to an interface": nil,
+		" from eth0 and eth1":                      both,
 	} {
 		instance := fmt.Sprintf("test-%d-detach", os.Getpid())
 		pinBalancer(t, ns, instance, links)
@@ -64,7 +64,7 @@ func TestDetachTells(t *testing.T) {
 		}
 	}
 	elsewhere := []*datapath.Attachment{{Ifindex: 7}}
-	const want = " from #7 of another network namespace"
+	const want = " from #7 in another network namespace"
 	if got := describeDetached(elsewhere); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -11,8 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// choose returns the instance of a name. Without a name it returns the only one that there is, or
-// the only one in this network namespace; the error is a severalError if that leaves none or several.
+// choose returns the instance with a name. Without a name it returns the only instance on the host,
+// or the only one in this network namespace. If there is none or several, the error is a
+// severalError.
 func choose(name string) (datapath.Instance, error) {
 	found, err := datapath.Instances()
 	if err != nil {
@@ -25,7 +26,7 @@ func choose(name string) (datapath.Instance, error) {
 	}
 	switch len(found) {
 	case 0:
-		return datapath.Instance{}, fmt.Errorf("no %s under %s; is it running?", which, datapath.Dir(""))
+		return datapath.Instance{}, fmt.Errorf("no %s under %s: start it with segue lb or segue agent", which, datapath.Dir(""))
 	case 1:
 		return found[0], nil
 	}
@@ -43,10 +44,10 @@ func choose(name string) (datapath.Instance, error) {
 	return datapath.Instance{}, several
 }
 
-// severalError says that a command without a name of an instance can mean none or several.
+// severalError lists the instances that a command without an instance name could mean.
 type severalError struct{ instances []datapath.Located }
 
-// here are the instances in this network namespace.
+// here returns the instances in this network namespace.
 func (e *severalError) here() []datapath.Located {
 	return slices.DeleteFunc(slices.Clone(e.instances), func(l datapath.Located) bool { return !l.Here() })
 }
@@ -57,7 +58,7 @@ func (e *severalError) Error() string {
 		for i := range here {
 			names[i] = here[i].Name
 		}
-		return "several instances run in this network namespace; name one with --instance: " +
+		return "this network namespace has several instances; name one with --instance: " +
 			strings.Join(names, ", ")
 	}
 	places := make([]string, len(e.instances))
@@ -65,7 +66,7 @@ func (e *severalError) Error() string {
 		l := &e.instances[i]
 		places[i] = fmt.Sprintf("%s (%s)", l.Name, describePlace(l))
 	}
-	return "no instance runs in this network namespace; name one with --instance, or enter its " +
+	return "this network namespace has no instance; name one with --instance, or enter its " +
 		"network namespace with `nsenter --net=`: " + strings.Join(places, ", ")
 }
 
@@ -94,7 +95,7 @@ func describePlace(l *datapath.Located) string {
 	case l.Here():
 		return "this one"
 	case l.Namespace == "":
-		return "another one, not found"
+		return "another one, path unknown"
 	}
 	return l.Namespace
 }

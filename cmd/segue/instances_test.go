@@ -52,10 +52,10 @@ func TestListInstances(t *testing.T) {
 func TestSeveralInstances(t *testing.T) {
 	here, elsewhere := someInstances()
 	for want, instances := range map[string][]datapath.Located{
-		"several instances run in this network namespace; name one with --instance: " +
+		"this network namespace has several instances; name one with --instance: " +
 			"agent, lb": append(here, elsewhere...),
-		"no instance runs in this network namespace; name one with --instance, or enter its network " +
-			"namespace with `nsenter --net=`: s1 (/run/netns/s1), s2 (another one, not found), " +
+		"this network namespace has no instance; name one with --instance, or enter its network " +
+			"namespace with `nsenter --net=`: s1 (/run/netns/s1), s2 (another one, path unknown), " +
 			"s3 (not attached)": elsewhere,
 	} {
 		if got := (&severalError{instances}).Error(); got != want {
@@ -88,8 +88,8 @@ func TestChoose(t *testing.T) {
 	}
 	pinBalancer(t, lb, name(3), map[string]string{datapath.LinkPin: "eth1"})
 	for ns, want := range map[*testnet.Namespace]string{
-		lb:     "several instances run in this network namespace",
-		nobody: "no instance runs in this network namespace",
+		lb:     "this network namespace has several instances",
+		nobody: "this network namespace has no instance",
 	} {
 		if got, err := chosen(ns); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("chose %+v, error %v; want %s", got, err, want)

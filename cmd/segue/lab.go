@@ -21,10 +21,10 @@ import (
 func newLab() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lab",
-		Short: "A whole data centre in network namespaces of this machine",
+		Short: "Run a data centre in network namespaces of this machine",
 		Args:  arguments(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		// A terminal that closes interrupts a lab that is being built, as Ctrl-C does.
+		// Closing the terminal interrupts the building of a lab, as Ctrl-C does.
 		PersistentPreRun: func(cmd *cobra.Command, _ []string) {
 			ctx, _ := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
 			cmd.SetContext(ctx)
@@ -40,16 +40,16 @@ func labOptions(cmd *cobra.Command) lab.Options {
 	return lab.Options{Progress: func(text string) { fmt.Fprintln(cmd.OutOrStdout(), text) }}
 }
 
-// labName adds the flag that names a lab to the commands on one that is up.
+// labName adds the flag with the name of a lab that is up.
 func labName(cmd *cobra.Command) *string {
 	return cmd.Flags().String("name", defaultLab(), "`name` of the lab")
 }
 
-// defaultLab is the name of the built-in topology's lab. To read that topology for each of the commands would
-// take longer than all else that every start of segue does.
+// defaultLab is the name of the built-in topology's lab. It is read only once, because parsing the
+// topology takes longer than the rest of a start of segue.
 var defaultLab = sync.OnceValue(func() string { return lab.DefaultTopology().Name })
 
-// labTopology adds the flags that describe a lab. The function that it returns reads them.
+// labTopology adds the flags that describe a lab. It returns a function that reads them.
 func labTopology(cmd *cobra.Command) func() (lab.Topology, error) {
 	cmd.Args = noArguments("the topology file", "-f")
 	file := cmd.Flags().StringP("file", "f", "", "topology `file` (default: the built-in topology)")
@@ -146,15 +146,15 @@ func newLabExec() *cobra.Command {
 		Args:  arguments("NODE", "[COMMAND...]"),
 	}
 	name := labName(cmd)
-	cmd.Flags().SetInterspersed(false) // what follows the node is the command's
+	cmd.Flags().SetInterspersed(false) // flags after the node belong to the command
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		command := args[1:]
 		switch {
 		case len(command) > 0 && command[0] == "--":
 			command = command[1:]
 		case len(command) > 0 && strings.HasPrefix(command[0], "-"):
-			return fmt.Errorf("lab exec: %s after the node: flags come before the node, "+
-				"and a command after it", command[0])
+			return fmt.Errorf("lab exec: %s after the node: flags go before the node, "+
+				"and the command goes after it", command[0])
 		}
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
@@ -178,18 +178,19 @@ func newLabExec() *cobra.Command {
 func newLabRestart() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "restart NODE [PROCESS...]",
-		Short: "End a node's processes, or some of them, and start them again",
-		Long: `Restart ends processes of a node of the lab, by SIGTERM or, with --kill, by SIGKILL,
-and starts them again: lb of a balancer; agent, nginx or apache, and echo of a server.
-A process that does not run is started. The command returns when all are ready.
+		Short: "Restart the processes of a node",
+		Long: `Restart ends processes of a node of the lab and starts them again. Without PROCESS it
+restarts all of them. A balancer has the process lb; a server has agent, echo, and nginx
+or apache. Processes end by SIGTERM or, with --kill, by SIGKILL. A process that does not
+run is started. The command returns when all processes are ready.
 
-Balancers and agents are started from the executable that runs this command, which can
-be another build than before.`,
+Balancers and agents start from the executable of this command. It can be another build
+than before.`,
 		Example: "  segue lab restart s1 agent\n  segue lab restart --kill lb1",
 		Args:    arguments("NODE", "[PROCESS...]"),
 	}
 	name := labName(cmd)
-	kill := cmd.Flags().Bool("kill", false, "end them by SIGKILL, as in a crash")
+	kill := cmd.Flags().Bool("kill", false, "end the processes by SIGKILL, as in a crash")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		l, err := lab.Open(*name, labOptions(cmd))
 		if err != nil {
@@ -215,9 +216,9 @@ func newLabImpair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "impair [NODE...]",
 		Short: "Drop, duplicate or reorder packets between a lab's nodes",
-		Long: `Impair drops, duplicates or reorders shares of the packets between all nodes of the
-lab, or to and from those that are named, from now on. An impairment takes the place of
-the one before; --off ends it.`,
+		Long: `Impair drops, duplicates or reorders a share of the packets between all nodes of the
+lab, or to and from the named nodes. A new impairment replaces the earlier one. --off
+ends it.`,
 		Example: "  segue lab impair --drop 5% --reorder 5%\n" +
 			"  segue lab impair --drop 20% s1\n" +
 			"  segue lab impair --off",
@@ -225,10 +226,10 @@ the one before; --off ends it.`,
 	}
 	name := labName(cmd)
 	var impairment lab.Impairment
-	cmd.Flags().Var(&impairment.Drop, "drop", "drop that `share` of the packets, such as 5%")
-	cmd.Flags().Var(&impairment.Duplicate, "duplicate", "send that `share` twice")
-	cmd.Flags().Var(&impairment.Reorder, "reorder", "have later packets overtake that `share`")
-	cmd.Flags().Uint64Var(&impairment.Seed, "seed", 0, "`number` that chooses the sequence of fates")
+	cmd.Flags().Var(&impairment.Drop, "drop", "`share` of the packets to drop, such as 5%")
+	cmd.Flags().Var(&impairment.Duplicate, "duplicate", "`share` of the packets to send twice")
+	cmd.Flags().Var(&impairment.Reorder, "reorder", "`share` of the packets to delay, so that later packets overtake them")
+	cmd.Flags().Uint64Var(&impairment.Seed, "seed", 0, "`number` that selects the sequence of random decisions")
 	off := cmd.Flags().Bool("off", false, "end the impairment of all nodes")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		impairment.Links = args
@@ -253,13 +254,13 @@ the one before; --off ends it.`,
 	return cmd
 }
 
-// checkImpair has an impairment end only where that is asked for.
+// checkImpair refuses flags that contradict each other, and an impairment without shares.
 func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error {
 	given := func(flags ...string) bool { return slices.ContainsFunc(flags, cmd.Flags().Changed) }
 	switch {
 	case off && (given("drop", "duplicate", "reorder", "seed") || len(impairment.Links) > 0):
-		return errors.New("lab impair: --off ends the impairment of all nodes: " +
-			"it takes no shares and no nodes")
+		return errors.New("lab impair: --off ends the impairment of all nodes; " +
+			"it cannot have shares or nodes beside it")
 	case off || impairment.Some():
 		return nil
 	case given("drop", "duplicate", "reorder"):
@@ -272,15 +273,15 @@ func checkImpair(cmd *cobra.Command, impairment lab.Impairment, off bool) error 
 func newLabDown() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Remove a lab and everything that belongs to it",
-		Long: `Down ends a lab's processes and all others in its network namespaces, and removes the
-namespaces and all else that belongs to the lab, also where it is half built or half
-removed. Balancers and agents that somebody has started there by hand are detached, and
-their flow tables removed.`,
+		Short: "Remove a lab",
+		Long: `Down ends all processes in the network namespaces of the lab, and removes the
+namespaces, files and pinned tables of the lab. It also removes a lab that is half built
+or half removed. It detaches balancers and agents that were started by hand in the lab,
+and removes their flow tables.`,
 		Args: noArguments("the lab", "--name"),
 	}
 	name := labName(cmd)
-	ifExists := cmd.Flags().Bool("if-exists", false, "succeed where there is no such lab")
+	ifExists := cmd.Flags().Bool("if-exists", false, "succeed if the lab does not exist")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		err := lab.Down(*name)
 		if *ifExists && errors.Is(err, lab.ErrNotUp) {
@@ -299,7 +300,7 @@ their flow tables removed.`,
 func newLabDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Build a lab, send real requests to every service, show what happened, remove the lab",
+		Short: "Build a lab, send requests to every service, show the results, remove the lab",
 	}
 	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -323,7 +324,7 @@ func newLabDemo() *cobra.Command {
 	return cmd
 }
 
-// newLabUDPEcho is what the lab runs on its servers.
+// newLabUDPEcho returns the command that the lab runs on its servers.
 func newLabUDPEcho() *cobra.Command {
 	return &cobra.Command{
 		Use:    "udp-echo NAME PORT...",
@@ -344,7 +345,7 @@ func newLabUDPEcho() *cobra.Command {
 	}
 }
 
-// newLabDelay is what the lab runs on its fabric while packets are reordered.
+// newLabDelay returns the command that the lab runs on its fabric while packets are reordered.
 func newLabDelay() *cobra.Command {
 	return &cobra.Command{
 		Use:    "delay INTERFACE",

@@ -24,7 +24,7 @@ func TestLabRefuses(t *testing.T) {
 		{"demo extra", `lab demo: unexpected argument "extra"`},
 		{"status --name nosuchlab", `lab "nosuchlab" is not up`},
 		{"exec --name nosuchlab s1 -- true", `lab "nosuchlab" is not up`},
-		{"exec s1 --name nosuchlab", "lab exec: --name after the node: flags come before the node"},
+		{"exec s1 --name nosuchlab", "lab exec: --name after the node: flags go before the node"},
 		{"restart --name nosuchlab s1", `lab "nosuchlab" is not up`},
 		{"impair --name nosuchlab --drop 5%", `lab "nosuchlab" is not up`},
 		{"impair --name nosuchlab --off", `lab "nosuchlab" is not up`},
@@ -36,8 +36,8 @@ func TestLabRefuses(t *testing.T) {
 		{"impair --drop 0% --reorder 0%",
 			"lab impair: all shares are 0%: --off ends the impairment"},
 		{"impair --off s1",
-			"lab impair: --off ends the impairment of all nodes: it takes no shares and no nodes"},
-		{"impair --off --drop 5%", "lab impair: --off ends the impairment of all nodes: "},
+			"lab impair: --off ends the impairment of all nodes; it cannot have shares or nodes beside it"},
+		{"impair --off --drop 5%", "lab impair: --off ends the impairment of all nodes; "},
 		{"down --name ../x", `name "../x": must be`},
 		{"down --name ../x --if-exists", `name "../x": must be`},
 		{"down --name nosuchlab", `lab "nosuchlab" is not up`},
@@ -74,8 +74,8 @@ func TestLabWithoutProcesses(t *testing.T) {
 	for _, test := range []struct{ args, output, err string }{
 		// A lab that is not complete is up, or nobody would take it down.
 		{"list", name + "\n", ""},
-		{"status --name " + name, "", `lab "` + name + `" is half built or half removed: ` +
-			"segue lab down --name " + name + " removes it"},
+		{"status --name " + name, "", `lab "` + name + `" is half built or half removed; ` +
+			"remove it with: segue lab down --name " + name},
 		{"down --name nosuchlab",
 			"", `lab "nosuchlab" is not up; choose a lab that is up with --name: `},
 		{"down --name nosuchlab", "", name},

@@ -29,9 +29,10 @@ func newLB() *cobra.Command {
 		Short: "Run a balancer",
 		Long: `Run a balancer in the foreground.
 
-SIGHUP reads the configuration again; a bad one changes nothing. When the
-process ends the data path stays in the kernel and goes on steering; the next
-start takes it over without losing a packet. "segue lb detach" takes it away.`,
+On SIGHUP the balancer reads its configuration again. It refuses an invalid file
+and keeps the running configuration. When the process ends, the data path stays in
+the kernel and keeps forwarding packets. The next start takes it over without losing
+a packet. "segue lb detach" removes it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
 				return runLB(ctx, file, hangups, log)
@@ -89,16 +90,16 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	return group.Wait()
 }
 
-// detachLB also takes back what a process that was killed could not.
+// detachLB also releases the neighbour entries that a killed process left managed.
 func detachLB(instance string) error {
 	return errors.Join(dataplane.Detach(instance), nexthop.GiveBack())
 }
 
-// newDetach is the command that takes an instance's data path away.
+// newDetach returns the command that removes the data path of an instance.
 func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach INSTANCE",
-		Short: "Take the data path of a stopped " + string(role) + " out of the kernel",
+		Short: "Remove the data path of a stopped " + string(role) + " from the kernel",
 		Args:  arguments("INSTANCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			instance := args[0]
@@ -107,7 +108,7 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 			}
 			lock, err := runstate.Lock(instance)
 			if err != nil {
-				return fmt.Errorf("stop it first: %w", err)
+				return fmt.Errorf("stop the process first: %w", err)
 			}
 			attachments, err := datapath.ReadAttachments(instance)
 			if err == nil {
@@ -127,16 +128,16 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 	}
 }
 
-// describeDetached says what an instance was detached from.
+// describeDetached names the interfaces from which an instance was detached.
 func describeDetached(attachments []*datapath.Attachment) string {
 	if len(attachments) == 0 {
-		return ", which was attached to no interface"
+		return ", which was not attached to an interface"
 	}
 	names := make([]string, len(attachments))
 	for i, a := range attachments {
 		names[i] = interfaceName(a.Interface, a.Ifindex)
 		if a.Interface == "" {
-			names[i] += " of another network namespace"
+			names[i] += " in another network namespace"
 		}
 	}
 	return " from " + strings.Join(names, " and ")

@@ -36,16 +36,19 @@ func newRoot() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(describeFlagError)
-	root.AddCommand(newCheck())
-	root.AddCommand(newLB())
-	root.AddCommand(newLab())
-	root.AddCommand(newAgent())
-	root.AddCommand(newStatus())
-	root.AddCommand(newTrace())
-	root.AddCommand(newBench())
-	root.AddCommand(newModel())
-	root.AddCommand(newRepro())
-	root.AddCommand(newSim())
+	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck())
+	addGroup(root, "observe", "Observe a balancer or an agent:", newStatus(), newTrace())
+	addGroup(root, "lab", "Try and measure on this machine:", newLab(), newBench())
+	addGroup(root, "research", "Simulate and compute:", newSim(), newModel(), newRepro())
 	root.AddCommand(newVersion())
 	return root
+}
+
+// addGroup adds commands to root. "segue --help" lists them under the title.
+func addGroup(root *cobra.Command, id, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: id, Title: title})
+	for _, cmd := range commands {
+		cmd.GroupID = id
+		root.AddCommand(cmd)
+	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/model"
 )
 
-// modelFlags are what the model's commands have in common. Times are in units of the service time.
+// modelFlags are the flags that the commands of segue model share.
 type modelFlags struct {
 	thresholds []string
 	cores      int
@@ -30,16 +30,16 @@ func newModel() *cobra.Command {
 	var delay time.Duration
 	cmd := &cobra.Command{
 		Use:   "model",
-		Short: "Compute what queueing theory says of servers that decide",
-		Long: `Model computes section V of the paper on 6LB: infinitely many servers, flows that arrive
-by a Poisson process and take exponential times, and policies SRc, by which the first
-of two random servers takes a flow if it has fewer than c, else the second does. SC,
-single choice, is what hashing alone does.
+		Short: "Compute the papers' queueing models",
+		Long: `Model computes section V of the paper on 6LB: infinitely many servers, Poisson arrivals
+and exponential service times. Under policy SRc, a flow is offered to two random
+servers. The first server accepts the flow if it has fewer than c flows; otherwise the
+second server accepts it. SC, single choice, is plain hashing.
 
-Response times are from a flow's arrival at its server to its end, for servers that
-work first come, first served; their mean is that of processor sharing too. "passed
-on" is the share of flows that the first server leaves to the second, "wrongly" that
-of all flows that so come to a server with more flows than the first has.
+A response time lasts from a flow's arrival at its server to its end. Servers serve
+flows first come, first served. (The mean is the same for processor sharing.) "passed
+on" is the share of flows that the first server refuses. "wrongly" is the share of all
+flows that the first server refuses although the second one has more flows.
 docs/model.md has the equations.`,
 		Example: "  segue model --threshold 4 --load 88% --cores 2 --service 190ms --percentile 50,90,99",
 		Args:    arguments(),
@@ -70,18 +70,18 @@ docs/model.md has the equations.`,
 		},
 	}
 	f.addTo(cmd)
-	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false, "print JSON; times are in seconds, shares from 0 to 1")
-	cmd.Flags().StringSliceVar(&loads, "load", loads, "`shares` of all cores' time that are used")
-	cmd.Flags().StringSliceVar(&percentiles, "percentile", percentiles, "`numbers` of the percentiles of response times to compute")
-	cmd.Flags().DurationVar(&delay, "delay", 0, "`duration` that it costs to pass a flow on")
+	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false, "print JSON, with times in seconds and shares from 0 to 1")
+	cmd.Flags().StringSliceVar(&loads, "load", loads, "`shares` of the time of all cores that are used")
+	cmd.Flags().StringSliceVar(&percentiles, "percentile", percentiles, "percentiles of the response time, `numbers` such as 99.9")
+	cmd.Flags().DurationVar(&delay, "delay", 0, "`duration` of passing a flow on")
 	cmd.AddCommand(newModelDistribution(&f), newModelServers(&f), newModelTransient(&f), newModelTwoServers(&f.asJSON))
 	return cmd
 }
 
 func (f *modelFlags) addTo(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&f.thresholds, "threshold", f.thresholds, "`counts` of flows below which a server takes another: c of SRc")
-	cmd.Flags().IntVar(&f.cores, "cores", f.cores, "`count` of a server's cores")
-	cmd.Flags().DurationVar(&f.service, "service", f.service, "mean `duration` that a core needs for a flow")
+	cmd.Flags().StringSliceVar(&f.thresholds, "threshold", f.thresholds, "`counts` c of SRc: a server accepts while it has fewer flows")
+	cmd.Flags().IntVar(&f.cores, "cores", f.cores, "`count` of cores per server")
+	cmd.Flags().DurationVar(&f.service, "service", f.service, "mean `duration` of a flow on one core")
 }
 
 // policy is single choice or SRc.
@@ -98,8 +98,8 @@ func (p policy) steady(load float64, cores int) (*model.Steady, error) {
 	return model.SRc(load, cores, p.threshold)
 }
 
-// policies are single choice, the baseline, and those of the flags, which are checked with the others
-// that the commands have in common.
+// policies checks the shared flags. It returns single choice, the baseline, and the policies of the
+// flags.
 func (f *modelFlags) policies() ([]policy, error) {
 	if f.cores < 1 || f.cores > model.MaxCores {
 		return nil, fmt.Errorf("--cores %d: must be from 1 to %d", f.cores, model.MaxCores)
@@ -120,7 +120,7 @@ func (f *modelFlags) policies() ([]policy, error) {
 
 func (f *modelFlags) seconds(units float64) float64 { return units * f.service.Seconds() }
 
-// parseLoads reads shares, of which queues without limit need less than 100%.
+// parseLoads reads shares below 100%. At 100% a queue without limit has no steady state.
 func parseLoads(flag string, words ...string) ([]float64, error) {
 	var loads []float64
 	for _, word := range words {
@@ -136,7 +136,8 @@ func parseLoads(flag string, words ...string) ([]float64, error) {
 	return loads, nil
 }
 
-// parseShare reads a share in percent, which must be what the condition says in words.
+// parseShare reads a share in percent. condition describes in words the values for which holds is
+// true.
 func parseShare(flag, word, condition string, holds func(float64) bool) (float64, error) {
 	number, percent := strings.CutSuffix(word, "%")
 	value, err := strconv.ParseFloat(number, 64)
@@ -218,7 +219,7 @@ func printSteady(out io.Writer, rows []steadyRow, percentiles []float64) error {
 
 func percentage(share float64) string { return fmt.Sprintf("%.2f%%", 100*share) }
 
-// duration has four digits, in the unit that fits.
+// duration formats a time with four significant digits, in s, ms or µs.
 func duration(seconds float64) string {
 	if seconds == 0 {
 		return "0 s"

@@ -14,7 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/model"
 )
 
-// newModelCurves makes a command that follows all policies at one load; run has what the other flags say.
+// newModelCurves completes a command that compares all policies at one load. run uses its other
+// flags.
 func newModelCurves(f *modelFlags, cmd *cobra.Command, run func(cmd *cobra.Command, load float64, policies []policy) error) *cobra.Command {
 	load := "88%"
 	cmd.Args = arguments()
@@ -30,11 +31,11 @@ func newModelCurves(f *modelFlags, cmd *cobra.Command, run func(cmd *cobra.Comma
 		return run(cmd, loads[0], policies)
 	}
 	f.addTo(cmd)
-	cmd.Flags().StringVar(&load, "load", load, "`share` of all cores' time that is used in the steady state")
+	cmd.Flags().StringVar(&load, "load", load, "`share` of the time of all cores that is used in the steady state")
 	return cmd
 }
 
-// printCurves prints a line for each time, with a value of every policy.
+// printCurves prints a line for each time, with the values of all policies.
 func printCurves(out io.Writer, first, prefix string, policies []policy, times []float64, value func(line int, policy string) string) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "%s\t", first)
@@ -56,7 +57,7 @@ func newModelDistribution(f *modelFlags) *cobra.Command {
 	to, points := time.Duration(0), 20
 	cmd := newModelCurves(f, &cobra.Command{
 		Use:   "distribution",
-		Short: "Compute how response times are distributed, first come, first served",
+		Short: "Compute the distribution of response times",
 	}, func(cmd *cobra.Command, load float64, policies []policy) error {
 		if points < 1 || points > 10000 {
 			return fmt.Errorf("--points %d: must be from 1 to 10000", points)
@@ -66,8 +67,8 @@ func newModelDistribution(f *modelFlags) *cobra.Command {
 		}
 		return f.distribution(cmd.OutOrStdout(), load, policies, to, points)
 	})
-	cmd.Flags().DurationVar(&to, "to", 0, "longest `duration` to compute, 0 for the 99th percentile of single choice")
-	cmd.Flags().IntVar(&points, "points", points, "`count` of durations, at equal distances")
+	cmd.Flags().DurationVar(&to, "to", 0, "longest `duration` to compute; 0 stands for the 99th percentile of SC")
+	cmd.Flags().IntVar(&points, "points", points, "`count` of equally spaced durations")
 	return cmd
 }
 
@@ -109,14 +110,14 @@ func (f *modelFlags) distribution(out io.Writer, load float64, policies []policy
 	})
 }
 
-// mostServiceTimes is how long servers are followed at most, in service times.
+// mostServiceTimes is the longest time to compute, in service times.
 const mostServiceTimes = 1_000_000
 
 func newModelTransient(f *modelFlags) *cobra.Command {
 	to, step, flows := 20*time.Second, time.Second, 0
 	cmd := newModelCurves(f, &cobra.Command{
 		Use:   "transient",
-		Short: "Compute how servers that start with few or many flows come to the steady state",
+		Short: "Compute how servers reach the steady state",
 	}, func(cmd *cobra.Command, load float64, policies []policy) error {
 		if step <= 0 || to < step || to/step > 10000 {
 			return fmt.Errorf("--step %v: must be above 0, at most --to %v, and at least 1/10000 of that", step, to)
@@ -130,8 +131,8 @@ func newModelTransient(f *modelFlags) *cobra.Command {
 		return f.transient(cmd.Context(), cmd.OutOrStdout(), load, policies, flows, step, to)
 	})
 	cmd.Flags().IntVar(&flows, "flows", flows, "`count` of flows that each server starts with")
-	cmd.Flags().DurationVar(&to, "to", to, "`duration` to follow")
-	cmd.Flags().DurationVar(&step, "step", step, "`duration` between two lines")
+	cmd.Flags().DurationVar(&to, "to", to, "`duration` to compute")
+	cmd.Flags().DurationVar(&step, "step", step, "`duration` between two lines of the output")
 	return cmd
 }
 

@@ -18,9 +18,10 @@ func newModelServers(f *modelFlags) *cobra.Command {
 	limit, servers, percentile := 6*time.Second, 100, "90"
 	cmd := &cobra.Command{
 		Use:   "servers",
-		Short: "Compute how many servers keep response times below a limit",
-		Long: `Servers computes equation (11) of 6LB: with single choice a number of servers just
-keeps a percentile of the response times at the limit; how many do it with SRc.`,
+		Short: "Compute the number of servers that keeps response times below a limit",
+		Long: `Servers computes equation (11) of 6LB. With single choice, --servers servers keep a
+percentile of the response times exactly at the limit. The output is the number of
+servers that do the same with SRc.`,
 		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policies, err := f.policies()
@@ -38,8 +39,8 @@ keeps a percentile of the response times at the limit; how many do it with SRc.`
 		},
 	}
 	f.addTo(cmd)
-	cmd.Flags().DurationVar(&limit, "limit", limit, "longest `duration` that the percentile may have")
-	cmd.Flags().StringVar(&percentile, "percentile", percentile, "percentile that has the limit, a `number` such as 99.9")
+	cmd.Flags().DurationVar(&limit, "limit", limit, "longest allowed `duration` at the percentile")
+	cmd.Flags().StringVar(&percentile, "percentile", percentile, "percentile of the response time that has the limit, a `number` such as 99.9")
 	cmd.Flags().IntVar(&servers, "servers", servers, "`count` of servers with single choice")
 	return cmd
 }

@@ -20,12 +20,13 @@ func newModelTwoServers(asJSON *bool) *cobra.Command {
 	speeds, weights, load, observed, room := []string{"2", "1"}, []string{"2", "1"}, "100%", "100%", 16
 	cmd := &cobra.Command{
 		Use:   "two-servers",
-		Short: "Compute HLB's two servers of unequal speed",
-		Long: `Two-servers computes the steady state of two servers behind one balancer that chooses by
-ECMP, WCMP, LSQ or SED, as section III of the paper on HLB: "chain" is the Markov chain,
-"apart" the equation that the paper prints for it, in which the queues do not depend on
-each other. Figures are the paper's weighted duration of a flow, in units of the time
-that a server of speed 1 needs for one, and the mean flows at both servers.`,
+		Short: "Compute HLB's model of two servers with unequal speeds",
+		Long: `Two-servers computes the steady state of two servers behind one balancer, as
+section III of the paper on HLB. The balancer chooses by ECMP, WCMP, LSQ or SED.
+"chain" is the Markov chain. "apart" is the equation that the paper prints for it, in
+which the queues are independent. "duration" is the paper's weighted duration of a
+flow, in units of the time that a server of speed 1 needs for a flow. "flows" are the
+mean flows of both servers.`,
 		Example: "  segue model two-servers --weights 1,2 --observed 50%",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -50,11 +51,11 @@ that a server of speed 1 needs for one, and the mean flows at both servers.`,
 			return twoServers(cmd.Context(), cmd.OutOrStdout(), s, *asJSON)
 		},
 	}
-	cmd.Flags().StringSliceVar(&speeds, "speeds", speeds, "the servers' speeds, two `numbers`")
-	cmd.Flags().StringSliceVar(&weights, "weights", weights, "the speeds that WCMP and SED believe in, two `numbers`")
-	cmd.Flags().StringVar(&load, "load", load, "`share` of what both servers can do that arrives, more than 100% too")
-	cmd.Flags().StringVar(&observed, "observed", observed, "`share` of the flows that go through the balancer")
-	cmd.Flags().IntVar(&room, "room", room, "`count` of flows that a server can have")
+	cmd.Flags().StringSliceVar(&speeds, "speeds", speeds, "speeds of the servers, two `numbers`")
+	cmd.Flags().StringSliceVar(&weights, "weights", weights, "speeds that WCMP and SED assume, two `numbers`")
+	cmd.Flags().StringVar(&load, "load", load, "offered load as a `share` of the capacity of both servers; may exceed 100%")
+	cmd.Flags().StringVar(&observed, "observed", observed, "`share` of the flows that pass the balancer")
+	cmd.Flags().IntVar(&room, "room", room, "largest `count` of flows of a server")
 	return cmd
 }
 

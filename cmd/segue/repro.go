@@ -20,15 +20,16 @@ func newRepro() *cobra.Command {
 	var asJSON, list, loud bool
 	cmd := &cobra.Command{
 		Use:   "repro [FIGURE...]",
-		Short: "Make the papers' figures, and compare them with what the papers state",
-		Long: `Repro makes the figures of the papers on SRLB, 6LB, SHELL and HLB that need no packets,
-by the model and by simulation: each as CSV and SVG, and all in one page, index.html.
-Quantities that the papers' texts state are compared, each with a tolerance;
-docs/reproduction.md says what is and what is not reproduced, and why.
+		Short: "Reproduce the papers' figures and check their numbers",
+		Long: `Repro makes figures of the papers on SRLB, 6LB, SHELL and HLB by the model and by
+simulation. It makes the figures that need no packets. Each figure is written as CSV
+and SVG, and index.html shows all of them. Repro compares quantities that the papers
+state with its own results, each with a tolerance. docs/reproduction.md lists the
+reproduced figures, the others, and the reasons.
 
-A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'; without any, all are
-made. Figures that the directory has, from the same program with the same settings,
-are not made again; so what was interrupted goes on where it was.
+A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'. Without a FIGURE, repro
+makes all of them. It does not repeat figures in the directory that come from the same
+program and the same settings. So an interrupted run continues where it stopped.
 
 --json prints an array of objects with the keys figure, quantity, paper, measured,
 tolerance, ok and note.`,
@@ -45,7 +46,7 @@ tolerance, ok and note.`,
 				return fmt.Errorf("--workers %d: must be at least 1", s.Workers)
 			}
 			if s.Directory == "" {
-				return errors.New("--out: must name a directory")
+				return errors.New("--out \"\": must be the name of a directory")
 			}
 			s.Progress = progressTo(cmd.ErrOrStderr(), loud)
 			outcomes, err := repro.Make(cmd.Context(), figures, s)
@@ -58,13 +59,13 @@ tolerance, ok and note.`,
 			return printChecks(cmd.OutOrStdout(), outcomes, s.Directory)
 		},
 	}
-	cmd.Flags().BoolVar(&s.Quick, "quick", false, "make figures of fewer runs and points, in less than five minutes on two cores")
-	cmd.Flags().Uint64Var(&s.Seed, "seed", s.Seed, "`number` that all that is random follows from")
-	cmd.Flags().IntVar(&s.Workers, "workers", s.Workers, "`count` of runs to compute at once")
+	cmd.Flags().BoolVar(&s.Quick, "quick", false, "use fewer runs and points: less than five minutes on two cores")
+	cmd.Flags().Uint64Var(&s.Seed, "seed", s.Seed, "`number` that seeds all random numbers")
+	cmd.Flags().IntVar(&s.Workers, "workers", s.Workers, "`count` of runs at the same time")
 	cmd.Flags().StringVar(&s.Directory, "out", s.Directory, "directory `name` for the figures")
-	cmd.Flags().BoolVar(&list, "list", false, "list figures, and make none")
+	cmd.Flags().BoolVar(&list, "list", false, "list the figures and make none")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().BoolVar(&loud, "progress", false, "say what is done also where standard error is no terminal")
+	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	return cmd
 }
 
@@ -105,7 +106,7 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 			fmt.Fprintf(out, "outside: %s, %s: %s\n", c.Figure, c.Quantity, c.Note)
 		}
 	}
-	_, err := fmt.Fprintf(out, "%d of %d quantities inside the tolerance; %s in %s\n", inside, len(checks), count(len(outcomes), "figure"),
+	_, err := fmt.Fprintf(out, "%d of %d quantities are within their tolerance; %s in %s\n", inside, len(checks), count(len(outcomes), "figure"),
 		filepath.Join(directory, "index.html"))
 	return err
 }

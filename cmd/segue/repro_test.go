@@ -49,10 +49,10 @@ func TestReproList(t *testing.T) {
 
 func TestReproErrors(t *testing.T) {
 	for _, test := range []struct{ args, err string }{
-		{"6lb-99", `figure "6lb-99": there is none of that name; segue repro --list names all`},
+		{"6lb-99", `figure "6lb-99": unknown; segue repro --list lists all figures`},
 		{"[", `figure "[": syntax error in pattern`},
 		{"--workers 0", "--workers 0: must be at least 1"},
-		{"--out=", "--out: must name a directory"},
+		{"--out=", "--out \"\": must be the name of a directory"},
 		{"--seed -1", `--seed "-1": must be a whole number from 0 to 18446744073709551615`},
 	} {
 		root := newRoot()

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim/scenario"
 )
 
-// simFlags are the flags of segue sim. A file's own seed and runs count where a flag is not given.
+// simFlags are the flags of segue sim. Without a flag, the seed and the runs of the file count.
 type simFlags struct {
 	seed           uint64
 	runs, parallel int
@@ -30,21 +30,21 @@ func newSim() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sim FILE...",
 		Short: "Simulate load balancing",
-		Long: `Sim simulates what scenario files describe: servers, balancers and how they place
-flows, arrivals, jobs, and events such as servers that fail. docs/simulator.md
-explains the files.
+		Long: `Sim simulates the scenarios in the files. A scenario describes servers, balancers and
+their placement, arrivals, jobs, and events such as a server's failure.
+docs/simulator.md explains the files.
 
-Cases of a scenario see the same flows. The result follows from file and seed
-alone. Values after ± are half the width of 95% confidence intervals, from the
-runs or, of one run alone, from batches of its flows.
+All cases of a scenario see the same flows. The result depends only on the file and
+the seed. Values after ± are half the width of a 95% confidence interval. The interval
+comes from the runs or, if there is only one run, from batches of its flows.
 
---every 10s shows the results over time too: of the flows that arrived in each 10 s,
-and of the servers in that time.
+--every 10s also shows the results over time: for the flows that arrived in each 10 s,
+and for the servers in that time.
 
-The exit code is 0 if every assertion in the files is as they expect.
+The exit code is 0 if every assertion in the files is as expected.
 
---json prints an array with an object for each file; --csv a line for each case, or
-with --every for each interval. Both have times in seconds.`,
+--json prints an array with one object per file. --csv prints one line per case or,
+with --every, per interval. Times are in seconds.`,
 		Example: "  segue sim --runs 10 docs/examples/sim/placement-hunt.yaml\n" +
 			"  segue sim --every 5s --csv docs/examples/sim/failures.yaml",
 		Args: arguments("FILE..."),
@@ -52,10 +52,10 @@ with --every for each interval. Both have times in seconds.`,
 			return f.simulate(cmd, files)
 		},
 	}
-	cmd.Flags().Uint64Var(&f.seed, "seed", 0, "`number` that all randomness comes from, instead of the file's")
-	cmd.Flags().IntVar(&f.runs, "runs", 0, "`count` of runs of each case, instead of the file's")
-	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "`count` of runs at a time; 0 is one for each core")
-	cmd.Flags().DurationVar(&f.every, "every", 0, "show also what happened in each interval of this `duration`")
+	cmd.Flags().Uint64Var(&f.seed, "seed", 0, "`number` that seeds all random numbers, instead of the file's seed")
+	cmd.Flags().IntVar(&f.runs, "runs", 0, "`count` of runs of each case, instead of the file's count")
+	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "`count` of runs at the same time; 0 stands for one per core")
+	cmd.Flags().DurationVar(&f.every, "every", 0, "also show the results of each interval of this `duration`")
 	cmd.Flags().BoolVar(&f.asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&f.asCSV, "csv", false, "print CSV")
 	cmd.MarkFlagsMutuallyExclusive("json", "csv")
@@ -64,7 +64,7 @@ with --every for each interval. Both have times in seconds.`,
 
 func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 	if cmd.Flags().Changed("runs") && (f.runs < 1 || f.runs > scenario.MostRuns) {
-		return fmt.Errorf("--runs %d: must be 1 to %d", f.runs, scenario.MostRuns)
+		return fmt.Errorf("--runs %d: must be from 1 to %d", f.runs, scenario.MostRuns)
 	}
 	if f.parallel < 0 {
 		return fmt.Errorf("--parallel %d: must not be negative", f.parallel)
@@ -83,7 +83,7 @@ func (f *simFlags) simulate(cmd *cobra.Command, files []string) error {
 	return errors.Join(f.print(cmd.OutOrStdout(), reports), unexpected(reports), err)
 }
 
-// runAll returns the reports of those scenarios that ended, also when it was interrupted.
+// runAll returns the reports of the scenarios that ended, also if it is interrupted.
 func (f *simFlags) runAll(cmd *cobra.Command, scenarios []*scenario.Scenario) (reports []*scenario.Report, err error) {
 	for _, s := range scenarios {
 		if cmd.Flags().Changed("seed") {
@@ -105,7 +105,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, scenarios []*scenario.Scenario) (r
 	return reports, nil
 }
 
-// loadScenarios reads all files before any is run, and returns all that is wrong with them.
+// loadScenarios reads all files before any is run. The error contains the errors of all files.
 func loadScenarios(files []string) ([]*scenario.Scenario, error) {
 	var scenarios []*scenario.Scenario
 	var errs []error
@@ -120,7 +120,7 @@ func loadScenarios(files []string) ([]*scenario.Scenario, error) {
 	return scenarios, errors.Join(errs...)
 }
 
-// simProgress writes how many runs are done, to terminals.
+// simProgress shows the number of finished runs on a terminal.
 func simProgress(out io.Writer, name string) func(done, total int) {
 	write := progressTo(out, false)
 	if write == nil {
@@ -147,7 +147,7 @@ func (f *simFlags) print(out io.Writer, reports []*scenario.Report) error {
 	return nil
 }
 
-// unexpected is an error if an assertion is not as its file expects.
+// unexpected returns an error if an assertion is not as its file expects.
 func unexpected(reports []*scenario.Report) error {
 	n := 0
 	for _, r := range reports {
@@ -187,7 +187,7 @@ func printSim(out io.Writer, r *scenario.Report) error {
 	return nil
 }
 
-// printSeries prints a case's intervals, if there are any.
+// printSeries prints the intervals of a case, if it has any.
 func printSeries(out io.Writer, r *scenario.Report, c *scenario.CaseReport) error {
 	if len(c.Series) == 0 {
 		return nil
@@ -204,7 +204,7 @@ func printSeries(out io.Writer, r *scenario.Report, c *scenario.CaseReport) erro
 	return w.Flush()
 }
 
-// cell is a number of a table, or a dash where there is none, such as a share of no flows.
+// cell formats a number of a table. An undefined number, such as a share of no flows, is a dash.
 func cell(format string, n scenario.Number) string {
 	if math.IsNaN(float64(n)) {
 		return "-"
@@ -268,7 +268,7 @@ func (f *simFlags) printCSV(out io.Writer, reports []*scenario.Report) error {
 	return w.WriteAll(lines)
 }
 
-// withColumns appends all quantities to a line.
+// withColumns appends all quantities to a line of CSV.
 func withColumns(line []string, q *scenario.Quantities) []string {
 	for _, column := range q.Columns() {
 		line = append(line, column.Estimate.Value.String(), column.Estimate.Half.String())

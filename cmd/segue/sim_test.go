@@ -153,7 +153,7 @@ func TestSimErrors(t *testing.T) {
 		args []string
 		err  string
 	}{
-		{[]string{"--runs", "0", bad}, "--runs 0: must be 1 to 10000"},
+		{[]string{"--runs", "0", bad}, "--runs 0: must be from 1 to 10000"},
 		{[]string{"--every", "0s", bad}, "--every 0s: must be at least 1ms"},
 		{[]string{"--parallel", "-1", bad}, "--parallel -1: must not be negative"},
 		{[]string{bad}, bad + `:4: servers[1].group "slow": used twice`},

@@ -30,17 +30,16 @@ func newStatus() *cobra.Command {
 	var interval time.Duration
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show services, servers, flows and what becomes of packets",
-		Long: `Status reads the tables of a balancer's or an agent's data path, which it does not
-need a running process for, and watches the counters for an interval to tell
-rates. It needs root.
+		Short: "Show services, servers, flows and packet counters",
+		Long: `Status reads the tables of the data path of a balancer or an agent. It works without
+a running process. To measure rates, it reads the counters again after an interval. It
+needs root.
 
-Without --instance it shows the one instance that there is, or the one in this
-network namespace. If that leaves none or several, it lists all instances and
-where they run, and the exit code is 1.
+Without --instance it shows the only instance on the host, or the only one in this
+network namespace. If there is no such instance, or there are several, it lists all
+instances and their network namespaces, and the exit code is 1.
 
-Names of interfaces are those of the network namespace that the command runs in;
-of another one's interface the index is shown, as #7.
+An interface in another network namespace is shown by its index, as #7.
 
 --json prints the fields that docs/observability.md describes.`,
 		Args: noArguments("the instance", "-i"),
@@ -50,7 +49,7 @@ of another one's interface the index is shown, as #7.
 	}
 	cmd.Flags().StringVarP(&instance, "instance", "i", "", "`name` of the balancer or agent")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "how long to measure rates; 0 shows none and returns at once")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "time over which rates are measured; 0 shows no rates and returns at once")
 	return cmd
 }
 
@@ -118,7 +117,7 @@ func agentStatus(ctx context.Context, out io.Writer, name string, interval time.
 	return printAgent(out, snapshot)
 }
 
-// later reads a snapshot after an interval.
+// later waits for an interval and then reads a snapshot.
 func later[S any](ctx context.Context, interval time.Duration, read func() (S, error)) (s S, err error) {
 	timer := time.NewTimer(interval)
 	defer timer.Stop()
@@ -159,14 +158,14 @@ func printAgent(out io.Writer, s *agent.Snapshot) error {
 	if err := printOffers(out, s.Services); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d too long\n", s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
+	fmt.Fprintf(out, "\nsignals: %d create, %d remove; %d did not fit\n", s.Signals["create"], s.Signals["remove"], s.Signals["too_long"])
 	return printReasons(out, &s.Snapshot)
 }
 
-// printOffers leaves out services that no connection can be offered to.
+// printOffers prints the services whose connections can be offered.
 func printOffers(out io.Writer, services []*agent.ServiceState) error {
 	table := newTable(out)
-	header := []string{"service", "policy", "load", "threshold", "offered", "accepted", "of these stale", "refused", "refused down",
+	header := []string{"service", "policy", "load", "threshold", "offered", "accepted", "of which stale", "refused", "refused down",
 		"forced", "offered/s"}
 	for _, s := range services {
 		a := s.Accept
@@ -190,7 +189,8 @@ func printOffers(out io.Writer, services []*agent.ServiceState) error {
 	return table.Flush()
 }
 
-// printHeader is told whether the data path is attached to any interface.
+// printHeader prints instance, attachment and process. attached tells whether the data path is
+// attached to any interface.
 func printHeader(out io.Writer, s *datapath.Snapshot, attached bool) {
 	fmt.Fprintf(out, "%s %s: %s", s.Role, s.Name, describeAttachment(s.Attachment))
 	if s.Program != nil {
@@ -208,7 +208,7 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 	if c.Refused == nil {
 		return
 	}
-	fmt.Fprintf(out, "RELOAD REFUSED at %s, the configuration read before stays in force:\n",
+	fmt.Fprintf(out, "RELOAD REFUSED at %s, the earlier configuration stays in force:\n",
 		c.Refused.Time.Format(time.RFC3339))
 	for _, problem := range c.Refused.Problems {
 		fmt.Fprintf(out, "  %s\n", problem)
@@ -220,7 +220,7 @@ func describeProcess(p *runstate.Process, attached bool) string {
 	case p != nil:
 		return fmt.Sprintf("%d, since %s", p.PID, p.Since.Format(time.RFC3339))
 	case attached:
-		return "NOT RUNNING, the data path goes on as the last one left it"
+		return "NOT RUNNING, the data path keeps working with its last configuration"
 	}
 	return "NOT RUNNING"
 }
@@ -230,9 +230,9 @@ func isAttached(a *datapath.Attachment) bool { return a != nil && a.Ifindex != 0
 func describeAttachment(a *datapath.Attachment) string {
 	switch {
 	case !isAttached(a):
-		return "NOT ATTACHED, no packet is touched"
+		return "NOT ATTACHED, no packets are processed"
 	case a.Interface == "":
-		return fmt.Sprintf("attached to %s of another network namespace", interfaceName("", a.Ifindex))
+		return fmt.Sprintf("attached to %s in another network namespace", interfaceName("", a.Ifindex))
 	}
 	return fmt.Sprintf("%s XDP on %s", a.Mode, a.Interface)
 }
@@ -275,25 +275,25 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 	return table.Flush()
 }
 
-// printWarnings says what is wrong with a service as a whole.
+// printWarnings prints the warnings about a service as a whole.
 func printWarnings(out io.Writer, s *inspect.ServiceState) {
 	if s.Buckets == 0 {
-		fmt.Fprintln(out, "NO SERVER TAKES NEW FLOWS: all have weight 0, and new connections are dropped")
+		fmt.Fprintln(out, "NO SERVER FOR NEW FLOWS: all servers have weight 0, and new flows are dropped")
 	}
 	for _, cause := range s.Ignored {
 		switch cause {
 		case inspect.ServerUnresolved:
-			fmt.Fprintln(out, "NO SERVER CAN BE REACHED: those that are not drained have no next hop, and packets are dropped")
+			fmt.Fprintln(out, "NO REACHABLE SERVER: all servers that are not drained lack a next hop, and packets are dropped")
 		case inspect.ServerFailing:
-			fmt.Fprintln(out, "CHECKS ARE IGNORED: all servers that can be reached fail them, and take new flows all the same")
-		default: // the others are what probes find
-			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes take out a third of the servers at most, so some of these take new flows\n",
+			fmt.Fprintln(out, "HEALTH CHECKS ARE IGNORED: all reachable servers fail them (fail open)")
+		default: // causes found by probes
+			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes exclude at most a third of the servers, so some of these get new flows\n",
 				strings.ToUpper(string(cause)))
 		}
 	}
 }
 
-// describeProbing says so where agents are not probed: their servers may be up or not.
+// describeProbing notes that some agents are not probed.
 func describeProbing(s *inspect.ServiceState) string {
 	if slices.ContainsFunc(s.Servers, func(server *inspect.ServerState) bool { return !server.Probed }) {
 		return ", agents not probed"
@@ -330,7 +330,7 @@ func describeHop(hop *inspect.NextHop) string {
 	return hop.MAC + " " + interfaceName(hop.Interface, hop.Ifindex)
 }
 
-// printReasons leaves out those that no packet had.
+// printReasons prints the reasons that have packets.
 func printReasons(out io.Writer, s *datapath.Snapshot) error {
 	fmt.Fprintln(out)
 	table := newTable(out)
@@ -352,7 +352,7 @@ func percent(part float64) string {
 	return fmt.Sprintf("%.1f%%", 100*part)
 }
 
-// short is a number with three significant digits and an SI prefix.
+// short formats a number with three significant digits and an SI prefix.
 func short(n float64) string {
 	for _, prefix := range []string{"", "k", "M", "G"} {
 		if n < 999.5 {

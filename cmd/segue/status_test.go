@@ -196,14 +196,14 @@ func TestPrintAgent(t *testing.T) {
 }
 
 func TestDescribeAttachment(t *testing.T) {
-	const not = "NOT ATTACHED, no packet is touched"
+	const not = "NOT ATTACHED, no packets are processed"
 	for _, c := range []struct {
 		attachment *datapath.Attachment
 		want       string
 	}{
 		{nil, not},
 		{&datapath.Attachment{}, not},
-		{&datapath.Attachment{Ifindex: 7}, "attached to #7 of another network namespace"},
+		{&datapath.Attachment{Ifindex: 7}, "attached to #7 in another network namespace"},
 		{&datapath.Attachment{Ifindex: 7, Interface: "eth1", Mode: datapath.Generic}, "generic XDP on eth1"},
 	} {
 		if got := describeAttachment(c.attachment); got != c.want {
@@ -216,7 +216,7 @@ func TestDescribeAttachment(t *testing.T) {
 func TestStatusOfStopped(t *testing.T) {
 	kept := &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Native}
 	gone := &datapath.Attachment{}
-	const goesOn = "process: NOT RUNNING, the data path goes on as the last one left it\n"
+	const goesOn = "process: NOT RUNNING, the data path keeps working with its last configuration\n"
 	const ended = "process: NOT RUNNING\n"
 	for _, c := range []struct {
 		outside, inside *datapath.Attachment
@@ -251,11 +251,11 @@ func TestStatusErrors(t *testing.T) {
 	for _, test := range []struct{ args, err string }{
 		{"status --interval -1s", "--interval -1s: must not be negative"},
 		{"status extra",
-			`unexpected argument "extra"; a flag names the instance: segue status -i extra`},
+			`unexpected argument "extra"; to name the instance, write: segue status -i extra`},
 		{"trace tcp 192.0.2.1:1", "trace: missing DST:PORT"},
 		{"trace sctp 192.0.2.1:1 192.0.2.2:2", `protocol "sctp": must be tcp or udp`},
 		{"trace tcp 192.0.2.1 192.0.2.2:2", `source "192.0.2.1": must be ADDRESS:PORT`},
-		{"trace tcp 192.0.2.1:1 2001:db8::1:80", `destination "2001:db8::1:80": must be ADDRESS:PORT, IPv6 addresses in brackets`},
+		{"trace tcp 192.0.2.1:1 2001:db8::1:80", `destination "2001:db8::1:80": must be ADDRESS:PORT, with an IPv6 address in brackets`},
 		{"trace tcp 192.0.2.1:99999 192.0.2.2:80",
 			`source "192.0.2.1:99999": port "99999": must be a number from 1 to 65535`},
 		{"trace tcp [2001:db8::1]:1 [2001:db8::2]:99999",
@@ -263,11 +263,11 @@ func TestStatusErrors(t *testing.T) {
 		{"trace tcp 192.0.2.1:1 192.0.2.2:http",
 			`destination "192.0.2.2:http": port "http": must be a number from 1 to 65535`},
 		{"trace tcp [fe80::1%eth0]:1 [2001:db8::1]:80", `source "[fe80::1%eth0]:1": must be a plain IPv4 or IPv6 address`},
-		{"trace tcp 192.0.2.1:1 [2001:db8::1]:80", "are not of one IP version"},
-		{"trace --length 39 tcp 192.0.2.1:1 192.0.2.2:2", "--length 39: must be 40 to 65535"},
-		{"trace --length 47 udp [2001:db8::1]:1 [2001:db8::2]:2", "--length 47: must be 48 to 65535"},
+		{"trace tcp 192.0.2.1:1 [2001:db8::1]:80", "must be of the same IP version"},
+		{"trace --length 39 tcp 192.0.2.1:1 192.0.2.2:2", "--length 39: must be from 40 to 65535"},
+		{"trace --length 47 udp [2001:db8::1]:1 [2001:db8::2]:2", "--length 47: must be from 48 to 65535"},
 		{"trace --packet fin tcp 192.0.2.1:1 192.0.2.2:2", `--packet "fin": must be auto, syn or later`},
-		{"trace --packet syn udp 192.0.2.1:1 192.0.2.2:2", "--packet syn: a udp flow has no such packet"},
+		{"trace --packet syn udp 192.0.2.1:1 192.0.2.2:2", "--packet syn: not possible for a udp flow"},
 	} {
 		root := newRoot()
 		root.SetOut(new(bytes.Buffer))

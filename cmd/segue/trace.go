@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// traceOptions are the flags of the command.
+// traceOptions are the flags of segue trace.
 type traceOptions struct {
 	instance, kind, ask string
 	next                string // of an agent's trace
@@ -28,30 +28,30 @@ func newTrace() *cobra.Command {
 	var o traceOptions
 	cmd := &cobra.Command{
 		Use:   "trace tcp|udp SRC:PORT DST:PORT",
-		Short: "Tell where a packet would go, and why",
-		Long: `Trace follows a packet of a flow through the tables of a balancer's data path:
-which service takes it, whether the flow table knows its server, which bucket and
-server a new flow gets, how the packet is encapsulated and where it is sent. It
-reads the same tables as the data path, and changes none. It needs root.
+		Short: "Show where a packet would go, and why",
+		Long: `Trace follows a packet of a flow through the tables of a balancer's data path. It
+shows the service, the entry in the flow table, the bucket and the server of a new
+flow, the encapsulation and the next hop. It reads the tables of the data path and
+changes nothing. It needs root.
 
-On a server it shows what the agent has of a connection: its state, the
-application's socket, and what would become of a packet by what it asks; with --next
-also whether it knows a way to the next server, by its SID.
+On a server, trace shows the state of a connection in the agent, the application's
+socket, and the verdict on a packet for each SID function. With --next it also shows
+whether the server has a route to the next server.
 
-With --ask a balancer's trace of a service that hunts asks the servers too, by
-running "segue trace" on each, and shows who has the connection and who gets the
-packet. The command is split at spaces, and {} in it is the server's name. It must
-run in the network namespace of the server's agent: the last example is for
-servers in network namespaces of this host.
+With --ask, trace on a balancer also runs "segue trace" on the servers of a flow whose
+service hunts. It then shows which server has the connection and which one gets the
+packet. The command is split at spaces, and {} in it stands for the server's name. The
+command must run in the network namespace of the server's agent. The last example is
+for servers in network namespaces of this host.
 
-SRC is the client and DST the VIP; IPv6 addresses go in brackets. Of TCP the
-packet is a later one of the connection if the flow is in the flow table, and else
-a SYN; --packet asks for the other. It is taken to be well-formed, with a hop limit
-that suffices. Without --instance it is the one that there is, or that is attached
-in this network namespace.
+SRC is the client and DST is the VIP. IPv6 addresses go in brackets. A TCP packet is a
+SYN if the flow is unknown, and otherwise a later packet of the connection; --packet
+overrides this. The packet is assumed to be well-formed, with a sufficient hop limit.
+Without --instance, trace uses the only instance on the host, or the only one in this
+network namespace.
 
---json prints the fields that docs/observability.md describes. The exit code is 1
-where what was asked for is not known, as a server does not answer.`,
+--json prints the fields that docs/observability.md describes. The exit code is 1 if
+the answer is unknown, for example because a server does not answer.`,
 		Example: "  segue trace tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
 			"  segue trace --packet later --length 1500 tcp 198.51.100.7:5000 203.0.113.53:53\n" +
 			"  segue trace --ask 'ssh {} segue trace' tcp '[2001:db8:c::2]:40000' '[2001:db8:80::1]:80'\n" +
@@ -76,15 +76,15 @@ where what was asked for is not known, as a server does not answer.`,
 		},
 	}
 	cmd.Flags().StringVarP(&o.instance, "instance", "i", "", "`name` of the balancer or agent")
-	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of packet of a TCP connection: auto, syn or later")
-	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers alone)")
+	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of TCP packet: auto, syn or later")
+	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers only)")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
-	cmd.Flags().StringVar(&o.next, "next", "", "`address`, a SID, of the server that an agent would pass the packet to")
+	cmd.Flags().StringVar(&o.next, "next", "", "`address` (SID) of the next server, on an agent")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-// check refuses values that no instance could make sense of.
+// check refuses values that are invalid for every instance.
 func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
 	_, err := newPacket(flow, o.length)
 	switch {
@@ -93,13 +93,13 @@ func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
 	case o.kind != "auto" && o.kind != "syn" && o.kind != "later":
 		return fmt.Errorf("--packet %q: must be auto, syn or later", o.kind)
 	case o.kind != "auto" && flow.Protocol != config.TCP:
-		return fmt.Errorf("--packet %s: a udp flow has no such packet", o.kind)
+		return fmt.Errorf("--packet %s: not possible for a udp flow", o.kind)
 	case cmd.Flags().Changed("next") && !isIPv6(o.next):
 		return fmt.Errorf("--next %q: must be an IPv6 address", o.next)
 	case cmd.Flags().Changed("ask") && strings.TrimSpace(o.ask) == "":
 		return fmt.Errorf("--ask %q: must be a command", o.ask)
 	case cmd.Flags().Changed("ask") && !strings.Contains(o.ask, serverName):
-		return fmt.Errorf("--ask %q: must have %s in the place of the server's name, or every server would be asked by the same command",
+		return fmt.Errorf("--ask %q: must contain %s, which stands for the server's name",
 			o.ask, serverName)
 	}
 	return nil
@@ -110,19 +110,19 @@ func isIPv6(text string) bool {
 	return err == nil && address.Is6() && !address.Is4In6() && address.Zone() == ""
 }
 
-// choose finds the one instance that is meant.
+// choose finds the instance, and refuses flags that do not fit its role.
 func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 	found, err := choose(o.instance)
 	if err != nil {
 		return found, err
 	}
 	if found.Role == datapath.RoleBalancer && cmd.Flags().Changed("next") {
-		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer, and only agents' traces have that", found.Name)
+		return datapath.Instance{}, fmt.Errorf("--next: %q is a balancer; this flag is for agents only", found.Name)
 	}
 	if found.Role == datapath.RoleAgent {
 		for _, name := range []string{"packet", "length", "ask"} {
 			if cmd.Flags().Changed(name) {
-				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent, and only balancers' traces have that", name, found.Name)
+				return datapath.Instance{}, fmt.Errorf("--%s: %q is an agent; this flag is for balancers only", name, found.Name)
 			}
 		}
 	}
@@ -146,12 +146,12 @@ func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err e
 		}
 	}
 	if flow.Source.Addr().Is4() != flow.Destination.Addr().Is4() {
-		return flow, fmt.Errorf("%s and %s are not of one IP version", source, destination)
+		return flow, fmt.Errorf("%s and %s: must be of the same IP version", source, destination)
 	}
 	return flow, nil
 }
 
-// newPacket makes a packet of a flow, of the shortest possible length for 0.
+// newPacket makes a packet of a flow. Length 0 stands for the shortest possible length.
 func newPacket(flow dataplane.Flow, length int) (inspect.Packet, error) {
 	shortest := 40
 	if flow.Source.Addr().Is4() {
@@ -166,7 +166,7 @@ func newPacket(flow dataplane.Flow, length int) (inspect.Packet, error) {
 	case length == 0:
 		length = shortest
 	case length < shortest || length > 65535:
-		return inspect.Packet{}, fmt.Errorf("--length %d: must be %d to 65535", length, shortest)
+		return inspect.Packet{}, fmt.Errorf("--length %d: must be from %d to 65535", length, shortest)
 	}
 	return inspect.Packet{Flow: flow, Length: length}, nil
 }
@@ -218,7 +218,7 @@ func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace,
 	return view.Trace(packet)
 }
 
-// describeServer says so where the server may not answer.
+// describeServer adds the causes for which the server may not answer.
 func describeServer(s *inspect.TracedServer) string {
 	text := fmt.Sprintf("%s, %s, slot %d", s.Name, s.Address, s.Slot)
 	for _, cause := range s.Causes {
@@ -231,9 +231,9 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	table := newTable(out)
 	table.row("packet", describePacket(t))
 	if s := t.Service; s != nil {
-		match := "names the port"
+		match := "exact port"
 		if !s.Exact {
-			match = "takes every port that no other service of the VIP names"
+			match = "all ports"
 		}
 		table.row("service", s.Name+", "+match)
 		table.row("flow table", describeEntry(t.Known))
@@ -254,14 +254,15 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	if t.Server != nil {
 		table.row("next hop", describeHop(t.NextHop))
 	}
-	table.row("outcome", describeOutcome(t))
+	table.row("verdict", describeVerdict(t))
 	return table.Flush()
 }
 
-// describePlacing names the candidates, which random ones are not; of those the course has what precedes them.
+// describePlacing names the candidates. Random candidates are unknown; it then names the servers
+// that the packet visits before them.
 func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment) string {
 	if p.Random {
-		candidates := fmt.Sprintf("the candidates of any of %d buckets", p.Buckets)
+		candidates := fmt.Sprintf("the candidates of a random bucket of %d", p.Buckets)
 		for _, before := range course {
 			candidates = fmt.Sprintf("%s (%s), then %s", before.Server, before.Function, candidates)
 		}
@@ -283,7 +284,7 @@ func describePacket(t *inspect.Trace) string {
 
 func describeEntry(e *inspect.TracedEntry) string {
 	if e == nil {
-		return "does not know the flow"
+		return "unknown flow"
 	}
 	known := fmt.Sprintf("%s, %s, idle for %.0fs", e.Server, e.State, e.Idle)
 	if e.Left != "" {
@@ -293,9 +294,9 @@ func describeEntry(e *inspect.TracedEntry) string {
 }
 
 func describeEncapsulation(e *inspect.TracedEncapsulation) string {
-	text := fmt.Sprintf("%s, %d bytes more", e.Kind, e.Added)
+	text := fmt.Sprintf("%s, adds %d bytes", e.Kind, e.Added)
 	if e.MaxLength > 0 {
-		text += fmt.Sprintf(": packets up to %d bytes fit", e.MaxLength)
+		text += fmt.Sprintf(", packets up to %d bytes fit", e.MaxLength)
 	}
 	return text
 }
@@ -308,13 +309,13 @@ func describeSegments(segments []netip.Addr) string {
 	return strings.Join(texts, " -> ")
 }
 
-// describeOutcome adds what happens to the packet, which the prefix of the reason says.
-func describeOutcome(t *inspect.Trace) string {
+// describeVerdict explains the reason by its prefix, which is the verdict.
+func describeVerdict(t *inspect.Trace) string {
 	verdict, _, _ := strings.Cut(t.Reason, "_")
 	text := map[string]string{
-		"pass":    "up the host's own stack, not to a server",
-		"forward": "to the server",
-		"answer":  "DROPPED, and the client told by ICMP",
+		"pass":    "passed to the host's own network stack",
+		"forward": "sent to the server",
+		"answer":  "DROPPED, and the client gets an ICMP error",
 		"drop":    "DROPPED",
 	}[verdict]
 	return t.Reason + ": " + text

@@ -28,7 +28,7 @@ import (
 // agentTrace shows what an agent has of a connection.
 func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOptions) error {
 	if flow.Protocol != config.TCP {
-		return fmt.Errorf("protocol %s: agents know of tcp connections alone", flow.Protocol)
+		return fmt.Errorf("protocol %s: agents trace tcp connections only", flow.Protocol)
 	}
 	view, err := agent.OpenView(instance)
 	if err != nil {
@@ -69,8 +69,8 @@ func unknownHere(l *datapath.Located) error {
 	if l.Namespace != "" {
 		namespace = l.Namespace
 	}
-	return fmt.Errorf("instance %s is in another network namespace: what it would do is not known "+
-		"here; run this command there: nsenter --net=%s segue trace", l.Name, namespace)
+	return fmt.Errorf("instance %s is in another network namespace, so the answer is unknown here; "+
+		"run this command there: nsenter --net=%s segue trace", l.Name, namespace)
 }
 
 func printAgentTrace(out io.Writer, t *agent.Trace) error {
@@ -101,9 +101,9 @@ func printAgentTrace(out io.Writer, t *agent.Trace) error {
 func describeTraced(t *agent.Trace) string {
 	switch {
 	case !t.Served:
-		return "the VIP is not this server's"
+		return "none: this server does not have the VIP"
 	case t.Service == "":
-		return "none that takes the port"
+		return "none for this port"
 	}
 	return t.Service
 }
@@ -117,7 +117,7 @@ func describeAgentFlow(t *agent.Trace) string {
 
 func describeSocket(t *agent.Trace) string {
 	if t.Socket == "" {
-		return "not known: the agent is in another network namespace"
+		return "unknown: the agent is in another network namespace"
 	}
 	return t.Socket
 }
@@ -139,8 +139,8 @@ func describeNext(n *agent.NextSegment) string {
 // describeAnswer says what becomes of a packet, and of an offer why.
 func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 	why := map[string]string{
-		"accepted": "accepted", "accepted_stale": "accepted, as the load is not known", "forced": "has to take it",
-		"refused": "refused", "refused_down": "refused, as nobody listens",
+		"accepted": "accepted", "accepted_stale": "accepted: the load is unknown", "forced": "forced",
+		"refused": "refused", "refused_down": "refused: no socket listens",
 	}[a.Offer]
 	if why == "" {
 		return a.Outcome
@@ -154,8 +154,8 @@ func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 // joinedTrace is a balancer's trace with those of the servers.
 type joinedTrace struct {
 	*inspect.Trace
-	// Agents are the candidates in their order, and then the flow's server if it is none of them. Null: nobody
-	// was asked.
+	// Agents are the candidates in their order, and then the flow's server if it is none of them.
+	// Null: nobody was asked.
 	Agents []askedAgent `json:"agents"`
 	// Receiver is the server that the packet reaches; empty: none, or it is not known.
 	Receiver string `json:"receiver,omitempty"`
@@ -168,9 +168,11 @@ type askedAgent struct {
 	Server string       `json:"server"`
 	Trace  *agent.Trace `json:"trace"`           // null: see Error
 	Error  string       `json:"error,omitempty"` // of the command
-	// Offer is the answer to a new connection at the server's place in the list; null: it has none, or did not say.
+	// Offer is the answer to a new connection at the server's place in the list; null: it has none,
+	// or did not say.
 	Offer *agent.Answer `json:"offer"`
-	// Packet is the answer to the packet, which need not reach it; null: it is not for this server, or it did not say.
+	// Packet is the answer to the packet, which need not reach it; null: it is not for this server,
+	// or it did not say.
 	Packet *agent.Answer `json:"packet"`
 	// Reached tells whether the packet comes here.
 	Reached bool `json:"reached"`
@@ -188,7 +190,7 @@ var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 // askAgents runs the command for all servers that have to do with the flow, at once.
 func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAgent, error) {
 	if t.Service != nil && t.Placement == nil {
-		return nil, fmt.Errorf("--ask: service %s does not hunt", t.Service.Name)
+		return nil, fmt.Errorf("--ask: service %s does not hunt, so no server can be asked", t.Service.Name)
 	}
 	agents := []askedAgent{}
 	for _, name := range serversOf(t) {
@@ -221,7 +223,8 @@ func serversOf(t *inspect.Trace) (names []string) {
 	return names
 }
 
-// nextOf is the SID that a server would pass the packet to; not valid where there is none, or it is not known.
+// nextOf is the SID that a server would pass the packet to; not valid where there is none, or it is
+// not known.
 func nextOf(t *inspect.Trace, server string) netip.Addr {
 	at := slices.IndexFunc(t.Course, func(s inspect.TracedSegment) bool { return s.Server == server })
 	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
@@ -232,7 +235,7 @@ func nextOf(t *inspect.Trace, server string) netip.Addr {
 
 func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, next netip.Addr) (*agent.Trace, error) {
 	if !hostNames.MatchString(server) {
-		return nil, fmt.Errorf("%q is no name of a host", server)
+		return nil, fmt.Errorf("server name %q: must be a host name to be used in --ask", server)
 	}
 	words := strings.Fields(strings.ReplaceAll(command, serverName, server))
 	if next.IsValid() {
@@ -247,17 +250,17 @@ func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, 
 	ask.WaitDelay = time.Second // for what it started
 	answer, err := ask.Output()
 	if ctx.Err() == context.DeadlineExceeded {
-		return nil, fmt.Errorf("%s: no answer in %s", words[0], askTimeout)
+		return nil, fmt.Errorf("%s: no answer within %s", words[0], askTimeout)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(complaint.String()))
 	}
 	var t agent.Trace
 	if err := json.Unmarshal(answer, &t); err != nil {
-		return nil, fmt.Errorf("%s: the answer is no trace: %w", words[0], err)
+		return nil, fmt.Errorf("%s: the answer is not a trace: %w", words[0], err)
 	}
 	if t.Client != flow.Source || t.VIP != flow.Destination {
-		return nil, fmt.Errorf("%s: the answer is no agent's trace of the flow", words[0])
+		return nil, fmt.Errorf("%s: the answer is not an agent's trace of this flow", words[0])
 	}
 	return &t, nil
 }
@@ -298,7 +301,7 @@ func (j *joinedTrace) follow() {
 			onItsWay = false
 		} else if next := a.Trace.Next; next != nil && next.Problem != "" {
 			onItsWay = false
-			j.End = fmt.Sprintf("lost behind %s: %s", a.Server, next.Problem)
+			j.End = fmt.Sprintf("lost after %s: %s", a.Server, next.Problem)
 			continue
 		}
 		if a.Packet != nil && !onItsWay {
@@ -325,11 +328,11 @@ func answerOf(t *agent.Trace, function string, last bool) *agent.Answer {
 func printAgents(out io.Writer, j *joinedTrace) error {
 	fmt.Fprintln(out)
 	table := newTable(out)
-	table.row("server", "flow", "socket", "load", "threshold", "a new connection", "this packet")
+	table.row("server", "flow", "socket", "load", "threshold", "new connection", "this packet")
 	for i := range j.Agents {
 		a := &j.Agents[i]
 		if a.Trace == nil {
-			table.row(a.Server, "NOT KNOWN", "-", "-", "-", "-", "-")
+			table.row(a.Server, "UNKNOWN", "-", "-", "-", "-", "-")
 			continue
 		}
 		load, threshold := "-", "-"
@@ -373,13 +376,13 @@ func describeEnd(j *joinedTrace) string {
 	err := j.unknown()
 	switch {
 	case err != nil:
-		return "NOT KNOWN: " + err.Error()
+		return "UNKNOWN: " + err.Error()
 	case j.Receiver != "":
 		return fmt.Sprintf("%s, %s", j.Receiver, j.End)
 	case j.End != "":
 		return "nowhere, " + j.End
 	}
-	return "at the balancer, " + j.Reason
+	return "no server: " + j.Reason
 }
 
 // unknown says why it is not known what becomes of the packet, if servers were asked for it.
@@ -388,7 +391,7 @@ func (j *joinedTrace) unknown() error {
 	case j.Agents == nil || j.End != "" || !strings.HasPrefix(j.Reason, "forward_"):
 		return nil
 	case j.Placement != nil && j.Placement.Random:
-		return errors.New("the packet's candidates are random")
+		return errors.New("the candidates are random")
 	}
-	return errors.New("not all servers on the packet's way have answered")
+	return errors.New("not all servers on the packet's path have answered")
 }

@@ -93,7 +93,7 @@ func TestPrintAgentTrace(t *testing.T) {
 // The servers are asked by a command; what they say makes the way of the packet.
 // TestUnknownHere names the network namespace to run the command in, if it was found.
 func TestUnknownHere(t *testing.T) {
-	const want = "instance s1 is in another network namespace: what it would do is not known here; " +
+	const want = "instance s1 is in another network namespace, so the answer is unknown here; " +
 		"run this command there: nsenter --net="
 	for namespace, command := range map[string]string{
 		"/run/netns/s1": "/run/netns/s1 segue trace", "": "PATH segue trace",
@@ -147,7 +147,7 @@ func TestAskAgents(t *testing.T) {
 		{"lost", huntTrace(false, "forward_recover", "established", seeks...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
 		{"no route", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
-			"s1": traceOf("s1", "accepted", false), "s2": withoutRoute(traceOf("s2", "refused", false))}, "", "lost behind s2: no route to fd00:5:0:1:2::: network is unreachable"},
+			"s1": traceOf("s1", "accepted", false), "s2": withoutRoute(traceOf("s2", "refused", false))}, "", "lost after s2: no route to fd00:5:0:1:2::: network is unreachable"},
 		{"drained has", random, map[string]*agent.Trace{"s9": traceOf("s9", "", true)}, "s9", "deliver"},
 		{"drained has not", random, map[string]*agent.Trace{"s9": traceOf("s9", "accepted", false)}, "", ""},
 		{"silent", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
@@ -195,13 +195,13 @@ func script(t *testing.T, dir string) string {
 // What is not a name of a host is no part of a command, and what is no answer is none.
 func TestAskNobody(t *testing.T) {
 	for _, c := range []struct{ command, server, want string }{
-		{"echo {}", "-oProxyCommand=true", `"-oProxyCommand=true" is no name of a host`},
-		{"echo {}", "s1 s2", `"s1 s2" is no name of a host`},
-		{"echo {}", "s1", "echo: the answer is no trace"},
-		{"echo {} {}", "{}", "is no name of a host"},
+		{"echo {}", "-oProxyCommand=true", `server name "-oProxyCommand=true": must be a host name`},
+		{"echo {}", "s1 s2", `server name "s1 s2": must be a host name`},
+		{"echo {}", "s1", "echo: the answer is not a trace"},
+		{"echo {} {}", "{}", "must be a host name to be used in --ask"},
 		{"sh -c echo${IFS}{}>&2;exit${IFS}3", "s1", "sh: exit status 3: s1"},
-		{"sh -c echo${IFS}{}", "s1", "sh: the answer is no trace"},
-		{"sh -c echo${IFS}null", "s1", "sh: the answer is no agent's trace of the flow"},
+		{"sh -c echo${IFS}{}", "s1", "sh: the answer is not a trace"},
+		{"sh -c echo${IFS}null", "s1", "sh: the answer is not an agent's trace of this flow"},
 		{"/nonexistent {}", "s1", "no such file"},
 	} {
 		if _, err := askAgent(context.Background(), c.command, c.server, someFlow, netip.Addr{}); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -216,7 +216,7 @@ func TestAskNobody(t *testing.T) {
 
 // A command that would be the same for all servers asks nobody.
 func TestAskWithoutName(t *testing.T) {
-	for ask, want := range map[string]string{"": "must be a command", "ssh s1 segue trace": "must have {} in the place of the server's name"} {
+	for ask, want := range map[string]string{"": "must be a command", "ssh s1 segue trace": "must contain {}"} {
 		root := newRoot()
 		root.SetArgs([]string{"trace", "--ask", ask, "tcp", "[2001:db8:c::2]:40000", "[2001:db8:80::1]:80"})
 		if err := root.Execute(); err == nil || !strings.Contains(err.Error(), want) {

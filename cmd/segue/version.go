@@ -14,15 +14,15 @@ import (
 func newVersion() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Tell which build of segue this is",
-		Long: `Version prints the version, which "segue --version" prints alone, the commit, the Go
-toolchain that this build was made with, and the version of the candidate tables.
-Balancers that share a service must have the same version of candidate tables: those of
-different versions place connections on different servers.
+		Short: "Show which build of segue this is",
+		Long: `Version prints the version, the commit, the Go toolchain of this build, and the
+version of the candidate tables. ("segue --version" prints only the first of these.)
+Balancers that share a service must have the same version of candidate tables:
+balancers of different versions place connections on different servers.
 
 --json prints an object with the keys version, commit, time (of the commit), modified
-(whether files were changed since), go, platform and tables (the version of the candidate
-tables, a number); those of the commit are missing where the build did not know it.`,
+(files were changed after the commit), go, platform and tables (the version of the
+candidate tables, a number). A build without git has no commit, time and modified.`,
 		Args: arguments(),
 	}
 	asJSON := cmd.Flags().Bool("json", false, "print JSON")
@@ -36,14 +36,14 @@ tables, a number); those of the commit are missing where the build did not know 
 }
 
 func printVersion(out io.Writer, b version.Build) error {
-	commit := "not known to this build"
+	commit := "unknown"
 	if b.Commit != "" {
 		commit = b.Commit
 		if b.Time != "" {
 			commit += ", " + b.Time
 		}
 		if b.Modified {
-			commit += ", files were changed since"
+			commit += ", with uncommitted changes"
 		}
 	}
 	_, err := fmt.Fprintf(out, "segue %s\ncommit: %s\nbuilt with: %s for %s\ncandidate tables: version %d\n",

@@ -4,19 +4,19 @@ package accept
 
 import "slices"
 
-// Spare is what a balancer remembers of servers that said they would take a connection at once: they had
-// a free worker when they last spoke of their load. It is the list of idle servers of "Join-Idle-Queue"
-// (Lu et al., Performance Evaluation, 2011), filled by signals that there are anyway. As a server
-// speaks to the balancer of its last connection only, several balancers' lists differ.
+// Spare is a balancer's list of servers that had a free worker when they last reported their load.
+// It is the list of idle servers of "Join-Idle-Queue" (Lu et al., Performance Evaluation, 2011),
+// filled by signals that are sent anyway. A server reports only to the balancer of its last
+// connection, so the lists of balancers differ.
 type Spare struct {
 	servers []int32 // the newest last
 	most    int
 }
 
-// NewSpare remembers up to so many servers, 0 or more.
+// NewSpare returns a list of at most so many servers, 0 or more.
 func NewSpare(most int) *Spare { return &Spare{make([]int32, 0, most), most} }
 
-// Report takes in what a server said of its load now. The oldest makes way for it where there is no room.
+// Report records a server's load report. If the list is full, the oldest server is removed.
 func (s *Spare) Report(server int32, load Load) {
 	s.Forget(server)
 	if !load.free() || s.most == 0 {
@@ -28,14 +28,14 @@ func (s *Spare) Report(server int32, load Load) {
 	s.servers = append(s.servers, server)
 }
 
-// Forget is for a server that is not to be used any more.
+// Forget removes a server.
 func (s *Spare) Forget(server int32) {
 	if i := slices.Index(s.servers, server); i >= 0 {
 		s.servers = slices.Delete(s.servers, i, i+1)
 	}
 }
 
-// Newest returns the server that said so last, among those that are not to be left out; false if there is
+// Newest returns the server with the newest report, apart from excluded ones; false if there is
 // none.
 func (s *Spare) Newest(leaveOut []int32) (server int32, ok bool) {
 	for _, server := range slices.Backward(s.servers) {

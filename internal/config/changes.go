@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// Change is what one configuration has other than the one before, in one respect.
+// Change is one kind of difference between two configurations.
 type Change struct {
 	What  string // such as servers_added
-	Names Names  // of what changed, in the order of the file
+	Names Names  // the changed items, in the order of the file
 }
 
-// Changes are all that one configuration has other than the one before.
+// Changes are all differences between two configurations.
 type Changes []Change
 
-// Attributes are the changes as a line of the log has them.
+// Attributes returns the changes as attributes of a log line.
 func (c Changes) Attributes() []any {
 	if len(c) == 0 {
 		return []any{"changes", "none"}
@@ -30,7 +30,7 @@ func (c Changes) Attributes() []any {
 	return attributes
 }
 
-// WithKeys adds that the keys in the file of node.signal-key are others, if they are.
+// WithKeys adds a change of the keys in the file of node.signal-key, if they changed.
 func (c Changes) WithKeys(changed bool) Changes {
 	if !changed {
 		return c
@@ -38,8 +38,8 @@ func (c Changes) WithKeys(changed bool) Changes {
 	return append(c, Change{"keys_changed", Names{signalKeyPath}})
 }
 
-// ChangesFrom lists what b changes of a running configuration. Servers of services that come or go
-// are not listed.
+// ChangesFrom lists the differences between a running configuration and b. It does not list servers
+// of added or removed services.
 func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	nameOf := func(s Service) string { return s.Name }
 	services := compare(b.Services, old.Services, "", nameOf, "servers")
@@ -58,7 +58,8 @@ func (b *Balancer) ChangesFrom(old *Balancer) Changes {
 	return named(node, services.changes("services"), servers.changes("servers"))
 }
 
-// ChangesFrom lists what a changes of a running configuration, as that of Balancer does.
+// ChangesFrom lists the differences between a running configuration and a, as that of Balancer
+// does.
 func (a *Agent) ChangesFrom(old *Agent) Changes {
 	services := compare(a.Services, old.Services, "", func(s AgentService) string { return s.Name })
 	node := Change{"node_changed", changedFields(a.Node, old.Node)}
@@ -84,8 +85,8 @@ func (d difference) changes(what string) Changes {
 	}
 }
 
-// compare finds the items that only one of two lists has, and those that both have with other
-// fields, apart from the fields to leave out. It names them with the prefix.
+// compare finds the items that are in only one of two lists, and the items whose fields differ,
+// except for the fields in leaveOut. It puts the prefix before their names.
 func compare[T any](
 	now, before []T, prefix string, name func(T) string, leaveOut ...string,
 ) (d difference) {
@@ -116,8 +117,8 @@ func compare[T any](
 	return d
 }
 
-// changedFields names the fields in which two structs differ as the file does; of a weight it tells
-// the values, too.
+// changedFields returns the names of the fields in which two structs differ, as in the file. For a
+// weight it also gives the values.
 func changedFields(now, before any) (names []string) {
 	a, b := reflect.ValueOf(now), reflect.ValueOf(before)
 	for i := range a.NumField() {
@@ -133,20 +134,19 @@ func changedFields(now, before any) (names []string) {
 	return names
 }
 
-// named puts changes together without those of nothing.
+// named concatenates changes, without empty ones.
 func named(first Change, more ...Changes) Changes {
 	all := slices.Concat(append([]Changes{{first}}, more...)...)
 	return slices.DeleteFunc(all, func(c Change) bool { return len(c.Names) == 0 })
 }
 
-// mostNames is how many of many names are listed.
+// mostNames is the number of names to list.
 const mostNames = 5
 
-// Names is a list for people to read.
+// Names is a list of names for output.
 type Names []string
 
-// String lists the names; of more than five, which need not be known one by one, the first five,
-// and how many more there are.
+// String lists at most five names, and the number of the others.
 func (n Names) String() string {
 	shown := n[:min(len(n), mostNames)]
 	list := strings.Join(shown, ", ")

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config holds the configuration files of the balancer and the agent:
-// their schema, how they are read, and every rule that they must satisfy before
-// anything on the machine is touched.
+// Package config reads and checks the configuration files of the balancer and the agent: their
+// schema, defaults, rules and warnings. It changes nothing on the machine.
 package config
 
 import (
@@ -28,19 +27,19 @@ type BalancerNode struct {
 	Instance string `yaml:"instance"`
 	// Interface receives the packets for the VIPs.
 	Interface string `yaml:"interface"`
-	// Inside is a second interface, towards the servers, for a balancer that is itself the edge of the
-	// segment routing domain: it receives what they signal, and packets for the VIPs as well. A change
+	// Inside is a second interface, towards the servers, for a balancer that is itself the edge of
+	// the segment routing domain. It receives signals, and also packets for the VIPs. A change
 	// needs a restart.
 	Inside string `yaml:"inside,omitempty"`
-	// Internal says that only hosts of the segment routing domain send by Interface to SIDs, or with
-	// segments left: routers at the domain's edge see to it, or nobody else is there. Default true
-	// without Inside, and always false with it; a change needs a restart.
+	// Internal tells whether only hosts of the segment routing domain can send packets to SIDs, or
+	// with segments left, to Interface: the edge routers drop such packets of others, or there are
+	// no other hosts. Default true without Inside; always false with it. A change needs a restart.
 	Internal *bool `yaml:"internal"`
 	// Locator is the balancer's own /64, the sender in every segment list. It is
-	// required when a service uses an SRv6 encapsulation.
+	// required if a service uses an SRv6 encapsulation.
 	Locator netip.Prefix `yaml:"locator"`
 	// Addresses are the outer sources of gre and ipip packets: at most one IPv4
-	// and one IPv6, each required when a server has an address of that family.
+	// and one IPv6, each required if a server has an address of that family.
 	Addresses []netip.Addr `yaml:"addresses"`
 	// Seed selects the buckets of all flows. Balancers that share services must
 	// share it; a secret one keeps clients from choosing their server. Default 0; a
@@ -48,8 +47,8 @@ type BalancerNode struct {
 	Seed uint64 `yaml:"seed"`
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`
-	// SignalKey is the file of the keys that servers' signals must bear the tag of, absolute;
-	// ReadSignalKeys reads it. Without one tags are not looked at.
+	// SignalKey is the absolute path of the file with the keys for tags of signals. ReadSignalKeys
+	// reads it. Without it the balancer does not check tags.
 	SignalKey string `yaml:"signal-key,omitempty"`
 }
 
@@ -63,7 +62,7 @@ type Limits struct {
 	Servers uint32 `yaml:"servers" range:"1 to 65535"`
 }
 
-// Metrics is where Prometheus metrics are served; no address, no server.
+// Metrics configures the server for Prometheus metrics. Without an address there is none.
 type Metrics struct {
 	// Listen is a TCP address such as "127.0.0.1:9188".
 	Listen string `yaml:"listen"`
@@ -84,10 +83,10 @@ type Encapsulation string
 // The values that a service may name.
 const (
 	PlacementHash Placement = "hash" // the first candidate of the flow's bucket
-	PlacementHunt Placement = "hunt" // the candidates decide, one after the other
+	PlacementHunt Placement = "hunt" // the candidates decide in turn
 
 	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
-	SelectRandom     Selection = "random"     // those of any bucket
+	SelectRandom     Selection = "random"     // the candidates of a random bucket
 
 	PersistenceTable Persistence = "table"
 
@@ -106,8 +105,8 @@ const (
 	UDP Protocol = "udp"
 )
 
-// AllPorts is the Port of a service that takes every port of its VIP which no
-// other service names; "all" in the file.
+// AllPorts is the Port of a service for all ports of its VIP without a service of their own. It is
+// "all" in the file.
 const AllPorts Port = 0
 
 // Port is a transport port, 1 to 65535, or AllPorts.
@@ -147,19 +146,20 @@ type Service struct {
 	// two, more than the servers. Default 65537.
 	Buckets  int      `yaml:"buckets"`
 	Timeouts Timeouts `yaml:"timeouts"`
-	// Health takes servers that fail it out of placement; nil checks nothing.
+	// Health excludes servers that fail their checks from placement; nil: no checks.
 	Health *Health `yaml:"health"`
-	// Probe says whether the balancer probes the servers' agents. Default true where servers have
-	// locators and the balancer takes packets from them (TakesSignals); else it must not be true.
+	// Probe tells whether the balancer probes the servers' agents. Default true if servers have
+	// locators and the balancer takes packets from them (TakesSignals); otherwise it must not be
+	// true.
 	Probe   *bool    `yaml:"probe"`
 	Servers []Server `yaml:"servers"`
 }
 
-// Probes tells whether the servers' agents are probed. A service that does not say is not.
+// Probes tells whether the servers' agents are probed. Without a value they are not.
 func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
 
-// Timeouts are how long the flow table keeps a flow after its last packet. The
-// granularity is 4 to 7 s, the shortest 5 s, the longest four hours.
+// Timeouts are the times for which the flow table keeps a flow after its last packet, from 5 s to
+// four hours. The granularity is 4 to 7 s.
 type Timeouts struct {
 	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
 	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
@@ -173,35 +173,35 @@ type Health struct {
 	TCP      *TCPCheck     `yaml:"tcp,omitempty"`
 	Interval time.Duration `yaml:"interval,omitempty"` // at least 100ms; default 1s
 	Timeout  time.Duration `yaml:"timeout,omitempty"`  // 1ms to the interval; default the interval
-	// Rise is how many successes bring a server back, and Fall how many failures take it out:
-	// 1 to 1000 each.
+	// Fall failures in a row exclude a server, and Rise successes in a row end that: 1 to 1000
+	// each.
 	Rise int `yaml:"rise,omitempty" range:"1 to 1000"` // default 2
 	Fall int `yaml:"fall,omitempty" range:"1 to 1000"` // default 3
 }
 
-// HTTPCheck succeeds on a status from 200 to 399.
+// HTTPCheck succeeds if the answer has a status from 200 to 399.
 type HTTPCheck struct {
 	Path string `yaml:"path,omitempty"` // default "/"
-	// Port is the service's by default, and required when that is all.
+	// Port is the service's port by default, and required if that is all.
 	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 }
 
 // TCPCheck succeeds when a connection opens.
 type TCPCheck struct {
-	// Port is the service's by default, and required when that is all.
+	// Port is the service's port by default, and required if that is all.
 	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
 }
 
-// Server is one application instance's host.
+// Server is a host that runs the application of a service.
 type Server struct {
 	Name string `yaml:"name"`
 	// Locator is the server's /64; its SIDs are in it. SRv6 encapsulations only.
 	Locator netip.Prefix `yaml:"locator"`
 	// Address is the tunnel's far end. gre and ipip only.
 	Address netip.Addr `yaml:"address"`
-	// Host is where health checks connect to. Default the address; a server of an
-	// SRv6 encapsulation has none, so it is required when the service has health
-	// checks.
+	// Host is the address to which health checks connect. The default is Address. A
+	// server of an SRv6 encapsulation has no Address, so Host is required there if
+	// the service has health checks.
 	Host netip.Addr `yaml:"host"`
 	// Weight is the server's share of new flows relative to the others', 0 to
 	// 1000. Default 1. A server of weight 0 keeps its flows and gets no new ones.
@@ -227,12 +227,14 @@ type AgentNode struct {
 	// MTU is the largest packet that travels from the balancers to here, 1280 to
 	// 65535 bytes. Default the interface's.
 	MTU int `yaml:"mtu,omitempty" range:"1280 to 65535"`
-	// AssignVIPs makes the agent put the VIPs on the loopback interface, and take
-	// them away when it is detached. Default true.
+	// AssignVIPs makes the agent put the VIPs on the loopback interface, and remove
+	// them when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`
-	// Balancers are prefixes of the locators of those that may ask about connections. Default: all.
+	// Balancers are prefixes of the locators of the balancers that may send functions about
+	// connections. Default: all.
 	Balancers []netip.Prefix `yaml:"balancers,omitempty"`
-	// SignalKey is the file of the key whose tag signals bear, as the balancers'. Without one they bear none.
+	// SignalKey is the file with the key for tags, as the balancers'. Without it signals have no
+	// tags.
 	SignalKey string `yaml:"signal-key,omitempty"`
 }
 
@@ -243,20 +245,21 @@ type AgentService struct {
 	Port          Port          `yaml:"port"`
 	Protocol      Protocol      `yaml:"protocol"`
 	Encapsulation Encapsulation `yaml:"encapsulation"`
-	// Accept, Load and NotLocal are of services that hunt: TCP in an SRv6 encapsulation.
+	// Accept, Load and NotLocal are for services that hunt: TCP in an SRv6 encapsulation.
 	Accept Accept `yaml:"accept,omitempty"`
 	Load   Source `yaml:"load,omitempty"`
-	// NotLocal is what becomes of a packet whose flow no candidate has. Default reset.
+	// NotLocal says what the last candidate does with a packet of a flow that no candidate has.
+	// Default reset.
 	NotLocal NotLocal `yaml:"not-local,omitempty"`
 }
 
-// AcceptPolicy decides whether a server takes a connection that it is offered.
+// AcceptPolicy decides whether a server accepts an offered connection.
 type AcceptPolicy string
 
-// LoadSource says how busy a server is.
+// LoadSource names the source of a server's load.
 type LoadSource string
 
-// NotLocal is what a server does with a packet of a flow that nobody has.
+// NotLocal is the verdict of a server on a packet of a flow that no server has.
 type NotLocal string
 
 // The values that an agent's service may name.
@@ -273,38 +276,39 @@ const (
 	LoadSharedMemory LoadSource = "shared-memory"
 
 	NotLocalDrop  NotLocal = "drop"
-	NotLocalReset NotLocal = "reset" // the server's own stack answers it, up to a rate
+	NotLocalReset NotLocal = "reset" // the server's own stack answers with a reset, up to a rate
 )
 
-// Accept is an accept policy with its parameters; those of other policies are not set.
+// Accept is an accept policy with its parameters. Parameters of other policies are not set.
 type Accept struct {
 	Policy AcceptPolicy `yaml:"policy"` // default dynamic
-	// Threshold is c of static: a connection is taken while fewer are busy, in units of the load
+	// Threshold is c of static: the server accepts while the load is less, in units of the load
 	// source. Required for static.
 	Threshold *uint32 `yaml:"threshold,omitempty"`
-	// Window is how many connections dynamic is offered before it adapts, 1 to 1,000,000. Default 50.
+	// Window is the number of offers after which dynamic adapts its threshold, 1 to 1,000,000.
+	// Default 50.
 	Window uint32 `yaml:"window,omitempty" range:"1 to 1000000"`
-	// Epsilon is how far from one half the accepted share of a window may be, 0 to less than 0.5, to
-	// six decimal places. Default 0.1.
+	// Epsilon is the allowed distance of the accepted share of a window from one half, 0 to less
+	// than 0.5, with six decimal places. Default 0.1.
 	Epsilon *float64 `yaml:"epsilon,omitempty"`
-	// Initial is the threshold that dynamic begins with. Default 1.
+	// Initial is the first threshold of dynamic. Default 1.
 	Initial *uint32 `yaml:"initial,omitempty"`
 }
 
-// Source is where a service's load is read.
+// Source is the load source of a service.
 type Source struct {
 	Kind LoadSource `yaml:"source"` // default connections
-	// Path is the scoreboard's, the control group's or the shared memory's, absolute. Required for
-	// those, and for no other.
+	// Path is the absolute path of the scoreboard, the control group or the shared memory. Required
+	// for these sources, and not allowed for others.
 	Path string `yaml:"path,omitempty"`
-	// Workers is how many connections the application serves at a time: MaxRequestWorkers for
-	// apache-scoreboard, the upper bound of the dynamic threshold for connections; not for others.
-	// Default 0, which for connections is no bound.
+	// Workers is the number of connections that the application serves at a time. For
+	// apache-scoreboard it is MaxRequestWorkers. For connections it is the upper bound of the
+	// dynamic threshold. Not allowed for other sources. Default 0, which for connections means no
+	// bound.
 	Workers uint32 `yaml:"workers,omitempty" range:"1 to 4294967295"`
 }
 
-// IsInternal tells whether Interface is. A node that does not say is inside, unless it has another interface
-// that is.
+// IsInternal tells whether Interface is internal. By default it is, unless Inside is set.
 func (n BalancerNode) IsInternal() bool {
 	if n.Internal == nil {
 		return n.Inside == ""
@@ -312,7 +316,7 @@ func (n BalancerNode) IsInternal() bool {
 	return *n.Internal
 }
 
-// Interfaces are those that receive packets, Interface first.
+// Interfaces returns the interfaces that receive packets, Interface first.
 func (n BalancerNode) Interfaces() []string {
 	if n.Inside == "" {
 		return []string{n.Interface}
@@ -320,11 +324,11 @@ func (n BalancerNode) Interfaces() []string {
 	return []string{n.Interface, n.Inside}
 }
 
-// TakesSignals tells whether the balancer takes packets from servers to its SIDs: by an interface
-// that is inside.
+// TakesSignals tells whether the balancer has an interface on which it takes packets from servers
+// to its SIDs.
 func (n BalancerNode) TakesSignals() bool { return n.IsInternal() || n.Inside != "" }
 
-// IsInternal tells whether the interface is. A node that does not say is inside.
+// IsInternal tells whether the interface is internal, which is the default.
 func (n AgentNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
 
 // AssignsVIPs tells whether the agent puts the VIPs on the loopback interface.

@@ -15,13 +15,13 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// document is what a file holds and where, and the problems and warnings found in it so far. The
-// library's own decoder would stop at the names of Go types and lines; this one reports every
-// problem with the field's path, and lets the rules that follow do so too.
+// document holds the fields of a file with their lines, and the errors and warnings found so far.
+// The library's own decoder names only Go types and lines. This one reports every error with the
+// path of its field, and so can the rules that follow.
 type document struct {
-	fields   map[string]field  // by path; a field that is null or empty is not there
-	lacking  map[string]bool   // the sections of which a field could not be decoded, by path
-	bounds   map[string]bounds // of numbers whose field has a range tag, by path
+	fields   map[string]field  // by path, without fields that are null or empty
+	lacking  map[string]bool   // the paths of sections with a field that could not be decoded
+	bounds   map[string]bounds // by path, of fields with a range tag
 	problems Errors
 	warnings Errors
 }
@@ -29,16 +29,16 @@ type document struct {
 // field is where a document holds a value.
 type field struct {
 	line int
-	text string // of a scalar, as written
-	bad  bool   // could not be decoded, and is reported already
+	text string // the scalar as written
+	bad  bool   // it could not be decoded, and is reported already
 }
 
-// Decode reads the only YAML document in data into the struct that into points to, whose fields are
-// of the types that this package's own files have. Fields that data does not name keep their values.
-// Then rules returns the problems of what was read, and further, where there are none at all, what may
-// be a consequence of others. Where they are in data is found by their paths, unless they have lines,
-// and those of fields that could not be read, wholly or in part, are left out. The error is of type
-// Errors.
+// Decode reads the only YAML document in data into the struct that into points to. Its fields must
+// have types that the files of this package use. Fields that are not in data keep their values.
+// Then Decode collects the errors that rules returns. If there are no errors at all, it also
+// collects those of further, which may be consequences of others. It finds the line of an error by
+// its path, unless the error has a line. It omits errors about fields that could not be decoded,
+// wholly or in part. The error is of type Errors.
 func Decode(data []byte, into any, rules func() Errors, further ...func() Errors) error {
 	d := decode(data, into)
 	d.check(rules)
@@ -50,7 +50,7 @@ func Decode(data []byte, into any, rules func() Errors, further ...func() Errors
 	return d.problems.orNil()
 }
 
-// check adds the problems that rules returns.
+// check adds the errors that rules returns.
 func (d *document) check(rules func() Errors) {
 	for _, broken := range rules() {
 		if broken.Line > 0 {
@@ -77,7 +77,7 @@ func decode(data []byte, into any) *document {
 	return d
 }
 
-// parse returns the only YAML document in data, or why there is none.
+// parse returns the only YAML document in data, or an error.
 func parse(data []byte) (*yaml.Node, *Error) {
 	var root yaml.Node
 	if err := yaml.Load(data, &root); err != nil {
@@ -98,20 +98,20 @@ func syntaxError(data []byte, err error) *Error {
 		problem.Problem = load.ContextMsg + ": " + problem.Problem
 	}
 	if problem.Problem == "no documents in stream" {
-		problem.Problem = "the file is empty: it must hold one YAML document"
+		problem.Problem = "the file is empty; it must hold one YAML document"
 	} else if mistake := findMistake(data, problem.Line); mistake != "" {
 		problem.Problem = mistake
 	}
 	return &problem
 }
 
-// has tells whether the file gives the field a value, good or bad.
+// has tells whether the file has a value for the field, valid or not.
 func (d *document) has(path string) bool {
 	_, ok := d.fields[path]
 	return ok
 }
 
-// bad tells whether the field, or one that it is part of, could not be decoded.
+// bad tells whether the field, or a section that contains it, could not be decoded.
 func (d *document) bad(path string) bool {
 	for {
 		if d.fields[path].bad {
@@ -124,8 +124,8 @@ func (d *document) bad(path string) bool {
 	}
 }
 
-// failf reports a problem with a field that was decoded, and nothing about one that was not, wholly or
-// in part: the real problem of that is reported already.
+// failf reports an error about a field. It does nothing if the field could not be decoded, wholly
+// or in part, because that error is reported already.
 func (d *document) failf(path, format string, args ...any) {
 	if d.bad(path) || d.lacking[path] {
 		return
@@ -133,7 +133,7 @@ func (d *document) failf(path, format string, args ...any) {
 	d.report(path, fmt.Sprintf(format, args...))
 }
 
-// warnf warns of a field that was decoded, or that is missing. The file stays valid.
+// warnf adds a warning about a field that was decoded, or that is missing. The file stays valid.
 func (d *document) warnf(path, format string, args ...any) {
 	d.warnings = append(d.warnings, d.at(path, fmt.Sprintf(format, args...)))
 }
@@ -153,7 +153,7 @@ func (d *document) report(path, problem string) {
 	d.problems = append(d.problems, d.at(path, problem))
 }
 
-// at places a problem at the field's line, or at that of what should hold the field.
+// at makes an error with the line of the field or, if the field is missing, of its section.
 func (d *document) at(path, problem string) *Error {
 	at := path
 	for !d.has(at) && at != "" {
@@ -166,7 +166,8 @@ func (d *document) reportAt(line int, path, value, problem string) {
 	d.problems = append(d.problems, &Error{Line: line, Path: path, Value: value, Problem: problem})
 }
 
-// parent returns the path of what a field is part of: a.b[1] is part of a.b, and that of a.
+// parent returns the path of the section or list that contains a field: a.b for a.b[1], and a for
+// a.b.
 func parent(path string) string {
 	return path[:max(strings.LastIndexAny(path, ".["), 0)]
 }
@@ -184,16 +185,15 @@ func item(path string, i int) string {
 	return path + "[" + strconv.Itoa(i) + "]"
 }
 
-// Variant is a field whose parts depend on a name: the file has the name alone, or a mapping of it to the
-// parts.
+// Variant is a field whose parts depend on a name. The file has either the name alone, or a mapping
+// of the name to the parts.
 type Variant interface {
-	// Choose returns a pointer to a struct that the parts are decoded into, or an error that says which
-	// names there are.
+	// Choose returns a pointer to the struct for the parts, or an error that lists the valid names.
 	Choose(name string) (any, error)
 }
 
-// value decodes one node. The files' schema is not recursive, so that neither are aliases which
-// refer to what they are part of: the second level does not fit the first one's type.
+// value decodes one node. An alias that refers to a node that contains it ends with an error: the
+// schema is not recursive, so the second level does not fit the type of the first.
 func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	line := node.Line
 	for node.Kind == yaml.AliasNode {
@@ -221,7 +221,7 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	case into.Kind() == reflect.Slice:
 		d.list(path, node, into)
 	case node.Kind != yaml.ScalarNode:
-		d.badf(path, "must be a single value")
+		d.badf(path, "must be a single value, not a list or a mapping")
 	default:
 		if problem := d.setScalar(path, node.Value, into); problem != "" {
 			d.badf(path, "%s", problem)
@@ -229,7 +229,7 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	}
 }
 
-// variant decodes a field that names what it is.
+// variant decodes a Variant.
 func (d *document) variant(path string, node *yaml.Node, v Variant) {
 	name := node
 	if node.Kind == yaml.MappingNode && len(node.Content) == 2 {
@@ -250,8 +250,7 @@ func (d *document) variant(path string, node *yaml.Node, v Variant) {
 	}
 }
 
-// isAddress tells whether a value is an IP address or prefix, for which, as for the types
-// themselves, an empty text means none.
+// isAddress tells whether a value is an IP address or prefix. An empty text then means no value.
 func isAddress(v reflect.Value) bool {
 	switch v.Interface().(type) {
 	case netip.Addr, netip.Prefix:
@@ -260,8 +259,8 @@ func isAddress(v reflect.Value) bool {
 	return false
 }
 
-// mapping decodes the fields of a struct, whose names are in the yaml tags. Those of an embedded struct
-// are fields of the struct that it is in.
+// mapping decodes the fields of a struct. Their names are in the yaml tags. Fields of an embedded
+// struct count as fields of the outer one.
 func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	if node.Kind != yaml.MappingNode {
 		d.badf(path, "must be a mapping of field names to values")
@@ -272,7 +271,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	for _, f := range reflect.VisibleFields(into.Type()) {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		if name == "" {
-			continue // not of the file, or a struct whose fields are
+			continue // not in the file, or an embedded struct
 		}
 		known = append(known, name)
 		fields[name] = f
@@ -290,7 +289,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 		case !ok:
 			d.reportAt(key.Line, child(path, plain(key.Value)), "", unknownField(key.Value, known))
 		case duplicate:
-			d.reportAt(key.Line, at, "", fmt.Sprintf("given twice, first in line %d", first))
+			d.reportAt(key.Line, at, "", fmt.Sprintf("given twice; first in line %d", first))
 		default:
 			seen[key.Value] = key.Line
 			if tag, ok := f.Tag.Lookup("range"); ok {
@@ -301,7 +300,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	}
 }
 
-// plain quotes a name that would make its path ambiguous.
+// plain quotes a name if it would make its path ambiguous.
 func plain(name string) string {
 	if isPlain(name) {
 		return name
@@ -336,8 +335,8 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 	}
 }
 
-// setScalar parses text into a value of one of the types that configurations use. It returns what
-// is wrong with the text, or nothing.
+// setScalar parses text into a value of one of the types that configurations use. It returns the
+// error about the text, or an empty string.
 func (d *document) setScalar(path, text string, into reflect.Value) (problem string) {
 	var err error
 	switch v := into.Addr().Interface().(type) {
@@ -351,7 +350,7 @@ func (d *document) setScalar(path, text string, into reflect.Value) (problem str
 		}
 	case *time.Duration:
 		if *v, err = time.ParseDuration(text); err != nil {
-			return "must be a duration with its unit, such as 500ms, 30s or 2h"
+			return "must be a duration with a unit, such as 500ms, 30s or 2h"
 		}
 	case *Port:
 		if text == "all" {
@@ -368,8 +367,8 @@ func (d *document) setScalar(path, text string, into reflect.Value) (problem str
 	return ""
 }
 
-// setBasic is setScalar for Go's own types. Strings take the text of any scalar as it is written,
-// which spares names like 1 and no their quotes.
+// setBasic is setScalar for Go's own types. A string takes the text of any scalar as written, so
+// names such as 1 and no need no quotes.
 func (d *document) setBasic(path, text string, into reflect.Value) (problem string) {
 	limits, limited := d.bounds[path]
 	switch {
@@ -410,9 +409,9 @@ func (d *document) setBasic(path, text string, into reflect.Value) (problem stri
 	return ""
 }
 
-// parseUint parses decimal numbers and, with their prefixes, hexadecimal, octal and binary ones;
-// underscores may group digits. A leading zero alone is octal in YAML 1.1 and decimal in YAML 1.2:
-// refused.
+// parseUint parses decimal numbers and, with their prefixes, hexadecimal, octal and binary ones.
+// Underscores may group digits. It refuses a leading zero, which means octal in YAML 1.1 and
+// decimal in YAML 1.2.
 func parseUint(text string, bits int) (uint64, error) {
 	if len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9' {
 		return 0, strconv.ErrSyntax
@@ -420,7 +419,7 @@ func parseUint(text string, bits int) (uint64, error) {
 	return strconv.ParseUint(text, 0, bits)
 }
 
-// parseInt is parseUint for numbers that may be negative, which rules then refuse with their range.
+// parseInt is parseUint for numbers that may be negative. Rules then refuse them with their range.
 func parseInt(text string, bits int) (int64, error) {
 	digits, negative := strings.CutPrefix(text, "-")
 	number, err := parseUint(digits, bits-1)
@@ -430,7 +429,7 @@ func parseInt(text string, bits int) (int64, error) {
 	return int64(number), err
 }
 
-// bounds are the least and the greatest number that a field takes.
+// bounds are the least and the greatest valid number of a field.
 type bounds struct{ low, high uint64 }
 
 // parseBounds reads a field's tag, such as `range:"0 to 1000"`.

@@ -52,7 +52,7 @@ func TestVariant(t *testing.T) {
 		{"pet:\n  clock: {tick: 1s}", &clock{Tick: time.Second}, ""},
 		{"pet: cat", nil, `line 1: pet "cat": must be dog or clock`},
 		{"pet:\n  cat: {}", nil, `line 2: pet "cat": must be dog or clock`},
-		{"pet: {dog: {Seen: true}}", nil, "line 1: pet.dog.Seen: unknown field; known: legs, name"},
+		{"pet: {dog: {Seen: true}}", nil, "line 1: pet.dog.Seen: unknown field; must be one of: legs, name"},
 		{"pet: {dog: {legs: many}}", nil, `line 1: pet.dog.legs "many": must be a whole number`},
 		{"pet: {dog: {}, clock: {}}", nil, "line 1: pet: must be a name, or a mapping of one name to its fields"},
 		{"pet: [dog]", nil, "line 1: pet: must be a name, or a mapping of one name to its fields"},

@@ -8,10 +8,10 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// DefaultFlows is how many flows the flow table is made for, unless the file says.
+// DefaultFlows is the default capacity of the flow table.
 const DefaultFlows = 1 << 20
 
-// setDefault sets a field that the file gives no value. A value of zero in the file is a value.
+// setDefault sets a field without a value in the file. Zero in the file is a value.
 func setDefault[T any](d *document, path string, field *T, value T) {
 	if !d.has(path) {
 		*field = value
@@ -65,7 +65,7 @@ func (t *Timeouts) setDefaults(d *document, path string, s *Service) {
 	setDefault(d, child(path, "closing"), &t.Closing, closing)
 }
 
-// setDefaults leaves a check's port 0 for a service of all ports.
+// setDefaults leaves the port of a check 0 if the service is for all ports.
 func (h *Health) setDefaults(d *document, path string, port Port) {
 	setDefault(d, child(path, "interval"), &h.Interval, time.Second)
 	setDefault(d, child(path, "timeout"), &h.Timeout, h.Interval)

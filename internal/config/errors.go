@@ -9,17 +9,16 @@ import (
 	"strings"
 )
 
-// Error is one problem of a configuration.
+// Error is one error in a configuration.
 type Error struct {
-	File    string // empty for a configuration that was not read from one
-	Line    int    // from 1; 0 when the problem is not of a place in a file
+	File    string // empty if the configuration was not read from a file
+	Line    int    // from 1; 0 if the error has no place in a file
 	Path    string // of the field, such as services[2].servers[0].locator; empty for the whole file
-	Value   string // as written in the file; empty when there is none
+	Value   string // as written in the file; empty if there is none
 	Problem string
 }
 
-// Error returns the problem on one line, as FILE:LINE: PATH "VALUE": PROBLEM without the parts
-// that are empty.
+// Error returns the error on one line, as FILE:LINE: PATH "VALUE": PROBLEM, without empty parts.
 func (e *Error) Error() string {
 	var s strings.Builder
 	line := strconv.Itoa(e.Line)
@@ -42,7 +41,7 @@ func (e *Error) Error() string {
 	return s.String()
 }
 
-// quote keeps values from breaking the line or filling the screen.
+// quote escapes line breaks in a value, and shortens long values.
 func quote(value string) string {
 	const longest = 80
 	if runes := []rune(value); len(runes) > longest {
@@ -51,11 +50,11 @@ func quote(value string) string {
 	return strconv.Quote(value)
 }
 
-// Errors are all problems of a configuration in the order of the file's lines. The functions of
-// this package return it only with at least one.
+// Errors are all errors in a configuration, in the order of the file's lines. The functions of this
+// package return it only with at least one element.
 type Errors []*Error
 
-// Error returns one problem per line.
+// Error returns one line per error.
 func (e Errors) Error() string {
 	lines := make([]string, len(e))
 	for i, problem := range e {
@@ -64,7 +63,7 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// In names the file that the problems are in, and returns them.
+// In sets the file of the errors, and returns them.
 func (e Errors) In(file string) Errors {
 	for _, problem := range e {
 		problem.File = file
@@ -72,7 +71,7 @@ func (e Errors) In(file string) Errors {
 	return e
 }
 
-// Unwrap gives errors.As and errors.Is the single problems.
+// Unwrap gives errors.As and errors.Is the single errors.
 func (e Errors) Unwrap() []error {
 	errs := make([]error, len(e))
 	for i, problem := range e {
@@ -81,7 +80,7 @@ func (e Errors) Unwrap() []error {
 	return errs
 }
 
-// orNil sorts the problems; without any it returns an untyped nil.
+// orNil returns the errors sorted, or an untyped nil if there are none.
 func (e Errors) orNil() error {
 	if len(e) == 0 {
 		return nil
@@ -89,7 +88,7 @@ func (e Errors) orNil() error {
 	return e.sorted()
 }
 
-// sorted puts the problems in the order of the file's lines, and returns them.
+// sorted sorts the errors by the file's lines, and returns them.
 func (e Errors) sorted() Errors {
 	slices.SortStableFunc(e, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
 	return e

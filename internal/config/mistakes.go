@@ -12,12 +12,12 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// needsQuotes is what is wrong with an address such as 2001:db8:: that is not quoted.
+// needsQuotes is the error about an unquoted address such as 2001:db8::.
 const needsQuotes = "must be in quotes: " +
-	"YAML takes the colon at its end for the end of a field's name"
+	"YAML reads the colon at its end as the end of a field name"
 
-// misreadAddress returns the address without quotes that YAML takes for a mapping: in a list,
-// 2001:db8:: is the field "2001:db8:" without a value.
+// misreadAddress returns an unquoted address that YAML reads as a mapping: in a list, 2001:db8:: is
+// the field "2001:db8:" without a value.
 func misreadAddress(node *yaml.Node) (address string, ok bool) {
 	if node.Kind != yaml.MappingNode || len(node.Content) != 2 || node.Content[1].Tag != "!!null" {
 		return "", false
@@ -32,26 +32,26 @@ func endsInColon(text string) bool {
 	return err == nil && strings.HasSuffix(text, ":")
 }
 
-// unknownField says what is wrong with the name of a field that is none of the known ones.
+// unknownField returns the error about the name of an unknown field.
 func unknownField(name string, known []string) string {
 	for _, field := range known {
 		if strings.HasPrefix(name, field+":") {
 			return fmt.Sprintf("a space must follow the colon after %s", field)
 		}
 	}
-	return "unknown field; known: " + strings.Join(known, ", ")
+	return "unknown field; must be one of: " + strings.Join(known, ", ")
 }
 
 var (
 	quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|'[^']*'`)
-	// bracketed is an address and port such as [::1]:9188, whose bracket begins a list in YAML.
+	// bracketed is an address and port such as [::1]:9188. Its bracket begins a list in YAML.
 	bracketed = regexp.MustCompile(`(?:^|[\s,{\[])(\[[0-9A-Fa-f:.]+\]:\d+)`)
 	// unspaced is a field such as port:80 at the beginning of a line.
 	unspaced = regexp.MustCompile(`^\s*(?:- +)*([a-z][a-z-]*):[^\s:]`)
 )
 
-// findMistake looks for a common mistake in the line where YAML's reader gave up. It says what is
-// wrong in terms of the file; empty if it finds nothing.
+// findMistake looks for a common mistake in the line at which YAML's reader stopped. It returns the
+// error in terms of the file, or an empty string.
 func findMistake(data []byte, number int) string {
 	lines := bytes.Split(data, []byte("\n"))
 	if number < 1 || number > len(lines) {
@@ -67,9 +67,9 @@ func findMistake(data []byte, number int) string {
 	}
 	if match := bracketed.FindStringSubmatch(line); match != nil {
 		return fmt.Sprintf("%q must be in quotes: "+
-			"YAML takes the bracket for the beginning of a list", match[1])
+			"YAML reads the bracket as the beginning of a list", match[1])
 	}
-	// YAML's reader notices only at the next line that this one is no field.
+	// YAML's reader notices a missing space only at the next line.
 	for _, line := range [][]byte{lines[number-1], lines[max(number-2, 0)]} {
 		if match := unspaced.FindSubmatch(line); match != nil {
 			return fmt.Sprintf("a space must follow the colon after %s", match[1])

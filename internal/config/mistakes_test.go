@@ -13,7 +13,7 @@ import (
 // none.
 func TestMistakesInYAML(t *testing.T) {
 	const quotes = "must be in quotes: " +
-		"YAML takes the colon at its end for the end of a field's name"
+		"YAML reads the colon at its end as the end of a field name"
 	for _, test := range []struct{ text, want string }{
 		{"vip: 2001:db8::1", ""},
 		{"vip: ::1", ""},
@@ -31,12 +31,12 @@ func TestMistakesInYAML(t *testing.T) {
 			`line 3: "2001:db8::" ` + quotes},
 		{"addresses: [192.0.2.1, 2001:db8::]", `line 2: node.addresses[1] "2001:db8::": ` + quotes},
 		{"addresses:\n    - 2001:db8::", `line 3: node.addresses[0] "2001:db8::": ` + quotes},
-		{"vip: [2001:db8::]", "line 2: node.vip: must be a single value"},
+		{"vip: [2001:db8::]", "line 2: node.vip: must be a single value, not a list or a mapping"},
 		{"listen: [::1]:9188", `line 2: "[::1]:9188" must be in quotes: ` +
-			"YAML takes the bracket for the beginning of a list"},
+			"YAML reads the bracket as the beginning of a list"},
 		{"{port: 80, listen: [2001:db8::1]:9188}",
 			`line 2: "[2001:db8::1]:9188" must be in quotes: ` +
-				"YAML takes the bracket for the beginning of a list"},
+				"YAML reads the bracket as the beginning of a list"},
 		{"port:80\n  vip: 2001:db8::1", "line 3: a space must follow the colon after port"},
 		{"vip: 2001:db8::1\n  port:80", "line 4: a space must follow the colon after port"},
 		{"{port:80}", `line 2: node."port:80": a space must follow the colon after port`},

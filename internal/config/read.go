@@ -9,8 +9,8 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// LoadBalancer reads a balancer's configuration file. What it returns has its defaults filled in
-// and obeys all rules. The error is of type Errors, or that of reading the file.
+// LoadBalancer reads a balancer's configuration file. The result has all defaults and obeys all
+// rules. The error is of type Errors, or that of reading the file.
 func LoadBalancer(path string) (*Balancer, error) {
 	return Load(path, ParseBalancer)
 }
@@ -20,8 +20,8 @@ func LoadAgent(path string) (*Agent, error) {
 	return Load(path, ParseAgent)
 }
 
-// Load reads a file by a function that parses its content. The problems that the function returns,
-// and the warnings of what it read, then name the file.
+// Load reads a file and parses its content by a function. It adds the file name to the errors of
+// the function, and to the warnings of its result.
 func Load[T any](path string, parse func([]byte) (T, error)) (config T, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -66,8 +66,9 @@ func ParseAgent(data []byte) (*Agent, error) {
 	return &a, nil
 }
 
-// HasServers tells whether a service in the file lists servers. All valid balancers' files do, and
-// no valid agent's. The error, of type Errors, says that the file is no YAML document.
+// HasServers tells whether a service in the file lists servers. Every valid file of a balancer
+// does, and no valid file of an agent. The error is of type Errors: the file is not a YAML
+// document.
 func HasServers(data []byte) (bool, error) {
 	root, problem := parse(data)
 	if problem != nil {
@@ -78,7 +79,7 @@ func HasServers(data []byte) (bool, error) {
 			Servers []any `yaml:"servers"`
 		} `yaml:"services"`
 	}
-	// An invalid file is read as far as it goes; its problems are for the real readers to report.
+	// An invalid file is read as far as possible. ParseBalancer and ParseAgent report its errors.
 	_ = root.Load(&file, yaml.WithUniqueKeys(false))
 	for _, service := range file.Services {
 		if len(service.Servers) > 0 {

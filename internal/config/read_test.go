@@ -123,7 +123,7 @@ func TestErrors(t *testing.T) {
 	tests := []struct {
 		name, file, want string
 	}{
-		{"empty", "", "the file is empty: it must hold one YAML document"},
+		{"empty", "", "the file is empty; it must hold one YAML document"},
 		{"two documents", "node: {}\n---\nnode: {}\n", "expected single document, found multiple"},
 		{"syntax", "node:\n  interface: [eth0\nservices: []\n",
 			"line 3: while parsing a flow sequence: did not find expected ',' or ']'"},
@@ -147,17 +147,17 @@ services:
       - {name: s1, locator: 10}
       - name: s2
   - 1
-`, `line 2: node.interfaces: unknown field; known: instance, interface, inside, internal, locator, addresses, seed, limits, signal-key
+`, `line 2: node.interfaces: unknown field; must be one of: instance, interface, inside, internal, locator, addresses, seed, limits, signal-key
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
-line 4: node.interface: given twice, first in line 3
+line 4: node.interface: given twice; first in line 3
 line 5: node.seed "-1": must be a whole number from 0 to 18446744073709551615
 line 6: node.limits "5": must be a mapping of field names to values
 line 7: node.addresses "192.0.2.1": must be a list
-line 9: services[0].name: must be a single value
+line 9: services[0].name: must be a single value, not a list or a mapping
 line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
-line 14: services[0]."a.b\n": unknown field; known: name, vip, port, protocol, placement, persistence, ` +
+line 14: services[0]."a.b\n": unknown field; must be one of: name, vip, port, protocol, placement, persistence, ` +
 			`encapsulation, selection, candidates, buckets, timeouts, health, probe, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
@@ -169,7 +169,7 @@ line 3: services[0].vip: required
 line 3: services[0].port: required
 line 3: services[0].protocol: required
 line 3: services[0].servers[0].locator: required by encapsulation srv6-encap
-line 4: services[0].servers[0].servers: unknown field; known: name, locator, address, host, weight`},
+line 4: services[0].servers[0].servers: unknown field; must be one of: name, locator, address, host, weight`},
 		{"null is absent", `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services:
   - name: web
@@ -179,7 +179,7 @@ services:
     health:
       tcp:
     servers: [{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1"}]
-`, "line 8: services[0].health: must have exactly one of http and tcp; tcp: {} has all its defaults"},
+`, "line 8: services[0].health: must have exactly one of http and tcp; tcp: {} uses the defaults"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

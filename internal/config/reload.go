@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// Setting is a field that a running process cannot change, with its value as text.
+// Setting is a field whose change needs a restart, with its value as text.
 type Setting struct {
 	Field string `json:"field"` // its path, such as node.interface
 	Value string `json:"value"`
 }
 
-// Fixed are the fields that only a restart changes, in the order of the manual.
+// Fixed returns the fields whose change needs a restart, in the order of docs/configuration.md.
 func (b *Balancer) Fixed() []Setting {
 	return []Setting{
 		setting("node.instance", b.Node.Instance),
@@ -28,7 +28,7 @@ func (b *Balancer) Fixed() []Setting {
 	}
 }
 
-// Fixed are the agent's, as those of Balancer.
+// Fixed is as that of Balancer.
 func (a *Agent) Fixed() []Setting {
 	return []Setting{
 		setting("node.instance", a.Node.Instance),
@@ -40,21 +40,20 @@ func (a *Agent) Fixed() []Setting {
 
 func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }
 
-// ReloadableFrom tells whether a running balancer can take on b without a restart. The error is of
-// type Errors and names each field that cannot change, with the value asked for and the running one.
+// ReloadableFrom tells whether a running balancer can reload b. The error is of type Errors and
+// names each field whose change needs a restart, with the new and the running value.
 func (b *Balancer) ReloadableFrom(old *Balancer) error {
 	return CheckFixed(b.Fixed(), old.Fixed())
 }
 
-// ReloadableFrom tells whether a running agent can take on a without a restart, as that of
-// Balancer does.
+// ReloadableFrom tells whether a running agent can reload a, as that of Balancer does.
 func (a *Agent) ReloadableFrom(old *Agent) error {
 	return CheckFixed(a.Fixed(), old.Fixed())
 }
 
 // CheckFixed compares the fixed settings of a configuration with those of a running process. The
-// error is that of ReloadableFrom. A field that the process does not list is no problem: the
-// process is of another build.
+// error is that of ReloadableFrom. It ignores a field that the process does not list: the process
+// runs another build.
 func CheckFixed(wanted, running []Setting) error {
 	var fixed Errors
 	for _, w := range wanted {
@@ -64,7 +63,7 @@ func CheckFixed(wanted, running []Setting) error {
 		}
 		remedy := "needs a restart"
 		if strings.HasPrefix(w.Field, "node.limits.") {
-			remedy = "needs a stop, `segue lb detach`, which forgets all flows, and a start"
+			remedy = "needs a stop, `segue lb detach` (which forgets all flows), and a start"
 		}
 		fixed = append(fixed, &Error{
 			Path:    w.Field,

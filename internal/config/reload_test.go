@@ -8,7 +8,7 @@ import (
 )
 
 func TestReloadableFrom(t *testing.T) {
-	const detached = "`segue lb detach`, which forgets all flows, and a start"
+	const detached = "`segue lb detach` (which forgets all flows), and a start"
 	balancer := func(from, to string) *Balancer { return mustParse(t, validBalancer, from, to, ParseBalancer) }
 	agent := func(from, to string) *Agent { return mustParse(t, validAgent, from, to, ParseAgent) }
 	oldBalancer, oldAgent := balancer("", ""), agent("", "")

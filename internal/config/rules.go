@@ -14,16 +14,16 @@ import (
 	"unicode"
 )
 
-// isSRv6 and isTunnel are both false for an unknown encapsulation, which has errors enough.
+// isSRv6 and isTunnel are both false for an unknown encapsulation, which is an error already.
 func (e Encapsulation) isSRv6() bool   { return e == SRv6Insert || e == SRv6Encap }
 func (e Encapsulation) isTunnel() bool { return e == GRE || e == IPIP }
 
-const instanceForm = "must be 1 to 63 letters, digits, - and _"
+const instanceForm = "must be 1 to 63 letters, digits, - or _"
 
 func isInstance(name string) bool { return isPlain(name) && len(name) <= 63 }
 
-// CheckInstance returns an error for a name that no instance may have. A name that it accepts is safe as that
-// of a file, too.
+// CheckInstance returns an error if a name is not valid for an instance. A valid name is also safe
+// as a file name.
 func CheckInstance(name string) error {
 	if !isInstance(name) {
 		return fmt.Errorf("instance %q: %s", name, instanceForm)
@@ -31,7 +31,7 @@ func CheckInstance(name string) error {
 	return nil
 }
 
-// checkHost checks what balancers and agents say of the host they run on.
+// checkHost checks the fields about the host that balancers and agents share.
 func (d *document) checkHost(instance, iface string, locator netip.Prefix, addresses []netip.Addr) {
 	if !isInstance(instance) {
 		d.failf("node.instance", "%s", instanceForm)
@@ -49,7 +49,7 @@ func (d *document) checkHost(instance, iface string, locator netip.Prefix, addre
 	}
 }
 
-// checkSignalKey checks what can be said of a file of keys without reading it.
+// checkSignalKey checks the path of a key file without reading the file.
 func (d *document) checkSignalKey(file string) {
 	if file != "" && !filepath.IsAbs(file) {
 		d.failf(signalKeyPath, "must be absolute")
@@ -58,7 +58,7 @@ func (d *document) checkSignalKey(file string) {
 
 func (d *document) checkInterface(path, name string) {
 	if !isInterfaceName(name) {
-		d.failf(path, "must be an interface's name: 1 to 15 bytes without / : and spaces")
+		d.failf(path, "must be an interface name: 1 to 15 bytes without /, : and spaces")
 	}
 }
 
@@ -99,9 +99,9 @@ func isHostName(host string) bool {
 	return len(host) <= 253
 }
 
-// checkServices checks what balancers and agents say alike of their services.
+// checkServices checks the fields of services that balancers and agents share.
 func (d *document) checkServices(services []AgentService) {
-	// An empty list is more likely a file cut short than a wish to stop all traffic.
+	// An empty list is more likely a truncated file than a wish to stop all traffic.
 	if len(services) == 0 {
 		d.failf("services", "at least one is required")
 	}
@@ -132,14 +132,14 @@ func (d *document) checkServices(services []AgentService) {
 		}
 		k := key{s.VIP, s.Port, s.Protocol}
 		if other, ok := keys[k]; ok {
-			d.failf(path, "%s port %s of %s is that of %s too", s.Protocol, s.Port, s.VIP, other)
+			d.failf(path, "%s port %s of %s is already used by %s", s.Protocol, s.Port, s.VIP, other)
 		} else {
 			keys[k] = path
 		}
 	}
 }
 
-// decoded tells whether the file has all the fields, and good.
+// decoded tells whether the file has all the fields, and all could be decoded.
 func (d *document) decoded(paths ...string) bool {
 	return !slices.ContainsFunc(paths, func(path string) bool { return !d.has(path) || d.bad(path) })
 }
@@ -149,9 +149,9 @@ func (d *document) checkName(path, name string) {
 	case !d.has(path):
 		d.failf(path, "required")
 	case len(name) < 1 || len(name) > 63:
-		d.failf(path, "must have 1 to 63 bytes, not %d", len(name))
+		d.failf(path, "must have 1 to 63 bytes, has %d", len(name))
 	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }):
-		d.failf(path, "must be printable and have no spaces")
+		d.failf(path, "must have only printable characters, and no spaces")
 	}
 }
 
@@ -174,13 +174,13 @@ func (d *document) checkAddress(path string, address netip.Addr) {
 		d.failf(path, "is IPv4-mapped; write it as %s", address.Unmap())
 	case address.IsUnspecified(), address.IsLoopback(), address.IsMulticast(),
 		address.Is6() && address.IsLinkLocalUnicast(), address == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-		d.failf(path, "is %s; must be a unicast address that other hosts reach", kind(address))
+		d.failf(path, "is %s; must be a unicast address that other hosts can reach", kind(address))
 	case address.Zone() != "":
 		d.failf(path, "must not have a zone")
 	}
 }
 
-// kind names the kind of an address that is no host's own on a network.
+// kind names the kind of an address that is not a host's unicast address.
 func kind(address netip.Addr) string {
 	switch {
 	case address.IsUnspecified():
@@ -195,8 +195,8 @@ func kind(address netip.Addr) string {
 	return "broadcast"
 }
 
-// checkLocator checks a prefix that the SIDs of a host are in. The last 64 bits are the SIDs'
-// functions and arguments (RFC 8986, section 3.1).
+// checkLocator checks the prefix of a host's SIDs. The last 64 bits of a SID are its function and
+// argument (RFC 8986, section 3.1).
 func (d *document) checkLocator(path string, locator netip.Prefix) {
 	address := locator.Addr()
 	switch {
@@ -204,9 +204,9 @@ func (d *document) checkLocator(path string, locator netip.Prefix) {
 	case address.Is4() || locator.Bits() != 64:
 		d.failf(path, "must be an IPv6 /64")
 	case locator != locator.Masked():
-		d.failf(path, "has bits set after the first 64; the prefix is %s", locator.Masked())
+		d.failf(path, "has bits set after the first 64; write it as %s", locator.Masked())
 	case address.IsUnspecified() || address.IsMulticast() || address.IsLinkLocalUnicast():
-		d.failf(path, "must be a unicast prefix that other hosts reach")
+		d.failf(path, "must be a unicast prefix that other hosts can reach")
 	}
 }
 
@@ -240,21 +240,21 @@ func (v vips) checkNot(d *document, path string, address netip.Addr) {
 	}
 }
 
-// checkUnique reports the second of two equal values. seen has the paths of the values so far;
-// zero values stand for missing ones.
+// checkUnique reports the second of two equal values. seen holds the paths of earlier values. It
+// ignores zero values, which stand for missing ones.
 func checkUnique[T comparable](d *document, seen map[T]string, value T, path string) {
 	var zero T
 	if value == zero {
 		return
 	}
 	if other, ok := seen[value]; ok {
-		d.failf(path, "is that of %s too", other)
+		d.failf(path, "is already used by %s", other)
 		return
 	}
 	seen[value] = path
 }
 
-// checkKnown reports a value that is none of the known ones.
+// checkKnown reports a value that is not one of the known ones.
 func checkKnown[T ~string](d *document, path string, value T, known ...T) {
 	if slices.Contains(known, value) {
 		return
@@ -263,12 +263,12 @@ func checkKnown[T ~string](d *document, path string, value T, known ...T) {
 	for i, k := range known {
 		names[i] = string(k)
 	}
-	d.failf(path, "not available; known: %s", strings.Join(names, ", "))
+	d.failf(path, "must be one of: %s", strings.Join(names, ", "))
 }
 
-// checkRange reports a value outside of a range that includes both its ends.
+// checkRange reports a value outside of low to high, both included.
 func checkRange[T int | time.Duration](d *document, path string, value, low, high T) {
 	if value < low || value > high {
-		d.failf(path, "must be %v to %v", low, high)
+		d.failf(path, "must be from %v to %v", low, high)
 	}
 }

@@ -24,7 +24,7 @@ func (d *document) checkAgent(a *Agent) {
 	}
 	wrapped := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Encapsulation.isSRv6() })
 	if !a.Node.IsInternal() && wrapped >= 0 {
-		d.failf("node.internal", "must be true for %s, whose encapsulation is %s: its balancers' packets come by the interface",
+		d.failf("node.internal", "must be true for %s, whose encapsulation is %s: the balancers' packets arrive on node.interface",
 			item("services", wrapped), a.Services[wrapped].Encapsulation)
 	}
 	vips := newVIPs(a.Services)
@@ -46,10 +46,10 @@ const MostBalancers = 1024
 
 func (d *document) checkBalancers(prefixes []netip.Prefix, services []AgentService) {
 	if !slices.ContainsFunc(services, AgentService.Hunts) {
-		d.refuse("node.balancers", "for services of tcp in srv6-insert and srv6-encap only: no others are offered")
+		d.refuse("node.balancers", "only for TCP services in srv6-insert or srv6-encap: other services do not hunt")
 	}
 	if len(prefixes) > MostBalancers {
-		d.failf("node.balancers", "must be %d prefixes or fewer", MostBalancers)
+		d.failf("node.balancers", "must have at most %d prefixes", MostBalancers)
 	}
 	seen := make(map[netip.Prefix]string)
 	for i, prefix := range prefixes {
@@ -58,21 +58,21 @@ func (d *document) checkBalancers(prefixes []netip.Prefix, services []AgentServi
 		case !prefix.IsValid():
 			continue
 		case address.Is4() || prefix.Bits() > 64:
-			d.failf(path, "must be an IPv6 prefix of 64 bits or fewer")
+			d.failf(path, "must be an IPv6 prefix of at most 64 bits")
 		case prefix != prefix.Masked():
-			d.failf(path, "has bits set after the first %d; the prefix is %s", prefix.Bits(), prefix.Masked())
+			d.failf(path, "has bits set after the first %d; write it as %s", prefix.Bits(), prefix.Masked())
 		case address.IsUnspecified() || address.IsMulticast() || address.IsLinkLocalUnicast():
-			d.failf(path, "must be a unicast prefix that other hosts reach")
+			d.failf(path, "must be a unicast prefix that other hosts can reach")
 		}
 		checkUnique(d, seen, prefix, path)
 	}
 }
 
-// checkHunting checks what is said of connections that balancers offer.
+// checkHunting checks the fields about offered connections.
 func (d *document) checkHunting(path string, s AgentService) {
 	if !s.Hunts() {
 		for _, name := range []string{"accept", "load", "not-local"} {
-			d.refuse(child(path, name), "for tcp in srv6-insert and srv6-encap only: no others are offered")
+			d.refuse(child(path, name), "only for TCP in srv6-insert or srv6-encap: other services do not hunt")
 		}
 		return
 	}
@@ -81,7 +81,7 @@ func (d *document) checkHunting(path string, s AgentService) {
 	checkKnown(d, child(path, "not-local"), s.NotLocal, NotLocalDrop, NotLocalReset)
 }
 
-// refuse reports a field that is there though it has no meaning.
+// refuse reports a field that is present although it has no meaning.
 func (d *document) refuse(path, format string, args ...any) {
 	if d.has(path) {
 		d.failf(path, format, args...)
@@ -91,13 +91,13 @@ func (d *document) refuse(path, format string, args ...any) {
 func (d *document) checkAccept(path string, a Accept) {
 	checkKnown(d, child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic)
 	if a.Policy != AcceptStatic {
-		d.refuse(child(path, "threshold"), "for policy static only")
+		d.refuse(child(path, "threshold"), "only for policy static")
 	} else if !d.has(child(path, "threshold")) {
 		d.failf(child(path, "threshold"), "required by policy static")
 	}
 	if a.Policy != AcceptDynamic {
 		for _, name := range []string{"window", "epsilon", "initial"} {
-			d.refuse(child(path, name), "for policy dynamic only")
+			d.refuse(child(path, name), "only for policy dynamic")
 		}
 		return
 	}
@@ -110,7 +110,7 @@ func (d *document) checkLoad(path string, l Source) {
 	checkKnown(d, child(path, "source"), l.Kind,
 		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)
 	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
-		d.refuse(child(path, "workers"), "for connections and apache-scoreboard only: %s knows it", l.Kind)
+		d.refuse(child(path, "workers"), "only for connections and apache-scoreboard: %s reports its own capacity", l.Kind)
 	}
 	switch l.Kind {
 	case LoadApache, LoadCgroup, LoadSharedMemory:
@@ -120,6 +120,6 @@ func (d *document) checkLoad(path string, l Source) {
 			d.failf(child(path, "path"), "must be absolute")
 		}
 	default:
-		d.refuse(child(path, "path"), "has no meaning for source %s", l.Kind)
+		d.refuse(child(path, "path"), "not used by source %s", l.Kind)
 	}
 }

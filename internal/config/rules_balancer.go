@@ -22,7 +22,7 @@ func (d *document) checkBalancer(b *Balancer) {
 	d.checkListen(b.Metrics.Listen)
 
 	if n := len(b.Services); n > MaxServices {
-		d.failf("services", "has %d, more than %d", n, MaxServices)
+		d.failf("services", "must have at most %d items, has %d", MaxServices, n)
 	}
 
 	common := make([]AgentService, len(b.Services))
@@ -39,30 +39,30 @@ func (d *document) checkBalancer(b *Balancer) {
 		total += len(b.Services[i].Servers)
 	}
 	if limit := b.Node.Limits.Servers; total > int(limit) {
-		d.failf("node.limits.servers", "the services have %d servers together, more than %d", total, limit)
+		d.failf("node.limits.servers", "all services together have %d servers, and the limit is %d", total, limit)
 	}
 	d.checkTunnelsNeeded(b)
 	d.checkInside(b)
 	d.checkVIPs(b, newVIPs(common))
 }
 
-// checkInside checks which interfaces lead where.
+// checkInside checks node.internal and node.inside.
 func (d *document) checkInside(b *Balancer) {
 	hunting := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement == PlacementHunt })
 	switch {
 	case !d.has("node.inside"):
 		if !b.Node.IsInternal() && hunting >= 0 {
-			d.failf("node.internal", "must be true for %s, whose placement is %s: its servers' signals come by the interface, "+
-				"if node.inside names no other", item("services", hunting), PlacementHunt)
+			d.failf("node.internal", "must be true for %s, whose placement is %s: its signals arrive on node.interface, "+
+				"unless node.inside is set", item("services", hunting), PlacementHunt)
 		}
 		return
 	case b.Node.Inside == b.Node.Interface:
-		d.failf("node.inside", "is node.interface too")
+		d.failf("node.inside", "must differ from node.interface")
 	default:
 		d.checkInterface("node.inside", b.Node.Inside)
 	}
 	if b.Node.IsInternal() {
-		d.failf("node.internal", "must be false, or left out, with node.inside: all that comes from inside comes by that")
+		d.failf("node.internal", "must be false or absent if node.inside is set: the domain is then reached by node.inside")
 	}
 }
 
@@ -72,14 +72,14 @@ func (d *document) checkTunnelSources(addresses []netip.Addr) {
 	for i, address := range addresses {
 		at := item("node.addresses", i)
 		if other, ok := first[family(address)]; ok {
-			d.failf(at, "a second %s address, after %s", family(address), other)
+			d.failf(at, "is a second %s address; the first is %s", family(address), other)
 		} else if address.IsValid() {
 			first[family(address)] = at
 		}
 	}
 }
 
-// checkService checks what only balancers say of a service, except its servers.
+// checkService checks the fields of a service that only balancers have, except its servers.
 func (d *document) checkService(path string, s *Service) {
 	checkKnown(d, child(path, "placement"), s.Placement, PlacementHash, PlacementHunt)
 	checkKnown(d, child(path, "persistence"), s.Persistence, PersistenceTable)
@@ -89,14 +89,14 @@ func (d *document) checkService(path string, s *Service) {
 		d.failf(at, "must be 1 for placement %s", s.Placement)
 	}
 	if n := len(s.Servers); d.has(at) && s.Placement == PlacementHunt && n > 0 && n < s.Candidates && s.Candidates <= tables.MaxCandidates {
-		d.failf(at, "must not be more than the servers, of which there are %d", n)
+		d.failf(at, "must be at most the number of servers, %d", n)
 	}
 	d.checkHunt(path, s)
 	at = child(path, "buckets")
 	if err := tables.ValidBuckets(s.Buckets); err != nil {
 		d.failf(at, "%v", err)
 	} else if s.Buckets <= len(s.Servers) {
-		d.failf(at, "%d must be more than the %d servers", s.Buckets, len(s.Servers))
+		d.failf(at, "%d must exceed the number of servers, %d", s.Buckets, len(s.Servers))
 	}
 	at = child(path, "timeouts")
 	checkRange(d, child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
@@ -107,7 +107,7 @@ func (d *document) checkService(path string, s *Service) {
 	}
 }
 
-// checkHunt checks what placement hunt needs, and what only it has.
+// checkHunt checks the requirements and the own fields of placement hunt.
 func (d *document) checkHunt(path string, s *Service) {
 	at := child(path, "selection")
 	if s.Placement != PlacementHunt {
@@ -118,38 +118,38 @@ func (d *document) checkHunt(path string, s *Service) {
 	}
 	checkKnown(d, at, s.Selection, SelectConsistent, SelectRandom)
 	if at := child(path, "protocol"); s.Protocol == UDP && !d.bad(at) {
-		d.failf(at, "must be %s for placement %s: without a handshake nobody learns which server took a flow",
+		d.failf(at, "must be %s for placement %s: without a handshake, the balancer cannot learn which server accepts a flow",
 			TCP, s.Placement)
 	}
 	if at := child(path, "encapsulation"); s.Encapsulation.isTunnel() && !d.bad(at) {
-		d.failf(at, "must be %s or %s for placement %s: %s has no list of servers",
+		d.failf(at, "must be %s or %s for placement %s: %s has no segment list",
 			SRv6Insert, SRv6Encap, s.Placement, s.Encapsulation)
 	}
 }
 
-// checkProbe checks what probes need.
+// checkProbe checks the requirements of probes.
 func (d *document) checkProbe(path string, s *Service, node *BalancerNode) {
 	switch {
 	case !s.Probes() || !d.has(path):
 	case s.Encapsulation.isTunnel():
-		d.failf(path, "must be false for encapsulation %s: agents are probed by their locators", s.Encapsulation)
+		d.failf(path, "must be false for encapsulation %s: probes need a locator", s.Encapsulation)
 	case !node.TakesSignals():
-		d.failf(path, "must be false where node.internal is false: agents answer by an interface that is inside "+
-			"(node.inside)")
+		d.failf(path, "must be false if node.internal is false and node.inside is not set: "+
+			"no interface takes the answers of agents")
 	}
 }
 
 func (d *document) checkHealth(path string, s *Service) {
 	h := s.Health
 	if (h.HTTP == nil) == (h.TCP == nil) {
-		d.failf(path, "must have exactly one of http and tcp; tcp: {} has all its defaults")
+		d.failf(path, "must have exactly one of http and tcp; tcp: {} uses the defaults")
 	}
-	// A port that the service has, but unreadable, is no news.
+	// An unreadable port of the service is reported already.
 	all := s.Port == AllPorts && d.decoded(child(parent(path), "port"))
 	if h.HTTP != nil {
 		at := child(path, "http")
 		if _, err := url.ParseRequestURI(h.HTTP.Path); err != nil || h.HTTP.Path[0] != '/' {
-			d.failf(child(at, "path"), "must be the path of a URL, beginning with /")
+			d.failf(child(at, "path"), "must be a URL path that begins with /")
 		}
 		d.checkHealthPort(child(at, "port"), h.HTTP.Port, all)
 	}
@@ -165,11 +165,11 @@ func (d *document) checkHealth(path string, s *Service) {
 
 func (d *document) checkHealthPort(path string, port uint16, all bool) {
 	if port == 0 && all {
-		d.failf(path, "required for a service of all ports")
+		d.failf(path, "required, because the service's port is all")
 	}
 }
 
-// checkServers checks the servers of a service, except for what other services may say.
+// checkServers checks the servers of a service, apart from conflicts with other services.
 func (d *document) checkServers(path string, s *Service, own netip.Prefix) {
 	if len(s.Servers) == 0 {
 		d.failf(child(path, "servers"), "at least one is required")
@@ -201,7 +201,7 @@ func (d *document) checkServers(path string, s *Service, own netip.Prefix) {
 	}
 }
 
-// checkPresence checks that a field is there where an encapsulation needs it, and only there.
+// checkPresence checks that a field is present if and only if an encapsulation needs it.
 func (d *document) checkPresence(path string, needed bool, e Encapsulation) {
 	switch {
 	case !e.isSRv6() && !e.isTunnel():
@@ -235,13 +235,13 @@ func (d *document) checkTunnelsNeeded(b *Balancer) {
 				continue
 			}
 			have[family(server.Address)] = true
-			d.failf("node.addresses", "no %s address, the family of %s.address", family(server.Address),
+			d.failf("node.addresses", "needs an %s address, because %s.address is one", family(server.Address),
 				item(child(item("services", i), "servers"), j))
 		}
 	}
 }
 
-// checkVIPs reports VIPs that are other things as well.
+// checkVIPs reports VIPs that are also in locators, or addresses of nodes.
 func (d *document) checkVIPs(b *Balancer, all vips) {
 	locators := locatorsOf(b)
 	own := make(map[netip.Addr]bool)
@@ -267,7 +267,7 @@ func (d *document) checkVIPs(b *Balancer, all vips) {
 	}
 }
 
-// locatorsOf returns whose each locator is.
+// locatorsOf returns the owner of each locator.
 func locatorsOf(b *Balancer) map[netip.Prefix]string {
 	locators := make(map[netip.Prefix]string)
 	for i, s := range b.Services {

@@ -17,21 +17,21 @@ import (
 // SignalKey is a key of SipHash-2-4, in the order of its bytes in the paper's test vectors.
 type SignalKey [16]byte
 
-// SignalKeys are those of a node: it makes tags by the first, and takes those by any.
+// SignalKeys are the keys of a node. It makes tags by the first key, and accepts tags of all keys.
 type SignalKeys []SignalKey
 
-// mostSignalKeys are one, and another while keys are being changed.
+// mostSignalKeys allows a second key while keys are being changed.
 const mostSignalKeys = 2
 
 // signalKeyPath is the field that names the file of keys.
 const signalKeyPath = "node.signal-key"
 
-// longestKeyFile is in bytes: enough for the keys, a trailing line break, and carriage returns.
+// longestKeyFile, in bytes, has room for the keys, a trailing line break and carriage returns.
 const longestKeyFile = mostSignalKeys*(2*len(SignalKey{})+2) + 1
 
-// ReadSignalKeys reads a file of one or two keys, 32 hexadecimal digits each on a line of its own; of no file, "", it
-// returns none. The file must be a regular one that only its owner may read or write. The error is of type *Error,
-// names field and file, and never quotes what is in it.
+// ReadSignalKeys reads a file with one or two keys, each as 32 hexadecimal digits on a line. For an
+// empty file name it returns no keys. Only the owner may have access to the file, which must be a
+// regular one. The error is of type *Error. It names field and file, and never quotes the content.
 func ReadSignalKeys(file string) (SignalKeys, error) {
 	if file == "" {
 		return nil, nil
@@ -51,9 +51,9 @@ func ReadSignalKeys(file string) (SignalKeys, error) {
 	return keys, nil
 }
 
-// readSecret reads what nobody but the owner may know or choose.
+// readSecret reads a file to which only the owner has access.
 func readSecret(file string) (string, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO would keep it waiting
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0) // without it a FIFO would block
 	if err != nil {
 		return "", err
 	}
@@ -63,7 +63,7 @@ func readSecret(file string) (string, error) {
 		return "", err
 	}
 	if !info.Mode().IsRegular() {
-		return "", fmt.Errorf("is no regular file, but %s", info.Mode().Type())
+		return "", fmt.Errorf("must be a regular file, is %s", info.Mode().Type())
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return "", fmt.Errorf("has mode %04o: others than its owner may use it; 0600 or 0400 is right", mode)
@@ -75,7 +75,7 @@ func readSecret(file string) (string, error) {
 func parseSignalKeys(content string) (keys SignalKeys, problem string) {
 	lines := strings.Split(strings.TrimSuffix(content, "\n"), "\n")
 	if len(content) > longestKeyFile || len(lines) > mostSignalKeys {
-		return nil, fmt.Sprintf("must hold one key, or two, and nothing else: %d lines of %d hexadecimal digits at most",
+		return nil, fmt.Sprintf("must hold one or two keys and nothing else: at most %d lines of %d hexadecimal digits",
 			mostSignalKeys, 2*len(SignalKey{}))
 	}
 	for i, line := range lines {
@@ -86,7 +86,7 @@ func parseSignalKeys(content string) (keys SignalKeys, problem string) {
 				i+1, len(digits), 2*len(SignalKey{}), len(SignalKey{}))
 		}
 		if err != nil {
-			return nil, fmt.Sprintf("line %d has other characters than hexadecimal digits", i+1)
+			return nil, fmt.Sprintf("line %d has characters that are not hexadecimal digits", i+1)
 		}
 		keys = append(keys, SignalKey(key))
 	}

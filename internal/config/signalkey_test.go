@@ -19,10 +19,10 @@ func TestReadSignalKeys(t *testing.T) {
 	firstKey := SignalKey{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 	secondKey := SignalKey{0xff, 0xfe, 0xfd, 0xfc, 0xfb, 0xfa, 0xf9, 0xf8, 0xf7, 0xf6, 0xf5, 0xf4, 0xf3, 0xf2, 0xf1, 0xf0}
 	const (
-		form     = "must hold one key, or two, and nothing else: 2 lines of 32 hexadecimal digits at most"
+		form     = "must hold one or two keys and nothing else: at most 2 lines of 32 hexadecimal digits"
 		not32    = ", not the 32 hexadecimal digits of a key of 16 bytes"
 		tooOpen  = ": others than its owner may use it; 0600 or 0400 is right"
-		noDigits = " has other characters than hexadecimal digits"
+		noDigits = " has characters that are not hexadecimal digits"
 	)
 	for _, c := range []struct {
 		name, content string
@@ -57,12 +57,12 @@ func TestReadSignalKeys(t *testing.T) {
 	dir := t.TempDir()
 	checkKeys(t, "", nil, "")
 	checkKeys(t, filepath.Join(dir, "none"), nil, "no such file or directory")
-	checkKeys(t, dir, nil, "is no regular file, but d---------")
+	checkKeys(t, dir, nil, "must be a regular file, is d---------")
 	fifo := filepath.Join(dir, "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	checkKeys(t, fifo, nil, "is no regular file, but p---------")
+	checkKeys(t, fifo, nil, "must be a regular file, is p---------")
 }
 
 // checkKeys wants the keys, or a problem of the field that names the file.

@@ -26,7 +26,7 @@ services:
 `
 
 const (
-	forgedSignals = "missing, though node.internal is true: any host that can send packets " +
+	forgedSignals = "missing while node.internal is true: any host that can send packets " +
 		"to fd00:6c:0:1::/64 through eth0 can pose as a server of services[1] and take over its connections"
 	forgedQuestions = "missing: any host that can send packets to fd00:5:0:1::/64 through eth0 " +
 		"can pose as a balancer and have replies of services[1] sent to itself"
@@ -69,7 +69,7 @@ func TestNoWeight(t *testing.T) {
 	checkWarnings(t, hashing, ParseBalancer, []mutation{
 		{"weights", "", "", nil},
 		{"all drained", second, "[" + drained + rest,
-			one("services[0].servers", "all have weight 0: dns takes no new connections")},
+			one("services[0].servers", "all servers have weight 0: service dns gets no new connections")},
 		{"one drained", second, "[" + drained + `, {name: s2, locator: "fd00:5:0:2::/64"}` + rest, nil},
 	})
 }

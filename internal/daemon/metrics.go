@@ -45,16 +45,16 @@ func ListenMetrics(address, prefix string, log *slog.Logger) (*Metrics, error) {
 		log:      log,
 		reloaded: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: prefix + "_config_last_reload_success",
-			Help: "Whether the last reload of the configuration took effect.",
+			Help: "1 if the last reload of the configuration succeeded, otherwise 0.",
 		}),
 		readAt: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: prefix + "_config_last_reload_success_timestamp_seconds",
-			Help: "When the configuration in force was read.",
+			Help: "Unix time at which the configuration in force was read.",
 		}),
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "segue_build_info",
-		Help:        "The version of segue; always 1.",
+		Help:        "The version of segue. The value is always 1.",
 		ConstLabels: prometheus.Labels{"version": version.String()},
 	})
 	build.Set(1)

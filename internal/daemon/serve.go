@@ -70,9 +70,9 @@ func answer(ctx context.Context, service Service, reload func(context.Context) e
 func announceStop(service Service, reason error, detach string, log *slog.Logger) {
 	select {
 	case <-service.Ready():
-		log.Info("stopping: the data path stays attached and pinned, and works on", "reason", reason, "remove", detach)
+		log.Info("stopping; the data path stays attached and keeps working", "reason", reason, "remove", detach)
 	default:
-		log.Info("stopping before the data path was attached; that of an earlier process, if any, stays", "reason", reason)
+		log.Info("stopping before the data path was attached; the data path of an earlier process stays", "reason", reason)
 	}
 }
 
@@ -86,7 +86,7 @@ func announceReload(reload func() error, log *slog.Logger) {
 		log.Warn(err.Error())
 	}
 	if err := reload(); err != nil {
-		log.Error("reload failed: the configuration before stays in force", "error", err)
+		log.Error("reload failed; the earlier configuration stays in force", "error", err)
 	}
 	if err := Notify("READY=1"); err != nil {
 		log.Warn(err.Error())

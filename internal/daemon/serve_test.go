@@ -49,8 +49,8 @@ func TestEarlyHangupReloads(t *testing.T) {
 // TestStopSaysWhyAndWhatStays ends a service that works and one that is not ready yet.
 func TestStopSaysWhyAndWhatStays(t *testing.T) {
 	for want, ready := range map[string]bool{
-		`stays attached and pinned, and works on" reason="a signal" remove="segue lb detach lb"`: true,
-		`stopping before the data path was attached`:                                             false,
+		`stays attached and keeps working" reason="a signal" remove="segue lb detach lb"`: true,
+		`stopping before the data path was attached`:                                      false,
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		service := make(slowService)

@@ -30,8 +30,8 @@ func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
 	if a.Mode != Generic {
 		return
 	}
-	log.Warn("no native XDP: attached in generic mode, which is slow and loses packets that the interface "+
-		"merged (switch GRO and LRO off)", "interface", iface, "native", a.NoNative)
+	log.Warn("no native XDP: attached in generic mode, which is slow and drops packets that GRO or LRO "+
+		"merged; switch GRO and LRO off", "interface", iface, "native", a.NoNative)
 }
 
 // CheckXDP returns an error if an interface runs an XDP program of any other than these pinned
@@ -82,7 +82,7 @@ func busy(iface netlink.Link, err error) error {
 func describeXDP(ifindex int) string {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil || iface.Attrs().Xdp == nil || iface.Attrs().Xdp.ProgId == 0 {
-		return "a program that has gone since"
+		return "a program that is gone by now"
 	}
 	id := ebpf.ProgramID(iface.Attrs().Xdp.ProgId)
 	text := fmt.Sprintf("program %d", id)
@@ -94,15 +94,15 @@ func describeXDP(ifindex int) string {
 	}
 	owner := ownerOf(id)
 	if owner == nil {
-		return text + ", of no instance of segue"
+		return text + ", which is not of segue"
 	}
 	text += fmt.Sprintf(" of the %s %q", owner.Role, owner.Name)
 	command, ok := commands[owner.Role]
 	if !ok {
 		return text
 	}
-	return fmt.Sprintf("%s; an interface runs one instance: to free it, as after a change of "+
-		"node.instance, stop the process of %q and run `segue %s detach %s`",
+	return fmt.Sprintf("%s; an interface runs one instance; to free it (for example after a change "+
+		"of node.instance), stop the process of %q and run `segue %s detach %s`",
 		text, owner.Name, command, owner.Name)
 }
 
@@ -195,7 +195,7 @@ func AttachedTo(pin string) (int, error) {
 		ifindex = int(tcx.Ifindex)
 		here, err = runsTCX(ifindex, ebpf.AttachType(tcx.AttachType), info.ID)
 	} else {
-		return 0, fmt.Errorf("%s: neither an XDP nor a tcx link", pin)
+		return 0, fmt.Errorf("%s: neither an XDP link nor a tcx link", pin)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", pin, err)
@@ -209,7 +209,7 @@ func AttachedTo(pin string) (int, error) {
 // elsewhere says what to do about an instance of another network namespace.
 func elsewhere(pin string, ifindex int) error {
 	dir, name := filepath.Split(pin)
-	return fmt.Errorf("instance %q works in another network namespace, on interface %d of that "+
+	return fmt.Errorf("instance %q works in another network namespace, on its interface %d "+
 		"(pin %s): run this command there (`nsenter --net=`); another instance needs another "+
 		"node.instance", filepath.Base(dir), ifindex, name)
 }

@@ -171,7 +171,7 @@ func TestNoGenericOverAnother(t *testing.T) {
 			return idErr
 		}
 		id, _ := info.ID()
-		if want := fmt.Sprintf(`program %d "passer", of no instance of segue`, id); err == nil || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf(`program %d "passer", which is not of segue`, id); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("over another program: error %v, want %s", err, want)
 		}
 		pinnedMap(t, dir, marks[RoleBalancer])

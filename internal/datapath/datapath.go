@@ -42,7 +42,7 @@ func MakeDir(instance string, role Role) (string, error) {
 	if is, err := roleOf(instance); err != nil {
 		return "", err
 	} else if is != "" && is != role {
-		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach it first", instance, is, role)
+		return "", fmt.Errorf("instance %q has the role %s, not %s: choose another name, or detach the instance first", instance, is, role)
 	}
 	dir := Dir(instance)
 	return dir, makeInShared(dir)

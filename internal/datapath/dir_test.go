@@ -97,7 +97,7 @@ func TestCheckRole(t *testing.T) {
 		if err := CheckRole(instance, c.role); err != nil {
 			t.Error(err)
 		}
-		if err := CheckRole(instance, c.not); err == nil || !strings.Contains(err.Error(), "is no "+string(c.not)) {
+		if err := CheckRole(instance, c.not); err == nil || !strings.Contains(err.Error(), "does not have the role "+string(c.not)) {
 			t.Errorf("a %s is taken for a %s: error %v", c.role, c.not, err)
 		}
 		if _, err := MakeDir(instance, c.role); err != nil {

@@ -76,7 +76,7 @@ func CheckRole(instance string, role Role) error {
 	}
 	is, err := roleOf(instance)
 	if err == nil && is != role {
-		err = fmt.Errorf("instance %q is no %s", instance, role)
+		err = fmt.Errorf("instance %q does not have the role %s", instance, role)
 	}
 	return err
 }
@@ -88,7 +88,7 @@ func checkMounted() error {
 		return fmt.Errorf("%s: %w", Root, err)
 	}
 	if stat.Type != unix.BPF_FS_MAGIC {
-		return fmt.Errorf("%s is not the BPF file system here (`ip netns exec` hides it, `nsenter --net=` does not)", Root)
+		return fmt.Errorf("%s: not a BPF file system here (`ip netns exec` hides it, `nsenter --net=` does not)", Root)
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func Instances() ([]Instance, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the instances (which needs root): %w", err)
+		return nil, fmt.Errorf("list the instances (needs root): %w", err)
 	}
 	var instances []Instance
 	for _, entry := range entries {

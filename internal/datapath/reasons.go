@@ -55,7 +55,7 @@ type Rate struct {
 // CountReasons reads the counters of the reasons with the given names, all CPUs together.
 func CountReasons(reasons *ebpf.Map, names []string) ([]ReasonCount, error) {
 	if len(names) != int(reasons.MaxEntries()) {
-		return nil, fmt.Errorf("%d reasons are counted and %d have names: the tables are of another build",
+		return nil, fmt.Errorf("the tables count %d reasons and this build knows %d: they are from another build",
 			reasons.MaxEntries(), len(names))
 	}
 	var counts []ReasonCount

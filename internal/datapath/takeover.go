@@ -31,12 +31,12 @@ func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	t := &Takeover{}
 	if err := steps(t); err != nil {
 		if undo := t.end(t.undo); undo != nil {
-			return fmt.Errorf("%w; and the state before is not fully restored: %w", err, undo)
+			return fmt.Errorf("%w; the earlier state is not fully restored: %w", err, undo)
 		}
 		return err
 	}
 	if err := t.end(t.commit); err != nil {
-		log.Error("remove what an earlier process has left", "error", err)
+		log.Error("remove the pins of an earlier process", "error", err)
 	}
 	return nil
 }

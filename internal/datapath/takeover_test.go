@@ -207,7 +207,7 @@ func TestElsewhereSaysWhatToDo(t *testing.T) {
 		_, err := attach(program, ifindex, pin)
 		return err
 	}))
-	want := fmt.Sprintf("instance %q works in another network namespace, on interface %d of that "+
+	want := fmt.Sprintf("instance %q works in another network namespace, on its interface %d "+
 		"(pin link_inside): run this command there (`nsenter --net=`); another instance needs "+
 		"another node.instance", filepath.Base(dir), ifindex)
 	must(t, b.Do(func() error {

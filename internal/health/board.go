@@ -2,16 +2,16 @@
 
 package health
 
-// name is what a reader knows a target by.
+// name identifies a target for the reader.
 type name struct{ service, server string }
 
-// watch is a target that is being checked, and what is known of it.
+// watch is a target and its state.
 type watch struct {
 	target  Target
 	stop    func()
 	healthy bool
 	reason  string
-	told    bool // whether it is healthy, as far as the reader knows
+	told    bool // the last state that the reader got: healthy or not
 }
 
 func (w *watch) result() Result {
@@ -23,7 +23,7 @@ func (w *watch) result() Result {
 	}
 }
 
-// board holds the state of all targets, and knows which the reader does not.
+// board holds the state of all targets, and the news for the reader.
 type board struct {
 	start   func(*watch)
 	watches map[name]*watch
@@ -34,8 +34,8 @@ func newBoard(start func(*watch)) *board {
 	return &board{start: start, watches: map[name]*watch{}, untold: map[name]*watch{}}
 }
 
-// replace makes the targets those that are watched. One with a name that was
-// there before, but other values, starts anew, which may be news to the reader.
+// replace replaces the watched targets. A target with a known name but other
+// values starts anew, which may be news for the reader.
 func (b *board) replace(targets []Target) {
 	wanted := make(map[name]Target, len(targets))
 	for _, t := range targets {
@@ -51,13 +51,13 @@ func (b *board) replace(targets []Target) {
 	for n, t := range wanted {
 		w := &watch{target: t, healthy: !t.Failing, told: !t.Failing}
 		if old := b.watches[n]; old != nil {
-			w.target.Failing = old.target.Failing // not new: its reader learns the rest from here
+			w.target.Failing = old.target.Failing // not new: the reader gets later changes from here
 			if old.target == w.target {
 				continue
 			}
 			w.target.Failing, w.healthy = false, true
 			old.stop()
-			w.told, w.reason = old.told, "its check has changed"
+			w.told, w.reason = old.told, "the configuration of its check has changed"
 		}
 		b.watches[n] = w
 		b.mark(n)
@@ -65,7 +65,7 @@ func (b *board) replace(targets []Target) {
 	}
 }
 
-// record takes note of a verdict, unless its target is no longer watched.
+// record stores a verdict, unless its target is no longer watched.
 func (b *board) record(v verdict) {
 	n := name{v.watch.target.Service, v.watch.target.Server}
 	if b.watches[n] != v.watch {
@@ -75,7 +75,7 @@ func (b *board) record(v verdict) {
 	b.mark(n)
 }
 
-// mark puts a target among those that the reader must be told of, or not.
+// mark notes whether there is news about a target for the reader.
 func (b *board) mark(n name) {
 	if w := b.watches[n]; w.healthy != w.told {
 		b.untold[n] = w
@@ -84,7 +84,7 @@ func (b *board) mark(n name) {
 	}
 }
 
-// news returns something that the reader does not know yet, if there is any.
+// news returns a result that the reader does not know yet, if there is any.
 func (b *board) news() (Result, bool) {
 	for _, w := range b.untold {
 		return w.result(), true
@@ -92,7 +92,7 @@ func (b *board) news() (Result, bool) {
 	return Result{}, false
 }
 
-// delivered takes note that the reader has got a result, the last that news returned.
+// delivered notes that the reader got the last result of news.
 func (b *board) delivered(r Result) {
 	n := name{r.Service, r.Server}
 	b.watches[n].told = r.Healthy

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package health checks servers actively: it connects to each at its interval,
-// and tells when one has stopped answering or answers again.
+// Package health checks servers actively: it connects to each server at its
+// interval, and reports when a server starts and stops failing.
 package health
 
 import (
@@ -21,11 +21,11 @@ type Result struct {
 	Reason          string // in plain words, such as "connection refused"
 }
 
-// complaintInterval is the least time between two lines of log that say that
-// this host cannot probe: every probe of every target finds that out.
+// complaintInterval is the least time between two log lines about this host being
+// unable to check, because every check of every target finds that out.
 const complaintInterval = 10 * time.Second
 
-// Checker probes its targets, from the network namespace of its process.
+// Checker checks its targets, from the network namespace of its process.
 type Checker struct {
 	log      *slog.Logger
 	probe    func(context.Context, Target) error
@@ -35,14 +35,14 @@ type Checker struct {
 	updates  chan Result
 }
 
-// verdict is a change of a target's state that its probes have brought about.
+// verdict is a change of a target's state.
 type verdict struct {
 	watch   *watch
 	healthy bool
 	reason  string
 }
 
-// New returns a checker; it works while Run does.
+// New returns a checker. It works while Run runs.
 func New(log *slog.Logger) *Checker {
 	return &Checker{
 		log:      log,
@@ -54,10 +54,10 @@ func New(log *slog.Logger) *Checker {
 	}
 }
 
-// SetTargets says what to check from now on. A target that was there before, the
-// same in every value, goes on as if nothing had happened; any other is healthy
-// until its probes say otherwise. SetTargets returns when the checker has taken
-// note, or the context ends; no later update is about a target that has gone.
+// SetTargets replaces the targets. A target that equals a former one in every
+// value keeps its state. Any other is healthy until its checks fail. SetTargets
+// returns when the checker has received the targets, or the context ends. No
+// later update is about a former target.
 func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	select {
 	case c.targets <- targets:
@@ -65,9 +65,9 @@ func (c *Checker) SetTargets(ctx context.Context, targets []Target) {
 	}
 }
 
-// Updates delivers the state of a server whenever it differs from what was
-// delivered last, or from healthy when nothing was since its service and name
-// became a target. What comes and goes while nobody reads is not delivered.
+// Updates delivers the state of a server whenever it differs from the last
+// delivered state. The first state of a new service and name is healthy. Changes
+// that are reversed before they are read are not delivered.
 func (c *Checker) Updates() <-chan Result {
 	return c.updates
 }
@@ -109,9 +109,9 @@ func (c *Checker) Run(ctx context.Context) error {
 	}
 }
 
-// follow probes a target until the context ends: at once, then at a random time
-// in the interval after, which spreads the probes of targets that came together,
-// then at every interval.
+// follow checks a target until the context ends: at once, then at a random time
+// in the next interval, which spreads the checks of targets that were added
+// together, then at every interval.
 func (c *Checker) follow(ctx context.Context, w *watch) {
 	s := streak{healthy: !w.target.Failing}
 	c.check(ctx, w, &s)
@@ -128,7 +128,7 @@ func (c *Checker) follow(ctx context.Context, w *watch) {
 	}
 }
 
-// check probes a target once, and passes on what follows from it.
+// check checks a target once, and reports a change of its state.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak) {
 	err := c.probe(ctx, w.target)
 	if errors.Is(err, errUntried) {
@@ -153,13 +153,13 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak) {
 	}
 }
 
-// streak is a state and how many probes in a row have contradicted it.
+// streak is a state, and the number of checks in a row that contradicted it.
 type streak struct {
 	healthy bool
 	length  int
 }
 
-// observe takes note of a probe, and says whether it has changed the state.
+// observe counts a check, and tells whether it has changed the state.
 func (s *streak) observe(success bool, rise, fall int) bool {
 	if success == s.healthy {
 		s.length = 0

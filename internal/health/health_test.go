@@ -291,7 +291,7 @@ func TestChangedTargetStartsHealthy(t *testing.T) {
 		changed := target("s1")
 		changed.Path = "/other"
 		c.SetTargets(t.Context(), []Target{changed})
-		expect(t, "changed", pass(c, 0), Result{"web", "s1", true, "its check has changed"})
+		expect(t, "changed", pass(c, 0), Result{"web", "s1", true, "the configuration of its check has changed"})
 		probes := len(f.times("s1"))
 		expect(t, "failing as before", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
 		if n := len(f.times("s1")) - probes; n != 3 {

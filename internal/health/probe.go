@@ -18,19 +18,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// userAgent is how HTTP probes introduce themselves.
+// userAgent is the User-Agent header of HTTP checks.
 const userAgent = "segue-health"
 
-// maxHeader bounds the bytes of a response that a probe reads, in which its
-// header must end.
+// maxHeader is the largest header of a response, in bytes.
 const maxHeader = 64 << 10
 
-// errUntried marks a probe that this host had not the means to send: it says
-// nothing about the server.
+// errUntried marks a check that this host could not send. It proves nothing about
+// the server.
 var errUntried = errors.New("not tried")
 
-// probe checks a target once. Its error is the reason in plain words; the errors
-// after the context's end are of no worth.
+// probe checks a target once. Its error is the reason in plain words. Ignore
+// errors after the end of the context.
 func probe(ctx context.Context, t Target) error {
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
@@ -47,8 +46,8 @@ func probe(ctx context.Context, t Target) error {
 	return err
 }
 
-// isOwn tells the errors of a host that lacks descriptors, memory or ports from
-// those of a server or the way to it.
+// isOwn tells whether an error comes from this host, which lacks descriptors,
+// memory or ports, and not from a server or the path to it.
 func isOwn(errno unix.Errno) bool {
 	switch errno {
 	case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.EADDRNOTAVAIL:
@@ -57,8 +56,8 @@ func isOwn(errno unix.Errno) bool {
 	return false
 }
 
-// connect opens a connection for this probe alone: that the server accepts one
-// is part of the check.
+// connect opens a connection for this check only, because the check includes that
+// the server accepts one.
 func connect(ctx context.Context, t Target) error {
 	dialer := net.Dialer{KeepAlive: -1}
 	conn, err := dialer.DialTCP(ctx, "tcp", netip.AddrPort{}, t.Address)
@@ -67,7 +66,7 @@ func connect(ctx context.Context, t Target) error {
 	}
 	defer conn.Close()
 	if t.Path == "" {
-		// A reset leaves no connection in TIME-WAIT, here or there.
+		// A reset leaves no connection in TIME-WAIT on either side.
 		return conn.SetLinger(0)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
@@ -75,9 +74,9 @@ func connect(ctx context.Context, t Target) error {
 	return exchange(conn, t)
 }
 
-// exchange asks for the target's path and judges the response's status. It speaks
-// HTTP on the connection by itself because http.Client would reuse connections,
-// follow redirects and obey proxies, and leaves goroutines that nobody waits for.
+// exchange requests the target's path and checks the status of the response. It
+// does not use http.Client, which would reuse connections, follow redirects, obey
+// proxies, and leave goroutines behind.
 func exchange(conn net.Conn, t Target) error {
 	path, err := url.ParseRequestURI(t.Path)
 	if err != nil {
@@ -103,8 +102,8 @@ func exchange(conn net.Conn, t Target) error {
 	return nil
 }
 
-// readStatus reads up to the end of the response's header, past the interim ones
-// that may come first (RFC 9110 section 15.2).
+// readStatus reads up to the end of the response's header. It skips interim
+// responses (RFC 9110 section 15.2).
 func readStatus(conn net.Conn, request *http.Request) (int, error) {
 	limited := &io.LimitedReader{R: conn, N: maxHeader}
 	reader := bufio.NewReader(limited)
@@ -120,7 +119,7 @@ func readStatus(conn net.Conn, request *http.Request) (int, error) {
 			return 0, fmt.Errorf("response header longer than %d bytes", maxHeader)
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			return 0, errors.New("connection closed before the end of a response header")
-		default: // the error quotes what the server sent, at any length
+		default: // the library's error would quote the server's text, at any length
 			return 0, errors.New("not an HTTP response")
 		}
 		status := response.StatusCode

@@ -11,21 +11,21 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Target is a server of a service and how to check it. The ranges of its values
-// are those of config.Health.
+// Target is a server of a service with its check. The ranges of its values are
+// those of config.Health.
 type Target struct {
 	Service, Server string
-	Address         netip.AddrPort // where probes connect to
-	// Path is what an HTTP check asks for, with its query; empty for a TCP check.
+	Address         netip.AddrPort // the address to which checks connect
+	// Path is the path of an HTTP check, with its query; empty for a TCP check.
 	Path string
 	// Host is the Host header of an HTTP check.
 	Host     string
-	Interval time.Duration // from the start of one probe to that of the next
-	Timeout  time.Duration // of a whole probe, at most the interval
-	Rise     int           // consecutive successes that bring a server back
-	Fall     int           // consecutive failures that take it out
-	// Failing is what its reader holds of a target that is new to the checker: it has failed already,
-	// and Rise successes bring it back.
+	Interval time.Duration // from the start of one check to that of the next
+	Timeout  time.Duration // of a whole check, at most the interval
+	Rise     int           // consecutive successes after which a server is healthy again
+	Fall     int           // consecutive failures after which it is failing
+	// Failing is the first state of a new target: it is failing already, and Rise successes end
+	// that.
 	Failing bool
 }
 
@@ -64,9 +64,9 @@ func appendTargets(targets []Target, svc *config.Service) []Target {
 	return targets
 }
 
-// hostHeader is what a client of the VIP would send, so that a server with
-// several virtual hosts answers for the one that clients get (RFC 9110 section
-// 7.2: without the port where that is the scheme's default).
+// hostHeader returns the Host header of a client of the VIP, so that a server with
+// several virtual hosts answers for the one that clients get. It has no port if
+// that is the default of the scheme (RFC 9110 section 7.2).
 func hostHeader(vip netip.Addr, port uint16) string {
 	switch {
 	case port != 80:

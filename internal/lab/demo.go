@@ -89,7 +89,7 @@ func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error)
 	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
 	requests := plural.Count(len(d.checks), "request")
-	l.progress(fmt.Sprintf("Sending %s, each on a connection of its own.", requests))
+	l.progress(fmt.Sprintf("Sending %s, each on its own connection.", requests))
 	before, err := l.balancerTraffic()
 	if err != nil {
 		return "", err
@@ -242,7 +242,7 @@ func (d *demo) upload(ctx context.Context, c *check) (server string, err error) 
 	}
 	stored, err := os.ReadFile(d.lab.Node(server).UploadPath(name))
 	if err != nil {
-		return server, fmt.Errorf("what the server stored: %w", err)
+		return server, fmt.Errorf("check the stored file: %w", err)
 	}
 	return server, errors.Join(compare(stored, content), os.Remove(d.lab.Node(server).UploadPath(name)))
 }
@@ -250,10 +250,10 @@ func (d *demo) upload(ctx context.Context, c *check) (server string, err error) 
 // compare returns an error unless what arrived is what was sent, by length and SHA-256.
 func compare(arrived, sent []byte) error {
 	if len(arrived) != len(sent) {
-		return fmt.Errorf("%d of %d bytes arrived", len(arrived), len(sent))
+		return fmt.Errorf("received %d of %d bytes", len(arrived), len(sent))
 	}
 	if a, s := sha256.Sum256(arrived), sha256.Sum256(sent); a != s {
-		return fmt.Errorf("the bytes that arrived are not those that were sent: SHA-256 %x…, not %x…", a[:4], s[:4])
+		return fmt.Errorf("the received bytes differ from the sent bytes: SHA-256 %x…, want %x…", a[:4], s[:4])
 	}
 	return nil
 }
@@ -363,7 +363,7 @@ func (r report) write(w io.Writer) (failed int) {
 		}
 	}
 	if failed > 0 {
-		fmt.Fprintln(w, "What failed:")
+		fmt.Fprintln(w, "Failures:")
 		for _, f := range r.failures() {
 			fmt.Fprintln(w, "  "+f)
 		}
@@ -450,7 +450,7 @@ func (r report) failures() []string {
 		}
 		text := fmt.Sprintf("%s (%s): ", c.service.Name, c.service.Encapsulation)
 		if c.err == errNotTried {
-			text += fmt.Sprintf("not tried any more after %d failures", giveUpAfter)
+			text += fmt.Sprintf("skipped after %d failures", giveUpAfter)
 		} else {
 			text += fmt.Sprintf("%s of %s: %s", c.direction, c.size, plain(c.err))
 		}
@@ -480,6 +480,6 @@ func plain(err error) string {
 	if err == context.DeadlineExceeded {
 		return fmt.Sprintf("no answer within %v", transferTimeout)
 	}
-	late := fmt.Sprintf("not complete after %v", transferTimeout)
+	late := fmt.Sprintf("incomplete after %v", transferTimeout)
 	return strings.ReplaceAll(err.Error(), context.DeadlineExceeded.Error(), late)
 }

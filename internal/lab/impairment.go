@@ -74,7 +74,7 @@ func (i Impairment) Some() bool { return i.Drop.some() || i.Duplicate.some() || 
 // String says what happens, in words.
 func (i Impairment) String() string {
 	if !i.Some() {
-		return "no packets are impaired"
+		return "no impairment"
 	}
 	var fates []string
 	for _, fate := range []struct {

@@ -98,7 +98,7 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 // checkRoot returns an error for a user who cannot work on labs.
 func checkRoot() error {
 	if os.Geteuid() != 0 {
-		return errors.New("labs need root: they are made of network namespaces")
+		return errors.New("labs need root, because they use network namespaces")
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 	for _, n := range l.Nodes {
 		names = append(names, n.Name)
 	}
-	return nil, fmt.Errorf("lab %q has no node %q: its nodes are %s", l.Name, name,
+	return nil, fmt.Errorf("lab %q has no node %q; its nodes are %s", l.Name, name,
 		enumerate(names))
 }
 

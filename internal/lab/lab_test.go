@@ -178,7 +178,7 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 		t.Errorf("while it is up: %d namespaces, nginx masters %q, %d pins; want 7, 2, 1",
 			len(during.Namespaces), masters, len(during.Pins))
 	}
-	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "is up already") {
+	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "is already up") {
 		t.Errorf("second Up: %v", err)
 	}
 	if err := l.Down(); err != nil {
@@ -228,7 +228,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 		}
 	}
 	topology.Bare = false // the test binary is no balancer
-	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "start lb1 lb: it ended") {
+	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "start lb1 lb: the process ended") {
 		t.Errorf("Up with daemons that fail: %v", err)
 	}
 	if diff := cmp.Diff(before, readMachine(t, topology.Name)); diff != "" {
@@ -566,9 +566,9 @@ func TestProcessesAndStatus(t *testing.T) {
 	restart(false, "s2", "nginx", "nginx")
 	requireSessionEnded(t, l.Node("s2"), killed)
 	for _, test := range []struct{ node, process, err string }{
-		{"s3", "", `has no node "s3": its nodes are fabric, edge, client, lb1, lb2, s1, s2`},
-		{"edge", "", "runs no processes to restart: s1, s2 do"},
-		{"s1", "lb", `runs no process "lb": its processes are nginx, echo`},
+		{"s3", "", `has no node "s3"; its nodes are fabric, edge, client, lb1, lb2, s1, s2`},
+		{"edge", "", "has no processes to restart; these nodes have some: s1, s2"},
+		{"s1", "lb", `has no process "lb"; its processes are nginx, echo`},
 	} {
 		names := strings.Fields(test.process)
 		_, err := other.Restart(t.Context(), test.node, names, false)
@@ -580,7 +580,7 @@ func TestProcessesAndStatus(t *testing.T) {
 		t.Errorf("%d of %d processes run, want 4 of 4; %v", got.Running, got.Processes, err)
 	}
 	echo := l.Process("s1", "echo")
-	if err := echo.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "runs already") {
+	if err := echo.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "already runs") {
 		t.Errorf("second start: %v", err)
 	}
 	// Killed by another process than the one that started it, as `segue lab down` does.

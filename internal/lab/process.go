@@ -38,7 +38,7 @@ const (
 	stopTimeout  = 10 * time.Second
 )
 
-var errEnded = errors.New("it ended")
+var errEnded = errors.New("the process ended")
 
 func (p *Process) String() string { return p.node.Name + " " + p.Name }
 
@@ -51,7 +51,7 @@ func (p *Process) LogPath() string { return p.file("log", ".log") }
 
 // Start starts the process, which must not be running, and waits until it is ready.
 func (p *Process) Start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("%v passed", readyTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
 	defer cancel()
 	if err := p.start(ctx); err != nil {
 		return fmt.Errorf("start %s: %w%s", p, err, p.lastWords())
@@ -70,7 +70,7 @@ func keepInherited() error {
 
 func (p *Process) start(ctx context.Context) error {
 	if pid, alive := p.pidFile().alive(); alive {
-		return fmt.Errorf("runs already as process %d", pid)
+		return fmt.Errorf("already runs as process %d", pid)
 	}
 	if err := keepInherited(); err != nil {
 		return err
@@ -165,7 +165,7 @@ func (p *Process) end(signal unix.Signal) error {
 
 // Reload sends SIGHUP to a daemon and waits until it has reloaded its configuration.
 func (p *Process) Reload(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("%v passed", readyTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
 	defer cancel()
 	notify, err := listenNotify(p.file("run", ".notify"))
 	if err != nil {
@@ -186,7 +186,7 @@ func (p *Process) Signal(signal unix.Signal) error {
 	file := p.pidFile()
 	pid, alive := file.alive()
 	if !alive {
-		return fmt.Errorf("signal %s: it does not run", p)
+		return fmt.Errorf("signal %s: the process does not run", p)
 	}
 	err := withPidfd(pid, file.holds, func(fd int) error { return unix.PidfdSendSignal(fd, signal, nil, 0) })
 	if err != nil {

@@ -51,7 +51,7 @@ func (l *Lab) choose(node string, names []string) ([]*Process, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("node %q of lab %q runs no processes to restart: %s do",
+		return nil, fmt.Errorf("node %q of lab %q has no processes to restart; these nodes have some: %s",
 			node, l.Name, enumerate(slices.Compact(nodes)))
 	}
 	if len(names) == 0 {
@@ -61,7 +61,7 @@ func (l *Lab) choose(node string, names []string) ([]*Process, error) {
 	for _, name := range names {
 		p := l.Process(node, name)
 		if p == nil {
-			return nil, fmt.Errorf("node %q of lab %q runs no process %q: its processes are %s",
+			return nil, fmt.Errorf("node %q of lab %q has no process %q; its processes are %s",
 				node, l.Name, name, strings.Join(all, ", "))
 		}
 		if !slices.Contains(chosen, p) {

@@ -156,8 +156,8 @@ func (t Topology) problems() config.Errors {
 	inRange("mtu.client", t.MTU.Client, 1280, MaxFabricMTU)
 	inRange("mtu.fabric", t.MTU.Fabric, 1280+t.longerLists(), MaxFabricMTU)
 	if len(errs) == before && t.MTU.Fabric < t.MTU.Client {
-		fail("mtu", "", "the fabric's MTU of %d is smaller than the client's of %d: "+
-			"the edge router could not pass on the client's largest packets",
+		fail("mtu", "", "the fabric's MTU, %d, is smaller than the client's MTU, %d: "+
+			"the edge router could not forward the client's largest packets",
 			t.MTU.Fabric, t.MTU.Client)
 	}
 	errs = append(errs, t.Impair.problems(t)...)
@@ -181,10 +181,10 @@ func (t Topology) problems() config.Errors {
 		}
 		for j, other := range t.Services[:i] {
 			if s.Name == other.Name && s.Name != "" {
-				fail(path+".name", s.Name, "is that of services[%d] too", j)
+				fail(path+".name", s.Name, "is already used by services[%d]", j)
 			}
 			if s.Address() == other.Address() && s.Protocol == other.Protocol && s.VIP.IsValid() && s.Port != config.AllPorts {
-				fail(path, "", "services[%d] has %s %s too", j, s.Protocol, s.Address())
+				fail(path, "", "services[%d] also has %s %s", j, s.Protocol, s.Address())
 			}
 		}
 	}
@@ -259,10 +259,10 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	case s.VIP.Is4In6() || s.VIP.Zone() != "" || !s.VIP.IsGlobalUnicast():
 		fail("vip", s.VIP, "must be a unicast address")
 	case reserved(s.VIP):
-		fail("vip", s.VIP, "is in a prefix of the lab's own links and locators")
+		fail("vip", s.VIP, "is in a prefix of the lab's links or locators")
 	}
 	if s.Port == config.AllPorts {
-		fail("port", "", "must be a port from 1 to 65535: the servers' applications need to know where to listen")
+		fail("port", "", "must be a port from 1 to 65535, because the applications listen on it")
 	}
 	if s.Protocol != config.TCP && s.Protocol != config.UDP {
 		fail("protocol", s.Protocol, "must be tcp or udp")

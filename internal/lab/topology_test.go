@@ -91,7 +91,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return "services: [{name: a, vip: 2001:db8::1, port: 80, protocol: tcp, encapsulation: srv6-insert, placement: hunt, " + field + "}]"
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; known: name, balancers, servers, mtu, two-armed, bare, impair, applications, services"},
+		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, impair, applications, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -102,9 +102,9 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{"mtu: {client: 1279}", `mtu.client "1279": must be 1280 to 3498`},
 		{"mtu: {client: 9000}", `mtu.client "9000": must be 1280 to 3498`},
 		{"mtu: {client: 1601}",
-			"line 1: mtu: the fabric's MTU of 1600 is smaller than the client's of 1601"},
+			"line 1: mtu: the fabric's MTU, 1600, is smaller than the client's MTU, 1601"},
 		{"servers: 3\nmtu:\n  fabric: 1499",
-			"line 3: mtu: the fabric's MTU of 1499 is smaller than the client's of 1500"},
+			"line 3: mtu: the fabric's MTU, 1499, is smaller than the client's MTU, 1500"},
 		{"mtu: {client: 1279, fabric: 1200}",
 			`line 1: mtu.client "1279": must be 1280 to 3498` + "\n" +
 				`line 1: mtu.fabric "1200": must be 1304 to 3498`},
@@ -125,7 +125,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{service("vip: "), ": services[0].vip: required"},
 		{service("vip: 10.77.0.200"), `: services[0].vip "10.77.0.200": is in a prefix`},
 		{service("port: 0"), `: services[0].port "0": must be a port from 1 to 65535`},
-		{service("port: all"), `: services[0].port "all": must be a port from 1 to 65535: the servers`},
+		{service("port: all"), `: services[0].port "all": must be a port from 1 to 65535, because the applications`},
 		{service("protocol: sctp"), `: services[0].protocol "sctp": must be tcp or udp`},
 		{service("encapsulation: vxlan"), `: services[0].encapsulation "vxlan": must be one of [srv6-insert srv6-encap gre ipip]`},
 		{service("port: 99999"), `: services[0].port "99999": must be a port from 1 to 65535`},
@@ -133,7 +133,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{service("health: {interval: 5s}"),
 			": services[0].health: must have exactly one of http and tcp"},
 		{service("health: {http: {path: healthz}}"),
-			`: services[0].health.http.path "healthz": must be the path of a URL`},
+			`: services[0].health.http.path "healthz": must be a URL path`},
 		{service("health: {tcp: {port: 99999}}"),
 			`: services[0].health.tcp.port "99999": must be a whole number from 1 to 65535`},
 		{service("health: {tcp: {}, rise: 0}"),
@@ -141,15 +141,15 @@ func TestParseTopologyRefuses(t *testing.T) {
 		{service("health: {tcp: {}, interval: 1ms}"),
 			`: services[0].health.interval "1ms": must be at least 100ms (lb1)`},
 		{service("health: {tcp: {}, udp: {}}"),
-			": services[0].health.udp: unknown field; known: http, tcp, interval"},
+			": services[0].health.udp: unknown field; must be one of: http, tcp, interval"},
 		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be nginx or apache`},
 		{"applications: []", "line 1: applications: at least one is required"},
 		{service("placement: hunt"), `: services[0].encapsulation "gre": must be srv6-insert or srv6-encap for placement hunt`},
-		{hunting("candidates: 9"), `line 1: services[0].candidates "9": must be 1 to 8 (lb1)`},
+		{hunting("candidates: 9"), `line 1: services[0].candidates "9": must be from 1 to 8 (lb1)`},
 		{hunting("accept: {policy: static}"), "line 1: services[0].accept.threshold: required by policy static (s1)"},
 		{
 			hunting("exceptions: [{server: s2, not-local: answer}]"),
-			"line 1: services[0].not-local: not available; known: drop, reset (s2)",
+			"line 1: services[0].not-local: must be one of: drop, reset (s2)",
 		},
 		{hunting("exceptions: [{server: s5}]"), `line 1: services[0].exceptions[0].server "s5": is not a server of the lab`},
 		{hunting("exceptions: [{server: s02}]"), `services[0].exceptions[0].server "s02": is not a server of the lab`},
@@ -159,8 +159,8 @@ func TestParseTopologyRefuses(t *testing.T) {
 			"services:\n" +
 				"  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: gre}\n" +
 				"  - {name: a, vip: 192.0.2.1, port: 80, protocol: tcp, encapsulation: ipip}\n",
-			`line 3: services[1].name "a": is that of services[0] too` + "\n" +
-				"line 3: services[1]: services[0] has tcp 192.0.2.1:80 too",
+			`line 3: services[1].name "a": is already used by services[0]` + "\n" +
+				"line 3: services[1]: services[0] also has tcp 192.0.2.1:80",
 		},
 	} {
 		_, err := ParseTopology([]byte(test.text))

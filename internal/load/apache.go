@@ -18,9 +18,9 @@ type Apache struct {
 	buffer  []byte
 }
 
-// NewApache returns the source for the file of the directive ScoreBoardFile, an absolute path; the
-// file need not exist yet. workers is the directive MaxRequestWorkers, which the scoreboard does not
-// hold; with 0 the capacity is the upper bound that ServerLimit and the threads seen in use give.
+// NewApache returns the source for the file of the directive ScoreBoardFile, an absolute path. The
+// file need not exist yet. workers is the directive MaxRequestWorkers, which the scoreboard does
+// not contain. With 0, the capacity is the upper bound by ServerLimit and the threads in use.
 func NewApache(path string, workers uint32) *Apache {
 	return &Apache{path: filepath.Clean(path), workers: workers}
 }
@@ -38,9 +38,9 @@ func (a *Apache) Read() (Load, error) {
 	return l, nil
 }
 
-// read gets the scoreboard in which form ever the Apache Portable Runtime (APR) keeps it, which is a
-// choice made when APR was built: in the file, in POSIX shared memory named after the file (Debian,
-// Ubuntu), or in System V shared memory, of which the file holds the size (APR's default).
+// read returns the scoreboard. The build of the Apache Portable Runtime (APR) decides where it is:
+// in the file, in POSIX shared memory named after the file (Debian, Ubuntu), or in System V shared
+// memory whose size is in the file (APR's default).
 func (a *Apache) read() (scoreboard, error) {
 	path := a.path
 	err := a.fill(path)
@@ -48,7 +48,7 @@ func (a *Apache) read() (scoreboard, error) {
 		path = posixShared(a.path)
 		err = a.fill(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("neither %s nor, in its stead, %s exists: is Apache running, with this ScoreBoardFile?", a.path, path)
+			err = fmt.Errorf("neither %s nor %s exists; start Apache with this ScoreBoardFile", a.path, path)
 		}
 	}
 	if err != nil {
@@ -70,29 +70,29 @@ func (a *Apache) fill(path string) (err error) {
 	return err
 }
 
-// sizeWord is the length of what APR writes before shared memory in a file: its size, as a size_t.
+// sizeWord is the length of the size (a size_t) that APR writes before shared memory in a file.
 const sizeWord = 8
 
-// unwrap returns the scoreboard itself.
+// unwrap returns the scoreboard without the size word.
 func (a *Apache) unwrap(path string) ([]byte, error) {
 	size := binary.NativeEndian.Uint64(a.buffer)
 	if len(a.buffer) == sizeWord {
 		return a.attach(path, size)
 	}
 	if size != uint64(len(a.buffer)) {
-		return nil, fmt.Errorf("%s: not shared memory of Apache: the first %d bytes say size %d, and it is %d",
+		return nil, fmt.Errorf("%s: not shared memory of Apache: its first %d bytes give the size %d, but its size is %d",
 			path, sizeWord, size, len(a.buffer))
 	}
 	return a.buffer[sizeWord:], nil
 }
 
-// layout is the sizes, in bytes and rounded up to a multiple of 8, of the three structures that a
-// scoreboard consists of (httpd: include/scoreboard.h): one global_score, ServerLimit process_scores,
+// layout has the sizes, in bytes and rounded up to a multiple of 8, of the three structures of a
+// scoreboard (httpd: include/scoreboard.h): one global_score, ServerLimit process_scores,
 // ServerLimit x ThreadLimit worker_scores.
 type layout struct{ global, process, worker int }
 
-// layouts are those of httpd 2.4 on 64-bit Linux, with the first release that has them. As each is
-// larger than the one before, whatever the limits, the size of a scoreboard tells which it has.
+// layouts are those of httpd 2.4 on 64-bit Linux, with the first release of each. Each is larger
+// than the one before for all limits, so the size of a scoreboard identifies its layout.
 var layouts = []layout{
 	{24, 32, 248}, // 2.4.1
 	{24, 40, 248}, // 2.4.17
@@ -105,7 +105,7 @@ func (l layout) size(servers, threads int) int {
 	return l.global + servers*(l.process+threads*l.worker)
 }
 
-// Where fields are, in bytes, in every layout.
+// Offsets of fields, in bytes, in every layout.
 const (
 	globalServerLimit = 0 // int
 	globalThreadLimit = 4 // int
@@ -114,8 +114,8 @@ const (
 	workerStatus      = 20
 )
 
-// Bounds on ServerLimit and ThreadLimit are those that the MPMs compile in (MAX_SERVER_LIMIT,
-// MAX_THREAD_LIMIT); that on their product is ours, and far above what a host can run.
+// The bounds of ServerLimit and ThreadLimit are those of the MPMs (MAX_SERVER_LIMIT,
+// MAX_THREAD_LIMIT). The bound of their product is far above what a host can run.
 const (
 	maxServers    = 200000
 	maxThreads    = 100000
@@ -128,10 +128,11 @@ const (
 	serverStarting = 1
 	serverReady    = 2
 	serverIdleKill = 10
-	serverStates   = 11 // how many there are
+	serverStates   = 11 // number of states
 )
 
-// scoreboard is a copy of one, taken while Apache wrote: each state is true, of its moment.
+// scoreboard is a copy of a scoreboard, taken while Apache wrote: the states may be of different
+// moments.
 type scoreboard struct {
 	layout
 	servers, threads int
@@ -155,16 +156,17 @@ func parseScoreboard(content []byte) (scoreboard, error) {
 			return scoreboard{l, servers, threads, content}, nil
 		}
 	}
-	return scoreboard{}, fmt.Errorf("size is %d bytes, which ServerLimit %d and ThreadLimit %d do not give in any httpd 2.4 on 64-bit Linux",
+	return scoreboard{}, fmt.Errorf("size is %d bytes, which does not fit ServerLimit %d and ThreadLimit %d in any httpd 2.4 on 64-bit Linux",
 		len(content), servers, threads)
 }
 
 // load counts workers as mod_status does: those of live processes that are not being replaced, in
-// any state but dead, starting, ready and dying. A worker that finishes its request before a graceful
-// restart of prefork counts: it occupies its slot. Newer mod_status shows those apart.
+// any state but dead, starting, ready and dying. A worker that finishes its request before a
+// graceful restart of prefork counts: it occupies its slot. Newer mod_status shows such workers
+// separately.
 //
-// Slots of threads beyond ThreadsPerChild are never used. So the highest that is in use tells how many
-// threads a process has.
+// Slots of threads beyond ThreadsPerChild are never used. So the highest slot in use gives the
+// number of threads of a process.
 func (s scoreboard) load() Load {
 	busy, used := 0, 1
 	for i := range s.servers {

@@ -342,7 +342,7 @@ func TestApache(t *testing.T) {
 			if err := a.process.Wait(); err != nil {
 				t.Error(err)
 			}
-			if _, err := source.Read(); err == nil || !strings.Contains(err.Error(), "is Apache running") {
+			if _, err := source.Read(); err == nil || !strings.Contains(err.Error(), "start Apache with this ScoreBoardFile") {
 				t.Errorf("of an Apache that has ended: %v", err)
 			}
 			a.start()
@@ -442,14 +442,14 @@ func TestScoreboardErrorsNamePathAndValue(t *testing.T) {
 		want    string
 	}{
 		"empty":    {nil, "empty: size is 0 bytes, outside 8 to"},
-		"text":     {[]byte("Hello, world\n"), "text: not shared memory of Apache: the first 8 bytes say size"},
+		"text":     {[]byte("Hello, world\n"), "text: not shared memory of Apache: its first 8 bytes give the size"},
 		"tiny":     {sized(make([]byte, 16)), "tiny: size is 16 bytes, too small for a scoreboard"},
-		"cut":      {good[:len(good)-8], fmt.Sprintf("say size %d, and it is %d", len(good), len(good)-8)},
-		"larger":   {sized(append(slices.Clone(good[8:]), 0, 0, 0, 0, 0, 0, 0, 0)), "which ServerLimit 4 and ThreadLimit 2 do not give"},
+		"cut":      {good[:len(good)-8], fmt.Sprintf("give the size %d, but its size is %d", len(good), len(good)-8)},
+		"larger":   {sized(append(slices.Clone(good[8:]), 0, 0, 0, 0, 0, 0, 0, 0)), "which does not fit ServerLimit 4 and ThreadLimit 2"},
 		"none":     {with(8, 0), "none: ServerLimit is 0, outside 1 to 200000"},
 		"negative": {with(8, 1<<31), "negative: ServerLimit is -2147483648, outside"},
 		"huge":     {with(12, 100001), "huge: ThreadLimit is 100001, outside 1 to 100000"},
-		"absent":   {binary.NativeEndian.AppendUint64(nil, 3000), "absent: its System V shared memory, key 0x"},
+		"absent":   {binary.NativeEndian.AppendUint64(nil, 3000), "absent: open its System V shared memory, key 0x"},
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, c.content, 0o600); err != nil {

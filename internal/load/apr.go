@@ -14,9 +14,9 @@ import (
 // posixFolder is where glibc's shm_open keeps shared memory (shm_overview(7)).
 const posixFolder = "/dev/shm"
 
-// posixShared is the file of the POSIX shared memory that APR uses in place of a file with that name
-// (apr: shmem/unix/shm.c, make_shm_open_safe_name): a name made of two hashes of the path, times 33
-// and Sedgewick's.
+// posixShared is the file of the POSIX shared memory that APR uses in place of a file with that
+// name (apr: shmem/unix/shm.c, make_shm_open_safe_name): a name made of two hashes of the path,
+// times 33 and Sedgewick's.
 func posixShared(path string) string {
 	var times33, sedgewick uint32
 	var factor uint32 = 63689
@@ -28,8 +28,8 @@ func posixShared(path string) string {
 	return filepath.Join(posixFolder, fmt.Sprintf("ShM.%xH%x", times33, sedgewick))
 }
 
-// systemVKey is the key of the System V shared memory that belongs to a file (ftok(3)), with what APR
-// takes for the project: the last byte of a hash, times 33, of the path.
+// systemVKey is the key of the System V shared memory that belongs to a file (ftok(3)), with what
+// APR takes for the project: the last byte of a hash, times 33, of the path.
 func systemVKey(path string) (int, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -51,7 +51,7 @@ func (a *Apache) attach(path string, size uint64) ([]byte, error) {
 	}
 	id, err := unix.SysvShmGet(key, 0, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%s: its System V shared memory, key %#x: %w", path, uint32(key), err)
+		return nil, fmt.Errorf("%s: open its System V shared memory, key %#x: %w", path, uint32(key), err)
 	}
 	shared, err := unix.SysvShmAttach(id, 0, unix.SHM_RDONLY)
 	if err != nil {
@@ -59,7 +59,7 @@ func (a *Apache) attach(path string, size uint64) ([]byte, error) {
 	}
 	defer unix.SysvShmDetach(shared)
 	if uint64(len(shared)) < size || size > maxScoreboard {
-		return nil, fmt.Errorf("%s: says size %d, and its System V shared memory, key %#x, has %d bytes",
+		return nil, fmt.Errorf("%s: gives the size %d, but its System V shared memory, key %#x, has %d bytes",
 			path, size, uint32(key), len(shared))
 	}
 	a.buffer = append(a.buffer[:0], shared[:size]...)

@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// Cgroup reads the CPU time of a control group, version 2, with all groups below it. Its unit is the
-// thousandth of a CPU; busy is the mean since the read before.
+// Cgroup reads the CPU time of a control group, version 2, with all groups below it. Its unit is a
+// thousandth of a CPU. Busy is the mean since the last read.
 type Cgroup struct {
 	path string
 	last sample
@@ -26,7 +26,7 @@ type Cgroup struct {
 
 // sample is a reading of a cgroup's clock.
 type sample struct {
-	inode uint64 // of its folder: another one is another group
+	inode uint64 // of its folder; a new group has another inode
 	usage uint64 // CPU time in microseconds, never falling
 	at    time.Time
 }
@@ -38,7 +38,8 @@ func NewCgroup(path string) *Cgroup {
 
 var errFirst = errors.New("no interval has passed yet")
 
-// Read returns the mean since the last Read of the same group; the first of a group is an error.
+// Read returns the mean since the last Read of the same group. The first Read of a group is an
+// error.
 func (c *Cgroup) Read() (Load, error) {
 	l, err := c.read()
 	if err != nil {
@@ -78,7 +79,7 @@ func takeSample(path string) (sample, error) {
 		return sample{}, bare(err)
 	}
 	if !isCgroup2(path) {
-		return sample{}, errors.New("not a control group of version 2: it has no cgroup.controllers")
+		return sample{}, errors.New("not a control group of version 2: no cgroup.controllers")
 	}
 	usage, err := readFile(path, "cpu.stat", parseUsage)
 	if err != nil {
@@ -87,14 +88,14 @@ func takeSample(path string) (sample, error) {
 	return sample{inode: info.Sys().(*syscall.Stat_t).Ino, usage: usage, at: time.Now()}, nil
 }
 
-// isCgroup2 tells by a file that every group of version 2 has and none of version 1.
+// isCgroup2 checks for a file that every group of version 2 has, and no group of version 1.
 func isCgroup2(path string) bool {
 	_, err := os.Stat(filepath.Join(path, "cgroup.controllers"))
 	return err == nil
 }
 
-// cpus returns how many CPUs a cgroup can use at a time: the least of what cpu.max grants it and the
-// groups above, of its cpuset, and of what the machine has.
+// cpus returns the number of CPUs that a cgroup can use at a time: the least of the quotas in
+// cpu.max of the group and its ancestors, of its cpuset, and of the machine's CPUs.
 func cpus(path string) (float64, error) {
 	online, err := readFile("/sys/devices/system/cpu", "online", parseCPUList)
 	if err != nil {
@@ -125,7 +126,7 @@ func readFile[T any](folder, name string, parse func(string) (T, error)) (value 
 		return value, fmt.Errorf("%s: %w", name, bare(err))
 	}
 	defer f.Close()
-	text := make([]byte, 4096) // what the kernel fills at most in one read of such a file
+	text := make([]byte, 4096) // the kernel returns at most this much in one read of such a file
 	n, err := f.Read(text)
 	if err != nil && err != io.EOF {
 		return value, fmt.Errorf("%s: %w", name, bare(err))
@@ -147,14 +148,14 @@ func parseUsage(text string) (uint64, error) {
 			return usage, nil
 		}
 	}
-	return 0, errors.New("has no usage_usec")
+	return 0, errors.New("no line usage_usec")
 }
 
 // parseMax returns the CPUs that cpu.max grants: a quota for each period, both in microseconds.
 func parseMax(text string) (float64, error) {
 	fields := strings.Fields(text)
 	if len(fields) != 2 {
-		return 0, fmt.Errorf("is %q, not a quota and a period", text)
+		return 0, fmt.Errorf("must be a quota and a period, is %q", text)
 	}
 	period, err := strconv.ParseUint(fields[1], 10, 64)
 	if err != nil || period == 0 {
@@ -191,7 +192,7 @@ func parseCPUList(text string) (int, error) {
 	return count, nil
 }
 
-// bare takes the path from an error whose reader knows it.
+// bare removes the path from an error.
 func bare(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {

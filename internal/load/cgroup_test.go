@@ -149,14 +149,14 @@ func TestCgroupErrorsNameFileAndValue(t *testing.T) {
 	}
 	for _, c := range []struct{ path, want string }{
 		{filepath.Join(dir, "none"), "none: no such file or directory"},
-		{version1, "version1: not a control group of version 2: it has no cgroup.controllers"},
+		{version1, "version1: not a control group of version 2: no cgroup.controllers"},
 		{newGroup(t, filepath.Join(dir, "bare")).path, "bare: cpu.stat: no such file"},
 		{piped.path, "not a regular file"},
-		{with("nothing", "cpu.stat", ""), "nothing: cpu.stat: has no usage_usec"},
-		{with("other", "cpu.stat", "user_usec 4\n"), "other: cpu.stat: has no usage_usec"},
+		{with("nothing", "cpu.stat", ""), "nothing: cpu.stat: no line usage_usec"},
+		{with("other", "cpu.stat", "user_usec 4\n"), "other: cpu.stat: no line usage_usec"},
 		{with("stat", "cpu.stat", "usage_usec -4\n"), `stat: cpu.stat: usage_usec is "-4"`},
 		{with("max", "cpu.max", "much 100000\n"), `max: cpu.max: quota is "much"`},
-		{with("one", "cpu.max", "100000\n"), `one: cpu.max: is "100000", not a quota and a period`},
+		{with("one", "cpu.max", "100000\n"), `one: cpu.max: must be a quota and a period, is "100000"`},
 		{with("period", "cpu.max", "max 0\n"), `period: cpu.max: period is "0"`},
 		{with("set", "cpuset.cpus.effective", "0-x\n"), `set: cpuset.cpus.effective: list of CPUs has "0-x"`},
 	} {

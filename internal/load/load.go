@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package load tells how busy the application of a service is on this server: it reads what the
-// application, its web server or the kernel says, without asking any of them.
+// Package load reads the load of a service's application on this server from files and shared
+// memory of the application, its web server or the kernel. It sends no requests.
 //
 // docs/load-sources.md describes the sources to operators.
 package load
@@ -14,23 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Load is how busy an application is, in units that its source defines: workers, requests or
-// thousandths of a CPU. Only the ratio of the two can be compared between sources.
+// Load is the load of an application, in units of its source: workers, requests or thousandths of a
+// CPU. Only the ratio of the two numbers can be compared between sources.
 type Load struct {
-	Busy     uint32 // in use; may exceed Capacity, where an application counts what waits
+	Busy     uint32 // in use; may exceed Capacity if an application counts waiting requests
 	Capacity uint32 // at most in use at a time; never 0
 }
 
-// Source tells the load of one application.
+// Source is the load source of one application.
 type Source interface {
-	// Read returns the load of this moment. An error says that there is none, and names the file and
-	// the value that it is about. One goroutine calls at a time. A Read may hang, as file systems do:
-	// whoever calls must live with that.
+	// Read returns the present load. The error names the file and the value. Only one goroutine
+	// calls Read at a time. A Read may block forever, as file systems do.
 	Read() (Load, error)
 }
 
-// openRegular opens a file that others own. It neither waits for the writer of a FIFO nor lets a
-// device be read.
+// openRegular opens a file of another owner. It refuses FIFOs and devices, and does not wait for
+// the writer of a FIFO.
 func openRegular(path string) (*os.File, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -47,7 +46,8 @@ func openRegular(path string) (*os.File, os.FileInfo, error) {
 	return f, info, nil
 }
 
-// readRegular reads a file of a size between bounds, in bytes, into buffer, which grows to hold it.
+// readRegular reads a file into buffer, which grows if necessary. The size of the file must be
+// between the bounds, in bytes.
 func readRegular(path string, buffer []byte, low, high int64) ([]byte, error) {
 	f, info, err := openRegular(path)
 	if err != nil {

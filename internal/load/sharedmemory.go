@@ -8,14 +8,15 @@ import (
 	"github.com/segue-lb/segue/loadshm"
 )
 
-// SharedMemory reads a file to which an application reports as package loadshm, or its equals for C
-// and Python, do. Its unit is the application's own.
+// SharedMemory reads a file of load reports (package loadshm, and its equivalents for C and
+// Python). The application chooses the unit.
 type SharedMemory struct{ path string }
 
 // NewSharedMemory returns the source for the file, which need not exist yet.
 func NewSharedMemory(path string) *SharedMemory { return &SharedMemory{path} }
 
-// Read sums what all living processes of the application report. That none does is an error.
+// Read returns the sum of the reports of all living processes of the application. It is an error if
+// there are none.
 func (s *SharedMemory) Read() (Load, error) {
 	busy, capacity, err := loadshm.Read(s.path)
 	if err != nil {

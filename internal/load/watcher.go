@@ -9,34 +9,34 @@ import (
 	"time"
 )
 
-// How often sources are read, unless told otherwise: as often as costs next to nothing. The CPU of
-// a cgroup is a mean over the interval, which below that would be noise.
+// Default intervals between reads. They are short enough to follow the load, and cost next to
+// nothing. The CPU time of a cgroup is a mean over the interval; a shorter one would give noise.
 const (
 	ApacheInterval       = 20 * time.Millisecond
 	SharedMemoryInterval = 10 * time.Millisecond
 	CgroupInterval       = 500 * time.Millisecond
 )
 
-// StaleAfter is for how long the last value of a source counts that cannot be read any more, at the
-// interval at which it is read: a second, or four intervals where that is longer.
+// StaleAfter returns the time for which the last value counts after reads have begun to fail: a
+// second, or four intervals if that is longer.
 func StaleAfter(interval time.Duration) time.Duration {
 	return max(time.Second, 4*interval)
 }
 
-// farewell is for how long Run waits at its end for a read under way. One that takes longer hangs.
+// farewell is the time for which Run waits at its end for a read under way.
 const farewell = time.Second
 
-// State is what is known of a source.
+// State is the state of a source.
 type State struct {
 	Load Load
 	At   time.Time // when Load was read; zero: never yet
-	// Stale: too old to go by. The agent takes everything that it is offered.
+	// Stale tells that Load is too old to use. The agent then accepts all offers.
 	Stale bool
-	// Err is why the last read has failed; nil if it has not. A read that hangs leaves no error.
+	// Err is the error of the last read; nil if it succeeded. A read that blocks leaves no error.
 	Err error
 }
 
-// Watcher reads a source at an interval, and knows when it has gone stale.
+// Watcher reads a source at an interval, and detects when it becomes stale.
 type Watcher struct {
 	source     Source
 	interval   time.Duration
@@ -48,12 +48,13 @@ type Watcher struct {
 	state State
 }
 
-// NewWatcher returns a watcher of a source. It reads, and reports, while Run does.
+// NewWatcher returns a watcher of a source. It works while Run runs.
 //
-// It calls report after each successful read, and with Stale set once when the source goes stale:
-// when no read has succeeded for staleAfter, counted from the start of Run if none ever has. Until
-// the first call nothing is known. Calls are never concurrent, and none comes after Run. Of going stale
-// and of recovery it writes a line to the log, which should say which source it is.
+// It calls report after each successful read, and once with Stale set when the source becomes
+// stale: when no read has succeeded for staleAfter, counted from the start of Run if none ever has.
+// Until the first call the load is unknown. Calls are never concurrent, and there are none after
+// Run. The watcher logs when the source becomes stale and when it recovers; log should name the
+// source.
 func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Logger, report func(State)) *Watcher {
 	return &Watcher{
 		source:     source,
@@ -65,7 +66,7 @@ func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Log
 	}
 }
 
-// State returns what is known now. Before the first successful read the source is stale.
+// State returns the present state. Before the first successful read the source is stale.
 func (w *Watcher) State() State {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -79,8 +80,8 @@ type result struct {
 	err  error
 }
 
-// Run watches until the context ends, and returns nil. A read that hangs then is left behind: no
-// one can end it.
+// Run watches until the context ends, and returns nil. It abandons a read that still blocks,
+// because such a read cannot be ended.
 func (w *Watcher) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	results := make(chan result)
@@ -94,13 +95,13 @@ func (w *Watcher) Run(ctx context.Context) error {
 		select {
 		case <-done:
 		case <-time.After(farewell):
-			w.log.Warn("load source hangs; leaving it behind")
+			w.log.Warn("load source does not return; it is abandoned and read anew")
 		}
 	}()
 
 	deadline := time.NewTimer(w.staleAfter)
 	defer deadline.Stop()
-	told := false // that it is stale
+	told := false // whether stale was reported
 	for {
 		select {
 		case <-ctx.Done():
@@ -122,7 +123,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// poll reads at every interval, the first time at once. A read that takes longer skips intervals.
+// poll reads at once, and then at every interval. A read that takes longer skips intervals.
 func (w *Watcher) poll(ctx context.Context, results chan<- result) {
 	ticker := time.NewTicker(w.interval)
 	defer ticker.Stop()
@@ -143,7 +144,7 @@ func (w *Watcher) poll(ctx context.Context, results chan<- result) {
 	}
 }
 
-// record takes note of a read, and says whether it has succeeded.
+// record stores the result of a read, and tells whether the read succeeded.
 func (w *Watcher) record(r result) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,10 +160,10 @@ func (w *Watcher) goStale() {
 	w.state.Stale = true
 	state := w.state
 	w.mu.Unlock()
-	reason := "reading it hangs"
+	reason := "a read does not return"
 	if state.Err != nil {
 		reason = state.Err.Error()
 	}
-	w.log.Warn("load source is stale: taking all connections that are offered", "reason", reason, "after", w.staleAfter)
+	w.log.Warn("load source is stale: accepting all offered connections", "reason", reason, "after", w.staleAfter)
 	w.report(state)
 }

@@ -218,7 +218,7 @@ func TestWatcherOfAHangingRead(t *testing.T) {
 		w.pass(0)
 		release := f.block()
 		w.expect(t, w.pass(testStaleAfter), State{Load: Load{1, 4}, At: begin, Stale: true})
-		if w.logged("hangs") != 1 {
+		if w.logged("a read does not return") != 1 {
 			t.Errorf("log: %s", w.log.String())
 		}
 		w.pass(time.Minute)
@@ -244,7 +244,7 @@ func TestWatcherEndsDespiteAHangingRead(t *testing.T) {
 		if took := time.Since(stopping); took != farewell {
 			t.Errorf("Run ended after %v, want %v", took, farewell)
 		}
-		if w.logged("leaving it behind") != 1 {
+		if w.logged("abandoned") != 1 {
 			t.Errorf("log: %s", w.log.String())
 		}
 		release()

@@ -65,7 +65,7 @@ func onOwnThread(f func() error) error {
 	}()
 	err, returned := <-result
 	if !returned {
-		return errors.New("ended before it returned")
+		return errors.New("the function ended its goroutine")
 	}
 	return err
 }

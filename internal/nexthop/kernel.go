@@ -19,7 +19,7 @@ import (
 type snapshot struct {
 	links      map[int]Link
 	neighbours map[neighbour]entry
-	policies   map[byte]*policy // by families
+	policies   map[byte]*policy // by family
 }
 
 // neighbour is a key of the kernel's neighbour tables.
@@ -31,11 +31,11 @@ type neighbour struct {
 // entry is what the kernel knows about a neighbour.
 type entry struct {
 	mac     [6]byte
-	usable  bool // the kernel itself would send there
-	failed  bool // it was asked, and has not answered
+	usable  bool // the kernel itself would send packets there
+	failed  bool // the neighbour was asked and has not answered
 	managed bool // the kernel keeps it resolved
-	ours    bool // because a resolver asked for it
-	fixed   bool // somebody else keeps it: an operator or a routing daemon
+	ours    bool // managed by a resolver
+	fixed   bool // kept by an operator or a routing daemon
 }
 
 // usable are the states in which the kernel itself would send to an entry.
@@ -116,7 +116,7 @@ func parseNeighbour(message []byte) (n neighbour, e entry) {
 	return n, e
 }
 
-// linksNamed are the interfaces of these names, zero where there is none.
+// linksNamed returns the interfaces with these names. A missing one is zero.
 func (s *snapshot) linksNamed(names []string) []Link {
 	found := make([]Link, len(names))
 	for _, link := range s.links {
@@ -127,13 +127,13 @@ func (s *snapshot) linksNamed(names []string) []Link {
 	return found
 }
 
-// originator is what resolvers give as the originator of entries that they ask for, "proto" of
-// ip-neighbour(8): a number that neither the kernel's rtnetlink.h nor iproute2 has a name for.
+// originator marks the entries of resolvers ("proto" of ip-neighbour(8)). Neither the kernel's
+// rtnetlink.h nor iproute2 has a name for this number.
 const originator = 83
 
-// setManaged says whether the kernel is to resolve a neighbour and keep it
-// resolved although no packet of the kernel's own goes there (NTF_EXT_MANAGED,
-// Linux 5.16). With NTF_USE an entry that exists keeps its state and address.
+// setManaged tells the kernel whether to keep a neighbour resolved, although the
+// kernel sends no packets there (NTF_EXT_MANAGED, Linux 5.16). With NTF_USE an
+// existing entry keeps its state and address.
 func setManaged(n neighbour, managed bool) error {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	request.AddData(&netlink.Ndmsg{
@@ -148,8 +148,8 @@ func setManaged(n neighbour, managed bool) error {
 	return err
 }
 
-// GiveBack takes the mark from all neighbours that resolvers have made managed in this network
-// namespace: after resolvers that were killed. One at work marks its own again.
+// GiveBack removes the mark from all neighbours in this network namespace that resolvers have made
+// managed. It is for neighbours of killed resolvers. A running resolver marks its own again.
 func GiveBack() error {
 	all, err := readNeighbours()
 	if err != nil {

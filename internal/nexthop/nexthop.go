@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nexthop keeps track of how the kernel would reach a set of addresses:
-// by which interface and to which MAC address. The data path sends packets past
-// the kernel's own routing, so somebody must follow its routes, neighbours and
-// interfaces.
+// Package nexthop follows the next hops of a set of addresses: the interface and
+// the MAC address by which the kernel would reach them. The data path bypasses
+// the kernel's routing, so this package follows the kernel's routes, neighbours
+// and interfaces.
 package nexthop
 
 import (
@@ -27,23 +27,23 @@ type Link struct {
 	MTU   int     // in bytes, without the Ethernet header
 }
 
-// Hop is the first step of the way to an address.
+// Hop is the next hop of an address.
 type Hop struct {
 	MAC  [6]byte
-	Via  netip.Addr // whose MAC address it is: a gateway, or the address itself on a shared link
+	Via  netip.Addr // the owner of the MAC address: a gateway, or the address itself on a shared link
 	Link Link
-	// Silent: the kernel has asked the neighbour, which has not answered (FAILED of
-	// ip-neighbour(8)), and not been heard of since. Its MAC address is the last that is known.
+	// Silent tells that the kernel asked the neighbour and got no answer (FAILED of
+	// ip-neighbour(8)), and has not heard from it since. The MAC address is the last known one.
 	Silent bool
-	// Default: the way is that of a default route.
+	// Default tells that the hop comes from a default route.
 	Default bool
 }
 
-// Update is everything that a resolver knows.
+// Update is the whole state of a resolver.
 type Update struct {
-	Own  []Link // the resolver's interfaces, in its order; zero while there is none of the name
+	Own  []Link // the resolver's interfaces, in its order; a missing one is zero
 	Hops map[netip.Addr]Hop
-	// Problems say why targets have no hop.
+	// Problems has the reasons why targets have no hop.
 	Problems map[netip.Addr]string
 }
 
@@ -52,50 +52,50 @@ func (u Update) equal(other Update) bool {
 		maps.Equal(u.Problems, other.Problems)
 }
 
-// settle is how long events are gathered before the tables are read again.
+// settle is the time for which events are gathered before the tables are read again.
 const settle = 20 * time.Millisecond
 
-// refresh is how often the tables are read without any event, in case the kernel
-// told nothing of a change (as of settings).
+// refresh is the interval at which the tables are read without an event, because
+// the kernel does not report every change (such as one of a setting).
 const refresh = 30 * time.Second
 
-// retry is when the tables are read again after that failed.
+// retry is the time until the tables are read again after a failure.
 const retry = time.Second
 
-// leisure limits what events without end cost: after the tables were read they rest for so many
-// times as long as that took.
+// leisure limits the cost of endless events: after a reading, the tables are not read for leisure
+// times the duration of the reading.
 const leisure = 9
 
 // Resolver follows interfaces by their names, and the routes and neighbours of its
 // targets. It belongs to the network namespace it was started in.
 //
-// A target's hop is by the longest prefix in the routing tables, whether the neighbour there
-// answers or not. A target that once had a longer prefix than that of the default route does not
-// fall back to the default route: it has no hop until it has a route of its own again.
+// A target's hop comes from the longest prefix in the routing tables, whether or not the neighbour
+// answers. A target that once had a longer prefix than the default route does not fall back to the
+// default route: it has no hop until it has a route of its own again.
 //
-// Neighbours in use are "managed": the kernel keeps them resolved. Those that
-// nobody else made so are given back when no target uses them any more, or the
-// resolver ends. A process that is killed gives back nothing: the one after it
-// takes over what it uses too, and GiveBack is for the rest.
+// Neighbours in use are "managed": the kernel keeps them resolved. The resolver
+// releases the neighbours that it made managed when no target uses them any
+// more, and when it ends. A killed process releases nothing: the next one takes
+// over the neighbours that it uses, and GiveBack releases the others.
 type Resolver struct {
 	log     *slog.Logger
 	own     []string
-	changes chan []netip.Addr // of the targets
+	changes chan []netip.Addr // new targets
 	updates chan Update
 
-	// Of the goroutine in Run:
+	// Only the goroutine in Run uses these:
 	targets    targets
 	routed     map[netip.Addr]bool   // targets that have had a route of their own
-	resumed    map[netip.Addr]Hop    // of the process before, not yet taken up
-	found      map[netip.Addr]found  // of the targets
-	last       Update                // that was resolved
-	neighbours map[neighbour]*known  // that are in use
-	managed    map[neighbour]bool    // by resolvers, and in use by this one
-	problems   map[netip.Addr]string // of targets that have a hop, as logged
+	resumed    map[netip.Addr]Hop    // hops of the earlier process that are not used yet
+	found      map[netip.Addr]found  // by target
+	last       Update                // the last one that was resolved
+	neighbours map[neighbour]*known  // neighbours in use
+	managed    map[neighbour]bool    // managed by resolvers, and in use by this one
+	problems   map[netip.Addr]string // logged problems of targets that have a hop
 }
 
-// New returns a resolver that follows the named interfaces, too; it works while
-// Run does.
+// New returns a resolver that also follows the named interfaces. It works while
+// Run runs.
 func New(own []string, log *slog.Logger) *Resolver {
 	return &Resolver{
 		log:        log,
@@ -109,10 +109,10 @@ func New(own []string, log *slog.Logger) *Resolver {
 	}
 }
 
-// Resume says, before Run, by which hops an earlier process has reached targets: their MAC
-// addresses, the indexes of their interfaces, and whether they were silent or by a default route.
-// Those of neighbours that the kernel does not know at the moment stay in use, as they would have
-// without the restart. A hop without a MAC address is that of a target that has lost its own route.
+// Resume passes the hops of an earlier process to the resolver, before Run: MAC address, index of
+// the interface, Silent and Default. If the kernel does not know a neighbour at the moment, its hop
+// stays in use, as it would have without the restart. A hop without a MAC address belongs to a
+// target that has lost its own route.
 func (r *Resolver) Resume(hops map[netip.Addr]Hop) {
 	r.resumed = hops
 	for target, hop := range hops {
@@ -120,8 +120,8 @@ func (r *Resolver) Resume(hops map[netip.Addr]Hop) {
 	}
 }
 
-// SetTargets says which addresses to resolve from now on. It returns when the
-// resolver has taken note, or the context ends.
+// SetTargets replaces the addresses to resolve. It returns when the resolver has
+// received them, or the context ends.
 func (r *Resolver) SetTargets(ctx context.Context, targets []netip.Addr) {
 	select {
 	case r.changes <- targets:
@@ -129,8 +129,8 @@ func (r *Resolver) SetTargets(ctx context.Context, targets []netip.Addr) {
 	}
 }
 
-// Updates delivers the interfaces and the hops of all targets that can be
-// reached, whenever any of them changed. After SetTargets there is always one.
+// Updates delivers the interfaces and the hops of all reachable targets, whenever
+// one of them changed. After SetTargets there is always an update.
 func (r *Resolver) Updates() <-chan Update {
 	return r.updates
 }
@@ -143,11 +143,11 @@ func (r *Resolver) Run(ctx context.Context) error {
 		return err
 	}
 	var (
-		fresh   bool        // the targets are new: their reader waits
-		pending Update      // not yet taken by the reader
+		fresh   bool        // the targets are new: the reader waits for an update
+		pending Update      // not yet read
 		out     chan Update // r.updates while pending
 		alarm   = newAlarm(refresh)
-		rested  time.Time // when events may have the tables read again
+		rested  time.Time // time from which on an event causes a new reading
 	)
 	defer func() { alarm.timer.Stop() }()
 	for {
@@ -159,7 +159,7 @@ func (r *Resolver) Run(ctx context.Context) error {
 			fresh = true
 			alarm.within(0)
 		case event, open := <-events:
-			if !open { // it was not read fast enough, and has lost events
+			if !open { // events were lost, because the channel was not read fast enough
 				if events, err = subscribe(ctx); err != nil {
 					return err
 				}
@@ -187,8 +187,8 @@ func (r *Resolver) Run(ctx context.Context) error {
 	}
 }
 
-// alarm is a timer that is only ever moved to an earlier time, so that events
-// without end cannot put it off.
+// alarm is a timer that can only be moved to an earlier time, so that endless
+// events cannot delay it.
 type alarm struct {
 	timer *time.Timer
 	due   time.Time
@@ -198,7 +198,7 @@ func newAlarm(after time.Duration) *alarm {
 	return &alarm{time.NewTimer(after), time.Now().Add(after)}
 }
 
-// within makes it go off after a duration at the latest.
+// within makes the alarm go off after a duration at the latest.
 func (a *alarm) within(d time.Duration) {
 	if due := time.Now().Add(d); due.Before(a.due) {
 		a.due = due
@@ -206,7 +206,7 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// retarget takes on other targets, and forgets what is known of those that are none any more.
+// retarget replaces the targets, and forgets the state of former ones.
 func (r *Resolver) retarget(addresses []netip.Addr) {
 	r.targets = newTargets(addresses)
 	gone := func(target netip.Addr) bool {
@@ -254,9 +254,9 @@ func (r *Resolver) resolve() (Update, error) {
 	return now, nil
 }
 
-// lookup looks up every target in the routing tables. A list of routes that the kernel makes while
-// some come and others go may lack any (seen of IPv6 on Linux 6.18). So the kernel is asked about
-// each target whose route seems to be gone.
+// lookup looks up every target in the routing tables. If routes change while the kernel lists them,
+// any route may be missing from the list (observed for IPv6 on Linux 6.18). So lookup asks the
+// kernel about each target whose route seems to be gone.
 func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]found {
 	all := make(map[netip.Addr]found, len(r.targets))
 	for _, target := range r.targets {
@@ -278,19 +278,18 @@ func (r *Resolver) lookup(kernel *snapshot) map[netip.Addr]found {
 	return all
 }
 
-// errWithdrawn is for a target that once was reached by a route of its own. Its server lies behind
-// another neighbour than what default routes are for, which would send the packets elsewhere.
-var errWithdrawn = errors.New("no route but the default route, which is not taken: " +
-	"there was a longer prefix for it before")
+// errWithdrawn is the error about a target that once had a route of its own. The router of the
+// default route would not send its packets to the server.
+var errWithdrawn = errors.New("only the default route is left, and it is not used: " +
+	"the server had a route of its own before")
 
-// known is what is known of a neighbour in use.
+// known is the state of a neighbour in use.
 type known struct {
-	mac    [6]byte // the last one; zero: none yet
-	silent bool    // it was asked, and not heard of since
+	mac    [6]byte // the last known one; zero: none yet
+	silent bool    // it was asked and has not answered since
 }
 
-// differs says whether the kernel's entry of the neighbour tells anything new, or has to be made
-// managed.
+// differs tells whether the kernel's entry of the neighbour has news, or must be made managed.
 func (k *known) differs(e entry) bool {
 	kept := e.managed || e.fixed
 	if e.usable {
@@ -299,7 +298,7 @@ func (k *known) differs(e entry) bool {
 	return e.failed && !k.silent || !kept
 }
 
-// learn takes on what the kernel knows. An entry that nobody keeps may have failed long ago.
+// learn takes the state of the kernel's entry. An entry that is not kept may have failed long ago.
 func (k *known) learn(e entry) {
 	switch {
 	case e.usable:
@@ -309,8 +308,8 @@ func (k *known) learn(e entry) {
 	}
 }
 
-// follow makes the neighbours that were found the ones in use, and learns what the kernel knows of
-// them. The errors are of those that cannot be used.
+// follow puts the found neighbours in use, and learns their states from the kernel. The errors are
+// about neighbours that cannot be used.
 func (r *Resolver) follow(kernel *snapshot) map[neighbour]error {
 	used := map[neighbour]*known{}
 	for target, f := range r.found {
@@ -333,8 +332,8 @@ func (r *Resolver) follow(kernel *snapshot) map[neighbour]error {
 	return failures
 }
 
-// resume takes up the hop by which an earlier process has reached a target. That does not say which
-// neighbour it was: of those on the same interface the preferred one.
+// resume uses the hop of an earlier process for a target. The hop does not name its neighbour, so
+// resume assumes the preferred one on the same interface.
 func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 	hop, ok := r.resumed[target]
 	if !ok {
@@ -349,9 +348,9 @@ func (r *Resolver) resume(target netip.Addr, neighbours map[neighbour]*known) {
 	}
 }
 
-// hop is by the first neighbour that answers, or else by the first that ever did. While the kernel
-// looks for a neighbour, and after it has found none, the last MAC address stays in use: nothing
-// better is known, and the neighbour may be back before the kernel asks again.
+// hop uses the first neighbour that answers, or else the first that ever did. While the kernel
+// looks for a neighbour, and after it has failed, the last MAC address stays in use, because the
+// neighbour may be back before the kernel asks again.
 func (r *Resolver) hop(kernel *snapshot, f found) (Hop, bool) {
 	var best Hop
 	for _, way := range f.ways {
@@ -377,7 +376,7 @@ func (r *Resolver) manage(s *snapshot, way neighbour) error {
 		return fmt.Errorf("interface %s has no Ethernet address", link.Name)
 	}
 	if e := s.neighbours[way]; e.managed || e.fixed {
-		if e.ours { // of a process that was killed, or is at work and will ask again if it has to
+		if e.ours { // from a killed process, or from a running one that will ask again if it must
 			r.managed[way] = true
 		}
 		return nil
@@ -389,7 +388,7 @@ func (r *Resolver) manage(s *snapshot, way neighbour) error {
 	return nil
 }
 
-// release gives back the neighbours that are not used any more.
+// release releases the neighbours that are not used any more.
 func (r *Resolver) release(all map[neighbour]entry) {
 	for way := range r.managed {
 		if r.neighbours[way] != nil {
@@ -397,7 +396,7 @@ func (r *Resolver) release(all map[neighbour]entry) {
 		}
 		delete(r.managed, way)
 		if !all[way].ours {
-			continue // it is gone, or somebody else's now
+			continue // it is gone, or kept by others now
 		}
 		if err := setManaged(way, false); err != nil {
 			r.log.Error("give back a neighbour", "address", way.address, "error", err)
@@ -415,7 +414,7 @@ func (r *Resolver) releaseAll() {
 	r.release(all)
 }
 
-// report logs the problems that are new, of targets that have a hop all the same.
+// report logs new problems of targets that still have a hop.
 func (r *Resolver) report(problems map[netip.Addr]string) {
 	for target, problem := range problems {
 		if r.problems[target] != problem {

@@ -17,12 +17,12 @@ type route struct {
 	prefix netip.Prefix
 	kind   byte // RTN_*
 	metric uint32
-	rank   int // of routes with the same metric the one with the lowest is preferred
+	rank   int // among routes with the same metric, the lowest is preferred
 	paths  []path
-	object uint32 // the nexthop object that has its paths; 0: none
+	object uint32 // the nexthop object with its paths; 0: none
 }
 
-// path is one of the ways that a route names.
+// path is one of the paths of a route.
 type path struct {
 	ifindex int
 	gateway netip.Addr // invalid: the destination itself is on the link
@@ -39,8 +39,8 @@ func readRoutes(family byte, f func(*route)) error {
 	})
 }
 
-// parseRoute reads a struct rtmsg and the attributes after it; false: it is no route for what the
-// host itself sends to anywhere without a type of service.
+// parseRoute reads a struct rtmsg and the attributes after it. It returns false if the route is not
+// for packets of the host itself without a type of service.
 func parseRoute(message []byte) (*route, bool) {
 	sourceBits, tos, flags := message[2], message[3], number(message[8:])
 	if sourceBits != 0 || tos != 0 || flags&unix.RTM_F_CLONED != 0 {
@@ -80,14 +80,14 @@ func parseRoute(message []byte) (*route, bool) {
 // rtaNhID is RTA_NH_ID: the number of a nexthop object.
 const rtaNhID = 30
 
-// read takes note of an attribute of a path.
+// read reads an attribute of a path.
 func (p *path) read(kind uint16, value []byte) {
 	switch kind {
 	case unix.RTA_OIF:
 		p.ifindex = int(number(value))
 	case unix.RTA_GATEWAY:
 		p.gateway = addressOf(value)
-	case unix.RTA_VIA: // the gateway of another family, after the number of that
+	case unix.RTA_VIA: // the number of another family, then a gateway of that family
 		if len(value) > 2 {
 			p.gateway = addressOf(value[2:])
 		}
@@ -174,8 +174,8 @@ func (all objects) add(message []byte) {
 	all[id] = o
 }
 
-// resolve gives a route the paths of its nexthop object, where the kernel tells nothing but the
-// object's number (sysctl net.ipv4.nexthop_compat_mode).
+// resolve gives a route the paths of its nexthop object, if the kernel reports only the object's
+// number (sysctl net.ipv4.nexthop_compat_mode).
 func (all objects) resolve(r *route) {
 	members := all[r.object].group
 	if members == nil {
@@ -189,17 +189,17 @@ func (all objects) resolve(r *route) {
 	}
 }
 
-// order is where a path stands among those of its route, for a target: the lowest comes first. Each
-// path is the first of as many targets as its weight says, and a target keeps its
-// path while others come and go (weighted rendezvous hashing; Schindelhauer and Schomaker,
-// "Weighted Distributed Hash Tables", 2005).
+// order ranks a path among those of its route, for a target: the lowest is first. Each path is the
+// first of a share of targets by its weight, and a target keeps its path while other paths are
+// added and removed (weighted rendezvous hashing; Schindelhauer and Schomaker, "Weighted
+// Distributed Hash Tables", 2005).
 func (p *path) order(target netip.Addr) float64 {
 	h := fnv.New64a()
 	h.Write(target.AsSlice())
 	h.Write(p.gateway.AsSlice())
 	h.Write(binary.BigEndian.AppendUint32(nil, uint32(p.ifindex)))
 	hash := h.Sum64()
-	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15 // FNV leaves the high bits much alike
+	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15 // the high bits of FNV differ too little
 	uniform := (float64(hash>>11) + 0.5) / (1 << 53)
 	return -math.Log(uniform) / float64(p.weight)
 }

@@ -19,7 +19,7 @@ type policy struct {
 	tables map[uint32]*table
 }
 
-// table is a routing table, as far as it leads to targets.
+// table is a routing table, reduced to routes that lead to targets.
 type table struct {
 	routes  map[netip.Prefix][]*route // the lowest metric first, and of equal ones the lowest rank
 	lengths []int                     // of the prefixes, in bits; the longest first
@@ -46,7 +46,7 @@ func readPolicy(family byte, targets targets) (*policy, error) {
 	return newPolicy(rules, routes), nil
 }
 
-// resolveObjects gives the routes their paths that name nothing but an object.
+// resolveObjects gives paths to routes that name only an object.
 func resolveObjects(routes []*route) error {
 	unresolved := func(r *route) bool {
 		return r.kind == unix.RTN_UNICAST && len(r.paths) == 0 && r.object != 0
@@ -82,7 +82,8 @@ func newPolicy(rules []rule, routes []*route) *policy {
 	return p
 }
 
-// inUse says whether the kernel uses the route now: not if all interfaces that it names are down.
+// inUse tells whether the kernel uses the route now. It does not if all interfaces of the route are
+// down.
 func (r *route) inUse() bool {
 	return r.kind != unix.RTN_UNICAST ||
 		slices.ContainsFunc(r.paths, func(p path) bool { return !p.dead })
@@ -116,23 +117,23 @@ func (t *table) find(target netip.Addr) []*route {
 	return nil
 }
 
-// found is what the routing tables say of a target.
+// found is the result of a lookup of a target in the routing tables.
 type found struct {
-	ways []neighbour // the preferred one first; none where there is an error
-	bits int         // of the route's prefix; of a default route 0, of none -1
+	ways []neighbour // the preferred one first; none if there is an error
+	bits int         // length of the route's prefix; 0: default route; -1: no route
 	err  error
 }
 
-// nowhere is found for a target without a route.
+// nowhere is the result for a target without a route.
 var nowhere = found{bits: -1, err: errors.New("no route")}
 
 var errOwn = errors.New("the address is this host's own")
 
-// lookup finds by way of which neighbours the kernel would send a packet of this host's own to an
+// lookup finds the neighbours through which the kernel would send a packet of this host to an
 // address.
 //
-// Unlike a lookup by the kernel (ask) it does not care for the state of neighbours. For IPv6 the
-// kernel passes over a route whose neighbour has failed, on to shorter prefixes (rt6_score_route in
+// Unlike a lookup by the kernel (ask) it ignores the state of neighbours. For IPv6 the kernel skips
+// a route whose neighbour has failed and tries shorter prefixes (rt6_score_route in
 // net/ipv6/route.c), unless the sysctl net.ipv6.conf.all.forwarding is set.
 func (p *policy) lookup(target netip.Addr) found {
 	for i := 0; i < len(p.rules); i++ {
@@ -159,7 +160,7 @@ func (p *policy) lookup(target netip.Addr) found {
 	return nowhere
 }
 
-// ask has the kernel look up an address.
+// ask lets the kernel look up an address.
 func ask(target netip.Addr) found {
 	request := nl.NewNetlinkRequest(unix.RTM_GETROUTE, 0)
 	request.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{
@@ -171,7 +172,7 @@ func ask(target netip.Addr) found {
 		return nowhere
 	}
 	r, ok := parseRoute(messages[0])
-	// For IPv6 the kernel may tell another route that has the same nexthop object.
+	// For IPv6 the kernel may report another route with the same nexthop object.
 	if !ok || !r.prefix.Contains(target) || resolveObjects([]*route{r}) != nil || !r.inUse() {
 		return nowhere
 	}
@@ -179,7 +180,7 @@ func ask(target netip.Addr) found {
 	return found{ways, r.prefix.Bits(), err}
 }
 
-// ruleAt is the position of the first rule of a priority; -1: there is none.
+// ruleAt returns the position of the first rule with a priority; -1: none.
 func (p *policy) ruleAt(priority uint32) int {
 	return slices.IndexFunc(p.rules, func(r rule) bool { return r.priority == priority })
 }
@@ -200,7 +201,7 @@ func waysOf(routes []*route, target netip.Addr) (ways []neighbour, err error) {
 	return nil, err
 }
 
-// neighbours are those of the paths that are in use, in the target's order.
+// neighbours returns the neighbours of the paths in use, in the target's order.
 func (r *route) neighbours(target netip.Addr) []neighbour {
 	paths := slices.DeleteFunc(slices.Clone(r.paths), func(p path) bool { return p.dead })
 	if len(paths) > 1 {
@@ -218,14 +219,14 @@ func (r *route) neighbours(target netip.Addr) []neighbour {
 	return ways
 }
 
-// refusals are the kinds of routes that have packets dropped.
+// refusals are the kinds of routes that drop packets.
 var refusals = map[byte]string{
 	unix.RTN_BLACKHOLE:   "blackhole",
 	unix.RTN_UNREACHABLE: "unreachable",
 	unix.RTN_PROHIBIT:    "prohibit",
 }
 
-// refusal says why a route leads to no other host.
+// refusal returns the reason why a route does not lead to another host.
 func refusal(r *route) error {
 	if kind, ok := refusals[r.kind]; ok {
 		return fmt.Errorf("no route: %s is routed as %s", r.prefix, kind)

@@ -13,25 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// rule is a rule of the kernel's routing policy (ip-rule(8)), as it is for a packet that the host
-// itself sends as root to a certain address, without a source address, mark or port.
+// rule is a rule of the kernel's routing policy (ip-rule(8)), reduced to packets that the host
+// itself sends as root, without a source address, mark or port.
 type rule struct {
 	priority uint32
 	to       netip.Prefix // invalid: to any address
-	applies  bool         // as far as it does not depend on the packet's destination
-	inverted bool         // it is for the packets that do not match
+	applies  bool         // the conditions apart from the destination are true
+	inverted bool         // the rule is for packets that do not match
 	action   byte
 	table    uint32
-	jump     uint32 // the priority of the rule to go on with
-	suppress int    // routes with so many bits, or fewer, do not count; -1: all do
+	jump     uint32 // the priority of the next rule
+	suppress int    // routes with at most so many bits do not count; -1: all count
 }
 
-// matches says whether the rule is for a packet to an address.
+// matches tells whether the rule is for a packet to an address.
 func (r *rule) matches(target netip.Addr) bool {
 	return (r.applies && (!r.to.IsValid() || r.to.Contains(target))) != r.inverted
 }
 
-// passesOver says whether the next rule is asked, too, although this one has led to a route.
+// passesOver tells whether the next rule is also used, although this one has led to a route.
 func (r *rule) passesOver(route *route) bool {
 	if _, refused := refusals[route.kind]; refused {
 		return false

@@ -16,14 +16,14 @@ func newTargets(addresses []netip.Addr) targets {
 	return slices.Compact(sorted)
 }
 
-// any says whether there is a target in a prefix.
+// any tells whether there is a target in a prefix.
 func (t targets) any(prefix netip.Prefix) bool {
 	prefix = prefix.Masked()
 	i, _ := slices.BinarySearchFunc(t, prefix.Addr(), netip.Addr.Compare)
 	return i < len(t) && prefix.Contains(t[i])
 }
 
-// has says whether there is a target of a family.
+// has tells whether there is a target of a family.
 func (t targets) has(family byte) bool {
 	return slices.ContainsFunc(t, func(a netip.Addr) bool { return familyOf(a) == family })
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package probe finds out, once a second, whether servers can serve: it asks their agents by the
-// way that clients' packets take, and compares the connections that they are offered with the
-// answers. docs/protocol.md describes probes on the wire.
+// Package probe tests servers once a second: it probes their agents on the path of clients'
+// packets, and compares offered connections with signals. docs/protocol.md describes probes on the
+// wire.
 package probe
 
 import (
@@ -19,27 +19,27 @@ import (
 const (
 	// Interval is the time from one probe of a server to the next.
 	Interval = time.Second
-	// groups is how many groups of servers are probed in turn within an interval, so that probes
-	// do not leave all at once.
+	// groups is the number of groups of servers that are probed in turn within an interval, so that
+	// probes are spread over time.
 	groups = 10
-	// Fall is how many probes in a row without an answer make a server Silent.
+	// Fall is the number of probes in a row without an answer that make a server Silent.
 	Fall = 3
-	// Rise is how many good answers in a row end a fault.
+	// Rise is the number of good answers in a row that end a fault.
 	Rise = 2
-	// UnansweredOffers is how many connections are offered to a server first, and taken by no
-	// server, before the first one is Unheard; more if others are taken in between.
+	// UnansweredOffers is the number of connections that are offered to a server first and accepted
+	// by no server before the server is Unheard. Accepted connections in between increase it.
 	UnansweredOffers = 20
-	// answerWorth is how many unanswered offers an answered one makes up for, and takenWorth, how many
-	// a connection that the server took itself.
+	// answerWorth is the number of unanswered offers that an answered one cancels, and takenWorth
+	// the number that a connection cancels which the server itself accepted.
 	answerWorth, takenWorth = 1. / 3, 3.
-	// An Unheard server gets no offers that could show that it is well again. It is given another
-	// chance after firstTrial, and each time later, up to lastTrial.
+	// An Unheard server gets no offers, so offers cannot show that it has recovered. It gets
+	// another chance after firstTrial, and then after longer times, up to lastTrial.
 	firstTrial, lastTrial = 10 * time.Second, 160 * time.Second
 	// slotMask is the part of a token that is the slot.
 	slotMask = 0xffff
 )
 
-// Fault is why a server cannot get new connections.
+// Fault is the reason why a server gets no new connections.
 type Fault uint8
 
 // The faults of servers.
@@ -48,7 +48,7 @@ const (
 	Silent             // its agent does not answer
 	OtherVersion       // its agent speaks another version of the protocol
 	NotServed          // its agent does not have the VIP
-	Unheard            // connections that it is offered first are not answered (placement hunt)
+	Unheard            // connections offered to it first are not accepted (placement hunt)
 )
 
 // Target is a server of a service.
@@ -57,46 +57,46 @@ type Target struct {
 	Slot            uint32 // its number in the data path
 	VIP             netip.Addr
 	Encapsulation   config.Encapsulation
-	// Offered says that the service hunts, by candidates that its table names: then offers are
-	// compared with answers, too.
+	// Offered tells that the service hunts with consistent candidates. Offers are then compared
+	// with signals.
 	Offered bool
-	// Fault is what an earlier process has found.
+	// Fault is the finding of an earlier process.
 	Fault Fault
 }
 
 // Request is a probe to send.
 type Request struct {
 	Target *Target
-	Token  uint64 // comes back in the answer; its low 16 bits are the slot
+	Token  uint64 // returned in the answer; its low 16 bits are the slot
 }
 
-// Answer is what an agent says of itself.
+// Answer is an agent's answer to a probe.
 type Answer struct {
 	Version uint16 // of the protocol
 	Serves  bool   // it has the VIP
 }
 
-// Offers are the connections of a service that hunts, as a server has to do with them.
+// Offers are a server's counters of offered connections.
 type Offers struct {
-	Offered  uint64 // it was the first to be offered
-	Answered uint64 // of these, any server took
-	Taken    uint64 // it took, whoever was the first
+	Offered  uint64 // offered to the server first
+	Answered uint64 // of these, accepted by any server
+	Taken    uint64 // accepted by the server, whether or not they were offered to it first
 }
 
-// ErrNotReady says that the data path cannot send probes yet.
+// ErrNotReady tells that the data path cannot send probes yet.
 var ErrNotReady = errors.New("the data path is not attached")
 
-// Wire is the data path that probes travel by. Only the goroutine in Run uses it.
+// Wire is the data path that sends probes. Only the goroutine in Run uses it.
 type Wire interface {
-	// Send probes servers. While the data path is not at work yet, it sends nothing: ErrNotReady.
+	// Send probes servers. It returns ErrNotReady while the data path does not work yet.
 	Send([]Request) error
-	// HasWay tells whether there is a next hop to a server, by which a probe could be sent.
+	// HasWay tells whether a server has a next hop.
 	HasWay(slot uint32) bool
-	// Answer returns the answer to a server's last probe, if it has come.
+	// Answer returns the answer to a server's last probe, if it has arrived.
 	Answer(slot uint32) (answer Answer, ok bool)
-	// Offers counts what there was since a server came.
+	// Offers returns the counters of a server.
 	Offers(slot uint32) (Offers, error)
-	// Forget takes no answer from a server any more.
+	// Forget discards further answers of a server.
 	Forget(slot uint32)
 }
 
@@ -111,18 +111,18 @@ type Result struct {
 type Prober struct {
 	log     *slog.Logger
 	wire    Wire
-	version uint16 // of the protocol that answers have to be of
+	version uint16 // the required version of the protocol
 	targets chan []Target
 	updates chan []Result
 
-	// Of the goroutine in Run:
-	servers map[Target]*server   // by the target, with no Fault
+	// Only the goroutine in Run uses these:
+	servers map[Target]*server   // by the target without its Fault
 	peers   map[string][]*server // the same by service
 	group   int
 	failing bool // the last probes could not be sent
 }
 
-// New returns a prober that takes agents for well that speak the version; it works while Run does.
+// New returns a prober for agents that speak a version of the protocol. It works while Run runs.
 func New(wire Wire, version uint16, log *slog.Logger) *Prober {
 	return &Prober{
 		log: log, wire: wire, version: version,
@@ -130,8 +130,8 @@ func New(wire Wire, version uint16, log *slog.Logger) *Prober {
 	}
 }
 
-// SetTargets says which servers to probe from now on. It returns when the prober has taken note, or
-// the context ends.
+// SetTargets replaces the servers to probe. It returns when the prober has received them, or the
+// context ends.
 func (p *Prober) SetTargets(ctx context.Context, targets []Target) {
 	select {
 	case p.targets <- targets:
@@ -139,7 +139,7 @@ func (p *Prober) SetTargets(ctx context.Context, targets []Target) {
 	}
 }
 
-// Updates delivers what changed. Results of servers that are no targets any more may be among it.
+// Updates delivers changes. It may also deliver results of former targets.
 func (p *Prober) Updates() <-chan []Result {
 	return p.updates
 }
@@ -167,8 +167,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// Replace does what SetTargets does, of a prober that does not run. It returns what its owner does not
-// know: the findings that differ from the targets' Fault.
+// Replace is SetTargets for a prober that does not run. It returns the findings that differ from
+// the targets' Fault.
 func (p *Prober) Replace(targets []Target) (news []Result) {
 	before := p.servers
 	p.servers, p.peers = make(map[Target]*server, len(targets)), map[string][]*server{}
@@ -195,7 +195,7 @@ func (p *Prober) Replace(targets []Target) (news []Result) {
 	return news
 }
 
-// Round is what a prober that does not run would do within an interval: it judges all servers, and
+// Round does the work of one interval for a prober that does not run: it judges all servers, and
 // probes them again.
 func (p *Prober) Round(now time.Time) (changes []Result) {
 	for range groups {
@@ -216,7 +216,7 @@ func (p *Prober) tick(now time.Time) (changes []Result) {
 			changes = append(changes, Result{s.target.Service, s.target.Server, s.target.Slot, s.fault})
 		}
 		if s.asked = p.wire.HasWay(s.target.Slot); !s.asked {
-			continue // the missing next hop is known, and proves nothing about the agent
+			continue // a missing next hop proves nothing about the agent
 		}
 		requests = append(requests, Request{&s.target, rand.Uint64()&^slotMask | uint64(s.target.Slot)})
 	}
@@ -226,7 +226,7 @@ func (p *Prober) tick(now time.Time) (changes []Result) {
 	return changes
 }
 
-// send complains once of what is likely to fail each time. A probe that was not sent proves nothing.
+// send probes servers. It logs repeated failures once. A probe that was not sent proves nothing.
 func (p *Prober) send(requests []Request) {
 	err := p.wire.Send(requests)
 	if err != nil {
@@ -249,7 +249,7 @@ func (p *Prober) unask(t *Target) {
 	p.servers[key].asked = false
 }
 
-// judge tells whether what is known of a server has changed.
+// judge updates the finding about a server, and tells whether it changed.
 func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 	before := s.fault
 	if s.asked {
@@ -261,7 +261,7 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 	if s.target.Offered {
 		offers, err := p.wire.Offers(s.target.Slot)
 		if err != nil {
-			p.log.Error("compare offers with answers", "service", s.target.Service, "server", s.target.Server, "error", err)
+			p.log.Error("compare offers with signals", "service", s.target.Service, "server", s.target.Server, "error", err)
 		} else {
 			s.noteOffers(offers, now)
 			if s.mayGiveUp() && !p.isOverloaded(s.target.Service) {
@@ -276,17 +276,16 @@ func (p *Prober) judge(s *server, now time.Time) (changed bool) {
 	return s.fault != before
 }
 
-// explain forgets which offers were not answered, when probes find the reason: the server did not take
-// its own, nor those that its peers passed on to it.
+// explain forgets unanswered offers when probes find the reason: the server accepted neither its
+// own offers nor those that its peers passed on to it.
 func (p *Prober) explain(s *server) {
 	for _, peer := range p.peers[s.target.Service] {
 		peer.forget()
 	}
 }
 
-// isOverloaded tells whether more than a third of a service's servers leave offers unanswered: they
-// are overloaded, or the clients do not wait for answers. To place connections on fewer servers would
-// make it worse.
+// isOverloaded tells whether more than a third of a service's servers leave offers unanswered. They
+// are overloaded, or the clients do not wait for answers. Fewer servers would make it worse.
 func (p *Prober) isOverloaded(service string) bool {
 	suspects := 0
 	for _, s := range p.peers[service] {
@@ -297,7 +296,7 @@ func (p *Prober) isOverloaded(service string) bool {
 	return suspects > max(1, len(p.peers[service])/3)
 }
 
-// faultOf is what a probe shows.
+// faultOf returns the fault that an answer shows.
 func (p *Prober) faultOf(answer Answer, ok bool) Fault {
 	switch {
 	case !ok:

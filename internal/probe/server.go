@@ -4,10 +4,10 @@ package probe
 
 import "time"
 
-// server is what is known of a target.
+// server is the state of a target.
 type server struct {
 	target Target
-	fault  Fault // as it was told
+	fault  Fault // as reported
 	asked  bool  // a probe was sent
 
 	// From probes:
@@ -17,17 +17,17 @@ type server struct {
 	// From offers:
 	counted bool   // the counters have been read before
 	offers  Offers // as they were last read
-	pending uint64 // unanswered at the last reading: the answers may be under way
+	pending uint64 // unanswered at the last reading; signals may be under way
 	score   float64
 	unheard bool
 	trial   time.Duration
 	retry   time.Time // when an unheard server gets another chance
 }
 
-// newServer begins with what an earlier process has found.
+// newServer begins with the finding of an earlier process.
 func newServer(t Target) *server {
 	s := &server{target: t, fault: t.Fault, trial: firstTrial}
-	if t.Fault == Unheard { // which only a server that is offered connections can be
+	if t.Fault == Unheard { // only a server that is offered connections can be Unheard
 		s.unheard, s.retry = t.Offered, time.Now().Add(firstTrial)
 	} else {
 		s.probed = t.Fault
@@ -35,8 +35,8 @@ func newServer(t Target) *server {
 	return s
 }
 
-// noteProbe takes note of what a probe has shown, and tells whether that is the first proof of a fault.
-// An agent's own word is believed at once; a probe may be lost.
+// noteProbe records the result of a probe, and tells whether it is the first proof of a fault. One
+// answer of an agent is proof; a missing answer is not, because a probe may be lost.
 func (s *server) noteProbe(found Fault) (proof bool) {
 	before := s.probed
 	switch found {
@@ -59,19 +59,20 @@ func (s *server) noteProbe(found Fault) (proof bool) {
 	return before == None && s.probed != None
 }
 
-// noteOffers takes note of the counters of offers and answers.
+// noteOffers reads the counters of offers and signals.
 //
 // The score is a cumulative sum (Page, "Continuous inspection schemes", 1954). It rises by one for
 // each offer without an answer, and falls by answerWorth for each with one. So it stays near zero
-// while more than three of four offers are answered, also if a tenth of all packets is lost. A server
-// that drops what it takes cannot hide behind the offers that it refuses and others take: by policy
-// `dynamic` a server refuses half.
+// while more than three of four offers are answered, also if a tenth of all packets is lost. A
+// server that drops accepted connections is still detected if it refuses half of its offers, as by
+// policy `dynamic`, and others accept those.
 //
-// What a server refuses may be lost at the next one, and then clients offer it again: of two or three
-// servers, one that does not answer makes most offers of the others look unanswered, too. But these
-// are heard of, by what they take themselves, and each such connection takes takenWorth from the score.
+// A refused connection may be lost at the next server, and then clients repeat their SYN. So among
+// two or three servers, one that does not answer makes most offers of the others look unanswered.
+// But the others accept connections themselves, and each of these subtracts takenWorth from the
+// score.
 //
-// The score is bounded, so that the first good news counts.
+// The score is bounded, so that the first answered offers have an effect.
 func (s *server) noteOffers(now Offers, at time.Time) {
 	newOffers, newAnswers := now.Offered-s.offers.Offered, now.Answered-s.offers.Answered
 	newTaken := now.Taken - s.offers.Taken
@@ -79,7 +80,7 @@ func (s *server) noteOffers(now Offers, at time.Time) {
 	switch {
 	case !s.counted:
 		s.counted = true
-	case s.probed != None: // which explains what is not answered
+	case s.probed != None: // the fault explains unanswered offers
 		s.forget()
 		s.trial = firstTrial
 	case s.unheard:
@@ -95,16 +96,16 @@ func (s *server) noteOffers(now Offers, at time.Time) {
 	}
 }
 
-// forget forgets which offers were not answered.
+// forget forgets unanswered offers.
 func (s *server) forget() { s.unheard, s.score, s.pending = false, 0, 0 }
 
-// suspect tells whether many offers are without an answer.
+// suspect tells whether many offers are unanswered.
 func (s *server) suspect() bool { return s.unheard || s.score >= UnansweredOffers/2 }
 
-// mayGiveUp tells whether too many offers are without an answer.
+// mayGiveUp tells whether too many offers are unanswered.
 func (s *server) mayGiveUp() bool { return !s.unheard && s.score >= UnansweredOffers }
 
-// giveUp makes a server unheard for a time.
+// giveUp makes a server Unheard for a time.
 func (s *server) giveUp(now time.Time) {
 	if now.Sub(s.retry) > lastTrial { // the last trial went well
 		s.trial = firstTrial

@@ -188,7 +188,7 @@ func Select(patterns ...string) ([]Figure, error) {
 			}
 		}
 		if !found {
-			return nil, fmt.Errorf("figure %q: there is none of that name; segue repro --list names all", pattern)
+			return nil, fmt.Errorf("figure %q: unknown; segue repro --list lists all figures", pattern)
 		}
 	}
 	var figures []Figure

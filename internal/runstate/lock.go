@@ -28,7 +28,7 @@ func LockFile(instance string) string {
 }
 
 // ErrRunning is part of the error of Lock when a process runs the instance.
-var ErrRunning = errors.New("is running already")
+var ErrRunning = errors.New("is already running")
 
 // Lock makes sure that one process at a time runs an instance. The lock is held
 // until the returned file is closed, or the process ends. The error is ErrRunning if another process
@@ -53,7 +53,7 @@ func refused(instance string, err error) error {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return running(instance)
 	case errors.Is(err, os.ErrPermission):
-		return fmt.Errorf("instance %q: this needs root: %w", instance, err)
+		return fmt.Errorf("instance %q: needs root: %w", instance, err)
 	}
 	return fmt.Errorf("instance %q: %w", instance, err)
 }
@@ -65,7 +65,7 @@ func running(instance string) error {
 		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
 	}
 	if process == nil { // or it has ended just now
-		return fmt.Errorf("instance %q %w, in another PID namespace", instance, ErrRunning)
+		return fmt.Errorf("instance %q %w in another PID namespace", instance, ErrRunning)
 	}
 	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,
 		process.Since.Format(time.RFC3339))

@@ -54,7 +54,7 @@ func TestLockSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = Lock(instance)
-	holder := fmt.Sprintf("instance %q is running already: process %d, since 20", instance,
+	holder := fmt.Sprintf("instance %q is already running: process %d, since 20", instance,
 		os.Getpid())
 	if err == nil || !strings.HasPrefix(err.Error(), holder) {
 		t.Errorf("error %v, want %s...", err, holder)
@@ -63,7 +63,7 @@ func TestLockSaysWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	denied := &os.PathError{Op: "open", Path: LockFile("lb"), Err: unix.EACCES}
-	const want = `instance "lb": this needs root: open /run/segue/lb.lock: permission denied`
+	const want = `instance "lb": needs root: open /run/segue/lb.lock: permission denied`
 	if got := refused("lb", denied).Error(); got != want {
 		t.Errorf("error %s, want %s", got, want)
 	}

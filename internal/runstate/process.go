@@ -90,7 +90,7 @@ func nameInLocks(file *os.File, statDevice uint64) (string, error) {
 		}
 	}
 	if mount == "" || inode == "" {
-		return "", fmt.Errorf("%s tells no mount or no inode: %q", path, text)
+		return "", fmt.Errorf("%s: no mount or inode in %q", path, text)
 	}
 	device, found, err := deviceOf(mount)
 	if err != nil {

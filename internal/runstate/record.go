@@ -54,7 +54,7 @@ func recordFile(lockFile string) string {
 func FindRecord(instance string, process *Process) (*Record, error) {
 	record, err := readRecord(RecordFile(instance), process)
 	if err != nil {
-		return nil, fmt.Errorf("read what the process of instance %q runs: %w", instance, err)
+		return nil, fmt.Errorf("read the record of the process of instance %q: %w", instance, err)
 	}
 	return record, nil
 }

@@ -111,7 +111,7 @@ func TestLabCommands(t *testing.T) {
 	cleanUp(t)
 	name := []string{"--name", labName}
 	mustCLI(t, append([]string{"lab", "up"}, name...)...)
-	if out, err := cli(t, append([]string{"lab", "up"}, name...)...); err == nil || !strings.Contains(out, "is up already") {
+	if out, err := cli(t, append([]string{"lab", "up"}, name...)...); err == nil || !strings.Contains(out, "is already up") {
 		t.Errorf("a second lab of the name: %v: %s", err, out)
 	}
 	var status lab.Status
@@ -187,7 +187,7 @@ func checkLabImpair(t *testing.T) {
 		}
 	}
 	out, err := onLab(t, "impair", "--off")
-	if err != nil || !strings.Contains(out, "no packets are impaired") {
+	if err != nil || !strings.Contains(out, "no impairment") {
 		t.Errorf("lab impair --off: %v: %s", err, out)
 	}
 	if out, err := onLab(t, "status"); err != nil || strings.Contains(out, "Impaired") {
@@ -227,7 +227,7 @@ func checkLabRestart(t *testing.T) {
 		}
 	}
 	if out, err := onLab(t, "restart", "fabric"); err == nil ||
-		!strings.Contains(out, "runs no processes to restart: lb1, lb2, s1 to s4 do") {
+		!strings.Contains(out, "has no processes to restart; these nodes have some: lb1, lb2, s1 to s4") {
 		t.Errorf("lab restart fabric: %v: %s", err, out)
 	}
 }

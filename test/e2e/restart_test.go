@@ -67,7 +67,7 @@ func TestStopsAndStartsUnderLoad(t *testing.T) {
 	l, live, visitors := upUnderLoad(t)
 	lb, n := l.Process("lb1", "lb"), l.Node("lb1")
 	path := filepath.Join("/run/segue/lab", l.Name, "conf", "lb1-balancer.yaml")
-	if out, err := n.Run(t.Context(), segue, "lb", "-c", path); err == nil || !strings.Contains(out, "is running already") {
+	if out, err := n.Run(t.Context(), segue, "lb", "-c", path); err == nil || !strings.Contains(out, "is already running") {
 		t.Errorf("a second process of the instance: %v: %s", err, out)
 	}
 	must(t, lb.Stop())

@@ -193,7 +193,7 @@ func (m *merger) inCase(path string, r *RunnableCase) string {
 func (c *cluster) change(h *happening, i int32) (problem string) {
 	if h.kind == sim.SetSpeed {
 		if c.speeds[i] == h.speed {
-			return "has this speed already"
+			return "already has this speed"
 		}
 		c.speeds[i] = h.speed
 		return ""
@@ -211,11 +211,11 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 	}
 	switch {
 	case was == gone && becomes != there:
-		return "is not there"
+		return "is not present"
 	case was == becomes && was == draining:
-		return "is drained already"
+		return "is already drained"
 	case was == becomes:
-		return "is there already"
+		return "is already present"
 	}
 	(*is)[i] = becomes
 	return ""

@@ -129,7 +129,7 @@ func (p *parser) accept(words ...string) string {
 // expect is accept of what has to come.
 func (p *parser) expect(w string) error {
 	if p.accept(w) == "" {
-		return fmt.Errorf("%q expected, %s found", w, p.found())
+		return fmt.Errorf("expected %q, found %s", w, p.found())
 	}
 	return nil
 }
@@ -150,7 +150,7 @@ func (p *parser) condition() (comparison, error) {
 	var within float64
 	switch op {
 	case "":
-		return nil, fmt.Errorf("<, <=, >, >= or within expected, %s found", p.found())
+		return nil, fmt.Errorf("expected <, <=, >, >= or within, found %s", p.found())
 	case "within":
 		if within, err = p.percent(); err != nil {
 			return nil, err
@@ -158,7 +158,7 @@ func (p *parser) condition() (comparison, error) {
 	}
 	right, err := p.sum()
 	if err == nil && p.next() != "" {
-		err = fmt.Errorf("the end expected, %s found", p.found())
+		err = fmt.Errorf("expected the end, found %s", p.found())
 	}
 	switch {
 	case err != nil:
@@ -166,7 +166,7 @@ func (p *parser) condition() (comparison, error) {
 	case left.time != right.time:
 		return nil, fmt.Errorf("%s is compared with %s: times have units, such as 350ms", left.kind(), right.kind())
 	case !left.about && !right.about:
-		return nil, errors.New("there is no metric in it")
+		return nil, errors.New("contains no metric")
 	}
 	return func(r results) verdict { return compare(left.value(r), op, within, right.value(r)) }, nil
 }
@@ -175,7 +175,7 @@ func (p *parser) condition() (comparison, error) {
 func (p *parser) percent() (float64, error) {
 	x, ok := number(p.next())
 	if !ok {
-		return 0, fmt.Errorf("a number expected, %s found", p.found())
+		return 0, fmt.Errorf("expected a number, found %s", p.found())
 	}
 	p.words = p.words[1:]
 	return x, errors.Join(p.expect("%"), p.expect("of"))
@@ -265,7 +265,7 @@ func combine(left expression, op string, right expression) (expression, error) {
 func (p *parser) factor() (expression, error) {
 	w := p.next()
 	if w == "" {
-		return expression{}, errors.New("a number or a metric expected, the end found")
+		return expression{}, errors.New("expected a number or a metric, found the end")
 	}
 	p.words = p.words[1:]
 	if w == "(" {
@@ -283,7 +283,7 @@ func (p *parser) factor() (expression, error) {
 	}
 	value, time := metric(w)
 	if value == nil {
-		return expression{}, fmt.Errorf("%q is no metric; known: %s, and percentiles such as p99.9", w,
+		return expression{}, fmt.Errorf("%q is not a metric; must be one of: %s, or a percentile such as p99.9", w,
 			strings.Join(slices.Sorted(maps.Keys(metrics)), ", "))
 	}
 	of, err := p.ofCase(value)
@@ -302,7 +302,7 @@ func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64,
 	}
 	name := p.next()
 	if !slices.ContainsFunc(p.cases, func(c RunnableCase) bool { return c.Name == name }) {
-		return nil, fmt.Errorf("a case expected, %s found; known: %s", p.found(), strings.Join(names(p.cases), ", "))
+		return nil, fmt.Errorf("expected a case, found %s; must be one of: %s", p.found(), strings.Join(names(p.cases), ", "))
 	}
 	p.words = p.words[1:]
 	return func(r results) float64 { return value(r.cases[name]) }, p.expect(")")

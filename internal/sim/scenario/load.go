@@ -49,7 +49,7 @@ func (m *merger) job(path string, j *Job) sim.Job {
 	if j.captures() {
 		job.Share = 0
 		m.require(j.Share == nil, path+".share",
-			"not together with captured: a class that is drawn has no number")
+			"not allowed with captured, because a class that is drawn has no number")
 	}
 	job.Share = given(j.Share, job.Share)
 	m.require(job.Share >= 0, path+".share", "must not be negative")
@@ -112,7 +112,7 @@ func (m *merger) factor(path, text string) float64 {
 	unit, known := units[text[len(number):]]
 	x, err := strconv.ParseFloat(number, 64)
 	m.require(known && err == nil && x > 0 && !math.IsInf(x, 1), path,
-		"must be a positive time with its unit, such as 35ns or 0.8ns")
+		"must be a positive time with a unit, such as 35ns or 0.8ns")
 	return x * unit
 }
 
@@ -228,7 +228,7 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	m.require((p.Rate == nil) != (p.Load == nil), path, "must have one of rate and load")
 	rate := given(p.Rate, 0)
 	if p.Load != nil && m.loadable(path, c) {
-		m.require(c.Work() > 0, path+".load", "is not possible: the jobs are no work for processors")
+		m.require(c.Work() > 0, path+".load", "not possible, because the jobs have no work for processors")
 		rate = c.Rate(*p.Load)
 	}
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
@@ -239,7 +239,7 @@ func (m *merger) loadable(path string, c *sim.Config) bool {
 	if len(m.errs) > 0 {
 		return false
 	}
-	m.require(c.Capacity() > 0, path+".load", "is not possible: no server is there at the start")
+	m.require(c.Capacity() > 0, path+".load", "not possible, because no server is present at the start")
 	return len(m.errs) == 0
 }
 
@@ -260,7 +260,7 @@ func (m *merger) curve(path string, p *Poisson) sim.Curve {
 		m.require(point.At != nil && point.Factor != nil, at, "must have at and factor")
 		next := sim.Point{At: given(point.At, 0).Seconds(), Factor: given(point.Factor, 1)}
 		m.require(next.Factor >= 0, at+".factor", "must not be negative")
-		m.require(i == 0 || next.At >= points[i-1].At, at+".at", "must not be before the point before")
+		m.require(i == 0 || next.At >= points[i-1].At, at+".at", "must not be earlier than the point before it")
 		points = append(points, next)
 	}
 	m.require(points.Max() > 0, path+".curve", "must not be 0 everywhere")
@@ -306,8 +306,8 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 			work += float64(n) * c.Jobs[class].Work(extent.Sizes[class]/float64(n))
 		}
 	}
-	m.require(extent.Seconds > 0, path+".load", "is not possible: all of the trace is at one time")
-	m.require(work > 0, path+".load", "is not possible: the trace is no work for processors")
+	m.require(extent.Seconds > 0, path+".load", "not possible, because all flows of the trace arrive at one time")
+	m.require(work > 0, path+".load", "not possible, because the trace has no work for processors")
 	return load * c.Capacity() * extent.Seconds / work
 }
 

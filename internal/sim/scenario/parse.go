@@ -256,7 +256,7 @@ func (m *merger) balancers(c *sim.Config) {
 		m.failf(path+".count", "must be 1 to %d", mostBalancers)
 		return
 	}
-	m.require(len(section.Shares) == 0 || len(section.Shares) == n, path+".shares", "must be as many as balancers")
+	m.require(len(section.Shares) == 0 || len(section.Shares) == n, path+".shares", "must have one share per balancer")
 	for range n {
 		c.Balancers = append(c.Balancers, sim.Share{Weight: 1})
 	}
@@ -338,7 +338,7 @@ func (m *merger) measure(c *sim.Config) {
 	if measure == nil {
 		arrivals, _ := section[*Arrivals](m, "Arrivals")
 		m.require(arrivals != nil && arrivals.Poisson == nil, path,
-			"connections or duration is required: only traces have an end")
+			"connections or duration is required: only a trace has an end")
 		return
 	}
 	c.Connections, c.Duration = given(measure.Connections, 0), given(measure.Duration, 0).Seconds()

@@ -116,7 +116,7 @@ const lognormalMean = 0.001 * 1.6487212707001281468
 
 func TestProblems(t *testing.T) {
 	for _, test := range []struct{ old, new, problem string }{
-		{"seed: 7", "sead: 7", `line 1: sead: unknown field; known: seed, runs, servers, balancers, flow-table, network,` +
+		{"seed: 7", "sead: 7", `line 1: sead: unknown field; must be one of: seed, runs, servers, balancers, flow-table, network,` +
 			` clients, arrivals, jobs, placement, measure, events, cases, assert`},
 		{"runs: 2", "runs: 0", `line 2: runs "0": must be 1 to 10000`},
 		{"runs: 2", "runs: 1000000000", `line 2: runs "1000000000": must be 1 to 10000`},
@@ -131,8 +131,8 @@ func TestProblems(t *testing.T) {
 		{"absent: [b2]", "absent: [b3]", `line 6: balancers.absent[0] "b3": must be b1 to b2`},
 		{"count: 2, shares: [1, 3]", "count: -1", `line 6: balancers.count "-1": must be 1 to 256`},
 		{"count: 2, cpus: 4", "count: 2, cpus: 4000000", `line 4: servers: at most 4194304 processors of all servers are possible`},
-		{"shares: [1, 3]", "shares: [1]", `line 6: balancers.shares: must be as many as balancers`},
-		{"{constant: 1ms}", "{constant: 1}", `line 8: network.client-balancer.constant "1": must be a duration with its` +
+		{"shares: [1, 3]", "shares: [1]", `line 6: balancers.shares: must have one share per balancer`},
+		{"{constant: 1ms}", "{constant: 1}", `line 8: network.client-balancer.constant "1": must be a duration with a` +
 			` unit, such as 500ms, 30s or 2h`},
 		{"{constant: 1ms}", "{constant: 1ms, exponential: 1ms}", `line 8: network.client-balancer: must have one of` +
 			` constant, exponential, uniform, lognormal, pareto and values`},
@@ -148,18 +148,18 @@ func TestProblems(t *testing.T) {
 		{"name: picture", "name: page", `line 13: jobs[1].name "page": used twice`},
 		{"share: 3", "match: '['", `line 12: jobs[0].match "[": error parsing regexp: missing closing ]: ` + "`[`"},
 		{"exponential: 20ms", "values: none", `line 12: jobs[0].values "none": open none: no such file or directory`},
-		{"exponential: 20ms", "factor: 35ns", `line 12: jobs[0].factor: unknown field; known: name,` +
+		{"exponential: 20ms", "factor: 35ns", `line 12: jobs[0].factor: unknown field; must be one of: name,` +
 			` share, match, constant, exponential, uniform, lognormal, pareto, values, captured, stages` +
 			"\n" + `line 12: jobs[0]: must have one of constant, exponential, uniform, lognormal,` +
 			` pareto, values and captured`},
 		{"{constant: 1ms}", "{captured: {factor: 35ns}}", `line 8: network.client-balancer.captured:` +
-			` unknown field; known: constant, exponential, uniform, lognormal, pareto, values`},
+			` unknown field; must be one of: constant, exponential, uniform, lognormal, pareto, values`},
 		{"queue: io", "queue: gpu", `line 13: jobs[1].stages[1].queue "gpu": must be cpu or io`},
 		{"index: 3", "index: 1", `line 13: jobs[1].stages[1].pareto.index "1": must be more than 1`},
 		{"placement: lsq", "placement: last", `line 14: placement "last": `},
-		{"placement: lsq", "placement: {lsq: {x: 1}}", `line 14: placement.lsq.x: unknown field; known: `},
+		{"placement: lsq", "placement: {lsq: {x: 1}}", `line 14: placement.lsq.x: unknown field; must be one of: `},
 		{"placement: lsq", "placement: {twf: {interval: 0.5}}", `line 14: placement.twf.interval "0.5": must be a duration with` +
-			` its unit, such as 500ms, 30s or 2h`},
+			` a unit, such as 500ms, 30s or 2h`},
 		{"placement: lsq", "placement: {hlb: {interval: 0s, steps: -1}}", "line 14: placement.hlb: interval 0s: must be 1ms to 1h0m0s\n" +
 			"line 14: placement.hlb: steps -1: must be 0 to 2147483647"},
 		{"warmup: 0.1", "warmup: 0.9", `line 15: measure.cooldown "0.2": must be 0 to less than 1, together with warmup`},
@@ -184,7 +184,7 @@ func TestProblems(t *testing.T) {
 		{"connections: 1000", "connections: 0", `line 15: measure.connections "0": must be positive`},
 		{"duration: 9s", "duration: 0s", `line 15: measure.duration "0s": must be positive`},
 		// Nor is what is missing taken for zero.
-		{"max: 3ms", "mix: 3ms", `line 8: network.server-client.uniform.mix: unknown field; known: min, max`},
+		{"max: 3ms", "mix: 3ms", `line 8: network.server-client.uniform.mix: unknown field; must be one of: min, max`},
 		{"min: 1ms, ", "", `line 8: network.server-client.uniform: must have 0 <= min <= max`},
 		{"load: 0.5", "load: 0.5, diurnal: {period: 1m}", `line 10: arrivals.poisson.diurnal.amplitude: must be more than 0, and at most 1`},
 		{"load: 0.5", "load: 0.5, curve: [{at: 1s}]", `line 10: arrivals.poisson.curve[0]: must have at and factor`},
@@ -193,13 +193,13 @@ func TestProblems(t *testing.T) {
 		{"{at: 2s, ", "{", `line 18: events[1].at: is required`},
 		// Events that change nothing.
 		{"at: 6s", "at: 9s", `line 22: events[5].at "9s": must be before the end of arrivals, a duration of 9s`},
-		{"server-add: [s3]", "server-add: [s1]", `line 17: events[0].server-add[0] "s1": changes nothing: at 1s it is there already, in case first`},
-		{"server-drain: [old]", "server-drain: [s1, s1]", `line 18: events[1].server-drain[1] "s1": changes nothing: at 2s it is drained already, in case first`},
-		{"at: 1s, server-add: [s3]", "at: 3500ms, server-add: [s3]", `line 19: events[2].server-fail[1] "new": changes nothing: at 3s it is not there, in case first`},
-		{"[s2], to: 2", "[s2], to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it has this speed already, in case first`},
-		{"balancer-add: [b2]", "balancer-add: [b1]", `line 21: events[4].balancer-add[0] "b1": changes nothing: at 5s it is there already, in case first`},
-		{"balancer-fail: [b1]", "balancer-fail: [b1, b1]", `line 22: events[5].balancer-fail[1] "b1": changes nothing: at 6s it is not there, in case first`},
-		{"server-fail: [s2]}", "server-fail: [s3]}", `line 25: cases[1].events[0].server-fail[0] "s3": changes nothing: at 1s it is not there`},
+		{"server-add: [s3]", "server-add: [s1]", `line 17: events[0].server-add[0] "s1": changes nothing: at 1s it is already present, in case first`},
+		{"server-drain: [old]", "server-drain: [s1, s1]", `line 18: events[1].server-drain[1] "s1": changes nothing: at 2s it is already drained, in case first`},
+		{"at: 1s, server-add: [s3]", "at: 3500ms, server-add: [s3]", `line 19: events[2].server-fail[1] "new": changes nothing: at 3s it is not present, in case first`},
+		{"[s2], to: 2", "[s2], to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it already has this speed, in case first`},
+		{"balancer-add: [b2]", "balancer-add: [b1]", `line 21: events[4].balancer-add[0] "b1": changes nothing: at 5s it is already present, in case first`},
+		{"balancer-fail: [b1]", "balancer-fail: [b1, b1]", `line 22: events[5].balancer-fail[1] "b1": changes nothing: at 6s it is not present, in case first`},
+		{"server-fail: [s2]}", "server-fail: [s3]}", `line 25: cases[1].events[0].server-fail[0] "s3": changes nothing: at 1s it is not present`},
 		{"balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]", "events:", `line 25: cases[1].events: has no value: leave it out, or give it one such as [] or {}`},
 		{"flow-table: {buckets: 100, ways: 2}", "flow-table:", `line 7: flow-table: has no value`},
 		{"flow-table: {buckets: 100, ways: 2}", "flow-table: null", `line 7: flow-table: has no value`},
@@ -214,7 +214,7 @@ func TestProblems(t *testing.T) {
 		{"[{at: 1s, server-fail: [s2]}]", "[{at: -1s, server-fail: [s2]}]",
 			`line 25: cases[1].events[0].at "-1s": must not be negative`},
 		{"holds: mean(first) < 1s", "holds: mean(fourth) < 1s", `line 28: assert[0].holds "mean(fourth) < 1s": ` +
-			`a case expected, "fourth" found; known: first, second, third`},
+			`expected a case, found "fourth"; must be one of: first, second, third`},
 		{"holds: mean(first) < 1s", "{}", `line 28: assert[0]: must have one of holds and fails`},
 	} {
 		text := strings.Replace(valid, test.old, test.new, 1)
@@ -272,7 +272,7 @@ func TestConsequences(t *testing.T) {
 	for _, test := range []struct{ old, new, problem string }{
 		{"[s1, new], detect", "[s1, nobody], detect", `line 19: events[2].server-fail[1] "nobody": no server or group has this name`},
 		{"absent: true", "absent: yes", `line 5: servers[1].absent "yes": must be true or false`},
-		{"to: 2", "to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it has this speed already, in case first`},
+		{"to: 2", "to: 0.5", `line 20: events[3].speed.servers[0] "s2": changes nothing: at 4s it already has this speed, in case first`},
 	} {
 		text := strings.Replace(valid, test.old, test.new, 1) + "- holds: max(fourth) < 1s\n"
 		text = strings.Replace(text, "cases:\n- {name: first}\n", "cases:\n- {name: first}\n- {name: fourth, placement: sc}\n", 1)
@@ -391,31 +391,31 @@ func TestNoConditions(t *testing.T) {
 }
 
 func TestBadConditions(t *testing.T) {
-	const known = "; known: broken, deviation, failed, fairness, flows, hops, instant-fairness, lost, max, mean," +
-		" open, recovered, refused, timed-out, untracked, utilisation, wrongful, and percentiles such as p99.9"
+	const known = "; must be one of: broken, deviation, failed, fairness, flows, hops, instant-fairness, lost, max, mean," +
+		" open, recovered, refused, timed-out, untracked, utilisation, wrongful, or a percentile such as p99.9"
 	for text, problem := range map[string]string{
-		"mean":                    "<, <=, >, >= or within expected, the end found",
-		"mean < 1 2":              `the end expected, "2" found`,
-		"mean = 1":                `<, <=, >, >= or within expected, "=" found`,
-		"median < 1":              `"median" is no metric` + known,
-		"p100 < 1":                `"p100" is no metric` + known,
-		"mean <":                  "a number or a metric expected, the end found",
-		"mean(a < 1":              `")" expected, "<" found`,
-		"(mean < 1":               `")" expected, "<" found`,
-		"mean within x% of 1":     `a number expected, "x" found`,
-		"mean within inf% of 1":   `a number expected, "inf" found`,
-		"mean < infinity":         `"infinity" is no metric` + known,
-		"mean < nan":              `"nan" is no metric` + known,
-		"mean within 5 of 1":      `"%" expected, "of" found`,
-		"mean within 5% 1":        `"of" expected, "1" found`,
-		"mean(a) + 1.2.3 < 1":     `"1.2.3" is no metric` + known,
+		"mean":                    "expected <, <=, >, >= or within, found the end",
+		"mean < 1 2":              `expected the end, found "2"`,
+		"mean = 1":                `expected <, <=, >, >= or within, found "="`,
+		"median < 1":              `"median" is not a metric` + known,
+		"p100 < 1":                `"p100" is not a metric` + known,
+		"mean <":                  "expected a number or a metric, found the end",
+		"mean(a < 1":              `expected ")", found "<"`,
+		"(mean < 1":               `expected ")", found "<"`,
+		"mean within x% of 1":     `expected a number, found "x"`,
+		"mean within inf% of 1":   `expected a number, found "inf"`,
+		"mean < infinity":         `"infinity" is not a metric` + known,
+		"mean < nan":              `"nan" is not a metric` + known,
+		"mean within 5 of 1":      `expected "%", found "of"`,
+		"mean within 5% 1":        `expected "of", found "1"`,
+		"mean(a) + 1.2.3 < 1":     `"1.2.3" is not a metric` + known,
 		"mean < 350":              "a time is compared with a number: times have units, such as 350ms",
 		"failed < 5ms":            "a number is compared with a time: times have units, such as 350ms",
 		"mean + 1 < p50":          "a time + a number: times have units, such as 350ms",
 		"mean * mean < 1s":        "time to the power of 2 is compared with a time: times have units, such as 350ms",
 		"mean / p50 < 2s":         "a number is compared with a time: times have units, such as 350ms",
-		"1s < 2s":                 "there is no metric in it",
-		"mean(a) < mean(nowhere)": `a case expected, "nowhere" found; known: a`,
+		"1s < 2s":                 "contains no metric",
+		"mean(a) < mean(nowhere)": `expected a case, found "nowhere"; must be one of: a`,
 	} {
 		b := builder{result: Scenario{Cases: []RunnableCase{{Name: "a"}}}}
 		b.assertion("assert[0]", Assertion{Holds: text})
@@ -465,15 +465,15 @@ func TestImpossibleLoads(t *testing.T) {
 	const io = "{match: a, stages: [{queue: io, constant: 1s}]}"
 	for _, test := range []struct{ servers, arrivals, jobs, problem string }{
 		{"count: 1, absent: true", "poisson: {load: 0.5}", "{constant: 1s}",
-			"arrivals.poisson.load \"0.5\": is not possible: no server is there at the start"},
+			"arrivals.poisson.load \"0.5\": not possible, because no server is present at the start"},
 		{"count: 1", "poisson: {load: 0.5}", io,
-			"arrivals.poisson.load \"0.5\": is not possible: the jobs are no work for processors"},
+			"arrivals.poisson.load \"0.5\": not possible, because the jobs have no work for processors"},
 		{"count: 1, absent: true", "queries: {file: trace, load: 0.5}", "{constant: 1s}",
-			"arrivals.queries.load \"0.5\": is not possible: no server is there at the start"},
+			"arrivals.queries.load \"0.5\": not possible, because no server is present at the start"},
 		{"count: 1", "queries: {file: trace, load: 0.5}", io + ", {share: 2, match: b, constant: 0s}, {constant: 1s, share: 0}",
-			"arrivals.queries.load \"0.5\": is not possible: the trace is no work for processors"},
+			"arrivals.queries.load \"0.5\": not possible, because the trace has no work for processors"},
 		{"count: 1", "queries: {file: trace, load: 0.5}", io + ", {match: b, constant: 0s}, {constant: 1s}",
-			"arrivals.queries.load \"0.5\": is not possible: the trace is no work for processors"},
+			"arrivals.queries.load \"0.5\": not possible, because the trace has no work for processors"},
 		{"count: 1", "queries: {file: values, load: 0.5}", "{constant: 1s}",
 			`arrivals.queries.file "values": ` + filepath.Join(dir, "values") + `:1: "1": must be time<TAB>query`},
 		{"count: 1", "poisson: {load: 0.5}", "{values: infinite}",

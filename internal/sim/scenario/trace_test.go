@@ -93,7 +93,7 @@ func TestBadCaptures(t *testing.T) {
 	const (
 		queries = "queries: {file: trace}"
 		group   = `must have one group, such as n=(\d+), for captured`
-		unit    = `must be a positive time with its unit, such as 35ns or 0.8ns`
+		unit    = `must be a positive time with a unit, such as 35ns or 0.8ns`
 	)
 	type bad struct{ arrivals, jobs, problem string }
 	tests := []bad{
@@ -102,7 +102,7 @@ func TestBadCaptures(t *testing.T) {
 		{queries, `{captured: {factor: 35ns}}`, `.match: ` + group},
 		{queries, `{match: '(', captured: {factor: 35ns}}`, `.match "(": error parsing regexp`},
 		{queries, `{match: 'n=(\d+)', share: 1, captured: {factor: 35ns}}`,
-			`.share "1": not together with captured: a class that is drawn has no number`},
+			`.share "1": not allowed with captured, because a class that is drawn has no number`},
 		{queries, `{match: 'n=(\d+)', constant: 1s, captured: {factor: 35ns}}`,
 			`: captured and a distribution exclude each other`},
 		{queries, `{match: 'n=(\d+)', captured: {factor: 35ns}, stages: [{constant: 1s}]}`,
