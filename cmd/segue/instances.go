@@ -58,16 +58,23 @@ func (e *severalError) Error() string {
 		for i := range here {
 			names[i] = here[i].Name
 		}
-		return "this network namespace has several instances; name one with --instance: " +
-			strings.Join(names, ", ")
+		return e.advice() + ": " + strings.Join(names, ", ")
 	}
 	places := make([]string, len(e.instances))
 	for i := range e.instances {
 		l := &e.instances[i]
 		places[i] = fmt.Sprintf("%s (%s)", l.Name, describePlace(l))
 	}
+	return e.advice() + ": " + strings.Join(places, ", ")
+}
+
+// advice is the error without the list of instances.
+func (e *severalError) advice() string {
+	if len(e.here()) > 0 {
+		return "this network namespace has several instances; name one with --instance"
+	}
 	return "this network namespace has no instance; name one with --instance, or enter its " +
-		"network namespace with `nsenter --net=`: " + strings.Join(places, ", ")
+		"network namespace with `nsenter --net=`"
 }
 
 func listInstances(out io.Writer, instances []datapath.Located, asJSON bool) error {

@@ -110,19 +110,19 @@ func newDetach(role datapath.Role, detach func(instance string) error) *cobra.Co
 			if err != nil {
 				return fmt.Errorf("stop the process first: %w", err)
 			}
-			attachments, err := datapath.ReadAttachments(instance)
-			if err == nil {
-				err = detach(instance)
-			}
-			if err != nil {
+			attachments, unreadable := datapath.ReadAttachments(instance)
+			if err := detach(instance); err != nil {
 				_ = lock.Close()
 				return err
 			}
 			if err := runstate.Unlock(lock); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Detached %s %q%s.\n",
-				role, instance, describeDetached(attachments))
+			from := describeDetached(attachments)
+			if unreadable != nil {
+				from = fmt.Sprintf("; its interfaces are unknown (%v)", unreadable)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Detached %s %q%s.\n", role, instance, from)
 			return err
 		},
 	}

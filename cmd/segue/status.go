@@ -60,7 +60,7 @@ func status(ctx context.Context, out io.Writer, name string, interval time.Durat
 	instance, err := choose(name)
 	var several *severalError
 	if errors.As(err, &several) {
-		return errors.Join(listInstances(out, several.instances, asJSON), err)
+		return errors.Join(listInstances(out, several.instances, asJSON), errors.New(several.advice()))
 	}
 	if err != nil {
 		return err

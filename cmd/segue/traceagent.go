@@ -65,12 +65,15 @@ func elsewhere(instance string) error {
 }
 
 func unknownHere(l *datapath.Located) error {
-	namespace := "PATH"
-	if l.Namespace != "" {
-		namespace = l.Namespace
+	switch {
+	case l.Attachment == nil:
+		return fmt.Errorf("the answer is unknown: instance %s is not attached to an interface", l.Name)
+	case l.Namespace == "":
+		return fmt.Errorf("the answer is unknown here: instance %s is in another network namespace, "+
+			"whose path was not found; run this command there", l.Name)
 	}
-	return fmt.Errorf("instance %s is in another network namespace, so the answer is unknown here; "+
-		"run this command there: nsenter --net=%s segue trace", l.Name, namespace)
+	return fmt.Errorf("the answer is unknown here: instance %s is in another network namespace; "+
+		"run this command there: nsenter --net=%s segue trace", l.Name, l.Namespace)
 }
 
 func printAgentTrace(out io.Writer, t *agent.Trace) error {

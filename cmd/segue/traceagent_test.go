@@ -90,22 +90,28 @@ func TestPrintAgentTrace(t *testing.T) {
 	golden(t, "trace-agent.json", &output)
 }
 
-// The servers are asked by a command; what they say makes the way of the packet.
-// TestUnknownHere names the network namespace to run the command in, if it was found.
+// TestUnknownHere tells where an agent can be traced.
 func TestUnknownHere(t *testing.T) {
-	const want = "instance s1 is in another network namespace, so the answer is unknown here; " +
-		"run this command there: nsenter --net="
-	for namespace, command := range map[string]string{
-		"/run/netns/s1": "/run/netns/s1 segue trace", "": "PATH segue trace",
+	elsewhere := &datapath.Attachment{Ifindex: 2}
+	for _, c := range []struct {
+		attachment      *datapath.Attachment
+		namespace, want string
+	}{
+		{nil, "", "the answer is unknown: instance s1 is not attached to an interface"},
+		{elsewhere, "", "the answer is unknown here: instance s1 is in another network namespace, " +
+			"whose path was not found; run this command there"},
+		{elsewhere, "/run/netns/s1", "the answer is unknown here: instance s1 is in another network " +
+			"namespace; run this command there: nsenter --net=/run/netns/s1 segue trace"},
 	} {
 		s1 := datapath.Instance{Name: "s1", Role: datapath.RoleAgent}
-		err := unknownHere(&datapath.Located{Instance: s1, Namespace: namespace})
-		if got := err.Error(); got != want+command {
-			t.Errorf("got  %s\nwant %s", got, want+command)
+		err := unknownHere(&datapath.Located{Instance: s1, Attachment: c.attachment, Namespace: c.namespace})
+		if got := err.Error(); got != c.want {
+			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
 	}
 }
 
+// The servers are asked by a command; what they say makes the way of the packet.
 func TestAskAgents(t *testing.T) {
 	dir := t.TempDir()
 	say := func(server string, trace *agent.Trace) {
