@@ -35,6 +35,10 @@ type Dissection struct {
 const expertWarning = "6291456"
 const expertError = "8388608"
 
+// duplicateSACK is the expert item of a TCP option that reports a segment received twice (RFC 2883).
+// A busy machine that is late sends segments twice; the frame is as it should be.
+const duplicateSACK = "D-SACK Sequence"
+
 var checksumStatus = []string{"ip.checksum.status", "tcp.checksum.status", "udp.checksum.status",
 	"icmp.checksum.status", "icmpv6.checksum.status"}
 
@@ -82,8 +86,9 @@ func dissection(tree map[string]any, fields []string) Dissection {
 		d.Fields[field] = all[field]
 	}
 	for i, severity := range all["_ws.expert.severity"] {
-		if severity == expertWarning || severity == expertError {
-			d.Problems = append(d.Problems, "expert: "+all["_ws.expert.message"][i])
+		message := all["_ws.expert.message"][i]
+		if (severity == expertWarning || severity == expertError) && message != duplicateSACK {
+			d.Problems = append(d.Problems, "expert: "+message)
 		}
 	}
 	for name := range all {
