@@ -32,7 +32,7 @@ func (a *Agent) followConnections(t *datapath.Takeover, cfg *config.Agent) {
 		err = errors.Join(err, a.kernel.startCounting(t))
 	}
 	if err != nil {
-		a.log.Warn("connections cannot be counted: taking all that are offered where load.source is connections",
+		a.log.Warn("cannot count connections: services whose load.source is connections accept every offer",
 			"error", err)
 	}
 }

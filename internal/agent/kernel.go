@@ -170,7 +170,7 @@ func (k *kernel) openKept(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, erro
 			continue
 		case errors.Is(err, os.ErrNotExist):
 		case errors.Is(err, ebpf.ErrMapIncompatible) && kept.name != agentMapBelongings:
-			k.log.Warn("another build kept something else: it starts anew", "map", kept.name)
+			k.log.Warn("another build made this map: it starts empty", "map", kept.name)
 		default:
 			return nil, errors.Join(fmt.Errorf("open map %s: %w", kept.name, err), closeAll(opened))
 		}

@@ -60,7 +60,7 @@ func (a *Agent) followVIPs() error {
 	}
 	for vip := range absent {
 		if !a.absent[vip] {
-			a.log.Warn("a VIP is no address of this host: balancers send no new connections", "vip", vip)
+			a.log.Warn("a VIP is not an address of this host: balancers send no new connections", "vip", vip)
 		}
 	}
 	for vip := range a.absent {
@@ -85,13 +85,13 @@ func (a *Agent) restore(vip netip.Addr) bool {
 	})
 	if err != nil {
 		if !a.absent[vip] {
-			a.log.Error("cannot put a VIP back on this host", "vip", vip, "error", err)
+			a.log.Error("cannot restore a VIP on this host", "vip", vip, "error", err)
 		}
 		a.refused[vip] = time.Now()
 		return false
 	}
 	if isLocal(vip) {
-		a.log.Warn("somebody removed a VIP from this host: it is back", "vip", vip)
+		a.log.Warn("a VIP was removed from this host, and is restored", "vip", vip)
 		return true
 	}
 	return false

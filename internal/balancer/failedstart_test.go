@@ -233,7 +233,7 @@ var refusals = map[string]refusal{
 				web.Servers = append(web.Servers, srv6Server(fmt.Sprint("more", i), byte(100+i), 1))
 			}
 		}},
-	"too many services": {want: "are too many",
+	"too many services": {want: "new services need",
 		prepare: func(_ *fabric, cfg *config.Balancer) {
 			for i := range 16384 {
 				cfg.Services = append(cfg.Services, config.Service{Name: fmt.Sprint("more", i)})

@@ -161,7 +161,7 @@ func TestOtherLayoutsAreRefused(t *testing.T) {
 				defer func() {
 					f.must(datapath.Pin(reopen(t, *table), filepath.Join(datapath.Dir(f.cfg.Node.Instance), name)))
 				}()
-				f.refusesStart("table "+name, "layout")
+				f.refusesStart("table "+name, "by another build")
 			})
 		}
 	}

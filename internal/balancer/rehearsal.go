@@ -54,7 +54,7 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 		return err
 	}
 	if !b.rebuild() {
-		return fmt.Errorf("%d services have no table of the servers that are reached: see the log", len(b.stale))
+		return fmt.Errorf("%d services have no candidate table; the log says why", len(b.stale))
 	}
 	return nil
 }

@@ -120,8 +120,8 @@ func (s *services) checkRoom(more int) error {
 	if more <= len(s.free) {
 		return nil
 	}
-	return fmt.Errorf("%d services are too many: there can be %d, with those that go after the "+
-		"new ones come", len(s.byName)+more, len(s.byName)+len(s.free))
+	return fmt.Errorf("%d new services need %d service IDs, and %d of %d are free: services that are "+
+		"being removed still use theirs", more, more, len(s.free), len(s.byName)+len(s.free))
 }
 
 // claimMembers gives the configured servers their slots. A server that was there

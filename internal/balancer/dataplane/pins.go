@@ -122,7 +122,7 @@ func (p *Plane) explain(err error) error {
 		return fmt.Errorf("%s: %w; `segue lb detach %s` drops them with their flows", p.dir, version, p.instance)
 	}
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		return fmt.Errorf("the tables in %s have another layout or other limits, and flows in them: "+
+		return fmt.Errorf("the tables in %s were made with other limits, or by another build, and have flows: "+
 			"`segue lb detach %s` drops them: %w", p.dir, p.instance, err)
 	}
 	return fmt.Errorf("load the data path: %w", err)

@@ -134,8 +134,8 @@ func (s *Slots) CheckRoom(wanted map[ServerKey]bool) error {
 		}
 	}
 	if more > free {
-		return fmt.Errorf("%d servers are new, and %d of %d slots for servers are free, until "+
-			"servers that go have gone: node.limits.servers is too low", more, free,
+		return fmt.Errorf("%d new servers need slots, and %d of %d are free: servers that are being "+
+			"removed still use theirs, or node.limits.servers is too low", more, free,
 			len(s.plane.Servers.servers))
 	}
 	return nil
@@ -158,8 +158,8 @@ func (s *Slots) free() (uint32, error) {
 			return s.lowest, nil
 		}
 	}
-	return 0, fmt.Errorf("all %d slots for servers are taken, %d of them until their flows are swept: "+
-		"node.limits.servers is too low", len(s.plane.Servers.servers), len(s.retired))
+	return 0, fmt.Errorf("all %d slots for servers are in use, %d of them by removed servers whose flows "+
+		"are not swept yet: node.limits.servers is too low", len(s.plane.Servers.servers), len(s.retired))
 }
 
 // retire takes the server off a slot. Its flows are placed anew by their next
