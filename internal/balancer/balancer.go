@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package balancer is the control loop of `segue lb`. It decides what the tables of package
-// dataplane hold: by the configuration, the routes and what checks and probes find of the
-// servers.
+// Package balancer is the control plane of `segue lb`. It decides what the tables of package
+// dataplane contain. The decision follows from the configuration, the routes, and the results of
+// health checks and probes.
 package balancer
 
 import (
@@ -29,20 +29,20 @@ import (
 )
 
 const (
-	// sweepInterval is how often the flow table is rid of flows past their
-	// timeouts; a flow stays at most as much longer.
+	// sweepInterval is the time between two sweeps of the flow table. An entry stays at most that
+	// long after its timeout has passed.
 	sweepInterval = 5 * time.Second
 	// resolveTimeout is how long a start waits for the next hops of all servers.
 	resolveTimeout = 3 * time.Second
-	// retryInterval is how long a table that could not be built waits.
+	// retryInterval is the time before a candidate table that could not be built is tried again.
 	retryInterval = 5 * time.Second
-	// gather is how long results of health checks and changes of next hops are
-	// gathered before a service's table is built again: servers often fail together.
+	// gather is how long results of health checks and changes of next hops are collected before the
+	// candidate table of their service is built again. Servers often fail together.
 	gather = 10 * time.Millisecond
 )
 
-// Balancer is a running balancer. All but the exported methods belongs to the
-// goroutine in Run.
+// Balancer is a running balancer. The goroutine in Run owns all fields. Other goroutines may call
+// the exported methods.
 type Balancer struct {
 	log      *slog.Logger
 	cfg      *config.Balancer
@@ -50,33 +50,33 @@ type Balancer struct {
 	plane    *dataplane.Plane
 	slots    *dataplane.Slots
 	services *services
-	own      []nexthop.Link // of the sides; zero before there is one
+	own      []nexthop.Link // links of plane.Sides; zero until the resolver's first update
 	hops     map[netip.Addr]nexthop.Hop
-	problems map[netip.Addr]string // of targets without a hop
+	problems map[netip.Addr]string // why a target has no next hop
 	resolver *nexthop.Resolver
 	checker  *health.Checker
 	prober   *probe.Prober
-	wire     *dataplane.Wire // of the prober
+	wire     *dataplane.Wire // the prober's access to the data path
 	reloads  chan reload
 	attached bool
-	mode     datapath.Mode              // since it is attached: native, if it is on any interface
-	warned   map[string]bool            // interfaces that cannot send
-	stale    map[string]bool            // services whose table is to follow their servers' state
-	flows    dataplane.FlowCountsBySlot // that the last sweep left
-	halfOpen dataplane.FlowCountsBySlot // the half-open ones
+	mode     datapath.Mode              // native if at least one interface is
+	warned   map[string]bool            // names of interfaces that cannot send what XDP forwards
+	stale    map[string]bool            // names of services whose candidate tables must be built again
+	flows    dataplane.FlowCountsBySlot // the flows that the last sweep kept
+	halfOpen dataplane.FlowCountsBySlot // the half-open flows that the last sweep kept
 	ready    chan struct{}
 
-	published atomic.Pointer[inspect.SweptFlows] // for scrapes
+	published atomic.Pointer[inspect.SweptFlows] // a copy of flows and halfOpen, for scrapes
 }
 
-// reload is a new configuration, and where its result goes.
+// reload is a new configuration, and the channel for the result.
 type reload struct {
 	cfg    *config.Balancer
 	result chan<- error
 }
 
-// New loads the data path, and makes sure that the configuration can be applied to
-// what an earlier process has left. Nothing of that changes before Run attaches it.
+// New loads the data path, and checks that the configuration fits the tables that an earlier
+// process has left. New does not change these tables, and attaches nothing. Run does both.
 func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
@@ -112,8 +112,8 @@ func newBalancer(cfg *config.Balancer, clock *dataplane.FlowClock, log *slog.Log
 	return b, nil
 }
 
-// read reads what an earlier process has left, and checks that the configuration has room beside
-// it.
+// read reads the tables that an earlier process has left. It returns an error if they have no room
+// for the services and servers that the configuration adds.
 func (b *Balancer) read() (err error) {
 	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
 		return err
@@ -147,7 +147,7 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 	return b.apply(b.cfg, b.keys)
 }
 
-// apply makes the data path follow a configuration, with the keys that its file holds.
+// apply makes the data path follow a configuration and the signal keys.
 func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys) error {
 	if err := b.services.apply(cfg); err != nil {
 		return err
@@ -155,7 +155,8 @@ func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys) error {
 	return b.plane.SetSignalKeys(keys)
 }
 
-// Close lets go of the data path, which works on; one that never did is removed.
+// Close closes the data path. A data path that was attached keeps working. A data path that was
+// never attached is removed.
 func (b *Balancer) Close() error {
 	err := b.plane.Close()
 	if !b.attached {
@@ -164,12 +165,12 @@ func (b *Balancer) Close() error {
 	return err
 }
 
-// publish shares the flows that the last sweep left with scrapes.
+// publish makes the counts of the last sweep visible to scrapes.
 func (b *Balancer) publish() {
 	b.published.Store(&inspect.SweptFlows{Flows: b.flows, HalfOpen: b.halfOpen})
 }
 
-// Collector returns a collector of the balancer's metrics. Close it before the balancer.
+// Collector returns a collector of the balancer's metrics. Close the collector before the balancer.
 func (b *Balancer) Collector() (*inspect.Collector, error) {
 	tables, err := b.plane.Reader()
 	if err != nil {
@@ -178,13 +179,13 @@ func (b *Balancer) Collector() (*inspect.Collector, error) {
 	return inspect.NewCollector(inspect.NewView(tables), b.published.Load), nil
 }
 
-// Ready is closed when the data path is attached.
+// Ready returns a channel that is closed when the data path is attached.
 func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
-// Reload makes a running balancer follow another configuration. On an error the
-// one before stays in force.
+// Reload applies another configuration to a running balancer. It waits until Run has applied it. If
+// Reload returns an error, the configuration before stays in force.
 func (b *Balancer) Reload(ctx context.Context, cfg *config.Balancer) error {
 	result := make(chan error, 1)
 	select {
@@ -195,8 +196,8 @@ func (b *Balancer) Reload(ctx context.Context, cfg *config.Balancer) error {
 	}
 }
 
-// Run attaches the data path as soon as its next hops are known, and keeps it
-// true until the context ends. The data path stays.
+// Run attaches the data path as soon as all next hops are known, or after resolveTimeout. It then
+// keeps the data path up to date until the context ends. The data path stays attached after Run.
 func (b *Balancer) Run(ctx context.Context) error {
 	if err := b.plane.CheckNamespace(); err != nil {
 		return err
@@ -209,7 +210,7 @@ func (b *Balancer) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// control is the one goroutine that changes the data path.
+// control runs in the only goroutine that changes the data path.
 func (b *Balancer) control(ctx context.Context) error {
 	if err := b.start(ctx); err != nil || !b.attached {
 		return err
@@ -259,7 +260,7 @@ func (b *Balancer) control(ctx context.Context) error {
 			}
 		case r := <-b.reloads:
 			r.result <- b.reload(ctx, r.cfg)
-			journal.within(journalDelay) // there may be servers without a next hop
+			journal.within(journalDelay) // a new server may have no next hop
 		}
 		if err != nil {
 			return err
@@ -267,10 +268,10 @@ func (b *Balancer) control(ctx context.Context) error {
 	}
 }
 
-// alarm is a timer that is set when there is something to do, and not put off by more of it.
+// alarm is a timer for pending work. More work does not postpone an alarm that is set.
 type alarm struct {
 	*time.Timer
-	armed bool // until its owner has taken note that it went off
+	armed bool // true from within until the owner clears it, after the timer has fired
 }
 
 func newAlarm() *alarm {
@@ -287,10 +288,12 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// start attaches the data path when it knows all next hops, or has waited too long for them.
+// start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
+// first update.
 func (b *Balancer) start(ctx context.Context) error {
 	b.resolver.SetTargets(ctx, b.targets())
-	var patience <-chan time.Time // from the first update on: before it nothing is known
+	// It starts at the resolver's first update. Before that update, no next hop can be known.
+	var patience <-chan time.Time
 	for !b.attached {
 		var err error
 		select {
@@ -311,7 +314,8 @@ func (b *Balancer) start(ctx context.Context) error {
 	return nil
 }
 
-// attach starts steering. If it fails, the data path of an earlier process goes on as it was.
+// attach applies the configuration and attaches the programs. If attach fails, the data path of an
+// earlier process continues unchanged.
 func (b *Balancer) attach() error {
 	for i, name := range b.cfg.Node.Interfaces() {
 		if b.own[i].Index == 0 {
@@ -346,15 +350,16 @@ func (b *Balancer) attach() error {
 	return nil
 }
 
-// logChanges logs which servers have become unfit for new flows, or fit. Before the start is over
-// nothing is known of them.
+// logChanges logs which servers have become unfit for new flows, or fit again. It logs nothing
+// before the data path is attached, because until then the state of the servers is unknown.
 func (b *Balancer) logChanges() {
 	if b.attached {
 		b.services.logChanges(b.log)
 	}
 }
 
-// takeOver applies the configuration and attaches the programs, or leaves everything as it was.
+// takeOver applies the configuration and attaches the programs. On an error it restores the tables
+// and the programs.
 func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
 	err = datapath.TakeOver(b.log, func(t *datapath.Takeover) error {
 		if err := b.fill(t); err != nil {
@@ -366,8 +371,8 @@ func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
 	return attached, err
 }
 
-// follow takes on what the resolver found. The error says that the data path is
-// on no interface any more.
+// follow applies an update of the resolver. It returns an error if the data path cannot be
+// attached, or if an interface of the data path no longer exists.
 func (b *Balancer) follow(update nexthop.Update) error {
 	if err := b.followInterfaces(update.Own); err != nil {
 		return err
@@ -382,8 +387,9 @@ func (b *Balancer) follow(update nexthop.Update) error {
 	return nil
 }
 
-// followInterfaces takes on other MAC addresses of the sides' interfaces. An interface
-// that was made anew has no program: only another start attaches it.
+// followInterfaces stores the current links of the sides' interfaces, and writes changed MAC
+// addresses to the programs. It returns an error if an interface was removed or created again: the
+// new interface has no program, and only another start attaches one.
 func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 	changed := false
 	for i, name := range b.cfg.Node.Interfaces() {
@@ -403,7 +409,7 @@ func (b *Balancer) followInterfaces(now []nexthop.Link) error {
 	return nil
 }
 
-// setHost tells the programs of the interfaces that they are on.
+// setHost describes the interfaces to the programs on them.
 func (b *Balancer) setHost() error {
 	for i, link := range b.own {
 		if link.MAC == [6]byte{} {
@@ -413,8 +419,7 @@ func (b *Balancer) setHost() error {
 	return b.plane.SetHost(b.own)
 }
 
-// reload applies another configuration; a failure on the way brings the running
-// one back.
+// reload applies another configuration. If that fails, reload restores the running configuration.
 func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
@@ -428,7 +433,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 			b.log.Error("restore the configuration before", "error", undo)
 			return err
 		}
-		b.setTargets(ctx) // servers may have other slots than before
+		b.setTargets(ctx) // the restored servers may have other slots than before
 		return err
 	}
 	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
@@ -439,15 +444,15 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	return nil
 }
 
-// setTargets has the servers of the configuration resolved, checked and probed.
+// setTargets passes the servers of the configuration to the resolver, the checker and the prober.
 func (b *Balancer) setTargets(ctx context.Context) {
 	b.resolver.SetTargets(ctx, b.targets())
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 }
 
-// rebuild swaps in new tables for the stale services, where they still exist. One
-// that fails stays stale, to be tried again; the result is then false.
+// rebuild builds and installs the candidate tables of the stale services. A service whose table
+// cannot be built stays stale. The result is true if no service is stale any more.
 func (b *Balancer) rebuild() (done bool) {
 	for name := range b.stale {
 		if svc := b.services.byName[name]; svc != nil {
@@ -461,7 +466,7 @@ func (b *Balancer) rebuild() (done bool) {
 	return len(b.stale) == 0
 }
 
-// target is the address whose route a server's packets take.
+// target returns the address whose route the packets to a server take.
 func target(server *config.Server) netip.Addr {
 	if server.Locator.IsValid() {
 		return srv6.SID{Locator: server.Locator, Function: srv6.Deliver}.Addr()
@@ -469,7 +474,7 @@ func target(server *config.Server) netip.Addr {
 	return server.Address
 }
 
-// servers are those of the configuration, each with its service.
+// servers iterates over the servers of the configuration, each with its service.
 func (b *Balancer) servers() iter.Seq2[*config.Service, *config.Server] {
 	return func(yield func(*config.Service, *config.Server) bool) {
 		for i := range b.cfg.Services {
@@ -495,10 +500,10 @@ func (b *Balancer) targets() []netip.Addr {
 	return targets
 }
 
-// applyHops writes the next hops into the server table. A server without keeps
-// none: its packets are dropped and counted, and it gets no new flow. A server whose
-// next hop does not answer keeps its flows, and gets no new one. Until this process
-// has taken over, the next hop of the process before is kept.
+// applyHops writes the next hops into the server table. A server without a next hop gets no new
+// flows, and its packets are dropped and counted. A server whose next hop does not answer keeps its
+// flows and gets no new ones. Until this process has attached the data path, a server for which the
+// resolver has no next hop keeps the next hop that the earlier process has written.
 func (b *Balancer) applyHops() {
 	for name, svc := range b.services.byName {
 		for _, m := range svc.members {
@@ -518,7 +523,7 @@ func (b *Balancer) applyHop(m *member) {
 	if !ok {
 		if b.attached {
 			b.plane.Servers.ClearNextHop(m.slot)
-			m.set(dataplane.Unreachable, false) // it has no next hop to be reached by
+			m.set(dataplane.Unreachable, false) // it is unresolved instead
 		}
 		return
 	}
@@ -533,8 +538,8 @@ func (b *Balancer) applyHop(m *member) {
 	b.plane.Servers.SetNextHop(m.slot, hop.MAC, port)
 }
 
-// checkEgress warns, once, of an interface that drops everything the program
-// sends there. In generic mode the kernel sends by any interface.
+// checkEgress warns once of each interface that drops all packets that XDP redirects to it. In
+// generic mode the kernel can send through any interface.
 func (b *Balancer) checkEgress(link nexthop.Link) {
 	if b.mode != datapath.Native || dataplane.CanTransmit(link) || b.warned[link.Name] {
 		return
@@ -545,8 +550,9 @@ func (b *Balancer) checkEgress(link nexthop.Link) {
 		"interface", link.Name, "type", link.Type)
 }
 
-// nextHops are those that the data path has, by targets, and of servers that have lost the next hop
-// by their own routes nothing but that.
+// nextHops returns the next hops in the server table, by target. A server that had a route of its
+// own and has no next hop now is in the map as well, with a Hop that has neither MAC address nor
+// interface.
 func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 	hops := map[netip.Addr]nexthop.Hop{}
 	for svc, server := range b.servers() {
@@ -560,7 +566,7 @@ func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
 		if !known && !routed {
 			continue
 		}
-		hop, seen := hops[target(server)] // for another service
+		hop, seen := hops[target(server)] // known if another service has the target
 		hop.Default = !routed && (hop.Default || !seen)
 		if known {
 			hop.MAC, hop.Silent = mac, noted.Has(dataplane.Unreachable)
@@ -581,7 +587,7 @@ func (b *Balancer) resolved() bool {
 	return true
 }
 
-// sweep frees the flows past their timeouts and those of servers that are gone.
+// sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
 func (b *Balancer) sweep() error {
 	now, err := b.plane.Clock.Now()
 	if err != nil {
@@ -598,7 +604,8 @@ func (b *Balancer) sweep() error {
 	return b.slots.Swept()
 }
 
-// timeouts are the ticks that flows in each state are kept, by server slot; nil where there is no server.
+// timeouts returns the timeouts by server slot and flow state, in ticks. The element of a slot
+// without a server is nil.
 func (b *Balancer) timeouts() []*[4]uint16 {
 	timeouts := make([]*[4]uint16, dataplane.MostSlots)
 	for _, svc := range b.services.byName {

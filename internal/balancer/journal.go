@@ -16,20 +16,22 @@ import (
 )
 
 const (
-	// journalDelay is how long changes of servers are gathered before they are logged. Servers that
-	// fail together fail their checks within one interval of each other, one second by default.
+	// journalDelay is how long changes of servers are collected before they are logged. The health
+	// checks of servers that fail together fail within one interval, which is one second by
+	// default.
 	journalDelay = 2 * time.Second
-	// mostLines is how many changes of one kind are logged each on a line of its own.
+	// mostLines is the highest number of changes of one kind that are logged on a line each. More
+	// changes share one line.
 	mostLines = 3
 )
 
 // wording is a message about one server or service, and about many.
 type wording struct{ one, many string }
 
-// changeText is what the log says of a cause.
+// changeText contains the messages about one cause: when it begins, and when it ends.
 type changeText struct{ began, ended wording }
 
-// change is something that the log does not say yet.
+// change is a change that was not logged yet.
 type change struct {
 	service, server string // server is empty for a change of the service
 	reason          string // empty: not known
@@ -42,11 +44,12 @@ func (c change) name() string {
 	return c.service + "/" + c.server
 }
 
-// transitions are the changes of one kind of cause, in the order of the log.
+// transitions are the changes of one cause, in the order in which they are logged.
 type transitions struct{ ended, began, endedSoon []change }
 
-// note adds the changes of a server that had the cause before, has it now, or had it in between. A
-// server that had the cause only in between is in began and in endedSoon.
+// note adds the changes of a server. The arguments before, between and now are the causes at the
+// last log, since then, and at present. If the server had the cause only in between, note adds the
+// server to both began and endedSoon.
 func (t *transitions) note(cause, before, between, now dataplane.Causes, began, ended change) {
 	switch {
 	case before.Has(cause) && !now.Has(cause):
@@ -60,15 +63,15 @@ func (t *transitions) note(cause, before, between, now dataplane.Causes, began, 
 	}
 }
 
-// log logs the changes, those for the worse at the given level.
+// log logs the changes. Causes that began are logged at the given level, all others at level Info.
 func (t *transitions) log(log *slog.Logger, worse slog.Level, text changeText) {
 	logAll(log, slog.LevelInfo, text.ended, t.ended)
 	logAll(log, worse, text.began, t.began)
 	logAll(log, slog.LevelInfo, text.ended, t.endedSoon)
 }
 
-// logChanges logs what has changed of servers and services since it was called last: which servers
-// are unfit for new flows, and which services place flows on unfit servers.
+// logChanges logs the changes of servers and services since its last call: which servers have
+// become unfit for new flows or fit again, and which services place new flows on unfit servers.
 func (s *services) logChanges(log *slog.Logger) {
 	servers, services := make([]transitions, len(causeTexts)), make([]transitions, len(causeTexts))
 	for _, name := range slices.Sorted(maps.Keys(s.byName)) {
@@ -96,7 +99,7 @@ func (s *services) logChanges(log *slog.Logger) {
 	}
 }
 
-// logAll logs each of a few changes, and more of them as one line.
+// logAll logs up to mostLines changes on a line each, and more changes on one line.
 func logAll(log *slog.Logger, level slog.Level, text wording, all []change) {
 	if len(all) > mostLines {
 		log.Log(context.Background(), level, text.many, describeMany(all)...)

@@ -12,15 +12,15 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// causeText is what the log says of a cause.
+// causeText contains the log messages about one cause.
 type causeText struct {
 	cause   dataplane.Causes
-	server  changeText // of a server that gets or loses the cause
-	service changeText // of a service that begins or ceases to ignore it
+	server  changeText // a server gets or loses the cause
+	service changeText // a service starts or stops ignoring the cause
 }
 
-// causeTexts are all causes, the weightiest first. A further cause is a constant with its flag in
-// causeFlags, a text here, a condition in conditionsOfCauses and a call of setCause.
+// causeTexts lists all causes, the most severe first. To add a cause, add a constant with its flag
+// in causeFlags, a text here, a condition in conditionsOfCauses and a call of setCause.
 var causeTexts = []causeText{
 	{
 		cause: dataplane.Unresolved,
@@ -101,8 +101,8 @@ var causeTexts = []causeText{
 	},
 }
 
-// tooMany is said of a service, for each cause on its own, when probes find more servers unfit than
-// they may take out.
+// tooMany is logged when probes find more servers of a service unfit than they may exclude. Each
+// cause is logged separately.
 var tooMany = changeText{
 	began: wording{"TOO MANY servers of the service are found unfit by probes, more than a third: " +
 		"the others get new connections all the same",
@@ -112,28 +112,30 @@ var tooMany = changeText{
 		"the servers of these services that get new connections pass their probes again"},
 }
 
-// member is a server of a service as the data path has it.
+// member is a server of a service, with its state in the data path.
 type member struct {
 	config.Server
 	slot    uint32
 	checked bool
 	probed  bool
-	routed  bool // it has had a route of its own, and is not reached by the default route again
-	// since is when probes found the member unfit; zero: before this process, or not at all.
+	routed  bool // it has had a route of its own, so that the default route does not count
+	// since is when this process's probes first found the member unfit. It is zero if they have
+	// not, or if an earlier process's probes found it unfit.
 	since time.Time
-	// causes are all but unresolved, which the next hop in the server table tells.
+	// causes are all causes except Unresolved, which follows from the next hop in the server table.
 	causes  dataplane.Causes
 	reasons map[dataplane.Causes]reasons
-	logged  dataplane.Causes // as the log has it, with unresolved
-	// unlogged are the causes that the member has got since the last log, but for unresolved.
+	logged  dataplane.Causes // the causes at the last log, with Unresolved
+	// unlogged are the causes that the member has got since the last log, except Unresolved.
 	unlogged dataplane.Causes
 }
 
-// reasons say in plain words why a server got a cause, and why it lost the cause. Empty: not known.
+// reasons are texts that say why a server got a cause and why it lost the cause. An empty text
+// means that the reason is unknown.
 type reasons struct{ began, ended string }
 
-// newMember is a server that goes on as the one before it in the process, if there is one, and else
-// as its slot says.
+// newMember returns a member with the state of the member before it in this process. If there was
+// no member before, the state is that in the server's slot.
 func newMember(server config.Server, cfg *config.Service, before *member, noted dataplane.Causes, routed bool) *member {
 	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted, routed: routed}
 	if before != nil {
@@ -150,8 +152,8 @@ func newMember(server config.Server, cfg *config.Service, before *member, noted 
 	return m
 }
 
-// flags are what the data path is told of the member. A member is failing if it has a cause and gets
-// no new flows.
+// flags returns the flags of the member's slot. The argument used says that the member gets new
+// flows. A member that has a cause and gets no new flows has FlagFailing.
 func (m *member) flags(used bool) dataplane.ServerFlags {
 	flags := dataplane.FlagInUse | m.causes.Flags()
 	if m.Address.Is4() {
@@ -175,8 +177,8 @@ func (m *member) flags(used bool) dataplane.ServerFlags {
 	return flags
 }
 
-// setCause notes that a server has or has not a cause, and why. It returns the service whose table
-// is to follow: nil when nothing changed, or a reload has removed the server.
+// setCause stores whether a server has a cause, and the reason. It returns the service whose table
+// must be built again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setCause(
 	service, server string, cause dataplane.Causes, holds bool, reason string,
 ) *service {
@@ -193,13 +195,13 @@ func (s *services) setCause(
 	return svc
 }
 
-// set notes that a server has or has not a cause, for the data path and for the log.
+// set stores whether the member has the causes, for the data path and for the log.
 func (m *member) set(cause dataplane.Causes, holds bool) {
 	m.causes = m.causes.Set(cause, holds)
 	m.unlogged |= m.causes & cause
 }
 
-// setReason notes why a server has, or has no more, a cause.
+// setReason stores why the member got a cause, or lost it.
 func (m *member) setReason(cause dataplane.Causes, holds bool, reason string) {
 	why := m.reasons[cause]
 	if holds {
@@ -215,14 +217,15 @@ func (m *member) setReason(cause dataplane.Causes, holds bool, reason string) {
 	}
 }
 
-// causes are all that a member has now.
+// causes returns all present causes of a member, with Unresolved.
 func (s *services) causes(m *member) dataplane.Causes {
 	return m.causes.Set(dataplane.Unresolved, !s.plane.Servers.HasNextHop(m.slot))
 }
 
-// usable lists the servers of a service that new flows are placed on: those that are not drained
-// and have no cause. A cause that all have is ignored. For checks this means: when all fail, the
-// checks are the likelier culprit.
+// usable lists the servers of a service that get new flows: the servers that are not drained and
+// have no cause. A cause that all servers have is ignored (fail open). For example, if the health
+// checks of all servers fail, a fault of the checks is more likely than a fault of all servers.
+// Probes exclude at most mostUnfit servers.
 func (s *services) usable(svc *service) []*member {
 	drained := func(m *member) bool { return *m.Weight == 0 }
 	undrained := slices.DeleteFunc(slices.Clone(svc.members), drained)
@@ -233,11 +236,12 @@ func (s *services) usable(svc *service) []*member {
 	return withoutUnfit(chosen, mostUnfit(len(undrained)))
 }
 
-// mostUnfit is how many of a service's servers probes may take out: a third, but one of two.
+// mostUnfit returns how many servers of a service probes may exclude: a third, but at least one.
 func mostUnfit(servers int) int { return max(1, servers/3) }
 
-// withoutUnfit takes out the members that probes have found unfit first, at most so many. When all
-// are unfit, the probes are the likelier culprit.
+// withoutUnfit excludes members that probes have found unfit, at most the given number. It begins
+// with the members that became unfit first. If all members are unfit, it excludes none, because a
+// fault of the probes is more likely.
 func withoutUnfit(members []*member, most int) []*member {
 	unfit := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m.causes&dataplane.Probed == 0 })
 	if len(unfit) == len(members) {
@@ -250,7 +254,7 @@ func withoutUnfit(members []*member, most int) []*member {
 	return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return slices.Contains(unfit, m) })
 }
 
-// prefer returns the members that are good, or all when none is.
+// prefer returns the members for which good returns true, or all members if there are none.
 func prefer(members []*member, good func(*member) bool) []*member {
 	chosen := slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return !good(m) })
 	if len(chosen) == 0 {
@@ -259,7 +263,7 @@ func prefer(members []*member, good func(*member) bool) []*member {
 	return chosen
 }
 
-// ignored are the causes of servers that new flows are placed on all the same.
+// ignored returns the causes of those servers of the service that get new flows nevertheless.
 func (s *services) ignored(svc *service) (all dataplane.Causes) {
 	for _, m := range s.usable(svc) {
 		all |= s.causes(m)
@@ -267,7 +271,7 @@ func (s *services) ignored(svc *service) (all dataplane.Causes) {
 	return all
 }
 
-// causesOfFaults are the causes by what probes find.
+// causesOfFaults maps what probes find to causes.
 var causesOfFaults = map[probe.Fault]dataplane.Causes{
 	probe.Silent:       dataplane.Silent,
 	probe.OtherVersion: dataplane.Incompatible,
@@ -275,7 +279,7 @@ var causesOfFaults = map[probe.Fault]dataplane.Causes{
 	probe.Unheard:      dataplane.Unheard,
 }
 
-// faultOf is the reverse of causesOfFaults; None for a server without such a cause.
+// faultOf is the reverse of causesOfFaults. It returns None for a server without such a cause.
 func faultOf(c dataplane.Causes) probe.Fault {
 	for fault, cause := range causesOfFaults {
 		if c.Has(cause) {
@@ -285,8 +289,8 @@ func faultOf(c dataplane.Causes) probe.Fault {
 	return probe.None
 }
 
-// setFault notes what probes find of a server. It returns the service whose table is to follow: nil
-// when nothing changed, or a reload has removed the server.
+// setFault stores what probes found of a server. It returns the service whose table must be built
+// again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setFault(result probe.Result) *service {
 	svc := s.byName[result.Service]
 	if svc == nil {
@@ -304,7 +308,7 @@ func (s *services) setFault(result probe.Result) *service {
 	return svc
 }
 
-// probeTargets are the servers whose agents are probed, as they are held to be.
+// probeTargets lists the servers whose agents are probed, each with its present fault.
 func (s *services) probeTargets() []probe.Target {
 	var targets []probe.Target
 	for _, svc := range s.byName {

@@ -15,12 +15,12 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
-// Rehearsal is a balancer without a control loop, for benchmarks and for tests with packets. It
-// looks up no routes and checks no servers: all servers are reached by one next hop.
+// Rehearsal is a balancer without a control loop, for benchmarks and packet tests. It looks up no
+// routes and checks no servers. All servers have the same next hop.
 type Rehearsal struct{ balancer *Balancer }
 
-// NewRehearsal loads the data path of a balancer. It is on no interface, and its tables know no
-// service yet.
+// NewRehearsal loads the data path of a balancer. It attaches no program, and the tables contain no
+// services yet.
 func NewRehearsal(cfg *config.Balancer, log *slog.Logger) (*Rehearsal, error) {
 	b, err := New(cfg, log)
 	if err != nil {
@@ -29,12 +29,12 @@ func NewRehearsal(cfg *config.Balancer, log *slog.Logger) (*Rehearsal, error) {
 	return &Rehearsal{b}, nil
 }
 
-// Close lets go of the data path. One that was never attached is removed.
+// Close closes the data path. A data path that was never attached is removed.
 func (r *Rehearsal) Close() error { return r.balancer.Close() }
 
-// Fill applies the configuration for test runs of the program: frames for the MAC address of the
-// hop's link are the host's, and every server is reached by the hop. The program belongs to the
-// rehearsal.
+// Fill applies the configuration for test runs of the program, and returns the program. The program
+// takes frames to the MAC address of the hop's link as frames to the host. Every server is reached
+// by the hop. The Rehearsal owns the program and closes it.
 func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 	b := r.balancer
 	b.own = []nexthop.Link{hop.Link}
@@ -45,9 +45,9 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 	return b.plane.Objects.XdpLb, datapath.TakeOver(b.log, b.fill)
 }
 
-// Attach applies the configuration and attaches the programs: to the link of node.interface, and
-// to that of node.inside where there is one. Every server is reached by the hop. The caller is
-// in the network namespace of the links.
+// Attach applies the configuration and attaches the programs to the link of node.interface and, if
+// it is configured, to the link of node.inside. Every server is reached by the hop. The caller must
+// be in the network namespace of the links.
 func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	b := r.balancer
 	if err := b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)}); err != nil {
@@ -59,15 +59,15 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	return nil
 }
 
-// Apply follows another configuration, as Reload does. Servers that are new have no next hops.
+// Apply applies another configuration, as Reload does. New servers have no next hop.
 func (r *Rehearsal) Apply(cfg *config.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
-	cancel() // neither the resolver nor the checks would take note
+	cancel() // neither the resolver nor the checker runs, so that nobody would take the new targets
 	return r.balancer.reload(ended, cfg)
 }
 
-// Constants are the values that other programs on the tables must be loaded with, by the names
-// of variables.
+// Constants returns the values of the variables with which other programs that use the tables must
+// be loaded, by the names of the variables.
 func (r *Rehearsal) Constants() map[string]any { return r.balancer.plane.Constants }
 
 func (r *Rehearsal) hopsBy(hop nexthop.Hop) map[netip.Addr]nexthop.Hop {

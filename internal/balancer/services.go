@@ -16,15 +16,15 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// service is a service as the data path has it.
+// service is a service, with its state in the data path.
 type service struct {
 	config.Service
 	id       uint32
 	rule     dataplane.ServiceRule
 	members  []*member
-	placed   placing          // what its table was built from
-	huntsEnd time.Time        // when no flow is half open any more from when it hunted
-	logged   dataplane.Causes // that are ignored, as the log has it
+	placed   placing          // the input that its entry and its candidate table were built from
+	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
+	logged   dataplane.Causes // the ignored causes at the last log
 }
 
 // services applies a configuration to the data path.
@@ -32,12 +32,12 @@ type services struct {
 	plane  *dataplane.Plane
 	slots  *dataplane.Slots
 	byName map[string]*service
-	free   []uint32      // numbers that no service has, the next one last
-	reach  func(*member) // gives a member its next hop, if that is known
+	free   []uint32      // numbers that no service has; the last one is given out next
+	reach  func(*member) // writes the next hop of a member, if it is known
 }
 
-// loadServices reads what an earlier process has left; their members and
-// configuration come with the first apply.
+// loadServices reads the services that an earlier process has left. The first apply adds their
+// members and their configuration.
 func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*member)) (*services, error) {
 	s := &services{plane: plane, slots: slots, byName: map[string]*service{}, reach: reach}
 	byID := map[uint32]*service{}
@@ -62,8 +62,8 @@ func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*me
 	return s, nil
 }
 
-// apply makes the data path follow a configuration. Servers come before the
-// tables that name them, and go after.
+// apply makes the data path follow a configuration. Servers are added before the tables that name
+// them, and removed after these tables.
 func (s *services) apply(cfg *config.Balancer) error {
 	wanted := map[string]bool{}
 	for i := range cfg.Services {
@@ -115,7 +115,8 @@ func (s *services) add(name string) (*service, error) {
 	return svc, nil
 }
 
-// checkRoom returns an error if there are no numbers for so many more services.
+// checkRoom returns an error if the numbers do not suffice for the given number of further
+// services.
 func (s *services) checkRoom(more int) error {
 	if more <= len(s.free) {
 		return nil
@@ -124,8 +125,8 @@ func (s *services) checkRoom(more int) error {
 		"being removed still use theirs", more, more, len(s.free), len(s.byName)+len(s.free))
 }
 
-// claimMembers gives the configured servers their slots. A server that was there
-// before keeps what the health checks found, also before a restart.
+// claimMembers gives the configured servers their slots. A server that existed before keeps its
+// causes, even if an earlier process has found them.
 func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.BalancerNode) ([]*member, error) {
 	before := make(map[string]*member, len(svc.members))
 	for _, m := range svc.members {
@@ -133,7 +134,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 	}
 	known := knownFunction(cfg)
 	if svc.rule.HasHalfOpen() {
-		known = srv6.AckStickiness // servers wait for it, until the hunts have ended
+		known = srv6.AckStickiness // servers wait for it until huntsEnd
 	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
@@ -141,7 +142,7 @@ func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.
 		noted, routed := s.slots.Noted(key)
 		old := before[server.Name]
 		if slot, _ := s.slots.Of(key); old != nil && slot != old.slot {
-			old = nil // it is at another address: what is known is of another host
+			old = nil // its address has changed: the causes are another host's
 		}
 		m := newMember(server, cfg, old, noted, routed)
 		slot, err := s.slots.Claim(key, svc.id, known, m.flags(true))
@@ -165,7 +166,8 @@ func (svc *service) member(name string) *member {
 	return nil
 }
 
-// keyOfServer says between which addresses a server's packets travel.
+// keyOfServer returns the key of a server's slot: its names, its address and the source address of
+// packets to it.
 func keyOfServer(svc *config.Service, server *config.Server, node *config.BalancerNode) dataplane.ServerKey {
 	key := dataplane.ServerKey{Service: svc.Name, Server: server.Name}
 	if server.Locator.IsValid() {
@@ -181,7 +183,7 @@ func keyOfServer(svc *config.Service, server *config.Server, node *config.Balanc
 	return key
 }
 
-// keysOf are the keys of all servers of a configuration.
+// keysOf returns the keys of all servers of a configuration.
 func keysOf(cfg *config.Balancer) map[dataplane.ServerKey]bool {
 	keys := map[dataplane.ServerKey]bool{}
 	for i := range cfg.Services {
@@ -192,13 +194,13 @@ func keysOf(cfg *config.Balancer) map[dataplane.ServerKey]bool {
 	return keys
 }
 
-// setHealth notes what the checks found of a server, and returns the service
-// whose table is to follow: nil when nothing changed, or a reload has removed it.
+// setHealth stores the result of a health check. It returns the service whose table must be built
+// again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setHealth(result health.Result) *service {
 	return s.setCause(result.Service, result.Server, dataplane.Failing, !result.Healthy, result.Reason)
 }
 
-// healthTargets are the servers to be checked, as they are held to be.
+// healthTargets lists the servers to check, each with its present result.
 func (s *services) healthTargets(services []config.Service) []health.Target {
 	targets := health.Targets(services)
 	for i := range targets {
@@ -208,14 +210,14 @@ func (s *services) healthTargets(services []config.Service) []health.Target {
 	return targets
 }
 
-// placing is all that a service's entry and table follow from.
+// placing is the complete input of a service's entry and candidate table.
 type placing struct {
-	service config.Service // but for its servers, timeouts, health check and probes
+	service config.Service // without its servers, timeouts, health check and probes
 	servers []tables.Server
 	slots   []uint16
 }
 
-// placingOf describes a service whose new flows go to the given members.
+// placingOf returns the input for a service whose new flows go to the given members.
 func placingOf(svc *service, usable []*member) placing {
 	p := placing{service: svc.Service}
 	p.service.Servers, p.service.Timeouts = nil, config.Timeouts{}
@@ -227,8 +229,8 @@ func placingOf(svc *service, usable []*member) placing {
 	return p
 }
 
-// place builds a service's table from the servers that take new flows, and swaps
-// it in; unless it would be as it is.
+// place builds a service's candidate table from the servers that get new flows, and installs it. It
+// does nothing further if the input has not changed.
 func (s *services) place(svc *service) error {
 	usable := s.usable(svc)
 	used := make(map[*member]bool, len(usable))
@@ -260,15 +262,17 @@ func (s *services) place(svc *service) error {
 	}
 	s.setCapabilities(svc, &rule)
 	svc.rule, svc.placed = rule, p
-	// One that is new, or moves to another VIP or port, waits until all are ready.
+	// A service that is new, or that moves to another VIP or port, waits until all services are
+	// ready.
 	if entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service)); entry != nil && entry.Id == svc.id {
 		entry.SetRule(rule)
 	}
 	return nil
 }
 
-// setCapabilities tells persistence what it must know of the placement: whether servers answer, and so
-// can be asked. Where they do no longer, flows that are half open still are for a while.
+// setCapabilities sets the flags that tell persistence about placement: whether servers send
+// signals, and so can be asked about flows. After a service has stopped hunting, its flows can be
+// half-open for up to the timeout of new flows.
 func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	switch {
 	case svc.Placement == config.PlacementHunt:
@@ -282,8 +286,10 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// install makes one of the service's two tables hold the rows, and says which, with what is true of the other:
-// a table that is as it would be stays, and with it the one before, after a restart too.
+// install makes one of the service's two candidate tables contain the rows. It returns the flags of
+// the rule: which table to use, and whether the other table still holds the former rows. If the
+// table in use contains the rows already, it stays in use, also after a restart. The former table
+// stays then, too.
 func (s *services) install(svc *service, rule dataplane.ServiceRule, rows []uint16) (table uint8, err error) {
 	fits := rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates
 	table = svc.rule.Table()
@@ -300,7 +306,8 @@ func (s *services) install(svc *service, rule dataplane.ServiceRule, rows []uint
 	return table, nil
 }
 
-// endHunts ends what goes on of hunts in services that place flows themselves now.
+// endHunts ends the transition of services that have stopped hunting, when their last half-open
+// flows have expired.
 func (s *services) endHunts(now time.Time) {
 	for _, svc := range s.byName {
 		if svc.huntsEnd.IsZero() || now.Before(svc.huntsEnd) {
@@ -317,8 +324,8 @@ func (s *services) endHunts(now time.Time) {
 	}
 }
 
-// knownFunction is what a service's servers are asked for packets of known flows: where they are to tell
-// the balancer of their flows, the packets tell them that it knows.
+// knownFunction returns the function that packets of known flows ask of a service's servers. The
+// servers of a service that hunts wait for an acknowledgement that the balancer knows the flow.
 func knownFunction(svc *config.Service) srv6.Function {
 	if svc.Placement == config.PlacementHunt {
 		return srv6.AckStickiness
@@ -326,8 +333,8 @@ func knownFunction(svc *config.Service) srv6.Function {
 	return srv6.Deliver
 }
 
-// keepOnly brings the wanted services, and no others, into the data path, and frees the numbers of the
-// others.
+// keepOnly makes the table of services contain the wanted services and no others. It frees the
+// numbers of the others.
 func (s *services) keepOnly(wanted map[string]bool) error {
 	if err := s.enter(wanted); err != nil {
 		return err
@@ -345,8 +352,8 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 	return nil
 }
 
-// enter makes the table of services have the wanted ones. They come and go together, so that no packet
-// misses its service while services change places.
+// enter replaces the table of services by one with the wanted services. All entries change at once,
+// so that no packet misses its service while services exchange their VIPs or ports.
 func (s *services) enter(wanted map[string]bool) error {
 	entries := map[dataplane.ServiceEntry]dataplane.ServiceEntry{} // by key
 	for name, svc := range s.byName {
@@ -366,7 +373,7 @@ func (s *services) enter(wanted map[string]bool) error {
 	return s.plane.Services.Replace(slices.Collect(maps.Values(entries)), s.plane.Settle)
 }
 
-// retireSlots retires the slots that no member holds any more.
+// retireSlots retires the slots of servers that are no longer configured.
 func (s *services) retireSlots() error {
 	held := map[uint32]bool{}
 	for _, m := range s.members() {

@@ -13,25 +13,26 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// backup holds what a start finds in the tables of an earlier process and may change. The start
-// copies small tables before it begins. Of the others it keeps each element that it changes.
+// backup stores the state that a start finds in the tables of an earlier process and may change.
+// The start copies small tables completely before it begins. Of the other tables, it stores each
+// element before it changes the element.
 type backup struct {
 	plane         *Plane
 	identity      Identity
 	generation    uint64
-	rules         map[*ServiceEntry]ServiceRule // of the services in force
+	rules         map[*ServiceEntry]ServiceRule // rules of the services in force
 	ports         []Port
 	servers       []balancerServer
 	serverLabels  map[uint32]balancerLabel
 	serviceLabels map[uint32]balancerLabel
 
-	tables   map[uint32]*ebpf.Map // replaced candidate tables; nil: there was none
+	tables   map[uint32]*ebpf.Map // replaced candidate tables by number; nil: there was no table
 	flows    []sweptFlow
 	counters map[uint32]slotCounters
-	reasons  map[uint32][]Counter // of packets to servers
+	reasons  map[uint32][]Counter // counters of the forwarding reasons, by reason and CPU
 }
 
-// sweptFlow is an entry of a flow table that was freed.
+// sweptFlow is a freed entry of a flow table.
 type sweptFlow struct {
 	place *uint64
 	value uint64
@@ -43,8 +44,8 @@ type slotCounters struct {
 	signals []SignalCounter
 }
 
-// BackUp keeps what the tables hold, and has the takeover put it back on undo. From then until
-// the end of the takeover, each change keeps what it replaces.
+// BackUp stores the state of the tables, and registers with the takeover to restore it on undo.
+// From BackUp until the end of the takeover, each change stores the state that it replaces.
 func (p *Plane) BackUp(t *datapath.Takeover) error {
 	b := &backup{
 		plane:      p,
@@ -75,8 +76,8 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 	return nil
 }
 
-// Saved returns how much an undo would put back: entries of flow tables, and slots' counters.
-// Both are 0 without a takeover.
+// Saved returns how much an undo would restore: the number of entries of flow tables, and the
+// number of slots whose counters are stored. Both are 0 without a takeover.
 func (p *Plane) Saved() (flows, slots int) {
 	if p.backup == nil {
 		return 0, 0
@@ -84,7 +85,8 @@ func (p *Plane) Saved() (flows, slots int) {
 	return len(p.backup.flows), len(p.backup.counters)
 }
 
-// keepTable keeps a candidate table that is about to be replaced. Without a backup it does nothing.
+// keepTable stores a candidate table that is about to be replaced. Without a backup it does
+// nothing.
 func (b *backup) keepTable(number uint32) error {
 	if b == nil {
 		return nil
@@ -101,7 +103,7 @@ func (b *backup) keepTable(number uint32) error {
 	return nil
 }
 
-// keepFlows keeps the flows that are about to be swept.
+// keepFlows stores the entries for which swept returns true. They are about to be freed.
 func (b *backup) keepFlows(table *FlowTable, swept func(FlowEntry) bool) {
 	for i := range table.Entries {
 		value := atomic.LoadUint64(&table.Entries[i])
@@ -111,7 +113,7 @@ func (b *backup) keepFlows(table *FlowTable, swept func(FlowEntry) bool) {
 	}
 }
 
-// keepCounters keeps the counters of a slot, and the sums that they are about to be added to.
+// keepCounters stores the counters of a slot, and the sums to which they are about to be added.
 func (b *backup) keepCounters(slot uint32) error {
 	objects := &b.plane.Objects
 	var counters slotCounters
@@ -136,8 +138,8 @@ func (b *backup) keepCounters(slot uint32) error {
 	return nil
 }
 
-// restore makes the tables as they were. Servers come before the services that name them, and go
-// after. It goes on after errors.
+// restore makes the tables as they were. Servers are restored before the services that name them,
+// and removed after these services. restore continues after an error, and returns all errors.
 func (b *backup) restore() error {
 	p := b.plane
 	inUse := func(slot uint32) bool {
@@ -196,7 +198,7 @@ func (b *backup) restoreCounters() error {
 	return errors.Join(errs...)
 }
 
-// restoreFlows skips a flow whose place another one has taken.
+// restoreFlows restores each freed entry, unless another flow has taken its place meanwhile.
 func (b *backup) restoreFlows() {
 	for _, flow := range b.flows {
 		atomic.CompareAndSwapUint64(flow.place, 0, flow.value)

@@ -13,8 +13,8 @@ import (
 // candidatesPerWord is CANDIDATES_PER_WORD in bpf/balancer/types.h.
 const candidatesPerWord = 4
 
-// Install writes a candidate table: slots, row by row. No service may name the number yet.
-// Table 2n and table 2n+1 are those of the service with number n.
+// Install writes a new candidate table under a number. The argument rows contains the slots, row by
+// row. No packet may use the number at the time of the call. Service n has the tables 2n and 2n+1.
 func (p *Plane) Install(number uint32, rows []uint16) error {
 	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
 	keys := make([]uint32, len(words))
@@ -42,7 +42,8 @@ func (p *Plane) Install(number uint32, rows []uint16) error {
 	return nil
 }
 
-// Holds tells whether the candidate table of that number exists and begins with these rows.
+// Holds tells whether the candidate table of the number exists and begins with these rows. It
+// returns false if the table cannot be read.
 func (p *Plane) Holds(number uint32, rows []uint16) bool {
 	table, err := readCandidates(p.Objects.Tables, number)
 	if err != nil || len(table)*candidatesPerWord < len(rows) {
@@ -56,13 +57,14 @@ func (p *Plane) Holds(number uint32, rows []uint16) bool {
 	return true
 }
 
-// Settle returns when all packets that came before the call have left the data path. The kernel
-// waits for them when an element of a map of maps is replaced.
+// Settle returns when all packets that were in the data path at the call have left it. The kernel
+// waits for these packets when an element of a map of maps is replaced, so Settle replaces one that
+// no service uses.
 func (p *Plane) Settle() error {
 	return p.Install(p.Objects.Tables.MaxEntries()-1, nil)
 }
 
-// Candidates is a copy of a candidate table. Each word holds several slots.
+// Candidates is a copy of a candidate table. Each word contains candidatesPerWord slots.
 type Candidates []uint64
 
 // readCandidates reads a whole candidate table.
@@ -82,8 +84,9 @@ func readCandidates(tables *ebpf.Map, number uint32) (Candidates, error) {
 	return words, nil
 }
 
-// At returns the slot at a position: bucket × candidates of a bucket + candidate. False: the
-// table is smaller.
+// At returns the slot at a position of the table. The position is the bucket times the number of
+// candidates of a bucket, plus the number of the candidate. At returns false if the table is
+// smaller.
 func (t Candidates) At(position uint32) (slot uint32, ok bool) {
 	if int(position/candidatesPerWord) >= len(t) {
 		return 0, false
@@ -91,7 +94,7 @@ func (t Candidates) At(position uint32) (slot uint32, ok bool) {
 	return candidateIn(t[position/candidatesPerWord], position), true
 }
 
-// candidateIn takes the slot at a position of a table out of the word that holds it.
+// candidateIn returns the slot at a position of a table. The word is the one that contains it.
 func candidateIn(word uint64, position uint32) uint32 {
 	return uint32(uint16(word >> (16 * (position % candidatesPerWord))))
 }

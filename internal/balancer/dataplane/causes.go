@@ -2,29 +2,29 @@
 
 package dataplane
 
-// Causes is a set of causes. A cause makes a server unfit for new flows while other servers of its
-// service are fit.
+// Causes is a set of causes. A server that has a cause gets no new flows, as long as other servers
+// of its service have no cause.
 type Causes uint8
 
 const (
 	Unresolved   Causes = 1 << iota // the server has no next hop
-	Unreachable                     // its next hop does not answer the kernel
+	Unreachable                     // the server's next hop does not answer the kernel
 	Failing                         // the server fails its health checks
-	Silent                          // its agent does not answer probes
-	Incompatible                    // its agent speaks another version of the protocol
-	NotServed                       // its agent does not have the VIP
-	Unheard                         // connections that it is offered first are not answered
+	Silent                          // the server's agent does not answer probes
+	Incompatible                    // the server's agent uses another version of the protocol
+	NotServed                       // the server's agent does not have the VIP
+	Unheard                         // offers that the server gets first are not answered
 )
 
-// Probed are the causes that probes find. Probes can be wrong about many servers at a time, by
-// an error in the network or in the configuration, and so take out at most a third of a
-// service's servers.
+// Probed are the causes that probes find. An error in the network or in the configuration can make
+// probes wrong about many servers at once. So probes exclude at most a third of a service's
+// servers.
 const Probed = Silent | Incompatible | NotServed | Unheard
 
 // AnyCause is the set of all causes.
 const AnyCause = Unresolved | Unreachable | Failing | Probed
 
-// Has tells whether the set has all of the given causes.
+// Has tells whether the set contains all of the given causes.
 func (c Causes) Has(these Causes) bool { return c&these == these }
 
 // Set returns the set with or without the given causes.
@@ -35,8 +35,8 @@ func (c Causes) Set(these Causes, hold bool) Causes {
 	return c &^ these
 }
 
-// causeFlags are all causes, the weightiest first, with the flags that note them in a server's
-// slot. The next hop in the slot tells whether the server is unresolved.
+// causeFlags lists all causes, the most severe first, with the flags that represent them in a
+// server's slot. Unresolved has no flag: it follows from the next hop in the slot.
 var causeFlags = []struct {
 	cause Causes
 	flag  ServerFlags
@@ -50,7 +50,7 @@ var causeFlags = []struct {
 	{Unheard, FlagUnheard},
 }
 
-// Each lists the causes of the set one by one, the weightiest first.
+// Each lists the causes of the set one by one, the most severe first.
 func (c Causes) Each() []Causes {
 	var all []Causes
 	for _, kind := range causeFlags {
@@ -61,7 +61,7 @@ func (c Causes) Each() []Causes {
 	return all
 }
 
-// Flags returns the flags that note the causes in a server's slot. Unresolved has none.
+// Flags returns the flags that represent the causes in a server's slot. Unresolved has no flag.
 func (c Causes) Flags() (flags ServerFlags) {
 	for _, kind := range causeFlags {
 		if c.Has(kind.cause) {
@@ -71,7 +71,7 @@ func (c Causes) Flags() (flags ServerFlags) {
 	return flags
 }
 
-// Causes returns the causes that a slot notes. A slot that is not in use has none.
+// Causes returns the causes of the slot's server. A slot that is not in use has none.
 func (t *ServerTable) Causes(slot uint32) (all Causes) {
 	flags := t.Flags(slot)
 	if flags&FlagInUse == 0 {

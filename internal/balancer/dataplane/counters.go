@@ -11,11 +11,11 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// FirstForward is the first of the reasons that are counted by server: FIRST_FORWARD in
+// FirstForward is the first reason that is counted by server: FIRST_FORWARD in
 // bpf/balancer/stats.h.
 const FirstForward = uint32(ForwardKnown)
 
-// readServerCounter returns what went to a server, all CPUs together.
+// readServerCounter returns the counters of packets to a server, summed over all CPUs.
 func readServerCounter(counters *ebpf.Map, slot uint32) (sum ServerCounter, err error) {
 	var cpus []ServerCounter
 	if err := counters.Lookup(slot, &cpus); err != nil {
@@ -42,8 +42,8 @@ func (c *ServerCounter) Total() (sum Counter) {
 	return sum
 }
 
-// Packets returns how many packets went to the server for a reason, which is at least
-// FirstForward.
+// Packets returns how many packets were sent to the server for a reason. The reason must be at
+// least FirstForward.
 func (c *ServerCounter) Packets(reason Reason) uint64 {
 	return c.Forwarded[uint32(reason)-FirstForward].Packets
 }
@@ -51,7 +51,7 @@ func (c *ServerCounter) Packets(reason Reason) uint64 {
 // Placed returns how many new flows were placed on the server.
 func (c *ServerCounter) Placed() uint64 { return c.Packets(ForwardNew) }
 
-// readServerSignals returns what a server said of flows, all CPUs together.
+// readServerSignals returns the counters of signals from a server, summed over all CPUs.
 func readServerSignals(signals *ebpf.Map, slot uint32) (sum SignalCounter, err error) {
 	var cpus []SignalCounter
 	if err := signals.Lookup(slot, &cpus); err != nil {
@@ -64,8 +64,8 @@ func readServerSignals(signals *ebpf.Map, slot uint32) (sum SignalCounter, err e
 	return sum, nil
 }
 
-// RetireCounters adds the counters of a slot to the sums by reason, and clears them. A process
-// that is killed in between leaves the sums too high, but never too low.
+// RetireCounters adds the counters of a slot to the sums by reason, and clears them. If the process
+// is killed in between, the sums are too high afterwards, but never too low.
 func (p *Plane) RetireCounters(slot uint32) error {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
@@ -89,8 +89,8 @@ func (p *Plane) RetireCounters(slot uint32) error {
 	return nil
 }
 
-// Offers returns what became of new connections that were offered to the slot's server first,
-// and how many connections it took.
+// Offers returns the number of connections that were offered to the slot's server first, the number
+// of these that any server answered, and the number of connections that the server accepted.
 func (p *Plane) Offers(slot uint32) (probe.Offers, error) {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
@@ -113,7 +113,7 @@ func (p *Plane) Offers(slot uint32) (probe.Offers, error) {
 	return offers, nil
 }
 
-// addReason adds to the counters of a reason that no program counts under.
+// addReason adds to the counters of a reason that the programs count by server only.
 func (p *Plane) addReason(reason uint32, more Counter) error {
 	var cpus []Counter
 	if err := p.Objects.Reasons.Lookup(reason, &cpus); err != nil {
@@ -126,8 +126,8 @@ func (p *Plane) addReason(reason uint32, more Counter) error {
 	return nil
 }
 
-// CountReasons counts packets by what became of them. Packets to servers are the sums of the
-// servers' counters and of those of servers that were removed.
+// CountReasons returns the packets and bytes by reason. For a forwarding reason, it sums the
+// counters of all servers, and those of servers that were removed.
 func (r *Reader) CountReasons() ([]datapath.ReasonCount, error) {
 	r.counting.Lock()
 	defer r.counting.Unlock()
@@ -145,7 +145,7 @@ func (r *Reader) CountReasons() ([]datapath.ReasonCount, error) {
 			return nil, fmt.Errorf("instance %s: %w", r.Instance, err)
 		}
 		for i, forwarded := range counter.Forwarded {
-			count := &counts[FirstForward+uint32(i)-1] // none is not among them
+			count := &counts[FirstForward+uint32(i)-1] // without NoReason, which is 0
 			count.Packets += forwarded.Packets
 			count.Bytes += forwarded.Bytes
 		}

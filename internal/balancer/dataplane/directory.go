@@ -18,21 +18,22 @@ const (
 	directorySize    = uint32(unsafe.Sizeof(DirectoryLayout{}))
 )
 
-// NameDirectory gives the map of bpf/balancer/directory.h its name and size in the
-// specification of an object that uses the map. Each object needs it before it is loaded.
+// NameDirectory gives the map of bpf/balancer/directory.h its name and its size in the
+// specification of an object that uses the map. Call it for each such object before loading the
+// object.
 func NameDirectory(spec *ebpf.CollectionSpec) {
 	datapath.NameSection(spec, directorySection, DirectoryMap, directorySize)
 }
 
-// Directory is the map of bpf/balancer/directory.h in the memory of this process. A store of an
-// aligned word replaces the word as a whole for packets.
+// Directory is the map of bpf/balancer/directory.h, mapped into the memory of this process. Packets
+// see a store of an aligned word completely or not at all.
 type Directory struct {
 	memory []byte
 	*balancerDirectory
 }
 
-// MapDirectory maps a directory into memory. The protection is PROT_READ, with PROT_WRITE to
-// change it.
+// MapDirectory maps a directory into memory. The protection is PROT_READ, or PROT_READ|PROT_WRITE
+// to change the directory.
 func MapDirectory(m *ebpf.Map, protection int) (*Directory, error) {
 	memory, err := unix.Mmap(m.FD(), 0, int(directorySize), protection, unix.MAP_SHARED)
 	if err != nil {

@@ -10,20 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leastTick is what a tick must be at least, so that the longest timeout, of four hours, ends before the
-// clock wraps around.
+// leastTick is the shortest tick that the clock may have. With shorter ticks, the longest timeout,
+// which is four hours, would not end before the clock wraps around.
 const leastTick = 4 * time.Hour / maxFlowTicks
 
-// FlowClock is the clock of the flow tables. It counts in ticks of 2^Shift jiffies. Only a BPF
-// program can read the kernel's jiffies.
+// FlowClock is the clock of the flow tables. It counts ticks of 2^Shift jiffies. Only a BPF program
+// can read the kernel's jiffies.
 type FlowClock struct {
 	Shift   uint32        // a tick is 2^Shift jiffies
 	Tick    time.Duration // the length of a tick
 	program *ebpf.Program // read_jiffies of bpf/balancer/balancer.bpf.c
 }
 
-// NewFlowClock returns a clock with the shortest ticks that the longest timeout allows on this
-// machine. Now needs a program too, which Open adds.
+// NewFlowClock returns a clock with the shortest tick that is at least leastTick. It returns an
+// error if the length of a jiffy cannot be read. The method Now works only after Open has added a
+// program.
 func NewFlowClock() (*FlowClock, error) {
 	var jiffy unix.Timespec
 	if err := unix.ClockGetres(unix.CLOCK_MONOTONIC_COARSE, &jiffy); err != nil {
@@ -37,7 +38,8 @@ func NewFlowClock() (*FlowClock, error) {
 	return c, nil
 }
 
-// loadFlowClock makes a clock for those who do not load the data path.
+// loadFlowClock returns a clock with a program of its own, for callers that do not load the data
+// path.
 func loadFlowClock(spec *ebpf.CollectionSpec) (*FlowClock, error) {
 	c, err := NewFlowClock()
 	if err != nil {
@@ -56,13 +58,14 @@ func (c *FlowClock) jiffies() (jiffies uint64, err error) {
 	return jiffies, nil
 }
 
-// Now returns the time in ticks, modulo 4096, as the data path reads it.
+// Now returns the time in ticks, modulo 4096, as the data path reads it. It returns an error if the
+// program cannot be run.
 func (c *FlowClock) Now() (uint16, error) {
 	jiffies, err := c.jiffies()
 	return uint16(jiffies>>c.Shift) & FlowTimeMask, err
 }
 
-// Ticks rounds a timeout up to ticks, at most to the longest that the clock can tell.
+// Ticks converts a timeout to ticks and rounds it up. The result is at most maxFlowTicks.
 func (c *FlowClock) Ticks(d time.Duration) uint16 {
 	return uint16(min((d+c.Tick-1)/c.Tick, maxFlowTicks))
 }

@@ -13,33 +13,34 @@ import (
 )
 
 const (
-	// FlowsPerBucket is how many entries a bucket has; FLOWS_PER_BUCKET in
+	// FlowsPerBucket is the number of entries of a bucket: FLOWS_PER_BUCKET in
 	// bpf/balancer/flowtable.h.
 	FlowsPerBucket = 8
-	// FlowLoad is how full the table is at its stated capacity, in flows per bucket: half, so
-	// that few buckets overflow (docs/flow-table.md).
+	// FlowLoad is the number of flows per bucket when the table has as many flows as its capacity.
+	// It is half of the entries, so that few buckets overflow (docs/flow-table.md).
 	FlowLoad = FlowsPerBucket / 2
 
-	// flowsPerHalfOpen is how many flows there may be for each that is half open: a client answers within
-	// a round trip, and then talks for many.
+	// flowsPerHalfOpen is the assumed number of flows for each half-open flow. A flow is half-open
+	// for one round trip, and lasts for many.
 	flowsPerHalfOpen = 4
 
-	// FlowTimeMask has the bits of an entry that say when the flow was seen, in ticks.
+	// FlowTimeMask selects the bits of an entry that contain the time of the last packet, in ticks.
 	FlowTimeMask = 0xfff
-	// maxFlowLead is how far an entry can be ahead of a clock that was read
-	// earlier, in ticks; FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
+	// maxFlowLead is how far the time of an entry can be ahead of a clock that was read earlier, in
+	// ticks: FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
 	maxFlowLead = 32
-	// FlowMinIdle is how long, in ticks, an established flow is idle before a new one may take its
-	// entry; FLOW_MIN_IDLE in bpf/balancer/flowtable.h.
+	// FlowMinIdle is how long an established flow must be idle, in ticks, before a new flow may
+	// displace it: FLOW_MIN_IDLE in bpf/balancer/flowtable.h.
 	FlowMinIdle = 15
-	// FlowLinger is how long, in ticks, packets of a closing flow can still be on their way;
+	// FlowLinger is how long packets of a closing flow can still be under way, in ticks:
 	// FLOW_LINGER in bpf/balancer/flowtable.h.
 	FlowLinger = 2
-	// maxFlowTicks leaves the sweeper time before the clock wraps around.
+	// maxFlowTicks is the longest timeout, in ticks. The margin gives the sweep time before the
+	// clock wraps around.
 	maxFlowTicks = FlowTimeMask - 2*maxFlowLead
 )
 
-// flowBuckets is how many buckets hold the given number of flows: a power of two.
+// flowBuckets returns the number of buckets for a capacity in flows. It is a power of two.
 func flowBuckets(flows uint32) uint32 {
 	needed := max(1, (uint64(flows)+FlowLoad-1)/FlowLoad)
 	return 1 << bits.Len64(needed-1)
@@ -48,12 +49,13 @@ func flowBuckets(flows uint32) uint32 {
 // FlowTable is a flow table of the data path, mapped into this process.
 type FlowTable struct {
 	memory []byte
-	// Entries are those of all buckets, FlowsPerBucket each; FlowEntry has the layout. The data
-	// path changes them at any time, so access is atomic.
+	// Entries are the entries of all buckets, FlowsPerBucket each. FlowEntry has their layout. The
+	// data path changes entries at any time, so access must be atomic.
 	Entries []uint64
 }
 
-// mapFlows maps a flow table, for reading only when it is not to be swept.
+// mapFlows maps a flow table into memory. The protection is PROT_READ, or PROT_READ|PROT_WRITE for
+// a table that is swept.
 func mapFlows(m *ebpf.Map, protection int) (*FlowTable, error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
 	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
@@ -68,20 +70,20 @@ func (t *FlowTable) close() error {
 	return unix.Munmap(t.memory)
 }
 
-// FlowEntry is an entry of the flow table; bpf/balancer/flowtable.h has its layout.
+// FlowEntry is an entry of the flow table. Its layout is described in bpf/balancer/flowtable.h.
 type FlowEntry uint64
 
-// Signature returns the 34 bits that stand for the flow in its bucket.
+// Signature returns the 34 bits that identify the flow in its bucket.
 func (e FlowEntry) Signature() uint64 { return uint64(e) >> 30 }
 
 // Server returns the slot of the flow's server.
 func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 
-// State returns the state of the flow. FlowFree: the entry has no flow.
+// State returns the state of the flow. FlowFree means that the entry has no flow.
 func (e FlowEntry) State() FlowState { return FlowState(e >> 12 & 3) }
 
 // Age returns the time since the last packet of the flow, in ticks from 0 to 4063. It is 0 if a
-// packet came after now was read.
+// packet arrived after now was read.
 func (e FlowEntry) Age(now uint16) uint16 {
 	age := (now - uint16(e)) & FlowTimeMask
 	if age > FlowTimeMask-maxFlowLead {
@@ -90,13 +92,13 @@ func (e FlowEntry) Age(now uint16) uint16 {
 	return age
 }
 
-// IsOver tells whether the connection has ended for good: flow_is_over in
+// IsOver tells whether the flow is over, so that no late packet can be under way: flow_is_over in
 // bpf/balancer/flowtable.h.
 func (e FlowEntry) IsOver(now uint16) bool {
 	return e.State() == FlowClosing && e.Age(now) >= FlowLinger
 }
 
-// String returns the name that users see.
+// String returns the name of the state, as output shows it.
 func (s FlowState) String() string {
 	switch s {
 	case FlowNew:
@@ -109,11 +111,11 @@ func (s FlowState) String() string {
 	return "free"
 }
 
-// MostSlots is how many slots for servers an entry can tell apart.
+// MostSlots is the number of different slots that an entry can name.
 const MostSlots = 1 << 16
 
-// FlowCountsBySlot counts flows by slot and state, up to the last slot that has a flow. A slice
-// is faster than a map: a large table has a hundred million flows.
+// FlowCountsBySlot counts flows by slot and state, up to the highest slot that has a flow. It is a
+// slice because a slice is faster than a map, and a large table has a hundred million flows.
 type FlowCountsBySlot [][4]uint64
 
 func (c *FlowCountsBySlot) add(e FlowEntry) {
@@ -123,8 +125,8 @@ func (c *FlowCountsBySlot) add(e FlowEntry) {
 	(*c)[e.Server()][e.State()]++
 }
 
-// Sweep frees the entries that keep does not want, and counts the others. Traffic goes on
-// meanwhile: an entry that changes during the sweep stays.
+// Sweep frees the entries for which keep returns false, and counts the others. Packets can change
+// the table meanwhile. An entry that changes during the sweep stays.
 func (t *FlowTable) Sweep(keep func(FlowEntry) bool) FlowCountsBySlot {
 	counts := FlowCountsBySlot{}
 	for i := range t.Entries {
@@ -148,15 +150,15 @@ func (t *FlowTable) Count() FlowCountsBySlot {
 
 // FlowCounts are numbers of flows by state.
 type FlowCounts struct {
-	New         uint64 `json:"new"`         // one packet seen
-	Established uint64 `json:"established"` // more than one
-	Closing     uint64 `json:"closing"`     // FIN or RST seen
+	New         uint64 `json:"new"`         // one packet was seen
+	Established uint64 `json:"established"` // more than one packet was seen
+	Closing     uint64 `json:"closing"`     // a FIN, a RST or remove-stickiness was seen
 }
 
 // Total is the number of flows in any state.
 func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
 
-// Of returns the flows of a slot's server.
+// Of returns the numbers of flows of a slot's server.
 func (c FlowCountsBySlot) Of(server uint32) (counts FlowCounts) {
 	if server < uint32(len(c)) {
 		states := &c[server]
@@ -167,7 +169,7 @@ func (c FlowCountsBySlot) Of(server uint32) (counts FlowCounts) {
 	return counts
 }
 
-// Total returns the flows of all servers.
+// Total returns the numbers of flows of all servers.
 func (c FlowCountsBySlot) Total() (total FlowCounts) {
 	for server := range c {
 		counts := c.Of(uint32(server))
@@ -178,7 +180,7 @@ func (c FlowCountsBySlot) Total() (total FlowCounts) {
 	return total
 }
 
-// Find looks a flow up as the data path does. It returns 0 for a flow that has no entry.
+// Find looks a flow up as the data path does. It returns 0 if the flow has no entry.
 func (t *FlowTable) Find(flow Flow, service uint32, identity *Identity) FlowEntry {
 	bucket, signature := t.Bucket(flow, service, identity)
 	return bucket.Find(signature)
@@ -187,8 +189,8 @@ func (t *FlowTable) Find(flow Flow, service uint32, identity *Identity) FlowEntr
 // FlowBucket is a copy of a bucket of the flow table.
 type FlowBucket [FlowsPerBucket]FlowEntry
 
-// Bucket returns a copy of the bucket that a flow's entry is in or would be in, and the flow's
-// signature.
+// Bucket returns a copy of the bucket of a flow, and the flow's signature. The bucket contains the
+// flow's entry if there is one.
 func (t *FlowTable) Bucket(flow Flow, service uint32, identity *Identity) (bucket FlowBucket, signature uint64) {
 	place, signature := flow.TableHash(service, identity)
 	number := t.BucketNumber(place)
@@ -198,7 +200,7 @@ func (t *FlowTable) Bucket(flow Flow, service uint32, identity *Identity) (bucke
 	return bucket, signature
 }
 
-// BucketNumber returns the number of the bucket for a place (Flow.TableHash).
+// BucketNumber returns the number of the bucket for a place, which is a result of Flow.TableHash.
 func (t *FlowTable) BucketNumber(place uint64) int {
 	return int(place >> bucketShift(uint32(len(t.Entries)/FlowsPerBucket)))
 }
@@ -216,8 +218,8 @@ func (b *FlowBucket) Find(signature uint64) FlowEntry {
 	return 0
 }
 
-// HasRoom tells whether a new flow gets an entry: flow_rank in bpf/balancer/flowtable.h is
-// above 0 for one of the bucket's entries.
+// HasRoom tells whether a new flow gets an entry in the bucket. It does if flow_rank in
+// bpf/balancer/flowtable.h is above 0 for at least one of the entries.
 func (b *FlowBucket) HasRoom(now uint16) bool {
 	for _, entry := range b {
 		if entry.State() != FlowEstablished || entry.Age(now) >= FlowMinIdle {

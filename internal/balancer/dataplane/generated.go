@@ -2,30 +2,31 @@
 
 package dataplane
 
-// The names that other packages have for what bpf2go makes of the headers in bpf/balancer.
+// These are exported names for the types that bpf2go generates from the headers in bpf/balancer.
 // Fields have the names, units and byte orders of the headers.
 type (
-	// Identity has the hash keys of an instance, and the version of its tables (types.h).
+	// Identity contains the hash keys of an instance and the version of its tables (types.h).
 	Identity = balancerIdentity
-	// DirectoryLayout is what is in a Directory (directory.h).
+	// DirectoryLayout is the content of a Directory (directory.h).
 	DirectoryLayout = balancerDirectory
-	// ServiceEntry says that an address is a VIP, or what becomes of packets to a service
+	// ServiceEntry says that an address is a VIP, or how packets to a service are handled
 	// (types.h).
 	ServiceEntry = balancerServiceEntry
-	// ServiceRule is the part of a service's entry that changes by one store.
+	// ServiceRule is the part of a service's entry that one store replaces.
 	ServiceRule = balancerServiceRule
-	// ServerFlags say what a server is used for, and why.
+	// ServerFlags are the flags of a slot: what the server is used for, and its causes.
 	ServerFlags = balancerServerFlags
-	// Port is an interface that packets leave by.
+	// Port is an interface through which packets leave.
 	Port = balancerPort
 	// FlowState is the state of an entry of a flow table.
 	FlowState = balancerFlowState
-	// FragmentKey and FragmentFlow are an element of the table of first fragments (fragments.h).
+	// FragmentKey and FragmentFlow are the key and the value of the table of first fragments
+	// (fragments.h).
 	FragmentKey  = balancerFragmentKey
 	FragmentFlow = balancerFragmentFlow
-	// Reason is why a packet left the data path, and in which way (stats.h).
+	// Reason is the reason under which a packet is counted (stats.h).
 	Reason = balancerLbReason
-	// Counter, ServerCounter and SignalCounter are what one CPU has counted (stats.h).
+	// Counter, ServerCounter and SignalCounter are counters of one CPU (stats.h).
 	Counter       = balancerCounter
 	ServerCounter = balancerServerCounter
 	SignalCounter = balancerSignalCounter
@@ -34,7 +35,7 @@ type (
 // ProtocolVersion is the version of the protocol between balancers and agents (docs/protocol.md).
 const ProtocolVersion = balancerProtocolVersionPROTOCOL_VERSION
 
-// Names of maps, which are also those of their pins.
+// The names of maps. Their pins have the same names.
 const (
 	FlowsMap          = balancerMapFlows
 	FragmentsMap      = balancerMapFragments
@@ -68,7 +69,7 @@ const (
 	FlagUnheard      = balancerServerFlagsSERVER_UNHEARD
 )
 
-// Some of the reasons (enum lb_reason in stats.h; docs/observability.md explains all of them).
+// Some of the reasons (enum lb_reason in stats.h). docs/observability.md explains all of them.
 const (
 	NoReason       = balancerLbReasonLB_NONE
 	AnswerTooBig   = balancerLbReasonLB_ANSWER_TOO_BIG

@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// WriteIdentity writes the identity of this process: its hash keys and the version of its
+// WriteIdentity writes the identity of this process, which is its hash keys and the version of its
 // tables.
 func (p *Plane) WriteIdentity() error {
 	if err := p.Objects.Identity.Put(uint32(0), p.identity); err != nil {
@@ -19,8 +19,8 @@ func (p *Plane) WriteIdentity() error {
 	return nil
 }
 
-// identityOf returns the hash keys: those of the flow table that exists, or
-// fresh ones if there is none.
+// identityOf returns the identity of the tables that an earlier process has left. If there are
+// none, it makes random hash keys. The keys for buckets always follow from the seed.
 func identityOf(kept *ebpf.Map, seed uint64) (*Identity, error) {
 	identity := Identity{Version: uint64(balancerTablesVersionTABLES_VERSION)}
 	if kept != nil {
@@ -45,8 +45,8 @@ func identityOf(kept *ebpf.Map, seed uint64) (*Identity, error) {
 	return &identity, nil
 }
 
-// readIdentity reads the identity of tables, which must mean what this build
-// takes them for.
+// readIdentity reads the identity of tables. It returns otherVersion if their version is not that
+// of this build.
 func readIdentity(m *ebpf.Map, identity *Identity) error {
 	if err := m.Lookup(uint32(0), identity); err != nil {
 		return fmt.Errorf("read identity: %w", err)
@@ -57,7 +57,7 @@ func readIdentity(m *ebpf.Map, identity *Identity) error {
 	return nil
 }
 
-// otherVersion is an error: tables have this version instead of the build's.
+// otherVersion is the error that tables have this version instead of the build's.
 type otherVersion uint64
 
 func (v otherVersion) Error() string {

@@ -9,10 +9,10 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// ServerName is a server with its service.
+// ServerName names a server and its service.
 type ServerName struct{ Service, Server string }
 
-// readServerNames reads whose the slots are.
+// readServerNames reads the names of servers, by slot.
 func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
 	bySlot, err := readLabels(labels)
 	if err != nil {
@@ -25,12 +25,12 @@ func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
 	return names, nil
 }
 
-// nameIn is the name that a label of a slot has.
+// nameIn returns the name in the label of a slot.
 func nameIn(label balancerLabel) ServerName {
 	return ServerName{text(label.Service[:]), text(label.Server[:])}
 }
 
-// readServiceNames reads the names of services, by their numbers.
+// readServiceNames reads the names of services, by number.
 func readServiceNames(labels *ebpf.Map) (map[uint32]string, error) {
 	byNumber, err := readLabels(labels)
 	if err != nil {
@@ -43,12 +43,12 @@ func readServiceNames(labels *ebpf.Map) (map[uint32]string, error) {
 	return names, nil
 }
 
-// ServiceNames reads the names of services, by their numbers.
+// ServiceNames reads the names of services, by number.
 func (p *Plane) ServiceNames() (map[uint32]string, error) {
 	return readServiceNames(p.Objects.ServiceLabels)
 }
 
-// LabelService notes which service has a number.
+// LabelService stores the name of the service that has a number.
 func (p *Plane) LabelService(id uint32, name string) error {
 	var label balancerLabel
 	copy(label.Service[:], name)
@@ -58,7 +58,7 @@ func (p *Plane) LabelService(id uint32, name string) error {
 	return nil
 }
 
-// UnlabelService frees the number of a service. A number that no service has is no error.
+// UnlabelService frees the number of a service. It returns no error if no service has the number.
 func (p *Plane) UnlabelService(id uint32) error {
 	err := p.Objects.ServiceLabels.Delete(id)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -67,8 +67,8 @@ func (p *Plane) UnlabelService(id uint32) error {
 	return nil
 }
 
-// readLabels reads all labels, by number. A label that is deleted meanwhile makes the kernel
-// begin again, so that the iterator can return others twice.
+// readLabels reads all labels, by number. If a label is deleted during the iteration, the kernel
+// begins again, so that the iterator can return a label twice.
 func readLabels(m *ebpf.Map) (map[uint32]balancerLabel, error) {
 	labels := map[uint32]balancerLabel{}
 	var number uint32
@@ -80,7 +80,7 @@ func readLabels(m *ebpf.Map) (map[uint32]balancerLabel, error) {
 	return labels, entries.Err()
 }
 
-// text is a zero-terminated name.
+// text returns a zero-terminated name as a string.
 func text(b []byte) string {
 	for i, c := range b {
 		if c == 0 {

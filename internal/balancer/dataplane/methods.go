@@ -8,7 +8,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// placementName is what a configuration calls a placement.
+// placementName is the name of a placement in a configuration.
 type placementName struct {
 	config.Placement
 	config.Selection
@@ -31,8 +31,8 @@ var encapsulations = map[config.Encapsulation]balancerEncapsulation{
 	config.IPIP:       balancerEncapsulationENCAP_IPIP,
 }
 
-// RuleOf returns what the configuration of a service says of its rule: placement, persistence
-// and encapsulation. Buckets, candidates and flags are 0.
+// RuleOf returns the part of a service's rule that its configuration determines: placement,
+// persistence and encapsulation. Buckets, candidates and flags are 0.
 func RuleOf(svc *config.Service) ServiceRule {
 	placement := placements[placementName{svc.Placement, svc.Selection}]
 	persistence := persistences[svc.Persistence]
@@ -42,8 +42,8 @@ func RuleOf(svc *config.Service) ServiceRule {
 	}
 }
 
-// PlacementName returns what a configuration calls the rule's placement. A placement that this
-// build does not know is named by its number.
+// PlacementName returns the name of the rule's placement in a configuration. For a placement that
+// this build does not know, it returns the number.
 func (r ServiceRule) PlacementName() (config.Placement, config.Selection) {
 	number := balancerPlacement(r.Methods & 0xf)
 	for name, n := range placements {
@@ -54,17 +54,20 @@ func (r ServiceRule) PlacementName() (config.Placement, config.Selection) {
 	return config.Placement(fmt.Sprint(uint32(number))), ""
 }
 
-// PersistenceName returns what a configuration calls the rule's persistence, or its number.
+// PersistenceName returns the name of the rule's persistence in a configuration, or its number if
+// this build does not know it.
 func (r ServiceRule) PersistenceName() config.Persistence {
 	return nameOf(persistences, balancerPersistence(r.Methods>>4))
 }
 
-// EncapsulationName returns what a configuration calls the rule's encapsulation, or its number.
+// EncapsulationName returns the name of the rule's encapsulation in a configuration, or its number
+// if this build does not know it.
 func (r ServiceRule) EncapsulationName() config.Encapsulation {
 	return nameOf(encapsulations, balancerEncapsulation(r.Encapsulation))
 }
 
-// nameOf is what a configuration calls a value of the data path, or the value as a number.
+// nameOf returns the name of a value in a configuration, or the number if the value is not in
+// values.
 func nameOf[N ~string, V ~uint32](values map[N]V, value V) N {
 	for name, v := range values {
 		if v == value {

@@ -10,23 +10,23 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Maps are the maps of the data path, as they are loaded or opened.
+// Maps are the maps of the data path, loaded or opened.
 type Maps struct {
 	balancerMaps
 	Directory *ebpf.Map `ebpf:"directory"`
 }
 
-// Close closes the tables, but not what is mapped of them.
+// Close closes the maps. Memory into which they are mapped stays mapped.
 func (t *Maps) Close() error { return errors.Join(t.balancerMaps.Close(), t.Directory.Close()) }
 
-// Objects are the maps, programs and variables of the data path, as they are loaded.
+// Objects are the loaded maps, programs and variables of the data path.
 type Objects struct {
 	balancerPrograms
 	Maps
 	balancerVariables
 }
 
-// Close unloads what is not pinned.
+// Close unloads the objects that are not pinned.
 func (o *Objects) Close() error { return errors.Join(o.balancerPrograms.Close(), o.Maps.Close()) }
 
 // Pinned returns the maps that outlive the process, by the names of their pins.
@@ -46,8 +46,8 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 	}
 }
 
-// CountersByReason are the maps whose elements mean something else to a build with other
-// reasons. A start of such a build replaces them, and the counters begin at zero.
+// CountersByReason are the maps in which elements stand for reasons. If another build with other
+// reasons has left them, a start replaces them, and the counters begin at zero.
 var CountersByReason = []string{ReasonsMap, ServerCountersMap}
 
 // LoadSpec returns the specification of this build's data path, and the names of its reasons by
@@ -66,7 +66,7 @@ func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	return spec, reasons, nil
 }
 
-// tables are those that both sides share, by their names.
+// tables returns the maps that both sides share, by name.
 func (o *Objects) tables() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
 		balancerMapAnsweredOffers: o.AnsweredOffers,

@@ -15,15 +15,17 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// countsOthers tells whether counters by reason were kept, and are of other reasons.
+// countsOthers tells whether an earlier process has left counters by reason that are not compatible
+// with the reasons of this build.
 func countsOthers(spec *ebpf.CollectionSpec, kept map[string]*ebpf.Map) bool {
 	return slices.ContainsFunc(CountersByReason, func(name string) bool {
 		return kept[name] != nil && datapath.Compatible(spec.Maps[name], kept[name]) != nil
 	})
 }
 
-// openKept opens the tables that an earlier process left. Those of another layout
-// or other limits are an error, but for the counters by reason.
+// openKept opens the tables that an earlier process has left. A table with another layout or
+// another size is an error, unless it is one of CountersByReason. The caller closes the tables,
+// also after an error.
 func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map, err error) {
 	kept = map[string]*ebpf.Map{}
 	for name := range new(Maps).Pinned() {
@@ -42,8 +44,9 @@ func openKept(spec *ebpf.CollectionSpec, dir string) (kept map[string]*ebpf.Map,
 	return kept, checkInner(kept, spec)
 }
 
-// checkInner compares the layout of one candidate table, for no pin names them. The kernel sees to it that
-// all are the same.
+// checkInner compares the layout of one candidate table with that of this build. Candidate tables
+// have no pins, so checkInner finds one through a service. The kernel ensures that all candidate
+// tables have the same layout.
 func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	if kept[DirectoryMap] == nil || kept[TablesMap] == nil {
 		return nil
@@ -65,7 +68,8 @@ func checkInner(kept map[string]*ebpf.Map, spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// checkElement compares an element, if there is one, of a map of maps; its size is set with its content.
+// checkElement compares the layout of an element of a map of maps, if the element exists. It
+// ignores the size of the element, which depends on the content.
 func checkElement(outer *ebpf.Map, number uint32, spec *ebpf.MapSpec) error {
 	var inner *ebpf.Map
 	err := outer.Lookup(number, &inner)
@@ -87,9 +91,9 @@ func closeAll(maps map[string]*ebpf.Map) {
 	}
 }
 
-// pinNew pins the tables that were not: identity first, which tells an instance's
-// role. Counters that take the place of others wait until the program that counts
-// in them is attached.
+// pinNew pins the tables that were not pinned. The identity comes first, because it shows the role
+// of an instance. Counters that replace those of another build wait until the program that counts
+// in them is attached (pinCounting).
 func (p *Plane) pinNew(kept map[string]*ebpf.Map) error {
 	pin := func(name string, table *ebpf.Map) error {
 		if kept[name] != nil || p.recount && slices.Contains(CountersByReason, name) {
@@ -112,7 +116,7 @@ func (p *Plane) pinNew(kept map[string]*ebpf.Map) error {
 	return nil
 }
 
-// explain says what to do about pins that another build or other limits left.
+// explain adds to an error of Open what the user can do about it.
 func (p *Plane) explain(err error) error {
 	var verifier *ebpf.VerifierError
 	if errors.As(err, &verifier) {
@@ -128,8 +132,8 @@ func (p *Plane) explain(err error) error {
 	return fmt.Errorf("load the data path: %w", err)
 }
 
-// pinCounting pins the program that packets meet, for tools, and the counters that it counts in where they are others
-// than before.
+// pinCounting pins the program that processes packets, for tools. If this process has replaced the
+// counters by reason, pinCounting pins them as well.
 func (p *Plane) pinCounting(t *datapath.Takeover) error {
 	if p.recount {
 		tables := p.Objects.Maps.Pinned()
@@ -142,7 +146,7 @@ func (p *Plane) pinCounting(t *datapath.Takeover) error {
 	return t.Pin(p.Objects.XdpLb, p.pin(datapath.BalancerProgram))
 }
 
-// Undo removes the pins that this process has made, after a start that failed.
+// Undo removes the pins that this process has made. It is for a start that failed.
 func (p *Plane) Undo() error {
 	if p.fresh {
 		return datapath.RemoveDir(p.instance)

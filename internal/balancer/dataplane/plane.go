@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package dataplane owns what a balancer has in the kernel: programs, their pins and their
-// tables. It knows the layout of each table and how to change it while packets meet it. What the
-// tables are to hold, others decide: package balancer writes them, and package inspect reads
-// them, also without a process.
+// Package dataplane owns the objects that a balancer has in the kernel: programs, pins and tables.
+// It knows the layout of each table, and how to change the table while packets use it. It does not
+// decide what the tables contain. Package balancer writes the tables. Package inspect reads them,
+// even if no process runs the balancer.
 package dataplane
 
 import (
@@ -22,41 +22,43 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Plane is the data path of an instance: programs in the kernel, and the tables that they read.
-// It belongs to one goroutine, except for Probes, which belong to another, and for what a Reader
-// reads.
+// Plane is the data path of an instance: the programs in the kernel, and the tables that they use.
+// One goroutine owns it. Another goroutine owns the field Probes. A Reader may read the tables at
+// any time.
 type Plane struct {
-	// Objects are the maps and the programs of the outside, as they are loaded.
+	// Objects are the loaded maps, and the loaded programs of the outside.
 	Objects Objects
-	// Sides are the outside and, where node.inside is configured, the inside.
+	// Sides are the outside and, if node.inside is configured, the inside, in this order.
 	Sides     []*Side
 	Directory *Directory
 	Services  *ServiceTable
 	Servers   *ServerTable
 	Ports     *Ports
 	Flows     *FlowTable
-	HalfOpen  *FlowTable // flows whose server has answered and whose client has not
-	Clock     *FlowClock // of both flow tables
+	HalfOpen  *FlowTable // flows whose SYN a server has answered, and whose client has not answered
+	Clock     *FlowClock // the clock of both flow tables
 	Probes    *ProbeTable
-	// Constants are what programs that use these tables are loaded with, by the names of variables.
+	// Constants are the values of the variables with which programs that use these tables must be
+	// loaded, by the names of the variables.
 	Constants map[string]any
-	// AttachTCX is link.AttachTCX. Tests of kernels before 6.6, which have no tcx, replace it.
+	// AttachTCX is link.AttachTCX. Tests replace it to simulate kernels before 6.6, which have no
+	// tcx.
 	AttachTCX func(link.TCXOptions) (link.Link, error)
 
 	instance string
-	dir      string        // of the pins
-	fresh    bool          // nothing was pinned before
-	made     []string      // pins of tables that no earlier process has left
-	recount  bool          // the counters that are pinned are of another build's reasons
-	counting sync.Mutex    // held while counters move from one table to another
-	inner    *ebpf.MapSpec // of candidate tables
+	dir      string        // the directory of the pins
+	fresh    bool          // the directory of the pins did not exist before
+	made     []string      // names of the tables that this process has pinned
+	recount  bool          // the pinned counters are for the reasons of another build
+	counting sync.Mutex    // held while counters are moved from one table to another
+	inner    *ebpf.MapSpec // the layout of candidate tables
 	identity *Identity
-	backup   *backup // while this process takes over
+	backup   *backup // set while this process takes over
 }
 
-// Open loads the programs. It opens the tables that an earlier process has left pinned, or
-// makes and pins them. It neither attaches programs nor changes what is in the tables. Tables
-// of another build's layout or of other limits are an error, and Open leaves them as they are.
+// Open loads the programs. It opens the tables that an earlier process has left pinned, or makes
+// and pins them. It attaches no program and changes no entry of a table. Open returns an error, and
+// leaves the pins as they are, if the tables have the layout of another build or other limits.
 func Open(cfg *config.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
 	spec, _, err := LoadSpec()
 	if err != nil {
@@ -88,14 +90,14 @@ func Open(cfg *config.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, err
 	return p, nil
 }
 
-// serverSlots is how many slots that many servers need: as many again, so that
-// all can be replaced at once, while the flows of those before are swept. A slot
-// has 16 bits.
+// serverSlots returns the number of slots for the given number of servers. It is twice as many, so
+// that all servers can be replaced at once while the flows of the old ones are swept. It is at most
+// MostSlots.
 func serverSlots(servers uint32) uint32 {
 	return min(2*servers, MostSlots)
 }
 
-// load pins nothing before the kernel has taken the program.
+// load loads the objects, and pins nothing before the kernel has accepted the programs.
 func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *slog.Logger) error {
 	kept, err := openKept(spec, p.dir)
 	defer closeAll(kept)
@@ -150,7 +152,8 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 	p.Servers = p.Objects.serverTable(p.Directory)
 	p.Services = &ServiceTable{directory: p.Directory, keys: &identity.ServiceKeys}
 	p.Ports = &Ports{directory: p.Directory}
-	if p.Probes, err = p.mapProbes(p.Sides[len(p.Sides)-1]); err != nil { // the side towards the servers
+	// Probes leave through the side towards the servers.
+	if p.Probes, err = p.mapProbes(p.Sides[len(p.Sides)-1]); err != nil {
 		return err
 	}
 	if kept[balancerMapIdentity] == nil {
@@ -161,19 +164,19 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 	return p.pinNew(kept)
 }
 
-// SetSignalKeys replaces the keys by which signals of servers are verified.
+// SetSignalKeys replaces the keys that verify the signals of servers.
 func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 	return datapath.SetSignalKeys(p.Objects.SignalKeys, keys)
 }
 
-// Close unloads what is not pinned. The data path works on if it is attached.
+// Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
 	return errors.Join(p.Probes.close(), p.Flows.close(), p.HalfOpen.close(), p.Directory.Close(),
 		p.closeObjects())
 }
 
-// Detach takes the data path of an instance out of the kernel, with all flows. Programs go
-// before their tables. The caller is in the network namespace of the instance.
+// Detach removes the data path of an instance from the kernel, with all flows. It removes the
+// programs before their tables. The caller must be in the network namespace of the instance.
 func Detach(instance string) error {
 	if err := detachReturn(instance); err != nil {
 		return err

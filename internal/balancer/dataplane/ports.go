@@ -11,16 +11,16 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
-// Ports numbers the interfaces that packets leave by, from 1 to 255. A port never changes while
-// a server's next hop names it: an interface that gets another address or MTU gets another
-// port, and next hops follow one by one.
+// Ports numbers the interfaces through which packets leave, from 1 to 255. A port does not change
+// while a server's next hop names it. If an interface gets another MAC address or MTU, it gets
+// another port, and the next hops change to this port one by one.
 type Ports struct {
-	directory *Directory // whose port 0 is never given out
+	directory *Directory // its port 0 is not used
 	next      int
 }
 
-// Number returns the port of an interface as it is now. It is an error if next hops name all
-// other ports.
+// Number returns the port of an interface with its present index, MTU and MAC address. It returns
+// an error if the interface has no port and next hops use all 255.
 func (p *Ports) Number(link nexthop.Link) (uint16, error) {
 	port := describe(link)
 	for i := 1; i < len(p.directory.Ports); i++ {
@@ -36,10 +36,11 @@ func (p *Ports) Number(link nexthop.Link) (uint16, error) {
 	return uint16(i), nil
 }
 
-// Ifindex returns the index of the interface that a port stands for.
+// Ifindex returns the index of a port's interface.
 func (p *Ports) Ifindex(number uint16) int { return int(p.directory.Ports[number].Ifindex) }
 
-// unused finds a number that no next hop names, longest unused first.
+// unused returns a port that no next hop names. Among several, it returns the one that was given
+// out longest ago.
 func (p *Ports) unused() (int, error) {
 	const most = len(p.directory.Ports) - 1
 	var used [most + 1]bool
@@ -55,7 +56,7 @@ func (p *Ports) unused() (int, error) {
 	return 0, fmt.Errorf("servers are reached by more than %d interfaces", most)
 }
 
-// describe is an interface as the data path sees it.
+// describe returns the description of an interface for the data path.
 func describe(link nexthop.Link) Port {
 	return Port{
 		Ifindex: uint32(link.Index),
@@ -64,7 +65,8 @@ func describe(link nexthop.Link) Port {
 	}
 }
 
-// hairpins tells whether an interface sends by XDP_TX. A veth drops that unless its peer runs XDP, too.
+// hairpins tells whether an interface can send by XDP_TX. A veth interface drops such packets
+// unless its peer runs XDP as well.
 func hairpins(link nexthop.Link) bool { return link.Type != "veth" }
 
 // HardwareAddr returns the MAC address of the interface.
@@ -72,11 +74,11 @@ func (p Port) HardwareAddr() net.HardwareAddr {
 	return binary.LittleEndian.AppendUint64(nil, p.Mac)[:6]
 }
 
-// CanTransmit tells whether the interface can send what XDP in a driver redirects to it.
+// CanTransmit tells whether the interface can send packets that XDP in a driver redirects to it.
 func CanTransmit(link nexthop.Link) bool { return !cannotTransmit[link.Type] }
 
-// cannotTransmit are the types of interfaces that have Ethernet addresses but no
-// way to send what XDP in a driver redirects to them (ndo_xdp_xmit of Linux).
+// cannotTransmit lists the types of interfaces that have Ethernet addresses but no function to send
+// packets that XDP in a driver redirects to them (ndo_xdp_xmit of Linux).
 var cannotTransmit = map[string]bool{
 	"bareudp": true, "batadv": true, "bridge": true, "dummy": true, "geneve": true, "gretap": true,
 	"hsr": true, "ifb": true, "ip6gretap": true, "ipvlan": true, "ipvtap": true, "macsec": true,

@@ -18,26 +18,27 @@ import (
 )
 
 const (
-	// probeFrame is as long as the longest frame that xdp_probe wraps: Ethernet's and IPv6's
-	// headers and the token.
+	// probeFrame is the length of the longest frame that xdp_probe encapsulates, in bytes: an
+	// Ethernet header, an IPv6 header and the token.
 	probeFrame = 14 + 40 + 8
-	// probeBatch is how many frames the kernel sends at a time, at most (TEST_XDP_MAX_BATCH).
+	// probeBatch is the highest number of frames that the kernel sends at a time
+	// (TEST_XDP_MAX_BATCH).
 	probeBatch = 256
 )
 
 // ProbeTable sends the probes of bpf/balancer/prober.h and reads the answers of agents. One
-// goroutine owns it. The data path writes the answers.
+// goroutine owns the ProbeTable. The data path writes the answers.
 type ProbeTable struct {
 	memory, turnMemory []byte
 	probes             []balancerProbe // by slot
-	turns              []uint64        // the slots that the next run probes, in order
+	turns              []uint64        // the slots that the next run of the program probes, in this order
 	program            *ebpf.Program
 	turn               *ebpf.Variable
 	directory          *Directory
-	socket             int // sends what XDP cannot; negative: it is not open
+	socket             int // sends the frames that XDP cannot send; negative: not open
 }
 
-// mapProbes maps the tables of the probes that leave by a side.
+// mapProbes maps the tables for the probes that leave through a side.
 func (p *Plane) mapProbes(side *Side) (*ProbeTable, error) {
 	t := &ProbeTable{
 		program: side.Objects.XdpProbe, turn: side.Objects.ProbeTurn, directory: p.Directory, socket: -1,
@@ -52,7 +53,8 @@ func (p *Plane) mapProbes(side *Side) (*ProbeTable, error) {
 	return t, nil
 }
 
-// mapArray maps an array map, whose elements are multiples of eight bytes, for reading and writing.
+// mapArray maps an array map for reading and writing. The size of its elements must be a multiple
+// of eight bytes.
 func mapArray[E any](m *ebpf.Map) (memory []byte, elements []E, err error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
 	memory, err = unix.Mmap(m.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -75,7 +77,7 @@ func (t *ProbeTable) close() error {
 	return errors.Join(errs...)
 }
 
-// Set prepares the next probe of the slot's server. The low 16 bits of the token are the slot.
+// Set prepares the next probe of the slot's server. The low 16 bits of the token must be the slot.
 func (t *ProbeTable) Set(slot uint32, vip netip.Addr, encapsulation config.Encapsulation, token uint64) {
 	p := &t.probes[slot]
 	p.Vip = in6(vip)
@@ -88,7 +90,8 @@ func (t *ProbeTable) Forget(slot uint32) {
 	atomic.StoreUint64(&t.probes[slot].Token, 0)
 }
 
-// Token returns the token that an answer of the slot's server must have; 0: no answer is taken.
+// Token returns the token that an answer of the slot's server must contain. If it is 0, the data
+// path accepts no answer.
 func (t *ProbeTable) Token(slot uint32) uint64 {
 	if int(slot) >= len(t.probes) {
 		return 0
@@ -96,7 +99,8 @@ func (t *ProbeTable) Token(slot uint32) uint64 {
 	return atomic.LoadUint64(&t.probes[slot].Token)
 }
 
-// Answer returns the answer to the last probe of the slot's server; false: none has come.
+// Answer returns the answer to the last probe of the slot's server. It returns false if there is
+// none yet.
 func (t *ProbeTable) Answer(slot uint32) (probe.Answer, bool) {
 	p := &t.probes[slot]
 	if atomic.LoadUint64(&p.Answered) != t.Token(slot) {
@@ -107,9 +111,9 @@ func (t *ProbeTable) Answer(slot uint32) (probe.Answer, bool) {
 	}, true
 }
 
-// send probes the servers of the slots, by the interface with that index. XDP in a driver sends
-// probes as it does clients' packets. Frames of generic XDP leave like those of the host, which a
-// packet socket does too.
+// send probes the servers of the slots. In native mode, XDP sends the probes as it sends clients'
+// packets, with ifindex as the interface on which they arrive. In generic mode, the kernel sends
+// the frames of XDP like those of the host. A packet socket does the same, so send uses one.
 func (t *ProbeTable) send(slots []uint32, ifindex int, mode datapath.Mode) error {
 	if len(slots) == 0 {
 		return nil
@@ -136,12 +140,13 @@ func (t *ProbeTable) send(slots []uint32, ifindex int, mode datapath.Mode) error
 	return nil
 }
 
-// xdpContext is struct xdp_md.
+// xdpContext is struct xdp_md of Linux.
 type xdpContext struct {
 	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
-// sendBySocket has the program make each frame, and sends it by the server's port.
+// sendBySocket sends probes by a packet socket. It makes the program encapsulate each frame, and
+// sends the frame through the port of the server's next hop.
 func (t *ProbeTable) sendBySocket(slots []uint32) error {
 	if t.socket < 0 {
 		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -159,14 +164,15 @@ func (t *ProbeTable) sendBySocket(slots []uint32) error {
 			continue
 		}
 		port := t.directory.Ports[t.directory.Servers[slot].NextHop>>48&0xff]
-		// A probe that an interface does not take is lost like one on the way. The others go on.
+		// An error of an interface is ignored: the probe then counts as lost, and the others are
+		// sent.
 		_ = unix.Sendto(t.socket, frame, 0, &unix.SockaddrLinklayer{Ifindex: int(port.Ifindex)})
 	}
 	return nil
 }
 
-// Frame returns the probe of the slot's server as it leaves the data path; nil: the server has
-// no next hop.
+// Frame returns the probe of the slot's server as it leaves the data path. It returns nil if the
+// server has no next hop.
 func (t *ProbeTable) Frame(slot uint32) ([]byte, error) {
 	t.turns[0] = uint64(slot)
 	if err := t.turn.Set(uint32(0)); err != nil {
@@ -184,7 +190,7 @@ func (t *ProbeTable) Frame(slot uint32) ([]byte, error) {
 	return run.DataOut, nil
 }
 
-// Verdicts of XDP programs that send the frame.
+// These are the verdicts of XDP programs that send the frame.
 const (
 	xdpTX       = 3
 	xdpRedirect = 4

@@ -14,33 +14,32 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Reader reads the tables of an instance, whether its process runs or not. Traffic and reloads
-// go on meanwhile: a Reader sees each table as it is at some moment, but not all of them at the
-// same moment.
+// Reader reads the tables of an instance, whether its process runs or not. Packets and reloads can
+// change the tables meanwhile. So the results for different tables can be from different moments.
 type Reader struct {
 	Instance string
 	Identity Identity
-	Reasons  []string // the names of reasons, by number
+	Reasons  []string // the names of the reasons, by number
 	Services *ServiceTable
 	Servers  *ServerTable
 	Flows    *FlowTable
-	HalfOpen *FlowTable // flows whose server has answered and whose client has not
-	Clock    *FlowClock // of both flow tables
+	HalfOpen *FlowTable // flows whose SYN a server has answered, and whose client has not answered
+	Clock    *FlowClock // the clock of both flow tables
 
 	maps      Maps
 	directory *Directory
-	counting  *sync.Mutex // held while counters move from one table to another
+	counting  *sync.Mutex // held while counters are moved from one table to another
 }
 
-// OpenReader opens the pinned tables of an instance. Tables of a build with another layout are
-// an error, which is ebpf.ErrMapIncompatible.
+// OpenReader opens the pinned tables of an instance. If the tables have the layout of another
+// build, the error is ebpf.ErrMapIncompatible.
 func OpenReader(instance string) (*Reader, error) {
 	return newReader(instance, new(sync.Mutex), func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		return datapath.OpenTable(filepath.Join(datapath.Dir(instance), name), spec)
 	})
 }
 
-// Reader reads the tables of this process, which need not be pinned yet.
+// Reader returns a reader of this process's tables, which need not be pinned yet.
 func (p *Plane) Reader() (*Reader, error) {
 	tables := p.Objects.Maps.Pinned()
 	return newReader(p.instance, &p.counting, func(name string, _ *ebpf.MapSpec) (*ebpf.Map, error) {
@@ -48,7 +47,7 @@ func (p *Plane) Reader() (*Reader, error) {
 	})
 }
 
-// newReader makes a reader of tables that it opens.
+// newReader returns a reader of the tables that open returns.
 func newReader(
 	instance string, counting *sync.Mutex, open func(name string, spec *ebpf.MapSpec) (*ebpf.Map, error),
 ) (_ *Reader, err error) {
@@ -118,20 +117,20 @@ func (r *Reader) Close() error {
 	return errors.Join(append(errs, r.maps.Close())...)
 }
 
-// Capacity returns how many flows the flow table is made for.
+// Capacity returns the number of flows for which the flow table is made.
 func (r *Reader) Capacity() uint64 { return uint64(r.maps.Flows.MaxEntries()) * FlowLoad }
 
-// ServiceNames reads the names of services, by their numbers.
+// ServiceNames reads the names of services, by number.
 func (r *Reader) ServiceNames() (map[uint32]string, error) {
 	return readServiceNames(r.maps.ServiceLabels)
 }
 
-// ServerNames reads which server has which slot.
+// ServerNames reads the names of servers, by slot.
 func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
 	return readServerNames(r.maps.ServerLabels)
 }
 
-// ServerName reads which server has a slot; false: none.
+// ServerName reads the name of the slot's server. It returns false if the slot has none.
 func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 	var label balancerLabel
 	if err := r.maps.ServerLabels.Lookup(slot, &label); err != nil {
@@ -140,26 +139,26 @@ func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 	return nameIn(label), true
 }
 
-// Candidates reads the candidate table of that number.
+// Candidates reads the candidate table of the number.
 func (r *Reader) Candidates(number uint32) (Candidates, error) {
 	return readCandidates(r.maps.Tables, number)
 }
 
-// Row reads the slots of a bucket of the candidate table of that number, whose buckets have so
-// many candidates.
+// Row reads the slots of the candidates of a bucket. The number is that of the candidate table, and
+// candidates is the number of candidates of each of its buckets.
 func (r *Reader) Row(number, bucket uint32, candidates uint8) (slots []uint32, err error) {
 	return readRow(r.maps.Tables, number, bucket, candidates)
 }
 
-// Port returns the interface that a next hop names by the number of its port.
+// Port returns the interface that has the number of a port, from 0 to 255.
 func (r *Reader) Port(number uint16) Port { return r.directory.Ports[number] }
 
-// ServerCounter returns the packets to the slot's server, all CPUs together.
+// ServerCounter returns the counters of packets to the slot's server, summed over all CPUs.
 func (r *Reader) ServerCounter(slot uint32) (ServerCounter, error) {
 	return readServerCounter(r.maps.ServerCounters, slot)
 }
 
-// ServerSignals returns the signals of the slot's server, all CPUs together.
+// ServerSignals returns the counters of signals from the slot's server, summed over all CPUs.
 func (r *Reader) ServerSignals(slot uint32) (SignalCounter, error) {
 	return readServerSignals(r.maps.ServerSignals, slot)
 }

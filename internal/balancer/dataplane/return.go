@@ -15,11 +15,12 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// returnPriority keeps the filter of tc_return apart from others in clsact, where lower ones run first.
+// returnPriority is the priority of the filter of tc_return in clsact. It distinguishes the filter
+// from others. Filters with lower priorities run first.
 const returnPriority = 0x5e6c
 
-// attachReturn runs the program behind XDP, in the place of an earlier process's: by tcx, or where the
-// kernel is older than 6.6, by a filter.
+// attachReturn attaches tc_return, which runs after XDP, and replaces the program of an earlier
+// process. It uses tcx, or a filter if the kernel is older than 6.6.
 func (p *Plane) attachReturn(t *datapath.Takeover, side *Side, ifindex int) error {
 	pin, program := p.pin(side.returnPin), side.Objects.TcReturn
 	err := t.UpdateLink(program, ifindex, pin)
@@ -38,8 +39,8 @@ func (p *Plane) attachReturn(t *datapath.Takeover, side *Side, ifindex int) erro
 	return t.PinLink(l, pin)
 }
 
-// detachReturn takes the programs behind XDP of an instance off their interfaces. Filters are found in the network
-// namespace of the calling thread alone, which must be that of the XDP links.
+// detachReturn removes the tc_return programs of an instance from their interfaces. It finds
+// filters only in the network namespace of the calling thread, which must be that of the XDP links.
 func detachReturn(instance string) error {
 	byFilters := true
 	dir := datapath.Dir(instance)

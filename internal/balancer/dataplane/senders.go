@@ -14,7 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// SetLocator sets the locator whose SIDs are this host's. An invalid prefix is none.
+// SetLocator sets the locator whose SIDs belong to this host. An invalid prefix means that the host
+// has no locator.
 func (p *Plane) SetLocator(locator netip.Prefix) error {
 	for _, side := range p.Sides {
 		if err := side.Objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
@@ -24,7 +25,8 @@ func (p *Plane) SetLocator(locator netip.Prefix) error {
 	return nil
 }
 
-// locatorWord is the first half of an IPv6 address in memory order; 0 for any other.
+// locatorWord returns the first half of an IPv6 address in memory order. For all other addresses it
+// returns 0.
 func locatorWord(address netip.Addr) uint64 {
 	if !address.Is6() || address.Is4In6() {
 		return 0
@@ -33,8 +35,8 @@ func locatorWord(address netip.Addr) uint64 {
 	return binary.NativeEndian.Uint64(b[:])
 }
 
-// SetDomain sets which locators belong to the domain. A balancer in the domain sets none,
-// because it does not guard the domain.
+// SetDomain sets the locators that belong to the domain. For a balancer within the domain it sets
+// none, because such a balancer does not guard the domain.
 func (p *Plane) SetDomain(cfg *config.Balancer) error {
 	domain := map[uint64]uint32{}
 	if !cfg.Node.IsInternal() {
@@ -44,12 +46,12 @@ func (p *Plane) SetDomain(cfg *config.Balancer) error {
 				domain[locatorWord(server.Locator.Addr())] = 1
 			}
 		}
-		delete(domain, 0) // of those that have none
+		delete(domain, 0) // of servers or balancers without a locator
 	}
 	return datapath.Replace(p.Objects.Locators, domain)
 }
 
-// addSender lets the server of a slot signal, if it has a locator.
+// addSender permits the slot's server to send signals, if the server has a locator.
 func (p *Plane) addSender(slot uint32) error {
 	key := p.senderOf(slot)
 	if key.Locator == 0 {
@@ -61,7 +63,7 @@ func (p *Plane) addSender(slot uint32) error {
 	return nil
 }
 
-// removeSender is the reverse of addSender, unless another slot has taken the server over.
+// removeSender is the reverse of addSender. It does nothing if another slot has the server by now.
 func (p *Plane) removeSender(slot uint32) error {
 	key := p.senderOf(slot)
 	var holder uint32

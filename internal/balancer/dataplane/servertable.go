@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// macWord is a MAC address in memory order, in the low 48 bits.
+// macWord returns a MAC address in memory order, in the low 48 bits.
 func macWord(mac [6]byte) uint64 {
 	var word [8]byte
 	copy(word[:], mac[:])
@@ -28,9 +28,10 @@ func macOf(word uint64) net.HardwareAddr {
 	return mac
 }
 
-// ServerTable is the part of the directory that the balancer has slots for. A slot is a number
-// from 0 up to the table's size; other slots make its methods panic, except Has and Serves.
-// Each write is one aligned store, so that packets see a server before or after it.
+// ServerTable is the part of the directory for which the balancer has slots. Slots are numbers from
+// 0 to the size of the table minus 1. All methods except Has and Serves panic for other slots. Each
+// write is one aligned store, so that packets see the server completely before or completely after
+// it.
 type ServerTable struct {
 	servers []balancerServer
 }
@@ -42,16 +43,16 @@ func (t *Maps) serverTable(in *Directory) *ServerTable {
 // Has tells whether the table has the slot.
 func (t *ServerTable) Has(slot uint32) bool { return int(slot) < len(t.servers) }
 
-// Address returns the locator of the slot's server, or the far end of its tunnel.
+// Address returns the locator of the slot's server, or the far end of the tunnel to it.
 func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[slot].Address) }
 
 // Source returns the address from which the balancer sends packets to the slot's server.
 func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[slot].Source) }
 
-// Service returns the number of the service that the slot's server belongs to.
+// Service returns the number of the service of the slot's server.
 func (t *ServerTable) Service(slot uint32) uint32 { return t.servers[slot].Service }
 
-// put fills a free slot. Its flags, which bring it to life, come last.
+// put fills a free slot. It writes the flags last, because they put the slot into use.
 func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, known srv6.Function, flags ServerFlags) {
 	server := &t.servers[slot]
 	server.Service = service
@@ -62,7 +63,7 @@ func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, know
 	t.SetFlags(slot, flags)
 }
 
-// Flags returns the flags of the slot. Those of a slot that is not in use are 0.
+// Flags returns the flags of the slot. They are 0 if the slot is not in use.
 func (t *ServerTable) Flags(slot uint32) ServerFlags {
 	return ServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
 }
@@ -94,13 +95,14 @@ func sidLow(function srv6.Function) uint64 {
 	return uint64(bits.ReverseBytes32(uint32(function) << 16))
 }
 
-// SetNextHop sets the MAC address and the port (a number of Ports, below 256) by which the
-// slot's server is reached.
+// SetNextHop sets the next hop of the slot's server: a MAC address, and a port (a number of Ports,
+// from 1 to 255).
 func (t *ServerTable) SetNextHop(slot uint32, mac [6]byte, port uint16) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, macWord(mac)|uint64(port)<<48)
 }
 
-// NextHop returns what SetNextHop has set; false: the server has no next hop.
+// NextHop returns the MAC address and the port of the next hop of the slot's server. It returns
+// false if the server has no next hop.
 func (t *ServerTable) NextHop(slot uint32) (mac [6]byte, port uint16, ok bool) {
 	word := atomic.LoadUint64(&t.servers[slot].NextHop)
 	return [6]byte(macOf(word)), uint16(word >> 48), word != 0
@@ -117,12 +119,12 @@ func (t *ServerTable) Reachable(slot uint32) bool {
 	return t.HasNextHop(slot) && t.Flags(slot)&FlagUnreachable == 0
 }
 
-// ClearNextHop takes the next hop from the slot's server. Packets to the server are dropped.
+// ClearNextHop removes the next hop of the slot's server. Packets to the server are then dropped.
 func (t *ServerTable) ClearNextHop(slot uint32) {
 	atomic.StoreUint64(&t.servers[slot].NextHop, 0)
 }
 
-// in6 is an address as the data path holds it: IPv4 in its IPv4-mapped form.
+// in6 returns an address in the form of the data path. An IPv4 address becomes an IPv4-mapped one.
 func in6(address netip.Addr) (out balancerIn6Addr) {
 	out.In6U.U6Addr8 = address.As16()
 	return out
@@ -133,8 +135,8 @@ func addrOf(in balancerIn6Addr) netip.Addr {
 	return netip.AddrFrom16(in.In6U.U6Addr8).Unmap()
 }
 
-// restore makes a slot as it was. A slot that was in use has the same server as before: only its
-// flags, its next hop and its function can differ.
+// restore makes a slot as it was. If the slot was in use, it still has the same server, and only
+// its flags, its next hop and its function can differ.
 func (t *ServerTable) restore(slot uint32, server balancerServer) {
 	if server.Flags == 0 {
 		t.SetFlags(slot, 0)

@@ -17,33 +17,33 @@ import (
 const (
 	serviceBits      = 16 // SERVICE_BITS in bpf/balancer/directory.h
 	serviceLineCount = 1 << serviceBits
-	servicesPerLine  = 2  // SERVICES_PER_LINE
-	serviceReach     = 16 // SERVICE_REACH
+	servicesPerLine  = 2  // SERVICES_PER_LINE in bpf/balancer/directory.h
+	serviceReach     = 16 // SERVICE_REACH in bpf/balancer/directory.h
 )
 
-// serviceLines are a table of services.
+// serviceLines is one table of services.
 type serviceLines [serviceLineCount]balancerServiceLine
 
-// ServiceTable is the table that bpf/balancer/services.h looks services up in. The directory
-// has two: one is in force, and the other is filled with the next services.
+// ServiceTable is the table in which bpf/balancer/services.h looks services up. The directory
+// contains two such tables: one is in force, and the other one is filled with the next services.
 type ServiceTable struct {
 	directory *Directory
 	keys      *ServiceKeys
-	unsettled bool // packets may still be on their way that saw the table that is not in force
+	unsettled bool // packets under way may still use the table that is not in force
 }
 
-// inForce is the table that packets are looked up in.
+// inForce returns the table in which packets are looked up.
 func (t *ServiceTable) inForce() *serviceLines {
 	return t.of(atomic.LoadUint64(&t.directory.Generation))
 }
 
-// of is the table of a generation.
+// of returns the table of a generation.
 func (t *ServiceTable) of(generation uint64) *serviceLines {
 	return (*serviceLines)(&t.directory.Services[generation%2])
 }
 
-// All lists the entries in force, in any order. Another process may replace the table
-// meanwhile: then All begins again.
+// All lists the entries in force, in any order. If another process replaces the table meanwhile,
+// All reads the new table instead.
 func (t *ServiceTable) All() []ServiceEntry {
 	for {
 		generation := atomic.LoadUint64(&t.directory.Generation)
@@ -64,7 +64,7 @@ func (l *serviceLines) all() []ServiceEntry {
 	return all
 }
 
-// entries are those that are not free, in the memory that packets are looked up in.
+// entries iterates over the entries that are not free. The entries are pointers into the directory.
 func (l *serviceLines) entries() iter.Seq[*ServiceEntry] {
 	return func(yield func(*ServiceEntry) bool) {
 		for i := range l {
@@ -78,8 +78,7 @@ func (l *serviceLines) entries() iter.Seq[*ServiceEntry] {
 	}
 }
 
-// Find returns the entry in force that has the key, or nil: find_entry in
-// bpf/balancer/services.h.
+// Find returns the entry in force that has the key, or nil: find_entry in bpf/balancer/services.h.
 func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
 	lines, place := t.inForce(), t.place(key)
 	for i := range serviceReach {
@@ -96,8 +95,9 @@ func (t *ServiceTable) Find(key ServiceEntry) *ServiceEntry {
 	return nil
 }
 
-// Replace puts the given entries into force, all at once. It waits (by Plane.Settle) until no
-// packet uses the table before. It is an error if the wait fails, or if an entry has no room.
+// Replace replaces all entries in force by the given ones, at once. It then calls wait
+// (Plane.Settle), which must return when no packet uses the former table any more. Replace returns
+// an error if the wait fails, or if the table has no room for an entry.
 func (t *ServiceTable) Replace(entries []ServiceEntry, wait func() error) error {
 	if err := t.settle(wait); err != nil {
 		return err
@@ -115,7 +115,8 @@ func (t *ServiceTable) Replace(entries []ServiceEntry, wait func() error) error 
 	return t.settle(wait)
 }
 
-// settle waits, if nobody has, until no packet sees the table that is not in force.
+// settle waits until no packet uses the table that is not in force, unless a call has done so
+// already.
 func (t *ServiceTable) settle(wait func() error) error {
 	if !t.unsettled {
 		return nil
@@ -127,7 +128,8 @@ func (t *ServiceTable) settle(wait func() error) error {
 	return nil
 }
 
-// add fills a free entry of a table that is not in force.
+// add fills a free entry of a table that is not in force. It returns an error if there is no free
+// entry within serviceReach lines.
 func (t *ServiceTable) add(lines *serviceLines, entry ServiceEntry) error {
 	place := t.place(entry)
 	for i := range serviceReach {
@@ -142,14 +144,15 @@ func (t *ServiceTable) add(lines *serviceLines, entry ServiceEntry) error {
 	return fmt.Errorf("the table of services has no room for %s", addrOf(entry.Vip))
 }
 
-// place is the line where an entry belongs: service_place in bpf/balancer/services.h.
+// place returns the line where the search for an entry begins: service_place in
+// bpf/balancer/services.h.
 func (t *ServiceTable) place(entry ServiceEntry) int {
 	words := (*[unsafe.Sizeof(entry) / 8]uint64)(unsafe.Pointer(&entry))
 	sum := words[0]*t.keys[0] + words[1]*t.keys[1] + (words[2]&math.MaxUint32)*t.keys[2]
 	return int(spread(sum) >> (64 - serviceBits))
 }
 
-// ServiceKey returns the key under which a service is found: its entry without number and rule.
+// ServiceKey returns the key of a service: its entry without number and rule.
 func ServiceKey(svc *config.Service) ServiceEntry {
 	return ServiceEntry{
 		Vip:      in6(svc.VIP),
@@ -159,7 +162,7 @@ func ServiceKey(svc *config.Service) ServiceEntry {
 	}
 }
 
-// VIPKey returns the key of the entry that says that an address is a VIP.
+// VIPKey returns the key of the entry that marks an address as a VIP.
 func VIPKey(vip netip.Addr) ServiceEntry {
 	return ServiceEntry{Vip: in6(vip), Kind: uint8(balancerServiceEntryKindENTRY_VIP)}
 }
@@ -173,12 +176,13 @@ func kindOf(e *ServiceEntry) balancerServiceEntryKind {
 	return balancerServiceEntryKind(e.Kind)
 }
 
-// IsService tells the entry of a service from one that says that an address is a VIP.
+// IsService tells whether the entry is that of a service. If not, the entry marks an address as a
+// VIP.
 func (e *ServiceEntry) IsService() bool {
 	return kindOf(e) == balancerServiceEntryKindENTRY_SERVICE
 }
 
-// Matches returns the destination of the packets that the entry is for. Port 0 is any port.
+// Matches returns the destination of the packets to which the entry applies. Port 0 means any port.
 func (e *ServiceEntry) Matches() (netip.Addr, config.Port, config.Protocol) {
 	protocol := config.TCP
 	if e.Protocol == protocolNumber(config.UDP) {
@@ -187,10 +191,10 @@ func (e *ServiceEntry) Matches() (netip.Addr, config.Port, config.Protocol) {
 	return addrOf(e.Vip), config.Port(bits.ReverseBytes16(e.Port)), protocol
 }
 
-// Table returns the number of the service's candidate table.
+// Table returns the number of the service's candidate table in use.
 func (e *ServiceEntry) Table() uint32 { return 2*e.Id + uint32(e.Rule.Table()) }
 
-// enum rule_flags of bpf/balancer/types.h.
+// The flags of a rule (enum rule_flags in bpf/balancer/types.h).
 const (
 	ruleTable         = uint8(balancerRuleFlagsRULE_TABLE)
 	RuleFormer        = uint8(balancerRuleFlagsRULE_FORMER)
@@ -199,11 +203,11 @@ const (
 	RuleAskIdle       = uint8(balancerRuleFlagsRULE_ASK_IDLE)
 )
 
-// HasHalfOpen tells whether the service may have half-open flows: flows that a server has taken
-// and whose client has not answered.
+// HasHalfOpen tells whether the service may have half-open flows: flows whose SYN a server has
+// answered, and whose client has not answered yet.
 func (r *ServiceRule) HasHalfOpen() bool { return r.Flags&RuleHalfOpen != 0 }
 
-// Table returns which of its two candidate tables a service uses: 0 or 1.
+// Table returns which of its two candidate tables the service uses: 0 or 1.
 func (r *ServiceRule) Table() uint8 { return r.Flags & ruleTable }
 
 func (e *ServiceEntry) rule() (rule ServiceRule) {
@@ -211,7 +215,7 @@ func (e *ServiceEntry) rule() (rule ServiceRule) {
 	return rule
 }
 
-// SetRule replaces the rule of an entry in force, by one store.
+// SetRule replaces the rule of an entry in force by a single store.
 func (e *ServiceEntry) SetRule(rule ServiceRule) {
 	atomic.StoreUint64((*uint64)(unsafe.Pointer(&e.Rule)), *(*uint64)(unsafe.Pointer(&rule)))
 }

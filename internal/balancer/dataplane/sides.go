@@ -14,22 +14,22 @@ import (
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
-// Side is the data path on one of the balancer's interfaces: the outside, which is
-// node.interface, or the inside, which is node.inside. Both sides share all tables. Each has
-// programs of its own, because the programs' variables describe their interface.
+// Side is the data path on one of the balancer's interfaces: the outside, which is node.interface,
+// or the inside, which is node.inside. Both sides share all tables. Each side has its own programs,
+// because the variables of the programs describe the interface.
 type Side struct {
 	sideKind
 	Objects SideObjects
 }
 
-// sideKind names what belongs to a side.
+// sideKind contains the names that belong to a side.
 type sideKind struct {
-	Setting   string // that names the interface
-	xdpPin    string // of the link of xdp_lb
-	returnPin string // of the link of tc_return
+	Setting   string // the setting that names the interface
+	xdpPin    string // the pin of the link of xdp_lb
+	returnPin string // the pin of the link of tc_return
 }
 
-// sideKinds are the outside, which every balancer has, and the inside.
+// sideKinds are the outside, which every balancer has, and the inside, in this order.
 var sideKinds = [...]sideKind{
 	{"node.interface", datapath.LinkPin, "link_return"},
 	{"node.inside", datapath.InsidePin, "link_return_inside"},
@@ -47,8 +47,8 @@ type SideObjects struct {
 	ProbeTurn           *ebpf.Variable `ebpf:"probe_turn"`
 }
 
-// loadSides makes the outside of the objects that are loaded, and loads further programs for an
-// inside.
+// loadSides makes the outside from the loaded objects. If node.inside is configured, it loads
+// further programs for the inside.
 func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
 	own := &p.Objects
 	p.Sides = []*Side{{sideKinds[0], SideObjects{
@@ -70,8 +70,8 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 	return nil
 }
 
-// SetHost tells the programs of the interface that they are on: which frames are for this host,
-// and how they go back.
+// SetHost describes the interface to the programs on it: which frames are for this host, and how
+// frames are sent back.
 func (s *Side) SetHost(link nexthop.Link) error {
 	hairpin := uint32(0)
 	if hairpins(link) {
@@ -86,8 +86,8 @@ func (s *Side) SetHost(link nexthop.Link) error {
 	return nil
 }
 
-// SetHost describes the interfaces to the programs on them: links are those of the sides, in
-// the order of Sides. Packets of servers to clients leave by the first.
+// SetHost describes the interfaces to the programs on them. The links are those of the sides, in
+// the order of Sides. Packets from servers to clients leave through the first link.
 func (p *Plane) SetHost(links []nexthop.Link) error {
 	for i, side := range p.Sides {
 		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
@@ -100,8 +100,8 @@ func (p *Plane) SetHost(links []nexthop.Link) error {
 	return nil
 }
 
-// CheckInterfaces returns an error if the instance works in another network namespace, or if
-// one of the interfaces runs an XDP program of somebody else.
+// CheckInterfaces returns an error if the instance works in another network namespace, or if one of
+// the interfaces runs an XDP program that is not this instance's.
 func (p *Plane) CheckInterfaces(links []nexthop.Link) error {
 	if err := p.CheckNamespace(); err != nil {
 		return err
@@ -115,8 +115,8 @@ func (p *Plane) CheckInterfaces(links []nexthop.Link) error {
 	return nil
 }
 
-// CheckNamespace returns an error if the instance works in another network namespace than the
-// caller's.
+// CheckNamespace returns an error if the instance works in another network namespace than that of
+// the caller.
 func (p *Plane) CheckNamespace() error {
 	for _, kind := range sideKinds {
 		for _, pin := range []string{kind.xdpPin, kind.returnPin} {
@@ -128,9 +128,10 @@ func (p *Plane) CheckNamespace() error {
 	return nil
 }
 
-// Attach puts the programs on the interfaces of the sides, in the order of Sides, in the place
-// of those of an earlier process. The programs behind XDP come first, because XDP hands packets
-// to them. The outside comes last, because its packets are answered inside.
+// Attach attaches the programs to the interfaces of the sides, in the order of Sides. They replace
+// the programs of an earlier process. The tc_return programs come first, because XDP passes packets
+// to them. The XDP program of the outside comes last, because the packets that it forwards are
+// answered on the inside.
 func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
 	if err := p.claim(t, links); err != nil {
 		return nil, err
@@ -156,7 +157,8 @@ func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.A
 	return attached, nil
 }
 
-// claim finds the links that an earlier process has left on the interfaces, whichever parts these had then.
+// claim finds the links that an earlier process has left on the interfaces, even if an interface
+// was the other side then.
 func (p *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
 	for i, link := range links {
 		mine, other := sideKinds[i], sideKinds[1-i]
@@ -169,7 +171,8 @@ func (p *Plane) claim(t *datapath.Takeover, links []nexthop.Link) error {
 	return nil
 }
 
-// leave takes the programs off the interfaces that an earlier process had, and this one has not.
+// leave detaches the programs from interfaces that an earlier process used and this process does
+// not.
 func (p *Plane) leave(links []nexthop.Link) error {
 	for _, kind := range sideKinds[len(p.Sides):] {
 		if err := detachLinks(p.pin(kind.xdpPin), p.pin(kind.returnPin)); err != nil {
@@ -185,10 +188,10 @@ func (p *Plane) leave(links []nexthop.Link) error {
 
 func (p *Plane) pin(name string) string { return filepath.Join(p.dir, name) }
 
-// closeObjects lets go of what is loaded.
+// closeObjects closes all loaded objects.
 func (p *Plane) closeObjects() error {
 	err := p.Objects.Close()
-	for _, side := range p.Sides[min(1, len(p.Sides)):] { // the first has the same programs
+	for _, side := range p.Sides[min(1, len(p.Sides)):] { // the first has those of p.Objects
 		err = errors.Join(err, side.Objects.XdpLb.Close(), side.Objects.TcReturn.Close(), side.Objects.XdpProbe.Close())
 	}
 	return err

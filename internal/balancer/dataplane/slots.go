@@ -14,30 +14,29 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// ServerKey identifies a server of a service. The server keeps its slot and its flows as long
-// as all of this stays the same.
+// ServerKey identifies a server of a service. The server keeps its slot and its flows as long as
+// all fields stay the same.
 type ServerKey struct {
 	Service, Server string
 	Address, Source netip.Addr
 }
 
-// Slots gives every server of every service a number, which flow entries and
-// candidate tables hold. The numbers outlive the process: labels in the kernel
-// say whose they are.
+// Slots gives each server of each service a slot. Flow entries and candidate tables contain these
+// numbers. Slots outlive the process: labels in the kernel contain the names of their servers.
 type Slots struct {
 	plane   *Plane
 	byKey   map[ServerKey]uint32
 	bySlot  map[uint32]ServerKey
-	retired map[uint32]int // slots without a server, and how many sweeps they have seen
-	lowest  uint32         // no slot below is free
+	retired map[uint32]int // slots of removed servers, with the number of sweeps since
+	lowest  uint32         // all lower slots are taken
 }
 
-// sweepsToRelease is how many sweeps of the flow table must find a slot retired
-// before it is given to another server: a packet on its way during the first may
-// still enter a flow for it.
+// sweepsToRelease is how many sweeps must pass before the slot of a removed server is given to
+// another one. A packet that is under way during the first sweep may still add an entry with the
+// slot.
 const sweepsToRelease = 2
 
-// LoadSlots reads which slots earlier processes have given out.
+// LoadSlots reads the slots that earlier processes have given out.
 func LoadSlots(p *Plane) (*Slots, error) {
 	s := &Slots{
 		plane:   p,
@@ -65,30 +64,31 @@ func LoadSlots(p *Plane) (*Slots, error) {
 	return s, nil
 }
 
-// Of returns the slot of a server; false: the server has none.
+// Of returns the slot of a server. It returns false if the server has none.
 func (s *Slots) Of(key ServerKey) (slot uint32, ok bool) {
 	slot, ok = s.byKey[key]
 	return slot, ok
 }
 
-// All lists the slots that have a server, with those of retired servers.
+// All lists the slots that have a server. They include the slots of retired servers.
 func (s *Slots) All() iter.Seq2[uint32, ServerKey] { return maps.All(s.bySlot) }
 
-// Server returns the server that has a slot; the zero key: no server has it.
+// Server returns the server of a slot. It returns the zero key if the slot has none.
 func (s *Slots) Server(slot uint32) ServerKey { return s.bySlot[slot] }
 
-// IsRetired tells whether the slot's server is no longer configured. Its flows may still be in
-// the flow tables.
+// IsRetired tells whether the slot's server is no longer configured. The flow tables may still
+// contain flows of the server.
 func (s *Slots) IsRetired(slot uint32) bool {
 	_, retired := s.retired[slot]
 	return retired
 }
 
-// Claim returns the slot of a server: the slot that it has, or a free one. A retired server
-// gets its flows back with its slot. The number of the service can differ from the one before,
-// because a service that is removed and added again gets another number. Known is what packets
-// of known flows ask of the server. Claim adds the flags to those that say that the server is
-// unfit: the process may end before it has found out again. It is an error if no slot is free.
+// Claim returns the slot of a server: its present slot, or a free one. A retired server gets its
+// slot back, and its flows with it. The number of the service can differ from the one before,
+// because a service that is removed and added again gets another number. The argument known is the
+// function that packets of known flows ask of the server. Claim keeps FlagFailing of the present
+// slot, because the process may end before it has found out again whether the server is unfit.
+// Claim returns an error if no slot is free.
 func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags ServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
@@ -118,8 +118,8 @@ func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags 
 	return slot, s.plane.addSender(slot)
 }
 
-// CheckRoom returns an error if the wanted servers need more slots than Reclaim and the free
-// slots give.
+// CheckRoom returns an error if the wanted servers need more slots than there are free ones. Slots
+// that Reclaim can free count as free.
 func (s *Slots) CheckRoom(wanted map[ServerKey]bool) error {
 	free := len(s.plane.Servers.servers) - len(s.bySlot)
 	for slot := range s.retired {
@@ -141,8 +141,8 @@ func (s *Slots) CheckRoom(wanted map[ServerKey]bool) error {
 	return nil
 }
 
-// Noted returns what the slot of a server says of it: why it is unfit, and whether it has had a
-// route of its own. A server without a slot is fit and has had none.
+// Noted returns the causes that the slot of a server contains, and whether the server has had a
+// route of its own. A server without a slot has no cause and no route of its own.
 func (s *Slots) Noted(key ServerKey) (all Causes, routed bool) {
 	slot, ok := s.byKey[key]
 	if !ok {
@@ -151,7 +151,7 @@ func (s *Slots) Noted(key ServerKey) (all Causes, routed bool) {
 	return s.plane.Servers.Causes(slot), s.plane.Servers.Flags(slot)&FlagRouted != 0
 }
 
-// free finds a slot that nobody has.
+// free returns the lowest slot that no server has. It returns an error if there is none.
 func (s *Slots) free() (uint32, error) {
 	for ; s.lowest < uint32(len(s.plane.Servers.servers)); s.lowest++ {
 		if _, taken := s.bySlot[s.lowest]; !taken {
@@ -162,8 +162,7 @@ func (s *Slots) free() (uint32, error) {
 		"are not swept yet: node.limits.servers is too low", len(s.plane.Servers.servers), len(s.retired))
 }
 
-// retire takes the server off a slot. Its flows are placed anew by their next
-// packets.
+// retire removes the server from a slot. The next packets of the server's flows are placed anew.
 func (s *Slots) retire(slot uint32) error {
 	s.plane.Servers.SetFlags(slot, 0)
 	s.plane.Servers.ClearNextHop(slot)
@@ -171,8 +170,8 @@ func (s *Slots) retire(slot uint32) error {
 	return s.plane.removeSender(slot)
 }
 
-// RetireOthers retires all servers except those in the held slots. Packets of their flows are
-// placed anew.
+// RetireOthers retires all servers except those in the held slots. The next packets of their flows
+// are placed anew.
 func (s *Slots) RetireOthers(held map[uint32]bool) error {
 	for slot := range s.bySlot {
 		if held[slot] || s.IsRetired(slot) {
@@ -185,8 +184,8 @@ func (s *Slots) RetireOthers(held map[uint32]bool) error {
 	return nil
 }
 
-// Swept notes that a sweep has freed the entries of all retired servers. It frees the slots of
-// which two sweeps are noted.
+// Swept must be called after each sweep that frees the entries of all retired servers. It frees the
+// slots for which sweepsToRelease sweeps have passed.
 func (s *Slots) Swept() error {
 	for slot := range s.retired {
 		if s.retired[slot]++; s.retired[slot] < sweepsToRelease {
@@ -199,10 +198,10 @@ func (s *Slots) Swept() error {
 	return nil
 }
 
-// Reclaim frees the slots of servers that an earlier process has retired, unless they are
-// wanted again. It sweeps their flows itself. One sweep is enough, because the packets that
-// were on their way then have gone by now; and processes that end before they sweep do not use
-// up all slots.
+// Reclaim frees the slots of servers that an earlier process has retired, unless they are wanted
+// again. It sweeps their flows itself. One sweep is enough, because packets that were under way
+// when the servers were retired have left the data path by now. Without Reclaim, processes that end
+// before they sweep would use up all slots.
 func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 	unwanted := map[uint32]bool{}
 	for slot := range s.retired {
@@ -228,7 +227,8 @@ func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 	return nil
 }
 
-// release frees a slot. No View of this process counts while the counters move.
+// release frees a slot. It holds the lock of counting, so that no reader in this process counts
+// while the counters are moved.
 func (s *Slots) release(slot uint32) error {
 	s.plane.counting.Lock()
 	defer s.plane.counting.Unlock()

@@ -12,17 +12,17 @@ import (
 // Wire sends probes through the data path and reads their answers. It implements probe.Wire.
 type Wire struct {
 	plane  *Plane
-	egress atomic.Pointer[egress] // nil: nothing is attached, and nothing is sent
-	slots  []uint32               // of the probes to send
+	egress atomic.Pointer[egress] // nil: no program is attached, and no probe is sent
+	slots  []uint32               // the slots to probe; kept to reuse the memory
 }
 
-// NewWire returns a Wire that sends nothing before LeaveBy.
+// NewWire returns a Wire that sends no probes before LeaveBy is called.
 func NewWire(p *Plane) *Wire { return &Wire{plane: p} }
 
-// LeaveBy makes probes leave by an interface, on which XDP runs in that mode.
+// LeaveBy makes probes leave through the interface with this index, on which XDP runs in this mode.
 func (w *Wire) LeaveBy(ifindex int, mode datapath.Mode) { w.egress.Store(&egress{ifindex, mode}) }
 
-// egress is how probes leave.
+// egress is the interface through which probes leave.
 type egress struct {
 	ifindex int
 	mode    datapath.Mode
