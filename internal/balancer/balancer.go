@@ -61,7 +61,7 @@ type Balancer struct {
 	attached bool
 	mode     datapath.Mode              // native if at least one interface is
 	warned   map[string]bool            // names of interfaces that cannot send what XDP forwards
-	stale    map[string]bool            // names of services whose candidate tables must be built again
+	stale    map[string]bool            // services whose candidate tables are out of date
 	flows    dataplane.FlowCountsBySlot // the flows that the last sweep kept
 	halfOpen dataplane.FlowCountsBySlot // the half-open flows that the last sweep kept
 	ready    chan struct{}

@@ -31,7 +31,7 @@ const (
 type ProbeTable struct {
 	memory, turnMemory []byte
 	probes             []balancerProbe // by slot
-	turns              []uint64        // the slots that the next run of the program probes, in this order
+	turns              []uint64        // the slots that the next run probes, in order
 	program            *ebpf.Program
 	turn               *ebpf.Variable
 	directory          *Directory

@@ -6,35 +6,35 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 )
 
-// Condition is what a server is used for.
+// Condition describes the state of a server in one word, as `segue status` shows it.
 type Condition string
 
-// The conditions of a server. ServerUnresolved and ServerFailing are also the names of causes.
+// The conditions of a server. A condition that follows from a cause is also the name of the cause.
 const (
-	ServerUp         Condition = "up"         // passes its health checks, and gets new flows
-	ServerUnchecked  Condition = "unchecked"  // gets new flows; it has no health checks
-	ServerDrained    Condition = "drained"    // weight 0: keeps its flows, gets no new ones
-	ServerUnresolved Condition = "unresolved" // no next hop: its packets are dropped
-	// ServerUnreachable says that the next hop does not answer the kernel: the server keeps its connections,
-	// for the next hop may be back before the kernel knows, and gets no new ones.
+	ServerUp         Condition = "up"         // it passes its health checks and gets new flows
+	ServerUnchecked  Condition = "unchecked"  // it has no health checks and gets new flows
+	ServerDrained    Condition = "drained"    // weight 0: it keeps its flows and gets no new ones
+	ServerUnresolved Condition = "unresolved" // it has no next hop: its packets are dropped
+	// ServerUnreachable: the next hop does not answer the kernel. The server gets no new flows. It
+	// keeps its flows, because the next hop may be back before the kernel notices.
 	ServerUnreachable Condition = "unreachable"
-	ServerFailing     Condition = "failing" // its checks: keeps its connections, gets no new ones
-	ServerRemoved     Condition = "removed" // no longer configured: its slot is about to be freed
+	ServerFailing     Condition = "failing" // its health checks fail: it gets no new flows
+	ServerRemoved     Condition = "removed" // not configured; its slot is about to be freed
 
-	// What probes find: the server keeps its connections and gets no new ones.
-	ServerSilent       Condition = "silent"       // its agent does not answer
-	ServerIncompatible Condition = "incompatible" // its agent speaks another version of the protocol
+	// Probes find the following conditions. The server keeps its flows and gets no new ones.
+	ServerSilent       Condition = "silent"       // its agent does not answer probes
+	ServerIncompatible Condition = "incompatible" // its agent uses another version of the protocol
 	ServerNotServed    Condition = "not-served"   // its agent does not have the VIP
-	ServerUnheard      Condition = "unheard"      // connections that it is offered first are not answered
+	ServerUnheard      Condition = "unheard"      // offers that it gets first are not answered
 )
 
-// conditions are all that a configured server can be in.
+// conditions are all conditions that a configured server can have.
 var conditions = []Condition{
 	ServerUp, ServerUnchecked, ServerDrained, ServerUnresolved, ServerUnreachable, ServerFailing,
 	ServerSilent, ServerIncompatible, ServerNotServed, ServerUnheard,
 }
 
-// conditionsOfCauses are the conditions of servers that have one cause alone.
+// conditionsOfCauses maps each single cause to the condition of a server that has it.
 var conditionsOfCauses = map[dataplane.Causes]Condition{
 	dataplane.Unresolved:   ServerUnresolved,
 	dataplane.Unreachable:  ServerUnreachable,
@@ -45,7 +45,7 @@ var conditionsOfCauses = map[dataplane.Causes]Condition{
 	dataplane.Unheard:      ServerUnheard,
 }
 
-// conditionsOf names causes, the weightiest first, as the conditions that they lead to.
+// conditionsOf returns the names of the causes as conditions, the most severe first.
 func conditionsOf(c dataplane.Causes) []Condition {
 	names := []Condition{}
 	for _, cause := range c.Each() {
@@ -54,7 +54,7 @@ func conditionsOf(c dataplane.Causes) []Condition {
 	return names
 }
 
-// conditionOf is the one condition that stands for all that is known of a server.
+// conditionOf returns the one condition that describes a server with these flags and causes.
 func conditionOf(flags dataplane.ServerFlags, all dataplane.Causes) Condition {
 	switch {
 	case flags&dataplane.FlagInUse == 0:

@@ -12,20 +12,20 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// SweptFlows are the flows that the last sweep of the flow table left.
+// SweptFlows are the flows that the last sweep of the flow tables kept.
 type SweptFlows struct {
 	Flows    dataplane.FlowCountsBySlot // nil before the first sweep
-	HalfOpen dataplane.FlowCountsBySlot // the half-open ones
+	HalfOpen dataplane.FlowCountsBySlot // the half-open flows
 }
 
-// Collector collects the metrics of a balancer. Counters are read from the kernel at each
-// scrape; the flows, whose table may be large, are those that the last sweep found.
+// Collector collects the metrics of a balancer. It reads the counters from the kernel at each
+// scrape. The flow table may be large, so the numbers of flows are those of the last sweep.
 type Collector struct {
 	view  *View
 	swept func() *SweptFlows
 }
 
-// NewCollector returns a collector that takes the flows from swept, which may return nil.
+// NewCollector returns a collector that gets the numbers of flows from swept, which may return nil.
 func NewCollector(view *View, swept func() *SweptFlows) *Collector {
 	return &Collector{view: view, swept: swept}
 }
@@ -104,8 +104,8 @@ func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount
 	}
 }
 
-// collectServers leaves out servers that are no longer configured. In the middle of a reload one that
-// moves has two slots: the first stands for it.
+// collectServers omits servers that are no longer configured. During a reload, a server whose
+// address changes has two slots. Its metrics are then those of the first slot.
 func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swept *SweptFlows) {
 	for _, service := range services {
 		seen := map[string]bool{}
@@ -145,7 +145,7 @@ func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []s
 	}
 }
 
-// hasHop tells whether the server's next hop is known, and answers.
+// hasHop tells whether the next hop of the server is known and answers.
 func hasHop(server *ServerState) bool {
 	return server.NextHop != nil && !slices.Contains(server.Causes, ServerUnreachable)
 }

@@ -20,90 +20,95 @@ import (
 // Snapshot is the state of a balancer at one moment.
 type Snapshot struct {
 	datapath.Snapshot
-	// Inside is where the programs of node.inside run; nil: there are none. Its index is 0 when the interface is
-	// gone.
+	// Inside is the interface of node.inside and its program; nil: node.inside is not configured.
+	// Its index is 0 if the interface no longer exists.
 	Inside    *datapath.Attachment `json:"inside"`
 	FlowTable FlowTable            `json:"flow_table"`
 	Services  []*ServiceState      `json:"services"` // by name
 }
 
-// FlowTable is how full the flow table is.
+// FlowTable describes how full the flow table is.
 type FlowTable struct {
-	// Capacity is how many flows the table is made for: node.limits.flows, rounded up. It has twice as
-	// many entries; with more flows than its capacity some find no room.
+	// Capacity is the number of flows for which the table is made: node.limits.flows, rounded up.
+	// The table has twice as many entries. With more flows than Capacity, some flows get no entry.
 	Capacity uint64 `json:"capacity"`
-	// Flows are those of all servers.
+	// Flows are the numbers of flows of all servers.
 	Flows dataplane.FlowCounts `json:"flows"`
-	// HalfOpen are the flows of placement hunt whose client has not answered a server yet. They are in
-	// a table of their own.
+	// HalfOpen is the number of half-open flows of services with placement hunt. Another table
+	// contains these flows.
 	HalfOpen uint64 `json:"half_open"`
 }
 
-// ServiceState is a service as the data path has it.
+// ServiceState is a service, with its state in the data path.
 type ServiceState struct {
 	Name          string               `json:"name"`
 	VIP           netip.Addr           `json:"vip"`
-	Port          uint16               `json:"port"` // 0: all that no other service of the VIP names
+	Port          uint16               `json:"port"` // 0: all ports without another service
 	Protocol      config.Protocol      `json:"protocol"`
 	Placement     config.Placement     `json:"placement"`
-	Selection     config.Selection     `json:"selection,omitempty"` // of placement hunt
+	Selection     config.Selection     `json:"selection,omitempty"` // only with placement hunt
 	Persistence   config.Persistence   `json:"persistence"`
 	Encapsulation config.Encapsulation `json:"encapsulation"`
-	Buckets       uint32               `json:"buckets"` // 0: there is no server to place on
+	Buckets       uint32               `json:"buckets"` // 0: no server gets new flows
 	Candidates    uint8                `json:"candidates"`
-	// Ignored are the causes of servers that new flows are placed on all the same, as no server that
-	// is not drained is without.
+	// Ignored are the causes of servers that get new flows nevertheless, because each server that
+	// is not drained has a cause.
 	Ignored []Condition    `json:"ignored"`
 	Servers []*ServerState `json:"servers"` // by name
 
 	table uint32
 }
 
-// ServerState is a server of a service as the data path has it, with its counters since it was
-// configured.
+// ServerState is a server of a service, with its state in the data path. Counters begin when the
+// server is configured.
 type ServerState struct {
 	Name      string    `json:"name"`
 	Slot      uint32    `json:"slot"`
-	Address   string    `json:"address"` // locator, or the tunnel's far end
+	Address   string    `json:"address"` // the locator, or the far end of the tunnel
 	Condition Condition `json:"condition"`
 	Checked   bool      `json:"checked"` // it has health checks
 	Probed    bool      `json:"probed"`  // its agent is probed
-	// Causes are why it is unfit for new flows, the weightiest first. It gets them all the same where
-	// its service ignores the cause, and none where it is without causes but drained.
+	// Causes are the reasons why the server is unfit for new flows, the most severe first. The
+	// server gets new flows nevertheless if its service ignores the causes. A server that is
+	// drained and has no cause gets no new flows either.
 	Causes []Condition `json:"causes"`
-	// Share is the part of the buckets whose first candidate it is, 0 to 1.
+	// Share is the part of the buckets whose first candidate is the server, from 0 to 1.
 	Share   float64              `json:"share"`
-	NextHop *NextHop             `json:"next_hop"` // nil: not resolved, its packets are dropped
+	NextHop *NextHop             `json:"next_hop"` // nil: none, packets are dropped
 	Flows   dataplane.FlowCounts `json:"flows"`
 	Packets uint64               `json:"packets"`
 	Bytes   uint64               `json:"bytes"`  // of layer 3, as received
-	Placed  uint64               `json:"placed"` // new flows
-	// Hunt is nil for servers of services that do not hunt.
+	Placed  uint64               `json:"placed"` // new flows placed on the server
+	// Hunt is nil if the service does not hunt.
 	Hunt *HuntCounts `json:"hunt"`
-	// Rate and PlacedRate (flows per second) are of an interval.
+	// Rate and PlacedRate (flows per second) refer to the interval that RatesSince sets.
 	Rate       *datapath.Rate `json:"rate,omitempty"`
 	PlacedRate *float64       `json:"placed_per_second,omitempty"`
 }
 
-// HuntCounts are what a server had to do with hunts, since it was configured.
+// HuntCounts are the counters of a server that gets offers. They begin when the server is
+// configured.
 type HuntCounts struct {
-	HalfOpen uint64 `json:"half_open"` // flows now whose SYN it has answered, and whose client has not been heard of since
-	Offered  uint64 `json:"offered"`   // SYNs that it was the first to be offered
-	Created  uint64 `json:"created"`   // create-stickiness from it
-	Removed  uint64 `json:"removed"`   // remove-stickiness from it
-	Resets   uint64 `json:"resets"`    // to it, of connections that another server had
+	// HalfOpen is the present number of half-open flows whose SYN the server has answered.
+	HalfOpen uint64 `json:"half_open"`
+	Offered  uint64 `json:"offered"` // SYNs that were offered to the server first
+	Created  uint64 `json:"created"` // create-stickiness signals from the server
+	Removed  uint64 `json:"removed"` // remove-stickiness signals from the server
+	Resets   uint64 `json:"resets"`  // resets to the server, of connections that another server had
 }
 
-// NextHop is where the balancer sends the packets for a server.
+// NextHop is where the balancer sends the packets to a server.
 type NextHop struct {
 	MAC     string `json:"mac"`
 	Ifindex int    `json:"ifindex"`
-	// Interface is its name; empty when it belongs to another network namespace than the reader's.
+	// Interface is the name of the interface. It is empty if the interface belongs to another
+	// network namespace than that of the reader.
 	Interface string `json:"interface"`
 	MTU       int    `json:"mtu"` // bytes of layer 3
 }
 
-// Snapshot reads everything. Of its cost, 64 bytes are read for every four flows of capacity.
+// Snapshot reads the complete state, with all entries of the flow tables. The flow table has 64
+// bytes for each four flows of its capacity.
 func (v *View) Snapshot() (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
 	if err != nil {
@@ -140,7 +145,8 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return s, nil
 }
 
-// readInside tells no interface that is gone from one that there never was by the link alone.
+// readInside returns the interface of node.inside. If the link of the program exists, but is
+// attached to no interface any more, the result is empty. If there is no link, the result is nil.
 func readInside(instance string) (*datapath.Attachment, error) {
 	pin := filepath.Join(datapath.Dir(instance), datapath.InsidePin)
 	attachment, err := datapath.ReadAttachment(pin)
@@ -153,7 +159,7 @@ func readInside(instance string) (*datapath.Attachment, error) {
 	return &datapath.Attachment{}, nil
 }
 
-// RatesSince fills in the rates since an earlier snapshot of the instance.
+// RatesSince sets the rates since an earlier snapshot of the same instance.
 func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	interval := s.Snapshot.RatesSince(&earlier.Snapshot)
 	before := map[serverLabel]*ServerState{}
@@ -175,14 +181,14 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	}
 }
 
-// serverLabel tells a server of one snapshot from all others of another.
+// serverLabel identifies a server, to find it in another snapshot.
 type serverLabel struct {
 	service, server string
 	slot            uint32
 }
 
-// Services reads the services with their servers and counters, but no flows and no shares. It costs a
-// small part of what Snapshot does.
+// Services reads the services, their servers and the counters. It reads neither flows nor shares,
+// and so costs a small part of what Snapshot costs.
 func (v *View) Services() ([]*ServiceState, error) {
 	names, err := v.tables.ServiceNames()
 	if err != nil {
@@ -191,7 +197,7 @@ func (v *View) Services() ([]*ServiceState, error) {
 	byName := map[string]*ServiceState{}
 	var services []*ServiceState
 	for _, entry := range v.tables.Services.All() {
-		// Between two steps of a reload an entry can be without a name.
+		// During a reload, an entry can have no name.
 		name, ok := names[entry.Id]
 		if ok && entry.IsService() && byName[name] == nil {
 			byName[name] = newServiceState(name, &entry)
@@ -222,7 +228,7 @@ func newServiceState(name string, entry *dataplane.ServiceEntry) *ServiceState {
 	}
 }
 
-// addServers gives the services their servers.
+// addServers adds the servers to their services.
 func (v *View) addServers(services map[string]*ServiceState) error {
 	interfaces := interfaceNames()
 	names, err := v.tables.ServerNames()
@@ -249,7 +255,7 @@ func (v *View) addServers(services map[string]*ServiceState) error {
 	return nil
 }
 
-// ignored finds what services.ignored does, by what the slots tell.
+// ignored returns the same causes as services.ignored of package balancer, but from the slots.
 func (v *View) ignored(service *ServiceState) []Condition {
 	candidates := slices.DeleteFunc(slices.Clone(service.Servers), func(server *ServerState) bool {
 		return server.Condition == ServerRemoved || server.Condition == ServerDrained ||
@@ -303,7 +309,7 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 	return server, nil
 }
 
-// describeAddress is the address of a server as its configuration has it.
+// describeAddress returns the address of a server in the form of the configuration.
 func describeAddress(address netip.Addr, kind config.Encapsulation) string {
 	if kind == config.SRv6Insert || kind == config.SRv6Encap {
 		return netip.PrefixFrom(address, srv6.LocatorBits).String()
@@ -311,7 +317,7 @@ func describeAddress(address netip.Addr, kind config.Encapsulation) string {
 	return address.String()
 }
 
-// nextHop is nil for a server that has none.
+// nextHop returns the next hop of a slot's server, or nil if the server has none.
 func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) *NextHop {
 	mac, number, ok := v.tables.Servers.NextHop(slot)
 	if !ok {
@@ -319,15 +325,16 @@ func (v *View) nextHop(slot uint32, interfaces map[int]net.Interface) *NextHop {
 	}
 	port := v.tables.Port(number)
 	hop := &NextHop{MAC: net.HardwareAddr(mac[:]).String(), Ifindex: int(port.Ifindex), MTU: int(port.Mtu)}
-	// An index says nothing about the namespace; an address as well is a good sign.
+	// Indexes are unique only within a network namespace. If the MAC address is the same as well,
+	// the interface is probably this one.
 	if here := interfaces[hop.Ifindex]; slices.Equal(here.HardwareAddr, port.HardwareAddr()) {
 		hop.Interface = here.Name
 	}
 	return hop
 }
 
-// interfaceNames are the interfaces of the reader's network namespace. Names are a courtesy: without
-// them indexes are shown.
+// interfaceNames returns the interfaces of the reader's network namespace, by index. It ignores
+// errors, because output can show indexes instead of names.
 func interfaceNames() map[int]net.Interface {
 	byIndex := map[int]net.Interface{}
 	all, _ := net.Interfaces()
@@ -337,7 +344,7 @@ func interfaceNames() map[int]net.Interface {
 	return byIndex
 }
 
-// addShares reads the service's table and counts whose buckets they are.
+// addShares reads the service's candidate table and counts the buckets of each server.
 func (v *View) addShares(service *ServiceState) error {
 	if service.Buckets == 0 {
 		return nil
@@ -351,7 +358,7 @@ func (v *View) addShares(service *ServiceState) error {
 		position := bucket * uint32(service.Candidates)
 		slot, ok := table.At(position)
 		if !ok {
-			break // the table was replaced by a smaller one since the service was read
+			break // after the service was read, a smaller table has replaced this one
 		}
 		owned[slot]++
 	}

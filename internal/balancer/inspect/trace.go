@@ -15,7 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// Packet is what the data path looks at in a packet that it can parse, whose hop limit is more than 1.
+// Packet contains the properties of a packet that determine its way through the data path. The
+// packet must be one that the data path can parse, with a hop limit of more than 1.
 type Packet struct {
 	Flow   dataplane.Flow
 	Opens  bool // a TCP segment with SYN and without ACK
@@ -27,79 +28,84 @@ type Trace struct {
 	Instance string         `json:"instance"`
 	Flow     dataplane.Flow `json:"flow"`
 	Opens    bool           `json:"opens"`  // the packet is a SYN
-	Length   int            `json:"length"` // of the packet, bytes of layer 3
+	Length   int            `json:"length"` // length of the packet in bytes of layer 3
 	Service  *TracedService `json:"service"`
-	// Known is the flow's entry in the flow table.
+	// Known is the flow's entry in the flow table, or in the table of half-open flows.
 	Known *TracedEntry `json:"known"`
-	// Placement is where a new flow goes: one that is not known, or that does not stay. Of a service that hunts
-	// it is there for known flows too.
+	// Placement is where an unknown flow goes, or a known flow whose packet leaves its server. For
+	// a service that hunts, Placement is set for all flows.
 	Placement *TracedPlacement `json:"placement"`
-	// Course is what the packet asks of servers, in the order of travel; before random candidates, of the
-	// flow's drained server alone.
+	// Course lists the servers that the packet visits, and what it asks of each, in the order of
+	// travel. If the candidates are random, it contains at most the drained server of the flow.
 	Course []TracedSegment `json:"course"`
-	// Server gets the packet.
+	// Server is the server that gets the packet first.
 	Server *TracedServer `json:"server"`
-	// Encapsulation is nil where the candidates are random: nobody knows how many remain of a row.
+	// Encapsulation is nil if the candidates are random, because the number of segments is not
+	// known beforehand.
 	Encapsulation *TracedEncapsulation `json:"encapsulation"`
 	NextHop       *NextHop             `json:"next_hop"`
-	// Reason is what the packet is counted as.
+	// Reason is the reason under which the packet is counted.
 	Reason string `json:"reason"`
 }
 
-// TracedService is the service that takes a packet.
+// TracedService is the service of a packet.
 type TracedService struct {
 	Name  string `json:"name"`
-	Exact bool   `json:"exact"` // it names the port; else it takes all that no other names
+	Exact bool   `json:"exact"` // it has the flow's port; else all ports without another service
 }
 
-// TracedEntry is an entry of the flow table, or of that of half-open flows.
+// TracedEntry is an entry of the flow table or of the table of half-open flows.
 type TracedEntry struct {
 	Server string `json:"server"`
 	State  string `json:"state"` // new, established, closing or half-open
-	// Idle is the time since the last packet, in seconds, with a granularity of 4 to 7.
+	// Idle is the time since the last packet, in seconds, with a granularity of 4 to 7 seconds.
 	Idle float64 `json:"idle_seconds"`
-	// Left is why the packet does not go to the server; empty when it does.
+	// Left says why the packet does not go to the server. It is empty if the packet goes there.
 	Left string `json:"left,omitempty"`
 }
 
-// TracedPlacement is a row of a service's table, as far as the packet is sent by it.
+// TracedPlacement is a row of a service's candidate table. It contains only the candidates that the
+// packet may visit.
 type TracedPlacement struct {
 	Bucket     uint32   `json:"bucket"`
 	Buckets    uint32   `json:"buckets"`
-	Candidates []string `json:"candidates"` // the first one gets the flow, or is offered it first
-	// Random is true of a SYN that is offered to the candidates of any bucket: nobody knows which.
+	Candidates []string `json:"candidates"` // the first one gets the flow or the first offer
+	// Random is true for a SYN that is offered to the candidates of a random bucket.
 	Random bool `json:"random,omitempty"`
 }
 
-// TracedSegment is what a packet asks of a server.
+// TracedSegment is a server that a packet visits, and what the packet asks of the server.
 type TracedSegment struct {
 	Server   string `json:"server"`
-	Function string `json:"function"` // docs/protocol.md; empty in a tunnel
+	Function string `json:"function"` // a function of docs/protocol.md; empty with gre and ipip
 }
 
-// TracedServer is the server that gets a packet, or gets it first.
+// TracedServer is the server that gets a packet first.
 type TracedServer struct {
 	Name    string `json:"name"`
 	Slot    uint32 `json:"slot"`
 	Address string `json:"address"`
-	// Causes are why the server is unfit for new flows.
+	// Causes are the reasons why the server is unfit for new flows.
 	Causes []Condition `json:"causes"`
 }
 
-// TracedEncapsulation is how a packet travels to its server.
+// TracedEncapsulation is the encapsulation of a packet.
 type TracedEncapsulation struct {
 	Kind  config.Encapsulation `json:"kind"`
-	Added int                  `json:"added"` // bytes
-	// MaxLength is the longest packet that still fits the interface, in bytes of layer 3.
+	Added int                  `json:"added"` // length of the added headers in bytes
+	// MaxLength is the length of the longest packet that fits the interface, in bytes of layer 3,
+	// without the encapsulation. It is 0 if the server has no next hop.
 	MaxLength int `json:"max_length,omitempty"`
-	// Source and Destination are those of the outermost IP header.
+	// Source and Destination are the addresses of the outermost IP header.
 	Source      netip.Addr `json:"source"`
 	Destination netip.Addr `json:"destination"`
-	// Segments are all addresses that the packet visits, the balancer first, for SRv6.
+	// Segments are all addresses that the packet visits, beginning with the balancer; only for
+	// SRv6.
 	Segments []netip.Addr `json:"segments,omitempty"`
 }
 
-// Trace follows a packet through the tables as `xdp_lb` in bpf/balancer/balancer.bpf.c does.
+// Trace follows a packet through the tables as `xdp_lb` in bpf/balancer/balancer.bpf.c does. It
+// returns an error if a table cannot be read.
 func (v *View) Trace(p Packet) (*Trace, error) {
 	t := &Trace{Instance: v.tables.Instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length}
 	reason, err := v.steer(p, t)
@@ -134,13 +140,14 @@ func (v *View) steer(p Packet, t *Trace) (dataplane.Reason, error) {
 	return found, nil
 }
 
-// course is the servers that a packet goes to, and what each of them is asked.
+// course lists the servers that a packet visits, and the function that it asks of each server.
 type course struct {
 	slots     []uint32
 	functions []srv6.Function
 }
 
-// askAll is the course through servers of which the last is asked something else: ask of bpf/balancer/segments.h.
+// askAll returns the course through the servers in slots. The packet asks the function last of the
+// last server, and the function each of all others: ask in bpf/balancer/segments.h.
 func askAll(slots []uint32, each, last srv6.Function) course {
 	c := course{slots, slices.Repeat([]srv6.Function{each}, len(slots))}
 	if len(slots) > 0 {
@@ -149,7 +156,8 @@ func askAll(slots []uint32, each, last srv6.Function) course {
 	return c
 }
 
-// classify returns no service for a flow that none takes, and whether its destination is a VIP.
+// classify returns the service of a flow, or nil if there is none. The result exact tells whether
+// the service has the flow's port. The result isVIP tells whether the destination is a VIP.
 func (v *View) classify(flow dataplane.Flow) (service *dataplane.ServiceEntry, exact, isVIP bool) {
 	vip := flow.Destination.Addr()
 	isVIP = v.tables.Services.Find(dataplane.VIPKey(vip)) != nil
@@ -163,7 +171,8 @@ func (v *View) classify(flow dataplane.Flow) (service *dataplane.ServiceEntry, e
 	return nil, false, isVIP
 }
 
-// findServers says which servers the packet goes to, and how they were found.
+// findServers returns the servers that the packet visits, and the reason under which the packet is
+// counted if it can be sent.
 func (v *View) findServers(
 	p Packet, service *dataplane.ServiceEntry, t *Trace,
 ) (to course, found dataplane.Reason, err error) {
@@ -221,7 +230,8 @@ func (v *View) findServers(
 	return to, dataplane.ForwardNew, nil
 }
 
-// huntCourse is the course of a flow that no table knows, or not for sure, through its candidates.
+// huntCourse returns the course through the candidates of a flow that has no entry, or whose packet
+// leaves the server of its entry.
 func (v *View) huntCourse(
 	p Packet, service *dataplane.ServiceEntry, row []uint32, entry dataplane.FlowEntry, now uint16,
 ) (to course, found dataplane.Reason, err error) {
@@ -236,8 +246,8 @@ func (v *View) huntCourse(
 	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), dataplane.ForwardRecover, nil
 }
 
-// offerAfter is the course of a SYN that is offered to a row when a drained server has been asked whether the
-// connection is there: offer of bpf/balancer/place_hunt.h.
+// offerAfter returns the course of a SYN that asks a drained server first whether it has the
+// connection, and is then offered to a row: offer in bpf/balancer/place_hunt.h.
 func offerAfter(drained uint32, row []uint32) course {
 	slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == drained })
 	slots = slices.Insert(slots, 0, drained)
@@ -248,15 +258,16 @@ func offerAfter(drained uint32, row []uint32) course {
 	return to
 }
 
-// isDrained tells of an entry that a SYN leaves whether its server may have the connection all the same:
-// list_holder of bpf/balancer/place_hunt.h.
+// isDrained tells whether the server of an entry may have the connection, although a SYN leaves the
+// server: holder_of in bpf/balancer/persist_table.h and list_holder in bpf/balancer/place_hunt.h.
 func (v *View) isDrained(service *dataplane.ServiceEntry, entry dataplane.FlowEntry, now uint16) bool {
 	slot := entry.Server()
 	return entry != 0 && v.tables.Servers.Serves(slot, service.Id) && v.tables.Servers.Reachable(slot) && !entry.IsOver(now) &&
 		v.tables.Servers.Flags(slot)&dataplane.FlagFailing == 0
 }
 
-// seek is the course of a packet of a flow whose entry is stale: seek of bpf/balancer/place_hunt.h.
+// seek returns the course of a packet whose flow has a stale entry: seek in
+// bpf/balancer/place_hunt.h.
 func (v *View) seek(p Packet, service *dataplane.ServiceEntry, row []uint32, holder uint32) course {
 	slots := slices.Clone(row)
 	if v.tables.Servers.Reachable(holder) {
@@ -276,7 +287,8 @@ func (v *View) seek(p Packet, service *dataplane.ServiceEntry, row []uint32, hol
 	return askAll(append(slots[:last:last], holder), srv6.RecoverStickiness, srv6.AckStickiness)
 }
 
-// mostSegments is how many segments a packet may visit and still fit a way: most_segments of bpf/balancer/place_hunt.h.
+// mostSegments returns how many segments a packet can visit without becoming longer than the MTU,
+// in bytes, allows: most_segments in bpf/balancer/place_hunt.h.
 func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
 	room := mtu - p.Length
 	if kind == config.SRv6Insert {
@@ -287,10 +299,11 @@ func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
 	return min(max(room/segmentSize, 1), tables.MaxCandidates)
 }
 
-// halfOpenState is the state of a half-open flow.
+// halfOpenState is the name of the state of half-open flows.
 const halfOpenState = "half-open"
 
-// traceEntry tells whether the packet goes to the server of an entry, and notes why.
+// traceEntry tells whether the packet goes to the server of an entry. It stores the entry and the
+// reason in the trace.
 func (v *View) traceEntry(
 	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, state string, now uint16, t *Trace,
 ) bool {
@@ -303,7 +316,7 @@ func (v *View) traceEntry(
 	return t.Known.Left == ""
 }
 
-// foundHalfOpen is what a packet of a flow is counted as whose SYN a server has answered.
+// foundHalfOpen returns the reason under which a packet of a half-open flow is counted.
 func foundHalfOpen(p Packet, hasRoom bool) dataplane.Reason {
 	switch {
 	case p.Opens:
@@ -314,8 +327,8 @@ func foundHalfOpen(p Packet, hasRoom bool) dataplane.Reason {
 	return dataplane.ForwardNew
 }
 
-// leaves says why the packet of a known flow does not go to its server: keeps_server in
-// bpf/balancer/persist_table.h. Empty: it does.
+// leaves returns why the packet of a known flow does not go to its server: keeps_server in
+// bpf/balancer/persist_table.h. It returns an empty text if the packet goes there.
 func (v *View) leaves(
 	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, isHalfOpen bool, now uint16,
 ) string {
@@ -347,7 +360,7 @@ func (v *View) leaves(
 	return ""
 }
 
-// describeConditions joins conditions to one text.
+// describeConditions joins conditions into one text.
 func describeConditions(conditions []Condition) string {
 	names := make([]string, len(conditions))
 	for i, condition := range conditions {
@@ -356,8 +369,8 @@ func describeConditions(conditions []Condition) string {
 	return strings.Join(names, ", ")
 }
 
-// place lists the servers that a packet is sent to by the flow's bucket. It is empty where the service has no
-// server.
+// place lists the servers in the row of the flow's bucket that the packet visits. The list is empty
+// if no server of the service gets new flows.
 func (v *View) place(p Packet, service *dataplane.ServiceEntry, hunts bool, t *Trace) (slots []uint32, err error) {
 	if service.Rule.Buckets == 0 {
 		return nil, nil
@@ -384,7 +397,8 @@ func (v *View) place(p Packet, service *dataplane.ServiceEntry, hunts bool, t *T
 	return slots, nil
 }
 
-// listOffered lists the servers that a new connection is offered to: offer of bpf/balancer/place_hunt.h.
+// listOffered lists the servers to which a new connection is offered: offer in
+// bpf/balancer/place_hunt.h.
 func (v *View) listOffered(row []uint32, service *dataplane.ServiceEntry) []uint32 {
 	takes := func(slot uint32) bool {
 		return v.tables.Servers.Reachable(slot) &&
@@ -396,7 +410,7 @@ func (v *View) listOffered(row []uint32, service *dataplane.ServiceEntry) []uint
 	return v.appendRow(nil, row, service, isAny)
 }
 
-// listAsked lists the servers that are asked for a flow: list_own of bpf/balancer/place_hunt.h.
+// listAsked lists the servers that are asked for a flow: list_own in bpf/balancer/place_hunt.h.
 func (v *View) listAsked(row []uint32, bucket uint32, service *dataplane.ServiceEntry) ([]uint32, error) {
 	slots := v.appendRow(nil, row, service, v.tables.Servers.Reachable)
 	if service.Rule.Flags&dataplane.RuleFormer != 0 {
@@ -411,7 +425,8 @@ func (v *View) listAsked(row []uint32, bucket uint32, service *dataplane.Service
 
 func isAny(uint32) bool { return true }
 
-// appendRow adds the wanted servers of a row: list_row of bpf/balancer/place_hunt.h.
+// appendRow appends the servers of a row for which wanted returns true: list_row in
+// bpf/balancer/place_hunt.h.
 func (v *View) appendRow(slots, row []uint32, service *dataplane.ServiceEntry, wanted func(uint32) bool) []uint32 {
 	for _, slot := range row {
 		if len(slots) < tables.MaxCandidates && v.tables.Servers.Serves(slot, service.Id) && wanted(slot) && !slices.Contains(slots, slot) {
@@ -429,7 +444,8 @@ func (v *View) serverName(slot uint32) string {
 	return name.Server
 }
 
-// traceCourse says what each server is asked.
+// traceCourse returns the servers that a packet visits, and the name of the function that it asks
+// of each.
 func (v *View) traceCourse(to course, service *dataplane.ServiceEntry) (segments []TracedSegment) {
 	kind := service.Rule.EncapsulationName()
 	for i, slot := range to.slots {
@@ -442,7 +458,8 @@ func (v *View) traceCourse(to course, service *dataplane.ServiceEntry) (segments
 	return segments
 }
 
-// traceFirst tells the course as far as it is known, and of the server that it begins at.
+// traceFirst stores the known part of the course in the trace, and the server at which the course
+// begins.
 func (v *View) traceFirst(to course, service *dataplane.ServiceEntry, t *Trace) {
 	slot := to.slots[0]
 	kind := service.Rule.EncapsulationName()
@@ -456,7 +473,8 @@ func (v *View) traceFirst(to course, service *dataplane.ServiceEntry, t *Trace) 
 	t.NextHop = v.nextHop(slot, interfaceNames())
 }
 
-// send says why the packet cannot leave for the server, if it cannot.
+// send stores in the trace how the packet is sent. If the packet cannot be sent, the result is the
+// reason, else NoReason.
 func (v *View) send(p Packet, service *dataplane.ServiceEntry, to course, t *Trace) (dataplane.Reason, error) {
 	var addresses []netip.Addr
 	for _, slot := range to.slots {
@@ -479,8 +497,8 @@ func (v *View) send(p Packet, service *dataplane.ServiceEntry, to course, t *Tra
 	return dataplane.NoReason, nil
 }
 
-// refuseLength says what becomes of a packet that is longer than the way to its server allows, as
-// refuse_length in bpf/balancer/answer.h does. How much was answered already it does not know.
+// refuseLength returns the reason for a packet that is too long for its path, as refuse_length in
+// bpf/balancer/answer.h does. It assumes that the limit on the rate of answers is not reached.
 func refuseLength(p Packet, longest int) dataplane.Reason {
 	const leastIPv4, leastIPv6 = 68, 1280
 	least := leastIPv6
@@ -493,7 +511,8 @@ func refuseLength(p Packet, longest int) dataplane.Reason {
 	return dataplane.AnswerTooBig
 }
 
-// reserved are the sources that are no one host's: unspecified, loopback, multicast and others.
+// reserved are the source addresses that do not belong to one host: unspecified, loopback,
+// multicast and others.
 var reserved = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/3"),
 	netip.MustParsePrefix("::/64"), netip.MustParsePrefix("ff00::/8"),
@@ -504,15 +523,15 @@ func isOneHost(source netip.Addr) bool {
 	return !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(source) })
 }
 
-// Bytes of headers.
+// The lengths of headers in bytes.
 const (
 	ipv4Header, ipv6Header, greHeader = 20, 40, 4
 
 	srhHeader, segmentSize = 8, 16
 )
 
-// encapsulationOf describes what bpf/balancer/encap.h makes of a packet for servers, of which only SRv6 can have more
-// than one.
+// encapsulationOf describes the encapsulation that bpf/balancer/encap.h adds to a packet. Only SRv6
+// can have more than one server.
 func encapsulationOf(
 	kind config.Encapsulation, flow dataplane.Flow, source netip.Addr, addresses []netip.Addr, to course,
 ) *TracedEncapsulation {
@@ -537,7 +556,7 @@ func encapsulationOf(
 	return e
 }
 
-// segmentsOf are the sender and the SIDs of servers, by their locators.
+// segmentsOf returns the source address, followed by the SIDs of the servers with these locators.
 func segmentsOf(source netip.Addr, locators []netip.Addr, to course) []netip.Addr {
 	segments := []netip.Addr{source}
 	for i, locator := range locators {

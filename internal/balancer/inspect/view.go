@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inspect tells what a balancer does: its state, its metrics, and what it would do with
-// a packet. It reads the tables in the kernel, whether a process runs the balancer or not, and
-// writes none.
+// Package inspect shows the state of a balancer, its metrics, and what the balancer would do with a
+// packet. It reads the tables in the kernel, whether a process runs the balancer or not. It changes
+// no table.
 package inspect
 
 import (
@@ -11,11 +11,12 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 )
 
-// View tells the state of a balancer, whether its process runs or not. Traffic and reloads go on
-// meanwhile: what is read is true of each table, not of all at one moment.
+// View shows the state of a balancer, whether its process runs or not. Packets and reloads can
+// change the tables meanwhile. So the results for different tables can be from different moments.
 type View struct{ tables *dataplane.Reader }
 
-// OpenView opens the tables of an instance. Those of a build with another layout are refused.
+// OpenView opens the tables of an instance. It returns an error if another build with another
+// layout has made the tables.
 func OpenView(instance string) (*View, error) {
 	tables, err := dataplane.OpenReader(instance)
 	if err != nil {
@@ -24,13 +25,14 @@ func OpenView(instance string) (*View, error) {
 	return NewView(tables), nil
 }
 
-// NewView returns a view of tables that are open. Close closes them.
+// NewView returns a view of open tables. Close closes the tables.
 func NewView(tables *dataplane.Reader) *View { return &View{tables} }
 
 // Close closes the tables.
 func (v *View) Close() error { return v.tables.Close() }
 
-// Count is how many packets left the data path for a reason.
+// Count returns how many packets were counted under a reason. It returns an error if there is no
+// such reason.
 func (v *View) Count(reason string) (uint64, error) {
 	counts, err := v.tables.CountReasons()
 	if err != nil {
