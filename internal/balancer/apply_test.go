@@ -18,14 +18,14 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// webOf is one service with some servers.
+// webOf returns a configuration of one service with the given servers.
 func webOf(servers ...config.Server) *config.Balancer {
 	return balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...))
 }
 
 const liveFlows = 200
 
-// establish opens connections, each by a SYN and an ACK, and says which server took each.
+// establish opens connections, each by a SYN and an ACK. It returns the server of each connection.
 func (f *fixture) establish(flow dataplane.Flow) map[dataplane.Flow]string {
 	f.t.Helper()
 	servers := map[dataplane.Flow]string{}
@@ -39,7 +39,8 @@ func (f *fixture) establish(flow dataplane.Flow) map[dataplane.Flow]string {
 	return servers
 }
 
-// stay checks that connections are where they were, but for those of servers that went.
+// stay checks that connections are still on their servers, except the connections of the server
+// gone.
 func (f *fixture) stay(servers map[dataplane.Flow]string, gone string) {
 	f.t.Helper()
 	for flow, server := range servers {
@@ -86,8 +87,8 @@ func TestServersComeAndGo(t *testing.T) {
 	}
 }
 
-// readdressed checks that the flows of s2, now elsewhere, are placed anew and none goes to its old
-// address.
+// readdressed checks that the flows of s2, which has another address now, are placed anew, and that
+// no packet goes to the old address.
 func (f *fixture) readdressed(servers map[dataplane.Flow]string) {
 	f.t.Helper()
 	for flow, server := range servers {
@@ -100,7 +101,7 @@ func (f *fixture) readdressed(servers map[dataplane.Flow]string) {
 	}
 }
 
-// places checks that new flows reach every server that takes them, and no other.
+// places checks that new flows reach all servers that take new flows, and no others.
 func (f *fixture) places(servers []config.Server) {
 	f.t.Helper()
 	want, got := map[string]bool{}, map[string]bool{}
@@ -122,7 +123,7 @@ func (f *fixture) places(servers []config.Server) {
 	}
 }
 
-// A server that comes back before its flows were swept takes them up again.
+// A server that is added again before its flows were swept gets its flows back.
 func TestServerComesBack(t *testing.T) {
 	t.Parallel()
 	s1, s2 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1)
@@ -143,12 +144,12 @@ func TestServiceGoes(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	cfg := standard()
-	cfg.Services = cfg.Services[:len(cfg.Services)-1] // "one"
+	cfg.Services = cfg.Services[:len(cfg.Services)-1] // removes "one"
 	f.mustApply(cfg)
 	f.check(f.forwarded(frameOf(toOne), toOne, "all", "a", "forward_new"), f.run(frameOf(toOne)))
 
 	cfg = standard()
-	cfg.Services = cfg.Services[:len(cfg.Services)-2] // and "all": the VIP goes, too
+	cfg.Services = cfg.Services[:len(cfg.Services)-2] // removes "all", and so the VIP
 	f.mustApply(cfg)
 	f.check(refused(frameOf(toOne), "pass_not_vip", 60), f.run(frameOf(toOne)))
 	f.check(refused(frameOf(toAll), "pass_not_vip", 60), f.run(frameOf(toAll)))
@@ -180,7 +181,7 @@ func twoServices(a, b netip.Addr) *config.Balancer {
 	)
 }
 
-// Two services change places in one reload while packets come in: none of them finds no service.
+// Two services exchange their VIPs in one reload while packets arrive. Each packet finds a service.
 func TestServicesSwapVIPs(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
@@ -214,13 +215,13 @@ func TestServicesSwapVIPs(t *testing.T) {
 	f.check(f.forwarded(frameOf(toOne), toOne, "a", "s", "forward_new"), f.run(frameOf(toOne)))
 }
 
-// A reload that fails half-way leaves everything as it was: here the second service has no room for
-// its servers when the first has changed already.
+// A reload that fails half-way leaves everything as it was. Here the servers of the second service
+// have no room, after the first service was changed.
 func TestFailedReload(t *testing.T) {
 	t.Parallel()
 	base := func() *config.Balancer {
 		cfg := twoServices(vip6, vip6All)
-		cfg.Node.Limits.Servers = 2 // and as many slots again
+		cfg.Node.Limits.Servers = 2 // 4 slots
 		return cfg
 	}
 	f := open(t, base())
@@ -247,7 +248,7 @@ func TestFailedReload(t *testing.T) {
 	v4 := flowTo(vip4, 443, config.UDP)
 	f.check(refused(frameOf(v4), "pass_not_vip", layer3(frameOf(v4))), f.run(frameOf(v4)))
 
-	// What the failed reload took is free again once it was swept, and only then.
+	// The slots that the failed reload took are free again after sweeps, and not before.
 	f.must(f.sweep())
 	f.must(f.sweep())
 	cfg = base()
@@ -255,7 +256,7 @@ func TestFailedReload(t *testing.T) {
 	f.mustApply(cfg)
 }
 
-// configuration is what the data path was told, in plain words.
+// configuration describes as text how the data path is configured.
 func (f *fixture) configuration() map[string]string {
 	f.t.Helper()
 	out := map[string]string{}
@@ -281,8 +282,7 @@ func (f *fixture) configuration() map[string]string {
 	return out
 }
 
-// Slots are given out again only after two sweeps, with counters of zero; until then no other server
-// gets them.
+// A slot is given to another server only after two sweeps, and with counters of zero.
 func TestSlotLifecycle(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
@@ -318,7 +318,7 @@ func TestSlotLifecycle(t *testing.T) {
 	}
 }
 
-// A server without flows of its own, in the slot of one that had some, gets none of them.
+// A server in the slot of a removed server gets none of the removed server's flows.
 func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
@@ -328,8 +328,8 @@ func TestAnotherServicesSlotIsNeverUsed(t *testing.T) {
 	f.check(f.forwarded(frame, web, "a", "s", "forward_recover"), f.run(frame))
 }
 
-// A server whose flags a reload has cleared keeps no flow, though its next hop is still there: a process may be killed
-// in between.
+// A server whose flags a reload has cleared keeps no flow, even if it still has a next hop. A
+// process can be killed between the two steps.
 func TestRetiredServerKeepsNoFlow(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -340,7 +340,7 @@ func TestRetiredServerKeepsNoFlow(t *testing.T) {
 	f.check(f.forwarded(frame, web, "web", f.placed(web, "web"), "forward_recover"), f.run(frame))
 }
 
-// A reload that changes nothing for a service swaps nothing.
+// A reload that changes nothing for a service does not replace its candidate table.
 func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 	t.Parallel()
 	f := open(t, standard())
@@ -357,8 +357,8 @@ func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 	}
 }
 
-// While tables change, every new flow is placed by the one before or the one after, never by a
-// mixture of both.
+// While candidate tables are replaced, each new flow is placed by the old table or by the new one,
+// and never by a mixture of both.
 func TestTablesAreSwappedWhole(t *testing.T) {
 	t.Parallel()
 	tableOf := func(buckets int, weights ...uint32) *config.Balancer {

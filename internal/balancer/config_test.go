@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// frameOf is a packet of a flow.
+// frameOf returns a frame with a packet of a flow.
 func frameOf(flow dataplane.Flow, options ...packet.Option) []byte {
 	if flow.Protocol == config.UDP {
 		return packet.UDP(flow.Source, flow.Destination, options...)
@@ -19,7 +19,7 @@ func frameOf(flow dataplane.Flow, options ...packet.Option) []byte {
 	return packet.TCP(flow.Source, flow.Destination, options...)
 }
 
-// reversed is the flow of the other direction.
+// reversed returns the flow in the other direction.
 func reversed(flow dataplane.Flow) dataplane.Flow {
 	flow.Source, flow.Destination = flow.Destination, flow.Source
 	return flow
@@ -33,7 +33,7 @@ var (
 	vip6    = netip.MustParseAddr("2001:db8:80::1")
 )
 
-// node is a balancer's side of every encapsulation.
+// node returns a configuration with the balancer's addresses for all encapsulations.
 func node() config.BalancerNode {
 	return config.BalancerNode{
 		Interface: "eth0",
@@ -48,7 +48,7 @@ func balancerOf(services ...config.Service) *config.Balancer {
 	return &config.Balancer{Node: node(), Services: services}
 }
 
-// serviceOf is a service with its defaults.
+// serviceOf returns a service with default settings.
 func serviceOf(name string, vip netip.Addr, port config.Port, protocol config.Protocol,
 	kind config.Encapsulation, servers ...config.Server,
 ) config.Service {
@@ -61,7 +61,7 @@ func serviceOf(name string, vip netip.Addr, port config.Port, protocol config.Pr
 	}
 }
 
-// srv6Server has the locator fd00:5:0:<number>::/64.
+// srv6Server returns a server with the locator fd00:5:0:<number>::/64.
 func srv6Server(name string, number uint8, weight uint32) config.Server {
 	locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 7: number})
 	return config.Server{Name: name, Locator: netip.PrefixFrom(locator, 64), Weight: &weight}
@@ -72,7 +72,7 @@ func tunnelServer(name, address string) config.Server {
 	return config.Server{Name: name, Address: netip.MustParseAddr(address), Weight: &one}
 }
 
-// flowTo is a flow of the client of the VIP's family.
+// flowTo returns a flow to a VIP, from the client of the same address family.
 func flowTo(vip netip.Addr, port uint16, protocol config.Protocol) dataplane.Flow {
 	source := client6
 	if vip.Is4() {
@@ -81,7 +81,7 @@ func flowTo(vip netip.Addr, port uint16, protocol config.Protocol) dataplane.Flo
 	return dataplane.Flow{Protocol: protocol, Source: source, Destination: netip.AddrPortFrom(vip, port)}
 }
 
-// fromPort is the flow with another client port.
+// fromPort returns the flow with another client port.
 func fromPort(flow dataplane.Flow, port uint16) dataplane.Flow {
 	flow.Source = netip.AddrPortFrom(flow.Source.Addr(), port)
 	return flow

@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// What went to a server stays counted by reason when the server is no more, and is not counted as that of
-// the next one in its slot.
+// Packets to a server stay counted by reason after the server was removed. They do not count as
+// packets to the next server in its slot.
 func TestCountersOutliveServers(t *testing.T) {
 	t.Parallel()
 	a, b := srv6Server("a", 1, 1), srv6Server("b", 2, 1)

@@ -33,12 +33,13 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// The environment of a process that is to be killed.
+// The environment variables of a process that is to be killed.
 const (
 	crashInstance = "SEGUE_TEST_CRASH_INSTANCE"
-	crashCall     = "SEGUE_TEST_CRASH_CALL"   // which of its system calls it does not survive
-	crashFirst    = "SEGUE_TEST_CRASH_FIRST"  // the configuration that it starts with; it reloads the next
-	crashInside   = "SEGUE_TEST_CRASH_INSIDE" // its node.inside, eth0 or eth1, where it has one; the other is node.interface
+	crashCall     = "SEGUE_TEST_CRASH_CALL"  // the number of the system call that kills it
+	crashFirst    = "SEGUE_TEST_CRASH_FIRST" // its first configuration, 0 or 1; it reloads the other
+	// The node.inside of the process: eth0, eth1 or empty. The other one is node.interface.
+	crashInside = "SEGUE_TEST_CRASH_INSIDE"
 )
 
 func TestMain(m *testing.M) {
@@ -56,8 +57,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// crash is the process that is to be killed: it starts a balancer, reloads another configuration, and
-// ends without a word to anybody, if it comes to that.
+// crash is the process that is to be killed. It starts a balancer and reloads another
+// configuration. If it is not killed, it ends without cleaning up.
 func crash() error {
 	call, err := strconv.Atoi(os.Getenv(crashCall))
 	if err != nil {
@@ -77,7 +78,7 @@ func crash() error {
 	return b.Reload(context.Background(), cfg)
 }
 
-// startCrash starts a balancer with the first configuration that this process is to have.
+// startCrash starts a balancer with the first configuration of this process.
 func startCrash(ctx context.Context) (*Balancer, error) {
 	cfg, err := crashConfigOf(0)
 	if err != nil {
@@ -97,7 +98,7 @@ func startCrash(ctx context.Context) (*Balancer, error) {
 	}
 }
 
-// crashConfigOf is the nth configuration of this process, counted from 0.
+// crashConfigOf returns the nth configuration of this process, counted from 0.
 func crashConfigOf(n int) (*config.Balancer, error) {
 	first, err := strconv.Atoi(os.Getenv(crashFirst))
 	if err != nil {
@@ -110,14 +111,14 @@ func crashConfigOf(n int) (*config.Balancer, error) {
 	return cfg, nil
 }
 
-// The services of the crash test: "web" is on two ports in turn, with servers that come, go and change
-// their weight; "moving" is on one port or the other.
+// The services of the crash test. The service "web" has one of two ports, and its servers come, go
+// and change their weight. The service "moving" has the one port or the other.
 var (
 	staying = web
 	moving  = [2]dataplane.Flow{flowTo(vip6, 8080, config.TCP), flowTo(vip6, 8081, config.TCP)}
 )
 
-// crashConfig is one of two configurations, 0 and 1.
+// crashConfig returns one of two configurations, which have the numbers 0 and 1.
 func crashConfig(instance string, number int) *config.Balancer {
 	servers := [2][]config.Server{
 		{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)},
@@ -133,15 +134,15 @@ func crashConfig(instance string, number int) *config.Balancer {
 	return cfg
 }
 
-// crashSite is where processes of one instance are killed.
+// crashSite is the network and the instance in which processes are killed.
 type crashSite struct {
 	t        *testing.T
 	ns       *testnet.Namespace
 	instance string
-	// inside is node.inside of the processes, which take turns.
+	// inside contains the node.inside of the processes, which use the two elements in turn.
 	inside [2]string
-	known  map[dataplane.Flow][]byte // what established flows' packets look like on their way to the server
-	fresh  uint16                    // port of the next new connection
+	known  map[dataplane.Flow][]byte // packets of established flows, as sent to the server
+	fresh  uint16                    // the client port of the next new connection
 }
 
 func newCrashSite(t *testing.T, inside [2]string) *crashSite {
@@ -180,8 +181,8 @@ func (s *crashSite) must(err error) {
 	}
 }
 
-// run has a process start with the configuration, which is killed in the place of its nth call. It
-// tells whether the process came that far.
+// run starts a process with the configuration, and kills it in place of its nth system call. It
+// tells whether the process made that many calls.
 func (s *crashSite) run(first, call int) (killed bool) {
 	s.t.Helper()
 	var output bytes.Buffer
@@ -200,7 +201,7 @@ func (s *crashSite) run(first, call int) (killed bool) {
 	return true
 }
 
-// interfaces are those that all processes have.
+// interfaces lists the interfaces that all processes use.
 func (s *crashSite) interfaces() []string {
 	if slices.Contains(s.inside[:], "") {
 		return []string{"eth0"}
@@ -208,8 +209,8 @@ func (s *crashSite) interfaces() []string {
 	return []string{"eth0", "eth1"}
 }
 
-// programs are those that packets meet, by interfaces, and the one that is pinned for tools. Before the first
-// process has attached there is none.
+// programs returns the attached programs by interface, and the program that is pinned for tools.
+// Before the first process has attached its programs, there are none.
 func (s *crashSite) programs() (programs map[string]*ebpf.Program) {
 	s.t.Helper()
 	var held []ebpf.ProgramID
@@ -246,7 +247,7 @@ func (s *crashSite) programs() (programs map[string]*ebpf.Program) {
 	return programs
 }
 
-// send puts a packet through a program.
+// send runs a program with a frame.
 func (s *crashSite) send(program *ebpf.Program, frame []byte) (verdict uint32, out []byte) {
 	s.t.Helper()
 	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 256)}
@@ -255,7 +256,7 @@ func (s *crashSite) send(program *ebpf.Program, frame []byte) (verdict uint32, o
 	return verdict, options.DataOut
 }
 
-// check sends packets of the flows that are known, and of new ones: none is lost or astray.
+// check sends packets of known flows and of new ones. All must reach the right server.
 func (s *crashSite) check(when string) {
 	s.t.Helper()
 	for which, program := range s.programs() {
@@ -283,7 +284,7 @@ func (s *crashSite) check(when string) {
 	}
 }
 
-// remember establishes flows, and keeps those of servers that both configurations have.
+// remember establishes flows, and stores those whose server is in both configurations.
 func (s *crashSite) remember() {
 	s.t.Helper()
 	programs := s.programs()
@@ -296,7 +297,8 @@ func (s *crashSite) remember() {
 		if verdict != verdictRedirect {
 			s.t.Fatalf("%v: verdict %d", flow, verdict)
 		}
-		// The outer destination: Ethernet, then IPv6.
+		// The outer destination address follows the Ethernet header and 24 bytes of the IPv6
+		// header.
 		server := out[14+24+7]
 		if server == 1 || server == 2 {
 			s.known[flow] = out
@@ -307,8 +309,8 @@ func (s *crashSite) remember() {
 	}
 }
 
-// checkSides sends what only comes from inside: where an interface leads outside it is dropped. A balancer with one
-// interface is on no other.
+// checkSides sends packets that only come from the inside. An interface that leads to the outside
+// must drop them. A balancer with one interface must have no program on any other.
 func (s *crashSite) checkSides(number int) {
 	s.t.Helper()
 	if s.inside[number] == "" {
@@ -333,17 +335,17 @@ func (s *crashSite) checkSides(number int) {
 	}
 }
 
-// TestKilledAtEveryStep has processes that start on a data path at work, and reload, killed before
-// every third of the system calls that change something, from any of the first three on. The data path works
-// on, and the next process, which has another configuration and is killed as well, copes with what the one
-// before has left.
+// TestKilledAtEveryStep starts processes over a data path that is in use, and kills each process
+// before a system call that changes something. The calls are three apart. The data path must keep
+// working. The next process has the other configuration, is killed as well, and must cope with the
+// state that the one before has left.
 func TestKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
 	killAtSteps(t, 3, [2]string{})
 }
 
-// TestKilledWithTwoInterfaces has processes killed whose interfaces change their parts from one to the next, or whose
-// second one comes and goes.
+// TestKilledWithTwoInterfaces kills processes that exchange the roles of their two interfaces, or
+// whose second interface comes and goes.
 func TestKilledWithTwoInterfaces(t *testing.T) {
 	t.Parallel()
 	for _, inside := range [][2]string{{"eth1", "eth0"}, {"eth1", ""}} {
@@ -354,7 +356,7 @@ func TestKilledWithTwoInterfaces(t *testing.T) {
 	}
 }
 
-// killAtSteps has processes killed before one of so many system calls.
+// killAtSteps kills processes before system calls. The numbers of the calls are step apart.
 func killAtSteps(t *testing.T, step int, inside [2]string) {
 	s := newCrashSite(t, inside)
 	if s.run(1, 0) {
@@ -362,7 +364,7 @@ func killAtSteps(t *testing.T, step int, inside [2]string) {
 	}
 	s.remember()
 	call := rand.IntN(step) - step + 1
-	for survived := 0; survived < 2; { // both configurations, in turn
+	for survived := 0; survived < 2; { // until both configurations have survived
 		call += step
 		if s.run(call%2, call) {
 			survived = 0
@@ -383,7 +385,7 @@ func killAtSteps(t *testing.T, step int, inside [2]string) {
 	}
 }
 
-// settled is what segue status says of the services when a process has had its time.
+// settled describes the services as segue status shows them, once a process has settled.
 func (s *crashSite) settled() (services map[string][]string) {
 	s.t.Helper()
 	s.run(0, 0)
@@ -398,9 +400,9 @@ func (s *crashSite) settled() (services map[string][]string) {
 		for _, server := range service.Servers {
 			condition := server.Condition
 			switch condition {
-			case inspect.ServerRemoved: // not swept yet
+			case inspect.ServerRemoved: // not yet swept
 				continue
-			case inspect.ServerUnresolved: // a new server's next hop may be found after the process has ended
+			case inspect.ServerUnresolved: // the process may have been killed first
 				condition = inspect.ServerUnchecked
 			}
 			services[name] = append(services[name], fmt.Sprintf("%s %s %s %v", server.Name, server.Address, condition, server.Share))
@@ -410,8 +412,8 @@ func (s *crashSite) settled() (services map[string][]string) {
 	return services
 }
 
-// TestFirstStartKilledAtEveryStep has the very first process killed. The next one steers, on the same interfaces or with
-// their parts changed.
+// TestFirstStartKilledAtEveryStep kills the very first process. The next process must forward
+// packets, on the same interfaces or with their roles exchanged.
 func TestFirstStartKilledAtEveryStep(t *testing.T) {
 	t.Parallel()
 	for inside, step := range map[[2]string]int{{}: 7, {"eth1", "eth0"}: 13} {

@@ -12,11 +12,11 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// A way is an encapsulation of one family in another.
+// way is an encapsulation, with the address families of the inner and outer header.
 type way struct {
 	kind         config.Encapsulation
 	inner, outer int
-	overhead     int // bytes, as docs/protocol.md has them
+	overhead     int // length of the added headers in bytes, by docs/protocol.md
 }
 
 var ways = []way{
@@ -33,7 +33,7 @@ var ways = []way{
 	{config.IPIP, 6, 6, 40},
 }
 
-// serviceBy is a service that packets reach by a way, on a VIP of its own.
+// serviceBy returns a service with this encapsulation, on a VIP of its own.
 func (w way) serviceBy(number uint8, protocol config.Protocol) config.Service {
 	vip := netip.AddrFrom4([4]byte{198, 51, 100, 100 + number})
 	if w.inner == 6 {
@@ -50,7 +50,8 @@ func (w way) serviceBy(number uint8, protocol config.Protocol) config.Service {
 	return serviceOf(name, vip, 80, protocol, w.kind, server)
 }
 
-// shapes are packets that differ in what an encapsulation copies, moves or leaves alone.
+// shapes returns options for packets. They differ in the fields that an encapsulation copies, moves
+// or leaves unchanged.
 func shapes(version int) map[string][]packet.Option {
 	out := map[string][]packet.Option{
 		"plain":         nil,
@@ -76,7 +77,8 @@ func shapes(version int) map[string][]packet.Option {
 	return out
 }
 
-// Every encapsulation of every shape, new and known flow alike, is the reference's to the byte.
+// For all encapsulations and shapes, of new and of known flows, the packet equals that of the
+// reference.
 func TestEncapsulations(t *testing.T) {
 	t.Parallel()
 	var services []config.Service
@@ -108,7 +110,8 @@ func TestEncapsulations(t *testing.T) {
 	}
 }
 
-// At the edge of the MTU a packet fits to the byte; about one byte more the client is told what does.
+// A packet that fits the MTU exactly is forwarded. A packet that is one byte longer is answered
+// with the length that fits.
 func TestMTU(t *testing.T) {
 	t.Parallel()
 	var services []config.Service
@@ -140,12 +143,13 @@ func TestMTU(t *testing.T) {
 	}
 }
 
-// The MTU is the interface's of the moment, and a number is never given out while it is in use.
+// Packets are compared with the present MTU of the interface, and a port in use is not given out
+// again.
 func TestMTUChanges(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	frame := frameOf(narrow, packet.Payload(make([]byte, 1500-40-60)))
-	for mtu := 1300; mtu < 1300+300; mtu++ { // more often than there are numbers for interfaces
+	for mtu := 1300; mtu < 1300+300; mtu++ { // more often than there are ports
 		for target, hop := range f.hops {
 			if hop.Link.Name == "narrow" {
 				hop.Link.MTU = mtu
@@ -155,7 +159,7 @@ func TestMTUChanges(t *testing.T) {
 		f.applyHops()
 		want := "answer_too_big"
 		if mtu >= 1500 {
-			want = "forward_known" // entered by the first, which was dropped later
+			want = "forward_known" // the first packet made the entry and was then dropped
 		}
 		if got := reasonOf(f.run(frame)); got != want {
 			t.Fatalf("packet of 1500 bytes to an MTU of %d: %s, want %s", mtu, got, want)
@@ -164,7 +168,7 @@ func TestMTUChanges(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), "forward_new"), f.run(frameOf(web)))
 }
 
-// Bytes behind the packet, which short frames have on a wire, do not count towards the MTU.
+// Bytes after the end of the packet, as in padded short frames, do not count towards the MTU.
 func TestPaddingIsNotPayload(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -172,8 +176,8 @@ func TestPaddingIsNotPayload(t *testing.T) {
 	f.check(f.forwarded(frame, narrow, "narrow", "n", "forward_new"), f.run(frame))
 }
 
-// The checksum follows the TTL in ones' complement (RFC 1624), also where that carries; a wrong one
-// stays wrong.
+// The checksum is updated with the TTL in ones' complement (RFC 1624), also if that carries. A
+// wrong checksum stays wrong.
 func TestChecksumCarries(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)

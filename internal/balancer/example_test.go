@@ -10,11 +10,12 @@ import (
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
-// The example of the specification is what the balancer makes of these packets.
+// The balancer turns the packets of the example in the specification into those that the example
+// shows.
 func TestExample(t *testing.T) {
 	t.Parallel()
 	examples := packettest.Examples(t, "../../docs/protocol.md")
-	// Named so that the one with the first locator is the first candidate of these flows.
+	// With these names, the server with the first locator is the first candidate of these flows.
 	servers := []config.Server{srv6Server("s2", 1, 1), srv6Server("s1", 2, 1)}
 	f := open(t, balancerOf(
 		huntingOf(serviceOf("insert", netip.MustParseAddr("2001:db8:80::1"), 80, config.TCP, config.SRv6Insert, servers...),
@@ -28,8 +29,8 @@ func TestExample(t *testing.T) {
 			verdict       uint32
 		}{
 			{"1", "2", verdictRedirect}, // the SYN is offered
-			{"6", "7", verdictPass},     // a server has taken it: its packet goes on
-			{"8", "9", verdictRedirect}, // and is known to have it
+			{"6", "7", verdictPass},     // a server has accepted, and its packet passes
+			{"8", "9", verdictRedirect}, // the flow is known to be on that server
 		} {
 			verdict, out := f.exec(examples[way+" "+step.comes].Frame(t, ownMAC, [6]byte{2, 0, 0, 0, 0, 1}), nil)
 			if verdict != step.verdict {

@@ -16,15 +16,15 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// duel has two cores receive a packet each for the same bucket at the same time, in all buckets of the
-// table one after the other. Whichever of the two is first, the table then has the flows that the
-// counters say were entered. An entry that one core overwrites without having seen it is missing.
+// duel makes two cores receive a packet each for the same bucket at the same time, for one bucket
+// after the other. Whichever core is first, the table must then contain the flows that the counters
+// say were entered. If one core overwrites an entry that it has not seen, a flow is missing.
 type duel struct {
 	*fixture
-	flows [][2]dataplane.Flow // by bucket and core
+	flows [][2]dataplane.Flow // by bucket, then by core
 }
 
-// openDuel looks for two flows of each bucket that begin with the same of its entries.
+// openDuel finds two flows for each bucket that prefer the same entry.
 func openDuel(t *testing.T, buckets uint32) *duel {
 	d := &duel{open(t, crowded(buckets)), make([][2]dataplane.Flow, buckets)}
 	random := rand.New(rand.NewPCG(5, 6))
@@ -42,7 +42,7 @@ func openDuel(t *testing.T, buckets uint32) *duel {
 	return d
 }
 
-// settle fills each bucket with residents, the first of whom is the first core's flow.
+// settle fills each bucket with residents. The first resident is the flow of the first core.
 func (d *duel) settle(residents [dataplane.FlowsPerBucket]resident) {
 	d.t.Helper()
 	now, slot := d.now(), d.slot("web", "s1")
@@ -57,7 +57,7 @@ func (d *duel) settle(residents [dataplane.FlowsPerBucket]resident) {
 	}
 }
 
-// frames are one for each flow of a core.
+// frames returns one frame for each flow of a core.
 func (d *duel) frames(core int, flags packet.TCPFlags) (frames [][]byte) {
 	for _, flows := range d.flows {
 		frames = append(frames, frameOf(flows[core], packet.Flags(flags)))
@@ -65,7 +65,7 @@ func (d *duel) frames(core int, flags packet.TCPFlags) (frames [][]byte) {
 	return frames
 }
 
-// fight gives each core its frames, the next when the other has got as far.
+// fight gives each core its frames, one by one. A core waits until the other one has got as far.
 func (d *duel) fight(frames [2][][]byte) {
 	d.t.Helper()
 	var cores sync.WaitGroup
@@ -76,7 +76,7 @@ func (d *duel) fight(frames [2][][]byte) {
 			for i, frame := range frames[core] {
 				reached[core].Add(1)
 				for spins := 0; reached[1-core].Load() <= int64(i); spins++ {
-					if spins > 10_000 { // the other waits for this CPU
+					if spins > 10_000 { // the other goroutine may be waiting for this CPU
 						runtime.Gosched()
 					}
 				}
@@ -89,22 +89,24 @@ func (d *duel) fight(frames [2][][]byte) {
 	cores.Wait()
 }
 
-// Whoever exchanges an entry that another core has changed meanwhile leaves it be, and knows it.
+// A core that tries to replace an entry that the other core has changed leaves the entry as it is,
+// and notices it.
 func TestOneWriterWins(t *testing.T) {
 	const buckets = 1024
 	d := openDuel(t, buckets)
 	busy := repeat(stateEstablished, 0)
 	others := uint64(buckets * (dataplane.FlowsPerBucket - 1))
 	both := func(noRoom uint64) dataplane.FlowCounts { return dataplane.FlowCounts{New: 2*buckets - noRoom} }
-	// Where the first core's packet is first, its flow is established and the other finds no room. Else
-	// the other's is entered, unless the first core's comes so late that it is entered anew, over that.
+	// If the packet of the first core is first, its flow is established and the other flow finds no
+	// room. Otherwise the other flow is entered. If the packet of the first core then comes very
+	// late, its flow is entered anew and displaces the other one.
 	either := func(noRoom uint64) dataplane.FlowCounts {
 		return dataplane.FlowCounts{New: buckets - noRoom, Established: others + noRoom}
 	}
 	for _, v := range []struct {
 		name      string
 		residents [dataplane.FlowsPerBucket]resident
-		flags     packet.TCPFlags // of the first core's packets; the other sends SYNs
+		flags     packet.TCPFlags // of the first core's packets; the other core's packets are SYNs
 		want      func(noRoom uint64) dataplane.FlowCounts
 	}{
 		{"both enter", repeat(stateFree, 0), packet.SYN, both},

@@ -34,13 +34,13 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// crashFails is the environment variable that makes the call fail, instead of killing the process.
+// crashFails is the environment variable that makes the call fail instead of killing the process.
 const crashFails = "SEGUE_TEST_CRASH_FAILS"
 
-// failed is what a process prints if the call has failed.
+// failed is the output of a process whose call has failed.
 const failed = "failed"
 
-// failStart is a process that starts a balancer, and ends.
+// failStart is a process that starts a balancer and ends.
 func failStart() error {
 	call, err := strconv.Atoi(os.Getenv(crashCall))
 	if err != nil {
@@ -60,10 +60,10 @@ func failStart() error {
 	return b.Close()
 }
 
-// fail starts a process with the configuration of a number, and with node.inside of the other one:
-// so both differ from those of the process before. The nth of its calls fails. It returns the error
-// of the start, which is empty if the start did without the call, and whether there was such a
-// call.
+// fail starts a process with the configuration of the number, and with node.inside of the other
+// one. So both differ from those of the process before. The nth call of the process fails. The
+// result refusal is the error of the start; it is empty if the start succeeded nevertheless. The
+// result reached tells whether the process made that many calls.
 func (s *crashSite) fail(number, call int) (refusal string, reached bool) {
 	s.t.Helper()
 	var output, problem bytes.Buffer
@@ -79,8 +79,9 @@ func (s *crashSite) fail(number, call int) (refusal string, reached bool) {
 	return problem.String(), strings.TrimSpace(output.String()) == failed
 }
 
-// stateOf describes what an instance has pinned, except the table of services that is not in force
-// and the counters of packets that go to no server: the host sends such packets at any time.
+// stateOf describes the pinned state of an instance. It omits the table of services that is not in
+// force, and the counters of packets that do not go to servers, because the host can send such
+// packets at any time.
 func stateOf(t *testing.T, instance string) datapathtest.State {
 	t.Helper()
 	state := datapathtest.ReadState(t, datapath.Dir(instance))
@@ -102,12 +103,12 @@ func stateOf(t *testing.T, instance string) datapathtest.State {
 	return state
 }
 
-// failAtSteps starts processes over a data path at work. In each of them another system call fails,
-// at intervals of so many calls. A start that does without the call takes over; the next one has
-// the other configuration.
+// failAtSteps starts processes over a data path that is in use. In each process another system call
+// fails; the calls are step apart. A start that succeeds nevertheless takes over, and the next
+// process then has the other configuration.
 func failAtSteps(t *testing.T, step int, inside [2]string) {
 	s := newCrashSite(t, inside)
-	s.run(0, 0) // which reloads the configuration 1
+	s.run(0, 0) // the process reloads configuration 1
 	s.remember()
 	before, next, refusals := stateOf(t, s.instance), 0, 0
 	for call := 1 + rand.IntN(step); ; call += step {
@@ -139,8 +140,8 @@ func failAtSteps(t *testing.T, step int, inside [2]string) {
 	s.check("after all")
 }
 
-// A start that fails leaves every map, pin and program as it was, also one whose interfaces change
-// their parts, come or go.
+// A start that fails leaves all maps, pins and programs as they were. This holds also if the
+// interfaces exchange their roles, or if the second one comes or goes.
 func TestFailedStartChangesNothing(t *testing.T) {
 	t.Parallel()
 	for inside, step := range map[[2]string]int{
@@ -153,9 +154,9 @@ func TestFailedStartChangesNothing(t *testing.T) {
 	}
 }
 
-// A start that fails also restores what few starts change: a server that went shortly before, and
-// whose slot another one needs, with its flows and counters. It removes the pin of a table that the
-// build before did not have.
+// A start that fails also restores state that only few starts change: the flows and counters of a
+// removed server whose slot is needed for another one. It also removes the pin of a table that the
+// earlier build did not have.
 func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 	t.Parallel()
 	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
@@ -169,7 +170,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := placed(s1, s2)
-			cfg.Node.Limits.Servers = 2 // and as many slots again
+			cfg.Node.Limits.Servers = 2 // 4 slots
 			f := open(t, cfg)
 			for port := range uint16(liveFlows) {
 				flow := fromPort(web, 10000+port)
@@ -208,9 +209,9 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 
 // refusal is a start that is refused before its first step.
 type refusal struct {
-	want    string // of the error
+	want    string // a part of the error
 	prepare func(*fabric, *config.Balancer)
-	at      string // the router in whose network namespace the process is; empty: the balancer's
+	at      string // the router whose namespace the process runs in; empty: the balancer
 }
 
 var refusals = map[string]refusal{
@@ -241,7 +242,7 @@ var refusals = map[string]refusal{
 		}},
 }
 
-// A start that is sure to fail does not begin.
+// A start that is certain to fail changes nothing.
 func TestRefusedStartBeginsNothing(t *testing.T) {
 	t.Parallel()
 	n := newFabric(t, "tcx", "eth0")
@@ -285,7 +286,7 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 	}
 }
 
-// block makes an interface run a program of somebody else.
+// block attaches a program that is not Segue's to an interface.
 func (n *fabric) block(name string) (blocker link.Link) {
 	n.t.Helper()
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{

@@ -27,43 +27,44 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// ownMAC is the balancer's, to which package packet addresses its frames.
+// ownMAC is the MAC address of the balancer. Package packet sends its frames to it.
 var ownMAC = packet.MAC{2, 0, 0, 0, 0, 2}
 
-// links are the interfaces by which the servers of a fixture are reached, with their MTU. The one
-// named bridge is one; the others are veths.
+// links are the interfaces through which a fixture reaches its servers, with their MTU in bytes.
+// The link "bridge" is a bridge, and the others are veths.
 var links = map[string]int{"out": 9000, "narrow": 1500, "bridge": 1500}
 
-// fixture is a balancer whose data path is in the kernel but on no interface, with next hops of the
-// test's own making.
+// fixture is a balancer whose data path is loaded but attached to no interface. The test sets the
+// next hops.
 type fixture struct {
 	*Balancer
 	*network
 	t        testing.TB
-	clock    *dataplane.FlowClock // of this and all further processes
+	clock    *dataplane.FlowClock // the clock of this process and all further ones
 	identity dataplane.Identity
-	// inside says that frames come in by node.inside.
+	// inside is true if frames arrive on node.inside.
 	inside bool
-	// via names the interface of servers that are not behind "out"; "" is none: no next hop.
+	// via contains the interfaces of servers that are not behind "out". An empty name means that
+	// the server has no next hop.
 	via map[string]string
-	// silent are the servers whose next hop does not answer.
+	// silent contains the servers whose next hop does not answer.
 	silent map[string]bool
 }
 
-// network is a namespace with the links. Nothing is ever sent on them.
+// network is a network namespace with the links. No packet is ever sent on them.
 type network struct {
 	ns      *namespace.Namespace
 	ifindex map[string]int
-	macs    map[string]packet.MAC // of the links
+	macs    map[string]packet.MAC // the MAC addresses of the links
 }
 
-// sharedNetwork is that of all fixtures whose tests change nothing in it: the kernel takes longer to make
-// namespaces, and to remove them, than to load a data path.
+// sharedNetwork is the network of all fixtures whose tests do not change it. The kernel needs more
+// time to make and remove a namespace than to load a data path.
 var sharedNetwork = sync.OnceValues(newNetwork)
 
 var instances atomic.Int32
 
-// open loads a balancer with the configuration, in an instance of the test's own.
+// open loads a balancer with the configuration, in an instance that only this test uses.
 func open(t testing.TB, cfg *config.Balancer) *fixture {
 	t.Helper()
 	clock, err := dataplane.NewFlowClock()
@@ -74,7 +75,7 @@ func open(t testing.TB, cfg *config.Balancer) *fixture {
 	return openAt(t, cfg, clock)
 }
 
-// wordOf is a MAC address as the data path has it: in memory order, in the low 48 bits.
+// wordOf returns a MAC address as the data path stores it: in memory order, in the low 48 bits.
 func wordOf(mac [6]byte) (word uint64) {
 	for i, b := range mac {
 		word |= uint64(b) << (8 * i)
@@ -82,11 +83,11 @@ func wordOf(mac [6]byte) (word uint64) {
 	return word
 }
 
-// standstill is a length of ticks, in powers of two of jiffies, with which the flow clock is 0 for ever: what
-// becomes of a packet does not depend on when it comes.
+// standstill is a shift of ticks with which the flow clock always reads 0. So the result for a
+// packet does not depend on the time.
 const standstill = 63
 
-// openAt is open with a flow clock of its own.
+// openAt is open with the given flow clock.
 func openAt(t testing.TB, cfg *config.Balancer, clock *dataplane.FlowClock) *fixture {
 	t.Helper()
 	needs.Namespaces(t)
@@ -103,13 +104,13 @@ func openAt(t testing.TB, cfg *config.Balancer, clock *dataplane.FlowClock) *fix
 	f.must(err)
 	f.start(cfg)
 	f.route()
-	f.attached = true // to no interface, but what is not routed from now on is lost
+	f.attached = true // there is no interface, but next hops that are not found are now cleared
 	t.Cleanup(func() { f.stop() })
 	return f
 }
 
-// start makes a process of the instance: the first, or the one after a stop. Servers that are new
-// have no next hops before route.
+// start starts a process of the instance: the first one, or one after stop. New servers have no
+// next hops before route.
 func (f *fixture) start(cfg *config.Balancer) {
 	f.t.Helper()
 	var err error
@@ -121,7 +122,7 @@ func (f *fixture) start(cfg *config.Balancer) {
 	f.must(f.plane.SetHost(slices.Repeat([]nexthop.Link{{Type: "veth", MAC: ownMAC}}, len(f.plane.Sides))))
 }
 
-// stop ends the process; what is pinned stays.
+// stop ends the process. Pinned objects stay.
 func (f *fixture) stop() {
 	f.t.Helper()
 	if f.Balancer != nil {
@@ -137,7 +138,7 @@ func (f *fixture) must(err error) {
 	}
 }
 
-// leaveSharedNetwork gives the fixture a network that it may change.
+// leaveSharedNetwork gives the fixture a network that the test may change.
 func (f *fixture) leaveSharedNetwork() {
 	f.t.Helper()
 	var err error
@@ -181,7 +182,7 @@ func (n *network) add(name string, mtu int) error {
 	return errors.Join(netlink.LinkSetMTU(link, mtu), netlink.LinkSetUp(link))
 }
 
-// route gives every server its next hop.
+// route gives each server its next hop.
 func (f *fixture) route() {
 	f.t.Helper()
 	f.hops = map[netip.Addr]nexthop.Hop{}
@@ -195,7 +196,7 @@ func (f *fixture) route() {
 	f.rebuild()
 }
 
-// link is one of the links, as the resolver would describe it.
+// link describes one of the links, as the resolver would.
 func (f *fixture) link(name string) nexthop.Link {
 	kind := "veth"
 	if name == "bridge" {
@@ -211,15 +212,15 @@ func (f *fixture) linkOf(server string) string {
 	return "out"
 }
 
-// reaches says whether a server has a next hop that answers.
+// reaches tells whether a server has a next hop that answers.
 func (f *fixture) reaches(server string) bool { return f.linkOf(server) != "" && !f.silent[server] }
 
-// hush has the next hop of a server not answer, until servers are routed again.
+// hush makes the next hop of a server not answer, until route is called.
 func (f *fixture) hush(slot uint32) {
 	f.plane.Servers.SetFlags(slot, f.plane.Servers.Flags(slot)|dataplane.FlagUnreachable)
 }
 
-// hopMAC is a next hop's address that tells which server it leads to.
+// hopMAC returns the MAC address of the next hop to a target. It is different for each server.
 func hopMAC(target netip.Addr) packet.MAC {
 	b := target.As16()
 	return packet.MAC{2, 1, b[6], b[7], b[14], b[15]}
@@ -241,19 +242,19 @@ func (f *fixture) mustApply(cfg *config.Balancer) {
 	f.must(f.apply(cfg))
 }
 
-// frameContext is struct xdp_md.
+// frameContext is struct xdp_md of Linux.
 type frameContext struct {
 	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
-// run puts a frame through the data path, received on the loopback interface.
+// run runs the data path with a frame that was received on the loopback interface.
 func (f *fixture) run(frame []byte) outcome {
 	f.t.Helper()
 	return f.runIn(frame, nil)
 }
 
-// runIn puts a frame through the data path with a context, which may say that the frame begins with
-// metadata of the driver.
+// runIn runs the data path with a frame and a context. The context can say that the frame begins
+// with metadata of the driver.
 func (f *fixture) runIn(frame []byte, context *frameContext) outcome {
 	f.t.Helper()
 	before := f.counters()
@@ -267,7 +268,7 @@ func (f *fixture) runIn(frame []byte, context *frameContext) outcome {
 	}
 }
 
-// exec is runIn without a look at the counters.
+// exec is runIn without the counters.
 func (f *fixture) exec(frame []byte, context *frameContext) (verdict uint32, out []byte) {
 	f.t.Helper()
 	f.refill()
@@ -289,10 +290,10 @@ func (f *fixture) exec(frame []byte, context *frameContext) (verdict uint32, out
 	return verdict, options.DataOut[metadata:]
 }
 
-// refill lets every core answer again.
+// refill permits all cores to send answers again.
 func (f *fixture) refill() { f.setAnswered(0) }
 
-// setAnswered sets the time up to which every core has used its right to answer.
+// setAnswered sets the time up to which all cores have used their rate of answers, in nanoseconds.
 func (f *fixture) setAnswered(ns uint64) {
 	f.t.Helper()
 	cpus, err := ebpf.PossibleCPU()
@@ -329,18 +330,19 @@ func (f *fixture) service(name string) *config.Service {
 	return nil
 }
 
-// preferred is the entry of its bucket that a flow takes if it can choose.
+// preferred returns the number of the entry that a flow takes if all entries of its bucket are
+// free.
 func (f *fixture) preferred(flow dataplane.Flow) int {
 	return int(f.signature(flow) % dataplane.FlowsPerBucket)
 }
 
-// signature is the 34 bits that stand for a flow in the flow table.
+// signature returns the 34 bits that identify a flow in the flow table.
 func (f *fixture) signature(flow dataplane.Flow) uint64 {
 	_, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	return signature
 }
 
-// serviceID is the number of a flow's service.
+// serviceID returns the number of a flow's service.
 func (f *fixture) serviceID(flow dataplane.Flow) uint32 {
 	f.t.Helper()
 	svc := f.classify(flow)
@@ -354,25 +356,26 @@ func (f *fixture) flowLabel(flow dataplane.Flow) uint32 {
 	return uint32(f.signature(flow)) & 0xfffff
 }
 
-// bucket is the flow's in the flow table, with the kernel's own memory behind it.
+// bucket returns the flow's bucket of the flow table. The slice is the memory of the kernel.
 func (f *fixture) bucket(flow dataplane.Flow) []uint64 {
 	at := f.bucketNumber(flow) * dataplane.FlowsPerBucket
 	return f.plane.Flows.Entries[at : at+dataplane.FlowsPerBucket]
 }
 
-// bucketNumber tells buckets of the flow table apart.
+// bucketNumber returns the number of the flow's bucket in the flow table.
 func (f *fixture) bucketNumber(flow dataplane.Flow) uint32 {
 	place, _ := flow.TableHash(f.serviceID(flow), &f.identity)
 	return uint32(f.plane.Flows.BucketNumber(place))
 }
 
-// forgetFlows empties the flow table, and that of half-open flows.
+// forgetFlows empties the flow table and the table of half-open flows.
 func (f *fixture) forgetFlows() {
 	clear(f.plane.Flows.Entries)
 	clear(f.plane.HalfOpen.Entries)
 }
 
-// totalOf counts the flows of a table by state. It needs no table of its own by server, as count does: tests ask often.
+// totalOf counts the flows of a table by state. Unlike Count, it allocates no memory for servers,
+// because tests call it often.
 func totalOf(t *dataplane.FlowTable) (total dataplane.FlowCounts) {
 	for _, value := range t.Entries {
 		switch dataplane.FlowEntry(value).State() {
@@ -387,7 +390,8 @@ func totalOf(t *dataplane.FlowTable) (total dataplane.FlowCounts) {
 	return total
 }
 
-// elapseFlows makes some flows of the table as if they had been seen that many ticks earlier.
+// elapseFlows makes flows look as if their last packet had come the given number of ticks earlier.
+// It changes the entries for which which returns true.
 func (f *fixture) elapseFlows(ticks uint16, which func(dataplane.FlowEntry) bool) {
 	for i, value := range f.plane.Flows.Entries {
 		if e := dataplane.FlowEntry(value); e.State() != stateFree && which(e) {
@@ -396,7 +400,7 @@ func (f *fixture) elapseFlows(ticks uint16, which func(dataplane.FlowEntry) bool
 	}
 }
 
-// placed is the server that consistent hashing names for a flow.
+// placed returns the server that consistent hashing selects for a flow.
 func (f *fixture) placed(flow dataplane.Flow, service string) string {
 	f.t.Helper()
 	svc := f.service(service)
@@ -410,7 +414,7 @@ func (f *fixture) placed(flow dataplane.Flow, service string) string {
 	return servers[row[0]].Name
 }
 
-// slot is the number of a server.
+// slot returns the slot of a server.
 func (f *fixture) slot(service, server string) uint32 {
 	f.t.Helper()
 	for slot, key := range f.slots.All() {
@@ -422,7 +426,7 @@ func (f *fixture) slot(service, server string) uint32 {
 	return 0
 }
 
-// now is the time of the flow table's clock.
+// now returns the time of the flow table's clock, in ticks.
 func (f *fixture) now() uint16 {
 	f.t.Helper()
 	now, err := f.clock.Now()
@@ -432,12 +436,12 @@ func (f *fixture) now() uint16 {
 
 func seenOf(e dataplane.FlowEntry) uint16 { return uint16(e) & dataplane.FlowTimeMask }
 
-// entryOf is an entry of the flow table.
+// entryOf returns an entry of the flow table.
 func entryOf(signature uint64, slot uint32, state dataplane.FlowState, seen uint16) uint64 {
 	return signature<<30 | uint64(slot)<<14 | uint64(state)<<12 | uint64(seen&dataplane.FlowTimeMask)
 }
 
-// setHealth makes the data path follow what a check found.
+// setHealth applies the result of a health check to the data path.
 func (f *fixture) setHealth(service, server string, healthy bool) {
 	f.t.Helper()
 	svc := f.services.setHealth(health.Result{Service: service, Server: server, Healthy: healthy})

@@ -24,7 +24,7 @@ const (
 	stateClosing     = dataplane.FlowClosing
 )
 
-// enter puts a flow into the first place of its bucket, which has no other.
+// enter puts a flow into the first entry of its bucket, which must be empty.
 func (f *fixture) enter(flow dataplane.Flow, service, server string, state dataplane.FlowState) {
 	f.t.Helper()
 	bucket := f.bucket(flow)
@@ -32,7 +32,8 @@ func (f *fixture) enter(flow dataplane.Flow, service, server string, state datap
 	bucket[0] = entryOf(f.signature(flow), f.slot(service, server), state, f.now())
 }
 
-// otherThanPlaced is a server of the service that consistent hashing does not name for the flow.
+// otherThanPlaced returns a server of the service that consistent hashing does not select for the
+// flow.
 func (f *fixture) otherThanPlaced(flow dataplane.Flow, service string) string {
 	f.t.Helper()
 	placed := f.placed(flow, service)
@@ -45,8 +46,8 @@ func (f *fixture) otherThanPlaced(flow dataplane.Flow, service string) string {
 	return ""
 }
 
-// A sweep takes memory for the servers that have flows, and not for all that there could be: every few seconds
-// it would be two megabytes for each table.
+// A sweep allocates memory for servers that have flows, and not for all possible servers. That
+// would be two megabytes for each table, every few seconds.
 func TestSweepCountsServersWithFlows(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -61,7 +62,8 @@ func TestSweepCountsServersWithFlows(t *testing.T) {
 	}
 }
 
-// What a packet does to a flow that is in the table, on a server that placement would not choose.
+// The effect of packets on a flow that has an entry. Placement would choose another server for the
+// flow.
 func TestFlowStates(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -107,7 +109,7 @@ func TestFlowStates(t *testing.T) {
 	}
 }
 
-// isEntered checks that a flow is in its bucket, alone and as said.
+// isEntered checks that a flow is the only one in its bucket, with this server and state.
 func (f *fixture) isEntered(flow dataplane.Flow, service, server string, state dataplane.FlowState) {
 	f.t.Helper()
 	entry := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity)
@@ -126,18 +128,19 @@ func (f *fixture) isEntered(flow dataplane.Flow, service, server string, state d
 	}
 }
 
-// A connection that goes on after a FIN is open: what comes soon after may belong to its end, and neither
-// changes the entry nor puts off the time from which later packets tell more. A SYN that comes so soon may be
-// a late copy of the connection's own: it stays with the server.
+// A connection that continues after a FIN is established again. A packet soon after the FIN may
+// belong to the end of the connection. Such a packet changes nothing, and does not renew the time
+// after which packets count as a continuation. A SYN that soon may be a late copy of the
+// connection's own SYN, so it stays with the server.
 func TestConnectionGoesOnAfterFIN(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	server := f.otherThanPlaced(web, "web")
 	for _, v := range []struct {
-		age   uint16 // ticks since the FIN
+		age   uint16 // ticks between the FIN and the packet
 		flags packet.TCPFlags
 		after dataplane.FlowState
-		seen  uint16 // ticks ago
+		seen  uint16 // ticks between the time in the entry and the packet
 	}{
 		{0, packet.ACK, stateClosing, 0},
 		{1, packet.ACK, stateClosing, 1},
@@ -171,7 +174,7 @@ func TestDatagramsConfirm(t *testing.T) {
 	f.isEntered(dns, "dns", server, stateEstablished)
 }
 
-// A server that takes no new flows, whether drained or failing, keeps the connections that it has.
+// A server that is drained or failing gets no new flows, and keeps its connections.
 func TestServerWithoutNewFlows(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -206,7 +209,7 @@ func TestServerWithoutNewFlows(t *testing.T) {
 	}
 }
 
-// Where all servers fail, the checks are the likelier culprit.
+// If all servers fail their checks, the checks are ignored.
 func TestAllServersFailing(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -216,8 +219,8 @@ func TestAllServersFailing(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "web", f.placed(web, "web"), "forward_new"), f.run(frameOf(web)))
 }
 
-// Datagrams know no connection: they leave a server that fails or cannot be reached, and stay with one that is
-// drained.
+// UDP has no connections. Datagrams leave a server that fails or cannot be reached, and stay with a
+// server that is drained.
 func TestDatagramsLeaveFailingServer(t *testing.T) {
 	t.Parallel()
 	for what, fail := range map[string]func(f *fixture, server string){
@@ -236,7 +239,8 @@ func TestDatagramsLeaveFailingServer(t *testing.T) {
 	}
 }
 
-// What may move does not wait for a server that has lost its next hop; a connection has to.
+// SYNs and datagrams leave a server that has lost its next hop. All other packets of connections
+// stay.
 func TestLostNextHop(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -253,8 +257,8 @@ func TestLostNextHop(t *testing.T) {
 	}
 }
 
-// The same where the next hop is known, but does not answer. Connections go on: it may be back before
-// the kernel knows.
+// As TestLostNextHop, with a next hop that is known and does not answer. Connections stay, because
+// the next hop may be back before the kernel notices.
 func TestSilentNextHop(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -280,7 +284,7 @@ func TestSilentNextHop(t *testing.T) {
 	}
 }
 
-// The same where the only others are drained: they are no alternative.
+// As TestAllServersFailing, if all other servers are drained. Drained servers are no alternative.
 func TestAllButDrainedServersFailing(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s1", 1, 0), srv6Server("s2", 2, 1)))
@@ -288,7 +292,8 @@ func TestAllButDrainedServersFailing(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "web", "s2", "forward_new"), f.run(frameOf(web)))
 }
 
-// A server that cannot be reached gets no new flow, before it is found and after it is lost.
+// A server that cannot be reached gets no new flows: neither before its next hop is found, nor
+// after its next hop is lost.
 func TestServerWithoutNextHop(t *testing.T) {
 	t.Parallel()
 	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
@@ -298,7 +303,7 @@ func TestServerWithoutNextHop(t *testing.T) {
 		t.Helper()
 		got := map[string]bool{}
 		for range 100 {
-			port++ // a flow that was never seen
+			port++ // a new flow
 			got[serverOf(f.run(frameOf(fromPort(web, port))))] = true
 		}
 		if diff := cmp.Diff(want, slices.Sorted(maps.Keys(got))); diff != "" {
@@ -317,12 +322,12 @@ func TestServerWithoutNextHop(t *testing.T) {
 	f.silent["s2"] = true
 	f.route()
 	check("web/s3")
-	f.silent["s3"] = true // their next hops may be back
+	f.silent["s3"] = true // the next hops may be back
 	f.route()
 	check("web/s2", "web/s3")
 }
 
-// resident is an entry of a full bucket; its age is in ticks.
+// resident is an entry of a full bucket. Its age is in ticks.
 type resident struct {
 	state dataplane.FlowState
 	age   int
@@ -348,7 +353,7 @@ func TestEviction(t *testing.T) {
 	busy := repeat(stateEstablished, 0)
 	for name, v := range map[string]struct {
 		bucket  [dataplane.FlowsPerBucket]resident
-		evicted int // -1: none
+		evicted int // the number of the displaced entry; -1: none
 	}{
 		"empty":                                  {repeat(stateFree, 0), f.preferred(web)},
 		"one free":                               {with(busy, map[int]resident{5: {}}), 5},
@@ -385,7 +390,7 @@ func TestEviction(t *testing.T) {
 	}
 }
 
-// settle fills the bucket of the flow `web` with residents, other flows all of them.
+// settle fills the bucket of the flow `web` with residents, which are other flows.
 func (f *fixture) settle(bucket [dataplane.FlowsPerBucket]resident, now uint16) (entries [dataplane.FlowsPerBucket]uint64) {
 	f.t.Helper()
 	slot := f.slot("web", "s1")
@@ -399,7 +404,7 @@ func (f *fixture) settle(bucket [dataplane.FlowsPerBucket]resident, now uint16) 
 	return entries
 }
 
-// A packet writes and renews when its flow was seen, by a clock that ticks.
+// Packets write and renew the time in their flow's entry, with a clock that runs.
 func TestRenewal(t *testing.T) {
 	t.Parallel()
 	clock, err := dataplane.NewFlowClock()
@@ -442,7 +447,7 @@ func TestSweep(t *testing.T) {
 		{stateNew, 0, true}, {stateNew, newest, true}, {stateNew, newest + 1, false},
 		{stateClosing, closing, true}, {stateClosing, closing + 1, false},
 		{stateEstablished, 900, true}, {stateEstablished, longest, true}, {stateEstablished, longest + 1, false},
-		// Renewed while the sweep, which read the clock before, came along.
+		// These entries are renewed during the sweep, after the sweep has read the clock.
 		{stateNew, -1, true}, {stateEstablished, -1, true}, {stateClosing, -2, true},
 	} {
 		f.settle(repeat(v.state, v.age), f.now())
