@@ -37,7 +37,7 @@ import (
 const (
 	crashInstance = "SEGUE_TEST_CRASH_INSTANCE"
 	crashCall     = "SEGUE_TEST_CRASH_CALL"  // the number of the system call that kills it
-	crashFirst    = "SEGUE_TEST_CRASH_FIRST" // its first configuration, 0 or 1; it reloads the other
+	crashFirst    = "SEGUE_TEST_CRASH_FIRST" // its first configuration, 0 or 1
 	// The node.inside of the process: eth0, eth1 or empty. The other one is node.interface.
 	crashInside = "SEGUE_TEST_CRASH_INSIDE"
 )

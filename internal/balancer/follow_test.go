@@ -23,16 +23,16 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds the wait for the control loop to take on a change. It is no measure of how fast that
-// is: the machine may be busy, or stand still for a while.
+// patience is the longest wait for the control loop to apply a change. It does not measure how fast
+// the control loop is, because the machine may be busy or stand still for a while.
 const patience = 60 * time.Second
 
-// steered is a balancer whose control loop runs, with a server behind "eth0", its node.interface. It can have "eth1",
-// its node.inside.
+// steered is a balancer whose control loop runs. Its server is behind "eth0", which is
+// node.interface. It can also have "eth1", which is node.inside.
 type steered struct {
 	*fixture
-	ended chan error // the control loop's end
-	end   func()     // ends it
+	ended chan error // the error with which the control loop has ended
+	end   func()     // ends the control loop
 }
 
 func steer(t *testing.T) *steered { return steerLate(t, node(), 0) }
@@ -44,7 +44,7 @@ func steerInside(t *testing.T) *steered {
 	return steerLate(t, node, 0)
 }
 
-// steerLate is steer with a resolver that begins that much later than the control loop.
+// steerLate is steer with a resolver that starts the given time after the control loop.
 func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *steered {
 	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
 	cfg.Node = node
@@ -54,7 +54,8 @@ func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *stee
 	return s
 }
 
-// newSteered is a balancer whose control loop does not run yet, and whose servers no route leads to.
+// newSteered returns a balancer whose control loop does not run yet, and whose servers have no
+// route.
 func newSteered(t *testing.T, cfg *config.Balancer) *steered {
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
 	s.leaveSharedNetwork()
@@ -79,10 +80,11 @@ func (s *steered) routeServers(change func(*netlink.Route) error) {
 	})
 }
 
-// run starts the control loop, and the resolver that much later, and waits until packets are steered.
+// run starts the control loop and, after the time late, the resolver. It waits until the data path
+// is attached.
 func (s *steered) run(late time.Duration) {
 	s.t.Helper()
-	// Run itself would leave the namespace: its goroutines are not in it.
+	// Run cannot be used, because its goroutines would not be in the fixture's namespace.
 	ctx, cancel := context.WithCancel(context.Background())
 	s.end = cancel
 	loops := make(chan struct{}, 4)
@@ -111,7 +113,7 @@ func (s *steered) run(late time.Duration) {
 	}
 }
 
-// What was not found out in time because the machine stood still is not taken for missing.
+// If the machine stands still while next hops are looked up, they do not count as missing.
 func TestStartsAfterStandstill(t *testing.T) {
 	t.Parallel()
 	steerLate(t, node(), resolveTimeout+100*time.Millisecond)
@@ -129,7 +131,7 @@ func (s *steered) do(name string, change func(netlink.Link) error) {
 	}))
 }
 
-// await polls the data path's tables.
+// await polls the tables of the data path.
 func (s *steered) await(what string, holds func() bool) {
 	s.t.Helper()
 	for deadline := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
@@ -139,14 +141,14 @@ func (s *steered) await(what string, holds func() bool) {
 	}
 }
 
-// port is that of the server's next hop.
+// port returns the port of the server's next hop.
 func (s *steered) port() (port dataplane.Port) {
 	s.t.Helper()
 	number := uint32(atomic.LoadUint64(&s.plane.Directory.Servers[s.slot("web", "s1")].NextHop) >> 48)
 	return s.plane.Directory.Ports[number]
 }
 
-// hostMACs are those for which the programs of each interface take frames.
+// hostMACs returns the MAC addresses to which the programs of the interfaces accept frames.
 func (s *steered) hostMACs() (macs []uint64) {
 	s.t.Helper()
 	for _, side := range s.plane.Sides {
@@ -157,8 +159,8 @@ func (s *steered) hostMACs() (macs []uint64) {
 	return macs
 }
 
-// The data path takes frames for the interface's new address and sends with it; packets are cut to
-// the new MTU.
+// If the MAC address of the interface changes, the data path accepts frames to the new address and
+// sends with it. If the MTU changes, the data path uses the new one.
 func TestFollowsInterface(t *testing.T) {
 	t.Parallel()
 	s := steer(t)
@@ -171,7 +173,8 @@ func TestFollowsInterface(t *testing.T) {
 	s.await("the new MTU is not taken on", func() bool { return s.port().Mtu == 1400 })
 }
 
-// Each interface's programs take frames for that interface's own address, whichever changes.
+// The programs of each interface accept frames to the MAC address of that interface, whichever one
+// changes.
 func TestFollowsBothInterfaces(t *testing.T) {
 	t.Parallel()
 	s := steerInside(t)
@@ -184,7 +187,7 @@ func TestFollowsBothInterfaces(t *testing.T) {
 	}
 }
 
-// A balancer without its inside, or without a MAC address there, does not begin.
+// A balancer does not start if its inside interface does not exist or has no MAC address.
 func TestStartsWithBothInterfaces(t *testing.T) {
 	t.Parallel()
 	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
@@ -201,7 +204,7 @@ func TestStartsWithBothInterfaces(t *testing.T) {
 	}
 }
 
-// A balancer without one of its interfaces ends, whether another comes in its place or not.
+// A balancer ends if one of its interfaces is removed, even if another one with its name is made.
 func TestInterfaceGoes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -227,10 +230,10 @@ func TestInterfaceGoes(t *testing.T) {
 	}
 }
 
-// Native XDP cannot send by a bridge, nor by other interfaces without hardware of their own.
+// Native XDP cannot send through a bridge, nor through other interfaces without hardware.
 func TestWarnsOfEgress(t *testing.T) {
 	t.Parallel()
-	f := openStandard(t) // servers behind veths, and one behind a bridge
+	f := openStandard(t) // most servers are behind veths, and one is behind a bridge
 	var log bytes.Buffer
 	f.log = slog.New(slog.NewTextHandler(&log, nil))
 	f.mode = datapath.Generic

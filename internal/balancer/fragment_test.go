@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// datagram is UDP with 4000 bytes of data, none of them like another's neighbour.
+// datagram returns a UDP packet with 4000 bytes of data. Neighbouring bytes always differ.
 func datagram(flow dataplane.Flow, options ...packet.Option) []byte {
 	payload := make([]byte, 4000)
 	for i := range payload {
@@ -21,8 +21,8 @@ func datagram(flow dataplane.Flow, options ...packet.Option) []byte {
 	return frameOf(flow, append(options, packet.Payload(payload))...)
 }
 
-// All fragments of a datagram go to its flow's server, by every encapsulation, and speak for the flow
-// once: those after the first neither create an entry nor confirm one.
+// With all encapsulations, the fragments of a datagram go to the server of its flow. Only the first
+// fragment counts as a packet of the flow: later ones neither create an entry nor confirm one.
 func TestFragmentsStayTogether(t *testing.T) {
 	t.Parallel()
 	var services []config.Service
@@ -65,7 +65,7 @@ func TestFragmentsStayTogether(t *testing.T) {
 	}
 }
 
-// A later fragment follows the first one of its own packet only.
+// A later fragment follows only the first fragment of its own packet.
 func TestFragmentsOfOtherPackets(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -84,12 +84,12 @@ func TestFragmentsOfOtherPackets(t *testing.T) {
 			}
 		}
 	}
-	// The identification is of an IP protocol in IPv4, and of the addresses alone in IPv6.
+	// In IPv4, an identification belongs to addresses and a protocol; in IPv6, to addresses only.
 	tcp4 := packet.Fragments(frameOf(web4, packet.Payload(make([]byte, 100))), 64, 7)[1]
 	f.check(refused(tcp4, "drop_fragment_unknown", layer3(tcp4)), f.run(tcp4))
 }
 
-// The first fragment that came last says whose the others are.
+// If several first fragments have the same identification, later fragments follow the last one.
 func TestIdentificationIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -100,7 +100,7 @@ func TestIdentificationIsUsedAgain(t *testing.T) {
 	}
 }
 
-// Fragments that come seconds after the first, or before it, are of a packet that is lost.
+// A later fragment is dropped if it arrives before the first one, or seconds after it.
 func TestFragmentsAreForgotten(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -124,7 +124,8 @@ func TestFragmentsAreForgotten(t *testing.T) {
 	}
 }
 
-// The sender of a first fragment is told what a whole packet's would be; nobody is about others.
+// The sender of a first fragment gets the same errors as that of a whole packet. For later
+// fragments, no errors are sent.
 func TestErrorsAboutFragments(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -138,7 +139,8 @@ func TestErrorsAboutFragments(t *testing.T) {
 	f.check(refused(large[1], "drop_too_big", layer3(large[1])), f.run(large[1]))
 }
 
-// A flood of first fragments takes no more memory than the table has, and the latest of them count.
+// A flood of first fragments uses no more memory than the table has. The table keeps the latest
+// fragments.
 func TestFragmentTableIsBounded(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// openReference is a balancer with every encapsulation and every kind of service and server, and its
-// reference. Nothing of it is pinned, for a fuzzing process may be killed at any time.
+// openReference returns a balancer with all encapsulations and all kinds of services and servers,
+// and its reference. It pins nothing, because a fuzzing process can be killed at any time.
 func openReference(t testing.TB) *reference {
 	t.Helper()
 	cfg := standard()
@@ -35,7 +35,8 @@ func openReference(t testing.TB) *reference {
 	return newReference(f)
 }
 
-// captures are valid packets to every service, and a frame for each way to be refused.
+// captures returns valid packets to all services, and a frame for each reason to drop or pass a
+// frame.
 func captures() (frames [][]byte) {
 	for _, v := range visits {
 		frames = append(frames, v.frame)
@@ -55,12 +56,14 @@ func captures() (frames [][]byte) {
 			}
 		}
 	}
-	for _, flow := range []dataplane.Flow{dns, dns4} { // many, so that mutants of one packet's pieces meet
+	// There are many fragments, so that mutants of fragments of one packet meet.
+	for _, flow := range []dataplane.Flow{dns, dns4} {
 		for range 5 {
 			frames = append(frames, packet.Fragments(frameOf(flow, large), 64, 7)...)
 		}
 	}
-	for _, flow := range []dataplane.Flow{hunt, hunt4} { // servers that compete, and clients that answer
+	// Several servers accept the same connections, and clients answer.
+	for _, flow := range []dataplane.Flow{hunt, hunt4} {
 		for number := range uint8(4) {
 			for _, flags := range []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK} {
 				frames = append(frames, signalTo(flow, number, srv6.CreateStickiness, packet.Flags(flags), packet.Sequence(7, 8)))
@@ -71,7 +74,7 @@ func captures() (frames [][]byte) {
 			frames = append(frames, frameOf(flow, packet.Flags(flags)))
 		}
 	}
-	for _, class := range []uint8{0, 1, 2, 3} { // marked on the way
+	for _, class := range []uint8{0, 1, 2, 3} { // congestion marks of the outer header
 		frame := signalTo(hunt4, 1, srv6.CreateStickiness, packet.TrafficClass(2))
 		frames = append(frames, setByte(frame, 1, class<<4))
 	}
@@ -88,12 +91,13 @@ func captures() (frames [][]byte) {
 	return slices.DeleteFunc(frames, func(frame []byte) bool { return len(frame) > packettest.MaxFrame })
 }
 
-// FuzzDataPath gives frames to the data path and to the reference.
+// FuzzDataPath compares the data path with the reference for any frames.
 func FuzzDataPath(f *testing.F) {
 	packettest.Fuzz(f, captures(), openReference(f).compare)
 }
 
-// The same for a while, with other frames each time: mutants leave for every reason there is.
+// As FuzzDataPath, for a limited time and with other frames each time. The mutants reach all
+// reasons.
 func TestMutants(t *testing.T) {
 	t.Parallel()
 	r := openReference(t)
@@ -103,9 +107,9 @@ func TestMutants(t *testing.T) {
 		for reason := range reasonNumbers() {
 			switch reason {
 			case "none", "forward_no_room", "return_no_room", "drop_no_headroom", "drop_rate_limit":
-				// TestTableFollowsReference, TestNoHeadroom and TestAnswerRate
+				// in TestTableFollowsReference, TestNoHeadroom and TestAnswerRate
 				continue
-			case "drop_outside", "drop_tag": // TestMutantsOfStrangers
+			case "drop_outside", "drop_tag": // in TestMutantsOfStrangers
 				continue
 			}
 			if seen[reason] == 0 {
@@ -117,8 +121,8 @@ func TestMutants(t *testing.T) {
 	t.Log(seen)
 }
 
-// compare gives frames one after the other to the data path and the reference, whose flow tables are
-// empty before. The verdicts, all bytes and all counters agree.
+// compare runs the data path and the reference with frames, one after the other. Both start with
+// empty flow tables. Verdicts, all bytes and all counters must agree.
 func (r *reference) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
 	r.t = t
@@ -128,7 +132,8 @@ func (r *reference) compare(t *testing.T, frames [][]byte) {
 		if text == "" {
 			return
 		}
-		// On a machine that stood still the data path forgets first fragments, and the reference does not.
+		// On a machine that stood still, the data path forgets first fragments and the reference
+		// does not.
 		if time.Since(start) < fragmentLifetime {
 			t.Fatalf("%s\nwith the hash keys %+v", text, r.identity)
 		}
@@ -138,9 +143,9 @@ func (r *reference) compare(t *testing.T, frames [][]byte) {
 // fragmentLifetime is FRAGMENT_LIFETIME in bpf/balancer/fragment.h.
 const fragmentLifetime = 5 * time.Second
 
-// disagreement describes the first frame of which the two disagree; "": there is none. The counters are
-// read once for all frames, which is most of the time saved, and after each frame only where that finds
-// something.
+// disagreement describes the first frame for which the data path and the reference differ, or
+// returns an empty text. To save time, it reads the counters once for all frames, and after each
+// frame only if the sums differ.
 func (r *reference) disagreement(frames [][]byte) string {
 	r.t.Helper()
 	text := r.disagreementOfAll(frames)
@@ -199,7 +204,7 @@ var verdicts = map[uint32]string{
 	verdictDrop: "drop", verdictPass: "pass", verdictTX: "transmit", verdictRedirect: "redirect",
 }
 
-// explain says in words what is other than wanted.
+// explain describes the difference between the outcome wanted and the outcome got.
 func explain(frame []byte, want, got outcome) string {
 	var s strings.Builder
 	decoded, err := packet.Decode(frame)

@@ -16,13 +16,14 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// huntingOf makes a service hunt, by the given number of candidates.
+// huntingOf makes a service hunt with the given number of candidates.
 func huntingOf(svc config.Service, selection config.Selection, candidates int) config.Service {
 	svc.Placement, svc.Selection, svc.Candidates = config.PlacementHunt, selection, candidates
 	return svc
 }
 
-// hunting is a balancer with services that hunt, in both encapsulations and for both families.
+// hunting returns a configuration with services that hunt, with both SRv6 encapsulations and both
+// families.
 func hunting(selection config.Selection, candidates int) *config.Balancer {
 	var servers []config.Server
 	for i := range uint8(10) {
@@ -40,10 +41,10 @@ func hunting(selection config.Selection, candidates int) *config.Balancer {
 	return balancerOf(services...)
 }
 
-// hunted are the flows to the services of hunting.
+// hunted contains the flows to the services of hunting, by service.
 var hunted = map[string]dataplane.Flow{"insert": insert, "web": web, "web4": web4}
 
-// row lists the servers of a flow's bucket.
+// row lists the servers in the row of a flow's bucket.
 func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 	f.t.Helper()
 	svc := f.service(service)
@@ -59,8 +60,9 @@ func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 	return names
 }
 
-// A SYN is offered to the candidates of the flow's bucket, what follows is recovered through them, and
-// neither is remembered. The lists are the reference's to the byte, of the length that the papers print.
+// A SYN is offered to the candidates of the flow's bucket. A later packet of an unknown flow is
+// recovered through the same candidates. Neither makes an entry. The segment lists equal those of
+// the reference, and have the lengths that the papers state.
 func TestHuntLists(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
@@ -112,8 +114,8 @@ func TestHuntLists(t *testing.T) {
 	}
 }
 
-// Random candidates are those of some bucket for a SYN, and of more than one; what follows is recovered
-// through the flow's own.
+// With random candidates, a SYN is offered to the candidates of a random bucket. A later packet is
+// recovered through the candidates of the flow's own bucket.
 func TestHuntRandom(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))
@@ -141,7 +143,8 @@ func TestHuntRandom(t *testing.T) {
 		}
 		lists[found] = true
 	}
-	// Of at least 10 lists that are as likely, 100 SYNs go to fewer than 5 once in 10^25 times.
+	// Suppose that there are at least 10 lists, and that they are equally likely. Then 100 SYNs
+	// have fewer than 5 different lists with a probability of 1 in 10^25.
 	if len(lists) < 5 {
 		t.Errorf("100 SYNs had the lists %v", lists)
 	}
@@ -149,9 +152,10 @@ func TestHuntRandom(t *testing.T) {
 	f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, f.row(web, "web")...), f.run(ack))
 }
 
-// Candidates that cannot be reached, or take no new flows, are not offered any, and above all not as the last,
-// which has to take it. A flow is sought at those that cannot be reached last. Where all are alike they stay;
-// what has no way to the first has no next hop. Trace says the same.
+// Candidates that cannot be reached or take no new flows get no offers. In particular, they are not
+// the last candidate, which must accept. When a flow is recovered, candidates that cannot be
+// reached come last. If all candidates are alike, all stay in the list. A packet whose first server
+// has no next hop is dropped. Trace agrees.
 func TestHuntPassesOverUnreachable(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
@@ -208,9 +212,9 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 	f.check(refused(ack, "drop_no_next_hop", 60), f.run(ack))
 }
 
-// After a change of servers a flow's server may be a candidate no longer. A flow that is asked for is asked
-// for there, too; new ones are not offered, and after another change, or one of the table's shape, it is
-// forgotten. Trace says the same.
+// After a change of servers, the server of a flow may not be a candidate any more. Recovering asks
+// the former candidates as well, but new flows are not offered to them. After another change, or
+// after a change of the table's size, the former candidates are forgotten. Trace agrees.
 func TestRecoverAsksFormerCandidates(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -249,7 +253,7 @@ func TestRecoverAsksFormerCandidates(t *testing.T) {
 	check("with three candidates", row...)
 }
 
-// huntingWithout is hunting with some servers fewer.
+// huntingWithout is hunting without some servers.
 func huntingWithout(candidates int, names ...string) *config.Balancer {
 	cfg := hunting(config.SelectConsistent, candidates)
 	for i := range cfg.Services {
@@ -259,8 +263,8 @@ func huntingWithout(candidates int, names ...string) *config.Balancer {
 	return cfg
 }
 
-// flowThatMoves removes a server, and finds a flow that has another candidate then than it had, and lost
-// one that stays.
+// flowThatMoves removes a server. It finds a flow that has lost another candidate by this change,
+// and returns the flow and the candidates that it has lost. These servers are still configured.
 func (f *fixture) flowThatMoves(removed string) (flow dataplane.Flow, left []string) {
 	f.t.Helper()
 	var flows []dataplane.Flow
@@ -283,8 +287,8 @@ func (f *fixture) flowThatMoves(removed string) (flow dataplane.Flow, left []str
 	return flow, nil
 }
 
-// A packet of a flow that was idle for long visits no more servers than it has room for, and its entry's server
-// alone if there is none.
+// A packet of a flow with a stale entry visits as many servers as fit its path. If there is no room
+// for others, it visits only the server of the entry.
 func TestSeekFits(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 4, 8} {
@@ -299,7 +303,7 @@ func TestSeekFits(t *testing.T) {
 				full := links["narrow"] - overheadOf(f.service(service).Encapsulation, most)
 				for _, c := range []struct{ length, most int }{{full, most}, {full + 1, most - 1}} {
 					if c.most == 0 {
-						continue // too long for any
+						continue // too long for any path
 					}
 					t.Run(fmt.Sprintf("%d/%s/%d bytes", candidates, service, c.length), func(t *testing.T) {
 						f.t = t
@@ -309,7 +313,7 @@ func TestSeekFits(t *testing.T) {
 						want := f.visited(frame, flow, service, "forward_recover", cut(all, c.most)...)
 						f.check(want, f.run(frame))
 						after := "stale first"
-						if len(cut(all, c.most)) == 1 { // nobody could be asked
+						if len(cut(all, c.most)) == 1 { // no other server could be asked
 							after = "steer first"
 						}
 						if got := f.state(flow, service, parts); got != after {
@@ -327,7 +331,8 @@ func TestSeekFits(t *testing.T) {
 	}
 }
 
-// cut leaves so many stages of a way that begins and ends with the same server, and of those no two alone.
+// cut shortens a course that begins and ends with the same server to the given number of stages. If
+// only these two are left, cut removes one of them.
 func cut(all []stage, most int) []stage {
 	last := all[len(all)-1]
 	if most < len(all) {
@@ -339,7 +344,7 @@ func cut(all []stage, most int) []stage {
 	return all
 }
 
-// A service all of whose servers are drained has no candidates.
+// A service whose servers are all drained has no candidates.
 func TestHuntWithoutServers(t *testing.T) {
 	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// routerOf is a router on the way to the clients of a VIP.
+// routerOf returns the address of a router on the path to the clients of a VIP.
 func routerOf(vip netip.Addr) netip.Addr {
 	if vip.Is4() {
 		return router4
@@ -25,7 +25,7 @@ func routerOf(vip netip.Addr) netip.Addr {
 	return router6
 }
 
-// icmpErrors are the types and codes of the errors that concern a flow.
+// icmpErrors returns the types and codes of the ICMP errors that concern a flow.
 func icmpErrors(vip netip.Addr) map[string][2]uint8 {
 	if vip.Is4() {
 		return map[string][2]uint8{"unreachable": {3, 1}, "fragmentation needed": {3, 4}, "time exceeded": {11, 0},
@@ -34,8 +34,8 @@ func icmpErrors(vip netip.Addr) map[string][2]uint8 {
 	return map[string][2]uint8{"unreachable": {1, 0}, "too big": {2, 0}, "time exceeded": {3, 0}, "parameter problem": {4, 0}}
 }
 
-// An error about a flow reaches its server by every encapsulation: the one that the flow table names,
-// else the one that the flow is placed on.
+// With all encapsulations, an ICMP error about a flow reaches the flow's server. That is the server
+// in the flow table or, if there is none, the server on which the flow is placed.
 func TestICMPErrorsFollowTheFlow(t *testing.T) {
 	t.Parallel()
 	var services []config.Service
@@ -79,7 +79,7 @@ func TestICMPErrorsFollowTheFlow(t *testing.T) {
 	}
 }
 
-// An error creates no flow, and finds its server when the table names one that is gone.
+// An ICMP error makes no entry, and is placed anew if the server of the entry was removed.
 func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -100,8 +100,8 @@ func TestICMPErrorsLeaveTheTableAlone(t *testing.T) {
 	}
 }
 
-// Whatever a router quotes of a packet, its flow is found, if the ports and what RFC 792 has quoted
-// with them are there.
+// The flow of a quoted packet is found however much of the packet a router quotes, if the quotation
+// contains the ports and the bytes that RFC 792 requires.
 func TestICMPQuotes(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -139,7 +139,7 @@ func TestICMPQuotes(t *testing.T) {
 	}
 }
 
-// quotable is how many bytes an error of the version of the frame's quotes at most.
+// quotable returns how many bytes an ICMP error of the frame's IP version quotes at most.
 func quotable(frame []byte) int {
 	if frame[ethernetLength]>>4 == 4 {
 		return 576 - 28
@@ -147,7 +147,7 @@ func quotable(frame []byte) int {
 	return 1280 - 48
 }
 
-// shorten cuts the packet of a frame, and its length field, to the given bytes of layer 3.
+// shorten cuts the packet of a frame to the given bytes of layer 3, and adapts its length field.
 func shorten(frame []byte, length int) []byte {
 	out := slices.Clone(frame[:ethernetLength+length])
 	if out[ethernetLength]>>4 == 4 {
@@ -156,7 +156,7 @@ func shorten(frame []byte, length int) []byte {
 	return set(out, 4, uint16(length-40))
 }
 
-// Messages to a VIP that are no flow's.
+// ICMP messages to a VIP that do not concern a flow.
 func TestICMPRefused(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -203,8 +203,8 @@ func TestICMPRefused(t *testing.T) {
 	}
 }
 
-// A ping of any length is answered as its addressee would; one that is not whole, or asks more of the
-// answer than to turn it around, is not.
+// A ping of any length is answered as the host that has the address would. A ping is not answered
+// if it is incomplete, or if the answer needs more than to turn the packet around.
 func TestEcho(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -241,8 +241,8 @@ func TestEcho(t *testing.T) {
 	}
 }
 
-// The error quotes the packet as it came, up to the length that errors may have, and its checksums are
-// right whatever the length.
+// An ICMP error quotes the packet as it arrived, up to the permitted length of errors. Its
+// checksums are correct for all lengths.
 func TestErrorsQuoteThePacket(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -264,7 +264,7 @@ func TestErrorsQuoteThePacket(t *testing.T) {
 	}
 }
 
-// Nobody is told about a packet that no single host has sent.
+// No error is sent about a packet whose source is not a single host.
 func TestNoErrorToManyOrNobody(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -292,14 +292,14 @@ func TestNoErrorToManyOrNobody(t *testing.T) {
 	}
 }
 
-// A client is never told to send packets shorter than everybody must be able to forward, and not at
-// all when its packet is no longer than that: it could not help it.
+// A client is never told to send packets shorter than the length that every link must support. It
+// is told nothing if its packet is not longer than that, because it could not send shorter ones.
 func TestLeastMTU(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	for _, v := range []struct {
 		flow       dataplane.Flow
-		mtu, least int // of the way, with and without the encapsulation
+		mtu, least int // of the path, with and without the encapsulation
 		told       uint32
 	}{
 		{narrow, 1280 + 40 + 1, 1281, 1281},
@@ -326,7 +326,7 @@ func TestLeastMTU(t *testing.T) {
 	}
 }
 
-// The balancer does not fragment, so that a client learns of the MTU whether it allows that or not.
+// The balancer does not fragment. So a client is told the MTU, whether or not it permits fragments.
 func TestTooBigThatMayBeFragmented(t *testing.T) {
 	t.Parallel()
 	f := open(t, balancerOf(ways[1].serviceBy(1, config.UDP)))
@@ -340,8 +340,9 @@ func TestTooBigThatMayBeFragmented(t *testing.T) {
 	}
 }
 
-// Each core answers so many in a row, and then so many a second, of errors and replies each; what it
-// does not answer is counted apart and left whole.
+// Each core may send a number of answers in a row, and then a number per second, separately for
+// errors and replies. Packets that are not answered have a counter of their own, and stay
+// unchanged.
 func TestAnswerRate(t *testing.T) {
 	f := openStandard(t)
 	expired := frameOf(web, packet.HopLimit(1))
@@ -366,7 +367,7 @@ func TestAnswerRate(t *testing.T) {
 				done <- difference(before.reasons, f.counters().reasons)
 			}()
 			got := <-done
-			meanwhile := uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
+			meanwhile := uint64(time.Since(start).Milliseconds()) + 10 // one jiffy
 			answered, refused := got[v.reason].Packets, got["drop_rate_limit"].Packets
 			if answered < 100 || answered > 100+meanwhile || answered+refused != 300 {
 				t.Errorf("%d answered and %d not of 300, want 100 and %d at most for which there was time", answered, refused, meanwhile)
@@ -383,7 +384,7 @@ func TestAnswerRate(t *testing.T) {
 	}
 }
 
-// An answer goes back by XDP_TX, unless it came by a veth, whose peer might not run XDP.
+// An answer leaves by XDP_TX, unless the frame arrived on a veth, whose peer might not run XDP.
 func TestAnswersGoBack(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -396,7 +397,7 @@ func TestAnswersGoBack(t *testing.T) {
 	}
 }
 
-// A driver may leave too little room before the frame for the error's headers.
+// A driver may leave too little room before the frame for the headers of the error.
 func TestNoHeadroomForAnswer(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -406,7 +407,7 @@ func TestNoHeadroomForAnswer(t *testing.T) {
 	f.check(refused(frame, "drop_no_headroom", 60), got)
 }
 
-// The rest of the second word is unused in time exceeded and the whole MTU in too big.
+// The rest of the second word is unused in time exceeded. In packet too big, it is the MTU.
 func TestErrorHeader(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)

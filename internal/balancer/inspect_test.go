@@ -26,7 +26,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// send sends a TCP segment to the service insert, and expects it to be counted as a reason.
+// send sends a TCP segment to the service insert, and requires that it is counted under a reason.
 func (f *fixture) send(port uint16, flags packet.TCPFlags, want string) {
 	f.t.Helper()
 	frame := frameOf(fromPort(flowTo(vip6, 80, config.TCP), port), packet.Flags(flags))
@@ -63,7 +63,7 @@ func TestSnapshot(t *testing.T) {
 		placed[f.placed(fromPort(flow, port), "insert")]++
 		f.send(port, packet.SYN, "forward_new")
 	}
-	f.via["s2"] = "" // known flows stay, and are lost
+	f.via["s2"] = "" // known flows stay on s2, and their packets are dropped
 	f.route()
 	for port := range uint16(100) {
 		if f.placed(fromPort(flow, port), "insert") == "s2" {
@@ -120,7 +120,7 @@ func serviceNamesOf(s *inspect.Snapshot) (names []string) {
 	return names
 }
 
-// Flows are counted in each state, of servers that are gone as well.
+// Flows are counted by state, also the flows of removed servers.
 func TestSnapshotFlowStates(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
@@ -187,7 +187,7 @@ func TestInstances(t *testing.T) {
 	}
 }
 
-// Tables that another build made are refused, and none of them is misread.
+// Tables of another build are refused, and none of them is misread.
 func TestOpenViewOfAnotherBuild(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
@@ -205,8 +205,8 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 	}
 }
 
-// A server of a service that hunts has counts of its own, in snapshots and metrics; the next server of its slot
-// begins with none.
+// A server of a service that hunts has counters of its own, in snapshots and metrics. The counters
+// of the next server in its slot begin at zero.
 func TestHuntCounts(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -214,7 +214,7 @@ func TestHuntCounts(t *testing.T) {
 	row := f.row(web, "web")
 	f.run(frameOf(web))
 	f.run(f.signal(web, "web", row[1], srv6.CreateStickiness, synAck))
-	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // the loser
+	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // the server that comes too late
 	f.must(f.sweep())
 	f.publish()
 	halfOpen := fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1])
@@ -249,7 +249,7 @@ func TestHuntCounts(t *testing.T) {
 		fmt.Sprintf(`segue_lb_server_signals_total{server="%s",service="web",signal="create"} 1`, row[0]),
 		fmt.Sprintf(`segue_lb_server_signals_total{server="%s",service="web",signal="remove"} 1`, row[1]),
 		fmt.Sprintf(`segue_lb_server_resets_total{server="%s",service="web"} 1`, row[0]),
-		fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1]), // of the last sweep
+		fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1]), // as of the last sweep
 	} {
 		if !strings.Contains(got, line+"\n") {
 			t.Errorf("no line %q", line)
@@ -263,7 +263,7 @@ func TestHuntCounts(t *testing.T) {
 	}
 }
 
-// snapshotInside is a snapshot of a reader in the balancer's network namespace.
+// snapshotInside returns a snapshot of a reader in the balancer's network namespace.
 func (f *fixture) snapshotInside(view *inspect.View) (s *inspect.Snapshot) {
 	f.t.Helper()
 	f.must(f.ns.Do(func() (err error) {
@@ -273,7 +273,7 @@ func (f *fixture) snapshotInside(view *inspect.View) (s *inspect.Snapshot) {
 	return s
 }
 
-// A second interface is shown, also when it is gone.
+// A snapshot shows the second interface, even if the interface no longer exists.
 func TestSnapshotOfInside(t *testing.T) {
 	t.Parallel()
 	cfg := insideOf(varied())

@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/health"
 )
 
-// checked gives a service health checks.
+// checked returns the service with health checks.
 func checked(svc config.Service) config.Service {
 	svc.Health = &config.Health{
 		TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3,
@@ -27,7 +27,8 @@ func checked(svc config.Service) config.Service {
 	return svc
 }
 
-// rack is services of as many servers as one line of the log stands for.
+// rack returns a configuration of services that have so many servers that their changes share a
+// line.
 func rack(names ...string) *config.Balancer {
 	var services []config.Service
 	for i, name := range names {
@@ -41,7 +42,7 @@ func rack(names ...string) *config.Balancer {
 	return balancerOf(services...)
 }
 
-// logged is what the log says of changes since the last call, without times.
+// logged returns the log of changes since the last call, without times.
 func (f *fixture) logged() []string {
 	f.t.Helper()
 	var out bytes.Buffer
@@ -66,7 +67,7 @@ func (f *fixture) expectLog(when string, want ...string) {
 	}
 }
 
-// Each change is logged once, by the names of server and service.
+// Each change is logged once, with the names of the server and the service.
 func TestChangesAreLogged(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 0))
@@ -114,7 +115,7 @@ func TestChangesAreLogged(t *testing.T) {
 		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=web`)
 }
 
-// Many changes at a time are one line.
+// Many simultaneous changes share one line.
 func TestManyChangesAreOneLine(t *testing.T) {
 	t.Parallel()
 	f := open(t, rack("api", "web"))
@@ -145,7 +146,7 @@ func TestManyChangesAreOneLine(t *testing.T) {
 			`servers="api/s00, api/s01, api/s02, api/s03" reasons="3 times: timeout"`)
 }
 
-// logLines is a writer that sends each line.
+// logLines is a writer that sends each line to a channel.
 type logLines chan string
 
 func (l logLines) Write(line []byte) (int, error) {
@@ -169,7 +170,7 @@ func (l logLines) next(t *testing.T) string {
 	}
 }
 
-// TestRacksAreLoggedOnce has all servers without a route at the start, and then come and go.
+// In TestRacksAreLoggedOnce, no server has a route at the start. All routes then come, and go.
 func TestRacksAreLoggedOnce(t *testing.T) {
 	t.Parallel()
 	cfg := rack("web", "api")
@@ -205,11 +206,11 @@ func TestRacksAreLoggedOnce(t *testing.T) {
 	s.routeServers(netlink.RouteAdd)
 	slot := s.slot("web", "s00")
 	s.await("the route is not taken on", func() bool { return s.plane.Servers.HasNextHop(slot) })
-	s.end() // before the changes have been gathered
+	s.end() // before the delay of the changes has passed
 	expect("at the end", `level=INFO msg="servers have a next hop" count=68`)
 }
 
-// fail makes a server fail its checks for a reason.
+// fail makes a server fail its health checks for a reason.
 func (f *fixture) fail(service, server, reason string) {
 	f.t.Helper()
 	if f.services.setHealth(health.Result{Service: service, Server: server, Reason: reason}) == nil {
@@ -217,7 +218,8 @@ func (f *fixture) fail(service, server, reason string) {
 	}
 }
 
-// A server fails its checks after a restart as it did before, also where its service ignores that.
+// A server that failed its health checks before a restart still fails them, also if its service
+// ignores this.
 func TestIgnoredChecksOutliveRestart(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 0))
@@ -241,7 +243,7 @@ func TestIgnoredChecksOutliveRestart(t *testing.T) {
 	f.expectService("without checks", []inspect.Condition{inspect.ServerUnchecked, inspect.ServerUnchecked, inspect.ServerDrained})
 }
 
-// expectService checks what is seen of the only service from outside.
+// expectService checks what status and metrics show of the only service.
 func (f *fixture) expectService(when string, conditions []inspect.Condition, ignored ...inspect.Condition) {
 	f.t.Helper()
 	service := mustSnapshot(f.t, f.view()).Services[0]

@@ -23,7 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// pins are the objects that the instance has pinned, by name.
+// pins returns the objects that the instance has pinned, by name.
 func (f *fixture) pins() map[string]string {
 	f.t.Helper()
 	dir := datapath.Dir(f.cfg.Node.Instance)
@@ -51,7 +51,7 @@ func (f *fixture) pins() map[string]string {
 	return pins
 }
 
-// everything is all that a start which is refused must leave as it is.
+// everything is the state that a refused start must not change.
 type everything struct {
 	Pins          map[string]string
 	Identity      dataplane.Identity
@@ -70,8 +70,9 @@ func (f *fixture) everything() everything {
 	return e
 }
 
-// refusesStart has a process start on tables that are not of its build: it says so, and neither the
-// tables nor what is pinned nor the program that runs has changed.
+// refusesStart starts a process on tables that another build has made. It requires that the start
+// fails with the wanted errors, and changes neither the tables nor the pins nor the attached
+// program.
 func (f *fixture) refusesStart(want ...string) {
 	f.t.Helper()
 	before := f.everything()
@@ -95,7 +96,8 @@ func (f *fixture) refusesStart(want ...string) {
 	f.check(f.forwarded(ack, web, "web", "s", "forward_known"), f.run(ack))
 }
 
-// repin pins a map of another build in the place of a table, which lives on in the program.
+// repin replaces the pin of a table by that of another build's map. The program still uses the
+// table.
 func (f *fixture) repin(name string, spec *ebpf.MapSpec) {
 	f.t.Helper()
 	m, err := ebpf.NewMap(spec)
@@ -104,7 +106,7 @@ func (f *fixture) repin(name string, spec *ebpf.MapSpec) {
 	f.must(datapath.Pin(m, filepath.Join(datapath.Dir(f.cfg.Node.Instance), name)))
 }
 
-// openSteering is a balancer with one flow and a program that is pinned.
+// openSteering returns a balancer with one flow and a pinned program.
 func openSteering(t *testing.T) *fixture {
 	f := open(t, webOf(srv6Server("s", 1, 1)))
 	f.run(frameOf(web))
@@ -112,7 +114,7 @@ func openSteering(t *testing.T) *fixture {
 	return f
 }
 
-// changes are what another build may have made of a table.
+// changes are differences that the tables of another build may have.
 var changes = map[string]func(*ebpf.MapSpec){
 	"value size":  func(s *ebpf.MapSpec) { s.ValueSize += 8 },
 	"key size":    func(s *ebpf.MapSpec) { s.KeySize += 4 },
@@ -122,7 +124,7 @@ var changes = map[string]func(*ebpf.MapSpec){
 }
 
 func changeType(s *ebpf.MapSpec) {
-	s.Flags, s.ValueSize = 0, min(s.ValueSize, 64) // hash tables have no elements of megabytes
+	s.Flags, s.ValueSize = 0, min(s.ValueSize, 64) // elements of hash tables cannot have megabytes
 	if s.Type == ebpf.LRUHash {
 		s.Type = ebpf.Hash
 	} else {
@@ -130,14 +132,14 @@ func changeType(s *ebpf.MapSpec) {
 	}
 }
 
-// fixed is what the kernel does not let differ.
+// fixed contains the changes that the kernel does not permit, by type of map.
 var fixed = map[ebpf.MapType]map[string]bool{
 	ebpf.Array:       {"key size": true},
 	ebpf.PerCPUArray: {"key size": true},
 	ebpf.ArrayOfMaps: {"key size": true, "value size": true, "flags": true},
 }
 
-// TestOtherLayoutsAreRefused, whichever table is of another build, and in whatever way.
+// TestOtherLayoutsAreRefused has one case for each table and each change of it.
 func TestOtherLayoutsAreRefused(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
@@ -146,7 +148,7 @@ func TestOtherLayoutsAreRefused(t *testing.T) {
 	for name, table := range f.plane.Objects.Maps.Pinned() {
 		for what, change := range changes {
 			if slices.Contains(dataplane.CountersByReason, name) {
-				continue // see TestUpgradeWithOtherReasons
+				continue // in TestUpgradeWithOtherReasons
 			}
 			other := spec.Maps[name].Copy()
 			other.MaxEntries = (*table).MaxEntries()
@@ -167,7 +169,7 @@ func TestOtherLayoutsAreRefused(t *testing.T) {
 	}
 }
 
-// reopen is the map without what its pins have been.
+// reopen returns a clone of the map, which does not know the paths of the pins.
 func reopen(t *testing.T, m *ebpf.Map) *ebpf.Map {
 	t.Helper()
 	again, err := m.Clone()
@@ -178,7 +180,7 @@ func reopen(t *testing.T, m *ebpf.Map) *ebpf.Map {
 	return again
 }
 
-// Tables of the same sizes may mean something else.
+// A table of the same size may have another meaning, so the version must be the same.
 func TestOtherVersionIsRefused(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
@@ -186,7 +188,7 @@ func TestOtherVersionIsRefused(t *testing.T) {
 	identity.Version++
 	f.must(f.plane.Objects.Identity.Put(uint32(0), &identity))
 	f.refusesStart(fmt.Sprintf("version %d", identity.Version))
-	// A build of another version may have other tables.
+	// Another version may lack some of the tables.
 	f.must(os.Remove(filepath.Join(datapath.Dir(f.cfg.Node.Instance), "half_open")))
 	view, err := inspect.OpenView(f.cfg.Node.Instance)
 	if !errors.Is(err, ebpf.ErrMapIncompatible) {
@@ -200,7 +202,8 @@ func TestOtherVersionIsRefused(t *testing.T) {
 	}
 }
 
-// TestOtherRoleIsRefused: the pins of an agent stay as they are, and no table joins them.
+// TestOtherRoleIsRefused checks that the pins of an agent stay unchanged and that no table is
+// added.
 func TestOtherRoleIsRefused(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
@@ -228,7 +231,7 @@ func TestOtherRoleIsRefused(t *testing.T) {
 	}
 }
 
-// The tables of candidates are on no pins of their own.
+// Candidate tables have no pins, and are checked nevertheless.
 func TestOtherCandidateTablesAreRefused(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
@@ -248,8 +251,8 @@ func TestOtherCandidateTablesAreRefused(t *testing.T) {
 	f.refusesStart("candidate table")
 }
 
-// A start that is refused neither makes the tables that the other build did not have, nor takes its
-// counters away.
+// A refused start does not pin tables that the other build did not have, and does not replace its
+// counters.
 func TestRefusedStartMakesNothing(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
@@ -260,7 +263,7 @@ func TestRefusedStartMakesNothing(t *testing.T) {
 	f.refusesStart("table flows")
 }
 
-// Until the program is replaced the counters that are pinned are those it counts in.
+// Until the program is replaced, the pinned counters stay those in which the old program counts.
 func TestOtherReasonsStayUntilAttached(t *testing.T) {
 	t.Parallel()
 	f := openSteering(t)
@@ -280,7 +283,7 @@ func TestOtherReasonsStayUntilAttached(t *testing.T) {
 		_, err := b.takeOver()
 		return err
 	}))
-	view, err := inspect.OpenView(f.cfg.Node.Instance) // which refuses those of another build
+	view, err := inspect.OpenView(f.cfg.Node.Instance) // which refuses counters of another build
 	f.must(err)
 	f.must(view.Close())
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// probedWeb is a service of servers s1, s2, … whose agents are probed.
+// probedWeb returns a configuration of one service with the servers s1, s2, … whose agents are
+// probed.
 func probedWeb(servers int) *config.Balancer {
 	var all []config.Server
 	for n := range uint8(servers) {
@@ -25,7 +26,7 @@ func probedWeb(servers int) *config.Balancer {
 	return cfg
 }
 
-// find makes the data path follow what probes find.
+// find applies results of probes to the data path.
 func (f *fixture) find(fault probe.Fault, servers ...string) {
 	f.t.Helper()
 	for _, server := range servers {
@@ -36,7 +37,7 @@ func (f *fixture) find(fault probe.Fault, servers ...string) {
 	}
 }
 
-// used are the servers that new flows are placed on.
+// used returns the servers that get new flows.
 func (f *fixture) used() string {
 	var names []string
 	for _, m := range f.services.usable(f.services.byName["web"]) {
@@ -53,7 +54,7 @@ func (f *fixture) expectUsed(when, want string) {
 	}
 }
 
-// Probes take out a third of the servers at most, those that were found unfit first.
+// Probes exclude at most a third of the servers. The servers that became unfit first are excluded.
 func TestProbesTakeOutAThird(t *testing.T) {
 	t.Parallel()
 	f := open(t, probedWeb(7))
@@ -80,7 +81,7 @@ func TestProbesTakeOutAThird(t *testing.T) {
 	f.expectUsed("all are well again", "s1 s2 s3 s4 s5 s6 s7")
 }
 
-// Of two servers one may be taken out, and the only one not.
+// Of two servers, probes may exclude one. They may not exclude the only server.
 func TestProbesOfFewServers(t *testing.T) {
 	t.Parallel()
 	f := open(t, probedWeb(2))
@@ -92,7 +93,8 @@ func TestProbesOfFewServers(t *testing.T) {
 	f.expectUsed("the only one", "s1")
 }
 
-// A server that others cannot stand in for does not count against those that can be taken out.
+// A server that is excluded for another cause does not count towards the servers that probes may
+// exclude.
 func TestProbesAfterChecks(t *testing.T) {
 	t.Parallel()
 	f := open(t, probedWeb(4))
@@ -102,7 +104,7 @@ func TestProbesAfterChecks(t *testing.T) {
 	f.expectUsed("one has no next hop, another is silent", "s3 s4")
 }
 
-// What probes have found outlives the process, and is forgotten where agents are not probed any more.
+// What probes have found survives a restart, and is dropped if the agents are no longer probed.
 func TestFaultsAreKept(t *testing.T) {
 	t.Parallel()
 	cfg := probedWeb(4)
@@ -126,7 +128,7 @@ func TestFaultsAreKept(t *testing.T) {
 	}
 }
 
-// A server that moves to another address is another host, of which nothing is known.
+// A server with another address is another host, about which nothing is known.
 func TestMovedServerHasNoFaults(t *testing.T) {
 	t.Parallel()
 	f := open(t, probedWeb(4))
@@ -138,7 +140,7 @@ func TestMovedServerHasNoFaults(t *testing.T) {
 	f.expectUsed("it has moved", "s1 s2 s3 s4")
 }
 
-// Readers without a process see what probes have found.
+// Readers show what probes have found without a process of the balancer.
 func TestStatusShowsFaults(t *testing.T) {
 	t.Parallel()
 	f := open(t, probedWeb(6))

@@ -38,7 +38,7 @@ func TestMetrics(t *testing.T) {
 	f := open(t, cfg)
 	registry := newRegistry(f)
 	flow := flowTo(vip6, 80, config.TCP)
-	port := uint16(1) // the first whose flow s1 gets
+	port := uint16(1) // the first port whose flow s1 gets
 	for f.placed(fromPort(flow, port), "insert") != "s1" {
 		port++
 	}
@@ -102,7 +102,7 @@ segue_lb_service_cause_ignored{cause="failing",service="rest"} 1
 	}
 }
 
-// expose is what a scrape reads.
+// expose returns the text that a scrape reads.
 func expose(t *testing.T, registry *prometheus.Registry) string {
 	t.Helper()
 	families, err := registry.Gather()
@@ -120,7 +120,8 @@ func expose(t *testing.T, registry *prometheus.Registry) string {
 	return string(text)
 }
 
-// A server that is removed and added elsewhere has two slots for a while; scrapes go on.
+// A server that is removed and added with another address has two slots for a while. Scrapes
+// succeed.
 func TestMetricsOfMovedServer(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
@@ -138,7 +139,7 @@ func TestMetricsOfMovedServer(t *testing.T) {
 	}
 }
 
-// The manual has a line for every metric and every reason.
+// The manual describes all metrics and all reasons.
 func TestDocumented(t *testing.T) {
 	t.Parallel()
 	manual, err := os.ReadFile("../../docs/observability.md")

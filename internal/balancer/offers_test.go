@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Whichever server answers a SYN, the answer counts for the server that was the first to be offered it.
+// Whichever server answers a SYN, the answer counts for the server that got the offer first.
 func TestAnswersCountForTheFirstOffered(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -42,7 +42,7 @@ func TestAnswersCountForTheFirstOffered(t *testing.T) {
 			f.forgetFlows()
 			f.setHealth(service, row[0], false)
 			defer f.setHealth(service, row[0], true)
-			next := f.row(flow, service) // of the configuration; the table skips the failing server
+			next := f.row(flow, service) // in the row; the segment list omits the failing server
 			f.run(frameOf(flow))
 			answer(next[1], packet.SYN|packet.ACK)
 			expect("the first one fails its checks", row[0], 1, 1, 0)
@@ -50,7 +50,7 @@ func TestAnswersCountForTheFirstOffered(t *testing.T) {
 	}
 }
 
-// With random candidates nobody knows afterwards who was the first.
+// With random candidates, it is not known afterwards which server got the offer first.
 func TestAnswersToRandomOffersDoNotCount(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))

@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// What an XDP program answers with (enum xdp_action of the kernel).
+// The verdicts of an XDP program (enum xdp_action of the kernel).
 const (
 	verdictDrop     = 1
 	verdictPass     = 2
@@ -27,14 +27,14 @@ const (
 	verdictRedirect = 4
 )
 
-// tally is the difference that a test made to a counter.
+// tally is the change of a counter.
 type tally struct{ Packets, Bytes, Flows uint64 }
 
-// outcome is what became of a frame, and everything that was counted meanwhile.
+// outcome is the result for a frame: the verdict, the frame and all changes of counters.
 type outcome struct {
 	Verdict uint32
 	Frame   []byte
-	Reasons map[string]tally // by the reason's name
+	Reasons map[string]tally // by the name of the reason
 	Servers map[string]tally // by "service/server"
 }
 
@@ -77,14 +77,14 @@ func (f *fixture) counters() counters {
 	return c
 }
 
-// lookupAll reads a per-CPU array in one system call. The function that it returns has the values of one
-// element.
+// lookupAll reads a per-CPU array in one system call. It returns a function that returns the values
+// of an element.
 func lookupAll[T any](f *fixture, m *ebpf.Map) func(number uint32) []T {
 	f.t.Helper()
 	cores := ebpf.MustPossibleCPU()
 	keys := make([]uint32, m.MaxEntries())
 	values := make([]T, len(keys)*cores)
-	// The error is that there are no more.
+	// The error says that there are no more elements.
 	if n, err := m.BatchLookup(new(ebpf.MapBatchCursor), keys, values, nil); n < len(keys) {
 		f.t.Fatalf("read %v: %d of %d elements: %v", m, n, len(keys), err)
 	}
@@ -102,7 +102,7 @@ func difference(before, after map[string]tally) map[string]tally {
 	return out
 }
 
-// reasonNumbers is enum lb_reason of bpf/balancer/stats.h, by the names that metrics use.
+// reasonNumbers returns enum lb_reason of bpf/balancer/stats.h, by the names that metrics have.
 var reasonNumbers = sync.OnceValue(func() map[string]uint32 {
 	spec, _, err := dataplane.LoadSpec()
 	if err != nil {
@@ -139,7 +139,7 @@ var reasonNames = sync.OnceValue(func() map[uint32]string {
 	return names
 })
 
-// check compares an outcome with the one wanted.
+// check compares an outcome with the wanted one.
 func (f *fixture) check(want, got outcome) {
 	f.t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -147,7 +147,7 @@ func (f *fixture) check(want, got outcome) {
 	}
 }
 
-// layer3 is the length of the frame's packet, as its IP header says.
+// layer3 returns the length of the frame's packet according to its IP header, in bytes.
 func layer3(frame []byte) uint64 {
 	p := frame[packet.NetworkOffset(frame):]
 	if p[0]>>4 == 4 {
@@ -156,7 +156,7 @@ func layer3(frame []byte) uint64 {
 	return 40 + (uint64(p[4])<<8 | uint64(p[5]))
 }
 
-// refused is the outcome of a frame that is dropped or passed untouched.
+// refused returns the outcome for a frame that is dropped or passed unchanged.
 func refused(frame []byte, reason string, length uint64) outcome {
 	verdict := uint32(verdictDrop)
 	if strings.HasPrefix(reason, "pass_") {
@@ -165,21 +165,21 @@ func refused(frame []byte, reason string, length uint64) outcome {
 	return outcome{verdict, frame, map[string]tally{reason: {1, length, 0}}, map[string]tally{}}
 }
 
-// forwarded is the outcome of a frame that goes to a server of a service, as the reference
-// implementation encapsulates it.
+// forwarded returns the outcome for a frame that goes to a server of a service. The reference
+// implementation encapsulates the frame.
 func (f *fixture) forwarded(frame []byte, flow dataplane.Flow, service, server, reason string) outcome {
 	f.t.Helper()
 	return f.offered(frame, flow, service, reason, knownFunction(f.service(service)), server)
 }
 
-// stage is a server on a packet's way, and what it is asked there.
+// stage is a server that a packet visits, and the function that it asks there.
 type stage struct {
 	function srv6.Function
 	server   string
 }
 
-// stages are servers that are asked the same; but the last of those that are asked to take a connection
-// has to.
+// stages returns servers that are all asked the same function. If they are offered a connection,
+// the last one must accept.
 func stages(function srv6.Function, servers ...string) (all []stage) {
 	for i, name := range servers {
 		if function == srv6.ConnectAvail && i == len(servers)-1 {
@@ -190,13 +190,13 @@ func stages(function srv6.Function, servers ...string) (all []stage) {
 	return all
 }
 
-// offered is the outcome of a frame that goes from server to server, as stages has them.
+// offered returns the outcome for a frame that visits the stages that stages returns.
 func (f *fixture) offered(frame []byte, flow dataplane.Flow, service, reason string, function srv6.Function, servers ...string) outcome {
 	f.t.Helper()
 	return f.visited(frame, flow, service, reason, stages(function, servers...)...)
 }
 
-// visited is the outcome of a frame that goes from server to server.
+// visited returns the outcome for a frame that visits these stages.
 func (f *fixture) visited(frame []byte, flow dataplane.Flow, service, reason string, all ...stage) outcome {
 	f.t.Helper()
 	e := f.encap(flow, service, all[0].server)
@@ -217,7 +217,7 @@ func (f *fixture) visited(frame []byte, flow dataplane.Flow, service, reason str
 	}
 }
 
-// segments are the SIDs of stages.
+// segments returns the SIDs of stages.
 func (f *fixture) segments(service string, all ...stage) (sids []netip.Addr) {
 	f.t.Helper()
 	for _, v := range all {
@@ -227,14 +227,14 @@ func (f *fixture) segments(service string, all ...stage) (sids []netip.Addr) {
 	return sids
 }
 
-// The ICMP errors that the balancer sends: type and code by the IP version.
+// answerTypes are the type and code of ICMP errors of the balancer, by reason and IP version.
 var answerTypes = map[string]map[byte][2]uint8{
 	"answer_too_big":   {4: {3, 4}, 6: {2, 0}},
 	"answer_hop_limit": {4: {11, 0}, 6: {3, 0}},
 }
 
-// answered is the outcome of a frame about which its sender is told an ICMP error, with the VIP as the
-// source. The MTU is that of too big.
+// answered returns the outcome for a frame whose sender gets an ICMP error from the VIP. The MTU is
+// that of packet too big.
 func answered(frame []byte, reason string, mtu uint32) outcome {
 	p := frame[packet.NetworkOffset(frame):]
 	version := p[0] >> 4
@@ -247,12 +247,12 @@ func answered(frame []byte, reason string, mtu uint32) outcome {
 		packet.Ethernet(packet.MAC(frame), packet.MAC(frame[6:])), packet.TrafficClass(0xc0)))
 }
 
-// sentBack is the outcome of a frame that is answered by another.
+// sentBack returns the outcome for a frame that is answered by another frame.
 func sentBack(frame []byte, reason string, answer []byte) outcome {
 	return outcome{verdictRedirect, answer, map[string]tally{reason: {1, layer3(frame), 0}}, map[string]tally{}}
 }
 
-// encap says how packets of a flow travel to a server.
+// encap returns the encapsulation of packets of a flow to a server.
 func (f *fixture) encap(flow dataplane.Flow, service, server string) packet.Encap {
 	f.t.Helper()
 	svc := f.service(service)
@@ -287,7 +287,7 @@ func same(want, got outcome) bool {
 		maps.Equal(want.Reasons, got.Reasons) && maps.Equal(want.Servers, got.Servers)
 }
 
-// serverOf is the server, as "service/server", that a frame was counted for; "" without.
+// serverOf returns the server for which a frame was counted, as "service/server", or an empty text.
 func serverOf(o outcome) string {
 	for name := range o.Servers {
 		return name
@@ -295,7 +295,7 @@ func serverOf(o outcome) string {
 	return ""
 }
 
-// reasonOf is the one reason that a frame was counted for.
+// reasonOf returns the only reason under which a frame was counted.
 func reasonOf(o outcome) string {
 	for name := range o.Reasons {
 		return name
