@@ -214,7 +214,7 @@ func TestHuntCounts(t *testing.T) {
 	row := f.row(web, "web")
 	f.run(frameOf(web))
 	f.run(f.signal(web, "web", row[1], srv6.CreateStickiness, synAck))
-	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // the server that comes too late
+	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // it comes too late
 	f.must(f.sweep())
 	f.publish()
 	halfOpen := fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1])
@@ -249,7 +249,8 @@ func TestHuntCounts(t *testing.T) {
 		fmt.Sprintf(`segue_lb_server_signals_total{server="%s",service="web",signal="create"} 1`, row[0]),
 		fmt.Sprintf(`segue_lb_server_signals_total{server="%s",service="web",signal="remove"} 1`, row[1]),
 		fmt.Sprintf(`segue_lb_server_resets_total{server="%s",service="web"} 1`, row[0]),
-		fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1]), // as of the last sweep
+		// The number of half-open flows is that of the last sweep.
+		fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1]),
 	} {
 		if !strings.Contains(got, line+"\n") {
 			t.Errorf("no line %q", line)

@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// The services of most tests.
+// The VIPs and other addresses of most tests.
 var (
 	vip6All  = netip.MustParseAddr("2001:db8:80::a11")
 	otherIP6 = netip.MustParseAddr("2001:db8:80::ffff")
@@ -69,24 +69,25 @@ var (
 	hunt4    = flowTo(vip4, 85, config.TCP)
 )
 
-// large is a payload that takes two fragments of 64 bytes with the header of UDP.
+// large is a payload that needs two fragments of 64 bytes, together with the UDP header.
 var large = packet.Payload(make([]byte, 100))
 
-// A visit is a frame and where it goes.
+// visit is a frame and the wanted outcome.
 type visit struct {
 	name   string
-	before []byte // a frame that came first
+	before []byte // a frame that the data path gets before this one
 	frame  []byte
-	full   bool // the flow's bucket is full of flows in use
+	full   bool // the flow's bucket is full of established flows that are in use
 	reason string
-	// A frame that is forwarded has its flow and its service here.
+	// flow and service are set if the frame is forwarded.
 	flow    dataplane.Flow
 	service string
-	// One that is offered to the candidates in turn has what they are asked here.
+	// function is set if the frame visits the candidates in turn.
 	function srv6.Function
-	// The MTU that the client is told of.
+	// mtu is the MTU that the client is told.
 	mtu uint32
-	// For others, the bytes counted: 0 where no IP header was read.
+	// length is set for all other frames. It is the number of bytes counted, or 0 if no IP header
+	// was read.
 	length uint64
 }
 
@@ -94,7 +95,8 @@ const ethernetLength = 14
 
 var synAck = packet.Flags(packet.SYN | packet.ACK)
 
-// signalTo is one of the server of that number, in the encapsulation that the flow's family has in visits.
+// signalTo returns a signal from the server of a number. The encapsulation is that of the flow's
+// family in visits.
 func signalTo(flow dataplane.Flow, number uint8, function srv6.Function, options ...packet.Option) []byte {
 	kind := config.SRv6Insert
 	if flow.Source.Addr().Is4() {
@@ -103,12 +105,12 @@ func signalTo(flow dataplane.Flow, number uint8, function srv6.Function, options
 	return signal(kind, srv6Server("", number, 1).Locator, flow, function, options...)
 }
 
-// reply is a packet of the server's to the client.
+// reply returns a packet from the server to the client.
 func reply(flow dataplane.Flow, options ...packet.Option) []byte {
 	return frameOf(reversed(flow), options...)
 }
 
-// set returns a copy of the frame with a 16-bit field of layer 3 replaced.
+// set returns a copy of the frame with another value in a 16-bit field of layer 3.
 func set(frame []byte, offset int, value uint16) []byte {
 	out := slices.Clone(frame)
 	binary.BigEndian.PutUint16(out[ethernetLength+offset:], value)
@@ -119,7 +121,7 @@ func setByte(frame []byte, offset int, value byte) []byte {
 	return packet.SetByte(frame, ethernetLength+offset, value)
 }
 
-// mapped is an IPv6 frame to the IPv4-mapped form of an IPv4 VIP.
+// mapped returns an IPv6 frame whose destination is the IPv4-mapped form of an IPv4 VIP.
 func mapped(frame []byte) []byte {
 	out := slices.Clone(frame)
 	address := vip4.As16()
@@ -313,7 +315,7 @@ func (f *fixture) expected(v visit) outcome {
 	return f.forwarded(v.frame, v.flow, v.service, f.placed(v.flow, v.service), v.reason)
 }
 
-// fill puts eight other established flows of the server, just seen, into the flow's bucket.
+// fill puts eight other established flows of the server into the flow's bucket, seen just now.
 func (f *fixture) fill(flow dataplane.Flow, slot uint32) {
 	f.t.Helper()
 	now := f.now()
@@ -323,8 +325,8 @@ func (f *fixture) fill(flow dataplane.Flow, slot uint32) {
 	}
 }
 
-// A driver may leave less room before the frame than the headers need. The frame that is then
-// dropped has lost a hop already.
+// A driver may leave less room before the frame than the headers need. The hop limit of the frame
+// that is then dropped has been decremented already.
 func TestNoHeadroom(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -334,13 +336,13 @@ func TestNoHeadroom(t *testing.T) {
 	f.check(want, got)
 }
 
-// A packet leaves by XDP_TX by the interface that the program is on, unless that is a veth, whose peer might
-// not run XDP; and by a redirect elsewhere.
+// A packet leaves by XDP_TX if its next hop is on the program's own interface, unless that is a
+// veth, whose peer might not run XDP. All other packets leave by a redirect.
 func TestHairpin(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	for _, v := range []struct {
-		link    string // that the program is on
+		link    string // on which the program runs
 		flow    dataplane.Flow
 		service string
 		verdict uint32
@@ -365,7 +367,7 @@ func TestHairpin(t *testing.T) {
 
 func TestEveryReasonHasACase(t *testing.T) {
 	t.Parallel()
-	provoked := map[string]bool{ // other tests
+	provoked := map[string]bool{ // reasons that other tests reach
 		"none": true, "drop_no_headroom": true, "drop_rate_limit": true, "drop_outside": true, "drop_tag": true,
 		"take_probe": true,
 	}
@@ -379,7 +381,7 @@ func TestEveryReasonHasACase(t *testing.T) {
 	}
 }
 
-// What is for no VIP goes up the host's stack as it came, whatever its shape.
+// A frame that is not for a VIP passes unchanged, also if it is malformed.
 func TestMalformedForOthersIsPassed(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -389,10 +391,10 @@ func TestMalformedForOthersIsPassed(t *testing.T) {
 			continue // no destination was read
 		}
 		if strings.HasPrefix(v.name, "signal: ") {
-			continue // for the balancer, not for a VIP
+			continue // it is for the balancer, not for a VIP
 		}
 		if v.name == "IPv4 VIP in IPv6" {
-			continue // its destination is what is wrong
+			continue // its fault is its destination
 		}
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
@@ -413,8 +415,8 @@ func TestMalformedForOthersIsPassed(t *testing.T) {
 	}
 }
 
-// A frame cut off anywhere is never forwarded, and is counted for what its IP header no longer
-// matches: a length beyond the frame.
+// A truncated frame is never forwarded. It is counted under the reason for an IP header whose
+// length is larger than the frame.
 func TestTruncated(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -440,7 +442,8 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// The same where the IP header agrees with the cut: then the header that is cut is to blame.
+// As TestTruncated, with an IP header that has the truncated length. The reason is then that of the
+// truncated header.
 func TestShortened(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/probe"
 )
 
-// cpuTime is what this process has used, in user space and in the kernel.
+// cpuTime returns the CPU time that this process has used, in user space and in the kernel.
 func cpuTime(t testing.TB) time.Duration {
 	t.Helper()
 	var usage unix.Rusage
@@ -27,9 +27,9 @@ func cpuTime(t testing.TB) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// BenchmarkProbes is one second of probes to 10,000 servers that hunt, by XDP and by a packet socket. The
-// metric that counts is cpu-ms/op, what the process uses of a core in that second; answers, which XDP takes,
-// are not in it.
+// BenchmarkProbes sends the probes of one second to 10,000 servers of a service that hunts, by XDP
+// and by a packet socket. The result is the metric cpu-ms/op: the CPU time of the process in that
+// second. It does not contain the answers, which XDP takes.
 func BenchmarkProbes(b *testing.B) {
 	const servers = 10000
 	all := make([]config.Server, servers)

@@ -13,15 +13,16 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// probeToken is of a probe to the server of slot 0.
+// probeToken is the token of a probe to the server in slot 0.
 const probeToken = 0xabcdef0123450000
 
-// answerTo is the answer of an agent that serves the VIP.
+// answerTo returns the answer of an agent that has the VIP.
 func (f *fixture) answerTo(token uint64) []byte {
 	return packet.ProbeAnswer(netip.MustParseAddr("fd00:5:0:1::"), f.cfg.Node.Locator.Addr(), token, 1, 1)
 }
 
-// probeOf is the frame that asks a server's agent, as the reference implementation makes it.
+// probeOf returns the frame of a probe to a server's agent, as the reference implementation makes
+// it.
 func (f *fixture) probeOf(svc *config.Service, server string, token uint64) []byte {
 	f.t.Helper()
 	label := uint32(token>>16) & 0xfffff
@@ -37,7 +38,8 @@ func (f *fixture) probeOf(svc *config.Service, server string, token uint64) []by
 	return out
 }
 
-// A probe takes the way of data: the service's encapsulation, and the server's next hop.
+// A probe takes the path of clients' packets: the encapsulation of the service, and the next hop of
+// the server.
 func TestProbeFrames(t *testing.T) {
 	t.Parallel()
 	var services []config.Service
@@ -67,7 +69,7 @@ func TestProbeFrames(t *testing.T) {
 	}
 }
 
-// A server without a next hop, and one that the frame does not fit to, is not probed.
+// A server is not probed if it has no next hop, or if the frame is longer than the MTU.
 func TestNoProbeWithoutWay(t *testing.T) {
 	t.Parallel()
 	f := open(t, balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, srv6Server("s1", 1, 1))))
@@ -83,7 +85,7 @@ func TestNoProbeWithoutWay(t *testing.T) {
 	}
 }
 
-// Only the answer that has the token of the last probe is taken.
+// Only an answer with the token of the last probe is accepted.
 func TestProbeAnswers(t *testing.T) {
 	t.Parallel()
 	f := open(t, balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert,
@@ -136,7 +138,7 @@ func TestProbeAnswers(t *testing.T) {
 	f.check(refused(answer, "drop_sender", layer3(answer)), f.run(answer))
 }
 
-// An edge takes no answers from outside.
+// A balancer at the edge of the domain accepts no answers from outside.
 func TestProbeAnswersFromOutside(t *testing.T) {
 	t.Parallel()
 	f := open(t, outsideOf(balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))))

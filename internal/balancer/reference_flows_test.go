@@ -10,7 +10,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// referenceEntry is a flow in the reference's flow table.
+// referenceEntry is an entry of the reference's flow table.
 type referenceEntry struct {
 	flow   dataplane.Flow
 	server string // "service/server"
@@ -20,10 +20,10 @@ type referenceEntry struct {
 
 func (e *referenceEntry) age(now uint16) uint16 { return (now - e.seen) & dataplane.FlowTimeMask }
 
-// referenceBucket is a bucket of the flow table, in the words of docs/flow-table.md.
+// referenceBucket is a bucket of the flow table, as docs/flow-table.md describes it.
 type referenceBucket [dataplane.FlowsPerBucket]referenceEntry
 
-// find looks a flow of a service up.
+// find returns the entry of a service's flow, or nil.
 func (b *referenceBucket) find(flow dataplane.Flow, service string) *referenceEntry {
 	for i := range b {
 		if b[i].state != stateFree && b[i].flow == flow && strings.HasPrefix(b[i].server, service+"/") {
@@ -33,9 +33,9 @@ func (b *referenceBucket) find(flow dataplane.Flow, service string) *referenceEn
 	return nil
 }
 
-// yielding is the entry that a new flow takes: a free one, the oldest new or closing one, the oldest
-// established one if it has been idle for more than a minute; nil: there is none. Of equals it is the first
-// on the flow's way through the bucket, from its preferred one.
+// yielding returns the entry that a new flow takes: a free one, else the oldest new or closing one,
+// else the oldest established one that has been idle for more than a minute, else nil. Among equals
+// it returns the first one in the flow's order of entries, which begins with the preferred one.
 func (b *referenceBucket) yielding(preferred int, now uint16) *referenceEntry {
 	var best *referenceEntry
 	rank := 0
@@ -57,7 +57,7 @@ func (b *referenceBucket) yielding(preferred int, now uint16) *referenceEntry {
 	return best
 }
 
-// bucketOf is the flow's bucket in the reference's flow table.
+// bucketOf returns the flow's bucket of the reference's flow table.
 func (r *reference) bucketOf(flow dataplane.Flow) *referenceBucket {
 	number := r.bucketNumber(flow)
 	if r.flows[number] == nil {
@@ -66,7 +66,7 @@ func (r *reference) bucketOf(flow dataplane.Flow) *referenceBucket {
 	return r.flows[number]
 }
 
-// persist is the server of a known flow, which it stays with; nil: it is to be placed.
+// persist returns the server of a known flow if the packet stays with it, else nil.
 func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
 	if e == nil {
@@ -78,7 +78,7 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 	}
 	now := r.now()
 	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < dataplane.FlowLinger {
-		return server // the packet may belong to the end
+		return server // the packet may belong to the end of the connection
 	}
 	if r.isStale(e, svc) {
 		return nil
@@ -87,7 +87,7 @@ func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
 	return server
 }
 
-// renew has an entry be that of a flow that has just been seen.
+// renew updates the entry of a flow after one of its packets.
 func (r *reference) renew(p parsed, e *referenceEntry) {
 	e.seen = r.now()
 	switch {
@@ -100,8 +100,8 @@ func (r *reference) renew(p parsed, e *referenceEntry) {
 	}
 }
 
-// keepsServer is the table of docs/packet-path.md for flows whose server is configured. A server that
-// fails its checks is left only for others.
+// keepsServer implements the table of docs/packet-path.md for flows whose server is configured.
+// Packets leave a server that fails its checks only if there are other servers.
 func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Server, e *referenceEntry) bool {
 	usable := false
 	for _, s := range r.usable(svc) {
@@ -117,8 +117,8 @@ func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Se
 	return true
 }
 
-// remember enters a flow that was placed, over its own old entry if it has one, and says as what it is
-// counted.
+// remember stores a flow that was placed, in its own entry if it has one. It returns the reason
+// under which the packet is counted.
 func (r *reference) remember(p parsed, svc *config.Service, server *config.Server) string {
 	bucket := r.bucketOf(p.flow)
 	e, now := bucket.find(p.flow, svc.Name), r.now()
@@ -138,7 +138,7 @@ func (r *reference) remember(p parsed, svc *config.Service, server *config.Serve
 	return "forward_new"
 }
 
-// sweep frees the entries past their service's timeouts, and those of servers that are gone.
+// sweep frees the entries whose timeout has passed, and those of removed servers.
 func (r *reference) sweep() {
 	for _, bucket := range r.flows {
 		for i := range bucket {
@@ -150,7 +150,7 @@ func (r *reference) sweep() {
 	}
 }
 
-// keeps tells whether a sweep leaves an entry.
+// keeps tells whether a sweep keeps an entry.
 func (r *reference) keeps(e *referenceEntry) bool {
 	name, server, _ := strings.Cut(e.server, "/")
 	i := slices.IndexFunc(r.cfg.Services, func(s config.Service) bool { return s.Name == name })
@@ -167,8 +167,8 @@ func (r *reference) keeps(e *referenceEntry) bool {
 	return e.age(r.now()) <= r.clock.Ticks(timeout)
 }
 
-// elapse lets time pass in both flow tables. Flows that were idle for hours stay as old as they are: the
-// clock is not to wrap around.
+// elapse makes time pass in both flow tables. Flows that have been idle for hours do not become
+// older, so that the clock does not wrap around.
 func (r *reference) elapse(ticks uint16) {
 	now := r.now()
 	old := func(age uint16) bool { return age > 2000 }

@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// halfOpenOf is the flow's bucket in the reference's table of half-open flows.
+// halfOpenOf returns the flow's bucket of the reference's table of half-open flows.
 func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
 	place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
 	number := uint32(r.plane.HalfOpen.BucketNumber(place))
@@ -25,8 +25,8 @@ func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
 	return r.halfOpen[number]
 }
 
-// rowAsked is the way through the flow's candidates, of which those that cannot be reached come last, or are
-// not offered anything; nil: there are none.
+// rowAsked returns the course through the flow's candidates, or nil if there are none. Candidates
+// that cannot be reached come last; if the function is an offer, they are omitted.
 func (r *reference) rowAsked(flow dataplane.Flow, svc *config.Service, function srv6.Function) []stage {
 	row := r.candidates(flow, svc)
 	if row == nil {
@@ -40,7 +40,7 @@ func (r *reference) rowAsked(flow dataplane.Flow, svc *config.Service, function 
 	return stages(function, found...)
 }
 
-// hunt is the way of a packet of a flow that the flow table does not know.
+// hunt returns the course of a packet whose flow the flow table does not know for certain.
 func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason string) {
 	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
 	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
@@ -71,7 +71,7 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 	}
 	if holder != nil {
 		asked := r.seek(p, svc, holder)
-		if len(asked) == 1 { // nobody was
+		if len(asked) == 1 { // no other server was asked
 			r.renew(p, e)
 		}
 		return asked, "forward_recover"
@@ -79,8 +79,8 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 	return r.rowAsked(p.flow, svc, srv6.RecoverStickiness), "forward_recover"
 }
 
-// offer is the way of a SYN that is no known flow's, or of a flow whose entry it leaves: its server may have the
-// connection all the same, if that is drained and can be asked.
+// offer returns the course of a SYN that is unknown, or that leaves the server of its entry. A
+// drained server that can be asked may have the connection nevertheless, and so is asked first.
 func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []stage {
 	all := r.rowAsked(p.flow, svc, srv6.ConnectAvail)
 	server := r.holder(e, svc)
@@ -95,13 +95,14 @@ func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []st
 	return all
 }
 
-// isStale says that an entry has been idle for so long that a flow that hunts may be elsewhere.
+// isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
 func (r *reference) isStale(e *referenceEntry, svc *config.Service) bool {
 	return svc.Placement == config.PlacementHunt && e.age(r.now()) >= 15
 }
 
-// seek is the way of a packet whose flow has a stale entry: first to its server, if that can be reached, then
-// to the candidates, as many as the packet has room for, and to that server again in the end.
+// seek returns the course of a packet whose flow has a stale entry. The course visits the server of
+// the entry if it can be reached, then as many candidates as the packet has room for, and at last
+// the server of the entry again.
 func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) []stage {
 	all := slices.DeleteFunc(r.rowAsked(p.flow, svc, srv6.RecoverStickiness), func(v stage) bool {
 		return v.server == holder.Name && r.reaches(holder.Name)
@@ -117,7 +118,7 @@ func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) [
 	return alone(srv6.AckStickiness, holder)
 }
 
-// holder is the server of an entry; nil: there is no entry, or no such server.
+// holder returns the server of an entry, or nil if there is no entry or no such server.
 func (r *reference) holder(e *referenceEntry, svc *config.Service) *config.Server {
 	if e == nil {
 		return nil
@@ -125,7 +126,8 @@ func (r *reference) holder(e *referenceEntry, svc *config.Service) *config.Serve
 	return serverOfName(svc, strings.TrimPrefix(e.server, svc.Name+"/"))
 }
 
-// enter writes a flow over its own entry, or over the one that yields; false: there is none.
+// enter stores a flow in its own entry, or in the one that yields. It returns false if there is
+// neither.
 func (r *reference) enter(bucket *referenceBucket, flow dataplane.Flow, svc *config.Service, server *config.Server, state dataplane.FlowState) bool {
 	e := bucket.find(flow, svc.Name)
 	if e == nil {
@@ -138,7 +140,8 @@ func (r *reference) enter(bucket *referenceBucket, flow dataplane.Flow, svc *con
 	return true
 }
 
-// isSignal says whether a frame is for the balancer itself, and not plain TCP or UDP.
+// isSignal tells whether a frame is for the balancer itself, and not TCP or UDP without
+// encapsulation.
 func (r *reference) isSignal(frame []byte) bool {
 	if len(frame) < ethernetLength+40 || packet.MAC(frame) != ownMAC || binary.BigEndian.Uint16(frame[12:]) != 0x86dd {
 		return false
@@ -157,7 +160,7 @@ func (r *reference) isSignal(frame []byte) bool {
 	return reason == "drop_routing_header" || reason == "" && next != 6 && next != 17
 }
 
-// heard is what a signal says.
+// heard is the content of a signal.
 type heard struct {
 	flow         dataplane.Flow
 	sender       netip.Prefix
@@ -166,7 +169,7 @@ type heard struct {
 	hopLimit     uint8
 }
 
-// hear reads a signal; false: no server sends such a one.
+// hear reads a signal. It returns false if no server sends such a packet.
 func hear(b []byte) (h heard, ok bool) {
 	next, rest := b[6], b[40:40+int(binary.BigEndian.Uint16(b[4:]))]
 	vip, client, protocol := netip.AddrFrom16([16]byte(b[8:])), netip.Addr{}, byte(0)
@@ -208,10 +211,11 @@ func hear(b []byte) (h heard, ok bool) {
 	return h, true
 }
 
-// congested says that the way marked a packet that does not understand it.
+// congested tells whether a router has marked a packet whose inner header does not support such
+// marks.
 func congested(outer []byte, innerClass byte) bool { return outer[1]>>4&3 == 3 && innerClass&3 == 0 }
 
-// takeAnswer is all that becomes of an answer to a probe.
+// takeAnswer returns the outcome for an answer to a probe.
 func (r *reference) takeAnswer(frame []byte) outcome {
 	ip := frame[ethernetLength:]
 	answer := ip[40 : 40+int(binary.BigEndian.Uint16(ip[4:]))]
@@ -225,7 +229,7 @@ func (r *reference) takeAnswer(frame []byte) outcome {
 	return refused(frame, "take_probe", layer3(frame))
 }
 
-// takeSignal is all that becomes of a packet to the balancer itself.
+// takeSignal returns the outcome for a packet to the balancer itself.
 func (r *reference) takeSignal(frame []byte) outcome {
 	if functionOf(frame) == srv6.Probe && !r.guards() {
 		return r.takeAnswer(frame)
@@ -263,17 +267,19 @@ func (r *reference) takeSignal(frame []byte) outcome {
 	return r.returned(frame, reason)
 }
 
-// vouches says whether a signal bears the tag of a key of the node's, if it has one.
+// vouches tells whether a signal has a tag by one of the node's keys. It returns true if the node
+// has no keys.
 func (r *reference) vouches(frame []byte, h heard) bool {
 	return len(r.keys) == 0 || slices.ContainsFunc(r.keys, func(key config.SignalKey) bool {
 		return sidOf(frame).Argument == packettest.Tag(key, functionOf(frame), h.sender, h.flow.Source, h.flow.Destination)
 	})
 }
 
-// guards tells whether frames come in from outside.
+// guards tells whether frames arrive from outside the domain.
 func (r *reference) guards() bool { return !r.cfg.Node.IsInternal() && !r.inside }
 
-// intrudes says whether a packet that no service takes comes from where it must not.
+// intrudes tells whether a packet without a service is forbidden, because it arrives from outside
+// the domain.
 func (r *reference) intrudes(p parsed, reason string) bool {
 	if !r.guards() {
 		return false
@@ -291,7 +297,7 @@ func (r *reference) intrudes(p parsed, reason string) bool {
 		slices.ContainsFunc(r.cfg.Services, func(s config.Service) bool { return slices.ContainsFunc(s.Servers, isServer) }))
 }
 
-// create is what becomes of a flow that a server says it has.
+// create stores the flow of a create-stickiness signal, and returns the reason.
 func (r *reference) create(h heard, svc *config.Service, sender *config.Server) string {
 	answers := h.flags&packet.SYN != 0
 	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
@@ -329,7 +335,7 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 	return "return_create"
 }
 
-// remove is what becomes of a flow that a server says is ending.
+// remove ends the flow of a remove-stickiness signal.
 func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) {
 	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
 	half := r.halfOpenOf(h.flow).find(h.flow, svc.Name)
@@ -341,10 +347,10 @@ func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) 
 	}
 }
 
-// resetSender is the outcome of a signal from a server that has a flow too late.
+// resetSender returns the outcome for a signal from a server that took a connection too late.
 func (r *reference) resetSender(frame []byte, h heard, svc *config.Service, sender *config.Server) outcome {
 	rst := frameOf(h.flow, packet.Flags(packet.RST), packet.Sequence(h.acknowledged, 0), packet.Window(0))
-	if r.linkOf(sender.Name) == "" { // the packet is gone all the same
+	if r.linkOf(sender.Name) == "" { // the packet was replaced already
 		return refused(append(slices.Clone(frame[:ethernetLength]), rst[ethernetLength:]...), "drop_no_next_hop", layer3(rst))
 	}
 	return r.offered(rst, h.flow, svc.Name, "forward_reset", srv6.Deliver, sender.Name)

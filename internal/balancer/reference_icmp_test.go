@@ -12,16 +12,16 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// piece is what a fragment says of its packet.
+// piece identifies the packet to which a fragment belongs.
 type piece struct {
 	source, destination netip.Addr
 	protocol            uint8 // IPv4 only
 	id                  uint32
-	later               bool // behind the first
+	later               bool // not the first fragment
 }
 
-// follow finds the flow of a later fragment, or notes that of a first one for those that follow. The
-// reason is why it cannot.
+// follow finds the flow of a later fragment, or stores the flow of a first fragment. If a later
+// fragment has no flow, follow returns the reason.
 func (r *reference) follow(p *parsed) (reason string) {
 	key := *p.piece
 	key.source, key.destination, key.later = p.flow.Source.Addr(), p.flow.Destination.Addr(), false
@@ -37,7 +37,7 @@ func (r *reference) follow(p *parsed) (reason string) {
 	return ""
 }
 
-// recall is the server that the flow table names, whatever has become of it; nil: there is none.
+// recall returns the server in the flow's entry, whatever its state, or nil if there is none.
 func (r *reference) recall(bucket *referenceBucket, flow dataplane.Flow, svc *config.Service) *config.Server {
 	e := bucket.find(flow, svc.Name)
 	if e == nil {
@@ -46,8 +46,8 @@ func (r *reference) recall(bucket *referenceBucket, flow dataplane.Flow, svc *co
 	return serverOfName(svc, strings.TrimPrefix(e.server, svc.Name+"/"))
 }
 
-// parseICMP reads an ICMP message; plain is one right behind an IP header without options. One without a
-// reason is about a flow.
+// parseICMP reads an ICMP message. The argument plain says that the message directly follows an IP
+// header without options. If there is no reason, the message concerns a flow.
 func (p *parsed) parseICMP(b []byte, version int, plain bool) (reason string) {
 	echo, errors := byte(8), []byte{3, 11, 12}
 	if version == 6 {
@@ -69,7 +69,7 @@ func (p *parsed) parseICMP(b []byte, version int, plain bool) (reason string) {
 	return ""
 }
 
-// quotedFlow reads the beginning of a packet.
+// quotedFlow reads the flow of a quoted packet from its beginning.
 func quotedFlow(p []byte, version int) (flow dataplane.Flow, ok bool) {
 	var protocol byte
 	var source, destination netip.Addr
@@ -106,7 +106,7 @@ func quotedFlow(p []byte, version int) (flow dataplane.Flow, ok bool) {
 	return flow, true
 }
 
-// fromOneHost says whether an address may be that of a host.
+// fromOneHost tells whether an address can be that of a single host.
 func fromOneHost(a netip.Addr) bool {
 	if a.Is4() {
 		return a.As4()[0] != 0 && a.As4()[0] < 224 && !a.IsLoopback()
@@ -115,8 +115,8 @@ func fromOneHost(a netip.Addr) bool {
 	return !reserved && !a.IsMulticast()
 }
 
-// tell is what becomes of a packet that cannot leave for its server: who sent it is told, if it may be
-// and is of use.
+// tell returns the outcome for a packet that cannot be sent to its server. The sender gets an ICMP
+// error if that is permitted and useful.
 func tell(frame []byte, p parsed, obstacle string, mtu int) outcome {
 	least := 1280
 	if p.flow.Source.Addr().Is4() {

@@ -15,10 +15,10 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// reference is the data path in Go, as docs/packet-path.md and docs/flow-table.md describe it, without
-// a thought of speed, the verifier or other cores. It knows what operators configure and what the
-// world does to servers, and nothing of the tables in the kernel. From the fixture it takes the
-// configuration, the ways to the servers, and the hash keys.
+// reference is the data path in Go, as docs/packet-path.md and docs/flow-table.md describe it. It
+// ignores speed, the verifier and other cores. It knows the configuration and the state of servers,
+// but not the tables in the kernel. The fixture provides the configuration, the next hops of the
+// servers and the hash keys.
 //
 // Its steps are those of xdp_lb() and handle_in_full() in bpf/balancer/balancer.bpf.c:
 //
@@ -27,10 +27,10 @@ type reference struct {
 	*fixture
 	failing  map[string]bool // servers that fail their checks, by "service/server"
 	flows    map[uint32]*referenceBucket
-	halfOpen map[uint32]*referenceBucket // the half-open ones
-	firsts   map[piece]dataplane.Flow    // of first fragments
-	tables   map[string]*tables.Table    // of services, until something changes
-	seen     func(outcome)               // told of what the data path does with each frame; nil: nobody is
+	halfOpen map[uint32]*referenceBucket // the half-open flows
+	firsts   map[piece]dataplane.Flow    // the flows of first fragments
+	tables   map[string]*tables.Table    // candidate tables of services; empty after changes
+	seen     func(outcome)               // called with each outcome of the data path; may be nil
 }
 
 func newReference(f *fixture) *reference {
@@ -48,10 +48,10 @@ func (r *reference) forget() {
 	r.forgetFragments()
 }
 
-// changed is to be called when servers, their health or the ways to them are other than before.
+// changed must be called after servers, their health or their next hops have changed.
 func (r *reference) changed() { r.tables = map[string]*tables.Table{} }
 
-// receive is all that becomes of a frame.
+// receive returns the outcome for a frame.
 func (r *reference) receive(frame []byte) outcome {
 	if r.isSignal(frame) {
 		return r.takeSignal(frame)
@@ -91,12 +91,13 @@ func (r *reference) receive(frame []byte) outcome {
 	return r.visited(frame, p.flow, svc.Name, reason, to...)
 }
 
-// alone is the way to one server.
+// alone returns the course to one server.
 func alone(function srv6.Function, server *config.Server) []stage {
 	return []stage{{function, server.Name}}
 }
 
-// find is the way of a packet, and as what it is counted; nil: there is none.
+// find returns the course of a packet, or nil if there is none, and the reason under which it is
+// counted.
 func (r *reference) find(p parsed, svc *config.Service) (to []stage, reason string) {
 	if p.follow != "" {
 		return r.findFollower(p, svc), p.follow
@@ -114,7 +115,7 @@ func (r *reference) find(p parsed, svc *config.Service) (to []stage, reason stri
 	return alone(srv6.Deliver, server), r.remember(p, svc, server)
 }
 
-// findFollower is the way of a packet that does not speak for its flow.
+// findFollower returns the course of a packet that does not count as a packet of its flow.
 func (r *reference) findFollower(p parsed, svc *config.Service) []stage {
 	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
 	if server == nil && svc.Placement == config.PlacementHunt {
@@ -131,24 +132,27 @@ func (r *reference) findFollower(p parsed, svc *config.Service) []stage {
 	return alone(srv6.Deliver, server)
 }
 
-// parsed is what the data path reads in a frame. Where a header cannot be read, what comes behind it
-// is zero.
+// parsed contains what the data path reads of a frame. If a header cannot be read, the fields of
+// later headers are zero.
 type parsed struct {
 	flow     dataplane.Flow
 	flags    packet.TCPFlags
 	hopLimit uint8
-	length   uint64 // of layer 3, as the IP header says
-	follow   string // the reason to forward what does not speak for its flow
-	piece    *piece // of a packet that is fragmented
+	length   uint64 // of layer 3, by the IP header
+	// follow is set if the packet does not count as one of its flow. It is the reason under which
+	// the packet is forwarded.
+	follow string
+	piece  *piece // set if the packet is a fragment
 }
 
 func (p parsed) opens() bool { return p.flags&(packet.SYN|packet.ACK) == packet.SYN }
 func (p parsed) ends() bool  { return p.flags&(packet.FIN|packet.RST) != 0 }
 
-// mayMove is true of packets that lose nothing by another server.
+// mayMove tells whether a packet can go to another server without harm.
 func (p parsed) mayMove() bool { return p.opens() || p.flow.Protocol == config.UDP }
 
-// parse reads a frame up to its transport header. The reason is why it cannot; it holds for VIPs.
+// parse reads a frame up to its transport header. If that fails, it returns the reason for packets
+// to VIPs.
 func parse(frame []byte) (p parsed, reason string) {
 	if packet.MAC(frame) != ownMAC {
 		return p, "pass_not_for_host"
@@ -178,7 +182,7 @@ func parseIPv4(b []byte) (p parsed, reason string) {
 	switch {
 	case b[0]>>4 != 4 || header < 20 || int(p.length) < header || int(p.length) > len(b):
 		return p, "drop_ip_header"
-	case fragment&0x3fff != 0: // more fragments, or an offset
+	case fragment&0x3fff != 0: // more fragments follow, or this is not the first
 		p.piece = &piece{protocol: b[9], id: uint32(binary.BigEndian.Uint16(b[4:])), later: fragment&0x1fff != 0}
 	case b[9] == 1:
 		return p, p.parseICMP(b[header:p.length], 4, header == 20)
@@ -189,7 +193,7 @@ func parseIPv4(b []byte) (p parsed, reason string) {
 
 func parseIPv6(b []byte) (p parsed, reason string) {
 	p.hopLimit = b[7]
-	p.length = (40 + uint64(binary.BigEndian.Uint16(b[4:]))) & 0xffff // a longer packet fits no frame
+	p.length = (40 + uint64(binary.BigEndian.Uint16(b[4:]))) & 0xffff // longer packets fit no frame
 	p.flow.Source = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:])), 0)
 	p.flow.Destination = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[24:])), 0)
 	if b[0]>>4 != 6 || p.flow.Destination.Addr().Is4In6() || p.length < 40 || int(p.length) > len(b) {
@@ -206,8 +210,8 @@ func parseIPv6(b []byte) (p parsed, reason string) {
 	return p, p.parseTransport(next, rest)
 }
 
-// walk passes the extension headers of an IPv6 packet, or says what is wrong with one. It ends where a
-// later fragment's data begins.
+// walk reads the extension headers of an IPv6 packet, and returns the reason if one of them is
+// invalid. It ends where the data of a later fragment begins.
 func walk(next byte, rest []byte) (protocol byte, data []byte, fragment *piece, reason string) {
 	for before := 0; slices.Contains([]byte{0, 43, 44, 60}, next); before++ {
 		if next == 44 && len(rest) >= 8 && binary.BigEndian.Uint16(rest[2:])&0xfff9 != 0 {
@@ -226,8 +230,8 @@ func walk(next byte, rest []byte) (protocol byte, data []byte, fragment *piece, 
 	return next, rest, fragment, ""
 }
 
-// parseExtension says how long the extension header at the start of rest is, which that many others
-// precede.
+// parseExtension returns the size of the extension header at the beginning of rest, in bytes. The
+// argument before is the number of extension headers that precede it.
 func parseExtension(header byte, rest []byte, before int) (size int, reason string) {
 	if len(rest) < 8 {
 		return 0, "drop_extension"
@@ -235,7 +239,7 @@ func parseExtension(header byte, rest []byte, before int) (size int, reason stri
 	size = 8 + int(rest[1])*8
 	switch {
 	case header == 44:
-		size = 8 // its second byte is reserved
+		size = 8 // the second byte is reserved
 	case header == 0 && before > 0:
 		return 0, "drop_extension"
 	case header == 43 && rest[3] > 0:
@@ -275,7 +279,7 @@ func (r *reference) isVIP(address netip.Addr) bool {
 	return slices.ContainsFunc(r.cfg.Services, func(s config.Service) bool { return s.VIP == address.Unmap() })
 }
 
-// classify returns nil for a flow that no service takes.
+// classify returns the service of a flow, or nil if there is none.
 func (f *fixture) classify(flow dataplane.Flow) (found *config.Service) {
 	for i := range f.cfg.Services {
 		s := &f.cfg.Services[i]
@@ -292,8 +296,8 @@ func (f *fixture) classify(flow dataplane.Flow) (found *config.Service) {
 	return found
 }
 
-// usable are the servers that new flows are placed on: undrained, if possible with a next hop that
-// answers, and of those, if possible, ones that pass their checks.
+// usable returns the servers that get new flows: servers that are not drained; if possible, with a
+// next hop that answers; and of those, if possible, servers that pass their checks.
 func (r *reference) usable(svc *config.Service) []config.Server {
 	servers := slices.DeleteFunc(slices.Clone(svc.Servers), func(s config.Server) bool { return *s.Weight == 0 })
 	for _, bad := range []func(config.Server) bool{
@@ -308,7 +312,7 @@ func (r *reference) usable(svc *config.Service) []config.Server {
 	return servers
 }
 
-// candidates are the servers of the flow's bucket.
+// candidates lists the servers in the row of the flow's bucket.
 func (r *reference) candidates(flow dataplane.Flow, svc *config.Service) (names []string) {
 	table := r.tables[svc.Name]
 	if table == nil {
@@ -330,7 +334,7 @@ func (r *reference) candidates(flow dataplane.Flow, svc *config.Service) (names 
 	return names
 }
 
-// place is the server that consistent hashing names for a flow; nil: there is none.
+// place returns the server that consistent hashing selects for a flow, or nil if there is none.
 func (r *reference) place(flow dataplane.Flow, svc *config.Service) *config.Server {
 	row := r.candidates(flow, svc)
 	if row == nil {
@@ -339,7 +343,7 @@ func (r *reference) place(flow dataplane.Flow, svc *config.Service) *config.Serv
 	return serverOfName(svc, row[0])
 }
 
-// serverOfName returns nil for a server that the service does not have.
+// serverOfName returns the server of the service with a name, or nil if there is none.
 func serverOfName(svc *config.Service, name string) *config.Server {
 	if i := slices.IndexFunc(svc.Servers, func(s config.Server) bool { return s.Name == name }); i >= 0 {
 		return &svc.Servers[i]
@@ -347,7 +351,8 @@ func serverOfName(svc *config.Service, name string) *config.Server {
 	return nil
 }
 
-// obstacle is why a packet cannot leave for its server, and the MTU that is left for it.
+// obstacle returns why a packet cannot be sent to its server, and the MTU without the
+// encapsulation.
 func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, to []stage) (reason string, mtu int) {
 	link := r.linkOf(to[0].server)
 	switch {

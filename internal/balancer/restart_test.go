@@ -23,8 +23,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// A process that ends and one that begins see the same balancer, and packets in between see none
-// missing.
+// A process that ends and the next one see the same balancer. Packets between the two are forwarded
+// as before.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
@@ -62,7 +62,7 @@ var (
 	addrComparer = cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 )
 
-// A first start that comes to nothing leaves nothing behind.
+// A first start that does not attach leaves no pins.
 func TestFirstStartUndone(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
@@ -76,7 +76,8 @@ func TestFirstStartUndone(t *testing.T) {
 	}
 }
 
-// All servers have moved while the balancer was down: the new ones find room beside the old.
+// All servers get other addresses while no process runs. There is room for the new servers beside
+// the old ones.
 func TestRestartWithOtherServers(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
@@ -102,14 +103,14 @@ func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
 		f.stop()
 		cfg.Services = webOf(srv6Server("s1", 11+i, 1), srv6Server("s2", 21+i, 1)).Services
 		f.start(cfg)
-		// At the first start the server was there until now.
+		// The first of these starts retires the server itself, so its flows are not yet swept.
 		if known := f.plane.Flows.Find(web, f.services.byName["web"].id, &f.identity) != 0; known != (i == 0) {
 			t.Errorf("start %d: the flow of a server that went is known: %v", i, known)
 		}
 	}
 }
 
-// A server that comes back with the next process finds its flows.
+// A server that was removed and is configured again by the next process gets its flows back.
 func TestServerComesBackAfterRestart(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1))
@@ -127,7 +128,7 @@ func TestServerComesBackAfterRestart(t *testing.T) {
 	}
 }
 
-// A server that fails its checks is not tried again by a process that has just started.
+// After a restart, a server that fails its checks gets no new flows either.
 func TestRestartRemembersHealth(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
@@ -149,7 +150,7 @@ func TestRestartRemembersHealth(t *testing.T) {
 	}
 }
 
-// A process that has just started knows the way to servers that the kernel has forgotten.
+// After a restart, the next hops are known, even if the kernel has forgotten them.
 func TestRestartKnowsNextHops(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
@@ -166,8 +167,8 @@ func TestRestartKnowsNextHops(t *testing.T) {
 	}
 }
 
-// A process that has just started knows which next hops were silent, and which servers had routes of
-// their own, also those that lost them. A server that is removed and added again is another.
+// After a restart, it is known which next hops did not answer, and which servers had routes of
+// their own, even if these are lost. A server that was removed and added again is a new one.
 func TestRestartKnowsWays(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1))
@@ -207,15 +208,16 @@ func TestRestartKnowsWays(t *testing.T) {
 	}
 }
 
-// webWith is the configuration with another server.
+// webWith returns the configuration with another server.
 func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
 	next := webOf(append(slices.Clone(cfg.Services[0].Servers), server)...)
 	next.Node = cfg.Node
 	return next
 }
 
-// A build that counts other reasons, or as many in another order, takes the flows over all the same.
-// Scrapes see the counters of this build from the start on, though its program is not attached yet.
+// A build that counts other reasons, or the same in another order, takes over all flows
+// nevertheless. Scrapes read the counters of this build from the start on, even before its program
+// is attached.
 func TestUpgradeWithOtherReasons(t *testing.T) {
 	t.Parallel()
 	spec, reasons, err := dataplane.LoadSpec()
@@ -230,7 +232,7 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 	slices.Reverse(reasons)
 	datapath.NameAfter(reordered, reasons)
 	counted := make([]dataplane.Counter, ebpf.MustPossibleCPU())
-	counted[0].Packets = 7 // for another reason
+	counted[0].Packets = 7 // in this order it belongs to another reason
 	reordered.Contents = []ebpf.MapKV{{Key: uint32(dataplane.ForwardKnown), Value: counted}}
 	byServer := spec.Maps[dataplane.ServerCountersMap].Copy()
 	byServer.Name = dataplane.ServerCountersMap
@@ -261,7 +263,7 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 	}
 }
 
-// The numbers of services that went are given again, and none is given twice.
+// The numbers of removed services are given out again, and no two services get the same number.
 func TestNumbersOfServices(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
@@ -288,7 +290,7 @@ func TestNumbersOfServices(t *testing.T) {
 	}
 }
 
-// A service and a server that went while no process ran are gone with the next.
+// A service and a server that were removed while no process ran are removed by the next process.
 func TestRestartWithoutService(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
@@ -300,8 +302,9 @@ func TestRestartWithoutService(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
 
-// A process that finds the tables as it would make them leaves them, and so the candidates before the servers
-// last changed, at whom flows from then are sought. So does a reload that changes something else.
+// A process that finds the candidate tables as it would build them keeps them. So it keeps the
+// former candidates as well, at which older flows are recovered. A reload that changes something
+// else does the same.
 func TestRestartKeepsFormerCandidates(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -329,7 +332,8 @@ func TestRestartKeepsFormerCandidates(t *testing.T) {
 	check("after a reload with another selection")
 }
 
-// A process may have ended in the middle of a reload: what it left of a move does not stay.
+// A process can end in the middle of a reload. If it has left a service with two ports, only the
+// configured one stays.
 func TestRestartAfterHalfAMove(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
@@ -347,7 +351,7 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
 
-// A start that fails forgets nothing of what the health checks found.
+// A start that fails keeps the results of the health checks.
 func TestFailedStartRemembersHealth(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
@@ -368,7 +372,7 @@ func TestFailedStartRemembersHealth(t *testing.T) {
 	}
 }
 
-// Other limits need other tables: a start with them is refused, and harms nothing.
+// Other limits need other tables. A start with other limits is refused and changes nothing.
 func TestOtherLimitsAreRefused(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))

@@ -30,32 +30,33 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// fabric is a balancer on real interfaces, eth0 to eth2, and routers at their other ends that are the way to everybody.
+// fabric is a balancer on real interfaces, eth0 to eth2. The router at the other end of each leads
+// to all hosts.
 type fabric struct {
 	t         *testing.T
 	near      *testnet.Namespace
 	routers   map[string]*router // by the balancer's interface
-	own       []nexthop.Link     // that the balancer uses
+	own       []nexthop.Link     // the interfaces that the balancer uses
 	cfg       *config.Balancer
 	balancer  *Balancer
 	attachTCX func(link.TCXOptions) (link.Link, error)
 }
 
-// router is what an interface of the balancer leads to.
+// router is the router at the other end of an interface of the balancer.
 type router struct {
 	ns       *testnet.Namespace
-	link     nexthop.Link // its own
-	index    int          // of the balancer's
+	link     nexthop.Link // the router's interface
+	index    int          // the index of the balancer's interface
 	gateways []netip.Prefix
 }
 
-// tcWays are how tc runs programs: by tcx, and on kernels before 6.6 by filters.
+// tcWays are the ways to attach programs to tc: by tcx, and by filters on kernels before 6.6.
 var tcWays = map[string]func(link.TCXOptions) (link.Link, error){
 	"tcx":    link.AttachTCX,
 	"filter": func(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupported },
 }
 
-// newFabric starts a balancer on one interface or two.
+// newFabric starts a balancer on one or two interfaces.
 func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
 	t.Helper()
 	needs.BPF(t)
@@ -103,7 +104,8 @@ func (n *fabric) linkOf(ns *testnet.Namespace, name string) (found nexthop.Link)
 	return found
 }
 
-// use says which interfaces are the balancer's own, from the next start on. The first is the way to everybody.
+// use selects the interfaces of the balancer, from the next start on. The first one leads to all
+// hosts.
 func (n *fabric) use(interfaces ...string) {
 	n.t.Helper()
 	n.in(n.near, func() error {
@@ -131,7 +133,7 @@ func (n *fabric) in(ns *testnet.Namespace, f func() error) {
 	}
 }
 
-// start makes a process, which attaches the data path.
+// start starts a process, which attaches the data path.
 func (n *fabric) start() {
 	n.t.Helper()
 	clock, err := dataplane.NewFlowClock()
@@ -149,7 +151,7 @@ func (n *fabric) start() {
 	})
 }
 
-// stop ends the process; the data path goes on.
+// stop ends the process. The data path stays attached.
 func (n *fabric) stop() {
 	n.t.Helper()
 	if n.balancer == nil {
@@ -161,8 +163,8 @@ func (n *fabric) stop() {
 	n.balancer = nil
 }
 
-// wantPrograms requires that packets meet one program of XDP, and one of tc at ingress, on these interfaces and on no
-// others.
+// wantPrograms requires that one XDP program and one tc program at ingress run on each of these
+// interfaces, and none on others.
 func (n *fabric) wantPrograms(interfaces ...string) {
 	n.t.Helper()
 	n.in(n.near, func() error {
@@ -192,7 +194,7 @@ func (n *fabric) wantPrograms(interfaces ...string) {
 	})
 }
 
-// xdpLinks are the links of XDP, by the indexes of their interfaces.
+// xdpLinks returns the XDP links, by the indexes of their interfaces.
 func (n *fabric) xdpLinks() map[uint32]link.ID {
 	n.t.Helper()
 	links := map[uint32]link.ID{}
@@ -214,7 +216,7 @@ func (n *fabric) xdpLinks() map[uint32]link.ID {
 	return links
 }
 
-// socket receives all frames of a router, and sends any.
+// socket returns a socket that receives all frames of a router and can send any frame.
 func (n *fabric) socket(r *router) int {
 	n.t.Helper()
 	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
@@ -229,8 +231,8 @@ func (n *fabric) socket(r *router) int {
 	return fd
 }
 
-// exchange sends a frame from one router and waits for the one that comes to another, of the same kind and to the
-// same address as wanted.
+// exchange sends a frame from one router. It waits until another router receives a frame of the
+// same kind and to the same address as the wanted one, and compares the two.
 func (n *fabric) exchange(from *router, frame []byte, to *router, want []byte) {
 	n.t.Helper()
 	out, in := n.socket(from), n.socket(to)
@@ -244,7 +246,7 @@ func (n *fabric) exchange(from *router, frame []byte, to *router, want []byte) {
 		for {
 			size, _, err := unix.Recvfrom(in, buffer, 0)
 			if err != nil {
-				break // nothing for a second: the neighbour may not have been ready
+				break // no frame for a second: the neighbour may not have been resolved
 			}
 			if bytes.Equal(buffer[:size], want) {
 				return
@@ -257,7 +259,7 @@ func (n *fabric) exchange(from *router, frame []byte, to *router, want []byte) {
 	n.t.Fatalf("nothing comes back for %x", frame)
 }
 
-// destination is where a frame's packet goes, as its header says it; empty without one.
+// destination returns the destination of a frame's packet by its header, or an empty text.
 func destination(frame []byte) string {
 	switch {
 	case len(frame) >= 34 && frame[12] == 0x08:
@@ -268,9 +270,9 @@ func destination(frame []byte) string {
 	return ""
 }
 
-// A server's packet leaves for the client by the kernel's own route and neighbour, on a host that is no
-// router, in both encapsulations and of both families; also after a restart. Where it comes in by node.inside it leaves
-// by node.interface.
+// A server's packet leaves for the client by the route and the neighbour of the kernel, on a host
+// that does not forward. This holds for both SRv6 encapsulations, both families and after a
+// restart. A packet that arrives on node.inside leaves through node.interface.
 func TestReturn(t *testing.T) {
 	t.Parallel()
 	for way := range tcWays {
@@ -294,7 +296,8 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// requireReturn has a server of the service signal.
+// requireReturn makes a server of the service send a signal, and requires that it reaches the
+// client.
 func (n *fabric) requireReturn(service string) {
 	n.t.Helper()
 	kind := config.SRv6Encap
@@ -312,8 +315,8 @@ func (n *fabric) requireReturn(service string) {
 	n.exchange(servers, frame, clients, packet.SetMACs(out, outside.MAC, clients.link.MAC))
 }
 
-// A start on other interfaces leaves nothing on those before, and changes programs in one step where an interface stays
-// in use, whichever part it had.
+// A start on other interfaces leaves no program on the former ones. If an interface stays in use,
+// its program is replaced in one step, even if the interface changes its role.
 func TestReturnMoves(t *testing.T) {
 	t.Parallel()
 	moves := [][]string{

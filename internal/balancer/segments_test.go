@@ -22,8 +22,8 @@ import (
 
 const maxSegments = 8
 
-// Lists of any length are the reference's, byte by byte, in both SRv6 encapsulations: 72 and 64
-// bytes for two servers.
+// Segment lists of all lengths equal those of the reference, byte by byte, in both SRv6
+// encapsulations. For two servers they have 72 and 64 bytes.
 func TestSegmentLists(t *testing.T) {
 	t.Parallel()
 	needs.BPF(t)
@@ -83,7 +83,7 @@ func TestSegmentLists(t *testing.T) {
 	}
 }
 
-// overheadOf is the header's size for n servers (bpf/balancer/encap.h).
+// overheadOf returns the length of the headers for n servers, in bytes (bpf/balancer/encap.h).
 func overheadOf(kind config.Encapsulation, n int) int {
 	switch {
 	case kind == config.SRv6Insert:
@@ -94,7 +94,8 @@ func overheadOf(kind config.Encapsulation, n int) int {
 	return 40
 }
 
-// fillServers writes eight servers and returns their SIDs for connect-avail in the order of travel.
+// fillServers writes eight servers. It returns their SIDs for connect-avail, in the order of
+// travel.
 func fillServers(mapped *dataplane.Directory) (path []netip.Addr) {
 	for i := range maxSegments {
 		locator := srv6Server("", uint8(i+1), 1).Locator

@@ -15,8 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// A table as full as it may be, with 16,384 services and as many VIPs, has every entry within reach, and
-// the data path finds in it what this process does.
+// In a table with the highest number of entries, 16,384 services and as many VIPs, all entries can
+// be found, and the data path finds the same ones as this process.
 func TestFullServiceTable(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))
@@ -54,7 +54,8 @@ func TestFullServiceTable(t *testing.T) {
 	f.check(refused(frameOf(stranger), "pass_not_vip", 60), f.run(frameOf(stranger)))
 }
 
-// A table that packets may still see is not written: if the wait for them failed, the next change waits first.
+// A table that packets may still use is not changed. If the wait for these packets failed, the next
+// change waits first.
 func TestServiceTableWaits(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s", 1, 1)))

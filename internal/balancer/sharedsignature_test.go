@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// anyFlow is a flow to one of the VIPs, from any client.
+// anyFlow generates flows from any client to one of the VIPs.
 func anyFlow(vips ...netip.Addr) *rapid.Generator[dataplane.Flow] {
 	return rapid.Custom(func(t *rapid.T) dataplane.Flow {
 		vip := rapid.SampledFrom(vips).Draw(t, "vip")
@@ -31,8 +31,7 @@ func anyFlow(vips ...netip.Addr) *rapid.Generator[dataplane.Flow] {
 	})
 }
 
-// The data path and this process agree for every flow on bucket, signature and candidate: a flow is
-// found where the one entered it, on the server that the other names.
+// The data path and this process compute the same bucket, signature and candidate for each flow.
 func TestHashesAgree(t *testing.T) {
 	t.Parallel()
 	var servers []config.Server
@@ -67,7 +66,7 @@ func TestHashesAgree(t *testing.T) {
 	})
 }
 
-// rekey starts the balancer anew with other keys for the flow table.
+// rekey starts the balancer again, with other keys for the flow table.
 func (f *fixture) rekey(bucket dataplane.PlaceKeys, signature dataplane.FlowKeys) {
 	f.t.Helper()
 	identity := f.identity
@@ -78,24 +77,26 @@ func (f *fixture) rekey(bucket dataplane.PlaceKeys, signature dataplane.FlowKeys
 	f.start(cfg)
 }
 
-// portsOf is the word of the hash that has a flow's ports.
+// portsOf returns the word of the hash that contains a flow's ports.
 func portsOf(flow dataplane.Flow) uint64 {
 	ports := binary.BigEndian.AppendUint16(nil, flow.Source.Port())
 	ports = binary.BigEndian.AppendUint16(ports, flow.Destination.Port())
 	return uint64(binary.NativeEndian.Uint32(ports))
 }
 
-// ignoreDestinations gives two flows of one client and port the same bucket and signature.
+// ignoreDestinations gives two flows of the same client address and port the same bucket and
+// signature.
 func (f *fixture) ignoreDestinations(a, b dataplane.Flow) {
 	f.t.Helper()
-	// The product of ports and service is zero for both, by one factor or the other.
+	// The product of ports and service is zero for both flows. For each of them, another factor is
+	// zero.
 	f.rekey(dataplane.PlaceKeys{1, 1, 0}, dataplane.FlowKeys{4: -portsOf(b), 5: -uint64(f.serviceID(a))})
 	if f.signature(a) != f.signature(b) || &f.bucket(a)[0] != &f.bucket(b)[0] {
 		f.t.Fatal("the keys tell destinations apart")
 	}
 }
 
-// Two flows of one service with the same signature are served by one server.
+// Two flows of one service with the same signature go to the same server.
 func TestSharedSignature(t *testing.T) {
 	t.Parallel()
 	server := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
@@ -107,8 +108,8 @@ func TestSharedSignature(t *testing.T) {
 	f.check(f.forwarded(frameOf(b), b, "all", other, "forward_known"), f.run(frameOf(b)))
 }
 
-// Two flows of different services with the same signature never meet: each is placed where its own
-// service says, every time.
+// Two flows of different services with the same signature are never mixed up. Each packet is placed
+// by its own service.
 func TestSharedSignatureOfTwoServices(t *testing.T) {
 	t.Parallel()
 	two := slices.DeleteFunc(standard().Services, func(s config.Service) bool { return s.Name != "web" && s.Name != "insert" })

@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// reduced is a balancer whose signatures have as many bits as it is told, whichever they are.
+// reduced is a balancer that uses only selected bits of its signatures.
 type reduced struct {
 	*fixture
 	mask    uint64
@@ -31,7 +31,7 @@ type reduced struct {
 	}
 }
 
-// openReduced has hashes that are the same each time.
+// openReduced returns a balancer with hash keys from the given random numbers.
 func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced {
 	t.Helper()
 	r := &reduced{fixture: open(t, cfg)}
@@ -58,7 +58,7 @@ func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced
 	return r
 }
 
-// reduce empties the flow table, and leaves signatures some of their 34 bits.
+// reduce empties the flow table, and selects bits of the 34 bits of signatures.
 func (r *reduced) reduce(bits, shift int) {
 	r.t.Helper()
 	r.forgetFlows()
@@ -66,13 +66,13 @@ func (r *reduced) reduce(bits, shift int) {
 	r.must(r.objects.FlowSignatureMask.Set(r.mask << 30))
 }
 
-// find is the entry that the data path takes for the flow's, or zero.
+// find returns the entry that the data path takes for the flow's, or zero.
 func (r *reduced) find(flow dataplane.Flow) dataplane.FlowEntry {
 	bucket, signature := r.plane.Flows.Bucket(flow, r.serviceID(flow), &r.identity)
 	return bucket.Find(signature & r.mask)
 }
 
-// randomClient is one that is most likely nowhere else.
+// randomClient returns a random client, which is most likely unused.
 func randomClient(random *rand.Rand) netip.AddrPort {
 	var address [16]byte
 	binary.BigEndian.PutUint64(address[:], 0x20010db8<<32|uint64(random.Uint32()))
@@ -80,7 +80,7 @@ func randomClient(random *rand.Rand) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(address), uint16(random.Uint32()))
 }
 
-// send has the data path receive a frame to a VIP from a client, whatever becomes of it.
+// send runs the data path with a frame from a client to a VIP, and ignores the result.
 func (r *reduced) send(frame []byte, client netip.AddrPort) {
 	r.t.Helper()
 	at := packet.NetworkOffset(frame)
@@ -91,7 +91,7 @@ func (r *reduced) send(frame []byte, client netip.AddrPort) {
 	}
 }
 
-// fill establishes flows of random clients until the table has as many as wanted.
+// fill establishes flows of random clients until the table contains the wanted numbers of flows.
 func (r *reduced) fill(random *rand.Rand, want dataplane.FlowCounts) {
 	r.t.Helper()
 	syn, ack := frameOf(web, packet.Flags(packet.SYN)), frameOf(web, packet.Flags(packet.ACK))
@@ -107,7 +107,8 @@ func (r *reduced) fill(random *rand.Rand, want dataplane.FlowCounts) {
 		r.mask, totalOf(r.plane.Flows), want)
 }
 
-// An entry is free by its state: a flow whose signature is that of free entries is found behind one.
+// The state of an entry tells whether it is free. A flow that has the signature of free entries is
+// found behind a free entry.
 func TestSignatureOfFreeEntries(t *testing.T) {
 	t.Parallel()
 	r := openReduced(t, rand.New(rand.NewPCG(1, 2)), webOf(srv6Server("s", 1, 1)))
@@ -123,10 +124,10 @@ func TestSignatureOfFreeEntries(t *testing.T) {
 	}
 }
 
-// A flow that is not in the table, but whose bucket is full, is taken for one that is with probability
-// 8 / 2^n, where signatures have n bits (docs/flow-table.md): whichever of the 34 these are, each bit
-// less doubles it. With all 34 none of so few flows is. So it is for random flows and for the ports of
-// one client, taken in turn.
+// An unknown flow whose bucket is full is taken for a known one with probability 8 / 2^n, if
+// signatures have n bits (docs/flow-table.md). So each bit less doubles the probability, whichever
+// of the 34 bits are used. With all 34 bits, none of the flows of this test is taken for another.
+// This holds for random flows and for consecutive ports of one client.
 func TestReducedSignature(t *testing.T) {
 	t.Parallel()
 	const buckets, strangers = 64, 25_000
@@ -164,8 +165,8 @@ func TestReducedSignature(t *testing.T) {
 	}
 }
 
-// However often flows of two services share a signature, no packet goes to the other service's server,
-// and no ICMP error either.
+// However often flows of two services share a signature, no packet and no ICMP error goes to the
+// server of the other service.
 func TestReducedSignatureOfTwoServices(t *testing.T) {
 	t.Parallel()
 	const packets = 20_000
@@ -215,7 +216,8 @@ func randomPlaceKeys(random *rand.Rand) (keys dataplane.PlaceKeys) {
 	return keys
 }
 
-// within allows six standard deviations of a binomial distribution; the draws are the same each time.
+// within allows six standard deviations of a binomial distribution. The random numbers are the same
+// in each run.
 func within(t *testing.T, name, what string, bit, got, draws int, p float64) {
 	t.Helper()
 	mean, deviation := float64(draws)*p, math.Sqrt(float64(draws)*p*(1-p))

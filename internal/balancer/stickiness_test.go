@@ -18,14 +18,14 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// signal is a server's packet to the client of a flow, with which it tells the balancer something.
+// signal returns a packet from a server to the client of a flow, with a signal to the balancer.
 func (f *fixture) signal(flow dataplane.Flow, service, server string, function srv6.Function, options ...packet.Option) []byte {
 	f.t.Helper()
 	svc := f.service(service)
 	return signal(svc.Encapsulation, serverOfName(svc, server).Locator, flow, function, options...)
 }
 
-// signal is one of a server with the locator to the balancer that node describes.
+// signal returns a signal from a server with the locator, to the balancer that node describes.
 func signal(kind config.Encapsulation, sender netip.Prefix, flow dataplane.Flow, function srv6.Function, options ...packet.Option) []byte {
 	frame, err := packet.Signal(reply(flow, options...), packet.Encap{
 		Kind:     kind,
@@ -39,7 +39,7 @@ func signal(kind config.Encapsulation, sender netip.Prefix, flow dataplane.Flow,
 	return frame
 }
 
-// returned is the outcome of a signal whose packet goes on to the client.
+// returned returns the outcome for a signal whose packet continues to the client.
 func (f *fixture) returned(frame []byte, reason string) outcome {
 	f.t.Helper()
 	out, err := packet.Return(frame, ownMAC)
@@ -47,24 +47,26 @@ func (f *fixture) returned(frame []byte, reason string) outcome {
 	return outcome{verdictPass, out, map[string]tally{reason: {1, layer3(frame), 0}}, map[string]tally{}}
 }
 
-// acknowledged is what the packets of servers acknowledge in these tests.
+// acknowledged is the acknowledgement number in the packets of servers.
 const acknowledged = 0xfedcba98
 
-// reset is the outcome of a signal whose sender is told that the client has no such connection.
+// reset returns the outcome for a signal whose sender gets a reset, because another server has the
+// connection.
 func (f *fixture) reset(flow dataplane.Flow, service, server string) outcome {
 	f.t.Helper()
 	rst := frameOf(flow, packet.Flags(packet.RST), packet.Sequence(acknowledged, 0), packet.Window(0))
 	return f.offered(rst, flow, service, "forward_reset", srv6.Deliver, server)
 }
 
-// The servers of a table of states: the flow's candidates and one that is none.
+// The names of servers in a table of states: the flow's two candidates, and a server that is not a
+// candidate.
 const (
 	first  = "first"
 	second = "second"
 	third  = "third"
 )
 
-// cast gives the parts to servers: in the words of a table, first is the flow's first candidate.
+// cast maps these names to servers. In a table, first is the flow's first candidate.
 func (f *fixture) cast(flow dataplane.Flow, service string) map[string]string {
 	f.t.Helper()
 	row := f.row(flow, service)
@@ -77,8 +79,8 @@ func (f *fixture) cast(flow dataplane.Flow, service string) map[string]string {
 	return parts
 }
 
-// setState makes the tables say of a flow what a state does: "listen", or "half-open", "new", "steer",
-// "closing", "over" or "stale" with a server.
+// setState makes the flow tables correspond to a state of a flow. The states are "listen", and
+// "half-open", "new", "steer", "closing", "over" or "stale" with a server.
 func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map[string]string) {
 	f.t.Helper()
 	clear(f.plane.Flows.Entries)
@@ -145,12 +147,12 @@ func (f *fixture) state(flow dataplane.Flow, service string, parts map[string]st
 	return strings.Join(states, ", ")
 }
 
-// Table II of 6LB, and what it does not say: every state and every event, also those that should not come
-// together.
+// stickiness is table II of 6LB, completed: all states with all events, also those that should not
+// occur together.
 var stickiness = []struct {
 	state, event string
-	// want is "hunt", "hunt after" a server, "recover" or "seek", a server that gets the packet, "client", "reset" and the server that is,
-	// or the reason to drop the packet.
+	// want is "hunt", "hunt after" a server, "recover", "seek", the server that gets the packet,
+	// "client", "reset" and the server that gets the reset, or the reason to drop the packet.
 	want, after string
 }{
 	{"listen", "SYN", "hunt", "listen"},
@@ -158,7 +160,8 @@ var stickiness = []struct {
 	{"listen", "FIN", "recover", "listen"},
 	{"listen", "create SYN-ACK first", "client", "half-open first"},
 	{"listen", "create SYN-ACK second", "client", "half-open second"},
-	{"listen", "create SYN-ACK third", "client", "half-open third"}, // of random candidates, or another set of servers
+	// The candidates were random, or the servers were others.
+	{"listen", "create SYN-ACK third", "client", "half-open third"},
 	{"listen", "create ACK first", "client", "steer first"},
 	{"listen", "create ACK second", "client", "steer second"},
 	{"listen", "create FIN first", "client", "steer first"},
@@ -193,7 +196,7 @@ var stickiness = []struct {
 	{"closing first", "FIN", "first", "closing first"},
 	{"closing first", "create SYN-ACK first", "client", "closing first"},
 	{"closing first", "create SYN-ACK second", "reset second", "closing first"},
-	{"closing first", "create ACK first", "client", "closing first"}, // overtaken by the end
+	{"closing first", "create ACK first", "client", "closing first"}, // overtaken by the FIN
 	{"closing first", "create ACK second", "client", "steer second"},
 	{"closing first", "remove FIN first", "client", "closing first"},
 	{"closing first", "remove FIN second", "client", "closing first"},
@@ -207,7 +210,7 @@ var stickiness = []struct {
 	{"over first", "remove FIN first", "client", "closing first"},
 	{"over first", "remove FIN second", "client", "over first"},
 
-	// A flow that takes the place of one that is over is half open in the flow table.
+	// A flow that displaces one that is over is half-open in the flow table.
 	{"new first", "SYN", "first", "new first"},
 	{"new first", "ACK", "first", "steer first"},
 	{"new first", "RST", "first", "closing first"},
@@ -215,7 +218,7 @@ var stickiness = []struct {
 	{"new first", "create SYN-ACK second", "reset second", "new first"},
 	{"new first", "remove RST first", "client", "closing first"},
 
-	// Of a flow that was idle for long nothing is sure but what a server says of it, the first that does.
+	// An entry that is stale proves nothing. The first server that signals has the flow.
 	{"stale first", "SYN", "first", "stale first"},
 	{"stale first", "ACK", "seek", "stale first"},
 	{"stale first", "FIN", "seek", "stale first"},
@@ -231,8 +234,9 @@ var stickiness = []struct {
 	{"stale first", "remove FIN second", "client", "stale first"},
 }
 
-// The same of flows whose server is drained: the client may well connect anew, but if it does that server knows,
-// which is asked first. So nobody else's SYN moves a connection.
+// The same for flows whose server is drained. The client may open a new connection. Only the
+// drained server knows whether it has the connection already, so it is asked first. So a SYN of
+// somebody else does not move the connection.
 var stickinessOfDrained = []struct{ state, event, want, after string }{
 	{"half-open first", "SYN", "hunt after first", "half-open first"},
 	{"half-open first", "ACK", "first", "steer first"},
@@ -256,15 +260,16 @@ var flagsOf = map[string]packet.TCPFlags{
 	"SYN": packet.SYN, "ACK": packet.ACK, "SYN-ACK": packet.SYN | packet.ACK, "FIN": packet.FIN | packet.ACK, "RST": packet.RST,
 }
 
-// sought is the way of a packet of a flow with a stale entry: its server, the other candidates, and its server
-// again.
+// sought returns the course of a packet whose flow has a stale entry: the holder, the other
+// candidates, and the holder again.
 func (f *fixture) sought(flow dataplane.Flow, service, holder string) []stage {
 	f.t.Helper()
 	asked := append([]string{holder}, slices.DeleteFunc(f.row(flow, service), func(name string) bool { return name == holder })...)
 	return append(stages(srv6.RecoverStickiness, asked...), stage{srv6.AckStickiness, holder})
 }
 
-// happen puts an event of a table through the data path and returns the outcome that it wants.
+// happen runs the data path with an event of a table. It returns the outcome that the table wants,
+// and the real one.
 func (f *fixture) happen(flow dataplane.Flow, service, state, event, want string, parts map[string]string) (wanted, got outcome) {
 	f.t.Helper()
 	words := strings.Split(event, " ")
@@ -284,7 +289,7 @@ func (f *fixture) happen(flow dataplane.Flow, service, state, event, want string
 			_, holder, _ := strings.Cut(state, " ")
 			return f.visited(frame, flow, service, "forward_recover", f.sought(flow, service, parts[holder])...), got
 		}
-		reason := reasonOf(got) // of these two, what the state afterwards tells
+		reason := reasonOf(got) // the state afterwards tells which of the two is right
 		if reason != "forward_new" {
 			reason = "forward_known"
 		}
@@ -355,8 +360,8 @@ func TestStickinessOfDrained(t *testing.T) {
 	}
 }
 
-// A half-open flow stays with an unheard server, which has answered its SYN: a second server would reset
-// what the client has from the first. Any other SYN is offered to other servers.
+// A half-open flow stays with an unheard server, which has answered its SYN. A second server would
+// reset what the client has from the first. All other SYNs are offered to other servers.
 func TestSYNOfUnheardServer(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -388,7 +393,8 @@ func TestSYNOfUnheardServer(t *testing.T) {
 	}
 }
 
-// Where all servers are drained a SYN is offered to nobody; but the server of its flow is asked whether it has it.
+// If all servers are drained, a SYN is offered to no server. The server of its flow is asked
+// whether it has the connection.
 func TestSYNOfDrainedService(t *testing.T) {
 	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
@@ -420,8 +426,8 @@ func TestSYNOfDrainedService(t *testing.T) {
 	}
 }
 
-// A drained server that is the only candidate is offered its own flow's SYN as it is any other: so it is for a
-// moment of each reload that drains it.
+// A drained server that is the only candidate is offered a SYN of its own flow like any other SYN.
+// Each reload that drains the server passes through this state.
 func TestSYNOfLastCandidate(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 1))
@@ -438,8 +444,8 @@ func TestSYNOfLastCandidate(t *testing.T) {
 	}
 }
 
-// A flood of SYNs, and of answers to them, enters no flow and displaces none; a client that answers in the
-// midst of it does.
+// A flood of SYNs, and of SYN-ACKs to them, makes no entry in the flow table and displaces none. A
+// client that answers during the flood gets an entry.
 func TestFloodOfSYNs(t *testing.T) {
 	t.Parallel()
 	cfg := hunting(config.SelectConsistent, 2)
@@ -448,7 +454,7 @@ func TestFloodOfSYNs(t *testing.T) {
 	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck))
 	f.run(frameOf(web, packet.Flags(packet.ACK)))
 	before := slices.Clone(f.plane.Flows.Entries)
-	for port := range uint16(5_000) { // five times what the table is made for
+	for port := range uint16(5_000) { // five times the capacity of the table
 		flow := fromPort(web, 10_000+port)
 		f.exec(frameOf(flow), nil)
 		f.exec(f.signal(flow, "web", row[port%2], srv6.CreateStickiness, synAck), nil)
@@ -469,7 +475,8 @@ func TestFloodOfSYNs(t *testing.T) {
 	f.check(f.forwarded(ack, newcomer, "web", row[1], "forward_new"), f.run(ack))
 }
 
-// Signals are taken from the servers that a flow's service has at the time, by their locators.
+// Signals are accepted from the servers that the flow's service has at that time. Their locators
+// identify them.
 func TestSenders(t *testing.T) {
 	t.Parallel()
 	all := hunting(config.SelectConsistent, 2)
@@ -483,7 +490,7 @@ func TestSenders(t *testing.T) {
 
 	slot := f.slot("web", parts[first])
 	flags := f.plane.Servers.Flags(slot)
-	f.plane.Servers.SetFlags(slot, 0) // as a reload begins to retire it
+	f.plane.Servers.SetFlags(slot, 0) // as the first step of retiring it
 	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
 	f.plane.Servers.SetFlags(slot, flags)
 
@@ -497,7 +504,7 @@ func TestSenders(t *testing.T) {
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
 
 	cfg := f.cfg
-	f.stop() // the next process tells its program anew
+	f.stop() // the next process loads its program again
 	f.start(cfg)
 	f.route()
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
@@ -508,9 +515,9 @@ func TestSenders(t *testing.T) {
 	f.check(refused(sent(), "pass_not_vip", 100), f.run(sent()))
 }
 
-// A service ceases to hunt: what servers have taken, or take by an offer that is still on its way, stays with
-// them, and they are told that the balancer knows; new flows are placed. After a while none of that is left.
-// Trace says the same.
+// A service stops hunting. Flows that servers have taken stay with them, and so do flows that they
+// take by offers under way; the servers get acknowledgements. New flows are placed. After a while,
+// all flags of the hunt are removed. Trace agrees.
 func TestServiceCeasesToHunt(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -550,7 +557,7 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	newcomer := fromPort(web, 1004)
 	send(newcomer, packet.SYN, "forward_new", srv6.Deliver, f.placed(newcomer, "web"))
 
-	f.stop() // the next process knows of it, too
+	f.stop() // the next process knows about the hunts, too
 	f.start(cfg)
 	f.route()
 	send(halfOpen, packet.ACK, "forward_known", srv6.AckStickiness, taker)
@@ -562,7 +569,7 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	send(left, packet.ACK, "forward_recover", srv6.Deliver, f.placed(left, "web"))
 }
 
-// Half-open flows outlive a restart, and leave after their time, or with their server.
+// Half-open flows survive a restart. They expire, and leave with their server.
 func TestHalfOpenFlowsLeave(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -593,7 +600,7 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 	}
 }
 
-// Reloads leave the servers that stay their say: no signal is dropped meanwhile.
+// During reloads, no signal of a server that stays is dropped.
 func TestSignalsDuringReloads(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))

@@ -15,7 +15,8 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// crowded is two services whose flow table has few buckets, so that flows are in each other's way.
+// crowded returns a configuration of two services. Their flow table has few buckets, so that flows
+// share buckets.
 func crowded(buckets uint32) *config.Balancer {
 	three := func() []config.Server {
 		return []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 2)}
@@ -31,7 +32,7 @@ func crowded(buckets uint32) *config.Balancer {
 	return cfg
 }
 
-// crowd is n flows of each service.
+// crowd returns n flows of each service.
 func crowd(n uint16) (flows []dataplane.Flow) {
 	for port := range n {
 		flows = append(flows, fromPort(web, 1000+port), fromPort(dns, 1000+port))
@@ -39,8 +40,8 @@ func crowd(n uint16) (flows []dataplane.Flow) {
 	return flows
 }
 
-// tableMachine is a flow table of two buckets and its reference, through the life of which go packets,
-// time, sweeps, and all that happens to servers.
+// tableMachine is a flow table of two buckets, and its reference. Both process the same packets,
+// sweeps, passing time and changes of servers.
 type tableMachine struct {
 	*reference
 	known []dataplane.Flow
@@ -52,8 +53,8 @@ func openTableMachine(t testing.TB) *tableMachine {
 	return &tableMachine{reference: newReference(f), known: crowd(15)}
 }
 
-// The flow table does what the reference does: the same servers and reasons for any packets, and the same
-// entries after each step.
+// The flow table behaves as the reference: any packets go to the same servers for the same reasons,
+// and after each step the entries are the same.
 func TestTableFollowsReference(t *testing.T) {
 	t.Parallel()
 	m := openTableMachine(t)
@@ -68,11 +69,12 @@ func TestTableFollowsReference(t *testing.T) {
 	t.Log(seen)
 }
 
-// FuzzFlowTable is TestTableFollowsReference, steered by what the reference has not done yet.
+// FuzzFlowTable is TestTableFollowsReference, steered by branches of the reference that were not
+// yet taken.
 func FuzzFlowTable(f *testing.F) {
 	m := openTableMachine(f)
 	for seed := range byte(8) {
-		tape := make([]byte, 1<<16) // what rapid draws from: more than any of these needs
+		tape := make([]byte, 1<<16) // the source of rapid's draws, longer than any test needs
 		_, _ = rand.NewChaCha8([32]byte{seed}).Read(tape)
 		f.Add(tape)
 	}
@@ -107,7 +109,7 @@ func (m *tableMachine) packets(t *rapid.T) {
 	}
 }
 
-// crowd establishes several flows, so that buckets fill.
+// crowd establishes several flows, to fill buckets.
 func (m *tableMachine) crowd(t *rapid.T) {
 	first := rapid.IntRange(0, len(m.known)-1).Draw(t, "first")
 	for _, flow := range m.known[first:min(first+8, len(m.known))] {
@@ -127,7 +129,7 @@ func (m *tableMachine) send(t *rapid.T, flow dataplane.Flow, flags packet.TCPFla
 	}
 }
 
-// wait has ticks around the 15 after which established flows yield, and those of the timeouts.
+// wait makes time pass. It draws numbers of ticks around FlowMinIdle and around the timeouts.
 func (m *tableMachine) wait(t *rapid.T) {
 	m.elapse(rapid.SampledFrom([]uint16{1, 2, 7, 13, 14, 15, 100, 838, 839}).Draw(t, "ticks"))
 }
@@ -137,7 +139,8 @@ func (m *tableMachine) clean(t *rapid.T) {
 	m.reference.sweep()
 }
 
-// server is rare: for each change of a table the kernel waits until no packet can still see the one before.
+// server rarely changes a server, and else sends packets. For each change of a candidate table, the
+// kernel waits until no packet can use the former one.
 func (m *tableMachine) server(t *rapid.T) {
 	switch rapid.IntRange(0, 11).Draw(t, "change") {
 	case 0:
@@ -172,7 +175,7 @@ func (m *tableMachine) nextHop(t *rapid.T) {
 	m.changed()
 }
 
-// reconfigure gives servers other weights, adds some and takes some away, or drains all of a service.
+// reconfigure changes weights, adds and removes servers, or drains all servers of a service.
 func (m *tableMachine) reconfigure(t *rapid.T) {
 	cfg := crowded(2)
 	for i := range cfg.Services {
@@ -186,7 +189,8 @@ func (m *tableMachine) reconfigure(t *rapid.T) {
 			svc.Servers[j].Weight = &weight
 		}
 		if gone := rapid.IntRange(-2, len(svc.Servers)-1).Draw(t, "gone"); gone >= 0 {
-			delete(m.failing, svc.Name+"/"+svc.Servers[gone].Name) // it comes back as a new one
+			// A server that is added again begins anew.
+			delete(m.failing, svc.Name+"/"+svc.Servers[gone].Name)
 			svc.Servers = slices.Delete(svc.Servers, gone, gone+1)
 		}
 	}
@@ -194,7 +198,7 @@ func (m *tableMachine) reconfigure(t *rapid.T) {
 	m.changed()
 }
 
-// agreesOnEntries compares the flow table with the reference's.
+// agreesOnEntries compares the flow table with that of the reference.
 func (m *tableMachine) agreesOnEntries(t *rapid.T) {
 	var want dataplane.FlowCounts
 	text := func(server string, state dataplane.FlowState, seen uint16) string {

@@ -13,17 +13,18 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// meeting lets two cores go on at once, over and over.
+// meeting makes two cores continue at the same time, any number of times.
 type meeting struct{ arrived atomic.Int32 }
 
-// wait returns when both have called it for the nth time; by a loop, which is as close as it gets.
+// wait returns when both cores have called it for the nth time. It uses a busy loop, to make the
+// cores as simultaneous as possible.
 func (m *meeting) wait(n int32) {
 	for m.arrived.Add(1); m.arrived.Load() < 2*n; {
 	}
 }
 
-// collide sends two frames at once, each on a core of its own, that many times. What is to be done before
-// and after is told the number of the time.
+// collide runs the data path with two frames at the same time, each on its own core, the given
+// number of times. It calls before and after around each time; after gets the verdicts.
 func (f *fixture) collide(times int32, frames [2][]byte, before func(), after func(verdict [2]uint32)) {
 	var verdict [2]uint32
 	var start, end meeting
@@ -47,8 +48,9 @@ func (f *fixture) collide(times int32, frames [2][]byte, before func(), after fu
 	cores.Wait()
 }
 
-// Two servers take one connection, and their SYN-ACKs come at the same time: one goes on to the client, and
-// the other server gets a reset. From then on the flow is the first one's, alone.
+// Two servers accept one connection, and their SYN-ACKs arrive at the same time. One SYN-ACK
+// continues to the client, and the other server gets a reset. The flow then belongs only to the
+// first of these servers.
 func TestTwoTakers(t *testing.T) {
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")
@@ -79,7 +81,8 @@ func TestTwoTakers(t *testing.T) {
 	}
 }
 
-// crowdHalfOpen puts half-open flows of the given ages, in ticks, into a flow's bucket, and leaves no others.
+// crowdHalfOpen makes half-open flows of the given ages, in ticks, the only ones. They are in the
+// bucket of a flow.
 func (f *fixture) crowdHalfOpen(flow dataplane.Flow, service string, ages []uint16) {
 	clear(f.plane.HalfOpen.Entries)
 	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
@@ -90,7 +93,7 @@ func (f *fixture) crowdHalfOpen(flow dataplane.Flow, service string, ages []uint
 	}
 }
 
-// leaveHalfOpen frees all entries of a flow's bucket but its own.
+// leaveHalfOpen frees all entries of a flow's bucket except that of the flow.
 func (f *fixture) leaveHalfOpen(flow dataplane.Flow) {
 	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	bucket := f.plane.HalfOpen.Entries[f.plane.HalfOpen.BucketNumber(place)*dataplane.FlowsPerBucket:][:dataplane.FlowsPerBucket]
@@ -101,8 +104,9 @@ func (f *fixture) leaveHalfOpen(flow dataplane.Flow) {
 	}
 }
 
-// A second server takes a connection while the client's answer to the first one makes the flow known: it
-// comes too late, before, after and while the entry moves from one table to the other.
+// A second server accepts a connection while the client's answer to the first server makes the flow
+// known. The second server must lose, whether its signal comes before, after or while the entry
+// moves from one table to the other.
 func TestTakerWhileConfirmed(t *testing.T) {
 	f := open(t, hunting(config.SelectConsistent, 2))
 	parts := f.cast(web, "web")

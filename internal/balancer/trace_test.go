@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// varied has every encapsulation, both IP versions and both protocols.
+// varied returns a configuration with all encapsulations, both IP versions and both protocols.
 func varied() *config.Balancer {
 	web := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 2), srv6Server("s3", 3, 0)}
 	return balancerOf(
@@ -32,7 +32,8 @@ func varied() *config.Balancer {
 	)
 }
 
-// randomPacket is of few flows, so that many packets meet a known one. The flags are those of TCP.
+// randomPacket draws a packet of one of a few flows, so that many packets belong to a known flow.
+// The flags are for TCP.
 func randomPacket(t *rapid.T) (p inspect.Packet, flags packet.TCPFlags, frame []byte) {
 	client, vips, headers := "2001:db8:c::%d", []netip.Addr{vip6, vip6, vip6.Next()}, 40
 	if rapid.Bool().Draw(t, "IPv4") {
@@ -52,13 +53,14 @@ func randomPacket(t *rapid.T) (p inspect.Packet, flags packet.TCPFlags, frame []
 			packet.SYN | packet.ACK, packet.FIN | packet.ACK, packet.RST}).Draw(t, "flags")
 	}
 	p.Opens = flags&(packet.SYN|packet.ACK) == packet.SYN
-	// Around the longest that each encapsulation leaves of the narrow link, and any other.
+	// Half of the lengths are near the MTU of the narrow link minus the encapsulation. The others
+	// are arbitrary.
 	mtu := links["narrow"]
 	p.Length = rapid.OneOf(rapid.IntRange(headers, mtu), rapid.IntRange(mtu-80, mtu-16)).Draw(t, "length")
 	return p, flags, frameOf(p.Flow, packet.Flags(flags), packet.Payload(make([]byte, p.Length-headers)))
 }
 
-// reconfigure changes what decides about the packets of a service: weights, membership and next hops.
+// reconfigure changes weights, servers and next hops of a service.
 func (f *fixture) reconfigure(t *rapid.T, number int) {
 	service := f.cfg.Services[number]
 	service.Servers = slices.Clone(service.Servers)
@@ -105,7 +107,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 	}
 }
 
-// A bucket full of flows that are in use takes no other.
+// A bucket that is full of flows in use accepts no other flow.
 func TestTraceOfFullTable(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
@@ -126,7 +128,7 @@ func TestTraceOfFullTable(t *testing.T) {
 	}
 }
 
-// Trace knows of hunting flows what the data path does with them, in every state.
+// Trace says what the data path does with flows that hunt, in all states.
 func TestTraceOfHunt(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
@@ -156,15 +158,15 @@ func TestTraceOfHunt(t *testing.T) {
 	}
 }
 
-// Trace says what the data path then does with any packet of flows that hunt, whatever servers have said of
-// them before, and which of them can be reached.
+// Trace says what the data path then does with any packet of a flow that hunts, whatever signals
+// servers have sent before, and whichever servers can be reached.
 func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
 	view := f.view()
 	seen := map[string]int{}
 	names := slices.Sorted(maps.Keys(hunted))
-	// SYNs are what meets most, and flows that are closing at servers out of reach the rarest of it.
+	// SYNs reach most cases. The rarest case is a closing flow at a server that cannot be reached.
 	kinds := []packet.TCPFlags{packet.SYN, packet.SYN, packet.SYN, packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
 	rapid.Check(t, func(t *rapid.T) {
 		clear(f.plane.Flows.Entries)
@@ -213,7 +215,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 	}
 }
 
-// What is random nobody can foretell.
+// Trace cannot say which random candidates get an offer.
 func TestTraceOfRandomHunt(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))
@@ -224,7 +226,7 @@ func TestTraceOfRandomHunt(t *testing.T) {
 	}
 }
 
-// But for the drained server of the flow, which is asked first.
+// With random candidates, Trace shows the drained server of the flow, which is asked first.
 func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectRandom, 2))
@@ -260,7 +262,7 @@ func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 	}
 }
 
-// fataler is a test of the testing or the rapid package.
+// fataler is implemented by the tests of packages testing and rapid.
 type fataler interface {
 	Helper()
 	Fatal(...any)
@@ -286,7 +288,7 @@ func mustTrace(t fataler, view *inspect.View, p inspect.Packet) *inspect.Trace {
 	return trace
 }
 
-// compare traces a packet, sends it, and traces the next one of its flow.
+// compare traces a packet, sends it, and traces the next packet of its flow.
 func (f *fixture) compare(t fataler, view *inspect.View, p inspect.Packet, flags packet.TCPFlags, frame []byte) string {
 	t.Helper()
 	before := mustTrace(t, view, p)
@@ -296,7 +298,7 @@ func (f *fixture) compare(t fataler, view *inspect.View, p inspect.Packet, flags
 	}
 	if before.Server != nil && before.Reason != "forward_no_room" {
 		after := mustTrace(t, view, inspect.Packet{Flow: p.Flow, Length: p.Length})
-		// It was entered for a server that cannot be reached only where there is no other.
+		// A flow is on a server that cannot be reached only if there is no other server.
 		unreachable := p.Flow.Protocol == config.UDP &&
 			(before.Reason == "drop_no_next_hop" || slices.Contains(before.Server.Causes, inspect.ServerUnreachable))
 		if after.Known == nil || after.Known.Server != before.Server.Name || (after.Known.Left != "") != unreachable {
@@ -309,7 +311,7 @@ func (f *fixture) compare(t fataler, view *inspect.View, p inspect.Packet, flags
 	return before.Reason
 }
 
-// traced is the outcome that a trace foretells.
+// traced returns the outcome that a trace predicts.
 func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome {
 	t.Helper()
 	switch {
@@ -323,7 +325,7 @@ func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome 
 	encap := packet.Encap{Kind: e.Kind, Source: e.Source, Destination: e.Destination, FlowLabel: f.flowLabel(trace.Flow)}
 	if len(e.Segments) > 0 {
 		encap.Sender, encap.Segments = e.Segments[0], e.Segments[1:]
-		if e.Kind == config.SRv6Insert { // the last one is the VIP
+		if e.Kind == config.SRv6Insert { // the last segment is the VIP
 			encap.Segments = e.Segments[1 : len(e.Segments)-1]
 		}
 	}
@@ -352,7 +354,7 @@ func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome 
 	return outcome{verdictRedirect, out, reasons, map[string]tally{trace.Service.Name + "/" + trace.Server.Name: counted}}
 }
 
-// checkCourse compares what trace says of a packet's course with the segments.
+// checkCourse compares the course of a trace with its segments.
 func (f *fixture) checkCourse(t fataler, trace *inspect.Trace) {
 	t.Helper()
 	servers := f.service(trace.Service.Name).Servers
@@ -360,7 +362,7 @@ func (f *fixture) checkCourse(t fataler, trace *inspect.Trace) {
 		t.Fatalf("%+v: it begins at %+v", trace.Course, trace.Server)
 	}
 	for i, at := range trace.Course {
-		if len(trace.Encapsulation.Segments) == 0 { // a tunnel
+		if len(trace.Encapsulation.Segments) == 0 { // gre or ipip
 			continue
 		}
 		server := servers[slices.IndexFunc(servers, func(s config.Server) bool { return s.Name == at.Server })]
@@ -371,7 +373,7 @@ func (f *fixture) checkCourse(t fataler, trace *inspect.Trace) {
 	}
 }
 
-// stateAfter is the state of a flow after a packet that was traced before.
+// stateAfter returns the state of a flow after a packet that was traced before.
 func stateAfter(before *inspect.Trace, flags packet.TCPFlags) string {
 	switch {
 	case flags&(packet.FIN|packet.RST) != 0:

@@ -27,7 +27,7 @@ var (
 	newKey = config.SignalKey{0xff, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
 )
 
-// keyFile writes keys for a configuration to name.
+// keyFile writes a file of keys, which a configuration can name.
 func keyFile(t *testing.T, keys ...config.SignalKey) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "signal.key")
@@ -46,16 +46,16 @@ func writeKeys(t *testing.T, file string, keys ...config.SignalKey) {
 	}
 }
 
-// withArgument is the frame of a signal whose SID has another argument.
+// withArgument returns the frame of a signal with another argument in its SID.
 func withArgument(frame []byte, argument uint64) []byte {
-	at := ethernetLength + 24 + 8 // the second half of the destination
+	at := ethernetLength + 24 + 8 // the second half of the destination address
 	half := binary.BigEndian.Uint64(frame[at:])&^srv6.MaxArgument | argument
 	out := slices.Clone(frame)
 	binary.BigEndian.PutUint64(out[at:], half)
 	return out
 }
 
-// tagged is a signal with the tag that a server with the key gives it.
+// tagged returns a signal with the tag that a server with the key adds.
 func tagged(frame []byte, key config.SignalKey) []byte {
 	h, ok := hear(frame[ethernetLength:])
 	if !ok {
@@ -64,14 +64,15 @@ func tagged(frame []byte, key config.SignalKey) []byte {
 	return withArgument(frame, packettest.Tag(key, functionOf(frame), h.sender, h.flow.Source, h.flow.Destination))
 }
 
-// functionOf is what the SID that a frame is for asks.
+// functionOf returns the function of the SID that is the frame's destination.
 func functionOf(frame []byte) srv6.Function { return sidOf(frame).Function }
 
 func sidOf(frame []byte) srv6.SID {
 	return srv6.Parse(netip.AddrFrom16([16]byte(frame[ethernetLength+24:])))
 }
 
-// A signal is taken if it bears the tag of one of the node's keys, of everything that it says.
+// A signal is accepted if its tag is by one of the node's keys. The tag covers everything that the
+// signal says.
 func TestTags(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -138,8 +139,8 @@ func (f *fixture) locatorOf(service, server string) netip.Prefix {
 	return serverOfName(f.service(service), server).Locator
 }
 
-// Keys are changed by reloads: a second one is taken too, then it is the only one. One that cannot be read
-// changes nothing, and the next process reads the file again.
+// Reloads change the keys: first a second key is accepted as well, then it is the only one. A key
+// that cannot be read changes nothing. The next process reads the file again.
 func TestChangeOfKeys(t *testing.T) {
 	t.Parallel()
 	cfg := func(file string) *config.Balancer {
@@ -191,15 +192,15 @@ func TestChangeOfKeys(t *testing.T) {
 	takes("without any", oldKey, newKey)
 }
 
-// outsideOf is a balancer at the edge, whose interface leads out of the domain.
+// outsideOf returns a balancer at the edge of the domain, whose interface leads out of the domain.
 func outsideOf(cfg *config.Balancer) *config.Balancer {
 	no := false
 	cfg.Node.Internal = &no
 	return cfg
 }
 
-// intrusions are frames from outside that try to choose their way inside, and what becomes of them where the
-// interface is internal.
+// intrusions are frames from outside that try to choose their path in the domain. The field
+// internal is the reason under which they are counted on an internal interface.
 func intrusions() map[string]struct {
 	frame    []byte
 	internal string
@@ -227,7 +228,7 @@ func intrusions() map[string]struct {
 	}
 }
 
-// inner is the frame's packet in one to a SID.
+// inner returns a frame to a SID that contains the packet of the given frame.
 func inner(frame []byte, sid string) []byte {
 	out, err := packet.Encapsulate(frame, packet.Encap{
 		Kind: config.SRv6Encap, Sender: client6.Addr(), Segments: []netip.Addr{netip.MustParseAddr(sid)},
@@ -239,8 +240,8 @@ func inner(frame []byte, sid string) []byte {
 	return out
 }
 
-// RFC 8754 section 5.1: from outside nothing comes to a SID, or to a VIP with segments left. Whatever else
-// there is goes its way as it does inside.
+// By RFC 8754 section 5.1, packets from outside may not go to a SID, nor to a VIP with segments
+// left. All other packets are treated as inside the domain.
 func TestOutside(t *testing.T) {
 	t.Parallel()
 	inside, outside := openStandard(t), open(t, outsideOf(standard()))
@@ -283,13 +284,13 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// insideOf is a balancer at the edge, which has another interface that leads inside.
+// insideOf returns a balancer at the edge with another interface, which leads into the domain.
 func insideOf(cfg *config.Balancer) *config.Balancer {
 	cfg.Node.Inside = "eth1"
 	return outsideOf(cfg)
 }
 
-// A balancer with two interfaces is at the edge by one, and inside the domain by the other, whatever comes in.
+// A balancer with two interfaces guards the domain on one of them only, for all kinds of frames.
 func TestInside(t *testing.T) {
 	t.Parallel()
 	one, two := openStandard(t), open(t, insideOf(standard()))
@@ -317,8 +318,8 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// What one interface learns the other knows: a connection that is offered by one, and created by the other, is known
-// to both, until the server takes its leave, and after a restart.
+// Both interfaces share what they learn. A connection that is offered through one and created
+// through the other is known to both, until the server ends it, and after a restart.
 func TestInsideLearns(t *testing.T) {
 	t.Parallel()
 	f := open(t, insideOf(hunting(config.SelectConsistent, 2)))
@@ -348,7 +349,8 @@ func TestInsideLearns(t *testing.T) {
 	}
 }
 
-// Mutants of signals and intrusions are dropped as the reference says, where there is a key, and from outside.
+// Mutants of signals and intrusions are dropped as in the reference, with signal keys and from
+// outside.
 func TestMutantsOfStrangers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -19,37 +19,41 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// What must hold of the flow table however two cores and the control plane interleave:
+// These rules hold for the flow table however the steps of two cores and the control plane
+// interleave:
 //
-//   - A packet goes to a server of its own service that was configured while the packet was on its way,
-//     or is dropped because that server is just being removed.
-//   - An established flow that is not idle stays: whatever flows come, and however often another core
-//     changes its entry or those beside it, each of its packets goes to the server that it has, even if
-//     that is drained and placement names another.
-//   - A flow that one core has just established is not evicted by another that still saw it as new.
-//   - Every packet is counted once.
-//   - Two cores that enter one flow at the same time may make two entries of it, for two servers if the
-//     service's table was swapped between their lookups. Lookups take the first, so that the second
-//     is not renewed and leaves as new flows do: once no packet is on its way, a flow keeps one server.
+//   - A packet goes to a server of its own service that was configured while the packet was under
+//     way. Or it is dropped because that server is being removed.
+//   - An established flow that is not idle keeps its entry, whatever flows come, and however often
+//     another core changes this entry or its neighbours. All its packets go to its server, even if
+//     that server is drained and placement selects another one.
+//   - A flow that one core has just established is not displaced by another core that saw it as
+//     new.
+//   - Each packet is counted once.
+//   - Two cores that enter one flow at the same time may make two entries of it. The entries may be
+//     for two servers if the candidate table was replaced between the lookups. A lookup takes the
+//     first entry, so the second one is not renewed, and expires as new flows do. So a flow keeps
+//     one server once no packet is under way.
 
-// storm is two writers of a flow table, on two cores, and the control plane beside them.
+// storm is two writers of a flow table, on two cores, and the control plane at the same time.
 type storm struct {
 	*fixture
 	buckets  uint32
-	anchored []dataplane.Flow    // established on the anchors, which then get no new flows
-	pool     []dataplane.Flow    // that come and go
-	own      [2][]dataplane.Flow // each sent by one writer only
+	anchored []dataplane.Flow    // established on the anchors, which get no new flows then
+	pool     []dataplane.Flow    // flows that come and go
+	own      [2][]dataplane.Flow // flows that only one of the writers sends
 	frames   map[dataplane.Flow]map[packet.TCPFlags][]byte
-	// allowed are the servers, by the MAC addresses of their next hops, that packets of pool may go to.
-	// During a change it has those from before and after.
+	// allowed are the servers to which packets of pool may go, by the MAC addresses of their next
+	// hops. During a change, it contains the servers from before and after.
 	allowed atomic.Pointer[map[packet.MAC]string]
 	sent    [2]writer
-	staying [2]uint32 // slots, by the number of the service
-	// doubles are how often a flow was seen with two entries; split, with entries for two servers.
+	staying [2]uint32 // the slot of the server that stays, by number of the service
+	// doubles counts flows that were seen with two entries, and split those with entries for two
+	// servers.
 	doubles, split int
 }
 
-// writer is what one core has seen.
+// writer is what one core has sent and seen.
 type writer struct {
 	packets   atomic.Uint64
 	bytes     uint64
@@ -80,8 +84,9 @@ func openStorm(t testing.TB, buckets uint32) *storm {
 	return s
 }
 
-// config has an anchor for each service, which gets all new flows or none, and the given servers, of
-// five besides number 9, so that their slots go from one to the other.
+// config returns a configuration with the given servers and an anchor for each service. The anchors
+// have weight 1 or 0. The given servers are few of five, besides number 9, so that their slots go
+// from one to another.
 func (s *storm) config(anchors bool, web, dns []int) *config.Balancer {
 	cfg := crowded(s.buckets)
 	for i, chosen := range [][]int{web, dns} {
@@ -99,7 +104,7 @@ func (s *storm) config(anchors bool, web, dns []int) *config.Balancer {
 	return cfg
 }
 
-// macs are the next hops of the servers of a service.
+// macs returns the next hops of the servers of a configuration, with the names of their services.
 func macs(cfg *config.Balancer) map[packet.MAC]string {
 	out := map[packet.MAC]string{}
 	for _, svc := range cfg.Services {
@@ -110,7 +115,7 @@ func macs(cfg *config.Balancer) map[packet.MAC]string {
 	return out
 }
 
-// anchor is the next hop of the anchor of a flow's service.
+// anchor returns the next hop of the anchor of a flow's service.
 func (s *storm) anchor(flow dataplane.Flow) packet.MAC {
 	return hopMAC(target(&s.config(true, nil, nil).Services[serviceNumber(flow)].Servers[0]))
 }
@@ -141,7 +146,7 @@ func (s *storm) begin() {
 	}
 }
 
-// change reloads; meanwhile the servers of both configurations are allowed.
+// change applies another configuration. Meanwhile the servers of both configurations are allowed.
 func (s *storm) change(cfg *config.Balancer) {
 	s.t.Helper()
 	both := macs(s.cfg)
@@ -154,7 +159,8 @@ func (s *storm) change(cfg *config.Balancer) {
 	s.allowed.Store(&after)
 }
 
-// rage has both writers send that many packets while the control plane does whatever it does.
+// rage makes both writers send the given number of packets, while the control plane makes random
+// changes.
 func (s *storm) rage(seed uint64, packets int) {
 	s.t.Helper()
 	s.begin()
@@ -190,7 +196,7 @@ func (s *storm) write(w *writer, own []dataplane.Flow, random *rand.Rand, packet
 		} else {
 			flags = []packet.TCPFlags{packet.SYN, packet.SYN, packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}[random.IntN(6)]
 		}
-		if random.IntN(2) == 0 { // often both writers are at the same flows
+		if random.IntN(2) == 0 { // both writers often send the same flows
 			flow = s.pool[w.packets.Load()/4%4]
 			anchored = false
 		}
@@ -220,10 +226,10 @@ func (s *storm) write(w *writer, own []dataplane.Flow, random *rand.Rand, packet
 	}
 }
 
-// stays is the number of the server of each service that is always there, and passes its checks.
+// stays is the number of the server that each service always has, and that passes its checks.
 const stays = 9
 
-// checkSettled looks a flow up that no other core sends, after a packet of it.
+// checkSettled checks the entry of a flow that no other core sends, after one of its packets.
 func (s *storm) checkSettled(w *writer, flow dataplane.Flow, flags packet.TCPFlags) bool {
 	e := s.plane.Flows.Find(flow, s.serviceID(flow), &s.identity)
 	settled := e.State() == stateEstablished && e.Server() == s.staying[serviceNumber(flow)]
@@ -235,7 +241,8 @@ func (s *storm) checkSettled(w *writer, flow dataplane.Flow, flags packet.TCPFla
 	return true
 }
 
-// problem is what is wrong with where a packet went; the servers allowed are those when it set out.
+// problem says what is wrong with the destination of a packet, or returns an empty text. The
+// argument allowed is from the time before the packet was sent.
 func (s *storm) problem(flow dataplane.Flow, anchored bool, verdict uint32, to packet.MAC, allowed map[packet.MAC]string) string {
 	if verdict != verdictRedirect {
 		return "the verdict is " + verdicts[verdict]
@@ -255,7 +262,7 @@ func (s *storm) problem(flow dataplane.Flow, anchored bool, verdict uint32, to p
 	return ""
 }
 
-// control does one of the things that the control plane does.
+// control makes one random change of the control plane.
 func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 	s.t.Helper()
 	switch random.IntN(6) {
@@ -264,10 +271,10 @@ func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 		s.change(s.config(false, pick(), pick()))
 	case 1:
 		svc := &s.cfg.Services[random.IntN(2)]
-		if others := svc.Servers[2:]; len(others) > 0 { // behind the anchor and the one that stays
+		if others := svc.Servers[2:]; len(others) > 0 { // without the anchor and number 9
 			s.setHealth(svc.Name, others[random.IntN(len(others))].Name, random.IntN(2) == 0)
 		}
-	case 2: // as the balancer's, which is seconds after the one before
+	case 2: // a real sweep comes seconds after the one before
 		s.must(s.sweep())
 		s.letPass(running)
 	default:
@@ -276,7 +283,7 @@ func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 	}
 }
 
-// sweepSome frees new and closing entries as a sweep would that comes after their time.
+// sweepSome frees new and closing entries, as a sweep does after their timeout.
 func (s *storm) sweepSome(some uint64) dataplane.FlowCountsBySlot {
 	return s.plane.Flows.Sweep(func(e dataplane.FlowEntry) bool {
 		return e.State() == stateEstablished || (e.Signature()^some)%3 != 0
@@ -299,7 +306,7 @@ func (s *storm) countDoubles() {
 	}
 }
 
-// checkAnchored checks that no established flow has gone, and no other come to the anchors.
+// checkAnchored checks that the anchors have all their established flows, and no others.
 func (s *storm) checkAnchored(counts dataplane.FlowCountsBySlot) {
 	s.t.Helper()
 	for number, svc := range []string{"web", "dns"} {
@@ -315,7 +322,7 @@ func (s *storm) checkAnchored(counts dataplane.FlowCountsBySlot) {
 	}
 }
 
-// letPass waits until the packets that are on their way have left.
+// letPass waits until the packets that are under way have left the data path.
 func (s *storm) letPass(running *atomic.Int32) {
 	for i := range s.sent {
 		for at := s.sent[i].packets.Load(); s.sent[i].packets.Load() == at && running.Load() == 2; {
@@ -324,7 +331,7 @@ func (s *storm) letPass(running *atomic.Int32) {
 	}
 }
 
-// checkCounts compares what was counted with what the writers sent.
+// checkCounts compares the counters with the packets that the writers have sent.
 func (s *storm) checkCounts(before counters) {
 	s.t.Helper()
 	after := s.counters()
@@ -359,8 +366,8 @@ func (s *storm) checkCounts(before counters) {
 	}
 }
 
-// checkCalm checks that each flow has one server once the storm is over, and that all entries of it
-// are for servers of its service.
+// checkCalm checks that each flow has one server after the storm, and that all its entries are for
+// servers of its service.
 func (s *storm) checkCalm() {
 	s.t.Helper()
 	for _, flow := range slices.Concat(s.anchored, s.own[0], s.own[1], s.pool) {
@@ -382,10 +389,11 @@ func (s *storm) checkCalm() {
 	}
 }
 
-// packetsPerStorm is how many each writer sends.
+// packetsPerStorm is the number of packets that each writer sends.
 const packetsPerStorm = 30000
 
-// Two writers for some seconds, in tables where there is hardly any room and where there is some.
+// Two writers send for some seconds, with tables that have hardly any room and with tables that
+// have some.
 func TestTwoWriters(t *testing.T) {
 	for _, buckets := range []uint32{2, 16} {
 		t.Run(fmt.Sprintf("%d buckets", buckets), func(t *testing.T) {
@@ -404,7 +412,7 @@ func TestTwoWriters(t *testing.T) {
 	}
 }
 
-// FuzzTwoWriters is TestTwoWriters for as long as one likes. What goes wrong depends on timing, too: an
+// FuzzTwoWriters is TestTwoWriters without a limit of time. Failures depend on timing as well: an
 // input that fails once may pass the next time.
 func FuzzTwoWriters(f *testing.F) {
 	storms := []*storm{openStorm(f, 2), openStorm(f, 16)}
@@ -417,9 +425,9 @@ func FuzzTwoWriters(f *testing.F) {
 	})
 }
 
-// pin keeps a goroutine on one of the CPUs it may use, for the rest of its life.
+// pin keeps a goroutine on one of the CPUs that it may use, until the goroutine ends.
 func pin(t testing.TB, number int) {
-	runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+	runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 	var allowed, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
 		t.Errorf("read the CPUs: %v", err)

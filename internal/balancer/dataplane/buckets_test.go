@@ -10,10 +10,10 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// TestBucketsOfOtherBuilds pins the hash that finds a flow's bucket. Balancers of different builds
-// share services, so it may change only with tables.Version.
+// TestBucketsOfOtherBuilds keeps the hash that selects a flow's bucket as it is. Balancers of
+// different builds share services, so the hash may change only with tables.Version.
 func TestBucketsOfOtherBuilds(t *testing.T) {
-	const version = 1 // of these hashes
+	const version = 1 // the version of these hashes
 	if tables.Version != version {
 		t.Fatalf("tables are of version %d: write down its hashes here, in the place of those of version %d",
 			tables.Version, version)
@@ -41,7 +41,7 @@ func TestBucketsOfOtherBuilds(t *testing.T) {
 			t.Errorf("seed %d, %+v: hash %#08x, want %#08x", test.seed, test.flow, got, test.want)
 		}
 	}
-	// The hash, as a fraction of 2^32, is the bucket's place among all.
+	// The hash, as a fraction of 2^32, is the position of the bucket among all buckets.
 	if got := BucketOf(0xbfffffff, tables.DefaultBuckets); got != 49152 {
 		t.Errorf("bucket %d, want 49152", got)
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// TestConstants compares what Go repeats of the C side with the tables that the C side describes.
+// TestConstants compares the constants that Go repeats with the tables whose size they determine in
+// C.
 func TestConstants(t *testing.T) {
 	t.Parallel()
 	spec, err := loadBalancer()
@@ -16,7 +17,7 @@ func TestConstants(t *testing.T) {
 		t.Fatal(err)
 	}
 	tables := spec.Maps[TablesMap]
-	var directory *DirectoryLayout // of types alone
+	var directory *DirectoryLayout // only for its types
 	for _, c := range []struct {
 		name        string
 		here, there int

@@ -24,7 +24,7 @@ var (
 	}
 )
 
-// pairs of flows that differ as little as flows can, or as clients would choose them.
+// pairs are pairs of flows that differ as little as possible, or as clients could choose them.
 var pairs = map[string][2]Flow{
 	"source port":     {some6, withSource(some6, "[2001:db8:c::2]:40001")},
 	"high source bit": {some6, withSource(some6, "[2001:db8:c::2]:7232")},
@@ -35,7 +35,7 @@ var pairs = map[string][2]Flow{
 	"IPv4 client":     {some4, withSource(some4, "192.0.2.3:40000")},
 	"two words":       {some6, withSource(some6, "[2001:db8:d:1::2]:40000")},
 
-	// In nothing but the highest bit of a word, as it is in memory.
+	// These flows differ only in the highest bit of a word in memory order.
 	"high port bit":         {some6, withPort(some6, 80^0x80)},
 	"high client bit":       {some6, withSource(some6, "[2001:db8:c::82]:40000")},
 	"high IPv4 client bit":  {some4, withSource(some4, "192.0.2.130:40000")},
@@ -52,7 +52,8 @@ func withSource(flow Flow, source string) Flow {
 	return flow
 }
 
-// differInHighBits tells whether no bit of a word but the highest differs: words as they are in memory.
+// differInHighBits tells whether the flows differ only in the highest bits of words in memory
+// order.
 func differInHighBits(pair [2]Flow) bool {
 	a, b := pair[0].words(), pair[1].words()
 	for i := range a {
@@ -63,9 +64,10 @@ func differInHighBits(pair [2]Flow) bool {
 	return true
 }
 
-// For keys drawn at random, the 33 highest bits of the signatures of two flows are independent and uniform: each
-// differs half of the time, and of k bits all are alike once in 2^p draws. So does the lowest, but for flows that differ in
-// nothing but the highest bits of words, where it never does (docs/flow-table.md).
+// For random keys, the 33 highest bits of the signatures of two flows are independent and uniform.
+// Each of these bits differs in half of the draws, and k of these bits are all equal in one of 2^k
+// draws. The lowest bit differs in half of the draws as well, unless the flows differ only in the
+// highest bits of words. In that case, it never differs (docs/flow-table.md).
 func TestSignatureCollisions(t *testing.T) {
 	t.Parallel()
 	const draws, signatureBits, bits = 1 << 16, 34, 10
@@ -93,19 +95,21 @@ func TestSignatureCollisions(t *testing.T) {
 	}
 }
 
-// signatureDifference is where the signatures of two flows differ, for fresh keys.
+// signatureDifference returns the bits in which the signatures of two flows differ, for random
+// keys.
 func signatureDifference(random *rand.Rand, pair [2]Flow) (difference uint64) {
 	var keys FlowKeys
 	for i := range keys {
 		keys[i] = random.Uint64()
 	}
 	for _, flow := range pair {
-		difference ^= flow.signature(uint32(protocolNumber(flow.Protocol)), &keys) // a service has one protocol
+		// A service has one protocol, so that the protocol can stand for the service.
+		difference ^= flow.signature(uint32(protocolNumber(flow.Protocol)), &keys)
 	}
 	return difference
 }
 
-// clients are flows as they come in practice, and such as fill buckets unevenly where a hash is weak.
+// clients are clients as in practice, and clients that fill buckets unevenly if a hash is weak.
 var clients = map[string]func(i int) netip.AddrPort{
 	"ports in turn":       func(i int) netip.AddrPort { return netip.AddrPortFrom(some6.Source.Addr(), uint16(i)) },
 	"even ports":          func(i int) netip.AddrPort { return netip.AddrPortFrom(some6.Source.Addr(), uint16(2*i)) },
@@ -122,12 +126,13 @@ func clientOf(network, host uint64) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(binary.BigEndian.AppendUint64(address, host))).Unmap(), 40000)
 }
 
-// Whatever clients have in common, their flows fill buckets as if by chance: at capacity, with four flows in
-// a bucket on average, one in a hundred and twenty finds eight others there.
+// Whatever clients have in common, their flows are spread over the buckets as if at random. At
+// capacity, with four flows in a bucket on average, one flow of 120 finds eight others in its
+// bucket.
 func TestBucketsAreEven(t *testing.T) {
 	t.Parallel()
 	const bits, draws = 12, 100
-	var chance float64 // of a flow to be beyond the eighth of its bucket: Poisson's distribution
+	var chance float64 // the share of flows beyond the eighth of a bucket (Poisson)
 	for n, p := 0, math.Exp(-4); n < 60; n++ {
 		chance += p * max(0, float64(n-FlowsPerBucket)) / 4
 		p *= 4 / float64(n+1)
@@ -145,7 +150,8 @@ func TestBucketsAreEven(t *testing.T) {
 	}
 }
 
-// flowsBeyond is the share of flows that are beyond the eighth of their bucket, of four in each of 2^bits.
+// flowsBeyond returns the share of flows beyond the eighth of their bucket, with four flows for
+// each of 2^bits buckets.
 func flowsBeyond(keys PlaceKeys, bits int, client func(i int) netip.AddrPort) float64 {
 	flows, count, beyond := 4<<bits, make([]int, 1<<bits), 0
 	for i := range flows {
@@ -172,7 +178,8 @@ func oneIf(b bool) int {
 	return 0
 }
 
-// expectShare allows six standard deviations of a binomial distribution; the draws are the same each time.
+// expectShare allows six standard deviations of a binomial distribution. The random numbers are the
+// same in each run.
 func expectShare(t *testing.T, name, what string, bit, got, draws int, p float64) {
 	t.Helper()
 	mean, deviation := float64(draws)*p, math.Sqrt(float64(draws)*p*(1-p))

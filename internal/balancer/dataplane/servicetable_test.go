@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Whatever the keys of the hash, there is room for all services that can be configured, also when VIPs
-// or ports are numbered in turn, in which the hash is linear.
+// With any hash keys, there is room for all services that can be configured. This holds for
+// consecutive VIPs and ports, too, for which the hash is linear.
 func TestServiceTableHasRoom(t *testing.T) {
 	t.Parallel()
 	vip := func(i int) netip.Addr {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// No table belongs to one side alone: only what the compiler makes of variables is.
+// Both sides share all tables, except those that the compiler makes for variables.
 func TestSidesShareTables(t *testing.T) {
 	t.Parallel()
 	spec, _, err := LoadSpec()

@@ -15,8 +15,9 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// sipVectors are those that the authors of SipHash published with their implementation (vectors_sip64), for
-// messages of whole words: the bytes 0, 1, 2 and so on, by the key 0, 1, ..., 15.
+// sipVectors are the vectors that the authors of SipHash published with their implementation
+// (vectors_sip64), for messages of whole words. The message is the bytes 0, 1, 2 and so on, and the
+// key is the bytes 0 to 15.
 var sipVectors = []string{
 	"310e0edd47db6f72", "6224939a79f5f593", "db9bc2577fcc2a3f", "94af49f6c650adb8",
 	"ce7cf2722f512771", "d0a704536ba93e0e", "51a9cb9ecba312e6", "bd838d3aafbf8db7",
@@ -27,7 +28,7 @@ type sipWords struct {
 	message [56]byte
 }
 
-// hash is what the program makes of the first words of the message, none to seven.
+// hash returns the program's hashes of the first words of the message, for none to seven words.
 func (w sipWords) hash(t *testing.T, objects *siphashObjects) (hashes [8]uint64) {
 	t.Helper()
 	for variable, value := range map[interface{ Set(any) error }]any{objects.Key: w.key, objects.Message: w.message} {
@@ -44,8 +45,8 @@ func (w sipWords) hash(t *testing.T, objects *siphashObjects) (hashes [8]uint64)
 	return hashes
 }
 
-// The data path's SipHash, and the one that other tests take for it, are what the authors published, and of
-// random messages the same.
+// The SipHash of the data path and that of the tests both return the published vectors, and agree
+// on random messages.
 func TestSipHash(t *testing.T) {
 	t.Parallel()
 	needs.BPF(t)
