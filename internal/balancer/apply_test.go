@@ -71,7 +71,7 @@ func TestServersComeAndGo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := webOf(s1, s2, s3)
-			cfg.Node.Limits.Flows = 1 << 14 // every flow has room
+			cfg.Node.Limits.Flows = 1 << 14 // each flow gets an entry
 			f := open(t, cfg)
 			servers := f.establish(web)
 			next := webOf(v.after...)

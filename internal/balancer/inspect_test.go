@@ -214,7 +214,7 @@ func TestHuntCounts(t *testing.T) {
 	row := f.row(web, "web")
 	f.run(frameOf(web))
 	f.run(f.signal(web, "web", row[1], srv6.CreateStickiness, synAck))
-	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // it comes too late
+	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // too late
 	f.must(f.sweep())
 	f.publish()
 	halfOpen := fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1])

@@ -347,7 +347,7 @@ func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) 
 	}
 }
 
-// resetSender returns the outcome for a signal from a server that took a connection too late.
+// resetSender returns the outcome for a signal from a server that accepted a connection too late.
 func (r *reference) resetSender(frame []byte, h heard, svc *config.Service, sender *config.Server) outcome {
 	rst := frameOf(h.flow, packet.Flags(packet.RST), packet.Sequence(h.acknowledged, 0), packet.Window(0))
 	if r.linkOf(sender.Name) == "" { // the packet was replaced already

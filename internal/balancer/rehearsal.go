@@ -20,7 +20,7 @@ import (
 type Rehearsal struct{ balancer *Balancer }
 
 // NewRehearsal loads the data path of a balancer. It attaches no program, and the tables contain no
-// services yet.
+// services yet. Its errors are those of New.
 func NewRehearsal(cfg *config.Balancer, log *slog.Logger) (*Rehearsal, error) {
 	b, err := New(cfg, log)
 	if err != nil {
@@ -34,7 +34,8 @@ func (r *Rehearsal) Close() error { return r.balancer.Close() }
 
 // Fill applies the configuration for test runs of the program, and returns the program. The program
 // takes frames to the MAC address of the hop's link as frames to the host. Every server is reached
-// by the hop. The Rehearsal owns the program and closes it.
+// by the hop. The Rehearsal owns the program and closes it. It returns an error if a table cannot
+// be changed.
 func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 	b := r.balancer
 	b.own = []nexthop.Link{hop.Link}
@@ -47,7 +48,8 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 
 // Attach applies the configuration and attaches the programs to the link of node.interface and, if
 // it is configured, to the link of node.inside. Every server is reached by the hop. The caller must
-// be in the network namespace of the links.
+// be in the network namespace of the links. It returns an error if the programs cannot be attached,
+// or if a candidate table cannot be built.
 func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	b := r.balancer
 	if err := b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)}); err != nil {
@@ -59,10 +61,11 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	return nil
 }
 
-// Apply applies another configuration, as Reload does. New servers have no next hop.
+// Apply applies another configuration, as Reload does. New servers have no next hop. Its errors are
+// those of Reload.
 func (r *Rehearsal) Apply(cfg *config.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
-	cancel() // neither the resolver nor the checker runs, so that nobody would take the new targets
+	cancel() // neither the resolver nor the checker runs and takes new targets
 	return r.balancer.reload(ended, cfg)
 }
 

@@ -100,7 +100,7 @@ func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) 
 	return s.place(svc)
 }
 
-// add gives a service a number.
+// add gives a new service a number and a label. It returns an error if no number is free.
 func (s *services) add(name string) (*service, error) {
 	if err := s.checkRoom(1); err != nil {
 		return nil, err

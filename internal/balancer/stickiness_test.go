@@ -234,9 +234,9 @@ var stickiness = []struct {
 	{"stale first", "remove FIN second", "client", "stale first"},
 }
 
-// The same for flows whose server is drained. The client may open a new connection. Only the
-// drained server knows whether it has the connection already, so it is asked first. So a SYN of
-// somebody else does not move the connection.
+// stickinessOfDrained is the same for flows whose server is drained. The client of a SYN may open a
+// new connection, or the SYN may be spoofed. Only the drained server knows whether it has the
+// connection already, so it is asked first. Therefore no SYN of another host moves the connection.
 var stickinessOfDrained = []struct{ state, event, want, after string }{
 	{"half-open first", "SYN", "hunt after first", "half-open first"},
 	{"half-open first", "ACK", "first", "steer first"},
@@ -515,9 +515,9 @@ func TestSenders(t *testing.T) {
 	f.check(refused(sent(), "pass_not_vip", 100), f.run(sent()))
 }
 
-// A service stops hunting. Flows that servers have taken stay with them, and so do flows that they
-// take by offers under way; the servers get acknowledgements. New flows are placed. After a while,
-// all flags of the hunt are removed. Trace agrees.
+// A service stops hunting. Flows that servers have accepted stay with them. The same holds for
+// flows that servers accept by offers that are still under way. The servers get acknowledgements.
+// New flows are placed. After a while, all flags of the hunt are removed. Trace agrees.
 func TestServiceCeasesToHunt(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))

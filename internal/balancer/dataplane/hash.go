@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Flow identifies a connection: its packets have the same addresses, ports and protocol.
+// Flow is the 5-tuple of a flow. All packets of a flow have these addresses, ports and protocol.
 type Flow struct {
 	Protocol    config.Protocol `json:"protocol"`
 	Source      netip.AddrPort  `json:"source"`

@@ -71,7 +71,7 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 }
 
 // SetHost describes the interface to the programs on it: which frames are for this host, and how
-// frames are sent back.
+// frames are sent back. It returns an error if a variable cannot be written.
 func (s *Side) SetHost(link nexthop.Link) error {
 	hairpin := uint32(0)
 	if hairpins(link) {
@@ -87,7 +87,8 @@ func (s *Side) SetHost(link nexthop.Link) error {
 }
 
 // SetHost describes the interfaces to the programs on them. The links are those of the sides, in
-// the order of Sides. Packets from servers to clients leave through the first link.
+// the order of Sides. Packets from servers to clients leave through the first link. It returns an
+// error if a variable cannot be written.
 func (p *Plane) SetHost(links []nexthop.Link) error {
 	for i, side := range p.Sides {
 		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {
@@ -131,7 +132,8 @@ func (p *Plane) CheckNamespace() error {
 // Attach attaches the programs to the interfaces of the sides, in the order of Sides. They replace
 // the programs of an earlier process. The tc_return programs come first, because XDP passes packets
 // to them. The XDP program of the outside comes last, because the packets that it forwards are
-// answered on the inside.
+// answered on the inside. After an error, the takeover restores the programs of the earlier
+// process.
 func (p *Plane) Attach(t *datapath.Takeover, links []nexthop.Link) ([]datapath.Attached, error) {
 	if err := p.claim(t, links); err != nil {
 		return nil, err

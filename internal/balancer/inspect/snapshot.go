@@ -81,7 +81,7 @@ type ServerState struct {
 	Placed  uint64               `json:"placed"` // new flows placed on the server
 	// Hunt is nil if the service does not hunt.
 	Hunt *HuntCounts `json:"hunt"`
-	// Rate and PlacedRate (flows per second) refer to the interval that RatesSince sets.
+	// Rate and PlacedRate (flows per second) are nil until RatesSince has set them.
 	Rate       *datapath.Rate `json:"rate,omitempty"`
 	PlacedRate *float64       `json:"placed_per_second,omitempty"`
 }
@@ -108,7 +108,7 @@ type NextHop struct {
 }
 
 // Snapshot reads the complete state, with all entries of the flow tables. The flow table has 64
-// bytes for each four flows of its capacity.
+// bytes for each four flows of its capacity. It returns an error if a table cannot be read.
 func (v *View) Snapshot() (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
 	if err != nil {
@@ -188,7 +188,7 @@ type serverLabel struct {
 }
 
 // Services reads the services, their servers and the counters. It reads neither flows nor shares,
-// and so costs a small part of what Snapshot costs.
+// and so costs a small part of what Snapshot costs. It returns an error if a table cannot be read.
 func (v *View) Services() ([]*ServiceState, error) {
 	names, err := v.tables.ServiceNames()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// Packet contains the properties of a packet that determine its way through the data path. The
+// Packet contains the properties of a packet that determine what the data path does with it. The
 // packet must be one that the data path can parse, with a hop limit of more than 1.
 type Packet struct {
 	Flow   dataplane.Flow
