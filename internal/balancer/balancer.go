@@ -76,8 +76,9 @@ type reload struct {
 }
 
 // New loads the data path, and checks that the configuration fits the tables that an earlier
-// process has left. New does not change these tables, and attaches nothing. Run does both. It
-// returns an error if the data path cannot be loaded, or if the tables do not fit.
+// process has left. New does not change these tables and attaches nothing. Run changes the tables
+// and attaches the programs. New returns an error if the data path cannot be loaded, or if the
+// tables do not fit.
 func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
@@ -172,7 +173,7 @@ func (b *Balancer) publish() {
 }
 
 // Collector returns a collector of the balancer's metrics. Close the collector before the balancer.
-// It returns an error if the tables cannot be opened again.
+// Collector returns an error if the tables cannot be opened again.
 func (b *Balancer) Collector() (*inspect.Collector, error) {
 	tables, err := b.plane.Reader()
 	if err != nil {
@@ -199,9 +200,9 @@ func (b *Balancer) Reload(ctx context.Context, cfg *config.Balancer) error {
 }
 
 // Run attaches the data path as soon as all next hops are known, or after resolveTimeout. It then
-// keeps the data path up to date until the context ends. The data path stays attached after Run. It
-// returns an error if the instance works in another network namespace, if the data path cannot be
-// attached, or if one of its interfaces is removed.
+// keeps the data path up to date until the context ends. The data path stays attached after Run.
+// Run returns an error if the instance works in another network namespace, if the data path cannot
+// be attached, or if one of its interfaces is removed.
 func (b *Balancer) Run(ctx context.Context) error {
 	if err := b.plane.CheckNamespace(); err != nil {
 		return err

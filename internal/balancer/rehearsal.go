@@ -34,7 +34,7 @@ func (r *Rehearsal) Close() error { return r.balancer.Close() }
 
 // Fill applies the configuration for test runs of the program, and returns the program. The program
 // takes frames to the MAC address of the hop's link as frames to the host. Every server is reached
-// by the hop. The Rehearsal owns the program and closes it. It returns an error if a table cannot
+// by the hop. The Rehearsal owns the program and closes it. Fill returns an error if a table cannot
 // be changed.
 func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 	b := r.balancer
@@ -48,8 +48,8 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 
 // Attach applies the configuration and attaches the programs to the link of node.interface and, if
 // it is configured, to the link of node.inside. Every server is reached by the hop. The caller must
-// be in the network namespace of the links. It returns an error if the programs cannot be attached,
-// or if a candidate table cannot be built.
+// be in the network namespace of the links. Attach returns an error if the programs cannot be
+// attached, or if a candidate table cannot be built.
 func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	b := r.balancer
 	if err := b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)}); err != nil {

@@ -45,7 +45,7 @@ type slotCounters struct {
 }
 
 // BackUp stores the state of the tables, and registers with the takeover to restore it on undo.
-// From BackUp until the end of the takeover, each change stores the state that it replaces. It
+// From BackUp until the end of the takeover, each change stores the state that it replaces. BackUp
 // returns an error if a table cannot be read.
 func (p *Plane) BackUp(t *datapath.Takeover) error {
 	b := &backup{

@@ -15,7 +15,7 @@ const candidatesPerWord = 4
 
 // Install writes a new candidate table under a number. The argument rows contains the slots, row by
 // row. No packet may use the number at the time of the call. Service n has the tables 2n and 2n+1.
-// It returns an error if the kernel cannot make or install the table.
+// Install returns an error if the kernel cannot make or install the table.
 func (p *Plane) Install(number uint32, rows []uint16) error {
 	words := make([]uint64, max(1, (len(rows)+candidatesPerWord-1)/candidatesPerWord))
 	keys := make([]uint32, len(words))
@@ -60,7 +60,7 @@ func (p *Plane) Holds(number uint32, rows []uint16) bool {
 
 // Settle returns when all packets that were in the data path at the call have left it. The kernel
 // waits for these packets when an element of a map of maps is replaced, so Settle replaces one that
-// no service uses. It returns an error if the kernel cannot replace the element.
+// no service uses. Settle returns an error if the kernel cannot replace the element.
 func (p *Plane) Settle() error {
 	return p.Install(p.Objects.Tables.MaxEntries()-1, nil)
 }

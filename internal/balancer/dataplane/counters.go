@@ -65,8 +65,8 @@ func readServerSignals(signals *ebpf.Map, slot uint32) (sum SignalCounter, err e
 }
 
 // RetireCounters adds the counters of a slot to the sums by reason, and clears them. If the process
-// is killed in between, the sums are too high afterwards, but never too low. It returns an error if
-// a counter cannot be read or written.
+// is killed in between, the sums are too high afterwards, but never too low. RetireCounters returns
+// an error if a counter cannot be read or written.
 func (p *Plane) RetireCounters(slot uint32) error {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
 	if err != nil {
@@ -91,7 +91,7 @@ func (p *Plane) RetireCounters(slot uint32) error {
 }
 
 // Offers returns the number of connections that were offered to the slot's server first, the number
-// of these that any server answered, and the number of connections that the server accepted. It
+// of these that any server answered, and the number of connections that the server accepted. Offers
 // returns an error if a counter cannot be read.
 func (p *Plane) Offers(slot uint32) (probe.Offers, error) {
 	counter, err := readServerCounter(p.Objects.ServerCounters, slot)
@@ -129,8 +129,8 @@ func (p *Plane) addReason(reason uint32, more Counter) error {
 }
 
 // CountReasons returns the packets and bytes by reason. For a forwarding reason, it sums the
-// counters of all servers, and those of servers that were removed. It returns an error if a counter
-// cannot be read.
+// counters of all servers, and those of servers that were removed. CountReasons returns an error if
+// a counter cannot be read.
 func (r *Reader) CountReasons() ([]datapath.ReasonCount, error) {
 	r.counting.Lock()
 	defer r.counting.Unlock()

@@ -33,7 +33,7 @@ type Directory struct {
 }
 
 // MapDirectory maps a directory into memory. The protection is PROT_READ, or PROT_READ|PROT_WRITE
-// to change the directory. It returns an error if the kernel refuses the mapping.
+// to change the directory. MapDirectory returns an error if the kernel refuses the mapping.
 func MapDirectory(m *ebpf.Map, protection int) (*Directory, error) {
 	memory, err := unix.Mmap(m.FD(), 0, int(directorySize), protection, unix.MAP_SHARED)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // WriteIdentity writes the identity of this process, which is its hash keys and the version of its
-// tables. It returns an error if the table cannot be written.
+// tables. WriteIdentity returns an error if the table cannot be written.
 func (p *Plane) WriteIdentity() error {
 	if err := p.Objects.Identity.Put(uint32(0), p.identity); err != nil {
 		return fmt.Errorf("write identity: %w", err)

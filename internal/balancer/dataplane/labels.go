@@ -43,14 +43,14 @@ func readServiceNames(labels *ebpf.Map) (map[uint32]string, error) {
 	return names, nil
 }
 
-// ServiceNames reads the names of services, by number. It returns an error if the labels cannot be
-// read.
+// ServiceNames reads the names of services, by number. ServiceNames returns an error if the labels
+// cannot be read.
 func (p *Plane) ServiceNames() (map[uint32]string, error) {
 	return readServiceNames(p.Objects.ServiceLabels)
 }
 
-// LabelService stores the name of the service that has a number. It returns an error if the label
-// cannot be written.
+// LabelService stores the name of the service that has a number. LabelService returns an error if
+// the label cannot be written.
 func (p *Plane) LabelService(id uint32, name string) error {
 	var label balancerLabel
 	copy(label.Service[:], name)

@@ -51,7 +51,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 var CountersByReason = []string{ReasonsMap, ServerCountersMap}
 
 // LoadSpec returns the specification of this build's data path, and the names of its reasons by
-// number. It returns an error if the embedded object is invalid.
+// number. LoadSpec returns an error if the embedded object is invalid.
 func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	if spec, err = loadBalancer(); err != nil {
 		return nil, nil, err

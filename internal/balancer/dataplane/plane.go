@@ -164,8 +164,8 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 	return p.pinNew(kept)
 }
 
-// SetSignalKeys replaces the keys that verify the signals of servers. It returns an error if the
-// table cannot be written.
+// SetSignalKeys replaces the keys that verify the signals of servers. SetSignalKeys returns an
+// error if the table cannot be written.
 func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 	return datapath.SetSignalKeys(p.Objects.SignalKeys, keys)
 }
@@ -177,7 +177,7 @@ func (p *Plane) Close() error {
 }
 
 // Detach removes the data path of an instance from the kernel, with all flows. It removes the
-// programs before their tables. The caller must be in the network namespace of the instance. It
+// programs before their tables. The caller must be in the network namespace of the instance. Detach
 // stops at the first error and returns it.
 func Detach(instance string) error {
 	if err := detachReturn(instance); err != nil {

@@ -172,7 +172,7 @@ func (t *ProbeTable) sendBySocket(slots []uint32) error {
 }
 
 // Frame returns the probe of the slot's server as it leaves the data path. It returns nil if the
-// server has no next hop. It returns an error if the program cannot be run.
+// server has no next hop. Frame returns an error if the program cannot be run.
 func (t *ProbeTable) Frame(slot uint32) ([]byte, error) {
 	t.turns[0] = uint64(slot)
 	if err := t.turn.Set(uint32(0)); err != nil {

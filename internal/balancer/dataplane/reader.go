@@ -39,7 +39,7 @@ func OpenReader(instance string) (*Reader, error) {
 	})
 }
 
-// Reader returns a reader of this process's tables, which need not be pinned yet. It returns an
+// Reader returns a reader of this process's tables, which need not be pinned yet. Reader returns an
 // error if a table cannot be opened again.
 func (p *Plane) Reader() (*Reader, error) {
 	tables := p.Objects.Maps.Pinned()
@@ -121,14 +121,14 @@ func (r *Reader) Close() error {
 // Capacity returns the number of flows for which the flow table is made.
 func (r *Reader) Capacity() uint64 { return uint64(r.maps.Flows.MaxEntries()) * FlowLoad }
 
-// ServiceNames reads the names of services, by number. It returns an error if the labels cannot be
-// read.
+// ServiceNames reads the names of services, by number. ServiceNames returns an error if the labels
+// cannot be read.
 func (r *Reader) ServiceNames() (map[uint32]string, error) {
 	return readServiceNames(r.maps.ServiceLabels)
 }
 
-// ServerNames reads the names of servers, by slot. It returns an error if the labels cannot be
-// read.
+// ServerNames reads the names of servers, by slot. ServerNames returns an error if the labels
+// cannot be read.
 func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
 	return readServerNames(r.maps.ServerLabels)
 }
@@ -142,15 +142,15 @@ func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
 	return nameIn(label), true
 }
 
-// Candidates reads the candidate table of the number. It returns an error if there is no such
-// table.
+// Candidates reads the candidate table of the number. Candidates returns an error if there is no
+// such table.
 func (r *Reader) Candidates(number uint32) (Candidates, error) {
 	return readCandidates(r.maps.Tables, number)
 }
 
 // Row reads the slots of the candidates of a bucket. The number is that of the candidate table, and
-// candidates is the number of candidates of each of its buckets. It returns an error if there is no
-// such table or bucket.
+// candidates is the number of candidates of each of its buckets. Row returns an error if there is
+// no such table or bucket.
 func (r *Reader) Row(number, bucket uint32, candidates uint8) (slots []uint32, err error) {
 	return readRow(r.maps.Tables, number, bucket, candidates)
 }
@@ -158,14 +158,14 @@ func (r *Reader) Row(number, bucket uint32, candidates uint8) (slots []uint32, e
 // Port returns the interface that has the number of a port, from 0 to 255.
 func (r *Reader) Port(number uint16) Port { return r.directory.Ports[number] }
 
-// ServerCounter returns the counters of packets to the slot's server, summed over all CPUs. It
-// returns an error if the table has no such slot.
+// ServerCounter returns the counters of packets to the slot's server, summed over all CPUs.
+// ServerCounter returns an error if the table has no such slot.
 func (r *Reader) ServerCounter(slot uint32) (ServerCounter, error) {
 	return readServerCounter(r.maps.ServerCounters, slot)
 }
 
-// ServerSignals returns the counters of signals from the slot's server, summed over all CPUs. It
-// returns an error if the table has no such slot.
+// ServerSignals returns the counters of signals from the slot's server, summed over all CPUs.
+// ServerSignals returns an error if the table has no such slot.
 func (r *Reader) ServerSignals(slot uint32) (SignalCounter, error) {
 	return readServerSignals(r.maps.ServerSignals, slot)
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // SetLocator sets the locator whose SIDs belong to this host. An invalid prefix means that the host
-// has no locator. It returns an error if a variable cannot be written.
+// has no locator. SetLocator returns an error if a variable cannot be written.
 func (p *Plane) SetLocator(locator netip.Prefix) error {
 	for _, side := range p.Sides {
 		if err := side.Objects.NodeLocator.Set(locatorWord(locator.Addr())); err != nil {
@@ -36,8 +36,8 @@ func locatorWord(address netip.Addr) uint64 {
 }
 
 // SetDomain sets the locators that belong to the domain. For a balancer within the domain it sets
-// none, because such a balancer does not guard the domain. It returns an error if the table cannot
-// be written.
+// none, because such a balancer does not guard the domain. SetDomain returns an error if the table
+// cannot be written.
 func (p *Plane) SetDomain(cfg *config.Balancer) error {
 	domain := map[uint64]uint32{}
 	if !cfg.Node.IsInternal() {

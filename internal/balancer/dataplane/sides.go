@@ -71,7 +71,7 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 }
 
 // SetHost describes the interface to the programs on it: which frames are for this host, and how
-// frames are sent back. It returns an error if a variable cannot be written.
+// frames are sent back. SetHost returns an error if a variable cannot be written.
 func (s *Side) SetHost(link nexthop.Link) error {
 	hairpin := uint32(0)
 	if hairpins(link) {
@@ -87,8 +87,8 @@ func (s *Side) SetHost(link nexthop.Link) error {
 }
 
 // SetHost describes the interfaces to the programs on them. The links are those of the sides, in
-// the order of Sides. Packets from servers to clients leave through the first link. It returns an
-// error if a variable cannot be written.
+// the order of Sides. Packets from servers to clients leave through the first link. SetHost returns
+// an error if a variable cannot be written.
 func (p *Plane) SetHost(links []nexthop.Link) error {
 	for i, side := range p.Sides {
 		if err := side.Objects.HostClientInterface.Set(uint32(links[0].Index)); err != nil {

@@ -36,8 +36,8 @@ type Slots struct {
 // slot.
 const sweepsToRelease = 2
 
-// LoadSlots reads the slots that earlier processes have given out. It returns an error if the
-// labels cannot be read.
+// LoadSlots reads the slots that earlier processes have given out. LoadSlots returns an error if
+// the labels cannot be read.
 func LoadSlots(p *Plane) (*Slots, error) {
 	s := &Slots{
 		plane:   p,
@@ -172,7 +172,7 @@ func (s *Slots) retire(slot uint32) error {
 }
 
 // RetireOthers retires all servers except those in the held slots. The next packets of their flows
-// are placed anew. It returns an error if a table cannot be changed.
+// are placed anew. RetireOthers returns an error if a table cannot be changed.
 func (s *Slots) RetireOthers(held map[uint32]bool) error {
 	for slot := range s.bySlot {
 		if held[slot] || s.IsRetired(slot) {
@@ -186,8 +186,8 @@ func (s *Slots) RetireOthers(held map[uint32]bool) error {
 }
 
 // Swept must be called after each sweep that frees the entries of all retired servers. It frees the
-// slots for which sweepsToRelease sweeps have passed. It returns an error if a counter or a label
-// cannot be changed.
+// slots for which sweepsToRelease sweeps have passed. Swept returns an error if a counter or a
+// label cannot be changed.
 func (s *Slots) Swept() error {
 	for slot := range s.retired {
 		if s.retired[slot]++; s.retired[slot] < sweepsToRelease {
@@ -203,8 +203,8 @@ func (s *Slots) Swept() error {
 // Reclaim frees the slots of servers that an earlier process has retired, unless they are wanted
 // again. It sweeps their flows itself. One sweep is enough, because packets that were under way
 // when the servers were retired have left the data path by now. Without Reclaim, processes that end
-// before they sweep would use up all slots. It returns an error if a counter or a label cannot be
-// changed.
+// before they sweep would use up all slots. Reclaim returns an error if a counter or a label cannot
+// be changed.
 func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 	unwanted := map[uint32]bool{}
 	for slot := range s.retired {

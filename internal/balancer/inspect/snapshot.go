@@ -108,7 +108,7 @@ type NextHop struct {
 }
 
 // Snapshot reads the complete state, with all entries of the flow tables. The flow table has 64
-// bytes for each four flows of its capacity. It returns an error if a table cannot be read.
+// bytes for each four flows of its capacity. Snapshot returns an error if a table cannot be read.
 func (v *View) Snapshot() (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
 	if err != nil {
@@ -188,7 +188,8 @@ type serverLabel struct {
 }
 
 // Services reads the services, their servers and the counters. It reads neither flows nor shares,
-// and so costs a small part of what Snapshot costs. It returns an error if a table cannot be read.
+// and so costs a small part of what Snapshot costs. Services returns an error if a table cannot be
+// read.
 func (v *View) Services() ([]*ServiceState, error) {
 	names, err := v.tables.ServiceNames()
 	if err != nil {
