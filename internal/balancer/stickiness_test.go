@@ -235,8 +235,9 @@ var stickiness = []struct {
 }
 
 // stickinessOfDrained is the same for flows whose server is drained. The client of a SYN may open a
-// new connection, or the SYN may be from another host. Only the drained server knows whether it has the
-// connection already, so it is asked first. Therefore no SYN of another host moves the connection.
+// new connection, or the SYN may be from another host. Only the drained server knows whether it has
+// the connection already, so it is asked first. Therefore no SYN of another host moves the
+// connection.
 var stickinessOfDrained = []struct{ state, event, want, after string }{
 	{"half-open first", "SYN", "hunt after first", "half-open first"},
 	{"half-open first", "ACK", "first", "steer first"},
