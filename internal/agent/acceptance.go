@@ -14,7 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/load"
 )
 
-// acceptPolicies and loadSources are the numbers of the data path.
+// acceptPolicies and loadSources map the words of a configuration file to the numbers of the data
+// path.
 var (
 	acceptPolicies = map[config.AcceptPolicy]agentAcceptPolicy{
 		config.AcceptAlways:  agentAcceptPolicyACCEPT_ALWAYS,
@@ -31,7 +32,8 @@ var (
 	}
 )
 
-// newAcceptance is how a service takes connections, at first.
+// newAcceptance returns the accept policy of a service in the form of the data path, with its
+// initial threshold.
 func newAcceptance(s config.AgentService) agentAcceptance {
 	a := agentAcceptance{
 		Policy:   uint8(acceptPolicies[s.Accept.Policy]),
@@ -58,14 +60,15 @@ func newAcceptance(s config.AgentService) agentAcceptance {
 	return a
 }
 
-// sameRule tells whether two acceptances differ only in what the data path made of them.
+// sameRule tells whether two acceptances have the same rule. It ignores the fields that the data
+// path changes.
 func sameRule(a, b agentAcceptance) bool {
 	a.Lock, a.Threshold, a.Attempts, a.Accepted = b.Lock, b.Threshold, b.Attempts, b.Accepted
 	return a == b
 }
 
-// writeAcceptances makes the data path follow the policies. A service whose policy stays keeps the
-// threshold that it has come to. The process before uses these tables, too.
+// writeAcceptances writes the accept policies of the services to the data path. A service whose
+// rule has not changed keeps its current threshold. The previous process uses these tables, too.
 func (k *kernel) writeAcceptances(
 	t *datapath.Takeover, want map[agentServiceKey]agentAcceptance,
 ) error {
@@ -81,7 +84,8 @@ func (k *kernel) writeAcceptances(
 			return err
 		}
 	}
-	// The connections of a service that is gone stay counted: they may outlast its absence.
+	// The connection count of a removed service is kept: the connections may last until the service
+	// comes back.
 	t.OnCommit(func() error {
 		return errors.Join(
 			datapath.Keep(k.objects.Acceptances, want),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent is the control plane of `segue agent`: it loads the data path of a server, makes it
-// follow the configuration and the interface, and reads back what it does.
+// Package agent is the control plane of `segue agent`. It loads the data path of a server, adapts
+// it to the configuration and to the interface, and reads its counters and states.
 package agent
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Agent is a running agent. All but the exported methods belongs to the goroutine in Run.
+// Agent is a running agent. The goroutine in Run owns everything but the exported methods.
 type Agent struct {
 	log     *slog.Logger
 	cfg     *config.Agent
@@ -28,26 +28,27 @@ type Agent struct {
 	kernel  *kernel
 	link    iface
 	watches watches
-	absent  map[netip.Addr]bool      // VIPs that are no addresses of the host
-	refused map[netip.Addr]time.Time // when the host last refused to take a VIP back
+	absent  map[netip.Addr]bool      // VIPs that are not addresses of the host
+	refused map[netip.Addr]time.Time // when the host last refused to accept a VIP again
 	reloads chan reload
 	ready   chan struct{}
 }
 
-// iface is what the data path must know of the interface.
+// iface holds the properties of the interface that the data path needs.
 type iface struct {
 	index int
 	mac   [6]byte
 	mtu   int
 }
 
-// reload is a new configuration, and where its result goes.
+// reload is a request to apply a new configuration. The result is sent to the channel.
 type reload struct {
 	cfg    *config.Agent
 	result chan<- error
 }
 
-// New loads the data path; no packet is touched, and nothing changed on the host, before Run.
+// New loads the data path. Until Run is called, the agent processes no packets and changes nothing
+// on the host.
 func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
 	k, err := openKernel(&cfg.Node, log)
 	if err != nil {
@@ -65,18 +66,18 @@ func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
 	}, nil
 }
 
-// Close lets go of the data path, which works on.
+// Close closes the agent's references to the data path. The data path keeps working.
 func (a *Agent) Close() error {
 	return a.kernel.close()
 }
 
-// Ready is closed when the data path is attached.
+// Ready returns a channel that is closed when the data path is attached.
 func (a *Agent) Ready() <-chan struct{} {
 	return a.ready
 }
 
-// Reload makes a running agent follow another configuration. On an error the one before stays in
-// force.
+// Reload applies another configuration to a running agent. On an error the agent keeps the previous
+// configuration.
 func (a *Agent) Reload(ctx context.Context, cfg *config.Agent) error {
 	result := make(chan error, 1)
 	select {
@@ -87,8 +88,8 @@ func (a *Agent) Reload(ctx context.Context, cfg *config.Agent) error {
 	}
 }
 
-// Run puts the data path in place and keeps it true until the context ends; the data path stays. It
-// works on the network namespace of the thread that calls it.
+// Run attaches the data path and keeps it up to date until the context ends. The data path stays
+// attached after that. Run works on the network namespace of the thread that calls it.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	links, err := followLinks(ctx)
@@ -153,8 +154,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// start applies the configuration and attaches the programs. If it fails, the data path of an
-// earlier process goes on as it was; without one start leaves nothing behind.
+// start applies the configuration and attaches the programs. If it fails, the data path of the
+// previous process keeps working unchanged. If there was none, a failed start leaves nothing
+// behind.
 func (a *Agent) start() error {
 	err := a.check()
 	var attached datapath.Attached
@@ -184,7 +186,7 @@ func (a *Agent) find() error {
 	return err
 }
 
-// check returns an error if the agent cannot start. It changes nothing that an earlier process
+// check returns an error if the agent cannot start. It changes nothing that the previous process
 // uses.
 func (a *Agent) check() (err error) {
 	if err := a.kernel.checkNamespace(); err != nil {
@@ -202,8 +204,8 @@ func (a *Agent) check() (err error) {
 	return a.kernel.setHostMAC(a.link.mac)
 }
 
-// attach changes the host and the tables, and attaches the programs, or leaves everything as it
-// was.
+// attach changes the host and the tables, and attaches the programs. If a step fails, attach undoes
+// all of them.
 func (a *Agent) attach() (attached datapath.Attached, err error) {
 	err = datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
 		if err := a.kernel.pinKept(t); err != nil {
@@ -218,7 +220,8 @@ func (a *Agent) attach() (attached datapath.Attached, err error) {
 	return attached, err
 }
 
-// mtu is the longest packet that travels from the balancers to here.
+// mtu returns the size, in bytes, of the longest packet on the path from the balancers to this
+// host.
 func (a *Agent) mtu(cfg *config.Agent) int {
 	if cfg.Node.MTU != 0 {
 		return cfg.Node.MTU
@@ -226,8 +229,8 @@ func (a *Agent) mtu(cfg *config.Agent) int {
 	return a.link.mtu
 }
 
-// tableContent is what a configuration asks for. What the interface does not send carries no
-// signal.
+// tableContent returns the tables that a configuration asks for. Signals are no longer than the
+// interface's MTU.
 func (a *Agent) tableContent(cfg *config.Agent) *tableContent {
 	c := newTableContent(cfg, a.mtu(cfg))
 	for vip := range a.absent {
@@ -239,9 +242,9 @@ func (a *Agent) tableContent(cfg *config.Agent) *tableContent {
 	return c
 }
 
-// fill makes the host and the data path as the configuration says: what comes is there before the
-// first packet needs it, what goes stays until the last one passed. The keys are those that the
-// configuration's file holds.
+// fill changes the host and the data path to match the configuration. It adds new objects before a
+// packet can need them, and removes old ones when no packet can need them any more. keys are the
+// signal keys of the configuration.
 func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.SignalKeys) error {
 	want := a.tableContent(cfg)
 	if err := a.kernel.assigned.assign(t, want.assigned); err != nil {
@@ -259,14 +262,14 @@ func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.Signal
 	return nil
 }
 
-// apply is fill for an agent at work.
+// apply runs fill in a running agent.
 func (a *Agent) apply(cfg *config.Agent, keys config.SignalKeys) error {
 	return datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
 		return a.fill(t, cfg, keys)
 	})
 }
 
-// reload applies another configuration; a failure on the way brings the running one back.
+// reload applies another configuration. If a step fails, reload restores the running configuration.
 func (a *Agent) reload(cfg *config.Agent) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err
@@ -287,7 +290,7 @@ func (a *Agent) reload(cfg *config.Agent) error {
 	return nil
 }
 
-// followLink takes on another MAC address or MTU of the interface.
+// followLink adopts a changed MAC address or MTU of the interface.
 func (a *Agent) followLink(update netlink.LinkUpdate) error {
 	if int(update.Index) != a.link.index {
 		return nil
@@ -316,13 +319,13 @@ func describe(link netlink.Link) (iface, error) {
 	return iface{attrs.Index, [6]byte(attrs.HardwareAddr), attrs.MTU}, nil
 }
 
-// followLinks delivers every interface as it is and as it changes. The channel is closed when the
-// context ends, and when the kernel could not deliver a change.
+// followLinks delivers the current state of every interface, and each change. It closes the channel
+// when the context ends, or when the kernel could not deliver a change.
 func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	links := make(chan netlink.LinkUpdate)
 	err := netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{
 		ListExisting:  true,
-		ErrorCallback: func(error) {}, // the channel is closed then
+		ErrorCallback: func(error) {}, // the channel is closed on an error
 	})
 	if err != nil {
 		return nil, fmt.Errorf("follow the interfaces: %w", err)
@@ -330,7 +333,7 @@ func followLinks(ctx context.Context) (<-chan netlink.LinkUpdate, error) {
 	return links, nil
 }
 
-// drain waits until nobody writes to the channel any more; nil is no channel.
+// drain receives until the channel is closed. It returns at once if the channel is nil.
 func drain[T any](updates <-chan T) {
 	if updates == nil {
 		return

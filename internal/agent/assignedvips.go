@@ -16,13 +16,14 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// assignedVIPs are the VIPs that agents put on the loopback interface, in the pinned map
-// belongings: a later process takes away just that, and leaves what was there before.
+// assignedVIPs manages the VIPs that agents have put on the loopback interface. They are stored in
+// the pinned map belongings, so that a later process removes exactly these addresses, and not those
+// that the host had before.
 type assignedVIPs struct {
 	m *ebpf.Map
 }
 
-// assign puts the VIPs on the loopback interface that no interface has.
+// assign puts each VIP that is not an address of any interface on the loopback interface.
 func (v assignedVIPs) assign(t *datapath.Takeover, vips map[netip.Addr]bool) error {
 	if len(vips) == 0 {
 		return nil
@@ -46,8 +47,9 @@ func (v assignedVIPs) assign(t *datapath.Takeover, vips map[netip.Addr]bool) err
 	return nil
 }
 
-// add puts a VIP on the loopback interface. First comes the note: an address without a note would
-// stay for ever. There is a note already if somebody else has removed the address.
+// add puts a VIP on the loopback interface. It writes the map first: an address that is not in the
+// map would never be removed. The map may have the VIP already, if somebody else has removed the
+// address.
 func (v assignedVIPs) add(t *datapath.Takeover, lo netlink.Link, vip netip.Addr) error {
 	err := v.m.Update(vip.As16(), uint32(lo.Attrs().Index), ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
@@ -63,8 +65,8 @@ func (v assignedVIPs) add(t *datapath.Takeover, lo netlink.Link, vip netip.Addr)
 	return awaitLocal(vip)
 }
 
-// awaitLocal waits until the kernel takes packets to a new address: it adds the route of an IPv6
-// address a moment later, and says until then that there is none.
+// awaitLocal waits until the kernel delivers packets to a new address. For an IPv6 address, the
+// kernel adds the local route shortly after the address, and reports no route until then.
 func awaitLocal(vip netip.Addr) error {
 	const patience, pause = time.Second, time.Millisecond
 	for waited := time.Duration(0); waited < patience; waited += pause {
@@ -76,13 +78,14 @@ func awaitLocal(vip netip.Addr) error {
 	return fmt.Errorf("VIP %s on lo is not usable after %s; is lo up?", vip, patience)
 }
 
-// isLocal tells whether the kernel takes packets to the address as the host's own.
+// isLocal tells whether the kernel delivers packets to the address to the host itself.
 func isLocal(address netip.Addr) bool {
 	routes, err := netlink.RouteGet(address.AsSlice())
 	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// release takes the VIPs from the loopback interface that the agent put there, but for those to keep.
+// release removes the VIPs that agents have put on the loopback interface, except for the VIPs in
+// keep.
 func (v assignedVIPs) release(keep map[netip.Addr]bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -97,7 +100,7 @@ func (v assignedVIPs) release(keep map[netip.Addr]bool) error {
 			continue
 		}
 		err := netlink.AddrDel(lo, hostAddress(vip))
-		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // someone else was faster
+		if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // removed meanwhile
 			return fmt.Errorf("remove VIP %s from lo: %w", vip, err)
 		}
 		if err := v.m.Delete(vip.As16()); err != nil {
@@ -107,7 +110,7 @@ func (v assignedVIPs) release(keep map[netip.Addr]bool) error {
 	return nil
 }
 
-// vips are the addresses that the agent assigned.
+// vips returns the addresses that agents have assigned.
 func (v assignedVIPs) vips() (all []netip.Addr, err error) {
 	var (
 		vip address
@@ -123,7 +126,7 @@ func (v assignedVIPs) vips() (all []netip.Addr, err error) {
 	return all, nil
 }
 
-// addresses are all of the host.
+// addresses returns all addresses of the host.
 func addresses() (map[netip.Addr]bool, error) {
 	all, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -138,7 +141,8 @@ func addresses() (map[netip.Addr]bool, error) {
 	return present, nil
 }
 
-// hostAddress is the address alone, without a subnet; IPv6 takes it into use at once.
+// hostAddress returns the address as netlink takes it, with a full-length prefix. An IPv6 address
+// skips duplicate address detection, so it is usable at once.
 func hostAddress(vip netip.Addr) *netlink.Addr {
 	bits := vip.BitLen()
 	addr := &netlink.Addr{IPNet: &net.IPNet{IP: vip.AsSlice(), Mask: net.CIDRMask(bits, bits)}}

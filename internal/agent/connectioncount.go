@@ -19,12 +19,13 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// connectionCountPin is the link of the program that counts connections.
+// connectionCountPin is the pin of the link of the program that counts connections.
 const connectionCountPin = "link_sockops"
 
-// followConnections counts the connections of services if one of them decides by that. What has begun
-// goes on until the agent is detached, or connections that end meanwhile would stay counted. A host where
-// that cannot be is one whose load is not known: the data path takes what it is offered.
+// followConnections starts to count the connections of services if the load source of a service
+// needs it. Once started, counting continues until the agent is detached: otherwise connections
+// that end meanwhile would stay counted. If the host does not support counting, the load is
+// unknown, and the data path accepts all offered connections.
 func (a *Agent) followConnections(t *datapath.Takeover, cfg *config.Agent) {
 	wanted := slices.ContainsFunc(cfg.Services, func(s config.AgentService) bool { return s.Load.Kind == config.LoadConnections })
 	begun, err := a.kernel.countingBegun()
@@ -45,8 +46,8 @@ func (k *kernel) countingBegun() (bool, error) {
 	return err == nil, err
 }
 
-// startCounting attaches the program to the root of control groups, for the sockets of the calling
-// thread's network namespace.
+// startCounting attaches the program to the root of the cgroup hierarchy. It counts the sockets of
+// the calling thread's network namespace.
 func (k *kernel) startCounting(t *datapath.Takeover) error {
 	cookie, err := netnsCookie()
 	if err != nil {
@@ -83,7 +84,8 @@ func (k *kernel) attachCounting(t *datapath.Takeover) error {
 	return t.PinLink(l, pin)
 }
 
-// netnsCookie names the network namespace of the calling thread to programs.
+// netnsCookie returns the number by which BPF programs identify the network namespace of the
+// calling thread.
 func netnsCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -97,7 +99,7 @@ func netnsCookie() (uint64, error) {
 	return cookie, nil
 }
 
-// cgroupRoot is where control groups, version 2, are mounted.
+// cgroupRoot returns the mount point of cgroup version 2.
 func cgroupRoot() (string, error) {
 	const table = "/proc/self/mounts"
 	f, err := os.Open(table)

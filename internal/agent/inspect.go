@@ -21,17 +21,17 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// View reads the tables of an agent, whether its process runs or not, and writes none. Traffic and
-// reloads go on meanwhile: what is read is true of each table, not of all at one moment.
+// View reads the tables of an agent and never writes them. The agent's process need not run.
+// Traffic and reloads continue meanwhile, so different tables are read at slightly different times.
 type View struct {
 	instance string
 	maps     agentMaps
 	labels   labels
 	sockets  *ebpf.Program // query_socket
-	here     bool          // the agent is in the network namespace that is asked for sockets
+	here     bool          // the agent is in the network namespace whose sockets are queried
 }
 
-// viewed are the tables that a view reads, by their names.
+// viewed returns the tables that a view reads, by name.
 func viewed(maps *agentMaps) map[string]**ebpf.Map {
 	return map[string]**ebpf.Map{
 		agentMapAcceptances:  &maps.Acceptances,
@@ -47,8 +47,9 @@ func viewed(maps *agentMaps) map[string]**ebpf.Map {
 	}
 }
 
-// OpenView opens the tables of an instance. Those of a build with another layout are refused. Of sockets it
-// tells in the agent's own network namespace alone: that of the thread which calls this, and the methods.
+// OpenView opens the tables of an instance. It refuses the tables of a build with another layout. A
+// view queries sockets only if the calling thread is in the agent's network namespace; this holds
+// for OpenView and for the methods.
 func OpenView(instance string) (_ *View, err error) {
 	v := &View{instance: instance}
 	defer func() {
@@ -67,7 +68,7 @@ func OpenView(instance string) (_ *View, err error) {
 			return nil, fmt.Errorf("table %s: %w", name, err)
 		}
 	}
-	refuseReads(spec) // a question acknowledges nothing, which is all that they are for
+	refuseReads(spec) // queries never acknowledge data, and only acknowledgements need these reads
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
 	}
@@ -84,7 +85,7 @@ func (v *View) Close() error {
 	return errors.Join(append(errs, v.maps.Close())...)
 }
 
-// view is a View of the data path's own tables, which its owner closes.
+// view returns a View of the data path's own tables. Their owner closes them.
 func (k *kernel) view() *View {
 	return &View{instance: k.instance, maps: k.objects.agentMaps, labels: k.labels, sockets: k.objects.QuerySocket, here: true}
 }
@@ -92,50 +93,52 @@ func (k *kernel) view() *View {
 // Snapshot is the state of an agent at one moment.
 type Snapshot struct {
 	datapath.Snapshot
-	Services []*ServiceState `json:"services"` // by name
-	// Signals and SYNACKs count packets that were to tell a balancer something, and SYN-ACKs, by what became
-	// of them.
+	Services []*ServiceState `json:"services"` // sorted by name
+	// Signals counts signals by their outcome. SYNACKs counts SYN-ACKs by their outcome.
 	Signals map[string]uint64 `json:"signals"`
 	SYNACKs map[string]uint64 `json:"syn_acks"`
 }
 
-// ServiceState is a service as the data path has it.
+// ServiceState is the state of a service in the data path.
 type ServiceState struct {
 	Name     string          `json:"name"`
 	VIP      netip.Addr      `json:"vip"`
-	Port     uint16          `json:"port"` // 0: all that no other service of the VIP names
+	Port     uint16          `json:"port"` // 0: all ports that no other service of the VIP has
 	Protocol config.Protocol `json:"protocol"`
-	// Accept is nil where no connection can be offered.
+	// Accept is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
 }
 
-// AcceptState is how a service takes connections.
+// AcceptState is the accept policy of a service, with its load and its counters.
 type AcceptState struct {
 	Policy config.AcceptPolicy `json:"policy"`
-	// Source is what the policy asks for the load; empty of policies that do not.
+	// Source is the load source of the policy. It is empty for policies that do not use the load.
 	Source string `json:"source,omitempty"`
-	// Load is nil while it is not known, or not asked for. The accept queue's is known in the agent's network
-	// namespace alone, and only of services of one port that somebody listens on.
+	// Load is nil if it is unknown, or if the policy does not use it. The load of an accept queue
+	// is known only in the agent's network namespace, and only for services with one port and a
+	// listening socket.
 	Load *Load `json:"load"`
-	// Stale: the load is asked for, and the data path does not know it. What is offered is taken.
+	// Stale tells that the policy uses the load and the data path does not know it. The service
+	// then accepts all offered connections.
 	Stale bool `json:"stale"`
-	// Threshold is the load from which on connections are passed on, of the policies that have one.
+	// Threshold is the load from which on the service refuses connections. It is nil for policies
+	// that have none.
 	Threshold *uint32 `json:"threshold"`
-	// Offered is the sum of Offers, which are the connections by what became of them.
+	// Offered is the number of offered connections. Offers counts them by outcome.
 	Offered uint64            `json:"offered"`
 	Offers  map[string]uint64 `json:"offers"`
-	// OfferedRate is in connections per second, of an interval.
+	// OfferedRate is the rate of offers over an interval, in connections per second.
 	OfferedRate *float64 `json:"offered_per_second,omitempty"`
 }
 
-// Load is how busy a service is, in units of its source.
+// Load is how busy a service is, in units of its load source.
 type Load struct {
 	Busy uint32 `json:"busy"`
-	// Capacity is nil where the source knows none.
+	// Capacity is nil if the load source reports none.
 	Capacity *uint32 `json:"capacity"`
 }
 
-// DescribeLoad is the load for people.
+// DescribeLoad formats the load for output.
 func (a *AcceptState) DescribeLoad() string {
 	switch {
 	case a.Stale:
@@ -148,7 +151,7 @@ func (a *AcceptState) DescribeLoad() string {
 	return fmt.Sprintf("%d of %d (%s)", a.Load.Busy, *a.Load.Capacity, a.Source)
 }
 
-// DescribeThreshold is the threshold for people.
+// DescribeThreshold formats the threshold for output.
 func (a *AcceptState) DescribeThreshold() string {
 	if a.Threshold == nil {
 		return "-"
@@ -156,7 +159,7 @@ func (a *AcceptState) DescribeThreshold() string {
 	return strconv.FormatUint(uint64(*a.Threshold), 10)
 }
 
-// Snapshot reads everything.
+// Snapshot reads the state of the agent.
 func (v *View) Snapshot() (*Snapshot, error) {
 	reasons, err := datapath.CountReasons(v.maps.Reasons, v.labels.reasons)
 	if err != nil {
@@ -177,7 +180,8 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	return s, nil
 }
 
-// Count is how many packets left an instance's data path for a reason, which may be attached to nothing.
+// Count returns the number of packets that an instance has counted under a reason. The instance
+// need not be attached.
 func Count(instance, reason string) (uint64, error) {
 	spec, labels, err := loadSpec()
 	if err != nil {
@@ -201,7 +205,7 @@ func Count(instance, reason string) (uint64, error) {
 	return 0, fmt.Errorf("instance %s: there is no reason %s", instance, reason)
 }
 
-// RatesSince fills in the rates since an earlier snapshot of the instance.
+// RatesSince computes the rates since an earlier snapshot of the instance.
 func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	interval := s.Snapshot.RatesSince(&earlier.Snapshot)
 	before := map[string]uint64{}
@@ -218,7 +222,7 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) {
 	}
 }
 
-// services reads the services, by name.
+// services reads the services, sorted by name.
 func (v *View) services() ([]*ServiceState, error) {
 	services := []*ServiceState{}
 	var key agentServiceKey
@@ -243,7 +247,7 @@ func newServiceState(key agentServiceKey, label agentServiceLabel) *ServiceState
 	s := &ServiceState{
 		Name:     text(label.Name[:]),
 		VIP:      netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(),
-		Port:     networkOrder(key.Port), // and back
+		Port:     networkOrder(key.Port), // network to host byte order
 		Protocol: config.TCP,
 	}
 	if key.Protocol == unix.IPPROTO_UDP {
@@ -252,13 +256,13 @@ func newServiceState(key agentServiceKey, label agentServiceLabel) *ServiceState
 	return s
 }
 
-// text is what is in front of the zero that ends it.
+// text returns the bytes before the first zero byte.
 func text(b []byte) string {
 	before, _, _ := bytes.Cut(b, []byte{0})
 	return string(before)
 }
 
-// acceptState is nil for a service that has no policy.
+// acceptState returns nil for a service without an accept policy.
 func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	a, err := v.acceptance(key)
 	if a == nil || err != nil {
@@ -266,7 +270,7 @@ func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	}
 	state := &AcceptState{Policy: named(acceptPolicies, a.Policy)}
 	if state.Offers, err = v.offerCounters(key); errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, nil // taken away meanwhile
+		return nil, nil // the service was removed meanwhile
 	} else if err != nil {
 		return nil, err
 	}
@@ -284,7 +288,7 @@ func (v *View) acceptState(key agentServiceKey) (*AcceptState, error) {
 	return state, nil
 }
 
-// acceptance is how a service takes connections; nil: it has no policy.
+// acceptance returns the accept policy of a service, or nil if it has none.
 func (v *View) acceptance(key agentServiceKey) (*agentAcceptance, error) {
 	var a agentAcceptance
 	err := v.maps.Acceptances.LookupWithFlags(key, &a, ebpf.LookupLock)
@@ -297,7 +301,7 @@ func (v *View) acceptance(key agentServiceKey) (*agentAcceptance, error) {
 	return &a, nil
 }
 
-// asksForLoad tells whether the policy decides by the load.
+// asksForLoad tells whether the policy uses the load.
 func asksForLoad(a *agentAcceptance) bool {
 	policy := agentAcceptPolicy(a.Policy)
 	return policy == agentAcceptPolicyACCEPT_STATIC || policy == agentAcceptPolicyACCEPT_DYNAMIC
@@ -315,7 +319,7 @@ func (s *AcceptState) setLoad(a *agentAcceptance, load agentLoad, known bool) {
 	}
 }
 
-// named is what a configuration file calls a number of the data path.
+// named returns the configuration's word for a number of the data path.
 func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Name {
 	for name, n := range names {
 		if uint8(n) == number {
@@ -325,8 +329,8 @@ func named[Name ~string, Number ~uint32](names map[Name]Number, number uint8) Na
 	return Name(fmt.Sprint(number))
 }
 
-// readLoad is the load that the data path decides by; false where it is not known. That of the accept queue
-// of a service of all ports only packets know.
+// readLoad returns the load that the policy uses. known is false if the load is unknown. If the
+// load source is the accept queue and the service has all ports, the load is known only per packet.
 func (v *View) readLoad(key agentServiceKey, a *agentAcceptance) (l agentLoad, known bool, err error) {
 	switch agentLoadSource(a.Source) {
 	case agentLoadSourceLOAD_CONNECTIONS:
@@ -346,8 +350,8 @@ func (v *View) readLoad(key agentServiceKey, a *agentAcceptance) (l agentLoad, k
 	return l, l.When != 0 && now-int64(l.When) <= int64(a.StaleAfter), nil
 }
 
-// openConnections counts those that the server has not closed; they are known while the program that counts
-// them is attached.
+// openConnections returns the number of connections that the server has not closed. The number is
+// known while the program that counts them is attached.
 func (v *View) openConnections(key agentServiceKey, a *agentAcceptance) (l agentLoad, known bool, err error) {
 	var open int64
 	if err := v.maps.Connections.Lookup(key, &open); errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -362,7 +366,8 @@ func (v *View) openConnections(key agentServiceKey, a *agentAcceptance) (l agent
 	return agentLoad{Busy: uint32(max(open, 0)), Capacity: a.Capacity}, err == nil, nil
 }
 
-// listenerLoad is the backlog of the listener that a client's port 0, which none has, would meet.
+// listenerLoad returns the backlog of the service's listener. It finds the listener with a packet
+// from port 0, which no client uses.
 func (v *View) listenerLoad(key agentServiceKey) (l agentLoad, known bool, err error) {
 	vip := netip.AddrPortFrom(netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(), networkOrder(key.Port))
 	if vip.Port() == 0 || !v.here {
@@ -379,7 +384,7 @@ func (v *View) listenerLoad(key agentServiceKey) (l agentLoad, known bool, err e
 	return agentLoad{Busy: sockets.Backlog.Waiting, Capacity: sockets.Backlog.Most}, true, nil
 }
 
-// offerCounters are what became of the connections that a service was offered.
+// offerCounters counts the connections offered to a service, by outcome.
 func (v *View) offerCounters(key agentServiceKey) (map[string]uint64, error) {
 	var perCPU []agentOffers
 	if err := v.maps.Offers.Lookup(key, &perCPU); err != nil {
@@ -395,7 +400,7 @@ func (v *View) offerCounters(key agentServiceKey) (map[string]uint64, error) {
 	return counters, nil
 }
 
-// sums are the counters of a per-CPU array over all CPUs, by their labels.
+// sums adds up the counters of a per-CPU array over all CPUs. It returns them by label.
 func sums(m *ebpf.Map, labels []string) (map[string]uint64, error) {
 	counters := map[string]uint64{}
 	for i, label := range labels {

@@ -21,27 +21,27 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// kernel is the data path: the programs and the tables that they read. Each process makes new tables
-// for its programs, so that a restart swaps programs and tables in one step; only the counters, what
-// the programs themselves remember of connections, and the assigned VIPs are handed on.
+// kernel is the data path: the programs and their tables. Each process makes new tables for its
+// programs, so that a restart replaces programs and tables in one step. Only the counters, the
+// programs' own state of connections and the assigned VIPs are handed on from process to process.
 type kernel struct {
 	log      *slog.Logger
 	instance string
 	dir      string
-	first    bool     // no earlier process's data path is attached
-	begun    []string // kept maps that this process starts anew
+	first    bool     // no data path of an earlier process is attached
+	begun    []string // kept maps that this process creates anew
 	objects  agentObjects
 	assigned assignedVIPs
 	labels   labels
 	tc       tc
 }
 
-// labels are the names of what the data path counts, by their numbers.
+// labels are the names of the data path's counters, indexed by their numbers.
 type labels struct {
 	reasons, synAcks, offers, signals []string
 }
 
-// openKernel loads the programs. Nothing is attached yet.
+// openKernel loads the programs. It attaches nothing.
 func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
 	instance := node.Instance
 	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
@@ -58,7 +58,7 @@ func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
 	return k, nil
 }
 
-// loadSpec describes the data path of this build, and names what it counts.
+// loadSpec returns the specification of this build's data path, and the names of its counters.
 func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 	if spec, err = loadAgent(); err != nil {
 		return nil, l, err
@@ -80,7 +80,7 @@ func loadSpec() (spec *ebpf.CollectionSpec, l labels, err error) {
 	return spec, l, nil
 }
 
-// mayRead finds out whether programs may read the kernel's memory.
+// mayRead tells whether programs may read the kernel's memory.
 func mayRead() (bool, error) {
 	err := features.HaveProgramHelper(ebpf.XDP, asm.FnProbeReadKernel)
 	if errors.Is(err, ebpf.ErrNotSupported) {
@@ -92,8 +92,8 @@ func mayRead() (bool, error) {
 	return true, nil
 }
 
-// refuseReads has programs read nothing of the kernel's memory, as on kernels that are locked down
-// (kernel_lockdown(7)), which else refuse the whole program.
+// refuseReads replaces the programs' reads of the kernel's memory by instructions that fail.
+// Kernels that are locked down (kernel_lockdown(7)) would refuse the whole program otherwise.
 func refuseReads(spec *ebpf.CollectionSpec) {
 	for _, p := range spec.Programs {
 		for i, ins := range p.Instructions {
@@ -138,8 +138,8 @@ func (k *kernel) load(node *config.AgentNode) error {
 	return nil
 }
 
-// keptMaps are the maps that outlive a process. The assigned VIPs come first: they tell the role
-// of an instance.
+// keptMaps returns the maps that outlive a process. The map of the assigned VIPs comes first,
+// because it tells the role of an instance.
 func keptMaps(maps *agentMaps) []keptMap {
 	return []keptMap{
 		{agentMapBelongings, &maps.Belongings},
@@ -158,8 +158,8 @@ type keptMap struct {
 	m    **ebpf.Map
 }
 
-// openKept opens the kept maps that an earlier process has left. A map of a build that kept
-// something else starts anew.
+// openKept opens the kept maps of an earlier process. If a map's layout differs from this build's,
+// this process creates the map anew.
 func (k *kernel) openKept(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	opened := map[string]*ebpf.Map{}
 	for _, kept := range keptMaps(&agentMaps{}) {
@@ -190,7 +190,7 @@ func openMap(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// pinKept pins the kept maps that start anew.
+// pinKept pins the kept maps that this process has created anew.
 func (k *kernel) pinKept(t *datapath.Takeover) error {
 	for _, kept := range keptMaps(&k.objects.agentMaps) {
 		if slices.Contains(k.begun, kept.name) {
@@ -210,11 +210,11 @@ func closeAll(maps map[string]*ebpf.Map) error {
 	return errors.Join(errs...)
 }
 
-// attach puts the programs on an interface, each in the place of an earlier process's, and pins them
-// with their tables for other tools to find. What an earlier process has on another interface works
-// until all of them are attached.
+// attach attaches the programs to an interface, and pins them and their tables for other tools.
+// Each program replaces that of an earlier process. If the earlier process used another interface,
+// its programs work there until all new programs are attached.
 func (k *kernel) attach(t *datapath.Takeover, ifindex int) (datapath.Attached, error) {
-	// XDP comes last, for it hands packets to the others.
+	// XDP comes last, because its program hands packets to the others.
 	if err := k.tc.attach(t, k.objects.TcAgent, ifindex, egress); err != nil {
 		return datapath.Attached{}, err
 	}
@@ -225,7 +225,7 @@ func (k *kernel) attach(t *datapath.Takeover, ifindex int) (datapath.Attached, e
 	if err != nil {
 		return datapath.Attached{}, err
 	}
-	// A start on another interface leaves none behind on the one before.
+	// If the instance has moved to another interface, remove its filters from the previous one.
 	t.OnCommit(func() error { return datapath.RemoveFilters(k.instance, ifindex) })
 	return attached, k.pin(t)
 }
@@ -242,7 +242,7 @@ func (k *kernel) checkNamespace() error {
 
 func (k *kernel) pinOf(name string) string { return filepath.Join(k.dir, name) }
 
-// linkPin is where the XDP link is pinned.
+// linkPin returns the path of the XDP link's pin.
 func (k *kernel) linkPin() string { return k.pinOf(datapath.LinkPin) }
 
 func (k *kernel) pin(t *datapath.Takeover) error {
@@ -269,8 +269,8 @@ func (k *kernel) pin(t *datapath.Takeover) error {
 	return nil
 }
 
-// undo takes away what a first start that failed did, and returns its error. The data path of an
-// earlier process stays.
+// undo removes everything that a failed first start has created, and returns err. It leaves the
+// data path of an earlier process in place.
 func (k *kernel) undo(err error) error {
 	if !k.first {
 		return err
@@ -278,12 +278,12 @@ func (k *kernel) undo(err error) error {
 	return errors.Join(err, Detach(k.instance))
 }
 
-// close lets go of the data path; what is pinned works on.
+// close closes this process's references to the data path. Pinned objects keep working.
 func (k *kernel) close() error {
 	return k.objects.Close()
 }
 
-// setHostMAC tells the program which frames are for this host.
+// setHostMAC sets the MAC address by which the program recognises frames for this host.
 func (k *kernel) setHostMAC(mac [6]byte) error {
 	var word [8]byte
 	copy(word[:], mac[:])
@@ -293,21 +293,21 @@ func (k *kernel) setHostMAC(mac [6]byte) error {
 	return nil
 }
 
-// Detach takes an agent's data path out of the kernel, with everything that it put on the host and
-// all counters. It works on the network namespace of the calling thread, which must be the agent's.
-// An instance that does not exist is no error.
+// Detach removes an agent's data path from the kernel, with all its counters and everything that
+// the agent has put on the host. It works on the network namespace of the calling thread, which
+// must be the agent's. It returns nil if the instance does not exist.
 func Detach(instance string) error {
 	dir := datapath.Dir(instance)
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, agentMapBelongings), nil)
 	if errors.Is(err, os.ErrNotExist) {
-		return datapath.RemoveDir(instance) // of a start that failed early
+		return datapath.RemoveDir(instance) // an earlier start failed before it made the map
 	}
 	if err != nil {
 		return fmt.Errorf("open map %s: %w", agentMapBelongings, err)
 	}
 	defer m.Close()
 	all := assignedVIPs{m}
-	// The programs go first, so that no packet is delivered to an address that is gone.
+	// Remove the programs first, so that they do not deliver packets to a removed address.
 	if _, err := datapath.AttachedTo(filepath.Join(dir, datapath.LinkPin)); err != nil {
 		return err
 	}

@@ -43,7 +43,7 @@ func (a *Agent) Describe(descs chan<- *prometheus.Desc) {
 	descs <- thresholdDesc
 }
 
-// Collect implements prometheus.Collector: it reads the data path's tables.
+// Collect implements prometheus.Collector. It reads the tables of the data path.
 func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	view := a.kernel.view()
 	reasons, err := datapath.CountReasons(view.maps.Reasons, view.labels.reasons)
@@ -67,7 +67,7 @@ func (a *Agent) Collect(metrics chan<- prometheus.Metric) {
 	}
 }
 
-// collectArray sends the counters of a per-CPU array, each under its label.
+// collectArray sends the counters of a per-CPU array, each with its label.
 func collectArray(metrics chan<- prometheus.Metric, desc *prometheus.Desc, m *ebpf.Map, labels []string) {
 	counters, err := sums(m, labels)
 	if err != nil {
@@ -78,7 +78,7 @@ func collectArray(metrics chan<- prometheus.Metric, desc *prometheus.Desc, m *eb
 	}
 }
 
-// collectAcceptance sends what is known of a service that connections are offered to.
+// collectAcceptance sends the metrics of a service's accept policy.
 func collectAcceptance(metrics chan<- prometheus.Metric, service string, a *AcceptState) {
 	for result, n := range a.Offers {
 		metrics <- prometheus.MustNewConstMetric(offersDesc, prometheus.CounterValue, float64(n), service, result)

@@ -13,15 +13,16 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// NextSegment is the way to the next server of a list, as the kernel finds it for what is passed on.
+// NextSegment is the route of the kernel to the next server of a segment list.
 type NextSegment struct {
 	SID netip.Addr `json:"sid"`
-	// Problem is why what is passed on is lost; empty: nothing is known that it would be for.
+	// Problem says why packets for the next server are lost. It is empty if no problem is known.
 	Problem string `json:"problem,omitempty"`
 }
 
-// FindNext looks up the way from the instance's interface to the SID of another server. The programs hand a
-// packet to the kernel before it looks for a route (bpf/agent/next_segment.h), and so cannot tell.
+// FindNext looks up the route from the instance's interface to the SID of another server. The
+// programs cannot find it themselves: they hand the packet to the kernel before the kernel looks
+// for a route (bpf/agent/next_segment.h).
 func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	ifindex, err := datapath.AttachedTo(filepath.Join(datapath.Dir(v.instance), datapath.LinkPin))
 	if err != nil {
@@ -32,7 +33,7 @@ func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 	return next, err
 }
 
-// whyUnreachable is empty where nothing is known against a way by an interface.
+// whyUnreachable returns an empty string if it finds no problem on the path through the interface.
 func whyUnreachable(ifindex int, sid netip.Addr) (string, error) {
 	if ifindex == 0 {
 		return "the agent is not attached", nil

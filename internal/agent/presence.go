@@ -14,19 +14,21 @@ import (
 )
 
 const (
-	// settleInterval is how long changes of addresses are gathered.
+	// settleInterval is the time for which changes of addresses are collected before they are
+	// handled.
 	settleInterval = 50 * time.Millisecond
-	// presenceInterval is how often VIPs are looked at without a change of addresses: local routes
-	// make addresses the host's, too.
+	// presenceInterval is the time between checks of the VIPs when no address changes. Local
+	// routes, too, make addresses the host's own, and they change without notice here.
 	presenceInterval = 10 * time.Second
 )
 
-// addressChanges gets a value after changes of the host's addresses, and holds one at most. It is
-// closed when the context ends, and when the kernel could not deliver a change.
+// addressChanges returns a channel that gets a value after the host's addresses have changed. The
+// channel holds at most one value. It is closed when the context ends, or when the kernel could not
+// deliver a change.
 func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 	updates := make(chan netlink.AddrUpdate)
 	err := netlink.AddrSubscribeWithOptions(updates, ctx.Done(), netlink.AddrSubscribeOptions{
-		ErrorCallback: func(error) {}, // the channel is closed then
+		ErrorCallback: func(error) {}, // the channel is closed on an error
 	})
 	if err != nil {
 		return nil, fmt.Errorf("follow the addresses: %w", err)
@@ -37,15 +39,16 @@ func addressChanges(ctx context.Context) (<-chan struct{}, error) {
 		for range updates {
 			select {
 			case changes <- struct{}{}:
-			default: // one is waiting already
+			default: // the channel holds a value already
 			}
 		}
 	}()
 	return changes, nil
 }
 
-// followVIPs tells the data path, and so balancers that probe it, which VIPs are the host's own. It
-// puts those back that the agent assigned and somebody has removed.
+// followVIPs tells the data path which VIPs are addresses of the host. Balancers learn it from the
+// answers to their probes. followVIPs restores VIPs that the agent has assigned and somebody else
+// has removed.
 func (a *Agent) followVIPs() error {
 	absent, served := map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	for _, s := range a.cfg.Services {
@@ -72,9 +75,9 @@ func (a *Agent) followVIPs() error {
 	return nil
 }
 
-// restore puts a VIP back on the host, if that is the agent's to do. False: the VIP is still missing.
-// A host that refused is left alone for a while: an attempt takes up to a second, and changes
-// addresses itself.
+// restore puts a VIP on the host again, if the agent assigns VIPs. It returns false if the VIP is
+// still missing. After a refusal by the host, restore makes no attempt for presenceInterval: an
+// attempt takes up to a second, and changes addresses itself.
 func (a *Agent) restore(vip netip.Addr) bool {
 	if !a.cfg.Node.AssignsVIPs() || time.Since(a.refused[vip]) < presenceInterval {
 		return false
@@ -97,7 +100,7 @@ func (a *Agent) restore(vip netip.Addr) bool {
 	return false
 }
 
-// setPresent says whether a VIP is an address of the host.
+// setPresent tells the data path whether a VIP is an address of the host.
 func (k *kernel) setPresent(vip netip.Addr, present bool) error {
 	value := uint32(0)
 	if present {

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketNames are how users see the states of sockets: BPF_TCP_* of the kernel's bpf.h.
+// socketNames are the names of socket states in output, indexed by BPF_TCP_* of the kernel's bpf.h.
 var socketNames = [...]string{"none", "established", "syn-sent", "request", "fin-wait-1", "fin-wait-2", "time-wait", "close",
 	"close-wait", "last-ack", "listening", "closing", "request"}
 
-// socketState is what the kernel's sockets say of a connection, or of one to be.
+// socketState holds the kernel's sockets for a flow, whether or not its connection exists.
 type socketState struct {
 	agentSocketQuery
 }
 
-// querySockets asks for the sockets that packets of a client to a VIP meet, in the network namespace of the
-// calling thread.
+// querySockets finds the sockets for packets from a client to a VIP, in the network namespace of
+// the calling thread.
 func querySockets(program *ebpf.Program, client, vip netip.AddrPort) (state socketState, err error) {
 	state.Flow = flowKey(client, vip)
 	question := unsafe.Slice((*byte)(unsafe.Pointer(&state.agentSocketQuery)), unsafe.Sizeof(state.agentSocketQuery))
@@ -50,12 +50,12 @@ func (s socketState) has(kinds ...agentSocketKind) bool {
 	return false
 }
 
-// isLive is is_live in bpf/agent/local.h.
+// isLive does the same as is_live in bpf/agent/local.h.
 func (s socketState) isLive() bool {
 	return s.has(agentSocketKindSOCKET_REQUEST, agentSocketKindSOCKET_CONNECTED)
 }
 
-// flowKey is the data path's key of a connection.
+// flowKey returns the data path's key of a TCP flow.
 func flowKey(client, vip netip.AddrPort) agentFlowKey {
 	key := agentFlowKey{Protocol: unix.IPPROTO_TCP}
 	key.Source.In6U.U6Addr8, key.Destination.In6U.U6Addr8 = client.Addr().As16(), vip.Addr().As16()
@@ -63,7 +63,7 @@ func flowKey(client, vip netip.AddrPort) agentFlowKey {
 	return key
 }
 
-// networkOrder is a port as it is in memory.
+// networkOrder converts a port between host and network byte order.
 func networkOrder(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, port))
 }

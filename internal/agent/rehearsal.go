@@ -12,11 +12,12 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Rehearsal is an agent that nobody runs, for benchmarks. Its data path is on no interface.
+// Rehearsal is an agent for benchmarks. It has no running process, and its data path is attached to
+// no interface.
 type Rehearsal struct{ agent *Agent }
 
-// NewRehearsal loads the data path of an agent and applies the configuration for test runs of
-// the program: frames for the MAC address are the host's.
+// NewRehearsal loads the data path of an agent and applies the configuration, for test runs of the
+// program. The program treats frames for the MAC address as frames for the host.
 func NewRehearsal(cfg *config.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
 	a, err := New(cfg, log)
 	if err != nil {
@@ -34,8 +35,8 @@ func NewRehearsal(cfg *config.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal,
 	return &Rehearsal{a}, nil
 }
 
-// Program is what frames of the agent's interface go to. It belongs to the rehearsal.
+// Program returns the XDP program of the agent. The rehearsal owns it.
 func (r *Rehearsal) Program() *ebpf.Program { return r.agent.kernel.objects.XdpAgent }
 
-// Close lets go of the data path. Its pins stay.
+// Close closes the data path. Its pins stay.
 func (r *Rehearsal) Close() error { return r.agent.Close() }

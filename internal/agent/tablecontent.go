@@ -14,12 +14,13 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// address is a key of the data path's tables: IPv4 in its IPv4-mapped form.
+// address is a key of the data path's tables. IPv4 addresses are in IPv4-mapped form.
 type address = [16]byte
 
-// tableContent is what the data path's tables and the loopback interface should hold.
+// tableContent holds the intended content of the data path's tables, and the VIPs for the loopback
+// interface.
 type tableContent struct {
-	locator      uint64 // the first half, in memory order; 0 for none
+	locator      uint64 // the first 8 bytes, in memory order; 0: none
 	balancers    map[agentLocatorPrefix]uint32
 	vips         map[address]uint32
 	tunnels      map[address]uint32
@@ -30,7 +31,7 @@ type tableContent struct {
 	assigned     map[netip.Addr]bool
 }
 
-// newTableContent is the content for packets of at most mtu bytes on the way from the balancers.
+// newTableContent returns the content for a path from the balancers with this MTU, in bytes.
 func newTableContent(cfg *config.Agent, mtu int) *tableContent {
 	c := &tableContent{
 		balancers:    balancersOf(&cfg.Node),
@@ -65,7 +66,7 @@ func newTableContent(cfg *config.Agent, mtu int) *tableContent {
 	return c
 }
 
-// balancersOf are the locators of those that may ask about connections.
+// balancersOf returns the locators of the balancers that may ask about connections.
 func balancersOf(node *config.AgentNode) map[agentLocatorPrefix]uint32 {
 	all := map[agentLocatorPrefix]uint32{}
 	for _, prefix := range node.Balancers {
@@ -85,7 +86,7 @@ func serviceKey(s config.AgentService) agentServiceKey {
 }
 
 func labelOf(name string) (label agentServiceLabel) {
-	copy(label.Name[:], name) // of 63 bytes at most
+	copy(label.Name[:], name) // at most 63 bytes
 	return label
 }
 
@@ -95,9 +96,9 @@ const (
 	tcpHeader  = 20
 )
 
-// segmentSize is the largest MSS whose segments still fit the way from the balancers: what the
-// encapsulation by one segment and the headers without options leave of the MTU (RFC 9293 section
-// 3.7.1, RFC 6691).
+// segmentSize returns the largest MSS, in bytes, whose segments still fit the path from the
+// balancers. It is the MTU less the encapsulation with one segment and the headers without options
+// (RFC 9293 section 3.7.1, RFC 6691).
 func segmentSize(s config.AgentService, tunnels []netip.Addr, mtu int) int {
 	ip := ipv6Header
 	if s.VIP.Is4() {
@@ -106,8 +107,9 @@ func segmentSize(s config.AgentService, tunnels []netip.Addr, mtu int) int {
 	return mtu - overhead(s.Encapsulation, tunnels) - ip - tcpHeader
 }
 
-// overhead is how many bytes an encapsulation adds; docs/protocol.md. The balancer may reach a tunnel
-// by any of its addresses, so an IPv6 one makes the outer header an IPv6 header.
+// overhead returns the number of bytes that an encapsulation adds; see docs/protocol.md. The
+// balancer may send to any address of a tunnel. If one of them is an IPv6 address, overhead assumes
+// an outer IPv6 header.
 func overhead(kind config.Encapsulation, tunnels []netip.Addr) int {
 	outer := ipv4Header
 	for _, a := range tunnels {
@@ -127,13 +129,13 @@ func overhead(kind config.Encapsulation, tunnels []netip.Addr) int {
 	}
 }
 
-// write makes the tables hold the content.
+// write writes the content to the tables.
 func (k *kernel) write(c *tableContent) error {
 	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error { return k.fill(t, c) })
 }
 
-// fill is write as a step of a takeover, which can undo what it does to the tables that the process
-// before uses, too.
+// fill does the same as write, as a step of a takeover. The takeover can undo its changes to the
+// tables that the previous process uses, too.
 func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 	if err := k.objects.NodeLocator.Set(c.locator); err != nil {
 		return fmt.Errorf("set the locator: %w", err)
@@ -151,8 +153,9 @@ func (k *kernel) fill(t *datapath.Takeover, c *tableContent) error {
 	)
 }
 
-// writeBalancers names those that may ask about connections; where there are none all may. Those that may before and
-// after do so all the time.
+// writeBalancers writes the locators of the balancers that may ask about connections. If there are
+// none, all balancers may ask. A balancer that may ask before and after the change may also ask
+// during the change.
 func (k *kernel) writeBalancers(want map[agentLocatorPrefix]uint32) error {
 	name := func(named uint32) error {
 		if err := k.objects.BalancersAreNamed.Set(named); err != nil {

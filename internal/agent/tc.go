@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// hook is where tc runs a program.
+// hook is a point at which tc runs a program.
 type hook struct {
 	tcx    ebpf.AttachType
 	parent uint32 // of a filter, in clsact
@@ -27,19 +27,20 @@ var (
 	egress  = hook{ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, "link_egress"}
 )
 
-// filterPriority keeps our filters apart from others in clsact, where lower ones run first.
+// filterPriority distinguishes Segue's filters from others in clsact. Filters with lower priorities
+// run first.
 const filterPriority = 0x5e6e
 
-// tc attaches programs to an interface: by tcx, or where the kernel is older than 6.6, by filters of
-// the queueing discipline clsact.
+// tc attaches programs to an interface. It uses tcx, or filters of the queueing discipline clsact
+// where the kernel is older than 6.6.
 type tc struct {
 	instance  string
 	dir       string // of the links' pins
 	attachTCX func(link.TCXOptions) (link.Link, error)
 }
 
-// attach runs prog at the hook, in the place of an earlier process's program, in one step. One that is
-// on another interface works there until the takeover's end.
+// attach runs prog at the hook. It replaces the program of an earlier process in one step. If that
+// program is on another interface, it works there until the takeover ends.
 func (c *tc) attach(t *datapath.Takeover, prog *ebpf.Program, ifindex int, at hook) error {
 	pin := filepath.Join(c.dir, at.pin)
 	err := t.UpdateLink(prog, ifindex, pin)

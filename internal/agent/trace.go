@@ -15,58 +15,61 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Trace is what a server has of a connection, and what it would do with the next packet of it.
+// Trace is what a server knows about a connection, and what it would do with the next packet of it.
 type Trace struct {
 	Instance string         `json:"instance"`
 	Client   netip.AddrPort `json:"client"`
 	VIP      netip.AddrPort `json:"vip"`
-	Served   bool           `json:"served"`  // the VIP is one of this server's
-	Service  string         `json:"service"` // whose policy decides; empty: none takes the port
-	// Accept is as in a Snapshot; nil where no connection can be offered.
+	Served   bool           `json:"served"`  // the VIP is an address of this server
+	Service  string         `json:"service"` // whose policy applies; empty: no service has the port
+	// Accept is the same as in a Snapshot. It is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
 	Flow   TracedFlow   `json:"flow"`
-	// Socket is the state of the socket that the packets meet: that of the connection, one that listens, or
-	// none. Empty: not known, in another network namespace than the agent's; neither are answers then.
+	// Socket is the state of the socket that the packets reach: the connection's own, a listening
+	// one, or "none". It is empty outside the agent's network namespace, because the state is
+	// unknown there; Answers is empty then, too.
 	Socket  string   `json:"socket"`
 	Answers []Answer `json:"answers"`
-	// Next is the way of what is passed on, where the next server is known.
+	// Next is the route to the next server, if that is known.
 	Next *NextSegment `json:"next,omitempty"`
 }
 
-// TracedFlow is the agent's own entry of a connection: 6LB's table III, docs/protocol.md.
+// TracedFlow is the agent's own entry of a connection: table III of the 6LB paper, see
+// docs/protocol.md.
 type TracedFlow struct {
-	State string `json:"state"` // listen (there is none), wait, direct, ending or closing
-	// Balancer is the locator of the one to tell; not valid in listen.
+	State string `json:"state"` // listen (no entry), wait, direct, ending or closing
+	// Balancer is the locator of the balancer that signals go to. It is not valid in state listen.
 	Balancer netip.Prefix `json:"balancer,omitzero"`
-	Age      float64      `json:"age_seconds,omitempty"` // since it changed last
+	Age      float64      `json:"age_seconds,omitempty"` // since the last change of state
 }
 
-// Answer is what a packet with a function in its segment would meet. A SYN cookie that it returns is not
-// reckoned with.
+// Answer is what happens to a packet with a function in its segment. It does not consider packets
+// that return a SYN cookie.
 type Answer struct {
 	Function string `json:"function"`
 	Last     bool   `json:"last"` // no other server is left
-	// Outcome is "deliver", or the reason as what the packet would be counted.
+	// Outcome is "deliver", or the reason under which the packet would be counted.
 	Outcome string `json:"outcome"`
-	// Offer is as what a new connection would be counted among the offers; empty: it is none, or has no policy.
+	// Offer is the label under which the connection would be counted as an offer. It is empty if
+	// the packet is not an offer or the service has no policy.
 	Offer string `json:"offer,omitempty"`
 }
 
-// deliver is an Outcome; the data path tells kinds of it apart by encapsulation.
+// deliver is an Outcome. The data path counts deliveries under several reasons, by encapsulation.
 const deliver = "deliver"
 
-// tracer is what decides about the packets of a connection.
+// tracer holds everything that decides about the packets of a connection.
 type tracer struct {
 	served     bool
 	state      agentAgentFlowState
-	age        time.Duration // of the state
+	age        time.Duration // since the state changed
 	sockets    socketState
 	acceptance *agentAcceptance // nil: no policy
 	load       agentLoad
-	known      bool // the load
+	known      bool // the load is known
 }
 
-// Trace reads what the server has of a client's TCP connection to a VIP.
+// Trace reads what the server knows about a client's TCP connection to a VIP.
 func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
 	t := &Trace{Instance: v.instance, Client: client, VIP: vip}
 	if err := v.trace(t); err != nil {
@@ -107,14 +110,15 @@ func (v *View) trace(t *Trace) (err error) {
 
 // has tells whether a table has an element.
 func has(m *ebpf.Map, key any) (bool, error) {
-	value, err := m.LookupBytes(key) // nil where there is none
+	value, err := m.LookupBytes(key) // nil if there is none
 	if err != nil {
 		return false, fmt.Errorf("read %s: %w", m, err)
 	}
 	return value != nil, nil
 }
 
-// traceService finds the service of the VIP and port, or else that of all its ports.
+// traceService finds the service of the VIP and the port. If there is none, it looks for the
+// service of all ports of the VIP.
 func (v *View) traceService(t *Trace) (agentServiceKey, error) {
 	var key agentServiceKey
 	for _, port := range []config.Port{config.Port(t.VIP.Port()), config.AllPorts} {
@@ -132,7 +136,7 @@ func (v *View) traceService(t *Trace) (agentServiceKey, error) {
 	return key, nil
 }
 
-// flowStateNames are how users see the states of the agent's flows.
+// flowStateNames are the names in output of the states of the agent's flows.
 var flowStateNames = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_LISTEN:  "listen",
 	agentAgentFlowStateAGENT_FLOW_WAIT:    "wait",
@@ -141,13 +145,13 @@ var flowStateNames = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
 }
 
-// The lifetimes of bpf/agent/flows.h.
+// Lifetimes of entries, as in bpf/agent/flows.h.
 const (
 	closingLifetime = 10 * time.Second
 	repeatLifetime  = 2 * time.Minute
 )
 
-// traceFlow reads the agent's entry, as find_flow in bpf/agent/flows.h does, and how old it is.
+// traceFlow reads the agent's entry and its age, as find_flow in bpf/agent/flows.h does.
 func (v *View) traceFlow(t *Trace) (agentAgentFlowState, time.Duration, error) {
 	t.Flow.State = flowStateNames[agentAgentFlowStateAGENT_FLOW_LISTEN]
 	var flow agentAgentFlow
@@ -176,8 +180,8 @@ func (v *View) traceFlow(t *Trace) (agentAgentFlowState, time.Duration, error) {
 	return state, age, nil
 }
 
-// traceLoad reads the load that would decide now. That of the accept queue is the backlog of the very listener
-// that the connection would get.
+// traceLoad reads the load on which the policy would decide now. For the accept queue, it is the
+// backlog of the listener that the connection would reach.
 func (v *View) traceLoad(with *tracer, key agentServiceKey, t *Trace) (err error) {
 	a := with.acceptance
 	if a == nil || !asksForLoad(a) {
@@ -196,7 +200,7 @@ func (v *View) traceLoad(with *tracer, key agentServiceKey, t *Trace) (err error
 	return nil
 }
 
-// answers are those to all functions about connections.
+// answers returns the answers to all functions about connections.
 func (t *tracer) answers() (all []Answer) {
 	for _, f := range []srv6.Function{
 		srv6.ConnectAvail, srv6.ConnectForce, srv6.AckStickiness, srv6.RecoverStickiness, srv6.Deliver, srv6.Steer,
@@ -210,7 +214,7 @@ func (t *tracer) answers() (all []Answer) {
 	return all
 }
 
-// answer is decide in bpf/agent/agent.bpf.c.
+// answer does the same as decide in bpf/agent/agent.bpf.c.
 func (t *tracer) answer(f srv6.Function, last bool) (outcome, offer string) {
 	switch {
 	case !t.served && last:
@@ -225,7 +229,7 @@ func (t *tracer) answer(f srv6.Function, last bool) (outcome, offer string) {
 	return deliver, ""
 }
 
-// connect is connect in bpf/agent/handshake.h.
+// connect does the same as connect in bpf/agent/handshake.h.
 func (t *tracer) connect(isForced bool) (outcome, offer string) {
 	listening := t.sockets.has(agentSocketKindSOCKET_LISTENING)
 	wasAccepted := agentSocketKind(t.sockets.Kinds) == agentSocketKindSOCKET_LISTENING &&
@@ -248,7 +252,7 @@ func (t *tracer) connect(isForced bool) (outcome, offer string) {
 	return deliver, offer
 }
 
-// decideOffer is decide_offer in bpf/agent/accept.h.
+// decideOffer does the same as decide_offer in bpf/agent/accept.h.
 func (t *tracer) decideOffer() string {
 	a := *t.acceptance
 	switch agentAcceptPolicy(a.Policy) {
@@ -281,7 +285,7 @@ func (a *agentAcceptance) adapt(load *agentLoad) {
 	}
 }
 
-// recover is recover in bpf/agent/handshake.h.
+// recover does the same as recover in bpf/agent/handshake.h.
 func (t *tracer) recover(last bool) string {
 	switch {
 	case t.sockets.isLive():

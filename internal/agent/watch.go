@@ -16,23 +16,24 @@ import (
 	"github.com/segue-lb/segue/internal/load"
 )
 
-// intervals are how often user space reads the load sources that it does.
+// intervals are the times between two readings of the load sources that the control plane reads.
 var intervals = map[config.LoadSource]time.Duration{
 	config.LoadApache:       load.ApacheInterval,
 	config.LoadCgroup:       load.CgroupInterval,
 	config.LoadSharedMemory: load.SharedMemoryInterval,
 }
 
-// watch is a load source that is read for a service.
+// watch reads a load source for a service.
 type watch struct {
 	source config.Source
-	stop   func() // returns when nothing is reported any more
+	stop   func() // returns when no more loads will be reported
 }
 
-// watches are the load sources that user space reads, by service.
+// watches are the load sources that the control plane reads, by service.
 type watches map[agentServiceKey]watch
 
-// follow reads the sources of the configuration until stopAll. One that stays is not interrupted.
+// follow reads the sources of the configuration until stopAll. It does not interrupt the reading of
+// unchanged sources.
 func (w watches) follow(k *kernel, cfg *config.Agent, log *slog.Logger) {
 	want := map[agentServiceKey]config.AgentService{}
 	for _, s := range cfg.Services {
@@ -47,7 +48,7 @@ func (w watches) follow(k *kernel, cfg *config.Agent, log *slog.Logger) {
 		}
 		running.stop()
 		delete(w, key)
-		// What the next source says may be of another unit.
+		// The next load source may report in another unit.
 		if err := k.objects.Loads.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			log.Error("forget the load", "error", err)
 		}
@@ -64,8 +65,8 @@ func (w watches) stopAll() {
 	}
 }
 
-// watchLoad keeps the load of a service in the data path true. What goes stale there does so by its age,
-// also when this process has ended.
+// watchLoad keeps the load of a service in the data path up to date. The data path treats a load as
+// stale by its age, also after this process has ended.
 func (k *kernel) watchLoad(key agentServiceKey, s config.AgentService, log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -80,7 +81,7 @@ func (k *kernel) watchLoad(key agentServiceKey, s config.AgentService, log *slog
 	})
 	go func() {
 		defer close(done)
-		_ = watcher.Run(ctx) // nil always
+		_ = watcher.Run(ctx) // always nil
 	}()
 	return func() {
 		cancel()
@@ -99,7 +100,7 @@ func newSource(s config.Source) load.Source {
 	}
 }
 
-// report gives the data path the load of this moment.
+// report writes the current load to the data path.
 func (k *kernel) report(key agentServiceKey, l load.Load) error {
 	now, err := monotonic()
 	if err != nil {
@@ -112,7 +113,7 @@ func (k *kernel) report(key agentServiceKey, l load.Load) error {
 	return nil
 }
 
-// monotonic is the time of the data path, in nanoseconds.
+// monotonic returns the time on the clock of the data path (CLOCK_MONOTONIC), in nanoseconds.
 func monotonic() (int64, error) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

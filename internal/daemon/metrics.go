@@ -20,25 +20,26 @@ import (
 )
 
 const (
-	// scrapeTimeout bounds how long a client may take to send its request and to read the answer.
+	// scrapeTimeout bounds the time that a client may take to send its request and to read the
+	// answer.
 	scrapeTimeout = 30 * time.Second
-	// shutdownTimeout is how long scrapes may go on after the end.
+	// shutdownTimeout is how long scrapes may continue after the context has ended.
 	shutdownTimeout = time.Second
 )
 
-// Metrics serves Prometheus metrics over HTTP, at /metrics: those that are registered, and those of
-// the process, the build and the reloads of its configuration.
+// Metrics serves Prometheus metrics over HTTP, at /metrics. It serves the registered metrics, and
+// those of the process, the build and the reloads of its configuration.
 type Metrics struct {
 	*prometheus.Registry
 	log      *slog.Logger
-	listener net.Listener // nil: nobody wants them
+	listener net.Listener // nil: metrics are not served
 	reloaded prometheus.Gauge
 	readAt   prometheus.Gauge
 }
 
-// ListenMetrics opens the TCP address of the configuration's metrics.listen, or nothing if it is
-// empty. Metrics are answered while Run does; close them when it is never called. Names of its own
-// metrics start with the prefix.
+// ListenMetrics opens the TCP address of the configuration's metrics.listen. If the address is
+// empty, it opens nothing. Requests are answered while Run runs. A caller that never calls Run must
+// call Close. The names of the process's own metrics start with prefix.
 func ListenMetrics(address, prefix string, log *slog.Logger) (*Metrics, error) {
 	m := &Metrics{
 		Registry: prometheus.NewRegistry(),
@@ -60,7 +61,7 @@ func ListenMetrics(address, prefix string, log *slog.Logger) (*Metrics, error) {
 	build.Set(1)
 	m.MustRegister(build, m.reloaded, m.readAt, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.observeReload(nil) // to start is to reload with success
+	m.observeReload(nil) // the start counts as a successful reload
 	if address == "" {
 		return m, nil
 	}
@@ -79,7 +80,7 @@ func (m *Metrics) Close() error {
 	return m.listener.Close()
 }
 
-// Addr is where the metrics are served; nil if nowhere.
+// Addr returns the address at which the metrics are served. It is nil if they are not served.
 func (m *Metrics) Addr() net.Addr {
 	if m.listener == nil {
 		return nil
@@ -87,7 +88,7 @@ func (m *Metrics) Addr() net.Addr {
 	return m.listener.Addr()
 }
 
-// Run serves until the context ends.
+// Run serves the metrics until the context ends.
 func (m *Metrics) Run(ctx context.Context) error {
 	if m.listener == nil {
 		return nil
@@ -111,18 +112,18 @@ func (m *Metrics) Run(ctx context.Context) error {
 	})
 	group.Go(func() error {
 		<-ctx.Done()
-		// That context has ended; what is left gets a time of its own.
+		// The context has ended, so the remaining scrapes get a timeout of their own.
 		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 		defer cancel()
 		if server.Shutdown(patience) != nil {
-			return server.Close() // cuts off scrapes that still go on
+			return server.Close() // aborts the remaining scrapes
 		}
 		return nil
 	})
 	return group.Wait()
 }
 
-// TrackReloads makes a function that reloads and shows its result.
+// TrackReloads returns a function that reloads and exports the result as metrics.
 func (m *Metrics) TrackReloads(reload func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		err := reload(ctx)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package daemon is what the long-running commands have in common.
+// Package daemon contains the parts that the long-running commands have in common.
 package daemon
 
 import (
@@ -11,9 +11,9 @@ import (
 	"os"
 )
 
-// Notify tells the service manager how the process is, as sd_notify(3): for
-// example "READY=1". Without a manager it does nothing, nor when whoever listened has gone, as one that only
-// waited for the start.
+// Notify tells the service manager the state of the process, such as "READY=1"; see sd_notify(3).
+// It does nothing if there is no service manager, or if the receiver has gone, because it waited
+// only for the start.
 func Notify(state string) error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {

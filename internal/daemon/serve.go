@@ -16,30 +16,31 @@ import (
 
 // Service is a process that works until its context ends.
 type Service interface {
-	// Run works until the context ends; an error ends it early.
+	// Run works until the context ends. It returns earlier only with an error.
 	Run(context.Context) error
-	// Ready is closed when the service does its work.
+	// Ready returns a channel that is closed when the service does its work.
 	Ready() <-chan struct{}
 }
 
-// CatchHangups delivers SIGHUP from now on, until stop is called; it would end the process otherwise.
+// CatchHangups delivers SIGHUP to the channel until stop is called. Otherwise, SIGHUP would end the
+// process.
 func CatchHangups() (hangups <-chan os.Signal, stop func()) {
-	caught := make(chan os.Signal, 1) // any number before a reload are one
+	caught := make(chan os.Signal, 1) // several signals before a reload count as one
 	signal.Notify(caught, syscall.SIGHUP)
 	return caught, func() { signal.Stop(caught) }
 }
 
-// Serve runs a service and tells the service manager when it is ready. On each of hangups, also those
-// from before it was ready, it calls reload, which logs what it has changed; one that fails changes
-// nothing, and is logged here. When the context ends it logs why, and the command that detaches what
-// stays.
+// Serve runs a service and tells the service manager when the service is ready. On each value from
+// hangups it calls reload, also on values from before the service was ready. reload logs its
+// changes. If reload fails, it has changed nothing, and Serve logs the error. When the context
+// ends, Serve logs the cause, and the command that detaches the data path.
 func Serve(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal,
 	detach string, log *slog.Logger) error {
 	group, running := errgroup.WithContext(ctx)
 	group.Go(func() error { return service.Run(running) })
 	group.Go(func() error {
 		answer(running, service, reload, hangups, log)
-		if ctx.Err() != nil { // else the service ended itself, with an error that says more
+		if ctx.Err() != nil { // otherwise the service ended itself, and its error says more
 			announceStop(service, context.Cause(ctx), detach, log)
 		}
 		return nil
@@ -47,7 +48,7 @@ func Serve(ctx context.Context, service Service, reload func(context.Context) er
 	return group.Wait()
 }
 
-// answer deals with the service manager and hangups until the context ends.
+// answer notifies the service manager and handles hangups until the context ends.
 func answer(ctx context.Context, service Service, reload func(context.Context) error, hangups <-chan os.Signal, log *slog.Logger) {
 	select {
 	case <-service.Ready():
@@ -76,7 +77,7 @@ func announceStop(service Service, reason error, detach string, log *slog.Logger
 	}
 }
 
-// announceReload reloads between the two messages that sd_notify(3) asks for.
+// announceReload reloads between the two notifications that sd_notify(3) requires.
 func announceReload(reload func() error, log *slog.Logger) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {

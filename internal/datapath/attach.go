@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attached is how AttachXDP attached a program.
+// Attached tells how AttachXDP attached a program.
 type Attached struct {
 	Mode Mode
-	// NoNative is why the mode is generic; nil when it is native.
+	// NoNative is the reason why the mode is generic. It is nil if the mode is native.
 	NoNative error
 }
 
-// errKept is why a program that takes another's place is in generic mode.
+// errKept is the reason for generic mode if the program replaces an earlier one.
 var errKept = errors.New("an earlier process attached in generic mode")
 
-// WarnIfGeneric tells the operator what generic mode costs.
+// WarnIfGeneric logs a warning about the cost of generic mode.
 func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
 	if a.Mode != Generic {
 		return
@@ -34,7 +34,7 @@ func (a Attached) WarnIfGeneric(log *slog.Logger, iface string) {
 		"merged; switch GRO and LRO off", "interface", iface, "native", a.NoNative)
 }
 
-// CheckXDP returns an error if an interface runs an XDP program of any other than these pinned
+// CheckXDP returns an error if an interface runs an XDP program that belongs to none of the pinned
 // links.
 func CheckXDP(ifindex int, pins ...string) error {
 	iface, err := netlink.LinkByIndex(ifindex)
@@ -55,7 +55,7 @@ func CheckXDP(ifindex int, pins ...string) error {
 	return busy(iface, unix.EBUSY)
 }
 
-// programOf is the program of a pinned link; 0 if there is no such link.
+// programOf returns the program of a pinned link. It is 0 if there is no such link.
 func programOf(pin string) (ebpf.ProgramID, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -72,13 +72,14 @@ func programOf(pin string) (ebpf.ProgramID, error) {
 	return info.Program, nil
 }
 
-// busy says whose program keeps others off an interface.
+// busy adds to an error the program that occupies the interface.
 func busy(iface netlink.Link, err error) error {
 	attrs := iface.Attrs()
 	return fmt.Errorf("attach XDP to %s: %w: it runs %s", attrs.Name, err, describeXDP(attrs.Index))
 }
 
-// describeXDP names the program that an interface runs, and whose it is, as far as that can be found out.
+// describeXDP names the program that an interface runs, and its owner, as far as they can be found
+// out.
 func describeXDP(ifindex int) string {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil || iface.Attrs().Xdp == nil || iface.Attrs().Xdp.ProgId == 0 {
@@ -106,10 +107,10 @@ func describeXDP(ifindex int) string {
 		text, owner.Name, command, owner.Name)
 }
 
-// commands run the roles.
+// commands are the subcommands of segue that run the roles.
 var commands = map[Role]string{RoleBalancer: "lb", RoleAgent: "agent"}
 
-// ownerOf is the instance that has attached a program; nil: none.
+// ownerOf returns the instance that has attached a program, or nil if there is none.
 func ownerOf(id ebpf.ProgramID) *Instance {
 	entries, _ := os.ReadDir(Dir(""))
 	for _, entry := range entries {
@@ -142,9 +143,10 @@ func attachXDP(prog *ebpf.Program, ifindex int) (link.Link, Attached, error) {
 	return l, Attached{Generic, native}, nil
 }
 
-// worthGeneric tells whether generic mode may do what native mode refused. Drivers refuse for reasons
-// and with errors of their own: no XDP, the MTU, the number of queues, other features in use. It may
-// not where another program has the interface, or for want of privileges.
+// worthGeneric tells whether to try generic mode after native mode has failed. Drivers refuse
+// native mode for various reasons, and with various errors: no XDP support, the MTU, the number of
+// queues, other features in use. Generic mode is not tried if another program occupies the
+// interface, or if privileges are missing.
 func worthGeneric(native error) bool {
 	for _, hopeless := range []error{unix.EBUSY, unix.EEXIST, unix.EPERM, unix.EACCES} {
 		if errors.Is(native, hopeless) {
@@ -154,8 +156,9 @@ func worthGeneric(native error) bool {
 	return true
 }
 
-// DetachLink takes a program off its interface, and its link's pin away. It does not leave that to the
-// kernel, which does it some time after the pin is gone. A link that does not exist is no error.
+// DetachLink detaches a program from its interface and removes the link's pin. It detaches
+// explicitly, because the kernel detaches a link only some time after its pin is removed.
+// DetachLink returns nil if the link does not exist.
 func DetachLink(pin string) error {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -170,9 +173,9 @@ func DetachLink(pin string) error {
 	return nil
 }
 
-// AttachedTo is the index of the interface of a pinned XDP or tcx link; 0 if there is no link, or its
-// interface is gone. Pins are the same in all network namespaces, and indexes are not: it is an error
-// if the interface is in another one.
+// AttachedTo returns the index of the interface of a pinned XDP or tcx link. It is 0 if there is no
+// link, or if the interface has been removed. It is an error if the interface is in another network
+// namespace: all network namespaces see the same pins, but indexes differ.
 func AttachedTo(pin string) (int, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -206,7 +209,8 @@ func AttachedTo(pin string) (int, error) {
 	return ifindex, nil
 }
 
-// elsewhere says what to do about an instance of another network namespace.
+// elsewhere returns the error about an instance in another network namespace. The error says what
+// to do.
 func elsewhere(pin string, ifindex int) error {
 	dir, name := filepath.Split(pin)
 	return fmt.Errorf("instance %q works in another network namespace, on its interface %d "+
@@ -236,7 +240,7 @@ func runsTCX(ifindex int, at ebpf.AttachType, id link.ID) (bool, error) {
 		return false, nil
 	}
 	found, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: at})
-	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) { // no such interface, or nothing on it
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) { // no interface or no programs
 		return false, nil
 	}
 	if err != nil {

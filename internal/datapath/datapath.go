@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datapath attaches BPF programs to interfaces and pins them with their
-// maps, so that they outlive the process that loaded them: a restart finds them
-// again and swaps the program without losing a packet.
+// Package datapath attaches BPF programs to interfaces, and pins them with their maps so that they
+// outlive the process that loaded them. The next process finds them and replaces the programs
+// without losing a packet.
 package datapath
 
 import (
@@ -16,16 +16,16 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Root is where the BPF file system is mounted.
+// Root is the mount point of the BPF file system.
 const Root = "/sys/fs/bpf"
 
-// Dir is where the pins of an instance are; the name must be one that config.CheckInstance accepts.
+// Dir returns the directory of an instance's pins. config.CheckInstance must accept the name.
 func Dir(instance string) string {
 	return filepath.Join(Root, "segue", instance)
 }
 
-// MakeDir makes the pin directory of an instance, and mounts the BPF file system
-// first where the machine has not. An instance that has another role is refused.
+// MakeDir makes the pin directory of an instance. It mounts the BPF file system first if the host
+// has not mounted it. It returns an error if the instance has another role.
 func MakeDir(instance string, role Role) (string, error) {
 	if err := config.CheckInstance(instance); err != nil {
 		return "", err
@@ -48,12 +48,14 @@ func MakeDir(instance string, role Role) (string, error) {
 	return dir, makeInShared(dir)
 }
 
-// makeInShared makes a directory whose parent the last instance to go may remove at any time.
+// makeInShared makes a directory. The last instance to be removed may remove the parent at any
+// time.
 func makeInShared(dir string) error {
-	const attempts = 100 // each that fails is another instance that goes
+	const attempts = 100 // each failure means that another instance was removed
 	var err error
 	for range attempts {
-		// It exists when it is to be made, and no more when it is looked at.
+		// The parent can exist when MkdirAll is to make it, and be removed when MkdirAll looks at
+		// it.
 		if err = os.MkdirAll(dir, 0o700); !errors.Is(err, os.ErrNotExist) && !errors.Is(err, os.ErrExist) {
 			break
 		}
@@ -61,8 +63,8 @@ func makeInShared(dir string) error {
 	return err
 }
 
-// RemoveDir unpins everything that an instance pinned; what only the pins held
-// is thereby detached. A directory that does not exist is no error.
+// RemoveDir removes all pins of an instance. Objects that only a pin held are thereby detached. It
+// returns nil if the directory does not exist.
 func RemoveDir(instance string) error {
 	if err := config.CheckInstance(instance); err != nil {
 		return err
@@ -71,7 +73,7 @@ func RemoveDir(instance string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	// The parent goes with its last instance.
+	// The last instance also removes the parent.
 	if err := os.Remove(filepath.Dir(dir)); err != nil &&
 		!errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 		return err
@@ -79,8 +81,9 @@ func RemoveDir(instance string) error {
 	return nil
 }
 
-// Pin pins a program or a map at path, through an object that was not pinned before. It takes the place
-// of what is pinned there in one step, so that there is one or the other whenever this process ends.
+// Pin pins a program or a map at path. The object must not have been pinned before. Pin replaces an
+// object that is pinned at path in one step, so that there is always one of the two, even if this
+// process is killed.
 func Pin(object pinnable, path string) error {
 	next, err := pinNext(object, path)
 	if err != nil {
@@ -92,7 +95,7 @@ func Pin(object pinnable, path string) error {
 // pinnable is a program, a map or a link.
 type pinnable interface{ Pin(path string) error }
 
-// pinNext pins an object beside path, where a killed process may have left another pin.
+// pinNext pins an object beside path. It first removes a pin that a killed process has left there.
 func pinNext(object pinnable, path string) (string, error) {
 	next := next(path)
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -104,5 +107,5 @@ func pinNext(object pinnable, path string) (string, error) {
 	return next, nil
 }
 
-// next is where Pin pins first what is to be pinned at path.
+// next returns the path at which Pin pins an object before it moves the pin to path.
 func next(path string) string { return path + "_next" }

@@ -9,10 +9,10 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// EnumLabels returns the names of a C enumeration among a program's types, by their values: without the
-// prefix that all share, and in lower case. LB_DROP_FRAGMENT of enum lb_reason becomes
-// drop_fragment. The values start at 0 and have no gaps; the last, the enumeration's COUNT, is left
-// out.
+// EnumLabels returns the names of a C enumeration among a program's types, indexed by value. It
+// removes the common prefix and converts to lower case: LB_DROP_FRAGMENT of enum lb_reason becomes
+// drop_fragment. The values must start at 0 and have no gaps. The last value, the enumeration's
+// COUNT, is left out.
 func EnumLabels(types *btf.Spec, name, prefix string) ([]string, error) {
 	var enum *btf.Enum
 	if err := types.TypeByName(name, &enum); err != nil {

@@ -12,19 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filter is a program of an instance in the queueing discipline clsact: what tc has where the kernel is
-// older than 6.6, and knows no tcx.
+// Filter is a program of an instance in the queueing discipline clsact. It is used where the kernel
+// is older than 6.6 and has no tcx.
 type Filter struct {
 	Instance string
-	Parent   uint32 // where it runs: netlink.HANDLE_MIN_INGRESS or HANDLE_MIN_EGRESS
-	Priority uint16 // lower ones run first; no others' filters there may have it
+	Parent   uint32 // netlink.HANDLE_MIN_INGRESS or HANDLE_MIN_EGRESS
+	Priority uint16 // lower ones run first; must differ from other filters'
 }
 
-// filterName tells an instance's filters from all others.
+// filterName returns the name that distinguishes an instance's filters from all others.
 func filterName(instance string) string { return "segue/" + instance }
 
-// AttachFilter runs prog on an interface, in the place of an earlier process's program, in one step.
-// Packets that an interface sends while it gets its first clsact may be lost, so clsact stays for good.
+// AttachFilter runs prog on an interface. It replaces the program of an earlier process in one
+// step. An interface may lose packets that it sends while it gets its first clsact, so AttachFilter
+// never removes clsact.
 func (t *Takeover) AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 	err := netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
@@ -49,7 +50,7 @@ func (t *Takeover) AttachFilter(prog *ebpf.Program, ifindex int, f Filter) error
 	return nil
 }
 
-// on describes the filter on an interface, with a program.
+// on returns the netlink description of the filter on an interface, with a program.
 func (f Filter) on(ifindex int, prog *ebpf.Program) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -59,8 +60,8 @@ func (f Filter) on(ifindex int, prog *ebpf.Program) *netlink.BpfFilter {
 	}
 }
 
-// filterProgram returns the program of the filter on an interface; nil if there is no such filter.
-// The takeover closes it.
+// filterProgram returns the program of the filter on an interface. It is nil if there is no such
+// filter. The takeover closes the program.
 func (t *Takeover) filterProgram(ifindex int, f Filter) (*ebpf.Program, error) {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
@@ -84,11 +85,13 @@ func (t *Takeover) filterProgram(ifindex int, f Filter) (*ebpf.Program, error) {
 	return nil, nil
 }
 
-// listAttempts is how often interfaces are looked through while others come and go.
+// listAttempts is how often the list of interfaces is read again when an interface is removed
+// meanwhile.
 const listAttempts = 20
 
-// RemoveFilters takes an instance's filters from all interfaces of the calling thread's network namespace
-// but those to keep. They are found by their name, so that no process that ended early leaves one.
+// RemoveFilters removes an instance's filters from all interfaces of the calling thread's network
+// namespace, except for the interfaces in keep. It finds filters by name, so it also removes those
+// of processes that ended early.
 func RemoveFilters(instance string, keep ...int) (err error) {
 	for range listAttempts {
 		err = removeAllFilters(instance, keep)
@@ -119,7 +122,7 @@ func removeAllFilters(instance string, keep []int) error {
 
 func removeFilters(device netlink.Link, parent uint32, name string) error {
 	filters, err := netlink.FilterList(device, parent)
-	if errors.Is(err, unix.ENODEV) { // it went away meanwhile
+	if errors.Is(err, unix.ENODEV) { // an interface was removed meanwhile
 		return nil
 	}
 	if err != nil {

@@ -18,18 +18,18 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// The names of pins that balancers and agents have in common, and of those that tell them apart.
+// Names of pins. Some exist for balancers and agents alike, and some tell the roles apart.
 const (
 	LinkPin         = "link"        // keeps the program attached
 	InsidePin       = "link_inside" // the same for a balancer's node.inside
 	BalancerProgram = "xdp_lb"
 	AgentProgram    = "xdp_agent"
 
-	flowsPin = "flows" // a balancer has one also before its program is attached
+	flowsPin = "flows" // a balancer has it before its program is attached
 
 )
 
-// xdpPins are the links that an instance can have to XDP.
+// xdpPins are the possible XDP links of an instance.
 var xdpPins = [...]string{LinkPin, InsidePin}
 
 // Role is what an instance does.
@@ -41,10 +41,10 @@ const (
 	RoleAgent    Role = "agent"
 )
 
-// marks are the pins that only one role has, and has from the start of its first process on.
+// marks are pins that only one role has. They exist from the start of the instance's first process.
 var marks = map[Role]string{RoleBalancer: "identity", RoleAgent: "belongings"}
 
-// roleOf is the role of an instance; empty if it has no pins.
+// roleOf returns the role of an instance. It is empty if the instance has no pins.
 func roleOf(instance string) (Role, error) {
 	for role, mark := range marks {
 		_, err := os.Stat(filepath.Join(Dir(instance), mark))
@@ -58,14 +58,14 @@ func roleOf(instance string) (Role, error) {
 	return "", nil
 }
 
-// Instance is a data path in the kernel, whether its process runs or not.
+// Instance is a data path in the kernel. Its process need not run.
 type Instance struct {
 	Name string `json:"instance"`
 	Role Role   `json:"role"`
 }
 
-// CheckRole returns an error unless an instance has pins, and they are those of the role. Its process
-// may have ended before it attached anything.
+// CheckRole returns an error unless an instance has the pins of the role. The instance need not be
+// attached: its process may have ended before.
 func CheckRole(instance string, role Role) error {
 	if err := errors.Join(config.CheckInstance(instance), checkMounted()); err != nil {
 		return err
@@ -81,7 +81,7 @@ func CheckRole(instance string, role Role) error {
 	return err
 }
 
-// checkMounted returns an error where the BPF file system cannot be seen.
+// checkMounted returns an error if the BPF file system is not visible.
 func checkMounted() error {
 	var stat unix.Statfs_t
 	if err := unix.Statfs(Root, &stat); err != nil {
@@ -93,7 +93,7 @@ func checkMounted() error {
 	return nil
 }
 
-// Instances lists the instances on this machine, by name.
+// Instances returns the instances on this host, sorted by name.
 func Instances() ([]Instance, error) {
 	if err := checkMounted(); err != nil {
 		return nil, err
@@ -120,18 +120,19 @@ func Instances() ([]Instance, error) {
 	return instances, nil
 }
 
-// Snapshot is what balancers and agents alike tell of themselves at one moment.
+// Snapshot is the part of the state at one moment that balancers and agents have in common.
 type Snapshot struct {
 	Instance
 	Time     time.Time `json:"time"`
-	Interval float64   `json:"interval_seconds"` // that rates are over; 0: there are none
-	// Process runs the instance; nil: none does, and the data path goes on as the last one left it.
+	Interval float64   `json:"interval_seconds"` // interval of the rates; 0: no rates
+	// Process is the process that runs the instance. If it is nil, no process runs, and the data
+	// path works as the last process left it.
 	Process *runstate.Process `json:"process"`
-	// Configuration is the process's own; nil: no process runs the instance, or it is of an earlier
-	// build.
+	// Configuration describes the process's configuration. It is nil if no process runs the
+	// instance, or if the process is of an earlier build.
 	Configuration *runstate.Configuration `json:"configuration"`
 	Program       *Program                `json:"program"`    // nil before it is attached
-	Attachment    *Attachment             `json:"attachment"` // nil: not attached, packets pass by
+	Attachment    *Attachment             `json:"attachment"` // nil: not attached, packets pass
 	Reasons       []ReasonCount           `json:"reasons"`
 }
 
@@ -141,16 +142,17 @@ type Program struct {
 	Tag string         `json:"tag"` // the kernel's hash of its instructions
 }
 
-// Attachment is where a program runs.
+// Attachment is the place where a program runs.
 type Attachment struct {
 	Ifindex int `json:"ifindex"`
-	// Interface is its name; empty when it belongs to another network namespace than the reader's.
+	// Interface is the name of the interface. It is empty if the interface is in another network
+	// namespace than the reader.
 	Interface string `json:"interface"`
-	Mode      Mode   `json:"mode"` // empty where Interface is
+	Mode      Mode   `json:"mode"` // empty if Interface is
 }
 
-// Inspect reads the state of an instance whose program is pinned under the given name, and whose
-// packets were just counted.
+// Inspect reads the state of an instance. Its program is pinned as program. reasons are its current
+// counters.
 func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapshot, error) {
 	s := &Snapshot{Instance: instance, Time: time.Now(), Reasons: reasons}
 	var err error
@@ -171,7 +173,8 @@ func Inspect(instance Instance, program string, reasons []ReasonCount) (*Snapsho
 	return s, err
 }
 
-// RatesSince fills in the rates of the reasons since an earlier snapshot of the instance.
+// RatesSince computes the rates of the reasons since an earlier snapshot of the instance. It
+// returns the time between the two.
 func (s *Snapshot) RatesSince(earlier *Snapshot) time.Duration {
 	interval := s.Time.Sub(earlier.Time)
 	s.Interval = interval.Seconds()
@@ -187,10 +190,11 @@ func (s *Snapshot) RatesSince(earlier *Snapshot) time.Duration {
 	return interval
 }
 
-// OpenTable opens a pinned table for reading, by the specification of this build: a table of another
-// layout is an error, which is ebpf.ErrMapIncompatible. A size of 1 in it stands for any.
+// OpenTable opens a pinned table for reading. It returns ebpf.ErrMapIncompatible if the layout of
+// the table differs from this build's specification. A size of 1 in the specification stands for
+// any size.
 func OpenTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	// The kernel refuses to map what was opened for reading only, even for reading.
+	// The kernel refuses to mmap a map that was opened read-only, even for reading.
 	mapped := spec.Flags&unix.BPF_F_MMAPABLE != 0
 	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: !mapped})
 	if errors.Is(err, os.ErrNotExist) {
@@ -200,7 +204,7 @@ func OpenTable(pin string, spec *ebpf.MapSpec) (*ebpf.Map, error) {
 		return nil, err
 	}
 	expected := spec.Copy()
-	if spec.MaxEntries == 1 { // set at load
+	if spec.MaxEntries == 1 { // the size is set at load
 		expected.MaxEntries = m.MaxEntries()
 	}
 	if err := Compatible(expected, m); err != nil {
@@ -228,14 +232,14 @@ func readProgram(instance, name string) (*Program, error) {
 	return &Program{ID: id, Tag: info.Tag}, nil
 }
 
-// AttachedHere tells whether the instance's program runs on an interface of the calling thread's network
-// namespace.
+// AttachedHere tells whether the instance's program runs on an interface of the calling thread's
+// network namespace.
 func AttachedHere(instance string) (bool, error) {
 	attachment, err := ReadAttachment(filepath.Join(Dir(instance), LinkPin))
 	return attachment != nil && attachment.Interface != "", err
 }
 
-// ReadAttachments finds out where the instance's XDP program runs.
+// ReadAttachments finds the places where the instance's XDP programs run.
 func ReadAttachments(instance string) (attachments []*Attachment, err error) {
 	for _, pin := range xdpPins {
 		attachment, err := ReadAttachment(filepath.Join(Dir(instance), pin))
@@ -249,8 +253,10 @@ func ReadAttachments(instance string) (attachments []*Attachment, err error) {
 	return attachments, nil
 }
 
-// ReadAttachment finds out where the program of a pinned XDP link runs; nil: nowhere. An interface's index says
-// nothing about its network namespace, so the one of that index here counts only when it runs the very program.
+// ReadAttachment finds the place where the program of a pinned XDP link runs. It returns nil if the
+// program runs nowhere. An interface index does not identify a network namespace. So ReadAttachment
+// names the interface with that index in this namespace only if that interface runs the same
+// program.
 func ReadAttachment(pin string) (*Attachment, error) {
 	l, err := link.LoadPinnedLink(pin, nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -265,7 +271,7 @@ func ReadAttachment(pin string) (*Attachment, error) {
 		return nil, fmt.Errorf("%s: %w", pin, err)
 	}
 	xdp := info.XDP()
-	if xdp == nil || xdp.Ifindex == 0 { // the interface is gone
+	if xdp == nil || xdp.Ifindex == 0 { // the interface was removed
 		return nil, nil
 	}
 	attachment := &Attachment{Ifindex: int(xdp.Ifindex)}

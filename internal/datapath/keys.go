@@ -11,8 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// SetSignalKeys makes a data path use these keys for the tags of signals, one or two, or no tags if there are none. The map
-// is signal_keys of bpf/net/tag.h, whose element is replaced whole.
+// SetSignalKeys sets the keys for the tags of signals in a data path. There are one or two keys.
+// Without keys, signals have no tags. m is the map signal_keys of bpf/net/tag.h. Its element is
+// replaced as a whole.
 func SetSignalKeys(m *ebpf.Map, keys config.SignalKeys) error {
 	if len(keys) == 0 {
 		if err := m.Delete(uint32(0)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {

@@ -14,20 +14,20 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// Located is an instance with the place where its program runs. Pins are the same in all network
-// namespaces, so an instance that is listed may work in another one than the reader's.
+// Located is an instance with the place where its program runs. All network namespaces see the same
+// pins, so a listed instance may work in another network namespace than the reader's.
 type Located struct {
 	Instance
 	Attachment *Attachment `json:"attachment"` // of LinkPin; nil: not attached
-	// Namespace is the path of the network namespace that the interface is in, as `nsenter --net=`
-	// takes it. It is empty if that is the reader's, or was not found, or there is no interface.
+	// Namespace is the path of the interface's network namespace, as `nsenter --net=` takes it. It
+	// is empty if the namespace is the reader's, if it was not found, or if there is no interface.
 	Namespace string `json:"network_namespace"`
 }
 
 // Here tells whether the instance works in the network namespace of the thread that located it.
 func (l *Located) Here() bool { return l.Attachment != nil && l.Attachment.Interface != "" }
 
-// Locate finds out where an instance's program runs.
+// Locate finds the place where an instance's program runs.
 func Locate(instance Instance) (Located, error) {
 	l := Located{Instance: instance}
 	pin := filepath.Join(Dir(instance.Name), LinkPin)
@@ -48,10 +48,10 @@ func Locate(instance Instance) (Located, error) {
 	return l, nil
 }
 
-// namespacePaths are network namespaces that the instance can be in: those that ip-netns(8) has named,
-// the host's, and that of the instance's process.
+// namespacePaths returns the network namespaces that the instance may be in: those with names of
+// ip-netns(8), the host's, and that of the instance's process.
 func namespacePaths(instance string) []string {
-	paths, _ := filepath.Glob("/run/netns/*") // fails for a bad pattern only
+	paths, _ := filepath.Glob("/run/netns/*") // fails only for a bad pattern
 	paths = append(paths, "/proc/1/ns/net")
 	if process, err := runstate.FindProcess(instance); err == nil && process != nil {
 		paths = append(paths, fmt.Sprintf("/proc/%d/ns/net", process.PID))
@@ -59,8 +59,8 @@ func namespacePaths(instance string) []string {
 	return paths
 }
 
-// runsIn tells whether the interface of a network namespace runs a program. A namespace that has gone
-// or cannot be entered has no such interface.
+// runsIn tells whether the interface of a network namespace runs a program. It returns false if the
+// namespace does not exist any more or cannot be entered.
 func runsIn(namespace string, ifindex int, program ebpf.ProgramID) bool {
 	ns, err := netns.GetFromPath(namespace)
 	if err != nil {

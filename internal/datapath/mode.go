@@ -11,13 +11,13 @@ import (
 type Mode string
 
 const (
-	// Native runs in the driver, before the kernel builds a socket buffer.
+	// Native: the program runs in the driver, before the kernel builds a socket buffer.
 	Native Mode = "native"
-	// Generic runs on socket buffers, where the driver has no XDP.
+	// Generic: the program runs on socket buffers, because the driver does not support XDP.
 	Generic Mode = "generic"
 )
 
-// modeOf is how the interface's XDP program is attached; the link itself does not tell.
+// modeOf returns how the interface's XDP program is attached. The link itself does not tell.
 func modeOf(l netlink.Link) Mode {
 	if xdp := l.Attrs().Xdp; xdp != nil && xdp.AttachMode == nl.XDP_ATTACHED_SKB {
 		return Generic

@@ -11,9 +11,9 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// NameAfter gives a map of counters a name that tells what it counts, so that the counters of a build
-// that counts something else are not taken for its own, even when there are as many. Of the 15 bytes
-// that the kernel keeps of a name, the map's own can have 8.
+// NameAfter gives a map of counters a name that depends on its labels. So a build does not take the
+// counters of another build for its own, even if both have the same number of counters. The kernel
+// keeps 15 bytes of a name; the map's own name may have 8 of them.
 func NameAfter(spec *ebpf.MapSpec, labels []string) {
 	digest := fnv.New32a()
 	for _, label := range labels {
@@ -22,8 +22,8 @@ func NameAfter(spec *ebpf.MapSpec, labels []string) {
 	spec.Name = fmt.Sprintf("%.8s_%06x", spec.Name, digest.Sum32()>>8)
 }
 
-// Compatible returns an error, which is ebpf.ErrMapIncompatible, unless a map is one that the
-// specification makes: with the same layout, size and name (see NameAfter).
+// Compatible returns ebpf.ErrMapIncompatible unless the map has the layout, size and name (see
+// NameAfter) of the specification.
 func Compatible(spec *ebpf.MapSpec, m *ebpf.Map) error {
 	if err := spec.Compatible(m); err != nil {
 		return err
@@ -38,7 +38,7 @@ func Compatible(spec *ebpf.MapSpec, m *ebpf.Map) error {
 	return nil
 }
 
-// ReasonCount is how many packets left the data path for a reason since its tables were made.
+// ReasonCount is the number of packets counted under a reason since the tables were made.
 type ReasonCount struct {
 	Reason  string `json:"reason"`
 	Packets uint64 `json:"packets"`
@@ -46,13 +46,13 @@ type ReasonCount struct {
 	Rate    *Rate  `json:"rate,omitempty"`
 }
 
-// Rate is what a pair of counters grew by in a time.
+// Rate is the growth of a pair of counters per second.
 type Rate struct {
 	Packets float64 `json:"packets_per_second"`
 	Bits    float64 `json:"bits_per_second"`
 }
 
-// CountReasons reads the counters of the reasons with the given names, all CPUs together.
+// CountReasons reads the counters of the reasons with the given names, summed over all CPUs.
 func CountReasons(reasons *ebpf.Map, names []string) ([]ReasonCount, error) {
 	if len(names) != int(reasons.MaxEntries()) {
 		return nil, fmt.Errorf("the tables count %d reasons and this build knows %d: they are from another build",
@@ -74,17 +74,18 @@ func CountReasons(reasons *ebpf.Map, names []string) ([]ReasonCount, error) {
 	return counts, nil
 }
 
-// NewRate is the growth of two counters in a time.
+// NewRate returns the rate for the growth of two counters over an interval.
 func NewRate(packets, bytes uint64, interval time.Duration) *Rate {
 	return &Rate{Packets: PerSecond(packets, interval), Bits: 8 * PerSecond(bytes, interval)}
 }
 
-// PerSecond divides what was counted in an interval.
+// PerSecond returns the rate of a count over an interval.
 func PerSecond(count uint64, interval time.Duration) float64 {
 	return float64(count) / interval.Seconds()
 }
 
-// Growth is by how much a counter grew; one that shrank was reset to zero meanwhile.
+// Growth returns the growth of a counter. A counter that is lower than before was reset to zero
+// meanwhile.
 func Growth(now, before uint64) uint64 {
 	if now < before {
 		return now

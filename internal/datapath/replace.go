@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Replace makes a hash table hold these elements and no others; those that are in it already stay
-// there all the time.
+// Replace makes a hash table hold exactly these elements. Elements that it holds before and after
+// never disappear in between.
 func Replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
 	for key, value := range want {
 		if err := m.Put(key, value); err != nil {
@@ -20,7 +20,7 @@ func Replace[K comparable, V any](m *ebpf.Map, want map[K]V) error {
 	return Keep(m, want)
 }
 
-// Keep deletes the elements of a hash table that are not wanted.
+// Keep deletes all elements of a hash table whose keys are not in want.
 func Keep[K comparable, V any](m *ebpf.Map, want map[K]V) error {
 	var unwanted []K
 	var key, next K

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NameSection gives the data section of an object, which programs address directly, a name that it can be
-// pinned by, for a section's own has a dot. The map has as many bytes as it is told, all of them zero,
-// however few the object has of them.
+// NameSection gives the data section of an object a name that it can be pinned by. The section's
+// own name has a dot, which a pin cannot have. Programs address the section directly. The map has
+// size bytes, all of them zero, even if the object has fewer.
 func NameSection(spec *ebpf.CollectionSpec, section, name string, size uint32) {
 	spec.Maps[name] = &ebpf.MapSpec{
 		Name: name, Type: ebpf.Array, KeySize: 4, ValueSize: size, MaxEntries: 1, Flags: unix.BPF_F_MMAPABLE,

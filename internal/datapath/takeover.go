@@ -24,9 +24,9 @@ type Takeover struct {
 	held   []io.Closer // what undo needs
 }
 
-// TakeOver takes the steps. If they return an error, TakeOver undoes them in the opposite order, so
-// that packets meet the same states on the way back, and returns that error. Otherwise it removes
-// what the steps have replaced. A failure to remove something does no other harm: it is logged.
+// TakeOver runs the steps. If they return an error, TakeOver undoes them in reverse order, so that
+// packets meet the same states on the way back, and returns that error. Otherwise it removes the
+// objects that the steps have replaced. A failed removal does no other harm, so it is only logged.
 func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	t := &Takeover{}
 	if err := steps(t); err != nil {
@@ -41,7 +41,7 @@ func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	return nil
 }
 
-// end runs the functions, the last one first. It goes on after errors.
+// end runs the functions, the last one first. It continues after errors.
 func (t *Takeover) end(functions []func() error) error {
 	var errs []error
 	for _, f := range slices.Backward(functions) {
@@ -59,10 +59,9 @@ func (t *Takeover) OnUndo(f func() error) { t.undo = append(t.undo, f) }
 // OnCommit adds a function that removes what a step has replaced.
 func (t *Takeover) OnCommit(f func() error) { t.commit = append(t.commit, f) }
 
-// AttachXDP runs prog on an interface and pins the link at pin. A link that is
-// pinned there already and belongs to the interface is given the new program in
-// one step; no packet passes by. A link of another interface works until the
-// takeover ends. The native mode is tried first.
+// AttachXDP runs prog on an interface and pins the link at pin. If a link of the interface is
+// pinned there already, the link gets the new program in one step, and no packet bypasses the
+// programs. A link of another interface works until the takeover ends. Native mode is tried first.
 func (t *Takeover) AttachXDP(prog *ebpf.Program, ifindex int, pin string) (Attached, error) {
 	iface, err := netlink.LinkByIndex(ifindex)
 	if err != nil {

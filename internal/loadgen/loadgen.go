@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loadgen sends packets of many flows, as fast as the kernel can: a BPF program writes each
-// frame, and the kernel sends it straight from its page (BPF_PROG_TEST_RUN with
+// Package loadgen sends packets of many flows as fast as the kernel can. A BPF program writes each
+// frame, and the kernel sends the frame directly from its page (BPF_PROG_TEST_RUN with
 // BPF_F_TEST_XDP_LIVE_FRAMES, since Linux 5.18; Documentation/bpf/bpf_prog_run.rst).
 package loadgen
 
@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// Kind is what every packet is.
+// Kind is the kind of all packets.
 type Kind int
 
 // The kinds of packets.
@@ -31,24 +31,26 @@ const (
 	UDP             // an empty datagram
 )
 
-// Order is how the flows take turns.
+// Order is the order of the flows.
 type Order int
 
 // The orders of flows.
 const (
-	Random Order = iota // each packet is of any of the flows
-	InTurn              // first one packet of each, then the next of each
+	Random Order = iota // each packet is of a random flow
+	InTurn              // one packet of each flow, then the next of each
 )
 
 const (
-	// MaxBatch is how many frames the kernel sends at a time, at most (TEST_XDP_MAX_BATCH).
+	// MaxBatch is the maximum number of frames that the kernel sends at a time
+	// (TEST_XDP_MAX_BATCH).
 	MaxBatch = 256
-	// portBits and maxHostBits are what tells flows from each other; PORT_BITS in bpf/loadgen/loadgen.bpf.c.
+	// portBits and maxHostBits are the numbers of bits that distinguish flows. PORT_BITS in
+	// bpf/loadgen/loadgen.bpf.c is the same.
 	portBits, maxHostBits = 15, 32
-	// slice is how long a call of the kernel lasts, about, as it cannot be interrupted; setting one up
-	// takes some 20 ms.
+	// slice is the approximate duration of one call of the kernel, which cannot be interrupted. To
+	// set up a call takes about 20 ms.
 	slice = 200 * time.Millisecond
-	// The frames of the first call and of the longest.
+	// Numbers of frames of the first call, and of the longest.
 	firstFrames, maxFrames = 1 << 14, 1 << 26
 )
 
@@ -56,40 +58,44 @@ const (
 type Config struct {
 	Kind  Kind
 	Order Order
-	// Flows is their number; 0 means that each packet is of a flow of its own, by chance. At most 2^15
+	// Flows is the number of flows. 0 means that each packet has a random flow. The maximum is 2^15
 	// for each address of Sources.
 	Flows uint32
-	// Sources has the addresses that packets come from, of the family of the destination. Only the last
-	// 32 bits vary.
+	// Sources has the source addresses, of the family of the destination. Only the last 32 bits
+	// vary.
 	Sources     netip.Prefix
 	Destination netip.AddrPort
 	// Ethernet addresses of the frames.
 	SourceMAC, DestinationMAC packet.MAC
-	// Interface is the index of the one that frames leave by, in the namespace of whoever calls Run. If
-	// it is a veth, the far end has to run XDP, or have GRO on, or drops all.
+	// Interface is the index of the interface that sends the frames, in the network namespace of
+	// Run's caller. If it is a veth, the far end must run XDP or have GRO on. Otherwise it drops
+	// all frames.
 	Interface int
-	// Receive sends nothing: frames go up the host's own stack, as if the interface had received them.
+	// Receive passes the frames to the host's own stack, as if the interface had received them.
+	// Nothing is sent.
 	Receive bool
-	// Batch is how many frames go out at a time, 1 to MaxBatch; 0 means 64, as the kernel does. Large
-	// batches cost less a packet, and small ones overflow no queue.
+	// Batch is the number of frames sent at a time, from 1 to MaxBatch. 0 means 64, the kernel's
+	// default. Large batches cost less per packet. Small batches do not overflow queues.
 	Batch uint32
-	// Rate is the limit in packets per second; 0 means none. The CPU is busy all the same.
+	// Rate is the limit in packets per second. 0 means no limit. The CPU is fully busy even with a
+	// limit.
 	Rate float64
-	// Count is how many packets are sent; 0 means that the context alone ends it. With a count and
-	// without a rate all go out in one call of the kernel, as far as possible, and none is in between.
+	// Count is the number of packets to send. 0 means that only the context ends the run. With a
+	// count and without a rate, all packets are sent in one call of the kernel if possible, and no
+	// other packets come between them.
 	Count uint64
-	// CPU is where it runs, and with it whatever the kernel does at once for what it sends; negative:
-	// anywhere.
+	// CPU is the CPU on which the generator runs, and on which the kernel does its immediate work
+	// for the packets. A negative number means any CPU.
 	CPU int
 }
 
-// Result is what a generator has done.
+// Result is the result of a run.
 type Result struct {
 	Sent    uint64        // packets
-	Elapsed time.Duration // from the first to the last
+	Elapsed time.Duration // from the first packet to the last
 }
 
-// Rate is in packets per second.
+// Rate returns the rate in packets per second.
 func (r Result) Rate() float64 { return float64(r.Sent) / r.Elapsed.Seconds() }
 
 // Generator sends packets.
@@ -141,12 +147,12 @@ func (c *Config) check() error {
 	return nil
 }
 
-// hostBits is how many bits of the source address vary.
+// hostBits returns the number of bits of the source address that vary.
 func (c *Config) hostBits() int {
 	return min(maxHostBits, c.Sources.Addr().BitLen()-c.Sources.Bits())
 }
 
-// frame is the packet of a flow whose variable bits are zero, padded to whole 64-bit words.
+// frame returns the packet of a flow whose variable bits are zero, padded to a multiple of 8 bytes.
 func (c *Config) frame() []byte {
 	source := netip.AddrPortFrom(c.Sources.Masked().Addr(), 0)
 	ethernet := packet.Ethernet(c.SourceMAC, c.DestinationMAC)
@@ -159,7 +165,7 @@ func (c *Config) frame() []byte {
 	case UDP:
 		frame = packet.UDP(source, c.Destination, ethernet)
 	}
-	const shortest = 60 // of Ethernet, without the checksum
+	const shortest = 60 // minimum of Ethernet, without the checksum
 	return append(frame, make([]byte, (max(len(frame), shortest)+7)/8*8-len(frame))...)
 }
 
@@ -172,7 +178,7 @@ const (
 	tcpChecksum, udpChecksumOffset = 16, 6
 )
 
-// variables are the program's, by their names.
+// variables returns the values of the program's variables, by name.
 func (c *Config) variables(frame []byte) map[string]any {
 	var words [16]uint64
 	for i := range len(frame) / 8 {
@@ -207,7 +213,7 @@ func (c *Config) variables(frame []byte) map[string]any {
 	}
 }
 
-// interval is the time from one packet to the next, in nanoseconds.
+// interval returns the time between two packets, in nanoseconds.
 func (c *Config) interval() uint64 {
 	if c.Rate == 0 {
 		return 0
@@ -215,8 +221,9 @@ func (c *Config) interval() uint64 {
 	return uint64(float64(time.Second) / c.Rate)
 }
 
-// Run sends until Count packets are sent or the context ends, neither of which is an error. It belongs
-// on a thread that is in the namespace of the interface and that nobody else uses.
+// Run sends until Count packets are sent or the context ends. Neither is an error. The calling
+// thread must be in the network namespace of the interface, and no other goroutine may use the
+// thread.
 func (g *Generator) Run(ctx context.Context) (Result, error) {
 	if g.cfg.CPU >= 0 {
 		leave, err := stayOn(g.cfg.CPU)
@@ -243,7 +250,7 @@ func (g *Generator) Run(ctx context.Context) (Result, error) {
 	return Result{Sent: now - before, Elapsed: elapsed}, errors.Join(err, errSent)
 }
 
-// sendUntil sends until so many packets are sent in all, or the context ends.
+// sendUntil sends until limit packets are sent in total, or the context ends.
 func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 	frames := uint32(firstFrames)
 	if g.cfg.Count > 0 && g.cfg.Rate == 0 {
@@ -254,7 +261,7 @@ func (g *Generator) sendUntil(ctx context.Context, limit uint64) error {
 		if err != nil || sent >= limit {
 			return err
 		}
-		if g.cfg.Rate == 0 { // else there are frames that are not sent
+		if g.cfg.Rate == 0 { // with a rate, not every frame is sent
 			frames = uint32(min(uint64(frames), limit-sent))
 		}
 		start := time.Now()
@@ -275,7 +282,7 @@ func (c *Config) batch() uint32 {
 	return c.Batch
 }
 
-// sent is how many packets the program has ever made.
+// sent returns the number of packets that the program has made since it was loaded.
 func (g *Generator) sent() (sent uint64, err error) {
 	if err := g.objects.Sent.Get(&sent); err != nil {
 		return 0, fmt.Errorf("packet generator: read the counter: %w", err)
@@ -288,7 +295,7 @@ type xdpContext struct {
 	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
-// send gives n frames to the program.
+// send passes n frames to the program.
 func (g *Generator) send(n uint32) error {
 	_, err := g.objects.Generate.Run(&ebpf.RunOptions{
 		Data:      g.frame,
@@ -320,7 +327,7 @@ func stayOn(cpu int) (leave func(), err error) {
 		return nil, fmt.Errorf("run on CPU %d: %w", cpu, err)
 	}
 	return func() {
-		if unix.SchedSetaffinity(0, &before) == nil { // else the thread ends with its goroutine
+		if unix.SchedSetaffinity(0, &before) == nil { // otherwise the thread ends with its goroutine
 			runtime.UnlockOSThread()
 		}
 	}, nil

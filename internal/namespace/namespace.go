@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package namespace makes network namespaces without names, and joins them by virtual cables: networks
-// that nobody else sees, and that go with whoever made them.
+// Package namespace makes network namespaces without names, and connects them by veth pairs. No
+// other process sees these networks, and they end with the process that made them.
 package namespace
 
 import (
@@ -14,7 +14,8 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// Namespace is a network namespace. The kernel frees it when it is closed and nothing is in it.
+// Namespace is a network namespace. The kernel frees it when it is closed and contains nothing any
+// more.
 type Namespace struct {
 	handle netns.NsHandle
 }
@@ -38,13 +39,13 @@ func New() (*Namespace, error) {
 	return n, nil
 }
 
-// Close lets go of the namespace.
+// Close closes the handle of the namespace.
 func (n *Namespace) Close() error {
 	return n.handle.Close()
 }
 
-// Do runs f inside the namespace, on a thread of its own, and waits for it. Goroutines that f starts
-// are not in the namespace; sockets and processes that it makes are.
+// Do runs f inside the namespace, on a separate thread, and waits for it. Sockets and processes
+// that f makes are in the namespace. Goroutines that f starts are not.
 func (n *Namespace) Do(f func() error) error {
 	return onOwnThread(func() error {
 		if err := netns.Set(n.handle); err != nil {
@@ -54,13 +55,13 @@ func (n *Namespace) Do(f func() error) error {
 	})
 }
 
-// onOwnThread runs f on a thread that ends with it, so that its namespace is never met by other
-// goroutines.
+// onOwnThread runs f on a thread that ends after f, so that no other goroutine runs in its
+// namespace.
 func onOwnThread(f func() error) error {
 	result := make(chan error, 1)
 	go func() {
-		defer close(result)    // also when f ends the goroutine, as a test that fails does
-		runtime.LockOSThread() // and never unlocked: the thread ends here
+		defer close(result)    // also if f ends the goroutine, as a failing test does
+		runtime.LockOSThread() // never unlocked: the thread ends here
 		result <- f()
 	}()
 	err, returned := <-result
@@ -70,16 +71,16 @@ func onOwnThread(f func() error) error {
 	return err
 }
 
-// End is one end of a cable: an interface in a namespace.
+// End is one end of a veth pair: an interface in a namespace.
 type End struct {
 	Namespace *Namespace
 	Name      string
 	Addresses []netip.Prefix
 }
 
-// Connect joins two namespaces by a veth pair with a number of queues in each direction, brings both
-// ends up and gives them their addresses. A frame takes the queue of the CPU that sends it, modulo
-// their number.
+// Connect connects two namespaces by a veth pair with the given number of queues in each direction.
+// It brings both ends up and adds their addresses. A frame uses the queue with the number of the
+// sending CPU, modulo the number of queues.
 func Connect(a, b End, queues int) error {
 	err := a.Namespace.Do(func() error {
 		attrs := netlink.NewLinkAttrs()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package runstate keeps what runs an instance: the lock that one process at a time holds, and the
-// record that this process writes of itself. Both lie in /run/segue.
+// Package runstate manages the run-time files of an instance in /run/segue: the lock, which one
+// process at a time holds, and the record, in which that process describes itself.
 package runstate
 
 import (
@@ -16,23 +16,23 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// runDir holds what lives as long as the machine is up.
+// runDir is a directory whose content lasts until the host reboots.
 const runDir = "/run/segue"
 
 const lockSuffix = ".lock"
 
-// LockFile is the path of an instance's lock. It exists from the instance's first start until the
-// instance is gone for good.
+// LockFile returns the path of an instance's lock. The file exists from the instance's first start
+// until the instance is removed.
 func LockFile(instance string) string {
 	return filepath.Join(runDir, instance+lockSuffix)
 }
 
-// ErrRunning is part of the error of Lock when a process runs the instance.
+// ErrRunning is wrapped in the error of Lock if a process runs the instance.
 var ErrRunning = errors.New("is already running")
 
-// Lock makes sure that one process at a time runs an instance. The lock is held
-// until the returned file is closed, or the process ends. The error is ErrRunning if another process
-// holds it.
+// Lock ensures that only one process at a time runs an instance. The lock is held until the
+// returned file is closed or the process ends. The error is ErrRunning if another process holds the
+// lock.
 func Lock(instance string) (*os.File, error) {
 	if err := config.CheckInstance(instance); err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func Lock(instance string) (*os.File, error) {
 	return file, nil
 }
 
-// refused says why an instance cannot be locked.
+// refused returns the error that says why an instance cannot be locked.
 func refused(instance string, err error) error {
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
@@ -58,21 +58,21 @@ func refused(instance string, err error) error {
 	return fmt.Errorf("instance %q: %w", instance, err)
 }
 
-// running says which process has the lock of an instance.
+// running returns the error that names the process with the lock of an instance.
 func running(instance string) error {
 	process, err := FindProcess(instance)
 	if err != nil {
 		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
 	}
-	if process == nil { // or it has ended just now
+	if process == nil { // or it has just ended
 		return fmt.Errorf("instance %q %w in another PID namespace", instance, ErrRunning)
 	}
 	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,
 		process.Since.Format(time.RFC3339))
 }
 
-// lockFile opens and locks a file. Unlock may remove it in between: what is locked then keeps nobody
-// away, so it begins again.
+// lockFile opens and locks a file. If Unlock removes the file between the two steps, the lock
+// excludes nobody, so lockFile starts again.
 func lockFile(path string) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -95,7 +95,7 @@ func lockFile(path string) (*os.File, error) {
 	}
 }
 
-// stamp notes in the file's time since when it is locked, for FindProcess.
+// stamp sets the file's modification time to the time of the lock, for FindProcess.
 func stamp(file *os.File) error {
 	if err := unix.Futimes(int(file.Fd()), nil); err != nil {
 		return errors.Join(fmt.Errorf("stamp %s: %w", file.Name(), err), file.Close())
@@ -103,8 +103,8 @@ func stamp(file *os.File) error {
 	return nil
 }
 
-// Unlock removes the lock file of an instance that is gone for good, and the record that a killed
-// process has left.
+// Unlock removes the lock file of a removed instance, and the record that a killed process has
+// left.
 func Unlock(lock *os.File) error {
 	err := os.Remove(recordFile(lock.Name()))
 	if errors.Is(err, os.ErrNotExist) {

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is one that runs an instance.
+// Process is a process that runs an instance.
 type Process struct {
 	PID   int       `json:"pid"`
-	Since time.Time `json:"since"` // when it took the instance over
+	Since time.Time `json:"since"` // when it took over the instance
 }
 
-// FindProcess returns the process that runs an instance; nil: none does. It sees those of its own PID
-// namespace and of the namespaces in that.
+// FindProcess returns the process that runs an instance, or nil if none does. It sees processes of
+// its own PID namespace and of nested ones.
 func FindProcess(instance string) (*Process, error) {
 	process, err := findHolder(LockFile(instance))
 	if err != nil {
@@ -30,7 +30,8 @@ func FindProcess(instance string) (*Process, error) {
 	return process, nil
 }
 
-// findHolder finds who holds a lock without taking it, or a process that starts meanwhile would be refused.
+// findHolder finds the process that holds a lock. It does not take the lock, because a process that
+// starts meanwhile would be refused.
 func findHolder(path string) (*Process, error) {
 	file, err := os.OpenFile(path, unix.O_PATH, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -69,10 +70,10 @@ func findHolder(path string) (*Process, error) {
 	}
 }
 
-// nameInLocks returns what /proc/locks calls a file: the device of its mount and the number of its
-// inode (proc_locks(5)). What stat(2) tells may be others, on btrfs, and on overlayfs with layers on
-// different file systems. Of a mount that is outside of the process's root (chroot(2)) only the
-// device that stat(2) tells is known.
+// nameInLocks returns the name of a file in /proc/locks: the device of its mount and the number of
+// its inode (proc_locks(5)). The numbers of stat(2) can differ from these, on btrfs, and on
+// overlayfs with layers on different file systems. For a mount outside the process's root
+// (chroot(2)), only the device of stat(2) is known.
 func nameInLocks(file *os.File, statDevice uint64) (string, error) {
 	path := fmt.Sprintf("/proc/self/fdinfo/%d", file.Fd())
 	text, err := os.ReadFile(path)
@@ -102,7 +103,7 @@ func nameInLocks(file *os.File, statDevice uint64) (string, error) {
 	return fmt.Sprintf("%02x:%02x:%s", unix.Major(device), unix.Minor(device), inode), nil
 }
 
-// deviceOf looks a mount up in /proc/self/mountinfo, by its number.
+// deviceOf looks up the device of a mount in /proc/self/mountinfo, by the number of the mount.
 func deviceOf(mount string) (device uint64, found bool, err error) {
 	const table = "/proc/self/mountinfo"
 	mounts, err := os.Open(table)

@@ -16,41 +16,42 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Configuration tells what a running process has made of its configuration file.
+// Configuration tells which configuration a running process uses.
 type Configuration struct {
 	File string    `json:"file"` // absolute
 	Read time.Time `json:"read"` // when the configuration in force was read
-	// Refused is the last reload; nil: it took effect, or there was none.
+	// Refused describes the last reload if it failed. It is nil if the last reload succeeded or
+	// there was none.
 	Refused *Refusal `json:"refused"`
 }
 
-// Refusal is a reload that changed nothing.
+// Refusal is a reload that failed and changed nothing.
 type Refusal struct {
 	Time     time.Time `json:"time"`
 	Problems []string  `json:"problems"` // as in the log, one each
 }
 
-// Record is what a process tells of itself, for as long as it runs, in a file beside its lock.
+// Record describes a running process, in a file beside its lock.
 type Record struct {
-	// Process is since when it runs, as Process.Since says: a process that is killed leaves its
-	// record, which is not the next one's.
+	// Process is the start time of the process, as in Process.Since. It identifies the process: a
+	// killed process leaves its record, which does not describe the next process.
 	Process       time.Time        `json:"process"`
-	Role          string           `json:"role"` // of the instance: balancer or agent
+	Role          string           `json:"role"` // balancer or agent
 	Configuration Configuration    `json:"configuration"`
-	Fixed         []config.Setting `json:"fixed"` // those in force
+	Fixed         []config.Setting `json:"fixed"` // the fixed settings in force
 }
 
-// RecordFile is the path of an instance's record. It exists while the instance's process runs, and
-// after one that was killed.
+// RecordFile returns the path of an instance's record. The file exists while the instance's process
+// runs, and after the process was killed.
 func RecordFile(instance string) string { return recordFile(LockFile(instance)) }
 
-// recordFile is the path of the record of the process that holds a lock.
+// recordFile returns the path of the record that belongs to a lock.
 func recordFile(lockFile string) string {
 	return strings.TrimSuffix(lockFile, lockSuffix) + ".json"
 }
 
 // FindRecord returns the record of the process that runs an instance. It is nil if no process runs
-// it, or the process wrote none.
+// the instance, or if the process has written no record.
 func FindRecord(instance string, process *Process) (*Record, error) {
 	record, err := readRecord(RecordFile(instance), process)
 	if err != nil {
@@ -80,16 +81,16 @@ func readRecord(path string, process *Process) (*Record, error) {
 	return &record, nil
 }
 
-// Recorder keeps the record of a process. A record that cannot be written is logged, and keeps
-// nothing from working.
+// Recorder keeps the record of a process. If it cannot write the record, it logs the error, and the
+// process continues.
 type Recorder struct {
 	log    *slog.Logger
 	path   string
 	record Record
 }
 
-// NewRecorder writes the record of the process that holds the lock of an instance and has just read
-// a configuration file.
+// NewRecorder writes the record of a process that holds the lock of an instance and has just read a
+// configuration file.
 func NewRecorder(
 	lock *os.File, role, file string, fixed []config.Setting, log *slog.Logger,
 ) *Recorder {
@@ -109,7 +110,7 @@ func NewRecorder(
 	return r
 }
 
-// TrackReloads makes a function that reloads and records the result.
+// TrackReloads returns a function that reloads and records the result.
 func (r *Recorder) TrackReloads(reload func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		now := time.Now()
@@ -132,8 +133,8 @@ func (r *Recorder) Close() error {
 	return nil
 }
 
-// write replaces the record in one step: readers see one or the other. Only root may read it, for
-// the seed is in it.
+// write replaces the record in one step, so that readers see the old record or the new one. Only
+// root may read the file, because it contains the seed.
 func (r *Recorder) write() {
 	if err := r.replace(); err != nil {
 		r.log.Warn("status cannot show the configuration", "error", err)

@@ -11,11 +11,11 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// Namespace is a network namespace without a name: it goes with the test.
+// Namespace is a network namespace without a name. It ends with the test.
 type Namespace = namespace.Namespace
 
-// New makes a namespace whose loopback interface is up. It skips the test where
-// the user may not.
+// New makes a namespace whose loopback interface is up. It skips the test if the user is not
+// permitted to make one.
 func New(t testing.TB) *Namespace {
 	t.Helper()
 	needs.Namespaces(t)
@@ -27,7 +27,7 @@ func New(t testing.TB) *Namespace {
 	return n
 }
 
-// Prefixes are addresses with their networks' lengths, as Connect takes them.
+// Prefixes parses addresses with prefix lengths, as Connect takes them.
 func Prefixes(all ...string) (out []netip.Prefix) {
 	for _, p := range all {
 		out = append(out, netip.MustParsePrefix(p))
@@ -35,8 +35,8 @@ func Prefixes(all ...string) (out []netip.Prefix) {
 	return out
 }
 
-// Connect joins two namespaces by a veth pair, whose ends are up and have the
-// given names and addresses.
+// Connect connects two namespaces by a veth pair. Both ends are up and have the given names and
+// addresses.
 func Connect(t testing.TB, a *Namespace, aName string, aAddrs []netip.Prefix, b *Namespace, bName string, bAddrs []netip.Prefix) {
 	t.Helper()
 	ends := []namespace.End{
