@@ -14,23 +14,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Capture is a recording of what passes an interface.
+// Capture is a recording of the packets that pass an interface.
 type Capture struct {
 	socket *os.File
 	done   chan error
 }
 
-// captureBuffer is what the kernel may queue while the reader does not run, in bytes. It counts a page
-// for every packet that was sent by XDP, however short.
+// captureBuffer is the size, in bytes, of the kernel's queue for times when the reader does not
+// run. The kernel counts a whole page for every packet that was sent by XDP, however short the
+// packet is.
 const captureBuffer = 512 << 20
 
-// Every is all interfaces of a node, to Capture: a packet that the node forwards is recorded twice, as
-// it comes and as it goes.
+// Every is the name for all interfaces of a node in Capture. A packet that the node forwards is
+// then recorded twice: on arrival and on departure.
 const Every = ""
 
-// Capture starts to write all packets of one of the node's interfaces, in both directions, to w as a
-// pcap file, in the order in which they pass. Nothing is missed once it has returned. Packets that a node sends by XDP pass none of
-// its own sockets: capture those at the node's port of the fabric.
+// Capture starts to write all packets of one of the node's interfaces, in both directions, to w as
+// a pcap file, in the order in which they pass. The recording has begun when Capture returns.
+// Packets that a node sends by XDP do not pass the node's own packet sockets: capture those at the
+// node's port of the fabric.
 func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	c := &Capture{done: make(chan error, 1)}
 	err := n.Do(func() (err error) {
@@ -55,7 +57,8 @@ func (n *Node) Capture(ifname string, w io.Writer) (*Capture, error) {
 	return c, nil
 }
 
-// maxPacket is the longest packet, in bytes: those of GSO are longer than any wire allows.
+// maxPacket is the length of the longest packet, in bytes. GSO packets are longer than any link
+// allows.
 const maxPacket = 256 << 10
 
 // packetSocket opens a non-blocking socket that receives all packets of an interface.
@@ -68,7 +71,7 @@ func packetSocket(ifname string) (*os.File, error) {
 		}
 		ifindex = ifi.Index
 	}
-	// Protocol 0: it receives nothing until it is bound to the interface.
+	// With protocol 0 the socket receives nothing until it is bound to the interface.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -95,7 +98,7 @@ func (c *Capture) record(w io.Writer) error {
 	for {
 		n, err := c.socket.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			// Past the deadline Read does not look at the queue any more.
+			// After the deadline, Read ignores the queue.
 			errControl := raw.Control(func(fd uintptr) { n, err = unix.Read(int(fd), buf) })
 			if errors.Is(err, unix.EAGAIN) {
 				return nil
@@ -116,8 +119,8 @@ func (c *Capture) record(w io.Writer) error {
 	}
 }
 
-// Stop ends the recording after the packets that have passed so far. It is an error if the kernel
-// had to drop some.
+// Stop ends the recording after the packets that have passed so far. It returns an error if the
+// kernel dropped packets.
 func (c *Capture) Stop() error {
 	err := c.socket.SetReadDeadline(time.Now())
 	err = errors.Join(err, <-c.done)

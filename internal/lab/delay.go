@@ -18,19 +18,20 @@ import (
 )
 
 const (
-	// delayName is the TAP interface of packets that others are to overtake.
+	// delayName is the TAP interface for packets that other packets are to overtake.
 	delayName = "delay"
-	// delayTime is how long they are kept: many packets of a busy flow long, and short against the
-	// timeouts of transport protocols.
+	// delayTime is how long these packets are kept back. A busy flow sends many packets in this
+	// time. It is short compared to the timeouts of transport protocols.
 	delayTime = 2 * time.Millisecond
-	// returnTimeout is how long the process may pause before what it keeps counts as lost.
+	// returnTimeout is how long the process may pause before its packets count as lost.
 	returnTimeout = time.Second
-	// delayQueue is how many packets may wait for a process that does not get to run.
+	// delayQueue is how many packets may wait while the process does not run.
 	delayQueue = 100_000
 )
 
-// Delay makes a TAP interface and sends what is sent to it back, each frame 2 ms later. It says when it
-// is ready, as sd_notify(3) describes, and returns when the context ends; what it has then is lost.
+// Delay makes a TAP interface and sends each received frame back after 2 ms. It notifies when it is
+// ready, as sd_notify(3) describes. It returns when the context ends; frames that it still has are
+// lost.
 func Delay(ctx context.Context, name string) error {
 	tap, err := openTAP(name)
 	if err != nil {
@@ -40,7 +41,7 @@ func Delay(ctx context.Context, name string) error {
 	if err := daemon.Notify("READY=1"); err != nil {
 		return err
 	}
-	frames := make(chan frame, 1024) // more wait in the interface's queue
+	frames := make(chan frame, 1024) // further frames wait in the interface's queue
 	group, groupCtx := errgroup.WithContext(ctx)
 	stop := context.AfterFunc(groupCtx, func() { tap.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -55,13 +56,13 @@ func Delay(ctx context.Context, name string) error {
 	return nil
 }
 
-// frame is a frame that goes back when it is due.
+// frame is a frame and the time at which it is sent back.
 type frame struct {
 	due  time.Time
 	data []byte
 }
 
-// receive reads frames until the context ends, which also sets the read deadline.
+// receive reads frames until the context ends. The end of the context sets the read deadline.
 func receive(ctx context.Context, tap *os.File, frames chan<- frame) error {
 	buf := make([]byte, maxPacket)
 	for {
@@ -77,7 +78,7 @@ func receive(ctx context.Context, tap *os.File, frames chan<- frame) error {
 	}
 }
 
-// sendBack writes frames when they are due.
+// sendBack writes each frame when it is due.
 func sendBack(tap *os.File, frames <-chan frame) error {
 	for f := range frames {
 		time.Sleep(time.Until(f.due))
@@ -88,8 +89,8 @@ func sendBack(tap *os.File, frames <-chan frame) error {
 	return nil
 }
 
-// openTAP makes a TAP interface, which is there as long as the file is open. It has no offloads: the
-// kernel completes packets before they are read.
+// openTAP makes a TAP interface, which exists while the file is open. It has no offloads, so the
+// kernel segments packets and computes their checksums before they are read.
 func openTAP(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -100,7 +101,7 @@ func openTAP(name string) (*os.File, error) {
 		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
 	}
-	tap := os.NewFile(uintptr(fd), "TAP interface "+name) // has to be an interface by now to be polled
+	tap := os.NewFile(uintptr(fd), "TAP interface "+name) // pollable only once it is an interface
 	if err == nil {
 		err = bringUp(name)
 	}

@@ -26,20 +26,20 @@ import (
 	"github.com/segue-lb/segue/internal/plural"
 )
 
-// How often the demo does what, for each service: enough connections to show how they spread, and
-// large transfers for the bytes.
+// Numbers of transfers per service. They show how connections spread, and include large transfers.
 var transferCounts = map[Size]int{1e3: 16, 100e3: 6, 1e6: 3, 10e6: 1}
 
 const (
 	datagramCount = 40
 	datagramSize  = Size(1200)
-	// serviceWorkers is how many requests to a service are under way at a time.
+	// serviceWorkers is the number of simultaneous requests to a service.
 	serviceWorkers = 2
-	// transferTimeout is for one transfer or datagram, and long enough for a retransmission or two.
+	// transferTimeout is the timeout of one transfer or datagram. It allows for one or two
+	// retransmissions.
 	transferTimeout = 15 * time.Second
 )
 
-// direction says which way a check's bytes go.
+// direction is the direction of a check's data.
 type direction string
 
 const (
@@ -48,17 +48,17 @@ const (
 	echo     direction = "echo"
 )
 
-// check is one connection of the demo, or for UDP one datagram, and what came of it.
+// check is one connection of the demo, or one datagram for UDP, and its result.
 type check struct {
 	number    int
 	service   Service
 	direction direction
 	size      Size
-	server    string // that answered; empty when none did
+	server    string // that answered; empty if none did
 	err       error
 }
 
-// bytes is how much was transferred and found correct.
+// bytes returns the number of bytes that were transferred correctly.
 func (c check) bytes() int {
 	switch {
 	case c.err != nil:
@@ -76,15 +76,15 @@ type demo struct {
 	checks []check
 }
 
-// giveUpAfter is how many failures it takes to leave out the rest of a service's checks: one that is
-// broken altogether would take all its timeouts.
+// giveUpAfter is the number of failures after which the remaining checks of a service are left out.
+// Otherwise a service that does not work at all would wait for all timeouts.
 const giveUpAfter = 4
 
 var errNotTried = errors.New("not tried")
 
-// Demo sends real requests from the lab's client to every service and writes what came of them to w:
-// downloads and uploads of several sizes with their checksums, and datagrams to be echoed. It returns
-// a summary, or an error when anything did not work as it should.
+// Demo sends requests from the lab's client to every service and writes the results to w. The
+// requests are downloads and uploads of several sizes, whose checksums are compared, and datagrams
+// that servers echo. Demo returns a summary, or an error if a check failed.
 func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error) {
 	d := demo{lab: l, checks: l.checks()}
 	d.client.Transport = &http.Transport{DialContext: l.Node("client").Dial, DisableKeepAlives: true}
@@ -118,7 +118,7 @@ func (l *Lab) Demo(ctx context.Context, w io.Writer) (summary string, err error)
 		requests, plural.Count(len(l.Topology.Services), "service"), r.megabytes()), nil
 }
 
-// checks lists all that the demo does.
+// checks returns all checks of the demo.
 func (l *Lab) checks() []check {
 	var checks []check
 	add := func(c check, times int) {
@@ -140,7 +140,7 @@ func (l *Lab) checks() []check {
 	return checks
 }
 
-// run does the checks, of all services at the same time.
+// run runs the checks, of all services at the same time.
 func (d *demo) run(ctx context.Context) {
 	var wait sync.WaitGroup
 	for rest := d.checks; len(rest) > 0; {
@@ -155,8 +155,8 @@ func (d *demo) run(ctx context.Context) {
 	wait.Wait()
 }
 
-// runService does the checks of one service, a few at a time. When the context ends the rest is left
-// out.
+// runService runs the checks of one service, serviceWorkers at a time. When the context ends, it
+// leaves out the remaining checks.
 func (d *demo) runService(ctx context.Context, checks []check) {
 	jobs := make(chan *check)
 	var failures atomic.Int32
@@ -194,7 +194,7 @@ func (d *demo) do(ctx context.Context, c *check) {
 	}
 }
 
-// request sends an HTTP request on a connection of its own, and hands back the server that answered.
+// request sends an HTTP request on a connection of its own. It returns the server that answered.
 func (d *demo) request(req *http.Request, status int) (server string, body []byte, err error) {
 	resp, err := d.client.Do(req)
 	if err != nil {
@@ -247,7 +247,7 @@ func (d *demo) upload(ctx context.Context, c *check) (server string, err error) 
 	return server, errors.Join(compare(stored, content), os.Remove(d.lab.Node(server).UploadPath(name)))
 }
 
-// compare returns an error unless what arrived is what was sent, by length and SHA-256.
+// compare returns an error unless the received bytes equal the sent ones in length and SHA-256.
 func compare(arrived, sent []byte) error {
 	if len(arrived) != len(sent) {
 		return fmt.Errorf("received %d of %d bytes", len(arrived), len(sent))
@@ -282,10 +282,10 @@ func (d *demo) echo(ctx context.Context, c *check) (server string, err error) {
 	return server, compare([]byte(reply), content)
 }
 
-// traffic is what a balancer received.
+// traffic is the traffic that a balancer received.
 type traffic struct {
 	packets, bytes uint64
-	placed         map[config.Protocol]uint64 // new flows; none in a bare lab
+	placed         map[config.Protocol]uint64 // new flows; empty in a bare lab
 }
 
 func (t traffic) since(before traffic) traffic {
@@ -297,8 +297,8 @@ func (t traffic) since(before traffic) traffic {
 	return t
 }
 
-// balancerTraffic returns what the fabric has sent to each balancer since it was built, and what the
-// balancer's own counters say it has placed.
+// balancerTraffic returns the traffic that the fabric has sent to each balancer since the lab was
+// built, and the flows that the balancer's own counters report as placed.
 func (l *Lab) balancerTraffic() (map[string]traffic, error) {
 	received := make(map[string]traffic)
 	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
@@ -319,7 +319,8 @@ func (l *Lab) balancerTraffic() (map[string]traffic, error) {
 	return received, err
 }
 
-// placedFlows reads how many flows a balancer has placed, from the tables of its data path.
+// placedFlows reads the number of flows that a balancer has placed from the tables of its data
+// path.
 func (l *Lab) placedFlows(name string) (map[config.Protocol]uint64, error) {
 	placed := make(map[config.Protocol]uint64)
 	if l.Topology.Bare {
@@ -342,7 +343,7 @@ func (l *Lab) placedFlows(name string) (map[config.Protocol]uint64, error) {
 	return placed, nil
 }
 
-// report is the demo's result.
+// report is the result of the demo.
 type report struct {
 	lab       *Lab
 	checks    []check
@@ -350,7 +351,7 @@ type report struct {
 	offers    []Offers
 }
 
-// write returns how many checks failed.
+// write writes the report. It returns the number of failed checks.
 func (r report) write(w io.Writer) (failed int) {
 	fmt.Fprintln(w)
 	r.writeServices(w)
@@ -372,7 +373,7 @@ func (r report) write(w io.Writer) (failed int) {
 	return failed
 }
 
-// megabytes is what was transferred and found correct, 10^6 bytes being one.
+// megabytes returns the amount that was transferred correctly, in units of 10^6 bytes.
 func (r report) megabytes() float64 {
 	size := 0
 	for _, c := range r.checks {
@@ -440,7 +441,7 @@ func (r report) writeBalancers(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// failures says in plain words what went wrong; what went wrong alike is said once.
+// failures describes the failures. Checks that failed in the same way are described once.
 func (r report) failures() []string {
 	times := make(map[string]int)
 	var failures []string
@@ -469,7 +470,7 @@ func (r report) failures() []string {
 	return failures
 }
 
-// plain returns an error without what repeats the check, and without Go's words.
+// plain removes the parts of an error that repeat the check, and Go's terms.
 func plain(err error) string {
 	if get, ok := errors.AsType[*url.Error](err); ok {
 		err = get.Err

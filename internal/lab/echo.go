@@ -15,9 +15,9 @@ import (
 	"github.com/segue-lb/segue/internal/daemon"
 )
 
-// UDPEcho answers every datagram to the given ports with the name, a newline and the datagram's
-// content, from the address that the datagram was sent to. It says when it is ready, as sd_notify(3)
-// describes, and returns when the context ends.
+// UDPEcho answers every datagram to the given ports from the address that the datagram was sent to.
+// The answer is the name, a newline and the datagram's content. UDPEcho notifies when it is ready,
+// as sd_notify(3) describes, and returns when the context ends.
 func UDPEcho(ctx context.Context, name string, ports []uint16) error {
 	var conns []*net.UDPConn
 	defer func() {
@@ -54,8 +54,8 @@ func UDPEcho(ctx context.Context, name string, ports []uint16) error {
 	return nil
 }
 
-// listenEcho opens a socket that learns the address that each datagram was sent to: a reply from
-// another one than the VIP would not be the client's.
+// listenEcho opens a socket that reports the destination address of each datagram. The client
+// accepts a reply only from the VIP.
 func listenEcho(addr netip.AddrPort) (*net.UDPConn, error) {
 	network, level, option := "udp4", unix.IPPROTO_IP, unix.IP_PKTINFO
 	if addr.Addr().Is6() {
@@ -92,13 +92,14 @@ func serveEcho(conn *net.UDPConn, name string) error {
 		if err != nil {
 			return fmt.Errorf("udp-echo: datagram from %s: %w", client, err)
 		}
-		// A client that cannot be reached, or a reply that is too long, concerns that client only.
+		// If a client is unreachable or a reply is too long, only that client is affected, so the
+		// error is ignored.
 		conn.WriteMsgUDPAddrPort(buf[:start+n], source, client)
 	}
 }
 
-// replySource turns the control message that tells a datagram's destination into the one that sets
-// the reply's source. Its interface is left to the routing table.
+// replySource converts the control message with a datagram's destination into the one that sets the
+// reply's source. The routing table selects the interface.
 func replySource(control []byte) ([]byte, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

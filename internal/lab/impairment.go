@@ -19,23 +19,26 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Impairment is what the fabric does to packets that pass from one node to the next: the edge router,
-// balancers and servers. Each packet meets at most one of the fates, once for each time that it passes
-// the fabric, by chance. The zero value leaves all packets alone.
+// Impairment describes how the fabric impairs packets between the nodes at it: the edge router,
+// balancers and servers. Each time a packet passes the fabric, it is randomly dropped, duplicated
+// or reordered, or left alone. At most one of these happens. The zero value leaves all packets
+// alone.
 type Impairment struct {
 	Drop      Share `yaml:"drop" json:"drop,omitempty"`
 	Duplicate Share `yaml:"duplicate" json:"duplicate,omitempty"` // sent twice
 	Reorder   Share `yaml:"reorder" json:"reorder,omitempty"`     // kept back for 2 ms
-	// Links names the nodes from and to which it happens; none means all.
+	// Links names the nodes whose packets, in both directions, are impaired. An empty list means
+	// all nodes.
 	Links []string `yaml:"links" json:"links,omitempty"`
-	// Seed chooses another sequence of fates. The nth packet to a node meets the same one each time.
+	// Seed selects the random sequence. With the same seed, the nth packet to a node is always
+	// treated the same.
 	Seed uint64 `yaml:"seed" json:"seed"`
 }
 
-// Share is a part of all packets as people write it, such as 5% or 0.1%. Empty means none.
+// Share is a part of all packets as text, such as 5% or 0.1%. An empty share means none.
 type Share string
 
-// Set, String and Type make a share the value of a command's flag.
+// Set, String and Type make Share usable as the value of a command-line flag.
 func (s *Share) Set(text string) error {
 	*s = Share(text)
 	_, err := s.chance()
@@ -44,12 +47,12 @@ func (s *Share) Set(text string) error {
 
 func (s *Share) String() string { return string(*s) }
 
-// Type tells what kind of value the flag takes.
+// Type returns the name of the flag's type.
 func (s *Share) Type() string { return "share" }
 
 var errShare = errors.New("must be a share from 0% to 100%, such as 5%")
 
-// chance is the share as a number from 0 to 1.
+// chance returns the share as a number from 0 to 1.
 func (s Share) chance() (float64, error) {
 	if s == "" {
 		return 0, nil
@@ -62,16 +65,16 @@ func (s Share) chance() (float64, error) {
 	return percent / 100, nil
 }
 
-// some tells whether the share, which is a valid one, is more than none.
+// some tells whether a valid share is more than zero.
 func (s Share) some() bool {
 	chance, _ := s.chance()
 	return chance > 0
 }
 
-// Some tells whether the impairment, which is a valid one, does anything.
+// Some tells whether a valid impairment has an effect.
 func (i Impairment) Some() bool { return i.Drop.some() || i.Duplicate.some() || i.Reorder.some() }
 
-// String says what happens, in words.
+// String describes the impairment in words.
 func (i Impairment) String() string {
 	if !i.Some() {
 		return "no impairment"
@@ -92,7 +95,7 @@ func (i Impairment) String() string {
 	return strings.Join(fates, ", ") + " " + where
 }
 
-// problems lists what is wrong with the impairment in a lab of the topology.
+// problems lists the errors of the impairment in a lab of the topology.
 func (i Impairment) problems(t Topology) (errs config.Errors) {
 	fail := func(path string, value any, problem string) {
 		errs = append(errs, &config.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
@@ -108,7 +111,7 @@ func (i Impairment) problems(t Topology) (errs config.Errors) {
 		}
 		sum += chance
 	}
-	if sum > 1+1e-9 { // which is what rounding may add
+	if sum > 1+1e-9 { // allows for rounding errors
 		fail("impair", "", "the shares add up to more than 100%")
 	}
 	var links []string
@@ -123,8 +126,8 @@ func (i Impairment) problems(t Topology) (errs config.Errors) {
 	return errs
 }
 
-// Impair replaces what happens to packets between the lab's nodes from now on. What was kept back until
-// now is sent first. It must not be called while the lab's Topology or Status is in use.
+// Impair replaces the impairment between the lab's nodes. Packets that are kept back are sent
+// first. Impair must not be called while the lab's Topology or Status is in use.
 func (l *Lab) Impair(ctx context.Context, i Impairment) error {
 	if errs := i.problems(l.Topology); len(errs) > 0 {
 		return errs
@@ -149,8 +152,9 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 	if !i.Some() {
 		return nil
 	}
-	// What is dropped, or overtaken, shall be packets as they are on a wire. Balancers and servers have
-	// segmentation offload off already, as the far ends of their cables run XDP.
+	// Dropped and reordered packets should be packets as on a wire, so segmentation offload must be
+	// off. On balancers and servers it is off already, because the far ends of their cables run
+	// XDP.
 	err := l.Node("edge").Do(func() error { return disableOffload(uplink, unix.ETHTOOL_STSO) })
 	if err != nil {
 		return fmt.Errorf("edge: switch segmentation offload off: %w", err)
@@ -166,8 +170,8 @@ func (l *Lab) startImpairment(ctx context.Context) error {
 	return nil
 }
 
-// endImpairment takes the programs away, waits for the packets that are kept back, and ends the process
-// that keeps them.
+// endImpairment removes the programs, waits until the packets that are kept back are sent, and ends
+// the process that keeps them.
 func (l *Lab) endImpairment(ctx context.Context) error {
 	err := l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		for _, spec := range l.Topology.fabricSpecs() {
@@ -185,8 +189,8 @@ func (l *Lab) endImpairment(ctx context.Context) error {
 	return errors.Join(err, l.delay.Stop())
 }
 
-// awaitReturned returns when no packet is kept back any more, or none has returned for so long that the
-// others have to be lost.
+// awaitReturned returns when no packet is kept back any more, or when no packet has returned for
+// returnTimeout, so that the others must be lost.
 func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 	tick := time.NewTicker(delayTime)
 	defer tick.Stop()
@@ -219,8 +223,8 @@ func (l *Lab) awaitReturned(ctx context.Context, h *netlink.Handle) error {
 	return nil
 }
 
-// attachImpairment loads the programs and attaches them. The ports hold them: nothing is left behind
-// when these go.
+// attachImpairment loads the programs and attaches them. The ports hold them, so the programs end
+// with the ports.
 func (l *Lab) attachImpairment() error {
 	return l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		var delay netlink.Link
@@ -259,13 +263,13 @@ func (l *Lab) attachImpairment() error {
 	})
 }
 
-// load loads the programs; those packets that are to be kept back go to the interface.
+// load loads the programs. They send packets that are to be kept back to the interface delay.
 func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	spec, err := loadImpair()
 	if err != nil {
 		return nil, err
 	}
-	drop, _ := i.Drop.chance() // all are valid
+	drop, _ := i.Drop.chance() // all shares are valid
 	duplicate, _ := i.Duplicate.chance()
 	reorder, _ := i.Reorder.chance()
 	below := func(chance float64) uint64 { return uint64(math.Round(chance * (1 << 32))) }
@@ -287,7 +291,7 @@ func (i Impairment) load(delay netlink.Link) (*impairObjects, error) {
 	return objects, spec.LoadAndAssign(objects, nil)
 }
 
-// port is the entry of a node's port before the first packet.
+// port returns the initial entry of a node's port.
 func (i Impairment) port(node string) (port impairPort) {
 	if len(i.Links) == 0 || slices.Contains(i.Links, node) {
 		port.Impaired = 1
@@ -295,9 +299,9 @@ func (i Impairment) port(node string) (port impairPort) {
 	return port
 }
 
-// addClsact makes an interface ready for filters. The kernel drops what is sent there meanwhile, as it does
-// when clsact is deleted: its way to replace queueing disciplines stops all queues of the interface.
-// Filters come and go without a loss.
+// addClsact prepares an interface for filters. While it does, the kernel drops packets sent to the
+// interface, and also when clsact is deleted: to replace queueing disciplines, the kernel stops all
+// queues of the interface. Adding and removing filters loses nothing.
 func addClsact(h *netlink.Handle, at netlink.Link) error {
 	err := h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: at.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
@@ -308,7 +312,7 @@ func addClsact(h *netlink.Handle, at netlink.Link) error {
 	return nil
 }
 
-// attachFilter attaches a program to one side of an interface that is ready for it, where there is none.
+// attachFilter attaches a program to one side of a prepared interface without a filter.
 func attachFilter(h *netlink.Handle, at netlink.Link, side uint32, program *ebpf.Program) error {
 	f := filter(at, side)
 	f.Fd = program.FD()
@@ -318,7 +322,7 @@ func attachFilter(h *netlink.Handle, at netlink.Link, side uint32, program *ebpf
 	return nil
 }
 
-// filter is the only filter of one side of an interface.
+// filter describes the only filter on one side of an interface.
 func filter(at netlink.Link, side uint32) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
@@ -328,17 +332,17 @@ func filter(at netlink.Link, side uint32) *netlink.BpfFilter {
 	}
 }
 
-// ImpairmentCounts are numbers of packets to a node, since the impairment began.
+// ImpairmentCounts counts the packets to a node since the impairment began.
 type ImpairmentCounts struct {
-	Packets    uint64 `json:"packets"` // that might have been impaired
+	Packets    uint64 `json:"packets"` // that could have been impaired
 	Dropped    uint64 `json:"dropped"`
 	Duplicated uint64 `json:"duplicated"`
 	Reordered  uint64 `json:"reordered"` // kept back
-	Returned   uint64 `json:"returned"`  // of these, sent since
+	Returned   uint64 `json:"returned"`  // kept back, and sent since
 }
 
-// ImpairmentCounts returns what has happened to the packets to each node at the fabric while packets
-// are impaired, and else nothing.
+// ImpairmentCounts returns the counts for each node at the fabric. It returns nothing if there is
+// no impairment.
 func (l *Lab) ImpairmentCounts() (counts map[string]ImpairmentCounts, err error) {
 	err = l.Node("fabric").netlink(func(h *netlink.Handle) error {
 		counts, err = l.countsAt(h, "edge", netlink.HANDLE_MIN_EGRESS)
@@ -350,7 +354,8 @@ func (l *Lab) ImpairmentCounts() (counts map[string]ImpairmentCounts, err error)
 	return counts, nil
 }
 
-// countsAt finds the counts of all ports by way of the program, if any, at one side of an interface.
+// countsAt finds the counts of all ports through the program on one side of an interface, if there
+// is one.
 func (l *Lab) countsAt(h *netlink.Handle, ifname string, side uint32) (map[string]ImpairmentCounts, error) {
 	at, err := h.LinkByName(ifname)
 	if err != nil {
@@ -384,7 +389,7 @@ func (l *Lab) countsAt(h *netlink.Handle, ifname string, side uint32) (map[strin
 	return counts, nil
 }
 
-// mapOfProgram opens the map of a name that a program uses.
+// mapOfProgram opens the map with the given name that a program uses.
 func mapOfProgram(id ebpf.ProgramID, name string) (*ebpf.Map, error) {
 	program, err := ebpf.NewProgramFromID(id)
 	if err != nil {

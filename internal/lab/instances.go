@@ -17,16 +17,17 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// instance names a node's balancer or agent among all on this machine.
+// instance returns the name, unique on this machine, of a node's balancer or agent.
 func instance(lab, node string) string { return instancePrefix(lab) + node }
 
 func instancePrefix(lab string) string { return "lab-" + lab + "-" }
 
-// labInstance is the form of the names that labs give to instances.
+// labInstance matches the names that labs give to instances.
 var labInstance = regexp.MustCompile(`^lab-[a-z0-9]{1,12}-`)
 
-// instancesOf names the balancers and agents of a lab: those with names that the lab gave, and
-// those that somebody has started by hand in its namespaces, such as in a bare lab.
+// instancesOf returns the balancers and agents of a lab. These are the instances with names that
+// the lab gave, and those that somebody has started manually in its namespaces, for example in a
+// bare lab.
 func instancesOf(lab string, namespaces []string) ([]string, error) {
 	all, err := instancesOnMachine()
 	if err != nil {
@@ -50,7 +51,7 @@ func instancesOf(lab string, namespaces []string) ([]string, error) {
 	return own, errors.Join(errs...)
 }
 
-// instancesOnMachine names all instances that have pins or a lock.
+// instancesOnMachine returns the names of all instances that have pins or a lock.
 func instancesOnMachine() (names []string, err error) {
 	for dir, suffix := range map[string]string{pinRoot: "", runDir: ".lock"} {
 		entries, err := os.ReadDir(dir)
@@ -67,8 +68,8 @@ func instancesOnMachine() (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// instancesIn returns those of the instances whose process runs in a namespace, or whose program is
-// attached to an interface there.
+// instancesIn returns the instances whose process runs in a namespace, or whose program is attached
+// to an interface there.
 func instancesIn(namespace string, instances []string) (found []string, err error) {
 	path := filepath.Join(netnsDir, namespace)
 	err = doIn(namespace, path, func() error {
@@ -77,8 +78,7 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 			if err != nil {
 				return err
 			}
-			// Pins that cannot be read are of another program, or another build: none of this
-			// lab's.
+			// Unreadable pins belong to another program or another build, and not to this lab.
 			attached, _ := datapath.AttachedHere(name)
 			if attached || process != nil && isIn(process.PID, path) {
 				found = append(found, name)
@@ -86,14 +86,15 @@ func instancesIn(namespace string, instances []string) (found []string, err erro
 		}
 		return nil
 	})
-	if errors.Is(err, unix.EINVAL) { // no namespace, which is how an interrupted creation leaves it
+	if errors.Is(err, unix.EINVAL) { // not a namespace; left by an interrupted creation
 		return nil, nil
 	}
 	return found, err
 }
 
-// removeInstances removes what instances have pinned, their locks and records. Programs are attached
-// by pinned links, or to interfaces that end with their namespaces: nothing holds them afterwards.
+// removeInstances removes the pins, locks and records of instances. Their programs are attached by
+// pinned links, or to interfaces that end with their namespaces, so nothing keeps the programs
+// after that.
 func removeInstances(names []string) error {
 	for _, name := range names {
 		if err := os.RemoveAll(filepath.Join(pinRoot, name)); err != nil {
@@ -105,6 +106,6 @@ func removeInstances(names []string) error {
 			}
 		}
 	}
-	os.Remove(pinRoot) // stays while other instances have pins
+	os.Remove(pinRoot) // fails while other instances have pins
 	return nil
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lab builds a whole data centre in network namespaces on one machine: a client, an edge
-// router that spreads packets over the balancers by ECMP, balancers, and servers that run nginx or Apache,
-// joined at layer 2. `segue lab` shows it to people; end-to-end tests use the package.
+// Package lab builds a data centre in network namespaces of one machine: a client, an edge router
+// that distributes packets over the balancers by ECMP, balancers, and servers that run nginx or
+// Apache. Edge router, balancers and servers are connected at layer 2. `segue lab` and the
+// end-to-end tests use the package.
 package lab
 
 import (
@@ -17,27 +18,27 @@ import (
 	"github.com/segue-lb/segue/internal/plural"
 )
 
-// Lab is a lab that is up. Its methods may be called by several goroutines at a time, but those of
-// one Process only by one.
+// Lab is a lab that is up. Several goroutines may call its methods at the same time. The methods of
+// one Process may be called by one goroutine at a time only.
 type Lab struct {
 	Name      string
 	Topology  Topology
 	Nodes     []*Node
 	Processes []*Process
-	// delay runs on the fabric while packets are reordered; it is none of Processes.
+	// delay runs on the fabric while packets are reordered. It is not one of Processes.
 	delay    *Process
 	progress func(string)
 }
 
-// Options are about this process's dealings with a lab, not about the lab.
+// Options apply to this process's use of a lab, not to the lab itself.
 type Options struct {
-	// Binary is the segue executable that the nodes run. Default this process's own.
+	// Binary is the segue executable that the nodes run. The default is this process's own.
 	Binary string
-	// Progress is told in plain words what is going on, if it is not nil.
+	// Progress is called with a description of each step, if it is not nil.
 	Progress func(string)
 }
 
-// newLab returns the lab that the topology describes, without building anything.
+// newLab returns the lab that the topology describes. It builds nothing.
 func newLab(topology Topology, options Options) (*Lab, error) {
 	if options.Binary == "" {
 		binary, err := os.Executable()
@@ -62,8 +63,8 @@ func newLab(topology Topology, options Options) (*Lab, error) {
 	return l, nil
 }
 
-// Up builds a lab and returns when all of its processes are ready. When it fails, or the context
-// ends, it removes what it has built. It needs root, nginx and a lab name that is not in use.
+// Up builds a lab and returns when all of its processes are ready. If it fails or the context ends,
+// it removes everything that it has built. It needs root, nginx and a lab name that is not in use.
 func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err := topology.Validate(); err != nil {
 		return nil, fmt.Errorf("topology: %w", err)
@@ -95,7 +96,7 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	return l, nil
 }
 
-// checkRoot returns an error for a user who cannot work on labs.
+// checkRoot returns an error if the user is not root.
 func checkRoot() error {
 	if os.Geteuid() != 0 {
 		return errors.New("labs need root, because they use network namespaces")
@@ -140,7 +141,7 @@ func (t Topology) summary() string {
 		plural.Count(len(t.Services), "service"))
 }
 
-// forAll calls do for all of the processes at the same time.
+// forAll calls do for all processes at the same time.
 func forAll(processes []*Process, do func(*Process) error) error {
 	errs := make([]error, len(processes))
 	var wait sync.WaitGroup
@@ -164,7 +165,7 @@ func (l *Lab) Down() error {
 	return err
 }
 
-// Node returns the node of a name, or nil.
+// Node returns the node with the given name, or nil.
 func (l *Lab) Node(name string) *Node {
 	i := slices.IndexFunc(l.Nodes, func(n *Node) bool { return n.Name == name })
 	if i < 0 {
@@ -173,7 +174,7 @@ func (l *Lab) Node(name string) *Node {
 	return l.Nodes[i]
 }
 
-// FindNode returns the node of a name. The error names the nodes that there are.
+// FindNode returns the node with the given name. Its error lists the names of all nodes.
 func (l *Lab) FindNode(name string) (*Node, error) {
 	if n := l.Node(name); n != nil {
 		return n, nil
@@ -186,8 +187,8 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 		enumerate(names))
 }
 
-// Process returns a process of a node, or nil. The processes are lb on balancers; agent, echo and
-// nginx or apache on servers.
+// Process returns a process of a node, or nil. Balancers have the process lb. Servers have agent,
+// echo, and nginx or apache.
 func (l *Lab) Process(node, name string) *Process {
 	i := slices.IndexFunc(l.Processes, func(p *Process) bool { return p.node.Name == node && p.Name == name })
 	if i < 0 {

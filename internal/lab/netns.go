@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// netnsDir is where iproute2 looks for named network namespaces.
+// netnsDir is the directory of iproute2's named network namespaces.
 const netnsDir = "/run/netns"
 
 // Node is a network namespace of a lab.
@@ -33,19 +33,19 @@ func (n *Node) namespacePath() string { return filepath.Join(netnsDir, n.namespa
 
 func namespacePrefix(lab string) string { return "segue-" + lab + "-" }
 
-// labNamespace tells whose a namespace is.
+// labNamespace matches the name of a lab's namespace and captures the lab's name.
 var labNamespace = regexp.MustCompile(`^segue-([a-z0-9]{1,12})-`)
 
 // Do runs f on a thread inside the node's network namespace. Sockets that f opens, sysctls that it
-// writes and processes that it starts are the node's, goroutines that it starts are not. All other
-// namespaces, that of mounts among them, stay the caller's: /sys/fs/bpf remains visible, which
-// `ip netns exec` would hide under a new /sys.
+// writes and processes that it starts belong to the node. Goroutines that it starts do not. All
+// other namespaces remain the caller's. That includes the mount namespace, so /sys/fs/bpf stays
+// visible; `ip netns exec` would hide it under a new /sys.
 func (n *Node) Do(f func() error) error {
 	return doIn(n.Name, n.namespacePath(), f)
 }
 
-// doIn is Node.Do for the network namespace at a path. Errors about entering it and leaving it
-// begin with the name.
+// doIn does the same as Node.Do, for the network namespace at a path. Errors about entering and
+// leaving the namespace begin with the name.
 func doIn(name, namespacePath string, f func() error) error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -60,14 +60,14 @@ func doIn(name, namespacePath string, f func() error) error {
 	}
 	errF := f()
 	if err := netns.Set(home); err != nil {
-		// The thread is of no use to any other goroutine: it stays locked, and ends with this one.
+		// No other goroutine may use this thread. It stays locked, and ends with this goroutine.
 		return errors.Join(errF, fmt.Errorf("%s: leave network namespace: %w", name, err))
 	}
 	runtime.UnlockOSThread()
 	return errF
 }
 
-// enter moves the calling thread, which has to be locked, into the network namespace at a path.
+// enter moves the calling thread, which must be locked, into the network namespace at a path.
 func enter(name, namespacePath string) error {
 	handle, err := netns.GetFromPath(namespacePath)
 	if err != nil {
@@ -80,8 +80,8 @@ func enter(name, namespacePath string) error {
 	return nil
 }
 
-// Exec replaces the calling process by a command in the node's network namespace. It returns only
-// errors.
+// Exec replaces the calling process by a command in the node's network namespace. If it returns, it
+// returns an error.
 func (n *Node) Exec(command []string) error {
 	path, err := exec.LookPath(command[0])
 	if err != nil {
@@ -97,8 +97,8 @@ func (n *Node) Exec(command []string) error {
 // Start starts a command in the node's network namespace.
 func (n *Node) Start(cmd *exec.Cmd) error { return n.Do(cmd.Start) }
 
-// Run runs a command in the node's network namespace and returns what it wrote to standard output
-// and standard error, which are also part of the error.
+// Run runs a command in the node's network namespace. It returns what the command wrote to standard
+// output and standard error. The error contains the same text.
 func (n *Node) Run(ctx context.Context, command string, args ...string) (string, error) {
 	var out strings.Builder
 	cmd := exec.CommandContext(ctx, command, args...)
@@ -113,8 +113,8 @@ func (n *Node) Run(ctx context.Context, command string, args ...string) (string,
 	return out.String(), err
 }
 
-// Dial opens a connection from the node. The address has to be numeric: names would be resolved
-// outside.
+// Dial opens a connection from the node. The address must be numeric, because names would be
+// resolved outside the node.
 func (n *Node) Dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	err = n.Do(func() error {
 		var dialer net.Dialer
@@ -144,7 +144,7 @@ func (n *Node) ListenPacket(ctx context.Context, network, address string) (c net
 	return c, err
 }
 
-// createNamespace makes the node's network namespace, with IPv4 and IPv6 set up for what follows.
+// createNamespace makes the node's network namespace and prepares IPv4 and IPv6 in it.
 func (n *Node) createNamespace() error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -153,7 +153,7 @@ func (n *Node) createNamespace() error {
 		return fmt.Errorf("%s: own network namespace: %w", n.Name, err)
 	}
 	defer home.Close()
-	handle, err := netns.NewNamed(n.namespace()) // enters it as well
+	handle, err := netns.NewNamed(n.namespace()) // also enters it
 	if err == nil {
 		handle.Close()
 	} else {
@@ -166,7 +166,7 @@ func (n *Node) createNamespace() error {
 	return err
 }
 
-// namespaces lists the names of a lab's network namespaces, half-made ones included.
+// namespaces lists the names of a lab's network namespaces, including incomplete ones.
 func namespaces(lab string) ([]string, error) {
 	paths, err := filepath.Glob(filepath.Join(netnsDir, namespacePrefix(lab)+"*"))
 	if err != nil {
@@ -178,11 +178,11 @@ func namespaces(lab string) ([]string, error) {
 	return paths, nil
 }
 
-// deleteNamespace removes a named network namespace. The kernel frees what is in it when the last
+// deleteNamespace removes a named network namespace. The kernel frees its content when the last
 // process has left.
 func deleteNamespace(name string) error {
 	path := filepath.Join(netnsDir, name)
-	// EINVAL: not a mount point, which is how an interrupted creation leaves it.
+	// EINVAL means that the path is not a mount point. An interrupted creation leaves it so.
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("unmount network namespace %s: %w", path, err)
 	}

@@ -46,12 +46,13 @@ func (l *Lab) buildNetwork(ctx context.Context) error {
 	return l.awaitNetwork(ctx)
 }
 
-// resolvable is how many neighbours the kernel may be left to find by itself. All namespaces together may
-// have 1024, net.ipv6.neigh.default.gc_thresh3, beyond which it drops packets; permanent ones do not count.
+// resolvable is the number of neighbours that the lab leaves to the kernel to resolve. All
+// namespaces together may have 1024 (net.ipv6.neigh.default.gc_thresh3). Beyond that number the
+// kernel drops packets. Permanent neighbours do not count.
 const resolvable = 512
 
-// introduceServers tells servers that pass connections on to each other where the others are, where there
-// are too many of them to find out.
+// introduceServers adds permanent neighbours on servers that pass connections on to each other, if
+// there are too many servers for the kernel to resolve.
 func (l *Lab) introduceServers() error {
 	servers := l.Topology.specs(RoleServer)
 	if len(servers)*len(servers) <= resolvable || !slices.ContainsFunc(l.Topology.Services, Service.hunts) {
@@ -100,9 +101,9 @@ func (l *Lab) awaitNetwork(ctx context.Context) error {
 	return nil
 }
 
-// awaitNetwork returns when all links are up and all addresses take packets. The kernel takes up to a
-// second to notice that a link is up, and drops what is sent before. It adds the local route of an
-// IPv6 address some time after the address, and answers until then that there is no route.
+// awaitNetwork returns when all links are up and all addresses accept packets. The kernel takes up
+// to a second to notice that a link is up, and drops packets until then. It adds the local route of
+// an IPv6 address some time after the address, and reports no route until then.
 func (n *Node) awaitNetwork(ctx context.Context) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -137,19 +138,19 @@ func linksUp(h *netlink.Handle) (bool, error) {
 		return false, fmt.Errorf("list links: %w", err)
 	}
 	return !slices.ContainsFunc(links, func(link netlink.Link) bool {
-		_, ours := link.(*netlink.Veth) // some kernels put tunnel devices into every namespace
+		_, ours := link.(*netlink.Veth) // some kernels add tunnel devices to every namespace
 		return ours && link.Attrs().OperState != netlink.OperUp
 	}), nil
 }
 
-// addressesLocal tells whether the kernel takes packets to each IPv6 address for its own.
+// addressesLocal tells whether the kernel delivers packets to each IPv6 address to the node itself.
 func addressesLocal(h *netlink.Handle) (bool, error) {
 	addresses, err := h.AddrList(nil, netlink.FAMILY_V6)
 	if err != nil {
 		return false, fmt.Errorf("list addresses: %w", err)
 	}
 	for _, address := range addresses {
-		if address.IP.IsLinkLocalUnicast() { // the kernel's own
+		if address.IP.IsLinkLocalUnicast() { // added by the kernel
 			continue
 		}
 		routes, err := h.RouteGet(address.IP)
@@ -184,17 +185,19 @@ func (n *Node) netlink(f func(*netlink.Handle) error) error {
 // sysctl is a setting of the node's network namespace: a path under /proc/sys/net and its value.
 type sysctl struct{ path, value string }
 
-// setSysctls runs before there are interfaces, which inherit what is under conf/default.
+// setSysctls sets the sysctls. It runs before there are interfaces, because interfaces inherit the
+// values under conf/default.
 func (n *Node) setSysctls() error {
 	settings := []sysctl{
 		{"ipv6/conf/all/disable_ipv6", "0"},
 		{"ipv6/conf/default/disable_ipv6", "0"},
-		// Link-local addresses are unique: detecting duplicates would cost a second or two, for which
-		// servers could not ask for each other's link addresses to pass clients' packets on.
+		// Link-local addresses are unique here. Duplicate address detection would take a second or
+		// two. During that time servers could not resolve each other's link addresses, which they
+		// need to pass packets on.
 		{"ipv6/conf/default/accept_dad", "0"},
 		{"ipv6/conf/default/accept_ra", "0"},
-		// IPv4 settings may be copied from the initial namespace. With direct server return packets
-		// arrive from where no route leads back to.
+		// IPv4 settings may be copied from the initial namespace. With direct server return, a
+		// packet can arrive on an interface that does not lead back to its source.
 		{"ipv4/conf/all/rp_filter", "0"},
 		{"ipv4/conf/default/rp_filter", "0"},
 	}
@@ -203,19 +206,20 @@ func (n *Node) setSysctls() error {
 		settings = append(settings,
 			sysctl{"ipv4/ip_forward", "1"},
 			sysctl{"ipv6/conf/all/forwarding", "1"},
-			// ECMP by the 5-tuple, as routers in data centres do it. The default takes the flow label
-			// instead of ports, which Linux changes when a connection retransmits.
+			// Use ECMP by the 5-tuple, as routers in data centres do. The default uses the flow
+			// label instead of ports, and Linux changes the flow label when a connection
+			// retransmits.
 			sysctl{"ipv4/fib_multipath_hash_policy", "1"},
 			sysctl{"ipv6/fib_multipath_hash_policy", "1"},
 		)
 	case RoleServer:
-		// An agent passes packets on to the next segment, which the kernel's routing lookup for XDP
-		// answers only on a router. Balancers forward nothing but by XDP: were they routers, packets
-		// for a VIP would run in circles between them and the edge while no daemon is attached.
+		// An agent passes packets on to the next segment. The kernel's routing lookup for XDP works
+		// only on a router. Balancers forward only by XDP. If they were routers, packets for a VIP
+		// would loop between them and the edge router while no daemon is attached.
 		settings = append(settings, sysctl{"ipv6/conf/all/forwarding", "1"})
 	case RoleFabric:
-		// Where br_netfilter is loaded it would hand bridged packets to iptables and drop those
-		// that it does not like.
+		// If br_netfilter is loaded, it would pass bridged packets to iptables, which could drop
+		// them.
 		for _, family := range []string{"arp", "ip", "ip6"} {
 			path := "bridge/bridge-nf-call-" + family + "tables"
 			if _, err := os.Stat(filepath.Join("/proc/sys/net", path)); err == nil {
@@ -233,14 +237,15 @@ func (n *Node) setSysctls() error {
 	})
 }
 
-// buildLinks makes the switch and the cables: one between client and edge router, one between
-// the fabric and each node at it, and one between edge router and each balancer with two arms.
+// buildLinks makes the switch and the cables. There is a cable between client and edge router, one
+// between the fabric and each node at it, and one between the edge router and each balancer with
+// two arms.
 func (l *Lab) buildLinks() error {
 	fabric, edge, client := l.Node("fabric"), l.Node("edge"), l.Node("client")
 	snooping := false
 	br := &netlink.Bridge{
 		LinkAttrs: netlink.LinkAttrs{Name: bridge, MTU: l.Topology.MTU.Fabric},
-		// Nobody asks the multicast groups of neighbour discovery for their members.
+		// No host reports its membership in the multicast groups of neighbour discovery.
 		MulticastSnooping: &snooping,
 	}
 	err := fabric.netlink(func(h *netlink.Handle) error {
@@ -272,15 +277,17 @@ func (l *Lab) buildLinks() error {
 			return fmt.Errorf("edge: %s: %w", n.Name, err)
 		}
 	}
-	// Last, so that its ends do not have the same number in their namespaces: the kernel would take them for
-	// hardware, and let up to a second pass before it says that they are up.
+	// Connect these last, so that the two ends have different interface numbers in their
+	// namespaces. With equal numbers the kernel would take the veths for hardware, and report only
+	// after up to a second that they are up.
 	if err := connect(edge, downlink, client, uplink, l.Topology.MTU.Client); err != nil {
 		return err
 	}
 	return edge.forgetHashes()
 }
 
-// forgetHashes has the edge router spread what comes from clients by the 5-tuple alone (wire.bpf.c).
+// forgetHashes makes the edge router distribute packets from clients by the 5-tuple alone
+// (wire.bpf.c).
 func (n *Node) forgetHashes() error {
 	var wire wireObjects
 	if err := loadWireObjects(&wire, nil); err != nil {
@@ -303,7 +310,7 @@ func (n *Node) forgetHashes() error {
 	return nil
 }
 
-// connect joins two nodes by a pair of veth interfaces.
+// connect connects two nodes by a pair of veth interfaces.
 func connect(a *Node, nameA string, b *Node, nameB string, mtu int) error {
 	ns, err := netns.GetFromPath(b.namespacePath())
 	if err != nil {
@@ -324,8 +331,8 @@ func connect(a *Node, nameA string, b *Node, nameB string, mtu int) error {
 	})
 }
 
-// plugIn puts the fabric's end of a node's cable into the bridge. Ends that face a node with a data
-// path are made fit for it first.
+// plugIn adds the fabric's end of a node's cable to the bridge. If the node has a data path, plugIn
+// first prepares the end for XDP.
 func (n *Node) plugIn(node *Node, br netlink.Link) error {
 	if node.Role == RoleBalancer || node.Role == RoleServer {
 		if err := n.Do(func() error { return prepareForXDP(node.Name, node.Role) }); err != nil {
@@ -337,7 +344,7 @@ func (n *Node) plugIn(node *Node, br netlink.Link) error {
 		if err != nil {
 			return err
 		}
-		if err := addClsact(h, port); err != nil { // now that nothing is lost by it
+		if err := addClsact(h, port); err != nil { // now, because no packets can be lost yet
 			return err
 		}
 		if err := h.LinkSetMaster(port, br); err != nil {
@@ -347,7 +354,7 @@ func (n *Node) plugIn(node *Node, br netlink.Link) error {
 	})
 }
 
-// configure gives the node its addresses, brings its links up and adds its routes.
+// configure adds the node's addresses, brings its links up and adds its routes.
 func (n *Node) configure() error {
 	err := n.netlink(func(h *netlink.Handle) error {
 		if err := n.addAddresses(h); err != nil {
@@ -368,7 +375,7 @@ func (n *Node) addAddresses(h *netlink.Handle) error {
 	lo := []netip.Prefix{}
 	up := []netip.Prefix{netip.PrefixFrom(n.IPv6, 64), netip.PrefixFrom(n.IPv4, 24)}
 	if n.Locator.IsValid() {
-		// Health checks and people reach a node at the first address of its locator.
+		// Health checks and users reach a node at the first address of its locator.
 		lo = append(lo, netip.PrefixFrom(host(n.Locator, 1), 128))
 	}
 	if err := addInterface(h, "lo", lo...); err != nil {
@@ -396,7 +403,7 @@ func (n *Node) addAddresses(h *netlink.Handle) error {
 		netip.PrefixFrom(host(clientNet6, 1), 64), netip.PrefixFrom(host(clientNet4, 1), 24))
 }
 
-// addInterface assigns addresses to an interface and brings it up.
+// addInterface adds addresses to an interface and brings it up.
 func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
@@ -406,8 +413,8 @@ func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) erro
 		return fmt.Errorf("interface %s: set up: %w", name, err)
 	}
 	for _, prefix := range prefixes {
-		// Without IFA_F_NODAD an IPv6 address is of no use until a kernel worker gets round to
-		// finding out that duplicates are not looked for.
+		// Without IFA_F_NODAD an IPv6 address is unusable until a kernel worker finds that
+		// duplicate address detection is off.
 		if err := h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(prefix), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("interface %s: add address %s: %w", name, prefix, err)
 		}
@@ -415,7 +422,7 @@ func addInterface(h *netlink.Handle, name string, prefixes ...netip.Prefix) erro
 	return nil
 }
 
-// addRoutes adds all routes but those of the VIPs, which SetNextHops adds.
+// addRoutes adds all routes except for those of the VIPs, which SetNextHops adds.
 func (n *Node) addRoutes(h *netlink.Handle) error {
 	edge := n.lab.Node("edge")
 	gateways := []netip.Addr{edge.IPv6, edge.IPv4}
@@ -445,7 +452,7 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 		case !other.Locator.IsValid():
 			continue
 		case other != n:
-			// A SID is never on the link: its locator has a next hop.
+			// A SID is never on the link. The route to its locator has a next hop.
 			via := other.IPv6
 			if n == edge {
 				via, _ = other.outside()
@@ -454,7 +461,7 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 				return err
 			}
 		default:
-			// A SID that nothing here understands must not go back to the edge router.
+			// A packet to a SID that this node does not know must not go back to the edge router.
 			route := &netlink.Route{Dst: ipNet(n.Locator), Type: unix.RTN_BLACKHOLE}
 			if err := h.RouteAdd(route); err != nil {
 				return fmt.Errorf("add route blackhole %s: %w", n.Locator, err)
@@ -471,9 +478,10 @@ func addRoute(h *netlink.Handle, to netip.Prefix, via netip.Addr) error {
 	return nil
 }
 
-// SetNextHops makes the edge router spread every VIP's packets over the named balancers, by kernel
-// ECMP with a hash of the 5-tuple, and over no others. Flows keep their balancer as far as the kernel's
-// hash-threshold algorithm lets them (RFC 2992). Without balancers the VIPs become unreachable.
+// SetNextHops makes the edge router distribute every VIP's packets over exactly the named
+// balancers, by kernel ECMP with a hash of the 5-tuple. Flows keep their balancer as far as the
+// kernel's hash-threshold algorithm permits (RFC 2992). Without balancers, the VIPs become
+// unreachable.
 func (l *Lab) SetNextHops(balancers ...string) error {
 	var nodes []*Node
 	for _, name := range balancers {

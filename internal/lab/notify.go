@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// notifySocket is the receiving end of what one process tells of its state: datagrams of NAME=VALUE
-// lines, as sd_notify(3) describes. It exists while somebody waits.
+// notifySocket receives the state notifications of one process: datagrams of NAME=VALUE lines, as
+// sd_notify(3) describes. It exists only during a wait.
 type notifySocket struct {
 	conn *net.UnixConn
 	path string
 }
 
 func listenNotify(path string) (*notifySocket, error) {
-	if err := os.RemoveAll(path); err != nil { // of an earlier, interrupted wait
+	if err := os.RemoveAll(path); err != nil { // left by an interrupted wait
 		return nil, err
 	}
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -34,8 +34,8 @@ func (s *notifySocket) close() {
 	os.Remove(s.path)
 }
 
-// await returns when the states have arrived, in their order. An end of the context or of the
-// process, which exited signals, is an error.
+// await returns when the states have arrived in the given order. It returns an error if the context
+// ends, or if the process ends, which closes exited.
 func (s *notifySocket) await(ctx context.Context, exited <-chan struct{}, states ...string) error {
 	done := make(chan error, 1)
 	go func() { done <- s.read(states) }()

@@ -11,16 +11,16 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 )
 
-// Offers is how a server takes the connections of a service that it is offered, and what became of them
-// since its agent was attached.
+// Offers describes how a server accepts the connections of a service, and counts the offered
+// connections by outcome since the agent was attached.
 type Offers struct {
 	Service string `json:"service"`
 	Server  string `json:"server"`
 	*agent.AcceptState
 }
 
-// Offers reads from the servers' data paths what became of the connections of the services that hunt, in the
-// topology's order. Servers that no agent is attached to are left out.
+// Offers reads the offers of all services with placement hunt from the servers' data paths, in the
+// order of the topology. It leaves out servers without an attached agent.
 func (l *Lab) Offers() ([]Offers, error) {
 	byServer := make(map[string]map[string]*agent.AcceptState)
 	for _, spec := range l.Topology.specs(RoleServer) {
@@ -44,11 +44,11 @@ func (l *Lab) Offers() ([]Offers, error) {
 	return all, nil
 }
 
-// AcceptStates are how a server's services take connections, by their names. The error is fs.ErrNotExist
-// where no agent is attached.
+// AcceptStates returns how a server's services accept connections, by service name. It returns
+// fs.ErrNotExist if no agent is attached.
 func (n *Node) AcceptStates() (map[string]*agent.AcceptState, error) {
 	states := make(map[string]*agent.AcceptState)
-	err := n.Do(func() error { // sockets are told of in their own network namespace
+	err := n.Do(func() error { // sockets are visible only in their own network namespace
 		view, err := agent.OpenView(n.Instance())
 		if err != nil {
 			return err
@@ -66,7 +66,7 @@ func (n *Node) AcceptStates() (map[string]*agent.AcceptState, error) {
 	return states, err
 }
 
-// writeOffers prints a table for people, and an empty line; nothing where no service hunts.
+// writeOffers prints a table and an empty line. It prints nothing if no service hunts.
 func writeOffers(w io.Writer, all []Offers) {
 	if len(all) == 0 {
 		return

@@ -13,23 +13,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// prepareForXDP makes the fabric's end of a cable fit for a node that runs XDP natively at the other
+// prepareForXDP prepares the fabric's end of a cable for a node that runs XDP natively at the other
 // end. It works on an interface in the calling thread's network namespace.
 func prepareForXDP(name string, role Role) error {
-	// A frame that the node sends by XDP_TX or redirect arrives here without an sk_buff, and veth
-	// takes such frames only where NAPI runs: attaching any XDP program switches that on. Without
-	// one the frames are dropped, and counted as xdp_tx_errors.
+	// A frame that the node sends by XDP_TX or redirect arrives here without an sk_buff. veth
+	// accepts such frames only while NAPI runs, and attaching any XDP program starts NAPI. Without
+	// a program the frames are dropped and counted as xdp_tx_errors.
 	if err := attachPass(name); err != nil {
 		return fmt.Errorf("attach XDP pass program: %w", err)
 	}
-	// The same switches GRO on, which would merge segments while they are inside SRv6 or a tunnel
-	// and still have partial checksums: they come out corrupted.
+	// NAPI also enables GRO. GRO would merge segments inside SRv6 or a tunnel while they have
+	// partial checksums, which corrupts them.
 	if err := disableOffload(name, unix.ETHTOOL_SGRO); err != nil {
 		return fmt.Errorf("switch GRO off: %w", err)
 	}
 	if role == RoleBalancer {
-		// Senders in other namespaces leave checksums and segmentation to a network card that never
-		// comes. A balancer wraps packets as they are, so both are done before packets reach it.
+		// Senders in other namespaces leave checksums and segmentation to a network card, but there
+		// is none. A balancer encapsulates packets as they are, so both must be done before packets
+		// reach it.
 		if err := disableOffload(name, unix.ETHTOOL_STXCSUM); err != nil {
 			return fmt.Errorf("switch TX checksum offload off: %w", err)
 		}
@@ -37,8 +38,8 @@ func prepareForXDP(name string, role Role) error {
 	return nil
 }
 
-// attachPass attaches an XDP program that passes every packet, natively. It stays for as long as
-// the interface.
+// attachPass attaches an XDP program that passes every packet, natively. It stays attached while
+// the interface exists.
 func attachPass(name string) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {
@@ -58,7 +59,7 @@ func attachPass(name string) error {
 	return netlink.LinkSetXdpFdWithFlags(link, prog.FD(), nl.XDP_FLAGS_DRV_MODE)
 }
 
-// disableOffload switches a feature off, which is named by one of SIOCETHTOOL's older commands.
+// disableOffload disables an offload. The command is one of SIOCETHTOOL's older commands.
 func disableOffload(name string, command uint32) error {
 	value := struct{ command, data uint32 }{command: command} // struct ethtool_value
 	request := struct {                                       // struct ifreq

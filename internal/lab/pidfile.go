@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pidFile is the path of a file that identifies a process by its PID and its start time, which
-// together no other process ever has. It may be missing.
+// pidFile is the path of a file that identifies a process by its PID and its start time. No two
+// processes have both in common. The file may be missing.
 type pidFile string
 
 func (f pidFile) write(pid int) error {
@@ -31,7 +31,7 @@ func (f pidFile) write(pid int) error {
 	return os.WriteFile(string(f), fmt.Appendf(nil, "%d %s\n", pid, start), 0o644)
 }
 
-// read returns what the file says.
+// read returns the content of the file.
 func (f pidFile) read() (pid int, start string, err error) {
 	text, err := os.ReadFile(string(f))
 	if err != nil {
@@ -44,7 +44,7 @@ func (f pidFile) read() (pid int, start string, err error) {
 	return pid, start, nil
 }
 
-// alive returns the PID of the process and whether it runs.
+// alive returns the PID of the process, and whether it runs.
 func (f pidFile) alive() (pid int, alive bool) {
 	pid, start, err := f.read()
 	if err != nil {
@@ -54,14 +54,14 @@ func (f pidFile) alive() (pid int, alive bool) {
 	return pid, err == nil && now == start
 }
 
-// holds tells whether a PID is that of the process, and not of another that got the same number.
+// holds tells whether a PID belongs to this process, and not to a later process with the same PID.
 func (f pidFile) holds(pid int) bool {
 	own, alive := f.alive()
 	return alive && own == pid
 }
 
-// end ends the process with a signal, waits until it is gone and removes the file. It is no error
-// when the process does not run.
+// end ends the process with a signal, waits until it has ended, and removes the file. It returns
+// nil if the process does not run.
 func (f pidFile) end(signal unix.Signal) error {
 	if pid, alive := f.alive(); alive {
 		if err := endProcess(pid, f.holds, signal); err != nil {
@@ -71,8 +71,8 @@ func (f pidFile) end(signal unix.Signal) error {
 	return removeFile(string(f))
 }
 
-// startTime returns when a process started, in clock ticks since boot: field 22 of /proc/PID/stat.
-// The error is fs.ErrNotExist for one that has ended.
+// startTime returns the start time of a process in clock ticks since boot: field 22 of
+// /proc/PID/stat. It returns fs.ErrNotExist if the process has ended.
 func startTime(pid int) (string, error) {
 	fields, err := statOf(pid)
 	if err != nil {
@@ -81,8 +81,8 @@ func startTime(pid int) (string, error) {
 	return fields[22], nil
 }
 
-// sessionOf returns the session that a process is in, field 6 of /proc/PID/stat; 0 for one that has
-// ended. The lab's processes lead one each, of their own PID.
+// sessionOf returns the session of a process: field 6 of /proc/PID/stat. It returns 0 if the
+// process has ended. Each process of the lab leads a session, whose number is the process's PID.
 func sessionOf(pid int) int {
 	fields, err := statOf(pid)
 	if err != nil {
@@ -92,8 +92,8 @@ func sessionOf(pid int) int {
 	return session
 }
 
-// statOf returns the fields of /proc/PID/stat from the third on, by their numbers in
-// proc_pid_stat(5). A zombie has ended: it is reported as not there.
+// statOf returns the fields of /proc/PID/stat from the third on, indexed by their numbers in
+// proc_pid_stat(5). A zombie counts as a process that has ended.
 func statOf(pid int) (fields [23]string, err error) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if errors.Is(err, unix.ESRCH) {
@@ -102,7 +102,7 @@ func statOf(pid int) (fields [23]string, err error) {
 	if err != nil {
 		return fields, err
 	}
-	// Field 2, the command in parentheses, may hold anything. Field 3 is the state.
+	// Field 2, the command in parentheses, may contain any characters. Field 3 is the state.
 	words := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if copy(fields[3:], words) < len(fields)-3 {
 		return fields, fmt.Errorf("process %d: too few fields in %q", pid, stat)
@@ -113,8 +113,8 @@ func statOf(pid int) (fields [23]string, err error) {
 	return fields, nil
 }
 
-// withPidfd calls f with a descriptor that stays that of one process, whatever becomes of its number.
-// A process that is gone, or is not the one that is meant, is passed over.
+// withPidfd calls f with a file descriptor that refers to the process even if its PID is reused. It
+// does nothing if the process has ended, or if meant returns false for it.
 func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -133,10 +133,11 @@ func withPidfd(pid int, meant func(pid int) bool, f func(fd int) error) error {
 	return nil
 }
 
-// endProcess sends a signal to a process and waits until it has ended; after stopTimeout it is killed.
+// endProcess sends a signal to a process and waits until the process has ended. After stopTimeout
+// it kills the process.
 func endProcess(pid int, meant func(pid int) bool, signal unix.Signal) error {
 	return withPidfd(pid, meant, func(fd int) error {
-		// nginx loses a signal that comes while it starts: it is sent again and again.
+		// nginx loses signals that arrive while it starts, so the signal is sent repeatedly.
 		for deadline := time.Now().Add(stopTimeout); time.Now().Before(deadline); {
 			ended, err := signalAndWait(fd, signal, time.Second)
 			if ended || err != nil {
@@ -151,7 +152,7 @@ func endProcess(pid int, meant func(pid int) bool, signal unix.Signal) error {
 	})
 }
 
-// signalAndWait sends a signal to a process and tells whether it has ended in time.
+// signalAndWait sends a signal to a process and tells whether it ended within the timeout.
 func signalAndWait(fd int, signal unix.Signal, timeout time.Duration) (ended bool, err error) {
 	if err := unix.PidfdSendSignal(fd, signal, nil, 0); err != nil {
 		return false, err
@@ -159,7 +160,7 @@ func signalAndWait(fd int, signal unix.Signal, timeout time.Duration) (ended boo
 	return pollPidfd(fd, timeout)
 }
 
-// pollPidfd waits until a process ends, and tells whether it did in time.
+// pollPidfd waits until a process ends, and tells whether it ended within the timeout.
 func pollPidfd(fd int, timeout time.Duration) (bool, error) {
 	deadline := time.Now().Add(timeout)
 	for {
@@ -171,7 +172,7 @@ func pollPidfd(fd int, timeout time.Duration) (bool, error) {
 	}
 }
 
-// processesIn lists the processes in a network namespace but this one.
+// processesIn lists the processes in a network namespace, except for this process.
 func processesIn(namespacePath string) ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -188,7 +189,7 @@ func processesIn(namespacePath string) ([]int, error) {
 }
 
 func isIn(pid int, namespacePath string) bool {
-	// Either may vanish at any time, which answers the question.
+	// The process and the namespace may vanish at any time. The answer is no then.
 	namespace, err := os.Stat(namespacePath)
 	if err != nil {
 		return false

@@ -14,8 +14,8 @@ import (
 // Role is what a node does.
 type Role string
 
-// The roles of nodes. The fabric is the switch that joins the edge router, the balancers and the
-// servers at layer 2; its ports are named after the nodes.
+// The roles of nodes. The fabric is the switch that connects the edge router, the balancers and the
+// servers at layer 2. Its ports are named after the nodes.
 const (
 	RoleClient   Role = "client"
 	RoleEdge     Role = "edge"
@@ -29,17 +29,18 @@ const (
 	maxServers   = 128
 )
 
-// The names of interfaces. Every node but the fabric has its link to the fabric, or for the client
-// to the edge router, as uplink. The edge router's links to balancers with two arms are named after those.
+// Names of interfaces. The uplink of the client is its link to the edge router. The uplink of all
+// other nodes is their link to the fabric; the fabric has none. The edge router's links to
+// balancers with two arms are named after the balancers.
 const (
 	uplink   = "eth0"
-	downlink = "eth1" // the edge router's, to the client
-	outer    = "eth1" // a balancer's second, to the edge router
+	downlink = "eth1" // the edge router's link to the client
+	outer    = "eth1" // a balancer's second link, to the edge router
 	bridge   = "br0"
 )
 
-// The prefixes of links are documentation prefixes (RFC 3849, RFC 5737) on the client's side and
-// private ones (RFC 4193, RFC 1918) inside.
+// Prefixes of links. The client's side has documentation prefixes (RFC 3849, RFC 5737). All other
+// links have private prefixes (RFC 4193, RFC 1918).
 var (
 	clientNet6 = netip.MustParsePrefix("2001:db8:c::/64")
 	clientNet4 = netip.MustParsePrefix("198.51.100.0/24")
@@ -52,29 +53,31 @@ var (
 	serverLocators   = netip.MustParsePrefix("fd00:5::/48")  // fd00:5:0:<j>::/64
 )
 
-// reserved tells whether an address is in a prefix that the lab uses for itself.
+// reserved tells whether an address is in a prefix that the lab itself uses.
 func reserved(addr netip.Addr) bool {
 	own := []netip.Prefix{clientNet6, clientNet4, fabricNet6, fabricNet4, outerNets6, outerNets4, balancerLocators, serverLocators}
 	return slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// Spec is what the topology says about a node.
+// Spec describes a node, as it follows from the topology.
 type Spec struct {
 	Name string `json:"name"`
 	Role Role   `json:"role"`
 	// IPv6 and IPv4 are the node's addresses on its uplink. The fabric has none.
 	IPv6 netip.Addr `json:"ipv6,omitzero"`
 	IPv4 netip.Addr `json:"ipv4,omitzero"`
-	// Outer6 and Outer4 are those of a balancer with two arms on its link to the edge router.
+	// Outer6 and Outer4 are the addresses of a balancer with two arms on its link to the edge
+	// router.
 	Outer6 netip.Addr `json:"outer6,omitzero"`
 	Outer4 netip.Addr `json:"outer4,omitzero"`
-	// Locator is the /64 of a balancer's or server's SIDs.
+	// Locator is the /64 prefix of a balancer's or server's SIDs.
 	Locator netip.Prefix `json:"locator,omitzero"`
-	// Application is what a server runs.
+	// Application is the HTTP server that a server runs.
 	Application Application `json:"application,omitempty"`
 }
 
-// Specs lists the topology's nodes: fabric, edge, client, balancers lb1 and on, servers s1 and on.
+// Specs lists the topology's nodes: fabric, edge, client, the balancers from lb1 and the servers
+// from s1.
 func (t Topology) Specs() []Spec {
 	specs := []Spec{
 		{Name: "fabric", Role: RoleFabric},
@@ -105,10 +108,10 @@ func (t Topology) Specs() []Spec {
 // hasOuter tells whether a node is a balancer with two arms.
 func (s Spec) hasOuter() bool { return s.Outer6.IsValid() }
 
-// outerGateways are the edge router's addresses on the link to such a balancer.
+// outerGateways returns the edge router's addresses on the link to a balancer with two arms.
 func (s Spec) outerGateways() []netip.Addr { return []netip.Addr{s.Outer6.Prev(), s.Outer4.Prev()} }
 
-// outside are the addresses by which clients' packets reach a balancer.
+// outside returns the addresses by which clients' packets reach a balancer.
 func (s Spec) outside() (ipv6, ipv4 netip.Addr) {
 	if s.hasOuter() {
 		return s.Outer6, s.Outer4
@@ -116,7 +119,7 @@ func (s Spec) outside() (ipv6, ipv4 netip.Addr) {
 	return s.IPv6, s.IPv4
 }
 
-// application is what the server of a number runs.
+// application returns the application of the server with this number.
 func (t Topology) application(server int) Application {
 	if len(t.Applications) == 0 {
 		return ""
@@ -124,18 +127,18 @@ func (t Topology) application(server int) Application {
 	return t.Applications[(server-1)%len(t.Applications)]
 }
 
-// specs returns the topology's nodes of one role.
+// specs returns the topology's nodes with the role.
 func (t Topology) specs(role Role) []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role != role })
 }
 
-// fabricSpecs returns the nodes that have a port of the fabric, named after them.
+// fabricSpecs returns the nodes at the fabric. The fabric's ports are named after them.
 func (t Topology) fabricSpecs() []Spec {
 	return slices.DeleteFunc(t.Specs(), func(s Spec) bool { return s.Role == RoleFabric || s.Role == RoleClient })
 }
 
-// enumerate lists the names of nodes, of which three or more with consecutive numbers are written
-// as s1 to s4.
+// enumerate joins the names of nodes. It writes three or more names with consecutive numbers as s1
+// to s4.
 func enumerate(names []string) string {
 	var parts []string
 	for i := 0; i < len(names); {
@@ -154,7 +157,8 @@ func enumerate(names []string) string {
 	return strings.Join(parts, ", ")
 }
 
-// successor is the name of the node after one whose name ends in a number, and else empty.
+// successor returns the name with the next number, or an empty string if the name does not end in a
+// number.
 func successor(name string) string {
 	kind := strings.TrimRight(name, "0123456789")
 	number, err := strconv.Atoi(name[len(kind):])
@@ -164,7 +168,7 @@ func successor(name string) string {
 	return kind + strconv.Itoa(number+1)
 }
 
-// host returns the address n in a prefix.
+// host returns address number n of a prefix.
 func host(prefix netip.Prefix, n int) netip.Addr {
 	addr := prefix.Addr().AsSlice()
 	low := addr[len(addr)-4:]

@@ -17,22 +17,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a program that runs on a node for as long as the lab is up. It outlives the process
-// that started it: what identifies it is on disk.
+// Process is a program that runs on a node while the lab is up. It outlives the process that
+// started it, because its PID file is on disk.
 type Process struct {
 	Name string
 	node *Node
 	args []string
-	// daemon: it speaks systemd's notification protocol, and reloads at SIGHUP.
-	// Otherwise it is ready when its TCP port accepts connections.
+	// daemon tells that the process supports systemd's notification protocol and reloads on SIGHUP.
+	// Other processes are ready when their TCP port accepts connections.
 	daemon bool
 	port   uint16
 
-	// exited is closed when a child of this very process has ended and is reaped.
+	// exited is closed when a child of this process has ended and has been waited for.
 	exited chan struct{}
 }
 
-// Limits on how long processes may take, well above what they need on a busy machine.
+// Timeouts for processes, much longer than they need on a busy machine.
 const (
 	readyTimeout = 30 * time.Second
 	stopTimeout  = 10 * time.Second
@@ -46,7 +46,7 @@ func (p *Process) file(dir, suffix string) string {
 	return p.node.lab.path(dir, p.node.Name+"-"+p.Name+suffix)
 }
 
-// LogPath is the file with what the process writes to standard output and standard error.
+// LogPath returns the file with the process's standard output and standard error.
 func (p *Process) LogPath() string { return p.file("log", ".log") }
 
 // Start starts the process, which must not be running, and waits until it is ready.
@@ -59,8 +59,9 @@ func (p *Process) Start(ctx context.Context) error {
 	return nil
 }
 
-// keepInherited keeps from the processes that are started what this one was given: they outlive it, and would hold
-// the lock of a flock(1), or somebody's pipe, until the lab goes. Go's own descriptors are never handed on.
+// keepInherited closes inherited file descriptors in the processes that this process starts. The
+// lab's processes outlive this one, and would otherwise hold the lock of a flock(1), or somebody's
+// pipe, until the lab is removed. Go never passes on its own descriptors.
 func keepInherited() error {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("keep inherited files: %w", err)
@@ -82,7 +83,7 @@ func (p *Process) start(ctx context.Context) error {
 	defer log.Close()
 	cmd := exec.Command(p.args[0], p.args[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// Its own session keeps the terminal's signals from it.
+	// A session of its own keeps the terminal's signals from the process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	var notify *notifySocket
 	if p.daemon {
@@ -97,7 +98,7 @@ func (p *Process) start(ctx context.Context) error {
 	}
 	p.exited = make(chan struct{})
 	go func(exited chan struct{}) {
-		cmd.Wait() // its end shows in what it was to do; here it is only reaped
+		cmd.Wait() // only reaps; failures show in the work of the process
 		close(exited)
 	}(p.exited)
 	if err := p.pidFile().write(cmd.Process.Pid); err != nil {
@@ -109,7 +110,8 @@ func (p *Process) start(ctx context.Context) error {
 	return p.awaitPort(ctx)
 }
 
-// awaitPort returns when the process accepts connections. Nothing tells when that will be.
+// awaitPort returns when the process accepts connections. It polls, because the process does not
+// notify.
 func (p *Process) awaitPort(ctx context.Context) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -128,7 +130,7 @@ func (p *Process) awaitPort(ctx context.Context) error {
 	}
 }
 
-// lastWords returns the end of the log to show with an error.
+// lastWords returns the end of the log, to be shown with an error.
 func (p *Process) lastWords() string {
 	text, err := os.ReadFile(p.LogPath())
 	if err != nil || len(text) == 0 {
@@ -139,12 +141,12 @@ func (p *Process) lastWords() string {
 	return "\n    " + strings.Join(lines, "\n    ")
 }
 
-// Stop ends the process with SIGTERM and waits until it is gone; one that does not obey is killed.
-// It is no error when the process does not run. Processes that it has left, as the workers of an
-// nginx that was killed, end with it.
+// Stop ends the process with SIGTERM and waits until it has ended. After stopTimeout, Stop kills
+// the process. It returns nil if the process does not run. Stop also ends processes that it has
+// left behind, such as the workers of a killed nginx.
 func (p *Process) Stop() error { return p.end(unix.SIGTERM) }
 
-// Kill ends the process with SIGKILL and waits until it is gone.
+// Kill ends the process with SIGKILL and waits until it has ended.
 func (p *Process) Kill() error { return p.end(unix.SIGKILL) }
 
 func (p *Process) end(signal unix.Signal) error {
@@ -163,7 +165,7 @@ func (p *Process) end(signal unix.Signal) error {
 	return nil
 }
 
-// Reload sends SIGHUP to a daemon and waits until it has reloaded its configuration.
+// Reload sends SIGHUP to a daemon and waits until the daemon has reloaded its configuration.
 func (p *Process) Reload(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTimeout, fmt.Errorf("not ready after %v", readyTimeout))
 	defer cancel()
@@ -195,7 +197,7 @@ func (p *Process) Signal(signal unix.Signal) error {
 	return nil
 }
 
-// PID returns the process's number and whether it runs.
+// PID returns the PID of the process, and whether it runs.
 func (p *Process) PID() (pid int, alive bool) { return p.pidFile().alive() }
 
 func (p *Process) pidFile() pidFile { return pidFile(p.file("run", ".pid")) }

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// Restart ends processes of a node and starts them again: all of them, unless some are named. They
-// end by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
+// Restart ends processes of a node and starts them again. Without names it restarts all. It ends
+// them by SIGTERM or, if kill is set, by SIGKILL, as in a crash. A process that does not run is
 // started. The daemons run Options.Binary, which may be another build than before. Restart returns
-// the processes when all of them are ready. What keeps delayed packets is none of the processes:
+// the processes when all of them are ready. The process that keeps back packets is not one of them;
 // Impair starts it.
 func (l *Lab) Restart(
 	ctx context.Context, node string, names []string, kill bool,
@@ -36,14 +36,14 @@ func (l *Lab) Restart(
 	return processes, forAll(processes, func(p *Process) error { return p.Start(ctx) })
 }
 
-// choose returns the processes of a node that are named, or all where none is.
+// choose returns the named processes of a node, or all of them if names is empty.
 func (l *Lab) choose(node string, names []string) ([]*Process, error) {
 	n, err := l.FindNode(node)
 	if err != nil {
 		return nil, err
 	}
 	var all []string   // the names of the node's processes
-	var nodes []string // that have processes
+	var nodes []string // nodes with processes
 	for _, p := range l.Processes {
 		nodes = append(nodes, p.node.Name)
 		if p.node == n {

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// processes lists what runs on a node.
+// processes lists the processes of a node.
 func (n *Node) processes(binary string) []*Process {
 	var list []*Process
 	add := func(name string, p Process) {
@@ -44,7 +44,7 @@ func (n *Node) processes(binary string) []*Process {
 	return list
 }
 
-// applicationCommand starts the node's HTTP server, in the foreground.
+// applicationCommand returns the command that runs the node's HTTP server in the foreground.
 func (n *Node) applicationCommand() []string {
 	if n.Application == Apache {
 		return []string{"apache2", "-f", n.configPath("apache.conf"), "-D", "FOREGROUND"}
@@ -52,28 +52,30 @@ func (n *Node) applicationCommand() []string {
 	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
 }
 
-// configPath is the file that a template is rendered to for the node.
+// configPath returns the path of the file that a template is rendered to for the node.
 func (n *Node) configPath(template string) string {
 	return n.lab.path("conf", n.Name+"-"+template)
 }
 
-// Instance names the node's balancer or agent among all on this machine.
+// Instance returns the name, unique on this machine, of the node's balancer or agent.
 func (n *Node) Instance() string { return instance(n.lab.Name, n.Name) }
 
-// httpPort is a port on which every HTTP server listens, whatever the services.
+// httpPort is a port on which every HTTP server listens, whatever the services are.
 const httpPort = 80
 
-// apacheWorkers is how many requests an Apache serves at a time (MaxRequestWorkers). Where all are busy it closes
-// connections that rest, as after a second in which a busy machine did not let it run.
+// apacheWorkers is the number of requests that an Apache serves at a time (MaxRequestWorkers). If
+// all workers are busy, Apache closes idle connections. That happens also after a second in which a
+// busy machine did not let it run.
 const apacheWorkers = 256
 
-// The daemons' metrics, inside their namespaces.
+// Addresses of the daemons' metrics, inside their namespaces.
 const (
 	balancerMetrics = "127.0.0.1:9188"
 	agentMetrics    = "127.0.0.1:9189"
 )
 
-// BalancerConfig returns the configuration that Up gives a balancer: all services, on all servers.
+// BalancerConfig returns the configuration that Up gives a balancer. It has all services, on all
+// servers.
 func (n *Node) BalancerConfig() config.Balancer {
 	c := config.Balancer{
 		Node: config.BalancerNode{
@@ -103,7 +105,7 @@ func (n *Node) BalancerConfig() config.Balancer {
 	return c
 }
 
-// server returns a server as a service's balancers reach it.
+// server returns a server in the form of a balancer's configuration of the service.
 func server(spec Spec, s Service) config.Server {
 	server := config.Server{Name: spec.Name}
 	switch {
@@ -124,7 +126,7 @@ func server(spec Spec, s Service) config.Server {
 	return server
 }
 
-// AgentConfig returns the configuration that Up gives an agent: all services.
+// AgentConfig returns the configuration that Up gives an agent. It has all services.
 func (n *Node) AgentConfig() config.Agent {
 	c := config.Agent{
 		Node: config.AgentNode{
@@ -146,7 +148,7 @@ func (n *Node) AgentConfig() config.Agent {
 	return c
 }
 
-// agentService is what the node's agent does for a service.
+// agentService returns the configuration of a service for the node's agent.
 func (n *Node) agentService(s Service) config.AgentService {
 	service := config.AgentService{
 		Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
@@ -167,7 +169,7 @@ func (n *Node) agentService(s Service) config.AgentService {
 	return service
 }
 
-// scoreboard is the ScoreBoardFile of the node's Apache.
+// scoreboard returns the path of the ScoreBoardFile of the node's Apache.
 func (n *Node) scoreboard() string { return n.lab.path(n.Name, "scoreboard") }
 
 // has tells whether a service uses one of the encapsulations.
@@ -185,18 +187,19 @@ func (t Topology) has(encapsulations ...config.Encapsulation) bool {
 //go:embed templates
 var templateFiles embed.FS
 
-// The configurations are written by templates that leave out what is not set: the zero values of
-// most fields are not what their absence means.
+// The templates leave out fields that are not set, because for most fields the zero value means
+// something else than a missing field.
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"quote": strconv.Quote,
 }).ParseFS(templateFiles, "templates/*"))
 
-// WriteBalancerConfig replaces the balancer's configuration file; Process.Reload makes it effective.
+// WriteBalancerConfig replaces the balancer's configuration file. Process.Reload makes it
+// effective.
 func (n *Node) WriteBalancerConfig(c config.Balancer) error {
 	return n.writeConfig("balancer.yaml", c)
 }
 
-// WriteAgentConfig replaces the agent's configuration file; Process.Reload makes it effective.
+// WriteAgentConfig replaces the agent's configuration file. Process.Reload makes it effective.
 func (n *Node) WriteAgentConfig(c config.Agent) error {
 	return n.writeConfig("agent.yaml", c)
 }
@@ -217,7 +220,7 @@ func render(template string, data any) ([]byte, error) {
 	return text.Bytes(), nil
 }
 
-// writeFiles writes everything that the processes read.
+// writeFiles writes all files that the processes read.
 func (l *Lab) writeFiles() error {
 	if err := l.writeContent(); err != nil {
 		return err
@@ -257,7 +260,7 @@ func (n *Node) writeApplicationConfig() error {
 	slices.Sort(ports)
 	return n.writeConfig(string(n.Application)+".conf", struct {
 		Node       string
-		Dir        string // the server's own
+		Dir        string // the server's own directory
 		Content    string
 		Ports      []uint16
 		Workers    int
@@ -268,7 +271,7 @@ func (n *Node) writeApplicationConfig() error {
 // Size is an amount of data, in bytes.
 type Size int
 
-// Sizes are those of the files that every server has, under their names as paths.
+// Sizes are the sizes of the files on every server. The path of a file is the name of its size.
 var Sizes = []Size{1e3, 100e3, 1e6, 10e6}
 
 // String returns the size in decimal units, such as 100kB.
@@ -282,8 +285,7 @@ func (s Size) String() string {
 	return strconv.Itoa(int(s)) + "B"
 }
 
-// Content returns the first bytes of an endless text that is always the same, and that neither
-// compresses nor repeats itself.
+// Content returns the first bytes of a fixed, endless text that neither compresses nor repeats.
 func Content(size Size) []byte {
 	content := make([]byte, size)
 	rand.NewChaCha8([32]byte{}).Read(content) // never fails
@@ -302,7 +304,7 @@ func (l *Lab) writeContent() error {
 	return nil
 }
 
-// UploadPath is the file in which a server's nginx stores what is PUT to /upload/NAME.
+// UploadPath returns the file in which a server's nginx stores a PUT to /upload/NAME.
 func (n *Node) UploadPath(name string) string {
 	return n.lab.path(n.Name, "upload", filepath.Base(name))
 }

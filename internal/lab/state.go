@@ -18,27 +18,27 @@ import (
 )
 
 const (
-	// stateRoot holds a folder for each lab: its topology, rendered configurations, contents of the
-	// servers, PID files and logs.
+	// stateRoot contains a directory for each lab, with its topology, rendered configurations,
+	// contents of the servers, PID files and logs.
 	stateRoot = runDir + "/lab"
 	// runDir is shared with the daemons.
 	runDir = "/run/segue"
 	bpffs  = "/sys/fs/bpf"
-	// pinRoot is where the daemons pin what belongs to their instance.
+	// pinRoot is where the daemons pin the objects of their instances.
 	pinRoot = bpffs + "/segue"
 )
 
 func stateDir(lab string) string { return filepath.Join(stateRoot, lab) }
 
-// path returns a path in the lab's state folder.
+// path returns a path in the lab's state directory.
 func (l *Lab) path(elem ...string) string {
 	return filepath.Join(append([]string{stateDir(l.Name)}, elem...)...)
 }
 
-// lockPatience is how long a lock may be held by nobody who matters.
+// lockPatience is how long to wait for a lock that only a starting child process may hold.
 const lockPatience = time.Second
 
-// lock is held by whoever builds or removes a lab.
+// lock is held by the process that builds or removes a lab.
 type lock struct{ dir *os.File }
 
 func lockState(name string) (*lock, error) {
@@ -46,8 +46,7 @@ func lockState(name string) (*lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A process that was killed while it started another leaves the lock to that one's beginnings, up
-	// to its exec.
+	// If a process is killed while it starts a child, the child holds the lock until its exec.
 	for deadline := time.Now().Add(lockPatience); ; time.Sleep(lockPatience / 100) {
 		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -63,7 +62,7 @@ func lockState(name string) (*lock, error) {
 
 func (l *lock) unlock() { l.dir.Close() }
 
-// createState makes the lab's state folder, which also claims its name, and locks it.
+// createState makes the lab's state directory and locks it. The directory reserves the lab's name.
 func (l *Lab) createState() (*lock, error) {
 	left, err := namespaces(l.Name)
 	if err != nil {
@@ -90,7 +89,7 @@ func (l *Lab) createState() (*lock, error) {
 	return lock, l.fillState()
 }
 
-// List returns the names of the labs that are up, also half built or half removed ones.
+// List returns the names of the labs that are up, including those that are partly built or removed.
 func List() (names []string, err error) {
 	entries, err := os.ReadDir(stateRoot)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -99,7 +98,7 @@ func List() (names []string, err error) {
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
-	// A lab whose state is lost still has these.
+	// A lab without a state directory may still have namespaces.
 	entries, err = os.ReadDir(netnsDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -113,11 +112,10 @@ func List() (names []string, err error) {
 	return slices.Compact(names), nil
 }
 
-// ErrNotUp is why something cannot be done with a lab that there is nothing of.
+// ErrNotUp is the error for a lab of which nothing exists.
 var ErrNotUp = errors.New("is not up")
 
-// checkUp returns an error, which is ErrNotUp and names the labs that are up, unless there is
-// something of a lab.
+// checkUp returns ErrNotUp if nothing of the lab exists. The error lists the labs that are up.
 func checkUp(name string) error {
 	names, err := List()
 	switch {
@@ -149,7 +147,8 @@ func (l *Lab) writeTopology() error {
 	return replaceFile(l.path("topology.yaml"), text)
 }
 
-// replaceFile renames a new file into place, so that nobody ever reads half of it.
+// replaceFile writes a new file and renames it into place, so that readers never see a partial
+// file.
 func replaceFile(path string, text []byte) error {
 	if err := os.WriteFile(path+".new", text, 0o644); err != nil {
 		return err
@@ -157,7 +156,7 @@ func replaceFile(path string, text []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// Open returns the lab of a name that is up.
+// Open returns the lab with the given name, which must be up.
 func Open(name string, options Options) (*Lab, error) {
 	if err := ValidateName(name); err != nil {
 		return nil, err
@@ -183,8 +182,9 @@ func Open(name string, options Options) (*Lab, error) {
 	return newLab(topology, options)
 }
 
-// Down removes the lab of a name and everything that belongs to it, however far it was built. The
-// error is ErrNotUp where there is nothing of it. Errors do not keep it from removing the rest.
+// Down removes the lab with the given name and everything that belongs to it, even if it was only
+// partly built. It returns ErrNotUp if nothing of the lab exists. After an error it continues with
+// the rest.
 func Down(name string) error {
 	if err := ValidateName(name); err != nil {
 		return err
@@ -204,12 +204,12 @@ func Down(name string) error {
 	return remove(name)
 }
 
-// remove is Down with the lock held.
+// remove does the same as Down, with the lock held.
 func remove(name string) error {
 	errs := []error{endRecorded(name)}
 	left, err := namespaces(name)
 	errs = append(errs, err)
-	// Processes show which instances are the lab's while they run, and may pin more until they end.
+	// Running processes show which instances are the lab's, and may add pins until they end.
 	running, err := instancesOf(name, left)
 	errs = append(errs, err)
 	for _, namespace := range left {
@@ -221,7 +221,7 @@ func remove(name string) error {
 		errs = append(errs, deleteNamespace(namespace))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return err // and keep what it takes to try again
+		return err // keeps what another attempt needs
 	}
 	if err := unmountBPFFS(name); err != nil {
 		return err
@@ -229,7 +229,7 @@ func remove(name string) error {
 	if err := os.RemoveAll(stateDir(name)); err != nil {
 		return err
 	}
-	// These two are shared with other labs and daemons: they stay while they are not empty.
+	// Other labs and daemons use these two directories. Remove fails while they are not empty.
 	os.Remove(stateRoot)
 	os.Remove(runDir)
 	return nil
@@ -250,14 +250,14 @@ func endRecorded(name string) error {
 	return errors.Join(errs...)
 }
 
-// endRemaining kills what is still in a namespace, which would live on until its last process ends:
-// shells that somebody opened in it, or a process whose PID file an interrupted Up did not come to
-// write.
+// endRemaining kills the remaining processes in a namespace, which would exist until its last
+// process ends. Such processes are shells that somebody opened, or a process whose PID file an
+// interrupted Up did not write.
 func endRemaining(namespacePath string) error {
 	return killAll(namespacePath, func(int) bool { return true })
 }
 
-// killAll kills the processes in a namespace that are meant.
+// killAll kills the processes in a namespace for which meant returns true.
 func killAll(namespacePath string, meant func(pid int) bool) error {
 	inside := func(pid int) bool { return isIn(pid, namespacePath) && meant(pid) }
 	for range 10 { // they may be starting others
@@ -275,7 +275,7 @@ func killAll(namespacePath string, meant func(pid int) bool) error {
 	return fmt.Errorf("%s: processes keep appearing", namespacePath)
 }
 
-// mountedMark is the file that tells that the lab mounted the BPF file system.
+// mountedMark returns the path of a file that exists if the lab has mounted the BPF file system.
 func mountedMark(name string) string { return filepath.Join(stateDir(name), "mounted-bpffs") }
 
 func isBPFFS() (bool, error) {
@@ -286,7 +286,7 @@ func isBPFFS() (bool, error) {
 	return stat.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// mountBPFFS mounts the BPF file system where it is not mounted yet.
+// mountBPFFS mounts the BPF file system if it is not mounted.
 func mountBPFFS(name string) error {
 	if mounted, err := isBPFFS(); mounted || err != nil {
 		return err
@@ -300,14 +300,13 @@ func mountBPFFS(name string) error {
 	return nil
 }
 
-// isPin tells whether a file was put there by somebody other than the kernel itself, which pins its
-// iterators over maps and programs.
+// isPin tells whether a file is a user's pin. The kernel itself pins its iterators over maps and
+// programs.
 func isPin(file fs.DirEntry) bool {
 	return file.Name() != "maps.debug" && file.Name() != "progs.debug"
 }
 
-// unmountBPFFS unmounts the BPF file system if the lab mounted it and nobody has pinned anything
-// there since.
+// unmountBPFFS unmounts the BPF file system if the lab mounted it and it has no pins.
 func unmountBPFFS(name string) error {
 	if _, err := os.Stat(mountedMark(name)); errors.Is(err, fs.ErrNotExist) {
 		return nil

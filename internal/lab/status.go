@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// Status is what Lab.Status found.
+// Status is the state of a lab.
 type Status struct {
 	Name      string          `json:"name"`
 	Nodes     []NodeStatus    `json:"nodes"`
@@ -17,9 +17,8 @@ type Status struct {
 	StateDir  string          `json:"state_dir"`
 	Processes int             `json:"processes_expected"`
 	Running   int             `json:"processes_running"`
-	Offers    []Offers        `json:"offers,omitempty"` // of the services that hunt
-	// Impairment is what happens to packets between nodes, and Impaired what has happened to those to
-	// each node.
+	Offers    []Offers        `json:"offers,omitempty"` // of services with placement hunt
+	// Impairment is the lab's impairment. Impaired counts the impaired packets to each node.
 	Impairment Impairment                  `json:"impairment"`
 	Impaired   map[string]ImpairmentCounts `json:"impaired,omitempty"`
 }
@@ -47,7 +46,7 @@ type ServiceStatus struct {
 	Encapsulation string `json:"encapsulation"`
 }
 
-// Status tells the state of the lab's nodes, processes and links, and what servers do with connections.
+// Status returns the state of the lab's nodes, processes and links, and the servers' offers.
 func (l *Lab) Status() (Status, error) {
 	processes := l.Processes
 	if l.Topology.Impair.Reorder.some() {
@@ -82,7 +81,7 @@ func (l *Lab) Status() (Status, error) {
 	return status, err
 }
 
-// Write prints the status for people.
+// Write prints the status as text.
 func (s Status) Write(w io.Writer) error {
 	fmt.Fprintf(w, "Lab %s: %d of %d processes running, state in %s\n\n", s.Name, s.Running, s.Processes, s.StateDir)
 	table := newTable(w)

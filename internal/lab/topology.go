@@ -15,22 +15,23 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Topology describes a lab. Everything that it does not say, such as the addresses of links, follows
-// from it by the rules in plan.go.
+// Topology describes a lab. All other properties, such as the addresses of links, follow from it by
+// the rules in plan.go.
 type Topology struct {
-	// Name tells labs on one machine apart: 1 to 12 lower-case letters and digits.
+	// Name distinguishes the labs on a machine. It has 1 to 12 lower-case letters and digits.
 	Name      string `yaml:"name"`
 	Balancers int    `yaml:"balancers"` // 1 to 16
 	Servers   int    `yaml:"servers"`   // 1 to 128
 	MTU       MTU    `yaml:"mtu"`
-	// TwoArmed gives each balancer a link of its own to the edge router, by which clients' packets come. Its link to
-	// the fabric is inside the segment routing domain then, and it is the domain's edge.
+	// TwoArmed gives each balancer a separate link to the edge router, on which clients' packets
+	// arrive. Its link to the fabric is then inside the segment routing domain, and the balancer is
+	// the edge of the domain.
 	TwoArmed bool `yaml:"two-armed"`
-	// Bare leaves out the balancers' and agents' daemons: the network, the servers' applications and
-	// nothing that connects VIPs with them.
+	// Bare leaves out the daemons of balancers and agents. The lab then has the network and the
+	// servers' applications, but nothing forwards packets from VIPs to servers.
 	Bare   bool       `yaml:"bare"`
 	Impair Impairment `yaml:"impair"`
-	// Applications are what the servers run, which take turns: s1 the first one, s2 the second.
+	// Applications are the applications of the servers in turn: s1 runs the first, s2 the second.
 	Applications []Application `yaml:"applications"`
 	Services     []Service     `yaml:"services"`
 }
@@ -38,46 +39,49 @@ type Topology struct {
 // Application is an HTTP server.
 type Application string
 
-// The applications that servers can run. Both answer alike.
+// The applications that servers can run. Both give the same responses.
 const (
 	Nginx  Application = "nginx"
 	Apache Application = "apache"
 )
 
-// MTU holds the sizes in bytes of the largest packets.
+// MTU holds the sizes of the largest packets, in bytes.
 type MTU struct {
 	Client int `yaml:"client"` // between client and edge router: 1280 to that of the fabric
 	Fabric int `yaml:"fabric"` // among edge router, balancers and servers: 1280 to MaxFabricMTU
 }
 
-// MaxFabricMTU is the largest MTU with which veth runs XDP natively: a packet, its headroom and the
-// kernel's skb_shared_info have to fit a page.
+// MaxFabricMTU is the largest MTU with which veth runs XDP natively, in bytes. A packet, its
+// headroom and the kernel's skb_shared_info must fit a page.
 const MaxFabricMTU = 3498
 
-// Service is a service as the client sees it. All servers take part in it.
+// Service is a service as the client sees it. All servers belong to it.
 type Service struct {
 	Name          string               `yaml:"name"`
 	VIP           netip.Addr           `yaml:"vip"`
 	Port          config.Port          `yaml:"port"`
 	Protocol      config.Protocol      `yaml:"protocol"`
 	Encapsulation config.Encapsulation `yaml:"encapsulation"`
-	// Placement, Selection and Candidates are as in a balancer's configuration, with its defaults.
+	// Placement, Selection and Candidates are the same as in a balancer's configuration, with its
+	// defaults.
 	Placement  config.Placement `yaml:"placement,omitempty"`
 	Selection  config.Selection `yaml:"selection,omitempty"`
 	Candidates int              `yaml:"candidates,omitempty"`
-	// Health is as in a balancer's configuration, with its defaults. The checks connect to the
-	// servers' link addresses of the VIP's family.
+	// Health is the same as in a balancer's configuration, with its defaults. The checks connect to
+	// the servers' link addresses of the VIP's family.
 	Health *config.Health `yaml:"health,omitempty"`
-	// Accept, Load and NotLocal are as in an agent's configuration, with its defaults. The path and
-	// the workers of apache-scoreboard are those of the lab's Apache, unless the topology says.
+	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.
+	// Unless the topology sets them, the path and the workers of apache-scoreboard are those of the
+	// lab's Apache.
 	Accept   config.Accept   `yaml:"accept,omitempty"`
 	Load     config.Source   `yaml:"load,omitempty"`
 	NotLocal config.NotLocal `yaml:"not-local,omitempty"`
-	// Exceptions are what single servers do otherwise.
+	// Exceptions are the differences of single servers from the service.
 	Exceptions []Exception `yaml:"exceptions,omitempty"`
 }
 
-// Exception is what a server does instead of what its service says. What is not set stays.
+// Exception replaces settings of a service on one server. Fields that are not set keep the
+// service's settings.
 type Exception struct {
 	Server   string          `yaml:"server"`
 	Accept   config.Accept   `yaml:"accept,omitempty"`
@@ -85,7 +89,7 @@ type Exception struct {
 	NotLocal config.NotLocal `yaml:"not-local,omitempty"`
 }
 
-// Address is the address and port that clients connect to.
+// Address returns the address and port that clients connect to.
 func (s Service) Address() netip.AddrPort { return netip.AddrPortFrom(s.VIP, uint16(s.Port)) }
 
 //go:embed default.yaml
@@ -100,8 +104,8 @@ func DefaultTopology() Topology {
 	return t
 }
 
-// ParseTopology reads a topology in YAML. Fields that it does not name are those of the built-in
-// topology; a list replaces the built-in one as a whole. The error is of type config.Errors.
+// ParseTopology reads a topology in YAML. Missing fields have the values of the built-in topology.
+// A list replaces the built-in list as a whole. The error is of type config.Errors.
 func ParseTopology(text []byte) (Topology, error) {
 	t := DefaultTopology()
 	return t, t.parse(text)
@@ -114,13 +118,13 @@ func (t *Topology) parse(text []byte) error {
 // LoadTopology reads the topology in a file.
 func LoadTopology(path string) (Topology, error) { return config.Load(path, ParseTopology) }
 
-// A lab's name becomes part of the names of namespaces and of pins. Without hyphens the lab of a
-// namespace can be told from its name.
+// A lab's name becomes part of the names of namespaces and pins. It has no hyphens, so that the
+// lab's name can be found in the name of a namespace.
 var labName = regexp.MustCompile(`^[a-z0-9]{1,12}$`)
 
 const nameForm = "must be 1 to 12 lower-case letters and digits"
 
-// ValidateName returns an error unless name can be a lab's.
+// ValidateName returns an error unless name is valid as the name of a lab.
 func ValidateName(name string) error {
 	if !labName.MatchString(name) {
 		return fmt.Errorf("name %q: %s", name, nameForm)
@@ -128,8 +132,8 @@ func ValidateName(name string) error {
 	return nil
 }
 
-// Validate returns every problem of the topology, each with the field's path and its value. The error
-// is of type config.Errors.
+// Validate returns all problems of the topology, each with the path and the value of the field. The
+// error is of type config.Errors.
 func (t Topology) Validate() error {
 	if problems := t.problems(); len(problems) > 0 {
 		return problems
@@ -194,14 +198,14 @@ func (t Topology) problems() config.Errors {
 	return errs
 }
 
-// refused returns what the daemons would not take of their configurations, in which services have the
-// numbers that they have here.
+// refused returns the errors that the daemons would report about their configurations. The services
+// have the same indexes there as in the topology.
 func (t Topology) refused() (errs config.Errors) {
 	l, err := newLab(t, Options{})
 	if err != nil {
 		return config.Errors{{Problem: err.Error()}}
 	}
-	plain := 0 // servers without an exception, which are all alike
+	plain := 0 // servers without an exception have equal configurations
 	for _, n := range l.Nodes {
 		switch {
 		case n.Name == "lb1":
@@ -228,7 +232,7 @@ func (t Topology) refused() (errs config.Errors) {
 	return errs
 }
 
-// judge returns what the reader of a rendered configuration finds wrong with it.
+// judge returns the errors that the parser of a rendered configuration reports.
 func judge[Config, Read any](template string, c Config, parse func([]byte) (Read, error)) error {
 	text, err := render(template, c)
 	if err == nil {
@@ -248,7 +252,7 @@ func (t Topology) hasException(server string) bool {
 	})
 }
 
-// validate calls fail for every problem that the service has without regard to others.
+// validate calls fail for every problem of the service that does not depend on other services.
 func (s Service) validate(fail func(field string, value any, format string, args ...any)) {
 	if s.Name == "" {
 		fail("name", "", "required")
@@ -276,10 +280,10 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	}
 }
 
-// hunts tells whether servers decide who takes the service's connections.
+// hunts tells whether the service has placement hunt.
 func (s Service) hunts() bool { return s.Placement == config.PlacementHunt }
 
-// longerLists is the most of all services.
+// longerLists returns the maximum of longerLists over all services.
 func (t Topology) longerLists() (most int) {
 	for _, s := range t.Services {
 		most = max(most, s.longerLists())
@@ -287,9 +291,10 @@ func (t Topology) longerLists() (most int) {
 	return most
 }
 
-// longerLists is how many bytes more than those of a packet for one server the headers have when a
-// service that hunts asks all its candidates (docs/protocol.md). Agents leave no room for them by
-// themselves, as they do not know how many balancers ask.
+// longerLists returns how many bytes longer the headers are, compared to a packet for one server,
+// when a service with placement hunt offers a connection to all its candidates (docs/protocol.md).
+// Agents do not reserve this space by themselves, because they do not know the number of
+// candidates.
 func (s Service) longerLists() int {
 	const segment, header = 16, 8
 	candidates := s.Candidates

@@ -327,7 +327,7 @@ func stayOn(cpu int) (leave func(), err error) {
 		return nil, fmt.Errorf("run on CPU %d: %w", cpu, err)
 	}
 	return func() {
-		if unix.SchedSetaffinity(0, &before) == nil { // otherwise the thread ends with its goroutine
+		if unix.SchedSetaffinity(0, &before) == nil { // otherwise the thread ends here
 			runtime.UnlockOSThread()
 		}
 	}, nil
