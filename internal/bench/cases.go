@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// family is of the client's packets.
+// family is the IP version of the client's packets.
 type family string
 
 const (
@@ -21,41 +21,41 @@ const (
 	ipv6 family = "ipv6"
 )
 
-// ethernetHeader is the length of a frame's first header, in bytes.
+// ethernetHeader is the length of an Ethernet header, in bytes.
 const ethernetHeader = 14
 
 // Names of cases.
 const (
 	caseNull      = "null"            // the host program alone
 	caseFloor     = "floor"           // a bare encapsulation
-	caseMiss      = "vip-miss"        // not for a VIP
+	caseMiss      = "vip-miss"        // not to a VIP
 	caseKnown     = "known-flow"      // in the flow table
-	caseUDP       = "known-flow-udp"  // the same of UDP
-	caseSYN       = "syn-of-new-flow" // placed and entered
+	caseUDP       = "known-flow-udp"  // the same with UDP
+	caseSYN       = "syn-of-new-flow" // placed and entered in the flow table
 	caseUnknown   = "non-syn-unknown" // of a flow that another balancer had
-	caseReference = "reference-lru"   // known-flow, remembered by the kernel's LRU hash map
-	caseSteps     = "up-to-"          // known-flow, up to one of the steps of its way
+	caseReference = "reference-lru"   // known-flow, with the kernel's LRU hash map as the flow table
+	caseSteps     = "up-to-"          // known-flow, up to a step of the program
 	caseDeliver   = "agent-deliver"   // decapsulated on a server
-	caseHuntKnown = "known-flow-hunt" // known-flow of a service whose servers decide
+	caseHuntKnown = "known-flow-hunt" // known-flow of a service with placement hunt
 	caseHuntSYN   = "syn-hunt"        // of a new flow of such a service: offered to two servers
-	caseSignal    = "signal-create"   // the SYN-ACK by which a server says that it has taken a flow
-	caseAccept    = "agent-accept"    // such an offer, which the server takes
-	casePassOn    = "agent-pass-on"   // one that it refuses
-	caseAck       = "agent-ack"       // a packet of a flow that the server has taken
+	caseSignal    = "signal-create"   // the SYN-ACK that signals that a server has accepted a flow
+	caseAccept    = "agent-accept"    // such an offer, which the server accepts
+	casePassOn    = "agent-pass-on"   // such an offer, which the server refuses
+	caseAck       = "agent-ack"       // a packet of a flow that the server has accepted
 )
 
-// reasonKnown counts the packets of known flows at a balancer.
+// reasonKnown is the reason that counts the packets of known flows at a balancer.
 const reasonKnown = "forward_known"
 
-// service is what is done with the packets of a case.
+// service is the treatment of the packets of a case.
 type service struct {
 	family        family
 	protocol      config.Protocol
-	encapsulation config.Encapsulation // "" where nothing is encapsulated
+	encapsulation config.Encapsulation // "": none
 	hunts         bool                 // placement hunt, with two candidates
 }
 
-// benchCase is packets of one kind, and the program that they are for.
+// benchCase is packets of one kind, and the program that processes them.
 type benchCase struct {
 	name string
 	service
@@ -63,32 +63,33 @@ type benchCase struct {
 	setup   setup
 	step    string // after which the program ends; "": none
 	traffic traffic
-	reason  string // that the packets are counted by; "": there are no counters
+	reason  string // that counts the packets; "": there are no counters
 }
 
-// isBase tells whether the others are compared with the case: those are measured whatever is chosen.
+// isBase tells whether other cases are compared with this case. Such cases are always measured.
 func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseFloor }
 
-// steps of a packet's way; enum step of bpf/bench/steps.bpf.c.
+// steps are the steps of a balancer's program. enum step of bpf/bench/steps.bpf.c has the same
+// order.
 var steps = []string{"parse", "classify", "lookup", "encapsulate", "count"}
 
-// encapsulations are those of a family's packets.
+// encapsulations are the encapsulations for packets of a family.
 var encapsulations = map[family][]config.Encapsulation{
 	ipv6: {config.SRv6Insert, config.SRv6Encap, config.GRE, config.IPIP},
 	ipv4: {config.SRv6Encap, config.GRE, config.IPIP},
 }
 
-// typical is the encapsulation of the cases that are not measured with all.
+// typical is the encapsulation of the cases that are measured with only one.
 var typical = map[family]config.Encapsulation{ipv6: config.SRv6Insert, ipv4: config.SRv6Encap}
 
-// allCases lists every case for the given numbers of flows, in tables that have room for so many flows at
-// least.
+// allCases returns every case for the given numbers of flows. The flow tables have room for at
+// least room flows.
 func allCases(levels []uint32, room uint32) []benchCase {
 	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
 	for _, flows := range levels {
 		for _, step := range steps {
 			c := knownCase(caseSteps+step, usual(ipv6, config.TCP), flows, room)
-			c.step, c.reason = step, "" // it ends before it is counted
+			c.step, c.reason = step, "" // the program ends before it counts the packet
 			cases = append(cases, c)
 		}
 	}
@@ -110,7 +111,7 @@ func allCases(levels []uint32, room uint32) []benchCase {
 	return cases
 }
 
-// huntCases are those of services whose servers decide, at the balancer and on a server.
+// huntCases returns the cases of services with placement hunt, at the balancer and on a server.
 func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	s := usual(f, config.TCP)
 	s.hunts = true
@@ -127,16 +128,17 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 
 func underscored(kind config.Encapsulation) string { return strings.ReplaceAll(string(kind), "-", "_") }
 
-// usual is a service of the family in its typical encapsulation.
+// usual returns a service of the family with its typical encapsulation.
 func usual(f family, protocol config.Protocol) service {
 	return service{family: f, protocol: protocol, encapsulation: typical[f]}
 }
 
-// nullCase is also the measure of what is to be taken off the others of its family.
+// nullCase runs the host program alone. Its time is subtracted from that of the other cases of its
+// family.
 func nullCase(f family) benchCase {
 	c := benchCase{name: caseNull, service: service{family: f, protocol: config.TCP}, flows: 1}
 	c.traffic = trafficTo(f, vips[f], config.TCP, packet.ACK)
-	c.traffic.verdict = xdpAborted // no program says anything
+	c.traffic.verdict = xdpAborted // the verdict without a program
 	return c
 }
 
@@ -155,8 +157,8 @@ func missCase(f family, room uint32) benchCase {
 	}
 }
 
-// knownCase visits flows that the table has, in random order. The table is filled with all that it was
-// asked to have room for before, so that it is one in use.
+// knownCase uses known flows, in random order. The table is first filled to its capacity, so that
+// it is like a table in use.
 func knownCase(name string, s service, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
 	c.setup = setup{kind: setupBalancer, family: s.family, capacity: max(room, flows), content: knownFlows}
@@ -166,15 +168,16 @@ func knownCase(name string, s service, flows, room uint32) benchCase {
 	return c
 }
 
-// referenceCase does the same with the reference, to which a flow is known from its first packet.
+// referenceCase does the same with the reference program, for which a flow is known from its first
+// packet.
 func referenceCase(s service, flows, room uint32) benchCase {
 	c := knownCase(caseReference, s, flows, room)
 	c.setup.kind, c.setup.content, c.reason = setupReference, newFlows, ""
 	return c
 }
 
-// newCase has each packet the first of its flow. The table is full of others like it: whether they came by
-// a SYN, and of which family they are, its entries do not tell.
+// newCase uses a new flow for each packet. The table is full of new flows. Their entries do not
+// depend on the kind of the first packet or on the family.
 func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) benchCase {
 	c := benchCase{name: name, service: s, flows: flows}
 	c.setup = setup{kind: setupBalancer, family: ipv6, capacity: max(room, flows), content: newFlows}
@@ -184,8 +187,8 @@ func newCase(name string, s service, flags packet.TCPFlags, flows, room uint32) 
 	return c
 }
 
-// signalCase has a server take one new flow after the other: each packet is its SYN-ACK to the client,
-// which tells the balancer, and which the balancer unwraps and passes on.
+// signalCase has a server accept one new flow after the other. Each packet is the server's SYN-ACK
+// to the client. It signals the acceptance to the balancer, which decapsulates it and passes it on.
 func signalCase(s service, flows, room uint32) benchCase {
 	c := newCase(caseSignal, s, packet.SYN, flows, room)
 	c.traffic.verdict, c.reason = xdpPass, "return_create"
@@ -206,15 +209,16 @@ func signalCase(s service, flows, room uint32) benchCase {
 	return c
 }
 
-// deliverCase takes the encapsulation off again.
+// deliverCase has an agent decapsulate packets.
 func deliverCase(s service, flows uint32) benchCase {
 	c := agentCase(caseDeliver, s, packet.ACK, srv6.Deliver)
 	c.flows, c.traffic.flows = flows, flows
 	return c
 }
 
-// offerCase has each packet a new connection that is offered to a server, and to another after it. The
-// server takes connections while fewer than the threshold wait for the application; none does.
+// offerCase offers a new connection to a server with each packet, with another server as the next
+// candidate. The server accepts connections while the number of connections that wait for the
+// application is below the threshold. None ever waits.
 func offerCase(name string, s service, threshold uint32, reason string) benchCase {
 	c := agentCase(name, s, packet.SYN, srv6.ConnectAvail, srv6.ConnectForce)
 	c.flows, c.traffic.order, c.reason = 1, inTurn, reason
@@ -222,7 +226,7 @@ func offerCase(name string, s service, threshold uint32, reason string) benchCas
 	return c
 }
 
-// ackCase is what comes of a connection once the balancer knows that the server has it.
+// ackCase uses packets of a connection after the balancer has learned that the server has it.
 func ackCase(s service) benchCase {
 	c := agentCase(caseAck, s, packet.ACK, srv6.AckStickiness)
 	c.flows, c.traffic.flows, c.reason = agentFlows, agentFlows, "deliver_"+underscored(s.encapsulation)
@@ -231,10 +235,11 @@ func ackCase(s service) benchCase {
 	return c
 }
 
-// agentFlows is how many flows a server has that is asked for those it knows.
+// agentFlows is the number of flows in the cases of a server with known flows.
 const agentFlows = 1000
 
-// agentCase is packets in an envelope to a server, with what it and those after it are asked.
+// agentCase uses encapsulated packets to a server. The functions are those of the segments, the
+// server's own first.
 func agentCase(name string, s service, flags packet.TCPFlags, functions ...srv6.Function) benchCase {
 	c := benchCase{name: name, service: s}
 	c.setup = setup{kind: setupAgent, family: s.family, encapsulation: s.encapsulation}
@@ -242,13 +247,13 @@ func agentCase(name string, s service, flags packet.TCPFlags, functions ...srv6.
 	return c
 }
 
-// wrapped is traffic in an envelope.
+// wrapped returns the traffic with an encapsulation.
 func wrapped(t traffic, kind config.Encapsulation, functions ...srv6.Function) traffic {
 	frame, err := packet.Encapsulate(t.frame, envelope(kind, functions...))
 	if err != nil {
 		panic(fmt.Sprintf("%s: %v", kind, err)) // frames and addresses are constants
 	}
-	// An inserted header pushes only what is behind the addresses back.
+	// An inserted header moves only the bytes after the addresses.
 	if kind != config.SRv6Insert {
 		t.flowOffset += uint32(len(frame) - len(t.frame))
 	}
@@ -256,7 +261,7 @@ func wrapped(t traffic, kind config.Encapsulation, functions ...srv6.Function) t
 	return t
 }
 
-// envelope is what a balancer sends to the first server.
+// envelope returns the encapsulation that a balancer adds for the first server.
 func envelope(kind config.Encapsulation, functions ...srv6.Function) packet.Encap {
 	e := packet.Encap{Kind: kind, Own: clientMAC, NextHop: hostMAC}
 	if !hasLocators(kind) {
@@ -270,13 +275,13 @@ func envelope(kind config.Encapsulation, functions ...srv6.Function) packet.Enca
 	return e
 }
 
-// passed is traffic that goes up the host's own stack.
+// passed returns the traffic with the verdict that the packet goes up the host's own stack.
 func passed(t traffic) traffic {
 	t.verdict = xdpPass
 	return t
 }
 
-// trafficTo is packets without payload of one flow, to be forwarded.
+// trafficTo returns packets of one flow without payload, to be forwarded.
 func trafficTo(f family, destination netip.Addr, protocol config.Protocol, flags packet.TCPFlags) traffic {
 	source := netip.AddrPortFrom(clients[f], 40000)
 	target := netip.AddrPortFrom(destination, servicePort)

@@ -11,35 +11,35 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// CompareOptions say which builds are compared, and with what.
+// CompareOptions are the options of Compare.
 type CompareOptions struct {
-	// PacketOptions are those of both builds. Without Case, all cases of a build's own programs are
-	// measured, and null and floor.
+	// PacketOptions apply to both builds. Without Case, Compare measures null, floor and all cases
+	// of a build's own programs.
 	PacketOptions
-	// Old is the executable of the build that this one is compared with.
+	// Old is the executable of the old build. The new build is this one.
 	Old string
 }
 
-// DefaultCompareOptions measure little, but often.
+// DefaultCompareOptions makes many short measurements of few cases.
 func DefaultCompareOptions() PacketOptions {
 	o := DefaultPacketOptions()
 	o.Flows, o.Rounds, o.Packets = []uint32{1_000}, 100, 20_000
 	return o
 }
 
-// thisBuild is the executable of this process, also after its file was replaced.
+// thisBuild is the executable of this process, even after its file was replaced.
 const thisBuild = "/proc/self/exe"
 
-// roundsPerStart is after how many rounds both workers are started anew. Where tables and programs
-// happen to lie in memory, and which random keys their hashes have, makes one process some percent
-// faster than another of the same build for as long as they run.
+// roundsPerStart is the number of rounds after which both workers are restarted. The addresses of
+// tables and programs in memory and the random keys of their hashes make one process some percent
+// faster than another of the same build, for the process's whole life.
 const roundsPerStart = 10
 
-// roundsPerVisit is how many rounds of a case follow one another before the next case: the
-// kernel takes far longer to change services and programs than to measure a case.
+// roundsPerVisit is the number of consecutive rounds of a case. The kernel takes much longer to
+// change services and programs than to measure a case.
 const roundsPerVisit = 5
 
-// Comparison is what two builds cost, measured in turn.
+// Comparison is the cost of packets in two builds, measured alternately.
 type Comparison struct {
 	Old     version.Build    `json:"old"`
 	New     version.Build    `json:"new"`
@@ -48,31 +48,32 @@ type Comparison struct {
 	OnlyNew []CaseName       `json:"only_new"`
 }
 
-// CaseComparison compares what a packet of one kind costs in two builds.
+// CaseComparison compares the cost of one kind of packet in two builds.
 type CaseComparison struct {
 	CaseName
 	Old BuildCost `json:"old"`
 	New BuildCost `json:"new"`
-	// Ratio is that of the new build's time to the old one's, the host program's share included.
+	// Ratio is the new build's time divided by the old build's. Both include the host program's
+	// time.
 	Ratio Spread `json:"ratio"`
-	// NetRatio is the same with the host program's time taken off each: that of case null in
-	// the same round and build. Nil where nothing remains: for null itself.
+	// NetRatio is the same ratio after the host program's time is subtracted from both: the time of
+	// case null in the same round and build. It is nil if nothing remains, as for null itself.
 	NetRatio *Spread `json:"net_ratio,omitempty"`
-	// SameProgram says that both builds' programs are equal, instruction by instruction.
+	// SameProgram tells that both builds' programs have the same instructions.
 	SameProgram bool `json:"same_program"`
 }
 
-// BuildCost is what a case costs in one build.
+// BuildCost is the cost of a packet of a case in one build.
 type BuildCost struct {
-	// Median is in nanoseconds of CPU time, the host program's share included.
+	// Median is the median CPU time in nanoseconds. It includes the host program's time.
 	Median  float64         `json:"ns_median"`
 	Program programIdentity `json:"program"`
-	// Instructions is the median of those that the processor ran for a packet, the host
-	// program's share included; nil where it does not count them.
+	// Instructions is the median number of executed instructions per packet. It includes the host
+	// program's. It is nil if the processor does not count instructions.
 	Instructions *float64 `json:"instructions,omitempty"`
 }
 
-// Spread is percentiles over the rounds.
+// Spread holds percentiles over the rounds.
 type Spread struct {
 	Median float64 `json:"median"`
 	P10    float64 `json:"p10"`
@@ -83,7 +84,7 @@ func spreadOf(values []float64) Spread {
 	return Spread{percentile(values, 50), percentile(values, 10), percentile(values, 90)}
 }
 
-// build is one of the two that are compared.
+// build is one of the two compared builds.
 type build int
 
 const (
@@ -93,7 +94,7 @@ const (
 
 var buildNames = [...]string{oldBuild: "old", newBuild: "new"}
 
-// comparedCase is a case that both builds have, with what its rounds have shown.
+// comparedCase is a case that both builds have, with its measurements.
 type comparedCase struct {
 	CaseName
 	programs [2]programIdentity
@@ -106,19 +107,19 @@ type sample struct {
 	costs [2]workerCost
 }
 
-// comparison is one that is going on.
+// comparison is the state of a running comparison.
 type comparison struct {
 	options CompareOptions
 	cpu     int
 	workers [2]*workerClient
-	// prepared is what each build answered to prepare when it was first started.
+	// prepared holds each build's answer to the first prepare request.
 	prepared [2][]workerCase
 	result   Comparison
 	cases    []*comparedCase
 }
 
-// Compare measures an old build and this one in one run: each measurement of a case in one
-// build comes right before or after that in the other, on the same CPU. It needs root.
+// Compare measures an old build and this one in one run. Each measurement of a case in one build
+// comes directly before or after that in the other, on the same CPU. Compare needs root.
 func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	cpus, err := allowedCPUs()
 	if err != nil {
@@ -150,7 +151,7 @@ func Compare(ctx context.Context, o CompareOptions) (_ *Comparison, err error) {
 	return &c.result, nil
 }
 
-// inOrder returns both builds, the old one first unless reversed.
+// inOrder returns both builds. The old one is first unless reversed.
 func inOrder(reversed bool) [2]build {
 	if reversed {
 		return [2]build{newBuild, oldBuild}
@@ -191,7 +192,7 @@ func (c *comparison) start(ctx context.Context, reversed bool) error {
 	return nil
 }
 
-// requireSame is an error if an executable was replaced since the run began.
+// requireSame returns an error if an executable was replaced since the run began.
 func (c *comparison) requireSame(cases [2][]workerCase) error {
 	builds := [2]version.Build{oldBuild: c.result.Old, newBuild: c.result.New}
 	for b, name := range buildNames {
@@ -202,13 +203,13 @@ func (c *comparison) requireSame(cases [2][]workerCase) error {
 	return nil
 }
 
-// matchCases finds the cases that both builds have, in the order of the new one.
+// matchCases finds the cases that both builds have, in the order of the new build.
 func matchCases(ofOld, ofNew []workerCase) (both []*comparedCase, onlyOld, onlyNew []CaseName) {
 	programs := map[CaseName]programIdentity{}
 	for _, c := range ofOld {
 		programs[c.CaseName] = c.Program
 	}
-	onlyOld, onlyNew = []CaseName{}, []CaseName{} // in JSON an empty list, rather than null
+	onlyOld, onlyNew = []CaseName{}, []CaseName{} // in JSON an empty list, not null
 	known := map[CaseName]bool{}
 	for _, c := range ofNew {
 		known[c.CaseName] = true
@@ -229,8 +230,8 @@ func matchCases(ofOld, ofNew []workerCase) (both []*comparedCase, onlyOld, onlyN
 	return both, onlyOld, onlyNew
 }
 
-// measure measures every case in some rounds, once in each build and round. Which build comes first
-// alternates.
+// measure measures every case in the rounds from first to end-1, once per build and round. The
+// builds take turns to be first.
 func (c *comparison) measure(first, end int) error {
 	for turn, m := range interleave(c.cases) {
 		for round := first; round < end; round++ {
@@ -257,7 +258,7 @@ func (c *comparison) stop() (err error) {
 	return err
 }
 
-// summarizeComparison has a result for each case.
+// summarizeComparison returns a result for each case.
 func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
 	nulls := map[string]map[int][2]float64{} // by family and round
 	for _, m := range cases {
@@ -280,7 +281,7 @@ func summarizeComparison(cases []*comparedCase) (results []CaseComparison) {
 	return results
 }
 
-// times are those of a build in the samples.
+// times returns the times of a build in the samples.
 func times(samples []sample, b build) (all []float64) {
 	for _, s := range samples {
 		all = append(all, s.costs[b].Nanoseconds)
@@ -288,7 +289,8 @@ func times(samples []sample, b build) (all []float64) {
 	return all
 }
 
-// medianByRound is of the times of a case that is measured several times in each round.
+// medianByRound returns the median times per round of a case that is measured several times in each
+// round.
 func (m *comparedCase) medianByRound() map[int][2]float64 {
 	byRound := map[int][]sample{}
 	for _, s := range m.samples {
@@ -304,8 +306,8 @@ func (m *comparedCase) medianByRound() map[int][2]float64 {
 	return medians
 }
 
-// ratios are those of the times, less what `hosts` has for the round. A round in which the host
-// program took longer than the case says nothing, and is left out.
+// ratios returns the ratios of the times, after the time in hosts for the round is subtracted. It
+// leaves out rounds in which the host program took longer than the case.
 func (m *comparedCase) ratios(hosts map[int][2]float64) (ratios []float64) {
 	for _, s := range m.samples {
 		host := hosts[s.round]

@@ -25,7 +25,7 @@ const (
 	xdpTX      = 3
 )
 
-// order is which flow comes next; enum order of bpf/bench/host.bpf.c.
+// order is the order in which the flows are used; enum order of bpf/bench/host.bpf.c.
 type order uint32
 
 const (
@@ -34,22 +34,22 @@ const (
 	inPairs
 )
 
-// traffic is the packets that a program is to be measured with.
+// traffic is the packets for the measurement of a program.
 type traffic struct {
 	frame      []byte
-	flowOffset uint32 // where in the frame a flow's number is added, to 32 bits
-	flows      uint32 // of random order
+	flowOffset uint32 // where in the frame a flow's 32-bit number is added
+	flows      uint32 // number of flows, in random order
 	order      order
-	first      uint64 // flow of the other orders
-	verdict    uint32 // that the program comes to
+	first      uint64 // first flow of the other orders
+	verdict    uint32 // expected verdict of the program
 }
 
-// host runs programs under test on packets that are written anew for each run.
+// host runs programs under test. It writes each packet anew for each run.
 type host struct {
 	objects   hostObjects
 	frame     []byte
 	underTest *ebpf.Program // nil: none
-	// quiet has the interface that the program is attached to: see keepCallable.
+	// quiet contains the interface that the host program is attached to; see keepCallable.
 	quiet    *namespace.Namespace
 	attached link.Link
 }
@@ -65,10 +65,10 @@ func newHost() (*host, error) {
 	return h, nil
 }
 
-// keepCallable attaches the host program in a network namespace of its own, where no packet comes.
-// The kernel has a table of XDP programs that it calls directly (BPF_DISPATCHER). It enters a
-// program that is not attached before each test run and removes it after that, and waits both times
-// until no CPU uses the old table.
+// keepCallable attaches the host program in a separate network namespace, where no packets arrive.
+// The kernel has a table of XDP programs that it calls directly (BPF_DISPATCHER). It adds an
+// unattached program to the table before each test run and removes it afterwards, and waits both
+// times until no CPU uses the old table.
 func (h *host) keepCallable() (err error) {
 	if h.quiet, err = namespace.New(); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (h *host) close() (err error) {
 	return errors.Join(err, h.objects.Close())
 }
 
-// prepare makes the program, or none, the one under test, and the traffic what it gets.
+// prepare sets the program under test, which may be nil, and its traffic.
 func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 	var frame [256]byte // MAX_FRAME
 	if copy(frame[:], t.frame) < len(t.frame) {
@@ -124,8 +124,8 @@ func (h *host) prepare(program *ebpf.Program, t *traffic) error {
 	return h.setUnderTest(program)
 }
 
-// setUnderTest spares the kernel what would change nothing: it waits some milliseconds for programs that
-// run.
+// setUnderTest does nothing if the program is set already, because the kernel waits some
+// milliseconds for running programs.
 func (h *host) setUnderTest(program *ebpf.Program) (err error) {
 	if program == h.underTest {
 		return nil
@@ -142,14 +142,14 @@ func (h *host) setUnderTest(program *ebpf.Program) (err error) {
 	return nil
 }
 
-// cost is what some packets took.
+// cost is the cost of a number of packets.
 type cost struct {
-	time         time.Duration // of CPU
-	instructions uint64        // 0 where the processor does not count them
+	time         time.Duration // CPU time
+	instructions uint64        // 0 if the processor does not count them
 }
 
-// run sends packets through what was prepared. The time is this thread's own, so that other processes
-// disturb it by no more than what they leave in the caches.
+// run sends packets through the prepared program. The time is the CPU time of this thread. Other
+// processes affect it only through the caches.
 func (h *host) run(packets uint32) (c cost, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -184,8 +184,8 @@ func threadTime() (time.Duration, error) {
 	return time.Duration(now.Nano()), nil
 }
 
-// counter counts the instructions of the thread that opened it. Virtual machines often have none: it then
-// reads 0.
+// counter counts the instructions of the thread that opened it. Virtual machines often cannot count
+// instructions; the counter then reads 0.
 type counter int
 
 const noCounter counter = -1

@@ -13,15 +13,16 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// Memory is what a flow table takes, and holds when as many flows as it was made for have come.
+// Memory is the memory of a flow table, and the number of flows it holds after as many flows as its
+// capacity were entered.
 type Memory struct {
-	Flows    uint64 `json:"flows"`    // asked for, by node.limits.flows
-	Capacity uint64 `json:"capacity"` // of the table made: Flows rounded up
+	Flows    uint64 `json:"flows"`    // value of node.limits.flows
+	Capacity uint64 `json:"capacity"` // of the resulting table: Flows rounded up
 	Bytes    uint64 `json:"bytes"`    // of kernel memory
-	// BytesPerFlow is at capacity.
+	// BytesPerFlow is Bytes divided by Capacity.
 	BytesPerFlow float64 `json:"bytes_per_flow"`
-	Entered      uint64  `json:"entered"` // flows that came: as many as the capacity
-	Held         uint64  `json:"held"`    // of those, at once
+	Entered      uint64  `json:"entered"` // entered flows: as many as the capacity
+	Held         uint64  `json:"held"`    // of those, held at the end
 }
 
 // MeasureMemory fills flow tables of the given sizes to their capacity. It needs root.
@@ -73,7 +74,7 @@ func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err er
 	}, err
 }
 
-// mapMemory is what the kernel says that a pinned map takes, in bytes.
+// mapMemory returns the memory that the kernel reports for a pinned map, in bytes.
 func mapMemory(pin string) (uint64, error) {
 	m, err := ebpf.LoadPinnedMap(pin, nil)
 	if err != nil {

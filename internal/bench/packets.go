@@ -14,23 +14,23 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// PacketOptions say what a packet's way is measured with.
+// PacketOptions are the options of MeasurePackets.
 type PacketOptions struct {
 	Flows   []uint32       // numbers of flows; each at least 1
-	Case    *regexp.Regexp // which cases; nil: all. Null and floor are measured anyway
-	Rounds  int            // of all cases in turn, at least 1; null and floor are measured more often
+	Case    *regexp.Regexp // which cases; nil: all. Null and floor are always measured
+	Rounds  int            // number of rounds, at least 1; null and floor are measured more often
 	Packets uint32         // of each case in each round, at least 1
-	Room    uint32         // that flow tables have at least, in flows
+	Room    uint32         // minimum capacity of flow tables, in flows
 
 	Progress Progress
 }
 
-// DefaultPacketOptions measure everything.
+// DefaultPacketOptions measures all cases.
 func DefaultPacketOptions() PacketOptions {
 	return PacketOptions{Flows: []uint32{1, 1_000, 64_000, 1_000_000, 10_000_000}, Rounds: 15, Packets: 200_000, Room: config.DefaultFlows}
 }
 
-// PacketTime is what a packet of one kind costs, in nanoseconds of CPU time.
+// PacketTime is the cost of one kind of packet, in nanoseconds of CPU time.
 type PacketTime struct {
 	Case          string               `json:"case"`
 	Family        string               `json:"family"`
@@ -39,26 +39,28 @@ type PacketTime struct {
 	Median        float64              `json:"ns_median"`
 	P10           float64              `json:"ns_p10"`
 	P90           float64              `json:"ns_p90"`
-	// Net is the median less that of the host program alone, in the same run.
+	// Net is the median minus the median of the host program alone, in the same run.
 	Net float64 `json:"net_ns"`
-	// Rounds is how often it was measured.
+	// Rounds is the number of measurements.
 	Rounds int `json:"rounds"`
-	// Instructions are those of the packet, net as well; absent where the processor does not count.
+	// Instructions is the number of executed instructions per packet, minus the host program's. It
+	// is absent if the processor does not count instructions.
 	Instructions *float64 `json:"instructions,omitempty"`
 }
 
-// measured is a case with what its rounds have shown.
+// measured is a case with its measurements.
 type measured struct {
 	benchCase
 	rig           *rig
 	program       *ebpf.Program
-	sent, counted uint64 // packets so far, and those that the case's reason counts
+	sent, counted uint64 // packets so far, and those counted by the case's reason
 	times         []float64
 	instructions  []float64
 }
 
-// MeasurePackets measures what packets cost, all cases in turn and that over and over, so that what
-// disturbs the machine disturbs all. It needs root, and for ten million flows some gigabytes.
+// MeasurePackets measures the cost of packets. It measures all cases in turn, repeatedly, so that a
+// disturbance of the machine affects all cases. It needs root, and some gigabytes of memory for ten
+// million flows.
 func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err error) {
 	chosen, err := o.chooseCases()
 	if err != nil {
@@ -99,11 +101,11 @@ func MeasurePackets(ctx context.Context, o PacketOptions) (_ []PacketTime, err e
 	return summarize(cases), nil
 }
 
-// casesPerBase is how many cases are measured between two measurements of null and the floor.
+// casesPerBase is the number of cases between two measurements of null and the floor.
 const casesPerBase = 10
 
-// interleave is the order of cases in a round. What others are compared with comes again and again, for its
-// errors are those of all others.
+// interleave returns the order of cases in a round. Base cases are repeated, because their errors
+// affect the results of all other cases.
 func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
 	var bases, others []C
 	for _, m := range cases {
@@ -120,7 +122,7 @@ func interleave[C interface{ isBase() bool }](cases []C) (turn []C) {
 	return turn
 }
 
-// chooseCases are the cases that the options name, and those that are measured anyway.
+// chooseCases returns the cases that the options select, and those that are always measured.
 func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 	named := o.Case == nil
 	for _, c := range allCases(o.Flows, o.Room) {
@@ -136,7 +138,7 @@ func (o *PacketOptions) chooseCases() (chosen []benchCase, err error) {
 	return chosen, nil
 }
 
-// prepareCases builds what cases need.
+// prepareCases makes the setups and programs of the cases.
 func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, chosen []benchCase, progress Progress) ([]*measured, error) {
 	var cases []*measured
 	for _, c := range chosen {
@@ -149,7 +151,7 @@ func prepareCases(ctx context.Context, h *host, rigs map[setup]*rig, chosen []be
 	return cases, nil
 }
 
-// prepare finds the case's program, and first builds its setup if no other case has.
+// prepare finds the case's program. It first builds the setup, unless another case has.
 func (m *measured) prepare(ctx context.Context, h *host, rigs map[setup]*rig, progress Progress) (err error) {
 	if rigs[m.setup] == nil {
 		if err := ctx.Err(); err != nil {
@@ -176,7 +178,7 @@ func (m *measured) explain(err error) error {
 	return fmt.Errorf("%s, %s, %s, %d flows: %w", m.name, m.family, m.encapsulation, m.flows, err)
 }
 
-// round measures once, after as many packets again that only warm the caches.
+// round makes one measurement, after the same number of packets that only warm the caches.
 func (m *measured) round(h *host, packets uint32) error {
 	if err := m.rig.serve(m.service); err != nil {
 		return err
@@ -211,7 +213,8 @@ func (m *measured) round(h *host, packets uint32) error {
 	return nil
 }
 
-// count is how many packets the case's reason has counted; 0 where there is none.
+// count returns the number of packets that the case's reason has counted. It is 0 if the case has
+// no reason.
 func (m *measured) count() (uint64, error) {
 	if m.reason == "" {
 		return 0, nil
@@ -219,8 +222,8 @@ func (m *measured) count() (uint64, error) {
 	return m.rig.count(m.reason)
 }
 
-// requireCounted is an error unless nearly all packets of known flows were such, and none of new flows: at
-// capacity one flow in fifty finds no room.
+// requireCounted returns an error unless nearly all packets of cases with known flows were of known
+// flows, and none of cases with new flows. In a full table one flow in fifty finds no room.
 func (m *measured) requireCounted() error {
 	share := float64(m.counted) / float64(m.sent)
 	switch m.name {
@@ -237,7 +240,7 @@ func (m *measured) requireCounted() error {
 	return nil
 }
 
-// summarize takes the host program's share off.
+// summarize computes the results. It subtracts the host program's share.
 func summarize(cases []*measured) []PacketTime {
 	null := map[family]*measured{}
 	var results []PacketTime
@@ -260,7 +263,7 @@ func summarize(cases []*measured) []PacketTime {
 	return results
 }
 
-// percentile is the value at that rank, by the nearest-rank method.
+// percentile returns the pth percentile of the values, by the nearest-rank method.
 func percentile(values []float64, p int) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[(len(sorted)*p+99)/100-1]

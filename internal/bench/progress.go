@@ -4,7 +4,7 @@ package bench
 
 import "fmt"
 
-// Progress is told what a measurement does next, in a few words; nil: nobody is.
+// Progress is called with a short description of each step of a measurement. It may be nil.
 type Progress func(what string)
 
 func (p Progress) say(format string, args ...any) {

@@ -43,18 +43,18 @@ var (
 	vips            = map[family]netip.Addr{
 		ipv4: netip.MustParseAddr("198.51.100.1"), ipv6: netip.MustParseAddr("2001:db8:80::1"),
 	}
-	// strangers are addresses that are no VIPs.
+	// strangers are addresses that are not VIPs.
 	strangers = map[family]netip.Addr{
 		ipv4: netip.MustParseAddr("198.51.100.2"), ipv6: netip.MustParseAddr("2001:db8:80::2"),
 	}
-	// clients have the flow's number added to their last 32 bits.
+	// clients are the base addresses of clients. The flow's number is added to the last 32 bits.
 	clients = map[family]netip.Addr{
 		ipv4: netip.MustParseAddr("10.0.0.0"), ipv6: netip.MustParseAddr("2001:db8:c::"),
 	}
 )
 
-// hop is how every server is reached: back by the interface that test runs receive on, so that the
-// verdict is XDP_TX as on a balancer with one network card.
+// hop is the next hop of every server. It leads back through the interface on which test runs
+// receive, so the verdict is XDP_TX, as on a balancer with one network card.
 var hop = nexthop.Hop{
 	MAC:  packet.MAC{2, 0, 0, 0, 1, 1},
 	Link: nexthop.Link{Index: 1, Name: "lo", Type: "device", MAC: hostMAC, MTU: 9000},
@@ -72,7 +72,7 @@ func hasLocators(kind config.Encapsulation) bool {
 	return kind == config.SRv6Insert || kind == config.SRv6Encap
 }
 
-// setupKind is which programs there are.
+// setupKind selects the programs of a setup.
 type setupKind int
 
 const (
@@ -83,40 +83,42 @@ const (
 	setupAgent
 )
 
-// content is what a flow table is filled with, up to the setup's capacity.
+// content is the content of a flow table that is filled to the setup's capacity.
 type content int
 
 const (
 	noFlows content = iota
 	newFlows
-	knownFlows // confirmed by a second packet each
+	knownFlows // each confirmed by a second packet
 )
 
-// setup is programs and the tables that they share, in the state that a case finds them in. Cases with the
-// same share it: the entries of a flow table tell neither the encapsulation nor the protocol, so a
-// balancer's service becomes another for each case.
+// setup is programs and their shared tables, in the initial state of a case. Cases with equal
+// setups share one. The entries of a flow table do not contain the encapsulation or the protocol,
+// so a balancer's service is changed for each case.
 type setup struct {
 	kind          setupKind
-	capacity      uint32 // in flows, that is asked of the flow table: it may have room for more
+	capacity      uint32 // requested for the flow table, in flows; the table may be larger
 	content       content
 	family        family               // of the flows in the table, and of an agent's service
 	encapsulation config.Encapsulation // of an agent's service
-	accept        bool                 // whether an application listens on an agent's host, whose service
-	threshold     uint32               // takes connections while fewer than this wait for it
+	accept        bool                 // whether an application listens on an agent's host; its service
+	threshold     uint32               // accepts connections while fewer than threshold wait
 }
 
-// rig is a setup that was made.
+// rig is a setup that was built.
 type rig struct {
 	program  *ebpf.Program
-	steps    map[string]*ebpf.Program // those of a balancer's tables that end after a step
+	steps    map[string]*ebpf.Program // programs on a balancer's tables that end after a step
 	balancer *balancer.Rehearsal
 	config   *config.Balancer
-	serves   service // what the config's only service is
-	next     uint64  // number of the first flow that no packet was of
+	serves   service // the configuration's only service
+	next     uint64  // number of the next unused flow
 	view     *inspect.View
-	// count reads how many packets were counted by a reason; nil: there are no counters.
+	// count returns the number of packets counted under a reason. It is nil if there are no
+	// counters.
 	count func(reason string) (uint64, error)
-	// namespace has the sockets of an agent's host; nil: that of the process will do.
+	// namespace contains the sockets of an agent's host. If it is nil, the process's own namespace
+	// is used.
 	namespace *namespace.Namespace
 	closers   []func() error
 }
@@ -167,7 +169,7 @@ func (r *rig) loadFloor() error {
 	return nil
 }
 
-// macWord is a MAC address as the data path has it, in memory order.
+// macWord returns a MAC address in the form of the data path, in memory order.
 func macWord(mac packet.MAC) (word [8]byte) {
 	copy(word[:], mac[:])
 	return word
@@ -198,7 +200,7 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 func balancerConfig(s *setup, serves service) *config.Balancer {
 	capacity := s.capacity
 	if s.kind == setupReference {
-		capacity = 1 // it has a table of its own
+		capacity = 1 // the reference has a flow table of its own
 	}
 	return &config.Balancer{
 		Node: config.BalancerNode{
@@ -209,8 +211,8 @@ func balancerConfig(s *setup, serves service) *config.Balancer {
 	}
 }
 
-// serviceConfig has the same servers whatever the encapsulation, so that flows stay with them: also the
-// far end of a tunnel is a locator's first address.
+// serviceConfig returns a service that has the same servers for all encapsulations, so that flows
+// keep their servers. The far end of a tunnel, too, is the first address of a locator.
 func serviceConfig(s service) config.Service {
 	c := config.Service{
 		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,
@@ -230,7 +232,7 @@ func serviceConfig(s service) config.Service {
 	return c
 }
 
-// serve makes a balancer's only service another, which keeps the flows.
+// serve replaces a balancer's only service by another, which keeps the flows.
 func (r *rig) serve(s service) error {
 	if r.balancer == nil || r.serves == s {
 		return nil
@@ -244,7 +246,8 @@ func (r *rig) serve(s service) error {
 	return nil
 }
 
-// loadReference replaces the program by the reference, which shares all tables but that of flows.
+// loadReference replaces the program by the reference program, which shares all tables except for
+// the flow table.
 func (r *rig) loadReference(capacity uint32) error {
 	spec, err := loadReference()
 	if err != nil {
@@ -255,7 +258,7 @@ func (r *rig) loadReference(capacity uint32) error {
 	return err
 }
 
-// upTo is the program that ends after a step, or with no step named the whole one.
+// upTo returns the program that ends after a step. Without a step it returns the whole program.
 func (r *rig) upTo(step string) (*ebpf.Program, error) {
 	if step == "" {
 		return r.program, nil
@@ -274,7 +277,7 @@ func (r *rig) upTo(step string) (*ebpf.Program, error) {
 	return r.steps[step], err
 }
 
-// load loads another program on the balancer's tables.
+// load loads another program with the balancer's tables.
 func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, error) {
 	dir := datapath.Dir(r.config.Node.Instance)
 	pins, err := os.ReadDir(dir)
@@ -333,7 +336,7 @@ func (r *rig) loadAgent(s *setup) error {
 			return err
 		}
 	}
-	// An agent leaves its data path, also one that was never put in place.
+	// An agent leaves its data path in place, even if that was never attached.
 	r.closers = append(r.closers, func() error { return datapath.RemoveDir(cfg.Node.Instance) })
 	a, err := agent.NewRehearsal(cfg, hostMAC, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -345,7 +348,7 @@ func (r *rig) loadAgent(s *setup) error {
 	return nil
 }
 
-// listen makes a host of its own, on which an application takes connections to any address.
+// listen makes a separate host, on which an application accepts connections to any address.
 func (r *rig) listen() (err error) {
 	if r.namespace, err = namespace.New(); err != nil {
 		return err
@@ -360,7 +363,7 @@ func (r *rig) listen() (err error) {
 	})
 }
 
-// run sends packets through what the host was prepared with, where the rig's sockets are.
+// run sends packets through the prepared host program, in the namespace of the rig's sockets.
 func (r *rig) run(h *host, packets uint32) (c cost, err error) {
 	if r.namespace == nil {
 		return h.run(packets)
@@ -372,18 +375,18 @@ func (r *rig) run(h *host, packets uint32) (c cost, err error) {
 	return c, err
 }
 
-// fillChunk is how many flows are entered before it is asked whether to go on.
+// fillChunk is the number of flows that are entered between two checks of the context.
 const fillChunk = 1 << 20
 
-// fill brings the flow table into the state that the cases find it in. The first flows find room in any
-// case: they are confirmed before others come.
+// fill enters flows into the flow table until it is in the initial state of the cases. The first
+// flows always find room: they are confirmed before others are entered.
 func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	if s.content == noFlows {
 		return nil
 	}
 	t := trafficTo(s.family, vips[s.family], config.TCP, packet.ACK)
 	t.order = inTurn
-	packets := uint32(1) // of a flow
+	packets := uint32(1) // per flow
 	switch {
 	case s.kind == setupAgent:
 		t = wrapped(passed(t), s.encapsulation, srv6.ConnectForce)

@@ -18,28 +18,28 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// TableSize is a consistent-hash table's.
+// TableSize is the size of a candidate table.
 type TableSize struct {
 	Servers    int `json:"servers"`
 	Buckets    int `json:"buckets"`
 	Candidates int `json:"candidates"`
 }
 
-// TableSizes are those of a small, a large and a very large service.
+// TableSizes are the sizes for a small, a large and a very large service.
 var TableSizes = []TableSize{{10, 65537, 2}, {1000, 65537, 2}, {10000, 1000003, 2}}
 
-// TableTime is how long it takes to change the servers of a service, the median of some changes.
+// TableTime is the time to change the servers of a service: the median of several changes.
 type TableTime struct {
 	TableSize
-	// Build is the computation of the new table alone.
+	// Build is the time to compute the new table.
 	Build time.Duration `json:"build_ns"`
-	// Swap is all from another configuration, with a server more or fewer, to packets that are placed
-	// by the new table; the building is part of it.
+	// Swap is the time from a configuration with one server more or less until packets are placed
+	// by the new table. It includes Build.
 	Swap time.Duration `json:"swap_ns"`
 }
 
-// MeasureTables measures how long tables of the given sizes take, with the given number of changes each.
-// It needs root: the tables are the kernel's own.
+// MeasureTables measures the times for tables of the given sizes, with the given number of changes
+// each. It needs root, because the tables are maps of the kernel.
 func MeasureTables(ctx context.Context, sizes []TableSize, changes int, progress Progress) ([]TableTime, error) {
 	var times []TableTime
 	for _, size := range sizes {
@@ -68,14 +68,14 @@ func buildTime(ctx context.Context, size TableSize, changes int) (time.Duration,
 	})
 }
 
-// swapTime takes the last server out of a balancer's service and puts it back, in turn.
+// swapTime alternately removes the last server from a balancer's service and adds it again.
 func swapTime(ctx context.Context, size TableSize, changes int) (_ time.Duration, err error) {
 	all, fewer := tableConfig(size, size.Servers), tableConfig(size, size.Servers-1)
 	b, err := balancer.NewRehearsal(all, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, b.Close()) }() // what was never attached goes with it
+	defer func() { err = errors.Join(err, b.Close()) }() // this also removes what was never attached
 	return medianTime(ctx, changes, func(i int) error {
 		return b.Apply([]*config.Balancer{fewer, all}[i%2])
 	})

@@ -17,18 +17,19 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// manyFlows are more than the caches hold the entries of.
+// manyFlows is a number of flows whose entries exceed the caches.
 const manyFlows = config.DefaultFlows
 
-// testRuns measures what cores carry together by test runs alone, all on the tables of one balancer.
+// testRuns measures the throughput of several cores by test runs alone. All use the tables of one
+// balancer.
 type testRuns struct {
 	rig     *rig
-	hosts   []*host // one for each core, for its variables change with every packet
+	hosts   []*host // one for each core, as its variables change with every packet
 	options *ThroughputOptions
 }
 
-// newTestRuns returns test runs on a flow table that is filled. What there is of them when it fails is to
-// be closed, too.
+// newTestRuns returns test runs on a filled flow table. If it fails, the caller must also close the
+// returned value.
 func newTestRuns(ctx context.Context, cores int, options *ThroughputOptions) (t *testRuns, err error) {
 	t = &testRuns{options: options}
 	for range cores {
@@ -55,7 +56,7 @@ func (t *testRuns) close() (err error) {
 	return err
 }
 
-// measure returns the packets per second that the CPUs carry together.
+// measure returns the total packets per second of the CPUs.
 func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, error) {
 	if err := t.prepare(way, len(cpus)); err != nil {
 		return 0, err
@@ -75,7 +76,7 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 	return rate, err
 }
 
-// prepare gives every core packets of the same flows, each in an order of its own.
+// prepare gives every core packets of the same flows, each in a different order.
 func (t *testRuns) prepare(way Way, cores int) error {
 	var program *ebpf.Program
 	traffic := trafficTo(ipv6, vips[ipv6], config.TCP, packet.ACK)
@@ -96,7 +97,8 @@ func (t *testRuns) prepare(way Way, cores int) error {
 	return nil
 }
 
-// runAll runs the hosts at once, each on a CPU, and returns the sum of their rates, and all packets sent.
+// runAll runs the hosts at the same time, each on a CPU. It returns the sum of their rates and the
+// number of all packets sent.
 func (t *testRuns) runAll(ctx context.Context, cpus []int) (rate float64, packets uint64, err error) {
 	if err := ctx.Err(); err != nil {
 		return 0, 0, err
@@ -116,13 +118,14 @@ func (t *testRuns) runAll(ctx context.Context, cpus []int) (rate float64, packet
 	return rate, sum(sent), err
 }
 
-// trialPackets are those by which the number of packets is found that take the time of a measurement.
+// trialPackets is the number of packets of a trial. The trial determines how many packets take the
+// time of a measurement.
 const trialPackets = 200_000
 
-// runOn sends packets on a CPU for about as long, and returns the rate, by the CPU's time, and their
-// number.
+// runOn sends packets on a CPU for about the given duration. It returns the rate per second of CPU
+// time, and the number of packets.
 func (h *host) runOn(cpu int, duration time.Duration) (rate float64, sent uint64, err error) {
-	runtime.LockOSThread() // for good: with its goroutine ends a thread that no other is to get
+	runtime.LockOSThread() // never unlocked: the thread ends with its goroutine
 	var set unix.CPUSet
 	set.Set(cpu)
 	if err := unix.SchedSetaffinity(0, &set); err != nil {

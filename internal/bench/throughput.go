@@ -33,23 +33,24 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Way is what happens to packets of known flows after a generator on the same core has sent them by a
-// veth. Each way contains the one before, so differences tell what a part costs.
+// Way is the path of packets of known flows, after a generator on the same core has sent them
+// through a veth. Each way contains the previous one, so the differences show the cost of each
+// part.
 type Way string
 
 // The ways of packets.
 const (
 	Dropped  Way = "dropped"   // on arrival: the generator and the veth alone
-	PassedOn Way = "passed-on" // unchanged, by a second veth, and dropped behind it
+	PassedOn Way = "passed-on" // unchanged through a second veth, and dropped behind it
 	Balanced Way = "balanced"  // as srv6-insert to a server by xdp_lb, and dropped behind the second veth
-	// BalancedAlike is Balanced with the same flows on all cores, where a network card would give each
+	// BalancedAlike is Balanced with the same flows on all cores. A network card would give each
 	// flow to one core.
 	BalancedAlike Way = "balanced-alike"
 
-	// The others are test runs, without a network: all that cores share is the balancer's.
+	// The other ways are test runs without a network. The cores share only the balancer's tables.
 
-	HostAlone        Way = "host"             // the program that writes each packet anew, alone
-	HostBalanced     Way = "host-balanced"    // and xdp_lb, in a table of 1M flows; the same few on all cores
+	HostAlone        Way = "host"             // only the program that writes each packet anew
+	HostBalanced     Way = "host-balanced"    // with xdp_lb and a table of 1M flows; the same few flows on all cores
 	HostBalancedMany Way = "host-balanced-1M" // all flows of the table on all cores
 )
 
@@ -58,13 +59,14 @@ var (
 	testRunWays = []Way{HostAlone, HostBalanced, HostBalancedMany}
 )
 
-// MinThroughputDuration is the shortest measurement that shows more than how packets get under way.
+// MinThroughputDuration is the shortest useful measurement. A shorter one would only show the start
+// of the traffic.
 const MinThroughputDuration = 10 * time.Millisecond
 
-// ThroughputOptions say how throughput is measured.
+// ThroughputOptions are the options of MeasureThroughput.
 type ThroughputOptions struct {
 	Cores    []int         // numbers of cores to compare; default 1 and 2
-	Flows    uint32        // of each core; default 1000, at most 2^20
+	Flows    uint32        // per core; default 1000, at most 2^20
 	Servers  int           // of the service; default 16, at most 256
 	Duration time.Duration // of each measurement; default 1 s
 	Rounds   int           // of all measurements in turn; default 9
@@ -72,23 +74,25 @@ type ThroughputOptions struct {
 	Progress Progress
 }
 
-// Throughput is what cores carry together, each with a generator and a queue of its own.
+// Throughput is the total throughput of several cores. Each core has its own generator and queue.
 type Throughput struct {
 	Way   Way `json:"way"`
 	Cores int `json:"cores"`
-	// PacketsPerSecond is the median of what arrived behind the way, and of test runs per second of the
-	// CPUs' time; P10 and P90 are percentiles.
+	// PacketsPerSecond is the median rate of the packets that arrived at the end of the way. For
+	// test runs it is the rate per second of CPU time. P10 and P90 are percentiles.
 	PacketsPerSecond float64 `json:"packets_per_second"`
 	P10              float64 `json:"packets_per_second_p10"`
 	P90              float64 `json:"packets_per_second_p90"`
-	// Mean is that of all rounds. Cores' means add up, their medians do not where a core is now fast, now slow.
+	// Mean is the mean over all rounds. The means of cores add up; the medians do not if a core is
+	// sometimes fast and sometimes slow.
 	Mean float64 `json:"packets_per_second_mean"`
-	// Lost is the greatest share of the packets sent that found a veth's queue full, in any round.
+	// Lost is the maximum over the rounds of the share of sent packets that found a veth's queue
+	// full.
 	Lost float64 `json:"lost"`
 }
 
-// Speedup is how many times the packets of one core so many cores carry in the mean; NaN if either was not
-// measured.
+// Speedup returns the mean throughput of a number of cores divided by that of one core. It is NaN
+// if either was not measured.
 func Speedup(results []Throughput, way Way, cores int) float64 {
 	find := func(cores int) float64 {
 		i := slices.IndexFunc(results, func(t Throughput) bool { return t.Way == way && t.Cores == cores })
@@ -100,9 +104,9 @@ func Speedup(results []Throughput, way Way, cores int) float64 {
 	return find(cores) / find(1)
 }
 
-// MeasureThroughput measures the packets per second that a balancer carries on one and on several cores,
-// in a network of its own: generators in one namespace, the balancer in a second, and servers that drop
-// everything in a third; and by test runs. It needs root, and cores that are idle.
+// MeasureThroughput measures the packets per second of a balancer on one and on several cores. It
+// builds a network of its own: generators in one namespace, the balancer in a second, and servers
+// that drop all packets in a third. It also makes test runs. It needs root and idle cores.
 func MeasureThroughput(ctx context.Context, options ThroughputOptions) (_ []Throughput, err error) {
 	options.setDefaults()
 	cpus, err := allowedCPUs()
@@ -184,7 +188,7 @@ func (t *Throughput) summarize(rates []float64, lost float64) {
 	t.Lost = lost
 }
 
-// allowedCPUs lists the CPUs that this process may use.
+// allowedCPUs returns the CPUs that this process may use.
 func allowedCPUs() ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
@@ -199,8 +203,8 @@ func allowedCPUs() ([]int, error) {
 	return cpus, nil
 }
 
-// testbed is generators, a balancer and its servers, in a namespace each and joined by veths that have a
-// queue for each core.
+// testbed consists of generators, a balancer and its servers, each in a namespace. They are
+// connected by veths with a queue for each core.
 type testbed struct {
 	options  *ThroughputOptions
 	cpus     []int
@@ -218,8 +222,8 @@ type testbed struct {
 
 var throughputVIP = netip.MustParseAddrPort("[2001:db8:80::1]:80")
 
-// newTestbed returns a testbed in which the balancer knows the flows of all cores. What there is of one
-// when it fails is to be closed, too.
+// newTestbed returns a testbed whose balancer knows the flows of all cores. If it fails, the caller
+// must also close the returned value.
 func newTestbed(cpus []int, options *ThroughputOptions) (*testbed, error) {
 	b := &testbed{options: options, cpus: cpus, instance: fmt.Sprintf("bench-%d", os.Getpid())}
 	if err := b.connect(); err != nil {
@@ -276,7 +280,7 @@ func (b *testbed) connect() (err error) {
 	return nil
 }
 
-// describe finds out what an interface is.
+// describe reads the properties of an interface.
 func describe(name string, out *nexthop.Link) error {
 	l, err := netlink.LinkByName(name)
 	if err != nil {
@@ -295,7 +299,7 @@ func (b *testbed) attach(program *ebpf.Program, ifindex int) error {
 	return err
 }
 
-// steer puts a balancer in the middle.
+// steer adds a balancer in the middle namespace.
 func (b *testbed) steer() (err error) {
 	if b.balancer, err = balancer.NewRehearsal(b.config(), slog.New(slog.DiscardHandler)); err != nil {
 		return err
@@ -322,7 +326,7 @@ func (b *testbed) config() *config.Balancer {
 		Node: config.BalancerNode{
 			Instance: b.instance, Interface: b.in.Name, Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Limits: config.Limits{
-				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))), // so that all but a few find room
+				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))), // so that nearly all find room
 				Servers: uint32(b.options.Servers),
 			},
 		},
@@ -330,7 +334,7 @@ func (b *testbed) config() *config.Balancer {
 	}
 }
 
-// close removes all there is.
+// close removes everything that the testbed has made.
 func (b *testbed) close() error {
 	var errs []error
 	for _, l := range b.attached {
@@ -350,7 +354,8 @@ func (b *testbed) close() error {
 	return errors.Join(errs...)
 }
 
-// packets are those of the flows that a core has, or with alike the first one.
+// packets returns the packets of the flows of a core. With alike, it returns those of the first
+// core.
 func (b *testbed) packets(core int, alike bool) loadgen.Config {
 	number := byte(core)
 	if alike {
@@ -364,7 +369,7 @@ func (b *testbed) packets(core int, alike bool) loadgen.Config {
 	}
 }
 
-// enterFlows opens and confirms all flows of a core.
+// enterFlows enters and confirms all flows of a core.
 func (b *testbed) enterFlows(core int) error {
 	for _, kind := range []loadgen.Kind{loadgen.SYN, loadgen.ACK} {
 		cfg := b.packets(core, false)
@@ -376,7 +381,7 @@ func (b *testbed) enterFlows(core int) error {
 	return nil
 }
 
-// rotate makes another CPU the first: they are not all alike.
+// rotate makes another CPU the first, because CPUs can differ.
 func (b *testbed) rotate() {
 	b.cpus = append(b.cpus[1:], b.cpus[0])
 }
@@ -398,7 +403,7 @@ func (b *testbed) run(ctx context.Context, g *loadgen.Generator) (result loadgen
 	return result, err
 }
 
-// take makes packets go a way.
+// take makes packets take a way.
 func (b *testbed) take(way Way) error {
 	program := map[Way]*ebpf.Program{Dropped: b.programs.Sink, PassedOn: b.programs.PassOn}[way]
 	dir := datapath.Dir(b.instance)
@@ -417,19 +422,20 @@ func (b *testbed) take(way Way) error {
 	})
 }
 
-// startTime is how long generators may take to start, one after the other.
+// startTime bounds the time that generators take to start, one after the other.
 const startTime = 300 * time.Millisecond
 
-// mostAttempts is how often a measurement is begun when the first guess of a rate was far too low.
+// mostAttempts is the number of attempts of a measurement when the estimated rate was much too low.
 const mostAttempts = 3
 
-// measure returns the packets per second of a way, and the share of those sent that did not arrive.
+// measure returns the packets per second of a way, and the share of sent packets that did not
+// arrive.
 func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost float64, err error) {
 	if err := b.take(way); err != nil {
 		return 0, 0, err
 	}
-	// A first guess, then the packets of much more than the time that is measured, as rates vary and
-	// generators must not end before.
+	// Estimate the rate first. Then send the packets of a much longer time than the measurement,
+	// because rates vary and generators must not end before the measurement does.
 	trial, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	result, err := b.generate(trial, b.packets(0, false))
 	cancel()
@@ -447,7 +453,7 @@ func (b *testbed) measure(ctx context.Context, way Way, cores int) (rate, lost f
 	return rate, lost, err
 }
 
-// attempt measures with so many packets from each generator.
+// attempt makes a measurement with count packets from each generator.
 func (b *testbed) attempt(ctx context.Context, way Way, cores int, count uint64) (rate, lost float64, err error) {
 	known, err := b.known()
 	if err != nil {
@@ -471,8 +477,8 @@ func (b *testbed) attempt(ctx context.Context, way Way, cores int, count uint64)
 	return rate, lost, err
 }
 
-// sample lets generators send so many packets each, and returns the rate at which they arrive while all
-// of them do.
+// sample lets generators send count packets each. It returns the rate at which packets arrive while
+// all generators send.
 func (b *testbed) sample(ctx context.Context, before []uint64, count uint64, cores int, alike bool) (rate float64, err error) {
 	group, ctx := errgroup.WithContext(ctx)
 	ended, cancel := context.WithCancel(ctx) // when the first generator has ended
@@ -503,8 +509,9 @@ func (b *testbed) sample(ctx context.Context, before []uint64, count uint64, cor
 	return rate, err
 }
 
-// watch measures the rate of arrivals from when packets of all cores arrive; the context must not end
-// before. It sleeps as long as it can, for the cores have work to do.
+// watch measures the rate of arrivals from the time at which packets of all cores arrive. The
+// context must not end before the measurement. watch sleeps as long as possible, because the cores
+// are busy.
 func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float64, error) {
 	first, start, err := b.awaitFlow(ctx, before, cores)
 	if err != nil {
@@ -525,7 +532,7 @@ func (b *testbed) watch(ctx context.Context, before []uint64, cores int) (float6
 
 var errEarly = errors.New("the generators ended before enough was seen of them")
 
-// awaitFlow returns when packets arrive on so many cores, and what has arrived then.
+// awaitFlow returns when packets arrive on that many cores, with the arrivals so far.
 func (b *testbed) awaitFlow(ctx context.Context, before []uint64, cores int) (first []uint64, start time.Time, err error) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -542,11 +549,11 @@ func (b *testbed) awaitFlow(ctx context.Context, before []uint64, cores int) (fi
 	}
 }
 
-// strays is more than the frames that the host itself sends while a generator starts, such as those that
-// look for neighbours.
+// strays is more than the number of frames that the host itself sends while a generator starts,
+// such as neighbour solicitations.
 const strays = 100
 
-// flowing is on how many CPUs packets of a generator have arrived.
+// flowing returns the number of CPUs on which a generator's packets have arrived.
 func flowing(before, now []uint64) (cpus int) {
 	for cpu := range now {
 		if now[cpu] > before[cpu]+strays {
@@ -556,7 +563,7 @@ func flowing(before, now []uint64) (cpus int) {
 	return cpus
 }
 
-// arrivals are the packets that have arrived at the end of their way, by the CPU that did.
+// arrivals returns the number of packets that have arrived at the end of their way, by CPU.
 func (b *testbed) arrivals() (perCPU []uint64, err error) {
 	if err := b.programs.Arrived.Lookup(uint32(0), &perCPU); err != nil {
 		return nil, fmt.Errorf("count the arrivals: %w", err)
@@ -571,7 +578,7 @@ func sum(counts []uint64) (total uint64) {
 	return total
 }
 
-// known is how many packets of known flows the balancer has forwarded.
+// known returns the number of packets of known flows that the balancer has forwarded.
 func (b *testbed) known() (uint64, error) {
 	view, err := inspect.OpenView(b.instance)
 	if err != nil {
@@ -581,8 +588,8 @@ func (b *testbed) known() (uint64, error) {
 	return view.Count("forward_known")
 }
 
-// requireKnown is an error unless nearly all packets that arrived were of known flows: else it is not
-// their throughput that was measured.
+// requireKnown returns an error unless nearly all packets that arrived were of known flows.
+// Otherwise the measured throughput would be that of other packets.
 func (b *testbed) requireKnown(before, arrived uint64) error {
 	now, err := b.known()
 	if err != nil {

@@ -18,54 +18,55 @@ import (
 )
 
 // The worker protocol. A comparison of two builds (Compare) starts one worker process of each
-// build, `segue bench worker`, and talks to it over pipes in JSON objects, one a line. The
-// worker first says hello. Then it answers one request after the other, until its input ends:
-// it then removes what it has loaded, and ends. A long request is answered with lines of
-// progress first.
+// build, `segue bench worker`, and exchanges JSON objects with it over pipes, one object per line.
+// The worker first sends a hello. Then it answers one request after the other until its input ends.
+// It then removes everything that it has loaded, and ends. Lines of progress may precede the answer
+// to a long request.
 
-// workerProtocol is the version of the protocol. It changes whenever a worker of the version before
-// would misread a request, or a comparison its answers.
+// workerProtocol is the version of the protocol. It changes when a worker of the previous version
+// would misread a request, or a comparison the worker's answers.
 const workerProtocol = 1
 
-// workerArguments start a worker, after the name of the executable.
+// workerArguments are the command-line arguments of a worker.
 var workerArguments = []string{"bench", "worker"}
 
-// hello is the first line of a worker.
+// hello is the first line that a worker sends.
 type hello struct {
-	// Protocol is workerProtocol. Its key tells workers from other programs that write JSON.
+	// Protocol is workerProtocol. Its key distinguishes workers from other programs that write
+	// JSON.
 	Protocol int           `json:"segue_bench_worker"`
 	Build    version.Build `json:"build"`
 }
 
-// request has one of its fields set.
+// request has exactly one field that is set.
 type request struct {
 	Prepare *prepareRequest `json:"prepare,omitempty"`
 	Run     *runRequest     `json:"run,omitempty"`
 }
 
-// prepareRequest asks for the tables and programs of cases. It is the first request, and comes
-// once.
+// prepareRequest asks the worker to build the tables and programs of cases. It is the first
+// request, and is sent once.
 type prepareRequest struct {
 	Flows []uint32 `json:"flows"`
 	Room  uint32   `json:"room"`
 	Case  string   `json:"case"` // a regular expression; "": all cases of the build's own data path
 }
 
-// runRequest asks to measure a case once.
+// runRequest asks for one measurement of a case.
 type runRequest struct {
 	Case    int    `json:"case"` // its index in the answer to prepare
 	Packets uint32 `json:"packets"`
 }
 
-// answer is a line of a worker after its hello.
+// answer is a line that a worker sends after its hello.
 type answer struct {
-	Progress string       `json:"progress,omitempty"` // the request goes on
+	Progress string       `json:"progress,omitempty"` // the request is still being processed
 	Error    string       `json:"error,omitempty"`    // the request failed
-	Cases    []workerCase `json:"cases,omitempty"`    // to prepare
-	Cost     *workerCost  `json:"cost,omitempty"`     // to run
+	Cases    []workerCase `json:"cases,omitempty"`    // answer to prepare
+	Cost     *workerCost  `json:"cost,omitempty"`     // answer to run
 }
 
-// CaseName says which case is meant, in each build.
+// CaseName identifies a case in both builds.
 type CaseName struct {
 	Case          string               `json:"case"`
 	Family        string               `json:"family"`
@@ -89,21 +90,22 @@ type workerCase struct {
 	Program programIdentity `json:"program"`
 }
 
-// programIdentity is equal for two programs of the same instructions.
+// programIdentity is equal for two programs with the same instructions.
 type programIdentity struct {
-	// Instructions is how many the kernel keeps after it has removed those that cannot be reached.
+	// Instructions is the number of instructions that remain after the kernel has removed
+	// unreachable ones.
 	Instructions int `json:"instructions"`
 	// Tag is the kernel's digest of all instructions as they were loaded (bpf_prog_info.tag).
 	Tag string `json:"tag"`
 }
 
-// workerCost is what a packet of one measurement took.
+// workerCost is the cost per packet in one measurement.
 type workerCost struct {
 	Nanoseconds  float64 `json:"ns"`           // of CPU time
-	Instructions float64 `json:"instructions"` // of the processor; 0 where it does not count them
+	Instructions float64 `json:"instructions"` // executed; 0 if the processor does not count them
 }
 
-// worker measures cases of this build one at a time, as another process asks.
+// worker measures cases of this build one at a time, on request of another process.
 type worker struct {
 	host  *host
 	rigs  map[setup]*rig
@@ -111,9 +113,9 @@ type worker struct {
 	out   *json.Encoder
 }
 
-// ServeWorker answers the requests of a comparison of builds, until the input ends. A request that
-// fails is answered by its error. ServeWorker itself fails if a request is malformed, if too many
-// packets were not of the kind that their case is to measure, or if tables cannot be removed.
+// ServeWorker answers the requests of a comparison of builds until the input ends. The answer to a
+// failed request contains the error. ServeWorker itself fails if a request is malformed, if too
+// many packets were not of the kind that their case measures, or if tables cannot be removed.
 func ServeWorker(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	w := &worker{rigs: map[setup]*rig{}, out: json.NewEncoder(out)}
 	if err := w.out.Encode(hello{workerProtocol, version.Read()}); err != nil {
@@ -197,7 +199,7 @@ func (r *prepareRequest) chooseCases() ([]benchCase, error) {
 	return chosen, nil
 }
 
-// isDataPath says whether the case measures a whole program of the product.
+// isDataPath tells whether the case measures a whole program of the product.
 func (c *benchCase) isDataPath() bool {
 	return (c.setup.kind == setupBalancer || c.setup.kind == setupAgent) && c.step == ""
 }
@@ -206,7 +208,7 @@ func (c *benchCase) caseName() CaseName {
 	return CaseName{c.name, string(c.family), c.encapsulation, c.flows}
 }
 
-// programMeasured is the program under test, or the host program where that runs alone.
+// programMeasured returns the program under test. If there is none, it returns the host program.
 func (m *measured) programMeasured(h *host) *ebpf.Program {
 	if m.program == nil {
 		return h.objects.XdpHost
@@ -243,8 +245,8 @@ func (w *worker) run(r *runRequest) (a answer, err error) {
 	return a, nil
 }
 
-// check requires that the packets of all measurements were of the kind that their case is to
-// measure.
+// check returns an error unless the packets of all measurements were of the kind that their case
+// measures.
 func (w *worker) check() error {
 	for _, m := range w.cases {
 		if m.sent == 0 {

@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	// helloDeadline is how long a process may take to say hello, which needs no more than its
-	// start.
+	// helloDeadline bounds the time until a process sends its hello. A worker needs only the time
+	// of its start.
 	helloDeadline = 30 * time.Second
-	// endDeadline is how long a worker may take to end that was told to.
+	// endDeadline bounds the time that a worker may take to end on request.
 	endDeadline = 30 * time.Second
 )
 
-// workerClient is a worker process, seen from the comparison.
+// workerClient is the comparison's side of a worker process.
 type workerClient struct {
 	name    string // for errors: the old or the new build
 	build   version.Build
@@ -39,8 +39,8 @@ type workerClient struct {
 	cases   map[CaseName]int
 }
 
-// startWorker starts an executable as a worker on a CPU, and waits for its hello. The context ends
-// the process.
+// startWorker starts an executable as a worker on a CPU, and waits for its hello. The end of the
+// context ends the process.
 func startWorker(ctx context.Context, name, executable string, cpu int) (*workerClient, error) {
 	w := &workerClient{name: name}
 	w.command = exec.CommandContext(ctx, executable, workerArguments...)
@@ -61,19 +61,19 @@ func startWorker(ctx context.Context, name, executable string, cpu int) (*worker
 	}
 	if err := w.greet(executable); err != nil {
 		_ = w.command.Process.Kill()
-		_ = w.in.Close() // for processes of its own, which would keep Wait waiting
+		_ = w.in.Close() // in case its child processes hold the pipe, which would keep Wait waiting
 		_ = w.command.Wait()
 		return nil, w.withOutput(errors.Join(err, ctx.Err()))
 	}
 	return w, nil
 }
 
-// startOnCPU starts a process that runs on one CPU only, as do all its threads: two workers
-// that run in turn then have the same caches and the same neighbours.
+// startOnCPU starts a process whose threads all run on one CPU. Two workers that run in turn then
+// have the same caches and share the CPU with the same processes.
 func startOnCPU(command *exec.Cmd, cpu int) error {
 	started := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends here, and with it its affinity
+		runtime.LockOSThread() // never unlocked: the thread ends here, with its affinity
 		var set unix.CPUSet
 		set.Set(cpu)
 		err := unix.SchedSetaffinity(0, &set)
@@ -87,7 +87,7 @@ func startOnCPU(command *exec.Cmd, cpu int) error {
 	return <-started
 }
 
-// greet reads the hello. Any other program ends, writes something else, or is silent.
+// greet reads the hello. A program other than a worker ends, writes something else, or is silent.
 func (w *workerClient) greet(executable string) error {
 	silent := time.AfterFunc(helloDeadline, func() { _ = w.command.Process.Kill() })
 	var first hello
@@ -109,7 +109,7 @@ func (w *workerClient) greet(executable string) error {
 	return nil
 }
 
-// withOutput adds what the process wrote to standard error, once it has ended.
+// withOutput adds to the error the process's standard error output, after the process has ended.
 func (w *workerClient) withOutput(err error) error {
 	if said := strings.TrimSpace(w.stderr.String()); said != "" {
 		return fmt.Errorf("%w (it wrote: %s)", err, said)
@@ -117,7 +117,7 @@ func (w *workerClient) withOutput(err error) error {
 	return err
 }
 
-// call sends a request and waits for its answer.
+// call sends a request and waits for the answer.
 func (w *workerClient) call(r request, progress Progress) (answer, error) {
 	err := json.NewEncoder(w.in).Encode(r)
 	for err == nil {
@@ -136,7 +136,7 @@ func (w *workerClient) call(r request, progress Progress) (answer, error) {
 	return answer{}, fmt.Errorf("%s build: the worker ended: %w", w.name, err)
 }
 
-// prepare has the worker make what its cases need.
+// prepare makes the worker build the tables and programs of its cases.
 func (w *workerClient) prepare(r prepareRequest, progress Progress) ([]workerCase, error) {
 	a, err := w.call(request{Prepare: &r}, progress)
 	if err != nil {
@@ -152,7 +152,7 @@ func (w *workerClient) prepare(r prepareRequest, progress Progress) ([]workerCas
 	return a.Cases, nil
 }
 
-// run measures a case once.
+// run makes one measurement of a case.
 func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 	a, err := w.call(request{Run: &runRequest{w.cases[name], packets}}, nil)
 	if err != nil {
@@ -164,10 +164,10 @@ func (w *workerClient) run(name CaseName, packets uint32) (workerCost, error) {
 	return *a.Cost, nil
 }
 
-// close ends the worker, and waits until it has removed its tables. The error is also what the
-// worker found wrong with all that it has measured.
+// close ends the worker, and waits until it has removed its tables. The error includes errors that
+// the worker found in its measurements.
 func (w *workerClient) close() error {
-	_ = w.in.Close() // it may have ended
+	_ = w.in.Close() // it may have ended already
 	late := time.AfterFunc(endDeadline, func() { _ = w.command.Process.Kill() })
 	defer late.Stop()
 	if err := w.command.Wait(); err != nil {

@@ -59,9 +59,10 @@ func (p *Process) Start(ctx context.Context) error {
 	return nil
 }
 
-// keepInherited closes inherited file descriptors in the processes that this process starts. The
-// lab's processes outlive this one, and would otherwise hold the lock of a flock(1), or somebody's
-// pipe, until the lab is removed. Go never passes on its own descriptors.
+// keepInherited marks all inherited file descriptors close-on-exec, so that the processes that this
+// process starts do not get them. Those processes outlive this one, and would otherwise hold the
+// lock of a flock(1), or somebody's pipe, until the lab is removed. Go never passes on its own
+// descriptors.
 func keepInherited() error {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("keep inherited files: %w", err)
