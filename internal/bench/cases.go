@@ -33,7 +33,7 @@ const (
 	caseUDP       = "known-flow-udp"  // the same with UDP
 	caseSYN       = "syn-of-new-flow" // placed and entered in the flow table
 	caseUnknown   = "non-syn-unknown" // of a flow that another balancer had
-	caseReference = "reference-lru"   // known-flow, with the kernel's LRU hash map as the flow table
+	caseReference = "reference-lru"   // known-flow, in the kernel's LRU hash map
 	caseSteps     = "up-to-"          // known-flow, up to a step of the program
 	caseDeliver   = "agent-deliver"   // decapsulated on a server
 	caseHuntKnown = "known-flow-hunt" // known-flow of a service with placement hunt

@@ -101,8 +101,8 @@ type setup struct {
 	content       content
 	family        family               // of the flows in the table, and of an agent's service
 	encapsulation config.Encapsulation // of an agent's service
-	accept        bool                 // whether an application listens on an agent's host; its service
-	threshold     uint32               // accepts connections while fewer than threshold wait
+	accept        bool                 // an agent's service is hunted for; an application listens
+	threshold     uint32               // of that service, in waiting connections
 }
 
 // rig is a setup that was built.

@@ -75,7 +75,7 @@ func swapTime(ctx context.Context, size TableSize, changes int) (_ time.Duration
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, b.Close()) }() // this also removes what was never attached
+	defer func() { err = errors.Join(err, b.Close()) }() // removes the rehearsal's objects
 	return medianTime(ctx, changes, func(i int) error {
 		return b.Apply([]*config.Balancer{fewer, all}[i%2])
 	})

@@ -50,7 +50,7 @@ const (
 	// The other ways are test runs without a network. The cores share only the balancer's tables.
 
 	HostAlone        Way = "host"             // only the program that writes each packet anew
-	HostBalanced     Way = "host-balanced"    // with xdp_lb and a table of 1M flows; the same few flows on all cores
+	HostBalanced     Way = "host-balanced"    // with xdp_lb, 1M entries; all cores have the same flows
 	HostBalancedMany Way = "host-balanced-1M" // all flows of the table on all cores
 )
 
@@ -326,7 +326,7 @@ func (b *testbed) config() *config.Balancer {
 		Node: config.BalancerNode{
 			Instance: b.instance, Interface: b.in.Name, Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Limits: config.Limits{
-				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))), // so that nearly all find room
+				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))), // room for nearly all
 				Servers: uint32(b.options.Servers),
 			},
 		},

@@ -12,11 +12,11 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// TCP is a frame with a TCP segment from src to dst, of whose IP version it is; by default a SYN
-// without options or payload. The checksums are right, whatever the options ask for.
+// TCP returns a frame with a TCP segment from src to dst. The addresses determine the IP version.
+// By default the segment is a SYN without options or payload. The checksums are always correct.
 //
-// Like every builder of this package it panics where the arguments cannot make a packet, such as
-// addresses of two versions.
+// Like all builders of this package, TCP panics if the arguments cannot make a packet, for example
+// if the addresses have different IP versions.
 func TCP(src, dst netip.AddrPort, options ...Option) []byte {
 	s := newSpec(src.Addr(), dst.Addr(), layers.IPProtocolTCP, options)
 	tcp := s.tcp
@@ -25,7 +25,7 @@ func TCP(src, dst netip.AddrPort, options ...Option) []byte {
 	return s.frame(&tcp)
 }
 
-// UDP is a frame with a UDP datagram from src to dst, by default empty.
+// UDP returns a frame with a UDP datagram from src to dst. By default it is empty.
 func UDP(src, dst netip.AddrPort, options ...Option) []byte {
 	s := newSpec(src.Addr(), dst.Addr(), layers.IPProtocolUDP, options)
 	udp := layers.UDP{SrcPort: layers.UDPPort(src.Port()), DstPort: layers.UDPPort(dst.Port())}
@@ -33,8 +33,8 @@ func UDP(src, dst netip.AddrPort, options ...Option) []byte {
 	return s.frame(&udp)
 }
 
-// ICMP is a frame with an ICMP or ICMPv6 message, by the IP version of the addresses. rest is the four
-// bytes after the checksum; the payload is what follows.
+// ICMP returns a frame with an ICMP or ICMPv6 message, by the IP version of the addresses. rest is
+// the four bytes after the checksum. The payload follows them.
 func ICMP(src, dst netip.Addr, icmpType, code uint8, rest uint32, options ...Option) []byte {
 	if src.Is4() {
 		s := newSpec(src, dst, layers.IPProtocolICMPv4, options)
@@ -45,13 +45,14 @@ func ICMP(src, dst netip.Addr, icmpType, code uint8, rest uint32, options ...Opt
 	s := newSpec(src, dst, layers.IPProtocolICMPv6, options)
 	icmp := layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(icmpType, code)}
 	must(icmp.SetNetworkLayerForChecksum(s.pseudoHeader()))
-	// Every message that segue meets has two 16-bit fields here or one of 32 bits.
+	// Every ICMPv6 message that Segue handles has two 16-bit fields or one 32-bit field here.
 	return s.frame(&icmp, &layers.ICMPv6Echo{Identifier: uint16(rest >> 16), SeqNumber: uint16(rest)})
 }
 
-// ICMPError is the ICMP error that a router sends to the source of the packet in a frame. It quotes as
-// much of the packet as RFC 4443 section 3 and RFC 1812 section 4.3.2.3 say: 1280 bytes of IPv6 or 576
-// of IPv4 with all headers of the error. rest is as in ICMP; an IPv6 packet too big has the MTU there.
+// ICMPError returns the ICMP error that a router sends to the source of the packet in a frame. It
+// quotes as much of the packet as RFC 4443 section 3 and RFC 1812 section 4.3.2.3 say: the error
+// with all headers has at most 1280 bytes for IPv6, and 576 bytes for IPv4. rest is the same as in
+// ICMP. An IPv6 packet too big message has the MTU there.
 func ICMPError(router netip.Addr, icmpType, code uint8, rest uint32, frame []byte, options ...Option) []byte {
 	network, ip, err := parseFrame(frame)
 	must(err)
@@ -75,7 +76,8 @@ func (s *spec) frame(transport ...gopacket.SerializableLayer) []byte {
 	return append(s.link(), buffer.Bytes()...)
 }
 
-// link is not left to gopacket, which pads every frame to 60 bytes.
+// link returns the Ethernet header and the VLAN tags. It does not use gopacket, which would pad
+// every frame to 60 bytes.
 func (s *spec) link() []byte {
 	b := slices.Concat(s.dstMAC[:], s.srcMAC[:])
 	for _, id := range s.vlans {
@@ -92,11 +94,11 @@ func (s *spec) ipv4() []gopacket.SerializableLayer {
 	return []gopacket.SerializableLayer{&layers.IPv4{
 		Version: 4, TOS: s.trafficClass, Id: s.id, Flags: layers.IPv4DontFragment, TTL: s.hopLimit,
 		Protocol: s.protocol, SrcIP: s.src.AsSlice(), DstIP: s.dst.AsSlice(),
-		Padding: s.ipOptions, // gopacket writes it as it is where there are no options of its own
+		Padding: s.ipOptions, // gopacket copies it unless it has options of its own
 	}}
 }
 
-// ipv6 is the IPv6 header and the extension headers, each naming the next.
+// ipv6 returns the IPv6 header and the extension headers, each with the number of the next.
 func (s *spec) ipv6() []gopacket.SerializableLayer {
 	header := &layers.IPv6{
 		Version: 6, TrafficClass: s.trafficClass, FlowLabel: s.flowLabel, HopLimit: s.hopLimit,
@@ -112,8 +114,8 @@ func (s *spec) ipv6() []gopacket.SerializableLayer {
 	return append([]gopacket.SerializableLayer{header}, out...)
 }
 
-// pseudoHeader names the final destination, whatever segment the packet is on its way to (RFC 8200
-// section 8.1).
+// pseudoHeader has the final destination, whichever segment the packet travels to (RFC 8200 section
+// 8.1).
 func (s *spec) pseudoHeader() gopacket.NetworkLayer {
 	if s.src.Is4() {
 		return &layers.IPv4{SrcIP: s.src.AsSlice(), DstIP: s.dst.AsSlice()}

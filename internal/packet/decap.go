@@ -9,14 +9,14 @@ import (
 	"slices"
 )
 
-// envelope is how the packet of a client is wrapped.
+// envelope describes the encapsulation of a client's packet.
 type envelope struct {
 	network    int // offset of the outer IP header in the frame
 	ip         ipHeader
-	srh        *SRH // nil where there is none
+	srh        *SRH // nil: none
 	srhAt      int  // its offset in the packet
-	srhNamedBy int  // offset of the next header field that names it
-	content    int  // offset in the packet of what the headers above wrap
+	srhNamedBy int  // offset of the next header field with its number
+	content    int  // offset in the packet of the bytes after these headers
 	protocol   uint8
 }
 
@@ -48,8 +48,8 @@ func open(frame []byte) (envelope, error) {
 	return env, nil
 }
 
-// inner is the IP header of the packet that an encapsulation carries and the packet's offset in the
-// outer one. It is for tunnels only, not for an inserted segment routing header.
+// inner returns the IP header of an encapsulated packet, and its offset in the outer packet. It is
+// for tunnels only, not for an inserted segment routing header.
 func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 	if env.ip.fragment {
 		return ipHeader{}, 0, fmt.Errorf("outer IPv4: %w", ErrFragment)
@@ -77,13 +77,13 @@ func (env envelope) inner(frame []byte) (ip ipHeader, at int, err error) {
 	return ip, at, err
 }
 
-// tunnel: a whole packet is inside. GRE behind a segment routing header is no encapsulation of ours: it
-// is what an inserted header stands in front of.
+// tunnel tells whether the envelope contains a whole packet. GRE after a segment routing header is
+// not an encapsulation of Segue: the header was inserted before the client's GRE.
 func (env envelope) tunnel() bool {
 	return env.protocol == protocolIPv4 || env.protocol == protocolIPv6 || env.protocol == protocolGRE && env.srh == nil
 }
 
-// vip is where the client sent the packet.
+// vip returns the destination address to which the client sent the packet.
 func (env envelope) vip(frame []byte) (netip.Addr, error) {
 	if env.tunnel() {
 		ip, _, err := env.inner(frame)
@@ -98,7 +98,7 @@ func (env envelope) vip(frame []byte) (netip.Addr, error) {
 	return env.srh.Segments[0], nil
 }
 
-// remaining is how many segments other than the VIP come after the destination.
+// remaining returns the number of segments after the destination, without the VIP.
 func (env envelope) remaining() int {
 	switch {
 	case env.srh == nil:
@@ -110,10 +110,10 @@ func (env envelope) remaining() int {
 	}
 }
 
-// Decapsulate is what an agent delivers of a frame: the client's packet as the balancer sent it, its
-// hop limit untouched, marked with the congestion met on the way (RFC 6040). The encapsulation is
-// known by its headers. Ethernet addresses, VLAN tags and the bytes after the packet stay. The frame
-// itself is not changed.
+// Decapsulate returns the packet that an agent delivers for a frame: the client's packet as the
+// balancer sent it, with an unchanged hop limit, and with the congestion marks of the path (RFC
+// 6040). The headers determine the encapsulation. Ethernet addresses, VLAN tags and the bytes after
+// the packet stay. Decapsulate does not change the frame itself.
 func Decapsulate(frame []byte) ([]byte, error) {
 	env, err := open(frame)
 	if err != nil {
@@ -125,7 +125,7 @@ func Decapsulate(frame []byte) ([]byte, error) {
 	return env.remove(frame)
 }
 
-// remove takes an inserted segment routing header out of the packet's chain of headers.
+// remove removes an inserted segment routing header from the packet's chain of headers.
 func (env envelope) remove(frame []byte) ([]byte, error) {
 	vip, err := env.vip(frame)
 	if err != nil {
@@ -149,15 +149,15 @@ func (env envelope) unwrap(frame []byte) ([]byte, error) {
 		return nil, err
 	}
 	p := slices.Clone(frame[env.network+at:])
-	if mark != ip.trafficClass&ecnMask { // a checksum that need not change keeps its form, of the two for zero
+	if mark != ip.trafficClass&ecnMask { // keeps the form of a checksum of zero, which has two
 		setECN(p, ip.version, mark)
 	}
 	return append(link(frame[:env.network], ip.version), p...), nil
 }
 
-// Advance sends a frame on to the next segment (RFC 8754 section 4.3.1.1): one segment left less, that
-// segment as destination, one hop less. Ethernet addresses are for whoever forwards the frame to set.
-// The frame itself is not changed.
+// Advance returns the frame for the next segment (RFC 8754 section 4.3.1.1). It decrements segments
+// left, makes that segment the destination, and decrements the hop limit. The Ethernet addresses
+// stay: the forwarding node sets them. Advance does not change the frame itself.
 func Advance(frame []byte) ([]byte, error) {
 	env, err := open(frame)
 	if err != nil {

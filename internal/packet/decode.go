@@ -14,14 +14,14 @@ import (
 type Packet struct {
 	Source, Destination MAC
 	VLANs               []uint16
-	// Headers are the IP headers, the outermost first; the last is the client's own.
+	// Headers are the IP headers, the outermost first. The last one is the client's own.
 	Headers []Header
-	// Source and destination port of TCP and UDP, zero without.
+	// Source and destination port of TCP and UDP. They are zero for other protocols.
 	SourcePort, DestinationPort uint16
 	Flags                       TCPFlags
-	// ICMPType and ICMPCode are of ICMP or ICMPv6, by the last header's Protocol.
+	// ICMPType and ICMPCode are those of ICMP or ICMPv6, according to the last header's Protocol.
 	ICMPType, ICMPCode uint8
-	Payload            []byte // of the transport header
+	Payload            []byte // after the transport header
 }
 
 // Header is an IP header with its extension headers.
@@ -30,17 +30,17 @@ type Header struct {
 	TrafficClass        uint8
 	FlowLabel           uint32
 	HopLimit            uint8
-	// SRH is the segment routing header, nil without.
+	// SRH is the segment routing header, or nil.
 	SRH *SRH
-	// Protocol is what follows the extension headers.
+	// Protocol is the protocol after the extension headers.
 	Protocol layers.IPProtocol
-	// Fragment is set for a piece of a packet. FragmentOffset is in bytes.
+	// Fragment tells that the packet is a fragment. FragmentOffset is in bytes.
 	Fragment       bool
 	FragmentOffset int
 }
 
-// FinalDestination is where the packet is delivered at last: the destination, or the last segment of
-// the path that leads there.
+// FinalDestination returns the address at which the packet is finally delivered: the destination,
+// or the last segment of the list.
 func (h Header) FinalDestination() netip.Addr {
 	if h.SRH != nil && h.SRH.SegmentsLeft > 0 && !h.carriesIP() {
 		return h.SRH.Segments[0]
@@ -56,8 +56,8 @@ func (h Header) carriesIP() bool {
 	return false
 }
 
-// Decode reads a frame. An error says what is wrong with the first header that cannot be read; the
-// packet then has all before it.
+// Decode decodes a frame. An error describes the first header that cannot be read. The packet then
+// has all headers before it.
 func Decode(frame []byte) (*Packet, error) {
 	p := &Packet{}
 	headers, failure := headersOf(frame)
@@ -75,8 +75,8 @@ func Decode(frame []byte) (*Packet, error) {
 	return p, nil
 }
 
-// headersOf is the layers of a frame up to the transport header. What UDP carries is not looked at:
-// gopacket guesses it from the port.
+// headersOf returns the layers of a frame up to the transport header. It ignores the content of
+// UDP, which gopacket guesses from the port.
 func headersOf(frame []byte) ([]gopacket.Layer, error) {
 	decoded := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.DecodeOptions{NoCopy: true})
 	var out []gopacket.Layer
@@ -99,7 +99,7 @@ func headersOf(frame []byte) ([]gopacket.Layer, error) {
 	return out, nil
 }
 
-// complete is false for a layer that gopacket adds before the failure to read it.
+// complete returns false for a layer that gopacket adds although it fails to read it.
 func complete(layer gopacket.Layer) bool {
 	switch l := layer.(type) {
 	case *layers.IPv4:
@@ -159,7 +159,7 @@ func (p *Packet) addIPv6(l *layers.IPv6) error {
 		TrafficClass: l.TrafficClass, FlowLabel: l.FlowLabel, HopLimit: l.HopLimit, Protocol: l.NextHeader,
 	})
 	present := len(l.Payload)
-	if l.HopByHop != nil { // gopacket takes it for a part of the IPv6 header
+	if l.HopByHop != nil { // gopacket treats it as a part of the IPv6 header
 		present += len(l.HopByHop.Contents)
 	}
 	return checkLength(int(l.Length), present)
@@ -188,8 +188,8 @@ func (p *Packet) addRouting(l *layers.IPv6Routing) error {
 
 func (p *Packet) last() *Header { return &p.Headers[len(p.Headers)-1] }
 
-// Verify checks every checksum in a frame: IPv4, TCP, UDP and ICMP, in inner packets too. The transport
-// checksum of a fragment is not checked.
+// Verify checks every checksum in a frame: IPv4, TCP, UDP and ICMP, also in inner packets. It does
+// not check the transport checksum of a fragment.
 func Verify(frame []byte) error {
 	headers, err := headersOf(frame)
 	if err != nil {

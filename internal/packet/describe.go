@@ -13,12 +13,12 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// String explains the packet in one line: the client's flow, the path inserted into it, and what it
-// travels in, for example
+// String describes the packet in one line: the client's flow, the inserted segment list, and the
+// outer headers, for example
 //
 //	2001:db8:c::2.40000 > 2001:db8:80::1.80 tcp [S] in ip6(fd00:6c:0:1:: > fd00:5:0:1::dv)
 //
-// Paths are in the order of travel; a star marks the segment that the packet is on its way to.
+// Segments are in the order of travel. A star marks the segment that the packet travels to.
 func (p *Packet) String() string {
 	if len(p.Headers) == 0 {
 		return "no IP packet"
@@ -66,8 +66,8 @@ func (h Header) describeTunnel() string {
 	return fmt.Sprintf("in %s(%v > %s)", kind, h.Source, segmentName(h.Destination))
 }
 
-// describe names the functions of all segments, but not of the last one of an inserted header: that
-// is the VIP or the client.
+// describe names the functions of all segments, except for the last segment of an inserted header,
+// which is the VIP or the client.
 func (s *SRH) describe(inserted bool) string {
 	names := make([]string, len(s.Segments))
 	for i, segment := range s.Segments {
@@ -90,7 +90,7 @@ func segmentName(addr netip.Addr) string {
 	return srv6.Parse(addr).String()
 }
 
-// String is the flags as tcpdump writes them, as in "S.".
+// String returns the flags as tcpdump writes them, such as "S.".
 func (f TCPFlags) String() string {
 	var b strings.Builder
 	for _, flag := range []struct {

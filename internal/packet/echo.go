@@ -4,9 +4,9 @@ package packet
 
 import "slices"
 
-// EchoReply is what the addressee of a ping sends back, to where the frame came from, with a hop limit
-// of its own. The checksums are updated, not computed anew, so that wrong ones stay wrong. The frame
-// must have an echo request right behind its IP header.
+// EchoReply returns the reply to an echo request, sent back to the frame's source, with the hop
+// limit limit. It updates the checksums instead of computing them, so that wrong checksums stay
+// wrong. In the frame, an echo request must follow the IP header directly.
 func EchoReply(frame []byte, limit uint8) []byte {
 	network, ip, err := parseFrame(frame)
 	must(err)

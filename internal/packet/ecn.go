@@ -4,7 +4,7 @@ package packet
 
 import "fmt"
 
-// Congestion marks, the low two bits of the traffic class (RFC 3168 section 5).
+// Congestion marks: the low two bits of the traffic class (RFC 3168 section 5).
 const (
 	notECT  = 0
 	ect1    = 1
@@ -13,7 +13,7 @@ const (
 	ecnMask = 3
 )
 
-// combineECN is the egress of RFC 6040 section 4.2, figure 4: the mark that leaves a tunnel.
+// combineECN returns the mark of a decapsulated packet, by RFC 6040 section 4.2, figure 4.
 func combineECN(inner, outer uint8) (uint8, error) {
 	switch {
 	case outer == ce && inner == notECT:
@@ -26,7 +26,7 @@ func combineECN(inner, outer uint8) (uint8, error) {
 	return inner, nil
 }
 
-// setECN marks an IP packet.
+// setECN sets the mark of an IP packet.
 func setECN(p []byte, version int, mark uint8) {
 	if version == 6 {
 		p[1] = p[1]&^(ecnMask<<4) | mark<<4

@@ -20,27 +20,30 @@ const (
 	dontFragment  = 0x4000
 )
 
-// Encap says how to send a packet on to its servers.
+// Encap describes how a packet is encapsulated for its servers.
 type Encap struct {
 	Kind config.Encapsulation
 
-	// Sender is the balancer's address in its locator, function and argument zero. srv6 only.
+	// Sender is the balancer's address in its locator, with function and argument zero. Only for
+	// srv6.
 	Sender netip.Addr
-	// Segments are the servers' SIDs in the order of travel, at least one. srv6 only.
+	// Segments are the servers' SIDs in the order of travel, at least one. Only for srv6.
 	Segments []netip.Addr
 
-	// Source and Destination are the outer addresses, of one IP version. gre and ipip only.
+	// Source and Destination are the outer addresses, of the same IP version. Only for gre and
+	// ipip.
 	Source, Destination netip.Addr
 
-	// FlowLabel is that of an outer IPv6 header, 20 bits (RFC 6438).
+	// FlowLabel is the flow label of an outer IPv6 header, 20 bits (RFC 6438).
 	FlowLabel uint32
 	// Own and NextHop are the Ethernet source and destination.
 	Own, NextHop MAC
 }
 
-// Encapsulate is what a balancer makes of a client's frame: a packet forwarded by one hop (its hop
-// limit is one less), in the encapsulation, in an Ethernet frame to the next hop. VLAN tags stay, and
-// so do bytes of the frame after the packet's own length. The frame itself is not changed.
+// Encapsulate returns the frame that a balancer sends for a client's frame. The balancer decrements
+// the hop limit, encapsulates the packet, and addresses the Ethernet frame to the next hop. VLAN
+// tags stay, and so do bytes of the frame after the packet's own length. Encapsulate does not
+// change the frame itself.
 func Encapsulate(frame []byte, e Encap) ([]byte, error) {
 	network, ip, err := parseFrame(frame)
 	if err != nil {
@@ -72,7 +75,7 @@ func Encapsulate(frame []byte, e Encap) ([]byte, error) {
 	return append(SetMACs(header, e.Own, e.NextHop), p...), nil
 }
 
-// insert puts a segment routing header into the packet's own chain of headers, behind the IPv6 header
+// insert adds a segment routing header to the packet's own chain of headers, after the IPv6 header
 // and hop-by-hop options (RFC 8200 section 4.1).
 func (e Encap) insert(p []byte, ip ipHeader) ([]byte, error) {
 	if ip.version != 6 {
@@ -98,8 +101,8 @@ func (e Encap) insert(p []byte, ip ipHeader) ([]byte, error) {
 	return slices.Insert(p, at, srh.Bytes()...), nil
 }
 
-// encapSRv6 is H.Encaps.Red (RFC 8986 section 5.2): the first segment is only in the outer
-// destination, and a single one needs no segment routing header.
+// encapSRv6 is H.Encaps.Red (RFC 8986 section 5.2). The first segment is only in the outer
+// destination, and a single segment needs no segment routing header.
 func (e Encap) encapSRv6(p []byte, ip ipHeader) ([]byte, error) {
 	if err := e.checkPath(); err != nil {
 		return nil, err
@@ -113,7 +116,7 @@ func (e Encap) encapSRv6(p []byte, ip ipHeader) ([]byte, error) {
 	return e.wrap(p, ip, srh.Bytes(), protocolRouting, e.Sender, first)
 }
 
-// encapGRE has the header of RFC 2784 section 2 without a checksum.
+// encapGRE adds the header of RFC 2784 section 2, without a checksum.
 func (e Encap) encapGRE(p []byte, ip ipHeader) ([]byte, error) {
 	protocol := uint16(etherTypeIPv6)
 	if ip.version == 4 {
@@ -123,8 +126,8 @@ func (e Encap) encapGRE(p []byte, ip ipHeader) ([]byte, error) {
 	return e.wrap(p, ip, header, protocolGRE, e.Source, e.Destination)
 }
 
-// wrap puts the packet behind an outer IP header and a shim. The traffic class is copied whole: DSCP
-// in the uniform model of RFC 2983, ECN in the normal mode of RFC 6040 section 4.1.
+// wrap adds an outer IP header and a shim before the packet. It copies the whole traffic class:
+// DSCP in the uniform model of RFC 2983, ECN in the normal mode of RFC 6040 section 4.1.
 func (e Encap) wrap(p []byte, ip ipHeader, shim []byte, protocol uint8, source, destination netip.Addr,
 ) ([]byte, error) {
 	if !source.IsValid() || !destination.IsValid() || source.Is4() != destination.Is4() {
@@ -157,7 +160,8 @@ func (e Encap) checkPath() error {
 	return nil
 }
 
-// outerIPv4 is an atomic datagram (RFC 6864 section 4): never fragmented, so its ID means nothing.
+// outerIPv4 returns the header of an atomic datagram (RFC 6864 section 4). The datagram is never
+// fragmented, so its ID has no meaning.
 func outerIPv4(tos uint8, payload int, protocol uint8, source, destination netip.Addr) []byte {
 	b := []byte{0x45, tos}
 	b = binary.BigEndian.AppendUint16(b, uint16(ipv4Length+payload))

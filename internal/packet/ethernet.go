@@ -24,7 +24,7 @@ const (
 	maxVLANTags    = 2
 )
 
-// networkOffset is where the header after the Ethernet header and its VLAN tags starts.
+// networkOffset returns the offset of the header after the Ethernet header and its VLAN tags.
 func networkOffset(frame []byte) (int, error) {
 	at := ethernetLength
 	for tags := 0; ; tags++ {
@@ -42,12 +42,12 @@ func networkOffset(frame []byte) (int, error) {
 	}
 }
 
-// etherTypeBefore is the EtherType of the header that starts at network.
+// etherTypeBefore returns the EtherType of the header that starts at network.
 func etherTypeBefore(frame []byte, network int) uint16 {
 	return binary.BigEndian.Uint16(frame[network-2:])
 }
 
-// link is the Ethernet header, with the tags, of a packet of the IP version.
+// link returns the Ethernet header, with the tags, for a packet of the IP version.
 func link(header []byte, version int) []byte {
 	etherType := uint16(etherTypeIPv6)
 	if version == 4 {

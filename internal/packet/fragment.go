@@ -8,10 +8,11 @@ import (
 	"slices"
 )
 
-// Fragments cuts the packet of a frame into fragments with at most size bytes of data each, a multiple
-// of 8, under one identification (RFC 791 section 3.2, RFC 8200 section 4.5). An IPv6 packet that fits
-// becomes one atomic fragment (RFC 6946). Extension headers other than hop-by-hop options are part of
-// the data, options of IPv4 are in all fragments. Don't fragment is cleared.
+// Fragments divides the packet of a frame into fragments with the same identification (RFC 791
+// section 3.2, RFC 8200 section 4.5). Each has at most size bytes of data; size is a multiple of 8.
+// An IPv6 packet that fits becomes one atomic fragment (RFC 6946). Extension headers other than
+// hop-by-hop options are part of the data. IPv4 options are in all fragments. The don't-fragment
+// bit is cleared.
 func Fragments(frame []byte, size int, id uint32) [][]byte {
 	network, ip, err := parseFrame(frame)
 	must(err)

@@ -23,15 +23,16 @@ const (
 	ipv4Length     = 20
 	ipv6Length     = 40
 	ipv6NextHeader = 6 // offset of the field
-	extensionUnit  = 8 // RFC 8200 section 4: the unit of extension headers' lengths
+	extensionUnit  = 8 // RFC 8200 section 4: unit of extension headers' lengths, in bytes
 	maxLength      = 65535
 )
 
-// ipHeader is what the encapsulations need to know of an IPv4 or IPv6 header.
+// ipHeader holds the fields of an IPv4 or IPv6 header that the encapsulations use. Lengths are in
+// bytes.
 type ipHeader struct {
 	version      int
-	length       int // of the header, options included, without extension headers
-	total        int // of the packet, as the header says
+	length       int // of the header with IPv4 options, without extension headers
+	total        int // of the packet, from the header
 	protocol     uint8
 	trafficClass uint8 // TOS in IPv4
 	hopLimit     uint8 // TTL in IPv4
@@ -40,7 +41,8 @@ type ipHeader struct {
 	destination  netip.Addr
 }
 
-// parseFrame finds the IP packet of a frame and checks that the EtherType agrees with its version.
+// parseFrame finds the IP packet of a frame, and checks that the EtherType agrees with the IP
+// version.
 func parseFrame(frame []byte) (network int, ip ipHeader, err error) {
 	network, err = networkOffset(frame)
 	if err != nil {
@@ -59,8 +61,8 @@ func parseFrame(frame []byte) (network int, ip ipHeader, err error) {
 	return network, ip, err
 }
 
-// parseIP reads the IP header at the start of p, which must be of the version and whose packet must
-// not be longer than p; p may go on after it.
+// parseIP reads the IP header at the start of p. The header must have the version, and the packet
+// must not be longer than p. Other bytes may follow the packet.
 func parseIP(p []byte, version int) (ipHeader, error) {
 	if len(p) == 0 {
 		return ipHeader{}, fmt.Errorf("no byte of an IP header: %w", ErrTruncated)
@@ -121,8 +123,8 @@ func parseIPv6(p []byte) (ipHeader, error) {
 
 func trafficClass(ipv6 []byte) uint8 { return uint8(binary.BigEndian.Uint16(ipv6) >> 4) }
 
-// extensionLength is the length in bytes of the IPv6 extension header at the start of p, which must
-// hold all of it.
+// extensionLength returns the length in bytes of the IPv6 extension header at the start of p. It
+// returns an error if p is shorter.
 func extensionLength(p []byte) (int, error) {
 	if len(p) < extensionUnit {
 		return 0, fmt.Errorf("%d bytes of an extension header: %w", len(p), ErrTruncated)
@@ -134,9 +136,9 @@ func extensionLength(p []byte) (int, error) {
 	return length, nil
 }
 
-// skipHopByHop passes the hop-by-hop options of an IPv6 packet, which no other header may precede
-// (RFC 8200 section 4.1). It answers with the offsets of what follows and of the next header field
-// that names it.
+// skipHopByHop skips the hop-by-hop options of an IPv6 packet, which must be the first extension
+// header (RFC 8200 section 4.1). It returns the offset of the following header, and the offset of
+// the next header field with that header's number.
 func skipHopByHop(p []byte) (at, nextHeader int, err error) {
 	if p[ipv6NextHeader] != protocolHopByHop {
 		return ipv6Length, ipv6NextHeader, nil
@@ -148,8 +150,8 @@ func skipHopByHop(p []byte) (at, nextHeader int, err error) {
 	return ipv6Length + length, ipv6Length, nil
 }
 
-// decrementHopLimit does to a packet what every router does. The IPv4 checksum is updated, not
-// computed anew, so that a wrong one stays wrong.
+// decrementHopLimit decrements the hop limit, as every router does. It updates the IPv4 checksum
+// instead of computing it, so that a wrong checksum stays wrong.
 func decrementHopLimit(p []byte, ip ipHeader) error {
 	if ip.hopLimit <= 1 {
 		return fmt.Errorf("hop limit %d: %w", ip.hopLimit, ErrHopLimit)
@@ -166,7 +168,7 @@ func setHopLimit(p []byte, version int, limit uint8) {
 	setIPv4Byte(p, 8, limit)
 }
 
-// setIPv4Byte changes a byte of an IPv4 header and its checksum.
+// setIPv4Byte changes a byte of an IPv4 header and updates the checksum.
 func setIPv4Byte(p []byte, offset int, value uint8) {
 	word := offset &^ 1
 	before := binary.BigEndian.Uint16(p[word:])
@@ -176,7 +178,7 @@ func setIPv4Byte(p []byte, offset int, value uint8) {
 	binary.BigEndian.PutUint16(p[10:], updateChecksum(sum, before, after))
 }
 
-// setICMPType changes the type of an ICMP message and its checksum.
+// setICMPType changes the type of an ICMP message and updates the checksum.
 func setICMPType(p []byte, icmpType uint8) {
 	before := binary.BigEndian.Uint16(p)
 	p[0] = icmpType
@@ -185,12 +187,13 @@ func setICMPType(p []byte, icmpType uint8) {
 	binary.BigEndian.PutUint16(p[2:], updateChecksum(sum, before, after))
 }
 
-// updateChecksum is equation 3 of RFC 1624 section 3: the checksum after one 16-bit word changed.
+// updateChecksum returns the checksum after one 16-bit word has changed (RFC 1624 section 3,
+// equation 3).
 func updateChecksum(sum, before, after uint16) uint16 {
 	return ^fold(uint32(^sum) + uint32(^before) + uint32(after))
 }
 
-// checksum is the internet checksum of RFC 1071 over an even number of bytes.
+// checksum returns the internet checksum (RFC 1071) of an even number of bytes.
 func checksum(p []byte) uint16 {
 	sum := uint32(0)
 	for i := 0; i < len(p); i += 2 {

@@ -4,7 +4,8 @@ package packet
 
 import "slices"
 
-// SetHopLimit is a copy of the frame with another hop limit, or TTL and the checksum to go with it.
+// SetHopLimit returns a copy of the frame with another hop limit, or another TTL and a matching
+// checksum.
 func SetHopLimit(frame []byte, limit uint8) []byte {
 	network, ip, err := parseFrame(frame)
 	must(err)
@@ -13,34 +14,36 @@ func SetHopLimit(frame []byte, limit uint8) []byte {
 	return out
 }
 
-// SetMACs is a copy of the frame with other Ethernet addresses.
+// SetMACs returns a copy of the frame with other Ethernet addresses.
 func SetMACs(frame []byte, src, dst MAC) []byte { return slices.Concat(dst[:], src[:], frame[12:]) }
 
-// SetByte is a copy of the frame with another value at an offset, checksums left as they are.
+// SetByte returns a copy of the frame with another value at an offset. It does not change
+// checksums.
 func SetByte(frame []byte, offset int, value byte) []byte {
 	out := slices.Clone(frame)
 	out[offset] = value
 	return out
 }
 
-// FlipByte is a copy of the frame with all bits of a byte inverted.
+// FlipByte returns a copy of the frame with all bits of a byte inverted.
 func FlipByte(frame []byte, offset int) []byte { return SetByte(frame, offset, ^frame[offset]) }
 
-// Truncate is a copy of the frame's first length bytes.
+// Truncate returns a copy of the frame's first length bytes.
 func Truncate(frame []byte, length int) []byte { return slices.Clone(frame[:length]) }
 
-// Pad is a copy of the frame with bytes after its packet, as short frames have on a wire.
+// Pad returns a copy of the frame with bytes after its packet, as short frames have on a wire.
 func Pad(frame []byte, trailer ...byte) []byte { return slices.Concat(frame, trailer) }
 
-// NetworkOffset is where the IP header of a frame starts.
+// NetworkOffset returns the offset of a frame's IP header.
 func NetworkOffset(frame []byte) int {
 	at, err := networkOffset(frame)
 	must(err)
 	return at
 }
 
-// TransportOffset is where the first header that is neither IP nor an IPv6 extension starts: TCP, or
-// the inner packet of a tunnel. In a fragment other than the first that is the data.
+// TransportOffset returns the offset of the first header that is neither IP nor an IPv6 extension
+// header: TCP, or the inner packet of a tunnel. In a fragment other than the first, it is the
+// offset of the data.
 func TransportOffset(frame []byte) int {
 	network, ip, err := parseFrame(frame)
 	must(err)
@@ -52,7 +55,7 @@ func TransportOffset(frame []byte) int {
 	for isExtension(protocol) {
 		length, err := extensionLength(p[at:])
 		if protocol == protocolFragment {
-			length = extensionUnit // it has no length field
+			length = extensionUnit // a fragment header has no length field
 		}
 		must(err)
 		at, protocol = at+length, p[at]

@@ -11,7 +11,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// Option changes what a builder makes.
+// Option changes the packet that a builder makes.
 type Option func(*spec)
 
 // spec is a packet to be built.
@@ -31,7 +31,8 @@ type spec struct {
 	payload        []byte
 }
 
-// extension is an IPv6 extension header, made once the one after it is known.
+// extension is an IPv6 extension header. layer makes it when the number of the next header is
+// known.
 type extension struct {
 	protocol layers.IPProtocol
 	layer    func(next layers.IPProtocol) gopacket.SerializableLayer
@@ -52,26 +53,25 @@ func newSpec(src, dst netip.Addr, protocol layers.IPProtocol, options []Option) 
 	return s
 }
 
-// Ethernet sets the addresses of the frame.
+// Ethernet sets the Ethernet addresses of the frame.
 func Ethernet(src, dst MAC) Option { return func(s *spec) { s.srcMAC, s.dstMAC = src, dst } }
 
-// VLAN puts the frame behind 802.1Q tags, the outermost first.
+// VLAN adds 802.1Q tags to the frame, the outermost first.
 func VLAN(ids ...uint16) Option { return func(s *spec) { s.vlans = ids } }
 
-// TrafficClass sets the traffic class, or the TOS of IPv4: DSCP and ECN together.
+// TrafficClass sets the traffic class or the IPv4 TOS: DSCP and ECN together.
 func TrafficClass(class uint8) Option { return func(s *spec) { s.trafficClass = class } }
 
-// FlowLabel sets the flow label of IPv6, 20 bits.
+// FlowLabel sets the IPv6 flow label, 20 bits.
 func FlowLabel(label uint32) Option { return func(s *spec) { s.flowLabel = label } }
 
-// HopLimit sets the hop limit, or the TTL of IPv4. The default is 64.
+// HopLimit sets the hop limit or the IPv4 TTL. The default is 64.
 func HopLimit(limit uint8) Option { return func(s *spec) { s.hopLimit = limit } }
 
-// ID sets the identification of IPv4.
+// ID sets the IPv4 identification.
 func ID(id uint16) Option { return func(s *spec) { s.id = id } }
 
-// IPOptions sets the options of IPv4, at most 40 bytes as they are sent; zeros fill the last 32-bit
-// word.
+// IPOptions sets the IPv4 options as bytes, at most 40. Zeros fill the last 32-bit word.
 func IPOptions(options []byte) Option {
 	if len(options) > 40 {
 		must(fmt.Errorf("%d bytes of IPv4 options, at most 40: %w", len(options), ErrHeader))
@@ -79,11 +79,11 @@ func IPOptions(options []byte) Option {
 	return func(s *spec) { s.ipOptions = options }
 }
 
-// Payload is what follows the transport header.
+// Payload sets the bytes after the transport header.
 func Payload(payload []byte) Option { return func(s *spec) { s.payload = payload } }
 
-// HopByHop appends a hop-by-hop options header of size bytes, padding only. The size is a multiple
-// of 8 from 8 to 2048. Extension headers follow each other in the order of their options.
+// HopByHop appends a hop-by-hop options header that contains only padding. size is in bytes, a
+// multiple of 8 from 8 to 2048. Extension headers are in the order of their options.
 func HopByHop(size int) Option {
 	options := padding(size)
 	return appendExtension(layers.IPProtocolIPv6HopByHop, func(next layers.IPProtocol) gopacket.SerializableLayer {
@@ -97,7 +97,7 @@ func HopByHop(size int) Option {
 	})
 }
 
-// DestinationOptions appends a destination options header, sized as in HopByHop.
+// DestinationOptions appends a destination options header. size is the same as in HopByHop.
 func DestinationOptions(size int) Option {
 	options := padding(size)
 	return appendExtension(layers.IPProtocolIPv6Destination, func(next layers.IPProtocol) gopacket.SerializableLayer {
@@ -111,8 +111,8 @@ func DestinationOptions(size int) Option {
 	})
 }
 
-// Routing appends a segment routing header and sends the packet to its active segment. Checksums are
-// those of the builder's dst, which should be the header's first segment.
+// Routing appends a segment routing header and addresses the packet to the active segment.
+// Checksums use the builder's dst, which should be the first entry of the header's segment list.
 func Routing(srh *SRH) Option {
 	extend := appendExtension(layers.IPProtocolIPv6Routing, func(next layers.IPProtocol) gopacket.SerializableLayer {
 		header := *srh
@@ -138,10 +138,10 @@ func (s *spec) ipv6Destination() netip.Addr {
 	return s.dst
 }
 
-// optionPadN is an option of any length that says nothing (RFC 8200 section 4.2).
+// optionPadN is a padding option of any length (RFC 8200 section 4.2).
 const optionPadN = 1
 
-// padding is the data of PadN options that fill an options header of size bytes.
+// padding returns the data of PadN options that fill an options header of size bytes.
 func padding(size int) [][]byte {
 	if size < extensionUnit || size > 256*extensionUnit || size%extensionUnit != 0 {
 		must(fmt.Errorf("options header of %d bytes: %w", size, ErrHeader))
@@ -149,7 +149,7 @@ func padding(size int) [][]byte {
 	var out [][]byte
 	for left := size - 2; left > 0; {
 		option := min(left, 2+255)
-		if left-option == 1 { // one byte more is too short for an option
+		if left-option == 1 { // one remaining byte would be too short for an option
 			option--
 		}
 		out = append(out, make([]byte, option-2))
@@ -161,7 +161,7 @@ func padding(size int) [][]byte {
 // TCPFlags are the flags of a TCP segment.
 type TCPFlags uint8
 
-// The flags of RFC 9293 section 3.1, as they are in the header.
+// The flags of RFC 9293 section 3.1, with their bits in the header.
 const (
 	FIN TCPFlags = 1 << iota
 	SYN
@@ -173,7 +173,7 @@ const (
 	CWR
 )
 
-// Flags sets all TCP flags; those not named are off.
+// Flags sets all TCP flags. Flags that are not named are cleared.
 func Flags(f TCPFlags) Option {
 	return func(s *spec) {
 		t := &s.tcp
@@ -182,19 +182,19 @@ func Flags(f TCPFlags) Option {
 	}
 }
 
-// Sequence sets the sequence and acknowledgment numbers of TCP.
+// Sequence sets the TCP sequence and acknowledgment numbers.
 func Sequence(seq, ack uint32) Option { return func(s *spec) { s.tcp.Seq, s.tcp.Ack = seq, ack } }
 
-// Window sets the window, without scaling. The default is 65535.
+// Window sets the TCP window, without scaling. The default is 65535.
 func Window(size uint16) Option { return func(s *spec) { s.tcp.Window = size } }
 
-// MSS appends the maximum segment size to the TCP options.
+// MSS appends the maximum segment size, in bytes, to the TCP options.
 func MSS(size uint16) Option {
 	return TCPOption(layers.TCPOptionKindMSS, binary.BigEndian.AppendUint16(nil, size))
 }
 
-// Timestamps appends timestamps (RFC 7323) to the TCP options, after two no-operations that align
-// them.
+// Timestamps appends timestamps (RFC 7323) to the TCP options, after two no-operations for
+// alignment.
 func Timestamps(value, echo uint32) Option {
 	data := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, value), echo)
 	timestamps := TCPOption(layers.TCPOptionKindTimestamps, data)

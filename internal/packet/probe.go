@@ -11,11 +11,12 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// dummyIPv4 is the source of IPv4 packets of hosts without an IPv4 address (RFC 7600).
+// dummyIPv4 is the source of IPv4 packets from hosts without an IPv4 address (RFC 7600).
 var dummyIPv4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 
-// Probe is the frame that a balancer wraps for a server to ask its agent about a VIP; sender is the
-// balancer. The token is in the byte order of the host, for only the balancer reads it.
+// Probe returns the frame that a balancer encapsulates for a server, to probe the agent about a
+// VIP. sender is the balancer's address. The token is in host byte order, because only the balancer
+// reads it.
 func Probe(sender, vip netip.Addr, token uint64, options ...Option) []byte {
 	if vip.Is4() {
 		sender = dummyIPv4
@@ -25,7 +26,7 @@ func Probe(sender, vip netip.Addr, token uint64, options ...Option) []byte {
 	return s.frame()
 }
 
-// ProbeAnswer is the frame by which a server answers a probe.
+// ProbeAnswer returns the frame with which a server answers a probe.
 func ProbeAnswer(server, balancer netip.Addr, token uint64, version, flags uint16, options ...Option) []byte {
 	answer := binary.NativeEndian.AppendUint64(nil, token)
 	answer = binary.BigEndian.AppendUint16(answer, version)
@@ -35,7 +36,7 @@ func ProbeAnswer(server, balancer netip.Addr, token uint64, version, flags uint1
 	return s.frame()
 }
 
-// sidAt is the SID of a function at the host of an address.
+// sidAt returns the SID of a function in the locator of a host's address.
 func sidAt(host netip.Addr, function srv6.Function) netip.Addr {
 	return srv6.SID{Locator: netip.PrefixFrom(host, srv6.LocatorBits), Function: function}.Addr()
 }

@@ -10,20 +10,20 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Server is a node with an agent, as the agent's configuration describes it.
+// Server is a node with an agent. Its fields are from the agent's configuration.
 type Server struct {
 	Locator   netip.Prefix // of its SIDs
-	Addresses []netip.Addr // its ends of gre and ipip tunnels
-	VIPs      []netip.Addr // of the services that it takes part in
+	Addresses []netip.Addr // ends of gre and ipip tunnels
+	VIPs      []netip.Addr // of its services
 }
 
 // Verdict is what an agent does with a frame.
 type Verdict int
 
 const (
-	// Pass leaves the frame, which is not for the agent, to the host unchanged.
+	// Pass leaves the frame to the host, unchanged. The frame is not for the agent.
 	Pass Verdict = iota
-	// Deliver gives the client's packet to the host.
+	// Deliver passes the client's packet to the host.
 	Deliver
 	// Forward sends the frame to the next segment.
 	Forward
@@ -35,9 +35,9 @@ func (v Verdict) String() string {
 	return [...]string{"pass", "deliver", "forward", "drop"}[v]
 }
 
-// Receive is what the server's agent does with a frame. A SID of the locator with a function is the
-// agent's, and so is a tunnel to one of the addresses; all else is the host's. Drop comes with an
-// error that says why, and without a frame.
+// Receive returns what the server's agent does with a frame. SIDs of the locator with a function
+// belong to the agent, and so do tunnels to one of the addresses. All other frames belong to the
+// host. With Drop, Receive returns an error with the reason, and no frame.
 func (s Server) Receive(frame []byte) (Verdict, []byte, error) {
 	mine, err := s.isMine(frame)
 	if err != nil {
@@ -53,11 +53,11 @@ func (s Server) Receive(frame []byte) (Verdict, []byte, error) {
 	return verdict, out, nil
 }
 
-// isMine errs for a SID whose function an agent does not have.
+// isMine returns an error for a SID whose function an agent does not have.
 func (s Server) isMine(frame []byte) (bool, error) {
 	_, ip, err := parseFrame(frame)
 	if err != nil {
-		return false, nil // malformed: for the host to refuse
+		return false, nil // malformed: the host refuses it
 	}
 	if s.Locator.Contains(ip.destination) {
 		sid := srv6.Parse(ip.destination)
@@ -94,7 +94,8 @@ func (s Server) execute(frame []byte) (Verdict, []byte, error) {
 	return Forward, out, err
 }
 
-// mayPassTo tells whether a packet may travel on to a segment: to another server's function.
+// mayPassTo tells whether a packet may be passed on to a segment. The segment must be a function of
+// another server.
 func (s Server) mayPassTo(segment netip.Addr) bool {
 	return srv6.Parse(segment).Function.AtServer() &&
 		!s.Locator.Contains(segment) && !segment.IsMulticast()

@@ -8,9 +8,9 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// Signal is what a server makes of a frame with a packet to a client that is to pass a balancer: wrapped on
-// the way to the one segment that there is, the balancer's SID, with the server as its sender. It does not
-// forward, so that the packet keeps its hop limit. The frame itself is not changed.
+// Signal returns the frame by which a server sends a packet to a client through a balancer. The
+// packet is encapsulated with one segment, the balancer's SID. The server is the sender. The server
+// does not forward the packet, so the hop limit stays. Signal does not change the frame itself.
 func Signal(frame []byte, e Encap) ([]byte, error) {
 	network, ip, err := parseFrame(frame)
 	if err != nil {
@@ -34,9 +34,9 @@ func Signal(frame []byte, e Encap) ([]byte, error) {
 	return append(SetMACs(link(frame[:network], 6), e.Own, e.NextHop), p...), nil
 }
 
-// Return is what a balancer makes of a signal: the packet for the client, marked with the congestion met on
-// the way (RFC 6040) and forwarded by one hop. Who forwards the frame is for the host to say: until then it
-// comes from the balancer and is for it.
+// Return returns the frame that a balancer makes of a signal: the packet for the client, with the
+// congestion marks of the path (RFC 6040) and a decremented hop limit. The host sets the Ethernet
+// addresses when it forwards the frame. Until then both are the balancer's own.
 func Return(frame []byte, own MAC) ([]byte, error) {
 	out, err := Decapsulate(frame)
 	if err != nil {

@@ -16,7 +16,7 @@ const (
 	routingTypeSRH = 4
 	srhFixedLength = 8
 	segmentLength  = 16
-	// maxSegments is what the 8-bit length of a routing header leaves room for.
+	// maxSegments is the maximum number of segments for the 8-bit length of a routing header.
 	maxSegments = 127
 )
 
@@ -27,23 +27,23 @@ type SRH struct {
 	LastEntry    uint8
 	Flags        uint8
 	Tag          uint16
-	// Segments is the segment list as it is in the header, against the order of travel: the first
-	// is the last segment of the path.
+	// Segments is the segment list as in the header, in reverse order of travel: the first entry is
+	// the last segment.
 	Segments []netip.Addr
-	// TLVs is what follows the segment list, a multiple of 8 bytes.
+	// TLVs are the bytes after the segment list, a multiple of 8.
 	TLVs []byte
 }
 
-// NewSRH makes a header from a path in the order of travel, of 1 to 127 segments. segmentsLeft is how
-// many of them come after the packet's present destination.
+// NewSRH returns a header for a path in the order of travel, of 1 to 127 segments. segmentsLeft is
+// the number of segments after the packet's current destination.
 func NewSRH(segmentsLeft int, path ...netip.Addr) *SRH {
 	segments := slices.Clone(path)
 	slices.Reverse(segments)
 	return &SRH{SegmentsLeft: uint8(segmentsLeft), LastEntry: uint8(len(path) - 1), Segments: segments}
 }
 
-// Active is the segment that segments left points at. There is none on the way to the first segment
-// of a reduced header, which leaves that segment out (RFC 8754 section 4.1.1).
+// Active returns the segment that segments left points at. It returns false on the path to the
+// first segment of a reduced header, which does not contain that segment (RFC 8754 section 4.1.1).
 func (s *SRH) Active() (netip.Addr, bool) {
 	if int(s.SegmentsLeft) >= len(s.Segments) {
 		return netip.Addr{}, false
@@ -51,11 +51,11 @@ func (s *SRH) Active() (netip.Addr, bool) {
 	return s.Segments[s.SegmentsLeft], true
 }
 
-// Len is the length of the header in bytes.
+// Len returns the length of the header in bytes.
 func (s *SRH) Len() int { return srhFixedLength + segmentLength*len(s.Segments) + len(s.TLVs) }
 
-// Bytes is the header as it is sent, with the fields as they are, also where they contradict each
-// other; only the length is computed.
+// Bytes returns the header as it is sent. It computes the length, and copies the other fields even
+// if they contradict each other.
 func (s *SRH) Bytes() []byte {
 	b := []byte{
 		uint8(s.NextHeader), uint8(s.Len()/extensionUnit - 1), routingTypeSRH, s.SegmentsLeft, s.LastEntry, s.Flags,
@@ -67,7 +67,7 @@ func (s *SRH) Bytes() []byte {
 	return append(b, s.TLVs...)
 }
 
-// LayerType is gopacket's type of all routing headers.
+// LayerType returns gopacket's type of all routing headers.
 func (s *SRH) LayerType() gopacket.LayerType { return layers.LayerTypeIPv6Routing }
 
 // SerializeTo implements gopacket.SerializableLayer.
@@ -84,8 +84,8 @@ func (s *SRH) SerializeTo(b gopacket.SerializeBuffer, _ gopacket.SerializeOption
 	return nil
 }
 
-// parseSRH reads the segment routing header at the start of p and makes the checks of RFC 8754
-// section 4.3.1.1. The segments are the entries up to the last entry, the rest are TLVs.
+// parseSRH reads the segment routing header at the start of p, with the checks of RFC 8754 section
+// 4.3.1.1. The segments are the entries up to the last entry. The remaining bytes are TLVs.
 func parseSRH(p []byte) (*SRH, error) {
 	length, err := extensionLength(p)
 	if err != nil {
