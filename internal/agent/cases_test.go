@@ -10,7 +10,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// delivered is what the reference makes of a frame.
+// delivered returns the packet that the reference delivers for a frame.
 func delivered(frame []byte) []byte {
 	out, err := packet.Decapsulate(frame)
 	if err != nil {
@@ -19,14 +19,15 @@ func delivered(frame []byte) []byte {
 	return out
 }
 
-// withTLV is an inserted header with a TLV behind the list (RFC 8754 section 2.1.1).
+// withTLV returns a frame with an inserted header that has a TLV after the segment list (RFC 8754
+// section 2.1.1).
 func withTLV() []byte {
 	srh := packet.NewSRH(1, sender, sid, vip6.Addr())
 	srh.TLVs = []byte{4, 6, 0, 0, 0, 0, 0, 0} // PadN
 	return packet.TCP(client6, vip6, packet.Ethernet(packet.MAC{2}, hostMAC), packet.Routing(srh))
 }
 
-// mapped is the frame with the IPv4-mapped form of an address at an offset in layer 3.
+// mapped returns the frame with the IPv4-mapped form of an address at an offset in layer 3.
 func mapped(frame []byte, offset int, address netip.Addr) []byte {
 	form := address.As16()
 	return set(frame, offset, form[:]...)
@@ -39,7 +40,7 @@ type packetCase struct {
 	out    []byte // nil: the frame unchanged
 }
 
-// uncommon are what else than TCP and UDP packets balancers send for a flow.
+// uncommon returns packets other than TCP and UDP packets that balancers send for a flow.
 func uncommon(client, vip netip.AddrPort) map[string][]byte {
 	fragments := packet.Fragments(packet.UDP(client, vip, packet.Payload(make([]byte, 3000))), 1440, 7)
 	router, unreachable := netip.MustParseAddr("192.0.2.254"), uint8(3)
@@ -71,7 +72,7 @@ func deliveries() []packetCase {
 		{"insert, Ethernet padding", packet.Pad(insert, 1, 2, 3), "deliver_srv6_insert", nil},
 		{"insert, other argument", set(insert, functionAt+2, 1, 2, 3, 4, 5, 6), "deliver_srv6_insert", nil},
 		{"insert, hop limit 1", packet.SetHopLimit(insert, 1), "deliver_srv6_insert", nil},
-		// A tunnel of the client's own, if a balancer ever let it through.
+		// A tunnel of the client's own, in case a balancer forwards it.
 		{"insert, before GRE", set(insert, srhAt, 47), "deliver_srv6_insert", nil},
 	}
 	for name, frame := range uncommon(client6, vip6) {
@@ -107,12 +108,13 @@ func deliveries() []packetCase {
 	return cases
 }
 
-// asks is a client's packet to this server, and the next if there is one, with a function about its flow.
+// asks returns a client's packet to this server, with a function about its flow, and with the next
+// server if there is one.
 func asks(kind config.Encapsulation, function uint16, frame []byte, next ...netip.Addr) []byte {
 	return wrap(frame, srv6Encap(kind, append([]netip.Addr{sidOf(sid, function)}, next...)...))
 }
 
-// taken are functions about flows of which there are no sockets.
+// taken are packets with functions about flows without sockets.
 func taken() []packetCase {
 	syn4, syn6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6)
 	return []packetCase{
@@ -247,7 +249,7 @@ func drops() []packetCase {
 			asks(config.SRv6Encap, connectAvail, syn4, balancerSID), "drop_next_segment", nil},
 		{"not here, next a balancer",
 			asks(config.SRv6Encap, recoverStickiness, syn6, balancerSID), "drop_next_segment", nil},
-		// This server's signal to the word, but for the function in its own segment.
+		// This equals the server's own signal, except for the function in its own segment.
 		{"a forged signal", withoutSender(vip6, client6, sid, balancerSID), "drop_sender", nil},
 		{"insert to the next, of a stranger", set(two, srhAt+8+3*16+3, 0x6d), "drop_sender", nil},
 		{"insert to the next, of nobody",
@@ -258,10 +260,11 @@ func drops() []packetCase {
 	}
 }
 
-// balancerSID is what signals go to.
+// balancerSID is the SID that signals go to.
 var balancerSID = sidOf(balancer1, 0x11)
 
-// withoutSender is a SYN-ACK with an inserted header whose list begins with its destination.
+// withoutSender returns a SYN-ACK with an inserted header whose list begins with the packet's
+// destination.
 func withoutSender(source, destination netip.AddrPort, segments ...netip.Addr) []byte {
 	path := append(segments, destination.Addr())
 	return packet.TCP(source, destination, packet.Flags(packet.SYN|packet.ACK),

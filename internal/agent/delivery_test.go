@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// way is one encapsulation to server 1, and the MSS that it leaves of 1500 bytes to IPv6.
+// way is one encapsulation to server 1, and the IPv6 MSS that it leaves of an MTU of 1500 bytes.
 type way struct {
 	name   string
 	encap  packet.Encap
@@ -40,7 +40,7 @@ func ways() []way {
 	}
 }
 
-// TestDelivers has real connections in every encapsulation, over both ways to attach to tc.
+// TestDelivers uses real connections in every encapsulation, with both ways to attach to tc.
 func TestDelivers(t *testing.T) {
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
@@ -81,7 +81,7 @@ func (n *network) deliver(t *testing.T, a *Agent, w way, vip netip.Addr) {
 	if vip.Is4() {
 		want += 20
 	}
-	if got := mss(t, c) + 12; got != want { // 12: timestamps
+	if got := mss(t, c) + 12; got != want { // the timestamps take 12 bytes
 		t.Errorf("MSS %d, want %d", got, want)
 	}
 	n.echo(n.dialUDP(vip), 1000)
@@ -99,7 +99,8 @@ func (n *network) deliver(t *testing.T, a *Agent, w way, vip netip.Addr) {
 	}
 }
 
-// TestNextSegment goes through a server that does not have the VIP, and knows no neighbour yet.
+// TestNextSegment sends packets through a server that does not have the VIP and has no neighbour
+// entries yet.
 func TestNextSegment(t *testing.T) {
 	n := newNetwork(t, 2)
 	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
@@ -131,7 +132,8 @@ func TestNextSegment(t *testing.T) {
 	}
 }
 
-// TestNextSegmentBehindVLAN leaves alone what XDP did not check: the kernel takes the tag off before tc.
+// TestNextSegmentBehindVLAN checks that the tc program ignores packets that XDP did not check. The
+// kernel removes the VLAN tag before tc.
 func TestNextSegmentBehindVLAN(t *testing.T) {
 	n := newNetwork(t, 2)
 	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
@@ -139,7 +141,7 @@ func TestNextSegmentBehindVLAN(t *testing.T) {
 	router := packet.MAC{2, 0, 0, 0, 9, 9}
 	server := packet.MAC(first.link.mac[:])
 	way := srv6Encap(config.SRv6Encap, serverSID(1), serverSID(2))
-	const hopLimit = 4 + 7 // behind the tag
+	const hopLimit = 4 + 7 // after the tag
 	tagged := set(to(client6, vip6, way, packet.VLAN(7)), hopLimit, 1)
 	for _, frame := range [][]byte{tagged, to(client6, vip6, way)} {
 		n.send(n.router, "server1", packet.SetMACs(frame, router, server))
@@ -153,7 +155,7 @@ func TestNextSegmentBehindVLAN(t *testing.T) {
 	}
 }
 
-// send sends a frame out of an interface.
+// send sends a frame from an interface.
 func (n *network) send(ns *testnet.Namespace, iface string, frame []byte) {
 	n.t.Helper()
 	n.in(ns, func() error {

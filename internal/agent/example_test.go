@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
-// The example of the specification is what two agents make of these packets: the first refuses, the second
-// has to take the connection.
+// TestExample checks that two agents process the packets of the specification's example as the
+// specification says. The first agent refuses the connection, and the second must accept it.
 func TestExample(t *testing.T) {
 	examples := packettest.Examples(t, "../../docs/protocol.md")
 	k := testKernel(t)

@@ -25,14 +25,14 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// The environment of a process whose start is to fail.
+// Environment variables of a process whose start is to fail.
 const (
-	failConfig = "SEGUE_TEST_FAIL_CONFIG" // the file of its configuration
-	failCall   = "SEGUE_TEST_FAIL_CALL"   // which of its system calls fails
-	failFilter = "SEGUE_TEST_FAIL_FILTER" // not empty: its kernel knows no tcx
+	failConfig = "SEGUE_TEST_FAIL_CONFIG" // the configuration file
+	failCall   = "SEGUE_TEST_FAIL_CALL"   // the number of the system call that fails
+	failFilter = "SEGUE_TEST_FAIL_FILTER" // not empty: the kernel has no tcx
 )
 
-// failed is what a process prints if the call has failed.
+// failed is printed by a process if the system call has failed.
 const failed = "failed"
 
 func TestMain(m *testing.M) {
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// failStart is a process that starts an agent, and ends.
+// failStart is the main function of a process that starts an agent and ends.
 func failStart() error {
 	call, err := strconv.Atoi(os.Getenv(failCall))
 	if err != nil {
@@ -88,7 +88,7 @@ func startAndEnd(cfg *config.Agent) error {
 	return errors.Join(err, a.Close())
 }
 
-// failSite is a server where starts fail.
+// failSite is a server on which starts fail.
 type failSite struct {
 	*network
 	instance string
@@ -103,8 +103,8 @@ func newFailSite(t *testing.T, filter string) *failSite {
 	return s
 }
 
-// configs writes two configurations. The second one names its own interface, has one service less,
-// one more, and one that takes connections by another rule.
+// configs writes two configurations. The second has another interface, lacks a service, has an
+// additional service, and has a service with another accept policy.
 func (s *failSite) configs(second string) (files [2]string) {
 	s.t.Helper()
 	for i, c := range []struct {
@@ -136,8 +136,8 @@ services:
 	return files
 }
 
-// start starts a process. The nth of its calls fails. It returns the error of the start, which is
-// empty if the start did without the call, and whether there was such a call.
+// start starts a process whose system call number call fails. It returns the error of the start,
+// which is empty if the start succeeded without the call, and whether the process reached the call.
 func (s *failSite) start(file string, call int) (refusal string, reached bool) {
 	s.t.Helper()
 	var output, problem bytes.Buffer
@@ -152,7 +152,8 @@ func (s *failSite) start(file string, call int) (refusal string, reached bool) {
 	return problem.String(), strings.TrimSpace(output.String()) == failed
 }
 
-// state describes what is pinned, except the counters of packets: the host sends some at any time.
+// state describes the pinned objects without the packet counters, because the host sends packets at
+// any time.
 func (s *failSite) state() datapathtest.State {
 	s.t.Helper()
 	state := datapathtest.ReadState(s.t, datapath.Dir(s.instance))
@@ -164,8 +165,8 @@ func (s *failSite) state() datapathtest.State {
 	return state
 }
 
-// A start that fails over a data path at work, on the same interface or on another, leaves maps,
-// pins, programs and addresses as they were, and connections go on.
+// If a start fails while a data path is running, on the same interface or on another, then maps,
+// pins, programs and addresses stay unchanged, and connections continue.
 func TestFailedStartChangesNothing(t *testing.T) {
 	for _, c := range []struct {
 		name, filter, second string
@@ -184,9 +185,9 @@ func TestFailedStartChangesNothing(t *testing.T) {
 	}
 }
 
-// failAtSteps starts processes over a data path at work. In each of them another system call fails,
-// at intervals of so many calls. A start that does without the call takes over; the next one has
-// the other configuration.
+// failAtSteps starts processes while a data path is running. In each process another system call
+// fails; step is the distance between these calls. A start that does not reach the call takes over.
+// The next process then has the other configuration.
 func (s *failSite) failAtSteps(files [2]string, step int) {
 	s.t.Helper()
 	s.serve(1, vip6.Addr())
@@ -226,7 +227,7 @@ func (s *failSite) failAtSteps(files [2]string, step int) {
 	s.echo(connection, 100)
 }
 
-// A first start that fails leaves the host as it was, whichever step fails.
+// If a first start fails, the host stays unchanged, whichever step fails.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
 	const step = 8
 	s := newFailSite(t, "")

@@ -19,14 +19,14 @@ import (
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
-// comparison is a data path, on no interface, and its reference.
+// comparison is an unattached data path and its reference.
 type comparison struct {
 	*kernel
 	reference
-	seen map[string]int // frames by the reason that they left for
+	seen map[string]int // frames by reason
 }
 
-// openComparison leaves nothing pinned, for a fuzzing process may be killed at any time.
+// openComparison leaves nothing pinned, because a fuzzing process may be killed at any time.
 func openComparison(t testing.TB) *comparison { return openComparisonOf(t, testConfig()) }
 
 func openComparisonOf(t testing.TB, cfg *config.Agent) *comparison {
@@ -37,7 +37,7 @@ func openComparisonOf(t testing.TB, cfg *config.Agent) *comparison {
 	return c
 }
 
-// captures are frames for each way to be delivered or refused.
+// captures returns frames for each reason to deliver or drop a packet.
 func captures() (frames [][]byte) {
 	for _, cases := range [][]packetCase{deliveries(), passes(), drops(), nexts(), probes()} {
 		for _, c := range cases {
@@ -49,7 +49,7 @@ func captures() (frames [][]byte) {
 	return frames
 }
 
-// synAckCaptures are frames that the host sends.
+// synAckCaptures returns frames that the host sends.
 func synAckCaptures() (frames [][]byte) {
 	for _, c := range synAcks() {
 		frames = append(frames, c.frame)
@@ -57,8 +57,9 @@ func synAckCaptures() (frames [][]byte) {
 	return frames
 }
 
-// direction is one of the ways that frames go through the agent: give has both receive a frame, compares
-// what comes out, and returns the counter that it changes by how much; "": none.
+// direction is the direction in which frames pass the agent. give passes a frame to the data path
+// and to the reference, and compares the results. It returns the counter that changes, and by how
+// much. The counter is "" if none changes.
 type direction struct {
 	*comparison
 	captures [][]byte
@@ -69,7 +70,7 @@ func (c *comparison) incoming() direction { return direction{c, captures(), c.gi
 
 func (c *comparison) outgoing() direction { return direction{c, synAckCaptures(), c.giveOutgoing} }
 
-// FuzzReceive gives frames to the data path and to the reference.
+// FuzzReceive passes frames to the data path and to the reference.
 func FuzzReceive(f *testing.F) {
 	d := openComparison(f).incoming()
 	packettest.Fuzz(f, d.captures, d.compare)
@@ -81,13 +82,14 @@ func FuzzTransmit(f *testing.F) {
 	packettest.Fuzz(f, d.captures, d.compare)
 }
 
-// The same for a while, with other frames each time: mutants leave for every reason there is.
+// This test does the same for a limited time, with different frames each time. Each reason occurs
+// for some mutant.
 func TestMutants(t *testing.T) {
 	d := openComparison(t).incoming()
 	packettest.TryMutants(t, "FuzzReceive", d.captures, d.compare, func() []string {
 		return slices.DeleteFunc(slices.Clone(d.labels.reasons), func(reason string) bool {
 			switch reason {
-			case "none", "drop_rewrite": // what the kernel decides
+			case "none", "drop_rewrite": // the kernel decides
 				return true
 			case "drop_rate_limit", "drop_outside": // TestResetRate, TestMutantsFromOutside
 				return true
@@ -98,7 +100,7 @@ func TestMutants(t *testing.T) {
 	t.Log(d.seen)
 }
 
-// The same for frames that the host sends: there are mutants with every result.
+// This test does the same for frames that the host sends. Each result occurs for some mutant.
 func TestSentMutants(t *testing.T) {
 	d := openComparison(t).outgoing()
 	packettest.TryMutants(t, "FuzzTransmit", d.captures, d.compare, func() []string {
@@ -107,8 +109,8 @@ func TestSentMutants(t *testing.T) {
 	t.Log(d.seen)
 }
 
-// compare gives frames to both; frames do not know of each other here. The verdicts, all bytes and all
-// counters agree.
+// compare passes frames to both. The verdicts, all bytes and all counters must agree. The frames do
+// not affect each other.
 func (d direction) compare(t *testing.T, frames [][]byte) {
 	t.Helper()
 	before, want := counters(t, d.kernel), map[string]agentCounter{}
@@ -122,7 +124,7 @@ func (d direction) compare(t *testing.T, frames [][]byte) {
 	if maps.Equal(want, got) {
 		return
 	}
-	if len(frames) > 1 && !t.Failed() { // which of them was it?
+	if len(frames) > 1 && !t.Failed() { // finds the frame that failed
 		for _, frame := range frames {
 			d.compare(t, [][]byte{frame})
 		}
@@ -158,8 +160,8 @@ func (c *comparison) giveOutgoing(t *testing.T, frame []byte) (string, agentCoun
 	return "syn_ack_" + result, agentCounter{Packets: 1}
 }
 
-// hasIPHeader is false where the kernel makes no socket buffer of the frame: what it says it is does not
-// fit in.
+// hasIPHeader returns false if the kernel makes no socket buffer of the frame, because the frame is
+// shorter than a header of its EtherType.
 func hasIPHeader(frame []byte) bool {
 	switch binary.BigEndian.Uint16(frame[12:]) {
 	case 0x0800:
@@ -170,7 +172,8 @@ func hasIPHeader(frame []byte) bool {
 	return true
 }
 
-// check compares the verdict and the frame that comes out, and what tc makes of the one that is to travel on.
+// check compares the verdict and the resulting frame. If the frame is passed on, it also compares
+// the result of the tc program.
 func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byte) {
 	t.Helper()
 	refill(t, c.kernel)
@@ -197,7 +200,8 @@ func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byt
 	}
 }
 
-// checkSentBack compares what tc makes of an answer: it goes to the neighbour that the probe came from.
+// checkSentBack compares the tc program's result for an answer. The answer goes to the neighbour
+// that sent the probe.
 func (c *comparison) checkSentBack(t *testing.T, answer []byte) {
 	t.Helper()
 	want := packet.SetMACs(answer, packet.MAC(answer), packet.MAC(answer[6:]))

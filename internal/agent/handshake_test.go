@@ -30,7 +30,7 @@ var (
 	node      = netip.MustParseAddr("fd00:5:0:1::")
 )
 
-// sidOf is the SID of a function in a locator.
+// sidOf returns the SID of a function in a locator.
 func sidOf(locator netip.Addr, function uint16) netip.Addr {
 	b := locator.As16()
 	binary.BigEndian.PutUint16(b[8:], function)
@@ -55,7 +55,7 @@ var flowStates = map[agentAgentFlowState]string{
 
 var encapsulations = []config.Encapsulation{config.SRv6Insert, config.SRv6Encap}
 
-// setFlow puts a flow of the first balancer in the data path's table; age is in seconds.
+// setFlow adds a flow of the first balancer to the data path's table. age is in seconds.
 func setFlow(t *testing.T, k *kernel, f flow, kind config.Encapsulation, state string, age int64) {
 	t.Helper()
 	if state == "" {
@@ -83,7 +83,7 @@ func setFlow(t *testing.T, k *kernel, f flow, kind config.Encapsulation, state s
 	}
 }
 
-// getFlow is what the data path remembers of a flow; a state that has run out is none.
+// getFlow returns the data path's entry of a flow. An expired entry counts as none.
 func getFlow(t *testing.T, k *kernel, f flow) remembered {
 	t.Helper()
 	var value agentAgentFlow
@@ -108,7 +108,7 @@ func getFlow(t *testing.T, k *kernel, f flow) remembered {
 type event struct {
 	name     string
 	function uint16
-	last     bool // server of the list
+	last     bool // last server of the list
 	flags    packet.TCPFlags
 }
 
@@ -125,7 +125,7 @@ func events() []event {
 	}
 }
 
-// frame is the event's packet, as a balancer sends it.
+// frame returns the event's packet, as a balancer sends it.
 func (e event) frame(d dialogue, kind config.Encapsulation) []byte {
 	segments := []netip.Addr{sidOf(node, e.function)}
 	if !e.last {
@@ -135,16 +135,17 @@ func (e event) frame(d dialogue, kind config.Encapsulation) []byte {
 	return to(d.client, d.vip, encap, packet.Flags(e.flags), packet.Sequence(d.seq, d.ack))
 }
 
-// situation is what the kernel has for a flow.
+// situation is the set of sockets that the kernel has for a flow.
 type situation struct {
 	name string
 	sockets
 	dialogue
-	// answersOther tells that the client acknowledges the SYN-ACK of another server, which took its SYN, too.
+	// answersOther tells that the client acknowledges the SYN-ACK of another server, which also
+	// accepted its SYN.
 	answersOther bool
 }
 
-// socketsFor are the sockets that a packet with these flags is for.
+// socketsFor returns the sockets that a packet with these flags matches.
 func (now situation) socketsFor(flags packet.TCPFlags) sockets {
 	if now.answersOther && flags&packet.ACK != 0 {
 		return sockets{}
@@ -152,7 +153,7 @@ func (now situation) socketsFor(flags packet.TCPFlags) sockets {
 	return now.sockets
 }
 
-// situations makes every kind of socket of a VIP, and flows that have none.
+// situations makes sockets of every kind for a VIP, and flows without sockets.
 func (s *stage) situations(client, vip netip.AddrPort) []situation {
 	accepted := s.listen(vip)
 	from := func(port uint16) flow { return flow{netip.AddrPortFrom(client.Addr(), port), vip} }
@@ -172,7 +173,7 @@ func (s *stage) situations(client, vip netip.AddrPort) []situation {
 	}
 }
 
-// huntingConfig has services on the ports 80 and 81 of both VIPs.
+// huntingConfig returns services on the ports 80 and 81 of both VIPs.
 func huntingConfig(kind config.Encapsulation, accept config.Accept, notLocal config.NotLocal) *config.Agent {
 	cfg := testConfig()
 	cfg.Services = nil
@@ -187,9 +188,9 @@ func huntingConfig(kind config.Encapsulation, accept config.Accept, notLocal con
 	return cfg
 }
 
-// TestTableIII goes through every state, every kind of socket and every packet from a balancer, also
-// those that should not meet. The reference is compared in what becomes of the packet, of the flow, and in
-// what is counted.
+// TestTableIII tests every combination of state, kind of socket and packet from a balancer,
+// including those that should not occur. It compares the packet, the flow and the counters with the
+// reference.
 func TestTableIII(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
@@ -234,7 +235,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulat
 	ref := newReference(cfg)
 	ref.sockets = func(flow) sockets { return now.socketsFor(e.flags) }
 	var age int64
-	if state == "closed" { // eleven seconds ago: as if it was not there
+	if state == "closed" { // eleven seconds ago, so the entry has expired
 		age, state = 11, "closing"
 	} else if state != "" {
 		ref.flows[now.flow] = remembered{state, netip.PrefixFrom(balancer1, 64), kind}
@@ -273,8 +274,8 @@ func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	return all
 }
 
-// TestPapersRows has the rows of 6LB's table III, and of this project's own, with their results written
-// out.
+// TestPapersRows tests the rows of 6LB's table III, and those of this project. The expected results
+// are written out.
 func TestPapersRows(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
@@ -301,7 +302,7 @@ func TestPapersRows(t *testing.T) {
 		{config.AcceptNever, "direct", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
 		{config.AcceptNever, "direct", "connected", "as, FIN", "deliver_srv6_insert", "closing", balancer2},
 		{config.AcceptNever, "", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
-		// What the stack says then, which is a reset, tells the balancer.
+		// The stack then answers with a reset, which tells the balancer.
 		{config.AcceptNever, "", "listening", "as", "deliver_srv6_insert", "direct", balancer2},
 		{config.AcceptNever, "", "listening", "as, FIN", "deliver_srv6_insert", "", netip.Addr{}},
 		{config.AcceptNever, "", "cookie", "rs", "deliver_srv6_insert", "wait", balancer2},
@@ -311,7 +312,8 @@ func TestPapersRows(t *testing.T) {
 		{config.AcceptNever, "direct", "connected", "ca", "deliver_srv6_insert", "direct", balancer1},
 		{config.AcceptNever, "closing", "time wait", "ca", "next_refused", "closing", balancer1},
 		{config.AcceptAlways, "closing", "time wait", "ca", "deliver_srv6_insert", "wait", balancer2},
-		// A server that had the client's connection before must not claim the next one, which another has.
+		// A server that had the client's previous connection must not claim the next one, which
+		// another server has.
 		{config.AcceptNever, "direct", "time wait", "rs", "next_not_local", "direct", balancer1},
 		{config.AcceptNever, "wait", "listening", "rs", "next_not_local", "wait", balancer1},
 	} {
@@ -340,8 +342,8 @@ func TestPapersRows(t *testing.T) {
 	}
 }
 
-// TestRepeatedSYN: as long as the client may repeat its SYN that is delivered, whatever the policy says now; one
-// that comes from the same port later is another connection.
+// TestRepeatedSYN checks that a SYN is delivered whatever the policy says, for as long as it may be
+// a repetition. A later SYN from the same port is a new connection.
 func TestRepeatedSYN(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
@@ -429,7 +431,7 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 	}
 }
 
-// TestStaleLoad takes everything when the load is not known, or too old.
+// TestStaleLoad checks that all connections are accepted when the load is unknown or too old.
 func TestStaleLoad(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
@@ -468,7 +470,8 @@ func TestStaleLoad(t *testing.T) {
 	}
 }
 
-// TestReloadKeepsThreshold: a policy that stays keeps what it has learned, another one starts anew.
+// TestReloadKeepsThreshold checks that an unchanged policy keeps its threshold, and that another
+// policy starts with its initial one.
 func TestReloadKeepsThreshold(t *testing.T) {
 	k := testKernel(t)
 	epsilon, initial := 0.1, uint32(1)

@@ -20,14 +20,14 @@ import (
 	"github.com/segue-lb/segue/internal/datapath"
 )
 
-// pinAll pins what other processes read of an agent.
+// pinAll pins the objects of an agent that other processes read.
 func pinAll(k *kernel) error {
 	return datapath.TakeOver(k.log, func(t *datapath.Takeover) error {
 		return errors.Join(k.pinKept(t), k.pin(t))
 	})
 }
 
-// Another process finds a pinned agent, and reads what its program counts.
+// Another process finds a pinned agent and reads its counters.
 func TestInspect(t *testing.T) {
 	k := testKernel(t)
 	if err := pinAll(k); err != nil {
@@ -76,7 +76,8 @@ func inspect(instance string) (*Snapshot, error) {
 	return view.Snapshot()
 }
 
-// Counters of a build that counts as many reasons in another order are nobody's to read, and start anew.
+// A build with the same number of reasons in another order does not read these counters. It starts
+// new ones.
 func TestOtherReasons(t *testing.T) {
 	k := testKernel(t)
 	if err := pinAll(k); err != nil {
@@ -146,7 +147,8 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 }
 
-// A snapshot has each service's policy, load, threshold and offers; metrics have the same.
+// A snapshot has each service's policy, load, threshold and offers. The metrics have the same
+// values.
 func TestServicesOfSnapshot(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
@@ -187,7 +189,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			view.here = true // the programs are attached nowhere
+			view.here = true // the programs are not attached
 			defer view.Close()
 			snapshot, err := view.Snapshot()
 			if err == nil {

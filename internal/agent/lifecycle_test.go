@@ -26,7 +26,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// TestRestart replaces a running agent several times under a stream of datagrams; none is lost.
+// TestRestart replaces a running agent several times while datagrams are sent. No datagram is lost.
 func TestRestart(t *testing.T) {
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
@@ -50,7 +50,7 @@ func TestRestart(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						n.echo(udp, 100) // each has its answer before the next
+						n.echo(udp, 100) // each is answered before the next
 						sent++
 					}
 				}
@@ -72,7 +72,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// host is what an agent could leave behind.
+// host is the state that an agent could leave behind on a host.
 type host struct {
 	Addresses, Qdiscs, Filters []string
 	XDP                        bool
@@ -113,7 +113,7 @@ func (n *network) inspect(server int, instance string) (h host) {
 	return h
 }
 
-// filters are the names of those on an interface.
+// filters returns the names of the filters on an interface.
 func filters(device netlink.Link) (names []string, err error) {
 	for _, at := range []hook{ingress, egress} {
 		found, err := netlink.FilterList(device, at.parent)
@@ -127,7 +127,8 @@ func filters(device netlink.Link) (names []string, err error) {
 	return names, nil
 }
 
-// TestDetach leaves the host as it was, also where a VIP was there before; but for clsact, which stays.
+// TestDetach checks that detaching restores the host, also if the host had a VIP before the agent.
+// Only clsact stays.
 func TestDetach(t *testing.T) {
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
@@ -146,7 +147,7 @@ func TestDetach(t *testing.T) {
 					})
 				}
 				was := n.inspect(1, cfg.Node.Instance)
-				for range 2 { // the second process did not see what was before
+				for range 2 { // the second process did not see the host's previous state
 					n.run(1, cfg, attachTCX).stop()
 				}
 				during := n.inspect(1, cfg.Node.Instance)
@@ -172,7 +173,8 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// TestOtherNamespace refuses to start where an interface of the same index is not the instance's.
+// TestOtherNamespace checks that an agent refuses to start in another network namespace, where the
+// interface with the same index is not the instance's.
 func TestOtherNamespace(t *testing.T) {
 	n := newNetwork(t, 2)
 	cfg := n.config(1, config.GRE, vip4.Addr())
@@ -197,7 +199,8 @@ func TestOtherNamespace(t *testing.T) {
 	}
 }
 
-// TestOtherInterface restarts an agent on another interface, and finds none of it on the one before.
+// TestOtherInterface restarts an agent on another interface. Nothing of the agent remains on the
+// previous one.
 func TestOtherInterface(t *testing.T) {
 	for name, attachTCX := range map[string]func(link.TCXOptions) (link.Link, error){
 		"tcx": link.AttachTCX, "clsact": noTCX,
@@ -230,8 +233,8 @@ func TestOtherInterface(t *testing.T) {
 	}
 }
 
-// TestFailedMove restarts an agent on another interface, which has a program already: on the one before
-// everything stays as it is.
+// TestFailedMove restarts an agent on another interface, which already has a program. Everything on
+// the previous interface stays unchanged.
 func TestFailedMove(t *testing.T) {
 	n := newNetwork(t, 1)
 	testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
@@ -271,7 +274,8 @@ func TestFailedMove(t *testing.T) {
 	})
 }
 
-// TestOtherRole does not start over the pins of a balancer, and leaves them as they are.
+// TestOtherRole checks that an agent does not start with the pins of a balancer, and does not
+// change them.
 func TestOtherRole(t *testing.T) {
 	n := newNetwork(t, 1)
 	cfg := n.config(1, config.GRE, vip4.Addr())
@@ -304,7 +308,7 @@ func TestOtherRole(t *testing.T) {
 	}
 }
 
-// TestFailedStart leaves nothing either.
+// TestFailedStart checks that a failed start leaves nothing behind.
 func TestFailedStart(t *testing.T) {
 	for name, test := range map[string]struct {
 		spoil func(*config.Agent, *Agent)
@@ -340,7 +344,8 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestReload takes on and lets go of services, and refuses what needs a restart.
+// TestReload checks that a reload adds and removes services, and refuses changes that need a
+// restart.
 func TestReload(t *testing.T) {
 	n := newNetwork(t, 1)
 	cfg := n.config(1, config.SRv6Encap, vip4.Addr())
@@ -378,7 +383,7 @@ func TestReload(t *testing.T) {
 	})
 }
 
-// TestFollowsInterface changes the MAC address and the MTU under a running agent.
+// TestFollowsInterface changes the MAC address and the MTU of the interface of a running agent.
 func TestFollowsInterface(t *testing.T) {
 	n := newNetwork(t, 1)
 	a := n.run(1, n.config(1, config.SRv6Insert, vip6.Addr()), link.AttachTCX)
@@ -412,7 +417,7 @@ func TestFollowsInterface(t *testing.T) {
 	}
 }
 
-// await waits until a condition holds that nobody tells of.
+// await polls until a condition holds.
 func (n *network) await(what string, holds func() bool) {
 	n.t.Helper()
 	deadline := time.Now().Add(patience)

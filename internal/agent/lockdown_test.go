@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// Programs that may not read the kernel's memory do not try, and are programs all the same.
+// Programs that may not read the kernel's memory contain no such reads, and still load.
 func TestLockedDown(t *testing.T) {
 	needs.Agent(t)
 	spec, err := loadAgent()
@@ -42,7 +42,7 @@ func TestLockedDown(t *testing.T) {
 	programs.Close()
 }
 
-// A view loads everywhere, and without trying what the kernel allows.
+// A view can be loaded on every kernel, without testing what the kernel allows.
 func TestViewReadsNoMemory(t *testing.T) {
 	k := testKernel(t)
 	if err := pinAll(k); err != nil {
@@ -68,7 +68,7 @@ func TestViewReadsNoMemory(t *testing.T) {
 	}
 }
 
-// tag is the kernel's hash of a program's instructions.
+// tag returns the kernel's hash of a program's instructions.
 func tag(t *testing.T, program *ebpf.Program) string {
 	t.Helper()
 	info, err := program.Info()

@@ -29,27 +29,27 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds every wait for the network. It is no measure of how fast that is: the machine may be
-// busy, or stand still for a while.
+// patience bounds every wait for the network. It does not measure speed: the machine may be busy,
+// or stand still for a while.
 const patience = 60 * time.Second
 
-// noTCX stands for a kernel older than 6.6.
+// noTCX replaces link.AttachTCX to act as a kernel older than 6.6.
 func noTCX(link.TCXOptions) (link.Link, error) { return nil, ebpf.ErrNotSupported }
 
-// network is a client, a router and servers. The client is its own balancer: what it sends to a VIP
-// goes through a tunnel interface to the test, which wraps it.
+// network is a client, a router and servers. The client is also the balancer: its packets to a VIP
+// go through a tunnel interface to the test, which encapsulates them.
 type network struct {
 	t       *testing.T
 	client  *testnet.Namespace
 	router  *testnet.Namespace
 	servers []*testnet.Namespace
-	gateway packet.MAC // the router, as the client sees it
+	gateway packet.MAC // the router's address on the client's link
 	tun     *os.File
 	raw     int // packet socket of the client
 
 	mu      sync.Mutex
 	encap   packet.Encap
-	hunting *hunting // in the place of encap
+	hunting *hunting // used instead of encap
 }
 
 func newNetwork(t *testing.T, servers int) *network {
@@ -81,7 +81,7 @@ func newNetwork(t *testing.T, servers int) *network {
 	return n
 }
 
-// in runs f inside a namespace; an error ends the test.
+// in runs f inside a namespace. An error ends the test.
 func (n *network) in(ns *testnet.Namespace, f func() error) {
 	n.t.Helper()
 	if err := ns.Do(f); err != nil {
@@ -166,7 +166,7 @@ func (n *network) wrapAll() {
 	for {
 		length, err := n.tun.Read(buffer)
 		if err != nil {
-			return // closed
+			return // the interface was closed
 		}
 		etherType := []byte{0x86, 0xdd}
 		if buffer[0]>>4 == 4 {
@@ -188,7 +188,7 @@ func (n *network) wrapAll() {
 		e.NextHop = n.gateway
 		wrapped, err := packet.Encapsulate(frame, e)
 		if err != nil {
-			continue // neighbour discovery and the like
+			continue // for example neighbour discovery
 		}
 		if _, err := unix.Write(n.raw, wrapped); err != nil {
 			n.t.Errorf("send %d bytes in %s: %v", len(wrapped), e.Kind, err)
@@ -202,10 +202,10 @@ func (n *network) use(e packet.Encap) {
 	n.encap = e
 }
 
-// serverSID is the SID deliver of a server, counted from 1.
+// serverSID returns the SID deliver of a server. Servers are numbered from 1.
 func serverSID(i int) netip.Addr { return netip.MustParseAddr(fmt.Sprintf("fd00:5:0:%d:5::", i)) }
 
-// running is an agent at work.
+// running is a running agent.
 type running struct {
 	*Agent
 	stop func()
@@ -230,7 +230,7 @@ func (n *network) config(server int, encapsulation config.Encapsulation, vips ..
 	return cfg
 }
 
-// run starts an agent on a server; it is stopped, and detached, with the test.
+// run starts an agent on a server. The agent is stopped and detached when the test ends.
 func (n *network) run(server int, cfg *config.Agent, attachTCX func(link.TCXOptions) (link.Link, error)) *running {
 	n.t.Helper()
 	ns := n.servers[server-1]
@@ -276,7 +276,7 @@ func (n *network) detach(server int, instance string) {
 // serve echoes TCP and UDP on a VIP of a server until the test ends.
 func (n *network) serve(server int, vip netip.Addr) {
 	n.t.Helper()
-	ends := n.t.Context() // before the cleanups run
+	ends := n.t.Context() // ends before the cleanups run
 	var listener *net.TCPListener
 	var conn *net.UDPConn
 	n.in(n.servers[server-1], func() (err error) {
@@ -294,7 +294,7 @@ func (n *network) serve(server int, vip netip.Addr) {
 			if err != nil {
 				return
 			}
-			// The client's end may have no way to say that it is gone.
+			// The client may be unable to close its end.
 			stop := context.AfterFunc(ends, func() { _ = c.Close() })
 			group.Go(func() {
 				defer stop()
@@ -337,7 +337,7 @@ func (n *network) dial(vip netip.Addr) *net.TCPConn {
 	return c
 }
 
-// echo sends size bytes and wants them back.
+// echo sends size bytes and expects to receive them again.
 func (n *network) echo(c net.Conn, size int) {
 	n.t.Helper()
 	sent := bytes.Repeat([]byte("segue "), size/6+1)[:size]
@@ -370,7 +370,7 @@ func (n *network) dialUDP(vip netip.Addr) *net.UDPConn {
 	return c
 }
 
-// mss is the largest segment that a connection sends.
+// mss returns the size of the largest segment that a connection sends, in bytes.
 func mss(t *testing.T, c *net.TCPConn) int {
 	t.Helper()
 	raw, err := c.SyscallConn()

@@ -31,7 +31,7 @@ import (
 const (
 	xdpDrop    = 1
 	xdpPass    = 2
-	tcUnspec   = 0xffffffff // TC_ACT_UNSPEC: on to the next program
+	tcUnspec   = 0xffffffff // TC_ACT_UNSPEC: continue with the next program
 	tcShot     = 2
 	tcRedirect = 7
 )
@@ -51,7 +51,8 @@ var (
 	sender  = netip.MustParseAddr("fd00:6c:0:1::")
 )
 
-// testConfig is a server with a TCP service on each VIP, and one on all ports of a third.
+// testConfig is the configuration of a server with a TCP service on each of two VIPs, and a service
+// of all ports on a third.
 func testConfig() *config.Agent {
 	yes := true
 	return &config.Agent{
@@ -71,10 +72,10 @@ func testConfig() *config.Agent {
 	}
 }
 
-// mtu is the longest packet, in bytes, that the way from the balancers takes.
+// mtu is the MTU of the path from the balancers, in bytes.
 const mtu = 1500
 
-// testKernel is a data path that is attached to nothing.
+// testKernel returns an unattached data path.
 func testKernel(t testing.TB) *kernel {
 	t.Helper()
 	return testKernelOf(t, testConfig())
@@ -99,7 +100,7 @@ func testKernelOf(t testing.TB, cfg *config.Agent) *kernel {
 	return k
 }
 
-// counters are those that are not zero.
+// counters returns the counters that are not zero.
 func counters(t testing.TB, k *kernel) map[string]agentCounter {
 	t.Helper()
 	reasons, err := datapath.CountReasons(k.objects.Reasons, k.labels.reasons)
@@ -124,7 +125,7 @@ func counters(t testing.TB, k *kernel) map[string]agentCounter {
 	return all
 }
 
-// changed are the counters that differ, and by how much.
+// changed returns the counters that differ, and by how much.
 func changed(before, after map[string]agentCounter) map[string]agentCounter {
 	out := map[string]agentCounter{}
 	for reason, c := range after {
@@ -137,10 +138,10 @@ func changed(before, after map[string]agentCounter) map[string]agentCounter {
 	return out
 }
 
-// refill lets every core reset again.
+// refill resets the rate limit of resets on every core.
 func refill(t testing.TB, k *kernel) { setReset(t, k, 0) }
 
-// setReset sets the time up to which each core has used its share of resets, in ns.
+// setReset sets the time up to which each core has used its allowance of resets, in ns.
 func setReset(t testing.TB, k *kernel, ns uint64) {
 	t.Helper()
 	used := slices.Repeat([]uint64{ns}, ebpf.MustPossibleCPU())
@@ -158,7 +159,7 @@ func run(t testing.TB, prog *ebpf.Program, frame []byte) (verdict uint32, out []
 	return verdict, out
 }
 
-// to wraps a client's SYN.
+// to returns a client's encapsulated SYN.
 func to(src, dst netip.AddrPort, e packet.Encap, options ...packet.Option) []byte {
 	return wrap(packet.TCP(src, dst, options...), e)
 }
@@ -184,7 +185,7 @@ func tunnel(kind config.Encapsulation, destination netip.Addr) packet.Encap {
 	return packet.Encap{Kind: kind, Source: source, Destination: destination, FlowLabel: 0x12345}
 }
 
-// set is a copy of the frame with other bytes at an offset in layer 3.
+// set returns a copy of the frame with other bytes at an offset in layer 3.
 func set(frame []byte, offset int, values ...byte) []byte {
 	for i, v := range values {
 		frame = packet.SetByte(frame, 14+offset+i, v)
@@ -192,15 +193,15 @@ func set(frame []byte, offset int, values ...byte) []byte {
 	return frame
 }
 
-// shorten takes bytes off the end of the frame but not off the length in the IPv6 header.
+// shorten removes bytes from the end of the frame, without changing the length in the IPv6 header.
 func shorten(frame []byte, n int) []byte { return packet.Truncate(frame, len(frame)-n) }
 
-// cut takes bytes off the end of an IPv6 packet, and says so in its header.
+// cut removes bytes from the end of an IPv6 packet, and adapts the length in its header.
 func cut(frame []byte, length int) []byte {
 	return set(packet.Truncate(frame, 14+length), 4, byte((length-40)>>8), byte(length-40))
 }
 
-// The offsets of what the cases change: in an inserted header behind the IPv6 header.
+// Offsets of the fields that the cases change, in an inserted header after the IPv6 header.
 const (
 	srhAt           = 40
 	srhLength       = srhAt + 1
@@ -242,7 +243,8 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// A core resets so many flows in a row, and then so many a second. It drops what is beyond that.
+// A core can reset 100 flows at once, and after that 1000 per second. It drops the packets of
+// further flows.
 func TestResetRate(t *testing.T) {
 	always := config.Accept{Policy: config.AcceptAlways}
 	k := testKernelOf(t, huntingConfig(config.SRv6Encap, always, config.NotLocalReset))
@@ -256,7 +258,7 @@ func TestResetRate(t *testing.T) {
 				run(t, k.objects.XdpAgent, lost)
 			}
 		})
-		most := 100 + uint64(time.Since(start).Milliseconds()) + 10 // a jiffy
+		most := 100 + uint64(time.Since(start).Milliseconds()) + 10 // for a jiffy
 		got := changed(before, counters(t, k))
 		reset, beyond := got["deliver_not_local"].Packets, got["drop_rate_limit"].Packets
 		if reset < 100 || reset > most || reset+beyond != 300 {
@@ -268,7 +270,7 @@ func TestResetRate(t *testing.T) {
 		if verdict != xdpDrop || !bytes.Equal(lost, out) {
 			t.Errorf("%v: verdict %d, want a drop and the frame as it was", f.vip, verdict)
 		}
-		// What goes to a server that has the flow needs no share.
+		// A packet of a flow that the server has does not count for the limit.
 		known := asks(config.SRv6Encap, ackStickiness, data)
 		if verdict, _ := run(t, k.objects.XdpAgent, known); verdict != xdpPass {
 			t.Errorf("%v: verdict %d for a packet of a known flow", f.vip, verdict)
@@ -301,11 +303,11 @@ func onOneCore(t *testing.T, f func()) {
 	f()
 }
 
-// TestECN goes through figure 4 of RFC 6040.
+// TestECN tests all combinations of figure 4 of RFC 6040.
 func TestECN(t *testing.T) {
 	k := testKernel(t)
 	const notECT, ect1, ect0, ce, drop = 0, 1, 2, 3, 4
-	figure4 := [4][4]int{ // by inner, outer
+	figure4 := [4][4]int{ // [inner][outer]
 		notECT: {notECT, notECT, notECT, drop},
 		ect1:   {ect1, ect1, ect1, ce},
 		ect0:   {ect0, ect1, ect0, ce},
@@ -344,8 +346,8 @@ func checkECN(t *testing.T, k *kernel, frame []byte, want int, wantFrame []byte)
 	}
 }
 
-// TestReferenceAgrees delivers random packets in random encapsulations, some damaged in one byte of
-// their headers: the data path delivers what the reference delivers, and nothing else.
+// TestReferenceAgrees delivers random packets in random encapsulations, some with one changed byte
+// in their headers. The data path delivers exactly what the reference delivers.
 func TestReferenceAgrees(t *testing.T) {
 	k := testKernel(t)
 	rapid.Check(t, func(r *rapid.T) {

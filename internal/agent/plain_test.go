@@ -14,7 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// TestPlainLinux has srv6-insert delivered by a kernel without an agent, set up as docs/agent.md says.
+// TestPlainLinux has a kernel without an agent deliver srv6-insert, with the settings of
+// docs/agent.md.
 func TestPlainLinux(t *testing.T) {
 	n := newNetwork(t, 1)
 	n.in(n.servers[0], func() error {

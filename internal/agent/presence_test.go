@@ -27,7 +27,7 @@ func (n *network) onLoopback(server int, vip netip.Addr, change func(netlink.Lin
 	})
 }
 
-// awaitPresent waits until the data path has a VIP as present on the host, or not.
+// awaitPresent waits until the data path regards a VIP as present on the host, or as absent.
 func (n *network) awaitPresent(a *running, vip netip.Addr, want bool) {
 	n.t.Helper()
 	deadline := time.Now().Add(patience)
@@ -46,7 +46,7 @@ func (n *network) awaitPresent(a *running, vip netip.Addr, want bool) {
 	}
 }
 
-// The agent keeps the VIPs on the host that it put there.
+// The agent restores the VIPs that it has put on the host.
 func TestRemovedVIPComesBack(t *testing.T) {
 	n := newNetwork(t, 1)
 	a := n.run(1, n.config(1, config.SRv6Insert, vip6.Addr(), vip4.Addr()), link.AttachTCX)
@@ -67,8 +67,8 @@ func TestRemovedVIPComesBack(t *testing.T) {
 	}
 }
 
-// A VIP that the host does not take, here for want of the rule of the local table, is not tried again at
-// once: each attempt changes addresses, which would call for the next.
+// If the host does not accept a VIP, here because the rule of the local table is missing, the agent
+// does not try again at once. Each attempt changes addresses, which would cause the next attempt.
 func TestRefusedVIPIsLeftAlone(t *testing.T) {
 	n := newNetwork(t, 1)
 	vip := vip4.Addr()
@@ -98,7 +98,7 @@ func TestRefusedVIPIsLeftAlone(t *testing.T) {
 	if !a.absent[vip] {
 		t.Error("the VIP is not missing")
 	}
-	// This change is the last.
+	// This is the last change.
 	n.onLoopback(1, vip6.Addr(), netlink.AddrAdd)
 	attempts := 0
 	for change := range changes {
@@ -115,7 +115,7 @@ func TestRefusedVIPIsLeftAlone(t *testing.T) {
 	}
 }
 
-// Where somebody else assigns the VIPs the agent tells balancers which are missing.
+// If somebody else assigns the VIPs, the agent tells balancers which VIPs are missing.
 func TestMissingVIPIsTold(t *testing.T) {
 	n := newNetwork(t, 1)
 	cfg := n.config(1, config.SRv6Insert, vip6.Addr(), vip4.Addr())

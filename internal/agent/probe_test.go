@@ -13,12 +13,12 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// probeFor is a probe that asks about a VIP.
+// probeFor returns a probe about a VIP.
 func probeFor(kind config.Encapsulation, vip netip.Addr, options ...packet.Option) []byte {
 	return wrap(packet.Probe(sender, vip, 0x0123456789abcdef, options...), srv6Encap(kind, sidOf(sid, probe)))
 }
 
-// probes are probes of all encapsulations, and packets that look like probes.
+// probes returns probes in all encapsulations, and packets that resemble probes.
 func probes() []packetCase {
 	insert, encap4 := probeFor(config.SRv6Insert, vip6.Addr()), probeFor(config.SRv6Encap, vip4.Addr())
 	encap6 := probeFor(config.SRv6Encap, vip6.Addr())
@@ -71,7 +71,7 @@ func TestProbeAboutAbsentVIP(t *testing.T) {
 	}
 }
 
-// What tc sends back is what XDP made, and nothing else.
+// The tc program sends back only the answers that the XDP program made.
 func TestSendBackProbeAnswersOnly(t *testing.T) {
 	k := testKernel(t)
 	answer := packet.ProbeAnswer(testConfig().Node.Locator.Addr(), sender, 1, 1, 1, packet.Ethernet(packet.MAC{2}, hostMAC))
@@ -94,7 +94,7 @@ func TestSendBackProbeAnswersOnly(t *testing.T) {
 	}
 }
 
-// answered are the probes that are answered, or the others.
+// answered returns the probes that are answered, or the others.
 func answered(are bool) []packetCase {
 	return slices.DeleteFunc(probes(), func(c packetCase) bool { return (c.reason == "answer_probe") != are })
 }

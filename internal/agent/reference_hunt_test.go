@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// The functions of a server's SIDs; docs/protocol.md.
+// The functions of a server's SIDs; see docs/protocol.md.
 const (
 	connectAvail = 1 + iota
 	connectForce
@@ -23,39 +23,39 @@ const (
 	probe
 )
 
-// flow is a connection by its ends.
+// flow is a connection, identified by its ends.
 type flow struct{ client, vip netip.AddrPort }
 
-// remembered is what the server knows of a flow: table III of 6LB.
+// remembered is the server's entry of a flow: table III of the 6LB paper.
 type remembered struct {
 	state    string // wait, direct, ending, closing
 	balancer netip.Prefix
 	kind     config.Encapsulation
 }
 
-// sockets is what the kernel has for a flow.
+// sockets are the kernel's sockets for a flow.
 type sockets struct {
 	listening, request, connected, timeWait bool
-	cookie                                  bool // what the flow's ACK returns
+	cookie                                  bool // the flow's ACK returns a valid SYN cookie
 }
 
 func (s sockets) live() bool { return s.request || s.connected }
 
-// hunter is the reference of what the functions about flows do.
+// hunter is the reference for the functions about flows.
 type hunter struct {
-	balancers []netip.Prefix // none: all
+	balancers []netip.Prefix // empty: all
 	flows     map[flow]remembered
-	fragments map[[3]any]bool // those whose first fragment was delivered
+	fragments map[[3]any]bool // packets whose first fragment was delivered
 	sockets   func(flow) sockets
 	services  map[netip.AddrPort]*policy
 	offers    map[string]int
 }
 
-// policy is how a service takes connections.
+// policy is the accept policy of a service.
 type policy struct {
 	accept.Policy
 	reset bool
-	load  *accept.Load // nil: not known
+	load  *accept.Load // nil: unknown
 }
 
 func newPolicy(s config.AgentService) *policy {
@@ -73,7 +73,7 @@ func newPolicy(s config.AgentService) *policy {
 	return p
 }
 
-// offer asks the policy. Those that go by the load take what is offered while none is known.
+// offer asks the policy. Policies that use the load accept all offers while the load is unknown.
 func (p *policy) offer() string {
 	load := accept.Load{}
 	switch p.Policy.(type) {
@@ -95,18 +95,19 @@ type segment struct {
 	flow
 	source   netip.Addr // of the packet itself
 	flags    packet.TCPFlags
-	isError  bool // ICMP about the flow
-	later    bool // fragment, of which nothing more is known
+	isError  bool // ICMP error about the flow
+	later    bool // later fragment, whose flow is unknown
 	fragment uint32
 }
 
-// isBalancer says whether the node takes the word of who sends by a locator.
+// isBalancer tells whether the node accepts functions about flows from a sender with this locator.
 func (h *hunter) isBalancer(sender netip.Prefix) bool {
 	has := func(p netip.Prefix) bool { return p.Contains(sender.Addr()) }
 	return len(h.balancers) == 0 || slices.ContainsFunc(h.balancers, has)
 }
 
-// handshake is what becomes of a packet to a VIP of the server: "" is delivered.
+// handshake returns the reason for a packet to a VIP of the server. "" means that the packet is
+// delivered.
 func (h *hunter) handshake(w wrapped) string {
 	if !h.isBalancer(w.sender) {
 		return "drop_sender"
@@ -227,7 +228,7 @@ func (h *hunter) recover(w wrapped, s segment) string {
 	case !here && local.timeWait:
 		return ""
 	case !here && h.service(s.flow) != nil && h.service(s.flow).reset && !s.isError:
-		return "deliver_not_local" // TestResetRate has the limit
+		return "deliver_not_local" // TestResetRate tests the limit
 	case !here:
 		return "drop_not_local"
 	case w.function == steer:
@@ -241,7 +242,7 @@ func (h *hunter) recover(w wrapped, s segment) string {
 	return ""
 }
 
-// readClient reads the flow of the client's packet; false without one of TCP.
+// readClient reads the flow of the client's packet. It returns false if the packet is not of TCP.
 func readClient(w wrapped) (s segment, ok bool) {
 	next, b, v6 := w.next, w.inner, w.kind == config.SRv6Insert || w.inner[0]>>4 == 6
 	s.source = w.source
@@ -280,7 +281,7 @@ func readClient(w wrapped) (s segment, ok bool) {
 	return s, true
 }
 
-// skipExtensions goes to the transport header, or to a fragment's data.
+// skipExtensions skips to the transport header, or to a fragment's data.
 func skipExtensions(next byte, b []byte, s *segment) (byte, []byte, bool) {
 	for i := 0; i <= 8; i++ {
 		if !slices.Contains([]byte{0, 43, 44, 60}, next) {
@@ -311,7 +312,7 @@ func skipExtensions(next byte, b []byte, s *segment) (byte, []byte, bool) {
 	return next, b, false
 }
 
-// readQuote reads the packet that an ICMP error is about: the VIP's own.
+// readQuote reads the packet that an ICMP error is about: a packet that the VIP sent.
 func readQuote(b []byte, v6 bool, vip netip.Addr, s *segment) bool {
 	var next byte
 	var from, to netip.Addr

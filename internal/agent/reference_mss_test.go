@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// transmit is what a frame that the host sends is counted as, "" if it is no SYN-ACK of a service, and
-// the frame that goes out.
+// transmit returns the result under which a frame that the host sends is counted, and the frame
+// that is sent. The result is "" if the frame is not a SYN-ACK of a service.
 func (r reference) transmit(frame []byte) (result string, out []byte) {
 	source, tcp := findTCP(frame)
 	if len(tcp) < 20 || packet.TCPFlags(tcp[13])&(packet.SYN|packet.ACK) != packet.SYN|packet.ACK {
@@ -34,8 +34,8 @@ func (r reference) transmit(frame []byte) (result string, out []byte) {
 	return "clamped", out
 }
 
-// findTCP is the sender of a packet and what it has from the TCP header on; nothing if that is not
-// right behind the IP header.
+// findTCP returns the source of a packet, and its bytes from the TCP header on. It returns nothing
+// if the TCP header does not follow the IP header directly.
 func findTCP(frame []byte) (source netip.Addr, tcp []byte) {
 	b := frame[14:]
 	switch binary.BigEndian.Uint16(frame[12:]) {
@@ -55,8 +55,8 @@ func findTCP(frame []byte) (source netip.Addr, tcp []byte) {
 	return source, nil
 }
 
-// findMSS is where the value of the option is. Whoever has not come to it, or to the end, after twenty
-// options is malformed, too.
+// findMSS returns the offset of the option's value. A header in which neither the option nor the
+// end is found after twenty options counts as malformed, too.
 func findMSS(tcp []byte) (result string, at int) {
 	at, end := 20, int(tcp[12]>>4)*4
 	for range 20 {
@@ -82,8 +82,8 @@ func findMSS(tcp []byte) (result string, at int) {
 	return "malformed", 0
 }
 
-// setMSS changes the option's value, and the checksum by RFC 1624 equation 3: that is of 16-bit words, of
-// which the value's bytes are in two if it begins at an odd one.
+// setMSS changes the option's value, and updates the checksum by RFC 1624 equation 3. The checksum
+// is over 16-bit words. If the value begins at an odd offset, its bytes are in two words.
 func setMSS(tcp []byte, at int, value uint16) {
 	before, after := binary.BigEndian.Uint16(tcp[at:]), value
 	if at%2 == 1 {

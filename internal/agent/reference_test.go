@@ -14,15 +14,17 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// reference is the agent's data path in Go, as docs/agent.md describes it, without a thought of speed or
-// the verifier: it says why each frame leaves. What is delivered, package packet makes.
+// reference is the agent's data path in Go, as docs/agent.md describes it, written without regard
+// to speed or the verifier. It returns the reason for each frame. Package packet makes the
+// delivered packets.
 type reference struct {
 	outside bool // the interface leads out of the domain
 	locator netip.Prefix
 	tunnels []netip.Addr
 	vips    []netip.Addr
-	absent  []netip.Addr // VIPs that are no address of the host
-	// largest are the segment sizes of TCP services; port 0 is all that no other service names.
+	absent  []netip.Addr // VIPs that are not addresses of the host
+	// largest are the segment sizes of TCP services, in bytes. Port 0 is for all ports that no
+	// other service has.
 	largest map[netip.AddrPort]uint16
 	hunter
 }
@@ -45,31 +47,31 @@ func newReference(cfg *config.Agent) reference {
 	return r
 }
 
-// wrapped is what a client's packet came in.
+// wrapped is an encapsulated packet of a client.
 type wrapped struct {
 	kind         config.Encapsulation
 	vip          netip.Addr
 	fits         bool // the inner packet's lengths agree with the outer's
 	hopLimit     uint8
 	segmentsLeft int
-	following    netip.Addr   // the segment that comes next, if there is one
+	following    netip.Addr   // the next segment, if there is one
 	function     uint16       // 0 in a tunnel
-	source       netip.Addr   // of the outer header, which is the client's own in srv6-insert
+	source       netip.Addr   // of the outer header, or the client's address in srv6-insert
 	sender       netip.Prefix // the balancer's locator
-	next         byte         // what inner is, in srv6-insert
-	inner        []byte       // behind the headers that a balancer adds
-	headers      int          // bytes of these
+	next         byte         // protocol of inner, in srv6-insert
+	inner        []byte       // after the headers that a balancer adds
+	headers      int          // length of those headers, in bytes
 }
 
-// left is how many servers are to be visited yet.
+// left returns the number of servers that the packet has not visited yet.
 func (w wrapped) left() int {
 	if w.kind == config.SRv6Insert {
-		return w.segmentsLeft - 1 // the VIP is a segment too
+		return w.segmentsLeft - 1 // without the VIP's segment
 	}
 	return w.segmentsLeft
 }
 
-// receive is the reason that a frame leaves for, and the frame that comes out.
+// receive returns the reason for a frame, and the resulting frame.
 func (r reference) receive(frame []byte) (reason string, out []byte) {
 	w, reason := r.open(frame)
 	if reason == "" {
@@ -125,7 +127,7 @@ func (r reference) decide(w wrapped) string {
 	return reason
 }
 
-// probe is the reason that a probe leaves for.
+// probe returns the reason for a probe.
 func (r reference) probe(w wrapped) string {
 	switch {
 	case !r.isBalancer(w.sender):
@@ -136,7 +138,7 @@ func (r reference) probe(w wrapped) string {
 	return "answer_probe"
 }
 
-// token is what a probe carries behind its headers; nil: it is malformed.
+// token returns the bytes of a probe after its headers, or nil if the probe is malformed.
 func (w wrapped) token() []byte {
 	protocol, rest := w.next, w.inner
 	if w.kind == config.SRv6Encap && w.vip.Is4() {
@@ -150,7 +152,7 @@ func (w wrapped) token() []byte {
 	return rest[:8]
 }
 
-// answer is the answer to a probe, as XDP leaves it to tc: still with the probe's MAC addresses.
+// answer returns the answer to a probe as XDP passes it to tc, with the MAC addresses of the probe.
 func (r reference) answer(w wrapped, frame []byte) []byte {
 	flags := uint16(0)
 	if slices.Contains(r.vips, w.vip) && !slices.Contains(r.absent, w.vip) {
@@ -160,13 +162,13 @@ func (r reference) answer(w wrapped, frame []byte) []byte {
 		packet.Ethernet(packet.MAC(frame[6:]), packet.MAC(frame)))
 }
 
-// isOtherServer says whether a packet may travel on to a segment.
+// isOtherServer tells whether a packet may be passed on to a segment.
 func (r reference) isOtherServer(segment netip.Addr) bool {
 	return srv6.Parse(segment).Function.AtServer() &&
 		!r.locator.Contains(segment) && !segment.IsMulticast()
 }
 
-// open reads a frame up to the VIP; the reason is why there is none.
+// open reads a frame up to the VIP. If it finds no VIP, it returns the reason.
 func (r reference) open(frame []byte) (wrapped, string) {
 	if packet.MAC(frame) != hostMAC {
 		return wrapped{}, "pass_not_for_host"
@@ -184,7 +186,7 @@ func (r reference) open(frame []byte) (wrapped, string) {
 	return wrapped{}, "pass_not_ip"
 }
 
-// intrudes says whether a frame comes to a SID, or to a VIP with segments left.
+// intrudes tells whether the destination of a frame is a SID, or a VIP with segments left.
 func (r reference) intrudes(frame []byte) bool {
 	b := frame[14:]
 	if binary.BigEndian.Uint16(frame[12:]) != 0x86dd || len(b) < 40 {
@@ -197,7 +199,8 @@ func (r reference) intrudes(frame []byte) bool {
 	return slices.Contains(r.vips, destination) && b[0]>>4 == 6 && length <= len(b) && hasSegmentsLeft(b[6], b[40:length])
 }
 
-// hasSegmentsLeft says whether a routing header that is on its way is among the first extension headers.
+// hasSegmentsLeft tells whether the first extension headers include a routing header with segments
+// left.
 func hasSegmentsLeft(next byte, b []byte) bool {
 	for i := 0; i <= 8 && len(b) >= 8; i++ {
 		size := 8 + int(b[1])*8
@@ -277,7 +280,7 @@ func (r reference) openIPv6(b []byte) (wrapped, string) {
 	return openTunnel(b[6], b[40:length])
 }
 
-// openTunnel reads what a tunnel to this node carries.
+// openTunnel reads the content of a tunnel to this node.
 func openTunnel(protocol byte, b []byte) (w wrapped, reason string) {
 	w.kind = config.IPIP
 	if protocol == 47 {
@@ -296,7 +299,7 @@ func openTunnel(protocol byte, b []byte) (w wrapped, reason string) {
 	return w, ""
 }
 
-// openSegments reads what is behind the IPv6 header of a packet to a SID.
+// openSegments reads the bytes after the IPv6 header of a packet to a SID.
 func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 	if next == 0 {
 		if len(b) < 8 || 8+int(b[1])*8 > len(b) {
@@ -333,17 +336,17 @@ func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 		return "drop_srh_segments_left"
 	}
 	w.kind = config.SRv6Insert
-	w.sender = netip.PrefixFrom(netip.IPv6Unspecified(), 64) // a reduced header names none
+	w.sender = netip.PrefixFrom(netip.IPv6Unspecified(), 64) // a reduced header does not contain the sender
 	if visited {
 		w.sender = netip.PrefixFrom(first, 64).Masked()
 	}
 	if w.function != deliverAlways && w.sender.Addr().IsUnspecified() {
-		return "drop_srh_segments_left" // the sender is to be told
+		return "drop_srh_segments_left" // the sender gets an ICMP error
 	}
 	return ""
 }
 
-// checkSRH is RFC 8754 section 4.3.1.1; at least one segment is wanted.
+// checkSRH makes the checks of RFC 8754 section 4.3.1.1. It requires at least one segment.
 func checkSRH(b []byte) string {
 	switch {
 	case len(b) < 8+16:
@@ -360,7 +363,7 @@ func checkSRH(b []byte) string {
 	return ""
 }
 
-// openInner is false where there is no IP header of the version that the protocol says.
+// openInner returns false if there is no IP header of the protocol's version.
 func (w *wrapped) openInner(protocol byte, b []byte) bool {
 	if protocol == 4 {
 		if len(b) < 20 || b[0]>>4 != 4 {

@@ -29,14 +29,14 @@ const (
 	removeStickiness = 0x12
 )
 
-// signalled is what a frame of the application becomes with a signal.
+// signalled returns the frame that a frame of the application becomes with a signal.
 func signalled(t *testing.T, f flow, kind config.Encapsulation, function uint16, label uint32, options ...packet.Option) []byte {
 	t.Helper()
 	sid := sidOf(balancer1, function)
 	if kind == config.SRv6Insert {
 		return packet.TCP(f.vip, f.client, append(options, packet.Routing(packet.NewSRH(1, node, sid, f.client.Addr())))...)
 	}
-	// A server is no router: the packet's own hop limit stays.
+	// A server is not a router, so the packet's own hop limit stays.
 	frame := packet.TCP(f.vip, f.client, append(options, packet.HopLimit(65))...)
 	frame, err := packet.Encapsulate(frame, packet.Encap{
 		Kind: kind, Sender: node, Segments: []netip.Addr{sid}, FlowLabel: label,
@@ -48,13 +48,13 @@ func signalled(t *testing.T, f flow, kind config.Encapsulation, function uint16,
 	return frame
 }
 
-// TestSignals goes through every state and every packet of the application.
+// TestSignals tests every state with every packet of the application.
 func TestSignals(t *testing.T) {
 	k := testKernel(t)
 	for _, way := range []struct {
 		kind config.Encapsulation
 		flow
-		room int // of a packet without options that a signal fits on
+		room int // the longest packet without options that a signal fits on
 	}{
 		{config.SRv6Insert, flow{client6, vip6}, mtu - 56 - 40 - 20},
 		{config.SRv6Encap, flow{client6, vip6}, mtu - 40 - 40 - 20},
@@ -105,8 +105,8 @@ func TestSignals(t *testing.T) {
 	}
 }
 
-// The end is told each balancer once: what repeats it goes to the client by no balancer, which may be the one
-// that was lost.
+// Each balancer gets the signal of the end once. Repetitions go to the client directly, because the
+// balancer may be the reason why the first packet was lost.
 func TestEndIsToldOnce(t *testing.T) {
 	k := testKernel(t)
 	if err := k.write(newTableContent(huntingConfig(config.SRv6Encap, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop), mtu)); err != nil {
@@ -129,8 +129,8 @@ func TestEndIsToldOnce(t *testing.T) {
 	send(tcUnspec, "that once more")
 }
 
-// Balancers do not take fragments: the first one of a packet goes to the client as it is, and the next packet tells
-// what it would have.
+// Balancers do not accept fragments. The first fragment of a packet goes to the client unchanged,
+// and the next packet carries the signal instead.
 func TestFragmentsCarryNoSignal(t *testing.T) {
 	k := testKernel(t)
 	f := flow{client4, vip4}
@@ -176,19 +176,21 @@ func expectedSignal(state string, flags packet.TCPFlags) (function uint16, next 
 	return 0, state
 }
 
-// transmit has the data path send a frame, which the interface is to cut into pieces of gso bytes, if any.
+// transmit has the data path send a frame. If gso is not 0, the interface divides the frame into
+// pieces of gso bytes.
 func transmit(t *testing.T, k *kernel, frame []byte, gso uint32) (uint32, []byte) {
 	t.Helper()
 	return transmitAs(t, k, frame, map[int]uint32{gsoSizeAt: gso})
 }
 
-// The offsets in struct __sk_buff of gso_size and ingress_ifindex.
+// The offsets of gso_size and ingress_ifindex in struct __sk_buff.
 const (
 	ingressIfindexAt = 36
 	gsoSizeAt        = 176
 )
 
-// transmitAs has the host send a frame whose socket buffer has values other than 0 at some offsets.
+// transmitAs has the host send a frame. The socket buffer has the given values at some offsets, and
+// 0 elsewhere.
 func transmitAs(t *testing.T, k *kernel, frame []byte, buffer map[int]uint32) (uint32, []byte) {
 	t.Helper()
 	context := make([]byte, 192) // struct __sk_buff
@@ -203,8 +205,8 @@ func transmitAs(t *testing.T, k *kernel, frame []byte, buffer map[int]uint32) (u
 	return verdict, options.DataOut
 }
 
-// hunt makes the network's balancer one that hunts: connections that it does not know are offered to the
-// servers in turn, and what they signal it follows. It returns the signals seen so far.
+// hunt makes the network's balancer hunt. The balancer offers unknown connections to the servers in
+// turn, and follows their signals. hunt returns a function that returns the signals so far.
 func (n *network) hunt(kind config.Encapsulation) func() map[uint16]int {
 	n.in(n.client, func() error {
 		l, err := netlink.LinkByName("vips")
@@ -246,14 +248,14 @@ func (h *hunting) counts() map[uint16]int {
 	return out
 }
 
-// forget is what a balancer knows after flows of another have moved to it.
+// forget removes all flows, so that the balancer is like one that takes over the flows of another.
 func (h *hunting) forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	clear(h.known)
 }
 
-// place says how a client's frame travels.
+// place returns the encapsulation of a client's frame.
 func (h *hunting) place(frame []byte) packet.Encap {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -279,7 +281,7 @@ func (h *hunting) place(frame []byte) packet.Encap {
 	return e
 }
 
-// take reads a signal, and sends the packet that carries it on to the client.
+// take reads a signal, and sends the packet with it to the client.
 func (h *hunting) take(frame []byte) error {
 	p, err := packet.Decode(frame)
 	if err != nil {
@@ -309,8 +311,9 @@ func (h *hunting) take(frame []byte) error {
 	return err
 }
 
-// TestHunt has real connections offered to real servers: those of the first are refused, and all go on to
-// the second. Half way the balancer forgets everything, as when others' flows come to it.
+// TestHunt offers real connections to real servers. The first server refuses all of them, and
+// passes them on to the second. Halfway through, the balancer forgets all flows, as if flows of
+// another balancer arrived.
 func TestHunt(t *testing.T) {
 	needs.Cgroup2(t)
 	for _, c := range []struct {
@@ -322,14 +325,15 @@ func TestHunt(t *testing.T) {
 			var agents [2]*running
 			for i, policy := range []config.AcceptPolicy{config.AcceptNever, config.AcceptAlways} {
 				cfg := n.config(i+1, c.kind, c.vip)
-				cfg.Node.MTU = 1500 - 24 // what the packets of a recovery have more than others
+				cfg.Node.MTU = 1500 - 24 // the additional length of packets with recover-stickiness
 				cfg.Services[0].Accept.Policy = policy
 				cfg.Services[0].Load.Kind = config.LoadConnections
 				agents[i] = n.run(i+1, cfg, link.AttachTCX)
 				n.serve(i+1, c.vip)
 			}
 			signals := n.hunt(c.kind)
-			// The first SYN may wait until the new interfaces can ask for their neighbours, and be repeated.
+			// The first SYN may wait until the new interfaces can resolve their neighbours, and be
+			// repeated.
 			n.echo(n.dial(c.vip), 1)
 			service := agents[1].cfg.Services[0]
 			var before [2]map[string]uint64
@@ -394,13 +398,13 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// TestAcceptQueue decides by the listener's own backlog, also where the client's last connection from the same
-// port is in TIME_WAIT.
+// TestAcceptQueue checks that the listener's own backlog decides, also if the client's last
+// connection from the same port is in TIME_WAIT.
 func TestAcceptQueue(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	var listener net.Listener
-	s.do(func() (err error) { // nobody accepts, but for the first one
+	s.do(func() (err error) { // only the first connection is accepted
 		listener, err = net.Listen("tcp", vip6.String())
 		return err
 	})
@@ -441,7 +445,7 @@ func TestAcceptQueue(t *testing.T) {
 	offer(over.flow, 4, "refused")
 }
 
-// probe returns when the server has taken what was sent before.
+// probe returns when the server has received the packets sent before.
 func (s *stage) probe(d dialogue) {
 	s.t.Helper()
 	// A segment from before the window is answered by an ACK (RFC 9293 section 3.10.7.4).

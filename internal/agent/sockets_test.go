@@ -21,8 +21,8 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// stage is a network namespace with the VIPs, an application on port 80 of each, and a test that is all
-// of its clients.
+// stage is a network namespace with the VIPs, and an application on port 80 of each. The test acts
+// as all clients.
 type stage struct {
 	t   *testing.T
 	ns  *testnet.Namespace
@@ -65,7 +65,7 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// do runs f in the namespace, and ends the test if f does.
+// do runs f in the namespace. If f ends its goroutine, do ends the test.
 func (s *stage) do(f func() error) {
 	s.t.Helper()
 	ended := make(chan error, 1)
@@ -87,8 +87,8 @@ func (s *stage) do(f func() error) {
 	}
 }
 
-// listen starts an application, whose connections come on the channel. That of IPv6 listens for multipath TCP, as
-// programs in Go do, whose sockets are of another kind.
+// listen starts an application. Its connections are sent to the channel. The IPv6 listener is for
+// multipath TCP, as in Go programs, which has sockets of another kind.
 func (s *stage) listen(vip netip.AddrPort) <-chan net.Conn {
 	s.t.Helper()
 	var listener net.Listener
@@ -121,7 +121,7 @@ func (s *stage) listen(vip netip.AddrPort) <-chan net.Conn {
 	return accepted
 }
 
-// dialogue is a connection of a client that is the test: what it sends next.
+// dialogue is a connection whose client is the test, with the numbers of the next segment.
 type dialogue struct {
 	flow
 	seq, ack uint32
@@ -159,7 +159,7 @@ func (s *stage) await(d dialogue, flags packet.TCPFlags) *layers.TCP {
 	}
 }
 
-// request sends a SYN and takes the SYN-ACK; the server waits for the client's ACK then.
+// request sends a SYN and receives the SYN-ACK. The server then waits for the client's ACK.
 func (s *stage) request(f flow) dialogue {
 	s.t.Helper()
 	d := dialogue{flow: f, seq: 1000}
@@ -186,7 +186,7 @@ func (s *stage) connect(f flow, accepted <-chan net.Conn) (dialogue, net.Conn) {
 	return d, nil
 }
 
-// close ends a connection, the server first: it has the socket in TIME_WAIT then.
+// close ends a connection. The server closes first, so its socket is in TIME_WAIT.
 func (s *stage) close(d dialogue, c net.Conn) dialogue {
 	s.t.Helper()
 	if err := c.Close(); err != nil {
@@ -200,7 +200,7 @@ func (s *stage) close(d dialogue, c net.Conn) dialogue {
 	return d
 }
 
-// cookie is what a client returns that the server has kept nothing of.
+// cookie returns a connection whose client returns a SYN cookie. The server has no state of it.
 func (s *stage) cookie(f flow) dialogue {
 	s.t.Helper()
 	const sysctl = "/proc/sys/net/ipv4/tcp_syncookies"

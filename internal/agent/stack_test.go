@@ -16,7 +16,7 @@ func TestStackFitsAllKernels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// What the verifier leaves out of other nodes' programs.
+		// Without this the verifier removes this code, as in the programs of other nodes.
 		if err := spec.Variables[agentVarHostIsOutside].Set(true); err != nil {
 			t.Fatal(err)
 		}

@@ -75,8 +75,8 @@ type synAckCase struct {
 	want    []byte // nil: unchanged
 }
 
-// synAcks are for packets of 1500 bytes: 1384 is what 56 bytes of srv6-insert leave to IPv6, 1416 what
-// 44 of gre over IPv6 leave to IPv4, 1420 what 40 of srv6-encap do.
+// synAcks are SYN-ACKs for an MTU of 1500 bytes. The MSS of IPv6 with srv6-insert (56 bytes) is
+// 1384, of IPv4 with gre over IPv6 (44 bytes) 1416, and of IPv4 with srv6-encap (40 bytes) 1420.
 func synAcks() []synAckCase {
 	synAck := packet.Flags(packet.SYN | packet.ACK)
 	nop := packet.TCPOption(layers.TCPOptionKindNop, nil)
@@ -115,7 +115,7 @@ func synAcks() []synAckCase {
 			set(packet.TCP(vip4, client4, synAck, packet.MSS(1416)), 6, 0x20)},
 		{"later fragment", set(packet.TCP(vip4, client4, synAck, packet.MSS(1460)), 7, 1), "", nil},
 		{"IPv4 version 5", set(packet.TCP(vip4, client4, synAck, packet.MSS(1460)), 0, 0x55), "", nil},
-		{"IPv4 header of 16 bytes", // where the flags would be is a SYN-ACK's
+		{"IPv4 header of 16 bytes", // the bytes at the offset of the flags are a SYN-ACK's
 			set(packet.TCP(vip4, client4, packet.Sequence(0, 0x120000), packet.MSS(1460)), 0, 0x44), "", nil},
 		{"IPv6 version 5", set(packet.TCP(vip6, client6, synAck, packet.MSS(1440)), 0, 0x50), "", nil},
 		{"the mapped form of an IPv4 address", mapped(packet.TCP(vip6, client6, synAck, packet.MSS(1440)), 8, vip4.Addr()), "", nil},
@@ -149,7 +149,7 @@ func TestClampMSS(t *testing.T) {
 	}
 }
 
-// padded is a SYN-ACK whose MSS is behind n no-operations.
+// padded returns a SYN-ACK whose MSS option comes after n no-operations.
 func padded(n int, mss uint16) []byte {
 	options := []packet.Option{packet.Flags(packet.SYN | packet.ACK)}
 	for range n {

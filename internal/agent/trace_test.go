@@ -20,7 +20,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// randomRule is any accept policy, on windows that end often, and what becomes of flows that are not here.
+// randomRule returns a random accept policy, with short windows, and a random treatment of flows
+// that are not local.
 func randomRule(random *rand.Rand) (config.Accept, config.NotLocal) {
 	small, epsilon := random.Uint32N(4), 0.1
 	accept := []config.Accept{
@@ -32,7 +33,7 @@ func randomRule(random *rand.Rand) (config.Accept, config.NotLocal) {
 	return accept[random.IntN(len(accept))], notLocal[random.IntN(2)]
 }
 
-// randomLoad reports a load, or has none that is fresh.
+// randomLoad reports a load, or makes the load missing or stale.
 func randomLoad(t *testing.T, k *kernel, random *rand.Rand, vip netip.AddrPort) {
 	t.Helper()
 	now, err := monotonic()
@@ -48,7 +49,7 @@ func randomLoad(t *testing.T, k *kernel, random *rand.Rand, vip netip.AddrPort) 
 	}
 }
 
-// Trace says what the data path then does, for any packet in any state, and changes nothing.
+// Trace predicts what the data path does, for any packet in any state, and changes nothing.
 func TestTraceAgreesWithDataPath(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
@@ -67,7 +68,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 				e := events()[random.IntN(len(events()))]
 				isSought := e.function == recoverStickiness || e.function == steer
 				if isSought && (now.cookie || now.answersOther) {
-					continue // trace has no packet to take it from
+					continue // trace has no packet with a cookie
 				}
 				randomLoad(t, k, random, now.vip)
 				if state == "closed" {
@@ -88,7 +89,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 	}
 }
 
-// agree compares what trace foretells with what becomes of an event's packet.
+// agree compares the prediction of trace with the result for an event's packet.
 func agree(t *testing.T, k *kernel, now situation, e event) string {
 	t.Helper()
 	key := serviceKey(config.AgentService{VIP: now.vip.Addr(), Port: config.Port(now.vip.Port())})
@@ -124,7 +125,8 @@ func agree(t *testing.T, k *kernel, now situation, e event) string {
 	return got.Outcome + " " + got.Offer
 }
 
-// Trace names the state of the flow and of the socket, and the service; elsewhere the sockets are not known.
+// Trace shows the state of the flow and of the socket, and the service. In another network
+// namespace the sockets are unknown.
 func TestTraceOfConnection(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
@@ -164,7 +166,8 @@ func TestTraceOfConnection(t *testing.T) {
 	}
 }
 
-// Trace follows a live connection on two servers: which of them has it, and how it ends.
+// Trace follows a live connection on two servers. It shows which server has the connection, and how
+// the connection ends.
 func TestTraceOfLiveConnection(t *testing.T) {
 	n := newNetwork(t, 2)
 	var instances []string

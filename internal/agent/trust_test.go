@@ -52,13 +52,13 @@ var signalWays = []struct {
 	flow
 }{{config.SRv6Insert, flow{client6, vip6}}, {config.SRv6Encap, flow{client6, vip6}}, {config.SRv6Encap, flow{client4, vip4}}}
 
-// argument is that of the balancer's SID in a frame with a signal.
+// argument returns the argument of the balancer's SID in a frame with a signal.
 func argument(frame []byte) uint64 {
 	return srv6.Parse(netip.AddrFrom16([16]byte(frame[14+24:]))).Argument
 }
 
-// Signals bear the tag of the first key, of both functions and in all encapsulations, also in the list of an
-// inserted header; otherwise they are what they are without a key.
+// Signals carry the tag of the first key, for both functions and in all encapsulations, also in the
+// list of an inserted header. In all other bytes they equal signals without a key.
 func TestTags(t *testing.T) {
 	k := testKernel(t)
 	for _, way := range signalWays {
@@ -111,7 +111,8 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// Where balancers are named, no others may ask about connections, whatever they ask; to deliver is no question.
+// If balancers are named, functions about connections from all other senders are refused. The
+// function deliver is not about connections.
 func TestBalancersAreNamed(t *testing.T) {
 	k := testKernel(t)
 	prefixes := func(all ...string) (parsed []netip.Prefix) {
@@ -124,7 +125,7 @@ func TestBalancersAreNamed(t *testing.T) {
 		for _, c := range []struct {
 			name   string
 			named  []netip.Prefix
-			refuse bool // what balancer2 asks
+			refuse bool // whether the functions of balancer2 are refused
 		}{
 			{"none", nil, false},
 			{"another", prefixes(balancer1.String() + "/64"), true},
@@ -154,8 +155,8 @@ func TestBalancersAreNamed(t *testing.T) {
 	}
 }
 
-// A running agent takes on the keys that its file holds at a reload, and keeps those that it has when it
-// cannot be read.
+// On a reload a running agent reads the keys from the file. If the file cannot be read, the agent
+// keeps its keys.
 func TestReloadOfKeys(t *testing.T) {
 	n := newNetwork(t, 1)
 	file := filepath.Join(t.TempDir(), "signal.key")
@@ -198,7 +199,8 @@ func TestReloadOfKeys(t *testing.T) {
 	signs("without a key", 0)
 }
 
-// What this agent signals a balancer's data path takes, if they share a key, and sends the packet on.
+// A balancer's data path accepts this agent's signals if they share a key, and passes the packet
+// on.
 func TestBalancerTakesTags(t *testing.T) {
 	k := testKernel(t)
 	file := filepath.Join(t.TempDir(), "signal.key")
@@ -239,8 +241,9 @@ func TestBalancerTakesTags(t *testing.T) {
 	}
 }
 
-// A stranger's packet that this server would pass on to a balancer as its own signal goes nowhere,
-// also where no balancers are named. The balancer takes what a server would make of an inserted one.
+// A stranger's packet that this server would pass on to a balancer like its own signal is dropped,
+// also if no balancers are named. The balancer would accept what the server would make of an
+// inserted header.
 func TestForgedSignals(t *testing.T) {
 	cfg := testConfig()
 	cfg.Node.Balancers = nil
@@ -250,7 +253,7 @@ func TestForgedSignals(t *testing.T) {
 		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			signal := sidOf(balancer1, uint16(function))
 			taken, forged := uint32(xdpPass), withoutSender(way.vip, way.client, sid, signal)
-			if way.kind == config.SRv6Encap { // where signals have no list
+			if way.kind == config.SRv6Encap { // its signals have no list
 				e := packet.Encap{Kind: way.kind, Sender: node, Segments: []netip.Addr{sid, signal}}
 				taken, forged = xdpDrop, to(way.vip, way.client, e)
 			}
@@ -270,7 +273,7 @@ func TestForgedSignals(t *testing.T) {
 	}
 }
 
-// refuseForgery wants both programs on the way to the next server to drop a frame.
+// refuseForgery requires that both programs on the path to the next server drop a frame.
 func refuseForgery(t *testing.T, k *kernel, forged []byte) {
 	t.Helper()
 	before := counters(t, k)
@@ -285,8 +288,8 @@ func refuseForgery(t *testing.T, k *kernel, forged []byte) {
 	}
 }
 
-// What a host only forwards carries no signal, though it looks as if an application had sent it:
-// routers and hosts with containers would sign what anybody sends them.
+// A forwarded packet carries no signal, even if it looks like a packet of an application. Otherwise
+// routers and hosts with containers would sign packets of any sender.
 func TestForwardedPacketsDoNotSignal(t *testing.T) {
 	k := testKernel(t)
 	all := []packet.TCPFlags{packet.SYN | packet.ACK, packet.ACK, packet.FIN | packet.ACK, packet.RST}
@@ -310,7 +313,7 @@ func TestForwardedPacketsDoNotSignal(t *testing.T) {
 
 var lbMAC = packet.MAC{2, 0, 0, 0, 6, 1}
 
-// rehearsedBalancer is the data path of the first balancer, on no interface.
+// rehearsedBalancer returns the unattached data path of the first balancer.
 func rehearsedBalancer(t *testing.T, keyFile string) *ebpf.Program {
 	t.Helper()
 	cfg, err := config.ParseBalancer(fmt.Appendf(nil, `
@@ -349,15 +352,15 @@ services:
 	return program
 }
 
-// outsideConfig is that of most tests on an interface that leads out of the domain.
+// outsideConfig is testConfig with an interface that leads out of the domain.
 func outsideConfig() *config.Agent {
 	cfg, no := testConfig(), false
 	cfg.Node.Internal = &no
 	return cfg
 }
 
-// RFC 8754 section 5.1: from outside nothing comes to a SID, or to a VIP with segments left. Whatever else
-// there is goes its way as it does inside.
+// RFC 8754 section 5.1: packets from outside the domain to a SID, or to a VIP with segments left,
+// are dropped. All other packets are processed as inside.
 func TestOutside(t *testing.T) {
 	c := openComparisonOf(t, outsideConfig())
 	direct := func(options ...packet.Option) []byte {
@@ -401,7 +404,8 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// Mutants of all frames leave as the reference says, also where the interface leads outside.
+// The reasons for mutants of all frames agree with the reference, also if the interface leads
+// outside.
 func TestMutantsFromOutside(t *testing.T) {
 	d := openComparisonOf(t, outsideConfig()).incoming()
 	d.captures = append(d.captures, packet.TCP(client6, vip6, packet.Ethernet(packet.MAC{2}, hostMAC), packet.HopByHop(8),

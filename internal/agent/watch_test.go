@@ -18,9 +18,9 @@ import (
 	"github.com/segue-lb/segue/loadshm"
 )
 
-// TestReportedLoad has the policy follow what an application writes to memory, without the application it takes
-// everything, and so it does without the agent's process. A reload changes the policy of a running agent and
-// touches no connection.
+// TestReportedLoad checks that the policy follows the load that an application writes to memory.
+// Without the application, all offers are accepted. The same holds without the agent's process. A
+// reload changes the policy of a running agent and affects no connection.
 func TestReportedLoad(t *testing.T) {
 	n := newNetwork(t, 2)
 	vip := netip.AddrPortFrom(vip6.Addr(), 80)
@@ -35,8 +35,8 @@ func TestReportedLoad(t *testing.T) {
 	n.serve(2, vip6.Addr())
 	n.hunt(config.SRv6Encap)
 
-	// dialed is what became of a connection at the first server. While a SYN waits for a neighbour it is
-	// repeated, but not offered again once it is taken.
+	// dialed returns the result of a connection at the first server. While a SYN waits for a
+	// neighbour, the client repeats it, but an accepted SYN is not offered again.
 	dialed := func() string {
 		t.Helper()
 		before := offers(t, a.kernel, vip)
@@ -100,7 +100,8 @@ func TestReportedLoad(t *testing.T) {
 	eventually(t, "the load is stale", func() bool { return dialed() == "accepted_stale" })
 }
 
-// TestRestartKeepsConnections: another process goes on with what the one before has learned of connections.
+// TestRestartKeepsConnections checks that another process keeps the state of connections of the
+// process before it.
 func TestRestartKeepsConnections(t *testing.T) {
 	needs.Cgroup2(t)
 	n := newNetwork(t, 1)
@@ -123,7 +124,7 @@ func TestRestartKeepsConnections(t *testing.T) {
 	if diff := cmp.Diff(before, offers(t, a.kernel, netip.AddrPortFrom(vip6.Addr(), 80))); diff != "" {
 		t.Errorf("offers (-before +after):\n%s", diff)
 	}
-	// Meanwhile another load decides, for a process or two.
+	// Meanwhile another load source decides, for one or two processes.
 	other := *cfg
 	other.Services = slices.Clone(cfg.Services)
 	other.Services[0].Load.Kind = config.LoadAcceptQueue
