@@ -336,7 +336,7 @@ func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 		return "drop_srh_segments_left"
 	}
 	w.kind = config.SRv6Insert
-	w.sender = netip.PrefixFrom(netip.IPv6Unspecified(), 64) // a reduced header does not contain the sender
+	w.sender = netip.PrefixFrom(netip.IPv6Unspecified(), 64) // a reduced header has no sender
 	if visited {
 		w.sender = netip.PrefixFrom(first, 64).Masked()
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// The number of the flow is added to the client's address, inside whatever the server wraps it in.
+// The flow's number is added to the client's address inside the server's encapsulation.
 func TestFlowsOfSignals(t *testing.T) {
 	for f, want := range map[family]string{ipv4: "10.0.0.7", ipv6: "2001:db8:c::7"} {
 		c := signalCase(usual(f, config.TCP), 1, 1)

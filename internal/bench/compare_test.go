@@ -18,8 +18,8 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// A build is as fast as itself, within what the machine does to it: that ratios exist is all
-// that can be asked.
+// Compares a build with itself. The ratios can differ from 1 by disturbances of the machine, so the
+// test only requires that they exist.
 func TestCompareWithItself(t *testing.T) {
 	needs.Agent(t)
 	var said []string
@@ -52,7 +52,7 @@ func TestCompareWithItself(t *testing.T) {
 			t.Errorf("%s: %+v", c.CaseName, c)
 		}
 	}
-	// Both workers were started anew for the last round, in the other order.
+	// Both workers were restarted for the last round, in the other order.
 	var order []string
 	for _, what := range said {
 		if name, _, ok := strings.Cut(what, ": signal-create: fill"); ok {
@@ -64,7 +64,7 @@ func TestCompareWithItself(t *testing.T) {
 	}
 }
 
-// script is an executable that does what a shell is told.
+// script makes an executable that runs shell commands.
 func script(t *testing.T, lines string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "segue")
@@ -74,12 +74,12 @@ func script(t *testing.T, lines string) string {
 	return path
 }
 
-// greeting is the shell's hello, in a version of the protocol.
+// greeting returns a shell command that prints a hello with a version of the protocol.
 func greeting(protocol int) string {
 	return fmt.Sprintf(`echo '{"segue_bench_worker": %d}'`, protocol)
 }
 
-// An executable without a worker of this protocol is refused before anything is measured.
+// An executable without a worker of this protocol is refused before the measurements.
 func TestCompareRefuses(t *testing.T) {
 	notExecutable := filepath.Join(t.TempDir(), "notes")
 	if err := os.WriteFile(notExecutable, nil, 0o644); err != nil {
@@ -123,7 +123,7 @@ func TestCompareRefuses(t *testing.T) {
 	}
 }
 
-// An end of the context ends a worker in the middle of a request, and is the only error.
+// The end of the context ends a worker during a request, and is the only error.
 func TestCompareEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -165,7 +165,8 @@ func TestMatchCases(t *testing.T) {
 	}
 }
 
-// sampled is a case of which each round of each build has the times of a row: old, new, old, new.
+// sampled returns a case with the times of its rounds. Each row has the times of a round: old, new,
+// old, new.
 func sampled(name string, rounds ...[]float64) *comparedCase {
 	m := &comparedCase{CaseName: CaseName{Case: name, Family: "ipv6"}}
 	for round, row := range rounds {
@@ -190,8 +191,8 @@ func TestSummarizeComparison(t *testing.T) {
 	if want := (Spread{140.0 / 120, 200.0 / 300, 1.5}); r.Ratio != want {
 		t.Errorf("ratio is %v, want %v", r.Ratio, want)
 	}
-	// Of the first round the host program's medians 20 and 40 are taken off; the third says
-	// nothing.
+	// In the first round the host program's medians 20 and 40 are subtracted. The third round is
+	// left out.
 	if want := (Spread{0.5, 0.5, 1}); *r.NetRatio != want {
 		t.Errorf("net ratio is %v, want %v", *r.NetRatio, want)
 	}
@@ -206,8 +207,8 @@ func TestSummarizeComparison(t *testing.T) {
 	}
 }
 
-// Where the host program always takes longer than the case there is no net ratio, rather than one
-// that JSON cannot say.
+// If the host program always takes longer than the case, there is no net ratio. JSON could not
+// represent it.
 func TestNoNetRatio(t *testing.T) {
 	null, miss := sampled(caseNull, []float64{10, 10}), sampled(caseMiss, []float64{10, 9})
 	results := summarizeComparison([]*comparedCase{null, miss})

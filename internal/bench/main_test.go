@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestMain makes the test binary a segue of which comparisons start workers. What else is not a
-// test flag must not run the tests.
+// TestMain lets comparisons start the test binary as a worker. Other arguments that are not test
+// flags must not run the tests.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && slices.Equal(os.Args[1:], workerArguments) {
 		if err := ServeWorker(context.Background(), os.Stdin, os.Stdout); err != nil {

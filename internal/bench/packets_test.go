@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// Every case comes to the verdict that it is to measure, for each number of flows.
+// Every case results in the expected verdict, for each number of flows.
 func TestMeasurePackets(t *testing.T) {
 	needs.Agent(t)
 	o := PacketOptions{Flows: []uint32{1, 500}, Rounds: 1, Packets: 2000, Room: 1024}
@@ -50,7 +50,7 @@ func TestMeasurePackets(t *testing.T) {
 	}
 }
 
-// What is not chosen is not built; null and floor are measured anyway.
+// Cases that are not chosen are not built. Null and floor are always measured.
 func TestChosenCases(t *testing.T) {
 	needs.Agent(t)
 	o := PacketOptions{Flows: []uint32{1}, Rounds: 1, Packets: 100, Room: 1, Case: regexp.MustCompile("^vip-miss$")}
@@ -67,7 +67,7 @@ func TestChosenCases(t *testing.T) {
 	}
 }
 
-// A packet that comes to another verdict is an error, and not a measurement.
+// A packet with another verdict causes an error.
 func TestUnexpectedVerdict(t *testing.T) {
 	needs.Agent(t)
 	h, err := newHost()
@@ -85,7 +85,7 @@ func TestUnexpectedVerdict(t *testing.T) {
 	}
 }
 
-// Known flows were confirmed, new ones were not.
+// Known flows were confirmed, and new flows were not.
 func TestFill(t *testing.T) {
 	needs.Agent(t)
 	h, err := newHost()
@@ -125,7 +125,8 @@ func TestMeasureMemory(t *testing.T) {
 	if m.Capacity != 1<<17 || m.Entered != m.Capacity || math.Abs(m.BytesPerFlow-16) > 0.1 {
 		t.Errorf("%+v: a table for 131,072 flows has 16 bytes for each", m)
 	}
-	// Of Poisson(4), 2% of buckets overflow: 0.6% of flows find no room (docs/flow-table.md).
+	// With a Poisson(4) distribution, 2% of the buckets overflow, and 0.6% of the flows find no
+	// room (docs/flow-table.md).
 	if share := float64(m.Held) / float64(m.Entered); share < 0.985 || share > 1 {
 		t.Errorf("%+v: holds %.3f of the flows that came", m, share)
 	}

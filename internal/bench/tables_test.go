@@ -8,7 +8,7 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// Every size is measured; to swap a table takes the time to build it and more.
+// Every size is measured. To swap a table takes longer than to build it.
 func TestTables(t *testing.T) {
 	needs.BPF(t)
 	times, err := MeasureTables(t.Context(), TableSizes, 5, nil)

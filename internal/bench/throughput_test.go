@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// Every way carries packets, on one core and on two.
+// Packets arrive by every way, on one core and on two.
 func TestThroughput(t *testing.T) {
 	needs.Namespaces(t)
 	needs.BPF(t)
@@ -45,8 +45,8 @@ func TestSpeedup(t *testing.T) {
 	}
 }
 
-// A core that is fast in two rounds of three, and slow in the other, is half of two such cores by the means
-// alone.
+// If cores are fast in two of three rounds and slow in the third, two cores have twice the
+// throughput of one only by the means.
 func TestSpeedupOfUnsteadyCores(t *testing.T) {
 	one, two := Throughput{Way: Balanced, Cores: 1}, Throughput{Way: Balanced, Cores: 2}
 	one.summarize([]float64{3, 3, 2}, 0)
@@ -56,7 +56,7 @@ func TestSpeedupOfUnsteadyCores(t *testing.T) {
 	}
 }
 
-// A frame of the host's own is not taken for a generator's.
+// A frame that the host itself sends does not count as a generator's.
 func TestFlowing(t *testing.T) {
 	before := []uint64{1000, 1000, 1000}
 	if got := flowing(before, []uint64{1003, 5000, 1000}); got != 1 {

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/version"
 )
 
-// serve gives a worker all its input at once, and returns its lines after the hello.
+// serve passes a worker all its input at once, and returns its lines after the hello.
 func serve(t *testing.T, ctx context.Context, input string) ([]answer, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -43,7 +43,7 @@ func serve(t *testing.T, ctx context.Context, input string) ([]answer, error) {
 	return answers, serveErr
 }
 
-// A worker measures what it is asked to, and leaves nothing pinned.
+// A worker makes the requested measurements, and leaves nothing pinned.
 func TestWorkerMeasures(t *testing.T) {
 	needs.Agent(t)
 	answers, err := serve(t, t.Context(), `
@@ -79,7 +79,8 @@ func TestWorkerMeasures(t *testing.T) {
 	}
 }
 
-// A request that makes no sense is answered by an error that says why; the next one is still read.
+// An invalid request is answered by an error with the reason. The worker then reads the next
+// request.
 func TestWorkerRefuses(t *testing.T) {
 	for request, want := range map[string]string{
 		`{}`:                                  "no known kind",
@@ -105,8 +106,8 @@ func TestWorkerRefuses(t *testing.T) {
 	}
 }
 
-// Without a name, the cases are those of the build's own programs: neither the steps of a
-// packet's way, nor the reference.
+// Without a name, the cases are those of the build's own programs, without the single steps and the
+// reference.
 func TestCasesOfBuilds(t *testing.T) {
 	chosen, err := (&prepareRequest{Flows: []uint32{1000}, Room: 1000}).chooseCases()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Whoever waited for the start and has gone is missed by nobody; who listens gets the message.
+// A receiver that has gone causes no error. A receiver that listens gets the message.
 func TestNotify(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	t.Setenv("NOTIFY_SOCKET", path)

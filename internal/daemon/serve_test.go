@@ -23,7 +23,7 @@ func (s slowService) Run(ctx context.Context) error {
 	return nil
 }
 
-// TestEarlyHangupReloads has a SIGHUP from before the service is ready.
+// TestEarlyHangupReloads sends a SIGHUP before the service is ready.
 func TestEarlyHangupReloads(t *testing.T) {
 	hangups := make(chan os.Signal, 1)
 	hangups <- syscall.SIGHUP
@@ -46,7 +46,7 @@ func TestEarlyHangupReloads(t *testing.T) {
 	}
 }
 
-// TestStopSaysWhyAndWhatStays ends a service that works and one that is not ready yet.
+// TestStopSaysWhyAndWhatStays ends a service that works, and one that is not ready yet.
 func TestStopSaysWhyAndWhatStays(t *testing.T) {
 	for want, ready := range map[string]bool{
 		`stays attached and keeps working" reason="a signal" remove="segue lb detach lb"`: true,
@@ -73,7 +73,8 @@ type failingService struct{ slowService }
 
 func (failingService) Run(context.Context) error { return errors.New("broken") }
 
-// TestServiceThatFails leaves it to the error to say what stays: it may be about just that.
+// TestServiceThatFails checks that Serve does not say that the data path stays attached: the error
+// may concern that.
 func TestServiceThatFails(t *testing.T) {
 	var log bytes.Buffer
 	err := Serve(t.Context(), failingService{make(slowService)}, nil, nil, "", slog.New(slog.NewTextHandler(&log, nil)))

@@ -20,7 +20,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// pass lets every packet pass.
+// pass loads a program that passes every packet.
 func pass(t *testing.T, kind ebpf.ProgramType, verdict int32) *ebpf.Program {
 	t.Helper()
 	needRoot(t)
@@ -50,7 +50,7 @@ func pins(t *testing.T) (dir string) {
 	return dir
 }
 
-// pair is two namespaces whose eth0 have the same index.
+// pair makes two namespaces whose interfaces eth0 have the same index.
 func pair(t *testing.T) (a, b *testnet.Namespace, ifindex int) {
 	t.Helper()
 	needRoot(t)
@@ -73,7 +73,7 @@ func pair(t *testing.T) (a, b *testnet.Namespace, ifindex int) {
 	return a, b, ifindex
 }
 
-// inOne is a takeover of one step.
+// inOne runs a takeover with one step.
 func inOne(step func(*Takeover) error) error {
 	return TakeOver(slog.New(slog.DiscardHandler), step)
 }
@@ -101,7 +101,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// A process can end when its link has its first pin and not its name yet. The next one gets the interface.
+// If a process ends when its link has its first pin but not its name, the next process can still
+// use the interface.
 func TestAttachAfterUnfinishedPin(t *testing.T) {
 	ns, _, ifindex := pair(t)
 	program := pass(t, ebpf.XDP, 2)
@@ -119,12 +120,12 @@ func TestAttachAfterUnfinishedPin(t *testing.T) {
 	}))
 }
 
-// TestGenericWhereNativeFails has a veth whose MTU is too large for native XDP.
+// TestGenericWhereNativeFails uses a veth whose MTU is too large for native XDP.
 func TestGenericWhereNativeFails(t *testing.T) {
 	ns, peer, ifindex := pair(t)
 	program := pass(t, ebpf.XDP, 2)
 	pin := filepath.Join(pins(t), LinkPin)
-	must(t, peer.Do(func() error { // what the peer may send has to fit one page
+	must(t, peer.Do(func() error { // a packet of the peer must fit one page
 		l, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
@@ -152,7 +153,8 @@ func TestGenericWhereNativeFails(t *testing.T) {
 	}))
 }
 
-// TestNoGenericOverAnother leaves an interface to the program that it has, and names it.
+// TestNoGenericOverAnother checks that a program on the interface stays, and that the error names
+// it.
 func TestNoGenericOverAnother(t *testing.T) {
 	ns, _, ifindex := pair(t)
 	program := pass(t, ebpf.XDP, 2)
@@ -192,7 +194,7 @@ func TestNoGenericOverAnother(t *testing.T) {
 	}))
 }
 
-// TestAttachedAgain finds an interface free as soon as the program before is detached.
+// TestAttachedAgain checks that an interface is free as soon as the previous program is detached.
 func TestAttachedAgain(t *testing.T) {
 	ns, _, ifindex := pair(t)
 	program := pass(t, ebpf.XDP, 2)
@@ -206,11 +208,11 @@ func TestAttachedAgain(t *testing.T) {
 				return err
 			}
 		}
-		return DetachLink(pin) // of nothing
+		return DetachLink(pin) // without a link
 	}))
 }
 
-// TestOtherInterface has a link work until the program is attached to another interface.
+// TestOtherInterface checks that a link works until the program is attached to another interface.
 func TestOtherInterface(t *testing.T) {
 	ns, peer, first := pair(t)
 	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
@@ -252,8 +254,8 @@ func TestOtherInterface(t *testing.T) {
 	}))
 }
 
-// A pin is given to the link of the interface that wants it; neither loses its program, and a link without a name is
-// none.
+// ClaimLink gives a pin to the link of the requested interface. No link loses its program. A link
+// without a name does not count.
 func TestClaimLink(t *testing.T) {
 	ns, peer, first := pair(t)
 	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
@@ -297,7 +299,7 @@ func TestClaimLink(t *testing.T) {
 		must(t, os.Rename(other, next(other)))
 		must(t, claim(pin, other, first))
 		want("claimed after unfinished pins", 0, 0)
-		for _, at := range []int{first, second} { // nothing is in the way of another start
+		for _, at := range []int{first, second} { // nothing prevents another start
 			if _, err := attach(program, at, pin); err != nil {
 				t.Error(err)
 			}
@@ -306,7 +308,8 @@ func TestClaimLink(t *testing.T) {
 	}))
 }
 
-// TestLinkOfAnotherNamespace stays as it is, though the interfaces' indexes are the same.
+// TestLinkOfAnotherNamespace checks that the link stays unchanged, although the interfaces have the
+// same index.
 func TestLinkOfAnotherNamespace(t *testing.T) {
 	a, b, ifindex := pair(t)
 	program, next := pass(t, ebpf.XDP, 2), pass(t, ebpf.XDP, 2)

@@ -20,14 +20,15 @@ func needRoot(t *testing.T) {
 	needs.BPF(t)
 }
 
-// TestNamesStayInside has names that lead out of the directory of the pins.
+// TestNamesStayInside uses names that lead out of the pins' directory.
 func TestNamesStayInside(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	if err := os.Mkdir(victim, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"", "..", "../../../.." + victim} {
-		// A name that is wrongly taken would be removed, so that only the harmless one is given to RemoveDir.
+		// RemoveDir would remove the directory of a wrongly accepted name, so it gets only a
+		// harmless name.
 		if _, err := MakeDir(name, RoleBalancer); err == nil {
 			t.Errorf("made a directory for %q", name)
 		}
@@ -40,7 +41,7 @@ func TestNamesStayInside(t *testing.T) {
 	}
 }
 
-// TestInstancesComeAndGo has instances begin while others end, and take the shared parent along.
+// TestInstancesComeAndGo starts instances while others end and remove the shared parent directory.
 func TestInstancesComeAndGo(t *testing.T) {
 	needRoot(t)
 	var group sync.WaitGroup

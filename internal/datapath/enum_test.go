@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// specOf has one enumeration.
+// specOf returns types with one enumeration.
 func specOf(t *testing.T, values ...btf.EnumValue) *btf.Spec {
 	t.Helper()
 	builder, err := btf.NewBuilder([]btf.Type{&btf.Enum{Name: "reason", Size: 4, Values: values}}, nil)

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// filtersOf are the names of an interface's filters, of both directions, in order.
+// filtersOf returns the names of an interface's filters of both directions, in order.
 func filtersOf(t *testing.T, name string) (names []string) {
 	t.Helper()
 	device, err := netlink.LinkByName(name)
@@ -33,8 +33,8 @@ func addFilter(prog *ebpf.Program, ifindex int, f Filter) error {
 	return inOne(func(t *Takeover) error { return t.AttachFilter(prog, ifindex, f) })
 }
 
-// An instance's filters are one for each place however often it starts, and are taken away without those of
-// others and without clsact.
+// However often an instance starts, it has one filter at each place. Removing them removes neither
+// the filters of others nor clsact.
 func TestFilters(t *testing.T) {
 	prog := pass(t, ebpf.SchedCLS, -1)
 	near, far := testnet.New(t), testnet.New(t)

@@ -17,14 +17,14 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// named makes a network namespace with a name, and returns a function that runs another inside.
+// named makes a network namespace with a name. inside runs a function in it.
 func named(t *testing.T) (path string, inside func(f func())) {
 	t.Helper()
 	needs.Namespaces(t)
 	name := fmt.Sprintf("test-%d-locate", os.Getpid())
 	calls, done := make(chan func()), make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends here
+		runtime.LockOSThread() // never unlocked: the thread ends here
 		ns, err := netns.NewNamed(name)
 		done <- err
 		defer ns.Close()
@@ -46,8 +46,8 @@ func named(t *testing.T) (path string, inside func(f func())) {
 	}
 }
 
-// TestLocate finds an instance in a network namespace with a name, in which the index of its
-// interface is that of another interface here.
+// TestLocate locates an instance in a network namespace with a name. Its interface has the index of
+// another interface here.
 func TestLocate(t *testing.T) {
 	needRoot(t)
 	path, inside := named(t)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program goes on to find what was a section of its object, at any of its bytes, also those that the object
+// After the renaming, a program can read all bytes of the data section, also those that the object
 // did not have.
 func TestNameSection(t *testing.T) {
 	needRoot(t)

@@ -20,10 +20,10 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// errLate is the error of a step behind all others.
+// errLate is the error of a step after all others.
 var errLate = errors.New("late")
 
-// fail makes a takeover of which the last step fails.
+// fail runs a takeover whose last step fails.
 func fail(t *testing.T, steps func(*Takeover) error) {
 	t.Helper()
 	err := inOne(func(takeover *Takeover) error { return errors.Join(steps(takeover), errLate) })
@@ -32,7 +32,7 @@ func fail(t *testing.T, steps func(*Takeover) error) {
 	}
 }
 
-// xdpOf is the number of the XDP program that an interface runs; 0 if it runs none.
+// xdpOf returns the ID of the XDP program that an interface runs, or 0 if it runs none.
 func xdpOf(t *testing.T, name string) uint32 {
 	t.Helper()
 	iface, err := netlink.LinkByName(name)
@@ -43,7 +43,7 @@ func xdpOf(t *testing.T, name string) uint32 {
 	return iface.Attrs().Xdp.ProgId
 }
 
-// undoing is two interfaces, and the pins of the programs that they run.
+// undoing holds two interfaces, and the pins of their programs.
 type undoing struct {
 	t             *testing.T
 	dir           string
@@ -53,7 +53,7 @@ type undoing struct {
 
 func (u *undoing) pin(name string) string { return filepath.Join(u.dir, name) }
 
-// attach puts the program on an interface, and pins it.
+// attach attaches the program to an interface and pins it.
 func (u *undoing) attach(takeover *Takeover, ifindex int) error {
 	unpinned, err := u.program.Clone()
 	must(u.t, err)
@@ -62,7 +62,7 @@ func (u *undoing) attach(takeover *Takeover, ifindex int) error {
 	return errors.Join(err, takeover.Pin(unpinned, u.pin(BalancerProgram)))
 }
 
-// requireUndone makes a takeover that fails in the end, and requires that it changes nothing.
+// requireUndone runs a takeover whose last step fails, and requires that it changes nothing.
 func (u *undoing) requireUndone(name string, steps func(*Takeover) error) {
 	u.t.Helper()
 	before, on0, on1 := datapathtest.ReadState(u.t, u.dir), xdpOf(u.t, "eth0"), xdpOf(u.t, "eth1")
@@ -73,7 +73,7 @@ func (u *undoing) requireUndone(name string, steps func(*Takeover) error) {
 	}
 }
 
-// requireAttachUndone requires it of programs on the same interface and on the other one.
+// requireAttachUndone does the same with programs on the same interface and on the other one.
 func (u *undoing) requireAttachUndone(when string) {
 	u.t.Helper()
 	for name, ifindex := range map[string]int{"eth0": u.first, "eth1": u.second} {
@@ -83,7 +83,7 @@ func (u *undoing) requireAttachUndone(when string) {
 	}
 }
 
-// A takeover that fails in the end leaves pins, links and programs as they were.
+// A takeover whose last step fails leaves pins, links and programs unchanged.
 func TestTakeoverIsUndone(t *testing.T) {
 	ns, peer, first := pair(t)
 	testnet.Connect(t, ns, "eth1", nil, peer, "eth1", nil)
@@ -111,8 +111,8 @@ func TestTakeoverIsUndone(t *testing.T) {
 	}))
 }
 
-// A takeover that fails in the end restores a filter that it has replaced, and removes one that it
-// has added.
+// A takeover whose last step fails restores a filter that it has replaced, and removes a filter
+// that it has added.
 func TestFilterIsUndone(t *testing.T) {
 	old, program := pass(t, ebpf.SchedCLS, -1), pass(t, ebpf.SchedCLS, 0)
 	ns, _, ifindex := pair(t)
@@ -147,7 +147,8 @@ func TestFilterIsUndone(t *testing.T) {
 	}))
 }
 
-// The error tells what could not be undone. The log tells what could not be removed in the end.
+// The error names the steps that could not be undone. The log names the replaced objects that could
+// not be removed.
 func TestTakeoverTellsTheRest(t *testing.T) {
 	stuck := errors.New("stuck")
 	var log bytes.Buffer
@@ -177,7 +178,8 @@ func TestTakeoverTellsTheRest(t *testing.T) {
 	}
 }
 
-// An interface belongs to the links that run it, named or not yet named, and to no other.
+// CheckXDP accepts the interface's own links, whether they have their name already or not, and no
+// other.
 func TestCheckXDP(t *testing.T) {
 	ns, _, ifindex := pair(t)
 	program := pass(t, ebpf.XDP, 2)

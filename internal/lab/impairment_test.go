@@ -22,17 +22,18 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// arrivals are what came of a stream of numbered datagrams.
+// arrivals counts the datagrams that arrived of a numbered stream.
 type arrivals struct {
 	distinct, copies uint64
-	// late is how many arrived after one with a higher number: reordered, by RFC 4737 section 3.3.
+	// late is the number of datagrams that arrived after one with a higher number: reordered, by
+	// RFC 4737 section 3.3.
 	late uint64
 }
 
 const endOfStream = math.MaxUint64
 
-// stream sends n datagrams from the client to a server's own address, as fast as it can, and returns
-// what has arrived after settle, which is called when all are sent.
+// stream sends n datagrams from the client to a server's own address as fast as possible. It calls
+// settle when all are sent, and returns the arrivals after settle.
 func stream(t *testing.T, l *Lab, server string, n uint64, settle func()) arrivals {
 	t.Helper()
 	sender, result := streamTo(t, l, server)
@@ -56,8 +57,8 @@ func await[T any](t *testing.T, what string, from <-chan T) T {
 	}
 }
 
-// streamTo makes a connection from the client to a server's own address, and returns what becomes of the
-// stream that is sent there.
+// streamTo makes a connection from the client to a server's own address. It returns the arrivals of
+// the stream that is sent there.
 func streamTo(t *testing.T, l *Lab, server string) (net.Conn, <-chan arrivals) {
 	t.Helper()
 	to := netip.AddrPortFrom(l.Node(server).IPv6, 7777).String()
@@ -81,7 +82,7 @@ func streamTo(t *testing.T, l *Lab, server string) (net.Conn, <-chan arrivals) {
 	return sender, result
 }
 
-// largeBuffer lets a socket keep all that a test sends.
+// largeBuffer makes a socket buffer large enough for everything that a test sends.
 func largeBuffer(t *testing.T, conn *net.UDPConn) {
 	t.Helper()
 	raw, err := conn.SyscallConn()
@@ -106,11 +107,12 @@ func sendNumbers(conn net.Conn, first, n uint64) error {
 	return nil
 }
 
-// stragglers is how long datagrams may come after the end of their stream: those that were kept back are
-// sent on another CPU, whose queue the end does not wait for.
+// stragglers is how long datagrams may still arrive after the end of their stream. Packets that
+// were kept back are sent on another CPU, and the end does not wait for that CPU's queue.
 const stragglers = 200 * time.Millisecond
 
-// receiveStream reads the datagrams of a stream, until the socket is closed or no more come after its end.
+// receiveStream reads the datagrams of a stream until the socket is closed, or until no more arrive
+// after its end.
 func receiveStream(conn net.PacketConn) (a arrivals) {
 	seen := make(map[uint64]bool)
 	highest := uint64(0)
@@ -137,8 +139,8 @@ func receiveStream(conn net.PacketConn) (a arrivals) {
 	}
 }
 
-// onOneCPU runs f on a thread that stays where it is: one that moves on can overtake its own packets,
-// which wait for the CPU that it has left.
+// onOneCPU runs f on a thread that stays on its CPU. A thread that moves to another CPU can
+// overtake its own packets in the first CPU's queue.
 func onOneCPU(t *testing.T, f func() error) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -156,8 +158,8 @@ func onOneCPU(t *testing.T, f func() error) {
 	}
 }
 
-// impair impairs packets when the servers' neighbours are known: where a query for one is dropped, what
-// is sent in the next second waits, or is lost, before it meets the fabric.
+// impair impairs packets after the servers' neighbours are resolved. If a neighbour request is
+// dropped, the packets of the next second wait or are lost before they reach the fabric.
 func impair(t *testing.T, l *Lab, i Impairment) {
 	t.Helper()
 	if i.Reorder.some() {
@@ -174,7 +176,7 @@ func impair(t *testing.T, l *Lab, i Impairment) {
 	}
 }
 
-// settled returns the counts when all packets that were kept back are on their way again.
+// settled returns the counts when all packets that were kept back have been sent again.
 func settled(t *testing.T, l *Lab) map[string]ImpairmentCounts {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -231,14 +233,14 @@ func TestImpairedLinks(t *testing.T) {
 	requireShare(t, "dropped", counts.Dropped, counts.Packets, i.Drop)
 	requireShare(t, "duplicated", counts.Duplicated, counts.Packets, i.Duplicate)
 	requireShare(t, "reordered", counts.Reordered, counts.Packets, i.Reorder)
-	// A few packets are not the stream's, but of neighbour discovery.
+	// A few packets are of neighbour discovery, and not of the stream.
 	others := counts.Packets - n
 	if counts.Packets < n || others > 100 {
 		t.Fatalf("%d packets were to be impaired, want little more than %d", counts.Packets, n)
 	}
 	requireNear(t, "datagrams that arrived", got.distinct, n-counts.Dropped, others)
 	requireNear(t, "second copies", got.copies, counts.Duplicated, others)
-	// Where the machine stood still while one was kept back, nothing overtook it.
+	// If the machine stood still while a packet was kept back, no packet overtook it.
 	requireNear(t, "late datagrams", got.late, counts.Reordered, others+counts.Reordered/10)
 
 	counted, err := l.ImpairmentCounts()
@@ -251,12 +253,12 @@ func TestImpairedLinks(t *testing.T) {
 	}
 }
 
-// TestKeptBackPacketsAreNotLost ends an impairment while packets are kept back: only fewer than all are
-// reordered, none is missing.
+// TestKeptBackPacketsAreNotLost ends an impairment while packets are kept back. Not all are
+// reordered, and none is missing.
 func TestKeptBackPacketsAreNotLost(t *testing.T) {
-	const n = 50 // may come back in one burst, of which veths drop some that are longer
+	const n = 50 // they may return in one burst; veths drop part of longer bursts
 	l := up(t, bareTopology())
-	stream(t, l, "s1", 1, func() {}) // a host that looks for a neighbour queues few packets
+	stream(t, l, "s1", 1, func() {}) // a host queues few packets while it resolves a neighbour
 	impair(t, l, Impairment{Reorder: "100%"})
 	got := stream(t, l, "s1", n, func() { impair(t, l, Impairment{}) })
 	if got.distinct != n || got.copies != 0 {
@@ -264,12 +266,12 @@ func TestKeptBackPacketsAreNotLost(t *testing.T) {
 	}
 }
 
-// TestImpairmentsChangeWithoutLoss has impairments that lose nothing come and go under traffic.
+// TestImpairmentsChangeWithoutLoss adds and removes impairments that lose nothing, under traffic.
 func TestImpairmentsChangeWithoutLoss(t *testing.T) {
 	needs.TUN(t)
 	const changes = 40
 	l := up(t, bareTopology())
-	stream(t, l, "s1", 1, func() {}) // a host that looks for a neighbour queues few packets
+	stream(t, l, "s1", 1, func() {}) // a host queues few packets while it resolves a neighbour
 	sender, result := streamTo(t, l, "s1")
 	done, sent := make(chan struct{}), make(chan uint64)
 	go func() {
@@ -308,7 +310,7 @@ func TestImpairmentsChangeWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestImpairedLinksOfANode impairs what passes between one server and others.
+// TestImpairedLinksOfANode impairs the packets between one server and others.
 func TestImpairedLinksOfANode(t *testing.T) {
 	l := up(t, bareTopology())
 	impair(t, l, Impairment{Drop: "50%", Links: []string{"s2"}})
@@ -323,7 +325,7 @@ func TestImpairedLinksOfANode(t *testing.T) {
 	}
 }
 
-// TestImpairmentIsReplaced has another process replace an impairment, and one that was damaged.
+// TestImpairmentIsReplaced replaces an impairment from another process, and replaces a damaged one.
 func TestImpairmentIsReplaced(t *testing.T) {
 	topology := bareTopology()
 	topology.Impair = Impairment{Drop: "5%", Reorder: "5%"}
@@ -364,7 +366,7 @@ func TestImpairmentIsReplaced(t *testing.T) {
 	}
 }
 
-// requireStatus fails the test unless the lab's status has all of these texts.
+// requireStatus fails the test unless the lab's status contains all of these texts.
 func requireStatus(t *testing.T, name string, texts ...string) {
 	t.Helper()
 	l, err := Open(name, Options{})
@@ -417,7 +419,7 @@ func TestFatesFollowFromTheSeed(t *testing.T) {
 	}
 }
 
-// splitMix64 is the nth output of the generator, from 1.
+// splitMix64 returns the nth output of the generator, from 1.
 func splitMix64(seed, n uint64) uint64 {
 	z := seed + n*0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

@@ -22,9 +22,9 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// TestDownRemovesInstancesStartedByHand has instances under names that are not the lab's: one that
-// is attached in the lab, one whose process runs there and has not attached anything yet, and one
-// that is attached elsewhere. Down leaves the last one alone, and one of another lab.
+// TestDownRemovesInstancesStartedByHand starts instances whose names are not the lab's: one that is
+// attached in the lab, one whose process runs there and has attached nothing yet, and one that is
+// attached elsewhere. Down must not remove the last one, nor an instance of another lab.
 func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 	l := up(t, bareTopology())
 	attached, starting := l.Name+"-attached", l.Name+"-starting"
@@ -81,8 +81,8 @@ func TestDownRemovesInstancesStartedByHand(t *testing.T) {
 	}
 }
 
-// pinXDP attaches a program to an interface of this thread's network namespace and pins the link,
-// as an instance of that name does.
+// pinXDP attaches a program to an interface of this thread's network namespace, and pins the link
+// as an instance with that name does.
 func pinXDP(instance, ifname string) error {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.XDP, License: "GPL",
@@ -123,7 +123,7 @@ func awaitProcess(t *testing.T, instance string) {
 	}
 }
 
-// TestDownOfALabWithoutItsState removes a lab whose folder somebody deleted.
+// TestDownOfALabWithoutItsState removes a lab whose state directory somebody has deleted.
 func TestDownOfALabWithoutItsState(t *testing.T) {
 	needRoot(t)
 	name := bareTopology().Name

@@ -32,9 +32,10 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// TestMain lets the test binary stand in for segue, which labs start on their nodes.
+// TestMain lets labs start the test binary on their nodes instead of segue.
 func TestMain(m *testing.M) {
-	// Whatever is not a test flag must not run the tests, which would start it again.
+	// Arguments that are not test flags must not run the tests, because the tests would start the
+	// binary again.
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
 		err := segue(ctx, os.Args[1:])
@@ -73,7 +74,7 @@ func segue(ctx context.Context, args []string) error {
 	return fmt.Errorf("the test binary is no segue %s", args[0])
 }
 
-// bareTopology is that of a small lab whose servers only the tests connect with VIPs.
+// bareTopology returns a small lab. Only the tests connect its servers with VIPs.
 func bareTopology() Topology {
 	t := DefaultTopology()
 	t.Name = "test" + strconv.Itoa(os.Getpid()%100000)
@@ -88,7 +89,7 @@ func needRoot(t *testing.T) {
 	needs.BPF(t)
 }
 
-// up builds a lab for the time of a test.
+// up builds a lab for the duration of a test.
 func up(t *testing.T, topology Topology) *Lab {
 	needRoot(t)
 	if topology.Impair.Reorder.some() {
@@ -107,13 +108,13 @@ func up(t *testing.T, topology Topology) *Lab {
 	return l
 }
 
-// machine is what labs could leave behind.
+// machine is the state that labs could leave behind on the machine.
 type machine struct {
 	Namespaces, Mounts, Pins, State, Processes []string
 	Sysctls                                    map[string]string
 }
 
-// readMachine lists what there is of a lab on the machine, and the machine's own network sysctls.
+// readMachine reads everything of a lab on the machine, and the machine's own network sysctls.
 func readMachine(t *testing.T, name string) machine {
 	t.Helper()
 	m := machine{Sysctls: make(map[string]string)}
@@ -162,7 +163,7 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	topology := bareTopology()
 	before := readMachine(t, topology.Name)
 	l := up(t, topology)
-	// Somebody's shell in the lab, and a daemon's pin.
+	// A shell that somebody has opened in the lab, and a daemon's pin.
 	shell := exec.Command("sleep", "1000")
 	if err := l.Node("s1").Start(shell); err != nil {
 		t.Fatal(err)
@@ -173,7 +174,7 @@ func TestDownLeavesTheMachineAsFound(t *testing.T) {
 	}
 	during := readMachine(t, topology.Name)
 	slices.Sort(during.Processes)
-	masters := slices.Compact(during.Processes) // a worker is called as its master until it has its own name
+	masters := slices.Compact(during.Processes) // a worker starts with its master's name
 	if len(during.Namespaces) != 7 || len(masters) != 2 || len(during.Pins) != 1 {
 		t.Errorf("while it is up: %d namespaces, nginx masters %q, %d pins; want 7, 2, 1",
 			len(during.Namespaces), masters, len(during.Pins))
@@ -227,7 +228,7 @@ func TestUpThatFailsLeavesNothing(t *testing.T) {
 			t.Errorf("%q was not said, but %q", text, progress)
 		}
 	}
-	topology.Bare = false // the test binary is no balancer
+	topology.Bare = false // the test binary is not a balancer
 	if _, err := Up(t.Context(), topology, Options{}); err == nil || !strings.Contains(err.Error(), "start lb1 lb: the process ended") {
 		t.Errorf("Up with daemons that fail: %v", err)
 	}
@@ -269,9 +270,10 @@ func TestOpenOfALabThatIsNotUp(t *testing.T) {
 	}
 }
 
-// TestAddressesAreOfUseAtOnce finds no address that the kernel still looks for duplicates of. A server that
-// passes a client's packet on asks for the next one's link address from its own link-local address, and so
-// drops packets for as long as that is tentative: up to two seconds, and clients send SYNs again after one.
+// TestAddressesAreOfUseAtOnce requires that no address is tentative. A server that passes on a
+// client's packet resolves the next server's link address from its own link-local address. While
+// that is tentative, for up to two seconds, the server drops the packets. Clients repeat SYNs after
+// one second.
 func TestAddressesAreOfUseAtOnce(t *testing.T) {
 	l := up(t, bareTopology())
 	for _, n := range l.Nodes {
@@ -293,8 +295,8 @@ func TestAddressesAreOfUseAtOnce(t *testing.T) {
 // TestECMP counts connections from the client at listeners on the balancers themselves.
 func TestECMP(t *testing.T) {
 	l := up(t, bareTopology())
-	// Without flow labels, of which each connection has its own and gets another when it retransmits,
-	// only the ports tell connections apart.
+	// Without flow labels only the ports distinguish connections. A connection has a flow label of
+	// its own, and changes it when it retransmits.
 	err := l.Node("client").Do(func() error {
 		return os.WriteFile("/proc/sys/net/ipv6/auto_flowlabels", []byte("0"), 0)
 	})
@@ -336,7 +338,7 @@ func TestECMP(t *testing.T) {
 			}
 			return counts
 		}
-		// 2^-64 is the chance of any one balancer's going without.
+		// The probability that a given balancer gets no connection is 2^-64.
 		if got := count(64, "lb1", "lb2"); len(got) != 2 {
 			t.Errorf("%s over both: %v", vip, got)
 		}
@@ -370,8 +372,8 @@ func assignVIP(t *testing.T, n *Node, vip netip.Addr) {
 	}
 }
 
-// TestDemo runs the demo with balancers that hand each packet to one server unchanged, by its MAC
-// address: it shows that frames from XDP arrive, and whole.
+// TestDemo runs the demo with balancers that send each packet unchanged to one server, by its MAC
+// address. It shows that frames from XDP arrive unchanged.
 func TestDemo(t *testing.T) {
 	l := up(t, bareTopology())
 	for i, name := range []string{"s1", "s2"} {
@@ -386,7 +388,7 @@ func TestDemo(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	// Without its application s1 still gets connections, and the demo has to notice.
+	// Without its application, s1 still gets connections. The demo must detect that.
 	if err := l.Process("s1", "nginx").Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -401,8 +403,8 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// forwardTo attaches an XDP program to a balancer that sends every packet for a VIP of the default
-// topology out again, to the server's MAC address.
+// forwardTo attaches an XDP program to a balancer. The program sends every packet for a VIP of the
+// default topology back out, to the server's MAC address.
 func forwardTo(t *testing.T, balancer, server *Node) {
 	t.Helper()
 	mac := func(n *Node) (mac net.HardwareAddr) {
@@ -486,7 +488,7 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// udpLengths returns the lengths of the UDP packets over IPv6 in a pcap file.
+// udpLengths returns the lengths of the UDP packets over IPv6 in a pcap file, in bytes.
 func udpLengths(t *testing.T, file io.Reader) (lengths []int) {
 	t.Helper()
 	if _, err := io.CopyN(io.Discard, file, 24); err != nil {
@@ -516,7 +518,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A restart comes from another process, too.
+	// Another process can restart processes, too.
 	restart := func(kill bool, node string, names ...string) {
 		t.Helper()
 		before := processIDs(other)
@@ -554,11 +556,11 @@ func TestProcessesAndStatus(t *testing.T) {
 		t.Errorf("the echo was asked to end %d times by a restart, want once", n)
 	}
 	restart(true, "s1", "echo")
-	restart(true, "s2") // the workers of its nginx, which keep the ports, end with it
+	restart(true, "s2") // ends the workers of its nginx, too, which hold the ports
 	if n := ends(); n != 1 {
 		t.Errorf("the echo was asked to end %d times by a restart and a kill, want once", n)
 	}
-	// One that somebody else has killed.
+	// A process that somebody else has killed.
 	killed := processIDs(other)["s2 nginx"]
 	if err := unix.Kill(killed, unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -583,7 +585,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	if err := echo.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "already runs") {
 		t.Errorf("second start: %v", err)
 	}
-	// Killed by another process than the one that started it, as `segue lab down` does.
+	// Another process than the one that started it kills it, as `segue lab down` does.
 	if err := other.Process("s1", "echo").Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -608,8 +610,7 @@ func TestProcessesAndStatus(t *testing.T) {
 	}
 }
 
-// requireSessionEnded fails the test if a process on a node is left of those that another one has
-// started.
+// requireSessionEnded fails the test if a node still has a process of the session.
 func requireSessionEnded(t *testing.T, n *Node, session int) {
 	t.Helper()
 	pids, err := processesIn(n.namespacePath())
@@ -623,7 +624,7 @@ func requireSessionEnded(t *testing.T, n *Node, session int) {
 	}
 }
 
-// processIDs are the PIDs of the lab's processes that run.
+// processIDs returns the PIDs of the lab's running processes.
 func processIDs(l *Lab) map[string]int {
 	pids := make(map[string]int)
 	for _, p := range l.Processes {
@@ -634,7 +635,8 @@ func processIDs(l *Lab) map[string]int {
 	return pids
 }
 
-// exchange sends a datagram and returns the answer, which has to come from where it was sent.
+// exchange sends a datagram and returns the answer. The answer must come from the address that the
+// datagram was sent to.
 func exchange(t *testing.T, n *Node, to netip.AddrPort, text string) string {
 	t.Helper()
 	conn, err := n.Dial(t.Context(), "udp", to.String())

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/daemon"
 )
 
-// sleeper starts a process that does nothing. The channel is closed when it has ended.
+// sleeper starts a process that does nothing. The channel is closed when the process has ended.
 func sleeper(t *testing.T) (pid int, ended <-chan struct{}) {
 	cmd := exec.Command("sleep", "1000")
 	if err := cmd.Start(); err != nil {
@@ -91,7 +91,7 @@ func TestNotify(t *testing.T) {
 	if err := socket.await(t.Context(), never, "READY=1"); err != nil {
 		t.Error(err)
 	}
-	// A reload is over with the READY=1 after RELOADING=1, not with one before.
+	// A reload ends with the READY=1 after RELOADING=1, and not with one before.
 	if err := daemon.Notify("READY=1"); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,8 @@ func TestNotifyReportsTheEndOfTheProcess(t *testing.T) {
 	}
 }
 
-// A lock that the lab's builder was given is free when it has ended, and not only when the lab has.
+// A lock that the lab's builder inherited is free when the builder has ended, and not only when the
+// lab is removed.
 func TestInheritedStaysHere(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	inherited, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR, 0o600) // not close-on-exec, as flock(1) has it

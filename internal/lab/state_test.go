@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A lock that is let go within a moment is no other process's.
+// A lock that is released after a moment does not count as another process's.
 func TestLockIsWaitedFor(t *testing.T) {
 	name := fmt.Sprintf("lock%d", os.Getpid())
 	if err := os.MkdirAll(stateDir(name), 0o755); err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// addresses lets cmp compare what netip keeps to itself, and leave out the warnings of configurations,
-// which name lines.
+// addresses lets cmp compare netip addresses, and makes it ignore the warnings of configurations,
+// which contain line numbers.
 var addresses = cmp.Options{
 	cmpopts.IgnoreUnexported(config.Balancer{}, config.Agent{}),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
@@ -239,8 +239,8 @@ func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
 	}
 }
 
-// TestHealthIsAsTheTopologySays has checks connect to servers by the VIP's family, and writes the
-// topology for the next command.
+// TestHealthIsAsTheTopologySays requires that health checks connect to servers by the VIP's family,
+// and that the topology is written for the next command.
 func TestHealthIsAsTheTopologySays(t *testing.T) {
 	topology, err := ParseTopology([]byte(`
 services:
@@ -289,7 +289,7 @@ services:
 		}, host6},
 		{tcp, host4},
 		{tcp, host4},
-		{nil, host4}, // that of the tunnel
+		{nil, host4}, // the tunnel's family
 	} {
 		s := c.Services[i]
 		if diff := cmp.Diff(want.health, s.Health); diff != "" {
@@ -317,7 +317,7 @@ func TestEnumerate(t *testing.T) {
 	}
 }
 
-// What the policy refused is no server that nobody listens on.
+// A service that refuses all offers is shown differently from one without a listening application.
 func TestWriteOffers(t *testing.T) {
 	var out strings.Builder
 	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{Policy: config.AcceptNever, Offered: 10,
@@ -329,7 +329,7 @@ func TestWriteOffers(t *testing.T) {
 	}
 }
 
-// TestServersAcceptAsTheTopologySays reads what servers are told of the connections that they are offered.
+// TestServersAcceptAsTheTopologySays reads the servers' accept policies and load sources.
 func TestServersAcceptAsTheTopologySays(t *testing.T) {
 	topology, err := ParseTopology([]byte(`
 applications: [nginx, apache]
@@ -364,7 +364,7 @@ services:
 		if diff := cmp.Diff(want, got, addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		// Three candidates are two segments of 16 bytes more than one.
+		// Three candidates need two more segments of 16 bytes than one.
 		if c.Node.MTU != 1600-2*16 {
 			t.Errorf("%s: node.mtu is %d", name, c.Node.MTU)
 		}
@@ -375,7 +375,7 @@ services:
 	}
 }
 
-// TestConfigTemplates renders configurations with every field set, and with few.
+// TestConfigTemplates renders configurations with all fields set, and with few.
 func TestConfigTemplates(t *testing.T) {
 	weight, no := uint32(0), false
 	l := testLab(t, DefaultTopology())
@@ -412,8 +412,8 @@ func TestConfigTemplates(t *testing.T) {
 	roundTrip(t, "agent.yaml", agent, nil)
 }
 
-// roundTrip reads what a template makes of a configuration. The rules of check, if any, have to agree
-// with it as well; reading by them would fill in defaults.
+// roundTrip parses the configuration that a template renders. If check is not nil, it must accept
+// the text, too. roundTrip does not parse with check, because check would fill in defaults.
 func roundTrip[Config any](t *testing.T, template string, want Config, check func([]byte) error) {
 	t.Helper()
 	var text bytes.Buffer

@@ -22,7 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// cable is a veth pair: packets are sent by "near" and arrive at "far".
+// cable is a veth pair. Packets are sent by "near" and arrive at "far".
 type cable struct {
 	t         testing.TB
 	near, far *testnet.Namespace
@@ -60,7 +60,7 @@ func (c *cable) describe(ns *testnet.Namespace, name string) (index int, mac pac
 	return index, mac
 }
 
-// pass makes the far end take XDP frames, by a program that passes them.
+// pass makes the far end accept XDP frames, by a program that passes them.
 func (c *cable) pass() error {
 	const xdpPass = 2 // enum xdp_action
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
@@ -81,7 +81,7 @@ func (c *cable) pass() error {
 	return err
 }
 
-// run sends as a generator of the configuration does.
+// run sends packets with a generator of the configuration.
 func (c *cable) run(ctx context.Context, cfg Config) Result {
 	c.t.Helper()
 	cfg.Interface = c.nearIndex
@@ -96,7 +96,7 @@ func (c *cable) run(ctx context.Context, cfg Config) Result {
 	return result
 }
 
-// capture opens a socket that gets every frame that arrives at an interface.
+// capture opens a socket that receives every frame that arrives at an interface.
 func (c *cable) capture(ns *testnet.Namespace, name string) (fd int) {
 	c.t.Helper()
 	index, _ := c.describe(ns, name)
@@ -115,7 +115,7 @@ func (c *cable) capture(ns *testnet.Namespace, name string) (fd int) {
 	return fd
 }
 
-// next is the next TCP or UDP packet that was captured.
+// next returns the next captured TCP or UDP packet.
 func (c *cable) next(fd int) *packet.Packet {
 	c.t.Helper()
 	buffer := make([]byte, 2048)
@@ -125,7 +125,7 @@ func (c *cable) next(fd int) *packet.Packet {
 			c.t.Fatalf("the next packet: %v", err)
 		}
 		p, err := packet.Decode(buffer[:n])
-		if err != nil || p.DestinationPort == 0 { // the kernel's own neighbour discovery
+		if err != nil || p.DestinationPort == 0 { // the kernel's neighbour discovery
 			continue
 		}
 		if err := packet.Verify(buffer[:n]); err != nil {
@@ -152,11 +152,11 @@ func (c *cable) config(kind Kind, destination netip.AddrPort) Config {
 	return cfg
 }
 
-// Every packet is of the kind and flows asked for, whole and with the right checksums, and there are
-// just as many as asked for; whether they leave or are received.
+// Every packet is complete, of the requested kind and flows, and has correct checksums. The number
+// of packets is as requested. This holds for sent and for received packets.
 func TestPackets(t *testing.T) {
 	c := newCable(t)
-	const flows, count = 100, 500 // pages come round again and again
+	const flows, count = 100, 500 // the kernel reuses the pages of frames
 	for _, kind := range []Kind{SYN, ACK, UDP} {
 		for _, destination := range []netip.AddrPort{target6, target4} {
 			for _, receive := range []bool{false, true} {
@@ -187,7 +187,8 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// source is where a packet comes from, if it is what the configuration says.
+// source returns the source of a packet. It fails the test if the packet does not match the
+// configuration.
 func (c *cable) source(cfg Config, p *packet.Packet) netip.AddrPort {
 	c.t.Helper()
 	protocol, flags := layers.IPProtocolTCP, map[Kind]packet.TCPFlags{SYN: packet.SYN, ACK: packet.ACK}[cfg.Kind]
@@ -204,8 +205,9 @@ func (c *cable) source(cfg Config, p *packet.Packet) netip.AddrPort {
 	return netip.AddrPortFrom(header.Source, p.SourcePort)
 }
 
-// Without a number of flows sources do not come back, but by chance: two of a thousand of 2^47 share
-// one in less than one run of 10^8, and two of 2^31 of IPv4 in one of 4000, so IPv4 is left to others.
+// Without a number of flows, sources repeat only by chance. Two of a thousand sources out of 2^47
+// are equal in less than one run of 10^8. For IPv4, with 2^31, it is one run of 4000, so IPv4 is
+// left to other tests.
 func TestSpoofedSources(t *testing.T) {
 	c := newCable(t)
 	cfg := c.config(SYN, target6)
@@ -222,7 +224,7 @@ func TestSpoofedSources(t *testing.T) {
 	}
 }
 
-// Flows chosen by chance are of those asked for.
+// Random flows are among the requested flows.
 func TestRandomFlows(t *testing.T) {
 	c := newCable(t)
 	cfg := c.config(ACK, target4)
@@ -233,12 +235,12 @@ func TestRandomFlows(t *testing.T) {
 	for range cfg.Count {
 		seen[c.source(cfg, c.next(fd))]++
 	}
-	if len(seen) != 10 { // one is left out in one run of 10^44
+	if len(seen) != 10 { // one is missing in one run of 10^44
 		t.Errorf("%d flows: %v", len(seen), seen)
 	}
 }
 
-// A rate is kept to, and the context ends what has no count.
+// The generator keeps the rate. The context ends a run without a count.
 func TestRate(t *testing.T) {
 	c := newCable(t)
 	cfg := c.config(UDP, target6)

@@ -49,7 +49,8 @@ func TestDescriptions(t *testing.T) {
 	}
 }
 
-// A header made by hand, on its way to its second segment, keeps the checksum of the final destination.
+// A manually built header of a packet that travels to its second segment. The checksum is that of
+// the final destination.
 func TestRoutingBuilder(t *testing.T) {
 	srh := packet.NewSRH(1, balancer, deliver1, vip6.Addr())
 	frame := packet.TCP(client6, vip6, packet.HopByHop(8), packet.Routing(srh))
@@ -107,7 +108,7 @@ func TestFragmentsReassemble(t *testing.T) {
 	}
 }
 
-// No bytes make the readers panic.
+// No bytes make the parsers panic.
 func TestReadersSurviveAnything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		version := rapid.SampledFrom([]int{4, 6}).Draw(t, "version")

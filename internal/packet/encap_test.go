@@ -39,7 +39,7 @@ func TestDecapsulateInvertsEncapsulate(t *testing.T) {
 	})
 }
 
-// A packet that every server passes on reaches each of them, and the last delivers it.
+// A packet that every server passes on reaches all servers, and the last one delivers it.
 func TestAdvanceVisitsAllSegments(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		version := rapid.SampledFrom([]int{4, 6}).Draw(t, "version")
@@ -125,7 +125,7 @@ func TestEncapsulateRefuses(t *testing.T) {
 	}
 }
 
-// An update of the checksum must not repair a header that came broken.
+// An update of the checksum must not repair a damaged header.
 func TestForwardingKeepsWrongChecksum(t *testing.T) {
 	broken := packet.FlipByte(packet.TCP(client4, vip4), 14+11)
 	sent, err := packet.Encapsulate(broken, srv6Encap(config.SRv6Encap, deliver1))

@@ -41,8 +41,8 @@ func tunnel(kind config.Encapsulation, outer [2]netip.Addr) packet.Encap {
 	}
 }
 
-// encapsulations is every encapsulation with the bytes it adds, as the table of the wire format has
-// them, and the IP versions it carries.
+// encapsulations are all encapsulations with the number of bytes that they add, as in the table of
+// the wire format, and the IP versions that they carry.
 var encapsulations = []struct {
 	name     string
 	encap    packet.Encap
@@ -59,7 +59,7 @@ var encapsulations = []struct {
 	{"ipip over IPv6", tunnel(config.IPIP, outer6), 40, []int{4, 6}},
 }
 
-// server serves both VIPs, at every far end of the encapsulations.
+// server serves both VIPs, and is the far end of all encapsulations.
 var server = packet.Server{
 	Locator:   locator1,
 	Addresses: []netip.Addr{outer4[1], outer6[1]},

@@ -84,7 +84,7 @@ func TestServerVerdicts(t *testing.T) {
 	}
 }
 
-// A server without the VIP hands the packet to the next, which delivers the client's packet.
+// A server without the VIP passes the packet on to the next, which delivers the client's packet.
 func TestForwardToNextServer(t *testing.T) {
 	first := packet.Server{Locator: locator1}
 	second := packet.Server{Locator: netip.PrefixFrom(deliver2, 64), VIPs: server.VIPs}
@@ -114,7 +114,8 @@ func TestForwardToNextServer(t *testing.T) {
 	}
 }
 
-// A server passes packets on to other servers only: a balancer would take them for its signals.
+// A server passes packets on only to other servers. A balancer would take them for the server's
+// signals.
 func TestForwardToServersOnly(t *testing.T) {
 	first := packet.Server{Locator: locator1}
 	for _, next := range []string{

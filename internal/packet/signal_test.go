@@ -12,8 +12,9 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// A signal is as much longer as 6LB's figure 5 and RFC 8986 say, and what the balancer returns is the server's
-// packet, one hop further and with the marks of the way.
+// The encapsulation of a signal has the length of 6LB's figure 5 and of RFC 8986. The balancer
+// returns the server's packet with a decremented hop limit and with the congestion marks of the
+// path.
 func TestSignalAndReturn(t *testing.T) {
 	server, balancer := MAC{2, 0, 0, 0, 0, 1}, MAC{2, 0, 0, 0, 0, 2}
 	e := Encap{

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
-// clientPackets are packets of an IP version, by what they show.
+// clientPackets returns packets of an IP version. The key says what is special about a packet.
 func clientPackets(version int) map[string][]byte {
 	src, dst, echo, unreachable := client6, vip6, uint8(128), uint8(1)
 	extra := []packet.Option{packet.HopByHop(8), packet.DestinationOptions(8)}
@@ -50,7 +50,7 @@ func TestTsharkAgreesWithClientPackets(t *testing.T) {
 	}
 }
 
-// A client may use any port: that some protocol has registered it is no fault of the packet.
+// A client may use any port, including ports that a protocol has registered.
 func TestTsharkTakesNoPortForAProtocol(t *testing.T) {
 	var frames [][]byte
 	data := packet.Payload(bytes.Repeat([]byte("no protocol of any port "), 50))
@@ -128,7 +128,7 @@ func TestTsharkReadsSegments(t *testing.T) {
 	}
 }
 
-// A judge that never objects proves nothing.
+// Checks that tshark reports errors. Otherwise the other tests would prove nothing.
 func TestTsharkObjects(t *testing.T) {
 	frame := packet.TCP(client6, vip6)
 	transport := packet.TransportOffset(frame)

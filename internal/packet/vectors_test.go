@@ -13,8 +13,9 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// The vectors of this file were written by hand from the RFCs, their checksums computed outside of this
-// package. The client's packets are empty UDP datagrams with DSCP EF, ECT(1) and a hop limit of 64.
+// The vectors in this file were written manually from the RFCs. Their checksums were computed
+// outside this package. The client's packets are empty UDP datagrams with DSCP EF, ECT(1) and a hop
+// limit of 64.
 const (
 	ethernet6 = `020000000102 020000000101 86dd # to the next hop, from the balancer`
 	ethernet4 = `020000000102 020000000101 0800`
@@ -168,7 +169,7 @@ func TestDeliverVectors(t *testing.T) {
 
 var notHex = regexp.MustCompile(`#[^\n]*|\s`)
 
-// bytesOf reads hexadecimal text with comments from # to the end of the line.
+// bytesOf parses hexadecimal text, with comments from # to the end of the line.
 func bytesOf(t *testing.T, text string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(notHex.ReplaceAllString(text, ""))

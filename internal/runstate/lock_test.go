@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLockIsHeldOnce has many lock and unlock one file, which each unlock removes.
+// TestLockIsHeldOnce has many goroutines lock and unlock one file. Each unlock removes the file.
 func TestLockIsHeldOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	var holders, locked atomic.Int32
@@ -24,7 +24,7 @@ func TestLockIsHeldOnce(t *testing.T) {
 			for range 3000 {
 				file, err := lockFile(path)
 				if err != nil {
-					continue // another has it
+					continue // another goroutine has it
 				}
 				locked.Add(1)
 				if n := holders.Add(1); n != 1 {
@@ -43,7 +43,7 @@ func TestLockIsHeldOnce(t *testing.T) {
 	}
 }
 
-// A process that gets no lock is told which process has it, or that it needs root.
+// If a lock is refused, the error names the process that holds it, or says that root is needed.
 func TestLockSaysWhy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("locks of instances need root")

@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/overlaytest"
 )
 
-// A lock's holder is found while it holds the lock, and does so since it took it.
+// A lock's holder is found while it holds the lock, with the time since which it holds the lock.
 func TestFindHolder(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	none := func(when string) {

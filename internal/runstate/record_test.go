@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 )
 
-// reading is what a reader finds of the process that holds a lock.
+// reading returns the record that a reader finds for the process that holds a lock.
 func reading(t *testing.T, lock string) *Record {
 	t.Helper()
 	process, err := findHolder(lock)
@@ -94,7 +94,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// TestRecordOfKilledProcess is nobody's: neither while no process runs, nor of the next one.
+// TestRecordOfKilledProcess checks that the record of a killed process is ignored while no process
+// runs, and when the next process runs.
 func TestRecordOfKilledProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lb.lock")
 	start := func() *os.File {
@@ -106,7 +107,7 @@ func TestRecordOfKilledProcess(t *testing.T) {
 	}
 	lock := start()
 	NewRecorder(lock, "balancer", "lb.yaml", nil, slog.New(slog.DiscardHandler))
-	_ = lock.Close() // as the kernel does for a process that is killed
+	_ = lock.Close() // as the kernel does for a killed process
 	if record := reading(t, path); record != nil {
 		t.Errorf("nobody runs: %+v", record)
 	}
@@ -122,7 +123,7 @@ func TestRecordOfKilledProcess(t *testing.T) {
 	}
 }
 
-// TestRecordThatCannotBeWritten stops nothing but is logged.
+// TestRecordThatCannotBeWritten checks that the process continues and logs the error.
 func TestRecordThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
 	lock, err := lockFile(filepath.Join(dir, "lb.lock"))
