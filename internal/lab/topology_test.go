@@ -317,7 +317,8 @@ func TestEnumerate(t *testing.T) {
 	}
 }
 
-// A service that refuses all offers is shown differently from one without a listening application.
+// Connections that the policy refused are counted separately from those refused because no
+// application listens.
 func TestWriteOffers(t *testing.T) {
 	var out strings.Builder
 	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{Policy: config.AcceptNever, Offered: 10,

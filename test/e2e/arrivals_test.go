@@ -21,31 +21,32 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// arrivals are connections that the lab's client opens at a fixed rate, whether those before are
-// answered or not (an open loop). Services take turns. Each connection makes one request.
+// arrivals are connections that the lab's client opens at a fixed rate, independently of the
+// answers to earlier ones (an open loop). The services take turns. Each connection makes one
+// request.
 type arrivals struct {
 	services []lab.Service
-	interval time.Duration // from one connection to the next
+	interval time.Duration // between two connections
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
 
 	mu    sync.Mutex
-	limit time.Duration // of those that begin from now on
+	limit time.Duration // of the connections that begin from now on
 	all   []*arrival
-	err   error // why no more can be opened
+	err   error // why no more connections can be opened
 }
 
 // arrival is one of the connections.
 type arrival struct {
 	service string
 	began   time.Time
-	ended   time.Time // zero: it is still under way
+	ended   time.Time // zero: still in progress
 	server  string    // that answered
-	err     error     // why it has no whole answer
+	err     error     // why there is no complete answer
 }
 
-// startArrivals opens connections, so many a second in all, until the test ends. Those without a
-// whole answer within the limit give up.
+// startArrivals opens rate connections per second in total until the test ends. Connections without
+// a complete answer within the limit give up.
 func startArrivals(t *testing.T, l *lab.Lab, rate int, limit time.Duration) *arrivals {
 	ctx, cancel := context.WithCancel(t.Context())
 	a := &arrivals{
@@ -62,15 +63,15 @@ func startArrivals(t *testing.T, l *lab.Lab, rate int, limit time.Duration) *arr
 	return a
 }
 
-// run opens the connections. It has a thread in the client's network namespace to itself: sockets
-// stay in the namespace that they are opened in, and any thread can go on with them.
+// run opens the connections. It locks a thread in the client's network namespace. Sockets stay in
+// the namespace in which they are opened, and any thread can use them later.
 func (a *arrivals) run(ctx context.Context) error {
 	due := time.Now()
 	for i := 0; ; i++ {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(time.Until(due)): // at once, after the machine stood still
+		case <-time.After(time.Until(due)): // at once, if the machine stood still
 		}
 		due = due.Add(a.interval)
 		s := a.services[i%len(a.services)]
@@ -96,8 +97,8 @@ func (a *arrivals) run(ctx context.Context) error {
 	}
 }
 
-// beginConnect opens a socket and sends the SYN. The error is that of the connection if there is a
-// socket, else that of this host.
+// beginConnect opens a socket and sends the SYN. If it returns a socket, the error is that of the
+// connection. Otherwise the error is of this host.
 func beginConnect(to netip.AddrPort) (*os.File, error) {
 	var address unix.Sockaddr = &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
 	domain := unix.AF_INET6
@@ -116,8 +117,8 @@ func beginConnect(to netip.AddrPort) (*os.File, error) {
 	return os.NewFile(uintptr(fd), to.String()), err
 }
 
-// converse makes a request, which waits until the connection is open, and returns the server whose
-// whole answer came.
+// converse makes a request, which waits until the connection is open. It returns the server after a
+// complete answer.
 func converse(
 	ctx context.Context, conn *os.File, s lab.Service, limit time.Duration,
 ) (server string, err error) {
@@ -145,14 +146,15 @@ func converse(
 	return response.Header.Get("X-Segue-Server"), nil
 }
 
-// setLimit gives the connections that begin from now on another limit.
+// setLimit sets the limit of the connections that begin from now on.
 func (a *arrivals) setLimit(limit time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.limit = limit
 }
 
-// since returns those that began at a time or later, or were under way then, as they are now.
+// since returns the connections that began at a time or later, or were in progress then, with their
+// current state.
 func (a *arrivals) since(t *testing.T, from time.Time) []arrival {
 	t.Helper()
 	a.mu.Lock()
@@ -167,8 +169,8 @@ func (a *arrivals) since(t *testing.T, from time.Time) []arrival {
 	return some
 }
 
-// await waits until all those that began from one time to another have ended, and returns them, as
-// since does.
+// await waits until all connections that began between two times have ended. It returns the same
+// connections as since.
 func (a *arrivals) await(t *testing.T, from, to time.Time) (some []arrival) {
 	t.Helper()
 	eventually(t, func() error {
@@ -190,7 +192,8 @@ func (a *arrivals) stop() {
 	a.group.Wait()
 }
 
-// outcome says in a word what became of a connection; empty: it was answered in time.
+// outcome describes the result of a connection in a word. It is empty if the connection was
+// answered in time.
 func (c arrival) outcome(limit time.Duration) string {
 	switch {
 	case c.err == nil && c.ended.Sub(c.began) <= limit:

@@ -38,7 +38,7 @@ func (f *sharedFile) Write(p []byte) (int, error) {
 	return f.data.Write(p)
 }
 
-// reader reads what is written so far.
+// reader returns a reader of the bytes that are written so far.
 func (f *sharedFile) reader() io.Reader {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -62,8 +62,9 @@ func startCapture(t *testing.T, l *lab.Lab, node string) *capture {
 	return c
 }
 
-// awaitBalance waits until the node has sent on all packets that were recorded, at least a number of
-// them, and ends the capture: when a client has its answer, its last packets may still be on their way.
+// awaitBalance waits until the node has sent on all recorded packets, and at least the given
+// number. Then it ends the capture. A client's last packets may still be on the path when the
+// client has its answer.
 func (c *capture) awaitBalance(t *testing.T, least int) (received, sent [][]byte) {
 	t.Helper()
 	eventually(t, func() error {
@@ -84,8 +85,8 @@ func (c *capture) stop(t *testing.T) (received, sent [][]byte) {
 	return c.frames(t)
 }
 
-// frames returns the recorded frames with TCP or UDP in them, apart by direction: neighbour discovery
-// and other traffic of the host's own is left out.
+// frames returns the recorded frames with TCP or UDP, separated by direction. It leaves out
+// neighbour discovery and the host's other traffic.
 func (c *capture) frames(t *testing.T) (received, sent [][]byte) {
 	t.Helper()
 	for _, frame := range frames(t, c.file.reader()) {

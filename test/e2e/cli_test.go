@@ -22,13 +22,13 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// machine is what a lab could leave behind on this machine.
+// machine is the state that a lab could leave behind on this machine.
 type machine struct {
 	Paths, Mounts, Processes []string
 	Sysctls                  map[string]string
 }
 
-// readMachine lists what there is of the lab on the machine, and the machine's own network sysctls.
+// readMachine reads everything of the lab on the machine, and the machine's own network sysctls.
 func readMachine(t *testing.T) machine {
 	t.Helper()
 	m := machine{Sysctls: map[string]string{}}
@@ -58,7 +58,7 @@ func readMachine(t *testing.T) machine {
 		}
 	}
 	must(t, filepath.WalkDir("/proc/sys/net", func(path string, entry fs.DirEntry, err error) error {
-		// One goes by itself, some can only be written.
+		// nf_conntrack_count changes by itself, and some files can only be written.
 		if err != nil || entry.IsDir() || entry.Name() == "nf_conntrack_count" {
 			return err
 		}
@@ -70,7 +70,7 @@ func readMachine(t *testing.T) machine {
 	return m
 }
 
-// requireUnchanged fails the test unless the machine is as it was.
+// requireUnchanged fails the test unless the machine is unchanged.
 func requireUnchanged(t *testing.T, before machine) {
 	t.Helper()
 	if diff := cmp.Diff(before, readMachine(t)); diff != "" {
@@ -78,7 +78,7 @@ func requireUnchanged(t *testing.T, before machine) {
 	}
 }
 
-// cli runs segue and returns what it printed.
+// cli runs segue and returns its output.
 func cli(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(interrupted, patience)
@@ -96,7 +96,7 @@ func mustCLI(t *testing.T, args ...string) string {
 	return out
 }
 
-// cleanUp takes the lab down at the end of a test, however that ends.
+// cleanUp removes the lab at the end of a test, even if the test fails.
 func cleanUp(t *testing.T) {
 	t.Cleanup(func() {
 		if err := lab.Down(labName); err != nil && !errors.Is(err, lab.ErrNotUp) {
@@ -158,13 +158,13 @@ func TestLabCommands(t *testing.T) {
 	requireUnchanged(t, before)
 }
 
-// onLab runs a command of segue lab on the test's lab and returns what it printed.
+// onLab runs a subcommand of segue lab on the test's lab and returns its output.
 func onLab(t *testing.T, command string, args ...string) (string, error) {
 	t.Helper()
 	return cli(t, append([]string{"lab", command, "--name", labName}, args...)...)
 }
 
-// checkLabImpair has an impairment that ends only when that is asked for.
+// checkLabImpair adds an impairment that lasts until it is removed.
 func checkLabImpair(t *testing.T) {
 	for _, test := range []struct {
 		args    string
@@ -195,7 +195,7 @@ func checkLabImpair(t *testing.T) {
 	}
 }
 
-// checkLabRestart restarts an agent, which is asked to stop, and a balancer, which is killed.
+// checkLabRestart restarts an agent by SIGTERM, and a balancer by SIGKILL.
 func checkLabRestart(t *testing.T) {
 	l, err := lab.Open(labName, lab.Options{Binary: segue})
 	must(t, err)
@@ -232,7 +232,7 @@ func checkLabRestart(t *testing.T) {
 	}
 }
 
-// startByHand starts an agent on a node, which the lab knows nothing of, and leaves it running.
+// startByHand starts an agent on a node without the lab's knowledge, and leaves it running.
 func startByHand(t *testing.T, node string) {
 	file := filepath.Join(t.TempDir(), "agent.yaml")
 	text := fmt.Sprintf(`
@@ -246,7 +246,7 @@ services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp}]
 	must(t, err)
 	must(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // if the lab's end has not ended it
+		_ = cmd.Process.Kill() // if removing the lab has not ended it
 		_ = cmd.Wait()
 	})
 	said := ""
@@ -259,7 +259,7 @@ services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp}]
 	}
 }
 
-// TestDemoIsInterrupted ends the demo half-way, in each of its phases.
+// TestDemoIsInterrupted interrupts the demo in each of its phases.
 func TestDemoIsInterrupted(t *testing.T) {
 	needRoot(t)
 	before := readMachine(t)
@@ -267,12 +267,12 @@ func TestDemoIsInterrupted(t *testing.T) {
 	for _, phase := range []string{"Building", "Starting", "Sending", "Removing"} {
 		signals := []unix.Signal{unix.SIGINT, unix.SIGKILL}
 		if phase == "Sending" {
-			signals = append(signals, unix.SIGHUP) // handled as SIGINT is
+			signals = append(signals, unix.SIGHUP) // handled like SIGINT
 		}
 		for _, signal := range signals {
 			t.Run(phase+" "+unix.SignalName(signal), func(t *testing.T) {
 				cmd := exec.Command(segue, "lab", "demo", "--name", labName)
-				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's signal goes to us alone
+				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the test's own signals do not reach it
 				out, err := cmd.StdoutPipe()
 				must(t, err)
 				must(t, cmd.Start())

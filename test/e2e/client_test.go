@@ -22,7 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// client makes requests from the lab's client, each on a connection of its own.
+// client makes requests from the lab's client, each on a new connection.
 type client struct {
 	lab  *lab.Lab
 	http http.Client
@@ -35,7 +35,7 @@ func newClient(l *lab.Lab) *client {
 	}}
 }
 
-// do sends a request and returns the server that answered and the body.
+// do sends a request. It returns the server that answered, and the body.
 func (c *client) do(ctx context.Context, method, url string, body []byte, want int) (server string, got []byte, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
@@ -59,7 +59,7 @@ func (c *client) do(ctx context.Context, method, url string, body []byte, want i
 	return server, got, nil
 }
 
-// get fetches a path from a service and returns the server that answered and the body.
+// get fetches a path from a service. It returns the server that answered, and the body.
 func (c *client) get(ctx context.Context, s lab.Service, path string) (server string, body []byte, err error) {
 	return c.do(ctx, http.MethodGet, fmt.Sprintf("http://%s%s", s.Address(), path), nil, http.StatusOK)
 }
@@ -86,7 +86,7 @@ func (c *client) visit(ctx context.Context, s lab.Service, n int) (map[string]in
 	return visits, nil
 }
 
-// download fetches a file of the given size and compares its checksum with what was meant.
+// download fetches a file of the given size and checks its checksum.
 func (c *client) download(ctx context.Context, s lab.Service, size lab.Size) error {
 	server, body, err := c.get(ctx, s, "/"+size.String())
 	if err != nil {
@@ -98,7 +98,7 @@ func (c *client) download(ctx context.Context, s lab.Service, size lab.Size) err
 	return nil
 }
 
-// upload stores a file of the given size and compares its checksum with what was meant.
+// upload stores a file of the given size and checks its checksum.
 func (c *client) upload(ctx context.Context, s lab.Service, size lab.Size) error {
 	content := lab.Content(size)
 	url := fmt.Sprintf("http://%s/upload/%s", s.Address(), s.Name)
@@ -114,10 +114,10 @@ func (c *client) upload(ctx context.Context, s lab.Service, size lab.Size) error
 	if sha256.Sum256(stored) != sha256.Sum256(content) {
 		return fmt.Errorf("%s: server %s stored %d bytes that are not those of the file", s.Name, server, len(stored))
 	}
-	return os.Remove(path) // the next upload shall be new, too
+	return os.Remove(path) // the next upload must create the file
 }
 
-// echo sends a datagram, once, and returns the server that answered it.
+// echo sends one datagram and returns the server that answered it.
 func (c *client) echo(ctx context.Context, s lab.Service, content []byte) (server string, err error) {
 	conn, err := c.lab.Node("client").Dial(ctx, "udp", s.Address().String())
 	if err != nil {
@@ -147,14 +147,14 @@ func exchange(conn net.Conn, content []byte) (server string, err error) {
 	return server, nil
 }
 
-// spread makes connections to every service of TCP and returns an error unless exactly the named
-// servers take them.
+// spread makes connections to every TCP service. It returns an error unless exactly the named
+// servers accept them.
 func (c *client) spread(ctx context.Context, servers ...string) error {
 	for _, s := range c.lab.Topology.Services {
 		if s.Protocol != config.TCP {
 			continue
 		}
-		// Any one of three servers is left out by chance in less than one run of 10^20.
+		// Each of three servers gets a connection, except in less than one run of 10^20.
 		visits, err := c.visit(ctx, s, 40*len(servers))
 		if err != nil {
 			return err

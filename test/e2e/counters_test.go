@@ -14,10 +14,11 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// counts are numbers of packets by what became of them in a data path.
+// counts are numbers of packets in a data path, by reason.
 type counts map[string]uint64
 
-// packetCounts has segue tell the counters of a balancer or an agent, whether its process runs or not.
+// packetCounts reads the counters of a balancer or an agent by `segue status`. The process need not
+// run.
 func packetCounts(t *testing.T, n *lab.Node) counts {
 	t.Helper()
 	all := counts{}
@@ -27,7 +28,7 @@ func packetCounts(t *testing.T, n *lab.Node) counts {
 	return all
 }
 
-// status has segue tell the state of a balancer or an agent.
+// status reads the state of a balancer or an agent by `segue status`.
 func status(t *testing.T, n *lab.Node) *datapath.Snapshot {
 	t.Helper()
 	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
@@ -40,7 +41,7 @@ func status(t *testing.T, n *lab.Node) *datapath.Snapshot {
 	return &s
 }
 
-// balancerStatus has segue tell the state of a balancer, with its services.
+// balancerStatus reads the state of a balancer, with its services, by `segue status`.
 func balancerStatus(t *testing.T, n *lab.Node) *inspect.Snapshot {
 	t.Helper()
 	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
@@ -50,7 +51,8 @@ func balancerStatus(t *testing.T, n *lab.Node) *inspect.Snapshot {
 	return &s
 }
 
-// since returns how much each counter has grown, without those that have not. None may have shrunk.
+// since returns the growth of each counter that has grown. It fails the test if a counter has
+// shrunk.
 func (c counts) since(t *testing.T, before counts) counts {
 	t.Helper()
 	grown := counts{}
@@ -71,7 +73,7 @@ func (c counts) with(prefix string) counts {
 	return chosen
 }
 
-// sum is the total of all counters.
+// sum returns the total of all counters.
 func (c counts) sum() (total uint64) {
 	for _, n := range c {
 		total += n
@@ -79,7 +81,7 @@ func (c counts) sum() (total uint64) {
 	return total
 }
 
-// requireNoDrops fails the test if a data path of the lab has dropped packets, ever.
+// requireNoDrops fails the test if any data path of the lab has ever dropped packets.
 func requireNoDrops(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, n := range l.Nodes {
@@ -92,9 +94,9 @@ func requireNoDrops(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// requireAllDelivered fails the test unless the agents deliver just as many packets as the balancers
-// have forwarded, when the last ones have arrived. A machine that stood still, or parts of it, may have
-// lost some in between, for which it has counters.
+// requireAllDelivered fails the test unless the agents deliver exactly as many packets as the
+// balancers have forwarded, after the last packets have arrived. A machine that stood still may
+// have lost packets between them. Counters show these losses.
 func requireAllDelivered(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	eventually(t, func() error {

@@ -17,9 +17,9 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// hurryNeighbours has the balancers' kernels soon ask again for neighbours that they have heard of.
-// By default they trust an entry for half a minute, and one that is there already does not hear of
-// another default.
+// hurryNeighbours makes the balancers' kernels check known neighbours after a short time. By
+// default they trust an entry for half a minute. A changed default does not affect existing
+// entries.
 func hurryNeighbours(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -32,14 +32,14 @@ func hurryNeighbours(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// way is what a balancer does with a server of a service.
+// way is how a balancer uses a server of a service.
 type way struct {
-	mac    string  // of the next hop; empty: there is none
+	mac    string  // of the next hop; empty: none
 	silent bool    // it does not answer
 	share  float64 // of the new connections
 }
 
-// ways are those of a balancer's servers, by "service/server".
+// ways are the ways to a balancer's servers, by "service/server".
 type ways map[string]way
 
 func waysOf(t *testing.T, view *inspect.View) ways {
@@ -59,7 +59,7 @@ func waysOf(t *testing.T, view *inspect.View) ways {
 	return all
 }
 
-// viewsOf are views of all balancers.
+// viewsOf returns views of all balancers.
 func viewsOf(t *testing.T, l *lab.Lab) (views []*inspect.View) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -71,7 +71,7 @@ func viewsOf(t *testing.T, l *lab.Lab) (views []*inspect.View) {
 	return views
 }
 
-// of are the ways to a server.
+// of returns the ways to a server.
 func (w ways) of(server string) ways {
 	found := maps.Clone(w)
 	maps.DeleteFunc(found, func(name string, _ way) bool { return !strings.HasSuffix(name, "/"+server) })
@@ -89,7 +89,7 @@ func (w ways) allAnswer(macs map[string]string) error {
 	return nil
 }
 
-// macsOf are the MAC addresses of all servers.
+// macsOf returns the MAC addresses of all servers.
 func macsOf(t *testing.T, l *lab.Lab) map[string]string {
 	t.Helper()
 	macs := map[string]string{}
@@ -105,14 +105,14 @@ func macsOf(t *testing.T, l *lab.Lab) map[string]string {
 	return macs
 }
 
-// requests counts how often a balancer's kernel begins to ask for a neighbour that has failed.
+// requests counts how often a balancer's kernel starts to resolve a failed neighbour again.
 type requests struct {
 	node   *lab.Node
 	failed map[string]bool // by address
 	count  map[string]int
 }
 
-// read looks at the neighbours of a server.
+// read reads the neighbour entries of a server.
 func (r *requests) read(t *testing.T, server *lab.Node) {
 	t.Helper()
 	must(t, r.node.Do(func() error {
@@ -132,9 +132,10 @@ func (r *requests) read(t *testing.T, server *lab.Node) {
 	}))
 }
 
-// TestDeadServer cuts a server's cable. When the balancers have noticed they send it no new
-// connection, and agree about it for as long as it is away: also while the kernel asks for it in
-// vain, and they have a default route. Then the server is back, and its connections go on.
+// TestDeadServer cuts a server's cable. When the balancers have noticed, they send it no new
+// connections, and agree about it while the server is away. This holds also while the kernel tries
+// to resolve the server, and although the balancers have a default route. Then the server comes
+// back, and its connections continue.
 func TestDeadServer(t *testing.T) {
 	waits(t)
 	l := up(t, topology("http6-insert", "http4-encap", "http4-gre", "hunt6-insert", "hunt4-encap"))
@@ -181,7 +182,8 @@ func TestDeadServer(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// stayDead watches until every balancer's kernel has asked for the neighbours of s1 twice more.
+// stayDead checks the balancers until every balancer's kernel has tried twice more to resolve the
+// neighbours of s1.
 func stayDead(t *testing.T, l *lab.Lab, views []*inspect.View, mac string) {
 	t.Helper()
 	var asked []*requests
@@ -216,7 +218,8 @@ func stayDead(t *testing.T, l *lab.Lab, views []*inspect.View, mac string) {
 	}
 }
 
-// requireMetrics fails the test unless just one server's next hops are 0 in a balancer's metrics.
+// requireMetrics fails the test unless a balancer's metrics show 0 for exactly one server's next
+// hops.
 func requireMetrics(t *testing.T, l *lab.Lab, balancer, without string) {
 	t.Helper()
 	metrics := command(t, l, balancer, "curl", "-sS", "--fail", "http://127.0.0.1:9188/metrics")
@@ -230,9 +233,9 @@ func requireMetrics(t *testing.T, l *lab.Lab, balancer, without string) {
 	}
 }
 
-// TestWithdrawnRoute takes the routes to a server's locator from the balancers, which have a default
-// route. They do not take that, also after a restart; until the route is back others get the new
-// connections.
+// TestWithdrawnRoute removes the routes to a server's locator from the balancers, which have a
+// default route. The balancers do not use the default route, even after a restart. Until the route
+// is back, other servers get the new connections.
 func TestWithdrawnRoute(t *testing.T) {
 	waits(t)
 	l := up(t, topology("http6-insert", "hunt4-encap"))

@@ -13,11 +13,11 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestPacketsWithoutASocketGoToTheSameBalancer closes connections of a client's without a word, so that its kernel
-// answers what servers still send with resets that belong to no socket. Routers send those to the balancer that
-// knows the connection.
+// TestPacketsWithoutASocketGoToTheSameBalancer closes a client's connections silently. The client's
+// kernel answers the servers' further packets with resets that belong to no socket. Routers must
+// send these resets to the balancer that knows the connection.
 func TestPacketsWithoutASocketGoToTheSameBalancer(t *testing.T) {
-	const connections = 32 // of which one half at most would go to the other balancer, by mistake
+	const connections = 32 // an error sends at most half of them to the other balancer
 	l := up(t, topology("http6-insert", "http4-encap"))
 	before := tcpCounts(t, l)
 	for i := range connections {
@@ -46,7 +46,7 @@ func TestPacketsWithoutASocketGoToTheSameBalancer(t *testing.T) {
 	}
 }
 
-// vanish asks for something on a new connection and forgets the connection when the answer begins.
+// vanish makes a request on a new connection, and forgets the connection when the answer begins.
 func vanish(t *testing.T, l *lab.Lab, s lab.Service) {
 	t.Helper()
 	conn, err := dialPort(t.Context(), l, s, 0)
@@ -62,5 +62,5 @@ func vanish(t *testing.T, l *lab.Lab, s lab.Service) {
 	must(t, raw.Control(func(fd uintptr) {
 		repair = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_REPAIR, 1)
 	}))
-	must(t, repair) // who closes a socket under repair tells nobody
+	must(t, repair) // a socket under repair is closed without a packet
 }

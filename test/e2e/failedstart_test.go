@@ -14,14 +14,14 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// wrongStart is a start of an instance in the wrong place.
+// wrongStart is a start of an instance in a wrong place.
 type wrongStart struct {
-	node    string   // whose instance it is
+	node    string   // the node of the instance
 	command []string // with the instance's configuration file
-	other   string   // a node of its kind
-	// configure writes a configuration for an interface, other than the one that the instance has.
+	other   string   // a node with the same role
+	// configure writes a configuration for another interface than the instance's.
 	configure func(iface string)
-	byPackets []string // pinned maps that packets write to
+	byPackets []string // pinned maps that packets change
 }
 
 // requireRefused requires that the start fails in other network namespaces, and with an interface
@@ -45,7 +45,7 @@ func (w *wrongStart) requireRefused(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// state describes what is pinned, except what packets write to.
+// state describes the pinned objects without the maps that packets change.
 func (w *wrongStart) state(t *testing.T, l *lab.Lab) datapathtest.State {
 	t.Helper()
 	state := datapathtest.ReadState(t, datapath.Dir(l.Node(w.node).Instance()))
@@ -72,7 +72,7 @@ func wrongBalancer(t *testing.T, l *lab.Lab) *wrongStart {
 	}
 }
 
-// wrongAgent is a start of the agent of s1 with other services, which take no connection.
+// wrongAgent is a start of the agent of s1 with other services, which accept no connections.
 func wrongAgent(t *testing.T, l *lab.Lab) *wrongStart {
 	n := l.Node("s1")
 	return &wrongStart{
@@ -95,11 +95,11 @@ func configFile(l *lab.Lab, name string) string {
 	return filepath.Join("/run/segue/lab", l.Name, "conf", name)
 }
 
-// The processes of a balancer and of an agent are killed, and then started in the wrong places with
-// other configurations. Their data paths go on as they were, and so do connections.
+// The test kills the processes of a balancer and of an agent, and then starts them in wrong places
+// with other configurations. Their data paths stay unchanged, and connections continue.
 func TestFailedStartsUnderLoad(t *testing.T) {
 	topology := topology("http6-encap", "http4-gre")
-	topology.Services = append(topology.Services, huntingServices(2)[1:]...) // IPv6 and IPv4, too
+	topology.Services = append(topology.Services, huntingServices(2)[1:]...) // IPv6 and IPv4
 	l := up(t, topology)
 	live := open(t, l, 120, l.Topology.Services...)
 	must(t, l.Process("lb1", "lb").Kill())

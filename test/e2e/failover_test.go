@@ -13,10 +13,11 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestServersAndABalancerFailAtOnce removes some of 48 servers, and at the same moment the edge router sends
-// every connection to the other balancer, which knows none. 6LB's figure 11d counts the connections that are
-// reset beyond those of the removed servers, whose server has gone from the row of their bucket: up to 2% with
-// two candidates, 4% with single choice. Here none is, for the row before the change is asked as well.
+// TestServersAndABalancerFailAtOnce removes some of 48 servers. At the same moment the edge router
+// sends every connection to the other balancer, which knows none. 6LB's figure 11d counts the
+// connections that are reset, in addition to those of the removed servers, because their server is
+// no longer in the row of their bucket: up to 2% with two candidates, and 4% with a single choice.
+// Segue resets none, because it also visits the candidates of the row before the change.
 func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	hunts := huntingServices(2)[0]
 	hunts.Accept = config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(liveConnections / 48))}
@@ -27,7 +28,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	all := nodes(l, lab.RoleServer)
 	lost := map[string]int{}
 	for _, x := range []int{1, 2, 4, 8} {
-		awaitServers(t, l) // or the table of a connection would not be the one before the change
+		awaitServers(t, l) // otherwise a connection's table could differ from the one before the change
 		must(t, l.SetNextHops("lb1"))
 		live := make([]*connection, 2*liveConnections)
 		each(t, live, func(i int) (err error) {
@@ -63,7 +64,8 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	}
 }
 
-// each calls a function with the number of every connection, several at a time, and fails the test on an error.
+// each calls a function with the number of every connection, several at a time. It fails the test
+// on an error.
 func each(t *testing.T, connections []*connection, f func(i int) error) {
 	t.Helper()
 	var group errgroup.Group
@@ -74,8 +76,8 @@ func each(t *testing.T, connections []*connection, f func(i int) error) {
 	must(t, group.Wait())
 }
 
-// losses are the connections of a service that have failed: how many to removed servers, and why those to
-// others did.
+// losses counts the failed connections of a service: the number of those to removed servers, and
+// the causes of the others.
 func losses(live []*connection, s lab.Service, removed []string) (expected int, others []error) {
 	for _, c := range live {
 		switch {

@@ -17,7 +17,7 @@ import (
 
 const (
 	failuresPage = "../../docs/server-failures.md"
-	// What is between these lines of the page is written by TestServerFailures.
+	// TestServerFailures writes the part of the page between these lines.
 	tablesBegin = "<!-- by TestServerFailures: begin -->\n"
 	tablesEnd   = "<!-- by TestServerFailures: end -->\n"
 )
@@ -46,7 +46,7 @@ func documentFailures(outcomes []*outcome) error {
 	return os.WriteFile(failuresPage, page, 0o644)
 }
 
-// builtFrom names the commit of the tree, and says so when the code is another.
+// builtFrom returns the commit of the tree, and tells if the code differs from it.
 func builtFrom() (string, error) {
 	commit, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output()
 	if err != nil {
@@ -64,7 +64,7 @@ func builtFrom() (string, error) {
 	return name, nil
 }
 
-// writeOutcomes writes the table of what came of each failure.
+// writeOutcomes writes the table of the outcomes of each failure.
 func writeOutcomes(text *strings.Builder, outcomes []*outcome) {
 	text.WriteString("| failure | service | noticed by lb1, lb2 after | failed until then " +
 		"| failed later | `status` |\n|---|---|---|---|---|---|\n")
@@ -73,12 +73,12 @@ func writeOutcomes(text *strings.Builder, outcomes []*outcome) {
 		for _, name := range probed {
 			cells := append([]string{title, probedAs[name]}, o.row(name)...)
 			fmt.Fprintf(text, "| %s |\n", strings.Join(cells, " | "))
-			title = "" // once is enough
+			title = "" // only in the first row
 		}
 	}
 }
 
-// probedAs says what a service stands for.
+// probedAs describes the services in the tables.
 var probedAs = map[string]string{
 	"http6-insert": "hash, IPv6", "http4-encap": "hash, IPv4",
 	"hunt6-insert": "hunt, IPv6", "hunt4-encap": "hunt, IPv4",
@@ -121,7 +121,7 @@ func (t tally) String() string {
 	return text
 }
 
-// finders are what may find that a server fails, and the causes that they tell.
+// finders are the methods that can find a failed server, with the conditions that they set.
 var finders = []struct {
 	name   string
 	causes []inspect.Condition
@@ -134,7 +134,7 @@ var finders = []struct {
 	{"offers without answers (hunt)", []inspect.Condition{inspect.ServerUnheard}},
 }
 
-// writeFinders writes the table of what finds each failure.
+// writeFinders writes the table of the methods that find each failure.
 func writeFinders(text *strings.Builder, outcomes []*outcome) {
 	text.WriteString("| failure |")
 	for _, finder := range finders {
@@ -150,7 +150,7 @@ func writeFinders(text *strings.Builder, outcomes []*outcome) {
 	}
 }
 
-// foundBy says when balancers, in all services, knew of one of the causes.
+// foundBy returns when balancers knew one of the causes, over all services.
 func (o *outcome) foundBy(causes []inspect.Condition) string {
 	var times []time.Duration
 	for _, s := range o.services {
@@ -168,7 +168,7 @@ func (o *outcome) foundBy(causes []inspect.Condition) string {
 	return strings.TrimSuffix(first, " s") + " to " + last
 }
 
-// String says what came of a failure, for people who watch the test.
+// String describes the outcome of a failure, for the test's output.
 func (o *outcome) String() string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s, for %s", o.failure.name, seconds(o.lasted))

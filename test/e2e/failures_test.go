@@ -20,17 +20,19 @@ var failuresTable = flag.Bool("failures.table", false,
 	"TestServerFailures injects all failures and writes the tables of docs/server-failures.md")
 
 const (
-	// failureRate is how many connections the client opens in a second, to all services together.
+	// failureRate is the number of connections that the client opens per second, to all services
+	// together.
 	failureRate = 200
-	// answerLimit is how long a client waits for its whole answer.
+	// answerLimit is how long a client waits for its complete answer.
 	answerLimit = 3 * time.Second
-	// aftermath is how long connections are watched at least after all balancers have noticed.
+	// aftermath is the minimum time for which connections are observed after all balancers have
+	// noticed.
 	aftermath = 1500 * time.Millisecond
 )
 
-// TestServerFailures has one of three servers fail in one way after the other, while a client opens
-// connections. Every balancer has to notice, and no connection fails that begins after that. When
-// the failure is over, the server gets connections again.
+// TestServerFailures injects one failure after the other into one of three servers, while a client
+// opens connections. Every balancer must notice. No connection that begins after that may fail.
+// When the failure has ended, the server gets connections again.
 func TestServerFailures(t *testing.T) {
 	waits(t)
 	f := newFailing(t, "s3")
@@ -41,7 +43,7 @@ func TestServerFailures(t *testing.T) {
 		}
 		t.Run(x.name, func(t *testing.T) { outcomes = append(outcomes, f.in(t).undergo(x)) })
 		if t.Failed() {
-			return // the next one would find the server as this one left it
+			return // the server is not in order for the next failure
 		}
 	}
 	if *failuresTable {
@@ -49,7 +51,7 @@ func TestServerFailures(t *testing.T) {
 	}
 }
 
-// failing is a lab with a server that fails time and again.
+// failing is a lab with a server into which failures are injected.
 type failing struct {
 	*testing.T
 	lab      *lab.Lab
@@ -59,7 +61,7 @@ type failing struct {
 	watch    *watch
 }
 
-// newFailing builds the lab, and has the client begin to open connections.
+// newFailing builds the lab and starts the client's connections.
 func newFailing(t *testing.T, server string) *failing {
 	t.Helper()
 	topology := topology(probed...)
@@ -68,8 +70,8 @@ func newFailing(t *testing.T, server string) *failing {
 	}
 	l := up(t, topology)
 	for _, name := range nodes(l, lab.RoleServer) {
-		// A host that forwards sends in circles what comes for a VIP that it has lost. Hosts with
-		// applications do not, as a rule; servers of a lab do, for other tests.
+		// A host that forwards would send packets for a VIP that it has lost in circles. Hosts with
+		// applications usually do not forward. Servers of a lab do, for other tests.
 		command(t, l, name, "sysctl", "-w",
 			"net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward=0")
 	}
@@ -79,19 +81,19 @@ func newFailing(t *testing.T, server string) *failing {
 	return f
 }
 
-// in is the same in a part of the test.
+// in returns the same for a subtest.
 func (f failing) in(t *testing.T) *failing {
 	f.T = t
 	return &f
 }
 
-// run runs a command on a node and returns what it printed.
+// run runs a command on a node and returns its output.
 func (f *failing) run(node, name string, args ...string) string {
 	f.Helper()
 	return command(f.T, f.lab, node, name, args...)
 }
 
-// undergo injects a failure and ends it, and returns what came of it.
+// undergo injects a failure, ends it, and returns the outcome.
 func (f *failing) undergo(x failure) *outcome {
 	f.Helper()
 	f.awaitUse()
@@ -105,7 +107,7 @@ func (f *failing) undergo(x failure) *outcome {
 	x.inject(f)
 	f.watch.await(f.T, false, noticing...)
 	noticed := time.Now()
-	f.arrivals.setLimit(patience / 2) // none of these may fail because the machine is slow
+	f.arrivals.setLimit(patience / 2) // these must not fail on a slow machine
 	lasts := aftermath
 	if *failuresTable {
 		lasts = max(2*aftermath, x.lasts-time.Since(start))
@@ -125,8 +127,8 @@ func (f *failing) undergo(x failure) *outcome {
 	return o
 }
 
-// awaitUse waits until all balancers use the server again, and it has answered connections to all
-// services.
+// awaitUse waits until all balancers use the server again, and the server has answered connections
+// to all services.
 func (f *failing) awaitUse() {
 	f.Helper()
 	f.watch.await(f.T, true, probed...)
@@ -187,29 +189,29 @@ func (f *failing) requireOut(from, to time.Time, services ...string) {
 	}
 }
 
-// outcome is what came of a failure.
+// outcome is the outcome of a failure.
 type outcome struct {
 	failure  failure
 	lasted   time.Duration
 	services map[string]*serviceOutcome
 }
 
-// serviceOutcome is what came of it for a service. Times count from the failure.
+// serviceOutcome is the outcome for a service. Times count from the failure.
 type serviceOutcome struct {
-	noticed map[string]time.Duration              // when balancers ceased to use the server
+	noticed map[string]time.Duration              // when each balancer stopped using the server
 	found   map[inspect.Condition][]time.Duration // when balancers knew of a cause
-	told    []inspect.Condition                   // by balancers that did not use it, in turn
+	told    []inspect.Condition                   // by balancers that did not use the server, in order
 	before  tally                                 // connections until all balancers had noticed
-	after   tally                                 // and from then on
+	after   tally                                 // connections after that
 }
 
 // tally counts connections.
 type tally struct {
 	offered int
-	failed  map[string]int // by what became of them
+	failed  map[string]int // by outcome
 }
 
-// judge gathers what came of a failure between two times.
+// judge collects the outcome of a failure between two times.
 func (f *failing) judge(x failure, start, end time.Time) *outcome {
 	f.Helper()
 	o := &outcome{failure: x, lasted: end.Sub(start), services: map[string]*serviceOutcome{}}
@@ -223,7 +225,7 @@ func (f *failing) judge(x failure, start, end time.Time) *outcome {
 	return o
 }
 
-// newServiceOutcome is that of a service, without the connections.
+// newServiceOutcome returns the outcome for a service, without the connections.
 func newServiceOutcome(
 	name string, sights map[place][]sight, start, end time.Time,
 ) *serviceOutcome {
@@ -249,7 +251,7 @@ func newServiceOutcome(
 	return o
 }
 
-// see takes note of what a balancer held of the server.
+// see adds a balancer's observations of the server.
 func (o *serviceOutcome) see(name string, sights []sight, start time.Time) {
 	known := map[inspect.Condition]bool{}
 	for _, s := range sights {
@@ -265,7 +267,7 @@ func (o *serviceOutcome) see(name string, sights []sight, start time.Time) {
 	}
 }
 
-// count adds a connection, of a service of so many balancers.
+// count adds a connection. balancers is the number of balancers of the service.
 func (o *serviceOutcome) count(c arrival, balancers int, start time.Time) {
 	t := &o.before
 	times := slices.Collect(maps.Values(o.noticed))
@@ -278,7 +280,7 @@ func (o *serviceOutcome) count(c arrival, balancers int, start time.Time) {
 	}
 }
 
-// requireConditions fails the test if status told something else than it should.
+// requireConditions fails the test if status showed an unexpected condition.
 func (o *outcome) requireConditions(t *testing.T) {
 	t.Helper()
 	for _, name := range probed {

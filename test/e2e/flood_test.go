@@ -34,29 +34,31 @@ var (
 	floodRate = flag.Float64("flood.rate", 20_000, "SYNs per second of the flood; 0: as many as the machine can")
 )
 
-// spoofed are the sources of the flood. No host of the lab has any of them.
+// spoofed are the source addresses of the flood. No host of the lab has any of them.
 var spoofed = netip.MustParsePrefix("2001:db8:bad::/64")
 
-// floodedFlows is the capacity of the balancers' flow tables, each of which has twice as many entries.
+// floodedFlows is the value of node.limits.flows on the balancers. Their flow tables have twice as
+// many entries.
 const floodedFlows = 1024
 
-// TestSYNFlood sends SYNs of spoofed sources through the edge router to both balancers, and on to the
-// servers, many times as many as the flow tables have entries. Connections go on meanwhile and new ones
-// open, nothing is reset, and no memory grows.
+// TestSYNFlood sends SYNs from spoofed sources through the edge router to both balancers, and on to
+// the servers. It sends many times more SYNs than the flow tables have entries. Meanwhile
+// connections continue and new ones open, nothing is reset, and memory does not grow.
 //
-// The generator takes the place of the edge router's link to the world: what it makes is received there.
-// It shares the machine's cores with all that follows: router, switch, balancers, servers, and clients. A
-// flood that leaves no core idle fills the queues between them (256 frames of a veth, 1000 packets of a
-// CPU), and the lab loses packets of everybody, by no fault of the balancer. The test tells how many each
-// queue lost. At the default rate two cores lose none or few, mostly of the servers' answers to the flood;
-// with -flood.rate=0 the lab is flooded far beyond that. TCP makes good what is lost.
+// The generator takes the place of the edge router's link to the clients: its packets are received
+// on that link. It shares the machine's cores with everything after it: router, switch, balancers,
+// servers and clients. A flood that leaves no core idle fills the queues between them (256 frames
+// of a veth, 1000 packets of a CPU). The lab then loses packets of all senders, which is not the
+// balancer's fault. The test reports the losses of each queue. At the default rate, two cores lose
+// few packets or none, mostly of the servers' answers to the flood. With -flood.rate=0 the flood is
+// far larger than the lab can process. TCP retransmits the lost packets.
 //
-// The servers answer with SYN cookies, Linux's default (net.ipv4.tcp_syncookies), once their queues are
-// full of what the flood left.
+// The servers answer with SYN cookies, Linux's default (net.ipv4.tcp_syncookies), when the flood
+// has filled their queues.
 func TestSYNFlood(t *testing.T) {
 	l := up(t, topology(mixed...))
 	shrinkFlowTables(t, l)
-	// What the servers answer goes nowhere, and says so to nobody.
+	// Drop the servers' answers to the flood without an ICMP error.
 	command(t, l, "edge", "ip", "route", "add", "blackhole", spoofed.String())
 	live := openResting(t, l, 300, longestThink, l.Topology.Services...)
 	visitors := startVisitors(t, l, 4, l.Topology.Services...)
@@ -93,9 +95,10 @@ func TestSYNFlood(t *testing.T) {
 	}
 }
 
-// TestSYNFloodOfAServiceThatHunts sends 200,000 SYNs of spoofed sources to servers that answer each. None becomes
-// a flow of the balancers', whose tables have the connections from before, and no others, in the end.
-// Meanwhile connections go on and new ones open. Of the lab's own losses TestSYNFlood tells.
+// TestSYNFloodOfAServiceThatHunts sends 200,000 SYNs from spoofed sources to servers that answer
+// each of them. None of these becomes a flow of the balancers. In the end their tables have exactly
+// the connections from before. Meanwhile connections continue and new ones open. TestSYNFlood
+// describes the lab's own losses.
 func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
 	const syns, connections = 200_000, 300
 	l := up(t, hunting(huntingServices(2)...))
@@ -123,7 +126,7 @@ func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
 	live.requireUnbroken(t)
 	visitors.requireContent(t)
 	after := takeStock(t, l)
-	visitors.stop() // who may leave in the middle of an answer, with a reset
+	visitors.stop() // visitors may leave during an answer, with a reset
 	t.Logf("%d SYNs, %.0f a second; %d rounds of requests on %d connections, %d new ones; %d segments sent again; "+
 		"the lab's own queues lost %v", sent.Sent, sent.Rate(), rounds, connections, visitors.answered.Load(),
 		after.resent-before.resent, after.lost(t, before))
@@ -137,8 +140,8 @@ func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// requireEstablished fails the test unless the flow tables have so many flows that neither begin nor end. Those
-// of connections that have just been closed have to leave first.
+// requireEstablished fails the test unless the flow tables have n established flows. The entries of
+// connections that have just been closed must expire first.
 func requireEstablished(t *testing.T, l *lab.Lab, n uint64) {
 	t.Helper()
 	eventually(t, func() error {
@@ -155,7 +158,7 @@ func requireEstablished(t *testing.T, l *lab.Lab, n uint64) {
 	})
 }
 
-// shrinkFlowTables starts the balancers again with small tables.
+// shrinkFlowTables restarts the balancers with small tables.
 func shrinkFlowTables(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -169,7 +172,7 @@ func shrinkFlowTables(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// flood is one that is going on.
+// flood is a running flood.
 type flood struct {
 	cancel context.CancelFunc
 	result loadgen.Result
@@ -177,7 +180,7 @@ type flood struct {
 	err    error
 }
 
-// startFlood sends SYNs to an address, as if they came by the edge router's link to the clients.
+// startFlood sends SYNs to an address, as if they arrived on the edge router's link to the clients.
 func startFlood(t *testing.T, l *lab.Lab, to netip.AddrPort) *flood {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -203,7 +206,7 @@ func (f *flood) requireRunning(t *testing.T) {
 	}
 }
 
-// stop ends the flood and returns what was sent.
+// stop ends the flood and returns its result.
 func (f *flood) stop(t *testing.T) loadgen.Result {
 	t.Helper()
 	f.cancel()
@@ -229,22 +232,22 @@ func sendFlood(ctx context.Context, to netip.AddrPort) (loadgen.Result, error) {
 	return g.Run(ctx)
 }
 
-// stock is what a flood may change.
+// stock is the state that a flood may change.
 type stock struct {
-	overflows counts // packets that the lab's own queues lost, by the queue
-	resent    uint64 // segments that the client has sent again
-	resets    uint64 // connections of the client that a reset has ended
+	overflows counts // packets that the lab's queues lost, by queue
+	resent    uint64 // segments that the client has retransmitted
+	resets    uint64 // connections of the client that were reset
 	counts    map[string]counts
 	memory    map[string]memory
 }
 
-// memory of a balancer, in bytes.
+// memory is the memory of a balancer, in bytes.
 type memory struct {
 	process uint64 // resident
 	kernel  uint64 // of all maps
 }
 
-// lost is what the lab's own queues lost since.
+// lost returns the losses of the lab's queues since before.
 func (s stock) lost(t *testing.T, before stock) counts {
 	return s.overflows.since(t, before.overflows)
 }
@@ -262,10 +265,10 @@ func takeStock(t *testing.T, l *lab.Lab) stock {
 	return s
 }
 
-// queueFull are the counters of a veth for frames that found a queue full.
+// queueFull matches a veth's counters of frames that found a queue full.
 var queueFull = regexp.MustCompile(`(\w+_(?:drops|xdp_tx_errors|xdp_xmit_errors)): (\d+)`)
 
-// linkOverflows is what the links of a lab have lost.
+// linkOverflows returns the losses of a lab's links.
 func linkOverflows(t *testing.T, l *lab.Lab) counts {
 	t.Helper()
 	overflows := counts{}
@@ -275,7 +278,7 @@ func linkOverflows(t *testing.T, l *lab.Lab) counts {
 	return overflows
 }
 
-// addLinkOverflows adds what the links of a node have lost.
+// addLinkOverflows adds the losses of a node's links.
 func addLinkOverflows(t *testing.T, n *lab.Node, overflows counts) {
 	t.Helper()
 	var links []netlink.Link
@@ -292,14 +295,15 @@ func addLinkOverflows(t *testing.T, n *lab.Node, overflows counts) {
 		out, err := n.Run(t.Context(), "ethtool", "-S", l.Attrs().Name)
 		must(t, err)
 		for _, match := range queueFull.FindAllStringSubmatch(out, -1) {
-			if !strings.HasSuffix(match[1], "_xdp_drops") { // by verdict of a program
+			if !strings.HasSuffix(match[1], "_xdp_drops") { // by a program's verdict
 				overflows[name+" "+match[1]] = parseNumber(t, match[2], 10)
 			}
 		}
 	}
 }
 
-// addBacklogOverflows adds what found the queue of a CPU full (the second column of softnet_stat).
+// addBacklogOverflows adds the packets that found a CPU's queue full (the second column of
+// softnet_stat).
 func addBacklogOverflows(t *testing.T, overflows counts) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/net/softnet_stat")
@@ -318,7 +322,7 @@ func parseNumber(t *testing.T, text string, base int) uint64 {
 	return n
 }
 
-// tcpCounter is one of a node's counters of TCP (RFC 4022).
+// tcpCounter returns one of a node's TCP counters (RFC 4022).
 func tcpCounter(t *testing.T, n *lab.Node, name string) uint64 {
 	t.Helper()
 	out, err := n.Run(t.Context(), "cat", "/proc/net/snmp")
@@ -340,7 +344,7 @@ func tcpCounter(t *testing.T, n *lab.Node, name string) uint64 {
 	return 0
 }
 
-// processMemory is what a process has resident, without what it shares with files.
+// processMemory returns the resident memory of a process without the pages of files, in bytes.
 func processMemory(t *testing.T, p *lab.Process) uint64 {
 	t.Helper()
 	pid, alive := p.PID()
@@ -350,7 +354,7 @@ func processMemory(t *testing.T, p *lab.Process) uint64 {
 	return 1024 * procField(t, fmt.Sprintf("/proc/%d/status", pid), "RssAnon:")
 }
 
-// mapMemory is what the kernel has allocated for the maps of an instance.
+// mapMemory returns the memory that the kernel has allocated for the maps of an instance, in bytes.
 func mapMemory(t *testing.T, instance string) (total uint64) {
 	t.Helper()
 	pins, err := filepath.Glob(filepath.Join(datapath.Dir(instance), "*"))
@@ -369,7 +373,7 @@ func mapMemory(t *testing.T, instance string) (total uint64) {
 	return total
 }
 
-// procField is the number that follows a name in a file of /proc.
+// procField returns the number after a name in a file of /proc.
 func procField(t *testing.T, path, name string) uint64 {
 	t.Helper()
 	file, err := os.Open(path)
@@ -384,7 +388,7 @@ func procField(t *testing.T, path, name string) uint64 {
 	return 0
 }
 
-// requireBounded fails the test if a flow table has more flows than it has entries.
+// requireBounded fails the test if a flow table has more flows than entries.
 func requireBounded(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -397,7 +401,7 @@ func requireBounded(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// flowTable has segue tell what is in a balancer's flow table.
+// flowTable reads the state of a balancer's flow table by `segue status`.
 func flowTable(t *testing.T, n *lab.Node) inspect.FlowTable {
 	t.Helper()
 	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
@@ -407,15 +411,15 @@ func flowTable(t *testing.T, n *lab.Node) inspect.FlowTable {
 	return status.FlowTable
 }
 
-// newFlows is how many packets a balancer has since placed.
+// newFlows returns the number of flows that a balancer has placed since before.
 func newFlows(t *testing.T, l *lab.Lab, name string, before stock) uint64 {
 	t.Helper()
 	grown := packetCounts(t, l.Node(name)).since(t, before.counts[name])
 	return grown["forward_new"] + grown["forward_no_room"]
 }
 
-// isFlooded tells whether all balancers' tables were filled ten times over since, however slow the
-// machine is.
+// isFlooded tells whether new flows could have filled every balancer's table ten times since
+// before, however slow the machine is.
 func isFlooded(t *testing.T, l *lab.Lab, before stock) bool {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -426,7 +430,7 @@ func isFlooded(t *testing.T, l *lab.Lab, before stock) bool {
 	return true
 }
 
-// requireFlooded fails the test unless what was sent has come to all balancers.
+// requireFlooded fails the test unless the sent packets have reached all balancers.
 func requireFlooded(t *testing.T, l *lab.Lab, before stock, sent uint64) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {

@@ -9,8 +9,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestGenericXDP has a balancer on an interface whose driver has no XDP of its own: a bridge, with the
-// node's link as its only port.
+// TestGenericXDP runs a balancer on an interface whose driver does not support XDP: a bridge with
+// the node's link as its only port.
 func TestGenericXDP(t *testing.T) {
 	topology := topology(mixed...)
 	topology.Balancers = 1

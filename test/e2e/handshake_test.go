@@ -21,15 +21,15 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// TestHandshakesOnTheWire has tshark dissect every packet of connections that hunt, on every link of the
-// fabric, and compares its way, hop by hop, with what 6LB prints (figures 3 and 5, section IV): which
-// lists of segments with which functions, how many segments are left, how many bytes are added. After
-// the handshake replies go straight to the client.
+// TestHandshakesOnTheWire has tshark dissect every packet of hunted connections on every link of
+// the fabric. It compares the path of each packet, hop by hop, with the 6LB paper (figures 3 and 5,
+// section IV): the segment lists and their functions, segments left, and the number of added bytes.
+// After the handshake, replies go to the client directly.
 func TestHandshakesOnTheWire(t *testing.T) {
 	topology := hunting(append(huntingServices(1), huntingServices(2)...)...)
 	topology.Balancers, topology.Servers = 1, 2
 	l := up(t, topology)
-	// tshark checks sums: the switch has to have computed them when packets leave it.
+	// tshark checks checksums, so the switch must have computed them when packets leave it.
 	for _, port := range []string{"edge", "s1", "s2"} {
 		command(t, l, "fabric", "ethtool", "-K", port, "tx", "off")
 	}
@@ -37,7 +37,7 @@ func TestHandshakesOnTheWire(t *testing.T) {
 		accept(t, l, config.Accept{Policy: policy})
 		for _, s := range l.Topology.Services {
 			t.Run(fmt.Sprintf("%s %s", s.Name, policy), func(t *testing.T) {
-				// Each server comes first in half of the buckets.
+				// Each server is the first candidate of half of the buckets.
 				for first := map[string]bool{}; len(first) < 2 && !t.Failed(); {
 					for _, c := range observe(t, l, s, 4) {
 						c.requireWays(t, policy)
@@ -50,20 +50,20 @@ func TestHandshakesOnTheWire(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// observed is what was seen of a connection.
+// observed is a recorded connection.
 type observed struct {
 	service  lab.Service
 	server   string // that answered the request
 	segments []*segment
 }
 
-// segment is a segment of TCP and its way through the fabric.
+// segment is a TCP segment and its path through the fabric.
 type segment struct {
 	tcp  *layers.TCP
 	hops []hop
 }
 
-// hop is a packet on its way from one node at the switch to another.
+// hop is a packet between two nodes at the switch.
 type hop struct {
 	from, to  string
 	tcp       *layers.TCP
@@ -71,8 +71,8 @@ type hop struct {
 	dissected packettest.Dissection
 }
 
-// observe makes requests, each on a connection of its own, and returns what passed the fabric. When
-// something was sent again, because the machine stood still, all are made once more.
+// observe makes requests, each on a new connection, and returns the packets on the fabric. If a
+// packet was retransmitted because the machine stood still, observe repeats all requests.
 func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 	t.Helper()
 	resent := func() (sum uint64) {
@@ -107,8 +107,8 @@ func observe(t *testing.T, l *lab.Lab, s lab.Service, n int) []*observed {
 	}
 }
 
-// hopsOf are the packets of TCP that left the switch so far: of what is recorded twice, the later. In
-// between its checksum may have been computed.
+// hopsOf returns the TCP packets that have left the switch so far. If a packet was recorded twice,
+// it returns the later recording, because the checksum may have been computed in between.
 func hopsOf(t *testing.T, l *lab.Lab, file *sharedFile) (hops []hop) {
 	t.Helper()
 	names := macs(t, l)
@@ -129,7 +129,7 @@ func hopsOf(t *testing.T, l *lab.Lab, file *sharedFile) (hops []hop) {
 	return hops
 }
 
-// macs names the nodes at the switch by their addresses there.
+// macs returns the names of the nodes at the switch by MAC address.
 func macs(t *testing.T, l *lab.Lab) map[string]string {
 	t.Helper()
 	names := map[string]string{}
@@ -148,8 +148,8 @@ func macs(t *testing.T, l *lab.Lab) map[string]string {
 	return names
 }
 
-// complete returns an error unless the FINs of both sides of n connections are acknowledged: there is
-// nothing to come.
+// complete returns an error unless the FINs of both sides of n connections are acknowledged, so
+// that no packets follow.
 func complete(hops []hop, n int) error {
 	type end struct {
 		from, to layers.TCPPort
@@ -160,7 +160,7 @@ func complete(hops []hop, n int) error {
 		if h.tcp.FIN {
 			open[end{h.tcp.SrcPort, h.tcp.DstPort, h.tcp.Seq + uint32(len(h.tcp.Payload)) + 1}] = true
 		}
-		// At the other side: the edge, or a server.
+		// Received by the other side: the edge router, or a server.
 		if e := (end{h.tcp.DstPort, h.tcp.SrcPort, h.tcp.Ack}); h.to != "lb1" && open[e] {
 			open[e] = false
 			done++
@@ -172,7 +172,7 @@ func complete(hops []hop, n int) error {
 	return nil
 }
 
-// connections sorts packets by the connection and the segment that they are of.
+// connections sorts packets by connection and segment.
 func connections(t *testing.T, s lab.Service, servers []string, hops []hop) (all []*observed) {
 	t.Helper()
 	frames := make([][]byte, len(hops))
@@ -213,7 +213,8 @@ func (c *observed) add(h hop) {
 	c.segments[i].hops = append(c.segments[i].hops, h)
 }
 
-// candidates are the servers that the SYN was offered to, as it left the balancer.
+// candidates returns the servers to which the SYN was offered, in the order in which the balancer
+// listed them.
 func (c *observed) candidates() []string {
 	first := c.segments[0].hops[1].to
 	if c.service.Candidates == 1 {
@@ -226,8 +227,8 @@ func (c *observed) candidates() []string {
 	return both
 }
 
-// requireWays fails the test unless each segment of the connection went as it should, under a policy that
-// all servers have.
+// requireWays fails the test unless each segment of the connection took the expected path. All
+// servers have the accept policy.
 func (c *observed) requireWays(t *testing.T, policy config.AcceptPolicy) {
 	t.Helper()
 	candidates := c.candidates()
@@ -260,13 +261,13 @@ func (c *observed) requireWays(t *testing.T, policy config.AcceptPolicy) {
 	}
 }
 
-// offering is the way of a SYN.
+// offering returns the path of a SYN.
 func (c *observed) offering(candidates []string, taker string) []string {
 	functions := []srv6.Function{srv6.ConnectAvail, srv6.ConnectForce}[2-len(candidates):]
 	return c.steering(candidates, functions, 1+slices.Index(candidates, taker))
 }
 
-// steering is the way of a client's packet for so many of the servers.
+// steering returns the path of a client's packet that visits some of the servers.
 func (c *observed) steering(servers []string, functions []srv6.Function, visited int) []string {
 	way := []string{"edge > lb1: client -> VIP +0"}
 	from := "lb1"
@@ -282,7 +283,7 @@ func (c *observed) steering(servers []string, functions []srv6.Function, visited
 				strings.Join(list, ", "), left+1, []int{56, 72}[len(list)-1]))
 		case len(list) == 1:
 			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s [client -> VIP] +40", from, servers[i], here))
-		default: // reduced: the first segment is in the destination only
+		default: // reduced: the first segment is only in the destination
 			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s (%s) left %d [client -> VIP] +64", from, servers[i], here,
 				strings.Join(list[1:], ", "), left))
 		}
@@ -291,7 +292,7 @@ func (c *observed) steering(servers []string, functions []srv6.Function, visited
 	return way
 }
 
-// signalling is the way of a server's packet that tells the balancer something.
+// signalling returns the path of a signal from a server.
 func (c *observed) signalling(server string, function srv6.Function) []string {
 	sid := "lb1::" + function.Short()
 	first := fmt.Sprintf("%s > lb1: VIP -> %s (%s, %s, client) left 1 +56", server, sid, server, sid)
@@ -301,7 +302,7 @@ func (c *observed) signalling(server string, function srv6.Function) []string {
 	return []string{first, "lb1 > edge: VIP -> client +0"}
 }
 
-// way describes a segment's hops as tshark saw them.
+// way describes a segment's hops according to tshark.
 func (c *observed) way(s *segment) (way []string) {
 	plain := len(s.hops[0].frame)
 	for _, h := range s.hops {
@@ -309,11 +310,11 @@ func (c *observed) way(s *segment) (way []string) {
 	}
 	for _, h := range s.hops {
 		f := h.dissected.Fields
-		// tshark lists the outer header's values first; IPv4 is never outside of IPv6 here.
+		// tshark lists the outer header's values first. Here IPv4 is never outside IPv6.
 		sources, destinations := append(slices.Clone(f["ipv6.src"]), f["ip.src"]...), append(slices.Clone(f["ipv6.dst"]), f["ip.dst"]...)
 		text := fmt.Sprintf("%s > %s: %s -> %s", h.from, h.to, c.name(sources[0]), c.name(destinations[0]))
 		if list := slices.Clone(f["ipv6.routing.srh.addr"]); len(list) > 0 {
-			slices.Reverse(list) // RFC 8754 section 2: from the last one to the first
+			slices.Reverse(list) // RFC 8754 section 2: from the last segment to the first
 			for i := range list {
 				list[i] = c.name(list[i])
 			}
@@ -327,7 +328,7 @@ func (c *observed) way(s *segment) (way []string) {
 	return way
 }
 
-// name is who an address belongs to, and for a SID what it asks for.
+// name returns the owner of an address, and the function of a SID.
 func (c *observed) name(address string) string {
 	addr := netip.MustParseAddr(address)
 	switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestUnhealthyServersAreAvoided stops a server's nginx, and starts it again. Then it stops those
-// of all servers.
+// TestUnhealthyServersAreAvoided stops a server's nginx and starts it again. Then it stops the
+// nginx of all servers.
 func TestUnhealthyServersAreAvoided(t *testing.T) {
 	waits(t)
 	checked := topology(mixed...)
@@ -47,8 +47,8 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 	eventually(t, func() error { return allFail(t, n, readLog(t, l.Process("lb1", "lb"))) })
 }
 
-// allFail wants all servers to be shown as failing, all services to place flows all the same, and
-// the log to say so.
+// allFail requires that all servers are shown as failing, that all services still place flows, and
+// that the log says so.
 func allFail(t *testing.T, n *lab.Node, log string) error {
 	t.Helper()
 	status := balancerStatus(t, n)
@@ -63,7 +63,7 @@ func allFail(t *testing.T, n *lab.Node, log string) error {
 			}
 		}
 	}
-	for _, text := range []string{ // of one or of many, as they come
+	for _, text := range []string{ // about one server or several
 		`level=WARN msg="servers? fails? (its|their) health checks"`,
 		`level=INFO msg="servers? pass(es)? (its|their) health checks"`,
 		`level=ERROR msg="ALL reachable servers of .* the checks are ignored"`,

@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// huntingServices are services that hunt, one for each way to carry a list of servers: IPv6 inserted
-// and encapsulated, and IPv4, which can only be encapsulated.
+// huntingServices returns services with placement hunt, one for each way to carry a segment list:
+// IPv6 inserted, IPv6 encapsulated, and IPv4, which can only be encapsulated.
 func huntingServices(candidates int) []lab.Service {
 	service := func(name, vip string, encapsulation config.Encapsulation) lab.Service {
 		return lab.Service{
@@ -28,7 +28,8 @@ func huntingServices(candidates int) []lab.Service {
 	}
 }
 
-// hunting is the topology of a lab whose servers run nginx and Apache by turns, and whose services hunt.
+// hunting returns the topology of a lab whose servers run nginx and Apache in turn, with services
+// that hunt.
 func hunting(services ...lab.Service) lab.Topology {
 	t := topology()
 	t.Applications = []lab.Application{lab.Nginx, lab.Apache}
@@ -36,7 +37,7 @@ func hunting(services ...lab.Service) lab.Topology {
 	return t
 }
 
-// accept gives all servers another accept policy, at run time.
+// accept gives all servers another accept policy while they run.
 func accept(t *testing.T, l *lab.Lab, policy config.Accept) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleServer) {
@@ -44,7 +45,7 @@ func accept(t *testing.T, l *lab.Lab, policy config.Accept) {
 	}
 }
 
-// reagent changes how a server takes connections, for each of its services, at run time.
+// reagent changes the agent's configuration of each service on a server while the agent runs.
 func reagent(t *testing.T, l *lab.Lab, server string, change func(*config.AgentService)) {
 	t.Helper()
 	cfg := l.Node(server).AgentConfig()
@@ -55,12 +56,12 @@ func reagent(t *testing.T, l *lab.Lab, server string, change func(*config.AgentS
 	reload(t, l, server)
 }
 
-// offered is what became of the connections that a server was offered, and its load where that is known.
+// offered counts the connections offered to a server by outcome, and holds the load if it is known.
 type offered struct {
 	accepted, refused, forced, load int
 }
 
-// offers are those of a service at a server.
+// offers returns the offers of a service at a server.
 func offers(t *testing.T, l *lab.Lab, server, service string) (o offered) {
 	t.Helper()
 	states, err := l.Node(server).AcceptStates()
@@ -76,7 +77,7 @@ func offers(t *testing.T, l *lab.Lab, server, service string) (o offered) {
 	return o
 }
 
-// awaitLoad returns when a server has so many connections of a service.
+// awaitLoad returns when a server has n connections of a service.
 func awaitLoad(t *testing.T, l *lab.Lab, server, service string, n int) {
 	t.Helper()
 	eventually(t, func() error {

@@ -17,8 +17,8 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// TestConnectionsOverBadLinks makes connections while the fabric drops and reorders packets, from host
-// to host: two in eleven of those from the client do not arrive at a server, or not in order.
+// TestConnectionsOverBadLinks makes connections while the fabric drops and reorders packets between
+// hosts. Two in eleven of the client's packets do not arrive at a server, or arrive out of order.
 func TestConnectionsOverBadLinks(t *testing.T) {
 	needs.TUN(t)
 	const connections, atATime = 2000, 1000
@@ -43,7 +43,8 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 		if n.Role != lab.RoleEdge && n.Role != lab.RoleBalancer && n.Role != lab.RoleServer {
 			continue
 		}
-		// 5% ± 2% are more than four standard deviations of 2,000 packets, and of more packets more.
+		// 5% ± 2% is more than four standard deviations for 2,000 packets, and more for more
+		// packets.
 		if c := counts[n.Name]; c.Packets < 2000 || !near(c.Dropped, c.Packets) || !near(c.Reordered, c.Packets) {
 			t.Errorf("%s: impaired were %+v", n.Name, c)
 		}
@@ -51,9 +52,10 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestHuntingOverBadLinks makes connections over the same links to services that hunt. SYNs are repeated
-// and hunt again, servers' answers are lost, and losers are told so late that they answer again. Every
-// connection is answered all the same, by the only server that ever had it, and none is reset.
+// TestHuntingOverBadLinks makes connections over the same links to services that hunt. SYNs are
+// repeated and hunt again. Servers' answers are lost. A server that does not get the connection
+// learns of it so late that it answers again. Still, every connection is answered, by the only
+// server that ever accepted it, and none is reset.
 func TestHuntingOverBadLinks(t *testing.T) {
 	needs.Cgroup2(t)
 	needs.TUN(t)
@@ -63,7 +65,7 @@ func TestHuntingOverBadLinks(t *testing.T) {
 	topology.Services[0].Selection = config.SelectRandom
 	l := up(t, topology)
 	endTailsEarly(t, l)
-	before := passiveOpens(t, l) // those that looked whether servers listen
+	before := passiveOpens(t, l) // connections that tested whether servers listen
 	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
 	answered := make(chan string, connections)
 	var group errgroup.Group
@@ -94,7 +96,7 @@ func TestHuntingOverBadLinks(t *testing.T) {
 	requireTroubles(t, l)
 }
 
-// passiveOpens are the connections that each server has had.
+// passiveOpens returns the number of connections that each server has accepted.
 func passiveOpens(t *testing.T, l *lab.Lab) map[string]int64 {
 	t.Helper()
 	opens := map[string]int64{}
@@ -104,8 +106,8 @@ func passiveOpens(t *testing.T, l *lab.Lab) map[string]int64 {
 	return opens
 }
 
-// endTailsEarly has hosts send again what was lost after equal times, at first: the last of many
-// connections would take longer than all others by far, with times that double.
+// endTailsEarly makes hosts retransmit at equal intervals at first. With intervals that double, the
+// last of many connections would take much longer than all others.
 func endTailsEarly(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, n := range l.Nodes {
@@ -115,7 +117,7 @@ func endTailsEarly(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// ask makes a request on a connection of its own, and returns the server that answered.
+// ask makes a request on a new connection, and returns the server that answered.
 func ask(ctx context.Context, l *lab.Lab, s lab.Service) (server string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -138,8 +140,8 @@ func ask(ctx context.Context, l *lab.Lab, s lab.Service) (server string, err err
 	return strings.TrimSpace(server), nil
 }
 
-// requireTroubles fails the test unless what it is about has happened: servers that passed connections on,
-// and servers that took one which another had.
+// requireTroubles fails the test unless the tested events have occurred: servers have passed
+// connections on, and servers have accepted a connection that another server had.
 func requireTroubles(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	all := counts{}
@@ -158,5 +160,5 @@ func requireTroubles(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// near tells whether a count is from 3% to 7% of all.
+// near tells whether a count is between 3% and 7% of all.
 func near(count, all uint64) bool { return 100*count > 3*all && 100*count < 7*all }

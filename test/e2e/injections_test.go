@@ -18,20 +18,20 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// failure is something that goes wrong at a server.
+// failure is a failure of a server.
 type failure struct {
 	name    string
-	brief   bool                // it is part of the test's short form
-	prepare func(*failing)      // steps before it that do no harm
-	inject  func(*failing)      // begins it
-	heal    func(*failing)      // undoes it
-	tells   []inspect.Condition // what status may say when a balancer has noticed
+	brief   bool                // it is part of the short test
+	prepare func(*failing)      // harmless steps before the failure
+	inject  func(*failing)      // begins the failure
+	heal    func(*failing)      // ends the failure
+	tells   []inspect.Condition // conditions in status after a balancer has noticed
 	hidden  []string            // services in which balancers may not notice
-	retried bool                // balancers give the server further chances meanwhile
-	lasts   time.Duration       // how long it is watched for the tables, at least
+	retried bool                // balancers try the server again meanwhile
+	lasts   time.Duration       // minimum time of observation for the tables
 }
 
-// failures are all that are injected.
+// failures are all injected failures.
 var failures = []failure{
 	{
 		name: "link cut", brief: true, inject: cutLink, heal: mendLink,
@@ -60,7 +60,7 @@ var failures = []failure{
 	},
 	{
 		name: "VIP gone, agent puts it back", inject: removeVIPs,
-		heal:  func(*failing) {}, // the agent does
+		heal:  func(*failing) {}, // the agent heals it
 		tells: notServed, hidden: probed, lasts: 10 * time.Second,
 	},
 	{
@@ -74,28 +74,30 @@ var failures = []failure{
 	},
 }
 
-// unreachable is what status may say of a server that gets no packets.
+// unreachable are the possible conditions of a server that gets no packets.
 var unreachable = []inspect.Condition{
 	inspect.ServerUnreachable, inspect.ServerFailing,
 	inspect.ServerSilent, inspect.ServerUnheard,
 }
 
-// notServed is what status may say of a server without the VIPs whose agent knows that.
+// notServed are the possible conditions of a server without the VIPs, if its agent knows that they
+// are missing.
 var notServed = []inspect.Condition{inspect.ServerNotServed, inspect.ServerUnheard}
 
-// fabric is the interface of the servers towards the fabric.
+// fabric is the servers' interface to the fabric.
 const fabric = "eth0"
 
-// cutLink takes the server's interface down.
+// cutLink sets the server's interface down.
 func cutLink(f *failing) { f.run(f.server.Name, "ip", "link", "set", fabric, "down") }
 
-// mendLink brings it up, with the address and the routes that the kernel has dropped.
+// mendLink sets the interface up again, and restores the address and the routes that the kernel has
+// removed.
 func mendLink(f *failing) {
 	f.run(f.server.Name, "ip", "link", "set", fabric, "up")
 	address := netip.PrefixFrom(f.server.IPv6, 64).String()
 	f.run(f.server.Name, "ip", "address", "replace", address, "dev", fabric, "nodad")
 	for _, route := range f.routes {
-		eventually(f.T, func() error { // once the link is ready
+		eventually(f.T, func() error { // when the link is ready
 			args := append([]string{"route", "replace"}, route...)
 			_, err := f.server.Run(f.Context(), "ip", args...)
 			return err
@@ -103,7 +105,7 @@ func mendLink(f *failing) {
 	}
 }
 
-// staticRoutes are the server's routes by gateways, as arguments of `ip route`.
+// staticRoutes returns the server's routes with gateways, as arguments of `ip route`.
 func (f *failing) staticRoutes() (routes [][]string) {
 	for _, family := range []string{"-4", "-6"} {
 		for line := range strings.Lines(f.run(f.server.Name, "ip", family, "route")) {
@@ -115,10 +117,10 @@ func (f *failing) staticRoutes() (routes [][]string) {
 	return routes
 }
 
-// hideNeighbour keeps requests for the server's link address from it: ARP's, and IPv6's neighbour
-// solicitations. The balancers' neighbour entries go as well: all else gets through to the server,
-// and while TCP makes progress, as in health checks, the kernel takes a neighbour for reachable
-// (RFC 4861 section 7.3.1).
+// hideNeighbour drops requests for the server's link address, by ARP and by IPv6 neighbour
+// solicitations. It also removes the balancers' neighbour entries. All other packets still reach
+// the server, and the kernel regards a neighbour as reachable while TCP makes progress, as in
+// health checks (RFC 4861 section 7.3.1).
 func hideNeighbour(f *failing) {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, License: "GPL", Instructions: dropsRequests,
@@ -172,7 +174,7 @@ func requestFilter(port netlink.Link) *netlink.BpfFilter {
 	}
 }
 
-// atPort does something about the fabric's port to the server.
+// atPort calls do with the fabric's port to the server.
 func (f *failing) atPort(do func(port netlink.Link) error) error {
 	return f.lab.Node("fabric").Do(func() error {
 		port, err := netlink.LinkByName(f.server.Name)
@@ -183,8 +185,8 @@ func (f *failing) atPort(do func(port netlink.Link) error) error {
 	})
 }
 
-// withdrawRoute takes the route to the server's locator from all other nodes, as a routing protocol
-// would. Balancers still have a default route.
+// withdrawRoute removes the route to the server's locator from all other nodes, as a routing
+// protocol would. Balancers still have a default route.
 func withdrawRoute(f *failing) {
 	for _, name := range f.others() {
 		f.run(name, "ip", "-6", "route", "del", f.server.Locator.String())
@@ -198,7 +200,7 @@ func announceRoute(f *failing) {
 	}
 }
 
-// others are the nodes that have a route to the server, balancers first.
+// others returns the nodes that have a route to the server, balancers first.
 func (f *failing) others() (names []string) {
 	for _, role := range []lab.Role{lab.RoleBalancer, lab.RoleEdge, lab.RoleServer} {
 		for _, name := range nodes(f.lab, role) {
@@ -210,7 +212,7 @@ func (f *failing) others() (names []string) {
 	return names
 }
 
-// stopHost takes the server off the fabric, and kills its processes.
+// stopHost disconnects the server from the fabric and kills its processes.
 func stopHost(f *failing) {
 	must(f.T, f.atPort(netlink.LinkSetDown))
 	killApplication(f)
@@ -223,7 +225,7 @@ func startHost(f *failing) {
 	startAgent(f)
 }
 
-// process is one of the server's.
+// process returns one of the server's processes.
 func (f *failing) process(name string) *lab.Process { return f.lab.Process(f.server.Name, name) }
 
 func killApplication(f *failing)  { must(f.T, f.process("nginx").Kill()) }
@@ -235,10 +237,10 @@ func startAgent(f *failing) { must(f.T, f.process("agent").Start(f.Context())) }
 
 func detachAgent(f *failing) { f.run(f.server.Name, segue, "agent", "detach", f.server.Instance()) }
 
-// removeVIPs takes all VIPs from the server.
+// removeVIPs removes all VIPs from the server.
 func removeVIPs(f *failing) { must(f.T, f.changeVIPs(netlink.AddrDel)) }
 
-// assignByHand has the agent leave the VIPs to the operator, who assigns them.
+// assignByHand configures the agent not to assign the VIPs, and assigns them as an operator does.
 func assignByHand(f *failing) {
 	f.assignVIPs(false)
 	must(f.T, f.changeVIPs(netlink.AddrAdd))
@@ -246,7 +248,7 @@ func assignByHand(f *failing) {
 
 func assignByAgent(f *failing) { f.assignVIPs(true) }
 
-// assignVIPs says whether the agent is to assign the VIPs.
+// assignVIPs sets whether the agent assigns the VIPs.
 func (f *failing) assignVIPs(assign bool) {
 	cfg := f.server.AgentConfig()
 	cfg.Node.AssignVIPs = &assign
