@@ -28,7 +28,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	all := nodes(l, lab.RoleServer)
 	lost := map[string]int{}
 	for _, x := range []int{1, 2, 4, 8} {
-		awaitServers(t, l) // otherwise a connection's table could differ from the one before the change
+		awaitServers(t, l) // so that it is the table before the change
 		must(t, l.SetNextHops("lb1"))
 		live := make([]*connection, 2*liveConnections)
 		each(t, live, func(i int) (err error) {

@@ -200,7 +200,7 @@ type outcome struct {
 type serviceOutcome struct {
 	noticed map[string]time.Duration              // when each balancer stopped using the server
 	found   map[inspect.Condition][]time.Duration // when balancers knew of a cause
-	told    []inspect.Condition                   // by balancers that did not use the server, in order
+	told    []inspect.Condition                   // by balancers that did not use it, in order
 	before  tally                                 // connections until all balancers had noticed
 	after   tally                                 // connections after that
 }

@@ -18,16 +18,17 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// twoArmed is the topology of a lab whose balancers are the edge of the segment routing domain, between clients and
-// servers that hunt.
+// twoArmed returns the topology of a lab whose balancers are the edge of the segment routing
+// domain, between clients and hunted servers.
 func twoArmed() lab.Topology {
 	t := hunting(huntingServices(2)...)
 	t.TwoArmed = true
 	return t
 }
 
-// TestTwoArmedBalancersHunt opens connections through balancers with an interface on each side. Servers decide, by
-// signals that come inside, and what looks like those from the client's side is dropped.
+// TestTwoArmedBalancersHunt opens connections through balancers with an interface on each side.
+// Signals from the inside decide which server has a connection. Packets from the client's side that
+// look like signals are dropped.
 func TestTwoArmedBalancersHunt(t *testing.T) {
 	l := up(t, twoArmed())
 	accept(t, l, config.Accept{Policy: config.AcceptNever})
@@ -55,7 +56,7 @@ func TestTwoArmedBalancersHunt(t *testing.T) {
 	n := l.Node("lb1")
 	before := packetCounts(t, n)
 	frames := forgeries(t, l)
-	send(t, l, "edge", "lb1", "lb1", "eth1", frames) // by the link that clients' packets take
+	send(t, l, "edge", "lb1", "lb1", "eth1", frames) // the link of clients' packets
 	eventually(t, func() error {
 		want := counts{"drop_outside": uint64(len(frames))}
 		if diff := cmp.Diff(want, packetCounts(t, n).since(t, before).with("drop_")); diff != "" {
@@ -68,7 +69,8 @@ func TestTwoArmedBalancersHunt(t *testing.T) {
 	}
 }
 
-// requireArms wants the balancer's programs on both interfaces, and packets of connections to have passed them.
+// requireArms requires that the balancer's programs run on both interfaces, and that both have
+// processed packets of connections.
 func requireArms(t *testing.T, n *lab.Node) {
 	t.Helper()
 	s := balancerStatus(t, n)
@@ -84,8 +86,9 @@ func requireArms(t *testing.T, n *lab.Node) {
 	}
 }
 
-// forgeries are what only nodes of the domain may send, from the client's side: signals as a server would send them
-// for a connection of the client's, packets to servers' SIDs, and one with segments left for a VIP.
+// forgeries returns packets from the client's side that only nodes of the domain may send: signals
+// of a server for the client's connection, packets to servers' SIDs, and a packet for a VIP with
+// segments left.
 func forgeries(t *testing.T, l *lab.Lab) (frames [][]byte) {
 	t.Helper()
 	lb, server, client := l.Node("lb1"), l.Node("s1"), l.Node("client")
@@ -139,7 +142,8 @@ func send(t *testing.T, l *lab.Lab, from, fromDevice, to, toDevice string, frame
 	}))
 }
 
-// TestTwoArmedBalancersAreKilled kills balancers with two interfaces under load: packets of either side do not notice.
+// TestTwoArmedBalancersAreKilled kills the processes of balancers with two interfaces under load.
+// It affects the packets of neither side.
 func TestTwoArmedBalancersAreKilled(t *testing.T) {
 	l := up(t, twoArmed())
 	live := open(t, l, 100, l.Topology.Services...)

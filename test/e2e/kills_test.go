@@ -26,16 +26,16 @@ var (
 	connectionCount = flag.Int("kills.connections", 4000, "how many connections TestKillsUnderManyConnections keeps open")
 )
 
-// manyThink is how long each of very many connections rests between two requests.
+// manyThink is the time between two requests on each of very many connections.
 const manyThink = 4 * time.Second
 
-// spurious is how many segments may have been sent again for nothing without anybody having told. An
-// interruption of a millisecond would lose more, and not one packet goes missing from the counters.
+// spurious is the permitted number of needless retransmissions that no receiver has reported. An
+// interruption of a millisecond would lose more packets, and the counters show every lost packet.
 const spurious = 5
 
-// TestKillsUnderManyConnections kills the balancers' processes again and again, at work, while they
-// reload and while they start, and has one build take over from another: no connection breaks, every
-// packet goes through a data path, and none is lost.
+// TestKillsUnderManyConnections kills the balancers' processes repeatedly: while they run, while
+// they reload and while they start. It also lets one build take over from another. No connection
+// breaks, every packet passes a data path, and none is lost.
 func TestKillsUnderManyConnections(t *testing.T) {
 	needRoot(t)
 	builds := &builds{path: filepath.Join(t.TempDir(), "segue"), all: []string{segue, otherBuild(t)}}
@@ -55,7 +55,7 @@ func TestKillsUnderManyConnections(t *testing.T) {
 	visitors.requireContent(t)
 
 	before = tcpCounts(t, l)
-	select { // the same without kills
+	select { // the same time without kills
 	case <-time.After(lasted):
 	case <-t.Context().Done():
 	}
@@ -77,7 +77,7 @@ func TestKillsUnderManyConnections(t *testing.T) {
 	requireAllCounted(t, l, passed)
 }
 
-// killAgainAndAgain kills the processes of all balancers in turn, n times in all, and leaves them
+// killAgainAndAgain kills the processes of all balancers in turn, n times in total, and leaves them
 // running.
 func killAgainAndAgain(t *testing.T, l *lab.Lab, builds *builds, n int) {
 	t.Helper()
@@ -87,7 +87,7 @@ func killAgainAndAgain(t *testing.T, l *lab.Lab, builds *builds, n int) {
 		name := names[killed%len(names)]
 		lb := l.Process(name, "lb")
 		switch killed % 3 {
-		case 0: // at work
+		case 0: // while it runs
 		case 1: // while it reloads
 			cfg := l.Node(name).BalancerConfig()
 			setWeight(&cfg, "s1", rand.Uint32N(4))
@@ -95,7 +95,7 @@ func killAgainAndAgain(t *testing.T, l *lab.Lab, builds *builds, n int) {
 			must(t, l.Node(name).WriteBalancerConfig(cfg))
 			must(t, lb.Signal(unix.SIGHUP))
 			pause(t, rand.N(longest/2))
-		case 2: // while it starts, perhaps as another build than before
+		case 2: // while it starts, perhaps as the other build
 			must(t, lb.Kill())
 			must(t, builds.install(rand.IntN(len(builds.all))))
 			ctx, cancel := context.WithTimeout(t.Context(), rand.N(longest))
@@ -109,7 +109,7 @@ func killAgainAndAgain(t *testing.T, l *lab.Lab, builds *builds, n int) {
 		restart(t, lb)
 		killed++
 	}
-	for i := range builds.all { // each build takes over from the other, in the way of an upgrade
+	for i := range builds.all { // each build takes over from the other, as in an upgrade
 		must(t, builds.install(i))
 		var tags []string
 		for _, name := range names {
@@ -121,7 +121,7 @@ func killAgainAndAgain(t *testing.T, l *lab.Lab, builds *builds, n int) {
 	}
 }
 
-// restart kills a process and starts it again, and returns how long it took to be ready.
+// restart kills a process and starts it again. It returns the time until the process is ready.
 func restart(t *testing.T, p *lab.Process) time.Duration {
 	t.Helper()
 	must(t, p.Kill())
@@ -130,7 +130,7 @@ func restart(t *testing.T, p *lab.Process) time.Duration {
 	return time.Since(start)
 }
 
-// pause passes a time that is there to be hit by chance.
+// pause waits for a time, so that a kill hits a random moment.
 func pause(t *testing.T, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -138,14 +138,14 @@ func pause(t *testing.T, d time.Duration) {
 	}
 }
 
-// builds are executables that take turns at one path.
+// builds are executables that are installed in turn at one path.
 type builds struct {
 	path string
 	all  []string
 	tags [2]string // of their programs
 }
 
-// install puts a build at the path, in the place of the other.
+// install installs a build at the path, in place of the other.
 func (b *builds) install(i int) error {
 	next := b.path + ".next"
 	if err := os.Symlink(b.all[i], next); err != nil {
@@ -154,7 +154,8 @@ func (b *builds) install(i int) error {
 	return os.Rename(next, b.path)
 }
 
-// check fails the test unless a build's programs are the same, and not those of the other build.
+// check fails the test unless a build always has the same programs, and the other build has
+// different ones.
 func (b *builds) check(t *testing.T, i int, tags []string) {
 	t.Helper()
 	b.tags[i] = tags[0]
@@ -165,14 +166,14 @@ func (b *builds) check(t *testing.T, i int, tags []string) {
 	}
 }
 
-// programTag is the kernel's hash of the program that a balancer has attached.
+// programTag returns the kernel's hash of the program that a balancer has attached.
 func programTag(t *testing.T, n *lab.Node) string {
 	t.Helper()
 	return status(t, n).Program.Tag
 }
 
-// otherBuild builds segue with another program for the balancer: the same source, for the same tables,
-// otherwise compiled.
+// otherBuild builds segue with a different program for the balancer: the same source and tables,
+// compiled differently.
 func otherBuild(t *testing.T) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -198,10 +199,11 @@ func otherBuild(t *testing.T) (path string) {
 	return path
 }
 
-// tcp are counters of TCP, of the client and all servers together.
+// tcp holds TCP counters, summed over the client and all servers.
 type tcp struct {
-	// lost are segments that were sent again, without those that had arrived all the same: of these the
-	// receiver tells (RFC 2883, duplicate selective acknowledgements). The machine is busy.
+	// lost is the number of retransmitted segments without those that had arrived, because the
+	// machine is busy. The receiver reports the latter (RFC 2883, duplicate selective
+	// acknowledgements).
 	lost     int64
 	resent   int64
 	timeouts int64
@@ -239,7 +241,7 @@ func netFile(t *testing.T, n *lab.Node, name string) (lines []string) {
 	return lines
 }
 
-// protocolCounts reads counters that come as pairs of lines, of names and of values.
+// protocolCounts reads counters from pairs of lines: one of names and one of values.
 func protocolCounts(t *testing.T, n *lab.Node, file string) map[string]int64 {
 	t.Helper()
 	all := map[string]int64{}
@@ -255,7 +257,7 @@ func protocolCounts(t *testing.T, n *lab.Node, file string) map[string]int64 {
 	return all
 }
 
-// path are the packets on their way through a balancer.
+// path counts the packets on their path through a balancer.
 type path struct {
 	arrived uint64 // at its interface
 	counted uint64 // by its program
@@ -276,8 +278,8 @@ func pathCounts(t *testing.T, l *lab.Lab) map[string]path {
 	return all
 }
 
-// restingCounts are pathCounts of a moment when nothing is on its way, which the interface has counted and
-// the program has not, or has since: two readings are the same.
+// restingCounts returns pathCounts at a moment when no packets are between the interface's counter
+// and the program's. It reads until two readings are equal.
 func restingCounts(t *testing.T, l *lab.Lab) map[string]path {
 	t.Helper()
 	counts := pathCounts(t, l)
@@ -312,8 +314,8 @@ func interfaceCounts(t *testing.T, n *lab.Node, name string) traffic {
 	return traffic{}
 }
 
-// requireAllCounted fails the test unless every packet that has arrived at a balancer since then met
-// its program, and none was dropped on the way.
+// requireAllCounted fails the test unless every packet that has arrived at a balancer since before
+// reached its program, and none was dropped.
 func requireAllCounted(t *testing.T, l *lab.Lab, before map[string]path) {
 	t.Helper()
 	eventually(t, func() error {

@@ -14,9 +14,10 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestHandshakeLatency measures the time from the SYN to the SYN-ACK: what hunting costs when the first
-// candidate takes the connection, and when it passes it on. 6LB's section VI-B.6 has 32 µs and 57 µs more in the
-// median, and 69 µs for all. With -v it tells the medians; no machine has to be fast.
+// TestHandshakeLatency measures the time from the SYN to the SYN-ACK. It shows the cost of hunting
+// when the first candidate accepts the connection, and when the first candidate passes it on. In
+// 6LB's section VI-B.6 the medians are 32 µs and 57 µs higher, and 69 µs for all. With -v the test
+// prints the medians. It has no limits on them.
 func TestHandshakeLatency(t *testing.T) {
 	services := huntingServices(2)[:1]
 	services[0].Name, services[0].Accept.Policy = "first-accepts", config.AcceptAlways
@@ -47,7 +48,7 @@ func TestHandshakeLatency(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// timeConnect measures how long it takes to connect, from a node.
+// timeConnect measures the time to connect from a node.
 func timeConnect(n *lab.Node, to netip.AddrPort) (took time.Duration, err error) {
 	err = n.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -55,7 +56,7 @@ func timeConnect(n *lab.Node, to netip.AddrPort) (took time.Duration, err error)
 			return err
 		}
 		defer unix.Close(fd)
-		// A connection that is reset leaves no port to wait for.
+		// Closing by a reset leaves no port in TIME_WAIT.
 		if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 			return err
 		}

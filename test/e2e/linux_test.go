@@ -8,7 +8,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestPlainLinuxServers has servers without an agent, which the kernel's own segment routing serves.
+// TestPlainLinuxServers uses servers without an agent. The kernel's own segment routing processes
+// the packets.
 func TestPlainLinuxServers(t *testing.T) {
 	l := up(t, topology("http6-insert", "echo6-insert"))
 	for _, name := range nodes(l, lab.RoleServer) {

@@ -22,15 +22,16 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// longestThink is how long a connection rests between two requests at most, if a test has no more than a
-// thousand.
+// longestThink is the maximum time between two requests on a connection, in tests with at most a
+// thousand connections.
 const longestThink = 500 * time.Millisecond
 
-// think is how long each of n connections rests: together they make a thousand requests a second, or two
-// thousand if there are many. That leaves the machine time for what is tested.
+// think returns the time between two requests on each of n connections. Together they make a
+// thousand requests per second, or two thousand if there are many connections. This leaves CPU time
+// for the tested programs.
 func think(n int) time.Duration { return min(time.Duration(n)*time.Millisecond, longestThink) }
 
-// connection is an HTTP connection that makes a request every now and then, as long as it lives.
+// connection is an HTTP connection that makes requests at intervals until it ends.
 type connection struct {
 	service  lab.Service
 	conn     net.Conn
@@ -39,23 +40,23 @@ type connection struct {
 	answered atomic.Int64
 	progress chan struct{} // holds a value after answers
 	ended    chan struct{} // closed when it makes no more requests
-	err      error         // why it ended, when it has
+	err      error         // why it ended, if it has
 }
 
-// load is a number of connections that are all open.
+// load is a number of open connections.
 type load struct {
 	connections []*connection
 	cancel      context.CancelFunc
 	group       sync.WaitGroup
 }
 
-// open opens n connections, spread over the services, and keeps them busy until the test ends.
+// open opens n connections, distributed over the services. They make requests until the test ends.
 func open(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *load {
 	t.Helper()
 	return openResting(t, l, n, think(n), services...)
 }
 
-// openResting opens connections that rest that long between two requests.
+// openResting does the same, with the given time between two requests.
 func openResting(t *testing.T, l *lab.Lab, n int, think time.Duration, services ...lab.Service) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -83,7 +84,7 @@ func dial(ctx context.Context, l *lab.Lab, s lab.Service) (*connection, error) {
 	return dialFrom(ctx, l, s, 0)
 }
 
-// dialFrom is dial from a port; 0 is any.
+// dialFrom does the same as dial, from a port. 0 is any port.
 func dialFrom(ctx context.Context, l *lab.Lab, s lab.Service, port int) (*connection, error) {
 	conn, err := dialPort(ctx, l, s, port)
 	if err != nil {
@@ -97,7 +98,7 @@ func dialFrom(ctx context.Context, l *lab.Lab, s lab.Service, port int) (*connec
 	return c, nil
 }
 
-// dialPort connects the client to a service from a port; 0 is any.
+// dialPort connects the client to a service from a port. 0 is any port.
 func dialPort(ctx context.Context, l *lab.Lab, s lab.Service, port int) (conn net.Conn, err error) {
 	err = l.Node("client").Do(func() error {
 		dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: port}}
@@ -114,8 +115,8 @@ func newConnection(conn net.Conn, s lab.Service) *connection {
 	}
 }
 
-// run makes requests until the context ends or one fails, from a random time on, so that connections
-// do not take their rests together.
+// run makes requests until the context ends or a request fails. It begins at a random time, so that
+// the connections do not make their requests at the same time.
 func (c *connection) run(ctx context.Context, think time.Duration) {
 	defer close(c.ended)
 	defer c.conn.Close()
@@ -177,7 +178,7 @@ func (l *load) rounds(t *testing.T, n int64) {
 	t.Helper()
 	wanted := make([]int64, len(l.connections))
 	for i, c := range l.connections {
-		// One request may be under way that began before.
+		// One request that began before may still be in progress.
 		wanted[i] = c.answered.Load() + 1 + n
 	}
 	timeout := time.After(2 * patience)
@@ -194,7 +195,8 @@ func (l *load) rounds(t *testing.T, n int64) {
 	}
 }
 
-// requireUnbroken fails the test if a connection has failed, unless it was to one of the servers.
+// requireUnbroken fails the test if a connection has failed, unless it was to one of the excepted
+// servers.
 func (l *load) requireUnbroken(t *testing.T, except ...string) {
 	t.Helper()
 	broken := 0
@@ -213,7 +215,7 @@ func (l *load) requireUnbroken(t *testing.T, except ...string) {
 	}
 }
 
-// failure returns why the connection failed, if it has.
+// failure returns why the connection failed, or nil if it has not failed.
 func (c *connection) failure() error {
 	select {
 	case <-c.ended:
@@ -234,7 +236,7 @@ func (l *load) stop() {
 	l.group.Wait()
 }
 
-// visitors make requests all the time, each on a connection of its own.
+// visitors make requests continuously, each on a new connection.
 type visitors struct {
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
@@ -245,7 +247,7 @@ type visitors struct {
 	failures []error
 }
 
-// startVisitors keeps n visitors busy, which take turns with the services, until the test ends.
+// startVisitors starts n visitors. They use the services in turn, until the test ends.
 func startVisitors(t *testing.T, l *lab.Lab, n int, services ...lab.Service) *visitors {
 	ctx, cancel := context.WithCancel(t.Context())
 	v := &visitors{cancel: cancel, progress: make(chan struct{}, 1)}
@@ -276,7 +278,7 @@ func (v *visitors) run(ctx context.Context, c *client, first int, services []lab
 	}
 }
 
-// more returns when n more requests have been made, well or not.
+// more returns when n more requests have been made, whether they succeeded or failed.
 func (v *visitors) more(t *testing.T, n int64) {
 	t.Helper()
 	timeout := time.After(2 * patience)

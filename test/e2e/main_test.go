@@ -26,14 +26,15 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// patience is how long anything may take that should happen soon. It is no measure of how fast it
-// should be: machines that test are busy.
+// patience bounds everything that should happen soon. It does not measure speed, because test
+// machines are busy.
 const patience = 60 * time.Second
 
 var (
 	// segue is the executable under test.
 	segue string
-	// labName is the name of the labs of this process, but for tests that run beside others (waits).
+	// labName is the name of this process's labs. Tests that run in parallel (waits) use other
+	// names.
 	labName = "e" + strconv.FormatInt(int64(os.Getpid()), 36)
 	// freeNames are the names of labs that are not up.
 	freeNames = newNames(8)
@@ -74,7 +75,7 @@ func run(m *testing.M) int {
 	}
 }
 
-// nameOf is the name of a lab: labName for the only one.
+// nameOf returns the name of a lab. The first one is labName.
 func nameOf(i int) string {
 	if i == 0 {
 		return labName
@@ -90,11 +91,11 @@ func newNames(count int) chan string {
 	return names
 }
 
-// waits is for tests that mostly wait, until something is noticed. They run when the others are done, a
-// few at a time.
+// waits marks a test that mostly waits for something to be noticed. Such tests run after the
+// others, a few at a time.
 func waits(t *testing.T) { t.Parallel() }
 
-// takeDown removes the labs of interrupted tests, which may be about to remove them themselves.
+// takeDown removes the labs of interrupted tests. The tests may be removing them at the same time.
 func takeDown() error {
 	var group errgroup.Group
 	for i := range cap(freeNames) {
@@ -125,7 +126,7 @@ func needRoot(t *testing.T) {
 	needs.Agent(t)
 }
 
-// topology is that of a lab of two balancers, three servers and the named services of the built-in
+// topology returns a lab with two balancers, three servers, and the named services of the built-in
 // topology.
 func topology(services ...string) lab.Topology {
 	t := lab.DefaultTopology()
@@ -135,13 +136,14 @@ func topology(services ...string) lab.Topology {
 	return t
 }
 
-// up builds a lab for the time of a test. What its processes have logged is shown when the test fails.
+// up builds a lab for the duration of a test. If the test fails, the logs of its processes are
+// shown.
 func up(t *testing.T, topology lab.Topology) *lab.Lab {
 	t.Helper()
 	return upWith(t, topology, segue)
 }
 
-// upWith builds a lab whose nodes run that executable.
+// upWith builds a lab whose nodes run the executable.
 func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 	t.Helper()
 	needRoot(t)
@@ -164,8 +166,8 @@ func upWith(t *testing.T, topology lab.Topology, binary string) *lab.Lab {
 	return l
 }
 
-// giveBack lets another test have the name of a lab that is down. The name of a lab that could not be
-// removed is lost to tests, which would only find that it is still up.
+// giveBack makes the name of a removed lab available to other tests. If the lab cannot be removed,
+// the name is not used again, because tests would fail on a lab that is still up.
 func giveBack(name string) {
 	if err := lab.Down(name); err == nil || errors.Is(err, lab.ErrNotUp) {
 		freeNames <- name
@@ -180,7 +182,7 @@ func showLogs(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// service returns the lab's service of a name.
+// service returns the lab's service with the name.
 func service(t *testing.T, l *lab.Lab, name string) lab.Service {
 	t.Helper()
 	i := slices.IndexFunc(l.Topology.Services, func(s lab.Service) bool { return s.Name == name })
@@ -190,7 +192,7 @@ func service(t *testing.T, l *lab.Lab, name string) lab.Service {
 	return l.Topology.Services[i]
 }
 
-// nodes are the names of all nodes of a role.
+// nodes returns the names of all nodes with a role.
 func nodes(l *lab.Lab, role lab.Role) []string {
 	var names []string
 	for _, n := range l.Nodes {
@@ -201,7 +203,7 @@ func nodes(l *lab.Lab, role lab.Role) []string {
 	return names
 }
 
-// command runs a command on a node and returns what it printed.
+// command runs a command on a node and returns its output.
 func command(t *testing.T, l *lab.Lab, node, name string, args ...string) string {
 	t.Helper()
 	out, err := l.Node(node).Run(t.Context(), name, args...)
@@ -219,7 +221,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// eventually tries until there is no error any more.
+// eventually calls try repeatedly until it returns no error.
 func eventually(t *testing.T, try func() error) {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -237,7 +239,7 @@ func eventually(t *testing.T, try func() error) {
 	}
 }
 
-// reconfigure writes another configuration for every balancer and reloads it.
+// reconfigure writes a changed configuration for every balancer and reloads it.
 func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -248,8 +250,9 @@ func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
 	}
 }
 
-// awaitServers waits until every balancer places new flows on all of its servers but drained ones. A
-// server that comes back is in the tables once its next hop is known, and its checks have passed.
+// awaitServers waits until every balancer places new flows on all of its servers, except for
+// drained ones. A server that comes back gets new flows when its next hop is known and its checks
+// have passed.
 func awaitServers(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
@@ -274,7 +277,7 @@ func awaitServers(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// reload makes a balancer or an agent read its configuration again, which has to succeed.
+// reload makes a balancer or an agent reload its configuration, which must succeed.
 func reload(t *testing.T, l *lab.Lab, node string) {
 	t.Helper()
 	p := l.Process(node, "lb")
@@ -297,7 +300,7 @@ func readLog(t *testing.T, p *lab.Process) string {
 	return string(text)
 }
 
-// keepServers removes all servers from a configuration's services but those named.
+// keepServers removes all servers except for the named ones from a configuration's services.
 func keepServers(cfg *config.Balancer, names ...string) {
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
@@ -305,7 +308,7 @@ func keepServers(cfg *config.Balancer, names ...string) {
 	}
 }
 
-// setWeight gives a server a weight in all services.
+// setWeight sets the weight of a server in all services.
 func setWeight(cfg *config.Balancer, name string, weight uint32) {
 	for i := range cfg.Services {
 		for j := range cfg.Services[i].Servers {

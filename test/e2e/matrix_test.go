@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestEveryEncapsulation sends requests to every encapsulation of every family and protocol, over
-// both balancers.
+// TestEveryEncapsulation sends requests for every encapsulation, family and protocol, through both
+// balancers.
 func TestEveryEncapsulation(t *testing.T) {
 	whole := lab.DefaultTopology()
 	whole.Name, whole.Servers = labName, 3
@@ -45,7 +45,7 @@ func TestEveryEncapsulation(t *testing.T) {
 			t.Errorf("%s forwarded nothing: %v", name, counted)
 		}
 		for label, n := range counted.with("") {
-			// The host's own traffic is that of neighbour discovery; all else is for VIPs.
+			// The host's own traffic is only neighbour discovery. All other packets are for VIPs.
 			expected := []string{"forward_new", "forward_known", "forward_hunt", "return_create", "return_remove",
 				"take_probe", "pass_not_ip", "pass_not_for_host", "pass_not_vip"}
 			if !slices.Contains(expected, label) {
@@ -56,7 +56,7 @@ func TestEveryEncapsulation(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestDatagramsOfAFlowStayTogether shows that UDP flows keep their server.
+// TestDatagramsOfAFlowStayTogether checks that UDP flows keep their server.
 func TestDatagramsOfAFlowStayTogether(t *testing.T) {
 	l := up(t, topology("echo6-insert", "echo4-gre"))
 	for _, s := range l.Topology.Services {

@@ -15,7 +15,7 @@ import (
 
 const transferSize = lab.Size(10e6)
 
-// httpServices are the services of TCP of the built-in topology.
+// httpServices are the TCP services of the built-in topology.
 var httpServices = []string{
 	"http6-insert", "http6-encap", "http6-gre", "http6-ipip", "http4-encap", "http4-gre", "http4-ipip",
 }
@@ -28,7 +28,7 @@ func transfer(t *testing.T, l *lab.Lab, s lab.Service) {
 	must(t, c.upload(t.Context(), s, transferSize))
 }
 
-// TestTransfersAtFullMTU has a fabric with room for the headers of every encapsulation.
+// TestTransfersAtFullMTU uses a fabric whose MTU has room for the headers of every encapsulation.
 func TestTransfersAtFullMTU(t *testing.T) {
 	topology := topology(httpServices...)
 	topology.MTU = lab.MTU{Client: 1500, Fabric: 1600}
@@ -47,8 +47,8 @@ func TestTransfersAtFullMTU(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestTransfersThroughClampedMSS has a fabric without any room: only because servers announce a
-// smaller MSS do the clients' segments fit.
+// TestTransfersThroughClampedMSS uses a fabric without room for other headers. The clients'
+// segments fit only because servers announce a smaller MSS.
 func TestTransfersThroughClampedMSS(t *testing.T) {
 	topology := topology(httpServices...)
 	topology.MTU = lab.MTU{Client: 1500, Fabric: 1500}
@@ -84,8 +84,8 @@ func TestTransfersThroughClampedMSS(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// tunnelsOfFamily leaves the agents only the tunnels of the family of a service's VIP: an agent leaves
-// room for the longer of the outer headers that may come.
+// tunnelsOfFamily leaves the agents only tunnels of the family of a service's VIP. An agent leaves
+// room for the longer of the possible outer headers.
 func tunnelsOfFamily(t *testing.T, l *lab.Lab, s lab.Service) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleServer) {
@@ -96,7 +96,7 @@ func tunnelsOfFamily(t *testing.T, l *lab.Lab, s lab.Service) {
 	}
 }
 
-// announcedMSS returns the values of the MSS options of the SYN-ACKs in a capture.
+// announcedMSS returns the values of the MSS options of the SYN-ACKs in a capture, in bytes.
 func announcedMSS(t *testing.T, capture *bytes.Buffer) (all []int) {
 	t.Helper()
 	for _, frame := range frames(t, capture) {
@@ -115,8 +115,8 @@ func announcedMSS(t *testing.T, capture *bytes.Buffer) (all []int) {
 	return all
 }
 
-// watchLongest captures what the balancers receive and send. The function that it returns ends that,
-// and tells the lengths of the longest packets, in bytes of layer 3.
+// watchLongest captures the packets that the balancers receive and send. The returned function ends
+// the capture, and returns the lengths of the longest packets, in bytes of layer 3.
 func watchLongest(t *testing.T, l *lab.Lab) func() (before, after int) {
 	t.Helper()
 	captures := map[string]*capture{}

@@ -10,8 +10,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestServersMACChanges gives a server's interface another address. Nobody is told: the balancers'
-// neighbour entries have to expire.
+// TestServersMACChanges changes the MAC address of a server's interface. No host is notified, so
+// the balancers' neighbour entries must expire.
 func TestServersMACChanges(t *testing.T) {
 	waits(t)
 	l := up(t, topology(mixed...))
@@ -21,11 +21,12 @@ func TestServersMACChanges(t *testing.T) {
 	command(t, l, "s1", "ip", "link", "set", "eth0", "address", "02:00:00:00:5e:01")
 	live.rounds(t, 2)
 	live.requireUnbroken(t)
-	// While the kernel finds out, the server gets no new connections.
+	// Until the kernel notices, the server gets no new connections.
 	eventually(t, func() error { return newClient(l).spread(t.Context(), nodes(l, lab.RoleServer)...) })
 }
 
-// TestRouteToServerChanges leads the way to a server's locator by another server and back.
+// TestRouteToServerChanges changes the route to a server's locator to lead through another server,
+// and back.
 func TestRouteToServerChanges(t *testing.T) {
 	waits(t)
 	l := up(t, topology("http6-insert", "http6-encap", "http4-encap"))

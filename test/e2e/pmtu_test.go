@@ -20,16 +20,16 @@ import (
 	"github.com/segue-lb/segue/internal/packet"
 )
 
-// echoServices are the services of UDP of the built-in topology.
+// echoServices are the UDP services of the built-in topology.
 var echoServices = []string{
 	"echo6-insert", "echo6-encap", "echo6-gre", "echo6-ipip", "echo4-encap", "echo4-gre", "echo4-ipip",
 }
 
-// narrow is the MTU of a link to the client that only the edge router knows of.
+// narrow is the MTU, in bytes, of a link to the client. Only the edge router knows it.
 const narrow = 1300
 
-// TestDownloadsOverANarrowLink has servers that must learn what fits the client's link: from ICMP
-// errors to the VIP, which ECMP may bring to another balancer than the connection's.
+// TestDownloadsOverANarrowLink requires that servers learn the MTU of the client's link. They learn
+// it from ICMP errors to the VIP, which ECMP may send to another balancer than the connection's.
 func TestDownloadsOverANarrowLink(t *testing.T) {
 	l := up(t, topology(httpServices...))
 	command(t, l, "edge", "ip", "link", "set", "eth1", "mtu", strconv.Itoa(narrow))
@@ -51,8 +51,8 @@ func TestDownloadsOverANarrowLink(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestUploadsIntoANarrowFabric has agents that leave MSS as it is, and a fabric without room for any
-// header: the balancers have to tell the client what fits.
+// TestUploadsIntoANarrowFabric uses agents that do not change the MSS, and a fabric without room
+// for any other header. The balancers must tell the client what fits.
 func TestUploadsIntoANarrowFabric(t *testing.T) {
 	topology := topology(append(slices.Clone(httpServices), echoServices...)...)
 	topology.MTU = lab.MTU{Client: 1500, Fabric: 1500}
@@ -85,8 +85,8 @@ func TestUploadsIntoANarrowFabric(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// discover sends datagrams that must not be fragmented until the kernel refuses them, and shows that it
-// has learned the MTU to the byte.
+// discover sends datagrams that must not be fragmented until the kernel refuses them. It requires
+// that the kernel has learned the exact MTU.
 func discover(t *testing.T, l *lab.Lab, s lab.Service, mtu int) {
 	t.Helper()
 	headers := 40 + 8
@@ -100,7 +100,7 @@ func discover(t *testing.T, l *lab.Lab, s lab.Service, mtu int) {
 		}
 		return nil
 	})
-	conn := dialWhole(t, l, s) // without the errors about what the other has sent
+	conn := dialWhole(t, l, s) // a new socket, without pending errors
 	if _, err := conn.Write(make([]byte, mtu+1-headers)); !errors.Is(err, unix.EMSGSIZE) {
 		t.Errorf("sending a packet of %d bytes: %v, want %v", mtu+1, err, unix.EMSGSIZE)
 	}
@@ -132,7 +132,7 @@ func setSocketOption(conn net.Conn, s lab.Service, option4, option6, value int) 
 	return errors.Join(err, errSet)
 }
 
-// TestFragmentedDatagrams has datagrams that the client sends in three fragments.
+// TestFragmentedDatagrams sends datagrams in three fragments from the client.
 func TestFragmentedDatagrams(t *testing.T) {
 	l := up(t, topology(echoServices...))
 	for _, server := range nodes(l, lab.RoleServer) {
@@ -148,7 +148,7 @@ func TestFragmentedDatagrams(t *testing.T) {
 				must(t, err)
 			}
 			grown := balancerCounts(t, l).since(t, before)
-			first := grown["forward_new"] + grown["forward_known"] // a port may come twice
+			first := grown["forward_new"] + grown["forward_known"] // a port may be used twice
 			if first != 20 || grown["forward_fragment"] != 40 {
 				t.Errorf("20 datagrams of three fragments are counted as %v", grown)
 			}
@@ -158,8 +158,8 @@ func TestFragmentedDatagrams(t *testing.T) {
 	requireAllDelivered(t, l)
 }
 
-// sendWhatFits makes a server send packets no longer than the client's link takes, so that the way
-// back needs no discovery.
+// sendWhatFits limits the length of a server's packets to the MTU of the client's link, so that
+// replies need no path MTU discovery.
 func sendWhatFits(t *testing.T, l *lab.Lab, server string) {
 	t.Helper()
 	for _, family := range []string{"-4", "-6"} {
@@ -198,14 +198,14 @@ func TestPing(t *testing.T) {
 	}
 }
 
-// forgetPaths makes a node forget what it has learned of paths.
+// forgetPaths clears the path MTUs that a node has learned.
 func forgetPaths(t *testing.T, l *lab.Lab, node string) {
 	t.Helper()
 	command(t, l, node, "ip", "-4", "route", "flush", "cache")
 	command(t, l, node, "ip", "-6", "route", "flush", "cache")
 }
 
-// balancerCounts are the counters of all balancers together.
+// balancerCounts returns the counters of all balancers, summed.
 func balancerCounts(t *testing.T, l *lab.Lab) counts {
 	t.Helper()
 	sum := counts{}

@@ -21,10 +21,10 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// rows tells which candidates the balancers have for a connection, from the tables in the kernel.
+// rows finds the candidates that the balancers have for a connection in the kernel's tables.
 type rows struct {
 	view *inspect.View
-	port int // of the last connection, outside of those that the kernel gives
+	port int // of the last connection; below the kernel's ephemeral ports
 }
 
 func openRows(t *testing.T, l *lab.Lab) *rows {
@@ -35,7 +35,8 @@ func openRows(t *testing.T, l *lab.Lab) *rows {
 	return &rows{view: view, port: 20000}
 }
 
-// candidates are those of the bucket of a connection from the next port, as a packet without SYN asks them.
+// candidates returns the candidates of a connection from the next port, in the order in which a
+// packet other than a SYN visits them.
 func (r *rows) candidates(t *testing.T, s lab.Service) []string {
 	t.Helper()
 	r.port++
@@ -53,8 +54,8 @@ func (r *rows) candidates(t *testing.T, s lab.Service) []string {
 	return trace.Placement.Candidates
 }
 
-// open opens a connection to a service from a port that nobody has used. It returns the candidates for
-// it, too.
+// open opens a connection to a service from an unused port. It also returns the connection's
+// candidates.
 func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, candidates []string) {
 	t.Helper()
 	candidates = r.candidates(t, s)
@@ -63,8 +64,9 @@ func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, can
 	return c, candidates
 }
 
-// TestFixedPolicies has servers that always take connections, and then, by a reload, servers that never do
-// if another one is left: connections are the first candidate's, and then the last one's.
+// TestFixedPolicies uses servers that always accept connections and then, after a reload, servers
+// that never accept unless they must. First the first candidate gets each connection, and then the
+// last.
 func TestFixedPolicies(t *testing.T) {
 	topology := hunting(append(huntingServices(2), huntingServices(4)...)...)
 	topology.Servers = 4
@@ -94,9 +96,10 @@ func TestFixedPolicies(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestStaticPolicy keeps connections open, and compares who takes each of them with 6LB's algorithm 1: of
-// two candidates the first one, while it has fewer than four, and else the second. Nothing of that is left
-// to chance: the rows follow from the servers' names, and the ports are given.
+// TestStaticPolicy keeps connections open, and compares the server that accepts each connection
+// with 6LB's algorithm 1. The first of two candidates accepts while it has fewer than four
+// connections; otherwise the second accepts. Nothing is random: the rows follow from the servers'
+// names, and the ports are fixed.
 func TestStaticPolicy(t *testing.T) {
 	needs.Cgroup2(t)
 	const threshold = 4
@@ -125,7 +128,7 @@ func TestStaticPolicy(t *testing.T) {
 				t.Errorf("%s: %s is not busy: %+v", s.Name, server, o)
 			}
 		}
-		// Two of the four servers get rid of what they have, and have room again.
+		// Two of the four servers close their connections, and have room again.
 		for _, server := range []string{"s2", "s3"} {
 			for _, c := range open[server] {
 				must(t, c.conn.Close())
@@ -152,8 +155,8 @@ func TestStaticPolicy(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// algorithm1 is 6LB's: who of two candidates takes a connection, when a server accepts below a threshold. It
-// counts as agents do.
+// algorithm1 is 6LB's algorithm 1. It returns which of two candidates accepts a connection if
+// servers accept below a threshold. It counts as agents do.
 func algorithm1(servers map[string]offered, candidates []string, threshold int) (taker string) {
 	first, second := servers[candidates[0]], servers[candidates[1]]
 	if first.load < threshold {
@@ -169,10 +172,11 @@ func algorithm1(servers map[string]offered, candidates []string, threshold int) 
 	return candidates[1]
 }
 
-// TestRandomCandidates is SRLB: any two servers are candidates. Two of four are busy, so an idle one has a
-// connection unless both candidates are busy. Which rows the balancers draw is random: the share of the idle
-// servers is that of the rows with one, and half of the connections are taken by servers that are not in their own
-// bucket's row of two, give or take six standard deviations.
+// TestRandomCandidates uses random candidates, as in SRLB: any two servers are candidates. Two of
+// four servers are busy, so an idle server gets a connection unless both candidates are busy. The
+// balancers choose the rows at random. The share of the idle servers is that of the rows with an
+// idle server. Half of the connections are accepted by servers that are not in the row of two of
+// their own bucket. The tolerance is six standard deviations.
 func TestRandomCandidates(t *testing.T) {
 	needs.Cgroup2(t)
 	const connections = 600
@@ -200,7 +204,7 @@ func TestRandomCandidates(t *testing.T) {
 	rows := openRows(t, l)
 	visits, others := map[string]int{}, 0
 	for range connections {
-		// One after the other: those that are idle stay so.
+		// One connection at a time, so that idle servers stay idle.
 		c, own := rows.open(t, l, s)
 		must(t, c.conn.Close())
 		visits[c.server]++
@@ -216,7 +220,7 @@ func TestRandomCandidates(t *testing.T) {
 	}
 }
 
-// requireShare fails the test unless so many of all are about the share that they have of very many.
+// requireShare fails the test unless got of all is near the share, within six standard deviations.
 func requireShare(t *testing.T, what string, got, all int, share float64) {
 	t.Helper()
 	want, tolerance := share*float64(all), 6*math.Sqrt(float64(all)*share*(1-share))
@@ -226,7 +230,7 @@ func requireShare(t *testing.T, what string, got, all int, share float64) {
 	t.Logf("%s: %d of %d, %.0f expected", what, got, all, want)
 }
 
-// idleShare is the share of rows that have an idle server among their two.
+// idleShare returns the share of rows with an idle server among their two.
 func idleShare(t *testing.T, servers []string, idle func(string) bool) float64 {
 	t.Helper()
 	var all []tables.Server

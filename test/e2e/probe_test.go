@@ -15,10 +15,11 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// probed are services whose servers' agents are probed: both placements, families and encapsulations.
+// probed are services with probed agents: both placements, families and encapsulations.
 var probed = []string{"http6-insert", "http4-encap", "hunt6-insert", "hunt4-encap"}
 
-// conditions are those of a server in all services of a balancer, as status tells them.
+// conditions returns the conditions of a server in all services of a balancer, as status shows
+// them.
 func conditions(t *testing.T, n *lab.Node, server string) map[string]inspect.Condition {
 	t.Helper()
 	out, err := n.Run(t.Context(), segue, "status", "--instance", n.Instance(), "--interval", "0s", "--json")
@@ -36,7 +37,7 @@ func conditions(t *testing.T, n *lab.Node, server string) map[string]inspect.Con
 	return all
 }
 
-// awaitCondition waits until all balancers tell the condition of a server in some services.
+// awaitCondition waits until all balancers show the condition for a server in some services.
 func awaitCondition(t *testing.T, l *lab.Lab, server string, want inspect.Condition, services ...string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -52,8 +53,8 @@ func awaitCondition(t *testing.T, l *lab.Lab, server string, want inspect.Condit
 	})
 }
 
-// TestDetachedAgent takes the agent from a server that goes on running: its host, its application and
-// the way to it are well, and no connection would be served.
+// TestDetachedAgent detaches the agent of a running server. The host, the application and the path
+// to the server work, but no connection would be served.
 func TestDetachedAgent(t *testing.T) {
 	waits(t)
 	l := up(t, topology(probed...))
@@ -62,12 +63,12 @@ func TestDetachedAgent(t *testing.T) {
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 
 	must(t, l.Process("s3", "agent").Stop())
-	must(t, c.spread(t.Context(), "s1", "s2", "s3")) // the data path goes on
+	must(t, c.spread(t.Context(), "s1", "s2", "s3")) // the data path works
 	command(t, l, "s3", segue, "agent", "detach", l.Node("s3").Instance())
 	awaitCondition(t, l, "s3", inspect.ServerSilent, probed...)
 	must(t, c.spread(t.Context(), "s1", "s2"))
 	for _, name := range nodes(l, lab.RoleBalancer) {
-		eventually(t, func() error { // changes are gathered before they are logged
+		eventually(t, func() error { // changes are collected before they are logged
 			if log := readLog(t, l.Process(name, "lb")); !strings.Contains(log, "agents do not answer probes") {
 				return fmt.Errorf("%s does not log that agents are silent: %s", name, log)
 			}
@@ -80,8 +81,8 @@ func TestDetachedAgent(t *testing.T) {
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 }
 
-// TestServerWithoutWayToBalancers takes from a server the routes to the balancers: it answers probes,
-// and takes connections, but its SYN-ACKs, which go by way of the balancers, are lost.
+// TestServerWithoutWayToBalancers removes a server's routes to the balancers. The server answers
+// probes and accepts connections. But its SYN-ACKs, which travel through the balancers, are lost.
 func TestServerWithoutWayToBalancers(t *testing.T) {
 	waits(t)
 	l := up(t, topology("hunt6-insert", "hunt4-encap"))
@@ -101,8 +102,8 @@ func TestServerWithoutWayToBalancers(t *testing.T) {
 	must(t, c.spread(t.Context(), "s1", "s2", "s3"))
 }
 
-// attempts opens connections to every service, of which some may not come about soon, until the
-// function that it returns is called, or the test ends.
+// attempts opens connections to every service, until the returned function is called or the test
+// ends. Some of them may not be established soon.
 func attempts(t *testing.T, l *lab.Lab) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var dials sync.WaitGroup
@@ -114,7 +115,7 @@ func attempts(t *testing.T, l *lab.Lab) (stop func()) {
 					if conn, err := l.Node("client").Dial(soon, "tcp", s.Address().String()); err == nil {
 						_ = conn.Close()
 					}
-					<-soon.Done() // at a moderate rate
+					<-soon.Done() // limits the rate
 					cancel()
 				}
 			})

@@ -12,14 +12,14 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// upUnderLoad builds a lab whose services are in use, by connections that last and by short ones.
+// upUnderLoad builds a lab whose services are in use, by long and by short connections.
 func upUnderLoad(t *testing.T) (*lab.Lab, *load, *visitors) {
 	t.Helper()
 	l := up(t, topology(mixed...))
 	return l, open(t, l, 200, l.Topology.Services...), startVisitors(t, l, 8, l.Topology.Services...)
 }
 
-// requireUnnoticed fails the test if those who use the services have noticed anything, or a packet is
+// requireUnnoticed fails the test if a connection or a request has failed, or if a packet is
 // missing.
 func requireUnnoticed(t *testing.T, l *lab.Lab, live *load, visitors *visitors) {
 	t.Helper()
@@ -31,8 +31,8 @@ func requireUnnoticed(t *testing.T, l *lab.Lab, live *load, visitors *visitors) 
 	requireAllDelivered(t, l)
 }
 
-// killBalancers kills the balancers' processes under load, and starts them again: connections open by
-// packets of the reason, and go on, all the same.
+// killBalancers kills the balancers' processes under load and starts them again. New connections
+// are counted under the reason opens, and connections continue.
 func killBalancers(t *testing.T, l *lab.Lab, live *load, visitors *visitors, opening string) {
 	t.Helper()
 	for range 2 {
@@ -54,14 +54,14 @@ func killBalancers(t *testing.T, l *lab.Lab, live *load, visitors *visitors, ope
 	}
 }
 
-// TestBalancersAreKilled kills balancers under load: packets do not notice.
+// TestBalancersAreKilled kills balancers' processes under load. It affects no packets.
 func TestBalancersAreKilled(t *testing.T) {
 	l, live, visitors := upUnderLoad(t)
 	killBalancers(t, l, live, visitors, "forward_new")
 	requireUnnoticed(t, l, live, visitors)
 }
 
-// TestStopsAndStartsUnderLoad stops balancers as an operator would: the data path goes on as it was,
+// TestStopsAndStartsUnderLoad stops balancers as an operator would. The data path keeps working
 // until a process that can take it over has started.
 func TestStopsAndStartsUnderLoad(t *testing.T) {
 	l, live, visitors := upUnderLoad(t)
@@ -94,7 +94,7 @@ func TestStopsAndStartsUnderLoad(t *testing.T) {
 	}
 	goesOn("after a start that was refused")
 
-	// What has changed meanwhile takes effect, and nothing else changes.
+	// The changed configuration takes effect, and nothing else changes.
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		must(t, l.Process(name, "lb").Stop())
 		cfg := l.Node(name).BalancerConfig()
@@ -107,7 +107,7 @@ func TestStopsAndStartsUnderLoad(t *testing.T) {
 	requireUnnoticed(t, l, live, visitors)
 }
 
-// TestAgentsAreKilled kills the agents' processes under load, and starts them again.
+// TestAgentsAreKilled kills the agents' processes under load and starts them again.
 func TestAgentsAreKilled(t *testing.T) {
 	l, live, visitors := upUnderLoad(t)
 	for _, name := range nodes(l, lab.RoleServer) {
@@ -126,7 +126,7 @@ func TestAgentsAreKilled(t *testing.T) {
 	requireUnnoticed(t, l, live, visitors)
 }
 
-// TestReloadsUnderLoad reloads again and again, with other weights each time.
+// TestReloadsUnderLoad reloads repeatedly, with different weights each time.
 func TestReloadsUnderLoad(t *testing.T) {
 	l, live, visitors := upUnderLoad(t)
 	for i := range uint32(20) {
@@ -140,8 +140,8 @@ func TestReloadsUnderLoad(t *testing.T) {
 	requireUnnoticed(t, l, live, visitors)
 }
 
-// TestBadConfigurations reloads what is not valid: the balancer says why, in the log and in its
-// status, and goes on as before.
+// TestBadConfigurations reloads invalid configurations. The balancer reports the reason in the log
+// and in its status, and continues as before.
 func TestBadConfigurations(t *testing.T) {
 	l := up(t, topology(mixed...))
 	balancer := l.Process("lb1", "lb")
@@ -192,7 +192,7 @@ func TestBadConfigurations(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// badAgentConfiguration asks an agent for what only a restart can change.
+// badAgentConfiguration reloads an agent with a change that needs a restart.
 func badAgentConfiguration(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	n := l.Node("s1")
@@ -210,8 +210,8 @@ func badAgentConfiguration(t *testing.T, l *lab.Lab) {
 	requireAccepted(t, n, path)
 }
 
-// requireRefused wants the status to tell why the last reload was refused, and segue check to tell
-// that the file would be refused again.
+// requireRefused requires that status shows why the last reload was refused, and that segue check
+// says that the file would be refused again.
 func requireRefused(t *testing.T, n *lab.Node, file, problem string) {
 	t.Helper()
 	c := status(t, n).Configuration
@@ -225,7 +225,7 @@ func requireRefused(t *testing.T, n *lab.Node, file, problem string) {
 	}
 }
 
-// requireAccepted is the reverse of requireRefused.
+// requireAccepted requires the opposite of requireRefused.
 func requireAccepted(t *testing.T, n *lab.Node, file string) {
 	t.Helper()
 	if c := status(t, n).Configuration; c == nil || c.Refused != nil {

@@ -12,15 +12,15 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// liveConnections is how many connections are open while the lab is rearranged.
+// liveConnections is the number of open connections while a test changes the lab.
 const liveConnections = 1000
 
-// mixed are services of different encapsulations and families, enough for what does not depend on
-// them.
+// mixed are services of different encapsulations and families, for tests that do not depend on the
+// encapsulation.
 var mixed = []string{"http6-insert", "http6-encap", "http4-gre", "http4-ipip"}
 
-// TestServersComeAndGo removes one server and adds another under live connections, then drains and
-// reweights.
+// TestServersComeAndGo removes one server and adds another under live connections. Then it drains a
+// server and changes weights.
 func TestServersComeAndGo(t *testing.T) {
 	topology := topology(mixed...)
 	topology.Servers = 4
@@ -43,10 +43,11 @@ func TestServersComeAndGo(t *testing.T) {
 			t.Fatalf("a connection to %s at s1 goes on although the server was removed", c.service.Name)
 		}
 	}
-	// A new server gets connections as soon as the balancers know the way to it.
+	// A new server gets connections when the balancers know its next hop.
 	eventually(t, func() error { return newClient(l).spread(t.Context(), "s2", "s3", "s4") })
 
-	// A drained server keeps what it has; the others' weights do not matter to what is there.
+	// A drained server keeps its connections. The weights of the others do not affect existing
+	// connections.
 	reconfigure(t, l, func(cfg *config.Balancer) {
 		keepServers(cfg, "s2", "s3", "s4")
 		setWeight(cfg, "s2", 0)
@@ -58,9 +59,9 @@ func TestServersComeAndGo(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestRemovedServersConnectionsAreReset removes a server that hunts under live connections. Their
-// clients learn of it by a reset, in every encapsulation that can hunt and both families, and do not
-// wait for their timeouts.
+// TestRemovedServersConnectionsAreReset removes a server from services that hunt, under live
+// connections. Its clients get a reset, in every encapsulation that can hunt and in both families,
+// and do not wait for their timeouts.
 func TestRemovedServersConnectionsAreReset(t *testing.T) {
 	waits(t)
 	l := up(t, hunting(huntingServices(2)...))
@@ -91,8 +92,8 @@ func TestRemovedServersConnectionsAreReset(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestServersAreAddedUnderLoad adds a server that the balancers have to look for first: no connection is
-// placed on it before they have found it.
+// TestServersAreAddedUnderLoad adds a server that the balancers must resolve first. No connection
+// is placed on it before that.
 func TestServersAreAddedUnderLoad(t *testing.T) {
 	l := up(t, topology(mixed...))
 	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
@@ -104,7 +105,7 @@ func TestServersAreAddedUnderLoad(t *testing.T) {
 		}
 		reconfigure(t, l, func(*config.Balancer) {})
 		visitors.more(t, 50)
-		// Its connections come to an end before it goes again.
+		// Its connections end before it is removed again.
 		reconfigure(t, l, func(cfg *config.Balancer) { setWeight(cfg, "s3", 0) })
 		visitors.more(t, 50)
 		reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
@@ -113,9 +114,9 @@ func TestServersAreAddedUnderLoad(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// TestServersAreAddedAtRestart adds a server to the configuration of a balancer while its process does
-// not run and its data path does. The new process has to look for all servers, and keeps what the one
-// before knew meanwhile.
+// TestServersAreAddedAtRestart adds a server to a balancer's configuration while the data path
+// works without a process. The new process must resolve all servers. Until then it keeps the next
+// hops of the previous process.
 func TestServersAreAddedAtRestart(t *testing.T) {
 	waits(t)
 	l := up(t, topology(mixed...))
@@ -141,14 +142,14 @@ func TestWeights(t *testing.T) {
 	})
 	visits, err := newClient(l).visit(t.Context(), l.Topology.Services[0], 400)
 	must(t, err)
-	// 300 are expected; 60 fewer or more are seven standard deviations.
+	// The expected number is 300. A difference of 60 is seven standard deviations.
 	if n := visits["s1"]; n < 240 || n > 360 {
 		t.Errorf("of 400 connections %d went to the server of weight 3, %d to that of weight 1", n, visits["s2"])
 	}
 }
 
-// TestConnectionsSurviveTheLossOfABalancer takes all state from one balancer under live connections,
-// which the edge router then sends to the other.
+// TestConnectionsSurviveTheLossOfABalancer removes all state from one balancer under live
+// connections. The edge router then sends them to the other balancer.
 func TestConnectionsSurviveTheLossOfABalancer(t *testing.T) {
 	l := up(t, topology(mixed...))
 	live := open(t, l, liveConnections, l.Topology.Services...)

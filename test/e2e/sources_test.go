@@ -17,8 +17,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestLoadSources has servers decide by what their real applications are busy with: Apache's workers in the
-// scoreboard, and what waits for nginx in its accept queue.
+// TestLoadSources has servers decide by the load of their real applications: Apache's workers in
+// the scoreboard, and the connections in nginx's accept queue.
 func TestLoadSources(t *testing.T) {
 	const threshold = 4
 	s := huntingServices(2)[0]
@@ -31,7 +31,7 @@ func TestLoadSources(t *testing.T) {
 	rows := openRows(t, l)
 
 	t.Run("apache-scoreboard", func(t *testing.T) {
-		// A request that does not end keeps a worker.
+		// An incomplete request occupies a worker.
 		var halves []net.Conn
 		for i := range threshold {
 			conn := rows.dialFirst(t, l, s, "s2")
@@ -79,10 +79,10 @@ func TestLoadSources(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// dialFirst opens a connection, without a request, that is offered to a server first.
+// dialFirst opens a connection, without a request, whose first candidate is the server.
 func (r *rows) dialFirst(t *testing.T, l *lab.Lab, s lab.Service, server string) net.Conn {
 	t.Helper()
-	const ports = 1000 // each server is the first for hundreds of them
+	const ports = 1000 // each server is the first for hundreds
 	for tried := 1; r.candidates(t, s)[0] != server; tried++ {
 		if tried == ports {
 			t.Fatalf("%s is the first candidate of none of %d connections", server, ports)
@@ -94,7 +94,7 @@ func (r *rows) dialFirst(t *testing.T, l *lab.Lab, s lab.Service, server string)
 	return conn
 }
 
-// requireServer makes a request, which that server has to answer, and closes the connection.
+// requireServer makes a request, which the server must answer, and closes the connection.
 func requireServer(t *testing.T, s lab.Service, conn net.Conn, server string) {
 	t.Helper()
 	c := newConnection(conn, s)
@@ -122,7 +122,7 @@ func signalAll(t *testing.T, p *lab.Process, signal unix.Signal) {
 	}
 }
 
-// awaitQueue returns when so many connections of IPv6 wait for a server's application.
+// awaitQueue returns when n IPv6 connections wait for a server's application.
 func awaitQueue(t *testing.T, l *lab.Lab, server string, n int) {
 	t.Helper()
 	eventually(t, func() error {

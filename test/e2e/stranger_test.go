@@ -19,9 +19,9 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// TestStrangersForgeNoSignals has a neighbour on the fabric, s3, try to make s1 signal in its own name:
-// by a list in which a balancer comes after s1, and by a packet from a VIP to a client that s1's
-// host is to forward. The balancers must not get anything from that.
+// TestStrangersForgeNoSignals has a neighbour on the fabric, s3, try to make s1 send forged
+// signals: by a segment list in which a balancer follows s1, and by a packet from a VIP to a client
+// that s1's host is to forward. The balancers must not receive any signal from that.
 func TestStrangersForgeNoSignals(t *testing.T) {
 	services := huntingServices(2)
 	services[0].Accept = config.Accept{Policy: config.AcceptAlways}
@@ -65,7 +65,7 @@ func TestStrangersForgeNoSignals(t *testing.T) {
 	}
 }
 
-// signalCounts are all balancers' counters of signals, and of what they drop.
+// signalCounts returns all balancers' counters of signals and of dropped packets.
 func signalCounts(t *testing.T, l *lab.Lab) counts {
 	t.Helper()
 	all := counts{}
@@ -80,8 +80,8 @@ func signalCounts(t *testing.T, l *lab.Lab) counts {
 	return all
 }
 
-// listsThroughServer are packets to a server whose lists then name a balancer's SIDs: of every
-// service and function, made up as the server's own signals.
+// listsThroughServer returns packets to a server whose segment lists continue with a balancer's
+// SIDs. They resemble the server's own signals, for every service and function.
 func listsThroughServer(t *testing.T, l *lab.Lab, server, balancer string) (frames [][]byte) {
 	t.Helper()
 	node := l.Node(server).Locator
@@ -111,7 +111,7 @@ func listsThroughServer(t *testing.T, l *lab.Lab, server, balancer string) (fram
 	return frames
 }
 
-// dialServer opens connections to a service until one is at the server.
+// dialServer opens connections to a service until the server accepts one.
 func dialServer(t *testing.T, l *lab.Lab, s lab.Service, server string) (c *connection) {
 	t.Helper()
 	eventually(t, func() (err error) {
@@ -128,8 +128,8 @@ func dialServer(t *testing.T, l *lab.Lab, s lab.Service, server string) (c *conn
 	return c
 }
 
-// requireWarned wants a balancer that takes signals from anybody, and an agent that takes anybody for
-// a balancer, to have said so at their start, and to say so again at a reload.
+// requireWarned requires warnings of a balancer that accepts signals from any sender, and of an
+// agent that accepts any sender as a balancer. Both must warn at their start and at a reload.
 func requireWarned(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	warnings := func(node, process string) int {

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// hunted is what segue trace --ask prints as JSON.
+// hunted is the JSON output of segue trace --ask.
 type hunted struct {
 	inspect.Trace
 	Agents []struct {
@@ -39,8 +39,8 @@ func askServers(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args
 	return mustCLI(t, append(args, string(flow.Protocol), flow.Source.String(), flow.Destination.String())...)
 }
 
-// askHops tells what each server that was asked says: what it has of the connection, what becomes of a new
-// one, and what becomes of the packet, if that comes by.
+// askHops returns the answer of each server that was asked: its state of the connection, the
+// outcome of a new connection, and the outcome of the packet if the packet reaches the server.
 func askHops(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args ...string) (h hunted, hops []string) {
 	t.Helper()
 	must(t, json.Unmarshal([]byte(askServers(t, l, node, flow, append(args, "--json")...)), &h))
@@ -57,8 +57,9 @@ func askHops(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args ..
 	return h, hops
 }
 
-// TestTraceAsksServers follows connections of a service whose servers take only what they have to: before they begin,
-// at the balancer that they pass, and at the other one, to which they then move.
+// TestTraceAsksServers traces connections of a service whose servers accept only what they must. It
+// traces them before they begin, at their balancer, and at the other balancer, to which they then
+// move.
 func TestTraceAsksServers(t *testing.T) {
 	services := huntingServices(2)
 	l := up(t, hunting(services[0], services[2]))

@@ -15,26 +15,27 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// sight is what a balancer's tables say of a server, as `segue status` does, from a time on.
+// sight is the state of a server in a balancer's tables, as `segue status` shows it, from a time
+// on.
 type sight struct {
 	at        time.Time
 	condition inspect.Condition
 	causes    []inspect.Condition
-	used      bool // it is in the table of the service, and gets new flows
+	used      bool // it is in the service's table and gets new flows
 }
 
 // place is a service of a balancer.
 type place struct{ balancer, service string }
 
-// watch follows what all balancers hold of a server in each service.
+// watch records the state of a server in all balancers and services.
 type watch struct {
 	server string
-	views  map[string]*inspect.View // by balancers
+	views  map[string]*inspect.View // by balancer
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
 	mu     sync.Mutex
-	sights map[place][]sight // what has changed, the oldest first
+	sights map[place][]sight // the changes, the oldest first
 	err    error
 }
 
@@ -71,7 +72,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// look takes note of what all balancers hold of the server now.
+// look records the current state of the server in all balancers.
 func (w *watch) look() {
 	for name, view := range w.views {
 		services, err := view.Services()
@@ -91,7 +92,7 @@ func sharesOf(view *inspect.View) ([]*inspect.ServiceState, error) {
 	return snapshot.Services, nil
 }
 
-// hasNews says whether the server may have come to a service's table, or gone from it.
+// hasNews tells whether the server may have been added to a service's table, or removed.
 func (w *watch) hasNews(name string, services []*inspect.ServiceState) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,7 +106,7 @@ func (w *watch) hasNews(name string, services []*inspect.ServiceState) bool {
 // fit are the conditions in which a server gets new flows.
 var fit = []inspect.Condition{inspect.ServerUp, inspect.ServerUnchecked}
 
-// isFit says whether the server is to be in the service's table.
+// isFit tells whether the server should be in the service's table.
 func isFit(service *inspect.ServiceState, server *inspect.ServerState) bool {
 	return slices.Contains(fit, server.Condition) ||
 		slices.Contains(service.Ignored, server.Condition)
@@ -121,8 +122,8 @@ func (w *watch) find(service *inspect.ServiceState) *inspect.ServerState {
 	return &inspect.ServerState{Name: w.server, Condition: inspect.ServerRemoved}
 }
 
-// note takes note of what has changed. Services that were read without shares have the servers in
-// their tables that they had before.
+// note records the changes. For services that were read without shares, it keeps the previous
+// servers in the table.
 func (w *watch) note(name string, services []*inspect.ServiceState, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -141,7 +142,7 @@ func (w *watch) note(name string, services []*inspect.ServiceState, err error) {
 		case !hasShares(service) && len(sights) > 0:
 			now.used = sights[len(sights)-1].used
 		case !now.used && isFit(service, server):
-			continue // the table was read later than the condition, and has changed in between
+			continue // the table is newer than the condition, and has changed
 		}
 		if len(sights) == 0 || sights[len(sights)-1].differs(now) {
 			w.sights[here] = append(sights, now)
@@ -159,7 +160,7 @@ func (s sight) differs(other sight) bool {
 		!slices.Equal(s.causes, other.causes)
 }
 
-// last returns what is held of the server now.
+// last returns the current state of the server.
 func (w *watch) last(t *testing.T) map[place]sight {
 	t.Helper()
 	w.mu.Lock()
@@ -172,7 +173,7 @@ func (w *watch) last(t *testing.T) map[place]sight {
 	return all
 }
 
-// since returns what has changed since a time.
+// since returns the changes since a time.
 func (w *watch) since(t *testing.T, from time.Time) map[place][]sight {
 	t.Helper()
 	w.mu.Lock()
@@ -186,7 +187,7 @@ func (w *watch) since(t *testing.T, from time.Time) map[place][]sight {
 	return all
 }
 
-// await waits until all balancers use the server in the services, or none does.
+// await waits until all balancers use the server in the services, or until none does.
 func (w *watch) await(t *testing.T, used bool, services ...string) {
 	t.Helper()
 	eventually(t, func() error {

@@ -20,8 +20,9 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// TestTsharkUnderstandsTheWire captures real traffic at a balancer and compares each packet before it
-// with the same packet behind it, for services that place by hash. TestHandshakesOnTheWire is for the others.
+// TestTsharkUnderstandsTheWire captures real traffic at a balancer, for services with placement
+// hash. It compares each packet before the balancer with the same packet after it.
+// TestHandshakesOnTheWire does this for services that hunt.
 func TestTsharkUnderstandsTheWire(t *testing.T) {
 	whole := lab.DefaultTopology()
 	whole.Name, whole.Balancers, whole.Servers = labName, 1, 3
@@ -53,7 +54,7 @@ func TestTsharkUnderstandsTheWire(t *testing.T) {
 	}
 }
 
-// chains are the protocols that tshark has to see, up to the client's transport.
+// chains are the protocols that tshark must find, up to the client's transport protocol.
 var chains = map[config.Encapsulation]string{
 	config.SRv6Insert: "eth:ethertype:ipv6:ipv6.routing:",
 	config.SRv6Encap:  "eth:ethertype:ipv6:INNER:",
@@ -61,14 +62,14 @@ var chains = map[config.Encapsulation]string{
 	config.IPIP:       "eth:ethertype:OUTER:INNER:",
 }
 
-// wireFields are what a test reads in tshark's dissection.
+// wireFields are the fields that a test reads in tshark's output.
 var wireFields = []string{
 	"frame.len", "ipv6.src", "ipv6.dst", "ipv6.hlim", "ip.src", "ip.dst", "ip.ttl",
 	"ipv6.routing.type", "ipv6.routing.segleft", "ipv6.routing.srh.last_entry", "ipv6.routing.srh.addr",
 }
 
-// requireForwarded fails the test unless tshark sees in a frame exactly what the balancer has to make
-// of another.
+// requireForwarded fails the test unless the frame after the balancer, according to tshark, is
+// exactly what the balancer must make of the frame before.
 func requireForwarded(t *testing.T, l *lab.Lab, s lab.Service, before, after packettest.Dissection) {
 	t.Helper()
 	family := strings.NewReplacer("OUTER", "ipv6", "INNER", "ipv6")
@@ -115,7 +116,7 @@ func requireForwarded(t *testing.T, l *lab.Lab, s lab.Service, before, after pac
 	}
 }
 
-// number reads a field's only value.
+// number returns a field's only value.
 func number(t *testing.T, d packettest.Dissection, field string) int {
 	t.Helper()
 	if len(d.Fields[field]) != 1 {
@@ -143,13 +144,13 @@ func serverOf(t *testing.T, l *lab.Lab, s lab.Service, d packettest.Dissection) 
 	return nil
 }
 
-// deliverAt is the SID of the function deliver at a server.
+// deliverAt returns the SID of the function deliver at a server.
 func deliverAt(n *lab.Node) netip.Addr {
 	return srv6.SID{Locator: n.Locator, Function: srv6.Deliver}.Addr()
 }
 
-// partner finds the number of the packet before the balancer that one behind it was: the bytes from
-// its transport header on are the same.
+// partner finds the packet before the balancer that corresponds to a frame after it: the bytes from
+// the transport header on are equal. It returns the packet's index.
 func partner(t *testing.T, frame []byte, before [][]byte) int {
 	t.Helper()
 	i := slices.IndexFunc(before, func(b []byte) bool {
