@@ -13,6 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -22,6 +23,10 @@ func runDaemon(cmd *cobra.Command, run func(ctx context.Context, hangups <-chan 
 	hangups, stop := daemon.CatchHangups()
 	defer stop()
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	if datapath.HidesPins() {
+		log.Warn("/sys/fs/bpf is private to this process, as under ip netns exec: the data path ends with " +
+			"the process, and segue status cannot see it; use nsenter --net= instead")
+	}
 	return run(cmd.Context(), hangups, log)
 }
 

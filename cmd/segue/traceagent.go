@@ -136,6 +136,10 @@ func describeNext(n *agent.NextSegment) string {
 	if n.Problem != "" {
 		return "LOST: " + n.Problem
 	}
+	if n.Router != nil {
+		return fmt.Sprintf("%s by the default route, via %s: LOST unless that router knows the server",
+			n.SID, n.Router)
+	}
 	return n.SID.String()
 }
 

@@ -16,6 +16,9 @@ import (
 // NextSegment is the route of the kernel to the next server of a segment list.
 type NextSegment struct {
 	SID netip.Addr `json:"sid"`
+	// Router is the next hop of the default route, if packets take that route. They are lost unless
+	// the router has a route to the server.
+	Router *netip.Addr `json:"default_router,omitempty"`
 	// Problem says why packets for the next server are lost. It is empty if no problem is known.
 	Problem string `json:"problem,omitempty"`
 }
@@ -29,31 +32,45 @@ func (v *View) FindNext(sid netip.Addr) (*NextSegment, error) {
 		return nil, err
 	}
 	next := &NextSegment{SID: sid}
-	next.Problem, err = whyUnreachable(ifindex, sid)
-	return next, err
+	return next, next.find(ifindex)
 }
 
-// whyUnreachable returns an empty string if it finds no problem on the path through the interface.
-func whyUnreachable(ifindex int, sid netip.Addr) (string, error) {
+// find looks up the route through the interface, and a problem on it.
+func (n *NextSegment) find(ifindex int) error {
 	if ifindex == 0 {
-		return "the agent is not attached", nil
+		n.Problem = "the agent is not attached"
+		return nil
 	}
-	routes, err := netlink.RouteGetWithOptions(sid.AsSlice(), &netlink.RouteGetOptions{OifIndex: ifindex})
+	options := &netlink.RouteGetOptions{OifIndex: ifindex, FIBMatch: true} // with the route's prefix
+	routes, err := netlink.RouteGetWithOptions(n.SID.AsSlice(), options)
 	if err != nil || len(routes) == 0 {
-		return fmt.Sprintf("no route to %s: %v", sid, err), nil
+		n.Problem = fmt.Sprintf("no route to %s (%v)", n.SID, err)
+		return nil
 	}
-	hop := sid
+	hop := n.SID
 	if gateway, ok := netip.AddrFromSlice(routes[0].Gw); ok {
 		hop = gateway
+		if isDefault(&routes[0]) {
+			n.Router = &gateway
+		}
 	}
 	neighbours, err := netlink.NeighList(ifindex, netlink.FAMILY_V6)
 	if err != nil {
-		return "", fmt.Errorf("list the neighbours: %w", err)
+		return fmt.Errorf("list the neighbours: %w", err)
 	}
-	for _, n := range neighbours {
-		if n.IP.Equal(hop.AsSlice()) && n.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) != 0 {
-			return fmt.Sprintf("the route to %s leads to %s, which does not answer", sid, hop), nil
+	for _, neighbour := range neighbours {
+		if neighbour.IP.Equal(hop.AsSlice()) &&
+			neighbour.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) != 0 {
+			n.Problem = fmt.Sprintf("the route to %s leads to %s, which does not answer", n.SID, hop)
 		}
 	}
-	return "", nil
+	return nil
+}
+
+func isDefault(route *netlink.Route) bool {
+	if route.Dst == nil {
+		return true
+	}
+	length, _ := route.Dst.Mask.Size()
+	return length == 0
 }

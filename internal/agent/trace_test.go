@@ -221,10 +221,36 @@ func TestTraceOfLiveConnection(t *testing.T) {
 			return err
 		})
 	}
+	router := func(want bool) {
+		t.Helper()
+		n.in(n.servers[0], func() error {
+			view, err := OpenView(instances[0])
+			if err != nil {
+				return err
+			}
+			defer view.Close()
+			next, err := view.FindNext(netip.MustParseAddr("fd00:5:0:2:2::"))
+			if err == nil && (next.Router != nil) != want {
+				t.Errorf("the way to the next server: %+v, by the default route: %v", next, want)
+			}
+			return err
+		})
+	}
 	way("")
+	router(true)
+	_, all, _ := net.ParseCIDR("::/0")
+	_, locator, _ := net.ParseCIDR("fd00:5:0:2::/64")
+	var gateway net.IP
 	n.in(n.servers[0], func() error {
-		_, all, _ := net.ParseCIDR("::/0")
-		return netlink.RouteDel(&netlink.Route{Dst: all})
+		routes, err := netlink.RouteGet(locator.IP)
+		if err == nil {
+			gateway = routes[0].Gw
+		}
+		return errors.Join(err, netlink.RouteAdd(&netlink.Route{Dst: locator, Gw: gateway}))
+	})
+	router(false)
+	n.in(n.servers[0], func() error {
+		return errors.Join(netlink.RouteDel(&netlink.Route{Dst: all}), netlink.RouteDel(&netlink.Route{Dst: locator}))
 	})
 	way("no route to fd00:5:0:2:2::")
 }

@@ -24,6 +24,21 @@ func Dir(instance string) string {
 	return filepath.Join(Root, "segue", instance)
 }
 
+// HidesPins tells whether pins of this process will be visible to this process alone: the BPF file
+// system is not mounted, and the process has a mount namespace of its own, as under ip netns exec.
+func HidesPins() bool {
+	var stat unix.Statfs_t
+	if unix.Statfs(Root, &stat) != nil || stat.Type == unix.BPF_FS_MAGIC {
+		return false
+	}
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return false
+	}
+	first, err := os.Readlink("/proc/1/ns/mnt")
+	return err == nil && own != first
+}
+
 // MakeDir makes the pin directory of an instance. It mounts the BPF file system first if the host
 // has not mounted it. It returns an error if the instance has another role.
 func MakeDir(instance string, role Role) (string, error) {
