@@ -244,7 +244,7 @@ func (a *Agent) tableContent(cfg *config.Agent) *tableContent {
 
 // fill changes the host and the data path to match the configuration. It adds new objects before a
 // packet can need them, and removes old ones when no packet can need them any more. keys are the
-// signal keys of the configuration.
+// keys in the configuration's signal key file.
 func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.SignalKeys) error {
 	want := a.tableContent(cfg)
 	if err := a.kernel.assigned.assign(t, want.assigned); err != nil {

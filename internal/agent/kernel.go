@@ -92,8 +92,8 @@ func mayRead() (bool, error) {
 	return true, nil
 }
 
-// refuseReads replaces the programs' reads of the kernel's memory by instructions that fail.
-// Kernels that are locked down (kernel_lockdown(7)) would refuse the whole program otherwise.
+// refuseReads replaces the programs' reads of the kernel's memory by the result EPERM. Kernels that
+// are locked down (kernel_lockdown(7)) would refuse the whole program otherwise.
 func refuseReads(spec *ebpf.CollectionSpec) {
 	for _, p := range spec.Programs {
 		for i, ins := range p.Instructions {

@@ -16,7 +16,8 @@ func TestStackFitsAllKernels(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Without this the verifier removes this code, as in the programs of other nodes.
+		// Include the code for interfaces that lead out of the domain. The verifier removes it on
+		// other nodes.
 		if err := spec.Variables[agentVarHostIsOutside].Set(true); err != nil {
 			t.Fatal(err)
 		}

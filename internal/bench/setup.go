@@ -101,7 +101,7 @@ type setup struct {
 	content       content
 	family        family               // of the flows in the table, and of an agent's service
 	encapsulation config.Encapsulation // of an agent's service
-	accept        bool                 // an agent's service is hunted for; an application listens
+	accept        bool                 // an agent's service hunts, and an application listens
 	threshold     uint32               // of that service, in waiting connections
 }
 

@@ -45,8 +45,8 @@ func TestSpeedup(t *testing.T) {
 	}
 }
 
-// If cores are fast in two of three rounds and slow in the third, two cores have twice the
-// throughput of one only by the means.
+// If cores are fast in two of three rounds and slow in the third, two such cores have twice the
+// throughput of one by the means, but not by the medians.
 func TestSpeedupOfUnsteadyCores(t *testing.T) {
 	one, two := Throughput{Way: Balanced, Cores: 1}, Throughput{Way: Balanced, Cores: 2}
 	one.summarize([]float64{3, 3, 2}, 0)

@@ -245,7 +245,8 @@ func (l *Lab) buildLinks() error {
 	snooping := false
 	br := &netlink.Bridge{
 		LinkAttrs: netlink.LinkAttrs{Name: bridge, MTU: l.Topology.MTU.Fabric},
-		// No host reports its membership in the multicast groups of neighbour discovery.
+		// There is no querier for the multicast groups of neighbour discovery, so snooping could
+		// not learn their members.
 		MulticastSnooping: &snooping,
 	}
 	err := fabric.netlink(func(h *netlink.Handle) error {

@@ -272,7 +272,7 @@ func TestDemoIsInterrupted(t *testing.T) {
 		for _, signal := range signals {
 			t.Run(phase+" "+unix.SignalName(signal), func(t *testing.T) {
 				cmd := exec.Command(segue, "lab", "demo", "--name", labName)
-				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // gets no signal of a terminal
+				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // no signals of a terminal
 				out, err := cmd.StdoutPipe()
 				must(t, err)
 				must(t, cmd.Start())

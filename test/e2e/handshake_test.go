@@ -267,7 +267,8 @@ func (c *observed) offering(candidates []string, taker string) []string {
 	return c.steering(candidates, functions, 1+slices.Index(candidates, taker))
 }
 
-// steering returns the path of a client's packet that visits some of the servers.
+// steering returns the path of a client's packet that visits the first servers of a list. visited
+// is the number of visited servers.
 func (c *observed) steering(servers []string, functions []srv6.Function, visited int) []string {
 	way := []string{"edge > lb1: client -> VIP +0"}
 	from := "lb1"

@@ -55,7 +55,7 @@ func TestKillsUnderManyConnections(t *testing.T) {
 	visitors.requireContent(t)
 
 	before = tcpCounts(t, l)
-	select { // the same time without kills
+	select { // wait as long without kills
 	case <-time.After(lasted):
 	case <-t.Context().Done():
 	}

@@ -32,7 +32,7 @@ func requireUnnoticed(t *testing.T, l *lab.Lab, live *load, visitors *visitors) 
 }
 
 // killBalancers kills the balancers' processes under load and starts them again. New connections
-// are counted under the reason opens, and connections continue.
+// are counted under the reason opening, and existing connections continue.
 func killBalancers(t *testing.T, l *lab.Lab, live *load, visitors *visitors, opening string) {
 	t.Helper()
 	for range 2 {

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls are system calls that a process can be interrupted at.
+// calls are system calls at which a process can be interrupted.
 type calls struct {
 	bpf    []uint32 // commands of bpf(2)
 	others []uint32 // numbers of other system calls
 }
 
 var (
-	// changes are the calls that change something that outlives the process: what a map holds, what
-	// is pinned, what is attached.
+	// changes are the calls that change something that outlives the process: the content of a map,
+	// a pin, or an attachment.
 	changes = calls{
 		bpf: []uint32{
 			unix.BPF_MAP_UPDATE_ELEM, unix.BPF_MAP_UPDATE_BATCH, unix.BPF_MAP_DELETE_ELEM,
@@ -31,8 +31,8 @@ var (
 			unix.SYS_MKDIRAT, unix.SYS_UNLINKAT, unix.SYS_RENAMEAT, unix.SYS_RENAMEAT2,
 		},
 	}
-	// refusable are the changes, and the calls that make and detach what is changed. Calls that
-	// only read need not fail: there is as much to undo at the next one of these.
+	// refusable are the changes, and the calls that create and detach the changed objects. Calls
+	// that only read need not fail: a failure of the next refusable call leaves as much to undo.
 	refusable = calls{
 		bpf: append(slices.Clone(changes.bpf),
 			unix.BPF_MAP_CREATE, unix.BPF_PROG_LOAD, unix.BPF_LINK_DETACH),
@@ -40,9 +40,9 @@ var (
 	}
 )
 
-// KillBefore kills this process by SIGKILL in the place of its nth system call that changes
-// something, counted from now on over all threads. If there is no nth one, as for 0, it kills
-// nobody.
+// KillBefore kills this process by SIGKILL instead of its nth system call that changes something.
+// The calls of all threads count, from now on. If there is no nth call, as for 0, the process is
+// not killed.
 func KillBefore(n int) error {
 	_, err := interrupt(changes, n, func() int32 {
 		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -51,20 +51,20 @@ func KillBefore(n int) error {
 	return err
 }
 
-// Refused is the error of the call that FailAt makes fail. No code expects it.
+// Refused is the error of the call that FailAt makes fail. No code expects this error.
 const Refused = unix.EIO
 
-// FailAt makes the nth of some system calls of this process fail with Refused, counted from now on
-// over all threads: of the calls of bpf(2) and on paths that change something, and of others, given
-// by their numbers. If there is no nth one, as for 0, none fails. The returned function tells
-// whether a call has failed.
+// FailAt makes the nth of some system calls of this process fail with Refused. The calls of all
+// threads count, from now on. They are the calls of bpf(2) and on paths that change something, and
+// the calls with the numbers in others. If there is no nth call, as for 0, none fails. The returned
+// function tells whether a call has failed.
 func FailAt(n int, others ...uint32) (failed func() bool, err error) {
 	at := refusable
 	at.others = append(slices.Clone(at.others), others...)
 	return interrupt(at, n, func() int32 { return -int32(Refused) })
 }
 
-// notification and answer are struct seccomp_notif and struct seccomp_notif_resp of the kernel, see
+// notification and answer are struct seccomp_notif and struct seccomp_notif_resp of the kernel; see
 // seccomp_unotify(2).
 type notification struct {
 	id         uint64
@@ -82,8 +82,9 @@ type answer struct {
 	flags uint32
 }
 
-// interrupt gives the nth of the calls the error that the function failure returns; 0 is none. The
-// returned function tells whether there has been an nth call.
+// interrupt calls failure at the nth of the calls, and makes the call fail with the error that
+// failure returns. With the error 0 the call proceeds. The returned function tells whether there
+// has been an nth call.
 func interrupt(at calls, n int, failure func() int32) (reached func() bool, err error) {
 	listener, err := watchCalls(at)
 	if err != nil {
@@ -114,14 +115,15 @@ func ioctl(fd int, request uint, argument unsafe.Pointer) {
 		if errno == 0 {
 			return
 		}
-		// ENOENT: a signal has come first, and the call comes again.
+		// ENOENT: a signal has interrupted the call, and the call is repeated.
 		if errno != unix.EINTR && errno != unix.ENOENT {
 			panic(fmt.Sprintf("seccomp: %v", errno))
 		}
 	}
 }
 
-// watchCalls returns the descriptor that tells of the system calls. Each call waits for an answer.
+// watchCalls returns a file descriptor that reports the system calls. Each call waits for an
+// answer.
 func watchCalls(at calls) (listener int, err error) {
 	filter := at.filter()
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
@@ -136,7 +138,7 @@ func watchCalls(at calls) (listener int, err error) {
 	return int(fd), nil
 }
 
-// filter picks the system calls, in classic BPF on struct seccomp_data.
+// filter returns a program that selects the system calls, in classic BPF on struct seccomp_data.
 func (c calls) filter() []unix.SockFilter {
 	const (
 		load = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
@@ -145,7 +147,7 @@ func (c calls) filter() []unix.SockFilter {
 	)
 	const number, firstArgument = 0, 16
 	filter := []unix.SockFilter{{Code: load, K: number}}
-	match := func(values []uint32, after int) { // to the last instruction, which is so far behind
+	match := func(values []uint32, after int) { // after is the distance to the last instruction
 		for i, value := range values {
 			to := uint8(len(values) - i + after)
 			filter = append(filter, unix.SockFilter{Code: jump, Jt: to, K: value})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package datapathtest has what tests of BPF programs share.
+// Package datapathtest contains shared parts of tests of BPF programs.
 package datapathtest
 
 import (
@@ -15,18 +15,19 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// mostStack is how much stack a program and all functions that call each other may have, in bytes
+// mostStack is the maximum stack of a program and a chain of called functions, in bytes
 // (MAX_BPF_STACK of Linux).
 const mostStack = 512
 
-// frameUnit is what the stack of each function is rounded up to, in bytes (check_max_stack_depth of Linux
-// 6.1). Later kernels round to 16 where programs are compiled, and so would not notice.
+// frameUnit is the unit to which the stack of each function is rounded up, in bytes
+// (check_max_stack_depth of Linux 6.1). Later kernels round up to 16 if programs are compiled, and
+// so would not detect programs that older kernels refuse.
 const frameUnit = 32
 
 var stackDepths = regexp.MustCompile(`(?m)^stack depth ([0-9+]+)`)
 
-// RequireStackForAllKernels loads a program and fails the test if its deepest chain of calls would take
-// more stack than the oldest kernels allow. No map is pinned.
+// RequireStackForAllKernels loads a program. It fails the test if the deepest chain of calls would
+// use more stack than the oldest kernels allow. It pins no maps.
 func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program string) {
 	t.Helper()
 	needs.BPF(t)
@@ -55,13 +56,13 @@ func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program 
 	}
 }
 
-// function is one of a program, and the names of those that it calls.
+// function is a function of a program, with the names of the functions that it calls.
 type function struct {
 	name  string
 	calls []string
 }
 
-// functions are those of a program in the order of its instructions.
+// functions returns the functions of a program in the order of its instructions.
 func functions(program *ebpf.ProgramSpec) (all []function) {
 	for _, instruction := range program.Instructions {
 		if name := instruction.Symbol(); name != "" {
@@ -75,7 +76,8 @@ func functions(program *ebpf.ProgramSpec) (all []function) {
 	return all
 }
 
-// depthsOf reads how many bytes of stack each function has, which the verifier lists in their order.
+// depthsOf reads the stack size of each function, in bytes. The verifier lists the sizes in the
+// order of the functions.
 func depthsOf(log string, want int) (depths []int, err error) {
 	match := stackDepths.FindStringSubmatch(log)
 	if match == nil {
@@ -94,8 +96,8 @@ func depthsOf(log string, want int) (depths []int, err error) {
 	return depths, nil
 }
 
-// deepestChain is the most stack that a function and those that it calls take, and by which calls. The
-// verifier refuses recursion.
+// deepestChain returns the maximum stack of a function and the functions that it calls, in bytes,
+// and the chain of calls. The verifier refuses recursion.
 func deepestChain(all []function, depths []int, name string) (deepest int, chain []string) {
 	for i, f := range all {
 		if f.name != name {

@@ -18,12 +18,12 @@ import (
 	"github.com/cilium/ebpf/pin"
 )
 
-// State describes everything that an instance has pinned, by the names of the pins: the number of a
-// map and its elements by their keys, the number of a program, and the number, the program and the
-// interface of a link.
+// State describes all pinned objects of an instance, by the names of the pins. For a map it has the
+// ID, and the elements by key. For a program it has the ID. For a link it has the ID, the program
+// and the interface.
 type State map[string]map[string][]byte
 
-// ReadState reads what is pinned in a directory.
+// ReadState reads the pinned objects in a directory.
 func ReadState(t testing.TB, dir string) State {
 	t.Helper()
 	pins, err := os.ReadDir(dir)
@@ -125,7 +125,7 @@ func readElement(m *ebpf.Map, key []byte) ([]byte, error) {
 	return value, err
 }
 
-// HasRemains tells whether there are pins of what a takeover has replaced and could not remove. The
+// HasRemains tells whether there are pins of replaced objects that a takeover could not remove. The
 // next start removes them, whether it fails or not.
 func (s State) HasRemains() bool {
 	for name := range s {
@@ -136,7 +136,7 @@ func (s State) HasRemains() bool {
 	return false
 }
 
-// RequireSame fails the test if a later state differs, and tells where.
+// RequireSame fails the test if a later state differs. It reports the differences.
 func (s State) RequireSame(t testing.TB, when string, later State) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(s)) {

@@ -15,7 +15,7 @@ import (
 // Example is a packet that a document prints.
 type Example struct {
 	name   string
-	digits string // hexadecimal; x is any
+	digits string // hexadecimal; x is any digit
 }
 
 var (
@@ -23,8 +23,9 @@ var (
 	exampleRest = regexp.MustCompile(`#.*|\s`)
 )
 
-// Examples reads the packets of a document, by their names. They are blocks of text, indented by four, whose
-// first line is "# NAME: what it is", and the others hexadecimal digits with comments from # on.
+// Examples reads the packets of a document, by name. A packet is a block of text, indented by four
+// columns. The first line is "# NAME: description". The other lines contain hexadecimal digits,
+// with comments from # to the end of the line.
 func Examples(t testing.TB, path string) map[string]Example {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -46,7 +47,7 @@ func Examples(t testing.TB, path string) map[string]Example {
 	return examples
 }
 
-// Frame is an Ethernet frame with the packet; digits that may be any are zero.
+// Frame returns an Ethernet frame with the packet. Digits that may have any value are zero.
 func (e Example) Frame(t testing.TB, to, from [6]byte) []byte {
 	t.Helper()
 	p, err := hex.DecodeString(strings.ReplaceAll(e.digits, "x", "0"))

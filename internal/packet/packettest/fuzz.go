@@ -7,11 +7,12 @@ import (
 	"testing"
 )
 
-// mutantsPerInput is how many frames are compared together: enough for flows to live a life in a flow table.
+// mutantsPerInput is the number of frames that are compared together. It is large enough for a flow
+// to pass through the states of a flow table.
 const mutantsPerInput = 15
 
-// Fuzz runs a fuzzer of a data path and its reference, which compare gives frames to. An input is a frame
-// and a number, from which mutants of it and of the captures follow.
+// Fuzz fuzzes a data path and its reference. compare passes frames to both. An input is a frame and
+// a number, which determine the mutants of the frame and of the captures.
 func Fuzz(f *testing.F, captures [][]byte, compare func(t *testing.T, frames [][]byte)) {
 	for i, frame := range captures {
 		f.Add(frame, uint64(0))
@@ -22,14 +23,15 @@ func Fuzz(f *testing.F, captures [][]byte, compare func(t *testing.T, frames [][
 	})
 }
 
-// How many inputs TryMutants tries. What is rarest comes once in a hundred.
+// Minimum and maximum number of inputs of TryMutants. The rarest result occurs once in a hundred
+// inputs.
 const (
 	leastInputs = 2_000
 	mostInputs  = 50_000
 )
 
-// TryMutants gives compare random inputs of a fuzzer, however long they take, until nothing is missing of
-// what they are to bring about. One that fails is printed as the fuzzer would write it.
+// TryMutants passes random inputs of a fuzzer to compare, without a limit on time, until missing
+// returns nothing. It prints an input that fails in the fuzzer's format.
 func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 	compare func(t *testing.T, frames [][]byte), missing func() []string,
 ) {

@@ -8,17 +8,17 @@ import (
 	"slices"
 )
 
-// ethernetLength is the length of a header without VLAN tags.
+// ethernetLength is the length of an Ethernet header without VLAN tags, in bytes.
 const ethernetLength = 14
 
-// MaxFrame is the longest frame, in bytes, that Mutate makes: with 256 bytes before and a trailer of
-// the kernel's own it fits a page, as BPF_PROG_TEST_RUN wants.
+// MaxFrame is the length of the longest frame that Mutate makes, in bytes. With 256 bytes before it
+// and a trailer of the kernel, it fits a page, as BPF_PROG_TEST_RUN requires.
 const MaxFrame = 2048
 
-// Mutate changes a frame in one to four places: bits and bytes, lengths and the headers that they
-// are of, extension headers put in or taken out, ends cut off or added, parts of the other frames. Of
-// two changes one often mends what the other broke, so that mutants come past the first check. The
-// frame itself is not changed; what comes back has at least an Ethernet header.
+// Mutate changes a frame in one to four places: bits and bytes, lengths with their headers, added
+// or removed extension headers, truncated or extended ends, parts of other frames. One of two
+// changes often repairs the damage of the other, so that mutants pass the first check. Mutate does
+// not change the frame itself. The result has at least an Ethernet header.
 func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
 	m := mutant{random, slices.Clone(frame)}
 	for range 1 + random.IntN(4) {
@@ -47,7 +47,7 @@ func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
 	return m.frame
 }
 
-// fit makes a frame out of any bytes.
+// fit makes a frame of any bytes.
 func fit(b []byte) []byte {
 	if missing := ethernetLength - len(b); missing > 0 {
 		return append(b, make([]byte, missing)...)
@@ -60,8 +60,8 @@ type mutant struct {
 	frame []byte
 }
 
-// at is a place in the frame, mostly in its headers and seldom in Ethernet's; the frame's end if it
-// has nothing but that.
+// at returns an offset in the frame, mostly in its headers and rarely in the Ethernet header. If
+// the frame has only an Ethernet header, at returns the frame's end.
 func (m *mutant) at() int {
 	from, to := ethernetLength, len(m.frame)
 	switch m.IntN(30) {
@@ -83,7 +83,7 @@ func (m *mutant) flipBit() {
 	}
 }
 
-// telling are bytes that mean something somewhere in a header.
+// telling are bytes that have a meaning in some header.
 var telling = []byte{
 	0, 1, 2, 3, 4, 5, 6, 7, 8, 17, 20, 40, 41, 43, 44, 47, 50, 51, 58, 59, 60, 0x40, 0x44, 0x45, 0x46, 0x4f, 0x50,
 	0x60, 0x65, 0x7f, 0x80, 0x86, 0xdd, 0xf0, 0xff,
@@ -100,7 +100,7 @@ func (m *mutant) setByte() {
 	}
 }
 
-// The offsets of length fields and what is like them, from the start of an IP header.
+// Offsets of length fields and similar fields, from the start of an IP header.
 var (
 	ipv4Lengths      = []int{0, 2, 6, 20 + 4, 20 + 12}
 	ipv6Lengths      = []int{4, 6, 40, 41, 43, 44, 48, 49, 40 + 4, 40 + 12}
@@ -108,7 +108,7 @@ var (
 	extensionHeaders = []byte{0, 43, 44, 60}
 )
 
-// setLength changes a field that says how long something is, or where it ends.
+// setLength changes a field that gives the length or the end of something.
 func (m *mutant) setLength() {
 	offsets := ipv6Lengths
 	if !m.isIPv6() {
@@ -133,7 +133,7 @@ func (m *mutant) setLength() {
 
 func (m *mutant) isIPv6() bool { return m.frame[12] == 0x86 }
 
-// fixLength makes the IP header agree with the frame, but for a surplus of bytes.
+// fixLength makes the length in the IP header agree with the frame, apart from a surplus of bytes.
 func (m *mutant) fixLength(surplus int) {
 	length := len(m.frame) - ethernetLength + surplus
 	switch {
@@ -144,7 +144,7 @@ func (m *mutant) fixLength(surplus int) {
 	}
 }
 
-// perhapsFixLength is for when the frame's length has changed.
+// perhapsFixLength often calls fixLength, after the frame's length has changed.
 func (m *mutant) perhapsFixLength() {
 	if m.IntN(4) > 0 {
 		m.fixLength(0)
@@ -169,7 +169,7 @@ func (m *mutant) extend() {
 	}
 }
 
-// insertHeader puts an extension header behind the IPv6 header, or options behind the IPv4 header.
+// insertHeader inserts an extension header after the IPv6 header, or options after the IPv4 header.
 func (m *mutant) insertHeader() {
 	if !m.isIPv6() {
 		m.insertOptions()
@@ -179,7 +179,7 @@ func (m *mutant) insertHeader() {
 	if len(m.frame) < at+8 {
 		return
 	}
-	// Behind hop-by-hop options, which come first.
+	// Insert after hop-by-hop options, which must come first.
 	if end := at + 8 + int(m.frame[at+1])*8; m.frame[nextHeader] == 0 && end < len(m.frame) && m.IntN(4) > 0 {
 		nextHeader, at = at, end
 	}
@@ -212,7 +212,7 @@ func (m *mutant) insertOptions() {
 	m.perhapsFixLength()
 }
 
-// delete takes some bytes out of the middle, mostly as many as headers have.
+// delete removes some bytes from the middle, mostly as many as headers have.
 func (m *mutant) delete() {
 	at := m.at()
 	n := []int{1, 2, 4, 8, 16, 20, 24, 40, 56}[m.IntN(9)]
@@ -221,7 +221,7 @@ func (m *mutant) delete() {
 	m.perhapsFixLength()
 }
 
-// splice puts another frame's end in the place of this one's.
+// splice replaces the end of this frame by the end of another.
 func (m *mutant) splice(other []byte) {
 	at := m.at()
 	from := min(at, len(other))
@@ -233,7 +233,7 @@ func (m *mutant) splice(other []byte) {
 	m.perhapsFixLength()
 }
 
-// nest puts another frame's packet behind some of this one's headers.
+// nest puts another frame's packet after some of this frame's headers.
 func (m *mutant) nest(other []byte) {
 	if len(other) < ethernetLength {
 		return
@@ -243,9 +243,9 @@ func (m *mutant) nest(other []byte) {
 	m.perhapsFixLength()
 }
 
-// Mutants is the frame, cut or filled up to a length that frames have, and, unless the seed is 0, n
-// mutants of it and of the others: what they are follows from the arguments alone. About half are of
-// the frame itself, so that they meet the state that it leaves.
+// Mutants returns the frame, cut or extended to a valid length. Unless the seed is 0, it also
+// returns n mutants of the frame and of the others, which follow only from the arguments. About
+// half are mutants of the frame itself, so that they meet the state that it leaves.
 func Mutants(frame []byte, seed uint64, n int, others [][]byte) [][]byte {
 	frame = fit(slices.Clone(frame))
 	frames := [][]byte{frame}

@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Frame is a client's valid packet with a hop limit of at least 2: TCP, UDP or ICMP over the IP
-// version, 4 or 6, with or without options, extension headers, VLAN tags and bytes after the packet.
+// Frame generates a client's valid packets with a hop limit of at least 2: TCP, UDP or ICMP over IP
+// version 4 or 6, with or without options, extension headers, VLAN tags and bytes after the packet.
 func Frame(version int) *rapid.Generator[[]byte] {
 	return rapid.Custom(func(t *rapid.T) []byte {
 		src, dst := endpoint(version).Draw(t, "source"), endpoint(version).Draw(t, "destination")
@@ -41,7 +41,7 @@ func Frame(version int) *rapid.Generator[[]byte] {
 	})
 }
 
-// Encap is a valid encapsulation of packets of the inner IP version, by 1 to 8 servers.
+// Encap generates valid encapsulations of packets of the inner IP version, with 1 to 8 servers.
 func Encap(inner int) *rapid.Generator[packet.Encap] {
 	return rapid.Custom(func(t *rapid.T) packet.Encap {
 		kinds := []config.Encapsulation{config.SRv6Encap, config.GRE, config.IPIP}

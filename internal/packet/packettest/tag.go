@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// Tag is the argument of the SID of a server's signal about a flow, as docs/protocol.md says: the sender has
-// the locator, and the first 8 bytes of the key come first in the paper too.
+// Tag returns the argument of the SID of a server's signal about a flow; see docs/protocol.md. The
+// sender has the locator. As in the paper, the first 8 bytes of the key come first.
 func Tag(key [16]byte, function srv6.Function, sender netip.Prefix, client, vip netip.AddrPort) uint64 {
 	clientAddress, vipAddress, locator := client.Addr().As16(), vip.Addr().As16(), sender.Addr().As16()
 	message := slices.Concat(clientAddress[:], vipAddress[:])

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package packettest holds what tests of packets share: frames at random, and tshark's opinion of
-// frames.
+// Package packettest contains shared parts of tests of packets: random frames, and the dissection
+// of frames by tshark.
 package packettest
 
 import (
@@ -20,18 +20,19 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// Dissection is what tshark sees in a frame.
+// Dissection is tshark's dissection of a frame.
 type Dissection struct {
-	// Protocols is the chain of dissectors, as in "eth:ethertype:ipv6:tcp".
+	// Protocols is the chain of dissectors, such as "eth:ethertype:ipv6:tcp".
 	Protocols string
-	// Fields are the values asked for, by name; a field that occurs in two headers has two values.
+	// Fields are the values of the requested fields, by name. A field that occurs in two headers
+	// has two values.
 	Fields map[string][]string
-	// Problems are malformed layers, expert items of severity warning or error, and checksums that
-	// are not right.
+	// Problems are malformed layers, expert items of severity warning or error, and wrong
+	// checksums.
 	Problems []string
 }
 
-// Expert severities of Wireshark; chat and note are below.
+// Expert severities of Wireshark. Chat and note are lower.
 const expertWarning = "6291456"
 const expertError = "8388608"
 
@@ -42,8 +43,8 @@ const duplicateSACK = "D-SACK Sequence"
 var checksumStatus = []string{"ip.checksum.status", "tcp.checksum.status", "udp.checksum.status",
 	"icmp.checksum.status", "icmpv6.checksum.status"}
 
-// Dissect has tshark dissect frames with every checksum checked, and read the fields named. It skips
-// the test where there is no tshark.
+// Dissect has tshark dissect frames, check every checksum, and read the named fields. It skips the
+// test if tshark is not installed.
 func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
 	t.Helper()
 	tshark, err := exec.LookPath("tshark")
@@ -52,8 +53,9 @@ func Dissect(t testing.TB, frames [][]byte, fields ...string) []Dissection {
 	}
 	arguments := []string{"-n", "-r", writePcap(t, frames), "-T", "json", "--no-duplicate-keys",
 		"-o", "ip.check_checksum:TRUE", "-o", "tcp.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE",
-		// Frames are judged one by one: what is missing between them, and half a message of an
-		// application, is no fault of theirs. Nor is a client's port that some protocol has registered.
+		// Each frame is checked by itself, so missing packets between frames and incomplete
+		// application messages are not problems. A client's port may be one that a protocol has
+		// registered.
 		"-o", "tcp.analyze_sequence_numbers:FALSE", "-d", "tcp.port==1-65535,data", "-d", "udp.port==1-65535,data"}
 	command := exec.Command(tshark, arguments...)
 	var complaints strings.Builder
@@ -107,7 +109,8 @@ func dissection(tree map[string]any, fields []string) Dissection {
 	return d
 }
 
-// collect gathers the values of all fields in tshark's tree, and the names of its inner nodes.
+// collect adds the values of all fields in tshark's tree, and the names of its inner nodes, to
+// into.
 func collect(node any, into map[string][]string) {
 	switch n := node.(type) {
 	case []any:
