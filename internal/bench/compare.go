@@ -307,7 +307,7 @@ func (m *comparedCase) medianByRound() map[int][2]float64 {
 }
 
 // ratios returns the ratios of the times, after the time in hosts for the round is subtracted. It
-// leaves out rounds in which the host program took longer than the case.
+// leaves out rounds in which the old build's case took no longer than its host program.
 func (m *comparedCase) ratios(hosts map[int][2]float64) (ratios []float64) {
 	for _, s := range m.samples {
 		host := hosts[s.round]
