@@ -35,14 +35,14 @@ static __always_inline bool may_move(const struct packet *pkt)
 }
 
 /*
- * Whether a server is fit for the SYN of a flow that it has. A half-open flow stays with an unheard
- * server, because that server has just answered the flow's SYN. A second server would reset what
- * the client has from the first.
+ * Whether a server is fit for the SYN of a flow that it has. A recent flow stays with an unheard
+ * server, because the SYN may be a late copy. A second server would reset what the client has from
+ * the first.
  */
-static __always_inline bool is_fit(const struct server *server, bool is_half_open)
+static __always_inline bool is_fit(const struct server *server, bool is_recent)
 {
 	return is_reachable(server) &&
-	       (!(server->flags & SERVER_FAILING) || (is_half_open && is_only_unheard(server)));
+	       (!(server->flags & SERVER_FAILING) || (is_recent && is_only_unheard(server)));
 }
 
 /*
@@ -58,7 +58,7 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 
 	if (!serves(server, service))
 		return false;
-	if (may_move(pkt) && !is_fit(server, is_half_open))
+	if (may_move(pkt) && !is_fit(server, is_half_open || !flow_is_idle(flow, flow_now())))
 		return false;
 	return !starts_connection(pkt) ||
 	       (!(server->flags & SERVER_DRAINED) && !flow_is_over(flow, flow_now()));
@@ -126,7 +126,8 @@ lookup_half_open(const struct packet *pkt, const struct service *service, struct
 }
 
 /* The server that may have the flow, though the packet is not to stay with it; negative: there is
- * none. A server that fails its checks is not asked about new connections. */
+ * none. A server that fails is not asked about new connections, unless it is only unheard: a late
+ * SYN may be of a connection that it has. */
 static __always_inline int holder_of(const struct packet *pkt, const struct service *service,
 				     const struct flow *flow)
 {
@@ -138,7 +139,8 @@ static __always_inline int holder_of(const struct packet *pkt, const struct serv
 	if (!serves(server, service))
 		return -1;
 	if (starts_connection(pkt) &&
-	    (server->flags & SERVER_FAILING || flow_is_over(flow, flow_now())))
+	    ((server->flags & SERVER_FAILING && !is_only_unheard(server)) ||
+	     flow_is_over(flow, flow_now())))
 		return -1;
 	return flow_server(flow);
 }
@@ -265,8 +267,8 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	if (!flow_known(flow) || is_stale(service, flow, now) || !serves(server, service))
 		return false;
 	if (pkt->tcp_flags & TCP_SYN)
-		return is_fit(server, is_half_open) && !(server->flags & SERVER_DRAINED) &&
-		       !flow_is_over(flow, now);
+		return is_fit(server, is_half_open || !flow_is_idle(flow, now)) &&
+		       !(server->flags & SERVER_DRAINED) && !flow_is_over(flow, now);
 	return !flow_is_closing(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
 }
 

@@ -374,13 +374,21 @@ func TestSYNOfUnheardServer(t *testing.T) {
 	view := f.view()
 	frame := frameOf(web)
 	for _, c := range []struct{ state, want string }{
-		{"listen", "forward_hunt"}, {"half-open first", "forward_known"}, {"new first", "forward_hunt"},
-		{"steer first", "forward_hunt"}, {"stale first", "forward_hunt"}, {"over first", "forward_hunt"},
+		{"listen", "forward_hunt"}, {"half-open first", "forward_known"}, {"new first", "forward_known"},
+		{"steer first", "forward_known"}, {"stale first", "forward_hunt"}, {"over first", "forward_hunt"},
 	} {
 		f.setState(web, "web", c.state, parts)
 		trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: true, Length: int(layer3(frame))})
 		if got := f.run(frame); got.Reasons[c.want].Packets != 1 || trace.Reason != c.want {
 			t.Errorf("%s: %+v, traced as %s, want %s", c.state, got.Reasons, trace.Reason, c.want)
+		}
+		if c.state == "stale first" {
+			// The SYN may be a late copy: the server is asked whether it has the connection.
+			f.setState(web, "web", c.state, parts)
+			f.check(f.traced(t, trace, frame), f.run(frame))
+			if course := trace.Course; len(course) < 2 || course[0].Server != parts[first] {
+				t.Errorf("%s: the SYN visits %+v", c.state, course)
+			}
 		}
 	}
 	f.setState(web, "web", "half-open first", parts)

@@ -263,7 +263,14 @@ func offerAfter(drained uint32, row []uint32) course {
 func (v *View) isDrained(service *dataplane.ServiceEntry, entry dataplane.FlowEntry, now uint16) bool {
 	slot := entry.Server()
 	return entry != 0 && v.tables.Servers.Serves(slot, service.Id) && v.tables.Servers.Reachable(slot) && !entry.IsOver(now) &&
-		v.tables.Servers.Flags(slot)&dataplane.FlagFailing == 0
+		(v.tables.Servers.Flags(slot)&dataplane.FlagFailing == 0 || v.isOnlyUnheard(slot))
+}
+
+// isOnlyUnheard tells whether a server is unfit for one reason alone: is_only_unheard in
+// bpf/balancer/segments.h.
+func (v *View) isOnlyUnheard(slot uint32) bool {
+	causes := v.tables.Servers.Causes(slot)
+	return causes&^dataplane.Unresolved&^dataplane.Unreachable == dataplane.Unheard
 }
 
 // seek returns the course of a packet whose flow has a stale entry: seek in
@@ -337,7 +344,7 @@ func (v *View) leaves(
 	}
 	flags := v.tables.Servers.Flags(entry.Server())
 	causes := v.tables.Servers.Causes(entry.Server())
-	staysThough := isHalfOpen && causes&^dataplane.Unresolved&^dataplane.Unreachable == dataplane.Unheard
+	staysThough := (isHalfOpen || entry.Age(now) < dataplane.FlowMinIdle) && v.isOnlyUnheard(entry.Server())
 	mayMove := p.Opens || p.Flow.Protocol != config.TCP
 	switch {
 	case flags&dataplane.FlagInUse == 0:
