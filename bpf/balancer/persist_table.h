@@ -39,10 +39,10 @@ static __always_inline bool may_move(const struct packet *pkt)
  * server, because the SYN may be a late copy. A second server would reset what the client has from
  * the first.
  */
-static __always_inline bool is_fit(const struct server *server, bool is_recent)
+static __always_inline bool is_fit(const struct server *server, const struct flow *flow, __u64 now)
 {
-	return is_reachable(server) &&
-	       (!(server->flags & SERVER_FAILING) || (is_recent && is_only_unheard(server)));
+	return is_reachable(server) && (!(server->flags & SERVER_FAILING) ||
+					(is_only_unheard(server) && !flow_is_idle(flow, now)));
 }
 
 /*
@@ -52,13 +52,13 @@ static __always_inline bool is_fit(const struct server *server, bool is_recent)
  * another service, two flows share a signature: they are never mixed up.
  */
 static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
-					 const struct flow *flow, bool is_half_open)
+					 const struct flow *flow)
 {
 	const struct server *server = server_at(flow_server(flow));
 
 	if (!serves(server, service))
 		return false;
-	if (may_move(pkt) && !is_fit(server, is_half_open || !flow_is_idle(flow, flow_now())))
+	if (may_move(pkt) && !is_fit(server, flow, flow_now()))
 		return false;
 	return !starts_connection(pkt) ||
 	       (!(server->flags & SERVER_DRAINED) && !flow_is_over(flow, flow_now()));
@@ -66,10 +66,9 @@ static __always_inline bool keeps_server(const struct packet *pkt, const struct 
 
 /* Makes the server of a known flow the only segment, if the packet is to stay with it. */
 static __always_inline bool keep(const struct packet *pkt, const struct service *service,
-				 const struct flow *flow, bool is_half_open,
-				 struct segments *segments)
+				 const struct flow *flow, struct segments *segments)
 {
-	if (!flow_known(flow) || !keeps_server(pkt, service, flow, is_half_open))
+	if (!flow_known(flow) || !keeps_server(pkt, service, flow))
 		return false;
 	go_to(segments, flow_server(flow), server_at(flow_server(flow)));
 	return true;
@@ -117,7 +116,7 @@ static __always_inline enum lb_reason
 lookup_half_open(const struct packet *pkt, const struct service *service, struct flow *flow,
 		 const struct flow *half_open_flow, struct segments *segments)
 {
-	if (!keep(pkt, service, half_open_flow, true, segments))
+	if (!keep(pkt, service, half_open_flow, segments))
 		return LB_NONE;
 	ask(segments, SID_ACK, SID_ACK);
 	if (starts_connection(pkt))
@@ -155,7 +154,7 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 						   int *holder, struct segments *segments)
 {
 	flow_lookup(&pkt->key, service->id, flow);
-	if (keep(pkt, service, flow, false, segments) && renew(pkt, service, flow, flow_now()))
+	if (keep(pkt, service, flow, segments) && renew(pkt, service, flow, flow_now()))
 		return LB_FORWARD_KNOWN;
 	if (service->rule.flags & RULE_HALF_OPEN) {
 		struct flow half_open_flow;
@@ -170,7 +169,7 @@ static __always_inline enum lb_reason lookup_table(const struct packet *pkt,
 	}
 	if (!flow_known(flow))
 		return LB_NONE;
-	if (starts_connection(pkt) && keep(pkt, service, flow, false, segments))
+	if (starts_connection(pkt) && keep(pkt, service, flow, segments))
 		return LB_FORWARD_KNOWN;
 	*holder = holder_of(pkt, service, flow);
 	return LB_NONE;
@@ -259,16 +258,15 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
  * own server's signals may arrive out of order. A stale entry proves nothing.
  */
 static __always_inline bool is_taken(const struct packet *pkt, const struct service *service,
-				     const struct flow *flow, bool is_half_open, __u32 sender,
-				     __u64 now)
+				     const struct flow *flow, __u32 sender, __u64 now)
 {
 	const struct server *server = server_at(flow_server(flow));
 
 	if (!flow_known(flow) || is_stale(service, flow, now) || !serves(server, service))
 		return false;
 	if (pkt->tcp_flags & TCP_SYN)
-		return is_fit(server, is_half_open || !flow_is_idle(flow, now)) &&
-		       !(server->flags & SERVER_DRAINED) && !flow_is_over(flow, now);
+		return is_fit(server, flow, now) && !(server->flags & SERVER_DRAINED) &&
+		       !flow_is_over(flow, now);
 	return !flow_is_closing(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
 }
 
@@ -327,14 +325,12 @@ static __always_inline enum lb_reason take_create_table(const struct packet *pkt
 	struct flow half_open_flow = {};
 
 	for (int i = 0; i < 2; i++) {
-		bool is_half_open;
 		const struct flow *entry;
 		int server;
 
 		lookup_both(pkt, service, flow, &half_open_flow);
-		is_half_open = !flow_known(flow);
-		entry = is_half_open ? &half_open_flow : flow;
-		server = is_taken(pkt, service, entry, is_half_open, sender, flow_now())
+		entry = flow_known(flow) ? flow : &half_open_flow;
+		server = is_taken(pkt, service, entry, sender, flow_now())
 				 ? (int)flow_server(entry)
 				 : enter_answer(pkt, flow, &half_open_flow, sender);
 		if (server != HALF_OPEN_NOBODY)

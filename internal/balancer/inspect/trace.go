@@ -199,7 +199,7 @@ func (v *View) findServers(
 	if service.Rule.HasHalfOpen() {
 		halfOpen, signature := v.tables.HalfOpen.Bucket(p.Flow, service.Id, &v.tables.Identity)
 		half = halfOpen.Find(signature)
-		if half != 0 && v.traceEntry(p, service, half, halfOpenState, now, t) {
+		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
 			return askAll([]uint32{half.Server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
 		}
 	}
@@ -306,9 +306,6 @@ func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
 	return min(max(room/segmentSize, 1), tables.MaxCandidates)
 }
 
-// halfOpenState is the name of the state of half-open flows.
-const halfOpenState = "half-open"
-
 // traceEntry tells whether the packet goes to the server of an entry. It stores the entry and the
 // reason in the trace.
 func (v *View) traceEntry(
@@ -318,7 +315,7 @@ func (v *View) traceEntry(
 		Server: v.serverName(entry.Server()),
 		State:  state,
 		Idle:   float64(entry.Age(now)) * v.tables.Clock.Tick.Seconds(),
-		Left:   v.leaves(p, service, entry, state == halfOpenState, now),
+		Left:   v.leaves(p, service, entry, now),
 	}
 	return t.Known.Left == ""
 }
@@ -337,14 +334,14 @@ func foundHalfOpen(p Packet, hasRoom bool) dataplane.Reason {
 // leaves returns why the packet of a known flow does not go to its server: keeps_server in
 // bpf/balancer/persist_table.h. It returns an empty text if the packet goes there.
 func (v *View) leaves(
-	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, isHalfOpen bool, now uint16,
+	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, now uint16,
 ) string {
 	if !v.tables.Servers.Has(entry.Server()) {
 		return "the server's slot is beyond the table"
 	}
 	flags := v.tables.Servers.Flags(entry.Server())
 	causes := v.tables.Servers.Causes(entry.Server())
-	staysThough := (isHalfOpen || entry.Age(now) < dataplane.FlowMinIdle) && v.isOnlyUnheard(entry.Server())
+	staysThough := entry.Age(now) < dataplane.FlowMinIdle && v.isOnlyUnheard(entry.Server())
 	mayMove := p.Opens || p.Flow.Protocol != config.TCP
 	switch {
 	case flags&dataplane.FlagInUse == 0:
