@@ -293,3 +293,22 @@ func TestDemoIsInterrupted(t *testing.T) {
 		}
 	}
 }
+
+// TestPrivatePins runs a balancer where it sees no BPF file system, as ip netns exec does.
+func TestPrivatePins(t *testing.T) {
+	needRoot(t)
+	const warning = "/sys/fs/bpf is private to this process"
+	for _, c := range []struct {
+		command []string
+		warned  bool
+	}{
+		{[]string{"unshare", "-m", "sh", "-c", `mount -t tmpfs tmpfs /sys/fs/bpf && exec "$0" "$@"`, segue}, true},
+		{[]string{segue}, false},
+	} {
+		args := append(c.command[1:], "lb", "-c", filepath.Join(t.TempDir(), "missing.yaml"))
+		out, _ := exec.CommandContext(t.Context(), c.command[0], args...).CombinedOutput() // there is no such file
+		if got := strings.Contains(string(out), warning); got != c.warned {
+			t.Errorf("%v: warned %v, want %v:\n%s", c.command, got, c.warned, out)
+		}
+	}
+}
