@@ -35,8 +35,9 @@ func HidesPins() bool {
 	if err != nil {
 		return false
 	}
-	first, err := os.Readlink("/proc/1/ns/mnt")
-	return err == nil && own != first
+	// kthreadd is in the host's mount namespace. A container sees another process there, or none.
+	host, err := os.Readlink("/proc/2/ns/mnt")
+	return err == nil && own != host
 }
 
 // MakeDir makes the pin directory of an instance. It mounts the BPF file system first if the host
