@@ -6,11 +6,13 @@ package datapathtest
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"github.com/segue-lb/segue/internal/needs"
 )
@@ -43,7 +45,7 @@ func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program 
 		t.Fatalf("load %s: %v", program, err)
 	}
 	defer collection.Close()
-	calls := functions(spec.Programs[program])
+	calls := keptFunctions(t, spec.Programs[program], collection.Programs[program])
 	depths, err := depthsOf(collection.Programs[program].VerifierLog, len(calls))
 	if err != nil {
 		t.Fatalf("%s: %v", program, err)
@@ -60,6 +62,30 @@ func RequireStackForAllKernels(t *testing.T, spec *ebpf.CollectionSpec, program 
 type function struct {
 	name  string
 	calls []string
+}
+
+// keptFunctions returns the functions of a program in the order of its instructions, without those
+// that the kernel has removed because no call is left.
+func keptFunctions(t *testing.T, spec *ebpf.ProgramSpec, program *ebpf.Program) (kept []function) {
+	t.Helper()
+	info, err := program.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	offsets, err := info.FuncInfos()
+	if err != nil {
+		t.Fatal(err)
+	}
+	isKept := func(name string) bool {
+		return slices.ContainsFunc(offsets, func(o btf.FuncOffset) bool { return o.Func.Name == name })
+	}
+	for _, f := range functions(spec) {
+		if isKept(f.name) {
+			f.calls = slices.DeleteFunc(f.calls, func(name string) bool { return !isKept(name) })
+			kept = append(kept, f)
+		}
+	}
+	return kept
 }
 
 // functions returns the functions of a program in the order of its instructions.

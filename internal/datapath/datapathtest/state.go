@@ -44,6 +44,19 @@ func ReadState(t testing.TB, dir string) State {
 	return s
 }
 
+// ReadMaps reads maps, by their names.
+func ReadMaps(t testing.TB, all map[string]*ebpf.Map) State {
+	t.Helper()
+	s := State{}
+	for name, m := range all {
+		var err error
+		if s[name], err = describe(m); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	return s
+}
+
 func describe(object pin.Pinner) (map[string][]byte, error) {
 	switch object := object.(type) {
 	case *ebpf.Map:

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// kernelNameLength is the number of bytes that the kernel keeps of a map's name
+// (BPF_OBJ_NAME_LEN - 1).
+const kernelNameLength = 15
+
+// MapsOf opens the maps that a program uses. It returns them by the keys of their specifications,
+// whose layouts it does not compare. The caller closes the maps.
+func MapsOf(program *ebpf.Program, specs map[string]*ebpf.MapSpec) (map[string]*ebpf.Map, error) {
+	info, err := program.Info()
+	if err != nil {
+		return nil, fmt.Errorf("describe %v: %w", program, err)
+	}
+	keys := map[string]string{} // by the names of the maps in the kernel
+	for key, spec := range specs {
+		keys[spec.Name[:min(len(spec.Name), kernelNameLength)]] = key
+	}
+	maps := map[string]*ebpf.Map{}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		if err := addMap(maps, keys, id); err != nil {
+			for _, m := range maps {
+				_ = m.Close()
+			}
+			return nil, fmt.Errorf("open map %d of %v: %w", id, program, err)
+		}
+	}
+	return maps, nil
+}
+
+// addMap opens a map, and adds it if it has one of the names.
+func addMap(maps map[string]*ebpf.Map, keys map[string]string, id ebpf.MapID) error {
+	m, err := ebpf.NewMapFromID(id)
+	if err != nil {
+		return err
+	}
+	info, err := m.Info()
+	if err != nil {
+		_ = m.Close()
+		return err
+	}
+	key, ok := keys[info.Name]
+	if !ok {
+		return m.Close()
+	}
+	maps[key] = m
+	return nil
+}
