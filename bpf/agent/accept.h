@@ -7,6 +7,7 @@
 #define SEGUE_AGENT_ACCEPT_H
 
 #include "maps.h"
+#include "decision.h"
 #include "local.h"
 
 enum accept_policy {
@@ -120,10 +121,17 @@ static __always_inline struct acceptance *find_acceptance(const struct flow_key 
 	return bpf_map_lookup_elem(&acceptances, key);
 }
 
+/* Counts the result of an offer. A dry run records it instead. */
 static __always_inline void count_offer(const struct service_key *key, enum offer result)
 {
-	struct offers *counters = bpf_map_lookup_elem(&offers, key);
+	struct offers *counters;
 
+	if (dry_run) {
+		record.is_offer = true;
+		record.offer = result;
+		return;
+	}
+	counters = bpf_map_lookup_elem(&offers, key);
 	if (counters && result < OFFER_COUNT)
 		counters->count[result]++;
 }
@@ -158,40 +166,64 @@ static __always_inline bool read_load(const struct acceptance *acceptance,
 }
 
 /* Algorithm 1, SRc. */
-static __always_inline bool accept_static(const struct acceptance *acceptance,
-					  const struct load *load)
+static __always_inline bool accept_static(__u32 threshold, const struct load *load)
 {
-	return load->busy < acceptance->threshold;
+	return load->busy < threshold;
 }
 
+/* The fields of struct acceptance that algorithm 2 changes. */
+struct dynamic_state {
+	__u32 threshold;
+	__u32 attempts;
+	__u32 accepted;
+};
+
 /* The end of algorithm 2's window: keeps the accepted share around one half. */
-static __always_inline void adapt(struct acceptance *acceptance, const struct load *load)
+static __always_inline void adapt(struct dynamic_state *state, const struct acceptance *acceptance,
+				  const struct load *load)
 {
-	if (acceptance->accepted < acceptance->few) {
-		if (acceptance->threshold < load->capacity)
-			acceptance->threshold++;
-	} else if (acceptance->accepted > acceptance->many && acceptance->threshold > 0) {
-		acceptance->threshold--;
+	if (state->accepted < acceptance->few) {
+		if (state->threshold < load->capacity)
+			state->threshold++;
+	} else if (state->accepted > acceptance->many && state->threshold > 0) {
+		state->threshold--;
 	}
-	acceptance->attempts = 0;
-	acceptance->accepted = 0;
+	state->attempts = 0;
+	state->accepted = 0;
 }
 
 /* Algorithm 2, SRdyn, in the order of the paper: the new threshold decides the last attempt of a
  * window. The next window counts that attempt as accepted, but not as an attempt. */
 static __always_inline bool accept_dynamic(struct acceptance *acceptance, const struct load *load)
 {
+	struct dynamic_state state;
 	bool accepted;
 
 	bpf_spin_lock(&acceptance->lock);
-	acceptance->attempts++;
-	if (acceptance->attempts == acceptance->window)
-		adapt(acceptance, load);
-	accepted = accept_static(acceptance, load);
-	if (accepted)
-		acceptance->accepted++;
+	state.threshold = acceptance->threshold;
+	state.attempts = acceptance->attempts + 1;
+	state.accepted = acceptance->accepted;
+	if (state.attempts == acceptance->window)
+		adapt(&state, acceptance, load);
+	accepted = accept_static(state.threshold, load);
+	if (!dry_run) {
+		acceptance->threshold = state.threshold;
+		acceptance->attempts = state.attempts;
+		acceptance->accepted = state.accepted + accepted;
+	}
 	bpf_spin_unlock(&acceptance->lock);
 	return accepted;
+}
+
+/* Records the load by which the policy decides, in a dry run. */
+static __always_inline void record_load(bool known, const struct load *load)
+{
+	if (!dry_run)
+		return;
+	record.asked_load = true;
+	record.load_known = known;
+	record.busy = load->busy;
+	record.capacity = load->capacity;
 }
 
 /* Applies the policy. */
@@ -200,16 +232,18 @@ static __always_inline enum offer decide_offer(struct acceptance *acceptance,
 					       const struct backlog *backlog)
 {
 	struct load load = {};
-	bool accepted;
+	bool known, accepted;
 
 	if (acceptance->policy == ACCEPT_ALWAYS)
 		return OFFER_ACCEPTED;
 	if (acceptance->policy == ACCEPT_NEVER)
 		return OFFER_REFUSED;
-	if (!read_load(acceptance, key, backlog, &load))
+	known = read_load(acceptance, key, backlog, &load);
+	record_load(known, &load);
+	if (!known)
 		return OFFER_ACCEPTED_STALE;
 	if (acceptance->policy == ACCEPT_STATIC)
-		accepted = accept_static(acceptance, &load);
+		accepted = accept_static(acceptance->threshold, &load);
 	else
 		accepted = accept_dynamic(acceptance, &load);
 	return accepted ? OFFER_ACCEPTED : OFFER_REFUSED;

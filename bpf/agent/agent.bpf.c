@@ -13,6 +13,7 @@
 #include "answer_probe.h"
 #include "connections.h"
 #include "decap.h"
+#include "decision.h"
 #include "envelope.h"
 #include "handshake.h"
 #include "net/host.h"
@@ -57,6 +58,8 @@ static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct
 {
 	bool serves = is_served(envelope);
 
+	if (dry_run)
+		record_flow(ctx, envelope);
 	if (envelope->function == SID_PROBE)
 		return answer_probe(ctx, envelope, serves);
 	if (serves) {
@@ -73,23 +76,28 @@ static __always_inline enum agent_reason decide(struct xdp_md *ctx, const struct
 	return is_balancer(envelope->sender) ? AGENT_NEXT_SEGMENT : AGENT_DROP_SENDER;
 }
 
-static __always_inline bool next_is_server(struct xdp_md *ctx, const struct envelope *envelope)
+static __always_inline bool read_next_segment(struct xdp_md *ctx, const struct envelope *envelope,
+					      struct in6_addr *next)
 {
 	__u32 list = ETH_HLEN + sizeof(struct ipv6hdr) + envelope->options;
-	struct in6_addr next;
 
-	return !bpf_xdp_load_bytes(ctx, list + srh_size(envelope->segments_left - 1), &next,
-				   sizeof(next)) &&
-	       is_other_server(&next);
+	return !bpf_xdp_load_bytes(ctx, list + srh_size(envelope->segments_left - 1), next,
+				   sizeof(*next));
 }
 
 /* Leaves the packet to tc_forward, if it may travel on. */
 static __always_inline enum agent_reason
 pass_on(struct xdp_md *ctx, const struct envelope *envelope, enum agent_reason decision)
 {
-	if (!next_is_server(ctx, envelope))
+	struct in6_addr next;
+
+	if (!read_next_segment(ctx, envelope, &next) || !is_other_server(&next))
 		return AGENT_DROP_NEXT_SEGMENT;
-	return envelope->hop_limit > 1 ? decision : AGENT_DROP_HOP_LIMIT;
+	if (envelope->hop_limit <= 1)
+		return AGENT_DROP_HOP_LIMIT;
+	if (dry_run)
+		record.next = next;
+	return decision;
 }
 
 static __always_inline enum agent_reason
@@ -132,9 +140,15 @@ int xdp_agent(struct xdp_md *ctx)
 {
 	__u32 bytes = ctx->data_end - ctx->data - ETH_HLEN; /* never fewer */
 	enum agent_reason why = receive(ctx);
+	int verdict = why < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
 
-	count_frame(why, bytes);
-	return why < AGENT_DROP_IP_HEADER ? XDP_PASS : XDP_DROP;
+	if (dry_run) {
+		record.verdict = verdict;
+		record.reason = why;
+	} else {
+		count_frame(why, bytes);
+	}
+	return verdict;
 }
 
 SEC("tc")

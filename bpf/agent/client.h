@@ -6,6 +6,7 @@
 #define SEGUE_AGENT_CLIENT_H
 
 #include "envelope.h"
+#include "net/dryrun.h"
 #include "net/quote.h"
 
 #define MAX_DELIVERED_FRAGMENTS 4096
@@ -50,6 +51,8 @@ static __always_inline void note_delivered_fragment(const struct client_packet *
 	struct delivered_fragment key = delivered_fragment(client);
 	__u32 noted = 1;
 
+	if (dry_run)
+		return;
 	bpf_map_update_elem(&delivered_fragments, &key, &noted, BPF_ANY);
 }
 

@@ -8,6 +8,7 @@
 #ifndef SEGUE_AGENT_FLOWS_H
 #define SEGUE_AGENT_FLOWS_H
 
+#include "net/dryrun.h"
 #include "envelope.h"
 
 #define MAX_AGENT_FLOWS 131072
@@ -52,9 +53,11 @@ static __always_inline const struct agent_flow *find_agent_flow(const struct flo
 	return flow;
 }
 
-/* Replaces the whole entry, so that readers never see half of a change. */
+/* Replaces the whole entry, so that readers never see half of a change. A dry run leaves it. */
 static __always_inline void put_agent_flow(const struct flow_key *key, struct agent_flow *flow)
 {
+	if (dry_run)
+		return;
 	flow->since = bpf_ktime_get_coarse_ns();
 	bpf_map_update_elem(&agent_flows, key, flow, BPF_ANY);
 }

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Lets user space look up sockets with the code that packets use, so that a trace tells what would
- * happen to a packet.
+ * Tells user space what the agent knows about a flow, by the code that packets use.
  */
 #ifndef SEGUE_AGENT_QUERY_H
 #define SEGUE_AGENT_QUERY_H
 
+#include "accept.h"
+#include "decision.h"
+#include "flows.h"
 #include "local.h"
 
 /* User space passes it in place of a frame. */
@@ -16,19 +18,49 @@ struct socket_query {
 	struct backlog backlog;
 };
 
+/* Returns BPF_TCP_* of the socket that the flow's packets meet; 0: there is none. */
+static __always_inline __u32 socket_state(struct xdp_md *ctx, const struct flow_key *key)
+{
+	struct bpf_sock *socket = find_socket(ctx, key, key->source_port);
+	__u32 state;
+
+	if (!socket)
+		return 0;
+	state = socket->state;
+	bpf_sk_release(socket);
+	return state;
+}
+
 static __always_inline void answer_query(struct xdp_md *ctx, struct socket_query *query)
 {
 	struct packet pkt = { .key = query->flow };
 	struct backlog backlog = {};
-	struct bpf_sock *socket = find_socket(ctx, &pkt.key, pkt.key.source_port);
 
-	query->state = 0;
-	if (socket) {
-		query->state = socket->state;
-		bpf_sk_release(socket);
-	}
+	query->state = socket_state(ctx, &pkt.key);
 	query->kinds = find_local(ctx, &pkt, &backlog);
 	query->backlog = backlog;
+}
+
+/* Records what the agent knows about the flow of a packet, in a dry run. Returns 0. Not inlined: the
+ * verifier walks it once, and no other run needs its stack. */
+__noinline int record_flow(struct xdp_md *ctx, const struct envelope *envelope)
+{
+	struct client_packet client = {};
+	const struct agent_flow *flow;
+
+	if (!envelope || !read_client(ctx, envelope, &client) || client.fragment.is_later)
+		return 0;
+	record.has_flow = true;
+	if (!find_acceptance(&client.packet.key, &record.service))
+		record.service.protocol = 0;
+	record.socket = socket_state(ctx, &client.packet.key);
+	flow = find_agent_flow(&client.packet.key);
+	if (!flow)
+		return 0;
+	record.flow_state = flow->state;
+	record.balancer = flow->balancer;
+	record.age = bpf_ktime_get_ns() - flow->since;
+	return 0;
 }
 
 #endif

@@ -35,20 +35,20 @@ func TestExample(t *testing.T) {
 	for _, way := range []string{"insert", "encap"} {
 		frame := func(step string) []byte { return examples[way+" "+step].Frame(t, hostMAC, [6]byte{2, 0, 0, 0, 0, 1}) }
 		at("s1")
-		if verdict, _ := run(t, k.objects.XdpAgent, frame("2")); verdict != xdpPass {
+		if verdict, _ := runAgent(t, k, frame("2")); verdict != xdpPass {
 			t.Errorf("%s 2: verdict %d", way, verdict)
 		}
 		_, out := run(t, k.objects.TcForward, frame("2"))
 		examples[way+" 3"].Check(t, out)
 		at("s2")
-		run(t, k.objects.XdpAgent, frame("3"))
+		runAgent(t, k, frame("3"))
 		_, out = transmit(t, k, frame("5"), 0)
 		examples[way+" 6"].Check(t, out)
 		want, err := packet.Decapsulate(frame("9"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, out = run(t, k.objects.XdpAgent, frame("9")); !bytes.Equal(want, out) {
+		if _, out = runAgent(t, k, frame("9")); !bytes.Equal(want, out) {
 			t.Errorf("%s 9 is delivered as %x, want %x", way, out, want)
 		}
 	}

@@ -177,7 +177,7 @@ func hasIPHeader(frame []byte) bool {
 func (c *comparison) check(t *testing.T, frame []byte, reason string, want []byte) {
 	t.Helper()
 	refill(t, c.kernel)
-	verdict, out := run(t, c.objects.XdpAgent, frame)
+	verdict, out := runAgent(t, c.kernel, frame)
 	if drop := strings.HasPrefix(reason, "drop_"); drop != (verdict == xdpDrop) || !drop && verdict != xdpPass {
 		t.Errorf("%s\nthe verdict is %d for a frame to be counted as %s", explain(frame), verdict, reason)
 	}

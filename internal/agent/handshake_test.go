@@ -244,7 +244,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulat
 	frame := e.frame(now.dialogue, kind)
 	refill(t, k)
 	before, offersBefore := counters(t, k), offers(t, k, now.vip)
-	verdict, out := run(t, k.objects.XdpAgent, frame)
+	verdict, out := runAgent(t, k, frame)
 	got := slices.Collect(maps.Keys(changed(before, counters(t, k))))
 	reason, want := ref.receive(frame)
 	if !slices.Equal(got, []string{reason}) || !bytes.Equal(out, want) {
@@ -328,7 +328,7 @@ func TestPapersRows(t *testing.T) {
 			e := list[slices.IndexFunc(list, func(e event) bool { return e.name == row.event })]
 			before := counters(t, k)
 			s.do(func() error {
-				run(t, k.objects.XdpAgent, e.frame(now.dialogue, config.SRv6Insert))
+				runAgent(t, k, e.frame(now.dialogue, config.SRv6Insert))
 				return nil
 			})
 			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{row.becomes}) {
@@ -356,12 +356,12 @@ func TestRepeatedSYN(t *testing.T) {
 	for age, want := range map[int64]string{0: "deliver_srv6_insert", 100: "deliver_srv6_insert", 121: "next_refused"} {
 		setFlow(t, k, f, config.SRv6Insert, "wait", age)
 		s.do(func() error {
-			trace, err := k.view().Trace(f.client, f.vip)
+			trace, err := tracingView(t, k).Trace(f.client, f.vip)
 			if err == nil && !strings.HasPrefix(want, trace.Answers[0].Outcome) {
 				t.Errorf("after %d s: traced as %s, want %s", age, trace.Answers[0].Outcome, want)
 			}
 			before := counters(t, k)
-			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			runAgent(t, k, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
 			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{want}) {
 				t.Errorf("after %d s: left as %v, want %s", age, got, want)
 			}
@@ -413,7 +413,7 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 	}
 	setFlow(t, k, f, config.SRv6Insert, "", 0)
 	before := offers(t, k, f.vip)
-	run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+	runAgent(t, k, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
 	after, result := offers(t, k, f.vip), want.offer()
 	for name := range after {
 		if got := after[name] - before[name]; (got == 1) != (name == result) {
@@ -461,7 +461,7 @@ func TestStaleLoad(t *testing.T) {
 			}
 			setFlow(t, k, flow{client6, vip6}, config.SRv6Insert, "", 0)
 			before := offers(t, k, vip6)
-			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: flow{client6, vip6}}, config.SRv6Insert))
+			runAgent(t, k, events()[0].frame(dialogue{flow: flow{client6, vip6}}, config.SRv6Insert))
 			if after := offers(t, k, vip6); after[c.want] != before[c.want]+1 {
 				t.Errorf("%s: before %v, after %v, want one more %s", name, before, after, c.want)
 			}

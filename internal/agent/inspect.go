@@ -27,6 +27,8 @@ type View struct {
 	instance string
 	maps     agentMaps
 	labels   labels
+	program  *ebpf.Program // xdp_agent
+	dry      *dryRun       // of program; nil until the first trace
 	sockets  *ebpf.Program // query_socket
 	here     bool          // the agent is in the network namespace whose sockets are queried
 }
@@ -68,6 +70,10 @@ func OpenView(instance string) (_ *View, err error) {
 			return nil, fmt.Errorf("table %s: %w", name, err)
 		}
 	}
+	pin := filepath.Join(datapath.Dir(instance), agentProgXdpAgent)
+	if v.program, err = ebpf.LoadPinnedProgram(pin, nil); err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
 	refuseReads(spec) // queries never acknowledge data, and only acknowledgements need these reads
 	if v.sockets, err = ebpf.NewProgram(spec.Programs[agentProgQuerySocket]); err != nil {
 		return nil, fmt.Errorf("load program %s: %w", agentProgQuerySocket, err)
@@ -79,15 +85,21 @@ func OpenView(instance string) (_ *View, err error) {
 // Close closes the tables.
 func (v *View) Close() error {
 	var errs []error
-	if v.sockets != nil {
-		errs = append(errs, v.sockets.Close())
+	if v.dry != nil {
+		errs = append(errs, v.dry.close())
+	}
+	for _, program := range []*ebpf.Program{v.program, v.sockets} {
+		errs = append(errs, program.Close()) // nil if it was not opened
 	}
 	return errors.Join(append(errs, v.maps.Close())...)
 }
 
 // view returns a View of the data path's own tables. Their owner closes them.
 func (k *kernel) view() *View {
-	return &View{instance: k.instance, maps: k.objects.agentMaps, labels: k.labels, sockets: k.objects.QuerySocket, here: true}
+	return &View{
+		instance: k.instance, maps: k.objects.agentMaps, labels: k.labels,
+		program: k.objects.XdpAgent, sockets: k.objects.QuerySocket, here: true,
+	}
 }
 
 // Snapshot is the state of an agent at one moment.

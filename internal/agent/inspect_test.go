@@ -42,7 +42,7 @@ func TestInspect(t *testing.T) {
 	}
 	want := map[string]uint64{}
 	for _, c := range append(deliveries(), drops()...) {
-		run(t, k.objects.XdpAgent, c.frame)
+		runAgent(t, k, c.frame)
 		want[c.reason]++
 	}
 	s, err := inspect(k.instance)
@@ -180,7 +180,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 	}
 	s.connect(flow{client6, vip6}, accepted)
 	sid := events()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, config.SRv6Encap)
-	s.do(func() error { run(t, k.objects.XdpAgent, sid); return nil }) // connect-avail at the last server
+	s.do(func() error { runAgent(t, k, sid); return nil }) // connect-avail at the last server
 	for _, when := range []int64{now, now - int64(time.Minute)} {
 		report(when)
 		var got []*ServiceState

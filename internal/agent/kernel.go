@@ -104,19 +104,37 @@ func refuseReads(spec *ebpf.CollectionSpec) {
 	}
 }
 
-func (k *kernel) load(node *config.AgentNode) error {
-	spec, labels, err := loadSpec()
+// loadPermitted returns the same as loadSpec, with programs that this kernel permits.
+func loadPermitted() (*ebpf.CollectionSpec, labels, error) {
+	spec, l, err := loadSpec()
 	if err != nil {
-		return err
+		return nil, l, err
 	}
-	k.labels = labels
 	allowed, err := mayRead()
 	if err != nil {
-		return err
+		return nil, l, err
 	}
 	if !allowed {
 		refuseReads(spec)
 	}
+	return spec, l, nil
+}
+
+// withLog adds the verifier's log to the error of a program that the kernel refused.
+func withLog(err error) error {
+	var verifier *ebpf.VerifierError
+	if errors.As(err, &verifier) {
+		return fmt.Errorf("the kernel refuses a program: %+v", verifier)
+	}
+	return err
+}
+
+func (k *kernel) load(node *config.AgentNode) error {
+	spec, labels, err := loadPermitted()
+	if err != nil {
+		return err
+	}
+	k.labels = labels
 	kept, err := k.openKept(spec)
 	if err != nil {
 		return err
@@ -126,12 +144,8 @@ func (k *kernel) load(node *config.AgentNode) error {
 		return fmt.Errorf("set where the interface leads: %w", err)
 	}
 	err = spec.LoadAndAssign(&k.objects, &ebpf.CollectionOptions{MapReplacements: kept})
-	var verifier *ebpf.VerifierError
-	if errors.As(err, &verifier) {
-		return fmt.Errorf("the kernel refuses a program: %+v", verifier)
-	}
 	if err != nil {
-		return fmt.Errorf("load the data path: %w", err)
+		return fmt.Errorf("load the data path: %w", withLog(err))
 	}
 	k.assigned = assignedVIPs{k.objects.Belongings}
 	k.tc = tc{instance: k.instance, dir: k.dir, attachTCX: link.AttachTCX}

@@ -90,7 +90,7 @@ func testKernelOf(t testing.TB, cfg *config.Agent) *kernel {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(k.close(), datapath.RemoveDir(cfg.Node.Instance)); err != nil {
+		if err := errors.Join(closeDryRun(k), k.close(), datapath.RemoveDir(cfg.Node.Instance)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -223,7 +223,7 @@ func TestReceive(t *testing.T) {
 		for _, c := range group.cases {
 			t.Run(c.reason+"/"+c.name, func(t *testing.T) {
 				before := counters(t, k)
-				verdict, out := run(t, k.objects.XdpAgent, c.frame)
+				verdict, out := runAgent(t, k, c.frame)
 				if verdict != group.verdict {
 					t.Errorf("verdict %d, want %d", verdict, group.verdict)
 				}
@@ -255,7 +255,7 @@ func TestResetRate(t *testing.T) {
 		before, start := counters(t, k), time.Now()
 		onOneCore(t, func() {
 			for range 300 {
-				run(t, k.objects.XdpAgent, lost)
+				runAgent(t, k, lost)
 			}
 		})
 		most := 100 + uint64(time.Since(start).Milliseconds()) + 10 // for a jiffy
@@ -266,13 +266,13 @@ func TestResetRate(t *testing.T) {
 		}
 
 		setReset(t, k, math.MaxInt64)
-		verdict, out := run(t, k.objects.XdpAgent, lost)
+		verdict, out := runAgent(t, k, lost)
 		if verdict != xdpDrop || !bytes.Equal(lost, out) {
 			t.Errorf("%v: verdict %d, want a drop and the frame as it was", f.vip, verdict)
 		}
 		// A packet of a flow that the server has does not count for the limit.
 		known := asks(config.SRv6Encap, ackStickiness, data)
-		if verdict, _ := run(t, k.objects.XdpAgent, known); verdict != xdpPass {
+		if verdict, _ := runAgent(t, k, known); verdict != xdpPass {
 			t.Errorf("%v: verdict %d for a packet of a known flow", f.vip, verdict)
 		}
 	}
@@ -331,7 +331,7 @@ func TestECN(t *testing.T) {
 
 func checkECN(t *testing.T, k *kernel, frame []byte, want int, wantFrame []byte) {
 	t.Helper()
-	verdict, out := run(t, k.objects.XdpAgent, frame)
+	verdict, out := runAgent(t, k, frame)
 	if want == 4 {
 		if verdict != xdpDrop {
 			t.Errorf("verdict %d, want a drop", verdict)
@@ -388,10 +388,7 @@ func TestReferenceAgrees(t *testing.T) {
 			r.Skip("a function about flows, which package packet does not know")
 		}
 		verdict, want, _ := server.Receive(wrapped)
-		got, out, err := k.objects.XdpAgent.Test(wrapped)
-		if err != nil {
-			r.Fatal(err)
-		}
+		got, out := runAgent(t, k, wrapped)
 		delivered := got == xdpPass && !bytes.Equal(out, wrapped)
 		if delivered != (verdict == packet.Deliver) {
 			r.Fatalf("XDP verdict %d, delivered %v; the reference says %v", got, delivered, verdict)

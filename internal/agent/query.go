@@ -34,11 +34,12 @@ func querySockets(program *ebpf.Program, client, vip netip.AddrPort) (state sock
 	return state, nil
 }
 
-func (s socketState) name() string {
-	if int(s.State) < len(socketNames) {
-		return socketNames[s.State]
+// socketName returns the name of a socket's state, BPF_TCP_* or 0.
+func socketName(state uint32) string {
+	if int(state) < len(socketNames) {
+		return socketNames[state]
 	}
-	return fmt.Sprintf("state %d", s.State)
+	return fmt.Sprintf("state %d", state)
 }
 
 func (s socketState) has(kinds ...agentSocketKind) bool {
@@ -48,11 +49,6 @@ func (s socketState) has(kinds ...agentSocketKind) bool {
 		}
 	}
 	return false
-}
-
-// isLive does the same as is_live in bpf/agent/local.h.
-func (s socketState) isLive() bool {
-	return s.has(agentSocketKindSOCKET_REQUEST, agentSocketKindSOCKET_CONNECTED)
 }
 
 // flowKey returns the data path's key of a TCP flow.

@@ -124,7 +124,7 @@ func TestEndIsToldOnce(t *testing.T) {
 	send(tcRedirect, "the end")
 	send(tcUnspec, "the end once more")
 	as := event{"as", ackStickiness, true, packet.ACK}
-	run(t, k.objects.XdpAgent, as.frame(dialogue{flow: f}, config.SRv6Encap)) // from the second balancer
+	runAgent(t, k, as.frame(dialogue{flow: f}, config.SRv6Encap)) // from the second balancer
 	send(tcRedirect, "the end to another balancer")
 	send(tcUnspec, "that once more")
 }
@@ -428,7 +428,14 @@ func TestAcceptQueue(t *testing.T) {
 		t.Helper()
 		before := offers(t, k, vip6)
 		s.do(func() error {
-			run(t, k.objects.XdpAgent, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			trace, err := tracingView(t, k).Trace(f.client, f.vip)
+			if err != nil {
+				return err
+			}
+			if load := trace.Accept.Load; load == nil || int(load.Busy) != waiting || load.Capacity == nil {
+				t.Errorf("%d waiting: traced as %+v", waiting, load)
+			}
+			runAgent(t, k, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
 			return nil
 		})
 		if after := offers(t, k, vip6); after[want] != before[want]+1 {

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
@@ -11,16 +12,20 @@ import (
 
 func TestStackFitsAllKernels(t *testing.T) {
 	needs.Agent(t)
-	for _, program := range []string{"xdp_agent", "tc_agent", "tc_forward"} {
+	for _, c := range []struct {
+		program string
+		dryRun  bool
+	}{{"xdp_agent", false}, {"xdp_agent", true}, {"tc_agent", false}, {"tc_forward", false}} {
 		spec, err := loadAgent()
 		if err != nil {
 			t.Fatal(err)
 		}
 		// Include the code for interfaces that lead out of the domain. The verifier removes it on
 		// other nodes.
-		if err := spec.Variables[agentVarHostIsOutside].Set(true); err != nil {
+		outside := spec.Variables[agentVarHostIsOutside].Set(true)
+		if err := errors.Join(outside, spec.Variables[agentVarDryRun].Set(c.dryRun)); err != nil {
 			t.Fatal(err)
 		}
-		datapathtest.RequireStackForAllKernels(t, spec, program)
+		datapathtest.RequireStackForAllKernels(t, spec, c.program)
 	}
 }

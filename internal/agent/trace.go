@@ -3,10 +3,10 @@
 package agent
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -27,7 +27,7 @@ type Trace struct {
 	Flow   TracedFlow   `json:"flow"`
 	// Socket is the state of the socket that the packets reach: the connection's own, a listening
 	// one, or "none". It is empty outside the agent's network namespace, because the state is
-	// unknown there; Answers is empty then, too.
+	// unknown there; Answers is empty then, too. Answers is also empty if the server has no locator.
 	Socket  string   `json:"socket"`
 	Answers []Answer `json:"answers"`
 	// Next is the route to the next server, if that is known.
@@ -43,8 +43,8 @@ type TracedFlow struct {
 	Age      float64      `json:"age_seconds,omitempty"` // since the last change of state
 }
 
-// Answer is what happens to a packet with a function in its segment. It does not consider packets
-// that return a SYN cookie.
+// Answer is what happens to a packet with a function in its segment, by a dry run of the agent's
+// program. It does not consider packets that return a SYN cookie.
 type Answer struct {
 	Function string `json:"function"`
 	Last     bool   `json:"last"` // no other server is left
@@ -58,18 +58,13 @@ type Answer struct {
 // deliver is an Outcome. The data path counts deliveries under several reasons, by encapsulation.
 const deliver = "deliver"
 
-// tracer holds everything that decides about the packets of a connection.
-type tracer struct {
-	served     bool
-	state      agentAgentFlowState
-	age        time.Duration // since the state changed
-	sockets    socketState
-	acceptance *agentAcceptance // nil: no policy
-	load       agentLoad
-	known      bool // the load is known
+// tracedFunctions are the functions about connections.
+var tracedFunctions = []srv6.Function{
+	srv6.ConnectAvail, srv6.ConnectForce, srv6.AckStickiness, srv6.RecoverStickiness, srv6.Deliver, srv6.Steer,
 }
 
-// Trace reads what the server knows about a client's TCP connection to a VIP.
+// Trace asks the agent's program what it would do with the packets of a client's TCP connection to a
+// VIP. Both addresses must have the same IP version.
 func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
 	t := &Trace{Instance: v.instance, Client: client, VIP: vip}
 	if err := v.trace(t); err != nil {
@@ -79,33 +74,34 @@ func (v *View) Trace(client, vip netip.AddrPort) (*Trace, error) {
 }
 
 func (v *View) trace(t *Trace) (err error) {
-	var with tracer
-	if with.served, err = has(v.maps.Vips, t.VIP.Addr().As16()); err != nil {
+	if t.Served, err = has(v.maps.Vips, t.VIP.Addr().As16()); err != nil {
 		return err
 	}
-	t.Served = with.served
-	if with.state, with.age, err = v.traceFlow(t); err != nil {
-		return err
-	}
-	key, err := v.traceService(t)
+	decisions, err := v.decisions(t)
 	if err != nil {
 		return err
 	}
-	if with.acceptance, err = v.acceptance(key); err != nil {
+	var flow agentDecision // all decisions are about the same flow
+	if len(decisions) > 0 {
+		flow = decisions[0]
+	}
+	t.Flow = tracedFlow(&flow)
+	key, err := v.traceService(t, &flow)
+	if err != nil {
 		return err
 	}
-	if t.Accept, err = v.acceptState(key); err != nil || !v.here {
+	if t.Accept, err = v.acceptState(key); err != nil {
 		return err
 	}
-	if with.sockets, err = querySockets(v.sockets, t.Client, t.VIP); err != nil {
+	if !v.here {
+		t.Answers = nil // they depend on the sockets
+		return nil
+	}
+	if err := v.traceLoad(t, key, decisions); err != nil {
 		return err
 	}
-	t.Socket = with.sockets.name()
-	if err := v.traceLoad(&with, key, t); err != nil {
-		return err
-	}
-	t.Answers = with.answers()
-	return nil
+	t.Socket, err = v.traceSocket(t, &flow)
+	return err
 }
 
 // has tells whether a table has an element.
@@ -117,12 +113,54 @@ func has(m *ebpf.Map, key any) (bool, error) {
 	return value != nil, nil
 }
 
-// traceService finds the service of the VIP and the port. If there is none, it looks for the
-// service of all ports of the VIP.
-func (v *View) traceService(t *Trace) (agentServiceKey, error) {
-	var key agentServiceKey
-	for _, port := range []config.Port{config.Port(t.VIP.Port()), config.AllPorts} {
-		key = serviceKey(config.AgentService{VIP: t.VIP.Addr(), Port: port, Protocol: config.TCP})
+// decisions runs the agent's program for each function, without changing anything. It returns what
+// the program decided, and sets the answers.
+func (v *View) decisions(t *Trace) (all []agentDecision, err error) {
+	if v.dry == nil {
+		if v.dry, err = newDryRun(v.program); err != nil {
+			return nil, err
+		}
+	}
+	for _, function := range tracedFunctions {
+		for _, last := range []bool{false, true} {
+			frame, ok, err := v.dry.frame(question{t.Client, t.VIP, function, last})
+			if !ok {
+				return nil, err
+			}
+			decision, err := v.dry.decide(frame)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, decision)
+			t.Answers = append(t.Answers, v.labels.answer(function, last, &decision))
+		}
+	}
+	return all, nil
+}
+
+// answer describes a decision.
+func (l *labels) answer(function srv6.Function, last bool, d *agentDecision) Answer {
+	a := Answer{Function: function.String(), Last: last, Outcome: l.reasons[d.Reason]}
+	if strings.HasPrefix(a.Outcome, "deliver_") && a.Outcome != "deliver_not_local" {
+		a.Outcome = deliver
+	}
+	if d.IsOffer != 0 {
+		a.Offer = l.offers[d.Offer]
+	}
+	return a
+}
+
+// traceService finds the service whose accept policy applies. If none does, traceService looks for
+// the service of the VIP and the port, and then for the service of all ports of the VIP.
+func (v *View) traceService(t *Trace, flow *agentDecision) (key agentServiceKey, err error) {
+	keys := []agentServiceKey{flow.service()}
+	if keys[0].Protocol == 0 {
+		service := config.AgentService{VIP: t.VIP.Addr(), Port: config.Port(t.VIP.Port()), Protocol: config.TCP}
+		exact := serviceKey(service)
+		service.Port = config.AllPorts
+		keys = []agentServiceKey{exact, serviceKey(service)}
+	}
+	for _, key = range keys {
 		var label agentServiceLabel
 		err := v.maps.ServiceNames.Lookup(key, &label)
 		if err == nil {
@@ -145,157 +183,43 @@ var flowStateNames = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
 }
 
-// Lifetimes of entries, as in bpf/agent/flows.h.
-const (
-	closingLifetime = 10 * time.Second
-	repeatLifetime  = 2 * time.Minute
-)
-
-// traceFlow reads the agent's entry and its age, as find_flow in bpf/agent/flows.h does.
-func (v *View) traceFlow(t *Trace) (agentAgentFlowState, time.Duration, error) {
-	t.Flow.State = flowStateNames[agentAgentFlowStateAGENT_FLOW_LISTEN]
-	var flow agentAgentFlow
-	err := v.maps.AgentFlows.Lookup(flowKey(t.Client, t.VIP), &flow)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return agentAgentFlowStateAGENT_FLOW_LISTEN, 0, nil
+// tracedFlow returns the agent's entry as the program found it.
+func tracedFlow(d *agentDecision) TracedFlow {
+	state := agentAgentFlowState(d.FlowState)
+	flow := TracedFlow{State: flowStateNames[state]}
+	if state != agentAgentFlowStateAGENT_FLOW_LISTEN {
+		flow.Balancer = locatorPrefix(d.Balancer)
+		flow.Age = time.Duration(max(0, int64(d.Age))).Seconds()
 	}
-	if err != nil {
-		return 0, 0, fmt.Errorf("read %s: %w", v.maps.AgentFlows, err)
-	}
-	now, err := monotonic()
-	if err != nil {
-		return 0, 0, err
-	}
-	state, age := agentAgentFlowState(flow.State), time.Duration(max(0, now-int64(flow.Since)))
-	if state == agentAgentFlowStateAGENT_FLOW_CLOSING && age > closingLifetime {
-		return agentAgentFlowStateAGENT_FLOW_LISTEN, 0, nil
-	}
-	var locator [16]byte
-	binary.NativeEndian.PutUint64(locator[:], flow.Balancer)
-	t.Flow = TracedFlow{
-		State:    flowStateNames[state],
-		Balancer: netip.PrefixFrom(netip.AddrFrom16(locator), srv6.LocatorBits),
-		Age:      age.Seconds(),
-	}
-	return state, age, nil
+	return flow
 }
 
-// traceLoad reads the load on which the policy would decide now. For the accept queue, it is the
-// backlog of the listener that the connection would reach.
-func (v *View) traceLoad(with *tracer, key agentServiceKey, t *Trace) (err error) {
-	a := with.acceptance
-	if a == nil || !asksForLoad(a) {
-		return nil
-	}
-	if agentLoadSource(a.Source) == agentLoadSourceLOAD_ACCEPT_QUEUE {
-		backlog := with.sockets.Backlog
-		with.load, with.known = agentLoad{Busy: backlog.Waiting, Capacity: backlog.Most}, true
-	} else if with.load, with.known, err = v.readLoad(key, a); err != nil {
-		return err
-	}
-	if t.Accept != nil {
+// traceLoad replaces the load by the one that the policy would decide on now. For the accept queue,
+// it is the backlog of the listener that the connection would reach.
+func (v *View) traceLoad(t *Trace, key agentServiceKey, decisions []agentDecision) error {
+	for i := range decisions {
+		d := &decisions[i]
+		if d.AskedLoad == 0 || t.Accept == nil {
+			continue
+		}
+		a, err := v.acceptance(key)
+		if a == nil || err != nil {
+			return err
+		}
 		t.Accept.Load = nil
-		t.Accept.setLoad(a, with.load, with.known)
+		t.Accept.setLoad(a, agentLoad{Busy: d.Busy, Capacity: d.Capacity}, d.LoadKnown != 0)
+		return nil
 	}
 	return nil
 }
 
-// answers returns the answers to all functions about connections.
-func (t *tracer) answers() (all []Answer) {
-	for _, f := range []srv6.Function{
-		srv6.ConnectAvail, srv6.ConnectForce, srv6.AckStickiness, srv6.RecoverStickiness, srv6.Deliver, srv6.Steer,
-	} {
-		for _, last := range []bool{false, true} {
-			a := Answer{Function: f.String(), Last: last}
-			a.Outcome, a.Offer = t.answer(f, last)
-			all = append(all, a)
-		}
+// traceSocket returns the name of the socket that the program found. The program looks for none if
+// packets with functions do not reach the agent: it has no locator, or its interface leads out of the
+// domain.
+func (v *View) traceSocket(t *Trace, flow *agentDecision) (string, error) {
+	if flow.HasFlow != 0 {
+		return socketName(uint32(flow.Socket)), nil
 	}
-	return all
-}
-
-// answer does the same as decide in bpf/agent/agent.bpf.c.
-func (t *tracer) answer(f srv6.Function, last bool) (outcome, offer string) {
-	switch {
-	case !t.served && last:
-		return "drop_not_served", ""
-	case !t.served:
-		return "next_segment", ""
-	case f == srv6.ConnectAvail || f == srv6.ConnectForce:
-		return t.connect(f == srv6.ConnectForce || last)
-	case f == srv6.RecoverStickiness || f == srv6.Steer:
-		return t.recover(last), ""
-	}
-	return deliver, ""
-}
-
-// connect does the same as connect in bpf/agent/handshake.h.
-func (t *tracer) connect(isForced bool) (outcome, offer string) {
-	listening := t.sockets.has(agentSocketKindSOCKET_LISTENING)
-	wasAccepted := agentSocketKind(t.sockets.Kinds) == agentSocketKindSOCKET_LISTENING &&
-		t.state == agentAgentFlowStateAGENT_FLOW_WAIT && t.age <= repeatLifetime
-	switch {
-	case t.sockets.isLive() || wasAccepted:
-		return deliver, ""
-	case t.acceptance == nil && isForced:
-		return deliver, ""
-	case t.acceptance == nil:
-		return "next_refused", ""
-	case isForced:
-		return deliver, "forced"
-	case !listening:
-		return "next_refused", "refused_down"
-	}
-	if offer = t.decideOffer(); offer == "refused" {
-		return "next_refused", offer
-	}
-	return deliver, offer
-}
-
-// decideOffer does the same as decide_offer in bpf/agent/accept.h.
-func (t *tracer) decideOffer() string {
-	a := *t.acceptance
-	switch agentAcceptPolicy(a.Policy) {
-	case agentAcceptPolicyACCEPT_ALWAYS:
-		return "accepted"
-	case agentAcceptPolicyACCEPT_NEVER:
-		return "refused"
-	case agentAcceptPolicyACCEPT_DYNAMIC:
-		if a.Attempts+1 == a.Window {
-			a.adapt(&t.load)
-		}
-	}
-	switch {
-	case !t.known:
-		return "accepted_stale"
-	case t.load.Busy < a.Threshold:
-		return "accepted"
-	}
-	return "refused"
-}
-
-// adapt changes the threshold at the end of a window, as adapt in bpf/agent/accept.h does.
-func (a *agentAcceptance) adapt(load *agentLoad) {
-	if a.Accepted < a.Few {
-		if a.Threshold < load.Capacity {
-			a.Threshold++
-		}
-	} else if a.Accepted > a.Many && a.Threshold > 0 {
-		a.Threshold--
-	}
-}
-
-// recover does the same as recover in bpf/agent/handshake.h.
-func (t *tracer) recover(last bool) string {
-	switch {
-	case t.sockets.isLive():
-		return deliver
-	case !last:
-		return "next_not_local"
-	case t.sockets.has(agentSocketKindSOCKET_TIME_WAIT):
-		return deliver
-	case t.acceptance != nil && t.acceptance.Reset != 0:
-		return "deliver_not_local"
-	}
-	return "drop_not_local"
+	sockets, err := querySockets(v.sockets, t.Client, t.VIP)
+	return socketName(sockets.State), err
 }

@@ -55,6 +55,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 	s := newStage(t)
 	sides := [][]situation{s.situations(client4, vip4), s.situations(client6, vip6)}
 	random := rand.New(rand.NewPCG(4, 6))
+	view := tracingView(t, k)
 	seen := map[string]int{}
 	for range 200 {
 		accept, notLocal := randomRule(random)
@@ -76,7 +77,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 				} else {
 					setFlow(t, k, now.flow, config.SRv6Encap, state, 0)
 				}
-				seen[agree(t, k, now, e)]++
+				seen[agree(t, k, view, now, e)]++
 			}
 			return nil
 		})
@@ -90,13 +91,14 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 }
 
 // agree compares the prediction of trace with the result for an event's packet.
-func agree(t *testing.T, k *kernel, now situation, e event) string {
+func agree(t *testing.T, k *kernel, view *View, now situation, e event) string {
 	t.Helper()
 	key := serviceKey(config.AgentService{VIP: now.vip.Addr(), Port: config.Port(now.vip.Port())})
 	var acceptance [2]agentAcceptance
 	read := func(i int) error { return k.objects.Acceptances.Lookup(key, &acceptance[i]) }
 	flowBefore, err := getFlow(t, k, now.flow), read(0)
-	trace, traceErr := k.view().Trace(now.client, now.vip)
+	refill(t, k)
+	trace, traceErr := view.Trace(now.client, now.vip)
 	if err := errors.Join(err, traceErr, read(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -107,9 +109,8 @@ func agree(t *testing.T, k *kernel, now situation, e event) string {
 		return a.Function == srv6.Function(e.function).String() && a.Last == e.last
 	})
 	want := trace.Answers[at]
-	refill(t, k)
 	before, offersBefore := counters(t, k), offers(t, k, now.vip)
-	run(t, k.objects.XdpAgent, e.frame(now.dialogue, config.SRv6Encap))
+	runAgent(t, k, e.frame(now.dialogue, config.SRv6Encap))
 	got := Answer{Function: want.Function, Last: want.Last}
 	for reason := range maps.Keys(changed(before, counters(t, k))) {
 		got.Outcome += strings.TrimSuffix(reason, "_srv6_encap")
@@ -134,7 +135,7 @@ func TestTraceOfConnection(t *testing.T) {
 	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
-	view := k.view()
+	view := tracingView(t, k)
 	sockets := map[string]string{"down": "none", "listening": "listening", "request": "request",
 		"request, but connected elsewhere": "request", "connected": "established",
 		"time wait": "time-wait", "cookie": "listening"}
@@ -163,6 +164,45 @@ func TestTraceOfConnection(t *testing.T) {
 	view.here = true
 	if got, err := view.Trace(client6, other6); err != nil || got.Served || got.Service != "" || got.Answers[0].Outcome != "next_segment" {
 		t.Errorf("of another VIP: %+v, error %v", got, err)
+	}
+}
+
+// Trace knows what a server does with SIDs that are not usual: with a policy of all ports behind a
+// service without one, without a locator, and on an interface that leads out of the domain.
+func TestTraceOfUnusualServers(t *testing.T) {
+	s := newStage(t)
+	s.listen(vip4)
+	nowhere := testConfig()
+	nowhere.Node.Locator = netip.Prefix{}
+	for name, c := range map[string]struct {
+		cfg     *config.Agent
+		service string
+		answer  *Answer // the first one
+	}{
+		"all ports":    {testConfig(), "all", &Answer{Function: "connect-avail", Outcome: "next_refused", Offer: "refused"}},
+		"outside":      {outsideConfig(), "gre", &Answer{Function: "connect-avail", Outcome: "drop_outside"}},
+		"tunnels only": {nowhere, "gre", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := testKernelOf(t, c.cfg)
+			s.do(func() error {
+				got, err := tracingView(t, k).Trace(client4, vip4)
+				if err != nil {
+					return err
+				}
+				if got.Service != c.service || got.Socket != "listening" || got.Flow.State != "listen" || !got.Served {
+					t.Errorf("%+v, want service %s and a listening socket", got, c.service)
+				}
+				var first *Answer
+				if len(got.Answers) > 0 {
+					first = &got.Answers[0]
+				}
+				if diff := cmp.Diff(c.answer, first); diff != "" {
+					t.Errorf("the first answer (-want +got):\n%s", diff)
+				}
+				return nil
+			})
+		})
 	}
 }
 

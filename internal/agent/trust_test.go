@@ -142,7 +142,7 @@ func TestBalancersAreNamed(t *testing.T) {
 			for _, e := range events() {
 				setFlow(t, k, way.flow, way.kind, "direct", 0)
 				flow, before := getFlow(t, k, way.flow), counters(t, k)
-				verdict, _ := run(t, k.objects.XdpAgent, e.frame(dialogue{flow: way.flow}, way.kind))
+				verdict, _ := runAgent(t, k, e.frame(dialogue{flow: way.flow}, way.kind))
 				_, refused := changed(before, counters(t, k))["drop_sender"]
 				if want := c.refuse && e.function != deliverAlways; refused != want || refused && verdict != xdpDrop {
 					t.Errorf("%s, %v, %s named: %s is refused: %t, verdict %d; want %t", way.kind, way.client, c.name, e.name, refused, verdict, want)
@@ -277,7 +277,7 @@ func TestForgedSignals(t *testing.T) {
 func refuseForgery(t *testing.T, k *kernel, forged []byte) {
 	t.Helper()
 	before := counters(t, k)
-	verdict, _ := run(t, k.objects.XdpAgent, forged)
+	verdict, _ := runAgent(t, k, forged)
 	want := map[string]agentCounter{"drop_next_segment": {Packets: 1, Bytes: uint64(len(forged) - 14)}}
 	if diff := cmp.Diff(want, changed(before, counters(t, k))); verdict != xdpDrop || diff != "" {
 		t.Errorf("verdict %d; counters (-want +got):\n%s", verdict, diff)

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// dryRun is a copy of an agent's XDP program that decides what happens to a packet, and changes
+// nothing (bpf/net/dryrun.h). It shares the tables and the variables of the original.
+type dryRun struct {
+	program   *ebpf.Program
+	record    *ebpf.Variable // what the last run has decided: agentDecision
+	hostMAC   *ebpf.Variable
+	locator   *ebpf.Variable
+	balancers *ebpf.Map
+}
+
+// Sections of global variables. The constants of a dry run differ from those of the original, and
+// its record is its own.
+const (
+	constantsSection = ".rodata"
+	recordSection    = ".data.decision"
+)
+
+// errOtherBuild means that a dry run of this build would not decide as the running program does.
+var errOtherBuild = errors.New("another build of segue loaded the agent's program: " +
+	"restart the agent, or trace with that build")
+
+// newDryRun loads a dry run of an agent's XDP program. The program must be of this build. The caller
+// still owns the program.
+func newDryRun(original *ebpf.Program) (_ *dryRun, err error) {
+	spec, _, err := loadPermitted()
+	if err != nil {
+		return nil, err
+	}
+	maps, err := datapath.MapsOf(original, spec.Maps)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeAll(maps)) }()
+	if err := setConstants(spec, maps[constantsSection]); err != nil {
+		return nil, err
+	}
+	var objects struct {
+		Program   *ebpf.Program  `ebpf:"xdp_agent"`
+		Record    *ebpf.Variable `ebpf:"record"`
+		HostMac   *ebpf.Variable `ebpf:"host_mac"`
+		Locator   *ebpf.Variable `ebpf:"node_locator"`
+		Balancers *ebpf.Map      `ebpf:"balancers"`
+	}
+	options := &ebpf.CollectionOptions{MapReplacements: shared(maps)}
+	if err := spec.LoadAndAssign(&objects, options); errors.Is(err, ebpf.ErrMapIncompatible) {
+		return nil, fmt.Errorf("%w: %w", errOtherBuild, err)
+	} else if err != nil {
+		return nil, fmt.Errorf("load the dry run of %s: %w", agentProgXdpAgent, withLog(err))
+	}
+	d := &dryRun{objects.Program, objects.Record, objects.HostMac, objects.Locator, objects.Balancers}
+	if err := d.checkSame(original); err != nil {
+		return nil, errors.Join(err, d.close())
+	}
+	return d, nil
+}
+
+// setConstants makes a specification's constants those of a running program, for a dry run.
+func setConstants(spec *ebpf.CollectionSpec, constants *ebpf.Map) error {
+	if constants == nil || constants.ValueSize() != spec.Maps[constantsSection].ValueSize {
+		return errOtherBuild
+	}
+	values, err := constants.LookupBytes(uint32(0))
+	if err != nil {
+		return fmt.Errorf("read the program's constants: %w", err)
+	}
+	for _, v := range spec.Variables {
+		if v.SectionName == constantsSection {
+			v.Value = values[v.Offset:][:v.Size()]
+		}
+	}
+	if err := spec.Variables[agentVarDryRun].Set(true); err != nil {
+		return fmt.Errorf("make the program a dry run: %w", err)
+	}
+	return nil
+}
+
+// shared returns the maps that a dry run shares with the original.
+func shared(maps map[string]*ebpf.Map) map[string]*ebpf.Map {
+	all := map[string]*ebpf.Map{}
+	for name, m := range maps {
+		if name != constantsSection && name != recordSection {
+			all[name] = m
+		}
+	}
+	return all
+}
+
+// checkSame compares the instructions of the dry run and of the original, as they were loaded.
+func (d *dryRun) checkSame(original *ebpf.Program) error {
+	own, err := d.program.Info()
+	if err != nil {
+		return fmt.Errorf("describe the dry run: %w", err)
+	}
+	info, err := original.Info()
+	if err != nil {
+		return fmt.Errorf("describe the agent's program: %w", err)
+	}
+	if own.Tag != info.Tag {
+		return fmt.Errorf("%w: its instructions are %s, not %s", errOtherBuild, info.Tag, own.Tag)
+	}
+	return nil
+}
+
+func (d *dryRun) close() error { return errors.Join(d.program.Close(), d.balancers.Close()) }
+
+// decide returns what the original would decide about a frame now. It looks for sockets in the
+// network namespace of the calling thread.
+func (d *dryRun) decide(frame []byte) (decision agentDecision, err error) {
+	if err := d.record.Set(agentDecision{}); err != nil {
+		return decision, fmt.Errorf("clear the record of the dry run: %w", err)
+	}
+	if _, err := d.program.Run(&ebpf.RunOptions{Data: frame}); err != nil {
+		return decision, fmt.Errorf("dry run of %s: %w", agentProgXdpAgent, err)
+	}
+	if err := d.record.Get(&decision); err != nil {
+		return decision, fmt.Errorf("read the record of the dry run: %w", err)
+	}
+	return decision, nil
+}
+
+// service returns the key of the service whose accept policy applies. Its protocol is 0 if there is
+// none.
+func (d *agentDecision) service() agentServiceKey {
+	key := agentServiceKey{Port: d.Service.Port, Protocol: d.Service.Protocol}
+	key.Vip.In6U.U6Addr8 = d.Service.Vip.In6U.U6Addr8
+	return key
+}
+
+// question is a packet of a connection that a balancer may send to the server.
+type question struct {
+	client, vip netip.AddrPort
+	function    srv6.Function
+	last        bool // no other server is left
+}
+
+// frame returns the packet. ok is false if the server has no locator, and so no functions.
+func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
+	var locator uint64
+	var mac [8]byte
+	if err := errors.Join(d.locator.Get(&locator), d.hostMAC.Get(&mac)); err != nil {
+		return nil, false, fmt.Errorf("read the agent's variables: %w", err)
+	}
+	if locator == 0 {
+		return nil, false, nil
+	}
+	sender, err := d.sender()
+	if err != nil {
+		return nil, false, err
+	}
+	// srv6-encap carries both IP versions. Decisions do not depend on the encapsulation.
+	frame, err = packet.Encapsulate(packet.TCP(q.client, q.vip, packet.Flags(q.flags())), packet.Encap{
+		Kind: config.SRv6Encap, Sender: sender, Segments: q.segments(locator),
+		NextHop: packet.MAC(mac[:6]),
+	})
+	if err != nil {
+		return nil, false, fmt.Errorf("make a packet from %s to %s: %w", q.client, q.vip, err)
+	}
+	return frame, true, nil
+}
+
+// flags returns the TCP flags of the packet. A later packet of a connection has no ACK, because the
+// number that it would acknowledge is unknown: the program compares the number with that of the
+// server's SYN-ACK or SYN cookie.
+func (q question) flags() packet.TCPFlags {
+	if q.function == srv6.ConnectAvail || q.function == srv6.ConnectForce {
+		return packet.SYN
+	}
+	return packet.PSH
+}
+
+// segments returns the server's SID, and that of another server unless this server is the last. The
+// locators differ in a bit of their last byte.
+func (q question) segments(locator uint64) []netip.Addr {
+	sid := srv6.SID{Locator: locatorPrefix(locator), Function: q.function}
+	if q.last {
+		return []netip.Addr{sid.Addr()}
+	}
+	other := srv6.SID{Locator: locatorPrefix(locator ^ 1<<63), Function: q.function}
+	return []netip.Addr{sid.Addr(), other.Addr()}
+}
+
+// sender returns the locator of a balancer that the agent obeys. It is :: if the agent obeys all.
+func (d *dryRun) sender() (netip.Addr, error) {
+	var prefix agentLocatorPrefix
+	err := d.balancers.NextKey(nil, &prefix)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return netip.Addr{}, fmt.Errorf("read %s: %w", d.balancers, err)
+	}
+	var address [16]byte
+	copy(address[:], prefix.Locator[:])
+	return netip.AddrFrom16(address), nil
+}
+
+// locatorPrefix returns a locator that the data path holds in memory order.
+func locatorPrefix(locator uint64) netip.Prefix {
+	var address [16]byte
+	binary.NativeEndian.PutUint64(address[:], locator)
+	return netip.PrefixFrom(netip.AddrFrom16(address), srv6.LocatorBits)
+}
