@@ -77,7 +77,7 @@ static __always_inline __u64 flow_now(void)
 	return (bpf_jiffies64() >> flow_tick_shift) & FLOW_TIME_MASK;
 }
 
-/* The fields of an entry's value. Only this file and halfopen.h read them. */
+/* The fields of an entry's value. Only this file, halfopen.h and sweep.bpf.c read them. */
 static __always_inline __u32 entry_server(__u64 value)
 {
 	return (value >> FLOW_SERVER_SHIFT) & 0xffff;

@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -59,14 +58,11 @@ type Balancer struct {
 	wire     *dataplane.Wire // the prober's access to the data path
 	reloads  chan reload
 	attached bool
-	mode     datapath.Mode              // native if at least one interface is
-	warned   map[string]bool            // names of interfaces that cannot send what XDP forwards
-	stale    map[string]bool            // services whose candidate tables are out of date
-	flows    dataplane.FlowCountsBySlot // the flows that the last sweep kept
-	halfOpen dataplane.FlowCountsBySlot // the half-open flows that the last sweep kept
+	mode     datapath.Mode   // native if at least one interface is
+	warned   map[string]bool // names of interfaces that cannot send what XDP forwards
+	stale    map[string]bool // services whose candidate tables are out of date
+	swept    inspect.LastSweep
 	ready    chan struct{}
-
-	published atomic.Pointer[inspect.SweptFlows] // a copy of flows and halfOpen, for scrapes
 }
 
 // reload is a new configuration, and the channel for the result.
@@ -167,11 +163,6 @@ func (b *Balancer) Close() error {
 	return err
 }
 
-// publish makes the counts of the last sweep visible to scrapes.
-func (b *Balancer) publish() {
-	b.published.Store(&inspect.SweptFlows{Flows: b.flows, HalfOpen: b.halfOpen})
-}
-
 // Collector returns a collector of the balancer's metrics. Close the collector before the balancer.
 // Collector returns an error if the tables cannot be opened again.
 func (b *Balancer) Collector() (*inspect.Collector, error) {
@@ -179,7 +170,7 @@ func (b *Balancer) Collector() (*inspect.Collector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return inspect.NewCollector(inspect.NewView(tables), b.published.Load), nil
+	return inspect.NewCollector(inspect.NewView(tables), &b.swept), nil
 }
 
 // Ready returns a channel that is closed when the data path is attached.
@@ -233,7 +224,6 @@ func (b *Balancer) control(ctx context.Context) error {
 			rebuild.within(gather)
 			journal.within(journalDelay)
 		}
-		b.publish()
 		var err error
 		select {
 		case <-ctx.Done():
@@ -350,7 +340,6 @@ func (b *Balancer) attach() error {
 	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
 	b.applyHops()
 	b.logChanges()
-	b.publish()
 	close(b.ready)
 	return nil
 }
@@ -594,34 +583,31 @@ func (b *Balancer) resolved() bool {
 
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
 func (b *Balancer) sweep() error {
-	now, err := b.plane.Clock.Now()
+	kept, err := b.plane.Sweeper.Sweep(b.lifetimes())
 	if err != nil {
 		return err
 	}
-	timeouts := b.timeouts()
-	keep := func(e dataplane.FlowEntry) bool {
-		limits := timeouts[e.Server()]
-		return limits != nil && e.Age(now) <= limits[e.State()]
-	}
-	b.flows = b.plane.Flows.Sweep(keep)
-	b.halfOpen = b.plane.HalfOpen.Sweep(keep)
+	b.swept.Set(kept)
 	b.services.endHunts(time.Now())
 	return b.slots.Swept()
 }
 
-// timeouts returns the timeouts by server slot and flow state, in ticks. The element of a slot
-// without a server is nil.
-func (b *Balancer) timeouts() []*[4]uint16 {
-	timeouts := make([]*[4]uint16, dataplane.MostSlots)
-	for _, svc := range b.services.byName {
-		limits := &[4]uint16{
-			dataplane.FlowNew:         b.plane.Clock.Ticks(svc.Timeouts.New),
-			dataplane.FlowEstablished: b.plane.Clock.Ticks(svc.Timeouts.Established),
-			dataplane.FlowClosing:     b.plane.Clock.Ticks(svc.Timeouts.Closing),
-		}
-		for _, m := range svc.members {
-			timeouts[m.slot] = limits
+// lifetimes iterates over the slots of the configured servers, with the ages at which their entries
+// are freed: the first tick after the timeout.
+func (b *Balancer) lifetimes() iter.Seq2[uint32, dataplane.FlowLifetimes] {
+	end := func(timeout time.Duration) uint16 { return b.plane.Clock.Ticks(timeout) + 1 }
+	return func(yield func(uint32, dataplane.FlowLifetimes) bool) {
+		for _, svc := range b.services.byName {
+			lifetimes := dataplane.FlowLifetimes{
+				dataplane.FlowNew:         end(svc.Timeouts.New),
+				dataplane.FlowEstablished: end(svc.Timeouts.Established),
+				dataplane.FlowClosing:     end(svc.Timeouts.Closing),
+			}
+			for _, m := range svc.members {
+				if !yield(m.slot, lifetimes) {
+					return
+				}
+			}
 		}
 	}
-	return timeouts
 }

@@ -46,9 +46,9 @@ func (f *fixture) otherThanPlaced(flow dataplane.Flow, service string) string {
 	return ""
 }
 
-// A sweep allocates memory for servers that have flows, and not for all possible servers. That
-// would be two megabytes for each table, every few seconds.
-func TestSweepCountsServersWithFlows(t *testing.T) {
+// Count allocates memory for servers that have flows, and not for all possible servers. That would
+// be two megabytes for each table.
+func TestCountOfServersWithFlows(t *testing.T) {
 	t.Parallel()
 	f := openStandard(t)
 	if counts := f.plane.Flows.Count(); counts == nil || len(counts) > 0 {

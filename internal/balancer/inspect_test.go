@@ -216,7 +216,6 @@ func TestHuntCounts(t *testing.T) {
 	f.run(f.signal(web, "web", row[1], srv6.CreateStickiness, synAck))
 	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck)) // too late
 	f.must(f.sweep())
-	f.publish()
 	halfOpen := fmt.Sprintf(`segue_lb_half_open_flows{server="%s",service="web"} 1`, row[1])
 	if got := expose(t, registry); !strings.Contains(got, halfOpen+"\n") {
 		t.Errorf("no line %q in\n%s", halfOpen, got)

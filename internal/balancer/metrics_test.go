@@ -50,7 +50,6 @@ func TestMetrics(t *testing.T) {
 	f.setHealth("rest", "r4", false)
 	f.setHealth("rest", "r6", false)
 	f.must(f.sweep())
-	f.publish()
 
 	problems, err := testutil.GatherAndLint(registry)
 	if err != nil {

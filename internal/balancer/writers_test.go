@@ -278,16 +278,27 @@ func (s *storm) control(random *rand.Rand, running *atomic.Int32) {
 		s.must(s.sweep())
 		s.letPass(running)
 	default:
-		s.checkAnchored(s.sweepSome(random.Uint64()))
+		s.checkAnchored(s.sweepSome(random))
 		s.countDoubles()
 	}
 }
 
-// sweepSome frees new and closing entries, as a sweep does after their timeout.
-func (s *storm) sweepSome(some uint64) dataplane.FlowCountsBySlot {
-	return s.plane.Flows.Sweep(func(e dataplane.FlowEntry) bool {
-		return e.State() == stateEstablished || (e.Signature()^some)%3 != 0
+// sweepSome frees the new and closing entries of some slots, as a sweep does after their timeout.
+func (s *storm) sweepSome(random *rand.Rand) []dataplane.SweptServer {
+	s.t.Helper()
+	kept, err := s.plane.Sweeper.Sweep(func(yield func(uint32, dataplane.FlowLifetimes) bool) {
+		for slot := range s.plane.Objects.ServerCounters.MaxEntries() {
+			lifetimes := dataplane.Forever
+			if random.IntN(3) == 0 {
+				lifetimes[stateNew], lifetimes[stateClosing] = 0, 0
+			}
+			if !yield(slot, lifetimes) {
+				return
+			}
+		}
 	})
+	s.must(err)
+	return kept
 }
 
 func (s *storm) countDoubles() {
@@ -307,7 +318,7 @@ func (s *storm) countDoubles() {
 }
 
 // checkAnchored checks that the anchors have all their established flows, and no others.
-func (s *storm) checkAnchored(counts dataplane.FlowCountsBySlot) {
+func (s *storm) checkAnchored(kept []dataplane.SweptServer) {
 	s.t.Helper()
 	for number, svc := range []string{"web", "dns"} {
 		want := dataplane.FlowCounts{}
@@ -316,7 +327,7 @@ func (s *storm) checkAnchored(counts dataplane.FlowCountsBySlot) {
 				want.Established++
 			}
 		}
-		if got := counts.Of(s.slot(svc, "anchor-"+svc)); got != want {
+		if got, _ := kept[s.slot(svc, "anchor-"+svc)].Counts(); got != want {
 			s.t.Errorf("the anchor of %s has %+v, want %+v", svc, got, want)
 		}
 	}

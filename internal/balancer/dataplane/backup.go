@@ -104,11 +104,11 @@ func (b *backup) keepTable(number uint32) error {
 	return nil
 }
 
-// keepFlows stores the entries for which swept returns true. They are about to be freed.
-func (b *backup) keepFlows(table *FlowTable, swept func(FlowEntry) bool) {
+// keepFlows stores the entries of the slots. They are about to be freed.
+func (b *backup) keepFlows(table *FlowTable, slots map[uint32]bool) {
 	for i := range table.Entries {
 		value := atomic.LoadUint64(&table.Entries[i])
-		if entry := FlowEntry(value); entry.State() != FlowFree && swept(entry) {
+		if entry := FlowEntry(value); entry.State() != FlowFree && slots[entry.Server()] {
 			b.flows = append(b.flows, sweptFlow{&table.Entries[i], value})
 		}
 	}

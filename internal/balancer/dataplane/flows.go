@@ -55,7 +55,7 @@ type FlowTable struct {
 }
 
 // mapFlows maps a flow table into memory. The protection is PROT_READ, or PROT_READ|PROT_WRITE for
-// a table that is swept.
+// a table whose entries a failed start restores.
 func mapFlows(m *ebpf.Map, protection int) (*FlowTable, error) {
 	size := int(m.MaxEntries()) * int(m.ValueSize())
 	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
@@ -125,27 +125,15 @@ func (c *FlowCountsBySlot) add(e FlowEntry) {
 	(*c)[e.Server()][e.State()]++
 }
 
-// Sweep frees the entries for which keep returns false, and counts the others. Packets can change
-// the table meanwhile. An entry that changes during the sweep stays.
-func (t *FlowTable) Sweep(keep func(FlowEntry) bool) FlowCountsBySlot {
+// Count counts the flows. It reads the whole table. Packets can change the table meanwhile.
+func (t *FlowTable) Count() FlowCountsBySlot {
 	counts := FlowCountsBySlot{}
 	for i := range t.Entries {
-		value := atomic.LoadUint64(&t.Entries[i])
-		entry := FlowEntry(value)
-		if entry.State() == FlowFree {
-			continue
+		if entry := FlowEntry(atomic.LoadUint64(&t.Entries[i])); entry.State() != FlowFree {
+			counts.add(entry)
 		}
-		if !keep(entry) && atomic.CompareAndSwapUint64(&t.Entries[i], value, 0) {
-			continue
-		}
-		counts.add(entry)
 	}
 	return counts
-}
-
-// Count counts the flows. It reads the whole table.
-func (t *FlowTable) Count() FlowCountsBySlot {
-	return t.Sweep(func(FlowEntry) bool { return true })
 }
 
 // FlowCounts are numbers of flows by state.
@@ -161,12 +149,18 @@ func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
 // Of returns the numbers of flows of a slot's server.
 func (c FlowCountsBySlot) Of(server uint32) (counts FlowCounts) {
 	if server < uint32(len(c)) {
-		states := &c[server]
-		counts.New = states[FlowNew]
-		counts.Established = states[FlowEstablished]
-		counts.Closing = states[FlowClosing]
+		counts = countsOf(&c[server])
 	}
 	return counts
+}
+
+// countsOf returns numbers of flows that are given by state.
+func countsOf[N uint32 | uint64](states *[4]N) FlowCounts {
+	return FlowCounts{
+		New:         uint64(states[FlowNew]),
+		Established: uint64(states[FlowEstablished]),
+		Closing:     uint64(states[FlowClosing]),
+	}
 }
 
 // Total returns the numbers of flows of all servers.

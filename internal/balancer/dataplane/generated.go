@@ -20,6 +20,9 @@ type (
 	Port = balancerPort
 	// FlowState is the state of an entry of a flow table.
 	FlowState = balancerFlowState
+	// SweptServer says how long a sweep keeps a server's entries, and how many it has kept
+	// (sweep.bpf.c).
+	SweptServer = sweeperSweptServer
 	// FragmentKey and FragmentFlow are the key and the value of the table of first fragments
 	// (fragments.h).
 	FragmentKey  = balancerFragmentKey

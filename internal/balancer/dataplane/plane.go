@@ -37,6 +37,7 @@ type Plane struct {
 	Flows     *FlowTable
 	HalfOpen  *FlowTable // flows whose SYN a server has answered, and whose client has not answered
 	Clock     *FlowClock // the clock of both flow tables
+	Sweeper   *Sweeper
 	Probes    *ProbeTable
 	// Constants are the values of the variables with which programs that use these tables must be
 	// loaded, by the names of the variables.
@@ -146,6 +147,9 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 	if p.HalfOpen, err = mapFlows(p.Objects.HalfOpen, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
+	if p.Sweeper, err = newSweeper(&p.Objects, p.Clock); err != nil {
+		return err
+	}
 	if p.Directory, err = MapDirectory(p.Objects.Directory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
 		return err
 	}
@@ -172,8 +176,8 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
-	return errors.Join(p.Probes.close(), p.Flows.close(), p.HalfOpen.close(), p.Directory.Close(),
-		p.closeObjects())
+	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(),
+		p.Directory.Close(), p.closeObjects())
 }
 
 // Detach removes the data path of an instance from the kernel, with all flows. It removes the

@@ -201,10 +201,10 @@ func (s *Slots) Swept() error {
 }
 
 // Reclaim frees the slots of servers that an earlier process has retired, unless they are wanted
-// again. It sweeps their flows itself. One sweep is enough, because packets that were under way
-// when the servers were retired have left the data path by now. Without Reclaim, processes that end
-// before they sweep would use up all slots. Reclaim returns an error if a counter or a label cannot
-// be changed.
+// again. It sweeps the flows of these slots, and no others. One sweep is enough, because packets
+// that were under way when the servers were retired have left the data path by now. Without
+// Reclaim, processes that end before they sweep would use up all slots. Reclaim returns an error if
+// the sweep fails, or if a counter or a label cannot be changed.
 func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 	unwanted := map[uint32]bool{}
 	for slot := range s.retired {
@@ -216,8 +216,10 @@ func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 		return nil
 	}
 	for _, table := range []*FlowTable{s.plane.Flows, s.plane.HalfOpen} {
-		s.plane.backup.keepFlows(table, func(e FlowEntry) bool { return unwanted[e.Server()] })
-		table.Sweep(func(e FlowEntry) bool { return !unwanted[e.Server()] })
+		s.plane.backup.keepFlows(table, unwanted)
+	}
+	if err := s.sweep(unwanted); err != nil {
+		return err
 	}
 	for slot := range unwanted {
 		if err := s.plane.backup.keepCounters(slot); err != nil {
@@ -228,6 +230,18 @@ func (s *Slots) Reclaim(wanted map[ServerKey]bool) error {
 		}
 	}
 	return nil
+}
+
+// sweep frees the flows of the slots. It keeps all other flows, however old they are.
+func (s *Slots) sweep(slots map[uint32]bool) error {
+	_, err := s.plane.Sweeper.Sweep(func(yield func(uint32, FlowLifetimes) bool) {
+		for slot := range uint32(len(s.plane.Servers.servers)) {
+			if !slots[slot] && !yield(slot, Forever) {
+				return
+			}
+		}
+	})
+	return err
 }
 
 // release frees a slot. It holds the lock of counting, so that no reader in this process counts

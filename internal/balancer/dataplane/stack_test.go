@@ -10,9 +10,14 @@ import (
 
 func TestStackFitsAllKernels(t *testing.T) {
 	t.Parallel()
-	spec, _, err := LoadSpec()
+	balancer, _, err := LoadSpec()
 	if err != nil {
 		t.Fatal(err)
 	}
-	datapathtest.RequireStackForAllKernels(t, spec, "xdp_lb")
+	datapathtest.RequireStackForAllKernels(t, balancer, "xdp_lb")
+	sweeper, err := loadSweeper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	datapathtest.RequireStackForAllKernels(t, sweeper, "sweep_flows")
 }

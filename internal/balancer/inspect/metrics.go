@@ -4,6 +4,7 @@ package inspect
 
 import (
 	"slices"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -12,21 +13,36 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// SweptFlows are the flows that the last sweep of the flow tables kept.
-type SweptFlows struct {
-	Flows    dataplane.FlowCountsBySlot // nil before the first sweep
-	HalfOpen dataplane.FlowCountsBySlot // the half-open flows
+// LastSweep contains the numbers of flows that the last sweep of the flow tables kept. The balancer
+// writes them while scrapes read them. All sweeps write to the same memory.
+type LastSweep struct {
+	mutex  sync.Mutex
+	bySlot []dataplane.SweptServer // nil before the first sweep
+}
+
+// Set copies the numbers of a sweep, which are by slot.
+func (l *LastSweep) Set(bySlot []dataplane.SweptServer) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	l.bySlot = append(l.bySlot[:0], bySlot...)
+}
+
+// read returns a copy of the numbers. It is nil before the first sweep.
+func (l *LastSweep) read() []dataplane.SweptServer {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	return slices.Clone(l.bySlot)
 }
 
 // Collector collects the metrics of a balancer. It reads the counters from the kernel at each
 // scrape. The flow table may be large, so the numbers of flows are those of the last sweep.
 type Collector struct {
 	view  *View
-	swept func() *SweptFlows
+	swept *LastSweep
 }
 
-// NewCollector returns a collector that gets the numbers of flows from swept, which may return nil.
-func NewCollector(view *View, swept func() *SweptFlows) *Collector {
+// NewCollector returns a collector that gets the numbers of flows from swept.
+func NewCollector(view *View, swept *LastSweep) *Collector {
 	return &Collector{view: view, swept: swept}
 }
 
@@ -94,7 +110,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge(out, versionDesc, tables.Version)
 	collectReasons(out, reasons)
 
-	collectServers(out, services, c.swept())
+	collectServers(out, services, c.swept.read())
 }
 
 func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount) {
@@ -106,7 +122,7 @@ func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount
 
 // collectServers omits servers that are no longer configured. During a reload, a server whose
 // address changes has two slots. Its metrics are then those of the first slot.
-func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swept *SweptFlows) {
+func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swept []dataplane.SweptServer) {
 	for _, service := range services {
 		seen := map[string]bool{}
 		counts := map[Condition]int{}
@@ -128,7 +144,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swep
 	}
 }
 
-func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string, swept *SweptFlows) {
+func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string, swept []dataplane.SweptServer) {
 	counter(out, serverPacketsDesc, server.Packets, labels...)
 	counter(out, serverBytesDesc, server.Bytes, labels...)
 	counter(out, serverFlowsDesc, server.Placed, labels...)
@@ -140,7 +156,7 @@ func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []s
 	if server.Hunt != nil {
 		collectHunt(out, server.Hunt, labels)
 	}
-	if swept != nil && swept.Flows != nil {
+	if swept != nil {
 		collectFlows(out, server, swept, labels)
 	}
 }
@@ -157,11 +173,14 @@ func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string
 	counter(out, resetsDesc, hunt.Resets, labels...)
 }
 
-func collectFlows(out chan<- prometheus.Metric, server *ServerState, swept *SweptFlows, labels []string) {
-	if server.Hunt != nil {
-		gauge(out, halfOpenDesc, float64(swept.HalfOpen.Of(server.Slot).Total()), labels...)
+func collectFlows(out chan<- prometheus.Metric, server *ServerState, swept []dataplane.SweptServer, labels []string) {
+	var counts, halfOpen dataplane.FlowCounts
+	if int(server.Slot) < len(swept) { // the server is not newer than the sweep
+		counts, halfOpen = swept[server.Slot].Counts()
 	}
-	counts := swept.Flows.Of(server.Slot)
+	if server.Hunt != nil {
+		gauge(out, halfOpenDesc, float64(halfOpen.Total()), labels...)
+	}
 	for state, count := range map[dataplane.FlowState]uint64{
 		dataplane.FlowNew:         counts.New,
 		dataplane.FlowEstablished: counts.Established,

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+const (
+	// bucketsPerRun is how many buckets one run of the program sweeps: one megabyte of the table.
+	// Kernels without preemption run nothing else on the CPU during a run, except interrupts.
+	// Packets that the kernel leaves to its threads wait for the end of the run. So a run should
+	// take less than a millisecond. It still takes far longer than the system call that starts it.
+	bucketsPerRun = 1 << 14
+
+	sweptServersSection = ".data.swept_servers" // in bpf/balancer/sweep.bpf.c
+	sweptServersMap     = "swept_servers"
+)
+
+// FlowLifetimes are the ages, in ticks, at which a sweep frees the entries of a server, by state.
+// At 0 it frees all entries.
+type FlowLifetimes = [FlowClosing + 1]uint16
+
+// Forever are the lifetimes of entries that a sweep keeps, however old they are. No age in ticks is
+// as high.
+var Forever = FlowLifetimes{
+	FlowNew: math.MaxUint16, FlowEstablished: math.MaxUint16, FlowClosing: math.MaxUint16,
+}
+
+// Sweeper sweeps the flow tables by the program of bpf/balancer/sweep.bpf.c. One goroutine owns it.
+type Sweeper struct {
+	program *ebpf.Program
+	tables  []*ebpf.Map // flows and half-open flows, in this order
+	memory  []byte
+	servers []SweptServer // by slot, and one more for all higher slots
+}
+
+// newSweeper loads the program for the flow tables of the objects.
+func newSweeper(o *Objects, clock *FlowClock) (*Sweeper, error) {
+	spec, err := loadSweeper()
+	if err != nil {
+		return nil, err
+	}
+	shared := map[string]*ebpf.Map{FlowsMap: o.Flows, balancerMapHalfOpen: o.HalfOpen}
+	for name, table := range shared {
+		spec.Maps[name].MaxEntries = table.MaxEntries()
+	}
+	slots := o.ServerCounters.MaxEntries()
+	size := (slots + 1) * uint32(unsafe.Sizeof(SweptServer{}))
+	datapath.NameSection(spec, sweptServersSection, sweptServersMap, size)
+	for name, value := range map[string]uint32{
+		sweeperVarSweptSlots: slots, sweeperVarFlowTickShift: clock.Shift,
+	} {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	var loaded struct {
+		Program *ebpf.Program `ebpf:"sweep_flows"`
+		Servers *ebpf.Map     `ebpf:"swept_servers"`
+	}
+	err = spec.LoadAndAssign(&loaded, &ebpf.CollectionOptions{MapReplacements: shared})
+	if err != nil {
+		return nil, fmt.Errorf("load the sweep: %w", err)
+	}
+	defer loaded.Servers.Close() // the program and the mapping keep the map
+	s := &Sweeper{program: loaded.Program, tables: []*ebpf.Map{o.Flows, o.HalfOpen}}
+	const protection = unix.PROT_READ | unix.PROT_WRITE
+	s.memory, err = unix.Mmap(loaded.Servers.FD(), 0, int(size), protection, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("map the servers of the sweep: %w", err), s.close())
+	}
+	s.servers = unsafe.Slice((*SweptServer)(unsafe.Pointer(unsafe.SliceData(s.memory))), slots+1)
+	return s, nil
+}
+
+func (s *Sweeper) close() error {
+	err := s.program.Close()
+	if s.memory != nil {
+		err = errors.Join(err, unix.Munmap(s.memory))
+	}
+	return err
+}
+
+// Sweep frees the entries of both flow tables that have reached their lifetimes, and counts the
+// others. The lifetimes are by slot. Entries of all other slots are freed. Packets can change the
+// tables meanwhile. An entry that changes during the sweep stays.
+//
+// Sweep returns the numbers of the entries that it has kept, by slot, up to the highest slot with
+// lifetimes. The next sweep overwrites them. Sweep returns an error if the program cannot be run.
+// Then it may have swept a part of the tables.
+func (s *Sweeper) Sweep(
+	lifetimes iter.Seq2[uint32, FlowLifetimes],
+) (kept []SweptServer, err error) {
+	clear(s.servers)
+	slots := uint32(0)
+	for slot, lifetime := range lifetimes {
+		s.servers[slot].Lifetime = lifetime
+		slots = max(slots, slot+1)
+	}
+	for number, table := range s.tables {
+		for first := uint32(0); first < table.MaxEntries(); first += bucketsPerRun {
+			part := sweeperSweepRun{
+				First:      first,
+				Count:      min(bucketsPerRun, table.MaxEntries()-first),
+				IsHalfOpen: uint32(number),
+			}
+			if err := s.run(part); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return s.servers[:slots], nil
+}
+
+func (s *Sweeper) run(part sweeperSweepRun) error {
+	batches, err := s.program.Run(&ebpf.RunOptions{Context: part})
+	if err == nil && int32(batches) < 0 {
+		err = unix.Errno(-int32(batches))
+	}
+	if err != nil {
+		return fmt.Errorf("sweep %d buckets from bucket %d: %w", part.Count, part.First, err)
+	}
+	return nil
+}
+
+// Counts returns the numbers of entries that a sweep has kept, in both flow tables.
+func (s *SweptServer) Counts() (flows, halfOpen FlowCounts) {
+	return countsOf(&s.Flows), countsOf(&s.HalfOpen)
+}
