@@ -40,7 +40,9 @@ func BuildPermuted(permutations []Permutation, buckets, candidates int) (*Table,
 	}
 	t.Candidates = min(candidates, len(walks))
 	if t.Candidates > 0 {
-		t.Rows = fill(newSchedule(walks, weights), buckets, t.Candidates)
+		g := newGrid(buckets, t.Candidates)
+		g.fill(newSchedule(walks, weights))
+		t.Rows = g.rows
 	}
 	return t, nil
 }

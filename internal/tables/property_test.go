@@ -107,7 +107,9 @@ func TestApportionment(t *testing.T) {
 		}
 		s := newSchedule(walks, weights)
 		counts := make([]float64, len(weights))
-		for _, server := range fill(s, m, c) {
+		g := newGrid(m, c)
+		g.fill(s)
+		for _, server := range g.rows {
 			counts[server]++
 		}
 
@@ -234,4 +236,56 @@ func sharedSkip(list []Server, m int) bool {
 		seen[skip] = true
 	}
 	return false
+}
+
+// TestColumns checks tables that are filled column by column. Their first column is the table with
+// one candidate, and rows list a server once.
+func TestColumns(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := bucketNumbers.Draw(t, "buckets")
+		servers := numbered(rapid.IntRange(1, 40).Draw(t, "servers"))
+		if rapid.Bool().Draw(t, "weights") {
+			for i := range servers {
+				servers[i].Weight = rapid.Uint32Range(0, 5).Draw(t, "weight")
+			}
+		}
+		columns, err := BuildColumns(servers, m, candidateness.Draw(t, "candidates"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first := mustBuild(t, servers, m, 1)
+		for b := range len(columns.Rows) / max(columns.Candidates, 1) {
+			row := columns.Row(b)
+			if row[0] != first.Row(b)[0] {
+				t.Fatalf("bucket %d begins with server %d, and with one candidate with %d", b, row[0], first.Row(b)[0])
+			}
+			sorted := slices.Sorted(slices.Values(row))
+			if len(slices.Compact(sorted)) < len(row) {
+				t.Fatalf("bucket %d has a server twice: %v", b, row)
+			}
+			for _, server := range row {
+				if servers[server].Weight == 0 {
+					t.Fatalf("bucket %d has server %d, of weight 0", b, server)
+				}
+			}
+		}
+	})
+}
+
+// TestColumnsAreBalanced checks that each column has about as many entries of each of many servers.
+func TestColumnsAreBalanced(t *testing.T) {
+	const count = 100
+	columns, err := BuildColumns(numbered(count), DefaultBuckets, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for column := range columns.Candidates {
+		counts := make([]int, count)
+		for b := range columns.Buckets {
+			counts[columns.Row(b)[column]]++
+		}
+		if least, most := slices.Min(counts), slices.Max(counts); most-least > 1 {
+			t.Errorf("column %d has %d to %d entries of a server", column, least, most)
+		}
+	}
 }

@@ -98,6 +98,23 @@ func prime(m int) bool { return big.NewInt(int64(m)).ProbablyPrime(0) }
 // It fails on an invalid number of buckets or candidates, on more than MaxServers servers, and on a
 // name used twice.
 func Build(servers []Server, buckets, candidates int) (*Table, error) {
+	return build(servers, buckets, candidates, func(g *grid, walks []walk, weights []uint32) {
+		g.fill(newSchedule(walks, weights))
+	})
+}
+
+// BuildColumns builds a table like Build, but fills one column after the other. The first column is
+// the table with one candidate (Maglev's), so the first candidates are in proportion to weights, and
+// more candidates do not change them. Each further column is again in proportion, as far as a row
+// lists a server once. It is for placements that use the first candidate, and the next ones only in
+// its place. Its errors are those of Build.
+func BuildColumns(servers []Server, buckets, candidates int) (*Table, error) {
+	return build(servers, buckets, candidates, (*grid).fillColumns)
+}
+
+func build(
+	servers []Server, buckets, candidates int, fill func(*grid, []walk, []uint32),
+) (*Table, error) {
 	if err := validSize(buckets, candidates); err != nil {
 		return nil, err
 	}
@@ -122,7 +139,9 @@ func Build(servers []Server, buckets, candidates int) (*Table, error) {
 		walks[i] = newWalk(server, servers[server].Name, uint32(buckets))
 		weights[i] = servers[server].Weight
 	}
-	t.Rows = fill(newSchedule(walks, weights), buckets, t.Candidates)
+	g := newGrid(buckets, t.Candidates)
+	fill(g, walks, weights)
+	t.Rows = g.rows
 	return t, nil
 }
 
@@ -169,29 +188,46 @@ func newWalk(server uint16, name string, buckets uint32) walk {
 	return walk{server: server, bucket: uint32(offset), skip: uint32(skip), left: buckets}
 }
 
-// fill is algorithm 3: in turn, each server enters the next bucket of its permutation that has room,
-// until none has. It needs as many servers as candidates, and then it ends: a server passes over a
-// bucket only if it is full, so one with room lacks a server that has yet to come there.
-func fill(s schedule, buckets, candidates int) []uint16 {
-	g := grid{
-		buckets:    uint32(buckets),
-		candidates: uint32(candidates),
-		rows:       make([]uint16, buckets*candidates),
-		filled:     make([]uint8, buckets),
-		free:       buckets * candidates,
-	}
-	for g.free > 0 {
-		s.round(&g)
-	}
-	return g.rows
-}
-
 // grid is a table that is being filled.
 type grid struct {
 	buckets, candidates uint32
 	rows                []uint16
 	filled              []uint8 // how many entries of each row are taken
-	free                int     // entries that are not, in all rows
+	room                uint32  // how many entries of each row can be taken now
+	free                int     // entries that can be taken now, in all rows
+}
+
+func newGrid(buckets, candidates int) *grid {
+	return &grid{
+		buckets:    uint32(buckets),
+		candidates: uint32(candidates),
+		rows:       make([]uint16, buckets*candidates),
+		filled:     make([]uint8, buckets),
+	}
+}
+
+// fill is algorithm 3: in turn, each server enters the next bucket of its permutation that has room,
+// until none has. It needs as many servers as candidates, and then it ends: a server passes over a
+// bucket only if it is full, so one with room lacks a server that has yet to come there.
+func (g *grid) fill(s schedule) {
+	g.fillTo(g.candidates, s)
+}
+
+// fillColumns fills a column as fill does a table with one candidate, then the next column, where
+// each server begins its permutation again. A server passes over the buckets that have it already.
+func (g *grid) fillColumns(walks []walk, weights []uint32) {
+	for column := range g.candidates {
+		g.fillTo(column+1, newSchedule(slices.Clone(walks), weights))
+	}
+}
+
+// fillTo fills all rows up to the given number of entries.
+func (g *grid) fillTo(room uint32, s schedule) {
+	g.free += int((room - g.room) * g.buckets)
+	g.room = room
+	for g.free > 0 {
+		s.round(g)
+	}
 }
 
 // take is one turn: the server enters the next bucket of its permutation that has room, as the last
@@ -199,7 +235,7 @@ type grid struct {
 func (g *grid) take(w *walk) {
 	bucket, left := w.bucket, w.left
 	for taken := false; left > 0 && !taken; left-- {
-		if n := uint32(g.filled[bucket]); n < g.candidates {
+		if n := uint32(g.filled[bucket]); n < g.room && !g.has(bucket, w.server) {
 			g.rows[bucket*g.candidates+n] = w.server
 			g.filled[bucket]++
 			g.free--
@@ -210,4 +246,10 @@ func (g *grid) take(w *walk) {
 		}
 	}
 	w.bucket, w.left = bucket, left
+}
+
+// has tells whether a row has the server.
+func (g *grid) has(bucket uint32, server uint16) bool {
+	first := bucket * g.candidates
+	return slices.Contains(g.rows[first:first+uint32(g.filled[bucket])], server)
 }
