@@ -1,40 +1,32 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Tables of candidates: which servers a flow's bucket names.
+ * Tables of candidates: which servers a flow's bucket names, now and in former generations.
+ *
+ * A table holds all generations of a service, so that one lookup reaches them and one store
+ * replaces them. The row of a bucket lists its candidates of the present generation, then those of
+ * the one before, and so on. A table follows from the configured servers alone, so balancers with
+ * the same configuration have the same tables. Whether a server takes new flows at the moment is
+ * known from its flags: servers that do not are skipped.
  */
 #ifndef SEGUE_BALANCER_CANDIDATES_H
 #define SEGUE_BALANCER_CANDIDATES_H
 
 #include "hash.h"
 #include "maps.h"
+#include "segments.h"
 #include "services.h"
 
 /* The same on all balancers that share a seed: set at load. */
 const volatile __u64 bucket_keys[TUPLE_WORDS + 1];
 
-/* A service's table of candidates, or the one that it had before. */
-enum table {
-	TABLE_PRESENT,
-	TABLE_FORMER,
-};
-
-/* The candidate of a bucket; false when the table does not have it. */
-static __always_inline bool bucket_candidate(const struct service *service, enum table which,
-					     __u32 bucket, __u32 choice, __u32 *server)
+static __always_inline __u32 candidates_of(const struct service *service)
 {
-	__u32 table_number = 2 * service->id + ((service->rule.flags & RULE_TABLE) ^ which);
-	__u32 position = bucket * service->rule.candidates + choice;
-	__u32 word = position / CANDIDATES_PER_WORD;
-	void *table = bpf_map_lookup_elem(&tables, &table_number);
-	struct candidates *candidates;
+	return service->rule.row & 0xf;
+}
 
-	if (!table)
-		return false;
-	candidates = bpf_map_lookup_elem(table, &word);
-	if (!candidates)
-		return false;
-	*server = candidates->server[position % CANDIDATES_PER_WORD];
-	return true;
+static __always_inline __u32 generations_of(const struct service *service)
+{
+	return service->rule.row >> 4;
 }
 
 /* Maps a hash onto 0..buckets-1 without a division (Lemire, "Fast random
@@ -44,6 +36,282 @@ static __always_inline __u32 bucket_of(const struct flow_key *flow, __u32 bucket
 	__u32 hash = mix(multilinear((const __u32 *)flow, TUPLE_WORDS, bucket_keys) >> 32);
 
 	return (__u64)hash * buckets >> 32;
+}
+
+static __always_inline __u32 table_number(const struct service *service)
+{
+	return 2 * service->id + (service->rule.flags & RULE_TABLE);
+}
+
+/* The number of candidate 0 of the bucket's present generation. The candidates of all generations
+ * follow one another. */
+static __always_inline __u32 row_start(const struct service *service, __u32 bucket)
+{
+	return bucket * candidates_of(service) * generations_of(service);
+}
+
+/* The server of a candidate; NO_SERVER where a row is shorter, or the table does not have it. */
+static __always_inline __u32 candidate_at(void *table, __u32 number)
+{
+	__u32 word = number / CANDIDATES_PER_WORD;
+	const struct candidates *candidates = bpf_map_lookup_elem(table, &word);
+
+	return candidates ? candidates->server[number % CANDIDATES_PER_WORD] : NO_SERVER;
+}
+
+/* A candidate of a bucket's present generation. */
+static __always_inline __u32 candidate_of(const struct service *service, __u32 bucket,
+					  __u32 place)
+{
+	__u32 key = table_number(service);
+	void *table = bpf_map_lookup_elem(&tables, &key);
+
+	return table ? candidate_at(table, row_start(service, bucket) + place) : NO_SERVER;
+}
+
+/* Which servers to list. */
+enum listed {
+	LIST_TAKING,	/* servers that take new flows */
+	LIST_REACHABLE, /* servers whose next hop answers */
+	LIST_ANY,
+};
+
+static __always_inline bool is_wanted(const struct service *service, __u32 number,
+				      enum listed wanted)
+{
+	const struct server *server = server_at(number);
+
+	if (!serves(server, service))
+		return false;
+	switch (wanted) {
+	case LIST_TAKING:
+		return takes_flows(server);
+	case LIST_REACHABLE:
+		return is_reachable(server);
+	default:
+		return true;
+	}
+}
+
+static __always_inline bool is_listed(const struct segments *segments, __u32 number)
+{
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < segments->count; i++) {
+		if (segments->server[i] == number)
+			return true;
+	}
+	return false;
+}
+
+/* Appends a server to the list. False when the list has the server already, or no room. */
+static __always_inline bool append_server(struct segments *segments, __u32 number)
+{
+	__u32 count = segments->count;
+
+	if (count >= MAX_CANDIDATES || is_listed(segments, number))
+		return false;
+	segments->server[count] = number;
+	segments->count = count + 1;
+	return true;
+}
+
+/* Appends the wanted servers of the first generations of a row to the list, without duplicates.
+ * Not inlined: see handle_in_full. */
+__noinline int list_row(const struct service *service, __u32 generations, __u32 bucket,
+			__u32 wanted, struct segments *segments)
+{
+	__u32 first, length, table_key;
+	void *table;
+
+	if (!service || !segments || !service->rule.buckets)
+		return 0;
+	table_key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!table)
+		return 0;
+	first = row_start(service, bucket);
+	length = generations * candidates_of(service);
+	for (__u32 i = 0; i < MAX_GENERATIONS * MAX_CANDIDATES && i < length; i++) {
+		__u32 number = candidate_at(table, first + i);
+
+		if (is_wanted(service, number, wanted))
+			append_server(segments, number);
+	}
+	return 0;
+}
+
+/* How many rows are searched for one server that takes new flows. The servers of this many
+ * rows include one, even if only one server in a thousand takes new flows. */
+#define ROWS_FOR_ONE 4096
+/* How many rows are searched for as many servers as a row has. */
+#define ROWS_FOR_MORE 9
+
+/* A search for servers that take new flows, row by row. */
+struct search {
+	__u32 bucket; /* the row that is searched */
+	__u32 row;    /* how many rows were searched before it */
+	__u32 place;  /* of the next candidate in the row */
+	__u32 wanted; /* how many servers to find */
+	__u32 found;
+	__u32 server; /* found last */
+};
+
+struct search_context {
+	const struct service *service;
+	struct search *search;
+	struct segments *segments; /* NULL: the servers are not listed */
+};
+
+/* Notes a server that takes new flows. A server that was listed before the search counts once, in
+ * the first row. */
+static __always_inline void find(const struct search_context *in, __u32 number)
+{
+	struct search *search = in->search;
+
+	if (in->segments && !append_server(in->segments, number) && search->row)
+		return;
+	search->server = number;
+	search->found++;
+}
+
+/* Goes on with the next candidate of the row, or with the next row. */
+static __always_inline void move_on(const struct service *service, struct search *search)
+{
+	if (++search->place < candidates_of(service))
+		return;
+	search->place = 0;
+	search->row++;
+	if (++search->bucket >= service->rule.buckets)
+		search->bucket = 0;
+}
+
+/* Finds a server of the row where a search ended that has found none. */
+static __always_inline void find_any(const struct search_context *in)
+{
+	__u32 number = candidate_of(in->service, in->search->bucket, 0);
+
+	if (is_wanted(in->service, number, LIST_ANY))
+		find(in, number);
+}
+
+/* Looks at the next candidate. Returns 1 to end the search. */
+static long search_candidate(__u32 turn, const struct search_context *in)
+{
+	struct search *search = in->search;
+	__u32 number = candidate_of(in->service, search->bucket, search->place);
+
+	if (is_wanted(in->service, number, LIST_TAKING))
+		find(in, number);
+	else if (number == NO_SERVER && search->wanted > search->place)
+		search->wanted = search->place; /* rows are so short in this generation */
+	if (search->found >= search->wanted)
+		return 1;
+	move_on(in->service, search);
+	return search->row >= (search->found ? ROWS_FOR_MORE : ROWS_FOR_ONE);
+}
+
+/* Continues a search. Not inlined, so that the verifier does not follow the content of `search`: it
+ * would follow each number of found servers. */
+__noinline int continue_search(const struct service *service, struct search *search,
+			       struct segments *segments)
+{
+	struct search_context in = {
+		.service = service,
+		.search = search,
+		.segments = segments,
+	};
+
+	if (!service || !search || !(service->rule.flags & RULE_TAKES_FLOWS))
+		return 0;
+	bpf_loop(ROWS_FOR_ONE * MAX_CANDIDATES, search_candidate, &in, 0);
+	if (!search->found)
+		find_any(&in);
+	return 0;
+}
+
+/*
+ * Appends servers that take new flows: those of the bucket's row, and those of the next rows in
+ * place of the row's servers that take none. All balancers search the same rows. It lists fewer
+ * than wanted if it finds no more, and any server if it finds none. Not inlined: see handle_in_full.
+ */
+__noinline int list_taking(const struct service *service, __u32 bucket, __u32 wanted,
+			   struct segments *segments)
+{
+	__u32 table_key, first;
+	void *table;
+
+	if (!service || !segments)
+		return 0;
+	table_key = table_number(service);
+	table = bpf_map_lookup_elem(&tables, &table_key);
+	if (!table)
+		return 0;
+	/* Mostly, all servers of the row take new flows, and there is nothing to search for. */
+	first = row_start(service, bucket);
+	for (__u32 i = 0; i < MAX_CANDIDATES && i < candidates_of(service) && i < wanted; i++) {
+		__u32 number = candidate_at(table, first + i);
+
+		if (!is_wanted(service, number, LIST_TAKING)) {
+			struct search search = { .bucket = bucket, .wanted = wanted };
+
+			/* Otherwise the rows of this generation are shorter. */
+			if (number != NO_SERVER || !i)
+				continue_search(service, &search, segments);
+			return 0;
+		}
+		append_server(segments, number);
+	}
+	return 0;
+}
+
+static __always_inline int search_first(const struct service *service, __u32 bucket)
+{
+	struct search search = { .bucket = bucket, .wanted = 1 };
+
+	continue_search(service, &search, NULL);
+	return search.found ? (int)search.server : -1;
+}
+
+/* Returns the first server that list_taking lists, or a negative number. Not inlined: see
+ * handle_in_full. */
+__noinline int first_taking(const struct service *service, __u32 bucket)
+{
+	return service ? search_first(service, bucket) : -1;
+}
+
+/*
+ * Appends the servers that may have a flow of the bucket: its candidates, those that take new flows
+ * in their place, and those of former generations, which may have an older flow. Servers that
+ * cannot be reached come last, because they cannot pass the packet on. They are not left out:
+ * otherwise the server before them would be the last, and would reset a connection that it does not
+ * have.
+ */
+static __always_inline void list_possible(const struct service *service, __u32 bucket,
+					  struct segments *segments)
+{
+	list_taking(service, bucket, candidates_of(service), segments);
+	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
+	list_row(service, 1, bucket, LIST_ANY, segments);
+}
+
+/* Says what is asked of each listed server, and of the last. False when the list is empty. */
+static __always_inline bool ask_listed(struct segments *segments, enum sid_function each,
+				       enum sid_function last)
+{
+	if (!segments->count)
+		return false;
+	segments->first_server = server_at(segments->server[0]);
+	ask(segments, each, last);
+	return true;
+}
+
+/* Sends a packet of an unknown flow through the servers that may have the flow. The server that has
+ * it takes the packet. */
+static __always_inline bool visit(const struct flow_key *flow, const struct service *service,
+				  struct segments *segments)
+{
+	segments->count = 0;
+	list_possible(service, bucket_of(flow, service->rule.buckets), segments);
+	return ask_listed(segments, SID_STEER, SID_STEER);
 }
 
 #endif

@@ -8,8 +8,9 @@
 #include "directory.h"
 #include "services.h"
 
-/* Candidate tables, two for each service. User space builds a new one beside the one in force;
- * then one update of the service's rule swaps them, and the old one stays for packets under way.
+/* Candidate tables, two for each service (candidates.h). User space builds a new one beside the one
+ * in force; then one update of the service's rule swaps them, and the old one stays for packets
+ * under way.
  * The last element belongs to no service: user space replaces it to make the kernel wait until
  * no packet is under way. */
 struct candidate_table {
@@ -41,16 +42,16 @@ struct {
 	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
-	__type(value, struct label);
+	__type(value, struct server_label);
 } server_labels SEC(".maps");
 
-/* Names of services, by their id. */
+/* Names and generations of services, by their id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_SERVICES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
-	__type(value, struct label);
+	__type(value, struct service_label);
 } service_labels SEC(".maps");
 
 #endif

@@ -228,7 +228,8 @@ static __always_inline bool recall_table(const struct packet *pkt, const struct 
  * Remembers where a flow was placed. If the table has no room, each packet of the flow is placed
  * again, and reaches the same server as long as the candidates stay the same. If servers answer,
  * their answers enter the flow, and here an entry is only renewed if no other server could be
- * asked. Otherwise the entry of a long upload would look idle.
+ * asked. Otherwise the entry of a long upload would look idle. If they do not answer, a packet that
+ * visits several servers enters nothing, because nobody says which of them has the flow.
  */
 static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,
@@ -244,6 +245,8 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 			flow_renew(flow, event_of(pkt), flow_now());
 		return LB_FORWARD_RECOVER;
 	}
+	if (segments->count > 1)
+		return LB_FORWARD_RECOVER;
 	if (!flow_enter(flow, segments->server[0], flow_next(FLOW_FREE, event_of(pkt)), flow_now(),
 			false)
 		     .is_done)

@@ -1,28 +1,52 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Placement `hash`: the first candidate of a flow's bucket gets the flow.
+ * Placement `hash`: the first candidate of a flow's bucket that takes new flows gets the flow.
  */
 #ifndef SEGUE_BALANCER_PLACE_HASH_H
 #define SEGUE_BALANCER_PLACE_HASH_H
 
 #include "candidates.h"
-#include "segments.h"
 
-/* False when the service has no server to place on. */
-static __always_inline bool place_hash(const struct flow_key *flow, const struct service *service,
+/* Chooses the server of a new flow. False when no server takes new flows. */
+static __always_inline bool place_hash_new(const struct flow_key *flow,
+					   const struct service *service,
+					   struct segments *segments)
+{
+	__u32 bucket = bucket_of(flow, service->rule.buckets);
+	int number = candidate_of(service, bucket, 0);
+
+	if (!is_wanted(service, number, LIST_TAKING))
+		number = first_taking(service, bucket);
+	if (number < 0)
+		return false;
+	go_to(segments, number, server_at(number));
+	ask(segments, SID_DELIVER, SID_DELIVER);
+	return true;
+}
+
+/*
+ * Chooses the servers of a packet whose flow is unknown. A later packet of a TCP connection visits
+ * all servers that may have the connection, if they can pass it on. Otherwise it goes where a new
+ * flow would go: if the service's servers have not changed, that server has the connection.
+ */
+static __always_inline bool place_hash(const struct packet *pkt, const struct service *service,
 				       struct segments *segments)
 {
-	__u32 buckets = service->rule.buckets;
+	bool is_new = starts_connection(pkt) || pkt->key.protocol != IPPROTO_TCP;
 
-	if (!buckets)
-		return false;
-	segments->count = 1;
-	ask(segments, SID_DELIVER, SID_DELIVER);
-	if (!bucket_candidate(service, TABLE_PRESENT, bucket_of(flow, buckets), 0,
-			      &segments->server[0]))
-		return false;
-	segments->first_server = server_at(segments->server[0]);
-	return true;
+	if (!is_new && service->rule.flags & RULE_SERVERS_PASS_ON)
+		return visit(&pkt->key, service, segments);
+	return place_hash_new(&pkt->key, service, segments);
+}
+
+/* Chooses the servers of a fragment or an ICMP error of an unknown flow. */
+static __always_inline bool place_hash_related(const struct flow_key *flow,
+					       const struct service *service,
+					       struct segments *segments)
+{
+	if (service->rule.flags & RULE_SERVERS_PASS_ON)
+		return visit(flow, service, segments);
+	return place_hash_new(flow, service, segments);
 }
 
 #endif

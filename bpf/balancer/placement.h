@@ -16,7 +16,7 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 {
 	switch (placement_of(service)) {
 	case PLACEMENT_HASH:
-		return place_hash(&pkt->key, service, segments);
+		return place_hash(pkt, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:
 		return place_hunt(pkt, service, holder, segments);
@@ -30,10 +30,10 @@ static __always_inline bool choose_related(const struct packet *pkt, const struc
 {
 	switch (placement_of(service)) {
 	case PLACEMENT_HASH:
-		return place_hash(&pkt->key, service, segments);
+		return place_hash_related(&pkt->key, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:
-		return visit_candidates(&pkt->key, service, segments);
+		return visit(&pkt->key, service, segments);
 	}
 	return false;
 }

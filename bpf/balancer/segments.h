@@ -69,10 +69,11 @@ static __always_inline bool is_only_unheard(const struct server *server)
 	return (server->flags & causes) == SERVER_UNHEARD;
 }
 
-/* Whether new flows may be placed on it. */
+/* Whether new flows are placed on it. User space decides, because it sees all servers of the
+ * service: if all are unfit, all take new flows. */
 static __always_inline bool takes_flows(const struct server *server)
 {
-	return is_reachable(server) && !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
+	return !(server->flags & (SERVER_DRAINED | SERVER_FAILING));
 }
 
 #endif

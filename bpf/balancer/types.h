@@ -11,6 +11,10 @@
 #define CACHE_LINE 64
 /* The longest list of candidates a packet can be offered to. */
 #define MAX_CANDIDATES 8
+/* The most generations of its servers that a service's candidate table holds. */
+#define MAX_GENERATIONS 4
+/* No server has this slot. It fills rows that have fewer candidates than others. */
+#define NO_SERVER 0xffff
 
 enum placement {
 	PLACEMENT_HASH,
@@ -24,21 +28,27 @@ enum persistence {
 
 /* How a service's packets are handled: one word, replaced by a single store. */
 struct service_rule {
-	__u32 buckets; /* rows of its candidate table; 0: there is no server */
-	__u8 flags;    /* enum rule_flags */
-	__u8 candidates;
+	__u32 buckets;	    /* rows of its candidate table; 0: there is no table */
+	__u8 flags;	    /* enum rule_flags */
+	__u8 row;	    /* ROW(candidates, generations) */
 	__u8 methods;	    /* METHODS(placement, persistence) */
 	__u8 encapsulation; /* enum encapsulation */
 } __attribute__((aligned(8)));
 
-/* The last three are all that placement and persistence must know of each other. */
+/* The last four are all that placement and persistence must know of each other and of servers. */
 enum rule_flags {
 	RULE_TABLE = 1 << 0,	      /* the table in force is 2 id + 1, not 2 id */
-	RULE_FORMER = 1 << 1,	      /* the other table is the former one, of the same size */
+	RULE_TAKES_FLOWS = 1 << 1,    /* at least one server takes new flows */
 	RULE_HALF_OPEN = 1 << 2,      /* servers answer offers, or did until lately */
 	RULE_SERVERS_ANSWER = 1 << 3, /* the server that accepts a flow says so */
 	RULE_ASK_IDLE = 1 << 4,	      /* an idle entry proves nothing: servers are asked */
+	/* Servers have agents: a server passes a packet on if it does not have the flow. */
+	RULE_SERVERS_PASS_ON = 1 << 5,
 };
+
+/* The shape of a row of a candidate table: how many candidates each generation has, and how many
+ * generations there are. */
+#define ROW(candidates, generations) ((candidates) | (generations) << 4)
 
 #define METHODS(placement, persistence) ((placement) | (persistence) << 4)
 
@@ -60,7 +70,8 @@ struct service_entry {
 
 /*
  * Candidates are packed four to a word because the kernel rounds the elements
- * of an array up to eight bytes: candidate i of row r is number r * C + i.
+ * of an array up to eight bytes: candidate i of
+ * generation g in row r is number (r * G + g) * C + i.
  */
 #define CANDIDATES_PER_WORD 4
 struct candidates {
@@ -70,7 +81,7 @@ struct candidates {
 enum server_flags {
 	SERVER_IN_USE = 1 << 0,	      /* keeps its flows; without it the slot is free */
 	SERVER_DRAINED = 1 << 1,      /* gets no new flow */
-	SERVER_FAILING = 1 << 2,      /* unfit for new flows, and others can stand in */
+	SERVER_FAILING = 1 << 2,      /* gets no new flow, because it is unfit and others are not */
 	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
 	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
 	/*
@@ -128,7 +139,7 @@ struct port {
  * bits of a flow's entry or another hash.
  */
 enum tables_version {
-	TABLES_VERSION = 7,
+	TABLES_VERSION = 8,
 };
 
 /* The version, and the hash keys; all but the last live as long as the tables. */
@@ -140,9 +151,17 @@ struct identity {
 	__u64 bucket_keys[TUPLE_WORDS + 1]; /* from the configured seed */
 };
 
-struct label {
-	__u8 service[NAME_SIZE]; /* zero-terminated */
-	__u8 server[NAME_SIZE];	 /* empty for a service */
+/* Names are zero-terminated. */
+struct server_label {
+	__u8 service[NAME_SIZE];
+	__u8 server[NAME_SIZE];
+};
+
+struct service_label {
+	__u8 service[NAME_SIZE];
+	__u64 generation; /* number of the present one */
+	__u32 digest;	  /* of the server sets in the candidate table */
+	__u32 pad;
 };
 
 #endif

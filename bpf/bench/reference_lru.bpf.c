@@ -30,7 +30,7 @@ find_segments(const struct packet *pkt, const struct service *service, struct se
 		segments->first_server = server_at(*known);
 		return LB_FORWARD_KNOWN;
 	}
-	if (!place_hash(&pkt->key, service, segments))
+	if (!place_hash_new(&pkt->key, service, segments))
 		return LB_DROP_NO_SERVER;
 	if (bpf_map_update_elem(&reference_flows, &pkt->key, &segments->server[0], BPF_ANY))
 		return LB_FORWARD_NO_ROOM;

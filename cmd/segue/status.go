@@ -245,8 +245,9 @@ func interfaceName(name string, index int) string {
 }
 
 func printService(out io.Writer, s *inspect.ServiceState) error {
-	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s%s\n", s.Name, s.Protocol,
-		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"), describeProbing(s))
+	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s, generation %d (%s, %s)%s\n", s.Name, s.Protocol,
+		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"),
+		s.Generation, count(int(s.Sets), "set"), s.Digest, describeProbing(s))
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
@@ -277,8 +278,8 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 
 // printWarnings prints the warnings about a service as a whole.
 func printWarnings(out io.Writer, s *inspect.ServiceState) {
-	if s.Buckets == 0 {
-		fmt.Fprintln(out, "NO SERVER FOR NEW FLOWS: all servers have weight 0, and new flows are dropped")
+	if !s.TakesFlows {
+		fmt.Fprintln(out, "NO SERVER FOR NEW FLOWS: there are no servers, or all are drained, and new flows are dropped")
 	}
 	for _, cause := range s.Ignored {
 		switch cause {

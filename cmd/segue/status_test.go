@@ -54,7 +54,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 				{
 					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: config.TCP,
 					Placement: config.PlacementHunt, Selection: config.SelectConsistent, Persistence: config.PersistenceTable,
-					Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 2, Ignored: none,
+					Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 2, Generation: 3, Sets: 3, Digest: "00c0ffee", TakesFlows: true, Ignored: none,
 					Servers: []*inspect.ServerState{{
 						Name: "h1", Slot: 4, Address: "fd00:5:0:3::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1,
 						NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:03", Ifindex: 2, Interface: "eth0", MTU: 1500},
@@ -64,7 +64,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 				{
 					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
 					Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert,
-					Buckets: 65537, Candidates: 1, Ignored: none,
+					Buckets: 65537, Candidates: 3, Generation: 1, Sets: 1, Digest: "12345678", TakesFlows: true, Ignored: none,
 					Servers: []*inspect.ServerState{
 						{
 							Name: "s1", Address: "fd00:5:0:1::/64", Condition: inspect.ServerUp, Checked: true, Probed: true, Causes: none, Share: 0.3333,
@@ -102,8 +102,8 @@ func troubledServices() []*inspect.ServiceState {
 		server.Share, server.Causes = 1, ignored
 		return &inspect.ServiceState{
 			Name: name, VIP: netip.MustParseAddr("2001:db8:80::3"), Port: port, Protocol: config.TCP, Placement: config.PlacementHash,
-			Persistence: config.PersistenceTable, Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 1,
-			Ignored: ignored, Servers: []*inspect.ServerState{&server},
+			Persistence: config.PersistenceTable, Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 3,
+			Generation: 2, Sets: 2, Digest: "87654321", TakesFlows: true, Ignored: ignored, Servers: []*inspect.ServerState{&server},
 		}
 	}
 	return []*inspect.ServiceState{

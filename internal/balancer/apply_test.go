@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // webOf returns a configuration of one service with the given servers.
@@ -260,7 +262,7 @@ func TestFailedReload(t *testing.T) {
 func (f *fixture) configuration() map[string]string {
 	f.t.Helper()
 	out := map[string]string{}
-	names, err := f.plane.ServiceNames()
+	names, err := f.plane.ServiceLabels()
 	f.must(err)
 	for _, entry := range f.plane.Services.All() {
 		vip, port, protocol := entry.Matches()
@@ -268,7 +270,7 @@ func (f *fixture) configuration() map[string]string {
 			out["VIP "+vip.String()] = ""
 			continue
 		}
-		out["service "+vip.String()+" "+port.String()+" "+string(protocol)] = names[entry.Id]
+		out["service "+vip.String()+" "+port.String()+" "+string(protocol)] = names[entry.Id].Name
 	}
 	for slot, key := range f.slots.All() {
 		if flags := f.plane.Servers.Flags(slot); flags != 0 {
@@ -403,4 +405,83 @@ func TestTablesAreSwappedWhole(t *testing.T) {
 	}
 	cancel()
 	traffic.Wait()
+}
+
+// A service may have no servers. Its packets are dropped, and counted, until servers appear. When
+// they are removed again, a flow that one of them had is dropped as well.
+func TestServiceWithoutServers(t *testing.T) {
+	t.Parallel()
+	syn := frameOf(web)
+	f := open(t, webOf())
+	f.check(refused(syn, "drop_no_server", 60), f.run(syn))
+	f.mustApply(webOf(srv6Server("s1", 1, 1)))
+	f.check(f.offered(syn, web, "web", "forward_new", srv6.Deliver, "s1"), f.run(syn))
+	f.mustApply(webOf())
+	f.check(refused(syn, "drop_no_server", 60), f.run(syn))
+	f.mustApply(webOf(srv6Server("s2", 2, 1)))
+	f.check(f.offered(syn, web, "web", "forward_new", srv6.Deliver, "s2"), f.run(syn))
+}
+
+// Health, next hops and draining change no candidate table and begin no generation, and a change of
+// servers does.
+func TestWhatBeginsAGeneration(t *testing.T) {
+	t.Parallel()
+	servers := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
+	f := open(t, webOf(servers...))
+	state := func() (table uint8, label dataplane.ServiceLabel) {
+		labels, err := f.plane.ServiceLabels()
+		f.must(err)
+		svc := f.services.byName["web"]
+		return svc.rule.Table(), labels[svc.id]
+	}
+	table, label := state()
+	requireSame := func(when string) {
+		t.Helper()
+		if nowTable, now := state(); nowTable != table || now != label {
+			t.Errorf("%s: table %d of %+v, before %d of %+v", when, nowTable, now, table, label)
+		}
+	}
+	f.setHealth("web", "s1", false)
+	requireSame("failing")
+	f.setHealth("web", "s1", true)
+	f.via["s2"] = ""
+	f.route()
+	requireSame("without a next hop")
+	f.silent["s3"] = true
+	f.route()
+	requireSame("silent")
+	f.via, f.silent = map[string]string{}, map[string]bool{}
+	f.route()
+	drained := slices.Clone(servers)
+	drained[0].Drained = true
+	f.mustApply(webOf(drained...))
+	requireSame("drained")
+	f.mustApply(webOf(servers[1:]...))
+	if nowTable, now := state(); nowTable == table || now.Generation != label.Generation+1 || now.Digest == label.Digest {
+		t.Errorf("after a change of servers: table %d of %+v, before %d of %+v", nowTable, now, table, label)
+	}
+}
+
+// A former candidate table is removed by the sweep after the change.
+func TestFormerTableIsRemoved(t *testing.T) {
+	t.Parallel()
+	f := open(t, webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1)))
+	count := func() (tables int) {
+		svc := f.services.byName["web"]
+		for number := range uint32(2) {
+			if f.plane.Holds(2*svc.id+number, nil) {
+				tables++
+			}
+		}
+		return tables
+	}
+	f.mustApply(webOf(srv6Server("s1", 1, 1)))
+	if got := count(); got != 2 {
+		t.Errorf("%d tables after the change", got)
+	}
+	f.must(f.sweep())
+	if got := count(); got != 1 {
+		t.Errorf("%d tables after the sweep", got)
+	}
+	f.check(f.offered(frameOf(web), web, "web", "forward_new", srv6.Deliver, "s1"), f.run(frameOf(web)))
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/probe"
@@ -33,36 +34,37 @@ const (
 	sweepInterval = 5 * time.Second
 	// resolveTimeout is how long a start waits for the next hops of all servers.
 	resolveTimeout = 3 * time.Second
-	// retryInterval is the time before a candidate table that could not be built is tried again.
-	retryInterval = 5 * time.Second
-	// gather is how long results of health checks and changes of next hops are collected before the
-	// candidate table of their service is built again. Servers often fail together.
+	// gather is how long results of health checks and probes are collected before the servers that
+	// get new flows are chosen again. Servers often fail together.
 	gather = 10 * time.Millisecond
 )
 
 // Balancer is a running balancer. The goroutine in Run owns all fields. Other goroutines may call
 // the exported methods.
 type Balancer struct {
-	log      *slog.Logger
-	cfg      *config.Balancer
-	keys     config.SignalKeys
-	plane    *dataplane.Plane
-	slots    *dataplane.Slots
-	services *services
-	own      []nexthop.Link // links of plane.Sides; zero until the resolver's first update
-	hops     map[netip.Addr]nexthop.Hop
-	problems map[netip.Addr]string // why a target has no next hop
-	resolver *nexthop.Resolver
-	checker  *health.Checker
-	prober   *probe.Prober
-	wire     *dataplane.Wire // the prober's access to the data path
-	reloads  chan reload
-	attached bool
-	mode     datapath.Mode   // native if at least one interface is
-	warned   map[string]bool // names of interfaces that cannot send what XDP forwards
-	stale    map[string]bool // services whose candidate tables are out of date
-	swept    inspect.LastSweep
-	ready    chan struct{}
+	log  *slog.Logger
+	cfg  *config.Balancer
+	keys config.SignalKeys
+	// generations are those of the configuration's services.
+	generations generation.Generations
+	saved       generation.Generations // what the file of generations contains
+	plane       *dataplane.Plane
+	slots       *dataplane.Slots
+	services    *services
+	own         []nexthop.Link // links of plane.Sides; zero until the resolver's first update
+	hops        map[netip.Addr]nexthop.Hop
+	problems    map[netip.Addr]string // why a target has no next hop
+	resolver    *nexthop.Resolver
+	checker     *health.Checker
+	prober      *probe.Prober
+	wire        *dataplane.Wire // the prober's access to the data path
+	reloads     chan reload
+	attached    bool
+	mode        datapath.Mode   // native if at least one interface is
+	warned      map[string]bool // names of interfaces that cannot send what XDP forwards
+	stale       map[string]bool // services whose servers that get new flows must be chosen again
+	swept       inspect.LastSweep
+	ready       chan struct{}
 }
 
 // reload is a new configuration, and the channel for the result.
@@ -116,6 +118,7 @@ func (b *Balancer) read() (err error) {
 	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
 		return err
 	}
+	b.generations = b.loadGenerations().Next(b.cfg.Services)
 	if b.slots, err = dataplane.LoadSlots(b.plane); err != nil {
 		return err
 	}
@@ -142,12 +145,13 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 	if err := b.slots.Reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
-	return b.apply(b.cfg, b.keys)
+	return b.apply(b.cfg, b.keys, b.generations)
 }
 
-// apply makes the data path follow a configuration and the signal keys.
-func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys) error {
-	if err := b.services.apply(cfg); err != nil {
+// apply makes the data path follow a configuration, the signal keys and the generations of the
+// services.
+func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys, generations generation.Generations) error {
+	if err := b.services.apply(cfg, generations); err != nil {
 		return err
 	}
 	return b.plane.SetSignalKeys(keys)
@@ -211,17 +215,18 @@ func (b *Balancer) control(ctx context.Context) error {
 	if err := b.start(ctx); err != nil || !b.attached {
 		return err
 	}
+	b.saveGenerations()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	rebuild, journal := newAlarm(), newAlarm()
-	defer rebuild.Stop()
+	admit, journal := newAlarm(), newAlarm()
+	defer admit.Stop()
 	defer journal.Stop()
 
 	b.checker.SetTargets(ctx, b.services.healthTargets(b.cfg.Services))
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 	for {
 		if len(b.stale) > 0 {
-			rebuild.within(gather)
+			admit.within(gather)
 			journal.within(journalDelay)
 		}
 		var err error
@@ -231,6 +236,7 @@ func (b *Balancer) control(ctx context.Context) error {
 			return nil
 		case update := <-b.resolver.Updates():
 			err = b.follow(update)
+			journal.within(journalDelay)
 		case result := <-b.checker.Updates():
 			if svc := b.services.setHealth(result); svc != nil {
 				b.stale[svc.Name] = true
@@ -241,11 +247,9 @@ func (b *Balancer) control(ctx context.Context) error {
 					b.stale[svc.Name] = true
 				}
 			}
-		case <-rebuild.C:
-			rebuild.armed = false
-			if !b.rebuild() {
-				rebuild.within(retryInterval)
-			}
+		case <-admit.C:
+			admit.armed = false
+			b.admit()
 		case <-journal.C:
 			journal.armed = false
 			b.logChanges()
@@ -255,6 +259,7 @@ func (b *Balancer) control(ctx context.Context) error {
 			}
 		case r := <-b.reloads:
 			r.result <- b.reload(ctx, r.cfg)
+			b.saveGenerations()
 			journal.within(journalDelay) // a new server may have no next hop
 		}
 		if err != nil {
@@ -422,8 +427,9 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	if err != nil {
 		return err
 	}
-	if err := b.apply(cfg, keys); err != nil {
-		if undo := b.apply(b.cfg, b.keys); undo != nil {
+	generations := b.generations.Next(cfg.Services)
+	if err := b.apply(cfg, keys, generations); err != nil {
+		if undo := b.apply(b.cfg, b.keys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
 			return err
 		}
@@ -432,7 +438,7 @@ func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
 	}
 	changes := cfg.ChangesFrom(b.cfg).WithKeys(!slices.Equal(keys, b.keys))
 	b.log.Info("reloaded", changes.Attributes()...)
-	b.cfg, b.keys = cfg, keys
+	b.cfg, b.keys, b.generations = cfg, keys, generations
 	b.setTargets(ctx)
 	b.applyHops()
 	return nil
@@ -445,19 +451,14 @@ func (b *Balancer) setTargets(ctx context.Context) {
 	b.prober.SetTargets(ctx, b.services.probeTargets())
 }
 
-// rebuild builds and installs the candidate tables of the stale services. A service whose table
-// cannot be built stays stale. The result is true if no service is stale any more.
-func (b *Balancer) rebuild() (done bool) {
+// admit chooses the servers that get new flows for all stale services.
+func (b *Balancer) admit() {
 	for name := range b.stale {
 		if svc := b.services.byName[name]; svc != nil {
-			if err := b.services.place(svc); err != nil {
-				b.log.Error("new flows are placed as before", "service", name, "error", err)
-				continue
-			}
+			b.services.admit(svc)
 		}
 		delete(b.stale, name)
 	}
-	return len(b.stale) == 0
 }
 
 // target returns the address whose route the packets to a server take.
@@ -508,6 +509,7 @@ func (b *Balancer) applyHops() {
 			}
 		}
 	}
+	b.admit()
 }
 
 func (b *Balancer) applyHop(m *member) {
@@ -589,7 +591,7 @@ func (b *Balancer) sweep() error {
 	}
 	b.swept.Set(kept)
 	b.services.endHunts(time.Now())
-	return b.slots.Swept()
+	return errors.Join(b.services.removeSpares(), b.slots.Swept())
 }
 
 // lifetimes iterates over the slots of the configured servers, with the ages at which their entries

@@ -55,7 +55,7 @@ func serviceOf(name string, vip netip.Addr, port config.Port, protocol config.Pr
 	return config.Service{
 		Name: name, VIP: vip, Port: port, Protocol: protocol,
 		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: kind,
-		Candidates: 1, Buckets: 251,
+		Candidates: 3, Generations: 3, Buckets: 251,
 		Timeouts: config.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
 		Servers:  servers,
 	}

@@ -19,12 +19,12 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
-	"github.com/segue-lb/segue/internal/tables"
 )
 
 // ownMAC is the MAC address of the balancer. Package packet sends its frames to it.
@@ -193,7 +193,6 @@ func (f *fixture) route() {
 		}
 	}
 	f.applyHops()
-	f.rebuild()
 }
 
 // link describes one of the links, as the resolver would.
@@ -404,14 +403,10 @@ func (f *fixture) elapseFlows(ticks uint16, which func(dataplane.FlowEntry) bool
 func (f *fixture) placed(flow dataplane.Flow, service string) string {
 	f.t.Helper()
 	svc := f.service(service)
-	var servers []tables.Server
-	for _, s := range svc.Servers {
-		servers = append(servers, tables.Server{Name: s.Name, Weight: *s.Weight})
-	}
-	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
+	table, err := generation.SetOf(svc).Table()
 	f.must(err)
 	row := table.Row(int(dataplane.BucketOf(flow.Hash(&f.identity.BucketKeys), uint32(svc.Buckets))))
-	return servers[row[0]].Name
+	return table.Servers[row[0]].Name
 }
 
 // slot returns the slot of a server.
@@ -446,6 +441,6 @@ func (f *fixture) setHealth(service, server string, healthy bool) {
 	f.t.Helper()
 	svc := f.services.setHealth(health.Result{Service: service, Server: server, Healthy: healthy})
 	if svc != nil {
-		f.must(f.services.place(svc))
+		f.services.admit(svc)
 	}
 }

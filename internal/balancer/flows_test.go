@@ -15,6 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/packet"
+	"github.com/segue-lb/segue/internal/srv6"
 )
 
 const (
@@ -459,4 +460,47 @@ func TestSweep(t *testing.T) {
 			}
 		}
 	}
+}
+
+// If servers have agents, a later TCP packet of an unknown flow visits the servers that may have the
+// flow, and gets no entry. So do fragments and ICMP errors. SYNs and UDP are placed. Trace agrees.
+func TestHashVisitsServersWithAgents(t *testing.T) {
+	t.Parallel()
+	var servers []config.Server
+	for i := range uint8(5) {
+		servers = append(servers, srv6Server(fmt.Sprint("s", i), i+1, 1))
+	}
+	cfg := balancerOf(
+		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...),
+		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, servers...),
+	)
+	for i := range cfg.Services {
+		cfg.Services[i].Probe = new(true)
+	}
+	f := open(t, cfg)
+	view := f.view()
+	r := newReference(f)
+	ack := frameOf(web, packet.Flags(packet.ACK))
+	row := r.possible(web, f.service("web"))
+	if len(row) != 3 {
+		t.Fatalf("the row is %v", row)
+	}
+	for range 2 {
+		f.check(f.offered(ack, web, "web", "forward_recover", srv6.Steer, row...), f.run(ack))
+		trace := mustTrace(t, view, inspect.Packet{Flow: web, Length: int(layer3(ack))})
+		f.check(f.traced(t, trace, ack), f.run(ack))
+	}
+	f.check(f.offered(frameOf(dns), dns, "dns", "forward_new", srv6.Deliver, f.placed(dns, "dns")), f.run(frameOf(dns)))
+	f.forgetFlows()
+
+	f.via[row[0]] = ""
+	f.route()
+	r.changed()
+	f.check(f.offered(frameOf(web), web, "web", "forward_new", srv6.Deliver, row[1]), f.run(frameOf(web)))
+	f.forgetFlows()
+	asked := r.possible(web, f.service("web"))
+	if len(asked) != 4 || asked[0] != row[1] || asked[3] != row[0] {
+		t.Errorf("asked are %v of the row %v", asked, row)
+	}
+	f.check(f.offered(ack, web, "web", "forward_recover", srv6.Steer, asked...), f.run(ack))
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
-	"github.com/segue-lb/segue/internal/tables"
 )
 
 // huntingOf makes a service hunt with the given number of candidates.
@@ -48,11 +48,7 @@ var hunted = map[string]dataplane.Flow{"insert": insert, "web": web, "web4": web
 func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 	f.t.Helper()
 	svc := f.service(service)
-	var servers []tables.Server
-	for _, s := range svc.Servers {
-		servers = append(servers, tables.Server{Name: s.Name, Weight: *s.Weight})
-	}
-	table, err := tables.Build(servers, svc.Buckets, svc.Candidates)
+	table, err := generation.SetOf(svc).Table()
 	f.must(err)
 	for _, i := range table.Row(int(dataplane.BucketOf(flow.Hash(&f.identity.BucketKeys), uint32(svc.Buckets)))) {
 		names = append(names, table.Servers[i].Name)
@@ -152,51 +148,83 @@ func TestHuntRandom(t *testing.T) {
 	f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, f.row(web, "web")...), f.run(ack))
 }
 
-// Candidates that cannot be reached or take no new flows get no offers. In particular, they are not
-// the last candidate, which must accept. When a flow is recovered, candidates that cannot be
-// reached come last. If all candidates are alike, all stay in the list. A packet whose first server
-// has no next hop is dropped. Trace agrees.
+// Servers that cannot be reached, are drained or fail are not offered connections. The candidates of
+// the next rows take their place, because the last server must accept. When a flow is recovered,
+// candidates that cannot be reached come last. If all servers are alike, all stay in the list. A
+// packet whose first server has no next hop is dropped. Trace agrees.
 func TestHuntPassesOverUnreachable(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 3))
+	r := newReference(f)
+	svc, member := f.service("web"), f.services.byName["web"].member
 	row := f.row(web, "web")
 	a, b, c := row[0], row[1], row[2]
+	var all []string
+	for _, s := range svc.Servers {
+		all = append(all, s.Name)
+	}
 	view := f.view()
 	ack := frameOf(web, packet.Flags(packet.ACK))
-	lose := func(slot uint32) { f.plane.Servers.ClearNextHop(slot) }
-	flag := func(flag dataplane.ServerFlags) func(uint32) {
-		return func(slot uint32) { f.plane.Servers.SetFlags(slot, f.plane.Servers.Flags(slot)|flag) }
+	lose := func(name string) { f.via[name] = "" }
+	silence := func(name string) { f.silent[name] = true }
+	drain := func(name string) {
+		i := slices.Index(all, name)
+		svc.Servers[i].Drained, member(name).Drained = true, true
 	}
-	drain, fail := flag(dataplane.FlagDrained), flag(dataplane.FlagFailing)
+	fail := func(name string) {
+		r.failing["web/"+name] = true
+		member(name).set(dataplane.Failing, true)
+	}
+	restore := func() {
+		f.via, f.silent, r.failing = map[string]string{}, map[string]bool{}, map[string]bool{}
+		for i, name := range all {
+			svc.Servers[i].Drained, member(name).Drained = false, false
+			member(name).set(dataplane.Failing, false)
+		}
+	}
 	for _, v := range []struct {
-		name           string
-		harm           func(slot uint32)
-		harmed         []string
-		offered, asked []string
+		name    string
+		harm    func(name string)
+		harmed  []string
+		offered []string // the candidates of the row that are offered the connection
+		last    []string // the last servers that are asked for a flow
 	}{
-		{"none", nil, nil, row, row},
-		{"first lost", lose, []string{a}, []string{b, c}, []string{b, c, a}},
-		{"second lost", lose, []string{b}, []string{a, c}, []string{a, c, b}},
-		{"last lost", lose, []string{c}, []string{a, b}, row},
-		{"all but one lost", lose, []string{a, b}, []string{c}, []string{c, a, b}},
-		{"first silent", f.hush, []string{a}, []string{b, c}, []string{b, c, a}},
-		{"last silent", f.hush, []string{c}, []string{a, b}, row},
-		{"all silent", f.hush, row, row, row},
-		{"last drained", drain, []string{c}, []string{a, b}, row},
-		{"first failing", fail, []string{a}, []string{b, c}, row},
-		{"all failing", fail, row, row, row},
+		{"none", nil, nil, row, nil},
+		{"first lost", lose, []string{a}, []string{b, c}, []string{a}},
+		{"second lost", lose, []string{b}, []string{a, c}, []string{b}},
+		{"last lost", lose, []string{c}, []string{a, b}, []string{c}},
+		{"two lost", lose, []string{a, b}, []string{c}, []string{a, b}},
+		{"row lost", lose, row, nil, row},
+		{"first silent", silence, []string{a}, []string{b, c}, []string{a}},
+		{"last silent", silence, []string{c}, []string{a, b}, []string{c}},
+		{"all silent", silence, all, row, nil},
+		{"last drained", drain, []string{c}, []string{a, b}, []string{c}},
+		{"first failing", fail, []string{a}, []string{b, c}, []string{a}},
+		{"all failing", fail, all, row, nil},
+		{"all but one drained", drain, without(all, b), []string{b}, []string{a, c}},
+		{"all drained", drain, all, nil, row},
 	} {
-		f.route()
-		for _, name := range row {
-			f.plane.Servers.SetFlags(f.slot("web", name), dataplane.FlagInUse)
-		}
+		restore()
 		for _, name := range v.harmed {
-			v.harm(f.slot("web", name))
+			v.harm(name)
 		}
+		f.route()
+		f.services.admit(f.services.byName["web"])
+		r.changed()
 		t.Run(v.name, func(t *testing.T) {
 			f.t = t
-			f.check(f.offered(frameOf(web), web, "web", "forward_hunt", srv6.ConnectAvail, v.offered...), f.run(frameOf(web)))
-			f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, v.asked...), f.run(ack))
+			offered, asked := r.taking(web, svc, 3), r.possible(web, svc)
+			if !slices.Equal(offered[:len(v.offered)], v.offered) {
+				t.Errorf("offered to %v, want %v first", offered, v.offered)
+			}
+			if !slices.Equal(asked[len(asked)-len(v.last):], v.last) {
+				t.Errorf("asked are %v, want %v last", asked, v.last)
+			}
+			if want := min(3, len(r.usable(svc))); len(offered) != want {
+				t.Errorf("offered to %v, want %d servers", offered, want)
+			}
+			f.check(r.receive(frameOf(web)), f.run(frameOf(web)))
+			f.check(f.offered(ack, web, "web", "forward_recover", srv6.RecoverStickiness, asked...), f.run(ack))
 			for _, opens := range []bool{true, false} {
 				frame := frameOf(web, packet.Flags(map[bool]packet.TCPFlags{true: packet.SYN, false: packet.ACK}[opens]))
 				trace := mustTrace(t, view, inspect.Packet{Flow: web, Opens: opens, Length: int(layer3(frame))})
@@ -205,16 +233,23 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 		})
 		f.t = t
 	}
-	for _, name := range row {
-		lose(f.slot("web", name))
+	restore()
+	for _, name := range all {
+		lose(name)
 	}
+	f.route()
 	f.check(refused(frameOf(web), "drop_no_next_hop", 60), f.run(frameOf(web)))
 	f.check(refused(ack, "drop_no_next_hop", 60), f.run(ack))
 }
 
-// After a change of servers, the server of a flow may not be a candidate any more. Recovering asks
-// the former candidates as well, but new flows are not offered to them. After another change, or
-// after a change of the table's size, the former candidates are forgotten. Trace agrees.
+// without returns the names except one.
+func without(names []string, one string) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == one })
+}
+
+// After changes of servers, the server of a flow may not be a candidate any more. Recovering asks
+// the candidates of former generations as well, but new flows are not offered to them. They are
+// forgotten when there were too many changes, or when the number of buckets changes. Trace agrees.
 func TestRecoverAsksFormerCandidates(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
@@ -247,10 +282,43 @@ func TestRecoverAsksFormerCandidates(t *testing.T) {
 	check("and silent", row...)
 	f.route()
 
-	f.mustApply(huntingWithout(3, "s3"))
-	f.route()
+	r := newReference(f)
+	change := func(name string, knows bool, cfg *config.Balancer) {
+		f.mustApply(cfg)
+		f.cfg = cfg
+		r.changed()
+		row = f.row(flow, "web")
+		asked := r.possible(flow, f.service("web"))
+		for _, name := range left {
+			if slices.Contains(asked, name) != knows {
+				t.Errorf("%s: asked are %v, and %s had the flow", name, asked, name)
+			}
+		}
+		check(name, asked...)
+	}
+	next := []string{"s3"}
+	for _, name := range nodesExcept(f.service("web"), append(slices.Clone(left), row...)...)[:2] {
+		next = append(next, name)
+		change("without "+name, len(next) == 2, huntingWithout(2, next...))
+	}
+	change("all back", true, hunting(config.SelectConsistent, 2))
+	other := hunting(config.SelectConsistent, 2)
+	for i := range other.Services {
+		other.Services[i].Buckets = 257
+	}
+	f.mustApply(other)
 	row = f.row(flow, "web")
-	check("with three candidates", row...)
+	check("with other buckets", row...)
+}
+
+// nodesExcept lists the servers of a service except some.
+func nodesExcept(svc *config.Service, except ...string) (names []string) {
+	for _, s := range svc.Servers {
+		if !slices.Contains(except, s.Name) {
+			names = append(names, s.Name)
+		}
+	}
+	return names
 }
 
 // huntingWithout is hunting without some servers.

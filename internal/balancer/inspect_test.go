@@ -86,8 +86,8 @@ func TestSnapshot(t *testing.T) {
 	none := []inspect.Condition{}
 	want := &inspect.ServiceState{
 		Name: "insert", VIP: vip6, Port: 80, Protocol: config.TCP, Placement: config.PlacementHash,
-		Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert, Buckets: 251, Candidates: 1,
-		Ignored: none,
+		Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert, Buckets: 251, Candidates: 2,
+		Generation: 1, Sets: 1, Digest: s.Services[2].Digest, TakesFlows: true, Ignored: none,
 		Servers: []*inspect.ServerState{
 			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
 				Flows: dataplane.FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},

@@ -246,7 +246,7 @@ func TestOtherCandidateTablesAreRefused(t *testing.T) {
 	f.must(err)
 	defer inner.Close()
 	web := f.services.byName["web"]
-	f.must(outer.Put(2*web.id+uint32(web.rule.Flags), inner))
+	f.must(outer.Put(2*web.id+uint32(web.rule.Table()), inner))
 	f.must(datapath.Pin(outer, filepath.Join(datapath.Dir(f.cfg.Node.Instance), dataplane.TablesMap)))
 	f.refusesStart("candidate table")
 }

@@ -153,13 +153,13 @@ func newMember(server config.Server, cfg *config.Service, before *member, noted 
 }
 
 // flags returns the flags of the member's slot. The argument used says that the member gets new
-// flows. A member that has a cause and gets no new flows has FlagFailing.
+// flows. If not, the member has FlagDrained or FlagFailing. A drained member that has a cause has both.
 func (m *member) flags(used bool) dataplane.ServerFlags {
 	flags := dataplane.FlagInUse | m.causes.Flags()
 	if m.Address.Is4() {
 		flags |= dataplane.FlagIPv4
 	}
-	if *m.Weight == 0 {
+	if !m.Takes() {
 		flags |= dataplane.FlagDrained
 	}
 	if !m.checked {
@@ -171,14 +171,14 @@ func (m *member) flags(used bool) dataplane.ServerFlags {
 	if m.routed {
 		flags |= dataplane.FlagRouted
 	}
-	if m.causes != 0 && !used {
+	if !used && (m.causes != 0 || m.Takes()) {
 		flags |= dataplane.FlagFailing
 	}
 	return flags
 }
 
-// setCause stores whether a server has a cause, and the reason. It returns the service whose table
-// must be built again. It returns nil if nothing changed, or if a reload has removed the server.
+// setCause stores whether a server has a cause, and the reason. It returns the service that admit
+// must look at again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setCause(
 	service, server string, cause dataplane.Causes, holds bool, reason string,
 ) *service {
@@ -227,8 +227,7 @@ func (s *services) causes(m *member) dataplane.Causes {
 // checks of all servers fail, a fault of the checks is more likely than a fault of all servers.
 // Probes exclude at most mostUnfit servers.
 func (s *services) usable(svc *service) []*member {
-	drained := func(m *member) bool { return *m.Weight == 0 }
-	undrained := slices.DeleteFunc(slices.Clone(svc.members), drained)
+	undrained := slices.DeleteFunc(slices.Clone(svc.members), func(m *member) bool { return !m.Takes() })
 	chosen := undrained
 	for _, cause := range []dataplane.Causes{dataplane.Unresolved, dataplane.Unreachable, dataplane.Failing} {
 		chosen = prefer(chosen, func(m *member) bool { return !s.causes(m).Has(cause) })
@@ -289,7 +288,7 @@ func faultOf(c dataplane.Causes) probe.Fault {
 	return probe.None
 }
 
-// setFault stores what probes found of a server. It returns the service whose table must be built
+// setFault stores what probes found of a server. It returns the service that admit must look at
 // again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setFault(result probe.Result) *service {
 	svc := s.byName[result.Service]

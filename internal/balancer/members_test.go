@@ -32,7 +32,7 @@ func (f *fixture) find(fault probe.Fault, servers ...string) {
 	for _, server := range servers {
 		result := probe.Result{Service: "web", Server: server, Slot: f.slot("web", server), Fault: fault}
 		if svc := f.services.setFault(result); svc != nil {
-			f.must(f.services.place(svc))
+			f.services.admit(svc)
 		}
 	}
 }

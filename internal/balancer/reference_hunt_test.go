@@ -25,21 +25,6 @@ func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
 	return r.halfOpen[number]
 }
 
-// rowAsked returns the course through the flow's candidates, or nil if there are none. Candidates
-// that cannot be reached come last; if the function is an offer, they are omitted.
-func (r *reference) rowAsked(flow dataplane.Flow, svc *config.Service, function srv6.Function) []stage {
-	row := r.candidates(flow, svc)
-	if row == nil {
-		return nil
-	}
-	lost := func(name string) bool { return !r.reaches(name) }
-	found := slices.DeleteFunc(slices.Clone(row), lost)
-	if function != srv6.ConnectAvail || len(found) == 0 {
-		found = append(found, slices.DeleteFunc(slices.Clone(row), func(name string) bool { return !lost(name) })...)
-	}
-	return stages(function, found...)
-}
-
 // hunt returns the course of a packet whose flow the flow table does not know for certain.
 func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason string) {
 	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
@@ -76,15 +61,15 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 		}
 		return asked, "forward_recover"
 	}
-	return r.rowAsked(p.flow, svc, srv6.RecoverStickiness), "forward_recover"
+	return stages(srv6.RecoverStickiness, r.possible(p.flow, svc)...), "forward_recover"
 }
 
 // offer returns the course of a SYN that is unknown, or that leaves the server of its entry. A
 // drained server that can be asked may have the connection nevertheless, and so is asked first.
 func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []stage {
-	all := r.rowAsked(p.flow, svc, srv6.ConnectAvail)
+	all := stages(srv6.ConnectAvail, r.taking(p.flow, svc, svc.Candidates)...)
 	server := r.holder(e, svc)
-	if server == nil || *server.Weight != 0 || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
+	if server == nil || server.Takes() || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
 		e.state == stateClosing && e.age(r.now()) >= dataplane.FlowLinger {
 		return all
 	}
@@ -104,7 +89,8 @@ func (r *reference) isStale(e *referenceEntry, svc *config.Service) bool {
 // the entry if it can be reached, then as many candidates as the packet has room for, and at last
 // the server of the entry again.
 func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) []stage {
-	all := slices.DeleteFunc(r.rowAsked(p.flow, svc, srv6.RecoverStickiness), func(v stage) bool {
+	all := stages(srv6.RecoverStickiness, r.possible(p.flow, svc)...)
+	all = slices.DeleteFunc(all, func(v stage) bool {
 		return v.server == holder.Name && r.reaches(holder.Name)
 	})
 	if r.reaches(holder.Name) {

@@ -29,7 +29,7 @@ type reference struct {
 	flows    map[uint32]*referenceBucket
 	halfOpen map[uint32]*referenceBucket // the half-open flows
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
-	tables   map[string]*tables.Table    // candidate tables of services; empty after changes
+	tables   map[string][]*tables.Table  // by service and generation; empty after changes
 	seen     func(outcome)               // called with each outcome of the data path; may be nil
 }
 
@@ -49,7 +49,7 @@ func (r *reference) forget() {
 }
 
 // changed must be called after servers, their health or their next hops have changed.
-func (r *reference) changed() { r.tables = map[string]*tables.Table{} }
+func (r *reference) changed() { r.tables = map[string][]*tables.Table{} }
 
 // receive returns the outcome for a frame.
 func (r *reference) receive(frame []byte) outcome {
@@ -108,20 +108,17 @@ func (r *reference) find(p parsed, svc *config.Service) (to []stage, reason stri
 	if svc.Placement == config.PlacementHunt {
 		return r.hunt(p, svc)
 	}
-	server := r.place(p.flow, svc)
-	if server == nil {
-		return nil, ""
-	}
-	return alone(srv6.Deliver, server), r.remember(p, svc, server)
+	return r.hash(p, svc)
 }
 
 // findFollower returns the course of a packet that does not count as a packet of its flow.
 func (r *reference) findFollower(p parsed, svc *config.Service) []stage {
 	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
 	if server == nil && svc.Placement == config.PlacementHunt {
-		if server = r.recall(r.halfOpenOf(p.flow), p.flow, svc); server == nil {
-			return r.rowAsked(p.flow, svc, srv6.Steer)
-		}
+		server = r.recall(r.halfOpenOf(p.flow), p.flow, svc)
+	}
+	if server == nil && passesOn(svc) {
+		return stages(srv6.Steer, r.possible(p.flow, svc)...)
 	}
 	if server == nil {
 		server = r.place(p.flow, svc)
@@ -299,7 +296,7 @@ func (f *fixture) classify(flow dataplane.Flow) (found *config.Service) {
 // usable returns the servers that get new flows: servers that are not drained; if possible, with a
 // next hop that answers; and of those, if possible, servers that pass their checks.
 func (r *reference) usable(svc *config.Service) []config.Server {
-	servers := slices.DeleteFunc(slices.Clone(svc.Servers), func(s config.Server) bool { return *s.Weight == 0 })
+	servers := slices.DeleteFunc(slices.Clone(svc.Servers), func(s config.Server) bool { return !s.Takes() })
 	for _, bad := range []func(config.Server) bool{
 		func(s config.Server) bool { return r.linkOf(s.Name) == "" },
 		func(s config.Server) bool { return !r.reaches(s.Name) },
@@ -312,35 +309,108 @@ func (r *reference) usable(svc *config.Service) []config.Server {
 	return servers
 }
 
-// candidates lists the servers in the row of the flow's bucket.
-func (r *reference) candidates(flow dataplane.Flow, svc *config.Service) (names []string) {
-	table := r.tables[svc.Name]
-	if table == nil {
-		var servers []tables.Server
-		for _, s := range r.usable(svc) {
-			servers = append(servers, tables.Server{Name: s.Name, Weight: *s.Weight})
+// row lists the servers of the service in the row of a bucket, in one of its generations; 0 is the
+// present one. The names of removed servers are empty.
+func (r *reference) row(svc *config.Service, generation, bucket int) (names []string) {
+	built := r.tables[svc.Name]
+	if built == nil {
+		for _, set := range r.generations[svc.Name].Sets {
+			table, err := set.Table()
+			r.must(err)
+			if set.Buckets == svc.Buckets {
+				built = append(built, table)
+			}
 		}
-		var err error
-		table, err = tables.Build(servers, svc.Buckets, svc.Candidates)
-		r.must(err)
-		r.tables[svc.Name] = table
+		r.tables[svc.Name] = built
 	}
+	table := built[generation]
 	if table.Candidates == 0 {
 		return nil
 	}
-	for _, i := range table.Row(int(dataplane.BucketOf(flow.Hash(&r.identity.BucketKeys), uint32(svc.Buckets)))) {
-		names = append(names, table.Servers[i].Name)
+	for _, i := range table.Row(bucket % table.Buckets) {
+		name := table.Servers[i].Name
+		if serverOfName(svc, name) == nil {
+			name = ""
+		}
+		names = append(names, name)
 	}
 	return names
 }
 
+func (r *reference) bucket(flow dataplane.Flow, svc *config.Service) int {
+	return int(dataplane.BucketOf(flow.Hash(&r.identity.BucketKeys), uint32(svc.Buckets)))
+}
+
+// taking lists as many servers that get new flows as the flow's row has servers, but at most the
+// wanted number. The next rows replace servers that get none. The search ends after eight more rows
+// if it has found a server.
+func (r *reference) taking(flow dataplane.Flow, svc *config.Service, wanted int) (names []string) {
+	first := r.bucket(flow, svc)
+	wanted = min(wanted, len(r.row(svc, 0, first)))
+	usable := r.usable(svc)
+	for i := range svc.Buckets {
+		for _, name := range r.row(svc, 0, first+i) {
+			takes := slices.ContainsFunc(usable, func(s config.Server) bool { return s.Name == name })
+			if takes && len(names) < wanted && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		if len(names) == wanted || len(names) > 0 && i >= 8 {
+			break
+		}
+	}
+	return names
+}
+
+// possible lists the servers that may have a flow: those that get new flows, those of all
+// generations that can be reached, and at last those of the present row that cannot.
+func (r *reference) possible(flow dataplane.Flow, svc *config.Service) []string {
+	names := r.taking(flow, svc, svc.Candidates)
+	add := func(row []string, wanted func(string) bool) {
+		for _, name := range row {
+			if name != "" && wanted(name) && !slices.Contains(names, name) && len(names) < 8 {
+				names = append(names, name)
+			}
+		}
+	}
+	bucket := r.bucket(flow, svc)
+	present := r.row(svc, 0, bucket)
+	for i := range r.tables[svc.Name] {
+		add(r.row(svc, i, bucket), r.reaches)
+	}
+	add(present, func(string) bool { return true })
+	return names
+}
+
+// passesOn tells whether the servers of a service pass packets of unknown flows on.
+func passesOn(svc *config.Service) bool {
+	return svc.Placement == config.PlacementHunt || svc.Probes()
+}
+
+// hash returns the course of a packet whose flow is unknown, and the reason under which it is
+// counted.
+func (r *reference) hash(p parsed, svc *config.Service) (to []stage, reason string) {
+	if passesOn(svc) && !p.mayMove() {
+		to = stages(srv6.Steer, r.possible(p.flow, svc)...)
+	} else if server := r.place(p.flow, svc); server != nil {
+		to = alone(srv6.Deliver, server)
+	}
+	switch len(to) {
+	case 0:
+		return nil, ""
+	case 1:
+		return to, r.remember(p, svc, serverOfName(svc, to[0].server))
+	}
+	return to, "forward_recover"
+}
+
 // place returns the server that consistent hashing selects for a flow, or nil if there is none.
 func (r *reference) place(flow dataplane.Flow, svc *config.Service) *config.Server {
-	row := r.candidates(flow, svc)
-	if row == nil {
+	names := r.taking(flow, svc, 1)
+	if names == nil {
 		return nil
 	}
-	return serverOfName(svc, row[0])
+	return serverOfName(svc, names[0])
 }
 
 // serverOfName returns the server of the service with a name, or nil if there is none.

@@ -4,7 +4,6 @@ package balancer
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net/netip"
 
@@ -49,16 +48,10 @@ func (r *Rehearsal) Fill(hop nexthop.Hop) (*ebpf.Program, error) {
 // Attach applies the configuration and attaches the programs to the link of node.interface and, if
 // it is configured, to the link of node.inside. Every server is reached by the hop. The caller must
 // be in the network namespace of the links. Attach returns an error if the programs cannot be
-// attached, or if a candidate table cannot be built.
+// attached.
 func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 	b := r.balancer
-	if err := b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)}); err != nil {
-		return err
-	}
-	if !b.rebuild() {
-		return fmt.Errorf("%d services have no candidate table; the log says why", len(b.stale))
-	}
-	return nil
+	return b.follow(nexthop.Update{Own: own, Hops: r.hopsBy(hop)})
 }
 
 // Apply applies another configuration, as Reload does. New servers have no next hop. Its errors are

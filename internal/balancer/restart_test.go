@@ -309,6 +309,8 @@ func TestRestartKeepsFormerCandidates(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))
 	flow, left := f.flowThatMoves("s3")
+	f.cfg.Node.State = t.TempDir()
+	f.saveGenerations()
 	asked := append(f.row(flow, "web"), left...)
 	ack := frameOf(flow, packet.Flags(packet.ACK))
 	check := func(when string) {
@@ -325,6 +327,7 @@ func TestRestartKeepsFormerCandidates(t *testing.T) {
 	f.route()
 	check("with next hops")
 	random := huntingWithout(2, "s3")
+	random.Node.State = f.cfg.Node.State
 	for i := range random.Services {
 		random.Services[i].Selection = config.SelectRandom
 	}

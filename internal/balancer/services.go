@@ -11,9 +11,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/srv6"
-	"github.com/segue-lb/segue/internal/tables"
 )
 
 // service is a service, with its state in the data path.
@@ -22,7 +22,8 @@ type service struct {
 	id       uint32
 	rule     dataplane.ServiceRule
 	members  []*member
-	placed   placing          // the input that its entry and its candidate table were built from
+	placed   placing          // the input that its candidate table was built from
+	hasSpare bool             // the candidate table that is not in use may exist
 	huntsEnd time.Time        // zero, or the end of RuleHalfOpen after hunting
 	logged   dataplane.Causes // the ignored causes at the last log
 }
@@ -41,13 +42,13 @@ type services struct {
 func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*member)) (*services, error) {
 	s := &services{plane: plane, slots: slots, byName: map[string]*service{}, reach: reach}
 	byID := map[uint32]*service{}
-	names, err := plane.ServiceNames()
+	labels, err := plane.ServiceLabels()
 	if err != nil {
 		return nil, err
 	}
-	for id, name := range names {
-		byID[id] = &service{Service: config.Service{Name: name}, id: id}
-		s.byName[name] = byID[id]
+	for id, label := range labels {
+		byID[id] = &service{Service: config.Service{Name: label.Name}, id: id, hasSpare: true}
+		s.byName[label.Name] = byID[id]
 	}
 	for id := uint32(config.MaxServices); id > 0; id-- {
 		if byID[id-1] == nil {
@@ -64,12 +65,13 @@ func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*me
 
 // apply makes the data path follow a configuration. Servers are added before the tables that name
 // them, and removed after these tables.
-func (s *services) apply(cfg *config.Balancer) error {
+func (s *services) apply(cfg *config.Balancer, generations generation.Generations) error {
 	wanted := map[string]bool{}
 	for i := range cfg.Services {
-		wanted[cfg.Services[i].Name] = true
-		if err := s.applyService(&cfg.Services[i], &cfg.Node); err != nil {
-			return fmt.Errorf("service %s: %w", cfg.Services[i].Name, err)
+		name := cfg.Services[i].Name
+		wanted[name] = true
+		if err := s.applyService(&cfg.Services[i], &cfg.Node, generations[name]); err != nil {
+			return fmt.Errorf("service %s: %w", name, err)
 		}
 	}
 	if err := s.keepOnly(wanted); err != nil {
@@ -84,7 +86,7 @@ func (s *services) apply(cfg *config.Balancer) error {
 	return s.retireSlots()
 }
 
-func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) error {
+func (s *services) applyService(cfg *config.Service, node *config.BalancerNode, g generation.Generation) error {
 	svc := s.byName[cfg.Name]
 	if svc == nil {
 		var err error
@@ -97,7 +99,7 @@ func (s *services) applyService(cfg *config.Service, node *config.BalancerNode) 
 		return err
 	}
 	svc.Service, svc.members = *cfg, members
-	return s.place(svc)
+	return s.place(svc, g)
 }
 
 // add gives a new service a number and a label. It returns an error if no number is free.
@@ -106,7 +108,7 @@ func (s *services) add(name string) (*service, error) {
 		return nil, err
 	}
 	id := s.free[len(s.free)-1]
-	if err := s.plane.LabelService(id, name); err != nil {
+	if err := s.plane.LabelService(id, dataplane.ServiceLabel{Name: name}); err != nil {
 		return nil, err
 	}
 	s.free = s.free[:len(s.free)-1]
@@ -194,7 +196,7 @@ func keysOf(cfg *config.Balancer) map[dataplane.ServerKey]bool {
 	return keys
 }
 
-// setHealth stores the result of a health check. It returns the service whose table must be built
+// setHealth stores the result of a health check. It returns the service that admit must look at
 // again. It returns nil if nothing changed, or if a reload has removed the server.
 func (s *services) setHealth(result health.Result) *service {
 	return s.setCause(result.Service, result.Server, dataplane.Failing, !result.Healthy, result.Reason)
@@ -210,70 +212,100 @@ func (s *services) healthTargets(services []config.Service) []health.Target {
 	return targets
 }
 
-// placing is the complete input of a service's entry and candidate table.
+// placing is the complete input of a service's candidate table.
 type placing struct {
-	service config.Service // without its servers, timeouts, health check and probes
-	servers []tables.Server
-	slots   []uint16
+	sets  []generation.Set
+	slots map[string]uint16 // of the servers by name
 }
 
-// placingOf returns the input for a service whose new flows go to the given members.
-func placingOf(svc *service, usable []*member) placing {
-	p := placing{service: svc.Service}
-	p.service.Servers, p.service.Timeouts = nil, config.Timeouts{}
-	p.service.Health, p.service.Probe = nil, nil
-	for _, m := range usable {
-		p.servers = append(p.servers, tables.Server{Name: m.Name, Weight: *m.Weight})
-		p.slots = append(p.slots, uint16(m.slot))
+// placingOf returns the input for a service of a generation. The former sets are of use only if
+// packets can be passed on from server to server, and if their buckets are the present ones.
+func placingOf(svc *service, g generation.Generation) placing {
+	p := placing{sets: g.Sets, slots: map[string]uint16{}}
+	if !svc.passesOn() {
+		p.sets = p.sets[:1]
+	}
+	p.sets = slices.DeleteFunc(slices.Clone(p.sets), func(s generation.Set) bool {
+		return s.Buckets != svc.Buckets
+	})
+	for _, m := range svc.members {
+		p.slots[m.Name] = uint16(m.slot)
 	}
 	return p
 }
 
-// place builds a service's candidate table from the servers that get new flows, and installs it. It
-// does nothing further if the input has not changed.
-func (s *services) place(svc *service) error {
+// passesOn tells whether the service's servers have agents, which pass packets on to each other.
+func (svc *service) passesOn() bool {
+	return svc.Placement == config.PlacementHunt || svc.Probes()
+}
+
+// place makes a service's entry follow a generation of its servers. It builds the candidate table
+// and installs it, unless the input has not changed.
+func (s *services) place(svc *service, g generation.Generation) error {
+	rule := dataplane.RuleOf(&svc.Service)
+	p := placingOf(svc, g)
+	if reflect.DeepEqual(p, svc.placed) {
+		rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, svc.rule.Table()
+	} else {
+		table, err := buildRows(p.sets, p.slots)
+		if err != nil {
+			return err
+		}
+		rule.Buckets, rule.Row = table.Buckets, table.Row()
+		if rule.Flags, err = s.install(svc, rule, table.Slots); err != nil {
+			return err
+		}
+	}
+	label := dataplane.ServiceLabel{Name: svc.Name, Generation: g.Number, Digest: generation.Digest(p.sets)}
+	if err := s.plane.LabelService(svc.id, label); err != nil {
+		return err
+	}
+	s.setCapabilities(svc, &rule)
+	svc.rule, svc.placed = rule, p
+	s.admit(svc)
+	return nil
+}
+
+// admit tells the data path which servers of a service get new flows, and whether there is one. The
+// service's rule, which may name a new candidate table, takes effect after servers begin to get new
+// flows and before others cease to. So no packet sees a change of weights in part: a server whose
+// weight is or was 0 is in only one of the tables.
+func (s *services) admit(svc *service) {
 	usable := s.usable(svc)
 	used := make(map[*member]bool, len(usable))
 	for _, m := range usable {
 		used[m] = true
 	}
+	svc.rule.Flags &^= dataplane.RuleTakesFlows
+	for _, m := range usable {
+		s.plane.Servers.SetFlags(m.slot, m.flags(true))
+		svc.rule.Flags |= dataplane.RuleTakesFlows
+	}
+	s.writeRule(svc)
 	for _, m := range svc.members {
-		s.plane.Servers.SetFlags(m.slot, m.flags(used[m]))
+		if !used[m] {
+			s.plane.Servers.SetFlags(m.slot, m.flags(false))
+		}
 	}
-	p := placingOf(svc, usable)
-	if reflect.DeepEqual(p, svc.placed) {
-		return nil
-	}
-	table, err := tables.Build(p.servers, svc.Buckets, svc.Candidates)
-	if err != nil {
-		return err
-	}
-	rows := table.Rows
-	for i, server := range rows {
-		rows[i] = p.slots[server]
-	}
-	rule := dataplane.RuleOf(&svc.Service)
-	rule.Candidates = uint8(table.Candidates)
-	if table.Candidates > 0 {
-		rule.Buckets = uint32(table.Buckets)
-	}
-	if rule.Flags, err = s.install(svc, rule, rows); err != nil {
-		return err
-	}
-	s.setCapabilities(svc, &rule)
-	svc.rule, svc.placed = rule, p
-	// A service that is new, or that moves to another VIP or port, waits until all services are
-	// ready.
-	if entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service)); entry != nil && entry.Id == svc.id {
-		entry.SetRule(rule)
-	}
-	return nil
 }
 
-// setCapabilities sets the flags that tell persistence about placement: whether servers send
-// signals, and so can be asked about flows. After a service has stopped hunting, its flows can be
-// half-open for up to the timeout of new flows.
+// writeRule puts a service's rule in force. A service that is new, or that moves to another VIP or
+// port, waits until all services are ready (enter).
+func (s *services) writeRule(svc *service) {
+	entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service))
+	if entry != nil && entry.Id == svc.id {
+		entry.SetRule(svc.rule)
+	}
+}
+
+// setCapabilities sets the flags that tell placement and persistence about servers and each other:
+// whether servers pass packets on, and whether they send signals and so can be asked about flows.
+// After a service has stopped hunting, its flows can be half-open for up to the timeout of new
+// flows.
 func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
+	if svc.passesOn() {
+		rule.Flags |= dataplane.RuleServersPassOn
+	}
 	switch {
 	case svc.Placement == config.PlacementHunt:
 		rule.Flags |= dataplane.RuleServersAnswer | dataplane.RuleHalfOpen | dataplane.RuleAskIdle
@@ -286,24 +318,33 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 	}
 }
 
-// install makes one of the service's two candidate tables contain the rows. It returns the flags of
-// the rule: which table to use, and whether the other table still holds the former rows. If the
-// table in use contains the rows already, it stays in use, also after a restart. The former table
-// stays then, too.
+// install makes one of the service's two candidate tables contain the rows. It returns the flag of
+// the rule that says which table to use. If the table in use contains the rows already, it stays in
+// use, also after a restart.
 func (s *services) install(svc *service, rule dataplane.ServiceRule, rows []uint16) (table uint8, err error) {
-	fits := rule.Buckets == svc.rule.Buckets && rule.Candidates == svc.rule.Candidates
 	table = svc.rule.Table()
+	fits := rule.Buckets == svc.rule.Buckets && rule.Row == svc.rule.Row
 	if fits && s.plane.Holds(2*svc.id+uint32(table), rows) {
-		return table | svc.rule.Flags&dataplane.RuleFormer, nil
+		return table, nil
 	}
 	table = 1 - table
-	if err := s.plane.Install(2*svc.id+uint32(table), rows); err != nil {
-		return 0, err
+	svc.hasSpare = true
+	return table, s.plane.Install(2*svc.id+uint32(table), rows)
+}
+
+// removeSpares removes the candidate tables that are no longer in use. It must be called only after
+// the packets that used them have left the data path.
+func (s *services) removeSpares() error {
+	for name, svc := range s.byName {
+		if !svc.hasSpare {
+			continue
+		}
+		if err := s.plane.Uninstall(2*svc.id + uint32(1-svc.rule.Table())); err != nil {
+			return fmt.Errorf("service %s: %w", name, err)
+		}
+		svc.hasSpare = false
 	}
-	if fits {
-		table |= dataplane.RuleFormer
-	}
-	return table, nil
+	return nil
 }
 
 // endHunts ends the transition of services that have stopped hunting, when their last half-open
@@ -315,9 +356,7 @@ func (s *services) endHunts(now time.Time) {
 		}
 		svc.huntsEnd = time.Time{}
 		svc.rule.Flags &^= dataplane.RuleHalfOpen
-		if entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service)); entry != nil && entry.Id == svc.id {
-			entry.SetRule(svc.rule)
-		}
+		s.writeRule(svc)
 		for _, m := range svc.members {
 			s.plane.Servers.SetKnown(m.slot, knownFunction(&svc.Service))
 		}

@@ -87,7 +87,9 @@ func FuzzFlowTable(f *testing.F) {
 
 func (m *tableMachine) live(t *rapid.T) {
 	m.via, m.failing = map[string]string{}, map[string]bool{}
-	m.mustApply(crowded(2))
+	cfg := crowded(2)
+	cfg.Services[0].Probe = new(rapid.Bool().Draw(t, "agents"))
+	m.mustApply(cfg)
 	for _, svc := range m.cfg.Services {
 		for _, server := range svc.Servers {
 			m.setHealth(svc.Name, server.Name, true)

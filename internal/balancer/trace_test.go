@@ -73,9 +73,11 @@ func (f *fixture) reconfigure(t *rapid.T, number int) {
 	if rapid.Bool().Draw(t, "without the first server") {
 		service.Servers = service.Servers[1:]
 	}
-	if err := f.services.applyService(&service, &f.cfg.Node); err != nil {
+	g := f.generations.Next([]config.Service{service})[service.Name]
+	if err := f.services.applyService(&service, &f.cfg.Node, g); err != nil {
 		t.Fatal(err)
 	}
+	f.generations[service.Name] = g
 	f.services.retireSlots()
 	f.route()
 }

@@ -217,7 +217,7 @@ func serviceConfig(s service) config.Service {
 	c := config.Service{
 		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,
 		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: s.encapsulation,
-		Candidates: 1, Buckets: tables.DefaultBuckets,
+		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
 	if s.hunts {

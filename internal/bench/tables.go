@@ -85,7 +85,7 @@ func tableConfig(size TableSize, servers int) *config.Balancer {
 	web := config.Service{
 		Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
 		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Encap,
-		Candidates: size.Candidates, Buckets: size.Buckets,
+		Candidates: size.Candidates, Generations: 3, Buckets: size.Buckets,
 	}
 	one := uint32(1)
 	for i := range servers {

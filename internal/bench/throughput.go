@@ -312,7 +312,7 @@ func (b *testbed) config() *config.Balancer {
 	web := config.Service{
 		Name: "web", VIP: throughputVIP.Addr(), Port: config.Port(throughputVIP.Port()), Protocol: config.TCP,
 		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert,
-		Candidates: 1, Buckets: 65537,
+		Candidates: 3, Generations: 3, Buckets: 65537,
 		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
 	one := uint32(1)

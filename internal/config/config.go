@@ -47,6 +47,10 @@ type BalancerNode struct {
 	Seed uint64 `yaml:"seed"`
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`
+	// State is the absolute path of the directory in which the balancer keeps the generations of its
+	// services (package generation). Default /var/lib/segue; a change needs a restart. A balancer
+	// that was not read from a file may have none, and then keeps them in memory.
+	State string `yaml:"state,omitempty"`
 	// SignalKey is the absolute path of the file with the keys for tags of signals. ReadSignalKeys
 	// reads it. Without it the balancer does not check tags.
 	SignalKey string `yaml:"signal-key,omitempty"`
@@ -139,9 +143,12 @@ type Service struct {
 	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
-	// Candidates is how many servers a bucket lists, 1 to 8. Default 2 for placement
-	// hunt; always 1 for placement hash.
+	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
+	// servers. Default 2 for placement hunt, 3 for placement hash.
 	Candidates int `yaml:"candidates"`
+	// Generations is how many sets of servers the candidate table holds, 1 to 4: the present one
+	// and those before. Default 3.
+	Generations int `yaml:"generations"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of
 	// two, more than the servers. Default 65537.
 	Buckets  int      `yaml:"buckets"`
@@ -154,6 +161,10 @@ type Service struct {
 	Probe   *bool    `yaml:"probe"`
 	Servers []Server `yaml:"servers"`
 }
+
+// Takes tells whether the server gets new flows as far as its configuration says: it has a weight
+// and is not drained.
+func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
 
 // Probes tells whether the servers' agents are probed. Without a value they are not.
 func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
@@ -204,8 +215,11 @@ type Server struct {
 	// the service has health checks.
 	Host netip.Addr `yaml:"host"`
 	// Weight is the server's share of new flows relative to the others', 0 to
-	// 1000. Default 1. A server of weight 0 keeps its flows and gets no new ones.
+	// 1000. Default 1. A server of weight 0 is drained, and is not in the candidate table.
 	Weight *uint32 `yaml:"weight" range:"0 to 1000"`
+	// Drained tells whether the server keeps its flows and gets no new ones. It stays in the
+	// candidate table, so to drain it does not begin a new generation.
+	Drained bool `yaml:"drained,omitempty"`
 }
 
 // Agent is the configuration file of `segue agent`.

@@ -23,6 +23,7 @@ func (b *Balancer) setDefaults(d *document) {
 	internal := !d.has("node.inside")
 	setDefault(d, "node.internal", &b.Node.Internal, &internal)
 	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
+	setDefault(d, "node.state", &b.Node.State, "/var/lib/segue")
 	setDefault(d, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	for i := range b.Services {
 		s, path := &b.Services[i], item("services", i)
@@ -36,12 +37,13 @@ func (s *Service) setDefaults(d *document, path string) {
 	setDefault(d, child(path, "placement"), &s.Placement, PlacementHash)
 	setDefault(d, child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
-	candidates := 1
+	candidates := 3
 	if s.Placement == PlacementHunt {
 		candidates = 2
 		setDefault(d, child(path, "selection"), &s.Selection, SelectConsistent)
 	}
 	setDefault(d, child(path, "candidates"), &s.Candidates, candidates)
+	setDefault(d, child(path, "generations"), &s.Generations, 3)
 	setDefault(d, child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
 	s.Timeouts.setDefaults(d, child(path, "timeouts"), s)
 	if s.Health != nil {

@@ -56,11 +56,12 @@ services:
 			Internal:  &yes,
 			Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+			State:     "/var/lib/segue",
 			Limits:    Limits{Flows: 1048576, Servers: 4096},
 		},
 		Services: []Service{{
 			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: TCP,
-			Placement: "hash", Persistence: "table", Encapsulation: "srv6-encap", Candidates: 1, Buckets: 65537,
+			Placement: "hash", Persistence: "table", Encapsulation: "srv6-encap", Candidates: 3, Generations: 3, Buckets: 65537,
 			Timeouts: Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
 			Health: &Health{
 				HTTP:     &HTTPCheck{Path: "/", Port: 443},
@@ -73,7 +74,7 @@ services:
 			}},
 		}, {
 			Name: "dns", VIP: netip.MustParseAddr("192.0.2.53"), Port: 53, Protocol: UDP,
-			Placement: "hash", Persistence: "table", Encapsulation: "ipip", Candidates: 1, Buckets: 65537,
+			Placement: "hash", Persistence: "table", Encapsulation: "ipip", Candidates: 3, Generations: 3, Buckets: 65537,
 			Timeouts: Timeouts{New: 30 * time.Second, Established: 2 * time.Minute, Closing: 5 * time.Second},
 			Health: &Health{
 				TCP:      &TCPCheck{Port: 53},
@@ -147,7 +148,7 @@ services:
       - {name: s1, locator: 10}
       - name: s2
   - 1
-`, `line 2: node.interfaces: unknown field; must be one of: instance, interface, inside, internal, locator, addresses, seed, limits, signal-key
+`, `line 2: node.interfaces: unknown field; must be one of: instance, interface, inside, internal, locator, addresses, seed, limits, state, signal-key
 line 2: node.locator: required by services[0], whose encapsulation is srv6-encap
 line 4: node.interface: given twice; first in line 3
 line 5: node.seed "-1": must be a whole number from 0 to 18446744073709551615
@@ -158,7 +159,7 @@ line 10: services[0].vip "192.0.2.300": must be an IP address
 line 11: services[0].port "0x1_0000": must be a port from 1 to 65535, or all
 line 13: services[0].?: a field name must be a plain word
 line 14: services[0]."a.b\n": unknown field; must be one of: name, vip, port, protocol, placement, persistence, ` +
-			`encapsulation, selection, candidates, buckets, timeouts, health, probe, servers
+			`encapsulation, selection, candidates, generations, buckets, timeouts, health, probe, servers
 line 16: services[0].servers[0]: empty list element
 line 17: services[0].servers[1].locator "10": must be a prefix such as fd00:5:0:1::/64
 line 18: services[0].servers[2].locator: required by encapsulation srv6-encap
@@ -169,7 +170,7 @@ line 3: services[0].vip: required
 line 3: services[0].port: required
 line 3: services[0].protocol: required
 line 3: services[0].servers[0].locator: required by encapsulation srv6-encap
-line 4: services[0].servers[0].servers: unknown field; must be one of: name, locator, address, host, weight`},
+line 4: services[0].servers[0].servers: unknown field; must be one of: name, locator, address, host, weight, drained`},
 		{"null is absent", `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
 services:
   - name: web

@@ -22,6 +22,7 @@ func (b *Balancer) Fixed() []Setting {
 		setting("node.inside", b.Node.Inside),
 		setting("node.internal", b.Node.IsInternal()),
 		setting("node.seed", b.Node.Seed),
+		setting("node.state", b.Node.State),
 		setting("node.limits.flows", b.Node.Limits.Flows),
 		setting("node.limits.servers", b.Node.Limits.Servers),
 		setting("metrics.listen", b.Metrics.Listen),

@@ -5,6 +5,7 @@ package config
 import (
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -14,11 +15,18 @@ import (
 // MaxServices is the most services that a balancer has: MAX_SERVICES of bpf/balancer/services.h.
 const MaxServices = 16384
 
+// MaxGenerations is the most sets of servers that a candidate table holds: MAX_GENERATIONS of
+// bpf/balancer/types.h.
+const MaxGenerations = 4
+
 // checkBalancer reports every rule that a decoded balancer breaks.
 func (d *document) checkBalancer(b *Balancer) {
 	d.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
 	d.checkTunnelSources(b.Node.Addresses)
 	d.checkSignalKey(b.Node.SignalKey)
+	if !filepath.IsAbs(b.Node.State) {
+		d.failf("node.state", "must be absolute")
+	}
 	d.checkListen(b.Metrics.Listen)
 
 	if n := len(b.Services); n > MaxServices {
@@ -85,12 +93,7 @@ func (d *document) checkService(path string, s *Service) {
 	checkKnown(d, child(path, "persistence"), s.Persistence, PersistenceTable)
 	at := child(path, "candidates")
 	checkRange(d, at, s.Candidates, 1, tables.MaxCandidates)
-	if s.Placement == PlacementHash && s.Candidates > 1 && s.Candidates <= tables.MaxCandidates {
-		d.failf(at, "must be 1 for placement %s", s.Placement)
-	}
-	if n := len(s.Servers); d.has(at) && s.Placement == PlacementHunt && n > 0 && n < s.Candidates && s.Candidates <= tables.MaxCandidates {
-		d.failf(at, "must be at most the number of servers, %d", n)
-	}
+	checkRange(d, child(path, "generations"), s.Generations, 1, MaxGenerations)
 	d.checkHunt(path, s)
 	at = child(path, "buckets")
 	if err := tables.ValidBuckets(s.Buckets); err != nil {
@@ -171,9 +174,6 @@ func (d *document) checkHealthPort(path string, port uint16, all bool) {
 
 // checkServers checks the servers of a service, apart from conflicts with other services.
 func (d *document) checkServers(path string, s *Service, own netip.Prefix) {
-	if len(s.Servers) == 0 {
-		d.failf(child(path, "servers"), "at least one is required")
-	}
 	names := make(map[string]string)
 	locators := make(map[netip.Prefix]string)
 	addresses := make(map[netip.Addr]string)

@@ -163,6 +163,7 @@ func TestBalancerNodeRules(t *testing.T) {
 		{"outside", "seed: 0x10", "internal: false", nil},
 		{"inside", "seed: 0x10", "inside: eth1", nil},
 		{"signal key", "seed: 0x10", "signal-key: /etc/segue/signal.key", nil},
+		{"state relative", "seed: 0x10", "state: var", one("node.state", "must be absolute")},
 		{"signal key relative", "seed: 0x10", "signal-key: signal.key", one("node.signal-key", "must be absolute")},
 
 		{"flows few", "flows: 1024", "flows: 1023",
@@ -276,8 +277,7 @@ func TestServiceRules(t *testing.T) {
 		{"placement hunt", "placement: hash", "placement: hunt", nil},
 		{"random candidates", "placement: hash", "placement: hunt\n    selection: random", nil},
 		{"more candidates than servers", "placement: hash\n    persistence: table\n    encapsulation: srv6-insert\n    candidates: 1",
-			"placement: hunt\n    encapsulation: srv6-insert\n    candidates: 3",
-			one("services[0].candidates", "must be at most the number of servers, 2")},
+			"placement: hunt\n    encapsulation: srv6-insert\n    candidates: 3", nil},
 		{"selection unknown", "placement: hash", "placement: hunt\n    selection: best",
 			one("services[0].selection", "must be one of: consistent, random")},
 		{"probe", "placement: hash", "placement: hash\n    probe: true", nil},
@@ -297,7 +297,10 @@ func TestServiceRules(t *testing.T) {
 			one("services[1].encapsulation", "must be one of: srv6-insert, srv6-encap, gre, ipip")},
 
 		{"candidates 0", "candidates: 1", "candidates: 0", one("services[0].candidates", "must be from 1 to 8")},
-		{"candidates 2", "candidates: 1", "candidates: 2", one("services[0].candidates", "must be 1 for placement hash")},
+		{"candidates 2", "candidates: 1", "candidates: 2", nil},
+		{"generations 1", "candidates: 1", "generations: 1", nil},
+		{"generations 0", "candidates: 1", "generations: 0", one("services[0].generations", "must be from 1 to 4")},
+		{"generations 5", "candidates: 1", "generations: 5", one("services[0].generations", "must be from 1 to 4")},
 		{"candidates 9", "candidates: 1", "candidates: 9", one("services[0].candidates", "must be from 1 to 8")},
 		{"candidates -1", "candidates: 1", "candidates: -1", one("services[0].candidates", "must be from 1 to 8")},
 		{"buckets neither", "buckets: 1021", "buckets: 1000",
@@ -359,8 +362,10 @@ func TestTimeoutAndHealthRules(t *testing.T) {
 func TestServerRules(t *testing.T) {
 	s1 := `{name: s1, locator: "fd00:5:0:1::/64", host: "2001:db8:0:5::1", weight: 0}`
 	checkMutations(t, validBalancer, ParseBalancer, []mutation{
-		{"no servers", "      - " + s1 + "\n      - {name: s2, locator: \"fd00:5:0:2::/64\", host: \"2001:db8:0:5::2\", weight: 1000}\n", "",
-			one("services[0].servers", "at least one is required")},
+		{"no servers", "      - " + s1 + "\n      - {name: s2, locator: \"fd00:5:0:2::/64\", host: \"2001:db8:0:5::2\", weight: 1000}\n", "", nil},
+		{"drained", "name: s1, ", "name: s1, drained: true, ", nil},
+		{"drained unknown", "name: s1, ", "name: s1, drained: maybe, ",
+			one("services[0].servers[0].drained", "must be true or false")},
 		{"name missing", "name: s1, ", "", one("services[0].servers[0].name", "required")},
 		{"name space", "name: s1, ", "name: s 1, ", one("services[0].servers[0].name", "must have only printable characters, and no spaces")},
 		{"name used", "name: s2", "name: s1",

@@ -14,7 +14,7 @@ func (a *Agent) Warnings() Errors { return a.warnings }
 // warnOfBalancer adds the warnings about a balancer's file.
 func (d *document) warnOfBalancer(b *Balancer) {
 	d.warnOfForgedSignals(b)
-	d.warnOfNoWeight(b)
+	d.warnOfNoTaker(b)
 }
 
 // warnOfAgent adds the warnings about an agent's file.
@@ -34,12 +34,15 @@ func (d *document) warnOfForgedSignals(b *Balancer) {
 		b.Node.Locator, b.Node.Interface, item("services", hunting))
 }
 
-// warnOfNoWeight warns about services whose servers all have weight 0.
-func (d *document) warnOfNoWeight(b *Balancer) {
+// warnOfNoTaker warns about services without a server that gets new connections.
+func (d *document) warnOfNoTaker(b *Balancer) {
 	for i, service := range b.Services {
-		if !slices.ContainsFunc(service.Servers, func(s Server) bool { return *s.Weight > 0 }) {
-			d.warnf(child(item("services", i), "servers"),
-				"all servers have weight 0: service %s gets no new connections", service.Name)
+		at := child(item("services", i), "servers")
+		switch {
+		case len(service.Servers) == 0:
+			d.warnf(at, "none: packets to service %s are dropped", service.Name)
+		case !slices.ContainsFunc(service.Servers, func(s Server) bool { return s.Takes() }):
+			d.warnf(at, "all are drained or have weight 0: service %s gets no new connections", service.Name)
 		}
 	}
 }

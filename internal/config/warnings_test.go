@@ -56,8 +56,8 @@ func TestForgedQuestions(t *testing.T) {
 	})
 }
 
-// TestNoWeight warns of services that drop every new connection.
-func TestNoWeight(t *testing.T) {
+// TestNoTaker warns of services that drop every new connection.
+func TestNoTaker(t *testing.T) {
 	const (
 		first = `{name: s1, locator: "fd00:5:0:1::/64"}]}
 - {name: web`
@@ -69,7 +69,11 @@ func TestNoWeight(t *testing.T) {
 	checkWarnings(t, hashing, ParseBalancer, []mutation{
 		{"weights", "", "", nil},
 		{"all drained", second, "[" + drained + rest,
-			one("services[0].servers", "all servers have weight 0: service dns gets no new connections")},
+			one("services[0].servers", "all are drained or have weight 0: service dns gets no new connections")},
+		{"all drained by name", second, `[{name: s1, locator: "fd00:5:0:1::/64", drained: true}` + rest,
+			one("services[0].servers", "all are drained or have weight 0: service dns gets no new connections")},
+		{"no server", second, "[" + rest,
+			one("services[0].servers", "none: packets to service dns are dropped")},
 		{"one drained", second, "[" + drained + `, {name: s2, locator: "fd00:5:0:2::/64"}` + rest, nil},
 	})
 }

@@ -82,6 +82,7 @@ func (n *Node) BalancerConfig() config.Balancer {
 			Instance:  n.Instance(),
 			Interface: uplink,
 			Locator:   n.Locator,
+			State:     n.lab.path("state"),
 		},
 		Metrics: config.Metrics{Listen: balancerMetrics},
 	}

@@ -391,6 +391,7 @@ func TestConfigTemplates(t *testing.T) {
 		HTTP: &config.HTTPCheck{Path: "/healthz", Port: 80}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 4,
 	}
 	s.Servers[0].Weight = &weight
+	s.Servers[1].Drained, s.Generations, s.Probe = true, 2, &no
 	s.Servers[1].Host = netip.MustParseAddr("fd00:5:0:2::1")
 	full.Services[1].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}}
 	full.Services[2].Health = &config.Health{HTTP: &config.HTTPCheck{}}

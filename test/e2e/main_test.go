@@ -308,6 +308,17 @@ func keepServers(cfg *config.Balancer, names ...string) {
 	}
 }
 
+// drain drains a server in all services.
+func drain(cfg *config.Balancer, name string) {
+	for i := range cfg.Services {
+		for j := range cfg.Services[i].Servers {
+			if cfg.Services[i].Servers[j].Name == name {
+				cfg.Services[i].Servers[j].Drained = true
+			}
+		}
+	}
+}
+
 // setWeight sets the weight of a server in all services.
 func setWeight(cfg *config.Balancer, name string, weight uint32) {
 	for i := range cfg.Services {

@@ -50,7 +50,7 @@ func TestServersComeAndGo(t *testing.T) {
 	// connections.
 	reconfigure(t, l, func(cfg *config.Balancer) {
 		keepServers(cfg, "s2", "s3", "s4")
-		setWeight(cfg, "s2", 0)
+		drain(cfg, "s2")
 		setWeight(cfg, "s3", 5)
 	})
 	must(t, newClient(l).spread(t.Context(), "s3", "s4"))

@@ -23,8 +23,8 @@ type backup struct {
 	rules         map[*ServiceEntry]ServiceRule // rules of the services in force
 	ports         []Port
 	servers       []balancerServer
-	serverLabels  map[uint32]balancerLabel
-	serviceLabels map[uint32]balancerLabel
+	serverLabels  map[uint32]balancerServerLabel
+	serviceLabels map[uint32]balancerServiceLabel
 
 	tables   map[uint32]*ebpf.Map // replaced candidate tables by number; nil: there was no table
 	flows    []sweptFlow
@@ -62,10 +62,10 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 		b.rules[entry] = entry.rule()
 	}
 	var err error
-	if b.serverLabels, err = readLabels(p.Objects.ServerLabels); err != nil {
+	if b.serverLabels, err = readLabels[balancerServerLabel](p.Objects.ServerLabels); err != nil {
 		return fmt.Errorf("read the labels of servers: %w", err)
 	}
-	if b.serviceLabels, err = readLabels(p.Objects.ServiceLabels); err != nil {
+	if b.serviceLabels, err = readLabels[balancerServiceLabel](p.Objects.ServiceLabels); err != nil {
 		return fmt.Errorf("read the labels of services: %w", err)
 	}
 	if err := p.Objects.Identity.Lookup(uint32(0), &b.identity); err != nil {

@@ -13,6 +13,60 @@ import (
 // candidatesPerWord is CANDIDATES_PER_WORD in bpf/balancer/types.h.
 const candidatesPerWord = 4
 
+// NoServer is a slot that no server has: NO_SERVER in bpf/balancer/types.h.
+const NoServer = 0xffff
+
+// Rows is the content of a candidate table (bpf/balancer/candidates.h).
+type Rows struct {
+	Buckets uint32
+	// Slots are the slots of the candidates, row by row. A row has as many slots as generations
+	// times candidates.
+	Slots []uint16
+
+	generations, candidates int
+}
+
+// NewRows returns rows without servers, of the given number of buckets, generations (1 to 4) and
+// candidates in each generation (0 to 8). Without candidates there are no rows.
+func NewRows(buckets, generations, candidates int) *Rows {
+	r := &Rows{generations: generations, candidates: candidates}
+	if candidates == 0 {
+		return r
+	}
+	r.Buckets = uint32(buckets)
+	r.Slots = make([]uint16, buckets*generations*candidates)
+	for i := range r.Slots {
+		r.Slots[i] = NoServer
+	}
+	return r
+}
+
+// Candidates returns the candidates of a bucket in a generation; 0 is the present one. It shares
+// memory with the rows.
+func (r *Rows) Candidates(bucket, generation int) []uint16 {
+	first := (bucket*r.generations + generation) * r.candidates
+	return r.Slots[first : first+r.candidates]
+}
+
+// Row returns the shape of a row, as it is in a service's rule: ROW in bpf/balancer/types.h.
+func (r *Rows) Row() uint8 { return uint8(r.candidates | r.generations<<4) }
+
+// Candidates returns how many candidates each generation of a row has.
+func (r ServiceRule) Candidates() uint32 { return uint32(r.Row & 0xf) }
+
+// Generations returns how many generations a row has.
+func (r ServiceRule) Generations() uint32 { return uint32(r.Row >> 4) }
+
+// Uninstall removes a candidate table, if there is one. No packet may use it at the time of the
+// call. Uninstall returns an error if the kernel cannot remove the table.
+func (p *Plane) Uninstall(number uint32) error {
+	err := p.Objects.Tables.Delete(number)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove table %d: %w", number, err)
+	}
+	return nil
+}
+
 // Install writes a new candidate table under a number. The argument rows contains the slots, row by
 // row. No packet may use the number at the time of the call. Service n has the tables 2n and 2n+1.
 // Install returns an error if the kernel cannot make or install the table.
@@ -85,9 +139,8 @@ func readCandidates(tables *ebpf.Map, number uint32) (Candidates, error) {
 	return words, nil
 }
 
-// At returns the slot at a position of the table. The position is the bucket times the number of
-// candidates of a bucket, plus the number of the candidate. At returns false if the table is
-// smaller.
+// At returns the slot at a position of the table: row_start in bpf/balancer/candidates.h plus the
+// number of the candidate in the row. At returns false if the table is smaller.
 func (t Candidates) At(position uint32) (slot uint32, ok bool) {
 	if int(position/candidatesPerWord) >= len(t) {
 		return 0, false
@@ -100,15 +153,17 @@ func candidateIn(word uint64, position uint32) uint32 {
 	return uint32(uint16(word >> (16 * (position % candidatesPerWord))))
 }
 
-// readRow reads the candidates of a bucket from a candidate table.
-func readRow(tables *ebpf.Map, number, bucket uint32, candidates uint8) (slots []uint32, err error) {
+// readRow reads the candidates of a bucket in all generations, the present one first, from a
+// candidate table.
+func readRow(tables *ebpf.Map, number, bucket uint32, rule ServiceRule) (slots []uint32, err error) {
 	var table *ebpf.Map
 	if err := tables.Lookup(number, &table); err != nil {
 		return nil, fmt.Errorf("open table %d: %w", number, err)
 	}
 	defer table.Close()
-	for i := range uint32(candidates) {
-		position := bucket*uint32(candidates) + i
+	length := rule.Candidates() * rule.Generations()
+	for i := range length {
+		position := bucket*length + i
 		var word uint64
 		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
 			return nil, fmt.Errorf("read table %d: %w", number, err)

@@ -14,7 +14,7 @@ type ServerName struct{ Service, Server string }
 
 // readServerNames reads the names of servers, by slot.
 func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
-	bySlot, err := readLabels(labels)
+	bySlot, err := readLabels[balancerServerLabel](labels)
 	if err != nil {
 		return nil, fmt.Errorf("read the labels of servers: %w", err)
 	}
@@ -26,35 +26,44 @@ func readServerNames(labels *ebpf.Map) (map[uint32]ServerName, error) {
 }
 
 // nameIn returns the name in the label of a slot.
-func nameIn(label balancerLabel) ServerName {
+func nameIn(label balancerServerLabel) ServerName {
 	return ServerName{text(label.Service[:]), text(label.Server[:])}
 }
 
-// readServiceNames reads the names of services, by number.
-func readServiceNames(labels *ebpf.Map) (map[uint32]string, error) {
-	byNumber, err := readLabels(labels)
+// ServiceLabel is what the kernel stores of a service for readers.
+type ServiceLabel struct {
+	Name string
+	// Generation is the number of the present generation of the service's servers, and Digest that
+	// of the generation's sets (package generation).
+	Generation uint64
+	Digest     uint32
+}
+
+// readServiceLabels reads the labels of services, by number.
+func readServiceLabels(labels *ebpf.Map) (map[uint32]ServiceLabel, error) {
+	byNumber, err := readLabels[balancerServiceLabel](labels)
 	if err != nil {
 		return nil, fmt.Errorf("read the labels of services: %w", err)
 	}
-	names := map[uint32]string{}
+	all := map[uint32]ServiceLabel{}
 	for id, label := range byNumber {
-		names[id] = text(label.Service[:])
+		all[id] = ServiceLabel{text(label.Service[:]), label.Generation, label.Digest}
 	}
-	return names, nil
+	return all, nil
 }
 
-// ServiceNames reads the names of services, by number. ServiceNames returns an error if the labels
-// cannot be read.
-func (p *Plane) ServiceNames() (map[uint32]string, error) {
-	return readServiceNames(p.Objects.ServiceLabels)
+// ServiceLabels reads the labels of services, by number. ServiceLabels returns an error if the
+// labels cannot be read.
+func (p *Plane) ServiceLabels() (map[uint32]ServiceLabel, error) {
+	return readServiceLabels(p.Objects.ServiceLabels)
 }
 
-// LabelService stores the name of the service that has a number. LabelService returns an error if
+// LabelService stores the label of the service that has a number. LabelService returns an error if
 // the label cannot be written.
-func (p *Plane) LabelService(id uint32, name string) error {
-	var label balancerLabel
-	copy(label.Service[:], name)
-	if err := p.Objects.ServiceLabels.Put(id, &label); err != nil {
+func (p *Plane) LabelService(id uint32, label ServiceLabel) error {
+	stored := balancerServiceLabel{Generation: label.Generation, Digest: label.Digest}
+	copy(stored.Service[:], label.Name)
+	if err := p.Objects.ServiceLabels.Put(id, &stored); err != nil {
 		return fmt.Errorf("label service %d: %w", id, err)
 	}
 	return nil
@@ -71,10 +80,10 @@ func (p *Plane) UnlabelService(id uint32) error {
 
 // readLabels reads all labels, by number. If a label is deleted during the iteration, the kernel
 // begins again, so that the iterator can return a label twice.
-func readLabels(m *ebpf.Map) (map[uint32]balancerLabel, error) {
-	labels := map[uint32]balancerLabel{}
+func readLabels[Label balancerServerLabel | balancerServiceLabel](m *ebpf.Map) (map[uint32]Label, error) {
+	labels := map[uint32]Label{}
 	var number uint32
-	var label balancerLabel
+	var label Label
 	entries := m.Iterate()
 	for entries.Next(&number, &label) {
 		labels[number] = label

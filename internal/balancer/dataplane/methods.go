@@ -32,7 +32,7 @@ var encapsulations = map[config.Encapsulation]balancerEncapsulation{
 }
 
 // RuleOf returns the part of a service's rule that its configuration determines: placement,
-// persistence and encapsulation. Buckets, candidates and flags are 0.
+// persistence and encapsulation. Buckets, row and flags are 0.
 func RuleOf(svc *config.Service) ServiceRule {
 	placement := placements[placementName{svc.Placement, svc.Selection}]
 	persistence := persistences[svc.Persistence]

@@ -121,10 +121,10 @@ func (r *Reader) Close() error {
 // Capacity returns the number of flows for which the flow table is made.
 func (r *Reader) Capacity() uint64 { return uint64(r.maps.Flows.MaxEntries()) * FlowLoad }
 
-// ServiceNames reads the names of services, by number. ServiceNames returns an error if the labels
-// cannot be read.
-func (r *Reader) ServiceNames() (map[uint32]string, error) {
-	return readServiceNames(r.maps.ServiceLabels)
+// ServiceLabels reads the labels of services, by number. ServiceLabels returns an error if the
+// labels cannot be read.
+func (r *Reader) ServiceLabels() (map[uint32]ServiceLabel, error) {
+	return readServiceLabels(r.maps.ServiceLabels)
 }
 
 // ServerNames reads the names of servers, by slot. ServerNames returns an error if the labels
@@ -135,7 +135,7 @@ func (r *Reader) ServerNames() (map[uint32]ServerName, error) {
 
 // ServerName reads the name of the slot's server. It returns false if the slot has none.
 func (r *Reader) ServerName(slot uint32) (ServerName, bool) {
-	var label balancerLabel
+	var label balancerServerLabel
 	if err := r.maps.ServerLabels.Lookup(slot, &label); err != nil {
 		return ServerName{}, false
 	}
@@ -148,11 +148,10 @@ func (r *Reader) Candidates(number uint32) (Candidates, error) {
 	return readCandidates(r.maps.Tables, number)
 }
 
-// Row reads the slots of the candidates of a bucket. The number is that of the candidate table, and
-// candidates is the number of candidates of each of its buckets. Row returns an error if there is
-// no such table or bucket.
-func (r *Reader) Row(number, bucket uint32, candidates uint8) (slots []uint32, err error) {
-	return readRow(r.maps.Tables, number, bucket, candidates)
+// Row reads the slots of the candidates of a service's bucket: those of the present generation,
+// then those of each former one. Row returns an error if there is no such table or bucket.
+func (r *Reader) Row(service *ServiceEntry, bucket uint32) (slots []uint32, err error) {
+	return readRow(r.maps.Tables, service.Table(), bucket, service.Rule)
 }
 
 // Port returns the interface that has the number of a port, from 0 to 255.

@@ -197,7 +197,8 @@ func (e *ServiceEntry) Table() uint32 { return 2*e.Id + uint32(e.Rule.Table()) }
 // The flags of a rule (enum rule_flags in bpf/balancer/types.h).
 const (
 	ruleTable         = uint8(balancerRuleFlagsRULE_TABLE)
-	RuleFormer        = uint8(balancerRuleFlagsRULE_FORMER)
+	RuleTakesFlows    = uint8(balancerRuleFlagsRULE_TAKES_FLOWS)
+	RuleServersPassOn = uint8(balancerRuleFlagsRULE_SERVERS_PASS_ON)
 	RuleHalfOpen      = uint8(balancerRuleFlagsRULE_HALF_OPEN)
 	RuleServersAnswer = uint8(balancerRuleFlagsRULE_SERVERS_ANSWER)
 	RuleAskIdle       = uint8(balancerRuleFlagsRULE_ASK_IDLE)

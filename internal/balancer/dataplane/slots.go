@@ -89,7 +89,9 @@ func (s *Slots) IsRetired(slot uint32) bool {
 // because a service that is removed and added again gets another number. The argument known is the
 // function that packets of known flows ask of the server. Claim keeps FlagFailing of the present
 // slot, because the process may end before it has found out again whether the server is unfit.
-// Claim returns an error if no slot is free.
+// Claim does not drain a server that was not drained, and a new server gets FlagFailing. The caller
+// sets the flags when the server's candidate table is ready. Claim returns an error if no slot is
+// free.
 func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags ServerFlags) (uint32, error) {
 	slot, ok := s.byKey[key]
 	if ok {
@@ -101,20 +103,27 @@ func (s *Slots) Claim(key ServerKey, service uint32, known srv6.Function, flags 
 		}
 		s.plane.Servers.servers[slot].Service = service
 		s.plane.Servers.SetKnown(slot, known)
-		s.plane.Servers.SetFlags(slot, flags|s.plane.Servers.Flags(slot)&FlagFailing)
+		present := s.plane.Servers.Flags(slot)
+		switch {
+		case present&FlagInUse == 0:
+			flags |= FlagFailing
+		case present&FlagDrained == 0:
+			flags &^= FlagDrained
+		}
+		s.plane.Servers.SetFlags(slot, flags|present&FlagFailing)
 		return slot, s.plane.addSender(slot)
 	}
 	slot, err := s.free()
 	if err != nil {
 		return 0, err
 	}
-	label := balancerLabel{}
+	label := balancerServerLabel{}
 	copy(label.Service[:], key.Service)
 	copy(label.Server[:], key.Server)
 	if err := s.plane.Objects.ServerLabels.Put(slot, &label); err != nil {
 		return 0, fmt.Errorf("label slot %d: %w", slot, err)
 	}
-	s.plane.Servers.put(slot, service, key.Address, key.Source, known, flags)
+	s.plane.Servers.put(slot, service, key.Address, key.Source, known, flags|FlagFailing)
 	s.byKey[key], s.bySlot[slot] = slot, key
 	return slot, s.plane.addSender(slot)
 }

@@ -13,7 +13,7 @@ type Condition string
 const (
 	ServerUp         Condition = "up"         // it passes its health checks and gets new flows
 	ServerUnchecked  Condition = "unchecked"  // it has no health checks and gets new flows
-	ServerDrained    Condition = "drained"    // weight 0: it keeps its flows and gets no new ones
+	ServerDrained    Condition = "drained"    // it keeps its flows and gets no new ones
 	ServerUnresolved Condition = "unresolved" // it has no next hop: its packets are dropped
 	// ServerUnreachable: the next hop does not answer the kernel. The server gets no new flows. It
 	// keeps its flows, because the next hop may be back before the kernel notices.

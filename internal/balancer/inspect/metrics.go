@@ -65,8 +65,11 @@ var (
 	serverFlowsDesc    = desc("server_flows_total", "New flows placed on the server.", "service", "server")
 	serverHopDesc      = desc("server_next_hop", "Whether the next hop to the server is known, and answers.", "service", "server")
 	serverHealthyDesc  = desc("server_healthy", "Whether the server passes its health checks.", "service", "server")
-	serverDrainingDesc = desc("server_draining", "Whether the server has weight 0.", "service", "server")
+	serverDrainingDesc = desc("server_draining", "Whether the server is drained, or has weight 0.", "service", "server")
 
+	serviceGenerationDesc = desc("service_generation",
+		"Number of changes of the service's servers and weights. The digest is the same on balancers with the "+
+			"same candidate table.", "service", "digest")
 	serviceServersDesc = desc("service_servers", "Servers of the service by condition.", "service", "condition")
 	serviceIgnoredDesc = desc("service_cause_ignored",
 		"Whether servers get new flows despite the cause, as no server of the service is without.", "service", "cause")
@@ -90,7 +93,7 @@ func (c *Collector) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		packetsDesc, bytesDesc, serverPacketsDesc, serverBytesDesc, serverFlowsDesc, serverHopDesc,
 		serverHealthyDesc, serverDrainingDesc, serviceServersDesc, serviceIgnoredDesc, flowsDesc, halfOpenDesc, capacityDesc,
-		offersDesc, signalsDesc, resetsDesc, versionDesc,
+		offersDesc, signalsDesc, resetsDesc, versionDesc, serviceGenerationDesc,
 	} {
 		out <- d
 	}
@@ -134,6 +137,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swep
 			counts[server.Condition]++
 			collectServer(out, server, []string{service.Name, server.Name}, swept)
 		}
+		gauge(out, serviceGenerationDesc, float64(service.Generation), service.Name, service.Digest)
 		for _, condition := range conditions {
 			gauge(out, serviceServersDesc, float64(counts[condition]), service.Name, string(condition))
 		}

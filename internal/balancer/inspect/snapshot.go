@@ -49,8 +49,15 @@ type ServiceState struct {
 	Selection     config.Selection     `json:"selection,omitempty"` // only with placement hunt
 	Persistence   config.Persistence   `json:"persistence"`
 	Encapsulation config.Encapsulation `json:"encapsulation"`
-	Buckets       uint32               `json:"buckets"` // 0: no server gets new flows
+	Buckets       uint32               `json:"buckets"` // 0: it has no candidate table
 	Candidates    uint8                `json:"candidates"`
+	// Generation is the number of the present set of servers. Sets is how many sets the candidate
+	// table contains: the present one, and former ones, which may have older flows. Balancers with
+	// the same Digest have the same candidate tables.
+	Generation uint64 `json:"generation"`
+	Sets       uint8  `json:"sets"`
+	Digest     string `json:"digest"`      // 8 hexadecimal digits
+	TakesFlows bool   `json:"takes_flows"` // at least one server gets new flows
 	// Ignored are the causes of servers that get new flows nevertheless, because each server that
 	// is not drained has a cause.
 	Ignored []Condition    `json:"ignored"`
@@ -72,7 +79,8 @@ type ServerState struct {
 	// server gets new flows nevertheless if its service ignores the causes. A server that is
 	// drained and has no cause gets no new flows either.
 	Causes []Condition `json:"causes"`
-	// Share is the part of the buckets whose first candidate is the server, from 0 to 1.
+	// Share is the part of the buckets whose new flows the server gets, or is offered first, from 0
+	// to 1.
 	Share   float64              `json:"share"`
 	NextHop *NextHop             `json:"next_hop"` // nil: none, packets are dropped
 	Flows   dataplane.FlowCounts `json:"flows"`
@@ -191,7 +199,7 @@ type serverLabel struct {
 // and so costs a small part of what Snapshot costs. Services returns an error if a table cannot be
 // read.
 func (v *View) Services() ([]*ServiceState, error) {
-	names, err := v.tables.ServiceNames()
+	labels, err := v.tables.ServiceLabels()
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
 	}
@@ -199,21 +207,21 @@ func (v *View) Services() ([]*ServiceState, error) {
 	var services []*ServiceState
 	for _, entry := range v.tables.Services.All() {
 		// During a reload, an entry can have no name.
-		name, ok := names[entry.Id]
-		if ok && entry.IsService() && byName[name] == nil {
-			byName[name] = newServiceState(name, &entry)
-			services = append(services, byName[name])
+		label, ok := labels[entry.Id]
+		if ok && entry.IsService() && byName[label.Name] == nil {
+			byName[label.Name] = newServiceState(label, &entry)
+			services = append(services, byName[label.Name])
 		}
 	}
 	slices.SortFunc(services, func(a, b *ServiceState) int { return cmp.Compare(a.Name, b.Name) })
 	return services, v.addServers(byName)
 }
 
-func newServiceState(name string, entry *dataplane.ServiceEntry) *ServiceState {
+func newServiceState(label dataplane.ServiceLabel, entry *dataplane.ServiceEntry) *ServiceState {
 	vip, port, protocol := entry.Matches()
 	placement, selection := entry.Rule.PlacementName()
 	return &ServiceState{
-		Name:          name,
+		Name:          label.Name,
 		VIP:           vip,
 		Port:          uint16(port),
 		Protocol:      protocol,
@@ -222,7 +230,11 @@ func newServiceState(name string, entry *dataplane.ServiceEntry) *ServiceState {
 		Persistence:   entry.Rule.PersistenceName(),
 		Encapsulation: entry.Rule.EncapsulationName(),
 		Buckets:       entry.Rule.Buckets,
-		Candidates:    entry.Rule.Candidates,
+		Candidates:    uint8(entry.Rule.Candidates()),
+		Generation:    label.Generation,
+		Sets:          uint8(entry.Rule.Generations()),
+		Digest:        fmt.Sprintf("%08x", label.Digest),
+		TakesFlows:    entry.Rule.Flags&dataplane.RuleTakesFlows != 0,
 		Ignored:       []Condition{},
 		Servers:       []*ServerState{},
 		table:         entry.Table(),
@@ -345,7 +357,8 @@ func interfaceNames() map[int]net.Interface {
 	return byIndex
 }
 
-// addShares reads the service's candidate table and counts the buckets of each server.
+// addShares reads the service's candidate table and counts the buckets of each server: those whose
+// new flows it gets, or is offered first.
 func (v *View) addShares(service *ServiceState) error {
 	if service.Buckets == 0 {
 		return nil
@@ -355,16 +368,52 @@ func (v *View) addShares(service *ServiceState) error {
 		return err
 	}
 	owned := map[uint32]uint32{}
-	for bucket := range service.Buckets {
-		position := bucket * uint32(service.Candidates)
-		slot, ok := table.At(position)
-		if !ok {
-			break // after the service was read, a smaller table has replaced this one
-		}
+	for _, slot := range v.firstTakers(service, table) {
 		owned[slot]++
 	}
 	for _, server := range service.Servers {
 		server.Share = float64(owned[server.Slot]) / float64(service.Buckets)
 	}
 	return nil
+}
+
+// firstTakers returns the slot of the first server of each bucket that takes new flows: list_taking
+// in bpf/balancer/candidates.h. If a row has no such server, the next row's comes in its place. The
+// result is empty if no server takes new flows.
+func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
+	takes := map[uint32]bool{}
+	for _, server := range service.Servers {
+		flags := v.tables.Servers.Flags(server.Slot)
+		takes[server.Slot] = flags&dataplane.FlagInUse != 0 &&
+			flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
+	}
+	const none = dataplane.NoServer
+	taker := func(bucket uint32) uint32 {
+		first := bucket * uint32(service.Candidates) * uint32(service.Sets)
+		for i := range uint32(service.Candidates) {
+			// After the service was read, a smaller table may have replaced this one.
+			if slot, ok := table.At(first + i); ok && takes[slot] {
+				return slot
+			}
+		}
+		return none
+	}
+	first := make([]uint32, service.Buckets)
+	next := uint32(none) // the taker of the bucket after this one
+	for pass := range 2 {
+		for i := range service.Buckets {
+			bucket := service.Buckets - 1 - i
+			if pass == 0 {
+				first[bucket] = taker(bucket)
+			}
+			if first[bucket] == none {
+				first[bucket] = next
+			}
+			next = first[bucket]
+		}
+	}
+	if next == none {
+		return nil
+	}
+	return first
 }

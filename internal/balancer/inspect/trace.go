@@ -124,11 +124,11 @@ func (v *View) steer(p Packet, t *Trace) (dataplane.Reason, error) {
 	case service == nil:
 		return dataplane.DropNoService, nil
 	}
-	names, err := v.tables.ServiceNames()
+	labels, err := v.tables.ServiceLabels()
 	if err != nil {
 		return 0, err
 	}
-	t.Service = &TracedService{Name: names[service.Id], Exact: exact}
+	t.Service = &TracedService{Name: labels[service.Id].Name, Exact: exact}
 	to, found, err := v.findServers(p, service, t)
 	if err != nil || len(to.slots) == 0 {
 		return found, err
@@ -221,7 +221,12 @@ func (v *View) findServers(
 		return to, dataplane.DropNoServer, err
 	}
 	to = askAll(slots[:1], srv6.Deliver, srv6.Deliver)
+	if p.Flow.Protocol == config.TCP && !p.Opens && service.Rule.Flags&dataplane.RuleServersPassOn != 0 {
+		to = askAll(slots, srv6.Steer, srv6.Steer)
+	}
 	switch {
+	case len(to.slots) > 1:
+		return to, dataplane.ForwardRecover, nil
 	case !hasRoom:
 		return to, dataplane.ForwardNoRoom, nil
 	case p.Flow.Protocol == config.TCP && !p.Opens:
@@ -380,19 +385,16 @@ func (v *View) place(p Packet, service *dataplane.ServiceEntry, hunts bool, t *T
 		return nil, nil
 	}
 	bucket := dataplane.BucketOf(p.Flow.Hash(&v.tables.Identity.BucketKeys), service.Rule.Buckets)
-	row, err := v.tables.Row(service.Table(), bucket, service.Rule.Candidates)
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case !hunts:
-		slots = row
-	case p.Opens:
-		slots = v.listOffered(row, service)
+	switch passesOn := service.Rule.Flags&dataplane.RuleServersPassOn != 0; {
+	case hunts && p.Opens:
+		slots, err = v.listTaking(bucket, service, service.Rule.Candidates())
+	case !hunts && (p.Opens || p.Flow.Protocol != config.TCP || !passesOn):
+		slots, err = v.listTaking(bucket, service, 1)
 	default:
-		if slots, err = v.listAsked(row, bucket, service); err != nil {
-			return nil, err
-		}
+		slots, err = v.listPossible(bucket, service)
+	}
+	if err != nil || len(slots) == 0 {
+		return nil, err
 	}
 	t.Placement = &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
 	for _, slot := range slots {
@@ -401,30 +403,47 @@ func (v *View) place(p Packet, service *dataplane.ServiceEntry, hunts bool, t *T
 	return slots, nil
 }
 
-// listOffered lists the servers to which a new connection is offered: offer in
-// bpf/balancer/place_hunt.h.
-func (v *View) listOffered(row []uint32, service *dataplane.ServiceEntry) []uint32 {
-	takes := func(slot uint32) bool {
-		return v.tables.Servers.Reachable(slot) &&
-			v.tables.Servers.Flags(slot)&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
+// listTaking lists servers that take new flows: list_taking in bpf/balancer/candidates.h.
+func (v *View) listTaking(bucket uint32, service *dataplane.ServiceEntry, wanted uint32) (slots []uint32, err error) {
+	if service.Rule.Flags&dataplane.RuleTakesFlows == 0 {
+		return nil, nil
 	}
-	if slots := v.appendRow(nil, row, service, takes); len(slots) > 0 {
-		return slots
-	}
-	return v.appendRow(nil, row, service, isAny)
-}
-
-// listAsked lists the servers that are asked for a flow: list_own in bpf/balancer/place_hunt.h.
-func (v *View) listAsked(row []uint32, bucket uint32, service *dataplane.ServiceEntry) ([]uint32, error) {
-	slots := v.appendRow(nil, row, service, v.tables.Servers.Reachable)
-	if service.Rule.Flags&dataplane.RuleFormer != 0 {
-		former, err := v.tables.Row(service.Table()^1, bucket, service.Rule.Candidates)
+	for row := range min(4096, service.Rule.Buckets) {
+		all, err := v.tables.Row(service, (bucket+row)%service.Rule.Buckets)
 		if err != nil {
 			return nil, err
 		}
-		slots = v.appendRow(slots, former, service, v.tables.Servers.Reachable)
+		present := all[:service.Rule.Candidates()]
+		if end := slices.Index(present, dataplane.NoServer); end >= 0 {
+			wanted = min(wanted, uint32(end))
+		}
+		for _, slot := range present {
+			if len(slots) < int(wanted) {
+				slots = v.appendRow(slots, []uint32{slot}, service, func(slot uint32) bool {
+					return v.tables.Servers.Flags(slot)&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
+				})
+			}
+		}
+		if len(slots) >= int(wanted) || len(slots) > 0 && row >= 8 {
+			break
+		}
 	}
-	return v.appendRow(slots, row, service, isAny), nil
+	return slots, nil
+}
+
+// listPossible lists the servers that are asked for a flow: list_possible in
+// bpf/balancer/candidates.h.
+func (v *View) listPossible(bucket uint32, service *dataplane.ServiceEntry) ([]uint32, error) {
+	row, err := v.tables.Row(service, bucket)
+	if err != nil {
+		return nil, err
+	}
+	slots, err := v.listTaking(bucket, service, service.Rule.Candidates())
+	if err != nil {
+		return nil, err
+	}
+	slots = v.appendRow(slots, row, service, v.tables.Servers.Reachable)
+	return v.appendRow(slots, row[:service.Rule.Candidates()], service, isAny), nil
 }
 
 func isAny(uint32) bool { return true }

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/generation"
+)
+
+// labels returns the label of each service, by name.
+func (f *fixture) labels() map[string]dataplane.ServiceLabel {
+	f.t.Helper()
+	all, err := f.plane.ServiceLabels()
+	f.must(err)
+	byName := map[string]dataplane.ServiceLabel{}
+	for _, label := range all {
+		byName[label.Name] = label
+	}
+	return byName
+}
+
+// A balancer that starts late with the file of another balancer has the same generations. Without
+// the file it has only the present sets.
+func TestLateBalancerHasFormerGenerations(t *testing.T) {
+	t.Parallel()
+	first := open(t, hunting(config.SelectConsistent, 2))
+	for _, removed := range [][]string{{"s3"}, {"s3", "s4"}, {"s5"}} {
+		first.mustApply(huntingWithout(2, removed...))
+	}
+	first.cfg.Node.State = t.TempDir()
+	first.saveGenerations()
+	late := huntingWithout(2, "s5")
+	late.Node.State = t.TempDir()
+	without := open(t, late)
+	for name, label := range without.labels() {
+		if label.Generation != 1 || label.Digest == first.labels()[name].Digest {
+			t.Errorf("%s: without the file: %+v", name, label)
+		}
+	}
+
+	text, err := os.ReadFile(first.generationsFile())
+	first.must(err)
+	copied := huntingWithout(2, "s5")
+	copied.Node.State = t.TempDir()
+	with := open(t, webOf())
+	copied.Node.Instance = with.cfg.Node.Instance
+	with.stop()
+	with.must(os.WriteFile(generation.File(copied.Node.State, copied.Node.Instance), text, 0o600))
+	with.start(copied)
+	if diff := cmp.Diff(first.labels(), with.labels()); diff != "" {
+		t.Errorf("-first +late:\n%s", diff)
+	}
+}
+
+// A file of generations that cannot be read is set aside, and the balancer starts.
+func TestBadFileOfGenerations(t *testing.T) {
+	t.Parallel()
+	f := open(t, webOf(srv6Server("s1", 1, 1)))
+	cfg := f.cfg
+	cfg.Node.State = t.TempDir()
+	path := f.generationsFile()
+	f.must(os.WriteFile(path, []byte("{"), 0o600))
+	f.stop()
+	f.start(cfg)
+	if label := f.labels()["web"]; label.Generation != 1 {
+		t.Errorf("%+v", label)
+	}
+	if text, err := os.ReadFile(path + ".invalid"); err != nil || string(text) != "{" {
+		t.Errorf("set aside: %q, %v", text, err)
+	}
+	f.saveGenerations()
+	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), `"s1"`) {
+		t.Errorf("saved: %q, %v", text, err)
+	}
+}
