@@ -340,6 +340,8 @@ flow_enter(struct flow *flow, __u32 server, enum flow_state state, __u64 now, bo
 			old = other;
 		}
 	}
+	/* Otherwise the compiler would keep the addresses of all entries on the stack. */
+	barrier_var(flow->signature);
 	return best ? flow_transition(flow, old, value) : none;
 }
 
