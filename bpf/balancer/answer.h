@@ -10,6 +10,7 @@
 #ifndef SEGUE_BALANCER_ANSWER_H
 #define SEGUE_BALANCER_ANSWER_H
 
+#include "decision.h"
 #include "encap.h"
 #include "net/parse.h"
 #include "stats.h"
@@ -71,8 +72,12 @@ static __always_inline bool may_answer_now(enum answer_kind kind)
 {
 	__u32 key = kind;
 	__u64 *used = bpf_map_lookup_elem(&answers, &key);
+	__u64 copy;
 
-	return used && take_token(used);
+	if (!used)
+		return false;
+	copy = *used;
+	return take_token(dry_run ? &copy : used);
 }
 
 /* Whether the source may be the address of one host: it is not unspecified, loopback, multicast or

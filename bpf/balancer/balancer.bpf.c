@@ -9,6 +9,7 @@
  */
 #include <linux/pkt_cls.h>
 
+#include "decision.h"
 #include "domain.h"
 #include "forward.h"
 #include "fragment.h"
@@ -31,6 +32,8 @@ const union {
 	enum rule_flags rule_flags;
 	struct service_entry service_entry;
 	struct directory directory;
+	struct decision decision;
+	enum departure departure;
 	enum lb_reason reason;
 	enum tables_version tables_version;
 	enum protocol_version protocol_version;
@@ -47,6 +50,7 @@ static __always_inline enum lb_reason find_segments(const struct packet *pkt,
 
 	if (why)
 		return why;
+	note_placed();
 	if (!choose(pkt, service, holder, segments))
 		return LB_DROP_NO_SERVER;
 	return commit(pkt, service, flow, segments);
@@ -123,10 +127,9 @@ __noinline int take_own(struct xdp_md *ctx, struct packet *pkt)
 	return take_signal(ctx, pkt);
 }
 
-SEC("xdp")
-int xdp_lb(struct xdp_md *ctx)
+/* Decides about a packet and acts on the frame. `pkt` must be zero. Returns the verdict. */
+static __always_inline int process(struct xdp_md *ctx, struct packet *pkt)
 {
-	struct packet pkt = {};
 	struct segments segments;
 	struct service service;
 	struct flow flow;
@@ -134,19 +137,35 @@ int xdp_lb(struct xdp_md *ctx)
 	enum lb_reason why;
 
 	if (!for_host(ctx))
-		return leave(ctx, &pkt, LB_PASS_NOT_FOR_HOST);
-	result = parse(ctx, &pkt);
+		return leave(ctx, pkt, LB_PASS_NOT_FOR_HOST);
+	result = parse(ctx, pkt);
+	if (dry_run && whole_length)
+		pkt->length = whole_length;
 	if (result)
-		return is_to_balancer(&pkt, result) ? take_own(ctx, &pkt)
-						    : handle_in_full(ctx, &pkt, result);
-	if (!is_plain(&pkt))
-		return handle_in_full(ctx, &pkt, PARSE_OK);
-	why = classify(&pkt, &service);
+		return is_to_balancer(pkt, result) ? take_own(ctx, pkt)
+						   : handle_in_full(ctx, pkt, result);
+	if (!is_plain(pkt))
+		return handle_in_full(ctx, pkt, PARSE_OK);
+	why = classify(pkt, &service);
 	if (why)
-		return leave(ctx, &pkt, judge(&pkt, why));
-	if (!lookup_plain(&pkt, &service, &flow, &segments))
-		return handle_in_full(ctx, &pkt, PARSE_OK);
-	return forward(ctx, &pkt, &service, &segments, 1, flow_label(&flow), LB_FORWARD_KNOWN);
+		return leave(ctx, pkt, judge(pkt, why));
+	if (!lookup_plain(pkt, &service, &flow, &segments))
+		return handle_in_full(ctx, pkt, PARSE_OK);
+	return forward(ctx, pkt, &service, &segments, 1, flow_label(&flow), LB_FORWARD_KNOWN);
+}
+
+SEC("xdp")
+int xdp_lb(struct xdp_md *ctx)
+{
+	struct packet pkt = {};
+	int verdict;
+
+	if (dry_run)
+		decision = (struct decision){};
+	verdict = process(ctx, &pkt);
+	if (dry_run && (decision.placement.is_placed || decision.rule.flags & RULE_SERVERS_ANSWER))
+		note_placement(&pkt);
+	return verdict;
 }
 
 /* Sends the next probe. It is not attached: user space runs it. */

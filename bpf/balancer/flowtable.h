@@ -16,6 +16,7 @@
 #ifndef SEGUE_BALANCER_FLOWTABLE_H
 #define SEGUE_BALANCER_FLOWTABLE_H
 
+#include "decision.h"
 #include "hash.h"
 
 #define FLOWS_PER_BUCKET 8
@@ -138,6 +139,18 @@ static __always_inline __u64 entry_read(const struct flow_bucket *bucket, int wa
 	return *(const volatile __u64 *)&bucket->entry[way];
 }
 
+/* The bucket that the program may change: in a dry run, a copy. */
+static __always_inline struct flow_bucket *changeable(struct flow_bucket *bucket,
+						      struct flow_bucket *copy)
+{
+	if (!dry_run || !bucket)
+		return bucket;
+#pragma unroll
+	for (int i = 0; i < FLOWS_PER_BUCKET; i++)
+		copy->entry[i] = entry_read(bucket, i);
+	return copy;
+}
+
 /* The i-th entry of a bucket to look at. Each flow starts at the entry that its signature names.
  * Most flows are found there at once, so the processor predicts the branches well. */
 static __always_inline int flow_way(__u64 signature, int i)
@@ -171,6 +184,8 @@ static __always_inline void flow_search(struct flow *flow)
 	}
 }
 
+static struct flow_bucket flows_copy;
+
 static __always_inline void flow_lookup(const struct flow_key *key, __u32 service,
 					struct flow *flow)
 {
@@ -179,7 +194,7 @@ static __always_inline void flow_lookup(const struct flow_key *key, __u32 servic
 	flow->signature = flow_signature(key, service);
 	flow->place = flow_place(key, service);
 	number = flow->place >> flow_bucket_shift;
-	flow->bucket = bpf_map_lookup_elem(&flows, &number);
+	flow->bucket = changeable(bpf_map_lookup_elem(&flows, &number), &flows_copy);
 	flow_search(flow);
 }
 
@@ -216,6 +231,19 @@ static __always_inline bool flow_is_over(const struct flow *flow, __u64 now)
 static __always_inline bool flow_is_idle(const struct flow *flow, __u64 now)
 {
 	return entry_age(flow->value, now) >= FLOW_MIN_IDLE;
+}
+
+/* Notes the entry of a known flow. */
+static __always_inline void note_entry(const struct flow *flow, enum departure departure)
+{
+	if (!dry_run)
+		return;
+	decision.entry = (struct decided_entry){
+		.server = flow_server(flow),
+		.age = entry_age(flow->value, flow_now()),
+		.state = entry_state(flow->value),
+		.departure = departure,
+	};
 }
 
 /* Whether the flow is established and was seen in this tick: another packet changes nothing. */

@@ -28,6 +28,26 @@ static __always_inline enum lb_reason send_as(struct xdp_md *ctx, enum encapsula
 	return LB_NONE;
 }
 
+/* Notes the servers that a packet visits, and its encapsulation. */
+static __always_inline void note_segments(enum encapsulation kind, const struct encap *encap)
+{
+	const struct segments *segments = encap->segments;
+	const struct server *server = encap->server;
+
+	if (!dry_run || !server)
+		return;
+	decision.count = encap->count;
+	decision.added = encap_size(kind, encap);
+	decision.mtu = server->next_hop ? port_at(NEXT_HOP_PORT(server->next_hop))->mtu : 0;
+	decision.segment[0].server = segments->server[0];
+	decision.segment[0].function = sid_low_function(segments->first_sid ?: server->known_sid);
+	for (__u32 i = 1; i < MAX_CANDIDATES && i < encap->count; i++) {
+		decision.segment[i].server = segments->server[i];
+		decision.segment[i].function =
+			sid_low_function(i + 1 < encap->count ? segments->sid : segments->last_sid);
+	}
+}
+
 /* Encapsulates the packet for the first `count` of its servers. Returns the port that leads to the
  * first server, or NULL with the reason in `failed`. */
 static __always_inline const struct port *send(struct xdp_md *ctx, const struct packet *pkt,
@@ -43,8 +63,10 @@ static __always_inline const struct port *send(struct xdp_md *ctx, const struct 
 		.segments = segments,
 		.server = server,
 		.flow_label = flow_label,
+		.count = count,
 	};
 
+	note_segments(service->rule.encapsulation, &encap);
 	*failed = LB_DROP_NO_NEXT_HOP;
 	if (!next_hop)
 		return NULL;

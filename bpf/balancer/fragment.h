@@ -6,6 +6,7 @@
 #ifndef SEGUE_BALANCER_FRAGMENT_H
 #define SEGUE_BALANCER_FRAGMENT_H
 
+#include "decision.h"
 #include "net/parse.h"
 #include "stats.h"
 
@@ -70,7 +71,8 @@ read_first_fragment(struct cursor *at, const struct fragment_key *key, struct pa
 		return LB_DROP_PROTOCOL;
 	if (result)
 		return LB_DROP_FRAGMENT;
-	bpf_map_update_elem(&fragments, key, &flow, BPF_ANY);
+	if (!dry_run)
+		bpf_map_update_elem(&fragments, key, &flow, BPF_ANY);
 	return LB_NONE;
 }
 

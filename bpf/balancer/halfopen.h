@@ -22,6 +22,8 @@ const volatile __u32 half_open_bucket_shift; /* 64 less the bits of a bucket's n
 /* The state of a claim: an entry whose server may have to yield to another server. */
 #define HALF_OPEN_CLAIM FLOW_CLOSING
 
+static struct flow_bucket half_open_copy;
+
 /* Finds the half-open entry of a flow, after flow_lookup(). Claims do not count. */
 static __always_inline void half_open_lookup(const struct flow *flow, struct flow *half_open_flow)
 {
@@ -29,7 +31,8 @@ static __always_inline void half_open_lookup(const struct flow *flow, struct flo
 
 	half_open_flow->place = flow->place;
 	half_open_flow->signature = flow->signature;
-	half_open_flow->bucket = bpf_map_lookup_elem(&half_open, &number);
+	half_open_flow->bucket =
+		changeable(bpf_map_lookup_elem(&half_open, &number), &half_open_copy);
 	flow_search(half_open_flow);
 	if (entry_state(half_open_flow->value) == HALF_OPEN_CLAIM)
 		half_open_flow->value = 0;

@@ -35,40 +35,58 @@ static __always_inline bool may_move(const struct packet *pkt)
 }
 
 /*
- * Whether a server is fit for the SYN of a flow that it has. A recent flow stays with an unheard
- * server, because the SYN may be a late copy. A second server would reset what the client has from
- * the first.
+ * Why a server is not fit for the SYN of a flow that it has; STAYS: it is fit. A recent flow stays
+ * with an unheard server, because the SYN may be a late copy. A second server would reset what the
+ * client has from the first.
  */
-static __always_inline bool is_fit(const struct server *server, const struct flow *flow, __u64 now)
+static __always_inline enum departure why_unfit(const struct server *server,
+						const struct flow *flow, __u64 now)
 {
-	return is_reachable(server) && (!(server->flags & SERVER_FAILING) ||
-					(is_only_unheard(server) && !flow_is_idle(flow, now)));
+	if (server->flags & SERVER_FAILING &&
+	    !(is_only_unheard(server) && !flow_is_idle(flow, now)))
+		return LEAVES_FAILING;
+	if (!server->next_hop)
+		return LEAVES_NO_NEXT_HOP;
+	return is_reachable(server) ? STAYS : LEAVES_UNREACHABLE;
 }
 
 /*
- * Whether a packet stays with the flow's server. A flow stays as long as its server is configured.
- * A SYN is placed anew if the entry's connection is over or the server is drained. Packets that may
- * move are placed anew if the server fails or cannot be reached. If the entry's server belongs to
- * another service, two flows share a signature: they are never mixed up.
+ * Why a packet leaves the flow's server, if it does. A flow stays as long as its server is
+ * configured. A SYN is placed anew if the entry's connection is over or the server is drained.
+ * Packets that may move are placed anew if the server fails or cannot be reached. If the entry's
+ * server belongs to another service, two flows share a signature: they are never mixed up.
  */
-static __always_inline bool keeps_server(const struct packet *pkt, const struct service *service,
-					 const struct flow *flow)
+static __always_inline enum departure
+why_leaves(const struct packet *pkt, const struct service *service, const struct flow *flow)
 {
 	const struct server *server = server_at(flow_server(flow));
+	enum departure unfit;
 
+	if (!(server->flags & SERVER_IN_USE))
+		return LEAVES_REMOVED;
 	if (!serves(server, service))
-		return false;
-	if (may_move(pkt) && !is_fit(server, flow, flow_now()))
-		return false;
-	return !starts_connection(pkt) ||
-	       (!(server->flags & SERVER_DRAINED) && !flow_is_over(flow, flow_now()));
+		return LEAVES_OTHER_SERVICE;
+	if (!may_move(pkt))
+		return STAYS;
+	unfit = why_unfit(server, flow, flow_now());
+	if (unfit || !starts_connection(pkt))
+		return unfit;
+	if (flow_is_over(flow, flow_now()))
+		return LEAVES_OVER;
+	return server->flags & SERVER_DRAINED ? LEAVES_DRAINED : STAYS;
 }
 
 /* Makes the server of a known flow the only segment, if the packet is to stay with it. */
 static __always_inline bool keep(const struct packet *pkt, const struct service *service,
 				 const struct flow *flow, struct segments *segments)
 {
-	if (!flow_known(flow) || !keeps_server(pkt, service, flow))
+	enum departure departure;
+
+	if (!flow_known(flow))
+		return false;
+	departure = why_leaves(pkt, service, flow);
+	note_entry(flow, departure);
+	if (departure)
 		return false;
 	go_to(segments, flow_server(flow), server_at(flow_server(flow)));
 	return true;
@@ -92,8 +110,10 @@ static __always_inline bool renew(const struct packet *pkt, const struct service
 {
 	if (lingers(pkt, flow, now))
 		return true;
-	if (is_stale(service, flow, now))
+	if (is_stale(service, flow, now)) {
+		note_departure(LEAVES_STALE);
 		return false;
+	}
 	flow_renew(flow, event_of(pkt), now);
 	return true;
 }
@@ -116,7 +136,11 @@ static __always_inline enum lb_reason
 lookup_half_open(const struct packet *pkt, const struct service *service, struct flow *flow,
 		 const struct flow *half_open_flow, struct segments *segments)
 {
-	if (!keep(pkt, service, half_open_flow, segments))
+	bool keeps = keep(pkt, service, half_open_flow, segments);
+
+	if (flow_known(half_open_flow))
+		note_half_open();
+	if (!keeps)
 		return LB_NONE;
 	ask(segments, SID_ACK, SID_ACK);
 	if (starts_connection(pkt))
@@ -190,6 +214,7 @@ static __always_inline bool lookup_table_plain(const struct packet *pkt,
 	server = server_at(flow_server(flow));
 	if (!is_well(server, service))
 		return false;
+	note_entry(flow, STAYS);
 	go_to(segments, flow_server(flow), server);
 	now = flow_now();
 	return flow_is_fresh(flow, now) || renew(pkt, service, flow, now);
@@ -256,7 +281,7 @@ static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 
 /*
  * Whether an entry's server has the flow, so that no other server can take it. The server belongs
- * to the service, and would still get a SYN (keeps_server), or the signal is not an answer to a
+ * to the service, and would still get a SYN (why_leaves), or the signal is not an answer to a
  * SYN. A flow that is over may begin again elsewhere, and a closing flow may be gone, though its
  * own server's signals may arrive out of order. A stale entry proves nothing.
  */
@@ -268,7 +293,7 @@ static __always_inline bool is_taken(const struct packet *pkt, const struct serv
 	if (!flow_known(flow) || is_stale(service, flow, now) || !serves(server, service))
 		return false;
 	if (pkt->tcp_flags & TCP_SYN)
-		return is_fit(server, flow, now) && !(server->flags & SERVER_DRAINED) &&
+		return !why_unfit(server, flow, now) && !(server->flags & SERVER_DRAINED) &&
 		       !flow_is_over(flow, now);
 	return !flow_is_closing(flow) || (flow_server(flow) == sender && !flow_is_over(flow, now));
 }

@@ -79,8 +79,10 @@ static __always_inline bool offer(const struct flow_key *flow, const struct serv
 	__u32 buckets = service->rule.buckets;
 	__u32 bucket = bucket_of(flow, buckets), held;
 
-	if (placement_of(service) == PLACEMENT_HUNT_RANDOM)
+	if (placement_of(service) == PLACEMENT_HUNT_RANDOM) {
 		bucket = (__u64)bpf_get_prandom_u32() * buckets >> 32;
+		note_random();
+	}
 	list_holder(holder, segments);
 	held = segments->count;
 	list_taking(service, bucket, candidates_of(service), segments);

@@ -38,4 +38,24 @@ static __always_inline bool choose_related(const struct packet *pkt, const struc
 	return false;
 }
 
+/* Notes where a packet's flow is placed if no server has it. Not inlined: the verifier walks it
+ * once, and not again for each path to it. */
+__noinline int note_placement(const struct packet *pkt)
+{
+	struct segments segments = {};
+	struct service service = {};
+
+	if (!dry_run || !pkt)
+		return 0;
+	service.rule = decision.rule;
+	service.id = decision.service;
+	decision.placement.is_placed = true;
+	decision.placement.bucket = bucket_of(&pkt->key, service.rule.buckets);
+	if (!choose(pkt, &service, -1, &segments))
+		return 0;
+	decision.placement.count = segments.count;
+	__builtin_memcpy(decision.placement.candidate, segments.server, sizeof(segments.server));
+	return 0;
+}
+
 #endif

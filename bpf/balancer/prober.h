@@ -7,6 +7,7 @@
 #ifndef SEGUE_BALANCER_PROBER_H
 #define SEGUE_BALANCER_PROBER_H
 
+#include "decision.h"
 #include "directory.h"
 #include "net/parse.h"
 #include "net/probe.h"
@@ -147,6 +148,8 @@ static __always_inline enum lb_reason take_probe_answer(struct xdp_md *ctx)
 	probe = bpf_map_lookup_elem(&probes, &server);
 	if (!probe || !probe->token || probe->token != answer->token)
 		return LB_DROP_SENDER;
+	if (dry_run)
+		return LB_TAKE_PROBE;
 	probe->version = bpf_ntohs(answer->version);
 	probe->flags = bpf_ntohs(answer->flags);
 	/* Written last: user space reads the other fields after it has seen this one. */

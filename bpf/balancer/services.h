@@ -94,6 +94,16 @@ static __always_inline bool is_vip(const struct in6_addr *address)
 	return find_entry(service_table(), address, service_port(0, 0, ENTRY_VIP));
 }
 
+static __always_inline void note_service(const struct service *service, bool is_exact)
+{
+	if (!dry_run)
+		return;
+	decision.rule = service->rule;
+	decision.service = service->id;
+	decision.has_service = true;
+	decision.is_exact = is_exact;
+}
+
 /*
  * Finds the packet's service by its port, or else the VIP's service for all ports. The reason is
  * none if there is a service. A packet to no VIP takes at most two searches, and a packet of a
@@ -118,6 +128,7 @@ static __always_inline enum lb_reason classify(const struct packet *pkt, struct 
 	/* Volatile, so that the compiler copies the rule as one word. */
 	*(volatile __u64 *)&service->rule = *(const volatile __u64 *)&entry->rule;
 	service->id = entry->id;
+	note_service(service, entry->port);
 	return LB_NONE;
 }
 

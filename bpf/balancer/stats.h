@@ -8,6 +8,7 @@
 #ifndef SEGUE_BALANCER_STATS_H
 #define SEGUE_BALANCER_STATS_H
 
+#include "decision.h"
 #include "net/parse.h"
 
 enum lb_reason {
@@ -159,7 +160,8 @@ static __always_inline void count_packet(enum lb_reason why, const struct packet
 	__u32 key = why;
 	struct counter *counter = bpf_map_lookup_elem(&reasons, &key);
 
-	if (counter)
+	note_reason(why);
+	if (counter && !dry_run)
 		add(counter, pkt);
 }
 
@@ -170,7 +172,8 @@ static __always_inline void count_forwarded(__u32 server, enum lb_reason why,
 	struct server_counter *counter = bpf_map_lookup_elem(&server_counters, &server);
 	__u32 number = why - FIRST_FORWARD;
 
-	if (counter && number < FORWARDS)
+	note_reason(why);
+	if (counter && number < FORWARDS && !dry_run)
 		add(&counter->forwarded[number], pkt);
 }
 
@@ -178,7 +181,7 @@ static __always_inline void count_received_signal(__u32 server, bool removes)
 {
 	struct signal_counter *counter = bpf_map_lookup_elem(&server_signals, &server);
 
-	if (!counter)
+	if (!counter || dry_run)
 		return;
 	if (removes)
 		counter->removed++;
@@ -194,7 +197,7 @@ static __always_inline void count_answered_offer(int server)
 	if (server < 0)
 		return;
 	answered = bpf_map_lookup_elem(&answered_offers, &number);
-	if (answered)
+	if (answered && !dry_run)
 		(*answered)++;
 }
 

@@ -49,6 +49,10 @@ type fixture struct {
 	via map[string]string
 	// silent contains the servers whose next hop does not answer.
 	silent map[string]bool
+	// moving is true while other cores or the control plane change tables. Then a dry run can
+	// decide otherwise than the run that follows.
+	moving  bool
+	dryRuns map[*ebpf.Program]*dataplane.DryRun // by the program of which they are dry runs
 }
 
 // network is a network namespace with the links. No packet is ever sent on them.
@@ -98,7 +102,7 @@ func openAt(t testing.TB, cfg *config.Balancer, clock *dataplane.FlowClock) *fix
 			t.Error(err)
 		}
 	})
-	f := &fixture{t: t, clock: clock, via: map[string]string{}, silent: map[string]bool{}}
+	f := &fixture{t: t, clock: clock, via: map[string]string{}, silent: map[string]bool{}, dryRuns: map[*ebpf.Program]*dataplane.DryRun{}}
 	var err error
 	f.network, err = sharedNetwork()
 	f.must(err)
@@ -125,6 +129,10 @@ func (f *fixture) start(cfg *config.Balancer) {
 // stop ends the process. Pinned objects stay.
 func (f *fixture) stop() {
 	f.t.Helper()
+	for program, d := range f.dryRuns {
+		f.must(d.Close())
+		delete(f.dryRuns, program)
+	}
 	if f.Balancer != nil {
 		f.must(f.Close())
 	}
@@ -257,18 +265,30 @@ func (f *fixture) run(frame []byte) outcome {
 func (f *fixture) runIn(frame []byte, context *frameContext) outcome {
 	f.t.Helper()
 	before := f.counters()
-	verdict, out := f.exec(frame, context)
+	foreseen, verdict, out := f.foreseeAndExec(frame, context)
 	after := f.counters()
-	return outcome{
+	o := outcome{
 		Verdict: verdict,
 		Frame:   out,
 		Reasons: difference(before.reasons, after.reasons),
 		Servers: difference(before.servers, after.servers),
 	}
+	if foreseen != nil {
+		f.checkCounters(foreseen.decision, o)
+	}
+	return o
 }
 
 // exec is runIn without the counters.
 func (f *fixture) exec(frame []byte, context *frameContext) (verdict uint32, out []byte) {
+	f.t.Helper()
+	_, verdict, out = f.foreseeAndExec(frame, context)
+	return verdict, out
+}
+
+// foreseeAndExec runs the data path. Unless tables can change meanwhile, a dry run comes first. It
+// must come to the same result, and change no flow.
+func (f *fixture) foreseeAndExec(frame []byte, context *frameContext) (dry *foreseen, verdict uint32, out []byte) {
 	f.t.Helper()
 	f.refill()
 	options := ebpf.RunOptions{Data: frame, DataOut: make([]byte, 4096)}
@@ -282,11 +302,17 @@ func (f *fixture) exec(frame []byte, context *frameContext) (verdict uint32, out
 	if f.inside {
 		program = f.plane.Sides[1].Objects.XdpLb
 	}
+	if !f.moving {
+		dry = f.foresee(program, options)
+	}
 	verdict, err := program.Run(&options)
 	if err != nil {
 		f.t.Fatalf("run a frame of %d bytes: %v", len(frame), err)
 	}
-	return verdict, options.DataOut[metadata:]
+	if dry != nil {
+		f.checkSame(dry, frame, verdict, options.DataOut)
+	}
+	return dry, verdict, options.DataOut[metadata:]
 }
 
 // refill permits all cores to send answers again.

@@ -613,6 +613,7 @@ func TestSignalsDuringReloads(t *testing.T) {
 	parts := f.cast(web, "web")
 	frame := f.signal(web, "web", parts[first], srv6.CreateStickiness, synAck)
 	done := make(chan struct{})
+	f.moving = true
 	go func() {
 		defer close(done)
 		for i := range 100 {

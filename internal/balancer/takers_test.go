@@ -26,6 +26,8 @@ func (m *meeting) wait(n int32) {
 // collide runs the data path with two frames at the same time, each on its own core, the given
 // number of times. It calls before and after around each time; after gets the verdicts.
 func (f *fixture) collide(times int32, frames [2][]byte, before func(), after func(verdict [2]uint32)) {
+	f.moving = true
+	defer func() { f.moving = false }()
 	var verdict [2]uint32
 	var start, end meeting
 	var cores sync.WaitGroup

@@ -165,6 +165,7 @@ func (s *storm) rage(seed uint64, packets int) {
 	s.t.Helper()
 	s.begin()
 	before := s.counters()
+	s.moving = true
 	var writers sync.WaitGroup
 	var running atomic.Int32
 	for core := range s.sent {
@@ -180,6 +181,7 @@ func (s *storm) rage(seed uint64, packets int) {
 		s.control(random, &running)
 	}
 	writers.Wait()
+	s.moving = false
 	if !s.t.Failed() {
 		s.checkCounts(before)
 		s.checkCalm()

@@ -29,6 +29,12 @@ type (
 	FragmentFlow = balancerFragmentFlow
 	// Reason is the reason under which a packet is counted (stats.h).
 	Reason = balancerLbReason
+	// Decision is what a dry run decides about a packet, and why (decision.h).
+	Decision = balancerDecision
+	// DecidedSegment is a server that a packet visits (decision.h).
+	DecidedSegment = balancerDecidedSegment
+	// Departure is why a packet leaves the server of its flow's entry (decision.h).
+	Departure = balancerDeparture
 	// Counter, ServerCounter and SignalCounter are counters of one CPU (stats.h).
 	Counter       = balancerCounter
 	ServerCounter = balancerServerCounter
@@ -70,6 +76,19 @@ const (
 	FlagIncompatible = balancerServerFlagsSERVER_INCOMPATIBLE
 	FlagNotServed    = balancerServerFlagsSERVER_NOT_SERVED
 	FlagUnheard      = balancerServerFlagsSERVER_UNHEARD
+)
+
+// Why a packet leaves the server of its flow's entry (enum departure in decision.h).
+const (
+	Stays              = balancerDepartureSTAYS // it does not leave
+	LeavesRemoved      = balancerDepartureLEAVES_REMOVED
+	LeavesOtherService = balancerDepartureLEAVES_OTHER_SERVICE
+	LeavesFailing      = balancerDepartureLEAVES_FAILING
+	LeavesNoNextHop    = balancerDepartureLEAVES_NO_NEXT_HOP
+	LeavesUnreachable  = balancerDepartureLEAVES_UNREACHABLE
+	LeavesOver         = balancerDepartureLEAVES_OVER
+	LeavesDrained      = balancerDepartureLEAVES_DRAINED
+	LeavesStale        = balancerDepartureLEAVES_STALE
 )
 
 // Some of the reasons (enum lb_reason in stats.h). docs/observability.md explains all of them.

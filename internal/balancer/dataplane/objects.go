@@ -66,8 +66,8 @@ func LoadSpec() (spec *ebpf.CollectionSpec, reasons []string, err error) {
 	return spec, reasons, nil
 }
 
-// tables returns the maps that both sides share, by name.
-func (o *Objects) tables() map[string]*ebpf.Map {
+// Shared returns the maps that both sides share, by name.
+func (o *Objects) Shared() map[string]*ebpf.Map {
 	all := map[string]*ebpf.Map{
 		balancerMapAnsweredOffers: o.AnsweredOffers,
 		balancerMapAnswers:        o.Answers,

@@ -117,15 +117,7 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 		return err
 	}
 	p.identity = identity
-	p.Constants = map[string]any{
-		balancerVarFlowTickShift:       p.Clock.Shift,
-		balancerVarFlowBucketKeys:      identity.FlowBucketKeys,
-		balancerVarFlowSignatureKeys:   identity.FlowSignatureKeys,
-		balancerVarFlowBucketShift:     bucketShift(spec.Maps[FlowsMap].MaxEntries),
-		balancerVarHalfOpenBucketShift: bucketShift(spec.Maps[balancerMapHalfOpen].MaxEntries),
-		balancerVarServiceKeys:         identity.ServiceKeys,
-		balancerVarBucketKeys:          identity.BucketKeys,
-	}
+	p.Constants = constantsOf(identity, p.Clock, spec.Maps[FlowsMap].MaxEntries, spec.Maps[balancerMapHalfOpen].MaxEntries)
 	for name, value := range p.Constants {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
@@ -166,6 +158,20 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *
 		}
 	}
 	return p.pinNew(kept)
+}
+
+// constantsOf returns the values of the variables with which programs that use some tables must be
+// loaded. The tables have the identity, and both flow tables have these numbers of buckets.
+func constantsOf(identity *Identity, clock *FlowClock, buckets, halfOpenBuckets uint32) map[string]any {
+	return map[string]any{
+		balancerVarFlowTickShift:       clock.Shift,
+		balancerVarFlowBucketKeys:      identity.FlowBucketKeys,
+		balancerVarFlowSignatureKeys:   identity.FlowSignatureKeys,
+		balancerVarFlowBucketShift:     bucketShift(buckets),
+		balancerVarHalfOpenBucketShift: bucketShift(halfOpenBuckets),
+		balancerVarServiceKeys:         identity.ServiceKeys,
+		balancerVarBucketKeys:          identity.BucketKeys,
+	}
 }
 
 // SetSignalKeys replaces the keys that verify the signals of servers. SetSignalKeys returns an

@@ -62,7 +62,7 @@ func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) 
 		return fmt.Errorf("set where node.inside leads: %w", err)
 	}
 	inside := &Side{sideKind: sideKinds[1]}
-	err := spec.LoadAndAssign(&inside.Objects, &ebpf.CollectionOptions{MapReplacements: own.tables()})
+	err := spec.LoadAndAssign(&inside.Objects, &ebpf.CollectionOptions{MapReplacements: own.Shared()})
 	if err != nil {
 		return err
 	}

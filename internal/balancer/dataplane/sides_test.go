@@ -14,7 +14,7 @@ func TestSidesShareTables(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shared := new(Objects).tables()
+	shared := new(Objects).Shared()
 	for name := range spec.Maps {
 		if _, ok := shared[name]; ok == strings.HasPrefix(name, ".") {
 			t.Errorf("table %s is shared: %v", name, ok)

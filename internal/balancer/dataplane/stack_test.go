@@ -20,4 +20,28 @@ func TestStackFitsAllKernels(t *testing.T) {
 		t.Fatal(err)
 	}
 	datapathtest.RequireStackForAllKernels(t, sweeper, "sweep_flows")
+	dry, err := loadDryrun()
+	if err != nil {
+		t.Fatal(err)
+	}
+	NameDirectory(dry)
+	datapathtest.RequireStackForAllKernels(t, dry, "xdp_lb")
+}
+
+// The attached program has nothing of a dry run.
+func TestDecisionsOnlyInDryRuns(t *testing.T) {
+	t.Parallel()
+	attached, _, err := LoadSpec()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dry, err := loadDryrun()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"decision", "whole_length"} {
+		if attached.Variables[name] != nil || dry.Variables[name] == nil {
+			t.Errorf("variable %s: %v in the attached program, %v in the dry run", name, attached.Variables[name], dry.Variables[name])
+		}
+	}
 }

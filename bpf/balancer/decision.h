@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Dry runs. `segue trace` runs the data path on one packet, on the tables of the attached program.
+ * It needs to know why the data path decides as it does, and the tables must not change. So the
+ * source is compiled a second time, with DRY_RUN. That program writes to no shared table, and notes
+ * its decision here. In the attached program, dry_run is false and the compiler removes all notes.
+ */
+#ifndef SEGUE_BALANCER_DECISION_H
+#define SEGUE_BALANCER_DECISION_H
+
+#include "types.h"
+
+/* Why a packet leaves the server of its flow's entry. */
+enum departure {
+	STAYS,
+	LEAVES_REMOVED,	      /* the server is not configured any more */
+	LEAVES_OTHER_SERVICE, /* the server is another service's: two flows share a signature */
+	LEAVES_FAILING,
+	LEAVES_NO_NEXT_HOP,
+	LEAVES_UNREACHABLE,
+	LEAVES_OVER, /* the entry's connection is over, and this is a new one */
+	LEAVES_DRAINED,
+	LEAVES_STALE, /* the entry was idle for so long that it proves nothing */
+};
+
+/* An entry of the flow table or of the table of half-open flows. */
+struct decided_entry {
+	__u32 server; /* its slot */
+	__u16 age;    /* ticks since the last packet */
+	__u8 state;   /* enum flow_state; FLOW_FREE: the flow has no entry */
+	__u8 departure;
+	__u8 is_half_open; /* which of the tables it is in */
+	__u8 pad[3];
+};
+
+/* A server that the packet visits. */
+struct decided_segment {
+	__u32 server;	/* its slot */
+	__u32 function; /* enum sid_function; gre and ipip have none */
+};
+
+/* Where the packet's flow is placed if no server has it: for flows that are placed and, if servers
+ * answer offers, for all others. */
+struct decided_placement {
+	__u32 bucket;
+	__u32 count; /* of candidates */
+	__u32 candidate[MAX_CANDIDATES];
+	__u8 is_placed; /* the rest is valid */
+	__u8 is_random; /* these are the candidates of a random bucket */
+	__u8 pad[2];
+};
+
+/* What is decided about a packet. The steps that it does not reach leave zeros. */
+struct decision {
+	struct service_rule rule; /* of its service */
+	__u32 service;		  /* the id of its service */
+	__u32 reason;		  /* enum lb_reason: what it is counted as */
+	struct decided_entry entry;
+	struct decided_placement placement;
+	__u32 count; /* of segments */
+	struct decided_segment segment[MAX_CANDIDATES];
+	__u16 added; /* bytes of the encapsulation */
+	__u16 mtu;   /* bytes of layer 3 that the interface takes; 0: there is no next hop */
+	__u8 has_service;
+	__u8 is_exact; /* the service names the port; else it has all other ports */
+	__u8 pad[2];
+};
+
+extern struct decision decision;
+
+/*
+ * The length of the packet in bytes of layer 3, of which the frame holds only the beginning; 0: the
+ * frame holds all of it. The kernel runs a program on at most a page.
+ */
+extern volatile __u16 whole_length;
+
+#ifdef DRY_RUN
+#define dry_run true
+struct decision decision;
+volatile __u16 whole_length;
+#else
+#define dry_run false
+#endif
+
+/* Notes what the packet is counted as, instead of counting it. */
+static __always_inline void note_reason(__u32 reason)
+{
+	if (dry_run)
+		decision.reason = reason;
+}
+
+static __always_inline void note_departure(enum departure departure)
+{
+	if (dry_run)
+		decision.entry.departure = departure;
+}
+
+static __always_inline void note_half_open(void)
+{
+	if (dry_run)
+		decision.entry.is_half_open = true;
+}
+
+/* Notes that the packet's flow is placed. */
+static __always_inline void note_placed(void)
+{
+	if (dry_run)
+		decision.placement.is_placed = true;
+}
+
+/* Notes that the next packet gets other candidates. */
+static __always_inline void note_random(void)
+{
+	if (dry_run)
+		decision.placement.is_random = true;
+}
+
+#endif

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/datapath"
+)
+
+// DryRun is a copy of xdp_lb that decides what happens to a packet, and why, and changes no table:
+// bpf/balancer/decision.h. Only one goroutine may use it at a time.
+type DryRun struct {
+	objects struct {
+		XdpLb       *ebpf.Program  `ebpf:"xdp_lb"`
+		Decision    *ebpf.Variable `ebpf:"decision"`
+		WholeLength *ebpf.Variable `ebpf:"whole_length"`
+		HostMac     *ebpf.Variable `ebpf:"host_mac"`
+		HostHairpin *ebpf.Variable `ebpf:"host_hairpin"`
+		NodeLocator *ebpf.Variable `ebpf:"node_locator"`
+	}
+}
+
+// NewDryRun loads a dry run on the given tables. Tables that are not given are empty. The constants
+// are those of Plane.Constants. The argument outside tells whether packets come from outside the
+// segment routing domain. NewDryRun returns an error if the kernel refuses the program.
+func NewDryRun(tables map[string]*ebpf.Map, constants map[string]any, outside bool) (*DryRun, error) {
+	spec, err := loadDryrun()
+	if err != nil {
+		return nil, err
+	}
+	NameDirectory(spec)
+	for name, table := range tables {
+		spec.Maps[name].MaxEntries = table.MaxEntries()
+	}
+	for name, value := range constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	if err := spec.Variables[balancerVarHostIsOutside].Set(outside); err != nil {
+		return nil, fmt.Errorf("set where the interface leads: %w", err)
+	}
+	d := &DryRun{}
+	err = spec.LoadAndAssign(&d.objects, &ebpf.CollectionOptions{MapReplacements: tables})
+	var verifier *ebpf.VerifierError
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return nil, fmt.Errorf("load a dry run of the data path (needs CAP_BPF and CAP_NET_ADMIN): %w", err)
+	case errors.As(err, &verifier):
+		return nil, fmt.Errorf("the kernel refuses a dry run of the data path: %+v", verifier)
+	case err != nil:
+		return nil, fmt.Errorf("load a dry run of the data path: %w", err)
+	}
+	return d, nil
+}
+
+// DryRun loads a dry run on the tables of the instance. Packets for it come from outside. DryRun
+// returns an error if a table cannot be opened, or if the kernel refuses the program.
+func (r *Reader) DryRun() (*DryRun, error) {
+	tables := map[string]*ebpf.Map{}
+	for name, table := range r.maps.Pinned() {
+		tables[name] = *table
+	}
+	// Only a balancer outside the domain has locators in this table (Plane.SetDomain).
+	locators, err := openAttached(r.Instance, balancerMapLocators)
+	if err != nil {
+		return nil, err
+	}
+	if locators != nil {
+		defer locators.Close()
+		tables[balancerMapLocators] = locators
+	}
+	buckets, halfOpenBuckets := r.maps.Flows.MaxEntries(), r.maps.HalfOpen.MaxEntries()
+	return NewDryRun(tables, constantsOf(&r.Identity, r.Clock, buckets, halfOpenBuckets), true)
+}
+
+// openAttached opens a map of the attached xdp_lb that has no pin. It returns nil if no xdp_lb is
+// attached.
+func openAttached(instance, name string) (*ebpf.Map, error) {
+	pin := filepath.Join(datapath.Dir(instance), datapath.BalancerProgram)
+	program, err := ebpf.LoadPinnedProgram(pin, nil)
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", pin, err)
+	}
+	defer program.Close()
+	maps, err := datapath.MapsOf(program, map[string]*ebpf.MapSpec{name: {Name: name}})
+	return maps[name], err
+}
+
+// SetHost describes the interface and the node: the interface's MAC address, its index if packets to
+// servers leave by XDP_TX, else 0, and the locator of the balancer as SideObjects.NodeLocator has
+// it. SetHost returns an error if a variable cannot be written.
+func (d *DryRun) SetHost(mac [6]byte, hairpin uint32, locator uint64) error {
+	return errors.Join(d.objects.HostMac.Set(macWord(mac)), d.objects.HostHairpin.Set(hairpin), d.objects.NodeLocator.Set(locator))
+}
+
+// Run decides about the frame of the options. If the frame holds only the beginning of its packet,
+// length is the length of the packet in bytes of layer 3, else 0. Run returns the verdict, which is
+// an action of XDP, and the decision. The output of the options is the frame that would be sent.
+// Run returns an error if the kernel cannot run the program, for example because the frame does not
+// fit a page.
+func (d *DryRun) Run(options *ebpf.RunOptions, length uint16) (verdict uint32, decision *Decision, err error) {
+	if err := d.objects.WholeLength.Set(length); err != nil {
+		return 0, nil, fmt.Errorf("set the length of the packet: %w", err)
+	}
+	if verdict, err = d.objects.XdpLb.Run(options); err != nil {
+		return 0, nil, fmt.Errorf("run the data path: %w", err)
+	}
+	decision = new(Decision)
+	if err := d.objects.Decision.Get(decision); err != nil {
+		return 0, nil, fmt.Errorf("read the decision: %w", err)
+	}
+	return verdict, decision, nil
+}
+
+// Close unloads the program.
+func (d *DryRun) Close() error { return d.objects.XdpLb.Close() }
