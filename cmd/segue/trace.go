@@ -29,10 +29,9 @@ func newTrace() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace tcp|udp SRC:PORT DST:PORT",
 		Short: "Show where a packet would go, and why",
-		Long: `Trace follows a packet of a flow through the tables of a balancer's data path. It
-shows the service, the entry in the flow table, the bucket and the server of a new
-flow, the encapsulation and the next hop. It reads the tables of the data path and
-changes nothing. It needs root.
+		Long: `Trace runs a balancer's data path with a packet of a flow. It shows the service, the
+entry in the flow table, the bucket and the server of a new flow, the encapsulation
+and the next hop. It sends nothing and changes nothing. It needs root.
 
 On a server, trace shows the state of a connection in the agent, the application's
 socket, and the verdict on a packet for each SID function. With --next it also shows

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -261,6 +263,90 @@ func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 		if err != nil || trace.Server.Name != parts[first] || packet.MAC(mac) != packet.MAC(out) {
 			t.Errorf("%s: traced to %+v by %+v, error %v", state, trace.Server, trace.NextHop, err)
 		}
+	}
+}
+
+// Trace says why a packet does not go to the server of its flow's entry.
+func TestTraceOfDeparture(t *testing.T) {
+	t.Parallel()
+	f := open(t, hunting(config.SelectConsistent, 2))
+	parts := f.cast(web, "web")
+	slot := f.slot("web", parts[first])
+	view := f.view()
+	flag := func(flags dataplane.ServerFlags) func() {
+		return func() { f.plane.Servers.SetFlags(slot, f.plane.Servers.Flags(slot)|flags) }
+	}
+	for _, c := range []struct {
+		state string
+		opens bool
+		harm  func()
+		left  string
+	}{
+		{"steer first", true, nil, ""},
+		{"half-open first", true, nil, ""},
+		{"stale first", true, nil, ""},
+		{"steer first", true, func() { f.plane.Servers.SetFlags(slot, 0) }, "the server was removed"},
+		{"steer first", false, func() {
+			f.bucket(web)[3] = entryOf(f.signature(web), f.slot("insert", parts[first]), stateEstablished, f.now())
+		}, "the entry is another service's: two flows share a signature"},
+		{"steer first", true, flag(dataplane.FlagFailing | dataplane.FlagChecksFail | dataplane.FlagSilent), "the server is failing, silent"},
+		{"steer first", true, func() { f.plane.Servers.ClearNextHop(slot) }, "the server has no next hop"},
+		{"steer first", true, func() { f.hush(slot) }, "the server's next hop does not answer"},
+		{"half-open first", true, func() { f.hush(slot) }, "the server's next hop does not answer"},
+		{"over first", true, nil, "a new connection takes the place of one that is over"},
+		{"steer first", true, flag(dataplane.FlagDrained), "the server is drained"},
+		{"steer first", false, flag(dataplane.FlagDrained), ""},
+		{"stale first", false, nil, "it was idle for so long that servers are asked whose the flow is now"},
+	} {
+		f.plane.Servers.SetFlags(slot, dataplane.FlagInUse)
+		f.route()
+		f.setState(web, "web", c.state, parts)
+		if c.harm != nil {
+			c.harm()
+		}
+		known := mustTrace(t, view, inspect.Packet{Flow: web, Opens: c.opens, Length: 60}).Known
+		if known == nil || known.Server != parts[first] || known.Left != c.left {
+			t.Errorf("%s, SYN %v: %+v, want %q", c.state, c.opens, known, c.left)
+		}
+		if isHalfOpen := strings.HasPrefix(c.state, "half-open"); known != nil && isHalfOpen != (known.State == "half-open") {
+			t.Errorf("%s, SYN %v: the entry is %s", c.state, c.opens, known.State)
+		}
+	}
+}
+
+// A packet that is longer than a page of memory is decided about as well.
+func TestTraceOfLongPacket(t *testing.T) {
+	t.Parallel()
+	f := open(t, varied())
+	view := f.view()
+	flow := flowTo(vip6, 80, config.TCP)
+	most := links["out"] - overheadOf(config.SRv6Insert, 1)
+	for length, reason := range map[int]string{
+		60: "forward_new", 3000: "forward_new", most: "forward_new", most + 1: "answer_too_big", 65535: "answer_too_big",
+	} {
+		trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: length})
+		if trace.Reason != reason || trace.Encapsulation.MaxLength != most {
+			t.Errorf("%d bytes: %s, at most %d bytes; want %s, %d", length, trace.Reason, trace.Encapsulation.MaxLength, reason, most)
+		}
+	}
+}
+
+// A balancer outside the domain drops packets to SIDs of the domain. Trace finds the domain in the
+// attached program.
+func TestTraceOfStranger(t *testing.T) {
+	t.Parallel()
+	f := open(t, outsideOf(varied()))
+	f.must(datapath.Pin(f.plane.Objects.XdpLb, filepath.Join(datapath.Dir(f.cfg.Node.Instance), datapath.BalancerProgram)))
+	view := f.view()
+	for destination, reason := range map[string]string{
+		"fd00:5:0:1:5::": "drop_outside", "fd00:5:0:1::1": "pass_not_vip", "fd00:5:0:ffff:5::": "pass_not_vip",
+	} {
+		flow := flowTo(netip.MustParseAddr(destination), 80, config.TCP)
+		trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: 60})
+		if trace.Reason != reason {
+			t.Errorf("to %s: %s, want %s", destination, trace.Reason, reason)
+		}
+		f.check(f.traced(t, trace, frameOf(flow)), f.run(frameOf(flow)))
 	}
 }
 

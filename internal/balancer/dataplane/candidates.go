@@ -145,30 +145,6 @@ func (t Candidates) At(position uint32) (slot uint32, ok bool) {
 	if int(position/candidatesPerWord) >= len(t) {
 		return 0, false
 	}
-	return candidateIn(t[position/candidatesPerWord], position), true
-}
-
-// candidateIn returns the slot at a position of a table. The word is the one that contains it.
-func candidateIn(word uint64, position uint32) uint32 {
-	return uint32(uint16(word >> (16 * (position % candidatesPerWord))))
-}
-
-// readRow reads the candidates of a bucket in all generations, the present one first, from a
-// candidate table.
-func readRow(tables *ebpf.Map, number, bucket uint32, rule ServiceRule) (slots []uint32, err error) {
-	var table *ebpf.Map
-	if err := tables.Lookup(number, &table); err != nil {
-		return nil, fmt.Errorf("open table %d: %w", number, err)
-	}
-	defer table.Close()
-	length := rule.Candidates() * rule.Generations()
-	for i := range length {
-		position := bucket*length + i
-		var word uint64
-		if err := table.Lookup(position/candidatesPerWord, &word); err != nil {
-			return nil, fmt.Errorf("read table %d: %w", number, err)
-		}
-		slots = append(slots, candidateIn(word, position))
-	}
-	return slots, nil
+	word := t[position/candidatesPerWord]
+	return uint32(uint16(word >> (16 * (position % candidatesPerWord)))), true
 }

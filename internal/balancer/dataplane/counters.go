@@ -148,7 +148,7 @@ func (r *Reader) CountReasons() ([]datapath.ReasonCount, error) {
 			return nil, fmt.Errorf("instance %s: %w", r.Instance, err)
 		}
 		for i, forwarded := range counter.Forwarded {
-			count := &counts[FirstForward+uint32(i)-1] // without NoReason, which is 0
+			count := &counts[FirstForward+uint32(i)-1] // without LB_NONE, which is 0
 			count.Packets += forwarded.Packets
 			count.Bytes += forwarded.Bytes
 		}

@@ -211,14 +211,3 @@ func (b *FlowBucket) Find(signature uint64) FlowEntry {
 	}
 	return 0
 }
-
-// HasRoom tells whether a new flow gets an entry in the bucket. It does if flow_rank in
-// bpf/balancer/flowtable.h is above 0 for at least one of the entries.
-func (b *FlowBucket) HasRoom(now uint16) bool {
-	for _, entry := range b {
-		if entry.State() != FlowEstablished || entry.Age(now) >= FlowMinIdle {
-			return true
-		}
-	}
-	return false
-}

@@ -93,17 +93,8 @@ const (
 
 // Some of the reasons (enum lb_reason in stats.h). docs/observability.md explains all of them.
 const (
-	NoReason       = balancerLbReasonLB_NONE
-	AnswerTooBig   = balancerLbReasonLB_ANSWER_TOO_BIG
-	DropNoNextHop  = balancerLbReasonLB_DROP_NO_NEXT_HOP
-	DropNoServer   = balancerLbReasonLB_DROP_NO_SERVER
-	DropNoService  = balancerLbReasonLB_DROP_NO_SERVICE
-	DropTooBig     = balancerLbReasonLB_DROP_TOO_BIG
-	ForwardHunt    = balancerLbReasonLB_FORWARD_HUNT
-	ForwardKnown   = balancerLbReasonLB_FORWARD_KNOWN
-	ForwardNew     = balancerLbReasonLB_FORWARD_NEW
-	ForwardNoRoom  = balancerLbReasonLB_FORWARD_NO_ROOM
-	ForwardRecover = balancerLbReasonLB_FORWARD_RECOVER
-	ForwardReset   = balancerLbReasonLB_FORWARD_RESET
-	PassNotVIP     = balancerLbReasonLB_PASS_NOT_VIP
+	ForwardHunt  = balancerLbReasonLB_FORWARD_HUNT
+	ForwardKnown = balancerLbReasonLB_FORWARD_KNOWN
+	ForwardNew   = balancerLbReasonLB_FORWARD_NEW
+	ForwardReset = balancerLbReasonLB_FORWARD_RESET
 )

@@ -148,12 +148,6 @@ func (r *Reader) Candidates(number uint32) (Candidates, error) {
 	return readCandidates(r.maps.Tables, number)
 }
 
-// Row reads the slots of the candidates of a service's bucket: those of the present generation,
-// then those of each former one. Row returns an error if there is no such table or bucket.
-func (r *Reader) Row(service *ServiceEntry, bucket uint32) (slots []uint32, err error) {
-	return readRow(r.maps.Tables, service.Table(), bucket, service.Rule)
-}
-
 // Port returns the interface that has the number of a port, from 0 to 255.
 func (r *Reader) Port(number uint16) Port { return r.directory.Ports[number] }
 

@@ -29,7 +29,7 @@ func macOf(word uint64) net.HardwareAddr {
 }
 
 // ServerTable is the part of the directory for which the balancer has slots. Slots are numbers from
-// 0 to the size of the table minus 1. All methods except Has and Serves panic for other slots. Each
+// 0 to the size of the table minus 1. All methods except Has panic for other slots. Each
 // write is one aligned store, so that packets see the server completely before or completely after
 // it.
 type ServerTable struct {
@@ -49,9 +49,6 @@ func (t *ServerTable) Address(slot uint32) netip.Addr { return addrOf(t.servers[
 // Source returns the address from which the balancer sends packets to the slot's server.
 func (t *ServerTable) Source(slot uint32) netip.Addr { return addrOf(t.servers[slot].Source) }
 
-// Service returns the number of the service of the slot's server.
-func (t *ServerTable) Service(slot uint32) uint32 { return t.servers[slot].Service }
-
 // put fills a free slot. It writes the flags last, because they put the slot into use.
 func (t *ServerTable) put(slot, service uint32, address, source netip.Addr, known srv6.Function, flags ServerFlags) {
 	server := &t.servers[slot]
@@ -68,12 +65,6 @@ func (t *ServerTable) Flags(slot uint32) ServerFlags {
 	return ServerFlags(atomic.LoadUint32(&t.servers[slot].Flags))
 }
 
-// Serves tells whether the slot is in use by a server of the service: serves in
-// bpf/balancer/segments.h.
-func (t *ServerTable) Serves(slot, service uint32) bool {
-	return int(slot) < len(t.servers) && t.Flags(slot)&FlagInUse != 0 && t.servers[slot].Service == service
-}
-
 // SetFlags replaces the flags of the slot.
 func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 	atomic.StoreUint32(&t.servers[slot].Flags, uint32(flags))
@@ -82,12 +73,6 @@ func (t *ServerTable) SetFlags(slot uint32, flags ServerFlags) {
 // SetKnown sets the function that packets of known flows ask of the slot's server.
 func (t *ServerTable) SetKnown(slot uint32, function srv6.Function) {
 	atomic.StoreUint64(&t.servers[slot].KnownSid, sidLow(function))
-}
-
-// Known returns the function that packets of known flows ask of the slot's server.
-func (t *ServerTable) Known(slot uint32) srv6.Function {
-	half := atomic.LoadUint64(&t.servers[slot].KnownSid)
-	return srv6.Function(bits.ReverseBytes16(uint16(half)))
 }
 
 // sidLow is SID_LOW in bpf/net/srv6.h.
@@ -111,12 +96,6 @@ func (t *ServerTable) NextHop(slot uint32) (mac [6]byte, port uint16, ok bool) {
 // HasNextHop tells whether the slot's server has a next hop.
 func (t *ServerTable) HasNextHop(slot uint32) bool {
 	return atomic.LoadUint64(&t.servers[slot].NextHop) != 0
-}
-
-// Reachable tells whether the slot's server has a next hop that answers: is_reachable in
-// bpf/balancer/segments.h.
-func (t *ServerTable) Reachable(slot uint32) bool {
-	return t.HasNextHop(slot) && t.Flags(slot)&FlagUnreachable == 0
 }
 
 // ClearNextHop removes the next hop of the slot's server. Packets to the server are then dropped.

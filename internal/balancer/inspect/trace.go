@@ -3,24 +3,25 @@
 package inspect
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
-	"github.com/segue-lb/segue/internal/tables"
 )
 
-// Packet contains the properties of a packet that determine what the data path does with it. The
-// packet must be one that the data path can parse, with a hop limit of more than 1.
+// Packet contains the properties of a packet that determine what the data path does with it. All
+// other properties are the usual ones.
 type Packet struct {
 	Flow   dataplane.Flow
-	Opens  bool // a TCP segment with SYN and without ACK
-	Length int  // bytes of layer 3
+	Opens  bool // a TCP segment with SYN and without ACK; else it has ACK only
+	Length int  // bytes of layer 3: at least the headers, at most 65535
 }
 
 // Trace is what the data path would do with a packet, and why.
@@ -104,269 +105,143 @@ type TracedEncapsulation struct {
 	Segments []netip.Addr `json:"segments,omitempty"`
 }
 
-// Trace follows a packet through the tables as `xdp_lb` in bpf/balancer/balancer.bpf.c does. It
-// returns an error if a table cannot be read.
+// Trace runs the data path with a packet, and shows what it decides. It changes no table, and sends
+// nothing. Trace returns an error if a table cannot be read, or if the kernel refuses the program.
 func (v *View) Trace(p Packet) (*Trace, error) {
 	t := &Trace{Instance: v.tables.Instance, Flow: p.Flow, Opens: p.Opens, Length: p.Length}
-	reason, err := v.steer(p, t)
+	d, err := v.decide(p)
+	if err == nil {
+		err = v.describe(d, t)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
 	}
-	t.Reason = v.tables.Reasons[reason]
 	return t, nil
 }
 
-func (v *View) steer(p Packet, t *Trace) (dataplane.Reason, error) {
-	service, exact, isVIP := v.classify(p.Flow)
-	switch {
-	case !isVIP:
-		return dataplane.PassNotVIP, nil
-	case service == nil:
-		return dataplane.DropNoService, nil
+// decide makes a dry run of the data path with a packet.
+func (v *View) decide(p Packet) (*dataplane.Decision, error) {
+	if v.dryRun == nil {
+		var err error
+		if v.dryRun, err = v.tables.DryRun(); err != nil {
+			return nil, err
+		}
+	}
+	frame := frameOf(p)
+	if err := v.dryRun.SetHost([6]byte(frame), 0, 0); err != nil {
+		return nil, err
+	}
+	_, d, err := v.dryRun.Run(&ebpf.RunOptions{Data: frame}, uint16(p.Length))
+	return d, err
+}
+
+// longestInFrame is the length of the longest packet that a dry run gets completely, in bytes of
+// layer 3. A frame must fit a page of memory. ICMP errors quote fewer bytes.
+const longestInFrame = 2000
+
+// frameOf returns a frame with a packet, or with the first longestInFrame bytes of it.
+func frameOf(p Packet) []byte {
+	build, flags := packet.TCP, packet.ACK
+	if p.Flow.Protocol == config.UDP {
+		build = packet.UDP
+	}
+	if p.Opens {
+		flags = packet.SYN
+	}
+	options := []packet.Option{packet.Flags(flags)}
+	headers := len(build(p.Flow.Source, p.Flow.Destination, options...)) - ethernetHeader
+	payload := make([]byte, max(min(p.Length, longestInFrame)-headers, 0))
+	return build(p.Flow.Source, p.Flow.Destination, append(options, packet.Payload(payload))...)
+}
+
+const ethernetHeader = 14 // bytes
+
+// describe stores a decision in the trace.
+func (v *View) describe(d *dataplane.Decision, t *Trace) error {
+	t.Reason = v.tables.Reasons[d.Reason]
+	if d.HasService == 0 {
+		return nil
 	}
 	labels, err := v.tables.ServiceLabels()
 	if err != nil {
-		return 0, err
+		return err
 	}
-	t.Service = &TracedService{Name: labels[service.Id].Name, Exact: exact}
-	to, found, err := v.findServers(p, service, t)
-	if err != nil || len(to.slots) == 0 {
-		return found, err
+	t.Service = &TracedService{Name: labels[d.Service].Name, Exact: d.IsExact != 0}
+	t.Known = v.describeEntry(d)
+	t.Placement = v.describePlacement(d)
+	all, isComplete := segmentsOf(d)
+	isBeyond := func(at dataplane.DecidedSegment) bool { return !v.tables.Servers.Has(at.Server) }
+	if len(all) == 0 || slices.ContainsFunc(all, isBeyond) {
+		return nil
 	}
-	failed, err := v.send(p, service, to, t)
-	if err != nil || failed != dataplane.NoReason {
-		return failed, err
+	kind := d.Rule.EncapsulationName()
+	t.Course = v.describeCourse(all, kind)
+	first := all[0].Server
+	t.Server = &TracedServer{
+		Name:    v.serverName(first),
+		Slot:    first,
+		Address: describeAddress(v.tables.Servers.Address(first), kind),
+		Causes:  conditionsOf(v.tables.Servers.Causes(first)),
 	}
-	return found, nil
+	t.NextHop = v.nextHop(first, interfaceNames())
+	if isComplete {
+		t.Encapsulation = v.describeEncapsulation(d, t.Flow, all)
+	}
+	return nil
 }
 
-// course lists the servers that a packet visits, and the function that it asks of each server.
-type course struct {
-	slots     []uint32
-	functions []srv6.Function
+// segmentsOf returns the servers that a packet visits. If it is offered to random candidates, the
+// next packet visits others. Then the result is not complete: it contains only a server that is
+// asked before the candidates.
+func segmentsOf(d *dataplane.Decision) (all []dataplane.DecidedSegment, isComplete bool) {
+	all = d.Segment[:d.Count]
+	if d.Placement.IsRandom == 0 || goesToKnown(d) {
+		return all, true
+	}
+	if len(all) > 0 && srv6.Function(all[0].Function) == srv6.Steer {
+		return all[:1], false
+	}
+	return nil, false
 }
 
-// askAll returns the course through the servers in slots. The packet asks the function last of the
-// last server, and the function each of all others: ask in bpf/balancer/segments.h.
-func askAll(slots []uint32, each, last srv6.Function) course {
-	c := course{slots, slices.Repeat([]srv6.Function{each}, len(slots))}
-	if len(slots) > 0 {
-		c.functions[len(slots)-1] = last
-	}
-	return c
+// goesToKnown tells whether a packet goes to the server of its flow's entry.
+func goesToKnown(d *dataplane.Decision) bool {
+	return isKnown(d) && dataplane.Departure(d.Entry.Departure) == dataplane.Stays
 }
 
-// classify returns the service of a flow, or nil if there is none. The result exact tells whether
-// the service has the flow's port. The result isVIP tells whether the destination is a VIP.
-func (v *View) classify(flow dataplane.Flow) (service *dataplane.ServiceEntry, exact, isVIP bool) {
-	vip := flow.Destination.Addr()
-	isVIP = v.tables.Services.Find(dataplane.VIPKey(vip)) != nil
-	for _, port := range []config.Port{config.Port(flow.Destination.Port()), config.AllPorts} {
-		entry := v.tables.Services.Find(dataplane.ServiceKey(&config.Service{VIP: vip, Port: port, Protocol: flow.Protocol}))
-		if entry != nil {
-			found := *entry
-			return &found, port != config.AllPorts, isVIP
-		}
-	}
-	return nil, false, isVIP
+func isKnown(d *dataplane.Decision) bool {
+	return dataplane.FlowState(d.Entry.State) != dataplane.FlowFree
 }
 
-// findServers returns the servers that the packet visits, and the reason under which the packet is
-// counted if it can be sent.
-func (v *View) findServers(
-	p Packet, service *dataplane.ServiceEntry, t *Trace,
-) (to course, found dataplane.Reason, err error) {
-	now, err := v.tables.Clock.Now()
-	if err != nil {
-		return to, 0, err
+// describeEntry returns the entry of a packet's flow, or nil if the flow is unknown.
+func (v *View) describeEntry(d *dataplane.Decision) *TracedEntry {
+	if !isKnown(d) {
+		return nil
 	}
-	placement, selection := service.Rule.PlacementName()
-	hunts := placement == config.PlacementHunt
-	var row []uint32
-	if hunts {
-		if row, err = v.place(p, service, hunts, t); err != nil {
-			return to, 0, err
-		}
+	e := &TracedEntry{
+		Server: v.serverName(d.Entry.Server),
+		State:  dataplane.FlowState(d.Entry.State).String(),
+		Idle:   float64(d.Entry.Age) * v.tables.Clock.Tick.Seconds(),
+		Left:   departures[dataplane.Departure(d.Entry.Departure)],
 	}
-	bucket, signature := v.tables.Flows.Bucket(p.Flow, service.Id, &v.tables.Identity)
-	entry := bucket.Find(signature)
-	hasRoom := entry != 0 || bucket.HasRoom(now)
-	if entry != 0 && v.traceEntry(p, service, entry, entry.State().String(), now, t) {
-		known := v.tables.Servers.Known(entry.Server())
-		return askAll([]uint32{entry.Server()}, known, known), dataplane.ForwardKnown, nil
+	if d.Entry.IsHalfOpen != 0 {
+		e.State = "half-open"
 	}
-	var half dataplane.FlowEntry
-	if service.Rule.HasHalfOpen() {
-		halfOpen, signature := v.tables.HalfOpen.Bucket(p.Flow, service.Id, &v.tables.Identity)
-		half = halfOpen.Find(signature)
-		if half != 0 && v.traceEntry(p, service, half, "half-open", now, t) {
-			return askAll([]uint32{half.Server()}, srv6.AckStickiness, srv6.AckStickiness), foundHalfOpen(p, hasRoom), nil
-		}
+	if dataplane.Departure(d.Entry.Departure) == dataplane.LeavesFailing {
+		e.Left = "the server is " + describeConditions(conditionsOf(v.tables.Servers.Causes(d.Entry.Server)))
 	}
-	if hunts && p.Opens && selection == config.SelectRandom && service.Rule.Buckets > 0 {
-		t.Placement = &TracedPlacement{Buckets: service.Rule.Buckets, Random: true}
-		if left := cmp.Or(entry, half); v.isDrained(service, left, now) {
-			v.traceFirst(askAll([]uint32{left.Server()}, srv6.Steer, srv6.Steer), service, t)
-		}
-		return to, dataplane.ForwardHunt, nil
-	}
-	if hunts && entry != 0 && !p.Opens && v.tables.Servers.Serves(entry.Server(), service.Id) {
-		return v.seek(p, service, row, entry.Server()), dataplane.ForwardRecover, nil
-	}
-	if hunts {
-		return v.huntCourse(p, service, row, cmp.Or(entry, half), now)
-	}
-	slots, err := v.place(p, service, hunts, t)
-	if err != nil || len(slots) == 0 {
-		return to, dataplane.DropNoServer, err
-	}
-	to = askAll(slots[:1], srv6.Deliver, srv6.Deliver)
-	if p.Flow.Protocol == config.TCP && !p.Opens && service.Rule.Flags&dataplane.RuleServersPassOn != 0 {
-		to = askAll(slots, srv6.Steer, srv6.Steer)
-	}
-	switch {
-	case len(to.slots) > 1:
-		return to, dataplane.ForwardRecover, nil
-	case !hasRoom:
-		return to, dataplane.ForwardNoRoom, nil
-	case p.Flow.Protocol == config.TCP && !p.Opens:
-		return to, dataplane.ForwardRecover, nil
-	}
-	return to, dataplane.ForwardNew, nil
+	return e
 }
 
-// huntCourse returns the course through the candidates of a flow that has no entry, or whose packet
-// leaves the server of its entry.
-func (v *View) huntCourse(
-	p Packet, service *dataplane.ServiceEntry, row []uint32, entry dataplane.FlowEntry, now uint16,
-) (to course, found dataplane.Reason, err error) {
-	switch {
-	case p.Opens && v.isDrained(service, entry, now):
-		return offerAfter(entry.Server(), row), dataplane.ForwardHunt, nil
-	case len(row) == 0:
-		return to, dataplane.DropNoServer, nil
-	case p.Opens:
-		return askAll(row, srv6.ConnectAvail, srv6.ConnectForce), dataplane.ForwardHunt, nil
-	}
-	return askAll(row, srv6.RecoverStickiness, srv6.RecoverStickiness), dataplane.ForwardRecover, nil
-}
-
-// offerAfter returns the course of a SYN that asks a drained server first whether it has the
-// connection, and is then offered to a row: offer in bpf/balancer/place_hunt.h.
-func offerAfter(drained uint32, row []uint32) course {
-	slots := slices.DeleteFunc(slices.Clone(row), func(slot uint32) bool { return slot == drained })
-	slots = slices.Insert(slots, 0, drained)
-	to := askAll(slots[:min(len(slots), tables.MaxCandidates)], srv6.ConnectAvail, srv6.ConnectForce)
-	if len(slots) > 1 || len(row) == 0 {
-		to.functions[0] = srv6.Steer
-	}
-	return to
-}
-
-// isDrained tells whether the server of an entry may have the connection, although a SYN leaves the
-// server: holder_of in bpf/balancer/persist_table.h and list_holder in bpf/balancer/place_hunt.h.
-func (v *View) isDrained(service *dataplane.ServiceEntry, entry dataplane.FlowEntry, now uint16) bool {
-	slot := entry.Server()
-	return entry != 0 && v.tables.Servers.Serves(slot, service.Id) && v.tables.Servers.Reachable(slot) && !entry.IsOver(now) &&
-		(v.tables.Servers.Flags(slot)&dataplane.FlagFailing == 0 || v.isOnlyUnheard(slot))
-}
-
-// isOnlyUnheard tells whether a server is unfit for one reason alone: is_only_unheard in
-// bpf/balancer/segments.h.
-func (v *View) isOnlyUnheard(slot uint32) bool {
-	causes := v.tables.Servers.Causes(slot)
-	return causes&^dataplane.Unresolved&^dataplane.Unreachable == dataplane.Unheard
-}
-
-// seek returns the course of a packet whose flow has a stale entry: seek in
-// bpf/balancer/place_hunt.h.
-func (v *View) seek(p Packet, service *dataplane.ServiceEntry, row []uint32, holder uint32) course {
-	slots := slices.Clone(row)
-	if v.tables.Servers.Reachable(holder) {
-		slots = slices.DeleteFunc(slots, func(slot uint32) bool { return slot == holder })
-		slots = slices.Insert(slots, 0, holder)
-	}
-	most := 1
-	if len(slots) > 0 {
-		if hop := v.nextHop(slots[0], nil); hop != nil {
-			most = mostSegments(p, service.Rule.EncapsulationName(), hop.MTU)
-		}
-	}
-	last := min(len(slots), most-1)
-	if last == 1 && slots[0] == holder {
-		last = 0
-	}
-	return askAll(append(slots[:last:last], holder), srv6.RecoverStickiness, srv6.AckStickiness)
-}
-
-// mostSegments returns how many segments a packet can visit without becoming longer than the MTU,
-// in bytes, allows: most_segments in bpf/balancer/place_hunt.h.
-func mostSegments(p Packet, kind config.Encapsulation, mtu int) int {
-	room := mtu - p.Length
-	if kind == config.SRv6Insert {
-		room -= srhHeader + 2*segmentSize
-	} else {
-		room -= ipv6Header + srhHeader - segmentSize
-	}
-	return min(max(room/segmentSize, 1), tables.MaxCandidates)
-}
-
-// traceEntry tells whether the packet goes to the server of an entry. It stores the entry and the
-// reason in the trace.
-func (v *View) traceEntry(
-	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, state string, now uint16, t *Trace,
-) bool {
-	t.Known = &TracedEntry{
-		Server: v.serverName(entry.Server()),
-		State:  state,
-		Idle:   float64(entry.Age(now)) * v.tables.Clock.Tick.Seconds(),
-		Left:   v.leaves(p, service, entry, now),
-	}
-	return t.Known.Left == ""
-}
-
-// foundHalfOpen returns the reason under which a packet of a half-open flow is counted.
-func foundHalfOpen(p Packet, hasRoom bool) dataplane.Reason {
-	switch {
-	case p.Opens:
-		return dataplane.ForwardKnown
-	case !hasRoom:
-		return dataplane.ForwardNoRoom
-	}
-	return dataplane.ForwardNew
-}
-
-// leaves returns why the packet of a known flow does not go to its server: keeps_server in
-// bpf/balancer/persist_table.h. It returns an empty text if the packet goes there.
-func (v *View) leaves(
-	p Packet, service *dataplane.ServiceEntry, entry dataplane.FlowEntry, now uint16,
-) string {
-	if !v.tables.Servers.Has(entry.Server()) {
-		return "the server's slot is beyond the table"
-	}
-	flags := v.tables.Servers.Flags(entry.Server())
-	causes := v.tables.Servers.Causes(entry.Server())
-	staysThough := entry.Age(now) < dataplane.FlowMinIdle && v.isOnlyUnheard(entry.Server())
-	mayMove := p.Opens || p.Flow.Protocol != config.TCP
-	switch {
-	case flags&dataplane.FlagInUse == 0:
-		return "the server was removed"
-	case v.tables.Servers.Service(entry.Server()) != service.Id:
-		return "the entry is another service's: two flows share a signature"
-	case mayMove && flags&dataplane.FlagFailing != 0 && !staysThough:
-		return fmt.Sprintf("the server is %s", describeConditions(conditionsOf(causes)))
-	case mayMove && !v.tables.Servers.HasNextHop(entry.Server()):
-		return "the server has no next hop"
-	case mayMove && !v.tables.Servers.Reachable(entry.Server()):
-		return "the server's next hop does not answer"
-	case p.Opens && entry.IsOver(now):
-		return "a new connection takes the place of one that is over"
-	case p.Opens && flags&dataplane.FlagDrained != 0:
-		return "the server is drained"
-	case !p.Opens && service.Rule.Flags&dataplane.RuleAskIdle != 0 && entry.Age(now) >= dataplane.FlowMinIdle:
-		return "it was idle for so long that servers are asked whose the flow is now"
-	}
-	return ""
+// departures are the texts of TracedEntry.Left.
+var departures = map[dataplane.Departure]string{
+	dataplane.LeavesRemoved:      "the server was removed",
+	dataplane.LeavesOtherService: "the entry is another service's: two flows share a signature",
+	dataplane.LeavesNoNextHop:    "the server has no next hop",
+	dataplane.LeavesUnreachable:  "the server's next hop does not answer",
+	dataplane.LeavesOver:         "a new connection takes the place of one that is over",
+	dataplane.LeavesDrained:      "the server is drained",
+	dataplane.LeavesStale:        "it was idle for so long that servers are asked whose the flow is now",
 }
 
 // describeConditions joins conditions into one text.
@@ -378,85 +253,24 @@ func describeConditions(conditions []Condition) string {
 	return strings.Join(names, ", ")
 }
 
-// place lists the servers in the row of the flow's bucket that the packet visits. The list is empty
-// if no server of the service gets new flows.
-func (v *View) place(p Packet, service *dataplane.ServiceEntry, hunts bool, t *Trace) (slots []uint32, err error) {
-	if service.Rule.Buckets == 0 {
-		return nil, nil
+// describePlacement returns where a packet's flow is placed if no server has it. It returns nil if
+// the data path has not determined that, or if the service has no servers.
+func (v *View) describePlacement(d *dataplane.Decision) *TracedPlacement {
+	placed := &d.Placement
+	if placed.IsPlaced == 0 || d.Rule.Buckets == 0 {
+		return nil
 	}
-	bucket := dataplane.BucketOf(p.Flow.Hash(&v.tables.Identity.BucketKeys), service.Rule.Buckets)
-	switch passesOn := service.Rule.Flags&dataplane.RuleServersPassOn != 0; {
-	case hunts && p.Opens:
-		slots, err = v.listTaking(bucket, service, service.Rule.Candidates())
-	case !hunts && (p.Opens || p.Flow.Protocol != config.TCP || !passesOn):
-		slots, err = v.listTaking(bucket, service, 1)
-	default:
-		slots, err = v.listPossible(bucket, service)
+	if placed.IsRandom != 0 {
+		return &TracedPlacement{Buckets: d.Rule.Buckets, Random: true}
 	}
-	if err != nil || len(slots) == 0 {
-		return nil, err
+	if placed.Count == 0 {
+		return nil
 	}
-	t.Placement = &TracedPlacement{Bucket: bucket, Buckets: service.Rule.Buckets}
-	for _, slot := range slots {
-		t.Placement.Candidates = append(t.Placement.Candidates, v.serverName(slot))
+	p := &TracedPlacement{Bucket: placed.Bucket, Buckets: d.Rule.Buckets}
+	for _, slot := range placed.Candidate[:placed.Count] {
+		p.Candidates = append(p.Candidates, v.serverName(slot))
 	}
-	return slots, nil
-}
-
-// listTaking lists servers that take new flows: list_taking in bpf/balancer/candidates.h.
-func (v *View) listTaking(bucket uint32, service *dataplane.ServiceEntry, wanted uint32) (slots []uint32, err error) {
-	if service.Rule.Flags&dataplane.RuleTakesFlows == 0 {
-		return nil, nil
-	}
-	for row := range min(4096, service.Rule.Buckets) {
-		all, err := v.tables.Row(service, (bucket+row)%service.Rule.Buckets)
-		if err != nil {
-			return nil, err
-		}
-		present := all[:service.Rule.Candidates()]
-		if end := slices.Index(present, dataplane.NoServer); end >= 0 {
-			wanted = min(wanted, uint32(end))
-		}
-		for _, slot := range present {
-			if len(slots) < int(wanted) {
-				slots = v.appendRow(slots, []uint32{slot}, service, func(slot uint32) bool {
-					return v.tables.Servers.Flags(slot)&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
-				})
-			}
-		}
-		if len(slots) >= int(wanted) || len(slots) > 0 && row >= 8 {
-			break
-		}
-	}
-	return slots, nil
-}
-
-// listPossible lists the servers that are asked for a flow: list_possible in
-// bpf/balancer/candidates.h.
-func (v *View) listPossible(bucket uint32, service *dataplane.ServiceEntry) ([]uint32, error) {
-	row, err := v.tables.Row(service, bucket)
-	if err != nil {
-		return nil, err
-	}
-	slots, err := v.listTaking(bucket, service, service.Rule.Candidates())
-	if err != nil {
-		return nil, err
-	}
-	slots = v.appendRow(slots, row, service, v.tables.Servers.Reachable)
-	return v.appendRow(slots, row[:service.Rule.Candidates()], service, isAny), nil
-}
-
-func isAny(uint32) bool { return true }
-
-// appendRow appends the servers of a row for which wanted returns true: list_row in
-// bpf/balancer/place_hunt.h.
-func (v *View) appendRow(slots, row []uint32, service *dataplane.ServiceEntry, wanted func(uint32) bool) []uint32 {
-	for _, slot := range row {
-		if len(slots) < tables.MaxCandidates && v.tables.Servers.Serves(slot, service.Id) && wanted(slot) && !slices.Contains(slots, slot) {
-			slots = append(slots, slot)
-		}
-	}
-	return slots
+	return p
 }
 
 func (v *View) serverName(slot uint32) string {
@@ -467,124 +281,44 @@ func (v *View) serverName(slot uint32) string {
 	return name.Server
 }
 
-// traceCourse returns the servers that a packet visits, and the name of the function that it asks
-// of each.
-func (v *View) traceCourse(to course, service *dataplane.ServiceEntry) (segments []TracedSegment) {
-	kind := service.Rule.EncapsulationName()
-	for i, slot := range to.slots {
-		segment := TracedSegment{Server: v.serverName(slot)}
+// describeCourse names the servers that a packet visits, and what it asks of each.
+func (v *View) describeCourse(all []dataplane.DecidedSegment, kind config.Encapsulation) (course []TracedSegment) {
+	for _, at := range all {
+		segment := TracedSegment{Server: v.serverName(at.Server)}
 		if kind == config.SRv6Insert || kind == config.SRv6Encap {
-			segment.Function = to.functions[i].String()
+			segment.Function = srv6.Function(at.Function).String()
 		}
-		segments = append(segments, segment)
+		course = append(course, segment)
 	}
-	return segments
+	return course
 }
 
-// traceFirst stores the known part of the course in the trace, and the server at which the course
-// begins.
-func (v *View) traceFirst(to course, service *dataplane.ServiceEntry, t *Trace) {
-	slot := to.slots[0]
-	kind := service.Rule.EncapsulationName()
-	t.Course = v.traceCourse(to, service)
-	t.Server = &TracedServer{
-		Name:    v.serverName(slot),
-		Slot:    slot,
-		Address: describeAddress(v.tables.Servers.Address(slot), kind),
-		Causes:  conditionsOf(v.tables.Servers.Causes(slot)),
-	}
-	t.NextHop = v.nextHop(slot, interfaceNames())
-}
-
-// send stores in the trace how the packet is sent. If the packet cannot be sent, the result is the
-// reason, else NoReason.
-func (v *View) send(p Packet, service *dataplane.ServiceEntry, to course, t *Trace) (dataplane.Reason, error) {
-	var addresses []netip.Addr
-	for _, slot := range to.slots {
-		if !v.tables.Servers.Has(slot) {
-			return dataplane.DropNoNextHop, nil
-		}
-		addresses = append(addresses, v.tables.Servers.Address(slot))
-	}
-	v.traceFirst(to, service, t)
-	kind := service.Rule.EncapsulationName()
-	source := v.tables.Servers.Source(to.slots[0])
-	t.Encapsulation = encapsulationOf(kind, p.Flow, source, addresses, to)
-	if t.NextHop == nil {
-		return dataplane.DropNoNextHop, nil
-	}
-	t.Encapsulation.MaxLength = t.NextHop.MTU - t.Encapsulation.Added
-	if p.Length > t.Encapsulation.MaxLength {
-		return refuseLength(p, t.Encapsulation.MaxLength), nil
-	}
-	return dataplane.NoReason, nil
-}
-
-// refuseLength returns the reason for a packet that is too long for its path, as refuse_length in
-// bpf/balancer/answer.h does. It assumes that the limit on the rate of answers is not reached.
-func refuseLength(p Packet, longest int) dataplane.Reason {
-	const leastIPv4, leastIPv6 = 68, 1280
-	least := leastIPv6
-	if p.Flow.Source.Addr().Is4() {
-		least = leastIPv4
-	}
-	if p.Length <= max(longest, least) || !isOneHost(p.Flow.Source.Addr()) {
-		return dataplane.DropTooBig
-	}
-	return dataplane.AnswerTooBig
-}
-
-// reserved are the source addresses that do not belong to one host: unspecified, loopback,
-// multicast and others.
-var reserved = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("224.0.0.0/3"),
-	netip.MustParsePrefix("::/64"), netip.MustParsePrefix("ff00::/8"),
-}
-
-// isOneHost is is_from_one_host in bpf/balancer/answer.h.
-func isOneHost(source netip.Addr) bool {
-	return !slices.ContainsFunc(reserved, func(p netip.Prefix) bool { return p.Contains(source) })
-}
-
-// The lengths of headers in bytes.
-const (
-	ipv4Header, ipv6Header, greHeader = 20, 40, 4
-
-	srhHeader, segmentSize = 8, 16
-)
-
-// encapsulationOf describes the encapsulation that bpf/balancer/encap.h adds to a packet. Only SRv6
-// can have more than one server.
-func encapsulationOf(
-	kind config.Encapsulation, flow dataplane.Flow, source netip.Addr, addresses []netip.Addr, to course,
+// describeEncapsulation describes the encapsulation of a packet of a flow.
+func (v *View) describeEncapsulation(
+	d *dataplane.Decision, flow dataplane.Flow, all []dataplane.DecidedSegment,
 ) *TracedEncapsulation {
-	e := &TracedEncapsulation{Kind: kind, Source: source, Destination: addresses[0], Added: ipv6Header}
-	if addresses[0].Is4() {
-		e.Added = ipv4Header
+	servers := v.tables.Servers
+	e := &TracedEncapsulation{
+		Kind:        d.Rule.EncapsulationName(),
+		Added:       int(d.Added),
+		Source:      servers.Source(all[0].Server),
+		Destination: servers.Address(all[0].Server),
 	}
-	switch kind {
-	case config.SRv6Insert:
-		e.Segments = append(segmentsOf(source, addresses, to), flow.Destination.Addr())
-		e.Source, e.Destination = flow.Source.Addr(), e.Segments[1]
-		e.Added = srhHeader + segmentSize*len(e.Segments)
-	case config.SRv6Encap:
-		e.Segments = segmentsOf(source, addresses, to)
-		e.Destination = e.Segments[1]
-		if more := len(addresses) - 1; more > 0 {
-			e.Added += srhHeader + segmentSize*more
-		}
-	case config.GRE:
-		e.Added += greHeader
+	if d.Mtu > 0 {
+		e.MaxLength = int(d.Mtu) - e.Added
+	}
+	if e.Kind != config.SRv6Insert && e.Kind != config.SRv6Encap {
+		return e
+	}
+	e.Segments = []netip.Addr{e.Source}
+	for _, at := range all {
+		locator := netip.PrefixFrom(servers.Address(at.Server), srv6.LocatorBits)
+		e.Segments = append(e.Segments, srv6.SID{Locator: locator, Function: srv6.Function(at.Function)}.Addr())
+	}
+	e.Destination = e.Segments[1]
+	if e.Kind == config.SRv6Insert {
+		e.Source = flow.Source.Addr()
+		e.Segments = append(e.Segments, flow.Destination.Addr())
 	}
 	return e
-}
-
-// segmentsOf returns the source address, followed by the SIDs of the servers with these locators.
-func segmentsOf(source netip.Addr, locators []netip.Addr, to course) []netip.Addr {
-	segments := []netip.Addr{source}
-	for i, locator := range locators {
-		sid := srv6.SID{Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Function: to.functions[i]}
-		segments = append(segments, sid.Addr())
-	}
-	return segments
 }

@@ -6,6 +6,7 @@
 package inspect
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
@@ -13,7 +14,10 @@ import (
 
 // View shows the state of a balancer, whether its process runs or not. Packets and reloads can
 // change the tables meanwhile. So the results for different tables can be from different moments.
-type View struct{ tables *dataplane.Reader }
+type View struct {
+	tables *dataplane.Reader
+	dryRun *dataplane.DryRun // nil before the first trace
+}
 
 // OpenView opens the tables of an instance. It returns an error if another build with another
 // layout has made the tables.
@@ -26,10 +30,16 @@ func OpenView(instance string) (*View, error) {
 }
 
 // NewView returns a view of open tables. Close closes the tables.
-func NewView(tables *dataplane.Reader) *View { return &View{tables} }
+func NewView(tables *dataplane.Reader) *View { return &View{tables: tables} }
 
 // Close closes the tables.
-func (v *View) Close() error { return v.tables.Close() }
+func (v *View) Close() error {
+	err := v.tables.Close()
+	if v.dryRun != nil {
+		err = errors.Join(err, v.dryRun.Close())
+	}
+	return err
+}
 
 // Count returns how many packets were counted under a reason. It returns an error if there is no
 // such reason.
