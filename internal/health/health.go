@@ -28,7 +28,7 @@ const complaintInterval = 10 * time.Second
 // Checker checks its targets, from the network namespace of its process.
 type Checker struct {
 	log      *slog.Logger
-	probe    func(context.Context, Target) error
+	attempt  func(context.Context, Target) error
 	targets  chan []Target
 	verdicts chan verdict
 	untried  chan error
@@ -46,7 +46,7 @@ type verdict struct {
 func New(log *slog.Logger) *Checker {
 	return &Checker{
 		log:      log,
-		probe:    probe,
+		attempt:  attempt,
 		targets:  make(chan []Target),
 		verdicts: make(chan verdict),
 		untried:  make(chan error),
@@ -74,15 +74,15 @@ func (c *Checker) Updates() <-chan Result {
 
 // Run checks until the context ends, and returns nil.
 func (c *Checker) Run(ctx context.Context) error {
-	var probers sync.WaitGroup
-	defer probers.Wait()
+	var running sync.WaitGroup
+	defer running.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 
 	b := newBoard(func(w *watch) {
 		var life context.Context
 		life, w.stop = context.WithCancel(ctx)
-		probers.Go(func() { c.follow(life, w) })
+		running.Go(func() { c.follow(life, w) })
 	})
 	var complained time.Time
 	for {
@@ -130,7 +130,7 @@ func (c *Checker) follow(ctx context.Context, w *watch) {
 
 // check checks a target once, and reports a change of its state.
 func (c *Checker) check(ctx context.Context, w *watch, s *streak) {
-	err := c.probe(ctx, w.target)
+	err := c.attempt(ctx, w.target)
 	if errors.Is(err, errUntried) {
 		select {
 		case c.untried <- err:

@@ -25,23 +25,23 @@ type fake struct {
 	mu     sync.Mutex
 	answer map[string]error       // by server; none is a success
 	hang   map[string]bool        // until the timeout
-	probes map[string][]time.Time // when each began
+	checks map[string][]time.Time // when each began
 	active map[string]int
-	worst  int // the most probes of a target at a time
+	worst  int // the most checks of a target at a time
 }
 
 func newFake() *fake {
 	return &fake{
 		answer: map[string]error{},
 		hang:   map[string]bool{},
-		probes: map[string][]time.Time{},
+		checks: map[string][]time.Time{},
 		active: map[string]int{},
 	}
 }
 
-func (f *fake) probe(ctx context.Context, t Target) error {
+func (f *fake) attempt(ctx context.Context, t Target) error {
 	f.mu.Lock()
-	f.probes[t.Server] = append(f.probes[t.Server], time.Now())
+	f.checks[t.Server] = append(f.checks[t.Server], time.Now())
 	f.active[t.Server]++
 	f.worst = max(f.worst, f.active[t.Server])
 	err, hang := f.answer[t.Server], f.hang[t.Server]
@@ -70,7 +70,7 @@ func (f *fake) set(server string, err error) {
 func (f *fake) times(server string) []time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.probes[server])
+	return slices.Clone(f.checks[server])
 }
 
 var errDown = errors.New("connection refused")
@@ -80,7 +80,7 @@ var errDown = errors.New("connection refused")
 func simulate(t *testing.T, f *fake, test func(t *testing.T, c *Checker)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(slog.New(slog.DiscardHandler))
-		c.probe = f.probe
+		c.attempt = f.attempt
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- c.Run(ctx) }()
@@ -91,7 +91,7 @@ func simulate(t *testing.T, f *fake, test func(t *testing.T, c *Checker)) {
 		}
 		for server, n := range f.active {
 			if n != 0 {
-				t.Errorf("Run returned with %d probes of %s", n, server)
+				t.Errorf("Run returned with %d checks of %s", n, server)
 			}
 		}
 	})
@@ -132,7 +132,7 @@ func TestStreak(t *testing.T) {
 	tests := []struct {
 		name       string
 		rise, fall int
-		probes     []bool
+		checks     []bool
 		want       []bool // the state after each
 	}{
 		{"starts healthy", 2, 3, []bool{yes}, []bool{yes}},
@@ -149,14 +149,14 @@ func TestStreak(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			s := streak{healthy: true}
-			for i, success := range test.probes {
+			for i, success := range test.checks {
 				before := s.healthy
 				changed := s.observe(success, test.rise, test.fall)
 				if s.healthy != test.want[i] {
-					t.Errorf("probe %d: healthy is %v, want %v", i, s.healthy, test.want[i])
+					t.Errorf("check %d: healthy is %v, want %v", i, s.healthy, test.want[i])
 				}
 				if changed != (before != s.healthy) {
-					t.Errorf("probe %d: changed is %v from %v to %v", i, changed, before, s.healthy)
+					t.Errorf("check %d: changed is %v from %v to %v", i, changed, before, s.healthy)
 				}
 			}
 		})
@@ -168,7 +168,7 @@ func TestUpdatesOnChangeOnly(t *testing.T) {
 	f.set("bad", errDown)
 	simulate(t, f, func(t *testing.T, c *Checker) {
 		c.SetTargets(t.Context(), []Target{target("good"), target("bad")})
-		expect(t, "two probes", pass(c, time.Second))
+		expect(t, "two checks", pass(c, time.Second))
 		expect(t, "three failures", pass(c, 2*time.Second),
 			Result{"web", "bad", false, "connection refused"})
 		expect(t, "more failures", pass(c, time.Minute))
@@ -203,25 +203,25 @@ func TestRhythm(t *testing.T) {
 				pass(c, 10*time.Second)
 				times := f.times("s1")
 				if len(times) < 9 {
-					t.Fatalf("%d probes in ten intervals", len(times))
+					t.Fatalf("%d checks in ten intervals", len(times))
 				}
 				if !times[0].Equal(began) {
-					t.Errorf("first probe after %v", times[0].Sub(began))
+					t.Errorf("first check after %v", times[0].Sub(began))
 				}
 				for i := 2; i < len(times); i++ {
 					if gap := times[i].Sub(times[i-1]); gap != time.Second {
-						t.Errorf("probe %d came %v after the one before", i, gap)
+						t.Errorf("check %d came %v after the one before", i, gap)
 					}
 				}
 				if f.worst != 1 {
-					t.Errorf("%d probes at a time", f.worst)
+					t.Errorf("%d checks at a time", f.worst)
 				}
 			})
 		})
 	}
 }
 
-// However the first probes end, those of many targets must not keep coming
+// However the first checks end, those of many targets must not keep coming
 // together.
 func TestPhasesSpread(t *testing.T) {
 	const servers, slots = 2000, 10
@@ -246,7 +246,7 @@ func TestPhasesSpread(t *testing.T) {
 				}
 				for slot, n := range count { // 200 ± 13.4: six deviations
 					if n < 120 || n > 280 {
-						t.Errorf("%d of %d probes in tenth %d of the interval", n, servers, slot)
+						t.Errorf("%d of %d checks in tenth %d of the interval", n, servers, slot)
 					}
 				}
 			})
@@ -262,15 +262,15 @@ func TestUnchangedTargetsGoOn(t *testing.T) {
 		expect(t, "two failures", pass(c, time.Second))
 		before := f.times("s1")
 		if len(before) != 2 {
-			t.Fatalf("%d probes in the first interval, want 2", len(before))
+			t.Fatalf("%d checks in the first interval, want 2", len(before))
 		}
 		c.SetTargets(t.Context(), []Target{target("s2"), target("s1")})
 		synctest.Wait()
 		if after := f.times("s1"); len(after) != 2 {
-			t.Errorf("%d probes at once for an unchanged target", len(after)-2)
+			t.Errorf("%d checks at once for an unchanged target", len(after)-2)
 		}
 		if n := len(f.times("s2")); n != 1 {
-			t.Errorf("%d probes at once for a new target, want 1", n)
+			t.Errorf("%d checks at once for a new target, want 1", n)
 		}
 		expect(t, "the third failure", pass(c, time.Second),
 			Result{"web", "s1", false, "connection refused"})
@@ -292,10 +292,10 @@ func TestChangedTargetStartsHealthy(t *testing.T) {
 		changed.Path = "/other"
 		c.SetTargets(t.Context(), []Target{changed})
 		expect(t, "changed", pass(c, 0), Result{"web", "s1", true, "the configuration of its check has changed"})
-		probes := len(f.times("s1"))
+		checks := len(f.times("s1"))
 		expect(t, "failing as before", pass(c, 3*time.Second), Result{"web", "s1", false, "connection refused"})
-		if n := len(f.times("s1")) - probes; n != 3 {
-			t.Errorf("%d probes after the first in three intervals, want 3: is the old one left?", n)
+		if n := len(f.times("s1")) - checks; n != 3 {
+			t.Errorf("%d checks after the first in three intervals, want 3: is the old one left?", n)
 		}
 	})
 }
@@ -308,10 +308,10 @@ func TestRemovedTarget(t *testing.T) {
 		time.Sleep(3 * time.Second) // its result waits for a reader
 		synctest.Wait()
 		c.SetTargets(t.Context(), nil)
-		probes := len(f.times("s1"))
+		checks := len(f.times("s1"))
 		expect(t, "removed before it was read", pass(c, time.Minute))
-		if n := len(f.times("s1")); n != probes {
-			t.Errorf("%d probes of a removed target", n-probes)
+		if n := len(f.times("s1")); n != checks {
+			t.Errorf("%d checks of a removed target", n-checks)
 		}
 		f.set("s1", nil)
 		c.SetTargets(t.Context(), []Target{target("s1")})
@@ -319,7 +319,7 @@ func TestRemovedTarget(t *testing.T) {
 	})
 }
 
-// A reader that is busy must neither hold up the probes nor hear what has been
+// A reader that is busy must neither hold up the checks nor hear what has been
 // undone.
 func TestSlowReader(t *testing.T) {
 	f := newFake()
@@ -366,7 +366,7 @@ func TestVerdictOfReplacedTarget(t *testing.T) {
 	}
 }
 
-// The context ends while a probe hangs; simulate sees what is left.
+// The context ends while a check hangs; simulate sees what is left.
 func TestRunEndsHangingProbes(t *testing.T) {
 	f := newFake()
 	f.hang["s1"] = true
@@ -376,8 +376,8 @@ func TestRunEndsHangingProbes(t *testing.T) {
 		c.SetTargets(t.Context(), []Target{endless})
 		expect(t, "hanging", pass(c, time.Minute))
 	})
-	if n := len(f.probes["s1"]); n != 1 {
-		t.Errorf("%d probes, want the one that hung", n)
+	if n := len(f.checks["s1"]); n != 1 {
+		t.Errorf("%d checks, want the one that hung", n)
 	}
 }
 

@@ -28,9 +28,9 @@ const maxHeader = 64 << 10
 // the server.
 var errUntried = errors.New("not tried")
 
-// probe checks a target once. Its error is the reason in plain words. Ignore
+// attempt checks a target once. Its error is the reason in plain words. Ignore
 // errors after the end of the context.
-func probe(ctx context.Context, t Target) error {
+func attempt(ctx context.Context, t Target) error {
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
 	err := connect(ctx, t)

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// ample is a timeout that no probe of a live server should reach.
+	// ample is a timeout that no check of a live server should reach.
 	ample = 20 * time.Second
 	// brief is a timeout that a test waits for.
 	brief = 50 * time.Millisecond
@@ -153,7 +153,7 @@ func TestHTTPResponses(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			target := httpTarget(serveRaw(t, test.answer, false))
-			if got := reasonOf(probe(t.Context(), target)); got != test.want {
+			if got := reasonOf(attempt(t.Context(), target)); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
@@ -169,7 +169,7 @@ func TestHTTPRequest(t *testing.T) {
 	target := httpTarget(server.Listener.Addr())
 	target.Path, target.Host = "//check me?full=1", "[2001:db8::80]:8080"
 	for range 2 {
-		if err := probe(t.Context(), target); err != nil {
+		if err := attempt(t.Context(), target); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -187,17 +187,17 @@ func TestHTTPRequest(t *testing.T) {
 		}
 	}
 	if first.RemoteAddr == second.RemoteAddr {
-		t.Errorf("both probes came from %s: one connection", first.RemoteAddr)
+		t.Errorf("both checks came from %s: one connection", first.RemoteAddr)
 	}
 }
 
 func TestHTTPFollowsNoRedirect(t *testing.T) {
-	var paths []string // written and read only while no probe is under way
+	var paths []string // written and read only while no check is under way
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths = append(paths, r.URL.Path)
 		http.Redirect(w, r, "/login", http.StatusFound)
 	}))
-	if err := probe(t.Context(), httpTarget(server.Listener.Addr())); err != nil {
+	if err := attempt(t.Context(), httpTarget(server.Listener.Addr())); err != nil {
 		t.Error(err)
 	}
 	server.Close() // waits for the handler
@@ -206,7 +206,7 @@ func TestHTTPFollowsNoRedirect(t *testing.T) {
 	}
 }
 
-// A body without end must cost neither time nor memory: the probe is over, and the
+// A body without end must cost neither time nor memory: the check is over, and the
 // server's writes fail.
 func TestHTTPLeavesBody(t *testing.T) {
 	listener := listen(t, "[::1]:0")
@@ -224,7 +224,7 @@ func TestHTTPLeavesBody(t *testing.T) {
 		}
 		written <- err
 	}()
-	if err := probe(t.Context(), httpTarget(listener.Addr())); err != nil {
+	if err := attempt(t.Context(), httpTarget(listener.Addr())); err != nil {
 		t.Error(err)
 	}
 	if err := <-written; !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
@@ -254,7 +254,7 @@ func TestUnreachableServers(t *testing.T) {
 				test.target.Timeout = brief
 			}
 			began := time.Now()
-			if got := reasonOf(probe(t.Context(), test.target)); got != test.want {
+			if got := reasonOf(attempt(t.Context(), test.target)); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 			took := time.Since(began)
@@ -269,7 +269,7 @@ func TestTCPProbeResets(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		t.Run(address, func(t *testing.T) {
 			listener := listen(t, address)
-			if err := probe(t.Context(), tcpTarget(listener.Addr())); err != nil {
+			if err := attempt(t.Context(), tcpTarget(listener.Addr())); err != nil {
 				t.Fatal(err)
 			}
 			conn, err := listener.Accept()
@@ -294,26 +294,26 @@ func TestOwnShortageIsUntried(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
-	err := probe(t.Context(), target)
+	err := attempt(t.Context(), target)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
 	if !errors.Is(err, errUntried) || reasonOf(err) != "not tried: too many open files" {
 		t.Errorf("without descriptors: %v", err)
 	}
-	if err := probe(t.Context(), target); err != nil {
+	if err := attempt(t.Context(), target); err != nil {
 		t.Errorf("with descriptors: %v", err)
 	}
 }
 
-// A cancelled probe ends at once and closes its connection, wherever it hangs.
-func TestCancelledProbe(t *testing.T) {
+// A cancelled check ends at once and closes its connection, wherever it hangs.
+func TestCancelledCheck(t *testing.T) {
 	listener := listen(t, "127.0.0.1:0")
 	ctx, cancel := context.WithCancel(t.Context())
 	target := httpTarget(listener.Addr())
 	target.Timeout = time.Hour
 	ended := make(chan error, 1)
-	go func() { ended <- probe(ctx, target) }()
+	go func() { ended <- attempt(ctx, target) }()
 	conn, err := listener.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -324,7 +324,7 @@ func TestCancelledProbe(t *testing.T) {
 	}
 	cancel()
 	if <-ended == nil {
-		t.Error("a cancelled probe succeeded")
+		t.Error("a cancelled check succeeded")
 	}
 	if _, err := conn.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("the server's end: %v, want EOF", err)
