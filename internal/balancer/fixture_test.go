@@ -49,6 +49,8 @@ type fixture struct {
 	via map[string]string
 	// silent contains the servers whose next hop does not answer.
 	silent map[string]bool
+	// foresees is true if dry runs come before frames.
+	foresees bool
 	// moving is true while other cores or the control plane change tables. Then a dry run can
 	// decide otherwise than the run that follows.
 	moving  bool
@@ -102,7 +104,10 @@ func openAt(t testing.TB, cfg *config.Balancer, clock *dataplane.FlowClock) *fix
 			t.Error(err)
 		}
 	})
-	f := &fixture{t: t, clock: clock, via: map[string]string{}, silent: map[string]bool{}, dryRuns: map[*ebpf.Program]*dataplane.DryRun{}}
+	f := &fixture{
+		t: t, clock: clock, via: map[string]string{}, silent: map[string]bool{},
+		foresees: foresees(t.Name()), dryRuns: map[*ebpf.Program]*dataplane.DryRun{},
+	}
 	var err error
 	f.network, err = sharedNetwork()
 	f.must(err)
@@ -302,7 +307,7 @@ func (f *fixture) foreseeAndExec(frame []byte, context *frameContext) (dry *fore
 	if f.inside {
 		program = f.plane.Sides[1].Objects.XdpLb
 	}
-	if !f.moving {
+	if f.foresees && !f.moving {
 		dry = f.foresee(program, options)
 	}
 	verdict, err := program.Run(&options)

@@ -71,14 +71,25 @@ var tiers = []tier{
 	},
 }
 
+// soakTier is the name of the tiers in soak.
+const soakTier = "soak"
+
 // soak is the tests whose full length is too long for every run.
-var soak = tier{
-	name:     "soak",
-	packages: []string{"./test/e2e"},
-	flags: []string{
-		"-count=1", "-timeout=60m", "-run=^(TestKillsUnderManyConnections|TestServerFailures)$",
+var soak = []tier{
+	{
+		name:     soakTier,
+		packages: []string{"./test/e2e"},
+		flags: []string{
+			"-count=1", "-timeout=60m", "-run=^(TestKillsUnderManyConnections|TestServerFailures)$",
+		},
+		args: []string{"-kills.count=20", "-kills.connections=10000", "-failures.table"},
 	},
-	args: []string{"-kills.count=20", "-kills.connections=10000", "-failures.table"},
+	{
+		name:     soakTier,
+		packages: []string{"./internal/balancer"},
+		flags:    []string{"-count=1", "-timeout=30m", "-parallel=4"},
+		args:     []string{"-dryruns"},
+	},
 }
 
 // choosePackages picks a tier's packages out of all of the module's.
@@ -129,7 +140,7 @@ func run(ctx context.Context, names []string) (passed bool, err error) {
 	for _, t := range chosen {
 		fmt.Printf("== %s\n", t.name)
 		packages := t.packages
-		if t.name != soak.name {
+		if t.name != soakTier {
 			packages = t.choosePackages(strings.Fields(string(all)))
 		}
 		r, err := t.run(ctx, packages)
@@ -165,7 +176,7 @@ func choose(names []string) ([]tier, error) {
 	var chosen []tier
 	for _, name := range names {
 		before := len(chosen)
-		for _, t := range append(slices.Clone(tiers), soak) {
+		for _, t := range slices.Concat(tiers, soak) {
 			if t.name == name {
 				chosen = append(chosen, t)
 			}
