@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"slices"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/lab"
 )
+
+var failoverFigure = flag.Bool("failover.figure", false, "remove 1, 2, 4 and 8 of 48 servers, as figure 11d of 6LB")
 
 // TestServersAndABalancerFailAtOnce removes some of 48 servers, at once or in three changes. Then
 // the edge router sends every connection to the other balancer, which knows none. 6LB's figure 11d
@@ -37,7 +40,11 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	}
 	reconfigure(t, l, settings)
 	lostAlone := 0
-	for _, changes := range [][]int{{1}, {2}, {4}, {8}, {2, 5, 8}} {
+	removals := [][]int{{2, 5, 8}}
+	if *failoverFigure {
+		removals = [][]int{{1}, {2}, {4}, {8}, {2, 5, 8}}
+	}
+	for _, changes := range removals {
 		awaitServers(t, l) // so that it is the table before the change
 		must(t, l.SetNextHops("lb1"))
 		live := make([]*connection, len(l.Topology.Services)*liveConnections)

@@ -80,9 +80,9 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./test/e2e"},
 		flags: []string{
-			"-count=1", "-timeout=60m", "-run=^(TestKillsUnderManyConnections|TestServerFailures)$",
+			"-count=1", "-timeout=60m", "-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce)$",
 		},
-		args: []string{"-kills.count=20", "-kills.connections=10000", "-failures.table"},
+		args: []string{"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure"},
 	},
 	{
 		name:     soakTier,
