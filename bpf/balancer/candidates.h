@@ -72,6 +72,7 @@ static __always_inline __u32 candidate_of(const struct service *service, __u32 b
 /* Which servers to list. */
 enum listed {
 	LIST_TAKING,	/* servers that take new flows */
+	LIST_FIT,	/* servers whose next hop answers, and that do not fail */
 	LIST_REACHABLE, /* servers whose next hop answers */
 	LIST_ANY,
 };
@@ -86,6 +87,8 @@ static __always_inline bool is_wanted(const struct service *service, __u32 numbe
 	switch (wanted) {
 	case LIST_TAKING:
 		return takes_flows(server);
+	case LIST_FIT:
+		return is_reachable(server) && !(server->flags & SERVER_FAILING);
 	case LIST_REACHABLE:
 		return is_reachable(server);
 	default:
@@ -161,8 +164,8 @@ struct search_context {
 	struct segments *segments; /* NULL: the servers are not listed */
 };
 
-/* Notes a server that takes new flows. A server that was listed before the search counts once, in
- * the first row. */
+/* Notes a server that takes new flows. If the list had the server before the search, the server is
+ * counted in the first row only, and so once. */
 static __always_inline void find(const struct search_context *in, __u32 number)
 {
 	struct search *search = in->search;
@@ -184,7 +187,7 @@ static __always_inline void move_on(const struct service *service, struct search
 		search->bucket = 0;
 }
 
-/* Finds a server of the row where a search ended that has found none. */
+/* Takes the first server of the present row, after a search without success. */
 static __always_inline void find_any(const struct search_context *in)
 {
 	__u32 number = candidate_of(in->service, in->search->bucket, 0);
@@ -280,15 +283,16 @@ __noinline int first_taking(const struct service *service, __u32 bucket)
 
 /*
  * Appends the servers that may have a flow of the bucket: its candidates, those that take new flows
- * in their place, and those of former generations, which may have an older flow. Servers that
- * cannot be reached come last, because they cannot pass the packet on. They are not left out:
- * otherwise the server before them would be the last, and would reset a connection that it does not
- * have.
+ * in their place, and those of former generations, which may have an older flow. A server that fails
+ * may be down, and then cannot pass the packet on. So such servers come behind the others, and
+ * servers that cannot be reached come last. They are not left out: otherwise the server before them
+ * would be the last, and would reset a connection that it does not have.
  */
 static __always_inline void list_possible(const struct service *service, __u32 bucket,
 					  struct segments *segments)
 {
 	list_taking(service, bucket, candidates_of(service), segments);
+	list_row(service, generations_of(service), bucket, LIST_FIT, segments);
 	list_row(service, generations_of(service), bucket, LIST_REACHABLE, segments);
 	list_row(service, 1, bucket, LIST_ANY, segments);
 }

@@ -35,7 +35,7 @@ struct service_rule {
 	__u8 encapsulation; /* enum encapsulation */
 } __attribute__((aligned(8)));
 
-/* The last four are all that placement and persistence must know of each other and of servers. */
+/* What placement and persistence know of each other and of the service's servers. */
 enum rule_flags {
 	RULE_TABLE = 1 << 0,	      /* the table in force is 2 id + 1, not 2 id */
 	RULE_TAKES_FLOWS = 1 << 1,    /* at least one server takes new flows */

@@ -485,3 +485,17 @@ func TestFormerTableIsRemoved(t *testing.T) {
 	}
 	f.check(f.offered(frameOf(web), web, "web", "forward_new", srv6.Deliver, "s1"), f.run(frameOf(web)))
 }
+
+// The candidate tables of a removed service are removed with it.
+func TestTablesOfARemovedService(t *testing.T) {
+	t.Parallel()
+	cfg := webOf(srv6Server("s1", 1, 1))
+	f := open(t, balancerOf(cfg.Services[0], serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, srv6Server("s1", 1, 1))))
+	id := f.services.byName["dns"].id
+	f.mustApply(cfg)
+	for number := range uint32(2) {
+		if f.plane.Holds(2*id+number, nil) {
+			t.Errorf("table %d of the removed service is there", number)
+		}
+	}
+}

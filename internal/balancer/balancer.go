@@ -48,6 +48,8 @@ type Balancer struct {
 	// generations are those of the configuration's services.
 	generations generation.Generations
 	saved       generation.Generations // what the file of generations contains
+	saveProblem string                 // why they could not be saved; logged once
+	setAside    bool                   // the file of generations could not be read
 	plane       *dataplane.Plane
 	slots       *dataplane.Slots
 	services    *services
@@ -254,6 +256,7 @@ func (b *Balancer) control(ctx context.Context) error {
 			journal.armed = false
 			b.logChanges()
 		case <-sweep.C:
+			b.saveGenerations()
 			if err := b.sweep(); err != nil {
 				b.log.Error("sweep the flow table", "error", err)
 			}

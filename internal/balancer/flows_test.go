@@ -463,7 +463,8 @@ func TestSweep(t *testing.T) {
 }
 
 // If servers have agents, a later TCP packet of an unknown flow visits the servers that may have the
-// flow, and gets no entry. So do fragments and ICMP errors. SYNs and UDP are placed. Trace agrees.
+// flow, and gets no entry. So does an ICMP error about a TCP flow. SYNs, UDP packets and ICMP errors
+// about UDP flows are placed. Trace agrees.
 func TestHashVisitsServersWithAgents(t *testing.T) {
 	t.Parallel()
 	var servers []config.Server
@@ -490,6 +491,10 @@ func TestHashVisitsServersWithAgents(t *testing.T) {
 		trace := mustTrace(t, view, inspect.Packet{Flow: web, Length: int(layer3(ack))})
 		f.check(f.traced(t, trace, ack), f.run(ack))
 	}
+	tooBig := packet.ICMPError(routerOf(vip6), 2, 0, 1280, reply(web))
+	f.check(f.offered(tooBig, web, "web", "forward_icmp", srv6.Steer, row...), f.run(tooBig))
+	tooBig = packet.ICMPError(routerOf(vip6), 2, 0, 1280, reply(dns))
+	f.check(f.offered(tooBig, dns, "dns", "forward_icmp", srv6.Deliver, f.placed(dns, "dns")), f.run(tooBig))
 	f.check(f.offered(frameOf(dns), dns, "dns", "forward_new", srv6.Deliver, f.placed(dns, "dns")), f.run(frameOf(dns)))
 	f.forgetFlows()
 

@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"fmt"
 	"os"
 	"reflect"
 
@@ -19,8 +20,8 @@ func (b *Balancer) generationsFile() string {
 }
 
 // loadGenerations reads the generations that an earlier process of this balancer, or another
-// balancer, has written. A file that cannot be read is set aside, because a balancer without former
-// generations is better than none.
+// balancer, has written. If the file cannot be read, the balancer starts without former generations,
+// because that is better than no balancer. The first save then sets the file aside.
 func (b *Balancer) loadGenerations() generation.Generations {
 	path := b.generationsFile()
 	if path == "" {
@@ -31,25 +32,38 @@ func (b *Balancer) loadGenerations() generation.Generations {
 		b.saved = former
 		return former
 	}
-	aside := path + ".invalid"
 	b.log.Error("the former generations are unknown: flows of other balancers may not be found after "+
-		"changes of servers", "error", err, "kept", aside)
-	if err := os.Rename(path, aside); err != nil {
-		b.log.Error("set the file of generations aside", "error", err)
-	}
+		"changes of servers", "error", err)
+	b.setAside = true
 	return generation.Generations{}
 }
 
-// saveGenerations writes the generations for the next process, if they have changed.
+// saveGenerations writes the generations for the next process, if they have changed. If that fails,
+// the next sweep tries again.
 func (b *Balancer) saveGenerations() {
 	path := b.generationsFile()
 	if path == "" || reflect.DeepEqual(b.generations, b.saved) {
 		return
 	}
-	if err := b.generations.Save(path); err != nil {
+	err := b.save(path)
+	if err == nil {
+		b.saved, b.saveProblem = b.generations, ""
+	} else if err.Error() != b.saveProblem {
+		b.saveProblem = err.Error()
 		b.log.Error("the generations of the services are not saved: a restart forgets the former ones",
 			"error", err)
-		return
 	}
-	b.saved = b.generations
+}
+
+// save writes the file of generations. It keeps a file that could not be read under another name.
+func (b *Balancer) save(path string) error {
+	if b.setAside {
+		aside := path + ".invalid"
+		if err := os.Rename(path, aside); err != nil {
+			return fmt.Errorf("set the file aside that could not be read: %w", err)
+		}
+		b.log.Warn("a file of generations that could not be read is kept", "file", aside)
+		b.setAside = false
+	}
+	return b.generations.Save(path)
 }

@@ -72,10 +72,13 @@ func TestBadFileOfGenerations(t *testing.T) {
 	if label := f.labels()["web"]; label.Generation != 1 {
 		t.Errorf("%+v", label)
 	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "{" {
+		t.Errorf("before the first save: %q, %v", text, err)
+	}
+	f.saveGenerations()
 	if text, err := os.ReadFile(path + ".invalid"); err != nil || string(text) != "{" {
 		t.Errorf("set aside: %q, %v", text, err)
 	}
-	f.saveGenerations()
 	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), `"s1"`) {
 		t.Errorf("saved: %q, %v", text, err)
 	}

@@ -200,6 +200,7 @@ func TestHuntPassesOverUnreachable(t *testing.T) {
 		{"all silent", silence, all, row, nil},
 		{"last drained", drain, []string{c}, []string{a, b}, []string{c}},
 		{"first failing", fail, []string{a}, []string{b, c}, []string{a}},
+		{"first and second failing", fail, []string{a, b}, []string{c}, []string{a, b}},
 		{"all failing", fail, all, row, nil},
 		{"all but one drained", drain, without(all, b), []string{b}, []string{a, c}},
 		{"all drained", drain, all, nil, row},

@@ -22,7 +22,7 @@ import (
 //
 // Its steps are those of xdp_lb() and handle_in_full() in bpf/balancer/balancer.bpf.c:
 //
-//	parse -> classify -> persist -> place -> encapsulate
+//	parse -> classify -> lookup -> choose -> commit -> encapsulate
 type reference struct {
 	*fixture
 	failing  map[string]bool // servers that fail their checks, by "service/server"
@@ -363,7 +363,8 @@ func (r *reference) taking(flow dataplane.Flow, svc *config.Service, wanted int)
 }
 
 // possible lists the servers that may have a flow: those that get new flows, those of all
-// generations that can be reached, and at last those of the present row that cannot.
+// generations that can be reached and do not fail, those that fail, and at last those of the present
+// row that cannot be reached.
 func (r *reference) possible(flow dataplane.Flow, svc *config.Service) []string {
 	names := r.taking(flow, svc, svc.Candidates)
 	add := func(row []string, wanted func(string) bool) {
@@ -375,6 +376,14 @@ func (r *reference) possible(flow dataplane.Flow, svc *config.Service) []string 
 	}
 	bucket := r.bucket(flow, svc)
 	present := r.row(svc, 0, bucket)
+	usable := r.usable(svc)
+	fails := func(name string) bool {
+		takes := slices.ContainsFunc(usable, func(s config.Server) bool { return s.Name == name })
+		return !takes && (serverOfName(svc, name).Takes() || r.failing[svc.Name+"/"+name])
+	}
+	for i := range r.tables[svc.Name] {
+		add(r.row(svc, i, bucket), func(name string) bool { return r.reaches(name) && !fails(name) })
+	}
 	for i := range r.tables[svc.Name] {
 		add(r.row(svc, i, bucket), r.reaches)
 	}
@@ -384,7 +393,7 @@ func (r *reference) possible(flow dataplane.Flow, svc *config.Service) []string 
 
 // passesOn tells whether the servers of a service pass packets of unknown flows on.
 func passesOn(svc *config.Service) bool {
-	return svc.Placement == config.PlacementHunt || svc.Probes()
+	return svc.Protocol == config.TCP && (svc.Placement == config.PlacementHunt || svc.Probes())
 }
 
 // hash returns the course of a packet whose flow is unknown, and the reason under which it is

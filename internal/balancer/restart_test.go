@@ -302,9 +302,9 @@ func TestRestartWithoutService(t *testing.T) {
 	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
 
-// A process that finds the candidate tables as it would build them keeps them. So it keeps the
-// former candidates as well, at which older flows are recovered. A reload that changes something
-// else does the same.
+// A process reads the generations that the process before it has saved. So it has the former
+// candidates as well, at which older flows are recovered. A reload that changes something else keeps
+// them.
 func TestRestartKeepsFormerCandidates(t *testing.T) {
 	t.Parallel()
 	f := open(t, hunting(config.SelectConsistent, 2))

@@ -3,6 +3,7 @@
 package balancer
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -234,9 +235,10 @@ func placingOf(svc *service, g generation.Generation) placing {
 	return p
 }
 
-// passesOn tells whether the service's servers have agents, which pass packets on to each other.
+// passesOn tells whether the service's servers have agents that pass packets on to each other. Agents
+// do so with TCP only.
 func (svc *service) passesOn() bool {
-	return svc.Placement == config.PlacementHunt || svc.Probes()
+	return svc.Protocol == config.TCP && (svc.Placement == config.PlacementHunt || svc.Probes())
 }
 
 // place makes a service's entry follow a generation of its servers. It builds the candidate table
@@ -332,15 +334,28 @@ func (s *services) install(svc *service, rule dataplane.ServiceRule, rows []uint
 	return table, s.plane.Install(2*svc.id+uint32(table), rows)
 }
 
-// removeSpares removes the candidate tables that are no longer in use. It must be called only after
-// the packets that used them have left the data path.
+// removeSpares removes the candidate tables that are no longer in force.
 func (s *services) removeSpares() error {
-	for name, svc := range s.byName {
-		if !svc.hasSpare {
-			continue
+	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), func(svc *service) bool { return svc.hasSpare }) {
+		return nil
+	}
+	if err := s.plane.Settle(); err != nil {
+		return err
+	}
+	inForce := map[uint32]bool{}
+	for _, entry := range s.plane.Services.All() {
+		if entry.IsService() {
+			inForce[entry.Table()] = true
 		}
-		if err := s.plane.Uninstall(2*svc.id + uint32(1-svc.rule.Table())); err != nil {
-			return fmt.Errorf("service %s: %w", name, err)
+	}
+	for name, svc := range s.byName {
+		for number := 2 * svc.id; svc.hasSpare && number <= 2*svc.id+1; number++ {
+			if inForce[number] {
+				continue
+			}
+			if err := s.plane.Uninstall(number); err != nil {
+				return fmt.Errorf("service %s: %w", name, err)
+			}
 		}
 		svc.hasSpare = false
 	}
@@ -382,7 +397,9 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 		if wanted[name] {
 			continue
 		}
-		if err := s.plane.UnlabelService(svc.id); err != nil {
+		err := errors.Join(
+			s.plane.Uninstall(2*svc.id), s.plane.Uninstall(2*svc.id+1), s.plane.UnlabelService(svc.id))
+		if err != nil {
 			return fmt.Errorf("remove service %s: %w", name, err)
 		}
 		delete(s.byName, name)

@@ -5,6 +5,7 @@ package tables
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/binary"
 	"flag"
 	"fmt"
 	"math"
@@ -103,4 +104,38 @@ func writeTable(out *strings.Builder, table *Table) {
 		}
 	}
 	fmt.Fprintf(out, "sha256 %x\n", sha256.Sum256(rows))
+}
+
+// TestGoldenColumns compares tables that are filled column by column with those of other builds of
+// the version, by the SHA-256 of their rows.
+func TestGoldenColumns(t *testing.T) {
+	const version = 1
+	if Version != version {
+		t.Fatalf("the hashes are those of version %d", version)
+	}
+	for _, c := range []struct {
+		servers, buckets, candidates int
+		weight                       func(i int) uint32
+		want                         string
+	}{
+		{10, 251, 3, func(int) uint32 { return 1 }, "ea270de37df89724"},
+		{100, 65537, 3, func(int) uint32 { return 1 }, "cc290769e97698e6"},
+		{100, 65536, 8, func(i int) uint32 { return uint32(i%7 + 1) }, "64b873ebafd453dd"},
+	} {
+		servers := numbered(c.servers)
+		for i := range servers {
+			servers[i].Weight = c.weight(i)
+		}
+		table, err := BuildColumns(servers, c.buckets, c.candidates)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := make([]byte, 0, 2*len(table.Rows))
+		for _, server := range table.Rows {
+			rows = binary.LittleEndian.AppendUint16(rows, server)
+		}
+		if got := fmt.Sprintf("%x", sha256.Sum256(rows))[:16]; got != c.want {
+			t.Errorf("%d servers, %d buckets, %d candidates: %s, want %s", c.servers, c.buckets, c.candidates, got, c.want)
+		}
+	}
 }

@@ -60,6 +60,9 @@ func (r ServiceRule) Generations() uint32 { return uint32(r.Row >> 4) }
 // Uninstall removes a candidate table, if there is one. No packet may use it at the time of the
 // call. Uninstall returns an error if the kernel cannot remove the table.
 func (p *Plane) Uninstall(number uint32) error {
+	if err := p.backup.keepTable(number); err != nil {
+		return err
+	}
 	err := p.Objects.Tables.Delete(number)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return fmt.Errorf("remove table %d: %w", number, err)

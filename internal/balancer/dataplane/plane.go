@@ -92,10 +92,10 @@ func Open(cfg *config.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, err
 }
 
 // serverSlots returns the number of slots for the given number of servers. It is twice as many, so
-// that all servers can be replaced at once while the flows of the old ones are swept. It is at most
-// MostSlots.
+// that all servers can be replaced at once while the flows of the old ones are swept. No server gets
+// the slot NoServer.
 func serverSlots(servers uint32) uint32 {
-	return min(2*servers, MostSlots)
+	return min(2*servers, NoServer)
 }
 
 // load loads the objects, and pins nothing before the kernel has accepted the programs.

@@ -68,8 +68,8 @@ var (
 	serverDrainingDesc = desc("server_draining", "Whether the server is drained, or has weight 0.", "service", "server")
 
 	serviceGenerationDesc = desc("service_generation",
-		"Number of changes of the service's servers and weights. The digest is the same on balancers with the "+
-			"same candidate table.", "service", "digest")
+		"Number of the service's generation. It grows with each change of servers and weights. The digest "+
+			"is the same on balancers with the same candidate table.", "service", "digest")
 	serviceServersDesc = desc("service_servers", "Servers of the service by condition.", "service", "condition")
 	serviceIgnoredDesc = desc("service_cause_ignored",
 		"Whether servers get new flows despite the cause, as no server of the service is without.", "service", "cause")
