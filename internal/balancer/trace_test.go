@@ -95,7 +95,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 		for number := range f.cfg.Services {
 			f.reconfigure(t, number)
 		}
-		for range rapid.IntRange(1, 60).Draw(t, "packets") {
+		for range rapid.IntRange(1, 30).Draw(t, "packets") {
 			if rapid.IntRange(0, 14).Draw(t, "reconfigure") == 0 {
 				f.reconfigure(t, rapid.IntRange(0, len(f.cfg.Services)-1).Draw(t, "service"))
 			}

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"strings"
@@ -52,6 +53,8 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
+var badLinksConnections = flag.Int("badlinks.connections", 5000, "how many connections TestHuntingOverBadLinks makes")
+
 // TestHuntingOverBadLinks makes connections over the same links to services that hunt. SYNs are
 // repeated and hunt again. Servers' answers are lost. A server that does not get the connection
 // learns of it so late that it answers again. Still, every connection is answered, by the only
@@ -59,7 +62,8 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 func TestHuntingOverBadLinks(t *testing.T) {
 	needs.Cgroup2(t)
 	needs.TUN(t)
-	const connections, atATime = 10_000, 2000
+	const atATime = 2000
+	connections := *badLinksConnections
 	topology := topology()
 	topology.Services = huntingServices(2)[:2] // inserted and encapsulated
 	topology.Services[0].Selection = config.SelectRandom

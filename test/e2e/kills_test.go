@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	killsWanted     = flag.Int("kills.count", 8, "how often TestKillsUnderManyConnections kills a balancer's process")
+	killsWanted     = flag.Int("kills.count", 6, "how often TestKillsUnderManyConnections kills a balancer's process")
 	connectionCount = flag.Int("kills.connections", 4000, "how many connections TestKillsUnderManyConnections keeps open")
 )
 

@@ -84,9 +84,14 @@ var soak = []tier{
 		name:     soakTier,
 		packages: []string{"./test/e2e"},
 		flags: []string{
-			"-count=1", "-timeout=60m", "-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce)$",
+			"-count=1", "-timeout=60m",
+			"-run=^(TestKillsUnderManyConnections|TestServerFailures|TestServersAndABalancerFailAtOnce|" +
+				"TestHuntingOverBadLinks)$",
 		},
-		args: []string{"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure"},
+		args: []string{
+			"-kills.count=20", "-kills.connections=10000", "-failures.table", "-failover.figure",
+			"-badlinks.connections=10000",
+		},
 	},
 	{
 		name:     soakTier,
