@@ -60,8 +60,7 @@ static __always_inline __u32 candidate_at(void *table, __u32 number)
 }
 
 /* A candidate of a bucket's present generation. */
-static __always_inline __u32 candidate_of(const struct service *service, __u32 bucket,
-					  __u32 place)
+static __always_inline __u32 candidate_of(const struct service *service, __u32 bucket, __u32 place)
 {
 	__u32 key = table_number(service);
 	void *table = bpf_map_lookup_elem(&tables, &key);

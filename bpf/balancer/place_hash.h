@@ -9,8 +9,7 @@
 
 /* Chooses the server of a new flow. False when no server takes new flows. */
 static __always_inline bool place_hash_new(const struct flow_key *flow,
-					   const struct service *service,
-					   struct segments *segments)
+					   const struct service *service, struct segments *segments)
 {
 	__u32 bucket = bucket_of(flow, service->rule.buckets);
 	int number = candidate_of(service, bucket, 0);
