@@ -255,7 +255,7 @@ __noinline int list_taking(const struct service *service, __u32 bucket, __u32 wa
 		if (!is_wanted(service, number, LIST_TAKING)) {
 			struct search search = { .bucket = bucket, .wanted = wanted };
 
-			/* Otherwise the rows of this generation are shorter. */
+			/* NO_SERVER behind a server ends a row that is shorter than others. */
 			if (number != NO_SERVER || !i)
 				continue_search(service, &search, segments);
 			return 0;

@@ -50,7 +50,7 @@ struct decided_placement {
 	__u8 pad[2];
 };
 
-/* What is decided about a packet. The steps that it does not reach leave zeros. */
+/* The decision about a packet. Fields of steps that the packet does not reach are 0. */
 struct decision {
 	struct service_rule rule; /* of its service */
 	__u32 service;		  /* the id of its service */

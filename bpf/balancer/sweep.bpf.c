@@ -46,7 +46,7 @@ static __always_inline struct swept_server *swept_server_at(__u32 slot)
 {
 	struct swept_server *servers = &swept_servers_start;
 
-	/* The compiler believes that there is only the first one. */
+	/* Otherwise the compiler assumes that the first server is the only one. */
 	barrier_var(servers);
 	return &servers[slot < swept_slots ? slot : swept_slots];
 }

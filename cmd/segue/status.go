@@ -245,9 +245,10 @@ func interfaceName(name string, index int) string {
 }
 
 func printService(out io.Writer, s *inspect.ServiceState) error {
-	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s, generation %d (%s, %s)%s\n", s.Name, s.Protocol,
-		endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence, count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"),
-		s.Generation, count(int(s.Sets), "set"), s.Digest, describeProbing(s))
+	fmt.Fprintf(out, "\nservice %s: %s %s, %s, placement %s, persistence %s, %s, %s, %s%s\n",
+		s.Name, s.Protocol, endpoint(s), s.Encapsulation, describePlacement(s), s.Persistence,
+		count(int(s.Buckets), "bucket"), count(int(s.Candidates), "candidate"),
+		describeGeneration(s), describeProbing(s))
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
@@ -274,6 +275,12 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// describeGeneration returns the number of a service's generation, how many sets of servers its
+// candidate table contains, and their digest.
+func describeGeneration(s *inspect.ServiceState) string {
+	return fmt.Sprintf("generation %d (%s, %s)", s.Generation, count(int(s.Sets), "set"), s.Digest)
 }
 
 // printWarnings prints the warnings about a service as a whole.
