@@ -40,11 +40,11 @@ packet. "segue agent detach" removes it.`,
 }
 
 func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *slog.Logger) error {
-	cfg, err := config.LoadAgent(file)
+	cfg, warnings, err := config.LoadAgent(file)
 	if err != nil {
 		return err
 	}
-	logWarnings(log, cfg.Warnings())
+	logWarnings(log, warnings)
 	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
 		return err
@@ -64,14 +64,14 @@ func runAgent(ctx context.Context, file string, hangups <-chan os.Signal, log *s
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleAgent), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
-		cfg, err := config.LoadAgent(file)
+		cfg, warnings, err := config.LoadAgent(file)
 		if err != nil {
 			return err
 		}
 		if err := a.Reload(ctx, cfg); err != nil {
 			return err
 		}
-		logWarnings(log, cfg.Warnings())
+		logWarnings(log, warnings)
 		return nil
 	}))
 	group, ctx := errgroup.WithContext(ctx)

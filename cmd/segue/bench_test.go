@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/bench"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -50,7 +50,7 @@ func TestPrintComparison(t *testing.T) {
 	instructions := 310.4
 	known := bench.CaseComparison{
 		CaseName: bench.CaseName{
-			Case: "known-flow", Family: "ipv6", Encapsulation: config.SRv6Insert, Flows: 1000,
+			Case: "known-flow", Family: "ipv6", Encapsulation: desired.SRv6Insert, Flows: 1000,
 		},
 		Old:      bench.BuildCost{Median: 120.31, Instructions: &instructions},
 		New:      bench.BuildCost{Median: 121.52, Instructions: &instructions},
@@ -68,7 +68,7 @@ func TestPrintComparison(t *testing.T) {
 		Old:     version.Build{Version: "v1.2.3", Commit: "c0ffee", Modified: true},
 		New:     version.Build{Version: "(devel)"},
 		Cases:   []bench.CaseComparison{null, known},
-		OnlyOld: []bench.CaseName{{Case: "gone", Family: "ipv4", Encapsulation: config.GRE, Flows: 1}},
+		OnlyOld: []bench.CaseName{{Case: "gone", Family: "ipv4", Encapsulation: desired.GRE, Flows: 1}},
 		OnlyNew: []bench.CaseName{{Case: "signal-create", Family: "ipv6", Flows: 1000}},
 	}); err != nil {
 		t.Fatal(err)

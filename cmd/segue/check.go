@@ -12,6 +12,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/plural"
 	"github.com/segue-lb/segue/internal/runstate"
 )
@@ -59,7 +61,7 @@ func check(cmd *cobra.Command, file, role, against string) error {
 	if err == nil {
 		read, err = parseFor(role, data)
 	}
-	var problems config.Errors
+	var problems field.Errors
 	if errors.As(err, &problems) {
 		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
 		what := strings.TrimSpace(read.kind + " configuration") // kind is empty if the file is not YAML
@@ -90,35 +92,35 @@ func check(cmd *cobra.Command, file, role, against string) error {
 type checkedFile struct {
 	kind     string // balancer or agent
 	content  string // numbers of services and servers
-	warnings config.Errors
-	fixed    []config.Setting
+	warnings field.Errors
+	fixed    []desired.Setting
 }
 
 // parseFor reads a file for the role of a host.
 func parseFor(role string, data []byte) (checkedFile, error) {
 	switch role {
 	case "lb":
-		b, err := config.ParseBalancer(data)
+		b, warnings, err := config.ParseBalancer(data)
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
 		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
-		return checkedFile{string(datapath.RoleBalancer), content, b.Warnings(), b.Fixed()}, nil
+		return checkedFile{string(datapath.RoleBalancer), content, warnings, b.Fixed()}, nil
 	case "agent":
-		a, err := config.ParseAgent(data)
+		a, warnings, err := config.ParseAgent(data)
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleAgent)}, err
 		}
 		content := count(len(a.Services), "service")
-		return checkedFile{string(datapath.RoleAgent), content, a.Warnings(), a.Fixed()}, nil
+		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed()}, nil
 	}
 	return checkedFile{}, fmt.Errorf("--role %q: must be lb or agent", role)
 }
 
 // checkAgainst compares a file with the running configuration of an instance. The error is of type
-// config.Errors if the process would refuse to reload the file.
+// field.Errors if the process would refuse to reload the file.
 func checkAgainst(instance string, file checkedFile) error {
-	if err := config.CheckInstance(instance); err != nil {
+	if err := desired.CheckInstance(instance); err != nil {
 		return fmt.Errorf("--against: %w", err)
 	}
 	process, err := runstate.FindProcess(instance)
@@ -141,7 +143,7 @@ func checkAgainst(instance string, file checkedFile) error {
 		return fmt.Errorf("--against %s: the instance has the role %s, but the file is for the role %s",
 			instance, record.Role, file.kind)
 	}
-	return config.CheckFixed(file.fixed, record.Fixed)
+	return desired.CheckFixed(file.fixed, record.Fixed)
 }
 
 // guessRole returns the role of a file, and a hint for users who meant the other role. If the file
@@ -158,7 +160,7 @@ func guessRole(data []byte) (role, hint string, err error) {
 }
 
 // servers counts the servers of all services. A server in two services counts twice.
-func servers(b *config.Balancer) int {
+func servers(b *desired.Balancer) int {
 	n := 0
 	for _, s := range b.Services {
 		n += len(s.Servers)

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -148,21 +150,21 @@ services:
 	dir := t.TempDir()
 	for _, test := range []struct {
 		role, more string
-		parse      func([]byte) (settings, error)
+		parse      func([]byte) (settings, field.Errors, error)
 		other      string // interface of a file that needs a restart
 		problems   []string
 	}{
-		{"balancer", servers, func(data []byte) (settings, error) { return config.ParseBalancer(data) },
+		{"balancer", servers, func(data []byte) (settings, field.Errors, error) { return config.ParseBalancer(data) },
 			"eth1, seed: 7", []string{
 				`node.interface "eth1": a change from "eth0" needs a restart`,
 				`node.seed "7": a change from "0" needs a restart`,
 			}},
-		{"agent", "", func(data []byte) (settings, error) { return config.ParseAgent(data) },
+		{"agent", "", func(data []byte) (settings, field.Errors, error) { return config.ParseAgent(data) },
 			"eth1", []string{`node.interface "eth1": a change from "eth0" needs a restart`}},
 	} {
 		instance := fmt.Sprintf("check-%s-%d", test.role, os.Getpid())
 		running := fmt.Sprintf(files, instance, test.more)
-		cfg, err := test.parse([]byte(running))
+		cfg, _, err := test.parse([]byte(running))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,4 +217,4 @@ services:
 }
 
 // settings are a configuration.
-type settings interface{ Fixed() []config.Setting }
+type settings interface{ Fixed() []desired.Setting }

@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/daemon"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -40,7 +40,7 @@ func lockInstance(name string) (*os.File, error) {
 }
 
 // logWarnings logs the warnings about a configuration.
-func logWarnings(log *slog.Logger, warnings config.Errors) {
+func logWarnings(log *slog.Logger, warnings field.Errors) {
 	for _, warning := range warnings {
 		log.Warn("configuration", "warning", warning)
 	}

@@ -45,11 +45,11 @@ a packet. "segue lb detach" removes it.`,
 }
 
 func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog.Logger) error {
-	cfg, err := config.LoadBalancer(file)
+	cfg, warnings, err := config.LoadBalancer(file)
 	if err != nil {
 		return err
 	}
-	logWarnings(log, cfg.Warnings())
+	logWarnings(log, warnings)
 	lock, err := lockInstance(cfg.Node.Instance)
 	if err != nil {
 		return err
@@ -74,14 +74,14 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
 	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
-		cfg, err := config.LoadBalancer(file)
+		cfg, warnings, err := config.LoadBalancer(file)
 		if err != nil {
 			return err
 		}
 		if err := b.Reload(ctx, cfg); err != nil {
 			return err
 		}
-		logWarnings(log, cfg.Warnings())
+		logWarnings(log, warnings)
 		return nil
 	}))
 	group, ctx := errgroup.WithContext(ctx)

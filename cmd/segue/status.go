@@ -19,8 +19,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -252,7 +252,7 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 	printWarnings(out, s)
 	header := []string{"server", "address", "condition", "share", "next hop", "new", "established", "closing",
 		"packets/s", "bits/s", "new flows/s"}
-	if s.Placement == config.PlacementHunt {
+	if s.Placement == desired.PlacementHunt {
 		header = append(header, "half-open", "offered", "created", "removed", "resets")
 	}
 	table := newTable(out)
@@ -325,7 +325,7 @@ func describePlacement(s *inspect.ServiceState) string {
 }
 
 func endpoint(s *inspect.ServiceState) string {
-	if config.Port(s.Port) == config.AllPorts {
+	if s.Port == 0 {
 		return s.VIP.String() + " all ports"
 	}
 	return netip.AddrPortFrom(s.VIP, s.Port).String()

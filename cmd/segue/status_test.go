@@ -13,8 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -45,16 +45,16 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 			FlowTable: inspect.FlowTable{Capacity: 1024, HalfOpen: 3, Flows: dataplane.FlowCounts{New: 1, Established: 41, Closing: 2}},
 			Services: append(troubledServices(), []*inspect.ServiceState{
 				{
-					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP, Placement: config.PlacementHash,
-					Persistence: config.PersistenceTable, Encapsulation: config.GRE, Ignored: none,
+					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP, Placement: desired.PlacementHash,
+					Persistence: desired.PersistenceTable, Encapsulation: desired.GRE, Ignored: none,
 					Servers: []*inspect.ServerState{
 						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: inspect.ServerDrained, Causes: unresolved},
 					},
 				},
 				{
-					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: config.TCP,
-					Placement: config.PlacementHunt, Selection: config.SelectConsistent, Persistence: config.PersistenceTable,
-					Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 2, Generation: 3, Sets: 3, Digest: "00c0ffee", TakesFlows: true, Ignored: none,
+					Name: "hunt", VIP: netip.MustParseAddr("2001:db8:80::2"), Port: 80, Protocol: desired.TCP,
+					Placement: desired.PlacementHunt, Selection: desired.SelectConsistent, Persistence: desired.PersistenceTable,
+					Encapsulation: desired.SRv6Encap, Buckets: 65537, Candidates: 2, Generation: 3, Sets: 3, Digest: "00c0ffee", TakesFlows: true, Ignored: none,
 					Servers: []*inspect.ServerState{{
 						Name: "h1", Slot: 4, Address: "fd00:5:0:3::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1,
 						NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:03", Ifindex: 2, Interface: "eth0", MTU: 1500},
@@ -62,8 +62,8 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 					}},
 				},
 				{
-					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
-					Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert,
+					Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP,
+					Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert,
 					Buckets: 65537, Candidates: 3, Generation: 1, Sets: 1, Digest: "12345678", TakesFlows: true, Ignored: none,
 					Servers: []*inspect.ServerState{
 						{
@@ -101,8 +101,8 @@ func troubledServices() []*inspect.ServiceState {
 	service := func(name string, port uint16, ignored []inspect.Condition, server inspect.ServerState) *inspect.ServiceState {
 		server.Share, server.Causes = 1, ignored
 		return &inspect.ServiceState{
-			Name: name, VIP: netip.MustParseAddr("2001:db8:80::3"), Port: port, Protocol: config.TCP, Placement: config.PlacementHash,
-			Persistence: config.PersistenceTable, Encapsulation: config.SRv6Encap, Buckets: 65537, Candidates: 3,
+			Name: name, VIP: netip.MustParseAddr("2001:db8:80::3"), Port: port, Protocol: desired.TCP, Placement: desired.PlacementHash,
+			Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Encap, Buckets: 65537, Candidates: 3,
 			Generation: 2, Sets: 2, Digest: "87654321", TakesFlows: true, Ignored: ignored, Servers: []*inspect.ServerState{&server},
 		}
 	}
@@ -154,16 +154,16 @@ func someAgent() (before, after *agent.Snapshot) {
 				Reasons:  []datapath.ReasonCount{{Reason: "deliver_srv6_insert", Packets: accepted, Bytes: 1000 * accepted}},
 			},
 			Services: []*agent.ServiceState{
-				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: config.UDP},
-				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP, Accept: &agent.AcceptState{
-					Policy: config.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
+				{Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP},
+				{Name: "dynamic", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP, Accept: &agent.AcceptState{
+					Policy: desired.AcceptDynamic, Source: "shared-memory", Load: &agent.Load{Busy: 2, Capacity: &four}, Threshold: &three,
 					Offered: accepted + 8, Offers: offers(accepted, 1, 4, 0, 3)}},
-				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: config.TCP, Accept: &agent.AcceptState{
-					Policy: config.AcceptNever, Offered: 6, Offers: offers(0, 0, 2, 3, 1)}},
-				{Name: "stale", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 82, Protocol: config.TCP, Accept: &agent.AcceptState{
-					Policy: config.AcceptStatic, Source: "connections", Stale: true, Threshold: &two, Offers: offers(0, 0, 0, 0, 0)}},
-				{Name: "unbounded", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 83, Protocol: config.TCP, Accept: &agent.AcceptState{
-					Policy: config.AcceptStatic, Source: "connections", Load: &agent.Load{Busy: 7}, Threshold: &two,
+				{Name: "never", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 81, Protocol: desired.TCP, Accept: &agent.AcceptState{
+					Policy: desired.AcceptNever, Offered: 6, Offers: offers(0, 0, 2, 3, 1)}},
+				{Name: "stale", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 82, Protocol: desired.TCP, Accept: &agent.AcceptState{
+					Policy: desired.AcceptStatic, Source: "connections", Stale: true, Threshold: &two, Offers: offers(0, 0, 0, 0, 0)}},
+				{Name: "unbounded", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 83, Protocol: desired.TCP, Accept: &agent.AcceptState{
+					Policy: desired.AcceptStatic, Source: "connections", Load: &agent.Load{Busy: 7}, Threshold: &two,
 					Offers: offers(0, 0, 0, 0, 0)}},
 			},
 			Signals: map[string]uint64{"create": 5, "remove": 4, "too_long": 1, "failed": 0},

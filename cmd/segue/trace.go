@@ -12,8 +12,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // traceOptions are the flags of segue trace.
@@ -91,7 +91,7 @@ func (o *traceOptions) check(cmd *cobra.Command, flow dataplane.Flow) error {
 		return err
 	case o.kind != "auto" && o.kind != "syn" && o.kind != "later":
 		return fmt.Errorf("--packet %q: must be auto, syn or later", o.kind)
-	case o.kind != "auto" && flow.Protocol != config.TCP:
+	case o.kind != "auto" && flow.Protocol != desired.TCP:
 		return fmt.Errorf("--packet %s: not possible for a udp flow", o.kind)
 	case cmd.Flags().Changed("next") && !isIPv6(o.next):
 		return fmt.Errorf("--next %q: must be an IPv6 address", o.next)
@@ -129,8 +129,8 @@ func (o *traceOptions) choose(cmd *cobra.Command) (datapath.Instance, error) {
 }
 
 func parseFlow(protocol, source, destination string) (flow dataplane.Flow, err error) {
-	flow.Protocol = config.Protocol(protocol)
-	if flow.Protocol != config.TCP && flow.Protocol != config.UDP {
+	flow.Protocol = desired.Protocol(protocol)
+	if flow.Protocol != desired.TCP && flow.Protocol != desired.UDP {
 		return flow, fmt.Errorf("protocol %q: must be tcp or udp", protocol)
 	}
 	for _, end := range []struct {
@@ -156,7 +156,7 @@ func newPacket(flow dataplane.Flow, length int) (inspect.Packet, error) {
 	if flow.Source.Addr().Is4() {
 		shortest = 20
 	}
-	if flow.Protocol == config.TCP {
+	if flow.Protocol == desired.TCP {
 		shortest += 20
 	} else {
 		shortest += 8
@@ -210,7 +210,7 @@ func trace(instance string, packet inspect.Packet, kind string) (*inspect.Trace,
 	defer view.Close()
 	packet.Opens = kind == "syn"
 	t, err := view.Trace(packet)
-	if err != nil || kind != "auto" || packet.Flow.Protocol != config.TCP || t.Known != nil {
+	if err != nil || kind != "auto" || packet.Flow.Protocol != desired.TCP || t.Known != nil {
 		return t, err
 	}
 	packet.Opens = true
@@ -275,7 +275,7 @@ func describePacket(t *inspect.Trace) string {
 	switch {
 	case t.Opens:
 		kind = "tcp SYN"
-	case t.Flow.Protocol == config.TCP:
+	case t.Flow.Protocol == desired.TCP:
 		kind = "tcp, not a SYN"
 	}
 	return fmt.Sprintf("%s -> %s, %s, %d bytes", t.Flow.Source, t.Flow.Destination, kind, t.Length)

@@ -9,18 +9,18 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 var someFlow = dataplane.Flow{
-	Protocol:    config.TCP,
+	Protocol:    desired.TCP,
 	Source:      netip.MustParseAddrPort("[2001:db8:c::2]:40000"),
 	Destination: netip.MustParseAddrPort("[2001:db8:80::1]:80"),
 }
 
 func TestPrintTrace(t *testing.T) {
 	insert := &inspect.TracedEncapsulation{
-		Kind: config.SRv6Insert, Added: 56, MaxLength: 1444, Source: someFlow.Source.Addr(),
+		Kind: desired.SRv6Insert, Added: 56, MaxLength: 1444, Source: someFlow.Source.Addr(),
 		Destination: netip.MustParseAddr("fd00:5:0:2:5::"),
 		Segments: []netip.Addr{netip.MustParseAddr("fd00:6c:0:1::"), netip.MustParseAddr("fd00:5:0:2:5::"),
 			someFlow.Destination.Addr()},
@@ -39,7 +39,7 @@ func TestPrintTrace(t *testing.T) {
 				Causes: []inspect.Condition{inspect.ServerFailing, inspect.ServerSilent}},
 			Known: &inspect.TracedEntry{Server: "s2", State: "established", Idle: 12.88}, Reason: "forward_known"},
 		"left": {Opens: true, Service: service, Placement: placement, Server: server,
-			Encapsulation: &inspect.TracedEncapsulation{Kind: config.GRE, Added: 24,
+			Encapsulation: &inspect.TracedEncapsulation{Kind: desired.GRE, Added: 24,
 				Source: netip.MustParseAddr("192.0.2.10"), Destination: netip.MustParseAddr("192.0.2.53")},
 			Known:  &inspect.TracedEntry{Server: "s1", State: "closing", Idle: 8.192, Left: "a new connection takes the place of one that is over"},
 			Reason: "drop_no_next_hop"},

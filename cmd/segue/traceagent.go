@@ -20,14 +20,14 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // agentTrace shows what an agent has of a connection.
 func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOptions) error {
-	if flow.Protocol != config.TCP {
+	if flow.Protocol != desired.TCP {
 		return fmt.Errorf("protocol %s: agents trace tcp connections only", flow.Protocol)
 	}
 	view, err := agent.OpenView(instance)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // traceOf is an agent's trace of someFlow. A new connection is answered as said, unless it must be taken; whether the
@@ -25,7 +25,7 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	busy, capacity, threshold := uint32(12), uint32(16), uint32(8)
 	t := &agent.Trace{
 		Instance: instance, Client: someFlow.Source, VIP: someFlow.Destination, Served: true, Service: "web",
-		Accept: &agent.AcceptState{Policy: config.AcceptStatic, Source: "shared-memory", Threshold: &threshold,
+		Accept: &agent.AcceptState{Policy: desired.AcceptStatic, Source: "shared-memory", Threshold: &threshold,
 			Load: &agent.Load{Busy: busy, Capacity: &capacity}, Offered: 9, Offers: map[string]uint64{"accepted": 9}},
 		Flow: agent.TracedFlow{State: "listen"}, Socket: "listening",
 		Answers: []agent.Answer{

@@ -9,52 +9,52 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/accept"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/load"
 )
 
 // acceptPolicies and loadSources map the words of a configuration file to the numbers of the data
 // path.
 var (
-	acceptPolicies = map[config.AcceptPolicy]agentAcceptPolicy{
-		config.AcceptAlways:  agentAcceptPolicyACCEPT_ALWAYS,
-		config.AcceptNever:   agentAcceptPolicyACCEPT_NEVER,
-		config.AcceptStatic:  agentAcceptPolicyACCEPT_STATIC,
-		config.AcceptDynamic: agentAcceptPolicyACCEPT_DYNAMIC,
+	acceptPolicies = map[desired.AcceptPolicy]agentAcceptPolicy{
+		desired.AcceptAlways:  agentAcceptPolicyACCEPT_ALWAYS,
+		desired.AcceptNever:   agentAcceptPolicyACCEPT_NEVER,
+		desired.AcceptStatic:  agentAcceptPolicyACCEPT_STATIC,
+		desired.AcceptDynamic: agentAcceptPolicyACCEPT_DYNAMIC,
 	}
-	loadSources = map[config.LoadSource]agentLoadSource{
-		config.LoadConnections:  agentLoadSourceLOAD_CONNECTIONS,
-		config.LoadAcceptQueue:  agentLoadSourceLOAD_ACCEPT_QUEUE,
-		config.LoadApache:       agentLoadSourceLOAD_APACHE_SCOREBOARD,
-		config.LoadCgroup:       agentLoadSourceLOAD_CGROUP,
-		config.LoadSharedMemory: agentLoadSourceLOAD_SHARED_MEMORY,
+	loadSources = map[desired.LoadSource]agentLoadSource{
+		desired.LoadConnections:  agentLoadSourceLOAD_CONNECTIONS,
+		desired.LoadAcceptQueue:  agentLoadSourceLOAD_ACCEPT_QUEUE,
+		desired.LoadApache:       agentLoadSourceLOAD_APACHE_SCOREBOARD,
+		desired.LoadCgroup:       agentLoadSourceLOAD_CGROUP,
+		desired.LoadSharedMemory: agentLoadSourceLOAD_SHARED_MEMORY,
 	}
 )
 
 // newAcceptance returns the accept policy of a service in the form of the data path, with its
 // initial threshold.
-func newAcceptance(s config.AgentService) agentAcceptance {
+func newAcceptance(s desired.AgentService) agentAcceptance {
 	a := agentAcceptance{
 		Policy:   uint8(acceptPolicies[s.Accept.Policy]),
 		Source:   uint8(loadSources[s.Load.Kind]),
 		Capacity: accept.NoCapacity,
 	}
 	switch s.Accept.Policy {
-	case config.AcceptStatic:
+	case desired.AcceptStatic:
 		a.Initial = *s.Accept.Threshold
-	case config.AcceptDynamic:
+	case desired.AcceptDynamic:
 		a.Initial, a.Window = *s.Accept.Initial, s.Accept.Window
 		a.Few, a.Many = accept.Bounds(s.Accept.Window, *s.Accept.Epsilon)
 	}
 	a.Threshold = a.Initial
-	if s.Load.Kind == config.LoadConnections && s.Load.Workers != 0 {
+	if s.Load.Kind == desired.LoadConnections && s.Load.Workers != 0 {
 		a.Capacity = s.Load.Workers
 	}
 	if interval := intervals[s.Load.Kind]; interval != 0 {
 		a.StaleAfter = uint64(load.StaleAfter(interval))
 	}
-	if s.NotLocal == config.NotLocalReset {
+	if s.NotLocal == desired.NotLocalReset {
 		a.Reset = 1
 	}
 	return a

@@ -18,12 +18,13 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Agent is a running agent. The goroutine in Run owns everything but the exported methods.
 type Agent struct {
 	log     *slog.Logger
-	cfg     *config.Agent
+	cfg     *desired.Agent
 	keys    config.SignalKeys
 	kernel  *kernel
 	link    iface
@@ -43,13 +44,13 @@ type iface struct {
 
 // reload is a request to apply a new configuration. The result is sent to the channel.
 type reload struct {
-	cfg    *config.Agent
+	cfg    *desired.Agent
 	result chan<- error
 }
 
 // New loads the data path. Until Run is called, the agent processes no packets and changes nothing
 // on the host.
-func New(cfg *config.Agent, log *slog.Logger) (*Agent, error) {
+func New(cfg *desired.Agent, log *slog.Logger) (*Agent, error) {
 	k, err := openKernel(&cfg.Node, log)
 	if err != nil {
 		return nil, err
@@ -78,7 +79,7 @@ func (a *Agent) Ready() <-chan struct{} {
 
 // Reload applies another configuration to a running agent. On an error the agent keeps the previous
 // configuration.
-func (a *Agent) Reload(ctx context.Context, cfg *config.Agent) error {
+func (a *Agent) Reload(ctx context.Context, cfg *desired.Agent) error {
 	result := make(chan error, 1)
 	select {
 	case a.reloads <- reload{cfg, result}:
@@ -222,7 +223,7 @@ func (a *Agent) attach() (attached datapath.Attached, err error) {
 
 // mtu returns the size, in bytes, of the longest packet on the path from the balancers to this
 // host.
-func (a *Agent) mtu(cfg *config.Agent) int {
+func (a *Agent) mtu(cfg *desired.Agent) int {
 	if cfg.Node.MTU != 0 {
 		return cfg.Node.MTU
 	}
@@ -231,7 +232,7 @@ func (a *Agent) mtu(cfg *config.Agent) int {
 
 // tableContent returns the tables that a configuration asks for. Signals are no longer than the
 // interface's MTU.
-func (a *Agent) tableContent(cfg *config.Agent) *tableContent {
+func (a *Agent) tableContent(cfg *desired.Agent) *tableContent {
 	c := newTableContent(cfg, a.mtu(cfg))
 	for vip := range a.absent {
 		if _, ok := c.vips[vip.As16()]; ok {
@@ -245,7 +246,7 @@ func (a *Agent) tableContent(cfg *config.Agent) *tableContent {
 // fill changes the host and the data path to match the configuration. It adds new objects before a
 // packet can need them, and removes old ones when no packet can need them any more. keys are the
 // keys in the configuration's signal key file.
-func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.SignalKeys) error {
+func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys config.SignalKeys) error {
 	want := a.tableContent(cfg)
 	if err := a.kernel.assigned.assign(t, want.assigned); err != nil {
 		return err
@@ -263,14 +264,14 @@ func (a *Agent) fill(t *datapath.Takeover, cfg *config.Agent, keys config.Signal
 }
 
 // apply runs fill in a running agent.
-func (a *Agent) apply(cfg *config.Agent, keys config.SignalKeys) error {
+func (a *Agent) apply(cfg *desired.Agent, keys config.SignalKeys) error {
 	return datapath.TakeOver(a.log, func(t *datapath.Takeover) error {
 		return a.fill(t, cfg, keys)
 	})
 }
 
 // reload applies another configuration. If a step fails, reload restores the running configuration.
-func (a *Agent) reload(cfg *config.Agent) error {
+func (a *Agent) reload(cfg *desired.Agent) error {
 	if err := cfg.ReloadableFrom(a.cfg); err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -56,17 +56,17 @@ func uncommon(client, vip netip.AddrPort) map[string][]byte {
 }
 
 func deliveries() []packetCase {
-	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.Payload([]byte("hello")))
+	insert := to(client6, vip6, srv6Encap(desired.SRv6Insert, sid), packet.Payload([]byte("hello")))
 	cases := []packetCase{
 		{"insert", insert, "deliver_srv6_insert", nil},
-		{"insert, two servers", to(client6, vip6, srv6Encap(config.SRv6Insert, sid, nextSID)), "deliver_srv6_insert", nil},
-		{"insert, eight servers", to(client6, vip6, srv6Encap(config.SRv6Insert, sid, sid, sid, sid, sid, sid, sid, nextSID)),
+		{"insert, two servers", to(client6, vip6, srv6Encap(desired.SRv6Insert, sid, nextSID)), "deliver_srv6_insert", nil},
+		{"insert, eight servers", to(client6, vip6, srv6Encap(desired.SRv6Insert, sid, sid, sid, sid, sid, sid, sid, nextSID)),
 			"deliver_srv6_insert", nil},
-		{"insert, behind 8 bytes of options", to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.HopByHop(8)),
+		{"insert, behind 8 bytes of options", to(client6, vip6, srv6Encap(desired.SRv6Insert, sid), packet.HopByHop(8)),
 			"deliver_srv6_insert", nil},
-		{"insert, behind 1200 bytes of options", to(client6, vip6, srv6Encap(config.SRv6Insert, sid, nextSID), packet.HopByHop(1200)),
+		{"insert, behind 1200 bytes of options", to(client6, vip6, srv6Encap(desired.SRv6Insert, sid, nextSID), packet.HopByHop(1200)),
 			"deliver_srv6_insert", nil},
-		{"insert, before options", to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.DestinationOptions(16)),
+		{"insert, before options", to(client6, vip6, srv6Encap(desired.SRv6Insert, sid), packet.DestinationOptions(16)),
 			"deliver_srv6_insert", nil},
 		{"insert, TLV", withTLV(), "deliver_srv6_insert", nil},
 		{"insert, Ethernet padding", packet.Pad(insert, 1, 2, 3), "deliver_srv6_insert", nil},
@@ -76,7 +76,7 @@ func deliveries() []packetCase {
 		{"insert, before GRE", set(insert, srhAt, 47), "deliver_srv6_insert", nil},
 	}
 	for name, frame := range uncommon(client6, vip6) {
-		cases = append(cases, packetCase{"insert, " + name, wrap(frame, srv6Encap(config.SRv6Insert, sid)), "deliver_srv6_insert", nil})
+		cases = append(cases, packetCase{"insert, " + name, wrap(frame, srv6Encap(desired.SRv6Insert, sid)), "deliver_srv6_insert", nil})
 	}
 	for _, inner := range []struct {
 		name     string
@@ -87,12 +87,12 @@ func deliveries() []packetCase {
 			e      packet.Encap
 			reason string
 		}{
-			{"srv6-encap", srv6Encap(config.SRv6Encap, sid), "deliver_srv6_encap"},
-			{"srv6-encap, two servers", srv6Encap(config.SRv6Encap, sid, nextSID), "deliver_srv6_encap"},
-			{"gre over IPv4", tunnel(config.GRE, tunnel4), "deliver_gre"},
-			{"gre over IPv6", tunnel(config.GRE, tunnel6), "deliver_gre"},
-			{"ipip over IPv4", tunnel(config.IPIP, tunnel4), "deliver_ipip"},
-			{"ipip over IPv6", tunnel(config.IPIP, tunnel6), "deliver_ipip"},
+			{"srv6-encap", srv6Encap(desired.SRv6Encap, sid), "deliver_srv6_encap"},
+			{"srv6-encap, two servers", srv6Encap(desired.SRv6Encap, sid, nextSID), "deliver_srv6_encap"},
+			{"gre over IPv4", tunnel(desired.GRE, tunnel4), "deliver_gre"},
+			{"gre over IPv6", tunnel(desired.GRE, tunnel6), "deliver_gre"},
+			{"ipip over IPv4", tunnel(desired.IPIP, tunnel4), "deliver_ipip"},
+			{"ipip over IPv6", tunnel(desired.IPIP, tunnel6), "deliver_ipip"},
 		} {
 			frame := to(inner.src, inner.dst, outer.e, packet.TrafficClass(0xb8), packet.Payload([]byte("hello")))
 			cases = append(cases, packetCase{inner.name + " in " + outer.name, frame, outer.reason, nil})
@@ -110,7 +110,7 @@ func deliveries() []packetCase {
 
 // asks returns a client's packet to this server, with a function about its flow, and with the next
 // server if there is one.
-func asks(kind config.Encapsulation, function uint16, frame []byte, next ...netip.Addr) []byte {
+func asks(kind desired.Encapsulation, function uint16, frame []byte, next ...netip.Addr) []byte {
 	return wrap(frame, srv6Encap(kind, append([]netip.Addr{sidOf(sid, function)}, next...)...))
 }
 
@@ -118,28 +118,28 @@ func asks(kind config.Encapsulation, function uint16, frame []byte, next ...neti
 func taken() []packetCase {
 	syn4, syn6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6)
 	return []packetCase{
-		{"connect-force", asks(config.SRv6Insert, connectForce, syn6), "deliver_srv6_insert", nil},
-		{"connect-force of two", asks(config.SRv6Encap, connectForce, syn4, nextSID), "deliver_srv6_encap", nil},
-		{"connect-avail at the last", asks(config.SRv6Encap, connectAvail, syn6), "deliver_srv6_encap", nil},
-		{"connect-force, behind options", asks(config.SRv6Insert, connectForce, packet.TCP(client6, vip6, packet.DestinationOptions(16))),
+		{"connect-force", asks(desired.SRv6Insert, connectForce, syn6), "deliver_srv6_insert", nil},
+		{"connect-force of two", asks(desired.SRv6Encap, connectForce, syn4, nextSID), "deliver_srv6_encap", nil},
+		{"connect-avail at the last", asks(desired.SRv6Encap, connectAvail, syn6), "deliver_srv6_encap", nil},
+		{"connect-force, behind options", asks(desired.SRv6Insert, connectForce, packet.TCP(client6, vip6, packet.DestinationOptions(16))),
 			"deliver_srv6_insert", nil},
-		{"ack-stickiness", asks(config.SRv6Insert, ackStickiness, syn6), "deliver_srv6_insert", nil},
-		{"ack-stickiness, UDP", asks(config.SRv6Encap, ackStickiness, packet.UDP(client4, vip4)), "deliver_srv6_encap", nil},
-		{"recover-stickiness at the last, to be reset", asks(config.SRv6Insert, recoverStickiness, syn6), "deliver_not_local", nil},
+		{"ack-stickiness", asks(desired.SRv6Insert, ackStickiness, syn6), "deliver_srv6_insert", nil},
+		{"ack-stickiness, UDP", asks(desired.SRv6Encap, ackStickiness, packet.UDP(client4, vip4)), "deliver_srv6_encap", nil},
+		{"recover-stickiness at the last, to be reset", asks(desired.SRv6Insert, recoverStickiness, syn6), "deliver_not_local", nil},
 	}
 }
 
 func passes() []packetCase {
-	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid))
-	gre4, gre6 := to(client4, vip4, tunnel(config.GRE, tunnel4)), to(client6, vip6, tunnel(config.GRE, tunnel6))
-	ipip4, ipip6 := to(client4, vip4, tunnel(config.IPIP, tunnel4)), to(client6, vip6, tunnel(config.IPIP, tunnel6))
+	insert := to(client6, vip6, srv6Encap(desired.SRv6Insert, sid))
+	gre4, gre6 := to(client4, vip4, tunnel(desired.GRE, tunnel4)), to(client6, vip6, tunnel(desired.GRE, tunnel6))
+	ipip4, ipip6 := to(client4, vip4, tunnel(desired.IPIP, tunnel4)), to(client6, vip6, tunnel(desired.IPIP, tunnel6))
 	plain4 := packet.TCP(client4, vip4, packet.Ethernet(packet.MAC{2}, hostMAC))
 	plain6 := packet.TCP(client6, vip6, packet.Ethernet(packet.MAC{2}, hostMAC))
 	return []packetCase{
 		{"other MAC address", packet.SetMACs(insert, packet.MAC{2}, packet.MAC{2, 9}), "pass_not_for_host", nil},
 		{"broadcast", packet.SetMACs(insert, packet.MAC{2}, packet.MAC{255, 255, 255, 255, 255, 255}), "pass_not_for_host", nil},
 		{"ARP", packet.SetByte(packet.SetByte(insert, 12, 8), 13, 6), "pass_not_ip", nil},
-		{"VLAN", wrap(packet.TCP(client6, vip6, packet.VLAN(7)), srv6Encap(config.SRv6Insert, sid)), "pass_not_ip", nil},
+		{"VLAN", wrap(packet.TCP(client6, vip6, packet.VLAN(7)), srv6Encap(desired.SRv6Insert, sid)), "pass_not_ip", nil},
 		{"plain IPv4 to the VIP", plain4, "pass_not_for_agent", nil},
 		{"plain IPv6 to the VIP", plain6, "pass_not_for_agent", nil},
 		{"plain IPv4 to the tunnel's address", packet.TCP(client4, netip.AddrPortFrom(tunnel4, 22),
@@ -160,8 +160,8 @@ func passes() []packetCase {
 		{"gre version 1", set(gre4, 21, 1), "pass_gre", nil},
 		{"gre with Ethernet", set(gre6, 42, 0x65, 0x58), "pass_gre", nil},
 		{"gre header cut short", cut(gre6, 43), "pass_gre", nil},
-		{"gre to another VIP", to(client4, other4, tunnel(config.GRE, tunnel6)), "pass_other_tunnel", nil},
-		{"ipip to another VIP", to(client6, other6, tunnel(config.IPIP, tunnel4)), "pass_other_tunnel", nil},
+		{"gre to another VIP", to(client4, other4, tunnel(desired.GRE, tunnel6)), "pass_other_tunnel", nil},
+		{"ipip to another VIP", to(client6, other6, tunnel(desired.IPIP, tunnel4)), "pass_other_tunnel", nil},
 		{"gre to the mapped form of an IPv4 address", mapped(gre6, 24, tunnel4), "pass_not_for_agent", nil},
 		{"ipip to the mapped form of an IPv4 VIP", mapped(ipip6, 40+24, vip4.Addr()), "pass_other_tunnel", nil},
 		{"ipip, inner version", set(ipip6, 40, 0x50), "pass_other_tunnel", nil},
@@ -170,27 +170,27 @@ func passes() []packetCase {
 }
 
 func drops() []packetCase {
-	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid))
-	two := to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID))
-	encap4, encap6 := to(client4, vip4, srv6Encap(config.SRv6Encap, sid)), to(client6, vip6, srv6Encap(config.SRv6Encap, sid))
-	encapTwo := to(client4, other4, srv6Encap(config.SRv6Encap, sid, nextSID))
-	options := to(client6, vip6, srv6Encap(config.SRv6Insert, sid), packet.HopByHop(8))
-	ipip4 := to(client4, vip4, tunnel(config.IPIP, tunnel4))
+	insert := to(client6, vip6, srv6Encap(desired.SRv6Insert, sid))
+	two := to(client6, other6, srv6Encap(desired.SRv6Insert, sid, nextSID))
+	encap4, encap6 := to(client4, vip4, srv6Encap(desired.SRv6Encap, sid)), to(client6, vip6, srv6Encap(desired.SRv6Encap, sid))
+	encapTwo := to(client4, other4, srv6Encap(desired.SRv6Encap, sid, nextSID))
+	options := to(client6, vip6, srv6Encap(desired.SRv6Insert, sid), packet.HopByHop(8))
+	ipip4 := to(client4, vip4, tunnel(desired.IPIP, tunnel4))
 	bare := packet.TCP(client6, netip.AddrPortFrom(sid, 80), packet.Ethernet(packet.MAC{2}, hostMAC))
 	syn4, syn6, few4, few6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6), uncommon(client4, vip4), uncommon(client6, vip6)
 	return []packetCase{
-		{"recover-stickiness at the last", asks(config.SRv6Encap, recoverStickiness, syn4), "drop_not_local", nil},
-		{"steer at the last, ICMP error", asks(config.SRv6Encap, steer, few4["ICMP error"]), "drop_not_local", nil},
+		{"recover-stickiness at the last", asks(desired.SRv6Encap, recoverStickiness, syn4), "drop_not_local", nil},
+		{"steer at the last, ICMP error", asks(desired.SRv6Encap, steer, few4["ICMP error"]), "drop_not_local", nil},
 		{"steer at the last, ICMP error, where others are reset",
-			asks(config.SRv6Insert, steer, few6["ICMP error"]), "drop_not_local", nil},
-		{"steer at the last, later fragment", asks(config.SRv6Encap, steer, few4["last fragment"]), "drop_not_local", nil},
-		{"recover-stickiness of a stranger", set(asks(config.SRv6Encap, recoverStickiness, syn4), 8+3, 0x6d), "drop_sender", nil},
-		{"steer of a stranger, later fragment", set(asks(config.SRv6Encap, steer, few4["last fragment"]), 8+3, 0x6d), "drop_sender", nil},
-		{"connect-force of a stranger", set(asks(config.SRv6Insert, connectForce, syn6), srhAt+8+2*16+3, 0x6d), "drop_sender", nil},
-		{"connect-avail, UDP", asks(config.SRv6Insert, connectAvail, packet.UDP(client6, vip6)), "drop_transport", nil},
-		{"recover-stickiness, ICMP error", asks(config.SRv6Insert, recoverStickiness, few6["ICMP error"]), "drop_transport", nil},
-		{"refused with hop limit 1", packet.SetHopLimit(asks(config.SRv6Insert, connectAvail, syn6, nextSID), 1), "drop_hop_limit", nil},
-		{"connect-force without a balancer", set(asks(config.SRv6Insert, connectForce, syn6), srhSegmentsLeft, 2),
+			asks(desired.SRv6Insert, steer, few6["ICMP error"]), "drop_not_local", nil},
+		{"steer at the last, later fragment", asks(desired.SRv6Encap, steer, few4["last fragment"]), "drop_not_local", nil},
+		{"recover-stickiness of a stranger", set(asks(desired.SRv6Encap, recoverStickiness, syn4), 8+3, 0x6d), "drop_sender", nil},
+		{"steer of a stranger, later fragment", set(asks(desired.SRv6Encap, steer, few4["last fragment"]), 8+3, 0x6d), "drop_sender", nil},
+		{"connect-force of a stranger", set(asks(desired.SRv6Insert, connectForce, syn6), srhAt+8+2*16+3, 0x6d), "drop_sender", nil},
+		{"connect-avail, UDP", asks(desired.SRv6Insert, connectAvail, packet.UDP(client6, vip6)), "drop_transport", nil},
+		{"recover-stickiness, ICMP error", asks(desired.SRv6Insert, recoverStickiness, few6["ICMP error"]), "drop_transport", nil},
+		{"refused with hop limit 1", packet.SetHopLimit(asks(desired.SRv6Insert, connectAvail, syn6, nextSID), 1), "drop_hop_limit", nil},
+		{"connect-force without a balancer", set(asks(desired.SRv6Insert, connectForce, syn6), srhSegmentsLeft, 2),
 			"drop_srh_segments_left", nil},
 		{"version", set(insert, 0, 0x50), "drop_ip_header", nil},
 		{"longer than the frame", shorten(insert, 1), "drop_ip_header", nil},
@@ -219,36 +219,36 @@ func drops() []packetCase {
 		{"inner IPv6 header cut short", cut(encap6, 40+39), "drop_inner_header", nil},
 		{"inner IPv6 longer than the outer", cut(encap6, 40+59), "drop_inner_header", nil},
 		{"ipip, inner longer than the outer", set(ipip4, 20+2, 0xff), "drop_inner_header", nil},
-		{"insert, another VIP", to(client6, other6, srv6Encap(config.SRv6Insert, sid)), "drop_not_served", nil},
+		{"insert, another VIP", to(client6, other6, srv6Encap(desired.SRv6Insert, sid)), "drop_not_served", nil},
 		{"insert, the mapped form of an IPv4 VIP", mapped(insert, srhAt+8, vip4.Addr()), "drop_not_served", nil},
 		{"encap, the mapped form of an IPv4 VIP", mapped(encap6, 40+24, vip4.Addr()), "drop_not_served", nil},
-		{"encap, another VIP", to(client6, other6, srv6Encap(config.SRv6Encap, sid)), "drop_not_served", nil},
+		{"encap, another VIP", to(client6, other6, srv6Encap(desired.SRv6Encap, sid)), "drop_not_served", nil},
 		{"encap, last of two, another VIP", set(encapTwo, srhSegmentsLeft, 0), "drop_not_served", nil},
 		{"insert, last of two, another VIP", set(two, srhSegmentsLeft, 1), "drop_not_served", nil},
 		{"insert, next a balancer's create-stickiness",
-			to(client6, other6, srv6Encap(config.SRv6Insert, sid, balancerSID)), "drop_next_segment", nil},
+			to(client6, other6, srv6Encap(desired.SRv6Insert, sid, balancerSID)), "drop_next_segment", nil},
 		{"encap, next a balancer's remove-stickiness",
-			to(client4, other4, srv6Encap(config.SRv6Encap, sid, sidOf(balancer1, 0x12))),
+			to(client4, other4, srv6Encap(desired.SRv6Encap, sid, sidOf(balancer1, 0x12))),
 			"drop_next_segment", nil},
 		{"next an unknown function, behind options",
-			to(client6, other6, srv6Encap(config.SRv6Insert, sid, sidOf(nextSID, 0x99)), packet.HopByHop(24)),
+			to(client6, other6, srv6Encap(desired.SRv6Insert, sid, sidOf(nextSID, 0x99)), packet.HopByHop(24)),
 			"drop_next_segment", nil},
 		{"next a host",
-			to(client6, other6, srv6Encap(config.SRv6Encap, sid, sidOf(nextSID, 0))), "drop_next_segment", nil},
+			to(client6, other6, srv6Encap(desired.SRv6Encap, sid, sidOf(nextSID, 0))), "drop_next_segment", nil},
 		{"next this server again",
-			to(client6, other6, srv6Encap(config.SRv6Insert, sid, sid, nextSID)), "drop_next_segment", nil},
+			to(client6, other6, srv6Encap(desired.SRv6Insert, sid, sid, nextSID)), "drop_next_segment", nil},
 		{"next a multicast group",
-			to(client6, other6, srv6Encap(config.SRv6Encap, sid, netip.MustParseAddr("ff02::5:0:0:0"))),
+			to(client6, other6, srv6Encap(desired.SRv6Encap, sid, netip.MustParseAddr("ff02::5:0:0:0"))),
 			"drop_next_segment", nil},
 		{"next a balancer, hop limit 1",
-			packet.SetHopLimit(to(client6, other6, srv6Encap(config.SRv6Encap, sid, balancerSID)), 1),
+			packet.SetHopLimit(to(client6, other6, srv6Encap(desired.SRv6Encap, sid, balancerSID)), 1),
 			"drop_next_segment", nil},
 		{"refused, next a balancer",
-			asks(config.SRv6Insert, connectAvail, syn6, balancerSID), "drop_next_segment", nil},
+			asks(desired.SRv6Insert, connectAvail, syn6, balancerSID), "drop_next_segment", nil},
 		{"refused, next a balancer, encap IPv4",
-			asks(config.SRv6Encap, connectAvail, syn4, balancerSID), "drop_next_segment", nil},
+			asks(desired.SRv6Encap, connectAvail, syn4, balancerSID), "drop_next_segment", nil},
 		{"not here, next a balancer",
-			asks(config.SRv6Encap, recoverStickiness, syn6, balancerSID), "drop_next_segment", nil},
+			asks(desired.SRv6Encap, recoverStickiness, syn6, balancerSID), "drop_next_segment", nil},
 		// This equals the server's own signal, except for the function in its own segment.
 		{"a forged signal", withoutSender(vip6, client6, sid, balancerSID), "drop_sender", nil},
 		{"insert to the next, of a stranger", set(two, srhAt+8+3*16+3, 0x6d), "drop_sender", nil},
@@ -274,20 +274,20 @@ func withoutSender(source, destination netip.AddrPort, segments ...netip.Addr) [
 func nexts() []packetCase {
 	syn4, syn6, few4, few6 := packet.TCP(client4, vip4), packet.TCP(client6, vip6), uncommon(client4, vip4), uncommon(client6, vip6)
 	return []packetCase{
-		{"nobody listens", asks(config.SRv6Insert, connectAvail, syn6, nextSID), "next_refused", nil},
-		{"nobody listens, encap IPv4", asks(config.SRv6Encap, connectAvail, syn4, nextSID, nextSID), "next_refused", nil},
-		{"not here", asks(config.SRv6Insert, recoverStickiness, syn6, nextSID), "next_not_local", nil},
-		{"not here, steer", asks(config.SRv6Encap, steer, syn6, nextSID), "next_not_local", nil},
-		{"ICMP error", asks(config.SRv6Insert, steer, few6["ICMP error"], nextSID), "next_not_local", nil},
-		{"ICMP error, encap IPv4", asks(config.SRv6Encap, steer, few4["ICMP error"], nextSID), "next_not_local", nil},
-		{"later fragment", asks(config.SRv6Encap, steer, few4["last fragment"], nextSID), "next_not_local", nil},
-		{"insert", to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID)), "next_segment", nil},
-		{"insert, first of three", to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID, nextSID)), "next_segment", nil},
-		{"insert, behind options", to(client6, other6, srv6Encap(config.SRv6Insert, sid, nextSID), packet.HopByHop(24)),
+		{"nobody listens", asks(desired.SRv6Insert, connectAvail, syn6, nextSID), "next_refused", nil},
+		{"nobody listens, encap IPv4", asks(desired.SRv6Encap, connectAvail, syn4, nextSID, nextSID), "next_refused", nil},
+		{"not here", asks(desired.SRv6Insert, recoverStickiness, syn6, nextSID), "next_not_local", nil},
+		{"not here, steer", asks(desired.SRv6Encap, steer, syn6, nextSID), "next_not_local", nil},
+		{"ICMP error", asks(desired.SRv6Insert, steer, few6["ICMP error"], nextSID), "next_not_local", nil},
+		{"ICMP error, encap IPv4", asks(desired.SRv6Encap, steer, few4["ICMP error"], nextSID), "next_not_local", nil},
+		{"later fragment", asks(desired.SRv6Encap, steer, few4["last fragment"], nextSID), "next_not_local", nil},
+		{"insert", to(client6, other6, srv6Encap(desired.SRv6Insert, sid, nextSID)), "next_segment", nil},
+		{"insert, first of three", to(client6, other6, srv6Encap(desired.SRv6Insert, sid, nextSID, nextSID)), "next_segment", nil},
+		{"insert, behind options", to(client6, other6, srv6Encap(desired.SRv6Insert, sid, nextSID), packet.HopByHop(24)),
 			"next_segment", nil},
-		{"encap IPv4", to(client4, other4, srv6Encap(config.SRv6Encap, sid, nextSID)), "next_segment", nil},
-		{"encap IPv6", to(client6, other6, srv6Encap(config.SRv6Encap, sid, nextSID)), "next_segment", nil},
-		{"encap, hop limit 2", packet.SetHopLimit(to(client6, other6, srv6Encap(config.SRv6Encap, sid, nextSID)), 2),
+		{"encap IPv4", to(client4, other4, srv6Encap(desired.SRv6Encap, sid, nextSID)), "next_segment", nil},
+		{"encap IPv6", to(client6, other6, srv6Encap(desired.SRv6Encap, sid, nextSID)), "next_segment", nil},
+		{"encap, hop limit 2", packet.SetHopLimit(to(client6, other6, srv6Encap(desired.SRv6Encap, sid, nextSID)), 2),
 			"next_segment", nil},
 	}
 }

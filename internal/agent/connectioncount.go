@@ -15,8 +15,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // connectionCountPin is the pin of the link of the program that counts connections.
@@ -26,8 +26,8 @@ const connectionCountPin = "link_sockops"
 // needs it. Once started, counting continues until the agent is detached: otherwise connections
 // that end meanwhile would stay counted. If the host does not support counting, the load is
 // unknown, and the data path accepts all offered connections.
-func (a *Agent) followConnections(t *datapath.Takeover, cfg *config.Agent) {
-	wanted := slices.ContainsFunc(cfg.Services, func(s config.AgentService) bool { return s.Load.Kind == config.LoadConnections })
+func (a *Agent) followConnections(t *datapath.Takeover, cfg *desired.Agent) {
+	wanted := slices.ContainsFunc(cfg.Services, func(s desired.AgentService) bool { return s.Load.Kind == desired.LoadConnections })
 	begun, err := a.kernel.countingBegun()
 	if wanted || begun {
 		err = errors.Join(err, a.kernel.startCounting(t))

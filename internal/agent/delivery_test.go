@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -27,16 +27,16 @@ type way struct {
 }
 
 func ways() []way {
-	tunnelTo := func(kind config.Encapsulation, source, destination string) packet.Encap {
+	tunnelTo := func(kind desired.Encapsulation, source, destination string) packet.Encap {
 		return packet.Encap{Kind: kind, Source: netip.MustParseAddr(source), Destination: netip.MustParseAddr(destination)}
 	}
 	return []way{
-		{"insert", srv6Encap(config.SRv6Insert, serverSID(1)), "deliver_srv6_insert", 1384},
-		{"encap", srv6Encap(config.SRv6Encap, serverSID(1)), "deliver_srv6_encap", 1400},
-		{"gre over IPv4", tunnelTo(config.GRE, "10.0.0.2", "10.0.1.2"), "deliver_gre", 1396},
-		{"gre over IPv6", tunnelTo(config.GRE, "fd00:c::2", "fd00:5:1::2"), "deliver_gre", 1396},
-		{"ipip over IPv4", tunnelTo(config.IPIP, "10.0.0.2", "10.0.1.2"), "deliver_ipip", 1400},
-		{"ipip over IPv6", tunnelTo(config.IPIP, "fd00:c::2", "fd00:5:1::2"), "deliver_ipip", 1400},
+		{"insert", srv6Encap(desired.SRv6Insert, serverSID(1)), "deliver_srv6_insert", 1384},
+		{"encap", srv6Encap(desired.SRv6Encap, serverSID(1)), "deliver_srv6_encap", 1400},
+		{"gre over IPv4", tunnelTo(desired.GRE, "10.0.0.2", "10.0.1.2"), "deliver_gre", 1396},
+		{"gre over IPv6", tunnelTo(desired.GRE, "fd00:c::2", "fd00:5:1::2"), "deliver_gre", 1396},
+		{"ipip over IPv4", tunnelTo(desired.IPIP, "10.0.0.2", "10.0.1.2"), "deliver_ipip", 1400},
+		{"ipip over IPv6", tunnelTo(desired.IPIP, "fd00:c::2", "fd00:5:1::2"), "deliver_ipip", 1400},
 	}
 }
 
@@ -47,7 +47,7 @@ func TestDelivers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork(t, 1)
-			cfg := n.config(1, config.SRv6Encap, vip4.Addr(), vip6.Addr())
+			cfg := n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr())
 			a := n.run(1, cfg, attachTCX)
 			n.serve(1, vip4.Addr())
 			n.serve(1, vip6.Addr())
@@ -58,7 +58,7 @@ func TestDelivers(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
-					if vip.Is4() && w.encap.Kind == config.SRv6Insert {
+					if vip.Is4() && w.encap.Kind == desired.SRv6Insert {
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%s", w.name, vip), func(t *testing.T) {
@@ -103,16 +103,16 @@ func (n *network) deliver(t *testing.T, a *Agent, w way, vip netip.Addr) {
 // entries yet.
 func TestNextSegment(t *testing.T) {
 	n := newNetwork(t, 2)
-	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
-	cfg := n.config(2, config.SRv6Encap, vip4.Addr(), vip6.Addr())
+	first := n.run(1, n.config(1, desired.SRv6Encap), link.AttachTCX)
+	cfg := n.config(2, desired.SRv6Encap, vip4.Addr(), vip6.Addr())
 	cfg.Node.MTU = 1460 // every packet lists two servers here
 	second := n.run(2, cfg, link.AttachTCX)
 	n.serve(2, vip4.Addr())
 	n.serve(2, vip6.Addr())
 	for _, c := range []struct {
-		kind config.Encapsulation
+		kind desired.Encapsulation
 		vip  netip.Addr
-	}{{config.SRv6Insert, vip6.Addr()}, {config.SRv6Encap, vip6.Addr()}, {config.SRv6Encap, vip4.Addr()}} {
+	}{{desired.SRv6Insert, vip6.Addr()}, {desired.SRv6Encap, vip6.Addr()}, {desired.SRv6Encap, vip4.Addr()}} {
 		t.Run(fmt.Sprintf("%s/%s", c.kind, c.vip), func(t *testing.T) {
 			outer := n.t
 			n.t = t
@@ -136,11 +136,11 @@ func TestNextSegment(t *testing.T) {
 // kernel removes the VLAN tag before tc.
 func TestNextSegmentBehindVLAN(t *testing.T) {
 	n := newNetwork(t, 2)
-	first := n.run(1, n.config(1, config.SRv6Encap), link.AttachTCX)
-	second := n.run(2, n.config(2, config.SRv6Encap, vip6.Addr()), link.AttachTCX)
+	first := n.run(1, n.config(1, desired.SRv6Encap), link.AttachTCX)
+	second := n.run(2, n.config(2, desired.SRv6Encap, vip6.Addr()), link.AttachTCX)
 	router := packet.MAC{2, 0, 0, 0, 9, 9}
 	server := packet.MAC(first.link.mac[:])
-	way := srv6Encap(config.SRv6Encap, serverSID(1), serverSID(2))
+	way := srv6Encap(desired.SRv6Encap, serverSID(1), serverSID(2))
 	const hopLimit = 4 + 7 // after the tag
 	tagged := set(to(client6, vip6, way, packet.VLAN(7)), hopLimit, 1)
 	for _, frame := range [][]byte{tagged, to(client6, vip6, way)} {

@@ -10,8 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -167,7 +167,7 @@ func (d *dryRun) frame(q question) (frame []byte, ok bool, err error) {
 	}
 	// srv6-encap carries both IP versions. Decisions do not depend on the encapsulation.
 	frame, err = packet.Encapsulate(packet.TCP(q.client, q.vip, packet.Flags(q.flags())), packet.Encap{
-		Kind: config.SRv6Encap, Sender: sender, Segments: q.segments(locator),
+		Kind: desired.SRv6Encap, Sender: sender, Segments: q.segments(locator),
 		NextHop: packet.MAC(mac[:6]),
 	})
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
@@ -203,10 +203,10 @@ func TestDryRunChangesNothing(t *testing.T) {
 	seen := map[string]int{}
 	long := packet.TCP(client4, vip4, packet.Flags(packet.ACK), packet.Payload(make([]byte, 3000)))
 	fragment := packet.Fragments(long, 1440, 7)[0]
-	requireNoChange(t, k, asks(config.SRv6Encap, ackStickiness, fragment))
+	requireNoChange(t, k, asks(desired.SRv6Encap, ackStickiness, fragment))
 	for range 60 {
 		accept, notLocal := randomRule(random)
-		if err := k.write(newTableContent(huntingConfig(config.SRv6Encap, accept, notLocal), mtu)); err != nil {
+		if err := k.write(newTableContent(huntingConfig(desired.SRv6Encap, accept, notLocal), mtu)); err != nil {
 			t.Fatal(err)
 		}
 		refill(t, k)
@@ -216,8 +216,8 @@ func TestDryRunChangesNothing(t *testing.T) {
 				state := []string{"", "wait", "direct", "ending", "closing"}[random.IntN(5)]
 				e := events()[random.IntN(len(events()))]
 				randomLoad(t, k, random, now.vip)
-				setFlow(t, k, now.flow, config.SRv6Encap, state, 5)
-				d := requireNoChange(t, k, e.frame(now.dialogue, config.SRv6Encap))
+				setFlow(t, k, now.flow, desired.SRv6Encap, state, 5)
+				d := requireNoChange(t, k, e.frame(now.dialogue, desired.SRv6Encap))
 				requireFlow(t, k, &d, now, state)
 				seen[k.labels.reasons[d.Reason]]++
 			}
@@ -269,7 +269,7 @@ func requireFlow(t *testing.T, k *kernel, d *agentDecision, now situation, state
 		t.Errorf("%s: the flow is %+v at socket %s, want %+v at socket %s",
 			now.name, got, socketName(uint32(d.Socket)), want, socket)
 	}
-	service := serviceKey(config.AgentService{VIP: now.vip.Addr(), Port: config.Port(now.vip.Port())})
+	service := serviceKey(desired.AgentService{VIP: now.vip.Addr(), Port: desired.Port(now.vip.Port())})
 	if d.service() != service {
 		t.Errorf("%s: the service is %v, want %v", now.name, d.Service, service)
 	}

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
@@ -19,11 +19,11 @@ func TestExample(t *testing.T) {
 	k := testKernel(t)
 	cfg := testConfig()
 	cfg.Services = nil
-	for _, s := range []config.AgentService{
-		{Name: "insert", VIP: netip.MustParseAddr("2001:db8:80::1"), Encapsulation: config.SRv6Insert},
-		{Name: "encap", VIP: netip.MustParseAddr("203.0.113.1"), Encapsulation: config.SRv6Encap},
+	for _, s := range []desired.AgentService{
+		{Name: "insert", VIP: netip.MustParseAddr("2001:db8:80::1"), Encapsulation: desired.SRv6Insert},
+		{Name: "encap", VIP: netip.MustParseAddr("203.0.113.1"), Encapsulation: desired.SRv6Encap},
 	} {
-		s.Port, s.Protocol, s.Accept.Policy = 80, config.TCP, config.AcceptNever
+		s.Port, s.Protocol, s.Accept.Policy = 80, desired.TCP, desired.AcceptNever
 		cfg.Services = append(cfg.Services, s)
 	}
 	at := func(server string) {

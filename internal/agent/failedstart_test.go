@@ -22,6 +22,7 @@ import (
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
@@ -52,7 +53,7 @@ func failStart() error {
 	if err != nil {
 		return err
 	}
-	cfg, err := config.LoadAgent(os.Getenv(failConfig))
+	cfg, _, err := config.LoadAgent(os.Getenv(failConfig))
 	if err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func failStart() error {
 	return err
 }
 
-func startAndEnd(cfg *config.Agent) error {
+func startAndEnd(cfg *desired.Agent) error {
 	a, err := New(cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
@@ -191,7 +192,7 @@ func TestFailedStartChangesNothing(t *testing.T) {
 func (s *failSite) failAtSteps(files [2]string, step int) {
 	s.t.Helper()
 	s.serve(1, vip6.Addr())
-	s.use(srv6Encap(config.SRv6Encap, serverSID(1)))
+	s.use(srv6Encap(desired.SRv6Encap, serverSID(1)))
 	connection := s.dial(vip6.Addr())
 	s.echo(connection, 100)
 	before, host, next, refusals := s.state(), s.inspect(1, s.instance), 1, 0

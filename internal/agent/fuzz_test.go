@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
@@ -29,7 +29,7 @@ type comparison struct {
 // openComparison leaves nothing pinned, because a fuzzing process may be killed at any time.
 func openComparison(t testing.TB) *comparison { return openComparisonOf(t, testConfig()) }
 
-func openComparisonOf(t testing.TB, cfg *config.Agent) *comparison {
+func openComparisonOf(t testing.TB, cfg *desired.Agent) *comparison {
 	c := &comparison{testKernelOf(t, cfg), newReference(cfg), map[string]int{}}
 	if err := datapath.RemoveDir(c.instance); err != nil {
 		t.Fatal(err)

@@ -19,8 +19,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/accept"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -53,10 +53,10 @@ var flowStates = map[agentAgentFlowState]string{
 	agentAgentFlowStateAGENT_FLOW_ENDING: "ending", agentAgentFlowStateAGENT_FLOW_CLOSING: "closing",
 }
 
-var encapsulations = []config.Encapsulation{config.SRv6Insert, config.SRv6Encap}
+var encapsulations = []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap}
 
 // setFlow adds a flow of the first balancer to the data path's table. age is in seconds.
-func setFlow(t *testing.T, k *kernel, f flow, kind config.Encapsulation, state string, age int64) {
+func setFlow(t *testing.T, k *kernel, f flow, kind desired.Encapsulation, state string, age int64) {
 	t.Helper()
 	if state == "" {
 		if err := k.objects.AgentFlows.Delete(kernelFlow(f)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -126,7 +126,7 @@ func events() []event {
 }
 
 // frame returns the event's packet, as a balancer sends it.
-func (e event) frame(d dialogue, kind config.Encapsulation) []byte {
+func (e event) frame(d dialogue, kind desired.Encapsulation) []byte {
 	segments := []netip.Addr{sidOf(node, e.function)}
 	if !e.last {
 		segments = append(segments, nextSID)
@@ -174,14 +174,14 @@ func (s *stage) situations(client, vip netip.AddrPort) []situation {
 }
 
 // huntingConfig returns services on the ports 80 and 81 of both VIPs.
-func huntingConfig(kind config.Encapsulation, accept config.Accept, notLocal config.NotLocal) *config.Agent {
+func huntingConfig(kind desired.Encapsulation, accept desired.Accept, notLocal desired.NotLocal) *desired.Agent {
 	cfg := testConfig()
 	cfg.Services = nil
 	for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
-		for _, port := range []config.Port{80, 81} {
-			cfg.Services = append(cfg.Services, config.AgentService{
-				Name: fmt.Sprint(vip, port), VIP: vip, Port: port, Protocol: config.TCP, Encapsulation: kind,
-				Accept: accept, Load: config.Source{Kind: config.LoadSharedMemory}, NotLocal: notLocal,
+		for _, port := range []desired.Port{80, 81} {
+			cfg.Services = append(cfg.Services, desired.AgentService{
+				Name: fmt.Sprint(vip, port), VIP: vip, Port: port, Protocol: desired.TCP, Encapsulation: kind,
+				Accept: accept, Load: desired.Source{Kind: desired.LoadSharedMemory}, NotLocal: notLocal,
 			})
 		}
 	}
@@ -197,14 +197,14 @@ func TestTableIII(t *testing.T) {
 	sides := map[string][]situation{"IPv4": s.situations(client4, vip4), "IPv6": s.situations(client6, vip6)}
 	seen := map[string]int{}
 	for _, way := range []struct {
-		kind config.Encapsulation
+		kind desired.Encapsulation
 		side string
-	}{{config.SRv6Insert, "IPv6"}, {config.SRv6Encap, "IPv6"}, {config.SRv6Encap, "IPv4"}} {
-		for _, accept := range []config.AcceptPolicy{config.AcceptAlways, config.AcceptNever} {
-			notLocal := map[config.AcceptPolicy]config.NotLocal{
-				config.AcceptAlways: config.NotLocalReset, config.AcceptNever: config.NotLocalDrop,
+	}{{desired.SRv6Insert, "IPv6"}, {desired.SRv6Encap, "IPv6"}, {desired.SRv6Encap, "IPv4"}} {
+		for _, accept := range []desired.AcceptPolicy{desired.AcceptAlways, desired.AcceptNever} {
+			notLocal := map[desired.AcceptPolicy]desired.NotLocal{
+				desired.AcceptAlways: desired.NotLocalReset, desired.AcceptNever: desired.NotLocalDrop,
 			}[accept]
-			cfg := huntingConfig(way.kind, config.Accept{Policy: accept}, notLocal)
+			cfg := huntingConfig(way.kind, desired.Accept{Policy: accept}, notLocal)
 			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
 			}
@@ -231,7 +231,7 @@ func TestTableIII(t *testing.T) {
 	t.Log(seen)
 }
 
-func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulation, now situation, state string, e event, name string) string {
+func tryEvent(t *testing.T, k *kernel, cfg *desired.Agent, kind desired.Encapsulation, now situation, state string, e event, name string) string {
 	ref := newReference(cfg)
 	ref.sockets = func(flow) sockets { return now.socketsFor(e.flags) }
 	var age int64
@@ -267,7 +267,7 @@ func tryEvent(t *testing.T, k *kernel, cfg *config.Agent, kind config.Encapsulat
 
 func offers(t *testing.T, k *kernel, vip netip.AddrPort) map[string]uint64 {
 	t.Helper()
-	all, err := k.view().offerCounters(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}))
+	all, err := k.view().offerCounters(serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,51 +284,51 @@ func TestPapersRows(t *testing.T) {
 		all[now.name] = now
 	}
 	for _, row := range []struct {
-		policy                         config.AcceptPolicy
+		policy                         desired.AcceptPolicy
 		state, sockets, event, becomes string
 		next                           string // state
 		of                             netip.Addr
 	}{
-		{config.AcceptAlways, "", "listening", "ca", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "", "listening", "ca", "next_refused", "", netip.Addr{}},
-		{config.AcceptNever, "", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "", "listening", "rs", "next_not_local", "", netip.Addr{}},
-		{config.AcceptNever, "", "listening", "cf", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "wait", "request", "ca", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "wait", "listening", "ca", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "wait", "request", "cf", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "wait", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
-		{config.AcceptNever, "direct", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "direct", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
-		{config.AcceptNever, "direct", "connected", "as, FIN", "deliver_srv6_insert", "closing", balancer2},
-		{config.AcceptNever, "", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
+		{desired.AcceptAlways, "", "listening", "ca", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "", "listening", "ca", "next_refused", "", netip.Addr{}},
+		{desired.AcceptNever, "", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "", "listening", "rs", "next_not_local", "", netip.Addr{}},
+		{desired.AcceptNever, "", "listening", "cf", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "wait", "request", "ca", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "wait", "listening", "ca", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "wait", "request", "cf", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "wait", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
+		{desired.AcceptNever, "direct", "connected", "rs", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "direct", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
+		{desired.AcceptNever, "direct", "connected", "as, FIN", "deliver_srv6_insert", "closing", balancer2},
+		{desired.AcceptNever, "", "connected", "as", "deliver_srv6_insert", "direct", balancer2},
 		// The stack then answers with a reset, which tells the balancer.
-		{config.AcceptNever, "", "listening", "as", "deliver_srv6_insert", "direct", balancer2},
-		{config.AcceptNever, "", "listening", "as, FIN", "deliver_srv6_insert", "", netip.Addr{}},
-		{config.AcceptNever, "", "cookie", "rs", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptAlways, "", "down", "ca", "next_refused", "", netip.Addr{}},
-		{config.AcceptNever, "", "down", "cf", "deliver_srv6_insert", "wait", balancer2},
-		{config.AcceptNever, "", "down", "rs, last", "drop_not_local", "", netip.Addr{}},
-		{config.AcceptNever, "direct", "connected", "ca", "deliver_srv6_insert", "direct", balancer1},
-		{config.AcceptNever, "closing", "time wait", "ca", "next_refused", "closing", balancer1},
-		{config.AcceptAlways, "closing", "time wait", "ca", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "", "listening", "as", "deliver_srv6_insert", "direct", balancer2},
+		{desired.AcceptNever, "", "listening", "as, FIN", "deliver_srv6_insert", "", netip.Addr{}},
+		{desired.AcceptNever, "", "cookie", "rs", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptAlways, "", "down", "ca", "next_refused", "", netip.Addr{}},
+		{desired.AcceptNever, "", "down", "cf", "deliver_srv6_insert", "wait", balancer2},
+		{desired.AcceptNever, "", "down", "rs, last", "drop_not_local", "", netip.Addr{}},
+		{desired.AcceptNever, "direct", "connected", "ca", "deliver_srv6_insert", "direct", balancer1},
+		{desired.AcceptNever, "closing", "time wait", "ca", "next_refused", "closing", balancer1},
+		{desired.AcceptAlways, "closing", "time wait", "ca", "deliver_srv6_insert", "wait", balancer2},
 		// A server that had the client's previous connection must not claim the next one, which
 		// another server has.
-		{config.AcceptNever, "direct", "time wait", "rs", "next_not_local", "direct", balancer1},
-		{config.AcceptNever, "wait", "listening", "rs", "next_not_local", "wait", balancer1},
+		{desired.AcceptNever, "direct", "time wait", "rs", "next_not_local", "direct", balancer1},
+		{desired.AcceptNever, "wait", "listening", "rs", "next_not_local", "wait", balancer1},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%s/%s", row.policy, row.state, row.sockets, row.event), func(t *testing.T) {
-			cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: row.policy}, config.NotLocalDrop)
+			cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: row.policy}, desired.NotLocalDrop)
 			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
 			}
 			now := all[row.sockets]
-			setFlow(t, k, now.flow, config.SRv6Insert, row.state, 0)
+			setFlow(t, k, now.flow, desired.SRv6Insert, row.state, 0)
 			list := events()
 			e := list[slices.IndexFunc(list, func(e event) bool { return e.name == row.event })]
 			before := counters(t, k)
 			s.do(func() error {
-				runAgent(t, k, e.frame(now.dialogue, config.SRv6Insert))
+				runAgent(t, k, e.frame(now.dialogue, desired.SRv6Insert))
 				return nil
 			})
 			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{row.becomes}) {
@@ -348,20 +348,20 @@ func TestRepeatedSYN(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
 	s.listen(vip6)
-	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
+	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptNever}, desired.NotLocalDrop)
 	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
 	f := flow{client6, vip6}
 	for age, want := range map[int64]string{0: "deliver_srv6_insert", 100: "deliver_srv6_insert", 121: "next_refused"} {
-		setFlow(t, k, f, config.SRv6Insert, "wait", age)
+		setFlow(t, k, f, desired.SRv6Insert, "wait", age)
 		s.do(func() error {
 			trace, err := tracingView(t, k).Trace(f.client, f.vip)
 			if err == nil && !strings.HasPrefix(want, trace.Answers[0].Outcome) {
 				t.Errorf("after %d s: traced as %s, want %s", age, trace.Answers[0].Outcome, want)
 			}
 			before := counters(t, k)
-			runAgent(t, k, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
 			if got := slices.Collect(maps.Keys(changed(before, counters(t, k)))); !slices.Equal(got, []string{want}) {
 				t.Errorf("after %d s: left as %v, want %s", age, got, want)
 			}
@@ -379,8 +379,8 @@ func TestAlgorithm2(t *testing.T) {
 	for seed := range uint64(30) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		window, epsilon, initial := 1+random.Uint32N(60), float64(random.IntN(50))/100, random.Uint32N(6)
-		rule := config.Accept{Policy: config.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
-		cfg := huntingConfig(config.SRv6Insert, rule, config.NotLocalDrop)
+		rule := desired.Accept{Policy: desired.AcceptDynamic, Window: window, Epsilon: &epsilon, Initial: &initial}
+		cfg := huntingConfig(desired.SRv6Insert, rule, desired.NotLocalDrop)
 		if err := errors.Join(datapath.Keep(k.objects.Acceptances, map[agentServiceKey]agentAcceptance{}), k.write(newTableContent(cfg, mtu))); err != nil {
 			t.Fatal(err)
 		}
@@ -411,9 +411,9 @@ func tryOffer(t *testing.T, k *kernel, key agentServiceKey, want *policy, f flow
 	if err := k.objects.Loads.Put(key, load); err != nil {
 		t.Fatal(err)
 	}
-	setFlow(t, k, f, config.SRv6Insert, "", 0)
+	setFlow(t, k, f, desired.SRv6Insert, "", 0)
 	before := offers(t, k, f.vip)
-	runAgent(t, k, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+	runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
 	after, result := offers(t, k, f.vip), want.offer()
 	for name := range after {
 		if got := after[name] - before[name]; (got == 1) != (name == result) {
@@ -437,7 +437,7 @@ func TestStaleLoad(t *testing.T) {
 	s := newStage(t)
 	s.listen(vip6)
 	threshold := uint32(0)
-	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptStatic, Threshold: &threshold}, config.NotLocalDrop)
+	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptStatic, Threshold: &threshold}, desired.NotLocalDrop)
 	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
@@ -459,9 +459,9 @@ func TestStaleLoad(t *testing.T) {
 					return err
 				}
 			}
-			setFlow(t, k, flow{client6, vip6}, config.SRv6Insert, "", 0)
+			setFlow(t, k, flow{client6, vip6}, desired.SRv6Insert, "", 0)
 			before := offers(t, k, vip6)
-			runAgent(t, k, events()[0].frame(dialogue{flow: flow{client6, vip6}}, config.SRv6Insert))
+			runAgent(t, k, events()[0].frame(dialogue{flow: flow{client6, vip6}}, desired.SRv6Insert))
 			if after := offers(t, k, vip6); after[c.want] != before[c.want]+1 {
 				t.Errorf("%s: before %v, after %v, want one more %s", name, before, after, c.want)
 			}
@@ -475,8 +475,8 @@ func TestStaleLoad(t *testing.T) {
 func TestReloadKeepsThreshold(t *testing.T) {
 	k := testKernel(t)
 	epsilon, initial := 0.1, uint32(1)
-	accept := config.Accept{Policy: config.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial}
-	cfg := huntingConfig(config.SRv6Insert, accept, config.NotLocalDrop)
+	accept := desired.Accept{Policy: desired.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial}
+	cfg := huntingConfig(desired.SRv6Insert, accept, desired.NotLocalDrop)
 	key := serviceKey(cfg.Services[0])
 	threshold := func() uint32 {
 		if err := k.write(newTableContent(cfg, mtu)); err != nil {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/accept"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // View reads the tables of an agent and never writes them. The agent's process need not run.
@@ -113,17 +113,17 @@ type Snapshot struct {
 
 // ServiceState is the state of a service in the data path.
 type ServiceState struct {
-	Name     string          `json:"name"`
-	VIP      netip.Addr      `json:"vip"`
-	Port     uint16          `json:"port"` // 0: all ports that no other service of the VIP has
-	Protocol config.Protocol `json:"protocol"`
+	Name     string           `json:"name"`
+	VIP      netip.Addr       `json:"vip"`
+	Port     uint16           `json:"port"` // 0: all ports that no other service of the VIP has
+	Protocol desired.Protocol `json:"protocol"`
 	// Accept is nil if the service cannot be offered connections.
 	Accept *AcceptState `json:"accept"`
 }
 
 // AcceptState is the accept policy of a service, with its load and its counters.
 type AcceptState struct {
-	Policy config.AcceptPolicy `json:"policy"`
+	Policy desired.AcceptPolicy `json:"policy"`
 	// Source is the load source of the policy. It is empty for policies that do not use the load.
 	Source string `json:"source,omitempty"`
 	// Load is nil if it is unknown, or if the policy does not use it. The load of an accept queue
@@ -260,10 +260,10 @@ func newServiceState(key agentServiceKey, label agentServiceLabel) *ServiceState
 		Name:     text(label.Name[:]),
 		VIP:      netip.AddrFrom16(key.Vip.In6U.U6Addr8).Unmap(),
 		Port:     networkOrder(key.Port), // network to host byte order
-		Protocol: config.TCP,
+		Protocol: desired.TCP,
 	}
 	if key.Protocol == unix.IPPROTO_UDP {
-		s.Protocol = config.UDP
+		s.Protocol = desired.UDP
 	}
 	return s
 }

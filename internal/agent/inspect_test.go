@@ -16,8 +16,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // pinAll pins the objects of an agent that other processes read.
@@ -107,7 +107,7 @@ func TestOtherReasons(t *testing.T) {
 	if _, err := inspect(k.instance); !errors.Is(err, ebpf.ErrMapIncompatible) {
 		t.Errorf("read by another build: error %v", err)
 	}
-	next, err := openKernel(&config.AgentNode{Instance: k.instance}, slog.New(slog.DiscardHandler))
+	next, err := openKernel(&desired.AgentNode{Instance: k.instance}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,15 +155,15 @@ func TestServicesOfSnapshot(t *testing.T) {
 	accepted := s.listen(vip6)
 	three, seven := uint32(3), uint32(7)
 	cfg := testConfig()
-	cfg.Services[0].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &three}
-	cfg.Services[0].Load = config.Source{Kind: config.LoadSharedMemory}
-	cfg.Services[2].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &seven}
-	cfg.Services[2].Load = config.Source{Kind: config.LoadConnections, Workers: 9}
-	cfg.Services = append(cfg.Services, config.AgentService{
-		Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: config.TCP, Encapsulation: config.SRv6Encap,
+	cfg.Services[0].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &three}
+	cfg.Services[0].Load = desired.Source{Kind: desired.LoadSharedMemory}
+	cfg.Services[2].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &seven}
+	cfg.Services[2].Load = desired.Source{Kind: desired.LoadConnections, Workers: 9}
+	cfg.Services = append(cfg.Services, desired.AgentService{
+		Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
 	})
 	cfg.Services[4].Accept = cfg.Services[0].Accept
-	cfg.Services[4].Load = config.Source{Kind: config.LoadAcceptQueue}
+	cfg.Services[4].Load = desired.Source{Kind: desired.LoadAcceptQueue}
 	cfg.Services[0].Port = 81
 	if err := errors.Join(k.write(newTableContent(cfg, mtu)), pinAll(k)); err != nil {
 		t.Fatal(err)
@@ -179,7 +179,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 		}
 	}
 	s.connect(flow{client6, vip6}, accepted)
-	sid := events()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, config.SRv6Encap)
+	sid := events()[1].frame(dialogue{flow: flow{client6, netip.AddrPortFrom(vip6.Addr(), 81)}}, desired.SRv6Encap)
 	s.do(func() error { runAgent(t, k, sid); return nil }) // connect-avail at the last server
 	for _, when := range []int64{now, now - int64(time.Minute)} {
 		report(when)
@@ -201,7 +201,7 @@ func TestServicesOfSnapshot(t *testing.T) {
 		forced := maps.Clone(none)
 		forced["forced"] = 1
 		four, backlog := uint32(4), got[3].Accept.Load
-		reported := &AcceptState{Policy: config.AcceptStatic, Source: "shared-memory", Load: &Load{Busy: 2, Capacity: &four},
+		reported := &AcceptState{Policy: desired.AcceptStatic, Source: "shared-memory", Load: &Load{Busy: 2, Capacity: &four},
 			Threshold: &three, Offered: 1, Offers: forced}
 		if when != now {
 			reported.Load, reported.Stale = nil, true
@@ -210,13 +210,13 @@ func TestServicesOfSnapshot(t *testing.T) {
 			t.Fatalf("the accept queue is %+v", backlog)
 		}
 		want := []*ServiceState{
-			{Name: "all", VIP: vip4.Addr(), Protocol: config.TCP, Accept: &AcceptState{Policy: config.AcceptStatic,
+			{Name: "all", VIP: vip4.Addr(), Protocol: desired.TCP, Accept: &AcceptState{Policy: desired.AcceptStatic,
 				Source: "connections", Stale: true, Threshold: &seven, Offers: none}},
-			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: config.TCP},
-			{Name: "insert", VIP: vip6.Addr(), Port: 81, Protocol: config.TCP, Accept: reported},
-			{Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: config.TCP, Accept: &AcceptState{Policy: config.AcceptStatic,
+			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: desired.TCP},
+			{Name: "insert", VIP: vip6.Addr(), Port: 81, Protocol: desired.TCP, Accept: reported},
+			{Name: "queue", VIP: vip6.Addr(), Port: 80, Protocol: desired.TCP, Accept: &AcceptState{Policy: desired.AcceptStatic,
 				Source: "accept-queue", Load: backlog, Threshold: &three, Offers: none}},
-			{Name: "udp", VIP: vip6.Addr(), Port: 53, Protocol: config.UDP},
+			{Name: "udp", VIP: vip6.Addr(), Port: 53, Protocol: desired.UDP},
 		}
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("-want +got:\n%s", diff)

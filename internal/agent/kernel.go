@@ -17,8 +17,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // kernel is the data path: the programs and their tables. Each process makes new tables for its
@@ -42,7 +42,7 @@ type labels struct {
 }
 
 // openKernel loads the programs. It attaches nothing.
-func openKernel(node *config.AgentNode, log *slog.Logger) (*kernel, error) {
+func openKernel(node *desired.AgentNode, log *slog.Logger) (*kernel, error) {
 	instance := node.Instance
 	dir, err := datapath.MakeDir(instance, datapath.RoleAgent)
 	if err != nil {
@@ -129,7 +129,7 @@ func withLog(err error) error {
 	return err
 }
 
-func (k *kernel) load(node *config.AgentNode) error {
+func (k *kernel) load(node *desired.AgentNode) error {
 	spec, labels, err := loadPermitted()
 	if err != nil {
 		return err

@@ -21,8 +21,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
@@ -33,10 +33,10 @@ func TestRestart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork(t, 1)
-			cfg := n.config(1, config.SRv6Insert, vip6.Addr())
+			cfg := n.config(1, desired.SRv6Insert, vip6.Addr())
 			a := n.run(1, cfg, attachTCX)
 			n.serve(1, vip6.Addr())
-			n.use(srv6Encap(config.SRv6Insert, serverSID(1)))
+			n.use(srv6Encap(desired.SRv6Insert, serverSID(1)))
 			tcp := n.dial(vip6.Addr())
 			n.echo(tcp, 1000)
 
@@ -136,7 +136,7 @@ func TestDetach(t *testing.T) {
 		for _, before := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/VIP before: %v", name, before), func(t *testing.T) {
 				n := newNetwork(t, 1)
-				cfg := n.config(1, config.GRE, vip4.Addr(), vip6.Addr())
+				cfg := n.config(1, desired.GRE, vip4.Addr(), vip6.Addr())
 				if before {
 					n.in(n.servers[0], func() error {
 						lo, err := netlink.LinkByName("lo")
@@ -177,7 +177,7 @@ func TestDetach(t *testing.T) {
 // interface with the same index is not the instance's.
 func TestOtherNamespace(t *testing.T) {
 	n := newNetwork(t, 2)
-	cfg := n.config(1, config.GRE, vip4.Addr())
+	cfg := n.config(1, desired.GRE, vip4.Addr())
 	n.run(1, cfg, link.AttachTCX).stop()
 	at1, at2 := n.inspect(1, cfg.Node.Instance), n.inspect(2, cfg.Node.Instance)
 	a, err := New(cfg, slog.New(slog.DiscardHandler))
@@ -208,7 +208,7 @@ func TestOtherInterface(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork(t, 1)
 			testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
-			cfg := n.config(1, config.GRE, vip4.Addr())
+			cfg := n.config(1, desired.GRE, vip4.Addr())
 			n.run(1, cfg, attachTCX).stop()
 			other := *cfg
 			other.Node.Interface = "eth1"
@@ -238,7 +238,7 @@ func TestOtherInterface(t *testing.T) {
 func TestFailedMove(t *testing.T) {
 	n := newNetwork(t, 1)
 	testnet.Connect(t, n.servers[0], "eth1", nil, n.router, "second", nil)
-	cfg := n.config(1, config.GRE, vip4.Addr())
+	cfg := n.config(1, desired.GRE, vip4.Addr())
 	n.run(1, cfg, link.AttachTCX).stop()
 	other := *cfg
 	other.Node.Interface = "eth1"
@@ -278,7 +278,7 @@ func TestFailedMove(t *testing.T) {
 // change them.
 func TestOtherRole(t *testing.T) {
 	n := newNetwork(t, 1)
-	cfg := n.config(1, config.GRE, vip4.Addr())
+	cfg := n.config(1, desired.GRE, vip4.Addr())
 	dir, err := datapath.MakeDir(cfg.Node.Instance, datapath.RoleBalancer)
 	if err != nil {
 		t.Fatal(err)
@@ -311,19 +311,19 @@ func TestOtherRole(t *testing.T) {
 // TestFailedStart checks that a failed start leaves nothing behind.
 func TestFailedStart(t *testing.T) {
 	for name, test := range map[string]struct {
-		spoil func(*config.Agent, *Agent)
+		spoil func(*desired.Agent, *Agent)
 		err   string
 	}{
-		"refused by the kernel": {func(_ *config.Agent, a *Agent) {
+		"refused by the kernel": {func(_ *desired.Agent, a *Agent) {
 			a.kernel.tc.attachTCX = func(link.TCXOptions) (link.Link, error) { return nil, errors.New("refused") }
 		}, "refused"},
-		"no such interface": {func(cfg *config.Agent, _ *Agent) { cfg.Node.Interface = "nope" },
+		"no such interface": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "nope" },
 			`node.interface "nope": there is no such interface`},
-		"no Ethernet": {func(cfg *config.Agent, _ *Agent) { cfg.Node.Interface = "lo" }, "no Ethernet"},
+		"no Ethernet": {func(cfg *desired.Agent, _ *Agent) { cfg.Node.Interface = "lo" }, "no Ethernet"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNetwork(t, 1)
-			cfg := n.config(1, config.GRE, vip4.Addr())
+			cfg := n.config(1, desired.GRE, vip4.Addr())
 			was := n.inspect(1, cfg.Node.Instance)
 			a, err := New(cfg, slog.New(slog.DiscardHandler))
 			if err != nil {
@@ -348,26 +348,26 @@ func TestFailedStart(t *testing.T) {
 // restart.
 func TestReload(t *testing.T) {
 	n := newNetwork(t, 1)
-	cfg := n.config(1, config.SRv6Encap, vip4.Addr())
+	cfg := n.config(1, desired.SRv6Encap, vip4.Addr())
 	a := n.run(1, cfg, link.AttachTCX)
 	n.serve(1, vip4.Addr())
-	n.use(srv6Encap(config.SRv6Encap, serverSID(1)))
+	n.use(srv6Encap(desired.SRv6Encap, serverSID(1)))
 	n.echo(n.dial(vip4.Addr()), 1000)
 
-	if err := a.Reload(t.Context(), n.config(1, config.SRv6Encap, vip4.Addr(), vip6.Addr())); err != nil {
+	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip4.Addr(), vip6.Addr())); err != nil {
 		t.Fatal(err)
 	}
 	n.serve(1, vip6.Addr())
 	n.echo(n.dial(vip6.Addr()), 1000)
 
-	bad := n.config(1, config.SRv6Encap)
+	bad := n.config(1, desired.SRv6Encap)
 	bad.Node.Interface = "eth1"
 	if err := a.Reload(t.Context(), bad); err == nil {
 		t.Error("another interface: no error")
 	}
 	n.echo(n.dial(vip4.Addr()), 1000)
 
-	if err := a.Reload(t.Context(), n.config(1, config.SRv6Encap, vip6.Addr())); err != nil {
+	if err := a.Reload(t.Context(), n.config(1, desired.SRv6Encap, vip6.Addr())); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"10.0.1.2/24", "127.0.0.1/8", "2001:db8:80::1/128", "::1/128", "fd00:5:1::2/64"}
@@ -386,9 +386,9 @@ func TestReload(t *testing.T) {
 // TestFollowsInterface changes the MAC address and the MTU of the interface of a running agent.
 func TestFollowsInterface(t *testing.T) {
 	n := newNetwork(t, 1)
-	a := n.run(1, n.config(1, config.SRv6Insert, vip6.Addr()), link.AttachTCX)
+	a := n.run(1, n.config(1, desired.SRv6Insert, vip6.Addr()), link.AttachTCX)
 	n.serve(1, vip6.Addr())
-	n.use(srv6Encap(config.SRv6Insert, serverSID(1)))
+	n.use(srv6Encap(desired.SRv6Insert, serverSID(1)))
 	mac := net.HardwareAddr{2, 0, 0, 0, 7, 7}
 	n.in(n.servers[0], func() error {
 		eth0, err := netlink.LinkByName("eth0")
@@ -407,7 +407,7 @@ func TestFollowsInterface(t *testing.T) {
 	})
 	n.await("the new MTU", func() bool {
 		var size uint32
-		key := serviceKey(config.AgentService{VIP: vip6.Addr(), Port: 80})
+		key := serviceKey(desired.AgentService{VIP: vip6.Addr(), Port: 80})
 		return a.kernel.objects.SegmentSizes.Lookup(key, &size) == nil && size == 1284
 	})
 	c := n.dial(vip6.Addr())

@@ -22,8 +22,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -211,9 +211,9 @@ type running struct {
 	stop func()
 }
 
-func (n *network) config(server int, encapsulation config.Encapsulation, vips ...netip.Addr) *config.Agent {
+func (n *network) config(server int, encapsulation desired.Encapsulation, vips ...netip.Addr) *desired.Agent {
 	yes := true
-	cfg := &config.Agent{Node: config.AgentNode{
+	cfg := &desired.Agent{Node: desired.AgentNode{
 		Instance: fmt.Sprintf("test-%d-server%d", os.Getpid(), server), Interface: "eth0", AssignVIPs: &yes,
 		Locator: netip.PrefixFrom(serverSID(server), 64).Masked(),
 		Addresses: []netip.Addr{
@@ -221,8 +221,8 @@ func (n *network) config(server int, encapsulation config.Encapsulation, vips ..
 		},
 	}}
 	for _, vip := range vips {
-		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
-			cfg.Services = append(cfg.Services, config.AgentService{
+		for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
+			cfg.Services = append(cfg.Services, desired.AgentService{
 				Name: fmt.Sprint(vip, protocol), VIP: vip, Port: 80, Protocol: protocol, Encapsulation: encapsulation,
 			})
 		}
@@ -231,7 +231,7 @@ func (n *network) config(server int, encapsulation config.Encapsulation, vips ..
 }
 
 // run starts an agent on a server. The agent is stopped and detached when the test ends.
-func (n *network) run(server int, cfg *config.Agent, attachTCX func(link.TCXOptions) (link.Link, error)) *running {
+func (n *network) run(server int, cfg *desired.Agent, attachTCX func(link.TCXOptions) (link.Link, error)) *running {
 	n.t.Helper()
 	ns := n.servers[server-1]
 	a, err := New(cfg, slog.New(slog.DiscardHandler))

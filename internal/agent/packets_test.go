@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -53,21 +53,21 @@ var (
 
 // testConfig is the configuration of a server with a TCP service on each of two VIPs, and a service
 // of all ports on a third.
-func testConfig() *config.Agent {
+func testConfig() *desired.Agent {
 	yes := true
-	return &config.Agent{
-		Node: config.AgentNode{
+	return &desired.Agent{
+		Node: desired.AgentNode{
 			Instance: "test-agent", Interface: "eth0", AssignVIPs: &yes,
 			Locator: netip.MustParsePrefix("fd00:5:0:1::/64"), Addresses: []netip.Addr{tunnel4, tunnel6},
 			Balancers: []netip.Prefix{netip.MustParsePrefix("fd00:6c::/32")},
 		},
-		Services: []config.AgentService{
-			{Name: "insert", VIP: vip6.Addr(), Port: 80, Protocol: config.TCP, Encapsulation: config.SRv6Insert,
-				Accept: config.Accept{Policy: config.AcceptAlways}, NotLocal: config.NotLocalReset},
-			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: config.TCP, Encapsulation: config.GRE},
-			{Name: "all", VIP: vip4.Addr(), Port: config.AllPorts, Protocol: config.TCP, Encapsulation: config.SRv6Encap,
-				Accept: config.Accept{Policy: config.AcceptNever}, NotLocal: config.NotLocalDrop},
-			{Name: "udp", VIP: vip6.Addr(), Port: 53, Protocol: config.UDP, Encapsulation: config.IPIP},
+		Services: []desired.AgentService{
+			{Name: "insert", VIP: vip6.Addr(), Port: 80, Protocol: desired.TCP, Encapsulation: desired.SRv6Insert,
+				Accept: desired.Accept{Policy: desired.AcceptAlways}, NotLocal: desired.NotLocalReset},
+			{Name: "gre", VIP: vip4.Addr(), Port: 80, Protocol: desired.TCP, Encapsulation: desired.GRE},
+			{Name: "all", VIP: vip4.Addr(), Port: desired.AllPorts, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
+				Accept: desired.Accept{Policy: desired.AcceptNever}, NotLocal: desired.NotLocalDrop},
+			{Name: "udp", VIP: vip6.Addr(), Port: 53, Protocol: desired.UDP, Encapsulation: desired.IPIP},
 		},
 	}
 }
@@ -81,7 +81,7 @@ func testKernel(t testing.TB) *kernel {
 	return testKernelOf(t, testConfig())
 }
 
-func testKernelOf(t testing.TB, cfg *config.Agent) *kernel {
+func testKernelOf(t testing.TB, cfg *desired.Agent) *kernel {
 	t.Helper()
 	needs.Agent(t)
 	cfg.Node.Instance = fmt.Sprintf("test-%d-packets", os.Getpid())
@@ -173,11 +173,11 @@ func wrap(frame []byte, e packet.Encap) []byte {
 	return out
 }
 
-func srv6Encap(kind config.Encapsulation, segments ...netip.Addr) packet.Encap {
+func srv6Encap(kind desired.Encapsulation, segments ...netip.Addr) packet.Encap {
 	return packet.Encap{Kind: kind, Sender: sender, Segments: segments, FlowLabel: 0x12345}
 }
 
-func tunnel(kind config.Encapsulation, destination netip.Addr) packet.Encap {
+func tunnel(kind desired.Encapsulation, destination netip.Addr) packet.Encap {
 	source := netip.MustParseAddr("192.0.2.1")
 	if destination.Is6() {
 		source = netip.MustParseAddr("fd00:9::1")
@@ -246,11 +246,11 @@ func TestReceive(t *testing.T) {
 // A core can reset 100 flows at once, and after that 1000 per second. It drops the packets of
 // further flows.
 func TestResetRate(t *testing.T) {
-	always := config.Accept{Policy: config.AcceptAlways}
-	k := testKernelOf(t, huntingConfig(config.SRv6Encap, always, config.NotLocalReset))
+	always := desired.Accept{Policy: desired.AcceptAlways}
+	k := testKernelOf(t, huntingConfig(desired.SRv6Encap, always, desired.NotLocalReset))
 	for _, f := range []flow{{client4, vip4}, {client6, vip6}} {
 		data := packet.TCP(f.client, f.vip, packet.Flags(packet.ACK))
-		lost := asks(config.SRv6Encap, recoverStickiness, data)
+		lost := asks(desired.SRv6Encap, recoverStickiness, data)
 		refill(t, k)
 		before, start := counters(t, k), time.Now()
 		onOneCore(t, func() {
@@ -271,7 +271,7 @@ func TestResetRate(t *testing.T) {
 			t.Errorf("%v: verdict %d, want a drop and the frame as it was", f.vip, verdict)
 		}
 		// A packet of a flow that the server has does not count for the limit.
-		known := asks(config.SRv6Encap, ackStickiness, data)
+		known := asks(desired.SRv6Encap, ackStickiness, data)
 		if verdict, _ := runAgent(t, k, known); verdict != xdpPass {
 			t.Errorf("%v: verdict %d for a packet of a known flow", f.vip, verdict)
 		}
@@ -316,12 +316,12 @@ func TestECN(t *testing.T) {
 	for inner, row := range figure4 {
 		for outer, want := range row {
 			t.Run(fmt.Sprintf("IPv4, inner %d outer %d", inner, outer), func(t *testing.T) {
-				frame := to(client4, vip4, srv6Encap(config.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
+				frame := to(client4, vip4, srv6Encap(desired.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
 				checkECN(t, k, set(frame, 1, frame[15]&^0x30|byte(outer)<<4), want,
 					packet.TCP(client4, vip4, packet.TrafficClass(0xb8|byte(want)), packet.HopLimit(63)))
 			})
 			t.Run(fmt.Sprintf("IPv6, inner %d outer %d", inner, outer), func(t *testing.T) {
-				frame := to(client6, vip6, srv6Encap(config.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
+				frame := to(client6, vip6, srv6Encap(desired.SRv6Encap, sid), packet.TrafficClass(0xb8|byte(inner)))
 				checkECN(t, k, set(frame, 1, frame[15]&^0x30|byte(outer)<<4), want,
 					packet.TCP(client6, vip6, packet.TrafficClass(0xb8|byte(want)), packet.HopLimit(63)))
 			})
@@ -368,7 +368,7 @@ func TestReferenceAgrees(t *testing.T) {
 			server.Addresses = []netip.Addr{e.Destination}
 		}
 		cfg.Node.Locator, cfg.Node.Addresses = server.Locator, server.Addresses
-		cfg.Services = []config.AgentService{{VIP: vip, Protocol: config.UDP}}
+		cfg.Services = []desired.AgentService{{VIP: vip, Protocol: desired.UDP}}
 		if err := k.write(newTableContent(cfg, mtu)); err != nil {
 			r.Fatal(err)
 		}

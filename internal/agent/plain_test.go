@@ -11,7 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // TestPlainLinux has a kernel without an agent deliver srv6-insert, with the settings of
@@ -37,7 +37,7 @@ func TestPlainLinux(t *testing.T) {
 		return netlink.RouteReplace(&netlink.Route{Dst: everywhere, Gw: net.ParseIP("fd00:5:1::1"), AdvMSS: 1384})
 	})
 	n.serve(1, vip6.Addr())
-	n.use(srv6Encap(config.SRv6Insert, serverSID(1)))
+	n.use(srv6Encap(desired.SRv6Insert, serverSID(1)))
 	c := n.dial(vip6.Addr())
 	n.echo(c, 100_000)
 	if got := mss(t, c); got != 1384-12 {

@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // onLoopback adds a VIP to the loopback interface of a server, or removes it.
@@ -49,7 +49,7 @@ func (n *network) awaitPresent(a *running, vip netip.Addr, want bool) {
 // The agent restores the VIPs that it has put on the host.
 func TestRemovedVIPComesBack(t *testing.T) {
 	n := newNetwork(t, 1)
-	a := n.run(1, n.config(1, config.SRv6Insert, vip6.Addr(), vip4.Addr()), link.AttachTCX)
+	a := n.run(1, n.config(1, desired.SRv6Insert, vip6.Addr(), vip4.Addr()), link.AttachTCX)
 	for _, vip := range []netip.Addr{vip6.Addr(), vip4.Addr()} {
 		n.awaitPresent(a, vip, true)
 		n.onLoopback(1, vip, netlink.AddrDel)
@@ -72,7 +72,7 @@ func TestRemovedVIPComesBack(t *testing.T) {
 func TestRefusedVIPIsLeftAlone(t *testing.T) {
 	n := newNetwork(t, 1)
 	vip := vip4.Addr()
-	a, err := New(n.config(1, config.SRv6Insert, vip), slog.New(slog.DiscardHandler))
+	a, err := New(n.config(1, desired.SRv6Insert, vip), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestRefusedVIPIsLeftAlone(t *testing.T) {
 // If somebody else assigns the VIPs, the agent tells balancers which VIPs are missing.
 func TestMissingVIPIsTold(t *testing.T) {
 	n := newNetwork(t, 1)
-	cfg := n.config(1, config.SRv6Insert, vip6.Addr(), vip4.Addr())
+	cfg := n.config(1, desired.SRv6Insert, vip6.Addr(), vip4.Addr())
 	no := false
 	cfg.Node.AssignVIPs = &no
 	n.onLoopback(1, vip6.Addr(), netlink.AddrAdd)

@@ -9,40 +9,40 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 // probeFor returns a probe about a VIP.
-func probeFor(kind config.Encapsulation, vip netip.Addr, options ...packet.Option) []byte {
+func probeFor(kind desired.Encapsulation, vip netip.Addr, options ...packet.Option) []byte {
 	return wrap(packet.Probe(sender, vip, 0x0123456789abcdef, options...), srv6Encap(kind, sidOf(sid, probe)))
 }
 
 // probes returns probes in all encapsulations, and packets that resemble probes.
 func probes() []packetCase {
-	insert, encap4 := probeFor(config.SRv6Insert, vip6.Addr()), probeFor(config.SRv6Encap, vip4.Addr())
-	encap6 := probeFor(config.SRv6Encap, vip6.Addr())
+	insert, encap4 := probeFor(desired.SRv6Insert, vip6.Addr()), probeFor(desired.SRv6Encap, vip4.Addr())
+	encap6 := probeFor(desired.SRv6Encap, vip6.Addr())
 	reference := newReference(testConfig())
 	cases := []packetCase{
 		{"insert", insert, "answer_probe", nil},
 		{"encap, IPv4", encap4, "answer_probe", nil},
 		{"encap, IPv6", encap6, "answer_probe", nil},
-		{"insert, another server's VIP", probeFor(config.SRv6Insert, other6.Addr()), "answer_probe", nil},
-		{"encap, another server's VIP", probeFor(config.SRv6Encap, other4.Addr()), "answer_probe", nil},
+		{"insert, another server's VIP", probeFor(desired.SRv6Insert, other6.Addr()), "answer_probe", nil},
+		{"encap, another server's VIP", probeFor(desired.SRv6Encap, other4.Addr()), "answer_probe", nil},
 		{"Ethernet padding", packet.Pad(encap4, 1, 2, 3), "answer_probe", nil},
 		{"hop limit 1", packet.SetHopLimit(insert, 1), "answer_probe", nil},
 		{"other argument", set(encap6, functionAt+2, 1, 2, 3, 4, 5, 6), "answer_probe", nil},
-		{"insert, behind options", probeFor(config.SRv6Insert, vip6.Addr(), packet.HopByHop(8)), "answer_probe", nil},
+		{"insert, behind options", probeFor(desired.SRv6Insert, vip6.Addr(), packet.HopByHop(8)), "answer_probe", nil},
 		{"insert, from a stranger", wrap(packet.Probe(sender, vip6.Addr(), 1), packet.Encap{
-			Kind: config.SRv6Insert, Sender: stranger, Segments: []netip.Addr{sidOf(sid, probe)}}), "drop_sender", nil},
+			Kind: desired.SRv6Insert, Sender: stranger, Segments: []netip.Addr{sidOf(sid, probe)}}), "drop_sender", nil},
 		{"encap, from a stranger", wrap(packet.Probe(sender, vip6.Addr(), 1), packet.Encap{
-			Kind: config.SRv6Encap, Sender: stranger, Segments: []netip.Addr{sidOf(sid, probe)}}), "drop_sender", nil},
-		{"a SYN", asks(config.SRv6Insert, probe, packet.TCP(client6, vip6)), "drop_probe", nil},
-		{"a SYN, encapsulated", asks(config.SRv6Encap, probe, packet.TCP(client4, vip4)), "drop_probe", nil},
+			Kind: desired.SRv6Encap, Sender: stranger, Segments: []netip.Addr{sidOf(sid, probe)}}), "drop_sender", nil},
+		{"a SYN", asks(desired.SRv6Insert, probe, packet.TCP(client6, vip6)), "drop_probe", nil},
+		{"a SYN, encapsulated", asks(desired.SRv6Encap, probe, packet.TCP(client4, vip4)), "drop_probe", nil},
 		{"insert, no token", cut(insert, len(insert)-14-1), "drop_probe", nil},
 		{"encap, no token", cut(encap4, len(encap4)-14-1), "drop_probe", nil},
 		{"a token of padding", packet.Pad(cut(encap6, len(encap6)-14-1), 7), "drop_probe", nil},
-		{"more headers than a probe has", probeFor(config.SRv6Insert, vip6.Addr(), packet.HopByHop(256)), "drop_probe", nil},
+		{"more headers than a probe has", probeFor(desired.SRv6Insert, vip6.Addr(), packet.HopByHop(256)), "drop_probe", nil},
 	}
 	for i := range cases {
 		if cases[i].reason == "answer_probe" {
@@ -62,7 +62,7 @@ func TestProbeAboutAbsentVIP(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, vip := range []netip.Addr{vip4.Addr(), vip6.Addr()} {
-		frame := probeFor(config.SRv6Encap, vip)
+		frame := probeFor(desired.SRv6Encap, vip)
 		reason, want := c.receive(frame)
 		c.check(t, frame, reason, want)
 		if served := want[len(want)-5]; served != map[bool]byte{true: 1}[vip == vip4.Addr()] {

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/accept"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -30,7 +30,7 @@ type flow struct{ client, vip netip.AddrPort }
 type remembered struct {
 	state    string // wait, direct, ending, closing
 	balancer netip.Prefix
-	kind     config.Encapsulation
+	kind     desired.Encapsulation
 }
 
 // sockets are the kernel's sockets for a flow.
@@ -58,16 +58,16 @@ type policy struct {
 	load  *accept.Load // nil: unknown
 }
 
-func newPolicy(s config.AgentService) *policy {
-	p := &policy{reset: s.NotLocal == config.NotLocalReset}
+func newPolicy(s desired.AgentService) *policy {
+	p := &policy{reset: s.NotLocal == desired.NotLocalReset}
 	switch a := s.Accept; a.Policy {
-	case config.AcceptAlways:
+	case desired.AcceptAlways:
 		p.Policy = accept.Always{}
-	case config.AcceptNever:
+	case desired.AcceptNever:
 		p.Policy = accept.Never{}
-	case config.AcceptStatic:
+	case desired.AcceptStatic:
 		p.Policy = accept.Static{Threshold: *a.Threshold}
-	case config.AcceptDynamic:
+	case desired.AcceptDynamic:
 		p.Policy = accept.NewDynamic(*a.Initial, a.Window, *a.Epsilon)
 	}
 	return p
@@ -244,10 +244,10 @@ func (h *hunter) recover(w wrapped, s segment) string {
 
 // readClient reads the flow of the client's packet. It returns false if the packet is not of TCP.
 func readClient(w wrapped) (s segment, ok bool) {
-	next, b, v6 := w.next, w.inner, w.kind == config.SRv6Insert || w.inner[0]>>4 == 6
+	next, b, v6 := w.next, w.inner, w.kind == desired.SRv6Insert || w.inner[0]>>4 == 6
 	s.source = w.source
 	switch {
-	case w.kind == config.SRv6Insert:
+	case w.kind == desired.SRv6Insert:
 	case v6:
 		s.source = netip.AddrFrom16([16]byte(b[8:]))
 		next, b = b[6], b[40:40+int(binary.BigEndian.Uint16(b[4:]))]

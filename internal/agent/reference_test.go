@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -29,7 +29,7 @@ type reference struct {
 	hunter
 }
 
-func newReference(cfg *config.Agent) reference {
+func newReference(cfg *desired.Agent) reference {
 	r := reference{outside: !cfg.Node.IsInternal(), locator: cfg.Node.Locator, tunnels: cfg.Node.Addresses, largest: map[netip.AddrPort]uint16{}}
 	r.hunter = hunter{
 		balancers: cfg.Node.Balancers,
@@ -37,11 +37,11 @@ func newReference(cfg *config.Agent) reference {
 	}
 	for _, s := range cfg.Services {
 		if s.Accept.Policy != "" {
-			r.services[netip.AddrPortFrom(s.VIP, uint16(s.Port))] = newPolicy(s)
+			r.services[netip.AddrPortFrom(s.VIP, s.Port.Number())] = newPolicy(s)
 		}
 		r.vips = append(r.vips, s.VIP)
-		if s.Protocol == config.TCP {
-			r.largest[netip.AddrPortFrom(s.VIP, uint16(s.Port))] = uint16(segmentSize(s, cfg.Node.Addresses, mtu))
+		if s.Protocol == desired.TCP {
+			r.largest[netip.AddrPortFrom(s.VIP, s.Port.Number())] = uint16(segmentSize(s, cfg.Node.Addresses, mtu))
 		}
 	}
 	return r
@@ -49,7 +49,7 @@ func newReference(cfg *config.Agent) reference {
 
 // wrapped is an encapsulated packet of a client.
 type wrapped struct {
-	kind         config.Encapsulation
+	kind         desired.Encapsulation
 	vip          netip.Addr
 	fits         bool // the inner packet's lengths agree with the outer's
 	hopLimit     uint8
@@ -65,7 +65,7 @@ type wrapped struct {
 
 // left returns the number of servers that the packet has not visited yet.
 func (w wrapped) left() int {
-	if w.kind == config.SRv6Insert {
+	if w.kind == desired.SRv6Insert {
 		return w.segmentsLeft - 1 // without the VIP's segment
 	}
 	return w.segmentsLeft
@@ -92,9 +92,9 @@ func (r reference) receive(frame []byte) (reason string, out []byte) {
 	case reason == "deliver_not_local":
 		return reason, out
 	}
-	return map[config.Encapsulation]string{
-		config.SRv6Insert: "deliver_srv6_insert", config.SRv6Encap: "deliver_srv6_encap",
-		config.GRE: "deliver_gre", config.IPIP: "deliver_ipip",
+	return map[desired.Encapsulation]string{
+		desired.SRv6Insert: "deliver_srv6_insert", desired.SRv6Encap: "deliver_srv6_encap",
+		desired.GRE: "deliver_gre", desired.IPIP: "deliver_ipip",
 	}[w.kind], out
 }
 
@@ -103,13 +103,13 @@ func (r reference) decide(w wrapped) string {
 	switch {
 	case w.function == probe:
 		return r.probe(w)
-	case slices.Contains(r.vips, w.vip) && w.kind != config.SRv6Insert && !w.fits:
+	case slices.Contains(r.vips, w.vip) && w.kind != desired.SRv6Insert && !w.fits:
 		return "drop_inner_header"
 	case slices.Contains(r.vips, w.vip) && (w.function == 0 || w.function == deliverAlways):
 		return "deliver"
 	case slices.Contains(r.vips, w.vip):
 		reason = r.handshake(w)
-	case w.kind == config.GRE || w.kind == config.IPIP:
+	case w.kind == desired.GRE || w.kind == desired.IPIP:
 		return "pass_other_tunnel"
 	case w.left() <= 0:
 		return "drop_not_served"
@@ -141,9 +141,9 @@ func (r reference) probe(w wrapped) string {
 // token returns the bytes of a probe after its headers, or nil if the probe is malformed.
 func (w wrapped) token() []byte {
 	protocol, rest := w.next, w.inner
-	if w.kind == config.SRv6Encap && w.vip.Is4() {
+	if w.kind == desired.SRv6Encap && w.vip.Is4() {
 		protocol, rest = rest[9], rest[20:]
-	} else if w.kind == config.SRv6Encap {
+	} else if w.kind == desired.SRv6Encap {
 		protocol, rest = rest[6], rest[40:]
 	}
 	if protocol != 59 || len(rest) < 8 {
@@ -282,9 +282,9 @@ func (r reference) openIPv6(b []byte) (wrapped, string) {
 
 // openTunnel reads the content of a tunnel to this node.
 func openTunnel(protocol byte, b []byte) (w wrapped, reason string) {
-	w.kind = config.IPIP
+	w.kind = desired.IPIP
 	if protocol == 47 {
-		w.kind, protocol = config.GRE, 0
+		w.kind, protocol = desired.GRE, 0
 		if len(b) >= 4 && b[0] == 0 && b[1] == 0 {
 			protocol = map[uint16]byte{0x0800: 4, 0x86dd: 41}[binary.BigEndian.Uint16(b[2:])]
 		}
@@ -323,7 +323,7 @@ func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 	w.next, w.inner = next, b
 	switch {
 	case next == 4 || next == 41:
-		w.kind = config.SRv6Encap
+		w.kind = desired.SRv6Encap
 		if !w.openInner(next, b) {
 			return "drop_inner_header"
 		}
@@ -335,7 +335,7 @@ func (w *wrapped) openSegments(next byte, b []byte) (reason string) {
 	case w.segmentsLeft == 0:
 		return "drop_srh_segments_left"
 	}
-	w.kind = config.SRv6Insert
+	w.kind = desired.SRv6Insert
 	w.sender = netip.PrefixFrom(netip.IPv6Unspecified(), 64) // a reduced header has no sender
 	if visited {
 		w.sender = netip.PrefixFrom(first, 64).Masked()

@@ -8,8 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Rehearsal is an agent for benchmarks. It has no running process, and its data path is attached to
@@ -18,7 +18,7 @@ type Rehearsal struct{ agent *Agent }
 
 // NewRehearsal loads the data path of an agent and applies the configuration, for test runs of the
 // program. The program treats frames for the MAC address as frames for the host.
-func NewRehearsal(cfg *config.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
+func NewRehearsal(cfg *desired.Agent, mac [6]byte, log *slog.Logger) (*Rehearsal, error) {
 	a, err := New(cfg, log)
 	if err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -30,10 +30,10 @@ const (
 )
 
 // signalled returns the frame that a frame of the application becomes with a signal.
-func signalled(t *testing.T, f flow, kind config.Encapsulation, function uint16, label uint32, options ...packet.Option) []byte {
+func signalled(t *testing.T, f flow, kind desired.Encapsulation, function uint16, label uint32, options ...packet.Option) []byte {
 	t.Helper()
 	sid := sidOf(balancer1, function)
-	if kind == config.SRv6Insert {
+	if kind == desired.SRv6Insert {
 		return packet.TCP(f.vip, f.client, append(options, packet.Routing(packet.NewSRH(1, node, sid, f.client.Addr())))...)
 	}
 	// A server is not a router, so the packet's own hop limit stays.
@@ -52,13 +52,13 @@ func signalled(t *testing.T, f flow, kind config.Encapsulation, function uint16,
 func TestSignals(t *testing.T) {
 	k := testKernel(t)
 	for _, way := range []struct {
-		kind config.Encapsulation
+		kind desired.Encapsulation
 		flow
 		room int // the longest packet without options that a signal fits on
 	}{
-		{config.SRv6Insert, flow{client6, vip6}, mtu - 56 - 40 - 20},
-		{config.SRv6Encap, flow{client6, vip6}, mtu - 40 - 40 - 20},
-		{config.SRv6Encap, flow{client4, vip4}, mtu - 40 - 20 - 20},
+		{desired.SRv6Insert, flow{client6, vip6}, mtu - 56 - 40 - 20},
+		{desired.SRv6Encap, flow{client6, vip6}, mtu - 40 - 40 - 20},
+		{desired.SRv6Encap, flow{client4, vip4}, mtu - 40 - 20 - 20},
 	} {
 		for _, sent := range []struct {
 			name  string
@@ -109,7 +109,7 @@ func TestSignals(t *testing.T) {
 // balancer may be the reason why the first packet was lost.
 func TestEndIsToldOnce(t *testing.T) {
 	k := testKernel(t)
-	if err := k.write(newTableContent(huntingConfig(config.SRv6Encap, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop), mtu)); err != nil {
+	if err := k.write(newTableContent(huntingConfig(desired.SRv6Encap, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop), mtu)); err != nil {
 		t.Fatal(err)
 	}
 	f := flow{client6, vip6}
@@ -120,11 +120,11 @@ func TestEndIsToldOnce(t *testing.T) {
 			t.Errorf("%s: the verdict is %#x, want %#x", why, verdict, want)
 		}
 	}
-	setFlow(t, k, f, config.SRv6Encap, "direct", 0)
+	setFlow(t, k, f, desired.SRv6Encap, "direct", 0)
 	send(tcRedirect, "the end")
 	send(tcUnspec, "the end once more")
 	as := event{"as", ackStickiness, true, packet.ACK}
-	runAgent(t, k, as.frame(dialogue{flow: f}, config.SRv6Encap)) // from the second balancer
+	runAgent(t, k, as.frame(dialogue{flow: f}, desired.SRv6Encap)) // from the second balancer
 	send(tcRedirect, "the end to another balancer")
 	send(tcUnspec, "that once more")
 }
@@ -144,7 +144,7 @@ func TestFragmentsCarryNoSignal(t *testing.T) {
 		"RST":  {packet.RST, "wait", "ending", removeStickiness},
 	} {
 		t.Run(name, func(t *testing.T) {
-			setFlow(t, k, f, config.SRv6Encap, c.state, 0)
+			setFlow(t, k, f, desired.SRv6Encap, c.state, 0)
 			first := set(packet.TCP(f.vip, f.client, packet.Flags(c.flags), packet.Payload(make([]byte, 76))), 6, 0x20)
 			verdict, out := transmit(t, k, first, 0)
 			if diff := cmp.Diff(first, out); verdict != tcUnspec || diff != "" {
@@ -155,7 +155,7 @@ func TestFragmentsCarryNoSignal(t *testing.T) {
 			}
 			verdict, out = transmit(t, k, packet.TCP(f.vip, f.client, packet.Flags(packet.ACK)), 0)
 			label := binary.BigEndian.Uint32(out[14:]) & 0xfffff
-			want := signalled(t, f, config.SRv6Encap, c.function, label, packet.Flags(packet.ACK))
+			want := signalled(t, f, desired.SRv6Encap, c.function, label, packet.Flags(packet.ACK))
 			if diff := cmp.Diff(want, out); verdict != tcRedirect || diff != "" {
 				t.Errorf("the next packet: verdict %#x, want %#x; frame (-want +got):\n%s", verdict, tcRedirect, diff)
 			}
@@ -207,7 +207,7 @@ func transmitAs(t *testing.T, k *kernel, frame []byte, buffer map[int]uint32) (u
 
 // hunt makes the network's balancer hunt. The balancer offers unknown connections to the servers in
 // turn, and follows their signals. hunt returns a function that returns the signals so far.
-func (n *network) hunt(kind config.Encapsulation) func() map[uint16]int {
+func (n *network) hunt(kind desired.Encapsulation) func() map[uint16]int {
 	n.in(n.client, func() error {
 		l, err := netlink.LinkByName("vips")
 		if err != nil {
@@ -229,7 +229,7 @@ func (n *network) hunt(kind config.Encapsulation) func() map[uint16]int {
 
 // hunting is a balancer's table II, by the clients' ports.
 type hunting struct {
-	kind    config.Encapsulation
+	kind    desired.Encapsulation
 	servers int
 	tun     *os.File
 
@@ -317,17 +317,17 @@ func (h *hunting) take(frame []byte) error {
 func TestHunt(t *testing.T) {
 	needs.Cgroup2(t)
 	for _, c := range []struct {
-		kind config.Encapsulation
+		kind desired.Encapsulation
 		vip  netip.Addr
-	}{{config.SRv6Insert, vip6.Addr()}, {config.SRv6Encap, vip6.Addr()}, {config.SRv6Encap, vip4.Addr()}} {
+	}{{desired.SRv6Insert, vip6.Addr()}, {desired.SRv6Encap, vip6.Addr()}, {desired.SRv6Encap, vip4.Addr()}} {
 		t.Run(fmt.Sprintf("%s/%s", c.kind, c.vip), func(t *testing.T) {
 			n := newNetwork(t, 2)
 			var agents [2]*running
-			for i, policy := range []config.AcceptPolicy{config.AcceptNever, config.AcceptAlways} {
+			for i, policy := range []desired.AcceptPolicy{desired.AcceptNever, desired.AcceptAlways} {
 				cfg := n.config(i+1, c.kind, c.vip)
 				cfg.Node.MTU = 1500 - 24 // the additional length of packets with recover-stickiness
 				cfg.Services[0].Accept.Policy = policy
-				cfg.Services[0].Load.Kind = config.LoadConnections
+				cfg.Services[0].Load.Kind = desired.LoadConnections
 				agents[i] = n.run(i+1, cfg, link.AttachTCX)
 				n.serve(i+1, c.vip)
 			}
@@ -381,7 +381,7 @@ func TestHunt(t *testing.T) {
 	}
 }
 
-func connections(t *testing.T, k *kernel, s config.AgentService) (open int64) {
+func connections(t *testing.T, k *kernel, s desired.AgentService) (open int64) {
 	t.Helper()
 	if err := k.objects.Connections.Lookup(serviceKey(s), &open); err != nil {
 		t.Fatal(err)
@@ -417,9 +417,9 @@ func TestAcceptQueue(t *testing.T) {
 	}
 	s.close(over, c)
 	two := uint32(2)
-	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptStatic, Threshold: &two}, config.NotLocalDrop)
+	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptStatic, Threshold: &two}, desired.NotLocalDrop)
 	for i := range cfg.Services {
-		cfg.Services[i].Load.Kind = config.LoadAcceptQueue
+		cfg.Services[i].Load.Kind = desired.LoadAcceptQueue
 	}
 	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
@@ -435,7 +435,7 @@ func TestAcceptQueue(t *testing.T) {
 			if load := trace.Accept.Load; load == nil || int(load.Busy) != waiting || load.Capacity == nil {
 				t.Errorf("%d waiting: traced as %+v", waiting, load)
 			}
-			runAgent(t, k, events()[0].frame(dialogue{flow: f}, config.SRv6Insert))
+			runAgent(t, k, events()[0].frame(dialogue{flow: f}, desired.SRv6Insert))
 			return nil
 		})
 		if after := offers(t, k, vip6); after[want] != before[want]+1 {

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // address is a key of the data path's tables. IPv4 addresses are in IPv4-mapped form.
@@ -32,7 +32,7 @@ type tableContent struct {
 }
 
 // newTableContent returns the content for a path from the balancers with this MTU, in bytes.
-func newTableContent(cfg *config.Agent, mtu int) *tableContent {
+func newTableContent(cfg *desired.Agent, mtu int) *tableContent {
 	c := &tableContent{
 		balancers:    balancersOf(&cfg.Node),
 		vips:         map[address]uint32{},
@@ -56,7 +56,7 @@ func newTableContent(cfg *config.Agent, mtu int) *tableContent {
 		if cfg.Node.AssignsVIPs() {
 			c.assigned[s.VIP] = true
 		}
-		if s.Protocol == config.TCP {
+		if s.Protocol == desired.TCP {
 			c.segmentSizes[serviceKey(s)] = uint32(segmentSize(s, cfg.Node.Addresses, mtu))
 		}
 		if s.Accept.Policy != "" {
@@ -67,7 +67,7 @@ func newTableContent(cfg *config.Agent, mtu int) *tableContent {
 }
 
 // balancersOf returns the locators of the balancers that may ask about connections.
-func balancersOf(node *config.AgentNode) map[agentLocatorPrefix]uint32 {
+func balancersOf(node *desired.AgentNode) map[agentLocatorPrefix]uint32 {
 	all := map[agentLocatorPrefix]uint32{}
 	for _, prefix := range node.Balancers {
 		address := prefix.Addr().As16()
@@ -76,9 +76,9 @@ func balancersOf(node *config.AgentNode) map[agentLocatorPrefix]uint32 {
 	return all
 }
 
-func serviceKey(s config.AgentService) agentServiceKey {
-	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(uint16(s.Port))}
-	if s.Protocol == config.UDP {
+func serviceKey(s desired.AgentService) agentServiceKey {
+	key := agentServiceKey{Protocol: unix.IPPROTO_TCP, Port: networkOrder(s.Port.Number())}
+	if s.Protocol == desired.UDP {
 		key.Protocol = unix.IPPROTO_UDP
 	}
 	key.Vip.In6U.U6Addr8 = s.VIP.As16()
@@ -99,7 +99,7 @@ const (
 // segmentSize returns the largest MSS, in bytes, whose segments still fit the path from the
 // balancers. It is the MTU less the encapsulation with one segment and the headers without options
 // (RFC 9293 section 3.7.1, RFC 6691).
-func segmentSize(s config.AgentService, tunnels []netip.Addr, mtu int) int {
+func segmentSize(s desired.AgentService, tunnels []netip.Addr, mtu int) int {
 	ip := ipv6Header
 	if s.VIP.Is4() {
 		ip = ipv4Header
@@ -110,7 +110,7 @@ func segmentSize(s config.AgentService, tunnels []netip.Addr, mtu int) int {
 // overhead returns the number of bytes that an encapsulation adds; see docs/protocol.md. The
 // balancer may send to any address of a tunnel. If one of them is an IPv6 address, overhead assumes
 // an outer IPv6 header.
-func overhead(kind config.Encapsulation, tunnels []netip.Addr) int {
+func overhead(kind desired.Encapsulation, tunnels []netip.Addr) int {
 	outer := ipv4Header
 	for _, a := range tunnels {
 		if a.Is6() {
@@ -118,11 +118,11 @@ func overhead(kind config.Encapsulation, tunnels []netip.Addr) int {
 		}
 	}
 	switch kind {
-	case config.SRv6Insert:
+	case desired.SRv6Insert:
 		return 8 + 3*16 // the balancer, the server and the VIP
-	case config.SRv6Encap:
+	case desired.SRv6Encap:
 		return ipv6Header
-	case config.GRE:
+	case desired.GRE:
 		return outer + 4
 	default:
 		return outer

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -155,9 +155,9 @@ func (l *labels) answer(function srv6.Function, last bool, d *agentDecision) Ans
 func (v *View) traceService(t *Trace, flow *agentDecision) (key agentServiceKey, err error) {
 	keys := []agentServiceKey{flow.service()}
 	if keys[0].Protocol == 0 {
-		service := config.AgentService{VIP: t.VIP.Addr(), Port: config.Port(t.VIP.Port()), Protocol: config.TCP}
+		service := desired.AgentService{VIP: t.VIP.Addr(), Port: desired.PortOf(t.VIP.Port()), Protocol: desired.TCP}
 		exact := serviceKey(service)
-		service.Port = config.AllPorts
+		service.Port = desired.AllPorts
 		keys = []agentServiceKey{exact, serviceKey(service)}
 	}
 	for _, key = range keys {

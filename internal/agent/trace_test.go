@@ -16,20 +16,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // randomRule returns a random accept policy, with short windows, and a random treatment of flows
 // that are not local.
-func randomRule(random *rand.Rand) (config.Accept, config.NotLocal) {
+func randomRule(random *rand.Rand) (desired.Accept, desired.NotLocal) {
 	small, epsilon := random.Uint32N(4), 0.1
-	accept := []config.Accept{
-		{Policy: config.AcceptAlways}, {Policy: config.AcceptNever}, {Policy: config.AcceptStatic, Threshold: &small},
-		{Policy: config.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
-		{Policy: config.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
+	accept := []desired.Accept{
+		{Policy: desired.AcceptAlways}, {Policy: desired.AcceptNever}, {Policy: desired.AcceptStatic, Threshold: &small},
+		{Policy: desired.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
+		{Policy: desired.AcceptDynamic, Window: 1 + small, Epsilon: &epsilon, Initial: &small},
 	}
-	notLocal := []config.NotLocal{config.NotLocalDrop, config.NotLocalReset}
+	notLocal := []desired.NotLocal{desired.NotLocalDrop, desired.NotLocalReset}
 	return accept[random.IntN(len(accept))], notLocal[random.IntN(2)]
 }
 
@@ -44,7 +44,7 @@ func randomLoad(t *testing.T, k *kernel, random *rand.Rand, vip netip.AddrPort) 
 	if random.IntN(4) == 0 {
 		load.When = uint64(random.IntN(2)) // never, or long ago
 	}
-	if err := k.objects.Loads.Put(serviceKey(config.AgentService{VIP: vip.Addr(), Port: config.Port(vip.Port())}), load); err != nil {
+	if err := k.objects.Loads.Put(serviceKey(desired.AgentService{VIP: vip.Addr(), Port: desired.Port(vip.Port())}), load); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -59,7 +59,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 	seen := map[string]int{}
 	for range 200 {
 		accept, notLocal := randomRule(random)
-		if err := k.write(newTableContent(huntingConfig(config.SRv6Encap, accept, notLocal), mtu)); err != nil {
+		if err := k.write(newTableContent(huntingConfig(desired.SRv6Encap, accept, notLocal), mtu)); err != nil {
 			t.Fatal(err)
 		}
 		s.do(func() error {
@@ -73,9 +73,9 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 				}
 				randomLoad(t, k, random, now.vip)
 				if state == "closed" {
-					setFlow(t, k, now.flow, config.SRv6Encap, "closing", 11)
+					setFlow(t, k, now.flow, desired.SRv6Encap, "closing", 11)
 				} else {
-					setFlow(t, k, now.flow, config.SRv6Encap, state, 0)
+					setFlow(t, k, now.flow, desired.SRv6Encap, state, 0)
 				}
 				seen[agree(t, k, view, now, e)]++
 			}
@@ -93,7 +93,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 // agree compares the prediction of trace with the result for an event's packet.
 func agree(t *testing.T, k *kernel, view *View, now situation, e event) string {
 	t.Helper()
-	key := serviceKey(config.AgentService{VIP: now.vip.Addr(), Port: config.Port(now.vip.Port())})
+	key := serviceKey(desired.AgentService{VIP: now.vip.Addr(), Port: desired.Port(now.vip.Port())})
 	var acceptance [2]agentAcceptance
 	read := func(i int) error { return k.objects.Acceptances.Lookup(key, &acceptance[i]) }
 	flowBefore, err := getFlow(t, k, now.flow), read(0)
@@ -110,7 +110,7 @@ func agree(t *testing.T, k *kernel, view *View, now situation, e event) string {
 	})
 	want := trace.Answers[at]
 	before, offersBefore := counters(t, k), offers(t, k, now.vip)
-	runAgent(t, k, e.frame(now.dialogue, config.SRv6Encap))
+	runAgent(t, k, e.frame(now.dialogue, desired.SRv6Encap))
 	got := Answer{Function: want.Function, Last: want.Last}
 	for reason := range maps.Keys(changed(before, counters(t, k))) {
 		got.Outcome += strings.TrimSuffix(reason, "_srv6_encap")
@@ -131,7 +131,7 @@ func agree(t *testing.T, k *kernel, view *View, now situation, e event) string {
 func TestTraceOfConnection(t *testing.T) {
 	k := testKernel(t)
 	s := newStage(t)
-	cfg := huntingConfig(config.SRv6Insert, config.Accept{Policy: config.AcceptNever}, config.NotLocalDrop)
+	cfg := huntingConfig(desired.SRv6Insert, desired.Accept{Policy: desired.AcceptNever}, desired.NotLocalDrop)
 	if err := k.write(newTableContent(cfg, mtu)); err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestTraceOfConnection(t *testing.T) {
 		"request, but connected elsewhere": "request", "connected": "established",
 		"time wait": "time-wait", "cookie": "listening"}
 	for _, now := range s.situations(client6, vip6) {
-		setFlow(t, k, now.flow, config.SRv6Insert, "direct", 3)
+		setFlow(t, k, now.flow, desired.SRv6Insert, "direct", 3)
 		s.do(func() error {
 			got, err := view.Trace(now.client, now.vip)
 			if err != nil {
@@ -151,7 +151,7 @@ func TestTraceOfConnection(t *testing.T) {
 				port = cfg.Services[3].Name
 			}
 			if got.Socket != sockets[now.name] || got.Service != port || !got.Served || got.Flow.State != "direct" ||
-				got.Flow.Balancer.Addr() != balancer1 || got.Flow.Age < 3 || got.Accept.Policy != config.AcceptNever {
+				got.Flow.Balancer.Addr() != balancer1 || got.Flow.Age < 3 || got.Accept.Policy != desired.AcceptNever {
 				t.Errorf("%s: %+v", now.name, got)
 			}
 			return nil
@@ -175,7 +175,7 @@ func TestTraceOfUnusualServers(t *testing.T) {
 	nowhere := testConfig()
 	nowhere.Node.Locator = netip.Prefix{}
 	for name, c := range map[string]struct {
-		cfg     *config.Agent
+		cfg     *desired.Agent
 		service string
 		answer  *Answer // the first one
 	}{
@@ -211,14 +211,14 @@ func TestTraceOfUnusualServers(t *testing.T) {
 func TestTraceOfLiveConnection(t *testing.T) {
 	n := newNetwork(t, 2)
 	var instances []string
-	for i, policy := range []config.AcceptPolicy{config.AcceptNever, config.AcceptAlways} {
-		cfg := n.config(i+1, config.SRv6Insert, vip6.Addr())
+	for i, policy := range []desired.AcceptPolicy{desired.AcceptNever, desired.AcceptAlways} {
+		cfg := n.config(i+1, desired.SRv6Insert, vip6.Addr())
 		cfg.Services[0].Accept.Policy = policy
 		n.run(i+1, cfg, link.AttachTCX)
 		n.serve(i+1, vip6.Addr())
 		instances = append(instances, cfg.Node.Instance)
 	}
-	n.hunt(config.SRv6Insert)
+	n.hunt(desired.SRv6Insert)
 	c := n.dial(vip6.Addr())
 	n.echo(c, 100)
 	client := c.LocalAddr().(*net.TCPAddr).AddrPort()

@@ -23,6 +23,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
@@ -48,9 +49,9 @@ func writeKeys(t *testing.T, file string, keys ...config.SignalKey) {
 
 // signalWays are the flows and encapsulations of signals.
 var signalWays = []struct {
-	kind config.Encapsulation
+	kind desired.Encapsulation
 	flow
-}{{config.SRv6Insert, flow{client6, vip6}}, {config.SRv6Encap, flow{client6, vip6}}, {config.SRv6Encap, flow{client4, vip4}}}
+}{{desired.SRv6Insert, flow{client6, vip6}}, {desired.SRv6Encap, flow{client6, vip6}}, {desired.SRv6Encap, flow{client4, vip4}}}
 
 // argument returns the argument of the balancer's SID in a frame with a signal.
 func argument(frame []byte) uint64 {
@@ -100,7 +101,7 @@ func TestTags(t *testing.T) {
 				}
 			}
 			for _, segment := range []int{14 + 24, 14 + 40 + 8 + 16} { // of the destination, and in the list
-				if way.kind == config.SRv6Insert || segment == 14+24 {
+				if way.kind == desired.SRv6Insert || segment == 14+24 {
 					copy(one[segment+10:segment+16], make([]byte, 6))
 				}
 			}
@@ -134,7 +135,7 @@ func TestBalancersAreNamed(t *testing.T) {
 			{"another prefix", prefixes("fd00:6d::/32", "2000::/3"), true},
 			{"none any more", nil, false},
 		} {
-			cfg := huntingConfig(way.kind, config.Accept{Policy: config.AcceptAlways}, config.NotLocalDrop)
+			cfg := huntingConfig(way.kind, desired.Accept{Policy: desired.AcceptAlways}, desired.NotLocalDrop)
 			cfg.Node.Balancers = c.named
 			if err := k.write(newTableContent(cfg, mtu)); err != nil {
 				t.Fatal(err)
@@ -161,15 +162,15 @@ func TestReloadOfKeys(t *testing.T) {
 	n := newNetwork(t, 1)
 	file := filepath.Join(t.TempDir(), "signal.key")
 	writeKeys(t, file, oldKey)
-	cfg := func(file string) *config.Agent {
-		cfg := n.config(1, config.SRv6Encap, vip6.Addr())
+	cfg := func(file string) *desired.Agent {
+		cfg := n.config(1, desired.SRv6Encap, vip6.Addr())
 		cfg.Node.SignalKey = file
 		return cfg
 	}
 	a := n.run(1, cfg(file), link.AttachTCX)
 	signs := func(step string, want uint64) {
 		t.Helper()
-		setFlow(t, a.kernel, signalWays[1].flow, config.SRv6Encap, "wait", 0)
+		setFlow(t, a.kernel, signalWays[1].flow, desired.SRv6Encap, "wait", 0)
 		_, out := transmit(t, a.kernel, packet.TCP(vip6, client6, packet.Flags(packet.ACK)), 0)
 		if got := argument(out); got != want {
 			t.Errorf("%s: argument %#x, want %#x", step, got, want)
@@ -253,7 +254,7 @@ func TestForgedSignals(t *testing.T) {
 		for _, function := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			signal := sidOf(balancer1, uint16(function))
 			taken, forged := uint32(xdpPass), withoutSender(way.vip, way.client, sid, signal)
-			if way.kind == config.SRv6Encap { // its signals have no list
+			if way.kind == desired.SRv6Encap { // its signals have no list
 				e := packet.Encap{Kind: way.kind, Sender: node, Segments: []netip.Addr{sid, signal}}
 				taken, forged = xdpDrop, to(way.vip, way.client, e)
 			}
@@ -316,7 +317,7 @@ var lbMAC = packet.MAC{2, 0, 0, 0, 6, 1}
 // rehearsedBalancer returns the unattached data path of the first balancer.
 func rehearsedBalancer(t *testing.T, keyFile string) *ebpf.Program {
 	t.Helper()
-	cfg, err := config.ParseBalancer(fmt.Appendf(nil, `
+	cfg, _, err := config.ParseBalancer(fmt.Appendf(nil, `
 node:
   instance: test-%d-balancer
   interface: eth0
@@ -353,7 +354,7 @@ services:
 }
 
 // outsideConfig is testConfig with an interface that leads out of the domain.
-func outsideConfig() *config.Agent {
+func outsideConfig() *desired.Agent {
 	cfg, no := testConfig(), false
 	cfg.Node.Internal = &no
 	return cfg
@@ -368,11 +369,11 @@ func TestOutside(t *testing.T) {
 	}
 	left := packet.Routing(packet.NewSRH(1, vip6.Addr(), other6.Addr()))
 	over := packet.Routing(packet.NewSRH(0, vip6.Addr()))
-	insert := to(client6, vip6, srv6Encap(config.SRv6Insert, sid))
+	insert := to(client6, vip6, srv6Encap(desired.SRv6Insert, sid))
 	for _, v := range []packetCase{
 		{"inserted", insert, "drop_outside", nil},
-		{"wrapped", to(client4, vip4, srv6Encap(config.SRv6Encap, sid)), "drop_outside", nil},
-		{"wrapped for the next one too", to(client6, vip6, srv6Encap(config.SRv6Encap, sid, nextSID)), "drop_outside", nil},
+		{"wrapped", to(client4, vip4, srv6Encap(desired.SRv6Encap, sid)), "drop_outside", nil},
+		{"wrapped for the next one too", to(client6, vip6, srv6Encap(desired.SRv6Encap, sid, nextSID)), "drop_outside", nil},
 		{"an unknown function", set(insert, functionAt, 0, 0x11), "drop_outside", nil},
 		{"a short packet to a SID", cut(insert, 50), "drop_outside", nil},
 		{"version 4 to a SID", set(insert, 0, 0x40), "drop_outside", nil},
@@ -384,8 +385,8 @@ func TestOutside(t *testing.T) {
 		{"no segments left", direct(over), "pass_not_for_agent", nil},
 		{"segments left for a stranger", packet.TCP(client6, other6, packet.Ethernet(packet.MAC{2}, hostMAC),
 			packet.Routing(packet.NewSRH(1, other6.Addr(), vip6.Addr()))), "pass_not_for_agent", nil},
-		{"a tunnel", to(client6, vip6, tunnel(config.IPIP, tunnel6)), "deliver_ipip",
-			delivered(to(client6, vip6, tunnel(config.IPIP, tunnel6)))},
+		{"a tunnel", to(client6, vip6, tunnel(desired.IPIP, tunnel6)), "deliver_ipip",
+			delivered(to(client6, vip6, tunnel(desired.IPIP, tunnel6)))},
 	} {
 		t.Run(v.name, func(t *testing.T) {
 			if reason, _ := c.receive(v.frame); reason != v.reason {

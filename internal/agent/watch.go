@@ -12,20 +12,20 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/load"
 )
 
 // intervals are the times between two readings of the load sources that the control plane reads.
-var intervals = map[config.LoadSource]time.Duration{
-	config.LoadApache:       load.ApacheInterval,
-	config.LoadCgroup:       load.CgroupInterval,
-	config.LoadSharedMemory: load.SharedMemoryInterval,
+var intervals = map[desired.LoadSource]time.Duration{
+	desired.LoadApache:       load.ApacheInterval,
+	desired.LoadCgroup:       load.CgroupInterval,
+	desired.LoadSharedMemory: load.SharedMemoryInterval,
 }
 
 // watch reads a load source for a service.
 type watch struct {
-	source config.Source
+	source desired.Source
 	stop   func() // returns when no more loads will be reported
 }
 
@@ -34,8 +34,8 @@ type watches map[agentServiceKey]watch
 
 // follow reads the sources of the configuration until stopAll. It does not interrupt the reading of
 // unchanged sources.
-func (w watches) follow(k *kernel, cfg *config.Agent, log *slog.Logger) {
-	want := map[agentServiceKey]config.AgentService{}
+func (w watches) follow(k *kernel, cfg *desired.Agent, log *slog.Logger) {
+	want := map[agentServiceKey]desired.AgentService{}
 	for _, s := range cfg.Services {
 		if intervals[s.Load.Kind] != 0 {
 			want[serviceKey(s)] = s
@@ -67,7 +67,7 @@ func (w watches) stopAll() {
 
 // watchLoad keeps the load of a service in the data path up to date. The data path treats a load as
 // stale by its age, also after this process has ended.
-func (k *kernel) watchLoad(key agentServiceKey, s config.AgentService, log *slog.Logger) (stop func()) {
+func (k *kernel) watchLoad(key agentServiceKey, s desired.AgentService, log *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	interval := intervals[s.Load.Kind]
@@ -89,11 +89,11 @@ func (k *kernel) watchLoad(key agentServiceKey, s config.AgentService, log *slog
 	}
 }
 
-func newSource(s config.Source) load.Source {
+func newSource(s desired.Source) load.Source {
 	switch s.Kind {
-	case config.LoadApache:
+	case desired.LoadApache:
 		return load.NewApache(s.Path, s.Workers)
-	case config.LoadCgroup:
+	case desired.LoadCgroup:
 		return load.NewCgroup(s.Path)
 	default:
 		return load.NewSharedMemory(s.Path)

@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/loadshm"
 )
@@ -26,14 +26,14 @@ func TestReportedLoad(t *testing.T) {
 	vip := netip.AddrPortFrom(vip6.Addr(), 80)
 	path := filepath.Join(t.TempDir(), "load")
 	one := uint32(1)
-	cfg := n.config(1, config.SRv6Encap, vip6.Addr())
-	cfg.Services[0].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &one}
-	cfg.Services[0].Load = config.Source{Kind: config.LoadSharedMemory, Path: path}
+	cfg := n.config(1, desired.SRv6Encap, vip6.Addr())
+	cfg.Services[0].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &one}
+	cfg.Services[0].Load = desired.Source{Kind: desired.LoadSharedMemory, Path: path}
 	a := n.run(1, cfg, link.AttachTCX)
-	n.run(2, n.config(2, config.SRv6Encap, vip6.Addr()), link.AttachTCX)
+	n.run(2, n.config(2, desired.SRv6Encap, vip6.Addr()), link.AttachTCX)
 	n.serve(1, vip6.Addr())
 	n.serve(2, vip6.Addr())
-	n.hunt(config.SRv6Encap)
+	n.hunt(desired.SRv6Encap)
 
 	// dialed returns the result of a connection at the first server. While a SYN waits for a
 	// neighbour, the client repeats it, but an accepted SYN is not offered again.
@@ -79,8 +79,8 @@ func TestReportedLoad(t *testing.T) {
 	}
 
 	always := *cfg
-	always.Services = append([]config.AgentService{}, cfg.Services...)
-	always.Services[0].Accept = config.Accept{Policy: config.AcceptAlways}
+	always.Services = append([]desired.AgentService{}, cfg.Services...)
+	always.Services[0].Accept = desired.Accept{Policy: desired.AcceptAlways}
 	if err := a.Reload(context.Background(), &always); err != nil {
 		t.Fatal(err)
 	}
@@ -106,12 +106,12 @@ func TestRestartKeepsConnections(t *testing.T) {
 	needs.Cgroup2(t)
 	n := newNetwork(t, 1)
 	epsilon, initial := 0.1, uint32(5)
-	cfg := n.config(1, config.SRv6Insert, vip6.Addr())
-	cfg.Services[0].Accept = config.Accept{Policy: config.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial}
-	cfg.Services[0].Load.Kind = config.LoadConnections
+	cfg := n.config(1, desired.SRv6Insert, vip6.Addr())
+	cfg.Services[0].Accept = desired.Accept{Policy: desired.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial}
+	cfg.Services[0].Load.Kind = desired.LoadConnections
 	a := n.run(1, cfg, link.AttachTCX)
 	n.serve(1, vip6.Addr())
-	signals := n.hunt(config.SRv6Insert)
+	signals := n.hunt(desired.SRv6Insert)
 	c := n.dial(vip6.Addr())
 	n.echo(c, 1000)
 	before := offers(t, a.kernel, netip.AddrPortFrom(vip6.Addr(), 80))
@@ -127,7 +127,7 @@ func TestRestartKeepsConnections(t *testing.T) {
 	// Meanwhile another load source decides, for one or two processes.
 	other := *cfg
 	other.Services = slices.Clone(cfg.Services)
-	other.Services[0].Load.Kind = config.LoadAcceptQueue
+	other.Services[0].Load.Kind = desired.LoadAcceptQueue
 	a.stop()
 	a = n.run(1, &other, link.AttachTCX)
 	if err := a.Reload(context.Background(), cfg); err != nil {

@@ -15,14 +15,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // webOf returns a configuration of one service with the given servers.
-func webOf(servers ...config.Server) *config.Balancer {
-	return balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...))
+func webOf(servers ...desired.Server) *desired.Balancer {
+	return balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...))
 }
 
 const liveFlows = 200
@@ -60,16 +60,16 @@ func TestServersComeAndGo(t *testing.T) {
 	t.Parallel()
 	s1, s2, s3, s4 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1), srv6Server("s4", 4, 1)
 	for name, v := range map[string]struct {
-		after []config.Server
+		after []desired.Server
 		gone  string
 	}{
-		"added":       {[]config.Server{s1, s2, s3, s4}, ""},
-		"removed":     {[]config.Server{s1, s3}, "web/s2"},
-		"replaced":    {[]config.Server{s1, s4, s3}, "web/s2"},
-		"reweighted":  {[]config.Server{srv6Server("s1", 1, 9), s2, s3}, ""},
-		"drained":     {[]config.Server{srv6Server("s1", 1, 0), s2, s3}, ""},
-		"reordered":   {[]config.Server{s3, s2, s1}, ""},
-		"readdressed": {[]config.Server{s1, srv6Server("s2", 12, 1), s3}, "none: the name is the same"},
+		"added":       {[]desired.Server{s1, s2, s3, s4}, ""},
+		"removed":     {[]desired.Server{s1, s3}, "web/s2"},
+		"replaced":    {[]desired.Server{s1, s4, s3}, "web/s2"},
+		"reweighted":  {[]desired.Server{srv6Server("s1", 1, 9), s2, s3}, ""},
+		"drained":     {[]desired.Server{srv6Server("s1", 1, 0), s2, s3}, ""},
+		"reordered":   {[]desired.Server{s3, s2, s1}, ""},
+		"readdressed": {[]desired.Server{s1, srv6Server("s2", 12, 1), s3}, "none: the name is the same"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := webOf(s1, s2, s3)
@@ -104,7 +104,7 @@ func (f *fixture) readdressed(servers map[dataplane.Flow]string) {
 }
 
 // places checks that new flows reach all servers that take new flows, and no others.
-func (f *fixture) places(servers []config.Server) {
+func (f *fixture) places(servers []desired.Server) {
 	f.t.Helper()
 	want, got := map[string]bool{}, map[string]bool{}
 	for _, s := range servers {
@@ -165,21 +165,21 @@ func TestServiceMoves(t *testing.T) {
 	t.Parallel()
 	server := srv6Server("s", 1, 1)
 	f := open(t, webOf(server))
-	f.mustApply(balancerOf(serviceOf("web", vip6, 8080, config.TCP, config.SRv6Encap, server)))
+	f.mustApply(balancerOf(serviceOf("web", vip6, 8080, desired.TCP, desired.SRv6Encap, server)))
 	f.check(refused(frameOf(web), "drop_no_service", 60), f.run(frameOf(web)))
-	moved := flowTo(vip6, 8080, config.TCP)
+	moved := flowTo(vip6, 8080, desired.TCP)
 	f.check(f.forwarded(frameOf(moved), moved, "web", "s", "forward_new"), f.run(frameOf(moved)))
 
-	f.mustApply(balancerOf(serviceOf("web", vip4, 8080, config.UDP, config.SRv6Encap, server)))
+	f.mustApply(balancerOf(serviceOf("web", vip4, 8080, desired.UDP, desired.SRv6Encap, server)))
 	f.check(refused(frameOf(moved), "pass_not_vip", 60), f.run(frameOf(moved)))
-	moved = flowTo(vip4, 8080, config.UDP)
+	moved = flowTo(vip4, 8080, desired.UDP)
 	f.check(f.forwarded(frameOf(moved), moved, "web", "s", "forward_new"), f.run(frameOf(moved)))
 }
 
-func twoServices(a, b netip.Addr) *config.Balancer {
+func twoServices(a, b netip.Addr) *desired.Balancer {
 	return balancerOf(
-		serviceOf("a", a, 80, config.TCP, config.SRv6Encap, srv6Server("s", 1, 1)),
-		serviceOf("b", b, 80, config.TCP, config.SRv6Encap, srv6Server("s", 2, 1)),
+		serviceOf("a", a, 80, desired.TCP, desired.SRv6Encap, srv6Server("s", 1, 1)),
+		serviceOf("b", b, 80, desired.TCP, desired.SRv6Encap, srv6Server("s", 2, 1)),
 	)
 }
 
@@ -221,7 +221,7 @@ func TestServicesSwapVIPs(t *testing.T) {
 // have no room, after the first service was changed.
 func TestFailedReload(t *testing.T) {
 	t.Parallel()
-	base := func() *config.Balancer {
+	base := func() *desired.Balancer {
 		cfg := twoServices(vip6, vip6All)
 		cfg.Node.Limits.Servers = 2 // 4 slots
 		return cfg
@@ -233,11 +233,11 @@ func TestFailedReload(t *testing.T) {
 	want := f.configuration()
 
 	cfg := base()
-	cfg.Services[0] = serviceOf("a", vip4, 443, config.UDP, config.SRv6Encap, srv6Server("other", 3, 1))
-	cfg.Services[1].Servers = []config.Server{
+	cfg.Services[0] = serviceOf("a", vip4, 443, desired.UDP, desired.SRv6Encap, srv6Server("other", 3, 1))
+	cfg.Services[1].Servers = []desired.Server{
 		srv6Server("s", 2, 0), srv6Server("x", 4, 1), srv6Server("y", 5, 1), srv6Server("z", 6, 1),
 	}
-	cfg.Services = append(cfg.Services, serviceOf("c", vip6, 443, config.TCP, config.SRv6Encap, srv6Server("s", 7, 1)))
+	cfg.Services = append(cfg.Services, serviceOf("c", vip6, 443, desired.TCP, desired.SRv6Encap, srv6Server("s", 7, 1)))
 	err := f.apply(cfg)
 	if err == nil || !strings.Contains(err.Error(), "service b") || !strings.Contains(err.Error(), "node.limits.servers") {
 		t.Fatalf("error of the reload: %v", err)
@@ -247,7 +247,7 @@ func TestFailedReload(t *testing.T) {
 	}
 	f.check(f.forwarded(frameOf(flow), flow, "a", "s", "forward_known"), f.run(frameOf(flow)))
 	f.check(f.forwarded(frameOf(toOne), toOne, "b", "s", "forward_known"), f.run(frameOf(toOne)))
-	v4 := flowTo(vip4, 443, config.UDP)
+	v4 := flowTo(vip4, 443, desired.UDP)
 	f.check(refused(frameOf(v4), "pass_not_vip", layer3(frameOf(v4))), f.run(frameOf(v4)))
 
 	// The slots that the failed reload took are free again after sweeps, and not before.
@@ -363,7 +363,7 @@ func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 // and never by a mixture of both.
 func TestTablesAreSwappedWhole(t *testing.T) {
 	t.Parallel()
-	tableOf := func(buckets int, weights ...uint32) *config.Balancer {
+	tableOf := func(buckets int, weights ...uint32) *desired.Balancer {
 		cfg := webOf()
 		for i, weight := range weights {
 			cfg.Services[0].Servers = append(cfg.Services[0].Servers, srv6Server(fmt.Sprintf("s%d", i), uint8(i+1), weight))
@@ -372,7 +372,7 @@ func TestTablesAreSwappedWhole(t *testing.T) {
 		cfg.Node.Limits.Flows = 1 << 14
 		return cfg
 	}
-	versions := []*config.Balancer{tableOf(64, 1, 1, 1, 1, 1, 1), tableOf(4099, 9, 1, 0, 7, 0, 2)}
+	versions := []*desired.Balancer{tableOf(64, 1, 1, 1, 1, 1, 1), tableOf(4099, 9, 1, 0, 7, 0, 2)}
 	f := open(t, versions[0])
 	var flows []dataplane.Flow
 	allowed := map[dataplane.Flow]map[packet.MAC]bool{}
@@ -426,7 +426,7 @@ func TestServiceWithoutServers(t *testing.T) {
 // servers does.
 func TestWhatBeginsAGeneration(t *testing.T) {
 	t.Parallel()
-	servers := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
+	servers := []desired.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
 	f := open(t, webOf(servers...))
 	state := func() (table uint8, label dataplane.ServiceLabel) {
 		labels, err := f.plane.ServiceLabels()
@@ -490,7 +490,7 @@ func TestFormerTableIsRemoved(t *testing.T) {
 func TestTablesOfARemovedService(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1))
-	f := open(t, balancerOf(cfg.Services[0], serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, srv6Server("s1", 1, 1))))
+	f := open(t, balancerOf(cfg.Services[0], serviceOf("dns", vip6, 53, desired.UDP, desired.SRv6Encap, srv6Server("s1", 1, 1))))
 	id := f.services.byName["dns"].id
 	f.mustApply(cfg)
 	for number := range uint32(2) {

@@ -21,6 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -43,7 +44,7 @@ const (
 // the exported methods.
 type Balancer struct {
 	log  *slog.Logger
-	cfg  *config.Balancer
+	cfg  *desired.Balancer
 	keys config.SignalKeys
 	// generations are those of the configuration's services.
 	generations generation.Generations
@@ -71,7 +72,7 @@ type Balancer struct {
 
 // reload is a new configuration, and the channel for the result.
 type reload struct {
-	cfg    *config.Balancer
+	cfg    *desired.Balancer
 	result chan<- error
 }
 
@@ -79,7 +80,7 @@ type reload struct {
 // process has left. New does not change these tables and attaches nothing. Run changes the tables
 // and attaches the programs. New returns an error if the data path cannot be loaded, or if the
 // tables do not fit.
-func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
+func New(cfg *desired.Balancer, log *slog.Logger) (*Balancer, error) {
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func New(cfg *config.Balancer, log *slog.Logger) (*Balancer, error) {
 	return newBalancer(cfg, clock, log)
 }
 
-func newBalancer(cfg *config.Balancer, clock *dataplane.FlowClock, log *slog.Logger) (*Balancer, error) {
+func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Logger) (*Balancer, error) {
 	plane, err := dataplane.Open(cfg, clock, log)
 	if err != nil {
 		return nil, err
@@ -152,7 +153,7 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 
 // apply makes the data path follow a configuration, the signal keys and the generations of the
 // services.
-func (b *Balancer) apply(cfg *config.Balancer, keys config.SignalKeys, generations generation.Generations) error {
+func (b *Balancer) apply(cfg *desired.Balancer, keys config.SignalKeys, generations generation.Generations) error {
 	if err := b.services.apply(cfg, generations); err != nil {
 		return err
 	}
@@ -186,7 +187,7 @@ func (b *Balancer) Ready() <-chan struct{} {
 
 // Reload applies another configuration to a running balancer. It waits until Run has applied it. If
 // Reload returns an error, the configuration before stays in force.
-func (b *Balancer) Reload(ctx context.Context, cfg *config.Balancer) error {
+func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer) error {
 	result := make(chan error, 1)
 	select {
 	case b.reloads <- reload{cfg, result}:
@@ -422,7 +423,7 @@ func (b *Balancer) setHost() error {
 }
 
 // reload applies another configuration. If that fails, reload restores the running configuration.
-func (b *Balancer) reload(ctx context.Context, cfg *config.Balancer) error {
+func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 	if err := cfg.ReloadableFrom(b.cfg); err != nil {
 		return err
 	}
@@ -465,7 +466,7 @@ func (b *Balancer) admit() {
 }
 
 // target returns the address whose route the packets to a server take.
-func target(server *config.Server) netip.Addr {
+func target(server *desired.Server) netip.Addr {
 	if server.Locator.IsValid() {
 		return srv6.SID{Locator: server.Locator, Function: srv6.Deliver}.Addr()
 	}
@@ -473,8 +474,8 @@ func target(server *config.Server) netip.Addr {
 }
 
 // servers iterates over the servers of the configuration, each with its service.
-func (b *Balancer) servers() iter.Seq2[*config.Service, *config.Server] {
-	return func(yield func(*config.Service, *config.Server) bool) {
+func (b *Balancer) servers() iter.Seq2[*desired.Service, *desired.Server] {
+	return func(yield func(*desired.Service, *desired.Server) bool) {
 		for i := range b.cfg.Services {
 			svc := &b.cfg.Services[i]
 			for j := range svc.Servers {

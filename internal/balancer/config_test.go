@@ -7,13 +7,13 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 // frameOf returns a frame with a packet of a flow.
 func frameOf(flow dataplane.Flow, options ...packet.Option) []byte {
-	if flow.Protocol == config.UDP {
+	if flow.Protocol == desired.UDP {
 		return packet.UDP(flow.Source, flow.Destination, options...)
 	}
 	return packet.TCP(flow.Source, flow.Destination, options...)
@@ -34,46 +34,46 @@ var (
 )
 
 // node returns a configuration with the balancer's addresses for all encapsulations.
-func node() config.BalancerNode {
-	return config.BalancerNode{
+func node() desired.BalancerNode {
+	return desired.BalancerNode{
 		Interface: "eth0",
 		Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
 		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00:a::1")},
 		Seed:      1,
-		Limits:    config.Limits{Flows: 1024, Servers: 64},
+		Limits:    desired.Limits{Flows: 1024, Servers: 64},
 	}
 }
 
-func balancerOf(services ...config.Service) *config.Balancer {
-	return &config.Balancer{Node: node(), Services: services}
+func balancerOf(services ...desired.Service) *desired.Balancer {
+	return &desired.Balancer{Node: node(), Services: services}
 }
 
 // serviceOf returns a service with default settings.
-func serviceOf(name string, vip netip.Addr, port config.Port, protocol config.Protocol,
-	kind config.Encapsulation, servers ...config.Server,
-) config.Service {
-	return config.Service{
+func serviceOf(name string, vip netip.Addr, port desired.Port, protocol desired.Protocol,
+	kind desired.Encapsulation, servers ...desired.Server,
+) desired.Service {
+	return desired.Service{
 		Name: name, VIP: vip, Port: port, Protocol: protocol,
-		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: kind,
+		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: kind,
 		Candidates: 3, Generations: 3, Buckets: 251,
-		Timeouts: config.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
+		Timeouts: desired.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
 		Servers:  servers,
 	}
 }
 
 // srv6Server returns a server with the locator fd00:5:0:<number>::/64.
-func srv6Server(name string, number uint8, weight uint32) config.Server {
+func srv6Server(name string, number uint8, weight uint32) desired.Server {
 	locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 7: number})
-	return config.Server{Name: name, Locator: netip.PrefixFrom(locator, 64), Weight: &weight}
+	return desired.Server{Name: name, Locator: netip.PrefixFrom(locator, 64), Weight: &weight}
 }
 
-func tunnelServer(name, address string) config.Server {
+func tunnelServer(name, address string) desired.Server {
 	one := uint32(1)
-	return config.Server{Name: name, Address: netip.MustParseAddr(address), Weight: &one}
+	return desired.Server{Name: name, Address: netip.MustParseAddr(address), Weight: &one}
 }
 
 // flowTo returns a flow to a VIP, from the client of the same address family.
-func flowTo(vip netip.Addr, port uint16, protocol config.Protocol) dataplane.Flow {
+func flowTo(vip netip.Addr, port uint16, protocol desired.Protocol) dataplane.Flow {
 	source := client6
 	if vip.Is4() {
 		source = client4

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -23,7 +23,7 @@ func TestCountersOutliveServers(t *testing.T) {
 		f.run(frameOf(web, packet.Flags(packet.ACK)))
 	}
 	slot := f.slot("web", "a")
-	without := func(servers ...config.Server) *config.Balancer {
+	without := func(servers ...desired.Server) *desired.Balancer {
 		cfg := webOf(servers...)
 		cfg.Node = f.cfg.Node
 		return cfg

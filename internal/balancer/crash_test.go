@@ -25,9 +25,9 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/testnet"
@@ -105,7 +105,7 @@ func startCrash(ctx context.Context) (*Balancer, error) {
 }
 
 // crashConfigOf returns the nth configuration of this process, counted from 0.
-func crashConfigOf(n int) (*config.Balancer, error) {
+func crashConfigOf(n int) (*desired.Balancer, error) {
 	first, err := strconv.Atoi(os.Getenv(crashFirst))
 	if err != nil {
 		return nil, err
@@ -121,19 +121,19 @@ func crashConfigOf(n int) (*config.Balancer, error) {
 // and change their weight. The service "moving" has the one port or the other.
 var (
 	staying = web
-	moving  = [2]dataplane.Flow{flowTo(vip6, 8080, config.TCP), flowTo(vip6, 8081, config.TCP)}
+	moving  = [2]dataplane.Flow{flowTo(vip6, 8080, desired.TCP), flowTo(vip6, 8081, desired.TCP)}
 )
 
 // crashConfig returns one of two configurations, which have the numbers 0 and 1.
-func crashConfig(instance string, number int) *config.Balancer {
-	servers := [2][]config.Server{
+func crashConfig(instance string, number int) *desired.Balancer {
+	servers := [2][]desired.Server{
 		{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)},
 		{srv6Server("s4", 4, 1), srv6Server("s2", 2, 3), srv6Server("s1", 1, 1)},
 	}[number]
 	cfg := balancerOf(
-		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...),
-		serviceOf("moving", vip6, config.Port(moving[number].Destination.Port()), config.TCP, config.SRv6Encap, servers...),
-		serviceOf(fmt.Sprint("only", number), vip4, 80, config.TCP, config.SRv6Encap, servers[0]),
+		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...),
+		serviceOf("moving", vip6, desired.Port(moving[number].Destination.Port()), desired.TCP, desired.SRv6Encap, servers...),
+		serviceOf(fmt.Sprint("only", number), vip4, 80, desired.TCP, desired.SRv6Encap, servers[0]),
 	)
 	cfg.Services[1].Buckets = []int{251, 31}[number]
 	cfg.Node.Instance, cfg.Node.Limits.Flows, cfg.Node.Limits.Servers = instance, 1<<14, 512

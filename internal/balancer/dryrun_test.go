@@ -17,8 +17,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -127,7 +127,7 @@ func (f *fixture) nameOf(slot uint32) string {
 func (f *fixture) decidedSegments(d *dataplane.Decision) (all []netip.Addr) {
 	for _, at := range d.Segment[:d.Count] {
 		address := f.plane.Servers.Address(at.Server)
-		if kind := d.Rule.EncapsulationName(); kind == config.SRv6Insert || kind == config.SRv6Encap {
+		if kind := d.Rule.EncapsulationName(); kind == desired.SRv6Insert || kind == desired.SRv6Encap {
 			locator := netip.PrefixFrom(address, srv6.LocatorBits)
 			address = srv6.SID{Locator: locator, Function: srv6.Function(at.Function)}.Addr()
 		}
@@ -138,7 +138,7 @@ func (f *fixture) decidedSegments(d *dataplane.Decision) (all []netip.Addr) {
 
 // visitedBy returns the addresses of the servers that a packet with an encapsulation visits. It reads
 // only headers of the encapsulation, because those of clients may be malformed.
-func visitedBy(frame []byte, kind config.Encapsulation) (all []netip.Addr) {
+func visitedBy(frame []byte, kind desired.Encapsulation) (all []netip.Addr) {
 	const ipv6Length, hopByHop, routing = 40, 0, 43
 	p := frame[ethernetLength:]
 	if p[0]>>4 == 4 {
@@ -149,14 +149,14 @@ func visitedBy(frame []byte, kind config.Encapsulation) (all []netip.Addr) {
 	if next == hopByHop {
 		next, at = p[at], at+8*(int(p[at+1])+1)
 	}
-	if next != routing || kind == config.GRE || kind == config.IPIP {
+	if next != routing || kind == desired.GRE || kind == desired.IPIP {
 		return all
 	}
 	for left := int(p[at+3]); left > 0; left-- { // the last segment comes first
 		segment := p[at+8+16*(left-1):]
 		all = append(all, netip.AddrFrom16([16]byte(segment[:16])))
 	}
-	if kind == config.SRv6Insert { // the last segment is the VIP
+	if kind == desired.SRv6Insert { // the last segment is the VIP
 		all = all[:len(all)-1]
 	}
 	return all

@@ -8,39 +8,39 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 // way is an encapsulation, with the address families of the inner and outer header.
 type way struct {
-	kind         config.Encapsulation
+	kind         desired.Encapsulation
 	inner, outer int
 	overhead     int // length of the added headers in bytes, by docs/protocol.md
 }
 
 var ways = []way{
-	{config.SRv6Insert, 6, 6, 56},
-	{config.SRv6Encap, 4, 6, 40},
-	{config.SRv6Encap, 6, 6, 40},
-	{config.GRE, 4, 4, 24},
-	{config.GRE, 6, 4, 24},
-	{config.GRE, 4, 6, 44},
-	{config.GRE, 6, 6, 44},
-	{config.IPIP, 4, 4, 20},
-	{config.IPIP, 6, 4, 20},
-	{config.IPIP, 4, 6, 40},
-	{config.IPIP, 6, 6, 40},
+	{desired.SRv6Insert, 6, 6, 56},
+	{desired.SRv6Encap, 4, 6, 40},
+	{desired.SRv6Encap, 6, 6, 40},
+	{desired.GRE, 4, 4, 24},
+	{desired.GRE, 6, 4, 24},
+	{desired.GRE, 4, 6, 44},
+	{desired.GRE, 6, 6, 44},
+	{desired.IPIP, 4, 4, 20},
+	{desired.IPIP, 6, 4, 20},
+	{desired.IPIP, 4, 6, 40},
+	{desired.IPIP, 6, 6, 40},
 }
 
 // serviceBy returns a service with this encapsulation, on a VIP of its own.
-func (w way) serviceBy(number uint8, protocol config.Protocol) config.Service {
+func (w way) serviceBy(number uint8, protocol desired.Protocol) desired.Service {
 	vip := netip.AddrFrom4([4]byte{198, 51, 100, 100 + number})
 	if w.inner == 6 {
 		vip = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 15: 100 + number})
 	}
 	server := srv6Server("s", 20+number, 1)
-	if w.kind == config.GRE || w.kind == config.IPIP {
+	if w.kind == desired.GRE || w.kind == desired.IPIP {
 		server = tunnelServer("s", fmt.Sprintf("10.0.1.%d", number))
 		if w.outer == 6 {
 			server = tunnelServer("s", fmt.Sprintf("fd00:a::1:%d", number))
@@ -81,16 +81,16 @@ func shapes(version int) map[string][]packet.Option {
 // reference.
 func TestEncapsulations(t *testing.T) {
 	t.Parallel()
-	var services []config.Service
+	var services []desired.Service
 	for i, w := range ways {
-		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
+		for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
 			services = append(services, w.serviceBy(uint8(i), protocol))
 		}
 	}
 	f := open(t, balancerOf(services...))
 	for i := range services {
 		svc, w := &services[i], ways[i/2]
-		flow := flowTo(svc.VIP, uint16(svc.Port), svc.Protocol)
+		flow := flowTo(svc.VIP, svc.Port.Number(), svc.Protocol)
 		for shape, options := range shapes(w.inner) {
 			t.Run(svc.Name+"/"+shape, func(t *testing.T) {
 				f.t = t
@@ -114,9 +114,9 @@ func TestEncapsulations(t *testing.T) {
 // with the length that fits.
 func TestMTU(t *testing.T) {
 	t.Parallel()
-	var services []config.Service
+	var services []desired.Service
 	for i, w := range ways {
-		services = append(services, w.serviceBy(uint8(i), config.UDP))
+		services = append(services, w.serviceBy(uint8(i), desired.UDP))
 	}
 	f := open(t, balancerOf(services...))
 	f.via["s"] = "narrow"
@@ -124,7 +124,7 @@ func TestMTU(t *testing.T) {
 	for i, w := range ways {
 		t.Run(services[i].Name, func(t *testing.T) {
 			f.t = t
-			flow := flowTo(services[i].VIP, 80, config.UDP)
+			flow := flowTo(services[i].VIP, 80, desired.UDP)
 			empty := int(layer3(frameOf(flow)))
 			fits := frameOf(flow, packet.Payload(make([]byte, links["narrow"]-w.overhead-empty)))
 			got := f.run(fits)

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
 
@@ -16,12 +16,12 @@ func TestExample(t *testing.T) {
 	t.Parallel()
 	examples := packettest.Examples(t, "../../docs/protocol.md")
 	// With these names, the server with the first locator is the first candidate of these flows.
-	servers := []config.Server{srv6Server("s2", 1, 1), srv6Server("s1", 2, 1)}
+	servers := []desired.Server{srv6Server("s2", 1, 1), srv6Server("s1", 2, 1)}
 	f := open(t, balancerOf(
-		huntingOf(serviceOf("insert", netip.MustParseAddr("2001:db8:80::1"), 80, config.TCP, config.SRv6Insert, servers...),
-			config.SelectConsistent, 2),
-		huntingOf(serviceOf("encap", netip.MustParseAddr("203.0.113.1"), 80, config.TCP, config.SRv6Encap, servers...),
-			config.SelectConsistent, 2),
+		huntingOf(serviceOf("insert", netip.MustParseAddr("2001:db8:80::1"), 80, desired.TCP, desired.SRv6Insert, servers...),
+			desired.SelectConsistent, 2),
+		huntingOf(serviceOf("encap", netip.MustParseAddr("203.0.113.1"), 80, desired.TCP, desired.SRv6Encap, servers...),
+			desired.SelectConsistent, 2),
 	))
 	for _, way := range []string{"insert", "encap"} {
 		for _, step := range []struct {

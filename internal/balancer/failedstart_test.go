@@ -26,9 +26,9 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -160,11 +160,11 @@ func TestFailedStartChangesNothing(t *testing.T) {
 func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 	t.Parallel()
 	s1, s2, s3 := srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)
-	for name, placed := range map[string]func(...config.Server) *config.Balancer{
+	for name, placed := range map[string]func(...desired.Server) *desired.Balancer{
 		"hash": webOf,
-		"hunt": func(servers ...config.Server) *config.Balancer {
+		"hunt": func(servers ...desired.Server) *desired.Balancer {
 			cfg := webOf(servers...)
-			cfg.Services[0] = huntingOf(cfg.Services[0], config.SelectConsistent, 2)
+			cfg.Services[0] = huntingOf(cfg.Services[0], desired.SelectConsistent, 2)
 			return cfg
 		},
 	} {
@@ -176,7 +176,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 				flow := fromPort(web, 10000+port)
 				f.run(frameOf(flow))
 				f.run(frameOf(flow, packet.Flags(packet.ACK)))
-				f.run(signal(config.SRv6Encap, s2.Locator, flow, srv6.CreateStickiness, synAck))
+				f.run(signal(desired.SRv6Encap, s2.Locator, flow, srv6.CreateStickiness, synAck))
 			}
 			after := placed(s1, s3)
 			after.Node = cfg.Node
@@ -213,34 +213,34 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 // refusal is a start that is refused before its first step.
 type refusal struct {
 	want    string // a part of the error
-	prepare func(*fabric, *config.Balancer)
+	prepare func(*fabric, *desired.Balancer)
 	at      string // the router whose namespace the process runs in; empty: the balancer
 }
 
 var refusals = map[string]refusal{
 	"no such interface": {want: "there is no such interface",
-		prepare: func(n *fabric, _ *config.Balancer) { n.own[0] = nexthop.Link{} }},
+		prepare: func(n *fabric, _ *desired.Balancer) { n.own[0] = nexthop.Link{} }},
 	"no Ethernet": {want: "no Ethernet address",
-		prepare: func(n *fabric, _ *config.Balancer) { n.own[0].MAC = packet.MAC{} }},
+		prepare: func(n *fabric, _ *desired.Balancer) { n.own[0].MAC = packet.MAC{} }},
 	"another network namespace": {want: "works in another network namespace", at: "eth0",
-		prepare: func(n *fabric, _ *config.Balancer) { n.own[0] = n.routers["eth0"].link }},
+		prepare: func(n *fabric, _ *desired.Balancer) { n.own[0] = n.routers["eth0"].link }},
 	"another program": {want: "it runs program",
-		prepare: func(n *fabric, _ *config.Balancer) { n.own[0] = n.linkOf(n.near, "eth2") }},
+		prepare: func(n *fabric, _ *desired.Balancer) { n.own[0] = n.linkOf(n.near, "eth2") }},
 	"no keys of signals": {want: "/no/such/file",
-		prepare: func(_ *fabric, cfg *config.Balancer) { cfg.Node.SignalKey = "/no/such/file" }},
+		prepare: func(_ *fabric, cfg *desired.Balancer) { cfg.Node.SignalKey = "/no/such/file" }},
 	"other limits": {want: "other limits",
-		prepare: func(_ *fabric, cfg *config.Balancer) { cfg.Node.Limits.Flows *= 4 }},
+		prepare: func(_ *fabric, cfg *desired.Balancer) { cfg.Node.Limits.Flows *= 4 }},
 	"too many servers": {want: "node.limits.servers",
-		prepare: func(_ *fabric, cfg *config.Balancer) {
+		prepare: func(_ *fabric, cfg *desired.Balancer) {
 			web := &cfg.Services[0]
 			for i := range 2 * cfg.Node.Limits.Servers {
 				web.Servers = append(web.Servers, srv6Server(fmt.Sprint("more", i), byte(100+i), 1))
 			}
 		}},
 	"too many services": {want: "new services need",
-		prepare: func(_ *fabric, cfg *config.Balancer) {
+		prepare: func(_ *fabric, cfg *desired.Balancer) {
 			for i := range 16384 {
-				cfg.Services = append(cfg.Services, config.Service{Name: fmt.Sprint("more", i)})
+				cfg.Services = append(cfg.Services, desired.Service{Name: fmt.Sprint("more", i)})
 			}
 		}},
 }
@@ -261,7 +261,7 @@ func TestRefusedStartBeginsNothing(t *testing.T) {
 			before := stateOf(t, n.cfg.Node.Instance)
 			n := *n
 			n.own = slices.Clone(n.own)
-			cfg := hunting(config.SelectRandom, 3)
+			cfg := hunting(desired.SelectRandom, 3)
 			cfg.Node = n.cfg.Node
 			c.prepare(&n, cfg)
 			at := n.near

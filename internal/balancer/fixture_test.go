@@ -17,8 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/namespace"
@@ -71,7 +71,7 @@ var sharedNetwork = sync.OnceValues(newNetwork)
 var instances atomic.Int32
 
 // open loads a balancer with the configuration, in an instance that only this test uses.
-func open(t testing.TB, cfg *config.Balancer) *fixture {
+func open(t testing.TB, cfg *desired.Balancer) *fixture {
 	t.Helper()
 	clock, err := dataplane.NewFlowClock()
 	if err != nil {
@@ -94,7 +94,7 @@ func wordOf(mac [6]byte) (word uint64) {
 const standstill = 63
 
 // openAt is open with the given flow clock.
-func openAt(t testing.TB, cfg *config.Balancer, clock *dataplane.FlowClock) *fixture {
+func openAt(t testing.TB, cfg *desired.Balancer, clock *dataplane.FlowClock) *fixture {
 	t.Helper()
 	needs.Namespaces(t)
 	needs.BPF(t)
@@ -120,7 +120,7 @@ func openAt(t testing.TB, cfg *config.Balancer, clock *dataplane.FlowClock) *fix
 
 // start starts a process of the instance: the first one, or one after stop. New servers have no
 // next hops before route.
-func (f *fixture) start(cfg *config.Balancer) {
+func (f *fixture) start(cfg *desired.Balancer) {
 	f.t.Helper()
 	var err error
 	if f.Balancer, err = newBalancer(cfg, f.clock, slog.New(slog.DiscardHandler)); err != nil {
@@ -239,7 +239,7 @@ func hopMAC(target netip.Addr) packet.MAC {
 }
 
 // apply reloads the configuration as the control loop would.
-func (f *fixture) apply(cfg *config.Balancer) error {
+func (f *fixture) apply(cfg *desired.Balancer) error {
 	f.t.Helper()
 	cfg.Node.Instance = f.cfg.Node.Instance
 	if err := f.ns.Do(func() error { return (&Rehearsal{f.Balancer}).Apply(cfg) }); err != nil {
@@ -249,7 +249,7 @@ func (f *fixture) apply(cfg *config.Balancer) error {
 	return nil
 }
 
-func (f *fixture) mustApply(cfg *config.Balancer) {
+func (f *fixture) mustApply(cfg *desired.Balancer) {
 	f.t.Helper()
 	f.must(f.apply(cfg))
 }
@@ -349,7 +349,7 @@ func (f *fixture) forgetFragments() {
 	}
 }
 
-func (f *fixture) service(name string) *config.Service {
+func (f *fixture) service(name string) *desired.Service {
 	f.t.Helper()
 	for i := range f.cfg.Services {
 		if f.cfg.Services[i].Name == name {

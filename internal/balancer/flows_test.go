@@ -13,7 +13,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -434,7 +434,7 @@ func TestRenewal(t *testing.T) {
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	cfg := standard()
-	cfg.Services[0].Timeouts = config.Timeouts{
+	cfg.Services[0].Timeouts = desired.Timeouts{
 		New: 10 * time.Second, Established: 4 * time.Hour, Closing: 20 * time.Second,
 	}
 	f := open(t, cfg)
@@ -467,13 +467,13 @@ func TestSweep(t *testing.T) {
 // about UDP flows are placed. Trace agrees.
 func TestHashVisitsServersWithAgents(t *testing.T) {
 	t.Parallel()
-	var servers []config.Server
+	var servers []desired.Server
 	for i := range uint8(5) {
 		servers = append(servers, srv6Server(fmt.Sprint("s", i), i+1, 1))
 	}
 	cfg := balancerOf(
-		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...),
-		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, servers...),
+		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...),
+		serviceOf("dns", vip6, 53, desired.UDP, desired.SRv6Encap, servers...),
 	)
 	for i := range cfg.Services {
 		cfg.Services[i].Probe = new(true)

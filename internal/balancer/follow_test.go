@@ -17,8 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/testnet"
 )
@@ -45,8 +45,8 @@ func steerInside(t *testing.T) *steered {
 }
 
 // steerLate is steer with a resolver that starts the given time after the control loop.
-func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *steered {
-	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
+func steerLate(t *testing.T, node desired.BalancerNode, late time.Duration) *steered {
+	cfg := balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1)))
 	cfg.Node = node
 	s := newSteered(t, cfg)
 	s.routeServers(netlink.RouteAdd)
@@ -56,7 +56,7 @@ func steerLate(t *testing.T, node config.BalancerNode, late time.Duration) *stee
 
 // newSteered returns a balancer whose control loop does not run yet, and whose servers have no
 // route.
-func newSteered(t *testing.T, cfg *config.Balancer) *steered {
+func newSteered(t *testing.T, cfg *desired.Balancer) *steered {
 	s := &steered{fixture: open(t, cfg), ended: make(chan error, 1)}
 	s.leaveSharedNetwork()
 	s.attached = false
@@ -190,7 +190,7 @@ func TestFollowsBothInterfaces(t *testing.T) {
 // A balancer does not start if its inside interface does not exist or has no MAC address.
 func TestStartsWithBothInterfaces(t *testing.T) {
 	t.Parallel()
-	cfg := balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))
+	cfg := balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1)))
 	cfg.Node.Interface, cfg.Node.Inside = "out", "eth1"
 	f := open(t, cfg)
 	f.attached = false

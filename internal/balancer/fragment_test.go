@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -25,9 +25,9 @@ func datagram(flow dataplane.Flow, options ...packet.Option) []byte {
 // fragment counts as a packet of the flow: later ones neither create an entry nor confirm one.
 func TestFragmentsStayTogether(t *testing.T) {
 	t.Parallel()
-	var services []config.Service
+	var services []desired.Service
 	for i, w := range ways {
-		services = append(services, w.serviceBy(uint8(i), config.UDP))
+		services = append(services, w.serviceBy(uint8(i), desired.UDP))
 	}
 	f := open(t, balancerOf(services...))
 	for i, w := range ways {
@@ -42,7 +42,7 @@ func TestFragmentsStayTogether(t *testing.T) {
 				f.t = t
 				clear(f.plane.Flows.Entries)
 				f.forgetFragments()
-				flow := flowTo(services[i].VIP, 80, config.UDP)
+				flow := flowTo(services[i].VIP, 80, desired.UDP)
 				fragments := packet.Fragments(datagram(flow, options...), 1440, 0xfedcba98)
 				for n, fragment := range fragments {
 					reason := "forward_fragment"

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -25,13 +25,13 @@ func openReference(t testing.TB) *reference {
 	t.Helper()
 	cfg := standard()
 	for i, w := range ways {
-		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), config.TCP), w.serviceBy(uint8(i), config.UDP))
+		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
 	f := open(t, cfg)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
 	f.route()
-	f.plane.Probes.Set(0, vip6, config.SRv6Insert, probeToken)
+	f.plane.Probes.Set(0, vip6, desired.SRv6Insert, probeToken)
 	return newReference(f)
 }
 
@@ -42,14 +42,14 @@ func captures() (frames [][]byte) {
 		frames = append(frames, v.frame)
 	}
 	for i, w := range ways {
-		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
+		for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
 			svc := w.serviceBy(uint8(i), protocol)
-			flow := flowTo(svc.VIP, uint16(svc.Port), svc.Protocol)
+			flow := flowTo(svc.VIP, svc.Port.Number(), svc.Protocol)
 			all := shapes(w.inner)
 			for _, shape := range slices.Sorted(maps.Keys(all)) {
 				frames = append(frames, frameOf(flow, all[shape]...))
 			}
-			if protocol == config.TCP {
+			if protocol == desired.TCP {
 				for _, flags := range []packet.TCPFlags{packet.ACK, packet.FIN | packet.ACK, packet.RST} {
 					frames = append(frames, frameOf(flow, packet.Flags(flags)))
 				}

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 )
 
@@ -30,7 +30,7 @@ func (f *fixture) labels() map[string]dataplane.ServiceLabel {
 // the file it has only the present sets.
 func TestLateBalancerHasFormerGenerations(t *testing.T) {
 	t.Parallel()
-	first := open(t, hunting(config.SelectConsistent, 2))
+	first := open(t, hunting(desired.SelectConsistent, 2))
 	for _, removed := range [][]string{{"s3"}, {"s3", "s4"}, {"s5"}} {
 		first.mustApply(huntingWithout(2, removed...))
 	}

@@ -10,30 +10,30 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // huntingOf makes a service hunt with the given number of candidates.
-func huntingOf(svc config.Service, selection config.Selection, candidates int) config.Service {
-	svc.Placement, svc.Selection, svc.Candidates = config.PlacementHunt, selection, candidates
+func huntingOf(svc desired.Service, selection desired.Selection, candidates int) desired.Service {
+	svc.Placement, svc.Selection, svc.Candidates = desired.PlacementHunt, selection, candidates
 	return svc
 }
 
 // hunting returns a configuration with services that hunt, with both SRv6 encapsulations and both
 // families.
-func hunting(selection config.Selection, candidates int) *config.Balancer {
-	var servers []config.Server
+func hunting(selection desired.Selection, candidates int) *desired.Balancer {
+	var servers []desired.Server
 	for i := range uint8(10) {
 		servers = append(servers, srv6Server(fmt.Sprintf("s%d", i), i+1, 1))
 	}
-	var services []config.Service
-	for _, s := range []config.Service{
-		serviceOf("insert", vip6, 443, config.TCP, config.SRv6Insert, servers...),
-		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, servers...),
-		serviceOf("web4", vip4, 80, config.TCP, config.SRv6Encap, servers...),
+	var services []desired.Service
+	for _, s := range []desired.Service{
+		serviceOf("insert", vip6, 443, desired.TCP, desired.SRv6Insert, servers...),
+		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, servers...),
+		serviceOf("web4", vip4, 80, desired.TCP, desired.SRv6Encap, servers...),
 	} {
 		s.Servers = slices.Clone(s.Servers)
 		services = append(services, huntingOf(s, selection, candidates))
@@ -62,7 +62,7 @@ func (f *fixture) row(flow dataplane.Flow, service string) (names []string) {
 func TestHuntLists(t *testing.T) {
 	t.Parallel()
 	for candidates := 1; candidates <= 8; candidates++ {
-		f := open(t, hunting(config.SelectConsistent, candidates))
+		f := open(t, hunting(desired.SelectConsistent, candidates))
 		for service, flow := range hunted {
 			kind := f.service(service).Encapsulation
 			row := f.row(flow, service)
@@ -114,7 +114,7 @@ func TestHuntLists(t *testing.T) {
 // recovered through the candidates of the flow's own bucket.
 func TestHuntRandom(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectRandom, 2))
+	f := open(t, hunting(desired.SelectRandom, 2))
 	lists := map[string]bool{}
 	svc := f.service("web")
 	for range 100 {
@@ -154,7 +154,7 @@ func TestHuntRandom(t *testing.T) {
 // packet whose first server has no next hop is dropped. Trace agrees.
 func TestHuntPassesOverUnreachable(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 3))
+	f := open(t, hunting(desired.SelectConsistent, 3))
 	r := newReference(f)
 	svc, member := f.service("web"), f.services.byName["web"].member
 	row := f.row(web, "web")
@@ -253,7 +253,7 @@ func without(names []string, one string) []string {
 // forgotten when there were too many changes, or when the number of buckets changes. Trace agrees.
 func TestRecoverAsksFormerCandidates(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	flow, left := f.flowThatMoves("s3")
 	row := f.row(flow, "web")
 	view := f.view()
@@ -284,7 +284,7 @@ func TestRecoverAsksFormerCandidates(t *testing.T) {
 	f.route()
 
 	r := newReference(f)
-	change := func(name string, knows bool, cfg *config.Balancer) {
+	change := func(name string, knows bool, cfg *desired.Balancer) {
 		f.mustApply(cfg)
 		f.cfg = cfg
 		r.changed()
@@ -302,8 +302,8 @@ func TestRecoverAsksFormerCandidates(t *testing.T) {
 		next = append(next, name)
 		change("without "+name, len(next) == 2, huntingWithout(2, next...))
 	}
-	change("all back", true, hunting(config.SelectConsistent, 2))
-	other := hunting(config.SelectConsistent, 2)
+	change("all back", true, hunting(desired.SelectConsistent, 2))
+	other := hunting(desired.SelectConsistent, 2)
 	for i := range other.Services {
 		other.Services[i].Buckets = 257
 	}
@@ -313,7 +313,7 @@ func TestRecoverAsksFormerCandidates(t *testing.T) {
 }
 
 // nodesExcept lists the servers of a service except some.
-func nodesExcept(svc *config.Service, except ...string) (names []string) {
+func nodesExcept(svc *desired.Service, except ...string) (names []string) {
 	for _, s := range svc.Servers {
 		if !slices.Contains(except, s.Name) {
 			names = append(names, s.Name)
@@ -323,11 +323,11 @@ func nodesExcept(svc *config.Service, except ...string) (names []string) {
 }
 
 // huntingWithout is hunting without some servers.
-func huntingWithout(candidates int, names ...string) *config.Balancer {
-	cfg := hunting(config.SelectConsistent, candidates)
+func huntingWithout(candidates int, names ...string) *desired.Balancer {
+	cfg := hunting(desired.SelectConsistent, candidates)
 	for i := range cfg.Services {
 		svc := &cfg.Services[i]
-		svc.Servers = slices.DeleteFunc(svc.Servers, func(s config.Server) bool { return slices.Contains(names, s.Name) })
+		svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return slices.Contains(names, s.Name) })
 	}
 	return cfg
 }
@@ -361,7 +361,7 @@ func (f *fixture) flowThatMoves(removed string) (flow dataplane.Flow, left []str
 func TestSeekFits(t *testing.T) {
 	t.Parallel()
 	for _, candidates := range []int{1, 2, 4, 8} {
-		f := open(t, hunting(config.SelectConsistent, candidates))
+		f := open(t, hunting(desired.SelectConsistent, candidates))
 		view := f.view()
 		for service, flow := range hunted {
 			parts := map[string]string{first: f.row(flow, service)[0]}
@@ -416,7 +416,7 @@ func cut(all []stage, most int) []stage {
 // A service whose servers are all drained has no candidates.
 func TestHuntWithoutServers(t *testing.T) {
 	t.Parallel()
-	cfg := hunting(config.SelectConsistent, 2)
+	cfg := hunting(desired.SelectConsistent, 2)
 	none := uint32(0)
 	for i := range cfg.Services[0].Servers {
 		cfg.Services[0].Servers[i].Weight = &none

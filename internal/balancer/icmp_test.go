@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -38,9 +38,9 @@ func icmpErrors(vip netip.Addr) map[string][2]uint8 {
 // in the flow table or, if there is none, the server on which the flow is placed.
 func TestICMPErrorsFollowTheFlow(t *testing.T) {
 	t.Parallel()
-	var services []config.Service
+	var services []desired.Service
 	for i, w := range ways {
-		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
+		for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
 			svc := w.serviceBy(uint8(i), protocol)
 			second := svc.Servers[0]
 			second.Name = "t"
@@ -57,7 +57,7 @@ func TestICMPErrorsFollowTheFlow(t *testing.T) {
 	f := open(t, balancerOf(services...))
 	for i := range services {
 		svc := &services[i]
-		flow := flowTo(svc.VIP, uint16(svc.Port), svc.Protocol)
+		flow := flowTo(svc.VIP, svc.Port.Number(), svc.Protocol)
 		placed, other := f.placed(flow, svc.Name), "s"
 		if placed == other {
 			other = "t"
@@ -191,8 +191,8 @@ func TestICMPRefused(t *testing.T) {
 		"quote of a ping's reply":          {error6(packet.ICMP(vip6, client6.Addr(), 129, 0, 1)), "drop_icmp_quote"},
 		"quote of nine extension headers":  {error6(reply(web, slices.Repeat([]packet.Option{packet.DestinationOptions(8)}, 9)...)), "drop_icmp_quote"},
 		"quoted extension header too long": {setByte(error6(reply(web, packet.HopByHop(8))), quote6+41, 9), "drop_icmp_quote"},
-		"port without a service":           {error6(reply(flowTo(vip6, 8080, config.TCP))), "drop_icmp_no_service"},
-		"protocol without a service":       {error4(reply(flowTo(vip4, 80, config.UDP))), "drop_icmp_no_service"},
+		"port without a service":           {error6(reply(flowTo(vip6, 8080, desired.TCP))), "drop_icmp_no_service"},
+		"protocol without a service":       {error4(reply(flowTo(vip4, 80, desired.UDP))), "drop_icmp_no_service"},
 		"flow without a server":            {error6(reply(drained)), "drop_no_server"},
 		"flow without a next hop":          {error6(reply(unrouted)), "drop_no_next_hop"},
 	} {
@@ -279,7 +279,7 @@ func TestNoErrorToManyOrNobody(t *testing.T) {
 		if address.Is4() {
 			vip = vip4
 		}
-		flow := flowTo(vip, 80, config.TCP)
+		flow := flowTo(vip, 80, desired.TCP)
 		flow.Source = netip.AddrPortFrom(address, 40000)
 		frame := frameOf(flow, packet.HopLimit(1))
 		want := refused(frame, "drop_hop_limit", layer3(frame))
@@ -329,10 +329,10 @@ func TestLeastMTU(t *testing.T) {
 // The balancer does not fragment. So a client is told the MTU, whether or not it permits fragments.
 func TestTooBigThatMayBeFragmented(t *testing.T) {
 	t.Parallel()
-	f := open(t, balancerOf(ways[1].serviceBy(1, config.UDP)))
+	f := open(t, balancerOf(ways[1].serviceBy(1, desired.UDP)))
 	f.via["s"] = "narrow"
 	f.route()
-	flow := flowTo(f.cfg.Services[0].VIP, 80, config.UDP)
+	flow := flowTo(f.cfg.Services[0].VIP, 80, desired.UDP)
 	frame := frameOf(flow, packet.Payload(make([]byte, 1461-28)))
 	for _, flags := range []uint16{0x4000, 0} {
 		frame := set(frame, 6, flags)

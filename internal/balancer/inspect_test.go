@@ -19,8 +19,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -29,7 +29,7 @@ import (
 // send sends a TCP segment to the service insert, and requires that it is counted under a reason.
 func (f *fixture) send(port uint16, flags packet.TCPFlags, want string) {
 	f.t.Helper()
-	frame := frameOf(fromPort(flowTo(vip6, 80, config.TCP), port), packet.Flags(flags))
+	frame := frameOf(fromPort(flowTo(vip6, 80, desired.TCP), port), packet.Flags(flags))
 	if got := f.run(frame).Reasons; got[want].Packets != 1 || len(got) != 1 {
 		f.t.Fatalf("port %d, flags %v: %v, want %s", port, flags, got, want)
 	}
@@ -57,7 +57,7 @@ func TestSnapshot(t *testing.T) {
 	if before.Attachment != nil || before.Program != nil {
 		t.Errorf("not attached yet: %+v, %+v", before.Attachment, before.Program)
 	}
-	flow := flowTo(vip6, 80, config.TCP)
+	flow := flowTo(vip6, 80, desired.TCP)
 	placed := map[string]uint64{}
 	for port := range uint16(100) {
 		placed[f.placed(fromPort(flow, port), "insert")]++
@@ -85,8 +85,8 @@ func TestSnapshot(t *testing.T) {
 	}
 	none := []inspect.Condition{}
 	want := &inspect.ServiceState{
-		Name: "insert", VIP: vip6, Port: 80, Protocol: config.TCP, Placement: config.PlacementHash,
-		Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert, Buckets: 251, Candidates: 2,
+		Name: "insert", VIP: vip6, Port: 80, Protocol: desired.TCP, Placement: desired.PlacementHash,
+		Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert, Buckets: 251, Candidates: 2,
 		Generation: 1, Sets: 1, Digest: s.Services[2].Digest, TakesFlows: true, Ignored: none,
 		Servers: []*inspect.ServerState{
 			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
@@ -209,7 +209,7 @@ func TestOpenViewOfAnotherBuild(t *testing.T) {
 // of the next server in its slot begin at zero.
 func TestHuntCounts(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	registry := newRegistry(f)
 	row := f.row(web, "web")
 	f.run(frameOf(web))

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 const (
@@ -123,7 +123,7 @@ func describeMany(all []change) []any {
 	if all[0].server == "" {
 		noun = "services"
 	}
-	var names config.Names
+	var names desired.Names
 	times := map[string]int{}
 	for _, c := range all {
 		names = append(names, c.name())

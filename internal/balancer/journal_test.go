@@ -15,28 +15,28 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/health"
 )
 
 // checked returns the service with health checks.
-func checked(svc config.Service) config.Service {
-	svc.Health = &config.Health{
-		TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3,
+func checked(svc desired.Service) desired.Service {
+	svc.Health = &desired.Health{
+		TCP: &desired.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3,
 	}
 	return svc
 }
 
 // rack returns a configuration of services that have so many servers that their changes share a
 // line.
-func rack(names ...string) *config.Balancer {
-	var services []config.Service
+func rack(names ...string) *desired.Balancer {
+	var services []desired.Service
 	for i, name := range names {
-		var servers []config.Server
+		var servers []desired.Server
 		for n := range uint8(34) {
 			servers = append(servers, srv6Server(fmt.Sprintf("s%02d", n), n+1, 1))
 		}
-		svc := serviceOf(name, vip6, config.Port(80+i), config.TCP, config.SRv6Encap, servers...)
+		svc := serviceOf(name, vip6, desired.Port(80+i), desired.TCP, desired.SRv6Encap, servers...)
 		services = append(services, checked(svc))
 	}
 	return balancerOf(services...)

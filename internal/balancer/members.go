@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/probe"
 )
 
@@ -114,7 +114,7 @@ var tooMany = changeText{
 
 // member is a server of a service, with its state in the data path.
 type member struct {
-	config.Server
+	desired.Server
 	slot    uint32
 	checked bool
 	probed  bool
@@ -136,7 +136,7 @@ type reasons struct{ began, ended string }
 
 // newMember returns a member with the state of the member before it in this process. If there was
 // no member before, the state is that in the server's slot.
-func newMember(server config.Server, cfg *config.Service, before *member, noted dataplane.Causes, routed bool) *member {
+func newMember(server desired.Server, cfg *desired.Service, before *member, noted dataplane.Causes, routed bool) *member {
 	m := &member{Server: server, checked: cfg.Health != nil, probed: cfg.Probes(), causes: noted, routed: routed}
 	if before != nil {
 		m.causes, m.reasons, m.since = before.causes, before.reasons, before.since
@@ -317,7 +317,7 @@ func (s *services) probeTargets() []probe.Target {
 			}
 			targets = append(targets, probe.Target{
 				Service: svc.Name, Server: m.Name, Slot: m.slot, VIP: svc.VIP, Encapsulation: svc.Encapsulation,
-				Offered: svc.Selection == config.SelectConsistent && svc.Placement == config.PlacementHunt,
+				Offered: svc.Selection == desired.SelectConsistent && svc.Placement == desired.PlacementHunt,
 				Fault:   faultOf(m.causes),
 			})
 		}

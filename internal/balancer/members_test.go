@@ -9,14 +9,14 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/probe"
 )
 
 // probedWeb returns a configuration of one service with the servers s1, s2, … whose agents are
 // probed.
-func probedWeb(servers int) *config.Balancer {
-	var all []config.Server
+func probedWeb(servers int) *desired.Balancer {
+	var all []desired.Server
 	for n := range uint8(servers) {
 		all = append(all, srv6Server(fmt.Sprint("s", n+1), n+1, 1))
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
@@ -37,7 +37,7 @@ func TestMetrics(t *testing.T) {
 	cfg.Services[0], cfg.Services[3] = checked(cfg.Services[0]), checked(cfg.Services[3])
 	f := open(t, cfg)
 	registry := newRegistry(f)
-	flow := flowTo(vip6, 80, config.TCP)
+	flow := flowTo(vip6, 80, desired.TCP)
 	port := uint16(1) // the first port whose flow s1 gets
 	for f.placed(fromPort(flow, port), "insert") != "s1" {
 		port++

@@ -5,7 +5,7 @@ package balancer
 import (
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -14,7 +14,7 @@ import (
 // Whichever server answers a SYN, the answer counts for the server that got the offer first.
 func TestAnswersCountForTheFirstOffered(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	for service, flow := range hunted {
 		t.Run(service, func(t *testing.T) {
 			f.t = t
@@ -53,9 +53,9 @@ func TestAnswersCountForTheFirstOffered(t *testing.T) {
 // With random candidates, it is not known afterwards which server got the offer first.
 func TestAnswersToRandomOffersDoNotCount(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectRandom, 2))
+	f := open(t, hunting(desired.SelectRandom, 2))
 	row := f.row(web, "web")
-	f.run(signal(config.SRv6Encap, f.locatorOf("web", row[0]), web, srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK)))
+	f.run(signal(desired.SRv6Encap, f.locatorOf("web", row[0]), web, srv6.CreateStickiness, packet.Flags(packet.SYN|packet.ACK)))
 	for _, server := range f.service("web").Servers {
 		if got, err := f.plane.Offers(f.slot("web", server.Name)); got.Answered != 0 || err != nil {
 			t.Errorf("%s: %+v, %v", server.Name, got, err)

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -25,22 +25,22 @@ var (
 	router4  = netip.MustParseAddr("203.0.113.254")
 )
 
-func standard() *config.Balancer {
-	three := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
+func standard() *desired.Balancer {
+	three := []desired.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
 	return balancerOf(
-		serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, three...),
-		serviceOf("web4", vip4, 80, config.TCP, config.SRv6Encap, three...),
-		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, three...),
-		serviceOf("dns4", vip4, 53, config.UDP, config.SRv6Encap, three...),
-		serviceOf("insert", vip6, 443, config.TCP, config.SRv6Insert, srv6Server("i", 4, 1)),
-		serviceOf("drained", vip6, 81, config.TCP, config.SRv6Encap, srv6Server("d", 5, 0)),
-		serviceOf("unrouted", vip6, 82, config.TCP, config.SRv6Encap, srv6Server("u", 6, 1)),
-		serviceOf("narrow", vip6, 83, config.TCP, config.SRv6Encap, srv6Server("n", 7, 1)),
-		serviceOf("hairpin", vip6, 84, config.TCP, config.SRv6Encap, srv6Server("h", 8, 1)),
-		huntingOf(serviceOf("hunt", vip6, 85, config.TCP, config.SRv6Insert, three...), config.SelectConsistent, 2),
-		huntingOf(serviceOf("hunt4", vip4, 85, config.TCP, config.SRv6Encap, three...), config.SelectConsistent, 3),
-		serviceOf("all", vip6All, config.AllPorts, config.TCP, config.SRv6Encap, srv6Server("a", 9, 1)),
-		serviceOf("one", vip6All, 80, config.TCP, config.SRv6Encap, srv6Server("o", 10, 1)),
+		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, three...),
+		serviceOf("web4", vip4, 80, desired.TCP, desired.SRv6Encap, three...),
+		serviceOf("dns", vip6, 53, desired.UDP, desired.SRv6Encap, three...),
+		serviceOf("dns4", vip4, 53, desired.UDP, desired.SRv6Encap, three...),
+		serviceOf("insert", vip6, 443, desired.TCP, desired.SRv6Insert, srv6Server("i", 4, 1)),
+		serviceOf("drained", vip6, 81, desired.TCP, desired.SRv6Encap, srv6Server("d", 5, 0)),
+		serviceOf("unrouted", vip6, 82, desired.TCP, desired.SRv6Encap, srv6Server("u", 6, 1)),
+		serviceOf("narrow", vip6, 83, desired.TCP, desired.SRv6Encap, srv6Server("n", 7, 1)),
+		serviceOf("hairpin", vip6, 84, desired.TCP, desired.SRv6Encap, srv6Server("h", 8, 1)),
+		huntingOf(serviceOf("hunt", vip6, 85, desired.TCP, desired.SRv6Insert, three...), desired.SelectConsistent, 2),
+		huntingOf(serviceOf("hunt4", vip4, 85, desired.TCP, desired.SRv6Encap, three...), desired.SelectConsistent, 3),
+		serviceOf("all", vip6All, desired.AllPorts, desired.TCP, desired.SRv6Encap, srv6Server("a", 9, 1)),
+		serviceOf("one", vip6All, 80, desired.TCP, desired.SRv6Encap, srv6Server("o", 10, 1)),
 	)
 }
 
@@ -52,21 +52,21 @@ func openStandard(t testing.TB) *fixture {
 }
 
 var (
-	web      = flowTo(vip6, 80, config.TCP)
-	web4     = flowTo(vip4, 80, config.TCP)
-	dns      = flowTo(vip6, 53, config.UDP)
-	dns4     = flowTo(vip4, 53, config.UDP)
-	insert   = flowTo(vip6, 443, config.TCP)
-	toAll    = flowTo(vip6All, 81, config.TCP)
-	toOne    = flowTo(vip6All, 80, config.TCP)
-	noVIP    = flowTo(otherIP6, 80, config.TCP)
-	noVIP4   = flowTo(otherIP4, 80, config.TCP)
-	drained  = flowTo(vip6, 81, config.TCP)
-	unrouted = flowTo(vip6, 82, config.TCP)
-	narrow   = flowTo(vip6, 83, config.TCP)
-	hairpin  = flowTo(vip6, 84, config.TCP)
-	hunt     = flowTo(vip6, 85, config.TCP)
-	hunt4    = flowTo(vip4, 85, config.TCP)
+	web      = flowTo(vip6, 80, desired.TCP)
+	web4     = flowTo(vip4, 80, desired.TCP)
+	dns      = flowTo(vip6, 53, desired.UDP)
+	dns4     = flowTo(vip4, 53, desired.UDP)
+	insert   = flowTo(vip6, 443, desired.TCP)
+	toAll    = flowTo(vip6All, 81, desired.TCP)
+	toOne    = flowTo(vip6All, 80, desired.TCP)
+	noVIP    = flowTo(otherIP6, 80, desired.TCP)
+	noVIP4   = flowTo(otherIP4, 80, desired.TCP)
+	drained  = flowTo(vip6, 81, desired.TCP)
+	unrouted = flowTo(vip6, 82, desired.TCP)
+	narrow   = flowTo(vip6, 83, desired.TCP)
+	hairpin  = flowTo(vip6, 84, desired.TCP)
+	hunt     = flowTo(vip6, 85, desired.TCP)
+	hunt4    = flowTo(vip4, 85, desired.TCP)
 )
 
 // large is a payload that needs two fragments of 64 bytes, together with the UDP header.
@@ -98,9 +98,9 @@ var synAck = packet.Flags(packet.SYN | packet.ACK)
 // signalTo returns a signal from the server of a number. The encapsulation is that of the flow's
 // family in visits.
 func signalTo(flow dataplane.Flow, number uint8, function srv6.Function, options ...packet.Option) []byte {
-	kind := config.SRv6Insert
+	kind := desired.SRv6Insert
 	if flow.Source.Addr().Is4() {
-		kind = config.SRv6Encap
+		kind = desired.SRv6Encap
 	}
 	return signal(kind, srv6Server("", number, 1).Locator, flow, function, options...)
 }
@@ -138,7 +138,7 @@ var visits = []visit{
 	{name: "not a VIP", frame: frameOf(noVIP), reason: "pass_not_vip", length: 60},
 	{name: "not a VIP, IPv4", frame: frameOf(noVIP4), reason: "pass_not_vip", length: 40},
 	{name: "VIP of the other family's form", frame: frameOf(flowTo(
-		netip.MustParseAddr("2001:db8:80::c633:6401"), 80, config.TCP)), reason: "pass_not_vip", length: 60},
+		netip.MustParseAddr("2001:db8:80::c633:6401"), 80, desired.TCP)), reason: "pass_not_vip", length: 60},
 	{name: "Ethernet header only", frame: frameOf(web)[:ethernetLength], reason: "pass_not_vip"},
 
 	{name: "SYN", frame: frameOf(web), reason: "forward_new", flow: web, service: "web"},
@@ -204,7 +204,7 @@ var visits = []visit{
 		frame:  signalTo(hunt, 2, srv6.CreateStickiness, synAck, packet.Sequence(1, acknowledged)),
 		reason: "forward_reset", flow: hunt, service: "hunt"},
 	{name: "signal: of no server", frame: signalTo(hunt, 9, srv6.CreateStickiness, synAck), reason: "drop_sender", length: 116},
-	{name: "signal: of no service", frame: signalTo(flowTo(vip6, 8080, config.TCP), 1, srv6.CreateStickiness, synAck),
+	{name: "signal: of no service", frame: signalTo(flowTo(vip6, 8080, desired.TCP), 1, srv6.CreateStickiness, synAck),
 		reason: "drop_sender", length: 116},
 	{name: "signal: hop limit 1", frame: signalTo(hunt, 1, srv6.CreateStickiness, synAck, packet.HopLimit(1)),
 		reason: "drop_hop_limit", length: 116},
@@ -247,7 +247,7 @@ var visits = []visit{
 	{name: "redirect", frame: packet.ICMPError(router4, 5, 1, 0, reply(web4)), reason: "drop_icmp_type", length: 68},
 	{name: "error about another protocol", frame: packet.ICMPError(router4, 3, 4, 1400, packet.ICMP(vip4, client4.Addr(), 0, 0, 1)),
 		reason: "drop_icmp_quote", length: 56},
-	{name: "error about a flow of no service", frame: packet.ICMPError(router6, 2, 0, 1400, reply(flowTo(vip6, 8080, config.TCP))),
+	{name: "error about a flow of no service", frame: packet.ICMPError(router6, 2, 0, 1400, reply(flowTo(vip6, 8080, desired.TCP))),
 		reason: "drop_icmp_no_service", length: 48 + 60},
 	{name: "IGMP", frame: setByte(frameOf(web4), 9, 2), reason: "drop_protocol", length: 40},
 	{name: "ICMPv6 in IPv4", frame: setByte(frameOf(web4), 9, 58), reason: "drop_protocol", length: 40},
@@ -258,9 +258,9 @@ var visits = []visit{
 	{name: "19 bytes of TCP, IPv4, and padding", frame: set(frameOf(web4), 2, 39), reason: "drop_transport", length: 39},
 	{name: "7 bytes of UDP", frame: set(frameOf(dns), 4, 7), reason: "drop_transport", length: 47},
 	{name: "UDP length 7", frame: set(frameOf(dns), 40+4, 7), reason: "drop_transport", length: 48},
-	{name: "port without a service", frame: frameOf(flowTo(vip6, 8080, config.TCP)), reason: "drop_no_service", length: 60},
-	{name: "protocol without a service", frame: frameOf(flowTo(vip6, 80, config.UDP)), reason: "drop_no_service", length: 48},
-	{name: "UDP to a VIP of all ports of TCP", frame: frameOf(flowTo(vip6All, 80, config.UDP)),
+	{name: "port without a service", frame: frameOf(flowTo(vip6, 8080, desired.TCP)), reason: "drop_no_service", length: 60},
+	{name: "protocol without a service", frame: frameOf(flowTo(vip6, 80, desired.UDP)), reason: "drop_no_service", length: 48},
+	{name: "UDP to a VIP of all ports of TCP", frame: frameOf(flowTo(vip6All, 80, desired.UDP)),
 		reason: "drop_no_service", length: 48},
 	{name: "hop limit 1", frame: frameOf(web, packet.HopLimit(1)), reason: "answer_hop_limit"},
 	{name: "hop limit 0", frame: frameOf(web, packet.HopLimit(0)), reason: "answer_hop_limit"},

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/probe"
 )
 
@@ -32,14 +32,14 @@ func cpuTime(t testing.TB) time.Duration {
 // second. It does not contain the answers, which XDP takes.
 func BenchmarkProbes(b *testing.B) {
 	const servers = 10000
-	all := make([]config.Server, servers)
+	all := make([]desired.Server, servers)
 	one := uint32(1)
 	for i := range all {
 		locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 6: byte(i >> 8), 7: byte(i)})
-		all[i] = config.Server{Name: fmt.Sprint("s", i), Locator: netip.PrefixFrom(locator, 64), Weight: &one}
+		all[i] = desired.Server{Name: fmt.Sprint("s", i), Locator: netip.PrefixFrom(locator, 64), Weight: &one}
 	}
 	yes := true
-	svc := huntingOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, all...), config.SelectConsistent, 2)
+	svc := huntingOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Insert, all...), desired.SelectConsistent, 2)
 	svc.Probe, svc.Buckets = &yes, 65537
 	cfg := balancerOf(svc)
 	cfg.Node.Limits.Servers = servers

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -23,7 +23,7 @@ func (f *fixture) answerTo(token uint64) []byte {
 
 // probeOf returns the frame of a probe to a server's agent, as the reference implementation makes
 // it.
-func (f *fixture) probeOf(svc *config.Service, server string, token uint64) []byte {
+func (f *fixture) probeOf(svc *desired.Service, server string, token uint64) []byte {
 	f.t.Helper()
 	label := uint32(token>>16) & 0xfffff
 	sender := f.cfg.Node.Locator.Addr()
@@ -42,10 +42,10 @@ func (f *fixture) probeOf(svc *config.Service, server string, token uint64) []by
 // the server.
 func TestProbeFrames(t *testing.T) {
 	t.Parallel()
-	var services []config.Service
+	var services []desired.Service
 	for i, w := range ways {
-		if w.kind == config.SRv6Insert || w.kind == config.SRv6Encap {
-			services = append(services, w.serviceBy(uint8(i), config.TCP))
+		if w.kind == desired.SRv6Insert || w.kind == desired.SRv6Encap {
+			services = append(services, w.serviceBy(uint8(i), desired.TCP))
 		}
 	}
 	f := open(t, balancerOf(services...))
@@ -72,9 +72,9 @@ func TestProbeFrames(t *testing.T) {
 // A server is not probed if it has no next hop, or if the frame is longer than the MTU.
 func TestNoProbeWithoutWay(t *testing.T) {
 	t.Parallel()
-	f := open(t, balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, srv6Server("s1", 1, 1))))
+	f := open(t, balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Insert, srv6Server("s1", 1, 1))))
 	slot := f.slot("web", "s1")
-	f.plane.Probes.Set(slot, vip6, config.SRv6Insert, 1<<16|uint64(slot))
+	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, 1<<16|uint64(slot))
 	if frame, err := f.plane.Probes.Frame(slot); frame == nil || err != nil {
 		t.Fatalf("a server with a next hop: %x, %v", frame, err)
 	}
@@ -88,11 +88,11 @@ func TestNoProbeWithoutWay(t *testing.T) {
 // Only an answer with the token of the last probe is accepted.
 func TestProbeAnswers(t *testing.T) {
 	t.Parallel()
-	f := open(t, balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert,
+	f := open(t, balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Insert,
 		srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))))
 	slot, other := f.slot("web", "s1"), f.slot("web", "s2")
 	token := 0x123456789abc0000 | uint64(slot)
-	f.plane.Probes.Set(slot, vip6, config.SRv6Insert, token)
+	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, token)
 	answer := f.answerTo(token)
 	short := packet.Truncate(packet.SetByte(answer, ethernetLength+5, 15), len(answer)-1)
 	for _, c := range []struct {
@@ -130,7 +130,7 @@ func TestProbeAnswers(t *testing.T) {
 	if got, ok := f.plane.Probes.Answer(slot); !ok || got != (probe.Answer{Version: 0x102}) {
 		t.Errorf("got %+v, %v", got, ok)
 	}
-	f.plane.Probes.Set(slot, vip6, config.SRv6Insert, token+1<<16)
+	f.plane.Probes.Set(slot, vip6, desired.SRv6Insert, token+1<<16)
 	if _, ok := f.plane.Probes.Answer(slot); ok {
 		t.Error("the server has answered the next probe")
 	}
@@ -141,10 +141,10 @@ func TestProbeAnswers(t *testing.T) {
 // A balancer at the edge of the domain accepts no answers from outside.
 func TestProbeAnswersFromOutside(t *testing.T) {
 	t.Parallel()
-	f := open(t, outsideOf(balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s1", 1, 1)))))
+	f := open(t, outsideOf(balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, srv6Server("s1", 1, 1)))))
 	slot := f.slot("web", "s1")
 	token := 1<<16 | uint64(slot)
-	f.plane.Probes.Set(slot, vip6, config.SRv6Encap, token)
+	f.plane.Probes.Set(slot, vip6, desired.SRv6Encap, token)
 	answer := f.answerTo(token)
 	f.check(refused(answer, "drop_outside", layer3(answer)), f.run(answer))
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // referenceEntry is an entry of the reference's flow table.
@@ -67,7 +67,7 @@ func (r *reference) bucketOf(flow dataplane.Flow) *referenceBucket {
 }
 
 // persist returns the server of a known flow if the packet stays with it, else nil.
-func (r *reference) persist(p parsed, svc *config.Service) *config.Server {
+func (r *reference) persist(p parsed, svc *desired.Service) *desired.Server {
 	e := r.bucketOf(p.flow).find(p.flow, svc.Name)
 	if e == nil {
 		return nil
@@ -102,7 +102,7 @@ func (r *reference) renew(p parsed, e *referenceEntry) {
 
 // keepsServer implements the table of docs/packet-path.md for flows whose server is configured.
 // Packets leave a server that fails its checks only if there are other servers.
-func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Server, e *referenceEntry) bool {
+func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.Server, e *referenceEntry) bool {
 	usable := false
 	for _, s := range r.usable(svc) {
 		usable = usable || s.Name == server.Name
@@ -119,7 +119,7 @@ func (r *reference) keepsServer(p parsed, svc *config.Service, server *config.Se
 
 // remember stores a flow that was placed, in its own entry if it has one. It returns the reason
 // under which the packet is counted.
-func (r *reference) remember(p parsed, svc *config.Service, server *config.Server) string {
+func (r *reference) remember(p parsed, svc *desired.Service, server *desired.Server) string {
 	bucket := r.bucketOf(p.flow)
 	e, now := bucket.find(p.flow, svc.Name), r.now()
 	if e == nil {
@@ -132,7 +132,7 @@ func (r *reference) remember(p parsed, svc *config.Service, server *config.Serve
 	if p.ends() {
 		e.state = stateClosing
 	}
-	if p.flow.Protocol == config.TCP && !p.opens() {
+	if p.flow.Protocol == desired.TCP && !p.opens() {
 		return "forward_recover"
 	}
 	return "forward_new"
@@ -153,7 +153,7 @@ func (r *reference) sweep() {
 // keeps tells whether a sweep keeps an entry.
 func (r *reference) keeps(e *referenceEntry) bool {
 	name, server, _ := strings.Cut(e.server, "/")
-	i := slices.IndexFunc(r.cfg.Services, func(s config.Service) bool { return s.Name == name })
+	i := slices.IndexFunc(r.cfg.Services, func(s desired.Service) bool { return s.Name == name })
 	if i < 0 || serverOfName(&r.cfg.Services[i], server) == nil {
 		return false
 	}

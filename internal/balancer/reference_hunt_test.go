@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -26,7 +27,7 @@ func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
 }
 
 // hunt returns the course of a packet whose flow the flow table does not know for certain.
-func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason string) {
+func (r *reference) hunt(p parsed, svc *desired.Service) (to []stage, reason string) {
 	half := r.halfOpenOf(p.flow).find(p.flow, svc.Name)
 	if server := r.holder(half, svc); server != nil && r.keepsServer(p, svc, server, half) {
 		to = alone(srv6.AckStickiness, server)
@@ -66,7 +67,7 @@ func (r *reference) hunt(p parsed, svc *config.Service) (to []stage, reason stri
 
 // offer returns the course of a SYN that is unknown, or that leaves the server of its entry. A
 // drained server that can be asked may have the connection nevertheless, and so is asked first.
-func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []stage {
+func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []stage {
 	all := stages(srv6.ConnectAvail, r.taking(p.flow, svc, svc.Candidates)...)
 	server := r.holder(e, svc)
 	if server == nil || server.Takes() || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
@@ -81,14 +82,14 @@ func (r *reference) offer(p parsed, svc *config.Service, e *referenceEntry) []st
 }
 
 // isStale tells whether an entry has been idle for so long that a hunting flow may be elsewhere.
-func (r *reference) isStale(e *referenceEntry, svc *config.Service) bool {
-	return svc.Placement == config.PlacementHunt && e.age(r.now()) >= 15
+func (r *reference) isStale(e *referenceEntry, svc *desired.Service) bool {
+	return svc.Placement == desired.PlacementHunt && e.age(r.now()) >= 15
 }
 
 // seek returns the course of a packet whose flow has a stale entry. The course visits the server of
 // the entry if it can be reached, then as many candidates as the packet has room for, and at last
 // the server of the entry again.
-func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) []stage {
+func (r *reference) seek(p parsed, svc *desired.Service, holder *desired.Server) []stage {
 	all := stages(srv6.RecoverStickiness, r.possible(p.flow, svc)...)
 	all = slices.DeleteFunc(all, func(v stage) bool {
 		return v.server == holder.Name && r.reaches(holder.Name)
@@ -105,7 +106,7 @@ func (r *reference) seek(p parsed, svc *config.Service, holder *config.Server) [
 }
 
 // holder returns the server of an entry, or nil if there is no entry or no such server.
-func (r *reference) holder(e *referenceEntry, svc *config.Service) *config.Server {
+func (r *reference) holder(e *referenceEntry, svc *desired.Service) *desired.Server {
 	if e == nil {
 		return nil
 	}
@@ -114,7 +115,7 @@ func (r *reference) holder(e *referenceEntry, svc *config.Service) *config.Serve
 
 // enter stores a flow in its own entry, or in the one that yields. It returns false if there is
 // neither.
-func (r *reference) enter(bucket *referenceBucket, flow dataplane.Flow, svc *config.Service, server *config.Server, state dataplane.FlowState) bool {
+func (r *reference) enter(bucket *referenceBucket, flow dataplane.Flow, svc *desired.Service, server *desired.Server, state dataplane.FlowState) bool {
 	e := bucket.find(flow, svc.Name)
 	if e == nil {
 		e = bucket.yielding(r.preferred(flow), r.now())
@@ -189,7 +190,7 @@ func hear(b []byte) (h heard, ok bool) {
 		return h, false
 	}
 	h.flow = dataplane.Flow{
-		Protocol:    config.TCP,
+		Protocol:    desired.TCP,
 		Source:      netip.AddrPortFrom(client, binary.BigEndian.Uint16(rest[2:])),
 		Destination: netip.AddrPortFrom(vip, binary.BigEndian.Uint16(rest)),
 	}
@@ -228,9 +229,9 @@ func (r *reference) takeSignal(frame []byte) outcome {
 		return refused(frame, "drop_signal", layer3(frame))
 	}
 	svc := r.classify(h.flow)
-	var sender *config.Server
+	var sender *desired.Server
 	if svc != nil {
-		if i := slices.IndexFunc(svc.Servers, func(s config.Server) bool { return s.Locator == h.sender }); i >= 0 {
+		if i := slices.IndexFunc(svc.Servers, func(s desired.Server) bool { return s.Locator == h.sender }); i >= 0 {
 			sender = &svc.Servers[i]
 		}
 	}
@@ -278,13 +279,13 @@ func (r *reference) intrudes(p parsed, reason string) bool {
 		return false
 	}
 	sid := srv6.Parse(address)
-	isServer := func(s config.Server) bool { return s.Locator == sid.Locator }
+	isServer := func(s desired.Server) bool { return s.Locator == sid.Locator }
 	return sid.Function != srv6.Host && (sid.Locator == r.cfg.Node.Locator ||
-		slices.ContainsFunc(r.cfg.Services, func(s config.Service) bool { return slices.ContainsFunc(s.Servers, isServer) }))
+		slices.ContainsFunc(r.cfg.Services, func(s desired.Service) bool { return slices.ContainsFunc(s.Servers, isServer) }))
 }
 
 // create stores the flow of a create-stickiness signal, and returns the reason.
-func (r *reference) create(h heard, svc *config.Service, sender *config.Server) string {
+func (r *reference) create(h heard, svc *desired.Service, sender *desired.Server) string {
 	answers := h.flags&packet.SYN != 0
 	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
 	half := r.halfOpenOf(h.flow).find(h.flow, svc.Name)
@@ -322,7 +323,7 @@ func (r *reference) create(h heard, svc *config.Service, sender *config.Server) 
 }
 
 // remove ends the flow of a remove-stickiness signal.
-func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) {
+func (r *reference) remove(h heard, svc *desired.Service, sender *desired.Server) {
 	known := r.bucketOf(h.flow).find(h.flow, svc.Name)
 	half := r.halfOpenOf(h.flow).find(h.flow, svc.Name)
 	switch {
@@ -334,7 +335,7 @@ func (r *reference) remove(h heard, svc *config.Service, sender *config.Server) 
 }
 
 // resetSender returns the outcome for a signal from a server that accepted a connection too late.
-func (r *reference) resetSender(frame []byte, h heard, svc *config.Service, sender *config.Server) outcome {
+func (r *reference) resetSender(frame []byte, h heard, svc *desired.Service, sender *desired.Server) outcome {
 	rst := frameOf(h.flow, packet.Flags(packet.RST), packet.Sequence(h.acknowledged, 0), packet.Window(0))
 	if r.linkOf(sender.Name) == "" { // the packet was replaced already
 		return refused(append(slices.Clone(frame[:ethernetLength]), rst[ethernetLength:]...), "drop_no_next_hop", layer3(rst))

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // piece identifies the packet to which a fragment belongs.
@@ -38,7 +38,7 @@ func (r *reference) follow(p *parsed) (reason string) {
 }
 
 // recall returns the server in the flow's entry, whatever its state, or nil if there is none.
-func (r *reference) recall(bucket *referenceBucket, flow dataplane.Flow, svc *config.Service) *config.Server {
+func (r *reference) recall(bucket *referenceBucket, flow dataplane.Flow, svc *desired.Service) *desired.Server {
 	e := bucket.find(flow, svc.Name)
 	if e == nil {
 		return nil
@@ -97,9 +97,9 @@ func quotedFlow(p []byte, version int) (flow dataplane.Flow, ok bool) {
 	if len(p) < 8 || protocol != 6 && protocol != 17 {
 		return flow, false
 	}
-	flow.Protocol = config.UDP
+	flow.Protocol = desired.UDP
 	if protocol == 6 {
-		flow.Protocol = config.TCP
+		flow.Protocol = desired.TCP
 	}
 	flow.Source = netip.AddrPortFrom(source, binary.BigEndian.Uint16(p))
 	flow.Destination = netip.AddrPortFrom(destination, binary.BigEndian.Uint16(p[2:]))

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
@@ -57,7 +57,7 @@ func (r *reference) receive(frame []byte) outcome {
 		return r.takeSignal(frame)
 	}
 	p, reason := parse(frame)
-	var svc *config.Service
+	var svc *desired.Service
 	if reason == "" && p.piece != nil && r.isVIP(p.flow.Destination.Addr()) {
 		reason = r.follow(&p)
 	}
@@ -92,29 +92,29 @@ func (r *reference) receive(frame []byte) outcome {
 }
 
 // alone returns the course to one server.
-func alone(function srv6.Function, server *config.Server) []stage {
+func alone(function srv6.Function, server *desired.Server) []stage {
 	return []stage{{function, server.Name}}
 }
 
 // find returns the course of a packet, or nil if there is none, and the reason under which it is
 // counted.
-func (r *reference) find(p parsed, svc *config.Service) (to []stage, reason string) {
+func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason string) {
 	if p.follow != "" {
 		return r.findFollower(p, svc), p.follow
 	}
 	if server := r.persist(p, svc); server != nil {
 		return alone(knownFunction(svc), server), "forward_known"
 	}
-	if svc.Placement == config.PlacementHunt {
+	if svc.Placement == desired.PlacementHunt {
 		return r.hunt(p, svc)
 	}
 	return r.hash(p, svc)
 }
 
 // findFollower returns the course of a packet that does not count as a packet of its flow.
-func (r *reference) findFollower(p parsed, svc *config.Service) []stage {
+func (r *reference) findFollower(p parsed, svc *desired.Service) []stage {
 	server := r.recall(r.bucketOf(p.flow), p.flow, svc)
-	if server == nil && svc.Placement == config.PlacementHunt {
+	if server == nil && svc.Placement == desired.PlacementHunt {
 		server = r.recall(r.halfOpenOf(p.flow), p.flow, svc)
 	}
 	if server == nil && passesOn(svc) {
@@ -146,7 +146,7 @@ func (p parsed) opens() bool { return p.flags&(packet.SYN|packet.ACK) == packet.
 func (p parsed) ends() bool  { return p.flags&(packet.FIN|packet.RST) != 0 }
 
 // mayMove tells whether a packet can go to another server without harm.
-func (p parsed) mayMove() bool { return p.opens() || p.flow.Protocol == config.UDP }
+func (p parsed) mayMove() bool { return p.opens() || p.flow.Protocol == desired.UDP }
 
 // parse reads a frame up to its transport header. If that fails, it returns the reason for packets
 // to VIPs.
@@ -263,9 +263,9 @@ func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
 		}
 		return "drop_transport"
 	}
-	p.flow.Protocol = config.UDP
+	p.flow.Protocol = desired.UDP
 	if protocol == 6 {
-		p.flow.Protocol, p.flags = config.TCP, packet.TCPFlags(b[13])
+		p.flow.Protocol, p.flags = desired.TCP, packet.TCPFlags(b[13])
 	}
 	p.flow.Source = netip.AddrPortFrom(p.flow.Source.Addr(), binary.BigEndian.Uint16(b))
 	p.flow.Destination = netip.AddrPortFrom(p.flow.Destination.Addr(), binary.BigEndian.Uint16(b[2:]))
@@ -273,20 +273,20 @@ func (p *parsed) parseTransport(protocol byte, b []byte) (reason string) {
 }
 
 func (r *reference) isVIP(address netip.Addr) bool {
-	return slices.ContainsFunc(r.cfg.Services, func(s config.Service) bool { return s.VIP == address.Unmap() })
+	return slices.ContainsFunc(r.cfg.Services, func(s desired.Service) bool { return s.VIP == address.Unmap() })
 }
 
 // classify returns the service of a flow, or nil if there is none.
-func (f *fixture) classify(flow dataplane.Flow) (found *config.Service) {
+func (f *fixture) classify(flow dataplane.Flow) (found *desired.Service) {
 	for i := range f.cfg.Services {
 		s := &f.cfg.Services[i]
 		if s.VIP != flow.Destination.Addr() || s.Protocol != flow.Protocol {
 			continue
 		}
-		if uint16(s.Port) == flow.Destination.Port() && s.Port != config.AllPorts {
+		if s.Port.Number() == flow.Destination.Port() && s.Port != desired.AllPorts {
 			return s
 		}
-		if s.Port == config.AllPorts {
+		if s.Port == desired.AllPorts {
 			found = s
 		}
 	}
@@ -295,12 +295,12 @@ func (f *fixture) classify(flow dataplane.Flow) (found *config.Service) {
 
 // usable returns the servers that get new flows: servers that are not drained; if possible, with a
 // next hop that answers; and of those, if possible, servers that pass their checks.
-func (r *reference) usable(svc *config.Service) []config.Server {
-	servers := slices.DeleteFunc(slices.Clone(svc.Servers), func(s config.Server) bool { return !s.Takes() })
-	for _, bad := range []func(config.Server) bool{
-		func(s config.Server) bool { return r.linkOf(s.Name) == "" },
-		func(s config.Server) bool { return !r.reaches(s.Name) },
-		func(s config.Server) bool { return r.failing[svc.Name+"/"+s.Name] },
+func (r *reference) usable(svc *desired.Service) []desired.Server {
+	servers := slices.DeleteFunc(slices.Clone(svc.Servers), func(s desired.Server) bool { return !s.Takes() })
+	for _, bad := range []func(desired.Server) bool{
+		func(s desired.Server) bool { return r.linkOf(s.Name) == "" },
+		func(s desired.Server) bool { return !r.reaches(s.Name) },
+		func(s desired.Server) bool { return r.failing[svc.Name+"/"+s.Name] },
 	} {
 		if good := slices.DeleteFunc(slices.Clone(servers), bad); len(good) > 0 {
 			servers = good
@@ -311,7 +311,7 @@ func (r *reference) usable(svc *config.Service) []config.Server {
 
 // row lists the servers of the service in the row of a bucket, in one of its generations; 0 is the
 // present one. The names of removed servers are empty.
-func (r *reference) row(svc *config.Service, generation, bucket int) (names []string) {
+func (r *reference) row(svc *desired.Service, generation, bucket int) (names []string) {
 	built := r.tables[svc.Name]
 	if built == nil {
 		for _, set := range r.generations[svc.Name].Sets {
@@ -337,20 +337,20 @@ func (r *reference) row(svc *config.Service, generation, bucket int) (names []st
 	return names
 }
 
-func (r *reference) bucket(flow dataplane.Flow, svc *config.Service) int {
+func (r *reference) bucket(flow dataplane.Flow, svc *desired.Service) int {
 	return int(dataplane.BucketOf(flow.Hash(&r.identity.BucketKeys), uint32(svc.Buckets)))
 }
 
 // taking lists as many servers that get new flows as the flow's row has servers, but at most the
 // wanted number. The next rows replace servers that get none. The search ends after eight more rows
 // if it has found a server.
-func (r *reference) taking(flow dataplane.Flow, svc *config.Service, wanted int) (names []string) {
+func (r *reference) taking(flow dataplane.Flow, svc *desired.Service, wanted int) (names []string) {
 	first := r.bucket(flow, svc)
 	wanted = min(wanted, len(r.row(svc, 0, first)))
 	usable := r.usable(svc)
 	for i := range svc.Buckets {
 		for _, name := range r.row(svc, 0, first+i) {
-			takes := slices.ContainsFunc(usable, func(s config.Server) bool { return s.Name == name })
+			takes := slices.ContainsFunc(usable, func(s desired.Server) bool { return s.Name == name })
 			if takes && len(names) < wanted && !slices.Contains(names, name) {
 				names = append(names, name)
 			}
@@ -365,7 +365,7 @@ func (r *reference) taking(flow dataplane.Flow, svc *config.Service, wanted int)
 // possible lists the servers that may have a flow: those that get new flows, those of all
 // generations that can be reached and do not fail, those that fail, and at last those of the present
 // row that cannot be reached.
-func (r *reference) possible(flow dataplane.Flow, svc *config.Service) []string {
+func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) []string {
 	names := r.taking(flow, svc, svc.Candidates)
 	add := func(row []string, wanted func(string) bool) {
 		for _, name := range row {
@@ -378,7 +378,7 @@ func (r *reference) possible(flow dataplane.Flow, svc *config.Service) []string 
 	present := r.row(svc, 0, bucket)
 	usable := r.usable(svc)
 	fails := func(name string) bool {
-		takes := slices.ContainsFunc(usable, func(s config.Server) bool { return s.Name == name })
+		takes := slices.ContainsFunc(usable, func(s desired.Server) bool { return s.Name == name })
 		return !takes && (serverOfName(svc, name).Takes() || r.failing[svc.Name+"/"+name])
 	}
 	for i := range r.tables[svc.Name] {
@@ -392,13 +392,13 @@ func (r *reference) possible(flow dataplane.Flow, svc *config.Service) []string 
 }
 
 // passesOn tells whether the servers of a service pass packets of unknown flows on.
-func passesOn(svc *config.Service) bool {
-	return svc.Protocol == config.TCP && (svc.Placement == config.PlacementHunt || svc.Probes())
+func passesOn(svc *desired.Service) bool {
+	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes())
 }
 
 // hash returns the course of a packet whose flow is unknown, and the reason under which it is
 // counted.
-func (r *reference) hash(p parsed, svc *config.Service) (to []stage, reason string) {
+func (r *reference) hash(p parsed, svc *desired.Service) (to []stage, reason string) {
 	if passesOn(svc) && !p.mayMove() {
 		to = stages(srv6.Steer, r.possible(p.flow, svc)...)
 	} else if server := r.place(p.flow, svc); server != nil {
@@ -414,7 +414,7 @@ func (r *reference) hash(p parsed, svc *config.Service) (to []stage, reason stri
 }
 
 // place returns the server that consistent hashing selects for a flow, or nil if there is none.
-func (r *reference) place(flow dataplane.Flow, svc *config.Service) *config.Server {
+func (r *reference) place(flow dataplane.Flow, svc *desired.Service) *desired.Server {
 	names := r.taking(flow, svc, 1)
 	if names == nil {
 		return nil
@@ -423,8 +423,8 @@ func (r *reference) place(flow dataplane.Flow, svc *config.Service) *config.Serv
 }
 
 // serverOfName returns the server of the service with a name, or nil if there is none.
-func serverOfName(svc *config.Service, name string) *config.Server {
-	if i := slices.IndexFunc(svc.Servers, func(s config.Server) bool { return s.Name == name }); i >= 0 {
+func serverOfName(svc *desired.Service, name string) *desired.Server {
+	if i := slices.IndexFunc(svc.Servers, func(s desired.Server) bool { return s.Name == name }); i >= 0 {
 		return &svc.Servers[i]
 	}
 	return nil
@@ -432,7 +432,7 @@ func serverOfName(svc *config.Service, name string) *config.Server {
 
 // obstacle returns why a packet cannot be sent to its server, and the MTU without the
 // encapsulation.
-func (r *reference) obstacle(frame []byte, p parsed, svc *config.Service, to []stage) (reason string, mtu int) {
+func (r *reference) obstacle(frame []byte, p parsed, svc *desired.Service, to []stage) (reason string, mtu int) {
 	link := r.linkOf(to[0].server)
 	switch {
 	case link == "":

@@ -9,8 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
@@ -20,7 +20,7 @@ type Rehearsal struct{ balancer *Balancer }
 
 // NewRehearsal loads the data path of a balancer. It attaches no program, and the tables contain no
 // services yet. Its errors are those of New.
-func NewRehearsal(cfg *config.Balancer, log *slog.Logger) (*Rehearsal, error) {
+func NewRehearsal(cfg *desired.Balancer, log *slog.Logger) (*Rehearsal, error) {
 	b, err := New(cfg, log)
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (r *Rehearsal) Attach(own []nexthop.Link, hop nexthop.Hop) error {
 
 // Apply applies another configuration, as Reload does. New servers have no next hop. Its errors are
 // those of Reload.
-func (r *Rehearsal) Apply(cfg *config.Balancer) error {
+func (r *Rehearsal) Apply(cfg *desired.Balancer) error {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel() // neither the resolver nor the checker runs and takes new targets
 	return r.balancer.reload(ended, cfg)

@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -54,7 +54,7 @@ func TestRestart(t *testing.T) {
 	f.start(next)
 	f.route()
 	f.stay(servers, "web/s2")
-	f.places([]config.Server{s1, s3})
+	f.places([]desired.Server{s1, s3})
 }
 
 var (
@@ -117,7 +117,7 @@ func TestServerComesBackAfterRestart(t *testing.T) {
 	first := cfg.Services
 	f := open(t, cfg)
 	f.run(frameOf(web))
-	for _, services := range [][]config.Service{webOf(srv6Server("s2", 2, 1)).Services, first} {
+	for _, services := range [][]desired.Service{webOf(srv6Server("s2", 2, 1)).Services, first} {
 		f.stop()
 		cfg.Services = services
 		f.start(cfg)
@@ -132,7 +132,7 @@ func TestServerComesBackAfterRestart(t *testing.T) {
 func TestRestartRemembersHealth(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
-	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
+	cfg.Services[0].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
 	f := open(t, cfg)
 	f.setHealth("web", "s1", false)
 	f.stop()
@@ -209,7 +209,7 @@ func TestRestartKnowsWays(t *testing.T) {
 }
 
 // webWith returns the configuration with another server.
-func webWith(cfg *config.Balancer, server config.Server) *config.Balancer {
+func webWith(cfg *desired.Balancer, server desired.Server) *desired.Balancer {
 	next := webOf(append(slices.Clone(cfg.Services[0].Servers), server)...)
 	next.Node = cfg.Node
 	return next
@@ -267,7 +267,7 @@ func TestUpgradeWithOtherReasons(t *testing.T) {
 func TestNumbersOfServices(t *testing.T) {
 	t.Parallel()
 	f := open(t, twoServices(vip6, vip6All))
-	named := func(names ...string) *config.Balancer {
+	named := func(names ...string) *desired.Balancer {
 		cfg := twoServices(vip6, vip6All)
 		for i, name := range names {
 			cfg.Services[i].Name = name
@@ -307,7 +307,7 @@ func TestRestartWithoutService(t *testing.T) {
 // them.
 func TestRestartKeepsFormerCandidates(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	flow, left := f.flowThatMoves("s3")
 	f.cfg.Node.State = t.TempDir()
 	f.saveGenerations()
@@ -329,7 +329,7 @@ func TestRestartKeepsFormerCandidates(t *testing.T) {
 	random := huntingWithout(2, "s3")
 	random.Node.State = f.cfg.Node.State
 	for i := range random.Services {
-		random.Services[i].Selection = config.SelectRandom
+		random.Services[i].Selection = desired.SelectRandom
 	}
 	f.mustApply(random)
 	check("after a reload with another selection")
@@ -349,7 +349,7 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 	cfg := f.cfg
 	f.stop()
 	f.start(cfg)
-	flow := flowTo(vip6, 8080, config.TCP)
+	flow := flowTo(vip6, 8080, desired.TCP)
 	f.check(refused(frameOf(flow), "drop_no_service", 60), f.run(frameOf(flow)))
 	f.check(f.forwarded(frameOf(web), web, "a", "s", "forward_new"), f.run(frameOf(web)))
 }
@@ -358,7 +358,7 @@ func TestRestartAfterHalfAMove(t *testing.T) {
 func TestFailedStartRemembersHealth(t *testing.T) {
 	t.Parallel()
 	cfg := webOf(srv6Server("s1", 1, 1), srv6Server("s2", 2, 1))
-	cfg.Services[0].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
+	cfg.Services[0].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}, Interval: time.Second, Rise: 2, Fall: 3}
 	cfg.Node.Limits.Servers = 2
 	f := open(t, cfg)
 	f.setHealth("web", "s1", false)
@@ -381,9 +381,9 @@ func TestOtherLimitsAreRefused(t *testing.T) {
 	f := open(t, webOf(srv6Server("s", 1, 1)))
 	f.run(frameOf(web))
 	want := f.configuration()
-	for name, change := range map[string]func(*config.Limits){
-		"flows":   func(l *config.Limits) { l.Flows *= 4 },
-		"servers": func(l *config.Limits) { l.Servers++ },
+	for name, change := range map[string]func(*desired.Limits){
+		"flows":   func(l *desired.Limits) { l.Flows *= 4 },
+		"servers": func(l *desired.Limits) { l.Servers++ },
 	} {
 		cfg := webOf(srv6Server("other", 2, 1))
 		cfg.Node = f.cfg.Node

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
@@ -37,7 +37,7 @@ type fabric struct {
 	near      *testnet.Namespace
 	routers   map[string]*router // by the balancer's interface
 	own       []nexthop.Link     // the interfaces that the balancer uses
-	cfg       *config.Balancer
+	cfg       *desired.Balancer
 	balancer  *Balancer
 	attachTCX func(link.TCXOptions) (link.Link, error)
 }
@@ -61,7 +61,7 @@ func newFabric(t *testing.T, way string, interfaces ...string) *fabric {
 	t.Helper()
 	needs.BPF(t)
 	n := &fabric{
-		t: t, near: testnet.New(t), routers: map[string]*router{}, cfg: hunting(config.SelectConsistent, 2), attachTCX: tcWays[way],
+		t: t, near: testnet.New(t), routers: map[string]*router{}, cfg: hunting(desired.SelectConsistent, 2), attachTCX: tcWays[way],
 	}
 	for i, name := range []string{"eth0", "eth1", "eth2"} {
 		n.connect(name, i)
@@ -300,9 +300,9 @@ func TestReturn(t *testing.T) {
 // client.
 func (n *fabric) requireReturn(service string) {
 	n.t.Helper()
-	kind := config.SRv6Encap
+	kind := desired.SRv6Encap
 	if service == "insert" {
-		kind = config.SRv6Insert
+		kind = desired.SRv6Insert
 	}
 	outside, inside := n.own[0], n.own[len(n.own)-1]
 	clients, servers := n.routers[outside.Name], n.routers[inside.Name]

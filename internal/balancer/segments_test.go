@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -49,9 +49,9 @@ func TestSegmentLists(t *testing.T) {
 	path := fillServers(mapped)
 	for _, version := range []int{4, 6} {
 		flow := map[int]dataplane.Flow{4: web4, 6: web}[version]
-		for _, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap} {
-			number := dataplane.RuleOf(&config.Service{Encapsulation: kind}).Encapsulation
-			if kind == config.SRv6Insert && version == 4 {
+		for _, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap} {
+			number := dataplane.RuleOf(&desired.Service{Encapsulation: kind}).Encapsulation
+			if kind == desired.SRv6Insert && version == 4 {
 				continue
 			}
 			for n := 1; n <= maxSegments; n++ {
@@ -84,9 +84,9 @@ func TestSegmentLists(t *testing.T) {
 }
 
 // overheadOf returns the length of the headers for n servers, in bytes (bpf/balancer/encap.h).
-func overheadOf(kind config.Encapsulation, n int) int {
+func overheadOf(kind desired.Encapsulation, n int) int {
 	switch {
-	case kind == config.SRv6Insert:
+	case kind == desired.SRv6Insert:
 		return 8 + 16*(n+2)
 	case n > 1:
 		return 40 + 8 + 16*(n-1)

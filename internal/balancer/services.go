@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -19,7 +19,7 @@ import (
 
 // service is a service, with its state in the data path.
 type service struct {
-	config.Service
+	desired.Service
 	id       uint32
 	rule     dataplane.ServiceRule
 	members  []*member
@@ -48,10 +48,10 @@ func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*me
 		return nil, err
 	}
 	for id, label := range labels {
-		byID[id] = &service{Service: config.Service{Name: label.Name}, id: id, hasSpare: true}
+		byID[id] = &service{Service: desired.Service{Name: label.Name}, id: id, hasSpare: true}
 		s.byName[label.Name] = byID[id]
 	}
-	for id := uint32(config.MaxServices); id > 0; id-- {
+	for id := uint32(desired.MaxServices); id > 0; id-- {
 		if byID[id-1] == nil {
 			s.free = append(s.free, id-1)
 		}
@@ -66,7 +66,7 @@ func loadServices(plane *dataplane.Plane, slots *dataplane.Slots, reach func(*me
 
 // apply makes the data path follow a configuration. Servers are added before the tables that name
 // them, and removed after these tables.
-func (s *services) apply(cfg *config.Balancer, generations generation.Generations) error {
+func (s *services) apply(cfg *desired.Balancer, generations generation.Generations) error {
 	wanted := map[string]bool{}
 	for i := range cfg.Services {
 		name := cfg.Services[i].Name
@@ -87,7 +87,7 @@ func (s *services) apply(cfg *config.Balancer, generations generation.Generation
 	return s.retireSlots()
 }
 
-func (s *services) applyService(cfg *config.Service, node *config.BalancerNode, g generation.Generation) error {
+func (s *services) applyService(cfg *desired.Service, node *desired.BalancerNode, g generation.Generation) error {
 	svc := s.byName[cfg.Name]
 	if svc == nil {
 		var err error
@@ -113,7 +113,7 @@ func (s *services) add(name string) (*service, error) {
 		return nil, err
 	}
 	s.free = s.free[:len(s.free)-1]
-	svc := &service{Service: config.Service{Name: name}, id: id}
+	svc := &service{Service: desired.Service{Name: name}, id: id}
 	s.byName[name] = svc
 	return svc, nil
 }
@@ -130,7 +130,7 @@ func (s *services) checkRoom(more int) error {
 
 // claimMembers gives the configured servers their slots. A server that existed before keeps its
 // causes, even if an earlier process has found them.
-func (s *services) claimMembers(svc *service, cfg *config.Service, node *config.BalancerNode) ([]*member, error) {
+func (s *services) claimMembers(svc *service, cfg *desired.Service, node *desired.BalancerNode) ([]*member, error) {
 	before := make(map[string]*member, len(svc.members))
 	for _, m := range svc.members {
 		before[m.Name] = m
@@ -171,7 +171,7 @@ func (svc *service) member(name string) *member {
 
 // keyOfServer returns the key of a server's slot: its names, its address and the source address of
 // packets to it.
-func keyOfServer(svc *config.Service, server *config.Server, node *config.BalancerNode) dataplane.ServerKey {
+func keyOfServer(svc *desired.Service, server *desired.Server, node *desired.BalancerNode) dataplane.ServerKey {
 	key := dataplane.ServerKey{Service: svc.Name, Server: server.Name}
 	if server.Locator.IsValid() {
 		key.Address, key.Source = server.Locator.Addr(), node.Locator.Addr()
@@ -187,7 +187,7 @@ func keyOfServer(svc *config.Service, server *config.Server, node *config.Balanc
 }
 
 // keysOf returns the keys of all servers of a configuration.
-func keysOf(cfg *config.Balancer) map[dataplane.ServerKey]bool {
+func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
 	keys := map[dataplane.ServerKey]bool{}
 	for i := range cfg.Services {
 		for j := range cfg.Services[i].Servers {
@@ -204,7 +204,7 @@ func (s *services) setHealth(result health.Result) *service {
 }
 
 // healthTargets lists the servers to check, each with its present result.
-func (s *services) healthTargets(services []config.Service) []health.Target {
+func (s *services) healthTargets(services []desired.Service) []health.Target {
 	targets := health.Targets(services)
 	for i := range targets {
 		t := &targets[i]
@@ -238,7 +238,7 @@ func placingOf(svc *service, g generation.Generation) placing {
 // passesOn tells whether the service's servers have agents that pass packets on to each other. Agents
 // do so with TCP only.
 func (svc *service) passesOn() bool {
-	return svc.Protocol == config.TCP && (svc.Placement == config.PlacementHunt || svc.Probes())
+	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes())
 }
 
 // place makes a service's entry follow a generation of its servers. It builds the candidate table
@@ -309,7 +309,7 @@ func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
 		rule.Flags |= dataplane.RuleServersPassOn
 	}
 	switch {
-	case svc.Placement == config.PlacementHunt:
+	case svc.Placement == desired.PlacementHunt:
 		rule.Flags |= dataplane.RuleServersAnswer | dataplane.RuleHalfOpen | dataplane.RuleAskIdle
 		svc.huntsEnd = time.Time{}
 	case svc.rule.HasHalfOpen():
@@ -380,8 +380,8 @@ func (s *services) endHunts(now time.Time) {
 
 // knownFunction returns the function that packets of known flows ask of a service's servers. The
 // servers of a service that hunts wait for an acknowledgement that the balancer knows the flow.
-func knownFunction(svc *config.Service) srv6.Function {
-	if svc.Placement == config.PlacementHunt {
+func knownFunction(svc *desired.Service) srv6.Function {
+	if svc.Placement == desired.PlacementHunt {
 		return srv6.AckStickiness
 	}
 	return srv6.Deliver

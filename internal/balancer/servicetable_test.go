@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // In a table with the highest number of entries, 16,384 services and as many VIPs, all entries can
@@ -25,7 +25,7 @@ func TestFullServiceTable(t *testing.T) {
 	entries := first
 	for i := range uint32(16383) {
 		vip := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 8: byte(random.Uint32()), 9: byte(random.Uint32()), 14: byte(i >> 8), 15: byte(i)})
-		entry := dataplane.ServiceKey(&config.Service{VIP: vip, Port: config.Port(random.IntN(1 << 16)), Protocol: config.UDP})
+		entry := dataplane.ServiceKey(&desired.Service{VIP: vip, Port: desired.PortOf(uint16(random.IntN(1 << 16))), Protocol: desired.UDP})
 		entry.Id = i + 1
 		entries = append(entries, entry, dataplane.VIPKey(vip))
 	}
@@ -44,13 +44,13 @@ func TestFullServiceTable(t *testing.T) {
 	}
 	f.check(f.forwarded(frameOf(web), web, "web", "s", "forward_new"), f.run(frameOf(web)))
 	for i := len(first); i < len(entries); i += 2 * 1024 {
-		flow := flowTo(vipOf(entries[i]), 7, config.TCP)
+		flow := flowTo(vipOf(entries[i]), 7, desired.TCP)
 		want := map[string]tally{"drop_no_service": {1, 60, 0}}
 		if diff := cmp.Diff(want, f.run(frameOf(flow)).Reasons); diff != "" {
 			t.Errorf("%v: (-want +got):\n%s", flow.Destination, diff)
 		}
 	}
-	stranger := flowTo(vipOf(absent), 7, config.TCP)
+	stranger := flowTo(vipOf(absent), 7, desired.TCP)
 	f.check(refused(frameOf(stranger), "pass_not_vip", 60), f.run(frameOf(stranger)))
 }
 

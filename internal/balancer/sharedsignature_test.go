@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -24,7 +24,7 @@ func anyFlow(vips ...netip.Addr) *rapid.Generator[dataplane.Flow] {
 			source = netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "source")))
 		}
 		return dataplane.Flow{
-			Protocol:    rapid.SampledFrom([]config.Protocol{config.TCP, config.UDP}).Draw(t, "protocol"),
+			Protocol:    rapid.SampledFrom([]desired.Protocol{desired.TCP, desired.UDP}).Draw(t, "protocol"),
 			Source:      netip.AddrPortFrom(source, rapid.Uint16().Draw(t, "source port")),
 			Destination: netip.AddrPortFrom(vip, rapid.Uint16().Draw(t, "port")),
 		}
@@ -34,24 +34,24 @@ func anyFlow(vips ...netip.Addr) *rapid.Generator[dataplane.Flow] {
 // The data path and this process compute the same bucket, signature and candidate for each flow.
 func TestHashesAgree(t *testing.T) {
 	t.Parallel()
-	var servers []config.Server
+	var servers []desired.Server
 	for i := range uint8(20) {
 		servers = append(servers, srv6Server(string(rune('a'+i)), i+1, 1))
 	}
 	names := map[dataplane.Flow]string{}
-	name := func(vip netip.Addr, protocol config.Protocol) string {
+	name := func(vip netip.Addr, protocol desired.Protocol) string {
 		return names[dataplane.Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}]
 	}
-	var services []config.Service
+	var services []desired.Service
 	for _, vip := range []netip.Addr{vip4, vip6} {
-		for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
-			svc := serviceOf("all "+vip.String()+string(protocol), vip, config.AllPorts, protocol, config.SRv6Encap, servers...)
+		for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
+			svc := serviceOf("all "+vip.String()+string(protocol), vip, desired.AllPorts, protocol, desired.SRv6Encap, servers...)
 			services = append(services, svc)
 			names[dataplane.Flow{Protocol: protocol, Destination: netip.AddrPortFrom(vip, 0)}] = svc.Name
 		}
 	}
 	cfg := balancerOf(services...)
-	cfg.Node.Limits = config.Limits{Flows: 1 << 16, Servers: 128}
+	cfg.Node.Limits = desired.Limits{Flows: 1 << 16, Servers: 128}
 	f := open(t, cfg)
 	rapid.Check(t, func(t *rapid.T) {
 		flow := anyFlow(vip4, vip6).Draw(t, "flow")
@@ -99,9 +99,9 @@ func (f *fixture) ignoreDestinations(a, b dataplane.Flow) {
 // Two flows of one service with the same signature go to the same server.
 func TestSharedSignature(t *testing.T) {
 	t.Parallel()
-	server := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
-	f := open(t, balancerOf(serviceOf("all", vip6, config.AllPorts, config.TCP, config.SRv6Encap, server...)))
-	a, b := flowTo(vip6, 80, config.TCP), flowTo(vip6, 81, config.TCP)
+	server := []desired.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 1)}
+	f := open(t, balancerOf(serviceOf("all", vip6, desired.AllPorts, desired.TCP, desired.SRv6Encap, server...)))
+	a, b := flowTo(vip6, 80, desired.TCP), flowTo(vip6, 81, desired.TCP)
 	f.ignoreDestinations(a, b)
 	other := f.otherThanPlaced(b, "all")
 	f.enter(a, "all", other, stateEstablished)
@@ -112,7 +112,7 @@ func TestSharedSignature(t *testing.T) {
 // by its own service.
 func TestSharedSignatureOfTwoServices(t *testing.T) {
 	t.Parallel()
-	two := slices.DeleteFunc(standard().Services, func(s config.Service) bool { return s.Name != "web" && s.Name != "insert" })
+	two := slices.DeleteFunc(standard().Services, func(s desired.Service) bool { return s.Name != "web" && s.Name != "insert" })
 	f := open(t, balancerOf(two...))
 	f.ignoreDestinations(web, insert)
 	for range 3 {

@@ -17,7 +17,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -32,7 +32,7 @@ type reduced struct {
 }
 
 // openReduced returns a balancer with hash keys from the given random numbers.
-func openReduced(t *testing.T, random *rand.Rand, cfg *config.Balancer) *reduced {
+func openReduced(t *testing.T, random *rand.Rand, cfg *desired.Balancer) *reduced {
 	t.Helper()
 	r := &reduced{fixture: open(t, cfg)}
 	var signature dataplane.FlowKeys
@@ -172,8 +172,8 @@ func TestReducedSignatureOfTwoServices(t *testing.T) {
 	const packets = 20_000
 	random := rand.New(rand.NewPCG(3, 4))
 	cfg := balancerOf(
-		serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, srv6Server("w1", 1, 1), srv6Server("w2", 2, 1)),
-		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, srv6Server("d1", 3, 1), srv6Server("d2", 4, 1)),
+		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Insert, srv6Server("w1", 1, 1), srv6Server("w2", 2, 1)),
+		serviceOf("dns", vip6, 53, desired.UDP, desired.SRv6Encap, srv6Server("d1", 3, 1), srv6Server("d2", 4, 1)),
 	)
 	cfg.Node.Limits.Flows = 16 * dataplane.FlowLoad
 	r := openReduced(t, random, cfg)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/probe"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -26,7 +26,7 @@ func (f *fixture) signal(flow dataplane.Flow, service, server string, function s
 }
 
 // signal returns a signal from a server with the locator, to the balancer that node describes.
-func signal(kind config.Encapsulation, sender netip.Prefix, flow dataplane.Flow, function srv6.Function, options ...packet.Option) []byte {
+func signal(kind desired.Encapsulation, sender netip.Prefix, flow dataplane.Flow, function srv6.Function, options ...packet.Option) []byte {
 	frame, err := packet.Signal(reply(flow, options...), packet.Encap{
 		Kind:     kind,
 		Sender:   sender.Addr(),
@@ -311,7 +311,7 @@ func (f *fixture) happen(flow dataplane.Flow, service, state, event, want string
 
 func TestStickiness(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
 		for _, c := range stickiness {
@@ -330,11 +330,11 @@ func TestStickiness(t *testing.T) {
 
 func TestStickinessOfDrained(t *testing.T) {
 	t.Parallel()
-	cfg := hunting(config.SelectConsistent, 2)
+	cfg := hunting(desired.SelectConsistent, 2)
 	f := open(t, cfg)
 	parts := f.cast(web, "web")
 	none := uint32(0)
-	cfg = hunting(config.SelectConsistent, 2)
+	cfg = hunting(desired.SelectConsistent, 2)
 	for i := range cfg.Services[1].Servers {
 		if s := &cfg.Services[1].Servers[i]; s.Name == parts[first] {
 			s.Weight = &none
@@ -365,7 +365,7 @@ func TestStickinessOfDrained(t *testing.T) {
 // reset what the client has from the first. All other SYNs are offered to other servers.
 func TestSYNOfUnheardServer(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	for _, m := range f.services.byName["web"].members {
 		m.probed = true
@@ -406,11 +406,11 @@ func TestSYNOfUnheardServer(t *testing.T) {
 // whether it has the connection.
 func TestSYNOfDrainedService(t *testing.T) {
 	t.Parallel()
-	cfg := hunting(config.SelectConsistent, 2)
+	cfg := hunting(desired.SelectConsistent, 2)
 	f := open(t, cfg)
 	parts := f.cast(web, "web")
 	none := uint32(0)
-	cfg = hunting(config.SelectConsistent, 2)
+	cfg = hunting(desired.SelectConsistent, 2)
 	for i := range cfg.Services[1].Servers {
 		cfg.Services[1].Servers[i].Weight = &none
 	}
@@ -441,7 +441,7 @@ func TestSYNOfDrainedService(t *testing.T) {
 func TestSYNWithoutATaker(t *testing.T) {
 	t.Parallel()
 	f := open(t, webOf(srv6Server("s1", 1, 1)))
-	f.mustApply(balancerOf(huntingOf(f.cfg.Services[0], config.SelectConsistent, 1)))
+	f.mustApply(balancerOf(huntingOf(f.cfg.Services[0], desired.SelectConsistent, 1)))
 	f.plane.Servers.SetFlags(f.slot("web", "s1"), dataplane.FlagInUse|dataplane.FlagDrained)
 	frame := frameOf(web)
 	for _, state := range []string{"listen", "steer first"} {
@@ -454,7 +454,7 @@ func TestSYNWithoutATaker(t *testing.T) {
 // client that answers during the flood gets an entry.
 func TestFloodOfSYNs(t *testing.T) {
 	t.Parallel()
-	cfg := hunting(config.SelectConsistent, 2)
+	cfg := hunting(desired.SelectConsistent, 2)
 	f := open(t, cfg)
 	row := f.row(web, "web")
 	f.run(f.signal(web, "web", row[0], srv6.CreateStickiness, synAck))
@@ -485,11 +485,11 @@ func TestFloodOfSYNs(t *testing.T) {
 // identify them.
 func TestSenders(t *testing.T) {
 	t.Parallel()
-	all := hunting(config.SelectConsistent, 2)
+	all := hunting(desired.SelectConsistent, 2)
 	f := open(t, all)
 	parts := f.cast(web, "web")
 	sent := func(options ...packet.Option) []byte {
-		return signal(config.SRv6Encap, serverOfName(&all.Services[1], parts[first]).Locator, web, srv6.CreateStickiness,
+		return signal(desired.SRv6Encap, serverOfName(&all.Services[1], parts[first]).Locator, web, srv6.CreateStickiness,
 			append(options, synAck)...)
 	}
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
@@ -500,13 +500,13 @@ func TestSenders(t *testing.T) {
 	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
 	f.plane.Servers.SetFlags(slot, flags)
 
-	fewer := hunting(config.SelectConsistent, 2)
+	fewer := hunting(desired.SelectConsistent, 2)
 	svc := &fewer.Services[1]
-	svc.Servers = slices.DeleteFunc(svc.Servers, func(s config.Server) bool { return s.Name == parts[first] })
+	svc.Servers = slices.DeleteFunc(svc.Servers, func(s desired.Server) bool { return s.Name == parts[first] })
 	f.mustApply(fewer)
 	f.check(refused(sent(), "drop_sender", 100), f.run(sent()))
 
-	f.mustApply(hunting(config.SelectConsistent, 2))
+	f.mustApply(hunting(desired.SelectConsistent, 2))
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
 
 	cfg := f.cfg
@@ -515,7 +515,7 @@ func TestSenders(t *testing.T) {
 	f.route()
 	f.check(f.returned(sent(), "return_create"), f.run(sent()))
 
-	moved := hunting(config.SelectConsistent, 2)
+	moved := hunting(desired.SelectConsistent, 2)
 	moved.Node.Locator = netip.MustParsePrefix("fd00:6c:0:2::/64")
 	f.mustApply(moved)
 	f.check(refused(sent(), "pass_not_vip", 100), f.run(sent()))
@@ -526,7 +526,7 @@ func TestSenders(t *testing.T) {
 // New flows are placed. After a while, all flags of the hunt are removed. Trace agrees.
 func TestServiceCeasesToHunt(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	taker := parts[second]
 	view := f.view()
@@ -549,9 +549,9 @@ func TestServiceCeasesToHunt(t *testing.T) {
 	answer(left)
 	f.run(frameOf(offered))
 
-	cfg := hunting(config.SelectConsistent, 2)
+	cfg := hunting(desired.SelectConsistent, 2)
 	for i := range cfg.Services {
-		cfg.Services[i].Placement, cfg.Services[i].Selection = config.PlacementHash, ""
+		cfg.Services[i].Placement, cfg.Services[i].Selection = desired.PlacementHash, ""
 	}
 	f.mustApply(cfg)
 	send(halfOpen, packet.ACK, "forward_new", srv6.AckStickiness, taker)
@@ -578,7 +578,7 @@ func TestServiceCeasesToHunt(t *testing.T) {
 // Half-open flows survive a restart. They expire, and leave with their server.
 func TestHalfOpenFlowsLeave(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	ticks := f.clock.Ticks(f.service("web").Timeouts.New)
 	for _, c := range []struct {
@@ -609,7 +609,7 @@ func TestHalfOpenFlowsLeave(t *testing.T) {
 // During reloads, no signal of a server that stays is dropped.
 func TestSignalsDuringReloads(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	frame := f.signal(web, "web", parts[first], srv6.CreateStickiness, synAck)
 	done := make(chan struct{})
@@ -617,7 +617,7 @@ func TestSignalsDuringReloads(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range 100 {
-			f.must(f.apply(hunting(config.SelectConsistent, 2+i%2)))
+			f.must(f.apply(hunting(desired.SelectConsistent, 2+i%2)))
 		}
 	}()
 	signals := 0

@@ -11,24 +11,24 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 // crowded returns a configuration of two services. Their flow table has few buckets, so that flows
 // share buckets.
-func crowded(buckets uint32) *config.Balancer {
-	three := func() []config.Server {
-		return []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 2)}
+func crowded(buckets uint32) *desired.Balancer {
+	three := func() []desired.Server {
+		return []desired.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 1), srv6Server("s3", 3, 2)}
 	}
 	cfg := balancerOf(
-		serviceOf("web", vip6, 80, config.TCP, config.SRv6Insert, three()...),
-		serviceOf("dns", vip6, 53, config.UDP, config.SRv6Encap, three()...),
+		serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Insert, three()...),
+		serviceOf("dns", vip6, 53, desired.UDP, desired.SRv6Encap, three()...),
 	)
 	for i := range cfg.Services {
-		cfg.Services[i].Health = &config.Health{TCP: &config.TCPCheck{}}
+		cfg.Services[i].Health = &desired.Health{TCP: &desired.TCPCheck{}}
 	}
-	cfg.Node.Limits = config.Limits{Flows: buckets * dataplane.FlowLoad, Servers: 8}
+	cfg.Node.Limits = desired.Limits{Flows: buckets * dataplane.FlowLoad, Servers: 8}
 	return cfg
 }
 

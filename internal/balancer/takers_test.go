@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -54,7 +54,7 @@ func (f *fixture) collide(times int32, frames [2][]byte, before func(), after fu
 // continues to the client, and the other server gets a reset. The flow then belongs only to the
 // first of these servers.
 func TestTwoTakers(t *testing.T) {
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	frames := [2][]byte{
 		f.signal(web, "web", parts[first], srv6.CreateStickiness, synAck),
@@ -110,7 +110,7 @@ func (f *fixture) leaveHalfOpen(flow dataplane.Flow) {
 // known. The second server must lose, whether its signal comes before, after or while the entry
 // moves from one table to the other.
 func TestTakerWhileConfirmed(t *testing.T) {
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	frames := [2][]byte{
 		frameOf(web, packet.Flags(packet.ACK)),

@@ -17,20 +17,20 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
 // varied returns a configuration with all encapsulations, both IP versions and both protocols.
-func varied() *config.Balancer {
-	web := []config.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 2), srv6Server("s3", 3, 0)}
+func varied() *desired.Balancer {
+	web := []desired.Server{srv6Server("s1", 1, 1), srv6Server("s2", 2, 2), srv6Server("s3", 3, 0)}
 	return balancerOf(
-		serviceOf("insert", vip6, 80, config.TCP, config.SRv6Insert, web...),
-		serviceOf("encap", vip4, 80, config.TCP, config.SRv6Encap, web...),
-		serviceOf("gre", vip4, 53, config.UDP, config.GRE, tunnelServer("g4", "10.0.0.53"), tunnelServer("g6", "fd00:a::53")),
-		serviceOf("rest", vip6, config.AllPorts, config.TCP, config.IPIP, tunnelServer("r4", "10.0.0.99"), tunnelServer("r6", "fd00:a::99")),
+		serviceOf("insert", vip6, 80, desired.TCP, desired.SRv6Insert, web...),
+		serviceOf("encap", vip4, 80, desired.TCP, desired.SRv6Encap, web...),
+		serviceOf("gre", vip4, 53, desired.UDP, desired.GRE, tunnelServer("g4", "10.0.0.53"), tunnelServer("g6", "fd00:a::53")),
+		serviceOf("rest", vip6, desired.AllPorts, desired.TCP, desired.IPIP, tunnelServer("r4", "10.0.0.99"), tunnelServer("r6", "fd00:a::99")),
 	)
 }
 
@@ -44,12 +44,12 @@ func randomPacket(t *rapid.T) (p inspect.Packet, flags packet.TCPFlags, frame []
 	source := netip.MustParseAddr(fmt.Sprintf(client, rapid.IntRange(1, 2).Draw(t, "client")))
 	vip, port := rapid.SampledFrom(vips).Draw(t, "VIP"), rapid.SampledFrom([]uint16{80, 53, 443}).Draw(t, "port")
 	p.Flow = dataplane.Flow{
-		Protocol:    rapid.SampledFrom([]config.Protocol{config.TCP, config.UDP}).Draw(t, "protocol"),
+		Protocol:    rapid.SampledFrom([]desired.Protocol{desired.TCP, desired.UDP}).Draw(t, "protocol"),
 		Source:      netip.AddrPortFrom(source, rapid.Uint16Range(40000, 40001).Draw(t, "source port")),
 		Destination: netip.AddrPortFrom(vip, port),
 	}
 	headers += 8
-	if p.Flow.Protocol == config.TCP {
+	if p.Flow.Protocol == desired.TCP {
 		headers += 12
 		flags = rapid.SampledFrom([]packet.TCPFlags{packet.SYN, packet.SYN, packet.ACK, packet.ACK,
 			packet.SYN | packet.ACK, packet.FIN | packet.ACK, packet.RST}).Draw(t, "flags")
@@ -75,7 +75,7 @@ func (f *fixture) reconfigure(t *rapid.T, number int) {
 	if rapid.Bool().Draw(t, "without the first server") {
 		service.Servers = service.Servers[1:]
 	}
-	g := f.generations.Next([]config.Service{service})[service.Name]
+	g := f.generations.Next([]desired.Service{service})[service.Name]
 	if err := f.services.applyService(&service, &f.cfg.Node, g); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestTraceOfFullTable(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
 	view := f.view()
-	p := inspect.Packet{Flow: flowTo(vip6, 80, config.TCP), Opens: true, Length: 60}
+	p := inspect.Packet{Flow: flowTo(vip6, 80, desired.TCP), Opens: true, Length: 60}
 	fill := func(idle uint16) {
 		for i := range f.plane.Flows.Entries {
 			f.plane.Flows.Entries[i] = entryOf(uint64(i), 0, dataplane.FlowEstablished, f.now()-idle)
@@ -135,7 +135,7 @@ func TestTraceOfFullTable(t *testing.T) {
 // Trace says what the data path does with flows that hunt, in all states.
 func TestTraceOfHunt(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 3))
+	f := open(t, hunting(desired.SelectConsistent, 3))
 	view := f.view()
 	for service, flow := range hunted {
 		parts := f.cast(flow, service)
@@ -166,7 +166,7 @@ func TestTraceOfHunt(t *testing.T) {
 // servers have sent before, and whichever servers can be reached.
 func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 3))
+	f := open(t, hunting(desired.SelectConsistent, 3))
 	view := f.view()
 	seen := map[string]int{}
 	names := slices.Sorted(maps.Keys(hunted))
@@ -222,7 +222,7 @@ func TestTraceOfHuntsAgreesWithDataPath(t *testing.T) {
 // Trace cannot say which random candidates get an offer.
 func TestTraceOfRandomHunt(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectRandom, 2))
+	f := open(t, hunting(desired.SelectRandom, 2))
 	trace := mustTrace(t, f.view(), inspect.Packet{Flow: web, Opens: true, Length: 60})
 	want := &inspect.TracedPlacement{Buckets: 251, Random: true}
 	if diff := cmp.Diff(want, trace.Placement); diff != "" || trace.Reason != "forward_hunt" || trace.Server != nil {
@@ -233,9 +233,9 @@ func TestTraceOfRandomHunt(t *testing.T) {
 // With random candidates, Trace shows the drained server of the flow, which is asked first.
 func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectRandom, 2))
+	f := open(t, hunting(desired.SelectRandom, 2))
 	parts := f.cast(web, "web")
-	cfg := hunting(config.SelectRandom, 2)
+	cfg := hunting(desired.SelectRandom, 2)
 	drained := serverOfName(&cfg.Services[1], parts[first])
 	drained.Weight = new(uint32)
 	f.mustApply(cfg)
@@ -269,7 +269,7 @@ func TestTraceOfRandomHuntAfterDrained(t *testing.T) {
 // Trace says why a packet does not go to the server of its flow's entry.
 func TestTraceOfDeparture(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
+	f := open(t, hunting(desired.SelectConsistent, 2))
 	parts := f.cast(web, "web")
 	slot := f.slot("web", parts[first])
 	view := f.view()
@@ -319,8 +319,8 @@ func TestTraceOfLongPacket(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
 	view := f.view()
-	flow := flowTo(vip6, 80, config.TCP)
-	most := links["out"] - overheadOf(config.SRv6Insert, 1)
+	flow := flowTo(vip6, 80, desired.TCP)
+	most := links["out"] - overheadOf(desired.SRv6Insert, 1)
 	for length, reason := range map[int]string{
 		60: "forward_new", 3000: "forward_new", most: "forward_new", most + 1: "answer_too_big", 65535: "answer_too_big",
 	} {
@@ -341,7 +341,7 @@ func TestTraceOfStranger(t *testing.T) {
 	for destination, reason := range map[string]string{
 		"fd00:5:0:1:5::": "drop_outside", "fd00:5:0:1::1": "pass_not_vip", "fd00:5:0:ffff:5::": "pass_not_vip",
 	} {
-		flow := flowTo(netip.MustParseAddr(destination), 80, config.TCP)
+		flow := flowTo(netip.MustParseAddr(destination), 80, desired.TCP)
 		trace := mustTrace(t, view, inspect.Packet{Flow: flow, Opens: true, Length: 60})
 		if trace.Reason != reason {
 			t.Errorf("to %s: %s, want %s", destination, trace.Reason, reason)
@@ -387,7 +387,7 @@ func (f *fixture) compare(t fataler, view *inspect.View, p inspect.Packet, flags
 	if before.Server != nil && before.Reason != "forward_no_room" {
 		after := mustTrace(t, view, inspect.Packet{Flow: p.Flow, Length: p.Length})
 		// A flow is on a server that cannot be reached only if there is no other server.
-		unreachable := p.Flow.Protocol == config.UDP &&
+		unreachable := p.Flow.Protocol == desired.UDP &&
 			(before.Reason == "drop_no_next_hop" || slices.Contains(before.Server.Causes, inspect.ServerUnreachable))
 		if after.Known == nil || after.Known.Server != before.Server.Name || (after.Known.Left != "") != unreachable {
 			t.Fatalf("%+v went to %s; for a later packet trace has %+v", p, before.Server.Name, after.Known)
@@ -413,7 +413,7 @@ func (f *fixture) traced(t fataler, trace *inspect.Trace, frame []byte) outcome 
 	encap := packet.Encap{Kind: e.Kind, Source: e.Source, Destination: e.Destination, FlowLabel: f.flowLabel(trace.Flow)}
 	if len(e.Segments) > 0 {
 		encap.Sender, encap.Segments = e.Segments[0], e.Segments[1:]
-		if e.Kind == config.SRv6Insert { // the last segment is the VIP
+		if e.Kind == desired.SRv6Insert { // the last segment is the VIP
 			encap.Segments = e.Segments[1 : len(e.Segments)-1]
 		}
 	}
@@ -453,7 +453,7 @@ func (f *fixture) checkCourse(t fataler, trace *inspect.Trace) {
 		if len(trace.Encapsulation.Segments) == 0 { // gre or ipip
 			continue
 		}
-		server := servers[slices.IndexFunc(servers, func(s config.Server) bool { return s.Name == at.Server })]
+		server := servers[slices.IndexFunc(servers, func(s desired.Server) bool { return s.Name == at.Server })]
 		sid := srv6.Parse(trace.Encapsulation.Segments[i+1])
 		if sid.Locator != server.Locator || sid.Function.String() != at.Function {
 			t.Fatalf("%+v: segment %d is %v", trace.Course, i, sid)

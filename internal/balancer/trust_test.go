@@ -16,6 +16,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -75,8 +76,8 @@ func sidOf(frame []byte) srv6.SID {
 // signal says.
 func TestTags(t *testing.T) {
 	t.Parallel()
-	f := open(t, hunting(config.SelectConsistent, 2))
-	keyed := hunting(config.SelectConsistent, 2)
+	f := open(t, hunting(desired.SelectConsistent, 2))
+	keyed := hunting(desired.SelectConsistent, 2)
 	keyed.Node.SignalKey = keyFile(t, newKey, oldKey)
 	for service, flow := range hunted {
 		row := f.row(flow, service)
@@ -119,7 +120,7 @@ func TestTags(t *testing.T) {
 					if function == srv6.RemoveStickiness {
 						reason = "return_remove"
 					}
-					for _, cfg := range []*config.Balancer{keyed, hunting(config.SelectConsistent, 2)} {
+					for _, cfg := range []*desired.Balancer{keyed, hunting(desired.SelectConsistent, 2)} {
 						f.mustApply(cfg)
 						f.forgetFlows()
 						if cfg.Node.SignalKey != "" && !c.taken {
@@ -143,8 +144,8 @@ func (f *fixture) locatorOf(service, server string) netip.Prefix {
 // that cannot be read changes nothing. The next process reads the file again.
 func TestChangeOfKeys(t *testing.T) {
 	t.Parallel()
-	cfg := func(file string) *config.Balancer {
-		cfg := hunting(config.SelectConsistent, 2)
+	cfg := func(file string) *desired.Balancer {
+		cfg := hunting(desired.SelectConsistent, 2)
 		cfg.Node.SignalKey = file
 		return cfg
 	}
@@ -193,7 +194,7 @@ func TestChangeOfKeys(t *testing.T) {
 }
 
 // outsideOf returns a balancer at the edge of the domain, whose interface leads out of the domain.
-func outsideOf(cfg *config.Balancer) *config.Balancer {
+func outsideOf(cfg *desired.Balancer) *desired.Balancer {
 	no := false
 	cfg.Node.Internal = &no
 	return cfg
@@ -231,7 +232,7 @@ func intrusions() map[string]struct {
 // inner returns a frame to a SID that contains the packet of the given frame.
 func inner(frame []byte, sid string) []byte {
 	out, err := packet.Encapsulate(frame, packet.Encap{
-		Kind: config.SRv6Encap, Sender: client6.Addr(), Segments: []netip.Addr{netip.MustParseAddr(sid)},
+		Kind: desired.SRv6Encap, Sender: client6.Addr(), Segments: []netip.Addr{netip.MustParseAddr(sid)},
 		Own: packet.MAC(frame[6:12]), NextHop: packet.MAC(frame[:6]),
 	})
 	if err != nil {
@@ -279,13 +280,13 @@ func TestOutside(t *testing.T) {
 		server uint8
 		reason string
 	}{{1, "drop_outside"}, {2, "pass_not_vip"}, {1, "drop_outside"}} {
-		outside.mustApply(outsideOf(balancerOf(serviceOf("web", vip6, 80, config.TCP, config.SRv6Encap, srv6Server("s", c.server, 1)))))
+		outside.mustApply(outsideOf(balancerOf(serviceOf("web", vip6, 80, desired.TCP, desired.SRv6Encap, srv6Server("s", c.server, 1)))))
 		outside.check(refused(frame, c.reason, layer3(frame)), outside.run(frame))
 	}
 }
 
 // insideOf returns a balancer at the edge with another interface, which leads into the domain.
-func insideOf(cfg *config.Balancer) *config.Balancer {
+func insideOf(cfg *desired.Balancer) *desired.Balancer {
 	cfg.Node.Inside = "eth1"
 	return outsideOf(cfg)
 }
@@ -322,7 +323,7 @@ func TestInside(t *testing.T) {
 // through the other is known to both, until the server ends it, and after a restart.
 func TestInsideLearns(t *testing.T) {
 	t.Parallel()
-	f := open(t, insideOf(hunting(config.SelectConsistent, 2)))
+	f := open(t, insideOf(hunting(desired.SelectConsistent, 2)))
 	cfg := f.cfg
 	for service, flow := range hunted {
 		row := f.row(flow, service)
@@ -355,7 +356,7 @@ func TestMutantsOfStrangers(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		cfg    *config.Balancer
+		cfg    *desired.Balancer
 		wanted []string
 	}{
 		{"with a key", standard(), []string{"drop_tag", "return_create", "return_remove"}},

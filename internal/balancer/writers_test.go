@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -87,7 +87,7 @@ func openStorm(t testing.TB, buckets uint32) *storm {
 // config returns a configuration with the given servers and an anchor for each service. The anchors
 // have weight 1 or 0. The given servers are few of five, besides number 9, so that their slots go
 // from one to another.
-func (s *storm) config(anchors bool, web, dns []int) *config.Balancer {
+func (s *storm) config(anchors bool, web, dns []int) *desired.Balancer {
 	cfg := crowded(s.buckets)
 	for i, chosen := range [][]int{web, dns} {
 		svc := &cfg.Services[i]
@@ -96,7 +96,7 @@ func (s *storm) config(anchors bool, web, dns []int) *config.Balancer {
 			weight = 1
 		}
 		number := uint8(20 * (i + 1))
-		svc.Servers = []config.Server{srv6Server("anchor-"+svc.Name, number, weight)}
+		svc.Servers = []desired.Server{srv6Server("anchor-"+svc.Name, number, weight)}
 		for _, n := range chosen {
 			svc.Servers = append(svc.Servers, srv6Server(fmt.Sprintf("%s-%d", svc.Name, n), number+1+uint8(n), 1))
 		}
@@ -105,7 +105,7 @@ func (s *storm) config(anchors bool, web, dns []int) *config.Balancer {
 }
 
 // macs returns the next hops of the servers of a configuration, with the names of their services.
-func macs(cfg *config.Balancer) map[packet.MAC]string {
+func macs(cfg *desired.Balancer) map[packet.MAC]string {
 	out := map[packet.MAC]string{}
 	for _, svc := range cfg.Services {
 		for _, server := range svc.Servers {
@@ -121,7 +121,7 @@ func (s *storm) anchor(flow dataplane.Flow) packet.MAC {
 }
 
 func serviceNumber(flow dataplane.Flow) int {
-	if flow.Protocol == config.UDP {
+	if flow.Protocol == desired.UDP {
 		return 1
 	}
 	return 0
@@ -147,7 +147,7 @@ func (s *storm) begin() {
 }
 
 // change applies another configuration. Meanwhile the servers of both configurations are allowed.
-func (s *storm) change(cfg *config.Balancer) {
+func (s *storm) change(cfg *desired.Balancer) {
 	s.t.Helper()
 	both := macs(s.cfg)
 	for mac, server := range macs(cfg) {
@@ -235,7 +235,7 @@ const stays = 9
 func (s *storm) checkSettled(w *writer, flow dataplane.Flow, flags packet.TCPFlags) bool {
 	e := s.plane.Flows.Find(flow, s.serviceID(flow), &s.identity)
 	settled := e.State() == stateEstablished && e.Server() == s.staying[serviceNumber(flow)]
-	if closes := flow.Protocol == config.TCP && flags&packet.RST != 0; w.settled[flow] && !settled && !closes {
+	if closes := flow.Protocol == desired.TCP && flags&packet.RST != 0; w.settled[flow] && !settled && !closes {
 		s.t.Errorf("%v was established, and nobody closed it: now its entry is %#x", flow, e)
 		return false
 	}

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -50,9 +50,9 @@ const reasonKnown = "forward_known"
 // service is the treatment of the packets of a case.
 type service struct {
 	family        family
-	protocol      config.Protocol
-	encapsulation config.Encapsulation // "": none
-	hunts         bool                 // placement hunt, with two candidates
+	protocol      desired.Protocol
+	encapsulation desired.Encapsulation // "": none
+	hunts         bool                  // placement hunt, with two candidates
 }
 
 // benchCase is packets of one kind, and the program that processes them.
@@ -74,13 +74,13 @@ func (c *benchCase) isBase() bool { return c.name == caseNull || c.name == caseF
 var steps = []string{"parse", "classify", "lookup", "encapsulate", "count"}
 
 // encapsulations are the encapsulations for packets of a family.
-var encapsulations = map[family][]config.Encapsulation{
-	ipv6: {config.SRv6Insert, config.SRv6Encap, config.GRE, config.IPIP},
-	ipv4: {config.SRv6Encap, config.GRE, config.IPIP},
+var encapsulations = map[family][]desired.Encapsulation{
+	ipv6: {desired.SRv6Insert, desired.SRv6Encap, desired.GRE, desired.IPIP},
+	ipv4: {desired.SRv6Encap, desired.GRE, desired.IPIP},
 }
 
 // typical is the encapsulation of the cases that are measured with only one.
-var typical = map[family]config.Encapsulation{ipv6: config.SRv6Insert, ipv4: config.SRv6Encap}
+var typical = map[family]desired.Encapsulation{ipv6: desired.SRv6Insert, ipv4: desired.SRv6Encap}
 
 // allCases returns every case for the given numbers of flows. The flow tables have room for at
 // least room flows.
@@ -88,22 +88,22 @@ func allCases(levels []uint32, room uint32) []benchCase {
 	cases := []benchCase{nullCase(ipv6), nullCase(ipv4), floorCase(), missCase(ipv6, room), missCase(ipv4, room)}
 	for _, flows := range levels {
 		for _, step := range steps {
-			c := knownCase(caseSteps+step, usual(ipv6, config.TCP), flows, room)
+			c := knownCase(caseSteps+step, usual(ipv6, desired.TCP), flows, room)
 			c.step, c.reason = step, "" // the program ends before it counts the packet
 			cases = append(cases, c)
 		}
 	}
 	for _, f := range []family{ipv6, ipv4} {
 		for _, kind := range encapsulations[f] {
-			s := service{family: f, protocol: config.TCP, encapsulation: kind}
+			s := service{family: f, protocol: desired.TCP, encapsulation: kind}
 			for _, flows := range levels {
 				cases = append(cases, knownCase(caseKnown, s, flows, room), deliverCase(s, flows))
 			}
 		}
-		tcp := usual(f, config.TCP)
+		tcp := usual(f, desired.TCP)
 		for _, flows := range levels {
 			cases = append(cases,
-				referenceCase(tcp, flows, room), knownCase(caseUDP, usual(f, config.UDP), flows, room),
+				referenceCase(tcp, flows, room), knownCase(caseUDP, usual(f, desired.UDP), flows, room),
 				newCase(caseSYN, tcp, packet.SYN, flows, room), newCase(caseUnknown, tcp, packet.ACK, flows, room))
 		}
 		cases = append(cases, huntCases(f, levels, room)...)
@@ -113,7 +113,7 @@ func allCases(levels []uint32, room uint32) []benchCase {
 
 // huntCases returns the cases of services with placement hunt, at the balancer and on a server.
 func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
-	s := usual(f, config.TCP)
+	s := usual(f, desired.TCP)
 	s.hunts = true
 	for _, flows := range levels {
 		offered := newCase(caseHuntSYN, s, packet.SYN, flows, room)
@@ -126,34 +126,36 @@ func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 		ackCase(s))
 }
 
-func underscored(kind config.Encapsulation) string { return strings.ReplaceAll(string(kind), "-", "_") }
+func underscored(kind desired.Encapsulation) string {
+	return strings.ReplaceAll(string(kind), "-", "_")
+}
 
 // usual returns a service of the family with its typical encapsulation.
-func usual(f family, protocol config.Protocol) service {
+func usual(f family, protocol desired.Protocol) service {
 	return service{family: f, protocol: protocol, encapsulation: typical[f]}
 }
 
 // nullCase runs the host program alone. Its time is subtracted from that of the other cases of its
 // family.
 func nullCase(f family) benchCase {
-	c := benchCase{name: caseNull, service: service{family: f, protocol: config.TCP}, flows: 1}
-	c.traffic = trafficTo(f, vips[f], config.TCP, packet.ACK)
+	c := benchCase{name: caseNull, service: service{family: f, protocol: desired.TCP}, flows: 1}
+	c.traffic = trafficTo(f, vips[f], desired.TCP, packet.ACK)
 	c.traffic.verdict = xdpAborted // the verdict without a program
 	return c
 }
 
 func floorCase() benchCase {
 	c := nullCase(ipv6)
-	c.name, c.encapsulation, c.traffic.verdict = caseFloor, config.SRv6Insert, xdpTX
+	c.name, c.encapsulation, c.traffic.verdict = caseFloor, desired.SRv6Insert, xdpTX
 	c.setup.kind = setupFloor
 	return c
 }
 
 func missCase(f family, room uint32) benchCase {
 	return benchCase{
-		name: caseMiss, service: usual(f, config.TCP), flows: 1,
+		name: caseMiss, service: usual(f, desired.TCP), flows: 1,
 		setup:   setup{kind: setupBalancer, family: ipv6, capacity: room},
-		traffic: passed(trafficTo(f, strangers[f], config.TCP, packet.ACK)),
+		traffic: passed(trafficTo(f, strangers[f], desired.TCP, packet.ACK)),
 	}
 }
 
@@ -248,13 +250,13 @@ func agentCase(name string, s service, flags packet.TCPFlags, functions ...srv6.
 }
 
 // wrapped returns the traffic with an encapsulation.
-func wrapped(t traffic, kind config.Encapsulation, functions ...srv6.Function) traffic {
+func wrapped(t traffic, kind desired.Encapsulation, functions ...srv6.Function) traffic {
 	frame, err := packet.Encapsulate(t.frame, envelope(kind, functions...))
 	if err != nil {
 		panic(fmt.Sprintf("%s: %v", kind, err)) // frames and addresses are constants
 	}
 	// An inserted header moves only the bytes after the addresses.
-	if kind != config.SRv6Insert {
+	if kind != desired.SRv6Insert {
 		t.flowOffset += uint32(len(frame) - len(t.frame))
 	}
 	t.frame = frame
@@ -262,7 +264,7 @@ func wrapped(t traffic, kind config.Encapsulation, functions ...srv6.Function) t
 }
 
 // envelope returns the encapsulation that a balancer adds for the first server.
-func envelope(kind config.Encapsulation, functions ...srv6.Function) packet.Encap {
+func envelope(kind desired.Encapsulation, functions ...srv6.Function) packet.Encap {
 	e := packet.Encap{Kind: kind, Own: clientMAC, NextHop: hostMAC}
 	if !hasLocators(kind) {
 		e.Source, e.Destination = balancerAddress, serverAddress(1)
@@ -282,7 +284,7 @@ func passed(t traffic) traffic {
 }
 
 // trafficTo returns packets of one flow without payload, to be forwarded.
-func trafficTo(f family, destination netip.Addr, protocol config.Protocol, flags packet.TCPFlags) traffic {
+func trafficTo(f family, destination netip.Addr, protocol desired.Protocol, flags packet.TCPFlags) traffic {
 	source := netip.AddrPortFrom(clients[f], 40000)
 	target := netip.AddrPortFrom(destination, servicePort)
 	link := packet.Ethernet(clientMAC, hostMAC)
@@ -290,7 +292,7 @@ func trafficTo(f family, destination netip.Addr, protocol config.Protocol, flags
 	if f == ipv6 {
 		t.flowOffset = ethernetHeader + 8 + 12
 	}
-	if protocol == config.UDP {
+	if protocol == desired.UDP {
 		t.frame = packet.UDP(source, target, link)
 	} else {
 		t.frame = packet.TCP(source, target, link, packet.Flags(flags))

@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // PacketOptions are the options of MeasurePackets.
@@ -32,13 +33,13 @@ func DefaultPacketOptions() PacketOptions {
 
 // PacketTime is the cost of one kind of packet, in nanoseconds of CPU time.
 type PacketTime struct {
-	Case          string               `json:"case"`
-	Family        string               `json:"family"`
-	Encapsulation config.Encapsulation `json:"encapsulation"`
-	Flows         uint32               `json:"flows"`
-	Median        float64              `json:"ns_median"`
-	P10           float64              `json:"ns_p10"`
-	P90           float64              `json:"ns_p90"`
+	Case          string                `json:"case"`
+	Family        string                `json:"family"`
+	Encapsulation desired.Encapsulation `json:"encapsulation"`
+	Flows         uint32                `json:"flows"`
+	Median        float64               `json:"ns_median"`
+	P10           float64               `json:"ns_p10"`
+	P90           float64               `json:"ns_p90"`
 	// Net is the median minus the median of the host program alone, in the same run.
 	Net float64 `json:"net_ns"`
 	// Rounds is the number of measurements.

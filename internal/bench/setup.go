@@ -21,8 +21,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/packet"
@@ -68,8 +68,8 @@ func serverAddress(i int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfd, 0, 0, 9, 15: byte(i)})
 }
 
-func hasLocators(kind config.Encapsulation) bool {
-	return kind == config.SRv6Insert || kind == config.SRv6Encap
+func hasLocators(kind desired.Encapsulation) bool {
+	return kind == desired.SRv6Insert || kind == desired.SRv6Encap
 }
 
 // setupKind selects the programs of a setup.
@@ -99,10 +99,10 @@ type setup struct {
 	kind          setupKind
 	capacity      uint32 // requested for the flow table, in flows; the table may be larger
 	content       content
-	family        family               // of the flows in the table, and of an agent's service
-	encapsulation config.Encapsulation // of an agent's service
-	accept        bool                 // an agent's service hunts, and an application listens
-	threshold     uint32               // of that service, in waiting connections
+	family        family                // of the flows in the table, and of an agent's service
+	encapsulation desired.Encapsulation // of an agent's service
+	accept        bool                  // an agent's service hunts, and an application listens
+	threshold     uint32                // of that service, in waiting connections
 }
 
 // rig is a setup that was built.
@@ -110,7 +110,7 @@ type rig struct {
 	program  *ebpf.Program
 	steps    map[string]*ebpf.Program // programs on a balancer's tables that end after a step
 	balancer *balancer.Rehearsal
-	config   *config.Balancer
+	config   *desired.Balancer
 	serves   service // the configuration's only service
 	next     uint64  // number of the next unused flow
 	view     *inspect.View
@@ -155,7 +155,7 @@ func (r *rig) loadFloor() error {
 	}
 	for name, value := range map[string]any{
 		"to_mac": macWord(hop.MAC), "from_mac": macWord(hostMAC),
-		"server": envelope(config.SRv6Insert, srv6.Deliver).Segments[0].As16(), "balancer": balancerLocator.Addr().As16(),
+		"server": envelope(desired.SRv6Insert, srv6.Deliver).Segments[0].As16(), "balancer": balancerLocator.Addr().As16(),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return fmt.Errorf("floor: set %s: %w", name, err)
@@ -178,7 +178,7 @@ func macWord(mac packet.MAC) (word [8]byte) {
 func newInstance() string { return fmt.Sprintf("bench-%d-%d", os.Getpid(), instances.Add(1)) }
 
 func (r *rig) loadBalancer(s *setup) (err error) {
-	r.serves = usual(s.family, config.TCP)
+	r.serves = usual(s.family, desired.TCP)
 	r.config = balancerConfig(s, r.serves)
 	if r.balancer, err = balancer.NewRehearsal(r.config, slog.New(slog.DiscardHandler)); err != nil {
 		return err
@@ -197,35 +197,35 @@ func (r *rig) loadBalancer(s *setup) (err error) {
 	return nil
 }
 
-func balancerConfig(s *setup, serves service) *config.Balancer {
+func balancerConfig(s *setup, serves service) *desired.Balancer {
 	capacity := s.capacity
 	if s.kind == setupReference {
 		capacity = 1 // the reference has a flow table of its own
 	}
-	return &config.Balancer{
-		Node: config.BalancerNode{
+	return &desired.Balancer{
+		Node: desired.BalancerNode{
 			Instance: newInstance(), Interface: hop.Link.Name, Locator: balancerLocator,
-			Limits: config.Limits{Flows: capacity, Servers: serverCount},
+			Limits: desired.Limits{Flows: capacity, Servers: serverCount},
 		},
-		Services: []config.Service{serviceConfig(serves)},
+		Services: []desired.Service{serviceConfig(serves)},
 	}
 }
 
 // serviceConfig returns a service that has the same servers for all encapsulations, so that flows
 // keep their servers. The far end of a tunnel, too, is the first address of a locator.
-func serviceConfig(s service) config.Service {
-	c := config.Service{
+func serviceConfig(s service) desired.Service {
+	c := desired.Service{
 		Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: s.protocol,
-		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: s.encapsulation,
+		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: s.encapsulation,
 		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
-		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
+		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
 	if s.hunts {
-		c.Placement, c.Selection, c.Candidates = config.PlacementHunt, config.SelectConsistent, 2
+		c.Placement, c.Selection, c.Candidates = desired.PlacementHunt, desired.SelectConsistent, 2
 	}
 	weight := uint32(1)
 	for i := 1; i <= serverCount; i++ {
-		c.Servers = append(c.Servers, config.Server{
+		c.Servers = append(c.Servers, desired.Server{
 			Name: fmt.Sprintf("s%d", i), Locator: serverLocator(i), Weight: &weight,
 		})
 	}
@@ -238,7 +238,7 @@ func (r *rig) serve(s service) error {
 		return nil
 	}
 	next := *r.config
-	next.Services = []config.Service{serviceConfig(s)}
+	next.Services = []desired.Service{serviceConfig(s)}
 	if err := r.balancer.Apply(&next); err != nil {
 		return err
 	}
@@ -320,18 +320,18 @@ func (r *rig) load(spec *ebpf.CollectionSpec, program string) (*ebpf.Program, er
 }
 
 func (r *rig) loadAgent(s *setup) error {
-	cfg := &config.Agent{
-		Node: config.AgentNode{
+	cfg := &desired.Agent{
+		Node: desired.AgentNode{
 			Instance: newInstance(), Interface: hop.Link.Name, MTU: hop.Link.MTU,
 			Locator: serverLocator(1), Addresses: []netip.Addr{serverAddress(1)},
 		},
-		Services: []config.AgentService{{
-			Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: config.TCP, Encapsulation: s.encapsulation,
+		Services: []desired.AgentService{{
+			Name: "bench", VIP: vips[s.family], Port: servicePort, Protocol: desired.TCP, Encapsulation: s.encapsulation,
 		}},
 	}
 	if s.accept {
-		cfg.Services[0].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &s.threshold}
-		cfg.Services[0].Load.Kind = config.LoadAcceptQueue
+		cfg.Services[0].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &s.threshold}
+		cfg.Services[0].Load.Kind = desired.LoadAcceptQueue
 		if err := r.listen(); err != nil {
 			return err
 		}
@@ -384,7 +384,7 @@ func (r *rig) fill(ctx context.Context, h *host, s *setup) error {
 	if s.content == noFlows {
 		return nil
 	}
-	t := trafficTo(s.family, vips[s.family], config.TCP, packet.ACK)
+	t := trafficTo(s.family, vips[s.family], desired.TCP, packet.ACK)
 	t.order = inTurn
 	packets := uint32(1) // per flow
 	switch {

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 	"github.com/segue-lb/segue/internal/tables"
 )
@@ -77,30 +77,30 @@ func swapTime(ctx context.Context, size TableSize, changes int) (_ time.Duration
 	}
 	defer func() { err = errors.Join(err, b.Close()) }() // removes the rehearsal's objects
 	return medianTime(ctx, changes, func(i int) error {
-		return b.Apply([]*config.Balancer{fewer, all}[i%2])
+		return b.Apply([]*desired.Balancer{fewer, all}[i%2])
 	})
 }
 
-func tableConfig(size TableSize, servers int) *config.Balancer {
-	web := config.Service{
-		Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: config.TCP,
-		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Encap,
+func tableConfig(size TableSize, servers int) *desired.Balancer {
+	web := desired.Service{
+		Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: desired.TCP,
+		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Encap,
 		Candidates: size.Candidates, Generations: 3, Buckets: size.Buckets,
 	}
 	one := uint32(1)
 	for i := range servers {
 		locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 5: byte(i >> 16), 6: byte(i >> 8), 7: byte(i)})
-		web.Servers = append(web.Servers, config.Server{
+		web.Servers = append(web.Servers, desired.Server{
 			Name: serverName(i), Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Weight: &one,
 		})
 	}
-	return &config.Balancer{
-		Node: config.BalancerNode{
+	return &desired.Balancer{
+		Node: desired.BalancerNode{
 			Instance: fmt.Sprintf("bench-%d", os.Getpid()),
 			Locator:  netip.MustParsePrefix("fd00:6c:0:1::/64"),
-			Limits:   config.Limits{Flows: 1024, Servers: uint32(size.Servers)},
+			Limits:   desired.Limits{Flows: 1024, Servers: uint32(size.Servers)},
 		},
-		Services: []config.Service{web},
+		Services: []desired.Service{web},
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -79,7 +80,7 @@ func (t *testRuns) measure(ctx context.Context, way Way, cpus []int) (float64, e
 // prepare gives every core packets of the same flows, each in a different order.
 func (t *testRuns) prepare(way Way, cores int) error {
 	var program *ebpf.Program
-	traffic := trafficTo(ipv6, vips[ipv6], config.TCP, packet.ACK)
+	traffic := trafficTo(ipv6, vips[ipv6], desired.TCP, packet.ACK)
 	switch way {
 	case HostAlone:
 		traffic.verdict = xdpAborted

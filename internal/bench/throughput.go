@@ -25,8 +25,8 @@ import (
 	"github.com/segue-lb/segue/internal/balancer"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/loadgen"
 	"github.com/segue-lb/segue/internal/namespace"
 	"github.com/segue-lb/segue/internal/nexthop"
@@ -308,29 +308,29 @@ func (b *testbed) steer() (err error) {
 	return b.middle.Do(func() error { return b.balancer.Attach([]nexthop.Link{b.in}, hop) })
 }
 
-func (b *testbed) config() *config.Balancer {
-	web := config.Service{
-		Name: "web", VIP: throughputVIP.Addr(), Port: config.Port(throughputVIP.Port()), Protocol: config.TCP,
-		Placement: config.PlacementHash, Persistence: config.PersistenceTable, Encapsulation: config.SRv6Insert,
+func (b *testbed) config() *desired.Balancer {
+	web := desired.Service{
+		Name: "web", VIP: throughputVIP.Addr(), Port: desired.Port(throughputVIP.Port()), Protocol: desired.TCP,
+		Placement: desired.PlacementHash, Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Insert,
 		Candidates: 3, Generations: 3, Buckets: 65537,
-		Timeouts: config.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
+		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
 	one := uint32(1)
 	for i := range b.options.Servers {
 		locator := netip.AddrFrom16([16]byte{0xfd, 0, 0, 5, 7: byte(i)})
-		web.Servers = append(web.Servers, config.Server{
+		web.Servers = append(web.Servers, desired.Server{
 			Name: fmt.Sprintf("s%d", i), Locator: netip.PrefixFrom(locator, srv6.LocatorBits), Weight: &one,
 		})
 	}
-	return &config.Balancer{
-		Node: config.BalancerNode{
+	return &desired.Balancer{
+		Node: desired.BalancerNode{
 			Instance: b.instance, Interface: b.in.Name, Locator: netip.MustParsePrefix("fd00:6c:0:1::/64"),
-			Limits: config.Limits{
+			Limits: desired.Limits{
 				Flows:   max(1<<20, 2*b.options.Flows*uint32(len(b.cpus))), // room for nearly all
 				Servers: uint32(b.options.Servers),
 			},
 		},
-		Services: []config.Service{web},
+		Services: []desired.Service{web},
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -68,10 +68,10 @@ type answer struct {
 
 // CaseName identifies a case in both builds.
 type CaseName struct {
-	Case          string               `json:"case"`
-	Family        string               `json:"family"`
-	Encapsulation config.Encapsulation `json:"encapsulation"`
-	Flows         uint32               `json:"flows"`
+	Case          string                `json:"case"`
+	Family        string                `json:"family"`
+	Encapsulation desired.Encapsulation `json:"encapsulation"`
+	Flows         uint32                `json:"flows"`
 }
 
 func (n CaseName) String() string {

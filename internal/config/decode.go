@@ -13,21 +13,24 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // document holds the fields of a file with their lines, and the errors and warnings found so far.
 // The library's own decoder names only Go types and lines. This one reports every error with the
 // path of its field, and so can the rules that follow.
 type document struct {
-	fields   map[string]field  // by path, without fields that are null or empty
-	lacking  map[string]bool   // the paths of sections with a field that could not be decoded
-	bounds   map[string]bounds // by path, of fields with a range tag
-	problems Errors
-	warnings Errors
+	fields   map[string]place        // by path, without fields that are null or empty
+	lacking  map[string]bool         // the paths of sections with a field that could not be decoded
+	bounds   map[string]field.Bounds // by path, of fields with a range tag
+	problems field.Errors
+	warnings field.Errors
 }
 
-// field is where a document holds a value.
-type field struct {
+// place is where a document holds a value.
+type place struct {
 	line int
 	text string // the scalar as written
 	bad  bool   // it could not be decoded, and is reported already
@@ -38,8 +41,8 @@ type field struct {
 // Then Decode collects the errors that rules returns. If there are no errors at all, it also
 // collects those of further, which may be consequences of others. It finds the line of an error by
 // its path, unless the error has a line. It omits errors about fields that could not be decoded,
-// wholly or in part. The error is of type Errors.
-func Decode(data []byte, into any, rules func() Errors, further ...func() Errors) error {
+// wholly or in part. The error is of type field.Errors.
+func Decode(data []byte, into any, rules func() field.Errors, further ...func() field.Errors) error {
 	d := decode(data, into)
 	d.check(rules)
 	for _, rules := range further {
@@ -47,11 +50,11 @@ func Decode(data []byte, into any, rules func() Errors, further ...func() Errors
 			d.check(rules)
 		}
 	}
-	return d.problems.orNil()
+	return d.problems.OrNil()
 }
 
 // check adds the errors that rules returns.
-func (d *document) check(rules func() Errors) {
+func (d *document) check(rules func() field.Errors) {
 	for _, broken := range rules() {
 		if broken.Line > 0 {
 			d.problems = append(d.problems, broken)
@@ -64,13 +67,13 @@ func (d *document) check(rules func() Errors) {
 // decode is Decode without rules.
 func decode(data []byte, into any) *document {
 	d := &document{
-		fields: make(map[string]field), lacking: make(map[string]bool),
-		bounds: make(map[string]bounds),
+		fields: make(map[string]place), lacking: make(map[string]bool),
+		bounds: make(map[string]field.Bounds),
 	}
 	root, problem := parse(data)
 	if problem != nil {
 		d.problems = append(d.problems, problem)
-		d.fields[""] = field{bad: true}
+		d.fields[""] = place{bad: true}
 		return d
 	}
 	d.value("", root.Content[0], reflect.ValueOf(into).Elem())
@@ -78,7 +81,7 @@ func decode(data []byte, into any) *document {
 }
 
 // parse returns the only YAML document in data, or an error.
-func parse(data []byte) (*yaml.Node, *Error) {
+func parse(data []byte) (*yaml.Node, *field.Error) {
 	var root yaml.Node
 	if err := yaml.Load(data, &root); err != nil {
 		return nil, syntaxError(data, err)
@@ -86,8 +89,8 @@ func parse(data []byte) (*yaml.Node, *Error) {
 	return &root, nil
 }
 
-func syntaxError(data []byte, err error) *Error {
-	problem := Error{Problem: err.Error()}
+func syntaxError(data []byte, err error) *field.Error {
+	problem := field.Error{Problem: err.Error()}
 	var load *yaml.LoadError
 	if !errors.As(err, &load) {
 		return &problem
@@ -120,7 +123,7 @@ func (d *document) bad(path string) bool {
 		if path == "" {
 			return false
 		}
-		path = parent(path)
+		path = field.Parent(path)
 	}
 }
 
@@ -144,7 +147,7 @@ func (d *document) badf(path, format string, args ...any) {
 	f := d.fields[path]
 	f.bad = true
 	d.fields[path] = f
-	if section := parent(path); section != "" {
+	if section := field.Parent(path); section != "" {
 		d.lacking[section] = true
 	}
 }
@@ -154,35 +157,16 @@ func (d *document) report(path, problem string) {
 }
 
 // at makes an error with the line of the field or, if the field is missing, of its section.
-func (d *document) at(path, problem string) *Error {
+func (d *document) at(path, problem string) *field.Error {
 	at := path
 	for !d.has(at) && at != "" {
-		at = parent(at)
+		at = field.Parent(at)
 	}
-	return &Error{Line: d.fields[at].line, Path: path, Value: d.fields[path].text, Problem: problem}
+	return &field.Error{Line: d.fields[at].line, Path: path, Value: d.fields[path].text, Problem: problem}
 }
 
 func (d *document) reportAt(line int, path, value, problem string) {
-	d.problems = append(d.problems, &Error{Line: line, Path: path, Value: value, Problem: problem})
-}
-
-// parent returns the path of the section or list that contains a field: a.b for a.b[1], and a for
-// a.b.
-func parent(path string) string {
-	return path[:max(strings.LastIndexAny(path, ".["), 0)]
-}
-
-// child returns the path of a struct's field.
-func child(path, name string) string {
-	if path == "" {
-		return name
-	}
-	return path + "." + name
-}
-
-// item returns the path of an element of a list.
-func item(path string, i int) string {
-	return path + "[" + strconv.Itoa(i) + "]"
+	d.problems = append(d.problems, &field.Error{Line: line, Path: path, Value: value, Problem: problem})
 }
 
 // Variant is a field whose parts depend on a name. The file has either the name alone, or a mapping
@@ -202,9 +186,9 @@ func (d *document) value(path string, node *yaml.Node, into reflect.Value) {
 	if node.Kind == yaml.ScalarNode && (node.Tag == "!!null" || node.Value == "" && isAddress(into)) {
 		return
 	}
-	d.fields[path] = field{line: line, text: node.Value}
+	d.fields[path] = place{line: line, text: node.Value}
 	if address, ok := misreadAddress(node); ok {
-		d.fields[path] = field{line: line, text: address}
+		d.fields[path] = place{line: line, text: address}
 		d.badf(path, "%s", needsQuotes)
 		return
 	}
@@ -241,12 +225,12 @@ func (d *document) variant(path string, node *yaml.Node, v Variant) {
 	}
 	into, err := v.Choose(name.Value)
 	if err != nil {
-		d.fields[path] = field{line: name.Line, text: name.Value}
+		d.fields[path] = place{line: name.Line, text: name.Value}
 		d.badf(path, "%v", err)
 		return
 	}
 	if name != node {
-		d.value(child(path, name.Value), node.Content[1], reflect.ValueOf(into).Elem())
+		d.value(field.Child(path, name.Value), node.Content[1], reflect.ValueOf(into).Elem())
 	}
 }
 
@@ -270,7 +254,7 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	fields := make(map[string]reflect.StructField)
 	for _, f := range reflect.VisibleFields(into.Type()) {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		if name == "" {
+		if name == "" || name == "-" {
 			continue // not in the file, or an embedded struct
 		}
 		known = append(known, name)
@@ -280,20 +264,20 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 	for i := 0; i < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
 		f, ok := fields[key.Value]
-		at := child(path, key.Value)
+		at := field.Child(path, key.Value)
 		first, duplicate := seen[key.Value]
 		switch {
 		case key.Kind != yaml.ScalarNode:
 			// A list or a mapping, which YAML marks with a question mark.
-			d.reportAt(key.Line, child(path, "?"), "", "a field name must be a plain word")
+			d.reportAt(key.Line, field.Child(path, "?"), "", "a field name must be a plain word")
 		case !ok:
-			d.reportAt(key.Line, child(path, plain(key.Value)), "", unknownField(key.Value, known))
+			d.reportAt(key.Line, field.Child(path, plain(key.Value)), "", unknownField(key.Value, known))
 		case duplicate:
 			d.reportAt(key.Line, at, "", fmt.Sprintf("given twice; first in line %d", first))
 		default:
 			seen[key.Value] = key.Line
 			if tag, ok := f.Tag.Lookup("range"); ok {
-				d.bounds[at] = parseBounds(tag)
+				d.bounds[at] = field.ParseBounds(tag)
 			}
 			d.value(at, value, into.FieldByIndex(f.Index))
 		}
@@ -302,17 +286,10 @@ func (d *document) mapping(path string, node *yaml.Node, into reflect.Value) {
 
 // plain quotes a name if it would make its path ambiguous.
 func plain(name string) string {
-	if isPlain(name) {
+	if field.IsPlain(name) {
 		return name
 	}
-	return quote(name)
-}
-
-// isPlain tells whether a name is made of letters, digits, - and _.
-func isPlain(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_')
-	})
+	return field.Quote(name)
 }
 
 func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
@@ -326,10 +303,10 @@ func (d *document) list(path string, node *yaml.Node, into reflect.Value) {
 	}
 	into.Set(reflect.MakeSlice(into.Type(), len(node.Content), len(node.Content)))
 	for i, element := range node.Content {
-		at := item(path, i)
+		at := field.Item(path, i)
 		d.value(at, element, into.Index(i))
 		if !d.has(at) {
-			d.fields[at] = field{line: element.Line}
+			d.fields[at] = place{line: element.Line}
 			d.badf(at, "empty list element")
 		}
 	}
@@ -352,15 +329,16 @@ func (d *document) setScalar(path, text string, into reflect.Value) (problem str
 		if *v, err = time.ParseDuration(text); err != nil {
 			return "must be a duration with a unit, such as 500ms, 30s or 2h"
 		}
-	case *Port:
+	case *desired.Port:
 		if text == "all" {
-			*v = AllPorts
+			*v = desired.AllPorts
 			return ""
 		}
 		number, err := parseUint(text, 16)
-		if *v = Port(number); err != nil || number == 0 {
+		if err != nil || number == 0 {
 			return "must be a port from 1 to 65535, or all"
 		}
+		*v = desired.Port(number)
 	default:
 		return d.setBasic(path, text, into)
 	}
@@ -381,17 +359,17 @@ func (d *document) setBasic(path, text string, into reflect.Value) (problem stri
 		into.SetBool(text == "true")
 	case into.CanUint():
 		if !limited {
-			limits = bounds{0, math.MaxUint64 >> (64 - into.Type().Bits())}
+			limits = field.Bounds{High: math.MaxUint64 >> (64 - into.Type().Bits())}
 		}
 		number, err := parseUint(text, into.Type().Bits())
-		if err != nil || number < limits.low || number > limits.high {
+		if err != nil || !limits.ContainNumber(number) {
 			return "must be a whole number " + limits.String()
 		}
 		into.SetUint(number)
 	case into.CanInt():
 		number, err := parseInt(text, into.Type().Bits())
 		switch {
-		case limited && (err != nil || number < int64(limits.low) || number > int64(limits.high)):
+		case limited && (err != nil || !limits.Contain(reflect.ValueOf(number))):
 			return "must be a whole number " + limits.String()
 		case err != nil:
 			return "must be a whole number"
@@ -428,16 +406,3 @@ func parseInt(text string, bits int) (int64, error) {
 	}
 	return int64(number), err
 }
-
-// bounds are the least and the greatest valid number of a field.
-type bounds struct{ low, high uint64 }
-
-// parseBounds reads a field's tag, such as `range:"0 to 1000"`.
-func parseBounds(tag string) (b bounds) {
-	if _, err := fmt.Sscanf(tag, "%d to %d", &b.low, &b.high); err != nil {
-		panic(fmt.Sprintf("config: range tag %q: %v", tag, err))
-	}
-	return b
-}
-
-func (b bounds) String() string { return fmt.Sprintf("from %d to %d", b.low, b.high) }

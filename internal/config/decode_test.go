@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/field"
 )
 
 type animal struct {
@@ -61,7 +63,7 @@ func TestVariant(t *testing.T) {
 		var file struct {
 			Pet animal `yaml:"pet"`
 		}
-		err := Decode([]byte(test.text), &file, func() Errors { return nil })
+		err := Decode([]byte(test.text), &file, func() field.Errors { return nil })
 		got := ""
 		if err != nil {
 			got = err.Error()

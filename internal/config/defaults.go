@@ -5,6 +5,8 @@ package config
 import (
 	"time"
 
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -12,104 +14,104 @@ import (
 const DefaultFlows = 1 << 20
 
 // setDefault sets a field without a value in the file. Zero in the file is a value.
-func setDefault[T any](d *document, path string, field *T, value T) {
+func setDefault[T any](d *document, path string, into *T, value T) {
 	if !d.has(path) {
-		*field = value
+		*into = value
 	}
 }
 
-func (b *Balancer) setDefaults(d *document) {
+func (d *document) defaultBalancer(b *desired.Balancer) {
 	setDefault(d, "node.instance", &b.Node.Instance, "lb")
-	internal := !d.has("node.inside")
+	internal := b.Node.Inside == ""
 	setDefault(d, "node.internal", &b.Node.Internal, &internal)
 	setDefault(d, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
 	setDefault(d, "node.state", &b.Node.State, "/var/lib/segue")
 	setDefault(d, "node.limits.servers", &b.Node.Limits.Servers, 4096)
 	for i := range b.Services {
-		s, path := &b.Services[i], item("services", i)
-		s.setDefaults(d, path)
-		probes := s.Encapsulation.isSRv6() && b.Node.TakesSignals()
-		setDefault(d, child(path, "probe"), &s.Probe, &probes)
+		s, path := &b.Services[i], field.Item("services", i)
+		d.defaultService(s, path)
+		probes := s.Encapsulation.IsSRv6() && b.Node.TakesSignals()
+		setDefault(d, field.Child(path, "probe"), &s.Probe, &probes)
 	}
 }
 
-func (s *Service) setDefaults(d *document, path string) {
-	setDefault(d, child(path, "placement"), &s.Placement, PlacementHash)
-	setDefault(d, child(path, "persistence"), &s.Persistence, PersistenceTable)
-	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+func (d *document) defaultService(s *desired.Service, path string) {
+	setDefault(d, field.Child(path, "placement"), &s.Placement, desired.PlacementHash)
+	setDefault(d, field.Child(path, "persistence"), &s.Persistence, desired.PersistenceTable)
+	setDefault(d, field.Child(path, "encapsulation"), &s.Encapsulation, desired.SRv6Encap)
 	candidates := 3
-	if s.Placement == PlacementHunt {
+	if s.Placement == desired.PlacementHunt {
 		candidates = 2
-		setDefault(d, child(path, "selection"), &s.Selection, SelectConsistent)
+		setDefault(d, field.Child(path, "selection"), &s.Selection, desired.SelectConsistent)
 	}
-	setDefault(d, child(path, "candidates"), &s.Candidates, candidates)
-	setDefault(d, child(path, "generations"), &s.Generations, 3)
-	setDefault(d, child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
-	s.Timeouts.setDefaults(d, child(path, "timeouts"), s)
+	setDefault(d, field.Child(path, "candidates"), &s.Candidates, candidates)
+	setDefault(d, field.Child(path, "generations"), &s.Generations, 3)
+	setDefault(d, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
+	d.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
 	if s.Health != nil {
-		s.Health.setDefaults(d, child(path, "health"), s.Port)
+		d.defaultHealth(s.Health, field.Child(path, "health"), s.Port)
 	}
 	for i := range s.Servers {
-		s.Servers[i].setDefaults(d, item(child(path, "servers"), i))
+		d.defaultServer(&s.Servers[i], field.Item(field.Child(path, "servers"), i))
 	}
 }
 
-func (t *Timeouts) setDefaults(d *document, path string, s *Service) {
+func (d *document) defaultTimeouts(t *desired.Timeouts, path string, s *desired.Service) {
 	unconfirmed, established, closing := time.Minute, time.Hour, time.Minute
-	if s.Protocol == UDP {
+	if s.Protocol == desired.UDP {
 		unconfirmed, established = 30*time.Second, 2*time.Minute
 	}
-	if s.Placement == PlacementHunt { // the server has said that it is over: 6LB, section IV-C
+	if s.Placement == desired.PlacementHunt { // the server has said that it is over: 6LB, section IV-C
 		closing = 10 * time.Second
 	}
-	setDefault(d, child(path, "new"), &t.New, unconfirmed)
-	setDefault(d, child(path, "established"), &t.Established, established)
-	setDefault(d, child(path, "closing"), &t.Closing, closing)
+	setDefault(d, field.Child(path, "new"), &t.New, unconfirmed)
+	setDefault(d, field.Child(path, "established"), &t.Established, established)
+	setDefault(d, field.Child(path, "closing"), &t.Closing, closing)
 }
 
-// setDefaults leaves the port of a check 0 if the service is for all ports.
-func (h *Health) setDefaults(d *document, path string, port Port) {
-	setDefault(d, child(path, "interval"), &h.Interval, time.Second)
-	setDefault(d, child(path, "timeout"), &h.Timeout, h.Interval)
-	setDefault(d, child(path, "rise"), &h.Rise, 2)
-	setDefault(d, child(path, "fall"), &h.Fall, 3)
+// defaultHealth leaves the port of a check 0 if the service is for all ports.
+func (d *document) defaultHealth(h *desired.Health, path string, port desired.Port) {
+	setDefault(d, field.Child(path, "interval"), &h.Interval, time.Second)
+	setDefault(d, field.Child(path, "timeout"), &h.Timeout, h.Interval)
+	setDefault(d, field.Child(path, "rise"), &h.Rise, 2)
+	setDefault(d, field.Child(path, "fall"), &h.Fall, 3)
 	if h.HTTP != nil {
-		setDefault(d, child(path, "http.path"), &h.HTTP.Path, "/")
-		setDefault(d, child(path, "http.port"), &h.HTTP.Port, uint16(port))
+		setDefault(d, field.Child(path, "http.path"), &h.HTTP.Path, "/")
+		setDefault(d, field.Child(path, "http.port"), &h.HTTP.Port, port.Number())
 	}
 	if h.TCP != nil {
-		setDefault(d, child(path, "tcp.port"), &h.TCP.Port, uint16(port))
+		setDefault(d, field.Child(path, "tcp.port"), &h.TCP.Port, port.Number())
 	}
 }
 
-func (s *Server) setDefaults(d *document, path string) {
+func (d *document) defaultServer(s *desired.Server, path string) {
 	one := uint32(1)
-	setDefault(d, child(path, "weight"), &s.Weight, &one)
-	setDefault(d, child(path, "host"), &s.Host, s.Address)
+	setDefault(d, field.Child(path, "weight"), &s.Weight, &one)
+	setDefault(d, field.Child(path, "host"), &s.Host, s.Address)
 }
 
-func (a *Agent) setDefaults(d *document) {
+func (d *document) defaultAgent(a *desired.Agent) {
 	setDefault(d, "node.instance", &a.Node.Instance, "agent")
 	yes := true
 	setDefault(d, "node.internal", &a.Node.Internal, &yes)
 	setDefault(d, "node.assign-vips", &a.Node.AssignVIPs, &yes)
 	for i := range a.Services {
-		a.Services[i].setDefaults(d, item("services", i))
+		d.defaultAgentService(&a.Services[i], field.Item("services", i))
 	}
 }
 
-func (s *AgentService) setDefaults(d *document, path string) {
-	setDefault(d, child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+func (d *document) defaultAgentService(s *desired.AgentService, path string) {
+	setDefault(d, field.Child(path, "encapsulation"), &s.Encapsulation, desired.SRv6Encap)
 	if !s.Hunts() {
 		return
 	}
-	setDefault(d, child(path, "accept.policy"), &s.Accept.Policy, AcceptDynamic)
-	if s.Accept.Policy == AcceptDynamic {
-		setDefault(d, child(path, "accept.window"), &s.Accept.Window, 50)
+	setDefault(d, field.Child(path, "accept.policy"), &s.Accept.Policy, desired.AcceptDynamic)
+	if s.Accept.Policy == desired.AcceptDynamic {
+		setDefault(d, field.Child(path, "accept.window"), &s.Accept.Window, 50)
 		epsilon, initial := 0.1, uint32(1)
-		setDefault(d, child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
-		setDefault(d, child(path, "accept.initial"), &s.Accept.Initial, &initial)
+		setDefault(d, field.Child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
+		setDefault(d, field.Child(path, "accept.initial"), &s.Accept.Initial, &initial)
 	}
-	setDefault(d, child(path, "load.source"), &s.Load.Kind, LoadConnections)
-	setDefault(d, child(path, "not-local"), &s.NotLocal, NotLocalReset)
+	setDefault(d, field.Child(path, "load.source"), &s.Load.Kind, desired.LoadConnections)
+	setDefault(d, field.Child(path, "not-local"), &s.NotLocal, desired.NotLocalReset)
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // addExample makes a seed of a file that docs show.
@@ -66,9 +68,9 @@ func FuzzParseAgent(f *testing.F) {
 
 // checkRead reads a file. What is accepted is the same when written and read again, so defaults are
 // filled in once; what is not accepted has problems that say where they are.
-func checkRead[T any](t *testing.T, parse func([]byte) (*T, error), data []byte) *T {
+func checkRead[T any](t *testing.T, parse func([]byte) (*T, field.Errors, error), data []byte) *T {
 	t.Helper()
-	config, err := parse(data)
+	config, _, err := parse(data)
 	if err != nil {
 		checkProblems(t, err)
 		return nil
@@ -81,7 +83,7 @@ func checkRead[T any](t *testing.T, parse func([]byte) (*T, error), data []byte)
 // a whole file, which then is the only one, is of no field.
 func checkProblems(t *testing.T, err error) {
 	t.Helper()
-	var problems Errors
+	var problems field.Errors
 	if !errors.As(err, &problems) || len(problems) == 0 {
 		t.Fatalf("error of type %T: %v", err, err)
 	}

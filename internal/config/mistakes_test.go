@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // TestMistakesInYAML has addresses without quotes where YAML misreads them, and fields without a
@@ -47,17 +50,17 @@ func TestMistakesInYAML(t *testing.T) {
 	} {
 		var file struct {
 			Node struct {
-				Service  `yaml:",inline"`
-				Listen   string   `yaml:"listen"`
-				Locator  string   `yaml:"locator"`
-				Locators []string `yaml:"locators"`
+				desired.Service `yaml:",inline"`
+				Listen          string   `yaml:"listen"`
+				Locator         string   `yaml:"locator"`
+				Locators        []string `yaml:"locators"`
 
 				Addresses []string `yaml:"addresses"`
 			} `yaml:"node"`
 			Other string `yaml:"other"`
 		}
 		text := "node:\n  " + test.text + "\nother: x\n"
-		err := Decode([]byte(text), &file, func() Errors { return nil })
+		err := Decode([]byte(text), &file, func() field.Errors { return nil })
 		got := ""
 		if err != nil {
 			got = err.Error()
@@ -81,7 +84,7 @@ func TestBoundsOfNumbers(t *testing.T) {
 			"-1", "100000001", "4294967296", "99999999999999999999", "0.5", "many", "0x",
 		} {
 			text := strings.Replace(validBalancer, test.from, test.to+value, 1)
-			_, err := ParseBalancer([]byte(text))
+			_, _, err := ParseBalancer([]byte(text))
 			want := test.path + ` "` + value + `": must be a whole number from ` + test.want
 			got := fmt.Sprint(err)
 			if !strings.HasSuffix(got, want) || strings.Contains(got, "\n") {

@@ -7,72 +7,89 @@ import (
 	"os"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
-// LoadBalancer reads a balancer's configuration file. The result has all defaults and obeys all
-// rules. The error is of type Errors, or that of reading the file.
-func LoadBalancer(path string) (*Balancer, error) {
-	return Load(path, ParseBalancer)
+// LoadBalancer reads a balancer's configuration file, and the overrides of its instance. The result
+// has all defaults, obeys all rules, and follows the overrides. Warnings are about valid settings
+// that are rarely intended. The error is of type field.Errors, or that of reading a file.
+func LoadBalancer(path string) (b *desired.Balancer, warnings field.Errors, err error) {
+	b, warnings, err = load(path, ParseBalancer)
+	if err != nil {
+		return nil, nil, err
+	}
+	overrides, err := LoadOverrides(b)
+	if err != nil {
+		return nil, nil, err
+	}
+	return b, append(warnings, b.Override(overrides)...), nil
 }
 
 // LoadAgent reads an agent's configuration file, as LoadBalancer a balancer's.
-func LoadAgent(path string) (*Agent, error) {
-	return Load(path, ParseAgent)
+func LoadAgent(path string) (*desired.Agent, field.Errors, error) {
+	return load(path, ParseAgent)
+}
+
+// load is Load for a function that also returns warnings.
+func load[T any](
+	path string, parse func([]byte) (T, field.Errors, error),
+) (desired T, warnings field.Errors, err error) {
+	desired, err = Load(path, func(data []byte) (T, error) {
+		result, warned, err := parse(data)
+		warnings = warned.In(path)
+		return result, err
+	})
+	return desired, warnings, err
 }
 
 // Load reads a file and parses its content by a function. It adds the file name to the errors of
-// the function, and to the warnings of its result.
-func Load[T any](path string, parse func([]byte) (T, error)) (config T, err error) {
+// the function.
+func Load[T any](path string, parse func([]byte) (T, error)) (result T, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return config, err
+		return result, err
 	}
-	config, err = parse(data)
-	var problems Errors
+	result, err = parse(data)
+	var problems field.Errors
 	if errors.As(err, &problems) {
-		return config, problems.In(path)
+		return result, problems.In(path)
 	}
-	if warned, ok := any(config).(interface{ Warnings() Errors }); ok && err == nil {
-		warned.Warnings().In(path)
-	}
-	return config, err
+	return result, err
 }
 
-// ParseBalancer is LoadBalancer for a file's content.
-func ParseBalancer(data []byte) (*Balancer, error) {
-	var b Balancer
+// ParseBalancer is LoadBalancer for a file's content, without overrides.
+func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
+	var b desired.Balancer
 	d := decode(data, &b)
-	b.setDefaults(d)
-	d.checkBalancer(&b)
-	if err := d.problems.orNil(); err != nil {
-		return nil, err
+	d.defaultBalancer(&b)
+	if d.check(b.Validate); len(d.problems) > 0 {
+		return nil, nil, d.problems.OrNil()
 	}
 	d.warnOfBalancer(&b)
-	b.warnings = d.warnings.sorted()
-	return &b, nil
+	return &b, d.warnings.Sorted(), nil
 }
 
 // ParseAgent is LoadAgent for a file's content.
-func ParseAgent(data []byte) (*Agent, error) {
-	var a Agent
+func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
+	var a desired.Agent
 	d := decode(data, &a)
-	a.setDefaults(d)
-	d.checkAgent(&a)
-	if err := d.problems.orNil(); err != nil {
-		return nil, err
+	d.defaultAgent(&a)
+	if d.check(a.Validate); len(d.problems) > 0 {
+		return nil, nil, d.problems.OrNil()
 	}
 	d.warnOfAgent(&a)
-	a.warnings = d.warnings.sorted()
-	return &a, nil
+	return &a, d.warnings.Sorted(), nil
 }
 
 // HasServers tells whether a service in the file lists servers. Every valid file of a balancer
-// does, and no valid file of an agent. The error is of type Errors: the file is not a YAML
+// does, and no valid file of an agent. The error is of type field.Errors: the file is not a YAML
 // document.
 func HasServers(data []byte) (bool, error) {
 	root, problem := parse(data)
 	if problem != nil {
-		return false, Errors{problem}
+		return false, field.Errors{problem}
 	}
 	var file struct {
 		Services []struct {

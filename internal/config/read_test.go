@@ -14,20 +14,20 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
-// exact compares addresses as values, and leaves out warnings, which name lines; the other types
-// have no unexported fields.
+// exact compares addresses as values.
 var exact = cmp.Options{
-	cmpopts.IgnoreUnexported(Balancer{}, Agent{}),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 }
 
 func TestBalancerDefaults(t *testing.T) {
-	got, err := ParseBalancer([]byte(`
+	got, _, err := ParseBalancer([]byte(`
 node: {interface: eth0, locator: "fd00:6c:0:1::/64", addresses: [192.0.2.1]}
 services:
   - name: web
@@ -49,39 +49,39 @@ services:
 		t.Fatal(err)
 	}
 	one, yes, no := uint32(1), true, false
-	want := &Balancer{
-		Node: BalancerNode{
+	want := &desired.Balancer{
+		Node: desired.BalancerNode{
 			Instance:  "lb",
 			Interface: "eth0",
 			Internal:  &yes,
 			Locator:   netip.MustParsePrefix("fd00:6c:0:1::/64"),
 			Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 			State:     "/var/lib/segue",
-			Limits:    Limits{Flows: 1048576, Servers: 4096},
+			Limits:    desired.Limits{Flows: 1048576, Servers: 4096},
 		},
-		Services: []Service{{
-			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: TCP,
+		Services: []desired.Service{{
+			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 443, Protocol: desired.TCP,
 			Placement: "hash", Persistence: "table", Encapsulation: "srv6-encap", Candidates: 3, Generations: 3, Buckets: 65537,
-			Timeouts: Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
-			Health: &Health{
-				HTTP:     &HTTPCheck{Path: "/", Port: 443},
+			Timeouts: desired.Timeouts{New: time.Minute, Established: time.Hour, Closing: time.Minute},
+			Health: &desired.Health{
+				HTTP:     &desired.HTTPCheck{Path: "/", Port: 443},
 				Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
 			},
 			Probe: &yes,
-			Servers: []Server{{
+			Servers: []desired.Server{{
 				Name: "s1", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
 				Host: netip.MustParseAddr("2001:db8:0:5::1"), Weight: &one,
 			}},
 		}, {
-			Name: "dns", VIP: netip.MustParseAddr("192.0.2.53"), Port: 53, Protocol: UDP,
+			Name: "dns", VIP: netip.MustParseAddr("192.0.2.53"), Port: 53, Protocol: desired.UDP,
 			Placement: "hash", Persistence: "table", Encapsulation: "ipip", Candidates: 3, Generations: 3, Buckets: 65537,
-			Timeouts: Timeouts{New: 30 * time.Second, Established: 2 * time.Minute, Closing: 5 * time.Second},
-			Health: &Health{
-				TCP:      &TCPCheck{Port: 53},
+			Timeouts: desired.Timeouts{New: 30 * time.Second, Established: 2 * time.Minute, Closing: 5 * time.Second},
+			Health: &desired.Health{
+				TCP:      &desired.TCPCheck{Port: 53},
 				Interval: 5 * time.Second, Timeout: 5 * time.Second, Rise: 2, Fall: 3,
 			},
 			Probe: &no,
-			Servers: []Server{{
+			Servers: []desired.Server{{
 				Name: "d1", Address: netip.MustParseAddr("192.0.2.7"),
 				Host: netip.MustParseAddr("192.0.2.7"), Weight: &one,
 			}},
@@ -93,7 +93,7 @@ services:
 }
 
 func TestAgentDefaults(t *testing.T) {
-	got, err := ParseAgent([]byte(`
+	got, _, err := ParseAgent([]byte(`
 node: {interface: eth0, locator: "fd00:5:0:1::/64"}
 services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 `))
@@ -101,16 +101,16 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 		t.Fatal(err)
 	}
 	yes, epsilon, initial := true, 0.1, uint32(1)
-	want := &Agent{
-		Node: AgentNode{
+	want := &desired.Agent{
+		Node: desired.AgentNode{
 			Instance: "agent", Interface: "eth0", Internal: &yes, Locator: netip.MustParsePrefix("fd00:5:0:1::/64"),
 			AssignVIPs: &yes,
 		},
-		Services: []AgentService{{
-			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: AllPorts, Protocol: TCP, Encapsulation: SRv6Encap,
-			Accept:   Accept{Policy: AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial},
-			Load:     Source{Kind: LoadConnections},
-			NotLocal: NotLocalReset,
+		Services: []desired.AgentService{{
+			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: desired.AllPorts, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
+			Accept:   desired.Accept{Policy: desired.AcceptDynamic, Window: 50, Epsilon: &epsilon, Initial: &initial},
+			Load:     desired.Source{Kind: desired.LoadConnections},
+			NotLocal: desired.NotLocalReset,
 		}},
 	}
 	if diff := cmp.Diff(want, got, exact); diff != "" {
@@ -184,7 +184,7 @@ services:
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := ParseBalancer([]byte(test.file))
+			_, _, err := ParseBalancer([]byte(test.file))
 			if err == nil {
 				t.Fatal("valid")
 			}
@@ -196,7 +196,7 @@ services:
 }
 
 func TestLongValueIsCut(t *testing.T) {
-	err := &Error{Line: 1, Path: "a", Value: string(make([]byte, 10000)), Problem: "long"}
+	err := &field.Error{Line: 1, Path: "a", Value: string(make([]byte, 10000)), Problem: "long"}
 	if n := len(err.Error()); n > 400 {
 		t.Errorf("the error has %d bytes", n)
 	}
@@ -204,20 +204,20 @@ func TestLongValueIsCut(t *testing.T) {
 
 func TestLoad(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := LoadBalancer(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := LoadBalancer(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 	file := filepath.Join(dir, "agent.yaml")
 	if err := os.WriteFile(file, []byte("\nnode: 1\nservices: 2\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err := LoadAgent(file)
+	_, _, err := LoadAgent(file)
 	want := file + ":2: node \"1\": must be a mapping of field names to values\n" +
 		file + ":3: services \"2\": must be a list"
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}
-	var first *Error
+	var first *field.Error
 	if !errors.As(err, &first) || first.Path != "node" || first.Line != 2 || first.File != file {
 		t.Errorf("first error: %+v", first)
 	}
@@ -227,12 +227,12 @@ func TestLoad(t *testing.T) {
 const examples = "../../docs/examples/"
 
 func TestExamples(t *testing.T) {
-	b, err := LoadBalancer(examples + "lb.yaml")
+	b, _, err := LoadBalancer(examples + "lb.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	checkRoundTrip(t, b, ParseBalancer)
-	a, err := LoadAgent(examples + "agent.yaml")
+	a, _, err := LoadAgent(examples + "agent.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,13 +280,13 @@ func TestHasServers(t *testing.T) {
 }
 
 // checkRoundTrip writes a configuration and reads it again.
-func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, error)) {
+func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, field.Errors, error)) {
 	t.Helper()
 	data, err := yaml.Dump(want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := parse(data)
+	got, _, err := parse(data)
 	if err != nil {
 		t.Fatalf("not valid when written:\n%v\n%s", err, data)
 	}
@@ -305,12 +305,12 @@ func TestDocsNameEveryField(t *testing.T) {
 	if !found {
 		t.Fatal("no chapter about the agent's file")
 	}
-	for _, name := range fieldNames(reflect.TypeFor[Balancer]()) {
+	for _, name := range fieldNames(reflect.TypeFor[desired.Balancer]()) {
 		if !strings.Contains(balancer, name+"`") {
 			t.Errorf("the balancer's chapter has no `%s`", name)
 		}
 	}
-	for _, name := range fieldNames(reflect.TypeFor[Agent]()) {
+	for _, name := range fieldNames(reflect.TypeFor[desired.Agent]()) {
 		if !strings.Contains(agent, name+"`") && name != "listen" {
 			t.Errorf("the agent's chapter has no `%s`", name)
 		}
@@ -328,7 +328,7 @@ func fieldNames(t reflect.Type) []string {
 	var names []string
 	for f := range t.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		if name == "" {
+		if name == "" || name == "-" {
 			continue
 		}
 		inner := fieldNames(f.Type)

@@ -5,12 +5,15 @@ package config
 import (
 	"strings"
 	"testing"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 func TestReloadableFrom(t *testing.T) {
 	const detached = "`segue lb detach` (which forgets all flows), and a start"
-	balancer := func(from, to string) *Balancer { return mustParse(t, validBalancer, from, to, ParseBalancer) }
-	agent := func(from, to string) *Agent { return mustParse(t, validAgent, from, to, ParseAgent) }
+	balancer := func(from, to string) *desired.Balancer { return mustParse(t, validBalancer, from, to, ParseBalancer) }
+	agent := func(from, to string) *desired.Agent { return mustParse(t, validAgent, from, to, ParseAgent) }
 	oldBalancer, oldAgent := balancer("", ""), agent("", "")
 	tests := []struct {
 		name string
@@ -28,7 +31,7 @@ func TestReloadableFrom(t *testing.T) {
 		{"inside", balancer("seed: 0x10", "seed: 0x10\n  inside: eth1").ReloadableFrom(oldBalancer),
 			`node.inside "eth1": a change from "" needs a restart
 node.internal "false": a change from "true" needs a restart`},
-		{"several", balancer("eth0", "eth1").ReloadableFrom(&Balancer{}),
+		{"several", balancer("eth0", "eth1").ReloadableFrom(&desired.Balancer{}),
 			`node.instance "edge-1": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
 node.seed "16": a change from "0" needs a restart
@@ -40,7 +43,7 @@ metrics.listen "127.0.0.1:9188": a change from "" needs a restart`},
 		{"agent MTU", agent("mtu: 1500", "mtu: 9000").ReloadableFrom(oldAgent), ""},
 		{"agent balancers", agent("mtu: 1500", `balancers: ["fd00:6c::/32"]`).ReloadableFrom(oldAgent), ""},
 		{"agent signal key", agent("mtu: 1500", "signal-key: /key").ReloadableFrom(oldAgent), ""},
-		{"agent several", agent("eth0", "eth1").ReloadableFrom(&Agent{}),
+		{"agent several", agent("eth0", "eth1").ReloadableFrom(&desired.Agent{}),
 			`node.instance "server": a change from "" needs a restart
 node.interface "eth1": a change from "" needs a restart
 metrics.listen ":9189": a change from "" needs a restart`},
@@ -56,9 +59,9 @@ metrics.listen ":9189": a change from "" needs a restart`},
 	}
 }
 
-func mustParse[T any](t *testing.T, file, from, to string, parse func([]byte) (*T, error)) *T {
+func mustParse[T any](t *testing.T, file, from, to string, parse func([]byte) (*T, field.Errors, error)) *T {
 	t.Helper()
-	config, err := parse([]byte(strings.Replace(file, from, to, 1)))
+	config, _, err := parse([]byte(strings.Replace(file, from, to, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}

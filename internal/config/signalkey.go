@@ -12,6 +12,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // SignalKey is a key of SipHash-2-4, in the order of its bytes in the paper's test vectors.
@@ -23,15 +26,12 @@ type SignalKeys []SignalKey
 // mostSignalKeys allows a second key while keys are being changed.
 const mostSignalKeys = 2
 
-// signalKeyPath is the field that names the file of keys.
-const signalKeyPath = "node.signal-key"
-
 // longestKeyFile, in bytes, has room for the keys, a trailing line break and carriage returns.
 const longestKeyFile = mostSignalKeys*(2*len(SignalKey{})+2) + 1
 
 // ReadSignalKeys reads a file with one or two keys, each as 32 hexadecimal digits on a line. For an
 // empty file name it returns no keys. Only the owner may have access to the file, which must be a
-// regular one. The error is of type *Error. It names field and file, and never quotes the content.
+// regular one. The error is of type *field.Error. It names field and file, and never quotes the content.
 func ReadSignalKeys(file string) (SignalKeys, error) {
 	if file == "" {
 		return nil, nil
@@ -42,11 +42,11 @@ func ReadSignalKeys(file string) (SignalKeys, error) {
 		err = system.Err // which names the file again
 	}
 	if err != nil {
-		return nil, &Error{Path: signalKeyPath, Value: file, Problem: err.Error()}
+		return nil, &field.Error{Path: desired.SignalKeyField, Value: file, Problem: err.Error()}
 	}
 	keys, problem := parseSignalKeys(content)
 	if problem != "" {
-		return nil, &Error{Path: signalKeyPath, Value: file, Problem: problem}
+		return nil, &field.Error{Path: desired.SignalKeyField, Value: file, Problem: problem}
 	}
 	return keys, nil
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/internal/field"
 )
 
 func TestReadSignalKeys(t *testing.T) {
@@ -72,11 +74,11 @@ func checkKeys(t *testing.T, file string, want SignalKeys, problem string) {
 	if diff := cmp.Diff(want, keys); diff != "" {
 		t.Errorf("keys (-want +got):\n%s", diff)
 	}
-	var got *Error
+	var got *field.Error
 	if problem == "" && err == nil {
 		return
 	}
-	if wanted := (&Error{Path: "node.signal-key", Value: file, Problem: problem}); !errors.As(err, &got) || *got != *wanted {
+	if wanted := (&field.Error{Path: "node.signal-key", Value: file, Problem: problem}); !errors.As(err, &got) || *got != *wanted {
 		t.Errorf("error %v, want %v", err, wanted)
 	}
 }

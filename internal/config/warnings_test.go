@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 const huntingBalancer = `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
@@ -79,8 +82,8 @@ func TestNoTaker(t *testing.T) {
 }
 
 // checkWarnings reads a file that is valid with each of the mutations.
-func checkWarnings[T interface{ Warnings() Errors }](
-	t *testing.T, valid string, parse func([]byte) (T, error), mutations []mutation,
+func checkWarnings[T any](
+	t *testing.T, valid string, parse func([]byte) (T, field.Errors, error), mutations []mutation,
 ) {
 	t.Helper()
 	for _, m := range mutations {
@@ -88,12 +91,12 @@ func checkWarnings[T interface{ Warnings() Errors }](
 			if m.from != "" && strings.Count(valid, m.from) != 1 {
 				t.Fatalf("%q is not in the file once", m.from)
 			}
-			config, err := parse([]byte(strings.Replace(valid, m.from, m.to, 1)))
+			_, warnings, err := parse([]byte(strings.Replace(valid, m.from, m.to, 1)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			var got []problem
-			for _, w := range config.Warnings() {
+			for _, w := range warnings {
 				got = append(got, problem{w.Path, w.Problem})
 			}
 			if diff := cmp.Diff(m.want, got); diff != "" {
@@ -109,23 +112,23 @@ func TestWarningsSayWhere(t *testing.T) {
 	if err := os.WriteFile(file, []byte("\n"+huntingBalancer), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	b, err := LoadBalancer(file)
+	_, warnings, err := LoadBalancer(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := file + ":2: node.signal-key: " + forgedSignals
-	if got := b.Warnings().Error(); got != want {
+	if got := warnings.Error(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 
-	d := decode([]byte("node:\n  interface: eth0\n  seed: 7\n"), new(Balancer))
+	d := decode([]byte("node:\n  interface: eth0\n  seed: 7\n"), new(desired.Balancer))
 	d.warnf("node.seed", "%d is odd", 7)
 	d.warnf("node.interface", "is wired")
 	d.warnf("services", "missing")
 	want = "line 1: services: missing\n" +
 		"line 2: node.interface \"eth0\": is wired\n" +
 		"line 3: node.seed \"7\": 7 is odd"
-	if got := d.warnings.sorted().Error(); got != want {
+	if got := d.warnings.Sorted().Error(); got != want {
 		t.Errorf("got:\n%s\nwant:\n%s", got, want)
 	}
 }

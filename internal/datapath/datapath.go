@@ -13,13 +13,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Root is the mount point of the BPF file system.
 const Root = "/sys/fs/bpf"
 
-// Dir returns the directory of an instance's pins. config.CheckInstance must accept the name.
+// Dir returns the directory of an instance's pins. desired.CheckInstance must accept the name.
 func Dir(instance string) string {
 	return filepath.Join(Root, "segue", instance)
 }
@@ -43,7 +43,7 @@ func HidesPins() bool {
 // MakeDir makes the pin directory of an instance. It mounts the BPF file system first if the host
 // has not mounted it. It returns an error if the instance has another role.
 func MakeDir(instance string, role Role) (string, error) {
-	if err := config.CheckInstance(instance); err != nil {
+	if err := desired.CheckInstance(instance); err != nil {
 		return "", err
 	}
 	var stat unix.Statfs_t
@@ -82,7 +82,7 @@ func makeInShared(dir string) error {
 // RemoveDir removes all pins of an instance. Objects that only a pin held are thereby detached. It
 // returns nil if the directory does not exist.
 func RemoveDir(instance string) error {
-	if err := config.CheckInstance(instance); err != nil {
+	if err := desired.CheckInstance(instance); err != nil {
 		return err
 	}
 	dir := Dir(instance)

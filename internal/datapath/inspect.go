@@ -14,7 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
@@ -67,7 +67,7 @@ type Instance struct {
 // CheckRole returns an error unless an instance has the pins of the role. The instance need not be
 // attached: its process may have ended before.
 func CheckRole(instance string, role Role) error {
-	if err := errors.Join(config.CheckInstance(instance), checkMounted()); err != nil {
+	if err := errors.Join(desired.CheckInstance(instance), checkMounted()); err != nil {
 		return err
 	}
 	dir := Dir(instance)

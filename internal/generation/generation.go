@@ -17,16 +17,16 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
 // Set is what the candidate table of one generation follows from.
 type Set struct {
-	Placement  config.Placement `json:"placement"`
-	Buckets    int              `json:"buckets"`
-	Candidates int              `json:"candidates"`
-	Servers    []Server         `json:"servers"` // by name
+	Placement  desired.Placement `json:"placement"`
+	Buckets    int               `json:"buckets"`
+	Candidates int               `json:"candidates"`
+	Servers    []Server          `json:"servers"` // by name
 }
 
 // Server is a server of a set, with its weight, which is more than 0.
@@ -47,7 +47,7 @@ type Generation struct {
 type Generations map[string]Generation
 
 // SetOf returns the set of a configured service. It lacks servers of weight 0.
-func SetOf(service *config.Service) Set {
+func SetOf(service *desired.Service) Set {
 	s := Set{
 		Placement:  service.Placement,
 		Buckets:    service.Buckets,
@@ -65,7 +65,7 @@ func SetOf(service *config.Service) Set {
 
 // Next returns the generations of the configured services, each with at most service.Generations
 // sets. A service whose set has changed begins a new generation. Next does not change g.
-func (g Generations) Next(services []config.Service) Generations {
+func (g Generations) Next(services []desired.Service) Generations {
 	next := Generations{}
 	for i := range services {
 		next[services[i].Name] = g[services[i].Name].next(SetOf(&services[i]), services[i].Generations)
@@ -103,7 +103,7 @@ func (s Set) Table() (*tables.Table, error) {
 	for i, server := range s.Servers {
 		servers[i] = tables.Server{Name: server.Name, Weight: server.Weight}
 	}
-	if s.Placement == config.PlacementHash {
+	if s.Placement == desired.PlacementHash {
 		return tables.BuildColumns(servers, s.Buckets, s.Candidates)
 	}
 	return tables.Build(servers, s.Buckets, s.Candidates)
@@ -120,7 +120,7 @@ func (g Generation) validate() error {
 }
 
 func (s Set) validate() error {
-	if s.Placement != config.PlacementHash && s.Placement != config.PlacementHunt {
+	if s.Placement != desired.PlacementHash && s.Placement != desired.PlacementHunt {
 		return fmt.Errorf("placement %q: not known", s.Placement)
 	}
 	if err := tables.ValidBuckets(s.Buckets); err != nil {

@@ -11,16 +11,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // service returns a service with servers of weight 1.
-func service(names ...string) config.Service {
-	s := config.Service{
-		Name: "web", Placement: config.PlacementHunt, Buckets: 251, Candidates: 2, Generations: 3,
+func service(names ...string) desired.Service {
+	s := desired.Service{
+		Name: "web", Placement: desired.PlacementHunt, Buckets: 251, Candidates: 2, Generations: 3,
 	}
 	for _, name := range names {
-		s.Servers = append(s.Servers, config.Server{Name: name, Weight: new(uint32(1))})
+		s.Servers = append(s.Servers, desired.Server{Name: name, Weight: new(uint32(1))})
 	}
 	return s
 }
@@ -44,13 +44,13 @@ func TestNext(t *testing.T) {
 	light := service("a", "b", "c")
 	light.Servers[0].Weight = new(uint32(0))
 	checked := service("c", "b", "a")
-	checked.Health, checked.Timeouts.New = &config.Health{}, 1
+	checked.Health, checked.Timeouts.New = &desired.Health{}, 1
 	short := service("c", "d")
 	short.Generations = 1
 	var all Generations
 	for _, step := range []struct {
 		name    string
-		service config.Service
+		service desired.Service
 		number  uint64
 		sets    []string
 	}{
@@ -65,7 +65,7 @@ func TestNext(t *testing.T) {
 		{"fewer are kept", short, 5, []string{"c d"}},
 		{"none", service(), 6, []string{"", "c d"}},
 	} {
-		next := all.Next([]config.Service{step.service})
+		next := all.Next([]desired.Service{step.service})
 		g := next["web"]
 		if diff := cmp.Diff(step.sets, sets(g)); diff != "" || g.Number != step.number {
 			t.Errorf("%s: number %d, want %d; -want +got:\n%s", step.name, g.Number, step.number, diff)
@@ -81,11 +81,11 @@ func TestNext(t *testing.T) {
 func TestNextChangesNothing(t *testing.T) {
 	var all Generations
 	for _, names := range []string{"a", "a b", "a b c"} {
-		all = all.Next([]config.Service{service(strings.Fields(names)...)})
+		all = all.Next([]desired.Service{service(strings.Fields(names)...)})
 	}
 	before := sets(all["web"])
-	all.Next([]config.Service{service("x")})
-	all.Next([]config.Service{service("a", "b")})
+	all.Next([]desired.Service{service("x")})
+	all.Next([]desired.Service{service("a", "b")})
 	if diff := cmp.Diff(before, sets(all["web"])); diff != "" {
 		t.Errorf("-before +after:\n%s", diff)
 	}
@@ -98,9 +98,9 @@ func TestDigest(t *testing.T) {
 	heavy.Servers[1].Weight = new(uint32(2))
 	wide.Candidates = 3
 	short.Buckets = 257
-	hash.Placement = config.PlacementHash
+	hash.Placement = desired.PlacementHash
 	seen := map[uint32]string{}
-	for name, s := range map[string]config.Service{
+	for name, s := range map[string]desired.Service{
 		"base": base, "heavy": heavy, "wide": wide, "short": short, "hash": hash, "fewer": fewer,
 	} {
 		digest := Digest([]Set{SetOf(&s)})
@@ -118,7 +118,7 @@ func TestDigest(t *testing.T) {
 // table with one candidate.
 func TestTables(t *testing.T) {
 	hash := service("a", "b", "c", "d")
-	hash.Placement = config.PlacementHash
+	hash.Placement = desired.PlacementHash
 	one := hash
 	one.Candidates = 1
 	table, err := SetOf(&hash).Table()
@@ -148,7 +148,7 @@ func TestFile(t *testing.T) {
 	}
 	var all Generations
 	for _, names := range []string{"a", "a b", ""} {
-		all = all.Next([]config.Service{service(strings.Fields(names)...)})
+		all = all.Next([]desired.Service{service(strings.Fields(names)...)})
 		if err := all.Save(path); err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // fake is a network in which servers succeed, fail or hang as a test says.
@@ -450,26 +450,26 @@ func TestRealServers(t *testing.T) {
 
 func TestTargets(t *testing.T) {
 	host := netip.MustParseAddr
-	services := []config.Service{
+	services := []desired.Service{
 		{
 			Name: "web", VIP: host("2001:db8::80"), Port: 80,
-			Health: &config.Health{
-				HTTP:     &config.HTTPCheck{Path: "/healthz", Port: 8080},
+			Health: &desired.Health{
+				HTTP:     &desired.HTTPCheck{Path: "/healthz", Port: 8080},
 				Interval: 2 * time.Second, Timeout: time.Second, Rise: 4, Fall: 5,
 			},
-			Servers: []config.Server{
+			Servers: []desired.Server{
 				{Name: "s1", Host: host("fd00::1")},
 				{Name: "s2", Host: host("fd00::2")},
 			},
 		},
-		{Name: "unchecked", VIP: host("2001:db8::81"), Servers: []config.Server{{Name: "s1", Host: host("fd00::1")}}},
+		{Name: "unchecked", VIP: host("2001:db8::81"), Servers: []desired.Server{{Name: "s1", Host: host("fd00::1")}}},
 		{
 			Name: "dns", VIP: host("192.0.2.53"), Port: 53,
-			Health: &config.Health{
-				TCP:      &config.TCPCheck{Port: 53},
+			Health: &desired.Health{
+				TCP:      &desired.TCPCheck{Port: 53},
 				Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 2,
 			},
-			Servers: []config.Server{{Name: "s1", Host: host("10.0.0.1")}},
+			Servers: []desired.Server{{Name: "s1", Host: host("10.0.0.1")}},
 		},
 	}
 	address := netip.MustParseAddrPort

@@ -8,11 +8,11 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Target is a server of a service with its check. The ranges of its values are
-// those of config.Health.
+// those of desired.Health.
 type Target struct {
 	Service, Server string
 	Address         netip.AddrPort // the address to which checks connect
@@ -30,7 +30,7 @@ type Target struct {
 }
 
 // Targets are the servers of all services that have a health check.
-func Targets(services []config.Service) []Target {
+func Targets(services []desired.Service) []Target {
 	var targets []Target
 	for i := range services {
 		if services[i].Health != nil {
@@ -40,7 +40,7 @@ func Targets(services []config.Service) []Target {
 	return targets
 }
 
-func appendTargets(targets []Target, svc *config.Service) []Target {
+func appendTargets(targets []Target, svc *desired.Service) []Target {
 	check := svc.Health
 	target := Target{
 		Service:  svc.Name,

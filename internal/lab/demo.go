@@ -22,7 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/plural"
 )
 
@@ -128,7 +128,7 @@ func (l *Lab) checks() []check {
 		}
 	}
 	for _, s := range l.Topology.Services {
-		if s.Protocol == config.UDP {
+		if s.Protocol == desired.UDP {
 			add(check{service: s, direction: echo, size: datagramSize}, datagramCount)
 			continue
 		}
@@ -285,7 +285,7 @@ func (d *demo) echo(ctx context.Context, c *check) (server string, err error) {
 // traffic is the traffic that a balancer received.
 type traffic struct {
 	packets, bytes uint64
-	placed         map[config.Protocol]uint64 // new flows; empty in a bare lab
+	placed         map[desired.Protocol]uint64 // new flows; empty in a bare lab
 }
 
 func (t traffic) since(before traffic) traffic {
@@ -321,8 +321,8 @@ func (l *Lab) balancerTraffic() (map[string]traffic, error) {
 
 // placedFlows reads the number of flows that a balancer has placed from the tables of its data
 // path.
-func (l *Lab) placedFlows(name string) (map[config.Protocol]uint64, error) {
-	placed := make(map[config.Protocol]uint64)
+func (l *Lab) placedFlows(name string) (map[desired.Protocol]uint64, error) {
+	placed := make(map[desired.Protocol]uint64)
 	if l.Topology.Bare {
 		return placed, nil
 	}
@@ -434,7 +434,7 @@ func (r report) writeBalancers(w io.Writer) {
 	fmt.Fprintln(table, "balancer\tTCP connections\tUDP flows\tpackets\tMB\t")
 	for _, name := range r.lab.balancers() {
 		t := r.balancers[name]
-		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%.1f\t\n", name, t.placed[config.TCP], t.placed[config.UDP],
+		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%.1f\t\n", name, t.placed[desired.TCP], t.placed[desired.UDP],
 			t.packets, float64(t.bytes)/1e6)
 	}
 	table.Flush()

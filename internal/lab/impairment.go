@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // Impairment describes how the fabric impairs packets between the nodes at it: the edge router,
@@ -96,9 +96,9 @@ func (i Impairment) String() string {
 }
 
 // problems lists the errors of the impairment in a lab of the topology.
-func (i Impairment) problems(t Topology) (errs config.Errors) {
+func (i Impairment) problems(t Topology) (errs field.Errors) {
 	fail := func(path string, value any, problem string) {
-		errs = append(errs, &config.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
+		errs = append(errs, &field.Error{Path: path, Value: fmt.Sprint(value), Problem: problem})
 	}
 	sum := 0.0
 	for _, share := range []struct {

@@ -15,7 +15,7 @@ import (
 	"strconv"
 	"text/template"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // processes lists the processes of a node.
@@ -28,7 +28,7 @@ func (n *Node) processes(binary string) []*Process {
 	switch {
 	case n.Role == RoleServer:
 		add(string(n.Application), Process{args: n.applicationCommand(), port: httpPort})
-		if ports := n.lab.Topology.ports(config.UDP); len(ports) > 0 {
+		if ports := n.lab.Topology.ports(desired.UDP); len(ports) > 0 {
 			args := []string{binary, "lab", "udp-echo", n.Name}
 			for _, port := range ports {
 				args = append(args, strconv.Itoa(int(port)))
@@ -76,24 +76,24 @@ const (
 
 // BalancerConfig returns the configuration that Up gives a balancer. It has all services, on all
 // servers.
-func (n *Node) BalancerConfig() config.Balancer {
-	c := config.Balancer{
-		Node: config.BalancerNode{
+func (n *Node) BalancerConfig() desired.Balancer {
+	c := desired.Balancer{
+		Node: desired.BalancerNode{
 			Instance:  n.Instance(),
 			Interface: uplink,
 			Locator:   n.Locator,
 			State:     n.lab.path("state"),
 		},
-		Metrics: config.Metrics{Listen: balancerMetrics},
+		Metrics: desired.Metrics{Listen: balancerMetrics},
 	}
 	if n.hasOuter() {
 		c.Node.Interface, c.Node.Inside = outer, uplink
 	}
-	if n.lab.Topology.has(config.GRE, config.IPIP) {
+	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
 	}
 	for _, s := range n.lab.Topology.Services {
-		service := config.Service{
+		service := desired.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
 			Placement: s.Placement, Selection: s.Selection, Candidates: s.Candidates,
 			Health: s.Health,
@@ -107,10 +107,10 @@ func (n *Node) BalancerConfig() config.Balancer {
 }
 
 // server returns a server in the form of a balancer's configuration of the service.
-func server(spec Spec, s Service) config.Server {
-	server := config.Server{Name: spec.Name}
+func server(spec Spec, s Service) desired.Server {
+	server := desired.Server{Name: spec.Name}
 	switch {
-	case s.Encapsulation == config.SRv6Insert || s.Encapsulation == config.SRv6Encap:
+	case s.Encapsulation == desired.SRv6Insert || s.Encapsulation == desired.SRv6Encap:
 		server.Locator = spec.Locator
 	case s.VIP.Is4():
 		server.Address = spec.IPv4
@@ -128,16 +128,16 @@ func server(spec Spec, s Service) config.Server {
 }
 
 // AgentConfig returns the configuration that Up gives an agent. It has all services.
-func (n *Node) AgentConfig() config.Agent {
-	c := config.Agent{
-		Node: config.AgentNode{
+func (n *Node) AgentConfig() desired.Agent {
+	c := desired.Agent{
+		Node: desired.AgentNode{
 			Instance:  n.Instance(),
 			Interface: uplink,
 			Locator:   n.Locator,
 		},
-		Metrics: config.Metrics{Listen: agentMetrics},
+		Metrics: desired.Metrics{Listen: agentMetrics},
 	}
-	if n.lab.Topology.has(config.GRE, config.IPIP) {
+	if n.lab.Topology.has(desired.GRE, desired.IPIP) {
 		c.Node.Addresses = append(c.Node.Addresses, n.IPv4, n.IPv6)
 	}
 	for _, s := range n.lab.Topology.Services {
@@ -150,8 +150,8 @@ func (n *Node) AgentConfig() config.Agent {
 }
 
 // agentService returns the configuration of a service for the node's agent.
-func (n *Node) agentService(s Service) config.AgentService {
-	service := config.AgentService{
+func (n *Node) agentService(s Service) desired.AgentService {
+	service := desired.AgentService{
 		Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
 		Accept: s.Accept, Load: s.Load, NotLocal: s.NotLocal,
 	}
@@ -163,7 +163,7 @@ func (n *Node) agentService(s Service) config.AgentService {
 		service.Load = cmp.Or(e.Load, service.Load)
 		service.NotLocal = cmp.Or(e.NotLocal, service.NotLocal)
 	}
-	if service.Load.Kind == config.LoadApache {
+	if service.Load.Kind == desired.LoadApache {
 		service.Load.Path = cmp.Or(service.Load.Path, n.scoreboard())
 		service.Load.Workers = cmp.Or(service.Load.Workers, apacheWorkers)
 	}
@@ -174,7 +174,7 @@ func (n *Node) agentService(s Service) config.AgentService {
 func (n *Node) scoreboard() string { return n.lab.path(n.Name, "scoreboard") }
 
 // has tells whether a service uses one of the encapsulations.
-func (t Topology) has(encapsulations ...config.Encapsulation) bool {
+func (t Topology) has(encapsulations ...desired.Encapsulation) bool {
 	for _, s := range t.Services {
 		for _, e := range encapsulations {
 			if s.Encapsulation == e {
@@ -196,12 +196,12 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 
 // WriteBalancerConfig replaces the balancer's configuration file. Process.Reload makes it
 // effective.
-func (n *Node) WriteBalancerConfig(c config.Balancer) error {
+func (n *Node) WriteBalancerConfig(c desired.Balancer) error {
 	return n.writeConfig("balancer.yaml", c)
 }
 
 // WriteAgentConfig replaces the agent's configuration file. Process.Reload makes it effective.
-func (n *Node) WriteAgentConfig(c config.Agent) error {
+func (n *Node) WriteAgentConfig(c desired.Agent) error {
 	return n.writeConfig("agent.yaml", c)
 }
 
@@ -257,7 +257,7 @@ func (n *Node) writeApplicationConfig() error {
 			return err
 		}
 	}
-	ports := append(n.lab.Topology.ports(config.TCP), httpPort)
+	ports := append(n.lab.Topology.ports(desired.TCP), httpPort)
 	slices.Sort(ports)
 	return n.writeConfig(string(n.Application)+".conf", struct {
 		Node       string

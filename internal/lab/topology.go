@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // Topology describes a lab. All other properties, such as the addresses of links, follow from it by
@@ -57,25 +59,25 @@ const MaxFabricMTU = 3498
 
 // Service is a service as the client sees it. All servers belong to it.
 type Service struct {
-	Name          string               `yaml:"name"`
-	VIP           netip.Addr           `yaml:"vip"`
-	Port          config.Port          `yaml:"port"`
-	Protocol      config.Protocol      `yaml:"protocol"`
-	Encapsulation config.Encapsulation `yaml:"encapsulation"`
+	Name          string                `yaml:"name"`
+	VIP           netip.Addr            `yaml:"vip"`
+	Port          desired.Port          `yaml:"port"`
+	Protocol      desired.Protocol      `yaml:"protocol"`
+	Encapsulation desired.Encapsulation `yaml:"encapsulation"`
 	// Placement, Selection and Candidates are the same as in a balancer's configuration, with its
 	// defaults.
-	Placement  config.Placement `yaml:"placement,omitempty"`
-	Selection  config.Selection `yaml:"selection,omitempty"`
-	Candidates int              `yaml:"candidates,omitempty"`
+	Placement  desired.Placement `yaml:"placement,omitempty"`
+	Selection  desired.Selection `yaml:"selection,omitempty"`
+	Candidates int               `yaml:"candidates,omitempty"`
 	// Health is the same as in a balancer's configuration, with its defaults. The checks connect to
 	// the servers' link addresses of the VIP's family.
-	Health *config.Health `yaml:"health,omitempty"`
+	Health *desired.Health `yaml:"health,omitempty"`
 	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.
 	// Unless the topology sets them, the path and the workers of apache-scoreboard are those of the
 	// lab's Apache.
-	Accept   config.Accept   `yaml:"accept,omitempty"`
-	Load     config.Source   `yaml:"load,omitempty"`
-	NotLocal config.NotLocal `yaml:"not-local,omitempty"`
+	Accept   desired.Accept   `yaml:"accept,omitempty"`
+	Load     desired.Source   `yaml:"load,omitempty"`
+	NotLocal desired.NotLocal `yaml:"not-local,omitempty"`
 	// Exceptions are the differences of single servers from the service.
 	Exceptions []Exception `yaml:"exceptions,omitempty"`
 }
@@ -83,14 +85,14 @@ type Service struct {
 // Exception replaces settings of a service on one server. Fields that are not set keep the
 // service's settings.
 type Exception struct {
-	Server   string          `yaml:"server"`
-	Accept   config.Accept   `yaml:"accept,omitempty"`
-	Load     config.Source   `yaml:"load,omitempty"`
-	NotLocal config.NotLocal `yaml:"not-local,omitempty"`
+	Server   string           `yaml:"server"`
+	Accept   desired.Accept   `yaml:"accept,omitempty"`
+	Load     desired.Source   `yaml:"load,omitempty"`
+	NotLocal desired.NotLocal `yaml:"not-local,omitempty"`
 }
 
 // Address returns the address and port that clients connect to.
-func (s Service) Address() netip.AddrPort { return netip.AddrPortFrom(s.VIP, uint16(s.Port)) }
+func (s Service) Address() netip.AddrPort { return netip.AddrPortFrom(s.VIP, s.Port.Number()) }
 
 //go:embed default.yaml
 var defaultTopology []byte
@@ -105,14 +107,14 @@ func DefaultTopology() Topology {
 }
 
 // ParseTopology reads a topology in YAML. Missing fields have the values of the built-in topology.
-// A list replaces the built-in list as a whole. The error is of type config.Errors.
+// A list replaces the built-in list as a whole. The error is of type field.Errors.
 func ParseTopology(text []byte) (Topology, error) {
 	t := DefaultTopology()
 	return t, t.parse(text)
 }
 
 func (t *Topology) parse(text []byte) error {
-	return config.Decode(text, t, func() config.Errors { return t.problems() })
+	return config.Decode(text, t, func() field.Errors { return t.problems() })
 }
 
 // LoadTopology reads the topology in a file.
@@ -133,7 +135,7 @@ func ValidateName(name string) error {
 }
 
 // Validate returns all problems of the topology, each with the path and the value of the field. The
-// error is of type config.Errors.
+// error is of type field.Errors.
 func (t Topology) Validate() error {
 	if problems := t.problems(); len(problems) > 0 {
 		return problems
@@ -141,10 +143,10 @@ func (t Topology) Validate() error {
 	return nil
 }
 
-func (t Topology) problems() config.Errors {
-	var errs config.Errors
+func (t Topology) problems() field.Errors {
+	var errs field.Errors
 	fail := func(path string, value any, format string, args ...any) {
-		errs = append(errs, &config.Error{Path: path, Value: fmt.Sprint(value), Problem: fmt.Sprintf(format, args...)})
+		errs = append(errs, &field.Error{Path: path, Value: fmt.Sprint(value), Problem: fmt.Sprintf(format, args...)})
 	}
 	inRange := func(path string, value, low, high int) {
 		if value < low || value > high {
@@ -187,7 +189,7 @@ func (t Topology) problems() config.Errors {
 			if s.Name == other.Name && s.Name != "" {
 				fail(path+".name", s.Name, "is already used by services[%d]", j)
 			}
-			if s.Address() == other.Address() && s.Protocol == other.Protocol && s.VIP.IsValid() && s.Port != config.AllPorts {
+			if s.Address() == other.Address() && s.Protocol == other.Protocol && s.VIP.IsValid() && s.Port != desired.AllPorts {
 				fail(path, "", "services[%d] also has %s %s", j, s.Protocol, s.Address())
 			}
 		}
@@ -200,10 +202,10 @@ func (t Topology) problems() config.Errors {
 
 // refused returns the errors that the daemons would report about their configurations. The services
 // have the same indexes there as in the topology.
-func (t Topology) refused() (errs config.Errors) {
+func (t Topology) refused() (errs field.Errors) {
 	l, err := newLab(t, Options{})
 	if err != nil {
-		return config.Errors{{Problem: err.Error()}}
+		return field.Errors{{Problem: err.Error()}}
 	}
 	plain := 0 // servers without an exception have equal configurations
 	for _, n := range l.Nodes {
@@ -220,9 +222,9 @@ func (t Topology) refused() (errs config.Errors) {
 			}
 			err = judge("agent.yaml", n.AgentConfig(), config.ParseAgent)
 		}
-		var problems config.Errors
+		var problems field.Errors
 		if !errors.As(err, &problems) && err != nil {
-			problems = config.Errors{{Problem: err.Error()}}
+			problems = field.Errors{{Problem: err.Error()}}
 		}
 		for _, p := range problems {
 			p.Line, p.Problem = 0, fmt.Sprintf("%s (%s)", p.Problem, n.Name)
@@ -233,10 +235,10 @@ func (t Topology) refused() (errs config.Errors) {
 }
 
 // judge returns the errors that the parser of a rendered configuration reports.
-func judge[Config, Read any](template string, c Config, parse func([]byte) (Read, error)) error {
+func judge[Config, Read any](template string, c Config, parse func([]byte) (Read, field.Errors, error)) error {
 	text, err := render(template, c)
 	if err == nil {
-		_, err = parse(text)
+		_, _, err = parse(text)
 	}
 	return err
 }
@@ -265,23 +267,23 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	case reserved(s.VIP):
 		fail("vip", s.VIP, "is in a prefix of the lab's links or locators")
 	}
-	if s.Port == config.AllPorts {
+	if s.Port == desired.AllPorts {
 		fail("port", "", "must be a port from 1 to 65535, because the applications listen on it")
 	}
-	if s.Protocol != config.TCP && s.Protocol != config.UDP {
+	if s.Protocol != desired.TCP && s.Protocol != desired.UDP {
 		fail("protocol", s.Protocol, "must be tcp or udp")
 	}
-	known := []config.Encapsulation{config.SRv6Insert, config.SRv6Encap, config.GRE, config.IPIP}
+	known := []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap, desired.GRE, desired.IPIP}
 	if !slices.Contains(known, s.Encapsulation) {
 		fail("encapsulation", s.Encapsulation, "must be one of %v", known)
 	}
-	if s.Encapsulation == config.SRv6Insert && s.VIP.Is4() {
+	if s.Encapsulation == desired.SRv6Insert && s.VIP.Is4() {
 		fail("encapsulation", s.Encapsulation, "cannot carry the IPv4 VIP %s", s.VIP)
 	}
 }
 
 // hunts tells whether the service has placement hunt.
-func (s Service) hunts() bool { return s.Placement == config.PlacementHunt }
+func (s Service) hunts() bool { return s.Placement == desired.PlacementHunt }
 
 // longerLists returns the maximum of longerLists over all services.
 func (t Topology) longerLists() (most int) {
@@ -304,18 +306,18 @@ func (s Service) longerLists() int {
 	switch {
 	case !s.hunts() || candidates == 1:
 		return 0
-	case s.Encapsulation == config.SRv6Insert:
+	case s.Encapsulation == desired.SRv6Insert:
 		return (candidates - 1) * segment
 	}
 	return header + (candidates-1)*segment
 }
 
 // ports returns the distinct ports of the services of a protocol, in ascending order.
-func (t Topology) ports(protocol config.Protocol) []uint16 {
+func (t Topology) ports(protocol desired.Protocol) []uint16 {
 	var ports []uint16
 	for _, s := range t.Services {
 		if s.Protocol == protocol {
-			ports = append(ports, uint16(s.Port))
+			ports = append(ports, s.Port.Number())
 		}
 	}
 	slices.Sort(ports)

@@ -17,12 +17,13 @@ import (
 
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // addresses lets cmp compare netip addresses, and makes it ignore the warnings of configurations,
 // which contain line numbers.
 var addresses = cmp.Options{
-	cmpopts.IgnoreUnexported(config.Balancer{}, config.Agent{}),
+	cmpopts.IgnoreUnexported(desired.Balancer{}, desired.Agent{}),
 	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
 	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
 }
@@ -37,10 +38,10 @@ func TestDefaultTopologyHasEveryLegalService(t *testing.T) {
 		got[fmt.Sprintf("%s %s ipv4=%t%s", s.Protocol, s.Encapsulation, s.VIP.Is4(), s.Placement)]++
 	}
 	want := make(map[string]int)
-	for _, protocol := range []config.Protocol{config.TCP, config.UDP} {
-		for _, e := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap, config.GRE, config.IPIP} {
+	for _, protocol := range []desired.Protocol{desired.TCP, desired.UDP} {
+		for _, e := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap, desired.GRE, desired.IPIP} {
 			for _, ipv4 := range []bool{false, true} {
-				if e != config.SRv6Insert || !ipv4 {
+				if e != desired.SRv6Insert || !ipv4 {
 					want[fmt.Sprintf("%s %s ipv4=%t", protocol, e, ipv4)] = 1
 				}
 			}
@@ -223,9 +224,9 @@ func TestServersAreReachedAsTheEncapsulationWants(t *testing.T) {
 	c := testLab(t, DefaultTopology()).Node("lb1").BalancerConfig()
 	for _, s := range c.Services {
 		got := s.Servers[2]
-		want := config.Server{Name: "s3"}
+		want := desired.Server{Name: "s3"}
 		switch s.Encapsulation {
-		case config.SRv6Insert, config.SRv6Encap:
+		case desired.SRv6Insert, desired.SRv6Encap:
 			want.Locator = netip.MustParsePrefix("fd00:5:0:3::/64")
 		default:
 			want.Address = netip.MustParseAddr("fd00:fab::2:3")
@@ -270,21 +271,21 @@ services:
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := config.ParseBalancer(text)
+	c, _, err := config.ParseBalancer(text)
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
 	}
 	host6, host4 := netip.MustParseAddr("fd00:fab::2:2"), netip.MustParseAddr("10.77.0.102")
-	tcp := &config.Health{
-		TCP:      &config.TCPCheck{Port: 80},
+	tcp := &desired.Health{
+		TCP:      &desired.TCPCheck{Port: 80},
 		Interval: time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
 	}
 	for i, want := range []struct {
-		health *config.Health
+		health *desired.Health
 		host   netip.Addr
 	}{
-		{&config.Health{
-			HTTP:     &config.HTTPCheck{Path: "/healthz", Port: 80},
+		{&desired.Health{
+			HTTP:     &desired.HTTPCheck{Path: "/healthz", Port: 80},
 			Interval: time.Second / 2, Timeout: time.Second / 2, Rise: 2, Fall: 2,
 		}, host6},
 		{tcp, host4},
@@ -321,7 +322,7 @@ func TestEnumerate(t *testing.T) {
 // application listens.
 func TestWriteOffers(t *testing.T) {
 	var out strings.Builder
-	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{Policy: config.AcceptNever, Offered: 10,
+	writeOffers(&out, []Offers{{"web", "s1", &agent.AcceptState{Policy: desired.AcceptNever, Offered: 10,
 		Offers: map[string]uint64{"accepted": 1, "accepted_stale": 2, "refused": 3, "refused_down": 4, "forced": 0}}}})
 	want := "hunting service  server  policy  load  threshold  offered  accepted  refused  refused down  forced\n" +
 		"web              s1      never   -     -          10       3         3        4             0\n\n"
@@ -353,15 +354,15 @@ services:
 	}
 	l := testLab(t, topology)
 	four := uint32(4)
-	static := config.Accept{Policy: config.AcceptStatic, Threshold: &four}
-	scoreboard := config.Source{Kind: config.LoadApache, Path: "/run/segue/lab/demo/s2/scoreboard", Workers: apacheWorkers}
-	for name, want := range map[string]config.AgentService{
-		"s1": {Accept: config.Accept{Policy: config.AcceptNever}},
-		"s2": {Accept: static, Load: scoreboard, NotLocal: config.NotLocalReset},
+	static := desired.Accept{Policy: desired.AcceptStatic, Threshold: &four}
+	scoreboard := desired.Source{Kind: desired.LoadApache, Path: "/run/segue/lab/demo/s2/scoreboard", Workers: apacheWorkers}
+	for name, want := range map[string]desired.AgentService{
+		"s1": {Accept: desired.Accept{Policy: desired.AcceptNever}},
+		"s2": {Accept: static, Load: scoreboard, NotLocal: desired.NotLocalReset},
 		"s3": {Accept: static},
 	} {
 		c := l.Node(name).AgentConfig()
-		got := config.AgentService{Accept: c.Services[0].Accept, Load: c.Services[0].Load, NotLocal: c.Services[0].NotLocal}
+		got := desired.AgentService{Accept: c.Services[0].Accept, Load: c.Services[0].Load, NotLocal: c.Services[0].NotLocal}
 		if diff := cmp.Diff(want, got, addresses); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -371,7 +372,7 @@ services:
 		}
 	}
 	s := l.Node("lb1").BalancerConfig().Services[0]
-	if s.Placement != config.PlacementHunt || s.Selection != config.SelectRandom || s.Candidates != 3 {
+	if s.Placement != desired.PlacementHunt || s.Selection != desired.SelectRandom || s.Candidates != 3 {
 		t.Errorf("the balancer's service: %s %s %d", s.Placement, s.Selection, s.Candidates)
 	}
 }
@@ -382,33 +383,33 @@ func TestConfigTemplates(t *testing.T) {
 	l := testLab(t, DefaultTopology())
 	full := l.Node("lb2").BalancerConfig()
 	full.Node.Seed = 7
-	full.Node.Limits = config.Limits{Flows: 2048, Servers: 10}
+	full.Node.Limits = desired.Limits{Flows: 2048, Servers: 10}
 	s := &full.Services[0]
-	s.Placement, s.Persistence, s.Candidates, s.Buckets = config.PlacementHunt, config.PersistenceTable, 3, 251
-	s.Selection = config.SelectRandom
-	s.Timeouts = config.Timeouts{New: time.Second, Established: time.Hour, Closing: 1500 * time.Millisecond}
-	s.Health = &config.Health{
-		HTTP: &config.HTTPCheck{Path: "/healthz", Port: 80}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 4,
+	s.Placement, s.Persistence, s.Candidates, s.Buckets = desired.PlacementHunt, desired.PersistenceTable, 3, 251
+	s.Selection = desired.SelectRandom
+	s.Timeouts = desired.Timeouts{New: time.Second, Established: time.Hour, Closing: 1500 * time.Millisecond}
+	s.Health = &desired.Health{
+		HTTP: &desired.HTTPCheck{Path: "/healthz", Port: 80}, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 4,
 	}
 	s.Servers[0].Weight = &weight
 	s.Servers[1].Drained, s.Generations, s.Probe = true, 2, &no
 	s.Servers[1].Host = netip.MustParseAddr("fd00:5:0:2::1")
-	full.Services[1].Health = &config.Health{TCP: &config.TCPCheck{Port: 80}}
-	full.Services[2].Health = &config.Health{HTTP: &config.HTTPCheck{}}
+	full.Services[1].Health = &desired.Health{TCP: &desired.TCPCheck{Port: 80}}
+	full.Services[2].Health = &desired.Health{HTTP: &desired.HTTPCheck{}}
 	agent := l.Node("s1").AgentConfig()
 	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
 	epsilon := 0.25
-	agent.Services[0].Accept = config.Accept{Policy: config.AcceptDynamic, Window: 10, Epsilon: &epsilon, Initial: &weight}
-	agent.Services[0].Load = config.Source{Kind: config.LoadApache, Path: "/run/sb", Workers: 3}
-	agent.Services[0].NotLocal = config.NotLocalReset
-	agent.Services[1].Accept = config.Accept{Policy: config.AcceptStatic, Threshold: &weight}
+	agent.Services[0].Accept = desired.Accept{Policy: desired.AcceptDynamic, Window: 10, Epsilon: &epsilon, Initial: &weight}
+	agent.Services[0].Load = desired.Source{Kind: desired.LoadApache, Path: "/run/sb", Workers: 3}
+	agent.Services[0].NotLocal = desired.NotLocalReset
+	agent.Services[1].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &weight}
 	roundTrip(t, "balancer.yaml", l.Node("lb1").BalancerConfig(), func(text []byte) error {
-		_, err := config.ParseBalancer(text)
+		_, _, err := config.ParseBalancer(text)
 		return err
 	})
 	roundTrip(t, "balancer.yaml", full, nil)
 	roundTrip(t, "agent.yaml", l.Node("s2").AgentConfig(), func(text []byte) error {
-		_, err := config.ParseAgent(text)
+		_, _, err := config.ParseAgent(text)
 		return err
 	})
 	roundTrip(t, "agent.yaml", agent, nil)

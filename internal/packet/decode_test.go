@@ -7,7 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
@@ -26,17 +26,17 @@ func TestDescriptions(t *testing.T) {
 		{packet.ICMPError(client6.Addr(), 2, 0, 1280, answer),
 			"2001:db8:c::2 > 2001:db8:80::1 icmp6 PacketTooBig"},
 		{packet.Fragments(big, 64, 1)[1], "2001:db8:c::2 > 2001:db8:80::1 udp fragment at 64"},
-		{encapsulated(t, syn6, srv6Encap(config.SRv6Insert, deliver1)),
+		{encapsulated(t, syn6, srv6Encap(desired.SRv6Insert, deliver1)),
 			"2001:db8:c::2.40000 > 2001:db8:80::1.80 tcp [S] " +
 				"srh(sl=1: fd00:6c:0:1:: → fd00:5:0:1::dv* → 2001:db8:80::1)"},
-		{encapsulated(t, syn4, srv6Encap(config.SRv6Encap, deliver1)),
+		{encapsulated(t, syn4, srv6Encap(desired.SRv6Encap, deliver1)),
 			"192.0.2.2.40000 > 198.51.100.1.80 tcp [S] in ip6(fd00:6c:0:1:: > fd00:5:0:1::dv)"},
-		{encapsulated(t, syn4, srv6Encap(config.SRv6Encap, deliver1, deliver2)),
+		{encapsulated(t, syn4, srv6Encap(desired.SRv6Encap, deliver1, deliver2)),
 			"192.0.2.2.40000 > 198.51.100.1.80 tcp [S] in ip6(fd00:6c:0:1:: > fd00:5:0:1::dv) " +
 				"srh(sl=1: fd00:5:0:2::dv)"},
-		{encapsulated(t, syn6, tunnel(config.GRE, outer4)),
+		{encapsulated(t, syn6, tunnel(desired.GRE, outer4)),
 			"2001:db8:c::2.40000 > 2001:db8:80::1.80 tcp [S] in gre(10.0.0.1 > 10.0.0.2)"},
-		{encapsulated(t, syn6, tunnel(config.IPIP, outer4)),
+		{encapsulated(t, syn6, tunnel(desired.IPIP, outer4)),
 			"2001:db8:c::2.40000 > 2001:db8:80::1.80 tcp [S] in ip4(10.0.0.1 > 10.0.0.2)"},
 	} {
 		p, err := packet.Decode(c.frame)

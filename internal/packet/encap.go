@@ -10,7 +10,7 @@ import (
 
 	"github.com/gopacket/gopacket/layers"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 const (
@@ -22,7 +22,7 @@ const (
 
 // Encap describes how a packet is encapsulated for its servers.
 type Encap struct {
-	Kind config.Encapsulation
+	Kind desired.Encapsulation
 
 	// Sender is the balancer's address in its locator, with function and argument zero. Only for
 	// srv6.
@@ -57,13 +57,13 @@ func Encapsulate(frame []byte, e Encap) ([]byte, error) {
 		return nil, err
 	}
 	switch e.Kind {
-	case config.SRv6Insert:
+	case desired.SRv6Insert:
 		p, err = e.insert(p, ip)
-	case config.SRv6Encap:
+	case desired.SRv6Encap:
 		p, err = e.encapSRv6(p, ip)
-	case config.GRE:
+	case desired.GRE:
 		p, err = e.encapGRE(p, ip)
-	case config.IPIP:
+	case desired.IPIP:
 		p, err = e.wrap(p, ip, nil, protocolOf(ip.version), e.Source, e.Destination)
 	default:
 		err = fmt.Errorf("kind %q: %w", e.Kind, ErrEncap)

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 )
@@ -82,7 +82,7 @@ func TestAdvanceVisitsAllSegments(t *testing.T) {
 func TestEncapsulateRefuses(t *testing.T) {
 	syn6, syn4 := packet.TCP(client6, vip6), packet.TCP(client4, vip4)
 	jumbo := packet.UDP(client6, vip6, packet.Payload(make([]byte, 65535-8)))
-	known := srv6Encap(config.SRv6Encap, deliver1)
+	known := srv6Encap(desired.SRv6Encap, deliver1)
 	wideLabel := known
 	wideLabel.FlowLabel = 1 << 20
 	for _, c := range []struct {
@@ -101,22 +101,22 @@ func TestEncapsulateRefuses(t *testing.T) {
 		{"part of the payload", packet.Truncate(syn6, len(syn6)-1), known, packet.ErrTruncated},
 		{"part of hop-by-hop options",
 			packet.SetByte(packet.TCP(client6, vip6, packet.HopByHop(8)), 14+41, 200),
-			srv6Encap(config.SRv6Insert, deliver1), packet.ErrTruncated},
+			srv6Encap(desired.SRv6Insert, deliver1), packet.ErrTruncated},
 		{"ARP", packet.SetByte(syn6, 13, 0x06), known, packet.ErrNotIP},
 		{"version 4 announced as IPv6", packet.SetByte(syn6, 14, 0x45), known, packet.ErrNotIP},
 		{"three tags", packet.TCP(client6, vip6, packet.VLAN(1, 2, 3)), known, packet.ErrNotIP},
 		{"short IPv4 header length", packet.SetByte(syn4, 14, 0x44), known, packet.ErrHeader},
 		{"IPv4 length shorter than header", packet.SetByte(syn4, 17, 19), known, packet.ErrHeader},
-		{"IPv4 in srv6-insert", syn4, srv6Encap(config.SRv6Insert, deliver1), packet.ErrFamily},
-		{"IPv4 segment", syn6, srv6Encap(config.SRv6Encap, outer4[0]), packet.ErrFamily},
-		{"mixed outer addresses", syn6, tunnel(config.GRE, [2]netip.Addr{outer4[0], outer6[1]}), packet.ErrFamily},
-		{"no outer addresses", syn6, tunnel(config.IPIP, [2]netip.Addr{}), packet.ErrFamily},
-		{"no segment", syn6, srv6Encap(config.SRv6Insert), packet.ErrEncap},
+		{"IPv4 in srv6-insert", syn4, srv6Encap(desired.SRv6Insert, deliver1), packet.ErrFamily},
+		{"IPv4 segment", syn6, srv6Encap(desired.SRv6Encap, outer4[0]), packet.ErrFamily},
+		{"mixed outer addresses", syn6, tunnel(desired.GRE, [2]netip.Addr{outer4[0], outer6[1]}), packet.ErrFamily},
+		{"no outer addresses", syn6, tunnel(desired.IPIP, [2]netip.Addr{}), packet.ErrFamily},
+		{"no segment", syn6, srv6Encap(desired.SRv6Insert), packet.ErrEncap},
 		{"no kind", syn6, packet.Encap{}, packet.ErrEncap},
 		{"wide flow label", syn6, wideLabel, packet.ErrEncap},
-		{"longest packet inserted into", jumbo, srv6Encap(config.SRv6Insert, deliver1), packet.ErrTooLong},
+		{"longest packet inserted into", jumbo, srv6Encap(desired.SRv6Insert, deliver1), packet.ErrTooLong},
 		{"longest packet wrapped", jumbo, known, packet.ErrTooLong},
-		{"longest packet wrapped in IPv4", jumbo, tunnel(config.IPIP, outer4), packet.ErrTooLong},
+		{"longest packet wrapped in IPv4", jumbo, tunnel(desired.IPIP, outer4), packet.ErrTooLong},
 	} {
 		out, err := packet.Encapsulate(c.frame, c.encap)
 		if !errors.Is(err, c.want) || out != nil {
@@ -128,7 +128,7 @@ func TestEncapsulateRefuses(t *testing.T) {
 // An update of the checksum must not repair a damaged header.
 func TestForwardingKeepsWrongChecksum(t *testing.T) {
 	broken := packet.FlipByte(packet.TCP(client4, vip4), 14+11)
-	sent, err := packet.Encapsulate(broken, srv6Encap(config.SRv6Encap, deliver1))
+	sent, err := packet.Encapsulate(broken, srv6Encap(desired.SRv6Encap, deliver1))
 	if err != nil {
 		t.Fatal(err)
 	}

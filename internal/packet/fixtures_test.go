@@ -5,7 +5,7 @@ package packet_test
 import (
 	"net/netip"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -29,13 +29,13 @@ var (
 	outer6 = [2]netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd00::2")}
 )
 
-func srv6Encap(kind config.Encapsulation, segments ...netip.Addr) packet.Encap {
+func srv6Encap(kind desired.Encapsulation, segments ...netip.Addr) packet.Encap {
 	return packet.Encap{
 		Kind: kind, Sender: balancer, Segments: segments, FlowLabel: 0x12345, Own: own, NextHop: nextHop,
 	}
 }
 
-func tunnel(kind config.Encapsulation, outer [2]netip.Addr) packet.Encap {
+func tunnel(kind desired.Encapsulation, outer [2]netip.Addr) packet.Encap {
 	return packet.Encap{
 		Kind: kind, Source: outer[0], Destination: outer[1], FlowLabel: 0x12345, Own: own, NextHop: nextHop,
 	}
@@ -49,14 +49,14 @@ var encapsulations = []struct {
 	overhead int
 	inner    []int
 }{
-	{"srv6-insert, known flow", srv6Encap(config.SRv6Insert, deliver1), 56, []int{6}},
-	{"srv6-insert, new flow", srv6Encap(config.SRv6Insert, deliver1, deliver2), 72, []int{6}},
-	{"srv6-encap, known flow", srv6Encap(config.SRv6Encap, deliver1), 40, []int{4, 6}},
-	{"srv6-encap, new flow", srv6Encap(config.SRv6Encap, deliver1, deliver2), 64, []int{4, 6}},
-	{"gre over IPv4", tunnel(config.GRE, outer4), 24, []int{4, 6}},
-	{"gre over IPv6", tunnel(config.GRE, outer6), 44, []int{4, 6}},
-	{"ipip over IPv4", tunnel(config.IPIP, outer4), 20, []int{4, 6}},
-	{"ipip over IPv6", tunnel(config.IPIP, outer6), 40, []int{4, 6}},
+	{"srv6-insert, known flow", srv6Encap(desired.SRv6Insert, deliver1), 56, []int{6}},
+	{"srv6-insert, new flow", srv6Encap(desired.SRv6Insert, deliver1, deliver2), 72, []int{6}},
+	{"srv6-encap, known flow", srv6Encap(desired.SRv6Encap, deliver1), 40, []int{4, 6}},
+	{"srv6-encap, new flow", srv6Encap(desired.SRv6Encap, deliver1, deliver2), 64, []int{4, 6}},
+	{"gre over IPv4", tunnel(desired.GRE, outer4), 24, []int{4, 6}},
+	{"gre over IPv6", tunnel(desired.GRE, outer6), 44, []int{4, 6}},
+	{"ipip over IPv4", tunnel(desired.IPIP, outer4), 20, []int{4, 6}},
+	{"ipip over IPv6", tunnel(desired.IPIP, outer6), 40, []int{4, 6}},
 }
 
 // server serves both VIPs, and is the far end of all encapsulations.

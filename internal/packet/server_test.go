@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -30,12 +30,12 @@ func encapsulated(t *testing.T, client []byte, e packet.Encap) []byte {
 
 func TestServerVerdicts(t *testing.T) {
 	syn6, syn4 := packet.TCP(client6, vip6), packet.TCP(client4, vip4)
-	inserted := encapsulated(t, syn6, srv6Encap(config.SRv6Insert, deliver1, deliver2))
-	wrapped := encapsulated(t, syn6, srv6Encap(config.SRv6Encap, deliver1, deliver2))
-	known := encapsulated(t, syn6, srv6Encap(config.SRv6Encap, deliver1))
-	gre4 := encapsulated(t, syn4, tunnel(config.GRE, outer4))
-	ipip6 := encapsulated(t, syn4, tunnel(config.IPIP, outer6))
-	elsewhere := encapsulated(t, syn4, tunnel(config.GRE, [2]netip.Addr{outer4[1], outer4[0]}))
+	inserted := encapsulated(t, syn6, srv6Encap(desired.SRv6Insert, deliver1, deliver2))
+	wrapped := encapsulated(t, syn6, srv6Encap(desired.SRv6Encap, deliver1, deliver2))
+	known := encapsulated(t, syn6, srv6Encap(desired.SRv6Encap, deliver1))
+	gre4 := encapsulated(t, syn4, tunnel(desired.GRE, outer4))
+	ipip6 := encapsulated(t, syn4, tunnel(desired.IPIP, outer6))
+	elsewhere := encapsulated(t, syn4, tunnel(desired.GRE, [2]netip.Addr{outer4[1], outer4[0]}))
 	sid := outerHeader + 24 + 8 // the function in the outer destination
 
 	for _, c := range []struct {
@@ -88,7 +88,7 @@ func TestServerVerdicts(t *testing.T) {
 func TestForwardToNextServer(t *testing.T) {
 	first := packet.Server{Locator: locator1}
 	second := packet.Server{Locator: netip.PrefixFrom(deliver2, 64), VIPs: server.VIPs}
-	for _, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap} {
+	for _, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap} {
 		sent := encapsulated(t, packet.TCP(client6, vip6), srv6Encap(kind, deliver1, deliver2))
 		verdict, forwarded, err := first.Receive(sent)
 		if verdict != packet.Forward {
@@ -123,7 +123,7 @@ func TestForwardToServersOnly(t *testing.T) {
 		"fd00:5:0:2::", "fd00:5:0:2:99::", "fd00:5:0:1:5::", "ff02::5:0:0:0",
 	} {
 		segments := []netip.Addr{deliver1, netip.MustParseAddr(next), deliver2}
-		for _, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap} {
+		for _, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap} {
 			sent := encapsulated(t, packet.TCP(client6, vip6), srv6Encap(kind, segments...))
 			verdict, _, err := first.Receive(sent)
 			if verdict != packet.Drop || !errors.Is(err, packet.ErrNextSegment) {
@@ -147,7 +147,7 @@ func TestCongestionMarks(t *testing.T) {
 		for inner := range want {
 			frame := packet.TCP(client.src, client.dst, packet.TrafficClass(dscp|uint8(inner)))
 			for outer, mark := range want[inner] {
-				sent := encapsulated(t, frame, srv6Encap(config.SRv6Encap, deliver1))
+				sent := encapsulated(t, frame, srv6Encap(desired.SRv6Encap, deliver1))
 				sent[outerHeader+1] = sent[outerHeader+1]&0xcf | uint8(outer)<<4
 				verdict, out, err := server.Receive(sent)
 				if mark == drop {

@@ -5,7 +5,7 @@ package packet
 import (
 	"fmt"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Signal returns the frame by which a server sends a packet to a client through a balancer. The
@@ -21,9 +21,9 @@ func Signal(frame []byte, e Encap) ([]byte, error) {
 	}
 	p := append([]byte(nil), frame[network:]...)
 	switch e.Kind {
-	case config.SRv6Insert:
+	case desired.SRv6Insert:
 		p, err = e.insert(p, ip)
-	case config.SRv6Encap:
+	case desired.SRv6Encap:
 		p, err = e.encapSRv6(p, ip)
 	default:
 		err = fmt.Errorf("kind %q: %w", e.Kind, ErrEncap)

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -30,13 +30,13 @@ func TestSignalAndReturn(t *testing.T) {
 		Flags(SYN|ACK), TrafficClass(2), Payload([]byte("data")))
 	for _, c := range []struct {
 		name  string
-		kind  config.Encapsulation
+		kind  desired.Encapsulation
 		frame []byte
 		added int
 	}{
-		{"srv6-insert", config.SRv6Insert, six, 56},
-		{"srv6-encap", config.SRv6Encap, six, 40},
-		{"srv6-encap of IPv4", config.SRv6Encap, four, 40},
+		{"srv6-insert", desired.SRv6Insert, six, 56},
+		{"srv6-encap", desired.SRv6Encap, six, 40},
+		{"srv6-encap of IPv4", desired.SRv6Encap, four, 40},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e.Kind = c.kind
@@ -59,11 +59,11 @@ func TestSignalAndReturn(t *testing.T) {
 			}
 		})
 	}
-	e.Kind = config.GRE
+	e.Kind = desired.GRE
 	if _, err := Signal(six, e); !errors.Is(err, ErrEncap) {
 		t.Errorf("by gre: error %v, want %v", err, ErrEncap)
 	}
-	e.Kind, e.Segments = config.SRv6Encap, nil
+	e.Kind, e.Segments = desired.SRv6Encap, nil
 	if _, err := Signal(six, e); !errors.Is(err, ErrEncap) {
 		t.Errorf("to nobody: error %v, want %v", err, ErrEncap)
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
@@ -49,7 +49,7 @@ var vectors = []struct {
 	encap  packet.Encap
 	want   string
 }{
-	{"srv6-insert, known flow", clientFrame6, srv6Encap(config.SRv6Insert, deliver1), ethernet6 + `
+	{"srv6-insert, known flow", clientFrame6, srv6Encap(desired.SRv6Insert, deliver1), ethernet6 + `
 		6b9abcde 0040 2b 3f                 # 56 bytes more; routing header
 		20010db8000c00000000000000000002    # still from the client
 		fd000005000000010005000000000000    # to s1::dv
@@ -58,7 +58,7 @@ var vectors = []struct {
 		fd000005000000010005000000000000    # [1] s1::dv
 		fd00006c000000010000000000000000    # [2] lb
 		9c40 0050 0008 074d`},
-	{"srv6-insert, new flow", clientFrame6, srv6Encap(config.SRv6Insert, deliver1, deliver2), ethernet6 + `
+	{"srv6-insert, new flow", clientFrame6, srv6Encap(desired.SRv6Insert, deliver1, deliver2), ethernet6 + `
 		6b9abcde 0050 2b 3f
 		20010db8000c00000000000000000002
 		fd000005000000010005000000000000
@@ -68,55 +68,55 @@ var vectors = []struct {
 		fd000005000000010005000000000000    # [2] s1::dv
 		fd00006c000000010000000000000000    # [3] lb
 		9c40 0050 0008 074d`},
-	{"srv6-encap, known flow, IPv6", clientFrame6, srv6Encap(config.SRv6Encap, deliver1), ethernet6 + `
+	{"srv6-encap, known flow, IPv6", clientFrame6, srv6Encap(desired.SRv6Encap, deliver1), ethernet6 + `
 		6b912345 0030 29 40                 # IPv6, hop limit 64
 		fd00006c000000010000000000000000    # from lb
 		fd000005000000010005000000000000    # to s1::dv` + forwarded6},
-	{"srv6-encap, known flow, IPv4", clientFrame4, srv6Encap(config.SRv6Encap, deliver1), ethernet6 + `
+	{"srv6-encap, known flow, IPv4", clientFrame4, srv6Encap(desired.SRv6Encap, deliver1), ethernet6 + `
 		6b912345 001c 04 40                 # IPv4
 		fd00006c000000010000000000000000
 		fd000005000000010005000000000000` + forwarded4},
-	{"srv6-encap, new flow, IPv6", clientFrame6, srv6Encap(config.SRv6Encap, deliver1, deliver2), ethernet6 + `
+	{"srv6-encap, new flow, IPv6", clientFrame6, srv6Encap(desired.SRv6Encap, deliver1, deliver2), ethernet6 + `
 		6b912345 0048 2b 40
 		fd00006c000000010000000000000000
 		fd000005000000010005000000000000
 		29 02 04 01 00 00 0000              # segments left 1, last entry 0: s1 is not in the list
 		fd000005000000020005000000000000    # [0] s2::dv` + forwarded6},
-	{"srv6-encap, new flow, IPv4", clientFrame4, srv6Encap(config.SRv6Encap, deliver1, deliver2), ethernet6 + `
+	{"srv6-encap, new flow, IPv4", clientFrame4, srv6Encap(desired.SRv6Encap, deliver1, deliver2), ethernet6 + `
 		6b912345 0034 2b 40
 		fd00006c000000010000000000000000
 		fd000005000000010005000000000000
 		04 02 04 01 00 00 0000
 		fd000005000000020005000000000000` + forwarded4},
-	{"gre over IPv4, IPv6", clientFrame6, tunnel(config.GRE, outer4), ethernet4 + `
+	{"gre over IPv4, IPv6", clientFrame6, tunnel(desired.GRE, outer4), ethernet4 + `
 		45 b9 0048 0000 4000 40 2f 25cc     # ID 0, don't fragment
 		0a000001 0a000002
 		0000 86dd` + forwarded6},
-	{"gre over IPv4, IPv4", clientFrame4, tunnel(config.GRE, outer4), ethernet4 + `
+	{"gre over IPv4, IPv4", clientFrame4, tunnel(desired.GRE, outer4), ethernet4 + `
 		45 b9 0034 0000 4000 40 2f 25e0
 		0a000001 0a000002
 		0000 0800` + forwarded4},
-	{"gre over IPv6, IPv6", clientFrame6, tunnel(config.GRE, outer6), ethernet6 + `
+	{"gre over IPv6, IPv6", clientFrame6, tunnel(desired.GRE, outer6), ethernet6 + `
 		6b912345 0034 2f 40
 		fd000000000000000000000000000001
 		fd000000000000000000000000000002
 		0000 86dd` + forwarded6},
-	{"gre over IPv6, IPv4", clientFrame4, tunnel(config.GRE, outer6), ethernet6 + `
+	{"gre over IPv6, IPv4", clientFrame4, tunnel(desired.GRE, outer6), ethernet6 + `
 		6b912345 0020 2f 40
 		fd000000000000000000000000000001
 		fd000000000000000000000000000002
 		0000 0800` + forwarded4},
-	{"ipip over IPv4, IPv6", clientFrame6, tunnel(config.IPIP, outer4), ethernet4 + `
+	{"ipip over IPv4, IPv6", clientFrame6, tunnel(desired.IPIP, outer4), ethernet4 + `
 		45 b9 0044 0000 4000 40 29 25d6
 		0a000001 0a000002` + forwarded6},
-	{"ipip over IPv4, IPv4", clientFrame4, tunnel(config.IPIP, outer4), ethernet4 + `
+	{"ipip over IPv4, IPv4", clientFrame4, tunnel(desired.IPIP, outer4), ethernet4 + `
 		45 b9 0030 0000 4000 40 04 260f
 		0a000001 0a000002` + forwarded4},
-	{"ipip over IPv6, IPv6", clientFrame6, tunnel(config.IPIP, outer6), ethernet6 + `
+	{"ipip over IPv6, IPv6", clientFrame6, tunnel(desired.IPIP, outer6), ethernet6 + `
 		6b912345 0030 29 40
 		fd000000000000000000000000000001
 		fd000000000000000000000000000002` + forwarded6},
-	{"ipip over IPv6, IPv4", clientFrame4, tunnel(config.IPIP, outer6), ethernet6 + `
+	{"ipip over IPv6, IPv4", clientFrame4, tunnel(desired.IPIP, outer6), ethernet6 + `
 		6b912345 001c 04 40
 		fd000000000000000000000000000001
 		fd000000000000000000000000000002` + forwarded4},

@@ -13,7 +13,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 const (
@@ -56,7 +56,7 @@ type Target struct {
 	Service, Server string
 	Slot            uint32 // its number in the data path
 	VIP             netip.Addr
-	Encapsulation   config.Encapsulation
+	Encapsulation   desired.Encapsulation
 	// Offered tells that the service hunts with consistent candidates. Offers are then compared
 	// with signals.
 	Offered bool

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/chart"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/tables"
 )
@@ -23,13 +23,13 @@ func figure5(_ context.Context, r *run) error {
 		segments    = []netip.Addr{netip.MustParseAddr("fd00:5:0:1:1::"), netip.MustParseAddr("fd00:5:0:2:2::")}
 	)
 	frame := packet.TCP(client, vip)
-	extra := func(kind config.Encapsulation, servers int) (float64, error) {
+	extra := func(kind desired.Encapsulation, servers int) (float64, error) {
 		e := packet.Encap{Kind: kind, Sender: sender, Segments: segments[:servers], Source: sender, Destination: segments[0]}
 		out, err := packet.Encapsulate(frame, e)
 		return float64(len(out) - len(frame)), err
 	}
 	var bytes [3][2]float64 // insert, encap, GRE: two servers, one
-	for i, kind := range []config.Encapsulation{config.SRv6Insert, config.SRv6Encap, config.GRE} {
+	for i, kind := range []desired.Encapsulation{desired.SRv6Insert, desired.SRv6Encap, desired.GRE} {
 		for j, servers := range []int{2, 1} {
 			var err error
 			if bytes[i][j], err = extra(kind, servers); err != nil {

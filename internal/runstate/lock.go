@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // runDir is a directory whose content lasts until the host reboots.
@@ -34,7 +34,7 @@ var ErrRunning = errors.New("is already running")
 // returned file is closed or the process ends. The error is ErrRunning if another process holds the
 // lock.
 func Lock(instance string) (*os.File, error) {
-	if err := config.CheckInstance(instance); err != nil {
+	if err := desired.CheckInstance(instance); err != nil {
 		return nil, err
 	}
 	if err := os.MkdirAll(runDir, 0o755); err != nil {

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Configuration tells which configuration a running process uses.
@@ -35,10 +35,10 @@ type Refusal struct {
 type Record struct {
 	// Process is the start time of the process, as in Process.Since. It identifies the process: a
 	// killed process leaves its record, which does not describe the next process.
-	Process       time.Time        `json:"process"`
-	Role          string           `json:"role"` // balancer or agent
-	Configuration Configuration    `json:"configuration"`
-	Fixed         []config.Setting `json:"fixed"` // the fixed settings in force
+	Process       time.Time         `json:"process"`
+	Role          string            `json:"role"` // balancer or agent
+	Configuration Configuration     `json:"configuration"`
+	Fixed         []desired.Setting `json:"fixed"` // the fixed settings in force
 }
 
 // RecordFile returns the path of an instance's record. The file exists while the instance's process
@@ -92,7 +92,7 @@ type Recorder struct {
 // NewRecorder writes the record of a process that holds the lock of an instance and has just read a
 // configuration file.
 func NewRecorder(
-	lock *os.File, role, file string, fixed []config.Setting, log *slog.Logger,
+	lock *os.File, role, file string, fixed []desired.Setting, log *slog.Logger,
 ) *Recorder {
 	r := &Recorder{log: log, path: recordFile(lock.Name())}
 	if absolute, err := filepath.Abs(file); err == nil {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // reading returns the record that a reader finds for the process that holds a lock.
@@ -42,7 +42,7 @@ func TestRecord(t *testing.T) {
 	if record := reading(t, path); record != nil {
 		t.Errorf("before it was written: %+v", record)
 	}
-	fixed := []config.Setting{{Field: "node.interface", Value: "eth0"}}
+	fixed := []desired.Setting{{Field: "node.interface", Value: "eth0"}}
 	before := time.Now()
 	r := NewRecorder(lock, "balancer", "lb.yaml", fixed, slog.New(slog.DiscardHandler))
 	record := reading(t, path)

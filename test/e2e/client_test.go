@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -151,7 +151,7 @@ func exchange(conn net.Conn, content []byte) (server string, err error) {
 // servers accept them.
 func (c *client) spread(ctx context.Context, servers ...string) error {
 	for _, s := range c.lab.Topology.Services {
-		if s.Protocol != config.TCP {
+		if s.Protocol != desired.TCP {
 			continue
 		}
 		// Each of three servers gets a connection, except in less than one run of 10^20.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/datapath/datapathtest"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -83,7 +83,7 @@ func wrongAgent(t *testing.T, l *lab.Lab) *wrongStart {
 			cfg.Node.Interface, cfg.Metrics.Listen = iface, ""
 			cfg.Services = cfg.Services[2:]
 			for i := range cfg.Services {
-				cfg.Services[i].Accept = config.Accept{Policy: config.AcceptNever}
+				cfg.Services[i].Accept = desired.Accept{Policy: desired.AcceptNever}
 			}
 			must(t, n.WriteAgentConfig(cfg))
 		},

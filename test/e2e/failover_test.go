@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -24,15 +24,15 @@ var failoverFigure = flag.Bool("failover.figure", false, "remove 1, 2, 4 and 8 o
 // service without agents shows that some connections need it.
 func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	hunts := huntingServices(2)[0]
-	hunts.Accept = config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(1 + liveConnections/48))}
-	hashes := lab.Service{Name: "hash", VIP: hunts.VIP, Port: 81, Protocol: config.TCP, Encapsulation: hunts.Encapsulation}
+	hunts.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(1 + liveConnections/48))}
+	hashes := lab.Service{Name: "hash", VIP: hunts.VIP, Port: 81, Protocol: desired.TCP, Encapsulation: hunts.Encapsulation}
 	single := hashes
 	single.Name, single.Port = "single", 82
 	topology := hunting(hunts, hashes, single)
 	topology.Servers, topology.Applications = 48, []lab.Application{lab.Nginx}
 	l := up(t, topology)
 	all := nodes(l, lab.RoleServer)
-	settings := func(cfg *config.Balancer) {
+	settings := func(cfg *desired.Balancer) {
 		for i := range cfg.Services {
 			cfg.Services[i].Generations = 4 // three changes
 			cfg.Services[i].Probe = new(cfg.Services[i].Name != single.Name)
@@ -54,7 +54,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 		})
 		removed := 0
 		for _, removed = range changes {
-			reconfigure(t, l, func(cfg *config.Balancer) {
+			reconfigure(t, l, func(cfg *desired.Balancer) {
 				settings(cfg)
 				keepServers(cfg, all[removed:]...)
 			})

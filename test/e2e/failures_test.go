@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -66,7 +66,7 @@ func newFailing(t *testing.T, server string) *failing {
 	t.Helper()
 	topology := topology(probed...)
 	for i := range topology.Services {
-		topology.Services[i].Health = &config.Health{HTTP: &config.HTTPCheck{Path: "/healthz"}}
+		topology.Services[i].Health = &desired.Health{HTTP: &desired.HTTPCheck{Path: "/healthz"}}
 	}
 	l := up(t, topology)
 	for _, name := range nodes(l, lab.RoleServer) {

@@ -22,8 +22,8 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/loadgen"
 	"github.com/segue-lb/segue/internal/packet"
@@ -166,7 +166,7 @@ func shrinkFlowTables(t *testing.T, l *lab.Lab) {
 		must(t, p.Stop())
 		command(t, l, name, segue, "lb", "detach", n.Instance())
 		cfg := n.BalancerConfig()
-		cfg.Node.Limits = config.Limits{Flows: floodedFlows}
+		cfg.Node.Limits = desired.Limits{Flows: floodedFlows}
 		must(t, n.WriteBalancerConfig(cfg))
 		must(t, p.Start(t.Context()))
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/gopacket/gopacket/layers"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -33,8 +33,8 @@ func TestHandshakesOnTheWire(t *testing.T) {
 	for _, port := range []string{"edge", "s1", "s2"} {
 		command(t, l, "fabric", "ethtool", "-K", port, "tx", "off")
 	}
-	for _, policy := range []config.AcceptPolicy{config.AcceptAlways, config.AcceptNever} {
-		accept(t, l, config.Accept{Policy: policy})
+	for _, policy := range []desired.AcceptPolicy{desired.AcceptAlways, desired.AcceptNever} {
+		accept(t, l, desired.Accept{Policy: policy})
 		for _, s := range l.Topology.Services {
 			t.Run(fmt.Sprintf("%s %s", s.Name, policy), func(t *testing.T) {
 				// Each server is the first candidate of half of the buckets.
@@ -229,11 +229,11 @@ func (c *observed) candidates() []string {
 
 // requireWays fails the test unless each segment of the connection took the expected path. All
 // servers have the accept policy.
-func (c *observed) requireWays(t *testing.T, policy config.AcceptPolicy) {
+func (c *observed) requireWays(t *testing.T, policy desired.AcceptPolicy) {
 	t.Helper()
 	candidates := c.candidates()
 	taker := candidates[0]
-	if policy == config.AcceptNever {
+	if policy == desired.AcceptNever {
 		taker = candidates[len(candidates)-1]
 	}
 	if c.server != taker {
@@ -279,7 +279,7 @@ func (c *observed) steering(servers []string, functions []srv6.Function, visited
 		}
 		here, left := list[i], len(list)-1-i
 		switch {
-		case c.service.Encapsulation == config.SRv6Insert:
+		case c.service.Encapsulation == desired.SRv6Insert:
 			way = append(way, fmt.Sprintf("%s > %s: client -> %s (lb1, %s, VIP) left %d +%d", from, servers[i], here,
 				strings.Join(list, ", "), left+1, []int{56, 72}[len(list)-1]))
 		case len(list) == 1:
@@ -297,7 +297,7 @@ func (c *observed) steering(servers []string, functions []srv6.Function, visited
 func (c *observed) signalling(server string, function srv6.Function) []string {
 	sid := "lb1::" + function.Short()
 	first := fmt.Sprintf("%s > lb1: VIP -> %s (%s, %s, client) left 1 +56", server, sid, server, sid)
-	if c.service.Encapsulation == config.SRv6Encap {
+	if c.service.Encapsulation == desired.SRv6Encap {
 		first = fmt.Sprintf("%s > lb1: %s -> %s [VIP -> client] +40", server, server, sid)
 	}
 	return []string{first, "lb1 > edge: VIP -> client +0"}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -20,8 +20,8 @@ func TestUnhealthyServersAreAvoided(t *testing.T) {
 	waits(t)
 	checked := topology(mixed...)
 	for i := range checked.Services {
-		checked.Services[i].Health = &config.Health{
-			HTTP:     &config.HTTPCheck{Path: "/healthz"},
+		checked.Services[i].Health = &desired.Health{
+			HTTP:     &desired.HTTPCheck{Path: "/healthz"},
 			Interval: 500 * time.Millisecond, Rise: 2, Fall: 2,
 		}
 	}

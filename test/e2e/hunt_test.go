@@ -7,24 +7,24 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
 // huntingServices returns services with placement hunt, one for each way to carry a segment list:
 // IPv6 inserted, IPv6 encapsulated, and IPv4, which can only be encapsulated.
 func huntingServices(candidates int) []lab.Service {
-	service := func(name, vip string, encapsulation config.Encapsulation) lab.Service {
+	service := func(name, vip string, encapsulation desired.Encapsulation) lab.Service {
 		return lab.Service{
 			Name: fmt.Sprintf("%s-%d", name, candidates), VIP: netip.MustParseAddr(fmt.Sprintf(vip, candidates)),
-			Port: 80, Protocol: config.TCP, Encapsulation: encapsulation,
-			Placement: config.PlacementHunt, Candidates: candidates,
+			Port: 80, Protocol: desired.TCP, Encapsulation: encapsulation,
+			Placement: desired.PlacementHunt, Candidates: candidates,
 		}
 	}
 	return []lab.Service{
-		service("insert6", "2001:db8:80::a%d", config.SRv6Insert),
-		service("encap6", "2001:db8:80::b%d", config.SRv6Encap),
-		service("encap4", "203.0.113.8%d", config.SRv6Encap),
+		service("insert6", "2001:db8:80::a%d", desired.SRv6Insert),
+		service("encap6", "2001:db8:80::b%d", desired.SRv6Encap),
+		service("encap4", "203.0.113.8%d", desired.SRv6Encap),
 	}
 }
 
@@ -38,15 +38,15 @@ func hunting(services ...lab.Service) lab.Topology {
 }
 
 // accept gives all servers another accept policy while they run.
-func accept(t *testing.T, l *lab.Lab, policy config.Accept) {
+func accept(t *testing.T, l *lab.Lab, policy desired.Accept) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleServer) {
-		reagent(t, l, name, func(s *config.AgentService) { s.Accept = policy })
+		reagent(t, l, name, func(s *desired.AgentService) { s.Accept = policy })
 	}
 }
 
 // reagent changes the agent's configuration of each service on a server while the agent runs.
-func reagent(t *testing.T, l *lab.Lab, server string, change func(*config.AgentService)) {
+func reagent(t *testing.T, l *lab.Lab, server string, change func(*desired.AgentService)) {
 	t.Helper()
 	cfg := l.Node(server).AgentConfig()
 	for i := range cfg.Services {

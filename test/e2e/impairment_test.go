@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 )
@@ -66,7 +66,7 @@ func TestHuntingOverBadLinks(t *testing.T) {
 	connections := *badLinksConnections
 	topology := topology()
 	topology.Services = huntingServices(2)[:2] // inserted and encapsulated
-	topology.Services[0].Selection = config.SelectRandom
+	topology.Services[0].Selection = desired.SelectRandom
 	l := up(t, topology)
 	endTailsEarly(t, l)
 	before := passiveOpens(t, l) // connections that tested whether servers listen

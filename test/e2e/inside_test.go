@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -31,7 +31,7 @@ func twoArmed() lab.Topology {
 // look like signals are dropped.
 func TestTwoArmedBalancersHunt(t *testing.T) {
 	l := up(t, twoArmed())
-	accept(t, l, config.Accept{Policy: config.AcceptNever})
+	accept(t, l, desired.Accept{Policy: desired.AcceptNever})
 	c := newClient(l)
 	const visits = 20
 	for _, s := range l.Topology.Services {

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -20,11 +20,11 @@ import (
 // prints the medians. It has no limits on them.
 func TestHandshakeLatency(t *testing.T) {
 	services := huntingServices(2)[:1]
-	services[0].Name, services[0].Accept.Policy = "first-accepts", config.AcceptAlways
+	services[0].Name, services[0].Accept.Policy = "first-accepts", desired.AcceptAlways
 	services = append(services, services[0])
-	services[1].Name, services[1].Port, services[1].Accept.Policy = "first-refuses", 81, config.AcceptNever
+	services[1].Name, services[1].Port, services[1].Accept.Policy = "first-refuses", 81, desired.AcceptNever
 	services = append(services, lab.Service{
-		Name: "single-choice", VIP: services[0].VIP, Port: 82, Protocol: config.TCP, Encapsulation: config.SRv6Insert,
+		Name: "single-choice", VIP: services[0].VIP, Port: 82, Protocol: desired.TCP, Encapsulation: desired.SRv6Insert,
 	})
 	l := up(t, hunting(services...))
 	times := map[string][]time.Duration{}

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 )
@@ -240,7 +240,7 @@ func eventually(t *testing.T, try func() error) {
 }
 
 // reconfigure writes a changed configuration for every balancer and reloads it.
-func reconfigure(t *testing.T, l *lab.Lab, change func(*config.Balancer)) {
+func reconfigure(t *testing.T, l *lab.Lab, change func(*desired.Balancer)) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		cfg := l.Node(name).BalancerConfig()
@@ -301,15 +301,15 @@ func readLog(t *testing.T, p *lab.Process) string {
 }
 
 // keepServers removes all servers except for the named ones from a configuration's services.
-func keepServers(cfg *config.Balancer, names ...string) {
+func keepServers(cfg *desired.Balancer, names ...string) {
 	for i := range cfg.Services {
 		s := &cfg.Services[i]
-		s.Servers = slices.DeleteFunc(s.Servers, func(s config.Server) bool { return !slices.Contains(names, s.Name) })
+		s.Servers = slices.DeleteFunc(s.Servers, func(s desired.Server) bool { return !slices.Contains(names, s.Name) })
 	}
 }
 
 // drain drains a server in all services.
-func drain(cfg *config.Balancer, name string) {
+func drain(cfg *desired.Balancer, name string) {
 	for i := range cfg.Services {
 		for j := range cfg.Services[i].Servers {
 			if cfg.Services[i].Servers[j].Name == name {
@@ -320,7 +320,7 @@ func drain(cfg *config.Balancer, name string) {
 }
 
 // setWeight sets the weight of a server in all services.
-func setWeight(cfg *config.Balancer, name string, weight uint32) {
+func setWeight(cfg *desired.Balancer, name string, weight uint32) {
 	for i := range cfg.Services {
 		for j := range cfg.Services[i].Servers {
 			if cfg.Services[i].Servers[j].Name == name {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -24,7 +24,7 @@ func TestEveryEncapsulation(t *testing.T) {
 			for i := range 60 {
 				var server string
 				var err error
-				if s.Protocol == config.UDP {
+				if s.Protocol == desired.UDP {
 					server, err = c.echo(t.Context(), s, fmt.Appendf(nil, "datagram %d of %s", i, s.Name))
 				} else {
 					server, _, err = c.get(t.Context(), s, "/")

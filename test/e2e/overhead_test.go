@@ -5,7 +5,7 @@ package e2e
 import (
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -18,13 +18,13 @@ func overhead(t *testing.T, s lab.Service) int {
 		outer = 20
 	}
 	switch s.Encapsulation {
-	case config.SRv6Insert:
+	case desired.SRv6Insert:
 		return 56
-	case config.SRv6Encap:
+	case desired.SRv6Encap:
 		return 40
-	case config.GRE:
+	case desired.GRE:
 		return outer + 4
-	case config.IPIP:
+	case desired.IPIP:
 		return outer
 	}
 	t.Fatalf("service %s: unknown encapsulation %q", s.Name, s.Encapsulation)

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet"
 )
@@ -69,7 +69,7 @@ func TestUploadsIntoANarrowFabric(t *testing.T) {
 			forgetPaths(t, l, "client")
 			before := balancerCounts(t, l)
 			longest := watchLongest(t, l)
-			if s.Protocol == config.UDP {
+			if s.Protocol == desired.UDP {
 				discover(t, l, s, 1500-overhead(t, s))
 			} else {
 				must(t, c.upload(t.Context(), s, transferSize))

@@ -15,7 +15,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/needs"
 	"github.com/segue-lb/segue/internal/tables"
@@ -45,7 +45,7 @@ func (r *rows) candidates(t *testing.T, s lab.Service) []string {
 		source = netip.MustParseAddr("198.51.100.2")
 	}
 	trace, err := r.view.Trace(inspect.Packet{Length: 60, Flow: dataplane.Flow{
-		Protocol: config.TCP, Source: netip.AddrPortFrom(source, uint16(r.port)), Destination: s.Address(),
+		Protocol: desired.TCP, Source: netip.AddrPortFrom(source, uint16(r.port)), Destination: s.Address(),
 	}})
 	must(t, err)
 	if trace.Placement == nil {
@@ -72,14 +72,14 @@ func TestFixedPolicies(t *testing.T) {
 	topology.Servers = 4
 	l := up(t, topology)
 	rows := openRows(t, l)
-	for _, policy := range []config.AcceptPolicy{config.AcceptAlways, config.AcceptNever} {
-		accept(t, l, config.Accept{Policy: policy})
+	for _, policy := range []desired.AcceptPolicy{desired.AcceptAlways, desired.AcceptNever} {
+		accept(t, l, desired.Accept{Policy: policy})
 		for _, s := range l.Topology.Services {
 			taken := map[string]int{}
 			for range 40 {
 				c, candidates := rows.open(t, l, s)
 				want := candidates[0]
-				if policy == config.AcceptNever {
+				if policy == desired.AcceptNever {
 					want = candidates[s.Candidates-1]
 				}
 				if c.server != want {
@@ -106,7 +106,7 @@ func TestStaticPolicy(t *testing.T) {
 	topology := hunting(huntingServices(2)...)
 	topology.Servers = 4
 	l := up(t, topology)
-	accept(t, l, config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(threshold))})
+	accept(t, l, desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(threshold))})
 	rows := openRows(t, l)
 	for _, s := range l.Topology.Services {
 		want, open := map[string]offered{}, map[string][]*connection{}
@@ -181,11 +181,11 @@ func TestRandomCandidates(t *testing.T) {
 	needs.Cgroup2(t)
 	const connections = 600
 	s := huntingServices(2)[0]
-	s.Selection = config.SelectRandom
+	s.Selection = desired.SelectRandom
 	topology := hunting(s)
 	topology.Servers = 4
 	l := up(t, topology)
-	accept(t, l, config.Accept{Policy: config.AcceptAlways})
+	accept(t, l, desired.Accept{Policy: desired.AcceptAlways})
 	busy := map[string]int{"s1": 0, "s2": 0}
 	for deadline := time.Now().Add(patience); busy["s1"] < 4 || busy["s2"] < 4; {
 		if time.Now().After(deadline) {
@@ -200,7 +200,7 @@ func TestRandomCandidates(t *testing.T) {
 		busy[c.server]++
 		t.Cleanup(func() { c.conn.Close() })
 	}
-	accept(t, l, config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(4))})
+	accept(t, l, desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(4))})
 	rows := openRows(t, l)
 	visits, others := map[string]int{}, 0
 	for range connections {

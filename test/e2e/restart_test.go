@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -130,7 +130,7 @@ func TestAgentsAreKilled(t *testing.T) {
 func TestReloadsUnderLoad(t *testing.T) {
 	l, live, visitors := upUnderLoad(t)
 	for i := range uint32(20) {
-		reconfigure(t, l, func(cfg *config.Balancer) {
+		reconfigure(t, l, func(cfg *desired.Balancer) {
 			setWeight(cfg, "s1", 1+i%3)
 			setWeight(cfg, "s2", i%2)
 		})

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -25,7 +25,7 @@ func TestServersComeAndGo(t *testing.T) {
 	topology := topology(mixed...)
 	topology.Servers = 4
 	l := up(t, topology)
-	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2", "s3") })
+	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2", "s3") })
 	must(t, newClient(l).spread(t.Context(), "s1", "s2", "s3"))
 	live := open(t, l, liveConnections, l.Topology.Services...)
 	for _, server := range []string{"s1", "s2", "s3"} {
@@ -35,7 +35,7 @@ func TestServersComeAndGo(t *testing.T) {
 	}
 	live.rounds(t, 1)
 
-	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s2", "s3", "s4") })
+	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s2", "s3", "s4") })
 	live.rounds(t, 3)
 	live.requireUnbroken(t, "s1")
 	for _, c := range live.at("s1") {
@@ -48,7 +48,7 @@ func TestServersComeAndGo(t *testing.T) {
 
 	// A drained server keeps its connections. The weights of the others do not affect existing
 	// connections.
-	reconfigure(t, l, func(cfg *config.Balancer) {
+	reconfigure(t, l, func(cfg *desired.Balancer) {
 		keepServers(cfg, "s2", "s3", "s4")
 		drain(cfg, "s2")
 		setWeight(cfg, "s3", 5)
@@ -67,7 +67,7 @@ func TestRemovedServersConnectionsAreReset(t *testing.T) {
 	l := up(t, hunting(huntingServices(2)...))
 	live := open(t, l, 300, l.Topology.Services...)
 	live.rounds(t, 1)
-	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s2", "s3") })
+	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s2", "s3") })
 	live.rounds(t, 3)
 	live.requireUnbroken(t, "s1")
 	resets := map[string]int{}
@@ -96,19 +96,19 @@ func TestRemovedServersConnectionsAreReset(t *testing.T) {
 // is placed on it before that.
 func TestServersAreAddedUnderLoad(t *testing.T) {
 	l := up(t, topology(mixed...))
-	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2") })
 	visitors := startVisitors(t, l, 8, l.Topology.Services...)
 	for range 3 {
 		for _, name := range nodes(l, lab.RoleBalancer) {
 			command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv6.String())
 			command(t, l, name, "ip", "neigh", "flush", "dev", "eth0", "to", l.Node("s3").IPv4.String())
 		}
-		reconfigure(t, l, func(*config.Balancer) {})
+		reconfigure(t, l, func(*desired.Balancer) {})
 		visitors.more(t, 50)
 		// Its connections end before it is removed again.
-		reconfigure(t, l, func(cfg *config.Balancer) { setWeight(cfg, "s3", 0) })
+		reconfigure(t, l, func(cfg *desired.Balancer) { setWeight(cfg, "s3", 0) })
 		visitors.more(t, 50)
-		reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+		reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2") })
 	}
 	visitors.requireContent(t)
 	requireNoDrops(t, l)
@@ -120,7 +120,7 @@ func TestServersAreAddedUnderLoad(t *testing.T) {
 func TestServersAreAddedAtRestart(t *testing.T) {
 	waits(t)
 	l := up(t, topology(mixed...))
-	reconfigure(t, l, func(cfg *config.Balancer) { keepServers(cfg, "s1", "s2") })
+	reconfigure(t, l, func(cfg *desired.Balancer) { keepServers(cfg, "s1", "s2") })
 	visitors := startVisitors(t, l, 8, l.Topology.Services...)
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		must(t, l.Process(name, "lb").Kill())
@@ -136,7 +136,7 @@ func TestServersAreAddedAtRestart(t *testing.T) {
 // TestWeights gives one server three times the weight of the other.
 func TestWeights(t *testing.T) {
 	l := up(t, topology("http6-encap"))
-	reconfigure(t, l, func(cfg *config.Balancer) {
+	reconfigure(t, l, func(cfg *desired.Balancer) {
 		keepServers(cfg, "s1", "s2")
 		setWeight(cfg, "s1", 3)
 	})

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -22,9 +22,9 @@ import (
 func TestLoadSources(t *testing.T) {
 	const threshold = 4
 	s := huntingServices(2)[0]
-	s.Accept = config.Accept{Policy: config.AcceptStatic, Threshold: new(uint32(threshold))}
-	s.Load.Kind = config.LoadAcceptQueue
-	s.Exceptions = []lab.Exception{{Server: "s2", Load: config.Source{Kind: config.LoadApache}}}
+	s.Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: new(uint32(threshold))}
+	s.Load.Kind = desired.LoadAcceptQueue
+	s.Exceptions = []lab.Exception{{Server: "s2", Load: desired.Source{Kind: desired.LoadApache}}}
 	topology := hunting(s)
 	topology.Balancers, topology.Servers = 1, 2
 	l := up(t, topology)

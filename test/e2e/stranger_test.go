@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -24,7 +24,7 @@ import (
 // that s1's host is to forward. The balancers must not receive any signal from that.
 func TestStrangersForgeNoSignals(t *testing.T) {
 	services := huntingServices(2)
-	services[0].Accept = config.Accept{Policy: config.AcceptAlways}
+	services[0].Accept = desired.Accept{Policy: desired.AcceptAlways}
 	l := up(t, hunting(services...))
 	requireWarned(t, l)
 
@@ -96,7 +96,7 @@ func listsThroughServer(t *testing.T, l *lab.Lab, server, balancer string) (fram
 		}
 		for _, f := range []srv6.Function{srv6.CreateStickiness, srv6.RemoveStickiness} {
 			signal := srv6.SID{Locator: l.Node(balancer).Locator, Function: f}.Addr()
-			if s.Encapsulation == config.SRv6Insert {
+			if s.Encapsulation == desired.SRv6Insert {
 				list := packet.NewSRH(2, deliver, signal, client.Addr())
 				frames = append(frames, answer(packet.Routing(list)))
 				continue

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/agent"
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 )
 
@@ -63,7 +63,7 @@ func askHops(t *testing.T, l *lab.Lab, node string, flow dataplane.Flow, args ..
 func TestTraceAsksServers(t *testing.T) {
 	services := huntingServices(2)
 	l := up(t, hunting(services[0], services[2]))
-	accept(t, l, config.Accept{Policy: config.AcceptNever})
+	accept(t, l, desired.Accept{Policy: desired.AcceptNever})
 	for i, s := range l.Topology.Services {
 		t.Run(s.Name, func(t *testing.T) {
 			must(t, l.SetNextHops("lb1"))
@@ -72,7 +72,7 @@ func TestTraceAsksServers(t *testing.T) {
 			if s.VIP.Is4() {
 				source = netip.MustParseAddr("198.51.100.2")
 			}
-			flow := dataplane.Flow{Protocol: config.TCP, Source: netip.AddrPortFrom(source, uint16(port)), Destination: s.Address()}
+			flow := dataplane.Flow{Protocol: desired.TCP, Source: netip.AddrPortFrom(source, uint16(port)), Destination: s.Address()}
 
 			h, hops := askHops(t, l, "lb1", flow)
 			first, last := h.Placement.Candidates[0], h.Placement.Candidates[1]

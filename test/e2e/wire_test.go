@@ -14,7 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/lab"
 	"github.com/segue-lb/segue/internal/packet/packettest"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -26,14 +26,14 @@ import (
 func TestTsharkUnderstandsTheWire(t *testing.T) {
 	whole := lab.DefaultTopology()
 	whole.Name, whole.Balancers, whole.Servers = labName, 1, 3
-	whole.Services = slices.DeleteFunc(whole.Services, func(s lab.Service) bool { return s.Placement == config.PlacementHunt })
+	whole.Services = slices.DeleteFunc(whole.Services, func(s lab.Service) bool { return s.Placement == desired.PlacementHunt })
 	l := up(t, whole)
 	client := newClient(l)
 	for _, s := range l.Topology.Services {
 		t.Run(s.Name, func(t *testing.T) {
 			capture := startCapture(t, l, "lb1")
 			for range 3 {
-				if s.Protocol == config.UDP {
+				if s.Protocol == desired.UDP {
 					_, err := client.echo(t.Context(), s, lab.Content(1200))
 					must(t, err)
 				} else {
@@ -55,11 +55,11 @@ func TestTsharkUnderstandsTheWire(t *testing.T) {
 }
 
 // chains are the protocols that tshark must find, up to the client's transport protocol.
-var chains = map[config.Encapsulation]string{
-	config.SRv6Insert: "eth:ethertype:ipv6:ipv6.routing:",
-	config.SRv6Encap:  "eth:ethertype:ipv6:INNER:",
-	config.GRE:        "eth:ethertype:OUTER:gre:INNER:",
-	config.IPIP:       "eth:ethertype:OUTER:INNER:",
+var chains = map[desired.Encapsulation]string{
+	desired.SRv6Insert: "eth:ethertype:ipv6:ipv6.routing:",
+	desired.SRv6Encap:  "eth:ethertype:ipv6:INNER:",
+	desired.GRE:        "eth:ethertype:OUTER:gre:INNER:",
+	desired.IPIP:       "eth:ethertype:OUTER:INNER:",
 }
 
 // wireFields are the fields that a test reads in tshark's output.
@@ -92,13 +92,13 @@ func requireForwarded(t *testing.T, l *lab.Lab, s lab.Service, before, after pac
 	outer := func(field string, value any) { want[field] = append([]string{fmt.Sprint(value)}, want[field]...) }
 	lb := l.Node("lb1")
 	switch s.Encapsulation {
-	case config.SRv6Insert:
+	case desired.SRv6Insert:
 		want[destination] = []string{deliverAt(server).String()}
 		want["ipv6.routing.type"] = []string{"4"}
 		want["ipv6.routing.segleft"] = []string{"1"}
 		want["ipv6.routing.srh.last_entry"] = []string{"2"}
 		want["ipv6.routing.srh.addr"] = []string{s.VIP.String(), deliverAt(server).String(), lb.Locator.Addr().String()}
-	case config.SRv6Encap:
+	case desired.SRv6Encap:
 		outer("ipv6.src", lb.Locator.Addr())
 		outer("ipv6.dst", deliverAt(server))
 		outer("ipv6.hlim", 64)

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/tables"
 )
 
@@ -18,7 +18,7 @@ func TestBucketsOfOtherBuilds(t *testing.T) {
 		t.Fatalf("tables are of version %d: write down its hashes here, in the place of those of version %d",
 			tables.Version, version)
 	}
-	flow := func(source, destination string, protocol config.Protocol) Flow {
+	flow := func(source, destination string, protocol desired.Protocol) Flow {
 		return Flow{
 			Protocol: protocol,
 			Source:   netip.MustParseAddrPort(source), Destination: netip.MustParseAddrPort(destination),
@@ -29,12 +29,12 @@ func TestBucketsOfOtherBuilds(t *testing.T) {
 		flow Flow
 		want uint32
 	}{
-		{0, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", config.TCP), 0xa50e8f6e},
-		{0, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", config.UDP), 0x8c0d12ca},
-		{0, flow("192.0.2.2:40000", "198.51.100.1:80", config.TCP), 0x3f2289ab},
-		{0, flow("192.0.2.2:40001", "198.51.100.1:80", config.TCP), 0xe9c4a9c5},
-		{1 << 63, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", config.TCP), 0x882977aa},
-		{1 << 63, flow("192.0.2.2:40000", "198.51.100.1:443", config.UDP), 0x7f478e6b},
+		{0, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", desired.TCP), 0xa50e8f6e},
+		{0, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", desired.UDP), 0x8c0d12ca},
+		{0, flow("192.0.2.2:40000", "198.51.100.1:80", desired.TCP), 0x3f2289ab},
+		{0, flow("192.0.2.2:40001", "198.51.100.1:80", desired.TCP), 0xe9c4a9c5},
+		{1 << 63, flow("[2001:db8:c::2]:40000", "[2001:db8:80::1]:80", desired.TCP), 0x882977aa},
+		{1 << 63, flow("192.0.2.2:40000", "198.51.100.1:443", desired.UDP), 0x7f478e6b},
 	} {
 		keys := bucketKeys(test.seed)
 		if got := test.flow.Hash(&keys); got != test.want {

@@ -5,7 +5,7 @@ package dataplane
 import (
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // TestConstants compares the constants that Go repeats with the tables whose size they determine in
@@ -25,8 +25,8 @@ func TestConstants(t *testing.T) {
 		{"flows in a bucket", FlowsPerBucket, int(spec.Maps[FlowsMap].ValueSize / 8)},
 		{"lines of services", serviceLineCount, len(directory.Services[0])},
 		{"services in a line", servicesPerLine, len(directory.Services[0][0].Entry)},
-		{"services", config.MaxServices, int(spec.Maps[balancerMapServiceLabels].MaxEntries)},
-		{"candidate tables, and one to wait by", 2*config.MaxServices + 1, int(tables.MaxEntries)},
+		{"services", desired.MaxServices, int(spec.Maps[balancerMapServiceLabels].MaxEntries)},
+		{"candidate tables, and one to wait by", 2*desired.MaxServices + 1, int(tables.MaxEntries)},
 		{"candidates in a word", candidatesPerWord, int(tables.InnerMap.ValueSize / 2)},
 		{"slots for servers", MostSlots, int(spec.Maps[balancerMapServerLabels].MaxEntries)},
 		{"servers in the directory", MostSlots, len(directory.Servers)},

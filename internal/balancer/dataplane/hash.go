@@ -9,14 +9,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Flow is the 5-tuple of a flow. All packets of a flow have these addresses, ports and protocol.
 type Flow struct {
-	Protocol    config.Protocol `json:"protocol"`
-	Source      netip.AddrPort  `json:"source"`
-	Destination netip.AddrPort  `json:"destination"`
+	Protocol    desired.Protocol `json:"protocol"`
+	Source      netip.AddrPort   `json:"source"`
+	Destination netip.AddrPort   `json:"destination"`
 }
 
 // These are the types of hash keys. bpf/balancer/types.h has the numbers of their words.
@@ -117,8 +117,8 @@ func BucketOf(hash, buckets uint32) uint32 {
 	return uint32(uint64(hash) * uint64(buckets) >> 32)
 }
 
-func protocolNumber(p config.Protocol) uint8 {
-	if p == config.UDP {
+func protocolNumber(p desired.Protocol) uint8 {
+	if p == desired.UDP {
 		return unix.IPPROTO_UDP
 	}
 	return unix.IPPROTO_TCP

@@ -10,16 +10,16 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 var (
 	some6 = Flow{
-		Protocol: config.TCP, Source: netip.MustParseAddrPort("[2001:db8:c::2]:40000"),
+		Protocol: desired.TCP, Source: netip.MustParseAddrPort("[2001:db8:c::2]:40000"),
 		Destination: netip.MustParseAddrPort("[2001:db8:80::1]:80"),
 	}
 	some4 = Flow{
-		Protocol: config.TCP, Source: netip.MustParseAddrPort("192.0.2.2:40000"),
+		Protocol: desired.TCP, Source: netip.MustParseAddrPort("192.0.2.2:40000"),
 		Destination: netip.MustParseAddrPort("198.51.100.1:80"),
 	}
 )
@@ -28,7 +28,7 @@ var (
 var pairs = map[string][2]Flow{
 	"source port":     {some6, withSource(some6, "[2001:db8:c::2]:40001")},
 	"high source bit": {some6, withSource(some6, "[2001:db8:c::2]:7232")},
-	"protocol":        {some6, Flow{config.UDP, some6.Source, some6.Destination}},
+	"protocol":        {some6, Flow{desired.UDP, some6.Source, some6.Destination}},
 	"port":            {some6, withPort(some6, 81)},
 	"client":          {some6, withSource(some6, "[2001:db8:c::3]:40000")},
 	"client network":  {some6, withSource(some6, "[a001:db8:c::2]:40000")},

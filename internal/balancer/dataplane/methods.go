@@ -5,35 +5,35 @@ package dataplane
 import (
 	"fmt"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // placementName is the name of a placement in a configuration.
 type placementName struct {
-	config.Placement
-	config.Selection
+	desired.Placement
+	desired.Selection
 }
 
 var placements = map[placementName]balancerPlacement{
-	{config.PlacementHash, ""}:                      balancerPlacementPLACEMENT_HASH,
-	{config.PlacementHunt, config.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
-	{config.PlacementHunt, config.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
+	{desired.PlacementHash, ""}:                       balancerPlacementPLACEMENT_HASH,
+	{desired.PlacementHunt, desired.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
+	{desired.PlacementHunt, desired.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
 }
 
-var persistences = map[config.Persistence]balancerPersistence{
-	config.PersistenceTable: balancerPersistencePERSISTENCE_TABLE,
+var persistences = map[desired.Persistence]balancerPersistence{
+	desired.PersistenceTable: balancerPersistencePERSISTENCE_TABLE,
 }
 
-var encapsulations = map[config.Encapsulation]balancerEncapsulation{
-	config.SRv6Insert: balancerEncapsulationENCAP_SRV6INSERT,
-	config.SRv6Encap:  balancerEncapsulationENCAP_SRV6ENCAP,
-	config.GRE:        balancerEncapsulationENCAP_GRE,
-	config.IPIP:       balancerEncapsulationENCAP_IPIP,
+var encapsulations = map[desired.Encapsulation]balancerEncapsulation{
+	desired.SRv6Insert: balancerEncapsulationENCAP_SRV6INSERT,
+	desired.SRv6Encap:  balancerEncapsulationENCAP_SRV6ENCAP,
+	desired.GRE:        balancerEncapsulationENCAP_GRE,
+	desired.IPIP:       balancerEncapsulationENCAP_IPIP,
 }
 
 // RuleOf returns the part of a service's rule that its configuration determines: placement,
 // persistence and encapsulation. Buckets, row and flags are 0.
-func RuleOf(svc *config.Service) ServiceRule {
+func RuleOf(svc *desired.Service) ServiceRule {
 	placement := placements[placementName{svc.Placement, svc.Selection}]
 	persistence := persistences[svc.Persistence]
 	return ServiceRule{
@@ -44,25 +44,25 @@ func RuleOf(svc *config.Service) ServiceRule {
 
 // PlacementName returns the name of the rule's placement in a configuration. For a placement that
 // this build does not know, it returns the number.
-func (r ServiceRule) PlacementName() (config.Placement, config.Selection) {
+func (r ServiceRule) PlacementName() (desired.Placement, desired.Selection) {
 	number := balancerPlacement(r.Methods & 0xf)
 	for name, n := range placements {
 		if n == number {
 			return name.Placement, name.Selection
 		}
 	}
-	return config.Placement(fmt.Sprint(uint32(number))), ""
+	return desired.Placement(fmt.Sprint(uint32(number))), ""
 }
 
 // PersistenceName returns the name of the rule's persistence in a configuration, or its number if
 // this build does not know it.
-func (r ServiceRule) PersistenceName() config.Persistence {
+func (r ServiceRule) PersistenceName() desired.Persistence {
 	return nameOf(persistences, balancerPersistence(r.Methods>>4))
 }
 
 // EncapsulationName returns the name of the rule's encapsulation in a configuration, or its number
 // if this build does not know it.
-func (r ServiceRule) EncapsulationName() config.Encapsulation {
+func (r ServiceRule) EncapsulationName() desired.Encapsulation {
 	return nameOf(encapsulations, balancerEncapsulation(r.Encapsulation))
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // Plane is the data path of an instance: the programs in the kernel, and the tables that they use.
@@ -60,7 +61,7 @@ type Plane struct {
 // Open loads the programs. It opens the tables that an earlier process has left pinned, or makes
 // and pins them. It attaches no program and changes no entry of a table. Open returns an error, and
 // leaves the pins as they are, if the tables have the layout of another build or other limits.
-func Open(cfg *config.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
+func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, error) {
 	spec, _, err := LoadSpec()
 	if err != nil {
 		return nil, err
@@ -99,7 +100,7 @@ func serverSlots(servers uint32) uint32 {
 }
 
 // load loads the objects, and pins nothing before the kernel has accepted the programs.
-func (p *Plane) load(spec *ebpf.CollectionSpec, node *config.BalancerNode, log *slog.Logger) error {
+func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log *slog.Logger) error {
 	kept, err := openKept(spec, p.dir)
 	defer closeAll(kept)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/probe"
 )
 
@@ -78,7 +78,7 @@ func (t *ProbeTable) close() error {
 }
 
 // Set prepares the next probe of the slot's server. The low 16 bits of the token must be the slot.
-func (t *ProbeTable) Set(slot uint32, vip netip.Addr, encapsulation config.Encapsulation, token uint64) {
+func (t *ProbeTable) Set(slot uint32, vip netip.Addr, encapsulation desired.Encapsulation, token uint64) {
 	p := &t.probes[slot]
 	p.Vip = in6(vip)
 	p.Encapsulation = uint8(encapsulations[encapsulation])

@@ -10,8 +10,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // SetLocator sets the locator whose SIDs belong to this host. An invalid prefix means that the host
@@ -38,7 +38,7 @@ func locatorWord(address netip.Addr) uint64 {
 // SetDomain sets the locators that belong to the domain. For a balancer within the domain it sets
 // none, because such a balancer does not guard the domain. SetDomain returns an error if the table
 // cannot be written.
-func (p *Plane) SetDomain(cfg *config.Balancer) error {
+func (p *Plane) SetDomain(cfg *desired.Balancer) error {
 	domain := map[uint64]uint32{}
 	if !cfg.Node.IsInternal() {
 		domain[locatorWord(cfg.Node.Locator.Addr())] = 1

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 const (
@@ -153,10 +153,10 @@ func (t *ServiceTable) place(entry ServiceEntry) int {
 }
 
 // ServiceKey returns the key of a service: its entry without number and rule.
-func ServiceKey(svc *config.Service) ServiceEntry {
+func ServiceKey(svc *desired.Service) ServiceEntry {
 	return ServiceEntry{
 		Vip:      in6(svc.VIP),
-		Port:     bits.ReverseBytes16(uint16(svc.Port)),
+		Port:     bits.ReverseBytes16(svc.Port.Number()),
 		Protocol: protocolNumber(svc.Protocol),
 		Kind:     uint8(balancerServiceEntryKindENTRY_SERVICE),
 	}
@@ -183,12 +183,12 @@ func (e *ServiceEntry) IsService() bool {
 }
 
 // Matches returns the destination of the packets to which the entry applies. Port 0 means any port.
-func (e *ServiceEntry) Matches() (netip.Addr, config.Port, config.Protocol) {
-	protocol := config.TCP
-	if e.Protocol == protocolNumber(config.UDP) {
-		protocol = config.UDP
+func (e *ServiceEntry) Matches() (netip.Addr, desired.Port, desired.Protocol) {
+	protocol := desired.TCP
+	if e.Protocol == protocolNumber(desired.UDP) {
+		protocol = desired.UDP
 	}
-	return addrOf(e.Vip), config.Port(bits.ReverseBytes16(e.Port)), protocol
+	return addrOf(e.Vip), desired.PortOf(bits.ReverseBytes16(e.Port)), protocol
 }
 
 // Table returns the number of the service's candidate table in use.

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 )
 
 // With any hash keys, there is room for all services that can be configured. This holds for
@@ -18,7 +18,7 @@ func TestServiceTableHasRoom(t *testing.T) {
 		return netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 14: byte(i >> 8), 15: byte(i)})
 	}
 	keyOf := func(vip netip.Addr, port int) ServiceEntry {
-		return ServiceKey(&config.Service{VIP: vip, Port: config.Port(port), Protocol: config.TCP})
+		return ServiceKey(&desired.Service{VIP: vip, Port: desired.Port(port), Protocol: desired.TCP})
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	for name, entries := range map[string]func(i int) []ServiceEntry{
@@ -33,7 +33,7 @@ func TestServiceTableHasRoom(t *testing.T) {
 					table.keys[i] = random.Uint64() | 1
 				}
 				clear(lines[:])
-				for i := range config.MaxServices {
+				for i := range desired.MaxServices {
 					for _, entry := range entries(i) {
 						if err := table.add(lines, entry); err != nil {
 							t.Fatalf("service %d, keys %#x: %v", i, *table.keys, err)

@@ -9,8 +9,8 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/nexthop"
 )
 
@@ -49,7 +49,7 @@ type SideObjects struct {
 
 // loadSides makes the outside from the loaded objects. If node.inside is configured, it loads
 // further programs for the inside.
-func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *config.BalancerNode) error {
+func (p *Plane) loadSides(spec *ebpf.CollectionSpec, node *desired.BalancerNode) error {
 	own := &p.Objects
 	p.Sides = []*Side{{sideKinds[0], SideObjects{
 		own.XdpLb, own.TcReturn, own.XdpProbe, own.HostMac, own.HostHairpin, own.HostClientInterface, own.NodeLocator,

@@ -12,8 +12,8 @@ import (
 	"slices"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
@@ -41,16 +41,16 @@ type FlowTable struct {
 
 // ServiceState is a service, with its state in the data path.
 type ServiceState struct {
-	Name          string               `json:"name"`
-	VIP           netip.Addr           `json:"vip"`
-	Port          uint16               `json:"port"` // 0: all ports without another service
-	Protocol      config.Protocol      `json:"protocol"`
-	Placement     config.Placement     `json:"placement"`
-	Selection     config.Selection     `json:"selection,omitempty"` // only with placement hunt
-	Persistence   config.Persistence   `json:"persistence"`
-	Encapsulation config.Encapsulation `json:"encapsulation"`
-	Buckets       uint32               `json:"buckets"` // 0: it has no candidate table
-	Candidates    uint8                `json:"candidates"`
+	Name          string                `json:"name"`
+	VIP           netip.Addr            `json:"vip"`
+	Port          uint16                `json:"port"` // 0: all ports without another service
+	Protocol      desired.Protocol      `json:"protocol"`
+	Placement     desired.Placement     `json:"placement"`
+	Selection     desired.Selection     `json:"selection,omitempty"` // only with placement hunt
+	Persistence   desired.Persistence   `json:"persistence"`
+	Encapsulation desired.Encapsulation `json:"encapsulation"`
+	Buckets       uint32                `json:"buckets"` // 0: it has no candidate table
+	Candidates    uint8                 `json:"candidates"`
 	// Generation is the number of the present set of servers. Sets is how many sets the candidate
 	// table contains: the present one, and former ones, which may have older flows. Balancers with
 	// the same Digest have the same candidate tables.
@@ -307,7 +307,7 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 	}
 	total := counter.Total()
 	server.Packets, server.Bytes, server.Placed = total.Packets, total.Bytes, counter.Placed()
-	if service.Placement != config.PlacementHunt {
+	if service.Placement != desired.PlacementHunt {
 		return server, nil
 	}
 	signals, err := v.tables.ServerSignals(slot)
@@ -323,8 +323,8 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 }
 
 // describeAddress returns the address of a server in the form of the configuration.
-func describeAddress(address netip.Addr, kind config.Encapsulation) string {
-	if kind == config.SRv6Insert || kind == config.SRv6Encap {
+func describeAddress(address netip.Addr, kind desired.Encapsulation) string {
+	if kind == desired.SRv6Insert || kind == desired.SRv6Encap {
 		return netip.PrefixFrom(address, srv6.LocatorBits).String()
 	}
 	return address.String()

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -92,8 +92,8 @@ type TracedServer struct {
 
 // TracedEncapsulation is the encapsulation of a packet.
 type TracedEncapsulation struct {
-	Kind  config.Encapsulation `json:"kind"`
-	Added int                  `json:"added"` // length of the added headers in bytes
+	Kind  desired.Encapsulation `json:"kind"`
+	Added int                   `json:"added"` // length of the added headers in bytes
 	// MaxLength is the length of the longest packet that fits the interface, in bytes of layer 3,
 	// without the encapsulation. It is 0 if the server has no next hop.
 	MaxLength int `json:"max_length,omitempty"`
@@ -142,7 +142,7 @@ const longestInFrame = 2000
 // frameOf returns a frame with a packet, or with the first longestInFrame bytes of it.
 func frameOf(p Packet) []byte {
 	build, flags := packet.TCP, packet.ACK
-	if p.Flow.Protocol == config.UDP {
+	if p.Flow.Protocol == desired.UDP {
 		build = packet.UDP
 	}
 	if p.Opens {
@@ -282,10 +282,10 @@ func (v *View) serverName(slot uint32) string {
 }
 
 // describeCourse names the servers that a packet visits, and what it asks of each.
-func (v *View) describeCourse(all []dataplane.DecidedSegment, kind config.Encapsulation) (course []TracedSegment) {
+func (v *View) describeCourse(all []dataplane.DecidedSegment, kind desired.Encapsulation) (course []TracedSegment) {
 	for _, at := range all {
 		segment := TracedSegment{Server: v.serverName(at.Server)}
-		if kind == config.SRv6Insert || kind == config.SRv6Encap {
+		if kind == desired.SRv6Insert || kind == desired.SRv6Encap {
 			segment.Function = srv6.Function(at.Function).String()
 		}
 		course = append(course, segment)
@@ -307,7 +307,7 @@ func (v *View) describeEncapsulation(
 	if d.Mtu > 0 {
 		e.MaxLength = int(d.Mtu) - e.Added
 	}
-	if e.Kind != config.SRv6Insert && e.Kind != config.SRv6Encap {
+	if e.Kind != desired.SRv6Insert && e.Kind != desired.SRv6Encap {
 		return e
 	}
 	e.Segments = []netip.Addr{e.Source}
@@ -316,7 +316,7 @@ func (v *View) describeEncapsulation(
 		e.Segments = append(e.Segments, srv6.SID{Locator: locator, Function: srv6.Function(at.Function)}.Addr())
 	}
 	e.Destination = e.Segments[1]
-	if e.Kind == config.SRv6Insert {
+	if e.Kind == desired.SRv6Insert {
 		e.Source = flow.Source.Addr()
 		e.Segments = append(e.Segments, flow.Destination.Addr())
 	}

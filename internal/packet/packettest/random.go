@@ -8,7 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
 )
@@ -44,9 +44,9 @@ func Frame(version int) *rapid.Generator[[]byte] {
 // Encap generates valid encapsulations of packets of the inner IP version, with 1 to 8 servers.
 func Encap(inner int) *rapid.Generator[packet.Encap] {
 	return rapid.Custom(func(t *rapid.T) packet.Encap {
-		kinds := []config.Encapsulation{config.SRv6Encap, config.GRE, config.IPIP}
+		kinds := []desired.Encapsulation{desired.SRv6Encap, desired.GRE, desired.IPIP}
 		if inner == 6 {
-			kinds = append(kinds, config.SRv6Insert)
+			kinds = append(kinds, desired.SRv6Insert)
 		}
 		e := packet.Encap{
 			Kind:      rapid.SampledFrom(kinds).Draw(t, "kind"),
@@ -54,7 +54,7 @@ func Encap(inner int) *rapid.Generator[packet.Encap] {
 			Own:       packet.MAC{2, 0, 0, 0, 1, 1},
 			NextHop:   packet.MAC{2, 0, 0, 0, 1, 2},
 		}
-		if e.Kind == config.GRE || e.Kind == config.IPIP {
+		if e.Kind == desired.GRE || e.Kind == desired.IPIP {
 			outer := rapid.SampledFrom([]int{4, 6}).Draw(t, "outer version")
 			e.Source, e.Destination = address(outer).Draw(t, "outer source"), address(outer).Draw(t, "outer destination")
 			return e

@@ -7,12 +7,12 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
-	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // nothing reports the fields that a file names without a value. To YAML they are not there, so that a case
 // with "events:" would have the file's events, and not none. Elements of lists are reported already.
-func nothing(text []byte) (errs config.Errors) {
+func nothing(text []byte) (errs field.Errors) {
 	var root yaml.Node
 	if yaml.Load(text, &root) != nil || len(root.Content) == 0 {
 		return nil // which is reported already
@@ -26,13 +26,13 @@ func nothing(text []byte) (errs config.Errors) {
 			}
 		case yaml.MappingNode:
 			for i := 0; i < len(node.Content); i += 2 {
-				field, value := join(path, node.Content[i].Value), node.Content[i+1]
+				at, value := join(path, node.Content[i].Value), node.Content[i+1]
 				if value.Kind == yaml.ScalarNode && value.Tag == "!!null" {
-					errs = append(errs, &config.Error{
-						Line: value.Line, Path: field, Problem: "has no value: leave it out, or give it one such as [] or {}",
+					errs = append(errs, &field.Error{
+						Line: value.Line, Path: at, Problem: "has no value: leave it out, or give it one such as [] or {}",
 					})
 				}
-				walk(field, value)
+				walk(at, value)
 			}
 		}
 	}

@@ -13,11 +13,12 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
 // Load reads a scenario from a file; files that it names are relative to it. The error is of type
-// config.Errors, or that of reading the file.
+// field.Errors, or that of reading the file.
 func Load(path string) (*Scenario, error) {
 	s, err := config.Load(path, func(text []byte) (*Scenario, error) { return Parse(text, filepath.Dir(path)) })
 	if err != nil {
@@ -28,15 +29,15 @@ func Load(path string) (*Scenario, error) {
 }
 
 // Parse is Load for a file's content; files that it names are relative to dir. The error is of type
-// config.Errors.
+// field.Errors.
 func Parse(text []byte, dir string) (*Scenario, error) {
 	file := File{Seed: 1, Runs: 5}
 	var b builder
-	err := config.Decode(text, &file, func() config.Errors {
+	err := config.Decode(text, &file, func() field.Errors {
 		b = builder{dir: dir, unused: make(map[string]string), used: make(map[string]bool)}
 		b.scenario(&file)
 		return append(b.errs, nothing(text)...)
-	}, func() config.Errors {
+	}, func() field.Errors {
 		b.consequences()
 		return b.errs
 	})
@@ -49,7 +50,7 @@ func Parse(text []byte, dir string) (*Scenario, error) {
 // builder makes what is to be run of what is written, and collects the problems.
 type builder struct {
 	dir    string
-	errs   config.Errors
+	errs   field.Errors
 	result Scenario
 	later  []func() // what consequences looks at
 	// unused are paths of what no case has used so far, and what is wrong then.
@@ -59,8 +60,8 @@ type builder struct {
 
 // failf reports a problem, once: sections that cases share are looked at for each of them.
 func (b *builder) failf(path, format string, args ...any) {
-	problem := config.Error{Path: path, Problem: fmt.Sprintf(format, args...)}
-	if !slices.ContainsFunc(b.errs, func(e *config.Error) bool { return *e == problem }) {
+	problem := field.Error{Path: path, Problem: fmt.Sprintf(format, args...)}
+	if !slices.ContainsFunc(b.errs, func(e *field.Error) bool { return *e == problem }) {
 		b.errs = append(b.errs, &problem)
 	}
 }

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package config
+// Package field names the fields of structured input, such as a configuration file, and describes
+// errors in them. A field's path is written as services[2].servers[0].locator.
+package field
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// Error is one error in a configuration.
+// Error is one error in a field.
 type Error struct {
-	File    string // empty if the configuration was not read from a file
+	File    string // empty if the input was not read from a file
 	Line    int    // from 1; 0 if the error has no place in a file
-	Path    string // of the field, such as services[2].servers[0].locator; empty for the whole file
-	Value   string // as written in the file; empty if there is none
+	Path    string // of the field, such as services[2].servers[0].locator; empty for the whole input
+	Value   string // as written in the input; empty if there is none
 	Problem string
 }
 
@@ -33,7 +36,7 @@ func (e *Error) Error() string {
 	if e.Path != "" {
 		s.WriteString(e.Path)
 		if e.Value != "" {
-			s.WriteString(" " + quote(e.Value))
+			s.WriteString(" " + Quote(e.Value))
 		}
 		s.WriteString(": ")
 	}
@@ -41,8 +44,8 @@ func (e *Error) Error() string {
 	return s.String()
 }
 
-// quote escapes line breaks in a value, and shortens long values.
-func quote(value string) string {
+// Quote quotes a value. It escapes line breaks, and shortens long values.
+func Quote(value string) string {
 	const longest = 80
 	if runes := []rune(value); len(runes) > longest {
 		return strconv.Quote(string(runes[:longest])) + "..."
@@ -50,9 +53,13 @@ func quote(value string) string {
 	return strconv.Quote(value)
 }
 
-// Errors are all errors in a configuration, in the order of the file's lines. The functions of this
-// package return it only with at least one element.
+// Errors are all errors in one input.
 type Errors []*Error
+
+// Addf adds an error about the field at a path.
+func (e *Errors) Addf(path, format string, args ...any) {
+	*e = append(*e, &Error{Path: path, Problem: fmt.Sprintf(format, args...)})
+}
 
 // Error returns one line per error.
 func (e Errors) Error() string {
@@ -80,16 +87,16 @@ func (e Errors) Unwrap() []error {
 	return errs
 }
 
-// orNil returns the errors sorted, or an untyped nil if there are none.
-func (e Errors) orNil() error {
+// OrNil returns the errors in the order of the file's lines, or an untyped nil if there are none.
+func (e Errors) OrNil() error {
 	if len(e) == 0 {
 		return nil
 	}
-	return e.sorted()
+	return e.Sorted()
 }
 
-// sorted sorts the errors by the file's lines, and returns them.
-func (e Errors) sorted() Errors {
+// Sorted sorts the errors by the file's lines, and returns them.
+func (e Errors) Sorted() Errors {
 	slices.SortStableFunc(e, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
 	return e
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package config
+package desired
 
 import (
 	"fmt"
@@ -35,7 +35,7 @@ func (c Changes) WithKeys(changed bool) Changes {
 	if !changed {
 		return c
 	}
-	return append(c, Change{"keys_changed", Names{signalKeyPath}})
+	return append(c, Change{"keys_changed", Names{SignalKeyField}})
 }
 
 // ChangesFrom lists the differences between a running configuration and b. It does not list servers

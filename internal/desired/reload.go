@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package config
+package desired
 
 import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/segue-lb/segue/internal/field"
 )
 
 // Setting is a field whose change needs a restart, with its value as text.
@@ -41,7 +43,7 @@ func (a *Agent) Fixed() []Setting {
 
 func setting(field string, value any) Setting { return Setting{field, fmt.Sprint(value)} }
 
-// ReloadableFrom tells whether a running balancer can reload b. The error is of type Errors and
+// ReloadableFrom tells whether a running balancer can reload b. The error is of type field.Errors and
 // names each field whose change needs a restart, with the new and the running value.
 func (b *Balancer) ReloadableFrom(old *Balancer) error {
 	return CheckFixed(b.Fixed(), old.Fixed())
@@ -56,7 +58,7 @@ func (a *Agent) ReloadableFrom(old *Agent) error {
 // error is that of ReloadableFrom. It ignores a field that the process does not list: the process
 // runs another build.
 func CheckFixed(wanted, running []Setting) error {
-	var fixed Errors
+	var fixed field.Errors
 	for _, w := range wanted {
 		i := slices.IndexFunc(running, func(r Setting) bool { return r.Field == w.Field })
 		if i < 0 || running[i].Value == w.Value {
@@ -66,11 +68,11 @@ func CheckFixed(wanted, running []Setting) error {
 		if strings.HasPrefix(w.Field, "node.limits.") {
 			remedy = "needs a stop, `segue lb detach` (which forgets all flows), and a start"
 		}
-		fixed = append(fixed, &Error{
+		fixed = append(fixed, &field.Error{
 			Path:    w.Field,
 			Value:   w.Value,
 			Problem: fmt.Sprintf("a change from %q %s", running[i].Value, remedy),
 		})
 	}
-	return fixed.orNil()
+	return fixed.OrNil()
 }

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/netip"
+)
+
+// Agent is what `segue agent` has to do.
+type Agent struct {
+	Node     AgentNode      `yaml:"node"`
+	Metrics  Metrics        `yaml:"metrics"`
+	Services []AgentService `yaml:"services"`
+}
+
+// AgentNode describes a server.
+type AgentNode struct {
+	Instance  string       `yaml:"instance"`  // as the balancer's; default "agent"
+	Interface string       `yaml:"interface"` // where the balancers' packets arrive and replies leave
+	Internal  *bool        `yaml:"internal"`  // as the balancer's
+	Locator   netip.Prefix `yaml:"locator"`   // required when a service uses an SRv6 encapsulation
+	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
+	// MTU is the largest packet that travels from the balancers to here, 1280 to
+	// 65535 bytes. Default the interface's.
+	MTU int `yaml:"mtu,omitempty" range:"1280 to 65535"`
+	// AssignVIPs makes the agent put the VIPs on the loopback interface, and remove
+	// them when it is detached. Default true.
+	AssignVIPs *bool `yaml:"assign-vips"`
+	// Balancers are prefixes of the locators of the balancers that may send functions about
+	// connections. Default: all.
+	Balancers []netip.Prefix `yaml:"balancers,omitempty"`
+	// SignalKey is the file with the key for tags, as the balancers'. Without it signals have no
+	// tags.
+	SignalKey string `yaml:"signal-key,omitempty"`
+}
+
+// AgentService is a service that this server takes part in.
+type AgentService struct {
+	Name          string        `yaml:"name"`
+	VIP           netip.Addr    `yaml:"vip"`
+	Port          Port          `yaml:"port"`
+	Protocol      Protocol      `yaml:"protocol"`
+	Encapsulation Encapsulation `yaml:"encapsulation"`
+	// Accept, Load and NotLocal are for services that hunt: TCP in an SRv6 encapsulation.
+	Accept Accept `yaml:"accept,omitempty"`
+	Load   Source `yaml:"load,omitempty"`
+	// NotLocal says what the last candidate does with a packet of a flow that no candidate has.
+	// Default reset.
+	NotLocal NotLocal `yaml:"not-local,omitempty"`
+}
+
+// AcceptPolicy decides whether a server accepts an offered connection.
+type AcceptPolicy string
+
+// LoadSource names the source of a server's load.
+type LoadSource string
+
+// NotLocal is the verdict of a server on a packet of a flow that no server has.
+type NotLocal string
+
+// The values that an agent's service may name.
+const (
+	AcceptAlways  AcceptPolicy = "always"
+	AcceptNever   AcceptPolicy = "never"
+	AcceptStatic  AcceptPolicy = "static"  // 6LB algorithm 1
+	AcceptDynamic AcceptPolicy = "dynamic" // 6LB algorithm 2
+
+	LoadConnections  LoadSource = "connections"
+	LoadAcceptQueue  LoadSource = "accept-queue"
+	LoadApache       LoadSource = "apache-scoreboard"
+	LoadCgroup       LoadSource = "cgroup"
+	LoadSharedMemory LoadSource = "shared-memory"
+
+	NotLocalDrop  NotLocal = "drop"
+	NotLocalReset NotLocal = "reset" // the server's own stack answers with a reset, up to a rate
+)
+
+// Accept is an accept policy with its parameters. Parameters of other policies are not set.
+type Accept struct {
+	Policy AcceptPolicy `yaml:"policy"` // default dynamic
+	// Threshold is c of static: the server accepts while the load is less, in units of the load
+	// source. Required for static.
+	Threshold *uint32 `yaml:"threshold,omitempty"`
+	// Window is the number of offers after which dynamic adapts its threshold, 1 to 1,000,000.
+	// Default 50.
+	Window uint32 `yaml:"window,omitempty" range:"1 to 1000000"`
+	// Epsilon is the allowed distance of the accepted share of a window from one half, 0 to less
+	// than 0.5, with six decimal places. Default 0.1.
+	Epsilon *float64 `yaml:"epsilon,omitempty"`
+	// Initial is the first threshold of dynamic. Default 1.
+	Initial *uint32 `yaml:"initial,omitempty"`
+}
+
+// Source is the load source of a service.
+type Source struct {
+	Kind LoadSource `yaml:"source"` // default connections
+	// Path is the absolute path of the scoreboard, the control group or the shared memory. Required
+	// for these sources, and not allowed for others.
+	Path string `yaml:"path,omitempty"`
+	// Workers is the number of connections that the application serves at a time. For
+	// apache-scoreboard it is MaxRequestWorkers. For connections it is the upper bound of the
+	// dynamic threshold. Not allowed for other sources. Default 0, which for connections means no
+	// bound.
+	Workers uint32 `yaml:"workers,omitempty" range:"1 to 4294967295"`
+}
+
+// IsInternal tells whether the interface is internal, which is the default.
+func (n AgentNode) IsInternal() bool { return n.Internal == nil || *n.Internal }
+
+// AssignsVIPs tells whether the agent puts the VIPs on the loopback interface.
+func (n AgentNode) AssignsVIPs() bool { return n.AssignVIPs == nil || *n.AssignVIPs }
+
+// Hunts tells whether balancers may offer the service's connections to this server.
+func (s AgentService) Hunts() bool { return s.Protocol == TCP && s.Encapsulation.IsSRv6() }

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package desired describes what an operator wants a balancer or an agent to do: plain types, the
+// rules that they obey, and their differences. A configuration file is one source of a desired
+// state (package config). The yaml tags are the names of the fields in every source, in errors and
+// in lists of changes.
+package desired
+
+import (
+	"net/netip"
+)
+
+// Balancer is what `segue lb` has to do.
+type Balancer struct {
+	Node     BalancerNode `yaml:"node"`
+	Metrics  Metrics      `yaml:"metrics"`
+	Services []Service    `yaml:"services"`
+	// Overrides are the overrides that the services follow (Override). The configuration file does
+	// not have them.
+	Overrides []Override `yaml:"-"`
+}
+
+// BalancerNode describes the host that a balancer runs on.
+type BalancerNode struct {
+	// Instance names the balancer on its host and its pins under
+	// /sys/fs/bpf/segue/<instance>: 1 to 63 letters, digits, - and _ (the BPF
+	// file system refuses dots). Default "lb".
+	Instance string `yaml:"instance"`
+	// Interface receives the packets for the VIPs.
+	Interface string `yaml:"interface"`
+	// Inside is a second interface, towards the servers, for a balancer that is itself the edge of
+	// the segment routing domain. It receives signals, and also packets for the VIPs. A change
+	// needs a restart.
+	Inside string `yaml:"inside,omitempty"`
+	// Internal tells whether only hosts of the segment routing domain can send packets to SIDs, or
+	// with segments left, to Interface: the edge routers drop such packets of others, or there are
+	// no other hosts. Default true without Inside; always false with it. A change needs a restart.
+	Internal *bool `yaml:"internal"`
+	// Locator is the balancer's own /64, the sender in every segment list. It is
+	// required if a service uses an SRv6 encapsulation.
+	Locator netip.Prefix `yaml:"locator"`
+	// Addresses are the outer sources of gre and ipip packets: at most one IPv4
+	// and one IPv6, each required if a server has an address of that family.
+	Addresses []netip.Addr `yaml:"addresses"`
+	// Seed selects the buckets of all flows. Balancers that share services must
+	// share it; a secret one keeps clients from choosing their server. Default 0; a
+	// change needs a restart.
+	Seed uint64 `yaml:"seed"`
+	// Limits size the tables in the kernel; a change needs a restart.
+	Limits Limits `yaml:"limits"`
+	// State is the absolute path of the directory in which the balancer keeps the generations of its
+	// services (package generation). Default /var/lib/segue; a change needs a restart. An empty
+	// path means that the balancer keeps them in memory. A file cannot say so.
+	State string `yaml:"state,omitempty"`
+	// SignalKey is the absolute path of the file with the keys for tags of signals. ReadSignalKeys
+	// reads it. Without it the balancer does not check tags.
+	SignalKey string `yaml:"signal-key,omitempty"`
+}
+
+// Limits are the capacities of the tables in the kernel.
+type Limits struct {
+	// Flows is how many flows the flow table holds, 1024 to 100 million.
+	// Default 1,048,576.
+	Flows uint32 `yaml:"flows" range:"1024 to 100000000"`
+	// Servers is how many servers all services together may have, 1 to 65535.
+	// Default 4096.
+	Servers uint32 `yaml:"servers" range:"1 to 65535"`
+}
+
+// Metrics configures the server for Prometheus metrics. Without an address there is none.
+type Metrics struct {
+	// Listen is a TCP address such as "127.0.0.1:9188".
+	Listen string `yaml:"listen"`
+}
+
+// IsInternal tells whether Interface is internal. By default it is, unless Inside is set.
+func (n BalancerNode) IsInternal() bool {
+	if n.Internal == nil {
+		return n.Inside == ""
+	}
+	return *n.Internal
+}
+
+// Interfaces returns the interfaces that receive packets, Interface first.
+func (n BalancerNode) Interfaces() []string {
+	if n.Inside == "" {
+		return []string{n.Interface}
+	}
+	return []string{n.Interface, n.Inside}
+}
+
+// TakesSignals tells whether the balancer has an interface on which it takes packets from servers
+// to its SIDs.
+func (n BalancerNode) TakesSignals() bool { return n.IsInternal() || n.Inside != "" }

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"reflect"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Override replaces settings of one server, for as long as the override exists. It is apart from
+// the configuration, so that a server can be drained without a change of the configuration.
+type Override struct {
+	Service string `yaml:"service" json:"service"`
+	Server  string `yaml:"server" json:"server"`
+	// Drained and Weight replace the server's fields of the same names. Nil keeps the server's
+	// field. One of them at least is set.
+	Drained *bool   `yaml:"drained,omitempty" json:"drained,omitempty"`
+	Weight  *uint32 `yaml:"weight,omitempty" json:"weight,omitempty" range:"0 to 1000"`
+}
+
+// Overrides are the overrides of a balancer.
+type Overrides struct {
+	Overrides []Override `yaml:"overrides"`
+}
+
+// Validate returns an error for every rule that the overrides break. An override of a server that
+// does not exist is valid.
+func (o *Overrides) Validate() field.Errors {
+	var r rules
+	for i, override := range o.Overrides {
+		r.checkOverride(field.Item("overrides", i), &override)
+		same := func(other Override) bool {
+			return other.Service == override.Service && other.Server == override.Server
+		}
+		if first := slices.IndexFunc(o.Overrides[:i], same); first >= 0 && override.Server != "" {
+			r.failf(field.Item("overrides", i), "server %s of service %s is already in %s",
+				override.Server, override.Service, field.Item("overrides", first))
+		}
+	}
+	return r.errs
+}
+
+func (r *rules) checkOverride(path string, o *Override) {
+	r.checkName(field.Child(path, "service"), o.Service)
+	r.checkName(field.Child(path, "server"), o.Server)
+	if o.Drained == nil && o.Weight == nil {
+		r.failf(path, "must have drained or weight")
+	}
+	r.checkRanges(path, reflect.ValueOf(*o))
+}
+
+// Override makes the services follow overrides. It returns a warning for each override of a server
+// that does not exist.
+func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
+	b.Overrides = overrides
+	for i, o := range overrides {
+		server := b.server(o.Service, o.Server)
+		if server == nil {
+			warnings.Addf(field.Item("overrides", i), "service %s has no server %s: the override has no effect",
+				o.Service, o.Server)
+			continue
+		}
+		if o.Drained != nil {
+			server.Drained = *o.Drained
+		}
+		if o.Weight != nil {
+			server.Weight = o.Weight
+		}
+	}
+	return warnings
+}
+
+// server returns a server of a service, or nil.
+func (b *Balancer) server(service, name string) *Server {
+	for i := range b.Services {
+		for j := range b.Services[i].Servers {
+			if b.Services[i].Name == service && b.Services[i].Servers[j].Name == name {
+				return &b.Services[i].Servers[j]
+			}
+		}
+	}
+	return nil
+}

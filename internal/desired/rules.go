@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// rules collects the errors of values that break a rule.
+type rules struct {
+	errs field.Errors
+}
+
+// failf adds an error about the field at a path.
+func (r *rules) failf(path, format string, args ...any) { r.errs.Addf(path, format, args...) }
+
+// checkRanges checks all numbers in a struct that have a range tag. A field with omitempty may be 0,
+// which stands for a missing value.
+func (r *rules) checkRanges(path string, value reflect.Value) {
+	switch {
+	case value.Kind() == reflect.Pointer && !value.IsNil():
+		r.checkRanges(path, value.Elem())
+	case value.Kind() == reflect.Slice:
+		for i := range value.Len() {
+			r.checkRanges(field.Item(path, i), value.Index(i))
+		}
+	case value.Kind() == reflect.Struct:
+		r.checkFields(path, value)
+	}
+}
+
+// checkFields is checkRanges for the fields of a struct.
+func (r *rules) checkFields(path string, value reflect.Value) {
+	for _, f := range reflect.VisibleFields(value.Type()) {
+		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if name == "" || name == "-" {
+			continue
+		}
+		v, at := value.FieldByIndex(f.Index), field.Child(path, name)
+		tag, limited := f.Tag.Lookup("range")
+		if !limited {
+			r.checkRanges(at, v)
+			continue
+		}
+		if v = reflect.Indirect(v); !v.IsValid() || v.IsZero() && options == "omitempty" {
+			continue
+		}
+		if bounds := field.ParseBounds(tag); !bounds.Contain(v) {
+			r.failf(at, "must be a whole number %s", bounds)
+		}
+	}
+}
+
+// IsSRv6 tells whether packets have a segment routing header. IsSRv6 and IsTunnel are both false for an unknown encapsulation, which is an error already.
+func (e Encapsulation) IsSRv6() bool   { return e == SRv6Insert || e == SRv6Encap }
+func (e Encapsulation) IsTunnel() bool { return e == GRE || e == IPIP }
+
+const instanceForm = "must be 1 to 63 letters, digits, - or _"
+
+func isInstance(name string) bool { return field.IsPlain(name) && len(name) <= 63 }
+
+// CheckInstance returns an error if a name is not valid for an instance. A valid name is also safe
+// as a file name.
+func CheckInstance(name string) error {
+	if !isInstance(name) {
+		return fmt.Errorf("instance %q: %s", name, instanceForm)
+	}
+	return nil
+}
+
+// checkHost checks the fields about the host that balancers and agents share.
+func (r *rules) checkHost(instance, iface string, locator netip.Prefix, addresses []netip.Addr) {
+	if !isInstance(instance) {
+		r.failf("node.instance", "%s", instanceForm)
+	}
+	if iface == "" {
+		r.failf("node.interface", "required")
+	} else {
+		r.checkInterface("node.interface", iface)
+	}
+	r.checkLocator("node.locator", locator)
+	seen := make(map[netip.Addr]string)
+	for i, address := range addresses {
+		r.checkAddress(field.Item("node.addresses", i), address)
+		checkUnique(r, seen, address, field.Item("node.addresses", i))
+	}
+}
+
+// SignalKeyField is the path of the field that names the file of keys.
+const SignalKeyField = "node.signal-key"
+
+// checkSignalKey checks the path of a key file without reading the file.
+func (r *rules) checkSignalKey(file string) {
+	if file != "" && !filepath.IsAbs(file) {
+		r.failf(SignalKeyField, "must be absolute")
+	}
+}
+
+func (r *rules) checkInterface(path, name string) {
+	if !isInterfaceName(name) {
+		r.failf(path, "must be an interface name: 1 to 15 bytes without /, : and spaces")
+	}
+}
+
+// isInterfaceName is the kernel's dev_valid_name.
+func isInterfaceName(name string) bool {
+	return name != "" && len(name) < 16 && name != "." && name != ".." &&
+		!strings.ContainsFunc(name, func(r rune) bool {
+			return r == '/' || r == ':' || !unicode.IsPrint(r) || unicode.IsSpace(r)
+		})
+}
+
+func family(address netip.Addr) string {
+	if address.Unmap().Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+func (r *rules) checkListen(listen string) {
+	if listen == "" {
+		return
+	}
+	host, port, err := net.SplitHostPort(listen)
+	number, portErr := strconv.ParseUint(port, 10, 16)
+	_, addrErr := netip.ParseAddr(host)
+	if err != nil || portErr != nil || number == 0 || host != "" && addrErr != nil && !isHostName(host) {
+		r.failf("metrics.listen", "must be an address and a port from 1 to 65535, "+
+			"such as 127.0.0.1:9188 or [::1]:9188")
+	}
+}
+
+func isHostName(host string) bool {
+	for label := range strings.SplitSeq(host, ".") {
+		if !field.IsPlain(label) || len(label) > 63 {
+			return false
+		}
+	}
+	return len(host) <= 253
+}
+
+// checkServices checks the fields of services that balancers and agents share.
+func (r *rules) checkServices(services []AgentService) {
+	// An empty list is more likely a truncated file than a wish to stop all traffic.
+	if len(services) == 0 {
+		r.failf("services", "at least one is required")
+	}
+	names := make(map[string]string)
+	type key struct {
+		vip      netip.Addr
+		port     Port
+		protocol Protocol
+	}
+	keys := make(map[key]string)
+	for i, s := range services {
+		path := field.Item("services", i)
+		r.checkName(field.Child(path, "name"), s.Name)
+		checkUnique(r, names, s.Name, field.Child(path, "name"))
+		r.checkVIP(field.Child(path, "vip"), s)
+		r.checkPort(field.Child(path, "port"), s.Port)
+		if at := field.Child(path, "protocol"); s.Protocol == "" {
+			r.failf(at, "required")
+		} else {
+			checkKnown(r, at, s.Protocol, TCP, UDP)
+		}
+		checkKnown(r, field.Child(path, "encapsulation"), s.Encapsulation, SRv6Insert, SRv6Encap, GRE, IPIP)
+
+		k := key{s.VIP, s.Port, s.Protocol}
+		if !s.VIP.IsValid() || s.Port == 0 || s.Protocol == "" {
+			continue
+		}
+		if other, ok := keys[k]; ok {
+			r.failf(path, "%s port %s of %s is already used by %s", s.Protocol, s.Port, s.VIP, other)
+		} else {
+			keys[k] = path
+		}
+	}
+}
+
+func (r *rules) checkPort(path string, port Port) {
+	switch {
+	case port == 0:
+		r.failf(path, "required")
+	case port > AllPorts:
+		r.failf(path, "must be a port from 1 to 65535, or all")
+	}
+}
+
+func (r *rules) checkName(path, name string) {
+	switch {
+	case name == "":
+		r.failf(path, "required")
+	case len(name) > 63:
+		r.failf(path, "must have 1 to 63 bytes, has %d", len(name))
+	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }):
+		r.failf(path, "must have only printable characters, and no spaces")
+	}
+}
+
+func (r *rules) checkVIP(path string, s AgentService) {
+	if !s.VIP.IsValid() {
+		r.failf(path, "required")
+		return
+	}
+	r.checkAddress(path, s.VIP)
+	if s.Encapsulation == SRv6Insert && s.VIP.Is4() {
+		r.failf(path, "must be IPv6 for encapsulation %s; IPv4 needs %s", SRv6Insert, SRv6Encap)
+	}
+}
+
+// checkAddress checks an address that other hosts must be able to reach.
+func (r *rules) checkAddress(path string, address netip.Addr) {
+	switch {
+	case !address.IsValid():
+	case address.Is4In6():
+		r.failf(path, "is IPv4-mapped; write it as %s", address.Unmap())
+	case address.IsUnspecified(), address.IsLoopback(), address.IsMulticast(),
+		address.Is6() && address.IsLinkLocalUnicast(), address == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		r.failf(path, "is %s; must be a unicast address that other hosts can reach", kind(address))
+	case address.Zone() != "":
+		r.failf(path, "must not have a zone")
+	}
+}
+
+// kind names the kind of an address that is not a host's unicast address.
+func kind(address netip.Addr) string {
+	switch {
+	case address.IsUnspecified():
+		return "unspecified"
+	case address.IsLoopback():
+		return "loopback"
+	case address.IsMulticast():
+		return "multicast"
+	case address.IsLinkLocalUnicast():
+		return "link-local"
+	}
+	return "broadcast"
+}
+
+// checkLocator checks the prefix of a host's SIDs. The last 64 bits of a SID are its function and
+// argument (RFC 8986, section 3.1).
+func (r *rules) checkLocator(path string, locator netip.Prefix) {
+	address := locator.Addr()
+	switch {
+	case !locator.IsValid():
+	case address.Is4() || locator.Bits() != 64:
+		r.failf(path, "must be an IPv6 /64")
+	case locator != locator.Masked():
+		r.failf(path, "has bits set after the first 64; write it as %s", locator.Masked())
+	case address.IsUnspecified() || address.IsMulticast() || address.IsLinkLocalUnicast():
+		r.failf(path, "must be a unicast prefix that other hosts can reach")
+	}
+}
+
+// checkLocatorNeeded reports a missing locator once, naming the first service that needs it.
+func (r *rules) checkLocatorNeeded(services []AgentService, locator netip.Prefix) {
+	for i, s := range services {
+		if s.Encapsulation.IsSRv6() && !locator.IsValid() {
+			r.failf("node.locator", "required by %s, whose encapsulation is %s", field.Item("services", i), s.Encapsulation)
+			return
+		}
+	}
+}
+
+// vips are the first services of VIPs, by their path.
+type vips map[netip.Addr]string
+
+func newVIPs(services []AgentService) vips {
+	v := make(vips)
+	for i, s := range services {
+		if _, ok := v[s.VIP]; !ok && s.VIP.IsValid() {
+			v[s.VIP] = field.Item("services", i)
+		}
+	}
+	return v
+}
+
+// checkNot reports an address of a host that is a VIP.
+func (v vips) checkNot(r *rules, path string, address netip.Addr) {
+	if service, ok := v[address]; ok {
+		r.failf(path, "is the VIP of %s", service)
+	}
+}
+
+// checkUnique reports the second of two equal values. The map seen has the paths of earlier values. checkUnique
+// ignores zero values, which stand for missing ones.
+func checkUnique[T comparable](r *rules, seen map[T]string, value T, path string) {
+	var zero T
+	if value == zero {
+		return
+	}
+	if other, ok := seen[value]; ok {
+		r.failf(path, "is already used by %s", other)
+		return
+	}
+	seen[value] = path
+}
+
+// checkKnown reports a value that is not one of the known ones.
+func checkKnown[T ~string](r *rules, path string, value T, known ...T) {
+	if slices.Contains(known, value) {
+		return
+	}
+	names := make([]string, len(known))
+	for i, k := range known {
+		names[i] = string(k)
+	}
+	r.failf(path, "must be one of: %s", strings.Join(names, ", "))
+}
+
+// checkRange reports a value outside of low to high, both included.
+func checkRange[T int | time.Duration](r *rules, path string, value, low, high T) {
+	if value < low || value > high {
+		r.failf(path, "must be from %v to %v", low, high)
+	}
+}

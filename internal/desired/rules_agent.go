@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/field"
+)
+
+// Validate returns an error for every rule that the agent breaks. All defaults must be set.
+func (a *Agent) Validate() field.Errors {
+	var r rules
+	r.checkRanges("", reflect.ValueOf(*a))
+	r.checkAgent(a)
+	return r.errs
+}
+
+func (r *rules) checkAgent(a *Agent) {
+	r.checkHost(a.Node.Instance, a.Node.Interface, a.Node.Locator, a.Node.Addresses)
+	r.checkBalancers(a.Node.Balancers, a.Services)
+	r.checkSignalKey(a.Node.SignalKey)
+	r.checkListen(a.Metrics.Listen)
+	r.checkServices(a.Services)
+	r.checkLocatorNeeded(a.Services, a.Node.Locator)
+	for i, s := range a.Services {
+		if s.Encapsulation.IsTunnel() && len(a.Node.Addresses) == 0 {
+			r.failf("node.addresses", "required by %s, whose encapsulation is %s", field.Item("services", i), s.Encapsulation)
+			break
+		}
+	}
+	wrapped := slices.IndexFunc(a.Services, func(s AgentService) bool { return s.Encapsulation.IsSRv6() })
+	if !a.Node.IsInternal() && wrapped >= 0 {
+		r.failf("node.internal", "must be true for %s, whose encapsulation is %s: the balancers' packets arrive on node.interface",
+			field.Item("services", wrapped), a.Services[wrapped].Encapsulation)
+	}
+	vips := newVIPs(a.Services)
+	for i, address := range a.Node.Addresses {
+		vips.checkNot(r, field.Item("node.addresses", i), address)
+	}
+	for i, s := range a.Services {
+		if a.Node.Locator.Contains(s.VIP) {
+			r.failf(field.Child(field.Item("services", i), "vip"), "is in the locator of the agent")
+		}
+	}
+	for i, s := range a.Services {
+		r.checkHunting(field.Item("services", i), s)
+	}
+}
+
+// MostBalancers is how many prefixes of balancers an agent may name.
+const MostBalancers = 1024
+
+func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService) {
+	if !slices.ContainsFunc(services, AgentService.Hunts) {
+		r.refuse("node.balancers", len(prefixes) > 0, "only for TCP services in srv6-insert or srv6-encap: other services do not hunt")
+	}
+	if len(prefixes) > MostBalancers {
+		r.failf("node.balancers", "must have at most %d prefixes", MostBalancers)
+	}
+	seen := make(map[netip.Prefix]string)
+	for i, prefix := range prefixes {
+		path := field.Item("node.balancers", i)
+		switch address := prefix.Addr(); {
+		case !prefix.IsValid():
+			continue
+		case address.Is4() || prefix.Bits() > 64:
+			r.failf(path, "must be an IPv6 prefix of at most 64 bits")
+		case prefix != prefix.Masked():
+			r.failf(path, "has bits set after the first %d; write it as %s", prefix.Bits(), prefix.Masked())
+		case address.IsUnspecified() || address.IsMulticast() || address.IsLinkLocalUnicast():
+			r.failf(path, "must be a unicast prefix that other hosts can reach")
+		}
+		checkUnique(r, seen, prefix, path)
+	}
+}
+
+// checkHunting checks the fields about offered connections.
+func (r *rules) checkHunting(path string, s AgentService) {
+	if !s.Hunts() {
+		const other = "only for TCP in srv6-insert or srv6-encap: other services do not hunt"
+		r.refuse(field.Child(path, "accept"), s.Accept != Accept{}, other)
+		r.refuse(field.Child(path, "load"), s.Load != Source{}, other)
+		r.refuse(field.Child(path, "not-local"), s.NotLocal != "", other)
+		return
+	}
+	r.checkAccept(field.Child(path, "accept"), s.Accept)
+	r.checkLoad(field.Child(path, "load"), s.Load)
+	checkKnown(r, field.Child(path, "not-local"), s.NotLocal, NotLocalDrop, NotLocalReset)
+}
+
+// refuse reports a field that is present although it has no meaning.
+func (r *rules) refuse(path string, present bool, format string, args ...any) {
+	if present {
+		r.failf(path, format, args...)
+	}
+}
+
+func (r *rules) checkAccept(path string, a Accept) {
+	checkKnown(r, field.Child(path, "policy"), a.Policy, AcceptAlways, AcceptNever, AcceptStatic, AcceptDynamic)
+	if at := field.Child(path, "threshold"); a.Policy != AcceptStatic {
+		r.refuse(at, a.Threshold != nil, "only for policy static")
+	} else if a.Threshold == nil {
+		r.failf(at, "required by policy static")
+	}
+	if a.Policy != AcceptDynamic {
+		const other = "only for policy dynamic"
+		r.refuse(field.Child(path, "window"), a.Window != 0, other)
+		r.refuse(field.Child(path, "epsilon"), a.Epsilon != nil, other)
+		r.refuse(field.Child(path, "initial"), a.Initial != nil, other)
+		return
+	}
+	if a.Epsilon != nil && (*a.Epsilon < 0 || *a.Epsilon >= 0.5) {
+		r.failf(field.Child(path, "epsilon"), "must be at least 0 and less than 0.5")
+	}
+}
+
+func (r *rules) checkLoad(path string, l Source) {
+	checkKnown(r, field.Child(path, "source"), l.Kind,
+		LoadConnections, LoadAcceptQueue, LoadApache, LoadCgroup, LoadSharedMemory)
+	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
+		r.refuse(field.Child(path, "workers"), l.Workers != 0, "only for connections and apache-scoreboard: %s reports its own capacity", l.Kind)
+	}
+	switch l.Kind {
+	case LoadApache, LoadCgroup, LoadSharedMemory:
+		if l.Path == "" {
+			r.failf(field.Child(path, "path"), "required by source %s", l.Kind)
+		} else if !filepath.IsAbs(l.Path) {
+			r.failf(field.Child(path, "path"), "must be absolute")
+		}
+	default:
+		r.refuse(field.Child(path, "path"), l.Path != "", "not used by source %s", l.Kind)
+	}
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// MaxServices is the most services that a balancer has: MAX_SERVICES of bpf/balancer/services.h.
+const MaxServices = 16384
+
+// MaxGenerations is the most sets of servers that a candidate table holds: MAX_GENERATIONS of
+// bpf/balancer/types.h.
+const MaxGenerations = 4
+
+// Validate returns an error for every rule that the balancer breaks. All defaults must be set.
+func (b *Balancer) Validate() field.Errors {
+	var r rules
+	r.checkRanges("", reflect.ValueOf(*b))
+	r.checkBalancer(b)
+	return r.errs
+}
+
+func (r *rules) checkBalancer(b *Balancer) {
+	r.checkHost(b.Node.Instance, b.Node.Interface, b.Node.Locator, b.Node.Addresses)
+	r.checkTunnelSources(b.Node.Addresses)
+	r.checkSignalKey(b.Node.SignalKey)
+	if b.Node.State != "" && !filepath.IsAbs(b.Node.State) {
+		r.failf("node.state", "must be absolute")
+	}
+	r.checkListen(b.Metrics.Listen)
+
+	if n := len(b.Services); n > MaxServices {
+		r.failf("services", "must have at most %d items, has %d", MaxServices, n)
+	}
+
+	common := make([]AgentService, len(b.Services))
+	for i, s := range b.Services {
+		common[i] = AgentService{Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation}
+	}
+	r.checkServices(common)
+	r.checkLocatorNeeded(common, b.Node.Locator)
+	total := 0
+	for i := range b.Services {
+		r.checkService(field.Item("services", i), &b.Services[i])
+		r.checkProbe(field.Child(field.Item("services", i), "probe"), &b.Services[i], &b.Node)
+		r.checkServers(field.Item("services", i), &b.Services[i], b.Node.Locator)
+		total += len(b.Services[i].Servers)
+	}
+	if limit := b.Node.Limits.Servers; total > int(limit) {
+		r.failf("node.limits.servers", "all services together have %d servers, and the limit is %d", total, limit)
+	}
+	r.checkTunnelsNeeded(b)
+	r.checkInside(b)
+	r.checkVIPs(b, newVIPs(common))
+}
+
+// checkInside checks node.internal and node.inside.
+func (r *rules) checkInside(b *Balancer) {
+	hunting := slices.IndexFunc(b.Services, func(s Service) bool { return s.Placement == PlacementHunt })
+	switch {
+	case b.Node.Inside == "":
+		if !b.Node.IsInternal() && hunting >= 0 {
+			r.failf("node.internal", "must be true for %s, whose placement is %s: its signals arrive on node.interface, "+
+				"unless node.inside is set", field.Item("services", hunting), PlacementHunt)
+		}
+		return
+	case b.Node.Inside == b.Node.Interface:
+		r.failf("node.inside", "must differ from node.interface")
+	default:
+		r.checkInterface("node.inside", b.Node.Inside)
+	}
+	if b.Node.IsInternal() {
+		r.failf("node.internal", "must be false or absent if node.inside is set: the domain is then reached by node.inside")
+	}
+}
+
+// checkTunnelSources allows one source address of each family.
+func (r *rules) checkTunnelSources(addresses []netip.Addr) {
+	first := make(map[string]string)
+	for i, address := range addresses {
+		at := field.Item("node.addresses", i)
+		if other, ok := first[family(address)]; ok {
+			r.failf(at, "is a second %s address; the first is %s", family(address), other)
+		} else if address.IsValid() {
+			first[family(address)] = at
+		}
+	}
+}
+
+// checkService checks the fields of a service that only balancers have, except its servers.
+func (r *rules) checkService(path string, s *Service) {
+	checkKnown(r, field.Child(path, "placement"), s.Placement, PlacementHash, PlacementHunt)
+	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable)
+	at := field.Child(path, "candidates")
+	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
+	checkRange(r, field.Child(path, "generations"), s.Generations, 1, MaxGenerations)
+	r.checkHunt(path, s)
+	at = field.Child(path, "buckets")
+	if err := tables.ValidBuckets(s.Buckets); err != nil {
+		r.failf(at, "%v", err)
+	} else if s.Buckets <= len(s.Servers) {
+		r.failf(at, "%d must exceed the number of servers, %d", s.Buckets, len(s.Servers))
+	}
+	at = field.Child(path, "timeouts")
+	checkRange(r, field.Child(at, "new"), s.Timeouts.New, 5*time.Second, 4*time.Hour)
+	checkRange(r, field.Child(at, "established"), s.Timeouts.Established, 5*time.Second, 4*time.Hour)
+	checkRange(r, field.Child(at, "closing"), s.Timeouts.Closing, 5*time.Second, 4*time.Hour)
+	if s.Health != nil {
+		r.checkHealth(field.Child(path, "health"), s)
+	}
+}
+
+// checkHunt checks the requirements and the own fields of placement hunt.
+func (r *rules) checkHunt(path string, s *Service) {
+	at := field.Child(path, "selection")
+	if s.Placement != PlacementHunt {
+		if s.Placement == PlacementHash && s.Selection != "" {
+			r.failf(at, "not used by placement %s", s.Placement)
+		}
+		return
+	}
+	checkKnown(r, at, s.Selection, SelectConsistent, SelectRandom)
+	if at := field.Child(path, "protocol"); s.Protocol == UDP {
+		r.failf(at, "must be %s for placement %s: without a handshake, the balancer cannot learn which server accepts a flow",
+			TCP, s.Placement)
+	}
+	if at := field.Child(path, "encapsulation"); s.Encapsulation.IsTunnel() {
+		r.failf(at, "must be %s or %s for placement %s: %s has no segment list",
+			SRv6Insert, SRv6Encap, s.Placement, s.Encapsulation)
+	}
+}
+
+// checkProbe checks the requirements of probes.
+func (r *rules) checkProbe(path string, s *Service, node *BalancerNode) {
+	switch {
+	case !s.Probes():
+	case s.Encapsulation.IsTunnel():
+		r.failf(path, "must be false for encapsulation %s: probes need a locator", s.Encapsulation)
+	case !node.TakesSignals():
+		r.failf(path, "must be false if node.internal is false and node.inside is not set: "+
+			"no interface takes the answers of agents")
+	}
+}
+
+func (r *rules) checkHealth(path string, s *Service) {
+	h := s.Health
+	if (h.HTTP == nil) == (h.TCP == nil) {
+		r.failf(path, "must have exactly one of http and tcp; tcp: {} uses the defaults")
+	}
+	all := s.Port == AllPorts
+	if h.HTTP != nil {
+		at := field.Child(path, "http")
+		if _, err := url.ParseRequestURI(h.HTTP.Path); err != nil || h.HTTP.Path[0] != '/' {
+			r.failf(field.Child(at, "path"), "must be a URL path that begins with /")
+		}
+		r.checkHealthPort(field.Child(at, "port"), h.HTTP.Port, all)
+	}
+	if h.TCP != nil {
+		r.checkHealthPort(field.Child(field.Child(path, "tcp"), "port"), h.TCP.Port, all)
+	}
+	if h.Interval < 100*time.Millisecond {
+		r.failf(field.Child(path, "interval"), "must be at least 100ms")
+	} else {
+		checkRange(r, field.Child(path, "timeout"), h.Timeout, time.Millisecond, h.Interval)
+	}
+}
+
+func (r *rules) checkHealthPort(path string, port uint16, all bool) {
+	if port == 0 && all {
+		r.failf(path, "required, because the service's port is all")
+	}
+}
+
+// checkServers checks the servers of a service, apart from conflicts with other services.
+func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
+	names := make(map[string]string)
+	locators := make(map[netip.Prefix]string)
+	addresses := make(map[netip.Addr]string)
+	for i, server := range s.Servers {
+		at := field.Item(field.Child(path, "servers"), i)
+		r.checkName(field.Child(at, "name"), server.Name)
+		checkUnique(r, names, server.Name, field.Child(at, "name"))
+
+		r.checkPresence(field.Child(at, "locator"), server.Locator.IsValid(), s.Encapsulation.IsSRv6(), s.Encapsulation)
+		r.checkLocator(field.Child(at, "locator"), server.Locator)
+		checkUnique(r, locators, server.Locator, field.Child(at, "locator"))
+		if server.Locator.IsValid() && server.Locator == own {
+			r.failf(field.Child(at, "locator"), "is the balancer's own")
+		}
+
+		r.checkPresence(field.Child(at, "address"), server.Address.IsValid(), s.Encapsulation.IsTunnel(), s.Encapsulation)
+		r.checkAddress(field.Child(at, "address"), server.Address)
+		checkUnique(r, addresses, server.Address, field.Child(at, "address"))
+
+		if server.hasOwnHost() {
+			r.checkCheckedHost(field.Child(at, "host"), server.Host)
+		} else if s.Health != nil && s.Encapsulation.IsSRv6() {
+			r.failf(field.Child(at, "host"), "required by the health checks of a service whose encapsulation is %s", s.Encapsulation)
+		}
+	}
+}
+
+// checkPresence checks that a field is present if and only if an encapsulation needs it.
+func (r *rules) checkPresence(path string, present, needed bool, e Encapsulation) {
+	switch {
+	case !e.IsSRv6() && !e.IsTunnel():
+	case needed && !present:
+		r.failf(path, "required by encapsulation %s", e)
+	case !needed && present:
+		r.failf(path, "not used by encapsulation %s", e)
+	}
+}
+
+// checkCheckedHost checks an address that only this host must reach.
+func (r *rules) checkCheckedHost(path string, host netip.Addr) {
+	switch {
+	case host.Is4In6():
+		r.failf(path, "is IPv4-mapped; write it as %s", host.Unmap())
+	case host.IsUnspecified() || host.IsMulticast():
+		r.failf(path, "is %s; must be a unicast address", kind(host))
+	}
+}
+
+// checkTunnelsNeeded reports a missing source address once for each family, naming the first
+// server that needs it.
+func (r *rules) checkTunnelsNeeded(b *Balancer) {
+	have := make(map[string]bool)
+	for _, address := range b.Node.Addresses {
+		have[family(address)] = true
+	}
+	for i, s := range b.Services {
+		for j, server := range s.Servers {
+			if !s.Encapsulation.IsTunnel() || !server.Address.IsValid() || have[family(server.Address)] {
+				continue
+			}
+			have[family(server.Address)] = true
+			r.failf("node.addresses", "needs an %s address, because %s.address is one", family(server.Address),
+				field.Item(field.Child(field.Item("services", i), "servers"), j))
+		}
+	}
+}
+
+// checkVIPs reports VIPs that are also in locators, or addresses of nodes.
+func (r *rules) checkVIPs(b *Balancer, all vips) {
+	locators := locatorsOf(b)
+	own := make(map[netip.Addr]bool)
+	for i, address := range b.Node.Addresses {
+		own[address] = true
+		all.checkNot(r, field.Item("node.addresses", i), address)
+	}
+	for i, s := range b.Services {
+		path := field.Item("services", i)
+		if prefix, err := s.VIP.Prefix(64); err == nil && locators[prefix] != "" {
+			r.failf(field.Child(path, "vip"), "is in the locator of %s", locators[prefix])
+		}
+		for j, server := range s.Servers {
+			at := field.Item(field.Child(path, "servers"), j)
+			all.checkNot(r, field.Child(at, "address"), server.Address)
+			if server.hasOwnHost() {
+				all.checkNot(r, field.Child(at, "host"), server.Host)
+			}
+			if own[server.Address] {
+				r.failf(field.Child(at, "address"), "is the balancer's own")
+			}
+		}
+	}
+}
+
+// locatorsOf returns the owner of each locator.
+func locatorsOf(b *Balancer) map[netip.Prefix]string {
+	locators := make(map[netip.Prefix]string)
+	for i, s := range b.Services {
+		for j, server := range s.Servers {
+			if _, ok := locators[server.Locator]; !ok {
+				locators[server.Locator] = field.Item(field.Child(field.Item("services", i), "servers"), j)
+			}
+		}
+	}
+	locators[b.Node.Locator] = "the balancer"
+	delete(locators, netip.Prefix{})
+	return locators
+}

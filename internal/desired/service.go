@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// Placement decides which server gets a new connection.
+type Placement string
+
+// Selection decides which servers placement hunt offers a new connection to.
+type Selection string
+
+// Persistence decides how later packets find that server.
+type Persistence string
+
+// Encapsulation is how packets travel from the balancer to the server.
+type Encapsulation string
+
+// The values that a service may name.
+const (
+	PlacementHash Placement = "hash" // the first candidate of the flow's bucket
+	PlacementHunt Placement = "hunt" // the candidates decide in turn
+
+	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
+	SelectRandom     Selection = "random"     // the candidates of a random bucket
+
+	PersistenceTable Persistence = "table"
+
+	SRv6Insert Encapsulation = "srv6-insert"
+	SRv6Encap  Encapsulation = "srv6-encap"
+	GRE        Encapsulation = "gre"
+	IPIP       Encapsulation = "ipip"
+)
+
+// Protocol is a transport protocol.
+type Protocol string
+
+// The protocols that services balance.
+const (
+	TCP Protocol = "tcp"
+	UDP Protocol = "udp"
+)
+
+// Port is a transport port, 1 to 65535, or AllPorts. Zero is not valid: it stands for a missing
+// port.
+type Port uint32
+
+// AllPorts is the Port of a service for all ports of its VIP without a service of their own. It is
+// "all" in text. Number turns it into 0, which is its number in the data path.
+const AllPorts Port = 1 << 16
+
+// PortOf is the reverse of Number.
+func PortOf(number uint16) Port {
+	if number == 0 {
+		return AllPorts
+	}
+	return Port(number)
+}
+
+// Number returns the number of the port, or 0 for AllPorts.
+func (p Port) Number() uint16 { return uint16(p) }
+
+// String returns the port as text.
+func (p Port) String() string {
+	if p == AllPorts {
+		return "all"
+	}
+	return strconv.FormatUint(uint64(p), 10)
+}
+
+// MarshalYAML lets the yaml package write what this one reads.
+func (p Port) MarshalYAML() (any, error) {
+	if p == AllPorts {
+		return "all", nil
+	}
+	return p.Number(), nil
+}
+
+// Service is a VIP, port and protocol with the servers behind it.
+type Service struct {
+	Name          string        `yaml:"name"`
+	VIP           netip.Addr    `yaml:"vip"`
+	Port          Port          `yaml:"port"`
+	Protocol      Protocol      `yaml:"protocol"`
+	Placement     Placement     `yaml:"placement"`     // default hash
+	Persistence   Persistence   `yaml:"persistence"`   // default table
+	Encapsulation Encapsulation `yaml:"encapsulation"` // default srv6-encap
+	// Selection is for placement hunt only, where the default is consistent.
+	Selection Selection `yaml:"selection,omitempty"`
+	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
+	// servers. Default 2 for placement hunt, 3 for placement hash.
+	Candidates int `yaml:"candidates"`
+	// Generations is how many sets of servers the candidate table holds, 1 to 4: the present one
+	// and those before. Default 3.
+	Generations int `yaml:"generations"`
+	// Buckets is the size of the consistent-hash table: a prime or a power of
+	// two, more than the servers. Default 65537.
+	Buckets  int      `yaml:"buckets"`
+	Timeouts Timeouts `yaml:"timeouts"`
+	// Health excludes servers that fail their checks from placement; nil: no checks.
+	Health *Health `yaml:"health"`
+	// Probe tells whether the balancer probes the servers' agents. Default true if servers have
+	// locators and the balancer takes packets from them (TakesSignals); otherwise it must not be
+	// true.
+	Probe   *bool    `yaml:"probe"`
+	Servers []Server `yaml:"servers"`
+}
+
+// Takes tells whether the server gets new flows as far as its configuration says: it has a weight
+// and is not drained.
+func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
+
+// Probes tells whether the servers' agents are probed. Without a value they are not.
+func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }
+
+// Timeouts are the times for which the flow table keeps a flow after its last packet, from 5 s to
+// four hours. The granularity is 4 to 7 s.
+type Timeouts struct {
+	New         time.Duration `yaml:"new"`         // seen once; default 60s, 30s for UDP
+	Established time.Duration `yaml:"established"` // default 1h, 2m for UDP
+	Closing     time.Duration `yaml:"closing"`     // after FIN or RST; default 60s, 10s for placement hunt
+}
+
+// Health is an active check of every server of a service. Exactly one of HTTP
+// and TCP is set.
+type Health struct {
+	HTTP     *HTTPCheck    `yaml:"http,omitempty"`
+	TCP      *TCPCheck     `yaml:"tcp,omitempty"`
+	Interval time.Duration `yaml:"interval,omitempty"` // at least 100ms; default 1s
+	Timeout  time.Duration `yaml:"timeout,omitempty"`  // 1ms to the interval; default the interval
+	// Fall failures in a row exclude a server, and Rise successes in a row end that: 1 to 1000
+	// each.
+	Rise int `yaml:"rise,omitempty" range:"1 to 1000"` // default 2
+	Fall int `yaml:"fall,omitempty" range:"1 to 1000"` // default 3
+}
+
+// HTTPCheck succeeds if the answer has a status from 200 to 399.
+type HTTPCheck struct {
+	Path string `yaml:"path,omitempty"` // default "/"
+	// Port is the service's port by default, and required if that is all.
+	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
+}
+
+// TCPCheck succeeds when a connection opens.
+type TCPCheck struct {
+	// Port is the service's port by default, and required if that is all.
+	Port uint16 `yaml:"port,omitempty" range:"1 to 65535"`
+}
+
+// Server is a host that runs the application of a service.
+type Server struct {
+	Name string `yaml:"name"`
+	// Locator is the server's /64; its SIDs are in it. SRv6 encapsulations only.
+	Locator netip.Prefix `yaml:"locator"`
+	// Address is the tunnel's far end. gre and ipip only.
+	Address netip.Addr `yaml:"address"`
+	// Host is the address to which health checks connect. The default is Address. A
+	// server of an SRv6 encapsulation has no Address, so Host is required there if
+	// the service has health checks.
+	Host netip.Addr `yaml:"host"`
+	// Weight is the server's share of new flows relative to the others', 0 to
+	// 1000. Default 1. A server of weight 0 is drained, and is not in the candidate table.
+	Weight *uint32 `yaml:"weight" range:"0 to 1000"`
+	// Drained tells whether the server keeps its flows and gets no new ones. It stays in the
+	// candidate table, so to drain it does not begin a new generation.
+	Drained bool `yaml:"drained,omitempty"`
+}
+
+// hasOwnHost tells whether the health checks connect to another address than Address.
+func (s *Server) hasOwnHost() bool { return s.Host.IsValid() && s.Host != s.Address }
