@@ -26,7 +26,6 @@ import (
 	"github.com/segue-lb/segue/internal/health"
 	"github.com/segue-lb/segue/internal/nexthop"
 	"github.com/segue-lb/segue/internal/probe"
-	"github.com/segue-lb/segue/internal/srv6"
 )
 
 const (
@@ -115,51 +114,6 @@ func newBalancer(cfg *desired.Balancer, clock *dataplane.FlowClock, log *slog.Lo
 	return b, nil
 }
 
-// read reads the tables that an earlier process has left. It returns an error if they have no room
-// for the services and servers that the configuration adds.
-func (b *Balancer) read() (err error) {
-	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
-		return err
-	}
-	b.generations = b.loadGenerations().Next(b.cfg.Services)
-	if b.slots, err = dataplane.LoadSlots(b.plane); err != nil {
-		return err
-	}
-	if b.services, err = loadServices(b.plane, b.slots, b.applyHop); err != nil {
-		return err
-	}
-	added := 0
-	for _, service := range b.cfg.Services {
-		if b.services.byName[service.Name] == nil {
-			added++
-		}
-	}
-	return errors.Join(b.services.checkRoom(added), b.slots.CheckRoom(keysOf(b.cfg)))
-}
-
-// fill applies the configuration to the tables that an earlier process has left.
-func (b *Balancer) fill(t *datapath.Takeover) error {
-	if err := b.plane.BackUp(t); err != nil {
-		return err
-	}
-	if err := b.plane.WriteIdentity(); err != nil {
-		return err
-	}
-	if err := b.slots.Reclaim(keysOf(b.cfg)); err != nil {
-		return err
-	}
-	return b.apply(b.cfg, b.keys, b.generations)
-}
-
-// apply makes the data path follow a configuration, the signal keys and the generations of the
-// services.
-func (b *Balancer) apply(cfg *desired.Balancer, keys config.SignalKeys, generations generation.Generations) error {
-	if err := b.services.apply(cfg, generations); err != nil {
-		return err
-	}
-	return b.plane.SetSignalKeys(keys)
-}
-
 // Close closes the data path. A data path that was attached keeps working. A data path that was
 // never attached is removed.
 func (b *Balancer) Close() error {
@@ -185,8 +139,9 @@ func (b *Balancer) Ready() <-chan struct{} {
 	return b.ready
 }
 
-// Reload applies another configuration to a running balancer. It waits until Run has applied it. If
-// Reload returns an error, the configuration before stays in force.
+// Reload makes a running balancer follow another desired state, which the caller must not change
+// afterwards. Reload waits until Run has applied the state. If it returns an error, the state before
+// stays in force.
 func (b *Balancer) Reload(ctx context.Context, cfg *desired.Balancer) error {
 	result := make(chan error, 1)
 	select {
@@ -292,86 +247,12 @@ func (a *alarm) within(d time.Duration) {
 	}
 }
 
-// start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
-// first update.
-func (b *Balancer) start(ctx context.Context) error {
-	b.resolver.SetTargets(ctx, b.targets())
-	// It starts at the resolver's first update. Before that update, no next hop can be known.
-	var patience <-chan time.Time
-	for !b.attached {
-		var err error
-		select {
-		case <-ctx.Done():
-			return nil
-		case update := <-b.resolver.Updates():
-			err = b.follow(update)
-			if patience == nil {
-				patience = time.After(resolveTimeout)
-			}
-		case <-patience:
-			err = b.attach()
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// attach applies the configuration and attaches the programs. If attach fails, the data path of an
-// earlier process continues unchanged.
-func (b *Balancer) attach() error {
-	for i, name := range b.cfg.Node.Interfaces() {
-		if b.own[i].Index == 0 {
-			return fmt.Errorf("%s %q: there is no such interface", b.plane.Sides[i].Setting, name)
-		}
-	}
-	if err := b.setHost(); err != nil {
-		return err
-	}
-	if err := b.plane.CheckInterfaces(b.own); err != nil {
-		return err
-	}
-	attached, err := b.takeOver()
-	if err != nil {
-		return err
-	}
-	b.attached, b.mode = true, datapath.Generic
-	for i, a := range attached {
-		a.WarnIfGeneric(b.log, b.own[i].Name)
-		b.log.Info("steering", "interface", b.own[i].Name, "mode", a.Mode,
-			"services", len(b.services.byName), "servers", len(b.services.members()))
-		if a.Mode == datapath.Native {
-			b.mode = a.Mode
-		}
-	}
-	inside := len(attached) - 1
-	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
-	b.applyHops()
-	b.logChanges()
-	close(b.ready)
-	return nil
-}
-
 // logChanges logs which servers have become unfit for new flows, or fit again. It logs nothing
 // before the data path is attached, because until then the state of the servers is unknown.
 func (b *Balancer) logChanges() {
 	if b.attached {
 		b.services.logChanges(b.log)
 	}
-}
-
-// takeOver applies the configuration and attaches the programs. On an error it restores the tables
-// and the programs.
-func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
-	err = datapath.TakeOver(b.log, func(t *datapath.Takeover) error {
-		if err := b.fill(t); err != nil {
-			return err
-		}
-		attached, err = b.plane.Attach(t, b.own)
-		return err
-	})
-	return attached, err
 }
 
 // follow applies an update of the resolver. It returns an error if the data path cannot be
@@ -432,8 +313,8 @@ func (b *Balancer) reload(ctx context.Context, cfg *desired.Balancer) error {
 		return err
 	}
 	generations := b.generations.Next(cfg.Services)
-	if err := b.apply(cfg, keys, generations); err != nil {
-		if undo := b.apply(b.cfg, b.keys, b.generations); undo != nil {
+	if err := b.reconcile(cfg, keys, generations); err != nil {
+		if undo := b.reconcile(b.cfg, b.keys, b.generations); undo != nil {
 			b.log.Error("restore the configuration before", "error", undo)
 			return err
 		}
@@ -463,128 +344,6 @@ func (b *Balancer) admit() {
 		}
 		delete(b.stale, name)
 	}
-}
-
-// target returns the address whose route the packets to a server take.
-func target(server *desired.Server) netip.Addr {
-	if server.Locator.IsValid() {
-		return srv6.SID{Locator: server.Locator, Function: srv6.Deliver}.Addr()
-	}
-	return server.Address
-}
-
-// servers iterates over the servers of the configuration, each with its service.
-func (b *Balancer) servers() iter.Seq2[*desired.Service, *desired.Server] {
-	return func(yield func(*desired.Service, *desired.Server) bool) {
-		for i := range b.cfg.Services {
-			svc := &b.cfg.Services[i]
-			for j := range svc.Servers {
-				if !yield(svc, &svc.Servers[j]) {
-					return
-				}
-			}
-		}
-	}
-}
-
-func (b *Balancer) targets() []netip.Addr {
-	seen := map[netip.Addr]bool{}
-	var targets []netip.Addr
-	for _, server := range b.servers() {
-		if t := target(server); !seen[t] {
-			seen[t] = true
-			targets = append(targets, t)
-		}
-	}
-	return targets
-}
-
-// applyHops writes the next hops into the server table. A server without a next hop gets no new
-// flows, and its packets are dropped and counted. A server whose next hop does not answer keeps its
-// flows and gets no new ones. Until this process has attached the data path, a server for which the
-// resolver has no next hop keeps the next hop that the earlier process has written.
-func (b *Balancer) applyHops() {
-	for name, svc := range b.services.byName {
-		for _, m := range svc.members {
-			causes, routed := b.services.causes(m), m.routed
-			b.applyHop(m)
-			if b.services.causes(m) != causes || m.routed != routed {
-				b.stale[name] = true
-			}
-		}
-	}
-	b.admit()
-}
-
-func (b *Balancer) applyHop(m *member) {
-	to := target(&m.Server)
-	hop, ok := b.hops[to]
-	m.setReason(dataplane.Unresolved, true, b.problems[to])
-	if !ok {
-		if b.attached {
-			b.plane.Servers.ClearNextHop(m.slot)
-			m.set(dataplane.Unreachable, false) // it is unresolved instead
-		}
-		return
-	}
-	b.checkEgress(hop.Link)
-	port, err := b.plane.Ports.Number(hop.Link)
-	if err != nil {
-		b.log.Error("next hop", "server", m.Name, "error", err)
-		return
-	}
-	m.set(dataplane.Unreachable, hop.Silent)
-	m.routed = m.routed || !hop.Default
-	b.plane.Servers.SetNextHop(m.slot, hop.MAC, port)
-}
-
-// checkEgress warns once of each interface that drops all packets that XDP redirects to it. In
-// generic mode the kernel can send through any interface.
-func (b *Balancer) checkEgress(link nexthop.Link) {
-	if b.mode != datapath.Native || dataplane.CanTransmit(link) || b.warned[link.Name] {
-		return
-	}
-	b.warned[link.Name] = true
-	b.log.Warn("servers are reached by an interface that cannot send what XDP forwards: their packets "+
-		"are lost, and counted as forwarded; route to them by a physical interface",
-		"interface", link.Name, "type", link.Type)
-}
-
-// nextHops returns the next hops in the server table, by target. A server that had a route of its
-// own and has no next hop now is in the map as well, with a Hop that has neither MAC address nor
-// interface.
-func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
-	hops := map[netip.Addr]nexthop.Hop{}
-	for svc, server := range b.servers() {
-		key := keyOfServer(svc, server, &b.cfg.Node)
-		slot, ok := b.slots.Of(key)
-		if !ok {
-			continue
-		}
-		noted, routed := b.slots.Noted(key)
-		mac, port, known := b.plane.Servers.NextHop(slot)
-		if !known && !routed {
-			continue
-		}
-		hop, seen := hops[target(server)] // known if another service has the target
-		hop.Default = !routed && (hop.Default || !seen)
-		if known {
-			hop.MAC, hop.Silent = mac, noted.Has(dataplane.Unreachable)
-			hop.Link.Index = b.plane.Ports.Ifindex(port)
-		}
-		hops[target(server)] = hop
-	}
-	return hops
-}
-
-// resolved tells whether all servers have a next hop.
-func (b *Balancer) resolved() bool {
-	for _, server := range b.servers() {
-		if _, ok := b.hops[target(server)]; !ok {
-			return false
-		}
-	}
-	return true
 }
 
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.

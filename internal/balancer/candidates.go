@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// buildRows builds the candidate table of the sets, the present one first. The argument slots
+// contains the slots of the configured servers, by name. Candidates that are no longer configured
+// have no slot, and dataplane.NoServer stands for them. buildRows returns an error if a set is not
+// valid.
+func buildRows(sets []generation.Set, slots map[string]uint16) (*dataplane.Rows, error) {
+	built := make([]*tables.Table, len(sets))
+	candidates := 0
+	for i, set := range sets {
+		var err error
+		if built[i], err = set.Table(); err != nil {
+			return nil, err
+		}
+		candidates = max(candidates, built[i].Candidates)
+	}
+	rows := dataplane.NewRows(sets[0].Buckets, len(sets), candidates)
+	for i, table := range built {
+		slotOf := make([]uint16, len(table.Servers))
+		for j, server := range table.Servers {
+			slot, ok := slots[server.Name]
+			if !ok {
+				slot = dataplane.NoServer
+			}
+			slotOf[j] = slot
+		}
+		if table.Candidates == 0 {
+			continue
+		}
+		for bucket := range table.Buckets {
+			to := rows.Candidates(bucket, i)
+			for place, server := range table.Row(bucket) {
+				to[place] = slotOf[server]
+			}
+		}
+	}
+	return rows, nil
+}
+
+// placing is the complete input of a service's candidate table.
+type placing struct {
+	sets  []generation.Set
+	slots map[string]uint16 // of the servers by name
+}
+
+// placingOf returns the input for a service of a generation. The former sets are of use only if
+// packets can be passed on from server to server, and if their buckets are the present ones.
+func placingOf(svc *service, g generation.Generation) placing {
+	p := placing{sets: g.Sets, slots: map[string]uint16{}}
+	if !svc.passesOn() {
+		p.sets = p.sets[:1]
+	}
+	p.sets = slices.DeleteFunc(slices.Clone(p.sets), func(s generation.Set) bool {
+		return s.Buckets != svc.Buckets
+	})
+	for _, m := range svc.members {
+		p.slots[m.Name] = uint16(m.slot)
+	}
+	return p
+}
+
+// passesOn tells whether the service's servers have agents that pass packets on to each other. Agents
+// do so with TCP only.
+func (svc *service) passesOn() bool {
+	return svc.Protocol == desired.TCP && (svc.Placement == desired.PlacementHunt || svc.Probes())
+}
+
+// place makes a service's entry follow a generation of its servers. It builds the candidate table
+// and installs it, unless the input has not changed.
+func (s *services) place(svc *service, g generation.Generation) error {
+	rule := dataplane.RuleOf(&svc.Service)
+	p := placingOf(svc, g)
+	if reflect.DeepEqual(p, svc.placed) {
+		rule.Buckets, rule.Row, rule.Flags = svc.rule.Buckets, svc.rule.Row, svc.rule.Table()
+	} else {
+		table, err := buildRows(p.sets, p.slots)
+		if err != nil {
+			return err
+		}
+		rule.Buckets, rule.Row = table.Buckets, table.Row()
+		if rule.Flags, err = s.install(svc, rule, table.Slots); err != nil {
+			return err
+		}
+	}
+	label := dataplane.ServiceLabel{Name: svc.Name, Generation: g.Number, Digest: generation.Digest(p.sets)}
+	if err := s.plane.LabelService(svc.id, label); err != nil {
+		return err
+	}
+	s.setCapabilities(svc, &rule)
+	svc.rule, svc.placed = rule, p
+	s.admit(svc)
+	return nil
+}
+
+// install makes one of the service's two candidate tables contain the rows. It returns the flag of
+// the rule that says which table to use. If the table in use contains the rows already, it stays in
+// use, also after a restart.
+func (s *services) install(svc *service, rule dataplane.ServiceRule, rows []uint16) (table uint8, err error) {
+	table = svc.rule.Table()
+	fits := rule.Buckets == svc.rule.Buckets && rule.Row == svc.rule.Row
+	if fits && s.plane.Holds(2*svc.id+uint32(table), rows) {
+		return table, nil
+	}
+	table = 1 - table
+	svc.hasSpare = true
+	return table, s.plane.Install(2*svc.id+uint32(table), rows)
+}
+
+// removeSpares removes the candidate tables that are no longer in force.
+func (s *services) removeSpares() error {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(s.byName)), func(svc *service) bool { return svc.hasSpare }) {
+		return nil
+	}
+	if err := s.plane.Settle(); err != nil {
+		return err
+	}
+	inForce := map[uint32]bool{}
+	for _, entry := range s.plane.Services.All() {
+		if entry.IsService() {
+			inForce[entry.Table()] = true
+		}
+	}
+	for name, svc := range s.byName {
+		for number := 2 * svc.id; svc.hasSpare && number <= 2*svc.id+1; number++ {
+			if inForce[number] {
+				continue
+			}
+			if err := s.plane.Uninstall(number); err != nil {
+				return fmt.Errorf("service %s: %w", name, err)
+			}
+		}
+		svc.hasSpare = false
+	}
+	return nil
+}
+
+// setCapabilities sets the flags that tell placement and persistence about servers and each other:
+// whether servers pass packets on, and whether they send signals and so can be asked about flows.
+// After a service has stopped hunting, its flows can be half-open for up to the timeout of new
+// flows.
+func (s *services) setCapabilities(svc *service, rule *dataplane.ServiceRule) {
+	if svc.passesOn() {
+		rule.Flags |= dataplane.RuleServersPassOn
+	}
+	switch {
+	case svc.Placement == desired.PlacementHunt:
+		rule.Flags |= dataplane.RuleServersAnswer | dataplane.RuleHalfOpen | dataplane.RuleAskIdle
+		svc.huntsEnd = time.Time{}
+	case svc.rule.HasHalfOpen():
+		rule.Flags |= dataplane.RuleHalfOpen
+		if svc.huntsEnd.IsZero() {
+			svc.huntsEnd = time.Now().Add(svc.Timeouts.New)
+		}
+	}
+}
+
+// writeRule puts a service's rule in force. A service that is new, or that moves to another VIP or
+// port, waits until all services are ready (enter).
+func (s *services) writeRule(svc *service) {
+	entry := s.plane.Services.Find(dataplane.ServiceKey(&svc.Service))
+	if entry != nil && entry.Id == svc.id {
+		entry.SetRule(svc.rule)
+	}
+}
+
+// admit tells the data path which servers of a service get new flows, and whether there is one. The
+// service's rule, which may name a new candidate table, takes effect after servers begin to get new
+// flows and before others cease to. So no packet sees a change of weights in part: a server whose
+// weight is or was 0 is in only one of the tables.
+func (s *services) admit(svc *service) {
+	usable := s.usable(svc)
+	used := make(map[*member]bool, len(usable))
+	for _, m := range usable {
+		used[m] = true
+	}
+	svc.rule.Flags &^= dataplane.RuleTakesFlows
+	for _, m := range usable {
+		s.plane.Servers.SetFlags(m.slot, m.flags(true))
+		svc.rule.Flags |= dataplane.RuleTakesFlows
+	}
+	s.writeRule(svc)
+	for _, m := range svc.members {
+		if !used[m] {
+			s.plane.Servers.SetFlags(m.slot, m.flags(false))
+		}
+	}
+}
+
+// endHunts ends the transition of services that have stopped hunting, when their last half-open
+// flows have expired.
+func (s *services) endHunts(now time.Time) {
+	for _, svc := range s.byName {
+		if svc.huntsEnd.IsZero() || now.Before(svc.huntsEnd) {
+			continue
+		}
+		svc.huntsEnd = time.Time{}
+		svc.rule.Flags &^= dataplane.RuleHalfOpen
+		s.writeRule(svc)
+		for _, m := range svc.members {
+			s.plane.Servers.SetKnown(m.slot, knownFunction(&svc.Service))
+		}
+	}
+}

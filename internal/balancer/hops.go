@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"iter"
+	"net/netip"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/nexthop"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// target returns the address whose route the packets to a server take.
+func target(server *desired.Server) netip.Addr {
+	if server.Locator.IsValid() {
+		return srv6.SID{Locator: server.Locator, Function: srv6.Deliver}.Addr()
+	}
+	return server.Address
+}
+
+// servers iterates over the servers of the configuration, each with its service.
+func (b *Balancer) servers() iter.Seq2[*desired.Service, *desired.Server] {
+	return func(yield func(*desired.Service, *desired.Server) bool) {
+		for i := range b.cfg.Services {
+			svc := &b.cfg.Services[i]
+			for j := range svc.Servers {
+				if !yield(svc, &svc.Servers[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (b *Balancer) targets() []netip.Addr {
+	seen := map[netip.Addr]bool{}
+	var targets []netip.Addr
+	for _, server := range b.servers() {
+		if t := target(server); !seen[t] {
+			seen[t] = true
+			targets = append(targets, t)
+		}
+	}
+	return targets
+}
+
+// applyHops writes the next hops into the server table. A server without a next hop gets no new
+// flows, and its packets are dropped and counted. A server whose next hop does not answer keeps its
+// flows and gets no new ones. Until this process has attached the data path, a server for which the
+// resolver has no next hop keeps the next hop that the earlier process has written.
+func (b *Balancer) applyHops() {
+	for name, svc := range b.services.byName {
+		for _, m := range svc.members {
+			causes, routed := b.services.causes(m), m.routed
+			b.applyHop(m)
+			if b.services.causes(m) != causes || m.routed != routed {
+				b.stale[name] = true
+			}
+		}
+	}
+	b.admit()
+}
+
+func (b *Balancer) applyHop(m *member) {
+	to := target(&m.Server)
+	hop, ok := b.hops[to]
+	m.setReason(dataplane.Unresolved, true, b.problems[to])
+	if !ok {
+		if b.attached {
+			b.plane.Servers.ClearNextHop(m.slot)
+			m.set(dataplane.Unreachable, false) // it is unresolved instead
+		}
+		return
+	}
+	b.checkEgress(hop.Link)
+	port, err := b.plane.Ports.Number(hop.Link)
+	if err != nil {
+		b.log.Error("next hop", "server", m.Name, "error", err)
+		return
+	}
+	m.set(dataplane.Unreachable, hop.Silent)
+	m.routed = m.routed || !hop.Default
+	b.plane.Servers.SetNextHop(m.slot, hop.MAC, port)
+}
+
+// checkEgress warns once of each interface that drops all packets that XDP redirects to it. In
+// generic mode the kernel can send through any interface.
+func (b *Balancer) checkEgress(link nexthop.Link) {
+	if b.mode != datapath.Native || dataplane.CanTransmit(link) || b.warned[link.Name] {
+		return
+	}
+	b.warned[link.Name] = true
+	b.log.Warn("servers are reached by an interface that cannot send what XDP forwards: their packets "+
+		"are lost, and counted as forwarded; route to them by a physical interface",
+		"interface", link.Name, "type", link.Type)
+}
+
+// nextHops returns the next hops in the server table, by target. A server that had a route of its
+// own and has no next hop now is in the map as well, with a Hop that has neither MAC address nor
+// interface.
+func (b *Balancer) nextHops() map[netip.Addr]nexthop.Hop {
+	hops := map[netip.Addr]nexthop.Hop{}
+	for svc, server := range b.servers() {
+		key := keyOfServer(svc, server, b.cfg.Node.Locator, b.cfg.Node.Addresses)
+		slot, ok := b.slots.Of(key)
+		if !ok {
+			continue
+		}
+		noted, routed := b.slots.Noted(key)
+		mac, port, known := b.plane.Servers.NextHop(slot)
+		if !known && !routed {
+			continue
+		}
+		hop, seen := hops[target(server)] // known if another service has the target
+		hop.Default = !routed && (hop.Default || !seen)
+		if known {
+			hop.MAC, hop.Silent = mac, noted.Has(dataplane.Unreachable)
+			hop.Link.Index = b.plane.Ports.Ifindex(port)
+		}
+		hops[target(server)] = hop
+	}
+	return hops
+}
+
+// resolved tells whether all servers have a next hop.
+func (b *Balancer) resolved() bool {
+	for _, server := range b.servers() {
+		if _, ok := b.hops[target(server)]; !ok {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/srv6"
+)
+
+// reconcile makes the data path follow a desired state, from whatever source. It changes only the
+// services that follow another state. Servers are added before the tables that name them, and
+// removed after these tables. After an error, another call can restore the state before.
+func (s *services) reconcile(cfg *desired.Balancer, generations generation.Generations) error {
+	wanted := map[string]bool{}
+	for i := range cfg.Services {
+		name := cfg.Services[i].Name
+		wanted[name] = true
+		want := newServiceState(cfg.Services[i], &cfg.Node, generations[name])
+		if err := s.reconcileService(want); err != nil {
+			return fmt.Errorf("service %s: %w", name, err)
+		}
+	}
+	if err := s.keepOnly(wanted); err != nil {
+		return err
+	}
+	if err := s.plane.SetLocator(cfg.Node.Locator); err != nil {
+		return err
+	}
+	if err := s.plane.SetDomain(cfg); err != nil {
+		return err
+	}
+	return s.retireSlots()
+}
+
+// serviceState is all of a desired state that a service depends on.
+type serviceState struct {
+	service    desired.Service
+	locator    netip.Prefix // of the balancer
+	addresses  []netip.Addr // of the balancer
+	generation generation.Generation
+}
+
+func newServiceState(
+	service desired.Service, node *desired.BalancerNode, g generation.Generation,
+) *serviceState {
+	return &serviceState{service, node.Locator, node.Addresses, g}
+}
+
+// reconcileService is reconcile for one service.
+func (s *services) reconcileService(want *serviceState) error {
+	svc := s.byName[want.service.Name]
+	if svc == nil {
+		var err error
+		if svc, err = s.add(want.service.Name); err != nil {
+			return err
+		}
+	}
+	if reflect.DeepEqual(svc.follows, want) {
+		return nil
+	}
+	svc.follows = nil // until all steps have succeeded
+	members, err := s.claimMembers(svc, want)
+	if err != nil {
+		return err
+	}
+	svc.Service, svc.members = want.service, members
+	if err := s.place(svc, want.generation); err != nil {
+		return err
+	}
+	svc.follows = want
+	return nil
+}
+
+// forget makes the next reconcile change all services, because the tables may have been restored
+// since the last one.
+func (s *services) forget() {
+	for _, svc := range s.byName {
+		svc.follows = nil
+	}
+}
+
+// add gives a new service a number and a label. It returns an error if no number is free.
+func (s *services) add(name string) (*service, error) {
+	if err := s.checkRoom(1); err != nil {
+		return nil, err
+	}
+	id := s.free[len(s.free)-1]
+	if err := s.plane.LabelService(id, dataplane.ServiceLabel{Name: name}); err != nil {
+		return nil, err
+	}
+	s.free = s.free[:len(s.free)-1]
+	svc := &service{Service: desired.Service{Name: name}, id: id}
+	s.byName[name] = svc
+	return svc, nil
+}
+
+// checkRoom returns an error if the numbers do not suffice for the given number of further
+// services.
+func (s *services) checkRoom(more int) error {
+	if more <= len(s.free) {
+		return nil
+	}
+	return fmt.Errorf("%d new services need %d service IDs, and %d of %d are free: services that are "+
+		"being removed still use theirs", more, more, len(s.free), len(s.byName)+len(s.free))
+}
+
+// claimMembers gives the configured servers their slots. A server that existed before keeps its
+// causes, even if an earlier process has found them.
+func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, error) {
+	cfg := &want.service
+	before := make(map[string]*member, len(svc.members))
+	for _, m := range svc.members {
+		before[m.Name] = m
+	}
+	known := knownFunction(cfg)
+	if svc.rule.HasHalfOpen() {
+		known = srv6.AckStickiness // servers wait for it until huntsEnd
+	}
+	members := make([]*member, 0, len(cfg.Servers))
+	for _, server := range cfg.Servers {
+		key := keyOfServer(cfg, &server, want.locator, want.addresses)
+		noted, routed := s.slots.Noted(key)
+		old := before[server.Name]
+		if slot, _ := s.slots.Of(key); old != nil && slot != old.slot {
+			old = nil // its address has changed: the causes are another host's
+		}
+		m := newMember(server, cfg, old, noted, routed)
+		slot, err := s.slots.Claim(key, svc.id, known, m.flags(true))
+		if err != nil {
+			return nil, fmt.Errorf("server %s: %w", server.Name, err)
+		}
+		m.slot = slot
+		s.reach(m)
+		members = append(members, m)
+	}
+	return members, nil
+}
+
+// keyOfServer returns the key of a server's slot: its names, its address and the source address of
+// packets to it.
+func keyOfServer(
+	svc *desired.Service, server *desired.Server, locator netip.Prefix, addresses []netip.Addr,
+) dataplane.ServerKey {
+	key := dataplane.ServerKey{Service: svc.Name, Server: server.Name}
+	if server.Locator.IsValid() {
+		key.Address, key.Source = server.Locator.Addr(), locator.Addr()
+		return key
+	}
+	key.Address = server.Address
+	for _, source := range addresses {
+		if source.Is4() == server.Address.Is4() {
+			key.Source = source
+		}
+	}
+	return key
+}
+
+// keysOf returns the keys of all servers of a configuration.
+func keysOf(cfg *desired.Balancer) map[dataplane.ServerKey]bool {
+	keys := map[dataplane.ServerKey]bool{}
+	for i := range cfg.Services {
+		for j := range cfg.Services[i].Servers {
+			svc := &cfg.Services[i]
+			keys[keyOfServer(svc, &svc.Servers[j], cfg.Node.Locator, cfg.Node.Addresses)] = true
+		}
+	}
+	return keys
+}
+
+// knownFunction returns the function that packets of known flows ask of a service's servers. The
+// servers of a service that hunts wait for an acknowledgement that the balancer knows the flow.
+func knownFunction(svc *desired.Service) srv6.Function {
+	if svc.Placement == desired.PlacementHunt {
+		return srv6.AckStickiness
+	}
+	return srv6.Deliver
+}
+
+// keepOnly makes the table of services contain the wanted services and no others. It frees the
+// numbers of the others.
+func (s *services) keepOnly(wanted map[string]bool) error {
+	if err := s.enter(wanted); err != nil {
+		return err
+	}
+	for name, svc := range s.byName {
+		if wanted[name] {
+			continue
+		}
+		err := errors.Join(
+			s.plane.Uninstall(2*svc.id), s.plane.Uninstall(2*svc.id+1), s.plane.UnlabelService(svc.id))
+		if err != nil {
+			return fmt.Errorf("remove service %s: %w", name, err)
+		}
+		delete(s.byName, name)
+		s.free = append(s.free, svc.id)
+	}
+	return nil
+}
+
+// enter replaces the table of services by one with the wanted services. All entries change at once,
+// so that no packet misses its service while services exchange their VIPs or ports.
+func (s *services) enter(wanted map[string]bool) error {
+	entries := map[dataplane.ServiceEntry]dataplane.ServiceEntry{} // by key
+	for name, svc := range s.byName {
+		if !wanted[name] {
+			continue
+		}
+		key, vip := dataplane.ServiceKey(&svc.Service), dataplane.VIPKey(svc.VIP)
+		entry := key
+		entry.Id, entry.Rule = svc.id, svc.rule
+		entries[key], entries[vip] = entry, vip
+	}
+	changed := func(e dataplane.ServiceEntry) bool { return entries[e.Key()] != e }
+	before := s.plane.Services.All()
+	if len(before) == len(entries) && !slices.ContainsFunc(before, changed) {
+		return nil
+	}
+	return s.plane.Services.Replace(slices.Collect(maps.Values(entries)), s.plane.Settle)
+}
+
+// retireSlots retires the slots of servers that are no longer configured.
+func (s *services) retireSlots() error {
+	held := map[uint32]bool{}
+	for _, m := range s.members() {
+		held[m.slot] = true
+	}
+	return s.slots.RetireOthers(held)
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package balancer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/datapath"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/generation"
+)
+
+// read reads the tables that an earlier process has left. It returns an error if they have no room
+// for the services and servers that the configuration adds.
+func (b *Balancer) read() (err error) {
+	if b.keys, err = config.ReadSignalKeys(b.cfg.Node.SignalKey); err != nil {
+		return err
+	}
+	b.generations = b.loadGenerations().Next(b.cfg.Services)
+	if b.slots, err = dataplane.LoadSlots(b.plane); err != nil {
+		return err
+	}
+	if b.services, err = loadServices(b.plane, b.slots, b.applyHop); err != nil {
+		return err
+	}
+	added := 0
+	for _, service := range b.cfg.Services {
+		if b.services.byName[service.Name] == nil {
+			added++
+		}
+	}
+	return errors.Join(b.services.checkRoom(added), b.slots.CheckRoom(keysOf(b.cfg)))
+}
+
+// fill applies the configuration to the tables that an earlier process has left.
+func (b *Balancer) fill(t *datapath.Takeover) error {
+	if err := b.plane.BackUp(t); err != nil {
+		return err
+	}
+	if err := b.plane.WriteIdentity(); err != nil {
+		return err
+	}
+	if err := b.slots.Reclaim(keysOf(b.cfg)); err != nil {
+		return err
+	}
+	b.services.forget()
+	return b.reconcile(b.cfg, b.keys, b.generations)
+}
+
+// reconcile makes the data path follow a desired state, the signal keys and the generations of the
+// services.
+func (b *Balancer) reconcile(cfg *desired.Balancer, keys config.SignalKeys, generations generation.Generations) error {
+	if err := b.services.reconcile(cfg, generations); err != nil {
+		return err
+	}
+	return b.plane.SetSignalKeys(keys)
+}
+
+// start attaches the data path when all next hops are known, or resolveTimeout after the resolver's
+// first update.
+func (b *Balancer) start(ctx context.Context) error {
+	b.resolver.SetTargets(ctx, b.targets())
+	// It starts at the resolver's first update. Before that update, no next hop can be known.
+	var patience <-chan time.Time
+	for !b.attached {
+		var err error
+		select {
+		case <-ctx.Done():
+			return nil
+		case update := <-b.resolver.Updates():
+			err = b.follow(update)
+			if patience == nil {
+				patience = time.After(resolveTimeout)
+			}
+		case <-patience:
+			err = b.attach()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attach applies the configuration and attaches the programs. If attach fails, the data path of an
+// earlier process continues unchanged.
+func (b *Balancer) attach() error {
+	for i, name := range b.cfg.Node.Interfaces() {
+		if b.own[i].Index == 0 {
+			return fmt.Errorf("%s %q: there is no such interface", b.plane.Sides[i].Setting, name)
+		}
+	}
+	if err := b.setHost(); err != nil {
+		return err
+	}
+	if err := b.plane.CheckInterfaces(b.own); err != nil {
+		return err
+	}
+	attached, err := b.takeOver()
+	if err != nil {
+		return err
+	}
+	b.attached, b.mode = true, datapath.Generic
+	for i, a := range attached {
+		a.WarnIfGeneric(b.log, b.own[i].Name)
+		b.log.Info("steering", "interface", b.own[i].Name, "mode", a.Mode,
+			"services", len(b.services.byName), "servers", len(b.services.members()))
+		if a.Mode == datapath.Native {
+			b.mode = a.Mode
+		}
+	}
+	inside := len(attached) - 1
+	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
+	b.applyHops()
+	b.logChanges()
+	close(b.ready)
+	return nil
+}
+
+// takeOver applies the configuration and attaches the programs. On an error it restores the tables
+// and the programs.
+func (b *Balancer) takeOver() (attached []datapath.Attached, err error) {
+	err = datapath.TakeOver(b.log, func(t *datapath.Takeover) error {
+		if err := b.fill(t); err != nil {
+			return err
+		}
+		attached, err = b.plane.Attach(t, b.own)
+		return err
+	})
+	return attached, err
+}
