@@ -30,7 +30,8 @@ error, as warning: FILE:LINE: ... A warning is about a valid setting that is rar
 intended. Check changes nothing on the machine. It can run anywhere, as any user.
 
 With --against, check also compares the file with the process that runs the
-instance. It prints each field whose change needs a restart. This needs root.
+instance. It prints each field whose change needs a restart, and each error in the
+overrides of a balancer. This needs root.
 
 Without --role, a file in which a service lists servers is checked as a balancer's
 file, and any other as an agent's file.
@@ -94,6 +95,7 @@ type checkedFile struct {
 	content  string // numbers of services and servers
 	warnings field.Errors
 	fixed    []desired.Setting
+	balancer *desired.Balancer // nil for an agent's file
 }
 
 // parseFor reads a file for the role of a host.
@@ -105,14 +107,14 @@ func parseFor(role string, data []byte) (checkedFile, error) {
 			return checkedFile{kind: string(datapath.RoleBalancer)}, err
 		}
 		content := count(len(b.Services), "service") + ", " + count(servers(b), "server")
-		return checkedFile{string(datapath.RoleBalancer), content, warnings, b.Fixed()}, nil
+		return checkedFile{string(datapath.RoleBalancer), content, warnings, b.Fixed(), b}, nil
 	case "agent":
 		a, warnings, err := config.ParseAgent(data)
 		if err != nil {
 			return checkedFile{kind: string(datapath.RoleAgent)}, err
 		}
 		content := count(len(a.Services), "service")
-		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed()}, nil
+		return checkedFile{string(datapath.RoleAgent), content, warnings, a.Fixed(), nil}, nil
 	}
 	return checkedFile{}, fmt.Errorf("--role %q: must be lb or agent", role)
 }
@@ -143,7 +145,11 @@ func checkAgainst(instance string, file checkedFile) error {
 		return fmt.Errorf("--against %s: the instance has the role %s, but the file is for the role %s",
 			instance, record.Role, file.kind)
 	}
-	return desired.CheckFixed(file.fixed, record.Fixed)
+	if err := desired.CheckFixed(file.fixed, record.Fixed); err != nil || file.balancer == nil {
+		return err
+	}
+	_, err = config.LoadOverrides(file.balancer)
+	return err
 }
 
 // guessRole returns the role of a file, and a hint for users who meant the other role. If the file

@@ -29,8 +29,8 @@ func newLB() *cobra.Command {
 		Short: "Run a balancer",
 		Long: `Run a balancer in the foreground.
 
-On SIGHUP the balancer reads its configuration again. It refuses an invalid file
-and keeps the running configuration. When the process ends, the data path stays in
+On SIGHUP the balancer reads its configuration and its overrides again. It refuses
+an invalid file and keeps the running configuration. When the process ends, the data path stays in
 the kernel and keeps forwarding packets. The next start takes it over without losing
 a packet. "segue lb detach" removes it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -73,6 +73,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 	metrics.MustRegister(collector)
 	recorder := runstate.NewRecorder(lock, string(datapath.RoleBalancer), file, cfg.Fixed(), log)
 	defer recorder.Close()
+	recorder.SetOverrides(cfg.Overrides)
 	reload := metrics.TrackReloads(recorder.TrackReloads(func(ctx context.Context) error {
 		cfg, warnings, err := config.LoadBalancer(file)
 		if err != nil {
@@ -82,6 +83,7 @@ func runLB(ctx context.Context, file string, hangups <-chan os.Signal, log *slog
 			return err
 		}
 		logWarnings(log, warnings)
+		recorder.SetOverrides(cfg.Overrides)
 		return nil
 	}))
 	group, ctx := errgroup.WithContext(ctx)

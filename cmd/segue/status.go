@@ -205,6 +205,13 @@ func printConfiguration(out io.Writer, c *runstate.Configuration) {
 		return
 	}
 	fmt.Fprintf(out, "configuration: %s, read %s\n", c.File, c.Read.Format(time.RFC3339))
+	if len(c.Overrides) > 0 {
+		var names desired.Names
+		for _, o := range c.Overrides {
+			names = append(names, o.String())
+		}
+		fmt.Fprintf(out, "overrides: %s\n", names)
+	}
 	if c.Refused == nil {
 		return
 	}

@@ -359,6 +359,44 @@ func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 	}
 }
 
+// A change of one service does not touch the others. A change of the balancer's own address touches
+// all of them, because it is in the packets to all servers.
+func TestReconcileChangesOnlyDifferences(t *testing.T) {
+	t.Parallel()
+	f := open(t, standard())
+	members := func() map[string]*member {
+		all := map[string]*member{}
+		for name, svc := range f.services.byName {
+			all[name] = svc.members[len(svc.members)-1]
+		}
+		return all
+	}
+	requireChanged := func(what string, before map[string]*member, changed func(service string) bool) {
+		t.Helper()
+		for name, now := range members() {
+			if (now != before[name]) != changed(name) {
+				t.Errorf("%s: service %s changed: %v, want %v", what, name, now != before[name], changed(name))
+			}
+		}
+	}
+	before := members()
+	drained := func() *desired.Balancer {
+		cfg := standard()
+		cfg.Services[0].Servers = slices.Clone(cfg.Services[0].Servers)
+		cfg.Services[0].Servers[0].Drained = true
+		return cfg
+	}
+	cfg := drained()
+	f.mustApply(cfg)
+	requireChanged("drained server", before, func(service string) bool { return service == cfg.Services[0].Name })
+
+	before = members()
+	next := drained()
+	next.Node.Locator = netip.MustParsePrefix("fd00:6c:0:99::/64")
+	f.mustApply(next)
+	requireChanged("locator", before, func(string) bool { return true })
+}
+
 // While candidate tables are replaced, each new flow is placed by the old table or by the new one,
 // and never by a mixture of both.
 func TestTablesAreSwappedWhole(t *testing.T) {

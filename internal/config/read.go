@@ -24,7 +24,7 @@ func LoadBalancer(path string) (b *desired.Balancer, warnings field.Errors, err 
 	if err != nil {
 		return nil, nil, err
 	}
-	return b, append(warnings, b.Override(overrides)...), nil
+	return b, append(warnings, b.Override(overrides).In(OverridesFile(&b.Node))...), nil
 }
 
 // LoadAgent reads an agent's configuration file, as LoadBalancer a balancer's.

@@ -339,3 +339,46 @@ func fieldNames(t reflect.Type) []string {
 	}
 	return names
 }
+
+// TestLoadOverrides reads the overrides of an instance together with its configuration.
+func TestLoadOverrides(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	file := write("lb.yaml", strings.Replace(validBalancer, "node:", "node:\n  state: "+dir, 1))
+	drained := func() bool {
+		t.Helper()
+		b, _, err := LoadBalancer(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b.Services[0].Servers[1].Drained
+	}
+	if drained() {
+		t.Error("drained without overrides")
+	}
+	overrides := write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, drained: true}\n"+
+		"- {service: web, server: s7, weight: 3}\n")
+	if !drained() {
+		t.Error("not drained")
+	}
+	_, warnings, err := LoadBalancer(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := overrides + ": overrides[1]: service web has no server s7: the override has no effect"
+	if warnings.Error() != want {
+		t.Errorf("warnings %q, want %q", warnings, want)
+	}
+	write("edge-1.overrides.yaml", "overrides:\n- {service: web, server: s2, drained: maybe}\n")
+	_, _, err = LoadBalancer(file)
+	want = overrides + `:2: overrides[0].drained "maybe": must be true or false`
+	if err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}

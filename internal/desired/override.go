@@ -3,8 +3,10 @@
 package desired
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/field"
 )
@@ -18,6 +20,21 @@ type Override struct {
 	// field. One of them at least is set.
 	Drained *bool   `yaml:"drained,omitempty" json:"drained,omitempty"`
 	Weight  *uint32 `yaml:"weight,omitempty" json:"weight,omitempty" range:"0 to 1000"`
+}
+
+// String returns the override as SERVICE/SERVER and the settings, such as web/s1 (drained).
+func (o Override) String() string {
+	var settings []string
+	switch {
+	case o.Drained != nil && *o.Drained:
+		settings = append(settings, "drained")
+	case o.Drained != nil:
+		settings = append(settings, "not drained")
+	}
+	if o.Weight != nil {
+		settings = append(settings, fmt.Sprintf("weight %d", *o.Weight))
+	}
+	return fmt.Sprintf("%s/%s (%s)", o.Service, o.Server, strings.Join(settings, ", "))
 }
 
 // Overrides are the overrides of a balancer.

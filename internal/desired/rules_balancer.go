@@ -188,6 +188,9 @@ func (r *rules) checkServers(path string, s *Service, own netip.Prefix) {
 	for i, server := range s.Servers {
 		at := field.Item(field.Child(path, "servers"), i)
 		r.checkName(field.Child(at, "name"), server.Name)
+		if server.Weight == nil {
+			r.failf(field.Child(at, "weight"), "required")
+		}
 		checkUnique(r, names, server.Name, field.Child(at, "name"))
 
 		r.checkPresence(field.Child(at, "locator"), server.Locator.IsValid(), s.Encapsulation.IsSRv6(), s.Encapsulation)

@@ -70,10 +70,12 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// In sets the file of the errors, and returns them.
+// In sets the file of the errors that have none, and returns all errors.
 func (e Errors) In(file string) Errors {
 	for _, problem := range e {
-		problem.File = file
+		if problem.File == "" {
+			problem.File = file
+		}
 	}
 	return e
 }

@@ -267,7 +267,7 @@ func (s Service) validate(fail func(field string, value any, format string, args
 	case reserved(s.VIP):
 		fail("vip", s.VIP, "is in a prefix of the lab's links or locators")
 	}
-	if s.Port == desired.AllPorts {
+	if s.Port == 0 || s.Port == desired.AllPorts {
 		fail("port", "", "must be a port from 1 to 65535, because the applications listen on it")
 	}
 	if s.Protocol != desired.TCP && s.Protocol != desired.UDP {

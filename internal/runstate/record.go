@@ -20,6 +20,8 @@ import (
 type Configuration struct {
 	File string    `json:"file"` // absolute
 	Read time.Time `json:"read"` // when the configuration in force was read
+	// Overrides are the overrides in force. An agent has none.
+	Overrides []desired.Override `json:"overrides,omitempty"`
 	// Refused describes the last reload if it failed. It is nil if the last reload succeeded or
 	// there was none.
 	Refused *Refusal `json:"refused"`
@@ -123,6 +125,12 @@ func (r *Recorder) TrackReloads(reload func(context.Context) error) func(context
 		r.write()
 		return err
 	}
+}
+
+// SetOverrides records the overrides in force.
+func (r *Recorder) SetOverrides(overrides []desired.Override) {
+	r.record.Configuration.Overrides = overrides
+	r.write()
 }
 
 // Close removes the record.
