@@ -4,6 +4,7 @@ package balancer
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/generation"
+	"github.com/segue-lb/segue/internal/packet"
 )
 
 // labels returns the label of each service, by name.
@@ -56,6 +58,49 @@ func TestLateBalancerHasFormerGenerations(t *testing.T) {
 	with.start(copied)
 	if diff := cmp.Diff(first.labels(), with.labels()); diff != "" {
 		t.Errorf("-first +late:\n%s", diff)
+	}
+}
+
+// The sets of generations can have different placements. After changes of the placement and of
+// servers, a packet of an unknown flow still visits the first server of the flow's row in each set,
+// except for servers that are no longer configured. A server that was removed and added again is
+// visited as well.
+func TestGenerationsOfBothPlacements(t *testing.T) {
+	t.Parallel()
+	probed := func(cfg *desired.Balancer) *desired.Balancer {
+		for i := range cfg.Services {
+			cfg.Services[i].Placement, cfg.Services[i].Selection = desired.PlacementHash, ""
+			cfg.Services[i].Probe = new(true)
+		}
+		return cfg
+	}
+	f := open(t, probed(huntingWithout(2, "s3")))
+	r := newReference(f)
+	had := map[dataplane.Flow][]string{} // the first server of the row in each set so far
+	for _, step := range []struct {
+		name string
+		cfg  *desired.Balancer
+	}{
+		{"hash", f.cfg},
+		{"hunt without two", huntingWithout(2, "s3", "s4")},
+		{"hash with all", probed(hunting(desired.SelectConsistent, 2))},
+	} {
+		f.mustApply(step.cfg)
+		f.cfg = step.cfg
+		r.changed()
+		for port := range uint16(100) {
+			flow := fromPort(web, 30000+port)
+			had[flow] = append(had[flow], f.row(flow, "web")[0])
+			visited := r.possible(flow, f.service("web"))
+			for _, server := range had[flow] {
+				if serverOfName(f.service("web"), server) != nil && !slices.Contains(visited, server) {
+					t.Errorf("%s: %v visits %v, and not %s", step.name, flow, visited, server)
+				}
+			}
+			f.forgetFlows()
+			frame := frameOf(flow, packet.Flags(packet.ACK))
+			f.check(r.receive(frame), f.run(frame))
+		}
 	}
 }
 
