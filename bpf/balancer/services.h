@@ -61,37 +61,63 @@ static __always_inline bool is_entry(const struct service_entry *entry, const st
 	return *(const __u32 *)&entry->port == port && a[0] == b[0] && a[1] == b[1];
 }
 
-static __always_inline const struct service_entry *
-find_entry(const struct service_line *table, const struct in6_addr *vip, __u32 port)
+/*
+ * Continues a search behind the entry's own line, in the table of the generation. Returns the
+ * entry's number in the table, or a negative number. Not inlined: nearly every search ends in the
+ * entry's own line, and the verifier walks the loop once.
+ */
+__noinline int search_behind(const struct in6_addr *vip, __u32 port, __u32 generation, __u32 number)
 {
-	__u32 number = service_place(vip, port);
+	const struct service_line *table = directory()->services[generation & 1];
 
-	for (int i = 0; i < SERVICE_REACH; i++) {
-		const struct service_line *line = &table[number];
+	if (!vip)
+		return -1;
+	for (int i = 1; i < SERVICE_REACH; i++) {
+		const struct service_line *line;
 
-		if (is_entry(&line->entry[0], vip, port))
-			return &line->entry[0];
-		if (is_entry(&line->entry[1], vip, port))
-			return &line->entry[1];
-		if (line->entry[1].kind == ENTRY_FREE)
-			return NULL;
 		number = (number + 1) & (SERVICE_LINES - 1);
+		line = &table[number];
+		if (is_entry(&line->entry[0], vip, port))
+			return SERVICES_PER_LINE * number;
+		if (is_entry(&line->entry[1], vip, port))
+			return SERVICES_PER_LINE * number + 1;
+		if (line->entry[1].kind == ENTRY_FREE)
+			return -1;
 	}
-	return NULL;
+	return -1;
 }
 
-/* The table in force. A packet must use one table throughout, because user space may swap tables
- * meanwhile. */
-static __always_inline const struct service_line *service_table(void)
+static __always_inline const struct service_entry *
+find_entry(__u32 generation, const struct in6_addr *vip, __u32 port)
 {
-	const struct directory *all = directory();
+	const struct service_line *table = directory()->services[generation & 1];
+	__u32 number = service_place(vip, port);
+	const struct service_line *line = &table[number];
+	int found;
 
-	return all->services[*(const volatile __u64 *)&all->generation & 1];
+	if (is_entry(&line->entry[0], vip, port))
+		return &line->entry[0];
+	if (is_entry(&line->entry[1], vip, port))
+		return &line->entry[1];
+	if (line->entry[1].kind == ENTRY_FREE)
+		return NULL;
+	found = search_behind(vip, port, generation, number);
+	if (found < 0)
+		return NULL;
+	line = &table[found / SERVICES_PER_LINE & (SERVICE_LINES - 1)];
+	return &line->entry[found % SERVICES_PER_LINE];
+}
+
+/* The generation in force. A packet must use one table throughout, because user space may swap
+ * tables meanwhile. */
+static __always_inline __u32 services_generation(void)
+{
+	return *(const volatile __u64 *)&directory()->generation;
 }
 
 static __always_inline bool is_vip(const struct in6_addr *address)
 {
-	return find_entry(service_table(), address, service_port(0, 0, ENTRY_VIP));
+	return find_entry(services_generation(), address, service_port(0, 0, ENTRY_VIP));
 }
 
 static __always_inline void note_service(const struct service *service, bool is_exact)
@@ -113,14 +139,14 @@ static __always_inline enum lb_reason classify(const struct packet *pkt, struct 
 {
 	const struct flow_key *key = &pkt->key;
 	const struct service_entry *entry;
-	const struct service_line *table = service_table();
+	__u32 generation = services_generation();
 
-	entry = find_entry(table, &key->destination,
+	entry = find_entry(generation, &key->destination,
 			   service_port(key->destination_port, key->protocol, ENTRY_SERVICE));
 	if (!entry) {
-		if (!find_entry(table, &key->destination, service_port(0, 0, ENTRY_VIP)))
+		if (!find_entry(generation, &key->destination, service_port(0, 0, ENTRY_VIP)))
 			return LB_PASS_NOT_VIP;
-		entry = find_entry(table, &key->destination,
+		entry = find_entry(generation, &key->destination,
 				   service_port(0, key->protocol, ENTRY_SERVICE));
 	}
 	if (!entry)

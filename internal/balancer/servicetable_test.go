@@ -43,7 +43,7 @@ func TestFullServiceTable(t *testing.T) {
 		t.Errorf("found %+v, which nobody entered", got)
 	}
 	f.check(f.forwarded(frameOf(web), web, "web", "s", "forward_new"), f.run(frameOf(web)))
-	for i := len(first); i < len(entries); i += 2 * 1024 {
+	for i := len(first); i < len(entries); i += 2 * 64 {
 		flow := flowTo(vipOf(entries[i]), 7, desired.TCP)
 		want := map[string]tally{"drop_no_service": {1, 60, 0}}
 		if diff := cmp.Diff(want, f.run(frameOf(flow)).Reasons); diff != "" {
