@@ -275,22 +275,32 @@ static __always_inline __u32 transport_offset(const struct packet *pkt)
 	return ETH_HLEN + (bpf_ntohs(pkt->version_class) >> 8 & 0xf) * 4;
 }
 
-/* Moves the cursor to the transport header of a parsed packet. */
-static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
-				    const struct packet *pkt)
+/* Moves the cursor to a header of the packet, by the header's offset in the frame. */
+static __always_inline void move_to_offset(struct cursor *at, const struct xdp_md *ctx,
+					   const struct packet *pkt, __u32 offset)
 {
-	__u32 offset = transport_offset(pkt);
-
 	/* The mask is for the verifier: eight extension headers are shorter. */
 	at->pos = frame_start(ctx) + (offset & 0x7fff);
 	at->end = frame_end(ctx);
 	at->left = pkt->length + ETH_HLEN - offset;
 }
 
+/* Moves the cursor to the transport header of a parsed packet. */
+static __always_inline void move_to(struct cursor *at, const struct xdp_md *ctx,
+				    const struct packet *pkt)
+{
+	move_to_offset(at, ctx, pkt, transport_offset(pkt));
+}
+
 /*
- * Walks the extension headers to the transport header, or to the data of a later fragment. An
- * atomic fragment (offset 0, no more fragments) is a whole packet (RFC 6946). Not inlined: few
- * packets have extension headers, and the path of all others stays short.
+ * Walks the extension headers to the transport header, or to the data of a later fragment.
+ * `pkt->transport` is the offset of the first one. An atomic fragment (offset 0, no more fragments)
+ * is a whole packet (RFC 6946). Not inlined: few packets have extension headers, and the path of all
+ * others stays short.
+ *
+ * The offset stays in `pkt`, whose content the verifier does not follow. So the verifier sees the
+ * same state after each header, whatever the header was. With the offset in a register, it would
+ * follow each combination of headers.
  */
 __noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct fragment *fragment)
 {
@@ -300,16 +310,16 @@ __noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct f
 	if (!pkt)
 		return PARSE_EXTENSION;
 	next = pkt->key.protocol;
-	move_to(&at, ctx, pkt);
 	for (int i = 0; i <= MAX_EXTENSION_HEADERS; i++) {
-		struct extension_header *header = at.pos;
+		struct extension_header *header;
 		__u32 size;
 
 		if (!is_extension(next)) {
-			pkt->transport = at.pos - frame_start(ctx);
 			set_protocol(pkt, next);
 			return PARSE_OK;
 		}
+		move_to_offset(&at, ctx, pkt, pkt->transport);
+		header = at.pos;
 		if (!has(&at, sizeof(struct fragment_header)))
 			return PARSE_EXTENSION;
 		size = (header->length + 1) * 8;
@@ -335,7 +345,7 @@ __noinline int parse_extensions(struct xdp_md *ctx, struct packet *pkt, struct f
 		if (size > at.left)
 			return PARSE_EXTENSION;
 		next = header->next_header;
-		skip(&at, size);
+		pkt->transport += size;
 	}
 	return PARSE_EXTENSION;
 }
