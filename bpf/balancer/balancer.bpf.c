@@ -112,7 +112,10 @@ __noinline int handle_in_full(struct xdp_md *ctx, struct packet *pkt, __u32 resu
 	if (!why)
 		why = pkt->kind == PACKET_WHOLE ? find_segments(pkt, &service, &flow, &segments)
 						: find_related(pkt, &service, &flow, &segments);
-	return forward(ctx, pkt, &service, &segments, segments.count, flow_label(&flow), why);
+	if (!is_forward(why))
+		return leave(ctx, pkt, why);
+	return forward(ctx, pkt, &service, &segments, forget(pkt, segments.count),
+		       flow_label(&flow), forget(pkt, why));
 }
 
 /* Handles a packet of a server to the balancer itself. Not inlined: see handle_in_full. */

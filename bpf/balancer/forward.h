@@ -33,6 +33,8 @@ static __always_inline void note_segments(enum encapsulation kind, const struct 
 {
 	const struct segments *segments = encap->segments;
 	const struct server *server = encap->server;
+	/* The verifier does not follow the content of the record: see forget(). */
+	const volatile __u32 *count = &decision.count;
 
 	if (!dry_run || !server)
 		return;
@@ -41,10 +43,12 @@ static __always_inline void note_segments(enum encapsulation kind, const struct 
 	decision.mtu = server->next_hop ? port_at(NEXT_HOP_PORT(server->next_hop))->mtu : 0;
 	decision.segment[0].server = segments->server[0];
 	decision.segment[0].function = sid_low_function(segments->first_sid ?: server->known_sid);
-	for (__u32 i = 1; i < MAX_CANDIDATES && i < encap->count; i++) {
+	if (encap->count == 1)
+		return;
+	for (__u32 i = 1; i < MAX_CANDIDATES && i < *count; i++) {
 		decision.segment[i].server = segments->server[i];
 		decision.segment[i].function =
-			sid_low_function(i + 1 < encap->count ? segments->sid : segments->last_sid);
+			sid_low_function(i + 1 < *count ? segments->sid : segments->last_sid);
 	}
 }
 
@@ -112,8 +116,8 @@ static __always_inline int leave(const struct xdp_md *ctx, const struct packet *
 	return why < LB_FORWARD_KNOWN ? XDP_PASS : XDP_DROP;
 }
 
-/* Sends the packet to its servers if the reason says that some were found. `count` is their
- * number, a constant where there can be only one. */
+/* Sends the packet to the servers that were found. `count` is their number, a constant where there
+ * can be only one. `found` says how they were found (is_forward). */
 static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 				   const struct service *service, const struct segments *segments,
 				   __u32 count, __u32 flow_label, enum lb_reason found)
@@ -121,8 +125,6 @@ static __always_inline int forward(struct xdp_md *ctx, const struct packet *pkt,
 	const struct port *port;
 	enum lb_reason failed;
 
-	if (!is_forward(found))
-		return leave(ctx, pkt, found);
 	port = send(ctx, pkt, service, segments, count, flow_label, &failed);
 	if (!port)
 		return leave(ctx, pkt, failed);
