@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -89,6 +90,9 @@ func startAndEnd(cfg *desired.Agent) error {
 	return errors.Join(err, a.Close())
 }
 
+// failSites counts the servers on which starts fail.
+var failSites atomic.Int32
+
 // failSite is a server on which starts fail.
 type failSite struct {
 	*network
@@ -98,7 +102,8 @@ type failSite struct {
 
 func newFailSite(t *testing.T, filter string) *failSite {
 	t.Helper()
-	s := &failSite{newNetwork(t, 1), fmt.Sprintf("test-%d-failed", os.Getpid()), filter}
+	instance := fmt.Sprintf("test-%d-failed%d", os.Getpid(), failSites.Add(1))
+	s := &failSite{newNetwork(t, 1), instance, filter}
 	testnet.Connect(t, s.servers[0], "eth1", nil, s.router, "second", nil)
 	t.Cleanup(func() { s.detach(1, s.instance) })
 	return s
@@ -169,6 +174,7 @@ func (s *failSite) state() datapathtest.State {
 // If a start fails while a data path is running, on the same interface or on another, then maps,
 // pins, programs and addresses stay unchanged, and connections continue.
 func TestFailedStartChangesNothing(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, filter, second string
 		step                 int
@@ -176,6 +182,7 @@ func TestFailedStartChangesNothing(t *testing.T) {
 		{"tcx", "", "eth0", 3}, {"clsact", "yes", "eth0", 8}, {"other interface", "", "eth1", 8},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			s := newFailSite(t, c.filter)
 			files := s.configs(c.second)
 			if refusal, _ := s.start(files[0], 0); refusal != "" {
@@ -230,6 +237,7 @@ func (s *failSite) failAtSteps(files [2]string, step int) {
 
 // If a first start fails, the host stays unchanged, whichever step fails.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
+	t.Parallel()
 	const step = 8
 	s := newFailSite(t, "")
 	file := s.configs("eth0")[0]
