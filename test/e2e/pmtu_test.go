@@ -31,6 +31,7 @@ const narrow = 1300
 // TestDownloadsOverANarrowLink requires that servers learn the MTU of the client's link. They learn
 // it from ICMP errors to the VIP, which ECMP may send to another balancer than the connection's.
 func TestDownloadsOverANarrowLink(t *testing.T) {
+	waits(t)
 	l := up(t, topology(httpServices...))
 	command(t, l, "edge", "ip", "link", "set", "eth1", "mtu", strconv.Itoa(narrow))
 	c := newClient(l)
@@ -54,6 +55,7 @@ func TestDownloadsOverANarrowLink(t *testing.T) {
 // TestUploadsIntoANarrowFabric uses agents that do not change the MSS, and a fabric without room
 // for any other header. The balancers must tell the client what fits.
 func TestUploadsIntoANarrowFabric(t *testing.T) {
+	waits(t)
 	topology := topology(append(slices.Clone(httpServices), echoServices...)...)
 	topology.MTU = lab.MTU{Client: 1500, Fabric: 1500}
 	l := up(t, topology)
