@@ -212,6 +212,7 @@ func TestInterfaceGoes(t *testing.T) {
 		again         bool
 	}{{"node.interface", "eth0", false}, {"node.interface", "eth0", true}, {"node.inside", "eth1", false}, {"node.inside", "eth1", true}} {
 		t.Run(fmt.Sprintf("%s, made anew %v", c.name, c.again), func(t *testing.T) {
+			t.Parallel()
 			s := steerInside(t)
 			s.do(c.name, netlink.LinkDel)
 			if c.again {

@@ -278,6 +278,7 @@ func TestReturn(t *testing.T) {
 	for way := range tcWays {
 		for _, interfaces := range [][]string{{"eth0"}, {"eth0", "eth1"}} {
 			t.Run(fmt.Sprint(way, interfaces), func(t *testing.T) {
+				t.Parallel()
 				n := newFabric(t, way, interfaces...)
 				for range 2 {
 					for service := range hunted {
@@ -325,6 +326,7 @@ func TestReturnMoves(t *testing.T) {
 	}
 	for way := range tcWays {
 		t.Run(way, func(t *testing.T) {
+			t.Parallel()
 			n := newFabric(t, way, moves[0]...)
 			for _, interfaces := range moves[1:] {
 				n.stop()

@@ -55,7 +55,8 @@ var tiers = []tier{
 		// reads of memory that faults, which it makes in C, where Go cannot recover.
 		name: "unit",
 		packages: []string{
-			"internal/tables", "internal/sim", "internal/sim/placement", "internal/repro", "loadshm",
+			"internal/tables", "internal/sim", "internal/sim/placement", "internal/sim/scenario",
+			"internal/repro", "loadshm",
 		},
 	},
 	{
