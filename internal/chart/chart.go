@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chart draws lines, steps and bars as SVG, and writes the same numbers as CSV. It is as much
-// of a chart library as the papers' figures need: one file of text that any browser shows, in colours
-// that the colour-blind can tell apart, with markers and dashes for print in black and white.
+// Package chart draws lines, steps and bars as SVG, and writes the same numbers as CSV. It can do
+// what the papers' figures need and nothing more. A chart is one text file that any browser shows.
+// Its colours are distinct for colour-blind readers, and its markers and dashes in black and
+// white.
 package chart
 
 import (
@@ -13,7 +14,7 @@ import (
 	"strings"
 )
 
-// Chart is what is in one pair of axes.
+// Chart is the content of one pair of axes.
 type Chart struct {
 	Title  string
 	X, Y   Axis
@@ -22,52 +23,55 @@ type Chart struct {
 
 // Axis is a horizontal or vertical axis.
 type Axis struct {
-	// Label says what is on the axis, with its unit.
+	// Label names the quantity on the axis, with its unit.
 	Label string
-	// Log has decades at equal distances; values that are not positive are left out.
+	// Log makes the axis logarithmic. Values that are not positive are left out.
 	Log bool
-	// Min and Max bound the axis where they are not both zero; without them the values do. Bars that are
-	// higher are cut off, and have their value written on them.
+	// Min and Max bound the axis, unless both are zero. Then the values bound it. Bars that go
+	// beyond Max are cut off, and have their value written on them.
 	Min, Max float64
-	// Categories name the whole numbers from 0, in place of numbers. For the horizontal axis only.
+	// Categories are the names of the whole numbers from 0. The axis shows them in place of
+	// numbers. Only a horizontal axis may have them.
 	Categories []string
 }
 
-// Series is what has one entry in the legend.
+// Series has one entry in the legend.
 type Series struct {
 	Name   string
 	Points []Point
 	Style  Style
-	// Like names a series whose colour and marker this one shares, if the chart has it: another view of
-	// the same, which is told from it by its style, and of bars by being hollow.
+	// Like names another series of the chart whose colour and marker this one shares, because both
+	// show the same thing in different ways. Line styles tell the two apart; of two series of
+	// bars, this one is hollow.
 	Like string
 }
 
-// Point is one value. Where Low is below High they are the ends of an error bar.
+// Point is one value. If Low is less than High, they are the ends of an error bar.
 type Point struct {
 	X, Y, Low, High float64
 }
 
-// Style says how a series is drawn.
+// Style tells how a series is drawn.
 type Style int
 
 const (
 	// Line joins the points.
 	Line Style = iota
-	// Dashed joins them by a dashed line.
+	// Dashed joins the points by a dashed line.
 	Dashed
-	// Marked joins them and marks each.
+	// Marked joins the points and marks each of them.
 	Marked
-	// Marks marks each point, and joins none.
+	// Marks marks each point and does not join the points.
 	Marks
-	// Bars stand side by side with those of the other series, centred on X.
+	// Bars are centred on X, beside the bars of the other series.
 	Bars
 )
 
-// colours are those of M. Okabe and K. Ito, "Color Universal Design", without yellow, darkest first.
+// colours are the colours of M. Okabe and K. Ito, "Color Universal Design", without yellow, the
+// darkest first.
 var colours = []string{"#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"}
 
-// darkColours is how many of the colours are so dark that text on them has to be white.
+// darkColours is the number of colours that are so dark that text on them must be white.
 const darkColours = 4
 
 const (
@@ -77,7 +81,7 @@ const (
 	plotHeight               = height - top - bottom
 )
 
-// SVG returns the chart as an SVG document, 660 by 400 units large.
+// SVG returns the chart as an SVG document of 660 by 400 units.
 func (c *Chart) SVG() []byte {
 	p := newPlot(c)
 	p.printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" `+
@@ -86,8 +90,8 @@ func (c *Chart) SVG() []byte {
 	p.printf(`<rect width="%d" height="%d" fill="#fff"/>`+"\n", width, height)
 	p.text(left+plotWidth/2, 20, "middle", ` font-size="13" font-weight="bold"`, c.Title)
 	p.grid()
-	// An inner document cuts off what is outside of the axes, and needs no name, as a clip path does,
-	// which would have to be unique on a page.
+	// An inner document cuts off what is outside the axes. A clip path would need a name that is
+	// unique on the page.
 	p.printf(`<svg x="%d" y="%d" width="%d" height="%d" viewBox="%[1]d %[2]d %[3]d %[4]d">`+"\n", left, top, plotWidth, plotHeight)
 	for i := range c.Series {
 		p.series(i)
@@ -188,7 +192,8 @@ func (p *plot) series(i int) {
 	p.printf("</g>\n")
 }
 
-// markHere thins the markers of long lines out.
+// markHere tells whether a point of a line gets a marker. Long lines have fewer markers than
+// points.
 func (p *plot) markHere(s *Series, j int) bool { return j%(1+len(s.Points)/40) == 0 }
 
 func (p *plot) visible(point Point) bool { return p.x.shows(point.X) && p.y.shows(point.Y) }
@@ -212,7 +217,7 @@ func (p *plot) path(i int) {
 	p.printf(`<path d="%s" fill="none" stroke="%s" stroke-width="1.8"%s/>`+"\n", d.String(), p.colour(i), dash)
 }
 
-// offset moves bars, and what is drawn with categories, to the series' own place beside the others.
+// offset moves bars, and points of categories, sideways to the place of their series.
 func (p *plot) offset(i int) float64 {
 	if p.Series[i].Style != Bars {
 		return 0
@@ -220,7 +225,7 @@ func (p *plot) offset(i int) float64 {
 	return (float64(p.barIndex(i)) - float64(p.barCount()-1)/2) * p.barWidth()
 }
 
-// barIndex is how many series with bars come before.
+// barIndex returns the number of series with bars before a series.
 func (p *plot) barIndex(i int) (n int) {
 	for _, s := range p.Series[:i] {
 		if s.Style == Bars {
@@ -251,7 +256,7 @@ func (p *plot) bars(i int) {
 	}
 }
 
-// valueOnBar is written from below to the end of a bar that is cut off.
+// valueOnBar writes the value of a bar that is cut off on the bar, from below to its end.
 func (p *plot) valueOnBar(i int, x, value float64) {
 	colour := "#fff"
 	if look := p.look(i); look >= darkColours || p.hollow(i) {
@@ -261,7 +266,8 @@ func (p *plot) valueOnBar(i int, x, value float64) {
 		strconv.FormatFloat(value, 'g', 3, 64))
 }
 
-// errorBar has the series' colour, but on bars, where that would not be seen.
+// errorBar draws an error bar in the colour of the series. On a bar it uses another colour,
+// because that one could not be seen.
 func (p *plot) errorBar(i int, x, low, high float64) {
 	colour := p.colour(i)
 	if p.Series[i].Style == Bars {
@@ -273,7 +279,7 @@ func (p *plot) errorBar(i int, x, low, high float64) {
 	p.line(x-3, high, x+3, high, attributes)
 }
 
-// marker draws one of five forms.
+// marker draws one of five shapes.
 func (p *plot) marker(i int, x, y float64) {
 	fill := fmt.Sprintf(`fill="%s"`, p.colour(i))
 	switch p.look(i) % 5 {
@@ -315,13 +321,13 @@ func (p *plot) legend() {
 	}
 }
 
-// like is the series that a series is like, or -1.
+// like returns the index of the series that a series is like, or -1.
 func (p *plot) like(i int) int {
 	return slices.IndexFunc(p.Series, func(s Series) bool { return s.Name != "" && s.Name == p.Series[i].Like })
 }
 
-// look is the number of a series' colour and marker: that of the series that it is like, or else how many
-// that are like no other come before.
+// look returns the number of a series' colour and marker. A series that is like another has the
+// number of that series. For other series, it is the number of such series before.
 func (p *plot) look(i int) (n int) {
 	if like := p.like(i); like >= 0 {
 		i = like
@@ -336,11 +342,12 @@ func (p *plot) look(i int) (n int) {
 
 func (p *plot) colour(i int) string { return colours[p.look(i)%len(colours)] }
 
-// hollow are bars that have the colour of others: those that are like them, and those beyond the colours.
-// Other series have markers and dashes to be told apart.
+// hollow tells whether the bars of a series are hollow, because other bars have the same colour:
+// the series is like another one, or all colours are in use. Other series need no hollow form,
+// because markers and dashes tell them apart.
 func (p *plot) hollow(i int) bool { return p.like(i) >= 0 || p.look(i) >= len(colours) }
 
-// filling is how a bar is drawn.
+// filling returns how a bar is filled.
 func (p *plot) filling(i int) string {
 	if p.hollow(i) {
 		return fmt.Sprintf(`fill="#fff" stroke="%s" stroke-width="1.5"`, p.colour(i))
@@ -348,7 +355,7 @@ func (p *plot) filling(i int) string {
 	return fmt.Sprintf(`fill="%s"`, p.colour(i))
 }
 
-// number writes a value with as many digits as it needs, at most six.
+// number formats a value with as many digits as it needs, at most six.
 func number(v float64) string {
 	return strconv.FormatFloat(v, 'g', 6, 64)
 }

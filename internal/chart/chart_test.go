@@ -15,7 +15,7 @@ import (
 	"testing"
 )
 
-// elements parses an SVG and returns the elements of a name.
+// elements parses an SVG document and returns the elements with a name.
 func elements(t *testing.T, svg []byte, name string) []map[string]string {
 	t.Helper()
 	var found []map[string]string
@@ -46,7 +46,7 @@ func points(xys ...float64) []Point {
 	return out
 }
 
-// TestPositions checks where points are, on linear and logarithmic axes.
+// TestPositions checks the positions of points on linear and logarithmic axes.
 func TestPositions(t *testing.T) {
 	c := Chart{
 		X:      Axis{Log: true, Min: 1, Max: 100},
@@ -60,7 +60,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// TestGaps leaves out what has no place on a logarithmic axis.
+// TestGaps checks that points without a position on a logarithmic axis are left out.
 func TestGaps(t *testing.T) {
 	c := Chart{Y: Axis{Log: true}, Series: []Series{{Points: points(0, 1, 1, 0, 2, 1, 3, 10)}}}
 	if d := elements(t, c.SVG(), "path")[0]["d"]; strings.Count(d, "M") != 2 || strings.Count(d, "L") != 1 {
@@ -84,7 +84,7 @@ func TestBars(t *testing.T) {
 		}
 		return v
 	}
-	bars := elements(t, c.SVG(), "rect")[2:6] // after background and frame
+	bars := elements(t, c.SVG(), "rect")[2:6] // the first two are the background and the frame
 	for i, height := range []float64{0.5, 1, 0.1, 0.2} {
 		if got := number(bars[i]["height"]); math.Abs(got-height*plotHeight) > 0.1 {
 			t.Errorf("bar %d is %v high, want %v", i, got, height*plotHeight)
@@ -105,7 +105,7 @@ func TestBars(t *testing.T) {
 func TestTextIsEscaped(t *testing.T) {
 	c := Chart{Title: `a < b & "c"`, Series: []Series{{Name: "<x>", Points: points(0, 0)}, {Name: "y"}}}
 	svg := c.SVG()
-	elements(t, svg, "svg") // parses
+	elements(t, svg, "svg") // checks that the SVG parses
 	if !bytes.Contains(svg, []byte("&lt;x&gt;")) {
 		t.Error("the legend is not escaped")
 	}
@@ -131,16 +131,17 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// TestRange checks what axes cover where the chart does not say.
+// TestRange checks the range of an axis that does not set its bounds.
 func TestRange(t *testing.T) {
 	for _, test := range []struct {
 		axis      Axis
 		values    []float64
 		low, high float64
 	}{
-		{Axis{}, []float64{2, 10}, 0, 10.3},        // from zero, as the values are not far from it
-		{Axis{}, []float64{90, 100}, 90, 100.3},    // not from zero
-		{Axis{}, []float64{-1, 1}, -1, 1.06},       // both signs
+		{Axis{}, []float64{2, 10}, 0, 10.3}, // from zero, because the values are near zero
+		// Not from zero, because the values are far from it.
+		{Axis{}, []float64{90, 100}, 90, 100.3},
+		{Axis{}, []float64{-1, 1}, -1, 1.06},       // positive and negative values
 		{Axis{Log: true}, []float64{1, 100}, 0, 2}, // decades
 		{Axis{Log: true}, []float64{0.6, 17}, math.Log10(0.5), math.Log10(20)},
 		{Axis{Log: true}, []float64{0.0003, 30000}, math.Log10(0.0002), math.Log10(50000)},
@@ -173,7 +174,7 @@ func TestCSV(t *testing.T) {
 	}
 }
 
-// TestManyBars has more series than there are colours, and no two that look alike.
+// TestManyBars checks that no two series look alike if there are more series than colours.
 func TestManyBars(t *testing.T) {
 	c := Chart{X: Axis{Categories: []string{"only"}}}
 	for i := range 2 * len(colours) {
@@ -188,7 +189,8 @@ func TestManyBars(t *testing.T) {
 	}
 }
 
-// TestLike has bars that are like others hollow and in their colour, and lines in that of theirs.
+// TestLike checks that bars that are like others are hollow, and that all series that are like
+// others have the colour of those.
 func TestLike(t *testing.T) {
 	c := Chart{Series: []Series{
 		{Name: "a", Style: Marked, Points: points(0, 1)}, {Name: "b", Style: Marked, Points: points(0, 2)},
@@ -207,7 +209,7 @@ func TestLike(t *testing.T) {
 		c.Series[i].Style = Bars
 	}
 	c.X.Categories = []string{"only"}
-	bars := elements(t, c.SVG(), "rect")[2:6] // after background and frame
+	bars := elements(t, c.SVG(), "rect")[2:6] // the first two are the background and the frame
 	if bar := bars[2]; bar["fill"] != "#fff" || bar["stroke"] != colours[1] {
 		t.Errorf("the bar that is like b is %v", bar)
 	}
@@ -216,7 +218,7 @@ func TestLike(t *testing.T) {
 	}
 }
 
-// TestCutOffBars have their value on them, and only they.
+// TestCutOffBars checks that bars that are cut off have their value on them, and no other bars.
 func TestCutOffBars(t *testing.T) {
 	c := Chart{
 		X: Axis{Categories: []string{"one", "two"}}, Y: Axis{Max: 2},

@@ -8,8 +8,9 @@ import (
 	"strconv"
 )
 
-// CSV returns the points of all series, one a line, under the names of the axes; low and high
-// are empty where a point has no error bar. An x that stands for a category is its name.
+// CSV returns the points of all series, one per line, below the names of the axes. The fields low
+// and high are empty for a point without an error bar. If x stands for a category, the field
+// contains the name of the category.
 func (c *Chart) CSV() ([]byte, error) {
 	var out bytes.Buffer
 	w := csv.NewWriter(&out)

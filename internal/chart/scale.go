@@ -11,11 +11,12 @@ import (
 // scale maps values to positions.
 type scale struct {
 	axis        *Axis
-	low, high   float64 // in decades where the axis is logarithmic
+	low, high   float64 // powers of ten if the axis is logarithmic
 	start, size float64
 }
 
-// newScale covers the values, or what the axis itself bounds. It has some margin, unless it is exact.
+// newScale returns a scale for the values, or for the bounds that the axis sets. It adds some
+// margin, unless the scale is exact.
 func newScale(axis *Axis, values []float64, start, size float64, exact bool) scale {
 	s := scale{axis: axis, start: start, size: size}
 	if axis.Min != 0 || axis.Max != 0 {
@@ -29,7 +30,7 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 		}
 	}
 	switch {
-	case s.low > s.high: // nothing to show
+	case s.low > s.high: // there are no values
 		s.low, s.high = 0, 1
 	case s.low == s.high:
 		s.low, s.high = s.low-0.5, s.high+0.5
@@ -47,10 +48,10 @@ func newScale(axis *Axis, values []float64, start, size float64, exact bool) sca
 	return s
 }
 
-// logFactors are the multiples of powers of ten that axes begin and end with.
+// logFactors are the multiples of powers of ten at which axes begin and end.
 var logFactors = []float64{1, 2, 5}
 
-// logBounds are the multiples, in decades, between which the values are.
+// logBounds returns the multiples of powers of ten that enclose the values, as powers of ten.
 func (s *scale) logBounds() (low, high float64) {
 	low, high = math.Inf(-1), math.Inf(1)
 	for decade := math.Floor(s.low) - 1; decade <= s.high+1; decade++ {
@@ -78,13 +79,14 @@ func (s *scale) at(v float64) float64 {
 	return s.start + s.size*(s.decades(v)-s.low)/(s.high-s.low)
 }
 
-// shows tells whether a value has a position; one outside the bounds has, where it is cut off.
+// shows tells whether a value has a position. A value outside the bounds has the position of the
+// bound.
 func (s *scale) shows(v float64) bool {
 	d := s.decades(v)
 	return !math.IsNaN(d) && !math.IsInf(d, 0)
 }
 
-// clamp is the value, or the bound that it is beyond.
+// clamp returns the value, or the bound if the value is beyond it.
 func (s *scale) clamp(v float64) float64 {
 	low, high := s.low, s.high
 	if s.axis.Log {
@@ -111,13 +113,14 @@ func (s *scale) ticks() []tick {
 	}
 	step := roundStep((s.high - s.low) / 6)
 	for i := math.Ceil(s.low/step - 1e-9); i*step <= s.high*(1+1e-9); i++ {
-		v := i*step + 0 // not -0
+		v := i*step + 0 // adding 0 turns -0 into 0
 		ticks = append(ticks, tick{v, strconv.FormatFloat(v, 'g', 10, 64)})
 	}
 	return ticks
 }
 
-// logTicks are at powers of ten, and at the multiples of those where there are few.
+// logTicks returns ticks at the powers of ten, and also at multiples of these if there are few
+// powers.
 func (s *scale) logTicks() []tick {
 	factors := logFactors
 	if s.high-s.low > 2.5 {
@@ -140,13 +143,13 @@ func (s *scale) logTicks() []tick {
 	return ticks
 }
 
-// superscript is a raised number.
+// superscript formats a number in superscript digits.
 func superscript(n int) string {
 	return strings.NewReplacer("-", "⁻", "0", "⁰", "1", "¹", "2", "²", "3", "³", "4", "⁴", "5", "⁵", "6", "⁶",
 		"7", "⁷", "8", "⁸", "9", "⁹").Replace(strconv.Itoa(n))
 }
 
-// roundStep is the next of 1, 2 and 5 times a power of ten.
+// roundStep returns the next larger product of 1, 2 or 5 and a power of ten.
 func roundStep(step float64) float64 {
 	power := math.Pow(10, math.Floor(math.Log10(step)))
 	for _, factor := range []float64{1, 2, 5} {

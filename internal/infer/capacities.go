@@ -4,45 +4,48 @@ package infer
 
 import "math"
 
-// Capacities infers from a balancer's own flows how many of them each server serves at once without
-// making any wait, and how much they wait. If a server has c processors, then of n flows min(n, c) are
-// served, and ends are as frequent as that: how often they come while there are 1, 2, 3 and more flows
-// says what c is most likely. The speed of the processors is the server's own, and need not be known.
-// docs/placement.md says what this is worth.
+// Capacities infers two things from a balancer's own flows: how many flows each server can serve
+// at once without letting any wait, and how much the flows wait. If a server has c processors and
+// n flows, it serves min(n, c) of them at a time. The rate at which flows end is proportional to
+// this number. So the rates with 1, 2, 3 and more flows show the most likely c. The speed of the
+// processors may differ from server to server, and need not be known. docs/placement.md shows how
+// well this works.
 type Capacities struct {
 	servers []record
-	// common is how many servers are of each of the possible capacities, by the last estimates: what a
-	// server is taken for of which little is known.
+	// common is the number of servers with each of the possible capacities, by the last estimates.
+	// A server about which little is known is assumed to be like these.
 	common [len(possible)]float64
 }
 
-// record is what is remembered of a server.
+// record is the observations of a server.
 type record struct {
-	having   [mostServed + 1]tenure // so many flows, the last one as many or more
-	stays    float64                // seconds of all flows together
+	// By number of flows. The last tenure is for that number and all above.
+	having   [mostServed + 1]tenure
+	stays    float64 // duration of all flows together, in seconds
 	ends     float64
 	capacity float64
 	wait     float64
 }
 
-// tenure is a time and how many flows have ended in it.
+// tenure is a time, and the number of flows that ended in it.
 type tenure struct{ seconds, ends float64 }
 
-// possible are the capacities that are told apart.
+// possible are the capacities between which the estimate decides.
 var possible = [...]float64{1, 2, 3, 4, 6, 8, 12, 16, 24, mostServed}
 
 const (
 	mostServed = 32
-	// memory is the time in seconds in which what was seen comes to count for less, by the factor e.
+	// memory is the time in seconds after which an observation counts e times less.
 	memory = 300
-	// alike is how far servers' processors are taken to be of one speed: as if so many flows had been
-	// seen on each that took as long as the average. From 1 to 20 it makes no difference.
+	// alike tells how similar the processors of all servers are assumed to be: as similar as if
+	// this number of average flows had been seen on each. From 1 to 20 the value makes no
+	// difference.
 	alike = 4
-	// patience is by how many flows without any wait a server's record begins.
+	// patience is the number of flows without a wait with which a server's record begins.
 	patience = 2
 )
 
-// NewCapacities begins with n servers of which nothing is known: their capacity is 1, and nobody waits.
+// NewCapacities begins with n unknown servers. Their capacity is 1, and no flow waits.
 func NewCapacities(n int) *Capacities {
 	c := &Capacities{servers: make([]record, n)}
 	for s := range c.servers {
@@ -51,32 +54,33 @@ func NewCapacities(n int) *Capacities {
 	return c
 }
 
-// Forget makes a server one that nothing is known of, as when another takes its place.
+// Forget removes all observations of a server, for example when another server takes its place.
 func (c *Capacities) Forget(server int32) { c.servers[server] = record{capacity: 1} }
 
-// Had takes in that a server had so many flows of the balancer's for so many seconds.
+// Had records that a server had a number of flows of this balancer for a time, in seconds.
 func (c *Capacities) Had(server int32, flows int, seconds float64) {
 	r := &c.servers[server]
 	r.having[min(flows, mostServed)].seconds += seconds
 	r.stays += float64(flows) * seconds
 }
 
-// Ended takes in that one of so many flows, 1 or more, has ended.
+// Ended records that one of a server's flows has ended. Their number before was 1 or more.
 func (c *Capacities) Ended(server int32, flows int) {
 	r := &c.servers[server]
 	r.having[min(flows, mostServed)].ends++
 	r.ends++
 }
 
-// Capacity is what a server's most likely is, 1 to 32.
+// Capacity returns the most likely capacity of a server, 1 to 32.
 func (c *Capacities) Capacity(server int32) float64 { return c.servers[server].capacity }
 
-// Wait is how long flows of the balancer's have waited on a server, in the mean, for each second of
-// service, 0 or more: it tells where others' flows are.
+// Wait returns the mean time that flows of this balancer have waited on a server, for each second
+// of service: 0 or more. It shows whether flows of other balancers are on the server.
 func (c *Capacities) Wait(server int32) float64 { return c.servers[server].wait }
 
-// Step makes new estimates, so many seconds after those before. The servers at home, which others leave
-// alone as long as they can, tell how long a service takes; without any there are no estimates.
+// Step computes new estimates. Its argument is the time since the last step, in seconds. The home
+// servers, which other balancers avoid as long as they can, show how long a service takes. Without
+// home servers there are no estimates.
 func (c *Capacities) Step(seconds float64, home []int32) {
 	var alone tenure
 	for _, s := range home {
@@ -105,16 +109,17 @@ func (c *Capacities) Step(seconds float64, home []int32) {
 	}
 }
 
-// probabilities are those of the possible capacities, by Bayes' rule: for exponential services of an
-// unknown rate, of which a gamma distribution around the average is known beforehand, and of common
-// capacities. One server more of each makes sure that none is impossible.
+// probabilities returns the probabilities of the possible capacities by Bayes' rule. The services
+// are exponential with an unknown rate. The prior of the rate is a gamma distribution around the
+// average, and that of the capacity comes from common. One additional server of each capacity
+// ensures that no capacity is impossible.
 func (r *record) probabilities(service float64, common *[len(possible)]float64) (p [len(possible)]float64) {
 	highest := math.Inf(-1)
 	for i, c := range possible {
 		served, logs := 0.0, 0.0
 		for n, had := range r.having {
 			if n == 0 || had == (tenure{}) {
-				continue // which most are: this saves most logarithms
+				continue // most records are empty: this saves most of the logarithms
 			}
 			busy := min(float64(n), c)
 			served += had.seconds * busy
@@ -134,7 +139,7 @@ func (r *record) probabilities(service float64, common *[len(possible)]float64) 
 	return p
 }
 
-// fade has all that was seen count for less.
+// fade reduces the weight of all earlier observations.
 func (r *record) fade(factor float64) {
 	for n := range r.having {
 		r.having[n].seconds *= factor

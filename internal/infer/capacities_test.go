@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// serve has a server of so many processors, each of a speed, have from 1 to most flows for 100 s each: as
-// many end as must in the mean.
+// serve lets a server with a number of processors of a given speed have from 1 to most flows, for
+// 100 s each. The number of flows that end is the expected one.
 func serve(c *Capacities, server int32, processors, most int, speed float64) {
 	for n := 1; n <= most; n++ {
 		c.Had(server, n, 100)
@@ -24,14 +24,15 @@ func TestCapacities(t *testing.T) {
 	serve(c, 1, 2, 4, 1)
 	serve(c, 2, 4, 6, 1)
 	serve(c, 3, 16, 20, 1)
-	serve(c, 4, 4, 6, 0.5) // slow processors are as many
+	serve(c, 4, 4, 6, 0.5) // slow processors have the same number
 	c.Step(0.5, []int32{0, 1, 2, 3})
 	for s, want := range []float64{1, 2, 4, 16, 4} {
 		if got := c.Capacity(int32(s)); got != want {
 			t.Errorf("server %d: capacity %v, want %v", s, got, want)
 		}
 	}
-	// Of the six seconds of flows in each second with 1, 2 and 3 of them, three were service.
+	// In each second, there are 1, 2 and 3 flows, which is six seconds of flows. Three of these
+	// were service.
 	if got := c.Wait(0); math.Abs(got-1) > 0.01 {
 		t.Errorf("server 0: a wait of %v, want 1", got)
 	}
@@ -44,7 +45,8 @@ func TestCapacities(t *testing.T) {
 	}
 }
 
-// TestCapacitiesAreCommon: little is known of the last server, and what is fits 2 as well as 4 and 16.
+// TestCapacitiesAreCommon checks the estimate for the last server: little is known about it, and
+// the observations fit 2 as well as 4 and 16.
 func TestCapacitiesAreCommon(t *testing.T) {
 	c := NewCapacities(10)
 	home := make([]int32, 0, 9)
@@ -63,7 +65,7 @@ func TestCapacitiesAreCommon(t *testing.T) {
 	}
 }
 
-// TestCapacitiesFade: a server that loses processors is found out in the end.
+// TestCapacitiesFade checks that the estimate follows a server that loses processors.
 func TestCapacitiesFade(t *testing.T) {
 	c, home := NewCapacities(1), []int32{0}
 	serve(c, 0, 4, 6, 1)
@@ -82,7 +84,7 @@ func TestCapacitiesFade(t *testing.T) {
 func TestNothingSeen(t *testing.T) {
 	c := NewCapacities(2)
 	c.Had(1, 1, 5)
-	c.Ended(1, 1) // abroad
+	c.Ended(1, 1) // a server of another home
 	c.Step(0.5, []int32{0})
 	if c.Capacity(1) != 1 || c.Wait(1) != 0 {
 		t.Errorf("capacity %v, wait %v of what cannot be told yet", c.Capacity(1), c.Wait(1))

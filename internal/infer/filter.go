@@ -2,18 +2,18 @@
 
 package infer
 
-// Filter is a Kalman filter of a value that is taken to stay as it is, from noisy measurements of it
-// (HLB, section IV-B2).
+// Filter is a Kalman filter. It estimates a value that is assumed to be constant from noisy
+// measurements of it (HLB, section IV-B2).
 type Filter struct {
 	// Value is the estimate, the paper's mu.
 	Value float64
-	// Error is the variance that the estimate is expected to have, P. The paper does not say how it
-	// begins.
+	// Error is P, the expected variance of the estimate. The paper does not give its initial
+	// value.
 	Error float64
 }
 
-// Update takes in a measurement whose noise has the variance R, and returns the gain K, 0 to 1: how far
-// the estimate has gone towards it.
+// Update adds a measurement whose noise has the variance R. It returns the gain K, 0 to 1: how far
+// the estimate moved towards the measurement.
 func (f *Filter) Update(measured, noise float64) (gain float64) {
 	if f.Error > 0 {
 		gain = f.Error / (f.Error + noise)

@@ -9,23 +9,26 @@ import (
 	"slices"
 )
 
-// Member is a server that is to have a home.
+// Member is a server that gets a home.
 type Member struct {
-	Name   string
-	Weight float64 // its capacity, above 0, as all balancers know it; the same for all where they do not
+	Name string
+	// Weight is the capacity, above 0. If the balancers do not know the capacities, all weights
+	// are equal.
+	Weight float64
 }
 
-// seed makes the hashes of homes independent of others of the same names. To change it is to change
-// homes: balancers of the version before and after disagree.
+// seed makes the hashes of homes independent of other hashes of the same names. A new seed means
+// new homes: balancers with the old and the new seed disagree.
 const seed = "segue home 1\x00"
 
-// Homes returns the home of each server, an index of balancers: the one that ranks highest for it by
-// rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998)
-// among those with room. A balancer has room until its servers have its share of all weight, because
-// one with fewer than it has traffic for would not be able to tell. Servers go in the order of their
-// hashes, so that each balancer has some of every kind: what Territory concludes from its own servers
-// about others is right only if those are like its own (docs/placement.md). Balancers that know the same
-// members agree, in whatever order they know them.
+// Homes returns the home of each server, as an index of balancers. It is the balancer that ranks
+// highest for the server by rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings
+// to increase hit rates", 1998), among those with room. A balancer has room until its servers have
+// its share of the total weight. A balancer with fewer home servers than its traffic needs could
+// not notice that. The servers are assigned in the order of their hashes, so that each balancer
+// gets some of each kind. Territory infers the state of other servers from a balancer's home
+// servers. This is right only if the home servers are like the others (docs/placement.md).
+// Balancers with the same members agree, whatever the order of the members.
 func Homes(servers []Member, balancers []string) []int32 {
 	homes := make([]int32, len(servers))
 	if len(balancers) == 0 {
@@ -39,7 +42,7 @@ func Homes(servers []Member, balancers []string) []int32 {
 	for i := range room {
 		room[i] = total / float64(len(balancers))
 	}
-	tiny := total * 1e-9 // of what is left for want of exact sums
+	tiny := total * 1e-9 // what remains because sums are not exact
 	for _, s := range byHash(servers) {
 		home := highest(servers[s].Name, balancers, func(b int) bool { return room[b] > tiny })
 		room[home] -= servers[s].Weight
@@ -59,7 +62,8 @@ func byHash(servers []Member) []int32 {
 	return order
 }
 
-// highest is the balancer of the highest hash with a server, among those that are fit if any is.
+// highest returns the balancer with the highest hash for a server, among the fit balancers if
+// there are any.
 func highest(server string, balancers []string, fit func(int) bool) int {
 	best, highest, found := 0, uint64(0), false
 	for i, b := range balancers {
@@ -71,12 +75,12 @@ func highest(server string, balancers []string, fit func(int) bool) int {
 	return best
 }
 
-// Order returns all servers as a balancer prefers them among equals: those at home first, then those
-// of the balancer that comes next by name, and so on around. So what does not find room at home goes
-// from each balancer to servers of another one, and there first to those that their own balancer fills
-// last.
+// Order returns all servers in the order in which a balancer prefers them if they are otherwise
+// equal. Its home servers come first, then the servers of the next balancer by name, and so on
+// around. So flows that find no room at home go to another balancer's servers for each balancer.
+// Of these servers, they go first to those that their own balancer fills last.
 func Order(servers []Member, balancers []string, homes []int32, self int) []int32 {
-	place := make([]int, len(balancers)) // by name
+	place := make([]int, len(balancers)) // position of each balancer in the order of names
 	for i := range balancers {
 		for _, other := range balancers {
 			if other < balancers[i] {

@@ -1,38 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package infer holds what lets a balancer choose a server for a flow by what it sees itself, without
-// asking anyone: "HLB: Toward Load-Aware Load Balancing" (Yao et al., IEEE/ACM Transactions on
-// Networking, 2022), and territories, by which several balancers that cannot talk keep out of each
-// other's way. docs/placement.md says what each is worth and where the paper is unclear.
+// Package infer contains methods by which a balancer chooses a server from its own observations,
+// without asking anyone. It has those of "HLB: Toward Load-Aware Load Balancing" (Yao et al.,
+// IEEE/ACM Transactions on Networking, 2022). It also has territories, by which several balancers
+// avoid each other's servers without communication. docs/placement.md describes how well each
+// method works, and where the paper is unclear.
 //
-// Nothing here has a clock or a source of randomness: durations and random bits are arguments.
+// Nothing in this package reads a clock or draws random numbers: durations and random bits are
+// arguments.
 package infer
 
-// State is what a flow table knows of a flow (HLB, figure 4a).
+// State is the state of a flow in a flow table (HLB, figure 4a).
 type State uint8
 
 // The states.
 const (
 	Null State = iota // not in the table
-	Syn               // placed, and not known to be more than a SYN
+	Syn               // placed; only a SYN was seen
 	Conn              // the client has answered
 )
 
-// Packet is a client's packet as the states see it.
+// Packet is the kind of a client's packet, as far as the states depend on it.
 type Packet uint8
 
-// The packets. End is a FIN, a RST or that nothing came for long.
+// The kinds. End is a FIN, a RST, or a long time without packets.
 const (
 	Open Packet = iota // a SYN
 	Data
 	End
 )
 
-// Next returns the state after a packet, and by how much it changes the server's occupancy. That counts
-// flows in Conn only, so that a flood of SYNs does not move it (HLB, section IV-A2).
+// Next returns the state after a packet, and the change of the server's occupancy. The occupancy
+// counts only flows in Conn, so that a flood of SYNs does not change it (HLB, section IV-A2).
 //
-// In HLB's algorithm 1 the packet that takes a flow to Conn may be its FIN: then it stays in Conn with
-// no start time, and is counted for ever. Here a flow that ends is in no table, whatever it was.
+// In HLB's algorithm 1 the packet that moves a flow to Conn may be its FIN. The flow then stays in
+// Conn without a start time, and is counted for ever. Here a flow that ends leaves the table from
+// any state.
 func (s State) Next(p Packet) (next State, occupancy int32) {
 	switch {
 	case p == End && s == Conn:
@@ -47,6 +50,7 @@ func (s State) Next(p Packet) (next State, occupancy int32) {
 	return s, 0
 }
 
-// Delay is the score of the shortest expected delay (HLB, section IV-B3): what a server of this weight
-// would have per unit of it with one more flow. All weights 1 make it that of the shortest queue.
+// Delay returns the score of the shortest expected delay (HLB, section IV-B3): the load of a
+// server per unit of its weight, with one more flow. If all weights are 1, it is the score of the
+// shortest queue.
 func Delay(flows, weight float64) float64 { return (flows + 1) / weight }

@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestStates goes through figure 4a of HLB, and what it does not show.
+// TestStates goes through figure 4a of HLB, and the transitions that the figure omits.
 func TestStates(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -39,7 +39,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestOccupancy is 1 for a flow in Conn and else 0, whatever comes.
+// TestOccupancy checks that a flow counts 1 in Conn and 0 in other states, after any packets.
 func TestOccupancy(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		state, occupancy := Null, int32(0)
@@ -59,7 +59,8 @@ func TestReservoir(t *testing.T) {
 		t.Error("an empty reservoir has a mean")
 	}
 	for i := range ReservoirSize {
-		r.Add(float64(i), math.MaxUint64) // the random bits do not matter yet
+		// The reservoir is not full, so the random bits have no effect.
+		r.Add(float64(i), math.MaxUint64)
 	}
 	mean := func() float64 { m, _ := r.Mean(); return m }
 	if got := mean(); got != 63.5 {
@@ -75,8 +76,8 @@ func TestReservoir(t *testing.T) {
 	}
 }
 
-// TestReservoirForgets: of n durations a share (1-1/128)^n is left, that is what makes the lifetime of
-// an entry exponential.
+// TestReservoirForgets checks that a share of (1-1/128)^n is left after n durations. So the
+// lifetime of an entry is exponential.
 func TestReservoirForgets(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	left, rounds := 0, 2000
@@ -97,7 +98,8 @@ func TestReservoirForgets(t *testing.T) {
 	}
 }
 
-// TestFilter has the numbers of a hand: P = 1, R = 0.5, mu = 0.5, measured twice 1.
+// TestFilter compares with numbers computed by hand: P = 1, R = 0.5, mu = 0.5, and two
+// measurements of 1.
 func TestFilter(t *testing.T) {
 	f := Filter{Value: 0.5, Error: 1}
 	for i, want := range []struct{ gain, value, variance float64 }{
@@ -118,8 +120,8 @@ func TestFilter(t *testing.T) {
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-12 }
 
-// TestFilterStaysBetween: an estimate is never beyond what it was and what is measured, and grows more
-// certain.
+// TestFilterStaysBetween checks that an estimate stays between its former value and the
+// measurement, and that its error decreases.
 func TestFilterStaysBetween(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := Filter{Value: rapid.Float64Range(-10, 10).Draw(t, "value"), Error: rapid.Float64Range(0, 10).Draw(t, "error")}
@@ -134,8 +136,9 @@ func TestFilterStaysBetween(t *testing.T) {
 	})
 }
 
-// TestSpeeds has the numbers of a hand. Durations 1 and 3: by their sum z = 1/4 and 3/4, by their mean
-// 1/2 and 3/2. R = 0.99*0.5 + 0.01*variance of z (1/16 and 1/4); K = 1/(1+R); mu = 0.5 + K (z - 0.5).
+// TestSpeeds compares with numbers computed by hand. The durations are 1 and 3. Divided by their
+// sum, z = 1/4 and 3/4; divided by their mean, 1/2 and 3/2. R = 0.99*0.5 + 0.01*variance of z
+// (1/16 and 1/4); K = 1/(1+R); mu = 0.5 + K (z - 0.5).
 func TestSpeeds(t *testing.T) {
 	for _, c := range []struct {
 		options  Options
@@ -174,7 +177,7 @@ func TestUnseen(t *testing.T) {
 			t.Errorf("norm %d: weights %v: the unseen one is not the fastest", norm, w)
 		}
 	}
-	// By the sum of all three, z is 1/6, 1/2 and 1/3; R is fixed.
+	// With the sum of all three durations, z is 1/6, 1/2 and 1/3. R is fixed.
 	by := NewSpeeds(3, Options{FixedNoise: true})
 	by.Observe(0, 1, 0)
 	by.Observe(1, 3, 0)
@@ -191,8 +194,8 @@ func TestUnseen(t *testing.T) {
 	}
 }
 
-// TestWeightsFollowSpeeds: weights are positive, sum up to 1, and a server of shorter flows has the
-// larger one; the unit of durations does not matter.
+// TestWeightsFollowSpeeds checks that weights are positive and add up to 1, that a server with
+// shorter flows has a larger weight, and that the unit of durations does not matter.
 func TestWeightsFollowSpeeds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		durations := rapid.SliceOfN(rapid.Float64Range(0.001, 10), 2, 40).Draw(t, "durations")
@@ -228,8 +231,8 @@ func TestWeightsFollowSpeeds(t *testing.T) {
 	})
 }
 
-// TestPrintedWeightsAreNearlyEqual is why the norm can be chosen: of 128 servers one half twice as fast
-// as the other, the printed form's weights differ by less than 1%.
+// TestPrintedWeightsAreNearlyEqual shows why the norm can be chosen. Of 128 servers, one half is
+// twice as fast as the other, and yet the weights of the printed form differ by less than 1%.
 func TestPrintedWeightsAreNearlyEqual(t *testing.T) {
 	ratio := func(norm Norm) float64 {
 		s := NewSpeeds(128, Options{Norm: norm})
@@ -249,7 +252,7 @@ func TestPrintedWeightsAreNearlyEqual(t *testing.T) {
 	}
 }
 
-// TestRanking compares with looking at all scores, of which many are equal.
+// TestRanking compares with a search of all scores. Many of the scores are equal.
 func TestRanking(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 70).Draw(t, "servers")
@@ -272,7 +275,7 @@ func TestRanking(t *testing.T) {
 			want = []int32{-1}
 		}
 		for i, w := range want {
-			// The middle of what leads to the i-th of them.
+			// Random bits in the middle of the range that selects server i.
 			random := uint64(float64(1<<63) / float64(len(want)) * (2*float64(i) + 1))
 			if got, score := r.Best(random); got != w || score != least {
 				t.Fatalf("best %d of %v, want %d of %v", got, score, w, least)
@@ -307,11 +310,11 @@ func TestChoiceAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestGain has the gains of a filter whose noise is fixed at 1/2 and whose error begins at 1: 1/(n+1/2) in
-// the n-th step, and 0 before any.
+// TestGain checks the gains of a filter whose noise is always 1/2 and whose error begins at 1. The
+// gain is 1/(n+1/2) in the n-th step, and 0 before the first.
 func TestGain(t *testing.T) {
 	s := NewSpeeds(2, Options{FixedNoise: true})
-	s.Step() // of which nothing follows, for no flow has ended
+	s.Step() // changes nothing, because no flow has ended
 	if got := s.Gain(0); got != 0 {
 		t.Errorf("gain %v before the first measurement, want 0", got)
 	}

@@ -7,9 +7,10 @@ import (
 	"math/bits"
 )
 
-// Ranking finds the server of the smallest score while scores change one at a time, without memory
-// beyond its own. It is a binary tree: each node holds the smallest score of the servers below it, and
-// how many have that one. To change a score, or to choose, takes at most log2(n) steps.
+// Ranking finds the server with the smallest score while scores change one at a time. It allocates
+// no memory after its creation. It is a binary tree: each node contains the smallest score of the
+// servers below it, and the number of servers with this score. A change of a score, and a choice,
+// take at most log2(n) steps each.
 type Ranking struct {
 	nodes []ranked // 1 is the root, 2i and 2i+1 are the children of i
 	first int32    // the leaf of server 0
@@ -20,7 +21,8 @@ type ranked struct {
 	ties  int32
 }
 
-// NewRanking returns a ranking of n servers, all out of it: their score is infinite.
+// NewRanking returns a ranking of n servers. All scores are infinite, so none of them can be
+// chosen.
 func NewRanking(n int) *Ranking {
 	first := 1
 	for first < n {
@@ -33,7 +35,7 @@ func NewRanking(n int) *Ranking {
 	return r
 }
 
-// Set gives a server a score; +Inf keeps it from being chosen. Scores must not be NaN.
+// Set sets the score of a server. A server with +Inf is not chosen. Scores must not be NaN.
 func (r *Ranking) Set(server int32, score float64) {
 	at := uint(r.first + server)
 	r.nodes[at] = ranked{score, 1}
@@ -55,11 +57,11 @@ func (r *Ranking) Set(server int32, score float64) {
 	}
 }
 
-// Score is a server's.
+// Score returns the score of a server.
 func (r *Ranking) Score(server int32) float64 { return r.nodes[r.first+server].score }
 
-// Best returns the server of the smallest score, -1 if there is none. Of several any is as likely, if
-// the random bits are; 0 chooses the first.
+// Best returns the server with the smallest score, or -1 if there is none. Among several such
+// servers, random bits choose each with equal probability. The bits 0 choose the first.
 func (r *Ranking) Best(random uint64) (server int32, score float64) {
 	root := r.nodes[1]
 	if root.ties == 0 {
@@ -79,7 +81,7 @@ func (r *Ranking) Best(random uint64) (server int32, score float64) {
 	return at - r.first, root.score
 }
 
-// BestOf is Best among some candidates: a bucket's, for example.
+// BestOf is as Best, among some candidates, for example those of a bucket.
 func (r *Ranking) BestOf(candidates []uint16, random uint64) (server int32, score float64) {
 	score, ties := math.Inf(1), int32(0)
 	for _, c := range candidates {
@@ -106,7 +108,7 @@ func (r *Ranking) BestOf(candidates []uint16, random uint64) (server int32, scor
 	return server, score
 }
 
-// share maps random bits to 0 to n-1.
+// share maps random bits to a number from 0 to n-1.
 func share(random uint64, n int32) int32 {
 	at, _ := bits.Mul64(random, uint64(n))
 	return int32(at)

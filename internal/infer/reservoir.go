@@ -4,21 +4,23 @@ package infer
 
 import "math/bits"
 
-// ReservoirSize is how many flow durations are kept of a server, k in HLB's algorithm 1 (section VI-E1).
+// ReservoirSize is the number of flow durations that are kept for a server, k in HLB's algorithm 1
+// (section VI-E1).
 const ReservoirSize = 128
 
-// Reservoir is a sample of the durations of a server's flows. A new one takes the place of a random one,
-// so an entry is there for an exponentially distributed number of durations, and fresh ones count for
-// more.
+// Reservoir is a sample of the durations of a server's flows. A new duration replaces a random
+// one. So the lifetime of an entry, counted in durations, is distributed exponentially, and recent
+// durations count for more.
 type Reservoir struct {
 	durations [ReservoirSize]float64
 	n         int
 }
 
-// Add puts a duration in, in any unit: at the end until the reservoir is full, then in the place that
-// the random bits say. (Algorithm 1 prints randomId % N with N the number of servers; only modulo the
-// size of the buffer does it reach all of it and nothing else. And it begins with a buffer full of
-// zeros, which a mean would take for durations.)
+// Add adds a duration, in any unit. Until the reservoir is full, it appends the duration. Later
+// the random bits select the duration to replace. (Algorithm 1 prints randomId % N, where N is the
+// number of servers. But only modulo the size of the buffer does the index reach every place and
+// no other. The algorithm also begins with a buffer full of zeros, which the mean would count as
+// durations.)
 func (r *Reservoir) Add(duration float64, random uint64) {
 	if r.n < ReservoirSize {
 		r.durations[r.n] = duration
@@ -29,7 +31,7 @@ func (r *Reservoir) Add(duration float64, random uint64) {
 	r.durations[at] = duration
 }
 
-// Mean is that of the durations; false if there are none.
+// Mean returns the mean of the durations, or false if there are none.
 func (r *Reservoir) Mean() (mean float64, ok bool) {
 	if r.n == 0 {
 		return 0, false

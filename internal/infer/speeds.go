@@ -4,49 +4,48 @@ package infer
 
 import "math"
 
-// Norm says what a server's mean duration is divided by before it is filtered.
+// Norm tells by what a server's mean duration is divided before it is filtered.
 type Norm uint8
 
 // The norms.
 const (
-	// BySum is the paper's: z = tau / sum of all tau. With many servers z is nearly 0 for all, and
-	// exp(-mu) nearly 1: of 128 servers no two weights differ by more than about 1%, so they decide
-	// between servers of the same occupancy and nothing else.
+	// BySum is the norm of the paper: z = tau / sum of all tau. With many servers all z are nearly
+	// 0, and all exp(-mu) nearly 1: the weights of 128 servers differ by no more than about 1%.
+	// Such weights only decide between servers of the same occupancy.
 	BySum Norm = iota
-	// ByMean makes z 1 in the mean, whatever the number of servers.
+	// ByMean makes the mean of z 1, for any number of servers.
 	ByMean
 )
 
-// Unseen says what is measured of a server while there are no durations of its flows.
+// Unseen tells which measurement a server gets while there are no durations of its flows.
 type Unseen uint8
 
-// What can be measured of a server that was not seen.
+// The measurements of a server without durations.
 const (
-	// AsAverage takes it for an average one, so it is neither preferred nor avoided.
+	// AsAverage treats the server as an average one, so it is neither preferred nor avoided.
 	AsAverage Unseen = iota
-	// AsZero is the paper's, if one reads its buffers' initial (0, 0) as no duration at all: the
-	// server looks infinitely fast until a flow of it has ended.
+	// AsZero is the paper's rule, if the initial (0, 0) of its buffers means that there is no
+	// duration. The server seems infinitely fast until one of its flows has ended.
 	AsZero
 )
 
-// Options are what HLB leaves open or lets one choose. The zero value is what does best in
-// docs/placement.md.
+// Options are choices that HLB leaves open. The zero value is the best one in docs/placement.md.
 type Options struct {
 	Norm   Norm
 	Unseen Unseen
-	// FixedNoise keeps R as it begins (HLB-FIX of section VI-D1) instead of following the
-	// measurements' variance.
+	// FixedNoise keeps the initial R (HLB-FIX of section VI-D1). Otherwise R follows the variance
+	// of the measurements.
 	FixedNoise bool
 }
 
 const (
-	initialValue = 0.5  // of mu (HLB, section IV-B2)
-	initialError = 1    // of P: the first measurement counts for more than the initial mu
-	initialNoise = 0.5  // of R (HLB-FIX, section VI-D1)
-	noiseGain    = 0.01 // the paper's alpha, by which R follows
+	initialValue = 0.5  // initial mu (HLB, section IV-B2)
+	initialError = 1    // initial P: the first measurement counts for more than the initial mu
+	initialNoise = 0.5  // initial R (HLB-FIX, section VI-D1)
+	noiseGain    = 0.01 // the paper's alpha, the gain with which R follows the variance
 )
 
-// Speeds infers how fast servers are, relative to each other, from how long flows of theirs last.
+// Speeds infers the relative speeds of servers from the durations of their flows.
 type Speeds struct {
 	options Options
 	servers []speed
@@ -61,7 +60,7 @@ type speed struct {
 	weight    float64
 }
 
-// NewSpeeds begins with n servers of the same weight.
+// NewSpeeds begins with n servers of equal weight.
 func NewSpeeds(n int, o Options) *Speeds {
 	s := &Speeds{options: o, servers: make([]speed, n), noise: initialNoise}
 	for i := range s.servers {
@@ -70,7 +69,7 @@ func NewSpeeds(n int, o Options) *Speeds {
 	return s
 }
 
-// Forget makes a server one that nothing is known of, as when another takes its place.
+// Forget removes all observations of a server, for example when another server takes its place.
 func (s *Speeds) Forget(server int32) {
 	s.servers[server] = speed{
 		filter: Filter{Value: initialValue, Error: initialError},
@@ -78,20 +77,20 @@ func (s *Speeds) Forget(server int32) {
 	}
 }
 
-// Observe takes in how long a flow of a server lasted, in any unit but always the same.
+// Observe records the duration of a flow of a server. All durations must have the same unit.
 func (s *Speeds) Observe(server int32, duration float64, random uint64) {
 	s.servers[server].reservoir.Add(duration, random)
 }
 
-// Weight is a server's, above 0; those of all servers sum up to 1.
+// Weight returns the weight of a server, above 0. The weights of all servers add up to 1.
 func (s *Speeds) Weight(server int32) float64 { return s.servers[server].weight }
 
-// Gain is the Kalman gain of a server's last step, 0 to 1: how far its estimate has moved towards what
-// was measured. It is 0 before the first step (HLB, section VI-D1 and figure 18b).
+// Gain returns the Kalman gain of a server's last step, 0 to 1: how far the estimate moved towards
+// the measurement. It is 0 before the first step (HLB, section VI-D1 and figure 18b).
 func (s *Speeds) Gain(server int32) float64 { return s.servers[server].gain }
 
-// Step makes new weights from the durations, as the paper does every 0.5 s (section V-C):
-// w = exp(-mu) / sum of all exp(-mu). Without any durations the weights stay.
+// Step computes new weights from the durations, as the paper does every 0.5 s (section V-C): w =
+// exp(-mu) / sum of all exp(-mu). If there are no durations, the weights stay.
 func (s *Speeds) Step() {
 	if !s.measure() {
 		return
@@ -111,7 +110,7 @@ func (s *Speeds) Step() {
 	}
 }
 
-// measure has each server's z, from the means of the reservoirs.
+// measure computes z of each server from the means of the reservoirs.
 func (s *Speeds) measure() bool {
 	sum, seen := 0.0, 0
 	for i := range s.servers {
@@ -150,8 +149,8 @@ func (s *Speeds) measure() bool {
 	return true
 }
 
-// variance is that of this step's measurements over the servers. The paper's sigma^2(z_i(n)) does not
-// say over what; a single step has no other.
+// variance returns the variance of this step's measurements over the servers. The paper does not
+// say over what it takes sigma^2(z_i(n)). A single step has no other variance.
 func (s *Speeds) variance() float64 {
 	mean, squares := 0.0, 0.0
 	for i := range s.servers {

@@ -4,27 +4,28 @@ package infer
 
 import "math"
 
-// Territory chooses servers on one of several balancers that do not talk (docs/placement.md). Every server
-// has a home balancer. A balancer takes its own flows for all that its home servers have. To those of
-// others it adds what flows were seen to wait there (SetWait), or as long as nobody says, by symmetry,
-// what its home servers carry for each unit of capacity, up to mostOthers. Least waits first, then home
-// before others, then the shortest delay, then the order of preference.
+// Territory chooses servers on one of several balancers that do not communicate
+// (docs/placement.md). Every server has a home balancer. A balancer assumes that its home servers
+// have no flows of other balancers. For other servers it adds the flows that were seen to wait
+// there (SetWait). While nothing was seen, it assumes symmetry: such a server has as many flows
+// per unit of capacity as the home servers, up to mostOthers. The order of choice is: the least
+// waiting, then home servers before others, then the shortest delay, then the order of preference.
 type Territory struct {
 	flows    []float64
 	capacity []float64
-	wait     []float64 // nil as long as nobody says
-	position []int32   // of a server in the order of preference
-	order    []int32   // the server of a position
-	homes    int32     // how many of the order are at home
+	wait     []float64 // nil until SetWait is called
+	position []int32   // position of each server in the order of preference
+	order    []int32   // server of each position
+	homes    int32     // number of home servers, which are first in order
 	home     *Ranking
 	away     *Ranking
-	// Of the home servers together.
+	// Sums over the home servers.
 	carried, room float64
 }
 
-// NewTerritory begins without flows. Capacities are how many flows a server serves at once without
-// making any wait, in any fraction; 0 is a server that is not to be chosen. Of the order of
-// preference, which holds each server once, the first so many are at home.
+// NewTerritory begins without flows. A capacity is the number of flows that a server serves at
+// once without letting any wait. It may be a fraction. A server with capacity 0 is not chosen. The
+// order of preference contains each server once, and begins with the given number of home servers.
 func NewTerritory(capacity []float64, order []int32, homes int) *Territory {
 	t := &Territory{
 		flows: make([]float64, len(capacity)), capacity: make([]float64, len(capacity)),
@@ -38,7 +39,7 @@ func NewTerritory(capacity []float64, order []int32, homes int) *Territory {
 	return t
 }
 
-// SetCapacity changes what a server is taken to be able to do.
+// SetCapacity changes the assumed capacity of a server.
 func (t *Territory) SetCapacity(server int32, capacity float64) {
 	if t.isHome(server) {
 		t.room += capacity - t.capacity[server]
@@ -47,7 +48,8 @@ func (t *Territory) SetCapacity(server int32, capacity float64) {
 	t.rank(server)
 }
 
-// SetWait says how long flows of this balancer's wait on a server, in the mean, for each second of service.
+// SetWait sets the mean time that flows of this balancer wait on a server, for each second of
+// service.
 func (t *Territory) SetWait(server int32, wait float64) {
 	if t.wait == nil {
 		t.wait = make([]float64, len(t.flows))
@@ -56,7 +58,7 @@ func (t *Territory) SetWait(server int32, wait float64) {
 	t.rank(server)
 }
 
-// Add counts flows of this balancer's own in, or out.
+// Add adds to the number of this balancer's flows on a server, or subtracts from it.
 func (t *Territory) Add(server int32, flows float64) {
 	t.flows[server] += flows
 	if t.isHome(server) {
@@ -65,12 +67,12 @@ func (t *Territory) Add(server int32, flows float64) {
 	t.rank(server)
 }
 
-// Flows are this balancer's own at a server.
+// Flows returns the number of this balancer's flows on a server.
 func (t *Territory) Flows(server int32) float64 { return t.flows[server] }
 
 func (t *Territory) isHome(server int32) bool { return t.position[server] < t.homes }
 
-// rank scores a server by its delay, without what others are taken to have by symmetry.
+// rank scores a server by its delay, without the flows that it is assumed to have by symmetry.
 func (t *Territory) rank(server int32) {
 	score := math.Inf(1)
 	if t.capacity[server] > 0 {
@@ -83,13 +85,14 @@ func (t *Territory) rank(server int32) {
 	}
 }
 
-// mostOthers bounds what others are taken to have: less than fills a server. A balancer with more than
-// its share of the traffic would else conclude from its own servers that all are as full, and keep
-// everything at home. From 0.5 to 0.9 it makes no difference.
+// mostOthers bounds the flows that servers of other balancers are assumed to have. The bound is
+// below the capacity of a server. Otherwise a balancer with more than its share of the traffic
+// would conclude from its own servers that all servers are full, and keep all flows at home.
+// Values from 0.5 to 0.9 make no difference.
 const mostOthers = 0.9
 
-// others is what other balancers are taken to have at servers that are not at home, for each unit of
-// capacity, if nobody says what it is.
+// others returns the flows that servers of other balancers are assumed to have, per unit of
+// capacity, if SetWait was not called.
 func (t *Territory) others() float64 {
 	if t.room <= 0 || t.wait != nil {
 		return 0
@@ -97,7 +100,7 @@ func (t *Territory) others() float64 {
 	return min(t.carried/t.room, mostOthers)
 }
 
-// seen is what was said of a server that is not at home.
+// seen returns the waiting flows of a server that is not a home server, from SetWait.
 func (t *Territory) seen(server int32) float64 {
 	if t.wait == nil {
 		return 0
@@ -105,8 +108,9 @@ func (t *Territory) seen(server int32) float64 {
 	return t.wait[server]
 }
 
-// Best returns the server for a new flow, -1 if there is none. What others have by symmetry adds the
-// same to every delay abroad, so the best of home and the best of abroad are all that has to be compared.
+// Best returns the server for a new flow, or -1 if there is none. The assumption of symmetry adds
+// the same number to the delays of all servers of other balancers. So it suffices to compare the
+// best home server with the best other server.
 func (t *Territory) Best() int32 {
 	near, nearDelay := t.home.Best(0)
 	far, farDelay := t.away.Best(0)
@@ -119,7 +123,7 @@ func (t *Territory) Best() int32 {
 	return t.order[far+t.homes]
 }
 
-// BestOf is Best among some candidates: a bucket's, for example.
+// BestOf is as Best, among some candidates, for example those of a bucket.
 func (t *Territory) BestOf(candidates []uint16) int32 {
 	best, bestScore, others := int32(-1), score{}, t.others()
 	for _, c := range candidates {
@@ -138,8 +142,8 @@ func (t *Territory) BestOf(candidates []uint16) int32 {
 	return best
 }
 
-// waiting is how many flows have to wait for each unit of capacity, when the one with this delay has
-// come.
+// waiting returns the number of flows that wait per unit of capacity after the arrival of a flow
+// with this delay.
 func waiting(delay float64) float64 { return max(0, delay-1) }
 
 type score struct {

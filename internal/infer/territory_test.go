@@ -19,7 +19,8 @@ func members(n int) []Member {
 	return list
 }
 
-// TestTerritoryByHand: servers 0 and 1 are at home, 2 and 3 abroad, of capacities 1, 2, 1, 2.
+// TestTerritoryByHand has the home servers 0 and 1 and the other servers 2 and 3. The capacities
+// are 1, 2, 1, 2.
 func TestTerritoryByHand(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -27,17 +28,19 @@ func TestTerritoryByHand(t *testing.T) {
 		want  int32
 	}{
 		{"idle: at home, the shortest delay", [4]float64{0, 0, 0, 0}, 1},
-		// Server 1 has room: 2/2 - 1. Nobody has less than 0 waiting.
+		// Server 1 has room: 2/2 - 1. The number of waiting flows is never below 0.
 		{"still no wait at home", [4]float64{1, 1, 0, 0}, 1},
-		// Home is full: 3 flows on a capacity of 3, so others are taken to have the most, 0.9. One more
-		// waits 1 on server 0, 3/2-1 = 1/2 on server 1; abroad 1+0.9-1 on server 2, 1/2+0.9-1 on 3.
+		// The home servers are full: 3 flows for a capacity of 3. So other servers are assumed to
+		// have the maximum, 0.9. One more flow means a wait of 1 on server 0, 3/2-1 = 1/2 on
+		// server 1, 1+0.9-1 on server 2, and 1/2+0.9-1 on server 3.
 		{"home is full", [4]float64{1, 2, 0, 0}, 3},
-		// Server 3 has one of ours: 2/2+0.9-1 = 0.9, as server 2. At home 1/2 waits.
+		// Server 3 has one flow of this balancer: 2/2+0.9-1 = 0.9, as server 2. On server 1 the
+		// wait is 1/2.
 		{"not abroad again", [4]float64{1, 2, 0, 1}, 1},
-		// 5/2-1 on server 1, 1 on server 0, 0.9 on servers 2 and 3, of which 2 is preferred by position
-		// when both have a delay of 1.9.
+		// The waits are 5/2-1 on server 1, 1 on server 0, and 0.9 on servers 2 and 3. These two
+		// have a delay of 1.9, and server 2 is first in the order.
 		{"what waits at home goes abroad", [4]float64{1, 4, 0, 1}, 2},
-		// Carried 2/3. Abroad 1/2+2/3-1 = 1/6; at home 0 waits on server 1.
+		// The home servers carry 2/3. The wait is 1/2+2/3-1 = 1/6 on server 3, and 0 on server 1.
 		{"abroad is not free either", [4]float64{2, 0, 0, 0}, 1},
 	} {
 		territory := NewTerritory([]float64{1, 2, 1, 2}, []int32{0, 1, 2, 3}, 2)
@@ -53,10 +56,11 @@ func TestTerritoryByHand(t *testing.T) {
 	}
 }
 
-// TestTerritoryWithoutHome: what has no servers at home knows nothing of others.
+// TestTerritoryWithoutHome checks that a balancer without home servers assumes nothing about other
+// servers.
 func TestTerritoryWithoutHome(t *testing.T) {
 	territory := NewTerritory([]float64{1, 2}, []int32{0, 1}, 0)
-	for i, want := range []int32{1, 0, 1} { // delays of 1 and 1/2, 1 and 1, 2 and 1
+	for i, want := range []int32{1, 0, 1} { // the delays are 1 and 1/2, then 1 and 1, then 2 and 1
 		got := territory.Best()
 		if got != want {
 			t.Errorf("flow %d: server %d, want %d", i, got, want)
@@ -70,7 +74,7 @@ func TestTerritoryWithoutHome(t *testing.T) {
 	}
 }
 
-// plainTerritory is the rule in as many words, over all servers.
+// plainTerritory computes the same choice directly, from all servers.
 func plainTerritory(flows, capacity []float64, order []int32, homes int) int32 {
 	carried, room := 0.0, 0.0
 	for _, s := range order[:homes] {
@@ -98,7 +102,8 @@ func plainTerritory(flows, capacity []float64, order []int32, homes int) int32 {
 	return best
 }
 
-// TestTerritoryIsPlain uses capacities and loads whose quotients are exact, so that ties are ties.
+// TestTerritoryIsPlain compares with plainTerritory. The quotients of its capacities and loads are
+// exact, so equal delays compare as equal.
 func TestTerritoryIsPlain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 20).Draw(t, "servers")
@@ -138,7 +143,8 @@ func TestTerritoryIsPlain(t *testing.T) {
 	})
 }
 
-// TestHomes: balancers agree, shares are even, and no more servers move than must.
+// TestHomes checks that balancers agree, that shares are even, and that no more servers move than
+// necessary.
 func TestHomes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, b := rapid.IntRange(0, 100).Draw(t, "servers"), rapid.IntRange(1, 8).Draw(t, "balancers")
@@ -183,7 +189,8 @@ func TestHomesOfEqualServersAreEven(t *testing.T) {
 	}
 }
 
-// TestHomesStay: when one of 8 balancers goes, most servers of the others stay where they are.
+// TestHomesStay checks that most servers keep their home when one of 8 balancers is removed,
+// except for its own servers.
 func TestHomesStay(t *testing.T) {
 	all := []string{"a", "b", "c", "d", "e", "f", "g", "h"}
 	before, after := Homes(members(1000), all), Homes(members(1000), all[:7])
@@ -193,7 +200,7 @@ func TestHomesStay(t *testing.T) {
 			moved++
 		}
 	}
-	if moved > 200 { // 125 had to find another home
+	if moved > 200 { // 125 servers need another home
 		t.Errorf("%d servers of balancers that stay have moved", moved)
 	}
 }
@@ -201,7 +208,8 @@ func TestHomesStay(t *testing.T) {
 func TestOrder(t *testing.T) {
 	list, balancers := members(30), []string{"y", "x", "z"}
 	homes := Homes(list, balancers)
-	for self, want := range map[int][]int32{0: {0, 2, 1}, 1: {1, 0, 2}, 2: {2, 1, 0}} { // x, y, z, and around
+	// The balancers x, y, z, in a cycle.
+	for self, want := range map[int][]int32{0: {0, 2, 1}, 1: {1, 0, 2}, 2: {2, 1, 0}} {
 		var got []int32
 		order := Order(list, balancers, homes, self)
 		for _, s := range order {
@@ -220,14 +228,15 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestTerritoryWithWaits: server 0 is at home, 1 and 2 abroad, all of capacity 1, and flows were seen to
-// wait on the latter.
+// TestTerritoryWithWaits has the home server 0 and the other servers 1 and 2, all of capacity 1.
+// Flows were seen to wait on servers 1 and 2.
 func TestTerritoryWithWaits(t *testing.T) {
 	territory := NewTerritory([]float64{1, 1, 1}, []int32{0, 1, 2}, 1)
-	territory.SetWait(0, 5) // is known better at home
+	territory.SetWait(0, 5) // has no effect on a home server, whose flows are known
 	territory.SetWait(1, 0.75)
 	territory.SetWait(2, 0.5)
-	// Delays at home 1, 2, 3; on server 1 1.75, 2.75; on server 2 1.5, 2.5. At home goes first.
+	// The delays are 1, 2, 3 on server 0, then 1.75, 2.75 on server 1, and 1.5, 2.5 on server 2.
+	// Server 0 is first among equals.
 	for i, want := range []int32{0, 2, 1, 0, 2, 1, 0} {
 		if got := territory.BestOf([]uint16{0, 1, 2}); got != want {
 			t.Errorf("flow %d: server %d of all candidates, want %d", i, got, want)

@@ -9,13 +9,14 @@ import (
 	"gonum.org/v1/gonum/stat/combin"
 )
 
-// Transform returns E[exp(-zT)], the Laplace transform of the distribution of response times T, where
-// servers work first come, first served: equation (9) of 6LB, there as characteristic function with
-// z = -iθ. The real part of z must be positive, or z zero.
+// Transform returns E[exp(-zT)], the Laplace transform of the distribution of response times T,
+// for servers that serve flows first come, first served. It is equation (9) of 6LB, which has the
+// form of a characteristic function with z = -iθ. The real part of z must be positive, or z must
+// be zero.
 //
-// Unlike (9) it is a sum over the flows that a new one finds, without the denominator that is zero at
-// z = λ(1+s_c)-1, where the function is not singular. Behind n flows on k cores a flow waits for n-k+1
-// departures at rate k.
+// Unlike (9), Transform sums over the number of flows that a new flow finds. So it has no
+// denominator that is zero at z = λ(1+s_c)-1, where the function is not singular. Behind n flows
+// on k cores, a flow waits for n-k+1 departures at rate k.
 func (s *Steady) Transform(z complex128) complex128 {
 	core := 1 / (1 + z)
 	departure := complex(float64(s.Cores), 0) / (complex(float64(s.Cores), 0) + z)
@@ -34,8 +35,8 @@ func (s *Steady) Transform(z complex128) complex128 {
 	return core * (sum + tail)
 }
 
-// eulerTerms is M of the Euler algorithm: it computes to 0.6·M digits and loses M/3 of the 16 that
-// there are. With 16, distribution functions are right to 1e-9.
+// eulerTerms is M of the Euler algorithm. The result has 0.6·M digits, and M/3 of the 16 digits of
+// a float64 are lost. With M = 16, distribution functions are correct to 1e-9.
 const eulerTerms = 16
 
 // eulerWeights are ξ_k of the Euler algorithm with signs: a sum of 2M+1 terms of an alternating series,
@@ -71,9 +72,9 @@ func invert(transform func(complex128) complex128, t float64) float64 {
 	return math.Exp(shift) / t * sum
 }
 
-// CDF returns Pr(T ≤ t), how likely a flow is with its server for no longer than t where servers work
-// first come, first served: the integral of the inverse of (9) in 6LB, computed as the inverse of the
-// transform over z. It is right to 1e-8.
+// CDF returns Pr(T ≤ t), the probability that a flow is on its server for at most t, for servers
+// that serve flows first come, first served. It is the integral of the inverse of (9) in 6LB,
+// computed as the inverse of the transform divided by z. It is correct to 1e-8.
 func (s *Steady) CDF(t float64) float64 {
 	if t <= 0 {
 		return 0
@@ -82,8 +83,8 @@ func (s *Steady) CDF(t float64) float64 {
 	return min(max(value, 0), 1)
 }
 
-// Percentile returns π_x, which x percent of the response times do not exceed: equation (10) of 6LB.
-// x must be above 0 and at most MaxPercentile.
+// Percentile returns π_x, the response time that x percent of the flows do not exceed: equation
+// (10) of 6LB. x must be above 0 and at most MaxPercentile.
 func (s *Steady) Percentile(x float64) (float64, error) {
 	if !(x > 0 && x <= MaxPercentile) {
 		return 0, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, MaxPercentile)
@@ -95,21 +96,22 @@ func (s *Steady) Percentile(x float64) (float64, error) {
 	return solve(func(t float64) float64 { return s.CDF(t) - x/100 }, 0, high), nil
 }
 
-// MaxPercentile is the highest percentile that the inversion of transforms is exact enough for.
+// MaxPercentile is the highest percentile for which the inversion of transforms is exact enough.
 const MaxPercentile = 99.9999
 
-// Saving is how many servers policy SRc saves (6LB, section V-G).
+// Saving is the saving of servers by policy SRc (6LB, section V-G).
 type Saving struct {
-	// SingleChoiceLoad and Load are the highest loads at which the limit holds, with one candidate
-	// and with SRc.
+	// SingleChoiceLoad and Load are the highest loads that keep the limit, with one candidate and
+	// with SRc.
 	SingleChoiceLoad, Load float64
-	// Ratio is N'/N, the servers that SRc needs to those that single choice needs.
+	// Ratio is N'/N: the number of servers with SRc, divided by the number with single choice.
 	Ratio float64
 }
 
-// Save compares how many servers it takes to keep the x-th percentile of response times at the limit or
-// below, with SRc and with single choice: equation (11) of 6LB, where x is 90. The limit is in units of
-// the mean service time, and above the percentile of an idle server, -ln(1-x/100).
+// Save compares the numbers of servers that keep the x-th percentile of response times at or below
+// the limit, with SRc and with single choice: equation (11) of 6LB, which has x = 90. The limit is
+// in units of the mean service time. It must be above the percentile of an idle server,
+// -ln(1-x/100).
 func Save(x, limit float64, cores, threshold int) (Saving, error) {
 	if !(x > 0 && x <= MaxPercentile) {
 		return Saving{}, fmt.Errorf("percentile %v: must be above 0 and at most %v", x, MaxPercentile)
@@ -132,7 +134,7 @@ func Save(x, limit float64, cores, threshold int) (Saving, error) {
 	return Saving{SingleChoiceLoad: single, Load: load, Ratio: single / load}, nil
 }
 
-// highestLoad is π⁻¹ of section V-G: the load at which the percentile is the limit.
+// highestLoad is π⁻¹ of section V-G: the load at which the percentile equals the limit.
 func highestLoad(x, limit float64, at func(load float64) (*Steady, error)) (float64, error) {
 	low, high := 1e-9, 1-1e-9
 	for high-low > 1e-9 {
@@ -141,7 +143,7 @@ func highestLoad(x, limit float64, at func(load float64) (*Steady, error)) (floa
 		if err != nil {
 			return 0, err
 		}
-		// Pr(T ≤ limit) falls with the load; to ask for it takes one inversion, a percentile many.
+		// Pr(T ≤ limit) decreases with the load. CDF takes one inversion, Percentile takes many.
 		if s.CDF(limit) > x/100 {
 			low = middle
 		} else {

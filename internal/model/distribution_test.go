@@ -10,7 +10,7 @@ import (
 	"gonum.org/v1/gonum/mathext"
 )
 
-// TestInvert inverts transforms of functions that are known.
+// TestInvert inverts the transforms of known functions.
 func TestInvert(t *testing.T) {
 	for name, f := range map[string]struct {
 		transform func(z complex128) complex128
@@ -56,8 +56,9 @@ func TestTransform(t *testing.T) {
 	})
 }
 
-// TestCDF compares with the mixture of Erlang distributions that section V-F of 6LB describes before it
-// turns to characteristic functions: with probability (s_k - s_(k+1))/λ the k-th in a queue.
+// TestCDF compares with the mixture of Erlang distributions that section V-F of 6LB describes
+// before it turns to characteristic functions: a flow is the k-th in a queue with probability (s_k
+// - s_(k+1))/λ.
 func TestCDF(t *testing.T) {
 	forms(t, func(t *testing.T, l float64, c int, s *Steady) {
 		for _, x := range []float64{0.01, 0.3, 1, 4, 10, 40, 200} {
@@ -75,7 +76,8 @@ func TestCDF(t *testing.T) {
 	})
 }
 
-// TestMeanOfDistribution integrates 1-CDF, which must give Little's E[T], also for several cores.
+// TestMeanOfDistribution checks that the integral of 1-CDF is Little's E[T], also for several
+// cores.
 func TestMeanOfDistribution(t *testing.T) {
 	for _, cores := range []int{1, 2, 6} {
 		for _, s := range []*Steady{mustSRc(t, 0.8, cores, 4), mustSRc(t, 0.8, cores, 9), mustSingle(t, 0.8, cores)} {
@@ -89,7 +91,8 @@ func TestMeanOfDistribution(t *testing.T) {
 	}
 }
 
-// TestPercentile compares with ln(10)/(1-λ), which 6LB gives for single choice, and asks the CDF back.
+// TestPercentile compares with ln(10)/(1-λ), which 6LB gives for single choice, and checks that
+// CDF is the inverse.
 func TestPercentile(t *testing.T) {
 	for _, load := range []float64{0.1, 0.5, 0.88, 0.99} {
 		got, err := mustSingle(t, load, 1).Percentile(90)
@@ -113,7 +116,7 @@ func TestPercentile(t *testing.T) {
 	}
 }
 
-// TestSave has the number that section V-G of 6LB prints: with μ0 = 6, 71 servers instead of 100.
+// TestSave checks the number in section V-G of 6LB: with μ0 = 6, 71 servers instead of 100.
 func TestSave(t *testing.T) {
 	got, err := Save(90, 6, 1, 4)
 	if err != nil {

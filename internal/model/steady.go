@@ -8,40 +8,40 @@ import (
 )
 
 const (
-	// MaxThreshold is the largest acceptance threshold that the model is computed for.
+	// MaxThreshold is the largest acceptance threshold of the model.
 	MaxThreshold = 256
-	// MaxCores is the largest number of cores of a server that the model is computed for.
+	// MaxCores is the largest number of cores of a server in the model.
 	MaxCores = 256
 )
 
-// Steady is the steady state of infinitely many servers of which each flow is offered to two at random,
-// the fixed point of equation (1) of 6LB. The first of the two takes it if it has fewer flows than the
-// threshold (policy SRc, algorithm 1), else the second does.
+// Steady is the steady state of infinitely many servers: the fixed point of equation (1) of 6LB.
+// Each flow is offered to two random servers. The first one takes it if it has fewer flows than
+// the threshold (policy SRc, algorithm 1). Otherwise the second one takes it.
 type Steady struct {
 	// Load is the share of the cores that is busy, above 0 and below 1.
 	Load float64
-	// Cores is how many cores a server has, k; 1 in 6LB.
+	// Cores is the number of cores of a server, k. It is 1 in 6LB.
 	Cores int
 	// Threshold is c of SRc.
 	Threshold int
-	// Rejected is the probability that the first server passes a flow on: s_c of equation (5), or 0
-	// where there is no second server.
+	// Rejected is the probability that the first server passes a flow on: s_c of equation (5), or
+	// 0 if there is no second server.
 	Rejected float64
 
-	// second is how many flows reach a server as the second one that is asked, in proportion to all.
+	// second is the share of all flows that reach a server as the second candidate.
 	second float64
-	// share[n] is the probability that a server has n flows. From the last one, share[n+1] is
+	// share[n] is the probability that a server has n flows. After the last element, share[n+1] is
 	// share[n]·ratio.
 	share []float64
 	ratio float64
 }
 
-// SRc returns the steady state under policy SRc with threshold 0 to MaxThreshold, at a load above 0 and
-// below 1, of servers with 1 to MaxCores cores.
+// SRc returns the steady state under policy SRc with a threshold of 0 to MaxThreshold, at a load
+// above 0 and below 1, of servers with 1 to MaxCores cores.
 //
-// It solves equation (5) of 6LB in a form that has one solution. As printed, s(1-λs) = (1-λ)(λ(1+s))^c,
-// there is a second one, s = (1-λ)/λ, which is no fixed point of (1): it came in when (3) was
-// multiplied by 1-λ(1+s), which is zero there.
+// It solves equation (5) of 6LB in a form with one solution. The printed form, s(1-λs) =
+// (1-λ)(λ(1+s))^c, has a second solution, s = (1-λ)/λ. That one is not a fixed point of (1). It
+// appears because (3) was multiplied by 1-λ(1+s), which is zero there.
 func SRc(load float64, cores, threshold int) (*Steady, error) {
 	if threshold < 0 || threshold > MaxThreshold {
 		return nil, fmt.Errorf("threshold %d: must be 0 to %d", threshold, MaxThreshold)
@@ -58,15 +58,15 @@ func SRc(load float64, cores, threshold int) (*Steady, error) {
 	return s, nil
 }
 
-// SingleChoice returns the steady state where each flow is offered to one server, which takes it: the
-// baseline SC of 6LB. Every server is a queue M/M/k, so that one with a single core has n flows with
-// probability (1-λ)λ^n. Load and cores are as for SRc.
+// SingleChoice returns the steady state if each flow is offered to one server, which takes it: the
+// baseline SC of 6LB. Every server is a queue M/M/k. With a single core, it has n flows with
+// probability (1-λ)λ^n. The limits of load and cores are those of SRc.
 func SingleChoice(load float64, cores int) (*Steady, error) {
 	if err := validLoad(load, cores); err != nil {
 		return nil, err
 	}
 	s := &Steady{Load: load, Cores: cores}
-	s.settle(1) // as if all came from a first server that takes none
+	s.settle(1) // as if every flow came from a first server that takes none
 	return s, nil
 }
 
@@ -80,10 +80,10 @@ func validLoad(load float64, cores int) error {
 	return nil
 }
 
-// settle finds the shares of servers by their number of flows, given the probability that a flow is
-// passed on. Flows come to a server at rate λk(1+s) while it accepts and λks after, the rates of
-// equation (1), and leave at rate min(n, k): a birth-death process, whose shares balance between every
-// number and the next.
+// settle computes the shares of servers by their number of flows, for a given probability that a
+// flow is passed on. Flows arrive at a server at rate λk(1+s) while it accepts and λks otherwise,
+// as in equation (1). They leave at rate min(n, k). This is a birth-death process: its shares
+// balance between each number and the next.
 func (s *Steady) settle(second float64) {
 	s.second = second
 	s.share = append(s.share[:0], 1)
@@ -100,7 +100,7 @@ func (s *Steady) settle(second float64) {
 	}
 }
 
-// arrivals is the rate of flows to a server that has n.
+// arrivals returns the rate of flows to a server with n flows.
 func (s *Steady) arrivals(n int) float64 {
 	return arrivals(s.Load, s.Cores, s.Threshold, s.second, n)
 }
@@ -113,7 +113,7 @@ func arrivals(load float64, cores, threshold int, second float64, n int) float64
 	return rate * second
 }
 
-// departures is the rate of flows from a server that has n.
+// departures returns the rate of flows from a server with n flows.
 func (s *Steady) departures(n int) float64 { return float64(min(n, s.Cores)) }
 
 // Share returns the probability that a server has n flows, s_n - s_(n+1) in 6LB.
@@ -138,14 +138,14 @@ func (s *Steady) AtLeast(n int) float64 {
 	return sum
 }
 
-// moments returns E[X] and E[X²], X being the number of flows of a server (6LB, V-B and V-D).
+// moments returns E[X] and E[X²], where X is the number of flows of a server (6LB, V-B and V-D).
 func (s *Steady) moments() (first, second float64) {
 	last := len(s.share) - 1
 	for n := range last {
 		first += float64(n) * s.share[n]
 		second += float64(n*n) * s.share[n]
 	}
-	// Of a geometric tail, Σ q^j, Σ j·q^j and Σ j²·q^j are these.
+	// Σ q^j, Σ j·q^j and Σ j²·q^j of the geometric tail.
 	q, n := s.ratio, float64(last)
 	sum := s.share[last] / (1 - q)
 	mean := q / (1 - q)
@@ -159,31 +159,31 @@ func (s *Steady) MeanFlows() float64 {
 	return mean
 }
 
-// MeanResponse returns E[T], how long a flow is with its server on average: equation (6) of 6LB, by
-// Little's law. It holds for first-come-first-served and processor sharing alike.
+// MeanResponse returns E[T], the mean time that a flow is on its server: equation (6) of 6LB, by
+// Little's law. It holds for first come, first served and for processor sharing.
 func (s *Steady) MeanResponse() float64 { return s.MeanFlows() / (s.Load * float64(s.Cores)) }
 
-// MeanResponseWithDelay is MeanResponse with what it costs to pass flows on, delay for each: equation
-// (7) of 6LB.
+// MeanResponseWithDelay returns MeanResponse plus the cost of passing flows on, which is delay for
+// each: equation (7) of 6LB.
 func (s *Steady) MeanResponseWithDelay(delay float64) float64 {
 	return s.MeanResponse() + delay*s.Rejected
 }
 
-// Fairness returns Jain's index of the servers' numbers of flows, E[X]²/E[X²] (6LB, section V-D). The
-// paper defines it over N servers; N cancels out, and would not in its sums as printed, which have
-// E(X)² = N²(…)² over E(X²) = N(…).
+// Fairness returns Jain's index of the servers' numbers of flows, E[X]²/E[X²] (6LB, section V-D).
+// The paper defines the index over N servers, and N cancels out. In the sums as printed it would
+// not: they have E(X)² = N²(…)² over E(X²) = N(…).
 func (s *Steady) Fairness() float64 {
 	mean, square := s.moments()
 	return mean * mean / square
 }
 
-// WrongfullyRejected returns the probability that a flow is passed on to a server that has more flows
-// than the one that passes it on: equation (8) of 6LB. It is 0 where there is no second server.
+// WrongfullyRejected returns the probability that a server passes a flow on to a server with more
+// flows: equation (8) of 6LB. It is 0 if there is no second server.
 func (s *Steady) WrongfullyRejected() float64 {
 	if s.Rejected == 0 {
 		return 0
 	}
-	// Σ Share(n)·AtLeast(n+1) from n = c. From the last share on both are geometric.
+	// Σ Share(n)·AtLeast(n+1) from n = c. Both factors are geometric from the last share on.
 	last := len(s.share) - 1
 	sum := 0.0
 	for n := s.Threshold; n < last; n++ {
@@ -192,8 +192,8 @@ func (s *Steady) WrongfullyRejected() float64 {
 	return sum + s.share[last]*s.AtLeast(last+1)/(1-s.ratio*s.ratio)
 }
 
-// solve returns where f is zero between low, where it is not positive, and high, where it is not
-// negative; to the last bit, by bisection.
+// solve finds a zero of f between low and high by bisection, to the last bit. f must not be
+// positive at low, and not negative at high.
 func solve(f func(float64) float64, low, high float64) float64 {
 	for {
 		middle := low + (high-low)/2

@@ -28,7 +28,7 @@ func mustSingle(t testing.TB, load float64, cores int) *Steady {
 	return s
 }
 
-// near fails unless got is want, but for a share of at most tolerance of it.
+// near fails the test unless got differs from want by at most the share tolerance of want.
 func near(t testing.TB, what string, got, want, tolerance float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= tolerance*math.Abs(want)) {
@@ -36,7 +36,8 @@ func near(t testing.TB, what string, got, want, tolerance float64) {
 	}
 }
 
-// forms calls f for loads and thresholds at which the printed closed forms have no zero denominator.
+// forms calls f with loads and thresholds for which no denominator of the printed closed forms is
+// zero.
 func forms(t *testing.T, f func(t *testing.T, lambda float64, c int, s *Steady)) {
 	for _, lambda := range []float64{0.05, 0.3, 0.5, 0.71, 0.88, 0.95, 0.99} {
 		for _, c := range []int{1, 2, 4, 5, 8, 16} {
@@ -52,7 +53,8 @@ func forms(t *testing.T, f func(t *testing.T, lambda float64, c int, s *Steady))
 	}
 }
 
-// TestPrintedForms compares with equations (3) to (6), (8) and the sum of section V-D of 6LB, as printed.
+// TestPrintedForms compares with equations (3) to (6) and (8), and with the sum of section V-D of
+// 6LB, as printed.
 func TestPrintedForms(t *testing.T) {
 	forms(t, func(t *testing.T, l float64, c int, s *Steady) {
 		sc, n := s.Rejected, float64(c)
@@ -75,8 +77,8 @@ func TestPrintedForms(t *testing.T) {
 	})
 }
 
-// TestFixedPoint checks that nothing moves by equation (1), that flows are neither made nor lost, and that
-// s_n falls, at random loads, cores and thresholds.
+// TestFixedPoint checks, for random loads, cores and thresholds, that equation (1) changes
+// nothing, that the number of flows stays the same, and that s_n decreases.
 func TestFixedPoint(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		load := rapid.Float64Range(0.01, 0.95).Draw(t, "load")
@@ -110,8 +112,8 @@ func TestFixedPoint(t *testing.T) {
 	})
 }
 
-// TestOneFixedPoint looks for more than one solution where servers have several cores; with one there is
-// none, because s_n of (3) falls in s_c.
+// TestOneFixedPoint searches for a second solution for servers with several cores. For one core
+// there is none, because s_n of (3) decreases with s_c.
 func TestOneFixedPoint(t *testing.T) {
 	for _, cores := range []int{1, 2, 3, 8} {
 		for _, c := range []int{1, 2, 4, 8, 16} {
@@ -132,8 +134,8 @@ func TestOneFixedPoint(t *testing.T) {
 	}
 }
 
-// TestSingleChoice compares with M/M/1, with SR0, which asks a first server in vain, and with Erlang's
-// formula for M/M/k.
+// TestSingleChoice compares with M/M/1, with SR0, whose first server never accepts, and with
+// Erlang's formula for M/M/k.
 func TestSingleChoice(t *testing.T) {
 	for _, load := range []float64{0.1, 0.5, 0.88, 0.99} {
 		s := mustSingle(t, load, 1)
@@ -156,8 +158,8 @@ func TestSingleChoice(t *testing.T) {
 	}
 }
 
-// TestTheorem1 checks that SRc is no worse than single choice as long as the delay is no longer than a
-// flow (6LB, section V-C).
+// TestTheorem1 checks that SRc is no worse than single choice if the delay is at most the duration
+// of a flow (6LB, section V-C).
 func TestTheorem1(t *testing.T) {
 	forms(t, func(t *testing.T, l float64, c int, s *Steady) {
 		if got, most := s.MeanResponseWithDelay(1), 1/(1-l); got > most*(1+1e-12) {

@@ -10,25 +10,27 @@ import (
 	"gonum.org/v1/gonum/floats"
 )
 
-// Transient follows infinitely many servers under policy SRc through time: equation (1) of 6LB, for
-// servers of any number of cores.
+// Transient follows infinitely many servers under policy SRc over time: equation (1) of 6LB, for
+// servers with any number of cores.
 type Transient struct {
 	load      float64
 	cores     int
 	threshold int
-	tail      []float64 // s_1, s_2, … of 6LB: the share of servers with as many flows or more
-	step      float64   // the last step that was exact enough
+	// S_1, s_2, … of 6LB: the share of servers with at least that number of flows.
+	tail []float64
+	step float64 // the last step size that was exact enough
 }
 
-// tolerance bounds the error of a step in every s_n, and what is cut off above the largest n.
+// tolerance bounds the error of each s_n in a step, and the shares that are cut off above the
+// largest n.
 const tolerance = 1e-10
 
-// NewTransient starts with servers of which each has the given number of flows. Load, cores and
-// threshold are as for SRc; a threshold of 0 is single choice as well, for a server that takes nothing
-// when it is asked first leaves all to a random other one.
+// NewTransient starts with servers that each have the given number of flows. Load, cores and
+// threshold are as for SRc. A threshold of 0 is the same as single choice: the first server always
+// passes the flow on, and the second one is a random server.
 //
-// It follows numbers of flows up to where the steady state has fewer than one server in 10¹⁰, and 64
-// above the initial one.
+// It follows numbers of flows up to the one that fewer than one server in 10¹⁰ has in the steady
+// state, and 64 above the initial number.
 func NewTransient(load float64, cores, threshold, flows int) (*Transient, error) {
 	steady, err := SRc(load, cores, threshold)
 	if err != nil {
@@ -62,10 +64,10 @@ func (t *Transient) AtLeast(n int) float64 {
 // MeanFlows returns the mean number of flows of a server.
 func (t *Transient) MeanFlows() float64 { return floats.Sum(t.tail) }
 
-// Rejected returns the probability that a flow that arrives now is passed on by the first server.
+// Rejected returns the probability that the first server passes on a flow that arrives now.
 func (t *Transient) Rejected() float64 { return t.AtLeast(t.threshold) }
 
-// Fairness returns Jain's index of the servers' numbers of flows, and 1 where there are no flows.
+// Fairness returns Jain's index of the servers' numbers of flows. It is 1 if there are no flows.
 func (t *Transient) Fairness() float64 {
 	mean, square := 0.0, 0.0
 	for i, share := range t.tail {
@@ -96,9 +98,10 @@ func (t *Transient) change(tail, derivative []float64) {
 	}
 }
 
-// The pairs of Dormand and Prince, fourth and fifth order (J. R. Dormand and P. J. Prince, "A Family of
-// Embedded Runge-Kutta Formulae", 1980): where each stage looks, and the two results' difference. The
-// last stage is at the fifth order's result, and so the first of the next step.
+// The pair of methods of Dormand and Prince, fourth and fifth order (J. R. Dormand and P. J.
+// Prince, "A Family of Embedded Runge-Kutta Formulae", 1980): the points of the stages, and the
+// difference of the two results. The last stage is at the result of the fifth order, so it is the
+// first stage of the next step.
 var (
 	stages = [][]float64{
 		{},
@@ -112,8 +115,8 @@ var (
 	difference = []float64{71. / 57600, 0, -71. / 16695, 71. / 1920, -17253. / 339200, 22. / 525, -1. / 40}
 )
 
-// Advance moves time forward by a duration, which must not be negative. It takes some steps for each
-// unit of time, and returns the context's cause when that is done before.
+// Advance moves time forward by a duration, which must not be negative. It computes several steps
+// for each unit of time. If the context ends before, Advance returns the context's cause.
 func (t *Transient) Advance(ctx context.Context, duration float64) error {
 	k := make([][]float64, len(stages))
 	for i := range k {

@@ -39,7 +39,8 @@ func TestTransientSettles(t *testing.T) {
 	}
 }
 
-// TestTransientOfSingleChoice compares with the exponential of the generator of M/M/1, which is linear.
+// TestTransientOfSingleChoice compares with the exponential of the generator of M/M/1, whose
+// equation is linear.
 func TestTransientOfSingleChoice(t *testing.T) {
 	const load, states = 0.6, 80
 	generator := mat.NewDense(states, states, nil)
@@ -72,7 +73,7 @@ func TestTransientOfSingleChoice(t *testing.T) {
 	}
 }
 
-// TestTransientInSteps checks that it does not matter how often one stops on the way.
+// TestTransientInSteps checks that one long advance and several short ones give the same result.
 func TestTransientInSteps(t *testing.T) {
 	once, err := NewTransient(0.9, 1, 4, 0)
 	if err != nil {
@@ -89,8 +90,8 @@ func TestTransientInSteps(t *testing.T) {
 	}
 }
 
-// TestStages has what every Runge-Kutta method must have: the stages' weights add up to where the stage
-// is, and the two results differ by nothing where the derivative is constant.
+// TestStages checks a property of every Runge-Kutta method: the weights of a stage add up to the
+// point of the stage, and the two results are equal if the derivative is constant.
 func TestStages(t *testing.T) {
 	for i, want := range []float64{0, 1. / 5, 3. / 10, 4. / 5, 8. / 9, 1, 1} {
 		if got := floats.Sum(stages[i]); math.Abs(got-want) > 1e-14 {

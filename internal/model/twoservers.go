@@ -10,68 +10,72 @@ import (
 	"gonum.org/v1/gonum/floats"
 )
 
-// Rule is how the balancer of two servers chooses one (HLB, table II).
+// Rule is a rule by which the balancer of two servers chooses one (HLB, table II).
 type Rule int
 
 const (
-	// ECMP sends every second flow to each.
+	// ECMP sends every second flow to each server.
 	ECMP Rule = iota
 	// WCMP sends flows in proportion to the weights.
 	WCMP
-	// LSQ sends a flow to the server with fewer flows, as far as the balancer knows.
+	// LSQ sends a flow to the server with fewer flows, counting the flows that the balancer knows.
 	LSQ
-	// SED sends a flow to the server with the smaller (l+1)/w, l being the flows that the balancer
-	// knows of and w the weight.
+	// SED sends a flow to the server with the smaller (l+1)/w, where l is the number of flows that
+	// the balancer knows, and w is the weight.
 	SED
 )
 
-// Rules are all rules, in the order of HLB's figure 2.
+// Rules lists all rules in the order of HLB's figure 2.
 var Rules = []Rule{ECMP, WCMP, LSQ, SED}
 
 func (r Rule) String() string { return [...]string{"ECMP", "WCMP", "LSQ", "SED"}[r] }
 
-// MaxRoom is the largest number of flows at a server that two servers are computed for.
+// MaxRoom is the largest number of flows of a server in this model.
 const MaxRoom = 32
 
-// TwoServers is the system of section III-A of HLB: two servers that work at constant rates, share
-// themselves among their flows, and refuse a flow when they have as many as there is room for. Part of
-// the flows, a Poisson process, goes through the balancer; the rest it does not see.
+// TwoServers is the system of section III-A of HLB. Two servers work at constant rates, which
+// their flows share. A server refuses a flow when it has no room. A part of the flows, a Poisson
+// process, passes the balancer. The balancer does not see the others.
 type TwoServers struct {
-	// Speeds are μ_1 and μ_2, positive.
+	// Speeds are μ_1 and μ_2. Both are positive.
 	Speeds [2]float64
-	// Weights are what WCMP and SED take the servers' speeds for, positive; only the ratio counts.
+	// Weights are the speeds that WCMP and SED assume. Both are positive, and only their ratio
+	// counts.
 	Weights [2]float64
-	// Load is what arrives in proportion to what both servers can do, (λ+γ)/(μ_1+μ_2); positive, and 1
-	// in the paper.
+	// Load is the rate of all flows divided by the speed of both servers, (λ+γ)/(μ_1+μ_2). It is
+	// positive, and 1 in the paper.
 	Load float64
-	// Observed is the share of flows that go through the balancer, λ/(λ+γ), 0 to 1. The others arrive
-	// at both servers at equal rates, and the balancer does not count them.
+	// Observed is the share of flows that pass the balancer, λ/(λ+γ), 0 to 1. The others arrive at
+	// both servers at equal rates, and the balancer does not count them.
 	Observed float64
-	// Room is Q, the most flows that a server can have: 1 to MaxRoom. The paper does not say its own.
+	// Room is Q, the maximum number of flows of a server: 1 to MaxRoom. The paper does not give
+	// its value.
 	Room int
-	// Rule is how the balancer chooses. Of equals it chooses either, with probability 1/2.
+	// Rule is the balancer's rule. If it prefers neither server, the balancer chooses each with
+	// probability 1/2.
 	Rule Rule
 }
 
-// TwoServersResult is the steady state of two servers. Solve has durations and flows to 1e-6 of their
-// size, and refusals to 1e-9.
+// TwoServersResult is the steady state of two servers. In results of Solve, durations and flows
+// have a relative error of 1e-6, and refusals an error of 1e-9.
 type TwoServersResult struct {
-	// Duration is what figure 2 of HLB shows, the mean of Σ l_i/(l_1+l_2)·l_i/μ_i over the states in
-	// which there is a flow.
+	// Duration is the quantity of HLB's figure 2: the mean of Σ l_i/(l_1+l_2)·l_i/μ_i over the
+	// states with at least one flow.
 	Duration float64
 	// Flows are the mean numbers of flows at the servers.
 	Flows [2]float64
-	// Refused is the share of all flows that find no room at their server.
+	// Refused is the share of all flows whose server has no room.
 	Refused float64
 }
 
-// Solve returns the steady state of the Markov chain whose states are the flows at both servers, those
-// that the balancer knows of and the others apart. The paper's state is (l_1, l_2) alone; but then a
-// balancer that sees half of the flows would know of all, and LSQ would not differ from GSQ2. Which of
-// a server's flows ends next does not depend on who knows of it.
+// Solve returns the steady state of the Markov chain. Its states are the numbers of flows on both
+// servers, with separate numbers for the flows that the balancer knows and for the others. The
+// paper's state is only (l_1, l_2). But then a balancer that sees half of the flows would know all
+// of them, and LSQ would be the same as GSQ2. Which flow of a server ends next does not depend on
+// whether the balancer knows it.
 //
-// With MaxRoom and part of the flows observed there are 314,721 states, which may take a minute; Solve
-// returns the context's cause when that is done before.
+// With MaxRoom, and a part of the flows observed, there are 314,721 states, which may take a
+// minute. If the context ends before, Solve returns the context's cause.
 func (s TwoServers) Solve(ctx context.Context) (TwoServersResult, error) {
 	if err := s.validate(); err != nil {
 		return TwoServersResult{}, err
@@ -83,10 +87,10 @@ func (s TwoServers) Solve(ctx context.Context) (TwoServersResult, error) {
 	return s.result(p), nil
 }
 
-// SolveApart returns the steady state by the equation that HLB prints in section III-A, in which each
-// queue evolves by itself: λ_i is a number, λ·Pr{i is chosen}, that the queue at hand does not change,
-// and the queues are independent of each other. That is an approximation, in which LSQ and SED do no
-// more than find weights; and the balancer knows of all flows, observed or not.
+// SolveApart returns the steady state by the equation that HLB prints in section III-A. In it the
+// queues are independent: λ_i is a constant, λ·Pr{i is chosen}, that does not depend on queue i.
+// This is an approximation: LSQ and SED only determine weights. The balancer also knows all flows,
+// whether it observes them or not.
 func (s TwoServers) SolveApart() (TwoServersResult, error) {
 	if err := s.validate(); err != nil {
 		return TwoServersResult{}, err
@@ -118,8 +122,8 @@ func (s TwoServers) SolveApart() (TwoServersResult, error) {
 	return r, nil
 }
 
-// queue is the distribution of the flows at one server, M/M/1/Q, if it gets that share of what the
-// balancer sees.
+// queue returns the distribution of the number of flows of one server, M/M/1/Q, for a given share
+// of the flows that the balancer sees.
 func (s TwoServers) queue(server int, share float64) []float64 {
 	rate := s.Load * (s.Speeds[0] + s.Speeds[1]) * (s.Observed*share + (1-s.Observed)/2)
 	ratio, sum := rate/s.Speeds[server], 0.0
@@ -157,13 +161,13 @@ func (s TwoServers) validate() error {
 	return nil
 }
 
-// occupancy is the flows of one server: those the balancer knows of, and the others.
+// occupancy is the number of flows of one server: those that the balancer knows, and the others.
 type occupancy struct{ known, unknown int }
 
 func (o occupancy) flows() int { return o.known + o.unknown }
 
-// preference is the share of the balancer's flows that go to the first server (HLB, table II; where it
-// prints 1/2 for ECMP it must mean λ/2).
+// preference returns the share of the balancer's flows that go to the first server (HLB, table
+// II). That table prints 1/2 for ECMP, and must mean λ/2.
 func (s TwoServers) preference(first, second occupancy) float64 {
 	switch s.Rule {
 	case WCMP:
@@ -171,7 +175,7 @@ func (s TwoServers) preference(first, second occupancy) float64 {
 	case LSQ:
 		return smaller(float64(first.known), float64(second.known))
 	case SED:
-		// Multiplied out, so that equals compare as equal.
+		// Without divisions, so that equal values compare as equal.
 		return smaller(float64(first.known+1)*s.Weights[1], float64(second.known+1)*s.Weights[0])
 	}
 	return 0.5
@@ -187,8 +191,8 @@ func smaller(a, b float64) float64 {
 	return 0.5
 }
 
-// occupancies lists what a server can have, and where each is in the list. Where the balancer sees
-// all flows or none, that is a line instead of a triangle.
+// occupancies lists all possible occupancies of a server, and the index of each in the list. If
+// the balancer sees all flows or none, the occupancies are a line and not a triangle.
 func (s TwoServers) occupancies() ([]occupancy, map[occupancy]int) {
 	var list []occupancy
 	index := make(map[occupancy]int)
@@ -204,13 +208,14 @@ func (s TwoServers) occupancies() ([]occupancy, map[occupancy]int) {
 	return list, index
 }
 
-// transition is a way into a state.
+// transition is a transition into a state.
 type transition struct {
 	from int
 	rate float64
 }
 
-// chain is a Markov chain in continuous time, by the ways into its states and the rate out of each.
+// chain is a Markov chain in continuous time. It has the transitions into each state, and the rate
+// at which each state is left.
 type chain struct {
 	in  [][]transition
 	out []float64
@@ -223,7 +228,7 @@ func (c *chain) add(from, to int, rate float64) {
 	}
 }
 
-// chain is that of the pairs of occupancies, numbered row by row.
+// chain returns the chain of the pairs of occupancies, in the order of rows.
 func (s TwoServers) chain() *chain {
 	list, index := s.occupancies()
 	n := len(list)
@@ -245,13 +250,13 @@ func (s TwoServers) chain() *chain {
 	return c
 }
 
-// move is what can become of a server's occupancy, and at which rate.
+// move is a change of a server's occupancy, with its rate.
 type move struct {
 	occupancy
 	rate float64
 }
 
-// moves lists what can become of a server with occupancy o, at given rates of arrival.
+// moves lists the changes of a server with occupancy o, for given rates of arrival.
 func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []move {
 	var moves []move
 	if o.flows() < s.Room {
@@ -274,8 +279,9 @@ func (s TwoServers) moves(o occupancy, server int, known, unknown float64) []mov
 	return kept
 }
 
-// stationary returns the probabilities of the states in the long run, by sweeps of Gauss and Seidel
-// forwards and backwards: a state's probability is what comes in over the rate out.
+// stationary returns the probabilities of the states in the steady state, by Gauss-Seidel sweeps
+// forwards and backwards. A state's probability is the flow of probability into it, divided by the
+// rate at which it is left.
 func (s TwoServers) stationary(ctx context.Context) ([]float64, error) {
 	c := s.chain()
 	p := make([]float64, len(c.out))
@@ -311,7 +317,7 @@ func (c *chain) sweep(p []float64, i int) (change float64) {
 	return math.Abs(p[i] - old)
 }
 
-// result sums up what the probabilities of the states give.
+// result computes the result from the probabilities of the states.
 func (s TwoServers) result(p []float64) TwoServersResult {
 	list, _ := s.occupancies()
 	var r TwoServersResult
@@ -333,7 +339,7 @@ func (s TwoServers) result(p []float64) TwoServersResult {
 	return r
 }
 
-// refused is the share of arrivals that find no room.
+// refused returns the share of arrivals that find no room.
 func (s TwoServers) refused(first, second occupancy) float64 {
 	share := s.preference(first, second)*s.Observed + (1-s.Observed)/2
 	refused := 0.0

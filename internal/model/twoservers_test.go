@@ -11,7 +11,7 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// figure2 is the set-up of HLB's figure 2, with less room.
+// figure2 is the system of HLB's figure 2, with less room.
 func figure2(rule Rule) TwoServers {
 	return TwoServers{Speeds: [2]float64{2, 1}, Weights: [2]float64{2, 1}, Load: 1, Observed: 1, Room: 6, Rule: rule}
 }
@@ -25,7 +25,7 @@ func mustSolve(t *testing.T, s TwoServers) TwoServersResult {
 	return r
 }
 
-// TestChainIsStationary checks against the null space of the generator.
+// TestChainIsStationary compares with the null space of the generator.
 func TestChainIsStationary(t *testing.T) {
 	for _, rule := range Rules {
 		for _, observed := range []float64{0, 0.5, 1} {
@@ -33,7 +33,7 @@ func TestChainIsStationary(t *testing.T) {
 			s.Observed, s.Room = observed, 3
 			c := s.chain()
 			states := len(c.out)
-			// Of the equations p·G = 0 one follows from the others; in its place Σ p = 1.
+			// One of the equations p·G = 0 follows from the others. Σ p = 1 takes its place.
 			a, b := mat.NewDense(states, states, nil), mat.NewVecDense(states, nil)
 			for to, ways := range c.in {
 				for _, way := range ways {
@@ -62,8 +62,8 @@ func TestChainIsStationary(t *testing.T) {
 	}
 }
 
-// TestIndependentQueues has rules that do not look at queues: two times M/M/1/Q, known and unknown
-// flows told apart or not.
+// TestIndependentQueues has rules that ignore the queues. The result is two queues M/M/1/Q,
+// whether the balancer knows the flows or not.
 func TestIndependentQueues(t *testing.T) {
 	for _, observed := range []float64{0, 0.4, 1} {
 		s := figure2(ECMP)
@@ -87,7 +87,7 @@ func TestIndependentQueues(t *testing.T) {
 	}
 }
 
-// TestDuration has room for one flow at each server, so that both are busy or not by themselves.
+// TestDuration has room for one flow on each server, so that the servers are busy independently.
 func TestDuration(t *testing.T) {
 	s := figure2(ECMP)
 	s.Room, s.Load = 1, 0.5
@@ -96,7 +96,7 @@ func TestDuration(t *testing.T) {
 	near(t, "duration", mustSolve(t, s).Duration, want, 1e-7)
 }
 
-// TestFlowsAreConserved: what comes in and is not refused is served.
+// TestFlowsAreConserved checks that the servers serve all flows that are not refused.
 func TestFlowsAreConserved(t *testing.T) {
 	for _, rule := range Rules {
 		s := figure2(rule)
@@ -121,8 +121,8 @@ func TestFlowsAreConserved(t *testing.T) {
 	}
 }
 
-// TestFigure2 has what section III-A of HLB says of figure 2, of the equation that it prints. For the
-// Markov chain it does not hold that WCMP is better than LSQ.
+// TestFigure2 checks the statements of section III-A of HLB about figure 2, for the equation that
+// the paper prints. For the Markov chain, WCMP is not better than LSQ.
 func TestFigure2(t *testing.T) {
 	duration := func(rule Rule, observed float64, weights [2]float64) float64 {
 		s := figure2(rule)
@@ -174,7 +174,7 @@ func TestTwoServersErrors(t *testing.T) {
 	}
 }
 
-// TestInterrupted ends what may take minutes when nobody waits for it any more.
+// TestInterrupted ends a long computation when its context ends.
 func TestInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
