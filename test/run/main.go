@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command run runs the project's tests by tier and closes with one line of counts.
+// Command run runs the project's tests by tier, and prints one line of counts at the end.
 //
 //	make test TIER="[tier...]"
 //
-// Without arguments it runs every tier. A tier in which no test ran has failed: on a machine that
-// lacks what its tests need, all being skipped must not look like success.
+// Without arguments it runs every tier. A tier in which no test ran has failed. Otherwise it would
+// look like success if the machine lacks something and all tests are skipped.
 //
-// The tier soak runs only when it is named: tests that take minutes in their full length, of which
-// the tier e2e runs a short form.
+// The tier soak runs only when it is named. It has the full length of tests that take minutes. The
+// tier e2e runs a short form of these tests.
 //
-// It also runs all fuzzers one after the other, each for its share of the time.
+// The command also runs all fuzzers one after the other. Each fuzzer gets an equal share of the
+// time.
 //
 //	make fuzz FUZZTIME=10m
 //
-// A fuzzer that finds something writes the input to testdata/fuzz/<name> beside its source, where
-// `go test` runs it from then on; the others go on.
+// A fuzzer that finds a fault writes the input to testdata/fuzz/<name> in the folder of its
+// package. From then on `go test` runs this input as a test. The other fuzzers continue.
 package main
 
 import (
@@ -33,26 +34,28 @@ import (
 
 const module = "github.com/segue-lb/segue"
 
-// A tier is a set of packages and how `go test` runs them. Tiers of the same name are one to the
-// user.
+// A tier is a set of packages with the options by which `go test` runs them. The output shows
+// tiers of the same name as one.
 type tier struct {
 	name     string
-	packages []string // below the module; none: all that no other tier has
+	packages []string // folders below the module; empty: all packages that no other tier has
 	flags    []string
 	env      []string
-	args     []string // of the tests themselves
+	args     []string // arguments of the test programs
 }
 
 var tiers = []tier{
 	{
 		name:  "unit",
 		flags: []string{"-race", "-timeout=10m"},
-		// The race detector is linked through cgo; the compiler of the BPF programs serves.
+		// The race detector is linked through cgo, which needs a C compiler. clang is there for
+		// the BPF programs.
 		env: []string{"CGO_ENABLED=1", "CC=clang"},
 	},
 	{
-		// Without the race detector: pure computation, in which it would find nothing, slowly; and
-		// reads of memory that faults, which it makes in C, where Go cannot recover.
+		// These packages run without the race detector, for one of two reasons. Some only compute:
+		// the race detector would find nothing in them, and slow them down. Others read memory
+		// that faults: the race detector reads it in C, where Go cannot recover from the fault.
 		name: "unit",
 		packages: []string{
 			"internal/tables", "internal/sim", "internal/sim/placement", "internal/sim/scenario",
@@ -60,26 +63,27 @@ var tiers = []tier{
 		},
 	},
 	{
-		name: "packet", // BPF programs in the kernel
+		name: "packet", // tests that run BPF programs in the kernel
 		packages: []string{
 			"internal/balancer", "internal/balancer/dataplane", "internal/agent",
 			"internal/nexthop", "internal/loadgen", "internal/bench",
 		},
-		// More tests and packages than cores: the kernel lets those wait that change tables or routes.
+		// More tests and packages run at a time than there are cores, because the kernel makes
+		// those wait that change tables or routes.
 		flags: []string{"-count=1", "-timeout=10m", "-parallel=4", "-p=3"},
 	},
 	{
-		name:     "e2e", // networks of namespaces
+		name:     "e2e", // tests with networks of namespaces
 		packages: []string{"internal/lab", "test/e2e"},
-		// One package at a time: they share the machine.
+		// One package runs at a time, because all packages use the resources of the whole machine.
 		flags: []string{"-count=1", "-timeout=15m", "-p=1", "-parallel=3"},
 	},
 }
 
-// soakTier is the name of the tiers in soak.
+// soakTier is the name of all tiers in soak.
 const soakTier = "soak"
 
-// soak is the tests whose full length is too long for every run.
+// soak contains the tests whose full length is too long for every run.
 var soak = []tier{
 	{
 		name:     soakTier,
@@ -102,7 +106,7 @@ var soak = []tier{
 	},
 }
 
-// choosePackages picks a tier's packages out of all of the module's.
+// choosePackages selects the packages of a tier from all packages of the module.
 func (t tier) choosePackages(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
 		return !slices.Equal(tierOf(pkg), t.packages)
@@ -135,7 +139,8 @@ func main() {
 	}
 }
 
-// run ends its output with the failures again, briefly, and the counts: of a long log people read the end.
+// run runs the tiers. At the end it repeats the failures briefly and prints the counts, because
+// people read the end of a long log.
 func run(ctx context.Context, names []string) (passed bool, err error) {
 	chosen, err := choose(names)
 	if err != nil {
@@ -198,7 +203,8 @@ func choose(names []string) ([]tier, error) {
 	return chosen, nil
 }
 
-// run tests the packages and reports to standard output as they finish.
+// run tests the packages of the tier. It reports each package to standard output when the package
+// has finished.
 func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	if len(packages) == 0 {
 		return result{counts: counts{failed: 1}}, errors.New("has no package")
@@ -228,8 +234,9 @@ func (t tier) run(ctx context.Context, packages []string) (result, error) {
 	return r, nil
 }
 
-// goCommand is `go` in a process group of its own, which is interrupted through us alone, once, so that
-// tests can clean up whether it was the terminal or another process that asked.
+// goCommand returns a `go` command in its own process group. Only this process interrupts the
+// command, and only once. So tests can clean up, whether the terminal or another process sent the
+// interrupt.
 func goCommand(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Stderr = os.Stderr

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// counts of tests, subtests included.
+// counts are numbers of tests, including subtests.
 type counts struct{ passed, failed, skipped int }
 
 func (c *counts) add(d counts) {
@@ -29,14 +29,14 @@ func (c counts) String() string {
 type event struct {
 	Action      string
 	Package     string
-	ImportPath  string // in place of Package in what the build says
-	FailedBuild string // the ImportPath that a package failed for
-	Test        string // empty in events of the package as a whole
+	ImportPath  string // takes the place of Package in the output of the build
+	FailedBuild string // the ImportPath of the package whose build failed
+	Test        string // empty in events about the package as a whole
 	Elapsed     float64
 	Output      string
 }
 
-// result is what tests have come to.
+// result sums up the results of tests.
 type result struct {
 	counts
 	failures []failure
@@ -49,7 +49,7 @@ func (r *result) add(s result) {
 	r.timings = append(r.timings, s.timings...)
 }
 
-// timing is how long a test took, in seconds, with its subtests.
+// timing is the time that a test took with its subtests, in seconds.
 type timing struct {
 	pkg, test string
 	seconds   float64
@@ -59,7 +59,7 @@ func (t timing) String() string {
 	return fmt.Sprintf("%6.1f s %s %s", t.seconds, t.pkg, t.test)
 }
 
-// slowest returns the tests that took longest, the slowest first.
+// slowest returns the tests that took the longest time, the slowest first.
 func (r *result) slowest(count int) []timing {
 	sorted := slices.SortedStableFunc(slices.Values(r.timings), func(a, b timing) int {
 		return cmp.Compare(b.seconds, a.seconds)
@@ -67,15 +67,17 @@ func (r *result) slowest(count int) []timing {
 	return sorted[:min(count, len(sorted))]
 }
 
-// failure is a test that failed; without a test's name, a package that failed outside of its tests.
+// failure is a failed test. Without the name of a test, it is a package that failed outside of its
+// tests.
 type failure struct{ pkg, test, output string }
 
-// report reads the events of one `go test -json` and writes a line for every package with tests, and
-// above it all output of its failed tests and the reasons of its skipped ones.
+// report reads the events of one `go test -json`. It writes a line for each package with tests.
+// Above that line it writes the whole output of failed tests, and the reasons of skipped tests.
 func report(events io.Reader, w io.Writer) (result, error) {
 	var total result
 	packages := map[string]*result{}
-	output := map[[2]string][]byte{} // by package and test; a build's by its import path
+	// The key is package and test. For the output of a build, it is the import path.
+	output := map[[2]string][]byte{}
 	lines := json.NewDecoder(events)
 	for {
 		var e event
@@ -112,7 +114,7 @@ func report(events io.Reader, w io.Writer) (result, error) {
 	}
 }
 
-// unfinished names the tests of a package that was killed in the middle of them.
+// unfinished returns the names of the tests that were running when their package was killed.
 func unfinished(output map[[2]string][]byte, pkg string) (tests []string) {
 	for at := range output {
 		if at[0] == pkg && at[1] != "" {
@@ -140,11 +142,12 @@ func (r *result) endTest(e event, output string, w io.Writer) {
 	}
 }
 
-// endPackage is told what a package has written outside of its tests, and the compiler about it.
+// endPackage records the end of a package. Its arguments are the output of the package outside of
+// its tests, and the output of the compiler about the package.
 func (r *result) endPackage(e event, output, build string, w io.Writer) {
 	if e.Action == "fail" {
 		fmt.Fprint(w, output)
-		if r.failed == 0 { // it did not build, or died outside of any test
+		if r.failed == 0 { // the package did not build, or ended outside of any test
 			r.failed = 1
 			r.failures = append(r.failures, failure{pkg: e.Package, output: build + output})
 		}
@@ -154,16 +157,16 @@ func (r *result) endPackage(e event, output, build string, w io.Writer) {
 	}
 }
 
-// skipReason is the last line that a test wrote before the one that says that it was skipped.
+// skipReason returns the line before the one that says that the test was skipped.
 func skipReason(output string) string {
 	before, _, _ := strings.Cut(output, "--- SKIP")
 	before = strings.TrimSpace(before)
 	return strings.TrimSpace(before[strings.LastIndex(before, "\n")+1:])
 }
 
-// What is repeated of a failure at the end, where it is seen.
+// Limits on the part of a failure that the end of the output repeats.
 const (
-	briefLines = 15 // of the beginning, and as many of the end
+	briefLines = 15 // lines from the beginning, and as many from the end
 	briefWidth = 300
 )
 
@@ -172,7 +175,8 @@ func (f failure) String() string {
 	return "FAIL " + name + "\n" + brief(f.output)
 }
 
-// brief is the beginning and the end of what a test has written, without what rapid drew.
+// brief returns the beginning and the end of a test's output, without the values that package
+// rapid drew.
 func brief(output string) string {
 	lines := slices.DeleteFunc(slices.Collect(strings.Lines(output)), func(line string) bool {
 		return strings.Contains(line, "[rapid] draw")

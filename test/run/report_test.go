@@ -19,7 +19,7 @@ func TestReport(t *testing.T) {
 		want   counts
 		prints []string
 		hides  string
-		fails  []string // what is repeated
+		fails  []string // the lines that the end of the output repeats
 	}{
 		{
 			name: "one of each, with the output of those that did not pass",

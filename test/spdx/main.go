@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command spdx finds source files that do not say their licence.
+// Command spdx finds source files without a licence line.
 //
-//	go run ./test/spdx       # lists them; the exit code is 1 if there are any
-//	go run ./test/spdx -w    # gives those without a licence theirs
+//	go run ./test/spdx       # lists these files; the exit code is 1 if there are any
+//	go run ./test/spdx -w    # adds the licence line to these files
 //
-// It looks at the files below the current folder, the root of the project. Each must have an SPDX line
-// such as `SPDX-License-Identifier: Apache-2.0` (https://spdx.dev/ids) among its first three. Data
-// and generated files need none.
+// Spdx searches the current folder, which must be the root of the project. One of the first three
+// lines of each source file must be an SPDX line, such as `SPDX-License-Identifier: Apache-2.0`
+// (https://spdx.dev/ids). Data and generated files need no such line.
 package main
 
 import (
@@ -25,12 +25,13 @@ import (
 const (
 	tag     = "SPDX-License-Identifier: "
 	project = "Apache-2.0"
-	// cSources is the licence of all C. LICENSE in the BPF programs tells the kernel the same, and a
-	// program of either licence may include loadshm/segue_load.h.
+	// cSources is the licence of all C files. The LICENSE variable of each BPF program tells the
+	// kernel the same. A program under either licence may include loadshm/segue_load.h.
 	cSources = "GPL-2.0-only OR BSD-2-Clause"
 )
 
-// comments are how a source file's comments begin and end, by the ending of its name, or all of it.
+// comments maps the ending of a file's name, or the whole name, to the marks that begin and end a
+// comment in the file.
 var comments = map[string][2]string{
 	".go": {"// ", ""}, ".ts": {"// ", ""}, ".js": {"// ", ""}, ".proto": {"// ", ""},
 	".c": {"/* ", " */"}, ".h": {"/* ", " */"}, ".css": {"/* ", " */"},
@@ -42,7 +43,7 @@ var comments = map[string][2]string{
 	"internal/lab/templates/parts": {"{{/* ", " */}}"},
 }
 
-// notSource are folders of tools, of what was built, and of tests' data.
+// notSource lists the folders that contain tools, build results or test data.
 var notSource = []string{".git", ".tools", "bin", "figures", "testdata"}
 
 var generated = regexp.MustCompile(`^// Code generated .* DO NOT EDIT\.\n`)
@@ -78,10 +79,10 @@ func run(write bool) error {
 	return nil
 }
 
-// problem is a file that does not say its licence.
+// problem is a file without the licence line that it must have.
 type problem struct {
 	file  string
-	found string // another licence, or nothing
+	found string // the licence that the file names, or empty if there is none
 }
 
 func (p problem) String() string {
@@ -91,7 +92,7 @@ func (p problem) String() string {
 	return fmt.Sprintf("%s: licence %q, must be %q", p.file, p.found, licenceOf(p.file))
 }
 
-// check returns the source files that do not say their licence.
+// check returns the source files without the licence line that they must have.
 func check(root fs.FS) (problems []problem, err error) {
 	err = fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
 		switch {
@@ -114,7 +115,7 @@ func check(root fs.FS) (problems []problem, err error) {
 	return problems, err
 }
 
-// commentOf is empty for files that are not source.
+// commentOf returns the comment marks of a source file. For other files it returns an empty value.
 func commentOf(name string) [2]string {
 	for _, key := range []string{name, path.Base(name), path.Ext(name)} {
 		if c, ok := comments[key]; ok {
@@ -124,7 +125,7 @@ func commentOf(name string) [2]string {
 	return [2]string{}
 }
 
-// licenceOf is the licence that a file must have.
+// licenceOf returns the licence that a file must have.
 func licenceOf(name string) string {
 	if ext := path.Ext(name); ext == ".c" || ext == ".h" {
 		return cSources
@@ -132,7 +133,7 @@ func licenceOf(name string) string {
 	return project
 }
 
-// declared is the licence that a file has.
+// declared returns the licence that a file names.
 func declared(text []byte) string {
 	lines := bytes.SplitN(text, []byte("\n"), 4)
 	for _, line := range lines[:min(3, len(lines))] {
@@ -145,7 +146,7 @@ func declared(text []byte) string {
 	return ""
 }
 
-// mend writes the licence into a file.
+// mend writes the licence line into a file.
 func mend(name string) error {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -158,8 +159,9 @@ func mend(name string) error {
 	return os.WriteFile(name, insert(name, text), info.Mode())
 }
 
-// insert puts the line first, or second where the first says what runs the file. A comment that ends
-// with its line is kept apart from what follows, which may be the comment of a package.
+// insert makes the licence line the first line. If the first line is a shebang, the licence line
+// becomes the second. After a line comment, insert adds an empty line, so that the licence does not
+// become part of the comment of a package.
 func insert(name string, text []byte) []byte {
 	var first []byte
 	if bytes.HasPrefix(text, []byte("#!")) {

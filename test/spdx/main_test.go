@@ -60,7 +60,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestInsert: a file that was given its licence passes, and what was first is still in its place.
+// TestInsert checks that a file passes after the licence line was inserted, and that the former
+// first line is still in its place.
 func TestInsert(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"a.go":    {"// Package a.\npackage a\n", "// " + apache + "\n\n// Package a.\npackage a\n"},
