@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The least that any balancer has to do for `srv6-insert`: see that there is a
- * packet, make room, write the headers, send. It looks nothing up.
+ * The least work of any balancer for `srv6-insert`: check that there is a packet, make room, write
+ * the headers, and send the packet. The program looks nothing up.
  */
 #include "net/parse.h"
 #include "net/srv6.h"
@@ -10,7 +10,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define SEGMENTS 3 /* VIP, server, balancer */
 
-/* Of the only server there is; user space sets them. */
+/* MAC addresses of the only server. User space sets them. */
 __u64 to_mac, from_mac;
 struct in6_addr server, balancer;
 
@@ -46,7 +46,7 @@ int xdp_floor(struct xdp_md *ctx)
 	srh->segment[0] = ip->daddr;
 	srh->segment[1] = server;
 	srh->segment[2] = balancer;
-	ip->payload_len += bpf_htons(size); /* no carry: the frames are small */
+	ip->payload_len += bpf_htons(size); /* the sum has no carry, because the frames are small */
 	ip->nexthdr = IPPROTO_ROUTING;
 	ip->hop_limit--;
 	ip->daddr = server;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Gives the program under test one packet after another. A test run repeats a
- * program on what the run before left of the packet, so every packet is written
- * anew here, with a flow of its own.
+ * Gives the program under test one packet after another. A test run repeats a program on the
+ * packet as the last repetition left it. So this program writes the whole packet anew each time,
+ * with another flow.
  */
 #include "net/parse.h"
 
@@ -11,9 +11,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define MAX_FRAME 256
 
 enum order {
-	ORDER_RANDOM,	/* any flow of 0..flows-1, each time */
-	ORDER_IN_TURN,	/* one after the other, without end */
-	ORDER_IN_PAIRS, /* the same, two packets of each */
+	ORDER_RANDOM,	/* each time any flow from 0 to flows-1 */
+	ORDER_IN_TURN,	/* all flows in turn, again and again */
+	ORDER_IN_PAIRS, /* as ORDER_IN_TURN, with two packets of each flow */
 };
 
 struct {
@@ -25,16 +25,16 @@ struct {
 
 __u8 frame[MAX_FRAME];
 volatile __u32 frame_length;
-volatile __u32 flow_offset; /* of the 32 bits that tell the flows apart */
-volatile __u32 first_flow;  /* those of flow 0 */
+volatile __u32 flow_offset; /* offset in the packet of the 32 bits that differ between flows */
+volatile __u32 first_flow;  /* the value of these bits in flow 0 */
 volatile __u32 flows;
 volatile __u32 order;	/* enum order */
-volatile __u32 verdict; /* that the program is to come to */
+volatile __u32 verdict; /* the verdict that the program should return */
 volatile __u64 position;
-volatile __u64 unexpected; /* other verdicts */
+volatile __u64 unexpected; /* count of other verdicts */
 
-/* Random flows by the high bits of a linear congruential generator: nothing that
- * a cache can foresee (multiplier: Steele and Vigna, 2021, table 7). */
+/* Draws flows by the high bits of a linear congruential generator (multiplier: Steele and Vigna,
+ * 2021, table 7), so that no cache can predict them. */
 static __always_inline __u32 next_flow(void)
 {
 	if (order == ORDER_IN_TURN)
@@ -55,14 +55,14 @@ static __always_inline bool rebuild(struct xdp_md *ctx)
 		return false;
 	if (!length || offset > MAX_FRAME - sizeof(__u32))
 		return false;
-	/* In the template, not the packet: a load wider than a store just before it
-	 * waits, and packets that come by a network card are not just stored. */
+	/* Changes the template and not the packet. If a load is wider than the store just before
+	 * it, the processor waits. That would not happen with packets from a network card. */
 	*(__be32 *)&frame[offset] = bpf_htonl(first_flow + next_flow());
 	return !bpf_xdp_store_bytes(ctx, 0, frame, length);
 }
 
-/* A tail call made in a subprogram returns to its caller. Volatile, or the
- * compiler knows what the subprogram returns. */
+/* A tail call in a subprogram returns to the caller of the subprogram. The result is volatile,
+ * because the compiler would otherwise assume the value that the subprogram returns. */
 __noinline int run_under_test(struct xdp_md *ctx)
 {
 	volatile int none = XDP_ABORTED;

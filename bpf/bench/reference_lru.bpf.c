@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The balancer as it is usually built: the same steps and the same tables, but
- * the kernel's LRU hash map remembers the flows. It is what the flow table is
- * measured against.
+ * A balancer of the usual design, to compare the flow table with. It has the same steps and
+ * tables, but keeps the flows in an LRU hash map of the kernel.
  */
 #include "balancer/hash.h"
 #include "balancer/forward.h"
@@ -17,7 +16,7 @@ struct {
 	__type(value, __u32); /* number of the server */
 } reference_flows SEC(".maps");
 
-/* Looks the flow's server up, else places the flow and remembers where. */
+/* Finds the server of a known flow. Places an unknown flow and stores its server. */
 static __always_inline enum lb_reason
 find_segments(const struct packet *pkt, const struct service *service, struct segments *segments)
 {

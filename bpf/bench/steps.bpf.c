@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The way of a packet of a known flow up to one of its steps, so that differences
- * tell what each step costs. The verifier removes what is behind the last one.
+ * Takes a packet of a known flow through the data path up to one of its steps. The differences
+ * between the measurements show the cost of each step. The verifier removes the code behind the
+ * last step.
  */
 #include "balancer/persistence.h"
 #include "balancer/forward.h"
@@ -18,7 +19,7 @@ enum step {
 
 const volatile __u32 last_step; /* enum step: set at load */
 
-/* Nothing that a step found may be left out because nobody reads it. */
+/* Makes the compiler keep the results of all steps, although nothing reads them. */
 static __always_inline int stop(const void *result)
 {
 	asm volatile("" ::"r"(result) : "memory");
@@ -44,7 +45,7 @@ int xdp_steps(struct xdp_md *ctx)
 	if (last_step == STEP_CLASSIFY)
 		return stop(&service);
 	if (!lookup_plain(&pkt, &service, &flow, &segments))
-		return stop(&flow); /* one of the few that found no room */
+		return stop(&flow); /* the flow is one of the few without an entry */
 	if (last_step == STEP_LOOKUP)
 		return stop(&segments);
 	port = send(ctx, &pkt, &service, &segments, 1, flow_label(&flow), &failed);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What surrounds the balancer when its throughput is measured, and what stands in
- * its place to find out what the surroundings cost.
+ * The programs around the balancer in a measurement of its throughput. Others take its place, to
+ * measure the cost of these surroundings.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -19,7 +19,7 @@ struct {
 
 const volatile __u32 egress; /* set at load */
 
-/* The end of every way. */
+/* Receives the packets at the end of each path. */
 SEC("xdp")
 int sink(struct xdp_md *ctx)
 {
@@ -31,7 +31,7 @@ int sink(struct xdp_md *ctx)
 	return XDP_DROP;
 }
 
-/* The least that can be done to send a packet on. */
+/* The least work that sends a packet on. */
 SEC("xdp")
 int pass_on(struct xdp_md *ctx)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Impairs what the lab's switch passes from host to host: drops packets, sends them
- * twice, or has them overtaken by later ones. A program can drop and copy but not keep
- * a packet: one that is to be overtaken goes to user space and back, by a TAP interface
- * (internal/lab/delay.go). A VLAN tag tells the way back the port to send it to.
+ * Impairs the packets that the lab's switch forwards between hosts: drops them, sends them twice,
+ * or lets later packets overtake them. A program can drop and copy a packet, but cannot keep it.
+ * So a packet that is to be overtaken goes to user space and back, through a TAP interface
+ * (internal/lab/delay.go). A VLAN tag contains the port that the packet leaves by when it comes
+ * back.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -14,20 +15,20 @@
 #include <bpf/bpf_helpers.h>
 
 #define MAX_PORTS 256
-#define VID_BITS 12 /* a port's number has to fit a VLAN's */
+#define VID_BITS 12 /* a port's number must fit in a VLAN ID */
 #define VID_MASK ((1 << VID_BITS) - 1)
-#define DONE 0x5e60e /* the mark of packets that met their fate */
+#define DONE 0x5e60e /* mark of packets that were processed here already */
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* A port of the switch, with counts of the packets that were sent to it. */
+/* A port of the switch, with counters of the packets to this port. */
 struct port {
-	__u64 packets; /* from or to an impaired port, whatever became of them */
+	__u64 packets; /* packets from or to an impaired port */
 	__u64 dropped;
 	__u64 duplicated;
-	__u64 reordered; /* held back */
-	__u64 returned;	 /* of these */
-	__u32 impaired;	 /* also what comes from there */
+	__u64 reordered; /* sent to the TAP interface */
+	__u64 returned;	 /* packets of `reordered` that came back */
+	__u32 impaired;	 /* the impairment also applies to packets from this port */
 	__u32 padding;
 };
 
@@ -38,15 +39,16 @@ struct {
 	__uint(max_entries, MAX_PORTS);
 } ports SEC(".maps");
 
-/* A random number of 32 bits means the first of these fates that it is below. */
+/* Limits for a random number of 32 bits. The impairment is that of the first limit that is larger
+ * than the number. */
 const volatile __u64 drop_below;
 const volatile __u64 duplicate_below;
 const volatile __u64 reorder_below;
 const volatile __u64 seed;
-const volatile __u32 delay; /* the TAP interface */
+const volatile __u32 delay; /* index of the TAP interface */
 
-/* The fate of the nth packet to a port is always the same: SplitMix64 (Steele, Lea and
- * Flood, Fast Splittable Pseudorandom Number Generators, 2014, figure 17), with the
+/* A random number for the nth packet to a port. It is the same in each run: SplitMix64 (Steele,
+ * Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014, figure 17), with the
  * packet's number in place of the generator's state. */
 static __always_inline __u32 chance(__u32 port, __u64 n)
 {
@@ -57,7 +59,7 @@ static __always_inline __u32 chance(__u32 port, __u64 n)
 	return (z ^ z >> 31) >> 32;
 }
 
-/* At the egress of each port. */
+/* Attached to the egress of each port. */
 SEC("tc")
 int impair(struct __sk_buff *skb)
 {
@@ -85,14 +87,14 @@ int impair(struct __sk_buff *skb)
 	return bpf_redirect(delay, 0);
 }
 
-/* At the ingress of the TAP interface. */
+/* Attached to the ingress of the TAP interface. */
 SEC("tc")
 int give_back(struct __sk_buff *skb)
 {
 	__u32 to = skb->vlan_tci & VID_MASK;
 	struct port *port = bpf_map_lookup_elem(&ports, &to);
 
-	/* The kernel's own multicasts on the TAP interface have no tag. */
+	/* Multicast packets that the kernel itself sends on the TAP interface have no tag. */
 	if (!skb->vlan_present || !port || bpf_skb_vlan_pop(skb))
 		return TC_ACT_SHOT;
 	__sync_fetch_and_add(&port->returned, 1);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Makes a pair of veth interfaces a wire. What is sent by one end keeps at the other
- * what its sender's kernel knows of it, among that a hash of the connection, which a
- * router then takes for the 5-tuple's in ECMP. But connections have other hashes once
- * they retransmit, and in a reset or an acknowledgement of a connection that is over:
- * those would go to another balancer, which on a wire they never do.
+ * Makes a pair of veth interfaces behave like a wire. A packet keeps metadata of the sender's
+ * kernel on its way through a veth pair. Among them is a hash of the connection. A router would
+ * use this hash for ECMP, in place of a hash of the 5-tuple. But a connection gets another hash
+ * after a retransmission. Resets, and acknowledgements of ended connections, have other hashes,
+ * too. The router would send such packets to another balancer. On a wire this does not happen.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -13,7 +13,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* At the ingress of a router that spreads packets. */
+/* Attached to the ingress of a router that uses ECMP. */
 SEC("tc")
 int forget_hash(struct __sk_buff *skb)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A packet generator: run by BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, it
- * makes each frame the packet of one of many flows and sends it.
+ * A packet generator. BPF_PROG_TEST_RUN runs it with BPF_F_TEST_XDP_LIVE_FRAMES. It turns each
+ * frame into a packet of one of many flows, and sends it.
  *
- * The kernel fills in a page of packet data once and recycles it with whatever was
- * written there on the frame's last journey (Documentation/bpf/bpf_prog_run.rst), so
- * all of the packet is written each time.
+ * The kernel initialises a page of packet data only once. Later the page still contains what its
+ * last frame contained (Documentation/bpf/bpf_prog_run.rst). So the program writes the whole
+ * packet each time.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,15 +17,15 @@
 #include <bpf/bpf_helpers.h>
 
 #define MAX_WORDS 16 /* 128 bytes */
-/* Flows differ first in the port, from 1024 up, and then in the address. */
+/* The flows differ first in the port, from 1024 upwards, and then in the address. */
 #define PORT_BITS 15
 #define FIRST_PORT 1024
 #define MAX_LATE 1000000 /* ns */
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* The packet of the flow whose variable bits are all zero: set at load, as all that
- * is const. Ethernet padding makes it whole words. */
+/* The packet of the flow whose variable bits are all zero. As all constants here, it is set at
+ * load. Padding after the Ethernet frame makes it a multiple of eight bytes. */
 const volatile __u64 packet[MAX_WORDS];
 const volatile __u32 packet_words;
 /* Offsets in the frame, in bytes. */
@@ -34,17 +34,17 @@ const volatile __u32 port;	    /* the source port */
 const volatile __u32 checksum;	    /* of TCP or UDP */
 const volatile __u32 ipv4_checksum; /* 0: none */
 
-const volatile __u32 host_mask;	 /* bits of the address that vary */
-const volatile __u32 flow_count; /* 0: each packet is another flow's, by chance */
-const volatile bool in_turn;	 /* else flows are chosen by chance */
-/* Where frames go: out by an interface, or 0: into the host's own stack, as if
- * received. */
+const volatile __u32 host_mask; /* bits of the address that vary */
+/* Number of flows. 0: the variable bits of each packet are random. */
+const volatile __u32 flow_count;
+const volatile bool in_turn; /* flows take turns; otherwise they are chosen at random */
+/* The interface that sends the frames. 0: the host's own stack gets them, as if received. */
 const volatile __u32 egress;
-const volatile __u64 interval; /* ns from one packet to the next, at least */
+const volatile __u64 interval; /* minimum time from one packet to the next, in ns */
 
 __u64 sent;
-__u64 limit; /* of sent */
-__u64 due;   /* when the next packet is, on the monotonic clock */
+__u64 limit; /* number of frames to send */
+__u64 due;   /* when to send the next packet, on the monotonic clock */
 
 static __always_inline __u64 next_flow(void)
 {
@@ -71,7 +71,7 @@ static __always_inline bool write_packet(void *data, void *end)
 	return true;
 }
 
-/* A pointer to a field of the packet; NULL beyond its end. */
+/* Returns a pointer to a field of the packet, or NULL if the field is beyond its end. */
 static __always_inline void *field(void *data, void *end, __u32 offset, __u32 size)
 {
 	void *at = data + offset;
@@ -79,8 +79,8 @@ static __always_inline void *field(void *data, void *end, __u32 offset, __u32 si
 	return at + size <= end ? at : NULL;
 }
 
-/* RFC 1624 equation 3, for a field that was zero. Zero and 0xffff are the same sum,
- * but a zero in UDP says that there is none. */
+/* Updates a checksum for a field that was zero (RFC 1624 equation 3). 0 and 0xffff are the same
+ * sum, but in UDP a checksum of 0 means that there is none. */
 static __always_inline __u16 update(__u16 sum, __u32 added)
 {
 	added += (__u16)~sum;
@@ -99,7 +99,7 @@ static __always_inline bool add_to_checksum(void *data, void *end, __u32 offset,
 	return true;
 }
 
-/* Makes the packet that of a flow. */
+/* Turns the packet into one of the flow. */
 static __always_inline bool set_flow(void *data, void *end, __u64 flow)
 {
 	__be32 host = bpf_htonl((flow >> PORT_BITS) & host_mask);
@@ -117,7 +117,8 @@ static __always_inline bool set_flow(void *data, void *end, __u64 flow)
 	return add_to_checksum(data, end, checksum, added + number);
 }
 
-/* A packet that is late puts off those after it, or they would go out at once. */
+/* Whether the next packet is due later. A late packet also delays the packets after it, because
+ * otherwise they would all leave at once. */
 static __always_inline bool too_early(void)
 {
 	__u64 now;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Encapsulates whatever it gets for the first servers of the table, as many as
- * it is told: longer segment lists than one server are for placements to come.
+ * Encapsulates each packet for the first servers of the table. The test sets the number of
+ * servers, so that segment lists can be longer than those of the balancer.
  */
 #include "balancer/encap.h"
 #include "balancer/maps.h"
