@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package needs skips tests on machines that lack what they need, as containers often do, and says
-// why. Each function finds out once for the process.
+// Package needs skips tests on machines that lack something that the tests need, as containers
+// often do. The skipped test says why. Each function looks only once per process.
 package needs
 
 import (
@@ -21,36 +21,36 @@ import (
 	"github.com/segue-lb/segue/internal/namespace"
 )
 
-// Namespaces skips a test unless it may make network namespaces, and set their sysctls.
+// Namespaces skips a test if the user may not make network namespaces or set their sysctls.
 func Namespaces(t testing.TB) {
 	t.Helper()
 	skipUnless(t, namespaces)
 	skipUnless(t, sysctls)
 }
 
-// BPF skips a test unless it may load BPF programs and pin them in /sys/fs/bpf.
+// BPF skips a test if the user may not load BPF programs or pin them in /sys/fs/bpf.
 func BPF(t testing.TB) {
 	t.Helper()
 	skipUnless(t, programs)
 	skipUnless(t, pins)
 }
 
-// Agent skips a test unless agents can be loaded: in addition to BPF they need a kernel that
-// describes its types.
+// Agent skips a test if agents cannot be loaded. They need all that BPF needs, and a kernel with
+// type information.
 func Agent(t testing.TB) {
 	t.Helper()
 	BPF(t)
 	skipUnless(t, kernelTypes)
 }
 
-// TUN skips a test unless it may make TUN interfaces.
+// TUN skips a test if the user may not make TUN interfaces.
 func TUN(t testing.TB) {
 	t.Helper()
 	skipUnless(t, tun)
 }
 
-// Cgroup2 returns the folder where control groups version 2 are mounted, to whose root programs
-// can be attached. It skips a test where there is none.
+// Cgroup2 returns the folder at which control groups version 2 are mounted. Programs can be
+// attached to the root of these groups. Cgroup2 skips the test if there is no such folder.
 func Cgroup2(t testing.TB) string {
 	t.Helper()
 	skipUnless(t, func() error { _, err := cgroup2(); return err })
@@ -95,7 +95,7 @@ var programs = sync.OnceValue(func() error {
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
 	})
 	if errors.Is(err, os.ErrPermission) {
-		err = unix.EPERM // package ebpf guesses at why
+		err = unix.EPERM // package ebpf only guesses the cause
 	}
 	if err != nil {
 		return fmt.Errorf("needs to load BPF programs: %w", err)
@@ -103,8 +103,8 @@ var programs = sync.OnceValue(func() error {
 	return p.Close()
 })
 
-// pins finds out whether Segue could mount the BPF file system where it is not mounted. It mounts one
-// elsewhere for that, because tests look at whether labs leave theirs mounted.
+// pins finds out whether Segue could mount the BPF file system if it is not mounted. It mounts one
+// in another place, because tests check whether labs leave theirs mounted.
 var pins = sync.OnceValue(func() error {
 	const root = "/sys/fs/bpf"
 	var stat unix.Statfs_t

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package overlaytest runs tests once more on overlayfs, which containers have their files on. There
-// a mapping does not keep the mapped file open, and stat(2) and /proc/locks may name a file
-// differently.
+// Package overlaytest repeats tests on overlayfs, because the files of containers are there. On
+// overlayfs a mapping does not keep the mapped file open, and stat(2) and /proc/locks may show
+// different numbers for one file.
 package overlaytest
 
 import (
@@ -19,16 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// folder is the variable of the environment that tells a copy of the test program where to mount the
+// folder is the environment variable that tells a copy of the test program where to mount the
 // overlay.
 const folder = "SEGUE_TEST_OVERLAY"
 
-// exitNoOverlay is how a copy of the test program ends that may not mount an overlay.
+// exitNoOverlay is the exit code of a copy of the test program that may not mount an overlay.
 const exitNoOverlay = 77
 
-// Rerun runs the named tests of the package in a copy of the test program, with a mount namespace of
-// its own and temporary files on overlayfs. TestMain must begin with Enter. Where an overlay may not
-// be mounted the test is skipped.
+// Rerun runs the named tests of the package in a copy of the test program. The copy has its own
+// mount namespace, and its temporary files are on overlayfs. TestMain must begin with Enter. Rerun
+// skips the test if an overlay cannot be mounted.
 func Rerun(t *testing.T, tests ...string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -53,8 +53,8 @@ func Rerun(t *testing.T, tests ...string) {
 	}
 }
 
-// Enter mounts the overlay in a copy of the test program that Rerun has started, and does nothing in
-// any other process.
+// Enter mounts the overlay in a copy of the test program that Rerun has started. In any other
+// process it does nothing.
 func Enter() {
 	dir := os.Getenv(folder)
 	if dir == "" {
@@ -68,8 +68,8 @@ func Enter() {
 	os.Setenv("TMPDIR", filepath.Join(dir, "merged"))
 }
 
-// mount mounts an overlay at dir/merged. Its upper layer is a tmpfs, as it cannot be on another
-// overlay. So the layers are on different file systems.
+// mount mounts an overlay at dir/merged. Its upper layer is a tmpfs, because the upper layer
+// cannot be on another overlay. So the two layers are on different file systems.
 func mount(dir string) error {
 	lower, memory, merged := filepath.Join(dir, "lower"), filepath.Join(dir, "memory"), filepath.Join(dir, "merged")
 	upper, work := filepath.Join(memory, "upper"), filepath.Join(memory, "work")

@@ -10,29 +10,31 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// Build is what is known of a build. Fields that are not known are empty.
+// Build describes a build. Unknown fields are empty.
 type Build struct {
-	// Version is the main module's version as the Go toolchain stamped it: that of a tag, such as
-	// v1.2.3; between tags a pseudo-version (https://go.dev/ref/mod#pseudo-versions), which has the
-	// commit's time and hash; either with +dirty if files were changed. It is "(devel)" where git
-	// could not be asked.
+	// Version is the version of the main module, as the Go toolchain stamped it. For a tagged
+	// commit it is the tag, such as v1.2.3. For other commits it is a pseudo-version
+	// (https://go.dev/ref/mod#pseudo-versions), which contains the commit's time and hash. It ends
+	// with +dirty if files were changed after the commit. It is "(devel)" if the build did not use
+	// git.
 	Version string `json:"version"`
-	// Commit is the hash of the commit that the files were of, and Time its time, by RFC 3339.
+	// Commit is the hash of the commit that was built. Time is the time of that commit, as RFC
+	// 3339.
 	Commit string `json:"commit,omitempty"`
 	Time   string `json:"time,omitempty"`
-	// Modified tells that files were changed since the commit.
+	// Modified tells that files were changed after the commit.
 	Modified bool   `json:"modified,omitempty"`
 	Go       string `json:"go"`       // the version of the Go toolchain
 	Platform string `json:"platform"` // operating system and architecture, such as linux/amd64
-	// Tables is the version of the candidate tables (tables.Version). Balancers of one service
-	// need builds of the same one.
+	// Tables is the version of the candidate tables (tables.Version). All balancers of a service
+	// need builds with the same version.
 	Tables int `json:"tables"`
 }
 
-// String is the version of the running program's build.
+// String returns the version of the running program's build.
 func String() string { return Read().Version }
 
-// Read returns what the running program's build was stamped with.
+// Read returns what the Go toolchain stamped into the running program.
 func Read() Build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
