@@ -7,41 +7,42 @@ import (
 	"slices"
 )
 
-// Arrivals say when flows arrive. They are shared by runs at the same time: Start must not change
-// them.
+// Arrivals tell when flows arrive. Runs that go on at the same time share them, so Start must not
+// change them.
 type Arrivals interface {
-	// Start returns the arrivals of one run, which draws from r.
+	// Start returns the arrivals of one run. It draws random numbers from r.
 	Start(r *Rand) (Source, error)
 }
 
-// Source are the arrivals of one run.
+// Source contains the arrivals of one run.
 type Source interface {
-	// Next returns the next flow, which arrives not before the one before. It is not ok when no more
+	// Next returns the next flow. Flows come in the order of their arrival. ok is false if no more
 	// flows arrive.
 	Next() (next Arrival, ok bool)
-	// Close releases what the source holds. It returns an error if there were not all arrivals.
+	// Close releases the resources of the source. It returns an error if the source could not
+	// return all arrivals.
 	Close() error
 }
 
-// Arrival is when a flow arrives, and what is known of it then.
+// Arrival is the time at which a flow arrives, and what is known of the flow then.
 type Arrival struct {
 	At float64 // seconds
-	// Class is an index in Config.Jobs, or -1 to have it drawn by the jobs' shares.
+	// Class is an index in Config.Jobs. If it is -1, the class is drawn by the jobs' shares.
 	Class int32
-	// Size, in units of Stage.PerUnit, is 0 where no trace tells it.
+	// Size is in units of Stage.PerUnit. It is 0 unless a trace gives it.
 	Size float64
 }
 
-// Poisson arrivals are independent of each other, Rate a second in the mean. Where Curve is set it
-// multiplies the rate: a non-homogeneous Poisson process.
+// Poisson arrivals are independent of each other, with a mean rate of Rate per second. Curve, if
+// not nil, multiplies the rate: this is a non-homogeneous Poisson process.
 type Poisson struct {
 	Rate  float64
 	Curve Curve
 }
 
-// Curve is a factor over time.
+// Curve is a factor that depends on time.
 type Curve interface {
-	// Factor is that at a time, never more than Max.
+	// Factor returns the factor at a time. It is never more than Max.
 	Factor(at float64) float64
 	Max() float64
 }
@@ -68,8 +69,8 @@ func (p *poisson) Next() (next Arrival, ok bool) {
 
 func (p *poisson) Close() error { return nil }
 
-// thinned keeps of a Poisson process at the highest rate as many as the curve says (Lewis and
-// Shedler, 1979).
+// thinned takes a Poisson process at the highest rate, and keeps the share of the flows that the
+// curve gives (Lewis and Shedler, 1979).
 type thinned struct {
 	poisson
 	curve Curve
@@ -84,7 +85,7 @@ func (t *thinned) Next() (next Arrival, ok bool) {
 	}
 }
 
-// Diurnal is a day: 1 + Amplitude · sin(2π (t + Phase) / Period).
+// Diurnal is the curve of a day: 1 + Amplitude · sin(2π (t + Phase) / Period).
 type Diurnal struct{ Period, Amplitude, Phase float64 }
 
 // Factor implements Curve.
@@ -95,8 +96,9 @@ func (d Diurnal) Factor(at float64) float64 {
 // Max implements Curve.
 func (d Diurnal) Max() float64 { return 1 + d.Amplitude }
 
-// Points is a curve of straight lines between points, whose times ascend. Before the first and after
-// the last the factor is theirs. Two points at one time make a step.
+// Points is a curve of straight lines between points in the order of time. Before the first point
+// and after the last one, the factor is that of the point. Two points at the same time make a
+// step.
 type Points []Point
 
 // Point is a factor at a time.

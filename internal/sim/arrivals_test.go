@@ -19,7 +19,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// arrivals are those of a trace.
+// arrivals returns the arrivals of a trace.
 func arrivals(t *testing.T, trace sim.Trace) (all []sim.Arrival, err error) {
 	t.Helper()
 	source, err := trace.Start(nil)
@@ -114,11 +114,11 @@ func TestTraces(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// sized matches HLB's queries, which have the iterations of a loop in them.
+// sized matches the queries of HLB, which contain the number of iterations of a loop.
 var sized = sim.TraceClass{Match: regexp.MustCompile(`^/dummy[.]php/[?]n=(.*)$`), Sized: true}
 
-// TestSizes: a flow's work is the number in its query times a factor, in each stage, and whatever
-// else the stage has.
+// TestSizes checks the work of a flow: in each stage, the number in its query times a factor, plus
+// the work that the stage has for all flows.
 func TestSizes(t *testing.T) {
 	c := constantly(1, sim.FIFO)
 	c.Jobs = []sim.Job{
@@ -150,7 +150,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestSizesOfManyFlows: sizes are those of the flow, however many there are at a time.
+// TestSizesOfManyFlows checks that each flow has its own size when many flows are under way.
 func TestSizesOfManyFlows(t *testing.T) {
 	for _, discipline := range []sim.Discipline{sim.FIFO, sim.ProcessorSharing} {
 		var text strings.Builder
@@ -167,14 +167,15 @@ func TestSizesOfManyFlows(t *testing.T) {
 			Classes: []sim.TraceClass{sized}, MustMatch: true,
 		}
 		_, r := flows(t, c)
-		// All flows arrive within 99.9 s, during which the server works off what has come.
+		// All flows arrive within 99.9 s. Meanwhile the server completes their work.
 		if got := r.Utilisation * r.LastArrival; math.Abs(got-want) > 0.1 {
 			t.Errorf("discipline %d: busy for %.3f s, want %.3f", discipline, got, want)
 		}
 	}
 }
 
-// TestSizesAreNeeded: what depends on sizes is refused where some flows would have none.
+// TestSizesAreNeeded checks that a configuration whose work depends on sizes is refused if some
+// flows would have no size.
 func TestSizesAreNeeded(t *testing.T) {
 	trace := sim.Trace{
 		File: write(t, "trace", queries), Format: sim.TimedQueries,
@@ -270,7 +271,7 @@ func TestCurves(t *testing.T) {
 	}
 }
 
-// A curve changes how many arrive when, and their mean number follows it.
+// TestArrivalsFollowTheCurve checks that a curve changes the mean number of arrivals over time.
 func TestArrivalsFollowTheCurve(t *testing.T) {
 	c := one(1, sim.FIFO, 0.1, sim.Constant(0.0001))
 	c.Arrivals = sim.Poisson{Rate: 100, Curve: sim.Points{{At: 0, Factor: 2}, {At: 500, Factor: 2}, {At: 500, Factor: 0.5}}}

@@ -7,11 +7,11 @@ import (
 	"math"
 )
 
-// balancer is a balancer's state. What its placement wants to know is found out once.
+// balancer is the state of a balancer. The interfaces that its placement has are determined once.
 type balancer struct {
 	alive     bool
 	weight    float64
-	salt      uint64 // makes the edge router's hash the balancer's own
+	salt      uint64 // makes the hash of the edge router different for each balancer
 	view      Balancer
 	placement Placement
 	accepter  Accepter
@@ -22,13 +22,14 @@ type balancer struct {
 	member    Member
 	fallback  Fallback
 	recoverer Recoverer
-	entries   []uint16 // taken in each bucket of the flow table; none if that has no limit
-	ways      uint16
-	flows     uint64
-	nextStep  float64
+	// Number of entries in use in each bucket of the flow table; nil if the table has no limit.
+	entries  []uint16
+	ways     uint16
+	flows    uint64
+	nextStep float64
 }
 
-// begin makes the balancer's placement.
+// begin creates the balancer's placement.
 func (b *balancer) begin(m Method) error {
 	p, err := m.New(&b.view)
 	if err != nil {
@@ -52,7 +53,7 @@ func (b *balancer) begin(m Method) error {
 // ignorant tells whether the end of a flow changes nothing for the balancer.
 func (b *balancer) ignorant() bool { return b.closer == nil && b.entries == nil }
 
-// claim takes an entry of the flow table, if there is one.
+// claim takes an entry of the flow table, if one is free.
 func (b *balancer) claim(key uint64) bool {
 	if b.entries == nil {
 		return true
@@ -65,16 +66,16 @@ func (b *balancer) claim(key uint64) bool {
 	return true
 }
 
-// unclaim gives it back.
+// unclaim frees the entry.
 func (b *balancer) unclaim(key uint64) {
 	if b.entries != nil {
 		b.entries[key>>32*uint64(len(b.entries))>>32]--
 	}
 }
 
-// edgeChoice is the balancer that the edge router sends a flow to: by weighted rendezvous hashing, so
-// that a balancer that comes or goes moves no more flows than it must. It is none if there is no
-// balancer.
+// edgeChoice returns the balancer to which the edge router sends a flow, or none if there is no
+// balancer. It uses weighted rendezvous hashing, so a balancer that is added or removed moves no
+// more flows than necessary.
 func (e *engine) edgeChoice(key uint64) int32 {
 	if len(e.peers) == 1 {
 		return e.peers[0]
@@ -102,14 +103,14 @@ func (e *engine) unequalChoice(key uint64) int32 {
 	return choice
 }
 
-// place has a balancer offer a new flow, whose SYN has come.
+// place offers a new flow, whose SYN has arrived at the balancer.
 func (e *engine) place(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != underWay {
 		return
 	}
 	b := &e.balancers[flow.balancer]
-	if !b.alive { // and no other is
+	if !b.alive { // and there is no other balancer
 		e.end(f, Lost)
 		return
 	}
@@ -139,7 +140,7 @@ func (e *engine) place(f int32) {
 	e.send(e.delay(&e.config.Network.BalancerServer, f), offerAtServer, f)
 }
 
-// offered is when an offer comes to a server.
+// offered handles an offer that arrives at a server.
 func (e *engine) offered(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != underWay {
@@ -172,7 +173,7 @@ func (e *engine) offered(f int32) {
 	e.send(e.delay(&e.config.Network.ServerServer, f), offerAtServer, f)
 }
 
-// take has a server take a flow.
+// take lets a server take a flow.
 func (e *engine) take(f, s int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
@@ -197,7 +198,7 @@ func (e *engine) take(f, s int32) {
 	e.send(back+e.delay(&n.BalancerServer, f), requestAtServer, f)
 }
 
-// acceptedAt is when the server's signal comes to the balancer.
+// acceptedAt handles a server's signal that arrives at the balancer.
 func (e *engine) acceptedAt(f int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
@@ -208,7 +209,7 @@ func (e *engine) acceptedAt(f int32) {
 	e.arrived(f)
 }
 
-// connect is when the client's acknowledgement passes the balancer.
+// connect handles the client's acknowledgement that passes the balancer.
 func (e *engine) connect(f int32) {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]
@@ -219,7 +220,8 @@ func (e *engine) connect(f int32) {
 	e.send(e.delay(&e.config.Network.BalancerServer, f), requestAtServer, f)
 }
 
-// end is when a flow ends, on its server or without one; the client and then the balancer learn later.
+// end handles the end of a flow, on its server or without one. The client and then the balancer
+// learn it later.
 func (e *engine) end(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	n := &e.config.Network
@@ -229,12 +231,12 @@ func (e *engine) end(f int32, outcome Outcome) {
 	case flow.Server != none:
 		back = e.delay(&n.ServerClient, f)
 	case flow.transit != none:
-		e.arrived(f) // nowhere
+		e.arrived(f) // no server has the flow
 	}
 	response := e.now + back - flow.sent
 	limit := e.config.Timeout
 	switch {
-	case flow.lost: // before, whatever its server made of it
+	case flow.lost: // lost before; the result of its server does not count
 		outcome = Broken
 	case limit > 0 && outcome == Completed && response > limit:
 		outcome = TimedOut
@@ -257,7 +259,7 @@ func (e *engine) end(f int32, outcome Outcome) {
 	e.send(back+e.delay(&n.ClientBalancer, f), closedAtBalancer, f)
 }
 
-// close is when the balancer sees a flow's end.
+// close handles the end of a flow as the balancer sees it.
 func (e *engine) close(f int32) {
 	flow := &e.flows[f]
 	if b := &e.balancers[flow.balancer]; flow.tracked && flow.phase != forgotten {
@@ -270,7 +272,7 @@ func (e *engine) close(f int32) {
 	e.forget(f)
 }
 
-// tellClosed calls Closed.
+// tellClosed calls Closed of the placement.
 func (e *engine) tellClosed(b *balancer, f int32, load Load) {
 	flow := &e.flows[f]
 	end := End{Outcome: flow.outcome, Load: load}
@@ -281,7 +283,7 @@ func (e *engine) tellClosed(b *balancer, f int32, load Load) {
 	b.closer.Closed(&flow.Flow, end)
 }
 
-// forget ends a flow's life.
+// forget frees a flow.
 func (e *engine) forget(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != forgotten {
@@ -293,10 +295,11 @@ func (e *engine) forget(f int32) {
 	}
 }
 
-// step is when a placement's periodic work is due.
+// step does the periodic work of a placement.
 func (e *engine) step(i int32) {
 	b := &e.balancers[i]
-	if b.alive && e.now == b.nextStep { // else it was due before the balancer failed
+	// Otherwise the step belongs to the time before the balancer failed.
+	if b.alive && e.now == b.nextStep {
 		b.stepper.Step()
 		e.scheduleStep(i)
 	}
@@ -308,7 +311,7 @@ func (e *engine) scheduleStep(i int32) {
 	e.queue.push(b.nextStep, step, i)
 }
 
-// probe is a question for a server's load, and the answer.
+// probe is a request for a server's load, and the answer.
 type probe struct {
 	balancer, server int32
 	load             Load
@@ -331,7 +334,7 @@ func (e *engine) probeDelay() float64 {
 	return e.config.Network.BalancerServer.sample(e.probeDraws.Uint64())
 }
 
-// probed is when a probe comes to a server.
+// probed handles a probe that arrives at a server.
 func (e *engine) probed(i int32) {
 	p := &e.probes[i]
 	if !e.servers[p.server].alive {
@@ -342,7 +345,7 @@ func (e *engine) probed(i int32) {
 	e.queue.push(e.now+e.probeDelay(), probeAtBalancer, i)
 }
 
-// answered is when the answer comes to the balancer.
+// answered handles the answer that arrives at the balancer.
 func (e *engine) answered(i int32) {
 	p := e.probes[i]
 	e.idle = append(e.idle, i)

@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// recorder is a placement that writes down what it is told.
+// recorder is a placement that records its calls.
 type recorder struct {
 	b     *sim.Balancer
 	place place
@@ -51,14 +51,14 @@ func (r *recorder) Recover(f *sim.Flow, offer *sim.Offer) {
 	r.place(f, offer)
 }
 
-// recorded has balancers write down what they are told.
+// recorded creates placements that record their calls.
 func recorded(c *sim.Config, p func(*sim.Balancer) place) *[]string {
 	log := new([]string)
 	c.Placement = method(func(b *sim.Balancer) sim.Placement { return &recorder{b, p(b), log} })
 	return log
 }
 
-// always offers to the same servers, whatever the balancer.
+// always offers flows to the same servers on all balancers.
 func always(servers ...int32) func(*sim.Balancer) place {
 	return func(*sim.Balancer) place {
 		return func(_ *sim.Flow, offer *sim.Offer) { offer.Set(servers...) }
@@ -165,7 +165,7 @@ func TestAFailedServerHasNothingLeft(t *testing.T) {
 }
 
 func TestBalancersComeAndGo(t *testing.T) {
-	at := make(times, 40) // so that each balancer has some
+	at := make(times, 40) // many flows, so that each balancer gets some
 	build := func(p func(*sim.Balancer) place) (*sim.Config, *[]string) {
 		c := constantly(1, sim.FIFO, at...)
 		c.Servers[0].CPUs = int32(len(at))
@@ -197,7 +197,7 @@ func TestBalancersComeAndGo(t *testing.T) {
 		}
 	})
 	t.Run("not found", func(t *testing.T) {
-		// Of the servers only the first is there: the balancer that is left looks elsewhere.
+		// Only the first of the servers is there, so the remaining balancer looks for others.
 		c, log := build(func(b *sim.Balancer) place {
 			return func(_ *sim.Flow, offer *sim.Offer) {
 				if b.Now() == 0 {
@@ -221,7 +221,7 @@ func TestBalancersComeAndGo(t *testing.T) {
 	})
 	t.Run("added", func(t *testing.T) {
 		c, log := build(always(0))
-		// The flows that move make room for the later ones.
+		// The flows that move free entries for the later flows.
 		c.Arrivals = append(slices.Clone(at), 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6)
 		c.FlowTable = sim.FlowTable{Buckets: 1, Ways: len(at)}
 		c.Balancers[1].Absent = true
@@ -256,7 +256,7 @@ func TestSharesOfBalancers(t *testing.T) {
 	}
 }
 
-// prober asks server 1 for its load at each step, and writes down the answers.
+// prober asks server 1 for its load at each step, and records the answers.
 type prober struct {
 	place
 	b   *sim.Balancer
@@ -296,7 +296,8 @@ func (s *stepper) Interval() float64 { return 0.5 }
 
 func (s *stepper) Step() { *s.log = append(*s.log, fmt.Sprintf("%.4g", s.b.Now())) }
 
-// A balancer that comes back is a new one, with steps of its own; adding it once more changes nothing.
+// A balancer that comes back is a new one with its own steps. Adding it a second time changes
+// nothing.
 func TestStepsOfABalancerThatComesBack(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0, 1.65, 2.5)
 	c.Servers[0].CPUs = 3
@@ -313,7 +314,7 @@ func TestStepsOfABalancerThatComesBack(t *testing.T) {
 	checkLog(t, &log, "0.5", "1", "1.5", "2.2", "2.7", "3.2")
 }
 
-// A SYN that was under way to the last balancer when that failed is lost.
+// A SYN is lost if it is under way to the last balancer when that balancer fails.
 func TestNoBalancerIsLeft(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0)
 	c.Network.ClientBalancer = sim.Constant(0.1)
@@ -321,8 +322,8 @@ func TestNoBalancerIsLeft(t *testing.T) {
 	checkFlows(t, c, ended{0.1, -1, sim.Lost})
 }
 
-// A server that comes back before balancers know that it had gone stays; one that goes before they know
-// that it had come stays away.
+// A server that comes back before balancers know of its failure stays. A server that fails before
+// balancers know that it was added stays away.
 func TestDetectionIsOfTheLastChange(t *testing.T) {
 	c := constantly(2, sim.FIFO, 0, 5)
 	c.Servers[1].Absent = true
@@ -343,8 +344,8 @@ func TestDetectionIsOfTheLastChange(t *testing.T) {
 	}
 }
 
-// Flows that were lost are broken, also one whose client would have given up later, and not found again
-// when balancers change once more.
+// Lost flows count as broken, even if the client would have given up later. They are not found
+// again when the balancers change once more.
 func TestLostFlowsStayLost(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0, 0)
 	c.Timeout = 0.75
@@ -360,7 +361,7 @@ func TestLostFlowsStayLost(t *testing.T) {
 	}
 }
 
-// A server that has failed says nothing of its load, though the flows that it had are closed.
+// A server that has failed reports no load, although its flows are closed.
 func TestAFailedServerReportsNothing(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0)
 	c.Events = []sim.Event{{At: 0.5, Kind: sim.ServerFail, Servers: []int32{0}}}

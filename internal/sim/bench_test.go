@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// figure10 is HLB's: half of the servers have twice the processors.
+// figure10 is the set-up of HLB's figure 10: half of the servers have twice as many processors.
 func figure10(servers, balancers int, rho float64, m sim.Method) *sim.Config {
 	c := &sim.Config{
 		Jobs:        []sim.Job{{Share: 1, Stages: []sim.Stage{{Work: sim.Exponential(0.5)}}}},
@@ -34,13 +34,13 @@ func figure10(servers, balancers int, rho float64, m sim.Method) *sim.Config {
 	return c
 }
 
-// nearby is a network like that of HLB, section V-B.
+// nearby is a network as in HLB, section V-B.
 var nearby = sim.Network{
 	ClientBalancer: sim.Uniform(0.0001, 0.001), BalancerServer: sim.Uniform(0.0001, 0.001),
 	ServerServer: sim.Uniform(0.0001, 0.001), ServerClient: sim.Uniform(0.0001, 0.001),
 }
 
-// lsq is the product's own.
+// lsq is the placement lsq of package placement.
 func lsq(t testing.TB) sim.Method {
 	t.Helper()
 	spec, err := placement.Named("lsq")
@@ -54,8 +54,8 @@ func lsq(t testing.TB) sim.Method {
 	return method
 }
 
-// cpuTime is what the process has had of the processors, in seconds: on a machine with other work the
-// time that passes says less.
+// cpuTime returns the processor time of the process in seconds. On a machine with other work,
+// elapsed time would say less.
 func cpuTime(b *testing.B) float64 {
 	b.Helper()
 	var use unix.Rusage
@@ -65,7 +65,7 @@ func cpuTime(b *testing.B) float64 {
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano()).Seconds()
 }
 
-// BenchmarkConnections measures simulated connections: each operation is one.
+// BenchmarkConnections measures simulated connections. One operation is one connection.
 func BenchmarkConnections(b *testing.B) {
 	for _, test := range []struct {
 		name              string

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sim is an event-driven simulator of load balancers and servers: flows arrive at balancers,
-// which offer them to servers, which serve them. What it simulates is exact down to the connection;
-// packets are there only as the delays between the steps of a connection's life.
+// Package sim is an event-driven simulator of load balancers and servers. Flows arrive at
+// balancers, balancers offer them to servers, and servers serve them. The simulation is exact down
+// to connections. Packets exist only as delays between the steps of a connection.
 //
-// A run follows from its configuration and seed alone. All randomness of a flow (its hash, its work,
-// the delays of its packets) is drawn from its number and the seed, none from the order of events, so
-// that different placements see the same flows: common random numbers, which make differences between
-// placements much more certain than each one's value. Memory grows with the flows that are under way
-// at a time, not with those that have been.
+// A run depends on nothing but its configuration and its seed. All random values of a flow (its
+// hash, its work, the delays of its packets) follow from the seed and the number of the flow, and
+// not from the order of events. So different placements see the same flows. With such common
+// random numbers, differences between placements are much more certain than the value of each
+// placement. The memory of a run depends on the number of flows that are under way at a time, and
+// not on the number of all flows.
 package sim
 
 import (
@@ -18,150 +19,155 @@ import (
 	"slices"
 )
 
-// Config says what to simulate. Times are in seconds.
+// Config is what a run simulates. Times are in seconds.
 type Config struct {
 	Servers   []Server
 	Balancers []Share
 	FlowTable FlowTable
 	Network   Network
 	Arrivals  Arrivals
-	// Jobs are what flows want of servers, one for each class of flows.
+	// Jobs describe the work of flows, one for each class of flows.
 	Jobs []Job
-	// Placement is the balancers', Policy the servers'. Without a policy servers take what they are
-	// offered.
+	// Placement is the method of the balancers, Policy that of the servers. Without a policy,
+	// servers take all offered flows.
 	Placement Method
 	Policy    Policy
-	// Timeout is how long clients wait, from their SYN to the end of the response; 0 for ever. A
-	// server notices that a client has gone when the flow's turn in the backlog comes.
+	// Timeout is how long clients wait, from their SYN to the end of the response. 0 means for
+	// ever. A server notices that a client has gone when the flow comes to the head of the
+	// backlog.
 	Timeout float64
-	// Silent makes a server with a full backlog drop a flow instead of resetting it: the client then
-	// gives up at its timeout, which must be set, and the flow counts as TimedOut instead of Refused.
+	// Silent makes a server with a full backlog drop a flow instead of resetting it. The client
+	// then gives up after Timeout, which must not be 0, and the flow counts as TimedOut instead of
+	// Refused.
 	Silent bool
-	// Connections and Duration end the arrivals: after so many flows or seconds, whichever is first;
-	// 0 is no limit. Then the run goes on until all flows have ended.
+	// Connections and Duration end the arrivals, after that number of flows or seconds, whichever
+	// is first. 0 means no limit. The run continues until all flows have ended.
 	Connections uint64
 	Duration    float64
-	// Warmup and Cooldown are the shares of the arrivals, 0 to 1, at the beginning and the end that
-	// are simulated but not measured: of Connections if that is set, otherwise of Duration.
+	// Warmup and Cooldown are the shares of the arrivals at the beginning and the end that are
+	// simulated but not measured, 0 to 1. They are shares of Connections if that is not 0,
+	// otherwise of Duration.
 	Warmup, Cooldown float64
 	Events           []Event
-	// Every, if not 0, has results kept also of each interval of so many seconds, at most MostIntervals
-	// from the start on.
+	// Every, if not 0, is an interval in seconds. Results are then also kept for each such
+	// interval, for at most MostIntervals from the start.
 	Every float64
-	// Completed, if set, is called for each measured flow that has ended. It runs in the goroutine of
-	// the run, so it must be safe for concurrent use if several runs share it.
+	// Completed, if not nil, is called for each measured flow that has ended. It is called from
+	// the goroutine of the run. So it must be safe for concurrent use if several runs share it.
 	Completed func(run int, flow Ended)
-	// Sample, if set, is called every SampleInterval seconds while flows arrive.
+	// Sample, if not nil, is called every SampleInterval seconds while flows arrive.
 	Sample         func(run int, now float64, world World)
 	SampleInterval float64
 }
 
-// Server is a server's hardware and how it serves.
+// Server describes a server's hardware and how the server serves flows.
 type Server struct {
-	// Name is what consistent hashing knows the server by, and unique.
+	// Name is the unique name by which consistent hashing knows the server.
 	Name string
-	// Group is the kind of servers that results are also summed up for.
+	// Group is the kind of the server. There are also results for each group.
 	Group int32
 	CPUs  int32
-	// Speed is how many seconds of work a processor does in a second.
+	// Speed is the work that a processor does in a second, in seconds of work.
 	Speed float64
-	// IOSpeed is the same of the IO queue.
+	// IOSpeed is the same for the IO queue.
 	IOSpeed    float64
 	Discipline Discipline
-	// Workers limits how many flows a server with processor sharing serves at once; 0 is no limit.
-	Workers int32
-	// Backlog limits how many flows wait for a processor (FIFO) or a worker (processor sharing); -1 is
+	// Workers is the number of flows that a server with processor sharing serves at once. 0 means
 	// no limit.
+	Workers int32
+	// Backlog is the number of flows that may wait for a processor (FIFO) or a worker (processor
+	// sharing). -1 means no limit.
 	Backlog int32
-	// Absent servers are there only after an event ServerAdd.
+	// An Absent server exists only after an event ServerAdd.
 	Absent bool
 }
 
-// Capacity is how many seconds of work all processors do in a second.
+// Capacity returns the work that all processors do in a second, in seconds of work.
 func (s *Server) Capacity() float64 { return float64(s.CPUs) * s.Speed }
 
-// Discipline is how flows share the processors of a server.
+// Discipline is the way in which flows share the processors of a server.
 type Discipline uint8
 
 // The disciplines.
 const (
-	// FIFO gives a processor to one flow until its stage is done, then to the one that waits longest.
+	// FIFO gives a processor to one flow until the flow's stage is done, and then to the flow that
+	// has waited longest.
 	FIFO Discipline = iota
-	// ProcessorSharing serves all at once, each at the speed of one processor at most.
+	// ProcessorSharing serves all flows at once, each at most at the speed of one processor.
 	ProcessorSharing
 )
 
-// Share is a balancer's share of the flows, relative to the others'. With equal-cost multi-path
-// routing all are equal.
+// Share is a balancer's share of the flows, relative to the shares of other balancers. With
+// equal-cost multi-path routing all shares are equal.
 type Share struct {
 	Weight float64
-	// Absent balancers are there only after an event BalancerAdd.
+	// An Absent balancer exists only after an event BalancerAdd.
 	Absent bool
 }
 
-// FlowTable limits how many flows a balancer knows. A flow goes to a bucket by its hash and has no
-// entry if the ones there are taken (HLB, section IV-A2).
+// FlowTable limits the number of flows that a balancer knows. The hash of a flow selects a bucket.
+// The flow has no entry if all entries of the bucket are in use (HLB, section IV-A2).
 type FlowTable struct {
-	Buckets int // 0 for no limit
+	Buckets int // 0 means no limit
 	Ways    int // entries in a bucket
 }
 
-// Network has the delays of one packet's way; the default is none.
+// Network has the delays of a packet on each part of its path. The default is no delay.
 type Network struct {
-	ClientBalancer Distribution // from a client by the edge router to a balancer
-	BalancerServer Distribution // either way
-	ServerServer   Distribution // of an offer that is passed on
-	ServerClient   Distribution // direct server return
+	ClientBalancer Distribution // from a client through the edge router to a balancer
+	BalancerServer Distribution // in both directions
+	ServerServer   Distribution // for offers that are passed on
+	ServerClient   Distribution // replies, by direct server return
 }
 
-// Job is what flows of a class want.
+// Job describes the work of the flows of a class.
 type Job struct {
 	Name string
-	// Share is the class's share of the flows, relative to the others'. Traces may say the class
-	// themselves.
+	// Share is the share of flows that belong to the class, relative to the other classes. A trace
+	// may give the class of each flow instead.
 	Share float64
-	// Stages follow each other; the response is sent after the last.
+	// Stages follow each other. The server sends the response after the last stage.
 	Stages []Stage
 }
 
 // Stage is a visit to a queue of the server (HLB, section V-B and figure 6).
 type Stage struct {
 	Queue Queue
-	// Work is in seconds at speed 1.
+	// Work is the work of the stage, in seconds at speed 1.
 	Work Distribution
-	// PerUnit adds so many seconds for each unit of the flow's size. Only traces tell sizes
-	// (TraceClass.Sized).
+	// PerUnit is additional work in seconds for each unit of the flow's size. Only traces give
+	// sizes (TraceClass.Sized).
 	PerUnit float64
 }
 
-// Queue is one of a server.
+// Queue is one of the queues of a server.
 type Queue uint8
 
-// The queues. CPU is served by the server's discipline; IO is shared by all that are in it, with the
-// IO speed in total.
+// The queues. The server's discipline applies to CPU. All flows in IO share it, and IOSpeed is the
+// speed of all of them together.
 const (
 	CPU Queue = iota
 	IO
 )
 
-// Event is a change at a time.
+// Event is a change at a given time.
 type Event struct {
 	At   float64
 	Kind EventKind
-	// Servers or Balancers are the indexes of those that it happens to.
+	// Servers or Balancers are the indexes of the servers or balancers that change.
 	Servers, Balancers []int32
-	// Speed is for SetSpeed.
+	// Speed is the new speed, for SetSpeed.
 	Speed float64
-	// Detect is the time after which balancers know that a server is gone or there.
+	// Detect is the time until balancers know that a server was added or has failed.
 	Detect float64
 }
 
-// EventKind is what happens.
+// EventKind is the kind of an event.
 type EventKind uint8
 
-// What can happen. A drained server gets no new flows and ends those that it has; one that fails
-// breaks them, and loses what is sent to it until balancers know. A balancer that fails leaves its
-// flows to the others.
+// The kinds of events. A drained server gets no new flows and completes those that it has. A
+// server that fails breaks its flows, and loses all packets to it until balancers know of the
+// failure. When a balancer fails, other balancers get its flows.
 const (
 	ServerAdd EventKind = iota
 	ServerDrain
@@ -171,19 +177,21 @@ const (
 	BalancerFail
 )
 
-// Ended is a measured flow that has ended.
+// Ended describes a measured flow that has ended.
 type Ended struct {
-	// Sent is when the client sent the SYN, Response how long until it had the response, or gave up.
+	// Sent is the time at which the client sent the SYN. Response is the time from then until the
+	// client had the response, or gave up.
 	Sent, Response float64
 	Number         uint64
-	Server         int32 // -1 if no server had it
+	Server         int32 // -1 if the flow was on no server
 	Balancer       int32
 	Class          int32
-	Hops           int32 // servers that passed it on, or back
+	Hops           int32 // number of times that servers passed the flow on or sent it back
 	Outcome        Outcome
 }
 
-// Capacity is that of all servers that are there from the start, in seconds of work per second.
+// Capacity returns the capacity of all servers that exist from the start, in seconds of work per
+// second.
 func (c *Config) Capacity() float64 {
 	sum := 0.0
 	for i := range c.Servers {
@@ -194,7 +202,7 @@ func (c *Config) Capacity() float64 {
 	return sum
 }
 
-// Work is how many seconds of work a flow brings to the processors, in the mean over all classes.
+// Work returns the mean work that a flow brings to the processors, over all classes, in seconds.
 func (c *Config) Work() float64 {
 	sum, shares := 0.0, 0.0
 	for i := range c.Jobs {
@@ -204,8 +212,8 @@ func (c *Config) Work() float64 {
 	return sum / shares
 }
 
-// Work is how many seconds of work a flow of the class and of a size (Stage.PerUnit) brings to the
-// processors, in the mean.
+// Work returns the mean work that a flow of the class and of a given size (Stage.PerUnit) brings
+// to the processors, in seconds.
 func (j *Job) Work(size float64) float64 {
 	sum := 0.0
 	for i := range j.Stages {
@@ -221,10 +229,11 @@ func (j *Job) sized() bool {
 	return slices.ContainsFunc(j.Stages, func(s Stage) bool { return s.PerUnit > 0 })
 }
 
-// Rate returns the arrivals per second that load the processors with rho: 1 is all that they can do.
+// Rate returns the number of arrivals per second that load the processors with rho. With rho 1 the
+// processors are always busy.
 func (c *Config) Rate(rho float64) float64 { return rho * c.Capacity() / c.Work() }
 
-// Validate returns what makes a run impossible. Each problem names the field.
+// Validate returns all problems that make a run impossible. Each problem names the field.
 func (c *Config) Validate() error {
 	var p problems
 	c.checkServers(&p)
@@ -245,7 +254,7 @@ func (c *Config) Validate() error {
 
 type problems []error
 
-// require adds a problem unless ok.
+// require adds a problem unless ok is true.
 func (p *problems) require(ok bool, format string, args ...any) {
 	if !ok {
 		*p = append(*p, fmt.Errorf(format, args...))

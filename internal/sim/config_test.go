@@ -55,7 +55,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// idle wants to be called every 0 seconds.
+// idle is a placement that asks for a step every 0 seconds.
 type idle struct{ place }
 
 func (idle) New(*sim.Balancer) (sim.Placement, error) { return idle{}, nil }
@@ -65,7 +65,7 @@ func (idle) Interval() float64 { return 0 }
 func (idle) Step() {}
 
 func TestRate(t *testing.T) {
-	c := figure10(4, 1, 0.5, inTurn{}) // 6 processors
+	c := figure10(4, 1, 0.5, inTurn{}) // the servers have 6 processors
 	c.Servers[0].Speed = 3
 	c.Servers[1].Absent = true
 	c.Jobs = append(c.Jobs, sim.Job{Share: 3, Stages: []sim.Stage{

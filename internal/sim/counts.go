@@ -2,17 +2,18 @@
 
 package sim
 
-// Counts are numbers of servers' flows, one for each, of which it finds the smallest. Each operation
-// takes the same time however many servers there are: they are kept in the order of their counts,
-// which change by one, so that a server only ever changes places with one end of those of its count.
+// Counts contains the number of flows of each server, and finds the smallest number. Each
+// operation takes constant time, whatever the number of servers. The servers are in the order of
+// their counts. A count changes by one, so the server only changes places with the first or last
+// server of the same count.
 type Counts struct {
 	count    []int32 // by server
-	place    []int32 // by server: its index in order; none if it is not in
+	place    []int32 // by server: its index in order; none if it is not in order
 	order    []int32 // servers
-	boundary []int32 // by count: the first place in order of those with this count or more
+	boundary []int32 // by count: the index in order of the first server with this count or more
 }
 
-// NewCounts returns counts of n servers, all 0, none of them eligible.
+// NewCounts returns counts of n servers. All counts are 0, and no server is eligible.
 func NewCounts(n int) *Counts {
 	c := &Counts{count: make([]int32, n), place: make([]int32, n), order: make([]int32, 0, n), boundary: make([]int32, 2, 64)}
 	for s := range c.place {
@@ -21,10 +22,10 @@ func NewCounts(n int) *Counts {
 	return c
 }
 
-// Of returns a server's count.
+// Of returns the count of a server.
 func (c *Counts) Of(s int32) int32 { return c.count[s] }
 
-// Add counts one more.
+// Add adds one to the count of a server.
 func (c *Counts) Add(s int32) {
 	c.count[s]++
 	n := c.count[s]
@@ -37,7 +38,7 @@ func (c *Counts) Add(s int32) {
 	}
 }
 
-// Remove counts one less. The count must not be 0.
+// Remove subtracts one from the count of a server, which must not be 0.
 func (c *Counts) Remove(s int32) {
 	n := c.count[s]
 	if c.place[s] != none {
@@ -47,15 +48,15 @@ func (c *Counts) Remove(s int32) {
 	c.count[s] = n - 1
 }
 
-// swap moves a server to a place, and the one there to its.
+// swap exchanges a server with the server at a place.
 func (c *Counts) swap(s, to int32) {
 	from, other := c.place[s], c.order[to]
 	c.order[from], c.place[other] = other, from
 	c.order[to], c.place[s] = s, to
 }
 
-// SetEligible makes the servers that Least chooses from these, which are in ascending order. The
-// others are counted all the same.
+// SetEligible sets the servers from which Least chooses, in ascending order. The other servers are
+// still counted.
 func (c *Counts) SetEligible(servers []int32) {
 	for s := range int32(len(c.count)) {
 		is := len(servers) > 0 && servers[0] == s
@@ -71,7 +72,8 @@ func (c *Counts) SetEligible(servers []int32) {
 	}
 }
 
-// include puts a server last, and then before those of each higher count.
+// include appends a server to order, and then moves it in front of the servers of each higher
+// count.
 func (c *Counts) include(s int32) {
 	c.place[s] = int32(len(c.order))
 	c.order = append(c.order, s)
@@ -81,7 +83,7 @@ func (c *Counts) include(s int32) {
 	}
 }
 
-// exclude does the same backwards.
+// exclude does the same in reverse.
 func (c *Counts) exclude(s int32) {
 	for n := int(c.count[s]) + 1; n < len(c.boundary); n++ {
 		c.boundary[n]--
@@ -91,8 +93,8 @@ func (c *Counts) exclude(s int32) {
 	c.place[s] = none
 }
 
-// Least returns the eligible servers of the smallest count, in no order that means anything. They are
-// the structure's own, until the next change.
+// Least returns the eligible servers with the smallest count, in arbitrary order. The slice is
+// valid until the next change.
 func (c *Counts) Least() []int32 {
 	if len(c.order) == 0 {
 		return nil

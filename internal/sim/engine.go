@@ -7,28 +7,28 @@ import (
 	"math"
 )
 
-// The events of the queue. The ends of services are not among them: those are in a tournament of
-// their own (see station).
+// The events of the queue. The ends of services are not in the queue, but in a separate tournament
+// (see station).
 const (
 	synAtBalancer       eventKind = iota // index of the flow
-	offerAtServer                        // of the flow
-	acceptedAtBalancer                   // of the flow
-	connectedAtBalancer                  // of the flow
-	requestAtServer                      // of the flow
-	closedAtBalancer                     // of the flow
-	step                                 // of the balancer
-	probeAtServer                        // of the probe
-	probeAtBalancer                      // of the probe
-	change                               // in Config.Events
-	detection                            // in Config.Events
+	offerAtServer                        // index of the flow
+	acceptedAtBalancer                   // index of the flow
+	connectedAtBalancer                  // index of the flow
+	requestAtServer                      // index of the flow
+	closedAtBalancer                     // index of the flow
+	step                                 // index of the balancer
+	probeAtServer                        // index of the probe
+	probeAtBalancer                      // index of the probe
+	change                               // index in Config.Events
+	detection                            // index in Config.Events
 	sample
 	interval
 )
 
-// ofFlow tells whether the event is one of a flow.
+// ofFlow tells whether the index of the event is that of a flow.
 func (k eventKind) ofFlow() bool { return k < step }
 
-// engine is one run.
+// engine executes one run.
 type engine struct {
 	config *Config
 	run    int
@@ -40,41 +40,41 @@ type engine struct {
 	free         int32 // the first free flow
 
 	queue    eventQueue
-	services *Tournament // when the next flow leaves each slot
+	services *Tournament // for each slot, the time at which its next flow leaves
 	slots    []slot
 
 	servers    []server
-	changes    []int32 // by server: the last event that had it come or go
-	processors float64 // of all servers
-	agents     []agent // by server; none without a policy
+	changes    []int32 // by server: the last event that added, removed or failed it
+	processors float64 // number of processors of all servers
+	agents     []agent // by server; nil without a policy
 	stations   []station
 	balancers  []balancer
-	unequal    bool    // the balancers' weights
-	live       []int32 // servers, as balancers know
-	peers      []int32 // balancers
+	unequal    bool    // the balancers have different weights
+	live       []int32 // the servers that balancers consider live
+	peers      []int32 // the balancers at work
 	probes     []probe
-	idle       []int32 // probes that are not under way
+	idle       []int32 // probe structures that are not in use
 
 	source   Source
 	arriving bool
 	arrival  float64
 	class    int32
 	size     float64
-	arrivals uint64 // so far
-	// sizes are those of flows that have not ended, by Flow.Number; nil if no job needs them. They
-	// are not in flow, which fills its cache line.
+	arrivals uint64 // arrivals so far
+	// sizes are the sizes of the flows that have not ended, by Flow.Number. It is nil if no job
+	// needs sizes. They are not in flow, because flow fills its cache line.
 	sizes      map[uint64]float64
 	keys       *Rand
-	shares     []float64 // of classes, cumulated
+	shares     []float64 // cumulated shares of the classes
 	probeDraws *Rand
 
 	result *RunResult
 	meter  meter
 	series series
-	until  float64 // arrivals go on, once that is known
+	until  float64 // the end of the arrivals, once it is known
 }
 
-// simulate is one run, from its start until its last flow has ended.
+// simulate executes one run, from its start until its last flow has ended.
 func simulate(ctx context.Context, c *Config, seed uint64, run int) (*RunResult, error) {
 	e, err := newEngine(c, seed, run)
 	if err != nil {
@@ -90,11 +90,11 @@ func simulate(ctx context.Context, c *Config, seed uint64, run int) (*RunResult,
 	return e.finish(), nil
 }
 
-// cancelCheck is how many steps pass between looks at the context.
+// cancelCheck is the number of steps between two checks of the context.
 const cancelCheck = 1 << 14
 
-// loop handles one event after the other. Of events at one time an end of a service comes first, then
-// what is in the queue, then an arrival.
+// loop handles the events one by one. Of several events at the same time, ends of services come
+// first, then events of the queue, then arrivals.
 func (e *engine) loop(ctx context.Context) error {
 	for i := 0; ; i++ {
 		if i%cancelCheck == 0 {
@@ -131,7 +131,7 @@ func (e *engine) loop(ctx context.Context) error {
 	}
 }
 
-// over tells whether nothing is left to happen but what repeats itself.
+// over tells whether only periodic events are left.
 func (e *engine) over() bool { return !e.arriving && e.result.underWay == 0 }
 
 func (e *engine) handle(kind eventKind, index int32) {
@@ -166,7 +166,7 @@ func (e *engine) handle(kind eventKind, index int32) {
 	}
 }
 
-// send has something happen to a flow after a delay; without one it happens at once.
+// send schedules an event of a flow after a delay. Without a delay, the event happens at once.
 func (e *engine) send(delay float64, kind eventKind, f int32) {
 	e.hold(f)
 	if delay > 0 {
@@ -177,7 +177,7 @@ func (e *engine) send(delay float64, kind eventKind, f int32) {
 	e.release(f)
 }
 
-// delay draws that of a packet of the flow.
+// delay draws the delay of a packet of the flow.
 func (e *engine) delay(d *Distribution, f int32) float64 {
 	if d.zero() {
 		return 0
@@ -185,7 +185,7 @@ func (e *engine) delay(d *Distribution, f int32) float64 {
 	return d.sample(e.flows[f].draw())
 }
 
-// nextArrival finds out when the next flow arrives.
+// nextArrival determines when the next flow arrives.
 func (e *engine) nextArrival() {
 	c := e.config
 	ok := false
@@ -206,7 +206,7 @@ func (e *engine) nextArrival() {
 	}
 }
 
-// arrive has a flow begin.
+// arrive starts a flow.
 func (e *engine) arrive() {
 	e.watchWindow()
 	f := e.newFlow()
@@ -234,12 +234,12 @@ func (e *engine) arrive() {
 	e.release(f)
 }
 
-// newborn is a flow whose SYN the client has just sent.
+// newborn returns a flow whose client has just sent the SYN.
 func newborn(key, number uint64, now float64) flow {
 	return flow{Flow: Flow{Key: key, Number: number, Server: none, transit: none}, sent: now, next: none, phase: underWay}
 }
 
-// drawClass draws a class by the jobs' shares.
+// drawClass draws a class by the shares of the jobs.
 func (e *engine) drawClass(flow *flow) int16 {
 	if len(e.shares) == 1 {
 		return 0

@@ -2,12 +2,13 @@
 
 package sim
 
-// event is something that happens at a time to a flow, a balancer or the whole system.
+// event is an event of a flow, of a balancer or of the whole system.
 type event struct {
-	at    float64
-	order uint64 // of creation: of events at one time the oldest comes first
+	at float64
+	// Number in the order of creation; of events at the same time, the oldest comes first.
+	order uint64
 	kind  eventKind
-	index int32 // of what it happens to, by kind
+	index int32 // index of the flow, the balancer or other object, depending on the kind
 }
 
 type eventKind uint8
@@ -16,8 +17,8 @@ func (e *event) before(other *event) bool {
 	return e.at < other.at || e.at == other.at && e.order < other.order
 }
 
-// eventQueue is a heap of which each node has four children: half as deep as a binary one, and the
-// children lie side by side.
+// eventQueue is a heap in which each node has four children. It is half as deep as a binary heap,
+// and the children of a node are next to each other in memory.
 type eventQueue struct {
 	heap    []event
 	created uint64

@@ -2,55 +2,55 @@
 
 package sim
 
-// flow is a flow under way: what balancers see of it, and the rest. It fills one line of the cache, for
-// with many servers a flow has left the cache before its next event comes.
+// flow is a flow under way: what balancers see of it, and the rest. It fills one cache line,
+// because with many servers a flow has left the cache before its next event.
 type flow struct {
 	Flow
-	sent      float64 // the client's SYN
-	connected float64 // its first acknowledgement, at the balancer
-	next      int32   // in the queue that it is in, or among free flows
+	sent      float64 // time of the client's SYN
+	connected float64 // time at which the first acknowledgement passed the balancer
+	next      int32   // next flow in the queue of this flow, or in the list of free flows
 	balancer  int16
-	draws     uint8 // random numbers drawn for it
-	pending   uint8 // events that are to come
+	draws     uint8 // number of random numbers drawn for the flow
+	pending   uint8 // number of its future events
 	stage     uint8
 	hops      uint8
 	outcome   Outcome
 	phase     phase
 	tracked   bool // has an entry in the flow table
 	measured  bool
-	forced    bool // has been handed back
-	lost      bool // to its balancer: its packets do not find the server any more
+	forced    bool // a server has sent it back
+	lost      bool // the balancer has lost it: its packets do not find the server any more
 }
 
 // phase is how far a flow has come.
 type phase uint8
 
 const (
-	unused    phase = iota // memory for another flow
-	underWay               // to a server, or on one
-	ended                  // has left its server, or has not come to one
+	unused    phase = iota // the memory is free
+	underWay               // on its way to a server, or on a server
+	ended                  // left its server, or reached none
 	forgotten              // its balancer has seen the end
 )
 
-// transit is what packets of a flow carry while they are on their way: a SYN's list of servers, and
-// what servers say of themselves. It is apart from the flow, for there are few at a time.
+// transit is what the packets of a flow carry on their way: the list of servers in a SYN, and the
+// loads of servers. It is separate from the flow, because few flows need one at a time.
 type transit struct {
 	Offer
-	taker   Load // the server's that took the flow, then
-	leaving Load // the server's that the flow left, then
+	taker   Load // load of the server that took the flow, at that time
+	leaving Load // load of the server that the flow left, at that time
 	packets int32
 }
 
 const none = -1
 
-// draw returns random bits of the flow's own.
+// draw returns random bits for the flow.
 func (f *flow) draw() uint64 {
 	f.draws++
 	return mix(f.Key + uint64(f.draws)*golden)
 }
 
-// stageDraw returns the random bits that decide on the work of a flow's stage, apart from those of
-// draw: however a flow came to its server, its work is the same.
+// stageDraw returns the random bits that determine the work of a flow's stage. They are
+// independent of those of draw, so the work is the same however the flow came to its server.
 func stageDraw(key uint64, stage uint8) uint64 { return mix(key - uint64(stage+1)*golden) }
 
 // flowList is a queue of flows, linked through flow.next.
@@ -69,7 +69,7 @@ func (e *engine) append(l *flowList, f int32) {
 	l.n++
 }
 
-// takeFirst removes the first flow of a list that is not empty.
+// takeFirst removes the first flow of a list, which must not be empty.
 func (e *engine) takeFirst(l *flowList) int32 {
 	f := l.head
 	l.head = e.flows[f].next
@@ -77,7 +77,7 @@ func (e *engine) takeFirst(l *flowList) int32 {
 	return f
 }
 
-// newFlow returns a flow's memory, from those that have ended if there are any.
+// newFlow returns memory for a flow. It reuses the memory of ended flows.
 func (e *engine) newFlow() int32 {
 	f := e.free
 	if f == none {
@@ -88,7 +88,7 @@ func (e *engine) newFlow() int32 {
 	return f
 }
 
-// hold keeps a flow's memory until release is called as often.
+// hold keeps a flow's memory until release has been called as often as hold.
 func (e *engine) hold(f int32) { e.flows[f].pending++ }
 
 func (e *engine) release(f int32) {
@@ -101,7 +101,7 @@ func (e *engine) release(f int32) {
 	}
 }
 
-// depart returns what a packet of the flow carries, until it arrives.
+// depart returns the transit of a packet that leaves now.
 func (e *engine) depart(f int32) *transit {
 	flow := &e.flows[f]
 	if flow.transit == none {
@@ -119,7 +119,7 @@ func (e *engine) depart(f int32) *transit {
 	return t
 }
 
-// arrived is when a packet needs not carry anything any more.
+// arrived frees the transit of a packet that has arrived.
 func (e *engine) arrived(f int32) {
 	flow := &e.flows[f]
 	t := &e.transits[flow.transit]

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// times are arrivals at given times.
+// times are arrivals at the given times.
 type times []float64
 
 func (a times) Start(*sim.Rand) (sim.Source, error) { return &timesSource{left: a}, nil }
@@ -31,8 +31,8 @@ func (s *timesSource) Next() (next sim.Arrival, ok bool) {
 
 func (s *timesSource) Close() error { return nil }
 
-// constantly is a configuration of equal servers with one processor each, one balancer, and flows that
-// arrive at the times and have a second of work.
+// constantly is a configuration of equal servers with one processor each, and one balancer. The
+// flows arrive at the given times. Each has one second of work.
 func constantly(servers int, d sim.Discipline, at ...float64) *sim.Config {
 	c := &sim.Config{
 		Balancers: []sim.Share{{Weight: 1}},
@@ -48,7 +48,7 @@ func constantly(servers int, d sim.Discipline, at ...float64) *sim.Config {
 	return c
 }
 
-// flows runs a configuration once and returns its flows by their numbers.
+// flows runs a configuration once and returns its flows by number.
 func flows(t *testing.T, c *sim.Config) ([]sim.Ended, *sim.RunResult) {
 	t.Helper()
 	var all []sim.Ended
@@ -61,7 +61,7 @@ func flows(t *testing.T, c *sim.Config) ([]sim.Ended, *sim.RunResult) {
 	return all, r.Runs[0]
 }
 
-// ended is what tests compare of flows.
+// ended has the fields of a flow that tests compare.
 type ended struct {
 	response float64
 	server   int32
@@ -87,7 +87,8 @@ func TestDisciplines(t *testing.T) {
 		checkFlows(t, constantly(1, sim.FIFO, 0, 0.5, 0.5), done(1), done(1.5), done(2.5))
 	})
 	t.Run("processor sharing", func(t *testing.T) {
-		// From 0.5 on three share; at 2 the first has had 1, and the others share the rest.
+		// Three flows share from 0.5 on. At 2 the first one has had its second of work, and the
+		// others share the processor.
 		checkFlows(t, constantly(1, sim.ProcessorSharing, 0, 0.5, 0.5), done(2), done(2.5), done(2.5))
 	})
 	t.Run("processor sharing on two processors", func(t *testing.T) {
@@ -116,19 +117,20 @@ func TestStages(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0, 0)
 	stage := func(q sim.Queue) sim.Stage { return sim.Stage{Queue: q, Work: sim.Constant(1)} }
 	c.Jobs[0].Stages = []sim.Stage{stage(sim.CPU), stage(sim.IO), stage(sim.CPU)}
-	checkFlows(t, c, done(3), done(4)) // processor and IO take turns
+	checkFlows(t, c, done(3), done(4)) // the flows use the processor and IO in turn
 	c = constantly(1, sim.FIFO, 0, 0.5)
 	c.Jobs[0].Stages = []sim.Stage{stage(sim.IO), stage(sim.CPU)}
 	c.Servers[0].IOSpeed = 2
-	// In the IO queue the second begins when the first has gone.
+	// In the IO queue, the second flow begins when the first one has left.
 	checkFlows(t, c, done(1.5), done(2))
 }
 
 func TestTimeouts(t *testing.T) {
 	late := ended{2.5, 0, sim.TimedOut}
 	t.Run("backlog", func(t *testing.T) {
-		// The third is served too late; the fourth's client has gone when its turn comes at 3, so that
-		// the fifth is served at once.
+		// The third flow is served too late. The client of the fourth one has gone when it comes
+		// to the head of the backlog at 3. So the fifth one, which arrives then, is served at
+		// once.
 		c := constantly(1, sim.FIFO, 0, 0, 0, 0.1, 2.9)
 		c.Timeout = 2.5
 		checkFlows(t, c, done(1), done(2), late, late, done(1.1))
@@ -154,7 +156,8 @@ func TestDelays(t *testing.T) {
 		ClientBalancer: sim.Constant(0.001), BalancerServer: sim.Constant(0.01),
 		ServerServer: sim.Constant(0.1), ServerClient: sim.Constant(0.5),
 	}
-	// A handshake to the server and back, the request, the work, the response.
+	// The response contains a handshake to the server and back, the request, the work and the
+	// response.
 	checkFlows(t, c, done(2*0.511+1), done(2*0.511+2))
 	c.Arrivals, c.Placement = times{0}, to(0, 1)
 	c.Policy = policy(func(_ sim.Load, offer *sim.Offer) int32 { return min(offer.At+1, offer.N-1) })
@@ -174,7 +177,7 @@ func TestAgentsDecide(t *testing.T) {
 			return offer.At + 1
 		case own.Open > 0:
 			seen = append(seen, offer.Loads[:3]...)
-			return 0 // which has to take it
+			return 0 // the next server, which must take the flow
 		}
 		return offer.At
 	})
@@ -200,7 +203,7 @@ func TestWrongfulRejections(t *testing.T) {
 	c.Placement = method(func(*sim.Balancer) sim.Placement {
 		return place(func(f *sim.Flow, offer *sim.Offer) {
 			if f.Number < 2 {
-				offer.Set(1) // so that it has two
+				offer.Set(1) // so that the flow has two
 			} else {
 				offer.Set(0, 1)
 			}
@@ -219,13 +222,14 @@ func TestSpeedChanges(t *testing.T) {
 			{At: 0.5, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 0.5},
 			{At: 1.75, Kind: sim.SetSpeed, Servers: []int32{0}, Speed: 4},
 		}
-		// Half of the work by 0.5, the rest by 1.5. FIFO: the second begins then, has 1/8 by 1.75, and
-		// ends at 1.75 + 7/32. Sharing: by 1.75 the first has all but 1/32 of it, ...
+		// Half of the work is done by 0.5, the rest by 1.5. With FIFO the second flow begins then,
+		// has 1/8 by 1.75, and ends at 1.75 + 7/32. With sharing, the first flow has all but 1/32
+		// of its work by 1.75.
 		if d == sim.FIFO {
 			checkFlows(t, c, done(1.5), done(0.5+7./32))
 		} else {
-			// From 1.25 each has a quarter of a second's work a second: by 1.75 the first lacks 0, for
-			// it had 0.875 at 1.25, and then 1/8.
+			// From 1.25 on each flow gets a quarter of a second's work per second. By 1.75 the
+			// first flow is complete: it had 0.875 at 1.25, and 1/8 since then.
 			checkFlows(t, c, done(1.75), done(0.5+7./32))
 		}
 	}
@@ -244,7 +248,7 @@ func TestSamplesSeeTheTruth(t *testing.T) {
 	}
 }
 
-// observer takes what it is offered, and writes down what it has served.
+// observer is a policy that accepts all flows and records which flows were served.
 type observer struct{ log *[]string }
 
 func (observer) Decide(_ sim.Load, offer *sim.Offer) int32 { return offer.At }
@@ -259,7 +263,8 @@ type observers struct{ log *[]string }
 
 func (o observers) New(*sim.Host) (sim.Agent, error) { return observer(o), nil }
 
-// An agent learns from what was served, and from nothing that was refused, given up or broken.
+// An agent sees the flows that were served. It does not see flows that were refused, given up or
+// broken.
 func TestObserversSeeWhatWasServed(t *testing.T) {
 	var log []string
 	c := constantly(1, sim.FIFO, 0, 0, 0, 0, 1.25, 2.5)

@@ -4,10 +4,10 @@ package sim
 
 import "math"
 
-// Histogram counts positive values in buckets of constant relative width: each power of two is cut
-// into 128. A quantile is therefore within 0.4% of an exact one of the same values, and memory does
-// not grow with their number: there are buckets for the powers of two from the smallest value to the
-// largest. Times from 1 µs to 4,000,000 s are told apart; what is outside counts as the nearest.
+// Histogram counts positive values in buckets of constant relative width: each power of two has
+// 128 buckets. So a quantile is within 0.4% of the exact one. The memory does not grow with the
+// number of values, but with the ratio of the largest value to the smallest. Times from 1 µs to
+// 4,000,000 s have buckets. Other values count as the nearest of these.
 type Histogram struct {
 	counts     []uint64
 	first      int // the bucket of counts[0]
@@ -18,8 +18,8 @@ type Histogram struct {
 }
 
 const (
-	histogramBits    = 7   // of the mantissa
-	histogramLowest  = -20 // exponents of two
+	histogramBits    = 7   // bits of the mantissa
+	histogramLowest  = -20 // smallest exponent of two
 	histogramHighest = 22
 	histogramBuckets = (histogramHighest - histogramLowest) << histogramBits
 	histogramShift   = 52 - histogramBits
@@ -43,7 +43,7 @@ func (h *Histogram) Add(x float64) {
 	h.sumSquares += x * x
 }
 
-// cover makes sure that there are the buckets from one to another.
+// cover ensures that the buckets of a range exist.
 func (h *Histogram) cover(from, to int) {
 	if len(h.counts) > 0 {
 		from, to = min(from, h.first), max(to, h.first+len(h.counts))
@@ -73,19 +73,19 @@ func (h *Histogram) Merge(other *Histogram) {
 	}
 }
 
-// Count is the number of values.
+// Count returns the number of values.
 func (h *Histogram) Count() uint64 { return h.count }
 
-// Mean is exact, and NaN without values, as all that follow.
+// Mean returns the exact mean. Without values, Mean and the methods below return NaN.
 func (h *Histogram) Mean() float64 { return h.sum / float64(h.count) }
 
-// Deviation is the standard deviation.
+// Deviation returns the standard deviation.
 func (h *Histogram) Deviation() float64 {
 	mean := h.Mean()
 	return math.Sqrt(max(h.sumSquares/float64(h.count)-mean*mean, 0))
 }
 
-// Min and Max are exact.
+// Min returns the smallest value. Min and Max are exact.
 func (h *Histogram) Min() float64 { return h.orNaN(h.min) }
 
 // Max is the largest value.
@@ -98,13 +98,13 @@ func (h *Histogram) orNaN(x float64) float64 {
 	return x
 }
 
-// bounds are those of the bucket of counts[i].
+// bounds returns the bounds of the bucket of counts[i].
 func (h *Histogram) bounds(i int) (low, high float64) {
 	bucket := uint64(h.first + i + histogramOffset)
 	return math.Float64frombits(bucket << histogramShift), math.Float64frombits((bucket + 1) << histogramShift)
 }
 
-// Quantile returns the value below or at which a share q, 0 to 1, of all values are, within 0.4%.
+// Quantile returns the value that a share q of all values do not exceed, within 0.4%. q is 0 to 1.
 func (h *Histogram) Quantile(q float64) float64 {
 	if h.count == 0 {
 		return math.NaN()
@@ -120,7 +120,8 @@ func (h *Histogram) Quantile(q float64) float64 {
 	return h.max
 }
 
-// Below returns the share of values up to x, 0 to 1, counting those of x's bucket in proportion.
+// Below returns the share of values up to x, 0 to 1. Values in the bucket of x count in
+// proportion.
 func (h *Histogram) Below(x float64) float64 {
 	if h.count == 0 {
 		return math.NaN()

@@ -4,7 +4,7 @@ package sim
 
 import "slices"
 
-// change has an event of the configuration happen.
+// change applies an event of the configuration.
 func (e *engine) change(event *Event, index int32) {
 	e.measureAll()
 	switch event.Kind {
@@ -32,7 +32,7 @@ func (e *engine) changeServer(s int32, kind EventKind) {
 	}
 }
 
-// setSpeed changes the speed of a station for what it has left to do.
+// setSpeed changes the speed of a station. The new speed applies to the remaining work.
 func (e *engine) setSpeed(st *station, speed float64) {
 	if st.sharing != nil {
 		st.advance(e.now)
@@ -48,7 +48,7 @@ func (e *engine) setSpeed(st *station, speed float64) {
 	st.speed = speed
 }
 
-// failServer breaks what a server has.
+// failServer breaks all flows of a server.
 func (e *engine) failServer(s int32) {
 	server := &e.servers[s]
 	server.alive = false
@@ -67,7 +67,7 @@ func (e *engine) failServer(s int32) {
 	}
 }
 
-// clear empties a station.
+// clear removes all flows of a station.
 func (e *engine) clear(st *station) {
 	st.waiting, st.busy = newFlowList(), 0
 	if st.sharing != nil {
@@ -79,8 +79,8 @@ func (e *engine) clear(st *station) {
 	}
 }
 
-// detect has balancers know that servers have come or gone; but for those that have gone or come again
-// since, of which they will learn by a later event, or have learned already.
+// detect tells balancers that servers were added or have failed. It ignores servers that have
+// changed again since: balancers learn of these by a later event, or have learned already.
 func (e *engine) detect(event *Event, index int32) {
 	e.meter.advance(e.now, len(e.live))
 	for _, s := range event.Servers {
@@ -98,7 +98,7 @@ func (e *engine) detect(event *Event, index int32) {
 	e.tellMembership()
 }
 
-// tellMembership tells all placements.
+// tellMembership tells all placements that the servers or balancers have changed.
 func (e *engine) tellMembership() {
 	for i := range e.balancers {
 		b := &e.balancers[i]
@@ -109,8 +109,8 @@ func (e *engine) tellMembership() {
 	}
 }
 
-// changeBalancers has balancers come or go, and moves the flows that the edge router now sends to
-// others.
+// changeBalancers adds, removes or fails balancers, and moves the flows that the edge router now
+// sends to other balancers.
 func (e *engine) changeBalancers(event *Event) {
 	for _, i := range event.Balancers {
 		if e.balancers[i].alive == (event.Kind == BalancerAdd) {
@@ -124,7 +124,7 @@ func (e *engine) changeBalancers(event *Event) {
 		e.peers = append(slices.Clone(e.peers), i)
 		slices.Sort(e.peers)
 		if err := e.startBalancer(i); err != nil {
-			panic("sim: " + err.Error()) // those before it of the same method could be made
+			panic("sim: " + err.Error()) // earlier placements of the same method had no error
 		}
 	}
 	e.tellMembership()
@@ -139,7 +139,7 @@ func (e *engine) changeBalancers(event *Event) {
 	}
 }
 
-// move has the packets of a flow go to another balancer from now on.
+// move sends the packets of a flow to another balancer from now on.
 func (e *engine) move(f, to int32) {
 	flow := &e.flows[f]
 	if from := &e.balancers[flow.balancer]; flow.tracked && from.alive {
@@ -154,10 +154,10 @@ func (e *engine) move(f, to int32) {
 		flow.balancer = int16(to)
 	}
 	switch {
-	case flow.phase == ended: // the balancers have nothing more to do with it
+	case flow.phase == ended: // the balancers have nothing more to do for the flow
 		e.forget(f)
 	case flow.Server == none:
-		if wasTracked { // its SYN is between balancer and servers
+		if wasTracked { // the SYN is between the balancer and the servers
 			e.end(f, Lost)
 		}
 	case !flow.lost:
@@ -165,7 +165,7 @@ func (e *engine) move(f, to int32) {
 	}
 }
 
-// recover has the balancer that a flow has moved to find its server, if it can.
+// recover lets the new balancer of a flow find the flow's server, if its placement can.
 func (e *engine) recover(f int32) bool {
 	flow := &e.flows[f]
 	b := &e.balancers[flow.balancer]

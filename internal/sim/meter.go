@@ -4,40 +4,43 @@ package sim
 
 import "math"
 
-// use is how much of a server was used over time.
+// use contains the use of a server over time.
 type use struct {
-	since    float64 // the time up to which the sums go
-	openTime float64 // flows · seconds
-	busyTime float64 // processors · seconds
+	since    float64 // the end of the time that the sums cover
+	openTime float64 // integral of the number of flows, in flow seconds
+	busyTime float64 // integral of the busy processors, in processor seconds
 	taken    uint64
 }
 
 // meter measures while its window is open.
 type meter struct {
 	open      bool
-	low, high uint64  // flows that are measured, if they are chosen by number
-	from, to  float64 // likewise by time
+	low, high uint64  // numbers of the measured flows, if they are chosen by number
+	from, to  float64 // times of the measured flows, if they are chosen by time
 	opened    float64
 	loads
 }
 
-// loads are about x, the open flows for each processor of the servers that balancers know.
+// loads are sums over the servers that balancers know. x is the number of a server's open flows,
+// divided by its processors.
 type loads struct {
-	since        float64 // the time up to which the integrals go
-	flows        int64   // that are open on the servers
-	sum, squares float64 // over the servers, of x and x²
+	since        float64 // the end of the time that the integrals cover
+	flows        int64   // number of open flows
+	sum, squares float64 // sums of x and x²
 	integrals
 }
 
-// integrals over time.
+// integrals are integrals over time.
 type integrals struct {
-	sum, squares float64 // of those of loads
-	instant      float64 // of Jain's index at each instant
+	sum, squares float64 // of sum and squares in loads
+	instant      float64 // of Jain's index at each moment
 	servers      float64 // of the number of servers that balancers know
-	busy, open   float64 // of busy processors and open flows of all servers; only where they are asked for
+	// Of the busy processors and the open flows of all servers; only set where a caller needs
+	// them.
+	busy, open float64
 }
 
-// newMeter finds out which flows are measured.
+// newMeter determines which flows are measured.
 func newMeter(c *Config) meter {
 	m := meter{high: math.MaxUint64, to: never}
 	switch {
@@ -50,8 +53,8 @@ func newMeter(c *Config) meter {
 	return m
 }
 
-// watchWindow opens or closes the window when the flow that arrives now is the first inside or behind
-// it.
+// watchWindow opens or closes the window. The window opens with the first measured flow, and
+// closes with the first flow after the measured ones.
 func (e *engine) watchWindow() {
 	m := &e.meter
 	inside := e.arrivals >= m.low && e.arrivals < m.high && e.now >= m.from && e.now < m.to
@@ -80,7 +83,7 @@ func (e *engine) closeWindow() {
 	e.keepUse()
 }
 
-// measureAll brings all sums up to now.
+// measureAll brings all sums up to the present time.
 func (e *engine) measureAll() {
 	e.meter.advance(e.now, len(e.live))
 	for s := range e.servers {
@@ -88,7 +91,8 @@ func (e *engine) measureAll() {
 	}
 }
 
-// touch brings the sums of a server up to now. It comes before each change of its state.
+// touch brings the sums of a server up to the present time. It is called before each change of the
+// server's state.
 func (e *engine) touch(s int32) {
 	server := &e.servers[s]
 	elapsed := e.now - server.use.since
@@ -101,7 +105,7 @@ func (e *engine) touch(s int32) {
 	server.use.busyTime += float64(min(cpu.busy, cpu.cpus)) * elapsed
 }
 
-// advance brings the integrals up to now.
+// advance brings the integrals up to the present time.
 func (l *loads) advance(now float64, servers int) {
 	elapsed := now - l.since
 	if elapsed == 0 {
@@ -118,7 +122,7 @@ func (l *loads) advance(now float64, servers int) {
 	}
 }
 
-// keepLoads writes down what the integrals over a time say.
+// keepLoads stores the results of the integrals over a time.
 func (e *engine) keepLoads(m *Measures, i *integrals, elapsed float64) {
 	m.Elapsed = elapsed
 	m.Utilisation = i.busy / (e.processors * elapsed)
@@ -138,7 +142,7 @@ func (e *engine) opened(s, by int32) {
 	}
 	l := &e.meter.loads
 	if l.flows += int64(by); l.flows == 0 {
-		l.sum, l.squares = 0, 0 // also of x that are rounded, such as thirds
+		l.sum, l.squares = 0, 0 // removes rounding errors of x, such as thirds
 		return
 	}
 	each := e.stations[s].each
@@ -147,7 +151,7 @@ func (e *engine) opened(s, by int32) {
 	l.squares += y*y - x*x
 }
 
-// compareLive makes the sums over the servers anew, when others are live.
+// compareLive computes the sums over the servers again after the live servers have changed.
 func (e *engine) compareLive() {
 	m := &e.meter
 	m.flows, m.sum, m.squares = 0, 0, 0
@@ -159,7 +163,7 @@ func (e *engine) compareLive() {
 	}
 }
 
-// keepUse keeps what the servers were used in the window.
+// keepUse stores the use of the servers in the window.
 func (e *engine) keepUse() {
 	m, r := &e.meter, e.result
 	elapsed := e.now - m.opened
@@ -177,7 +181,7 @@ func (e *engine) keepUse() {
 	e.keepLoads(&r.Measures, &window, elapsed)
 }
 
-// count has what happens to a flow counted wherever it is measured.
+// count calls a function for each result in which a flow is measured.
 func (e *engine) count(flow *flow, count func(*Measures)) {
 	if flow.measured {
 		count(&e.result.Measures)
@@ -187,7 +191,7 @@ func (e *engine) count(flow *flow, count func(*Measures)) {
 	}
 }
 
-// countTaken counts a flow that a server is about to take.
+// countTaken counts a flow that a server takes.
 func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
 	if flow.measured {
 		e.servers[s].use.taken++
@@ -202,8 +206,9 @@ func (e *engine) countTaken(flow *flow, offer *Offer, s int32) {
 	})
 }
 
-// wrongful tells whether a server that passed the flow on, as it was then, had fewer open flows than
-// the one that has to take it (6LB, section V-E); for each processor, if they differ.
+// wrongful tells whether a server passed the flow on although it then had fewer open flows than
+// the server that must take it (6LB, section V-E). If the servers have different numbers of
+// processors, it compares flows per processor.
 func (e *engine) wrongful(offer *Offer, s int32) bool {
 	open, cpus := e.servers[s].open, e.stations[s].cpus
 	for i := range offer.At {

@@ -2,43 +2,47 @@
 
 package sim
 
-// MaxChain is the longest list of servers that a flow can be offered to.
+// MaxChain is the maximum number of servers to which a flow is offered.
 const MaxChain = 8
 
-// Flow is a connection as its balancer sees it. Placements may read it during the call only: its
-// memory is used again afterwards.
+// Flow is a connection as its balancer sees it. A placement may read it only during the call,
+// because the memory is reused.
 type Flow struct {
-	// Key is the hash of the 5-tuple: 64 random bits, the same whatever the placement.
+	// Key is the hash of the 5-tuple: 64 random bits, the same for all placements.
 	Key uint64
-	// Number counts the flows of a run by arrival, from 0.
+	// Number is the number of the flow in the order of arrival, from 0.
 	Number uint64
-	// Server has the flow; -1 before one has taken it.
+	// Server is the server of the flow, or -1 before a server has taken it.
 	Server int32
-	// Mark is the placement's own: what it wants to remember of the flow. It begins as 0, on each
-	// balancer that the flow comes to.
+	// Mark is for the placement, to store something about the flow. It is 0 on each balancer that
+	// the flow comes to.
 	Mark uint32
-	// transit is what its packets carry; here because there is room.
+	// transit is the index of what the packets of the flow carry. It is here because there is
+	// room.
 	transit int32
 	// Class is the index of the flow's job in Config.Jobs. A layer-4 balancer does not know it.
 	Class int16
 	// Connected tells whether the first acknowledgement has passed the balancer (state CONN of HLB).
 	Connected bool
-	// found is how many flows its server had when it took this one, at most 255; here as transit.
+	// found is the number of flows of the server when it took this one, at most 255. It is here
+	// because there is room.
 	found uint8
 }
 
-// Offer is the list of servers to which a new flow is offered in turn, as the segments of a SYN.
+// Offer is the list of servers to which a new flow is offered in turn, like the segments of a SYN.
 type Offer struct {
 	// N is the length of the list, 1 to MaxChain.
 	N int32
-	// At is the index of the server that the SYN is at; while the balancer places, 0.
+	// At is the index of the server at which the SYN is. It is 0 while the balancer places the
+	// flow.
 	At      int32
 	Servers [MaxChain]int32
-	// Loads are what the servers wrote that passed the flow on. Those of others are not set.
+	// Loads are the loads that servers wrote when they passed the flow on. The loads of other
+	// servers are not set.
 	Loads [MaxChain]Load
 }
 
-// Set makes the list.
+// Set sets the list.
 func (o *Offer) Set(servers ...int32) { o.N = int32(copy(o.Servers[:], servers)) }
 
 // Add appends to the list, which must be shorter than MaxChain.
@@ -47,47 +51,49 @@ func (o *Offer) Add(server int32) {
 	o.N++
 }
 
-// Last tells whether no server comes after the one that the SYN is at.
+// Last tells whether the SYN is at the last server of the list.
 func (o *Offer) Last() bool { return o.At == o.N-1 }
 
-// Load is what a server says of itself, at the time that it says it.
+// Load is the load that a server reports, at the time of the report.
 type Load struct {
-	Open    int32 // connections taken and not ended
-	Busy    int32 // of those, served at the moment
-	Waiting int32 // of those, behind the workers or processors in the backlog
-	// Workers is how many can be served at once: with FIFO the processors, with processor sharing the
-	// worker limit, 0 for none.
+	Open    int32 // connections that the server has taken and that have not ended
+	Busy    int32 // those that are served at the moment
+	Waiting int32 // those that wait in the backlog for a worker or processor
+	// Workers is the number of connections that can be served at once: the processors with FIFO,
+	// the worker limit with processor sharing. 0 means no limit.
 	Workers int32
 	CPUs    int32
-	// Capacity is in processors of speed 1.
+	// Capacity is in units of a processor of speed 1.
 	Capacity float64
-	// Latency in seconds is what the server's agent makes of it (see Agent), otherwise 0.
+	// Latency is an estimate of the server's agent in seconds (see Estimator), otherwise 0.
 	Latency float64
 }
 
-// Method is a placement with its parameters. It is shared by runs at the same time: New must not
-// change it.
+// Method is a placement with its parameters. Runs that go on at the same time share it, so New
+// must not change it.
 type Method interface {
 	// New returns the placement of one balancer in one run.
 	New(*Balancer) (Placement, error)
 }
 
-// Placement decides which servers a new flow is offered to, on one balancer. The engine calls it from
-// one goroutine. What else it wants to know it gets by having the methods of the interfaces below.
+// Placement decides on one balancer to which servers a new flow is offered. The engine calls it
+// from one goroutine. A placement can also have methods of the interfaces below, to learn more.
 //
-// For every flow that was placed, and has an entry in the flow table, Closed is called once at the
-// end, also if it was never taken or connected; unless the balancer itself has failed before.
+// For every flow that was placed and has an entry in the flow table, Closed is called once at the
+// end, even if no server took the flow or it was never connected. If the balancer itself has
+// failed before, Closed is not called.
 type Placement interface {
-	// Place makes the offer, which is empty. The last server on it has to take the flow. Flows with
-	// no offer are lost.
+	// Place makes the offer, which is empty at first. The last server of the offer must take the
+	// flow. A flow without an offer is lost.
 	Place(f *Flow, offer *Offer)
 }
 
-// The interfaces that placements may have beside Placement. Flows without an entry in a flow table
-// of limited size are in none of them, and are placed by Untracked.
+// The optional interfaces of placements. A flow without an entry in a flow table of limited size
+// is placed by Untracked, and the methods of the other interfaces are not called for it.
 type (
-	// Accepter learns which server took a flow, from its create-stickiness: f.Server. The offer holds
-	// what those said that passed it on, taker is the load of the server with the flow counted in.
+	// Accepter learns which server took a flow, from the server's create-stickiness signal:
+	// f.Server. The offer contains the loads of the servers that passed the flow on. taker is the
+	// load of the server that took it, including this flow.
 	Accepter interface {
 		Accepted(f *Flow, offer *Offer, taker Load)
 	}
@@ -104,12 +110,12 @@ type (
 	Prober interface{ Probed(server int32, load Load) }
 	// Member is told that Balancer.Live or Balancer.Peers have changed.
 	Member interface{ MembershipChanged() }
-	// Fallback places flows that the flow table has no room for. Without it they go to a server by
-	// their hash, as with ECMP.
+	// Fallback places flows for which the flow table has no room. Without it, such a flow goes to
+	// a server by its hash, as with ECMP.
 	Fallback interface{ Untracked(f *Flow, offer *Offer) }
-	// Recoverer says where a flow may be that came here from a balancer that failed. If f.Server is
-	// on the list, the flow lives on and is this balancer's (Accepted, and Connected if it was);
-	// without, or without the interface, the flow is broken.
+	// Recoverer tells where a flow may be that came here from a balancer that failed. If the list
+	// contains f.Server, the flow continues on this balancer: Accepted is called, and Connected if
+	// the flow was connected. Otherwise, or without this interface, the flow is broken.
 	Recoverer interface{ Recover(f *Flow, offer *Offer) }
 )
 
@@ -121,93 +127,97 @@ const (
 	Completed Outcome = iota
 	Refused           // the server's backlog was full
 	TimedOut          // the client gave up
-	Lost              // offered to nobody, or to a server that was gone
-	Broken            // its server failed, or a balancer and nobody else knew the flow
+	Lost              // offered to no server, or to a server that had failed
+	// Its server failed; or its balancer failed, and no other balancer found the flow.
+	Broken
 	numOutcomes
 )
 
 var outcomeNames = [...]string{"completed", "refused", "timed-out", "lost", "broken"}
 
-// String is the outcome in a word, as outputs have it.
+// String returns the name of the outcome in the output.
 func (o Outcome) String() string { return outcomeNames[o] }
 
-// End is what a balancer sees at the end of a flow.
+// End is what a balancer learns at the end of a flow.
 type End struct {
-	// Duration is from the first acknowledgement to the end, in seconds; 0 if there was none.
+	// Duration is the time from the first acknowledgement to the end, in seconds. It is 0 if there
+	// was no acknowledgement.
 	Duration float64
 	Outcome  Outcome
-	// Load is the server's, when the flow left it (remove-stickiness). Of flows that no server had,
-	// whose server failed, or that have moved to another balancer, it is not set: its CPUs are 0.
+	// Load is the load of the server when the flow left it (remove-stickiness). It is not set, and
+	// its CPUs are 0, if no server had the flow, if the server failed, or if the flow moved to
+	// another balancer.
 	Load Load
 }
 
-// Policy is an accept policy with its parameters: what servers do with offers. It is shared by runs
-// at the same time: New must not change it.
+// Policy is an accept policy with its parameters: it determines what servers do with offers. Runs
+// that go on at the same time share it, so New must not change it.
 type Policy interface {
-	// New returns what decides on one server in one run.
+	// New returns the agent of one server in one run.
 	New(*Host) (Agent, error)
 }
 
-// Agent decides on one server.
+// Agent decides about offers on one server.
 type Agent interface {
-	// Decide returns the index in offer.Servers of the one that gets the flow next: offer.At takes it
-	// here, offer.At+1 passes it on, and a smaller one hands it back to that server, which then has
-	// to take it. What an agent wants to say to those after it is in offer.Loads[offer.At], which
-	// begins as its own load. The last one must not pass on.
+	// Decide returns the index in offer.Servers of the server that gets the flow next. offer.At
+	// means that this server takes it, and offer.At+1 passes it on. A smaller index sends it back
+	// to that server, which then must take it. offer.Loads[offer.At] is the server's own load at
+	// first. The agent may change it, to tell later servers something else. The last server of the
+	// list must not pass the flow on.
 	Decide(own Load, offer *Offer) int32
 }
 
-// The interfaces that agents may have beside Agent.
+// The optional interfaces of agents.
 type (
-	// Observer sees the flows that its server has served to the end: the seconds since their first
-	// acknowledgement passed the balancer, and how many others were open when they were taken, at
-	// most 255.
+	// Observer sees the flows that the server has served to the end: the seconds since their first
+	// acknowledgement passed the balancer, and the number of other open flows when they were
+	// taken, at most 255.
 	Observer interface {
 		Served(duration float64, others int32)
 	}
-	// Estimator tells Load.Latency.
+	// Estimator computes Load.Latency.
 	Estimator interface{ Latency(own Load) float64 }
 )
 
 // Host is a server as its agent sees it.
 type Host struct {
-	// Index is the server's in Config.Servers.
+	// Index is the index of the server in Config.Servers.
 	Index int
-	// Rand is a stream of the agent's own.
+	// Rand is a stream of random numbers for this agent only.
 	Rand *Rand
 	e    *engine
 }
 
-// Now is the time since the start of the run, in seconds.
+// Now returns the time since the start of the run, in seconds.
 func (h *Host) Now() float64 { return h.e.now }
 
 // Balancer is a balancer as its placement sees it.
 type Balancer struct {
-	// Index is the balancer's in Config.Balancers.
+	// Index is the index of the balancer in Config.Balancers.
 	Index int
-	// Servers are all of the run, also those that come later or have gone. Placements must not change
-	// it.
+	// Servers are all servers of the run, including those that are added later or have failed.
+	// Placements must not change it.
 	Servers []Server
-	// Live are the indexes, in ascending order, of the servers that flows can go to as far as
-	// balancers know. The slice is the engine's and changes with MembershipChanged.
+	// Live are the indexes of the servers that balancers consider live, in ascending order. The
+	// slice belongs to the engine and changes with MembershipChanged.
 	Live []int32
-	// Peers are the indexes of the balancers at work, this one included, as Live.
+	// Peers are the indexes of the balancers at work, including this one, like Live.
 	Peers []int32
-	// Rand is a stream of the placement's own on this balancer.
+	// Rand is a stream of random numbers for this placement on this balancer only.
 	Rand *Rand
-	// World is the truth, for placements that are to be bounds for others.
+	// World is the true state. It is for placements that serve as bounds for others.
 	World World
 	e     *engine
 }
 
-// Now is the time since the start of the run, in seconds.
+// Now returns the time since the start of the run, in seconds.
 func (b *Balancer) Now() float64 { return b.e.now }
 
 // Probe asks a server for its load. Prober gets the answer after the round trip, or never if the
-// server is gone.
+// server has failed.
 func (b *Balancer) Probe(server int32) { b.e.probe(b.Index, server) }
 
-// ECMP returns the live server that the flow's hash falls on, -1 if there is none.
+// ECMP returns the live server that the flow's hash selects, or -1 if there is none.
 func (b *Balancer) ECMP(f *Flow) int32 {
 	if len(b.Live) == 0 {
 		return -1

@@ -4,12 +4,12 @@ package sim_test
 
 import "github.com/segue-lb/segue/internal/sim"
 
-// method makes a placement of a function.
+// method makes a method of a function.
 type method func(b *sim.Balancer) sim.Placement
 
 func (m method) New(b *sim.Balancer) (sim.Placement, error) { return m(b), nil }
 
-// place is a placement that is nothing but a function.
+// place is a placement that consists of one function.
 type place func(f *sim.Flow, offer *sim.Offer)
 
 func (p place) Place(f *sim.Flow, offer *sim.Offer) { p(f, offer) }
@@ -21,7 +21,7 @@ func to(servers ...int32) sim.Method {
 	})
 }
 
-// inTurn is round-robin.
+// inTurn offers flows to servers by round-robin.
 type inTurn struct{}
 
 func (inTurn) New(b *sim.Balancer) (sim.Placement, error) {
@@ -32,14 +32,14 @@ func (inTurn) New(b *sim.Balancer) (sim.Placement, error) {
 	}), nil
 }
 
-// byHash is single choice.
+// byHash is single choice by hash.
 type byHash struct{}
 
 func (byHash) New(b *sim.Balancer) (sim.Placement, error) {
 	return place(func(f *sim.Flow, offer *sim.Offer) { offer.Set(b.ECMP(f)) }), nil
 }
 
-// policy is an accept policy of a function.
+// policy is an accept policy that consists of one function.
 type policy func(own sim.Load, offer *sim.Offer) int32
 
 func (p policy) New(*sim.Host) (sim.Agent, error) { return p, nil }

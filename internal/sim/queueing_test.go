@@ -9,7 +9,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// one is one server at load rho, whose jobs take a second in the mean.
+// one is a configuration of one server at load rho, whose jobs take a second on average.
 func one(cpus int32, discipline sim.Discipline, rho float64, work sim.Distribution) *sim.Config {
 	c := &sim.Config{
 		Servers: []sim.Server{{
@@ -25,7 +25,7 @@ func one(cpus int32, discipline sim.Discipline, rho float64, work sim.Distributi
 	return c
 }
 
-// erlangC is the probability that a flow waits in M/M/k, with k·rho Erlang offered.
+// erlangC returns the probability that a flow waits in M/M/k, with k·rho Erlang offered.
 func erlangC(k int32, rho float64) float64 {
 	a := float64(k) * rho
 	term, sum := 1.0, 0.0
@@ -66,7 +66,7 @@ func TestQueueingTheory(t *testing.T) {
 	}
 }
 
-// erlangB is the share of flows that find all of k processors busy in M/M/k/k.
+// erlangB returns the share of flows that find all k processors busy in M/M/k/k.
 func erlangB(k int32, offered float64) float64 {
 	b := 1.0
 	for i := range k {
@@ -81,7 +81,7 @@ func TestFullServersRefuseAsInTheory(t *testing.T) {
 		return c
 	}
 	work := sim.Exponential(1)
-	// Of M/M/1/K a share (1-rho) rho^K / (1 - rho^(K+1)) is refused.
+	// M/M/1/K refuses a share of (1-rho) rho^K / (1 - rho^(K+1)).
 	refused := func(rho, k float64) float64 { return (1 - rho) * math.Pow(rho, k) / (1 - math.Pow(rho, k+1)) }
 	for _, test := range []struct {
 		name   string
@@ -107,8 +107,8 @@ func TestFullServersRefuseAsInTheory(t *testing.T) {
 	}
 }
 
-// A job that goes to the processor and then to the IO queue passes two queues that are M/M/1 each, by
-// Jackson's and Burke's theorems.
+// A job that uses the processor and then the IO queue passes two M/M/1 queues, by Jackson's and
+// Burke's theorems.
 func TestStagesInTandem(t *testing.T) {
 	c := one(1, sim.FIFO, 0.5, sim.Exponential(1))
 	c.Jobs[0].Stages = append(c.Jobs[0].Stages, sim.Stage{Queue: sim.IO, Work: sim.Exponential(1.5)})
@@ -123,8 +123,8 @@ func TestStagesInTandem(t *testing.T) {
 	}
 }
 
-// With single choice the servers are M/M/1 queues, of which Jain's index is rho/(1+rho) (6LB, section
-// V-D), the utilisation rho, and the number of flows rho/(1-rho).
+// With single choice the servers are M/M/1 queues. Jain's index is rho/(1+rho) (6LB, section V-D),
+// the utilisation is rho, and the number of flows is rho/(1-rho).
 func TestServersAreUsedAsInTheory(t *testing.T) {
 	const rho, servers = 0.7, 50
 	c := one(1, sim.FIFO, rho, sim.Exponential(1))

@@ -8,18 +8,18 @@ import "math"
 const golden = 0x9e3779b97f4a7c15
 
 // Rand is a stream of pseudo-random numbers: SplitMix64 of Steele, Lea and Flood, "Fast splittable
-// pseudorandom number generators", OOPSLA 2014. Every purpose has a stream of its own, so that what
-// one draws changes nothing for the others.
+// pseudorandom number generators", OOPSLA 2014. Each purpose has its own stream, so that draws for
+// one purpose do not change another.
 type Rand struct {
 	state uint64
 	_     cacheLine
 }
 
-// cacheLine keeps what is written all the time apart from what other runs write on other cores: small
-// objects that were allocated one after the other share a line.
+// cacheLine separates what a run writes all the time from what other runs write on other cores.
+// Small objects that are allocated one after the other would share a cache line.
 type cacheLine [56]byte
 
-// The purposes that streams are for.
+// The purposes of streams.
 const (
 	streamArrivals = 1 + iota
 	streamFlows
@@ -28,7 +28,8 @@ const (
 	streamProbe
 )
 
-// newRand returns the stream of a run's seed for a purpose and for one of those that share it.
+// newRand returns the stream of a seed for a purpose, and for one of several users of this
+// purpose.
 func newRand(seed uint64, purpose, which int) *Rand {
 	return &Rand{state: mix(mix(seed+golden) + mix(uint64(purpose)<<32+uint64(which)))}
 }
@@ -39,22 +40,23 @@ func (r *Rand) Uint64() uint64 {
 	return mix(r.state)
 }
 
-// Float returns a number that is uniform in (0, 1].
+// Float returns a random number in (0, 1], uniformly distributed.
 func (r *Rand) Float() float64 { return unit(r.Uint64()) }
 
-// Intn returns a number that is uniform in 0 to n-1, for n below 2^32.
+// Intn returns a random number from 0 to n-1, uniformly distributed. n must be below 2^32.
 func (r *Rand) Intn(n int) int { return int(r.Uint64() >> 32 * uint64(n) >> 32) }
 
-// mix is the finaliser of SplitMix64: each bit of x changes each of the result's with probability 1/2.
+// mix is the finaliser of SplitMix64: each bit of x changes each bit of the result with
+// probability 1/2.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
 
-// unit maps random bits to (0, 1], so that they have a logarithm. Of 2^53 numbers only the last is
-// rounded to 1.
+// unit maps random bits to (0, 1], so that the result has a logarithm. Only the last of 2^53
+// numbers is rounded to 1.
 func unit(bits uint64) float64 { return (float64(bits>>11) + 0.5) * 0x1p-53 }
 
-// exponential maps random bits to the exponential distribution of mean 1.
+// exponential maps random bits to the exponential distribution with mean 1.
 func exponential(bits uint64) float64 { return -math.Log(unit(bits)) }

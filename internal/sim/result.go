@@ -2,60 +2,63 @@
 
 package sim
 
-// RunResult is what one run has measured.
+// RunResult is the result of one run.
 type RunResult struct {
 	Run  int
 	Seed uint64
-	// Measures are of the flows that are not left out by Warmup and Cooldown, and of the time from the
-	// first of them to the first flow that arrived after them, or the last of all.
+	// Measures cover the flows that Warmup and Cooldown do not exclude. They cover the time from
+	// the first of these flows to the first flow after them, or to the last flow of all.
 	Measures
-	// LastArrival is when the last flow arrived, measured or not, in seconds.
+	// LastArrival is the time at which the last flow arrived, measured or not, in seconds.
 	LastArrival float64
 	Servers     []ServerUse
-	// Balancers counts flows by balancer.
+	// Balancers contains the number of flows of each balancer.
 	Balancers []uint64
-	// Series are the whole intervals of Config.Every in which flows arrived: each is of the flows that
-	// arrived in it, also those that Warmup and Cooldown leave out, and of the time that it is long.
+	// Series are the results of the complete intervals of Config.Every in which flows arrived.
+	// Each covers all flows that arrived in the interval, including those that Warmup and Cooldown
+	// exclude, and the time of the interval.
 	Series []Measures
 
 	underWay uint64
 }
 
-// Measures are what is measured of flows, however late they end, and of servers over time. What is over no time
-// is NaN.
+// Measures are results about flows, whenever they end, and about servers over time. Means over no
+// time are NaN.
 type Measures struct {
-	// Elapsed is how long in seconds servers were looked at.
+	// Elapsed is the time over which servers were observed, in seconds.
 	Elapsed float64
-	// Response are the times from the client's SYN to the end of the response. Flows that timed out
-	// are in it with the timeout; others that failed are not.
+	// Response contains the times from the client's SYN to the end of the response. A flow that
+	// timed out counts with the timeout. Other failed flows do not count.
 	Response Histogram
-	// Outcomes counts flows by Outcome.
+	// Outcomes contains the number of flows by Outcome.
 	Outcomes [numOutcomes]uint64
-	// Hops is how often flows were passed on; Wrongful how many the last server had to take though
-	// one before it had been less loaded (6LB, section V-E).
+	// Hops is the number of times that flows were passed on. Wrongful is the number of flows that
+	// the last server had to take although an earlier server had been less loaded (6LB, section
+	// V-E).
 	Hops, Wrongful uint64
-	// Untracked flows had no entry in the flow table. Recovered flows were found again after their
-	// balancer had changed; those of a run are of all flows.
+	// Untracked flows had no entry in the flow table. Recovered flows were found again after a
+	// change of their balancer. The numbers of a run cover all flows.
 	Untracked, Recovered uint64
-	// Utilisation is that of all processors, 0 to 1, and Open the flows of a server, both in the mean over
-	// all servers, absent ones too, and time.
+	// Utilisation is the utilisation of all processors, 0 to 1. Open is the number of flows of a
+	// server. Both are means over all servers, including absent ones, and over time.
 	Utilisation, Open float64
-	// Fairness is Jain's index of the open flows for each processor, over servers and time (6LB,
-	// section V-D), NaN of none; InstantFairness the mean over time of that over servers, 1 of none.
+	// Fairness is Jain's index of the open flows per processor, over servers and time (6LB,
+	// section V-D). It is NaN without flows. InstantFairness is the mean over time of the index
+	// over servers, which is 1 while there are no flows.
 	Fairness, InstantFairness float64
 
 	batches batches
 }
 
-// ServerUse is how a server was used.
+// ServerUse describes the use of a server.
 type ServerUse struct {
 	CPUs        int32
 	Connections uint64
-	Utilisation float64 // of its processors, 0 to 1
-	Open        float64 // flows, in the mean over time
+	Utilisation float64 // utilisation of its processors, 0 to 1
+	Open        float64 // mean number of flows over time
 }
 
-// Flows is how many were measured.
+// Flows returns the number of measured flows.
 func (m *Measures) Flows() uint64 {
 	sum := uint64(0)
 	for _, n := range m.Outcomes {
@@ -73,13 +76,13 @@ func (m *Measures) ended(outcome Outcome, response float64) {
 	}
 }
 
-// batches are the means of batches of consecutive values, of which there are 32 to 64 whatever the
-// number of values: when there are 64, pairs become one.
+// batches contains the means of batches of consecutive values. There are 32 to 64 batches,
+// whatever the number of values: at 64, two batches become one.
 type batches struct {
 	sums  []float64
-	size  uint64 // values in a batch
+	size  uint64 // number of values in a batch
 	sum   float64
-	count uint64 // values in the sum
+	count uint64 // number of values in the sum
 }
 
 const mostBatches = 64
@@ -111,9 +114,9 @@ func (b *batches) means() []float64 {
 	return means
 }
 
-// finish ends a run's measurements.
+// finish ends the measurements of a run.
 func (e *engine) finish() *RunResult {
-	if e.result.Flows() == 0 { // a window that was never open: there is nothing to say of no time
+	if e.result.Flows() == 0 { // the window was never open, so there are no results
 		e.openWindow()
 		e.closeWindow()
 	}

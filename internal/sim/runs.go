@@ -13,24 +13,24 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Options say how often and how to run configurations.
+// Options tell how often and how to run configurations.
 type Options struct {
-	// Seed is where all randomness of all runs comes from. Run r is the same flows for every
-	// configuration that has the same arrivals and jobs.
+	// Seed determines all random numbers of all runs. Run r has the same flows in all
+	// configurations with the same arrivals and jobs.
 	Seed uint64
-	// Runs of each configuration, at least 1.
+	// Runs is the number of runs of each configuration, at least 1.
 	Runs int
-	// Parallel is how many runs are under way at a time; 0 is one for each core. It changes nothing in
+	// Parallel is the number of runs at the same time. 0 means one per core. It does not change
 	// the results.
 	Parallel int
-	// Progress, if set, is called after each run. Calls do not overlap.
+	// Progress, if not nil, is called after each run. Calls do not overlap.
 	Progress func(done, total int)
 }
 
-// Result is what all runs of a configuration have measured.
+// Result is the result of all runs of a configuration.
 type Result struct {
 	Runs []*RunResult
-	// Response are the times of all runs.
+	// Response contains the times of all runs.
 	Response Histogram
 }
 
@@ -44,7 +44,7 @@ func Run(ctx context.Context, c *Config, o Options) (*Result, error) {
 }
 
 // RunAll simulates several configurations, and returns their results in the same order. After the
-// first error, or when ctx is done, it ends the runs that are under way and returns the error.
+// first error, or when ctx ends, it ends all runs and returns the error.
 func RunAll(ctx context.Context, configs []*Config, o Options) ([]*Result, error) {
 	if o.Runs < 1 {
 		return nil, fmt.Errorf("%d runs: must be at least 1", o.Runs)
@@ -70,7 +70,7 @@ func RunAll(ctx context.Context, configs []*Config, o Options) ([]*Result, error
 	return results, nil
 }
 
-// runSeed is the seed of one run.
+// runSeed returns the seed of one run.
 func runSeed(seed uint64, run int) uint64 { return mix(seed + uint64(run)*golden) }
 
 // parallel calls do for 0 to n-1 from a pool of goroutines, and waits for them.
@@ -113,15 +113,15 @@ func parallel(ctx context.Context, n int, o Options, do func(ctx context.Context
 	return context.Cause(ctx)
 }
 
-// Estimate is a value and half the width of its 95% confidence interval, NaN where one run says
-// nothing about that.
+// Estimate is a value with half the width of its 95% confidence interval. The width is NaN if
+// there is only one run and it does not give one.
 type Estimate struct{ Value, Half float64 }
 
-// confidence is that of intervals.
+// confidence is the level of the intervals.
 const confidence = 0.95
 
-// Estimate is the mean of a quantity over the runs in which there is one, which is not NaN as the mean of
-// no flows is, with the confidence interval by Student's distribution.
+// Estimate returns the mean of a quantity over the runs, with its confidence interval by Student's
+// distribution. It ignores runs in which the quantity is NaN, such as a mean over no flows.
 func (r *Result) Estimate(quantity func(*RunResult) float64) Estimate {
 	values := make([]float64, 0, len(r.Runs))
 	for _, run := range r.Runs {
@@ -132,7 +132,7 @@ func (r *Result) Estimate(quantity func(*RunResult) float64) Estimate {
 	return Estimate{Value: stat.Mean(values, nil), Half: halfWidth(values)}
 }
 
-// halfWidth is that of the confidence interval of the mean of independent values.
+// halfWidth returns half the width of the confidence interval of the mean of independent values.
 func halfWidth(values []float64) float64 {
 	n := float64(len(values))
 	if n < 2 {
@@ -142,8 +142,9 @@ func halfWidth(values []float64) float64 {
 	return t * stat.StdDev(values, nil) / math.Sqrt(n)
 }
 
-// Mean is the mean response time in seconds. Its confidence interval is from the runs' means or, of
-// one run alone, from those of batches of flows that ended one after the other.
+// Mean returns the mean response time in seconds. Its confidence interval comes from the means of
+// the runs. If there is only one run, it comes from the means of batches of flows that ended one
+// after the other.
 func (r *Result) Mean() Estimate {
 	e := r.Estimate(func(run *RunResult) float64 { return run.Response.Mean() })
 	if len(r.Runs) == 1 {
@@ -153,35 +154,36 @@ func (r *Result) Mean() Estimate {
 	return e
 }
 
-// Quantile is the response time in seconds that a share q, 0 to 1, of the flows do not exceed, of the
-// flows of all runs together; the confidence interval is from the runs'.
+// Quantile returns the response time in seconds that a share q of all flows of all runs do not
+// exceed. q is 0 to 1. The confidence interval comes from the quantiles of the runs.
 func (r *Result) Quantile(q float64) Estimate {
 	e := r.Estimate(func(run *RunResult) float64 { return run.Response.Quantile(q) })
 	e.Value = r.Response.Quantile(q)
 	return e
 }
 
-// Share is the share of the flows that ended so, 0 to 1.
+// Share returns the share of the flows with an outcome, 0 to 1.
 func (r *Result) Share(o Outcome) Estimate {
 	return r.perFlow(func(run *RunResult) uint64 { return run.Outcomes[o] })
 }
 
-// Hops is how often a flow was passed on, in the mean.
+// Hops returns the mean number of times that a flow was passed on.
 func (r *Result) Hops() Estimate {
 	return r.perFlow(func(run *RunResult) uint64 { return run.Hops })
 }
 
-// Wrongful is the share of flows that were passed on wrongly.
+// Wrongful returns the share of flows that were passed on wrongly.
 func (r *Result) Wrongful() Estimate {
 	return r.perFlow(func(run *RunResult) uint64 { return run.Wrongful })
 }
 
-// Untracked is the share of flows without an entry in the flow table.
+// Untracked returns the share of flows without an entry in the flow table.
 func (r *Result) Untracked() Estimate {
 	return r.perFlow(func(run *RunResult) uint64 { return run.Untracked })
 }
 
-// perFlow is a count for each flow of all runs together; the confidence interval is from the runs'.
+// perFlow returns a count divided by the number of flows of all runs. The confidence interval
+// comes from the runs.
 func (r *Result) perFlow(count func(*RunResult) uint64) Estimate {
 	e := r.Estimate(func(run *RunResult) float64 { return float64(count(run)) / float64(run.Flows()) })
 	sum := uint64(0)
@@ -192,28 +194,28 @@ func (r *Result) perFlow(count func(*RunResult) uint64) Estimate {
 	return e
 }
 
-// Fairness is RunResult.Fairness.
+// Fairness returns the mean of RunResult.Fairness.
 func (r *Result) Fairness() Estimate {
 	return r.Estimate(func(run *RunResult) float64 { return run.Fairness })
 }
 
-// InstantFairness is RunResult.InstantFairness.
+// InstantFairness returns the mean of RunResult.InstantFairness.
 func (r *Result) InstantFairness() Estimate {
 	return r.Estimate(func(run *RunResult) float64 { return run.InstantFairness })
 }
 
-// Utilisation is RunResult.Utilisation.
+// Utilisation returns the mean of RunResult.Utilisation.
 func (r *Result) Utilisation() Estimate {
 	return r.Estimate(func(run *RunResult) float64 { return run.Utilisation })
 }
 
-// Open is RunResult.Open.
+// Open returns the mean of RunResult.Open.
 func (r *Result) Open() Estimate {
 	return r.Estimate(func(run *RunResult) float64 { return run.Open })
 }
 
-// Intervals are the results of each interval of Config.Every, as far as all runs have it. They have no
-// servers and balancers, and no series.
+// Intervals returns the results of each interval of Config.Every that all runs have. They have no
+// servers, no balancers and no series.
 func (r *Result) Intervals() []*Result {
 	n := math.MaxInt
 	for _, run := range r.Runs {
@@ -230,7 +232,7 @@ func (r *Result) Intervals() []*Result {
 	return intervals
 }
 
-// Flows is how many flows were measured in all runs.
+// Flows returns the number of measured flows in all runs.
 func (r *Result) Flows() uint64 {
 	sum := uint64(0)
 	for _, run := range r.Runs {

@@ -16,7 +16,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// busy is a configuration with something of everything that is random.
+// busy is a configuration that uses everything that is random.
 func busy() *sim.Config {
 	c := figure10(16, 3, 0.8, inTurn{})
 	c.Balancers[1].Weight = 2
@@ -34,7 +34,7 @@ func busy() *sim.Config {
 	return c
 }
 
-// run returns the results as text, every number with all its digits.
+// run returns the results as text, with all digits of every number.
 func run(t *testing.T, c *sim.Config, seed uint64, parallel int) string {
 	t.Helper()
 	r, err := sim.Run(t.Context(), c, sim.Options{Seed: seed, Runs: 4, Parallel: parallel})
@@ -61,7 +61,7 @@ func TestSameSeedSameResult(t *testing.T) {
 	}
 }
 
-// What a placement does changes neither the flows nor their work.
+// The placement changes neither the flows nor their work.
 func TestPlacementsSeeTheSameFlows(t *testing.T) {
 	type key struct {
 		sent   float64
@@ -81,7 +81,7 @@ func TestPlacementsSeeTheSameFlows(t *testing.T) {
 	if diff := cmp.Diff(sent(inTurn{}), sent(byHash{}), cmp.AllowUnexported(key{})); diff != "" {
 		t.Errorf("arrivals differ:\n%s", diff)
 	}
-	// With nobody else there, and no network, the response is the work.
+	// Without other flows and without a network, the response time is the work.
 	work := func(servers ...int32) []float64 {
 		c := one(1, sim.ProcessorSharing, 0.001, sim.Exponential(1))
 		c.Servers = append(c.Servers, c.Servers[0])
@@ -100,7 +100,7 @@ func TestPlacementsSeeTheSameFlows(t *testing.T) {
 	}
 }
 
-// A flow's class says nothing about its work, nor its hash, where the classes are alike.
+// The class of a flow says nothing about its work or its hash, if the classes are equal.
 func TestClassesAreDrawnApart(t *testing.T) {
 	c := one(1, sim.ProcessorSharing, 0.001, sim.Exponential(1))
 	c.Jobs = append(c.Jobs, c.Jobs[0])
@@ -160,7 +160,7 @@ func TestConfidence(t *testing.T) {
 			inside++
 		}
 	}
-	// Of 60 intervals 57 should hold the truth, with a standard deviation of 1.7.
+	// 57 of 60 intervals should contain the true value, with a standard deviation of 1.7.
 	if inside < 50 {
 		t.Errorf("%d of %d intervals from batches hold the truth", inside, runs)
 	}
@@ -208,7 +208,7 @@ func TestMemoryIsFlat(t *testing.T) {
 	}
 }
 
-// TestMemoryOfSizes: of flows that have ended no size is kept.
+// TestMemoryOfSizes checks that the sizes of ended flows are not kept.
 func TestMemoryOfSizes(t *testing.T) {
 	const lines = 200_000
 	var text strings.Builder
@@ -239,7 +239,8 @@ func TestMemoryOfSizes(t *testing.T) {
 	}
 }
 
-// TestFairnessOfThirds: flows for each processor of three are numbers that are rounded, which must not add up.
+// TestFairnessOfThirds checks that rounding errors do not add up. On servers with three
+// processors, flows per processor are rounded numbers.
 func TestFairnessOfThirds(t *testing.T) {
 	c := figure10(2, 1, 0.1, inTurn{})
 	for i := range c.Servers {
@@ -252,7 +253,7 @@ func TestFairnessOfThirds(t *testing.T) {
 	}
 }
 
-// TestNothingIsMeasured: what is over no time, and what is of no flows, is no number.
+// TestNothingIsMeasured checks that results over no time, and results about no flows, are NaN.
 func TestNothingIsMeasured(t *testing.T) {
 	c := constantly(2, sim.FIFO, 0.5, 1)
 	c.Duration, c.Warmup, c.Every = 10, 0.5, 1
@@ -270,7 +271,8 @@ func TestNothingIsMeasured(t *testing.T) {
 	}
 }
 
-// TestRunsWithoutFlows: shares are those of the flows of all runs, also where a run has none.
+// TestRunsWithoutFlows checks that shares are those of the flows of all runs, even if some runs
+// have no flows.
 func TestRunsWithoutFlows(t *testing.T) {
 	run := func(completed, lost uint64) *sim.RunResult {
 		m := sim.Measures{Fairness: math.NaN()}
@@ -289,17 +291,18 @@ func TestRunsWithoutFlows(t *testing.T) {
 	}
 }
 
-// Flows that a drained server still has are no unfairness of those that take new ones.
+// Flows that a drained server still has do not count as unfairness among the servers that take new
+// flows.
 func TestFairnessIsThatOfLiveServers(t *testing.T) {
 	c := constantly(2, sim.ProcessorSharing, 0, 0, 0, 0, 0, 0.25, 10)
 	c.Events = []sim.Event{{At: 0.125, Kind: sim.ServerDrain, Servers: []int32{0}}}
-	c.Connections, c.Cooldown = 7, 1./7 // up to 10
+	c.Connections, c.Cooldown = 7, 1./7 // up to 10 s
 	c.Placement = method(func(b *sim.Balancer) sim.Placement {
 		return place(func(_ *sim.Flow, offer *sim.Offer) { offer.Set(b.Live[0]) })
 	})
 	_, r := flows(t, c)
-	// Until 0.125 one of two servers has all; from then on there is one to be compared, which has one
-	// flow for a second.
+	// Until 0.125 one of two servers has all flows. From then on only one server counts, which has
+	// one flow for a second.
 	if want := (0.125*0.5 + 9.875) / 10; math.Abs(r.InstantFairness-want) > 1e-9 {
 		t.Errorf("instant fairness %v, want %v", r.InstantFairness, want)
 	}

@@ -2,23 +2,24 @@
 
 package sim
 
-// MostIntervals is how many intervals of Config.Every a run keeps: the first.
+// MostIntervals is the maximum number of intervals of Config.Every that a run keeps, from the
+// start.
 const MostIntervals = 10_000
 
-// rounding is the factor by which the multiple of an interval may be more than the time of a flow that arrives
-// then, or of the end of arrivals.
+// rounding is a tolerance, as a factor: the start of an interval may be later by this factor than
+// a flow that arrives then, or than the end of the arrivals.
 const rounding = 1 + 1e-9
 
-// series are the intervals of Config.Every so far.
+// series contains the intervals of Config.Every so far.
 type series struct {
-	every float64 // 0 for none
-	// all are those that flows have arrived in, whether they are over or not; ended of them are.
+	every float64 // 0 means that there are no intervals
+	// all contains the intervals in which flows have arrived. The first `ended` of them are over.
 	all   []Measures
 	ended int
-	mark  integrals // at the beginning of the one that goes on
+	mark  integrals // integrals at the beginning of the present interval
 }
 
-// of is the interval in which a flow arrived; nil where it is not kept.
+// of returns the interval in which a flow arrived, or nil if the interval is not kept.
 func (s *series) of(sent float64) *Measures {
 	if s.every == 0 {
 		return nil
@@ -33,10 +34,10 @@ func (s *series) of(sent float64) *Measures {
 	return &s.all[i]
 }
 
-// end is when the interval that goes on is over.
+// end returns the time at which the present interval ends.
 func (s *series) end() float64 { return float64(s.ended+1) * s.every }
 
-// restart goes on from integrals that begin again at 0.
+// restart continues with integrals that begin at 0 again.
 func (s *series) restart(at integrals) { s.mark = s.mark.minus(at) }
 
 func (i integrals) minus(other integrals) integrals {
@@ -46,8 +47,8 @@ func (i integrals) minus(other integrals) integrals {
 	}
 }
 
-// integrals are those up to now. It changes nothing, so that results are the same whether it is called or
-// not.
+// integrals returns the integrals up to now. It changes nothing, so that results do not depend on
+// calls of it.
 func (e *engine) integrals() integrals {
 	l := e.meter.loads
 	l.advance(e.now, len(e.live))
@@ -60,7 +61,7 @@ func (e *engine) integrals() integrals {
 	return l.integrals
 }
 
-// endInterval keeps what there is to say of the interval that ends now, if flows arrived up to its end.
+// endInterval stores the results of the interval that ends now, if flows arrived up to its end.
 func (e *engine) endInterval() {
 	s := &e.series
 	if e.now > e.until*rounding || s.ended == MostIntervals {
@@ -74,7 +75,8 @@ func (e *engine) endInterval() {
 	e.queue.push(s.end(), interval, 0)
 }
 
-// finishSeries ends the intervals in which flows could have arrived after the last one had ended.
+// finishSeries ends the intervals in which flows could have arrived, after the last flow has
+// ended.
 func (e *engine) finishSeries() {
 	s := &e.series
 	for s.every > 0 && s.end() <= e.until*rounding && s.ended < MostIntervals {

@@ -13,7 +13,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// interval is what a test looks at of one.
+// interval has the fields of an interval that tests compare.
 type interval struct {
 	Flows                                      uint64
 	Mean, Utilisation, Open, Fairness, Instant float64
@@ -31,11 +31,11 @@ func intervals(r *sim.RunResult) (all []interval) {
 	return all
 }
 
-// near compares numbers that are the same but for rounding.
+// near compares numbers, except for rounding errors.
 var near = cmpopts.EquateApprox(1e-9, 1e-12)
 
-// TestSeries: one server serves flows one after the other, 0.5 to 1.5, to 2.5, to 3.5 and to 4.5. The interval
-// in which the last one arrives is not whole.
+// TestSeries has one server that serves flows one after the other: from 0.5 to 1.5, to 2.5, to 3.5
+// and to 4.5. The interval in which the last flow arrives is not complete.
 func TestSeries(t *testing.T) {
 	c := constantly(1, sim.FIFO, 0.5, 0.75, 2.5, 3.5)
 	c.Every = 1
@@ -50,7 +50,8 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// TestSeriesOfTenths: flows that arrive at the beginning of an interval are in it, though tenths are rounded.
+// TestSeriesOfTenths checks that a flow that arrives at the beginning of an interval belongs to
+// this interval, although tenths are rounded.
 func TestSeriesOfTenths(t *testing.T) {
 	var at []float64
 	for i := range 101 {
@@ -66,7 +67,7 @@ func TestSeriesOfTenths(t *testing.T) {
 	}
 }
 
-// TestSeriesEnd: intervals go on to the end of a duration, also if no flow is left.
+// TestSeriesEnd checks that intervals continue to the end of a duration, even if no flow is left.
 func TestSeriesEnd(t *testing.T) {
 	for _, test := range []struct {
 		duration, every float64
@@ -80,7 +81,8 @@ func TestSeriesEnd(t *testing.T) {
 	}
 }
 
-// eventfulDuration is busy for a while, in which a server and a balancer come and go.
+// eventfulDuration is a configuration like busy, in which a server and a balancer are added and
+// fail.
 func eventfulDuration() *sim.Config {
 	c := busy()
 	c.Connections, c.Duration = 0, 300
@@ -102,7 +104,7 @@ func runOnce(t *testing.T, c *sim.Config) *sim.RunResult {
 	return r.Runs[0]
 }
 
-// TestSeriesIsWhole: intervals add up to the run, of which they change nothing.
+// TestSeriesIsWhole checks that the intervals add up to the run, and do not change its results.
 func TestSeriesIsWhole(t *testing.T) {
 	c := eventfulDuration()
 	whole := runOnce(t, c)
@@ -126,7 +128,7 @@ func TestSeriesIsWhole(t *testing.T) {
 		sum.Untracked == 0 || sum.Recovered != whole.Recovered {
 		t.Errorf("of all intervals %v, of the run %v", sum, whole.Measures)
 	}
-	// The run is measured from its first flow to its last, the intervals from 0 to the end.
+	// The run is measured from its first flow to its last, and the intervals from 0 to the end.
 	if sum.Response.Quantile(0.9) != whole.Response.Quantile(0.9) || math.Abs(sum.Utilisation-whole.Utilisation) > 0.001 {
 		t.Errorf("p90 %v and %v, utilisation %v and %v", sum.Response.Quantile(0.9), whole.Response.Quantile(0.9), sum.Utilisation, whole.Utilisation)
 	}
@@ -137,7 +139,7 @@ func TestSeriesIsWhole(t *testing.T) {
 	}
 }
 
-// TestSeriesIsOfAll: what is measured of the run makes no difference to intervals.
+// TestSeriesIsOfAll checks that intervals do not depend on which flows of the run are measured.
 func TestSeriesIsOfAll(t *testing.T) {
 	c := eventfulDuration()
 	c.Every = 7.5
@@ -148,7 +150,8 @@ func TestSeriesIsOfAll(t *testing.T) {
 	}
 }
 
-// TestIntervals: the results of an interval are those of all runs, as far as all have it.
+// TestIntervals checks that the results of an interval cover all runs, for the intervals that all
+// runs have.
 func TestIntervals(t *testing.T) {
 	c := busy()
 	c.Every = 10

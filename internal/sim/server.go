@@ -4,27 +4,27 @@ package sim
 
 import "math"
 
-// server is a server's state. Its stations are those of the same index (CPU) and, if there are jobs
-// with IO, len(servers) after it. It fills one line of the cache.
+// server is the state of a server. Its stations are the one with the same index (CPU) and, if
+// there are jobs with IO, the one len(servers) after it. A server fills one cache line.
 type server struct {
 	alive   bool
-	live    bool  // as balancers know: one of engine.live
-	workers int32 // 0 for no limit
-	backlog int32 // -1 for no limit
+	live    bool  // balancers consider it live: it is in engine.live
+	workers int32 // 0 means no limit
+	backlog int32 // -1 means no limit
 	open    int32
-	active  int32    // with processor sharing: workers at work
-	waiting flowList // with processor sharing: for a worker
+	active  int32    // with processor sharing: number of workers in use
+	waiting flowList // with processor sharing: flows that wait for a worker
 	use     use
 }
 
-// agent is what decides on a server. What it wants to know is found out once.
+// agent is the agent of a server. The interfaces that it has are determined once.
 type agent struct {
 	Agent
 	observer  Observer
 	estimator Estimator
 }
 
-// agentOf returns nil for servers that take what they are offered.
+// agentOf returns nil for a server that takes all offered flows.
 func (e *engine) agentOf(s int32) *agent {
 	if e.agents == nil {
 		return nil
@@ -34,25 +34,26 @@ func (e *engine) agentOf(s int32) *agent {
 
 // station is a queue of a server.
 type station struct {
-	server  int32
-	cpus    int32
-	slot    int32 // the first of as many as there are processors, or the only one if they are shared
-	busy    int32 // flows in service
+	server int32
+	cpus   int32
+	// The first of its slots: one for each processor, or only one if the processors are shared.
+	slot    int32
+	busy    int32 // number of flows in service
 	speed   float64
 	each    float64 // 1/cpus
 	waiting flowList
 	sharing *sharing // nil if the discipline is FIFO
 }
 
-// slot is where services end: a processor, or a shared station.
+// slot is the place where a service ends: a processor, or a shared station.
 type slot struct {
 	station int32
-	flow    int32 // in service; none if the station is shared
+	flow    int32 // the flow in service; none if the station is shared
 }
 
 var never = math.Inf(1)
 
-// enter has a flow begin a stage at a station.
+// enter begins a stage of a flow at a station.
 func (e *engine) enter(s int32, f int32) {
 	st := &e.stations[s]
 	switch {
@@ -77,7 +78,8 @@ func (e *engine) serve(st *station, slot, f int32) {
 	e.services.Set(slot, e.now+e.work(&flow.Flow, flow.stage)/st.speed)
 }
 
-// serviceEnds takes the flow out of a slot whose service is over, and gives the slot to the next.
+// serviceEnds removes the flow from a slot when its service has ended, and gives the slot to the
+// next flow.
 func (e *engine) serviceEnds(slot int32) {
 	st := &e.stations[e.slots[slot].station]
 	var f int32
@@ -93,7 +95,8 @@ func (e *engine) serviceEnds(slot int32) {
 	e.release(f)
 }
 
-// nextInLine gives a free processor to the flow that waits longest and whose client still does.
+// nextInLine gives a free processor to the flow that has waited longest and whose client still
+// waits.
 func (e *engine) nextInLine(st *station, slot int32) {
 	for st.waiting.n > 0 {
 		f := e.takeFirst(&st.waiting)
@@ -108,12 +111,12 @@ func (e *engine) nextInLine(st *station, slot int32) {
 	e.services.Set(slot, never)
 }
 
-// gaveUp tells whether a flow's client does not wait any more.
+// gaveUp tells whether a flow's client has given up.
 func (e *engine) gaveUp(f int32) bool {
 	return e.config.Timeout > 0 && e.now-e.flows[f].sent >= e.config.Timeout
 }
 
-// stageEnds has a flow enter its next stage, or leave.
+// stageEnds begins the next stage of a flow, or ends the flow.
 func (e *engine) stageEnds(f int32) {
 	flow := &e.flows[f]
 	flow.stage++
@@ -129,7 +132,7 @@ func (e *engine) stageEnds(f int32) {
 	}
 }
 
-// begin has a flow begin a stage.
+// begin begins a stage of a flow.
 func (e *engine) begin(f int32, stage *Stage) {
 	station := e.flows[f].Server
 	if stage.Queue == IO {
@@ -138,7 +141,7 @@ func (e *engine) begin(f int32, stage *Stage) {
 	e.enter(station, f)
 }
 
-// work is how many seconds of work a stage of a flow has.
+// work returns the work of a stage of a flow, in seconds.
 func (e *engine) work(f *Flow, stage uint8) float64 {
 	s := &e.config.Jobs[f.Class].Stages[stage]
 	work := s.Work.sample(stageDraw(f.Key, stage))
@@ -148,7 +151,7 @@ func (e *engine) work(f *Flow, stage uint8) float64 {
 	return work
 }
 
-// nextWorker gives the worker that a flow has left to one that waits for it.
+// nextWorker gives the worker of a flow that has left to a flow that waits for a worker.
 func (e *engine) nextWorker(s int32) {
 	server := &e.servers[s]
 	server.active--
@@ -163,14 +166,14 @@ func (e *engine) nextWorker(s int32) {
 	}
 }
 
-// abandon has a flow leave the backlog whose client has gone.
+// abandon removes a flow from the backlog after its client has given up.
 func (e *engine) abandon(f int32) {
 	e.hold(f)
 	e.leave(f, TimedOut)
 	e.release(f)
 }
 
-// request is when a flow's request comes to its server.
+// request handles a flow's request that arrives at its server.
 func (e *engine) request(f int32) {
 	flow := &e.flows[f]
 	if flow.phase != underWay {
@@ -200,7 +203,7 @@ func (e *engine) room(server *server, waiting *flowList) bool {
 	return server.backlog < 0 || waiting.n < server.backlog
 }
 
-// leave has a flow leave its server.
+// leave removes a flow from its server.
 func (e *engine) leave(f int32, outcome Outcome) {
 	flow := &e.flows[f]
 	e.touch(flow.Server)
@@ -211,7 +214,7 @@ func (e *engine) leave(f int32, outcome Outcome) {
 	e.end(f, outcome)
 }
 
-// load is what a server says of itself.
+// load returns the load that a server reports.
 func (e *engine) load(s int32) Load {
 	server, cpu := &e.servers[s], &e.stations[s]
 	l := Load{Open: server.open, CPUs: cpu.cpus, Capacity: float64(cpu.cpus) * cpu.speed}

@@ -57,7 +57,7 @@ func newEngine(c *Config, seed uint64, run int) (*engine, error) {
 	return e, nil
 }
 
-// addServers makes servers, their stations and slots.
+// addServers adds the servers with their stations and slots.
 func (e *engine) addServers(seed uint64) error {
 	c := e.config
 	e.servers, e.changes = make([]server, len(c.Servers)), make([]int32, len(c.Servers))
@@ -119,7 +119,7 @@ func (c *Config) usesIO() bool {
 	return false
 }
 
-// addBalancers makes balancers and their placements.
+// addBalancers adds the balancers with their placements.
 func (e *engine) addBalancers(seed uint64) error {
 	c := e.config
 	e.balancers = make([]balancer, len(c.Balancers))
@@ -149,7 +149,7 @@ func (e *engine) addBalancers(seed uint64) error {
 	return nil
 }
 
-// startBalancer has a balancer begin, with an empty flow table.
+// startBalancer starts a balancer with an empty flow table.
 func (e *engine) startBalancer(i int32) error {
 	b := &e.balancers[i]
 	b.alive = true
@@ -166,7 +166,7 @@ func (e *engine) startBalancer(i int32) error {
 	return nil
 }
 
-// Check finds out whether a configuration can be run, by preparing a run.
+// Check finds out whether a configuration can run, by preparing a run.
 func Check(c *Config) error {
 	e, err := newEngine(c, 1, 0)
 	if err != nil {

@@ -2,24 +2,25 @@
 
 package sim
 
-// Processor sharing: n flows on k processors of speed v have v·min(1, k/n) each. All have the same, so
-// the work that one of them has had since the station was last empty says when each ends; this virtual
-// time goes at their common speed. Only the first end is an event, and is moved when n changes.
+// Processor sharing: n flows on k processors of speed v get v·min(1, k/n) each. All flows get the
+// same work, so the work that each has got since the station was last empty determines the ends.
+// This work is the virtual time. It advances with the common speed of the flows. Only the first
+// end is an event, which moves when n changes.
 
-// sharing is what a shared station knows beside.
+// sharing is the additional state of a shared station.
 type sharing struct {
-	jobs    []share // a heap: the next to end first
-	virtual float64 // the work that each flow in service has had, of those from the start
-	since   float64 // the time of virtual
+	jobs    []share // a heap; the first flow ends next
+	virtual float64 // virtual time: the work that a flow has got that has been there from the start
+	since   float64 // the time at which virtual was computed
 }
 
-// share is a flow in a shared station, which it leaves when virtual has come to until.
+// share is a flow in a shared station. The flow leaves the station when virtual reaches until.
 type share struct {
 	until float64
 	flow  int32
 }
 
-// sharedRate is the speed of each of n flows.
+// sharedRate returns the speed of each of n flows.
 func sharedRate(speed float64, cpus, n int32) float64 {
 	if n <= cpus {
 		return speed
@@ -27,13 +28,13 @@ func sharedRate(speed float64, cpus, n int32) float64 {
 	return speed * float64(cpus) / float64(n)
 }
 
-// rate is the speed of virtual time.
+// rate returns the speed of virtual time.
 func (st *station) rate() float64 { return sharedRate(st.speed, st.cpus, st.busy) }
 
-// virtualAt is the virtual time at now.
+// virtualAt returns the virtual time at now.
 func (st *station) virtualAt(now float64) float64 {
 	if st.busy == 0 {
-		return 0 // so that it stays small, and exact
+		return 0 // so that virtual stays small, and therefore exact
 	}
 	return st.sharing.virtual + (now-st.sharing.since)*st.rate()
 }
@@ -53,7 +54,7 @@ func (e *engine) schedule(st *station) {
 	e.services.Set(st.slot, at)
 }
 
-// join has a flow share a station.
+// join adds a flow to a station.
 func (e *engine) join(st *station, f int32) {
 	st.advance(e.now)
 	shared := st.sharing

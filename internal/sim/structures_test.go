@@ -237,7 +237,8 @@ func TestBatchesKeepAllValues(t *testing.T) {
 	}
 }
 
-// Half of the interval of five values, by the t of a table: 2.776 with four degrees of freedom.
+// Half the width of the interval for five values. The t of four degrees of freedom is 2.776, from
+// a table.
 func TestHalfWidth(t *testing.T) {
 	want := 2.776445 * math.Sqrt(2.5) / math.Sqrt(5)
 	if got := halfWidth([]float64{1, 2, 3, 4, 5}); math.Abs(got-want) > 1e-6 {

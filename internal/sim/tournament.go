@@ -4,17 +4,19 @@ package sim
 
 import "math"
 
-// Tournament finds the smallest of n keys that change one at a time: a complete binary tree of which
-// each node holds the smaller of its two children. To change a key costs log2(n) comparisons with
-// nodes that are known beforehand, none of them a branch; to read the smallest costs nothing. Keys
-// are 0 to infinity; of equal ones that of the smallest index wins.
+// Tournament finds the smallest of n keys that change one at a time. It is a complete binary tree,
+// in which each node contains the smaller one of its two children. A change of a key takes log2(n)
+// comparisons without branches, with nodes that are known in advance. Reading the smallest key
+// takes constant time. Keys are 0 to infinity. Among equal keys, the one with the smallest index
+// wins.
 type Tournament struct {
 	nodes []contender // 1 is the root, 2i and 2i+1 the children of i
 	first int         // the leaf of index 0
 }
 
 type contender struct {
-	key   uint64 // the bits of a float64: of those that are not negative they have the same order
+	// The bits of a float64; for non-negative numbers, their order is that of the numbers.
+	key   uint64
 	index int32
 }
 
@@ -45,7 +47,7 @@ func (t *Tournament) Set(i int32, key float64) {
 	nodes[at] = winner
 	for at > 1 {
 		sibling := nodes[at^1]
-		// A sibling on the left wins also with an equal key.
+		// A sibling on the left also wins if its key is equal.
 		if sibling.key < winner.key+uint64(at&1) {
 			winner = sibling
 		}

@@ -18,26 +18,25 @@ import (
 	"unicode/utf8"
 )
 
-// Trace has flows arrive as a file says, which it reads a line at a time. The first flow arrives at 0.
-// A line that is out of order, as the clocks of those who log make some, counts with the time of the
-// one before.
+// Trace reads arrivals from a file, line by line. The first flow arrives at 0. Logs may have lines
+// out of order. Such a line counts with the time of the line before.
 type Trace struct {
-	File   string // compressed if its name ends with .gz
+	File   string // the file is compressed if its name ends with .gz
 	Format TraceFormat
-	// Speed is how many times faster than it was recorded the trace goes by; 0 is 1.
+	// Speed is the factor by which the trace is faster than its recording. 0 means 1.
 	Speed float64
-	// Classes are those of the jobs, in their order. A flow is of the first class whose pattern its
-	// query matches.
+	// Classes are the classes of the jobs, in the same order. A flow belongs to the first class
+	// whose pattern matches its query.
 	Classes []TraceClass
-	// MustMatch makes a query that matches no class an error. Otherwise the flow's class is drawn by
-	// the jobs' shares.
+	// MustMatch makes a query that matches no class an error. Without it, the class of such a flow
+	// is drawn by the jobs' shares.
 	MustMatch bool
 }
 
-// TraceClass says which queries are of a class.
+// TraceClass tells which queries belong to a class.
 type TraceClass struct {
 	Match *regexp.Regexp // nil matches nothing
-	// Sized means that the only group of Match captures the flow's size: a number, 0 or more.
+	// Sized means that the only group of Match captures the size of the flow: a number, 0 or more.
 	Sized bool
 }
 
@@ -46,19 +45,20 @@ func (c *TraceClass) captures() bool {
 	return c.Sized && c.Match != nil && c.Match.NumSubexp() == 1
 }
 
-// TraceFormat says what is on a line.
+// TraceFormat is the format of the lines.
 type TraceFormat uint8
 
-// The formats of traces. Times are seconds, or dates with a time of day, in UTC, as in ISO 8601. The
-// first line may be a header, with names in the place of values.
+// The formats of traces. Times are seconds, or dates with a time of day in UTC, as in ISO 8601.
+// The first line may be a header, with names in place of values.
 const (
-	// Wikibench is "counter time url ...", with blanks between; what follows the URL is not read.
+	// Wikibench is "counter time url ...", separated by spaces. The rest of the line after the URL
+	// is ignored.
 	Wikibench TraceFormat = iota
 	// TimedQueries is "time<TAB>query".
 	TimedQueries
 )
 
-// split returns the fields of a line, and false if it does not have them.
+// split returns the fields of a line, or false if the line does not have them.
 func (f TraceFormat) split(line string) (at, query string, ok bool) {
 	if f == TimedQueries {
 		return strings.Cut(line, "\t")
@@ -69,7 +69,7 @@ func (f TraceFormat) split(line string) (at, query string, ok bool) {
 	return at, query, ok
 }
 
-// String is what a line must be.
+// String returns the format that a line must have.
 func (f TraceFormat) String() string {
 	if f == TimedQueries {
 		return "time<TAB>query"
@@ -96,18 +96,18 @@ func (t Trace) source(lines *traceLines, speed float64) *traceSource {
 	}
 }
 
-// Extent is what a whole trace comes to.
+// Extent sums up a whole trace.
 type Extent struct {
-	// Seconds are from the first line to the last, at Speed 1.
+	// Seconds is the time from the first line to the last, at Speed 1.
 	Seconds float64
-	// Matched counts lines by the class that their query makes them, Drawn those without one. Sizes
-	// are the sums of the flows' sizes, by class.
+	// Matched counts the lines by the class that their query matches. Drawn counts the lines that
+	// match no class. Sizes are the sums of the flows' sizes, by class.
 	Matched []uint64
 	Sizes   []float64
 	Drawn   uint64
 }
 
-// Extent reads the whole trace.
+// Extent reads the whole trace and sums it up.
 func (t Trace) Extent() (Extent, error) {
 	lines, err := t.open()
 	if err != nil {
@@ -145,7 +145,7 @@ func (t Trace) open() (*traceLines, error) {
 
 const longestLine = 1 << 20
 
-// traceLines reads a trace.
+// traceLines reads the lines of a trace.
 type traceLines struct {
 	name    string
 	format  TraceFormat
@@ -157,7 +157,7 @@ type traceLines struct {
 	err     error
 }
 
-// scan reads the next line; it returns false at the end or at an error, which close returns.
+// scan reads the next line. It returns false at the end or after an error, which close returns.
 func (l *traceLines) scan() bool {
 	for l.err == nil && l.scanner.Scan() {
 		l.number++
@@ -176,14 +176,15 @@ func (l *traceLines) scan() bool {
 	return false
 }
 
-// failf keeps what is wrong with the line that was read last. It returns false.
+// failf stores an error about the line that was read last. It returns false.
 func (l *traceLines) failf(format string, args ...any) bool {
 	problem := fmt.Sprintf(format, args...)
 	l.err = fmt.Errorf("%s:%d: %.200q: %s", l.name, l.number, l.scanner.Text(), problem)
 	return false
 }
 
-// parseTime reads seconds, or a date and a time of day, which it returns in seconds since 1970.
+// parseTime reads a number of seconds, or a date with a time of day. It returns seconds since
+// 1970.
 func parseTime(text string) (seconds float64, ok bool) {
 	seconds, err := strconv.ParseFloat(text, 64)
 	if err != nil {
@@ -193,10 +194,10 @@ func parseTime(text string) (seconds float64, ok bool) {
 	return seconds, !math.IsNaN(seconds) && !math.IsInf(seconds, 0)
 }
 
-// isName tells a header's name for the time from a time that is wrong: a name begins with a letter
-// and has no digit.
+// isName tells whether a field is the name of the time in a header, and not a wrong time. A name
+// begins with a letter and contains no digit.
 func isName(text string) bool {
-	if _, err := strconv.ParseFloat(text, 64); err == nil { // such as nan
+	if _, err := strconv.ParseFloat(text, 64); err == nil { // numbers such as nan
 		return false
 	}
 	first, _ := utf8.DecodeRuneInString(text)
@@ -235,8 +236,8 @@ func (s *traceSource) Next() (next Arrival, ok bool) {
 	return Arrival{At: s.last, Class: class, Size: size}, ok
 }
 
-// classify finds the class of a query, -1 if that is to be drawn, and the flow's size. It is not ok
-// if the query must have a class or a size and has not.
+// classify returns the class of a query, or -1 if the class is to be drawn, and the size of the
+// flow. ok is false if a required class or size is missing.
 func (s *traceSource) classify(query string) (class int32, size float64, ok bool) {
 	for i := range s.classes {
 		match := s.classes[i].Match
@@ -259,7 +260,7 @@ func (s *traceSource) classify(query string) (class int32, size float64, ok bool
 	return -1, 0, true
 }
 
-// size reads what a group captured.
+// size parses the size that a group captured.
 func (s *traceSource) size(captured string) (size float64, ok bool) {
 	size, err := strconv.ParseFloat(captured, 64)
 	if err != nil || !(size >= 0) || math.IsInf(size, 1) {

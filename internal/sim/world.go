@@ -2,35 +2,35 @@
 
 package sim
 
-// World is the true state of a run. Only placements that are bounds for others may look at it.
+// World is the true state of a run. Only placements that serve as bounds for others may use it.
 type World struct{ e *engine }
 
-// Servers is how many there are.
+// Servers returns the number of servers.
 func (w World) Servers() int { return len(w.e.servers) }
 
-// Server returns one's hardware.
+// Server returns the hardware of a server.
 func (w World) Server(s int32) *Server { return &w.e.config.Servers[s] }
 
-// Alive tells whether a server is there and has not failed. It may be draining.
+// Alive tells whether a server exists and has not failed. It may be draining.
 func (w World) Alive(s int32) bool { return w.e.servers[s].alive }
 
-// Open is how many flows a server has.
+// Open returns the number of flows of a server.
 func (w World) Open(s int32) int { return int(w.e.servers[s].open) }
 
-// Load is what a server would say of itself now.
+// Load returns the load that a server would report now.
 func (w World) Load(s int32) Load { return w.e.load(s) }
 
-// Placement is that of a balancer, so that a sample can look into it.
+// Placement returns the placement of a balancer, for samples of its state.
 func (w World) Placement(balancer int32) Placement { return w.e.balancers[balancer].placement }
 
-// Balancers is how many there are.
+// Balancers returns the number of balancers.
 func (w World) Balancers() int { return len(w.e.balancers) }
 
-// Flows is how many flows have arrived so far.
+// Flows returns the number of flows that have arrived so far.
 func (w World) Flows() uint64 { return w.e.arrivals }
 
-// Work is how many seconds of work a server has left at its processors, in their stages at present.
-// Flows whose request is on its way are not in it.
+// Work returns the remaining work of a server's processors, for the flows in their present stages,
+// in seconds. It does not include flows whose request is still on its way.
 func (w World) Work(s int32) float64 {
 	e := w.e
 	st := &e.stations[s]
@@ -51,7 +51,7 @@ func (w World) Work(s int32) float64 {
 	return sum
 }
 
-// waitingWork is the work of a queue's flows, in the stage that they wait for.
+// waitingWork returns the work of the flows in a queue, for the stage that they wait for.
 func (e *engine) waitingWork(l *flowList) float64 {
 	sum, f := 0.0, l.head
 	for range l.n {
@@ -62,6 +62,6 @@ func (e *engine) waitingWork(l *flowList) float64 {
 	return sum
 }
 
-// Next is the flow's work at the processors in its first stage, which the placement of it decides
-// about.
+// Next returns the work of a flow at the processors in its first stage. The placement calls it for
+// the flow that it places.
 func (w World) Next(f *Flow) float64 { return w.e.work(f, 0) }

@@ -16,11 +16,12 @@ import (
 
 func must(err error) {
 	if err != nil {
-		panic("placement: " + err.Error()) // what could be made once, of the same parameters
+		panic("placement: " + err.Error()) // Build has accepted the same parameters
 	}
 }
 
-// oneOf checks a parameter that is a word; the first that is allowed is none, where it is not given.
+// oneOf checks a parameter whose value is a word. The first allowed word stands for a missing
+// parameter.
 func oneOf[T ~string](name string, value T, allowed ...T) error {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -32,7 +33,7 @@ func oneOf[T ~string](name string, value T, allowed ...T) error {
 	return fmt.Errorf("%s %q: must be %s", name, value, strings.Join(words, " or "))
 }
 
-// inRange checks a parameter that is a number or a time.
+// inRange checks a parameter whose value is a number or a time.
 func inRange[T int | float64 | time.Duration](name string, value, least, most T) error {
 	if value >= least && value <= most {
 		return nil
@@ -55,15 +56,15 @@ func checkInterval(interval time.Duration) error {
 	return inRange("interval", interval, time.Millisecond, time.Hour)
 }
 
-// defaultInterval is that of HLB's section V-C.
+// defaultInterval is the interval in HLB's section V-C.
 const defaultInterval = 500 * time.Millisecond
 
-// equalWeights is 1 for every server.
+// equalWeights returns the weight 1 for every server.
 func equalWeights(b *sim.Balancer) []float64 {
 	return slices.Repeat([]float64{1}, len(b.Servers))
 }
 
-// capacities are the servers', as configured.
+// capacities returns the configured capacities of the servers.
 func capacities(b *sim.Balancer) []float64 {
 	c := make([]float64, len(b.Servers))
 	for i := range b.Servers {
@@ -72,8 +73,9 @@ func capacities(b *sim.Balancer) []float64 {
 	return c
 }
 
-// homeOrder is infer.Order of all servers for a balancer, by homes of those that are live; the first
-// so many are its own. Those that are not live come last.
+// homeOrder returns all servers in the order of infer.Order for a balancer, and the number of its
+// home servers, which are first. Only live servers have homes. Servers that are not live come
+// last.
 func homeOrder(b *sim.Balancer, weight []float64) (order []int32, homes int) {
 	members := make([]infer.Member, len(b.Live))
 	live := make([]bool, len(b.Servers))
@@ -101,7 +103,7 @@ func homeOrder(b *sim.Balancer, weight []float64) (order []int32, homes int) {
 	return order, homes
 }
 
-// inverse is that of a permutation.
+// inverse returns the inverse of a permutation.
 func inverse(order []int32) []int32 {
 	position := make([]int32, len(order))
 	for at, s := range order {
@@ -117,7 +119,7 @@ func shuffle(r *sim.Rand, list []int32) {
 	}
 }
 
-// draw appends up to n distinct live servers to a list, each as likely as any other.
+// draw appends up to n distinct live servers to a list. All are equally likely.
 func draw(b *sim.Balancer, list []int32, n int) []int32 {
 	n = min(n, len(b.Live))
 	for len(list) < n {
@@ -128,7 +130,7 @@ func draw(b *sim.Balancer, list []int32, n int) []int32 {
 	return list
 }
 
-// tableOf is a balancer's consistent-hash table; without candidates there is none.
+// tableOf returns a balancer's consistent-hash table, or nil without candidates.
 type tableOf struct {
 	cache      *tableCache
 	b          *sim.Balancer
@@ -149,7 +151,7 @@ func (t *tableOf) build() (err error) {
 	return err
 }
 
-// row is that of a flow: servers, none where there is no table or nobody in it.
+// row returns the servers of a flow's bucket, or nil if there is no table or no server.
 func (t *tableOf) row(f *sim.Flow) []uint16 {
 	if t.table == nil || t.table.Candidates == 0 {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim/scenario"
 )
 
-// exceptions are the design's figures that are not within 5%, and why.
+// exceptions are the design's figures that differ by more than 5%, each with the reason.
 var exceptions = map[string]string{
 	"mean(hlb-8)":  "no reading of HLB's definition has all of its column: docs/notes/placement.md",
 	"p90(hlb-8)":   "the same",
@@ -17,8 +17,9 @@ var exceptions = map[string]string{
 	"p90(hlb-16)":  "the same",
 }
 
-// TestFigures has every figure of the design's two tables of placements, and the ratio of 2.3, within 5%
-// of what the scenarios of docs/placement.md give, but for the exceptions.
+// TestFigures compares the results of the scenarios of docs/placement.md with every figure of the
+// design's two tables of placements, and with its ratio of 2.3. All must be within 5%, except for
+// the exceptions.
 func TestFigures(t *testing.T) {
 	for file, want := range map[string]int{"placement-hunt.yaml": 19, "placement-infer.yaml": 42} {
 		s, err := scenario.Load("../../../docs/examples/sim/" + file)

@@ -9,7 +9,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// TestFormula has the weights of polled servers: what is left of the capacity, and 6LB's footnote 7.
+// TestFormula checks the weights of polled servers: the remaining capacity, and 6LB's footnote 7.
 func TestFormula(t *testing.T) {
 	for _, test := range []struct {
 		formula Formula
@@ -32,7 +32,7 @@ func TestFormula(t *testing.T) {
 	}
 }
 
-// TestSteps has weights rounded, but never to nothing.
+// TestSteps checks that weights are rounded, but never to 0.
 func TestSteps(t *testing.T) {
 	for _, test := range []struct {
 		steps        int

@@ -10,12 +10,12 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// Hash offers a flow to the candidates of its bucket in the consistent-hash table: with one candidate
-// SC (Maglev), with several and an accept policy 6LB.
+// Hash offers a flow to the candidates of its bucket in the consistent-hash table. With one
+// candidate this is SC (Maglev). With several candidates and an accept policy it is 6LB.
 type Hash struct {
-	// Candidates of each bucket, 1 to 8.
+	// Candidates is the number of candidates of each bucket, 1 to 8.
 	Candidates int `yaml:"candidates"`
-	// Buckets of the table; 0 is tables.DefaultBuckets.
+	// Buckets is the number of buckets of the table. 0 stands for tables.DefaultBuckets.
 	Buckets int `yaml:"buckets"`
 	tables  tableCache
 }
@@ -37,20 +37,20 @@ type hash struct{ tableOf }
 
 func (p *hash) Place(f *sim.Flow, offer *sim.Offer) { p.offerRow(f, offer) }
 
-// Recover looks where Place may have put the flow.
+// Recover returns the servers to which Place may have offered the flow.
 func (p *hash) Recover(f *sim.Flow, offer *sim.Offer) { p.offerRow(f, offer) }
 
 func (p *hash) MembershipChanged() { must(p.build()) }
 
-// bucket is the row of a flow.
+// bucket returns the row of a flow.
 func bucket(f *sim.Flow, buckets int) int {
 	return int(f.Key & 0xffffffff * uint64(buckets) >> 32)
 }
 
-// tableCache keeps the last table: balancers and runs of the same servers share it.
+// tableCache keeps the last table, because balancers and runs with the same servers share it.
 type tableCache struct {
 	mutex   sync.Mutex
-	servers *sim.Server // the first: tells configurations apart
+	servers *sim.Server // the first server, which identifies the configuration
 	live    string
 	table   *tables.Table
 }

@@ -12,9 +12,10 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// HLB takes the server of the smallest (l+1)/w, with l the balancer's own flows that are connected and
-// w inferred from how long flows last: "HLB: Toward Load-Aware Load Balancing", section IV. HLB2 looks
-// at two random servers; HLB-FIX has a fixed measurement noise (section VI-D1).
+// HLB takes the server with the smallest (l+1)/w. l is the number of the balancer's own connected
+// flows on the server. w is inferred from the durations of flows: "HLB: Toward Load-Aware Load
+// Balancing", section IV. HLB2 compares two random servers. HLB-FIX has a constant measurement
+// noise (section VI-D1).
 type HLB struct {
 	Own     `yaml:",inline"`
 	Weights `yaml:",inline"`
@@ -25,18 +26,19 @@ type HLB struct {
 type Weights struct {
 	// Interval is the time from one step to the next, 1 ms to 1 h.
 	Interval time.Duration `yaml:"interval"`
-	// Norm is "sum" (the paper's, also "") or "mean".
+	// Norm is "sum", the paper's norm and the default, or "mean".
 	Norm string `yaml:"norm"`
-	// Unseen is what servers are taken for of which no flow has ended: "average" (also "") or "zero".
+	// Unseen tells how a server counts before one of its flows has ended: "average", the default,
+	// or "zero".
 	Unseen string `yaml:"unseen"`
-	// FixedNoise makes it HLB-FIX.
+	// FixedNoise turns HLB into HLB-FIX.
 	FixedNoise bool `yaml:"fixed-noise"`
-	// Steps, if not 0, has weights rounded to multiples of 1/Steps, as a data path without
-	// floating-point numbers may have them: 65536 for 16 bits.
+	// Steps, if not 0, rounds weights to multiples of 1/Steps. A data path without floating-point
+	// numbers may have such weights: 65536 for 16 bits.
 	Steps int `yaml:"steps"`
 }
 
-// round is a weight as it is written.
+// round rounds a weight as the data path stores it.
 func (w *Weights) round(weight float64) float64 {
 	if w.Steps == 0 {
 		return weight
@@ -89,10 +91,10 @@ func newHLB(b *sim.Balancer, own *Own, weights *Weights, tables *tableCache) (*h
 	return &hlb{byScore: scored, weights: weights, speeds: weights.speeds(len(b.Servers))}, err
 }
 
-// Weight is a server's of the last step; samples of a run may want to see it.
+// Weight returns a server's weight from the last step, for samples of a run.
 func (p *hlb) Weight(server int32) float64 { return p.speeds.Weight(server) }
 
-// Gain is a server's Kalman gain of the last step; samples of a run may want to see it.
+// Gain returns a server's Kalman gain in the last step, for samples of a run.
 func (p *hlb) Gain(server int32) float64 { return p.speeds.Gain(server) }
 
 func (p *hlb) Interval() float64 { return p.weights.Interval.Seconds() }
@@ -102,7 +104,7 @@ func (p *hlb) Step() {
 	p.weigh()
 }
 
-// weigh takes over the weights of all servers, also of those that may come later.
+// weigh copies the weights of all servers, including servers that are added later.
 func (p *hlb) weigh() {
 	for s := range p.weight {
 		p.weight[s] = p.weights.round(p.speeds.Weight(int32(s)))
@@ -110,7 +112,7 @@ func (p *hlb) weigh() {
 	}
 }
 
-// MembershipChanged forgets what was known of servers that come, perhaps for another time.
+// MembershipChanged forgets what is known about servers that are added, perhaps again.
 func (p *hlb) MembershipChanged() {
 	was := slices.Clone(p.live)
 	p.byScore.MembershipChanged()

@@ -15,11 +15,12 @@ import (
 
 // Hunt are the parameters of placements that offer a flow to several servers in turn.
 type Hunt struct {
-	// Candidates is how many, 1 to 8.
+	// Candidates is the number of these servers, 1 to 8.
 	Candidates int `yaml:"candidates"`
-	// Buckets of the table; 0 is tables.DefaultBuckets.
+	// Buckets is the number of buckets of the table. 0 stands for tables.DefaultBuckets.
 	Buckets int `yaml:"buckets"`
-	// Random takes any servers as candidates, as SRLB, instead of the bucket's, as 6LB.
+	// Random makes any servers candidates, as in SRLB. Otherwise the candidates are those of the
+	// bucket, as in 6LB.
 	Random bool `yaml:"random"`
 	tables tableCache
 }
@@ -50,7 +51,7 @@ func (p *anyServers) Place(_ *sim.Flow, offer *sim.Offer) {
 // SR is 6LB's SRc (section II-B, algorithm 1).
 type SR struct {
 	Hunt `yaml:",inline"`
-	// Threshold is c: a server takes a flow while it has fewer.
+	// Threshold is c: a server takes a flow while it has fewer than c flows.
 	Threshold int `yaml:"threshold"`
 }
 
@@ -63,13 +64,15 @@ func (m *SR) Build() (sim.Method, sim.Policy, error) {
 // SRDyn is 6LB's SRdyn (section II-B, algorithm 2).
 type SRDyn struct {
 	Hunt `yaml:",inline"`
-	// Window, Epsilon and Initial are those of accept.NewDynamic.
+	// Window, Epsilon and Initial are the arguments of accept.NewDynamic.
 	Window  int     `yaml:"window"`
 	Epsilon float64 `yaml:"epsilon"`
 	Initial int     `yaml:"initial"`
-	// Limit is the paper's n, which the threshold does not exceed: 0 for a server's workers, none if those
-	// are not limited, and with FIFO for its processors. The flows that wait for one are busy to the policy,
-	// as Apache's threads that wait for a processor are: where they should count, n has to be more.
+	// Limit is the paper's n, the maximum threshold. 0 stands for the server's processors with
+	// FIFO, and otherwise for its workers. Without a limit of the workers, it stands for no
+	// maximum. The policy also counts flows that wait for a processor as busy, as it does with
+	// Apache's threads that wait for a processor. If the threshold should include waiting flows, n
+	// must be larger.
 	Limit int `yaml:"limit"`
 }
 
@@ -84,8 +87,8 @@ func (m *SRDyn) Build() (sim.Method, sim.Policy, error) {
 	}, uint32(m.Limit)}, err
 }
 
-// perServer has each server follow a policy of its own. Busy is what the server has open, the capacity
-// its limit of workers, or another one that is given.
+// perServer gives each server its own policy. Busy is the number of open flows of the server. The
+// capacity is the server's limit of workers, or another given limit.
 type perServer struct {
 	policy   func() accept.Policy
 	capacity uint32
@@ -96,10 +99,10 @@ func (p perServer) New(*sim.Host) (sim.Agent, error) { return decider{p.policy()
 
 type decider struct {
 	policy   accept.Policy
-	capacity uint32 // 0 for the server's own
+	capacity uint32 // 0 stands for the server's own limit
 }
 
-// Decide asks the policy, unless there is nobody else.
+// Decide asks the policy, unless no other server is left.
 func (d decider) Decide(own sim.Load, offer *sim.Offer) int32 {
 	capacity := d.capacity
 	if capacity == 0 {
@@ -118,21 +121,21 @@ func acceptLoad(l sim.Load, capacity uint32) accept.Load {
 	return accept.Load{Busy: uint32(l.Open), Capacity: capacity}
 }
 
-// Least is Segue's own policy, accept.Least. A server's capacity is its processors'.
+// Least is Segue's own policy, accept.Least. The capacity of a server is that of its processors.
 type Least struct {
 	Hunt `yaml:",inline"`
-	// Chain is how many of the candidates a flow is offered to; 0 is all.
+	// Chain is the number of candidates to which a flow is offered. 0 stands for all.
 	Chain int `yaml:"chain"`
-	// Reports has the balancer order the candidates by what servers said last of their load, in the
-	// signals that there are anyway.
+	// Reports lets the balancer order the candidates by the loads that servers reported last, in
+	// signals that exist anyway.
 	Reports bool `yaml:"reports"`
-	// Age is the time in which a report comes closer to the mean of all, by the factor e:
-	// the older it is, the less it says. About what flows last is right, and a factor of 4 off does
-	// little harm. 0 is for ever.
+	// Age is the time in which a report approaches the mean of all reports by the factor e,
+	// because an older report says less. The best value is about the duration of flows, and a
+	// factor of 4 does little harm. 0 means for ever.
 	Age time.Duration `yaml:"age"`
-	// Spare is how many servers a balancer remembers that last said they had a free processor, of its
-	// bucket or not (accept.Spare). The newest takes the last place in the list. The flows that go
-	// outside their bucket are what is lost when their balancer fails.
+	// Spare is the number of servers that a balancer remembers because they last reported a free
+	// processor. They need not be in the flow's bucket (accept.Spare). The most recent one gets
+	// the last place in the list. If the balancer fails, the flows outside their bucket are lost.
 	Spare int `yaml:"spare"`
 }
 
@@ -162,7 +165,7 @@ func (m *Least) New(b *sim.Balancer) (sim.Placement, error) {
 	}, nil
 }
 
-// chained offers a flow to the first of its candidates.
+// chained offers a flow to the first of its candidates, up to Chain.
 type chained struct {
 	sim.Placement
 	chain int32
@@ -173,7 +176,7 @@ func (p *chained) Place(f *sim.Flow, offer *sim.Offer) {
 	offer.N = min(offer.N, p.chain)
 }
 
-// Recover looks at all candidates, if they are the bucket's.
+// Recover returns all candidates, if they are those of the bucket.
 func (p *chained) Recover(f *sim.Flow, offer *sim.Offer) {
 	if r, ok := p.Placement.(sim.Recoverer); ok {
 		r.Recover(f, offer)
@@ -186,33 +189,33 @@ func (p *chained) MembershipChanged() {
 	}
 }
 
-// reported orders the candidates by the load that was reported last.
+// reported orders the candidates by the load in their last report.
 type reported struct {
 	*chained
 	b     *sim.Balancer
 	age   float64
 	last  []report
-	mean  float64 // of reports, recent ones for more
+	mean  float64 // mean of the reports; recent ones count for more
 	spare *accept.Spare
 	rank  [sim.MaxChain]candidate
 }
 
-// report is what a server said of itself.
+// report is the last report of a server.
 type report struct {
-	load float64 // open flows for each processor, with one more
+	load float64 // open flows per processor, with one more flow
 	when float64
 }
 
 type candidate struct {
 	server int32
-	load   float64 // as it is taken to be now
+	load   float64 // estimate of the present load
 }
 
-// meanGain is by how much a report moves the mean of all.
+// meanGain is the share by which a report moves the mean of all reports.
 const meanGain = 0.01
 
 func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
-	clear(offer.Loads[:]) // so that those tell who wrote one
+	clear(offer.Loads[:]) // so that it is visible which servers wrote a load
 	p.Placement.Place(f, offer)
 	rank := p.rank[:offer.N]
 	for i, s := range offer.Servers[:offer.N] {
@@ -226,7 +229,7 @@ func (p *reported) Place(f *sim.Flow, offer *sim.Offer) {
 	p.offerSpare(offer)
 }
 
-// offerSpare has the last place for a server that is known to be free, beside those of the bucket.
+// offerSpare puts a free server that is not in the bucket in the last place.
 func (p *reported) offerSpare(offer *sim.Offer) {
 	s, ok := p.spare.Newest(offer.Servers[:offer.N])
 	if !ok {
@@ -236,7 +239,7 @@ func (p *reported) offerSpare(offer *sim.Offer) {
 	offer.Add(s)
 }
 
-// load is what a server is taken to have now, going by its last report.
+// load estimates the present load of a server from its last report.
 func (p *reported) load(server int32) float64 {
 	last := p.last[server]
 	if p.age == 0 {
@@ -248,14 +251,14 @@ func (p *reported) load(server int32) float64 {
 func (p *reported) report(server int32, load *sim.Load) {
 	now := report{float64(load.Open+1) / float64(load.CPUs), p.b.Now()}
 	p.last[server] = now
-	if p.live(server) { // one that is draining says how it empties
+	if p.live(server) { // a draining server would report ever lower loads
 		p.spare.Report(server, acceptLoad(*load, uint32(load.CPUs)))
 	}
 	p.mean += meanGain * (now.load - p.mean)
 }
 
-// Accepted learns from create-stickiness of the server that took the flow, and of those that passed it
-// on.
+// Accepted reads the loads in a create-stickiness signal: that of the server that took the flow,
+// and those of the servers that passed it on.
 func (p *reported) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
 	for i := range offer.N {
 		if offer.Loads[i].CPUs > 0 {
@@ -265,14 +268,14 @@ func (p *reported) Accepted(f *sim.Flow, offer *sim.Offer, taker sim.Load) {
 	p.report(f.Server, &taker)
 }
 
-// Closed learns from remove-stickiness.
+// Closed reads the load in a remove-stickiness signal.
 func (p *reported) Closed(f *sim.Flow, end sim.End) {
 	if end.Load.CPUs > 0 {
 		p.report(f.Server, &end.Load)
 	}
 }
 
-// MembershipChanged forgets servers that are gone.
+// MembershipChanged forgets servers that are not live any more.
 func (p *reported) MembershipChanged() {
 	p.chained.MembershipChanged()
 	for s := range p.last {
@@ -287,7 +290,7 @@ func (p *reported) live(server int32) bool {
 	return live
 }
 
-// leastPolicy is accept.Least.
+// leastPolicy is the policy accept.Least.
 type leastPolicy struct{}
 
 // New implements sim.Policy.

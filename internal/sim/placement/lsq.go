@@ -4,8 +4,8 @@ package placement
 
 import "github.com/segue-lb/segue/internal/sim"
 
-// LSQ takes the server with the fewest of the balancer's own flows (HLB, section I-B); LSQ2 of two
-// random ones.
+// LSQ takes the server with the fewest of the balancer's own flows (HLB, section I-B). LSQ2
+// compares two random servers.
 type LSQ struct {
 	Own    `yaml:",inline"`
 	tables tableCache
@@ -27,8 +27,8 @@ func (m *LSQ) New(b *sim.Balancer) (sim.Placement, error) {
 	return &p, nil
 }
 
-// lsq chooses from all servers, and of equals by chance. Others do with a ranking what it does in
-// constant time, because what it compares are counts.
+// lsq chooses from all servers, and among equals at random. It does in constant time what other
+// placements do with a ranking, because it compares counts.
 type lsq struct {
 	b    *sim.Balancer
 	open *sim.Counts
@@ -50,7 +50,7 @@ func (p *lsq) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// Closed leaves out flows that there was no server for.
+// Closed ignores flows for which there was no server.
 func (p *lsq) Closed(f *sim.Flow, _ sim.End) {
 	if f.Mark > 0 {
 		p.open.Remove(int32(f.Mark) - 1)
@@ -59,7 +59,7 @@ func (p *lsq) Closed(f *sim.Flow, _ sim.End) {
 
 func (p *lsq) MembershipChanged() { p.open.SetEligible(p.b.Live) }
 
-// connectedLSQ counts flows from their first acknowledgement on.
+// connectedLSQ counts flows from their first acknowledgement.
 type connectedLSQ struct{ lsq }
 
 func (p *connectedLSQ) Place(_ *sim.Flow, offer *sim.Offer) {

@@ -11,38 +11,39 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Own are the parameters of placements that score servers by the balancer's own flows to them.
+// Own has the parameters of placements that score servers by the balancer's own flows.
 type Own struct {
-	// Choices, if not 0, has the placement look at so many random servers only, up to 8: 2 for the
-	// power of two choices.
+	// Choices, if not 0, is the number of random servers that the placement compares, up to 8. 2
+	// is the power of two choices.
 	Choices int `yaml:"choices"`
-	// Candidates, if not 0, has it look at those of the flow's bucket only, so that another balancer
-	// can find the flow.
+	// Candidates, if not 0, restricts the choice to that number of candidates of the flow's
+	// bucket, so that another balancer can find the flow.
 	Candidates int `yaml:"candidates"`
-	// Buckets of the table, where Candidates is set; 0 is tables.DefaultBuckets.
+	// Buckets is the number of buckets of the table if Candidates is not 0. 0 stands for
+	// tables.DefaultBuckets.
 	Buckets int `yaml:"buckets"`
-	// Count says from when on a flow is counted.
+	// Count tells from which event on a flow is counted.
 	Count Count `yaml:"count"`
-	// Ties says who gets a flow of servers of the same score.
+	// Ties tells which of several servers with the same score gets a flow.
 	Ties Ties `yaml:"ties"`
 }
 
-// Count says from when on a flow is counted.
+// Count tells from which event on a flow is counted.
 type Count string
 
-// When flows are counted: from the choice of a server on (""), or from the client's first
-// acknowledgement on, as HLB does lest a flood of SYNs be counted (section IV-A2).
+// A flow is counted from the choice of its server (""), or from the client's first
+// acknowledgement. HLB does the latter, so that a flood of SYNs is not counted (section IV-A2).
 const (
 	CountPlaced    Count = "placed"
 	CountConnected Count = "connected"
 )
 
-// Ties says which of several servers of the same score gets a flow.
+// Ties tells which of several servers with the same score gets a flow.
 type Ties string
 
-// How ties are broken: by chance (""), by the order of the configuration, by an order that each
-// balancer has drawn for itself, or by that of infer.Order, which begins with the servers that the
-// balancer is home of.
+// The server is chosen at random (""), or it is the first in an order: that of the configuration,
+// that which each balancer has drawn for itself, or that of infer.Order, which begins with the
+// balancer's home servers.
 const (
 	TiesRandom Ties = "random"
 	TiesFirst  Ties = "first"
@@ -62,12 +63,12 @@ func (o *Own) validate() error {
 	)
 }
 
-// random tells whether ties are broken by chance.
+// random tells whether ties are broken at random.
 func (o *Own) random() bool { return o.Ties == "" || o.Ties == TiesRandom }
 
-// tally counts the balancer's own flows.
+// tally counts the balancer's own flows on each server.
 type tally struct {
-	early  bool // from the choice on
+	early  bool // flows count from the choice of the server
 	change func(server int32, by float64)
 }
 
@@ -75,14 +76,16 @@ func newTally(c Count, change func(int32, float64)) tally {
 	return tally{c != CountConnected, change}
 }
 
-// stateBits of a flow's mark hold its state, the others the server it went to.
+// stateBits is the number of bits of a flow's mark that contain its state. The other bits contain
+// its server.
 const stateBits = 2
 
 func mark(f *sim.Flow, state infer.State, server int32) {
 	f.Mark = uint32(state) | uint32(server)<<stateBits
 }
 
-// marked is what mark has written; of a flow that came from another balancer its server.
+// marked returns the state and the server in the mark. For a flow that came from another balancer,
+// it returns the flow's present server.
 func marked(f *sim.Flow) (state infer.State, server int32) {
 	state = infer.State(f.Mark & (1<<stateBits - 1))
 	if state == infer.Null {
@@ -99,7 +102,7 @@ func (t *tally) placed(f *sim.Flow, server int32) {
 	}
 }
 
-// connected takes a flow for placed that has come from another balancer.
+// connected treats a flow that came from another balancer as placed.
 func (t *tally) connected(f *sim.Flow) {
 	state, server := marked(f)
 	if state == infer.Null {
@@ -113,7 +116,7 @@ func (t *tally) connected(f *sim.Flow) {
 	}
 }
 
-// closed returns the server that the flow was counted at, and whether it was connected.
+// closed returns the server on which the flow was counted, and whether the flow was connected.
 func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
 	state, server := marked(f)
 	_, occupancy := state.Next(infer.End)
@@ -126,26 +129,26 @@ func (t *tally) closed(f *sim.Flow) (server int32, wasConnected bool) {
 	return server, state == infer.Conn
 }
 
-// byScore takes the server of the smallest infer.Delay.
+// byScore takes the server with the smallest infer.Delay.
 type byScore struct {
 	tally
 	b        *sim.Balancer
 	own      *Own
-	weight   []float64 // of servers, whether they are live or not
+	weight   []float64 // by server, live or not
 	flows    []float64
 	live     []bool
 	ranking  *infer.Ranking // by position
-	position []int32        // of a server in the order in which ties are broken
-	server   []int32        // of a position
+	position []int32        // of each server, in the order for ties
+	server   []int32        // of each position
 	table    tableOf
 	row      [sim.MaxChain]uint16
 	drawn    [sim.MaxChain]int32
 }
 
-// mostServers is how many a row of positions can tell apart.
+// mostServers is the maximum number of servers that a row of positions can contain.
 const mostServers = math.MaxUint16 + 1
 
-// newByScore begins with the given weights.
+// newByScore returns a placement with the given weights.
 func newByScore(b *sim.Balancer, own *Own, tables *tableCache, weight []float64) (*byScore, error) {
 	n := len(b.Servers)
 	if n > mostServers {
@@ -157,7 +160,7 @@ func newByScore(b *sim.Balancer, own *Own, tables *tableCache, weight []float64)
 	return p, p.arrange()
 }
 
-// arrange makes all anew that follows from servers and balancers, when they have changed.
+// arrange computes everything that depends on the servers and balancers, after they have changed.
 func (p *byScore) arrange() error {
 	clear(p.live)
 	for _, s := range p.b.Live {
@@ -167,7 +170,7 @@ func (p *byScore) arrange() error {
 	return p.table.build()
 }
 
-// order is that in which ties are broken.
+// order returns the servers in the order for ties.
 func (p *byScore) order() []int32 {
 	switch {
 	case p.own.Ties == TiesHome:
@@ -203,8 +206,7 @@ func (p *byScore) rank(server int32) {
 	p.ranking.Set(p.position[server], score)
 }
 
-// Score is what a server would be chosen by now, the smallest first; samples of a run may want to see
-// it.
+// Score returns the score of a server, for samples of a run. The smallest score is chosen.
 func (p *byScore) Score(server int32) float64 { return p.ranking.Score(p.position[server]) }
 
 func (p *byScore) add(server int32, by float64) {
@@ -230,7 +232,7 @@ func (p *byScore) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// choices are the positions to choose from; nil for all.
+// choices returns the positions to choose from, or nil for all.
 func (p *byScore) choices(f *sim.Flow) []uint16 {
 	row := p.row[:0]
 	switch {
@@ -254,13 +256,14 @@ func (p *byScore) Closed(f *sim.Flow, _ sim.End) { p.closed(f) }
 
 func (p *byScore) MembershipChanged() { must(p.arrange()) }
 
-// Recover looks at the candidates of the bucket.
+// Recover returns the candidates of the bucket.
 func (p *byScore) Recover(f *sim.Flow, offer *sim.Offer) {
 	p.table.offerRow(f, offer)
 }
 
-// SED takes the server of the shortest expected delay, (l+1)/w with l the balancer's own flows and w
-// the server's capacity, which is known (HLB, section I-B); SED2 of two random ones.
+// SED takes the server with the shortest expected delay, (l+1)/w. l is the number of the
+// balancer's own flows on the server, and w is the known capacity of the server (HLB, section
+// I-B). SED2 compares two random servers.
 type SED struct {
 	Own    `yaml:",inline"`
 	tables tableCache

@@ -62,7 +62,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestLottery: servers are drawn in proportion to their weights, and those of weight 0 never.
+// TestLottery checks that servers are drawn in proportion to their weights, and servers of weight
+// 0 never.
 func TestLottery(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		weights := rapid.SliceOfN(rapid.SampledFrom([]float64{0, 1, 2, 5}), 1, 9).Draw(t, "weights")
@@ -93,7 +94,8 @@ func TestLottery(t *testing.T) {
 	}
 }
 
-// TestWaterLevel: what is poured in is what is between the queues and the level.
+// TestWaterLevel checks that the water between the queues and the level is the water that was
+// poured in.
 func TestWaterLevel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		queue := rapid.SliceOfN(rapid.Float64Range(0, 20), 1, 20).Draw(t, "queue")
@@ -112,9 +114,9 @@ func TestWaterLevel(t *testing.T) {
 	})
 }
 
-// TestTidalWaterFilling: of the flows that all balancers will place, each drawn by the probabilities, the
-// expected square of a queue's distance from the level is least in sum: it grows if any two servers
-// exchange some of their probability.
+// TestTidalWaterFilling checks the optimum. All balancers draw the servers of their flows by the
+// probabilities. The sum of the expected squares of the distances between queues and level must be
+// the smallest. So it must grow if any two servers exchange a part of their probability.
 func TestTidalWaterFilling(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := &twf{poll: poll{b: &sim.Balancer{Peers: []int32{0, 1, 2}}}}
@@ -153,7 +155,7 @@ func TestTidalWaterFilling(t *testing.T) {
 	})
 }
 
-// TestTurns: weighted round-robin gives each server its share, to one turn.
+// TestTurns checks that weighted round-robin gives each server its share, within one turn.
 func TestTurns(t *testing.T) {
 	p := &weightedRoundRobin{poll: poll{b: &sim.Balancer{Live: []int32{0, 1, 2}}}, weight: []float64{1, 2, 4}, turn: make([]float64, 3)}
 	counts := [3]int{}
@@ -168,7 +170,7 @@ func TestTurns(t *testing.T) {
 			t.Errorf("server %d had %d turns, want %d", s, counts[s], want)
 		}
 	}
-	p.Probed(2, sim.Load{Open: 3, Capacity: 4}) // now of weight 1
+	p.Probed(2, sim.Load{Open: 3, Capacity: 4}) // the weight is now 1
 	counts = [3]int{}
 	for range 400 {
 		offer = sim.Offer{}
@@ -182,8 +184,8 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// TestHotOrCold is Prequal's rule: the cold one of the lowest latency, without any cold one the one with
-// the fewest flows.
+// TestHotOrCold checks Prequal's rule: take the cold server with the lowest latency, or the server
+// with the fewest flows if all are hot.
 func TestHotOrCold(t *testing.T) {
 	p := &prequal{m: &Prequal{Quantile: 0.5}}
 	for _, flight := range []int32{1, 2, 3, 4} {
@@ -216,8 +218,8 @@ func TestHotOrCold(t *testing.T) {
 	}
 }
 
-// TestReuse: answers may be used as often as keeps the pool full, b_reuse of Prequal's section 4, in the
-// mean; without end where more are removed than come in.
+// TestReuse checks that the mean number of uses of an answer keeps the pool full (b_reuse of
+// Prequal's section 4). There is no limit if more answers are removed than arrive.
 func TestReuse(t *testing.T) {
 	m := prequalDefaults()
 	p := &prequal{m: m, b: &sim.Balancer{Live: make([]int32, 100), Rand: new(sim.Rand)}}
@@ -237,8 +239,8 @@ func TestReuse(t *testing.T) {
 	}
 }
 
-// TestPool: a use counts the flow in, and the last one removes the answer; beside that the oldest and the
-// worst are removed in turn.
+// TestPool checks that a use counts the flow, and that the last use removes the answer. In
+// addition the oldest and the worst answer are removed in turn.
 func TestPool(t *testing.T) {
 	p := &prequal{m: prequalDefaults()}
 	p.pool = []answer{{server: 1, uses: 2, flight: 3}, {server: 2, uses: 1}}
@@ -261,13 +263,14 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestLatency: a server's is the median of the latest that came to as many flows, or nearly.
+// TestLatency checks that a server's latency is the median of the latest flows that found the same
+// number of flows, or nearly the same.
 func TestLatency(t *testing.T) {
 	a := &latencyAgent{}
 	if got := a.Latency(sim.Load{}); got != 0 {
 		t.Errorf("latency %v of nothing", got)
 	}
-	for i := range 20 { // of which the last 16 are kept
+	for i := range 20 { // the last 16 of these are kept
 		a.Served(float64(i), 3)
 	}
 	a.Served(50, 6)
@@ -279,7 +282,8 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// TestMarks: a flow is counted where it was placed, and on a balancer that it comes to where it is.
+// TestMarks checks that a flow is counted on the server where it was placed. On a balancer that
+// the flow comes to later, it is counted on its present server.
 func TestMarks(t *testing.T) {
 	var changes []int32
 	one := newTally(CountPlaced, func(s int32, by float64) { changes = append(changes, s, int32(by)) })
@@ -291,7 +295,7 @@ func TestMarks(t *testing.T) {
 	if s, connected := one.closed(f); s != 65535 || !connected {
 		t.Errorf("server %d, connected %v", s, connected)
 	}
-	f.Mark = 0 // it has moved
+	f.Mark = 0 // the flow has moved to another balancer
 	two.connected(f)
 	two.closed(f)
 	if want := []int32{65535, 1, 65535, -1, 65635, 1, 65635, -1}; !reflect.DeepEqual(changes, want) {
@@ -299,7 +303,8 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// TestCountsReturnToZero: after all flows have ended no balancer counts any, however it counts.
+// TestCountsReturnToZero checks that no balancer counts any flow after all flows have ended, for
+// all ways of counting.
 func TestCountsReturnToZero(t *testing.T) {
 	for _, count := range []Count{CountPlaced, CountConnected} {
 		var last []sim.Placement
@@ -320,7 +325,7 @@ func TestCountsReturnToZero(t *testing.T) {
 		}
 		for i, p := range last {
 			if i == 1 {
-				continue // has failed
+				continue // the balancer has failed
 			}
 			for s, n := range p.(*byScore).flows {
 				if n != 0 {
@@ -331,7 +336,7 @@ func TestCountsReturnToZero(t *testing.T) {
 	}
 }
 
-// smallConfig is one in which a balancer fails, and a server.
+// smallConfig is a configuration in which a balancer and a server fail.
 func smallConfig(m sim.Method) *sim.Config {
 	near := sim.Uniform(0.001, 0.01)
 	c := &sim.Config{
@@ -351,7 +356,7 @@ func smallConfig(m sim.Method) *sim.Config {
 	return c
 }
 
-// TestSpareServersAreUsed: a flow finds more servers than those of its bucket.
+// TestSpareServersAreUsed checks that a flow reaches servers outside its bucket.
 func TestSpareServersAreUsed(t *testing.T) {
 	mean := func(spare int) float64 {
 		least := &Least{Hunt: Hunt{Candidates: 2}, Reports: true, Age: 200 * time.Millisecond, Spare: spare}
@@ -372,7 +377,7 @@ func TestSpareServersAreUsed(t *testing.T) {
 	}
 }
 
-// TestNewServerIsNotFlooded: until the next step a server that has just come is as good as others.
+// TestNewServerIsNotFlooded checks that a new server is no better than others until the next step.
 func TestNewServerIsNotFlooded(t *testing.T) {
 	for _, name := range []string{"hlb", "territory-learned"} {
 		spec, err := Named(name)
@@ -401,8 +406,8 @@ func TestNewServerIsNotFlooded(t *testing.T) {
 	}
 }
 
-// TestCountsAfterABalancerComesBack: flows that come back with it, from one whose flow table had no
-// room for them, are as new to it.
+// TestCountsAfterABalancerComesBack moves flows to a balancer that comes back. They had no entry
+// in the flow table of the balancer before, and count as new flows.
 func TestCountsAfterABalancerComesBack(t *testing.T) {
 	for _, count := range []Count{CountPlaced, CountConnected} {
 		negative := 0

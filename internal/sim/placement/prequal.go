@@ -12,27 +12,28 @@ import (
 )
 
 // Prequal is the rule of "Load is not what you should balance: Introducing Prequal" (Wydrowski,
-// Kleinberg, Rumble and Archer, NSDI 2024): a pool of answers to probes that are sent with each flow,
-// used several times, and chosen from by hot or cold lexicographically. What is not given there for
-// servers that come and go is left out.
+// Kleinberg, Rumble and Archer, NSDI 2024). With each flow a balancer sends probes. It keeps the
+// answers in a pool, uses each several times, and chooses among them by the hot-cold lexicographic
+// rule. The paper's rules for changes of the servers are left out, because it does not state them.
 type Prequal struct {
-	// Probes is how many random servers are asked with each flow, the paper's r_probe: above 0, also
-	// less than 1.
+	// Probes is the number of random servers that are probed with each flow, the paper's r_probe.
+	// It must be above 0, and may be less than 1.
 	Probes float64 `yaml:"probes"`
-	// Remove is how many answers are removed with each flow, r_remove.
+	// Remove is the number of answers that are removed with each flow, r_remove.
 	Remove float64 `yaml:"remove"`
-	// Pool is how many answers are kept.
+	// Pool is the maximum number of answers in the pool.
 	Pool int `yaml:"pool"`
-	// Age at which an answer is thrown away, 1 ms to 1 h.
+	// Age is the age at which an answer is removed, 1 ms to 1 h.
 	Age time.Duration `yaml:"age"`
-	// Quantile of the flows in flight, of recent answers, above which a server is hot, 0 to 1: Q_RIF.
-	// With 1 none is, and latencies alone decide.
+	// Quantile is Q_RIF, 0 to 1: a server is hot if it has more flows in flight than this quantile
+	// of recent answers. With 1 no server is hot, and only latencies decide.
 	Quantile float64 `yaml:"quantile"`
-	// Delta is the paper's, by which answers come into the pool a little faster than they go.
+	// Delta is the parameter of the paper by which answers arrive in the pool a little faster than
+	// they leave.
 	Delta float64 `yaml:"delta"`
 }
 
-// prequalDefaults are those of the paper's experiments.
+// prequalDefaults returns the parameters of the paper's experiments.
 func prequalDefaults() *Prequal {
 	return &Prequal{Probes: 3, Remove: 1, Pool: 16, Age: time.Second, Quantile: math.Pow(2, -0.25), Delta: 1}
 }
@@ -50,16 +51,16 @@ func (m *Prequal) New(b *sim.Balancer) (sim.Placement, error) {
 	return &prequal{m: m, b: b}, nil
 }
 
-// answer is one to a probe.
+// answer is an answer to a probe.
 type answer struct {
 	server  int32
-	uses    int32 // that are left
-	flight  int32 // flows
+	uses    int32 // remaining uses
+	flight  int32 // flows in flight
 	latency float64
 	when    float64
 }
 
-// recentAnswers are those that the quantile is of.
+// recentAnswers is the number of answers from which the quantile is computed.
 const recentAnswers = 128
 
 type prequal struct {
@@ -67,10 +68,10 @@ type prequal struct {
 	b      *sim.Balancer
 	pool   []answer // the oldest first
 	recent [recentAnswers]int32
-	seen   int // of recent, ever
+	seen   int // number of all answers so far
 	owed   float64
 	remove float64
-	worst  bool // removes the worst next, not the oldest
+	worst  bool // whether to remove the worst answer next, and not the oldest
 	sorted [recentAnswers]int32
 }
 
@@ -79,7 +80,8 @@ func (p *prequal) Place(_ *sim.Flow, offer *sim.Offer) {
 		return
 	}
 	p.expire()
-	// With fewer than two there is no choice, and the paper's clients fall back to chance.
+	// With fewer than two answers there is no choice. The clients in the paper then choose at
+	// random.
 	if len(p.pool) < 2 {
 		offer.Set(p.b.Live[p.b.Rand.Intn(len(p.b.Live))])
 	} else {
@@ -93,12 +95,12 @@ func (p *prequal) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// expire throws away what is too old.
+// expire removes answers that are too old.
 func (p *prequal) expire() {
 	p.pool = slices.DeleteFunc(p.pool, func(a answer) bool { return p.b.Now()-a.when > p.m.Age.Seconds() })
 }
 
-// use takes an answer, and counts the flow in.
+// use uses an answer once, and adds the flow to its flows in flight.
 func (p *prequal) use(at int) int32 {
 	a := &p.pool[at]
 	server := a.server
@@ -109,8 +111,8 @@ func (p *prequal) use(at int) int32 {
 	return server
 }
 
-// choose returns the best answer's index, or the worst's: among cold ones the latency decides, hot ones
-// come after them, by flows in flight.
+// choose returns the index of the best answer, or of the worst one. Cold answers come first, in
+// the order of latencies. Hot answers follow, in the order of flows in flight.
 func (p *prequal) choose(worst bool) int {
 	hot, best := p.hot(), 0
 	for i := range p.pool[1:] {
@@ -131,7 +133,7 @@ func (a *answer) before(other *answer, hot int32) bool {
 	return a.latency < other.latency
 }
 
-// hot is the number of flows in flight above which a server is.
+// hot returns the number of flows in flight above which a server is hot.
 func (p *prequal) hot() int32 {
 	n := min(p.seen, recentAnswers)
 	if n == 0 || p.m.Quantile == 1 {
@@ -143,7 +145,7 @@ func (p *prequal) hot() int32 {
 	return sorted[min(int(p.m.Quantile*float64(n)), n-1)]
 }
 
-// removeOne takes the oldest and the worst in turn.
+// removeOne removes the oldest and the worst answer in turn.
 func (p *prequal) removeOne() {
 	if len(p.pool) == 0 {
 		return
@@ -156,7 +158,7 @@ func (p *prequal) removeOne() {
 	p.pool = slices.Delete(p.pool, at, at+1)
 }
 
-// Probed puts an answer into the pool, in the place of the oldest if it is full.
+// Probed puts an answer into the pool. If the pool is full, the answer replaces the oldest one.
 func (p *prequal) Probed(server int32, load sim.Load) {
 	p.recent[p.seen%recentAnswers] = load.Open
 	p.seen++
@@ -166,8 +168,9 @@ func (p *prequal) Probed(server int32, load sim.Load) {
 	p.pool = append(p.pool, answer{server, p.reuse(), load.Open, load.Latency, p.b.Now()})
 }
 
-// reuse is how often an answer may be used, b_reuse of the paper (section 4): as often as it takes for
-// the pool to stay full, in the mean, by chance the whole number above or below.
+// reuse returns how often an answer may be used, b_reuse of the paper (section 4). With the mean
+// number of uses, the pool stays full. The result is the whole number above or below the mean, at
+// random.
 func (p *prequal) reuse() int32 {
 	m := p.m
 	uses := math.Inf(1)
@@ -190,19 +193,19 @@ func (p *prequal) MembershipChanged() {
 	})
 }
 
-// latencyPolicy has servers take all, and estimate their latency for probes.
+// latencyPolicy lets servers take all flows, and estimate their latency for probes.
 type latencyPolicy struct{}
 
 // New implements sim.Policy.
 func (latencyPolicy) New(*sim.Host) (sim.Agent, error) { return &latencyAgent{}, nil }
 
 const (
-	latencyLevels  = 64 // numbers of flows in flight that are told apart
-	latencySamples = 16 // for each
+	latencyLevels  = 64 // larger numbers of flows count as 63
+	latencySamples = 16 // per number of flows
 )
 
-// latencyAgent keeps the latest latencies by the number of flows that were in flight when the flow
-// came, as the paper's servers do, and takes their median.
+// latencyAgent keeps the latest latencies by the number of flows that were in flight at the flow's
+// arrival, and computes their median, as the servers in the paper do.
 type latencyAgent struct {
 	samples [latencyLevels][latencySamples]float64
 	seen    [latencyLevels]int
@@ -211,15 +214,15 @@ type latencyAgent struct {
 // Decide takes the flow.
 func (a *latencyAgent) Decide(_ sim.Load, offer *sim.Offer) int32 { return offer.At }
 
-// Served takes in a latency.
+// Served stores the latency of a flow.
 func (a *latencyAgent) Served(duration float64, others int32) {
 	level := min(others, latencyLevels-1)
 	a.samples[level][a.seen[level]%latencySamples] = duration
 	a.seen[level]++
 }
 
-// Latency is the median at the nearest number of flows in flight that there are samples of, 0 without
-// any.
+// Latency returns the median at the nearest number of flows in flight that has samples, or 0
+// without samples.
 func (a *latencyAgent) Latency(own sim.Load) float64 {
 	level := min(own.Open, latencyLevels-1)
 	for distance := range int32(latencyLevels) {

@@ -12,14 +12,16 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Spec is a placement with its parameters, which are the fields by their yaml names.
+// Spec is a placement with its parameters: the fields, with their names in YAML.
 type Spec interface {
-	// Build checks the parameters, and returns what balancers do and what servers do with offers; nil is
-	// that they take all. Errors name the parameter, the value and what it must be.
+	// Build checks the parameters. It returns the method of the balancers and the policy of the
+	// servers. The policy is nil if servers take all offers. Errors name the parameter, the value
+	// and the allowed values.
 	Build() (sim.Method, sim.Policy, error)
 }
 
-// specs are the placements by name, each with its default parameters. docs/placement.md describes them.
+// specs contains the placements by name, with their default parameters. docs/placement.md
+// describes them.
 var specs = map[string]func() Spec{
 	"sc":          func() Spec { return &Hash{Candidates: 1} },
 	"ecmp":        func() Spec { return &ECMP{} },
@@ -62,12 +64,13 @@ var specs = map[string]func() Spec{
 
 func polled() Polled { return Polled{Interval: defaultInterval} }
 
-// hlbDefaults count as HLB does. It does not say how ties are broken.
+// hlbDefaults counts flows as HLB does. The paper does not say how ties are broken.
 func hlbDefaults(choices int) *HLB {
 	return &HLB{Own: Own{Choices: choices, Count: CountConnected}, Weights: Weights{Interval: defaultInterval}}
 }
 
-// Named returns a placement with its default parameters. Errors say which names there are.
+// Named returns a placement with its default parameters. For an unknown name, the error lists all
+// names.
 func Named(name string) (Spec, error) {
 	spec, ok := specs[name]
 	if !ok {
@@ -76,5 +79,5 @@ func Named(name string) (Spec, error) {
 	return spec(), nil
 }
 
-// Names are those that Named knows, sorted.
+// Names returns all names that Named knows, sorted.
 func Names() []string { return slices.Sorted(maps.Keys(specs)) }

@@ -23,7 +23,8 @@ var update = flag.Bool("update", false, "write testdata anew")
 
 const regressionFile = "testdata/regression.txt"
 
-// eventful is a small data centre of all kinds of servers, in which servers and balancers come and go.
+// eventful is a small data centre with servers of all kinds. Servers and balancers are added and
+// fail.
 func eventful(t *testing.T, name string) *sim.Config {
 	t.Helper()
 	spec, err := placement.Named(name)
@@ -59,7 +60,7 @@ func eventful(t *testing.T, name string) *sim.Config {
 	return c
 }
 
-// run returns a line that says all that a run did.
+// run returns a line with all results of a run.
 func run(t *testing.T, name string, seed uint64) string {
 	t.Helper()
 	c, digest := eventful(t, name), fnv.New64a()
@@ -75,8 +76,8 @@ func run(t *testing.T, name string, seed uint64) string {
 		name, seed, r.Response.Mean(), r.Response.Quantile(0.9), r.Hops, r.Outcomes, digest.Sum64())
 }
 
-// TestRegression runs every placement with three seeds. What each does with the same flows must not
-// change but on purpose: then run this with -update.
+// TestRegression runs every placement with three seeds and compares the results with earlier ones.
+// After an intended change, run it with -update.
 func TestRegression(t *testing.T) {
 	var got strings.Builder
 	for _, name := range placement.Names() {
@@ -101,7 +102,8 @@ func TestRegression(t *testing.T) {
 	}
 }
 
-// TestEveryFlowEnds: whatever comes and goes, no flow is left, and most complete.
+// TestEveryFlowEnds checks that no flow is left at the end, whatever changes, and that most flows
+// are completed.
 func TestEveryFlowEnds(t *testing.T) {
 	for _, name := range placement.Names() {
 		c := eventful(t, name)
@@ -118,7 +120,8 @@ func TestEveryFlowEnds(t *testing.T) {
 	}
 }
 
-// TestNoServersAtFirst: flows are lost as long as nobody is there, and that is all that is left of them.
+// TestNoServersAtFirst checks that flows are lost while there are no servers, and that nothing
+// else remains of them.
 func TestNoServersAtFirst(t *testing.T) {
 	for _, name := range placement.Names() {
 		c := eventful(t, name)
@@ -140,11 +143,12 @@ func TestNoServersAtFirst(t *testing.T) {
 	}
 }
 
-// TestOnlyLiveServers: once balancers know that a server is draining, or not there, it gets nothing.
+// TestOnlyLiveServers checks that a server gets no flows once balancers know that it is draining
+// or not there.
 func TestOnlyLiveServers(t *testing.T) {
 	for _, name := range placement.Names() {
 		c := eventful(t, name)
-		c.Arrivals = sim.Poisson{Rate: c.Rate(1.1)} // so that every server is wanted
+		c.Arrivals = sim.Poisson{Rate: c.Rate(1.1)} // a rate at which every server is needed
 		c.Events = []sim.Event{{At: 5, Kind: sim.ServerDrain, Servers: []int32{2, 4, 5}}}
 		c.Completed = func(_ int, f sim.Ended) {
 			if f.Outcome == sim.Lost || f.Sent > 5.1 && (f.Server == 2 || f.Server == 4 || f.Server == 5) {
@@ -157,8 +161,8 @@ func TestOnlyLiveServers(t *testing.T) {
 	}
 }
 
-// TestLoadAwareBeatsChance: each placement that looks at load or capacity does better than one that does
-// not, on servers of one, two and three processors.
+// TestLoadAwareBeatsChance checks that each placement that considers load or capacity is better
+// than one that does not, on servers with one, two and three processors.
 func TestLoadAwareBeatsChance(t *testing.T) {
 	mean := func(name string) float64 {
 		c := eventful(t, name)

@@ -4,7 +4,7 @@ package placement
 
 import "github.com/segue-lb/segue/internal/sim"
 
-// RoundRobin takes the servers in turn, on each balancer by itself, from a random one on.
+// RoundRobin takes the servers in turn. Each balancer begins at a random server.
 type RoundRobin struct{}
 
 // New implements sim.Method.

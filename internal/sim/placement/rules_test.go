@@ -11,7 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// alone is a balancer without a run, for what needs neither clock nor truth.
+// alone returns a balancer without a run, for tests that need neither the clock nor the true
+// state.
 func alone(cpus ...int32) *sim.Balancer {
 	b := &sim.Balancer{Peers: []int32{0}, Rand: new(sim.Rand)}
 	for i, n := range cpus {
@@ -21,7 +22,7 @@ func alone(cpus ...int32) *sim.Balancer {
 	return b
 }
 
-// spied is a method that keeps its first balancer: after a run its clock stands still.
+// spied is a method that keeps its first balancer, whose clock stands still after a run.
 type spied struct {
 	sim.Method
 	b *sim.Balancer
@@ -32,7 +33,7 @@ func (s *spied) New(b *sim.Balancer) (sim.Placement, error) {
 	return s.Method.New(b)
 }
 
-// oldFriend is a balancer of a run that has ended some time after 0.
+// oldFriend returns a balancer of a run that ended some time after 0.
 func oldFriend(t *testing.T) *sim.Balancer {
 	t.Helper()
 	c := smallConfig(nil)
@@ -47,7 +48,7 @@ func oldFriend(t *testing.T) *sim.Balancer {
 	return spy.b
 }
 
-// TestTwosIsByCapacity: flows that stay are in proportion to what servers can do.
+// TestTwosIsByCapacity checks that flows that do not end are in proportion to the capacities.
 func TestTwosIsByCapacity(t *testing.T) {
 	p, err := (&Twos{}).New(alone(1, 3))
 	if err != nil {
@@ -63,8 +64,8 @@ func TestTwosIsByCapacity(t *testing.T) {
 	}
 }
 
-// TestSRDynLimit: on a server of one processor, on which four flows wait, the threshold comes to one, or to as
-// many as are taken if it may.
+// TestSRDynLimit has a server with one processor and four flows. The threshold rises to one, or to
+// the number of flows if the limit allows it.
 func TestSRDynLimit(t *testing.T) {
 	for limit, want := range map[int]bool{0: false, 5: false, 6: true} {
 		_, policy, err := (&SRDyn{Hunt: Hunt{Candidates: 2}, Window: 10, Epsilon: 0.1, Initial: 1, Limit: limit}).Build()
@@ -85,7 +86,8 @@ func TestSRDynLimit(t *testing.T) {
 	}
 }
 
-// TestChain: a flow is offered to the first of its candidates, and looked for at all.
+// TestChain checks that a flow is offered to the first of its candidates, and searched at all of
+// them.
 func TestChain(t *testing.T) {
 	for _, reports := range []bool{false, true} {
 		b := oldFriend(t)
@@ -103,7 +105,8 @@ func TestChain(t *testing.T) {
 	}
 }
 
-// TestReportsAge: a report comes closer to the mean of all by the factor e in each age.
+// TestReportsAge checks that a report approaches the mean of all reports by the factor e in each
+// age.
 func TestReportsAge(t *testing.T) {
 	b := oldFriend(t)
 	p := &reported{b: b, age: 0.5, mean: 2, last: []report{{load: 6, when: b.Now() - 0.5}, {load: 1, when: b.Now()}}}
@@ -117,7 +120,8 @@ func TestReportsAge(t *testing.T) {
 	}
 }
 
-// TestOldAnswersAreNoChoice: answers are thrown away when they are too old; one is no choice.
+// TestOldAnswersAreNoChoice checks that answers are removed when they are too old, and that one
+// answer alone is not used.
 func TestOldAnswersAreNoChoice(t *testing.T) {
 	b := oldFriend(t)
 	p := &prequal{m: prequalDefaults(), b: b}
@@ -143,7 +147,8 @@ func TestOldAnswersAreNoChoice(t *testing.T) {
 	}
 }
 
-// servers runs flows of equal work, all at once, and returns how many each server had.
+// servers runs flows of equal work that arrive at the same time. It returns the number of flows of
+// each server.
 func servers(t *testing.T, m sim.Method, work float64, gap float64, flows int, all ...sim.Server) []int {
 	t.Helper()
 	c := smallConfig(m)
@@ -158,7 +163,8 @@ func servers(t *testing.T, m sim.Method, work float64, gap float64, flows int, a
 	return had
 }
 
-// TestOracleCountsTheFlowIn: a fast server with work may have done a flow's sooner than a slow idle one.
+// TestOracleCountsTheFlowIn checks that a busy fast server gets a flow if it would complete it
+// before an idle slow one.
 func TestOracleCountsTheFlowIn(t *testing.T) {
 	slow := sim.Server{Name: "slow", CPUs: 1, Speed: 1, Backlog: -1}
 	fast := sim.Server{Name: "fast", CPUs: 1, Speed: 10, Backlog: -1}
@@ -170,8 +176,8 @@ func TestOracleCountsTheFlowIn(t *testing.T) {
 	}
 }
 
-// TestOracleWhole: ten processors do the work of ten flows in the time that one needs for one, but not that of
-// one flow faster.
+// TestOracleWhole checks that ten processors complete ten flows in the time of one flow, but do
+// not complete one flow faster.
 func TestOracleWhole(t *testing.T) {
 	single := sim.Server{Name: "single", CPUs: 1, Speed: 2, Backlog: -1}
 	large := sim.Server{Name: "large", CPUs: 10, Speed: 1, Backlog: -1}
@@ -182,7 +188,7 @@ func TestOracleWhole(t *testing.T) {
 	}
 }
 
-// TestTruthBreaksTiesByChance: idle servers get flows alike.
+// TestTruthBreaksTiesByChance checks that idle servers get the same number of flows.
 func TestTruthBreaksTiesByChance(t *testing.T) {
 	one := sim.Server{Name: "one", CPUs: 1, Speed: 1, Backlog: -1}
 	two := one
@@ -192,7 +198,7 @@ func TestTruthBreaksTiesByChance(t *testing.T) {
 	}
 }
 
-// TestOwnOrder: each balancer breaks ties in an order of its own.
+// TestOwnOrder checks that each balancer breaks ties in its own order.
 func TestOwnOrder(t *testing.T) {
 	orders := make(map[string]bool)
 	for seed := range 4 {
@@ -219,8 +225,8 @@ func TestOwnOrder(t *testing.T) {
 	}
 }
 
-// TestHomesComeFirst: the servers at home are the first of a balancer's order, and those that are not
-// live the last.
+// TestHomesComeFirst checks that a balancer's order begins with its home servers, and ends with
+// the servers that are not live.
 func TestHomesComeFirst(t *testing.T) {
 	b := alone(1, 2, 1, 2, 1, 2, 1, 2, 1, 2)
 	b.Live, b.Peers = []int32{0, 1, 2, 3, 5, 6, 7, 8}, []int32{0, 2}

@@ -10,19 +10,22 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Territory has servers with home balancers: infer.Territory. Where capacities are known it estimates what
-// others have from what one's own servers have. Where they are learned, by infer.Capacities, it learns
-// also what others have, from how long flows last.
+// Territory gives servers home balancers: infer.Territory. If the capacities are known, it
+// estimates the flows of other balancers from those on its own servers. If they are learned by
+// infer.Capacities, it also learns the flows of other balancers, from the durations of flows.
 type Territory struct {
-	// Candidates, if not 0, restricts the choice to those of the flow's bucket.
+	// Candidates, if not 0, restricts the choice to that number of candidates of the flow's
+	// bucket.
 	Candidates int `yaml:"candidates"`
-	// Buckets of the table, where Candidates is set; 0 is tables.DefaultBuckets.
+	// Buckets is the number of buckets of the table if Candidates is not 0. 0 stands for
+	// tables.DefaultBuckets.
 	Buckets int `yaml:"buckets"`
-	// Count says from when on a flow is counted.
+	// Count tells from which event on a flow is counted.
 	Count Count `yaml:"count"`
-	// Learned has it learn capacities, which it knows otherwise. A placement's name says it.
+	// Learned makes the placement learn capacities instead of knowing them. The name of the
+	// placement determines it.
 	Learned bool
-	// Interval is that of new estimates, where capacities are learned: 1 ms to 1 h.
+	// Interval is the time between two estimates of learned capacities, 1 ms to 1 h.
 	Interval time.Duration `yaml:"interval"`
 	tables   tableCache
 }
@@ -58,13 +61,13 @@ type territory struct {
 	b         *sim.Balancer
 	method    *Territory
 	territory *infer.Territory
-	capacity  []float64 // of servers, whether they are live or not
+	capacity  []float64 // by server, live or not
 	flows     []float64
 	home      []int32
 	table     tableOf
 }
 
-// arrange makes the territory anew, when servers or balancers have changed.
+// arrange builds the territory again, after servers or balancers have changed.
 func (p *territory) arrange() error {
 	order, homes := homeOrder(p.b, p.capacity)
 	now := make([]float64, len(p.capacity))
@@ -102,17 +105,17 @@ func (p *territory) Closed(f *sim.Flow, _ sim.End) { p.closed(f) }
 
 func (p *territory) MembershipChanged() { must(p.arrange()) }
 
-// Recover looks at the candidates of the bucket.
+// Recover returns the candidates of the bucket.
 func (p *territory) Recover(f *sim.Flow, offer *sim.Offer) { p.table.offerRow(f, offer) }
 
-// learnedTerritory knows no capacities, but how long it has had how many flows on each server, and when
-// one of them ended.
+// learnedTerritory does not know capacities. It knows for how long each server had how many of its
+// flows, and when a flow ended.
 type learnedTerritory struct {
 	territory
 	learned  *infer.Capacities
 	interval float64
-	since    []float64 // when a server's flows were last counted
-	known    []bool    // of servers, whether they were live
+	since    []float64 // time at which a server's flows were last counted
+	known    []bool    // by server: whether it was live
 }
 
 func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
@@ -127,8 +130,8 @@ func newLearnedTerritory(b *sim.Balancer, m *Territory) (sim.Placement, error) {
 	return p, p.arrange()
 }
 
-// arrange makes the territory anew, in which all have the same share of servers, and has what is learned
-// in it.
+// arrange builds the territory again, with an equal share of servers for all balancers. Then it
+// applies what was learned.
 func (p *learnedTerritory) arrange() error {
 	if err := p.territory.arrange(); err != nil {
 		return err
@@ -141,7 +144,7 @@ func (p *learnedTerritory) arrange() error {
 	return nil
 }
 
-// apply has the territory use what is learned.
+// apply applies what was learned to the territory.
 func (p *learnedTerritory) apply() {
 	for _, s := range p.b.Live {
 		p.territory.territory.SetCapacity(s, p.learned.Capacity(s))
@@ -157,7 +160,7 @@ func (p *learnedTerritory) add(server int32, by float64) {
 	p.territory.add(server, by)
 }
 
-// had tells how long the flows of a server have been as many as they are.
+// had records for how long a server has had its present number of flows.
 func (p *learnedTerritory) had(server int32) {
 	now := p.b.Now()
 	p.learned.Had(server, int(p.flows[server]), now-p.since[server])
@@ -174,7 +177,7 @@ func (p *learnedTerritory) Step() {
 	p.apply()
 }
 
-// MembershipChanged forgets what was learned of servers that have been away.
+// MembershipChanged forgets what was learned about servers that were not live meanwhile.
 func (p *learnedTerritory) MembershipChanged() {
 	for _, s := range p.b.Live {
 		if !p.known[s] {

@@ -7,15 +7,15 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Truth are the parameters of placements that know what no balancer can.
+// Truth has the parameters of placements that know what no real balancer can know.
 type Truth struct {
-	// Choices, if not 0, has the placement look at so many random servers only, up to 8.
+	// Choices, if not 0, is the number of random servers that the placement compares, up to 8.
 	Choices int `yaml:"choices"`
 }
 
 func (t *Truth) validate() error { return inRange("choices", t.Choices, 0, sim.MaxChain) }
 
-// byTruth takes the server of the smallest cost, of equals any.
+// byTruth takes the server with the smallest cost, and among equals a random one.
 type byTruth struct {
 	b       *sim.Balancer
 	choices int
@@ -44,8 +44,8 @@ func (p *byTruth) Place(f *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// GSQ takes the server with the fewest flows of all balancers, GSQ2 of two random ones (HLB, section
-// I-B).
+// GSQ takes the server with the fewest flows of all balancers. GSQ2 compares two random servers
+// (HLB, section I-B).
 type GSQ struct {
 	Truth `yaml:",inline"`
 }
@@ -60,8 +60,9 @@ func (m *GSQ) New(b *sim.Balancer) (sim.Placement, error) {
 // Build implements Spec.
 func (m *GSQ) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
 
-// GSED takes the server of the shortest expected delay in truth, infer.Delay of the flows of all balancers
-// and the server's capacity: what GSQ is where servers are equal, and a bound where they are not.
+// GSED takes the server with the shortest true expected delay: infer.Delay of the flows of all
+// balancers and the server's capacity. With equal servers it is the same as GSQ. With unequal
+// servers it is a bound for other placements.
 type GSED struct {
 	Truth `yaml:",inline"`
 }
@@ -76,13 +77,14 @@ func (m *GSED) New(b *sim.Balancer) (sim.Placement, error) {
 // Build implements Spec.
 func (m *GSED) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validate() }
 
-// Oracle takes the server that would have done all its work first, the new flow's included (HLB,
-// section V-C), Oracle2 of two random ones. It knows the work of every flow that a server has, and of
-// the new one, but not of those on their way.
+// Oracle takes the server that would complete all its work first, including the new flow (HLB,
+// section V-C). Oracle2 compares two random servers. They know the work of each flow on a server
+// and of the new flow, but not the work of flows on their way.
 type Oracle struct {
 	Truth `yaml:",inline"`
-	// Whole has the new flow done by one processor: it takes as long as alone at least. Otherwise all work
-	// is taken to be shared by all processors, and a larger server that is busy for one that is idle.
+	// Whole lets one processor do all work of the new flow, so the flow takes at least as long as
+	// alone. Otherwise all processors share all work, and a large server that is busy may look as
+	// good as an idle one.
 	Whole bool `yaml:"whole"`
 }
 

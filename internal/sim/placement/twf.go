@@ -9,11 +9,12 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// TWF is tidal water filling ("Distributed dispatching in the parallel server model", Goren, Vargaftik
-// and Moses, 2020): each balancer polls all queues, estimates how many flows all balancers will place
-// until the next poll from how many it placed itself, and draws servers with the probabilities that, if
-// all do the same, bring the queues closest to the same level. Servers are taken for equal, as in the
-// paper. Its time has rounds; here a round is an interval.
+// TWF is tidal water filling ("Distributed dispatching in the parallel server model", Goren,
+// Vargaftik and Moses, 2020). Each balancer polls the queues of all servers. From the number of
+// flows that it placed itself, it estimates how many flows all balancers will place until the next
+// poll. It draws servers with probabilities that bring the queues closest to the same level, if
+// all balancers do the same. It assumes equal servers, as the paper does. The rounds of the paper
+// are intervals here.
 type TWF struct {
 	Polled `yaml:",inline"`
 }
@@ -29,9 +30,9 @@ func (m *TWF) Build() (sim.Method, sim.Policy, error) { return m, nil, m.validat
 type twf struct {
 	poll
 	queue   []float64
-	placed  int     // since the last step
-	coming  float64 // flows of all balancers in an interval
-	stale   bool    // a queue has changed since the lottery was made
+	placed  int     // flows placed since the last step
+	coming  float64 // expected flows of all balancers in an interval
+	stale   bool    // a queue has changed since the lottery was set
 	order   []int32
 	lottery lottery
 }
@@ -59,16 +60,16 @@ func (p *twf) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// fill makes the probabilities. Of a flows, each to server s with probability P, the expected square of
-// q + their number - level is least, over all servers together, where P is in proportion to how far q is
-// below a level that a-1 flows would fill: the paper's closed form, with its one flow less on account
-// of the variance.
+// fill computes the probabilities. Let q be the queue of server s, and let each of a flows go to s
+// with probability P. The sum over all servers of the expected square of (q + new flows - level)
+// is smallest if P is in proportion to how far q is below the level that a-1 flows would fill.
+// This is the paper's closed form. The one flow less comes from the variance.
 func (p *twf) fill() {
 	level := p.level(max(p.coming-1, 1))
 	p.lottery.set(p.b.Live, func(s int32) float64 { return max(0, level-p.queue[s]) })
 }
 
-// level is what the queues come to if so much is poured over them.
+// level returns the level of the queues after that amount is poured over them.
 func (p *twf) level(water float64) float64 {
 	p.order = append(p.order[:0], p.b.Live...)
 	slices.SortFunc(p.order, func(a, b int32) int { return cmp.Compare(p.queue[a], p.queue[b]) })

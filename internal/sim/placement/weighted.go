@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// ECMP takes any server, by the flow's hash (HLB, section I-B).
+// ECMP takes the server that the flow's hash selects (HLB, section I-B).
 type ECMP struct{}
 
 // New implements sim.Method.
@@ -30,8 +30,7 @@ func (p ecmp) Place(f *sim.Flow, offer *sim.Offer) {
 
 func (p ecmp) Recover(f *sim.Flow, offer *sim.Offer) { p.Place(f, offer) }
 
-// WCMP takes servers with probabilities in proportion to their capacity, which is known (HLB, section
-// I-B).
+// WCMP takes servers with probabilities in proportion to their known capacity (HLB, section I-B).
 type WCMP struct{}
 
 // New implements sim.Method.
@@ -47,10 +46,10 @@ func (m *WCMP) Build() (sim.Method, sim.Policy, error) { return m, nil, nil }
 // lottery draws servers by weight.
 type lottery struct {
 	servers []int32
-	sums    []float64 // of the weights up to each
+	sums    []float64 // sums of the weights up to each server
 }
 
-// set makes the servers' weights new; those without any are as if all had the same.
+// set sets the weights of the servers. If all weights are 0, the servers count as equal.
 func (l *lottery) set(servers []int32, weight func(server int32) float64) {
 	l.servers, l.sums = append(l.servers[:0], servers...), l.sums[:0]
 	sum := 0.0
@@ -66,7 +65,7 @@ func (l *lottery) set(servers []int32, weight func(server int32) float64) {
 	}
 }
 
-// draw returns the server of a number in [0, 1), -1 if there is none.
+// draw returns the server for a number in [0, 1), or -1 if there is none.
 func (l *lottery) draw(x float64) int32 {
 	if len(l.servers) == 0 {
 		return -1
@@ -92,7 +91,7 @@ func (p *wcmp) MembershipChanged() {
 	p.lottery.set(p.b.Live, func(s int32) float64 { return p.weight[s] })
 }
 
-// Polled are the parameters of placements that ask all servers for their load.
+// Polled has the parameters of placements that poll the load of all servers.
 type Polled struct {
 	// Interval is the time from one poll to the next, 1 ms to 1 h.
 	Interval time.Duration `yaml:"interval"`
@@ -100,7 +99,7 @@ type Polled struct {
 
 func (p *Polled) validate() error { return checkInterval(p.Interval) }
 
-// poll asks all live servers.
+// poll asks all live servers for their load.
 type poll struct {
 	b      *sim.Balancer
 	polled *Polled
@@ -114,12 +113,12 @@ func (p *poll) Step() {
 	}
 }
 
-// feedback is the weight that a polled server gets: its capacity for each flow that it would have with
-// one more.
+// feedback returns the weight of a polled server: its capacity divided by its number of flows plus
+// one.
 func feedback(load sim.Load) float64 { return load.Capacity / float64(load.Open+1) }
 
-// AWCMP is WCMP with weights from polls of the servers: capacity / (flows + 1). HLB (sections I-B and
-// V-C) says that it knows speeds and polls queue lengths, but not the formula.
+// AWCMP is WCMP with weights from polls of the servers: capacity / (flows + 1). HLB (sections I-B
+// and V-C) says that AWCMP knows speeds and polls queue lengths, but does not give the formula.
 type AWCMP struct {
 	Polled `yaml:",inline"`
 }
@@ -137,7 +136,7 @@ func (m *AWCMP) Build() (sim.Method, sim.Policy, error) { return m, nil, m.valid
 type awcmp struct {
 	wcmp
 	poll
-	stale bool // a weight has changed since the lottery was made
+	stale bool // a weight has changed since the lottery was set
 }
 
 func (p *awcmp) Probed(server int32, load sim.Load) {
@@ -153,19 +152,20 @@ func (p *awcmp) Place(f *sim.Flow, offer *sim.Offer) {
 	p.wcmp.Place(f, offer)
 }
 
-// WeightedRoundRobin takes servers in turn, in proportion to weights from polls, capacity / (flows + 1),
-// and as evenly spread as can be: a server's next turn is 1/weight after its last, and the earliest
-// has it.
+// WeightedRoundRobin takes servers in turn, in proportion to weights from polls, capacity / (flows
+// + 1). It spreads the turns evenly: a server's next turn is 1/weight after its last one, and the
+// earliest turn comes first.
 type WeightedRoundRobin struct {
 	Polled `yaml:",inline"`
-	// Formula says how weights follow from loads: by default ("") as above.
+	// Formula tells how weights follow from loads. The default ("") is the formula above.
 	Formula Formula `yaml:"formula"`
 }
 
-// Formula is how weights follow from loads.
+// Formula tells how weights follow from loads.
 type Formula string
 
-// Formula6LB has weights 0.1 + 0.9·exp(-8(b/32)²), b being the busy workers of 32 (6LB, footnote 7).
+// Formula6LB has the weights 0.1 + 0.9·exp(-8(b/32)²), where b is the number of busy workers out
+// of 32 (6LB, footnote 7).
 const Formula6LB Formula = "6lb"
 
 func (f Formula) weight(load sim.Load) float64 {
@@ -195,7 +195,7 @@ type weightedRoundRobin struct {
 	formula Formula
 	weight  []float64
 	turn    []float64
-	now     float64 // the turn that was had last
+	now     float64 // the last turn
 }
 
 func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
@@ -212,17 +212,18 @@ func (p *weightedRoundRobin) Place(_ *sim.Flow, offer *sim.Offer) {
 	}
 }
 
-// Probed keeps how much of a server's way to its next turn is left.
+// Probed keeps the remaining share of the time to a server's next turn.
 func (p *weightedRoundRobin) Probed(server int32, load sim.Load) {
 	left := (p.turn[server] - p.now) * p.weight[server]
 	p.weight[server] = p.formula.weight(load)
 	p.turn[server] = p.now + left/p.weight[server]
 }
 
-// Twos draws two servers with probabilities in proportion to their capacity and takes the one with
-// fewer of the balancer's own flows for each unit of it: the scheduler twos of Linux' IPVS.
+// Twos draws two servers with probabilities in proportion to their capacity. It takes the one with
+// fewer of the balancer's own flows per unit of capacity. It is the scheduler twos of IPVS in
+// Linux.
 type Twos struct {
-	// Count says from when on a flow is counted.
+	// Count tells from which event on a flow is counted.
 	Count Count `yaml:"count"`
 }
 

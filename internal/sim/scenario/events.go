@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// happening is an event whose servers or balancers have been found.
+// happening is an event with the indexes of its servers or balancers.
 type happening struct {
 	kind    sim.EventKind
 	at      time.Duration
@@ -22,7 +22,7 @@ type happening struct {
 	targets []target
 }
 
-// target is a name in an event, and the indexes of those that it stands for.
+// target is a name in an event, with the indexes of the servers or balancers that it stands for.
 type target struct {
 	path string
 	of   []int32
@@ -56,7 +56,7 @@ func (m *merger) events(r *RunnableCase) {
 	m.later = append(m.later, func() { m.replay(r, all) })
 }
 
-// event reads one.
+// event reads an event.
 func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	m.require(e.At != nil, path+".at", "is required")
 	h := happening{at: given(e.At, 0)}
@@ -94,7 +94,7 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 	return h
 }
 
-// targets resolves names of balancers, or of servers and groups.
+// targets resolves the names of balancers, or of servers and groups.
 func (m *merger) targets(path string, names []string, kind sim.EventKind, r *RunnableCase) []target {
 	m.require(len(names) > 0, path, "at least one is required")
 	var targets []target
@@ -113,7 +113,7 @@ func (m *merger) targets(path string, names []string, kind sim.EventKind, r *Run
 	return targets
 }
 
-// servers are those of a name, which is a server's or a group's.
+// servers returns the servers for the name of a server or a group.
 func (r *RunnableCase) servers(name string) (all []int32) {
 	for s := range r.Config.Servers {
 		server := &r.Config.Servers[s]
@@ -124,7 +124,7 @@ func (r *RunnableCase) servers(name string) (all []int32) {
 	return all
 }
 
-// presence is whether a server or balancer is there.
+// presence tells whether a server or balancer exists.
 type presence uint8
 
 const (
@@ -133,7 +133,7 @@ const (
 	there
 )
 
-// cluster is what events have made of servers and balancers so far.
+// cluster is the state of servers and balancers after the events so far.
 type cluster struct {
 	servers   []presence
 	speeds    []float64
@@ -158,8 +158,9 @@ func newCluster(c *sim.Config) *cluster {
 	return cl
 }
 
-// replay goes through the events in their order, and reports names for which nothing changes, of those of
-// several cases in the first: of a group something must change for one server at least.
+// replay applies the events in their order, and reports names for which an event changes nothing.
+// If this is so in several cases, it reports the first one. For a group, at least one server must
+// change.
 func (m *merger) replay(r *RunnableCase, events []happening) {
 	slices.SortStableFunc(events, func(a, b happening) int { return cmp.Compare(a.at, b.at) })
 	state := newCluster(r.Config)
@@ -181,7 +182,7 @@ func (m *merger) replay(r *RunnableCase, events []happening) {
 	}
 }
 
-// inCase names the case where the file's section is wrong for it.
+// inCase names the case if only this case makes the file's section wrong.
 func (m *merger) inCase(path string, r *RunnableCase) string {
 	if m.path == "" || strings.HasPrefix(path, m.path+".") {
 		return ""
@@ -189,7 +190,8 @@ func (m *merger) inCase(path string, r *RunnableCase) string {
 	return ", in case " + r.Name
 }
 
-// change has an event happen to one server or balancer, or returns why that changes nothing.
+// change applies an event to one server or balancer. If the event changes nothing, it returns the
+// reason.
 func (c *cluster) change(h *happening, i int32) (problem string) {
 	if h.kind == sim.SetSpeed {
 		if c.speeds[i] == h.speed {
@@ -221,7 +223,7 @@ func (c *cluster) change(h *happening, i int32) (problem string) {
 	return ""
 }
 
-// useAdded notes which of those that are absent at first are added.
+// useAdded notes which of the absent servers and balancers are added later.
 func (m *merger) useAdded(r *RunnableCase) {
 	_, servers := section[*[]Servers](m, "Servers")
 	balancers, path := section[*Balancers](m, "Balancers")

@@ -16,31 +16,33 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Conditions in the notation of Go's specification:
+// Conditions have this grammar, in the notation of Go's specification:
 //
 //	condition = sum ( "<" | "<=" | ">" | ">=" ) sum | sum "within" number "%" "of" sum .
 //	sum       = product { ( "+" | "-" ) product } .
 //	product   = factor { ( "*" | "/" ) factor } .
 //	factor    = number | duration | metric [ "(" case ")" ] | "(" sum ")" .
 //
-// Durations, such as 350ms, and times among the metrics are added to and compared with their like only: a
-// time that is compared with 350 is most likely not meant in seconds. Plus and minus after a name have a
-// blank before them, for names may have them inside.
+// Durations, such as 350ms, and metrics that are times can only be added to and compared with
+// times. Whoever compares a time with 350 most likely does not mean seconds. A plus or minus after
+// a name must have a space before it, because names may contain these characters.
 type (
 	expression struct {
 		value func(results) float64
-		time  int  // the power of time that it is: 1 for times, 0 for numbers and shares
-		about bool // of results, not of constants alone
+		time  int  // the power of time in its unit: 1 for times, 0 for numbers and shares
+		about bool // depends on results, and not only on constants
 	}
 	comparison func(results) verdict
 	verdict    struct {
-		// holds and fails are both false of what there is none of, such as percentiles of no flows.
+		// holds and fails are both false if a value does not exist, such as a percentile of no
+		// flows.
 		holds, fails bool
 		values       string
 	}
 )
 
-// metrics are what expressions can name, beside p50, p99.9 and other percentiles of the response time.
+// metrics are the names that expressions can use, in addition to p50, p99.9 and other percentiles
+// of the response time.
 var metrics = map[string]func(*sim.Result) float64{
 	"mean":             func(r *sim.Result) float64 { return r.Mean().Value },
 	"deviation":        func(r *sim.Result) float64 { return r.Response.Deviation() },
@@ -61,10 +63,10 @@ var metrics = map[string]func(*sim.Result) float64{
 	"utilisation":      func(r *sim.Result) float64 { return r.Utilisation().Value },
 }
 
-// times are the metrics that are times, beside percentiles.
+// times are the metrics that are times, in addition to percentiles.
 var times = []string{"mean", "deviation", "max"}
 
-// metric finds one by its name, nil if there is none, and the power of time that it is.
+// metric returns a metric by its name, or nil if there is none, and the power of time in its unit.
 func metric(name string) (value func(*sim.Result) float64, time int) {
 	if digits, ok := strings.CutPrefix(name, "p"); ok {
 		percent, err := strconv.ParseFloat(digits, 64)
@@ -108,7 +110,7 @@ type parser struct {
 	bare  bool
 }
 
-// next returns the next word, empty at the end.
+// next returns the next word. It is empty at the end.
 func (p *parser) next() string {
 	if len(p.words) == 0 {
 		return ""
@@ -116,7 +118,7 @@ func (p *parser) next() string {
 	return p.words[0]
 }
 
-// accept goes on if the next word is one of those, and returns it.
+// accept consumes the next word if it is one of the given words, and returns it.
 func (p *parser) accept(words ...string) string {
 	w := p.next()
 	if w == "" || !slices.Contains(words, w) {
@@ -126,7 +128,7 @@ func (p *parser) accept(words ...string) string {
 	return w
 }
 
-// expect is accept of what has to come.
+// expect is accept for a word that must follow.
 func (p *parser) expect(w string) error {
 	if p.accept(w) == "" {
 		return fmt.Errorf("expected %q, found %s", w, p.found())
@@ -171,7 +173,7 @@ func (p *parser) condition() (comparison, error) {
 	return func(r results) verdict { return compare(left.value(r), op, within, right.value(r)) }, nil
 }
 
-// percent reads what follows "within", up to "of".
+// percent reads the words after "within", up to "of".
 func (p *parser) percent() (float64, error) {
 	x, ok := number(p.next())
 	if !ok {
@@ -181,7 +183,7 @@ func (p *parser) percent() (float64, error) {
 	return x, errors.Join(p.expect("%"), p.expect("of"))
 }
 
-// number reads one that begins with a digit, so that nan and inf are none.
+// number reads a number. It must begin with a digit, so nan and inf are no numbers.
 func number(w string) (float64, bool) {
 	if w == "" || w[0] < '0' || w[0] > '9' {
 		return 0, false
@@ -190,7 +192,7 @@ func number(w string) (float64, bool) {
 	return x, err == nil
 }
 
-// kind is for messages.
+// kind describes the value in error messages.
 func (e expression) kind() string {
 	switch e.time {
 	case 0:
@@ -294,7 +296,7 @@ func constant(x float64, time int) expression {
 	return expression{value: func(results) float64 { return x }, time: time}
 }
 
-// ofCase reads the case that a metric is about, if it says one.
+// ofCase reads the case in parentheses after a metric, if there is one.
 func (p *parser) ofCase(value func(*sim.Result) float64) (func(results) float64, error) {
 	if p.accept("(") == "" {
 		p.bare = true

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scenario reads files that say what to simulate, and judges the results by the assertions in
-// them.
+// Package scenario reads scenario files, runs them, and judges the results by the assertions in
+// the files.
 package scenario
 
 import (
@@ -11,15 +11,15 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// File is a scenario as it is written.
+// File is the content of a scenario file.
 type File struct {
 	Seed uint64 `yaml:"seed"` // default 1
-	Runs int    `yaml:"runs"` // of each case, default 5
+	Runs int    `yaml:"runs"` // runs of each case, default 5
 	Sections
-	// Cases are simulated with the same flows. A case has the sections that it names instead of the
-	// file's as a whole. Without cases the file is the only one.
+	// Cases are simulated with the same flows. A section of a case replaces the section of the
+	// file as a whole. Without cases, the file is the only case.
 	Cases []Case `yaml:"cases"`
-	// Assert says what must hold of the results, or is known not to.
+	// Assert lists conditions that must hold for the results, or that are known to fail.
 	Assert []Assertion `yaml:"assert"`
 }
 
@@ -29,17 +29,17 @@ type Case struct {
 	Sections
 }
 
-// Assertion is a condition, see parseCondition. One of the two is set.
+// Assertion is a condition (see parseCondition). One of the two fields is set.
 type Assertion struct {
 	Holds string `yaml:"holds"`
 	Fails string `yaml:"fails"`
 }
 
-// Sections are what a configuration consists of. All are pointers: an empty one of a case is not none, which
-// would be the file's.
+// Sections are the parts of a configuration. All are pointers, because an empty section of a case
+// replaces the file's section, and a missing section does not.
 type Sections struct {
 	Servers   *[]Servers `yaml:"servers"`
-	Balancers *Balancers `yaml:"balancers"` // default one
+	Balancers *Balancers `yaml:"balancers"` // default: one balancer
 	FlowTable *FlowTable `yaml:"flow-table"`
 	Network   *Network   `yaml:"network"`
 	Clients   *Clients   `yaml:"clients"`
@@ -50,34 +50,35 @@ type Sections struct {
 	Events    *[]Event   `yaml:"events"`
 }
 
-// Servers are a group of equal servers. Servers are named s1, s2 and so on through all groups.
+// Servers is a group of equal servers. All servers are named s1, s2 and so on, through all groups.
 type Servers struct {
-	Group      string   `yaml:"group"` // default g1, g2 and so on
-	Count      int      `yaml:"count"`
-	CPUs       *int32   `yaml:"cpus"`       // default 1
-	Speed      *float64 `yaml:"speed"`      // work done by a processor in a second, default 1
-	IOSpeed    *float64 `yaml:"io-speed"`   // the same of the IO queue
+	Group string `yaml:"group"` // name; default g1, g2 and so on
+	Count int    `yaml:"count"`
+	CPUs  *int32 `yaml:"cpus"` // number of processors, default 1
+	// Seconds of work that a processor does in a second, default 1.
+	Speed      *float64 `yaml:"speed"`
+	IOSpeed    *float64 `yaml:"io-speed"`   // the same for the IO queue
 	Discipline string   `yaml:"discipline"` // fifo or processor-sharing; default fifo
-	Workers    *int32   `yaml:"workers"`    // with processor-sharing; default no limit
-	// Backlog is how many flows wait at most, or unlimited; default 64.
+	Workers    *int32   `yaml:"workers"`    // for processor-sharing; default: no limit
+	// Backlog is the maximum number of waiting flows, or unlimited. The default is 64.
 	Backlog string `yaml:"backlog"`
-	Absent  bool   `yaml:"absent"` // until an event
+	Absent  bool   `yaml:"absent"` // absent until an event
 }
 
-// Balancers are named b1, b2 and so on.
+// Balancers is the set of balancers. They are named b1, b2 and so on.
 type Balancers struct {
-	Count  *int      `yaml:"count"`  // default 1, or as many as there are shares
-	Shares []float64 `yaml:"shares"` // of the flows, relative; default equal
-	Absent []string  `yaml:"absent"` // until an event
+	Count  *int      `yaml:"count"`  // default 1, or the number of shares
+	Shares []float64 `yaml:"shares"` // relative shares of the flows; default: equal
+	Absent []string  `yaml:"absent"` // names of balancers that are absent until an event
 }
 
-// FlowTable limits what balancers know.
+// FlowTable limits the number of flows that a balancer knows.
 type FlowTable struct {
 	Buckets *int `yaml:"buckets"`
 	Ways    *int `yaml:"ways"` // entries in a bucket, default 1
 }
 
-// Network has the delays of packets; default none.
+// Network has the delays of packets. The default is no delay.
 type Network struct {
 	ClientBalancer *Distribution `yaml:"client-balancer"`
 	BalancerServer *Distribution `yaml:"balancer-server"`
@@ -85,34 +86,35 @@ type Network struct {
 	ServerClient   *Distribution `yaml:"server-client"`
 }
 
-// Clients is what clients do when they wait too long.
+// Clients describes what clients do if they wait too long.
 type Clients struct {
-	Timeout *time.Duration `yaml:"timeout"` // default never
-	// Overflow is what a server with a full backlog does: reset or drop. Default reset.
+	Timeout *time.Duration `yaml:"timeout"` // default: never
+	// Overflow is the reaction of a server with a full backlog: reset or drop. The default is
+	// reset.
 	Overflow string `yaml:"overflow"`
 }
 
-// Distribution is one of times. One field is set.
+// Distribution is a distribution of times. One field is set.
 type Distribution struct {
 	Constant    *time.Duration `yaml:"constant"`
 	Exponential *time.Duration `yaml:"exponential"` // the mean
 	Uniform     *Uniform       `yaml:"uniform"`
 	Lognormal   *Lognormal     `yaml:"lognormal"`
 	Pareto      *Pareto        `yaml:"pareto"`
-	// Values is a file with a number of seconds on each line, of which each is as likely.
+	// Values is a file with one number of seconds per line. All are equally likely.
 	Values *string `yaml:"values"`
 }
 
-// Uniform is between two times.
+// Uniform is the uniform distribution between two times.
 type Uniform struct {
 	Min *time.Duration `yaml:"min"`
 	Max *time.Duration `yaml:"max"`
 }
 
-// Lognormal is given by median and sigma, or by mean and deviation.
+// Lognormal has a median and sigma, or a mean and a deviation.
 type Lognormal struct {
 	Median    *time.Duration `yaml:"median"`
-	Sigma     *float64       `yaml:"sigma"` // the standard deviation of the logarithm
+	Sigma     *float64       `yaml:"sigma"` // standard deviation of the logarithm
 	Mean      *time.Duration `yaml:"mean"`
 	Deviation *time.Duration `yaml:"deviation"`
 }
@@ -123,7 +125,7 @@ type Pareto struct {
 	Index float64       `yaml:"index"`
 }
 
-// Arrivals are of one kind.
+// Arrivals tells when flows arrive. One field is set.
 type Arrivals struct {
 	Poisson *Poisson `yaml:"poisson"`
 	// Wikibench and Queries are traces: lines of "counter time url ...", or of "time<TAB>query".
@@ -131,8 +133,8 @@ type Arrivals struct {
 	Queries   *Trace `yaml:"queries"`
 }
 
-// Poisson has a rate in flows a second, or as the load of the processors that are there at the start:
-// 1 is all that they can do.
+// Poisson has a rate in flows per second, or a load of the processors that exist at the start.
+// With load 1 they are always busy.
 type Poisson struct {
 	Rate    *float64 `yaml:"rate"`
 	Load    *float64 `yaml:"load"`
@@ -147,36 +149,40 @@ type Diurnal struct {
 	Phase     time.Duration  `yaml:"phase"`
 }
 
-// Point is a factor of the rate at a time; between points it goes in straight lines.
+// Point is a factor of the rate at a time. Between points the factor changes linearly.
 type Point struct {
 	At     *time.Duration `yaml:"at"`
 	Factor *float64       `yaml:"factor"`
 }
 
-// Trace is a file, relative to the scenario's, compressed if its name ends with .gz.
+// Trace is the path of a file, relative to that of the scenario. The file is compressed if its
+// name ends with .gz.
 type Trace struct {
-	File  string   `yaml:"file"`
-	Speed *float64 `yaml:"speed"` // how many times faster than recorded, default 1
-	Load  *float64 `yaml:"load"`  // instead: as fast as loads the processors so in the mean
+	File string `yaml:"file"`
+	// Factor by which the trace is faster than its recording, default 1.
+	Speed *float64 `yaml:"speed"`
+	Load  *float64 `yaml:"load"` // instead of speed: the mean load of the processors
 }
 
-// Job is what a class of flows wants of a server: one stage, or several.
+// Job is the work of the flows of a class: one stage, or several.
 type Job struct {
 	Name  string   `yaml:"name"`
-	Share *float64 `yaml:"share"` // of the flows, relative; default 1
-	// Match is a regular expression: flows of a trace whose query it matches are of this class.
+	Share *float64 `yaml:"share"` // relative share of the flows; default 1
+	// Match is a regular expression. The flows of a trace whose query matches it belong to this
+	// class.
 	Match string `yaml:"match"`
 	Work
 	Stages []Stage `yaml:"stages"`
 }
 
-// Work is how long a stage takes at speed 1. One field is set.
+// Work is the duration of a stage at speed 1. One field is set.
 type Work struct {
 	Distribution
 	Captured *Captured `yaml:"captured"`
 }
 
-// Captured multiplies the number that the group in the job's Match captures in the flow's query.
+// Captured multiplies a factor by a number in the flow's query. The group in the job's Match
+// captures the number.
 type Captured struct {
 	Factor string `yaml:"factor"` // a time with its unit, such as 35ns or 0.8ns
 }
@@ -187,15 +193,16 @@ type Stage struct {
 	Work
 }
 
-// Measure says how long arrivals go on, and which are measured.
+// Measure tells how long flows arrive, and which of them are measured.
 type Measure struct {
 	Connections *uint64        `yaml:"connections"`
 	Duration    *time.Duration `yaml:"duration"`
-	Warmup      float64        `yaml:"warmup"`   // the share at the beginning that is not measured
-	Cooldown    float64        `yaml:"cooldown"` // likewise at the end
+	// Share of the arrivals at the beginning that is not measured.
+	Warmup   float64 `yaml:"warmup"`
+	Cooldown float64 `yaml:"cooldown"` // the same for the end
 }
 
-// Placement is the name of one, or a mapping of the name to its parameters.
+// Placement is the name of a placement, or a mapping from the name to its parameters.
 type Placement struct {
 	placement.Spec
 	name string
@@ -208,7 +215,7 @@ func (p *Placement) Choose(name string) (into any, err error) {
 	return p.Spec, err
 }
 
-// Event is one thing that happens at a time. Servers are given by name or group.
+// Event is a change at a time. Servers are given by name or group.
 type Event struct {
 	At           *time.Duration `yaml:"at"`
 	ServerAdd    []string       `yaml:"server-add"`
@@ -217,31 +224,31 @@ type Event struct {
 	Speed        *Speed         `yaml:"speed"`
 	BalancerAdd  []string       `yaml:"balancer-add"`
 	BalancerFail []string       `yaml:"balancer-fail"`
-	// Detect is the time after which balancers know that a server is gone or there.
+	// Detect is the time until balancers know that a server was added or has failed.
 	Detect time.Duration `yaml:"detect"`
 }
 
-// Speed changes that of servers.
+// Speed is the new speed of the servers.
 type Speed struct {
 	Servers []string `yaml:"servers"`
 	To      float64  `yaml:"to"`
 }
 
-// Scenario is a file, read and checked.
+// Scenario is a file after it was read and checked.
 type Scenario struct {
 	Name string
 	Seed uint64
 	Runs int
-	// Every, if not 0, has Run report also each interval of this length.
+	// Every, if not 0, is the length of intervals for which Run also reports results.
 	Every      time.Duration
 	Cases      []RunnableCase
 	Assertions []Condition
 }
 
-// RunnableCase is a case that can be run.
+// RunnableCase is a case with its configuration.
 type RunnableCase struct {
 	Name   string
-	Groups []string // names, by sim.Server.Group
+	Groups []string // names by sim.Server.Group
 	Config *sim.Config
-	events []string // paths of Config.Events in the file
+	events []string // paths of the file for each of Config.Events
 }

@@ -4,7 +4,7 @@ package scenario
 
 import "testing"
 
-// FuzzParse: whatever a file says, it is refused or can be run.
+// FuzzParse checks that any file is either refused or can be run.
 func FuzzParse(f *testing.F) {
 	f.Add(valid)
 	f.Fuzz(func(t *testing.T, text string) {

@@ -33,13 +33,13 @@ func (m *merger) jobs(r *RunnableCase) {
 		path, "at least one share must be positive")
 }
 
-// fromTrace tells whether flows arrive as a trace says.
+// fromTrace tells whether a trace gives the arrivals.
 func (m *merger) fromTrace() bool {
 	arrivals, _ := section[*Arrivals](m, "Arrivals")
 	return arrivals != nil && (arrivals.Wikibench != nil || arrivals.Queries != nil)
 }
 
-// drawn tells whether the class of a flow can be drawn by the jobs' shares.
+// drawn tells whether the class of a flow may be drawn by the jobs' shares.
 func drawn(c *sim.Config) bool {
 	return slices.ContainsFunc(c.Jobs, func(j sim.Job) bool { return j.Share > 0 })
 }
@@ -75,7 +75,7 @@ func (m *merger) job(path string, j *Job) sim.Job {
 	return job
 }
 
-// captures tells whether the work of a stage follows from the query.
+// captures tells whether the work of a stage depends on the query.
 func (j Job) captures() bool {
 	return j.Captured != nil ||
 		slices.ContainsFunc(j.Stages, func(s Stage) bool { return s.Captured != nil })
@@ -95,7 +95,7 @@ func (m *merger) match(path string, j *Job) {
 	}
 }
 
-// stage reads the work of one.
+// stage reads the work of a stage.
 func (m *merger) stage(path string, w *Work) sim.Stage {
 	if w.Captured == nil {
 		return sim.Stage{Work: m.distribution(path, &w.Distribution, "captured")}
@@ -105,7 +105,8 @@ func (m *merger) stage(path string, w *Work) sim.Stage {
 	return sim.Stage{PerUnit: m.factor(join(path, "captured.factor"), w.Captured.Factor)}
 }
 
-// factor reads a time in seconds that may be less than a nanosecond, the least of time.Duration.
+// factor reads a time in seconds. It may be less than a nanosecond, which is the unit of
+// time.Duration.
 func (m *merger) factor(path, text string) float64 {
 	units := map[string]float64{"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1}
 	number := strings.TrimRight(text, "nuµms")
@@ -116,8 +117,8 @@ func (m *merger) factor(path, text string) float64 {
 	return x * unit
 }
 
-// distribution reads one. Its fields are among others of the section; instead are those that may be
-// set in the place of a distribution.
+// distribution reads a distribution. Its fields are among other fields of the section. The
+// argument instead lists the fields that may be set in place of a distribution.
 func (m *merger) distribution(path string, d *Distribution, instead ...string) sim.Distribution {
 	before := len(m.errs)
 	var all []sim.Distribution
@@ -176,7 +177,7 @@ func (m *merger) lognormal(path string, l *Lognormal) sim.Distribution {
 	return sim.Distribution{}
 }
 
-// values reads a file of observed times.
+// values reads a file with observed times.
 func (m *merger) values(path, name string) sim.Distribution {
 	text, err := os.ReadFile(m.file(name))
 	if err != nil {
@@ -195,7 +196,7 @@ func (m *merger) values(path, name string) sim.Distribution {
 	return sim.Empirical(values)
 }
 
-// file is the path of a file that the scenario names.
+// file returns the path of a file that the scenario names.
 func (m *merger) file(name string) string {
 	if filepath.IsAbs(name) {
 		return name
@@ -203,7 +204,8 @@ func (m *merger) file(name string) string {
 	return filepath.Join(m.dir, name)
 }
 
-// arrivals come last: a load is one of servers and jobs, which have to be right.
+// arrivals reads the arrivals. It comes last, because a load refers to servers and jobs, which
+// must be valid.
 func (m *merger) arrivals(c *sim.Config) {
 	arrivals, path := section[*Arrivals](m, "Arrivals")
 	if arrivals == nil {
@@ -234,7 +236,7 @@ func (m *merger) poisson(path string, c *sim.Config, p *Poisson) sim.Arrivals {
 	return sim.Poisson{Rate: rate, Curve: m.curve(path, p)}
 }
 
-// loadable tells whether there are processors to load, as far as servers and jobs are valid.
+// loadable tells whether the processors can have a load, as far as servers and jobs are valid.
 func (m *merger) loadable(path string, c *sim.Config) bool {
 	if len(m.errs) > 0 {
 		return false
@@ -290,7 +292,7 @@ func (m *merger) trace(path string, c *sim.Config, t *Trace, format sim.TraceFor
 	return trace
 }
 
-// speed is that at which a trace loads the processors.
+// speed returns the speed at which a trace causes the given load.
 func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace) float64 {
 	extent, err := trace.Extent()
 	if err != nil {
@@ -311,7 +313,7 @@ func (m *merger) speed(path string, c *sim.Config, load float64, trace sim.Trace
 	return load * c.Capacity() * extent.Seconds / work
 }
 
-// classes are the jobs' patterns; nil where there is none, or no valid one.
+// classes returns the patterns of the jobs. A class without a valid pattern has nil.
 func (m *merger) classes() []sim.TraceClass {
 	section, path := section[*[]Job](m, "Jobs")
 	jobs := given(section, nil)

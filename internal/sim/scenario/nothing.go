@@ -10,12 +10,13 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// nothing reports the fields that a file names without a value. To YAML they are not there, so that a case
-// with "events:" would have the file's events, and not none. Elements of lists are reported already.
+// nothing reports fields without a value. In YAML such a field counts as missing, so a case with
+// "events:" would have the events of the file instead of none. Elements of lists are reported
+// elsewhere.
 func nothing(text []byte) (errs field.Errors) {
 	var root yaml.Node
 	if yaml.Load(text, &root) != nil || len(root.Content) == 0 {
-		return nil // which is reported already
+		return nil // which was reported already
 	}
 	var walk func(path string, node *yaml.Node)
 	walk = func(path string, node *yaml.Node) {

@@ -17,8 +17,8 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Load reads a scenario from a file; files that it names are relative to it. The error is of type
-// field.Errors, or that of reading the file.
+// Load reads a scenario from a file. The paths in it are relative to the file. The error is of
+// type field.Errors, or an error of reading the file.
 func Load(path string) (*Scenario, error) {
 	s, err := config.Load(path, func(text []byte) (*Scenario, error) { return Parse(text, filepath.Dir(path)) })
 	if err != nil {
@@ -28,8 +28,8 @@ func Load(path string) (*Scenario, error) {
 	return s, nil
 }
 
-// Parse is Load for a file's content; files that it names are relative to dir. The error is of type
-// field.Errors.
+// Parse is Load for the content of a file. The paths in it are relative to dir. The error is of
+// type field.Errors.
 func Parse(text []byte, dir string) (*Scenario, error) {
 	file := File{Seed: 1, Runs: 5}
 	var b builder
@@ -47,18 +47,19 @@ func Parse(text []byte, dir string) (*Scenario, error) {
 	return &b.result, nil
 }
 
-// builder makes what is to be run of what is written, and collects the problems.
+// builder builds the configurations from the file, and collects the problems.
 type builder struct {
 	dir    string
 	errs   field.Errors
 	result Scenario
-	later  []func() // what consequences looks at
-	// unused are paths of what no case has used so far, and what is wrong then.
+	later  []func() // functions that consequences calls
+	// unused contains the paths that no case has used so far, with the problem to report for each.
 	unused map[string]string
-	used   map[string]bool // paths
+	used   map[string]bool // paths that a case has used
 }
 
-// failf reports a problem, once: sections that cases share are looked at for each of them.
+// failf reports a problem. It reports each problem once, because several cases may share a
+// section.
 func (b *builder) failf(path, format string, args ...any) {
 	problem := field.Error{Path: path, Problem: fmt.Sprintf(format, args...)}
 	if !slices.ContainsFunc(b.errs, func(e *field.Error) bool { return *e == problem }) {
@@ -66,13 +67,14 @@ func (b *builder) failf(path, format string, args ...any) {
 	}
 }
 
-// mustUse has a problem reported unless a case uses what is at the path.
+// mustUse reports a problem at the end unless a case uses the path.
 func (b *builder) mustUse(path, problem string) { b.unused[path] = problem }
 
 func (b *builder) use(path string) { b.used[path] = true }
 
-// consequences reports what may be wrong only because something else is, and is called where nothing else is:
-// also what the file has and no case uses, a slip, for it changes nothing.
+// consequences reports problems that may only follow from other problems. So it runs only if there
+// are no others. Among these problems are parts of the file that no case uses: they have no
+// effect, so they are likely mistakes.
 func (b *builder) consequences() {
 	for _, check := range b.later {
 		check()
@@ -85,7 +87,7 @@ func (b *builder) consequences() {
 	}
 }
 
-// require reports a problem unless ok.
+// require reports a problem unless ok is true.
 func (b *builder) require(ok bool, path, format string, args ...any) {
 	if !ok {
 		b.failf(path, format, args...)
@@ -132,7 +134,7 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	m.measure(r.Config)
 	m.placement(r.Config)
 	m.events(&r)
-	m.arrivals(r.Config) // after servers and jobs, which a load is about
+	m.arrivals(r.Config) // after servers and jobs, to which a load refers
 	b.later = append(b.later, func() {
 		if err := sim.Check(r.Config); err != nil {
 			b.failf(path, "%v", err)
@@ -141,14 +143,15 @@ func (b *builder) runnable(path string, base *Sections, c *Case) {
 	b.result.Cases = append(b.result.Cases, r)
 }
 
-// merger finds the sections of a case: its own, or else the file's.
+// merger finds the sections of a case: its own, or otherwise those of the file.
 type merger struct {
 	*builder
 	path      string
 	base, own reflect.Value // of Sections
 }
 
-// section returns a section and its path. It is nil if neither the case nor the file has it.
+// section returns a section and its path. The section is nil if neither the case nor the file has
+// it.
 func section[T any](m *merger, name string) (T, string) {
 	own := m.own.FieldByName(name)
 	field, _ := m.own.Type().FieldByName(name)
@@ -160,7 +163,7 @@ func section[T any](m *merger, name string) (T, string) {
 	return m.base.FieldByName(name).Interface().(T), tag
 }
 
-// given is a value of the file, or the default where it has none.
+// given returns a value of the file, or the default if the file has none.
 func given[T any](value *T, otherwise T) T {
 	if value == nil {
 		return otherwise
@@ -206,17 +209,17 @@ func (m *merger) servers(r *RunnableCase) {
 	m.require(cpus <= mostCPUs, path, "at most %d processors of all servers are possible", mostCPUs)
 }
 
-// serverName is what events cannot tell from a group's name.
+// serverName matches names that events could not distinguish from the name of a server.
 var serverName = regexp.MustCompile(`^s[1-9][0-9]*$`)
 
 const (
 	mostServers = 65535
-	mostCPUs    = 1 << 22 // of all servers
-	// MostRuns is how many runs a case can have: each keeps some memory.
+	mostCPUs    = 1 << 22 // maximum number of processors of all servers
+	// MostRuns is the maximum number of runs of a case, because each run takes memory.
 	MostRuns = 10000
 )
 
-// server is one of a group.
+// server returns a server of a group.
 func (m *merger) server(path string, g *Servers) sim.Server {
 	s := sim.Server{
 		CPUs: given(g.CPUs, 1), Speed: given(g.Speed, 1), IOSpeed: given(g.IOSpeed, 1),
@@ -275,7 +278,8 @@ func (m *merger) balancers(c *sim.Config) {
 	}
 }
 
-// balancer resolves the name of one of n, and returns -1 after it has reported that it has no such name.
+// balancer returns the index of a balancer by its name, among n balancers. For an unknown name, it
+// reports a problem and returns -1.
 func (m *merger) balancer(path, name string, n int) int32 {
 	number, err := strconv.Atoi(strings.TrimPrefix(name, "b"))
 	if err != nil || name != "b"+strconv.Itoa(number) || number < 1 || number > n {
@@ -359,14 +363,14 @@ func (m *merger) placement(c *sim.Config) {
 	}
 	var err error
 	if c.Placement, c.Policy, err = p.Build(); err != nil {
-		for _, problem := range strings.Split(err.Error(), "\n") { // of each parameter
+		for _, problem := range strings.Split(err.Error(), "\n") { // one line for each parameter
 			m.failf(join(path, p.name), "%s", problem)
 		}
 	}
 }
 
-// only returns the one field of a struct of pointers that is set, or nil after it has reported that
-// there is not one.
+// only returns the only field that is set in a struct of pointers. If there is not exactly one, it
+// reports a problem and returns nil.
 func only[T any](m *merger, path string, of *T) any {
 	value := reflect.ValueOf(of).Elem()
 	var names []string

@@ -12,71 +12,73 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// Report is what a scenario's runs have given.
+// Report has the results of a scenario.
 type Report struct {
 	Scenario   string       `json:"scenario"`
 	Seed       uint64       `json:"seed"`
-	Runs       int          `json:"runs"` // of each case
+	Runs       int          `json:"runs"` // number of runs of each case
 	Cases      []CaseReport `json:"cases"`
 	Assertions []Verdict    `json:"assertions"`
-	// Warnings are what was in the file for nothing, as the runs have shown.
+	// Warnings name parts of the file that had no effect in the runs.
 	Warnings []string `json:"warnings"`
 }
 
-// CaseReport is what a case's runs have given.
+// CaseReport has the results of a case.
 type CaseReport struct {
 	Name  string `json:"case"`
 	Flows uint64 `json:"flows"`
 	Quantities
 	Groups  []GroupReport `json:"groups"`
 	Servers []ServerUse   `json:"servers"`
-	// Series are the intervals of Scenario.Every that lie wholly in the time of arrivals of all runs.
+	// Series are the intervals of Scenario.Every that lie completely in the time of arrivals of
+	// all runs.
 	Series []Interval `json:"series,omitempty"`
 }
 
-// Interval is what a case's runs have given in a part of the time: flows are those that arrived in it,
-// measured or not.
+// Interval has the results of a case in an interval. They cover the flows that arrived in the
+// interval, measured or not.
 type Interval struct {
 	From     Time     `json:"from"`
 	To       Time     `json:"to"`
 	Flows    uint64   `json:"flows"`
-	Arrivals Estimate `json:"arrivals"` // flows a second
+	Arrivals Estimate `json:"arrivals"` // flows per second
 	Quantities
 }
 
-// Quantities are what is measured: times in seconds, shares from 0 to 1.
+// Quantities are the measured quantities. Times are in seconds, and shares are from 0 to 1.
 type Quantities struct {
-	Mean            Estimate `json:"mean"`
-	P50             Estimate `json:"p50"`
-	P90             Estimate `json:"p90"`
-	P99             Estimate `json:"p99"`
-	P999            Estimate `json:"p99.9"`
-	Max             Estimate `json:"max"`       // of all runs, without an interval
-	Deviation       Estimate `json:"deviation"` // likewise
+	Mean Estimate `json:"mean"`
+	P50  Estimate `json:"p50"`
+	P90  Estimate `json:"p90"`
+	P99  Estimate `json:"p99"`
+	P999 Estimate `json:"p99.9"`
+	// Maximum over all runs, without a confidence interval.
+	Max             Estimate `json:"max"`
+	Deviation       Estimate `json:"deviation"` // also without a confidence interval
 	Refused         Estimate `json:"refused"`
 	TimedOut        Estimate `json:"timed-out"`
 	Lost            Estimate `json:"lost"`
 	Broken          Estimate `json:"broken"`
-	Failed          Estimate `json:"failed"` // one of the four
+	Failed          Estimate `json:"failed"` // sum of the four above
 	Hops            Estimate `json:"hops"`
 	Wrongful        Estimate `json:"wrongful"`
 	Untracked       Estimate `json:"untracked"`
-	Recovered       Estimate `json:"recovered"` // flows in a run
+	Recovered       Estimate `json:"recovered"` // number of flows in a run
 	Utilisation     Estimate `json:"utilisation"`
 	Open            Estimate `json:"open"`
 	Fairness        Estimate `json:"fairness"`
 	InstantFairness Estimate `json:"instant-fairness"`
 }
 
-// GroupReport is what the servers of a group were used, each counted alike.
+// GroupReport describes the use of the servers of a group. Each server counts the same.
 type GroupReport struct {
 	Name        string   `json:"group"`
-	Connections Estimate `json:"connections"` // of all servers of the group, in a run
+	Connections Estimate `json:"connections"` // sum over the servers of the group in a run
 	Utilisation Estimate `json:"utilisation"`
-	Open        Estimate `json:"open"` // flows of a server, in the mean over time
+	Open        Estimate `json:"open"` // mean number of flows of a server over time
 }
 
-// ServerUse is what one server was used, in the mean over all runs.
+// ServerUse describes the use of one server: means over all runs.
 type ServerUse struct {
 	Name        string `json:"server"`
 	Connections Number `json:"connections"`
@@ -90,7 +92,8 @@ type Estimate struct {
 	Half  Number `json:"half-width"`
 }
 
-// Number is written as nothing where it is none, such as the mean of no flows.
+// Number is a number that is written as null or as an empty text if it does not exist, such as a
+// mean of no flows.
 type Number float64
 
 // MarshalJSON implements json.Marshaler.
@@ -101,7 +104,7 @@ func (n Number) MarshalJSON() ([]byte, error) {
 	return []byte("null"), nil
 }
 
-// String has six significant digits.
+// String formats the value with six significant digits.
 func (n Number) String() string {
 	if math.IsNaN(float64(n)) || math.IsInf(float64(n), 0) {
 		return ""
@@ -109,19 +112,19 @@ func (n Number) String() string {
 	return strconv.FormatFloat(float64(n), 'g', 6, 64)
 }
 
-// Time is one in seconds from the start.
+// Time is a time since the start, in seconds.
 type Time float64
 
-// String has all digits.
+// String formats the time with all digits.
 func (t Time) String() string { return strconv.FormatFloat(float64(t), 'f', -1, 64) }
 
-// Column is a quantity by its name.
+// Column is a quantity with its name.
 type Column struct {
 	Name     string
 	Estimate Estimate
 }
 
-// Columns are all quantities in their order.
+// Columns lists all quantities in their order.
 func (q *Quantities) Columns() []Column {
 	return []Column{
 		{"mean", q.Mean}, {"p50", q.P50}, {"p90", q.P90}, {"p99", q.P99}, {"p99.9", q.P999},
@@ -133,8 +136,8 @@ func (q *Quantities) Columns() []Column {
 	}
 }
 
-// Run simulates all cases, with as many runs at a time as parallel says (0: one for each core), and
-// judges the results. Progress, if not nil, is called after each run.
+// Run simulates all cases and judges the results. Parallel is the number of runs at the same time.
+// 0 stands for one per core. Progress, if not nil, is called after each run.
 func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, total int)) (*Report, error) {
 	var configs []*sim.Config
 	for _, c := range s.Cases {
@@ -157,8 +160,9 @@ func (s *Scenario) Run(ctx context.Context, parallel int, progress func(done, to
 	return report, nil
 }
 
-// warnings are about runs in which no flow was measured, intervals that are none or too many, and events
-// that came after the last arrival: how long a number of connections, or a trace, takes is not known before.
+// warnings returns warnings about runs in which no flow was measured, about intervals without
+// results or too many of them, and about events after the last arrival. Only the runs show how
+// long a number of connections, or a trace, takes.
 func (c *RunnableCase) warnings(r *sim.Result, every time.Duration, intervals int) (warnings []string) {
 	unmeasured := 0
 	last := 0.0
@@ -193,15 +197,16 @@ func (c *RunnableCase) warnings(r *sim.Result, every time.Duration, intervals in
 
 func estimate(e sim.Estimate) Estimate { return Estimate{Number(e.Value), Number(e.Half)} }
 
-// exact is a value that has no confidence interval.
+// exact returns a value without a confidence interval.
 func exact(value float64) Estimate { return Estimate{Number(value), Number(math.NaN())} }
 
-// recovered is how many flows of a run were found by a balancer that they came to in their middle.
+// recovered returns the number of flows of a run that moved to another balancer and were found by
+// it.
 func recovered(r *sim.Result) sim.Estimate {
 	return r.Estimate(func(run *sim.RunResult) float64 { return float64(run.Recovered) })
 }
 
-// failed is the share of the flows that were not completed.
+// failed returns the share of the flows that were not completed.
 func failed(r *sim.Result) sim.Estimate {
 	completed := r.Share(sim.Completed)
 	return sim.Estimate{Value: 1 - completed.Value, Half: completed.Half}
@@ -232,7 +237,7 @@ func quantities(r *sim.Result) Quantities {
 	}
 }
 
-// series has the results of intervals of this length.
+// series returns the results of the intervals.
 func series(r *sim.Result, every time.Duration) (all []Interval) {
 	for i, of := range r.Intervals() {
 		all = append(all, Interval{

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// valid is a scenario with everything in it; each line is one that tests can replace.
+// valid is a scenario that uses all fields. The tests replace single lines of it.
 const valid = `seed: 7
 runs: 2
 servers:
@@ -111,7 +111,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// lognormalMean is that of median 1 ms and sigma 1.
+// lognormalMean is the mean of the lognormal distribution with median 1 ms and sigma 1.
 const lognormalMean = 0.001 * 1.6487212707001281468
 
 func TestProblems(t *testing.T) {
@@ -170,7 +170,7 @@ func TestProblems(t *testing.T) {
 		{"{at: 6s, balancer-fail: [b1]", "{at: 6s, detect: 1s, balancer-fail: [b1]", `line 22: events[5].detect "1s": ` +
 			"only with server-add, server-drain and server-fail"},
 		{"to: 2", "to: 0", `line 20: events[3].speed.to "0": must be positive`},
-		// Zeros that are written are not taken for defaults.
+		// A zero in the file is not replaced by a default.
 		{"cpus: 4", "cpus: 0", `line 4: servers[0].cpus "0": must be at least 1`},
 		{"workers: 8", "workers: 0", `line 5: servers[1].workers "0": must be at least 1`},
 		{"count: 2, shares", "count: 0, shares", `line 6: balancers.count "0": must be 1 to 256`},
@@ -183,7 +183,7 @@ func TestProblems(t *testing.T) {
 		{"load: 0.5", "load: 0.5, diurnal: {period: 0s, amplitude: 0.5}", `line 10: arrivals.poisson.diurnal.period "0s": must be positive`},
 		{"connections: 1000", "connections: 0", `line 15: measure.connections "0": must be positive`},
 		{"duration: 9s", "duration: 0s", `line 15: measure.duration "0s": must be positive`},
-		// Nor is what is missing taken for zero.
+		// A missing value does not count as zero.
 		{"max: 3ms", "mix: 3ms", `line 8: network.server-client.uniform.mix: unknown field; must be one of: min, max`},
 		{"min: 1ms, ", "", `line 8: network.server-client.uniform: must have 0 <= min <= max`},
 		{"load: 0.5", "load: 0.5, diurnal: {period: 1m}", `line 10: arrivals.poisson.diurnal.amplitude: must be more than 0, and at most 1`},
@@ -191,7 +191,7 @@ func TestProblems(t *testing.T) {
 		{"median: 1ms, sigma: 1", "median: 1ms", `line 13: jobs[1].stages[0].lognormal: must have median and sigma, or mean and deviation`},
 		{"median: 1ms, sigma: 1", "median: 0s, sigma: 1", `line 13: jobs[1].stages[0].lognormal.median "0s": must be positive`},
 		{"{at: 2s, ", "{", `line 18: events[1].at: is required`},
-		// Events that change nothing.
+		// These events change nothing.
 		{"at: 6s", "at: 9s", `line 22: events[5].at "9s": must be before the end of arrivals, a duration of 9s`},
 		{"server-add: [s3]", "server-add: [s1]", `line 17: events[0].server-add[0] "s1": changes nothing: at 1s it is already present, in case first`},
 		{"server-drain: [old]", "server-drain: [s1, s1]", `line 18: events[1].server-drain[1] "s1": changes nothing: at 2s it is already drained, in case first`},
@@ -203,7 +203,7 @@ func TestProblems(t *testing.T) {
 		{"balancers: {count: 1}, events: [{at: 1s, server-fail: [s2]}]", "events:", `line 25: cases[1].events: has no value: leave it out, or give it one such as [] or {}`},
 		{"flow-table: {buckets: 100, ways: 2}", "flow-table:", `line 7: flow-table: has no value`},
 		{"flow-table: {buckets: 100, ways: 2}", "flow-table: null", `line 7: flow-table: has no value`},
-		// What is not used.
+		// These parts are not used.
 		{"absent: [b2]", "absent: [b2, b2]", `line 6: balancers.absent[1] "b2": used twice`},
 		{"- {at: 5s, balancer-add: [b2]}\n", "", `line 6: balancers.absent[0] "b2": no event adds this balancer`},
 		{"share: 3", "share: 3, match: wiki", `line 12: jobs[0].match "wiki": is not used: only flows of traces have a query`},
@@ -232,7 +232,8 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// TestUnused: what no case uses is a slip, but not what some case uses.
+// TestUnused checks that a part of the file that no case uses is a problem, and a part that some
+// case uses is not.
 func TestUnused(t *testing.T) {
 	const base = "servers: [{count: 1}, {count: 2, absent: true}]\njobs: [{constant: 1ms}]\nmeasure: {connections: 10}\n" +
 		"arrivals: {poisson: {load: 0.5}}\nplacement: lsq\nevents: [{at: 1s, server-add: [s3]}]\ncases:\n- {name: a}\n"
@@ -253,7 +254,7 @@ func TestUnused(t *testing.T) {
 	}
 }
 
-// TestOrderOfProblems: those of one line come in one order.
+// TestOrderOfProblems checks that the problems of one line always have the same order.
 func TestOrderOfProblems(t *testing.T) {
 	want := ""
 	for range 20 {
@@ -266,8 +267,8 @@ func TestOrderOfProblems(t *testing.T) {
 	}
 }
 
-// TestConsequences: what would be wrong only because something else is, is not reported; and what is wrong in
-// several cases once.
+// TestConsequences checks that problems that only follow from other problems are not reported, and
+// that a problem of several cases is reported once.
 func TestConsequences(t *testing.T) {
 	for _, test := range []struct{ old, new, problem string }{
 		{"[s1, new], detect", "[s1, nobody], detect", `line 19: events[2].server-fail[1] "nobody": no server or group has this name`},
@@ -282,7 +283,7 @@ func TestConsequences(t *testing.T) {
 	}
 }
 
-// TestEmptyElement: what is empty is reported once.
+// TestEmptyElement checks that an empty element is reported once.
 func TestEmptyElement(t *testing.T) {
 	_, err := Parse([]byte(valid+"-\n"), ".")
 	if err == nil || err.Error() != "line 30: assert[2]: empty list element" {
@@ -290,7 +291,8 @@ func TestEmptyElement(t *testing.T) {
 	}
 }
 
-// TestAllProblems checks that one problem does not hide another one elsewhere, and is reported once.
+// TestAllProblems checks that each of several problems in different places is reported, and only
+// once.
 func TestAllProblems(t *testing.T) {
 	text := strings.NewReplacer("cpus: 4", "cpus: 0.5", "load: 0.5", "load: 50%, curve: [{at: 2s, factor: 1}, {at: 1s, factor: 0}]",
 		"placement: lsq", "placement: last").Replace(valid)
@@ -354,7 +356,7 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestUndefined: what compares nothing with something is neither what holds nor what fails.
+// TestUndefined checks that a comparison with a value that does not exist neither holds nor fails.
 func TestUndefined(t *testing.T) {
 	s := &Scenario{Cases: []RunnableCase{{Name: "a"}}}
 	for _, a := range []Assertion{{Holds: "p99(a) < 1s"}, {Fails: "p99(a) < 1s"}, {Fails: "mean within 5% of 1s"}, {Fails: "1s >= max"}} {
@@ -369,7 +371,8 @@ func TestUndefined(t *testing.T) {
 	}
 }
 
-// TestUndefinedOfACase: what is about each case is undefined if it is of one, wherever that comes.
+// TestUndefinedOfACase checks that a condition about each case is undefined if it is undefined for
+// any case, whatever its position.
 func TestUndefinedOfACase(t *testing.T) {
 	slow, none := &sim.Result{}, &sim.Result{}
 	slow.Response.Add(2)
@@ -440,8 +443,8 @@ func TestTraceAtALoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Two flows of 0.2 s of work and three of 0.6 s, in the mean of both classes, take 2.2 s, at half the
-	// load 4.4 s.
+	// Two flows of 0.2 s of work and three of 0.6 s, the mean of both classes, take 2.2 s. At half
+	// the load they take 4.4 s.
 	want := sim.Trace{
 		File: filepath.Join(dir, "trace"), Format: sim.TimedQueries, Speed: 4 / 4.4,
 		Classes: []sim.TraceClass{{Match: regexp.MustCompile("[ab]")}, {}},
@@ -454,7 +457,7 @@ func TestTraceAtALoad(t *testing.T) {
 	}
 }
 
-// TestImpossibleLoads: loads that would mean no flows at all, or all at once.
+// TestImpossibleLoads has loads that would mean no flows at all, or all flows at once.
 func TestImpossibleLoads(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"trace": "0\ta\n1\tb\n", "values": "1\n", "infinite": "1\ninf\n"} {
@@ -489,7 +492,7 @@ func TestImpossibleLoads(t *testing.T) {
 	}
 }
 
-// The files that the documentation shows are valid.
+// The files that the documentation shows must be valid.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../../docs/examples/sim/*.yaml")
 	if err != nil || len(files) == 0 {

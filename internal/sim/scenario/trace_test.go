@@ -15,15 +15,15 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// loop is a trace as HLB's authors publish them: a header, and in each query how often a server has
-// to go round a loop.
+// loop is a trace as HLB's authors publish them. It has a header, and each query contains the
+// number of iterations of a loop on the server.
 const loop = "time\tquery\n" +
 	"0.5\t/dummy.php/?n=2000000\n1.5\t/dummy.php/?n=4000000\n2.5\t/dummy.php/?n=6000000\n"
 
-// byNumber is a job whose work is the number of the loop.
+// byNumber is a job whose work depends on the number of iterations.
 const byNumber = `{match: 'n=(\d+)', captured: {factor: 35ns}}`
 
-// withTrace is a scenario of one server next to a trace of the given lines.
+// withTrace is a scenario of one server with a trace of the given lines beside it.
 func withTrace(t *testing.T, arrivals, jobs, lines string) (text []byte, dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -43,7 +43,7 @@ func run(t *testing.T, text []byte, dir string) (*Report, error) {
 	return s.Run(t.Context(), 1, nil)
 }
 
-// TestCaptured: a job's work is the number that its match captures times the factor.
+// TestCaptured checks that a job's work is the number that its match captures, times the factor.
 func TestCaptured(t *testing.T) {
 	for _, test := range []struct {
 		jobs string
@@ -69,7 +69,8 @@ func TestCaptured(t *testing.T) {
 	}
 }
 
-// TestCapturedAtALoad: numbers that are captured count for the speed that a load asks for.
+// TestCapturedAtALoad checks that captured numbers affect the speed of a trace that is given by a
+// load.
 func TestCapturedAtALoad(t *testing.T) {
 	for jobs, work := range map[string]float64{
 		`{match: 'n=(\d+)', captured: {factor: 50ns}}`:                      0.1 + 0.2 + 0.3,
@@ -129,7 +130,8 @@ func TestBadCaptures(t *testing.T) {
 	}
 }
 
-// TestCapturedInOneCase: a case whose flows have no queries is named where the file's jobs need them.
+// TestCapturedInOneCase checks that the error names the case whose flows have no queries although
+// the file's jobs need queries.
 func TestCapturedInOneCase(t *testing.T) {
 	text, dir := withTrace(t, "queries: {file: trace}", byNumber, loop)
 	text = append(text, "measure: {connections: 10}\n"+
@@ -142,8 +144,8 @@ func TestCapturedInOneCase(t *testing.T) {
 	}
 }
 
-// TestUnmatched: the class of a query that matches no job is drawn by the shares. Where there are no
-// shares such a query is an error.
+// TestUnmatched checks that the class of a query that matches no job is drawn by the shares.
+// Without shares, such a query is an error.
 func TestUnmatched(t *testing.T) {
 	const lines = loop + "3.5\t/index.html\n"
 	text, dir := withTrace(t, "queries: {file: trace}", byNumber+", {constant: 1s}", lines)
@@ -170,7 +172,7 @@ func TestUnmatched(t *testing.T) {
 	}
 }
 
-// TestBadLinesOfTraces: what is wrong in the first line is found without a run.
+// TestBadLinesOfTraces checks that an error in the first line is found without a run.
 func TestBadLinesOfTraces(t *testing.T) {
 	const optional = `{match: 'n=(\d+)?', captured: {factor: 35ns}}`
 	for line, problem := range map[string]string{
@@ -185,7 +187,7 @@ func TestBadLinesOfTraces(t *testing.T) {
 	}
 }
 
-// TestTraceExample runs the example with a trace, whose assertions hold.
+// TestTraceExample runs the example with a trace. Its assertions must hold.
 func TestTraceExample(t *testing.T) {
 	s, err := Load("../../../docs/examples/sim/trace.yaml")
 	if err != nil {
