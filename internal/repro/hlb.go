@@ -9,7 +9,8 @@ import (
 	"github.com/segue-lb/segue/internal/model"
 )
 
-// hlbFigures are those of "HLB: Towards Load-Aware Load Balancing" that it simulated or computed.
+// hlbFigures are the figures of "HLB: Towards Load-Aware Load Balancing" whose results come from
+// simulation or computation.
 var hlbFigures = []Figure{
 	{"hlb-2", "Two servers of unequal speed, four rules, three sorts of knowledge", "HLB, section III-A", hlb2},
 	{"hlb-10", "Flow completion times by load", "HLB, section VI-A3", hlb10},
@@ -23,7 +24,8 @@ var hlbFigures = []Figure{
 	{"hlb-22", "Applications of three stages", "HLB, section VI-E1", hlb22},
 }
 
-// hlb2Room is Q, which the paper does not state. With more, all durations are longer, in the same order.
+// hlb2Room is Q, which the paper does not state. A larger Q makes all durations longer, in the
+// same order.
 const hlb2Room = 16
 
 func hlb2(ctx context.Context, r *run) error {
@@ -36,7 +38,7 @@ func hlb2(ctx context.Context, r *run) error {
 		{"half observed", 0.5, [2]float64{2, 1}},
 		{"wrong weights", 1, [2]float64{1, 2}},
 	}
-	var durations [2][3][4]float64 // by the printed equation and by the chain, scenario, rule
+	var durations [2][3][4]float64 // by kind (printed equation or chain), scenario and rule
 	charts := []chart.Chart{{Title: "Queues apart, by the equation printed"}, {Title: "Markov chain of both queues"}}
 	for method, solve := range []func(model.TwoServers) (model.TwoServersResult, error){
 		model.TwoServers.SolveApart,
@@ -72,7 +74,7 @@ func hlb2(ctx context.Context, r *run) error {
 	return nil
 }
 
-// compareHLB2 has what section III-A says in words.
+// compareHLB2 checks the statements of section III-A.
 func (r *run) compareHLB2(d [3][4]float64, method string) {
 	before := func(small, large string, a, b float64) { r.before(method+small, large, a, b, 0, inOrder) }
 	all, half, wrong := d[0], d[1], d[2]

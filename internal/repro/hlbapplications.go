@@ -8,7 +8,7 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// hlb22 has flows of three stages, CPU, IO and CPU, of table IV.
+// hlb22 has flows with three stages, CPU, IO and CPU, from table IV.
 func hlb22(ctx context.Context, r *run) error {
 	rivals, err := rivals(everyRival[:len(everyRival)-1]...)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/chart"
 )
 
-// hlb10 has the mean and the tail of the flow completion times by load.
+// hlb10 draws the mean and the tail of the flow completion times against the load.
 func hlb10(ctx context.Context, r *run) error {
 	rivals, err := rivals(everyRival...)
 	if err != nil {
@@ -72,7 +72,7 @@ func hlb12(ctx context.Context, r *run) error {
 	return r.compareWeights(ctx, clusters, axis)
 }
 
-// compareWeights draws figure 12b's ratio of the weights that HLB finds.
+// compareWeights draws figure 12b: the ratio of the weights that HLB infers.
 func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis places) error {
 	c := chart.Chart{Title: "Weights that HLB gives the halves", X: axis.axis, Y: chart.Axis{Label: "ratio of weights"}}
 	for _, load := range []float64{0.7, 0.9} {

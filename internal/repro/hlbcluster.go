@@ -11,11 +11,11 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// hlbCluster is the simulated data centre of HLB, sections V-B and VI-A3: servers that serve first come,
-// first served, half of them with more processors than the others.
+// hlbCluster is the simulated data centre of HLB, sections V-B and VI-A3. The servers serve first
+// come, first served. One half of them has more processors than the other.
 type hlbCluster struct {
 	servers   int
-	cpus      [2]int32 // of the two halves
+	cpus      [2]int32 // processors of a server in each half
 	balancers int
 	jobs      []sim.Stage
 	flowTable sim.FlowTable
@@ -28,7 +28,7 @@ func newHLBCluster() hlbCluster {
 	}
 }
 
-// ratioClusters are those of table III, and their names on an axis.
+// ratioClusters are the clusters of table III, with their names on an axis.
 func ratioClusters() ([]hlbCluster, places) {
 	var clusters []hlbCluster
 	for _, cpus := range []int32{1, 2, 4} {
@@ -39,7 +39,7 @@ func ratioClusters() ([]hlbCluster, places) {
 	return clusters, categories("ratio of the halves' processors", "1x", "2x", "4x")
 }
 
-// balancerClusters differ in the number of balancers, which the axis has.
+// balancerClusters are clusters with different numbers of balancers, with the axis of this number.
 func balancerClusters(balancers ...int) ([]hlbCluster, places) {
 	var clusters []hlbCluster
 	var names []string
@@ -51,8 +51,8 @@ func balancerClusters(balancers ...int) ([]hlbCluster, places) {
 	return clusters, categories("balancers", names...)
 }
 
-// config is one run of 80000 flows, of which those that arrive in the middle half count (HLB, footnote
-// 10), at the rate that uses a share of the resource that they use most.
+// config is a run of 80000 flows. Only those that arrive in the middle half count (HLB, footnote
+// 10). The rate of arrivals uses the given share of the resource that the flows use most.
 func (h hlbCluster) config(spec placement.Spec, load float64) (*sim.Config, error) {
 	method, _, err := spec.Build()
 	if err != nil {
@@ -77,9 +77,10 @@ func (h hlbCluster) config(spec placement.Spec, load float64) (*sim.Config, erro
 	return c, nil
 }
 
-// rate is the arrivals per second that use a share of the resource that they use most.
+// rate returns the number of arrivals per second that uses a share of the resource that the flows
+// use most.
 func (h hlbCluster) rate(share float64) float64 {
-	var work [2]float64 // processors, IO
+	var work [2]float64 // for processors and IO
 	for _, stage := range h.jobs {
 		work[stage.Queue] += stage.Work.Mean()
 	}
@@ -88,7 +89,7 @@ func (h hlbCluster) rate(share float64) float64 {
 	return share / max(most, work[sim.IO]/float64(h.servers))
 }
 
-// powerful is the share of the flows that the half with more processors gets.
+// powerful returns the share of the flows on the half with more processors.
 func powerful(result *sim.Result) sim.Estimate {
 	return result.Estimate(func(run *sim.RunResult) float64 {
 		sums := halves(run, func(s *sim.ServerUse) float64 { return float64(s.Connections) })
@@ -96,7 +97,7 @@ func powerful(result *sim.Result) sim.Estimate {
 	})
 }
 
-// queueRatio is that of the mean numbers of flows at the servers of the halves.
+// queueRatio returns the ratio of the mean numbers of flows on the servers of the two halves.
 func queueRatio(result *sim.Result) sim.Estimate {
 	return result.Estimate(func(run *sim.RunResult) float64 {
 		sums := halves(run, func(s *sim.ServerUse) float64 { return s.Open })
@@ -104,7 +105,7 @@ func queueRatio(result *sim.Result) sim.Estimate {
 	})
 }
 
-// halves sums up a value of the servers.
+// halves returns the sums of a value of the servers, for each half.
 func halves(run *sim.RunResult, value func(*sim.ServerUse) float64) (sums [2]float64) {
 	for i := range run.Servers {
 		sums[2*i/len(run.Servers)] += value(&run.Servers[i])
@@ -112,13 +113,13 @@ func halves(run *sim.RunResult, value func(*sim.ServerUse) float64) (sums [2]flo
 	return sums
 }
 
-// places are where settings stand on a chart's axis.
+// places are the positions of settings on an axis of a chart.
 type places struct {
 	axis chart.Axis
 	at   []float64
 }
 
-// categories are places that have names.
+// categories are positions with names.
 func categories(label string, names ...string) places {
 	p := places{axis: chart.Axis{Label: label, Categories: names}}
 	for i := range names {

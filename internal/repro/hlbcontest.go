@@ -12,20 +12,21 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// rival is a placement that HLB compares, by the paper's name for it.
+// rival is a placement that HLB compares, with the paper's name for it.
 type rival struct {
 	name string
 	spec placement.Spec
 }
 
-// unseenAsPrinted is what HLB takes servers for of which it has seen no flow end: algorithm 1 begins with
-// buffers that are full of zeros.
+// unseenAsPrinted treats servers without ended flows as algorithm 1 of the paper does. Its buffers
+// are full of zeros at first.
 const unseenAsPrinted = "zero"
 
-// everyRival are those of section V-C.
+// everyRival lists the placements of section V-C.
 var everyRival = []string{"ECMP", "WCMP", "AWCMP", "LSQ", "GSQ2", "SED", "HLB", "Oracle"}
 
-// rivals are those of the names, with their default parameters, but for HLB itself.
+// rivals returns the placements with the given names. They have their default parameters, except
+// for HLB itself.
 func rivals(names ...string) ([]rival, error) {
 	var list []rival
 	for _, name := range names {
@@ -41,7 +42,7 @@ func rivals(names ...string) ([]rival, error) {
 	return list, nil
 }
 
-// hlbWith is HLB with other parameters of its weights.
+// hlbWith returns HLB with other parameters of its weights.
 func hlbWith(name string, change func(*placement.Weights)) (rival, error) {
 	list, err := rivals("HLB")
 	if err != nil {
@@ -51,16 +52,16 @@ func hlbWith(name string, change func(*placement.Weights)) (rival, error) {
 	return rival{name, list[0].spec}, nil
 }
 
-// setting is what rivals are simulated in.
+// setting is a cluster, a load and other conditions of a simulation of rivals.
 type setting struct {
 	cluster hlbCluster
 	load    float64
 	rivals  []rival
-	// watch, if set, has a rival's configuration sampled.
+	// watch, if not nil, adds a sampler to the configuration of a rival.
 	watch func(c *sim.Config, rival int)
 }
 
-// settings are those of the same rivals and load on several clusters.
+// settings returns settings with the same rivals and load on several clusters.
 func settings(clusters []hlbCluster, load float64, rivals []rival) []setting {
 	var list []setting
 	for _, cluster := range clusters {
@@ -69,16 +70,18 @@ func settings(clusters []hlbCluster, load float64, rivals []rival) []setting {
 	return list
 }
 
-// contest is the results of rivals in several settings, all of which have rivals of the same names.
+// contest is the results of rivals in several settings. All settings have rivals with the same
+// names.
 type contest struct {
 	rivals  []rival
 	results [][]*sim.Result // by setting and rival
 }
 
-// hlbRuns are as many as the paper has of simulations, at least 10 (section VI).
+// hlbRuns returns the number of runs, which is the paper's minimum of 10 (section VI) unless the
+// figure is quick.
 func (r *run) hlbRuns() int { return pick(r, 2, 10) }
 
-// compete simulates settings, each so many times.
+// compete simulates settings with the given number of runs.
 func (r *run) compete(ctx context.Context, settings []setting, runs int) (*contest, error) {
 	c := &contest{rivals: settings[0].rivals}
 	var configs []*sim.Config
@@ -102,20 +105,22 @@ func (r *run) compete(ctx context.Context, settings []setting, runs int) (*conte
 	return c, nil
 }
 
-// of is the result of a rival in a setting.
+// of returns the result of a rival in a setting.
 func (c *contest) of(setting int, name string) *sim.Result {
 	return c.results[setting][slices.IndexFunc(c.rivals, func(r rival) bool { return r.name == name })]
 }
 
-// mean is the mean flow completion time (FCT) of a rival in a setting.
+// mean returns the mean flow completion time (FCT) of a rival in a setting.
 func (c *contest) mean(setting int, name string) float64 { return c.of(setting, name).Mean().Value }
 
-// shorter checks that one rival's mean FCT in a setting is shorter than another's, as the paper says.
+// shorter checks that the mean FCT of one rival in a setting is shorter than that of another, as
+// the paper states.
 func (r *run) shorter(c *contest, setting int, one, other, where, why string) {
 	r.before(one, other+where, c.mean(setting, one), c.mean(setting, other), 0, why)
 }
 
-// chart has a value of all results: a series for each rival, and in it a point for each setting.
+// chart draws a value of all results, with one series for each rival, and one point for each
+// setting.
 func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func(*sim.Result) sim.Estimate) chart.Chart {
 	style := chart.Marked
 	if len(x.axis.Categories) > 0 {
@@ -125,7 +130,8 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 	for i, rival := range c.rivals {
 		series := chart.Series{Name: rival.name, Style: style}
 		if all, ok := strings.CutSuffix(rival.name, "2"); ok {
-			series.Like = all // of all servers instead of two of them, where that is drawn too
+			// The same rival with all servers instead of two random ones, if the chart has it.
+			series.Like = all
 		}
 		for j, at := range x.at {
 			series.Points = append(series.Points, r.estimated(at, value(c.results[j][i])))
@@ -138,8 +144,9 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 	return drawn
 }
 
-// cutOff is where to cut bars off, so that others beside those that are many times as high can be told
-// apart: at twice the upper quartile, or 0, nowhere, if that does not save a quarter of the axis.
+// cutOff returns the value at which bars are cut off, or 0 for nowhere. Otherwise very high bars
+// would make the differences between the others invisible. It is twice the upper quartile, if that
+// saves at least a quarter of the axis.
 func cutOff(series []chart.Series) float64 {
 	var values []float64
 	for _, s := range series {
@@ -154,7 +161,7 @@ func cutOff(series []chart.Series) float64 {
 	return 0
 }
 
-// drawFCT draws mean and 90th percentile of the FCT, on logarithmic axes or not.
+// drawFCT draws the mean and the 90th percentile of the FCT. The axes may be logarithmic.
 func (r *run) drawFCT(c *contest, title string, x places, log bool) {
 	r.draw(r.chart(c, "Mean "+title, x, chart.Axis{Label: "mean FCT, s", Log: log}, (*sim.Result).Mean))
 	r.draw(r.chart(c, "90th percentile of "+title, x, chart.Axis{Label: "p90 FCT, s", Log: log}, p90))

@@ -63,7 +63,7 @@ func hlb14(ctx context.Context, r *run) error {
 	return nil
 }
 
-// hlb15 has what balancers believe of servers beside the truth, with eight balancers.
+// hlb15 compares what balancers assume about servers with the true state, with eight balancers.
 func hlb15(ctx context.Context, r *run) error {
 	rivals, err := rivals("SED", "HLB")
 	if err != nil {
@@ -100,8 +100,8 @@ func hlb15(ctx context.Context, r *run) error {
 	return nil
 }
 
-// belief is the scores of servers at balancers, and how long the servers need for the work that they
-// have, each over its mean at the time.
+// belief contains the scores of servers on balancers, and the time that the servers need for their
+// present work. Each value is divided by the mean at its time.
 type belief struct {
 	work, score []float64
 	group       []int32

@@ -62,10 +62,10 @@ func gainChart(title string) chart.Chart {
 	return chart.Chart{Title: title, X: chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "Kalman gain", Log: true}}
 }
 
-// gainsCompared is when the gains of figure 18b are compared, in seconds from the start.
+// gainsCompared is the time from the start at which figure 18b compares the gains, in seconds.
 const gainsCompared = 60
 
-// hlb18 has three distributions of work, and how far measurements move what HLB takes servers for.
+// hlb18 draws results for three distributions of work, and the gains of HLB's filter.
 func hlb18(ctx context.Context, r *run) error {
 	rivals, err := rivals("HLB-FIX", "HLB", "Oracle")
 	if err != nil {
@@ -76,7 +76,7 @@ func hlb18(ctx context.Context, r *run) error {
 		return err
 	}
 	rivals = append(rivals, overMean)
-	watched := []int{0, 1, 3} // those with a Kalman filter
+	watched := []int{0, 1, 3} // the rivals with a Kalman filter
 	works := []float64{0.25, 0.5, 1}
 	gained := make([][]gains, len(works)) // by distribution and rival
 	axis := categories("mean work of a flow, lognormal", "0.25 s", "0.5 s", "1 s")
@@ -112,7 +112,7 @@ func hlb18(ctx context.Context, r *run) error {
 	return nil
 }
 
-// gainsAfter are those of a rival with each distribution at that time.
+// gainsAfter returns the gains of a rival after that time, for each distribution.
 func gainsAfter(gained [][]gains, rival int) string {
 	var list []string
 	for i := range gained {

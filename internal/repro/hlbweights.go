@@ -12,19 +12,19 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// hlbNorms are what HLB's durations are over before they become weights.
+// hlbNorms are the values by which HLB divides durations before they become weights.
 var hlbNorms = []struct{ name, parameter string }{{"as printed", ""}, {"over the mean", "mean"}}
 
 const normsDiffer = "The paper's formula has durations over their sum, so that with 128 servers all weights exp(-μ) are within about 1% of each other. " +
 	"Over their mean they differ as much as the paper says of its weights."
 
-// weighing is what can be seen of HLB at a balancer.
+// weighing is the weights of HLB on a balancer, as a sample sees them.
 type weighing interface {
 	Weight(server int32) float64
 	Gain(server int32) float64
 }
 
-// weighings calls see for all servers at all balancers, which run HLB.
+// weighings calls see for all servers on all balancers that run HLB.
 func weighings(w sim.World, see func(server int32, at weighing)) {
 	for b := range w.Balancers() {
 		at := w.Placement(int32(b)).(weighing)
@@ -34,15 +34,15 @@ func weighings(w sim.World, see func(server int32, at weighing)) {
 	}
 }
 
-// weightRatios simulates HLB, and returns for each cluster how many times the weights of the first half
-// those of the second are, in the mean over time and runs. Durations go into the weights over the norm
-// that infer.Norm describes: by default their sum, as printed.
+// weightRatios simulates HLB. For each cluster it returns the weights of the first half of the
+// servers divided by those of the second half, as a mean over time and runs. infer.Norm describes
+// by what the durations are divided: by default by their sum, as the paper prints.
 func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load float64, norm string) ([]float64, error) {
 	hlb, err := hlbWith("HLB", func(w *placement.Weights) { w.Norm = norm })
 	if err != nil {
 		return nil, err
 	}
-	var mu sync.Mutex // runs are sampled at the same time
+	var mu sync.Mutex // several runs are sampled at the same time
 	sums := make([][2]float64, len(clusters))
 	list := settings(clusters, load, []rival{hlb})
 	for i := range list {
@@ -65,10 +65,10 @@ func (r *run) weightRatios(ctx context.Context, clusters []hlbCluster, load floa
 	return ratios, nil
 }
 
-// gains are HLB's Kalman gains over time, in the mean over servers, balancers and runs. How far a
-// measurement moves what HLB takes a server for, it decides anew at each step.
+// gains are HLB's Kalman gains over time, as means over servers, balancers and runs. At each step
+// the gain determines how far a measurement moves the estimate.
 type gains struct {
-	mu          sync.Mutex // runs are sampled at the same time
+	mu          sync.Mutex // several runs are sampled at the same time
 	sums, count []float64  // by sample
 }
 
@@ -91,13 +91,14 @@ func (g *gains) watch(c *sim.Config) {
 	}
 }
 
-// after is the mean gain so many seconds after the start, a multiple of gainInterval.
+// after returns the mean gain at a number of seconds after the start, which must be a multiple of
+// gainInterval.
 func (g *gains) after(seconds float64) float64 {
 	at := int(math.Round(seconds/gainInterval)) - 1
 	return g.sums[at] / g.count[at]
 }
 
-// series has the gains from the first sample to the last.
+// series returns the gains from the first sample to the last.
 func (g *gains) series(name string, style chart.Style) chart.Series {
 	s := chart.Series{Name: name, Style: style}
 	for i := range g.sums {

@@ -18,11 +18,11 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"digits": func(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) },
 }).Parse(pageText))
 
-// drawing is a figure as the page shows it.
+// drawing is a figure in the form for the page.
 type drawing struct {
 	Outcome
 	SVGs []template.HTML
-	// Outside tells that a quantity is outside of its tolerance.
+	// Outside tells that a quantity is outside its tolerance.
 	Outside bool
 }
 
@@ -38,7 +38,7 @@ func (s *store) writePage(outcomes []Outcome) error {
 	for _, o := range outcomes {
 		d := drawing{Outcome: o}
 		for i := range o.Charts {
-			// The chart escapes all text.
+			// package chart has escaped all text
 			d.SVGs = append(d.SVGs, template.HTML(o.Charts[i].SVG()))
 		}
 		for _, c := range o.Checks {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package repro makes the figures of the four papers that need no packets, each beside what the paper
-// states of it. Numbers of the papers are those that their text, tables and captions state; where they
-// say no more than which of two is better, that is what is compared.
+// Package repro makes the figures of the four papers that need no packets, and compares them with
+// the statements of the papers. The numbers come from the papers' text, tables and captions. If a
+// paper only states which of two results is better, repro checks that.
 package repro
 
 import (
@@ -19,26 +19,26 @@ import (
 
 // Figure is a figure of a paper.
 type Figure struct {
-	// Name is the paper and the figure's number, such as 6lb-8a.
+	// Name is the short name of the paper and the number of the figure, such as 6lb-8a.
 	Name string
-	// Title says what the figure shows.
+	// Title names the content of the figure.
 	Title string
 	// Source is the section of the paper.
 	Source string
 
-	// make draws the figure and compares it.
+	// make draws the figure and compares it with the paper.
 	make func(ctx context.Context, r *run) error
 }
 
-// Result is a figure as it came out.
+// Result is the result of making a figure.
 type Result struct {
 	Charts []chart.Chart
 	Checks []Check
-	// Remarks are what a reader must know to compare the charts with the paper's.
+	// Remarks tell readers what they must know to compare the charts with those of the paper.
 	Remarks []string
 }
 
-// Relation is how a measured value relates to the paper's.
+// Relation is the relation between a measured value and that of the paper.
 type Relation string
 
 // The relations.
@@ -48,21 +48,21 @@ const (
 	AtLeast Relation = "at least"
 )
 
-// Check compares one quantity with what the paper states.
+// Check compares one quantity with a statement of the paper.
 type Check struct {
 	Figure   string  `json:"figure"`
 	Quantity string  `json:"quantity"`
 	Paper    Claim   `json:"paper"`
 	Measured float64 `json:"measured"`
-	// Tolerance is how far the measured value may be from the paper's, or beyond its bound, in the
-	// quantity's own unit.
+	// Tolerance is the allowed difference between the measured value and the paper's value or
+	// bound, in the unit of the quantity.
 	Tolerance float64 `json:"tolerance"`
 	OK        bool    `json:"ok"`
-	// Note says why the tolerance is what it is, and what else there is to say.
+	// Note gives the reason for the tolerance, and other remarks.
 	Note string `json:"note"`
 }
 
-// Claim is what the paper states: a number, or a bound.
+// Claim is a number or a bound that the paper states.
 type Claim struct {
 	Relation Relation
 	Value    float64
@@ -83,7 +83,7 @@ func (c Claim) MarshalJSON() ([]byte, error) {
 	return json.Marshal(c.String())
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (c *Claim) UnmarshalJSON(b []byte) error {
 	if json.Unmarshal(b, &c.Value) == nil {
 		c.Relation = About
@@ -103,7 +103,7 @@ func (c *Claim) UnmarshalJSON(b []byte) error {
 	return fmt.Errorf("claim %q: neither a number nor a bound", text)
 }
 
-// run is a figure that is being made.
+// run is the state while a figure is made.
 type run struct {
 	Settings
 	figure string
@@ -116,23 +116,23 @@ func (r *run) remark(format string, args ...any) {
 	r.result.Remarks = append(r.result.Remarks, fmt.Sprintf(format, args...))
 }
 
-// about compares with a number that the paper states; why is the reason for the tolerance.
+// about compares with a number that the paper states. why is the reason for the tolerance.
 func (r *run) about(quantity string, paper, measured, tolerance float64, why string) {
 	r.check(quantity, Claim{About, paper}, measured, tolerance, math.Abs(measured-paper) <= tolerance, why)
 }
 
-// atMost compares with what the paper states as upper bound.
+// atMost compares with an upper bound that the paper states.
 func (r *run) atMost(quantity string, paper, measured, tolerance float64, why string) {
 	r.check(quantity, Claim{AtMost, paper}, measured, tolerance, measured <= paper+tolerance, why)
 }
 
-// atLeast compares with what the paper states as lower bound.
+// atLeast compares with a lower bound that the paper states.
 func (r *run) atLeast(quantity string, paper, measured, tolerance float64, why string) {
 	r.check(quantity, Claim{AtLeast, paper}, measured, tolerance, measured >= paper-tolerance, why)
 }
 
-// before compares two quantities of which the paper states that the first is smaller: their ratio is
-// at most 1.
+// before compares two quantities. The paper states that the first one is smaller, so their ratio
+// must be at most 1.
 func (r *run) before(smaller, larger string, a, b, tolerance float64, why string) {
 	r.atMost(smaller+" / "+larger, 1, a/b, tolerance, why)
 }
@@ -143,7 +143,7 @@ func (r *run) check(quantity string, paper Claim, measured, tolerance float64, o
 	})
 }
 
-// finite makes sure that the result can be written as JSON, and drawn.
+// finite checks that the result can be written as JSON and drawn.
 func (r *Result) finite() error {
 	bad := func(v float64) bool { return math.IsNaN(v) || math.IsInf(v, 0) }
 	for _, c := range r.Charts {
@@ -163,13 +163,13 @@ func (r *Result) finite() error {
 	return nil
 }
 
-// Figures returns all figures, by paper and number.
+// Figures returns all figures, ordered by paper and number.
 func Figures() []Figure {
 	return slices.Concat(srlbFigures, sixLBFigures, shellFigures, hlbFigures)
 }
 
-// Select returns the figures that one of the patterns of path.Match describes, such as 6lb-8a, 6lb-8?
-// or hlb-*; all without patterns. It fails on a pattern that none matches.
+// Select returns the figures that match one of the patterns (of path.Match), such as 6lb-8a,
+// 6lb-8? or hlb-*. Without patterns it returns all figures. A pattern without a match is an error.
 func Select(patterns ...string) ([]Figure, error) {
 	all := Figures()
 	if len(patterns) == 0 {

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/chart"
 )
 
-// counted is a figure that counts how often it is made.
+// counted is a figure that counts how often it was made.
 func counted(name string, times *int) Figure {
 	return Figure{Name: name, Title: "A <title>", Source: "section I", make: func(_ context.Context, r *run) error {
 		*times++
@@ -40,8 +40,8 @@ func mustMake(t *testing.T, figures []Figure, s Settings) []Outcome {
 	return outcomes
 }
 
-// TestMake writes a figure, finds it again, and makes it anew for other settings or where its file is
-// not whole.
+// TestMake makes a figure and finds it again. It makes the figure anew for other settings, and if
+// its file is incomplete.
 func TestMake(t *testing.T) {
 	times := 0
 	figures := []Figure{counted("6lb-x", &times)}
@@ -98,7 +98,7 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestInterrupted keeps what was made before an error.
+// TestInterrupted checks that the figures before an error are kept.
 func TestInterrupted(t *testing.T) {
 	times := 0
 	broken := Figure{Name: "6lb-y", make: func(ctx context.Context, r *run) error {
@@ -119,7 +119,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestCancelled ends a figure that is being made, and says where it was.
+// TestCancelled interrupts the making of a figure, and checks that the error names the figure.
 func TestCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	endless := Figure{Name: "6lb-z", make: func(ctx context.Context, r *run) error {
@@ -148,7 +148,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestCheckJSON has the keys that others rely on, and claims that come back as they were.
+// TestCheckJSON checks the keys that other programs rely on, and that claims are the same after
+// writing and reading.
 func TestCheckJSON(t *testing.T) {
 	for want, claim := range map[string]Claim{
 		`2.3`:              {About, 2.3},
@@ -173,7 +174,7 @@ func TestCheckJSON(t *testing.T) {
 	}
 }
 
-// TestNotFinite refuses what neither JSON nor a chart can show.
+// TestNotFinite checks that values that neither JSON nor a chart can contain are refused.
 func TestNotFinite(t *testing.T) {
 	figure := Figure{Name: "6lb-x", make: func(_ context.Context, r *run) error {
 		zero := 0.0
@@ -206,8 +207,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// TestPageHasAll makes one figure after another; the page has both, in their order, unless the other is
-// of other settings.
+// TestPageHasAll makes one figure after the other. The page must show both in their order, unless
+// they have different settings.
 func TestPageHasAll(t *testing.T) {
 	s := Settings{Seed: 1, Workers: 1, Directory: t.TempDir()}
 	page := func(s Settings, name string) string {
@@ -263,7 +264,8 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// TestAnalyticFigures makes those that take no time, and asks that the model has what 6LB prints.
+// TestAnalyticFigures makes the figures that take no time, and checks that the model has the
+// numbers of 6LB.
 func TestAnalyticFigures(t *testing.T) {
 	figures, err := Select("6lb-5", "6lb-6", "6lb-8[b-f]", "6lb-9", "hlb-2")
 	if err != nil {
@@ -281,7 +283,7 @@ func TestAnalyticFigures(t *testing.T) {
 	}
 }
 
-// TestCrossing has the load that 6LB prints, 0.983.
+// TestCrossing checks the load that 6LB prints, 0.983.
 func TestCrossing(t *testing.T) {
 	got, err := crossing(4, 8)
 	if err != nil {

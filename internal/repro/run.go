@@ -10,17 +10,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Settings say how figures are made.
+// Settings tell how figures are made.
 type Settings struct {
-	// Quick makes figures of fewer runs and points, all of them in some minutes.
+	// Quick makes figures with fewer runs and points. All of them together take some minutes.
 	Quick bool
-	// Seed is that of everything random. The same seed gives the same figures.
+	// Seed is the seed of all random numbers. The same seed gives the same figures.
 	Seed uint64
-	// Workers is how many runs of a figure are computed at once, at least 1.
+	// Workers is the number of runs that are computed at once, at least 1.
 	Workers int
-	// Directory is where figures are written to; it is made where it does not exist.
+	// Directory is the directory for the figures. It is made if it does not exist.
 	Directory string
-	// Progress is told what is done, by one goroutine at a time. It may be nil.
+	// Progress is called with what was done, by one goroutine at a time. It may be nil.
 	Progress func(what string)
 }
 
@@ -28,14 +28,16 @@ type Settings struct {
 type Outcome struct {
 	Figure
 	Result
-	// Stored tells that the result was in the directory, made by the same program with the same settings.
+	// Stored tells that the result was already in the directory, made by the same program with the
+	// same settings.
 	Stored bool
 }
 
-// Make makes the figures that the directory does not have yet, and writes each when it is done: NAME.csv
-// and NAME.svg, with a number where there are several charts, and NAME.json, by which it is found again.
-// Last it writes index.html, which shows them and all others that the directory has of the same program
-// and settings. It can be interrupted at any point: what is written is whole, and is not made again.
+// Make makes the figures that are not in the directory yet. It writes each when it is complete:
+// NAME.csv and NAME.svg, with a number if there are several charts, and NAME.json, by which later
+// runs find it. At the end it writes index.html, which shows these figures and all others in the
+// directory that were made by the same program with the same settings. Make can be interrupted at
+// any point: all written figures are complete, and are not made again.
 func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) {
 	store, err := openStore(s)
 	if err != nil {
@@ -62,7 +64,8 @@ func Make(ctx context.Context, figures []Figure, s Settings) ([]Outcome, error) 
 
 func (s *store) makeOne(ctx context.Context, figure Figure, settings Settings) (Outcome, error) {
 	if result, ok := s.load(figure.Name); ok {
-		return Outcome{figure, result, true}, s.saveCharts(figure.Name, result) // which may have been removed
+		// The files may have been removed.
+		return Outcome{figure, result, true}, s.saveCharts(figure.Name, result)
 	}
 	r := &run{Settings: settings, figure: figure.Name}
 	if err := figure.make(ctx, r); err != nil {
@@ -80,7 +83,7 @@ func (s *Settings) tell(format string, args ...any) {
 	}
 }
 
-// pick is the first where figures are made quickly, else the second.
+// pick returns the first value for quick figures, otherwise the second one.
 func pick[T any](r *run, quick, full T) T {
 	if r.Quick {
 		return quick
@@ -88,8 +91,8 @@ func pick[T any](r *run, quick, full T) T {
 	return full
 }
 
-// each calls do for 0 to n-1, as many at once as there are workers, and tells how far it is. What do(i)
-// computes must follow from i alone.
+// each calls do for 0 to n-1, with as many calls at once as there are workers, and reports the
+// progress. The result of do(i) must depend on i only.
 func (r *run) each(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(max(1, r.Workers))

@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// shellFigures are those of "Stateless Load-Aware Load Balancing in P4". Its figures 4 and 5, and tables
-// II and III, are of hardware.
+// shellFigures are the figures of "Stateless Load-Aware Load Balancing in P4". Its figures 4 and
+// 5, and tables II and III, are about hardware.
 var shellFigures = []Figure{
 	{"shell-6", "Connections reset after reconfigurations, by depth of the history", "SHELL, section VI", shell6},
 	{"shell-7", "Connections reset after reconfigurations, by number of buckets", "SHELL, section VI", shell7},
@@ -21,18 +21,20 @@ var shellFigures = []Figure{
 
 const shellServers, shellCandidates = 500, 2
 
-// churn is how many connections that began at once are reset by each number of reconfigurations.
+// churn is the number of connections that are reset after each number of reconfigurations. All
+// connections began at the same time.
 type churn struct {
-	printed [][]float64 // by history of algorithm 1 as printed, then by reconfigurations
-	kept    [][]float64 // by history that keeps what did not change
+	// By depth of the history of algorithm 1 as printed, then by reconfigurations.
+	printed [][]float64
+	kept    [][]float64 // the same for a history that keeps unchanged entries
 }
 
-// reconfigure removes a random server or inserts a new one, changes times, and follows for each depth the
-// connections of all places of the table. A connection is lost when its server is not in its place's
-// history, once and for all: its next packet has been answered by a reset.
+// reconfigure changes the table several times: it removes a random server or inserts a new one.
+// For each depth, it follows the connections of all places of the table. A connection is lost for
+// good when its server is not in the history of its place: its next packet is answered by a reset.
 func reconfigure(ctx context.Context, seed, experiment uint64, buckets, changes int, depths []int) (*churn, error) {
 	rng := rand.New(rand.NewPCG(seed, experiment))
-	// There are names for all servers that ever come.
+	// There are names for all servers that are ever inserted.
 	servers := resiliencyServers(shellServers+changes, int(experiment))
 	for i := shellServers; i < len(servers); i++ {
 		servers[i].Weight = 0
@@ -90,7 +92,8 @@ func pickPresent(servers []tables.Server, rng *rand.Rand) int {
 	}
 }
 
-// lose marks the places whose first server is not in their column, and returns the share of those lost.
+// lose marks the places whose first server is not in their column. It returns the share of lost
+// places.
 func lose(lost []bool, first *tables.Table, column func(place int) []uint16) float64 {
 	n := 0
 	for place, server := range first.Rows {
@@ -102,8 +105,8 @@ func lose(lost []bool, first *tables.Table, column func(place int) []uint16) flo
 	return float64(n) / float64(len(lost))
 }
 
-// printedHistory is algorithm 1 of SHELL to the letter: at each change all entries move down by one, the
-// last is lost, the new one comes on top, and one below that is the same is taken out.
+// printedHistory is exactly algorithm 1 of SHELL. At each change all entries move down by one, and
+// the last one is lost. The new entry becomes the first. An equal entry below is removed.
 type printedHistory struct {
 	depth   int
 	columns [][]uint16
@@ -130,7 +133,7 @@ func (h *printedHistory) push(t *tables.Table) {
 
 func (h *printedHistory) column(place int) []uint16 { return h.columns[place] }
 
-// churns averages the five experiments of the paper for each number of buckets.
+// churns returns the means of the paper's five experiments, for each number of buckets.
 func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, error) {
 	experiments, changes := pick(r, 2, 5), pick(r, 60, 200)
 	results := make([]*churn, len(buckets)*experiments)
@@ -163,8 +166,9 @@ func churns(ctx context.Context, r *run, buckets []int, depths []int) ([]churn, 
 	return means, nil
 }
 
-// finite is the share of connections that end in a reset within n reconfigurations, if a connection
-// that lives on sees another one with probability q: exponential durations and a steady rate.
+// finite returns the share of connections that are reset within n reconfigurations. A connection
+// sees another reconfiguration with probability q, which holds for exponential durations and a
+// constant rate.
 func finite(infinite []float64, q float64) []float64 {
 	out := make([]float64, len(infinite))
 	reached := 1.0
@@ -175,7 +179,8 @@ func finite(infinite []float64, q float64) []float64 {
 	return out
 }
 
-// calibrate finds q for which connections without history are reset with the probability given.
+// calibrate returns the q with which connections without history are reset with the given
+// probability.
 func calibrate(infinite []float64, probability float64) float64 {
 	low, high := 0.0, 1.0
 	for range 60 {

@@ -22,7 +22,7 @@ func TestPrintedHistory(t *testing.T) {
 	}{
 		{2, []uint16{2, 1}},
 		{3, []uint16{3, 2, 1}},
-		{3, []uint16{3, 2}}, // nothing changed, and 1 is lost
+		{3, []uint16{3, 2}}, // nothing changed, but 1 is lost
 		{3, []uint16{3, 2}},
 		{2, []uint16{2, 3}},
 		{4, []uint16{4, 2, 3}},
@@ -35,8 +35,9 @@ func TestPrintedHistory(t *testing.T) {
 	}
 }
 
-// TestReconfigure checks that nothing is lost by histories as deep as there are changes, and that more is
-// remembered by deeper ones and by those that keep what did not change.
+// TestReconfigure checks that no connection is lost with histories as deep as the number of
+// changes. It also checks that deeper histories lose fewer connections, and that histories that
+// keep unchanged entries do so, too.
 func TestReconfigure(t *testing.T) {
 	const changes = 6
 	c, err := reconfigure(t.Context(), 1, 0, 1021, changes, []int{1, 2, changes + 1})
@@ -56,7 +57,7 @@ func TestReconfigure(t *testing.T) {
 	}
 }
 
-// TestFinite compares with the sum over how many reconfigurations a connection sees.
+// TestFinite compares with the sum over the number of reconfigurations that a connection sees.
 func TestFinite(t *testing.T) {
 	infinite := []float64{0, 0.1, 0.3, 0.35}
 	const q = 0.6

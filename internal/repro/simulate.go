@@ -10,10 +10,10 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// inOrder is why there is no tolerance where the text says no more than which is better.
+// inOrder is the reason for a missing tolerance: the text only states which result is better.
 const inOrder = "an order, without a number"
 
-// simulate runs configurations, each as often as said, with common random numbers.
+// simulate runs configurations with common random numbers.
 func (r *run) simulate(ctx context.Context, configs []*sim.Config, runs int) ([]*sim.Result, error) {
 	return sim.RunAll(ctx, configs, sim.Options{
 		Seed: r.Seed, Runs: runs, Parallel: r.Workers,
@@ -21,8 +21,9 @@ func (r *run) simulate(ctx context.Context, configs []*sim.Config, runs int) ([]
 	})
 }
 
-// estimated is a point with the confidence interval as error bar. Of the two or four runs of a quick
-// figure that would be many times what the value is off by, so there it is left out.
+// estimated is a point with the confidence interval as error bar. Quick figures have two or four
+// runs, and the intervals of so few runs would be many times the error. So they have no error
+// bars.
 func (r *run) estimated(x float64, e sim.Estimate) chart.Point {
 	if r.Quick || math.IsNaN(e.Half) {
 		return chart.Point{X: x, Y: e.Value}
@@ -30,7 +31,7 @@ func (r *run) estimated(x float64, e sim.Estimate) chart.Point {
 	return chart.Point{X: x, Y: e.Value, Low: e.Value - e.Half, High: e.Value + e.Half}
 }
 
-// cdf is the distribution of response times up to the longest one asked for.
+// cdf draws the distribution of response times up to the given time.
 func cdf(name string, style chart.Style, result *sim.Result, longest float64) chart.Series {
 	s := chart.Series{Name: name, Style: style}
 	for i := range 201 {

@@ -14,7 +14,8 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// TestManyServers holds the mean-field model against 10000 servers: no more than 1% apart.
+// TestManyServers compares the mean-field model with 10000 servers. They must differ by at most
+// 1%.
 func TestManyServers(t *testing.T) {
 	for _, test := range []struct {
 		load      float64
@@ -41,8 +42,8 @@ func TestManyServers(t *testing.T) {
 	}
 }
 
-// TestSettled has the time in which servers that start empty come to the steady state, which is much longer
-// for SR2 at a high load than for others: after 100 it still has 19% fewer flows.
+// TestSettled checks how long servers that start empty take to the steady state. For SR2 at a high
+// load it is much longer than for other policies: after 100 it still has 19% fewer flows.
 func TestSettled(t *testing.T) {
 	for _, test := range []struct {
 		load        float64
@@ -59,7 +60,8 @@ func TestSettled(t *testing.T) {
 	}
 }
 
-// TestSweep has the papers' headline at a few batches: SR4 is more than twice as fast as single choice.
+// TestSweep checks the main result of the papers with a few batches: SR4 is more than twice as
+// fast as single choice.
 func TestSweep(t *testing.T) {
 	r := &run{Settings: Settings{Seed: 1, Workers: 1}}
 	results, err := r.sweep(t.Context(), srlbTestbed, hunters[:2], []float64{0.3, 0.88}, 4)
@@ -74,7 +76,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSameSeed makes a simulated figure twice.
+// TestSameSeed makes a simulated figure twice, and checks that both are equal.
 func TestSameSeed(t *testing.T) {
 	var results [2]Result
 	for i, workers := range []int{1, 2} {
@@ -97,7 +99,7 @@ func TestSameSeed(t *testing.T) {
 	}
 }
 
-// TestCutOff cuts few bars off that are much higher than the others.
+// TestCutOff checks that a few bars that are much higher than the others are cut off.
 func TestCutOff(t *testing.T) {
 	series := func(ys ...float64) []chart.Series { return []chart.Series{{Points: indexed(ys...)}} }
 	if got := cutOff(series(1, 2, 3, 1, 2, 3, 1, 40)); got != 6 {
@@ -110,12 +112,12 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// TestHLBRate counts what flows need of the resource that they use most.
+// TestHLBRate checks the work of flows for the resource that they use most.
 func TestHLBRate(t *testing.T) {
-	h := newHLBCluster() // 192 processors, 128 for IO
+	h := newHLBCluster() // 192 processors and 128 IO queues
 	for _, test := range []struct {
-		cpu, io float64 // seconds of a flow
-		want    float64 // flows a second
+		cpu, io float64 // seconds per flow
+		want    float64 // flows per second
 	}{
 		{0.5, 0, 192 / 0.5},
 		{0.75, 0.25, 192 / 0.75},
@@ -131,7 +133,7 @@ func TestHLBRate(t *testing.T) {
 	}
 }
 
-// TestHalves sums up a run by halves of the cluster.
+// TestHalves checks the sums over the halves of the cluster.
 func TestHalves(t *testing.T) {
 	servers := []sim.ServerUse{{Connections: 1, Open: 1}, {Connections: 2, Open: 1}, {Connections: 3, Open: 2}, {Connections: 6, Open: 4}}
 	result := &sim.Result{Runs: []*sim.RunResult{{Servers: servers}}}
@@ -143,7 +145,7 @@ func TestHalves(t *testing.T) {
 	}
 }
 
-// TestWeightRatios has HLB find out which half is faster.
+// TestWeightRatios checks that HLB infers which half is faster.
 func TestWeightRatios(t *testing.T) {
 	cluster := newHLBCluster()
 	cluster.servers, cluster.cpus, cluster.balancers = 8, [2]int32{1, 4}, 1
@@ -157,7 +159,7 @@ func TestWeightRatios(t *testing.T) {
 	}
 }
 
-// TestGains has HLB-FIX, whose gain is 1/(n+1/2) in the n-th of its steps, which are 0.5 s apart.
+// TestGains checks HLB-FIX, whose gain is 1/(n+1/2) in its n-th step. The steps are 0.5 s apart.
 func TestGains(t *testing.T) {
 	list, err := rivals("HLB-FIX")
 	if err != nil {
@@ -175,7 +177,7 @@ func TestGains(t *testing.T) {
 		t.Fatalf("%d samples", len(points))
 	}
 	for i, p := range points {
-		// The sample may be taken before the step of the same time.
+		// The sample may be taken before the step at the same time.
 		steps := p.X / 0.5
 		if low, high := 1/(steps+0.5), 1/(steps-0.5); p.X != float64(i+1)*gainInterval || p.Y < low-1e-9 || p.Y > high+1e-9 {
 			t.Errorf("after %v s: gain %v, want %v to %v", p.X, p.Y, low, high)
@@ -183,8 +185,8 @@ func TestGains(t *testing.T) {
 	}
 }
 
-// TestMultiplesFail: where neighbours have nearly the same permutation, a server that goes moves flows of many
-// others.
+// TestMultiplesFail checks that the removal of a server moves flows of many others, if
+// neighbouring servers have nearly the same permutation.
 func TestMultiplesFail(t *testing.T) {
 	for name, test := range map[string]struct {
 		generator func(int, *rand.Rand) uint32
@@ -205,7 +207,7 @@ func TestMultiplesFail(t *testing.T) {
 	}
 }
 
-// TestPlaceLongFlows checks that servers take flows up to the threshold, and pass on those after.
+// TestPlaceLongFlows checks that servers take flows up to the threshold, and pass on later ones.
 func TestPlaceLongFlows(t *testing.T) {
 	table, err := tables.Build(resiliencyServers(10, 0), 1021, 2)
 	if err != nil {
@@ -225,14 +227,15 @@ func TestPlaceLongFlows(t *testing.T) {
 			}
 		}
 	}
-	// Each server takes at most 8 flows that come to it first; the second in the row takes any.
+	// Each server takes at most 8 flows as the first candidate. The second candidate takes any
+	// flow.
 	if first > 80 || first+second != 1000 {
 		t.Errorf("%d flows with the first server, %d with the second", first, second)
 	}
 }
 
-// TestCountResets has no resets without removals, and with them at least those of the servers that are
-// gone.
+// TestCountResets checks that there are no resets without removals, and otherwise at least those
+// of flows on removed servers.
 func TestCountResets(t *testing.T) {
 	for candidates := 1; candidates <= 2; candidates++ {
 		r, err := countResets(1, 0, candidates)

@@ -2,8 +2,9 @@
 
 package repro
 
-// sixLBFigures are those of "6LB: Scalable and Application-Aware Load Balancing with Segment Routing".
-// Its figures 1 to 4 are drawings, 11c and 13 need the data path, 12 a trace and a database.
+// sixLBFigures are the figures of "6LB: Scalable and Application-Aware Load Balancing with Segment
+// Routing". Its figures 1 to 4 are drawings, figures 11c and 13 need the data path, and figure 12
+// needs a trace and a database.
 var sixLBFigures = []Figure{
 	{"6lb-5", "Protocol overhead of steering mechanisms", "6LB, section II-C", figure5},
 	{"6lb-6", "Example of algorithm 3, before and after a removal", "6LB, section III-B", figure6},

@@ -14,13 +14,13 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// modelCurves are the policies that figures 8 and 9 of 6LB show.
+// modelCurves are the policies of figures 8 and 9 of 6LB.
 var modelCurves = []struct {
 	name      string
-	threshold int // 0 is single choice
+	threshold int // 0 stands for single choice
 }{{"SC", 0}, {"SR2", 2}, {"SR4", 4}, {"SR8", 8}}
 
-// steady is the state of the model's servers, which have one core.
+// steady returns the steady state of the model. Its servers have one core.
 func steady(load float64, threshold int) (*model.Steady, error) {
 	if threshold == 0 {
 		return model.SingleChoice(load, 1)
@@ -28,7 +28,7 @@ func steady(load float64, threshold int) (*model.Steady, error) {
 	return model.SRc(load, 1, threshold)
 }
 
-// loadCurves draws a value of every policy against the load.
+// loadCurves draws a value of each policy against the load.
 func loadCurves(title, label string, top float64, value func(*model.Steady) (float64, error)) (chart.Chart, error) {
 	c := chart.Chart{
 		Title: title,
@@ -57,7 +57,7 @@ func loadCurves(title, label string, top float64, value func(*model.Steady) (flo
 	return c, nil
 }
 
-// always is a value that cannot fail to be computed.
+// always adapts a function that has no error.
 func always(value func(*model.Steady) float64) func(*model.Steady) (float64, error) {
 	return func(s *model.Steady) (float64, error) { return value(s), nil }
 }
@@ -83,11 +83,12 @@ func figure8a(ctx context.Context, r *run) error {
 	return nil
 }
 
-// manyServers are so many that the model's assumption, infinitely many, is nearly so.
+// manyServers is a number of servers that is nearly infinite, as the model assumes.
 const manyServers = 10_000
 
-// settled returns a duration of which the first half is long enough that empty servers have come within
-// 0.1% of the steady state's mean number of flows, by equation (1); and at least the one given.
+// settled returns a duration. After the first half of it, servers that start empty have a mean
+// number of flows within 0.1% of the steady state, by equation (1). The duration is at least the
+// given one.
 func settled(ctx context.Context, load float64, threshold int, least float64) (float64, error) {
 	s, err := steady(load, threshold)
 	if err != nil {
@@ -108,8 +109,8 @@ func settled(ctx context.Context, load float64, threshold int, least float64) (f
 	return max(least, 2*now), nil
 }
 
-// manyServersConfig has servers of one processor, first come, first served, from empty for a time of
-// which the second half counts.
+// manyServersConfig has servers with one processor, first come, first served, that start empty.
+// Only the second half of its time counts.
 func manyServersConfig(load float64, threshold int, duration float64) (*sim.Config, error) {
 	spec := &placement.SR{Hunt: placement.Hunt{Candidates: 2, Random: true}, Threshold: threshold}
 	method, policy, err := spec.Build()
@@ -128,7 +129,8 @@ func manyServersConfig(load float64, threshold int, duration float64) (*sim.Conf
 	return c, nil
 }
 
-// addManyServers marks what simulations give, and returns the largest relative deviation from the model.
+// addManyServers marks the results of simulations, and returns their largest relative deviation
+// from the model.
 func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation float64, err error) {
 	loads := pick(r, []float64{0.7, 0.88}, []float64{0.5, 0.7, 0.8, 0.88, 0.95})
 	curves := pick(r, modelCurves[2:3], modelCurves[1:])
@@ -166,7 +168,7 @@ func (r *run) addManyServers(ctx context.Context, c *chart.Chart) (deviation flo
 	return deviation, nil
 }
 
-// crossing is the load from which one policy has the longer mean response time than the other.
+// crossing returns the load above which the first policy has the longer mean response time.
 func crossing(low, high int) (float64, error) {
 	from, to := 0.5, 1-1e-6
 	for to-from > 1e-9 {
@@ -211,7 +213,8 @@ func figure8c(_ context.Context, r *run) error {
 	return nil
 }
 
-// overSingleChoice returns the extremes of what SRc has over what single choice has at the same load.
+// overSingleChoice returns the smallest and the largest ratio of SRc to single choice at the same
+// load.
 func overSingleChoice(c chart.Chart) (least, most float64) {
 	least, most = math.Inf(1), math.Inf(-1)
 	for i, single := range c.Series[0].Points {
@@ -264,8 +267,9 @@ func figure8e(_ context.Context, r *run) error {
 	return nil
 }
 
-// moments are mean and standard deviation of the response times, of servers with one core that work
-// first come, first served: a flow that is the k-th at its server waits for k exponential times.
+// moments returns the mean and the standard deviation of the response times on servers with one
+// core, first come, first served. A flow that is the k-th on its server waits for k exponential
+// times.
 func moments(s *model.Steady) (mean, deviation float64) {
 	square := 0.0
 	for k := 1; s.AtLeast(k) > 1e-15; k++ {
@@ -306,7 +310,7 @@ func figure9(_ context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	c.Series = c.Series[1:] // single choice has none
+	c.Series = c.Series[1:] // single choice has no second server
 	r.draw(c)
 	s, err := steady(0.9, 4)
 	if err != nil {

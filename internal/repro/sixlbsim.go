@@ -15,12 +15,13 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// sixLBLoads are 20 loads as in section VI-B2, among them those that the text names.
+// sixLBLoads are the 20 loads of section VI-B2. They include the loads that the text names.
 var sixLBLoads = []float64{0.05, 0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.71, 0.75, 0.79, 0.83, 0.87, 0.89, 0.91, 0.93, 0.95, 0.98}
 
 const oneBatch = "the paper's is the largest of one batch of queries for each load; means of such batches scatter by some percent, and with SC by more"
 
-// compareHunters has what both papers say of the mean response times: contenders as in hunters.
+// compareHunters checks the statements of both papers about mean response times. The contenders
+// are those of hunters.
 func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy float64) {
 	at := slices.Index(loads, heavy)
 	r.about(fmt.Sprintf("SC / SR4 at ρ = %v", heavy), 2.3, ratio(results[0][at], results[1][at]), 0.25, oneBatch)
@@ -52,8 +53,8 @@ func figure10a(ctx context.Context, r *run) error {
 	return nil
 }
 
-// addModel draws what section V gives for servers of two processors, and returns the largest relative
-// deviation of the simulation from it for loads below 0.9.
+// addModel draws the results of section V for servers with two processors. It returns the largest
+// relative deviation of the simulation from them, for loads below 0.9.
 func (r *run) addModel(c *chart.Chart, results [][]*sim.Result) (deviation float64, err error) {
 	for i, threshold := range []int{0, 4, 8, 16} {
 		series := chart.Series{Name: "model " + hunters[i].name, Style: chart.Dashed, Like: hunters[i].name}
@@ -106,7 +107,8 @@ func figure10c(ctx context.Context, r *run) error {
 	return nil
 }
 
-// lightLoad has what both papers say of the mean response times at a light load: contenders as in hunters.
+// lightLoad checks the statements of both papers about mean response times at a light load. The
+// contenders are those of hunters.
 func (r *run) lightLoad(results []*sim.Result, rho float64) {
 	at := fmt.Sprintf(" at ρ = %v", rho)
 	r.about("SR16 / SC"+at, 1, ratio(results[3], results[0]), 0.02, "no improvement, says the text")
@@ -115,7 +117,7 @@ func (r *run) lightLoad(results []*sim.Result, rho float64) {
 	r.atMost("SRdyn / SR4"+at, 1, ratio(results[4], results[1]), 0.02, "matches SR4, says the text")
 }
 
-// figure11a finds how many servers SR4 needs for what 48 give with SC.
+// figure11a finds the number of servers that SR4 needs to equal 48 servers with SC.
 func figure11a(ctx context.Context, r *run) error {
 	runs := pick(r, 4, 10)
 	rate := sixLBTestbed.rate(0.71)
@@ -156,7 +158,8 @@ func figure11a(ctx context.Context, r *run) error {
 	return nil
 }
 
-// figure11b varies the size of the table. Where it is small, what servers get depends on their names.
+// figure11b varies the size of the table. In a small table, the shares of servers depend on their
+// names.
 func figure11b(ctx context.Context, r *run) error {
 	experiments := pick(r, 4, 10)
 	rate := sixLBTestbed.rate(0.71)
@@ -177,7 +180,7 @@ func figure11b(ctx context.Context, r *run) error {
 		t.experiment = e
 		b.add(t, singleChoice, rate)
 	}
-	// The testbed was busier than ρ says: docs/reproduction.md.
+	// The testbed was busier than ρ tells: see docs/reproduction.md.
 	const small, busier = 128, 0.82
 	for _, contender := range []contender{sr4, singleChoice} {
 		for e := range experiments {
@@ -193,7 +196,8 @@ func figure11b(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	means := make([]float64, len(sizes)+3) // after those of the sizes single choice, and SR4 and it at the higher load
+	// The sizes, then single choice, then SR4 and single choice at the higher load.
+	means := make([]float64, len(sizes)+3)
 	for i, result := range results {
 		means[i/experiments] += result.Mean().Value / float64(experiments)
 	}
@@ -218,11 +222,11 @@ func figure11b(ctx context.Context, r *run) error {
 	return nil
 }
 
-// figure11e compares with policies that need a single balancer, or feedback out of band.
+// figure11e compares with policies that need a single balancer, or feedback outside the data path.
 func figure11e(ctx context.Context, r *run) error {
 	contenders := []contender{singleChoice, roundRobin, feedback, srDynamic}
 	t := sixLBTestbed
-	t.balancers = 1 // what makes policies centralized; the others do not depend on it
+	t.balancers = 1 // the centralised policies need it, and it does not affect the others
 	results, err := r.sweep(ctx, t, contenders, sixLBLoads, pick(r, 2, 10))
 	if err != nil {
 		return err
@@ -242,7 +246,8 @@ func figure11e(ctx context.Context, r *run) error {
 	return r.feedbackByInterval(ctx, t, 0.89)
 }
 
-// feedbackByInterval has round-robin with feedback that is polled more or less often, next to SRdyn.
+// feedbackByInterval compares round-robin with feedback, for several polling intervals, with
+// SRdyn.
 func (r *run) feedbackByInterval(ctx context.Context, t testbed, rho float64) error {
 	const ms = time.Millisecond
 	intervals := []time.Duration{200 * ms, 400 * ms, 600 * ms, 800 * ms, 1000 * ms}
@@ -269,7 +274,7 @@ func (r *run) feedbackByInterval(ctx context.Context, t testbed, rho float64) er
 	return nil
 }
 
-// figure11f gives jobs the lognormal distribution of the same median as the exponential one.
+// figure11f gives jobs the lognormal distribution with the same median as the exponential one.
 func figure11f(ctx context.Context, r *run) error {
 	median := sixLBTestbed.job.Mean() * math.Ln2
 	deviations := []float64{0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3}

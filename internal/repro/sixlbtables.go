@@ -15,7 +15,7 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// figure5 measures what encapsulations add to packets, by building them.
+// figure5 builds packets and measures the bytes that encapsulations add.
 func figure5(_ context.Context, r *run) error {
 	var (
 		client, vip = netip.MustParseAddrPort("[2001:db8::1]:40000"), netip.MustParseAddrPort("[2001:db8:80::1]:80")
@@ -37,8 +37,8 @@ func figure5(_ context.Context, r *run) error {
 			}
 		}
 	}
-	// The paper sticks two tunnels together where there are two servers, and its SRv6 encapsulation
-	// has the whole list in the header: the sender and all servers behind an outer IPv6 header.
+	// For two servers the paper adds up two tunnels. Its SRv6 encapsulation has the whole list in
+	// the header: the sender and all servers, behind an outer IPv6 header.
 	bytes[2][0] = 2 * bytes[2][1]
 	srh := func(path ...netip.Addr) float64 { return float64(40 + packet.NewSRH(0, path...).Len()) }
 	full := [2]float64{srh(sender, segments[0], segments[1]), srh(sender, segments[0])}
@@ -63,7 +63,7 @@ func figure5(_ context.Context, r *run) error {
 	return nil
 }
 
-// indexed are points at 0, 1, 2 and so on.
+// indexed returns points at 0, 1, 2 and so on.
 func indexed(values ...float64) []chart.Point {
 	points := make([]chart.Point, len(values))
 	for i, v := range values {
@@ -72,7 +72,8 @@ func indexed(values ...float64) []chart.Point {
 	return points
 }
 
-// figure6 runs algorithm 3 on the paper's example. The circled numbers of the figure are steps.
+// figure6 runs algorithm 3 on the example of the paper. The numbers in circles in the figure are
+// steps.
 func figure6(_ context.Context, r *run) error {
 	permutations := []tables.Permutation{{Offset: 4, Skip: 1}, {Offset: 1, Skip: 2}, {Offset: 5, Skip: 5}, {Offset: 6, Skip: 1}}
 	before, err := tables.BuildPermuted(permutations, 7, 2)
@@ -120,7 +121,7 @@ func figure6(_ context.Context, r *run) error {
 	return nil
 }
 
-// resiliencyServers names n servers of an experiment.
+// resiliencyServers returns n servers of an experiment, with names.
 func resiliencyServers(n, experiment int) []tables.Server {
 	servers := make([]tables.Server, n)
 	for i := range servers {
@@ -129,7 +130,7 @@ func resiliencyServers(n, experiment int) []tables.Server {
 	return servers
 }
 
-// withoutSome gives k random servers no weight.
+// withoutSome sets the weight of k random servers to 0.
 func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server {
 	rest := slices.Clone(servers)
 	for _, i := range rng.Perm(len(rest))[:k] {
@@ -141,8 +142,9 @@ func withoutSome(servers []tables.Server, k int, rng *rand.Rand) []tables.Server
 // The set-up of figure 7 (6LB, section III-B1).
 const resilientServers, resilientBuckets = 1000, 65537
 
-// multiplesFail is the failure rate when k of the servers go that have the permutations of section III-A: the
-// multiples of a generator for each, with one choice and with two. The text does not say which generators.
+// multiplesFail returns the failure rates with one choice and with two, when k servers are
+// removed. The servers have the permutations of section III-A: the multiples of a generator for
+// each server. The text does not state the generators.
 func multiplesFail(seed uint64, experiments, k int, generator func(server int, rng *rand.Rand) uint32) (rates [2]float64, err error) {
 	for i := range 2 * experiments {
 		candidates, rng := 1+i%2, rand.New(rand.NewPCG(seed, uint64(i/2)))
@@ -170,7 +172,7 @@ func multiplesFail(seed uint64, experiments, k int, generator func(server int, r
 	return rates, nil
 }
 
-// The generators 1, 2, 3 and so on, and random ones.
+// the generators 1, 2, 3 and so on, and random ones
 func ascending(server int, _ *rand.Rand) uint32 { return uint32(server + 1) }
 
 func anyGenerator(_ int, rng *rand.Rand) uint32 { return 1 + rng.Uint32N(resilientBuckets-1) }
@@ -248,20 +250,20 @@ func figure7(ctx context.Context, r *run) error {
 	return nil
 }
 
-// The set-up of figure 11d (6LB, section VI-B5). How many servers were removed at most, the text does
-// not say.
+// The set-up of figure 11d (6LB, section VI-B5). The text does not state the largest number of
+// removed servers.
 const (
 	resetServers, resetBuckets, resetFlows = 48, 4096, 1000
 	mostRemoved                            = 16
 )
 
-// resets counts the flows that are reset when servers are removed, by how many these are: all, and
-// those of servers that are still there.
+// resets counts the flows that are reset when servers are removed, by the number of removed
+// servers: all flows, and those of remaining servers.
 type resets [mostRemoved + 1]struct{ all, extra float64 }
 
-// countResets has the first balancer's servers accept long-lived flows with SR8, or SC where there is
-// one candidate. Then servers go, and another balancer, which knows of no flow, has to find them by its
-// own table.
+// countResets lets the servers of the first balancer accept long-lived flows with SR8, or with SC
+// if there is one candidate. Then servers are removed. Another balancer that knows no flow must
+// find the flows by its own table.
 func countResets(seed uint64, experiment, candidates int) (r resets, err error) {
 	rng := rand.New(rand.NewPCG(seed, uint64(experiment)))
 	servers := resiliencyServers(resetServers, experiment)
@@ -314,7 +316,7 @@ func figure11d(ctx context.Context, r *run) error {
 	}
 	var largest [2]float64
 	for k := range mostRemoved + 1 {
-		var all, avoidable [2]float64 // percent, with SC and SR8
+		var all, avoidable [2]float64 // in percent, for SC and SR8
 		for i := range counted {
 			all[i%2] += counted[i][k].all * 100 / float64(resetFlows*experiments)
 			avoidable[i%2] += counted[i][k].extra * 100 / float64(resetFlows*experiments)
@@ -334,8 +336,8 @@ func figure11d(ctx context.Context, r *run) error {
 	return nil
 }
 
-// placeLongFlows offers flows that do not end to random buckets' candidates, by SRc, and returns which
-// servers took those of each bucket.
+// placeLongFlows offers flows that do not end to the candidates of random buckets, by SRc. It
+// returns the servers that took the flows of each bucket.
 func placeLongFlows(t *tables.Table, flows, threshold int, rng *rand.Rand) [][]uint16 {
 	taken := make([][]uint16, t.Buckets)
 	busy := make([]int, len(t.Servers))

@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// srlbFigures are those of "SRLB: The Power of Choices in Load Balancing with Segment Routing". Its
-// figure 1 is a drawing, 6 to 8 need a trace and a database.
+// srlbFigures are the figures of "SRLB: The Power of Choices in Load Balancing with Segment
+// Routing". Its figure 1 is a drawing, and figures 6 to 8 need a trace and a database.
 var srlbFigures = []Figure{
 	{"srlb-2", "Mean response time by load", "SRLB, section V-C", srlb2},
 	{"srlb-3", "Distribution of response times, heavy load", "SRLB, section V-C", srlb3},
@@ -16,7 +16,7 @@ var srlbFigures = []Figure{
 	{"srlb-5", "Distribution of response times, light load", "SRLB, section V-C", srlb5},
 }
 
-// srlbContenders has the paper's name for the baseline, which is not round-robin but random.
+// srlbContenders has the paper's name for the baseline, which is random and not round-robin.
 func srlbContenders() []contender {
 	contenders := slices.Clone(hunters)
 	contenders[0].name = "RR (random)"

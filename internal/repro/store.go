@@ -20,15 +20,15 @@ type store struct {
 	key       key
 }
 
-// key tells whether a stored result is what a run would give.
+// key tells whether a stored result is the one that a run would produce.
 type key struct {
-	// Code is a digest of the running program, which names its version also between commits.
+	// Code is a digest of the running program. Unlike a version, it also changes between commits.
 	Code  string
 	Quick bool
 	Seed  uint64
 }
 
-// record is what a file NAME.json holds.
+// record is the content of a file NAME.json.
 type record struct {
 	Key    key
 	Result Result
@@ -62,7 +62,8 @@ func digestOfProgram() (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// load returns a result that is stored under the key. One that cannot be read is made again.
+// load returns the result that is stored under the key. A result that cannot be read counts as
+// missing.
 func (s *store) load(name string) (Result, bool) {
 	content, err := os.ReadFile(filepath.Join(s.directory, name+".json"))
 	if err != nil {
@@ -75,7 +76,7 @@ func (s *store) load(name string) (Result, bool) {
 	return r.Result, true
 }
 
-// withOthers adds the figures that are stored and not among the outcomes, and has all in the order of
+// withOthers adds the stored figures that are not among the outcomes. The result has the order of
 // Figures.
 func (s *store) withOthers(outcomes []Outcome) []Outcome {
 	var all []Outcome
@@ -91,7 +92,7 @@ func (s *store) withOthers(outcomes []Outcome) []Outcome {
 	return append(all, rest...)
 }
 
-// save writes the files of a figure, that with the key last.
+// save writes the files of a figure. It writes the file with the key last.
 func (s *store) save(name string, result Result) error {
 	if err := s.saveCharts(name, result); err != nil {
 		return err
@@ -121,7 +122,7 @@ func (s *store) saveCharts(name string, result Result) error {
 	return nil
 }
 
-// chartName is the figure's name, with a number where there are several charts.
+// chartName returns the name of the figure, with a number if the figure has several charts.
 func chartName(figure string, i, charts int) string {
 	if charts == 1 {
 		return figure
@@ -129,7 +130,7 @@ func chartName(figure string, i, charts int) string {
 	return fmt.Sprintf("%s-%d", figure, i+1)
 }
 
-// write replaces a file as a whole: whoever reads it sees the old one or the new one.
+// write replaces a file as a whole: readers see either the old content or the new one.
 func (s *store) write(name string, content []byte) (err error) {
 	file, err := os.CreateTemp(s.directory, "."+name+".*")
 	if err != nil {

@@ -15,19 +15,19 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// testbed is what SRLB (section IV) and 6LB (section VI-A) measured on: virtual machines of two
-// processors with Apache, 32 workers and a backlog of 128 that refuses what it has no room for. Load,
-// ρ, is of the processors; the papers' is of the highest rate without refusals, which they do not
-// state.
+// testbed is the testbed of SRLB (section IV) and 6LB (section VI-A): virtual machines with two
+// processors and Apache, which has 32 workers and a backlog of 128. Apache refuses connections
+// beyond that. The load ρ here is relative to the processors. In the papers it is relative to the
+// highest rate without refusals, which they do not state.
 type testbed struct {
 	servers   int
 	balancers int
 	queries   uint64
 	buckets   int
 	job       sim.Distribution
-	// random takes any servers as candidates, instead of those of the table.
+	// random takes any servers as candidates. Otherwise they come from the table.
 	random bool
-	// experiment names the servers, and so decides on the table.
+	// experiment is part of the servers' names, and so determines the table.
 	experiment int
 }
 
@@ -41,7 +41,7 @@ func (t testbed) hunt() placement.Hunt {
 	return placement.Hunt{Candidates: 2, Buckets: t.buckets, Random: t.random}
 }
 
-// contender is what the papers compare on a testbed.
+// contender is a policy that the papers compare on a testbed.
 type contender struct {
 	name string
 	spec func(t testbed) placement.Spec
@@ -54,7 +54,7 @@ func single(t testbed) placement.Spec {
 	return &placement.Hash{Candidates: 1, Buckets: t.buckets}
 }
 
-// sr is SRc with a threshold.
+// sr returns SRc with a threshold.
 func sr(threshold int) func(testbed) placement.Spec {
 	return func(t testbed) placement.Spec { return &placement.SR{Hunt: t.hunt(), Threshold: threshold} }
 }
@@ -75,7 +75,8 @@ func feedbackEvery(interval time.Duration) placement.Spec {
 	return &placement.WeightedRoundRobin{Polled: placement.Polled{Interval: interval}, Formula: placement.Formula6LB}
 }
 
-// config is a batch of queries to empty servers, all of them measured, at so many a second.
+// config is a batch of queries to empty servers, at a number of queries per second. All of them
+// are measured.
 func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
 	method, policy, err := c.spec(t).Build()
 	if err != nil {
@@ -96,10 +97,10 @@ func (t testbed) config(c contender, rate float64) (*sim.Config, error) {
 	return config, nil
 }
 
-// rate is the arrivals per second that load the processors with rho.
+// rate returns the number of arrivals per second that load the processors with rho.
 func (t testbed) rate(rho float64) float64 { return rho * float64(2*t.servers) / t.job.Mean() }
 
-// batches are configurations of testbeds, or the first error.
+// batches returns the configurations of testbeds, or the first error.
 type batches struct {
 	configs []*sim.Config
 	err     error
@@ -118,7 +119,7 @@ func (r *run) simulateBatches(ctx context.Context, b *batches, runs int) ([]*sim
 	return r.simulate(ctx, b.configs, runs)
 }
 
-// sweep has the mean response times of contenders at loads: result[contender][load].
+// sweep contains the mean response times of contenders at several loads: result[contender][load].
 func (r *run) sweep(ctx context.Context, t testbed, contenders []contender, loads []float64, runs int) ([][]*sim.Result, error) {
 	var b batches
 	for _, c := range contenders {
@@ -150,8 +151,8 @@ func (r *run) meanChart(title string, contenders []contender, loads []float64, r
 	return c
 }
 
-// dispersed compares what the text says of the distributions at high load: those of single choice, the
-// first, are longer and more dispersed than all others.
+// dispersed checks a statement of the text about the distributions at high load: those of single
+// choice, which is the first, are longer and wider than all others.
 func (r *run) dispersed(results []*sim.Result, rho float64) {
 	mean, deviation := 0.0, 0.0
 	for _, result := range results[1:] {
@@ -162,8 +163,8 @@ func (r *run) dispersed(results []*sim.Result, rho float64) {
 	r.before("largest deviation of the others", at, deviation, results[0].Response.Deviation(), 0, inOrder)
 }
 
-// distributions draws the response times of contenders at one load, up to the 98th percentile of the
-// first.
+// distributions draws the response times of contenders at one load, up to the 98th percentile of
+// the first contender.
 func (r *run) distributions(ctx context.Context, t testbed, contenders []contender, rho float64, runs int) ([]*sim.Result, error) {
 	results, err := r.sweep(ctx, t, contenders, []float64{rho}, runs)
 	if err != nil {
@@ -188,10 +189,10 @@ func (r *run) distributions(ctx context.Context, t testbed, contenders []contend
 	return flat, nil
 }
 
-// loadsOverTime draws the mean number of open flows and Jain's index of them over one batch, both smoothed
-// as the papers do: an exponential moving average with a time constant of one second. Open flows are busy
-// workers, as long as there are any that are not. Of contenders the first two are single choice and SR4,
-// which the texts compare.
+// loadsOverTime draws the mean number of open flows, and Jain's index of these numbers, over one
+// batch. It smooths both as the papers do, by an exponential moving average with a time constant
+// of one second. Open flows are busy workers, as long as there are free workers. The first two
+// contenders are single choice and SR4, which the texts compare.
 func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contender, rho float64) error {
 	const interval = 0.5
 	load := chart.Chart{
@@ -208,8 +209,8 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	}
 	for _, config := range b.configs {
 		config.Every = interval
-		// Not for so many queries, but for as long as they take in the mean: what is left when none arrive
-		// any more is not the load that the papers show.
+		// The batch has no number of queries, but the mean duration of that number of queries. The
+		// papers do not show the load that remains after the last arrival.
 		config.Connections, config.Duration = 0, float64(t.queries)/t.rate(rho)
 	}
 	results, err := r.simulateBatches(ctx, &b, 1)
@@ -242,5 +243,5 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	return nil
 }
 
-// ratio is the mean response time of one result to that of another.
+// ratio returns the mean response time of one result, divided by that of another.
 func ratio(a, b *sim.Result) float64 { return a.Mean().Value / b.Mean().Value }

@@ -16,9 +16,9 @@ var experiments = flag.Int("figure7.experiments", 3,
 var buckets = flag.Int("figure7.buckets", DefaultBuckets,
 	"M of figure 7; for another than the paper's, its numbers are not asked for")
 
-// TestFigure7 draws figure 7 of 6LB: N = 1000 servers, M = 65537 buckets, and the failure rate when k
-// of them go, for one candidate and for two. The text of section III-B1 gives one number of it: two
-// candidates have up to 44% fewer failures, at k = 8.
+// TestFigure7 computes figure 7 of 6LB: N = 1000 servers, M = 65537 buckets, and the failure rate
+// when k servers are removed, for one candidate and for two. The text of section III-B1 gives one
+// number: two candidates have up to 44% fewer failures, at k = 8.
 func TestFigure7(t *testing.T) {
 	const servers, most = 1000, 30
 	var one, two [most + 1]float64
@@ -57,8 +57,9 @@ func TestFigure7(t *testing.T) {
 	if best != 8 {
 		t.Errorf("two candidates help most at k = %d, not 8", best)
 	}
-	// Single experiments have a mean of 45.2 and a standard deviation of 1.5 (40 of them), so the
-	// mean of 3 is within 2.5 of 45 but for one time in 200. The paper's 44 is inside as well.
+	// Single experiments have a mean of 45.2 and a standard deviation of 1.5 (40 experiments). So
+	// the mean of 3 is within 2.5 of 45, except for one time in 200. The paper's 44 is in this
+	// range, too.
 	if math.Abs(fewer[8]-45) > 2.5 {
 		t.Errorf("k = 8: %.1f%% fewer failures with two candidates, want 45 ± 2.5", fewer[8])
 	}

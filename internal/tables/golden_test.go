@@ -20,8 +20,8 @@ var update = flag.Bool("update", false, "write testdata/golden.txt anew, for a n
 
 const goldenFile = "testdata/golden.txt"
 
-// goldenSets are servers whose tables must not change. Their order is that of a file, not that of
-// their names: server-10 comes before server-2.
+// goldenSets are sets of servers whose tables must not change. The servers are in an order that a
+// file could have, and not in the order of names: server-10 comes before server-2.
 var goldenSets = []struct {
 	name   string
 	weight func(i int) uint32
@@ -35,14 +35,14 @@ var goldenSets = []struct {
 	}},
 }
 
-// goldenSizes are primes and powers of two, with 2 servers, which are less than most numbers of
-// candidates, up to as many as real services have.
+// goldenSizes are primes and powers of two. The numbers of servers range from 2, which is less
+// than most numbers of candidates, to those of real services.
 var goldenSizes = []struct{ servers, buckets int }{
 	{2, 7}, {12, 251}, {12, 256}, {120, DefaultBuckets}, {120, 65536},
 }
 
-// TestGolden compares with the tables of other builds of the same Version. They must be the same, for
-// balancers of different builds serve the same flows.
+// TestGolden compares with tables of other builds of the same Version. They must be equal, because
+// balancers of different builds share flows.
 func TestGolden(t *testing.T) {
 	golden, err := os.ReadFile(goldenFile)
 	if err != nil && !*update {
@@ -69,7 +69,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// goldenText has for each table the first rows, and the hash of all.
+// goldenText returns the first rows of each table, and the hash of all rows.
 func goldenText(t *testing.T) string {
 	var out strings.Builder
 	for _, set := range goldenSets {
@@ -107,7 +107,7 @@ func writeTable(out *strings.Builder, table *Table) {
 }
 
 // TestGoldenColumns compares tables that are filled column by column with those of other builds of
-// the version, by the SHA-256 of their rows.
+// the same Version, by the SHA-256 of their rows.
 func TestGoldenColumns(t *testing.T) {
 	const version = 1
 	if Version != version {

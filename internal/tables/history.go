@@ -4,25 +4,27 @@ package tables
 
 import "fmt"
 
-// History remembers which servers were in each place of a table: SHELL's choice history ("Stateless
-// Load-Aware Load Balancing in P4", section III-B). A packet of a flow that the bucket's i-th candidate
-// took is steered through the servers of place i, the newest first, and finds the one that has it.
+// History contains the servers that each place of a table had: SHELL's choice history ("Stateless
+// Load-Aware Load Balancing in P4", section III-B). A packet of a flow that the bucket's i-th
+// candidate took visits the servers of place i, the newest first, until it reaches the one that
+// has the flow.
 //
-// Algorithm 1 of the paper, as printed, moves every place down by one at each change of the table and
-// drops duplicates after, so that the oldest server is lost even where nothing changed. History drops
-// duplicates first: it holds the last servers that differ, as many as its depth.
+// Algorithm 1 of the paper, as printed, moves every place down by one at each change of the table
+// and then removes duplicates. So the oldest server is lost even if nothing changed in a place.
+// History removes duplicates first. It contains as many different servers as its depth, the last
+// ones.
 type History struct {
 	depth   int
 	latest  *Table
 	servers []uint16 // depth entries for each place of a row
-	held    []uint8  // how many of these are known
+	held    []uint8  // number of known servers for each place
 }
 
-// MaxDepth is the deepest history.
+// MaxDepth is the maximum depth of a history.
 const MaxDepth = 255
 
-// NewHistory starts with a table, and remembers 1 to MaxDepth servers for each place, the current one
-// included.
+// NewHistory returns a history that begins with a table. It keeps 1 to MaxDepth servers for each
+// place, including the present one.
 func NewHistory(t *Table, depth int) (*History, error) {
 	if depth < 1 || depth > MaxDepth {
 		return nil, fmt.Errorf("history of depth %d: out of range 1 to %d", depth, MaxDepth)
@@ -35,8 +37,8 @@ func NewHistory(t *Table, depth int) (*History, error) {
 	return h, nil
 }
 
-// Push takes in the next table, which must be of the same size and list the same servers in the same
-// order: those that come or go are those whose weight is not 0 any more, or is.
+// Push adds the next table. It must have the same size, and list the same servers in the same
+// order. Servers without weight are not in the table.
 func (h *History) Push(t *Table) error {
 	if t.Buckets != h.latest.Buckets || t.Candidates != h.latest.Candidates {
 		return fmt.Errorf("history of %d buckets with %d candidates: a table has %d with %d",
@@ -57,8 +59,8 @@ func (h *History) Push(t *Table) error {
 	return nil
 }
 
-// insert makes a server the first of its place. Those before it move down by one, as far as where it
-// was, or the end.
+// insert makes a server the first one of its place. The servers before its former position move
+// down by one. If it is new, all move down.
 func (h *History) insert(place int, server uint16) {
 	column := h.servers[place*h.depth : (place+1)*h.depth]
 	end := int(h.held[place])

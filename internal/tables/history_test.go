@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestHistory compares with the last distinct servers of each place, from the list of all.
+// TestHistory compares with the last different servers of each place, computed from all tables.
 func TestHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const buckets, servers = 13, 6
@@ -18,7 +18,7 @@ func TestHistory(t *testing.T) {
 		past := make([][]uint16, 2*buckets) // the newest first
 		var h *History
 		for range rapid.IntRange(1, 12).Draw(t, "changes") {
-			// Two servers stay, so that rows always have two candidates.
+			// Two servers always stay, so rows always have two candidates.
 			i := rapid.IntRange(2, servers-1).Draw(t, "server")
 			list[i].Weight = 1 - list[i].Weight
 			table := mustBuild(t, list, buckets, 2)

@@ -8,14 +8,15 @@ import (
 )
 
 // Permutation is the order in which a server prefers the buckets: Offset, Offset + Skip, Offset +
-// 2·Skip and so on, modulo their number. A Skip of 0 keeps the server out of the table.
+// 2·Skip and so on, modulo the number of buckets. A server with Skip 0 is not in the table.
 type Permutation struct{ Offset, Skip uint32 }
 
-// BuildPermuted is Build for servers whose permutations are given, instead of following from their
-// names: algorithm 3 on examples such as figure 6 of 6LB. Servers have the weight 1 and are named by
-// their index.
+// BuildPermuted is as Build, but the permutations of the servers are arguments instead of
+// following from the names. It is for examples of algorithm 3, such as figure 6 of 6LB. All
+// servers have weight 1, and their indexes are their names.
 //
-// It fails as Build does, and on an offset that is no bucket or a skip that does not visit all.
+// Errors are those of Build. An offset that is not a bucket, and a skip that does not visit all
+// buckets, are also errors.
 func BuildPermuted(permutations []Permutation, buckets, candidates int) (*Table, error) {
 	if err := validSize(buckets, candidates); err != nil {
 		return nil, err

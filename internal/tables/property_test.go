@@ -18,7 +18,7 @@ var (
 	anyWeight     = rapid.OneOf(rapid.Uint32Range(0, 20), rapid.Uint32())
 )
 
-// servers draws between least and 40 servers.
+// servers draws a list of servers: at least the given number, and at most 40.
 func servers(t *rapid.T, least int, weight *rapid.Generator[uint32]) []Server {
 	server := rapid.Custom(func(t *rapid.T) Server {
 		return Server{rapid.StringMatching(`[a-z0-9.-]{1,8}`).Draw(t, "name"), weight.Draw(t, "weight")}
@@ -26,8 +26,8 @@ func servers(t *rapid.T, least int, weight *rapid.Generator[uint32]) []Server {
 	return rapid.SliceOfNDistinct(server, least, 40, func(s Server) string { return s.Name }).Draw(t, "servers")
 }
 
-// algorithm3 is the pseudo-code of 6LB as printed, on permutations p of m buckets. It needs at least
-// c of them.
+// algorithm3 is the pseudo-code of 6LB as printed, with the permutations p of m buckets. It needs
+// at least c permutations.
 func algorithm3(p [][]int, m, c int) (rows []uint16, nextIndex []int) {
 	const free = math.MaxUint16
 	rows = slices.Repeat([]uint16{free}, m*c)
@@ -53,9 +53,9 @@ func algorithm3(p [][]int, m, c int) (rows []uint16, nextIndex []int) {
 	}
 }
 
-// TestEqualWeights checks that equal weights, whatever they are, give algorithm 3, and the fairness
-// of section III-B2: all servers have the same number of entries but for one in the last round,
-// unless their permutation is exhausted.
+// TestEqualWeights checks that equal weights of any size give algorithm 3. It also checks the
+// fairness of section III-B2: the numbers of entries of two servers differ by at most one, from
+// the last round, unless a permutation is exhausted.
 func TestEqualWeights(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, c := bucketNumbers.Draw(t, "buckets"), candidateness.Draw(t, "candidates")
@@ -92,8 +92,9 @@ func TestEqualWeights(t *testing.T) {
 	})
 }
 
-// TestApportionment checks the rule of weights: a divisor d exists such that each server has its
-// weight/d entries, rounded to the nearest integer, or less if its permutation is exhausted.
+// TestApportionment checks the rule of weights. There is a divisor d such that each server has
+// weight/d entries, rounded to the nearest integer. A server whose permutation is exhausted may
+// have fewer.
 func TestApportionment(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := bucketNumbers.Draw(t, "buckets")
@@ -113,7 +114,8 @@ func TestApportionment(t *testing.T) {
 			counts[server]++
 		}
 
-		latest, next := 0.0, math.Inf(1) // times of turns that were had and that were not
+		// Latest turn that was taken, and earliest turn that was not.
+		latest, next := 0.0, math.Inf(1)
 		for i, n := range counts {
 			if n > 0 {
 				latest = max(latest, (n-0.5)/float64(weights[i]))
@@ -164,8 +166,8 @@ func TestRows(t *testing.T) {
 	})
 }
 
-// TestAgreement checks that balancers which know the same servers in another order, or the same
-// weights in another unit, have the same rows.
+// TestAgreement checks that balancers have the same rows if they know the same servers in another
+// order, or the same weights in another unit.
 func TestAgreement(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m, c := bucketNumbers.Draw(t, "buckets"), candidateness.Draw(t, "candidates")
@@ -184,11 +186,11 @@ func TestAgreement(t *testing.T) {
 	})
 }
 
-// TestDisruption changes the weight of one server of 8 to 100, also from or to 0: it comes or goes.
-// The others must lose as many entries as it gains; what they lose beyond that is the algorithm's
-// disturbance. It stays below 4% of all entries, four times the most in 1000 changes, unless two
-// servers have the same skip: then one follows in the other's steps, and a long way can change at
-// once.
+// TestDisruption changes the weight of one of 8 to 100 servers, also from 0 or to 0. The other
+// servers must lose as many entries as this one gains. Entries that they lose in addition are the
+// disturbance by the algorithm. It must stay below 4% of all entries, which is four times the
+// maximum in 1000 changes. Sets in which two servers have the same skip are excluded: one server
+// then takes the same steps as the other, and many entries can change at once.
 func TestDisruption(t *testing.T) {
 	var disturbances []float64
 	rapid.Check(t, func(t *rapid.T) {
@@ -225,7 +227,8 @@ func TestDisruption(t *testing.T) {
 		n, disturbances[n/2], disturbances[n*99/100], disturbances[n-1])
 }
 
-// sharedSkip tells whether two servers go through the buckets by the same steps, or one backwards.
+// sharedSkip tells whether two servers go through the buckets by the same steps, in the same
+// direction or in opposite ones.
 func sharedSkip(list []Server, m int) bool {
 	seen := make(map[uint32]bool)
 	for _, s := range list {
@@ -238,8 +241,8 @@ func sharedSkip(list []Server, m int) bool {
 	return false
 }
 
-// TestColumns checks tables that are filled column by column. Their first column is the table with
-// one candidate, and rows list a server once.
+// TestColumns checks tables that are filled column by column. Their first column must be the table
+// with one candidate, and a row must not contain a server twice.
 func TestColumns(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := bucketNumbers.Draw(t, "buckets")
@@ -272,7 +275,8 @@ func TestColumns(t *testing.T) {
 	})
 }
 
-// TestColumnsAreBalanced checks that each column has about as many entries of each of many servers.
+// TestColumnsAreBalanced checks that all of many servers have about the same number of entries in
+// each column.
 func TestColumnsAreBalanced(t *testing.T) {
 	const count = 100
 	columns, err := BuildColumns(numbered(count), DefaultBuckets, 3)

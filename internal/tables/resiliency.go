@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// FailureRate returns the share of flows, 0 to 1, that a change of servers breaks, by section III-B1
-// of 6LB. The flows of a bucket are with any of its candidates, equally likely. Each entry before
-// whose server is also placed after stands for flows that could live on; it is a failure if the
-// server is no longer in the bucket's row, wherever in it. Entries of servers that are gone do not
-// count. Servers are matched by name.
+// FailureRate returns the share of flows, 0 to 1, that a change of servers breaks, by section
+// III-B1 of 6LB. Each candidate of a bucket has an equal share of the bucket's flows. Each entry
+// of the old table whose server is also in the new table stands for flows that could survive. It
+// is a failure if the server is not in the new row of the bucket, at any position. Entries of
+// removed servers do not count. Servers are identified by their names.
 //
-// It fails if the tables differ in their number of buckets.
+// Tables with different numbers of buckets are an error.
 func FailureRate(before, after *Table) (float64, error) {
 	if before.Buckets != after.Buckets {
 		return 0, fmt.Errorf("failure rate from %d to %d buckets: they must be equal",
@@ -26,7 +26,7 @@ func FailureRate(before, after *Table) (float64, error) {
 			byName[s.Name] = i
 		}
 	}
-	moved := make([]int, len(before.Servers)) // from an index before to the one after
+	moved := make([]int, len(before.Servers)) // maps an index in before to the index in after
 	for i, s := range before.Servers {
 		moved[i] = gone
 		if j, ok := byName[s.Name]; ok {

@@ -4,26 +4,29 @@ package tables
 
 import "slices"
 
-// schedule decides whose turn it is. A server of weight w has its turns at the times (k + 1/2)/w for
-// k = 0, 1, …: after any time t it has had t·w of them, rounded to the nearest integer (Webster's
-// method of apportionment). The order of two servers' turns follows from their own weights alone, so
-// that a third one may come, go or change its weight without disturbing it.
+// schedule decides which server has the next turn. A server of weight w has its turns at the times
+// (k + 1/2)/w for k = 0, 1, …: at any time t it has had t·w turns, rounded to the nearest integer
+// (Webster's method of apportionment). The order of two servers' turns depends on their own
+// weights only. So it does not change when a third server is added or removed, or changes its
+// weight.
 //
-// Servers of one weight, a class, have their turns at the same times and take them in the order of
-// their names. With equal weights there is one class, and its rounds are those of algorithm 3.
+// Servers of the same weight are a class. They have their turns at the same times, in the order of
+// their names. If all weights are equal, there is one class, and its rounds are those of algorithm
+// 3.
 //
-// It is a heap: the class whose turn is next is at index 0.
+// A schedule is a heap. The class with the next turn is at index 0.
 type schedule []class
 
-// class is the servers of one weight.
+// class contains the servers of one weight.
 type class struct {
 	weight uint64
-	half   uint64 // 2k + 1: the next turn is at half/(2·weight)
-	walks  []walk // by name; those whose permutation is exhausted are gone
+	half   uint64 // 2k + 1; the next turn is at half/(2·weight)
+	walks  []walk // in the order of names, without those whose permutation is exhausted
 }
 
-// newSchedule makes a class of each run of equal weights. weights[i] is that of walks[i]; they
-// descend, so the classes' first turns ascend, and that is a heap already.
+// newSchedule makes a class of each sequence of equal weights. weights[i] is the weight of
+// walks[i]. The weights descend, so the first turns of the classes ascend, and the result is
+// already a heap.
 func newSchedule(walks []walk, weights []uint32) schedule {
 	var s schedule
 	for start, end := 0, 1; end <= len(walks); end++ {
@@ -35,7 +38,7 @@ func newSchedule(walks []walk, weights []uint32) schedule {
 	return s
 }
 
-// round lets every server of the next class have its turn.
+// round gives a turn to every server of the next class.
 func (s *schedule) round(g *grid) {
 	c := &(*s)[0]
 	exhausted := false
@@ -75,8 +78,8 @@ func (s schedule) sink() {
 	}
 }
 
-// before compares the times of the next turns; at one time the heavier class goes first. It is
-// exact: half is at most 2·MaxBuckets + 1, so the products fit.
+// before compares the times of the next turns. At the same time, the class with the larger weight
+// comes first. The comparison is exact: half is at most 2·MaxBuckets + 1, so the products fit.
 func (c *class) before(d *class) bool {
 	a, b := c.half*d.weight, d.half*c.weight
 	return a < b || a == b && c.weight > d.weight

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tables builds the consistent-hash tables that map a bucket to an ordered list of candidate
-// servers, by algorithm 3 of "6LB: Scalable and Application-Aware Load Balancing with Segment
-// Routing" (section III). With one candidate a bucket it is Maglev's. A table follows from the set
-// of servers and its own size alone, so balancers that agree on those agree on every row without
-// talking to each other.
+// Package tables builds the consistent-hash tables that map a bucket to an ordered list of
+// candidate servers, by algorithm 3 of "6LB: Scalable and Application-Aware Load Balancing with
+// Segment Routing" (section III). With one candidate per bucket, the table is Maglev's. A table
+// depends only on the set of servers and on its size. So balancers with the same set and size have
+// the same rows, without communication.
 package tables
 
 import (
@@ -17,30 +17,32 @@ import (
 )
 
 const (
-	// DefaultBuckets is the papers' M, a prime that leaves 65 buckets to each of 1000 servers.
+	// DefaultBuckets is the papers' M: a prime that gives each of 1000 servers 65 buckets.
 	DefaultBuckets = 65537
 	// MinBuckets and MaxBuckets bound the number of buckets of a table.
 	MinBuckets, MaxBuckets = 2, 1 << 24
-	// MaxCandidates is the longest list of candidates that a bucket can hold.
+	// MaxCandidates is the maximum number of candidates of a bucket.
 	MaxCandidates = 8
-	// MaxServers is how many servers the 16-bit entries of a row can tell apart.
+	// MaxServers is the maximum number of servers that fits the 16-bit entries of a row.
 	MaxServers = 65535
 )
 
-// Version says which candidates a flow has. Builds of one Version make the same table of the same
-// servers, and find a flow in the same bucket (balancer.Flow). A change of either needs another
-// Version: balancers of the builds before and after it place flows on different servers.
+// Version is the version of the algorithm that determines the candidates of a flow. Builds of the
+// same Version make the same table for the same servers, and find a flow in the same bucket
+// (balancer.Flow). A change of either needs a new Version, because balancers of the old and the
+// new build would place flows on different servers.
 const Version = 1
 
-// seed makes the permutations independent of other hashes of the same names. To change it is to
-// change every table.
+// seed makes the permutations independent of other hashes of the same names. A new seed changes
+// every table.
 const seed = "segue consistent-hash table 1\x00"
 
-// Server is a server to be placed in a table.
+// Server is a server that a table can contain.
 type Server struct {
-	// Name alone decides in which order the server prefers the buckets. It is unique in a table.
+	// Name determines the order in which the server prefers the buckets. It is unique in a table.
 	Name string
-	// Weight is the server's share relative to the others' weights; 0 keeps it out of the table.
+	// Weight is the server's share relative to the weights of the other servers. A server with
+	// weight 0 is not in the table.
 	Weight uint32
 }
 
@@ -48,12 +50,12 @@ type Server struct {
 type Table struct {
 	// Buckets is the number of rows, M in the papers.
 	Buckets int
-	// Candidates is the length of a row, C in the papers: as asked for, or the number of servers of
-	// positive weight where that is smaller.
+	// Candidates is the length of a row, C in the papers. It is the requested number, or the
+	// number of servers with positive weight if that is smaller.
 	Candidates int
-	// Servers is a copy of the servers that the table was built from, in the order they came in.
+	// Servers is a copy of the servers from which the table was built, in their original order.
 	Servers []Server
-	// Rows holds one row after the other: Rows[b*Candidates+i] indexes Servers.
+	// Rows contains the rows one after the other. Rows[b*Candidates+i] is an index in Servers.
 	Rows []uint16
 }
 
@@ -63,8 +65,8 @@ func (t *Table) Row(b int) []uint16 {
 	return t.Rows[b*t.Candidates : (b+1)*t.Candidates]
 }
 
-// ValidBuckets tells whether a table can have m buckets: a prime or a power of two, from MinBuckets
-// to MaxBuckets. For both, skips coprime with m are cheap to draw.
+// ValidBuckets returns an error unless a table can have m buckets: a prime or a power of two, from
+// MinBuckets to MaxBuckets. For these numbers, skips that are coprime with m are easy to draw.
 func ValidBuckets(m int) error {
 	if m < MinBuckets || m > MaxBuckets {
 		return fmt.Errorf("%d buckets: out of range %d to %d", m, MinBuckets, MaxBuckets)
@@ -87,27 +89,27 @@ func powerOfTwo(m int) bool { return m&(m-1) == 0 }
 // prime is exact: ProbablyPrime(0), the Baillie-PSW test, makes no mistake below 2^64.
 func prime(m int) bool { return big.NewInt(int64(m)).ProbablyPrime(0) }
 
-// Build places servers in a table with the given number of buckets (see ValidBuckets) and of
-// candidates in each (1 to MaxCandidates). The order of servers matters for nothing but the indexes
-// in the rows.
+// Build builds a table with the given number of buckets (see ValidBuckets) and of candidates in
+// each (1 to MaxCandidates). The order of servers affects only the indexes in the rows.
 //
-// Entries are in proportion to weights as far as a row, which lists a server once at most, permits:
-// a server whose share exceeds 1/candidates is in nearly every row, and the others share the rest.
-// Where no server has a positive weight the table is empty: no candidates and no rows.
+// The numbers of entries are in proportion to the weights, as far as possible, because a row
+// contains a server only once. A server whose share exceeds 1/candidates is in nearly every row,
+// and the other servers share the rest. If no server has a positive weight, the table is empty: it
+// has no candidates and no rows.
 //
-// It fails on an invalid number of buckets or candidates, on more than MaxServers servers, and on a
-// name used twice.
+// Errors are an invalid number of buckets or candidates, more than MaxServers servers, and a name
+// that occurs twice.
 func Build(servers []Server, buckets, candidates int) (*Table, error) {
 	return build(servers, buckets, candidates, func(g *grid, walks []walk, weights []uint32) {
 		g.fill(newSchedule(walks, weights))
 	})
 }
 
-// BuildColumns builds a table like Build, but fills one column after the other. The first column is
-// the table with one candidate (Maglev's), so the first candidates are in proportion to weights, and
-// more candidates do not change them. Each further column is again in proportion, as far as a row
-// lists a server once. It is for placements that use the first candidate, and the next ones only in
-// its place. Its errors are those of Build.
+// BuildColumns is as Build, but fills one column after the other. The first column is the table
+// with one candidate (Maglev's). So the first candidates are in proportion to the weights,
+// whatever the number of candidates. Each further column is also in proportion, as far as
+// possible, because a row contains a server only once. BuildColumns is for placements that use the
+// next candidates only in place of the first one. Errors are those of Build.
 func BuildColumns(servers []Server, buckets, candidates int) (*Table, error) {
 	return build(servers, buckets, candidates, (*grid).fillColumns)
 }
@@ -145,8 +147,9 @@ func build(
 	return t, nil
 }
 
-// placing returns the indexes of the servers of positive weight, the heaviest first and by name
-// among equals. It fails on a name used twice, by servers of whatever weight.
+// placing returns the indexes of the servers with positive weight. The heaviest server is first;
+// servers of the same weight are in the order of names. A name that occurs twice, for servers of
+// any weight, is an error.
 func placing(servers []Server) ([]uint16, error) {
 	names := make(map[string]struct{}, len(servers))
 	placed := make([]uint16, 0, len(servers))
@@ -166,16 +169,16 @@ func placing(servers []Server) ([]uint16, error) {
 	return placed, nil
 }
 
-// walk is a server's way through its permutation of the buckets, p[j] = (offset + j·skip) mod M.
+// walk is the state of a server in its permutation of the buckets, p[j] = (offset + j·skip) mod M.
 type walk struct {
 	server uint16
 	bucket uint32 // p[nextIndex] of algorithm 3
 	skip   uint32 // coprime with M, so that M steps visit every bucket
-	left   uint32 // M - nextIndex; 0 when the permutation is exhausted
+	left   uint32 // M - nextIndex; 0 if the permutation is exhausted
 }
 
-// newWalk draws a server's offset and skip from its name. SHA-256 because it is defined for good,
-// needs no seed shared at run time, and costs little next to the fill.
+// newWalk computes a server's offset and skip from its name. It uses SHA-256 because that will
+// never change, needs no shared seed, and is cheap compared with the filling.
 func newWalk(server uint16, name string, buckets uint32) walk {
 	sum := sha256.Sum256([]byte(seed + name))
 	m := uint64(buckets)
@@ -188,13 +191,13 @@ func newWalk(server uint16, name string, buckets uint32) walk {
 	return walk{server: server, bucket: uint32(offset), skip: uint32(skip), left: buckets}
 }
 
-// grid is a table that is being filled.
+// grid is a table while it is filled.
 type grid struct {
 	buckets, candidates uint32
 	rows                []uint16
-	filled              []uint8 // how many entries of each row are taken
-	room                uint32  // how many entries of each row can be taken now
-	free                int     // entries that can be taken now, in all rows
+	filled              []uint8 // number of entries in each row
+	room                uint32  // maximum number of entries in each row at present
+	free                int     // number of free entries in all rows
 }
 
 func newGrid(buckets, candidates int) *grid {
@@ -206,15 +209,17 @@ func newGrid(buckets, candidates int) *grid {
 	}
 }
 
-// fill is algorithm 3: in turn, each server enters the next bucket of its permutation that has room,
-// until none has. It needs as many servers as candidates, and then it ends: a server passes over a
-// bucket only if it is full, so one with room lacks a server that has yet to come there.
+// fill is algorithm 3: the servers take turns, and each enters the next bucket of its permutation
+// that has room, until no bucket has room. There must be at least as many servers as candidates.
+// Then fill ends: a server skips a bucket only if the bucket is full. So a bucket with room still
+// has to be reached by some server.
 func (g *grid) fill(s schedule) {
 	g.fillTo(g.candidates, s)
 }
 
-// fillColumns fills a column as fill does a table with one candidate, then the next column, where
-// each server begins its permutation again. A server passes over the buckets that have it already.
+// fillColumns fills the first column as fill fills a table with one candidate, then the next
+// column, and so on. In each column, the servers begin their permutations again. A server skips
+// the buckets that already contain it.
 func (g *grid) fillColumns(walks []walk, weights []uint32) {
 	for column := range g.candidates {
 		g.fillTo(column+1, newSchedule(slices.Clone(walks), weights))
@@ -230,8 +235,8 @@ func (g *grid) fillTo(room uint32, s schedule) {
 	}
 }
 
-// take is one turn: the server enters the next bucket of its permutation that has room, as the last
-// of those in it so far. If there is none its permutation is exhausted.
+// take is one turn. The server enters the next bucket of its permutation that has room, as the
+// last candidate so far. If there is no such bucket, the permutation is exhausted.
 func (g *grid) take(w *walk) {
 	bucket, left := w.bucket, w.left
 	for taken := false; left > 0 && !taken; left-- {
@@ -248,7 +253,7 @@ func (g *grid) take(w *walk) {
 	w.bucket, w.left = bucket, left
 }
 
-// has tells whether a row has the server.
+// has tells whether a row contains the server.
 func (g *grid) has(bucket uint32, server uint16) bool {
 	first := bucket * g.candidates
 	return slices.Contains(g.rows[first:first+uint32(g.filled[bucket])], server)

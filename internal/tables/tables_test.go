@@ -31,7 +31,7 @@ func numbered(n int) []Server {
 	return servers
 }
 
-// example is BuildPermuted for arguments that are right.
+// example calls BuildPermuted with valid arguments.
 func example(t *testing.T, buckets, candidates int, permutations []Permutation) *Table {
 	t.Helper()
 	table, err := BuildPermuted(permutations, buckets, candidates)
@@ -69,8 +69,9 @@ func TestFigure6(t *testing.T) {
 	}
 }
 
-// TestExhaustedPermutation is the smallest example that servers of equal weight can differ by more
-// than one entry, against section III-B2: server 2 finds buckets 0 and 1 full and has no other left.
+// TestExhaustedPermutation is the smallest example in which servers of equal weight differ by more
+// than one entry, contrary to section III-B2. Server 2 finds buckets 0 and 1 full, and has no
+// other bucket left.
 func TestExhaustedPermutation(t *testing.T) {
 	table := example(t, 3, 2, []Permutation{
 		{0, 1}, // 0 1 2
@@ -141,7 +142,7 @@ func TestValidBuckets(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// 1<<24 + 43 is the first prime out of range; 2047 fools weak tests of primality.
+	// 1<<24 + 43 is the first prime out of range. 2047 passes weak tests of primality.
 	for _, m := range []int{math.MinInt, -7, 0, 1, 6, 9, 1000, 2047, 65535, 1<<24 + 43, 1 << 25} {
 		if err := ValidBuckets(m); err == nil || !strings.Contains(err.Error(), strconv.Itoa(m)) {
 			t.Errorf("ValidBuckets(%d) = %v, want an error that names it", m, err)
@@ -190,8 +191,9 @@ func TestBuildMostServers(t *testing.T) {
 	}
 }
 
-// TestStability pins a table, computed by other means: balancers of two versions must agree on it.
-// Servers of different weights have turns at the same time here, and who is first matters.
+// TestStability compares with a table that was computed by other means, because balancers of two
+// builds must agree. The table has servers of different weights with turns at the same time, so
+// the order of these turns matters.
 func TestStability(t *testing.T) {
 	table := mustBuild(t, []Server{{"s1", 1}, {"s2", 2}, {"s3", 3}, {"s4", 3}}, 17, 2)
 	want := []uint16{
@@ -212,7 +214,7 @@ func entries(table *Table) []int {
 	return n
 }
 
-// named returns a bucket's row as names.
+// named returns the names of the servers in a row.
 func named(table *Table, bucket int) []string {
 	var names []string
 	for _, server := range table.Row(bucket) {
@@ -221,9 +223,10 @@ func named(table *Table, bucket int) []string {
 	return names
 }
 
-// TestWeightsByPosition checks that a weight holds for each position in the rows, not only for their
-// sum: with 100 servers of weights 1 to 10, the share of those of one weight is within 5% of what it
-// should be. The most seen is 3%, by chance; heavy servers come first a little more often.
+// TestWeightsByPosition checks that the weights hold for each position in the rows, and not only
+// for the sum. With 100 servers of weights 1 to 10, the share of the servers of each weight must
+// be within 5% of the expected share. The largest difference seen is 3%. It comes from chance, and
+// heavy servers are first a little more often.
 func TestWeightsByPosition(t *testing.T) {
 	const candidates = 4
 	for _, buckets := range []int{DefaultBuckets, 65536} {
@@ -249,8 +252,8 @@ func TestWeightsByPosition(t *testing.T) {
 	}
 }
 
-// TestHeavyServer checks that a server of more than its possible share fills one entry of every row
-// and leaves the rest to the others, evenly.
+// TestHeavyServer checks that a server whose weight exceeds its possible share has one entry in
+// every row, and that the other servers share the other entries evenly.
 func TestHeavyServer(t *testing.T) {
 	servers := numbered(11)
 	servers[0].Weight = math.MaxUint32
