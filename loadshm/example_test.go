@@ -15,10 +15,11 @@ import (
 	"time"
 )
 
-// limit is how long programs may take for what they do at once on any machine that is not standing still.
+// limit is the time to wait for operations that take next to no time, unless the machine stands
+// still.
 const limit = time.Minute
 
-// The example programs, one in each language, report what they are busy with.
+// The example programs, one in each language, report the number of their busy workers.
 func TestExamples(t *testing.T) {
 	for name, command := range map[string]func(*testing.T) *exec.Cmd{
 		"C":      func(t *testing.T) *exec.Cmd { return compileC(t, "example/c/server.c") },
@@ -90,7 +91,7 @@ func python(t *testing.T, script string) *exec.Cmd {
 	return cmd
 }
 
-// start starts a server and returns its URL, which it says once it listens.
+// start starts a server and returns its URL, which the server prints when it listens.
 func start(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	var complaints strings.Builder
@@ -132,7 +133,7 @@ func firstLine(t *testing.T, program string, out io.Reader) string {
 	}
 }
 
-// upload is a request that lasts until it is finished.
+// upload is a request that lasts until the test finishes it.
 type upload struct {
 	body  *io.PipeWriter
 	reply chan string
@@ -179,7 +180,7 @@ func (u *upload) finish(t *testing.T) {
 	}
 }
 
-// await returns when the file says what it should. Nothing tells when a server has got that far.
+// await returns when the file contains the expected load. There is no notification for that.
 func await(t *testing.T, path string, busy, capacity uint32) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(time.Millisecond) {

@@ -102,7 +102,7 @@ func TestSlotsRunOut(t *testing.T) {
 	}
 }
 
-// A reader must never see the busy of one report with the capacity of another.
+// A reader must never see the busy number of one report with the capacity of another.
 func TestReportsAreNotTorn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	r := open(t, path, 1)
@@ -150,7 +150,8 @@ func TestManyThreadsCount(t *testing.T) {
 	expect(t, path, 8, 8)
 }
 
-// While the file is cut short again and again, a reader gets an error or a value, and lives.
+// While the file is truncated again and again, a reader gets an error or a value, and does not
+// crash.
 func TestReadSurvivesTruncation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	r := open(t, path, 4)
@@ -249,11 +250,11 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// A Reporter that the program has forgotten counts on: the process lives.
+// A Reporter without references in the program still counts, because the process lives.
 func TestForgottenReporter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	open(t, path, 4)
-	for range 2 { // a finalizer would run after the first
+	for range 2 { // a finalizer would run after the first collection
 		runtime.GC()
 	}
 	expect(t, path, 0, 4)

@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/overlaytest"
 )
 
-// reportVariable tells a copy of the test program to report to a file.
+// reportVariable makes a copy of the test program report to a file.
 const reportVariable = "LOADSHM_TEST_REPORT"
 
 func TestMain(m *testing.M) {
@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// reportAndWait is a process that is busy until its standard input ends. It has a child, as
-// testdata/reporter.c and testdata/reporter.py have.
+// reportAndWait is a process that is busy until its standard input ends. It has a child process,
+// as testdata/reporter.c and testdata/reporter.py have.
 func reportAndWait(path string) {
 	fail := func(err error) {
 		if err != nil {
@@ -42,9 +42,10 @@ func reportAndWait(path string) {
 	os.Exit(0) // without Close
 }
 
-// reporters are programs that take a file, are busy with 1 of 4 requests and say so by "busy", and end
-// with their standard input. Each has a child that it executes, and, where the language can fork, one
-// that is forked and has closed its parent's slot.
+// reporters are programs that report to a file that they get. They are busy with 1 of 4 requests,
+// print "busy", and end with their standard input. Each has a child process that runs another
+// program. Where the language can fork, each also has a forked child that has closed its parent's
+// slot.
 var reporters = map[string]func(*testing.T, string) *exec.Cmd{
 	"C": func(t *testing.T, path string) *exec.Cmd {
 		cmd := compileC(t, "testdata/reporter.c")
@@ -67,8 +68,8 @@ var reporters = map[string]func(*testing.T, string) *exec.Cmd{
 	},
 }
 
-// What a killed process has left behind does not count, and its slot is free, although it has
-// children that live on.
+// The slot of a killed process does not count and is free, although children of the process live
+// on.
 func TestDeadProcess(t *testing.T) {
 	for name, command := range reporters {
 		t.Run(name, func(t *testing.T) {
@@ -91,7 +92,7 @@ func TestDeadProcess(t *testing.T) {
 	}
 }
 
-// Who holds a slot is the same on overlayfs.
+// The locks on slots work the same on overlayfs.
 func TestOnOverlayfs(t *testing.T) {
 	overlaytest.Rerun(t, "TestReportersAreSummed", "TestForgottenReporter", "TestDeadProcess", "TestExamples")
 }
@@ -99,8 +100,8 @@ func TestOnOverlayfs(t *testing.T) {
 // startReporter returns when the process is busy. Its children end with the test.
 func startReporter(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
-	// Files and pipes of our own: those of package exec would end the children with the process, or
-	// wait for them.
+	// The files and pipes are not those of package exec, which would end the children with the
+	// process, or wait for them.
 	stdin, end, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

@@ -50,9 +50,9 @@ func (s Static) Accepts(l Load) bool { return l.Busy < s.Threshold }
 // Dynamic is 6LB's algorithm 2, SRdyn: a threshold that moves so that about half of the offers are
 // accepted. (SRLB also prints the algorithm, but there the attempts never accumulate.)
 type Dynamic struct {
-	Threshold uint32 // the present c
-	Attempts  uint32 // in this window so far
-	Accepted  uint32 // accepted ones of these
+	Threshold uint32 // the present threshold
+	Attempts  uint32 // offers in this window so far
+	Accepted  uint32 // accepted offers in this window
 	window    uint32
 	few, many uint32
 }
@@ -65,8 +65,9 @@ func NewDynamic(initial, window uint32, epsilon float64) *Dynamic {
 	return &Dynamic{Threshold: initial, window: window, few: few, many: many}
 }
 
-// Accepts counts the offer and decides, in the paper's order: the last offer of a window is decided
-// by the new threshold, and counted in the next one as accepted, though not as an attempt.
+// Accepts counts the offer and decides, in the paper's order. The new threshold decides the last
+// offer of a window. If the server accepts this offer, the next window counts it as accepted, but
+// not as an offer.
 func (d *Dynamic) Accepts(l Load) bool {
 	d.Attempts++
 	if d.Attempts == d.window {

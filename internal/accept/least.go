@@ -15,13 +15,13 @@ const (
 	Return
 )
 
-// Least decides for a candidate by its own load and by the loads that earlier candidates wrote into
-// their segments when they passed the connection on, in the order of travel. A candidate with a
-// free worker accepts. The last candidate sends the connection back to the least loaded of the
-// others (the earliest of several), if that one has a lower load than itself. So there are no
-// wrongful refusals (6LB, section V-E), for at most one more hop. Loads are compared per unit of
-// capacity, including the new connection: of a small and a large server that are just full, the
-// large one is better.
+// Least decides for a candidate. It uses the candidate's own load and the loads that earlier
+// candidates wrote into their segments when they passed the connection on, in the order of travel.
+// A candidate with a free worker accepts. The last candidate sends the connection back to the
+// least loaded of the earlier candidates (the first of several), if that one has a lower load than
+// itself. So there are no wrongful refusals (6LB, section V-E), at the cost of at most one more
+// hop. Loads are compared per unit of capacity, including the new connection. So if a small and a
+// large server are both just full, the large one is better.
 //
 // For Return, it also returns the index in passed of the candidate that gets the connection.
 func Least(own Load, passed []Load, last bool) (answer Answer, back int) {

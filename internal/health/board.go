@@ -11,7 +11,7 @@ type watch struct {
 	stop    func()
 	healthy bool
 	reason  string
-	told    bool // the last state that the reader got: healthy or not
+	told    bool // last state that the reader received
 }
 
 func (w *watch) result() Result {
@@ -34,8 +34,8 @@ func newBoard(start func(*watch)) *board {
 	return &board{start: start, watches: map[name]*watch{}, untold: map[name]*watch{}}
 }
 
-// replace replaces the watched targets. A target with a known name but other
-// values starts anew, which may be news for the reader.
+// replace replaces the watched targets. A target with a known name but other values starts anew,
+// and the reader may have to receive this change.
 func (b *board) replace(targets []Target) {
 	wanted := make(map[name]Target, len(targets))
 	for _, t := range targets {
@@ -51,7 +51,8 @@ func (b *board) replace(targets []Target) {
 	for n, t := range wanted {
 		w := &watch{target: t, healthy: !t.Failing, told: !t.Failing}
 		if old := b.watches[n]; old != nil {
-			w.target.Failing = old.target.Failing // not new: the reader gets later changes from here
+			// Only a new target needs Failing, so a known one keeps its former value.
+			w.target.Failing = old.target.Failing
 			if old.target == w.target {
 				continue
 			}
@@ -75,7 +76,7 @@ func (b *board) record(v verdict) {
 	b.mark(n)
 }
 
-// mark notes whether there is news about a target for the reader.
+// mark notes whether the reader must still receive the state of a target.
 func (b *board) mark(n name) {
 	if w := b.watches[n]; w.healthy != w.told {
 		b.untold[n] = w
@@ -84,7 +85,7 @@ func (b *board) mark(n name) {
 	}
 }
 
-// news returns a result that the reader does not know yet, if there is any.
+// news returns a result that the reader has not received yet, if there is one.
 func (b *board) news() (Result, bool) {
 	for _, w := range b.untold {
 		return w.result(), true

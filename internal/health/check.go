@@ -28,8 +28,8 @@ const maxHeader = 64 << 10
 // the server.
 var errUntried = errors.New("not tried")
 
-// attempt checks a target once. Its error is the reason in plain words. Ignore
-// errors after the end of the context.
+// attempt checks a target once. Its error is the reason in plain words. Ignore errors after the
+// end of the context.
 func attempt(ctx context.Context, t Target) error {
 	ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 	defer cancel()
@@ -56,8 +56,8 @@ func isOwn(errno unix.Errno) bool {
 	return false
 }
 
-// connect opens a connection for this check only, because the check includes that
-// the server accepts one.
+// connect opens a new connection for each check, because the check also tests that the server
+// accepts connections.
 func connect(ctx context.Context, t Target) error {
 	dialer := net.Dialer{KeepAlive: -1}
 	conn, err := dialer.DialTCP(ctx, "tcp", netip.AddrPort{}, t.Address)
@@ -119,7 +119,7 @@ func readStatus(conn net.Conn, request *http.Request) (int, error) {
 			return 0, fmt.Errorf("response header longer than %d bytes", maxHeader)
 		case errors.Is(err, io.ErrUnexpectedEOF):
 			return 0, errors.New("connection closed before the end of a response header")
-		default: // the library's error would quote the server's text, at any length
+		default: // the library's error would quote the server's text, of any length
 			return 0, errors.New("not an HTTP response")
 		}
 		status := response.StatusCode

@@ -53,8 +53,8 @@ func listen(t *testing.T, address string) net.Listener {
 	return listener
 }
 
-// serveRaw answers every connection's request with the same bytes. It leaves the
-// connection open, if told to, until the client closes it.
+// serveRaw answers the request on every connection with the same bytes. If requested, it leaves
+// the connection open until the client closes it.
 func serveRaw(t *testing.T, answer string, leaveOpen bool) net.Addr {
 	listener := listen(t, "127.0.0.1:0")
 	go func() {
@@ -78,14 +78,13 @@ func serveRaw(t *testing.T, answer string, leaveOpen bool) net.Addr {
 	return listener.Addr()
 }
 
-// refusing returns an address that nobody else can listen on, nor does anyone.
+// refusing returns an address on which nothing listens and nothing else can listen.
 func refusing(t *testing.T) net.Addr {
 	t.Helper()
 	return boundSocket(t, func(int) error { return nil })
 }
 
-// full returns the address of a listener whose queue has no room: connecting to
-// it goes on for ever.
+// full returns the address of a listener whose queue is full, so that connecting never ends.
 func full(t *testing.T) net.Addr {
 	t.Helper()
 	address := boundSocket(t, func(fd int) error { return unix.Listen(fd, 0) })
@@ -192,7 +191,7 @@ func TestHTTPRequest(t *testing.T) {
 }
 
 func TestHTTPFollowsNoRedirect(t *testing.T) {
-	var paths []string // written and read only while no check is under way
+	var paths []string // accessed only while no check is under way
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		paths = append(paths, r.URL.Path)
 		http.Redirect(w, r, "/login", http.StatusFound)
@@ -206,8 +205,7 @@ func TestHTTPFollowsNoRedirect(t *testing.T) {
 	}
 }
 
-// A body without end must cost neither time nor memory: the check is over, and the
-// server's writes fail.
+// An endless body must cost neither time nor memory: the check ends, and the server's writes fail.
 func TestHTTPLeavesBody(t *testing.T) {
 	listener := listen(t, "[::1]:0")
 	written := make(chan error, 1)
@@ -233,7 +231,7 @@ func TestHTTPLeavesBody(t *testing.T) {
 }
 
 func TestUnreachableServers(t *testing.T) {
-	silent := listen(t, "127.0.0.1:0") // the kernel connects, nobody accepts
+	silent := listen(t, "127.0.0.1:0") // the kernel completes the handshake, and no program accepts
 	tests := []struct {
 		name   string
 		target Target
@@ -284,7 +282,7 @@ func TestTCPProbeResets(t *testing.T) {
 	}
 }
 
-// A balancer that has run out of descriptors must not blame the servers.
+// A lack of descriptors on the balancer must not count against the servers.
 func TestOwnShortageIsUntried(t *testing.T) {
 	target := tcpTarget(listen(t, "127.0.0.1:0").Addr())
 	var limit unix.Rlimit
@@ -306,7 +304,7 @@ func TestOwnShortageIsUntried(t *testing.T) {
 	}
 }
 
-// A cancelled check ends at once and closes its connection, wherever it hangs.
+// A cancelled check ends at once and closes its connection, at whatever point it waits.
 func TestCancelledCheck(t *testing.T) {
 	listener := listen(t, "127.0.0.1:0")
 	ctx, cancel := context.WithCancel(t.Context())

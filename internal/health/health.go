@@ -21,8 +21,8 @@ type Result struct {
 	Reason          string // in plain words, such as "connection refused"
 }
 
-// complaintInterval is the least time between two log lines about this host being
-// unable to check, because every check of every target finds that out.
+// complaintInterval is the minimum time between two log lines that say that this host cannot
+// check. Every check of every target would log the same.
 const complaintInterval = 10 * time.Second
 
 // Checker checks its targets, from the network namespace of its process.
@@ -153,13 +153,13 @@ func (c *Checker) check(ctx context.Context, w *watch, s *streak) {
 	}
 }
 
-// streak is a state, and the number of checks in a row that contradicted it.
+// streak is a state, and the number of successive checks that contradict it.
 type streak struct {
 	healthy bool
 	length  int
 }
 
-// observe counts a check, and tells whether it has changed the state.
+// observe counts a check, and tells whether the state has changed.
 func (s *streak) observe(success bool, rise, fall int) bool {
 	if success == s.healthy {
 		s.length = 0

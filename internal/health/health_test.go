@@ -20,14 +20,14 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// fake is a network in which servers succeed, fail or hang as a test says.
+// fake is a network in which servers succeed, fail or hang as a test requires.
 type fake struct {
 	mu     sync.Mutex
-	answer map[string]error       // by server; none is a success
-	hang   map[string]bool        // until the timeout
-	checks map[string][]time.Time // when each began
+	answer map[string]error       // results of checks by server; nil means success
+	hang   map[string]bool        // servers whose checks hang until the timeout
+	checks map[string][]time.Time // start times of the checks
 	active map[string]int
-	worst  int // the most checks of a target at a time
+	worst  int // the maximum number of simultaneous checks of a target
 }
 
 func newFake() *fake {
@@ -51,7 +51,7 @@ func (f *fake) attempt(ctx context.Context, t Target) error {
 		defer cancel()
 		<-ctx.Done()
 		if context.Cause(ctx) == context.Canceled {
-			time.Sleep(time.Microsecond) // as closing a connection takes its time
+			time.Sleep(time.Microsecond) // closing a connection takes some time
 		}
 		err = errors.New("timeout")
 	}
@@ -75,8 +75,7 @@ func (f *fake) times(server string) []time.Time {
 
 var errDown = errors.New("connection refused")
 
-// simulate runs a checker in fake time, and sees to it that nothing of it is left
-// when Run has returned.
+// simulate runs a checker in fake time, and fails the test if goroutines are left after Run.
 func simulate(t *testing.T, f *fake, test func(t *testing.T, c *Checker)) {
 	synctest.Test(t, func(t *testing.T) {
 		c := New(slog.New(slog.DiscardHandler))
@@ -104,9 +103,9 @@ func target(server string) Target {
 	}
 }
 
-// pass lets time go by, and returns what the checker had to say at its end.
+// pass lets time pass, and returns the updates that the checker has at its end.
 func pass(c *Checker, d time.Duration) []Result {
-	time.Sleep(d) // fake time: exact, and over when all else waits
+	time.Sleep(d) // in fake time this is exact, and ends when all goroutines wait
 	synctest.Wait()
 	var results []Result
 	for {
@@ -133,7 +132,7 @@ func TestStreak(t *testing.T) {
 		name       string
 		rise, fall int
 		checks     []bool
-		want       []bool // the state after each
+		want       []bool // expected states after the checks
 	}{
 		{"starts healthy", 2, 3, []bool{yes}, []bool{yes}},
 		{"falls after three", 2, 3, []bool{no, no, no, no}, []bool{yes, yes, no, no}},
@@ -221,8 +220,7 @@ func TestRhythm(t *testing.T) {
 	}
 }
 
-// However the first checks end, those of many targets must not keep coming
-// together.
+// The checks of many targets must spread over time, whatever the results of the first checks.
 func TestPhasesSpread(t *testing.T) {
 	const servers, slots = 2000, 10
 	for _, hang := range []bool{false, true} {
@@ -319,8 +317,7 @@ func TestRemovedTarget(t *testing.T) {
 	})
 }
 
-// A reader that is busy must neither hold up the checks nor hear what has been
-// undone.
+// A busy reader must not delay checks, and must not receive changes that were reversed.
 func TestSlowReader(t *testing.T) {
 	f := newFake()
 	for _, server := range []string{"a", "b", "c"} {
@@ -350,7 +347,7 @@ func TestServiceIsPartOfTheName(t *testing.T) {
 	})
 }
 
-// A verdict may still be on its way when its target has been replaced, or removed.
+// A verdict may still be on its way when its target is replaced or removed.
 func TestVerdictOfReplacedTarget(t *testing.T) {
 	b := newBoard(func(w *watch) { w.stop = func() {} })
 	b.replace([]Target{target("s1")})
@@ -366,7 +363,7 @@ func TestVerdictOfReplacedTarget(t *testing.T) {
 	}
 }
 
-// The context ends while a check hangs; simulate sees what is left.
+// The context ends while a check hangs. simulate checks that no goroutine is left.
 func TestRunEndsHangingProbes(t *testing.T) {
 	f := newFake()
 	f.hang["s1"] = true
@@ -381,7 +378,7 @@ func TestRunEndsHangingProbes(t *testing.T) {
 	}
 }
 
-// A real server that stops and comes back, and one that accepts late.
+// A real server stops and comes back, and another one accepts late.
 func TestRealServers(t *testing.T) {
 	late := listen(t, "127.0.0.1:0")
 	broken := make(chan bool, 1)
@@ -483,7 +480,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// A target that its reader holds to be failing is news when it is not.
+// If the reader considers a target failing and it is not, the reader must receive that.
 func TestFailingFromTheStart(t *testing.T) {
 	var started []*watch
 	b := newBoard(func(w *watch) { w.stop = func() {}; started = append(started, w) })
@@ -492,7 +489,8 @@ func TestFailingFromTheStart(t *testing.T) {
 	if r, ok := b.news(); ok {
 		t.Errorf("news at once: %+v", r)
 	}
-	target.Failing = false // what its reader held at the start does not make it another
+	// The reader's state at the start does not make the target a different one.
+	target.Failing = false
 	b.replace([]Target{target})
 	if len(started) != 1 {
 		t.Fatalf("started %d times", len(started))

@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// Target is a server of a service with its check. The ranges of its values are
-// those of desired.Health.
+// Target is a server of a service with its check. The ranges of its values are those of
+// config.Health.
 type Target struct {
 	Service, Server string
 	Address         netip.AddrPort // the address to which checks connect
@@ -20,16 +20,16 @@ type Target struct {
 	Path string
 	// Host is the Host header of an HTTP check.
 	Host     string
-	Interval time.Duration // from the start of one check to that of the next
-	Timeout  time.Duration // of a whole check, at most the interval
+	Interval time.Duration // time between the starts of two successive checks
+	Timeout  time.Duration // timeout of a whole check, at most the interval
 	Rise     int           // consecutive successes after which a server is healthy again
-	Fall     int           // consecutive failures after which it is failing
-	// Failing is the first state of a new target: it is failing already, and Rise successes end
-	// that.
+	Fall     int           // consecutive failures after which the server is failing
+	// Failing is the initial state of a new target. A target that starts as failing becomes
+	// healthy after Rise successes.
 	Failing bool
 }
 
-// Targets are the servers of all services that have a health check.
+// Targets returns the targets of all services with a health check.
 func Targets(services []desired.Service) []Target {
 	var targets []Target
 	for i := range services {

@@ -28,18 +28,18 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// apache is a real Apache httpd in a network of its own. Requests for /slow last until they are
-// released.
+// apache is a real Apache httpd in its own network namespace. Requests for /slow last until they
+// are released.
 type apache struct {
 	t       *testing.T
 	dir     string
 	network *testnet.Namespace
 	client  *http.Client
-	arrived atomic.Int32  // slow requests so far
-	release chan struct{} // one for each slow request to end
+	arrived atomic.Int32  // number of slow requests so far
+	release chan struct{} // each element ends one slow request
 	process *exec.Cmd
 
-	complaints strings.Builder // to standard error; complete when the process has ended
+	complaints strings.Builder // output to standard error; complete when the process has ended
 }
 
 const modules = "/usr/lib/apache2/modules"
@@ -113,7 +113,7 @@ func (a *apache) dial(ctx context.Context, network, address string) (conn net.Co
 	return conn, err
 }
 
-// startBackend serves what Apache takes for /slow.
+// startBackend starts the server that answers Apache's requests for /slow.
 func (a *apache) startBackend() {
 	var listener net.Listener
 	err := a.network.Do(func() (err error) {
@@ -156,7 +156,7 @@ func (a *apache) start() {
 func (a *apache) kill() {
 	_ = syscall.Kill(-a.process.Process.Pid, syscall.SIGKILL)
 	_ = a.process.Wait()
-	_ = os.Remove(posixShared(a.scoreboard())) // as Apache does when it ends in peace
+	_ = os.Remove(posixShared(a.scoreboard())) // Apache does the same when it stops normally
 	if a.t.Failed() {
 		log, _ := os.ReadFile(filepath.Join(a.dir, "error.log"))
 		a.t.Logf("Apache said:\n%s%s", a.complaints.String(), log[max(0, len(log)-4000):])
@@ -172,7 +172,7 @@ func (a *apache) signal(s syscall.Signal) {
 
 func (a *apache) scoreboard() string { return filepath.Join(a.dir, "scoreboard") }
 
-// eventually waits for something that nothing tells of.
+// eventually polls a condition that has no notification.
 func (a *apache) eventually(what string, check func() error) {
 	a.t.Helper()
 	for deadline := time.Now().Add(limit); ; time.Sleep(5 * time.Millisecond) {
@@ -186,7 +186,7 @@ func (a *apache) eventually(what string, check func() error) {
 	}
 }
 
-// status returns what mod_status says.
+// status returns the status page of mod_status.
 func (a *apache) status() (map[string]int, error) {
 	response, err := a.client.Get("http://apache/server-status?auto")
 	if err != nil {
@@ -207,7 +207,7 @@ func (a *apache) status() (map[string]int, error) {
 	return values, lines.Err()
 }
 
-// slow makes requests that wait, and returns when all have reached a worker.
+// slow sends requests that wait, and returns when all have reached a worker.
 func (a *apache) slow(n int) {
 	a.t.Helper()
 	want := a.arrived.Load() + int32(n)
@@ -240,8 +240,8 @@ func (a *apache) finish(n int) {
 	}
 }
 
-// expect waits until the source reads a load, and compares mod_status's count. That counts the worker
-// that asks it, too.
+// expect waits until the source reads a load, and compares it with the count of mod_status, which
+// includes the worker of the status request.
 func (a *apache) expect(source *Apache, busy, capacity uint32) {
 	a.t.Helper()
 	a.eventually(fmt.Sprintf("%d of %d workers are busy", busy, capacity), func() error {
@@ -293,9 +293,10 @@ func (a *apache) awaitGeneration(old int) {
 func TestApache(t *testing.T) {
 	for _, c := range []struct {
 		mpm      string
-		capacity uint32 // that the scoreboard gives
-		keeping  uint32 // workers that a connection occupies that is kept alive
-		old      uint32 // workers that count, of one that serves from before a graceful restart
+		capacity uint32 // capacity in the scoreboard
+		keeping  uint32 // workers that one kept-alive connection occupies
+		// Workers that count, if one serves a connection from before a graceful restart.
+		old uint32
 	}{
 		{mpm: "prefork", capacity: 12, keeping: 1, old: 1},
 		{mpm: "event", capacity: 6 * 4, keeping: 0, old: 0},
@@ -317,7 +318,7 @@ func TestApache(t *testing.T) {
 			connection.Close()
 			a.expect(source, 0, c.capacity)
 
-			// A graceful restart lets old workers finish what they are at.
+			// A graceful restart lets old workers complete their requests.
 			a.slow(3)
 			generation := a.generation()
 			a.signal(unix.SIGUSR1)
@@ -337,7 +338,7 @@ func TestApache(t *testing.T) {
 			a.finish(6)
 			a.expect(source, 0, c.capacity)
 
-			// A stop takes the scoreboard away, a start makes a new one.
+			// A stop removes the scoreboard, and a start makes a new one.
 			a.signal(unix.SIGTERM)
 			if err := a.process.Wait(); err != nil {
 				t.Error(err)
@@ -353,7 +354,7 @@ func TestApache(t *testing.T) {
 	}
 }
 
-// keepAlive returns a connection on which a request has been answered.
+// keepAlive returns a connection on which one request was answered.
 func (a *apache) keepAlive() net.Conn {
 	a.t.Helper()
 	conn, err := a.dial(context.Background(), "tcp", "")
@@ -369,7 +370,7 @@ func (a *apache) keepAlive() net.Conn {
 	return conn
 }
 
-// board is a scoreboard made by hand.
+// board is a scoreboard for tests.
 func board(l layout, servers, threads int) []byte {
 	content := make([]byte, l.size(servers, threads))
 	binary.NativeEndian.PutUint32(content[globalServerLimit:], uint32(servers))
@@ -403,7 +404,8 @@ func TestEveryLayout(t *testing.T) {
 }
 
 func TestStatesOfWorkers(t *testing.T) {
-	busy := []byte{3, 4, 5, 6, 7, 8, 9} // reading to graceful, in include/scoreboard.h
+	// The states from reading to graceful in include/scoreboard.h.
+	busy := []byte{3, 4, 5, 6, 7, 8, 9}
 	l := layouts[len(layouts)-1]
 	for state := range 256 {
 		content := board(l, 4, 3)
@@ -468,12 +470,12 @@ func TestScoreboardErrorsNamePathAndValue(t *testing.T) {
 	}
 }
 
-// sized puts before shared memory what APR does.
+// sized adds the size that APR writes before shared memory.
 func sized(content []byte) []byte {
 	return append(binary.NativeEndian.AppendUint64(nil, uint64(sizeWord+len(content))), content...)
 }
 
-// The three forms in which APR keeps shared memory, the same scoreboard in each.
+// The same scoreboard in each of the three forms in which APR keeps shared memory.
 func TestWhereTheScoreboardIs(t *testing.T) {
 	l := layouts[4]
 	content := board(l, 4, 2)

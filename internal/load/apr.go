@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// posixFolder is where glibc's shm_open keeps shared memory (shm_overview(7)).
+// posixFolder is the folder of glibc's shm_open for shared memory (shm_overview(7)).
 const posixFolder = "/dev/shm"
 
-// posixShared is the file of the POSIX shared memory that APR uses in place of a file with that
-// name (apr: shmem/unix/shm.c, make_shm_open_safe_name): a name made of two hashes of the path,
-// times 33 and Sedgewick's.
+// posixShared returns the file of the POSIX shared memory that APR uses in place of the given file
+// (apr: shmem/unix/shm.c, make_shm_open_safe_name). The file's name consists of two hashes of the
+// path, times 33 and Sedgewick's.
 func posixShared(path string) string {
 	var times33, sedgewick uint32
 	var factor uint32 = 63689
@@ -28,8 +28,8 @@ func posixShared(path string) string {
 	return filepath.Join(posixFolder, fmt.Sprintf("ShM.%xH%x", times33, sedgewick))
 }
 
-// systemVKey is the key of the System V shared memory that belongs to a file (ftok(3)), with what
-// APR takes for the project: the last byte of a hash, times 33, of the path.
+// systemVKey returns the key of the System V shared memory that belongs to a file (ftok(3)). As
+// the project, APR uses the last byte of a hash of the path, times 33.
 func systemVKey(path string) (int, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -24,10 +24,10 @@ type Cgroup struct {
 	last sample
 }
 
-// sample is a reading of a cgroup's clock.
+// sample is a reading of a cgroup's CPU time.
 type sample struct {
-	inode uint64 // of its folder; a new group has another inode
-	usage uint64 // CPU time in microseconds, never falling
+	inode uint64 // inode of the folder; a new group has another one
+	usage uint64 // CPU time in microseconds, which never decreases
 	at    time.Time
 }
 
@@ -94,8 +94,8 @@ func isCgroup2(path string) bool {
 	return err == nil
 }
 
-// cpus returns the number of CPUs that a cgroup can use at a time: the least of the quotas in
-// cpu.max of the group and its ancestors, of its cpuset, and of the machine's CPUs.
+// cpus returns the number of CPUs that a cgroup can use at a time: the minimum of the quotas in
+// cpu.max of the group and its ancestors, the CPUs of its cpuset, and the CPUs of the machine.
 func cpus(path string) (float64, error) {
 	online, err := readFile("/sys/devices/system/cpu", "online", parseCPUList)
 	if err != nil {
@@ -106,7 +106,7 @@ func cpus(path string) (float64, error) {
 		granted, err := readFile(path, "cpu.max", parseMax)
 		if err == nil {
 			least = min(least, granted)
-		} else if !errors.Is(err, fs.ErrNotExist) { // no controller, or the root
+		} else if !errors.Is(err, fs.ErrNotExist) { // no such file: no controller, or the root
 			return 0, err
 		}
 		set, err := readFile(path, "cpuset.cpus.effective", parseCPUList)
@@ -126,7 +126,7 @@ func readFile[T any](folder, name string, parse func(string) (T, error)) (value 
 		return value, fmt.Errorf("%s: %w", name, bare(err))
 	}
 	defer f.Close()
-	text := make([]byte, 4096) // the kernel returns at most this much in one read of such a file
+	text := make([]byte, 4096) // the kernel returns at most this much in one read of such files
 	n, err := f.Read(text)
 	if err != nil && err != io.EOF {
 		return value, fmt.Errorf("%s: %w", name, bare(err))
@@ -137,7 +137,7 @@ func readFile[T any](folder, name string, parse func(string) (T, error)) (value 
 	return value, nil
 }
 
-// parseUsage finds the CPU time, in microseconds, in cpu.stat.
+// parseUsage returns the CPU time in cpu.stat, in microseconds.
 func parseUsage(text string) (uint64, error) {
 	for line := range strings.Lines(text) {
 		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {

@@ -195,14 +195,14 @@ func TestParsersOfCgroupFiles(t *testing.T) {
 	}
 }
 
-// The kernel's own numbers, of a process that only computes.
+// Compares with the kernel's numbers for a process that only computes.
 func TestCgroupOfTheKernel(t *testing.T) {
 	path := realGroup(t)
 	c := NewCgroup(path)
 	if _, err := c.Read(); !errors.Is(err, errFirst) {
 		t.Fatalf("first read: %v", err)
 	}
-	time.Sleep(10 * time.Millisecond) // an interval, of any length
+	time.Sleep(10 * time.Millisecond) // the interval may have any length
 	if got, err := c.Read(); err != nil || got.Busy != 0 {
 		t.Errorf("empty group: %+v, error %v", got, err)
 	}
@@ -220,7 +220,7 @@ func TestCgroupOfTheKernel(t *testing.T) {
 		_ = spin.Process.Kill()
 		_ = spin.Wait()
 	}()
-	// On a busy machine it gets little, but something in the end.
+	// On a busy machine the process gets little CPU time, but always some.
 	var got Load
 	for deadline := time.Now().Add(limit); got.Busy == 0; {
 		time.Sleep(100 * time.Millisecond)
@@ -237,7 +237,7 @@ func TestCgroupOfTheKernel(t *testing.T) {
 	t.Logf("with one thread that computes: %+v", got)
 }
 
-// realGroup makes a control group where this machine has version 2.
+// realGroup makes a control group, if this machine has version 2.
 func realGroup(t testing.TB) string {
 	t.Helper()
 	path, err := os.MkdirTemp(needs.Cgroup2(t), "segue-test-")

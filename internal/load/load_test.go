@@ -4,5 +4,6 @@ package load
 
 import "time"
 
-// limit is how long tests wait for what takes next to no time, unless the machine stands still.
+// limit is the time to wait for operations that take next to no time, unless the machine stands
+// still.
 const limit = time.Minute

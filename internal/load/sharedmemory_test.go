@@ -11,8 +11,8 @@ import (
 	"github.com/segue-lb/segue/loadshm"
 )
 
-// From the application's report to the agent's callback, and what an application leaves behind that
-// has ended.
+// A report of the application reaches the agent's callback. The reports of ended applications do
+// not.
 func TestSharedMemoryIsWatched(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "load")
 	synctest.Test(t, func(t *testing.T) {

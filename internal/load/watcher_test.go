@@ -17,12 +17,12 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// fake is a source that says what a test tells it to.
+// fake is a source that returns what a test requires.
 type fake struct {
 	mu    sync.Mutex
 	load  Load
 	err   error
-	hang  chan struct{} // a read waits until it is closed; nil: not at all
+	hang  chan struct{} // reads wait until it is closed; nil: they do not wait
 	reads int
 }
 
@@ -45,7 +45,7 @@ func (f *fake) set(load Load, err error) {
 	f.load, f.err = load, err
 }
 
-// block makes reads hang from now on, until the result is called.
+// block makes reads wait from now on, until the returned function is called.
 func (f *fake) block() (release func()) {
 	hang := make(chan struct{})
 	f.mu.Lock()
@@ -59,7 +59,7 @@ func (f *fake) block() (release func()) {
 	}
 }
 
-// watch is a watcher that runs, and what it has said.
+// watch is a running watcher with its reports.
 type watch struct {
 	*Watcher
 	stop func()
@@ -96,9 +96,9 @@ func (w *watch) report(s State) {
 	w.reports = append(w.reports, s)
 }
 
-// pass lets time go by, and returns what was reported in it.
+// pass lets time pass, and returns the reports of that time.
 func (w *watch) pass(d time.Duration) []State {
-	time.Sleep(d) // fake time: exact, and over when all else waits
+	time.Sleep(d) // in fake time this is exact, and ends when all goroutines wait
 	synctest.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +107,7 @@ func (w *watch) pass(d time.Duration) []State {
 	return reports
 }
 
-// logged returns how many lines of the log have the words, and forgets nothing.
+// logged returns the number of log lines so far that contain the words.
 func (w *watch) logged(words string) int { return strings.Count(w.log.String(), words) }
 
 func (w *watch) expect(t *testing.T, got []State, want ...State) {
@@ -146,12 +146,12 @@ func TestWatcherGoesStaleAndRecovers(t *testing.T) {
 		defer w.stop()
 		w.pass(0)
 		f.set(Load{}, broken)
-		w.expect(t, w.pass(testStaleAfter-1)) // the last value counts
+		w.expect(t, w.pass(testStaleAfter-1)) // until then the last value counts
 		if got, want := w.State(), (State{Load: Load{1, 4}, At: begin, Err: broken}); got != want {
 			t.Errorf("state is %+v, want %+v", got, want)
 		}
 		w.expect(t, w.pass(1), State{Load: Load{1, 4}, At: begin, Stale: true, Err: broken})
-		w.expect(t, w.pass(time.Minute)) // told once
+		w.expect(t, w.pass(time.Minute)) // reported once
 		if w.logged("stale") != 1 || w.logged("broken pipe dream") != 1 {
 			t.Errorf("log: %s", w.log.String())
 		}
@@ -173,7 +173,7 @@ func TestWatcherGoesStaleAndRecovers(t *testing.T) {
 	})
 }
 
-// A failure between successes changes nothing, however often.
+// Failures between successes change nothing, however many there are.
 func TestWatcherForgivesFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{load: Load{1, 4}}
@@ -232,7 +232,7 @@ func TestWatcherOfAHangingRead(t *testing.T) {
 	})
 }
 
-// Run ends although a read hangs, and reports nothing afterwards.
+// Run ends although a read waits, and reports nothing afterwards.
 func TestWatcherEndsDespiteAHangingRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{load: Load{1, 4}}

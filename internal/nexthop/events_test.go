@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestEventsThatMatter does things to a kernel, some of which could change the way to a server.
+// TestEventsThatMatter makes changes to a kernel. Some of them could change the path to a server.
 func TestEventsThatMatter(t *testing.T) {
 	onBothSides(t, unprepared, func(t *testing.T, n *network, s side) {
 		left := s.left.String()
@@ -54,8 +54,8 @@ func TestEventsThatMatter(t *testing.T) {
 	})
 }
 
-// matter says whether any of the events that have come matters. Those of interfaces all do, and
-// come at any time while links are new.
+// matter tells whether any of the events so far matters. Events of interfaces always matter, and
+// may come at any time while links are new.
 func (n *network) matter(r *Resolver, events <-chan syscall.NetlinkMessage) (any bool) {
 	n.t.Helper()
 	n.mtu++
@@ -77,7 +77,7 @@ func (n *network) matter(r *Resolver, events <-chan syscall.NetlinkMessage) (any
 	return false
 }
 
-// TestKnownDiffers has entries of a neighbour that is in use.
+// TestKnownDiffers compares entries of a neighbour that is in use.
 func TestKnownDiffers(t *testing.T) {
 	mac, other := [6]byte{2, 0, 0, 0, 0, 1}, [6]byte{2, 0, 0, 0, 0, 2}
 	answers, silent := known{mac: mac}, known{mac: mac, silent: true}

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Link is an interface as it is now.
+// Link is the present state of an interface.
 type Link struct {
 	Index int
 	Name  string
@@ -83,7 +83,7 @@ type Resolver struct {
 	changes chan []netip.Addr // new targets
 	updates chan Update
 
-	// Only the goroutine in Run uses these:
+	// The fields below are for the goroutine in Run only.
 	targets    targets
 	routed     map[netip.Addr]bool   // targets that have had a route of their own
 	resumed    map[netip.Addr]Hop    // hops of the earlier process that are not used yet

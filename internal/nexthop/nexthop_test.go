@@ -20,11 +20,11 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// patience bounds the wait for the kernel to resolve a neighbour. It is no measure of how fast that is:
-// the machine may be busy, or stand still for a while.
+// patience is the time to wait for the kernel to resolve a neighbour. It is long, because the
+// machine may be busy or stand still for a while.
 const patience = 60 * time.Second
 
-// server is an address that is routed via link addresses, as a SID is.
+// server is an address that is routed via link addresses, like a SID.
 var server = netip.MustParseAddr("fd00:5:0:1:5::")
 
 // network is a balancer with two neighbours, and the resolver under test.
@@ -38,14 +38,14 @@ type network struct {
 	cancel            context.CancelFunc
 	done              chan struct{} // closed when the resolver has ended
 	logged            chan string
-	mtu               int // how often that of the loopback interface was changed
+	mtu               int // number of changes of the loopback interface's MTU
 }
 
 func start(t *testing.T) *network {
 	return startWith(t, func(*network) {})
 }
 
-// startLeft has resolved the server to be behind the left neighbour.
+// startLeft starts the resolver, and waits until the server's next hop is the left neighbour.
 func startLeft(t *testing.T) *network {
 	n := start(t)
 	n.routeVia(n.ifLeft, "fd00:a::2")
@@ -54,11 +54,12 @@ func startLeft(t *testing.T) *network {
 	return n
 }
 
-// startWith prepares the resolver before it runs.
+// startWith calls a function to prepare the resolver before it starts.
 func startWith(t *testing.T, prepare func(*network)) *network {
 	n := &network{t: t, balancer: testnet.New(t), left: testnet.New(t), right: testnet.New(t)}
 	for _, ns := range []*testnet.Namespace{n.balancer, n.left, n.right} {
-		sysctl(t, ns, "ipv6/conf/default/accept_dad", "0") // it takes two seconds
+		// Duplicate address detection takes two seconds.
+		sysctl(t, ns, "ipv6/conf/default/accept_dad", "0")
 	}
 	testnet.Connect(t, n.balancer, "left", testnet.Prefixes("fd00:a::1/64", "10.1.0.1/24"),
 		n.left, "eth0", testnet.Prefixes("fd00:a::2/64", "10.1.0.2/24"))
@@ -91,7 +92,7 @@ func (n *network) stop() {
 	<-n.done
 }
 
-// lines is a writer that sends each write.
+// lines is a writer that sends the text of each write to a channel.
 type lines chan string
 
 func (l lines) Write(line []byte) (int, error) {
@@ -118,7 +119,7 @@ func link(t *testing.T, ns *testnet.Namespace, name string) (out Link) {
 	return out
 }
 
-// do runs something in the balancer's namespace.
+// do runs a function in the balancer's namespace.
 func (n *network) do(f func() error) {
 	n.t.Helper()
 	if err := n.balancer.Do(f); err != nil {
@@ -137,7 +138,7 @@ func (n *network) routeVia(link Link, gateway string) {
 	})
 }
 
-// awaitUpdate reads updates until one is as wanted.
+// awaitUpdate reads updates until one meets the condition.
 func (n *network) awaitUpdate(what string, wanted func(Update) bool) {
 	n.t.Helper()
 	timeout := time.After(patience)
@@ -154,7 +155,7 @@ func (n *network) awaitUpdate(what string, wanted func(Update) bool) {
 	}
 }
 
-// await reads updates until the target's hop is as wanted.
+// await reads updates until the target's hop is the wanted one.
 func (n *network) await(target netip.Addr, want Hop) {
 	n.t.Helper()
 	n.awaitUpdate(fmt.Sprintf("next hop of %s is to be %v", target, want), func(u Update) bool {
@@ -171,7 +172,7 @@ func (n *network) awaitLost(target netip.Addr) {
 	})
 }
 
-// hopLeft and hopRight are those by way of the neighbours' IPv6 addresses.
+// hopLeft and hopRight return the hops through the neighbours' IPv6 addresses.
 func (n *network) hopLeft() Hop {
 	return Hop{MAC: n.macLeft, Via: netip.MustParseAddr("fd00:a::2"), Link: n.ifLeft}
 }
@@ -223,14 +224,14 @@ func TestUnreachable(t *testing.T) {
 	n.await(server, n.hopLeft())
 }
 
-// A neighbour that stops answering keeps its last address: packets to it would
-// be lost either way, and it may be back before the kernel asks again.
+// A neighbour that stops answering keeps its last address. Packets to it would be lost either way,
+// and it may be back before the kernel asks again.
 func TestFailedNeighbourKeepsAddress(t *testing.T) {
 	n := startLeft(t)
 	n.do(func() error {
 		return netlink.NeighDel(&netlink.Neigh{LinkIndex: n.ifLeft.Index, IP: net.ParseIP("fd00:a::2")})
 	})
-	// A change elsewhere makes it read the tables again.
+	// A change elsewhere makes the resolver read the tables again.
 	other := netip.MustParseAddr("10.2.0.2")
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server, other})
 	n.awaitUpdate("the other server is to be resolved", func(u Update) bool {
@@ -242,8 +243,8 @@ func TestFailedNeighbourKeepsAddress(t *testing.T) {
 	})
 }
 
-// A neighbour that does not answer while a process is restarted keeps the address that the process
-// before has used, on the same interface.
+// A neighbour that does not answer during a restart of the process keeps the address that the
+// earlier process used, on the same interface.
 func TestResumesFailedNeighbour(t *testing.T) {
 	mac := [6]byte{2, 0, 0, 0, 0, 9}
 	other := netip.MustParseAddr("fd00:b::99")
@@ -251,7 +252,7 @@ func TestResumesFailedNeighbour(t *testing.T) {
 		before := Hop{MAC: mac, Link: Link{Index: n.ifLeft.Index}}
 		n.resolver.Resume(map[netip.Addr]Hop{server: before, other: before})
 	})
-	n.routeVia(n.ifLeft, "fd00:a::99") // which nobody has
+	n.routeVia(n.ifLeft, "fd00:a::99") // no host has this address
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server, other})
 	n.awaitUpdate("one server is where it was, the other was elsewhere", func(u Update) bool {
 		want := Hop{MAC: mac, Via: netip.MustParseAddr("fd00:a::99"), Link: n.ifLeft}
@@ -276,7 +277,7 @@ func TestFollowsInterfaces(t *testing.T) {
 	n.awaitUpdate("another MAC address", wanted)
 }
 
-// The resolver's own interfaces are followed although no target is behind them.
+// The resolver follows its own interfaces even if no target is behind them.
 func TestFollowsOwnInterfaces(t *testing.T) {
 	n := start(t)
 	n.resolver.SetTargets(t.Context(), nil)
@@ -295,12 +296,12 @@ func TestFollowsOwnInterfaces(t *testing.T) {
 	}
 }
 
-// A neighbour that the kernel knew before is kept resolved, too: its address may
-// have been dead for long.
+// A neighbour that the kernel knew before is kept resolved, too, because its address may be long
+// out of date.
 func TestManagesKnownNeighbour(t *testing.T) {
 	n := start(t)
 	n.routeVia(n.ifLeft, "fd00:a::2")
-	n.do(func() error { // the kernel is to give up the address soon
+	n.do(func() error { // makes the kernel give up the address soon
 		for name, value := range map[string]string{"delay_first_probe_time": "1", "retrans_time_ms": "100"} {
 			err := os.WriteFile("/proc/sys/net/ipv6/neigh/left/"+name, []byte(value), 0)
 			if err != nil {
@@ -316,7 +317,7 @@ func TestManagesKnownNeighbour(t *testing.T) {
 	n.await(server, n.hopLeft())
 }
 
-// What an operator has set stays as it is.
+// The resolver does not change entries of an operator.
 func TestLeavesPermanentNeighbour(t *testing.T) {
 	n := start(t)
 	n.routeVia(n.ifLeft, "fd00:a::2")
@@ -340,16 +341,16 @@ func TestLeavesPermanentNeighbour(t *testing.T) {
 	})
 }
 
-// The address of one gateway is not that of another on the same link.
+// The addresses of two gateways on the same link are not confused.
 func TestAnotherGateway(t *testing.T) {
 	n := startLeft(t)
-	n.routeVia(n.ifLeft, "fd00:a::99") // which nobody has
+	n.routeVia(n.ifLeft, "fd00:a::99") // no host has this address
 	n.awaitLost(server)
 	n.routeVia(n.ifLeft, "fd00:a::2")
 	n.await(server, n.hopLeft())
 }
 
-// manageForOthers makes a neighbour managed as an operator would, who wants it to stay so.
+// manageForOthers makes a neighbour managed, like an operator who wants it to stay managed.
 func (n *network) manageForOthers(link Link, address string) {
 	n.t.Helper()
 	n.do(func() error {
@@ -359,8 +360,8 @@ func (n *network) manageForOthers(link Link, address string) {
 	})
 }
 
-// TestAfterKill finds neighbours of a process that gave nothing back: one that is in use again, and one
-// that is not.
+// TestAfterKill starts after a process that was killed and gave back no neighbour. One of its
+// neighbours is used again, and one is not.
 func TestAfterKill(t *testing.T) {
 	n := startWith(t, func(n *network) {
 		n.do(func() error {
@@ -419,7 +420,7 @@ func TestGivesNeighboursBack(t *testing.T) {
 	check("after the end", false, false)
 }
 
-// Events that never end do not keep the resolver from its work.
+// An endless series of events does not keep the resolver from its work.
 func TestWorksInStorm(t *testing.T) {
 	n := start(t)
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
@@ -438,7 +439,7 @@ func TestWorksInStorm(t *testing.T) {
 	}
 }
 
-// storm changes a route beside the server's, much more often than the resolver settles.
+// storm changes a route beside the server's route, much more often than the settle time.
 func (n *network) storm(ctx context.Context, raging chan<- struct{}) error {
 	tick := time.NewTicker(settle / 10)
 	defer tick.Stop()
@@ -461,12 +462,12 @@ func (n *network) storm(ctx context.Context, raging chan<- struct{}) error {
 	}
 }
 
-// An update says why a server has no hop.
+// An update contains the reason why a server has no hop.
 func TestProblems(t *testing.T) {
 	n := start(t)
 	n.resolver.SetTargets(t.Context(), []netip.Addr{server})
 	n.awaitProblem("no route")
-	n.routeVia(n.ifLeft, "fd00:a::77") // which nobody has
+	n.routeVia(n.ifLeft, "fd00:a::77") // no host has this address
 	n.awaitProblem("fd00:a::77 does not answer on left")
 	n.routeVia(n.ifLeft, "fd00:a::2")
 	n.awaitUpdate("there is to be no problem", func(u Update) bool {
@@ -474,7 +475,7 @@ func TestProblems(t *testing.T) {
 	})
 }
 
-// awaitProblem reads updates until the server has no hop, for a reason that contains the text.
+// awaitProblem reads updates until the server has no hop and the reason contains the text.
 func (n *network) awaitProblem(text string) {
 	n.t.Helper()
 	n.awaitUpdate("the problem is to be "+text, func(u Update) bool {

@@ -25,9 +25,9 @@ type route struct {
 // path is one of the paths of a route.
 type path struct {
 	ifindex int
-	gateway netip.Addr // invalid: the destination itself is on the link
-	weight  int        // of the flows, relative to that of the route's other paths
-	dead    bool       // the kernel does not use it now
+	gateway netip.Addr // invalid if the destination itself is on the link
+	weight  int        // share of flows, relative to the other paths of the route
+	dead    bool       // the kernel does not use the path now
 }
 
 // readRoutes calls f for every route of a family.
@@ -199,7 +199,8 @@ func (p *path) order(target netip.Addr) float64 {
 	h.Write(p.gateway.AsSlice())
 	h.Write(binary.BigEndian.AppendUint32(nil, uint32(p.ifindex)))
 	hash := h.Sum64()
-	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15 // the high bits of FNV differ too little
+	// Without this, the high bits of FNV would differ too little.
+	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15
 	uniform := (float64(hash>>11) + 0.5) / (1 << 53)
 	return -math.Log(uniform) / float64(p.weight)
 }

@@ -21,8 +21,8 @@ type policy struct {
 
 // table is a routing table, reduced to routes that lead to targets.
 type table struct {
-	routes  map[netip.Prefix][]*route // the lowest metric first, and of equal ones the lowest rank
-	lengths []int                     // of the prefixes, in bits; the longest first
+	routes  map[netip.Prefix][]*route // ordered by metric, then by rank
+	lengths []int                     // the lengths of the prefixes in bits, the longest first
 }
 
 // readPolicy reads the rules of a family, and the routes that lead to one of the targets.

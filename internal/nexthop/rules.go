@@ -17,13 +17,14 @@ import (
 // itself sends as root, without a source address, mark or port.
 type rule struct {
 	priority uint32
-	to       netip.Prefix // invalid: to any address
+	to       netip.Prefix // invalid means any address
 	applies  bool         // the conditions apart from the destination are true
 	inverted bool         // the rule is for packets that do not match
 	action   byte
 	table    uint32
 	jump     uint32 // the priority of the next rule
-	suppress int    // routes with at most so many bits do not count; -1: all count
+	// Routes whose prefix has at most that many bits do not count; -1: all routes count.
+	suppress int
 }
 
 // matches tells whether the rule is for a packet to an address.
@@ -39,13 +40,13 @@ func (r *rule) passesOver(route *route) bool {
 	return route.kind == unix.RTN_THROW || route.prefix.Bits() <= r.suppress
 }
 
-// defaultRules are those of a kernel that has no rules.
+// defaultRules are the rules of a kernel on which no rules were configured.
 var defaultRules = []rule{
 	{action: unix.FR_ACT_TO_TBL, table: unix.RT_TABLE_LOCAL, applies: true, suppress: -1},
 	{action: unix.FR_ACT_TO_TBL, table: unix.RT_TABLE_MAIN, applies: true, suppress: -1},
 }
 
-// readRules lists the rules of a family in their order.
+// readRules returns the rules of a family in their order.
 func readRules(family byte) ([]rule, error) {
 	var rules []rule
 	err := dump(unix.RTM_GETRULE, unix.RTM_NEWRULE, family, unix.SizeofRtMsg, func(message []byte) {
@@ -82,7 +83,7 @@ func parseRule(message []byte) rule {
 			mark = number(value)
 		case unix.FRA_FWMASK:
 			mask = number(value)
-		case unix.FRA_IIFNAME: // of what the host itself sends
+		case unix.FRA_IIFNAME: // the loopback interface stands for packets of the host itself
 			r.applies = r.applies && string(bytes.TrimRight(value, "\x00")) == "lo"
 		case unix.FRA_UID_RANGE:
 			r.applies = r.applies && number(value) == 0

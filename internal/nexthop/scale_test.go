@@ -12,7 +12,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// many is a balancer whose servers each have a route and a neighbour of their own.
+// many is a balancer with many servers. Each server has its own route and its own neighbour.
 func many(tb testing.TB, servers int) (balancer *testnet.Namespace, r *Resolver) {
 	balancer, fabric := testnet.New(tb), testnet.New(tb)
 	testnet.Connect(tb, balancer, "eth0", testnet.Prefixes("fd00:a::1/64"), fabric, "lb", nil)
@@ -29,8 +29,8 @@ func many(tb testing.TB, servers int) (balancer *testnet.Namespace, r *Resolver)
 	return balancer, r
 }
 
-// TestListsThatLackRoutes reads the routing table while other routes than the servers' come and go:
-// lists of it lack many then.
+// TestListsThatLackRoutes reads the routing table while other routes are added and removed. Many
+// routes are missing from such a list.
 func TestListsThatLackRoutes(t *testing.T) {
 	t.Parallel()
 	const servers, others = 3000, 10000

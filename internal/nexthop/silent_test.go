@@ -13,7 +13,8 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// side is one family's way to a server behind the left neighbour, past a router on the right.
+// side is the network of one IP version. The server is behind the left neighbour, and a router is
+// on the right.
 type side struct {
 	flag, family       string
 	server             netip.Addr
@@ -34,7 +35,7 @@ var sides = []side{
 	},
 }
 
-// onBothSides runs a test for IPv6 and IPv4, in a network whose kernel soon notices that a
+// onBothSides runs a test for IPv6 and for IPv4. The kernel of its network notices soon that a
 // neighbour does not answer.
 func onBothSides(t *testing.T, prepare func(*network, side),
 	test func(t *testing.T, n *network, s side)) {
@@ -53,7 +54,7 @@ func onBothSides(t *testing.T, prepare func(*network, side),
 
 func unprepared(*network, side) {}
 
-// hurry has the kernel trust neighbours on some links for a second or two.
+// hurry makes the kernel trust neighbours on some links for only a second or two.
 func (n *network) hurry(links ...string) {
 	for _, link := range links {
 		for _, family := range []string{"ipv4", "ipv6"} {
@@ -65,13 +66,13 @@ func (n *network) hurry(links ...string) {
 	}
 }
 
-// ip runs commands of ip(8) for the side's family in the balancer's namespace.
+// ip runs commands of ip(8) for one IP version in the balancer's namespace.
 func (n *network) ip(s side, commands ...string) {
 	n.t.Helper()
 	ip(n.t, n.balancer, s.flag, commands...)
 }
 
-// viaLeft and viaRight are the hops by way of the neighbours.
+// viaLeft and viaRight return the hops through the neighbours.
 func (n *network) viaLeft(s side) Hop {
 	return Hop{MAC: n.macLeft, Via: s.left, Link: n.ifLeft}
 }
@@ -90,14 +91,16 @@ func (h Hop) byDefault() Hop {
 	return h
 }
 
-// hush takes its address from a neighbour, and returns when the kernel has given up on it.
+// hush removes the address of a neighbour, and returns when the kernel has given up on the
+// neighbour.
 func (n *network) hush(s side, ns *testnet.Namespace, way neighbour) {
 	n.t.Helper()
 	ip(n.t, ns, s.flag, fmt.Sprintf("addr del %s dev eth0", s.addressOf(way)))
 	n.awaitFailure(way, func() { n.do(func() error { return setManaged(way, true) }) })
 }
 
-// unhush gives it back. The kernel asks for it at once; by itself it does after 5 seconds at most.
+// unhush adds the address again. The new address makes the neighbour announce itself; without that
+// the kernel would ask after at most 5 seconds.
 func (n *network) unhush(s side, ns *testnet.Namespace, way neighbour) {
 	n.t.Helper()
 	nodad := map[string]string{"ipv6": "nodad"}[s.family]
@@ -105,12 +108,12 @@ func (n *network) unhush(s side, ns *testnet.Namespace, way neighbour) {
 	n.do(func() error { return setManaged(way, true) })
 }
 
-// addressOf is the address of a neighbour as it was given.
+// addressOf returns the configured address of a neighbour.
 func (s side) addressOf(way neighbour) string {
 	return fmt.Sprintf("%s/%d", way.address, map[string]int{"ipv6": 64, "ipv4": 24}[s.family])
 }
 
-// toLeft and toRight are the neighbours.
+// toLeft and toRight return the keys of the neighbours.
 func (n *network) toLeft(s side) neighbour  { return neighbour{n.ifLeft.Index, s.left} }
 func (n *network) toRight(s side) neighbour { return neighbour{n.ifRight.Index, s.right} }
 
@@ -134,8 +137,8 @@ func (n *network) awaitFailure(way neighbour, meanwhile func()) {
 	}
 }
 
-// askAgain has the kernel ask for the left neighbour once more, in vain. The hop of the server has
-// to stay as it is.
+// askAgain makes the kernel ask for the left neighbour once more. The neighbour does not answer,
+// and the hop of the server must stay the same.
 func (n *network) askAgain(s side, want Hop) {
 	n.t.Helper()
 	n.do(func() error { return setManaged(n.toLeft(s), true) })
@@ -150,9 +153,9 @@ func (n *network) askAgain(s side, want Hop) {
 	})
 }
 
-// TestSilentNeighbour takes the address from the neighbour that a server's own route leads to. The
-// hop stays where it was, though there is a default route to another neighbour, and however often
-// the kernel asks in vain.
+// TestSilentNeighbour removes the address of the neighbour of a server's own route. The hop must
+// stay the same, although there is a default route to another neighbour, and however often the
+// kernel asks.
 func TestSilentNeighbour(t *testing.T) {
 	onBothSides(t, unprepared, func(t *testing.T, n *network, s side) {
 		n.ip(s, fmt.Sprintf("route add default via %s", s.right),
@@ -165,7 +168,7 @@ func TestSilentNeighbour(t *testing.T) {
 		for range 2 {
 			n.askAgain(s, n.viaLeft(s).silent())
 		}
-		// What makes the resolver read the tables changes nothing about it.
+		// A change that makes the resolver read the tables does not change the hop.
 		n.ip(s, fmt.Sprintf("route add %s via %s", s.aggregate, s.right))
 		n.askAgain(s, n.viaLeft(s).silent())
 
@@ -174,7 +177,7 @@ func TestSilentNeighbour(t *testing.T) {
 	})
 }
 
-// TestSilentFromTheStart has a neighbour that was asked in vain before the resolver begins.
+// TestSilentFromTheStart has a neighbour that did not answer before the resolver starts.
 func TestSilentFromTheStart(t *testing.T) {
 	onBothSides(t, func(n *network, s side) {
 		n.ip(s, fmt.Sprintf("route add default via %s", s.right),
@@ -189,8 +192,8 @@ func TestSilentFromTheStart(t *testing.T) {
 	})
 }
 
-// TestWithdrawnRoute takes a server's own route away where there is a default route. That is good
-// for servers that never had a route of their own.
+// TestWithdrawnRoute removes a server's own route while there is a default route. Only servers
+// that never had their own route use the default route.
 func TestWithdrawnRoute(t *testing.T) {
 	onBothSides(t, unprepared, func(t *testing.T, n *network, s side) {
 		n.ip(s, fmt.Sprintf("route add default via %s", s.right))
@@ -211,15 +214,15 @@ func TestWithdrawnRoute(t *testing.T) {
 		n.ip(s, fmt.Sprintf("route del %s", s.aggregate))
 		n.awaitLost(s.server)
 
-		// A server that was removed and is added again is another.
+		// A server that was removed and is added again counts as a new one.
 		n.resolver.SetTargets(t.Context(), nil)
 		n.resolver.SetTargets(t.Context(), targets)
 		n.await(s.server, n.viaRight(s).byDefault())
 	})
 }
 
-// TestResumesOwnRoute starts after a process whose server had lost its own route, and one that was
-// reached by the default route.
+// TestResumesOwnRoute starts after an earlier process. One of its servers had lost its own route,
+// and another one was reached by the default route.
 func TestResumesOwnRoute(t *testing.T) {
 	other := map[string]netip.Addr{
 		"ipv6": netip.MustParseAddr("fd00:5:0:2:5::"), "ipv4": netip.MustParseAddr("10.5.2.9"),
@@ -241,8 +244,8 @@ func TestResumesOwnRoute(t *testing.T) {
 	})
 }
 
-// TestResumesSilence starts after a process for which the neighbour was silent, or not. That the
-// kernel has given up on it some day, when nobody kept it resolved, says nothing.
+// TestResumesSilence starts after an earlier process for which the neighbour was silent, or was
+// not. An entry that nobody kept resolved fails some day. So a failed entry proves nothing.
 func TestResumesSilence(t *testing.T) {
 	for name, was := range map[string]func(Hop) Hop{
 		"silent": Hop.silent, "answered": func(h Hop) Hop { return h },
@@ -272,8 +275,8 @@ func TestResumesSilence(t *testing.T) {
 	}
 }
 
-// TestResumesLess starts after a process that knew another address of a neighbour than the kernel
-// does now: two servers are behind it.
+// TestResumesLess starts after an earlier process that knew another address of a neighbour than
+// the kernel does now. Two servers are behind the neighbour.
 func TestResumesLess(t *testing.T) {
 	onBothSides(t, func(n *network, s side) {
 		n.ip(s, fmt.Sprintf("route add %s via %s", s.locator, s.left),
@@ -293,8 +296,8 @@ func TestResumesLess(t *testing.T) {
 	})
 }
 
-// TestInterfaceDown takes down the interface of a server's own route, or its carrier. The kernel
-// then deletes the route, passes over it, or keeps it, as it was told.
+// TestInterfaceDown sets the interface of a server's own route down, or removes its carrier. The
+// kernel then deletes the route, ignores it or keeps it, depending on its settings.
 func TestInterfaceDown(t *testing.T) {
 	for name, c := range map[string]struct {
 		down, up func(t *testing.T, n *network, s side)
@@ -336,7 +339,7 @@ func TestInterfaceDown(t *testing.T) {
 }
 
 // TestSeveralWays has a route with two neighbours: by weights, by metrics, and by a nexthop object
-// of which the kernel tells the number only. One that is silent is passed over.
+// of which the kernel reports only the number. A silent neighbour is skipped.
 func TestSeveralWays(t *testing.T) {
 	for name, routes := range map[string][]string{
 		"multipath": {"route add LOCATOR nexthop via LEFT weight 9 nexthop via RIGHT"},

@@ -45,9 +45,9 @@ type Fault uint8
 // The faults of servers.
 const (
 	None         Fault = iota
-	Silent             // its agent does not answer
-	OtherVersion       // its agent speaks another version of the protocol
-	NotServed          // its agent does not have the VIP
+	Silent             // the agent does not answer
+	OtherVersion       // the agent speaks another version of the protocol
+	NotServed          // the agent does not have the VIP
 	Unheard            // connections offered to it first are not accepted (placement hunt)
 )
 
@@ -115,9 +115,9 @@ type Prober struct {
 	targets chan []Target
 	updates chan []Result
 
-	// Only the goroutine in Run uses these:
-	servers map[Target]*server   // by the target without its Fault
-	peers   map[string][]*server // the same by service
+	// The fields below are for the goroutine in Run only.
+	servers map[Target]*server   // the targets, by their value without Fault
+	peers   map[string][]*server // the same servers, by service
 	group   int
 	failing bool // the last probes could not be sent
 }

@@ -18,16 +18,16 @@ import (
 
 const version = 7
 
-// wire is a network of agents that answer as a test says.
+// wire is a network of agents that answer as a test requires.
 type wire struct {
 	mu        sync.Mutex
 	answers   map[uint32]*Answer // by slot; nil: no answer
-	tokens    map[uint32]uint64  // of the last probes
+	tokens    map[uint32]uint64  // tokens of the last probes
 	sent      map[uint32][]time.Time
 	offers    map[uint32]Offers
 	forgotten []uint32
-	err       error // of Send
-	cutOff    bool  // there is no way to any server
+	err       error // error that Send returns
+	cutOff    bool  // no server has a next hop
 }
 
 func newWire() *wire {
@@ -73,7 +73,7 @@ func (w *wire) Offers(slot uint32) (Offers, error) {
 
 func (w *wire) Forget(slot uint32) { w.forgotten = append(w.forgotten, slot) }
 
-// set has an agent answer from now on; nil: not at all.
+// set determines the answers of an agent from now on. nil means no answers.
 func (w *wire) set(slot uint32, answer *Answer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +86,7 @@ func (w *wire) fail(err error) {
 	w.err = err
 }
 
-// offer has a number of connections offered to a server, and some of them answered.
+// offer offers a number of connections to a server first. Some of them are accepted.
 func (w *wire) offer(slot uint32, offered, answered uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *wire) offer(slot uint32, offered, answered uint64) {
 	w.offers[slot] = Offers{now.Offered + offered, now.Answered + answered, now.Taken}
 }
 
-// take has a server take some connections.
+// take lets a server accept some connections.
 func (w *wire) take(slot uint32, taken uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -125,9 +125,10 @@ func target(slot uint32) Target {
 	return Target{Service: "web", Server: fmt.Sprint("s", slot), Slot: slot, Offered: true}
 }
 
-// pass lets time go by, and returns the faults that were told meanwhile, the last of each server.
+// pass lets time pass, and returns the faults that the prober reported meanwhile, the last one of
+// each server.
 func pass(p *Prober, d time.Duration) map[string]Fault {
-	time.Sleep(d) // fake time: exact, and over when all else waits
+	time.Sleep(d) // in fake time this is exact, and ends when all goroutines wait
 	faults := map[string]Fault{}
 	for {
 		synctest.Wait()
@@ -142,7 +143,7 @@ func pass(p *Prober, d time.Duration) map[string]Fault {
 	}
 }
 
-// fault is what the prober holds of a server; to be called while it waits.
+// fault returns the prober's finding about a server. Call it only while the prober waits.
 func (p *Prober) fault(name string) Fault {
 	for _, s := range p.servers {
 		if s.target.Server == name {
@@ -179,7 +180,7 @@ func TestProbes(t *testing.T) {
 	})
 }
 
-// Lost probes that are not in a row show nothing.
+// Lost probes that are not in a row do not make a server silent.
 func TestLostProbes(t *testing.T) {
 	w := newWire()
 	simulate(t, w, func(t *testing.T, p *Prober) {
@@ -194,7 +195,7 @@ func TestLostProbes(t *testing.T) {
 	})
 }
 
-// Every server is probed at its interval, and they take turns.
+// Every server is probed at its interval. The servers take turns.
 func TestRhythm(t *testing.T) {
 	const servers = 100
 	w := newWire()
@@ -224,8 +225,8 @@ func TestRhythm(t *testing.T) {
 	})
 }
 
-// Targets that stay go on, others are forgotten, and the finding of an earlier process holds until
-// the server proves well.
+// Unchanged targets continue, and removed ones are forgotten. The finding of an earlier process
+// stays until the server's answers disprove it.
 func TestTargetsChange(t *testing.T) {
 	w := newWire()
 	w.answers[2] = well
@@ -246,7 +247,7 @@ func TestTargetsChange(t *testing.T) {
 	})
 }
 
-// A probe that could not be sent shows nothing about its server.
+// A probe that could not be sent proves nothing about its server.
 func TestSendFails(t *testing.T) {
 	w := newWire()
 	w.err = errors.New("no such device")
@@ -277,8 +278,8 @@ func TestOffersWithoutAnswers(t *testing.T) {
 	})
 }
 
-// A silent server leaves offers unanswered, too: when it answers probes again, it is offered connections
-// again.
+// A silent server also leaves offers unanswered. When it answers probes again, it is offered
+// connections again.
 func TestSilenceExplainsUnansweredOffers(t *testing.T) {
 	w := newWire()
 	w.answers[1], w.answers[2] = well, well
@@ -286,12 +287,12 @@ func TestSilenceExplainsUnansweredOffers(t *testing.T) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2)})
 		pass(p, 2*Interval)
 		w.set(1, nil)
-		w.offer(1, 10, 0) // not enough before the silence shows
+		w.offer(1, 10, 0) // too few before the server counts as silent
 		pass(p, 3*Interval)
 		if p.fault("s1") != Silent {
 			t.Fatalf("s1: %v", p.fault("s1"))
 		}
-		w.offer(1, 10*UnansweredOffers, 0) // repeated by clients
+		w.offer(1, 10*UnansweredOffers, 0) // many, because clients repeat their SYNs
 		pass(p, 3*Interval)
 		w.set(1, well)
 		expect(t, "few offers", pass(p, 3*Interval), map[string]Fault{"s1": None})
@@ -305,8 +306,8 @@ func TestSilenceExplainsUnansweredOffers(t *testing.T) {
 	})
 }
 
-// Servers pass on what they refuse to a server that is silent, too: its silence explains what is not
-// answered of their offers.
+// Servers also pass refused connections on to a silent server. So unanswered offers of these
+// servers count for nothing.
 func TestSilenceExplainsOffersOfPeers(t *testing.T) {
 	w := newWire()
 	w.answers[1], w.answers[2], w.answers[3] = well, well, well
@@ -320,7 +321,7 @@ func TestSilenceExplainsOffersOfPeers(t *testing.T) {
 	})
 }
 
-// A server that was unheard long ago gets its next chance as soon as one that never was.
+// A server that was unheard long ago gets its next chance as soon as a server that never was.
 func TestOldTrialsAreForgotten(t *testing.T) {
 	w := newWire()
 	w.answers[1], w.answers[2] = well, well
@@ -336,7 +337,8 @@ func TestOldTrialsAreForgotten(t *testing.T) {
 	})
 }
 
-// A server that takes half of what it is offered, and drops that, is found by those that it takes.
+// A server that accepts half of its offers and drops them is detected, because it accepts
+// connections that get no answer.
 func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 	w := newWire()
 	w.answers[1], w.answers[2] = well, well
@@ -344,7 +346,7 @@ func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2)})
 		pass(p, 2*Interval)
 		for range 10 {
-			w.offer(1, 20, 18) // a tenth of the SYNs or their answers is lost
+			w.offer(1, 20, 18) // a tenth of the SYNs or of their answers is lost
 			w.offer(2, 20, 10)
 			pass(p, Interval)
 		}
@@ -354,8 +356,9 @@ func TestOffersThatAreRefusedHideNothing(t *testing.T) {
 	})
 }
 
-// Of two servers one drops what it takes. What the other refuses is lost with it, and clients try again:
-// three of four offers of the good server are without an answer, as of the bad one.
+// One of two servers drops the connections that it accepts. Connections that the other server
+// refuses are lost with it, and clients try again. So three of four offers of the good server are
+// unanswered, as are those of the bad one.
 func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
 	w := newWire()
 	w.answers[1], w.answers[2] = well, well
@@ -374,8 +377,8 @@ func TestServersThatAreHeardAreNotUnheard(t *testing.T) {
 	})
 }
 
-// However long offers were without answers, once they are answered nothing is held against a server:
-// not even if it recovers last.
+// When offers are answered again, nothing counts against a server, however long its offers were
+// unanswered, and even if it recovers last.
 func TestEndOfOverload(t *testing.T) {
 	w := newWire()
 	var targets []Target
@@ -402,7 +405,7 @@ func TestEndOfOverload(t *testing.T) {
 	})
 }
 
-// Answers that come in the next interval, and bursts, show nothing.
+// Answers in the next interval, and bursts of offers, prove nothing.
 func TestLateAnswers(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well
@@ -420,7 +423,7 @@ func TestLateAnswers(t *testing.T) {
 	})
 }
 
-// Where most servers leave offers unanswered none is to blame.
+// If most servers leave offers unanswered, no server is unheard.
 func TestOverload(t *testing.T) {
 	w := newWire()
 	var targets []Target
@@ -440,7 +443,8 @@ func TestOverload(t *testing.T) {
 	})
 }
 
-// A server that was unheard, of a service that does not hunt any more, is well as soon as it answers.
+// A server that was unheard, and whose service does not hunt any more, has no fault as soon as it
+// answers.
 func TestUnheardEndsWithHunting(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well
@@ -452,14 +456,14 @@ func TestUnheardEndsWithHunting(t *testing.T) {
 	})
 }
 
-// What the owner did not hear before it set other targets, it hears again if it still holds, and what
-// no longer holds it does not hear.
+// Findings that the owner did not read before it set other targets are reported again, if they
+// still hold. Findings that do not hold any more are not reported.
 func TestFindingsBeforeNewTargets(t *testing.T) {
 	w := newWire()
 	w.answers[2] = well
 	simulate(t, w, func(t *testing.T, p *Prober) {
 		p.SetTargets(t.Context(), []Target{target(1), target(2), target(3)})
-		time.Sleep(5 * Interval) // s1 and s3 are silent, and nobody listens
+		time.Sleep(5 * Interval) // s1 and s3 are silent, and nothing reads the updates
 		synctest.Wait()
 		other := target(1)
 		other.VIP = netip.MustParseAddr("2001:db8::1")
@@ -468,7 +472,7 @@ func TestFindingsBeforeNewTargets(t *testing.T) {
 	})
 }
 
-// A server without a next hop is not asked, and is not silent for that.
+// A server without a next hop is not probed, and therefore not silent.
 func TestServerWithoutWay(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well
@@ -488,7 +492,8 @@ func TestServerWithoutWay(t *testing.T) {
 	})
 }
 
-// Services whose first offers the data path cannot tell are not compared.
+// For services whose first offers the data path does not count, offers and signals are not
+// compared.
 func TestOffersAreNotCompared(t *testing.T) {
 	w := newWire()
 	w.answers[1] = well

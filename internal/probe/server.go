@@ -7,27 +7,27 @@ import "time"
 // server is the state of a target.
 type server struct {
 	target Target
-	fault  Fault // as reported
+	fault  Fault // the reported fault
 	asked  bool  // a probe was sent
 
-	// From probes:
+	// Findings from probes:
 	probed       Fault
-	misses, hits int // in a row
+	misses, hits int // successive probes with and without an answer
 
-	// From offers:
+	// Findings from offers:
 	counted bool   // the counters have been read before
-	offers  Offers // as they were last read
-	pending uint64 // unanswered at the last reading; signals may be under way
+	offers  Offers // counters at the last reading
+	pending uint64 // unanswered at the last reading; their signals may be under way
 	score   float64
 	unheard bool
 	trial   time.Duration
 	retry   time.Time // when an unheard server gets another chance
 }
 
-// newServer begins with the finding of an earlier process.
+// newServer returns a server with the finding of an earlier process.
 func newServer(t Target) *server {
 	s := &server{target: t, fault: t.Fault, trial: firstTrial}
-	if t.Fault == Unheard { // only a server that is offered connections can be Unheard
+	if t.Fault == Unheard { // Unheard is possible only for a server that is offered connections
 		s.unheard, s.retry = t.Offered, time.Now().Add(firstTrial)
 	} else {
 		s.probed = t.Fault
@@ -36,7 +36,7 @@ func newServer(t Target) *server {
 }
 
 // noteProbe records the result of a probe, and tells whether it is the first proof of a fault. One
-// answer of an agent is proof; a missing answer is not, because a probe may be lost.
+// answer of an agent is proof. A missing answer is not, because a probe may be lost.
 func (s *server) noteProbe(found Fault) (proof bool) {
 	before := s.probed
 	switch found {
@@ -80,7 +80,7 @@ func (s *server) noteOffers(now Offers, at time.Time) {
 	switch {
 	case !s.counted:
 		s.counted = true
-	case s.probed != None: // the fault explains unanswered offers
+	case s.probed != None: // this fault explains the unanswered offers
 		s.forget()
 		s.trial = firstTrial
 	case s.unheard:
@@ -107,7 +107,7 @@ func (s *server) mayGiveUp() bool { return !s.unheard && s.score >= UnansweredOf
 
 // giveUp makes a server Unheard for a time.
 func (s *server) giveUp(now time.Time) {
-	if now.Sub(s.retry) > lastTrial { // the last trial went well
+	if now.Sub(s.retry) > lastTrial { // the last chance went well
 		s.trial = firstTrial
 	}
 	s.unheard, s.retry = true, now.Add(s.trial)

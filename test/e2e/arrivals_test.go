@@ -31,18 +31,18 @@ type arrivals struct {
 	group    sync.WaitGroup
 
 	mu    sync.Mutex
-	limit time.Duration // of the connections that begin from now on
+	limit time.Duration // for connections that begin from now on
 	all   []*arrival
-	err   error // why no more connections can be opened
+	err   error // the reason why no more connections can be opened
 }
 
 // arrival is one of the connections.
 type arrival struct {
 	service string
 	began   time.Time
-	ended   time.Time // zero: still in progress
-	server  string    // that answered
-	err     error     // why there is no complete answer
+	ended   time.Time // zero while the connection is in progress
+	server  string    // the server that answered
+	err     error     // the reason why there is no complete answer
 }
 
 // startArrivals opens rate connections per second in total until the test ends. Connections without
@@ -71,7 +71,7 @@ func (a *arrivals) run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(time.Until(due)): // at once, if the machine stood still
+		case <-time.After(time.Until(due)): // due immediately if the machine stood still
 		}
 		due = due.Add(a.interval)
 		s := a.services[i%len(a.services)]

@@ -52,7 +52,7 @@ func readMachine(t *testing.T) machine {
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	must(t, err)
 	for _, path := range commands {
-		text, _ := os.ReadFile(path) // it may have ended
+		text, _ := os.ReadFile(path) // the process may have ended
 		if strings.Contains(string(text), "/run/segue/lab/"+labName) || strings.HasPrefix(string(text), segue) {
 			m.Processes = append(m.Processes, strings.ReplaceAll(string(text), "\x00", " "))
 		}
@@ -246,7 +246,7 @@ services: [{name: web, vip: "2001:db8:99::1", port: 80, protocol: tcp}]
 	must(t, err)
 	must(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // if removing the lab has not ended it
+		_ = cmd.Process.Kill() // in case the removal of the lab has not ended it
 		_ = cmd.Wait()
 	})
 	said := ""
@@ -272,7 +272,8 @@ func TestDemoIsInterrupted(t *testing.T) {
 		for _, signal := range signals {
 			t.Run(phase+" "+unix.SignalName(signal), func(t *testing.T) {
 				cmd := exec.Command(segue, "lab", "demo", "--name", labName)
-				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // no signals of a terminal
+				// A process group of its own, so that it gets no signals of a terminal.
+				cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 				out, err := cmd.StdoutPipe()
 				must(t, err)
 				must(t, cmd.Start())

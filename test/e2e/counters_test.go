@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// counts are numbers of packets in a data path, by reason.
+// counts are numbers of packets by reason, in one data path or several.
 type counts map[string]uint64
 
 // packetCounts reads the counters of a balancer or an agent by `segue status`. The process need not

@@ -32,11 +32,11 @@ func hurryNeighbours(t *testing.T, l *lab.Lab) {
 	}
 }
 
-// way is how a balancer uses a server of a service.
+// way is the next hop of a server, and the use that a balancer makes of the server.
 type way struct {
-	mac    string  // of the next hop; empty: none
-	silent bool    // it does not answer
-	share  float64 // of the new connections
+	mac    string  // MAC address of the next hop; empty: there is none
+	silent bool    // the next hop does not answer
+	share  float64 // share of the new connections
 }
 
 // ways are the ways to a balancer's servers, by "service/server".
@@ -132,10 +132,10 @@ func (r *requests) read(t *testing.T, server *lab.Node) {
 	}))
 }
 
-// TestDeadServer cuts a server's cable. When the balancers have noticed, they send it no new
-// connections, and agree about it while the server is away. This holds also while the kernel tries
-// to resolve the server, and although the balancers have a default route. Then the server comes
-// back, and its connections continue.
+// TestDeadServer cuts a server's cable. When the balancers have noticed, they send the server no
+// new connections, and agree about the next hops while it is away. This holds also while the
+// kernel tries to resolve the server, and although the balancers have a default route. Then the
+// server comes back, and its connections continue.
 func TestDeadServer(t *testing.T) {
 	waits(t)
 	l := up(t, topology("http6-insert", "http4-encap", "http4-gre", "hunt6-insert", "hunt4-encap"))

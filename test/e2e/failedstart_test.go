@@ -14,12 +14,12 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// wrongStart is a start of an instance in a wrong place.
+// wrongStart starts an instance in a wrong place.
 type wrongStart struct {
 	node    string   // the node of the instance
-	command []string // with the instance's configuration file
+	command []string // the command with the instance's configuration file
 	other   string   // a node with the same role
-	// configure writes a configuration for another interface than the instance's.
+	// configure writes a configuration with another interface than that of the instance.
 	configure func(iface string)
 	byPackets []string // pinned maps that packets change
 }

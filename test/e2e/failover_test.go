@@ -34,7 +34,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 	all := nodes(l, lab.RoleServer)
 	settings := func(cfg *desired.Balancer) {
 		for i := range cfg.Services {
-			cfg.Services[i].Generations = 4 // three changes
+			cfg.Services[i].Generations = 4 // room for three changes
 			cfg.Services[i].Probe = new(cfg.Services[i].Name != single.Name)
 		}
 	}
@@ -45,7 +45,7 @@ func TestServersAndABalancerFailAtOnce(t *testing.T) {
 		removals = [][]int{{1}, {2}, {4}, {8}, {2, 5, 8}}
 	}
 	for _, changes := range removals {
-		awaitServers(t, l) // so that it is the table before the change
+		awaitServers(t, l) // the balancers must have the complete table before the change
 		must(t, l.SetNextHops("lb1"))
 		live := make([]*connection, len(l.Topology.Services)*liveConnections)
 		each(t, live, func(i int) (err error) {

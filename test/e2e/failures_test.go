@@ -43,7 +43,7 @@ func TestServerFailures(t *testing.T) {
 		}
 		t.Run(x.name, func(t *testing.T) { outcomes = append(outcomes, f.in(t).undergo(x)) })
 		if t.Failed() {
-			return // the server is not in order for the next failure
+			return // the server is not ready for the next failure
 		}
 	}
 	if *failuresTable {
@@ -56,7 +56,7 @@ type failing struct {
 	*testing.T
 	lab      *lab.Lab
 	server   *lab.Node
-	routes   [][]string // of the server, by gateways
+	routes   [][]string // routes of the server through gateways
 	arrivals *arrivals
 	watch    *watch
 }
@@ -70,8 +70,9 @@ func newFailing(t *testing.T, server string) *failing {
 	}
 	l := up(t, topology)
 	for _, name := range nodes(l, lab.RoleServer) {
-		// A host that forwards would send packets for a VIP that it has lost in circles. Hosts with
-		// applications usually do not forward. Servers of a lab do, for other tests.
+		// A forwarding host that has lost a VIP sends the packets for this VIP back to the router,
+		// in circles. Hosts with applications usually do not forward. The lab's servers do,
+		// because other tests need it.
 		command(t, l, name, "sysctl", "-w",
 			"net.ipv6.conf.all.forwarding=0", "net.ipv4.ip_forward=0")
 	}
@@ -198,17 +199,19 @@ type outcome struct {
 
 // serviceOutcome is the outcome for a service. Times count from the failure.
 type serviceOutcome struct {
-	noticed map[string]time.Duration              // when each balancer stopped using the server
-	found   map[inspect.Condition][]time.Duration // when balancers knew of a cause
-	told    []inspect.Condition                   // by balancers that did not use it, in order
-	before  tally                                 // connections until all balancers had noticed
-	after   tally                                 // connections after that
+	// The time at which each balancer stopped using the server.
+	noticed map[string]time.Duration
+	found   map[inspect.Condition][]time.Duration // the times at which balancers knew of a cause
+	// Conditions that balancers showed while they did not use the server, in order.
+	told   []inspect.Condition
+	before tally // connections until all balancers had noticed
+	after  tally // connections after that
 }
 
 // tally counts connections.
 type tally struct {
 	offered int
-	failed  map[string]int // by outcome
+	failed  map[string]int // number of connections by outcome
 }
 
 // judge collects the outcome of a failure between two times.

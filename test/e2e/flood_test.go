@@ -34,7 +34,7 @@ var (
 	floodRate = flag.Float64("flood.rate", 20_000, "SYNs per second of the flood; 0: as many as the machine can")
 )
 
-// spoofed are the source addresses of the flood. No host of the lab has any of them.
+// spoofed are the source addresses of the flood. No host of the lab has any of these addresses.
 var spoofed = netip.MustParsePrefix("2001:db8:bad::/64")
 
 // floodedFlows is the value of node.limits.flows on the balancers. Their flow tables have twice as
@@ -96,9 +96,9 @@ func TestSYNFlood(t *testing.T) {
 }
 
 // TestSYNFloodOfAServiceThatHunts sends 200,000 SYNs from spoofed sources to servers that answer
-// each of them. None of these becomes a flow of the balancers. In the end their tables have exactly
-// the connections from before. Meanwhile connections continue and new ones open. TestSYNFlood
-// describes the lab's own losses.
+// each of them. None of these SYNs becomes a flow of the balancers. At the end their tables
+// contain exactly the connections from before. Meanwhile connections continue and new ones open.
+// TestSYNFlood describes the losses in the lab itself.
 func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
 	const syns, connections = 200_000, 300
 	l := up(t, hunting(huntingServices(2)...))
@@ -243,8 +243,8 @@ type stock struct {
 
 // memory is the memory of a balancer, in bytes.
 type memory struct {
-	process uint64 // resident
-	kernel  uint64 // of all maps
+	process uint64 // resident memory of the process
+	kernel  uint64 // memory of all maps
 }
 
 // lost returns the losses of the lab's queues since before.
@@ -295,7 +295,8 @@ func addLinkOverflows(t *testing.T, n *lab.Node, overflows counts) {
 		out, err := n.Run(t.Context(), "ethtool", "-S", l.Attrs().Name)
 		must(t, err)
 		for _, match := range queueFull.FindAllStringSubmatch(out, -1) {
-			if !strings.HasSuffix(match[1], "_xdp_drops") { // by a program's verdict
+			// These frames were dropped by the verdict of a program.
+			if !strings.HasSuffix(match[1], "_xdp_drops") {
 				overflows[name+" "+match[1]] = parseNumber(t, match[2], 10)
 			}
 		}
@@ -361,7 +362,7 @@ func mapMemory(t *testing.T, instance string) (total uint64) {
 	must(t, err)
 	for _, pin := range pins {
 		m, err := ebpf.LoadPinnedMap(pin, nil)
-		if err != nil { // a program or a link
+		if err != nil { // the pin is a program or a link
 			continue
 		}
 		total += procField(t, fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()), "memlock:")

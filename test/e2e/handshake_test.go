@@ -53,7 +53,7 @@ func TestHandshakesOnTheWire(t *testing.T) {
 // observed is a recorded connection.
 type observed struct {
 	service  lab.Service
-	server   string // that answered the request
+	server   string // the server that answered the request
 	segments []*segment
 }
 
@@ -284,7 +284,7 @@ func (c *observed) steering(servers []string, functions []srv6.Function, visited
 				strings.Join(list, ", "), left+1, []int{56, 72}[len(list)-1]))
 		case len(list) == 1:
 			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s [client -> VIP] +40", from, servers[i], here))
-		default: // reduced: the first segment is only in the destination
+		default: // a reduced header: the first segment is only in the destination
 			way = append(way, fmt.Sprintf("%s > %s: lb1 -> %s (%s) left %d [client -> VIP] +64", from, servers[i], here,
 				strings.Join(list[1:], ", "), left))
 		}

@@ -63,7 +63,7 @@ func allFail(t *testing.T, n *lab.Node, log string) error {
 			}
 		}
 	}
-	for _, text := range []string{ // about one server or several
+	for _, text := range []string{ // the line is about one server or about several
 		`level=WARN msg="servers? fails? (its|their) health checks"`,
 		`level=INFO msg="servers? pass(es)? (its|their) health checks"`,
 		`level=ERROR msg="ALL reachable servers of .* the checks are ignored"`,

@@ -28,8 +28,8 @@ func huntingServices(candidates int) []lab.Service {
 	}
 }
 
-// hunting returns the topology of a lab whose servers run nginx and Apache in turn, with services
-// that hunt.
+// hunting returns the topology of a lab with services that hunt. Its servers run nginx and Apache
+// alternately.
 func hunting(services ...lab.Service) lab.Topology {
 	t := topology()
 	t.Applications = []lab.Application{lab.Nginx, lab.Apache}
@@ -56,7 +56,8 @@ func reagent(t *testing.T, l *lab.Lab, server string, change func(*desired.Agent
 	reload(t, l, server)
 }
 
-// offered counts the connections offered to a server by outcome, and holds the load if it is known.
+// offered counts the connections offered to a server by outcome. It also contains the load, if the
+// load is known.
 type offered struct {
 	accepted, refused, forced, load int
 }

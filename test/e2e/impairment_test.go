@@ -57,9 +57,9 @@ func TestConnectionsOverBadLinks(t *testing.T) {
 var badLinksConnections = flag.Int("badlinks.connections", 5000, "how many connections TestHuntingOverBadLinks makes")
 
 // TestHuntingOverBadLinks makes connections over the same links to services that hunt. SYNs are
-// repeated and hunt again. Servers' answers are lost. A server that does not get the connection
-// learns of it so late that it answers again. Still, every connection is answered, by the only
-// server that ever accepted it, and none is reset.
+// repeated and offered again. Servers' answers are lost. A server whose SYN-ACK was lost may
+// answer again after another server has accepted the connection. Still, every connection is
+// answered, by the only server that ever accepted it, and none is reset.
 func TestHuntingOverBadLinks(t *testing.T) {
 	waits(t)
 	needs.Cgroup2(t)
@@ -67,11 +67,12 @@ func TestHuntingOverBadLinks(t *testing.T) {
 	const atATime = 2000
 	connections := *badLinksConnections
 	topology := topology()
+	// One service with inserted segment lists, and one with encapsulated packets.
 	topology.Services = huntingServices(2)[:2] // inserted and encapsulated
 	topology.Services[0].Selection = desired.SelectRandom
 	l := up(t, topology)
 	endTailsEarly(t, l)
-	before := passiveOpens(t, l) // connections that tested whether servers listen
+	before := passiveOpens(t, l) // includes the connections that tested whether servers listen
 	must(t, l.Impair(t.Context(), lab.Impairment{Drop: "5%", Reorder: "5%"}))
 	answered := make(chan string, connections)
 	var group errgroup.Group

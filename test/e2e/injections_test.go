@@ -21,7 +21,7 @@ import (
 // failure is a failure of a server.
 type failure struct {
 	name    string
-	brief   bool                // it is part of the short test
+	brief   bool                // the short test includes this failure
 	prepare func(*failing)      // harmless steps before the failure
 	inject  func(*failing)      // begins the failure
 	heal    func(*failing)      // ends the failure
@@ -60,7 +60,7 @@ var failures = []failure{
 	},
 	{
 		name: "VIP gone, agent puts it back", inject: removeVIPs,
-		heal:  func(*failing) {}, // the agent heals it
+		heal:  func(*failing) {}, // the agent itself repairs this
 		tells: notServed, hidden: probed, lasts: 10 * time.Second,
 	},
 	{

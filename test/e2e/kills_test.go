@@ -55,7 +55,7 @@ func TestKillsUnderManyConnections(t *testing.T) {
 	visitors.requireContent(t)
 
 	before = tcpCounts(t, l)
-	select { // wait as long without kills
+	select { // wait for the same time without kills
 	case <-time.After(lasted):
 	case <-t.Context().Done():
 	}
@@ -87,15 +87,15 @@ func killAgainAndAgain(t *testing.T, l *lab.Lab, builds *builds, n int) {
 		name := names[killed%len(names)]
 		lb := l.Process(name, "lb")
 		switch killed % 3 {
-		case 0: // while it runs
-		case 1: // while it reloads
+		case 0: // while the process runs
+		case 1: // while the process reloads
 			cfg := l.Node(name).BalancerConfig()
 			setWeight(&cfg, "s1", rand.Uint32N(4))
 			setWeight(&cfg, "s2", 1+rand.Uint32N(4))
 			must(t, l.Node(name).WriteBalancerConfig(cfg))
 			must(t, lb.Signal(unix.SIGHUP))
 			pause(t, rand.N(longest/2))
-		case 2: // while it starts, perhaps as the other build
+		case 2: // while the process starts, perhaps as the other build
 			must(t, lb.Kill())
 			must(t, builds.install(rand.IntN(len(builds.all))))
 			ctx, cancel := context.WithTimeout(t.Context(), rand.N(longest))
@@ -142,7 +142,7 @@ func pause(t *testing.T, d time.Duration) {
 type builds struct {
 	path string
 	all  []string
-	tags [2]string // of their programs
+	tags [2]string // tags of their programs
 }
 
 // install installs a build at the path, in place of the other.
@@ -207,7 +207,7 @@ type tcp struct {
 	lost     int64
 	resent   int64
 	timeouts int64
-	resets   int64 // sent
+	resets   int64 // resets that were sent
 }
 
 func (a tcp) since(b tcp) tcp {
@@ -257,11 +257,11 @@ func protocolCounts(t *testing.T, n *lab.Node, file string) map[string]int64 {
 	return all
 }
 
-// path counts the packets on their path through a balancer.
+// path counts packets at several points on their path through a balancer.
 type path struct {
-	arrived uint64 // at its interface
-	counted uint64 // by its program
-	dropped uint64 // by its interface or the fabric's
+	arrived uint64 // packets that arrived at its interface
+	counted uint64 // packets that its program counted
+	dropped uint64 // packets that its interface or the fabric's port dropped
 }
 
 // pathCounts reads the counters of all balancers.

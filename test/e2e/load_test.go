@@ -36,11 +36,11 @@ type connection struct {
 	service  lab.Service
 	conn     net.Conn
 	reader   *bufio.Reader
-	server   string // that answers
+	server   string // the server that answers
 	answered atomic.Int64
-	progress chan struct{} // holds a value after answers
-	ended    chan struct{} // closed when it makes no more requests
-	err      error         // why it ended, if it has
+	progress chan struct{} // contains a value after each answer
+	ended    chan struct{} // closed when the connection makes no more requests
+	err      error         // the reason why it ended, or nil
 }
 
 // load is a number of open connections.

@@ -26,8 +26,8 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// patience bounds everything that should happen soon. It does not measure speed, because test
-// machines are busy.
+// patience is the limit for everything that should happen soon. It does not measure speed, because
+// test machines are busy.
 const patience = 60 * time.Second
 
 var (
@@ -91,7 +91,7 @@ func newNames(count int) chan string {
 	return names
 }
 
-// waits marks a test that mostly waits for something to be noticed. Such tests run after the
+// waits marks a test that mostly waits for balancers to notice something. Such tests run after the
 // others, a few at a time.
 func waits(t *testing.T) { t.Parallel() }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// overhead returns the number of bytes that a service's encapsulation adds to a packet; see
-// docs/protocol.md. The lab's tunnels have the family of the VIP.
+// overhead returns the number of bytes that a service's encapsulation adds to a packet
+// (docs/protocol.md). The outer header of the lab's tunnels has the IP version of the VIP.
 func overhead(t *testing.T, s lab.Service) int {
 	t.Helper()
 	outer := 40

@@ -150,7 +150,8 @@ func TestFragmentedDatagrams(t *testing.T) {
 				must(t, err)
 			}
 			grown := balancerCounts(t, l).since(t, before)
-			first := grown["forward_new"] + grown["forward_known"] // a port may be used twice
+			// Two datagrams may use the same port.
+			first := grown["forward_new"] + grown["forward_known"]
 			if first != 20 || grown["forward_fragment"] != 40 {
 				t.Errorf("20 datagrams of three fragments are counted as %v", grown)
 			}

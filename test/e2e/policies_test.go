@@ -21,10 +21,10 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// rows finds the candidates that the balancers have for a connection in the kernel's tables.
+// rows reads the candidates of connections in the balancers' tables in the kernel.
 type rows struct {
 	view *inspect.View
-	port int // of the last connection; below the kernel's ephemeral ports
+	port int // port of the last connection; below the kernel's ephemeral ports
 }
 
 func openRows(t *testing.T, l *lab.Lab) *rows {
@@ -64,9 +64,9 @@ func (r *rows) open(t *testing.T, l *lab.Lab, s lab.Service) (c *connection, can
 	return c, candidates
 }
 
-// TestFixedPolicies uses servers that always accept connections and then, after a reload, servers
-// that never accept unless they must. First the first candidate gets each connection, and then the
-// last.
+// TestFixedPolicies uses servers that always accept connections. After a reload it uses servers
+// that never accept unless they must. At first the first candidate gets each connection, and then
+// the last candidate.
 func TestFixedPolicies(t *testing.T) {
 	topology := hunting(append(huntingServices(2), huntingServices(4)...)...)
 	topology.Servers = 4

@@ -17,7 +17,7 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// TestLoadSources has servers decide by the load of their real applications: Apache's workers in
+// TestLoadSources lets servers decide by the load of their real applications: Apache's workers in
 // the scoreboard, and the connections in nginx's accept queue.
 func TestLoadSources(t *testing.T) {
 	const threshold = 4
@@ -79,10 +79,10 @@ func TestLoadSources(t *testing.T) {
 	requireNoDrops(t, l)
 }
 
-// dialFirst opens a connection, without a request, whose first candidate is the server.
+// dialFirst opens a connection whose first candidate is the server. It sends no request.
 func (r *rows) dialFirst(t *testing.T, l *lab.Lab, s lab.Service, server string) net.Conn {
 	t.Helper()
-	const ports = 1000 // each server is the first for hundreds
+	const ports = 1000 // each server is the first candidate for hundreds of ports
 	for tried := 1; r.candidates(t, s)[0] != server; tried++ {
 		if tried == ports {
 			t.Fatalf("%s is the first candidate of none of %d connections", server, ports)

@@ -19,9 +19,9 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// TestStrangersForgeNoSignals has a neighbour on the fabric, s3, try to make s1 send forged
-// signals: by a segment list in which a balancer follows s1, and by a packet from a VIP to a client
-// that s1's host is to forward. The balancers must not receive any signal from that.
+// TestStrangersForgeNoSignals makes a neighbour on the fabric, s3, try to make s1 send forged
+// signals. It tries a segment list in which a balancer follows s1, and a packet from a VIP to a
+// client that the host of s1 should forward. The balancers must not receive any signal.
 func TestStrangersForgeNoSignals(t *testing.T) {
 	services := huntingServices(2)
 	services[0].Accept = desired.Accept{Policy: desired.AcceptAlways}

@@ -15,13 +15,12 @@ import (
 	"github.com/segue-lb/segue/internal/lab"
 )
 
-// sight is the state of a server in a balancer's tables, as `segue status` shows it, from a time
-// on.
+// sight is the state of a server in a balancer's tables since a time, as `segue status` shows it.
 type sight struct {
 	at        time.Time
 	condition inspect.Condition
 	causes    []inspect.Condition
-	used      bool // it is in the service's table and gets new flows
+	used      bool // the server is in the service's table and gets new flows
 }
 
 // place is a service of a balancer.
@@ -72,7 +71,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// look records the current state of the server in all balancers.
+// look records the present state of the server in all balancers.
 func (w *watch) look() {
 	for name, view := range w.views {
 		services, err := view.Services()

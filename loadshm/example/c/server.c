@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A server with a pool of threads that takes HTTP uploads and reports how many it is busy with.
+ * A server with a pool of threads that takes HTTP uploads and reports the number of busy threads.
  *
  *	cc -pthread -I loadshm -o server loadshm/example/c/server.c
  *	./server /run/shop/load 8
@@ -18,7 +18,7 @@
 
 static struct segue_load load;
 
-/* Reads a request with its body, and answers with the length of that. */
+/* Reads a request with its body, and answers with the length of the body. */
 static void serve(FILE *in, FILE *out)
 {
 	char line[4096];
@@ -68,7 +68,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s: %s\n", argv[1], strerror(-err));
 		return 1;
 	}
-	signal(SIGPIPE, SIG_IGN); /* clients may leave */
+	signal(SIGPIPE, SIG_IGN); /* clients may close their connection */
 	listener = socket(AF_INET, SOCK_STREAM, 0);
 	if (bind(listener, (struct sockaddr *)&address, size) != 0 || listen(listener, 128) != 0 ||
 	    getsockname(listener, (struct sockaddr *)&address, &size) != 0) {
