@@ -19,6 +19,10 @@ import (
 	"github.com/segue-lb/segue/internal/health"
 )
 
+// noNextHop is the log line about a service without next hops, up to the name of the service.
+const noNextHop = `level=ERROR msg="NO server of the service has a next hop: ` +
+	`all packets for the service are dropped" service=`
+
 // checked returns the service with health checks.
 func checked(svc desired.Service) desired.Service {
 	svc.Health = &desired.Health{
@@ -97,7 +101,7 @@ func TestChangesAreLogged(t *testing.T) {
 	f.route()
 	f.expectLog("another server stands in",
 		`level=INFO msg="server has a next hop" service=web server=s1`,
-		`level=INFO msg="the health checks of the service count again" service=web`)
+		`level=INFO msg="the health checks of the service are no longer ignored" service=web`)
 	find("s2", true, "2 passed")
 	f.expectLog("the server recovers",
 		`level=INFO msg="server passes its health checks" service=web server=s2 reason="2 passed"`)
@@ -112,7 +116,7 @@ func TestChangesAreLogged(t *testing.T) {
 	f.expectLog("all next hops but that of a drained server are lost",
 		lost+"s1",
 		lost+"s2",
-		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=web`)
+		noNextHop+"web")
 }
 
 // Many simultaneous changes share one line.
@@ -131,13 +135,13 @@ func TestManyChangesAreOneLine(t *testing.T) {
 	f.expectLog("a rack is lost",
 		`level=WARN msg="servers have no next hop: their packets are dropped" `+
 			`count=68 servers=`+names,
-		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=api`,
-		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=web`)
+		noNextHop+"api",
+		noNextHop+"web")
 	links("out")
 	f.expectLog("the rack is back",
 		`level=INFO msg="servers have a next hop" count=68 servers=`+names,
-		`level=INFO msg="the service has a server with a next hop again" service=api`,
-		`level=INFO msg="the service has a server with a next hop again" service=web`)
+		`level=INFO msg="a server of the service has a next hop again" service=api`,
+		`level=INFO msg="a server of the service has a next hop again" service=web`)
 	for n, reason := range []string{"timeout", "no route to host", "timeout", "timeout"} {
 		f.fail("api", fmt.Sprintf("s%02d", n), reason)
 	}
@@ -191,8 +195,8 @@ func TestRacksAreLoggedOnce(t *testing.T) {
 	}
 	lost := []string{
 		`level=WARN msg="servers have no next hop: their packets are dropped" count=68 servers="api/`,
-		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=api`,
-		`level=ERROR msg="NO server of the service has a next hop: its packets are dropped" service=web`,
+		noNextHop + "api",
+		noNextHop + "web",
 	}
 	expect("at the start", lost...)
 	s.routeServers(netlink.RouteAdd)

@@ -30,23 +30,28 @@ var causeTexts = []causeText{
 			ended: wording{"server has a next hop", "servers have a next hop"},
 		},
 		service: changeText{
-			began: wording{"NO server of the service has a next hop: its packets are dropped",
-				"NO server of these services has a next hop: their packets are dropped"},
-			ended: wording{"the service has a server with a next hop again",
-				"these services have servers with a next hop again"},
+			began: wording{"NO server of the service has a next hop: " +
+				"all packets for the service are dropped",
+				"NO server of these services has a next hop: " +
+					"all packets for the services are dropped"},
+			ended: wording{"a server of the service has a next hop again",
+				"servers of these services have a next hop again"},
 		},
 	},
 	{
 		cause: dataplane.Unreachable,
 		server: changeText{
-			began: wording{"next hop of the server does not answer", "next hops of the servers do not answer"},
-			ended: wording{"next hop of the server answers", "next hops of the servers answer"},
+			began: wording{"server's next hop does not answer",
+				"servers' next hops do not answer"},
+			ended: wording{"server's next hop answers", "servers' next hops answer"},
 		},
 		service: changeText{
-			began: wording{"the next hops of ALL servers of the service do not answer: new connections go to them all the same",
-				"the next hops of ALL servers of these services do not answer: new connections go to them all the same"},
-			ended: wording{"the service has a server whose next hop answers again",
-				"these services have servers whose next hops answer again"},
+			began: wording{"the next hops of ALL servers of the service do not answer: " +
+				"this is ignored for new connections",
+				"the next hops of ALL servers of these services do not answer: " +
+					"this is ignored for new connections"},
+			ended: wording{"the next hop of a server of the service answers again",
+				"the next hops of servers of these services answer again"},
 		},
 	},
 	{
@@ -60,8 +65,8 @@ var causeTexts = []causeText{
 				"the checks are ignored",
 				"ALL reachable servers of these services fail their health checks: " +
 					"the checks are ignored"},
-			ended: wording{"the health checks of the service count again",
-				"the health checks of these services count again"},
+			ended: wording{"the health checks of the service are no longer ignored",
+				"the health checks of these services are no longer ignored"},
 		},
 	},
 	{
@@ -85,17 +90,18 @@ var causeTexts = []causeText{
 	{
 		cause: dataplane.NotServed,
 		server: changeText{
-			began: wording{"agent does not have the VIP", "agents do not have the VIP"},
-			ended: wording{"agent has the VIP", "agents have the VIP"},
+			began: wording{"agent does not serve the VIP", "agents do not serve the VIP"},
+			ended: wording{"agent serves the VIP", "agents serve the VIP"},
 		},
 		service: tooMany,
 	},
 	{
 		cause: dataplane.Unheard,
 		server: changeText{
-			began: wording{"connections that the server is offered are not answered",
-				"connections that the servers are offered are not answered"},
-			ended: wording{"server is offered connections again", "servers are offered connections again"},
+			began: wording{"connections offered to the server get no answer",
+				"connections offered to the servers get no answer"},
+			ended: wording{"server is offered connections again",
+				"servers are offered connections again"},
 		},
 		service: tooMany,
 	},
@@ -104,12 +110,12 @@ var causeTexts = []causeText{
 // tooMany is logged when probes find more servers of a service unfit than they may exclude. Each
 // cause is logged separately.
 var tooMany = changeText{
-	began: wording{"TOO MANY servers of the service are found unfit by probes, more than a third: " +
-		"the others get new connections all the same",
-		"TOO MANY servers of these services are found unfit by probes, more than a third: " +
-			"the others get new connections all the same"},
-	ended: wording{"the servers of the service that get new connections pass their probes again",
-		"the servers of these services that get new connections pass their probes again"},
+	began: wording{"probes find TOO MANY servers of the service unfit, more than a third: " +
+		"some of them still get new connections",
+		"probes find TOO MANY servers of these services unfit, more than a third: " +
+			"some of them still get new connections"},
+	ended: wording{"probes find no fault in the servers of the service that get new connections",
+		"probes find no fault in the servers of these services that get new connections"},
 }
 
 // member is a server of a service, with its state in the data path.

@@ -64,13 +64,13 @@ func TestProbesTakeOutAThird(t *testing.T) {
 	f.expectUsed("two are unfit", "s1 s2 s4 s5 s7")
 	f.expectLog("two are unfit",
 		`level=WARN msg="agent does not answer probes" service=web server=s6`,
-		`level=WARN msg="agent does not have the VIP" service=web server=s3`)
+		`level=WARN msg="agent does not serve the VIP" service=web server=s3`)
 	f.find(probe.Silent, "s1")
 	f.expectUsed("the third is used all the same", "s1 s2 s4 s5 s7")
 	f.expectLog("the third",
 		`level=WARN msg="agent does not answer probes" service=web server=s1`,
-		`level=ERROR msg="TOO MANY servers of the service are found unfit by probes, more than a third: `+
-			`the others get new connections all the same" service=web`)
+		`level=ERROR msg="probes find TOO MANY servers of the service unfit, more than a third: `+
+			`some of them still get new connections" service=web`)
 	f.find(probe.OtherVersion, "s6")
 	f.expectUsed("another fault keeps its place", "s1 s2 s4 s5 s7")
 	f.find(probe.None, "s6")

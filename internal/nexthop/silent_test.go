@@ -99,8 +99,8 @@ func (n *network) hush(s side, ns *testnet.Namespace, way neighbour) {
 	n.awaitFailure(way, func() { n.do(func() error { return setManaged(way, true) }) })
 }
 
-// unhush adds the address again. The new address makes the neighbour announce itself; without that
-// the kernel would ask after at most 5 seconds.
+// unhush adds the address again, and makes the kernel ask for the neighbour at once. By itself the
+// kernel would ask after at most 5 seconds.
 func (n *network) unhush(s side, ns *testnet.Namespace, way neighbour) {
 	n.t.Helper()
 	nodad := map[string]string{"ipv6": "nodad"}[s.family]
