@@ -18,7 +18,8 @@ struct socket_query {
 	struct backlog backlog;
 };
 
-/* Returns BPF_TCP_* of the socket that the flow's packets meet; 0: there is none. */
+/* Returns the state (BPF_TCP_*) of the socket that gets the flow's packets. Returns 0 if there is
+ * no such socket. */
 static __always_inline __u32 socket_state(struct xdp_md *ctx, const struct flow_key *key)
 {
 	struct bpf_sock *socket = find_socket(ctx, key, key->source_port);

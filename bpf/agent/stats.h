@@ -35,7 +35,7 @@ enum agent_reason {
 	AGENT_NEXT_REFUSED,   /* this server did not accept the connection */
 	AGENT_NEXT_NOT_LOCAL, /* this server does not have the flow */
 
-	/* Answered to the balancer. */
+	/* Probes, which became answers to the balancer. */
 	AGENT_ANSWER_PROBE,
 
 	/* For a SID or a VIP of this node, but dropped. */

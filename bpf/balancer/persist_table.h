@@ -28,7 +28,7 @@ static __always_inline bool lingers(const struct packet *pkt, const struct flow 
 	return flow_is_closing(flow) && !flow_is_over(flow, now) && event_of(pkt) == FLOW_CONTINUES;
 }
 
-/* Whether a packet can be moved to another server safely: a SYN, or one that is not TCP. */
+/* Whether a packet can be moved to another server safely: a SYN, or a packet other than TCP. */
 static __always_inline bool may_move(const struct packet *pkt)
 {
 	return starts_connection(pkt) || pkt->key.protocol != IPPROTO_TCP;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Every packet leaves the balancer for exactly one reason, and every reason is
- * counted. The names become the `reason` label of segue_lb_packets_total:
- * LB_DROP_FRAGMENT is drop_fragment. Keep the groups together: the prefix
- * says what happens to the packet; FORWARDS counts from the first forward to the last.
+ * Every packet leaves the balancer for exactly one reason, and every reason is counted. The names
+ * become the `reason` label of segue_lb_packets_total: LB_DROP_FRAGMENT is drop_fragment. Keep the
+ * groups together: the prefix tells what happens to the packet. FORWARDS counts from the first
+ * forward reason to the last.
  */
 #ifndef SEGUE_BALANCER_STATS_H
 #define SEGUE_BALANCER_STATS_H

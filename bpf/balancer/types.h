@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The formats of the balancer's tables, which user space shares. Go sees structs and enums
- * through bpf2go; what is only #defined it repeats. Padding is explicit everywhere.
+ * The formats of the balancer's tables, which user space shares. Go gets structs and enums through
+ * bpf2go. It repeats what is only in a #define. Padding is explicit everywhere.
  */
 #ifndef SEGUE_BALANCER_TYPES_H
 #define SEGUE_BALANCER_TYPES_H
@@ -58,7 +58,7 @@ enum service_entry_kind {
 	ENTRY_VIP, /* only says that the address is a VIP */
 };
 
-/* Half a cache line, under the key that packets have. */
+/* A service, under the key by which packets find it. Two entries fill a cache line. */
 struct service_entry {
 	struct in6_addr vip;
 	__be16 port; /* 0: every port that no other service of the VIP names */
@@ -85,8 +85,9 @@ enum server_flags {
 	SERVER_IPV4 = 1 << 3,	      /* the tunnel's outer header is IPv4 */
 	SERVER_UNREACHABLE = 1 << 11, /* its next hop does not answer the kernel */
 	/*
-	 * Why a server is unfit, also if it gets new flows all the same. User space reads it
-	 * without a process; the programs read only whether the server is merely unheard.
+	 * Why a server is unfit. The flags are also set if the server gets new flows nevertheless.
+	 * User space reads them, even if no process runs. The programs read only whether the
+	 * server is merely unheard.
 	 */
 	SERVER_UNCHECKED = 1 << 4,    /* has no health checks */
 	SERVER_CHECKS_FAIL = 1 << 5,  /* fails them */
@@ -99,9 +100,9 @@ enum server_flags {
 };
 
 /*
- * A server of one service. Its number (`slot`) is what flow entries and tables
- * hold. One cache line, all that a packet needs to leave. Addresses never
- * change while the slot is in use; next_hop is replaced by a single store.
+ * A server of one service. Its number (`slot`) is what flow entries and tables contain. The struct
+ * is one cache line, with everything that a packet needs to leave. Addresses never change while
+ * the slot is in use. A single store replaces next_hop.
  */
 struct server {
 	__u64 next_hop;		 /* NEXT_HOP_*; 0: not resolved */

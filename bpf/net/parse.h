@@ -19,7 +19,7 @@
 #define IP_FLAG_MF 0x2000
 #define IP_OFFSET_MASK 0x1fff
 #define IP6_FRAGMENT_OFFSET 0xfff8	   /* RFC 8200 section 4.5 */
-#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* and the flag "more fragments" */
+#define IP6_FRAGMENT_OFFSET_OR_MORE 0xfff9 /* the offset, and the flag "more fragments" */
 
 /* Longer chains exist only to confuse middleboxes (RFC 9288 section 3.5). */
 #define MAX_EXTENSION_HEADERS 8

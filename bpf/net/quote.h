@@ -42,7 +42,7 @@ static __always_inline bool read_quoted_ipv6(struct xdp_md *ctx, struct cursor *
 	pkt->transport = at->pos - frame_start(ctx);
 	if (parse_extensions(ctx, pkt, &fragment) || fragment.is_later)
 		return false;
-	pkt->hop_by_hop = hop_by_hop; /* not the quoted packet's */
+	pkt->hop_by_hop = hop_by_hop; /* that of this packet, not of the quoted one */
 	move_to(at, ctx, pkt);
 	return true;
 }

@@ -23,7 +23,7 @@ enum sid_function {
 	SID_DELIVER = 0x0005,	    /* deliver to the service */
 	SID_STEER = 0x0006,	    /* deliver if the server has the flow */
 
-	/* At both. */
+	/* At servers and balancers. */
 	SID_PROBE = 0x0007, /* at a server: answer; at a balancer: this is the answer */
 
 	/* At a balancer. */
@@ -33,7 +33,7 @@ enum sid_function {
 
 struct segment_routing_header {
 	__u8 next_header;
-	__u8 length; /* units of 8 bytes beyond the first 8 */
+	__u8 length; /* in units of 8 bytes, without the first 8 */
 	__u8 type;
 	__u8 segments_left;
 	__u8 last_entry;

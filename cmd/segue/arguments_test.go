@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// everyCommand calls do for a command and all below it.
+// everyCommand calls do for a command and all its subcommands.
 func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 	do(cmd)
 	for _, sub := range cmd.Commands() {
@@ -20,8 +20,8 @@ func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 	}
 }
 
-// TestPlaceholders has help say what kind of value a flag takes, in the words that others use, and
-// errors say what is wrong with values of every type that is in use.
+// TestPlaceholders checks that the help of each flag names the kind of its value by one of the
+// usual words, and that an invalid value of each type causes a clear error.
 func TestPlaceholders(t *testing.T) {
 	known := []string{"", "address", "bytes", "command", "count", "counts", "duration", "file", "int", "kind", "name", "number", "numbers",
 		"regexp", "role", "share", "shares"}
@@ -37,7 +37,7 @@ func TestPlaceholders(t *testing.T) {
 	})
 }
 
-// TestArgumentErrors has every way of giving a flag or an argument a bad value.
+// TestArgumentErrors gives flags and arguments bad values in every way.
 func TestArgumentErrors(t *testing.T) {
 	for _, test := range []struct{ args, err string }{
 		{"bench --rounds many", `--rounds "many": must be a whole number`},
@@ -93,8 +93,8 @@ func TestArgumentErrors(t *testing.T) {
 	}
 }
 
-// TestArgumentErrorsArePlain has too few and too many arguments for every command, of which none is
-// told in the library's words.
+// TestArgumentErrorsArePlain calls every command with too few and with too many arguments. The
+// errors must not be those of the library.
 func TestArgumentErrorsArePlain(t *testing.T) {
 	many := make([]string, 100)
 	for i := range many {
@@ -104,7 +104,7 @@ func TestArgumentErrorsArePlain(t *testing.T) {
 	root := newRoot()
 	everyCommand(root, func(cmd *cobra.Command) {
 		if cmd == root {
-			return // its arguments are commands
+			return // the arguments of this command are subcommands
 		}
 		for _, args := range [][]string{nil, many} {
 			for _, err := range []error{cmd.ValidateArgs(args), cmd.ValidateRequiredFlags()} {

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/bench"
 )
 
-// packetFlags say what packets are measured with.
+// packetFlags are the flags about measurements with packets.
 type packetFlags struct {
 	options bench.PacketOptions
 	flows   []string
@@ -39,7 +39,7 @@ func (f *packetFlags) add(flags *pflag.FlagSet) {
 		"`count` of packets in a measurement")
 }
 
-// parse reads the flags' values into the options.
+// parse writes the values of the flags into the options.
 func (f *packetFlags) parse() (err error) {
 	if f.options.Flows, err = parseFlowCounts("--flows", f.flows...); err != nil {
 		return err
@@ -122,7 +122,8 @@ some minutes.`,
 	return cmd
 }
 
-// progressTo writes lines with the time since the start, to terminals unless it is to be loud.
+// progressTo returns a function that writes lines with the time since the start. It writes only to
+// a terminal, unless loud is true.
 func progressTo(out io.Writer, loud bool) bench.Progress {
 	if file, ok := out.(*os.File); !loud && (!ok || !isTerminal(file)) {
 		return nil
@@ -138,10 +139,10 @@ func isTerminal(file *os.File) bool {
 	return err == nil
 }
 
-// maxFlowCount is the most flows that a table can be made for.
+// maxFlowCount is the maximum number of flows of a table.
 const maxFlowCount = 100_000_000
 
-// parseFlowCounts reads a flag's numbers, at least one, such as 64k and 10M.
+// parseFlowCounts parses the numbers of a flag, such as 64k and 10M. There must be at least one.
 func parseFlowCounts(flag string, words ...string) ([]uint32, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("%s: at least one number is required", flag)

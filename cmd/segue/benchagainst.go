@@ -17,7 +17,7 @@ import (
 // againstFlag names the executable of the build that this one is compared with.
 const againstFlag = "against"
 
-// newBenchWorker is what a comparison of builds starts of each.
+// newBenchWorker returns the command that a comparison starts for each of the two builds.
 func newBenchWorker() *cobra.Command {
 	return &cobra.Command{
 		Use:    "worker",
@@ -30,8 +30,8 @@ func newBenchWorker() *cobra.Command {
 	}
 }
 
-// compareBuilds compares this build with that of an executable. What no flag sets has the
-// defaults of a comparison.
+// compareBuilds compares this build with the build in an executable. Flags that are not set have
+// the defaults for a comparison.
 func compareBuilds(cmd *cobra.Command, o bench.PacketOptions, old string, asJSON bool) error {
 	if old == "" {
 		return errors.New("--against: missing the executable")
@@ -92,8 +92,8 @@ func describeBuild(b version.Build) string {
 	return fmt.Sprintf("%s (commit %s)", b.Version, b.Commit)
 }
 
-// describePrograms says whether the programs are the same, and else how many instructions they
-// have.
+// describePrograms tells whether the programs of both builds are the same. If not, it gives their
+// numbers of instructions.
 func describePrograms(r *bench.CaseComparison) string {
 	if r.SameProgram {
 		return "same"
@@ -101,7 +101,8 @@ func describePrograms(r *bench.CaseComparison) string {
 	return fmt.Sprintf("%d, %d", r.Old.Program.Instructions, r.New.Program.Instructions)
 }
 
-// describeInstructions are those that the processor ran for a packet, where it counts them.
+// describeInstructions gives the number of instructions that the processor executed for a packet,
+// if the processor counts them.
 func describeInstructions(r *bench.CaseComparison) string {
 	if r.Old.Instructions == nil || r.New.Instructions == nil {
 		return "-"

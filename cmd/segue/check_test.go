@@ -35,7 +35,7 @@ func TestCheck(t *testing.T) {
 
 	tests := []struct {
 		name, args string
-		output     string // of the command, complete
+		output     string // the complete output of the command
 		err        string // empty for success
 	}{
 		{"balancer", "-c " + lb, lb + ": valid balancer configuration: 4 services, 10 servers\n", ""},
@@ -137,7 +137,8 @@ services:
 	}
 }
 
-// TestCheckAgainst compares files with what a process runs: this one, as far as a reader can tell.
+// TestCheckAgainst compares files with the configuration of a running process. The test itself
+// takes the place of this process.
 func TestCheckAgainst(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can write below /run/segue")
@@ -216,5 +217,5 @@ services:
 	}
 }
 
-// settings are a configuration.
+// settings is a configuration of either role.
 type settings interface{ Fixed() []desired.Setting }

@@ -34,7 +34,8 @@ func TestHangupWhileStarting(t *testing.T) {
 	}
 }
 
-// TestRunningAlready: a start whose instance runs already names the setting for a second instance.
+// TestRunningAlready checks that a start of an instance that already runs names the setting for a
+// second instance.
 func TestRunningAlready(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("locks of instances need root")
@@ -60,7 +61,7 @@ func TestRunningAlready(t *testing.T) {
 			t.Fatal(err)
 		}
 		root := newRoot()
-		root.SetErr(new(bytes.Buffer)) // which has the log
+		root.SetErr(new(bytes.Buffer)) // standard error has the log
 		root.SetArgs([]string{role, "-c", path})
 		err := root.ExecuteContext(t.Context())
 		for _, want := range []string{"is already running", "needs another node.instance"} {

@@ -20,7 +20,8 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// TestDetachRefuses what is no instance of the role, before it locks or removes anything.
+// TestDetachRefuses checks that detach refuses a name that is not an instance of its role, before
+// it locks or removes anything.
 func TestDetachRefuses(t *testing.T) {
 	for _, role := range []string{"lb", "agent"} {
 		for name, want := range map[string]string{
@@ -38,7 +39,7 @@ func TestDetachRefuses(t *testing.T) {
 	}
 }
 
-// TestDetachTells has the command say what it has detached, and from which interfaces.
+// TestDetachTells checks that the command prints what it has detached, and from which interfaces.
 func TestDetachTells(t *testing.T) {
 	needs.BPF(t)
 	ns, peer := testnet.New(t), testnet.New(t)
@@ -70,7 +71,8 @@ func TestDetachTells(t *testing.T) {
 	}
 }
 
-// pinBalancer pins what makes an instance a balancer, and its links to the interfaces of the namespace.
+// pinBalancer pins the objects by which a balancer is recognised, and its links to the interfaces
+// of the namespace.
 func pinBalancer(
 	t *testing.T, ns *testnet.Namespace, instance string, links map[string]string,
 ) {
@@ -84,7 +86,8 @@ func pinBalancer(
 	dir, err := datapath.MakeDir(instance, datapath.RoleBalancer)
 	must(err)
 	t.Cleanup(func() { _ = datapath.RemoveDir(instance) })
-	for _, name := range []string{"identity", "flows"} { // what tells a balancer, and lists it
+	// The pins by which a balancer is recognised.
+	for _, name := range []string{"identity", "flows"} {
 		m, err := ebpf.NewMap(&ebpf.MapSpec{
 			Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1,
 		})

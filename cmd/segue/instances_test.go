@@ -14,7 +14,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// someInstances are two of this network namespace, and three that are not.
+// someInstances are two instances in this network namespace, and three in others.
 func someInstances() (here, elsewhere []datapath.Located) {
 	eth0 := &datapath.Attachment{Ifindex: 2, Interface: "eth0", Mode: datapath.Native}
 	eth1 := &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Generic}
@@ -64,8 +64,8 @@ func TestSeveralInstances(t *testing.T) {
 	}
 }
 
-// TestChoose has a command without --instance find the instance of its network namespace, and refuse
-// to choose where there is none, or two.
+// TestChoose checks that a command without --instance finds the only instance of its network
+// namespace, and refuses to choose if there is none or if there are two.
 func TestChoose(t *testing.T) {
 	needs.BPF(t)
 	lb, other, nobody := testnet.New(t), testnet.New(t), testnet.New(t)

@@ -146,7 +146,7 @@ func newLabExec() *cobra.Command {
 		Args:  arguments("NODE", "[COMMAND...]"),
 	}
 	name := labName(cmd)
-	cmd.Flags().SetInterspersed(false) // flags after the node belong to the command
+	cmd.Flags().SetInterspersed(false) // flags after the node belong to the command that exec runs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		command := args[1:]
 		switch {

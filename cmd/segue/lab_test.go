@@ -58,8 +58,8 @@ func runLab(args string) (string, error) {
 	return output.String(), err
 }
 
-// TestLabWithoutProcesses has commands on a lab of which there is nothing but its state, as when
-// somebody deleted its namespaces.
+// TestLabWithoutProcesses runs commands on a lab that consists only of its state, as after its
+// namespaces were deleted by hand.
 func TestLabWithoutProcesses(t *testing.T) {
 	name := fmt.Sprintf("l%d", os.Getpid()%1e6)
 	dir := filepath.Join("/run/segue/lab", name)
@@ -72,7 +72,7 @@ func TestLabWithoutProcesses(t *testing.T) {
 		}
 	})
 	for _, test := range []struct{ args, output, err string }{
-		// A lab that is not complete is up, or nobody would take it down.
+		// A lab that is not complete counts as up. Otherwise nobody would take it down.
 		{"list", name + "\n", ""},
 		{"status --name " + name, "", `lab "` + name + `" is half built or half removed; ` +
 			"remove it with: segue lab down --name " + name},

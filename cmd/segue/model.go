@@ -87,7 +87,7 @@ func (f *modelFlags) addTo(cmd *cobra.Command) {
 // policy is single choice or SRc.
 type policy struct {
 	name      string
-	threshold int // of SRc
+	threshold int // threshold of SRc
 	single    bool
 }
 

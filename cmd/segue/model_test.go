@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// runModel runs segue model with arguments separated by blanks.
+// runModel runs segue model with arguments separated by spaces.
 func runModel(t *testing.T, args string) *bytes.Buffer {
 	t.Helper()
 	out := new(bytes.Buffer)
@@ -36,7 +36,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestModelJSON has every command print JSON that can be read.
+// TestModelJSON checks that every command prints valid JSON.
 func TestModelJSON(t *testing.T) {
 	for _, args := range []string{"", "distribution", "servers", "transient", "two-servers --room 3"} {
 		var rows []map[string]any
@@ -81,7 +81,7 @@ func TestModelErrors(t *testing.T) {
 	}
 }
 
-// TestModelInterrupted ends what may take long when the program is asked to end.
+// TestModelInterrupted checks that a long computation ends when the program is interrupted.
 func TestModelInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -95,7 +95,8 @@ func TestModelInterrupted(t *testing.T) {
 	}
 }
 
-// TestModelThreshold names policies by their number, however it is written.
+// TestModelThreshold checks that the name of a policy contains its threshold in the usual form,
+// however the threshold was written.
 func TestModelThreshold(t *testing.T) {
 	if got := runModel(t, "--load 50% --threshold +4").String(); !strings.Contains(got, " SR4 ") {
 		t.Errorf("no SR4 in\n%s", got)

@@ -72,7 +72,7 @@ func newModelDistribution(f *modelFlags) *cobra.Command {
 	return cmd
 }
 
-// distributionRow is the share of flows that take no longer than Time, by policy.
+// distributionRow has the share of flows that take at most Time, by policy.
 type distributionRow struct {
 	Time  float64            `json:"time_seconds"`
 	Share map[string]float64 `json:"share"`
@@ -136,7 +136,7 @@ func newModelTransient(f *modelFlags) *cobra.Command {
 	return cmd
 }
 
-// transientRow is the mean number of flows of a server at Time, by policy.
+// transientRow has the mean number of flows of a server at Time, by policy.
 type transientRow struct {
 	Time  float64            `json:"time_seconds"`
 	Flows map[string]float64 `json:"flows"`

@@ -45,7 +45,7 @@ servers that do the same with SRc.`,
 	return cmd
 }
 
-// serversRow is how many servers a policy needs.
+// serversRow has the number of servers that a policy needs.
 type serversRow struct {
 	Policy           string  `json:"policy"`
 	SingleChoiceLoad float64 `json:"single_choice_load"`

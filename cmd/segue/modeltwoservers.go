@@ -72,7 +72,7 @@ func parsePair(flag string, words []string) (pair [2]float64, err error) {
 	return pair, nil
 }
 
-// twoServersRow is the steady state under one rule.
+// twoServersRow has the steady state under one rule.
 type twoServersRow struct {
 	Rule  string            `json:"rule"`
 	Chain twoServersFigures `json:"chain"`

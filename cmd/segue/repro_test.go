@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// runRepro runs segue repro with a directory of its own, and returns what it prints.
+// runRepro runs segue repro with a new directory, and returns the output.
 func runRepro(t *testing.T, directory string, args ...string) *bytes.Buffer {
 	t.Helper()
 	out := new(bytes.Buffer)
@@ -27,7 +27,7 @@ func runRepro(t *testing.T, directory string, args ...string) *bytes.Buffer {
 func TestRepro(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "figures")
 	got := runRepro(t, directory, "6lb-8f", "6lb-9")
-	// The directory's name is another in every run.
+	// The name of the directory differs from run to run.
 	text := strings.ReplaceAll(got.String(), directory, "DIRECTORY")
 	golden(t, "repro.txt", bytes.NewBufferString(text))
 

@@ -67,7 +67,8 @@ func TestSimJSONIsValid(t *testing.T) {
 	}
 }
 
-// TestSimWarnings: what is in the file for nothing, but turns out to be so only when it is run.
+// TestSimWarnings checks warnings about parts of a file that have no effect. Only a run shows
+// that.
 func TestSimWarnings(t *testing.T) {
 	text := `runs: 2
 servers: [{count: 1}]
@@ -109,7 +110,7 @@ cases:
 	}
 }
 
-// TestSimLongSeries: the times of intervals have all their digits.
+// TestSimLongSeries checks that the times of intervals are printed with all digits.
 func TestSimLongSeries(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "long.yaml")
 	text := `{runs: 1, servers: [{count: 1}], arrivals: {poisson: {rate: 0.00001}}, jobs: [{constant: 1ms}], placement: lsq,

@@ -18,7 +18,7 @@ import (
 	"github.com/segue-lb/segue/internal/runstate"
 )
 
-// someSnapshots are a balancer at two moments, two seconds apart.
+// someSnapshots are snapshots of a balancer at two moments, two seconds apart.
 func someSnapshots() (before, after *inspect.Snapshot) {
 	snapshot := func(at int64, packets uint64) *inspect.Snapshot {
 		return &inspect.Snapshot{
@@ -89,14 +89,14 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 	return snapshot(1000, 1000), snapshot(1002, 2500)
 }
 
-// The causes that servers of the snapshots have.
+// The causes of the servers in the snapshots.
 var (
 	none       = []inspect.Condition{}
 	unresolved = []inspect.Condition{inspect.ServerUnresolved}
 	failing    = []inspect.Condition{inspect.ServerFailing}
 )
 
-// troubledServices are services that no server of which is fit for new flows.
+// troubledServices are services without a server that is fit for new flows.
 func troubledServices() []*inspect.ServiceState {
 	service := func(name string, port uint16, ignored []inspect.Condition, server inspect.ServerState) *inspect.ServiceState {
 		server.Share, server.Causes = 1, ignored
@@ -139,7 +139,7 @@ func TestPrintBalancer(t *testing.T) {
 	golden(t, "status.json", &output)
 }
 
-// someAgent are an agent at two moments, two seconds apart.
+// someAgent are snapshots of an agent at two moments, two seconds apart.
 func someAgent() (before, after *agent.Snapshot) {
 	snapshot := func(at int64, accepted uint64) *agent.Snapshot {
 		two, three, four := uint32(2), uint32(3), uint32(4)
@@ -212,7 +212,7 @@ func TestDescribeAttachment(t *testing.T) {
 	}
 }
 
-// Status says that a data path goes on without its process only if it is attached.
+// Status says that the data path continues without its process only if the data path is attached.
 func TestStatusOfStopped(t *testing.T) {
 	kept := &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Native}
 	gone := &datapath.Attachment{}

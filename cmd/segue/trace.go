@@ -19,7 +19,7 @@ import (
 // traceOptions are the flags of segue trace.
 type traceOptions struct {
 	instance, kind, ask string
-	next                string // of an agent's trace
+	next                string // for the trace of an agent
 	length              int
 	asJSON              bool
 }

@@ -25,7 +25,7 @@ import (
 	"github.com/segue-lb/segue/internal/srv6"
 )
 
-// agentTrace shows what an agent has of a connection.
+// agentTrace prints the state of a connection in an agent.
 func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOptions) error {
 	if flow.Protocol != desired.TCP {
 		return fmt.Errorf("protocol %s: agents trace tcp connections only", flow.Protocol)
@@ -55,7 +55,7 @@ func agentTrace(out io.Writer, instance string, flow dataplane.Flow, o *traceOpt
 	return err
 }
 
-// elsewhere says where an agent can be traced, if not here.
+// elsewhere tells where an agent can be traced if there is none here.
 func elsewhere(instance string) error {
 	l, err := datapath.Locate(datapath.Instance{Name: instance, Role: datapath.RoleAgent})
 	if err != nil {
@@ -143,7 +143,7 @@ func describeNext(n *agent.NextSegment) string {
 	return n.SID.String()
 }
 
-// describeAnswer says what becomes of a packet, and of an offer why.
+// describeAnswer describes what happens to a packet. For an offer it also gives the reason.
 func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 	why := map[string]string{
 		"accepted": "accepted", "accepted_stale": "accepted: the load is unknown", "forced": "forced",
@@ -158,28 +158,30 @@ func describeAnswer(a *agent.Answer, accept *agent.AcceptState) string {
 	return fmt.Sprintf("%s (%s)", a.Outcome, why)
 }
 
-// joinedTrace is a balancer's trace with those of the servers.
+// joinedTrace is a balancer's trace with the traces of the servers.
 type joinedTrace struct {
 	*inspect.Trace
-	// Agents are the candidates in their order, and then the flow's server if it is none of them.
-	// Null: nobody was asked.
+	// Agents are the candidates in their order. The flow's server follows, if it is not among
+	// them. Null means that no server was asked.
 	Agents []askedAgent `json:"agents"`
-	// Receiver is the server that the packet reaches; empty: none, or it is not known.
+	// Receiver is the server that the packet reaches. It is empty if the packet reaches none, or
+	// if the server is unknown.
 	Receiver string `json:"receiver,omitempty"`
-	// End is what becomes of the packet at the last server that it reaches; empty: not known.
+	// End is what happens to the packet at the last server that it reaches. It is empty if that is
+	// unknown.
 	End string `json:"end,omitempty"`
 }
 
-// askedAgent is what a server said.
+// askedAgent is the answer of a server.
 type askedAgent struct {
 	Server string       `json:"server"`
 	Trace  *agent.Trace `json:"trace"`           // null: see Error
-	Error  string       `json:"error,omitempty"` // of the command
-	// Offer is the answer to a new connection at the server's place in the list; null: it has none,
-	// or did not say.
+	Error  string       `json:"error,omitempty"` // error of the command
+	// Offer is what the server does with a new connection at the server's place in the list. It is
+	// null if the server is not in the list, or did not answer that.
 	Offer *agent.Answer `json:"offer"`
-	// Packet is the answer to the packet, which need not reach it; null: it is not for this server,
-	// or it did not say.
+	// Packet is what the server does with the packet if the packet reaches it. It is null if the
+	// packet is not for this server, or if the server did not answer that.
 	Packet *agent.Answer `json:"packet"`
 	// Reached tells whether the packet comes here.
 	Reached bool `json:"reached"`
@@ -188,13 +190,13 @@ type askedAgent struct {
 // serverName stands for the name of a server in the command that asks it.
 const serverName = "{}"
 
-// askTimeout bounds how long a server may take to answer.
+// askTimeout is the maximum time for the answer of a server.
 const askTimeout = 10 * time.Second
 
-// hostNames are the names of servers that may be made part of a command.
+// hostNames matches the names of servers that are safe in a command.
 var hostNames = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
-// askAgents runs the command for all servers that have to do with the flow, at once.
+// askAgents runs the command for all servers of the flow at the same time.
 func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAgent, error) {
 	if t.Service != nil && t.Placement == nil {
 		return nil, fmt.Errorf("--ask: service %s does not hunt, so no server can be asked", t.Service.Name)
@@ -217,7 +219,7 @@ func askAgents(ctx context.Context, command string, t *inspect.Trace) ([]askedAg
 	return agents, nil
 }
 
-// serversOf are the candidates of a flow, and its server.
+// serversOf returns the candidates of a flow, and the flow's server.
 func serversOf(t *inspect.Trace) (names []string) {
 	if t.Placement != nil {
 		names = slices.Clone(t.Placement.Candidates)
@@ -230,14 +232,14 @@ func serversOf(t *inspect.Trace) (names []string) {
 	return names
 }
 
-// nextOf is the SID that a server would pass the packet to; not valid where there is none, or it is
-// not known.
+// nextOf returns the SID to which a server would pass the packet on. It is not valid if there is
+// none, or if it is unknown.
 func nextOf(t *inspect.Trace, server string) netip.Addr {
 	at := slices.IndexFunc(t.Course, func(s inspect.TracedSegment) bool { return s.Server == server })
 	if at < 0 || at == len(t.Course)-1 || t.Encapsulation == nil {
 		return netip.Addr{}
 	}
-	return t.Encapsulation.Segments[at+2] // the balancer is the first one
+	return t.Encapsulation.Segments[at+2] // the balancer is the first segment
 }
 
 func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, next netip.Addr) (*agent.Trace, error) {
@@ -254,7 +256,7 @@ func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, 
 	var complaint bytes.Buffer
 	ask := exec.CommandContext(ctx, words[0], words[1:]...)
 	ask.Stderr = &complaint
-	ask.WaitDelay = time.Second // for what it started
+	ask.WaitDelay = time.Second // for processes that the command started
 	answer, err := ask.Output()
 	if ctx.Err() == context.DeadlineExceeded {
 		return nil, fmt.Errorf("%s: no answer within %s", words[0], askTimeout)
@@ -272,7 +274,7 @@ func askAgent(ctx context.Context, command, server string, flow dataplane.Flow, 
 	return &t, nil
 }
 
-// follow finds out how far the packet comes.
+// follow determines how far the packet gets.
 func (j *joinedTrace) follow() {
 	for i := range j.Agents {
 		a := &j.Agents[i]
@@ -289,7 +291,8 @@ func (j *joinedTrace) follow() {
 		return
 	}
 	onItsWay := true
-	isRandom := j.Placement != nil && j.Placement.Random // there are more, which nobody knows
+	// There are more candidates, which are unknown.
+	isRandom := j.Placement != nil && j.Placement.Random
 	for i, segment := range j.Course {
 		at := slices.IndexFunc(j.Agents, func(a askedAgent) bool { return a.Server == segment.Server })
 		if at < 0 {
@@ -297,7 +300,7 @@ func (j *joinedTrace) follow() {
 		}
 		a := &j.Agents[at]
 		if a.Reached && !onItsWay {
-			continue // asked twice: here or on the way it has ended
+			continue // the packet visits this server twice: it ended here before, or on the way
 		}
 		a.Packet = answerOf(a.Trace, segment.Function, i == len(j.Course)-1 && !isRandom)
 		a.Reached = onItsWay
@@ -368,7 +371,8 @@ func describeOffer(a *askedAgent) string {
 	return describeAnswer(a.Offer, a.Trace.Accept)
 }
 
-// describePassage says what the packet meets at a server, if it comes there.
+// describePassage describes what happens to the packet at a server, if the packet reaches the
+// server.
 func describePassage(a *askedAgent) string {
 	switch {
 	case a.Packet == nil:
@@ -392,7 +396,7 @@ func describeEnd(j *joinedTrace) string {
 	return "no server: " + j.Reason
 }
 
-// unknown says why it is not known what becomes of the packet, if servers were asked for it.
+// unknown returns the reason why it is unknown what happens to the packet, if servers were asked.
 func (j *joinedTrace) unknown() error {
 	switch {
 	case j.Agents == nil || j.End != "" || !strings.HasPrefix(j.Reason, "forward_"):

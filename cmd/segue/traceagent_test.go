@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/desired"
 )
 
-// traceOf is an agent's trace of someFlow. A new connection is answered as said, unless it must be taken; whether the
-// flow is here says the rest.
+// traceOf is an agent's trace of someFlow. The arguments determine the answer to a new connection,
+// unless the server must take it, and whether the flow is local.
 func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	busy, capacity, threshold := uint32(12), uint32(16), uint32(8)
 	t := &agent.Trace{
@@ -49,13 +49,13 @@ func traceOf(instance, offer string, isHere bool) *agent.Trace {
 	return t
 }
 
-// withoutRoute has the trace's server know no way to the next one.
+// withoutRoute removes the server's route to the next server from the trace.
 func withoutRoute(t *agent.Trace) *agent.Trace {
 	t.Next = &agent.NextSegment{SID: netip.MustParseAddr("fd00:5:0:1:2::"), Problem: "no route to fd00:5:0:1:2::: network is unreachable"}
 	return t
 }
 
-// huntTrace is a balancer's trace of someFlow, by two candidates.
+// huntTrace is a balancer's trace of someFlow with two candidates.
 func huntTrace(opens bool, reason, state string, course ...inspect.TracedSegment) *inspect.Trace {
 	t := &inspect.Trace{
 		Instance: "lb", Flow: someFlow, Opens: opens, Length: 60, Service: &inspect.TracedService{Name: "web", Exact: true},
@@ -90,7 +90,7 @@ func TestPrintAgentTrace(t *testing.T) {
 	golden(t, "trace-agent.json", &output)
 }
 
-// TestUnknownHere tells where an agent can be traced.
+// TestUnknownHere checks that the error tells where an agent can be traced.
 func TestUnknownHere(t *testing.T) {
 	elsewhere := &datapath.Attachment{Ifindex: 2}
 	for _, c := range []struct {
@@ -111,7 +111,7 @@ func TestUnknownHere(t *testing.T) {
 	}
 }
 
-// The servers are asked by a command; what they say makes the way of the packet.
+// Servers are asked by a command. Their answers determine the path of the packet.
 func TestAskAgents(t *testing.T) {
 	dir := t.TempDir()
 	say := func(server string, trace *agent.Trace) {
@@ -126,7 +126,7 @@ func TestAskAgents(t *testing.T) {
 	}
 	offers := []inspect.TracedSegment{segment("s2", "connect-avail"), segment("s1", "connect-force")}
 	recovers := []inspect.TracedSegment{segment("s2", "recover-stickiness"), segment("s1", "recover-stickiness")}
-	seeks := append(recovers[:2:2], segment("s2", "ack-stickiness")) // an entry that was idle for long
+	seeks := append(recovers[:2:2], segment("s2", "ack-stickiness")) // the entry was idle for long
 	random := huntTrace(true, "forward_hunt", "established", segment("s9", "steer"))
 	random.Placement = &inspect.TracedPlacement{Buckets: 65537, Random: true}
 	for _, c := range []struct {
@@ -187,7 +187,7 @@ func TestAskAgents(t *testing.T) {
 	}
 }
 
-// script answers as the file in dir says that has the server's name, if it is asked for someFlow.
+// script answers with the file in dir that has the server's name, if it is asked for someFlow.
 func script(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "ask")
@@ -198,7 +198,8 @@ func script(t *testing.T, dir string) string {
 	return path
 }
 
-// What is not a name of a host is no part of a command, and what is no answer is none.
+// A name that is not the name of a host does not become part of a command. An invalid answer
+// counts as no answer.
 func TestAskNobody(t *testing.T) {
 	for _, c := range []struct{ command, server, want string }{
 		{"echo {}", "-oProxyCommand=true", `server name "-oProxyCommand=true": must be a host name`},
@@ -220,7 +221,7 @@ func TestAskNobody(t *testing.T) {
 	}
 }
 
-// A command that would be the same for all servers asks nobody.
+// If the command would be the same for all servers, no server is asked.
 func TestAskWithoutName(t *testing.T) {
 	for ask, want := range map[string]string{"": "must be a command", "ssh s1 segue trace": "must contain {}"} {
 		root := newRoot()
@@ -231,7 +232,7 @@ func TestAskWithoutName(t *testing.T) {
 	}
 }
 
-// A server is asked for the way to the one that it would pass the packet to.
+// A server is asked for its route to the server to which it would pass the packet on.
 func TestNextOf(t *testing.T) {
 	trace := huntTrace(true, "forward_hunt", "", segment("s2", "connect-avail"), segment("s1", "connect-force"))
 	var segments []netip.Addr

@@ -34,7 +34,7 @@ func TestPrintVersion(t *testing.T) {
 	golden(t, "version.json", &output)
 }
 
-// TestVersion has the command and the flag tell the same version.
+// TestVersion checks that the command and the flag print the same version.
 func TestVersion(t *testing.T) {
 	run := func(args ...string) string {
 		var output bytes.Buffer

@@ -69,7 +69,7 @@ func TestTraceAgreesWithDataPath(t *testing.T) {
 				e := events()[random.IntN(len(events()))]
 				isSought := e.function == recoverStickiness || e.function == steer
 				if isSought && (now.cookie || now.answersOther) {
-					continue // trace has no packet with a cookie
+					continue // the packet of a trace carries no cookie
 				}
 				randomLoad(t, k, random, now.vip)
 				if state == "closed" {

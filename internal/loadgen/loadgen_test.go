@@ -235,7 +235,7 @@ func TestRandomFlows(t *testing.T) {
 	for range cfg.Count {
 		seen[c.source(cfg, c.next(fd))]++
 	}
-	if len(seen) != 10 { // one is missing in one run of 10^44
+	if len(seen) != 10 { // in one run of 10^44 one of them is missing
 		t.Errorf("%d flows: %v", len(seen), seen)
 	}
 }

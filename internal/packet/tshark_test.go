@@ -54,7 +54,8 @@ func TestTsharkAgreesWithClientPackets(t *testing.T) {
 func TestTsharkTakesNoPortForAProtocol(t *testing.T) {
 	var frames [][]byte
 	data := packet.Payload(bytes.Repeat([]byte("no protocol of any port "), 50))
-	for _, port := range []uint16{4789, 8080, 34964, 47000, 53000} { // VXLAN, HTTP, PROFINET, HCrt, nobody's
+	// Ports of VXLAN, HTTP, PROFINET and HCrt, and one without a protocol.
+	for _, port := range []uint16{4789, 8080, 34964, 47000, 53000} {
 		source := netip.AddrPortFrom(netip.MustParseAddr("2001:db8:c::2"), port)
 		target := netip.MustParseAddrPort("[2001:db8:80::1]:60001")
 		frames = append(frames, packet.UDP(source, target, data), packet.TCP(source, target, packet.Flags(packet.ACK), data))

@@ -64,7 +64,7 @@ func running(instance string) error {
 	if err != nil {
 		return fmt.Errorf("instance %q %w: %w", instance, ErrRunning, err)
 	}
-	if process == nil { // or it has just ended
+	if process == nil { // or the process has just ended
 		return fmt.Errorf("instance %q %w in another PID namespace", instance, ErrRunning)
 	}
 	return fmt.Errorf("instance %q %w: process %d, since %s", instance, ErrRunning, process.PID,

@@ -11,7 +11,7 @@ type Function uint16
 // segment list.
 const Host Function = 0
 
-// The functions of an agent.
+// The functions of a server.
 const (
 	// ConnectAvail offers a new connection: take it, or pass it to the next segment.
 	ConnectAvail Function = 0x0001
@@ -19,11 +19,13 @@ const (
 	ConnectForce Function = 0x0002
 	// AckStickiness delivers; the balancer knows that this server has the flow.
 	AckStickiness Function = 0x0003
-	// RecoverStickiness delivers and tells the balancer if the flow is here, else passes it on.
+	// RecoverStickiness delivers the packet and tells the balancer if the flow is here. Otherwise
+	// it passes the packet on.
 	RecoverStickiness Function = 0x0004
 	// Deliver delivers without any question.
 	Deliver Function = 0x0005
-	// Steer delivers if the flow is here, else passes it on; the balancer wants no answer.
+	// Steer delivers the packet if the flow is here. Otherwise it passes the packet on. The
+	// balancer needs no answer.
 	Steer Function = 0x0006
 )
 
@@ -55,7 +57,7 @@ var functionNames = map[Function]struct{ long, short string }{
 // bpf/agent/envelope.h.
 func (f Function) AtServer() bool { return f >= ConnectAvail && f <= Steer }
 
-// String is the function's name, or its code where it has none.
+// String returns the function's name, or its code if it has none.
 func (f Function) String() string {
 	if name, ok := functionNames[f]; ok {
 		return name.long
@@ -63,6 +65,6 @@ func (f Function) String() string {
 	return fmt.Sprintf("function 0x%04x", uint16(f))
 }
 
-// Short is the abbreviation of the function's name, as in segment lists; empty for Host and for codes
-// without a name.
+// Short returns the abbreviation of the function's name in segment lists. It is empty for Host and
+// for codes without a name.
 func (f Function) Short() string { return functionNames[f].short }

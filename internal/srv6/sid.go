@@ -25,8 +25,8 @@ type SID struct {
 	Argument uint64
 }
 
-// Parse reads an IPv6 address as a SID. Every IPv6 address can be read so; whether it is a SID is
-// for the caller to know, from the locator.
+// Parse reads an IPv6 address as a SID. Every IPv6 address can be read like this. Only the locator
+// tells the caller whether the address is a SID.
 func Parse(addr netip.Addr) SID {
 	b := addr.As16()
 	return SID{
@@ -36,15 +36,15 @@ func Parse(addr netip.Addr) SID {
 	}
 }
 
-// Addr is the address of the SID. The bits of Argument above MaxArgument are not used.
+// Addr returns the address of the SID. It ignores the bits of Argument above MaxArgument.
 func (s SID) Addr() netip.Addr {
 	b := s.Locator.Masked().Addr().As16()
 	binary.BigEndian.PutUint64(b[8:], uint64(s.Function)<<48|s.Argument&MaxArgument)
 	return netip.AddrFrom16(b)
 }
 
-// String is the locator with the function's short name, as in "fd00:5:0:1::dv" and, with an
-// argument, "fd00:5:0:1::cs(0x2a)". A function without a name leaves the address as it is.
+// String returns the locator with the function's short name, as in "fd00:5:0:1::dv" and, with an
+// argument, "fd00:5:0:1::cs(0x2a)". If the function has no name, it returns the address unchanged.
 func (s SID) String() string {
 	name := s.Function.Short()
 	if name == "" {

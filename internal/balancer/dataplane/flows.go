@@ -194,7 +194,7 @@ func (t *FlowTable) Bucket(flow Flow, service uint32, identity *Identity) (bucke
 	return bucket, signature
 }
 
-// BucketNumber returns the number of the bucket for a place, which is a result of Flow.TableHash.
+// BucketNumber returns the number of the bucket that a result of Flow.TableHash selects.
 func (t *FlowTable) BucketNumber(place uint64) int {
 	return int(place >> bucketShift(uint32(len(t.Entries)/FlowsPerBucket)))
 }

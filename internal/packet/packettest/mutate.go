@@ -47,7 +47,7 @@ func Mutate(random *rand.Rand, frame []byte, others [][]byte) []byte {
 	return m.frame
 }
 
-// fit makes a frame of any bytes.
+// fit turns any bytes into a frame of valid length.
 func fit(b []byte) []byte {
 	if missing := ethernetLength - len(b); missing > 0 {
 		return append(b, make([]byte, missing)...)
