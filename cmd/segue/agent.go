@@ -26,8 +26,8 @@ func newAgent() *cobra.Command {
 
 On SIGHUP the agent reads its configuration again. It refuses an invalid file and
 keeps the running configuration. When the process ends, the data path stays in the
-kernel and keeps delivering packets. The next start takes it over without losing a
-packet. "segue agent detach" removes it.`,
+kernel and keeps delivering packets. The next start takes the data path over without
+losing a packet. "segue agent detach" removes the data path.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
 				return runAgent(ctx, file, hangups, log)

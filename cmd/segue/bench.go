@@ -72,23 +72,23 @@ func newBench() *cobra.Command {
 runs of the programs (BPF_PROG_TEST_RUN). It touches no interface. It disturbs balancers
 on this machine only by its CPU load.
 
-Every round measures every case, and measures the cases that others are compared with
-more often. As many packets before each measurement warm the caches. "net" is the
-median minus the median of the host program alone ("null"), which writes each packet
-anew. "floor" is an encapsulation without any lookup. Known flows are visited in random
-order, in a table that holds at least --room flows. docs/performance.md describes the
-cases.
+Every round measures every case. It measures some cases several times, because other
+cases are compared with them. Before each measurement, an equal number of packets warms
+the caches. "null" is the host program alone, which writes each packet anew. "net" is
+the median of a case minus the median of "null". "floor" is an encapsulation without any
+lookup. The packets of known flows come in random order. The flow table has room for at
+least --room flows. docs/performance.md describes the cases.
 
---against compares this build with another one, whose executable it names. Every round
-measures each case in both builds, one right after the other, and the report shows the
-ratio of the new build's time to the old one's. The defaults are then --flows 1k,
---rounds 100, --packets 20000, and all cases of a build's own programs.
-docs/performance.md explains the report.
+--against FILE compares this build with another one, whose executable is FILE. Every
+round measures each case in both builds, one right after the other. The report shows the
+time of this build divided by the time of the other build. With --against, the defaults
+are --flows 1k, --rounds 100 and --packets 20000. Without --case, bench then leaves out
+the cases up-to-* and reference-lru. docs/performance.md explains the report.
 
---json prints an array of objects with the keys case, family, encapsulation, flows,
-ns_median, ns_p10, ns_p90, net_ns and rounds, and, where the processor counts them,
-instructions; with --against it prints one object with the keys old and new (the builds),
-cases, only_old and only_new.
+--json prints an array of objects. Their keys are case, family, encapsulation, flows,
+ns_median, ns_p10, ns_p90, net_ns and rounds. If the processor counts instructions, the
+key instructions is added. With --against, --json prints one object with the keys old
+and new (the builds), cases, only_old and only_new.
 
 Bench needs root and, for ten million flows, four gigabytes of memory. A full run takes
 some minutes.`,
@@ -114,7 +114,7 @@ some minutes.`,
 		},
 	}
 	f.add(cmd.Flags())
-	cmd.Flags().StringVar(&against, againstFlag, "", "compare this build with the one in the `file`, an executable")
+	cmd.Flags().StringVar(&against, againstFlag, "", "compare this build with another one, whose executable is the `file`")
 	cmd.PersistentFlags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.PersistentFlags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
 	cmd.AddCommand(newBenchMemory(&asJSON, &loud), newBenchTables(&asJSON, &loud), newBenchThroughput(&asJSON, &loud))
@@ -204,7 +204,7 @@ func newBenchMemory(asJSON, loud *bool) *cobra.Command {
 			return w.Flush()
 		},
 	}
-	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows to size tables for; k and M stand for thousands and millions")
+	cmd.Flags().StringSliceVar(&flows, "flows", flows, "`counts` of flows that the tables must have room for; k and M stand for thousands and millions")
 	return cmd
 }
 
@@ -244,14 +244,15 @@ func newBenchThroughput(asJSON, loud *bool) *cobra.Command {
 		Use:   "throughput",
 		Short: "Measure the packets per second of one and two cores",
 		Long: `Throughput sends packets of known flows through a balancer in its own network
-namespaces. The packets come from a generator in the kernel on the same core. Each
-setup does all that the one before does, and more: drop packets on arrival, forward
-them unchanged, balance them by srv6-insert, and balance them with the same flows on
-all cores.
+namespaces. The packets come from a generator in the kernel on the same core. There are
+several setups. Each does more work than the one before. The first drops packets on
+arrival. The second forwards them unchanged. The third balances them by srv6-insert. The
+last does the same with flows that all cores share.
 
-Setups that begin with "host" are test runs without a network. Their rates are per
-second of CPU time. One runs only the program that writes each packet anew. The others
-also run the balancer, with known flows that all cores share: a few, and a million.`,
+Setups whose names begin with "host" are test runs without a network. Their rates are
+per second of CPU time. One of them runs only the program that writes each packet anew.
+The others also run the balancer, with known flows that all cores share. One has a few
+flows, and one has a million.`,
 		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Rounds < 1 {

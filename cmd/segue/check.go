@@ -25,9 +25,10 @@ func newCheck() *cobra.Command {
 		Use:   "check -c FILE",
 		Short: "Validate a configuration file",
 		Long: `Check reads a configuration file of a balancer or an agent. It prints one line
-for each error, as FILE:LINE: FIELD "VALUE": ERROR. It prints warnings to standard
-error, as warning: FILE:LINE: ... A warning is about a valid setting that is rarely
-intended. Check changes nothing on the machine. It can run anywhere, as any user.
+for each error, in the form FILE:LINE: FIELD "VALUE": ERROR. It prints warnings to
+standard error. They begin with "warning: FILE:LINE:". A warning is about a valid
+setting that is rarely intended. Check changes nothing on the machine. It can run
+anywhere, as any user.
 
 With --against, check also compares the file with the process that runs the
 instance. It prints each field whose change needs a restart, and each error in the

@@ -184,8 +184,8 @@ restarts all of them. A balancer has the process lb; a server has agent, echo, a
 or apache. Processes end by SIGTERM or, with --kill, by SIGKILL. A process that does not
 run is started. The command returns when all processes are ready.
 
-Balancers and agents start from the executable of this command. It can be another build
-than before.`,
+Balancers and agents start from the executable of this command. This executable may be
+another build than the one that they ran before.`,
 		Example: "  segue lab restart s1 agent\n  segue lab restart --kill lb1",
 		Args:    arguments("NODE", "[PROCESS...]"),
 	}

@@ -30,9 +30,9 @@ func newLB() *cobra.Command {
 		Long: `Run a balancer in the foreground.
 
 On SIGHUP the balancer reads its configuration and its overrides again. It refuses
-an invalid file and keeps the running configuration. When the process ends, the data path stays in
-the kernel and keeps forwarding packets. The next start takes it over without losing
-a packet. "segue lb detach" removes it.`,
+an invalid file and keeps the running configuration. When the process ends, the data
+path stays in the kernel and keeps forwarding packets. The next start takes the data
+path over without losing a packet. "segue lb detach" removes the data path.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDaemon(cmd, func(ctx context.Context, hangups <-chan os.Signal, log *slog.Logger) error {
 				return runLB(ctx, file, hangups, log)

@@ -71,15 +71,15 @@ docs/model.md has the equations.`,
 	}
 	f.addTo(cmd)
 	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false, "print JSON, with times in seconds and shares from 0 to 1")
-	cmd.Flags().StringSliceVar(&loads, "load", loads, "`shares` of the time of all cores that are used")
+	cmd.Flags().StringSliceVar(&loads, "load", loads, "loads: `shares` of the cores that are busy on average")
 	cmd.Flags().StringSliceVar(&percentiles, "percentile", percentiles, "percentiles of the response time, `numbers` such as 99.9")
-	cmd.Flags().DurationVar(&delay, "delay", 0, "`duration` of passing a flow on")
+	cmd.Flags().DurationVar(&delay, "delay", 0, "`duration` of passing a flow from the first server to the second")
 	cmd.AddCommand(newModelDistribution(&f), newModelServers(&f), newModelTransient(&f), newModelTwoServers(&f.asJSON))
 	return cmd
 }
 
 func (f *modelFlags) addTo(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&f.thresholds, "threshold", f.thresholds, "`counts` c of SRc: a server accepts while it has fewer flows")
+	cmd.Flags().StringSliceVar(&f.thresholds, "threshold", f.thresholds, "thresholds: `counts` c of SRc; a server accepts while it has fewer than c flows")
 	cmd.Flags().IntVar(&f.cores, "cores", f.cores, "`count` of cores per server")
 	cmd.Flags().DurationVar(&f.service, "service", f.service, "mean `duration` of a flow on one core")
 }

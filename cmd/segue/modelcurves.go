@@ -31,7 +31,7 @@ func newModelCurves(f *modelFlags, cmd *cobra.Command, run func(cmd *cobra.Comma
 		return run(cmd, loads[0], policies)
 	}
 	f.addTo(cmd)
-	cmd.Flags().StringVar(&load, "load", load, "`share` of the time of all cores that is used in the steady state")
+	cmd.Flags().StringVar(&load, "load", load, "load: `share` of the cores that is busy on average in the steady state")
 	return cmd
 }
 
@@ -67,7 +67,7 @@ func newModelDistribution(f *modelFlags) *cobra.Command {
 		}
 		return f.distribution(cmd.OutOrStdout(), load, policies, to, points)
 	})
-	cmd.Flags().DurationVar(&to, "to", 0, "longest `duration` to compute; 0 stands for the 99th percentile of SC")
+	cmd.Flags().DurationVar(&to, "to", 0, "longest `duration` in the output; 0 stands for the 99th percentile of SC")
 	cmd.Flags().IntVar(&points, "points", points, "`count` of equally spaced durations")
 	return cmd
 }
@@ -131,7 +131,7 @@ func newModelTransient(f *modelFlags) *cobra.Command {
 		return f.transient(cmd.Context(), cmd.OutOrStdout(), load, policies, flows, step, to)
 	})
 	cmd.Flags().IntVar(&flows, "flows", flows, "`count` of flows that each server starts with")
-	cmd.Flags().DurationVar(&to, "to", to, "`duration` to compute")
+	cmd.Flags().DurationVar(&to, "to", to, "`duration` after which the computation stops")
 	cmd.Flags().DurationVar(&step, "step", step, "`duration` between two lines of the output")
 	return cmd
 }

@@ -19,9 +19,9 @@ func newModelServers(f *modelFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "servers",
 		Short: "Compute the number of servers that keeps response times below a limit",
-		Long: `Servers computes equation (11) of 6LB. With single choice, --servers servers keep a
-percentile of the response times exactly at the limit. The output is the number of
-servers that do the same with SRc.`,
+		Long: `Servers computes equation (11) of 6LB. At some load, the number of
+servers in --servers keeps a percentile of the response times exactly at the limit with
+single choice. The output is the number of servers that do so with SRc at that load.`,
 		Args: arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			policies, err := f.policies()
@@ -39,8 +39,8 @@ servers that do the same with SRc.`,
 		},
 	}
 	f.addTo(cmd)
-	cmd.Flags().DurationVar(&limit, "limit", limit, "longest allowed `duration` at the percentile")
-	cmd.Flags().StringVar(&percentile, "percentile", percentile, "percentile of the response time that has the limit, a `number` such as 99.9")
+	cmd.Flags().DurationVar(&limit, "limit", limit, "`duration` that the percentile of the response time must not exceed")
+	cmd.Flags().StringVar(&percentile, "percentile", percentile, "percentile of the response time to which the limit applies, a `number` such as 99.9")
 	cmd.Flags().IntVar(&servers, "servers", servers, "`count` of servers with single choice")
 	return cmd
 }

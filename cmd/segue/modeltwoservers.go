@@ -21,12 +21,13 @@ func newModelTwoServers(asJSON *bool) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "two-servers",
 		Short: "Compute HLB's model of two servers with unequal speeds",
-		Long: `Two-servers computes the steady state of two servers behind one balancer, as
+		Long: `Two-servers computes the steady state of two servers behind one balancer, as in
 section III of the paper on HLB. The balancer chooses by ECMP, WCMP, LSQ or SED.
-"chain" is the Markov chain. "apart" is the equation that the paper prints for it, in
-which the queues are independent. "duration" is the paper's weighted duration of a
-flow, in units of the time that a server of speed 1 needs for a flow. "flows" are the
-mean flows of both servers.`,
+"chain" has the results of the Markov chain. "apart" has the results of the equation
+that the paper prints for the chain. In this equation the queues are independent.
+"duration" is the paper's weighted duration of a flow, in units of the time that a
+server of speed 1 needs for a flow. "flows" are the mean numbers of flows on the two
+servers.`,
 		Example: "  segue model two-servers --weights 1,2 --observed 50%",
 		Args:    arguments(),
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
@@ -54,8 +55,8 @@ mean flows of both servers.`,
 	cmd.Flags().StringSliceVar(&speeds, "speeds", speeds, "speeds of the servers, two `numbers`")
 	cmd.Flags().StringSliceVar(&weights, "weights", weights, "speeds that WCMP and SED assume, two `numbers`")
 	cmd.Flags().StringVar(&load, "load", load, "offered load as a `share` of the capacity of both servers; may exceed 100%")
-	cmd.Flags().StringVar(&observed, "observed", observed, "`share` of the flows that pass the balancer")
-	cmd.Flags().IntVar(&room, "room", room, "largest `count` of flows of a server")
+	cmd.Flags().StringVar(&observed, "observed", observed, "`share` of the flows that go through the balancer; it does not see the others")
+	cmd.Flags().IntVar(&room, "room", room, "maximum `count` of flows on a server")
 	return cmd
 }
 

@@ -22,14 +22,15 @@ func newRepro() *cobra.Command {
 		Use:   "repro [FIGURE...]",
 		Short: "Reproduce the papers' figures and check their numbers",
 		Long: `Repro makes figures of the papers on SRLB, 6LB, SHELL and HLB by the model and by
-simulation. It makes the figures that need no packets. Each figure is written as CSV
-and SVG, and index.html shows all of them. Repro compares quantities that the papers
-state with its own results, each with a tolerance. docs/reproduction.md lists the
-reproduced figures, the others, and the reasons.
+simulation. It makes the figures that need no packets. It writes each figure as CSV and
+SVG, and a page index.html that shows all figures. It compares its results with the
+numbers in the papers. Each number has a tolerance. docs/reproduction.md lists the
+figures that repro makes and those that it leaves out, with the reasons.
 
 A FIGURE is a name such as 6lb-8a or a pattern such as 'hlb-*'. Without a FIGURE, repro
-makes all of them. It does not repeat figures in the directory that come from the same
-program and the same settings. So an interrupted run continues where it stopped.
+makes all of them. It does not make a figure again if the directory contains it already,
+made by the same program with the same settings. So after an interruption, the next run
+continues at the same point.
 
 --json prints an array of objects with the keys figure, quantity, paper, measured,
 tolerance, ok and note.`,

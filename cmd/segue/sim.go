@@ -41,7 +41,7 @@ comes from the runs or, if there is only one run, from batches of its flows.
 --every 10s also shows the results over time: for the flows that arrived in each 10 s,
 and for the servers in that time.
 
-The exit code is 0 if every assertion in the files is as expected.
+The exit code is 0 if every assertion has the result that its file expects.
 
 --json prints an array with one object per file. --csv prints one line per case or,
 with --every, per interval. Times are in seconds.`,

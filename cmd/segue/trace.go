@@ -30,8 +30,9 @@ func newTrace() *cobra.Command {
 		Use:   "trace tcp|udp SRC:PORT DST:PORT",
 		Short: "Show where a packet would go, and why",
 		Long: `Trace runs a balancer's data path with a packet of a flow. It shows the service, the
-entry in the flow table, the bucket and the server of a new flow, the encapsulation
-and the next hop. It sends nothing and changes nothing. It needs root.
+flow's entry in the flow table, the encapsulation and the next hop. For a new flow it
+also shows the bucket and the chosen server. It sends nothing and changes nothing. It
+needs root.
 
 On a server, trace shows the state of a connection in the agent, the application's
 socket, and the verdict on a packet for each SID function. With --next it also shows
@@ -46,8 +47,8 @@ for servers in network namespaces of this host.
 SRC is the client and DST is the VIP. IPv6 addresses go in brackets. A TCP packet is a
 SYN if the flow is unknown, and otherwise a later packet of the connection; --packet
 overrides this. The packet is assumed to be well-formed, with a sufficient hop limit.
-Without --instance, trace uses the only instance on the host, or the only one in this
-network namespace.
+Without --instance, trace uses the only instance on the host, or the only instance in
+this network namespace.
 
 --json prints the fields that docs/observability.md describes. The exit code is 1 if
 the answer is unknown, for example because a server does not answer.`,
@@ -78,7 +79,7 @@ the answer is unknown, for example because a server does not answer.`,
 	cmd.Flags().StringVar(&o.kind, "packet", "auto", "`kind` of TCP packet: auto, syn or later")
 	cmd.Flags().IntVar(&o.length, "length", 0, "length of the packet with its IP header, in `bytes` (default: headers only)")
 	cmd.Flags().StringVar(&o.ask, "ask", "", "`command` that runs segue trace on the server {}")
-	cmd.Flags().StringVar(&o.next, "next", "", "`address` (SID) of the next server, on an agent")
+	cmd.Flags().StringVar(&o.next, "next", "", "for an agent: `address` (SID) of the next server")
 	cmd.Flags().BoolVar(&o.asJSON, "json", false, "print JSON")
 	return cmd
 }

@@ -22,7 +22,8 @@ balancers of different versions place connections on different servers.
 
 --json prints an object with the keys version, commit, time (of the commit), modified
 (files were changed after the commit), go, platform and tables (the version of the
-candidate tables, a number). A build without git has no commit, time and modified.`,
+candidate tables, a number). In a build without git, the keys commit, time and modified
+are missing.`,
 		Args: arguments(),
 	}
 	asJSON := cmd.Flags().Bool("json", false, "print JSON")
