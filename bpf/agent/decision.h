@@ -20,15 +20,15 @@ struct decision {
 	__u8 offer;	 /* enum offer */
 	__u8 asked_load; /* the policy asked for the load */
 	__u8 load_known; /* the load was known */
-	__u32 busy;	 /* as in struct load */
+	__u32 busy;	 /* in the units of the load source, as in struct load */
 	__u32 capacity;
 
-	/* The flow, whether or not the decision depends on it. */
+	/* The flow, even if the decision does not depend on it. */
 	__u8 has_flow;		    /* the packet is a TCP packet, or an ICMP error about one */
 	__u8 flow_state;	    /* enum agent_flow_state of the agent's entry */
 	__u16 socket;		    /* BPF_TCP_* of the socket that the packet meets; 0: none */
-	__u64 balancer;		    /* as in the agent's entry */
-	__u64 age;		    /* of the agent's entry, in ns */
+	__u64 balancer;		    /* locator of the balancer in the agent's entry */
+	__u64 age;		    /* age of the agent's entry, in ns */
 	struct service_key service; /* whose accept policy applies; protocol 0: there is none */
 	__u8 pad[4];
 };

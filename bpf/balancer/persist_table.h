@@ -20,8 +20,9 @@ static __always_inline enum flow_event event_of(const struct packet *pkt)
 }
 
 /*
- * Whether a packet soon after a FIN or RST changes nothing, because it may belong to the end of the
- * connection. The entry keeps the time of the FIN, so that a later packet can be told apart.
+ * Whether a packet soon after a FIN or RST changes nothing, because it may belong to the end of
+ * the connection. The entry keeps the time of the FIN, so that a packet that comes much later can
+ * be recognised.
  */
 static __always_inline bool lingers(const struct packet *pkt, const struct flow *flow, __u64 now)
 {

@@ -29,12 +29,12 @@ enum signal_segment {
 };
 
 struct signal {
-	__u64 sender;	     /* its locator, in memory order */
-	__u64 sid_low;	     /* of the destination SID: function and argument */
+	__u64 sender;	     /* the server's locator, in memory order */
+	__u64 sid_low;	     /* low 64 bits of the destination SID: function and argument */
 	__be32 acknowledged; /* sequence number that the server expects next */
 	__u16 size;	     /* bytes of all headers around the packet for the client */
-	__s8 ecn;	     /* that the inner packet must get; -1: drop it */
-	__u8 inner_ecn;	     /* that the inner packet has */
+	__s8 ecn;	     /* ECN field that the inner packet must get; -1: drop the packet */
+	__u8 inner_ecn;	     /* ECN field that the inner packet has */
 };
 
 /* Whether a packet is a signal of a server, or its answer to a probe: it is to this balancer's SID,

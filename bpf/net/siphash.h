@@ -8,7 +8,7 @@
 
 #include "types.h"
 
-/* In memory order, as the paper's little-endian words. */
+/* The key in memory order. The paper reads it as little-endian words. */
 struct siphash_key {
 	__u64 word[2];
 };

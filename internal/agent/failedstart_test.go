@@ -97,7 +97,7 @@ var failSites atomic.Int32
 type failSite struct {
 	*network
 	instance string
-	filter   string // failFilter of all processes
+	filter   string // value of failFilter for all processes
 }
 
 func newFailSite(t *testing.T, filter string) *failSite {

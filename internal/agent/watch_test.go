@@ -124,7 +124,7 @@ func TestRestartKeepsConnections(t *testing.T) {
 	if diff := cmp.Diff(before, offers(t, a.kernel, netip.AddrPortFrom(vip6.Addr(), 80))); diff != "" {
 		t.Errorf("offers (-before +after):\n%s", diff)
 	}
-	// Meanwhile another load source decides, for one or two processes.
+	// While one or two processes run, another load source decides. Connections are still counted.
 	other := *cfg
 	other.Services = slices.Clone(cfg.Services)
 	other.Services[0].Load.Kind = desired.LoadAcceptQueue

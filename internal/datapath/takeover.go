@@ -25,8 +25,9 @@ type Takeover struct {
 }
 
 // TakeOver runs the steps. If they return an error, TakeOver undoes them in reverse order, so that
-// packets meet the same states on the way back, and returns that error. Otherwise it removes the
-// objects that the steps have replaced. A failed removal does no other harm, so it is only logged.
+// packets meet no other states than before. Then it returns that error. If the steps succeed, it
+// removes the objects that the steps have replaced. A failed removal does no other harm, so it is
+// only logged.
 func TakeOver(log *slog.Logger, steps func(*Takeover) error) error {
 	t := &Takeover{}
 	if err := steps(t); err != nil {

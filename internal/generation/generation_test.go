@@ -169,7 +169,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestBadFiles names what is wrong in a file.
+// TestBadFiles checks that errors name the invalid part of a file.
 func TestBadFiles(t *testing.T) {
 	const set = `{"placement": "hunt", "buckets": 251, "candidates": 2, "servers": [{"name": "a", "weight": 1}, {"name": "b", "weight": 2}]}`
 	file := func(set string) string {

@@ -41,7 +41,7 @@ const (
 	// this number of average flows had been seen on each. From 1 to 20 the value makes no
 	// difference.
 	alike = 4
-	// patience is the number of flows without a wait with which a server's record begins.
+	// patience is the number of flows without a wait that the record of a new server contains.
 	patience = 2
 )
 

@@ -50,11 +50,11 @@ const (
 	// slice is the approximate duration of one call of the kernel, which cannot be interrupted. To
 	// set up a call takes about 20 ms.
 	slice = 200 * time.Millisecond
-	// Numbers of frames of the first call, and of the longest.
+	// Number of frames in the first call, and the maximum in a call.
 	firstFrames, maxFrames = 1 << 14, 1 << 26
 )
 
-// Config says what a Generator sends.
+// Config is the configuration of a Generator.
 type Config struct {
 	Kind  Kind
 	Order Order

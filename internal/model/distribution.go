@@ -39,8 +39,8 @@ func (s *Steady) Transform(z complex128) complex128 {
 // a float64 are lost. With M = 16, distribution functions are correct to 1e-9.
 const eulerTerms = 16
 
-// eulerWeights are ξ_k of the Euler algorithm with signs: a sum of 2M+1 terms of an alternating series,
-// the last M of which count by binomial weights, which is Euler summation.
+// eulerWeights are the weights ξ_k of the Euler algorithm, with signs. They are for an alternating
+// series of 2M+1 terms. The last M terms have binomial weights (Euler summation).
 var eulerWeights = func() (weights [2*eulerTerms + 1]float64) {
 	const m = eulerTerms
 	rest := 0.0

@@ -21,7 +21,7 @@ import (
 	"github.com/segue-lb/segue/internal/testnet"
 )
 
-// batch runs commands of ip(8) of a family, "-4", "-6" or "" for none, in a namespace.
+// batch runs commands of ip(8) in a namespace, for a family: "-4", "-6", or "" for none.
 func batch(ns *testnet.Namespace, family string, commands ...string) error {
 	return ns.Do(func() error {
 		ip := exec.Command("ip", append(strings.Fields(family), "-batch", "-")...)
@@ -33,7 +33,7 @@ func batch(ns *testnet.Namespace, family string, commands ...string) error {
 	})
 }
 
-// ip fails the test if one of them fails.
+// ip runs commands like batch, and fails the test if a command fails.
 func ip(t testing.TB, ns *testnet.Namespace, family string, commands ...string) {
 	t.Helper()
 	if err := batch(ns, family, commands...); err != nil {
@@ -41,7 +41,7 @@ func ip(t testing.TB, ns *testnet.Namespace, family string, commands ...string) 
 	}
 }
 
-// sysctl sets a variable in a namespace, a path under /proc/sys/net.
+// sysctl sets a variable, a path under /proc/sys/net, in a namespace.
 func sysctl(t *testing.T, ns *testnet.Namespace, path, value string) {
 	t.Helper()
 	err := ns.Do(func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0) })
@@ -50,10 +50,10 @@ func sysctl(t *testing.T, ns *testnet.Namespace, path, value string) {
 	}
 }
 
-// world is one family of a namespace with two links, and names in it.
+// world is a namespace with two links, for one family, with names of objects in it.
 type world struct {
-	flag     string // of ip(8)
-	family   string // as in the names of sysctls
+	flag     string // flag of ip(8) for the family
+	family   string // name of the family in sysctls
 	prefixes []string
 	lengths  []int
 	random   func(*rand.Rand) netip.Addr
@@ -82,13 +82,13 @@ var worlds = map[byte]world{
 	},
 }
 
-// prefix is one of a few.
+// prefix draws one of a few prefixes.
 func (w world) prefix(r *rand.Rand) string {
 	address := netip.MustParseAddr(w.prefixes[r.IntN(len(w.prefixes))])
 	return netip.PrefixFrom(address, w.lengths[r.IntN(len(w.lengths))]).Masked().String()
 }
 
-// route is a command that adds some route, maybe with one of four nexthop objects.
+// route draws a command that adds a route. The route may have one of four nexthop objects.
 func (w world) route(r *rand.Rand, objects int) string {
 	prefix := w.prefix(r)
 	if r.IntN(8) == 0 {
@@ -112,7 +112,7 @@ func (w world) route(r *rand.Rand, objects int) string {
 	return fmt.Sprintf("route replace %s via %s", where, gateway())
 }
 
-// rule is a command that adds some rule.
+// rule draws a command that adds a rule.
 func (w world) rule(r *rand.Rand, priority int) string {
 	prefix := w.prefix(r)
 	selectors := []string{
@@ -129,8 +129,8 @@ func (w world) rule(r *rand.Rand, priority int) string {
 		selectors[r.IntN(len(selectors))], actions[r.IntN(len(actions))])
 }
 
-// TestLooksUpAsTheKernel compares lookups with those of the kernel, of which none is about a
-// neighbour that has failed, in networks that were made up.
+// TestLooksUpAsTheKernel compares lookups with those of the kernel in random networks. It leaves
+// out lookups about a failed neighbour.
 func TestLooksUpAsTheKernel(t *testing.T) {
 	t.Parallel()
 	for family, w := range worlds {
@@ -145,14 +145,15 @@ func TestLooksUpAsTheKernel(t *testing.T) {
 	}
 }
 
-// madeUp is a network of random rules and routes, and the commands that made it.
+// madeUp is a random network: its rules and routes, and the commands that make it.
 func (w world) madeUp(t *testing.T, r *rand.Rand, family byte) (*testnet.Namespace, string) {
 	ns, other := testnet.New(t), testnet.New(t)
 	testnet.Connect(t, ns, "left", testnet.Prefixes("fd00:a::1/64", "10.1.0.1/24"), other, "l", nil)
 	testnet.Connect(t, ns, "right", testnet.Prefixes("fd00:b::1/64", "10.2.0.1/24"), other, "r", nil)
 	var objects, groups, commands []string
 	for i := range r.IntN(30) {
-		// One route each: for IPv6 the kernel tells any route that has the object.
+		// Each object has one route, because for IPv6 the kernel may report any route with the
+		// object.
 		objects = append(objects, fmt.Sprintf("nexthop add id %d via %s", 4*i+1, w.gateways[0]),
 			fmt.Sprintf("nexthop add id %d via %s", 4*i+2, w.gateways[2]),
 			fmt.Sprintf("nexthop add id %d blackhole", 4*i+3))
@@ -174,8 +175,8 @@ func (w world) madeUp(t *testing.T, r *rand.Rand, family byte) (*testnet.Namespa
 	return ns, strings.Join(commands, "\n")
 }
 
-// awaitDeadRoute returns when the kernel has noticed that an interface is down. That takes it up to a
-// second.
+// awaitDeadRoute returns when the kernel has noticed that an interface is down, which takes up to
+// a second.
 func awaitDeadRoute(t *testing.T, ns *testnet.Namespace, family byte) {
 	t.Helper()
 	dead := false
@@ -232,8 +233,8 @@ func compareLookups(t *testing.T, ns *testnet.Namespace, w world, r *rand.Rand, 
 	}
 }
 
-// compareLookup compares what was found with what the kernel says of the routes with the lowest
-// metric, in an order of its own.
+// compareLookup compares the result of a lookup with the kernel's answer, for the routes with the
+// lowest metric in any order.
 func compareLookup(t *testing.T, target netip.Addr, got, want found) {
 	t.Helper()
 	if got.err != nil && want.err != nil {
@@ -248,7 +249,7 @@ func compareLookup(t *testing.T, target netip.Addr, got, want found) {
 	}
 }
 
-// askKernel has the kernel look up an address.
+// askKernel makes the kernel look up an address.
 func askKernel(target netip.Addr) (f found, err error) {
 	options := &netlink.RouteGetOptions{FIBMatch: true}
 	routes, err := netlink.RouteGetWithOptions(target.AsSlice(), options)

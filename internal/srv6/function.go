@@ -22,7 +22,7 @@ const (
 	// RecoverStickiness delivers the packet and tells the balancer if the flow is here. Otherwise
 	// it passes the packet on.
 	RecoverStickiness Function = 0x0004
-	// Deliver delivers without any question.
+	// Deliver delivers the packet in any case.
 	Deliver Function = 0x0005
 	// Steer delivers the packet if the flow is here. Otherwise it passes the packet on. The
 	// balancer needs no answer.

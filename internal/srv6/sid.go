@@ -19,9 +19,9 @@ const MaxArgument = 1<<48 - 1
 type SID struct {
 	// Locator is the /64 of the host that executes the function.
 	Locator netip.Prefix
-	// Function is what that host does with the packet.
+	// Function is what the host does with the packet.
 	Function Function
-	// Argument is 48 bits for the function, at most MaxArgument.
+	// Argument is an argument of the function, at most MaxArgument (48 bits).
 	Argument uint64
 }
 

@@ -70,7 +70,7 @@ func prose(text string) []string {
 
 var (
 	link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	// codeSpan is text in which brackets make no link.
+	// codeSpan matches code. Brackets in code are not links.
 	codeSpan = regexp.MustCompile("`[^`]*`")
 )
 

@@ -68,8 +68,8 @@ var tiers = []tier{
 			"internal/balancer", "internal/balancer/dataplane", "internal/agent",
 			"internal/nexthop", "internal/loadgen", "internal/bench",
 		},
-		// More tests and packages run at a time than there are cores, because the kernel makes
-		// those wait that change tables or routes.
+		// More tests and packages run at a time than there are cores, because many of them wait
+		// for the kernel to change tables or routes.
 		flags: []string{"-count=1", "-timeout=10m", "-parallel=4", "-p=3"},
 	},
 	{

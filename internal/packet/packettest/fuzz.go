@@ -30,8 +30,8 @@ const (
 	mostInputs  = 50_000
 )
 
-// TryMutants passes random inputs of a fuzzer to compare, without a limit on time, until missing
-// returns nothing. It prints an input that fails in the fuzzer's format.
+// TryMutants passes random inputs of a fuzzer to compare until missing returns an empty result,
+// however long that takes. It prints an input that fails in the fuzzer's format.
 func TryMutants(t *testing.T, fuzzer string, captures [][]byte,
 	compare func(t *testing.T, frames [][]byte), missing func() []string,
 ) {
