@@ -95,7 +95,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// follow returns what is wrong with a link in a file, or nothing.
+// follow returns the problem of a link in a file, or an empty text.
 func follow(t *testing.T, from, to string) (problem string) {
 	t.Helper()
 	target, anchor, _ := strings.Cut(to, "#")
@@ -159,7 +159,7 @@ func TestDocumentsExist(t *testing.T) {
 	}
 }
 
-// TestIndex finds every document in the index.
+// TestIndex checks that the index lists every document.
 func TestIndex(t *testing.T) {
 	index := read(t, "docs/README.md")
 	for _, name := range files(t, ".md") {
@@ -170,7 +170,7 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// TestLineLength measures all lines but tables, code and those of a single word, such as a URL.
+// TestLineLength checks all lines except tables, code, and lines of a single word, such as a URL.
 func TestLineLength(t *testing.T) {
 	for _, name := range files(t, ".md") {
 		for i, line := range prose(read(t, name)) {
