@@ -199,7 +199,8 @@ func printHeader(out io.Writer, s *datapath.Snapshot, attached bool) {
 	fmt.Fprintf(out, "\nprocess: %s\n", describeProcess(s.Process, attached))
 }
 
-// printConfiguration prints nothing where no process tells what it runs.
+// printConfiguration prints nothing if no process runs the instance, or if its process has written
+// no record.
 func printConfiguration(out io.Writer, c *runstate.Configuration) {
 	if c == nil {
 		return

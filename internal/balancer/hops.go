@@ -71,7 +71,7 @@ func (b *Balancer) applyHop(m *member) {
 	if !ok {
 		if b.attached {
 			b.plane.Servers.ClearNextHop(m.slot)
-			m.set(dataplane.Unreachable, false) // it is unresolved instead
+			m.set(dataplane.Unreachable, false) // the server is unresolved instead
 		}
 		return
 	}

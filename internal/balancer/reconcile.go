@@ -123,7 +123,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 	}
 	known := knownFunction(cfg)
 	if svc.rule.HasHalfOpen() {
-		known = srv6.AckStickiness // servers wait for it until huntsEnd
+		known = srv6.AckStickiness // until huntsEnd, servers still wait for it
 	}
 	members := make([]*member, 0, len(cfg.Servers))
 	for _, server := range cfg.Servers {
@@ -131,7 +131,7 @@ func (s *services) claimMembers(svc *service, want *serviceState) ([]*member, er
 		noted, routed := s.slots.Noted(key)
 		old := before[server.Name]
 		if slot, _ := s.slots.Of(key); old != nil && slot != old.slot {
-			old = nil // its address has changed: the causes are another host's
+			old = nil // the address has changed: the causes belong to another host
 		}
 		m := newMember(server, cfg, old, noted, routed)
 		slot, err := s.slots.Claim(key, svc.id, known, m.flags(true))

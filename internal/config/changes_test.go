@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestChangesFrom has the changes of one reload after the other, as the log tells them.
+// TestChangesFrom compares the changes of several successive reloads with the text of the log.
 func TestChangesFrom(t *testing.T) {
 	const (
 		node = `node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
@@ -62,7 +62,7 @@ func TestChangesFrom(t *testing.T) {
 	}
 }
 
-// TestAgentChangesFrom covers what is the agent's own.
+// TestAgentChangesFrom tests the fields that only an agent has.
 func TestAgentChangesFrom(t *testing.T) {
 	const agent = `node: {interface: eth0, locator: "fd00:5:0:1::/64"}
 services:

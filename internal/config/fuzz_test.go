@@ -11,7 +11,7 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// addExample makes a seed of a file that docs show.
+// addExample makes a seed of an example file in docs.
 func addExample(f *testing.F, name string, next []byte) {
 	f.Helper()
 	data, err := os.ReadFile(examples + name)
@@ -21,7 +21,7 @@ func addExample(f *testing.F, name string, next []byte) {
 	f.Add(data, next)
 }
 
-// everything has each field once.
+// everything is a file with each field once.
 const everything = `
 node:
   instance: lb
@@ -40,7 +40,7 @@ services:
   - {name: dns, vip: 192.0.2.53, port: 53, protocol: udp, encapsulation: gre, health: {tcp: {}}, servers: [{name: d, address: 192.0.2.7}]}
 `
 
-// FuzzParseBalancer reads any bytes as a balancer's file, and any others as the one to reload.
+// FuzzParseBalancer reads any bytes as a balancer's file, and other bytes as the file of a reload.
 func FuzzParseBalancer(f *testing.F) {
 	addExample(f, "lb.yaml", []byte(everything))
 	f.Add([]byte(everything), []byte(validBalancer))
@@ -66,8 +66,8 @@ func FuzzParseAgent(f *testing.F) {
 	})
 }
 
-// checkRead reads a file. What is accepted is the same when written and read again, so defaults are
-// filled in once; what is not accepted has problems that say where they are.
+// checkRead reads a file. An accepted file must be the same after writing and reading again, so
+// defaults are set only once. For a refused file, each problem must name its place.
 func checkRead[T any](t *testing.T, parse func([]byte) (*T, field.Errors, error), data []byte) *T {
 	t.Helper()
 	config, _, err := parse(data)
@@ -79,8 +79,8 @@ func checkRead[T any](t *testing.T, parse func([]byte) (*T, field.Errors, error)
 	return config
 }
 
-// checkProblems checks that each problem says on one line what is wrong, and in which field. Only one of
-// a whole file, which then is the only one, is of no field.
+// checkProblems checks that each problem is one line that names the field and the problem. A
+// problem of the whole file has no field, and must be the only one.
 func checkProblems(t *testing.T, err error) {
 	t.Helper()
 	var problems field.Errors
@@ -94,7 +94,7 @@ func checkProblems(t *testing.T, err error) {
 	}
 }
 
-// checkReload has what two files say of taking each other's place, and the first one of its own.
+// checkReload checks the comparison of two files, and of the first file with itself.
 func checkReload(t *testing.T, there, back, itself error) {
 	t.Helper()
 	if itself != nil {

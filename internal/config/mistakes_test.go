@@ -11,9 +11,8 @@ import (
 	"github.com/segue-lb/segue/internal/field"
 )
 
-// TestMistakesInYAML has addresses without quotes where YAML misreads them, and fields without a
-// space: each has one problem, in the reader's terms. Where YAML reads what is meant, there is
-// none.
+// TestMistakesInYAML has unquoted addresses that YAML misreads, and fields without a space. Each
+// causes one error, in terms of the file. If YAML reads what the author meant, there is no error.
 func TestMistakesInYAML(t *testing.T) {
 	const quotes = "must be in quotes: " +
 		"YAML reads the colon at its end as the end of a field name"
@@ -44,7 +43,7 @@ func TestMistakesInYAML(t *testing.T) {
 		{"vip: 2001:db8::1\n  port:80", "line 4: a space must follow the colon after port"},
 		{"{port:80}", `line 2: node."port:80": a space must follow the colon after port`},
 		{`{"port:": 80}`, `line 2: node."port:": a space must follow the colon after port`},
-		// Mistakes of other kinds keep what YAML's reader says.
+		// For other mistakes, the error is that of YAML's reader.
 		{"vip: [2001:db8::1",
 			"line 3: while parsing a flow sequence: did not find expected ',' or ']'"},
 	} {
@@ -71,8 +70,8 @@ func TestMistakesInYAML(t *testing.T) {
 	}
 }
 
-// TestBoundsOfNumbers has numbers outside of what their field takes, or of what its type holds, and
-// values that are no numbers: all are told the same.
+// TestBoundsOfNumbers has numbers out of the range of their field or of its type, and values that
+// are not numbers. The errors have the same form.
 func TestBoundsOfNumbers(t *testing.T) {
 	for _, test := range []struct{ field, path, from, to, want string }{
 		{"weight", "services[0].servers[1].weight", "weight: 1000", "weight: ", "0 to 1000"},

@@ -118,8 +118,8 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	}
 }
 
-// TestErrors covers what the mutations of single rules do not: the lines, the values, the order,
-// and that a field which cannot be read causes one problem only.
+// TestErrors checks what the mutations of single rules do not: lines, values, the order, and that
+// a field that cannot be read causes only one error.
 func TestErrors(t *testing.T) {
 	tests := []struct {
 		name, file, want string
@@ -223,7 +223,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// The examples are what docs/configuration.md shows and deployments start from.
+// The examples must be valid, because docs/configuration.md shows them and deployments start from
+// them.
 const examples = "../../docs/examples/"
 
 func TestExamples(t *testing.T) {
@@ -238,7 +239,8 @@ func TestExamples(t *testing.T) {
 	}
 	checkRoundTrip(t, a, ParseAgent)
 
-	// The agent is that of the balancer's server s1, which says the same of its services.
+	// The agent's file is that of the balancer's server s1. Its services must have the same
+	// values.
 	for _, as := range a.Services {
 		found := false
 		for _, bs := range b.Services {
@@ -295,7 +297,7 @@ func checkRoundTrip[T any](t *testing.T, want *T, parse func([]byte) (*T, field.
 	}
 }
 
-// TestDocsNameEveryField keeps the reference complete.
+// TestDocsNameEveryField checks that the reference in the documentation has every field.
 func TestDocsNameEveryField(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {
@@ -317,7 +319,8 @@ func TestDocsNameEveryField(t *testing.T) {
 	}
 }
 
-// fieldNames returns the names of all fields in files of a type that are no groups of others.
+// fieldNames returns the names of all fields in files of a type, without fields that only group
+// others.
 func fieldNames(t reflect.Type) []string {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()

@@ -68,12 +68,12 @@ services:
     encapsulation: gre
 `
 
-// problem is what a test expects of an Error.
+// problem has the parts of an Error that tests compare.
 type problem struct {
 	Path, Problem string
 }
 
-// mutation replaces a text that the valid file has exactly once.
+// mutation replaces a text that occurs exactly once in the valid file.
 type mutation struct {
 	name     string
 	from, to string
@@ -193,7 +193,8 @@ func TestBalancerNodeRules(t *testing.T) {
 	})
 }
 
-// From outside come neither signals of servers nor balancers' packets in a segment routing header.
+// Neither signals of servers nor balancers' packets with a segment routing header arrive from
+// outside.
 func TestOutsideRules(t *testing.T) {
 	outside := func(file, from, to string) string {
 		return strings.Replace(strings.Replace(file, "interface: eth0", "interface: eth0\n  internal: false", 1), from, to, 1)
@@ -416,7 +417,7 @@ func TestServerRules(t *testing.T) {
 	})
 }
 
-// manyPrefixes is so many, as a YAML list has them.
+// manyPrefixes returns a number of prefixes as a YAML list.
 func manyPrefixes(n int) string {
 	var all []string
 	for i := range n {
@@ -503,12 +504,12 @@ func TestAgentRules(t *testing.T) {
 	})
 }
 
-// hunting adds fields to the service of the agent that hunts.
+// hunting adds fields to the service that hunts in the agent's file.
 func hunting(name, fields string, want []problem) mutation {
 	return mutation{name, "protocol: tcp", "protocol: tcp\n    " + fields, want}
 }
 
-// As many services as the data path has room for are valid, and one more is not.
+// The maximum number of services of the data path is valid, and one more is not.
 func TestMostServices(t *testing.T) {
 	head, _, _ := strings.Cut(validBalancer, "services:\n")
 	for _, n := range []int{desired.MaxServices, desired.MaxServices + 1} {

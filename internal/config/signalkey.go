@@ -23,7 +23,7 @@ type SignalKey [16]byte
 // SignalKeys are the keys of a node. It makes tags by the first key, and accepts tags of all keys.
 type SignalKeys []SignalKey
 
-// mostSignalKeys allows a second key while keys are being changed.
+// mostSignalKeys is 2, so that the old and the new key are valid while keys are changed.
 const mostSignalKeys = 2
 
 // longestKeyFile, in bytes, has room for the keys, a trailing line break and carriage returns.
@@ -39,7 +39,7 @@ func ReadSignalKeys(file string) (SignalKeys, error) {
 	content, err := readSecret(file)
 	var system *fs.PathError
 	if errors.As(err, &system) {
-		err = system.Err // which names the file again
+		err = system.Err // without the name of the file, which the error contains already
 	}
 	if err != nil {
 		return nil, &field.Error{Path: desired.SignalKeyField, Value: file, Problem: err.Error()}

@@ -67,7 +67,8 @@ func TestReadSignalKeys(t *testing.T) {
 	checkKeys(t, fifo, nil, "must be a regular file, is p---------")
 }
 
-// checkKeys wants the keys, or a problem of the field that names the file.
+// checkKeys compares the keys. If the error is expected, it must be of the field and name the
+// file.
 func checkKeys(t *testing.T, file string, want SignalKeys, problem string) {
 	t.Helper()
 	keys, err := ReadSignalKeys(file)

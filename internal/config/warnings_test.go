@@ -35,7 +35,8 @@ const (
 		"can pose as a balancer and have replies of services[1] sent to itself"
 )
 
-// TestForgedSignals warns of balancers that believe whom nothing identifies.
+// TestForgedSignals checks the warning about balancers that accept signals from unidentified
+// senders.
 func TestForgedSignals(t *testing.T) {
 	const node = `{interface: eth0, locator: "fd00:6c:0:1::/64"`
 	checkWarnings(t, huntingBalancer, ParseBalancer, []mutation{
@@ -47,7 +48,8 @@ func TestForgedSignals(t *testing.T) {
 	})
 }
 
-// TestForgedQuestions warns of agents that tell anybody what their connections send.
+// TestForgedQuestions checks the warning about agents that answer functions about connections of
+// any sender.
 func TestForgedQuestions(t *testing.T) {
 	const node = `{interface: eth0, locator: "fd00:5:0:1::/64"`
 	checkWarnings(t, huntingAgent, ParseAgent, []mutation{
@@ -59,7 +61,7 @@ func TestForgedQuestions(t *testing.T) {
 	})
 }
 
-// TestNoTaker warns of services that drop every new connection.
+// TestNoTaker checks the warning about services that drop every new connection.
 func TestNoTaker(t *testing.T) {
 	const (
 		first = `{name: s1, locator: "fd00:5:0:1::/64"}]}
@@ -106,7 +108,7 @@ func checkWarnings[T any](
 	}
 }
 
-// TestWarningsSayWhere covers file, line and order.
+// TestWarningsSayWhere checks file, line and order of the warnings.
 func TestWarningsSayWhere(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lb.yaml")
 	if err := os.WriteFile(file, []byte("\n"+huntingBalancer), 0o644); err != nil {

@@ -20,17 +20,17 @@ type AgentNode struct {
 	Internal  *bool        `yaml:"internal"`  // as the balancer's
 	Locator   netip.Prefix `yaml:"locator"`   // required when a service uses an SRv6 encapsulation
 	Addresses []netip.Addr `yaml:"addresses"` // this end of gre and ipip tunnels; required for those
-	// MTU is the largest packet that travels from the balancers to here, 1280 to
-	// 65535 bytes. Default the interface's.
+	// MTU is the length of the largest packet on the path from the balancers to this server, 1280
+	// to 65535 bytes. The default is the MTU of the interface.
 	MTU int `yaml:"mtu,omitempty" range:"1280 to 65535"`
 	// AssignVIPs makes the agent put the VIPs on the loopback interface, and remove
 	// them when it is detached. Default true.
 	AssignVIPs *bool `yaml:"assign-vips"`
 	// Balancers are prefixes of the locators of the balancers that may send functions about
-	// connections. Default: all.
+	// connections. The default is all balancers.
 	Balancers []netip.Prefix `yaml:"balancers,omitempty"`
-	// SignalKey is the file with the key for tags, as the balancers'. Without it signals have no
-	// tags.
+	// SignalKey is the path of the file with the key for tags. It is the same file as on the
+	// balancers. Without it signals have no tags.
 	SignalKey string `yaml:"signal-key,omitempty"`
 }
 

@@ -32,9 +32,10 @@ type BalancerNode struct {
 	// the segment routing domain. It receives signals, and also packets for the VIPs. A change
 	// needs a restart.
 	Inside string `yaml:"inside,omitempty"`
-	// Internal tells whether only hosts of the segment routing domain can send packets to SIDs, or
-	// with segments left, to Interface: the edge routers drop such packets of others, or there are
-	// no other hosts. Default true without Inside; always false with it. A change needs a restart.
+	// Internal tells whether Interface is inside the segment routing domain: only hosts of the
+	// domain can send packets to SIDs, or packets with segments left, to it. Either edge routers
+	// drop such packets of other hosts, or there are no other hosts. The default is true without
+	// Inside. With Inside it is always false. A change needs a restart.
 	Internal *bool `yaml:"internal"`
 	// Locator is the balancer's own /64, the sender in every segment list. It is
 	// required if a service uses an SRv6 encapsulation.
@@ -42,9 +43,9 @@ type BalancerNode struct {
 	// Addresses are the outer sources of gre and ipip packets: at most one IPv4
 	// and one IPv6, each required if a server has an address of that family.
 	Addresses []netip.Addr `yaml:"addresses"`
-	// Seed selects the buckets of all flows. Balancers that share services must
-	// share it; a secret one keeps clients from choosing their server. Default 0; a
-	// change needs a restart.
+	// Seed selects the buckets of all flows. Balancers that share services must have the same
+	// seed. If the seed is secret, clients cannot choose their server. Default 0; a change needs a
+	// restart.
 	Seed uint64 `yaml:"seed"`
 	// Limits size the tables in the kernel; a change needs a restart.
 	Limits Limits `yaml:"limits"`

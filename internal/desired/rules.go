@@ -113,7 +113,7 @@ func (r *rules) checkInterface(path, name string) {
 	}
 }
 
-// isInterfaceName is the kernel's dev_valid_name.
+// isInterfaceName is the same check as the kernel's dev_valid_name.
 func isInterfaceName(name string) bool {
 	return name != "" && len(name) < 16 && name != "." && name != ".." &&
 		!strings.ContainsFunc(name, func(r rune) bool {
@@ -293,8 +293,8 @@ func (v vips) checkNot(r *rules, path string, address netip.Addr) {
 	}
 }
 
-// checkUnique reports the second of two equal values. The map seen has the paths of earlier values. checkUnique
-// ignores zero values, which stand for missing ones.
+// checkUnique reports the second of two equal values. The map seen has the paths of earlier values.
+// checkUnique ignores zero values, because they stand for missing ones.
 func checkUnique[T comparable](r *rules, seen map[T]string, value T, path string) {
 	var zero T
 	if value == zero {

@@ -51,7 +51,7 @@ func (r *rules) checkAgent(a *Agent) {
 	}
 }
 
-// MostBalancers is how many prefixes of balancers an agent may name.
+// MostBalancers is the maximum number of prefixes of balancers in an agent's file.
 const MostBalancers = 1024
 
 func (r *rules) checkBalancers(prefixes []netip.Prefix, services []AgentService) {

@@ -14,10 +14,11 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// MaxServices is the most services that a balancer has: MAX_SERVICES of bpf/balancer/services.h.
+// MaxServices is the maximum number of services of a balancer: MAX_SERVICES of
+// bpf/balancer/services.h.
 const MaxServices = 16384
 
-// MaxGenerations is the most sets of servers that a candidate table holds: MAX_GENERATIONS of
+// MaxGenerations is the maximum number of server sets in a candidate table: MAX_GENERATIONS of
 // bpf/balancer/types.h.
 const MaxGenerations = 4
 
@@ -119,7 +120,7 @@ func (r *rules) checkService(path string, s *Service) {
 	}
 }
 
-// checkHunt checks the requirements and the own fields of placement hunt.
+// checkHunt checks the requirements and the fields of placement hunt.
 func (r *rules) checkHunt(path string, s *Service) {
 	at := field.Child(path, "selection")
 	if s.Placement != PlacementHunt {

@@ -49,8 +49,8 @@ const (
 // port.
 type Port uint32
 
-// AllPorts is the Port of a service for all ports of its VIP without a service of their own. It is
-// "all" in text. Number turns it into 0, which is its number in the data path.
+// AllPorts is the Port of a service for all ports of its VIP for which no other service exists. It
+// is "all" in text. Number turns it into 0, which is its number in the data path.
 const AllPorts Port = 1 << 16
 
 // PortOf is the reverse of Number.
@@ -97,8 +97,8 @@ type Service struct {
 	// Generations is how many sets of servers the candidate table holds, 1 to 4: the present one
 	// and those before. Default 3.
 	Generations int `yaml:"generations"`
-	// Buckets is the size of the consistent-hash table: a prime or a power of
-	// two, more than the servers. Default 65537.
+	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
+	// number of servers. Default 65537.
 	Buckets  int      `yaml:"buckets"`
 	Timeouts Timeouts `yaml:"timeouts"`
 	// Health excludes servers that fail their checks from placement; nil: no checks.
@@ -110,8 +110,8 @@ type Service struct {
 	Servers []Server `yaml:"servers"`
 }
 
-// Takes tells whether the server gets new flows as far as its configuration says: it has a weight
-// and is not drained.
+// Takes tells whether the configuration permits new flows to the server: its weight is not 0, and
+// it is not drained.
 func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
 
 // Probes tells whether the servers' agents are probed. Without a value they are not.
