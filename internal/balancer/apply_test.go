@@ -303,7 +303,7 @@ func TestSlotLifecycle(t *testing.T) {
 		t.Errorf("a slot without a server holds on to port %d", port)
 	}
 	f.must(f.sweep())
-	if entry := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity); entry != 0 {
+	if entry := f.entry(flow); entry != 0 {
 		t.Errorf("flow of the server that went is still there after a sweep: %#x", entry)
 	}
 	f.mustApply(webOf(srv6Server("s1", 1, 1), srv6Server("s3", 3, 1), srv6Server("s4", 4, 1)))

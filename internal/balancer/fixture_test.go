@@ -395,7 +395,7 @@ func (f *fixture) bucket(flow dataplane.Flow) []uint64 {
 // bucketNumber returns the number of the flow's bucket in the flow table.
 func (f *fixture) bucketNumber(flow dataplane.Flow) uint32 {
 	place, _ := flow.TableHash(f.serviceID(flow), &f.identity)
-	return uint32(f.plane.Flows.BucketNumber(place))
+	return uint32(bucketNumber(f.plane.Flows, place))
 }
 
 // forgetFlows empties the flow table and the table of half-open flows.

@@ -113,7 +113,7 @@ func TestFlowStates(t *testing.T) {
 // isEntered checks that a flow is the only one in its bucket, with this server and state.
 func (f *fixture) isEntered(flow dataplane.Flow, service, server string, state dataplane.FlowState) {
 	f.t.Helper()
-	entry := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity)
+	entry := f.entry(flow)
 	if entry.State() != state || entry.Server() != f.slot(service, server) {
 		f.t.Errorf("entry: state %d, slot %d; want state %d, slot %d",
 			entry.State(), entry.Server(), state, f.slot(service, server))
@@ -157,10 +157,10 @@ func TestConnectionGoesOnAfterFIN(t *testing.T) {
 		clear(f.bucket(web))
 		f.bucket(web)[0] = entryOf(f.signature(web), f.slot("web", server), stateClosing, now-v.age)
 		f.run(frameOf(web, packet.Flags(v.flags)))
-		entry := f.plane.Flows.Find(web, f.serviceID(web), &f.identity)
+		entry := f.entry(web)
 		if entry.State() != v.after || seenOf(entry) != (now-v.seen)&dataplane.FlowTimeMask || entry.Server() != f.slot("web", server) {
 			t.Errorf("%v %d ticks after a FIN: state %d, seen %d ticks ago; want state %d, %d ticks ago",
-				v.flags, v.age, entry.State(), entry.Age(now), v.after, v.seen)
+				v.flags, v.age, entry.State(), ageOf(entry, now), v.after, v.seen)
 		}
 	}
 }
@@ -418,7 +418,7 @@ func TestRenewal(t *testing.T) {
 		before := f.now()
 		f.run(frameOf(web, packet.Flags(flags)))
 		after := f.now()
-		seen := seenOf(f.plane.Flows.Find(web, f.serviceID(web), &f.identity))
+		seen := seenOf(f.entry(web))
 		if passed := (after - before) & dataplane.FlowTimeMask; (seen-before)&dataplane.FlowTimeMask > passed {
 			t.Errorf("seen at %d, from %d to %d", seen, before, after)
 		}

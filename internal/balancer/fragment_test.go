@@ -51,13 +51,13 @@ func TestFragmentsStayTogether(t *testing.T) {
 					}
 					f.check(f.forwarded(fragment, flow, services[i].Name, "s", reason), f.run(fragment))
 				}
-				if e := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity); e.State() != stateNew {
+				if e := f.entry(flow); e.State() != stateNew {
 					t.Errorf("state %d after one datagram, want new", e.State())
 				}
 				clear(f.plane.Flows.Entries)
 				last := fragments[len(fragments)-1]
 				f.check(f.forwarded(last, flow, services[i].Name, "s", "forward_fragment"), f.run(last))
-				if e := f.plane.Flows.Find(flow, f.serviceID(flow), &f.identity); e != 0 {
+				if e := f.entry(flow); e != 0 {
 					t.Errorf("a later fragment has entered its flow: %#x", e)
 				}
 			})

@@ -77,7 +77,7 @@ func (r *reference) persist(p parsed, svc *desired.Service) *desired.Server {
 		return nil
 	}
 	now := r.now()
-	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < dataplane.FlowLinger {
+	if e.state == stateClosing && !p.ends() && !p.opens() && e.age(now) < flowLinger {
 		return server // the packet may belong to the end of the connection
 	}
 	if r.isStale(e, svc) {
@@ -111,7 +111,7 @@ func (r *reference) keepsServer(p parsed, svc *desired.Service, server *desired.
 	switch {
 	case p.mayMove() && (fails || !r.reaches(server.Name)):
 		return false
-	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= dataplane.FlowLinger || *server.Weight == 0):
+	case p.opens() && (e.state == stateClosing && e.age(r.now()) >= flowLinger || *server.Weight == 0):
 		return false
 	}
 	return true
@@ -179,5 +179,5 @@ func (r *reference) elapse(ticks uint16) {
 			}
 		}
 	}
-	r.elapseFlows(ticks, func(e dataplane.FlowEntry) bool { return !old(e.Age(now)) })
+	r.elapseFlows(ticks, func(e dataplane.FlowEntry) bool { return !old(ageOf(e, now)) })
 }

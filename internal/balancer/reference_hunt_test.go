@@ -19,7 +19,7 @@ import (
 // halfOpenOf returns the flow's bucket of the reference's table of half-open flows.
 func (r *reference) halfOpenOf(flow dataplane.Flow) *referenceBucket {
 	place, _ := flow.TableHash(r.serviceID(flow), &r.identity)
-	number := uint32(r.plane.HalfOpen.BucketNumber(place))
+	number := uint32(bucketNumber(r.plane.HalfOpen, place))
 	if r.halfOpen[number] == nil {
 		r.halfOpen[number] = &referenceBucket{}
 	}
@@ -71,7 +71,7 @@ func (r *reference) offer(p parsed, svc *desired.Service, e *referenceEntry) []s
 	all := stages(srv6.ConnectAvail, r.taking(p.flow, svc, svc.Candidates)...)
 	server := r.holder(e, svc)
 	if server == nil || server.Takes() || r.failing[svc.Name+"/"+server.Name] || !r.reaches(server.Name) ||
-		e.state == stateClosing && e.age(r.now()) >= dataplane.FlowLinger {
+		e.state == stateClosing && e.age(r.now()) >= flowLinger {
 		return all
 	}
 	all = slices.Insert(all, 0, stage{srv6.Steer, server.Name})
@@ -295,7 +295,7 @@ func (r *reference) create(h heard, svc *desired.Service, sender *desired.Server
 	}
 	if server := r.holder(e, svc); server != nil && !r.isStale(e, svc) {
 		opening := parsed{flow: h.flow, flags: packet.SYN}
-		overtaken := server == sender && e.age(r.now()) < dataplane.FlowLinger
+		overtaken := server == sender && e.age(r.now()) < flowLinger
 		if answers && r.keepsServer(opening, svc, server, e) || !answers && (e.state != stateClosing || overtaken) {
 			if server == sender {
 				return "return_create"

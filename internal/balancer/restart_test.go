@@ -104,7 +104,7 @@ func TestRestartsWithOthersAgainAndAgain(t *testing.T) {
 		cfg.Services = webOf(srv6Server("s1", 11+i, 1), srv6Server("s2", 21+i, 1)).Services
 		f.start(cfg)
 		// The first of these starts retires the server itself, so its flows are not yet swept.
-		if known := f.plane.Flows.Find(web, f.services.byName["web"].id, &f.identity) != 0; known != (i == 0) {
+		if known := f.entry(web) != 0; known != (i == 0) {
 			t.Errorf("start %d: the flow of a server that went is known: %v", i, known)
 		}
 	}

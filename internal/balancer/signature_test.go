@@ -68,8 +68,8 @@ func (r *reduced) reduce(bits, shift int) {
 
 // find returns the entry that the data path takes for the flow's, or zero.
 func (r *reduced) find(flow dataplane.Flow) dataplane.FlowEntry {
-	bucket, signature := r.plane.Flows.Bucket(flow, r.serviceID(flow), &r.identity)
-	return bucket.Find(signature & r.mask)
+	bucket, signature := r.lookUp(flow)
+	return bucket.find(signature & r.mask)
 }
 
 // randomClient returns a random client, which is most likely unused.

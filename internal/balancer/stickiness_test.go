@@ -96,15 +96,15 @@ func (f *fixture) setState(flow dataplane.Flow, service, state string, parts map
 	}[kind]
 	seen := f.now()
 	if kind == "over" {
-		seen = (seen - dataplane.FlowLinger) & dataplane.FlowTimeMask
+		seen = (seen - flowLinger) & dataplane.FlowTimeMask
 	}
 	if kind == "stale" {
-		seen = (seen - dataplane.FlowMinIdle) & dataplane.FlowTimeMask
+		seen = (seen - flowMinIdle) & dataplane.FlowTimeMask
 	}
 	if kind == "half-open" {
 		table = f.plane.HalfOpen
 	}
-	table.Entries[table.BucketNumber(place)*dataplane.FlowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, seen)
+	table.Entries[bucketNumber(table, place)*dataplane.FlowsPerBucket+3] = entryOf(signature, f.slot(service, parts[part]), flowState, seen)
 }
 
 // state is the reverse of setState.
@@ -118,14 +118,14 @@ func (f *fixture) state(flow dataplane.Flow, service string, parts map[string]st
 			if entry == 0 {
 				continue
 			}
-			if entry.Signature() != signature || i/dataplane.FlowsPerBucket != table.BucketNumber(place) {
+			if entry.Signature() != signature || i/dataplane.FlowsPerBucket != bucketNumber(table, place) {
 				return "an entry of another flow"
 			}
 			kind := map[dataplane.FlowState]string{stateNew: "new", stateEstablished: "steer", stateClosing: "closing"}[entry.State()]
-			if entry.IsOver(f.now()) {
+			if isOver(entry, f.now()) {
 				kind = "over"
 			}
-			if kind == "steer" && entry.Age(f.now()) >= dataplane.FlowMinIdle {
+			if kind == "steer" && ageOf(entry, f.now()) >= flowMinIdle {
 				kind = "stale"
 			}
 			if name != "" && entry.State() == stateNew {

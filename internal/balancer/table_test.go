@@ -131,7 +131,7 @@ func (m *tableMachine) send(t *rapid.T, flow dataplane.Flow, flags packet.TCPFla
 	}
 }
 
-// wait makes time pass. It draws numbers of ticks around FlowMinIdle and around the timeouts.
+// wait makes time pass. It draws numbers of ticks around flowMinIdle and around the timeouts.
 func (m *tableMachine) wait(t *rapid.T) {
 	m.elapse(rapid.SampledFrom([]uint16{1, 2, 7, 13, 14, 15, 100, 838, 839}).Draw(t, "ticks"))
 }
@@ -219,7 +219,7 @@ func (m *tableMachine) agreesOnEntries(t *rapid.T) {
 				want.Closing++
 			}
 		}
-		if e := m.plane.Flows.Find(flow, m.serviceID(flow), &m.identity); e != 0 {
+		if e := m.entry(flow); e != 0 {
 			key := m.slots.Server(e.Server())
 			got = text(key.Service+"/"+key.Server, e.State(), seenOf(e))
 		}

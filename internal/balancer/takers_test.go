@@ -90,7 +90,7 @@ func (f *fixture) crowdHalfOpen(flow dataplane.Flow, service string, ages []uint
 	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
 	for i, age := range ages {
 		other := signature ^ uint64(i+1)<<3
-		f.plane.HalfOpen.Entries[f.plane.HalfOpen.BucketNumber(place)*dataplane.FlowsPerBucket+i] =
+		f.plane.HalfOpen.Entries[bucketNumber(f.plane.HalfOpen, place)*dataplane.FlowsPerBucket+i] =
 			entryOf(other, f.slot(service, f.service(service).Servers[0].Name), stateNew, f.now()-age)
 	}
 }
@@ -98,7 +98,7 @@ func (f *fixture) crowdHalfOpen(flow dataplane.Flow, service string, ages []uint
 // leaveHalfOpen frees all entries of a flow's bucket except that of the flow.
 func (f *fixture) leaveHalfOpen(flow dataplane.Flow) {
 	place, signature := flow.TableHash(f.serviceID(flow), &f.identity)
-	bucket := f.plane.HalfOpen.Entries[f.plane.HalfOpen.BucketNumber(place)*dataplane.FlowsPerBucket:][:dataplane.FlowsPerBucket]
+	bucket := f.plane.HalfOpen.Entries[bucketNumber(f.plane.HalfOpen, place)*dataplane.FlowsPerBucket:][:dataplane.FlowsPerBucket]
 	for i, entry := range bucket {
 		if dataplane.FlowEntry(entry).Signature() != signature {
 			bucket[i] = 0

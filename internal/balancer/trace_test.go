@@ -122,11 +122,11 @@ func TestTraceOfFullTable(t *testing.T) {
 			f.plane.Flows.Entries[i] = entryOf(uint64(i), 0, dataplane.FlowEstablished, f.now()-idle)
 		}
 	}
-	fill(dataplane.FlowMinIdle - 2)
+	fill(flowMinIdle - 2)
 	if reason := f.compare(t, view, p, packet.SYN, frameOf(p.Flow)); reason != "forward_no_room" {
 		t.Errorf("among flows in use: %s", reason)
 	}
-	fill(dataplane.FlowMinIdle)
+	fill(flowMinIdle)
 	if reason := f.compare(t, view, p, packet.SYN, frameOf(p.Flow)); reason != "forward_new" {
 		t.Errorf("among idle flows: %s", reason)
 	}

@@ -233,7 +233,7 @@ const stays = 9
 
 // checkSettled checks the entry of a flow that no other core sends, after one of its packets.
 func (s *storm) checkSettled(w *writer, flow dataplane.Flow, flags packet.TCPFlags) bool {
-	e := s.plane.Flows.Find(flow, s.serviceID(flow), &s.identity)
+	e := s.entry(flow)
 	settled := e.State() == stateEstablished && e.Server() == s.staying[serviceNumber(flow)]
 	if closes := flow.Protocol == desired.TCP && flags&packet.RST != 0; w.settled[flow] && !settled && !closes {
 		s.t.Errorf("%v was established, and nobody closed it: now its entry is %#x", flow, e)
@@ -305,8 +305,8 @@ func (s *storm) sweepSome(random *rand.Rand) []dataplane.SweptServer {
 
 func (s *storm) countDoubles() {
 	for _, flow := range s.pool {
-		bucket, signature := s.plane.Flows.Bucket(flow, s.serviceID(flow), &s.identity)
-		first := bucket.Find(signature)
+		bucket, signature := s.lookUp(flow)
+		first := bucket.find(signature)
 		for _, e := range bucket {
 			if e.State() == stateFree || e.Signature() != signature || e == first {
 				continue
@@ -385,7 +385,7 @@ func (s *storm) checkCalm() {
 	s.t.Helper()
 	for _, flow := range slices.Concat(s.anchored, s.own[0], s.own[1], s.pool) {
 		service := s.cfg.Services[serviceNumber(flow)].Name
-		bucket, signature := s.plane.Flows.Bucket(flow, s.serviceID(flow), &s.identity)
+		bucket, signature := s.lookUp(flow)
 		for _, e := range bucket {
 			if e.State() != stateFree && e.Signature() == signature && s.slots.Server(e.Server()).Service != service {
 				s.t.Errorf("an entry of %v is for slot %d, which is %+v", flow, e.Server(), s.slots.Server(e.Server()))

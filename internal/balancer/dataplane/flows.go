@@ -29,12 +29,6 @@ const (
 	// maxFlowLead is how far the time of an entry can be ahead of a clock that was read earlier, in
 	// ticks: FLOW_MAX_LEAD in bpf/balancer/flowtable.h.
 	maxFlowLead = 32
-	// FlowMinIdle is how long an established flow must be idle, in ticks, before a new flow may
-	// displace it: FLOW_MIN_IDLE in bpf/balancer/flowtable.h.
-	FlowMinIdle = 15
-	// FlowLinger is how long packets of a closing flow can still be under way, in ticks:
-	// FLOW_LINGER in bpf/balancer/flowtable.h.
-	FlowLinger = 2
 	// maxFlowTicks is the longest timeout, in ticks. The margin gives the sweep time before the
 	// clock wraps around.
 	maxFlowTicks = FlowTimeMask - 2*maxFlowLead
@@ -81,22 +75,6 @@ func (e FlowEntry) Server() uint32 { return uint32(e>>14) & 0xffff }
 
 // State returns the state of the flow. FlowFree means that the entry has no flow.
 func (e FlowEntry) State() FlowState { return FlowState(e >> 12 & 3) }
-
-// Age returns the time since the last packet of the flow, in ticks from 0 to 4063. It is 0 if a
-// packet arrived after now was read.
-func (e FlowEntry) Age(now uint16) uint16 {
-	age := (now - uint16(e)) & FlowTimeMask
-	if age > FlowTimeMask-maxFlowLead {
-		return 0
-	}
-	return age
-}
-
-// IsOver tells whether the flow is over, so that no late packet can be under way: flow_is_over in
-// bpf/balancer/flowtable.h.
-func (e FlowEntry) IsOver(now uint16) bool {
-	return e.State() == FlowClosing && e.Age(now) >= FlowLinger
-}
 
 // String returns the name of the state, as output shows it.
 func (s FlowState) String() string {
@@ -174,40 +152,5 @@ func (c FlowCountsBySlot) Total() (total FlowCounts) {
 	return total
 }
 
-// Find looks a flow up as the data path does. It returns 0 if the flow has no entry.
-func (t *FlowTable) Find(flow Flow, service uint32, identity *Identity) FlowEntry {
-	bucket, signature := t.Bucket(flow, service, identity)
-	return bucket.Find(signature)
-}
-
-// FlowBucket is a copy of a bucket of the flow table.
-type FlowBucket [FlowsPerBucket]FlowEntry
-
-// Bucket returns a copy of the bucket of a flow, and the flow's signature. The bucket contains the
-// flow's entry if there is one.
-func (t *FlowTable) Bucket(flow Flow, service uint32, identity *Identity) (bucket FlowBucket, signature uint64) {
-	place, signature := flow.TableHash(service, identity)
-	number := t.BucketNumber(place)
-	for i := range bucket {
-		bucket[i] = FlowEntry(atomic.LoadUint64(&t.Entries[number*FlowsPerBucket+i]))
-	}
-	return bucket, signature
-}
-
-// BucketNumber returns the number of the bucket that a result of Flow.TableHash selects.
-func (t *FlowTable) BucketNumber(place uint64) int {
-	return int(place >> bucketShift(uint32(len(t.Entries)/FlowsPerBucket)))
-}
-
 // bucketShift is flow_bucket_shift of bpf/balancer/flowtable.h for a number of buckets.
 func bucketShift(buckets uint32) uint32 { return 64 - uint32(bits.TrailingZeros32(buckets)) }
-
-// Find returns the entry with the signature, or 0.
-func (b *FlowBucket) Find(signature uint64) FlowEntry {
-	for _, entry := range b {
-		if entry.Signature() == signature && entry.State() != FlowFree {
-			return entry
-		}
-	}
-	return 0
-}

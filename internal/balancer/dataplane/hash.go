@@ -54,7 +54,7 @@ func (f Flow) Hash(keys *TupleKeys) uint32 {
 }
 
 // TableHash returns the place of the flow in a flow table, and the 34-bit signature of its entry.
-// FlowTable.BucketNumber turns the place into a bucket.
+// The highest bits of the place are the number of the flow's bucket.
 func (f Flow) TableHash(service uint32, identity *Identity) (place, signature uint64) {
 	return f.place(service, &identity.FlowBucketKeys), f.signature(service, &identity.FlowSignatureKeys)
 }
