@@ -45,6 +45,8 @@ enum flow_state {
 	FLOW_CLOSING, /* the client sent FIN or RST, or the server signalled the end */
 };
 
+#define FLOW_STATES (FLOW_CLOSING + 1)
+
 struct flow_bucket {
 	__u64 entry[FLOWS_PER_BUCKET];
 };

@@ -6,6 +6,7 @@
 #define SEGUE_BALANCER_MAPS_H
 
 #include "directory.h"
+#include "flowtable.h"
 #include "services.h"
 
 /* Candidate tables, two for each service (candidates.h). User space builds a new one beside the one
@@ -53,5 +54,24 @@ struct {
 	__type(key, __u32);
 	__type(value, struct service_label);
 } service_labels SEC(".maps");
+
+/* How many entries a server had in the flow tables at the last sweep, by state. The numbers for
+ * FLOW_FREE mean nothing. */
+struct flow_count {
+	__u64 time; /* of the sweep, in nanoseconds of CLOCK_BOOTTIME. 0: none has counted yet */
+	__u32 flows[FLOW_STATES];
+	__u32 half_open[FLOW_STATES];
+};
+
+/* The flows that the last sweep has counted, by the server's slot. User space copies them from the
+ * sweep (sweep.bpf.c). So readers need not read the flow tables. The last element belongs to no
+ * slot: user space writes its time last, when all counts of a sweep are stored. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1); /* set at load */
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct flow_count);
+} flow_counts SEC(".maps");
 
 #endif

@@ -13,8 +13,6 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-#define FLOW_STATES (FLOW_CLOSING + 1)
-
 /* How long the sweep keeps a server's entries, and how many it has kept, by state. */
 struct swept_server {
 	/* The age at which an entry is freed, in ticks. 0: all entries are freed; more than

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/segue-lb/segue/internal/agent"
+	"github.com/segue-lb/segue/internal/balancer/dataplane"
 	"github.com/segue-lb/segue/internal/balancer/inspect"
 	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
@@ -38,6 +39,10 @@ needs root.
 Without --instance it shows the only instance on the host, or the only one in this
 network namespace. If there is no such instance, or there are several, it lists all
 instances and their network namespaces, and the exit code is 1.
+
+The numbers of flows are those of the last sweep of the flow tables. The process of a
+balancer sweeps them every five seconds. Status shows how long ago that was. It shows "-"
+for a server that is newer than the last sweep.
 
 An interface in another network namespace is shown by its index, as #7.
 
@@ -141,15 +146,29 @@ func printBalancer(out io.Writer, s *inspect.Snapshot) error {
 	if s.Inside != nil {
 		fmt.Fprintf(out, "inside: %s\n", describeAttachment(s.Inside))
 	}
-	flows := s.FlowTable.Flows
-	fmt.Fprintf(out, "flows: %d of %d (%s): %d new, %d established, %d closing; %d half-open\n", flows.Total(), s.FlowTable.Capacity,
-		percent(float64(flows.Total())/float64(s.FlowTable.Capacity)), flows.New, flows.Established, flows.Closing, s.FlowTable.HalfOpen)
+	fmt.Fprintf(out, "flows: %s\n", describeFlows(&s.FlowTable))
 	for _, service := range s.Services {
 		if err := printService(out, service); err != nil {
 			return err
 		}
 	}
 	return printReasons(out, &s.Snapshot)
+}
+
+// describeFlows returns the numbers of flows, and how old they are.
+func describeFlows(t *inspect.FlowTable) string {
+	if t.Age == nil {
+		return fmt.Sprintf("- of %d, not counted yet", t.Capacity)
+	}
+	all := t.Flows.Total()
+	return fmt.Sprintf("%d of %d (%s): %d new, %d established, %d closing; %d half-open; counted %s ago",
+		all, t.Capacity, percent(float64(all)/float64(t.Capacity)),
+		t.Flows.New, t.Flows.Established, t.Flows.Closing, *t.HalfOpen, wholeSeconds(*t.Age))
+}
+
+// wholeSeconds returns a time that is given in seconds, such as 3s or 2h5m0s.
+func wholeSeconds(seconds float64) string {
+	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
 func printAgent(out io.Writer, s *agent.Snapshot) error {
@@ -275,14 +294,28 @@ func printService(out io.Writer, s *inspect.ServiceState) error {
 			placed = short(*server.PlacedRate)
 		}
 		row := []string{server.Name, server.Address, string(server.Condition), percent(server.Share), describeHop(server.NextHop)}
-		row = append(row, numbers(server.Flows.New, server.Flows.Established, server.Flows.Closing)...)
+		row = append(row, describeStates(server.Flows)...)
 		row = append(row, packets, bits, placed)
 		if h := server.Hunt; h != nil {
-			row = append(row, numbers(h.HalfOpen, h.Offered, h.Created, h.Removed, h.Resets)...)
+			halfOpen := "-"
+			if h.HalfOpen != nil {
+				halfOpen = strconv.FormatUint(*h.HalfOpen, 10)
+			}
+			row = append(row, halfOpen)
+			row = append(row, numbers(h.Offered, h.Created, h.Removed, h.Resets)...)
 		}
 		table.row(row...)
 	}
 	return table.Flush()
+}
+
+// describeStates returns the numbers of new, established and closing flows, or dashes if they are
+// unknown.
+func describeStates(flows *dataplane.FlowCounts) []string {
+	if flows == nil {
+		return []string{"-", "-", "-"}
+	}
+	return numbers(flows.New, flows.Established, flows.Closing)
 }
 
 // describeGeneration returns the number of a service's generation, how many sets of servers its

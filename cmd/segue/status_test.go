@@ -41,14 +41,17 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 					{Reason: "drop_fragment"},
 				},
 			},
-			Inside:    &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Generic},
-			FlowTable: inspect.FlowTable{Capacity: 1024, HalfOpen: 3, Flows: dataplane.FlowCounts{New: 1, Established: 41, Closing: 2}},
+			Inside: &datapath.Attachment{Ifindex: 3, Interface: "eth1", Mode: datapath.Generic},
+			FlowTable: inspect.FlowTable{
+				Capacity: 1024, Age: new(3.2), HalfOpen: new(uint64(3)),
+				Flows: &dataplane.FlowCounts{New: 1, Established: 41, Closing: 2},
+			},
 			Services: append(troubledServices(), []*inspect.ServiceState{
 				{
 					Name: "dns", VIP: netip.MustParseAddr("198.51.100.53"), Protocol: desired.UDP, Placement: desired.PlacementHash,
 					Persistence: desired.PersistenceTable, Encapsulation: desired.GRE, Ignored: none,
 					Servers: []*inspect.ServerState{
-						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: inspect.ServerDrained, Causes: unresolved},
+						{Name: "d1", Slot: 3, Address: "192.0.2.53", Condition: inspect.ServerDrained, Causes: unresolved, Flows: &dataplane.FlowCounts{}},
 					},
 				},
 				{
@@ -58,7 +61,11 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 					Servers: []*inspect.ServerState{{
 						Name: "h1", Slot: 4, Address: "fd00:5:0:3::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1,
 						NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:03", Ifindex: 2, Interface: "eth0", MTU: 1500},
-						Hunt:    &inspect.HuntCounts{HalfOpen: 3, Offered: 70, Created: 51, Removed: 40, Resets: 1},
+						Flows:   &dataplane.FlowCounts{},
+						Hunt:    &inspect.HuntCounts{HalfOpen: new(uint64(3)), Offered: 70, Created: 51, Removed: 40, Resets: 1},
+					}, { // newer than the last sweep
+						Name: "h2", Slot: 7, Address: "fd00:5:0:7::/64", Condition: inspect.ServerUnchecked, Causes: none,
+						Hunt: &inspect.HuntCounts{Offered: 2},
 					}},
 				},
 				{
@@ -69,7 +76,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						{
 							Name: "s1", Address: "fd00:5:0:1::/64", Condition: inspect.ServerUp, Checked: true, Probed: true, Causes: none, Share: 0.3333,
 							NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:01", Ifindex: 2, Interface: "eth0", MTU: 1500},
-							Flows:   dataplane.FlowCounts{New: 1, Established: 41, Closing: 2},
+							Flows:   &dataplane.FlowCounts{New: 1, Established: 41, Closing: 2},
 							Packets: packets, Bytes: 1000 * packets, Placed: packets / 100,
 						},
 						{
@@ -79,6 +86,7 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 						{
 							Name: "slow", Slot: 2, Address: "fd00:5:0:4::/64", Condition: inspect.ServerFailing, Checked: true, Probed: true,
 							Causes:  failing,
+							Flows:   &dataplane.FlowCounts{},
 							NextHop: &inspect.NextHop{MAC: "02:00:00:00:00:04", Ifindex: 7, MTU: 1500},
 						},
 					},
@@ -99,7 +107,7 @@ var (
 // troubledServices are services without a server that is fit for new flows.
 func troubledServices() []*inspect.ServiceState {
 	service := func(name string, port uint16, ignored []inspect.Condition, server inspect.ServerState) *inspect.ServiceState {
-		server.Share, server.Causes = 1, ignored
+		server.Share, server.Causes, server.Flows = 1, ignored, &dataplane.FlowCounts{}
 		return &inspect.ServiceState{
 			Name: name, VIP: netip.MustParseAddr("2001:db8:80::3"), Port: port, Protocol: desired.TCP, Placement: desired.PlacementHash,
 			Persistence: desired.PersistenceTable, Encapsulation: desired.SRv6Encap, Buckets: 65537, Candidates: 3,
@@ -137,6 +145,32 @@ func TestPrintBalancer(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, "status.json", &output)
+}
+
+// The age of the numbers of flows is shown, and so is that there are no numbers yet.
+func TestDescribeFlows(t *testing.T) {
+	for _, c := range []struct {
+		table inspect.FlowTable
+		want  string
+	}{
+		{inspect.FlowTable{Capacity: 2048}, "- of 2048, not counted yet"},
+		{
+			inspect.FlowTable{
+				Capacity: 2048, Age: new(0.2), HalfOpen: new(uint64(0)), Flows: &dataplane.FlowCounts{New: 512},
+			},
+			"512 of 2048 (25.0%): 512 new, 0 established, 0 closing; 0 half-open; counted 0s ago",
+		},
+		{
+			inspect.FlowTable{
+				Capacity: 2048, Age: new(7509.6), HalfOpen: new(uint64(7)), Flows: &dataplane.FlowCounts{},
+			},
+			"0 of 2048 (0.0%): 0 new, 0 established, 0 closing; 7 half-open; counted 2h5m10s ago",
+		},
+	} {
+		if got := describeFlows(&c.table); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
 }
 
 // someAgent are snapshots of an agent at two moments, two seconds apart.

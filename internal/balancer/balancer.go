@@ -65,7 +65,6 @@ type Balancer struct {
 	mode        datapath.Mode   // native if at least one interface is
 	warned      map[string]bool // names of interfaces that cannot send what XDP forwards
 	stale       map[string]bool // services whose servers that get new flows must be chosen again
-	swept       inspect.LastSweep
 	ready       chan struct{}
 }
 
@@ -131,7 +130,7 @@ func (b *Balancer) Collector() (*inspect.Collector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return inspect.NewCollector(inspect.NewView(tables), &b.swept), nil
+	return inspect.NewCollector(inspect.NewView(tables)), nil
 }
 
 // Ready returns a channel that is closed when the data path is attached.
@@ -213,9 +212,7 @@ func (b *Balancer) control(ctx context.Context) error {
 			b.logChanges()
 		case <-sweep.C:
 			b.saveGenerations()
-			if err := b.sweep(); err != nil {
-				b.log.Error("sweep the flow table", "error", err)
-			}
+			b.trySweep()
 		case r := <-b.reloads:
 			r.result <- b.reload(ctx, r.cfg)
 			b.saveGenerations()
@@ -346,15 +343,22 @@ func (b *Balancer) admit() {
 	}
 }
 
+// trySweep sweeps the flow tables. It logs an error, and the next sweep tries again.
+func (b *Balancer) trySweep() {
+	if err := b.sweep(); err != nil {
+		b.log.Error("sweep the flow tables", "error", err)
+	}
+}
+
 // sweep frees the entries of flows whose timeout has passed, and of flows whose server was removed.
+// It stores the numbers of all other flows for readers.
 func (b *Balancer) sweep() error {
 	kept, err := b.plane.Sweeper.Sweep(b.lifetimes())
 	if err != nil {
 		return err
 	}
-	b.swept.Set(kept)
 	b.services.endHunts(time.Now())
-	return errors.Join(b.services.removeSpares(), b.slots.Swept())
+	return errors.Join(b.services.removeSpares(), b.slots.Swept(kept))
 }
 
 // lifetimes iterates over the slots of the configured servers, with the ages at which their entries

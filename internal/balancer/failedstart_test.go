@@ -178,6 +178,7 @@ func TestFailedStartRestoresReclaimedSlot(t *testing.T) {
 				f.run(frameOf(flow, packet.Flags(packet.ACK)))
 				f.run(signal(desired.SRv6Encap, s2.Locator, flow, srv6.CreateStickiness, synAck))
 			}
+			f.must(f.sweep()) // the slot has counts of flows
 			after := placed(s1, s3)
 			after.Node = cfg.Node
 			f.mustApply(after)

@@ -404,8 +404,7 @@ func (f *fixture) forgetFlows() {
 	clear(f.plane.HalfOpen.Entries)
 }
 
-// totalOf counts the flows of a table by state. Unlike Count, it allocates no memory for servers,
-// because tests call it often.
+// totalOf counts the flows of a table by state.
 func totalOf(t *dataplane.FlowTable) (total dataplane.FlowCounts) {
 	for _, value := range t.Entries {
 		switch dataplane.FlowEntry(value).State() {

@@ -47,22 +47,6 @@ func (f *fixture) otherThanPlaced(flow dataplane.Flow, service string) string {
 	return ""
 }
 
-// Count allocates memory for servers that have flows, and not for all possible servers. That would
-// be two megabytes for each table.
-func TestCountOfServersWithFlows(t *testing.T) {
-	t.Parallel()
-	f := openStandard(t)
-	if counts := f.plane.Flows.Count(); counts == nil || len(counts) > 0 {
-		t.Errorf("an empty table: counts of %d slots, nil: %v; want none", len(counts), counts == nil)
-	}
-	f.enter(fromPort(web, 1000), "web", "s1", stateEstablished)
-	slot := f.slot("web", "s1")
-	counts := f.plane.Flows.Count()
-	if len(counts) != int(slot)+1 || counts.Of(slot) != (dataplane.FlowCounts{Established: 1}) {
-		t.Errorf("a flow of slot %d: counts of %d slots, there %+v", slot, len(counts), counts.Of(slot))
-	}
-}
-
 // The effect of packets on a flow that has an entry. Placement would choose another server for the
 // flow.
 func TestFlowStates(t *testing.T) {

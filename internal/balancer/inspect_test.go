@@ -51,6 +51,12 @@ func TestSnapshot(t *testing.T) {
 	f.route()
 	view := f.view()
 	before := mustSnapshot(t, view)
+	if diff := cmp.Diff(inspect.FlowTable{Capacity: 1024}, before.FlowTable); diff != "" {
+		t.Errorf("flow table before the first sweep, -want +got:\n%s", diff)
+	}
+	if server := before.Services[2].Servers[0]; server.Flows != nil {
+		t.Errorf("flows before the first sweep: %+v", server.Flows)
+	}
 	if one, two := before.Services[2].Servers[0].Share, before.Services[2].Servers[1].Share; one+two != 1 || math.Abs(two-2./3) > 0.005 {
 		t.Errorf("shares %v and %v, for weights 1 and 2", one, two)
 	}
@@ -73,11 +79,16 @@ func TestSnapshot(t *testing.T) {
 	if placed["s1"] == 0 || placed["s2"] == 0 || placed["s3"] != 0 {
 		t.Fatalf("placed %v", placed)
 	}
+	f.must(f.sweep())
 	s := mustSnapshot(t, view)
 	if got, want := serviceNamesOf(s), []string{"encap", "gre", "insert", "rest"}; !slices.Equal(got, want) {
 		t.Fatalf("services %v, want %v", got, want)
 	}
-	if diff := cmp.Diff(inspect.FlowTable{Capacity: 1024, Flows: dataplane.FlowCounts{New: placed["s1"], Established: placed["s2"]}}, s.FlowTable); diff != "" {
+	table := inspect.FlowTable{
+		Capacity: 1024, Age: s.FlowTable.Age, HalfOpen: new(uint64(0)),
+		Flows: &dataplane.FlowCounts{New: placed["s1"], Established: placed["s2"]},
+	}
+	if diff := cmp.Diff(table, s.FlowTable); diff != "" {
 		t.Errorf("flow table, -want +got:\n%s", diff)
 	}
 	hop := func(locator, link string) *inspect.NextHop {
@@ -90,10 +101,11 @@ func TestSnapshot(t *testing.T) {
 		Generation: 1, Sets: 1, Digest: s.Services[2].Digest, TakesFlows: true, Ignored: none,
 		Servers: []*inspect.ServerState{
 			{Name: "s1", Slot: 0, Address: "fd00:5:0:1::/64", Condition: inspect.ServerUnchecked, Causes: none, Share: 1, NextHop: hop("fd00:5:0:1:5::", "out"),
-				Flows: dataplane.FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
+				Flows: &dataplane.FlowCounts{New: placed["s1"]}, Packets: placed["s1"], Bytes: 60 * placed["s1"], Placed: placed["s1"]},
 			{Name: "s2", Slot: 1, Address: "fd00:5:0:2::/64", Condition: inspect.ServerUnresolved, Causes: []inspect.Condition{inspect.ServerUnresolved},
-				Flows: dataplane.FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
-			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: inspect.ServerDrained, Causes: none, NextHop: hop("fd00:5:0:3:5::", "narrow")},
+				Flows: &dataplane.FlowCounts{Established: placed["s2"]}, Packets: placed["s2"], Bytes: 60 * placed["s2"], Placed: placed["s2"]},
+			{Name: "s3", Slot: 2, Address: "fd00:5:0:3::/64", Condition: inspect.ServerDrained, Causes: none, NextHop: hop("fd00:5:0:3:5::", "narrow"),
+				Flows: &dataplane.FlowCounts{}},
 		},
 	}
 	if diff := cmp.Diff(want, s.Services[2], cmpopts.IgnoreUnexported(inspect.ServiceState{}), cmp.Comparer(sameAddr)); diff != "" {
@@ -120,7 +132,7 @@ func serviceNamesOf(s *inspect.Snapshot) (names []string) {
 	return names
 }
 
-// Flows are counted by state, also the flows of removed servers.
+// Flows are counted by state, also the flows of removed servers until the next sweep frees them.
 func TestSnapshotFlowStates(t *testing.T) {
 	t.Parallel()
 	f := open(t, varied())
@@ -129,20 +141,26 @@ func TestSnapshotFlowStates(t *testing.T) {
 	f.send(2, packet.ACK, "forward_recover")
 	f.send(2, packet.ACK, "forward_known")
 	f.send(3, packet.FIN|packet.ACK, "forward_recover")
-	if diff := cmp.Diff(dataplane.FlowCounts{New: 1, Established: 1, Closing: 1}, mustSnapshot(t, view).FlowTable.Flows); diff != "" {
+	f.must(f.sweep())
+	want := &dataplane.FlowCounts{New: 1, Established: 1, Closing: 1}
+	if diff := cmp.Diff(want, mustSnapshot(t, view).FlowTable.Flows); diff != "" {
 		t.Errorf("flows, -want +got:\n%s", diff)
 	}
 	cfg := varied()
 	cfg.Services[0].Servers = cfg.Services[0].Servers[2:]
 	f.mustApply(cfg)
 	s := mustSnapshot(t, view)
-	if s.FlowTable.Flows.Total() != 3 {
-		t.Errorf("with their servers removed: %+v", s.FlowTable.Flows)
+	if diff := cmp.Diff(want, s.FlowTable.Flows); diff != "" {
+		t.Errorf("with their servers removed, -want +got:\n%s", diff)
 	}
 	for _, server := range s.Services[2].Servers {
 		if removed := server.Condition == inspect.ServerRemoved; removed != (server.Name != "s3") || removed && server.NextHop != nil {
 			t.Errorf("after all but s3 were removed: %+v", server)
 		}
+	}
+	f.must(f.sweep())
+	if flows := mustSnapshot(t, view).FlowTable.Flows; *flows != (dataplane.FlowCounts{}) {
+		t.Errorf("after a sweep without their servers: %+v", flows)
 	}
 }
 
@@ -155,6 +173,9 @@ func TestSnapshotOfAttachedProgram(t *testing.T) {
 	f.attached, f.own = false, []nexthop.Link{f.link("out")}
 	f.must(f.ns.Do(f.attach))
 	outside := mustSnapshot(t, view)
+	if outside.FlowTable.Age == nil {
+		t.Error("the start has not counted the flows")
+	}
 	if diff := cmp.Diff(&datapath.Attachment{Ifindex: f.ifindex["out"]}, outside.Attachment); diff != "" {
 		t.Errorf("from another namespace, -want +got:\n%s", diff)
 	}
@@ -228,8 +249,14 @@ func TestHuntCounts(t *testing.T) {
 			for _, server := range service.Servers {
 				if server.Hunt == nil {
 					t.Errorf("%s of %s has no counts", server.Name, service.Name)
-				} else if *server.Hunt != (inspect.HuntCounts{}) {
-					counts[service.Name+" "+server.Name] = *server.Hunt
+					continue
+				}
+				hunt := *server.Hunt
+				if hunt.HalfOpen != nil && *hunt.HalfOpen == 0 {
+					hunt.HalfOpen = nil
+				}
+				if hunt != (inspect.HuntCounts{}) {
+					counts[service.Name+" "+server.Name] = hunt
 				}
 			}
 		}
@@ -237,7 +264,7 @@ func TestHuntCounts(t *testing.T) {
 	}
 	want := map[string]inspect.HuntCounts{
 		"web " + row[0]: {Offered: 1, Created: 1, Resets: 1},
-		"web " + row[1]: {Created: 1, Removed: 1},
+		"web " + row[1]: {HalfOpen: new(uint64(1)), Created: 1, Removed: 1}, // at the last sweep
 	}
 	if diff := cmp.Diff(want, counts()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -49,6 +49,9 @@ func TestMetrics(t *testing.T) {
 	f.setHealth("insert", "s2", false)
 	f.setHealth("rest", "r4", false)
 	f.setHealth("rest", "r6", false)
+	if got := expose(t, registry); strings.Contains(got, "segue_lb_flows{") {
+		t.Errorf("numbers of flows before the first sweep:\n%s", got)
+	}
 	f.must(f.sweep())
 
 	problems, err := testutil.GatherAndLint(registry)

@@ -62,6 +62,10 @@ func (r *Rehearsal) Apply(cfg *desired.Balancer) error {
 	return r.balancer.reload(ended, cfg)
 }
 
+// Sweep sweeps the flow tables, as the control loop does at intervals. After Sweep, readers see the
+// present numbers of flows. Sweep returns an error if the sweep cannot be run.
+func (r *Rehearsal) Sweep() error { return r.balancer.sweep() }
+
 // Constants returns the values of the variables with which other programs that use the tables must
 // be loaded, by the names of the variables.
 func (r *Rehearsal) Constants() map[string]any { return r.balancer.plane.Constants }

@@ -118,6 +118,7 @@ func (b *Balancer) attach() error {
 	b.wire.LeaveBy(b.own[inside].Index, attached[inside].Mode)
 	b.applyHops()
 	b.logChanges()
+	b.trySweep() // otherwise the numbers of flows are unknown until the first tick
 	close(b.ready)
 	return nil
 }

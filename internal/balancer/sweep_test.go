@@ -136,7 +136,7 @@ func (f *fixture) sweepRandomly(random *rand.Rand, now uint16) bool {
 	for i, table := range tables {
 		fillRandomly(random, table, slots)
 		before[i], want[i] = slices.Clone(table.Entries), slices.Clone(table.Entries)
-		counts[i] = make([][4]uint32, dataplane.MostSlots)
+		counts[i] = make([][4]uint32, dataplane.NoServer+1)
 		sweptReference(want[i], lifetimes, now, counts[i])
 	}
 	kept, err := f.plane.Sweeper.Sweep(withServer(lifetimes))
@@ -154,7 +154,7 @@ func (f *fixture) sweepRandomly(random *rand.Rand, now uint16) bool {
 			}
 			continue
 		}
-		flows, halfOpen := kept[slot].Counts()
+		flows, halfOpen := countsOf(kept[slot].Flows), countsOf(kept[slot].HalfOpen)
 		if flows != countsOf(counts[0][slot]) || halfOpen != countsOf(counts[1][slot]) {
 			f.t.Errorf("slot %d: %+v are counted, and half-open: %+v; want %v and %v", slot, flows, halfOpen,
 				counts[0][slot], counts[1][slot])
@@ -163,7 +163,7 @@ func (f *fixture) sweepRandomly(random *rand.Rand, now uint16) bool {
 	return true
 }
 
-// countsOf returns the numbers of flows that the reference has counted.
+// countsOf returns the numbers of flows that a sweep, or its reference, has counted.
 func countsOf(states [4]uint32) dataplane.FlowCounts {
 	return dataplane.FlowCounts{
 		New:         uint64(states[stateNew]),
@@ -259,7 +259,7 @@ func (f *fixture) checkRenewed(renewed int, fresh uint64, kept dataplane.SweptSe
 			renewed, left, stale)
 	}
 	// An entry that was renewed after the program had read it counts with its earlier state.
-	counts, _ := kept.Counts()
+	counts := countsOf(kept.Flows)
 	if counts.Total() != uint64(left) || counts.Closing != 0 {
 		f.t.Fatalf("%d entries are left, %+v are counted", left, counts)
 	}
@@ -268,17 +268,17 @@ func (f *fixture) checkRenewed(renewed int, fresh uint64, kept dataplane.SweptSe
 // A sweep uses the memory of the sweep before, also if flows have the highest slots.
 func TestSweepsUseNoMoreMemory(t *testing.T) {
 	cfg := standard()
-	cfg.Node.Limits.Servers = dataplane.MostSlots / 2
+	cfg.Node.Limits.Servers = (dataplane.NoServer + 1) / 2
 	f := open(t, cfg)
 	sweeps := func(n int) (allocated uint64) {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		for range n {
 			kept, err := f.plane.Sweeper.Sweep(func(yield func(uint32, dataplane.FlowLifetimes) bool) {
-				yield(dataplane.MostSlots-1, dataplane.Forever)
+				yield(dataplane.NoServer, dataplane.Forever)
 			})
 			f.must(err)
-			f.swept.Set(kept)
+			f.must(f.slots.Swept(kept))
 			f.must(f.sweep())
 		}
 		runtime.ReadMemStats(&after)
@@ -311,7 +311,7 @@ func BenchmarkSweep(b *testing.B) {
 				}
 				millions += float64(len(table.Entries)) / 1e6
 			}
-			counts := make([][4]uint32, dataplane.MostSlots)
+			counts := make([][4]uint32, dataplane.NoServer+1)
 			var byReference, byProgram []time.Duration
 			for b.Loop() {
 				start := time.Now()

@@ -329,7 +329,7 @@ func (s *storm) checkAnchored(kept []dataplane.SweptServer) {
 				want.Established++
 			}
 		}
-		if got, _ := kept[s.slot(svc, "anchor-"+svc)].Counts(); got != want {
+		if got := countsOf(kept[s.slot(svc, "anchor-"+svc)].Flows); got != want {
 			s.t.Errorf("the anchor of %s has %+v, want %+v", svc, got, want)
 		}
 	}

@@ -62,6 +62,9 @@ func measureMemory(ctx context.Context, h *host, flows uint32) (m Memory, err er
 	if err := r.fill(ctx, h, &s); err != nil {
 		return m, err
 	}
+	if err := r.balancer.Sweep(); err != nil { // counts the flows, whose timeouts are an hour
+		return m, err
+	}
 	after, err := r.view.Snapshot()
 	if err != nil {
 		return m, err

@@ -103,6 +103,9 @@ func TestFill(t *testing.T) {
 		if err := r.fill(t.Context(), h, &s); err != nil {
 			t.Fatal(err)
 		}
+		if err := r.balancer.Sweep(); err != nil {
+			t.Fatal(err)
+		}
 		state, err := r.view.Snapshot()
 		if err != nil {
 			t.Fatal(err)

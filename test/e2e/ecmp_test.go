@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,10 +30,15 @@ func TestPacketsWithoutASocketGoToTheSameBalancer(t *testing.T) {
 		}
 		return nil
 	})
+	start := time.Now()
 	eventually(t, func() error {
 		var closing uint64
 		for _, name := range nodes(l, lab.RoleBalancer) {
-			closing += flowTable(t, l.Node(name)).Flows.Closing
+			flows, err := countedSince(t, l.Node(name), start)
+			if err != nil {
+				return err
+			}
+			closing += flows.Closing
 		}
 		if closing < connections {
 			return fmt.Errorf("%d flows are closing, want %d", closing, connections)

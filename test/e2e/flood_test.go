@@ -144,12 +144,16 @@ func TestSYNFloodOfAServiceThatHunts(t *testing.T) {
 // connections that have just been closed must expire first.
 func requireEstablished(t *testing.T, l *lab.Lab, n uint64) {
 	t.Helper()
+	start := time.Now()
 	eventually(t, func() error {
 		var flows dataplane.FlowCounts
 		for _, name := range nodes(l, lab.RoleBalancer) {
-			table := flowTable(t, l.Node(name))
-			flows.New += table.Flows.New
-			flows.Established += table.Flows.Established
+			counted, err := countedSince(t, l.Node(name), start)
+			if err != nil {
+				return err
+			}
+			flows.New += counted.New
+			flows.Established += counted.Established
 		}
 		if flows.Established != n || flows.New > 0 {
 			return fmt.Errorf("the flow tables have %d established flows and %d new ones, want %d and none", flows.Established, flows.New, n)
@@ -389,14 +393,17 @@ func procField(t *testing.T, path, name string) uint64 {
 	return 0
 }
 
-// requireBounded fails the test if a flow table has more flows than entries.
+// requireBounded fails the test if the last sweep found more flows in a flow table than it has
+// entries.
 func requireBounded(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	for _, name := range nodes(l, lab.RoleBalancer) {
 		n := l.Node(name)
 		table := flowTable(t, n)
-		flows := table.Flows
-		if all := flows.New + flows.Established + flows.Closing; all > 2*table.Capacity || table.Capacity != floodedFlows {
+		if table.Flows == nil { // the start has swept the table
+			t.Fatalf("%s has not counted its flows", name)
+		}
+		if all := table.Flows.Total(); all > 2*table.Capacity || table.Capacity != floodedFlows {
 			t.Errorf("%s has %d flows in a table for %d", name, all, table.Capacity)
 		}
 	}
@@ -410,6 +417,18 @@ func flowTable(t *testing.T, n *lab.Node) inspect.FlowTable {
 	var status inspect.Snapshot
 	must(t, json.Unmarshal([]byte(out), &status))
 	return status.FlowTable
+}
+
+// countedSince returns the flows of a balancer's flow table. It returns an error if no sweep has
+// counted them since the start.
+func countedSince(t *testing.T, n *lab.Node, start time.Time) (dataplane.FlowCounts, error) {
+	t.Helper()
+	elapsed := time.Since(start)
+	table := flowTable(t, n)
+	if table.Age == nil || *table.Age > elapsed.Seconds() {
+		return dataplane.FlowCounts{}, fmt.Errorf("%s has not swept its flow table since %v", n.Name, start)
+	}
+	return *table.Flows, nil
 }
 
 // newFlows returns the number of flows that a balancer has placed since before.

@@ -38,10 +38,11 @@ type sweptFlow struct {
 	value uint64
 }
 
-// slotCounters are the counters of a server, by CPU.
+// slotCounters are the counters of a server. Those of packets and signals are by CPU.
 type slotCounters struct {
 	packets []ServerCounter
 	signals []SignalCounter
+	flows   balancerFlowCount
 }
 
 // BackUp stores the state of the tables, and registers with the takeover to restore it on undo.
@@ -124,6 +125,7 @@ func (b *backup) keepCounters(slot uint32) error {
 	if err := objects.ServerSignals.Lookup(slot, &counters.signals); err != nil {
 		return fmt.Errorf("read the signals of slot %d: %w", slot, err)
 	}
+	counters.flows = b.plane.FlowCounts.bySlot[slot]
 	b.counters[slot] = counters
 	if len(b.reasons) > 0 {
 		return nil
@@ -192,6 +194,7 @@ func (b *backup) restoreCounters() error {
 		errs = append(errs,
 			objects.ServerCounters.Put(slot, counters.packets),
 			objects.ServerSignals.Put(slot, counters.signals))
+		b.plane.FlowCounts.put(slot, counters.flows)
 	}
 	for reason, cpus := range b.reasons {
 		errs = append(errs, objects.Reasons.Put(reason, cpus))

@@ -28,8 +28,8 @@ func TestConstants(t *testing.T) {
 		{"services", desired.MaxServices, int(spec.Maps[balancerMapServiceLabels].MaxEntries)},
 		{"candidate tables, and one to wait by", 2*desired.MaxServices + 1, int(tables.MaxEntries)},
 		{"candidates in a word", candidatesPerWord, int(tables.InnerMap.ValueSize / 2)},
-		{"slots for servers", MostSlots, int(spec.Maps[balancerMapServerLabels].MaxEntries)},
-		{"servers in the directory", MostSlots, len(directory.Servers)},
+		{"slots for servers", NoServer + 1, int(spec.Maps[balancerMapServerLabels].MaxEntries)},
+		{"servers in the directory", NoServer + 1, len(directory.Servers)},
 	} {
 		if c.here != c.there {
 			t.Errorf("%s: %d in Go, %d in C", c.name, c.here, c.there)

@@ -5,7 +5,6 @@ package dataplane
 import (
 	"fmt"
 	"math/bits"
-	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -48,9 +47,9 @@ type FlowTable struct {
 	Entries []uint64
 }
 
-// mapFlows maps a flow table into memory. The protection is PROT_READ, or PROT_READ|PROT_WRITE for
-// a table whose entries a failed start restores.
-func mapFlows(m *ebpf.Map, protection int) (*FlowTable, error) {
+// mapFlows maps a flow table into memory, because a start that fails restores entries.
+func mapFlows(m *ebpf.Map) (*FlowTable, error) {
+	const protection = unix.PROT_READ | unix.PROT_WRITE
 	size := int(m.MaxEntries()) * int(m.ValueSize())
 	memory, err := unix.Mmap(m.FD(), 0, size, protection, unix.MAP_SHARED)
 	if err != nil {
@@ -87,69 +86,6 @@ func (s FlowState) String() string {
 		return "closing"
 	}
 	return "free"
-}
-
-// MostSlots is the number of different slots that an entry can name.
-const MostSlots = 1 << 16
-
-// FlowCountsBySlot counts flows by slot and state, up to the highest slot that has a flow. It is a
-// slice because a slice is faster than a map, and a large table has a hundred million flows.
-type FlowCountsBySlot [][4]uint64
-
-func (c *FlowCountsBySlot) add(e FlowEntry) {
-	if missing := int(e.Server()) + 1 - len(*c); missing > 0 {
-		*c = append(*c, make(FlowCountsBySlot, missing)...)
-	}
-	(*c)[e.Server()][e.State()]++
-}
-
-// Count counts the flows. It reads the whole table. Packets can change the table meanwhile.
-func (t *FlowTable) Count() FlowCountsBySlot {
-	counts := FlowCountsBySlot{}
-	for i := range t.Entries {
-		if entry := FlowEntry(atomic.LoadUint64(&t.Entries[i])); entry.State() != FlowFree {
-			counts.add(entry)
-		}
-	}
-	return counts
-}
-
-// FlowCounts are numbers of flows by state.
-type FlowCounts struct {
-	New         uint64 `json:"new"`         // one packet was seen
-	Established uint64 `json:"established"` // more than one packet was seen
-	Closing     uint64 `json:"closing"`     // a FIN, a RST or remove-stickiness was seen
-}
-
-// Total is the number of flows in any state.
-func (c FlowCounts) Total() uint64 { return c.New + c.Established + c.Closing }
-
-// Of returns the numbers of flows of a slot's server.
-func (c FlowCountsBySlot) Of(server uint32) (counts FlowCounts) {
-	if server < uint32(len(c)) {
-		counts = countsOf(&c[server])
-	}
-	return counts
-}
-
-// countsOf returns numbers of flows that are given by state.
-func countsOf[N uint32 | uint64](states *[4]N) FlowCounts {
-	return FlowCounts{
-		New:         uint64(states[FlowNew]),
-		Established: uint64(states[FlowEstablished]),
-		Closing:     uint64(states[FlowClosing]),
-	}
-}
-
-// Total returns the numbers of flows of all servers.
-func (c FlowCountsBySlot) Total() (total FlowCounts) {
-	for server := range c {
-		counts := c.Of(uint32(server))
-		total.New += counts.New
-		total.Established += counts.Established
-		total.Closing += counts.Closing
-	}
-	return total
 }
 
 // bucketShift is flow_bucket_shift of bpf/balancer/flowtable.h for a number of buckets.

@@ -39,7 +39,9 @@ type Plane struct {
 	HalfOpen  *FlowTable // flows whose SYN a server has answered, and whose client has not answered
 	Clock     *FlowClock // the clock of both flow tables
 	Sweeper   *Sweeper
-	Probes    *ProbeTable
+	// FlowCounts are what the last sweep has counted. Slots writes them.
+	FlowCounts *FlowCountTable
+	Probes     *ProbeTable
 	// Constants are the values of the variables with which programs that use these tables must be
 	// loaded, by the names of the variables.
 	Constants map[string]any
@@ -80,6 +82,7 @@ func Open(cfg *desired.Balancer, clock *FlowClock, log *slog.Logger) (*Plane, er
 	} {
 		spec.Maps[bySlot].MaxEntries = serverSlots(cfg.Node.Limits.Servers)
 	}
+	spec.Maps[balancerMapFlowCounts].MaxEntries = serverSlots(cfg.Node.Limits.Servers) + 1
 
 	p := &Plane{
 		instance: cfg.Node.Instance, dir: dir, fresh: fresh, Clock: clock, inner: spec.Maps[TablesMap].InnerMap,
@@ -134,16 +137,20 @@ func (p *Plane) load(spec *ebpf.CollectionSpec, node *desired.BalancerNode, log 
 		return err
 	}
 	p.Clock.program = p.Objects.ReadJiffies
-	if p.Flows, err = mapFlows(p.Objects.Flows, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if p.Flows, err = mapFlows(p.Objects.Flows); err != nil {
 		return err
 	}
-	if p.HalfOpen, err = mapFlows(p.Objects.HalfOpen, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	if p.HalfOpen, err = mapFlows(p.Objects.HalfOpen); err != nil {
 		return err
 	}
 	if p.Sweeper, err = newSweeper(&p.Objects, p.Clock); err != nil {
 		return err
 	}
-	if p.Directory, err = MapDirectory(p.Objects.Directory, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+	const protection = unix.PROT_READ | unix.PROT_WRITE
+	if p.FlowCounts, err = mapFlowCounts(p.Objects.FlowCounts, protection); err != nil {
+		return err
+	}
+	if p.Directory, err = MapDirectory(p.Objects.Directory, protection); err != nil {
 		return err
 	}
 	p.Servers = p.Objects.serverTable(p.Directory)
@@ -184,7 +191,7 @@ func (p *Plane) SetSignalKeys(keys config.SignalKeys) error {
 // Close unloads the objects that are not pinned. A data path that is attached keeps working.
 func (p *Plane) Close() error {
 	return errors.Join(p.Probes.close(), p.Sweeper.close(), p.Flows.close(), p.HalfOpen.close(),
-		p.Directory.Close(), p.closeObjects())
+		p.FlowCounts.close(), p.Directory.Close(), p.closeObjects())
 }
 
 // Detach removes the data path of an instance from the kernel, with all flows. It removes the

@@ -22,9 +22,10 @@ type Reader struct {
 	Reasons  []string // the names of the reasons, by number
 	Services *ServiceTable
 	Servers  *ServerTable
-	Flows    *FlowTable
-	HalfOpen *FlowTable // flows whose SYN a server has answered, and whose client has not answered
-	Clock    *FlowClock // the clock of both flow tables
+	// FlowCounts are the flows at the last sweep. A Reader does not read the flow tables
+	// themselves, because they can have gigabytes.
+	FlowCounts *FlowCountTable
+	Clock      *FlowClock // the clock of both flow tables
 
 	maps      Maps
 	directory *Directory
@@ -90,10 +91,7 @@ func newReader(
 	}
 	r.Servers = r.maps.serverTable(r.directory)
 	r.Services = &ServiceTable{directory: r.directory, keys: &r.Identity.ServiceKeys}
-	if r.Flows, err = mapFlows(r.maps.Flows, unix.PROT_READ); err != nil {
-		return nil, err
-	}
-	if r.HalfOpen, err = mapFlows(r.maps.HalfOpen, unix.PROT_READ); err != nil {
+	if r.FlowCounts, err = mapFlowCounts(r.maps.FlowCounts, unix.PROT_READ); err != nil {
 		return nil, err
 	}
 	r.Clock, err = loadFlowClock(spec)
@@ -103,11 +101,8 @@ func newReader(
 // Close closes the tables.
 func (r *Reader) Close() error {
 	var errs []error
-	if r.Flows != nil {
-		errs = append(errs, r.Flows.close())
-	}
-	if r.HalfOpen != nil {
-		errs = append(errs, r.HalfOpen.close())
+	if r.FlowCounts != nil {
+		errs = append(errs, r.FlowCounts.close())
 	}
 	if r.directory != nil {
 		errs = append(errs, r.directory.Close())

@@ -194,10 +194,14 @@ func (s *Slots) RetireOthers(held map[uint32]bool) error {
 	return nil
 }
 
-// Swept must be called after each sweep that frees the entries of all retired servers. It frees the
-// slots for which sweepsToRelease sweeps have passed. Swept returns an error if a counter or a
-// label cannot be changed.
-func (s *Slots) Swept() error {
+// Swept must be called after each sweep that frees the entries of all retired servers. The argument
+// kept is the result of the sweep. Swept stores it for readers. Then it frees the slots for which
+// sweepsToRelease sweeps have passed. Swept returns an error if a counter or a label cannot be
+// changed.
+func (s *Slots) Swept(kept []SweptServer) error {
+	if err := s.plane.FlowCounts.store(kept, maps.Keys(s.bySlot)); err != nil {
+		return err
+	}
 	for slot := range s.retired {
 		if s.retired[slot]++; s.retired[slot] < sweepsToRelease {
 			continue

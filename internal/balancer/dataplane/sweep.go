@@ -132,8 +132,3 @@ func (s *Sweeper) run(part sweeperSweepRun) error {
 	}
 	return nil
 }
-
-// Counts returns the numbers of entries that a sweep has kept, in both flow tables.
-func (s *SweptServer) Counts() (flows, halfOpen FlowCounts) {
-	return countsOf(&s.Flows), countsOf(&s.HalfOpen)
-}

@@ -4,7 +4,6 @@ package inspect
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -13,38 +12,12 @@ import (
 	"github.com/segue-lb/segue/internal/tables"
 )
 
-// LastSweep contains the numbers of flows that the last sweep of the flow tables kept. The balancer
-// writes them while scrapes read them. All sweeps write to the same memory.
-type LastSweep struct {
-	mutex  sync.Mutex
-	bySlot []dataplane.SweptServer // nil before the first sweep
-}
-
-// Set copies the numbers of a sweep, which are by slot.
-func (l *LastSweep) Set(bySlot []dataplane.SweptServer) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	l.bySlot = append(l.bySlot[:0], bySlot...)
-}
-
-// read returns a copy of the numbers. It is nil before the first sweep.
-func (l *LastSweep) read() []dataplane.SweptServer {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return slices.Clone(l.bySlot)
-}
-
 // Collector collects the metrics of a balancer. It reads the counters from the kernel at each
-// scrape. The flow table may be large, so the numbers of flows are those of the last sweep.
-type Collector struct {
-	view  *View
-	swept *LastSweep
-}
+// scrape. The numbers of flows are those of the last sweep.
+type Collector struct{ view *View }
 
-// NewCollector returns a collector that gets the numbers of flows from swept.
-func NewCollector(view *View, swept *LastSweep) *Collector {
-	return &Collector{view: view, swept: swept}
-}
+// NewCollector returns a collector that reads the view.
+func NewCollector(view *View) *Collector { return &Collector{view} }
 
 // Close closes the tables that the collector reads.
 func (c *Collector) Close() error {
@@ -113,7 +86,7 @@ func (c *Collector) Collect(out chan<- prometheus.Metric) {
 	gauge(out, versionDesc, tables.Version)
 	collectReasons(out, reasons)
 
-	collectServers(out, services, c.swept.read())
+	collectServers(out, services)
 }
 
 func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount) {
@@ -125,7 +98,7 @@ func collectReasons(out chan<- prometheus.Metric, reasons []datapath.ReasonCount
 
 // collectServers omits servers that are no longer configured. During a reload, a server whose
 // address changes has two slots. Its metrics are then those of the first slot.
-func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swept []dataplane.SweptServer) {
+func collectServers(out chan<- prometheus.Metric, services []*ServiceState) {
 	for _, service := range services {
 		seen := map[string]bool{}
 		counts := map[Condition]int{}
@@ -135,7 +108,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swep
 			}
 			seen[server.Name] = true
 			counts[server.Condition]++
-			collectServer(out, server, []string{service.Name, server.Name}, swept)
+			collectServer(out, server, []string{service.Name, server.Name})
 		}
 		gauge(out, serviceGenerationDesc, float64(service.Generation), service.Name, service.Digest)
 		for _, condition := range conditions {
@@ -148,7 +121,7 @@ func collectServers(out chan<- prometheus.Metric, services []*ServiceState, swep
 	}
 }
 
-func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string, swept []dataplane.SweptServer) {
+func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []string) {
 	counter(out, serverPacketsDesc, server.Packets, labels...)
 	counter(out, serverBytesDesc, server.Bytes, labels...)
 	counter(out, serverFlowsDesc, server.Placed, labels...)
@@ -160,8 +133,8 @@ func collectServer(out chan<- prometheus.Metric, server *ServerState, labels []s
 	if server.Hunt != nil {
 		collectHunt(out, server.Hunt, labels)
 	}
-	if swept != nil {
-		collectFlows(out, server, swept, labels)
+	if server.Flows != nil {
+		collectFlows(out, *server.Flows, labels)
 	}
 }
 
@@ -175,16 +148,12 @@ func collectHunt(out chan<- prometheus.Metric, hunt *HuntCounts, labels []string
 	counter(out, signalsDesc, hunt.Created, append(labels[:2:2], "create")...)
 	counter(out, signalsDesc, hunt.Removed, append(labels[:2:2], "remove")...)
 	counter(out, resetsDesc, hunt.Resets, labels...)
+	if hunt.HalfOpen != nil {
+		gauge(out, halfOpenDesc, float64(*hunt.HalfOpen), labels...)
+	}
 }
 
-func collectFlows(out chan<- prometheus.Metric, server *ServerState, swept []dataplane.SweptServer, labels []string) {
-	var counts, halfOpen dataplane.FlowCounts
-	if int(server.Slot) < len(swept) { // the server is not newer than the sweep
-		counts, halfOpen = swept[server.Slot].Counts()
-	}
-	if server.Hunt != nil {
-		gauge(out, halfOpenDesc, float64(halfOpen.Total()), labels...)
-	}
+func collectFlows(out chan<- prometheus.Metric, counts dataplane.FlowCounts, labels []string) {
 	for state, count := range map[dataplane.FlowState]uint64{
 		dataplane.FlowNew:         counts.New,
 		dataplane.FlowEstablished: counts.Established,

@@ -32,11 +32,15 @@ type FlowTable struct {
 	// Capacity is the number of flows for which the table is made: node.limits.flows, rounded up.
 	// The table has twice as many entries. With more flows than Capacity, some flows get no entry.
 	Capacity uint64 `json:"capacity"`
-	// Flows are the numbers of flows of all servers.
-	Flows dataplane.FlowCounts `json:"flows"`
-	// HalfOpen is the number of half-open flows of services with placement hunt. Another table
-	// contains these flows.
-	HalfOpen uint64 `json:"half_open"`
+	// Age is the time since the sweep that counted the flows, in seconds. The balancer sweeps the
+	// table every five seconds, as long as its process runs. If Age is nil, no sweep has counted
+	// the flows yet, and Flows and HalfOpen are nil as well.
+	Age *float64 `json:"age_seconds"`
+	// Flows are the numbers of flows of all servers at the last sweep.
+	Flows *dataplane.FlowCounts `json:"flows"`
+	// HalfOpen is the number of half-open flows of services with placement hunt at the last sweep.
+	// Another table contains these flows.
+	HalfOpen *uint64 `json:"half_open"`
 }
 
 // ServiceState is a service, with its state in the data path.
@@ -81,12 +85,14 @@ type ServerState struct {
 	Causes []Condition `json:"causes"`
 	// Share is the part of the buckets whose new flows the server gets, or is offered first, from 0
 	// to 1.
-	Share   float64              `json:"share"`
-	NextHop *NextHop             `json:"next_hop"` // nil: none, packets are dropped
-	Flows   dataplane.FlowCounts `json:"flows"`
-	Packets uint64               `json:"packets"`
-	Bytes   uint64               `json:"bytes"`  // of layer 3, as received
-	Placed  uint64               `json:"placed"` // new flows placed on the server
+	Share   float64  `json:"share"`
+	NextHop *NextHop `json:"next_hop"` // nil: none, packets are dropped
+	// Flows are the numbers of flows at the last sweep. They are nil if the server is newer than
+	// that sweep.
+	Flows   *dataplane.FlowCounts `json:"flows"`
+	Packets uint64                `json:"packets"`
+	Bytes   uint64                `json:"bytes"`  // of layer 3, as received
+	Placed  uint64                `json:"placed"` // new flows placed on the server
 	// Hunt is nil if the service does not hunt.
 	Hunt *HuntCounts `json:"hunt"`
 	// Rate and PlacedRate (flows per second) are nil until RatesSince has set them.
@@ -97,12 +103,13 @@ type ServerState struct {
 // HuntCounts are the counters of a server that gets offers. They begin when the server is
 // configured.
 type HuntCounts struct {
-	// HalfOpen is the present number of half-open flows whose SYN the server has answered.
-	HalfOpen uint64 `json:"half_open"`
-	Offered  uint64 `json:"offered"` // SYNs that were offered to the server first
-	Created  uint64 `json:"created"` // create-stickiness signals from the server
-	Removed  uint64 `json:"removed"` // remove-stickiness signals from the server
-	Resets   uint64 `json:"resets"`  // resets to the server, of connections that another server had
+	// HalfOpen is the number of half-open flows whose SYN the server has answered, at the last
+	// sweep. It is nil if the server is newer than that sweep.
+	HalfOpen *uint64 `json:"half_open"`
+	Offered  uint64  `json:"offered"` // SYNs that were offered to the server first
+	Created  uint64  `json:"created"` // create-stickiness signals from the server
+	Removed  uint64  `json:"removed"` // remove-stickiness signals from the server
+	Resets   uint64  `json:"resets"`  // resets to the server, of connections that another server had
 }
 
 // NextHop is where the balancer sends the packets to a server.
@@ -115,8 +122,9 @@ type NextHop struct {
 	MTU       int    `json:"mtu"` // bytes of layer 3
 }
 
-// Snapshot reads the complete state, with all entries of the flow tables. The flow table has 64
-// bytes for each four flows of its capacity. Snapshot returns an error if a table cannot be read.
+// Snapshot reads the complete state. It does not read the flow tables, which can have gigabytes:
+// the numbers of flows are those of the last sweep. Snapshot returns an error if a table cannot be
+// read.
 func (v *View) Snapshot() (*Snapshot, error) {
 	reasons, err := v.tables.CountReasons()
 	if err != nil {
@@ -127,7 +135,10 @@ func (v *View) Snapshot() (*Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Snapshot{Snapshot: *common, FlowTable: FlowTable{Capacity: v.tables.Capacity()}}
+	s := &Snapshot{Snapshot: *common}
+	if s.FlowTable, err = v.flowTable(); err != nil {
+		return nil, err
+	}
 	if s.Inside, err = readInside(v.tables.Instance); err != nil {
 		return nil, err
 	}
@@ -139,18 +150,21 @@ func (v *View) Snapshot() (*Snapshot, error) {
 			return nil, fmt.Errorf("instance %s: service %s: %w", v.tables.Instance, service.Name, err)
 		}
 	}
-	counts, halfOpen := v.tables.Flows.Count(), v.tables.HalfOpen.Count()
-	for _, service := range s.Services {
-		for _, server := range service.Servers {
-			server.Flows = counts.Of(server.Slot)
-			if server.Hunt != nil {
-				server.Hunt.HalfOpen = halfOpen.Of(server.Slot).Total()
-			}
-		}
-	}
-	s.FlowTable.Flows = counts.Total()
-	s.FlowTable.HalfOpen = halfOpen.Total().Total()
 	return s, nil
+}
+
+// flowTable reads what the last sweep has counted.
+func (v *View) flowTable() (FlowTable, error) {
+	table := FlowTable{Capacity: v.tables.Capacity()}
+	counted, age, ok, err := v.tables.FlowCounts.Total()
+	if err != nil {
+		return table, fmt.Errorf("instance %s: %w", v.tables.Instance, err)
+	}
+	if ok {
+		seconds, halfOpen := age.Seconds(), counted.HalfOpen.Total()
+		table.Age, table.Flows, table.HalfOpen = &seconds, &counted.Flows, &halfOpen
+	}
+	return table, nil
 }
 
 // readInside returns the interface of node.inside. If the link of the program exists, but is
@@ -195,9 +209,9 @@ type serverLabel struct {
 	slot            uint32
 }
 
-// Services reads the services, their servers and the counters. It reads neither flows nor shares,
-// and so costs a small part of what Snapshot costs. Services returns an error if a table cannot be
-// read.
+// Services reads the services, their servers and the counters. It does not read the candidate
+// tables, so it leaves out shares and costs less than Snapshot. Services returns an error if a
+// table cannot be read.
 func (v *View) Services() ([]*ServiceState, error) {
 	labels, err := v.tables.ServiceLabels()
 	if err != nil {
@@ -307,6 +321,10 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 	}
 	total := counter.Total()
 	server.Packets, server.Bytes, server.Placed = total.Packets, total.Bytes, counter.Placed()
+	flows, counted := v.tables.FlowCounts.Of(slot)
+	if counted {
+		server.Flows = &flows.Flows
+	}
 	if service.Placement != desired.PlacementHunt {
 		return server, nil
 	}
@@ -318,6 +336,10 @@ func (v *View) server(slot uint32, name string, service *ServiceState, interface
 		Offered: counter.Packets(dataplane.ForwardHunt),
 		Created: signals.Created, Removed: signals.Removed,
 		Resets: counter.Packets(dataplane.ForwardReset),
+	}
+	if counted {
+		halfOpen := flows.HalfOpen.Total()
+		server.Hunt.HalfOpen = &halfOpen
 	}
 	return server, nil
 }
