@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -72,11 +73,9 @@ func check(cmd *cobra.Command, file, role, against string) error {
 	if err != nil {
 		return err
 	}
-	for _, warning := range read.warnings.In(file) {
-		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", warning)
-	}
+	printFileWarnings(cmd.ErrOrStderr(), read.warnings.In(file))
 	if against != "" {
-		err = checkAgainst(against, read)
+		err = checkAgainst(against, read, cmd.ErrOrStderr())
 	}
 	if errors.As(err, &problems) {
 		fmt.Fprintln(cmd.OutOrStdout(), problems.In(file))
@@ -122,7 +121,7 @@ func parseFor(role string, data []byte) (checkedFile, error) {
 
 // checkAgainst compares a file with the running configuration of an instance. The error is of type
 // field.Errors if the process would refuse to reload the file.
-func checkAgainst(instance string, file checkedFile) error {
+func checkAgainst(instance string, file checkedFile, warnings io.Writer) error {
 	if err := desired.CheckInstance(instance); err != nil {
 		return fmt.Errorf("--against: %w", err)
 	}
@@ -149,8 +148,23 @@ func checkAgainst(instance string, file checkedFile) error {
 	if err := desired.CheckFixed(file.fixed, record.Fixed); err != nil || file.balancer == nil {
 		return err
 	}
-	_, err = config.LoadOverrides(file.balancer)
-	return err
+	return checkOverrides(file.balancer, warnings)
+}
+
+// checkOverrides reads the overrides of a balancer, and prints their warnings.
+func checkOverrides(b *desired.Balancer, warnings io.Writer) error {
+	overrides, err := config.LoadOverrides(b)
+	if err != nil {
+		return err
+	}
+	printFileWarnings(warnings, b.Override(overrides).In(config.OverridesFile(&b.Node)))
+	return nil
+}
+
+func printFileWarnings(out io.Writer, warnings field.Errors) {
+	for _, warning := range warnings {
+		fmt.Fprintln(out, "warning:", warning)
+	}
 }
 
 // guessRole returns the role of a file, and a hint for users who meant the other role. If the file

@@ -336,7 +336,7 @@ func printWarnings(out io.Writer, s *inspect.ServiceState) {
 		case inspect.ServerFailing:
 			fmt.Fprintln(out, "HEALTH CHECKS ARE IGNORED: all reachable servers fail them (fail open)")
 		default: // causes found by probes
-			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes exclude at most a third of the servers, so some of these get new flows\n",
+			fmt.Fprintf(out, "TOO MANY SERVERS ARE %s: probes exclude at most a third of the servers, and none if all are unfit\n",
 				strings.ToUpper(string(cause)))
 		}
 	}

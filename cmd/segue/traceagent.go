@@ -359,9 +359,22 @@ func printAgents(out io.Writer, j *joinedTrace) error {
 		if a := &j.Agents[i]; a.Error != "" {
 			fmt.Fprintf(out, "%s: %s\n", a.Server, a.Error)
 		}
+		if router := j.Agents[i].router(); router != nil {
+			fmt.Fprintf(out, "%s: the packet takes the default route, via %s: LOST unless that router knows the next server\n",
+				j.Agents[i].Server, router)
+		}
 	}
 	_, err := fmt.Fprintf(out, "\nthe packet goes to: %s\n", describeEnd(j))
 	return err
+}
+
+// router returns the router to which the server passes the packet on, if the server has only the
+// default route to the next server. It is nil if the packet does not come here, or stays here.
+func (a *askedAgent) router() *netip.Addr {
+	if !a.Reached || a.Packet == nil || a.Trace.Next == nil || !strings.HasPrefix(a.Packet.Outcome, "next_") {
+		return nil
+	}
+	return a.Trace.Next.Router
 }
 
 func describeOffer(a *askedAgent) string {
@@ -389,6 +402,9 @@ func describeEnd(j *joinedTrace) string {
 	case err != nil:
 		return "UNKNOWN: " + err.Error()
 	case j.Receiver != "":
+		if slices.ContainsFunc(j.Agents, func(a askedAgent) bool { return a.router() != nil }) {
+			return fmt.Sprintf("%s, %s, unless it is LOST on the default route", j.Receiver, j.End)
+		}
 		return fmt.Sprintf("%s, %s", j.Receiver, j.End)
 	case j.End != "":
 		return "nowhere, " + j.End

@@ -55,6 +55,13 @@ func withoutRoute(t *agent.Trace) *agent.Trace {
 	return t
 }
 
+// byDefaultRoute gives the trace's server only the default route to the next server.
+func byDefaultRoute(t *agent.Trace) *agent.Trace {
+	router := netip.MustParseAddr("2001:db8:1::1")
+	t.Next = &agent.NextSegment{SID: netip.MustParseAddr("fd00:5:0:1:2::"), Router: &router}
+	return t
+}
+
 // huntTrace is a balancer's trace of someFlow with two candidates.
 func huntTrace(opens bool, reason, state string, course ...inspect.TracedSegment) *inspect.Trace {
 	t := &inspect.Trace{
@@ -154,6 +161,10 @@ func TestAskAgents(t *testing.T) {
 			"s1": traceOf("s1", "accepted", false), "s2": traceOf("s2", "accepted", false)}, "s2", "deliver"},
 		{"no route", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
 			"s1": traceOf("s1", "accepted", false), "s2": withoutRoute(traceOf("s2", "refused", false))}, "", "lost after s2: no route to fd00:5:0:1:2::: network is unreachable"},
+		{"default route", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": byDefaultRoute(traceOf("s2", "refused", false))}, "s1", "deliver"},
+		{"default route not taken", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{
+			"s1": traceOf("s1", "accepted", false), "s2": byDefaultRoute(traceOf("s2", "accepted", false))}, "s2", "deliver"},
 		{"drained has", random, map[string]*agent.Trace{"s9": traceOf("s9", "", true)}, "s9", "deliver"},
 		{"drained has not", random, map[string]*agent.Trace{"s9": traceOf("s9", "accepted", false)}, "", ""},
 		{"silent", huntTrace(true, "forward_hunt", "", offers...), map[string]*agent.Trace{

@@ -126,8 +126,11 @@ func changedFields(now, before any) (names []string) {
 			continue
 		}
 		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
-		if weight, ok := a.Field(i).Interface().(*uint32); ok && name == "weight" {
-			name = fmt.Sprintf("weight %d to %d", *b.Field(i).Interface().(*uint32), *weight)
+		switch value := a.Field(i).Interface().(type) {
+		case *uint32: // a weight
+			name = fmt.Sprintf("%s %d to %d", name, *b.Field(i).Interface().(*uint32), *value)
+		case bool: // whether a server is drained
+			name = fmt.Sprintf("%s %t to %t", name, !value, value)
 		}
 		names = append(names, name)
 	}

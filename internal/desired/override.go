@@ -68,10 +68,10 @@ func (r *rules) checkOverride(path string, o *Override) {
 	r.checkRanges(path, reflect.ValueOf(*o))
 }
 
-// Override makes the services follow overrides. It returns a warning for each override of a server
-// that does not exist.
+// Override makes the services follow overrides. It leaves out an override of a server that does not
+// exist, and returns a warning about it.
 func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
-	b.Overrides = overrides
+	b.Overrides = nil
 	for i, o := range overrides {
 		server := b.server(o.Service, o.Server)
 		if server == nil {
@@ -79,6 +79,7 @@ func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
 				o.Service, o.Server)
 			continue
 		}
+		b.Overrides = append(b.Overrides, o)
 		if o.Drained != nil {
 			server.Drained = *o.Drained
 		}

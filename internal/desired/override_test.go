@@ -95,12 +95,15 @@ overrides[3]: service dns has no server s1: the override has no effect`
 	if diff := cmp.Diff(want, b.Override(overrides).Error()); diff != "" {
 		t.Errorf("warnings, -want +got:\n%s", diff)
 	}
+	if diff := cmp.Diff(overrides[:2], b.Overrides); diff != "" {
+		t.Errorf("overrides in force, -want +got:\n%s", diff)
+	}
 	s1, s2 := b.Services[0].Servers[0], b.Services[0].Servers[1]
 	if !s1.Drained || *s1.Weight != 7 || s2.Drained || *s2.Weight != 1 {
 		t.Errorf("got %+v and %+v", s1, s2)
 	}
 	changes := b.ChangesFrom(valid()).Attributes()
-	if diff := cmp.Diff([]any{"servers_changed", "web/s1 (weight 1 to 7, drained)"}, changes); diff != "" {
+	if diff := cmp.Diff([]any{"servers_changed", "web/s1 (weight 1 to 7, drained false to true)"}, changes); diff != "" {
 		t.Errorf("changes, -want +got:\n%s", diff)
 	}
 }
