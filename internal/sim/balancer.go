@@ -331,7 +331,7 @@ func (e *engine) probe(balancer int, server int32) {
 }
 
 func (e *engine) probeDelay() float64 {
-	return e.config.Network.BalancerServer.sample(e.probeDraws.Uint64())
+	return e.config.Network.BalancerServer.Sample(e.probeDraws.Uint64())
 }
 
 // probed handles a probe that arrives at a server.

@@ -73,8 +73,8 @@ func (d *Distribution) Mean() float64 { return d.mean }
 // zero tells whether all samples are 0.
 func (d *Distribution) zero() bool { return d.shape == constant && d.mean == 0 }
 
-// sample maps random bits to a sample.
-func (d *Distribution) sample(bits uint64) float64 {
+// Sample maps 64 random bits to a sample.
+func (d *Distribution) Sample(bits uint64) float64 {
 	switch d.shape {
 	case constant:
 		return d.mean

@@ -182,7 +182,7 @@ func (e *engine) delay(d *Distribution, f int32) float64 {
 	if d.zero() {
 		return 0
 	}
-	return d.sample(e.flows[f].draw())
+	return d.Sample(e.flows[f].draw())
 }
 
 // nextArrival determines when the next flow arrives.

@@ -35,7 +35,7 @@ func (e *engine) changeServer(s int32, kind EventKind) {
 // setSpeed changes the speed of a station. The new speed applies to the remaining work.
 func (e *engine) setSpeed(st *station, speed float64) {
 	if st.sharing != nil {
-		st.advance(e.now)
+		st.sharing.SetSpeed(e.now, speed)
 		st.speed = speed
 		e.schedule(st)
 		return
@@ -71,7 +71,7 @@ func (e *engine) failServer(s int32) {
 func (e *engine) clear(st *station) {
 	st.waiting, st.busy = newFlowList(), 0
 	if st.sharing != nil {
-		st.sharing.jobs = st.sharing.jobs[:0]
+		st.sharing.Clear()
 	}
 	for slot := st.slot; slot < int32(len(e.slots)) && e.slots[slot].station == e.slots[st.slot].station; slot++ {
 		e.slots[slot].flow = none

@@ -2,7 +2,11 @@
 
 package sim
 
-import "math"
+import (
+	"math"
+
+	"github.com/segue-lb/segue/internal/processor"
+)
 
 // server is the state of a server. Its stations are the one with the same index (CPU) and, if
 // there are jobs with IO, the one len(servers) after it. A server fills one cache line.
@@ -42,7 +46,7 @@ type station struct {
 	speed   float64
 	each    float64 // 1/cpus
 	waiting flowList
-	sharing *sharing // nil if the discipline is FIFO
+	sharing *processor.Sharing[int32] // nil if the discipline is FIFO
 }
 
 // slot is the place where a service ends: a processor, or a shared station.
@@ -144,7 +148,7 @@ func (e *engine) begin(f int32, stage *Stage) {
 // work returns the work of a stage of a flow, in seconds.
 func (e *engine) work(f *Flow, stage uint8) float64 {
 	s := &e.config.Jobs[f.Class].Stages[stage]
-	work := s.Work.sample(stageDraw(f.Key, stage))
+	work := s.Work.Sample(stageDraw(f.Key, stage))
 	if s.PerUnit > 0 {
 		work += s.PerUnit * e.sizes[f.Number]
 	}

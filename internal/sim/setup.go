@@ -2,7 +2,11 @@
 
 package sim
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/segue-lb/segue/internal/processor"
+)
 
 // newEngine prepares a run.
 func newEngine(c *Config, seed uint64, run int) (*engine, error) {
@@ -100,7 +104,7 @@ func (e *engine) addStation(server int32, shared bool, cpus int32, speed float64
 	slots := cpus
 	if shared {
 		slots = 1
-		e.stations[at].sharing = new(sharing)
+		e.stations[at].sharing = processor.NewSharing[int32](cpus, speed)
 	}
 	for range slots {
 		e.slots = append(e.slots, slot{station: at, flow: none})

@@ -171,12 +171,12 @@ func TestDistributions(t *testing.T) {
 			samples := make([]float64, n)
 			sum := 0.0
 			for i := range samples {
-				samples[i] = test.d.sample(r.Uint64())
+				samples[i] = test.d.Sample(r.Uint64())
 				sum += samples[i]
 			}
 			slices.Sort(samples)
 			for _, bits := range []uint64{0, math.MaxUint64} {
-				if x := test.d.sample(bits); !(x >= 0) || math.IsInf(x, 1) {
+				if x := test.d.Sample(bits); !(x >= 0) || math.IsInf(x, 1) {
 					t.Errorf("sample of bits %x: got %v, want a time", bits, x)
 				}
 			}
@@ -198,7 +198,7 @@ func TestLognormalMomentsHasItsDeviation(t *testing.T) {
 	var h Histogram
 	r := newRand(6, streamArrivals, 0)
 	for range 400_000 {
-		h.Add(d.sample(r.Uint64()))
+		h.Add(d.Sample(r.Uint64()))
 	}
 	if got := h.Deviation(); math.Abs(got-1) > 0.02 {
 		t.Errorf("deviation: got %v, want 1", got)

@@ -36,11 +36,7 @@ func (w World) Work(s int32) float64 {
 	st := &e.stations[s]
 	sum := 0.0
 	if st.sharing != nil {
-		virtual := st.virtualAt(e.now)
-		for _, job := range st.sharing.jobs {
-			sum += job.until - virtual
-		}
-		return sum + e.waitingWork(&e.servers[s].waiting)
+		return st.sharing.Left(e.now) + e.waitingWork(&e.servers[s].waiting)
 	}
 	sum += e.waitingWork(&st.waiting)
 	for slot := st.slot; slot < st.slot+st.cpus; slot++ {
