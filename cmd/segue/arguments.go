@@ -93,6 +93,7 @@ func configFlag(cmd *cobra.Command, file *string) {
 var valueForms = map[string]string{
 	"bool":        "true or false",
 	"duration":    "a duration with a unit, such as 500ms, 30s or 2h",
+	"float64":     "a number",
 	"int":         "a whole number",
 	"share":       "a share from 0% to 100%, such as 5%",
 	"stringSlice": "values separated by commas",

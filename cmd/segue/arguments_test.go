@@ -23,8 +23,8 @@ func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 // TestPlaceholders checks that the help of each flag names the kind of its value by one of the
 // usual words, and that an invalid value of each type causes a clear error.
 func TestPlaceholders(t *testing.T) {
-	known := []string{"", "address", "bytes", "command", "count", "counts", "duration", "file", "int", "kind", "name", "number", "numbers",
-		"regexp", "role", "share", "shares"}
+	known := []string{"", "address", "bytes", "command", "count", "counts", "distribution", "duration",
+		"file", "folder", "int", "kind", "name", "number", "numbers", "regexp", "role", "schedule", "share", "shares"}
 	everyCommand(newRoot(), func(cmd *cobra.Command) {
 		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
 			if placeholder, _ := pflag.UnquoteUsage(flag); !slices.Contains(known, placeholder) {
@@ -55,6 +55,16 @@ func TestArgumentErrors(t *testing.T) {
 		{"status --nothing", "unknown flag: --nothing; segue status --help lists the flags"},
 		{"status --interval",
 			"flag needs an argument: --interval; segue status --help lists the flags"},
+		{"app --speed fast", `--speed "fast": must be a number`},
+		{"app --speed 0", "--speed 0: must be a positive number"},
+		{"app --workers 0", "--workers 0: must be 1 to 65536"},
+		{"app --discipline lifo", `--discipline "lifo": must be processor-sharing or fifo`},
+		{"app --demand exponential:190ms",
+			`--demand "exponential:190ms": must be a mapping of field names to values, such as "exponential: 190ms"`},
+		{"app --demand-table /nowhere", "--demand-table: open /nowhere: no such file or directory"},
+		{"app --colocated 50%",
+			`--colocated "50%": must be SHARE@TIME, with a share from 0% to less than 100%, such as 50%@60s`},
+		{"app 8080", `app: unexpected argument "8080"`},
 		{"lb detach", "lb detach: missing INSTANCE"},
 		{"agent detach a b", `agent detach: unexpected argument "b"`},
 		{"lb", "lb: missing -c FILE"},

@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/field"
 	"github.com/segue-lb/segue/internal/sim"
 )
 
@@ -115,6 +118,28 @@ func (m *merger) factor(path, text string) float64 {
 	m.require(known && err == nil && x > 0 && !math.IsInf(x, 1), path,
 		"must be a positive time with a unit, such as 35ns or 0.8ns")
 	return x * unit
+}
+
+// ParseDistribution reads a distribution of times in the form that scenarios use, such as
+// "exponential: 190ms". If the distribution names a file, the file is relative to dir.
+func ParseDistribution(text, dir string) (sim.Distribution, error) {
+	var read Distribution
+	var d sim.Distribution
+	m := merger{builder: &builder{dir: dir}}
+	err := config.Decode([]byte(text), &read, func() field.Errors {
+		d = m.distribution("", &read)
+		return m.errs
+	})
+	var problems field.Errors
+	if errors.As(err, &problems) {
+		for _, p := range problems {
+			p.Line = 0 // the text is a line
+			if p.Path == "" {
+				p.Problem += `, such as "exponential: 190ms"`
+			}
+		}
+	}
+	return d, err
 }
 
 // distribution reads a distribution. Its fields are among other fields of the section. The

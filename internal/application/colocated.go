@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package application
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Schedule is when co-located work takes how much of the cores, in ascending order of times. Before
+// the first change it takes nothing.
+type Schedule []Change
+
+// Change is a time at which the share of the cores that co-located work takes changes.
+type Change struct {
+	At    time.Duration // since the schedule came into effect; 0 or more
+	Share float64       // from 0 to less than 1
+}
+
+const scheduleForm = `must be SHARE@TIME, with a share from 0% to less than 100%, such as 50%@60s`
+
+// ParseSchedule reads a schedule such as "50%@60s,0%@2m". An empty text is an empty schedule. The
+// times must ascend.
+func ParseSchedule(text string) (Schedule, error) {
+	var schedule Schedule
+	if text == "" {
+		return nil, nil
+	}
+	for item := range strings.SplitSeq(text, ",") {
+		share, at, _ := strings.Cut(item, "@")
+		number, percent := strings.CutSuffix(share, "%")
+		x, err := strconv.ParseFloat(number, 64)
+		if err != nil || !percent || !(x >= 0 && x < 100) {
+			return nil, fmt.Errorf("%q: %s", item, scheduleForm)
+		}
+		after, err := time.ParseDuration(at)
+		if err != nil || after < 0 {
+			return nil, fmt.Errorf("%q: %s", item, scheduleForm)
+		}
+		if n := len(schedule); n > 0 && after <= schedule[n-1].At {
+			return nil, fmt.Errorf("%q: the time must be after %v, the time before it", item,
+				schedule[n-1].At)
+		}
+		schedule = append(schedule, Change{At: after, Share: x / 100})
+	}
+	return schedule, nil
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package application
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/segue-lb/segue/loadshm"
+)
+
+// workers serve one connection each, from accept to close, as the processes of Apache's prefork
+// do. Connections that come while all of them are busy wait in the listen backlog.
+type workers struct {
+	free        chan struct{} // has an element for each idle worker
+	load        *loadshm.Reporter
+	connections atomic.Uint64
+	busy        sync.WaitGroup
+}
+
+// newWorkers returns idle workers. load may be nil.
+func newWorkers(count int, load *loadshm.Reporter) *workers {
+	w := &workers{free: make(chan struct{}, count), load: load}
+	for range count {
+		w.free <- struct{}{}
+	}
+	return w
+}
+
+// begin has a worker that was taken from free serve a connection.
+func (w *workers) begin() {
+	w.busy.Add(1)
+	w.connections.Add(1)
+	if w.load != nil {
+		w.load.Begin()
+	}
+}
+
+// end makes the worker of a closed connection idle.
+func (w *workers) end() {
+	if w.load != nil {
+		w.load.End()
+	}
+	w.free <- struct{}{}
+	w.busy.Done()
+}
+
+// listener accepts a connection only when a worker is idle. Until then the connection is in the
+// kernel's accept queue, whose length is the backlog, and whose overflow is the kernel's matter.
+type listener struct {
+	*net.TCPListener
+	queue   *os.File // the same socket; waits for connections without accepting them
+	workers *workers
+	closed  chan struct{}
+	close   func() error
+}
+
+// listen opens a listening socket. The kernel limits the backlog to net.core.somaxconn of the
+// network namespace.
+func listen(ctx context.Context, address string, backlog int, w *workers) (*listener, error) {
+	config := net.ListenConfig{KeepAlive: -1}
+	config.SetMultipathTCP(false) // a server of the lab is a plain one
+	general, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	l := &listener{TCPListener: general.(*net.TCPListener), workers: w, closed: make(chan struct{})}
+	if l.queue, err = l.File(); err == nil {
+		err = withDescriptor(l.queue, func(fd int) error { return unix.Listen(fd, backlog) })
+	}
+	l.close = sync.OnceValue(func() error {
+		close(l.closed)
+		return errors.Join(l.queue.Close(), l.TCPListener.Close())
+	})
+	if err != nil {
+		err = fmt.Errorf("%s: set the backlog to %d: %w", address, backlog, err)
+		return nil, errors.Join(err, l.close())
+	}
+	return l, nil
+}
+
+// withDescriptor calls f with the descriptor of a file.
+func withDescriptor(file *os.File, f func(fd int) error) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failure error
+	return errors.Join(raw.Control(func(fd uintptr) { failure = f(int(fd)) }), failure)
+}
+
+// Accept waits for a connection, then for an idle worker, and accepts. A listener without
+// connections occupies no worker, so several listeners can share the workers.
+func (l *listener) Accept() (net.Conn, error) {
+	if err := l.await(); err != nil {
+		return nil, err
+	}
+	select {
+	case <-l.workers.free:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	conn, err := l.TCPListener.Accept()
+	if err != nil {
+		l.workers.free <- struct{}{}
+		return nil, err
+	}
+	l.workers.begin()
+	return conn, nil
+}
+
+// await returns when a connection is in the accept queue.
+func (l *listener) await() error {
+	raw, err := l.queue.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failure error
+	waits := func(fd uintptr) bool {
+		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 0)
+		if err != nil && !errors.Is(err, syscall.EINTR) {
+			failure = fmt.Errorf("wait for a connection: %w", err)
+			return true
+		}
+		return n > 0
+	}
+	return errors.Join(raw.Read(waits), failure)
+}
+
+// Close stops the listener. The kernel resets the connections in the accept queue.
+func (l *listener) Close() error { return l.close() }
