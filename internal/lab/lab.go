@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package lab builds a data centre in network namespaces of one machine: a client, an edge router
-// that distributes packets over the balancers by ECMP, balancers, and servers that run nginx or
-// Apache. Edge router, balancers and servers are connected at layer 2. `segue lab` and the
-// end-to-end tests use the package.
+// that distributes packets over the balancers by ECMP, balancers, and servers that run nginx,
+// Apache or an emulated application. Edge router, balancers and servers are connected at layer 2.
+// `segue lab` and the end-to-end tests use the package.
 package lab
 
 import (
@@ -188,7 +188,7 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 }
 
 // Process returns a process of a node, or nil. Balancers have the process lb. Servers have agent,
-// echo, and nginx or apache.
+// echo, and nginx, apache or emulated.
 func (l *Lab) Process(node, name string) *Process {
 	i := slices.IndexFunc(l.Processes, func(p *Process) bool { return p.node.Name == node && p.Name == name })
 	if i < 0 {

@@ -27,7 +27,9 @@ func (n *Node) processes(binary string) []*Process {
 	}
 	switch {
 	case n.Role == RoleServer:
-		add(string(n.Application), Process{args: n.applicationCommand(), port: httpPort})
+		add(string(n.Application), Process{
+			args: n.applicationCommand(binary), port: httpPort, daemon: n.Application == Emulated,
+		})
 		if ports := n.lab.Topology.ports(desired.UDP); len(ports) > 0 {
 			args := []string{binary, "lab", "udp-echo", n.Name}
 			for _, port := range ports {
@@ -45,8 +47,11 @@ func (n *Node) processes(binary string) []*Process {
 }
 
 // applicationCommand returns the command that runs the node's HTTP server in the foreground.
-func (n *Node) applicationCommand() []string {
-	if n.Application == Apache {
+func (n *Node) applicationCommand(binary string) []string {
+	switch n.Application {
+	case Emulated:
+		return n.emulatedCommand(binary)
+	case Apache:
 		return []string{"apache2", "-f", n.configPath("apache.conf"), "-D", "FOREGROUND"}
 	}
 	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
@@ -163,9 +168,12 @@ func (n *Node) agentService(s Service) desired.AgentService {
 		service.Load = cmp.Or(e.Load, service.Load)
 		service.NotLocal = cmp.Or(e.NotLocal, service.NotLocal)
 	}
-	if service.Load.Kind == desired.LoadApache {
+	switch service.Load.Kind {
+	case desired.LoadApache:
 		service.Load.Path = cmp.Or(service.Load.Path, n.scoreboard())
 		service.Load.Workers = cmp.Or(service.Load.Workers, apacheWorkers)
+	case desired.LoadSharedMemory:
+		service.Load.Path = cmp.Or(service.Load.Path, n.loadFile())
 	}
 	return service
 }
@@ -248,7 +256,10 @@ func (n *Node) writeApplicationConfig() error {
 			return err
 		}
 	}
-	if n.Application == Apache {
+	switch n.Application {
+	case Emulated:
+		return nil // its command line has everything
+	case Apache:
 		if err := errors.Join(
 			os.Chmod(upload, 0o777), // Apache refuses to serve as root
 			os.WriteFile(n.lab.path(n.Name, "name"), []byte(n.Name+"\n"), 0o644),

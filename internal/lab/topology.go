@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -35,17 +36,23 @@ type Topology struct {
 	Impair Impairment `yaml:"impair"`
 	// Applications are the applications of the servers in turn: s1 runs the first, s2 the second.
 	Applications []Application `yaml:"applications"`
-	Services     []Service     `yaml:"services"`
+	// Emulated describes the servers with the application emulated.
+	Emulated EmulatedServers `yaml:"emulated"`
+	Services []Service       `yaml:"services"`
 }
 
 // Application is an HTTP server.
 type Application string
 
-// The applications that servers can run. Both give the same responses.
+// The applications that servers can run. All serve the lab's files and uploads. The processors of
+// an emulated application are emulated (package application).
 const (
-	Nginx  Application = "nginx"
-	Apache Application = "apache"
+	Nginx    Application = "nginx"
+	Apache   Application = "apache"
+	Emulated Application = "emulated"
 )
+
+var applications = []Application{Nginx, Apache, Emulated}
 
 // MTU holds the sizes of the largest packets, in bytes.
 type MTU struct {
@@ -74,7 +81,7 @@ type Service struct {
 	Health *desired.Health `yaml:"health,omitempty"`
 	// Accept, Load and NotLocal are the same as in an agent's configuration, with its defaults.
 	// Unless the topology sets them, the path and the workers of apache-scoreboard are those of the
-	// lab's Apache.
+	// lab's Apache, and the path of shared-memory is that of the server's application.
 	Accept   desired.Accept   `yaml:"accept,omitempty"`
 	Load     desired.Source   `yaml:"load,omitempty"`
 	NotLocal desired.NotLocal `yaml:"not-local,omitempty"`
@@ -100,7 +107,7 @@ var defaultTopology []byte
 // DefaultTopology returns the built-in topology.
 func DefaultTopology() Topology {
 	var t Topology
-	if err := t.parse(defaultTopology); err != nil {
+	if err := t.parse(defaultTopology, ""); err != nil {
 		panic(fmt.Sprintf("lab: the built-in topology: %v", err))
 	}
 	return t
@@ -108,17 +115,29 @@ func DefaultTopology() Topology {
 
 // ParseTopology reads a topology in YAML. Missing fields have the values of the built-in topology.
 // A list replaces the built-in list as a whole. The error is of type field.Errors.
-func ParseTopology(text []byte) (Topology, error) {
+func ParseTopology(text []byte) (Topology, error) { return parseTopology(text, "") }
+
+// parseTopology is ParseTopology for a file in dir. If dir is empty, paths must be absolute.
+func parseTopology(text []byte, dir string) (Topology, error) {
 	t := DefaultTopology()
-	return t, t.parse(text)
+	return t, t.parse(text, dir)
 }
 
-func (t *Topology) parse(text []byte) error {
-	return config.Decode(text, t, func() field.Errors { return t.problems() })
+func (t *Topology) parse(text []byte, dir string) error {
+	return config.Decode(text, t, func() field.Errors {
+		t.Emulated.resolve(dir)
+		return t.problems()
+	})
 }
 
 // LoadTopology reads the topology in a file.
-func LoadTopology(path string) (Topology, error) { return config.Load(path, ParseTopology) }
+func LoadTopology(path string) (Topology, error) {
+	dir, err := filepath.Abs(filepath.Dir(path))
+	if err != nil {
+		return Topology{}, err
+	}
+	return config.Load(path, func(text []byte) (Topology, error) { return parseTopology(text, dir) })
+}
 
 // A lab's name becomes part of the names of namespaces and pins. It has no hyphens, so that the
 // lab's name can be found in the name of a namespace.
@@ -168,13 +187,14 @@ func (t Topology) problems() field.Errors {
 	}
 	errs = append(errs, t.Impair.problems(t)...)
 	for i, application := range t.Applications {
-		if application != Nginx && application != Apache {
-			fail(fmt.Sprintf("applications[%d]", i), application, "must be %s or %s", Nginx, Apache)
+		if !slices.Contains(applications, application) {
+			fail(fmt.Sprintf("applications[%d]", i), application, "must be one of %v", applications)
 		}
 	}
 	if len(t.Applications) == 0 {
 		fail("applications", "", "at least one is required")
 	}
+	t.emulatedProblems(fail)
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
 		s.validate(func(field string, value any, format string, args ...any) {

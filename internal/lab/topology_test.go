@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -91,8 +93,11 @@ func TestParseTopologyRefuses(t *testing.T) {
 	hunting := func(field string) string {
 		return "services: [{name: a, vip: 2001:db8::1, port: 80, protocol: tcp, encapsulation: srv6-insert, placement: hunt, " + field + "}]"
 	}
+	emulated := func(exceptions string) string {
+		return "applications: [emulated, nginx]\nemulated: {exceptions: [{" + exceptions + "}]}"
+	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, impair, applications, services"},
+		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, impair, applications, emulated, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -143,7 +148,28 @@ func TestParseTopologyRefuses(t *testing.T) {
 			`: services[0].health.interval "1ms": must be at least 100ms (lb1)`},
 		{service("health: {tcp: {}, udp: {}}"),
 			": services[0].health.udp: unknown field; must be one of: http, tcp, interval"},
-		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be nginx or apache`},
+		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be one of [nginx apache emulated]`},
+		{"emulated: {cores: 0}", `line 1: emulated.cores "0": must be a whole number from 1 to 1024`},
+		{"emulated: {backlog: 5000}",
+			`line 1: emulated.backlog "5000": must be a whole number from 1 to 4096`},
+		{"emulated: {workers: 0}",
+			`line 1: emulated.workers "0": must be a whole number from 1 to 65536`},
+		{"emulated: {speed: 0}", `line 1: emulated.speed "0": must be a positive number`},
+		{"emulated: {discipline: lifo}",
+			`line 1: emulated.discipline "lifo": must be processor-sharing or fifo`},
+		{"emulated: {demand: 190ms}",
+			`line 1: emulated.demand "190ms": must be a mapping of field names to values, such as "exponential: 190ms"`},
+		{`emulated: {demand: "exponential: 0s"}`,
+			`: emulated.demand "exponential: 0s": exponential "0s": must be positive`},
+		{"emulated: {demand-table: demands.tsv}",
+			`: emulated.demand-table "demands.tsv": must be an absolute path`},
+		{"emulated: {colocated: 50%}", `: emulated.colocated "50%": "50%": must be SHARE@TIME`},
+		{emulated("server: s1, speed: 0"),
+			`: emulated.exceptions[0].speed "0": must be a positive number`},
+		{emulated("server: s5"), `: emulated.exceptions[0].server "s5": is not a server of the lab`},
+		{emulated("server: s2"), `: emulated.exceptions[0].server "s2": runs nginx, not emulated`},
+		{emulated("server: s1}, {server: s1"),
+			`: emulated.exceptions[1].server "s1": has an exception already`},
 		{"applications: []", "line 1: applications: at least one is required"},
 		{service("placement: hunt"), `: services[0].encapsulation "gre": must be srv6-insert or srv6-encap for placement hunt`},
 		{hunting("candidates: 9"), `line 1: services[0].candidates "9": must be from 1 to 8 (lb1)`},
@@ -374,6 +400,65 @@ services:
 	s := l.Node("lb1").BalancerConfig().Services[0]
 	if s.Placement != desired.PlacementHunt || s.Selection != desired.SelectRandom || s.Candidates != 3 {
 		t.Errorf("the balancer's service: %s %s %d", s.Placement, s.Selection, s.Candidates)
+	}
+}
+
+// TestEmulatedServers reads a topology with unequal emulated servers from a file.
+func TestEmulatedServers(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "topology.yaml")
+	if err := os.WriteFile(path, []byte(`
+applications: [emulated, nginx]
+emulated:
+  workers: 8
+  speed: 2
+  demand: "exponential: 190ms"
+  seed: 7
+  exceptions:
+    - {server: s3, cores: 4, backlog: 16, speed: 0.5, discipline: fifo, demand-table: demands.tsv,
+       colocated: "50%@60s"}
+services:
+  - {name: web, vip: "2001:db8::1", port: 8080, protocol: tcp, encapsulation: srv6-insert,
+     placement: hunt, load: {source: shared-memory}}
+`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	topology, err := LoadTopology(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := testLab(t, topology)
+	common := func(name string) []string {
+		dir := "/run/segue/lab/demo/"
+		return []string{
+			"app", "--name", name, "--control", "127.0.0.1:9190", "--load", dir + name + "/load",
+			"--files", dir + "content", "--uploads", dir + name + "/upload", "--idle-timeout", "1h",
+			"--listen", ":80", "--listen", ":8080", "--workers", "8",
+		}
+	}
+	for name, want := range map[string][]string{
+		"s1": append(common("s1"), "--backlog", "128", "--cores", "2", "--speed", "2",
+			"--demand", "exponential: 190ms", "--seed", "7"),
+		"s3": append(common("s3"), "--backlog", "16", "--cores", "4", "--speed", "0.5",
+			"--discipline", "fifo", "--demand", "exponential: 190ms",
+			"--demand-table", filepath.Join(dir, "demands.tsv"), "--seed", "7", "--colocated", "50%@60s"),
+	} {
+		p := l.Process(name, "emulated")
+		if p == nil {
+			t.Fatalf("%s has no process emulated", name)
+		}
+		if diff := cmp.Diff(want, p.args[1:]); diff != "" || !p.daemon {
+			t.Errorf("%s: daemon %v, arguments (-want +got):\n%s", name, p.daemon, diff)
+		}
+		load := desired.Source{
+			Kind: desired.LoadSharedMemory, Path: "/run/segue/lab/demo/" + name + "/load",
+		}
+		if got := l.Node(name).AgentConfig().Services[0].Load; got != load {
+			t.Errorf("%s: the load source is %+v, want %+v", name, got, load)
+		}
+	}
+	if l.Process("s2", "nginx") == nil || l.Process("s2", "emulated") != nil {
+		t.Error("s2 does not run nginx alone")
 	}
 }
 
