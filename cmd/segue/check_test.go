@@ -165,6 +165,9 @@ services:
 	} {
 		instance := fmt.Sprintf("check-%s-%d", test.role, os.Getpid())
 		running := fmt.Sprintf(files, instance, test.more)
+		if test.role == "balancer" {
+			running = strings.Replace(running, "node: {", fmt.Sprintf("node: {state: %q, ", dir), 1)
+		}
 		cfg, _, err := test.parse([]byte(running))
 		if err != nil {
 			t.Fatal(err)
@@ -206,7 +209,16 @@ services:
 		}
 		check(strings.Replace(same, "eth0", test.other, 1), problems,
 			fmt.Sprintf("%s: valid, but instance %q would refuse to reload it", file, instance))
-		otherRole := strings.Replace(running, servers, "", 1)
+		overrides := filepath.Join(dir, instance+".overrides.yaml")
+		if err := os.WriteFile(overrides, []byte("overrides:\n- {service: web, server: s1}\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if test.role == "balancer" {
+			check(same, overrides+":2: overrides[0]: must have drained or weight\n", "would refuse to reload it: 1 error")
+		} else {
+			check(same, valid+"\n", "<nil>") // an agent has no overrides
+		}
+		otherRole := fmt.Sprintf(files, instance, "")
 		if test.role == "agent" {
 			otherRole = fmt.Sprintf(files, instance, servers)
 		}

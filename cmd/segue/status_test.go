@@ -27,6 +27,10 @@ func someSnapshots() (before, after *inspect.Snapshot) {
 				Process:  &runstate.Process{PID: 4711, Since: time.Unix(900, 0).UTC()},
 				Configuration: &runstate.Configuration{
 					File: "/etc/segue/lb.yaml", Read: time.Unix(910, 0).UTC(),
+					Overrides: []desired.Override{
+						{Service: "dns", Server: "d1", Drained: new(true)},
+						{Service: "web", Server: "s1", Drained: new(false), Weight: new(uint32(10))},
+					},
 					Refused: &runstate.Refusal{Time: time.Unix(920, 0).UTC(), Problems: []string{
 						`node.interface "eth1": a change from "eth0" needs a restart`,
 						`node.seed "7": a change from "0" needs a restart`,

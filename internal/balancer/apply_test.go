@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/balancer/dataplane"
+	"github.com/segue-lb/segue/internal/datapath"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 	"github.com/segue-lb/segue/internal/srv6"
@@ -359,8 +361,8 @@ func TestUnchangedServiceKeepsItsTable(t *testing.T) {
 	}
 }
 
-// A change of one service does not touch the others. A change of the balancer's own address touches
-// all of them, because it is in the packets to all servers.
+// A change of one service does not touch the others. A change of the balancer's locator or
+// addresses touches all of them, because one of these is in the packets to each server.
 func TestReconcileChangesOnlyDifferences(t *testing.T) {
 	t.Parallel()
 	f := open(t, standard())
@@ -395,6 +397,13 @@ func TestReconcileChangesOnlyDifferences(t *testing.T) {
 	next.Node.Locator = netip.MustParsePrefix("fd00:6c:0:99::/64")
 	f.mustApply(next)
 	requireChanged("locator", before, func(string) bool { return true })
+
+	before = members()
+	next = drained()
+	next.Node.Locator = netip.MustParsePrefix("fd00:6c:0:99::/64")
+	next.Node.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00:a::9")}
+	f.mustApply(next)
+	requireChanged("addresses", before, func(string) bool { return true })
 }
 
 // While candidate tables are replaced, each new flow is placed by the old table or by the new one,
@@ -535,5 +544,33 @@ func TestTablesOfARemovedService(t *testing.T) {
 		if f.plane.Holds(2*id+number, nil) {
 			t.Errorf("table %d of the removed service is there", number)
 		}
+	}
+}
+
+// A reload that fails while it removes a service is undone: the service gets its candidate table
+// and its label back.
+func TestFailedRemovalIsUndone(t *testing.T) {
+	t.Parallel()
+	less := webOf(srv6Server("s1", 1, 1))
+	dns := serviceOf("dns", vip6, 53, desired.UDP, desired.SRv6Encap, srv6Server("s1", 1, 1))
+	f := open(t, balancerOf(less.Services[0], dns))
+
+	writable := f.plane.Objects.ServiceLabels
+	pin := filepath.Join(datapath.Dir(f.cfg.Node.Instance), "service_labels")
+	readOnly, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+	f.must(err)
+	defer readOnly.Close()
+	f.plane.Objects.ServiceLabels = readOnly
+	err = f.services.reconcile(less, f.generations.Next(less.Services))
+	f.plane.Objects.ServiceLabels = writable
+	if err == nil {
+		t.Fatal("the label was removed: nothing is tested")
+	}
+	f.must(f.services.reconcile(f.cfg, f.generations))
+	flow := flowTo(vip6, 53, desired.UDP)
+	f.route()
+	f.check(f.forwarded(frameOf(flow), flow, "dns", "s1", "forward_new"), f.run(frameOf(flow)))
+	if f.labels()["dns"].Generation != 1 {
+		t.Errorf("labels: %v", f.labels())
 	}
 }

@@ -80,14 +80,6 @@ func (s *services) reconcileService(want *serviceState) error {
 	return nil
 }
 
-// forget makes the next reconcile change all services, because the tables may have been restored
-// since the last one.
-func (s *services) forget() {
-	for _, svc := range s.byName {
-		svc.follows = nil
-	}
-}
-
 // add gives a new service a number and a label. It returns an error if no number is free.
 func (s *services) add(name string) (*service, error) {
 	if err := s.checkRoom(1); err != nil {
@@ -195,6 +187,7 @@ func (s *services) keepOnly(wanted map[string]bool) error {
 		if wanted[name] {
 			continue
 		}
+		svc.follows, svc.placed = nil, placing{} // if a step fails, reconcile has to start anew
 		err := errors.Join(
 			s.plane.Uninstall(2*svc.id), s.plane.Uninstall(2*svc.id+1), s.plane.UnlabelService(svc.id))
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -43,6 +44,21 @@ func TestFullServiceTable(t *testing.T) {
 		t.Errorf("found %+v, which nobody entered", got)
 	}
 	f.check(f.forwarded(frameOf(web), web, "web", "s", "forward_new"), f.run(frameOf(web)))
+	// The second entries of lines get the rule of the service web. So a packet that finds another
+	// entry of the line is not forwarded.
+	serving := f.plane.Services.Find(first[slices.IndexFunc(first, func(e dataplane.ServiceEntry) bool { return e.IsService() })].Key())
+	lines := &f.plane.Directory.Services[f.plane.Directory.Generation%2]
+	for i := range lines {
+		second := &lines[i].Entry[1]
+		if second.Kind != serving.Kind || second.Id == serving.Id {
+			continue
+		}
+		second.Id, second.Rule = serving.Id, serving.Rule
+		flow := flowOf(second)
+		if f.run(frameOf(flow)).Servers["web/s"].Packets != 1 {
+			t.Fatalf("%v: another entry of the line is found", flow.Destination)
+		}
+	}
 	for i := len(first); i < len(entries); i += 2 * 64 {
 		flow := flowTo(vipOf(entries[i]), 7, desired.TCP)
 		want := map[string]tally{"drop_no_service": {1, 60, 0}}
@@ -96,6 +112,12 @@ func idOf(t *testing.T, m *ebpf.Map) ebpf.MapID {
 	}
 	id, _ := info.ID()
 	return id
+}
+
+// flowOf returns a flow to the service of an entry.
+func flowOf(e *dataplane.ServiceEntry) dataplane.Flow {
+	vip, port, protocol := e.Matches()
+	return flowTo(vip, port.Number(), protocol)
 }
 
 func vipOf(e dataplane.ServiceEntry) netip.Addr {

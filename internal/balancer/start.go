@@ -48,7 +48,6 @@ func (b *Balancer) fill(t *datapath.Takeover) error {
 	if err := b.slots.Reclaim(keysOf(b.cfg)); err != nil {
 		return err
 	}
-	b.services.forget()
 	return b.reconcile(b.cfg, b.keys, b.generations)
 }
 

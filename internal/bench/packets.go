@@ -11,7 +11,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 )
 
@@ -28,7 +27,7 @@ type PacketOptions struct {
 
 // DefaultPacketOptions measures all cases.
 func DefaultPacketOptions() PacketOptions {
-	return PacketOptions{Flows: []uint32{1, 1_000, 64_000, 1_000_000, 10_000_000}, Rounds: 15, Packets: 200_000, Room: config.DefaultFlows}
+	return PacketOptions{Flows: []uint32{1, 1_000, 64_000, 1_000_000, 10_000_000}, Rounds: 15, Packets: 200_000, Room: desired.DefaultFlows}
 }
 
 // PacketTime is the cost of one kind of packet, in nanoseconds of CPU time.

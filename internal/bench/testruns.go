@@ -13,13 +13,12 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/segue-lb/segue/internal/config"
 	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/packet"
 )
 
 // manyFlows is a number of flows whose entries exceed the caches.
-const manyFlows = config.DefaultFlows
+const manyFlows = desired.DefaultFlows
 
 // testRuns measures the throughput of several cores by test runs alone. All use the tables of one
 // balancer.

@@ -63,7 +63,7 @@ func Load[T any](path string, parse func([]byte) (T, error)) (result T, err erro
 func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
 	var b desired.Balancer
 	d := decode(data, &b)
-	d.defaultBalancer(&b)
+	b.SetDefaults(d.has)
 	if d.check(b.Validate); len(d.problems) > 0 {
 		return nil, nil, d.problems.OrNil()
 	}
@@ -75,7 +75,7 @@ func ParseBalancer(data []byte) (*desired.Balancer, field.Errors, error) {
 func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
 	var a desired.Agent
 	d := decode(data, &a)
-	d.defaultAgent(&a)
+	a.SetDefaults(d.has)
 	if d.check(a.Validate); len(d.problems) > 0 {
 		return nil, nil, d.problems.OrNil()
 	}
@@ -83,8 +83,8 @@ func ParseAgent(data []byte) (*desired.Agent, field.Errors, error) {
 	return &a, d.warnings.Sorted(), nil
 }
 
-// HasServers tells whether a service in the file lists servers. Every valid file of a balancer
-// does, and no valid file of an agent. The error is of type field.Errors: the file is not a YAML
+// HasServers tells whether a service in the file has the field servers, which may be empty. Only a
+// balancer's file has it. The error is of type field.Errors: the file is not a YAML
 // document.
 func HasServers(data []byte) (bool, error) {
 	root, problem := parse(data)
@@ -93,13 +93,13 @@ func HasServers(data []byte) (bool, error) {
 	}
 	var file struct {
 		Services []struct {
-			Servers []any `yaml:"servers"`
+			Servers *[]any `yaml:"servers"`
 		} `yaml:"services"`
 	}
 	// An invalid file is read as far as possible. ParseBalancer and ParseAgent report its errors.
 	_ = root.Load(&file, yaml.WithUniqueKeys(false))
 	for _, service := range file.Services {
-		if len(service.Servers) > 0 {
+		if service.Servers != nil {
 			return true, nil
 		}
 	}

@@ -269,7 +269,8 @@ func TestHasServers(t *testing.T) {
 		"balancer":         {string(lb), true},
 		"agent":            {string(agent), false},
 		"invalid balancer": {"services: [1, {port: x, port: [], servers: [1]}]", true},
-		"no servers":       {"services: [{servers: []}]", false},
+		"no servers":       {"services: [{servers: []}]", true},
+		"no field":         {"services: [{name: web, servers: }]", false},
 	}
 	for name, test := range tests {
 		if got, err := HasServers([]byte(test.file)); got != test.want || err != nil {
@@ -374,7 +375,8 @@ func TestLoadOverrides(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := overrides + ": overrides[1]: service web has no server s7: the override has no effect"
+	want := overrides + ": overrides[1]: service web has no server s7: the override has no effect\n" +
+		overrides + ": overrides: all servers are now drained or have weight 0: service web gets no new connections"
 	if warnings.Error() != want {
 		t.Errorf("warnings %q, want %q", warnings, want)
 	}

@@ -31,7 +31,8 @@ const longestKeyFile = mostSignalKeys*(2*len(SignalKey{})+2) + 1
 
 // ReadSignalKeys reads a file with one or two keys, each as 32 hexadecimal digits on a line. For an
 // empty file name it returns no keys. Only the owner may have access to the file, which must be a
-// regular one. The error is of type *field.Error. It names field and file, and never quotes the content.
+// regular one. The error is of type *field.Error. It names field and file, and never quotes the
+// content.
 func ReadSignalKeys(file string) (SignalKeys, error) {
 	if file == "" {
 		return nil, nil

@@ -39,7 +39,7 @@ func (d *document) warnOfNoTaker(b *desired.Balancer) {
 		switch {
 		case len(service.Servers) == 0:
 			d.warnf(at, "none: packets to service %s are dropped", service.Name)
-		case !slices.ContainsFunc(service.Servers, func(s desired.Server) bool { return s.Takes() }):
+		case !service.Takes():
 			d.warnf(at, "all are drained or have weight 0: service %s gets no new connections", service.Name)
 		}
 	}

@@ -68,10 +68,15 @@ func (r *rules) checkOverride(path string, o *Override) {
 	r.checkRanges(path, reflect.ValueOf(*o))
 }
 
-// Override makes the services follow overrides. It leaves out an override of a server that does not
-// exist, and returns a warning about it.
+// Override makes the services follow overrides. It leaves out overrides of servers that do not
+// exist. It returns a warning for each of these, and for each service that gets no new connections
+// because of overrides.
 func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
 	b.Overrides = nil
+	took := make([]bool, len(b.Services)) // new connections, without overrides
+	for i := range b.Services {
+		took[i] = b.Services[i].Takes()
+	}
 	for i, o := range overrides {
 		server := b.server(o.Service, o.Server)
 		if server == nil {
@@ -85,6 +90,12 @@ func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
 		}
 		if o.Weight != nil {
 			server.Weight = o.Weight
+		}
+	}
+	for i := range b.Services {
+		if took[i] && !b.Services[i].Takes() {
+			warnings.Addf("overrides", "all servers are now drained or have weight 0: "+
+				"service %s gets no new connections", b.Services[i].Name)
 		}
 	}
 	return warnings

@@ -50,6 +50,9 @@ func TestValidate(t *testing.T) {
 		"no weight":     {func(b *Balancer) { b.Services[0].Servers[1].Weight = nil }, "services[0].servers[1].weight: required"},
 		"weight":        {func(b *Balancer) { b.Services[0].Servers[1].Weight = &heavy }, "services[0].servers[1].weight: must be a whole number from 0 to 1000"},
 		"flows":         {func(b *Balancer) { b.Node.Limits.Flows = 1 }, "node.limits.flows: must be a whole number from 1024 to 100000000"},
+		"no rise":       {func(b *Balancer) { b.Services[0].Health = &Health{TCP: &TCPCheck{}} }, "services[0].health.rise: required"},
+		"no fall":       {func(b *Balancer) { b.Services[0].Health = &Health{TCP: &TCPCheck{}} }, "services[0].health.fall: required"},
+		"no check port": {func(b *Balancer) { b.Services[0].Health = &Health{TCP: &TCPCheck{}} }, "services[0].health.tcp.port: required"},
 		"default check": {func(b *Balancer) { b.Services[0].Health = &Health{TCP: &TCPCheck{}, Rise: 0, Fall: -1} }, "services[0].health.fall: must be a whole number from 1 to 1000"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -59,6 +62,24 @@ func TestValidate(t *testing.T) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// TestValidateAgent is TestValidate for an agent.
+func TestValidateAgent(t *testing.T) {
+	a := Agent{
+		Node: AgentNode{Instance: "agent", Interface: "eth0", Locator: netip.MustParsePrefix("fd00:5:0:1::/64"), MTU: 1279},
+		Services: []AgentService{{
+			Name: "web", VIP: netip.MustParseAddr("2001:db8:80::1"), Port: 80, Protocol: TCP, Encapsulation: SRv6Encap,
+			Accept: Accept{Policy: AcceptDynamic}, Load: Source{Kind: LoadConnections}, NotLocal: NotLocalReset,
+		}},
+	}
+	want := `node.mtu: must be a whole number from 1280 to 65535
+services[0].accept.window: required by policy dynamic
+services[0].accept.initial: required by policy dynamic
+services[0].accept.epsilon: required by policy dynamic`
+	if diff := cmp.Diff(want, a.Validate().Error()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }
 
@@ -105,5 +126,21 @@ overrides[3]: service dns has no server s1: the override has no effect`
 	changes := b.ChangesFrom(valid()).Attributes()
 	if diff := cmp.Diff([]any{"servers_changed", "web/s1 (weight 1 to 7, drained false to true)"}, changes); diff != "" {
 		t.Errorf("changes, -want +got:\n%s", diff)
+	}
+}
+
+// TestOverrideOfAllServers warns if a service gets no new connections because of overrides.
+func TestOverrideOfAllServers(t *testing.T) {
+	b := valid()
+	overrides := []Override{
+		{Service: "web", Server: "s1", Drained: new(true)},
+		{Service: "web", Server: "s2", Weight: new(uint32(0))},
+	}
+	if warnings := b.Override(overrides[:1]); warnings != nil {
+		t.Errorf("one server is left: %v", warnings)
+	}
+	want := "overrides: all servers are now drained or have weight 0: service web gets no new connections"
+	if diff := cmp.Diff(want, valid().Override(overrides).Error()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
 	}
 }

@@ -62,7 +62,8 @@ func (r *rules) checkFields(path string, value reflect.Value) {
 	}
 }
 
-// IsSRv6 tells whether packets have a segment routing header. IsSRv6 and IsTunnel are both false for an unknown encapsulation, which is an error already.
+// IsSRv6 tells whether packets have a segment routing header. IsSRv6 and IsTunnel are both false for
+// an unknown encapsulation, which is an error already.
 func (e Encapsulation) IsSRv6() bool   { return e == SRv6Insert || e == SRv6Encap }
 func (e Encapsulation) IsTunnel() bool { return e == GRE || e == IPIP }
 

@@ -113,8 +113,17 @@ func (r *rules) checkAccept(path string, a Accept) {
 		r.refuse(field.Child(path, "initial"), a.Initial != nil, other)
 		return
 	}
-	if a.Epsilon != nil && (*a.Epsilon < 0 || *a.Epsilon >= 0.5) {
-		r.failf(field.Child(path, "epsilon"), "must be at least 0 and less than 0.5")
+	const needed = "required by policy dynamic"
+	if a.Window == 0 {
+		r.failf(field.Child(path, "window"), needed)
+	}
+	if a.Initial == nil {
+		r.failf(field.Child(path, "initial"), needed)
+	}
+	if at := field.Child(path, "epsilon"); a.Epsilon == nil {
+		r.failf(at, needed)
+	} else if *a.Epsilon < 0 || *a.Epsilon >= 0.5 {
+		r.failf(at, "must be at least 0 and less than 0.5")
 	}
 }
 

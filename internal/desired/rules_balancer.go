@@ -157,16 +157,21 @@ func (r *rules) checkHealth(path string, s *Service) {
 	if (h.HTTP == nil) == (h.TCP == nil) {
 		r.failf(path, "must have exactly one of http and tcp; tcp: {} uses the defaults")
 	}
-	all := s.Port == AllPorts
+	if h.Rise == 0 {
+		r.failf(field.Child(path, "rise"), "required")
+	}
+	if h.Fall == 0 {
+		r.failf(field.Child(path, "fall"), "required")
+	}
 	if h.HTTP != nil {
 		at := field.Child(path, "http")
 		if _, err := url.ParseRequestURI(h.HTTP.Path); err != nil || h.HTTP.Path[0] != '/' {
 			r.failf(field.Child(at, "path"), "must be a URL path that begins with /")
 		}
-		r.checkHealthPort(field.Child(at, "port"), h.HTTP.Port, all)
+		r.checkHealthPort(field.Child(at, "port"), h.HTTP.Port, s.Port)
 	}
 	if h.TCP != nil {
-		r.checkHealthPort(field.Child(field.Child(path, "tcp"), "port"), h.TCP.Port, all)
+		r.checkHealthPort(field.Child(field.Child(path, "tcp"), "port"), h.TCP.Port, s.Port)
 	}
 	if h.Interval < 100*time.Millisecond {
 		r.failf(field.Child(path, "interval"), "must be at least 100ms")
@@ -175,9 +180,13 @@ func (r *rules) checkHealth(path string, s *Service) {
 	}
 }
 
-func (r *rules) checkHealthPort(path string, port uint16, all bool) {
-	if port == 0 && all {
+func (r *rules) checkHealthPort(path string, port uint16, service Port) {
+	switch {
+	case port != 0 || service == 0:
+	case service == AllPorts:
 		r.failf(path, "required, because the service's port is all")
+	default:
+		r.failf(path, "required")
 	}
 }
 

@@ -4,6 +4,7 @@ package desired
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -113,6 +114,11 @@ type Service struct {
 // Takes tells whether the configuration permits new flows to the server: its weight is not 0, and
 // it is not drained.
 func (s *Server) Takes() bool { return !s.Drained && *s.Weight > 0 }
+
+// Takes tells whether the configuration permits new flows to at least one server.
+func (s *Service) Takes() bool {
+	return slices.ContainsFunc(s.Servers, func(server Server) bool { return server.Takes() })
+}
 
 // Probes tells whether the servers' agents are probed. Without a value they are not.
 func (s *Service) Probes() bool { return s.Probe != nil && *s.Probe }

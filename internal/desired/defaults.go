@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"time"
+
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/tables"
+)
+
+// DefaultFlows is the default capacity of the flow table.
+const DefaultFlows = 1 << 20
+
+// Given tells whether a source gives a value for the field at a path. Zero can be a value.
+type Given func(path string) bool
+
+func setDefault[T any](given Given, path string, into *T, value T) {
+	if !given(path) {
+		*into = value
+	}
+}
+
+// SetDefaults sets the fields that the source does not give.
+func (b *Balancer) SetDefaults(given Given) {
+	setDefault(given, "node.instance", &b.Node.Instance, "lb")
+	internal := b.Node.Inside == ""
+	setDefault(given, "node.internal", &b.Node.Internal, &internal)
+	setDefault(given, "node.limits.flows", &b.Node.Limits.Flows, DefaultFlows)
+	setDefault(given, "node.state", &b.Node.State, "/var/lib/segue")
+	setDefault(given, "node.limits.servers", &b.Node.Limits.Servers, 4096)
+	for i := range b.Services {
+		s, path := &b.Services[i], field.Item("services", i)
+		given.defaultService(s, path)
+		probes := s.Encapsulation.IsSRv6() && b.Node.TakesSignals()
+		setDefault(given, field.Child(path, "probe"), &s.Probe, &probes)
+	}
+}
+
+func (given Given) defaultService(s *Service, path string) {
+	setDefault(given, field.Child(path, "placement"), &s.Placement, PlacementHash)
+	setDefault(given, field.Child(path, "persistence"), &s.Persistence, PersistenceTable)
+	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	candidates := 3
+	if s.Placement == PlacementHunt {
+		candidates = 2
+		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
+	}
+	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
+	setDefault(given, field.Child(path, "generations"), &s.Generations, 3)
+	setDefault(given, field.Child(path, "buckets"), &s.Buckets, tables.DefaultBuckets)
+	given.defaultTimeouts(&s.Timeouts, field.Child(path, "timeouts"), s)
+	if s.Health != nil {
+		given.defaultHealth(s.Health, field.Child(path, "health"), s.Port)
+	}
+	for i := range s.Servers {
+		given.defaultServer(&s.Servers[i], field.Item(field.Child(path, "servers"), i))
+	}
+}
+
+func (given Given) defaultTimeouts(t *Timeouts, path string, s *Service) {
+	unconfirmed, established, closing := time.Minute, time.Hour, time.Minute
+	if s.Protocol == UDP {
+		unconfirmed, established = 30*time.Second, 2*time.Minute
+	}
+	if s.Placement == PlacementHunt { // the server has said that it is over: 6LB, section IV-C
+		closing = 10 * time.Second
+	}
+	setDefault(given, field.Child(path, "new"), &t.New, unconfirmed)
+	setDefault(given, field.Child(path, "established"), &t.Established, established)
+	setDefault(given, field.Child(path, "closing"), &t.Closing, closing)
+}
+
+// defaultHealth leaves the port of a check 0 if the service is for all ports.
+func (given Given) defaultHealth(h *Health, path string, port Port) {
+	setDefault(given, field.Child(path, "interval"), &h.Interval, time.Second)
+	setDefault(given, field.Child(path, "timeout"), &h.Timeout, h.Interval)
+	setDefault(given, field.Child(path, "rise"), &h.Rise, 2)
+	setDefault(given, field.Child(path, "fall"), &h.Fall, 3)
+	if h.HTTP != nil {
+		setDefault(given, field.Child(path, "http.path"), &h.HTTP.Path, "/")
+		setDefault(given, field.Child(path, "http.port"), &h.HTTP.Port, port.Number())
+	}
+	if h.TCP != nil {
+		setDefault(given, field.Child(path, "tcp.port"), &h.TCP.Port, port.Number())
+	}
+}
+
+func (given Given) defaultServer(s *Server, path string) {
+	one := uint32(1)
+	setDefault(given, field.Child(path, "weight"), &s.Weight, &one)
+	setDefault(given, field.Child(path, "host"), &s.Host, s.Address)
+}
+
+// SetDefaults sets the fields that the source does not give.
+func (a *Agent) SetDefaults(given Given) {
+	setDefault(given, "node.instance", &a.Node.Instance, "agent")
+	yes := true
+	setDefault(given, "node.internal", &a.Node.Internal, &yes)
+	setDefault(given, "node.assign-vips", &a.Node.AssignVIPs, &yes)
+	for i := range a.Services {
+		given.defaultAgentService(&a.Services[i], field.Item("services", i))
+	}
+}
+
+func (given Given) defaultAgentService(s *AgentService, path string) {
+	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
+	if !s.Hunts() {
+		return
+	}
+	setDefault(given, field.Child(path, "accept.policy"), &s.Accept.Policy, AcceptDynamic)
+	if s.Accept.Policy == AcceptDynamic {
+		setDefault(given, field.Child(path, "accept.window"), &s.Accept.Window, 50)
+		epsilon, initial := 0.1, uint32(1)
+		setDefault(given, field.Child(path, "accept.epsilon"), &s.Accept.Epsilon, &epsilon)
+		setDefault(given, field.Child(path, "accept.initial"), &s.Accept.Initial, &initial)
+	}
+	setDefault(given, field.Child(path, "load.source"), &s.Load.Kind, LoadConnections)
+	setDefault(given, field.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
+}
