@@ -31,6 +31,8 @@ type Arrival struct {
 	Class int32
 	// Size is in units of Stage.PerUnit. It is 0 unless a trace gives it.
 	Size float64
+	// Query is that of the trace's line, and empty without a trace.
+	Query string
 }
 
 // Poisson arrivals are independent of each other, with a mean rate of Rate per second. Curve, if

@@ -94,6 +94,13 @@ func TestTraces(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			paths := []string{"/wiki/A", "/skins/main.css", "/wiki/B", "/x.png"}
+			for i := range got {
+				if !strings.HasSuffix(got[i].Query, paths[i]) {
+					t.Errorf("query %q, want one that ends with %s", got[i].Query, paths[i])
+				}
+				got[i].Query = ""
+			}
 			want := []sim.Arrival{
 				{At: 0, Class: 0}, {At: 0.25, Class: -1}, {At: 0.25, Class: 0}, {At: 1, Class: 2},
 			}

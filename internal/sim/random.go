@@ -34,6 +34,10 @@ func newRand(seed uint64, purpose, which int) *Rand {
 	return &Rand{state: mix(mix(seed+golden) + mix(uint64(purpose)<<32+uint64(which)))}
 }
 
+// NewRand returns a stream for a caller outside the simulator. Streams of one seed with different
+// numbers are independent.
+func NewRand(seed uint64, stream int) *Rand { return newRand(seed, stream, 0) }
+
 // Uint64 returns 64 random bits.
 func (r *Rand) Uint64() uint64 {
 	r.state += golden

@@ -31,6 +31,9 @@ type Trace struct {
 	// MustMatch makes a query that matches no class an error. Without it, the class of such a flow
 	// is drawn by the jobs' shares.
 	MustMatch bool
+	// Check returns what is wrong with a query, or nil. The trace ends at a query that is wrong, and
+	// its error names file and line. Without Check all queries are right.
+	Check func(query string) error
 }
 
 // TraceClass tells which queries belong to a class.
@@ -92,7 +95,8 @@ func (t Trace) Start(*Rand) (Source, error) {
 
 func (t Trace) source(lines *traceLines, speed float64) *traceSource {
 	return &traceSource{
-		lines: lines, speed: speed, classes: t.Classes, mustMatch: t.MustMatch, first: math.NaN(),
+		lines: lines, speed: speed, classes: t.Classes, mustMatch: t.MustMatch, check: t.Check,
+		first: math.NaN(),
 	}
 }
 
@@ -220,6 +224,7 @@ type traceSource struct {
 	speed     float64
 	classes   []TraceClass
 	mustMatch bool
+	check     func(query string) error
 	first     float64 // NaN before the first flow
 	last      float64
 }
@@ -232,8 +237,13 @@ func (s *traceSource) Next() (next Arrival, ok bool) {
 		s.first = s.lines.at
 	}
 	s.last = max(s.last, (s.lines.at-s.first)/s.speed)
+	if s.check != nil {
+		if err := s.check(s.lines.query); err != nil {
+			return Arrival{}, s.lines.failf("%v", err)
+		}
+	}
 	class, size, ok := s.classify(s.lines.query)
-	return Arrival{At: s.last, Class: class, Size: size}, ok
+	return Arrival{At: s.last, Class: class, Size: size, Query: s.lines.query}, ok
 }
 
 // classify returns the class of a query, or -1 if the class is to be drawn, and the size of the
