@@ -3,6 +3,7 @@ module github.com/segue-lb/segue
 go 1.26.0
 
 require (
+	github.com/HdrHistogram/hdrhistogram-go v1.4.0
 	github.com/cilium/ebpf v0.22.0
 	github.com/dchest/siphash v1.2.3
 	github.com/google/go-cmp v0.7.0

@@ -24,7 +24,8 @@ func everyCommand(cmd *cobra.Command, do func(*cobra.Command)) {
 // usual words, and that an invalid value of each type causes a clear error.
 func TestPlaceholders(t *testing.T) {
 	known := []string{"", "address", "bytes", "command", "count", "counts", "distribution", "duration",
-		"file", "folder", "int", "kind", "name", "number", "numbers", "regexp", "role", "schedule", "share", "shares"}
+		"file", "folder", "format", "int", "kind", "line", "name", "number", "numbers", "process",
+		"regexp", "role", "schedule", "share", "shares", "time"}
 	everyCommand(newRoot(), func(cmd *cobra.Command) {
 		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
 			if placeholder, _ := pflag.UnquoteUsage(flag); !slices.Contains(known, placeholder) {
@@ -86,6 +87,10 @@ func TestArgumentErrors(t *testing.T) {
 		{"lab status x",
 			`lab status: unexpected argument "x"; to name the lab, write: segue lab status --name x`},
 		{"lab list x", `lab list: unexpected argument "x"`},
+		{"load", "load: missing URL..."},
+		{"load --rate x http://127.0.0.1/", `--rate "x": must be a number`},
+		{"load --rate 1 --expect-status x http://127.0.0.1/",
+			`--expect-status "x": must be whole numbers separated by commas`},
 		{"lab exec", "lab exec: missing NODE"},
 		{"lab restart", "lab restart: missing NODE"},
 		{"lab restart --kill", "lab restart: missing NODE"},

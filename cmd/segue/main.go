@@ -38,7 +38,8 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(describeFlagError)
 	addGroup(root, "run", "Run a balancer or an agent:", newLB(), newAgent(), newCheck())
 	addGroup(root, "observe", "Observe a balancer or an agent:", newStatus(), newTrace())
-	addGroup(root, "lab", "Try and measure on this machine:", newLab(), newApp(), newBench())
+	addGroup(root, "lab", "Try and measure on this machine:",
+		newLab(), newApp(), newLoad(), newBench())
 	addGroup(root, "research", "Simulate and compute:", newSim(), newModel(), newRepro())
 	root.AddCommand(newVersion())
 	return root
