@@ -47,7 +47,7 @@ static __always_inline __u32 table_number(const struct service *service)
  * follow one another. */
 static __always_inline __u32 row_start(const struct service *service, __u32 bucket)
 {
-	return bucket * candidates_of(service) * generations_of(service);
+	return bucket * (candidates_of(service) * generations_of(service));
 }
 
 /* The server of a candidate; NO_SERVER where a row is shorter, or the table does not have it. */
@@ -76,11 +76,9 @@ enum listed {
 	LIST_ANY,
 };
 
-static __always_inline bool is_wanted(const struct service *service, __u32 number,
-				      enum listed wanted)
+static __always_inline bool is_wanted_server(const struct service *service,
+					     const struct server *server, enum listed wanted)
 {
-	const struct server *server = server_at(number);
-
 	if (!serves(server, service))
 		return false;
 	switch (wanted) {
@@ -93,6 +91,12 @@ static __always_inline bool is_wanted(const struct service *service, __u32 numbe
 	default:
 		return true;
 	}
+}
+
+static __always_inline bool is_wanted(const struct service *service, __u32 number,
+				      enum listed wanted)
+{
+	return is_wanted_server(service, server_at(number), wanted);
 }
 
 static __always_inline bool is_listed(const struct segments *segments, __u32 number)

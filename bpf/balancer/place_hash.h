@@ -13,12 +13,15 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 {
 	__u32 bucket = bucket_of(flow, service->rule.buckets);
 	int number = candidate_of(service, bucket, 0);
+	const struct server *server = server_at(number);
 
-	if (!is_wanted(service, number, LIST_TAKING))
+	if (!is_wanted_server(service, server, LIST_TAKING)) {
 		number = first_taking(service, bucket);
-	if (number < 0)
-		return false;
-	go_to(segments, number, server_at(number));
+		if (number < 0)
+			return false;
+		server = server_at(number);
+	}
+	go_to(segments, number, server);
 	ask(segments, SID_DELIVER, SID_DELIVER);
 	return true;
 }
