@@ -50,23 +50,15 @@ static __always_inline __u32 row_start(const struct service *service, __u32 buck
 	return bucket * (candidates_of(service) * generations_of(service));
 }
 
-/* The server of a candidate; NO_SERVER where a row is shorter, or the table does not have it. */
-static __always_inline __u32 candidate_at(void *table, __u32 number)
-{
-	__u32 word = number / CANDIDATES_PER_WORD;
-	const struct candidates *candidates = bpf_map_lookup_elem(table, &word);
-
-	return candidates ? candidates->server[number % CANDIDATES_PER_WORD] : NO_SERVER;
-}
-
-/* Reads consecutive candidates. A lookup in an inner table is a call, which costs more than all the
- * rest: so it is made once for each word. */
+/* Reads candidates of a table. A lookup in an inner table is a call, and takes most of the time. So
+ * the reader keeps the word of the last candidate, because the next one is often in it. */
 struct candidate_reader {
 	void *table;
 	const struct candidates *word;
 	__u32 number; /* of the word; none at first */
 };
 
+/* The server of a candidate; NO_SERVER where a row is shorter, or the table does not have it. */
 static __always_inline __u32 read_candidate(struct candidate_reader *from, __u32 number)
 {
 	__u32 word = number / CANDIDATES_PER_WORD;
@@ -76,6 +68,14 @@ static __always_inline __u32 read_candidate(struct candidate_reader *from, __u32
 		from->number = word;
 	}
 	return from->word ? from->word->server[number % CANDIDATES_PER_WORD] : NO_SERVER;
+}
+
+/* Reads a single candidate. */
+static __always_inline __u32 candidate_at(void *table, __u32 number)
+{
+	struct candidate_reader from = { .table = table, .number = ~0 };
+
+	return read_candidate(&from, number);
 }
 
 /* A candidate of a bucket's present generation. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The formats of the balancer's tables, which user space shares. Go gets structs and enums through
- * bpf2go. It repeats what is only in a #define. Padding is explicit everywhere.
+ * bpf2go. It repeats constants that exist only as a #define. Padding is explicit everywhere.
  */
 #ifndef SEGUE_BALANCER_TYPES_H
 #define SEGUE_BALANCER_TYPES_H

@@ -35,8 +35,8 @@ With --against, check also compares the file with the process that runs the
 instance. It prints each field whose change needs a restart, and each error in the
 overrides of a balancer. This needs root.
 
-Without --role, a file in which a service lists servers is checked as a balancer's
-file, and any other as an agent's file.
+Without --role, a file in which a service has the field servers is checked as a
+balancer's file, and any other as an agent's file.
 
 The exit code is 0 if the file is valid, with or without warnings. It is 1 if the
 file is invalid, or if the instance would refuse to reload it.`,

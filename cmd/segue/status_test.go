@@ -151,7 +151,7 @@ func TestPrintBalancer(t *testing.T) {
 	golden(t, "status.json", &output)
 }
 
-// The age of the numbers of flows is shown, and so is that there are no numbers yet.
+// The line says how old the numbers of flows are, or that no sweep has counted flows yet.
 func TestDescribeFlows(t *testing.T) {
 	for _, c := range []struct {
 		table inspect.FlowTable

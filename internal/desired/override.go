@@ -80,8 +80,8 @@ func (b *Balancer) Override(overrides []Override) (warnings field.Errors) {
 	for i, o := range overrides {
 		server := b.server(o.Service, o.Server)
 		if server == nil {
-			warnings.Addf(field.Item("overrides", i), "service %s has no server %s: the override has no effect",
-				o.Service, o.Server)
+			warnings.Addf(field.Item("overrides", i),
+				"service %s has no server %s: the override has no effect", o.Service, o.Server)
 			continue
 		}
 		b.Overrides = append(b.Overrides, o)
