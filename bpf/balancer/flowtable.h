@@ -328,6 +328,8 @@ static __always_inline struct flow_transition flow_renew(struct flow *flow, enum
 	return changed ? flow_transition(flow, flow->value, flow->value ^ changed) : none;
 }
 
+#define FLOW_RANK_FREE (3 * (FLOW_TIME_MASK + 1)) /* the highest rank */
+
 /* How readily an entry is replaced; 0: not at all. */
 static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 {
@@ -335,7 +337,7 @@ static __always_inline __u64 entry_rank(__u64 value, __u64 now)
 
 	switch (entry_state(value)) {
 	case FLOW_FREE:
-		return 3 * (FLOW_TIME_MASK + 1);
+		return FLOW_RANK_FREE;
 	case FLOW_ESTABLISHED:
 		return age < FLOW_MIN_IDLE ? 0 : age;
 	default: /* at least 1, also in the tick it was seen */
@@ -369,6 +371,8 @@ flow_enter(struct flow *flow, __u32 server, enum flow_state state, __u64 now, bo
 			best = rank;
 			old = other;
 		}
+		if (rank == FLOW_RANK_FREE)
+			break;
 	}
 	/* Otherwise the compiler would keep the addresses of all entries on the stack. */
 	barrier_var(flow->signature);
