@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import "time"
+
+// Results is what a directory of results contains. The runner writes it as results.json each time
+// that a run has ended.
+type Results struct {
+	// Experiment is the name of the experiment, the name of its file without the ending.
+	Experiment string `json:"experiment"`
+	Title      string `json:"title"`
+	// Paper names the paper, the section and the figure that the experiment repeats.
+	Paper string `json:"paper"`
+	// Text is the file of the experiment.
+	Text string `json:"text"`
+	// Axis is what the points of the experiment differ in.
+	Axis  Axis     `json:"axis"`
+	Cases []string `json:"cases"`
+	// Points are the values on the axis, in ascending order.
+	Points []float64 `json:"points"`
+	Seeds  int       `json:"seeds"`
+	// Claims are statements of the paper about this experiment.
+	Claims      []Claim     `json:"claims,omitempty"`
+	Full        bool        `json:"full"`
+	Speed       float64     `json:"speed"`
+	Environment Environment `json:"environment"`
+	// Runs are the runs that have ended, in the order of cases, points and seeds.
+	Runs []Run `json:"runs"`
+	// Planned is the number of runs of the whole experiment.
+	Planned int `json:"planned"`
+}
+
+// Axis is a quantity in which the points of an experiment differ.
+type Axis struct {
+	// Key is load, servers, buckets, deviation, removed or flows.
+	Key string `json:"key"`
+	// Label names the quantity and its unit for readers.
+	Label string `json:"label"`
+}
+
+// Claim is a statement of a paper.
+type Claim struct {
+	// Text is the statement, in the words of the paper or close to them.
+	Text string `json:"text" yaml:"text"`
+	// Holds is a condition on the results, as in "mean(sc, 0.88) / mean(sr4, 0.88) >= 2".
+	Holds string `json:"holds,omitempty" yaml:"holds"`
+	// Measured and Simulated are the values of the condition's left side, and Met tells whether the
+	// measured one meets it. They are absent while runs are missing.
+	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
+	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`
+	Met       *bool    `json:"met,omitempty" yaml:"-"`
+}
+
+// Environment is where an experiment ran.
+type Environment struct {
+	Version  string    `json:"version"` // of Segue
+	Kernel   string    `json:"kernel"`
+	CPU      string    `json:"cpu"`
+	Cores    int       `json:"cores"`
+	Memory   uint64    `json:"memory"` // bytes
+	Started  time.Time `json:"started"`
+	Finished time.Time `json:"finished,omitzero"`
+}
+
+// Run is one run: a case at a point, with a seed. All times are in emulated seconds: on a lab that
+// runs at speed 4, a request of 1 s has taken 0.25 s by the clock.
+type Run struct {
+	Case  string  `json:"case"`
+	Point float64 `json:"point"`
+	Seed  uint64  `json:"seed"`
+	// Folder has the files of the run, relative to the directory of results:
+	// arrivals.tsv, the arrivals and their work, as a trace for segue sim;
+	// requests.csv.gz, a line for each request (time, query, server, outcome, latency, exchange);
+	// loads.csv, the busy workers of each server over time.
+	Folder string `json:"folder"`
+
+	// Load is the share of all processors that the requests use, 0 to 1 and more.
+	Load      float64 `json:"load"`
+	Servers   int     `json:"servers"`
+	Balancers int     `json:"balancers"`
+	// Seconds is the time in which requests arrived.
+	Seconds  float64           `json:"seconds"`
+	Requests uint64            `json:"requests"`
+	Failed   uint64            `json:"failed"`
+	Failures map[string]uint64 `json:"failures"`
+
+	Measured Response `json:"measured"`
+	// Simulated is what the simulator has for the same arrivals and the same work, in the mean of
+	// several placements of the flows. It is nil for cases that the simulator does not have.
+	Simulated *Response `json:"simulated,omitempty"`
+	// Model is what queueing theory has for this load, without an end. It is nil for cases without a
+	// model.
+	Model *Response `json:"model,omitempty"`
+	// Handshake is the time from a SYN to its SYN-ACK, by the clock and not scaled.
+	Handshake *Response `json:"handshake,omitempty"`
+
+	// Fairness is Jain's index of the servers' busy workers, in the mean over time (6LB, section
+	// VI-B2). Busy is the mean number of busy workers of a server.
+	Fairness float64 `json:"fairness"`
+	Busy     float64 `json:"busy"`
+	// Shares has an element for each server.
+	Shares []Share `json:"shares"`
+	// Counters has what balancers counted, by the reasons of segue status.
+	Counters map[string]uint64 `json:"counters"`
+
+	Machine Machine `json:"machine"`
+	// Warnings tell what may have disturbed the run.
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// Response describes a distribution of times, in seconds.
+type Response struct {
+	Mean float64 `json:"mean"`
+	P50  float64 `json:"p50"`
+	P90  float64 `json:"p90"`
+	P99  float64 `json:"p99"`
+	// Half is half of the 95% confidence interval of the mean; 0 if it is not known.
+	Half float64 `json:"half,omitempty"`
+	// Distribution is the cumulative distribution, in ascending order.
+	Distribution []DistributionPoint `json:"distribution,omitempty"`
+}
+
+// DistributionPoint says that a share of all requests, 0 to 1, took at most the time.
+type DistributionPoint struct {
+	Seconds float64 `json:"seconds"`
+	Share   float64 `json:"share"`
+}
+
+// Share is what one server did in a run.
+type Share struct {
+	Server    string  `json:"server"`
+	Responses uint64  `json:"responses"`
+	Mean      float64 `json:"mean"` // response time in seconds
+	Busy      float64 `json:"busy"` // mean number of busy workers
+	// Offers by their result; all 0 without hunting.
+	Accepted uint64 `json:"accepted"`
+	Refused  uint64 `json:"refused"`
+	Forced   uint64 `json:"forced"`
+}
+
+// Machine tells whether the machine kept up with a run.
+type Machine struct {
+	// Idle is the share of all cores' time that was left, 0 to 1.
+	Idle float64 `json:"idle"`
+	// Generator is the CPU time of the load generator as a share of one core.
+	Generator float64 `json:"generator"`
+	// LateP99 is how late the generator sent requests by the clock, in seconds.
+	LateP99 float64 `json:"late_p99"`
+}
