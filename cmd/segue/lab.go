@@ -31,7 +31,7 @@ func newLab() *cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
-		newLabImpair(), newLabDown(), newLabDemo(), newLabUDPEcho(), newLabDelay())
+		newLabImpair(), newLabDown(), newLabDemo(), newLabRun(), newLabUDPEcho(), newLabDelay(), newLabGuard())
 	return cmd
 }
 

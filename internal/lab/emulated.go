@@ -62,8 +62,8 @@ func (e EmulatedServer) or(other EmulatedServer) EmulatedServer {
 	}
 }
 
-// of returns the settings of one server.
-func (e EmulatedServers) of(server string) EmulatedServer {
+// Of returns the settings of one server.
+func (e EmulatedServers) Of(server string) EmulatedServer {
 	i := slices.IndexFunc(e.Exceptions, func(x EmulatedException) bool { return x.Server == server })
 	if i < 0 {
 		return e.EmulatedServer
@@ -159,9 +159,9 @@ const applicationControl = "127.0.0.1:9190"
 
 // emulatedCommand returns the command that runs the node's server with emulated processors.
 func (n *Node) emulatedCommand(binary string) []string {
-	e := n.lab.Topology.Emulated.of(n.Name)
+	e := n.lab.Topology.Emulated.Of(n.Name)
 	args := []string{
-		binary, "app", "--name", n.Name, "--control", applicationControl, "--load", n.loadFile(),
+		binary, "app", "--name", n.Name, "--control", applicationControl, "--load", n.LoadFile(),
 		"--files", n.lab.path("content"), "--uploads", n.lab.path(n.Name, "upload"),
 		// Tests keep connections open while they rearrange the lab.
 		"--idle-timeout", "1h",
@@ -190,5 +190,6 @@ func (n *Node) emulatedCommand(binary string) []string {
 	return args
 }
 
-// loadFile returns the path of the file in which the node's application reports its load.
-func (n *Node) loadFile() string { return n.lab.path(n.Name, "load") }
+// LoadFile returns the path of the file in which the node's application reports its load (package
+// loadshm).
+func (n *Node) LoadFile() string { return n.lab.path(n.Name, "load") }

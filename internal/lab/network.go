@@ -450,8 +450,14 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 			return err
 		}
 	}
-	if n.Role == RoleClient {
-		return nil
+	switch n.Role {
+	case RoleClient:
+		return addLocalRoutes(h, clients6, clients4)
+	case RoleEdge:
+		client := n.lab.Node("client")
+		if err := errors.Join(addRoute(h, clients6, client.IPv6), addRoute(h, clients4, client.IPv4)); err != nil {
+			return err
+		}
 	}
 	for _, other := range n.lab.Nodes {
 		switch {
@@ -480,6 +486,24 @@ func (n *Node) addRoutes(h *netlink.Handle) error {
 func addRoute(h *netlink.Handle, to netip.Prefix, via netip.Addr) error {
 	if err := h.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: via.AsSlice()}); err != nil {
 		return fmt.Errorf("add route %s via %s: %w", to, via, err)
+	}
+	return nil
+}
+
+// addLocalRoutes makes all addresses of the prefixes addresses of the node.
+func addLocalRoutes(h *netlink.Handle, prefixes ...netip.Prefix) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("interface lo: %w", err)
+	}
+	for _, prefix := range prefixes {
+		route := &netlink.Route{
+			Dst: ipNet(prefix), LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL,
+			Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
+		}
+		if err := h.RouteAdd(route); err != nil {
+			return fmt.Errorf("add route local %s: %w", prefix, err)
+		}
 	}
 	return nil
 }

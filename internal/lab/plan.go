@@ -44,6 +44,9 @@ const (
 var (
 	clientNet6 = netip.MustParsePrefix("2001:db8:c::/64")
 	clientNet4 = netip.MustParsePrefix("198.51.100.0/24")
+	// All addresses of these prefixes are the client's, too. The edge router routes them to it.
+	clients6   = netip.MustParsePrefix("2001:db8:d::/120")
+	clients4   = netip.MustParsePrefix("198.18.0.0/24") // RFC 2544
 	fabricNet6 = netip.MustParsePrefix("fd00:fab::/64")
 	fabricNet4 = netip.MustParsePrefix("10.77.0.0/24")
 	outerNets6 = netip.MustParsePrefix("fd00:ed::/48") // fd00:ed:0:<i>::/64, the edge router's links to balancers
@@ -55,8 +58,22 @@ var (
 
 // reserved tells whether an address is in a prefix that the lab itself uses.
 func reserved(addr netip.Addr) bool {
-	own := []netip.Prefix{clientNet6, clientNet4, fabricNet6, fabricNet4, outerNets6, outerNets4, balancerLocators, serverLocators}
+	own := []netip.Prefix{clientNet6, clientNet4, clients6, clients4, fabricNet6, fabricNet4, outerNets6, outerNets4, balancerLocators, serverLocators}
 	return slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
+// ClientAddresses returns n further addresses of the client in the family of the VIP, at most 254.
+// A load generator that uses several has more ports.
+func ClientAddresses(vip netip.Addr, n int) []netip.Addr {
+	prefix := clients6
+	if vip.Is4() {
+		prefix = clients4
+	}
+	var addresses []netip.Addr
+	for i := 1; i <= min(n, 254); i++ {
+		addresses = append(addresses, host(prefix, i))
+	}
+	return addresses
 }
 
 // Spec describes a node, as it follows from the topology.

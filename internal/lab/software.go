@@ -101,7 +101,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 		service := desired.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
 			Placement: s.Placement, Selection: s.Selection, Candidates: s.Candidates,
-			Health: s.Health,
+			Buckets: s.Buckets, Health: s.Health,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {
 			service.Servers = append(service.Servers, server(spec, s))
@@ -173,7 +173,7 @@ func (n *Node) agentService(s Service) desired.AgentService {
 		service.Load.Path = cmp.Or(service.Load.Path, n.scoreboard())
 		service.Load.Workers = cmp.Or(service.Load.Workers, apacheWorkers)
 	case desired.LoadSharedMemory:
-		service.Load.Path = cmp.Or(service.Load.Path, n.loadFile())
+		service.Load.Path = cmp.Or(service.Load.Path, n.LoadFile())
 	}
 	return service
 }

@@ -33,18 +33,27 @@ type Results struct {
 
 // Axis is a quantity in which the points of an experiment differ.
 type Axis struct {
-	// Key is load, servers, buckets, deviation, removed or flows.
+	// Key is an AxisKind.
 	Key string `json:"key"`
 	// Label names the quantity and its unit for readers.
 	Label string `json:"label"`
 }
 
-// Claim is a statement of a paper.
+// Claim is a statement of a paper. If it has a quantity, the results are compared with it: the
+// quantity of one case, or its ratio to that of another, at one point, or the largest of all
+// points.
 type Claim struct {
 	// Text is the statement, in the words of the paper or close to them.
-	Text string `json:"text" yaml:"text"`
-	// Holds is a condition on the results, as in "mean(sc, 0.88) / mean(sr4, 0.88) >= 2".
-	Holds string `json:"holds,omitempty" yaml:"holds"`
+	Text     string  `json:"text" yaml:"text"`
+	Quantity string  `json:"quantity,omitempty" yaml:"quantity"` // mean, p50, p90 or p99
+	Of       string  `json:"of,omitempty" yaml:"of"`             // a case
+	Over     string  `json:"over,omitempty" yaml:"over"`         // a case
+	At       float64 `json:"at,omitempty" yaml:"at"`             // a point
+	AtLeast  float64 `json:"at_least,omitempty" yaml:"at-least"`
+	AtMost   float64 `json:"at_most,omitempty" yaml:"at-most"`
+
+	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
+	Holds string `json:"holds,omitempty" yaml:"-"`
 	// Measured and Simulated are the values of the condition's left side, and Met tells whether the
 	// measured one meets it. They are absent while runs are missing.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
@@ -89,8 +98,8 @@ type Run struct {
 	// Simulated is what the simulator has for the same arrivals and the same work, in the mean of
 	// several placements of the flows. It is nil for cases that the simulator does not have.
 	Simulated *Response `json:"simulated,omitempty"`
-	// Model is what queueing theory has for this load, without an end. It is nil for cases without a
-	// model.
+	// Model is what queueing theory has for this load in the long run: only the mean. It is nil for
+	// cases without a model.
 	Model *Response `json:"model,omitempty"`
 	// Handshake is the time from a SYN to its SYN-ACK, by the clock and not scaled.
 	Handshake *Response `json:"handshake,omitempty"`

@@ -40,8 +40,9 @@ type Report struct {
 	Connect *Times `json:"connect"`
 	// Lateness is how much later than due the generator took up requests.
 	Lateness *Times `json:"lateness"`
-	// Distribution is the cumulative distribution of Latency.
-	Distribution []Point `json:"distribution"`
+	// Distribution and ConnectDistribution are the cumulative distributions of Latency and Connect.
+	Distribution        []Point `json:"distribution"`
+	ConnectDistribution []Point `json:"connect_distribution"`
 
 	Servers   []Server   `json:"servers"`
 	Intervals []Interval `json:"intervals,omitempty"`
@@ -149,7 +150,8 @@ func (r *results) report(g *generator) *Report {
 		Errors:  map[string]string{},
 		Latency: r.latency.times(), Exchange: r.exchange.times(), Connect: r.connect.times(),
 		Lateness: r.lateness.times(), Distribution: r.latency.distribution(),
-		Servers: r.serverReports(), Connections: r.connections, Bytes: r.bytes,
+		ConnectDistribution: r.connect.distribution(),
+		Servers:             r.serverReports(), Connections: r.connections, Bytes: r.bytes,
 		Idle:     Idle{Open: g.idle.open, Failed: g.idle.failed, Lost: g.idle.lost},
 		Warnings: []string{},
 	}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/testbed"
+)
+
+func newLabRun() *cobra.Command {
+	var o testbed.Options
+	var list, asJSON, loud bool
+	cmd := &cobra.Command{
+		Use:   "run EXPERIMENT...",
+		Short: "Run experiments of the papers on real packets",
+		Long: `Run makes the runs of an experiment: it builds a lab with emulated servers, sends
+requests through the balancers, and replays the same requests in the simulator. An
+EXPERIMENT is a name that --list shows, or a file. docs/testbed.md describes the files,
+and the results in the directory testbed/EXPERIMENT. segue lab report makes a page from
+them.
+
+Each run is written when it has ended. After an interruption, the same command continues
+with the runs that are missing. An experiment removes its lab, also if it is killed.
+
+An experiment runs faster than real time: at --speed 4, servers work four times as fast,
+and requests arrive four times as often. All results are in emulated time.
+
+--json prints an array of objects with the keys experiment, case, point, rho, balancers,
+seeds, mean_ms, p50_ms, p90_ms, p99_ms, failed, connections, simulated_mean_ms and
+model_mean_ms.`,
+		Example: "  segue lab run --list\n  segue lab run policies-quick\n  segue lab run 6lb-10a --full",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if list {
+				return listExperiments(cmd.OutOrStdout(), o)
+			}
+			if len(args) == 0 {
+				return errors.New("missing EXPERIMENT: the name of an experiment or a file; --list shows the names")
+			}
+			if o.Speed < 0 {
+				return fmt.Errorf("--speed %v: must be a positive number", o.Speed)
+			}
+			if o.Seeds < 0 {
+				return fmt.Errorf("--seeds %d: must be at least 1", o.Seeds)
+			}
+			if o.Directory != "" && len(args) > 1 {
+				return errors.New("--out: each experiment needs its own directory; name one experiment")
+			}
+			o.Progress = progressTo(cmd.ErrOrStderr(), loud)
+			return runExperiments(cmd.Context(), cmd.OutOrStdout(), args, o, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&list, "list", false, "list the experiments, and how long each takes")
+	cmd.Flags().BoolVar(&o.Full, "full", false, "run at the length of the paper, which takes hours")
+	cmd.Flags().Float64Var(&o.Speed, "speed", 0,
+		"`number` of times that the experiment is faster than real time (default: the experiment's)")
+	cmd.Flags().IntVar(&o.Seeds, "seeds", 0, "`count` of runs of each case at each point (default: the experiment's)")
+	cmd.Flags().StringVar(&o.Directory, "out", "", "directory `name` for the results (default: testbed/EXPERIMENT)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&loud, "progress", false, "show progress even if standard error is not a terminal")
+	return cmd
+}
+
+func listExperiments(out io.Writer, o testbed.Options) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "experiment\ttime\tpaper\tcontent\tneeds")
+	for _, name := range testbed.Names() {
+		e, _, err := testbed.Load(name)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, e.Duration(o).Round(time.Minute), e.Paper, e.Title, e.Needs)
+	}
+	return w.Flush()
+}
+
+func runExperiments(ctx context.Context, out io.Writer, names []string, o testbed.Options, asJSON bool) error {
+	rows := []experimentRow{}
+	for _, name := range names {
+		e, text, err := testbed.Load(name)
+		if err != nil {
+			return err
+		}
+		own := o
+		if own.Directory == "" {
+			own.Directory = filepath.Join("testbed", e.Name)
+		}
+		results, err := e.Run(ctx, text, own)
+		if err != nil {
+			if results != nil && len(results.Runs) > 0 {
+				err = fmt.Errorf("%w\n%d of %d runs are in %s; the same command continues with the others",
+					err, len(results.Runs), results.Planned, own.Directory)
+			}
+			return err
+		}
+		if asJSON {
+			rows = append(rows, rowsOf(results)...)
+		} else if err := printResults(out, results, own.Directory); err != nil {
+			return err
+		}
+	}
+	if asJSON {
+		return printJSON(out, rows)
+	}
+	return nil
+}
+
+// experimentRow is what --json prints of a case at a point. Times are in emulated milliseconds.
+type experimentRow struct {
+	Experiment    string   `json:"experiment"`
+	Case          string   `json:"case"`
+	Point         float64  `json:"point"`
+	Rho           float64  `json:"rho"`
+	Balancers     int      `json:"balancers"`
+	Seeds         int      `json:"seeds"`
+	Mean          float64  `json:"mean_ms"`
+	Half          float64  `json:"half_width_ms"`
+	P50           float64  `json:"p50_ms"`
+	P90           float64  `json:"p90_ms"`
+	P99           float64  `json:"p99_ms"`
+	Failed        uint64   `json:"failed"`
+	Connections   uint64   `json:"connections"`
+	SimulatedMean *float64 `json:"simulated_mean_ms"`
+	ModelMean     *float64 `json:"model_mean_ms"`
+}
+
+func rowsOf(r *testbed.Results) (rows []experimentRow) {
+	for _, name := range r.Cases {
+		for _, point := range r.Points {
+			s := r.Summarise(name, point)
+			if s == nil {
+				continue
+			}
+			row := experimentRow{
+				Experiment: r.Experiment, Case: name, Point: point, Rho: s.Load, Balancers: s.Balancers,
+				Seeds: s.Seeds, Mean: 1e3 * s.Measured.Mean, Half: 1e3 * s.Measured.Half,
+				P50: 1e3 * s.Measured.P50, P90: 1e3 * s.Measured.P90, P99: 1e3 * s.Measured.P99,
+				Failed: s.Failed, Connections: s.Requests,
+			}
+			if s.Simulated != nil {
+				mean := 1e3 * s.Simulated.Mean
+				row.SimulatedMean = &mean
+			}
+			if s.Model != nil {
+				mean := 1e3 * s.Model.Mean
+				row.ModelMean = &mean
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+func printResults(out io.Writer, r *testbed.Results, directory string) error {
+	fmt.Fprintf(out, "%s: %s (%s)\n\n", r.Experiment, r.Title, count(len(r.Runs), "run"))
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\tp99\tfailed\tsimulated mean\tmodel mean\t\n", r.Axis.Key)
+	optional := func(v *float64) string {
+		if v == nil {
+			return "-"
+		}
+		return fmt.Sprintf("%.4g", *v)
+	}
+	for _, row := range rowsOf(r) {
+		fmt.Fprintf(w, "%s\t%v\t%.4g\t%.2g\t%.4g\t%.4g\t%.4g\t%d\t%s\t%s\t\n", row.Case, row.Point, row.Mean,
+			row.Half, row.P50, row.P90, row.P99, row.Failed, optional(row.SimulatedMean), optional(row.ModelMean))
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(out)
+	for _, c := range r.Claims {
+		printClaim(out, c)
+	}
+	for _, run := range r.Runs {
+		for _, warning := range run.Warnings {
+			fmt.Fprintf(out, "warning: %s, %s %v, seed %d: %s\n", run.Case, r.Axis.Key, run.Point, run.Seed, warning)
+		}
+	}
+	_, err := fmt.Fprintf(out, "The results are in %s. Next: segue lab report %s\n", directory, directory)
+	return err
+}
+
+func printClaim(out io.Writer, c testbed.Claim) {
+	fmt.Fprintf(out, "paper: %s\n", c.Text)
+	if c.Measured == nil {
+		return
+	}
+	verdict := "does not hold"
+	if *c.Met {
+		verdict = "holds"
+	}
+	fmt.Fprintf(out, "  %s %s: %.3g", c.Holds, verdict, *c.Measured)
+	if c.Simulated != nil {
+		fmt.Fprintf(out, " (simulated: %.3g)", *c.Simulated)
+	}
+	fmt.Fprintln(out)
+}
+
+func newLabGuard() *cobra.Command {
+	return &cobra.Command{
+		Use:    "guard LAB",
+		Short:  "Remove a lab when standard input ends",
+		Hidden: true,
+		Args:   arguments("LAB"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return testbed.Guard(args[0], cmd.InOrStdin())
+		},
+	}
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package experiments contains the descriptions of experiments that segue lab run knows by name.
+package experiments
+
+import "embed"
+
+// Files has a file NAME.yaml for each experiment.
+//
+//go:embed *.yaml
+var Files embed.FS

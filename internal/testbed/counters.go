@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"fmt"
+
+	"github.com/segue-lb/segue/internal/balancer/inspect"
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// counts are what balancers, agents and the kernel have counted so far.
+type counts struct {
+	reasons map[string]uint64            // of all balancers
+	offers  map[string]map[string]uint64 // of the case's service, by server and result
+	cpu     cpuTimes
+}
+
+func (b *bench) count(p planned) (*counts, error) {
+	c := &counts{reasons: map[string]uint64{}, offers: map[string]map[string]uint64{}}
+	for _, n := range b.lab.Nodes {
+		if n.Role != lab.RoleBalancer || b.lab.Topology.Bare {
+			continue
+		}
+		if err := c.addBalancer(n.Instance()); err != nil {
+			return nil, fmt.Errorf("%s: %w", n.Name, err)
+		}
+	}
+	offers, err := b.lab.Offers()
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range offers {
+		if o.Service == p.Case.Name {
+			c.offers[o.Server] = o.Offers
+		}
+	}
+	c.cpu, err = readCPUTimes()
+	return c, err
+}
+
+func (c *counts) addBalancer(instance string) error {
+	view, err := inspect.OpenView(instance)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	snapshot, err := view.Snapshot()
+	if err != nil {
+		return err
+	}
+	for _, r := range snapshot.Reasons {
+		c.reasons[r.Reason] += r.Packets
+	}
+	return nil
+}
+
+// addCounts adds to the run what was counted during it.
+func (r *Run) addCounts(before, after *counts) {
+	for reason, packets := range after.reasons {
+		if n := packets - before.reasons[reason]; n > 0 {
+			r.Counters[reason] = n
+		}
+	}
+	for i := range r.Shares {
+		s := &r.Shares[i]
+		since := func(result string) uint64 {
+			return after.offers[s.Server][result] - before.offers[s.Server][result]
+		}
+		s.Accepted = since("accepted") + since("accepted_stale")
+		s.Refused = since("refused") + since("refused_down")
+		s.Forced = since("forced")
+	}
+	if all := after.cpu.all - before.cpu.all; all > 0 {
+		r.Machine.Idle = float64(after.cpu.idle-before.cpu.idle) / float64(all)
+	}
+}

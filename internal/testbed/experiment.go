@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/segue-lb/segue/experiments"
+	"github.com/segue-lb/segue/internal/config"
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/field"
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/sim/scenario"
+)
+
+// Experiment is what a file in experiments/ describes: cases that are compared at several points.
+type Experiment struct {
+	// Name is the name of the file without its ending.
+	Name  string `yaml:"-"`
+	Title string `yaml:"title"`
+	Paper string `yaml:"paper"` // paper, section and figure
+	About string `yaml:"about"`
+	// Needs names what the experiment needs beside root and nginx, for readers.
+	Needs string `yaml:"needs"`
+
+	// Axis is the quantity in which the points differ. A point replaces the value of this quantity.
+	Axis AxisKind `yaml:"axis"`
+	Size `yaml:",inline"`
+	// Full replaces sizes in a run at the length of the paper.
+	Full Size `yaml:"full"`
+
+	Balancers int                 `yaml:"balancers"`
+	Emulated  lab.EmulatedServers `yaml:"emulated"`
+	// Work is the distribution of the work of a request, as in a scenario of the simulator.
+	Work string `yaml:"work"`
+	// Load is the share of all processors that the requests use.
+	Load    float64 `yaml:"load"`
+	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
+	// Speed is how much faster than real time the experiment runs.
+	Speed  float64 `yaml:"speed"`
+	Cases  []Case  `yaml:"cases"`
+	Claims []Claim `yaml:"claims"`
+}
+
+// Size is how long an experiment takes. The zero value of a field means that the field is not set.
+type Size struct {
+	Servers     int       `yaml:"servers"`
+	Points      []float64 `yaml:"points"`
+	Connections int       `yaml:"connections"` // requests of a run, each with its own connection
+	Seeds       int       `yaml:"seeds"`       // runs of each case at each point
+}
+
+// AxisKind is a quantity in which points differ.
+type AxisKind string
+
+// The quantities. AxisDeviation is the standard deviation of the work in seconds: the work is
+// lognormal then, with the median of the experiment's own distribution (6LB, section VI-B8).
+const (
+	AxisLoad      AxisKind = "load"
+	AxisServers   AxisKind = "servers"
+	AxisBuckets   AxisKind = "buckets"
+	AxisDeviation AxisKind = "deviation"
+	AxisSpeed     AxisKind = "speed"
+)
+
+// axisLabels has all kinds.
+var axisLabels = map[AxisKind]string{
+	AxisLoad:      "load of the processors, ρ",
+	AxisServers:   "servers",
+	AxisBuckets:   "buckets",
+	AxisDeviation: "standard deviation of the work, s",
+	AxisSpeed:     "speed",
+}
+
+// Case is a service of the lab. All cases of an experiment use the same servers, one after the
+// other.
+type Case struct {
+	Name string `yaml:"name"`
+	// Direct sends requests to the servers' own addresses, each equally likely, without a balancer.
+	Direct bool `yaml:"direct,omitempty"`
+	// The other fields are those of a service of the lab. The default load source is the shared
+	// memory of the emulated servers.
+	Encapsulation desired.Encapsulation `yaml:"encapsulation,omitempty"`
+	Placement     desired.Placement     `yaml:"placement,omitempty"`
+	Selection     desired.Selection     `yaml:"selection,omitempty"`
+	Candidates    int                   `yaml:"candidates,omitempty"`
+	Accept        desired.Accept        `yaml:"accept,omitempty"`
+	Source        desired.Source        `yaml:"source,omitempty"`
+}
+
+// defaults are the values of fields that a file does not set. The servers are those of the papers:
+// two processors, 32 workers, a backlog of 128 (6LB, section VI-A; SRLB, section IV).
+func defaults() Experiment {
+	return Experiment{
+		Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88, Speed: 1,
+		Size: Size{Servers: 12, Connections: 20_000, Seeds: 3},
+		Emulated: lab.EmulatedServers{EmulatedServer: lab.EmulatedServer{
+			Workers: 32, Backlog: 128, Cores: 2,
+		}},
+	}
+}
+
+// Parse reads an experiment. The error is of type field.Errors.
+func Parse(name string, text []byte) (*Experiment, error) {
+	e := defaults()
+	e.Name = name
+	return &e, config.Decode(text, &e, e.problems)
+}
+
+// Load reads an experiment by its name in experiments/, or by the path of a file.
+func Load(name string) (*Experiment, []byte, error) {
+	base := strings.TrimSuffix(filepath.Base(name), ".yaml")
+	text, err := experiments.Files.ReadFile(name + ".yaml")
+	if err != nil {
+		text, err = os.ReadFile(name)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("experiment %q: there is no such experiment and no such file; "+
+			"the experiments are %s", name, strings.Join(Names(), ", "))
+	}
+	e, err := Parse(base, text)
+	if err != nil {
+		return nil, nil, fmt.Errorf("experiment %s:\n%w", name, err)
+	}
+	return e, text, nil
+}
+
+// Names lists the experiments in experiments/.
+func Names() (names []string) {
+	_ = fs.WalkDir(experiments.Files, ".", func(path string, _ fs.DirEntry, _ error) error {
+		if base, found := strings.CutSuffix(path, ".yaml"); found {
+			names = append(names, base)
+		}
+		return nil
+	})
+	return names
+}
+
+// problems checks what the lab does not check itself.
+func (e *Experiment) problems() (errs field.Errors) {
+	require := func(ok bool, path, format string, args ...any) {
+		if !ok {
+			errs.Addf(path, format, args...)
+		}
+	}
+	require(e.Title != "", "title", "required")
+	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, buckets, deviation or speed")
+	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
+	require(e.Speed > 0 && !math.IsInf(e.Speed, 0), "speed", "must be a positive number")
+	require(len(e.Points) > 0, "points", "at least one is required")
+	require(len(e.Cases) > 0, "cases", "at least one is required")
+	for _, size := range []struct {
+		path string
+		Size
+	}{{"", e.Size}, {"full", e.Full}} {
+		size.problems(func(name, problem string) { errs.Addf(field.Child(size.path, name), "%s", problem) })
+	}
+	if _, err := scenario.ParseDistribution(e.Work, "."); err != nil {
+		errs.Addf("work", "%v", err)
+	}
+	names := map[string]bool{}
+	for i, c := range e.Cases {
+		path := field.Item("cases", i)
+		require(c.Name != "" && field.IsPlain(c.Name), field.Child(path, "name"), "must have letters, digits, - and _")
+		require(!names[c.Name], field.Child(path, "name"), "is already used")
+		require(!c.Direct || c.Placement == "", field.Child(path, "direct"), "a balancer places no request that goes to its server directly")
+		names[c.Name] = true
+	}
+	for i, c := range e.Claims {
+		c.problems(e, func(name, problem string) {
+			errs.Addf(field.Child(field.Item("claims", i), name), "%s", problem)
+		})
+	}
+	if len(errs) > 0 {
+		return errs
+	}
+	return e.refusedByLab()
+}
+
+func (s Size) problems(fail func(name, problem string)) {
+	if s.Servers < 0 || s.Connections < 0 || s.Seeds < 0 {
+		fail("servers", "servers, connections and seeds must not be negative")
+	}
+	if !slices.IsSorted(s.Points) {
+		fail("points", "must be in ascending order")
+	}
+	for _, p := range s.Points {
+		if !(p > 0) || math.IsInf(p, 0) {
+			fail("points", "must be positive numbers")
+		}
+	}
+}
+
+// refusedByLab returns the errors of the lab about the services.
+func (e *Experiment) refusedByLab() (errs field.Errors) {
+	for _, full := range []bool{false, true} {
+		s := e.settings(full)
+		for _, point := range s.Points {
+			if err := s.at(point).topology("check").Validate(); err != nil {
+				errs.Addf("", "at the point %v: %v", point, err)
+				return errs
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/sim"
+)
+
+// TestExperimentsAreValid reads all experiments, at both sizes.
+func TestExperimentsAreValid(t *testing.T) {
+	names := Names()
+	if len(names) == 0 {
+		t.Fatal("there are no experiments")
+	}
+	for _, name := range names {
+		e, text, err := Load(name)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if e.Name != name || len(text) == 0 {
+			t.Errorf("%s: has the name %q and %d bytes", name, e.Name, len(text))
+		}
+		for _, full := range []bool{false, true} {
+			if e.Duration(Options{Full: full}) <= 0 {
+				t.Errorf("%s (full: %v): takes no time", name, full)
+			}
+		}
+		for i, c := range e.Claims {
+			if c.Quantity != "" && c.condition() == "" {
+				t.Errorf("%s: claim %d has no condition", name, i)
+			}
+		}
+	}
+}
+
+func TestBadExperiments(t *testing.T) {
+	good := "title: t\npoints: [0.5]\ncases: [{name: sc, placement: hash}]\n"
+	for text, want := range map[string]string{
+		"points: [0.5]\ncases: [{name: sc, placement: hash}]\n": "title: required",
+		good + "axis: rate\n":      `line 4: axis "rate": must be load`,
+		good + "work: fast\n":      `line 4: work "fast"`,
+		good + "load: -1\n":        `line 4: load "-1": must be a positive number`,
+		good + "speed: 0\n":        `line 4: speed "0": must be a positive number`,
+		good + "servers: 200\n":    "servers",
+		good + "colour: blue\n":    "line 4: colour: unknown field",
+		good + "full: {seeds: -1}": "must not be negative",
+		"title: t\npoints: [0.9, 0.5]\ncases: [{name: sc, placement: hash}]\n":                      "ascending",
+		"title: t\npoints: [0.5]\ncases: [{name: sc, direct: true, placement: hash}]\n":             "cases[0].direct",
+		"title: t\npoints: [0.5]\ncases: [{name: sc, placement: hunt, accept: {policy: static}}]\n": "threshold",
+		"title: t\npoints: [0.5]\ncases: [{name: sc}, {name: sc}]\n":                                "cases[1].name",
+		good + "claims: [{text: x, quantity: mean, of: sr4, at-least: 2}]\n":                        "claims[0].of",
+		good + "claims: [{text: x, quantity: max, of: sc, at-least: 2}]\n":                          "claims[0].quantity",
+	} {
+		_, err := Parse("x", []byte(text))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q:\n got %v\nwant %s", text, err, want)
+		}
+	}
+}
+
+func TestLoadNamesTheExperiments(t *testing.T) {
+	_, _, err := Load("nothing")
+	if err == nil || !strings.Contains(err.Error(), "policies-quick") {
+		t.Errorf("got %v, want an error with the names", err)
+	}
+}
+
+// The rate of requests makes the load with the servers of the file, whatever their speeds are.
+func TestRate(t *testing.T) {
+	e, err := Parse("x", []byte(`
+title: t
+points: [0.5]
+servers: 4
+work: "constant: 100ms"
+load: 0.5
+emulated: {exceptions: [{server: s1, cores: 1, speed: 0.5}]}
+cases: [{name: sc, placement: hash}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := e.settings(false).at(0.5)
+	if got, want := s.rate(), 0.5*6.5/0.1; math.Abs(got-want) > 1e-9 {
+		t.Errorf("the rate is %v/s, want %v/s", got, want)
+	}
+	s.Axis = AxisServers
+	if fewer := s.at(2); fewer.rate() != s.rate() || fewer.actualLoad() <= s.actualLoad() {
+		t.Errorf("with 2 servers: rate %v, load %v; want the rate of 4 servers, %v, and a higher load",
+			fewer.rate(), fewer.actualLoad(), s.rate())
+	}
+}
+
+// At a point of the axis deviation, the work has that deviation and the median of before.
+func TestDeviationKeepsTheMedian(t *testing.T) {
+	e, err := Parse("x", []byte("title: t\naxis: deviation\npoints: [0.3]\ncases: [{name: sc, placement: hash}]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := e.settings(false).at(0.3).work()
+	random := sim.NewRand(1, 1)
+	sum, squares, below, n := 0.0, 0.0, 0, 1_000_000
+	for range n {
+		x := work.Sample(random.Uint64())
+		sum, squares = sum+x, squares+x*x
+		if x < 0.19*math.Ln2 {
+			below++
+		}
+	}
+	mean := sum / float64(n)
+	if got := math.Sqrt(squares/float64(n) - mean*mean); math.Abs(got-0.3) > 0.02 {
+		t.Errorf("the deviation is %v, want 0.3", got)
+	}
+	if share := float64(below) / float64(n); math.Abs(share-0.5) > 0.005 {
+		t.Errorf("%v of the work is below the median of the exponential distribution, want 0.5", share)
+	}
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"bufio"
+	"compress/gzip"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const (
+	arrivalsFile = "arrivals.tsv"
+	requestsFile = "requests.csv.gz"
+)
+
+// files are those that the generator writes. It writes times by the clock, and the files get
+// emulated times.
+type files struct {
+	arrivals, requests io.Writer
+	closers            []func() error
+}
+
+func createFiles(folder string, speed float64) (f *files, err error) {
+	f = &files{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.close())
+		}
+	}()
+	if f.arrivals, err = f.create(filepath.Join(folder, arrivalsFile), "\t", []int{0}, speed, false); err != nil {
+		return nil, err
+	}
+	// time, query, server, outcome, latency, exchange
+	f.requests, err = f.create(filepath.Join(folder, requestsFile), ",", []int{0, 4, 5}, speed, true)
+	return f, err
+}
+
+// create creates a file of lines whose columns are separated by a text. It multiplies the columns
+// with times by a factor.
+func (f *files) create(path, separator string, times []int, factor float64, compressed bool) (io.Writer, error) {
+	file, err := os.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	f.closers = append(f.closers, file.Close)
+	out := io.Writer(file)
+	if compressed {
+		zipped := gzip.NewWriter(file)
+		f.closers = append(f.closers, zipped.Close)
+		out = zipped
+	}
+	scaled := &scaler{out: bufio.NewWriter(out), separator: separator, times: times, factor: factor}
+	f.closers = append(f.closers, scaled.out.Flush)
+	return scaled, nil
+}
+
+// close writes what is left, and closes the files, in the reverse order of their creation.
+func (f *files) close() error {
+	var errs []error
+	for _, closer := range slices.Backward(f.closers) {
+		errs = append(errs, closer())
+	}
+	f.closers = nil
+	return errors.Join(errs...)
+}
+
+// scaler multiplies times in the columns of lines by a factor.
+type scaler struct {
+	out       *bufio.Writer
+	separator string
+	times     []int // columns
+	factor    float64
+	partial   []byte // of a line
+}
+
+// Write implements io.Writer.
+func (s *scaler) Write(text []byte) (int, error) {
+	s.partial = append(s.partial, text...)
+	for {
+		end := slices.Index(s.partial, '\n')
+		if end < 0 {
+			return len(text), nil
+		}
+		if _, err := s.out.WriteString(s.scale(string(s.partial[:end])) + "\n"); err != nil {
+			return 0, err
+		}
+		s.partial = s.partial[end+1:]
+	}
+}
+
+// scale returns a line with its times multiplied. Columns that are not numbers, such as those of
+// the header, stay as they are.
+func (s *scaler) scale(line string) string {
+	columns := strings.Split(line, s.separator)
+	for _, i := range s.times {
+		if i >= len(columns) {
+			continue
+		}
+		if seconds, err := strconv.ParseFloat(columns[i], 64); err == nil {
+			columns[i] = strconv.FormatFloat(seconds*s.factor, 'f', 9, 64)
+		}
+	}
+	return strings.Join(columns, s.separator)
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"compress/gzip"
+	"context"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const twoCases = `
+title: t
+points: [0.5, 0.8]
+seeds: 2
+connections: 2000
+cases: [{name: sc, placement: hash}, {name: sr4, placement: hunt, accept: {policy: static, threshold: 4}}]
+claims:
+  - {text: better, quantity: mean, of: sc, over: sr4, at: 0.8, at-least: 2}
+  - {text: largest, quantity: p99, of: sc, over: sr4, at-most: 3}
+`
+
+func parse(t *testing.T, text string) *Experiment {
+	t.Helper()
+	e, err := Parse("x", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// Runs are stored one by one. Results of the same experiment continue, and results of another one
+// are refused.
+func TestStoreContinues(t *testing.T) {
+	directory := t.TempDir()
+	e := parse(t, twoCases)
+	s := e.with(Options{})
+	open := func(s settings, text string, full bool) (*store, error) {
+		return openStore(directory, s, []byte(text), full)
+	}
+	first, err := open(s, twoCases, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := s.plan()
+	if len(plan) != 8 || first.results.Planned != 8 {
+		t.Fatalf("%d runs are planned, and the results say %d; want 8", len(plan), first.results.Planned)
+	}
+	for _, p := range plan[:3] {
+		run := &Run{Case: p.Case.Name, Point: p.point, Seed: p.seed, Measured: Response{Mean: 1}}
+		if err := first.add(run); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second, err := open(s, twoCases, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range plan {
+		if second.has(p) != (i < 3) {
+			t.Errorf("run %d is there: %v", i, second.has(p))
+		}
+	}
+	if second.results.Claims[0].Met != nil {
+		t.Error("a claim is judged while runs are missing")
+	}
+	faster := e.with(Options{Speed: 2})
+	for name, open := range map[string]func() (*store, error){
+		"another speed":      func() (*store, error) { return open(faster, twoCases, false) },
+		"another text":       func() (*store, error) { return open(s, twoCases+"#\n", false) },
+		"the paper's length": func() (*store, error) { return open(s, twoCases, true) },
+	} {
+		if _, err := open(); err == nil || !strings.Contains(err.Error(), directory) {
+			t.Errorf("%s: got %v, want an error that names the directory", name, err)
+		}
+	}
+}
+
+func TestReadRefusesADamagedFile(t *testing.T) {
+	directory := t.TempDir()
+	path := filepath.Join(directory, "results.json")
+	if err := os.WriteFile(path, []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(directory); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v, want an error that names %s", err, path)
+	}
+}
+
+func TestClaims(t *testing.T) {
+	e := parse(t, twoCases)
+	r := newResults(e.with(Options{}), []byte(twoCases), false)
+	for _, c := range []struct {
+		name      string
+		mean, p99 float64
+	}{{"sc", 3, 12}, {"sr4", 1, 3}} {
+		for _, point := range r.Points {
+			for seed := range 2 {
+				mean := c.mean + 0.1*float64(2*seed-1)
+				r.Runs = append(r.Runs, Run{
+					Case: c.name, Point: point, Seed: uint64(seed + 1),
+					Measured: Response{Mean: mean, P99: c.p99}, Simulated: &Response{Mean: c.mean, P99: c.p99 / point},
+				})
+			}
+		}
+	}
+	for i := range r.Claims {
+		r.Claims[i].judge(&r)
+	}
+	first, second := r.Claims[0], r.Claims[1]
+	if !*first.Met || math.Abs(*first.Measured-3) > 1e-9 || first.Holds != "mean(sc) / mean(sr4) at 0.8 ≥ 2" {
+		t.Errorf("the first claim: %v %v %q", *first.Met, *first.Measured, first.Holds)
+	}
+	if *second.Met || *second.Measured != 4 || *second.Simulated != 4 {
+		t.Errorf("the second claim: %v %v %v", *second.Met, *second.Measured, *second.Simulated)
+	}
+	// Student's 97.5% quantile with one degree of freedom is 12.706.
+	s := r.Summarise("sc", 0.8)
+	if want := 12.706 * 0.1 * math.Sqrt2 / math.Sqrt2; math.Abs(s.Measured.Half-want) > 0.01 {
+		t.Errorf("half of the confidence interval is %v, want %v", s.Measured.Half, want)
+	}
+}
+
+// The files of a run have emulated times, also when lines come in pieces.
+func TestFilesAreScaled(t *testing.T) {
+	folder := t.TempDir()
+	f, err := createFiles(folder, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, piece := range []string{"time\tquery\n0.5\t/?wo", "rk=1ms\n"} {
+		if _, err := io.WriteString(f.arrivals, piece); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const log = "time,query,server,outcome,latency,exchange\n1.0,/,s1,succeeded,0.25,0.2\n2.0,/,,refused,,\n"
+	if _, err := io.WriteString(f.requests, log); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.close(); err != nil {
+		t.Fatal(err)
+	}
+	arrivals, err := os.ReadFile(filepath.Join(folder, arrivalsFile))
+	if want := "time\tquery\n2.000000000\t/?work=1ms\n"; err != nil || string(arrivals) != want {
+		t.Errorf("arrivals: %v %q, want %q", err, arrivals, want)
+	}
+	zipped, err := os.Open(filepath.Join(folder, requestsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zipped.Close()
+	unzipped, err := gzip.NewReader(zipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests, err := io.ReadAll(unzipped)
+	want := "time,query,server,outcome,latency,exchange\n" +
+		"4.000000000,/,s1,succeeded,1.000000000,0.800000000\n8.000000000,/,,refused,,\n"
+	if err != nil || string(requests) != want {
+		t.Errorf("requests: %v\n%s\nwant\n%s", err, requests, want)
+	}
+}
+
+// The simulator replays recorded arrivals: two requests of 100 ms on a server with one core, at the
+// same time, share it.
+func TestSimulateReplaysArrivals(t *testing.T) {
+	e := parse(t, `
+title: t
+points: [0.5]
+servers: 1
+emulated: {cores: 1}
+cases: [{name: sc, direct: true}]
+`)
+	path := filepath.Join(t.TempDir(), "arrivals.tsv")
+	if err := os.WriteFile(path, []byte("time\tquery\n0\t/?work=100ms\n0\t/?work=100ms\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := e.with(Options{}).plan()[0]
+	r, err := p.simulate(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if math.Abs(r.Mean-0.2) > 1e-6 {
+		t.Errorf("the mean is %v s, want 0.2 s", r.Mean)
+	}
+}
+
+func TestLoadsOfARun(t *testing.T) {
+	r := &Run{Shares: make([]Share, 2)}
+	r.addLoads(&samples{
+		servers: []string{"s1", "s2"}, times: []float64{0, 0.2, 0.4},
+		busy: [][]uint32{{0, 0}, {4, 0}, {2, 2}},
+	})
+	// Jain's index is 1 (nobody is busy), 1/2 and 1.
+	if math.Abs(r.Fairness-2.5/3) > 1e-9 || math.Abs(r.Busy-8.0/6) > 1e-9 || r.Shares[0].Busy != 2 {
+		t.Errorf("fairness %v, busy %v, busy of s1 %v", r.Fairness, r.Busy, r.Shares[0].Busy)
+	}
+}

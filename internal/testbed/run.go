@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/traffic"
+)
+
+const (
+	// clientAddresses is the number of addresses of the load generator. With fewer, the kernel would
+	// soon use a port again, and a flow table may still have the connection before.
+	clientAddresses = 254
+	// timeout is how long the generator waits for a response, by the clock. It is longer than any
+	// queue lasts, so that failures are those of the servers.
+	timeout        = 2 * time.Minute
+	connectTimeout = 30 * time.Second
+	// leastIdle is the share of the cores' time that a run must leave idle, so that neither the lab
+	// nor the generator is the bottleneck.
+	leastIdle = 0.1
+)
+
+// run makes a run, and returns what it has measured.
+func (b *bench) run(ctx context.Context, p planned, st *store) (*Run, error) {
+	folder := filepath.Join(st.directory, p.folder())
+	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
+		return nil, err
+	}
+	if err := b.awaitIdle(ctx); err != nil {
+		return nil, err
+	}
+	before, err := b.count(p)
+	if err != nil {
+		return nil, err
+	}
+	sampler := b.startSampler(p)
+	report, err := b.generate(ctx, p, folder)
+	samples, sampling := sampler.stop()
+	if err = errors.Join(err, sampling); err != nil {
+		return nil, err
+	}
+	if report.Interrupted {
+		return nil, context.Cause(ctx)
+	}
+	after, err := b.count(p)
+	if err != nil {
+		return nil, err
+	}
+	run := p.newRun(report)
+	run.addLoads(samples)
+	run.addCounts(before, after)
+	if err := samples.write(filepath.Join(folder, "loads.csv")); err != nil {
+		return nil, err
+	}
+	if run.Simulated, err = p.simulate(ctx, filepath.Join(folder, arrivalsFile)); err != nil {
+		return nil, fmt.Errorf("simulate: %w", err)
+	}
+	run.Model, err = p.model()
+	run.warn()
+	return run, err
+}
+
+// generate sends the requests. It writes the arrivals and the requests in emulated time.
+func (b *bench) generate(ctx context.Context, p planned, folder string) (report *traffic.Report, err error) {
+	config, err := p.traffic(ctx)
+	if err != nil {
+		return nil, err
+	}
+	files, err := createFiles(folder, p.Speed)
+	if err != nil {
+		return nil, err
+	}
+	config.Record, config.Log = files.arrivals, files.requests
+	err = b.lab.Node("client").Do(func() (err error) {
+		report, err = traffic.Run(ctx, config)
+		return err
+	})
+	return report, errors.Join(err, files.close())
+}
+
+// traffic returns the configuration of the load generator, whose times are those of the clock.
+func (p planned) traffic(ctx context.Context) (traffic.Config, error) {
+	config := traffic.Config{
+		Arrivals: sim.Poisson{Rate: p.rate() * p.Speed},
+		Requests: uint64(p.Connections), Demand: p.work(),
+		Seed:           p.seed,
+		ConnectTimeout: connectTimeout, Timeout: timeout,
+		ServerHeader: "X-Segue-Server",
+	}
+	var address netip.Addr
+	for _, url := range p.urls(p.Case) {
+		target, err := traffic.ParseTarget(ctx, url)
+		if err != nil {
+			return config, err
+		}
+		config.Targets = append(config.Targets, target)
+		address = target.Address.Addr()
+	}
+	config.Clients = lab.ClientAddresses(address, clientAddresses)
+	return config, nil
+}
+
+// newRun returns what the generator has measured, in emulated time.
+func (p planned) newRun(report *traffic.Report) *Run {
+	run := &Run{
+		Case: p.Case.Name, Point: p.point, Seed: p.seed, Folder: p.folder(),
+		Load: p.actualLoad(), Servers: p.present, Balancers: p.Balancers,
+		Seconds: report.Seconds * p.Speed, Requests: report.Requests, Failed: report.Failed,
+		Failures: report.Failures, Counters: map[string]uint64{},
+		Machine: Machine{Generator: report.CPU},
+	}
+	run.Measured = response(report.Latency, p.Speed)
+	run.Measured.Distribution = distribution(report.Distribution, p.Speed)
+	if report.Connect != nil {
+		handshake := response(report.Connect, 1)
+		handshake.Distribution = distribution(report.ConnectDistribution, 1)
+		run.Handshake = &handshake
+	}
+	if report.Lateness != nil {
+		run.Machine.LateP99 = report.Lateness.P99
+	}
+	for i := 1; i <= p.present; i++ {
+		share := Share{Server: serverName(i)}
+		for _, s := range report.Servers {
+			if s.Name == share.Server {
+				share.Responses = s.Responses
+				if s.Latency != nil {
+					share.Mean = s.Latency.Mean * p.Speed
+				}
+			}
+		}
+		run.Shares = append(run.Shares, share)
+	}
+	run.Warnings = report.Warnings
+	return run
+}
+
+func response(t *traffic.Times, speed float64) Response {
+	if t == nil {
+		return Response{}
+	}
+	return Response{Mean: t.Mean * speed, P50: t.P50 * speed, P90: t.P90 * speed, P99: t.P99 * speed}
+}
+
+func distribution(points []traffic.Point, speed float64) (all []DistributionPoint) {
+	for _, p := range points {
+		all = append(all, DistributionPoint{p.Seconds * speed, p.Share})
+	}
+	return all
+}
+
+// warn adds what may have disturbed the run.
+func (r *Run) warn() {
+	if r.Machine.Idle < leastIdle {
+		r.Warnings = append(r.Warnings, fmt.Sprintf("only %.0f%% of the machine's CPU time was left: "+
+			"the machine may have been the bottleneck; a lower --speed leaves more", 100*r.Machine.Idle))
+	}
+}

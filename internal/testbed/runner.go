@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/segue-lb/segue/internal/lab"
+)
+
+// Options tell how an experiment runs.
+type Options struct {
+	// Directory gets the results. It is made if it does not exist.
+	Directory string
+	// Full runs the experiment at the length of the paper.
+	Full bool
+	// Speed and Seeds replace those of the experiment, unless they are 0.
+	Speed float64
+	Seeds int
+	// Progress is called with what was done. It may be nil.
+	Progress func(text string)
+}
+
+// Duration estimates how long the experiment takes by the clock.
+func (e *Experiment) Duration(o Options) time.Duration {
+	s := e.with(o)
+	total := time.Duration(0)
+	for _, p := range s.plan() {
+		total += p.duration() + pause
+	}
+	return total.Round(time.Second)
+}
+
+// pause is about the time between two runs: the last requests end, and the simulator replays the
+// run.
+const pause = 3 * time.Second
+
+// with returns the settings that the options ask for.
+func (e *Experiment) with(o Options) settings {
+	s := e.settings(o.Full)
+	if o.Speed > 0 {
+		s.Speed = o.Speed
+	}
+	if o.Seeds > 0 {
+		s.Seeds = o.Seeds
+	}
+	return s
+}
+
+// planned is a run to be made.
+type planned struct {
+	settings
+	point float64
+	Case  Case
+	seed  uint64
+}
+
+// plan lists all runs. The cases of a point and a seed follow each other, so that changes of the
+// machine disturb all of them alike.
+func (s settings) plan() (runs []planned) {
+	for _, point := range s.Points {
+		for seed := range s.Seeds {
+			for _, c := range s.Cases {
+				runs = append(runs, planned{s.at(point), point, c, uint64(seed + 1)})
+			}
+		}
+	}
+	return runs
+}
+
+// duration is the time by the clock in which requests arrive.
+func (p planned) duration() time.Duration {
+	seconds := float64(p.Connections) / p.rate() / p.Speed
+	return time.Duration(seconds * float64(time.Second))
+}
+
+// Run makes the runs of the experiment that are not in the directory yet. It needs root. It writes
+// each run when it has ended, so an experiment that was interrupted goes on where it was. It leaves
+// no lab behind, also if the process is killed.
+func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *Results, err error) {
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
+	s := e.with(o)
+	store, err := openStore(o.Directory, s, text, o.Full)
+	if err != nil {
+		return nil, err
+	}
+	b := bench{progress: o.Progress}
+	defer func() { err = errors.Join(err, b.close()) }()
+	plan := s.plan()
+	started, done := time.Now(), 0
+	for i, p := range plan {
+		if store.has(p) {
+			continue
+		}
+		o.Progress(p.describe(i, len(plan), remaining(started, done, len(plan)-i)))
+		if err := b.prepare(ctx, p.settings); err != nil {
+			return &store.results, err
+		}
+		run, err := b.run(ctx, p, store)
+		if err != nil {
+			return &store.results, fmt.Errorf("%s: %w", p.name(), err)
+		}
+		if err := store.add(run); err != nil {
+			return &store.results, err
+		}
+		done++
+	}
+	return &store.results, store.finish()
+}
+
+func (p planned) name() string {
+	return fmt.Sprintf("%s, %s %v, seed %d", p.Case.Name, p.Axis, p.point, p.seed)
+}
+
+func (p planned) describe(i, all int, left string) string {
+	return fmt.Sprintf("%d of %d: %s%s", i+1, all, p.name(), left)
+}
+
+// remaining estimates how long the remaining runs take, by those that have been made.
+func remaining(started time.Time, done, left int) string {
+	if done == 0 {
+		return ""
+	}
+	each := time.Since(started) / time.Duration(done)
+	return fmt.Sprintf(" (%s left)", (each * time.Duration(left)).Round(time.Second))
+}
+
+// bench is the lab in which runs are made. Runs with the same servers and tables share it.
+type bench struct {
+	progress func(string)
+	lab      *lab.Lab
+	guard    *guard
+	built    layout
+}
+
+// layout is what a lab was built for.
+type layout struct {
+	servers, buckets int
+	speed            float64
+}
+
+// prepare makes a lab for the settings, unless there is one.
+func (b *bench) prepare(ctx context.Context, s settings) error {
+	want := layout{s.present, s.Buckets, s.Speed}
+	if b.lab != nil && b.built == want {
+		return nil
+	}
+	if err := b.close(); err != nil {
+		return err
+	}
+	name := fmt.Sprintf("x%d", os.Getpid())
+	guard, err := startGuard(name)
+	if err != nil {
+		return err
+	}
+	b.guard = guard
+	built, err := lab.Up(ctx, s.topology(name), lab.Options{Progress: b.progress})
+	if err != nil {
+		return errors.Join(err, b.close())
+	}
+	b.lab, b.built = built, want
+	return nil
+}
+
+// close removes the lab.
+func (b *bench) close() error {
+	if b.guard == nil {
+		return nil
+	}
+	var err error
+	if b.lab != nil {
+		err = b.lab.Down()
+	}
+	err = errors.Join(err, b.guard.stop())
+	b.lab, b.guard = nil, nil
+	return err
+}

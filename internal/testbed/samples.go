@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/loadshm"
+)
+
+// samples are the servers' busy workers over time.
+type samples struct {
+	servers []string
+	times   []float64  // emulated seconds
+	busy    [][]uint32 // by time and server
+}
+
+// sampler reads the loads of all servers at an interval.
+type sampler struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	samples
+	err error
+}
+
+func (b *bench) startSampler(p planned) *sampler {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &sampler{cancel: cancel, done: make(chan struct{})}
+	for i := 1; i <= p.present; i++ {
+		s.servers = append(s.servers, serverName(i))
+	}
+	go func() {
+		defer close(s.done)
+		s.err = s.collect(ctx, b, p)
+	}()
+	return s
+}
+
+// stop returns the samples so far.
+func (s *sampler) stop() (*samples, error) {
+	s.cancel()
+	<-s.done
+	return &s.samples, s.err
+}
+
+func (s *sampler) collect(ctx context.Context, b *bench, p planned) error {
+	ticker := time.NewTicker(p.byTheClock(sampleInterval))
+	defer ticker.Stop()
+	began := time.Now()
+	// Only while requests arrive, as in the papers.
+	end := began.Add(p.duration())
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-ticker.C:
+			if now.After(end) {
+				return nil
+			}
+			busy, err := b.busy(s.servers)
+			if err != nil {
+				return err
+			}
+			s.times = append(s.times, now.Sub(began).Seconds()*p.Speed)
+			s.samples.busy = append(s.samples.busy, busy)
+		}
+	}
+}
+
+// busy returns the number of busy workers of each server.
+func (b *bench) busy(servers []string) ([]uint32, error) {
+	all := make([]uint32, len(servers))
+	for i, name := range servers {
+		busy, _, err := loadshm.Read(b.lab.Node(name).LoadFile())
+		if err != nil {
+			return nil, err
+		}
+		all[i] = busy
+	}
+	return all, nil
+}
+
+// patience is how long servers may take to finish the requests of a run.
+const patience = 2 * time.Minute
+
+// awaitIdle returns when no server has a busy worker.
+func (b *bench) awaitIdle(ctx context.Context) error {
+	var servers []string
+	for i := range b.built.servers {
+		servers = append(servers, serverName(i+1))
+	}
+	deadline := time.Now().Add(patience)
+	for {
+		busy, err := b.busy(servers)
+		if err != nil {
+			return err
+		}
+		i := slices.IndexFunc(busy, func(n uint32) bool { return n > 0 })
+		if i < 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s still has %d busy workers after %s", servers[i], busy[i], patience)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// write writes the samples as CSV.
+func (s *samples) write(path string) error {
+	var out bytes.Buffer
+	fmt.Fprintf(&out, "time,%s\n", strings.Join(s.servers, ","))
+	for i, at := range s.times {
+		fmt.Fprintf(&out, "%.3f", at)
+		for _, n := range s.busy[i] {
+			fmt.Fprintf(&out, ",%d", n)
+		}
+		out.WriteByte('\n')
+	}
+	return os.WriteFile(path, out.Bytes(), 0o644)
+}
+
+// addLoads adds the means of the samples to the run. An instant without a busy worker is fair.
+func (r *Run) addLoads(s *samples) {
+	if len(s.times) == 0 {
+		return
+	}
+	n := float64(len(s.times))
+	for _, busy := range s.busy {
+		sum, squares := 0.0, 0.0
+		for i, value := range busy {
+			x := float64(value)
+			sum, squares = sum+x, squares+x*x
+			r.Shares[i].Busy += x / n
+		}
+		fairness := 1.0
+		if squares > 0 {
+			fairness = sum * sum / (float64(len(busy)) * squares)
+		}
+		r.Fairness += fairness / n
+		r.Busy += sum / float64(len(busy)) / n
+	}
+}
+
+var errNoCPUTimes = errors.New("/proc/stat: the first line is not that of all processors")
+
+// cpuTimes are the times of all cores, in ticks.
+type cpuTimes struct{ idle, all uint64 }
+
+func readCPUTimes() (t cpuTimes, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return t, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return t, errNoCPUTimes
+	}
+	// user, nice, system, idle, iowait, irq, softirq, steal (proc_stat(5))
+	for i, field := range fields[1:9] {
+		var ticks uint64
+		if _, err := fmt.Sscan(field, &ticks); err != nil {
+			return t, fmt.Errorf("/proc/stat: %q: %w", field, err)
+		}
+		t.all += ticks
+		if i == 3 || i == 4 {
+			t.idle += ticks
+		}
+	}
+	return t, nil
+}

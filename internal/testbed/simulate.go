@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"cmp"
+	"context"
+	"regexp"
+	"slices"
+
+	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/model"
+	"github.com/segue-lb/segue/internal/sim"
+	"github.com/segue-lb/segue/internal/sim/placement"
+)
+
+// simulations is how often the simulator replays the arrivals of a run. Each time it draws other
+// hashes of the flows, and so other servers.
+const simulations = 10
+
+// workOf finds the work in a query, in milliseconds.
+var workOf = regexp.MustCompile(`work=([0-9.]+)ms$`)
+
+// simulate replays the arrivals of a run. It returns nil for cases that the simulator does not
+// have.
+func (p planned) simulate(ctx context.Context, arrivals string) (*Response, error) {
+	spec := p.spec()
+	if spec == nil {
+		return nil, nil
+	}
+	method, policy, err := spec.Build()
+	if err != nil {
+		return nil, err
+	}
+	config := &sim.Config{
+		Servers:   p.simulatedServers(),
+		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, p.Balancers),
+		Jobs:      []sim.Job{{Stages: []sim.Stage{{Queue: sim.CPU, PerUnit: 1e-3}}}},
+		Arrivals: sim.Trace{
+			File: arrivals, Format: sim.TimedQueries, MustMatch: true,
+			Classes: []sim.TraceClass{{Match: workOf, Sized: true}},
+		},
+		Placement: method, Policy: policy,
+	}
+	result, err := sim.Run(ctx, config, sim.Options{Seed: p.seed, Runs: simulations})
+	if err != nil {
+		return nil, err
+	}
+	r := &Response{
+		Mean: result.Mean().Value, Half: result.Mean().Half, P50: result.Quantile(0.5).Value,
+		P90: result.Quantile(0.9).Value, P99: result.Quantile(0.99).Value,
+	}
+	for i := 1; i < 200; i++ {
+		share := float64(i) / 200
+		r.Distribution = append(r.Distribution, DistributionPoint{result.Response.Quantile(share), share})
+	}
+	return r, nil
+}
+
+func (p planned) simulatedServers() (servers []sim.Server) {
+	for i := 1; i <= p.present; i++ {
+		e := p.Emulated.Of(serverName(i))
+		servers = append(servers, sim.Server{
+			Name: serverName(i), CPUs: int32(e.Cores), Speed: speedOf(e), IOSpeed: 1,
+			Discipline: sim.ProcessorSharing, Workers: int32(e.Workers), Backlog: int32(e.Backlog),
+		})
+	}
+	return servers
+}
+
+// spec returns the simulator's placement of the case, or nil.
+func (p planned) spec() placement.Spec {
+	switch c := p.Case; {
+	case c.Direct:
+		return &placement.ECMP{}
+	case c.Placement == desired.PlacementHash:
+		return &placement.Hash{Candidates: 1, Buckets: p.Buckets}
+	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic:
+		spec := &placement.SR{Threshold: int(*c.Accept.Threshold)}
+		p.setHunt(&spec.Hunt)
+		return spec
+	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptDynamic:
+		spec := &placement.SRDyn{Window: 50, Epsilon: 0.1, Initial: 1}
+		p.setHunt(&spec.Hunt)
+		if c.Accept.Window > 0 {
+			spec.Window = int(c.Accept.Window)
+		}
+		if c.Accept.Epsilon != nil {
+			spec.Epsilon = *c.Accept.Epsilon
+		}
+		if c.Accept.Initial != nil {
+			spec.Initial = int(*c.Accept.Initial)
+		}
+		return spec
+	}
+	return nil
+}
+
+func (p planned) setHunt(h *placement.Hunt) {
+	h.Candidates, h.Buckets = cmp.Or(p.Case.Candidates, 2), p.Buckets
+	h.Random = p.Case.Selection == desired.SelectRandom
+}
+
+// model returns the mean response time of the model with this load, or nil if it has none: for
+// other work than exponential, for unequal servers, and at a load of 1 and more.
+func (p planned) model() (*Response, error) {
+	load := p.actualLoad()
+	if p.deviation != 0 || !isExponential(p.Work) || len(p.Emulated.Exceptions) > 0 || load >= 1 {
+		return nil, nil
+	}
+	var steady *model.Steady
+	var err error
+	switch c := p.Case; {
+	case c.Direct || c.Placement == desired.PlacementHash:
+		steady, err = model.SingleChoice(load, p.Emulated.Cores)
+	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic && cmp.Or(c.Candidates, 2) == 2:
+		steady, err = model.SRc(load, p.Emulated.Cores, int(*c.Accept.Threshold))
+	default:
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Response{Mean: steady.MeanResponse() * p.work().Mean() / speedOf(p.Emulated.EmulatedServer)}, nil
+}
+
+func isExponential(work string) bool { return regexp.MustCompile(`^\s*exponential`).MatchString(work) }

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/segue-lb/segue/internal/version"
+)
+
+const (
+	resultsFile = "results.json"
+	runsFolder  = "runs"
+)
+
+// store is a directory of results.
+type store struct {
+	directory string
+	results   Results
+}
+
+// openStore opens a directory of results. Results that are there already must be of the same
+// experiment, at the same size and speed, by the same build.
+func openStore(directory string, s settings, text []byte, full bool) (*store, error) {
+	if err := os.MkdirAll(filepath.Join(directory, runsFolder), 0o755); err != nil {
+		return nil, err
+	}
+	st := &store{directory, newResults(s, text, full)}
+	earlier, err := Read(directory)
+	if errors.Is(err, fs.ErrNotExist) {
+		return st, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := st.results.mayContinue(earlier); err != nil {
+		return nil, fmt.Errorf("%s: %w; use another directory, or remove this one", directory, err)
+	}
+	st.results.Runs = earlier.Runs
+	st.results.Environment.Started = earlier.Environment.Started
+	return st, nil
+}
+
+func newResults(s settings, text []byte, full bool) Results {
+	r := Results{
+		Experiment: s.Name, Title: s.Title, Paper: s.Paper, Text: string(text),
+		Axis: Axis{Key: string(s.Axis), Label: axisLabels[s.Axis]}, Points: s.Points,
+		Seeds: s.Seeds, Claims: slices.Clone(s.Claims), Full: full, Speed: s.Speed,
+		Environment: readEnvironment(), Planned: len(s.plan()), Runs: []Run{},
+	}
+	for _, c := range s.Cases {
+		r.Cases = append(r.Cases, c.Name)
+	}
+	return r
+}
+
+// mayContinue returns an error if runs of both results must not be mixed.
+func (r *Results) mayContinue(earlier *Results) error {
+	differ := func(what string, here, now any) error {
+		return fmt.Errorf("has results with another %s: %v, and not %v", what, here, now)
+	}
+	switch {
+	case earlier.Experiment != r.Experiment:
+		return differ("experiment", earlier.Experiment, r.Experiment)
+	case earlier.Text != r.Text:
+		return fmt.Errorf("has results of an earlier version of the experiment %s", r.Experiment)
+	case earlier.Full != r.Full:
+		return differ("length (--full)", earlier.Full, r.Full)
+	case earlier.Speed != r.Speed:
+		return differ("speed", earlier.Speed, r.Speed)
+	case earlier.Environment.Version != r.Environment.Version:
+		return differ("build", earlier.Environment.Version, r.Environment.Version)
+	}
+	return nil
+}
+
+// Read returns the results in a directory. The error is fs.ErrNotExist if there are none.
+func Read(directory string) (*Results, error) {
+	path := filepath.Join(directory, resultsFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var r Results
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &r, nil
+}
+
+func (s *store) has(p planned) bool {
+	return slices.ContainsFunc(s.results.Runs, func(r Run) bool {
+		return r.Case == p.Case.Name && r.Point == p.point && r.Seed == p.seed
+	})
+}
+
+// add writes a run.
+func (s *store) add(run *Run) error {
+	r := &s.results
+	r.Runs = append(r.Runs, *run)
+	slices.SortFunc(r.Runs, func(a, b Run) int {
+		return cmp.Or(cmp.Compare(slices.Index(r.Cases, a.Case), slices.Index(r.Cases, b.Case)),
+			cmp.Compare(a.Point, b.Point), cmp.Compare(a.Seed, b.Seed))
+	})
+	return s.write()
+}
+
+// finish compares the results with the claims.
+func (s *store) finish() error {
+	s.results.Environment.Finished = time.Now().UTC().Truncate(time.Second)
+	return s.write()
+}
+
+func (s *store) write() error {
+	for i := range s.results.Claims {
+		s.results.Claims[i].judge(&s.results)
+	}
+	text, err := json.MarshalIndent(&s.results, "", " ")
+	if err != nil {
+		return err
+	}
+	return replaceFile(filepath.Join(s.directory, resultsFile), append(text, '\n'))
+}
+
+// replaceFile writes a file as a whole: readers see the old content or the new one.
+func replaceFile(path string, content []byte) error {
+	if err := os.WriteFile(path+".new", content, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
+}
+
+// folder returns the path of a run's folder, relative to the directory.
+func (p planned) folder() string {
+	return filepath.Join(runsFolder, fmt.Sprintf("%s-%v-%d", p.Case.Name, p.point, p.seed))
+}
+
+// readEnvironment describes this machine. Unknown values are empty.
+func readEnvironment() Environment {
+	e := Environment{Version: version.String(), Started: time.Now().UTC().Truncate(time.Second)}
+	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		e.Kernel = string(bytes.TrimSpace(release))
+	}
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		e.CPU = firstField(info, "model name")
+		e.Cores = bytes.Count(info, []byte("\nprocessor")) + 1
+	}
+	if info, err := os.ReadFile("/proc/meminfo"); err == nil {
+		var kilobytes uint64
+		_, _ = fmt.Sscan(firstField(info, "MemTotal"), &kilobytes)
+		e.Memory = kilobytes << 10
+	}
+	return e
+}
+
+// firstField returns the value of the first line "name: value".
+func firstField(text []byte, name string) string {
+	for line := range bytes.Lines(text) {
+		key, value, _ := bytes.Cut(line, []byte(":"))
+		if string(bytes.TrimSpace(key)) == name {
+			return string(bytes.TrimSpace(value))
+		}
+	}
+	return ""
+}

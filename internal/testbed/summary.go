@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package testbed
+
+import (
+	"math"
+
+	"gonum.org/v1/gonum/stat"
+	"gonum.org/v1/gonum/stat/distuv"
+)
+
+// Summary is what the runs of a case at a point have in common. Quantities are means over the
+// seeds. Half is half of the 95% confidence interval of the mean over seeds (Student), 0 for a
+// single run.
+type Summary struct {
+	Case      string
+	Point     float64
+	Load      float64
+	Balancers int
+	Seeds     int
+	Requests  uint64
+	Failed    uint64
+	Measured  Response
+	// Simulated and Model are nil unless all runs have them.
+	Simulated *Response
+	Model     *Response
+}
+
+// Summarise returns the summary of a case at a point, or nil if no run of them has ended.
+func (r *Results) Summarise(name string, point float64) *Summary {
+	s := &Summary{Case: name, Point: point}
+	var measured, simulated, model []*Response
+	for i := range r.Runs {
+		run := &r.Runs[i]
+		if run.Case != name || run.Point != point {
+			continue
+		}
+		s.Seeds++
+		s.Load, s.Balancers = run.Load, run.Balancers
+		s.Requests += run.Requests
+		s.Failed += run.Failed
+		measured = append(measured, &run.Measured)
+		simulated = append(simulated, run.Simulated)
+		model = append(model, run.Model)
+	}
+	if s.Seeds == 0 {
+		return nil
+	}
+	s.Measured = *meanOf(measured)
+	s.Simulated, s.Model = meanOf(simulated), meanOf(model)
+	return s
+}
+
+// meanOf returns the means of all quantities, or nil if one response is nil.
+func meanOf(all []*Response) *Response {
+	var mean Response
+	var means []float64
+	n := float64(len(all))
+	for _, r := range all {
+		if r == nil {
+			return nil
+		}
+		mean.Mean += r.Mean / n
+		mean.P50 += r.P50 / n
+		mean.P90 += r.P90 / n
+		mean.P99 += r.P99 / n
+		means = append(means, r.Mean)
+	}
+	mean.Half = halfInterval(means)
+	return &mean
+}
+
+// halfInterval returns half of the 95% confidence interval of the mean, by Student's distribution.
+func halfInterval(values []float64) float64 {
+	n := float64(len(values))
+	if n < 2 {
+		return 0
+	}
+	student := distuv.StudentsT{Sigma: 1, Nu: n - 1}
+	return student.Quantile(0.975) * stat.StdDev(values, nil) / math.Sqrt(n)
+}

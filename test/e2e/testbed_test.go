@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/testbed"
+)
+
+const smallExperiment = `
+title: A small experiment
+points: [0.6]
+servers: 2
+seeds: 1
+speed: 8
+connections: 100
+cases:
+  - {name: direct, direct: true}
+  - {name: sc, placement: hash}
+  - {name: sr4, placement: hunt, accept: {policy: static, threshold: 4}}
+`
+
+// TestExperimentSurvivesAKill kills an experiment after its first run. Its lab must go away, and
+// the next command must make the other runs only.
+func TestExperimentSurvivesAKill(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "small.yaml")
+	must(t, os.WriteFile(file, []byte(smallExperiment), 0o644))
+	out := t.TempDir()
+	experiment := func() (*exec.Cmd, *bytes.Buffer) {
+		cmd := exec.CommandContext(interrupted, segue, "lab", "run", file, "--out", out, "--json")
+		var output bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &output, &output
+		must(t, cmd.Start())
+		return cmd, &output
+	}
+
+	first, output := experiment()
+	name := fmt.Sprintf("x%d", first.Process.Pid)
+	ended := make(chan error, 1)
+	go func() { ended <- first.Wait() }()
+	t.Cleanup(func() { _ = first.Process.Kill() })
+	eventually(t, func() error {
+		select {
+		case err := <-ended:
+			t.Fatalf("the experiment ended before its first run: %v\n%s", err, output)
+		default:
+		}
+		r, err := testbed.Read(out)
+		if errors.Is(err, fs.ErrNotExist) || (err == nil && len(r.Runs) == 0) {
+			return errors.New("there are no results yet")
+		}
+		return err
+	})
+	must(t, first.Process.Kill())
+	<-ended
+	eventually(t, func() error {
+		names, err := lab.List()
+		if err == nil && slices.Contains(names, name) {
+			err = fmt.Errorf("lab %s is still up", name)
+		}
+		return err
+	})
+	r, err := testbed.Read(out)
+	must(t, err)
+	before := r.Runs
+
+	second, output := experiment()
+	must(t, second.Wait())
+	r, err = testbed.Read(out)
+	must(t, err)
+	if len(before) == 3 || len(r.Runs) != 3 || r.Planned != 3 {
+		t.Fatalf("%d runs before the kill, %d of %d runs at the end", len(before), len(r.Runs), r.Planned)
+	}
+	for _, run := range before {
+		i := slices.IndexFunc(r.Runs, func(other testbed.Run) bool { return other.Case == run.Case })
+		if r.Runs[i].Measured.Mean != run.Measured.Mean {
+			t.Errorf("%s was made again", run.Case)
+		}
+	}
+	requireExperiment(t, r, out)
+	requireRows(t, output.Bytes())
+}
+
+// requireExperiment checks what each run must have.
+func requireExperiment(t *testing.T, r *testbed.Results, out string) {
+	t.Helper()
+	for _, run := range r.Runs {
+		if run.Requests != 100 || run.Failed != 0 || run.Simulated == nil || run.Measured.Mean <= 0 {
+			t.Errorf("%s: %d requests, %d failed, mean %v, simulated %v", run.Case, run.Requests,
+				run.Failed, run.Measured.Mean, run.Simulated)
+		}
+		responses, offers := uint64(0), uint64(0)
+		for _, s := range run.Shares {
+			responses += s.Responses
+			offers += s.Accepted + s.Forced
+		}
+		if responses != 100 || (run.Case == "sr4") != (offers > 60) {
+			t.Errorf("%s: servers answered %d requests, and took %d offers", run.Case, responses, offers)
+		}
+		for _, file := range []string{"arrivals.tsv", "requests.csv.gz", "loads.csv"} {
+			if _, err := os.Stat(filepath.Join(out, run.Folder, file)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	// All cases have the same arrivals and the same work.
+	var arrivals [][]byte
+	for _, run := range r.Runs {
+		text, err := os.ReadFile(filepath.Join(out, run.Folder, "arrivals.tsv"))
+		must(t, err)
+		arrivals = append(arrivals, text)
+	}
+	if !bytes.Equal(arrivals[0], arrivals[1]) || !bytes.Equal(arrivals[0], arrivals[2]) {
+		t.Error("the cases have different arrivals")
+	}
+}
+
+// requireRows checks the keys that --json promises.
+func requireRows(t *testing.T, text []byte) {
+	t.Helper()
+	var rows []map[string]any
+	if err := json.Unmarshal(text, &rows); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	keys := "case rho balancers seeds mean_ms p50_ms p90_ms p99_ms failed connections simulated_mean_ms"
+	for _, row := range rows {
+		for _, key := range strings.Fields(keys) {
+			if _, found := row[key]; !found {
+				t.Errorf("%v: %s is missing", row["case"], key)
+			}
+		}
+	}
+	if len(rows) != 3 {
+		t.Errorf("%d rows, want 3", len(rows))
+	}
+}
