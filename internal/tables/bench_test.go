@@ -39,3 +39,27 @@ func BenchmarkBuild(b *testing.B) {
 		})
 	}
 }
+
+func BenchmarkBuildTurns(b *testing.B) {
+	for _, bench := range []struct {
+		servers, buckets int
+		weight           func(i int) uint32
+	}{
+		{48, DefaultBuckets, func(int) uint32 { return 1 }},
+		{1000, DefaultBuckets, func(i int) uint32 { return uint32(1 + i) }},
+		{65535, 1000003, func(i int) uint32 { return uint32(1 + i%1000) }},
+	} {
+		b.Run(fmt.Sprintf("N=%d/M=%d", bench.servers, bench.buckets), func(b *testing.B) {
+			servers := numbered(bench.servers)
+			for i := range servers {
+				servers[i].Weight = bench.weight(i)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := BuildTurns(servers, bench.buckets, MaxCandidates); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -117,22 +117,11 @@ func BuildColumns(servers []Server, buckets, candidates int) (*Table, error) {
 func build(
 	servers []Server, buckets, candidates int, fill func(*grid, []walk, []uint32),
 ) (*Table, error) {
-	if err := validSize(buckets, candidates); err != nil {
-		return nil, err
-	}
-	if len(servers) > MaxServers {
-		return nil, fmt.Errorf("%d servers: more than %d", len(servers), MaxServers)
-	}
-	placed, err := placing(servers)
+	placed, err := validPlacing(servers, buckets, candidates)
 	if err != nil {
 		return nil, err
 	}
-
-	t := &Table{
-		Buckets:    buckets,
-		Candidates: min(candidates, len(placed)),
-		Servers:    slices.Clone(servers),
-	}
+	t := newTable(servers, buckets, min(candidates, len(placed)))
 	if len(placed) == 0 {
 		return t, nil
 	}
@@ -145,6 +134,23 @@ func build(
 	fill(g, walks, weights)
 	t.Rows = g.rows
 	return t, nil
+}
+
+// newTable returns a table without rows.
+func newTable(servers []Server, buckets, candidates int) *Table {
+	return &Table{Buckets: buckets, Candidates: candidates, Servers: slices.Clone(servers)}
+}
+
+// validPlacing returns what placing returns. It returns an error if a table cannot have this size,
+// or cannot contain these servers.
+func validPlacing(servers []Server, buckets, candidates int) ([]uint16, error) {
+	if err := validSize(buckets, candidates); err != nil {
+		return nil, err
+	}
+	if len(servers) > MaxServers {
+		return nil, fmt.Errorf("%d servers: more than %d", len(servers), MaxServers)
+	}
+	return placing(servers)
 }
 
 // placing returns the indexes of the servers with positive weight. The heaviest server is first;
