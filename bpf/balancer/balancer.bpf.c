@@ -53,7 +53,10 @@ static __always_inline enum lb_reason find_segments(const struct packet *pkt,
 	note_placed();
 	if (!choose(pkt, service, holder, segments))
 		return LB_DROP_NO_SERVER;
-	return commit(pkt, service, flow, segments);
+	why = commit(pkt, service, flow, segments);
+	if (why == LB_FORWARD_NO_ROOM && !choose_without_room(pkt, service, segments))
+		return LB_DROP_NO_SERVER;
+	return why;
 }
 
 /* Finds the servers of a fragment or an ICMP error, which does not change its flow. */

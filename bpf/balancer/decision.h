@@ -47,7 +47,8 @@ struct decided_placement {
 	__u32 candidate[MAX_CANDIDATES];
 	__u8 is_placed; /* the rest is valid */
 	__u8 is_random; /* these are the candidates of a random bucket */
-	__u8 pad[2];
+	__u8 is_turn;	/* the server has its turn; the bucket did not select it */
+	__u8 pad;
 };
 
 /* The decision about a packet. Fields of steps that the packet does not reach are 0. */
@@ -113,6 +114,13 @@ static __always_inline void note_random(void)
 {
 	if (dry_run)
 		decision.placement.is_random = true;
+}
+
+/* Notes whether the flow gets the server whose turn it is. */
+static __always_inline void note_turn(bool is_turn)
+{
+	if (dry_run)
+		decision.placement.is_turn = is_turn;
 }
 
 #endif

@@ -252,10 +252,11 @@ static __always_inline bool recall_table(const struct packet *pkt, const struct 
 
 /*
  * Remembers where a flow was placed. If the table has no room, each packet of the flow is placed
- * again, and reaches the same server as long as the candidates stay the same. If servers answer,
- * their answers enter the flow, and here an entry is only renewed if no other server could be
- * asked. Otherwise the entry of a long upload would look idle. If they do not answer, a packet that
- * visits several servers enters nothing, because nobody says which of them has the flow.
+ * again (choose_without_room), and reaches the same server as long as the candidates stay the
+ * same. If servers answer, their answers enter the flow, and here an entry is only renewed if no
+ * other server could be asked. Otherwise the entry of a long upload would look idle. If they do not
+ * answer, a packet that visits several servers enters nothing, because nobody says which of them
+ * has the flow.
  */
 static __always_inline enum lb_reason commit_table(const struct packet *pkt,
 						   const struct service *service, struct flow *flow,

@@ -26,6 +26,13 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 	return true;
 }
 
+/* Whether a packet of an unknown flow begins the flow, as far as the packet tells: a SYN, or a
+ * packet other than TCP. */
+static __always_inline bool is_new_flow(const struct packet *pkt)
+{
+	return starts_connection(pkt) || pkt->key.protocol != IPPROTO_TCP;
+}
+
 /*
  * Chooses the servers of a packet whose flow is unknown. A later packet of a TCP connection visits
  * all servers that may have the connection, if they can pass it on. Otherwise it goes where a new
@@ -34,9 +41,7 @@ static __always_inline bool place_hash_new(const struct flow_key *flow,
 static __always_inline bool place_hash(const struct packet *pkt, const struct service *service,
 				       struct segments *segments)
 {
-	bool is_new = starts_connection(pkt) || pkt->key.protocol != IPPROTO_TCP;
-
-	if (!is_new && service->rule.flags & RULE_SERVERS_PASS_ON)
+	if (!is_new_flow(pkt) && service->rule.flags & RULE_SERVERS_PASS_ON)
 		return visit(&pkt->key, service, segments);
 	return place_hash_new(&pkt->key, service, segments);
 }

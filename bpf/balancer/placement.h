@@ -8,6 +8,7 @@
 
 #include "place_hash.h"
 #include "place_hunt.h"
+#include "place_round_robin.h"
 
 /* Chooses servers for a packet whose flow persistence does not know for sure. A `holder` that is
  * not negative is a server that may have the flow. False: the service has no server. */
@@ -15,6 +16,11 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 				   int holder, struct segments *segments)
 {
 	switch (placement_of(service)) {
+	case PLACEMENT_ROUND_ROBIN:
+		if (place_in_turn(pkt, service, segments))
+			return true;
+		/* Other packets are handled as under hash. */
+		__attribute__((fallthrough));
 	case PLACEMENT_HASH:
 		return place_hash(pkt, service, segments);
 	case PLACEMENT_HUNT:
@@ -24,12 +30,31 @@ static __always_inline bool choose(const struct packet *pkt, const struct servic
 	return false;
 }
 
+/*
+ * Chooses servers again for a flow that persistence has no room for, so that the flow's next packet
+ * comes to the same server. Hash and hunt need no other choice: the first is the same for each
+ * packet, and servers decide about the second. False: the service has no server.
+ */
+static __always_inline bool choose_without_room(const struct packet *pkt,
+						const struct service *service,
+						struct segments *segments)
+{
+	switch (placement_of(service)) {
+	case PLACEMENT_ROUND_ROBIN:
+		note_turn(false);
+		return place_hash(pkt, service, segments);
+	default:
+		return true;
+	}
+}
+
 /* Chooses servers that may have an unknown flow, for a fragment or an ICMP error of it. */
 static __always_inline bool choose_related(const struct packet *pkt, const struct service *service,
 					   struct segments *segments)
 {
 	switch (placement_of(service)) {
 	case PLACEMENT_HASH:
+	case PLACEMENT_ROUND_ROBIN:
 		return place_hash_related(&pkt->key, service, segments);
 	case PLACEMENT_HUNT:
 	case PLACEMENT_HUNT_RANDOM:
@@ -52,6 +77,8 @@ __noinline int note_placement(const struct packet *pkt)
 	decision.placement.is_placed = true;
 	decision.placement.bucket = bucket_of(&pkt->key, service.rule.buckets);
 	if (!choose(pkt, &service, -1, &segments))
+		return 0;
+	if (decision.reason == LB_FORWARD_NO_ROOM && !choose_without_room(pkt, &service, &segments))
 		return 0;
 	decision.placement.count = segments.count;
 	__builtin_memcpy(decision.placement.candidate, segments.server, sizeof(segments.server));

@@ -20,6 +20,7 @@ enum placement {
 	PLACEMENT_HASH,
 	PLACEMENT_HUNT,	       /* the candidates of the flow's bucket decide, in turn */
 	PLACEMENT_HUNT_RANDOM, /* the candidates of a random bucket decide */
+	PLACEMENT_ROUND_ROBIN, /* the servers get flows in turn */
 };
 
 enum persistence {

@@ -258,8 +258,8 @@ func printTrace(out io.Writer, t *inspect.Trace) error {
 	return table.Flush()
 }
 
-// describePlacing names the candidates. Random candidates are unknown; it then names the servers
-// that the packet visits before them.
+// describePlacing names the candidates, or the server whose turn it is. Random candidates are
+// unknown; it then names the servers that the packet visits before them.
 func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment) string {
 	if p.Random {
 		candidates := fmt.Sprintf("the candidates of a random bucket of %d", p.Buckets)
@@ -267,6 +267,9 @@ func describePlacing(p *inspect.TracedPlacement, course []inspect.TracedSegment)
 			candidates = fmt.Sprintf("%s (%s), then %s", before.Server, before.Function, candidates)
 		}
 		return candidates
+	}
+	if p.InTurn {
+		return fmt.Sprintf("in turn: %s, unless another new flow comes first", strings.Join(p.Candidates, ", "))
 	}
 	return fmt.Sprintf("bucket %d of %d: %s", p.Bucket, p.Buckets, strings.Join(p.Candidates, ", "))
 }

@@ -43,6 +43,8 @@ func TestPrintTrace(t *testing.T) {
 				Source: netip.MustParseAddr("192.0.2.10"), Destination: netip.MustParseAddr("192.0.2.53")},
 			Known:  &inspect.TracedEntry{Server: "s1", State: "closing", Idle: 8.192, Left: "a new connection takes the place of one that is over"},
 			Reason: "drop_no_next_hop"},
+		"in-turn": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 4, Candidates: []string{"s2"}, InTurn: true},
+			Server: server, Encapsulation: insert, NextHop: hop, Reason: "forward_new"},
 		"random": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true}, Reason: "forward_hunt"},
 		"random-after-drained": {Opens: true, Service: service, Placement: &inspect.TracedPlacement{Buckets: 65537, Random: true},
 			Course: []inspect.TracedSegment{{Server: "s2", Function: "steer"}}, Server: server, NextHop: hop,

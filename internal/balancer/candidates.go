@@ -29,7 +29,7 @@ func buildRows(sets []generation.Set, slots map[string]uint16) (*dataplane.Rows,
 		}
 		candidates = max(candidates, built[i].Candidates)
 	}
-	rows := dataplane.NewRows(sets[0].Buckets, len(sets), candidates)
+	rows := dataplane.NewRows(built[0].Buckets, len(sets), candidates)
 	for i, table := range built {
 		slotOf := make([]uint16, len(table.Servers))
 		for j, server := range table.Servers {
@@ -42,9 +42,9 @@ func buildRows(sets []generation.Set, slots map[string]uint16) (*dataplane.Rows,
 		if table.Candidates == 0 {
 			continue
 		}
-		for bucket := range table.Buckets {
+		for bucket := range int(rows.Buckets) {
 			to := rows.Candidates(bucket, i)
-			for place, server := range table.Row(bucket) {
+			for place, server := range table.Row(bucket % table.Buckets) {
 				to[place] = slotOf[server]
 			}
 		}
@@ -59,15 +59,16 @@ type placing struct {
 }
 
 // placingOf returns the input for a service of a generation. The former sets are of use only if
-// packets can be passed on from server to server, and if their buckets are the present ones.
+// packets can be passed on from server to server, and if they can be in one table with the present
+// set.
 func placingOf(svc *service, g generation.Generation) placing {
 	p := placing{sets: g.Sets, slots: map[string]uint16{}}
 	if !svc.passesOn() {
 		p.sets = p.sets[:1]
 	}
-	p.sets = slices.DeleteFunc(slices.Clone(p.sets), func(s generation.Set) bool {
-		return s.Buckets != svc.Buckets
-	})
+	p.sets = slices.Clone(p.sets)
+	former := slices.DeleteFunc(p.sets[1:], func(s generation.Set) bool { return !p.sets[0].CanHold(s) })
+	p.sets = p.sets[:1+len(former)]
 	for _, m := range svc.members {
 		p.slots[m.Name] = uint16(m.slot)
 	}

@@ -27,6 +27,7 @@ func openReference(t testing.TB) *reference {
 	for i, w := range ways {
 		cfg.Services = append(cfg.Services, w.serviceBy(uint8(i), desired.TCP), w.serviceBy(uint8(i), desired.UDP))
 	}
+	cfg.Services = append(cfg.Services, inTurn(desired.TCP), inTurn(desired.UDP))
 	f := open(t, cfg)
 	f.must(dataplane.Detach(cfg.Node.Instance))
 	f.via["u"], f.via["n"], f.via["h"] = "", "narrow", "bridge"
@@ -55,6 +56,13 @@ func captures() (frames [][]byte) {
 				}
 			}
 		}
+	}
+	for _, flow := range []dataplane.Flow{turns, fromPort(turns, 1), dnsTurns, fromPort(dnsTurns, 1)} {
+		for _, flags := range []packet.TCPFlags{packet.SYN, packet.SYN, packet.ACK, packet.FIN | packet.ACK} {
+			frames = append(frames, frameOf(flow, packet.Flags(flags)))
+		}
+		frames = append(frames, packet.Fragments(frameOf(flow, large), 64, 9)...)
+		frames = append(frames, packet.ICMPError(router6, 1, 0, 0, reply(flow)))
 	}
 	// There are many fragments, so that mutants of fragments of one packet meet.
 	for _, flow := range []dataplane.Flow{dns, dns4} {

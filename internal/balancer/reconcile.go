@@ -80,13 +80,17 @@ func (s *services) reconcileService(want *serviceState) error {
 	return nil
 }
 
-// add gives a new service a number and a label. It returns an error if no number is free.
+// add gives a new service a number, a label and its first turn. It returns an error if no number is
+// free.
 func (s *services) add(name string) (*service, error) {
 	if err := s.checkRoom(1); err != nil {
 		return nil, err
 	}
 	id := s.free[len(s.free)-1]
 	if err := s.plane.LabelService(id, dataplane.ServiceLabel{Name: name}); err != nil {
+		return nil, err
+	}
+	if err := s.plane.BeginTurns(id); err != nil {
 		return nil, err
 	}
 	s.free = s.free[:len(s.free)-1]

@@ -30,6 +30,7 @@ type reference struct {
 	halfOpen map[uint32]*referenceBucket // the half-open flows
 	firsts   map[piece]dataplane.Flow    // the flows of first fragments
 	tables   map[string][]*tables.Table  // by service and generation; empty after changes
+	turns    map[string]uint64           // turns given out by services, as far as they are known
 	seen     func(outcome)               // called with each outcome of the data path; may be nil
 }
 
@@ -40,11 +41,12 @@ func newReference(f *fixture) *reference {
 	return r
 }
 
-// forget empties both flow tables.
+// forget empties both flow tables, and lets the reference read again which turn is next.
 func (r *reference) forget() {
 	r.flows, r.halfOpen = map[uint32]*referenceBucket{}, map[uint32]*referenceBucket{}
 	r.forgetFlows()
 	r.firsts = map[piece]dataplane.Flow{}
+	r.turns = map[string]uint64{}
 	r.forgetFragments()
 }
 
@@ -105,8 +107,11 @@ func (r *reference) find(p parsed, svc *desired.Service) (to []stage, reason str
 	if server := r.persist(p, svc); server != nil {
 		return alone(knownFunction(svc), server), "forward_known"
 	}
-	if svc.Placement == desired.PlacementHunt {
+	switch {
+	case svc.Placement == desired.PlacementHunt:
 		return r.hunt(p, svc)
+	case svc.Placement == desired.PlacementRoundRobin && p.mayMove():
+		return r.inTurn(p, svc)
 	}
 	return r.hash(p, svc)
 }
@@ -309,25 +314,37 @@ func (r *reference) usable(svc *desired.Service) []desired.Server {
 	return servers
 }
 
+// tablesOf returns the tables of the service's generations, the present one first. The tables of
+// former sets must have the present buckets. Those of round-robin need not, because their rows are
+// alike; but other tables do not fit a present table of round-robin.
+func (r *reference) tablesOf(svc *desired.Service) []*tables.Table {
+	built := r.tables[svc.Name]
+	if built != nil {
+		return built
+	}
+	for i, set := range r.generations[svc.Name].Sets {
+		fits := set.Buckets == svc.Buckets && svc.Placement != desired.PlacementRoundRobin
+		if i == 0 || fits || set.Placement == desired.PlacementRoundRobin {
+			table, err := set.Table()
+			r.must(err)
+			built = append(built, table)
+		}
+	}
+	r.tables[svc.Name] = built
+	return built
+}
+
+// rows returns the number of rows of the service's candidate table.
+func (r *reference) rows(svc *desired.Service) int { return r.tablesOf(svc)[0].Buckets }
+
 // row lists the servers of the service in the row of a bucket, in one of its generations; 0 is the
 // present one. The names of removed servers are empty.
 func (r *reference) row(svc *desired.Service, generation, bucket int) (names []string) {
-	built := r.tables[svc.Name]
-	if built == nil {
-		for _, set := range r.generations[svc.Name].Sets {
-			table, err := set.Table()
-			r.must(err)
-			if set.Buckets == svc.Buckets {
-				built = append(built, table)
-			}
-		}
-		r.tables[svc.Name] = built
-	}
-	table := built[generation]
+	table := r.tablesOf(svc)[generation]
 	if table.Candidates == 0 {
 		return nil
 	}
-	for _, i := range table.Row(bucket % table.Buckets) {
+	for _, i := range table.Row(bucket % r.rows(svc) % table.Buckets) {
 		name := table.Servers[i].Name
 		if serverOfName(svc, name) == nil {
 			name = ""
@@ -338,7 +355,7 @@ func (r *reference) row(svc *desired.Service, generation, bucket int) (names []s
 }
 
 func (r *reference) bucket(flow dataplane.Flow, svc *desired.Service) int {
-	return int(dataplane.BucketOf(flow.Hash(&r.identity.BucketKeys), uint32(svc.Buckets)))
+	return int(dataplane.BucketOf(flow.Hash(&r.identity.BucketKeys), uint32(r.rows(svc))))
 }
 
 // taking lists as many servers that get new flows as the flow's row has servers, but at most the
@@ -348,7 +365,7 @@ func (r *reference) taking(flow dataplane.Flow, svc *desired.Service, wanted int
 	first := r.bucket(flow, svc)
 	wanted = min(wanted, len(r.row(svc, 0, first)))
 	usable := r.usable(svc)
-	for i := range svc.Buckets {
+	for i := range r.rows(svc) {
 		for _, name := range r.row(svc, 0, first+i) {
 			takes := slices.ContainsFunc(usable, func(s desired.Server) bool { return s.Name == name })
 			if takes && len(names) < wanted && !slices.Contains(names, name) {
@@ -381,10 +398,10 @@ func (r *reference) possible(flow dataplane.Flow, svc *desired.Service) []string
 		takes := slices.ContainsFunc(usable, func(s desired.Server) bool { return s.Name == name })
 		return !takes && (serverOfName(svc, name).Takes() || r.failing[svc.Name+"/"+name])
 	}
-	for i := range r.tables[svc.Name] {
+	for i := range r.tablesOf(svc) {
 		add(r.row(svc, i, bucket), func(name string) bool { return r.reaches(name) && !fails(name) })
 	}
-	for i := range r.tables[svc.Name] {
+	for i := range r.tablesOf(svc) {
 		add(r.row(svc, i, bucket), r.reaches)
 	}
 	add(present, func(string) bool { return true })

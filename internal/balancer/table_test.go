@@ -44,7 +44,8 @@ func crowd(n uint16) (flows []dataplane.Flow) {
 // sweeps, passing time and changes of servers.
 type tableMachine struct {
 	*reference
-	known []dataplane.Flow
+	known     []dataplane.Flow
+	placement desired.Placement // of all services
 }
 
 func openTableMachine(t testing.TB) *tableMachine {
@@ -89,6 +90,10 @@ func (m *tableMachine) live(t *rapid.T) {
 	m.via, m.failing = map[string]string{}, map[string]bool{}
 	cfg := crowded(2)
 	cfg.Services[0].Probe = new(rapid.Bool().Draw(t, "agents"))
+	m.placement = rapid.SampledFrom([]desired.Placement{
+		desired.PlacementHash, desired.PlacementRoundRobin,
+	}).Draw(t, "placement")
+	m.place(cfg)
 	m.mustApply(cfg)
 	for _, svc := range m.cfg.Services {
 		for _, server := range svc.Servers {
@@ -101,6 +106,13 @@ func (m *tableMachine) live(t *rapid.T) {
 		"packets": m.packets, "crowd": m.crowd, "wait": m.wait, "sweep": m.clean, "server": m.server,
 		"": m.agreesOnEntries,
 	})
+}
+
+// place sets the placement of all services.
+func (m *tableMachine) place(cfg *desired.Balancer) {
+	for i := range cfg.Services {
+		cfg.Services[i].Placement = m.placement
+	}
 }
 
 func (m *tableMachine) packets(t *rapid.T) {
@@ -196,6 +208,7 @@ func (m *tableMachine) reconfigure(t *rapid.T) {
 			svc.Servers = slices.Delete(svc.Servers, gone, gone+1)
 		}
 	}
+	m.place(cfg)
 	m.mustApply(cfg)
 	m.changed()
 }

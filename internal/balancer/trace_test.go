@@ -62,9 +62,12 @@ func randomPacket(t *rapid.T) (p inspect.Packet, flags packet.TCPFlags, frame []
 	return p, flags, frameOf(p.Flow, packet.Flags(flags), packet.Payload(make([]byte, p.Length-headers)))
 }
 
-// reconfigure changes weights, servers and next hops of a service.
+// reconfigure changes placement, weights, servers and next hops of a service.
 func (f *fixture) reconfigure(t *rapid.T, number int) {
 	service := f.cfg.Services[number]
+	service.Placement = rapid.SampledFrom([]desired.Placement{
+		desired.PlacementHash, desired.PlacementRoundRobin,
+	}).Draw(t, "placement")
 	service.Servers = slices.Clone(service.Servers)
 	for i := range service.Servers {
 		weight := rapid.Uint32Range(0, 2).Draw(t, "weight")

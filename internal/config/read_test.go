@@ -92,6 +92,23 @@ services:
 	}
 }
 
+// TestCandidatesByPlacement checks the default number of candidates. Under round-robin a flow's
+// bucket does not tell its server, so a row names as many servers as possible.
+func TestCandidatesByPlacement(t *testing.T) {
+	for placement, want := range map[string]int{"hash": 3, "hunt": 2, "round-robin": 8} {
+		got, _, err := ParseBalancer([]byte(`
+node: {interface: eth0, locator: "fd00:6c:0:1::/64"}
+services: [{name: web, vip: "2001:db8:80::1", port: 80, protocol: tcp, placement: ` + placement + `}]
+`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if candidates := got.Services[0].Candidates; candidates != want {
+			t.Errorf("%s: %d candidates, want %d", placement, candidates, want)
+		}
+	}
+}
+
 func TestAgentDefaults(t *testing.T) {
 	got, _, err := ParseAgent([]byte(`
 node: {interface: eth0, locator: "fd00:5:0:1::/64"}

@@ -42,9 +42,12 @@ func (given Given) defaultService(s *Service, path string) {
 	setDefault(given, field.Child(path, "persistence"), &s.Persistence, PersistenceTable)
 	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	candidates := 3
-	if s.Placement == PlacementHunt {
+	switch s.Placement {
+	case PlacementHunt:
 		candidates = 2
 		setDefault(given, field.Child(path, "selection"), &s.Selection, SelectConsistent)
+	case PlacementRoundRobin: // a flow's bucket does not tell its server, so all are candidates
+		candidates = tables.MaxCandidates
 	}
 	setDefault(given, field.Child(path, "candidates"), &s.Candidates, candidates)
 	setDefault(given, field.Child(path, "generations"), &s.Generations, 3)

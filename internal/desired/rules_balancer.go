@@ -99,7 +99,7 @@ func (r *rules) checkTunnelSources(addresses []netip.Addr) {
 
 // checkService checks the fields of a service that only balancers have, except its servers.
 func (r *rules) checkService(path string, s *Service) {
-	checkKnown(r, field.Child(path, "placement"), s.Placement, PlacementHash, PlacementHunt)
+	checkKnown(r, field.Child(path, "placement"), s.Placement, PlacementHash, PlacementHunt, PlacementRoundRobin)
 	checkKnown(r, field.Child(path, "persistence"), s.Persistence, PersistenceTable)
 	at := field.Child(path, "candidates")
 	checkRange(r, at, s.Candidates, 1, tables.MaxCandidates)
@@ -124,7 +124,8 @@ func (r *rules) checkService(path string, s *Service) {
 func (r *rules) checkHunt(path string, s *Service) {
 	at := field.Child(path, "selection")
 	if s.Placement != PlacementHunt {
-		if s.Placement == PlacementHash && s.Selection != "" {
+		known := s.Placement == PlacementHash || s.Placement == PlacementRoundRobin
+		if known && s.Selection != "" {
 			r.failf(at, "not used by placement %s", s.Placement)
 		}
 		return

@@ -23,8 +23,9 @@ type Encapsulation string
 
 // The values that a service may name.
 const (
-	PlacementHash Placement = "hash" // the first candidate of the flow's bucket
-	PlacementHunt Placement = "hunt" // the candidates decide in turn
+	PlacementHash       Placement = "hash"        // the first candidate of the flow's bucket
+	PlacementHunt       Placement = "hunt"        // the candidates decide in turn
+	PlacementRoundRobin Placement = "round-robin" // all servers in turn, by their weights
 
 	SelectConsistent Selection = "consistent" // the candidates of the flow's bucket
 	SelectRandom     Selection = "random"     // the candidates of a random bucket
@@ -93,13 +94,14 @@ type Service struct {
 	// Selection is for placement hunt only, where the default is consistent.
 	Selection Selection `yaml:"selection,omitempty"`
 	// Candidates is how many servers a bucket lists, 1 to 8, or fewer if there are not so many
-	// servers. Default 2 for placement hunt, 3 for placement hash.
+	// servers. Default 2 for placement hunt, 3 for hash, 8 for round-robin.
 	Candidates int `yaml:"candidates"`
 	// Generations is how many sets of servers the candidate table holds, 1 to 4: the present one
 	// and those before. Default 3.
 	Generations int `yaml:"generations"`
 	// Buckets is the size of the consistent-hash table: a prime or a power of two, larger than the
-	// number of servers. Default 65537.
+	// number of servers. Default 65537. Under placement round-robin the table has a row for each
+	// turn of a cycle, and Buckets is the largest number of rows.
 	Buckets  int      `yaml:"buckets"`
 	Timeouts Timeouts `yaml:"timeouts"`
 	// Health excludes servers that fail their checks from placement; nil: no checks.

@@ -96,17 +96,32 @@ func Digest(sets []Set) uint32 {
 	return binary.BigEndian.Uint32(sum[:])
 }
 
-// Table builds the candidate table of the set. The indexes in its rows are those of s.Servers.
+// Table builds the candidate table of the set. Under round-robin it has a row for each turn of a
+// cycle, and otherwise s.Buckets rows. The indexes in its rows are those of s.Servers.
 // Table returns an error if the set is not valid.
 func (s Set) Table() (*tables.Table, error) {
 	servers := make([]tables.Server, len(s.Servers))
 	for i, server := range s.Servers {
 		servers[i] = tables.Server{Name: server.Name, Weight: server.Weight}
 	}
-	if s.Placement == desired.PlacementHash {
+	switch s.Placement {
+	case desired.PlacementHash:
 		return tables.BuildColumns(servers, s.Buckets, s.Candidates)
+	case desired.PlacementRoundRobin:
+		return tables.BuildTurns(servers, s.Buckets, s.Candidates)
+	default:
+		return tables.Build(servers, s.Buckets, s.Candidates)
 	}
-	return tables.Build(servers, s.Buckets, s.Candidates)
+}
+
+// CanHold tells whether the candidate table of the set can also hold a former set. A flow must have
+// the same bucket in the tables of both, so they must have the same number of rows. The rows of
+// round-robin are alike: any of them will do for the flows of a former set.
+func (s Set) CanHold(former Set) bool {
+	if former.Placement == desired.PlacementRoundRobin {
+		return true
+	}
+	return s.Placement != desired.PlacementRoundRobin && s.Buckets == former.Buckets
 }
 
 // validate returns an error that names the first value that no configuration can have.
@@ -120,7 +135,10 @@ func (g Generation) validate() error {
 }
 
 func (s Set) validate() error {
-	if s.Placement != desired.PlacementHash && s.Placement != desired.PlacementHunt {
+	known := []desired.Placement{
+		desired.PlacementHash, desired.PlacementHunt, desired.PlacementRoundRobin,
+	}
+	if !slices.Contains(known, s.Placement) {
 		return fmt.Errorf("placement %q: not known", s.Placement)
 	}
 	if err := tables.ValidBuckets(s.Buckets); err != nil {

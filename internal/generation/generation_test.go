@@ -200,3 +200,27 @@ func TestBadFiles(t *testing.T) {
 		}
 	}
 }
+
+// TestCanHold checks which former sets fit the table of a present set: those with the same buckets,
+// and all of round-robin, whose rows are alike.
+func TestCanHold(t *testing.T) {
+	set := func(placement desired.Placement, buckets int) Set {
+		return Set{Placement: placement, Buckets: buckets}
+	}
+	const hash, hunt, turns = desired.PlacementHash, desired.PlacementHunt, desired.PlacementRoundRobin
+	for _, c := range []struct {
+		present, former Set
+		want            bool
+	}{
+		{set(hash, 251), set(hunt, 251), true},
+		{set(hash, 251), set(hunt, 256), false},
+		{set(hunt, 251), set(turns, 256), true},
+		{set(turns, 251), set(turns, 256), true},
+		{set(turns, 251), set(hash, 251), false},
+		{set(turns, 251), set(hunt, 251), false},
+	} {
+		if got := c.present.CanHold(c.former); got != c.want {
+			t.Errorf("%+v can hold %+v: %t", c.present, c.former, got)
+		}
+	}
+}

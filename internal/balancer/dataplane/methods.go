@@ -18,6 +18,7 @@ var placements = map[placementName]balancerPlacement{
 	{desired.PlacementHash, ""}:                       balancerPlacementPLACEMENT_HASH,
 	{desired.PlacementHunt, desired.SelectConsistent}: balancerPlacementPLACEMENT_HUNT,
 	{desired.PlacementHunt, desired.SelectRandom}:     balancerPlacementPLACEMENT_HUNT_RANDOM,
+	{desired.PlacementRoundRobin, ""}:                 balancerPlacementPLACEMENT_ROUND_ROBIN,
 }
 
 var persistences = map[desired.Persistence]balancerPersistence{

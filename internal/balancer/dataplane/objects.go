@@ -44,6 +44,7 @@ func (maps *Maps) Pinned() map[string]**ebpf.Map {
 		balancerMapServerSignals: &maps.ServerSignals,
 		balancerMapServiceLabels: &maps.ServiceLabels,
 		TablesMap:                &maps.Tables,
+		balancerMapTurns:         &maps.Turns,
 	}
 }
 

@@ -73,6 +73,9 @@ type TracedPlacement struct {
 	Candidates []string `json:"candidates"` // the first one gets the flow or the first offer
 	// Random is true for a SYN that is offered to the candidates of a random bucket.
 	Random bool `json:"random,omitempty"`
+	// InTurn is true for a new flow under round-robin. Candidates is then the server whose turn it
+	// is at present, and Bucket is 0.
+	InTurn bool `json:"in_turn,omitempty"`
 }
 
 // TracedSegment is a server that a packet visits, and what the packet asks of the server.
@@ -266,7 +269,10 @@ func (v *View) describePlacement(d *dataplane.Decision) *TracedPlacement {
 	if placed.Count == 0 {
 		return nil
 	}
-	p := &TracedPlacement{Bucket: placed.Bucket, Buckets: d.Rule.Buckets}
+	p := &TracedPlacement{Bucket: placed.Bucket, Buckets: d.Rule.Buckets, InTurn: placed.IsTurn != 0}
+	if p.InTurn {
+		p.Bucket = 0
+	}
 	for _, slot := range placed.Candidate[:placed.Count] {
 		p.Candidates = append(p.Candidates, v.serverName(slot))
 	}
