@@ -37,6 +37,7 @@ const (
 	caseSteps     = "up-to-"          // known-flow, up to a step of the program
 	caseDeliver   = "agent-deliver"   // decapsulated on a server
 	caseHuntKnown = "known-flow-hunt" // known-flow of a service with placement hunt
+	caseTurnSYN   = "syn-round-robin" // syn-of-new-flow of a service with placement round-robin
 	caseHuntSYN   = "syn-hunt"        // of a new flow of such a service: offered to two servers
 	caseSignal    = "signal-create"   // the SYN-ACK that signals that a server has accepted a flow
 	caseAccept    = "agent-accept"    // such an offer, which the server accepts
@@ -52,7 +53,7 @@ type service struct {
 	family        family
 	protocol      desired.Protocol
 	encapsulation desired.Encapsulation // "": none
-	hunts         bool                  // placement hunt, with two candidates
+	placement     desired.Placement     // "": hash; hunt has two candidates
 }
 
 // benchCase is packets of one kind, and the program that processes them.
@@ -101,10 +102,13 @@ func allCases(levels []uint32, room uint32) []benchCase {
 			}
 		}
 		tcp := usual(f, desired.TCP)
+		turns := tcp
+		turns.placement = desired.PlacementRoundRobin
 		for _, flows := range levels {
 			cases = append(cases,
 				referenceCase(tcp, flows, room), knownCase(caseUDP, usual(f, desired.UDP), flows, room),
-				newCase(caseSYN, tcp, packet.SYN, flows, room), newCase(caseUnknown, tcp, packet.ACK, flows, room))
+				newCase(caseSYN, tcp, packet.SYN, flows, room), newCase(caseTurnSYN, turns, packet.SYN, flows, room),
+				newCase(caseUnknown, tcp, packet.ACK, flows, room))
 		}
 		cases = append(cases, huntCases(f, levels, room)...)
 	}
@@ -114,7 +118,7 @@ func allCases(levels []uint32, room uint32) []benchCase {
 // huntCases returns the cases of services with placement hunt, at the balancer and on a server.
 func huntCases(f family, levels []uint32, room uint32) (cases []benchCase) {
 	s := usual(f, desired.TCP)
-	s.hunts = true
+	s.placement = desired.PlacementHunt
 	for _, flows := range levels {
 		offered := newCase(caseHuntSYN, s, packet.SYN, flows, room)
 		offered.reason = "forward_hunt"

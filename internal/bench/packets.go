@@ -227,7 +227,7 @@ func (m *measured) count() (uint64, error) {
 func (m *measured) requireCounted() error {
 	share := float64(m.counted) / float64(m.sent)
 	switch m.name {
-	case caseSYN, caseUnknown:
+	case caseSYN, caseTurnSYN, caseUnknown:
 		if share > 0.001 {
 			return fmt.Errorf("of %d packets of new flows %d were of known ones", m.sent, m.counted)
 		}

@@ -220,8 +220,11 @@ func serviceConfig(s service) desired.Service {
 		Candidates: 3, Generations: 1, Buckets: tables.DefaultBuckets,
 		Timeouts: desired.Timeouts{New: time.Hour, Established: time.Hour, Closing: time.Hour},
 	}
-	if s.hunts {
-		c.Placement, c.Selection, c.Candidates = desired.PlacementHunt, desired.SelectConsistent, 2
+	switch s.placement {
+	case desired.PlacementHunt:
+		c.Placement, c.Selection, c.Candidates = s.placement, desired.SelectConsistent, 2
+	case desired.PlacementRoundRobin:
+		c.Placement, c.Candidates = s.placement, tables.MaxCandidates
 	}
 	weight := uint32(1)
 	for i := 1; i <= serverCount; i++ {

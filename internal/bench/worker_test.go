@@ -121,7 +121,7 @@ func TestCasesOfBuilds(t *testing.T) {
 		}
 	}
 	for _, name := range []string{
-		caseNull, caseKnown, caseSYN, caseHuntSYN, caseSignal, caseDeliver, caseAccept, casePassOn,
+		caseNull, caseKnown, caseSYN, caseTurnSYN, caseHuntSYN, caseSignal, caseDeliver, caseAccept, casePassOn,
 		caseAck,
 	} {
 		if counts[name] < 2 {
