@@ -133,6 +133,13 @@ func TestServersLoseTheirTurns(t *testing.T) {
 			if diff := cmp.Diff(want, occurrences(got)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
+			snapshot, err := f.view().Snapshot()
+			f.must(err)
+			for _, server := range snapshot.Services[0].Servers {
+				if want := float64(want["web/"+server.Name]) / 12; server.Share != want {
+					t.Errorf("status: the share of %s is %v, want %v", server.Name, server.Share, want)
+				}
+			}
 		})
 	}
 }

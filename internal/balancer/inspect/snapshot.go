@@ -390,17 +390,19 @@ func (v *View) addShares(service *ServiceState) error {
 		return err
 	}
 	owned := map[uint32]uint32{}
-	for _, slot := range v.firstTakers(service, table) {
+	takers := v.firstTakers(service, table)
+	for _, slot := range takers {
 		owned[slot]++
 	}
 	for _, server := range service.Servers {
-		server.Share = float64(owned[server.Slot]) / float64(service.Buckets)
+		server.Share = float64(owned[server.Slot]) / float64(max(len(takers), 1))
 	}
 	return nil
 }
 
 // firstTakers returns the slot of the first server of each bucket that takes new flows: list_taking
-// in bpf/balancer/candidates.h. If a row has no such server, the next row's comes in its place. The
+// in bpf/balancer/candidates.h. If a row has no such server, the next row's comes in its place. Under
+// round-robin a row is a turn, and the result lacks the turns of servers that take no new flows. The
 // result is empty if no server takes new flows.
 func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []uint32 {
 	takes := map[uint32]bool{}
@@ -410,9 +412,14 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 			flags&(dataplane.FlagDrained|dataplane.FlagFailing) == 0
 	}
 	const none = dataplane.NoServer
+	isTurn := service.Placement == desired.PlacementRoundRobin
+	tried := uint32(service.Candidates)
+	if isTurn {
+		tried = 1
+	}
 	taker := func(bucket uint32) uint32 {
 		first := bucket * uint32(service.Candidates) * uint32(service.Sets)
-		for i := range uint32(service.Candidates) {
+		for i := range tried {
 			// After the service was read, a smaller table may have replaced this one.
 			if slot, ok := table.At(first + i); ok && takes[slot] {
 				return slot
@@ -421,13 +428,16 @@ func (v *View) firstTakers(service *ServiceState, table dataplane.Candidates) []
 		return none
 	}
 	first := make([]uint32, service.Buckets)
+	for bucket := range service.Buckets {
+		first[bucket] = taker(bucket)
+	}
+	if isTurn {
+		return slices.DeleteFunc(first, func(slot uint32) bool { return slot == none })
+	}
 	next := uint32(none) // the taker of the bucket after this one
-	for pass := range 2 {
+	for range 2 {
 		for i := range service.Buckets {
 			bucket := service.Buckets - 1 - i
-			if pass == 0 {
-				first[bucket] = taker(bucket)
-			}
 			if first[bucket] == none {
 				first[bucket] = next
 			}
