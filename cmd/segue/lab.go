@@ -301,6 +301,9 @@ func newLabDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Build a lab, send requests to every service, show the results, remove the lab",
+		Long: `Demo builds a lab, sends requests to every service, shows the results, and removes the
+lab. With the built-in topology it then compares placements: servers with emulated
+processors get the same requests by hash and by hunting.`,
 	}
 	topology := labTopology(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -308,20 +311,31 @@ func newLabDemo() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		options := labOptions(cmd)
-		l, err := lab.Up(cmd.Context(), t, options)
+		summary, err := demonstrate(cmd, t)
 		if err != nil {
 			return err
 		}
-		summary, err := l.Demo(cmd.Context(), cmd.OutOrStdout())
-		options.Progress("Removing the lab.")
-		if err := errors.Join(err, l.Down()); err != nil {
-			return err
+		if !cmd.Flags().Changed("file") {
+			if err := comparePlacements(cmd); err != nil {
+				return err
+			}
 		}
 		fmt.Fprintln(cmd.OutOrStdout(), summary)
 		return nil
 	}
 	return cmd
+}
+
+// demonstrate builds a lab, sends requests to every service, and removes the lab.
+func demonstrate(cmd *cobra.Command, t lab.Topology) (summary string, err error) {
+	options := labOptions(cmd)
+	l, err := lab.Up(cmd.Context(), t, options)
+	if err != nil {
+		return "", err
+	}
+	summary, err = l.Demo(cmd.Context(), cmd.OutOrStdout())
+	options.Progress("Removing the lab.")
+	return summary, errors.Join(err, l.Down())
 }
 
 // newLabUDPEcho returns the command that the lab runs on its servers.

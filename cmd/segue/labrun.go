@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"os"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
@@ -77,7 +79,8 @@ func listExperiments(out io.Writer, o testbed.Options) error {
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", name, e.Duration(o).Round(time.Minute), e.Paper, e.Title, e.Needs)
+		minutes := math.Ceil(e.Duration(o).Minutes())
+		fmt.Fprintf(w, "%s\t%.0f min\t%s\t%s\t%s\n", name, minutes, e.Paper, e.Title, e.Needs)
 	}
 	return w.Flush()
 }
@@ -162,16 +165,13 @@ func rowsOf(r *testbed.Results) (rows []experimentRow) {
 func printResults(out io.Writer, r *testbed.Results, directory string) error {
 	fmt.Fprintf(out, "%s: %s (%s)\n\n", r.Experiment, r.Title, count(len(r.Runs), "run"))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\tp99\tfailed\tsimulated mean\tmodel mean\t\n", r.Axis.Key)
-	optional := func(v *float64) string {
-		if v == nil {
-			return "-"
-		}
-		return fmt.Sprintf("%.4g", *v)
-	}
-	for _, row := range rowsOf(r) {
-		fmt.Fprintf(w, "%s\t%v\t%.4g\t%.2g\t%.4g\t%.4g\t%.4g\t%d\t%s\t%s\t\n", row.Case, row.Point, row.Mean,
-			row.Half, row.P50, row.P90, row.P99, row.Failed, optional(row.SimulatedMean), optional(row.ModelMean))
+	switch r.Kind {
+	case testbed.KindChange:
+		printChanges(w, r)
+	case testbed.KindForward:
+		printForwarding(w, r)
+	default:
+		printResponses(w, r)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -186,6 +186,80 @@ func printResults(out io.Writer, r *testbed.Results, directory string) error {
 		}
 	}
 	_, err := fmt.Fprintf(out, "The results are in %s. Next: segue lab report %s\n", directory, directory)
+	return err
+}
+
+func printResponses(w io.Writer, r *testbed.Results) {
+	fmt.Fprintf(w, "case\t%s\tmean ms\t±\tp50\tp90\tp99\tfailed\tsimulated mean\tmodel mean\t\n", r.Axis.Key)
+	optional := func(v *float64) string {
+		if v == nil {
+			return "-"
+		}
+		return fmt.Sprintf("%.4g", *v)
+	}
+	for _, row := range rowsOf(r) {
+		fmt.Fprintf(w, "%s\t%v\t%.4g\t%.2g\t%.4g\t%.4g\t%.4g\t%d\t%s\t%s\t\n", row.Case, row.Point, row.Mean,
+			row.Half, row.P50, row.P90, row.P99, row.Failed, optional(row.SimulatedMean), optional(row.ModelMean))
+	}
+}
+
+// printChanges prints the connections that broke when servers were removed.
+func printChanges(w io.Writer, r *testbed.Results) {
+	fmt.Fprintf(w, "case\t%s\tconnections\tserver removed\tlost\tlost of the others\t\n", r.Axis.Key)
+	for _, name := range r.Cases {
+		for _, point := range r.Points {
+			s := r.Summarise(name, point)
+			if s == nil {
+				continue
+			}
+			removed := s.Failures[testbed.ServerRemoved]
+			fmt.Fprintf(w, "%s\t%v\t%d\t%d\t%d\t%.2f%%\t\n", name, point, s.Requests, removed, s.Failed,
+				100*float64(s.Failed)/float64(s.Requests-removed))
+		}
+	}
+}
+
+// printForwarding prints the CPU time of packets, and how many a core can forward in a second.
+func printForwarding(w io.Writer, r *testbed.Results) {
+	fmt.Fprintf(w, "case\t%s\tns per packet\tMpackets/s of a core\trelative to %s\t\n", r.Axis.Key, r.Cases[0])
+	for _, name := range r.Cases {
+		for _, point := range r.Points {
+			s, first := r.Summarise(name, point), r.Summarise(r.Cases[0], point)
+			if s != nil && first != nil {
+				fmt.Fprintf(w, "%s\t%.0f\t%.1f\t%.2f\t%+.1f%%\t\n", name, point, 1e9*s.Measured.Mean,
+					1e-6/s.Measured.Mean, 100*(first.Measured.Mean/s.Measured.Mean-1))
+			}
+		}
+	}
+}
+
+// comparePlacements runs the experiment demo, and prints a table.
+func comparePlacements(cmd *cobra.Command) error {
+	e, text, err := testbed.Load("demo")
+	if err != nil {
+		return err
+	}
+	directory, err := os.MkdirTemp("", "segue-demo")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(directory)
+	out := cmd.OutOrStdout()
+	fmt.Fprintf(out, "Sending %d requests to %d busy servers by each placement: about %s.\n\n", e.Connections,
+		e.Servers, e.Duration(testbed.Options{}).Round(5*time.Second))
+	r, err := e.Run(cmd.Context(), text, testbed.Options{Directory: directory})
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "placement\tmean ms\tp99 ms\tfailed")
+	for _, row := range rowsOf(r) {
+		fmt.Fprintf(w, "%s\t%.0f\t%.0f\t%d\n", row.Case, row.Mean, row.P99, row.Failed)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "\nThe servers have 2 emulated processors each, at a load of %v; both placements got the same requests.\n", e.Load)
 	return err
 }
 

@@ -101,7 +101,7 @@ func (n *Node) BalancerConfig() desired.Balancer {
 		service := desired.Service{
 			Name: s.Name, VIP: s.VIP, Port: s.Port, Protocol: s.Protocol, Encapsulation: s.Encapsulation,
 			Placement: s.Placement, Selection: s.Selection, Candidates: s.Candidates,
-			Buckets: s.Buckets, Health: s.Health,
+			Generations: s.Generations, Buckets: s.Buckets, Health: s.Health,
 		}
 		for _, spec := range n.lab.Topology.specs(RoleServer) {
 			service.Servers = append(service.Servers, server(spec, s))

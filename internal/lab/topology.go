@@ -71,12 +71,13 @@ type Service struct {
 	Port          desired.Port          `yaml:"port"`
 	Protocol      desired.Protocol      `yaml:"protocol"`
 	Encapsulation desired.Encapsulation `yaml:"encapsulation"`
-	// Placement, Selection, Candidates and Buckets are the same as in a balancer's configuration,
-	// with its defaults.
-	Placement  desired.Placement `yaml:"placement,omitempty"`
-	Selection  desired.Selection `yaml:"selection,omitempty"`
-	Candidates int               `yaml:"candidates,omitempty"`
-	Buckets    int               `yaml:"buckets,omitempty"`
+	// Placement, Selection, Candidates, Generations and Buckets are the same as in a balancer's
+	// configuration, with its defaults.
+	Placement   desired.Placement `yaml:"placement,omitempty"`
+	Selection   desired.Selection `yaml:"selection,omitempty"`
+	Candidates  int               `yaml:"candidates,omitempty"`
+	Generations int               `yaml:"generations,omitempty"`
+	Buckets     int               `yaml:"buckets,omitempty"`
 	// Health is the same as in a balancer's configuration, with its defaults. The checks connect to
 	// the servers' link addresses of the VIP's family.
 	Health *desired.Health `yaml:"health,omitempty"`

@@ -16,7 +16,7 @@ type counts struct {
 	cpu     cpuTimes
 }
 
-func (b *bench) count(p planned) (*counts, error) {
+func (b *rig) count(p planned) (*counts, error) {
 	c := &counts{reasons: map[string]uint64{}, offers: map[string]map[string]uint64{}}
 	for _, n := range b.lab.Nodes {
 		if n.Role != lab.RoleBalancer || b.lab.Topology.Bare {

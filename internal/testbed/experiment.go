@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/segue-lb/segue/experiments"
 	"github.com/segue-lb/segue/internal/config"
@@ -29,6 +30,8 @@ type Experiment struct {
 	// Needs names what the experiment needs beside root and nginx, for readers.
 	Needs string `yaml:"needs"`
 
+	// Kind is what a run does.
+	Kind Kind `yaml:"kind"`
 	// Axis is the quantity in which the points differ. A point replaces the value of this quantity.
 	Axis AxisKind `yaml:"axis"`
 	Size `yaml:",inline"`
@@ -56,6 +59,19 @@ type Size struct {
 	Seeds       int       `yaml:"seeds"`       // runs of each case at each point
 }
 
+// Kind is what a run does.
+type Kind string
+
+const (
+	// KindLoad sends requests at a rate.
+	KindLoad Kind = "load"
+	// KindChange removes servers and changes the balancer of open connections, and counts the
+	// connections that break.
+	KindChange Kind = "change"
+	// KindForward measures the CPU time of a packet of a known flow, without a lab.
+	KindForward Kind = "forward"
+)
+
 // AxisKind is a quantity in which points differ.
 type AxisKind string
 
@@ -67,7 +83,12 @@ const (
 	AxisBuckets   AxisKind = "buckets"
 	AxisDeviation AxisKind = "deviation"
 	AxisSpeed     AxisKind = "speed"
+	AxisRemoved   AxisKind = "removed" // servers that are removed; for KindChange
+	AxisFlows     AxisKind = "flows"   // for KindForward
 )
+
+// axisOf has the kinds of experiments with an axis of their own.
+var axisOf = map[Kind]AxisKind{KindLoad: "", KindChange: AxisRemoved, KindForward: AxisFlows}
 
 // axisLabels has all kinds.
 var axisLabels = map[AxisKind]string{
@@ -76,6 +97,8 @@ var axisLabels = map[AxisKind]string{
 	AxisBuckets:   "buckets",
 	AxisDeviation: "standard deviation of the work, s",
 	AxisSpeed:     "speed",
+	AxisRemoved:   "removed servers",
+	AxisFlows:     "flows",
 }
 
 // Case is a service of the lab. All cases of an experiment use the same servers, one after the
@@ -90,15 +113,19 @@ type Case struct {
 	Placement     desired.Placement     `yaml:"placement,omitempty"`
 	Selection     desired.Selection     `yaml:"selection,omitempty"`
 	Candidates    int                   `yaml:"candidates,omitempty"`
+	Generations   int                   `yaml:"generations,omitempty"`
 	Accept        desired.Accept        `yaml:"accept,omitempty"`
 	Source        desired.Source        `yaml:"source,omitempty"`
+	// Feedback is the interval at which the weights of the servers follow their loads, in emulated
+	// time; 0: weights stay as they are.
+	Feedback time.Duration `yaml:"feedback,omitempty"`
 }
 
 // defaults are the values of fields that a file does not set. The servers are those of the papers:
 // two processors, 32 workers, a backlog of 128 (6LB, section VI-A; SRLB, section IV).
 func defaults() Experiment {
 	return Experiment{
-		Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88, Speed: 1,
+		Kind: KindLoad, Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88, Speed: 1,
 		Size: Size{Servers: 12, Connections: 20_000, Seeds: 3},
 		Emulated: lab.EmulatedServers{EmulatedServer: lab.EmulatedServer{
 			Workers: 32, Backlog: 128, Cores: 2,
@@ -150,7 +177,12 @@ func (e *Experiment) problems() (errs field.Errors) {
 		}
 	}
 	require(e.Title != "", "title", "required")
-	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, buckets, deviation or speed")
+	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, buckets, deviation, speed, removed or flows")
+	own, known := axisOf[e.Kind]
+	require(known, "kind", "must be load, change or forward")
+	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
+	require(own != "" || (e.Axis != AxisRemoved && e.Axis != AxisFlows), "axis", "is not for the kind %s", e.Kind)
+	require(e.Kind != KindChange || e.Balancers > 1, "balancers", "must be at least 2 for the kind change")
 	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
 	require(e.Speed > 0 && !math.IsInf(e.Speed, 0), "speed", "must be a positive number")
 	require(len(e.Points) > 0, "points", "at least one is required")
@@ -170,6 +202,9 @@ func (e *Experiment) problems() (errs field.Errors) {
 		require(c.Name != "" && field.IsPlain(c.Name), field.Child(path, "name"), "must have letters, digits, - and _")
 		require(!names[c.Name], field.Child(path, "name"), "is already used")
 		require(!c.Direct || c.Placement == "", field.Child(path, "direct"), "a balancer places no request that goes to its server directly")
+		require(c.Feedback == 0 || c.Placement == desired.PlacementRoundRobin, field.Child(path, "feedback"),
+			"only the placement round-robin uses weights that change all the time")
+		require(c.Feedback >= 0, field.Child(path, "feedback"), "must not be negative")
 		names[c.Name] = true
 	}
 	for i, c := range e.Claims {

@@ -55,6 +55,10 @@ func TestBadExperiments(t *testing.T) {
 		"title: t\npoints: [0.5]\ncases: [{name: sc}, {name: sc}]\n":                                "cases[1].name",
 		good + "claims: [{text: x, quantity: mean, of: sr4, at-least: 2}]\n":                        "claims[0].of",
 		good + "claims: [{text: x, quantity: max, of: sc, at-least: 2}]\n":                          "claims[0].quantity",
+		good + "kind: change\n":                "axis: must be removed",
+		good + "kind: sleep\n":                 "kind \"sleep\": must be load, change or forward",
+		good + "axis: removed\n":               "is not for the kind load",
+		good + "kind: change\naxis: removed\n": "balancers: must be at least 2",
 	} {
 		_, err := Parse("x", []byte(text))
 		if err == nil || !strings.Contains(err.Error(), want) {

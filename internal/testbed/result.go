@@ -14,6 +14,7 @@ type Results struct {
 	Paper string `json:"paper"`
 	// Text is the file of the experiment.
 	Text string `json:"text"`
+	Kind Kind   `json:"kind"`
 	// Axis is what the points of the experiment differ in.
 	Axis  Axis     `json:"axis"`
 	Cases []string `json:"cases"`
@@ -94,6 +95,7 @@ type Run struct {
 	Failed   uint64            `json:"failed"`
 	Failures map[string]uint64 `json:"failures"`
 
+	// Measured are response times. In an experiment of KindForward, they are CPU times of packets.
 	Measured Response `json:"measured"`
 	// Simulated is what the simulator has for the same arrivals and the same work, in the mean of
 	// several placements of the flows. It is nil for cases that the simulator does not have.

@@ -27,10 +27,12 @@ const (
 	// leastIdle is the share of the cores' time that a run must leave idle, so that neither the lab
 	// nor the generator is the bottleneck.
 	leastIdle = 0.1
+	// serverHeader names the server in responses of emulated servers.
+	serverHeader = "X-Segue-Server"
 )
 
 // run makes a run, and returns what it has measured.
-func (b *bench) run(ctx context.Context, p planned, st *store) (*Run, error) {
+func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	folder := filepath.Join(st.directory, p.folder())
 	if err := errors.Join(os.RemoveAll(folder), os.MkdirAll(folder, 0o755)); err != nil {
 		return nil, err
@@ -42,10 +44,10 @@ func (b *bench) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	sampler := b.startSampler(p)
+	sampler, feedback := b.startSampler(p), b.startFeedback(ctx, p)
 	report, err := b.generate(ctx, p, folder)
 	samples, sampling := sampler.stop()
-	if err = errors.Join(err, sampling); err != nil {
+	if err = errors.Join(err, sampling, feedback.stop()); err != nil {
 		return nil, err
 	}
 	if report.Interrupted {
@@ -70,7 +72,7 @@ func (b *bench) run(ctx context.Context, p planned, st *store) (*Run, error) {
 }
 
 // generate sends the requests. It writes the arrivals and the requests in emulated time.
-func (b *bench) generate(ctx context.Context, p planned, folder string) (report *traffic.Report, err error) {
+func (b *rig) generate(ctx context.Context, p planned, folder string) (report *traffic.Report, err error) {
 	config, err := p.traffic(ctx)
 	if err != nil {
 		return nil, err
@@ -94,7 +96,7 @@ func (p planned) traffic(ctx context.Context) (traffic.Config, error) {
 		Requests: uint64(p.Connections), Demand: p.work(),
 		Seed:           p.seed,
 		ConnectTimeout: connectTimeout, Timeout: timeout,
-		ServerHeader: "X-Segue-Server",
+		ServerHeader: serverHeader,
 	}
 	var address netip.Addr
 	for _, url := range p.urls(p.Case) {

@@ -72,8 +72,14 @@ func (s settings) plan() (runs []planned) {
 	return runs
 }
 
-// duration is the time by the clock in which requests arrive.
+// duration is the time by the clock in which requests arrive, or connections open and change.
 func (p planned) duration() time.Duration {
+	switch p.Kind {
+	case KindChange:
+		return time.Duration(p.Connections) * 2 * time.Millisecond
+	case KindForward:
+		return 10 * time.Second
+	}
 	seconds := float64(p.Connections) / p.rate() / p.Speed
 	return time.Duration(seconds * float64(time.Second))
 }
@@ -90,7 +96,10 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 	if err != nil {
 		return nil, err
 	}
-	b := bench{progress: o.Progress}
+	if e.Kind == KindForward {
+		return &store.results, errors.Join(s.forward(ctx, store, o.Progress), store.finish())
+	}
+	b := rig{progress: o.Progress}
 	defer func() { err = errors.Join(err, b.close()) }()
 	plan := s.plan()
 	started, done := time.Now(), 0
@@ -102,7 +111,7 @@ func (e *Experiment) Run(ctx context.Context, text []byte, o Options) (results *
 		if err := b.prepare(ctx, p.settings); err != nil {
 			return &store.results, err
 		}
-		run, err := b.run(ctx, p, store)
+		run, err := b.make(ctx, p, store)
 		if err != nil {
 			return &store.results, fmt.Errorf("%s: %w", p.name(), err)
 		}
@@ -131,8 +140,8 @@ func remaining(started time.Time, done, left int) string {
 	return fmt.Sprintf(" (%s left)", (each * time.Duration(left)).Round(time.Second))
 }
 
-// bench is the lab in which runs are made. Runs with the same servers and tables share it.
-type bench struct {
+// rig is the lab in which runs are made. Runs with the same servers and tables share it.
+type rig struct {
 	progress func(string)
 	lab      *lab.Lab
 	guard    *guard
@@ -146,7 +155,7 @@ type layout struct {
 }
 
 // prepare makes a lab for the settings, unless there is one.
-func (b *bench) prepare(ctx context.Context, s settings) error {
+func (b *rig) prepare(ctx context.Context, s settings) error {
 	want := layout{s.present, s.Buckets, s.Speed}
 	if b.lab != nil && b.built == want {
 		return nil
@@ -168,8 +177,16 @@ func (b *bench) prepare(ctx context.Context, s settings) error {
 	return nil
 }
 
+// make makes a run.
+func (b *rig) make(ctx context.Context, p planned, st *store) (*Run, error) {
+	if p.Kind == KindChange {
+		return b.change(ctx, p)
+	}
+	return b.run(ctx, p, st)
+}
+
 // close removes the lab.
-func (b *bench) close() error {
+func (b *rig) close() error {
 	if b.guard == nil {
 		return nil
 	}

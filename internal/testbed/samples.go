@@ -30,12 +30,10 @@ type sampler struct {
 	err error
 }
 
-func (b *bench) startSampler(p planned) *sampler {
+func (b *rig) startSampler(p planned) *sampler {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &sampler{cancel: cancel, done: make(chan struct{})}
-	for i := 1; i <= p.present; i++ {
-		s.servers = append(s.servers, serverName(i))
-	}
+	s.servers = p.serverNames()
 	go func() {
 		defer close(s.done)
 		s.err = s.collect(ctx, b, p)
@@ -50,7 +48,7 @@ func (s *sampler) stop() (*samples, error) {
 	return &s.samples, s.err
 }
 
-func (s *sampler) collect(ctx context.Context, b *bench, p planned) error {
+func (s *sampler) collect(ctx context.Context, b *rig, p planned) error {
 	ticker := time.NewTicker(p.byTheClock(sampleInterval))
 	defer ticker.Stop()
 	began := time.Now()
@@ -75,7 +73,7 @@ func (s *sampler) collect(ctx context.Context, b *bench, p planned) error {
 }
 
 // busy returns the number of busy workers of each server.
-func (b *bench) busy(servers []string) ([]uint32, error) {
+func (b *rig) busy(servers []string) ([]uint32, error) {
 	all := make([]uint32, len(servers))
 	for i, name := range servers {
 		busy, _, err := loadshm.Read(b.lab.Node(name).LoadFile())
@@ -91,11 +89,8 @@ func (b *bench) busy(servers []string) ([]uint32, error) {
 const patience = 2 * time.Minute
 
 // awaitIdle returns when no server has a busy worker.
-func (b *bench) awaitIdle(ctx context.Context) error {
-	var servers []string
-	for i := range b.built.servers {
-		servers = append(servers, serverName(i+1))
-	}
+func (b *rig) awaitIdle(ctx context.Context) error {
+	servers := settings{present: b.built.servers}.serverNames()
 	deadline := time.Now().Add(patience)
 	for {
 		busy, err := b.busy(servers)

@@ -20,6 +20,7 @@ type settings struct {
 	Experiment
 	present   int     // servers of the lab; Servers is how many the rate of requests is made for
 	deviation float64 // of the work in seconds; 0: the work is as in the file
+	removed   int     // servers to remove
 }
 
 // settings returns the experiment at one of its two sizes.
@@ -51,6 +52,8 @@ func (s settings) at(point float64) settings {
 		s.deviation = point
 	case AxisSpeed:
 		s.Speed = point
+	case AxisRemoved:
+		s.removed = int(point)
 	}
 	return s
 }
@@ -77,6 +80,14 @@ func (s settings) capacity(servers int) (sum float64) {
 }
 
 func serverName(i int) string { return fmt.Sprintf("s%d", i) }
+
+// serverNames returns the names of all present servers.
+func (s settings) serverNames() (names []string) {
+	for i := range s.present {
+		names = append(names, serverName(i+1))
+	}
+	return names
+}
 
 func speedOf(e lab.EmulatedServer) float64 {
 	if e.Speed == nil {
@@ -163,7 +174,7 @@ func (c Case) service(i int, s settings) lab.Service {
 		Name: c.Name, VIP: vip(i), Port: port, Protocol: desired.TCP,
 		Encapsulation: cmp.Or(c.Encapsulation, desired.SRv6Insert),
 		Placement:     c.Placement, Selection: c.Selection, Candidates: c.Candidates,
-		Buckets: s.Buckets, Accept: c.Accept, Load: c.Source,
+		Generations: c.Generations, Buckets: s.Buckets, Accept: c.Accept, Load: c.Source,
 	}
 	if c.Placement == desired.PlacementHunt && c.Source == (desired.Source{}) {
 		service.Load = desired.Source{Kind: desired.LoadSharedMemory}

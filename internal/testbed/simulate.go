@@ -73,6 +73,12 @@ func (p planned) spec() placement.Spec {
 	switch c := p.Case; {
 	case c.Direct:
 		return &placement.ECMP{}
+	case c.Placement == desired.PlacementRoundRobin && c.Feedback > 0:
+		return &placement.WeightedRoundRobin{
+			Polled: placement.Polled{Interval: c.Feedback}, Formula: placement.Formula6LB,
+		}
+	case c.Placement == desired.PlacementRoundRobin:
+		return &placement.RoundRobin{}
 	case c.Placement == desired.PlacementHash:
 		return &placement.Hash{Candidates: 1, Buckets: p.Buckets}
 	case c.Placement == desired.PlacementHunt && c.Accept.Policy == desired.AcceptStatic:

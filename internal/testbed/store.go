@@ -52,7 +52,7 @@ func openStore(directory string, s settings, text []byte, full bool) (*store, er
 
 func newResults(s settings, text []byte, full bool) Results {
 	r := Results{
-		Experiment: s.Name, Title: s.Title, Paper: s.Paper, Text: string(text),
+		Experiment: s.Name, Title: s.Title, Paper: s.Paper, Text: string(text), Kind: s.Kind,
 		Axis: Axis{Key: string(s.Axis), Label: axisLabels[s.Axis]}, Points: s.Points,
 		Seeds: s.Seeds, Claims: slices.Clone(s.Claims), Full: full, Speed: s.Speed,
 		Environment: readEnvironment(), Planned: len(s.plan()), Runs: []Run{},

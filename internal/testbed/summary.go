@@ -20,6 +20,7 @@ type Summary struct {
 	Seeds     int
 	Requests  uint64
 	Failed    uint64
+	Failures  map[string]uint64
 	Measured  Response
 	// Simulated and Model are nil unless all runs have them.
 	Simulated *Response
@@ -28,7 +29,7 @@ type Summary struct {
 
 // Summarise returns the summary of a case at a point, or nil if no run of them has ended.
 func (r *Results) Summarise(name string, point float64) *Summary {
-	s := &Summary{Case: name, Point: point}
+	s := &Summary{Case: name, Point: point, Failures: map[string]uint64{}}
 	var measured, simulated, model []*Response
 	for i := range r.Runs {
 		run := &r.Runs[i]
@@ -39,6 +40,9 @@ func (r *Results) Summarise(name string, point float64) *Summary {
 		s.Load, s.Balancers = run.Load, run.Balancers
 		s.Requests += run.Requests
 		s.Failed += run.Failed
+		for outcome, n := range run.Failures {
+			s.Failures[outcome] += n
+		}
 		measured = append(measured, &run.Measured)
 		simulated = append(simulated, run.Simulated)
 		model = append(model, run.Model)

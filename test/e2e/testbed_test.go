@@ -146,3 +146,71 @@ func requireRows(t *testing.T, text []byte) {
 		t.Errorf("%d rows, want 3", len(rows))
 	}
 }
+
+// TestChangeExperiment removes a server while connections are open. With tables of earlier sets of
+// servers, only connections of that server break.
+func TestChangeExperiment(t *testing.T) {
+	r := runExperiment(t, `
+title: A change
+kind: change
+axis: removed
+points: [1]
+servers: 3
+balancers: 2
+seeds: 1
+connections: 90
+emulated: {workers: 100}
+cases:
+  - {name: present, placement: hash, candidates: 1, generations: 1}
+  - {name: generations, placement: hunt, accept: {policy: static, threshold: 20}}
+`)
+	if len(r.Runs) != 2 {
+		t.Fatalf("%d runs, want 2", len(r.Runs))
+	}
+	for _, run := range r.Runs {
+		if run.Requests != 90 || run.Failures[testbed.ServerRemoved] == 0 ||
+			run.Failures[testbed.ServerRemoved] == 90 || run.Failed != run.Failures[testbed.Lost] {
+			t.Errorf("%s: %d connections, failures %v", run.Case, run.Requests, run.Failures)
+		}
+	}
+	if lost := r.Runs[1].Failed; lost > 0 {
+		t.Errorf("%d connections were lost, though their servers are in earlier sets", lost)
+	}
+}
+
+// TestForwardExperiment measures packets of known flows by both placements.
+func TestForwardExperiment(t *testing.T) {
+	r := runExperiment(t, `
+title: Packets
+kind: forward
+axis: flows
+points: [10]
+connections: 2
+seeds: 1
+cases:
+  - {name: hash, placement: hash, encapsulation: gre}
+  - {name: hunt, placement: hunt, encapsulation: srv6-insert}
+`)
+	for _, run := range r.Runs {
+		if run.Measured.Mean <= 0 || run.Measured.Mean > 1e-3 {
+			t.Errorf("%s: a packet takes %v s", run.Case, run.Measured.Mean)
+		}
+	}
+	if len(r.Runs) != 2 {
+		t.Errorf("%d runs, want 2", len(r.Runs))
+	}
+}
+
+// runExperiment runs an experiment, and returns its results.
+func runExperiment(t *testing.T, text string) *testbed.Results {
+	t.Helper()
+	file, out := filepath.Join(t.TempDir(), "experiment.yaml"), t.TempDir()
+	must(t, os.WriteFile(file, []byte(text), 0o644))
+	output, err := exec.CommandContext(interrupted, segue, "lab", "run", file, "--out", out).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	r, err := testbed.Read(out)
+	must(t, err)
+	return r
+}
