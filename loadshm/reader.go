@@ -15,7 +15,8 @@ import (
 // ErrNobody is the error of Read if no living process reports to the file.
 var ErrNobody = errors.New("no process reports its load")
 
-// CheckInterval is the time after which a Reader opens its file again and looks for ended processes.
+// CheckInterval is the time after which a Reader opens its file again and looks for ended
+// processes.
 const CheckInterval = 500 * time.Millisecond
 
 // Reader reads a file of load reports again and again. It keeps the file mapped between reads, so

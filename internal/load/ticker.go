@@ -47,7 +47,8 @@ func newKernelTicker(interval time.Duration) (ticker, error) {
 		return nil, fmt.Errorf("set a timer to %v: %w", interval, err)
 	}
 	t.read = func(fd uintptr) bool {
-		_, _, errno := unix.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&t.last)), uintptr(len(t.last)))
+		_, _, errno := unix.RawSyscall(unix.SYS_READ, fd,
+			uintptr(unsafe.Pointer(&t.last)), unsafe.Sizeof(t.last))
 		return errno == 0 // otherwise EAGAIN: there was no tick
 	}
 	return t, nil

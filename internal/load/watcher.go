@@ -10,14 +10,6 @@ import (
 	"time"
 )
 
-// Default intervals between reads. They are short enough to follow the load, and cost next to
-// nothing. The CPU time of a cgroup is a mean over the interval; a shorter one would give noise.
-const (
-	ApacheInterval       = 20 * time.Millisecond
-	SharedMemoryInterval = 10 * time.Millisecond
-	CgroupInterval       = 500 * time.Millisecond
-)
-
 // StaleAfter returns the time for which the last value counts after reads have begun to fail: a
 // second, or four intervals if that is longer.
 func StaleAfter(interval time.Duration) time.Duration {
