@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
 	"sync/atomic"
 	"unsafe"
 
@@ -174,86 +173,3 @@ func (r *Reporter) Close() error {
 	r.Set(0, 0)
 	return errors.Join(unix.Munmap(r.page), unix.Close(r.fd))
 }
-
-// ErrNobody is the error of Read if no living process reports to the file.
-var ErrNobody = errors.New("no process reports its load")
-
-// Read returns the sum of the reports of all living processes. It does not trust the file: others
-// may truncate it at any moment. A FIFO or a device under its name is an error.
-func Read(path string) (busy, capacity uint32, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return 0, 0, err
-	}
-	defer f.Close()
-	if busy, capacity, err = read(f); err != nil {
-		return 0, 0, fmt.Errorf("%s: %w", path, err)
-	}
-	return busy, capacity, nil
-}
-
-func read(f *os.File) (busy, capacity uint32, err error) {
-	info, err := f.Stat()
-	if err != nil {
-		return 0, 0, err
-	}
-	if !info.Mode().IsRegular() {
-		return 0, 0, fmt.Errorf("not a regular file: %v", info.Mode().Type())
-	}
-	if info.Size() != fileSize {
-		return 0, 0, fmt.Errorf("size is %d bytes, not %d", info.Size(), fileSize)
-	}
-	// Only a load from mapped memory is certain never to see half a store.
-	page, err := unix.Mmap(int(f.Fd()), 0, fileSize, unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return 0, 0, fmt.Errorf("map: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Munmap(page)) }()
-	words, err := copyPage(page)
-	if err != nil {
-		return 0, 0, err
-	}
-	return sum(f, words)
-}
-
-// copyPage checks the header and returns the slots. If the file is truncated meanwhile, SIGBUS
-// becomes an error.
-func copyPage(page []byte) (words [slots]uint64, err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if fault := recover(); fault != nil {
-			err = fmt.Errorf("was truncated while it was read: %v", fault)
-		}
-	}()
-	if err := checkHeader(page); err != nil {
-		return words, err
-	}
-	for slot := range words {
-		words[slot] = word(page, headerSize+slot*slotSize).Load()
-	}
-	return words, nil
-}
-
-// sum adds up the locked slots.
-func sum(f *os.File, words [slots]uint64) (busy, capacity uint32, err error) {
-	var busySum, capacitySum uint64
-	for slot, w := range words {
-		if w>>32 == 0 {
-			continue
-		}
-		lock := slotLock(slot)
-		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
-			return 0, 0, fmt.Errorf("query the lock of slot %d: %w", slot, err)
-		}
-		if lock.Type != unix.F_UNLCK {
-			busySum += w & (1<<32 - 1)
-			capacitySum += w >> 32
-		}
-	}
-	if capacitySum == 0 {
-		return 0, 0, ErrNobody
-	}
-	return clamp(busySum), clamp(capacitySum), nil
-}
-
-func clamp(n uint64) uint32 { return uint32(min(n, 1<<32-1)) }

@@ -272,6 +272,24 @@ func BenchmarkReport(b *testing.B) {
 	}
 }
 
+// BenchmarkReader measures reads between two checks.
+func BenchmarkReader(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "load")
+	w, err := Open(path, 8)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer w.Close()
+	r := NewReader(path)
+	defer r.Close()
+	for b.Loop() {
+		if _, _, err := r.Read(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkRead measures a read with a check.
 func BenchmarkRead(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "load")
 	r, err := Open(path, 8)

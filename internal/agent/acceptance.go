@@ -51,8 +51,8 @@ func newAcceptance(s desired.AgentService) agentAcceptance {
 	if s.Load.Kind == desired.LoadConnections && s.Load.Workers != 0 {
 		a.Capacity = s.Load.Workers
 	}
-	if interval := intervals[s.Load.Kind]; interval != 0 {
-		a.StaleAfter = uint64(load.StaleAfter(interval))
+	if s.Load.Kind.IsPolled() {
+		a.StaleAfter = uint64(load.StaleAfter(s.Load.Interval))
 	}
 	if s.NotLocal == desired.NotLocalReset {
 		a.Reset = 1

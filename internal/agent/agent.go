@@ -258,7 +258,7 @@ func (a *Agent) fill(t *datapath.Takeover, cfg *desired.Agent, keys config.Signa
 		return err
 	}
 	a.followConnections(t, cfg)
-	a.watches.follow(a.kernel, cfg, a.log)
+	a.watches.follow(a.kernel.objects.Loads, cfg, a.log)
 	t.OnCommit(func() error { return a.kernel.assigned.release(want.assigned) })
 	return nil
 }

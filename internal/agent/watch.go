@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -16,77 +18,87 @@ import (
 	"github.com/segue-lb/segue/internal/load"
 )
 
-// intervals are the times between two readings of the load sources that the control plane reads.
-var intervals = map[desired.LoadSource]time.Duration{
-	desired.LoadApache:       load.ApacheInterval,
-	desired.LoadCgroup:       load.CgroupInterval,
-	desired.LoadSharedMemory: load.SharedMemoryInterval,
-}
-
-// watch reads a load source for a service.
-type watch struct {
-	source desired.Source
-	stop   func() // returns when no more loads will be reported
-}
-
-// watches are the load sources that the control plane reads, by service.
-type watches map[agentServiceKey]watch
+// watches are the load sources that the control plane reads. Services with the same source and
+// interval share a watch.
+type watches map[desired.Source]*watch
 
 // follow reads the sources of the configuration until stopAll. It does not interrupt the reading of
 // unchanged sources.
-func (w watches) follow(k *kernel, cfg *desired.Agent, log *slog.Logger) {
-	want := map[agentServiceKey]desired.AgentService{}
+func (w watches) follow(loads *ebpf.Map, cfg *desired.Agent, log *slog.Logger) {
+	want := map[agentServiceKey]desired.Source{}
 	for _, s := range cfg.Services {
-		if intervals[s.Load.Kind] != 0 {
-			want[serviceKey(s)] = s
+		if s.Load.Kind.IsPolled() {
+			want[serviceKey(s)] = s.Load
 		}
 	}
-	for key, running := range w {
-		if want[key].Load == running.source {
-			delete(want, key)
-			continue
+	// All services leave their former sources before any service joins another: a watch that a
+	// service has left no longer writes to the service's entry.
+	for source, running := range w {
+		for key := range running.services {
+			if want[key] != source {
+				running.leave(key, !sameLoad(want[key], source))
+			}
 		}
-		running.stop()
-		delete(w, key)
-		// The next load source may report in another unit.
-		if err := k.objects.Loads.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			log.Error("forget the load", "error", err)
+		if len(running.services) == 0 {
+			running.stop()
+			delete(w, source)
 		}
 	}
-	for key, s := range want {
-		w[key] = watch{s.Load, k.watchLoad(key, s, log.With("service", s.Name, "source", s.Load.Kind))}
+	for key, source := range want {
+		if w[source] == nil {
+			w[source] = startWatch(loads, source, log.With("source", source.Kind, "path", source.Path))
+		}
+		w[source].join(key)
 	}
+}
+
+// sameLoad tells whether two sources are the same but for the interval.
+func sameLoad(a, b desired.Source) bool {
+	a.Interval = b.Interval
+	return a == b
 }
 
 func (w watches) stopAll() {
-	for key, running := range w {
+	for source, running := range w {
 		running.stop()
-		delete(w, key)
+		delete(w, source)
 	}
 }
 
-// watchLoad keeps the load of a service in the data path up to date. The data path treats a load as
-// stale by its age, also after this process has ended.
-func (k *kernel) watchLoad(key agentServiceKey, s desired.AgentService, log *slog.Logger) (stop func()) {
+// watch keeps the loads of services in the data path up to date with one source. The data path
+// treats a load as stale by its age, also after this process has ended.
+type watch struct {
+	loads    *ebpf.Map
+	interval time.Duration
+	log      *slog.Logger
+	stop     func() // returns when no more loads will be written
+
+	mu       sync.Mutex
+	services map[agentServiceKey]bool // only the owner of the watches changes it
+	last     agentLoad                // the last load that was written; when 0: none
+	at       time.Time                // time of the last write; zero: it failed
+}
+
+func startWatch(loads *ebpf.Map, source desired.Source, log *slog.Logger) *watch {
+	w := &watch{
+		loads: loads, interval: source.Interval, log: log,
+		services: map[agentServiceKey]bool{},
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	interval := intervals[s.Load.Kind]
-	watcher := load.NewWatcher(newSource(s.Load), interval, load.StaleAfter(interval), log, func(state load.State) {
-		if state.Stale {
-			return
-		}
-		if err := k.report(key, state.Load); err != nil {
-			log.Error("report the load", "error", err)
-		}
-	})
+	staleAfter := load.StaleAfter(w.interval)
+	watcher := load.NewWatcher(newSource(source), w.interval, staleAfter, log, w.report)
 	go func() {
 		defer close(done)
-		_ = watcher.Run(ctx) // always nil
+		if err := watcher.Run(ctx); err != nil {
+			log.Error("the load source is not read", "error", err)
+		}
 	}()
-	return func() {
+	w.stop = func() {
 		cancel()
 		<-done
 	}
+	return w
 }
 
 func newSource(s desired.Source) load.Source {
@@ -100,24 +112,98 @@ func newSource(s desired.Source) load.Source {
 	}
 }
 
-// report writes the current load to the data path.
-func (k *kernel) report(key agentServiceKey, l load.Load) error {
+// join adds a service, which gets the last load at once.
+func (w *watch) join(key agentServiceKey) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.services[key] {
+		return
+	}
+	w.services[key] = true
+	if w.last.When != 0 {
+		w.put(key)
+	}
+}
+
+// leave removes a service. Unless its next source is the same, the service's load is forgotten: the
+// next source may report in another unit.
+func (w *watch) leave(key agentServiceKey, forget bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.services, key)
+	if !forget {
+		return
+	}
+	if err := w.loads.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		w.log.Error("forget the load", "error", err)
+	}
+}
+
+// report writes a load to the data path for all services of the source. It leaves out a load that
+// equals the last one, until that one is older than a quarter of the time after which the data path
+// treats it as stale.
+func (w *watch) report(state load.State) {
+	if state.Stale {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last := load.Load{Busy: w.last.Busy, Capacity: w.last.Capacity}
+	unchanged := w.last.When != 0 && state.Load == last
+	lastsUntilNext := state.At.Sub(w.at) <= load.StaleAfter(w.interval)/4-w.interval
+	if unchanged && lastsUntilNext {
+		return
+	}
 	now, err := monotonic()
 	if err != nil {
-		return err
+		w.log.Error("report the load", "error", err)
+		return
 	}
-	value := agentLoad{Busy: l.Busy, Capacity: l.Capacity, When: uint64(now)}
-	if err := k.objects.Loads.Put(key, value); err != nil {
-		return fmt.Errorf("write to %s: %w", k.objects.Loads, err)
+	w.last = agentLoad{Busy: state.Load.Busy, Capacity: state.Load.Capacity, When: uint64(now)}
+	w.at = state.At
+	for key := range w.services {
+		w.put(key)
+	}
+}
+
+// put writes the last load for a service.
+func (w *watch) put(key agentServiceKey) {
+	if err := putLoad(w.loads, &key, &w.last); err != nil {
+		w.at = time.Time{} // the next read tries again
+		w.log.Error("report the load", "error", err)
+	}
+}
+
+// putLoad is loads.Put by a raw system call. It does not block. A system call that the Go runtime
+// knows of wakes the runtime's monitor thread, which costs more than the call: twice the CPU time
+// of a load source whose load always changes.
+func putLoad(loads *ebpf.Map, key *agentServiceKey, value *agentLoad) error {
+	attr := struct { // union bpf_attr of bpf(2), BPF_MAP_*_ELEM
+		fd    uint32
+		_     uint32
+		key   unsafe.Pointer
+		value unsafe.Pointer
+		flags uint64
+	}{
+		fd: uint32(loads.FD()), key: unsafe.Pointer(key), value: unsafe.Pointer(value),
+		flags: unix.BPF_ANY,
+	}
+	_, _, errno := unix.RawSyscall(unix.SYS_BPF, unix.BPF_MAP_UPDATE_ELEM,
+		uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
+		return fmt.Errorf("write to %s: %w", loads, errno)
 	}
 	return nil
 }
 
-// monotonic returns the time on the clock of the data path (CLOCK_MONOTONIC), in nanoseconds.
+// monotonic returns the time on the clock of the data path (CLOCK_MONOTONIC), in nanoseconds. Like
+// putLoad, it makes a raw system call.
 func monotonic() (int64, error) {
 	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return 0, fmt.Errorf("read the clock: %w", err)
+	_, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC,
+		uintptr(unsafe.Pointer(&now)), 0)
+	if errno != 0 {
+		return 0, fmt.Errorf("read the clock: %w", errno)
 	}
 	return now.Nano(), nil
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
@@ -28,7 +29,7 @@ func TestReportedLoad(t *testing.T) {
 	one := uint32(1)
 	cfg := n.config(1, desired.SRv6Encap, vip6.Addr())
 	cfg.Services[0].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &one}
-	cfg.Services[0].Load = desired.Source{Kind: desired.LoadSharedMemory, Path: path}
+	cfg.Services[0].Load = desired.Source{Kind: desired.LoadSharedMemory, Path: path, Interval: 10 * time.Millisecond}
 	a := n.run(1, cfg, link.AttachTCX)
 	n.run(2, n.config(2, desired.SRv6Encap, vip6.Addr()), link.AttachTCX)
 	n.serve(1, vip6.Addr())

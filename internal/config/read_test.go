@@ -135,6 +135,28 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 	}
 }
 
+// The default of load.interval depends on the source. Sources that the data path reads have none.
+func TestDefaultLoadIntervals(t *testing.T) {
+	for source, want := range map[string]time.Duration{
+		"source: apache-scoreboard, path: /a":           20 * time.Millisecond,
+		"source: cgroup, path: /a":                      500 * time.Millisecond,
+		"source: shared-memory, path: /a":               10 * time.Millisecond,
+		"source: shared-memory, path: /a, interval: 1s": time.Second,
+		"source: accept-queue":                          0,
+		"workers: 5":                                    0,
+	} {
+		got, _, err := ParseAgent([]byte(`
+node: {interface: eth0, locator: "fd00:5:0:1::/64"}
+services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp, load: {` + source + `}}]
+`))
+		if err != nil {
+			t.Errorf("%s: %v", source, err)
+		} else if interval := got.Services[0].Load.Interval; interval != want {
+			t.Errorf("%s: the interval is %v, want %v", source, interval, want)
+		}
+	}
+}
+
 // TestErrors checks what the mutations of single rules do not: lines, values, the order, and that
 // a field that cannot be read causes only one error.
 func TestErrors(t *testing.T) {

@@ -503,6 +503,18 @@ func TestAgentRules(t *testing.T) {
 			one("services[0].load.workers", "only for connections and apache-scoreboard: accept-queue reports its own capacity")),
 		hunting("workers zero", "load: {workers: 0}",
 			one("services[0].load.workers", wholeNumber+"1 to 4294967295")),
+		hunting("interval short", "load: {source: cgroup, path: /a, interval: 999us}",
+			one("services[0].load.interval", "must be from 1ms to 10s")),
+		hunting("interval zero", "load: {source: shared-memory, path: /a, interval: 0s}",
+			one("services[0].load.interval", "must be from 1ms to 10s")),
+		hunting("interval long", "load: {source: apache-scoreboard, path: /a, interval: 10001ms}",
+			one("services[0].load.interval", "must be from 1ms to 10s")),
+		hunting("interval no duration", "load: {source: cgroup, path: /a, interval: 5}",
+			one("services[0].load.interval", "must be a duration with a unit, such as 500ms, 30s or 2h")),
+		hunting("interval of connections", "load: {interval: 10ms}",
+			one("services[0].load.interval", "not used by source connections: it is read when a connection is offered")),
+		hunting("interval of the accept queue", "load: {source: accept-queue, interval: 10ms}",
+			one("services[0].load.interval", "not used by source accept-queue: it is read when a connection is offered")),
 		hunting("not-local", "not-local: pass", one("services[0].not-local", "must be one of: drop, reset")),
 	})
 }

@@ -4,6 +4,7 @@ package desired
 
 import (
 	"net/netip"
+	"time"
 )
 
 // Agent is what `segue agent` has to do.
@@ -102,6 +103,16 @@ type Source struct {
 	// dynamic threshold. Not allowed for other sources. Default 0, which for connections means no
 	// bound.
 	Workers uint32 `yaml:"workers,omitempty" range:"1 to 4294967295"`
+	// Interval is the time from one read to the next, 1ms to 10s. Default 20ms for
+	// apache-scoreboard, 500ms for cgroup, and 10ms for shared-memory. Not allowed for other
+	// sources.
+	Interval time.Duration `yaml:"interval,omitempty"`
+}
+
+// IsPolled tells whether the agent reads the source at an interval. The data path reads the others
+// when a connection is offered.
+func (l LoadSource) IsPolled() bool {
+	return l == LoadApache || l == LoadCgroup || l == LoadSharedMemory
 }
 
 // IsInternal tells whether the interface is internal, which is the default.

@@ -106,6 +106,15 @@ func (a *Agent) SetDefaults(given Given) {
 	}
 }
 
+// loadIntervals are the default intervals between two reads of a load source. They are short enough
+// to follow the load. The CPU time of a control group is a mean over the interval: a shorter one
+// would give noise.
+var loadIntervals = map[LoadSource]time.Duration{
+	LoadApache:       20 * time.Millisecond,
+	LoadCgroup:       500 * time.Millisecond,
+	LoadSharedMemory: 10 * time.Millisecond,
+}
+
 func (given Given) defaultAgentService(s *AgentService, path string) {
 	setDefault(given, field.Child(path, "encapsulation"), &s.Encapsulation, SRv6Encap)
 	if !s.Hunts() {
@@ -119,5 +128,8 @@ func (given Given) defaultAgentService(s *AgentService, path string) {
 		setDefault(given, field.Child(path, "accept.initial"), &s.Accept.Initial, &initial)
 	}
 	setDefault(given, field.Child(path, "load.source"), &s.Load.Kind, LoadConnections)
+	if s.Load.Kind.IsPolled() {
+		setDefault(given, field.Child(path, "load.interval"), &s.Load.Interval, loadIntervals[s.Load.Kind])
+	}
 	setDefault(given, field.Child(path, "not-local"), &s.NotLocal, NotLocalReset)
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/segue-lb/segue/internal/field"
 )
@@ -133,14 +134,15 @@ func (r *rules) checkLoad(path string, l Source) {
 	if !slices.Contains([]LoadSource{LoadConnections, LoadApache}, l.Kind) {
 		r.refuse(field.Child(path, "workers"), l.Workers != 0, "only for connections and apache-scoreboard: %s reports its own capacity", l.Kind)
 	}
-	switch l.Kind {
-	case LoadApache, LoadCgroup, LoadSharedMemory:
-		if l.Path == "" {
-			r.failf(field.Child(path, "path"), "required by source %s", l.Kind)
-		} else if !filepath.IsAbs(l.Path) {
-			r.failf(field.Child(path, "path"), "must be absolute")
-		}
-	default:
+	if !l.Kind.IsPolled() {
 		r.refuse(field.Child(path, "path"), l.Path != "", "not used by source %s", l.Kind)
+		r.refuse(field.Child(path, "interval"), l.Interval != 0, "not used by source %s: it is read when a connection is offered", l.Kind)
+		return
 	}
+	if l.Path == "" {
+		r.failf(field.Child(path, "path"), "required by source %s", l.Kind)
+	} else if !filepath.IsAbs(l.Path) {
+		r.failf(field.Child(path, "path"), "must be absolute")
+	}
+	checkRange(r, field.Child(path, "interval"), l.Interval, time.Millisecond, 10*time.Second)
 }

@@ -419,7 +419,7 @@ emulated:
        colocated: "50%@60s"}
 services:
   - {name: web, vip: "2001:db8::1", port: 8080, protocol: tcp, encapsulation: srv6-insert,
-     placement: hunt, load: {source: shared-memory}}
+     placement: hunt, load: {source: shared-memory, interval: 5ms}}
 `), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -452,6 +452,7 @@ services:
 		}
 		load := desired.Source{
 			Kind: desired.LoadSharedMemory, Path: "/run/segue/lab/demo/" + name + "/load",
+			Interval: 5 * time.Millisecond,
 		}
 		if got := l.Node(name).AgentConfig().Services[0].Load; got != load {
 			t.Errorf("%s: the load source is %+v, want %+v", name, got, load)
@@ -485,7 +486,7 @@ func TestConfigTemplates(t *testing.T) {
 	agent.Node.MTU, agent.Node.AssignVIPs = 1500, &no
 	epsilon := 0.25
 	agent.Services[0].Accept = desired.Accept{Policy: desired.AcceptDynamic, Window: 10, Epsilon: &epsilon, Initial: &weight}
-	agent.Services[0].Load = desired.Source{Kind: desired.LoadApache, Path: "/run/sb", Workers: 3}
+	agent.Services[0].Load = desired.Source{Kind: desired.LoadApache, Path: "/run/sb", Workers: 3, Interval: time.Second}
 	agent.Services[0].NotLocal = desired.NotLocalReset
 	agent.Services[1].Accept = desired.Accept{Policy: desired.AcceptStatic, Threshold: &weight}
 	roundTrip(t, "balancer.yaml", l.Node("lb1").BalancerConfig(), func(text []byte) error {

@@ -27,7 +27,7 @@ func TestSharedMemoryIsWatched(t *testing.T) {
 			t.Fatal(err)
 		}
 		app.Begin()
-		got := w.pass(testInterval)
+		got := w.pass(loadshm.CheckInterval)
 		if len(got) != 1 || got[0].Stale || got[0].Load != (Load{1, 4}) {
 			t.Errorf("reports of a busy application: %+v; the state is %+v", got, w.State())
 		}

@@ -4,17 +4,10 @@ package load
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"sync"
 	"time"
-)
-
-// Default intervals between reads. They are short enough to follow the load, and cost next to
-// nothing. The CPU time of a cgroup is a mean over the interval; a shorter one would give noise.
-const (
-	ApacheInterval       = 20 * time.Millisecond
-	SharedMemoryInterval = 10 * time.Millisecond
-	CgroupInterval       = 500 * time.Millisecond
 )
 
 // StaleAfter returns the time for which the last value counts after reads have begun to fail: a
@@ -43,9 +36,13 @@ type Watcher struct {
 	staleAfter time.Duration
 	report     func(State)
 	log        *slog.Logger
+	newTicker  func(time.Duration) (ticker, error)
 
 	mu    sync.Mutex
 	state State
+	since time.Time // of the last successful read, or of the start of Run
+	told  bool      // stale was reported
+	ended bool      // Run reports no more
 }
 
 // NewWatcher returns a watcher of a source. It works while Run runs.
@@ -53,8 +50,10 @@ type Watcher struct {
 // It calls report after each successful read, and once with Stale set when the source becomes
 // stale: when no read has succeeded for staleAfter, counted from the start of Run if none ever has.
 // Until the first call the load is unknown. Calls are never concurrent, and there are none after
-// Run. The watcher logs when the source becomes stale and when it recovers; log should name the
-// source.
+// Run. The function report must not call methods of the watcher. The watcher logs when the source
+// becomes stale and when it recovers; log should name the source.
+//
+// If the source is an io.Closer, the watcher closes it after the last read.
 func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Logger, report func(State)) *Watcher {
 	return &Watcher{
 		source:     source,
@@ -62,6 +61,7 @@ func NewWatcher(source Source, interval, staleAfter time.Duration, log *slog.Log
 		staleAfter: staleAfter,
 		report:     report,
 		log:        log,
+		newTicker:  newKernelTicker,
 		state:      State{Stale: true},
 	}
 }
@@ -73,97 +73,96 @@ func (w *Watcher) State() State {
 	return w.state
 }
 
-// result is the outcome of one read.
-type result struct {
-	load Load
-	at   time.Time
-	err  error
-}
-
-// Run watches until the context ends, and returns nil. It abandons a read that still blocks,
-// because such a read cannot be ended.
+// Run watches until the context ends, and then returns nil. It abandons a read that still blocks,
+// because such a read cannot be ended. It returns an error at once if the system has no timer for
+// it.
 func (w *Watcher) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	results := make(chan result)
+	ticks, err := w.newTicker(w.interval)
+	if err != nil {
+		return err
+	}
+	w.since = time.Now()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		w.poll(ctx, results)
+		w.poll(ticks)
 	}()
-	defer func() {
-		cancel()
-		select {
-		case <-done:
-		case <-time.After(farewell):
-			w.log.Warn("load source does not return; it is abandoned and read anew")
-		}
-	}()
-
 	deadline := time.NewTimer(w.staleAfter)
 	defer deadline.Stop()
-	told := false // whether stale was reported
 	for {
 		select {
 		case <-ctx.Done():
+			w.end(ticks, done)
 			return nil
-		case r := <-results:
-			if !w.record(r) {
-				continue
-			}
-			deadline.Reset(w.staleAfter)
-			if told {
-				told = false
-				w.log.Info("load source has recovered", "busy", r.load.Busy, "capacity", r.load.Capacity)
-			}
-			w.report(w.State())
 		case <-deadline.C:
-			told = true
-			w.goStale()
+			deadline.Reset(w.checkStale())
 		}
 	}
 }
 
-// poll reads at once, and then at every interval. A read that takes longer skips intervals.
-func (w *Watcher) poll(ctx context.Context, results chan<- result) {
-	ticker := time.NewTicker(w.interval)
-	defer ticker.Stop()
-	for {
-		var r result
-		r.load, r.err = w.source.Read()
-		r.at = time.Now()
-		select {
-		case results <- r:
-		case <-ctx.Done():
-			return
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
+// end makes poll return, unless a read blocks.
+func (w *Watcher) end(ticks ticker, done <-chan struct{}) {
+	w.mu.Lock()
+	w.ended = true
+	w.mu.Unlock()
+	ticks.close()
+	select {
+	case <-done:
+	case <-time.After(farewell):
+		w.log.Warn("load source does not return; it is abandoned and read anew")
+	}
+}
+
+// poll reads at once, and then at every tick. A read that takes longer skips ticks. It passes the
+// results on without another goroutine, whose wake-up would cost more than the read.
+func (w *Watcher) poll(ticks ticker) {
+	for again := true; again; again = ticks.wait() {
+		l, err := w.source.Read()
+		w.record(l, err)
+	}
+	if source, ok := w.source.(io.Closer); ok {
+		if err := source.Close(); err != nil {
+			w.log.Error("close the load source", "error", err)
 		}
 	}
 }
 
-// record stores the result of a read, and tells whether the read succeeded.
-func (w *Watcher) record(r result) bool {
+// record stores and reports the result of a read.
+func (w *Watcher) record(l Load, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.state.Err = r.err; r.err != nil {
-		return false
+	if w.ended {
+		return
 	}
-	w.state = State{Load: r.load, At: r.at}
-	return true
+	if w.state.Err = err; err != nil {
+		return
+	}
+	w.since = time.Now()
+	w.state = State{Load: l, At: w.since}
+	if w.told {
+		w.told = false
+		w.log.Info("load source has recovered", "busy", l.Busy, "capacity", l.Capacity)
+	}
+	w.report(w.state)
 }
 
-func (w *Watcher) goStale() {
+// checkStale reports that the source is stale, if it is and was not before. It returns the time
+// after which to check again.
+func (w *Watcher) checkStale() time.Duration {
 	w.mu.Lock()
-	w.state.Stale = true
-	state := w.state
-	w.mu.Unlock()
-	reason := "a read does not return"
-	if state.Err != nil {
-		reason = state.Err.Error()
+	defer w.mu.Unlock()
+	if fresh := w.staleAfter - time.Since(w.since); fresh > 0 {
+		return fresh
 	}
-	w.log.Warn("load source is stale: accepting all offered connections", "reason", reason, "after", w.staleAfter)
-	w.report(state)
+	if !w.told {
+		w.told = true
+		w.state.Stale = true
+		reason := "a read does not return"
+		if w.state.Err != nil {
+			reason = w.state.Err.Error()
+		}
+		w.log.Warn("load source is stale: accepting all offered connections", "reason", reason, "after", w.staleAfter)
+		w.report(w.state)
+	}
+	return w.staleAfter
 }

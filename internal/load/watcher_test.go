@@ -78,6 +78,7 @@ func startWatch(t *testing.T, source Source) *watch {
 	w := &watch{}
 	log := slog.New(slog.NewTextHandler(&w.log, nil))
 	w.Watcher = NewWatcher(source, testInterval, testStaleAfter, log, w.report)
+	w.newTicker = newFakeTicker
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()
@@ -88,6 +89,30 @@ func startWatch(t *testing.T, source Source) *watch {
 		}
 	}
 	return w
+}
+
+// fakeTicker ticks in fake time, which the kernel's timers do not know.
+type fakeTicker struct {
+	*time.Ticker
+	closed chan struct{}
+}
+
+func newFakeTicker(interval time.Duration) (ticker, error) {
+	return fakeTicker{time.NewTicker(interval), make(chan struct{})}, nil
+}
+
+func (t fakeTicker) wait() bool {
+	select {
+	case <-t.C:
+		return true
+	case <-t.closed:
+		return false
+	}
+}
+
+func (t fakeTicker) close() {
+	t.Stop()
+	close(t.closed)
 }
 
 func (w *watch) report(s State) {

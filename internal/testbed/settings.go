@@ -177,10 +177,21 @@ func (c Case) service(i int, s settings) lab.Service {
 		Generations: c.Generations, Buckets: s.Buckets, Accept: c.Accept, Load: c.Source,
 	}
 	if c.Placement == desired.PlacementHunt && c.Source == (desired.Source{}) {
-		service.Load = desired.Source{Kind: desired.LoadSharedMemory}
+		service.Load = desired.Source{
+			Kind:     desired.LoadSharedMemory,
+			Interval: max(s.byTheClock(readInterval), shortestInterval),
+		}
 	}
 	return service
 }
+
+const (
+	// readInterval is the emulated time between two readings of a server's load by its agent: the
+	// agent's default.
+	readInterval = 10 * time.Millisecond
+	// shortestInterval is the shortest interval that agents permit.
+	shortestInterval = time.Millisecond
+)
 
 // vip returns the VIP of the i-th case.
 func vip(i int) netip.Addr {
