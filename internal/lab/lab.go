@@ -110,6 +110,9 @@ func (l *Lab) build(ctx context.Context) error {
 		do       func(context.Context) error
 	}
 	start := func(ctx context.Context) error {
+		if err := l.limitCPUs(); err != nil {
+			return err
+		}
 		return forAll(l.Processes, func(p *Process) error { return p.Start(ctx) })
 	}
 	steps := []step{

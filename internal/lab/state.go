@@ -220,6 +220,7 @@ func remove(name string) error {
 	for _, namespace := range left {
 		errs = append(errs, deleteNamespace(namespace))
 	}
+	errs = append(errs, removeCPULimits(name))
 	if err := errors.Join(errs...); err != nil {
 		return err // keeps what another attempt needs
 	}

@@ -38,7 +38,9 @@ type Topology struct {
 	Applications []Application `yaml:"applications"`
 	// Emulated describes the servers with the application emulated.
 	Emulated EmulatedServers `yaml:"emulated"`
-	Services []Service       `yaml:"services"`
+	// Apache describes the servers with the application apache.
+	Apache   ApacheServers `yaml:"apache"`
+	Services []Service     `yaml:"services"`
 }
 
 // Application is an HTTP server.
@@ -196,6 +198,7 @@ func (t Topology) problems() field.Errors {
 		fail("applications", "", "at least one is required")
 	}
 	t.emulatedProblems(fail)
+	t.Apache.problems(fail)
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
 		s.validate(func(field string, value any, format string, args ...any) {
