@@ -10,6 +10,7 @@ import (
 
 	"github.com/segue-lb/segue/internal/cpulimit"
 	"github.com/segue-lb/segue/internal/desired"
+	"github.com/segue-lb/segue/internal/wiki"
 )
 
 // ApacheServers describes the servers with the application apache or mediawiki. Both run Apache's
@@ -40,7 +41,7 @@ func (a ApacheServers) problems(fail func(path string, value any, format string,
 }
 
 // runsApache tells whether the application is Apache, alone or with others.
-func (a Application) runsApache() bool { return a == Apache }
+func (a Application) runsApache() bool { return a == Apache || a == MediaWiki }
 
 // cpus returns the CPUs that the node's application may use, or 0 if there is no limit.
 func (n *Node) cpus() float64 {
@@ -55,21 +56,38 @@ func (n *Node) apacheCommand() []string {
 	return []string{"apache2", "-f", n.configPath("apache.conf"), "-D", "FOREGROUND"}
 }
 
+// apacheFiles is what the configuration of Apache names.
+type apacheFiles struct {
+	serverFiles
+	ApacheServers
+	Scoreboard string
+	WorkScript string // uses as much CPU time as a request says
+	// With MediaWiki: Apache's module for PHP, MediaWiki's configuration and programs, and their path
+	// in URLs.
+	PHPModule, Settings, MediaWiki, WikiPath string
+}
+
 // writeApacheConfig writes what the node's Apache reads.
 func (n *Node) writeApacheConfig() error {
-	files := n.serverFiles()
+	files := apacheFiles{
+		serverFiles: n.serverFiles(), ApacheServers: n.lab.Topology.Apache,
+		Scoreboard: n.scoreboard(), WorkScript: n.configPath("work.lua"),
+	}
+	if n.Application == MediaWiki {
+		module, err := phpModule()
+		if err != nil {
+			return err
+		}
+		files.PHPModule, files.Settings = module, n.configPath("LocalSettings.php")
+		files.MediaWiki, files.WikiPath = mediaWiki, wiki.Path
+	}
 	return errors.Join(
 		// Apache refuses to serve as root. So its workers cannot write to root's directories.
 		os.Chmod(n.lab.path(n.Name, "upload"), 0o777),
 		os.WriteFile(n.lab.path(n.Name, "name"), []byte(n.Name+"\n"), 0o644),
 		os.WriteFile(n.lab.path(n.Name, "healthz"), []byte("ok\n"), 0o644),
 		n.writeConfig("work.lua", files),
-		n.writeConfig("apache.conf", struct {
-			serverFiles
-			ApacheServers
-			Scoreboard string
-			WorkScript string // uses as much CPU time as a request says
-		}{files, n.lab.Topology.Apache, n.scoreboard(), n.configPath("work.lua")}),
+		n.writeConfig("apache.conf", files),
 	)
 }
 

@@ -31,6 +31,10 @@ func (n *Node) processes(binary string) []*Process {
 			args: n.applicationCommand(binary), port: httpPort, daemon: n.Application == Emulated,
 			limited: n.cpus() > 0,
 		})
+		if n.Application == MediaWiki {
+			add("mariadb", n.mariaDB())
+			add("memcached", n.memcached())
+		}
 		if ports := n.lab.Topology.ports(desired.UDP); len(ports) > 0 {
 			args := []string{binary, "lab", "udp-echo", n.Name}
 			for _, port := range ports {
@@ -52,7 +56,7 @@ func (n *Node) applicationCommand(binary string) []string {
 	switch n.Application {
 	case Emulated:
 		return n.emulatedCommand(binary)
-	case Apache:
+	case Apache, MediaWiki:
 		return n.apacheCommand()
 	}
 	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
@@ -253,6 +257,8 @@ func (n *Node) writeApplicationConfig() error {
 		return nil // its command line has everything
 	case Apache:
 		return n.writeApacheConfig()
+	case MediaWiki:
+		return errors.Join(n.writeApacheConfig(), n.writeMediaWikiConfig())
 	}
 	return n.writeConfig("nginx.conf", n.serverFiles())
 }
