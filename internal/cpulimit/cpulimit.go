@@ -29,6 +29,13 @@ const (
 	Max = 1024.0
 )
 
+// A set competes with other programs as a whole. It has the weight of a hundred of them, so that its
+// groups get the CPU time of their limits on a busy machine, too.
+const (
+	weightV1 = "102400" // a program has 1024
+	weightV2 = "10000"  // a program has 100
+)
+
 // Hierarchy is the hierarchy of control groups that has the controller of CPU time.
 type Hierarchy struct {
 	root string // where it is mounted
@@ -73,7 +80,7 @@ func find(mounts string) (Hierarchy, error) {
 // Create makes a group in a set of groups, and the set if it does not exist. The processes of the
 // group together get at most the CPU time of a number of CPUs.
 func (h Hierarchy) Create(set, group string, cpus float64) error {
-	dir := filepath.Join(h.root, set, group)
+	parent, dir := filepath.Join(h.root, set), filepath.Join(h.root, set, group)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -81,6 +88,7 @@ func (h Hierarchy) Create(set, group string, cpus float64) error {
 	quota := int64(math.Round(cpus * float64(period)))
 	if !h.v2 {
 		return errors.Join(
+			write(parent, "cpu.shares", weightV1),
 			write(dir, "cpu.cfs_period_us", strconv.FormatInt(period, 10)),
 			write(dir, "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)),
 		)
@@ -88,7 +96,8 @@ func (h Hierarchy) Create(set, group string, cpus float64) error {
 	// A group has the files of a controller after its parent has enabled the controller.
 	return errors.Join(
 		write(h.root, "cgroup.subtree_control", "+cpu"),
-		write(filepath.Join(h.root, set), "cgroup.subtree_control", "+cpu"),
+		write(parent, "cpu.weight", weightV2),
+		write(parent, "cgroup.subtree_control", "+cpu"),
 		write(dir, "cpu.max", fmt.Sprintf("%d %d", quota, period)),
 	)
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,8 +33,10 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestLimit limits two processes, which compute, to a tenth of a CPU together.
-func TestLimit(t *testing.T) {
+// newGroup makes a group for the duration of a test. It returns a function that runs a script in the
+// group, with an argument.
+func newGroup(t *testing.T, cpus float64) func(script, argument string) *exec.Cmd {
+	t.Helper()
 	needs.CPULimits(t)
 	h, err := cpulimit.Find()
 	if err != nil {
@@ -44,18 +48,30 @@ func TestLimit(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := h.Create(set, "a", 0.1); err != nil {
+	if err := h.Create(set, "a", cpus); err != nil {
 		t.Fatal(err)
 	}
+	return func(script, argument string) *exec.Cmd {
+		command := h.Command(set, "a", []string{"/bin/sh", "-c", script, "sh", argument})
+		return exec.Command(command[0], command[1:]...)
+	}
+}
+
+func cpuTime(cmd *exec.Cmd) time.Duration {
+	return cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+}
+
+// TestLimit limits two processes, which compute, to a tenth of a CPU together.
+func TestLimit(t *testing.T) {
+	run := newGroup(t, 0.1)
 	const script = `count() { i=0; while [ $i -lt "$1" ]; do i=$((i+1)); done; }; count "$1" & count "$1"; wait`
-	command := h.Command(set, "a", []string{"/bin/sh", "-c", script, "sh", "100000"})
-	cmd := exec.Command(command[0], command[1:]...)
+	cmd := run(script, "100000")
 	begin := time.Now()
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
 	took := time.Since(begin)
-	used := cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	used := cpuTime(cmd)
 	t.Logf("the group used %v of CPU time in %v", used, took)
 	if used < 50*time.Millisecond {
 		t.Fatalf("the group used %v of CPU time, too little to judge", used)
@@ -63,5 +79,36 @@ func TestLimit(t *testing.T) {
 	// The kernel lets a group overdraw its limit by a few milliseconds.
 	if least := 8 * used; took < least {
 		t.Errorf("the group used %v of CPU time in %v, want at least %v", used, took, least)
+	}
+}
+
+// TestBusyMachine has a group compete with several programs for each CPU. The group gets the CPU time
+// of its limit, which is a multiple of what a program gets.
+func TestBusyMachine(t *testing.T) {
+	run := newGroup(t, 0.5)
+	var others []*exec.Cmd
+	for range 4 * runtime.NumCPU() {
+		cmd := exec.Command("/bin/sh", "-c", "while :; do :; done")
+		// The kernel may schedule the programs of a session as one (autogroup, sched(7)).
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		others = append(others, cmd)
+	}
+	cmd := run(`i=0; while [ $i -lt "$1" ]; do i=$((i+1)); done`, "400000")
+	if output, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	mean := time.Duration(0)
+	for _, other := range others {
+		other.Process.Kill()
+		other.Wait()
+		mean += cpuTime(other) / time.Duration(len(others))
+	}
+	t.Logf("the group used %v of CPU time, others %v each", cpuTime(cmd), mean)
+	if cpuTime(cmd) < 3*mean/2 {
+		t.Errorf("the group used %v of CPU time while others used %v each", cpuTime(cmd), mean)
 	}
 }
