@@ -43,8 +43,10 @@ popularity (Zipf's law).`,
 		"factor of the rate by time of day: sine:AMPLITUDE, or a `file` with lines such as 06:30 0.55")
 	flags.DurationVar(&f.day, "day", 24*time.Hour, "length of a day of the curve")
 	flags.StringVar(&f.start, "start", "00:00", "`time` of day at which the curve starts")
-	flags.DurationVar(&f.queries.Duration, "duration", 0, "time in which requests arrive (default: a day)")
-	flags.Float64Var(&f.queries.Static, "static", 0.5, "`share` of requests for static files, from 0 to 1")
+	flags.DurationVar(&f.queries.Duration, "duration", 0,
+		"time in which requests arrive (default: a day)")
+	flags.Float64Var(&f.queries.Static, "static", 0.5,
+		"`share` of requests for static files, from 0 to 1")
 	flags.Uint64Var(&f.queries.Seed, "seed", 1, "`number` that seeds arrivals and pages")
 	return cmd
 }

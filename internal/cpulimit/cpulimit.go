@@ -29,8 +29,8 @@ const (
 	Max = 1024.0
 )
 
-// A set competes with other programs as a whole. It has the weight of a hundred of them, so that its
-// groups get the CPU time of their limits on a busy machine, too.
+// A set competes with other programs as a whole. It has the weight of a hundred of them, so that
+// its groups get the CPU time of their limits on a busy machine, too.
 const (
 	weightV1 = "102400" // a program has 1024
 	weightV2 = "10000"  // a program has 100
@@ -112,18 +112,18 @@ func write(dir, file, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Command returns a command that enters a group and then becomes the given command. So all processes
-// of the command are in the group from their start on.
+// Command returns a command that enters a group and then becomes the given command. So all
+// processes of the command are in the group from their start on.
 func (h Hierarchy) Command(set, group string, command []string) []string {
 	processes := filepath.Join(h.root, set, group, "cgroup.procs")
 	return append([]string{"/bin/sh", "-c", `echo $$ >"$0" && exec "$@"`, processes}, command...)
 }
 
-// patience is how long to wait for the kernel to take processes that have ended out of a group.
+// patience is how long to wait until the kernel no longer counts processes that have ended.
 const patience = 10 * time.Second
 
-// Remove removes a set with all of its groups, whose processes have ended. It returns nil if the set
-// does not exist.
+// Remove removes a set with all of its groups, whose processes have ended. It returns nil if the
+// set does not exist.
 func (h Hierarchy) Remove(set string) error {
 	groups, err := filepath.Glob(filepath.Join(h.root, set, "*", "cgroup.procs"))
 	if err != nil {

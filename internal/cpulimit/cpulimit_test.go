@@ -21,9 +21,11 @@ func TestFind(t *testing.T) {
 	const v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n"
 	for _, test := range []struct{ name, mounts, root string }{
 		{"version 2", "proc /proc proc rw 0 0\n" + v2, "/sys/fs/cgroup (2)"},
-		{"version 1", "cgroup /cg/mem cgroup rw,memory 0 0\ncgroup /cg/c cgroup rw,cpu,cpuacct 0 0\n", "/cg/c (1)"},
+		{"version 1", "cgroup /cg/mem cgroup rw,memory 0 0\n" +
+			"cgroup /cg/c cgroup rw,cpu,cpuacct 0 0\n", "/cg/c (1)"},
 		{"both", "cgroup2 /cg/u cgroup2 rw 0 0\ncgroup /cg/cpu cgroup rw,cpu 0 0\n", "/cg/cpu (1)"},
-		{"controllers with similar names", "cgroup /cg/a cgroup rw,cpuacct 0 0\ncgroup /cg/s cgroup rw,cpuset 0 0\n" + v2, "/sys/fs/cgroup (2)"},
+		{"controllers with similar names", "cgroup /cg/a cgroup rw,cpuacct 0 0\n" +
+			"cgroup /cg/s cgroup rw,cpuset 0 0\n" + v2, "/sys/fs/cgroup (2)"},
 		{"none", "proc /proc proc rw 0 0\n\n", ""},
 	} {
 		root, err := cpulimit.FindIn(test.mounts)
@@ -33,8 +35,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// newGroup makes a group for the duration of a test. It returns a function that runs a script in the
-// group, with an argument.
+// newGroup makes a group for the duration of a test. It returns a function that makes a command,
+// which runs a script with an argument in the group.
 func newGroup(t *testing.T, cpus float64) func(script, argument string) *exec.Cmd {
 	t.Helper()
 	needs.CPULimits(t)
@@ -64,7 +66,8 @@ func cpuTime(cmd *exec.Cmd) time.Duration {
 // TestLimit limits two processes, which compute, to a tenth of a CPU together.
 func TestLimit(t *testing.T) {
 	run := newGroup(t, 0.1)
-	const script = `count() { i=0; while [ $i -lt "$1" ]; do i=$((i+1)); done; }; count "$1" & count "$1"; wait`
+	const script = `count() { i=0; while [ $i -lt "$1" ]; do i=$((i+1)); done; }
+count "$1" & count "$1"; wait`
 	cmd := run(script, "100000")
 	begin := time.Now()
 	if output, err := cmd.CombinedOutput(); err != nil {
@@ -82,8 +85,8 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestBusyMachine has a group compete with several programs for each CPU. The group gets the CPU time
-// of its limit, which is a multiple of what a program gets.
+// TestBusyMachine has a group compete with several programs for each CPU. The group gets the CPU
+// time of its limit, which is a multiple of what a program gets.
 func TestBusyMachine(t *testing.T) {
 	run := newGroup(t, 0.5)
 	var others []*exec.Cmd

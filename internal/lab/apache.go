@@ -36,7 +36,8 @@ func (a ApacheServers) problems(fail func(path string, value any, format string,
 	inRange("apache.workers", a.Workers)
 	inRange("apache.backlog", a.Backlog)
 	if a.CPUs != 0 && !(a.CPUs >= cpulimit.Min && a.CPUs <= cpulimit.Max) {
-		fail("apache.cpus", a.CPUs, "must be a number from %v to %v, or 0 for no limit", cpulimit.Min, cpulimit.Max)
+		fail("apache.cpus", a.CPUs, "must be a number from %v to %v, or 0 for no limit",
+			cpulimit.Min, cpulimit.Max)
 	}
 }
 

@@ -231,9 +231,9 @@ func (n *Node) fillWiki(ctx context.Context) error {
 	made := n.wikiDir("LocalSettings.php") // the lab has its own
 	defer os.Remove(made)
 	err := n.maintain(ctx, made, "install.php", "--confpath", n.wikiDir(),
-		"--dbtype", "mysql", "--dbserver", "localhost:"+n.databaseSocket(), "--dbname", "wiki", "--dbuser", "root",
-		"--dbpass", "", "--pass", rand.Text(), "--server", "http://wiki.test", "--scriptpath", wiki.Path,
-		"Generated wiki", "Administrator")
+		"--dbtype", "mysql", "--dbserver", "localhost:"+n.databaseSocket(), "--dbname", "wiki",
+		"--dbuser", "root", "--dbpass", "", "--pass", rand.Text(), "--server", "http://wiki.test",
+		"--scriptpath", wiki.Path, "Generated wiki", "Administrator")
 	if err != nil {
 		return err
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/segue-lb/segue/internal/needs"
 )
 
-// TestApacheServers has Apache servers decide by the workers that are busy with real work. Their CPU
-// time is limited.
+// TestApacheServers has Apache servers decide by the workers that are busy with real work. Their
+// CPU time is limited.
 func TestApacheServers(t *testing.T) {
 	needs.Command(t, "apache2", "apache2-bin")
 	needs.CPULimits(t)
@@ -74,7 +74,9 @@ func TestApacheServers(t *testing.T) {
 
 // requireWork checks that a server has used the CPU time of the work, and no more of the clock's
 // time than it may. The kernel lets a group overdraw its limit by a few milliseconds only.
-func requireWork(t *testing.T, response *http.Response, server string, work time.Duration, cpus float64) {
+func requireWork(
+	t *testing.T, response *http.Response, server string, work time.Duration, cpus float64,
+) {
 	t.Helper()
 	if got := response.Header.Get("X-Segue-Server"); got != server {
 		t.Errorf("%s answers, want %s", got, server)
@@ -88,8 +90,8 @@ func requireWork(t *testing.T, response *http.Response, server string, work time
 	}
 }
 
-// requireGroups checks the number of a lab's control groups. Each has the workers of its Apache, and
-// Apache's first process.
+// requireGroups checks the number of a lab's control groups. Each has the workers of its Apache,
+// and Apache's first process.
 func requireGroups(t *testing.T, l *lab.Lab, want int) {
 	t.Helper()
 	if l == nil {

@@ -1,7 +1,7 @@
 -- SPDX-License-Identifier: Apache-2.0
 
--- Apache runs this script (mod_lua) for requests with the parameter work, such as /?work=190ms. The
--- script uses that much CPU time, and then answers with the server's name.
+-- Apache runs this script (mod_lua) for requests with the parameter work, such as /?work=190ms.
+-- The script uses that much CPU time, and then answers with the server's name.
 
 -- The units of a duration, in seconds. They are those of segue app.
 local units = {ns = 1e-9, us = 1e-6, ["µs"] = 1e-6, ms = 1e-3, s = 1, m = 60, h = 3600}
@@ -25,8 +25,9 @@ local function seconds(text)
     return text ~= "" and sum or nil
 end
 
--- compute uses CPU time. os.clock is the CPU time of this process, and a worker of the MPM prefork is
--- a process with one thread. os.clock is a system call, so the loop calls it every few microseconds.
+-- compute uses CPU time. os.clock is the CPU time of this process, and a worker of the MPM prefork
+-- is a process with one thread. os.clock is a system call, so the loop calls it every few
+-- microseconds only.
 local function compute(duration)
     local from = os.clock()
     local sum = 0
