@@ -46,6 +46,9 @@ SCRIPTS := $(SETUP) .ci/run
 demo: setup-demo build ## build a data centre on this machine, send requests, remove it (root)
 	bin/segue lab demo
 
+.PHONY: mediawiki
+mediawiki: setup-mediawiki build ## install what the lab's MediaWiki servers need (root)
+
 .PHONY: build
 build: generate ## build bin/segue
 	go build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/segue
@@ -111,7 +114,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } \
 		/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: setup-build setup-demo setup-test setup-lint
+.PHONY: setup-build setup-demo setup-test setup-lint setup-mediawiki
 setup-build:
 	@$(SETUP) build
 setup-demo:
@@ -120,3 +123,5 @@ setup-test:
 	@$(SETUP) build demo test
 setup-lint:
 	@$(SETUP) build lint
+setup-mediawiki:
+	@$(SETUP) build demo mediawiki

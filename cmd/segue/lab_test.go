@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -38,6 +39,12 @@ func TestLabRefuses(t *testing.T) {
 		{"impair --off s1",
 			"lab impair: --off ends the impairment of all nodes; it cannot have shares or nodes beside it"},
 		{"impair --off --drop 5%", "lab impair: --off ends the impairment of all nodes; "},
+		{"queries", "--rate 0: must be more than 0"},
+		{"queries --rate 1 --day -1s", "--day -1s: must be more than 0"},
+		{"queries --rate 1 --duration -1s", "--duration -1s: must not be negative"},
+		{"queries --rate 1 --static 1.5", "--static 1.5: must be from 0 to 1"},
+		{"queries --rate 1 --curve sine:2", `--curve "sine:2": the amplitude must be`},
+		{"queries --rate 1 -f " + file, file + `:1: servers "1000": must be 1 to 128`},
 		{"down --name ../x", `name "../x": must be`},
 		{"down --name ../x --if-exists", `name "../x": must be`},
 		{"down --name nosuchlab", `lab "nosuchlab" is not up`},
@@ -95,5 +102,25 @@ func TestLabWithoutProcesses(t *testing.T) {
 	output, err := runLab("list")
 	if err != nil || slices.Contains(strings.Split(output, "\n"), name) {
 		t.Errorf("%q, %v, want no %s", output, err, name)
+	}
+}
+
+// TestLabQueries writes the requests of the whole day, and of a part of it.
+func TestLabQueries(t *testing.T) {
+	for _, test := range []struct {
+		args  string
+		until float64 // seconds
+	}{{"--day 1m", 60}, {"--day 1h --duration 30s --start 12:00 --static 0", 30}} {
+		output, err := runLab("queries --rate 20 " + test.args)
+		lines := strings.Split(strings.TrimSpace(output), "\n")
+		last, _, _ := strings.Cut(lines[len(lines)-1], "\t")
+		at, errLast := strconv.ParseFloat(last, 64)
+		if err != nil || errLast != nil || at > test.until || at < 0.8*test.until {
+			t.Errorf("%s: %v, the last request is at %q, want it shortly before %v",
+				test.args, err, last, test.until)
+		}
+		if strings.Contains(output, "/resources/") == strings.Contains(test.args, "--static 0") {
+			t.Errorf("%s: wrong static files in %s", test.args, output)
+		}
 	}
 }

@@ -238,7 +238,7 @@ func (f *loadFlags) parseArrivals() error {
 	if !isPositive(f.rate) {
 		return fmt.Errorf("--rate %v: must be more than 0", f.rate)
 	}
-	curve, err := f.parseCurve()
+	curve, err := parseCurve(f.curve, f.start, f.dayLength)
 	if err != nil {
 		return err
 	}
@@ -255,26 +255,27 @@ func (f *loadFlags) parseArrivals() error {
 	return nil
 }
 
-// parseCurve returns the curve of the rate, or nil if it is constant.
-func (f *loadFlags) parseCurve() (sim.Curve, error) {
-	if f.curve == "" {
+// parseCurve reads the flags --curve, --start and --day. It returns the curve of the rate, or nil if
+// the rate is constant.
+func parseCurve(curve, startOfDay string, length time.Duration) (sim.Curve, error) {
+	if curve == "" {
 		return nil, nil
 	}
-	start, err := traffic.ParseTimeOfDay(f.start)
+	start, err := traffic.ParseTimeOfDay(startOfDay)
 	if err != nil {
 		return nil, fmt.Errorf("--start: %w", err)
 	}
-	day := traffic.Day{Length: f.dayLength, Start: start}
-	if text, isSine := strings.CutPrefix(f.curve, "sine:"); isSine {
+	day := traffic.Day{Length: length, Start: start}
+	if text, isSine := strings.CutPrefix(curve, "sine:"); isSine {
 		amplitude, err := strconv.ParseFloat(text, 64)
 		if err != nil || !(amplitude > 0 && amplitude <= 1) {
 			return nil, fmt.Errorf("--curve %q: the amplitude must be a number above 0, and at most 1",
-				f.curve)
+				curve)
 		}
 		day.Curve = traffic.Sine(amplitude)
 		return day, nil
 	}
-	if day.Curve, err = traffic.ReadCurve(f.curve); err != nil {
+	if day.Curve, err = traffic.ReadCurve(curve); err != nil {
 		return nil, fmt.Errorf("--curve: %w", err)
 	}
 	return day, nil

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/application"
-	"github.com/segue-lb/segue/internal/desired"
 	"github.com/segue-lb/segue/internal/processor"
 	"github.com/segue-lb/segue/internal/sim/scenario"
 )
@@ -166,9 +165,7 @@ func (n *Node) emulatedCommand(binary string) []string {
 		// Tests keep connections open while they rearrange the lab.
 		"--idle-timeout", "1h",
 	}
-	ports := append(n.lab.Topology.ports(desired.TCP), httpPort)
-	slices.Sort(ports)
-	for _, port := range slices.Compact(ports) {
+	for _, port := range n.httpPorts() {
 		args = append(args, "--listen", fmt.Sprintf(":%d", port))
 	}
 	add := func(flag, value string) {

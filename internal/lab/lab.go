@@ -2,7 +2,7 @@
 
 // Package lab builds a data centre in network namespaces of one machine: a client, an edge router
 // that distributes packets over the balancers by ECMP, balancers, and servers that run nginx,
-// Apache or an emulated application. Edge router, balancers and servers are connected at layer 2.
+// Apache, MediaWiki or an emulated application. Edge router, balancers and servers are connected at layer 2.
 // `segue lab` and the end-to-end tests use the package.
 package lab
 
@@ -76,6 +76,9 @@ func Up(ctx context.Context, topology Topology, options Options) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := topology.checkMediaWiki(); err != nil {
+		return nil, err
+	}
 	for _, p := range l.Processes {
 		if _, err := exec.LookPath(p.args[0]); err != nil {
 			return nil, fmt.Errorf("%s runs %s: %w", p.node.Name, p.Name, err)
@@ -110,13 +113,19 @@ func (l *Lab) build(ctx context.Context) error {
 		do       func(context.Context) error
 	}
 	start := func(ctx context.Context) error {
+		if err := l.limitCPUs(); err != nil {
+			return err
+		}
 		return forAll(l.Processes, func(p *Process) error { return p.Start(ctx) })
 	}
 	steps := []step{
 		{"Building the network: " + l.Topology.summary() + ".", l.buildNetwork},
 		{"Writing configurations and the servers' files.", func(context.Context) error { return l.writeFiles() }},
-		{"Starting " + plural.Count(len(l.Processes), "process") + ".", start},
 	}
+	if slices.ContainsFunc(l.Nodes, func(n *Node) bool { return n.Application == MediaWiki }) {
+		steps = append(steps, step{"Preparing the wiki.", l.prepareWikis})
+	}
+	steps = append(steps, step{"Starting " + plural.Count(len(l.Processes), "process") + ".", start})
 	if l.Topology.Impair.Some() {
 		steps = append(steps, step{"Impairing the links: " + l.Topology.Impair.String() + ".", l.startImpairment})
 	}
@@ -188,7 +197,7 @@ func (l *Lab) FindNode(name string) (*Node, error) {
 }
 
 // Process returns a process of a node, or nil. Balancers have the process lb. Servers have agent,
-// echo, and nginx, apache or emulated.
+// echo, and their application, such as nginx. With mediawiki they also have mariadb and memcached.
 func (l *Lab) Process(node, name string) *Process {
 	i := slices.IndexFunc(l.Processes, func(p *Process) bool { return p.node.Name == node && p.Name == name })
 	if i < 0 {

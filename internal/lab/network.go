@@ -217,7 +217,7 @@ func (n *Node) setSysctls() error {
 		// only on a router. Balancers forward only by XDP. If they were routers, packets for a VIP
 		// would loop between them and the edge router while no daemon is attached.
 		settings = append(settings, sysctl{"ipv6/conf/all/forwarding", "1"})
-		if n.Application == Emulated {
+		if n.Application != Nginx {
 			// As in the papers (6LB, section VI-A; SRLB, section IV): a full accept queue resets
 			// connections.
 			settings = append(settings, sysctl{"ipv4/tcp_abort_on_overflow", "1"})

@@ -27,6 +27,8 @@ type Process struct {
 	// Other processes are ready when their TCP port accepts connections.
 	daemon bool
 	port   uint16
+	// limited tells that the process shares the limit of CPU time of the node's application.
+	limited bool
 
 	// exited is closed when a child of this process has ended and has been waited for.
 	exited chan struct{}
@@ -82,7 +84,13 @@ func (p *Process) start(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(p.args[0], p.args[1:]...)
+	command := p.args
+	if p.limited {
+		if command, err = p.node.limited(command); err != nil {
+			return err
+		}
+	}
+	cmd := exec.Command(command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	// A session of its own keeps the terminal's signals from the process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

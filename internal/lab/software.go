@@ -29,7 +29,12 @@ func (n *Node) processes(binary string) []*Process {
 	case n.Role == RoleServer:
 		add(string(n.Application), Process{
 			args: n.applicationCommand(binary), port: httpPort, daemon: n.Application == Emulated,
+			limited: n.cpus() > 0,
 		})
+		if n.Application == MediaWiki {
+			add("mariadb", n.mariaDB())
+			add("memcached", n.memcached())
+		}
 		if ports := n.lab.Topology.ports(desired.UDP); len(ports) > 0 {
 			args := []string{binary, "lab", "udp-echo", n.Name}
 			for _, port := range ports {
@@ -51,8 +56,8 @@ func (n *Node) applicationCommand(binary string) []string {
 	switch n.Application {
 	case Emulated:
 		return n.emulatedCommand(binary)
-	case Apache:
-		return []string{"apache2", "-f", n.configPath("apache.conf"), "-D", "FOREGROUND"}
+	case Apache, MediaWiki:
+		return n.apacheCommand()
 	}
 	return []string{"nginx", "-p", n.lab.path(n.Name), "-c", n.configPath("nginx.conf"), "-e", "stderr"}
 }
@@ -67,11 +72,6 @@ func (n *Node) Instance() string { return instance(n.lab.Name, n.Name) }
 
 // httpPort is a port on which every HTTP server listens, whatever the services are.
 const httpPort = 80
-
-// apacheWorkers is the number of requests that an Apache serves at a time (MaxRequestWorkers). If
-// all workers are busy, Apache closes idle connections. That happens also after a second in which a
-// busy machine did not let it run.
-const apacheWorkers = 256
 
 // Addresses of the daemons' metrics, inside their namespaces.
 const (
@@ -170,16 +170,12 @@ func (n *Node) agentService(s Service) desired.AgentService {
 	}
 	switch service.Load.Kind {
 	case desired.LoadApache:
-		service.Load.Path = cmp.Or(service.Load.Path, n.scoreboard())
-		service.Load.Workers = cmp.Or(service.Load.Workers, apacheWorkers)
+		service.Load = n.apacheLoad(service.Load)
 	case desired.LoadSharedMemory:
 		service.Load.Path = cmp.Or(service.Load.Path, n.LoadFile())
 	}
 	return service
 }
-
-// scoreboard returns the path of the ScoreBoardFile of the node's Apache.
-func (n *Node) scoreboard() string { return n.lab.path(n.Name, "scoreboard") }
 
 // has tells whether a service uses one of the encapsulations.
 func (t Topology) has(encapsulations ...desired.Encapsulation) bool {
@@ -260,24 +256,30 @@ func (n *Node) writeApplicationConfig() error {
 	case Emulated:
 		return nil // its command line has everything
 	case Apache:
-		if err := errors.Join(
-			os.Chmod(upload, 0o777), // Apache refuses to serve as root
-			os.WriteFile(n.lab.path(n.Name, "name"), []byte(n.Name+"\n"), 0o644),
-			os.WriteFile(n.lab.path(n.Name, "healthz"), []byte("ok\n"), 0o644),
-		); err != nil {
-			return err
-		}
+		return n.writeApacheConfig()
+	case MediaWiki:
+		return errors.Join(n.writeApacheConfig(), n.writeMediaWikiConfig())
 	}
+	return n.writeConfig("nginx.conf", n.serverFiles())
+}
+
+// serverFiles is what the configurations of all HTTP servers name.
+type serverFiles struct {
+	Node    string
+	Dir     string // the server's own directory
+	Content string // the directory with the lab's files
+	Ports   []uint16
+}
+
+func (n *Node) serverFiles() serverFiles {
+	return serverFiles{n.Name, n.lab.path(n.Name), n.lab.path("content"), n.httpPorts()}
+}
+
+// httpPorts returns the ports on which the node's HTTP server listens, in ascending order.
+func (n *Node) httpPorts() []uint16 {
 	ports := append(n.lab.Topology.ports(desired.TCP), httpPort)
 	slices.Sort(ports)
-	return n.writeConfig(string(n.Application)+".conf", struct {
-		Node       string
-		Dir        string // the server's own directory
-		Content    string
-		Ports      []uint16
-		Workers    int
-		Scoreboard string
-	}{n.Name, n.lab.path(n.Name), n.lab.path("content"), slices.Compact(ports), apacheWorkers, n.scoreboard()})
+	return slices.Compact(ports)
 }
 
 // Size is an amount of data, in bytes.

@@ -91,15 +91,17 @@ func (l *Lab) createState() (*lock, error) {
 
 // List returns the names of the labs that are up, including those that are partly built or removed.
 func List() (names []string, err error) {
-	entries, err := os.ReadDir(stateRoot)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	// A lab without a state directory may still have data, as after a reboot, or namespaces.
+	for _, root := range []string{stateRoot, labsData} {
+		entries, err := os.ReadDir(root)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for _, entry := range entries {
+			names = append(names, entry.Name())
+		}
 	}
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	// A lab without a state directory may still have namespaces.
-	entries, err = os.ReadDir(netnsDir)
+	entries, err := os.ReadDir(netnsDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -220,18 +222,22 @@ func remove(name string) error {
 	for _, namespace := range left {
 		errs = append(errs, deleteNamespace(namespace))
 	}
+	errs = append(errs, removeCPULimits(name))
 	if err := errors.Join(errs...); err != nil {
 		return err // keeps what another attempt needs
 	}
 	if err := unmountBPFFS(name); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(stateDir(name)); err != nil {
-		return err
+	for _, dir := range []string{dataDir(name), stateDir(name)} {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
 	}
-	// Other labs and daemons use these two directories. Remove fails while they are not empty.
-	os.Remove(stateRoot)
-	os.Remove(runDir)
+	// Other labs and daemons use these directories. Remove fails while they are not empty.
+	for _, dir := range []string{labsData, dataRoot, stateRoot, runDir} {
+		os.Remove(dir)
+	}
 	return nil
 }
 

@@ -38,21 +38,26 @@ type Topology struct {
 	Applications []Application `yaml:"applications"`
 	// Emulated describes the servers with the application emulated.
 	Emulated EmulatedServers `yaml:"emulated"`
-	Services []Service       `yaml:"services"`
+	// Apache describes the servers with the application apache or mediawiki.
+	Apache ApacheServers `yaml:"apache"`
+	// MediaWiki describes the servers with the application mediawiki.
+	MediaWiki MediaWikiServers `yaml:"mediawiki"`
+	Services  []Service        `yaml:"services"`
 }
 
 // Application is an HTTP server.
 type Application string
 
 // The applications that servers can run. All serve the lab's files and uploads. The processors of
-// an emulated application are emulated (package application).
+// an emulated application are emulated (package application). MediaWiki runs on Apache.
 const (
-	Nginx    Application = "nginx"
-	Apache   Application = "apache"
-	Emulated Application = "emulated"
+	Nginx     Application = "nginx"
+	Apache    Application = "apache"
+	Emulated  Application = "emulated"
+	MediaWiki Application = "mediawiki"
 )
 
-var applications = []Application{Nginx, Apache, Emulated}
+var applications = []Application{Nginx, Apache, Emulated, MediaWiki}
 
 // MTU holds the sizes of the largest packets, in bytes.
 type MTU struct {
@@ -197,6 +202,8 @@ func (t Topology) problems() field.Errors {
 		fail("applications", "", "at least one is required")
 	}
 	t.emulatedProblems(fail)
+	t.Apache.problems(fail)
+	t.MediaWiki.problems(fail)
 	for i, s := range t.Services {
 		path := fmt.Sprintf("services[%d]", i)
 		s.validate(func(field string, value any, format string, args ...any) {

@@ -97,7 +97,7 @@ func TestParseTopologyRefuses(t *testing.T) {
 		return "applications: [emulated, nginx]\nemulated: {exceptions: [{" + exceptions + "}]}"
 	}
 	for _, test := range []struct{ text, want string }{
-		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, impair, applications, emulated, services"},
+		{"colour: red", "line 1: colour: unknown field; must be one of: name, balancers, servers, mtu, two-armed, bare, impair, applications, emulated, apache, mediawiki, services"},
 		{"name: my-lab", `line 1: name "my-lab": must be 1 to 12 lower-case letters and digits`},
 		{"name: abcdefghijklm", `name "abcdefghijklm": must be 1 to 12`},
 		{"servers: 3\nbalancers: 0", `line 2: balancers "0": must be 1 to 16`},
@@ -148,7 +148,15 @@ func TestParseTopologyRefuses(t *testing.T) {
 			`: services[0].health.interval "1ms": must be at least 100ms (lb1)`},
 		{service("health: {tcp: {}, udp: {}}"),
 			": services[0].health.udp: unknown field; must be one of: http, tcp, interval"},
-		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be one of [nginx apache emulated]`},
+		{"applications: [nginx, iis]", `line 1: applications[1] "iis": must be one of [nginx apache emulated mediawiki]`},
+		{"apache: {workers: 0}", `line 1: apache.workers "0": must be a whole number from 1 to 4096`},
+		{"apache: {backlog: 5000}",
+			`line 1: apache.backlog "5000": must be a whole number from 1 to 4096`},
+		{"apache: {cpus: 0.01}",
+			`line 1: apache.cpus "0.01": must be a number from 0.1 to 1024, or 0 for no limit`},
+		{"apache: {cpus: -1}", `line 1: apache.cpus "-1": must be a number from 0.1 to 1024`},
+		{"mediawiki: {pages: 0}",
+			`line 1: mediawiki.pages "0": must be a whole number from 1 to 100000`},
 		{"emulated: {cores: 0}", `line 1: emulated.cores "0": must be a whole number from 1 to 1024`},
 		{"emulated: {backlog: 5000}",
 			`line 1: emulated.backlog "5000": must be a whole number from 1 to 4096`},
@@ -361,6 +369,7 @@ func TestWriteOffers(t *testing.T) {
 func TestServersAcceptAsTheTopologySays(t *testing.T) {
 	topology, err := ParseTopology([]byte(`
 applications: [nginx, apache]
+apache: {workers: 24}
 services:
   - name: a
     vip: 2001:db8::1
@@ -381,7 +390,7 @@ services:
 	l := testLab(t, topology)
 	four := uint32(4)
 	static := desired.Accept{Policy: desired.AcceptStatic, Threshold: &four}
-	scoreboard := desired.Source{Kind: desired.LoadApache, Path: "/run/segue/lab/demo/s2/scoreboard", Workers: apacheWorkers}
+	scoreboard := desired.Source{Kind: desired.LoadApache, Path: "/run/segue/lab/demo/s2/scoreboard", Workers: 24}
 	for name, want := range map[string]desired.AgentService{
 		"s1": {Accept: desired.Accept{Policy: desired.AcceptNever}},
 		"s2": {Accept: static, Load: scoreboard, NotLocal: desired.NotLocalReset},

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
 
+	"github.com/segue-lb/segue/internal/cpulimit"
 	"github.com/segue-lb/segue/internal/namespace"
 )
 
@@ -56,6 +58,20 @@ func Cgroup2(t testing.TB) string {
 	skipUnless(t, func() error { _, err := cgroup2(); return err })
 	root, _ := cgroup2()
 	return root
+}
+
+// CPULimits skips a test if the user may not limit the CPU time of processes by control groups.
+func CPULimits(t testing.TB) {
+	t.Helper()
+	skipUnless(t, cpuLimits)
+}
+
+// Command skips a test if a command is not installed. The package is the one of Debian that has it.
+func Command(t testing.TB, command, packageName string) {
+	t.Helper()
+	if _, err := exec.LookPath(command); err != nil {
+		t.Skipf("needs the package %s: %v", packageName, err)
+	}
 }
 
 func skipUnless(t testing.TB, can func() error) {
@@ -138,6 +154,22 @@ var tun = sync.OnceValue(func() error {
 		return fmt.Errorf("needs TUN interfaces: /dev/net/tun: %w", err)
 	}
 	return unix.Close(fd)
+})
+
+// cpuLimits makes a group and removes it.
+var cpuLimits = sync.OnceValue(func() error {
+	if os.Geteuid() != 0 {
+		return errNoRoot
+	}
+	h, err := cpulimit.Find()
+	if err == nil {
+		set := fmt.Sprintf("segue-needs-%d", os.Getpid())
+		err = errors.Join(h.Create(set, "a", 1), h.Remove(set))
+	}
+	if err != nil {
+		return fmt.Errorf("needs control groups for CPU time: %w", err)
+	}
+	return nil
 })
 
 // cgroup2 takes the first mount point, as the agent does.

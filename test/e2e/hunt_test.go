@@ -33,6 +33,7 @@ func huntingServices(candidates int) []lab.Service {
 func hunting(services ...lab.Service) lab.Topology {
 	t := topology()
 	t.Applications = []lab.Application{lab.Nginx, lab.Apache}
+	t.Apache.Workers = 256 // an open connection occupies a worker, and some tests have hundreds
 	t.Services = services
 	return t
 }
