@@ -31,7 +31,8 @@ func newLab() *cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
-		newLabImpair(), newLabDown(), newLabDemo(), newLabRun(), newLabUDPEcho(), newLabDelay(), newLabGuard())
+		newLabImpair(), newLabDown(), newLabDemo(), newLabRun(),
+		newLabReport(), newLabUDPEcho(), newLabDelay(), newLabGuard())
 	return cmd
 }
 

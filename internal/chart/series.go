@@ -202,11 +202,14 @@ func (p *plot) like(i int) int {
 	return slices.IndexFunc(p.Series, func(s Series) bool { return s.Name != "" && s.Name == p.Series[i].Like })
 }
 
-// look returns the number of a series' colour and marker. A series that is like another has the
+// look returns the number of a series' colour and marker, from 0. A series that is like another has the
 // number of that series. For other series, it is the number of such series before.
 func (p *plot) look(i int) (n int) {
 	if like := p.like(i); like >= 0 {
 		i = like
+	}
+	if chosen := p.Series[i].Look; chosen > 0 {
+		return chosen - 1
 	}
 	for j := range i {
 		if p.like(j) < 0 {

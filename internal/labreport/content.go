@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package labreport
+
+import (
+	"cmp"
+	"fmt"
+	"html/template"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/segue-lb/segue/internal/plural"
+	"github.com/segue-lb/segue/internal/testbed"
+)
+
+// content is what the page shows of one directory of results.
+type content struct {
+	*testbed.Results
+	ID     string
+	Claims []claim
+	// Met and Judged are the numbers of claims that are met, and that could be judged.
+	Met, Judged  int
+	Agreement    string
+	Disturbances []disturbance
+	Sections     []shownSection
+	Rows         []row
+	HasModel     bool
+	Servers      []serverTable
+	Machine      []machineRow
+	Facts        []fact
+	figures      []figure
+}
+
+// shownSection is a section with charts as elements of the page.
+type shownSection struct {
+	Title, Note string
+	SVGs, More  []template.HTML
+}
+
+// claim is a line of the table of claims.
+type claim struct {
+	Text, Holds                string
+	Measured, Simulated, Model string
+	Verdict                    string
+	Class                      string
+}
+
+// row is a line of the table of response times.
+type row struct {
+	Case, Point string
+	First       bool // of its case
+	Runs        int
+	Times       []value
+	Requests    uint64
+	Failed      uint64
+	FailedShare string
+	Failures    string
+	Simulated   value
+	Deviation   value
+	Far         bool // the deviation is larger than farOff
+	Model       value
+}
+
+// farOff is the deviation of the measured mean from the simulated one, in percent, beyond which the
+// table marks it.
+const farOff = 10
+
+// serverTable has the servers of a case at the point with the longest response times.
+type serverTable struct {
+	Case, Point string
+	Hunts       bool
+	Servers     []serverRow
+}
+
+type serverRow struct {
+	testbed.Share
+	Part, Milliseconds, Workers string
+}
+
+// fact is a line about the environment.
+type fact struct{ Name, Value string }
+
+// content returns what the page shows of the results.
+func (f *folder) content() (*content, error) {
+	c := &content{
+		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
+		Rows: f.rows(), Servers: f.serverTables(), Machine: f.machineRows(), Facts: f.facts(),
+	}
+	c.addClaims()
+	c.Agreement = f.agreement()
+	for i := range c.Rows {
+		c.HasModel = c.HasModel || c.Rows[i].Model.Number != "–"
+	}
+	return c, c.addSections(f)
+}
+
+// addSections adds the sections that have figures.
+func (c *content) addSections(f *folder) error {
+	if len(f.Runs) == 0 {
+		return nil
+	}
+	overTime, err := f.overTime()
+	if err != nil {
+		return err
+	}
+	sections := []section{
+		f.responses(),
+		f.distributions("Distribution of response times", "cdf", measured, simulated, modelled),
+		overTime,
+	}
+	if f.Bin > 0 {
+		day, err := f.overDay()
+		if err != nil {
+			return err
+		}
+		sections = append(sections, day)
+	}
+	sections = append(sections, f.shares(), f.offers(),
+		f.distributions("Time from SYN to SYN-ACK", "handshake", handshake))
+	for _, s := range sections {
+		if len(s.figures)+len(s.rest) == 0 {
+			continue
+		}
+		c.figures = append(append(c.figures, s.figures...), s.rest...)
+		c.Sections = append(c.Sections, shownSection{s.title, s.note, inline(s.figures), inline(s.rest)})
+	}
+	return nil
+}
+
+func inline(figures []figure) (svgs []template.HTML) {
+	for i := range figures {
+		svgs = append(svgs, template.HTML(figures[i].chart.Inline())) // package chart has escaped all text
+	}
+	return svgs
+}
+
+func (c *content) addClaims() {
+	text := func(v *float64) string {
+		if v == nil {
+			return "–"
+		}
+		return number(*v)
+	}
+	for _, p := range c.Results.Claims {
+		shown := claim{
+			Text: p.Text, Holds: p.Holds, Measured: text(p.Measured), Simulated: text(p.Simulated),
+			Model: text(p.Model), Verdict: "not judged", Class: "faint",
+		}
+		if p.Met != nil {
+			c.Judged++
+			shown.Verdict, shown.Class = "not met", "bad"
+			if *p.Met {
+				c.Met++
+				shown.Verdict, shown.Class = "met", "good"
+			}
+		}
+		c.Claims = append(c.Claims, shown)
+	}
+}
+
+// agreement says how far measured and simulated means are apart.
+func (f *folder) agreement() string {
+	var sizes []float64
+	var worst float64
+	var where string
+	for _, name := range f.Cases {
+		for _, x := range f.Points {
+			e, ok := deviation(f.runs(name, x))
+			if !ok {
+				continue
+			}
+			sizes = append(sizes, math.Abs(e.Value))
+			if where == "" || math.Abs(e.Value) > math.Abs(worst) {
+				worst, where = e.Value, name+" at "+pointName(f.Axis, x)
+			}
+		}
+	}
+	if len(sizes) == 0 {
+		return ""
+	}
+	slices.Sort(sizes)
+	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, and at most by %+.1f%% (%s).",
+		sizes[len(sizes)/2], worst, where)
+}
+
+// rows returns a row for each case at each point that has runs.
+func (f *folder) rows() (rows []row) {
+	for _, name := range f.Cases {
+		first := true
+		for _, x := range f.Points {
+			if runs := f.runs(name, x); len(runs) > 0 {
+				r := rowOf(runs)
+				r.Case, r.Point, r.First = name, pointName(f.Axis, x), first
+				rows, first = append(rows, r), false
+			}
+		}
+	}
+	return rows
+}
+
+func rowOf(runs []*testbed.Run) row {
+	r := row{Runs: len(runs)}
+	for _, m := range measures {
+		r.Times = append(r.Times, valueOf(estimate(runs, measured, m)))
+	}
+	r.Simulated = valueOf(estimate(runs, simulated, measures[0]))
+	model, ok := estimate(runs, modelled, measures[0])
+	model.Half = math.NaN() // seeds do not change the model
+	r.Model = valueOf(model, ok)
+	apart, ok := deviation(runs)
+	r.Deviation, r.Far = signed(apart, ok), ok && math.Abs(apart.Value) > farOff
+	kinds := map[string]uint64{}
+	for _, run := range runs {
+		r.Requests += run.Requests
+		r.Failed += run.Failed
+		for kind, n := range run.Failures {
+			kinds[kind] += n
+		}
+	}
+	if r.Failed > 0 {
+		r.FailedShare = percent(float64(r.Failed) / float64(r.Requests))
+	}
+	var texts []string
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		if kinds[kind] > 0 {
+			texts = append(texts, fmt.Sprintf("%s %d", kind, kinds[kind]))
+		}
+	}
+	r.Failures = strings.Join(texts, ", ")
+	return r
+}
+
+// serverTables has a table for each case, at the point with the longest response times.
+func (f *folder) serverTables() (tables []serverTable) {
+	points := f.shown()
+	if len(points) == 0 {
+		return nil
+	}
+	x := points[len(points)-1]
+	for _, name := range f.Cases {
+		t := serverTable{Case: name, Point: pointName(f.Axis, x)}
+		servers := serverShares(f.runs(name, x))
+		sum := uint64(0)
+		for _, s := range servers {
+			sum += s.Responses
+			t.Hunts = t.Hunts || s.Accepted+s.Refused+s.Forced > 0
+		}
+		for _, s := range servers {
+			t.Servers = append(t.Servers, serverRow{
+				s, percent(float64(s.Responses) / float64(max(sum, 1))), number(1000 * s.Mean), number(s.Busy),
+			})
+		}
+		if len(servers) > 0 {
+			tables = append(tables, t)
+		}
+	}
+	return tables
+}
+
+// facts describe the environment.
+func (f *folder) facts() []fact {
+	e := f.Environment
+	length := "short: fewer requests or points than the paper has"
+	if f.Full {
+		length = "the paper’s"
+	}
+	facts := []fact{
+		{"Segue", cmp.Or(e.Version, "–")},
+		{"Kernel", cmp.Or(e.Kernel, "–")},
+		{"CPU", fmt.Sprintf("%s, %s, %s GiB of memory", cmp.Or(e.CPU, "unknown"), plural.Count(e.Cores, "core"),
+			number(float64(e.Memory)/(1<<30)))},
+		{"Speed", number(f.Speed) + " × real time"},
+		{"Length", length},
+		{"Seeds", fmt.Sprint(f.Seeds)},
+		{"Runs", fmt.Sprintf("%d of %d", len(f.Runs), f.Planned)},
+	}
+	if !e.Started.IsZero() {
+		when := e.Started.UTC().Format("2 January 2006, 15:04 UTC")
+		if !e.Finished.IsZero() {
+			when += ", took " + e.Finished.Sub(e.Started).Round(time.Second).String()
+		}
+		facts = append(facts, fact{"Date", when})
+	}
+	return facts
+}
