@@ -12,8 +12,8 @@ import (
 // The sizes of a chart, in units of about a pixel. The height of a chart also depends on the
 // title, the names on the horizontal axis, and the legend.
 const (
-	width      = 460
-	plotHeight = 228
+	width      = 430
+	plotHeight = 220
 	margin     = 14
 	textSize   = 12
 	lineHeight = 16

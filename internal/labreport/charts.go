@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"strconv"
 
 	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/sim"
@@ -22,7 +21,9 @@ type figure struct {
 // section is a part of the report of an experiment.
 type section struct {
 	title, note string
-	figures     []figure
+	// pairs tells that two figures belong to each point.
+	pairs   bool
+	figures []figure
 	// rest are figures that readers have to open.
 	rest []figure
 }
@@ -159,7 +160,7 @@ func (f *folder) inDetail(draw func(x float64) ([]figure, error)) (shown, rest [
 			return nil, nil, err
 		}
 		for i := range figures {
-			figures[i].name += "-" + strconv.FormatFloat(x, 'g', 6, 64)
+			figures[i].name += "-" + plain(x)
 			figures[i].chart.Title += ", " + pointName(f.Axis, x)
 		}
 		if slices.Contains(detailed, x) {
@@ -172,11 +173,11 @@ func (f *folder) inDetail(draw func(x float64) ([]figure, error)) (shown, rest [
 }
 
 // distributions has a chart of the distribution of times for each point.
-func (f *folder) distributions(title, name string, of ...source) section {
+func (f *folder) distributions(title, chartTitle, name string, of ...source) section {
 	s := section{title: title}
 	s.figures, s.rest, _ = f.inDetail(func(x float64) ([]figure, error) {
 		c := f.distribution(x, of)
-		c.Title = title
+		c.Title = chartTitle
 		if len(c.Series) == 0 {
 			return nil, nil
 		}
@@ -279,7 +280,7 @@ func timeOf(d []testbed.DistributionPoint, share float64) float64 {
 // overTime has charts of the servers' loads over the first run of each case.
 func (f *folder) overTime() (section, error) {
 	s := section{
-		title: "Load over time",
+		title: "Load over time", pairs: true,
 		note: "Busy workers of a server, and how evenly they are distributed (1: evenly), in the run with the " +
 			"first seed. Both are smoothed by an exponential moving average with a time constant of 1 s, as in " +
 			"6LB, footnote 6.",

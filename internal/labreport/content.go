@@ -22,21 +22,24 @@ type content struct {
 	ID     string
 	Claims []claim
 	// Met and Judged are the numbers of claims that are met, and that could be judged.
-	Met, Judged  int
-	Agreement    string
-	Disturbances []disturbance
-	Sections     []shownSection
-	Rows         []row
-	HasModel     bool
-	Servers      []serverTable
-	Machine      []machineRow
-	Facts        []fact
-	figures      []figure
+	Met, Judged int
+	Agreement   string
+	// Disturbances are the runs that may not be valid. The page shows the first of them at once.
+	Disturbances             []disturbance
+	Disturbed, AlsoDisturbed []disturbance
+	Sections                 []shownSection
+	Rows                     []row
+	HasModel                 bool
+	Servers                  []serverTable
+	Machine                  []machineRow
+	Facts                    []fact
+	figures                  []figure
 }
 
 // shownSection is a section with charts as elements of the page.
 type shownSection struct {
 	Title, Note string
+	Class       string
 	SVGs, More  []template.HTML
 }
 
@@ -89,6 +92,8 @@ func (f *folder) content() (*content, error) {
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
 		Rows: f.rows(), Servers: f.serverTables(), Machine: f.machineRows(), Facts: f.facts(),
 	}
+	first := min(len(c.Disturbances), 3)
+	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
 	c.addClaims()
 	c.Agreement = f.agreement()
 	for i := range c.Rows {
@@ -108,7 +113,7 @@ func (c *content) addSections(f *folder) error {
 	}
 	sections := []section{
 		f.responses(),
-		f.distributions("Distribution of response times", "cdf", measured, simulated, modelled),
+		f.distributions("Distribution of response times", "Response times", "cdf", measured, simulated, modelled),
 		overTime,
 	}
 	if f.Bin > 0 {
@@ -119,13 +124,17 @@ func (c *content) addSections(f *folder) error {
 		sections = append(sections, day)
 	}
 	sections = append(sections, f.shares(), f.offers(),
-		f.distributions("Time from SYN to SYN-ACK", "handshake", handshake))
+		f.distributions("Time from SYN to SYN-ACK", "SYN to SYN-ACK", "handshake", handshake))
 	for _, s := range sections {
 		if len(s.figures)+len(s.rest) == 0 {
 			continue
 		}
 		c.figures = append(append(c.figures, s.figures...), s.rest...)
-		c.Sections = append(c.Sections, shownSection{s.title, s.note, inline(s.figures), inline(s.rest)})
+		class := "charts"
+		if s.pairs {
+			class = "charts pairs"
+		}
+		c.Sections = append(c.Sections, shownSection{s.title, s.note, class, inline(s.figures), inline(s.rest)})
 	}
 	return nil
 }
@@ -182,8 +191,8 @@ func (f *folder) agreement() string {
 		return ""
 	}
 	slices.Sort(sizes)
-	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, and at most by %+.1f%% (%s).",
-		sizes[len(sizes)/2], worst, where)
+	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, and at most by %s%% (%s).",
+		sizes[len(sizes)/2], withSign(worst), where)
 }
 
 // rows returns a row for each case at each point that has runs.
@@ -270,9 +279,9 @@ func (f *folder) facts() []fact {
 	facts := []fact{
 		{"Segue", cmp.Or(e.Version, "–")},
 		{"Kernel", cmp.Or(e.Kernel, "–")},
-		{"CPU", fmt.Sprintf("%s, %s, %s GiB of memory", cmp.Or(e.CPU, "unknown"), plural.Count(e.Cores, "core"),
-			number(float64(e.Memory)/(1<<30)))},
-		{"Speed", number(f.Speed) + " × real time"},
+		{"CPU", fmt.Sprintf("%s, %s, %.0f GiB of memory", cmp.Or(e.CPU, "unknown"), plural.Count(e.Cores, "core"),
+			float64(e.Memory)/(1<<30))},
+		{"Speed", plain(f.Speed) + " × real time"},
 		{"Length", length},
 		{"Seeds", fmt.Sprint(f.Seeds)},
 		{"Runs", fmt.Sprintf("%d of %d", len(f.Runs), f.Planned)},

@@ -11,7 +11,7 @@ import (
 func (f *folder) overDay() (section, error) {
 	s := section{
 		title: "Response times over the day",
-		note: "Deciles 1 to 9 of the response times in intervals of " + number(f.Bin) + " s. Bands: deciles 4 to 6, " +
+		note: "Deciles 1 to 9 of the response times in intervals of " + plain(f.Bin) + " s. Bands: deciles 4 to 6, " +
 			"3 to 7, 2 to 8 and 1 to 9. Line: median.",
 	}
 	var err error

@@ -3,7 +3,6 @@
 package labreport
 
 import (
-	"compress/gzip"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -241,10 +240,10 @@ func modelOf(t *testing.T, policy string, load float64) *testbed.Response {
 	}
 	r := &testbed.Response{Mean: meanWork * steady.MeanResponse()}
 	for _, p := range []struct {
-		share float64
-		to    *float64
-	}{{0.5, &r.P50}, {0.9, &r.P90}, {0.99, &r.P99}} {
-		v, err := steady.Percentile(p.share)
+		percent float64
+		to      *float64
+	}{{50, &r.P50}, {90, &r.P90}, {99, &r.P99}} {
+		v, err := steady.Percentile(p.percent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -352,20 +351,15 @@ func (c *cluster) handshake() *testbed.Response {
 
 func (c *cluster) writeRequests(t *testing.T, path string) {
 	t.Helper()
-	var out strings.Builder
-	w := gzip.NewWriter(&out)
-	fmt.Fprintln(w, "time,query,server,outcome,latency,exchange")
+	var lines strings.Builder
 	for _, r := range c.requests {
 		if r.failed {
-			fmt.Fprintf(w, "%.4f,/?work=%.4fs,,reset,,\n", r.sent, r.work)
+			fmt.Fprintf(&lines, "%.4f,/?work=%.4fs,,reset,,\n", r.sent, r.work)
 		} else {
-			fmt.Fprintf(w, "%.4f,/?work=%.4fs,s%d,succeeded,%.5f,%.5f\n", r.sent, r.work, r.server+1, r.latency, r.latency)
+			fmt.Fprintf(&lines, "%.4f,/?work=%.4fs,s%d,succeeded,%.5f,%.5f\n", r.sent, r.work, r.server+1, r.latency, r.latency)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	writeFile(t, path, out.String())
+	writeFile(t, path, packed(t, lines.String()))
 }
 
 func pointer[T any](v T) *T { return &v }

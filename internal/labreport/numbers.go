@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/testbed"
@@ -91,8 +92,19 @@ func valueOf(e sim.Estimate, ok bool) value {
 	case math.IsNaN(e.Half):
 		return value{Number: number(e.Value)}
 	}
-	places := decimals(e.Value)
-	return value{number(e.Value), strconv.FormatFloat(e.Half, 'f', places, 64)}
+	half := strconv.FormatFloat(e.Half, 'f', decimals(e.Value), 64)
+	if strings.Trim(half, "0.") == "" && e.Half > 0 { // not exact, as a half of 0 would say
+		half = strconv.FormatFloat(e.Half, 'g', 1, 64)
+	}
+	return value{number(e.Value), half}
+}
+
+// plain formats a number that a file states, with the digits that it has there.
+func plain(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+
+// withSign formats a number with one decimal and its sign.
+func withSign(v float64) string {
+	return strings.Replace(fmt.Sprintf("%+.1f", v), "-", "−", 1)
 }
 
 // signed is a value in percent with its sign.
@@ -100,7 +112,7 @@ func signed(e sim.Estimate, ok bool) value {
 	if !ok || math.IsNaN(e.Value) {
 		return value{Number: "–"}
 	}
-	v := value{Number: fmt.Sprintf("%+.1f", e.Value)}
+	v := value{Number: withSign(e.Value)}
 	if !math.IsNaN(e.Half) {
 		v.Half = fmt.Sprintf("%.1f", e.Half)
 	}
@@ -112,7 +124,7 @@ func percent(share float64) string { return number(100*share) + "%" }
 
 // pointName names a point of an axis.
 func pointName(axis testbed.Axis, point float64) string {
-	text := strconv.FormatFloat(point, 'g', 6, 64)
+	text := plain(point)
 	switch axis.Key {
 	case "load":
 		return "ρ = " + text

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	_ "embed"
 	"errors"
+	"fmt"
 	"html/template"
 	"os"
 	"path/filepath"
@@ -50,6 +51,7 @@ func Write(directory string, s Settings) (*Report, error) {
 		return nil, err
 	}
 	var shown []*content
+	ids := map[string]bool{}
 	for _, f := range folders {
 		if s.Bin > 0 {
 			f.Bin = s.Bin
@@ -58,6 +60,10 @@ func Write(directory string, s Settings) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
+		for n := 2; ids[c.ID]; n++ { // names may differ in characters that files do not have
+			c.ID = fmt.Sprintf("%s-%d", fileName(f.name), n)
+		}
+		ids[c.ID] = true
 		shown = append(shown, c)
 	}
 	var out bytes.Buffer
