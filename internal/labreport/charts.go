@@ -4,10 +4,13 @@ package labreport
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/segue-lb/segue/internal/chart"
+	"github.com/segue-lb/segue/internal/plural"
 	"github.com/segue-lb/segue/internal/sim"
 	"github.com/segue-lb/segue/internal/testbed"
 )
@@ -46,25 +49,47 @@ func (f *folder) axis() chart.Axis {
 // responses has charts of the response times over the points, or of the cases if there is a single
 // point.
 func (f *folder) responses() section {
-	s := section{
-		title: "Response times",
-		note: "Solid: measured, with 95% confidence intervals over the seeds. Dashed: simulated, for the same " +
-			"arrivals and work. Dotted: model.",
+	s := section{title: f.subject(), note: f.intervals()}
+	if f.hasSimulation() {
+		s.note += " The simulator replays the same requests."
 	}
 	draw := f.overPoints
 	if len(f.Points) == 1 {
 		draw = f.overCases
-		s.note = "Filled: measured, with 95% confidence intervals over the seeds. Hollow: simulated, for the same " +
-			"arrivals and work. Marks: model."
 	}
 	for _, m := range measures {
-		if m.name != "p50" { // the table has it
-			c := draw(m)
-			c.Title, c.Y.Label = m.title, m.name+", ms"
+		c := draw(m)
+		if m.name != "p50" && f.any(m) { // the table has the median
+			c.Title, c.Y.Label = f.subject()+": "+strings.ToLower(m.title), m.name+", "+f.unit().Name
 			s.figures = append(s.figures, figure{m.name, c})
 		}
 	}
 	return s
+}
+
+// intervals says what error bars are.
+func (f *folder) intervals() string {
+	if f.Seeds < 2 {
+		return ""
+	}
+	return fmt.Sprintf("Error bars are 95%% confidence intervals over %s.", plural.Count(f.Seeds, "seed"))
+}
+
+func (f *folder) hasSimulation() bool {
+	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return run.Simulated != nil })
+}
+
+// subject is what the experiment measures.
+func (f *folder) subject() string {
+	if f.forwards() {
+		return "CPU time of a packet"
+	}
+	return "Response times"
+}
+
+// any tells whether a run has measured something.
+func (f *folder) any(m measure) bool {
+	return slices.ContainsFunc(f.Runs, func(run testbed.Run) bool { return m.of(&run.Measured) > 0 })
 }
 
 // ways are the ways to know response times, and how charts over points draw them.
@@ -85,7 +110,7 @@ func (f *folder) overPoints(m measure) chart.Chart {
 				series.Name, series.Kind, series.Like = name+", "+way.kind, way.kind, name
 			}
 			for _, x := range f.Points {
-				if e, ok := estimate(f.runs(name, x), way.from, m); ok {
+				if e, ok := estimate(f.runs(name, x), way.from, m, f.unit()); ok {
 					series.Points = append(series.Points, point(x, e))
 				}
 			}
@@ -115,7 +140,7 @@ func (f *folder) overCases(m measure) chart.Chart {
 			series.Like = "measured"
 		}
 		for x, name := range f.Cases {
-			if e, ok := estimate(f.runs(name, f.Points[0]), ways[i].from, m); ok {
+			if e, ok := estimate(f.runs(name, f.Points[0]), ways[i].from, m, f.unit()); ok {
 				series.Points = append(series.Points, point(float64(x), e))
 			}
 		}
@@ -290,7 +315,7 @@ func (f *folder) overTime() (section, error) {
 		busy := chart.Chart{Title: "Busy workers", Y: chart.Axis{Label: "mean over the servers"}}
 		fairness := chart.Chart{Title: "Fairness", Y: chart.Axis{Label: "Jain’s index of busy workers", Max: 1}}
 		for i, name := range f.Cases {
-			runs := f.runs(name, x)
+			runs := withFiles(f.runs(name, x))
 			if len(runs) == 0 {
 				continue
 			}

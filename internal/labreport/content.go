@@ -29,6 +29,9 @@ type content struct {
 	Disturbed, AlsoDisturbed []disturbance
 	Sections                 []shownSection
 	Rows                     []row
+	Unit                     string
+	HasSimulation            bool
+	Handshakes               []row
 	HasModel                 bool
 	Servers                  []serverTable
 	Machine                  []machineRow
@@ -90,23 +93,21 @@ type fact struct{ Name, Value string }
 func (f *folder) content() (*content, error) {
 	c := &content{
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
-		Rows: f.rows(), Servers: f.serverTables(), Machine: f.machineRows(), Facts: f.facts(),
+		HasSimulation: f.hasSimulation(), Rows: f.rows(), Unit: f.unit().Name, Handshakes: f.handshakes(), Servers: f.serverTables(),
+		Machine: f.machineRows(), Facts: f.facts(),
 	}
 	first := min(len(c.Disturbances), 3)
 	c.Disturbed, c.AlsoDisturbed = c.Disturbances[:first], c.Disturbances[first:]
 	c.addClaims()
 	c.Agreement = f.agreement()
 	for i := range c.Rows {
-		c.HasModel = c.HasModel || c.Rows[i].Model.Number != "–"
+		c.HasModel = c.HasModel || c.Rows[i].Model.Number != unknown
 	}
 	return c, c.addSections(f)
 }
 
 // addSections adds the sections that have figures.
 func (c *content) addSections(f *folder) error {
-	if len(f.Runs) == 0 {
-		return nil
-	}
 	overTime, err := f.overTime()
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func (c *content) addSections(f *folder) error {
 		}
 		sections = append(sections, day)
 	}
-	sections = append(sections, f.shares(), f.offers(),
+	sections = append(sections, f.failures(), f.shares(), f.offers(),
 		f.distributions("Time from SYN to SYN-ACK", "SYN to SYN-ACK", "handshake", handshake))
 	for _, s := range sections {
 		if len(s.figures)+len(s.rest) == 0 {
@@ -149,7 +150,7 @@ func inline(figures []figure) (svgs []template.HTML) {
 func (c *content) addClaims() {
 	text := func(v *float64) string {
 		if v == nil {
-			return "–"
+			return unknown
 		}
 		return number(*v)
 	}
@@ -201,7 +202,7 @@ func (f *folder) rows() (rows []row) {
 		first := true
 		for _, x := range f.Points {
 			if runs := f.runs(name, x); len(runs) > 0 {
-				r := rowOf(runs)
+				r := f.rowOf(runs)
 				r.Case, r.Point, r.First = name, pointName(f.Axis, x), first
 				rows, first = append(rows, r), false
 			}
@@ -210,13 +211,11 @@ func (f *folder) rows() (rows []row) {
 	return rows
 }
 
-func rowOf(runs []*testbed.Run) row {
+func (f *folder) rowOf(runs []*testbed.Run) row {
 	r := row{Runs: len(runs)}
-	for _, m := range measures {
-		r.Times = append(r.Times, valueOf(estimate(runs, measured, m)))
-	}
-	r.Simulated = valueOf(estimate(runs, simulated, measures[0]))
-	model, ok := estimate(runs, modelled, measures[0])
+	r.Times = timesOf(runs, measured, f.unit())
+	r.Simulated = valueOf(estimate(runs, simulated, measures[0], f.unit()))
+	model, ok := estimate(runs, modelled, measures[0], f.unit())
 	model.Half = math.NaN() // seeds do not change the model
 	r.Model = valueOf(model, ok)
 	apart, ok := deviation(runs)
@@ -240,6 +239,32 @@ func rowOf(runs []*testbed.Run) row {
 	}
 	r.Failures = strings.Join(texts, ", ")
 	return r
+}
+
+// timesOf returns all measures.
+func timesOf(runs []*testbed.Run, from source, u unit) (times []value) {
+	for _, m := range measures {
+		times = append(times, valueOf(estimate(runs, from, m, u)))
+	}
+	return times
+}
+
+// handshakes returns a row for each case at each point with times from SYN to SYN-ACK.
+func (f *folder) handshakes() (rows []row) {
+	for _, name := range f.Cases {
+		first := true
+		for _, x := range f.Points {
+			runs := f.runs(name, x)
+			if _, ok := estimate(runs, handshake, measures[0], milliseconds); ok {
+				rows = append(rows, row{
+					Case: name, Point: pointName(f.Axis, x), First: first,
+					Times: timesOf(runs, handshake, milliseconds),
+				})
+				first = false
+			}
+		}
+	}
+	return rows
 }
 
 // serverTables has a table for each case, at the point with the longest response times.
@@ -277,8 +302,8 @@ func (f *folder) facts() []fact {
 		length = "the paper’s"
 	}
 	facts := []fact{
-		{"Segue", cmp.Or(e.Version, "–")},
-		{"Kernel", cmp.Or(e.Kernel, "–")},
+		{"Segue", cmp.Or(e.Version, unknown)},
+		{"Kernel", cmp.Or(e.Kernel, unknown)},
 		{"CPU", fmt.Sprintf("%s, %s, %.0f GiB of memory", cmp.Or(e.CPU, "unknown"), plural.Count(e.Cores, "core"),
 			float64(e.Memory)/(1<<30))},
 		{"Speed", plain(f.Speed) + " × real time"},

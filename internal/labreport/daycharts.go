@@ -26,7 +26,7 @@ func (f *folder) dayAt(x float64) ([]figure, error) {
 	var deciles []figure
 	highest := 0.0
 	for i, name := range f.Cases {
-		runs := f.runs(name, x)
+		runs := withFiles(f.runs(name, x))
 		if len(runs) == 0 {
 			continue
 		}

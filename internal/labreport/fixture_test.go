@@ -238,18 +238,7 @@ func modelOf(t *testing.T, policy string, load float64) *testbed.Response {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &testbed.Response{Mean: meanWork * steady.MeanResponse()}
-	for _, p := range []struct {
-		percent float64
-		to      *float64
-	}{{50, &r.P50}, {90, &r.P90}, {99, &r.P99}} {
-		v, err := steady.Percentile(p.percent)
-		if err != nil {
-			t.Fatal(err)
-		}
-		*p.to = meanWork * v
-	}
-	return r
+	return &testbed.Response{Mean: meanWork * steady.MeanResponse()} // the runner has no percentiles either
 }
 
 // fixture describes an experiment to simulate.
@@ -315,6 +304,9 @@ func (x fixture) run(t *testing.T, directory, policy string, load float64, seed 
 		Failures: map[string]uint64{}, Measured: real.response(50), Simulated: &simulated,
 		Fairness: real.fairness, Busy: real.busy, Shares: real.shares,
 		Machine: testbed.Machine{Idle: 0.9 - 0.7*load, Generator: 0.3 * load, LateP99: 0.0004 / (1 - load)},
+	}
+	if run.Machine.Idle < 0.25 {
+		run.Warnings = []string{fmt.Sprintf("only %.0f%% of the machine's CPU time was left", 100*run.Machine.Idle)}
 	}
 	for _, r := range arrivals {
 		if r.failed {
@@ -399,9 +391,52 @@ func fixtures(scale float64) map[string]fixture {
 	}
 }
 
+// forwarding are results about the CPU time of packets, and removal those about connections that
+// a change of servers breaks. Both have no files besides.
+func forwarding() *testbed.Results {
+	r := &testbed.Results{
+		Experiment: "forward", Title: "Forwarding of known flows", Paper: "6LB, section VI-D, figure 13",
+		Axis: testbed.Axis{Key: "flows", Label: "flows"}, Cases: []string{"hash", "hunt"},
+		Points: []float64{1e3, 1e4, 1e5, 1e6}, Seeds: 1, Speed: 1, Planned: 8,
+	}
+	for i, name := range r.Cases {
+		for j, flows := range r.Points {
+			ns := 110 + 9*float64(i) + 40*float64(j)
+			r.Runs = append(r.Runs, testbed.Run{
+				Case: name, Point: flows, Seed: 1, Requests: 3_000_000,
+				Measured: testbed.Response{Mean: ns * 1e-9, P50: ns * 1e-9, P90: 1.2 * ns * 1e-9},
+			})
+		}
+	}
+	return r
+}
+
+func removal() *testbed.Results {
+	r := &testbed.Results{
+		Experiment: "removal", Title: "Connections that a change breaks", Paper: "6LB, section VI-B5, figure 11d",
+		Axis: testbed.Axis{Key: "removed", Label: "removed servers"}, Cases: []string{"sc", "sr8"},
+		Points: []float64{1, 2, 4}, Seeds: 3, Speed: 1, Planned: 18,
+	}
+	for i, name := range r.Cases {
+		for _, removed := range r.Points {
+			for seed := range uint64(3) {
+				lost := uint64(removed)*uint64(6-3*i) + seed
+				r.Runs = append(r.Runs, testbed.Run{
+					Case: name, Point: removed, Seed: seed + 1, Requests: 1000, Failed: lost,
+					Failures: map[string]uint64{"lost": lost, "server removed": 80 * uint64(removed)},
+				})
+			}
+		}
+	}
+	return r
+}
+
 // writeFixtures writes the experiments into directories in a directory.
 func writeFixtures(t *testing.T, directory string, scale float64) {
 	t.Helper()
+	for _, results := range []*testbed.Results{forwarding(), removal()} {
+		writeResults(t, filepath.Join(directory, results.Experiment), results)
+	}
 	for name, x := range fixtures(scale) {
 		x.write(t, filepath.Join(directory, name))
 	}

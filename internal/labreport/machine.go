@@ -3,53 +3,24 @@
 package labreport
 
 import (
-	"fmt"
 	"math"
 
 	"github.com/segue-lb/segue/internal/testbed"
 )
 
-// The limits beyond which the machine may have changed the results of a run.
-const (
-	leastIdle     = 0.1  // of all cores' time
-	mostGenerator = 0.9  // of one core
-	mostLateness  = 0.05 // of the mean response time
-)
-
-// bottlenecks tells in which ways the machine may have changed the results of a run. A run without
-// measurements of the machine has none.
-func bottlenecks(run *testbed.Run, speed float64) (found []string) {
-	m := run.Machine
-	if m == (testbed.Machine{}) {
-		return nil
-	}
-	if m.Idle < leastIdle {
-		found = append(found, fmt.Sprintf("only %s of the cores’ time was left", percent(m.Idle)))
-	}
-	if m.Generator > mostGenerator {
-		found = append(found, fmt.Sprintf("the load generator used %s of a core", percent(m.Generator)))
-	}
-	if late := m.LateP99 * speed; late > mostLateness*run.Measured.Mean {
-		found = append(found, fmt.Sprintf("the 99th percentile of the load generator’s lateness was %s of the mean response time",
-			percent(late/run.Measured.Mean)))
-	}
-	return found
-}
-
-// disturbance is a run that may not be valid, and why.
+// disturbance is a run that may not be valid, and why: for example, because the machine was the
+// bottleneck.
 type disturbance struct {
 	Case, Point string
 	Seed        uint64
 	Why         []string
 }
 
-// disturbances returns the runs with bottlenecks or warnings.
+// disturbances returns the runs with warnings.
 func (f *folder) disturbances() (all []disturbance) {
 	for i := range f.Runs {
-		run := &f.Runs[i]
-		why := append(bottlenecks(run, f.Speed), run.Warnings...)
-		if len(why) > 0 {
-			all = append(all, disturbance{run.Case, pointName(f.Axis, run.Point), run.Seed, why})
+		if run := &f.Runs[i]; len(run.Warnings) > 0 {
+			all = append(all, disturbance{run.Case, pointName(f.Axis, run.Point), run.Seed, run.Warnings})
 		}
 	}
 	return all
@@ -63,29 +34,25 @@ type machineRow struct {
 	Disturbed             bool
 }
 
+// machineRows returns a row for each case at each point with measurements of the machine.
 func (f *folder) machineRows() (rows []machineRow) {
 	for _, name := range f.Cases {
 		first := true
 		for _, x := range f.Points {
-			runs := f.runs(name, x)
-			if len(runs) == 0 {
-				continue
-			}
-			row := machineRow{Case: name, Point: pointName(f.Axis, x), First: first, Idle: "–", Generator: "–", Late: "–"}
-			idle, generator, late, known := math.Inf(1), 0.0, 0.0, false
-			for _, run := range runs {
+			row := machineRow{Case: name, Point: pointName(f.Axis, x), First: first}
+			idle, generator, late := math.Inf(1), 0.0, 0.0
+			for _, run := range f.runs(name, x) {
 				if run.Machine != (testbed.Machine{}) {
-					known = true
 					idle = min(idle, run.Machine.Idle)
 					generator = max(generator, run.Machine.Generator)
 					late = max(late, run.Machine.LateP99)
 				}
-				row.Disturbed = row.Disturbed || len(bottlenecks(run, f.Speed)) > 0
+				row.Disturbed = row.Disturbed || len(run.Warnings) > 0
 			}
-			if known {
+			if !math.IsInf(idle, 1) {
 				row.Idle, row.Generator, row.Late = percent(idle), percent(generator), number(1000*late)
+				rows, first = append(rows, row), false
 			}
-			rows, first = append(rows, row), false
 		}
 	}
 	return rows

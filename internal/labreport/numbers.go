@@ -20,10 +20,32 @@ type measure struct {
 }
 
 var measures = []measure{
-	{"mean", "Mean response time", func(r *testbed.Response) float64 { return r.Mean }},
-	{"p50", "Median response time", func(r *testbed.Response) float64 { return r.P50 }},
-	{"p90", "90th percentile of response times", func(r *testbed.Response) float64 { return r.P90 }},
-	{"p99", "99th percentile of response times", func(r *testbed.Response) float64 { return r.P99 }},
+	{"mean", "Mean", func(r *testbed.Response) float64 { return r.Mean }},
+	{"p50", "Median", func(r *testbed.Response) float64 { return r.P50 }},
+	{"p90", "90th percentile", func(r *testbed.Response) float64 { return r.P90 }},
+	{"p99", "99th percentile", func(r *testbed.Response) float64 { return r.P99 }},
+}
+
+// unit is a unit of time.
+type unit struct {
+	Name      string
+	perSecond float64
+}
+
+var (
+	milliseconds = unit{"ms", 1e3}
+	nanoseconds  = unit{"ns", 1e9}
+)
+
+// forwards tells that the experiment measures the CPU time of packets, and not response times.
+func (f *folder) forwards() bool { return f.Axis.Key == "flows" }
+
+// unit is the unit of the times that the experiment measures.
+func (f *folder) unit() unit {
+	if f.forwards() {
+		return nanoseconds
+	}
+	return milliseconds
 }
 
 // source selects one of the responses of a run, which may be nil.
@@ -35,15 +57,15 @@ func modelled(run *testbed.Run) *testbed.Response  { return run.Model }
 func handshake(run *testbed.Run) *testbed.Response { return run.Handshake }
 
 // estimate returns the mean of a measure over runs with different seeds, with its confidence
-// interval, in milliseconds. The interval of the mean response time of a single run is that of the
-// run. It returns false if no run has the response.
-func estimate(runs []*testbed.Run, from source, m measure) (sim.Estimate, bool) {
+// interval. The interval of the mean response time of a single run is that of the run. It returns
+// false if no run has the measure: the model has only the mean, for example, and zeros otherwise.
+func estimate(runs []*testbed.Run, from source, m measure, u unit) (sim.Estimate, bool) {
 	var values []float64
 	half := 0.0
 	for _, run := range runs {
-		if r := from(run); r != nil {
-			values = append(values, 1000*m.of(r))
-			half = 1000 * r.Half
+		if r := from(run); r != nil && m.of(r) > 0 {
+			values = append(values, m.of(r)*u.perSecond)
+			half = r.Half * u.perSecond
 		}
 	}
 	e := sim.EstimateOf(values)
@@ -82,13 +104,16 @@ func decimals(v float64) int {
 // number formats a value with three digits, or more if it is 1000 or more.
 func number(v float64) string { return strconv.FormatFloat(v, 'f', decimals(v), 64) }
 
+// unknown stands for a value that is not known.
+const unknown = "–"
+
 // value is a value of a table, with half its confidence interval if it is known.
 type value struct{ Number, Half string }
 
 func valueOf(e sim.Estimate, ok bool) value {
 	switch {
 	case !ok || math.IsNaN(e.Value):
-		return value{Number: "–"}
+		return value{Number: unknown}
 	case math.IsNaN(e.Half):
 		return value{Number: number(e.Value)}
 	}
@@ -110,7 +135,7 @@ func withSign(v float64) string {
 // signed is a value in percent with its sign.
 func signed(e sim.Estimate, ok bool) value {
 	if !ok || math.IsNaN(e.Value) {
-		return value{Number: "–"}
+		return value{Number: unknown}
 	}
 	v := value{Number: withSign(e.Value)}
 	if !math.IsNaN(e.Half) {
@@ -132,6 +157,10 @@ func pointName(axis testbed.Axis, point float64) string {
 		return text + " " + axis.Key
 	case "removed":
 		return text + " removed"
+	case "deviation":
+		return "σ = " + text + " s"
+	case "speed":
+		return "speed " + text
 	}
 	return axis.Label + ": " + text
 }

@@ -3,13 +3,10 @@
 package labreport
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,22 +62,13 @@ func escapeGlob(path string) string {
 }
 
 func openFolder(path string) (*folder, error) {
-	file := filepath.Join(path, resultsFile)
-	text, err := os.ReadFile(file)
+	results, err := testbed.Read(path)
 	if err != nil {
 		return nil, err
 	}
-	f := &folder{path: path, Results: new(testbed.Results)}
-	if err := json.Unmarshal(text, f.Results); err != nil {
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
-			line := 1 + bytes.Count(text[:min(int(syntax.Offset), len(text))], []byte("\n"))
-			return nil, fmt.Errorf("%s:%d: %w", file, line, err)
-		}
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
+	f := &folder{path: path, Results: results}
 	if err := check(f.Results); err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, fmt.Errorf("%s: %w", filepath.Join(path, resultsFile), err)
 	}
 	return f, nil
 }
@@ -117,7 +105,7 @@ func checkRun(r *testbed.Results, run *testbed.Run) error {
 		return fmt.Errorf("case %q: must be one of the cases %s", run.Case, strings.Join(r.Cases, ", "))
 	case !slices.Contains(r.Points, run.Point):
 		return fmt.Errorf("point %v: must be one of the points %v", run.Point, r.Points)
-	case !filepath.IsLocal(run.Folder):
+	case run.Folder != "" && !filepath.IsLocal(run.Folder):
 		return fmt.Errorf("folder %q: must be a path inside the directory of results", run.Folder)
 	case run.Failed > run.Requests:
 		return fmt.Errorf("failed %d: there are %d requests", run.Failed, run.Requests)
@@ -156,6 +144,11 @@ func checkResponse(r *testbed.Response) error {
 		last = p
 	}
 	return nil
+}
+
+// withFiles returns the runs that have files. Those of some kinds of experiments have none.
+func withFiles(runs []*testbed.Run) []*testbed.Run {
+	return slices.DeleteFunc(runs, func(run *testbed.Run) bool { return run.Folder == "" })
 }
 
 // runs returns the runs of a case at a point.

@@ -252,45 +252,25 @@ func TestIncomplete(t *testing.T) {
 	}
 }
 
-// TestBottlenecks checks when the machine counts as the bottleneck.
-func TestBottlenecks(t *testing.T) {
-	for _, test := range []struct {
-		machine testbed.Machine
-		speed   float64
-		want    string
-	}{
-		{testbed.Machine{}, 1, ""}, // not measured
-		{testbed.Machine{Idle: 0.1, Generator: 0.9, LateP99: 0.005}, 1, ""},
-		{testbed.Machine{Idle: 0.09}, 1, "only 9.00% of the cores’ time was left"},
-		{testbed.Machine{Idle: 0.5, Generator: 0.95}, 1, "the load generator used 95.0% of a core"},
-		{testbed.Machine{Idle: 0.5, LateP99: 0.006}, 1, "lateness was 6.00% of the mean"},
-		{testbed.Machine{Idle: 0.5, LateP99: 0.003}, 2, "lateness was 6.00% of the mean"}, // by the clock
-	} {
-		run := testbed.Run{Measured: testbed.Response{Mean: 0.1}, Machine: test.machine}
-		got := strings.Join(bottlenecks(&run, test.speed), "; ")
-		if (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
-			t.Errorf("%+v at speed %v: %q, want %q", test.machine, test.speed, got, test.want)
-		}
-	}
-}
-
-// TestDisturbed checks that a page shows bottlenecks and the runner's warnings.
+// TestDisturbed checks that a page shows the warnings of runs, and what was left of the machine.
 func TestDisturbed(t *testing.T) {
 	directory := t.TempDir()
 	results := small(t, directory, 0.1, 0.1, 0.1)
-	results.Runs[1].Machine = testbed.Machine{Idle: 0.02}
+	results.Runs[0].Machine = testbed.Machine{Idle: 0.5, Generator: 0.123, LateP99: 0.0021}
+	results.Runs[1].Machine = testbed.Machine{Idle: 0.02, Generator: 0.1, LateP99: 0.001}
+	results.Runs[1].Warnings = []string{"only 2% was left", "it was late"}
 	results.Runs[2].Warnings = []string{"the clock was set"}
 	writeResults(t, directory, results)
 	_, page := mustWrite(t, directory, Settings{})
 	for _, want := range []string{
-		"in 2 of 3 runs", "sr4, ρ = 0.5, seed 1: only 2.00% of the cores’ time was left",
+		"in 2 of 3 runs", "sr4, ρ = 0.5, seed 1: only 2% was left; it was late",
 		"sr4, ρ = 0.5, seed 2: the clock was set",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not have %q", want)
 		}
 	}
-	if want := [][]string{{"sr4", "ρ = 0.5", "2.00%", "0%", "0", "bottleneck"}}; !cmp.Equal(want, cells(t, page, "machine")) {
+	if want := [][]string{{"sr4", "ρ = 0.5", "2.00%", "12.3%", "2.10", "warning"}}; !cmp.Equal(want, cells(t, page, "machine")) {
 		t.Errorf("machine %q, want %q", cells(t, page, "machine"), want)
 	}
 }
@@ -361,7 +341,7 @@ func TestErrors(t *testing.T) {
 	}{
 		{name: "no results", file: "results.json", text: gone,
 			want: ": neither this directory nor a directory in it has a file results.json"},
-		{name: "cut off", file: "results.json", text: "{\n\"title\":", want: "results.json:2: unexpected end of JSON input"},
+		{name: "cut off", file: "results.json", text: "{\n\"title\":", want: "results.json: unexpected end of JSON input"},
 		{name: "wrong type", file: "results.json", text: `{"seeds": "three"}`,
 			want: "results.json: json: cannot unmarshal string into Go struct field Results.seeds of type int"},
 		{name: "speed", change: func(r *testbed.Results) { r.Speed = 0 }, want: "results.json: speed 0: must be positive"},

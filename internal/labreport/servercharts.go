@@ -3,6 +3,7 @@
 package labreport
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/segue-lb/segue/internal/chart"
@@ -88,22 +89,55 @@ func (f *folder) offers() section {
 		note: "A server accepts an offered connection, or refuses it and passes it on. The last server of a list " +
 			"is forced to accept.",
 	}
-	refused := f.offerChart("Refused offers", "% of all offers", func(o testbed.Share) (part, all uint64) {
+	refused := f.shareChart(func(run *testbed.Run) (part, all uint64) {
+		o := offersOf(run)
 		return o.Refused, o.Accepted + o.Refused + o.Forced
 	})
-	forced := f.offerChart("Forced connections", "% of all connections", func(o testbed.Share) (part, all uint64) {
+	forced := f.shareChart(func(run *testbed.Run) (part, all uint64) {
+		o := offersOf(run)
 		return o.Forced, o.Accepted + o.Forced
 	})
+	refused.Title, refused.Y.Label = "Refused offers", "% of all offers"
+	forced.Title, forced.Y.Label = "Forced connections", "% of all connections"
 	if len(refused.Series) > 0 {
 		s.figures = []figure{{"refused", refused}, {"forced", forced}}
 	}
 	return s
 }
 
-// offerChart draws a share of the offers, over the points or, if there is a single point, for each
+// offersOf adds up what all servers did with offers.
+func offersOf(run *testbed.Run) (sum testbed.Share) {
+	for _, s := range run.Shares {
+		sum.Accepted += s.Accepted
+		sum.Refused += s.Refused
+		sum.Forced += s.Forced
+	}
+	return sum
+}
+
+// failures has a chart for each kind of failures that occurred.
+func (f *folder) failures() section {
+	s := section{title: "Failures"}
+	kinds := map[string]bool{}
+	for i := range f.Runs {
+		for kind, n := range f.Runs[i].Failures {
+			kinds[kind] = kinds[kind] || n > 0
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		if kinds[kind] {
+			c := f.shareChart(func(run *testbed.Run) (part, all uint64) { return run.Failures[kind], run.Requests })
+			c.Title, c.Y.Label = "Failures: "+kind, "% of all requests"
+			s.figures = append(s.figures, figure{"failures-" + kind, c})
+		}
+	}
+	return s
+}
+
+// shareChart draws a share in percent, over the points or, if there is a single point, for each
 // case.
-func (f *folder) offerChart(title, label string, share func(testbed.Share) (part, all uint64)) chart.Chart {
-	c := chart.Chart{Title: title, X: f.axis(), Y: chart.Axis{Label: label}}
+func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.Chart {
+	c := chart.Chart{X: f.axis()}
 	byCase := len(f.Points) == 1
 	if byCase {
 		c.X = chart.Axis{Label: pointName(f.Axis, f.Points[0])}
@@ -112,7 +146,7 @@ func (f *folder) offerChart(title, label string, share func(testbed.Share) (part
 	for i, name := range f.Cases {
 		line := chart.Series{Name: name, Style: chart.Marked, Look: i + 1}
 		for _, x := range f.Points {
-			e, ok := offerShare(f.runs(name, x), share)
+			e, ok := shareOfRuns(f.runs(name, x), share)
 			switch {
 			case ok && byCase:
 				bars.Points = append(bars.Points, point(float64(len(c.X.Categories)), e))
@@ -131,18 +165,12 @@ func (f *folder) offerChart(title, label string, share func(testbed.Share) (part
 	return c
 }
 
-// offerShare returns a share of the offers in percent, with its confidence interval over runs. It
-// returns false without offers.
-func offerShare(runs []*testbed.Run, share func(testbed.Share) (part, all uint64)) (sim.Estimate, bool) {
+// shareOfRuns returns a share in percent, with its confidence interval over runs. It returns false
+// if there is nothing to have a share of.
+func shareOfRuns(runs []*testbed.Run, share func(*testbed.Run) (part, all uint64)) (sim.Estimate, bool) {
 	var values []float64
 	for _, run := range runs {
-		var sum testbed.Share
-		for _, s := range run.Shares {
-			sum.Accepted += s.Accepted
-			sum.Refused += s.Refused
-			sum.Forced += s.Forced
-		}
-		if part, all := share(sum); all > 0 {
+		if part, all := share(run); all > 0 {
 			values = append(values, 100*float64(part)/float64(all))
 		}
 	}
