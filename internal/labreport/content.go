@@ -29,14 +29,16 @@ type content struct {
 	Disturbed, AlsoDisturbed []disturbance
 	Sections                 []shownSection
 	Rows                     []row
-	Unit                     string
-	HasSimulation            bool
-	Handshakes               []row
-	HasModel                 bool
-	Servers                  []serverTable
-	Machine                  []machineRow
-	Facts                    []fact
-	figures                  []figure
+	// Measures are the names of the times in Rows.
+	Measures      []string
+	Unit          string
+	HasSimulation bool
+	Handshakes    []row
+	HasModel      bool
+	Servers       []serverTable
+	Machine       []machineRow
+	Facts         []fact
+	figures       []figure
 }
 
 // shownSection is a section with charts as elements of the page.
@@ -102,6 +104,9 @@ func (f *folder) content() (*content, error) {
 	c.Agreement = f.agreement()
 	for i := range c.Rows {
 		c.HasModel = c.HasModel || c.Rows[i].Model.Number != unknown
+	}
+	for _, m := range f.measured() {
+		c.Measures = append(c.Measures, m.name)
 	}
 	return c, c.addSections(f)
 }
@@ -213,7 +218,7 @@ func (f *folder) rows() (rows []row) {
 
 func (f *folder) rowOf(runs []*testbed.Run) row {
 	r := row{Runs: len(runs)}
-	r.Times = timesOf(runs, measured, f.unit())
+	r.Times = timesOf(runs, measured, f.measured(), f.unit())
 	r.Simulated = valueOf(estimate(runs, simulated, measures[0], f.unit()))
 	model, ok := estimate(runs, modelled, measures[0], f.unit())
 	model.Half = math.NaN() // seeds do not change the model
@@ -241,9 +246,19 @@ func (f *folder) rowOf(runs []*testbed.Run) row {
 	return r
 }
 
-// timesOf returns all measures.
-func timesOf(runs []*testbed.Run, from source, u unit) (times []value) {
+// measured returns the measures that a run has.
+func (f *folder) measured() (some []measure) {
 	for _, m := range measures {
+		if f.any(m) {
+			some = append(some, m)
+		}
+	}
+	return some
+}
+
+// timesOf returns the values of measures.
+func timesOf(runs []*testbed.Run, from source, of []measure, u unit) (times []value) {
+	for _, m := range of {
 		times = append(times, valueOf(estimate(runs, from, m, u)))
 	}
 	return times
@@ -258,7 +273,7 @@ func (f *folder) handshakes() (rows []row) {
 			if _, ok := estimate(runs, handshake, measures[0], milliseconds); ok {
 				rows = append(rows, row{
 					Case: name, Point: pointName(f.Axis, x), First: first,
-					Times: timesOf(runs, handshake, milliseconds),
+					Times: timesOf(runs, handshake, measures, milliseconds),
 				})
 				first = false
 			}

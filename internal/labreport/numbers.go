@@ -125,7 +125,7 @@ func valueOf(e sim.Estimate, ok bool) value {
 }
 
 // plain formats a number that a file states, with the digits that it has there.
-func plain(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
+func plain(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 
 // withSign formats a number with one decimal and its sign.
 func withSign(v float64) string {
@@ -144,8 +144,10 @@ func signed(e sim.Estimate, ok bool) value {
 	return v
 }
 
-// percent formats a share of 0 to 1.
-func percent(share float64) string { return number(100*share) + "%" }
+// percent formats a share of 0 to 1 with two digits.
+func percent(share float64) string {
+	return strconv.FormatFloat(100*share, 'f', max(decimals(100*share)-1, 0), 64) + "%"
+}
 
 // pointName names a point of an axis.
 func pointName(axis testbed.Axis, point float64) string {

@@ -178,7 +178,7 @@ func TestTable(t *testing.T) {
 	_, page := mustWrite(t, directory, Settings{})
 	want := [][]string{{
 		"sr4", "ρ = 0.5", "3", "110 ± 25", "55.0 ± 12.4", "220 ± 50", "1100 ± 248", "100 ± 0",
-		"+10.0 ± 24.8", "98.8", "3 0.100%",
+		"+10.0 ± 24.8", "98.8", "3 0.10%",
 	}}
 	if diff := cmp.Diff(want, cells(t, page, "results")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -200,7 +200,7 @@ func TestSingleRun(t *testing.T) {
 	results.Runs[0].Model = nil
 	writeResults(t, directory, results)
 	_, page := mustWrite(t, directory, Settings{})
-	want := [][]string{{"sr4", "ρ = 0.5", "1", "120 ± 4", "60.0", "240", "1200", "100", "+20.0", "1 0.100%"}}
+	want := [][]string{{"sr4", "ρ = 0.5", "1", "120 ± 4", "60.0", "240", "1200", "100", "+20.0", "1 0.10%"}}
 	if diff := cmp.Diff(want, cells(t, page, "results")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
@@ -228,7 +228,7 @@ func TestClaims(t *testing.T) {
 	if diff := cmp.Diff(want, cells(t, page, "claims")); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
 	}
-	if !strings.Contains(page, "1 of 2 claims are met.") {
+	if !strings.Contains(page, "Claims that are met: 1 of 2.") {
 		t.Error("the number of met claims is missing")
 	}
 }
@@ -270,7 +270,7 @@ func TestDisturbed(t *testing.T) {
 			t.Errorf("the page does not have %q", want)
 		}
 	}
-	if want := [][]string{{"sr4", "ρ = 0.5", "2.00%", "12.3%", "2.10", "warning"}}; !cmp.Equal(want, cells(t, page, "machine")) {
+	if want := [][]string{{"sr4", "ρ = 0.5", "2.0%", "12%", "2.10", "warning"}}; !cmp.Equal(want, cells(t, page, "machine")) {
 		t.Errorf("machine %q, want %q", cells(t, page, "machine"), want)
 	}
 }

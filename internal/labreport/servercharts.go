@@ -142,6 +142,11 @@ func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.C
 	if byCase {
 		c.X = chart.Axis{Label: pointName(f.Axis, f.Points[0])}
 	}
+	inPercent := func(x float64, e sim.Estimate) chart.Point {
+		p := point(x, e)
+		p.High = min(p.High, 100)
+		return p
+	}
 	bars := chart.Series{Style: chart.Bars}
 	for i, name := range f.Cases {
 		line := chart.Series{Name: name, Style: chart.Marked, Look: i + 1}
@@ -149,10 +154,10 @@ func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.C
 			e, ok := shareOfRuns(f.runs(name, x), share)
 			switch {
 			case ok && byCase:
-				bars.Points = append(bars.Points, point(float64(len(c.X.Categories)), e))
+				bars.Points = append(bars.Points, inPercent(float64(len(c.X.Categories)), e))
 				c.X.Categories = append(c.X.Categories, name)
 			case ok:
-				line.Points = append(line.Points, point(x, e))
+				line.Points = append(line.Points, inPercent(x, e))
 			}
 		}
 		if len(line.Points) > 0 {
