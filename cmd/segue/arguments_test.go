@@ -79,7 +79,7 @@ func TestArgumentErrors(t *testing.T) {
 		{"bench memory nothing", `bench memory: unexpected argument "nothing"`},
 		{"version nothing", `version: unexpected argument "nothing"`},
 		{"lab nothing", `lab: unknown command "nothing": ` +
-			"the commands are demo, down, exec, impair, list, queries, restart, run, status, up"},
+			"the commands are demo, down, exec, impair, list, queries, report, restart, run, status, up"},
 		{"lab up x",
 			`lab up: unexpected argument "x"; to name the topology file, write: segue lab up -f x`},
 		{"lab down x",

@@ -31,8 +31,8 @@ func newLab() *cobra.Command {
 		},
 	}
 	cmd.AddCommand(newLabUp(), newLabList(), newLabStatus(), newLabExec(), newLabRestart(),
-		newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(), newLabUDPEcho(),
-		newLabDelay(), newLabGuard())
+		newLabImpair(), newLabQueries(), newLabDown(), newLabDemo(), newLabRun(), newLabReport(),
+		newLabUDPEcho(), newLabDelay(), newLabGuard())
 	return cmd
 }
 

@@ -53,8 +53,9 @@ func TestPositions(t *testing.T) {
 		Y:      Axis{Min: 0, Max: 4},
 		Series: []Series{{Name: "a", Points: points(1, 0, 10, 1, 100, 4)}},
 	}
-	want := fmt.Sprintf("M%d.0 %d.0L%d.0 %.1fL%d.0 %d.0",
-		left, top+plotHeight, left+plotWidth/2, top+plotHeight*0.75, left+plotWidth, top)
+	p := newPlot(&c)
+	want := fmt.Sprintf("M%.1f %.1fL%.1f %.1fL%.1f %.1f", p.left, p.bottom(),
+		p.left+p.plotWidth()/2, p.top+plotHeight*0.75, p.left+p.plotWidth(), p.top)
 	if got := elements(t, c.SVG(), "path")[0]["d"]; got != want {
 		t.Errorf("path %s, want %s", got, want)
 	}
@@ -84,17 +85,18 @@ func TestBars(t *testing.T) {
 		}
 		return v
 	}
-	bars := elements(t, c.SVG(), "rect")[2:6] // the first two are the background and the frame
+	p := newPlot(&c)
+	bars := elements(t, c.SVG(), "rect")[1:5] // the first is the ground
 	for i, height := range []float64{0.5, 1, 0.1, 0.2} {
 		if got := number(bars[i]["height"]); math.Abs(got-height*plotHeight) > 0.1 {
 			t.Errorf("bar %d is %v high, want %v", i, got, height*plotHeight)
 		}
-		if bottom := number(bars[i]["y"]) + number(bars[i]["height"]); math.Abs(bottom-top-plotHeight) > 0.2 {
+		if bottom := number(bars[i]["y"]) + number(bars[i]["height"]); math.Abs(bottom-p.bottom()) > 0.2 {
 			t.Errorf("bar %d ends at %v, not on the axis", i, bottom)
 		}
 	}
 	middle := (number(bars[0]["x"]) + number(bars[2]["x"]) + number(bars[2]["width"])) / 2
-	if want := left + float64(plotWidth)/4; math.Abs(middle-want) > 0.2 {
+	if want := p.left + p.plotWidth()/4; math.Abs(middle-want) > 0.2 {
 		t.Errorf("the first category's bars are around %v, want %v", middle, want)
 	}
 	if end, begin := number(bars[0]["x"])+number(bars[0]["width"]), number(bars[2]["x"]); math.Abs(end-begin) > 0.2 {
@@ -122,7 +124,7 @@ func TestTicks(t *testing.T) {
 	} {
 		s := newScale(&axis, nil, 0, 1, false)
 		var labels []string
-		for _, tick := range s.ticks() {
+		for _, tick := range s.ticks(7) {
 			labels = append(labels, tick.label)
 		}
 		if got := strings.Join(labels, " "); got != want {
@@ -177,12 +179,13 @@ func TestCSV(t *testing.T) {
 // TestManyBars checks that no two series look alike if there are more series than colours.
 func TestManyBars(t *testing.T) {
 	c := Chart{X: Axis{Categories: []string{"only"}}}
-	for i := range 2 * len(colours) {
+	for i := range 2 * len(light.series) {
 		c.Series = append(c.Series, Series{Name: fmt.Sprint(i), Style: Bars, Points: []Point{{X: 0, Y: 1}}})
 	}
 	looks := make(map[string]int)
-	for _, look := range regexp.MustCompile(`<rect [^>]*height="10" ([^>]*)/>`).FindAllStringSubmatch(string(c.SVG()), -1) {
-		looks[look[1]]++
+	samples := regexp.MustCompile(`<g class="([^"]*)">\n<rect [^>]*height="10" class="([^"]*)"/>`)
+	for _, look := range samples.FindAllStringSubmatch(string(c.SVG()), -1) {
+		looks[look[1]+" "+look[2]]++
 	}
 	if len(looks) != len(c.Series) {
 		t.Errorf("%d series look like %v", len(c.Series), looks)
@@ -196,26 +199,31 @@ func TestLike(t *testing.T) {
 		{Name: "a", Style: Marked, Points: points(0, 1)}, {Name: "b", Style: Marked, Points: points(0, 2)},
 		{Name: "model b", Style: Dashed, Points: points(0, 2), Like: "b"}, {Name: "c", Points: points(0, 2), Like: "nobody"},
 	}}
-	var strokes []string
-	for _, path := range elements(t, c.SVG(), "path") {
-		if stroke, ok := path["stroke"]; ok {
-			strokes = append(strokes, stroke)
-		}
-	}
-	if want := []string{colours[0], colours[1], colours[1], colours[2]}; !slices.Equal(strokes, want) {
-		t.Errorf("lines are %v, want %v", strokes, want)
+	if got, want := seriesClasses(t, &c), []string{"c0", "c1", "c1", "c2"}; !slices.Equal(got, want) {
+		t.Errorf("lines are %v, want %v", got, want)
 	}
 	for i := range c.Series {
 		c.Series[i].Style = Bars
 	}
 	c.X.Categories = []string{"only"}
-	bars := elements(t, c.SVG(), "rect")[2:6] // the first two are the background and the frame
-	if bar := bars[2]; bar["fill"] != "#fff" || bar["stroke"] != colours[1] {
-		t.Errorf("the bar that is like b is %v", bar)
+	var bars []string
+	for _, bar := range elements(t, c.SVG(), "rect")[1:5] { // the first is the ground
+		bars = append(bars, bar["class"])
 	}
-	if bar := bars[3]; bar["fill"] != colours[2] {
-		t.Errorf("the bar that is like none is %v", bar)
+	if want := []string{"bar", "bar", "bar hollow", "bar"}; !slices.Equal(bars, want) {
+		t.Errorf("bars are %v, want %v", bars, want)
 	}
+}
+
+// seriesClasses returns the class of the colour of each series.
+func seriesClasses(t *testing.T, c *Chart) (classes []string) {
+	t.Helper()
+	for _, g := range elements(t, c.SVG(), "g") {
+		if class, ok := strings.CutPrefix(g["class"], "series "); ok {
+			classes = append(classes, class)
+		}
+	}
+	return classes
 }
 
 // TestCutOffBars checks that bars that are cut off have their value on them, and no other bars.
@@ -224,7 +232,7 @@ func TestCutOffBars(t *testing.T) {
 		X: Axis{Categories: []string{"one", "two"}}, Y: Axis{Max: 2},
 		Series: []Series{{Style: Bars, Points: points(0, 17.25, 1, 2)}},
 	}
-	written := regexp.MustCompile(`font-size="10"[^>]*>([^<]*)<`).FindAllStringSubmatch(string(c.SVG()), -1)
+	written := regexp.MustCompile(`class="value"[^>]*>([^<]*)<`).FindAllStringSubmatch(string(c.SVG()), -1)
 	if len(written) != 1 || written[0][1] != "17.2" {
 		t.Errorf("written on bars: %v, want 17.2", written)
 	}

@@ -95,12 +95,26 @@ func (s *scale) clamp(v float64) float64 {
 	return min(max(v, low), high)
 }
 
+// describe names the quantity of the axis and the values at its ends.
+func (s *scale) describe() string {
+	if n := len(s.axis.Categories); n > 0 {
+		return s.axis.Label + ": " + strings.Join(s.axis.Categories, ", ")
+	}
+	low, high := s.low, s.high
+	if s.axis.Log {
+		low, high = math.Pow(10, low), math.Pow(10, high)
+	}
+	text := func(v float64) string { return strconv.FormatFloat(v, 'g', 3, 64) }
+	return s.axis.Label + ", " + text(low) + " to " + text(high)
+}
+
 type tick struct {
 	value float64
 	label string
 }
 
-func (s *scale) ticks() []tick {
+// ticks returns at most about a number of ticks, or all categories.
+func (s *scale) ticks(most int) []tick {
 	var ticks []tick
 	for i, name := range s.axis.Categories {
 		ticks = append(ticks, tick{float64(i), name})
@@ -109,9 +123,9 @@ func (s *scale) ticks() []tick {
 	case len(ticks) > 0:
 		return ticks
 	case s.axis.Log:
-		return s.logTicks()
+		return s.logTicks(most)
 	}
-	step := roundStep((s.high - s.low) / 6)
+	step := roundStep((s.high - s.low) / float64(most-1))
 	for i := math.Ceil(s.low/step - 1e-9); i*step <= s.high*(1+1e-9); i++ {
 		v := i*step + 0 // adding 0 turns -0 into 0
 		ticks = append(ticks, tick{v, strconv.FormatFloat(v, 'g', 10, 64)})
@@ -120,14 +134,15 @@ func (s *scale) ticks() []tick {
 }
 
 // logTicks returns ticks at the powers of ten, and also at multiples of these if there are few
-// powers.
-func (s *scale) logTicks() []tick {
+// powers. If there are many powers, it leaves some out.
+func (s *scale) logTicks(most int) []tick {
 	factors := logFactors
-	if s.high-s.low > 2.5 {
+	if 3*(s.high-s.low) > float64(most) {
 		factors = []float64{1}
 	}
+	step := max(1, math.Ceil((s.high-s.low)/float64(most)))
 	var ticks []tick
-	for decade := math.Floor(s.low); decade <= s.high; decade++ {
+	for decade := math.Floor(s.low/step) * step; decade <= s.high; decade += step {
 		for _, factor := range factors {
 			d := decade + math.Log10(factor)
 			if d < s.low-1e-9 || d > s.high+1e-9 {
@@ -158,4 +173,9 @@ func roundStep(step float64) float64 {
 		}
 	}
 	return 10 * power
+}
+
+// number formats a value with as many digits as it needs, at most six.
+func number(v float64) string {
+	return strconv.FormatFloat(v, 'g', 6, 64)
 }

@@ -8,6 +8,7 @@ import (
 	"html/template"
 	"strconv"
 
+	"github.com/segue-lb/segue/internal/chart"
 	"github.com/segue-lb/segue/internal/version"
 )
 
@@ -15,6 +16,7 @@ import (
 var pageText string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
+	"style":  func() template.CSS { return template.CSS(chart.StyleSheet()) },
 	"digits": func(v float64) string { return strconv.FormatFloat(v, 'g', 4, 64) },
 }).Parse(pageText))
 
@@ -39,7 +41,7 @@ func (s *store) writePage(outcomes []Outcome) error {
 		d := drawing{Outcome: o}
 		for i := range o.Charts {
 			// package chart has escaped all text
-			d.SVGs = append(d.SVGs, template.HTML(o.Charts[i].SVG()))
+			d.SVGs = append(d.SVGs, template.HTML(o.Charts[i].Inline()))
 		}
 		for _, c := range o.Checks {
 			content.Total++

@@ -195,7 +195,7 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="outside">outside`, `class="outside">6lb-x</a>`, "at most 1"} {
+	for _, want := range []string{"A &lt;title&gt;", "<svg ", "2 of 4 quantities", `class="bad">outside`, `class="bad">6lb-x</a>`, "at most 1"} {
 		if !strings.Contains(string(content), want) {
 			t.Errorf("the page does not have %s", want)
 		}

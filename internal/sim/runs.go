@@ -129,6 +129,12 @@ func (r *Result) Estimate(quantity func(*RunResult) float64) Estimate {
 			values = append(values, value)
 		}
 	}
+	return EstimateOf(values)
+}
+
+// EstimateOf returns the mean of independent values, with its confidence interval by Student's
+// distribution. Both are NaN without values.
+func EstimateOf(values []float64) Estimate {
 	return Estimate{Value: stat.Mean(values, nil), Half: halfWidth(values)}
 }
 

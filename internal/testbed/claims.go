@@ -67,7 +67,7 @@ func (c Claim) condition() string {
 
 // judge fills in what the runs say about the claim.
 func (c *Claim) judge(r *Results) {
-	c.Holds, c.Measured, c.Simulated, c.Met = c.condition(), nil, nil, nil
+	c.Holds, c.Measured, c.Simulated, c.Model, c.Met = c.condition(), nil, nil, nil, nil
 	if c.Quantity == "" || len(r.Runs) < r.Planned {
 		return
 	}
@@ -88,6 +88,9 @@ func (c *Claim) judge(r *Results) {
 	}
 	c.Measured = value(func(s *Summary) *Response { return &s.Measured })
 	c.Simulated = value(func(s *Summary) *Response { return s.Simulated })
+	if c.Quantity == "mean" { // the model has no percentiles
+		c.Model = value(func(s *Summary) *Response { return s.Model })
+	}
 	if c.Measured != nil {
 		met := (c.AtLeast == 0 || *c.Measured >= c.AtLeast) && (c.AtMost == 0 || *c.Measured <= c.AtMost)
 		c.Met = &met

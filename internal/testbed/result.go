@@ -22,9 +22,12 @@ type Results struct {
 	Points []float64 `json:"points"`
 	Seeds  int       `json:"seeds"`
 	// Claims are statements of the paper about this experiment.
-	Claims      []Claim     `json:"claims,omitempty"`
-	Full        bool        `json:"full"`
-	Speed       float64     `json:"speed"`
+	Claims []Claim `json:"claims,omitempty"`
+	Full   bool    `json:"full"`
+	Speed  float64 `json:"speed"`
+	// Bin is the length of the intervals in which reports show the response times of a replayed day,
+	// in seconds (6LB, figure 12). It is 0 if the runs replay no day.
+	Bin         float64     `json:"bin,omitempty"`
 	Environment Environment `json:"environment"`
 	// Runs are the runs that have ended, in the order of cases, points and seeds.
 	Runs []Run `json:"runs"`
@@ -55,10 +58,12 @@ type Claim struct {
 
 	// Holds is the condition for readers, as in "mean(sc) / mean(sr4) at 0.88 ≥ 2".
 	Holds string `json:"holds,omitempty" yaml:"-"`
-	// Measured and Simulated are the values of the condition's left side, and Met tells whether the
-	// measured one meets it. They are absent while runs are missing.
+	// Measured, Simulated and Model are the values of the condition's left side, and Met tells
+	// whether the measured one meets it. They are absent while runs are missing, and Simulated and
+	// Model also if the simulator or the model does not have a case.
 	Measured  *float64 `json:"measured,omitempty" yaml:"-"`
 	Simulated *float64 `json:"simulated,omitempty" yaml:"-"`
+	Model     *float64 `json:"model,omitempty" yaml:"-"`
 	Met       *bool    `json:"met,omitempty" yaml:"-"`
 }
 

@@ -104,6 +104,7 @@ func TestClaims(t *testing.T) {
 				r.Runs = append(r.Runs, Run{
 					Case: c.name, Point: point, Seed: uint64(seed + 1),
 					Measured: Response{Mean: mean, P99: c.p99}, Simulated: &Response{Mean: c.mean, P99: c.p99 / point},
+					Model: &Response{Mean: 2 * c.mean * c.mean},
 				})
 			}
 		}
@@ -114,6 +115,9 @@ func TestClaims(t *testing.T) {
 	first, second := r.Claims[0], r.Claims[1]
 	if !*first.Met || math.Abs(*first.Measured-3) > 1e-9 || first.Holds != "mean(sc) / mean(sr4) at 0.8 ≥ 2" {
 		t.Errorf("the first claim: %v %v %q", *first.Met, *first.Measured, first.Holds)
+	}
+	if first.Model == nil || math.Abs(*first.Model-9) > 1e-9 || second.Model != nil {
+		t.Errorf("the model of the claims: %v %v, want 9 and none, as the model has no percentiles", first.Model, second.Model)
 	}
 	if *second.Met || *second.Measured != 4 || *second.Simulated != 4 {
 		t.Errorf("the second claim: %v %v %v", *second.Met, *second.Measured, *second.Simulated)

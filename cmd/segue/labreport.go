@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/segue-lb/segue/internal/labreport"
+)
+
+func newLabReport() *cobra.Command {
+	var settings labreport.Settings
+	var bin time.Duration
+	cmd := &cobra.Command{
+		Use:   "report DIR",
+		Short: "Make a page of the results of experiments",
+		Long: `Report makes an HTML page of the results that segue lab run wrote into a directory:
+what the paper claims, what was measured, and what the simulator and the model have for
+the same arrivals. It writes each chart of the page as SVG beside the page, too.
+
+DIR has the results of one experiment, or directories with results. Then the page has
+all of them. The results may be incomplete: the page says so.`,
+		Example: "  segue lab report results/policies",
+		Args:    arguments("DIR"),
+	}
+	cmd.Flags().StringVarP(&settings.Output, "output", "o", "", "`file` for the page (default: report.html in DIR)")
+	cmd.Flags().DurationVar(&bin, "bin", 0, "show the response times over time, in intervals of this `duration` "+
+		"in emulated time (default: the experiment's, if it replays a day)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if bin < 0 {
+			return fmt.Errorf("--bin %v: must not be negative", bin)
+		}
+		settings.Bin = bin.Seconds()
+		report, err := labreport.Write(args[0], settings)
+		if err != nil {
+			return fmt.Errorf("lab report: %w", err)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %s, and %s as SVG beside it\n", report.Page,
+			count(report.Experiments, "experiment"), count(report.Charts, "chart"))
+		return nil
+	}
+	return cmd
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package labreport makes pages of the results of experiments in the lab: what the papers claim,
+// what was measured, and what the simulator and the model have for the same arrivals.
+package labreport
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/segue-lb/segue/internal/chart"
+	"github.com/segue-lb/segue/internal/version"
+)
+
+//go:embed page.html
+var pageText string
+
+var page = template.Must(template.New("page").Funcs(template.FuncMap{
+	"style": func() template.CSS { return template.CSS(chart.StyleSheet()) },
+}).Parse(pageText))
+
+// Settings tell how a report is made.
+type Settings struct {
+	// Output is the path of the page. The charts are written as SVG into the same directory. If it
+	// is empty, the page is report.html in the directory of results.
+	Output string
+	// Bin shows the response times of all experiments in intervals of this length in seconds, as if
+	// they replayed a day, unless it is 0.
+	Bin float64
+}
+
+// Report is a report that was written.
+type Report struct {
+	Page        string
+	Charts      int
+	Experiments int
+}
+
+// Write makes a report of the results in a directory, or of all results in the directories in it.
+// It writes a page that needs no other file, and each chart as SVG. The error names the file and
+// the value that the report cannot show. Then nothing is written.
+func Write(directory string, s Settings) (*Report, error) {
+	folders, err := openFolders(directory)
+	if err != nil {
+		return nil, err
+	}
+	var shown []*content
+	ids := map[string]bool{}
+	for _, f := range folders {
+		if s.Bin > 0 {
+			f.Bin = s.Bin
+		}
+		c, err := f.content()
+		if err != nil {
+			return nil, err
+		}
+		for n := 2; ids[c.ID]; n++ { // names may differ in characters that files do not have
+			c.ID = fmt.Sprintf("%s-%d", fileName(f.name), n)
+		}
+		ids[c.ID] = true
+		shown = append(shown, c)
+	}
+	var out bytes.Buffer
+	err = page.Execute(&out, struct {
+		Version     string
+		Experiments []*content
+	}{version.String(), shown})
+	if err != nil {
+		return nil, err
+	}
+	if s.Output == "" {
+		s.Output = filepath.Join(directory, "report.html")
+	}
+	report := &Report{Page: s.Output, Experiments: len(shown)}
+	for _, c := range shown {
+		for i := range c.figures {
+			name := c.ID + "-" + fileName(c.figures[i].name) + ".svg"
+			if err := replace(filepath.Join(filepath.Dir(s.Output), name), c.figures[i].chart.SVG()); err != nil {
+				return nil, err
+			}
+			report.Charts++
+		}
+	}
+	return report, replace(s.Output, out.Bytes())
+}
+
+// fileName replaces all characters that a part of a file's name should not have.
+func fileName(text string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '.', r == '_', r == '-':
+			return r
+		}
+		return '-'
+	}, text)
+}
+
+// replace replaces a file as a whole: readers see either the old content or the new one.
+func replace(path string, content []byte) error {
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".")
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	err = errors.Join(err, file.Chmod(0o644), file.Close())
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(file.Name()))
+	}
+	return nil
+}
