@@ -133,6 +133,14 @@ func TestLegendOfKinds(t *testing.T) {
 	}
 }
 
+// TestLook checks that a chosen look is that of another chart, also for series that are like it.
+func TestLook(t *testing.T) {
+	c := Chart{Series: []Series{{Name: "b", Look: 2}, {Name: "b, simulated", Like: "b", Style: Dashed}, {Name: "d", Look: 4}}}
+	if got, want := seriesClasses(t, &c), []string{"c1", "c1", "c3"}; !slices.Equal(got, want) {
+		t.Errorf("colours %v, want %v", got, want)
+	}
+}
+
 // TestReadings checks the texts that appear over points.
 func TestReadings(t *testing.T) {
 	c := Chart{
@@ -162,12 +170,16 @@ func TestBand(t *testing.T) {
 	if p.y.at(4) < p.top {
 		t.Errorf("the high end is above the axis")
 	}
+	far := Chart{Series: []Series{{Style: Band, Points: []Point{{Low: 91, High: 99}}}}}
+	if p := newPlot(&far); p.y.low < 90 {
+		t.Errorf("the axis begins at %v, because of values that bands do not show", p.y.low)
+	}
 }
 
 // TestNamesFit checks that names on the horizontal axis and in the legend do not overlap and stay
 // inside the chart: numbers are left out, and names of categories are split or turned.
 func TestNamesFit(t *testing.T) {
-	wide := Chart{X: Axis{Min: 1e6, Max: 1.3e6}}
+	wide := Chart{X: Axis{Min: 100_000.1, Max: 100_000.8}}
 	p := newPlot(&wide)
 	if !p.fits(p.xTicks) || len(p.xTicks) < 2 {
 		t.Errorf("ticks %v overlap or are too few", p.xTicks)

@@ -191,6 +191,28 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// TestModelWithoutPercentiles checks that charts leave out percentiles that the model does not have.
+func TestModelWithoutPercentiles(t *testing.T) {
+	f := &folder{Results: small(t, t.TempDir(), 0.1, 0.11)}
+	for points, want := range map[int][]string{
+		1: {"measured simulated model", "measured", "measured"},
+		2: {"sr4 sr4, simulated sr4, model", "sr4", "sr4"},
+	} {
+		f.Points = []float64{0.5, 0.6}[:points]
+		var got []string
+		for _, figure := range f.responses().figures {
+			var names []string
+			for _, series := range figure.chart.Series {
+				names = append(names, series.Name)
+			}
+			got = append(got, strings.Join(names, " "))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%d points, series of mean, p90 and p99, -want +got:\n%s", points, diff)
+		}
+	}
+}
+
 // TestSingleRun checks that the interval of a single run's mean is that of the run, that other
 // numbers have none, and that a large deviation is marked.
 func TestSingleRun(t *testing.T) {

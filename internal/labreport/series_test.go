@@ -122,7 +122,7 @@ func TestCumulated(t *testing.T) {
 	for _, want := range [][2]float64{{0, 0}, {250, 0.125}, {500, 0.65}, {1000, 0.95}, {1500, 1}} {
 		i := slices.IndexFunc(points, func(p chart.Point) bool { return math.Abs(p.X-want[0]) < 1e-9 })
 		if i < 0 || math.Abs(points[i].Y-want[1]) > 1e-9 {
-			t.Errorf("at %v ms: %v of %v, want %v", want[0], i, points, want[1])
+			t.Errorf("at %v ms: point %d of %d points, want the share %v", want[0], i, len(points), want[1])
 		}
 	}
 	if points := cumulated(nil, measured, 1); points != nil {
