@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/segue-lb/segue/internal/application"
+	"github.com/segue-lb/segue/internal/load"
 	"github.com/segue-lb/segue/internal/processor"
 	"github.com/segue-lb/segue/internal/sim/scenario"
 )
@@ -185,6 +186,18 @@ func (n *Node) emulatedCommand(binary string) []string {
 	add("seed", strconv.FormatUint(e.Seed, 10))
 	add("colocated", e.Colocated)
 	return args
+}
+
+// LoadSource returns a reader of the load that the node's application reports. It is nil for nginx,
+// which reports none.
+func (n *Node) LoadSource() load.Source {
+	switch n.Application {
+	case Emulated:
+		return load.NewSharedMemory(n.LoadFile())
+	case Apache, MediaWiki:
+		return load.NewApache(n.scoreboard(), uint32(n.lab.Topology.Apache.Workers))
+	}
+	return nil
 }
 
 // LoadFile returns the path of the file in which the node's application reports its load (package

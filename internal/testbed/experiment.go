@@ -46,7 +46,17 @@ type Experiment struct {
 	Load    float64 `yaml:"load"`
 	Buckets int     `yaml:"buckets"` // of the candidate tables; 0 stands for the default
 	// Speed is how much faster than real time the experiment runs.
-	Speed  float64 `yaml:"speed"`
+	Speed float64 `yaml:"speed"`
+
+	// Day is how long a day lasts, and Bin the length of the intervals in which it is shown.
+	// Amplitude is that of the rate's sine: with 0.5, the rate is between half and one and a half of
+	// its mean. All three are for KindDay.
+	Day       time.Duration        `yaml:"day"`
+	Bin       time.Duration        `yaml:"bin"`
+	Amplitude float64              `yaml:"amplitude"`
+	Apache    lab.ApacheServers    `yaml:"apache"`
+	MediaWiki lab.MediaWikiServers `yaml:"mediawiki"`
+
 	Cases  []Case  `yaml:"cases"`
 	Claims []Claim `yaml:"claims"`
 }
@@ -68,6 +78,8 @@ const (
 	// KindChange removes servers and changes the balancer of open connections, and counts the
 	// connections that break.
 	KindChange Kind = "change"
+	// KindDay replays a day of requests for MediaWiki.
+	KindDay Kind = "day"
 	// KindForward measures the CPU time of a packet of a known flow, without a lab.
 	KindForward Kind = "forward"
 )
@@ -84,11 +96,12 @@ const (
 	AxisDeviation AxisKind = "deviation"
 	AxisSpeed     AxisKind = "speed"
 	AxisRemoved   AxisKind = "removed" // servers that are removed; for KindChange
+	AxisRate      AxisKind = "rate"    // requests per second, in the mean of the day; for KindDay
 	AxisFlows     AxisKind = "flows"   // for KindForward
 )
 
 // axisOf has the kinds of experiments with an axis of their own.
-var axisOf = map[Kind]AxisKind{KindLoad: "", KindChange: AxisRemoved, KindForward: AxisFlows}
+var axisOf = map[Kind]AxisKind{KindLoad: "", KindChange: AxisRemoved, KindDay: AxisRate, KindForward: AxisFlows}
 
 // axisLabels has all kinds.
 var axisLabels = map[AxisKind]string{
@@ -98,6 +111,7 @@ var axisLabels = map[AxisKind]string{
 	AxisDeviation: "standard deviation of the work, s",
 	AxisSpeed:     "speed",
 	AxisRemoved:   "removed servers",
+	AxisRate:      "requests per second, in the mean of the day",
 	AxisFlows:     "flows",
 }
 
@@ -124,7 +138,10 @@ type Case struct {
 // defaults are the values of fields that a file does not set. The servers are those of the papers:
 // two processors, 32 workers, a backlog of 128 (6LB, section VI-A; SRLB, section IV).
 func defaults() Experiment {
+	topology := lab.DefaultTopology()
 	return Experiment{
+		Apache: topology.Apache, MediaWiki: topology.MediaWiki,
+		Day: 4 * time.Minute, Bin: 10 * time.Second, Amplitude: 0.33,
 		Kind: KindLoad, Axis: AxisLoad, Balancers: 1, Work: "exponential: 190ms", Load: 0.88, Speed: 1,
 		Size: Size{Servers: 12, Connections: 20_000, Seeds: 3},
 		Emulated: lab.EmulatedServers{EmulatedServer: lab.EmulatedServer{
@@ -177,11 +194,15 @@ func (e *Experiment) problems() (errs field.Errors) {
 		}
 	}
 	require(e.Title != "", "title", "required")
-	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, buckets, deviation, speed, removed or flows")
+	require(axisLabels[e.Axis] != "", "axis", "must be load, servers, buckets, deviation, speed, removed, rate or flows")
 	own, known := axisOf[e.Kind]
-	require(known, "kind", "must be load, change or forward")
+	require(known, "kind", "must be load, change, day or forward")
 	require(own == "" || own == e.Axis, "axis", "must be %s for the kind %s", own, e.Kind)
-	require(own != "" || (e.Axis != AxisRemoved && e.Axis != AxisFlows), "axis", "is not for the kind %s", e.Kind)
+	require(own != "" || (e.Axis != AxisRemoved && e.Axis != AxisFlows && e.Axis != AxisRate),
+		"axis", "is not for the kind %s", e.Kind)
+	require(e.Kind != KindDay || e.Speed == 1, "speed", "must be 1 for real applications, which cannot be faster")
+	require(e.Day > 0 && e.Bin > 0 && e.Bin <= e.Day, "bin", "must be more than 0 and at most the day")
+	require(e.Amplitude >= 0 && e.Amplitude <= 1, "amplitude", "must be from 0 to 1")
 	require(e.Kind != KindChange || e.Balancers > 1, "balancers", "must be at least 2 for the kind change")
 	require(e.Load > 0 && !math.IsInf(e.Load, 0), "load", "must be a positive number")
 	require(e.Speed > 0 && !math.IsInf(e.Speed, 0), "speed", "must be a positive number")

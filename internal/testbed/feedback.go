@@ -65,7 +65,7 @@ func (b *rig) adjustWeights(ctx context.Context, p planned) (err error) {
 			return nil
 		case <-ticker.C:
 		}
-		busy, err := b.busy(servers)
+		busy, err := b.busy()
 		if err != nil {
 			return err
 		}

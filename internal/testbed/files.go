@@ -26,15 +26,19 @@ type files struct {
 	closers            []func() error
 }
 
-func createFiles(folder string, speed float64) (f *files, err error) {
+// createFiles creates the files. Without recorded arrivals, it leaves out the file of the arrivals.
+func createFiles(folder string, speed float64, records bool) (f *files, err error) {
 	f = &files{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, f.close())
 		}
 	}()
-	if f.arrivals, err = f.create(filepath.Join(folder, arrivalsFile), "\t", []int{0}, speed, false); err != nil {
-		return nil, err
+	if records {
+		f.arrivals, err = f.create(filepath.Join(folder, arrivalsFile), "\t", []int{0}, speed, false)
+		if err != nil {
+			return nil, err
+		}
 	}
 	// time, query, server, outcome, latency, exchange
 	f.requests, err = f.create(filepath.Join(folder, requestsFile), ",", []int{0, 4, 5}, speed, true)

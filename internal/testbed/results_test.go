@@ -134,7 +134,7 @@ func TestClaims(t *testing.T) {
 // The files of a run have emulated times, also when lines come in pieces.
 func TestFilesAreScaled(t *testing.T) {
 	folder := t.TempDir()
-	f, err := createFiles(folder, 4)
+	f, err := createFiles(folder, 4, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -63,40 +63,57 @@ func (b *rig) run(ctx context.Context, p planned, st *store) (*Run, error) {
 	if err := samples.write(filepath.Join(folder, "loads.csv")); err != nil {
 		return nil, err
 	}
+	run.warn()
+	if p.Kind == KindDay { // nobody knows the work of a page
+		return run, nil
+	}
 	if run.Simulated, err = p.simulate(ctx, filepath.Join(folder, arrivalsFile)); err != nil {
 		return nil, fmt.Errorf("simulate: %w", err)
 	}
 	run.Model, err = p.model()
-	run.warn()
 	return run, err
 }
 
 // generate sends the requests. It writes the arrivals and the requests in emulated time.
-func (b *rig) generate(ctx context.Context, p planned, folder string) (report *traffic.Report, err error) {
-	config, err := p.traffic(ctx)
+func (b *rig) generate(ctx context.Context, p planned, folder string) (*traffic.Report, error) {
+	if p.Kind == KindDay {
+		if err := p.writeDay(filepath.Join(folder, arrivalsFile), p.dayArrivals(), p.Day); err != nil {
+			return nil, err
+		}
+	}
+	config, err := p.traffic(ctx, folder)
 	if err != nil {
 		return nil, err
 	}
-	files, err := createFiles(folder, p.Speed)
+	files, err := createFiles(folder, p.Speed, p.Kind != KindDay)
 	if err != nil {
 		return nil, err
 	}
 	config.Record, config.Log = files.arrivals, files.requests
+	report, err := b.send(ctx, config)
+	return report, errors.Join(err, files.close())
+}
+
+// send sends requests from the client.
+func (b *rig) send(ctx context.Context, config traffic.Config) (report *traffic.Report, err error) {
 	err = b.lab.Node("client").Do(func() (err error) {
 		report, err = traffic.Run(ctx, config)
 		return err
 	})
-	return report, errors.Join(err, files.close())
+	return report, err
 }
 
-// traffic returns the configuration of the load generator, whose times are those of the clock.
-func (p planned) traffic(ctx context.Context) (traffic.Config, error) {
+// traffic returns the configuration of the load generator, whose times are those of the clock. The
+// folder has the arrivals of a day.
+func (p planned) traffic(ctx context.Context, folder string) (traffic.Config, error) {
 	config := traffic.Config{
-		Arrivals: sim.Poisson{Rate: p.rate() * p.Speed},
-		Requests: uint64(p.Connections), Demand: p.work(),
-		Seed:           p.seed,
-		ConnectTimeout: connectTimeout, Timeout: timeout,
-		ServerHeader: serverHeader,
+		Seed: p.seed, ConnectTimeout: connectTimeout, Timeout: timeout, ServerHeader: serverHeader,
+	}
+	if p.Kind == KindDay {
+		config.Arrivals = traffic.Trace(filepath.Join(folder, arrivalsFile), sim.TimedQueries, 1)
+	} else {
+		config.Arrivals = sim.Poisson{Rate: p.rate() * p.Speed}
+		config.Requests, config.Demand = uint64(p.Connections), p.work()
 	}
 	var address netip.Addr
 	for _, url := range p.urls(p.Case) {
@@ -115,10 +132,13 @@ func (p planned) traffic(ctx context.Context) (traffic.Config, error) {
 func (p planned) newRun(report *traffic.Report) *Run {
 	run := &Run{
 		Case: p.Case.Name, Point: p.point, Seed: p.seed, Folder: p.folder(),
-		Load: p.actualLoad(), Servers: p.present, Balancers: p.Balancers,
+		Servers: p.present, Balancers: p.Balancers,
 		Seconds: report.Seconds * p.Speed, Requests: report.Requests, Failed: report.Failed,
 		Failures: report.Failures, Counters: map[string]uint64{},
 		Machine: Machine{Generator: report.CPU},
+	}
+	if p.Kind == KindLoad {
+		run.Load = p.actualLoad()
 	}
 	run.Measured = response(report.Latency, p.Speed)
 	run.Measured.Distribution = distribution(report.Distribution, p.Speed)

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/segue-lb/segue/internal/lab"
+	"github.com/segue-lb/segue/internal/load"
 )
 
 // Options tell how an experiment runs.
@@ -30,14 +32,17 @@ func (e *Experiment) Duration(o Options) time.Duration {
 	s := e.with(o)
 	total := time.Duration(0)
 	for _, p := range s.plan() {
-		total += p.duration() + pause
+		total += p.duration()
+		if p.Kind == KindLoad {
+			total += pause
+		}
 	}
 	return total.Round(time.Second)
 }
 
 // pause is about the time between two runs: the last requests end, and the simulator replays the
 // run.
-const pause = 3 * time.Second
+const pause = 2 * time.Second
 
 // with returns the settings that the options ask for.
 func (e *Experiment) with(o Options) settings {
@@ -76,9 +81,11 @@ func (s settings) plan() (runs []planned) {
 func (p planned) duration() time.Duration {
 	switch p.Kind {
 	case KindChange:
-		return time.Duration(p.Connections) * 2 * time.Millisecond
+		return time.Duration(p.Connections) * time.Millisecond
 	case KindForward:
 		return 10 * time.Second
+	case KindDay:
+		return p.Day
 	}
 	seconds := float64(p.Connections) / p.rate() / p.Speed
 	return time.Duration(seconds * float64(time.Second))
@@ -146,6 +153,8 @@ type rig struct {
 	lab      *lab.Lab
 	guard    *guard
 	built    layout
+	sources  []load.Source // of the servers' loads
+	reading  sync.Mutex    // held while the sources are read
 }
 
 // layout is what a lab was built for.
@@ -174,6 +183,12 @@ func (b *rig) prepare(ctx context.Context, s settings) error {
 		return errors.Join(err, b.close())
 	}
 	b.lab, b.built = built, want
+	for i := range s.present {
+		b.sources = append(b.sources, built.Node(serverName(i+1)).LoadSource())
+	}
+	if s.Kind == KindDay {
+		return b.warmUp(ctx, s)
+	}
 	return nil
 }
 
@@ -195,6 +210,6 @@ func (b *rig) close() error {
 		err = b.lab.Down()
 	}
 	err = errors.Join(err, b.guard.stop())
-	b.lab, b.guard = nil, nil
+	b.lab, b.guard, b.sources = nil, nil, nil
 	return err
 }

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/segue-lb/segue/loadshm"
 )
 
 // samples are the servers' busy workers over time.
@@ -62,7 +60,7 @@ func (s *sampler) collect(ctx context.Context, b *rig, p planned) error {
 			if now.After(end) {
 				return nil
 			}
-			busy, err := b.busy(s.servers)
+			busy, err := b.busy()
 			if err != nil {
 				return err
 			}
@@ -72,15 +70,17 @@ func (s *sampler) collect(ctx context.Context, b *rig, p planned) error {
 	}
 }
 
-// busy returns the number of busy workers of each server.
-func (b *rig) busy(servers []string) ([]uint32, error) {
-	all := make([]uint32, len(servers))
-	for i, name := range servers {
-		busy, _, err := loadshm.Read(b.lab.Node(name).LoadFile())
+// busy returns the number of busy workers of each server. Several goroutines may call it.
+func (b *rig) busy() ([]uint32, error) {
+	b.reading.Lock()
+	defer b.reading.Unlock()
+	all := make([]uint32, len(b.sources))
+	for i, source := range b.sources {
+		l, err := source.Read()
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", serverName(i+1), err)
 		}
-		all[i] = busy
+		all[i] = l.Busy
 	}
 	return all, nil
 }
@@ -90,10 +90,9 @@ const patience = 2 * time.Minute
 
 // awaitIdle returns when no server has a busy worker.
 func (b *rig) awaitIdle(ctx context.Context) error {
-	servers := settings{present: b.built.servers}.serverNames()
 	deadline := time.Now().Add(patience)
 	for {
-		busy, err := b.busy(servers)
+		busy, err := b.busy()
 		if err != nil {
 			return err
 		}
@@ -102,7 +101,7 @@ func (b *rig) awaitIdle(ctx context.Context) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s still has %d busy workers after %s", servers[i], busy[i], patience)
+			return fmt.Errorf("%s still has %d busy workers after %s", serverName(i+1), busy[i], patience)
 		}
 		select {
 		case <-ctx.Done():

@@ -21,6 +21,7 @@ type settings struct {
 	present   int     // servers of the lab; Servers is how many the rate of requests is made for
 	deviation float64 // of the work in seconds; 0: the work is as in the file
 	removed   int     // servers to remove
+	perSecond float64 // requests per second in the mean of a day
 }
 
 // settings returns the experiment at one of its two sizes.
@@ -54,6 +55,8 @@ func (s settings) at(point float64) settings {
 		s.Speed = point
 	case AxisRemoved:
 		s.removed = int(point)
+	case AxisRate:
+		s.perSecond = point
 	}
 	return s
 }
@@ -136,7 +139,10 @@ func (s settings) topology(name string) lab.Topology {
 	t := lab.DefaultTopology()
 	t.Name, t.Balancers, t.Servers = name, s.Balancers, s.present
 	t.Applications = []lab.Application{lab.Emulated}
-	t.Emulated = s.emulated()
+	if s.Kind == KindDay {
+		t.Applications = []lab.Application{lab.MediaWiki}
+	}
+	t.Emulated, t.Apache, t.MediaWiki = s.emulated(), s.Apache, s.MediaWiki
 	t.Services = nil
 	for i, c := range s.Cases {
 		if !c.Direct {
@@ -176,7 +182,11 @@ func (c Case) service(i int, s settings) lab.Service {
 		Placement:     c.Placement, Selection: c.Selection, Candidates: c.Candidates,
 		Generations: c.Generations, Buckets: s.Buckets, Accept: c.Accept, Load: c.Source,
 	}
-	if c.Placement == desired.PlacementHunt && c.Source == (desired.Source{}) {
+	switch {
+	case c.Placement != desired.PlacementHunt || c.Source != (desired.Source{}):
+	case s.Kind == KindDay:
+		service.Load = desired.Source{Kind: desired.LoadApache}
+	default:
 		service.Load = desired.Source{
 			Kind:     desired.LoadSharedMemory,
 			Interval: max(s.byTheClock(readInterval), shortestInterval),
@@ -202,8 +212,12 @@ func vip(i int) netip.Addr {
 
 // urls returns the URLs of a case: that of its VIP, or those of all servers.
 func (s settings) urls(c Case) (urls []string) {
+	path := "/?work={demand}"
+	if s.Kind == KindDay {
+		path = "" // the trace has the paths
+	}
 	url := func(address netip.Addr) string {
-		return fmt.Sprintf("http://%s/?work={demand}", netip.AddrPortFrom(address, port))
+		return fmt.Sprintf("http://%s%s", netip.AddrPortFrom(address, port), path)
 	}
 	for i, other := range s.Cases {
 		if other.Name == c.Name && !c.Direct {

@@ -57,6 +57,9 @@ func newResults(s settings, text []byte, full bool) Results {
 		Seeds: s.Seeds, Claims: slices.Clone(s.Claims), Full: full, Speed: s.Speed,
 		Environment: readEnvironment(), Planned: len(s.plan()), Runs: []Run{},
 	}
+	if s.Kind == KindDay {
+		r.Bin = s.Bin.Seconds()
+	}
 	for _, c := range s.Cases {
 		r.Cases = append(r.Cases, c.Name)
 	}
