@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"syscall"
 	"testing"
@@ -113,5 +114,33 @@ func TestBusyMachine(t *testing.T) {
 	t.Logf("the group used %v of CPU time, others %v each", cpuTime(cmd), mean)
 	if cpuTime(cmd) < 3*mean/2 {
 		t.Errorf("the group used %v of CPU time while others used %v each", cpuTime(cmd), mean)
+	}
+}
+
+// TestVersion2 writes to files with the names that version 2 has (cpu.max in the kernel's
+// documentation, cgroup-v2.rst). A machine with version 1 has no real ones.
+func TestVersion2(t *testing.T) {
+	root := t.TempDir()
+	want := map[string]string{
+		"cgroup.subtree_control":     "+cpu",
+		"set/cgroup.subtree_control": "+cpu",
+		"set/cpu.weight":             "10000",
+		"set/a/cpu.max":              "2500 10000", // microseconds
+	}
+	if err := os.MkdirAll(filepath.Join(root, "set", "a"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name := range want {
+		if err := os.WriteFile(filepath.Join(root, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cpulimit.Version2(root).Create("set", "a", 0.25); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range want {
+		if got, err := os.ReadFile(filepath.Join(root, name)); string(got) != content {
+			t.Errorf("%s: %q, %v, want %q", name, got, err, content)
+		}
 	}
 }

@@ -16,3 +16,6 @@ func FindIn(mounts string) (string, error) {
 	}
 	return fmt.Sprintf("%s (%d)", h.root, version), nil
 }
+
+// Version2 returns a hierarchy of version 2 that is mounted at root.
+func Version2(root string) Hierarchy { return Hierarchy{root: root, v2: true} }
