@@ -395,7 +395,7 @@ func fixtures(scale float64) map[string]fixture {
 // a change of servers breaks. Both have no files besides.
 func forwarding() *testbed.Results {
 	r := &testbed.Results{
-		Experiment: "forward", Title: "Forwarding of known flows", Paper: "6LB, section VI-D, figure 13",
+		Experiment: "forward", Title: "Forwarding of known flows", Kind: testbed.KindForward, Paper: "6LB, section VI-D, figure 13",
 		Axis: testbed.Axis{Key: "flows", Label: "flows"}, Cases: []string{"hash", "hunt"},
 		Points: []float64{1e3, 1e4, 1e5, 1e6}, Seeds: 1, Speed: 1, Planned: 8,
 	}
@@ -413,7 +413,7 @@ func forwarding() *testbed.Results {
 
 func removal() *testbed.Results {
 	r := &testbed.Results{
-		Experiment: "removal", Title: "Connections that a change breaks", Paper: "6LB, section VI-B5, figure 11d",
+		Experiment: "removal", Title: "Connections that a change breaks", Kind: testbed.KindChange, Paper: "6LB, section VI-B5, figure 11d",
 		Axis: testbed.Axis{Key: "removed", Label: "removed servers"}, Cases: []string{"sc", "sr8"},
 		Points: []float64{1, 2, 4}, Seeds: 3, Speed: 1, Planned: 18,
 	}

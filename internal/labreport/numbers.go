@@ -38,7 +38,7 @@ var (
 )
 
 // forwards tells that the experiment measures the CPU time of packets, and not response times.
-func (f *folder) forwards() bool { return f.Axis.Key == "flows" }
+func (f *folder) forwards() bool { return f.Kind == testbed.KindForward }
 
 // unit is the unit of the times that the experiment measures.
 func (f *folder) unit() unit {

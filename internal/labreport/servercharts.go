@@ -118,6 +118,10 @@ func offersOf(run *testbed.Run) (sum testbed.Share) {
 // failures has a chart for each kind of failures that occurred.
 func (f *folder) failures() section {
 	s := section{title: "Failures"}
+	of := "% of all requests"
+	if f.Kind == testbed.KindChange {
+		of = "% of all connections"
+	}
 	kinds := map[string]bool{}
 	for i := range f.Runs {
 		for kind, n := range f.Runs[i].Failures {
@@ -127,7 +131,7 @@ func (f *folder) failures() section {
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		if kinds[kind] {
 			c := f.shareChart(func(run *testbed.Run) (part, all uint64) { return run.Failures[kind], run.Requests })
-			c.Title, c.Y.Label = "Failures: "+kind, "% of all requests"
+			c.Title, c.Y.Label = "Failures: "+kind, of
 			s.figures = append(s.figures, figure{"failures-" + kind, c})
 		}
 	}
