@@ -70,7 +70,7 @@ func (f *folder) responses() section {
 // intervals says what error bars are.
 func (f *folder) intervals() string {
 	if f.Seeds < 2 {
-		return ""
+		return "Error bars are 95% confidence intervals."
 	}
 	return fmt.Sprintf("Error bars are 95%% confidence intervals over %s.", plural.Count(f.Seeds, "seed"))
 }
@@ -135,7 +135,7 @@ func withoutErrors(s chart.Series) chart.Series {
 func (f *folder) overCases(m measure) chart.Chart {
 	c := chart.Chart{X: chart.Axis{Categories: f.Cases, Label: pointName(f.Axis, f.Points[0])}}
 	for i, style := range []chart.Style{chart.Bars, chart.Bars, chart.Marks} {
-		series := chart.Series{Name: cmp.Or(ways[i].kind, "measured"), Style: style}
+		series := chart.Series{Name: cmp.Or(ways[i].kind, "measured"), Style: style, Look: 2 - i/2}
 		if i == 1 {
 			series.Like = "measured"
 		}

@@ -198,7 +198,7 @@ func (f *folder) agreement() string {
 	}
 	slices.Sort(sizes)
 	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, and at most by %s%% (%s).",
-		sizes[len(sizes)/2], withSign(worst), where)
+		(sizes[(len(sizes)-1)/2]+sizes[len(sizes)/2])/2, withSign(worst), where)
 }
 
 // rows returns a row for each case at each point that has runs.

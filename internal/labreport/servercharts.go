@@ -151,7 +151,7 @@ func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.C
 		p.High = min(p.High, 100)
 		return p
 	}
-	bars := chart.Series{Style: chart.Bars}
+	bars := chart.Series{Style: chart.Bars, Look: 2}
 	for i, name := range f.Cases {
 		line := chart.Series{Name: name, Style: chart.Marked, Look: i + 1}
 		for _, x := range f.Points {
