@@ -23,12 +23,13 @@ the same arrivals. It writes each chart of the page as SVG beside the page, too.
 
 DIR has the results of one experiment, or directories with results. Then the page has
 all of them. The results may be incomplete: the page says so.`,
-		Example: "  segue lab report results/policies",
+		Example: "  segue lab report testbed/policies-quick",
 		Args:    arguments("DIR"),
 	}
-	cmd.Flags().StringVarP(&settings.Output, "output", "o", "", "`file` for the page (default: report.html in DIR)")
-	cmd.Flags().DurationVar(&bin, "bin", 0, "show the response times over time, in intervals of this `duration` "+
-		"in emulated time (default: the experiment's, if it replays a day)")
+	cmd.Flags().StringVarP(&settings.Output, "output", "o", "",
+		"`file` for the page (default: report.html in DIR)")
+	cmd.Flags().DurationVar(&bin, "bin", 0, "show the response times over time, in intervals of this "+
+		"`duration` in emulated time (default: the experiment's, if it replays a day)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if bin < 0 {
 			return fmt.Errorf("--bin %v: must not be negative", bin)

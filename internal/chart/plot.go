@@ -180,7 +180,8 @@ func (p *plot) grid() {
 func (p *plot) tickName(x, y float64, name string) {
 	switch {
 	case p.turned:
-		p.text(x+4, y-2, fmt.Sprintf(`text-anchor="end" transform="rotate(-35 %.1f %.1f)"`, x+4, y-2), name)
+		end := fmt.Sprintf(`text-anchor="end" transform="rotate(-35 %.1f %.1f)"`, x+4, y-2)
+		p.text(x+4, y-2, end, name)
 	case len(p.X.Categories) > 0:
 		for i, line := range wrap(name, p.x.at(1)-p.x.at(0)-6, textSize) {
 			p.text(x, y+14*float64(i), `text-anchor="middle"`, line)
@@ -261,7 +262,8 @@ func (p *plot) sample(e entry, y float64) {
 	s := &p.Series[e.series]
 	switch s.Style {
 	case Bars, Band:
-		p.printf(`<rect x="%.1f" y="%.1f" width="14" height="10" class="%s"/>`+"\n", e.x+5, y-5, p.filling(e.series))
+		p.printf(`<rect x="%.1f" y="%.1f" width="14" height="10" class="%s"/>`+"\n",
+			e.x+5, y-5, p.filling(e.series))
 	case Marks:
 	default:
 		p.line(e.x, y, e.x+24, y, s.Style.lineClass())

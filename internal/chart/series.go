@@ -178,7 +178,8 @@ func (p *plot) errorBar(s *Series, x, low, high float64) {
 	if s.Style == Bars {
 		class = "error on"
 	}
-	p.printf(`<path d="M%.1f %.1fV%.1fM%.1f %.1fh6M%.1[4]f %.1[3]fh6" class="%[6]s"/>`, x, low, high, x-3, low, class)
+	p.printf(`<path d="M%.1f %.1fV%.1fM%.1f %.1fh6M%.1[4]f %.1[3]fh6" class="%[6]s"/>`,
+		x, low, high, x-3, low, class)
 }
 
 // marker draws one of five shapes.
@@ -199,11 +200,12 @@ func (p *plot) marker(i int, x, y float64) {
 
 // like returns the index of the series that a series is like, or -1.
 func (p *plot) like(i int) int {
-	return slices.IndexFunc(p.Series, func(s Series) bool { return s.Name != "" && s.Name == p.Series[i].Like })
+	name := p.Series[i].Like
+	return slices.IndexFunc(p.Series, func(s Series) bool { return name != "" && s.Name == name })
 }
 
-// look returns the number of a series' colour and marker, from 0. A series that is like another has the
-// number of that series. For other series, it is the number of such series before.
+// look returns the number of a series' colour and marker, from 0. A series that is like another has
+// the number of that series. For other series, it is the number of such series before.
 func (p *plot) look(i int) (n int) {
 	if like := p.like(i); like >= 0 {
 		i = like

@@ -19,11 +19,15 @@ type palette struct {
 var (
 	light = palette{
 		ground: "#ffffff", ink: "#1f2328", faint: "#59636e", grid: "#e4e7eb",
-		series: []string{"#1f1f1f", "#0551aa", "#e2360e", "#128655", "#aa4f8b", "#909847", "#4a8af4", "#505050"},
+		series: []string{
+			"#1f1f1f", "#0551aa", "#e2360e", "#128655", "#aa4f8b", "#909847", "#4a8af4", "#505050",
+		},
 	}
 	dark = palette{
 		ground: "#15191e", ink: "#e9edf2", faint: "#9aa5b1", grid: "#2a3139",
-		series: []string{"#f2f2f2", "#4c8dee", "#ff7048", "#24dc8c", "#d673aa", "#f4d22d", "#afcfff", "#666666"},
+		series: []string{
+			"#f2f2f2", "#4c8dee", "#ff7048", "#24dc8c", "#d673aa", "#f4d22d", "#afcfff", "#666666",
+		},
 	}
 )
 
@@ -67,8 +71,8 @@ func chartStyle() string {
 //go:embed page.css
 var pageRules string
 
-// StyleSheet returns the style sheet of pages that show charts: the rules of the pages and those of the
-// charts.
+// StyleSheet returns the style sheet of pages that show charts: the rules of the pages and those of
+// the charts.
 func StyleSheet() string {
 	variables := func(p *palette) string {
 		return fmt.Sprintf(":root { --ground: %s; --ink: %s; --faint: %s; --grid: %s }\n",

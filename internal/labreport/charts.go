@@ -4,7 +4,6 @@ package labreport
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -72,7 +71,7 @@ func (f *folder) intervals() string {
 	if f.Seeds < 2 {
 		return "Error bars are 95% confidence intervals."
 	}
-	return fmt.Sprintf("Error bars are 95%% confidence intervals over %s.", plural.Count(f.Seeds, "seed"))
+	return "Error bars are 95% confidence intervals over " + plural.Count(f.Seeds, "seed") + "."
 }
 
 func (f *folder) hasSimulation() bool {
@@ -98,7 +97,9 @@ var ways = []struct {
 	from  source
 	style chart.Style
 }{
-	{"", measured, chart.Marked}, {"simulated", simulated, chart.Dashed}, {"model", modelled, chart.Dotted},
+	{"", measured, chart.Marked},
+	{"simulated", simulated, chart.Dashed},
+	{"model", modelled, chart.Dotted},
 }
 
 func (f *folder) overPoints(m measure) chart.Chart {
@@ -169,7 +170,9 @@ func (f *folder) shown() []float64 {
 			points = append(points, p)
 		}
 	}
-	slices.SortStableFunc(points, func(a, b float64) int { return cmp.Compare(longest[a], longest[b]) })
+	slices.SortStableFunc(points, func(a, b float64) int {
+		return cmp.Compare(longest[a], longest[b])
+	})
 	if n := len(points); n > 2 {
 		points = []float64{points[(n-1)/2], points[n-1]}
 	}
@@ -177,7 +180,9 @@ func (f *folder) shown() []float64 {
 }
 
 // inDetail makes figures for each point: those of the points that are shown, and the others.
-func (f *folder) inDetail(draw func(x float64) ([]figure, error)) (shown, rest []figure, err error) {
+func (f *folder) inDetail(
+	draw func(x float64) ([]figure, error),
+) (shown, rest []figure, err error) {
 	detailed := f.shown()
 	for _, x := range f.Points {
 		figures, err := draw(x)
@@ -306,14 +311,16 @@ func timeOf(d []testbed.DistributionPoint, share float64) float64 {
 func (f *folder) overTime() (section, error) {
 	s := section{
 		title: "Load over time", pairs: true,
-		note: "Busy workers of a server, and how evenly they are distributed (1: evenly), in the run with the " +
-			"first seed. Both are smoothed by an exponential moving average with a time constant of 1 s, as in " +
-			"6LB, footnote 6.",
+		note: "Busy workers of a server, and how evenly they are distributed (1: evenly), in the run " +
+			"with the first seed. Both are smoothed by an exponential moving average with a time " +
+			"constant of 1 s, as in 6LB, footnote 6.",
 	}
 	var err error
 	s.figures, s.rest, err = f.inDetail(func(x float64) ([]figure, error) {
 		busy := chart.Chart{Title: "Busy workers", Y: chart.Axis{Label: "mean over the servers"}}
-		fairness := chart.Chart{Title: "Fairness", Y: chart.Axis{Label: "Jain’s index of busy workers", Max: 1}}
+		fairness := chart.Chart{
+			Title: "Fairness", Y: chart.Axis{Label: "Jain’s index of busy workers", Max: 1},
+		}
 		for i, name := range f.Cases {
 			runs := withFiles(f.runs(name, x))
 			if len(runs) == 0 {

@@ -95,7 +95,8 @@ type fact struct{ Name, Value string }
 func (f *folder) content() (*content, error) {
 	c := &content{
 		Results: f.Results, ID: fileName(f.name), Disturbances: f.disturbances(),
-		HasSimulation: f.hasSimulation(), Rows: f.rows(), Unit: f.unit().Name, Handshakes: f.handshakes(), Servers: f.serverTables(),
+		HasSimulation: f.hasSimulation(), Rows: f.rows(), Unit: f.unit().Name,
+		Handshakes: f.handshakes(), Servers: f.serverTables(),
 		Machine: f.machineRows(), Facts: f.facts(),
 	}
 	first := min(len(c.Disturbances), 3)
@@ -119,7 +120,8 @@ func (c *content) addSections(f *folder) error {
 	}
 	sections := []section{
 		f.responses(),
-		f.distributions("Distribution of response times", "Response times", "cdf", measured, simulated, modelled),
+		f.distributions("Distribution of response times", "Response times", "cdf",
+			measured, simulated, modelled),
 		overTime,
 	}
 	if f.Bin > 0 {
@@ -140,14 +142,16 @@ func (c *content) addSections(f *folder) error {
 		if s.pairs {
 			class = "charts pairs"
 		}
-		c.Sections = append(c.Sections, shownSection{s.title, s.note, class, inline(s.figures), inline(s.rest)})
+		c.Sections = append(c.Sections,
+			shownSection{s.title, s.note, class, inline(s.figures), inline(s.rest)})
 	}
 	return nil
 }
 
 func inline(figures []figure) (svgs []template.HTML) {
 	for i := range figures {
-		svgs = append(svgs, template.HTML(figures[i].chart.Inline())) // package chart has escaped all text
+		// package chart has escaped all text
+		svgs = append(svgs, template.HTML(figures[i].chart.Inline()))
 	}
 	return svgs
 }
@@ -197,7 +201,8 @@ func (f *folder) agreement() string {
 		return ""
 	}
 	slices.Sort(sizes)
-	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, and at most by %s%% (%s).",
+	return fmt.Sprintf("Measured means differ from those of the simulator by %.1f%% in the median, "+
+		"and at most by %s%% (%s).",
 		(sizes[(len(sizes)-1)/2]+sizes[len(sizes)/2])/2, withSign(worst), where)
 }
 
@@ -299,7 +304,8 @@ func (f *folder) serverTables() (tables []serverTable) {
 		}
 		for _, s := range servers {
 			t.Servers = append(t.Servers, serverRow{
-				s, percent(float64(s.Responses) / float64(max(sum, 1))), number(1000 * s.Mean), number(s.Busy),
+				s, percent(float64(s.Responses) / float64(max(sum, 1))),
+				number(1000 * s.Mean), number(s.Busy),
 			})
 		}
 		if len(servers) > 0 {
@@ -319,8 +325,8 @@ func (f *folder) facts() []fact {
 	facts := []fact{
 		{"Segue", cmp.Or(e.Version, unknown)},
 		{"Kernel", cmp.Or(e.Kernel, unknown)},
-		{"CPU", fmt.Sprintf("%s, %s, %.0f GiB of memory", cmp.Or(e.CPU, "unknown"), plural.Count(e.Cores, "core"),
-			float64(e.Memory)/(1<<30))},
+		{"CPU", fmt.Sprintf("%s, %s, %.0f GiB of memory", cmp.Or(e.CPU, "unknown"),
+			plural.Count(e.Cores, "core"), float64(e.Memory)/(1<<30))},
 		{"Speed", plain(f.Speed) + " × real time"},
 		{"Length", length},
 		{"Seeds", fmt.Sprint(f.Seeds)},

@@ -6,13 +6,13 @@ import (
 	"github.com/segue-lb/segue/internal/chart"
 )
 
-// overDay has charts of a replayed day, as figure 12 of 6LB: the rate, the medians of the cases, and
-// the deciles of each case.
+// overDay has charts of a replayed day, as figure 12 of 6LB: the rate, the medians of the cases,
+// and the deciles of each case.
 func (f *folder) overDay() (section, error) {
 	s := section{
 		title: "Response times over the day",
-		note: "Deciles 1 to 9 of the response times in intervals of " + plain(f.Bin) + " s. Bands: deciles 4 to 6, " +
-			"3 to 7, 2 to 8 and 1 to 9. Line: median.",
+		note: "Deciles 1 to 9 of the response times in intervals of " + plain(f.Bin) + " s. Bands: " +
+			"deciles 4 to 6, 3 to 7, 2 to 8 and 1 to 9. Line: median.",
 	}
 	var err error
 	s.figures, s.rest, err = f.inDetail(f.dayAt)

@@ -81,7 +81,8 @@ func Write(directory string, s Settings) (*Report, error) {
 	for _, c := range shown {
 		for i := range c.figures {
 			name := c.ID + "-" + fileName(c.figures[i].name) + ".svg"
-			if err := replace(filepath.Join(filepath.Dir(s.Output), name), c.figures[i].chart.SVG()); err != nil {
+			path := filepath.Join(filepath.Dir(s.Output), name)
+			if err := replace(path, c.figures[i].chart.SVG()); err != nil {
 				return nil, err
 			}
 			report.Charts++
@@ -94,7 +95,8 @@ func Write(directory string, s Settings) (*Report, error) {
 func fileName(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '.', r == '_', r == '-':
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9',
+			r == '.', r == '_', r == '-':
 			return r
 		}
 		return '-'

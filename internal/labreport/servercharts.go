@@ -39,7 +39,8 @@ func serverShares(runs []*testbed.Run) (servers []testbed.Share) {
 func (f *folder) shares() section {
 	s := section{
 		title: "Shares of the servers",
-		note:  "Responses of each server, of all seeds, beside an even share. The server with the most is first.",
+		note: "Responses of each server, of all seeds, against an even share. The server with the " +
+			"most is first.",
 	}
 	s.figures, s.rest, _ = f.inDetail(func(x float64) ([]figure, error) {
 		c := chart.Chart{
@@ -86,8 +87,8 @@ func ranked(servers []testbed.Share) (points []chart.Point) {
 func (f *folder) offers() section {
 	s := section{
 		title: "Offers",
-		note: "A server accepts an offered connection, or refuses it and passes it on. The last server of a list " +
-			"is forced to accept.",
+		note: "A server accepts an offered connection, or refuses it and passes it on. The last " +
+			"server of a list is forced to accept.",
 	}
 	refused := f.shareChart(func(run *testbed.Run) (part, all uint64) {
 		o := offersOf(run)
@@ -130,7 +131,9 @@ func (f *folder) failures() section {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		if kinds[kind] {
-			c := f.shareChart(func(run *testbed.Run) (part, all uint64) { return run.Failures[kind], run.Requests })
+			c := f.shareChart(func(run *testbed.Run) (part, all uint64) {
+				return run.Failures[kind], run.Requests
+			})
 			c.Title, c.Y.Label = "Failures: "+kind, of
 			s.figures = append(s.figures, figure{"failures-" + kind, c})
 		}
@@ -176,7 +179,9 @@ func (f *folder) shareChart(share func(*testbed.Run) (part, all uint64)) chart.C
 
 // shareOfRuns returns a share in percent, with its confidence interval over runs. It returns false
 // if there is nothing to have a share of.
-func shareOfRuns(runs []*testbed.Run, share func(*testbed.Run) (part, all uint64)) (sim.Estimate, bool) {
+func shareOfRuns(
+	runs []*testbed.Run, share func(*testbed.Run) (part, all uint64),
+) (sim.Estimate, bool) {
 	var values []float64
 	for _, run := range runs {
 		if part, all := share(run); all > 0 {

@@ -101,7 +101,8 @@ func (l *loads) add(t *table) error {
 	}
 	if n := len(l.times); n > 0 && time < l.times[n-1] {
 		line, _ := t.reader.FieldPos(0)
-		return fmt.Errorf("%s:%d: time %v: is before the time %v of the line above", t.path, line, time, l.times[n-1])
+		return fmt.Errorf("%s:%d: time %v: is before the time %v of the line above",
+			t.path, line, time, l.times[n-1])
 	}
 	var sum, squares float64
 	for column := 1; column < len(t.row); column++ {
