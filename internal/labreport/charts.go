@@ -68,7 +68,10 @@ func (f *folder) responses() section {
 
 // intervals says what error bars are.
 func (f *folder) intervals() string {
-	if f.Seeds < 2 {
+	switch {
+	case f.Seeds < 2 && !f.hasSimulation(): // there are none
+		return ""
+	case f.Seeds < 2:
 		return "Error bars are 95% confidence intervals."
 	}
 	return "Error bars are 95% confidence intervals over " + plural.Count(f.Seeds, "seed") + "."

@@ -163,6 +163,8 @@ func pointName(axis testbed.Axis, point float64) string {
 		return "σ = " + text + " s"
 	case "speed":
 		return "speed " + text
+	case "rate":
+		return text + " requests/s"
 	}
 	return axis.Label + ": " + text
 }
