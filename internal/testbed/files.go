@@ -4,14 +4,16 @@ package testbed
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
+	"encoding/csv"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 const (
@@ -35,19 +37,20 @@ func createFiles(folder string, speed float64, records bool) (f *files, err erro
 		}
 	}()
 	if records {
-		f.arrivals, err = f.create(filepath.Join(folder, arrivalsFile), "\t", []int{0}, speed, false)
+		f.arrivals, err = f.create(filepath.Join(folder, arrivalsFile), '\t', []int{0}, speed, false)
 		if err != nil {
 			return nil, err
 		}
 	}
 	// time, query, server, outcome, latency, exchange
-	f.requests, err = f.create(filepath.Join(folder, requestsFile), ",", []int{0, 4, 5}, speed, true)
+	f.requests, err = f.create(filepath.Join(folder, requestsFile), ',', []int{0, 4, 5}, speed, true)
 	return f, err
 }
 
-// create creates a file of lines whose columns are separated by a text. It multiplies the columns
-// with times by a factor.
-func (f *files) create(path, separator string, times []int, factor float64, compressed bool) (io.Writer, error) {
+// create creates a file of CSV with a separator. It multiplies the columns with times by a factor.
+func (f *files) create(
+	path string, separator rune, times []int, factor float64, compressed bool,
+) (io.Writer, error) {
 	file, err := os.Create(path)
 	if err != nil {
 		return nil, err
@@ -59,8 +62,10 @@ func (f *files) create(path, separator string, times []int, factor float64, comp
 		f.closers = append(f.closers, zipped.Close)
 		out = zipped
 	}
-	scaled := &scaler{out: bufio.NewWriter(out), separator: separator, times: times, factor: factor}
-	f.closers = append(f.closers, scaled.out.Flush)
+	buffer := bufio.NewWriter(out)
+	scaled := &scaler{out: csv.NewWriter(buffer), times: times, factor: factor}
+	scaled.out.Comma = separator
+	f.closers = append(f.closers, buffer.Flush, scaled.flush)
 	return scaled, nil
 }
 
@@ -74,34 +79,38 @@ func (f *files) close() error {
 	return errors.Join(errs...)
 }
 
-// scaler multiplies times in the columns of lines by a factor.
+// scaler multiplies times in the columns of CSV by a factor.
 type scaler struct {
-	out       *bufio.Writer
-	separator string
-	times     []int // columns
-	factor    float64
-	partial   []byte // of a line
+	out     *csv.Writer
+	times   []int // columns
+	factor  float64
+	partial []byte // of a line
 }
 
-// Write implements io.Writer.
+// Write implements io.Writer. Text may end within a line. Values have no line breaks.
 func (s *scaler) Write(text []byte) (int, error) {
 	s.partial = append(s.partial, text...)
 	for {
-		end := slices.Index(s.partial, '\n')
+		end := bytes.IndexByte(s.partial, '\n')
 		if end < 0 {
 			return len(text), nil
 		}
-		if _, err := s.out.WriteString(s.scale(string(s.partial[:end])) + "\n"); err != nil {
+		if err := s.line(s.partial[:end+1]); err != nil {
 			return 0, err
 		}
 		s.partial = s.partial[end+1:]
 	}
 }
 
-// scale returns a line with its times multiplied. Columns that are not numbers, such as those of
-// the header, stay as they are.
-func (s *scaler) scale(line string) string {
-	columns := strings.Split(line, s.separator)
+// line writes a line with its times multiplied. Columns that are not numbers, such as those of the
+// header, stay as they are.
+func (s *scaler) line(text []byte) error {
+	reader := csv.NewReader(bytes.NewReader(text))
+	reader.Comma = s.out.Comma
+	columns, err := reader.Read()
+	if err != nil {
+		return fmt.Errorf("line %q: %w", text, err)
+	}
 	for _, i := range s.times {
 		if i >= len(columns) {
 			continue
@@ -110,5 +119,10 @@ func (s *scaler) scale(line string) string {
 			columns[i] = strconv.FormatFloat(seconds*s.factor, 'f', 9, 64)
 		}
 	}
-	return strings.Join(columns, s.separator)
+	return s.out.Write(columns)
+}
+
+func (s *scaler) flush() error {
+	s.out.Flush()
+	return s.out.Error()
 }

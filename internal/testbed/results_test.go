@@ -143,7 +143,7 @@ func TestFilesAreScaled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const log = "time,query,server,outcome,latency,exchange\n1.0,/,s1,succeeded,0.25,0.2\n2.0,/,,refused,,\n"
+	const log = "time,query,server,outcome,latency,exchange\n1.0,\"/a,1\",s1,succeeded,0.25,0.2\n2.0,/,,refused,,\n"
 	if _, err := io.WriteString(f.requests, log); err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestFilesAreScaled(t *testing.T) {
 	}
 	requests, err := io.ReadAll(unzipped)
 	want := "time,query,server,outcome,latency,exchange\n" +
-		"4.000000000,/,s1,succeeded,1.000000000,0.800000000\n8.000000000,/,,refused,,\n"
+		"4.000000000,\"/a,1\",s1,succeeded,1.000000000,0.800000000\n8.000000000,/,,refused,,\n"
 	if err != nil || string(requests) != want {
 		t.Errorf("requests: %v\n%s\nwant\n%s", err, requests, want)
 	}

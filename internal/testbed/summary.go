@@ -2,12 +2,7 @@
 
 package testbed
 
-import (
-	"math"
-
-	"gonum.org/v1/gonum/stat"
-	"gonum.org/v1/gonum/stat/distuv"
-)
+import "github.com/segue-lb/segue/internal/sim"
 
 // Summary is what the runs of a case at a point have in common. Quantities are means over the
 // seeds. Half is half of the 95% confidence interval of the mean over seeds (Student), 0 for a
@@ -70,16 +65,8 @@ func meanOf(all []*Response) *Response {
 		mean.P99 += r.P99 / n
 		means = append(means, r.Mean)
 	}
-	mean.Half = halfInterval(means)
-	return &mean
-}
-
-// halfInterval returns half of the 95% confidence interval of the mean, by Student's distribution.
-func halfInterval(values []float64) float64 {
-	n := float64(len(values))
-	if n < 2 {
-		return 0
+	if n > 1 {
+		mean.Half = sim.EstimateOf(means).Half
 	}
-	student := distuv.StudentsT{Sigma: 1, Nu: n - 1}
-	return student.Quantile(0.975) * stat.StdDev(values, nil) / math.Sqrt(n)
+	return &mean
 }
