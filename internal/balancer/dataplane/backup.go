@@ -30,6 +30,7 @@ type backup struct {
 	flows    []sweptFlow
 	counters map[uint32]slotCounters
 	reasons  map[uint32][]Counter // counters of the forwarding reasons, by reason and CPU
+	turns    map[uint32]uint64    // of services that were added, by number
 }
 
 // sweptFlow is a freed entry of a flow table.
@@ -58,6 +59,7 @@ func (p *Plane) BackUp(t *datapath.Takeover) error {
 		tables:     map[uint32]*ebpf.Map{},
 		counters:   map[uint32]slotCounters{},
 		reasons:    map[uint32][]Counter{},
+		turns:      map[uint32]uint64{},
 	}
 	for entry := range p.Services.inForce().entries() {
 		b.rules[entry] = entry.rule()
@@ -102,6 +104,23 @@ func (b *backup) keepTable(number uint32) error {
 		return fmt.Errorf("read table %d: %w", number, err)
 	}
 	b.tables[number] = table
+	return nil
+}
+
+// keepTurns stores the turns of the number of a service that is about to be added. Without a backup
+// it does nothing.
+func (b *backup) keepTurns(id uint32) error {
+	if b == nil {
+		return nil
+	}
+	if _, kept := b.turns[id]; kept {
+		return nil
+	}
+	var given uint64
+	if err := b.plane.Objects.Turns.Lookup(id, &given); err != nil {
+		return fmt.Errorf("read the turns of service %d: %w", id, err)
+	}
+	b.turns[id] = given
 	return nil
 }
 
@@ -195,6 +214,9 @@ func (b *backup) restoreCounters() error {
 			objects.ServerCounters.Put(slot, counters.packets),
 			objects.ServerSignals.Put(slot, counters.signals))
 		b.plane.FlowCounts.put(slot, counters.flows)
+	}
+	for id, given := range b.turns {
+		errs = append(errs, objects.Turns.Put(id, given))
 	}
 	for reason, cpus := range b.reasons {
 		errs = append(errs, objects.Reasons.Put(reason, cpus))
