@@ -147,9 +147,22 @@ func (b *rig) removeServers(ctx context.Context, service string, servers []strin
 	})
 }
 
-// restore undoes a change.
+// restore undoes a change. It restarts the applications, because a server keeps a broken connection
+// open, and soon all workers would have one.
 func (b *rig) restore(ctx context.Context) error {
 	if err := b.reconfigure(ctx, func(*desired.Balancer) {}); err != nil {
+		return err
+	}
+	group, restarting := errgroup.WithContext(ctx)
+	for _, n := range b.lab.Nodes {
+		if n.Role == lab.RoleServer {
+			group.Go(func() error {
+				_, err := b.lab.Restart(restarting, n.Name, []string{string(n.Application)}, false)
+				return err
+			})
+		}
+	}
+	if err := group.Wait(); err != nil {
 		return err
 	}
 	var all []string
