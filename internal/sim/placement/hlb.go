@@ -12,8 +12,8 @@ import (
 	"github.com/segue-lb/segue/internal/sim"
 )
 
-// HLB takes the server with the smallest (l+1)/w. l is the number of the balancer's own connected
-// flows on the server. w is inferred from the durations of flows: "HLB: Toward Load-Aware Load
+// HLB takes the server with the smallest (l+1)/w. l is the number of the balancer's own flows on
+// the server. w is inferred from the durations of flows: "HLB: Toward Load-Aware Load
 // Balancing", section IV. HLB2 compares two random servers. HLB-FIX has a constant measurement
 // noise (section VI-D1).
 type HLB struct {
