@@ -19,7 +19,8 @@ import (
 
 // Figure is a figure of a paper.
 type Figure struct {
-	// Name is the short name of the paper and the number of the figure, such as 6lb-8a.
+	// Name is the short name of the paper and the number of the figure, such as 6lb-8a, or the
+	// number of a section with statements that have no figure, such as 6lb-II-D.
 	Name string
 	// Title names the content of the figure.
 	Title string

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/segue-lb/segue/internal/chart"
+	"github.com/segue-lb/segue/internal/tables"
 )
 
 // counted is a figure that counts how often it was made.
@@ -298,6 +300,36 @@ func TestOverhead(t *testing.T) {
 		if got := []float64{points[0].Y, points[1].Y, points[3].Y}; !slices.Equal(got, want) {
 			t.Errorf("%s: %v bytes, want %v", r.result.Charts[0].Series[i].Name, got, want)
 		}
+	}
+}
+
+// TestAlgorithm3 compares the tables with those of package tables. The number of steps is at least
+// the number of entries, and with one server that has all buckets it is exactly that.
+func TestAlgorithm3(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, servers := range []int{2, 5, 48} {
+		permutations := randomPermutations(servers, 251, rng)
+		for candidates := 1; candidates <= 2; candidates++ {
+			want, err := tables.BuildPermuted(permutations, 251, candidates)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows, steps := algorithm3(permutations, 251, candidates)
+			if !slices.Equal(rows, want.Rows) {
+				t.Errorf("%d servers, %d candidates: another table", servers, candidates)
+			}
+			if steps < 251*candidates {
+				t.Errorf("%d servers, %d candidates: %d steps", servers, candidates, steps)
+			}
+		}
+	}
+	if _, steps := algorithm3(randomPermutations(1, 251, rng), 251, 1); steps != 251 {
+		t.Errorf("one server: %d steps, want 251", steps)
+	}
+	// Each permutation is 0, 1, 2. The servers look at 0, at 0 and 1, and at 1 and 2.
+	same := []tables.Permutation{{Skip: 1}, {Skip: 1}}
+	if _, steps := algorithm3(same, 3, 1); steps != 5 {
+		t.Errorf("equal permutations: %d steps, want 5", steps)
 	}
 }
 

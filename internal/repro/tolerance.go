@@ -63,10 +63,16 @@ var (
 
 // sampled is the rule MonteCarlo for an estimate of a number of runs, and a paper with its number
 // of runs. The interval of the mean of n runs is wider by √(1 + n/m) if it is compared with the
-// mean of m other runs.
+// mean of m other runs. A paper that derives its number has derived runs: the number is exact.
 func sampled(e sim.Estimate, runs, paperRuns int) allowance {
+	if paperRuns == derived {
+		return allowance{MonteCarlo, e.Half}
+	}
 	return allowance{MonteCarlo, e.Half * math.Sqrt(1+float64(runs)/float64(paperRuns))}
 }
+
+// derived is the number of runs of a paper that does not measure a number.
+const derived = 0
 
 // tolerance returns the allowed difference from a claim whose printed form is given.
 func (a allowance) tolerance(c Claim, printed string) float64 {

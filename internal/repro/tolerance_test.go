@@ -28,6 +28,7 @@ func TestTolerances(t *testing.T) {
 		{stated, AtLeast, "1", 0},
 		{four, About, "2.3", 0.05 + 0.1*math.Sqrt(5)},
 		{four, AtMost, "2.3", 0.1 * math.Sqrt(5)},
+		{sampled(sim.Estimate{Value: 7, Half: 0.1}, 4, derived), About, "2.3", 0.15},
 	} {
 		r := &run{}
 		r.check("q", test.relation, test.paper, 0, test.by, "")

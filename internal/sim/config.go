@@ -167,11 +167,14 @@ type EventKind uint8
 
 // The kinds of events. A drained server gets no new flows and completes those that it has. A
 // server that fails breaks its flows, and loses all packets to it until balancers know of the
-// failure. When a balancer fails, other balancers get its flows.
+// failure. When only the application of a server fails, the server also breaks its flows, but it
+// passes offers on to the next candidate. It refuses an offer without a next candidate. When a
+// balancer fails, other balancers get its flows.
 const (
 	ServerAdd EventKind = iota
 	ServerDrain
 	ServerFail
+	ApplicationFail
 	SetSpeed
 	BalancerAdd
 	BalancerFail

@@ -221,6 +221,7 @@ type Event struct {
 	ServerAdd    []string       `yaml:"server-add"`
 	ServerDrain  []string       `yaml:"server-drain"`
 	ServerFail   []string       `yaml:"server-fail"`
+	AppFail      []string       `yaml:"application-fail"`
 	Speed        *Speed         `yaml:"speed"`
 	BalancerAdd  []string       `yaml:"balancer-add"`
 	BalancerFail []string       `yaml:"balancer-fail"`

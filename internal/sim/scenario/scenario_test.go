@@ -166,9 +166,9 @@ func TestProblems(t *testing.T) {
 		{"connections: 1000, duration: 9s, ", "", `line 15: measure: connections or duration is required`},
 		{"server-add: [s3]", "server-add: [s4]", `line 17: events[0].server-add[0] "s4": no server or group has this name`},
 		{"balancer-fail: [b1]", "balancer-fail: [b1], server-add: [s1]", `line 22: events[5]: must have one of` +
-			` server-add, server-drain, server-fail, speed, balancer-add and balancer-fail`},
+			` server-add, server-drain, server-fail, application-fail, speed, balancer-add and balancer-fail`},
 		{"{at: 6s, balancer-fail: [b1]", "{at: 6s, detect: 1s, balancer-fail: [b1]", `line 22: events[5].detect "1s": ` +
-			"only with server-add, server-drain and server-fail"},
+			"only with server-add, server-drain, server-fail and application-fail"},
 		{"to: 2", "to: 0", `line 20: events[3].speed.to "0": must be positive`},
 		// A zero in the file is not replaced by a default.
 		{"cpus: 4", "cpus: 0", `line 4: servers[0].cpus "0": must be at least 1`},
