@@ -10,7 +10,7 @@ import (
 )
 
 // hlbFigures are the figures of "HLB: Towards Load-Aware Load Balancing" whose results come from
-// simulation or computation.
+// simulation or computation, and figures 20, 21 and 23, for which a simulation replaces the testbed.
 var hlbFigures = []Figure{
 	{"hlb-2", "Two servers of unequal speed, four rules, three sorts of knowledge", "HLB, section III-A", hlb2},
 	{"hlb-10", "Flow completion times by load", "HLB, section VI-A3", hlb10},
@@ -21,7 +21,10 @@ var hlbFigures = []Figure{
 	{"hlb-17", "Interval between updates of the weights", "HLB, section VI-D1", hlb17},
 	{"hlb-18", "Distributions of the flows' work", "HLB, section VI-D1", hlb18},
 	{"hlb-19", "Size of the flow table", "HLB, section VI-D2", hlb19},
+	{"hlb-20", "Round trips between clients and servers", "HLB, section VI-D3", hlb20},
+	{"hlb-21", "Sorts of demand", "HLB, section VI-E1", hlb21},
 	{"hlb-22", "Applications of three stages", "HLB, section VI-E1", hlb22},
+	{"hlb-23", "Servers that become slower", "HLB, section VI-E2", hlb23},
 }
 
 // hlb2Room is Q, which the paper does not state. A larger Q makes all durations longer, in the

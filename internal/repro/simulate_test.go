@@ -133,6 +133,55 @@ func TestHLBRate(t *testing.T) {
 	}
 }
 
+// TestHLBTestbed checks the rates: 680 pages a second at 85%, and files by the disks' load.
+func TestHLBTestbed(t *testing.T) {
+	list, err := rivals("LSQ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	meanFile := (0.1 + 0.2 + 0.5 + 0.75 + 1 + 2 + 5) / 7 / 125
+	for _, test := range []struct {
+		demand     []sim.Stage
+		load, want float64
+	}{{wikiDemand, 0.85, 680}, {loopDemand, 0.7, 70}, {fileDemand, 0.9, 0.9 * 7 / meanFile}} {
+		c, err := hlbTestbed(list[0], test.demand, test.load, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Arrivals.(sim.Poisson).Rate; math.Abs(got-test.want) > 1e-9*test.want {
+			t.Errorf("%v flows a second, want %v", got, test.want)
+		}
+	}
+}
+
+// TestGroupWeights lets HLB learn on the testbed that four processors are more than two. At first
+// all weights are equal.
+func TestGroupWeights(t *testing.T) {
+	list, err := rivals("HLB")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := hlbTestbed(list[0], wikiDemand, 0.9, 40)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var weights groupWeights
+	c.SampleInterval, c.Sample = groupWeightsInterval, weights.look
+	if _, err := sim.Run(t.Context(), c, sim.Options{Seed: 1, Runs: 2}); err != nil {
+		t.Fatal(err)
+	}
+	points := weights.points()
+	if len(points) < 15 || points[3].X != 4*groupWeightsInterval || weights.count[3] != 2 {
+		t.Fatalf("%d samples, of %v runs: %v", len(points), weights.count, points)
+	}
+	if late := weights.mean(30, 40); late < 1.005 || late > 2 {
+		t.Errorf("a ratio of weights of %v after 30 s", late)
+	}
+	if got, want := weights.mean(4, 8), (points[1].Y+points[2].Y)/2; math.Abs(got-want) > 1e-12 {
+		t.Errorf("a mean of %v from 4 to 8 s, want %v", got, want)
+	}
+}
+
 // TestHalves checks the sums over the halves of the cluster.
 func TestHalves(t *testing.T) {
 	servers := []sim.ServerUse{{Connections: 1, Open: 1}, {Connections: 2, Open: 1}, {Connections: 3, Open: 2}, {Connections: 6, Open: 4}}
