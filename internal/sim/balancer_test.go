@@ -422,3 +422,30 @@ func TestNothingReturnsToAFailedApplication(t *testing.T) {
 		t.Errorf("%+v", all[0])
 	}
 }
+
+// TestFlood counts the offers of a flood at the agents, which accept none of them. The flows of the
+// run are not counted, because they are accepted and served as without the flood.
+func TestFlood(t *testing.T) {
+	offers := [2]int{}
+	c := constantly(2, sim.FIFO, 0, 1, 2, 10)
+	c.Placement = to(0, 1)
+	c.Policy = policy(func(_ sim.Load, offer *sim.Offer) int32 {
+		offers[offer.At]++
+		return min(offer.At+1, 1)
+	})
+	without, _ := flows(t, c)
+	c.Flood, offers = 1000, [2]int{}
+	with, result := flows(t, c)
+	if diff := cmp.Diff(without, with); diff != "" {
+		t.Errorf("the flood changes flows:\n%s", diff)
+	}
+	if result.Flows() != 4 {
+		t.Errorf("%d flows", result.Flows())
+	}
+	// The last flow ends at 11 s.
+	for candidate, n := range offers {
+		if n < 10_500 || n > 11_500 {
+			t.Errorf("candidate %d got %d offers, want about 11000", candidate, n)
+		}
+	}
+}
