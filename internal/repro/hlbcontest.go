@@ -179,11 +179,14 @@ func (r *run) chart(c *contest, title string, x places, y chart.Axis, value func
 	drawn := chart.Chart{Title: title, X: x.axis, Y: y}
 	for i, rival := range c.rivals {
 		series := chart.Series{Name: rival.name, Style: style}
-		for _, suffix := range []string{"2", countedFromSYN} {
-			if all, ok := strings.CutSuffix(rival.name, suffix); ok {
-				// The same rival with all servers instead of two random ones, or with the other way
-				// of counting, if the chart has it.
-				series.Like = all
+		if all, ok := strings.CutSuffix(rival.name, "2"); ok {
+			// The same rival with all servers instead of two random ones, if the chart has it.
+			series.Like = all
+		}
+		if established, ok := strings.CutSuffix(rival.name, countedFromSYN); ok {
+			series.Like = established
+			if style == chart.Marked {
+				series.Style = chart.Dashed // bars are hollow
 			}
 		}
 		for j, at := range x.at {
