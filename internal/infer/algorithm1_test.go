@@ -57,21 +57,23 @@ func TestAddAsPrinted(t *testing.T) {
 	}
 }
 
-// TestSpeedsAsPrinted has two servers with equal flows. The server with fewer of them has more zeros
-// in its buffer, so it seems faster. With the other sampling both are equal.
+// TestSpeedsAsPrinted has servers with two, one and no flows of the same duration. A server with
+// fewer flows has more zeros in its buffer, so it seems faster. With the other sampling all are
+// equal.
 func TestSpeedsAsPrinted(t *testing.T) {
 	for _, sampling := range []Sampling{AsPrinted, FlowEnds} {
-		s := NewSpeeds(2, Options{Sampling: sampling})
+		s := NewSpeeds(3, Options{Sampling: sampling})
 		s.Step() // nothing was measured
-		if s.Weight(0) != 0.5 {
+		if s.Weight(0) != 1./3 {
 			t.Errorf("sampling %d: a weight of %v before any flow", sampling, s.Weight(0))
 		}
 		s.Observe(0, 1, 0)
 		s.Observe(0, 1, 1)
 		s.Observe(1, 1, 0)
 		s.Step()
-		if faster := s.Weight(1) > s.Weight(0); faster != (sampling == AsPrinted) {
-			t.Errorf("sampling %d: weights %v and %v", sampling, s.Weight(0), s.Weight(1))
+		w := [3]float64{s.Weight(0), s.Weight(1), s.Weight(2)}
+		if faster := w[2] > w[1] && w[1] > w[0]; faster != (sampling == AsPrinted) {
+			t.Errorf("sampling %d: weights %v", sampling, w)
 		}
 	}
 }
