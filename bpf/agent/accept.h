@@ -203,9 +203,10 @@ static __always_inline void adapt(struct dynamic_state *state, const struct acce
  * Algorithm 2, SRdyn, in the order of the paper: the new threshold decides the last attempt of a
  * window. The next window counts that attempt as accepted, but not as an attempt.
  *
- * The paper counts SYNs. A flood of SYNs would fill windows while the load does not change. Then the
- * threshold would follow the load, and half of all offers would be accepted whatever the load is. So
- * a window also lasts a shortest time, over which a flood's SYNs find the same loads as others.
+ * The paper counts SYNs. A flood of SYNs would fill windows while the load does not change. Then
+ * the threshold would follow the load, and half of all offers would be accepted whatever the load
+ * is. So a window also lasts a shortest time, over which a flood's SYNs find the same loads as
+ * others.
  */
 static __always_inline bool accept_dynamic(struct acceptance *acceptance, const struct load *load)
 {

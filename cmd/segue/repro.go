@@ -103,7 +103,8 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 		if c.OK {
 			verdict = "inside"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%.4g\t%.4g\t%s\t%s\n", c.Figure, c.Quantity, c.Paper, c.Measured, c.Tolerance, c.Rule, verdict)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%.4g\t%.4g\t%s\t%s\n", c.Figure, c.Quantity, c.Paper,
+			c.Measured, c.Tolerance, c.Rule, verdict)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -113,6 +114,7 @@ func printChecks(out io.Writer, outcomes []repro.Outcome, directory string) erro
 			fmt.Fprintf(out, "outside: %s, %s: %s\n", c.Figure, c.Quantity, c.Note)
 		}
 	}
-	_, err := fmt.Fprintf(out, "%s in %s\n", count(len(outcomes), "figure"), filepath.Join(directory, "index.html"))
+	_, err := fmt.Fprintf(out, "%s in %s\n", count(len(outcomes), "figure"),
+		filepath.Join(directory, "index.html"))
 	return err
 }

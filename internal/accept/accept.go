@@ -54,9 +54,9 @@ func (s Static) Accepts(l Load) bool { return l.Busy < s.Threshold }
 // accepted. (SRLB also prints the algorithm, but there the attempts never accumulate.)
 //
 // The paper counts SYNs. A flood of SYNs fills a window within a time in which the load does not
-// change. Then the threshold follows the load, and the policy accepts half of the offers whatever the
-// load is. So a window also has a shortest time. Over a longer time, a SYN of a flood finds the server
-// above its threshold as often as any other SYN.
+// change. Then the threshold follows the load, and the policy accepts half of the offers whatever
+// the load is. So a window also has a shortest time. Over a longer time, a SYN of a flood finds the
+// server above its threshold as often as any other SYN.
 type Dynamic struct {
 	Threshold  uint32        // the present threshold
 	Attempts   uint32        // offers in this window so far
@@ -69,8 +69,8 @@ type Dynamic struct {
 }
 
 // NewDynamic returns a policy that begins with a threshold. It adapts the threshold after each
-// window, to keep the accepted share within epsilon (0 to less than 0.5) of one half. A window has at
-// least a number of offers (1 or more). The paper uses 1, 50 and 0.1.
+// window, to keep the accepted share within epsilon (0 to less than 0.5) of one half. A window has
+// at least a number of offers (1 or more). The paper uses 1, 50 and 0.1.
 func NewDynamic(initial, window uint32, epsilon float64) *Dynamic {
 	few, many := Bounds(window, epsilon)
 	return &Dynamic{Threshold: initial, window: window, few: few, many: many}
@@ -110,8 +110,8 @@ func (d *Dynamic) endWindow(l Load) {
 	}
 }
 
-// adapt changes the threshold at the end of a window. The bounds are for a window with the smallest number of offers, so the
-// accepted offers are scaled to that number.
+// adapt changes the threshold at the end of a window. The bounds are for a window with the smallest
+// number of offers, so the accepted offers are scaled to that number.
 func (d *Dynamic) adapt(l Load) {
 	accepted := uint64(d.Accepted) * uint64(d.window)
 	if accepted < uint64(d.few)*uint64(d.Attempts) {

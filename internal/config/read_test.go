@@ -125,7 +125,13 @@ services: [{name: web, vip: 192.0.2.80, port: all, protocol: tcp}]
 		},
 		Services: []desired.AgentService{{
 			Name: "web", VIP: netip.MustParseAddr("192.0.2.80"), Port: desired.AllPorts, Protocol: desired.TCP, Encapsulation: desired.SRv6Encap,
-			Accept:   desired.Accept{Policy: desired.AcceptDynamic, Window: 50, WindowTime: &windowTime, Epsilon: &epsilon, Initial: &initial},
+			Accept: desired.Accept{
+				Policy:     desired.AcceptDynamic,
+				Window:     50,
+				WindowTime: &windowTime,
+				Epsilon:    &epsilon,
+				Initial:    &initial,
+			},
 			Load:     desired.Source{Kind: desired.LoadConnections},
 			NotLocal: desired.NotLocalReset,
 		}},

@@ -34,7 +34,8 @@ func TestAlgorithm1(t *testing.T) {
 			got = append(got, duration)
 		}
 		if !slices.Equal(got, test.durations) || a.state != test.state {
-			t.Errorf("%s: durations %v and state %d, want %v and %d", name, got, a.state, test.durations, test.state)
+			t.Errorf("%s: durations %v and state %d, want %v and %d", name, got, a.state,
+				test.durations, test.state)
 		}
 	}
 }

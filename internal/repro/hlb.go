@@ -10,7 +10,8 @@ import (
 )
 
 // hlbFigures are the figures of "HLB: Towards Load-Aware Load Balancing" whose results come from
-// simulation or computation, and figures 20, 21 and 23, for which a simulation replaces the testbed.
+// simulation or computation, and figures 20, 21 and 23, for which a simulation replaces the
+// testbed.
 var hlbFigures = []Figure{
 	{"hlb-2", "Two servers of unequal speed, four rules, three sorts of knowledge", "HLB, section III-A", hlb2},
 	{"hlb-10", "Flow completion times by load", "HLB, section VI-A3", hlb10},
@@ -42,7 +43,10 @@ func hlb2(ctx context.Context, r *run) error {
 		{"wrong weights", 1, [2]float64{1, 2}},
 	}
 	var durations [2][3][4]float64 // by kind (equation or chain), scenario and rule
-	charts := []chart.Chart{{Title: "Queues apart, by the paper's equation"}, {Title: "Markov chain of both queues"}}
+	charts := []chart.Chart{
+		{Title: "Queues apart, by the paper's equation"},
+		{Title: "Markov chain of both queues"},
+	}
 	for method, solve := range []func(model.TwoServers) (model.TwoServersResult, error){
 		model.TwoServers.SolveApart,
 		func(s model.TwoServers) (model.TwoServersResult, error) { return s.Solve(ctx) },
@@ -79,8 +83,10 @@ func hlb2(ctx context.Context, r *run) error {
 			hold++
 		}
 	}
-	r.remark("The paper calls the pair of queues Markovian, but its equation lets each queue evolve by itself, with a rate that does not depend on the queue. "+
-		"The rows compare the Markov chain. By the equation, %d of the %d statements hold. Conjecture: the paper's figure follows from the equation.", hold, len(byEquation))
+	r.remark("The paper calls the pair of queues Markovian, but its equation lets each queue "+
+		"evolve by itself, with a rate that does not depend on the queue. The rows compare "+
+		"the Markov chain. By the equation, %d of the %d statements hold. Conjecture: the "+
+		"paper's figure follows from the equation.", hold, len(byEquation))
 	r.remark("Q is %d here; the paper does not state its own.", hlb2Room)
 	return nil
 }

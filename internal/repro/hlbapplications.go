@@ -39,7 +39,8 @@ func hlb22(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.remark("With the balanced type and IO used by 80%%, HLB / best of the others is %.3f.", ratio(less.of(0, "HLB"), less.best(0, "HLB")))
+	r.remark("With the balanced type and IO used by 80%%, HLB / best of the others is %.3f.",
+		ratio(less.of(0, "HLB"), less.best(0, "HLB")))
 	r.remark("The Oracle is left out: that of the simulator knows the processors' work only.")
 	r.remark("The rate uses 90%% of what the cluster has most need of: of IO, which all servers have alike, from the balanced type on.")
 	return nil

@@ -17,7 +17,8 @@ func hlb10(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	loads := pick(r, []float64{0.5, 0.7, 0.8, 0.885, 0.9, 0.95}, []float64{0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.885, 0.9, 0.92, 0.95})
+	loads := pick(r, []float64{0.5, 0.7, 0.8, 0.885, 0.9, 0.95},
+		[]float64{0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.885, 0.9, 0.92, 0.95})
 	var list []setting
 	for _, load := range loads {
 		list = append(list, setting{cluster: newHLBCluster(), load: load, rivals: rivals})
@@ -32,10 +33,13 @@ func hlb10(ctx context.Context, r *run) error {
 	for _, other := range []struct{ name, below string }{{"LSQ", "24.64"}, {"SED", "25.59"}} {
 		below := ratioOf(c.of(at, "HLB"), c.of(at, other.name), p90OfRun)
 		below = sim.Estimate{Value: 100 * (1 - below.Value), Half: 100 * below.Half}
-		r.about("p90 of HLB below that of "+other.name+" at 88.5%, %", other.below, below.Value, sampled(below, r.hlbRuns(), hlb10PaperRuns), "")
+		r.about("p90 of HLB below that of "+other.name+" at 88.5%, %", other.below, below.Value,
+			sampled(below, r.hlbRuns(), hlb10PaperRuns), "")
 	}
 	r.compareHLB10(c, loads)
-	r.remark("What the paper does not state decides how much HLB gains: which of several equal servers gets a flow, and the packets from which durations come. See docs/reproduction.md.")
+	r.remark("What the paper does not state decides how much HLB gains: which of several equal " +
+		"servers gets a flow, and the packets from which durations come. See " +
+		"docs/reproduction.md.")
 	return r.drawFromSYN(ctx, loads, x)
 }
 
@@ -51,12 +55,15 @@ func (r *run) compareHLB10(c *contest, loads []float64) {
 		}
 	}
 	at, largest := largestRatio(hlb, others)
-	r.atMost("largest HLB / best of the others at any load", "1", largest.Value, sampled(largest, r.hlbRuns(), hlb10PaperRuns),
-		fmt.Sprintf("at %.3g%%", 100*loads[at]))
-	r.notWorse("largest HLB / Oracle from 70% to 90%", oracle, "similar to the Oracle, says the text")
+	r.atMost("largest HLB / best of the others at any load", "1", largest.Value,
+		sampled(largest, r.hlbRuns(), hlb10PaperRuns), fmt.Sprintf("at %.3g%%", 100*loads[at]))
+	r.notWorse("largest HLB / Oracle from 70% to 90%", oracle,
+		"similar to the Oracle, says the text")
 	mean := c.of(slices.Index(loads, 0.9), "HLB").Mean()
-	r.atLeast("mean FCT of HLB at 90%, s", "1", mean.Value, sampled(mean, r.hlbRuns(), hlb10PaperRuns),
-		"more than 5 times 200 ms, says the text, which calls 200 ms the expected FCT; the work of a flow is 500 ms")
+	r.atLeast("mean FCT of HLB at 90%, s", "1", mean.Value,
+		sampled(mean, r.hlbRuns(), hlb10PaperRuns),
+		"more than 5 times 200 ms, says the text, which calls 200 ms the expected FCT; the "+
+			"work of a flow is 500 ms")
 }
 
 // drawFromSYN draws rivals that count flows from the SYN beside the same rivals that count
@@ -72,13 +79,17 @@ func (r *run) drawFromSYN(ctx context.Context, loads []float64, x places) error 
 	}
 	var list []setting
 	for _, load := range loads {
-		list = append(list, setting{cluster: newHLBCluster(), load: load, rivals: append(established, early...)})
+		list = append(list,
+			setting{cluster: newHLBCluster(), load: load, rivals: append(established, early...)})
 	}
 	c, err := r.compete(ctx, list, r.hlbRuns())
 	if err != nil {
 		return err
 	}
-	r.draw(r.chart(c, "Flows that count when established, and from the SYN", x, chart.Axis{Label: "mean FCT, s", Log: true}, (*sim.Result).Mean))
+	r.draw(
+		r.chart(c, "Flows that count when established, and from the SYN", x,
+			chart.Axis{Label: "mean FCT, s", Log: true}, (*sim.Result).Mean),
+	)
 	return nil
 }
 
@@ -98,12 +109,15 @@ func hlb12(ctx context.Context, r *run) error {
 		r.drawFCT(c, "FCT at "+percent, axis, false)
 		r.draw(r.chart(c, "Flows that the powerful half gets, "+percent, axis,
 			chart.Axis{Label: "share of flows", Max: 1}, powerful))
-		r.alike("SED / LSQ, equal servers, "+percent, c.mean(0, "SED")/c.mean(0, "LSQ"), "equivalent, says the text")
+		r.alike("SED / LSQ, equal servers, "+percent, c.mean(0, "SED")/c.mean(0, "LSQ"),
+			"equivalent, says the text")
 		for i, name := range axis.axis.Categories {
-			r.fastest(c, i, "HLB", ", "+name+", "+percent, "better in all tested scenarios, says the text")
+			r.fastest(c, i, "HLB", ", "+name+", "+percent,
+				"better in all tested scenarios, says the text")
 		}
 		if load == 0.7 {
-			r.fastest(c, 2, "SED", " but HLB, 4x, 70%", "HLB and SED are optimal, says the text", "HLB")
+			r.fastest(c, 2, "SED", " but HLB, 4x, 70%", "HLB and SED are optimal, says the text",
+				"HLB")
 			continue
 		}
 		r.shorter(c, 1, "LSQ", "SED", ", 2x, 90%")
@@ -112,8 +126,13 @@ func hlb12(ctx context.Context, r *run) error {
 			sums := halves(run, func(s *sim.ServerUse) float64 { return float64(s.Connections) })
 			return sums[1] / sums[0]
 		})
-		r.about("flows that SED gives the powerful half over the others, 4x, 90%", "12.14", times.Value,
-			sampled(times, r.hlbRuns(), hlbPaperRuns), "with 12.14 the powerful half would have more than it can serve")
+		r.about(
+			"flows that SED gives the powerful half over the others, 4x, 90%",
+			"12.14",
+			times.Value,
+			sampled(times, r.hlbRuns(), hlbPaperRuns),
+			"with 12.14 the powerful half would have more than it can serve",
+		)
 	}
 	return r.compareWeights(ctx, clusters, axis)
 }
@@ -135,8 +154,14 @@ func (r *run) compareWeights(ctx context.Context, clusters []hlbCluster, axis pl
 			}
 			for i := range clusters[1:] {
 				names := axis.axis.Categories
-				r.atLeast(fmt.Sprintf("ratio of weights, %s / %s, %.0f%%", names[i+1], names[i], 100*load), "1",
-					ratios[i+1]/ratios[i], stated, "correlated with the ratio of the processors, says the text")
+				r.atLeast(
+					fmt.Sprintf("ratio of weights, %s / %s, %.0f%%", names[i+1], names[i],
+						100*load),
+					"1",
+					ratios[i+1]/ratios[i],
+					stated,
+					"correlated with the ratio of the processors, says the text",
+				)
 			}
 		}
 	}

@@ -146,7 +146,8 @@ func (c *contest) mean(setting int, name string) float64 { return c.of(setting, 
 func (c *contest) best(setting int, without ...string) *sim.Result {
 	var best *sim.Result
 	for i, rival := range c.rivals {
-		if rival.name == "Oracle" || strings.HasSuffix(rival.name, countedFromSYN) || slices.Contains(without, rival.name) {
+		if rival.name == "Oracle" || strings.HasSuffix(rival.name, countedFromSYN) ||
+			slices.Contains(without, rival.name) {
 			continue
 		}
 		if result := c.results[setting][i]; best == nil || result.Mean().Value < best.Mean().Value {

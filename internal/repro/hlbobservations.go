@@ -58,7 +58,8 @@ func hlb14(ctx context.Context, r *run) error {
 			chart.Axis{Label: "ratio of flows on a server"}, queueRatio))
 		if load == 0.9 {
 			share := times(powerful(c.of(3, "SED")), 100)
-			r.about("flows that SED gives the powerful half, 8 balancers, %", "74.2", share.Value, sampled(share, r.hlbRuns(), hlbPaperRuns), "")
+			r.about("flows that SED gives the powerful half, 8 balancers, %", "74.2", share.Value,
+				sampled(share, r.hlbRuns(), hlbPaperRuns), "")
 		}
 	}
 	return nil
@@ -97,7 +98,8 @@ func hlb15(ctx context.Context, r *run) error {
 		r.draw(c)
 		correlations = append(correlations, correlation)
 	}
-	r.before("correlation of SED's scores with the truth", "that of HLB's", correlations[0], correlations[1], "")
+	r.before("correlation of SED's scores with the truth", "that of HLB's", correlations[0],
+		correlations[1], "")
 	return nil
 }
 

@@ -51,10 +51,13 @@ func hlb17(ctx context.Context, r *run) error {
 	last := len(intervals) - 1
 	slower := func(name string) float64 { return c.mean(last, name) / c.mean(0, name) }
 	r.before("AWCMP every 0.1 s", "every 2 s", c.mean(0, "AWCMP"), c.mean(last, "AWCMP"), "")
-	r.before("what 2 s instead of 0.1 s cost HLB", "AWCMP", slower("HLB"), slower("AWCMP"), "less affected, says the text")
+	r.before("what 2 s instead of 0.1 s cost HLB", "AWCMP", slower("HLB"), slower("AWCMP"),
+		"less affected, says the text")
 	const after = 100
-	r.before(fmt.Sprintf("Kalman gain every 2 s, after %d s", after), "every 0.1 s", gained[last].after(after), gained[0].after(after),
-		"short intervals have higher gains, says the text; but the gain of the paper's filter falls with every step, and they have more steps")
+	r.before(fmt.Sprintf("Kalman gain every 2 s, after %d s", after), "every 0.1 s",
+		gained[last].after(after), gained[0].after(after),
+		"short intervals have higher gains, says the text; but the gain of the paper's filter "+
+			"falls with every step, and they have more steps")
 	r.remark("The text does not say which five intervals the paper has.")
 	return nil
 }
@@ -112,10 +115,14 @@ func hlb18(ctx context.Context, r *run) error {
 		gain := gained[i][1].after(gainsCompared)
 		least, most = min(least, gain), max(most, gain)
 	}
-	r.notWorse("largest HLB / Oracle of the three distributions", oracle, "close to the Oracle, says the text")
-	r.differ(fmt.Sprintf("largest / smallest Kalman gain of the three, after %d s", gainsCompared), most/least,
-		"a different convergence for each distribution, says the text; but the gain of the paper's filter follows from the number of steps")
-	r.remark("The text does not state the parameters of the three lognormal distributions; here their deviation is their mean.")
+	r.notWorse("largest HLB / Oracle of the three distributions", oracle,
+		"close to the Oracle, says the text")
+	r.differ(fmt.Sprintf("largest / smallest Kalman gain of the three, after %d s", gainsCompared),
+		most/least,
+		"a different convergence for each distribution, says the text; but the gain of the "+
+			"paper's filter follows from the number of steps")
+	r.remark("The text does not state the parameters of the three lognormal distributions; here " +
+		"their deviation is their mean.")
 	r.remark("After %d s the gains are %s, and %s over the mean. %s",
 		gainsCompared, gainsAfter(gained, 1), gainsAfter(gained, 3), normsDiffer)
 	return nil
@@ -149,7 +156,10 @@ func hlb19(ctx context.Context, r *run) error {
 		c.servers, c.cpus = 256, [2]int32{2, 4}
 		c.flowTable = sim.FlowTable{Buckets: buckets, Ways: 1}
 		clusters = append(clusters, c)
-		axis.axis.Categories, axis.at = append(axis.axis.Categories, fmt.Sprint(buckets)), append(axis.at, float64(i))
+		axis.axis.Categories, axis.at = append(
+			axis.axis.Categories,
+			fmt.Sprint(buckets),
+		), append(axis.at, float64(i))
 	}
 	least, most := 0, len(sizes)-1
 	var byLoad []*contest
@@ -160,18 +170,19 @@ func hlb19(ctx context.Context, r *run) error {
 		}
 		percent := fmt.Sprintf("%.0f%%", 100*load)
 		r.drawFCT(c, "FCT, 256 servers, "+percent, axis, false)
-		r.fastest(c, least, "HLB", ", 1024 buckets, "+percent, "the best performance with the smallest table, says the text")
+		r.fastest(c, least, "HLB", ", 1024 buckets, "+percent,
+			"the best performance with the smallest table, says the text")
 		cost := func(name string) float64 { return c.mean(least, name) / c.mean(most, name) }
 		for _, other := range names[:2] {
-			r.before("what 1024 instead of 65536 buckets cost HLB", other+", "+percent, cost("HLB"), cost(other),
-				"less sensitive to the size of the table, says the text")
+			r.before("what 1024 instead of 65536 buckets cost HLB", other+", "+percent, cost("HLB"),
+				cost(other), "less sensitive to the size of the table, says the text")
 		}
 		byLoad = append(byLoad, c)
 	}
 	cost := func(name string) float64 { return byLoad[1].mean(least, name) / byLoad[0].mean(least, name) }
 	for _, other := range names[:2] {
-		r.before("what 90% instead of 70% cost HLB", other+", 1024 buckets", cost("HLB"), cost(other),
-			"more robust to changes of the rate, says the text")
+		r.before("what 90% instead of 70% cost HLB", other+", 1024 buckets", cost("HLB"),
+			cost(other), "more robust to changes of the rate, says the text")
 	}
 	return nil
 }

@@ -47,7 +47,12 @@ func hlbTestbed(one rival, demand []sim.Stage, load, seconds float64) (*sim.Conf
 	delay := sim.Constant(hlbTestbedDelay)
 	c := &sim.Config{
 		Balancers: slices.Repeat([]sim.Share{{Weight: 1}}, hlbTestbedBalancers),
-		Network:   sim.Network{ClientBalancer: delay, BalancerServer: delay, ServerServer: delay, ServerClient: delay},
+		Network: sim.Network{
+			ClientBalancer: delay,
+			BalancerServer: delay,
+			ServerServer:   delay,
+			ServerClient:   delay,
+		},
 		Jobs:      []sim.Job{{Share: 1, Stages: demand}},
 		Placement: method, Duration: seconds, Warmup: 0.2,
 	}
@@ -65,9 +70,14 @@ func hlbTestbed(one rival, demand []sim.Stage, load, seconds float64) (*sim.Conf
 	return c, nil
 }
 
-// onTestbed simulates rivals in several conditions. config returns the configuration of a rival in a
-// condition.
-func (r *run) onTestbed(ctx context.Context, rivals []rival, conditions int, config func(condition, rival int) (*sim.Config, error)) (*contest, error) {
+// onTestbed simulates rivals in several conditions. config returns the configuration of a rival in
+// a condition.
+func (r *run) onTestbed(
+	ctx context.Context,
+	rivals []rival,
+	conditions int,
+	config func(condition, rival int) (*sim.Config, error),
+) (*contest, error) {
 	var configs []*sim.Config
 	for condition := range conditions {
 		for i := range rivals {
@@ -108,8 +118,11 @@ func hlb20(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	r.draw(r.chart(c, "Mean FCT by the clients' round trip", places{chart.Axis{Label: "mean added round trip, s"}, trips},
-		chart.Axis{Label: "mean FCT, s"}, (*sim.Result).Mean))
+	r.draw(
+		r.chart(c, "Mean FCT by the clients' round trip",
+			places{chart.Axis{Label: "mean added round trip, s"}, trips},
+			chart.Axis{Label: "mean FCT, s"}, (*sim.Result).Mean),
+	)
 	worst, bend := 0.0, 1.0
 	first, last := c.mean(0, "HLB"), c.mean(len(trips)-1, "HLB")
 	for i, trip := range trips {
@@ -117,11 +130,15 @@ func hlb20(ctx context.Context, r *run) error {
 		line := first + (last-first)*trip/trips[len(trips)-1]
 		bend = max(bend, c.mean(i, "HLB")/line, line/c.mean(i, "HLB"))
 	}
-	r.atMost("largest HLB / best of LSQ and SED at any round trip", "1", worst, stated, "superior in all scenarios, says the text")
-	r.alike("largest FCT of HLB / straight line, or line / FCT", bend, "the FCT grows linearly with the round trip, says the text")
+	r.atMost("largest HLB / best of LSQ and SED at any round trip", "1", worst, stated,
+		"superior in all scenarios, says the text")
+	r.alike("largest FCT of HLB / straight line, or line / FCT", bend,
+		"the FCT grows linearly with the round trip, says the text")
 	r.remark("%s", syntheticDemands)
-	r.remark("The text does not state the round trips. Their deviation here is a fifth of the mean, lognormal and independent for each packet. " +
-		"A flow counts as established when its client has answered, so counts are late by a round trip, and new flows go to the same server for so long.")
+	r.remark("The text does not state the round trips. Their deviation here is a fifth of the " +
+		"mean, lognormal and independent for each packet. A flow counts as established when " +
+		"its client has answered, so counts are late by a round trip, and new flows go to the " +
+		"same server for so long.")
 	return nil
 }
 
@@ -133,16 +150,22 @@ func hlb21(ctx context.Context, r *run) error {
 	}
 	demands := [][]sim.Stage{wikiDemand, loopDemand, fileDemand}
 	loads := []float64{0.7, 0.9}
-	c, err := r.onTestbed(ctx, rivals, len(demands)*len(loads), func(condition, i int) (*sim.Config, error) {
-		demand := demands[condition/len(loads)]
-		// As many flows for each demand as the resource serves.
-		seconds := pick(r, 2000.0, 8000.0) * demand[0].Work.Mean()
-		return hlbTestbed(rivals[i], demand, loads[condition%len(loads)], seconds)
-	})
+	c, err := r.onTestbed(
+		ctx,
+		rivals,
+		len(demands)*len(loads),
+		func(condition, i int) (*sim.Config, error) {
+			demand := demands[condition/len(loads)]
+			// As many flows for each demand as the resource serves.
+			seconds := pick(r, 2000.0, 8000.0) * demand[0].Work.Mean()
+			return hlbTestbed(rivals[i], demand, loads[condition%len(loads)], seconds)
+		},
+	)
 	if err != nil {
 		return err
 	}
-	axis := categories("demand and load", "pages, 70%", "pages, 90%", "loop, 70%", "loop, 90%", "files, 70%", "files, 90%")
+	axis := categories("demand and load", "pages, 70%", "pages, 90%", "loop, 70%", "loop, 90%",
+		"files, 70%", "files, 90%")
 	r.drawFCT(c, "FCT by demand", axis, true)
 	for d, name := range []string{"pages", "loop", "files"} {
 		worst := 0.0
@@ -153,16 +176,20 @@ func hlb21(ctx context.Context, r *run) error {
 			load := fmt.Sprintf(", %.0f%%", 100*loads[l])
 			switch name {
 			case "loop":
-				r.notWorse("LSQ / best of SED and HLB, loop"+load, c.mean(at, "LSQ")/best, "similar performance, says the text")
+				r.notWorse("LSQ / best of SED and HLB, loop"+load, c.mean(at, "LSQ")/best,
+					"similar performance, says the text")
 			case "files":
-				r.atLeast("LSQ / ECMP, files"+load, "1", c.mean(at, "LSQ")/c.mean(at, "ECMP"), stated, "not better than ECMP, says the text")
+				r.atLeast("LSQ / ECMP, files"+load, "1", c.mean(at, "LSQ")/c.mean(at, "ECMP"),
+					stated, "not better than ECMP, says the text")
 			}
 		}
-		r.atMost("largest SED or HLB / best of the others at both loads, "+name, "1", worst, stated, "SED and HLB have the best performance, says the text")
+		r.atMost("largest SED or HLB / best of the others at both loads, "+name, "1", worst, stated,
+			"SED and HLB have the best performance, says the text")
 	}
 	r.remark("%s", syntheticDemands)
-	r.remark("The loop is exponential with a mean of 0.2 s, as in the paper. The files have the paper's sizes, and a server reads 125 MB/s, which is ours. " +
-		"The loads are relative to the processors, or for files to the disks.")
+	r.remark("The loop is exponential with a mean of 0.2 s, as in the paper. The files have the " +
+		"paper's sizes, and a server reads 125 MB/s, which is ours. The loads are relative to " +
+		"the processors, or for files to the disks.")
 	return nil
 }
 
@@ -183,7 +210,9 @@ func hlb23(ctx context.Context, r *run) error {
 			return nil, err
 		}
 		c.Warmup, c.Every = change/seconds, 5
-		c.Events = []sim.Event{{At: change, Kind: sim.SetSpeed, Speed: speed, Servers: []int32{4, 5, 6}}}
+		c.Events = []sim.Event{
+			{At: change, Kind: sim.SetSpeed, Speed: speed, Servers: []int32{4, 5, 6}},
+		}
 		if rivals[i].name == "HLB" {
 			c.SampleInterval, c.Sample = groupWeightsInterval, weights.look
 		}
@@ -192,11 +221,16 @@ func hlb23(ctx context.Context, r *run) error {
 	if err != nil {
 		return err
 	}
-	over := chart.Chart{Title: "Mean FCT over time", X: chart.Axis{Label: "time, s"}, Y: chart.Axis{Label: "mean FCT, s", Log: true}}
+	over := chart.Chart{
+		Title: "Mean FCT over time",
+		X:     chart.Axis{Label: "time, s"},
+		Y:     chart.Axis{Label: "mean FCT, s", Log: true},
+	}
 	for i, rival := range rivals {
 		series := chart.Series{Name: rival.name}
 		for j, interval := range c.results[0][i].Intervals() {
-			series.Points = append(series.Points, chart.Point{X: 5 * (float64(j) + 0.5), Y: interval.Mean().Value})
+			series.Points = append(series.Points,
+				chart.Point{X: 5 * (float64(j) + 0.5), Y: interval.Mean().Value})
 		}
 		over.Series = append(over.Series, series)
 	}
@@ -207,10 +241,14 @@ func hlb23(ctx context.Context, r *run) error {
 	})
 	before, after := weights.mean(change/2, change), weights.mean(seconds-change, seconds)
 	r.fastest(c, 0, "HLB", ", flows from 30 s on", "better than other algorithms, says the text")
-	r.before("ratio of weights in the last 30 s", "from 15 to 30 s", after, before, "HLB adapts its weights, says the text")
+	r.before("ratio of weights in the last 30 s", "from 15 to 30 s", after, before,
+		"HLB adapts its weights, says the text")
 	r.alike("ratio of weights in the last 30 s", after, "the speeds become similar, says the text")
 	r.remark("%s", syntheticDemands)
-	r.remark("The text does not state the additional work. Here it leaves half of the speed of the three servers with four processors, which leaves them with the capacity of the others.")
+	r.remark(
+		"The text does not state the additional work. Here it leaves half of the speed of the " +
+			"three servers with four processors, which leaves them with the capacity of the " +
+			"others.")
 	return nil
 }
 
@@ -243,7 +281,8 @@ func (g *groupWeights) look(_ int, now float64, world sim.World) {
 func (g *groupWeights) points() []chart.Point {
 	var points []chart.Point
 	for i := range g.sums {
-		points = append(points, chart.Point{X: float64(i+1) * groupWeightsInterval, Y: g.sums[i] / g.count[i]})
+		points = append(points,
+			chart.Point{X: float64(i+1) * groupWeightsInterval, Y: g.sums[i] / g.count[i]})
 	}
 	return points
 }

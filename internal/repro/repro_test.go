@@ -22,15 +22,27 @@ import (
 
 // counted is a figure that counts how often it was made.
 func counted(name string, times *int) Figure {
-	return Figure{Name: name, Title: "A <title>", Source: "section I", make: func(_ context.Context, r *run) error {
-		*times++
-		r.draw(chart.Chart{Title: name, Series: []chart.Series{{Name: "a", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}}}})
-		r.about("two", "2.0", 2.05, digits, "because")
-		r.about("three", "3.0", 3.2, digits, "because")
-		r.atMost("at most one", "1", 1.05, drawn, "")
-		r.atLeast("at least one", "1", 0.8, drawn, "")
-		return nil
-	}}
+	return Figure{
+		Name:   name,
+		Title:  "A <title>",
+		Source: "section I",
+		make: func(_ context.Context, r *run) error {
+			*times++
+			r.draw(
+				chart.Chart{
+					Title: name,
+					Series: []chart.Series{
+						{Name: "a", Points: []chart.Point{{X: float64(r.Seed), Y: 2}}},
+					},
+				},
+			)
+			r.about("two", "2.0", 2.05, digits, "because")
+			r.about("three", "3.0", 3.2, digits, "because")
+			r.atMost("at most one", "1", 1.05, drawn, "")
+			r.atLeast("at least one", "1", 0.8, drawn, "")
+			return nil
+		},
+	}
 }
 
 func mustMake(t *testing.T, figures []Figure, s Settings) []Outcome {
@@ -158,12 +170,23 @@ func TestCheckJSON(t *testing.T) {
 		`"at most 0.045"`:  {AtMost, 0.045},
 		`"at least 1e-06"`: {AtLeast, 1e-6},
 	} {
-		check := Check{Figure: "f", Quantity: "q", Paper: claim, Measured: 1, Rule: Drawing, Tolerance: 2, OK: true, Note: "n"}
+		check := Check{
+			Figure:    "f",
+			Quantity:  "q",
+			Paper:     claim,
+			Measured:  1,
+			Rule:      Drawing,
+			Tolerance: 2,
+			OK:        true,
+			Note:      "n",
+		}
 		got, err := json.Marshal(check)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"rule":"drawing, 5%","tolerance":2,"ok":true,"note":"n"}`; string(got) != want {
+		if want := `{"figure":"f","quantity":"q","paper":` + want + `,"measured":1,"rule":"drawing, 5%","tolerance":2,"ok":true,"note":"n"}`; string(
+			got,
+		) != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 		var back Check

@@ -231,13 +231,20 @@ func shell6(ctx context.Context, r *run) error {
 	r.draw(kept)
 	const why = "durations and rates of the paper are from figures of two others; here durations are exponential, with the mean that gives 5% for h = 1"
 	for i, depth := range depths[1:] {
-		r.atMost(fmt.Sprintf("resets of connections that end, h = %d", depth), "0.01", last[i+1], stated, why)
+		r.atMost(fmt.Sprintf("resets of connections that end, h = %d", depth), "0.01", last[i+1],
+			stated, why)
 	}
 	changed := finite(c.kept[1], calibrate(c.kept[0], 0.05))
-	r.remark("Durations are such that without history, h = 1, 5%% are reset, the paper's lower bound.")
-	r.remark("At the paper's median rate of 13.5 reconfigurations a minute, that mean is %.1f s: a connection sees %.1f of them.", 60/13.5*q/(1-q), q/(1-q))
-	r.remark("Algorithm 1 of the paper loses the oldest server of a place at every reconfiguration, whether the place changed or not, since it drops duplicates only after it moved all entries down. "+
-		"The third chart drops duplicates first, as Segue does. Then %.2f%% of the connections that end are reset with h = 2.", 100*changed[len(changed)-1])
+	r.remark(
+		"Durations are such that without history, h = 1, 5%% are reset, the paper's lower bound.")
+	r.remark(
+		"At the paper's median rate of 13.5 reconfigurations a minute, that mean is %.1f s: a "+
+			"connection sees %.1f of them.", 60/13.5*q/(1-q), q/(1-q))
+	r.remark("Algorithm 1 of the paper loses the oldest server of a place at every "+
+		"reconfiguration, whether the place changed or not, since it drops duplicates only "+
+		"after it moved all entries down. The third chart drops duplicates first, as Segue "+
+		"does. Then %.2f%% of the connections that end are reset with h = 2.",
+		100*changed[len(changed)-1])
 	return nil
 }
 
@@ -259,6 +266,7 @@ func shell7(ctx context.Context, r *run) error {
 	}
 	r.draw(infinite)
 	r.draw(bounded)
-	r.remark("The text names B = %d only, whose number is in figure 6. The other numbers of buckets are ours.", named)
+	r.remark("The text names B = %d only, whose number is in figure 6. The other numbers of "+
+		"buckets are ours.", named)
 	return nil
 }

@@ -197,11 +197,14 @@ func TestFromSYN(t *testing.T) {
 		if list[i].name != name+", from the SYN" {
 			t.Errorf("%s is called %q", name, list[i].name)
 		}
-		if count := reflect.ValueOf(list[i].spec).Elem().FieldByName("Count").String(); count != string(placement.CountPlaced) {
+		if count := reflect.ValueOf(list[i].spec).Elem().FieldByName("Count").String(); count != string(
+			placement.CountPlaced,
+		) {
 			t.Errorf("%s counts flows when they are %q", name, count)
 		}
 	}
-	drawn := (&run{}).chart(c, "", places{at: []float64{0}}, chart.Axis{}, func(*sim.Result) sim.Estimate { return sim.Estimate{} })
+	drawn := (&run{}).chart(c, "", places{at: []float64{0}}, chart.Axis{},
+		func(*sim.Result) sim.Estimate { return sim.Estimate{} })
 	for i, series := range drawn.Series {
 		if series.Style != chart.Dashed || series.Like+countedFromSYN != list[i].name {
 			t.Errorf("%s is drawn as %v, like %q", series.Name, series.Style, series.Like)
@@ -231,7 +234,8 @@ func TestBest(t *testing.T) {
 	}
 }
 
-// TestServersNeeded checks the smallest number of servers that is as good as the target, in each run.
+// TestServersNeeded checks the smallest number of servers that is as good as the target, in each
+// run.
 func TestServersNeeded(t *testing.T) {
 	means := func(values ...float64) *sim.Result {
 		result := &sim.Result{}
@@ -242,7 +246,8 @@ func TestServersNeeded(t *testing.T) {
 		}
 		return result
 	}
-	got := serversNeeded(means(1, 1), []*sim.Result{means(4, 4), means(2, 0.5), means(0.5, 2), means(0.25, 0.25)}, 34)
+	got := serversNeeded(means(1, 1),
+		[]*sim.Result{means(4, 4), means(2, 0.5), means(0.5, 2), means(0.25, 0.25)}, 34)
 	if want := []float64{36, 35}; !slices.Equal(got, want) {
 		t.Errorf("servers needed: %v, want %v", got, want)
 	}

@@ -34,11 +34,15 @@ func sectionIIIB3(ctx context.Context, r *run) error {
 		}
 	}
 	c := chart.Chart{
-		Title: fmt.Sprintf("Steps of algorithm 3 with two candidates, over one, %d servers", servers),
-		X:     chart.Axis{Label: "buckets, M", Log: true},
-		Y:     chart.Axis{Label: "ratio of steps", Min: 1, Max: 1.4},
+		Title: fmt.Sprintf("Steps of algorithm 3 with two candidates, over one, %d servers",
+			servers),
+		X: chart.Axis{Label: "buckets, M", Log: true},
+		Y: chart.Axis{Label: "ratio of steps", Min: 1, Max: 1.4},
 		Series: []chart.Series{
-			{Name: "counted", Style: chart.Marked}, {Name: "1 + log log M / log M", Style: chart.Dashed},
+			{
+				Name:  "counted",
+				Style: chart.Marked,
+			}, {Name: "1 + log log M / log M", Style: chart.Dashed},
 		},
 	}
 	most := 0.0
@@ -46,26 +50,34 @@ func sectionIIIB3(ctx context.Context, r *run) error {
 		ratio, log := steps[i][1]/steps[i][0], math.Log(float64(m))
 		most = max(most, ratio)
 		c.Series[0].Points = append(c.Series[0].Points, chart.Point{X: float64(m), Y: ratio})
-		c.Series[1].Points = append(c.Series[1].Points, chart.Point{X: float64(m), Y: 1 + math.Log(log)/log})
+		c.Series[1].Points = append(c.Series[1].Points,
+			chart.Point{X: float64(m), Y: 1 + math.Log(log)/log})
 	}
 	r.draw(c)
 	r.atMost("largest ratio of steps, two candidates / one", "1.368", most, stated, "")
 	last := steps[len(sizes)-1]
-	r.before("steps of one table with two candidates", "two tables with one", last[1], 2*last[0], "M = 65537")
+	r.before("steps of one table with two candidates", "two tables with one", last[1], 2*last[0],
+		"M = 65537")
 	joint, apart, err := independentTablesFail(r.Seed, experiments)
 	if err != nil {
 		return err
 	}
-	r.before("flows that fail at k = 8, one table with two candidates", "two independent tables", joint, apart, "N = 1000, M = 65537, as in figure 7")
-	r.remark("A step looks at one bucket of a permutation. The permutations have random offsets and skips.")
+	r.before("flows that fail at k = 8, one table with two candidates", "two independent tables",
+		joint, apart, "N = 1000, M = 65537, as in figure 7")
+	r.remark("A step looks at one bucket of a permutation. The permutations have random offsets " +
+		"and skips.")
 	return nil
 }
 
-// randomPermutations returns permutations of a prime number of buckets with random offsets and skips.
+// randomPermutations returns permutations of a prime number of buckets with random offsets and
+// skips.
 func randomPermutations(servers, buckets int, rng *rand.Rand) []tables.Permutation {
 	permutations := make([]tables.Permutation, servers)
 	for i := range permutations {
-		permutations[i] = tables.Permutation{Offset: rng.Uint32N(uint32(buckets)), Skip: 1 + rng.Uint32N(uint32(buckets-1))}
+		permutations[i] = tables.Permutation{
+			Offset: rng.Uint32N(uint32(buckets)),
+			Skip:   1 + rng.Uint32N(uint32(buckets-1)),
+		}
 	}
 	return permutations
 }
@@ -73,7 +85,10 @@ func randomPermutations(servers, buckets int, rng *rand.Rand) []tables.Permutati
 // algorithm3 is algorithm 3 of 6LB. Other than package tables, it counts the steps: how often it
 // looks at the next bucket of a permutation, free or not. There must be at least as many
 // permutations as candidates.
-func algorithm3(permutations []tables.Permutation, buckets, candidates int) (rows []uint16, steps int) {
+func algorithm3(
+	permutations []tables.Permutation,
+	buckets, candidates int,
+) (rows []uint16, steps int) {
 	rows = make([]uint16, buckets*candidates)
 	filled := make([]int, buckets)
 	next, looked := make([]uint32, len(permutations)), make([]int, len(permutations))
@@ -102,13 +117,17 @@ func algorithm3(permutations []tables.Permutation, buckets, candidates int) (row
 	}
 }
 
-// independentTablesFail returns the failure rates of section III-B1 when 8 servers are removed: with
-// one table of two candidates, and with two independent tables of one candidate each.
+// independentTablesFail returns the failure rates of section III-B1 when 8 servers are removed:
+// with one table of two candidates, and with two independent tables of one candidate each.
 func independentTablesFail(seed uint64, experiments int) (joint, apart float64, err error) {
 	for e := range experiments {
 		rng := rand.New(rand.NewPCG(seed, uint64(e)))
 		permutations := [2][]tables.Permutation{
-			randomPermutations(resilientServers, resilientBuckets, rng), randomPermutations(resilientServers, resilientBuckets, rng),
+			randomPermutations(
+				resilientServers,
+				resilientBuckets,
+				rng,
+			), randomPermutations(resilientServers, resilientBuckets, rng),
 		}
 		removed := rng.Perm(resilientServers)[:8]
 		var together, first, second [2]*tables.Table // before and after the removal
@@ -131,7 +150,8 @@ func independentTablesFail(seed uint64, experiments int) (joint, apart float64, 
 			return 0, 0, err
 		}
 		joint += rate / float64(experiments)
-		rate, err = tables.FailureRate(sideBySide(first[0], second[0]), sideBySide(first[1], second[1]))
+		rate, err = tables.FailureRate(sideBySide(first[0], second[0]),
+			sideBySide(first[1], second[1]))
 		if err != nil {
 			return 0, 0, err
 		}

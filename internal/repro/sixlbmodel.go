@@ -195,7 +195,8 @@ func figure8b(_ context.Context, r *run) error {
 	}
 	r.draw(c)
 	least, _ := overSingleChoice(c)
-	r.atLeast("smallest SRc / SC at any load", "1", least, stated, "better than single choice, says the text")
+	r.atLeast("smallest SRc / SC at any load", "1", least, stated,
+		"better than single choice, says the text")
 	return nil
 }
 
@@ -207,7 +208,8 @@ func figure8c(_ context.Context, r *run) error {
 	}
 	r.draw(c)
 	_, most := overSingleChoice(c)
-	r.atMost("largest SRc / SC at any load", "1", most, stated, "lower than with single choice, says the text")
+	r.atMost("largest SRc / SC at any load", "1", most, stated,
+		"lower than with single choice, says the text")
 	return nil
 }
 
@@ -231,7 +233,9 @@ func figure8d(_ context.Context, r *run) error {
 		return err
 	}
 	r.draw(c)
-	r.remark("That SRc is never worse than SC is theorem 1 of the paper, which is proved. So it is a test of package model, and no comparison.")
+	r.remark(
+		"That SRc is never worse than SC is theorem 1 of the paper, which is proved. So it is " +
+			"a test of package model, and no comparison.")
 	return nil
 }
 

@@ -27,22 +27,31 @@ const oneBatch = 1
 func (r *run) compareHunters(loads []float64, results [][]*sim.Result, heavy float64) {
 	at := slices.Index(loads, heavy)
 	largestAt, largest := largestRatio(results[0], results[1])
-	r.about("largest SC / SR4 at any load", "2.3", largest.Value, sampled(largest, len(results[0][0].Runs), oneBatch),
-		fmt.Sprintf("at ρ = %v; at ρ = %v it is %.2f", loads[largestAt], heavy, ratioOf(results[0][at], results[1][at], meanOfRun).Value))
+	r.about(
+		"largest SC / SR4 at any load",
+		"2.3",
+		largest.Value,
+		sampled(largest, len(results[0][0].Runs), oneBatch),
+		fmt.Sprintf("at ρ = %v; at ρ = %v it is %.2f", loads[largestAt], heavy,
+			ratioOf(results[0][at], results[1][at], meanOfRun).Value),
+	)
 	r.about("load at which SC / SR4 is largest", fmt.Sprint(heavy), loads[largestAt], digits, "")
 	for i, name := range []string{"SR8", "SR16"} {
-		r.before("SR4", fmt.Sprintf("%s at ρ = %v", name, heavy), results[1][at].Mean().Value, results[2+i][at].Mean().Value,
-			"SR4 has the best response times, says the text")
+		r.before("SR4", fmt.Sprintf("%s at ρ = %v", name, heavy), results[1][at].Mean().Value,
+			results[2+i][at].Mean().Value, "SR4 has the best response times, says the text")
 		_, worst := largestRatio(results[2+i], results[0])
-		r.atMost("largest "+name+" / SC at any load", "1", worst.Value, sampled(worst, len(results[0][0].Runs), oneBatch),
+		r.atMost("largest "+name+" / SC at any load", "1", worst.Value,
+			sampled(worst, len(results[0][0].Runs), oneBatch),
 			"better for all loads, says the text; at light loads there is no difference to see")
 	}
 	dynamic := 0.0
 	for j := range loads {
-		best := min(results[1][j].Mean().Value, results[2][j].Mean().Value, results[3][j].Mean().Value)
+		best := min(results[1][j].Mean().Value, results[2][j].Mean().Value,
+			results[3][j].Mean().Value)
 		dynamic = max(dynamic, results[4][j].Mean().Value/best)
 	}
-	r.notWorse("largest SRdyn / best static policy at any load", dynamic, "close to the best static policy, says the text")
+	r.notWorse("largest SRdyn / best static policy at any load", dynamic,
+		"close to the best static policy, says the text")
 }
 
 func figure10a(ctx context.Context, r *run) error {
@@ -58,9 +67,11 @@ func figure10a(ctx context.Context, r *run) error {
 	c.Y.Max = 2
 	r.draw(c)
 	r.compareHunters(sixLBLoads, results, 0.87)
-	r.alike("largest simulation / model, or model / simulation, below ρ = 0.9", below, "the model fits accurately, says the text")
+	r.alike("largest simulation / model, or model / simulation, below ρ = 0.9", below,
+		"the model fits accurately, says the text")
 	r.differ("the same from ρ = 0.9 on", above, "the model does not hold any more, says the text")
-	r.remark("Dashed: section V's model, for servers of two processors; no fit, unlike in the paper.")
+	r.remark(
+		"Dashed: section V's model, for servers of two processors; no fit, unlike in the paper.")
 	return nil
 }
 
@@ -117,8 +128,10 @@ func figure10c(ctx context.Context, r *run) error {
 	r.lightLoad(light, 0.71)
 	r.dispersed(heavy, 0.89)
 	hops := times(light[1].Hops(), 100)
-	r.about("flows that the second server takes, SR4 at ρ = 0.71, %", "38", hops.Value, sampled(hops, runs, oneBatch),
-		"section VI-B6. Conjecture: the testbed's processors were busier than ρ. With 85% of them used, 37% are passed on")
+	r.about("flows that the second server takes, SR4 at ρ = 0.71, %", "38", hops.Value,
+		sampled(hops, runs, oneBatch),
+		"section VI-B6. Conjecture: the testbed's processors were busier than ρ. With 85% of "+
+			"them used, 37% are passed on")
 	return nil
 }
 
@@ -127,8 +140,10 @@ func figure10c(ctx context.Context, r *run) error {
 func (r *run) lightLoad(results []*sim.Result, rho float64) {
 	at := fmt.Sprintf(" at ρ = %v", rho)
 	r.alike("SR16 / SC"+at, ratio(results[3], results[0]), "no improvement, says the text")
-	r.before("SR8", "SC"+at, results[2].Mean().Value, results[0].Mean().Value, "a small improvement, says the text")
-	r.before("SR4", "SR8"+at, results[1].Mean().Value, results[2].Mean().Value, "a substantial improvement, says the text")
+	r.before("SR8", "SC"+at, results[2].Mean().Value, results[0].Mean().Value,
+		"a small improvement, says the text")
+	r.before("SR4", "SR8"+at, results[1].Mean().Value, results[2].Mean().Value,
+		"a substantial improvement, says the text")
 	r.notWorse("SRdyn / SR4"+at, ratio(results[4], results[1]), "matches SR4, says the text")
 }
 
@@ -163,9 +178,12 @@ func figure11a(ctx context.Context, r *run) error {
 	}
 	r.draw(c)
 	enough := sim.EstimateOf(serversNeeded(results[0], results[1:], fewest))
-	r.about("servers that SR4 needs instead of 48", "40", enough.Value, sampled(enough, runs, oneBatch), "a reduction of 17%, says the text")
-	r.about("mean response time of SC at ρ = 0.71, s", "0.58", target.Value, sampled(target, runs, oneBatch),
-		"two processors that keep their speed give 190 ms/(1-ρ²) = 0.38 s; see docs/reproduction.md")
+	r.about("servers that SR4 needs instead of 48", "40", enough.Value,
+		sampled(enough, runs, oneBatch), "a reduction of 17%, says the text")
+	r.about("mean response time of SC at ρ = 0.71, s", "0.58", target.Value,
+		sampled(target, runs, oneBatch),
+		"two processors that keep their speed give 190 ms/(1-ρ²) = 0.38 s; see "+
+			"docs/reproduction.md")
 	return nil
 }
 
@@ -242,10 +260,12 @@ func figure11b(ctx context.Context, r *run) error {
 	const why = "which servers are favoured follows from the paper's names of servers, which the text does not state"
 	r.atMost("SR4 with M = 256 / SC", "1", at(256)/single, stated, why)
 	r.atLeast("SR4 with M = 128 / SC", "1", at(small)/single, stated, why)
-	r.alike("SR4 with M = 2048 / M = 65536", at(2048)/at(65536), "almost identical for large tables, says the text")
-	r.differ("SR4 with M = 1024 / M = 65536", at(1024)/at(65536), "a noticeable influence from M = 1024 down, says the text")
-	r.remark("Conjecture: the testbed's processors were busier than ρ. With %.0f%% of them used, SR4 with M = %d / SC is %.2f.",
-		100*busier, small, means[len(sizes)+1]/means[len(sizes)+2])
+	r.alike("SR4 with M = 2048 / M = 65536", at(2048)/at(65536),
+		"almost identical for large tables, says the text")
+	r.differ("SR4 with M = 1024 / M = 65536", at(1024)/at(65536),
+		"a noticeable influence from M = 1024 down, says the text")
+	r.remark("Conjecture: the testbed's processors were busier than ρ. With %.0f%% of them used, "+
+		"SR4 with M = %d / SC is %.2f.", 100*busier, small, means[len(sizes)+1]/means[len(sizes)+2])
 	return nil
 }
 
@@ -268,15 +288,18 @@ func figure11e(ctx context.Context, r *run) error {
 		r.before("SRdyn", fmt.Sprintf("round-robin at ρ = %v", rho), mean(3), mean(1), "")
 		r.before("feedback", fmt.Sprintf("round-robin at ρ = %v", rho), mean(2), mean(1), "")
 		r.before("SRdyn", fmt.Sprintf("feedback at ρ = %v", rho), mean(3), mean(2),
-			"the feedback here is exact, has no delay and costs servers nothing; the second chart has older feedback")
+			"the feedback here is exact, has no delay and costs servers nothing; the second "+
+				"chart has older feedback")
 	}
 	light := 1.0
 	for i, rho := range sixLBLoads {
 		if rho <= 0.7 {
-			light = max(light, ratio(results[3][i], results[1][i]), ratio(results[1][i], results[3][i]))
+			light = max(light, ratio(results[3][i], results[1][i]),
+				ratio(results[1][i], results[3][i]))
 		}
 	}
-	r.alike("largest SRdyn / round-robin, or round-robin / SRdyn, up to ρ = 0.7", light, "equivalent results for light loads, says the text")
+	r.alike("largest SRdyn / round-robin, or round-robin / SRdyn, up to ρ = 0.7", light,
+		"equivalent results for light loads, says the text")
 	return r.feedbackByInterval(ctx, t, 0.89)
 }
 

@@ -53,8 +53,10 @@ func figure5(_ context.Context, r *run) error {
 			{Name: "pinned flow", Style: chart.Bars, Points: indexed(bytes[0][1], full[1], bytes[1][1], bytes[2][1])},
 		},
 	})
-	r.remark("All numbers are sums of header sizes, as in the paper. So they are tests, and no comparisons.")
-	r.remark("Segue encapsulates by the reduced form of RFC 8986, which leaves the first segment and the sender out of the header; it does not do VXLAN.")
+	r.remark("All numbers are sums of header sizes, as in the paper. So they are tests, and no " +
+		"comparisons.")
+	r.remark("Segue encapsulates by the reduced form of RFC 8986, which leaves the first segment " +
+		"and the sender out of the header; it does not do VXLAN.")
 	return nil
 }
 
@@ -106,7 +108,8 @@ func figure6(_ context.Context, r *run) error {
 			c.Series = append(c.Series, series)
 		}
 		r.draw(c)
-		r.about(fmt.Sprintf("entries of table %c that are the paper's, of 14", 'a'+i), "14", equal, stated, "")
+		r.about(fmt.Sprintf("entries of table %c that are the paper's, of 14", 'a'+i), "14", equal,
+			stated, "")
 	}
 	rate, err := tables.FailureRate(before, after)
 	if err != nil {
@@ -174,7 +177,7 @@ func anyGenerator(_ int, rng *rand.Rand) uint32 { return 1 + rng.Uint32N(resilie
 
 // figure7 has the set-up of section III-B1.
 func figure7(ctx context.Context, r *run) error {
-	const servers, buckets, mostGone = resilientServers, resilientBuckets, 30
+	const servers, buckets = resilientServers, resilientBuckets
 	experiments := pick(r, 4, resilientExperiments)
 	rates := make([][2][mostGone + 1]float64, experiments)
 	err := r.each(ctx, 2*experiments, func(ctx context.Context, i int) error {
@@ -204,10 +207,13 @@ func figure7(ctx context.Context, r *run) error {
 	}
 
 	c := chart.Chart{
-		Title:  "Flows that fail when servers are removed, N = 1000, M = 65537",
-		X:      chart.Axis{Label: "servers removed, k", Max: mostGone},
-		Y:      chart.Axis{Label: "failure rate, %"},
-		Series: []chart.Series{{Name: "1 choice (no SR)", Style: chart.Marked}, {Name: "2 choices (6LB)", Style: chart.Marked}},
+		Title: "Flows that fail when servers are removed, N = 1000, M = 65537",
+		X:     chart.Axis{Label: "servers removed, k", Max: mostGone},
+		Y:     chart.Axis{Label: "failure rate, %"},
+		Series: []chart.Series{
+			{Name: "1 choice (no SR)", Style: chart.Marked},
+			{Name: "2 choices (6LB)", Style: chart.Marked},
+		},
 	}
 	var sum [2][mostGone + 1]float64
 	fewer := make([]float64, mostGone+1)
@@ -228,14 +234,12 @@ func figure7(ctx context.Context, r *run) error {
 		}
 	}
 	r.draw(c)
-	saved := make([]float64, experiments) // at the best k, in percent
-	for i, rate := range rates {
-		saved[i] = 100 * (1 - rate[1][best]/rate[0][best])
-	}
-	most := sim.EstimateOf(saved)
-	r.about("most fewer failures with 2 choices at any k, %", "44", most.Value, sampled(most, experiments, resilientExperiments),
+	most := sim.EstimateOf(fewerFailures(rates, best))
+	r.about("most fewer failures with 2 choices at any k, %", "44", most.Value,
+		sampled(most, experiments, resilientExperiments),
 		fmt.Sprintf("at k = %d; at k = 8 it is %.1f", best, fewer[8]))
-	r.about("k at which 2 choices help most", "8", float64(best), digits, "the maximum is flat: 40 to 45% from k = 4 to 16")
+	r.about("k at which 2 choices help most", "8", float64(best), digits,
+		"the maximum is flat: 40 to 45% from k = 4 to 16")
 	neighbours, err := multiplesFail(r.Seed, experiments, 8, ascending)
 	if err != nil {
 		return err
@@ -248,6 +252,19 @@ func figure7(ctx context.Context, r *run) error {
 		"with one choice and two, if the generators are 1, 2, 3 and so on, and %.1f%% and %.1f%% if they are random. Here offsets are random too.",
 		100*neighbours[0], 100*neighbours[1], 100*random[0], 100*random[1])
 	return nil
+}
+
+// mostGone is the largest number of servers that figure 7 removes.
+const mostGone = 30
+
+// fewerFailures returns, for each experiment, how many percent fewer flows fail with two choices
+// than with one when k servers are removed.
+func fewerFailures(rates [][2][mostGone + 1]float64, k int) []float64 {
+	fewer := make([]float64, len(rates))
+	for i, rate := range rates {
+		fewer[i] = 100 * (1 - rate[1][k]/rate[0][k])
+	}
+	return fewer
 }
 
 // The set-up of figure 11d (6LB, section VI-B5). The text does not state the largest number of

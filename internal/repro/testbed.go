@@ -239,7 +239,8 @@ func (r *run) loadsOverTime(ctx context.Context, t testbed, contenders []contend
 	r.draw(load)
 	r.draw(fairness)
 	r.before("open flows over time with SR4", "SC", means[1][0], means[0][0], "")
-	r.atLeast("fairness over time with SR4 / SC", "1", means[1][1]/means[0][1], stated, "closer to 1 than with single choice, says the text")
+	r.atLeast("fairness over time with SR4 / SC", "1", means[1][1]/means[0][1], stated,
+		"closer to 1 than with single choice, says the text")
 	return nil
 }
 

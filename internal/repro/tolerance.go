@@ -37,9 +37,15 @@ var Rules = []struct {
 	Text string
 }{
 	{PrintedDigits, "half a unit of the last digit that the paper prints, for computed numbers"},
-	{MonteCarlo, "the printed digits, and the 95% confidence interval of the difference between the mean of the runs here " +
-		"and the mean of as many runs as the paper has"},
-	{Drawing, "5%, within which two curves of a drawing look alike, where the text says equal, close or different without a number"},
+	{
+		MonteCarlo,
+		"the printed digits, and the 95% confidence interval of the difference between the mean of the runs here " +
+			"and the mean of as many runs as the paper has",
+	},
+	{
+		Drawing,
+		"5%, within which two curves of a drawing look alike, where the text says equal, close or different without a number",
+	},
 	{Stated, "nothing, for orders and bounds"},
 }
 
@@ -147,7 +153,14 @@ func (r *run) differ(quantity string, ratio float64, note string) {
 	r.add(Check{Quantity: quantity, Paper: claim, Measured: ratio, Rule: Drawing, Note: note})
 }
 
-func (r *run) check(quantity string, relation Relation, paper string, measured float64, by allowance, note string) {
+func (r *run) check(
+	quantity string,
+	relation Relation,
+	paper string,
+	measured float64,
+	by allowance,
+	note string,
+) {
 	claim := Claim{relation, mustParse(paper)}
 	r.add(Check{
 		Quantity: quantity, Paper: claim, Measured: measured, Rule: by.rule, Tolerance: by.tolerance(claim, paper), Note: note,

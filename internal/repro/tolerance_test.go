@@ -32,8 +32,10 @@ func TestTolerances(t *testing.T) {
 	} {
 		r := &run{}
 		r.check("q", test.relation, test.paper, 0, test.by, "")
-		if got := r.result.Checks[0]; math.Abs(got.Tolerance-test.want) > 1e-12 || got.Rule != test.by.rule {
-			t.Errorf("%v, %s %s: tolerance %v, want %v", test.by, test.relation, test.paper, got.Tolerance, test.want)
+		if got := r.result.Checks[0]; math.Abs(got.Tolerance-test.want) > 1e-12 ||
+			got.Rule != test.by.rule {
+			t.Errorf("%v, %s %s: tolerance %v, want %v", test.by, test.relation, test.paper,
+				got.Tolerance, test.want)
 		}
 	}
 }
@@ -57,7 +59,8 @@ func TestVerdictsOfRules(t *testing.T) {
 		test.add(r, test.inside)
 		test.add(r, test.outside)
 		if c := r.result.Checks; !c[0].OK || c[1].OK {
-			t.Errorf("%s: %v is inside: %v, %v is inside: %v", c[0].Paper, test.inside, c[0].OK, test.outside, c[1].OK)
+			t.Errorf("%s: %v is inside: %v, %v is inside: %v", c[0].Paper, test.inside, c[0].OK,
+				test.outside, c[1].OK)
 		}
 	}
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/segue-lb/segue/internal/sim/placement"
 )
 
-// TestWindowTime checks that the policy dynamic is the paper's unless the experiment sets a shortest
-// time of its window. That time is emulated: the agent has it by the clock, the simulator as it is.
+// TestWindowTime checks that the policy dynamic is the paper's unless the experiment sets a
+// shortest time of its window. That time is emulated: the agent has it by the clock, the simulator
+// as it is.
 func TestWindowTime(t *testing.T) {
 	four := 4 * time.Second
 	for name, test := range map[string]struct {
@@ -26,12 +27,20 @@ func TestWindowTime(t *testing.T) {
 	} {
 		var s settings
 		s.Speed = 2
-		c := Case{Placement: desired.PlacementHunt, Accept: desired.Accept{Policy: test.policy, WindowTime: test.set, Threshold: new(uint32(4))}}
+		c := Case{
+			Placement: desired.PlacementHunt,
+			Accept: desired.Accept{
+				Policy:     test.policy,
+				WindowTime: test.set,
+				Threshold:  new(uint32(4)),
+			},
+		}
 		got := c.service(0, s).Accept.WindowTime
 		if (got == nil) != (test.agent == nil) || got != nil && *got != *test.agent {
 			t.Errorf("%s: the agent has %v, want %v", name, got, test.agent)
 		}
-		if spec, ok := (planned{settings: s, Case: c}).spec().(*placement.SRDyn); ok && spec.WindowTime != test.simulator {
+		if spec, ok := (planned{settings: s, Case: c}).spec().(*placement.SRDyn); ok &&
+			spec.WindowTime != test.simulator {
 			t.Errorf("%s: the simulator has %v, want %v", name, spec.WindowTime, test.simulator)
 		}
 	}

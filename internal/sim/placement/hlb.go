@@ -62,7 +62,8 @@ func (w *Weights) round(weight float64) float64 {
 func (w *Weights) validate() error {
 	var unseen error
 	if w.Sampling == SamplingAsPrinted && w.Unseen != "" {
-		unseen = fmt.Errorf("unseen %q: not with sampling %s, which begins with zeros", w.Unseen, w.Sampling)
+		unseen = fmt.Errorf("unseen %q: not with sampling %s, which begins with zeros", w.Unseen,
+			w.Sampling)
 	}
 	return errors.Join(
 		checkInterval(w.Interval), unseen,

@@ -58,7 +58,9 @@ type SR struct {
 // Build implements Spec.
 func (m *SR) Build() (sim.Method, sim.Policy, error) {
 	err := errors.Join(m.validate(), inRange("threshold", m.Threshold, 0, math.MaxInt32))
-	return m, perServer{policy: func(*sim.Host) accept.Policy { return accept.Static{Threshold: uint32(m.Threshold)} }}, err
+	return m, perServer{
+		policy: func(*sim.Host) accept.Policy { return accept.Static{Threshold: uint32(m.Threshold)} },
+	}, err
 }
 
 // SRDyn is 6LB's SRdyn (section II-B, algorithm 2).

@@ -65,8 +65,8 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 		m.require(h.at.Seconds() < end, path+".at", "must be before the end of arrivals, a duration of %gs", end)
 	}
 	m.require(e.Detect >= 0, path+".detect", "must not be negative")
-	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil, path+".detect",
-		"only with server-add, server-drain, server-fail and application-fail")
+	m.require(e.Detect == 0 || e.Speed == nil && e.BalancerAdd == nil && e.BalancerFail == nil,
+		path+".detect", "only with server-add, server-drain, server-fail and application-fail")
 	var speed []string
 	if e.Speed != nil {
 		m.require(e.Speed.To > 0, path+".speed.to", "must be positive")
@@ -91,7 +91,9 @@ func (m *merger) event(path string, r *RunnableCase, e *Event) happening {
 			n++
 		}
 	}
-	m.require(n == 1, path, "must have one of server-add, server-drain, server-fail, application-fail, speed, balancer-add and balancer-fail")
+	m.require(n == 1, path,
+		"must have one of server-add, server-drain, server-fail, application-fail, speed, "+
+			"balancer-add and balancer-fail")
 	return h
 }
 

@@ -332,7 +332,8 @@ func (m *merger) clients(c *sim.Config) {
 	c.Flood = clients.Flood
 	m.require(c.Flood >= 0 && c.Flood <= mostFlood, path+".flood", "must be 0 to %g", mostFlood)
 	m.later = append(m.later, func() {
-		m.require(c.Flood == 0 || c.Policy != nil, path+".flood", "only with a placement by which servers decide, such as sr")
+		m.require(c.Flood == 0 || c.Policy != nil, path+".flood",
+			"only with a placement by which servers decide, such as sr")
 	})
 	switch clients.Overflow {
 	case "", "reset":

@@ -53,14 +53,18 @@ assert:
 
 // TestParseFlood reads the fields that need servers that decide.
 func TestParseFlood(t *testing.T) {
-	s, err := Parse([]byte("{servers: [{count: 2}], placement: {srdyn: {window-time: 2s}}, clients: {flood: 5},"+
-		" arrivals: {poisson: {load: 0.5}}, jobs: [{constant: 1ms}], measure: {connections: 10},"+
-		" events: [{at: 1ms, application-fail: [s1]}]}"), ".")
+	s, err := Parse(
+		[]byte("{servers: [{count: 2}], placement: {srdyn: {window-time: 2s}}, clients: {flood: "+
+			"5}, arrivals: {poisson: {load: 0.5}}, jobs: [{constant: 1ms}], measure: "+
+			"{connections: 10}, events: [{at: 1ms, application-fail: [s1]}]}"),
+		".",
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := s.Cases[0].Config
-	if c.Flood != 5 || c.Events[0].Kind != sim.ApplicationFail || c.Placement.(*placement.SRDyn).WindowTime != 2*time.Second {
+	if c.Flood != 5 || c.Events[0].Kind != sim.ApplicationFail ||
+		c.Placement.(*placement.SRDyn).WindowTime != 2*time.Second {
 		t.Errorf("flood %v, events %v, placement %+v", c.Flood, c.Events, c.Placement)
 	}
 }
